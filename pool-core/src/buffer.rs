@@ -1,0 +1,274 @@
+//! What a program holds: a buffer that returns its block when it is dropped.
+#![expect(unsafe_code, reason = "moving the block out of a buffer that is being dropped")]
+
+use crate::clock::{Order, StreamClock};
+use crate::device::{DeviceAllocator, MarkOf, StreamOf, WholeBlocks};
+use crate::error::{DeviceError, Why};
+use crate::hold::Claim;
+use crate::marks::Marks;
+use crate::shard::Owed;
+use crate::store::Return;
+use parking_lot::Mutex;
+use std::fmt;
+use std::mem::{self, ManuallyDrop};
+use std::ops::Deref;
+
+/// A block on loan from a [`BucketPool`](crate::BucketPool). Dropping it gives the block back;
+/// that never fails and never panics.
+///
+/// Buffers, pools and devices may be dropped in any order, on any thread: the last one frees what
+/// is left. Host memory derefs to a slice of its bytes; on other memory [`PooledBuffer::on`] gives
+/// what the device's own calls take.
+///
+/// Unless the pool clears its blocks ([`ZeroPolicy`](crate::ZeroPolicy)), a buffer shows what the
+/// last user of its block left there.
+pub struct PooledBuffer<A: DeviceAllocator> {
+    block: ManuallyDrop<A::Block>,
+    marks: Mutex<Marks<A::Clock>>,
+    claim: Claim<A>,
+    kind: A::Kind,
+    bytes: u64,
+    requested: u64,
+    pooled: bool,
+}
+
+impl<A: DeviceAllocator> PooledBuffer<A> {
+    /// A buffer around a block that the claim's store has just counted out.
+    #[inline]
+    pub(crate) fn new(claim: Claim<A>, lent: Return<A>) -> Self {
+        let Return { block, marks, kind, bytes, requested, pooled } = lent;
+        let (block, marks) = (ManuallyDrop::new(block), Mutex::new(marks));
+        Self { block, marks, claim, kind, bytes, requested, pooled }
+    }
+
+    /// Bytes that were asked for.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.requested
+    }
+
+    /// Bytes that the block holds, after rounding.
+    #[must_use]
+    pub fn allocated_size(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What sort of memory it is.
+    #[must_use]
+    pub fn kind(&self) -> A::Kind {
+        self.kind
+    }
+
+    /// The allocator that the block came from.
+    #[must_use]
+    pub fn allocator(&self) -> &A {
+        &self.claim.store().allocator
+    }
+
+    /// The memory, for work that is given to `stream` while the [`Use`] lives.
+    ///
+    /// The stream is ordered behind the buffer's allocation, by a wait on the device if it must be.
+    /// When the `Use` ends, the point that the stream has reached is noted, and the block serves
+    /// nobody else before it.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Foreign`] if the stream belongs to another device, [`Why::NotSubmitted`] if the
+    /// buffer was allocated for work that has not reached the device, or what the device said.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let (load, compute) = (pool.allocator().stream(), pool.allocator().stream());
+    /// let tile = pool.allocate_on(&load, 4096)?;
+    /// pool.allocator().kernel(&load, &*tile.on(&load)?);
+    /// pool.allocator().kernel(&compute, &*tile.on(&compute)?); // waits on the device, not here
+    /// assert_eq!(pool.allocator().hazards(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn on<'b>(&'b self, stream: &'b StreamOf<A>) -> Result<Use<'b, A>, DeviceError> {
+        self.order(stream)?;
+        let clock = self.allocator().clock();
+        self.marks.lock().begin(clock, clock.mark(stream));
+        let view = self.allocator().view(&self.block, 0, self.requested, stream);
+        Ok(Use { view, stream, buffer: self })
+    }
+
+    /// Notes that `stream` uses the buffer until it is dropped, for uses that no [`Use`] covers.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PooledBuffer::on`].
+    pub fn record_stream(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
+        self.order(stream)?;
+        let clock = self.allocator().clock();
+        self.marks.lock().begin(clock, clock.mark(stream));
+        Ok(())
+    }
+
+    fn order(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
+        let clock = self.allocator().clock();
+        if !clock.owns(stream) {
+            return Err(DeviceError::new(Why::Foreign, "use on a stream of another device", 0));
+        }
+        let home = self.marks.lock().home();
+        if clock.is_ordered(stream, home) || clock.order(stream, &[home])? == Order::Ordered {
+            return Ok(());
+        }
+        Err(DeviceError::new(Why::NotSubmitted, "use on another stream", 0))
+    }
+
+    /// Takes the block out of the cache for good: it goes back to the device, not to the pool.
+    ///
+    /// It still comes from the pool's allocator and counts under the pool's limit until it is freed
+    /// or taken by [`Detached::into_raw`].
+    #[must_use]
+    pub fn detach(mut self) -> Detached<A> {
+        self.pooled = false;
+        Detached(self)
+    }
+
+    /// The whole block, for the core's own modules.
+    pub(crate) fn block(&self) -> &A::Block {
+        &self.block
+    }
+
+    /// Clears the first `bytes` bytes of the block, in the order of `on`.
+    pub(crate) fn zero(&mut self, bytes: u64, on: &StreamOf<A>) -> Result<(), DeviceError> {
+        self.claim.store().allocator.zero(&mut self.block, bytes, on)
+    }
+
+    /// Moves the parts out.
+    ///
+    /// # Safety
+    ///
+    /// The buffer is not used again, its `Drop` included.
+    unsafe fn take_parts(&mut self) -> (Claim<A>, Return<A>) {
+        // SAFETY: the caller promises that nobody takes the block a second time.
+        let block = unsafe { ManuallyDrop::take(&mut self.block) };
+        let marks = self.marks.get_mut();
+        marks.close(self.claim.store().allocator.clock());
+        let home = marks.home();
+        let marks = mem::replace(marks, Marks::new(home));
+        let Self { kind, bytes, requested, pooled, .. } = *self;
+        (self.claim.again(), Return { block, marks, kind, bytes, requested, pooled })
+    }
+}
+
+impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
+    #[inline]
+    fn drop(&mut self) {
+        let store = self.claim.store();
+        let mut clean = !store.bounds.zero_on_return;
+        if !clean && A::MEMORY.free_in_drop {
+            let on = store.allocator.clock().default_stream();
+            clean = store.allocator.zero(&mut self.block, self.bytes, on).is_ok();
+        }
+        // SAFETY: a buffer is dropped once, and nothing follows in this function.
+        let (claim, parts) = unsafe { self.take_parts() };
+        let released = claim.store().give_back(parts, clean);
+        claim.end(released);
+    }
+}
+
+impl<A: DeviceAllocator> fmt::Debug for PooledBuffer<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PooledBuffer")
+            .field("size", &self.requested)
+            .field("allocated_size", &self.bytes)
+            .field("kind", &self.kind)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A buffer in use on a stream; derefs to the device's view of it.
+///
+/// Its end is the mark: work that was given to the stream while it lived is waited for before the
+/// block serves again. One that is forgotten (`mem::forget`) is noticed when the buffer is dropped,
+/// and its stream counts as used until then.
+pub struct Use<'b, A: DeviceAllocator> {
+    view: A::View<'b>,
+    stream: &'b StreamOf<A>,
+    buffer: &'b PooledBuffer<A>,
+}
+
+impl<'b, A: DeviceAllocator> Deref for Use<'b, A> {
+    type Target = A::View<'b>;
+    fn deref(&self) -> &A::View<'b> {
+        &self.view
+    }
+}
+
+impl<A: DeviceAllocator> std::ops::DerefMut for Use<'_, A> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.view
+    }
+}
+
+impl<A: DeviceAllocator> Drop for Use<'_, A> {
+    fn drop(&mut self) {
+        let clock = self.buffer.allocator().clock();
+        self.buffer.marks.lock().end(clock, clock.mark(self.stream));
+    }
+}
+
+impl<A: DeviceAllocator> fmt::Debug for Use<'_, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Use").field("buffer", self.buffer).finish_non_exhaustive()
+    }
+}
+
+/// A block that left the cache. Dropping it gives it back to the device, at once where a drop may
+/// do that, else with the pool's next call; [`Detached::free`] does it now.
+#[derive(Debug)]
+pub struct Detached<A: DeviceAllocator>(PooledBuffer<A>);
+
+impl<A: DeviceAllocator> Detached<A> {
+    /// Gives the block back to the device now.
+    ///
+    /// # Errors
+    ///
+    /// What the device said; the block is lost then.
+    pub fn free(self) -> Result<(), DeviceError> {
+        let mut buffer = ManuallyDrop::new(self.0);
+        // SAFETY: the buffer is not dropped and not used again.
+        let (claim, Return { block, marks, bytes, requested, .. }) = unsafe { buffer.take_parts() };
+        let store = claim.store();
+        let (_, refusal) = store.pay(vec![Owed { block, marks, bytes }]);
+        let released = store.forget(requested, bytes);
+        claim.end(released);
+        refusal.map_or(Ok(()), Err)
+    }
+}
+
+impl<A: WholeBlocks> Detached<A> {
+    /// The device's own allocation, for code that frees it with the device's own call. It no longer
+    /// counts under the pool's limit. It may be written once all the marks are done.
+    #[must_use]
+    pub fn into_raw(self) -> (A::Block, Vec<MarkOf<A>>) {
+        let mut buffer = ManuallyDrop::new(self.0);
+        // SAFETY: the buffer is not dropped and not used again.
+        let (claim, Return { block, marks, bytes, requested, .. }) = unsafe { buffer.take_parts() };
+        let store = claim.store();
+        store.ledger.give_back(bytes);
+        let released = store.forget(requested, bytes);
+        claim.end(released);
+        (block, marks.all())
+    }
+}
+
+impl<A: DeviceAllocator> Deref for Detached<A> {
+    type Target = PooledBuffer<A>;
+    fn deref(&self) -> &PooledBuffer<A> {
+        &self.0
+    }
+}
+
+impl<A: DeviceAllocator> std::ops::DerefMut for Detached<A> {
+    fn deref_mut(&mut self) -> &mut PooledBuffer<A> {
+        &mut self.0
+    }
+}

@@ -1,0 +1,122 @@
+//! What is done to a cache by hand, or when memory is short: filling, trimming, emptying it.
+
+use crate::clock::StreamClock;
+use crate::device::{DeviceAllocator, MarkOf};
+use crate::error::{DeviceError, Why};
+use crate::idle::Taken;
+use crate::limit::CachedLimit;
+use crate::marks::Marks;
+use crate::shard::{Owed, Shard, Spare, Want};
+use crate::store::Store;
+
+/// The bytes that went back to the device, and its first refusal.
+pub(crate) type GivenBack = (u64, Option<DeviceError>);
+
+impl<A: DeviceAllocator> Store<A> {
+    /// Takes `count` idle blocks from the device ahead of time.
+    pub(crate) fn warm_up(&self, want: &Want<'_, A>, count: usize) -> Result<(), DeviceError> {
+        let refuse = |why, call| Err(DeviceError::new(why, call, 0));
+        if !want.class.pooled {
+            return refuse(Why::Unsupported, "warm up a size that goes past the pool");
+        }
+        let clock = self.allocator.clock();
+        for _ in 0..count {
+            if let CachedLimit::Bytes(limit) = self.bounds.cached
+                && (self.cached_bytes().saturating_add(want.class.bytes) > limit
+                    || want.class.bytes > limit / 2)
+            {
+                return refuse(Why::Limit, "cached limit");
+            }
+            let block = self.from_device(want)?;
+            let marks = Marks::new(clock.mark(want.on));
+            let dirty = self.bounds.zero_on_return && !A::MEMORY.fresh_is_zeroed;
+            let item = Spare { block, marks, used: false, dirty };
+            let spare = Taken { bytes: want.class.bytes, item };
+            self.keep(&mut self.shards.own(), want.key.kind, spare);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn cached_bytes(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.idle.bytes() + shard.owed_bytes()).sum()
+    }
+
+    /// The cached bytes of blocks whose marks are not all as `is` says.
+    pub(crate) fn cached_bytes_not(&self, is: impl Fn(MarkOf<A>) -> bool) -> u64 {
+        let counts = |marks: &Marks<A::Clock>| !marks.all().into_iter().all(&is);
+        let of_shard = |shard: &Shard<A>| -> u64 {
+            let idle = shard.idle.items().map(|(bytes, spare)| (bytes, &spare.marks));
+            let owed = shard.owed.iter().map(|owed| (owed.bytes, &owed.marks));
+            idle.chain(owed).filter(|(_, marks)| counts(marks)).map(|(bytes, _)| bytes).sum()
+        };
+        self.shards.iter().map(|shard| of_shard(&shard)).sum()
+    }
+
+    /// Gives back what is owed.
+    pub(crate) fn settle(&self) -> GivenBack {
+        let owed = self.shards.iter().flat_map(|mut shard| std::mem::take(&mut shard.owed));
+        self.pay(owed.collect())
+    }
+
+    /// Gives back what is owed, and idle blocks, oldest first, until at least `bytes` went.
+    pub(crate) fn trim(&self, bytes: u64) -> GivenBack {
+        let oldest = |shard: &Shard<A>| shard.idle.oldest_stamp().map(std::cmp::Reverse);
+        self.evict(bytes, oldest, |shard| shard.idle.take_oldest())
+    }
+
+    /// Gives back what is owed, and idle blocks, largest first, until at most `target` bytes are
+    /// reserved or nothing is idle.
+    pub(crate) fn shrink_to(&self, target: u64) -> GivenBack {
+        let bytes = self.ledger.reserved().saturating_sub(target);
+        let largest = |shard: &Shard<A>| Some(shard.idle.largest_bytes()).filter(|b| *b > 0);
+        self.evict(bytes, largest, |shard| shard.idle.take_largest())
+    }
+
+    /// Evicts from the shard that ranks highest, until what goes back is at least `bytes`.
+    fn evict<R: Ord>(
+        &self,
+        bytes: u64,
+        rank: impl Fn(&Shard<A>) -> Option<R>,
+        take: impl Fn(&mut Shard<A>) -> Option<Taken<Spare<A>>>,
+    ) -> GivenBack {
+        let mut owed: Vec<Owed<A>> = Vec::new();
+        for mut shard in self.shards.iter() {
+            owed.append(&mut shard.owed);
+        }
+        let mut sum: u64 = owed.iter().map(|o| o.bytes).sum();
+        while sum < bytes {
+            let ranked = self.shards.in_use().map(|at| (rank(&self.shards.at(at)), at));
+            let Some((Some(_), at)) = ranked.max_by(|a, b| a.0.cmp(&b.0)) else { break };
+            let mut shard = self.shards.at(at);
+            if let Some(taken) = take(&mut shard) {
+                sum += taken.bytes;
+                shard.owe(taken);
+            }
+            owed.append(&mut shard.owed);
+        }
+        self.pay(owed)
+    }
+
+    /// Gives back all idle blocks, after waiting for the work that used them. What is behind work
+    /// that is not submitted stays owed.
+    pub(crate) fn clear(&self) -> GivenBack {
+        let clock = self.allocator.clock();
+        let (mut done, mut refusal) = (Vec::new(), None);
+        for mut shard in self.shards.iter() {
+            while let Some(taken) = shard.idle.take_oldest() {
+                shard.owe(taken);
+            }
+            let owed = std::mem::take(&mut shard.owed);
+            let submitted =
+                |owed: &Owed<A>| owed.marks.all().iter().all(|m| clock.is_submitted(*m));
+            let (ready, not_yet): (Vec<_>, Vec<_>) = owed.into_iter().partition(submitted);
+            shard.owed = not_yet;
+            done.extend(ready);
+        }
+        for mark in done.iter().flat_map(|owed| owed.marks.all()) {
+            refusal = refusal.or(clock.synchronize(mark).err());
+        }
+        let (given_back, refused) = self.pay(done);
+        (given_back, refusal.or(refused))
+    }
+}

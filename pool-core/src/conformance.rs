@@ -1,0 +1,261 @@
+//! The suite that every backend passes, whatever its memory.
+//!
+//! A test of a backend is one line, `conformance::run(MyAllocator::new)`. The suite sees memory
+//! through [`Probe`], which host memory has by itself; others say how a buffer is filled and read.
+#![expect(clippy::unwrap_used, reason = "a suite of tests: a panic is how it reports")]
+
+use crate::{
+    BucketPolicy, BucketPool, CachedLimit, DeviceAllocator, HostMemory, KIB, MIB, PooledBuffer,
+    Why, ZeroPolicy,
+};
+use std::thread;
+
+/// How the suite writes and reads a buffer. Both have happened when the call returns.
+pub trait Probe: DeviceAllocator + Sized {
+    /// Fills all bytes that were asked for.
+    fn fill(buffer: &mut PooledBuffer<Self>, byte: u8);
+    /// All bytes that were asked for.
+    fn contents(buffer: &PooledBuffer<Self>) -> Vec<u8>;
+}
+
+impl<A: HostMemory> Probe for A {
+    fn fill(buffer: &mut PooledBuffer<A>, byte: u8) {
+        (**buffer).fill(byte);
+    }
+    fn contents(buffer: &PooledBuffer<A>) -> Vec<u8> {
+        buffer.to_vec()
+    }
+}
+
+#[cfg(feature = "sim")]
+impl Probe for crate::sim::SimDevice {
+    fn fill(buffer: &mut PooledBuffer<Self>, byte: u8) {
+        let device = buffer.allocator().clone();
+        let on = crate::StreamClock::default_stream(device.clock());
+        device.write(&mut buffer.on(on).unwrap(), byte);
+    }
+    fn contents(buffer: &PooledBuffer<Self>) -> Vec<u8> {
+        let device = buffer.allocator();
+        device.read(&buffer.on(crate::StreamClock::default_stream(device.clock())).unwrap())
+    }
+}
+
+/// Runs the whole suite over allocators that `make` makes. Each check gets a fresh one.
+///
+/// ```
+/// use pool_core::{conformance, sim::SimDevice};
+///
+/// conformance::run(SimDevice::new);
+/// ```
+///
+/// # Panics
+///
+/// At the first thing that the backend does otherwise than the port asks.
+pub fn run<A: Probe>(make: impl Fn() -> A) {
+    sizes(make());
+    contents_belong_to_their_owner(make());
+    blocks_are_reused(make());
+    cleared_memory_reads_as_zeroes(&make);
+    limits_hold(&make);
+    impossible_sizes_are_refused(make());
+    alignments(make());
+    cached_bytes_are_bounded(make());
+    cached_blocks_go_back(make());
+    detached_blocks_leave(make());
+    any_order_of_drops(&make);
+    threads_share_a_pool(make());
+}
+
+fn policies() -> [BucketPolicy; 4] {
+    [
+        BucketPolicy::Exact,
+        BucketPolicy::PowerOfTwo,
+        BucketPolicy::tiered(&[KIB, 16 * KIB, 64 * KIB]),
+        BucketPolicy::Fit { alpha: 2.0 },
+    ]
+}
+
+/// The figures of a pool add up.
+fn check<A: DeviceAllocator>(pool: &BucketPool<A>) {
+    let s = pool.stats();
+    assert_eq!(s.allocations, s.hits + s.misses + s.bypasses + s.failures, "{s:#?}");
+    assert!(s.requested_bytes <= s.allocated_bytes, "{s:#?}");
+    assert!(s.allocated_bytes <= s.active_bytes, "{s:#?}");
+    assert!(s.active_bytes <= s.reserved_bytes, "{s:#?}");
+    assert_eq!(s.allocated_bytes + s.cached_bytes + s.lost_bytes, s.reserved_bytes, "{s:#?}");
+    assert_eq!(s.allocated_bytes, pool.allocated_bytes(), "{s:#?}");
+}
+
+fn sizes<A: Probe>(allocator: A) {
+    let pool = BucketPool::builder(allocator).policy(BucketPolicy::Exact).build();
+    let granule = pool.allocator().granule();
+    for bytes in [0, 1, granule - 1, granule, granule + 1, 4095, 4096, 4097, MIB - 1, MIB] {
+        let mut buffer = pool.allocate(bytes).unwrap();
+        assert_eq!(buffer.size(), bytes);
+        assert!(buffer.allocated_size() >= bytes.max(1) && buffer.allocated_size() % granule == 0);
+        A::fill(&mut buffer, 0x5A);
+        assert_eq!(A::contents(&buffer), vec![0x5A; usize::try_from(bytes).unwrap()]);
+        check(&pool);
+    }
+}
+
+fn contents_belong_to_their_owner<A: Probe>(allocator: A) {
+    let pool = BucketPool::new(allocator);
+    let mut live = Vec::new();
+    for turn in 0..100_u8 {
+        let mut buffer = pool.allocate(u64::from(turn) * 97).unwrap();
+        A::fill(&mut buffer, turn);
+        live.push((turn, buffer));
+        if turn % 3 == 0 {
+            live.remove(usize::from(turn) / 4);
+        }
+    }
+    for (turn, buffer) in &live {
+        assert!(A::contents(buffer).iter().all(|byte| byte == turn), "buffer {turn}");
+    }
+    check(&pool);
+}
+
+fn blocks_are_reused<A: Probe>(allocator: A) {
+    let pool = BucketPool::new(allocator);
+    for _ in 0..10 {
+        drop(pool.allocate(3000).unwrap());
+    }
+    let stats = pool.stats();
+    assert_eq!((stats.hits, stats.misses, stats.reuses), (9, 1, 9));
+    assert_eq!((stats.deallocations, stats.returns, stats.keys), (10, 10, 1));
+}
+
+fn cleared_memory_reads_as_zeroes<A: Probe>(make: &impl Fn() -> A) {
+    for zero in [ZeroPolicy::Never, ZeroPolicy::OnAllocate, ZeroPolicy::OnReturn] {
+        let pool = BucketPool::builder(make()).zero(zero).build();
+        for bytes in [1, 700, 1000, 1024, 5000] {
+            for _fresh_then_used in 0..2 {
+                let mut buffer = match zero {
+                    ZeroPolicy::Never => pool.allocate_zeroed(bytes).unwrap(),
+                    _ => pool.allocate(bytes).unwrap(),
+                };
+                let dirty = A::contents(&buffer).iter().filter(|byte| **byte != 0).count();
+                assert_eq!(dirty, 0, "{zero:?}, {bytes} bytes");
+                A::fill(&mut buffer, 0xEE);
+            }
+        }
+    }
+}
+
+fn limits_hold<A: Probe>(make: &impl Fn() -> A) {
+    for policy in policies() {
+        let pool = BucketPool::builder(make()).policy(policy).reserved_limit(64 * KIB).build();
+        let live: Vec<_> = std::iter::from_fn(|| pool.allocate(10 * KIB).ok()).collect();
+        assert!((4..=6).contains(&live.len()), "{} buffers under the limit", live.len());
+        let error = pool.allocate(10 * KIB).unwrap_err();
+        assert_eq!((error.why(), error.figures().requested_bytes), (Why::Limit, 10 * KIB));
+        drop(live);
+        // All of it is idle and of other sizes; it goes back for the one that needs it.
+        assert!(pool.allocate(60 * KIB).is_ok(), "{:?}", pool.allocate(60 * KIB));
+        assert!(pool.stats().reserved_peak_bytes <= 64 * KIB);
+        check(&pool);
+    }
+}
+
+fn impossible_sizes_are_refused<A: Probe>(allocator: A) {
+    let pool = BucketPool::builder(allocator).policy(BucketPolicy::Exact).build();
+    for bytes in [u64::MAX, u64::MAX - 511, i64::MAX.unsigned_abs() + 1] {
+        let error = pool.allocate(bytes).unwrap_err();
+        assert_eq!(error.figures().requested_bytes, bytes, "{error}");
+    }
+    assert_eq!((pool.stats().failures, pool.stats().reserved_bytes), (3, 0));
+    assert!(pool.allocate(1).is_ok());
+}
+
+fn alignments<A: Probe>(allocator: A) {
+    let pool = BucketPool::new(allocator);
+    for bad in [0, 3, 48, u64::MAX] {
+        let error = pool.allocate_aligned(100, bad).unwrap_err();
+        assert_eq!(error.why(), Why::Unsupported, "alignment {bad}");
+    }
+    assert!(pool.allocate_aligned(100, 1).is_ok());
+    for alignment in [64, 256, 4096, MIB] {
+        match pool.allocate_aligned(100, alignment) {
+            Ok(mut buffer) => A::fill(&mut buffer, 1),
+            Err(error) => assert_eq!(error.why(), Why::Unsupported, "alignment {alignment}"),
+        }
+    }
+}
+
+fn cached_bytes_are_bounded<A: Probe>(allocator: A) {
+    let pool = BucketPool::builder(allocator)
+        .policy(BucketPolicy::Exact)
+        .cached_limit(64 * KIB)
+        .bucket_limit(3)
+        .build();
+    for turn in 1..=40 {
+        let live: Vec<_> = (0..8).map(|i| pool.allocate(turn * 100 + i % 2 * KIB)).collect();
+        drop(live);
+        pool.trim(0).unwrap(); // what the drops owe
+        assert!(pool.stats().cached_bytes <= 64 * KIB);
+        assert!(pool.cached_buffers().values().all(|count| *count <= 3));
+        check(&pool);
+    }
+    drop(pool.allocate(33 * KIB).unwrap());
+    pool.trim(0).unwrap();
+    assert!(!pool.cached_buffers().contains_key(&(33 * KIB)), "more than half the bound is kept");
+}
+
+fn cached_blocks_go_back<A: Probe>(allocator: A) {
+    let pool = BucketPool::builder(allocator).cached_limit(CachedLimit::Unlimited).build();
+    pool.warm_up(&[(KIB, 8), (64 * KIB, 2)]).unwrap();
+    assert_eq!(pool.cached_buffers(), [(KIB, 8), (64 * KIB, 2)].into());
+    assert_eq!(pool.shrink_to(70 * KIB).unwrap(), 128 * KIB);
+    assert_eq!(pool.cached_buffers(), [(KIB, 8)].into());
+    assert_eq!(pool.trim(KIB + 1).unwrap(), 2 * KIB);
+    let live = pool.allocate(KIB).unwrap();
+    assert_eq!(pool.clear().unwrap(), 5 * KIB);
+    assert_eq!((pool.stats().reserved_bytes, pool.allocated_bytes()), (KIB, KIB));
+    drop(live);
+    check(&pool);
+}
+
+fn detached_blocks_leave<A: Probe>(allocator: A) {
+    let pool = BucketPool::new(allocator);
+    let mut block = pool.allocate(1000).unwrap().detach();
+    A::fill(&mut block, 3);
+    assert_eq!((block.size(), block.allocated_size()), (1000, 1024));
+    assert_eq!(pool.stats().reserved_bytes, 1024);
+    block.free().unwrap();
+    assert_eq!((pool.stats().reserved_bytes, pool.cached_buffers().len()), (0, 0));
+    let block = pool.allocate(1000).unwrap().detach();
+    drop(pool);
+    assert!(A::contents(&block).len() == 1000);
+}
+
+fn any_order_of_drops<A: Probe>(make: &impl Fn() -> A) {
+    let (pool, other) = (BucketPool::new(make()), BucketPool::new(make()));
+    let (kept, moved, late) = (pool.allocate(1), pool.allocate(2), other.allocate(3));
+    drop(pool.allocate(100));
+    drop(pool.clone());
+    drop(pool);
+    thread::spawn(move || drop(moved)).join().unwrap();
+    drop(kept.unwrap());
+    drop(late);
+    drop(other);
+}
+
+fn threads_share_a_pool<A: Probe>(allocator: A) {
+    let pool = BucketPool::builder(allocator).reserved_limit(MIB).cached_limit(256 * KIB).build();
+    thread::scope(|scope| {
+        for thread in 0..4_u8 {
+            let pool = &pool;
+            scope.spawn(move || {
+                for turn in 0..200_u64 {
+                    let mut buffer = pool.allocate(turn * 37 % 9000).unwrap();
+                    A::fill(&mut buffer, thread);
+                    assert!(A::contents(&buffer).iter().all(|byte| *byte == thread));
+                }
+            });
+        }
+    });
+    assert!(pool.stats().reserved_peak_bytes <= MIB);
+    assert_eq!(pool.stats().requested_bytes, 0);
+    check(&pool);
+}

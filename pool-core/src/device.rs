@@ -1,0 +1,132 @@
+//! The port: what a kind of memory must offer so that a pool, and anything else that is written
+//! once, can run over it.
+//!
+//! Everything that hands out memory is a [`DeviceAllocator`]; a limit, a fault injector or an arena
+//! is one over another. `examples/custom_backend.rs` is the shortest complete one.
+
+use crate::clock::StreamClock;
+use crate::error::DeviceError;
+use std::fmt::Debug;
+use std::hash::Hash;
+
+/// Hands out blocks of one kind of memory.
+pub trait DeviceAllocator: Send + Sync + 'static {
+    /// What the device handed out, whole. Owned: no `Clone`, no `Copy` and no public constructor,
+    /// so that a second free cannot be written. No `Drop` either: giving memory back needs the
+    /// allocator and an order.
+    type Block: Send + Sync + 'static;
+
+    /// What a program uses: an address; a buffer and an offset. The backend's own type, so that it
+    /// can carry foreign traits, which the orphan rule keeps off [`PooledBuffer`](crate::PooledBuffer).
+    /// It borrows its block, and should not be `Clone`, so that it cannot outlive its
+    /// [`Use`](crate::Use).
+    type View<'b>;
+
+    /// What must match, besides the size, before a block can serve again: an alignment, usage
+    /// flags, nothing.
+    type Kind: Copy + Eq + Hash + Default + Debug + Send + Sync + 'static;
+
+    /// The order in which the device works.
+    type Clock: StreamClock;
+
+    /// How this memory behaves.
+    const MEMORY: Memory;
+
+    /// The clock of the device behind this allocator.
+    fn clock(&self) -> &Self::Clock;
+
+    /// Sizes that the device hands out are multiples of this many bytes. A pool rounds to it, so
+    /// that its figures are those of the device.
+    fn granule(&self) -> u64 {
+        1
+    }
+
+    /// `kind`, with blocks that start at multiples of `alignment` bytes as well.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Unsupported`](crate::Why::Unsupported) if this memory cannot do that, or if
+    /// `alignment` is not a power of two.
+    fn aligned(&self, kind: Self::Kind, alignment: u64) -> Result<Self::Kind, DeviceError>;
+
+    /// Takes a block of at least `request.bytes` bytes from the device, for work on `on`.
+    ///
+    /// # Errors
+    ///
+    /// What the device said; nothing was taken then.
+    fn allocate(
+        &self,
+        request: Request<Self::Kind>,
+        on: &StreamOf<Self>,
+    ) -> Result<Self::Block, DeviceError>;
+
+    /// Gives a block back. Its memory may serve again once all of `after` is done.
+    ///
+    /// # Errors
+    ///
+    /// What the device said. The block is gone whatever happens: an error means that the device
+    /// would not have it back, and it is lost.
+    fn free(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError>;
+
+    /// `bytes` bytes of `block` from `offset` on, for work on `on`. The caller stays inside the
+    /// block; a backend for which straying would be undefined behaviour checks.
+    fn view<'b>(
+        &'b self,
+        block: &'b Self::Block,
+        offset: u64,
+        bytes: u64,
+        on: &StreamOf<Self>,
+    ) -> Self::View<'b>;
+
+    /// Fills the first `bytes` bytes of a block with zeroes, in the order of `on`. The block is
+    /// borrowed alone, so nobody looks at it meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// What the device said; the contents are unknown then.
+    fn zero(
+        &self,
+        block: &mut Self::Block,
+        bytes: u64,
+        on: &StreamOf<Self>,
+    ) -> Result<(), DeviceError>;
+}
+
+/// A stream of an allocator's device.
+pub type StreamOf<A> = <<A as DeviceAllocator>::Clock as StreamClock>::Stream;
+/// A mark of an allocator's device.
+pub type MarkOf<A> = <<A as DeviceAllocator>::Clock as StreamClock>::Mark;
+
+/// What a block is asked for with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request<K> {
+    /// Bytes that the block must hold at least.
+    pub bytes: u64,
+    /// What sort of memory it must be.
+    pub kind: K,
+}
+
+/// How a kind of memory behaves, known when the program is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// The CPU can touch a block without asking a stream. Such a block is reused only when a query
+    /// has seen its marks done: the host is a stream that cannot wait on a device.
+    pub cpu_touches: bool,
+    /// Giving a block back is cheap, cannot fail and is legal anywhere, so a drop may do it. Where
+    /// this is false, what a drop would free is owed, and paid by the next call that may.
+    pub free_in_drop: bool,
+    /// A block fresh from the device reads as zeroes.
+    pub fresh_is_zeroed: bool,
+}
+
+impl Memory {
+    /// Memory behind a driver: only streams touch it, freeing stalls, contents are left over.
+    pub const DEVICE: Self =
+        Self { cpu_touches: false, free_in_drop: false, fresh_is_zeroed: false };
+    /// Ordinary memory of this process.
+    pub const HOST: Self = Self { cpu_touches: true, free_in_drop: true, fresh_is_zeroed: true };
+}
+
+/// An allocator whose blocks are the device's own allocations, not pieces of one, so that a block
+/// may leave for code that frees it with the device's own call.
+pub trait WholeBlocks: DeviceAllocator {}

@@ -1,0 +1,160 @@
+//! What can go wrong: the device's own word for it, and the pool's figures beside it.
+
+use crate::size::Bytes;
+use std::{error, fmt};
+
+/// Why a device, or a wrapper in front of it, refused.
+///
+/// Small, `Copy` and without a heap: it is made when memory has run out, inside a global allocator
+/// too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceError {
+    /// What kind of refusal this is; what a caller can act on.
+    pub why: Why,
+    /// The call that failed, in the device's own words, such as `cuMemAlloc`.
+    pub call: &'static str,
+    /// The device's own code for it, 0 where it has none.
+    pub code: i64,
+}
+
+/// The kinds of refusal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Why {
+    /// The device has no memory for it. Giving idle blocks back may help.
+    OutOfMemory,
+    /// A limit that somebody set would be passed. Giving idle blocks back may help.
+    Limit,
+    /// No device of this kind could ever serve it: the size does not fit its address space.
+    TooLarge,
+    /// The device, or this way of using it, cannot do that at all.
+    Unsupported,
+    /// The device is gone; nothing but dropping what it handed out makes sense.
+    Lost,
+    /// The block, or the stream, belongs to somebody else.
+    Foreign,
+    /// The work to wait for has not reached the device, so nothing can be ordered after it.
+    NotSubmitted,
+    /// Anything else; the code says more.
+    Other,
+}
+
+impl DeviceError {
+    /// A refusal of `call`, with the device's own `code`.
+    #[must_use]
+    pub const fn new(why: Why, call: &'static str, code: i64) -> Self {
+        Self { why, call, code }
+    }
+
+    /// Whether giving memory back could turn this refusal into success.
+    pub(crate) fn is_want_of_memory(self) -> bool {
+        matches!(self.why, Why::OutOfMemory | Why::Limit)
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::OutOfMemory => "out of memory",
+            Self::Limit => "over the limit",
+            Self::TooLarge => "too large for any device of this kind",
+            Self::Unsupported => "not supported",
+            Self::Lost => "the device is lost",
+            Self::Foreign => "it belongs to another allocator",
+            Self::NotSubmitted => "the work before it is not submitted",
+            Self::Other => "the device refused",
+        })
+    }
+}
+
+impl fmt::Display for DeviceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.call, self.why)?;
+        if self.code == 0 { Ok(()) } else { write!(f, " (code {})", self.code) }
+    }
+}
+
+impl error::Error for DeviceError {}
+
+/// Why a pool could not do what it was asked, with its figures at that moment.
+///
+/// One pointer wide, so that a `Result` of it costs the hit path nothing. The device's own error is
+/// its [`source`](error::Error::source).
+#[derive(Debug)]
+pub struct AllocError(Box<Figures>);
+
+/// The state of a pool when it refused. All sizes are bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Figures {
+    /// What the device, or the limit, said last.
+    pub cause: DeviceError,
+    /// What the caller asked for; 0 if the call was not an allocation.
+    pub requested_bytes: u64,
+    /// What would have been taken from the device for it, after rounding.
+    pub rounded_bytes: u64,
+    /// What the pool has taken from the device and not given back.
+    pub reserved_bytes: u64,
+    /// The ceiling on that; `u64::MAX` if there is none.
+    pub reserved_limit_bytes: u64,
+    /// Idle in the pool after everything that could go back went back.
+    pub cached_bytes: u64,
+    /// Of the cached bytes, those that a stream is not seen to have finished with.
+    pub pending_bytes: u64,
+    /// Of the cached bytes, those behind work that has not been submitted.
+    pub unsubmitted_bytes: u64,
+    /// The largest idle block that is left.
+    pub largest_free_bytes: u64,
+    /// Idle bytes given back to the device in the attempt.
+    pub given_back_bytes: u64,
+}
+
+impl AllocError {
+    #[cold]
+    pub(crate) fn new(figures: Figures) -> Self {
+        Self(Box::new(figures))
+    }
+
+    /// What kind of refusal this is.
+    #[must_use]
+    pub fn why(&self) -> Why {
+        self.0.cause.why
+    }
+
+    /// The state of the pool when it refused.
+    #[must_use]
+    pub fn figures(&self) -> &Figures {
+        &self.0
+    }
+}
+
+impl fmt::Display for AllocError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let e = &self.0;
+        if e.requested_bytes > 0 {
+            write!(f, "no {} ({} B)", Bytes(e.requested_bytes), e.requested_bytes)?;
+            if e.rounded_bytes > e.requested_bytes {
+                write!(f, " in a block of {}", Bytes(e.rounded_bytes))?;
+            }
+            f.write_str(": ")?;
+        }
+        write!(
+            f,
+            "{}; reserved {} of {}, cached {} (largest {}, pending {}, unsubmitted {}), given back {}",
+            e.cause,
+            Bytes(e.reserved_bytes),
+            Bytes(e.reserved_limit_bytes),
+            Bytes(e.cached_bytes),
+            Bytes(e.largest_free_bytes),
+            Bytes(e.pending_bytes),
+            Bytes(e.unsubmitted_bytes),
+            Bytes(e.given_back_bytes),
+        )
+    }
+}
+
+impl error::Error for AllocError {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        Some(&self.0.cause)
+    }
+}

@@ -1,0 +1,237 @@
+//! Idle blocks: a stack for each size, and one line of all of them by age.
+//!
+//! A stack, because the block that came back last is the one most likely to be warm. A line,
+//! because what goes first when a bound is passed is the oldest, whatever its size. Both run
+//! through one slab of nodes, so taking a block out of the middle of either costs no search:
+//!
+//! ```text
+//!   shelf (kind, lane)          age:  oldest                      newest
+//!     512 B   [n4 n1]                   n1 <-> n2 <-> n3 <-> n4
+//!     4 KiB   [n3 n2]           slab:  |n1|n2|n3|n4|  |  |   (vacant nodes are used again)
+//! ```
+//!
+//! Nothing here knows what an item is, nor about devices, limits and locks.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+/// No node.
+const NONE: u32 = u32::MAX;
+/// The two lists that each node is in.
+const AGE: usize = 0;
+const STACK: usize = 1;
+/// Empty stacks are kept, since a size that came once comes again, until they are more than this
+/// and more than the others.
+const EMPTY_STACKS_KEPT: usize = 32;
+
+/// Items of a size, on the shelf of a key, in the order in which they came.
+#[derive(Debug)]
+pub(crate) struct Idle<K, T> {
+    nodes: Vec<Node<T>>,
+    vacant: Vec<u32>,
+    shelves: Vec<Shelf<K>>,
+    age: List,
+    bytes: u64,
+    empty_stacks: usize,
+}
+
+#[derive(Debug)]
+struct Shelf<K> {
+    key: K,
+    stacks: BTreeMap<u64, List>,
+}
+
+#[derive(Debug)]
+struct Node<T> {
+    item: Option<T>,
+    shelf: usize,
+    bytes: u64,
+    stamp: u64,
+    links: [Links; 2],
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Links {
+    older: u32,
+    newer: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct List {
+    oldest: u32,
+    newest: u32,
+    len: usize,
+}
+
+/// An item that was taken out.
+#[derive(Debug)]
+pub(crate) struct Taken<T> {
+    pub(crate) bytes: u64,
+    pub(crate) item: T,
+}
+
+impl<K: Copy + Eq, T> Idle<K, T> {
+    pub(crate) fn new() -> Self {
+        let (nodes, vacant, shelves) = (Vec::new(), Vec::new(), Vec::new());
+        Self { nodes, vacant, shelves, age: List::EMPTY, bytes: 0, empty_stacks: 0 }
+    }
+
+    /// The sum of the sizes of all items.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// When the oldest item came, in the caller's own time; `None` without items.
+    pub(crate) fn oldest_stamp(&self) -> Option<u64> {
+        self.nodes.get(self.age.oldest as usize).map(|node| node.stamp)
+    }
+
+    /// Adds an item as the newest. Returns how many of its size now lie on its shelf.
+    pub(crate) fn push(&mut self, key: K, bytes: u64, stamp: u64, item: T) -> usize {
+        let shelf = self.shelf(key);
+        let links = [Links { older: NONE, newer: NONE }; 2];
+        let node = Node { item: Some(item), shelf, bytes, stamp, links };
+        let id = self.vacant.pop().unwrap_or_else(|| {
+            self.nodes.push(Node { item: None, ..node });
+            u32::try_from(self.nodes.len() - 1).unwrap_or(NONE)
+        });
+        self.nodes[id as usize] = node;
+        self.bytes += bytes;
+        self.age.append(&mut self.nodes, AGE, id);
+        let stack = self.shelves[shelf].stacks.entry(bytes).or_insert_with(|| {
+            self.empty_stacks += 1;
+            List::EMPTY
+        });
+        if stack.len == 0 {
+            self.empty_stacks -= 1;
+        }
+        stack.append(&mut self.nodes, STACK, id);
+        stack.len
+    }
+
+    /// Takes the newest item that `accept`s, of the smallest size in `sizes` that has one, from
+    /// the shelves that `on` names.
+    #[inline]
+    pub(crate) fn take(
+        &mut self,
+        on: impl Fn(&K) -> bool,
+        sizes: &RangeInclusive<u64>,
+        accept: impl Fn(&T) -> bool,
+    ) -> Option<Taken<T>> {
+        let found = self.shelves.iter().filter(|shelf| on(&shelf.key)).find_map(|shelf| {
+            let mut stacks = shelf.stacks.range(sizes.clone());
+            stacks.find_map(|(_, stack)| stack.newest_where(&self.nodes, &accept))
+        })?;
+        self.remove(found)
+    }
+
+    /// Takes out the item that came first.
+    pub(crate) fn take_oldest(&mut self) -> Option<Taken<T>> {
+        self.remove(self.age.oldest)
+    }
+
+    /// Takes out the oldest item of one size on one shelf.
+    pub(crate) fn take_oldest_of(&mut self, key: K, bytes: u64) -> Option<Taken<T>> {
+        let shelf = self.shelves.iter().find(|shelf| shelf.key == key)?;
+        self.remove(shelf.stacks.get(&bytes)?.oldest)
+    }
+
+    /// Takes out the oldest item of the largest size.
+    pub(crate) fn take_largest(&mut self) -> Option<Taken<T>> {
+        self.largest().and_then(|(_, stack)| self.remove(stack.oldest))
+    }
+
+    /// The largest size that has an item; 0 without items.
+    pub(crate) fn largest_bytes(&self) -> u64 {
+        self.largest().map_or(0, |(bytes, _)| bytes)
+    }
+
+    fn largest(&self) -> Option<(u64, List)> {
+        let of_shelf = |shelf: &Shelf<K>| {
+            let mut stacks = shelf.stacks.iter().rev();
+            stacks.find(|(_, stack)| stack.len > 0).map(|(bytes, stack)| (*bytes, *stack))
+        };
+        self.shelves.iter().filter_map(of_shelf).max_by_key(|(bytes, _)| *bytes)
+    }
+
+    /// The sizes that have items, shelf by shelf, and how many.
+    pub(crate) fn stacks(&self) -> impl Iterator<Item = (u64, usize)> {
+        let stacks = self.shelves.iter().flat_map(|shelf| &shelf.stacks);
+        stacks.filter(|(_, stack)| stack.len > 0).map(|(bytes, stack)| (*bytes, stack.len))
+    }
+
+    /// All items with their sizes, in no particular order.
+    pub(crate) fn items(&self) -> impl Iterator<Item = (u64, &T)> {
+        self.nodes.iter().filter_map(|node| node.item.as_ref().map(|item| (node.bytes, item)))
+    }
+
+    fn shelf(&mut self, key: K) -> usize {
+        if self.empty_stacks > EMPTY_STACKS_KEPT.max(self.age.len) {
+            for shelf in &mut self.shelves {
+                shelf.stacks.retain(|_, stack| stack.len > 0);
+            }
+            self.empty_stacks = 0;
+        }
+        if let Some(at) = self.shelves.iter().position(|shelf| shelf.key == key) {
+            return at;
+        }
+        self.shelves.push(Shelf { key, stacks: BTreeMap::new() });
+        self.shelves.len() - 1
+    }
+
+    fn remove(&mut self, id: u32) -> Option<Taken<T>> {
+        let node = self.nodes.get_mut(id as usize)?;
+        let item = node.item.take()?;
+        let (bytes, shelf) = (node.bytes, node.shelf);
+        self.age.unlink(&mut self.nodes, AGE, id);
+        if let Some(stack) = self.shelves[shelf].stacks.get_mut(&bytes) {
+            stack.unlink(&mut self.nodes, STACK, id);
+            self.empty_stacks += usize::from(stack.len == 0);
+        }
+        self.vacant.push(id);
+        self.bytes -= bytes;
+        Some(Taken { bytes, item })
+    }
+}
+
+impl List {
+    const EMPTY: Self = Self { oldest: NONE, newest: NONE, len: 0 };
+
+    fn append<T>(&mut self, nodes: &mut [Node<T>], list: usize, id: u32) {
+        nodes[id as usize].links[list] = Links { older: self.newest, newer: NONE };
+        match nodes.get_mut(self.newest as usize) {
+            Some(newest) => newest.links[list].newer = id,
+            None => self.oldest = id,
+        }
+        self.newest = id;
+        self.len += 1;
+    }
+
+    fn unlink<T>(&mut self, nodes: &mut [Node<T>], list: usize, id: u32) {
+        let Links { older, newer } = nodes[id as usize].links[list];
+        match nodes.get_mut(older as usize) {
+            Some(node) => node.links[list].newer = newer,
+            None => self.oldest = newer,
+        }
+        match nodes.get_mut(newer as usize) {
+            Some(node) => node.links[list].older = older,
+            None => self.newest = older,
+        }
+        self.len -= 1;
+    }
+
+    #[inline]
+    fn newest_where<T>(&self, nodes: &[Node<T>], accept: impl Fn(&T) -> bool) -> Option<u32> {
+        let mut id = self.newest;
+        while let Some(node) = nodes.get(id as usize) {
+            if node.item.as_ref().is_some_and(&accept) {
+                return Some(id);
+            }
+            id = node.links[STACK].older;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests;

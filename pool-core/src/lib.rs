@@ -1,0 +1,47 @@
+//! One memory pool over any kind of memory, and the port that a kind of memory implements.
+//!
+//! A [`BucketPool`] keeps freed blocks warm and hands them out again. It runs over a
+//! [`DeviceAllocator`] and never looks into a block: bookkeeping is out of band, so CUDA pointers,
+//! `wgpu` buffers and host pages run through the same code. ARCHITECTURE.md follows a request
+//! through these modules; `store` is the hot path.
+#![deny(unsafe_code)]
+
+mod buffer;
+mod cache;
+mod clock;
+mod device;
+mod error;
+mod gauge;
+mod hold;
+mod host_memory;
+mod idle;
+mod ladder;
+mod limit;
+mod marks;
+mod policy;
+mod pool;
+mod shard;
+mod shards;
+mod size;
+mod stats;
+mod store;
+mod timeline;
+mod zero;
+
+#[cfg(feature = "conformance")]
+pub mod conformance;
+#[cfg(feature = "sim")]
+pub mod sim;
+
+pub use buffer::{Detached, PooledBuffer, Use};
+pub use clock::{Immediate, Order, StreamClock};
+pub use device::{DeviceAllocator, MarkOf, Memory, Request, StreamOf, WholeBlocks};
+pub use error::{AllocError, DeviceError, Figures, Why};
+pub use host_memory::HostMemory;
+pub use limit::CachedLimit;
+pub use policy::BucketPolicy;
+pub use pool::{BucketPool, PoolBuilder};
+pub use size::{Bytes, GIB, KIB, MIB};
+pub use stats::{PoolStats, PoolStatsSnapshot};
+pub use timeline::{EventDriver, Mark, Stream, Timeline};
+pub use zero::ZeroPolicy;

@@ -1,0 +1,111 @@
+//! Bounds in bytes: what is taken from the device, and what may lie idle.
+
+use crate::error::{DeviceError, Why};
+use crate::policy::LARGEST;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Bytes taken from the device, never above a ceiling.
+///
+/// Bytes are reserved by compare-and-swap BEFORE the device is called and given back if it
+/// refuses, so the ceiling holds at each call, not only between calls. Moves on misses only.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    limit: u64,
+    reserved: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Ledger {
+    pub(crate) fn new(limit: u64) -> Self {
+        Self { limit, reserved: AtomicU64::new(0), peak: AtomicU64::new(0) }
+    }
+
+    /// Reserves `bytes`, or leaves everything as it is.
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<(), DeviceError> {
+        let limit = self.limit.min(LARGEST);
+        let fits = |reserved: u64| reserved.checked_add(bytes).filter(|sum| *sum <= limit);
+        match self.reserved.try_update(Relaxed, Relaxed, fits) {
+            Ok(before) => {
+                self.peak.fetch_max(before + bytes, Relaxed);
+                Ok(())
+            }
+            Err(_) => Err(DeviceError::new(Why::Limit, "reserved limit", 0)),
+        }
+    }
+
+    pub(crate) fn give_back(&self, bytes: u64) {
+        self.reserved.fetch_sub(bytes, Relaxed);
+    }
+
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    pub(crate) fn reserved(&self) -> u64 {
+        self.reserved.load(Relaxed)
+    }
+
+    pub(crate) fn peak(&self) -> u64 {
+        self.peak.load(Relaxed)
+    }
+
+    pub(crate) fn reset_peak(&self) {
+        self.peak.store(self.reserved(), Relaxed);
+    }
+}
+
+/// How many bytes may lie idle in a pool.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum CachedLimit {
+    /// No bound. On recorded traces a pool of exact sizes then ends at many times the live peak.
+    Unlimited,
+    /// At most this many bytes.
+    Bytes(u64),
+    /// At most this share of the most bytes that were ever allocated at once so far; 0.25 bounds
+    /// a pool to 1.25 times its live peak.
+    OfPeak(f64),
+}
+
+impl From<u64> for CachedLimit {
+    fn from(bytes: u64) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
+impl CachedLimit {
+    /// The bound in bytes, given the most bytes allocated at once so far.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a float cast saturates; a negative or NaN share gives 0"
+    )]
+    pub(crate) fn bytes(self, allocated_peak: u64) -> u64 {
+        match self {
+            Self::Unlimited => u64::MAX,
+            Self::Bytes(bytes) => bytes,
+            Self::OfPeak(share) => (allocated_peak as f64 * share) as u64,
+        }
+    }
+}
+
+/// The idle bytes of all shards together, handed out to them as leases.
+///
+/// A shard caches within its lease without touching this; only a new high of the shard comes here.
+/// The sum of the leases, and with it of all idle bytes, never passes the bound.
+#[derive(Debug, Default)]
+pub(crate) struct Leases {
+    leased: AtomicU64,
+}
+
+impl Leases {
+    /// Hands out `bytes` more if the sum stays within `limit`.
+    pub(crate) fn extend(&self, bytes: u64, limit: u64) -> bool {
+        let fits = |leased: u64| leased.checked_add(bytes).filter(|sum| *sum <= limit);
+        self.leased.try_update(Relaxed, Relaxed, fits).is_ok()
+    }
+
+    pub(crate) fn give_back(&self, bytes: u64) {
+        self.leased.fetch_sub(bytes, Relaxed);
+    }
+}

@@ -1,0 +1,147 @@
+//! Size classes: which block size serves a request. Pure arithmetic, nothing else.
+
+/// The rule by which requests are rounded to size classes.
+///
+/// Every policy first rounds up to the pool's granule
+/// ([`PoolBuilder::granule`](crate::PoolBuilder::granule)). Which one to take is a question of the
+/// sizes that come: `cargo xtask replay` answers it for a recorded trace.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum BucketPolicy {
+    /// A class for each size. No rounding; reuse only for the same size again.
+    Exact,
+    /// The next power of two. Up to half of a block is unused; few classes, so few misses.
+    PowerOfTwo,
+    /// The smallest of these classes that holds the request, ascending. Above the largest a
+    /// request goes past the pool. Made by [`BucketPolicy::tiered`].
+    Tiered(Vec<u64>),
+    /// A class for each size, and a request of `s` bytes takes the smallest idle block in
+    /// `[s, alpha * s]`, whole. `alpha` below 1 counts as 1.
+    Fit {
+        /// How much larger than the request a block may be; 2.0 wastes at most half of it.
+        alpha: f64,
+    },
+}
+
+impl BucketPolicy {
+    /// Any list of classes, in bytes, in any order. Zeroes and repetitions are dropped; with an
+    /// empty list everything goes past the pool.
+    ///
+    /// ```
+    /// use pool_core::{BucketPolicy, KIB};
+    ///
+    /// let policy = BucketPolicy::tiered(&[16 * KIB, 4 * KIB]);
+    /// assert_eq!(policy, BucketPolicy::Tiered(vec![4 * KIB, 16 * KIB]));
+    /// ```
+    #[must_use]
+    pub fn tiered(classes: &[u64]) -> Self {
+        let mut classes: Vec<u64> = classes.iter().copied().filter(|c| *c > 0).collect();
+        classes.sort_unstable();
+        classes.dedup();
+        Self::Tiered(classes)
+    }
+
+    /// The granule that a pool with this policy has unless it is given one, in bytes.
+    ///
+    /// 512 where blocks of different sizes meet in one class (the rounding that CUDA's own
+    /// allocator and `PyTorch`'s make), 1 where every byte counts.
+    #[must_use]
+    pub fn default_granule(&self) -> u64 {
+        match self {
+            Self::Exact | Self::Tiered(_) => 1,
+            Self::PowerOfTwo | Self::Fit { .. } => 512,
+        }
+    }
+}
+
+/// The largest block, in bytes: 2^63 - 1. Sums of live bytes are kept in signed words, since a
+/// thread may free what another allocated.
+pub(crate) const LARGEST: u64 = i64::MAX.unsigned_abs();
+
+/// A policy made ready for one device: the classes of a pool.
+#[derive(Clone, Debug)]
+pub(crate) struct SizeClasses {
+    policy: BucketPolicy,
+    granule: u64,
+    /// What the device's sizes are multiples of.
+    device_granule: u64,
+}
+
+/// The class of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Class {
+    /// The size of a block taken from the device for this request.
+    pub(crate) bytes: u64,
+    /// The largest idle block that may serve it.
+    pub(crate) up_to: u64,
+    /// Whether its blocks are kept; if not, the request goes past the pool.
+    pub(crate) pooled: bool,
+}
+
+impl SizeClasses {
+    pub(crate) fn new(policy: BucketPolicy, granule: Option<u64>, device_granule: u64) -> Self {
+        let device_granule = device_granule.max(1);
+        let granule = granule.unwrap_or_else(|| policy.default_granule()).max(1);
+        Self { policy, granule, device_granule }
+    }
+
+    /// The class of a request, or `None` where rounding would pass [`LARGEST`]. A request of no
+    /// bytes gets the smallest class.
+    #[inline]
+    pub(crate) fn of(&self, requested: u64) -> Option<Class> {
+        self.rounded_by_policy(requested.max(1)).filter(|class| class.bytes <= LARGEST)
+    }
+
+    #[inline]
+    fn rounded_by_policy(&self, least: u64) -> Option<Class> {
+        match &self.policy {
+            BucketPolicy::Exact => self.rounded(least).map(Class::of_bytes),
+            BucketPolicy::PowerOfTwo => {
+                let bytes = least.max(self.granule).checked_next_power_of_two()?;
+                self.on_device(bytes).map(Class::of_bytes)
+            }
+            BucketPolicy::Tiered(classes) => {
+                let at = classes.partition_point(|class| *class < least);
+                match classes.get(at) {
+                    Some(class) => self.rounded(*class).map(Class::of_bytes),
+                    None => self.rounded(least).map(Class::past_the_pool),
+                }
+            }
+            BucketPolicy::Fit { alpha } => {
+                let bytes = self.rounded(least)?;
+                Some(Class { up_to: scaled(bytes, *alpha), ..Class::of_bytes(bytes) })
+            }
+        }
+    }
+
+    fn rounded(&self, bytes: u64) -> Option<u64> {
+        self.on_device(bytes.checked_next_multiple_of(self.granule)?)
+    }
+
+    fn on_device(&self, bytes: u64) -> Option<u64> {
+        bytes.checked_next_multiple_of(self.device_granule)
+    }
+}
+
+impl Class {
+    fn of_bytes(bytes: u64) -> Self {
+        Self { bytes, up_to: bytes, pooled: true }
+    }
+
+    fn past_the_pool(bytes: u64) -> Self {
+        Self { pooled: false, ..Self::of_bytes(bytes) }
+    }
+}
+
+/// `bytes * alpha`, at least `bytes`; saturates.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a float cast saturates, and negative and NaN factors give way to `bytes`"
+)]
+fn scaled(bytes: u64, alpha: f64) -> u64 {
+    ((bytes as f64 * alpha) as u64).max(bytes)
+}
+
+#[cfg(test)]
+mod tests;

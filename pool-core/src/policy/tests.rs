@@ -1,0 +1,81 @@
+use super::*;
+use crate::size::{KIB, MIB};
+use proptest::prelude::*;
+
+fn classes(policy: BucketPolicy) -> SizeClasses {
+    SizeClasses::new(policy, None, 1)
+}
+
+#[test]
+fn each_policy_rounds_as_it_says() {
+    let tiers = classes(BucketPolicy::tiered(&[4 * KIB, 64 * KIB]));
+    assert_eq!(classes(BucketPolicy::Exact).of(1001).unwrap().bytes, 1001);
+    assert_eq!(classes(BucketPolicy::PowerOfTwo).of(1).unwrap().bytes, 512);
+    assert_eq!(classes(BucketPolicy::PowerOfTwo).of(3 * MIB).unwrap().bytes, 4 * MIB);
+    assert_eq!(tiers.of(4 * KIB).unwrap().bytes, 4 * KIB);
+    assert_eq!(tiers.of(4 * KIB + 1).unwrap().bytes, 64 * KIB);
+    assert_eq!(
+        tiers.of(64 * KIB + 1).unwrap(),
+        Class { bytes: 65537, up_to: 65537, pooled: false }
+    );
+    let fit = classes(BucketPolicy::Fit { alpha: 2.0 }).of(1001).unwrap();
+    assert_eq!((fit.bytes, fit.up_to), (1024, 2048));
+}
+
+#[test]
+fn the_granule_is_the_users_choice_and_the_devices() {
+    let exact = SizeClasses::new(BucketPolicy::Exact, Some(16), 1);
+    assert_eq!(exact.of(17).unwrap().bytes, 32);
+    let pow2 = SizeClasses::new(BucketPolicy::PowerOfTwo, Some(16), 1);
+    assert_eq!(pow2.of(1).unwrap().bytes, 16);
+    let coarse_device = SizeClasses::new(BucketPolicy::Exact, None, 4096);
+    assert_eq!(coarse_device.of(1).unwrap().bytes, 4096);
+    let none = SizeClasses::new(BucketPolicy::Exact, Some(0), 0);
+    assert_eq!(none.of(7).unwrap().bytes, 7);
+}
+
+#[test]
+fn nonsense_factors_count_as_one_and_huge_ones_saturate() {
+    for alpha in [f64::NAN, -3.0, 0.0, 0.5] {
+        let class = classes(BucketPolicy::Fit { alpha }).of(512).unwrap();
+        assert_eq!(class.up_to, 512, "alpha {alpha}");
+    }
+    let class = classes(BucketPolicy::Fit { alpha: f64::INFINITY }).of(512).unwrap();
+    assert_eq!(class.up_to, u64::MAX);
+}
+
+#[test]
+fn nothing_wraps_near_the_end() {
+    for policy in [BucketPolicy::PowerOfTwo, BucketPolicy::Fit { alpha: 2.0 }] {
+        for requested in [u64::MAX, u64::MAX - 1, u64::MAX - 510] {
+            assert_eq!(classes(policy.clone()).of(requested), None, "{policy:?} {requested}");
+        }
+    }
+    assert_eq!(classes(BucketPolicy::Exact).of(LARGEST).unwrap().bytes, LARGEST);
+    assert_eq!(classes(BucketPolicy::Exact).of(LARGEST + 1), None);
+}
+
+fn any_policy() -> impl Strategy<Value = BucketPolicy> {
+    prop_oneof![
+        Just(BucketPolicy::Exact),
+        Just(BucketPolicy::PowerOfTwo),
+        prop::collection::vec(any::<u64>(), 0..8).prop_map(|c| BucketPolicy::tiered(&c)),
+        (0.0..8.0).prop_map(|alpha| BucketPolicy::Fit { alpha }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn a_class_holds_its_request_and_grows_with_it(
+        policy in any_policy(), granule in 1u64..5000, device in 1u64..5000,
+        a in any::<u64>(), b in any::<u64>(),
+    ) {
+        let classes = SizeClasses::new(policy, Some(granule), device);
+        let (small, large) = (a.min(b), a.max(b));
+        if let (Some(s), Some(l)) = (classes.of(small), classes.of(large)) {
+            prop_assert!(s.bytes >= small && s.up_to >= s.bytes && s.bytes % device == 0);
+            prop_assert!(s.bytes <= l.bytes);
+        }
+        prop_assert!(classes.of(large).is_none() || classes.of(small).is_some());
+    }
+}

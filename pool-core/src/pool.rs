@@ -1,0 +1,428 @@
+//! The pool and its builder: the face of the crate.
+
+use crate::buffer::PooledBuffer;
+use crate::cache::GivenBack;
+use crate::clock::StreamClock;
+use crate::device::{DeviceAllocator, StreamOf};
+use crate::error::{AllocError, DeviceError, Why};
+use crate::hold::Owner;
+use crate::limit::{CachedLimit, Ledger};
+use crate::marks::Marks;
+use crate::policy::{BucketPolicy, SizeClasses};
+use crate::shard::{Key, Want};
+use crate::stats::PoolStats;
+use crate::store::{Bounds, Grant, Return, Store};
+use crate::zero::ZeroPolicy;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// A pool of blocks of one kind of memory: freed blocks stay warm and are handed out again.
+///
+/// Clones are the same pool. A pool may be dropped before its buffers; what is idle then goes back
+/// to the device, and so do the buffers as they are dropped.
+///
+/// ```
+/// use pool_core::{BucketPolicy, BucketPool, MIB, sim::SimDevice};
+///
+/// let pool = BucketPool::builder(SimDevice::new())
+///     .policy(BucketPolicy::PowerOfTwo)
+///     .cached_limit(64 * MIB)
+///     .build();
+/// drop(pool.allocate(3 * MIB)?);
+/// let again = pool.allocate(4 * MIB)?; // the same block of 4 MiB
+/// assert_eq!((again.size(), pool.stats().hits), (4 * MIB, 1));
+/// # Ok::<(), pool_core::AllocError>(())
+/// ```
+pub struct BucketPool<A: DeviceAllocator> {
+    owner: Arc<Owner<A>>,
+    zero: ZeroPolicy,
+}
+
+/// How a pool is made.
+#[derive(Clone, Debug)]
+#[must_use = "a builder makes nothing until `build`"]
+pub struct PoolBuilder<A> {
+    allocator: A,
+    policy: BucketPolicy,
+    granule: Option<u64>,
+    reserved_limit: u64,
+    cached_limit: CachedLimit,
+    bucket_limit: usize,
+    zero: ZeroPolicy,
+    statistics: bool,
+}
+
+impl<A: DeviceAllocator> PoolBuilder<A> {
+    /// How requests are rounded to size classes. Powers of two unless set.
+    pub fn policy(self, policy: BucketPolicy) -> Self {
+        Self { policy, ..self }
+    }
+
+    /// Requests are rounded up to a multiple of this many bytes before the policy is asked; under
+    /// `PowerOfTwo` it is the smallest class. 0 counts as 1. Unless set, the policy's own
+    /// ([`BucketPolicy::default_granule`]).
+    pub fn granule(self, bytes: u64) -> Self {
+        Self { granule: Some(bytes), ..self }
+    }
+
+    /// A hard ceiling, in bytes, on what is taken from the device. None unless set.
+    pub fn reserved_limit(self, bytes: u64) -> Self {
+        Self { reserved_limit: bytes, ..self }
+    }
+
+    /// A bound on idle blocks, in bytes (`4 * GIB`) or as a share of the peak
+    /// ([`CachedLimit::OfPeak`]). The oldest go first. A block that alone is more than half the
+    /// bound is not kept. None unless set.
+    pub fn cached_limit(self, limit: impl Into<CachedLimit>) -> Self {
+        Self { cached_limit: limit.into(), ..self }
+    }
+
+    /// At most this many idle blocks of one size, kind and stream for each thread's shard. None
+    /// unless set.
+    pub fn bucket_limit(self, blocks: usize) -> Self {
+        Self { bucket_limit: blocks, ..self }
+    }
+
+    /// When blocks are cleared. Never unless set.
+    pub fn zero(self, zero: ZeroPolicy) -> Self {
+        Self { zero, ..self }
+    }
+
+    /// Whether requests are counted. Bytes always are: the bounds need them. On unless set.
+    pub fn statistics(self, on: bool) -> Self {
+        Self { statistics: on, ..self }
+    }
+
+    /// Makes the pool. Takes nothing from the device.
+    #[must_use]
+    pub fn build(self) -> BucketPool<A> {
+        let classes = SizeClasses::new(self.policy, self.granule, self.allocator.granule());
+        let bounds = Bounds {
+            cached: self.cached_limit,
+            bucket: self.bucket_limit,
+            statistics: self.statistics,
+            zero_on_return: self.zero == ZeroPolicy::OnReturn,
+        };
+        let ledger = Ledger::new(self.reserved_limit);
+        let store = Store::new(self.allocator, classes, bounds, ledger);
+        BucketPool { owner: Arc::new(Owner::new(store)), zero: self.zero }
+    }
+}
+
+impl<A: DeviceAllocator> BucketPool<A> {
+    /// A pool of powers of two without bounds.
+    #[must_use]
+    pub fn new(allocator: A) -> Self {
+        Self::builder(allocator).build()
+    }
+
+    /// A pool with bounds of your choice.
+    pub fn builder(allocator: A) -> PoolBuilder<A> {
+        PoolBuilder {
+            allocator,
+            policy: BucketPolicy::PowerOfTwo,
+            granule: None,
+            reserved_limit: u64::MAX,
+            cached_limit: CachedLimit::Unlimited,
+            bucket_limit: usize::MAX,
+            zero: ZeroPolicy::Never,
+            statistics: true,
+        }
+    }
+
+    /// The allocator below.
+    #[must_use]
+    pub fn allocator(&self) -> &A {
+        &self.store().allocator
+    }
+
+    #[inline]
+    fn store(&self) -> &Store<A> {
+        self.owner.store()
+    }
+
+    /// A buffer of `bytes` bytes for the device's default stream. 0 bytes are fine, and hold the
+    /// smallest class.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] with the pool's figures: out of memory, over the limit, too large, or
+    /// whatever the device said.
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, MIB, Why, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4 * MIB).build();
+    /// let error = pool.allocate(5 * MIB).unwrap_err();
+    /// assert_eq!((error.why(), error.figures().rounded_bytes), (Why::Limit, 8 * MIB));
+    /// ```
+    #[inline]
+    pub fn allocate(&self, bytes: u64) -> Result<PooledBuffer<A>, AllocError> {
+        self.allocate_on(self.allocator().clock().default_stream(), bytes)
+    }
+
+    /// A buffer for work on `stream`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::allocate`], and [`Why::Foreign`] for a stream of another device.
+    #[inline]
+    pub fn allocate_on(
+        &self,
+        stream: &StreamOf<A>,
+        bytes: u64,
+    ) -> Result<PooledBuffer<A>, AllocError> {
+        self.allocate_kind(stream, bytes, A::Kind::default())
+    }
+
+    /// A buffer whose first `bytes` bytes read as zeroes, whatever the pool's own policy.
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::allocate`].
+    pub fn allocate_zeroed(&self, bytes: u64) -> Result<PooledBuffer<A>, AllocError> {
+        let on = self.allocator().clock().default_stream();
+        let (mut buffer, fresh) = self.lend(on, bytes, A::Kind::default())?;
+        if self.zero != ZeroPolicy::OnAllocate && !(fresh && A::MEMORY.fresh_is_zeroed) {
+            self.zeroed(&mut buffer, bytes, on)?;
+        }
+        Ok(buffer)
+    }
+
+    /// A buffer that starts at a multiple of `alignment` bytes.
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::allocate`], and [`Why::Unsupported`] for an alignment that is not a
+    /// power of two or that this memory does not offer.
+    pub fn allocate_aligned(
+        &self,
+        bytes: u64,
+        alignment: u64,
+    ) -> Result<PooledBuffer<A>, AllocError> {
+        let kind = self.allocator().aligned(A::Kind::default(), alignment);
+        let kind = kind.map_err(|error| self.store().refuse(error, bytes, bytes, 0))?;
+        self.allocate_kind(self.allocator().clock().default_stream(), bytes, kind)
+    }
+
+    /// A buffer of a given kind of memory for work on `stream`: the call that all others make.
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::allocate_on`].
+    #[inline]
+    pub fn allocate_kind(
+        &self,
+        stream: &StreamOf<A>,
+        bytes: u64,
+        kind: A::Kind,
+    ) -> Result<PooledBuffer<A>, AllocError> {
+        self.lend(stream, bytes, kind).map(|(buffer, _fresh)| buffer)
+    }
+
+    /// A buffer, and whether its block is fresh from the device.
+    #[inline]
+    fn lend(
+        &self,
+        on: &StreamOf<A>,
+        requested: u64,
+        kind: A::Kind,
+    ) -> Result<(PooledBuffer<A>, bool), AllocError> {
+        let want = self.want(on, requested, kind)?;
+        let marks = Marks::new(self.allocator().clock().mark(on));
+        let Grant { block, bytes, fresh, dirty } = self.store().allocate(&want)?;
+        let pooled = want.class.pooled;
+        let lent = Return { block, marks, kind, bytes, requested, pooled };
+        let mut buffer = PooledBuffer::new(self.owner.claim(), lent);
+        let unknown = fresh && !A::MEMORY.fresh_is_zeroed;
+        let zero = match self.zero {
+            ZeroPolicy::Never => false,
+            ZeroPolicy::OnAllocate => !fresh || unknown,
+            ZeroPolicy::OnReturn => dirty || unknown,
+        };
+        if zero {
+            self.zeroed(&mut buffer, bytes, on)?;
+        }
+        Ok((buffer, fresh))
+    }
+
+    #[inline]
+    fn want<'r>(
+        &self,
+        on: &'r StreamOf<A>,
+        requested: u64,
+        kind: A::Kind,
+    ) -> Result<Want<'r, A>, AllocError> {
+        let (store, clock) = (self.store(), self.allocator().clock());
+        let refuse = |why, call| {
+            let error = DeviceError::new(why, call, 0);
+            Err(store.refuse(error, requested, requested, 0))
+        };
+        if !clock.owns(on) {
+            return refuse(Why::Foreign, "allocate on a stream of another device");
+        }
+        let Some(class) = store.classes.of(requested) else {
+            return refuse(Why::TooLarge, "round up to a size class");
+        };
+        Ok(Want { on, key: Key { kind, lane: clock.lane(clock.mark(on)) }, class, requested })
+    }
+
+    fn zeroed(
+        &self,
+        buffer: &mut PooledBuffer<A>,
+        bytes: u64,
+        on: &StreamOf<A>,
+    ) -> Result<(), AllocError> {
+        let requested = buffer.size();
+        let refused = |error| self.store().error(error, requested, bytes, 0);
+        buffer.zero(bytes, on).map_err(refused)
+    }
+
+    /// Takes idle blocks from the device ahead of time: for each `(bytes, count)`, `count` blocks
+    /// of the class of `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Limit`] if they do not fit under the cached or the reserved limit,
+    /// [`Why::Unsupported`] for a size that goes past the pool, or what the device said. Blocks
+    /// taken before that stay.
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, MIB, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// pool.warm_up(&[(4 * MIB, 16)])?;
+    /// pool.allocate(3 * MIB)?;
+    /// assert_eq!(pool.stats().hit_rate(), 1.0);
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    pub fn warm_up(&self, classes: &[(u64, usize)]) -> Result<(), AllocError> {
+        let on = self.allocator().clock().default_stream();
+        for (bytes, count) in classes {
+            let want = self.want(on, *bytes, A::Kind::default())?;
+            let refused = |error| self.store().error(error, *bytes, want.class.bytes, 0);
+            self.store().warm_up(&want, *count).map_err(refused)?;
+        }
+        Ok(())
+    }
+
+    /// Gives idle blocks back, largest first, until at most `reserved` bytes are taken from the
+    /// device or nothing is idle. Returns the bytes given back.
+    ///
+    /// # Errors
+    ///
+    /// The first refusal of the device. The other blocks went back all the same; what it refused
+    /// is lost, and counted in [`PoolStats::lost_bytes`].
+    pub fn shrink_to(&self, reserved: u64) -> Result<u64, AllocError> {
+        self.given_back(self.store().shrink_to(reserved))
+    }
+
+    /// Gives back at least `bytes` idle bytes, oldest first, or all there are. Returns the bytes
+    /// given back. `trim(0)` only pays what drops could not.
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::shrink_to`].
+    pub fn trim(&self, bytes: u64) -> Result<u64, AllocError> {
+        self.given_back(self.store().trim(bytes))
+    }
+
+    /// Gives back all idle blocks, after waiting for the device to finish with them. Returns the
+    /// bytes given back. What is behind work that is not submitted stays.
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::shrink_to`].
+    pub fn clear(&self) -> Result<u64, AllocError> {
+        self.given_back(self.store().clear())
+    }
+
+    fn given_back(&self, (bytes, refusal): GivenBack) -> Result<u64, AllocError> {
+        refusal.map_or(Ok(bytes), |error| Err(self.store().error(error, 0, 0, bytes)))
+    }
+
+    /// What live buffers hold, in bytes, after rounding.
+    #[must_use]
+    pub fn allocated_bytes(&self) -> u64 {
+        self.store().allocated.read(&self.store().tallies().1).0
+    }
+
+    /// Bytes that can still be handed out under the reserved limit: what is not reserved, and what
+    /// lies idle. `u64::MAX` without a limit.
+    #[must_use]
+    pub fn available_bytes(&self) -> u64 {
+        let ledger = &self.store().ledger;
+        match ledger.limit() {
+            u64::MAX => u64::MAX,
+            limit => limit - ledger.reserved().min(limit) + self.store().cached_bytes(),
+        }
+    }
+
+    /// The sizes that have idle blocks, in bytes, and how many each.
+    #[must_use]
+    pub fn cached_buffers(&self) -> BTreeMap<u64, usize> {
+        let mut buffers = BTreeMap::new();
+        for shard in self.store().shards.iter() {
+            for (bytes, count) in shard.idle.stacks() {
+                *buffers.entry(bytes).or_default() += count;
+            }
+        }
+        buffers
+    }
+
+    /// The figures of this moment.
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        let store = self.store();
+        let mut sum = PoolStats::default();
+        for shard in store.shards.iter() {
+            sum.add_counts(&shard.counts);
+        }
+        let (requested, allocated) = store.tallies();
+        let (requested_bytes, requested_peak_bytes) = store.requested.read(&requested);
+        let (allocated_bytes, allocated_peak_bytes) = store.allocated.read(&allocated);
+        let cached = self.cached_buffers();
+        let clock = self.allocator().clock();
+        let pending = store.cached_bytes_not(|mark| clock.is_seen_done(mark));
+        PoolStats {
+            keys: cached.len() as u64,
+            cached_buffers: cached.values().map(|count| *count as u64).sum(),
+            requested_bytes,
+            requested_peak_bytes,
+            allocated_bytes,
+            allocated_peak_bytes,
+            active_bytes: allocated_bytes + pending,
+            cached_bytes: store.cached_bytes(),
+            reserved_bytes: store.ledger.reserved(),
+            reserved_peak_bytes: store.ledger.peak(),
+            ..sum
+        }
+    }
+
+    /// Sets all counts to 0 and lets the peaks start again from the current bytes.
+    pub fn reset_stats(&self) {
+        let store = self.store();
+        let mut shards: Vec<_> = store.shards.iter().collect();
+        let peak = shards.iter().map(|s| s.allocated.peak_so_far(&store.allocated)).max();
+        store.forget_peak(peak.unwrap_or(0));
+        for shard in &mut shards {
+            shard.counts = PoolStats::default();
+        }
+        store.requested.reset_peak(shards.iter_mut().map(|shard| &mut shard.requested));
+        store.allocated.reset_peak(shards.iter_mut().map(|shard| &mut shard.allocated));
+        store.ledger.reset_peak();
+    }
+}
+
+impl<A: DeviceAllocator> Clone for BucketPool<A> {
+    fn clone(&self) -> Self {
+        Self { owner: self.owner.clone(), zero: self.zero }
+    }
+}
+
+impl<A: DeviceAllocator> fmt::Debug for BucketPool<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BucketPool").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,140 @@
+//! All shards of a store, and how long the store lives.
+//!
+//! A store lives as long as its owner, or any buffer. No count is shared while it is open: each
+//! shard counts buffers taken less buffers returned. Closing adds these up, and from then on each
+//! return counts in one place. The owner's own hold, [`OPEN`], keeps that count from reaching zero
+//! before the sum is in it.
+
+use crate::device::DeviceAllocator;
+use crate::shard::{Owed, Shard};
+use parking_lot::{Mutex, MutexGuard};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Relaxed};
+
+/// Shards at most: they are numbered in the bits of a word.
+const SHARDS_MOST: usize = 64;
+/// What the owner of an open store holds: more than there can be buffers.
+const OPEN: i64 = 1 << 62;
+
+pub(crate) struct Shards<A: DeviceAllocator> {
+    all: Box<[Line<Mutex<Shard<A>>>]>,
+    /// A bit for each shard that a thread has worked on.
+    in_use: AtomicU64,
+    /// [`OPEN`] while the pool is open; from then on, the buffers that are still out.
+    holds: AtomicI64,
+}
+
+/// A value on cache lines of its own (two of them: processors fetch them in pairs).
+#[repr(align(128))]
+struct Line<T>(T);
+
+/// Whether whoever gave up a hold was the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Released {
+    /// Others may hold the store; the caller must not touch it any more.
+    Others,
+    /// Nobody holds it; whoever is told so frees it.
+    Last,
+}
+
+impl<A: DeviceAllocator> Shards<A> {
+    pub(crate) fn new() -> Self {
+        let threads = std::thread::available_parallelism().map_or(4, usize::from);
+        let shards = (2 * threads).next_power_of_two().min(SHARDS_MOST);
+        Self {
+            all: (0..shards).map(|_| Line(Mutex::new(Shard::new()))).collect(),
+            in_use: AtomicU64::new(0),
+            holds: AtomicI64::new(OPEN),
+        }
+    }
+
+    /// This thread's shard.
+    #[inline]
+    pub(crate) fn own(&self) -> MutexGuard<'_, Shard<A>> {
+        let at = thread_number() & (self.all.len() - 1);
+        let mut shard = self.all[at].0.lock();
+        if !shard.in_use {
+            shard.in_use = true;
+            self.in_use.fetch_or(1 << at, Relaxed);
+        }
+        shard
+    }
+
+    pub(crate) fn at(&self, at: usize) -> MutexGuard<'_, Shard<A>> {
+        self.all[at].0.lock()
+    }
+
+    /// The numbers of the shards in use.
+    pub(crate) fn in_use(&self) -> impl Iterator<Item = usize> + use<A> {
+        let in_use = self.in_use.load(Relaxed);
+        (0..SHARDS_MOST).filter(move |at| in_use & (1 << at) != 0)
+    }
+
+    /// The shards in use, one after the other.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = MutexGuard<'_, Shard<A>>> {
+        self.in_use().map(|at| self.at(at))
+    }
+
+    /// The shards in use in which nobody works. For a caller that holds one: waiting for another
+    /// could wait for ever.
+    pub(crate) fn try_iter(&self) -> impl Iterator<Item = MutexGuard<'_, Shard<A>>> {
+        self.in_use().filter_map(|at| self.all[at].0.try_lock())
+    }
+
+    /// Gives up one hold.
+    pub(crate) fn release(&self) -> Released {
+        self.release_under(self.own())
+    }
+
+    /// Gives up one hold. In an open store the last touch is the unlocking of the shard.
+    #[inline]
+    pub(crate) fn release_under(&self, mut shard: MutexGuard<'_, Shard<A>>) -> Released {
+        if !shard.closed {
+            shard.holds -= 1;
+            return Released::Others;
+        }
+        drop(shard);
+        self.release_closed(1)
+    }
+
+    /// Nothing is kept from here on. Returns all that is to be given back, and how many buffers
+    /// are out.
+    pub(crate) fn close(&self) -> (Vec<Owed<A>>, i64) {
+        let (mut owed, mut holds) = (Vec::new(), 0);
+        for shard in &self.all {
+            let mut shard = shard.0.lock();
+            shard.closed = true;
+            holds += std::mem::take(&mut shard.holds);
+            while let Some(taken) = shard.idle.take_oldest() {
+                shard.owe(taken);
+            }
+            owed.append(&mut shard.owed);
+        }
+        (owed, holds)
+    }
+
+    /// Gives up the owner's hold, after [`Shards::close`] has said how many buffers are out.
+    pub(crate) fn release_owner(&self, buffers: i64) -> Released {
+        self.release_closed(OPEN - buffers)
+    }
+
+    fn release_closed(&self, holds: i64) -> Released {
+        if self.holds.fetch_sub(holds, AcqRel) == holds { Released::Last } else { Released::Others }
+    }
+}
+
+/// A number for this thread: 0 for the first that asks, and so on. No destructor, so it can be
+/// read while a thread ends.
+#[inline]
+fn thread_number() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) });
+    let number = NUMBER.get();
+    if number != usize::MAX {
+        return number;
+    }
+    let number = NEXT.fetch_add(1, Relaxed);
+    NUMBER.set(number);
+    number
+}

@@ -1,0 +1,240 @@
+//! A simulated device under the production code: it counts its calls, holds to a capacity, fails
+//! on demand, runs its streams late, and notices a use that is not ordered after the one before.
+//!
+//! It is a device for tests and for replaying traces, not a model of how long anything takes.
+
+mod engine;
+
+use crate::clock::StreamClock;
+use crate::device::{DeviceAllocator, MarkOf, Memory, Request, WholeBlocks};
+use crate::error::{DeviceError, Why};
+use crate::timeline::{EventDriver, Stream, Timeline};
+use engine::{Engine, Event};
+use parking_lot::Mutex;
+use std::fmt;
+use std::sync::Arc;
+
+pub use engine::{SimCall, SimCalls};
+
+/// A stream of a [`SimDevice`].
+pub type SimStream = Stream<SimDriver>;
+
+/// A simulated device. Clones are the same device, so that a test can look at it after the pool
+/// over it is gone.
+///
+/// ```
+/// use pool_core::{BucketPool, sim::{SimCall, SimDevice}};
+///
+/// let device = SimDevice::new();
+/// let pool = BucketPool::new(device.clone());
+/// device.fail(SimCall::Allocate, 0, 1); // the first call fails, once
+/// assert!(pool.allocate(512).is_ok()); // and the pool tries again
+/// drop(pool);
+/// assert_eq!((device.calls().allocations, device.held_bytes()), (1, 0));
+/// ```
+#[derive(Clone)]
+pub struct SimDevice {
+    clock: Arc<Timeline<SimDriver>>,
+    driver: SimDriver,
+}
+
+/// The events of a simulated device.
+#[derive(Clone)]
+pub struct SimDriver(Arc<Mutex<Engine>>);
+
+/// An event of a simulated device.
+#[derive(Debug)]
+pub struct SimEvent(Event);
+
+/// A block of simulated memory.
+#[derive(Debug)]
+pub struct SimBlock {
+    device: u64,
+    at: u64,
+    bytes: u64,
+}
+
+/// A range of simulated memory.
+#[derive(Debug)]
+pub struct SimView<'b> {
+    block: &'b SimBlock,
+    at: u64,
+    bytes: u64,
+}
+
+impl SimDevice {
+    /// A device without a capacity.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_capacity(u64::MAX)
+    }
+
+    /// A device that holds at most `bytes` bytes.
+    #[must_use]
+    pub fn with_capacity(bytes: u64) -> Self {
+        let driver = SimDriver(Arc::new(Mutex::new(Engine::new(bytes))));
+        Self { clock: Arc::new(Timeline::new(driver.clone(), 0)), driver }
+    }
+
+    /// A new stream. What it is given stays queued until somebody synchronizes or [`SimDevice::run`]
+    /// is called.
+    #[must_use]
+    pub fn stream(&self) -> SimStream {
+        let raw = self.driver.0.lock().new_stream();
+        self.clock.register(raw)
+    }
+
+    /// Queues a kernel on `on` that uses all bytes of `view`.
+    pub fn kernel(&self, on: &SimStream, view: &SimView<'_>) {
+        self.driver.0.lock().kernel(*on.raw(), view.at..view.at + view.bytes);
+    }
+
+    /// Runs everything that is queued.
+    pub fn run(&self) {
+        self.driver.0.lock().run();
+    }
+
+    /// Lets a kind of call fail: from the one after `skip` more of its kind on, `times` times.
+    pub fn fail(&self, call: SimCall, skip: u64, times: u64) {
+        self.driver.0.lock().fail(call, skip, times);
+    }
+
+    /// Uses that were not ordered after the use before them, so far.
+    #[must_use]
+    pub fn hazards(&self) -> usize {
+        self.driver.0.lock().hazards().len()
+    }
+
+    /// Each of these uses in words.
+    #[must_use]
+    pub fn hazard_report(&self) -> Vec<String> {
+        self.driver.0.lock().hazards().to_vec()
+    }
+
+    /// Successful calls, so far.
+    #[must_use]
+    pub fn calls(&self) -> SimCalls {
+        self.driver.0.lock().calls()
+    }
+
+    /// Bytes that are handed out.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.driver.0.lock().held_bytes()
+    }
+
+    /// The most bytes that were handed out at once.
+    #[must_use]
+    pub fn held_peak_bytes(&self) -> u64 {
+        self.driver.0.lock().held_peak_bytes()
+    }
+
+    /// Fills a view with a byte, at once.
+    pub fn write(&self, view: &mut SimView<'_>, byte: u8) {
+        let offset = view.at - view.block.at;
+        self.driver.0.lock().write(view.block.at, view.block.bytes, offset, view.bytes, byte);
+    }
+
+    /// What a view shows.
+    #[must_use]
+    pub fn read(&self, view: &SimView<'_>) -> Vec<u8> {
+        let offset = view.at - view.block.at;
+        self.driver.0.lock().read(view.block.at, offset, view.bytes)
+    }
+}
+
+impl DeviceAllocator for SimDevice {
+    type Block = SimBlock;
+    type View<'b> = SimView<'b>;
+    type Kind = ();
+    type Clock = Timeline<SimDriver>;
+    const MEMORY: Memory = Memory::DEVICE;
+
+    fn clock(&self) -> &Timeline<SimDriver> {
+        &self.clock
+    }
+
+    /// Addresses are not memory, so any alignment up to a page will do.
+    fn aligned(&self, _kind: (), alignment: u64) -> Result<(), DeviceError> {
+        if alignment.is_power_of_two() && alignment <= engine::ALIGNMENT {
+            return Ok(());
+        }
+        Err(DeviceError::new(Why::Unsupported, "alignment of simulated memory", 0))
+    }
+
+    fn allocate(&self, request: Request<()>, _on: &SimStream) -> Result<SimBlock, DeviceError> {
+        let mut engine = self.driver.0.lock();
+        let at = engine.allocate(request.bytes)?;
+        Ok(SimBlock { device: engine.id(), at, bytes: request.bytes })
+    }
+
+    /// Waits for `after`, as `cuMemFree` waits for the device.
+    fn free(&self, block: SimBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
+        for mark in after {
+            if self.driver.0.lock().is_busy() {
+                self.clock.synchronize(*mark)?;
+            }
+        }
+        let mut engine = self.driver.0.lock();
+        if block.device != engine.id() {
+            return Err(DeviceError::new(Why::Foreign, "free simulated memory", 0));
+        }
+        engine.free(block.at)
+    }
+
+    fn view<'b>(
+        &'b self,
+        block: &'b SimBlock,
+        offset: u64,
+        bytes: u64,
+        _: &SimStream,
+    ) -> SimView<'b> {
+        SimView { block, at: block.at + offset, bytes }
+    }
+
+    fn zero(&self, block: &mut SimBlock, bytes: u64, on: &SimStream) -> Result<(), DeviceError> {
+        let mut engine = self.driver.0.lock();
+        engine.kernel(*on.raw(), block.at..block.at + bytes);
+        engine.write(block.at, block.bytes, 0, bytes, 0);
+        Ok(())
+    }
+}
+
+impl WholeBlocks for SimDevice {}
+
+impl EventDriver for SimDriver {
+    type Raw = usize;
+    type Event = SimEvent;
+
+    fn record(&self, on: &usize) -> Result<SimEvent, DeviceError> {
+        self.0.lock().record(*on).map(SimEvent)
+    }
+    fn wait(&self, on: &usize, event: &SimEvent) -> Result<(), DeviceError> {
+        self.0.lock().wait(*on, &event.0)
+    }
+    fn query(&self, event: &SimEvent) -> Result<bool, DeviceError> {
+        self.0.lock().query(&event.0)
+    }
+    fn synchronize(&self, event: &SimEvent) -> Result<(), DeviceError> {
+        self.0.lock().synchronize(&event.0);
+        Ok(())
+    }
+}
+
+impl Default for SimDevice {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for SimDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimDevice").field("calls", &self.calls()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for SimDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimDriver").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,178 @@
+//! Statistics of a pool: what is counted, and how people and programs read it.
+
+use crate::size::Bytes;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// The figures of a pool at one moment. All sizes are bytes.
+///
+/// Counts are exact. Reserved bytes and their peak are exact; live bytes and their peak are exact
+/// on one thread, and on `n` threads the peaks may be off by `n/64`. A pool built with
+/// [`statistics(false)`](crate::PoolBuilder::statistics) leaves the counts at 0.
+///
+/// ```
+/// use pool_core::{BucketPool, sim::SimDevice};
+///
+/// let pool = BucketPool::new(SimDevice::new());
+/// for _ in 0..4 {
+///     pool.allocate(1000)?;
+/// }
+/// let stats = pool.stats();
+/// assert_eq!((stats.hits, stats.misses), (3, 1));
+/// assert_eq!(stats.hit_rate(), 0.75);
+/// # Ok::<(), pool_core::AllocError>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PoolStats {
+    /// Requests: hits, misses, bypasses and failures together.
+    pub allocations: u64,
+    /// Requests served without taking memory from the device.
+    pub hits: u64,
+    /// Requests of a size class that the device served.
+    pub misses: u64,
+    /// Requests that fit no size class and went past the pool to the device.
+    pub bypasses: u64,
+    /// Requests that were refused.
+    pub failures: u64,
+    /// Buffers that were dropped, or given back after `detach`.
+    pub deallocations: u64,
+    /// Of those, blocks that the pool kept at first.
+    pub returns: u64,
+    /// Hits on a block that somebody had used before, not one from `warm_up`.
+    pub reuses: u64,
+    /// Idle blocks given back because of a bound, or because memory was short.
+    pub evictions: u64,
+    /// Sizes that have idle blocks now.
+    pub keys: u64,
+    /// Idle blocks now.
+    pub cached_buffers: u64,
+    /// What live buffers were asked for.
+    pub requested_bytes: u64,
+    /// The most of that at once: the live peak, the least that any pool must reserve.
+    pub requested_peak_bytes: u64,
+    /// What live buffers hold, after rounding.
+    pub allocated_bytes: u64,
+    /// The most of that at once.
+    pub allocated_peak_bytes: u64,
+    /// Allocated, plus returned but not seen to be out of use by its streams.
+    pub active_bytes: u64,
+    /// Idle blocks, owed ones among them.
+    pub cached_bytes: u64,
+    /// What is taken from the device.
+    pub reserved_bytes: u64,
+    /// The most of that at once.
+    pub reserved_peak_bytes: u64,
+    /// Asked for and served by the device, over all requests.
+    pub from_device_bytes: u64,
+    /// Asked for and served by idle blocks, over all requests.
+    pub from_pool_bytes: u64,
+    /// Given back, but the device would not have it: still reserved, and out of reach.
+    pub lost_bytes: u64,
+}
+
+impl PoolStats {
+    /// Adds what another shard has counted. A shard fills the counts only; the pool adds the rest.
+    pub(crate) fn add_counts(&mut self, shard: &Self) {
+        self.hits += shard.hits;
+        self.misses += shard.misses;
+        self.bypasses += shard.bypasses;
+        self.failures += shard.failures;
+        self.allocations = self.hits + self.misses + self.bypasses + self.failures;
+        self.deallocations += shard.deallocations;
+        self.returns += shard.returns;
+        self.reuses += shard.reuses;
+        self.evictions += shard.evictions;
+        self.from_device_bytes += shard.from_device_bytes;
+        self.from_pool_bytes += shard.from_pool_bytes;
+        self.lost_bytes += shard.lost_bytes;
+    }
+
+    /// Hits over allocations, 0 to 1; 0 before the first allocation.
+    #[must_use]
+    pub fn hit_rate(&self) -> f64 {
+        share(self.hits, self.allocations)
+    }
+
+    /// Bytes served by idle blocks over all bytes served, 0 to 1.
+    #[must_use]
+    pub fn efficiency(&self) -> f64 {
+        share(self.from_pool_bytes, self.from_pool_bytes + self.from_device_bytes)
+    }
+
+    /// The same figures, and the two rates, for serde.
+    ///
+    /// ```
+    /// use pool_core::{PoolStats, PoolStatsSnapshot};
+    ///
+    /// let snapshot: PoolStatsSnapshot = PoolStats::default().snapshot();
+    /// let json = serde_json::to_string(&snapshot)?;
+    /// assert_eq!(serde_json::from_str::<PoolStatsSnapshot>(&json)?, snapshot);
+    /// # Ok::<(), serde_json::Error>(())
+    /// ```
+    #[must_use]
+    pub fn snapshot(&self) -> PoolStatsSnapshot {
+        PoolStatsSnapshot { stats: *self, hit_rate: self.hit_rate(), efficiency: self.efficiency() }
+    }
+}
+
+fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+impl fmt::Display for PoolStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let percent = |rate: f64| format!("{:.1} %", 100.0 * rate);
+        writeln!(f, "allocations  {} ({} hits)", self.allocations, percent(self.hit_rate()))?;
+        writeln!(
+            f,
+            "  hits {}, misses {}, past the pool {}, refused {}",
+            self.hits, self.misses, self.bypasses, self.failures
+        )?;
+        writeln!(
+            f,
+            "frees        {}: {} kept, {} reused, {} evicted",
+            self.deallocations, self.returns, self.reuses, self.evictions
+        )?;
+        for (name, now, peak) in [
+            ("requested", self.requested_bytes, Some(self.requested_peak_bytes)),
+            ("allocated", self.allocated_bytes, Some(self.allocated_peak_bytes)),
+            ("reserved", self.reserved_bytes, Some(self.reserved_peak_bytes)),
+            ("cached", self.cached_bytes, None),
+        ] {
+            write!(f, "{name:<12} {}", Bytes(now))?;
+            match peak {
+                Some(peak) => writeln!(f, ", peak {}", Bytes(peak))?,
+                None => writeln!(f, " in {} blocks of {} sizes", self.cached_buffers, self.keys)?,
+            }
+        }
+        write!(
+            f,
+            "served       {} by the pool, {} by the device ({} reused)",
+            Bytes(self.from_pool_bytes),
+            Bytes(self.from_device_bytes),
+            percent(self.efficiency())
+        )?;
+        if self.lost_bytes > 0 {
+            write!(
+                f,
+                "\nlost         {} that the device would not take back",
+                Bytes(self.lost_bytes)
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// [`PoolStats`] with its rates, to be written and read by programs: one flat object in JSON.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PoolStatsSnapshot {
+    /// The figures.
+    #[serde(flatten)]
+    pub stats: PoolStats,
+    /// [`PoolStats::hit_rate`].
+    pub hit_rate: f64,
+    /// [`PoolStats::efficiency`].
+    pub efficiency: f64,
+}

@@ -1,0 +1,323 @@
+//! THE HOT PATH: [`Store::take`] and [`Store::give_back`].
+//!
+//! ```text
+//!   BucketPool::allocate        pool.rs
+//!     ladder::allocate          ladder.rs   the rungs, in order
+//!       Store::take             here        one lock, a pop from a stack
+//!       Store::fresh            here        a miss: reserve by compare-and-swap, then the device
+//!   PooledBuffer::drop          buffer.rs
+//!     Store::give_back          here        one lock, a push; what passes a bound becomes a debt
+//! ```
+//!
+//! No lock is held across a device call. A hit writes to no cache line that another thread writes.
+
+use crate::clock::{Order, StreamClock};
+use crate::device::{DeviceAllocator, Request};
+use crate::error::{DeviceError, Why};
+use crate::gauge::{Gauge, Tally};
+use crate::idle::Taken;
+use crate::limit::{CachedLimit, Leases, Ledger};
+use crate::marks::Marks;
+use crate::policy::SizeClasses;
+use crate::shard::{Key, Owed, Shard, Spare, Want};
+use crate::shards::{Released, Shards};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// What a pool was built with, and that does not change.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) cached: CachedLimit,
+    pub(crate) bucket: usize,
+    pub(crate) statistics: bool,
+    /// Blocks are cleared when they come back.
+    pub(crate) zero_on_return: bool,
+}
+
+/// The blocks of one pool.
+pub(crate) struct Store<A: DeviceAllocator> {
+    pub(crate) allocator: A,
+    pub(crate) classes: SizeClasses,
+    pub(crate) bounds: Bounds,
+    pub(crate) ledger: Ledger,
+    pub(crate) requested: Gauge,
+    pub(crate) allocated: Gauge,
+    /// The most allocated bytes that a reset of the statistics has forgotten.
+    forgotten_peak: AtomicU64,
+    leases: Leases,
+    /// Moves with each miss; what came back in one epoch counts as equally old across shards.
+    epoch: AtomicU64,
+    pub(crate) shards: Shards<A>,
+}
+
+/// A block on its way out.
+pub(crate) struct Grant<A: DeviceAllocator> {
+    pub(crate) block: A::Block,
+    pub(crate) bytes: u64,
+    pub(crate) fresh: bool,
+    pub(crate) dirty: bool,
+}
+
+/// A block on its way back.
+pub(crate) struct Return<A: DeviceAllocator> {
+    pub(crate) block: A::Block,
+    pub(crate) marks: Marks<A::Clock>,
+    pub(crate) kind: A::Kind,
+    pub(crate) bytes: u64,
+    pub(crate) requested: u64,
+    /// Whether the pool may keep it.
+    pub(crate) pooled: bool,
+}
+
+impl<A: DeviceAllocator> Store<A> {
+    pub(crate) fn new(allocator: A, classes: SizeClasses, bounds: Bounds, ledger: Ledger) -> Self {
+        Self {
+            allocator,
+            classes,
+            bounds,
+            ledger,
+            requested: Gauge::default(),
+            allocated: Gauge::default(),
+            forgotten_peak: AtomicU64::new(0),
+            leases: Leases::default(),
+            epoch: AtomicU64::new(0),
+            shards: Shards::new(),
+        }
+    }
+
+    /// A hit: an idle block of this thread's shard that needs no device call. What the shard owes
+    /// comes along, to be paid without the lock.
+    #[inline]
+    pub(crate) fn take(&self, want: &Want<'_, A>) -> Option<Grant<A>> {
+        let mut shard = self.shards.own();
+        let taken = shard.take_ready(want, self.allocator.clock())?;
+        let grant = self.lend(&mut shard, want, taken);
+        let owed = std::mem::take(&mut shard.owed);
+        drop(shard);
+        self.pay(owed);
+        Some(grant)
+    }
+
+    /// A hit on another thread's shard, or on another stream's block; still no device call.
+    #[cold]
+    pub(crate) fn take_elsewhere(&self, want: &Want<'_, A>) -> Option<Grant<A>> {
+        let clock = self.allocator.clock();
+        let taken = self.shards.iter().find_map(|mut shard| shard.take_ready(want, clock))?;
+        Some(self.lend(&mut self.shards.own(), want, taken))
+    }
+
+    /// A hit on a block behind an event, or of which only the device knows whether it is done.
+    /// Instead of a call for fresh memory, and without blocking the host.
+    #[cold]
+    pub(crate) fn take_behind_event(
+        &self,
+        want: &Want<'_, A>,
+    ) -> Result<Option<Grant<A>>, DeviceError> {
+        let clock = self.allocator.clock();
+        let mut passed_over = Vec::new();
+        let mut found = Ok(None);
+        for at in self.shards.in_use() {
+            while let Some(taken) = { self.shards.at(at).take_any(want) } {
+                let ready = taken.item.marks.make_ready(clock, want.on, A::MEMORY.cpu_touches);
+                if ready == Ok(Order::Ordered) {
+                    found = Ok(Some(taken));
+                    break;
+                }
+                passed_over.push((at, taken));
+                if let Err(error) = ready {
+                    found = Err(error);
+                    break;
+                }
+            }
+            if !matches!(found, Ok(None)) {
+                break;
+            }
+        }
+        for (at, taken) in passed_over {
+            self.put_back(&mut self.shards.at(at), want.key.kind, taken);
+        }
+        Ok(found?.map(|taken| self.lend(&mut self.shards.own(), want, taken)))
+    }
+
+    /// Takes a block from the device: reserved first, given back if the device refuses.
+    #[cold]
+    pub(crate) fn fresh(&self, want: &Want<'_, A>) -> Result<Grant<A>, DeviceError> {
+        let bytes = want.class.bytes;
+        let block = self.from_device(want)?;
+        let mut shard = self.shards.own();
+        self.count_out(&mut shard, want.requested, bytes);
+        if self.bounds.statistics {
+            let counts = &mut shard.counts;
+            *(if want.class.pooled { &mut counts.misses } else { &mut counts.bypasses }) += 1;
+            counts.from_device_bytes += want.requested;
+        }
+        Ok(Grant { block, bytes, fresh: true, dirty: false })
+    }
+
+    /// A block from the device, of which nothing is counted but its reserved bytes.
+    pub(crate) fn from_device(&self, want: &Want<'_, A>) -> Result<A::Block, DeviceError> {
+        let bytes = want.class.bytes;
+        self.ledger.reserve(bytes)?;
+        self.epoch.fetch_add(1, Relaxed);
+        let request = Request { bytes, kind: want.key.kind };
+        let block = self.allocator.allocate(request, want.on);
+        block.inspect_err(|_| self.ledger.give_back(bytes))
+    }
+
+    /// Keeps a block that comes back, or owes it to the device. Gives up the caller's hold.
+    #[inline]
+    pub(crate) fn give_back(&self, returned: Return<A>, clean: bool) -> Released {
+        let Return { block, marks, kind, bytes, requested, pooled } = returned;
+        let mut shard = self.shards.own();
+        self.count_in(&mut shard, requested, bytes);
+        if pooled && !shard.closed {
+            shard.counts.returns += u64::from(self.bounds.statistics);
+            let item = Spare { block, marks, used: true, dirty: !clean };
+            self.keep(&mut shard, kind, Taken { bytes, item });
+        } else {
+            shard.owed.push(Owed { block, marks, bytes });
+        }
+        if shard.owed.is_empty() || !(A::MEMORY.free_in_drop || shard.closed) {
+            return self.shards.release_under(shard);
+        }
+        let owed = std::mem::take(&mut shard.owed);
+        drop(shard);
+        self.pay(owed);
+        self.shards.release()
+    }
+
+    /// Adds an idle block as the newest and makes room for it, oldest first.
+    pub(crate) fn keep(&self, shard: &mut Shard<A>, kind: A::Kind, spare: Taken<Spare<A>>) {
+        let peak = shard.allocated.peak_so_far(&self.allocated);
+        let limit = self.bounds.cached.bytes(peak.max(self.forgotten_peak.load(Relaxed)));
+        if spare.bytes > limit / 2 {
+            return shard.owe(spare);
+        }
+        let lane = self.allocator.clock().lane(spare.item.marks.home());
+        let key = Key { kind, lane };
+        let (bytes, stamp) = (spare.bytes, self.epoch.load(Relaxed));
+        if shard.idle.push(key, bytes, stamp, spare.item) > self.bounds.bucket
+            && let Some(oldest) = shard.idle.take_oldest_of(key, bytes)
+        {
+            shard.owe(oldest);
+        }
+        while shard.idle.bytes() > shard.lease {
+            let more = shard.idle.bytes() - shard.lease;
+            if self.leases.extend(more, limit) {
+                shard.lease += more;
+            } else if !self.reclaim_unused_leases() {
+                self.evict_oldest(shard);
+            }
+        }
+    }
+
+    /// A block that was only looked at. No bound can be passed that was kept before.
+    fn put_back(&self, shard: &mut Shard<A>, kind: A::Kind, spare: Taken<Spare<A>>) {
+        let lane = self.allocator.clock().lane(spare.item.marks.home());
+        shard.idle.push(Key { kind, lane }, spare.bytes, self.epoch.load(Relaxed), spare.item);
+    }
+
+    fn reclaim_unused_leases(&self) -> bool {
+        let unused: u64 = self.shards.try_iter().map(|mut shard| shard.unused_lease()).sum();
+        self.leases.give_back(unused);
+        unused > 0
+    }
+
+    /// Evicts the oldest idle block of all shards that can be entered; this one's in doubt.
+    fn evict_oldest(&self, shard: &mut Shard<A>) {
+        let own = shard.idle.oldest_stamp().unwrap_or(u64::MAX);
+        let other =
+            self.shards.try_iter().min_by_key(|s| s.idle.oldest_stamp().unwrap_or(u64::MAX));
+        let older = other.filter(|s| s.idle.oldest_stamp().is_some_and(|stamp| stamp < own));
+        let evicted = match older {
+            Some(mut other) => {
+                let evicted = other.idle.take_oldest();
+                self.leases.give_back(other.unused_lease());
+                evicted
+            }
+            None => shard.idle.take_oldest(),
+        };
+        if let Some(evicted) = evicted {
+            shard.owe(evicted);
+        }
+    }
+
+    /// Gives blocks back to the device. Returns the bytes that went, and the first refusal.
+    pub(crate) fn pay(&self, owed: Vec<Owed<A>>) -> (u64, Option<DeviceError>) {
+        let (mut given_back, mut refusal) = (0, None);
+        for Owed { block, marks, bytes } in owed {
+            match self.allocator.free(block, &marks.all()) {
+                Ok(()) => given_back += bytes,
+                Err(error) => {
+                    refusal.get_or_insert(error);
+                    self.shards.own().counts.lost_bytes += bytes;
+                    // The device still has it, so it stays reserved; a lost device has nothing.
+                    if error.why != Why::Lost {
+                        continue;
+                    }
+                }
+            }
+            self.ledger.give_back(bytes);
+        }
+        (given_back, refusal)
+    }
+
+    /// Counts a block out of the pool's hands.
+    fn count_out(&self, shard: &mut Shard<A>, requested: u64, bytes: u64) {
+        shard.holds += 1;
+        shard.requested.add(requested, &self.requested);
+        shard.allocated.add(bytes, &self.allocated);
+    }
+
+    /// Counts a block that comes back.
+    fn count_in(&self, shard: &mut Shard<A>, requested: u64, bytes: u64) {
+        shard.requested.subtract(requested, &self.requested);
+        shard.allocated.subtract(bytes, &self.allocated);
+        shard.counts.deallocations += u64::from(self.bounds.statistics);
+    }
+
+    /// Counts a block that comes back to somebody else than the pool. Gives up the caller's hold.
+    pub(crate) fn forget(&self, requested: u64, bytes: u64) -> Released {
+        let mut shard = self.shards.own();
+        self.count_in(&mut shard, requested, bytes);
+        self.shards.release_under(shard)
+    }
+
+    #[inline]
+    fn lend(&self, shard: &mut Shard<A>, want: &Want<'_, A>, taken: Taken<Spare<A>>) -> Grant<A> {
+        self.count_out(shard, want.requested, taken.bytes);
+        if self.bounds.statistics {
+            shard.counts.hits += 1;
+            shard.counts.reuses += u64::from(taken.item.used);
+            shard.counts.from_pool_bytes += want.requested;
+        }
+        let Spare { block, dirty, .. } = taken.item;
+        Grant { block, bytes: taken.bytes, fresh: false, dirty }
+    }
+
+    /// A reset of the statistics must not lower a bound that is a share of the peak.
+    pub(crate) fn forget_peak(&self, allocated_peak: u64) {
+        self.forgotten_peak.fetch_max(allocated_peak, Relaxed);
+    }
+
+    /// What the shards in use have not reported to the gauges: requested, allocated.
+    pub(crate) fn tallies(&self) -> (Vec<Tally>, Vec<Tally>) {
+        self.shards.iter().map(|shard| (shard.requested, shard.allocated)).unzip()
+    }
+}
+
+impl<A: DeviceAllocator> Store<A> {
+    /// The owner goes: nothing is kept from here on, and what is idle goes back to the device.
+    pub(crate) fn close(&self) -> Released {
+        let (owed, holds) = self.shards.close();
+        self.pay(owed);
+        self.shards.release_owner(holds)
+    }
+}
+
+impl<A: DeviceAllocator> Drop for Store<A> {
+    fn drop(&mut self) {
+        let owed =
+            self.shards.iter().flat_map(|mut shard| std::mem::take(&mut shard.owed)).collect();
+        self.pay(owed);
+    }
+}

@@ -1,0 +1,8 @@
+//! The simulated device passes the suite.
+
+use pool_core::{conformance, sim::SimDevice};
+
+#[test]
+fn simulated_memory_passes_the_suite() {
+    conformance::run(SimDevice::new);
+}

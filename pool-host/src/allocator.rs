@@ -1,0 +1,160 @@
+//! Blocks from the program's global allocator.
+#![expect(unsafe_code, reason = "the global allocator is called through pointers")]
+
+use pool_core::{
+    DeviceAllocator, DeviceError, HostMemory, Immediate, MarkOf, Memory, Request, StreamOf,
+    WholeBlocks, Why,
+};
+use std::alloc::{self, Layout};
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+/// Host memory from the program's global allocator, at any alignment.
+///
+/// Fresh blocks read as zeroes: a buffer derefs to bytes, and bytes that nobody wrote may not be
+/// read. From 128 KiB or so that costs nothing, since fresh pages are zero anyway.
+///
+/// ```
+/// use pool_core::BucketPool;
+/// use pool_host::HostAllocator;
+///
+/// let pool = BucketPool::new(HostAllocator::new());
+/// let mut buffer = pool.allocate(1000)?;
+/// buffer.fill(7);
+/// assert_eq!(buffer[999], 7);
+/// # Ok::<(), pool_core::AllocError>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HostAllocator {
+    clock: Immediate,
+}
+
+/// What a host block is aligned to, as a power of two of bytes. 64, a cache line, by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Alignment(usize);
+
+/// A block of host memory.
+#[derive(Debug)]
+pub struct HostBlock {
+    at: NonNull<u8>,
+    layout: Layout,
+}
+
+/// A range of host memory.
+#[derive(Debug)]
+pub struct HostView<'b> {
+    at: NonNull<u8>,
+    bytes: usize,
+    block: PhantomData<&'b HostBlock>,
+}
+
+impl HostAllocator {
+    /// Takes nothing until it is asked.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { clock: Immediate }
+    }
+}
+
+impl Default for Alignment {
+    fn default() -> Self {
+        Self(64)
+    }
+}
+
+impl HostView<'_> {
+    /// Where the bytes begin.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.at.as_ptr()
+    }
+
+    /// How many bytes there are.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl DeviceAllocator for HostAllocator {
+    type Block = HostBlock;
+    type View<'b> = HostView<'b>;
+    type Kind = Alignment;
+    type Clock = Immediate;
+    const MEMORY: Memory = Memory::HOST;
+
+    #[inline]
+    fn clock(&self) -> &Immediate {
+        &self.clock
+    }
+
+    fn aligned(&self, kind: Alignment, alignment: u64) -> Result<Alignment, DeviceError> {
+        let refused = DeviceError::new(Why::Unsupported, "alignment of host memory", 0);
+        match usize::try_from(alignment) {
+            Ok(alignment) if Layout::from_size_align(1, alignment).is_ok() => {
+                Ok(Alignment(alignment.max(kind.0)))
+            }
+            _ => Err(refused),
+        }
+    }
+
+    fn allocate(&self, request: Request<Alignment>, _on: &()) -> Result<HostBlock, DeviceError> {
+        let too_large = DeviceError::new(Why::TooLarge, "alloc", 0);
+        let bytes = usize::try_from(request.bytes.max(1)).map_err(|_| too_large)?;
+        let layout = Layout::from_size_align(bytes, request.kind.0).map_err(|_| too_large)?;
+        // SAFETY: the layout's size is at least 1.
+        let at = unsafe { alloc::alloc_zeroed(layout) };
+        let at = NonNull::new(at).ok_or(DeviceError::new(Why::OutOfMemory, "alloc", 0))?;
+        Ok(HostBlock { at, layout })
+    }
+
+    fn free(&self, block: HostBlock, _after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
+        // SAFETY: a block is made in `allocate` only, owns its memory, carries the layout that it
+        // was allocated with, and is moved in here. Which `HostAllocator` made it does not matter:
+        // they all call the global allocator.
+        unsafe { alloc::dealloc(block.at.as_ptr(), block.layout) };
+        Ok(())
+    }
+
+    #[inline]
+    fn view<'b>(
+        &'b self,
+        block: &'b HostBlock,
+        offset: u64,
+        bytes: u64,
+        _on: &StreamOf<Self>,
+    ) -> HostView<'b> {
+        let all = block.layout.size() as u64;
+        // Straying would be undefined behaviour, so a range outside becomes an empty one.
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= all);
+        let (offset, bytes) = if inside { (offset, bytes) } else { (0, 0) };
+        #[expect(clippy::cast_possible_truncation, reason = "at most the size of the layout")]
+        let (offset, bytes) = (offset as usize, bytes as usize);
+        // SAFETY: the offset is at most the size of the block, as just checked.
+        let at = unsafe { block.at.add(offset) };
+        HostView { at, bytes, block: PhantomData }
+    }
+
+    fn zero(&self, block: &mut HostBlock, bytes: u64, _on: &()) -> Result<(), DeviceError> {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).min(block.layout.size());
+        // SAFETY: not more than the block holds, and the block is borrowed alone.
+        unsafe { block.at.write_bytes(0, bytes) };
+        Ok(())
+    }
+}
+
+impl WholeBlocks for HostAllocator {}
+
+// SAFETY: blocks come zeroed from the global allocator, so all bytes are valid and initialised, and
+// each is given back once, in `free`.
+unsafe impl HostMemory for HostAllocator {
+    #[inline]
+    fn pointer(view: &HostView<'_>) -> NonNull<u8> {
+        view.at
+    }
+}
+
+// SAFETY: a block owns its memory; the pointer is only used through it.
+unsafe impl Send for HostBlock {}
+// SAFETY: a shared block only lends views, which are pointers.
+unsafe impl Sync for HostBlock {}

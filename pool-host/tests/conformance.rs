@@ -1,0 +1,39 @@
+//! Host memory passes the suite.
+
+use pool_core::{BucketPool, conformance};
+use pool_host::HostAllocator;
+
+#[test]
+fn host_memory_passes_the_suite() {
+    conformance::run(HostAllocator::new);
+}
+
+#[test]
+fn any_alignment_is_kept_also_when_a_block_is_reused() {
+    let pool = BucketPool::new(HostAllocator::new());
+    for alignment in (0..=21).map(|shift| 1_u64 << shift) {
+        for _ in 0..2 {
+            let buffer = pool.allocate_aligned(100, alignment).unwrap();
+            assert_eq!(buffer.as_ptr().addr() as u64 % alignment.max(64), 0, "{alignment}");
+        }
+    }
+    assert_eq!(pool.stats().hits, 22 + 6, "1 to 64 are one kind of memory");
+}
+
+#[test]
+fn a_size_that_no_address_space_holds_is_refused() {
+    let pool = BucketPool::new(HostAllocator::new());
+    let error = pool.allocate(isize::MAX.unsigned_abs() as u64).unwrap_err();
+    assert_eq!(error.why(), pool_core::Why::TooLarge, "{error}");
+}
+
+#[test]
+fn fresh_memory_reads_as_zeroes_and_reused_memory_as_it_was_left() {
+    let pool = BucketPool::new(HostAllocator::new());
+    let mut first = pool.allocate(5000).unwrap();
+    assert!(first.iter().all(|byte| *byte == 0));
+    first.fill(9);
+    drop(first);
+    assert!(pool.allocate(5000).unwrap().iter().all(|byte| *byte == 9));
+    assert!(pool.allocate_zeroed(5000).unwrap().iter().all(|byte| *byte == 0));
+}
