@@ -1,0 +1,129 @@
+//! An allocator over an allocator that counts what reaches the device.
+#![expect(unsafe_code, reason = "host memory stays host memory when it is counted")]
+
+use bucketpool::{DeviceAllocator, DeviceError, HostMemory, MarkOf, Memory, Request, StreamOf};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Counts successful calls and bytes of the allocator inside.
+#[derive(Debug)]
+pub struct Counted<A> {
+    inner: A,
+    calls: Arc<Calls>,
+}
+
+/// What a device was asked for.
+#[derive(Debug, Default)]
+pub struct Calls {
+    allocations: AtomicU64,
+    frees: AtomicU64,
+    bytes: AtomicU64,
+    peak_bytes: AtomicU64,
+}
+
+/// A block that carries its size.
+#[derive(Debug)]
+pub struct CountedBlock<B> {
+    block: B,
+    bytes: u64,
+}
+
+impl<A> Counted<A> {
+    /// Counts from zero.
+    pub fn new(inner: A) -> Self {
+        Self { inner, calls: Arc::default() }
+    }
+
+    /// The counts, which outlive the allocator.
+    #[must_use]
+    pub fn calls(&self) -> Arc<Calls> {
+        self.calls.clone()
+    }
+}
+
+impl Calls {
+    /// Successful allocations.
+    pub fn allocations(&self) -> u64 {
+        self.allocations.load(Relaxed)
+    }
+
+    /// Successful frees.
+    pub fn frees(&self) -> u64 {
+        self.frees.load(Relaxed)
+    }
+
+    /// The most bytes held at once.
+    pub fn peak_bytes(&self) -> u64 {
+        self.peak_bytes.load(Relaxed)
+    }
+
+    /// Counts an allocation that succeeded.
+    pub fn took(&self, bytes: u64) {
+        self.allocations.fetch_add(1, Relaxed);
+        let held = self.bytes.fetch_add(bytes, Relaxed) + bytes;
+        self.peak_bytes.fetch_max(held, Relaxed);
+    }
+
+    /// Counts a free that succeeded.
+    pub fn gave_back(&self, bytes: u64) {
+        self.frees.fetch_add(1, Relaxed);
+        self.bytes.fetch_sub(bytes, Relaxed);
+    }
+}
+
+impl<A: DeviceAllocator> DeviceAllocator for Counted<A> {
+    type Block = CountedBlock<A::Block>;
+    type View<'b> = A::View<'b>;
+    type Kind = A::Kind;
+    type Clock = A::Clock;
+    const MEMORY: Memory = A::MEMORY;
+
+    fn clock(&self) -> &A::Clock {
+        self.inner.clock()
+    }
+    fn granule(&self) -> u64 {
+        self.inner.granule()
+    }
+    fn aligned(&self, kind: A::Kind, alignment: u64) -> Result<A::Kind, DeviceError> {
+        self.inner.aligned(kind, alignment)
+    }
+    fn allocate(
+        &self,
+        request: Request<A::Kind>,
+        on: &StreamOf<Self>,
+    ) -> Result<Self::Block, DeviceError> {
+        let block = self.inner.allocate(request, on)?;
+        self.calls.took(request.bytes);
+        Ok(CountedBlock { block, bytes: request.bytes })
+    }
+    fn free(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
+        self.inner.free(block.block, after)?;
+        self.calls.gave_back(block.bytes);
+        Ok(())
+    }
+    fn view<'b>(
+        &'b self,
+        block: &'b Self::Block,
+        offset: u64,
+        bytes: u64,
+        on: &StreamOf<Self>,
+    ) -> A::View<'b> {
+        self.inner.view(&block.block, offset, bytes, on)
+    }
+    fn zero(
+        &self,
+        block: &mut Self::Block,
+        bytes: u64,
+        on: &StreamOf<Self>,
+    ) -> Result<(), DeviceError> {
+        self.inner.zero(&mut block.block, bytes, on)
+    }
+}
+
+// SAFETY: blocks and views are those of the allocator inside, which makes the same promise.
+unsafe impl<A: HostMemory> HostMemory for Counted<A> {
+    fn pointer(view: &Self::View<'_>) -> NonNull<u8> {
+        A::pointer(view)
+    }
+}

@@ -1,0 +1,158 @@
+//! Replays a trace on a pool.
+
+use crate::clock::timed;
+use crate::counted::Counted;
+use crate::input::BadInput;
+use crate::spec::PolicySpec;
+use crate::trace::{Step, Trace};
+use bucketpool::host::HostAllocator;
+use bucketpool::sim::SimDevice;
+use bucketpool::{BucketPool, Bytes, CachedLimit, DeviceAllocator};
+use clap::ValueEnum;
+use serde::Serialize;
+
+/// A kind of memory that can be measured here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Backend {
+    /// Host memory.
+    Host,
+    /// The simulated device.
+    Sim,
+}
+
+/// How traces are replayed.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// On what memory.
+    pub backend: Backend,
+    /// The bound on idle blocks, if one was given.
+    pub cached_limit: Option<CachedLimit>,
+    /// The size of the simulated device.
+    pub capacity: Option<u64>,
+}
+
+/// What a replay came to; one line of `--json`.
+#[derive(Clone, Debug, Serialize)]
+#[expect(missing_docs, reason = "the names are the documentation; README.md tells them")]
+pub struct Outcome {
+    pub trace: String,
+    pub policy: String,
+    pub backend: Backend,
+    pub ops: u64,
+    pub allocations: u64,
+    pub live_peak_bytes: u64,
+    pub reserved_peak_bytes: u64,
+    pub hits: u64,
+    pub misses: u64,
+    pub bypasses: u64,
+    pub ooms: u64,
+    pub hit_rate: f64,
+    pub device_allocations: u64,
+    pub device_frees: u64,
+    pub ns_per_op: f64,
+}
+
+/// Replays `trace` under one policy.
+///
+/// # Errors
+///
+/// A capacity below the largest request; a trace that does not fit this machine's memory.
+pub fn replay(trace: &Trace, spec: &PolicySpec, settings: Settings) -> Result<Outcome, BadInput> {
+    let (largest, line) = trace.largest;
+    let capacity = settings.capacity.unwrap_or(u64::MAX);
+    if capacity < largest {
+        let request =
+            format!("the largest request of {}, {largest} bytes in line {line}", trace.name);
+        let what = format!("capacity of {capacity} bytes");
+        return Err(BadInput::new(what, format!("at least {request}")));
+    }
+    match settings.backend {
+        Backend::Sim => {
+            let limit = settings.cached_limit.unwrap_or(CachedLimit::Unlimited);
+            Ok(run(SimDevice::with_capacity(capacity), limit, trace, spec, settings.backend))
+        }
+        Backend::Host => {
+            let limit = settings.cached_limit.unwrap_or(CachedLimit::OfPeak(0.25));
+            fits_this_machine(trace, limit)?;
+            Ok(run(HostAllocator::new(), limit, trace, spec, settings.backend))
+        }
+    }
+}
+
+fn run<A: DeviceAllocator>(
+    device: A,
+    limit: CachedLimit,
+    trace: &Trace,
+    spec: &PolicySpec,
+    backend: Backend,
+) -> Outcome {
+    let device = Counted::new(device);
+    let calls = device.calls();
+    let mut builder = BucketPool::builder(device).policy(spec.policy.clone()).cached_limit(limit);
+    if let Some(granule) = spec.granule {
+        builder = builder.granule(granule);
+    }
+    let pool = builder.build();
+    let mut slots: Vec<_> = std::iter::repeat_with(|| None).take(trace.slots).collect();
+    let ((), ns) = timed(|| {
+        for step in &trace.steps {
+            match *step {
+                Step::Allocate { slot, bytes } => slots[slot as usize] = pool.allocate(bytes).ok(),
+                Step::Free { slot } => slots[slot as usize] = None,
+            }
+        }
+    });
+    // What the last drops owe belongs to the trace.
+    let _ = pool.trim(0);
+    let stats = pool.stats();
+    Outcome {
+        trace: trace.name.clone(),
+        policy: spec.text.clone(),
+        backend,
+        ops: trace.ops,
+        allocations: trace.allocations,
+        live_peak_bytes: trace.live_peak_bytes,
+        reserved_peak_bytes: calls.peak_bytes(),
+        hits: stats.hits,
+        misses: stats.misses,
+        bypasses: stats.bypasses,
+        ooms: stats.failures,
+        hit_rate: stats.hit_rate(),
+        device_allocations: calls.allocations(),
+        device_frees: calls.frees(),
+        ns_per_op: ns as f64 / trace.steps.len() as f64,
+    }
+}
+
+/// Real memory is only risked if the trace and its cache fit half of what is free.
+fn fits_this_machine(trace: &Trace, limit: CachedLimit) -> Result<(), BadInput> {
+    let cached = match limit {
+        CachedLimit::Bytes(bytes) => bytes,
+        CachedLimit::OfPeak(share) => {
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "saturates"
+            )]
+            let bytes = (trace.live_peak_bytes as f64 * share) as u64;
+            bytes
+        }
+        _ => u64::MAX,
+    };
+    let needed = trace.live_peak_bytes.saturating_add(cached);
+    let half = free_memory().map_or(u64::MAX, |free| free / 2);
+    if needed <= half {
+        return Ok(());
+    }
+    let what = format!("{} needs {} of host memory with its cache", trace.name, Bytes(needed));
+    Err(BadInput::new(what, format!("at most half of what is free, {}", Bytes(half))))
+}
+
+/// Bytes that this machine could give to programs, where the system tells.
+#[must_use]
+pub fn free_memory() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find(|line| line.starts_with("MemAvailable:"))?;
+    line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib << 10)
+}

@@ -1,0 +1,104 @@
+//! Policies as people type them: `exact:round=16,pow2,tiered:4K+16K,fit:2`.
+
+use crate::input::BadInput;
+use crate::sizes;
+use bucketpool::BucketPolicy;
+
+const KNOWN: &str = "exact[:round=1], pow2[:min=512], tiered:4K+16K+64K or fit:2[:round=512]";
+
+/// A policy, and how it was typed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PolicySpec {
+    /// As typed.
+    pub text: String,
+    /// What it means.
+    pub policy: BucketPolicy,
+    /// Its granule, if one was given.
+    pub granule: Option<u64>,
+}
+
+/// Reads a list of policies, with commas between them.
+///
+/// # Errors
+///
+/// An unknown name, an argument that it does not take, or one that it needs.
+pub fn list(text: &str) -> Result<Vec<PolicySpec>, BadInput> {
+    text.split(',').map(|spec| one(spec.trim())).collect()
+}
+
+fn one(text: &str) -> Result<PolicySpec, BadInput> {
+    let bad = |what: String| BadInput::new(format!("policy `{text}`: {what}"), KNOWN);
+    let mut parts = text.split(':');
+    let name = parts.next().unwrap_or_default();
+    let mut values = Vec::new();
+    let mut granule = None;
+    let granule_key = if name == "pow2" { "min" } else { "round" };
+    for part in parts {
+        match part.split_once('=') {
+            None => values.push(part),
+            Some((key, value)) if key == granule_key && name != "tiered" => {
+                let bytes = sizes::bytes(value).ok().filter(|bytes| *bytes > 0);
+                granule = Some(bytes.ok_or_else(|| bad(format!("`{value}` is no size")))?);
+            }
+            Some((key, _)) => return Err(bad(format!("there is no `{key}`"))),
+        }
+    }
+    let policy = match (name, values.as_slice()) {
+        ("exact", []) => BucketPolicy::Exact,
+        ("pow2", []) => BucketPolicy::PowerOfTwo,
+        ("tiered", [classes]) => {
+            let classes: Result<Vec<u64>, _> = classes.split('+').map(sizes::bytes).collect();
+            BucketPolicy::tiered(&classes.map_err(|_| bad("its classes are no sizes".into()))?)
+        }
+        ("fit", [alpha]) => match alpha.parse::<f64>() {
+            Ok(alpha) if alpha.is_finite() && alpha >= 1.0 => BucketPolicy::Fit { alpha },
+            _ => return Err(bad(format!("`{alpha}` is no factor of 1 or more"))),
+        },
+        ("exact" | "pow2", [value, ..]) => return Err(bad(format!("`{value}` has no place"))),
+        ("tiered", _) => return Err(bad("it takes one list of classes".into())),
+        ("fit", _) => return Err(bad("it takes one factor".into())),
+        _ => return Err(bad("there is no policy of this name".into())),
+    };
+    Ok(PolicySpec { text: text.to_owned(), policy, granule })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_policy_and_its_arguments() {
+        let specs = list("exact:round=16,pow2,tiered:4K+64K,fit:1.5:round=1K").unwrap();
+        let read: Vec<_> = specs.iter().map(|s| (s.policy.clone(), s.granule)).collect();
+        let expected = [
+            (BucketPolicy::Exact, Some(16)),
+            (BucketPolicy::PowerOfTwo, None),
+            (BucketPolicy::tiered(&[4096, 65536]), None),
+            (BucketPolicy::Fit { alpha: 1.5 }, Some(1024)),
+        ];
+        assert_eq!(read, expected);
+        assert_eq!(specs[3].text, "fit:1.5:round=1K");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let bad = [
+            "",
+            "exakt",
+            "exact:16",
+            "exact:min=3",
+            "pow2:min=0",
+            "pow2:min=x",
+            "tiered",
+            "tiered:a",
+            "tiered:1K:round=3",
+            "fit",
+            "fit:0.5",
+            "fit:nan",
+            "fit:2:3",
+            "exact,,pow2",
+        ];
+        let errors: Vec<_> = bad.map(|text| list(text).unwrap_err().to_string()).to_vec();
+        insta::assert_snapshot!(errors.join("\n"));
+    }
+}

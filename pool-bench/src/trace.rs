@@ -1,0 +1,270 @@
+//! Reads `.ptrace.csv` traces, plain or compressed with zstd. The format is told in
+//! `traces/README.md`.
+
+use crate::input::BadInput;
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::path::Path;
+
+/// Largest size in a trace, in bytes: what a process can address today.
+const SIZE_LIMIT: u64 = 1 << 47;
+const COLUMNS: &str = "op,id,size,lane,dt_ns";
+
+/// A trace, decoded and checked.
+#[derive(Debug, Default)]
+pub struct Trace {
+    /// The file's name up to its first dot.
+    pub name: String,
+    /// What is done, in order.
+    pub steps: Vec<Step>,
+    /// Operations in the file, those without a step among them.
+    pub ops: u64,
+    /// How many steps allocate.
+    pub allocations: u64,
+    /// The most requested bytes alive at once.
+    pub live_peak_bytes: u64,
+    /// Buffers that are alive at once at most.
+    pub slots: usize,
+    /// The largest request, and its line.
+    pub largest: (u64, u64),
+}
+
+/// One step of a replay. Buffers live in numbered slots, which are used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Fill a slot with a buffer of so many bytes.
+    Allocate {
+        /// The slot.
+        slot: u32,
+        /// Bytes requested.
+        bytes: u64,
+    },
+    /// Empty a slot.
+    Free {
+        /// The slot.
+        slot: u32,
+    },
+}
+
+/// Reads a trace.
+///
+/// # Errors
+///
+/// A file that cannot be read, or a line that breaks the format; file and line are named.
+pub fn read(path: &Path) -> Result<Trace, BadInput> {
+    let file = path.display();
+    let unreadable = |error: &io::Error| {
+        BadInput::new(format!("{file}: {error}"), "a readable .ptrace.csv or .ptrace.csv.zst file")
+    };
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let name = name.unwrap_or_default();
+    let source = BufReader::new(File::open(path).map_err(|error| unreadable(&error))?);
+    let lines: Box<dyn BufRead> = if name.ends_with(".zst") {
+        let decoder = zstd::stream::read::Decoder::with_buffer(source);
+        Box::new(BufReader::new(decoder.map_err(|error| unreadable(&error))?))
+    } else {
+        Box::new(source)
+    };
+    let mut rows = Vec::new();
+    for (at, line) in (1..).zip(lines.lines()) {
+        let line = line.map_err(|error| {
+            let what = format!("{file}, line {at}: {error}");
+            BadInput::new(what, "text, compressed with zstd if the name ends in .zst")
+        })?;
+        let row = parse(line.trim_end(), rows.is_empty());
+        let row = row.map_err(|bad| bad.in_file(format!("{file}, line {at}")))?;
+        rows.extend(row.map(|row| (at, row)));
+    }
+    let mut replay = Replay::new(&rows);
+    for (at, row) in &rows {
+        replay.row(*at, *row).map_err(|bad| bad.in_file(format!("{file}, line {at}")))?;
+    }
+    let mut trace = replay.trace;
+    if trace.allocations == 0 {
+        return Err(BadInput::new(
+            format!("{file}: the trace is empty"),
+            "at least one allocation",
+        ));
+    }
+    trace.name = name.split('.').next().unwrap_or_default().to_owned();
+    trace.ops = rows.len() as u64;
+    Ok(trace)
+}
+
+/// An operation, as it stands in a line.
+#[derive(Clone, Copy)]
+enum Row {
+    Allocate {
+        id: u64,
+        bytes: u64,
+    },
+    FreeRequested {
+        id: u64,
+    },
+    FreeCompleted {
+        id: u64,
+    },
+    /// Uses, events, and what the recorded allocator did: no steps of ours.
+    Other,
+}
+
+fn parse(line: &str, first: bool) -> Result<Option<Row>, BadInput> {
+    if let Some(header) = line.strip_prefix('#') {
+        return match header.strip_prefix("ptrace,") {
+            None | Some("1") => Ok(None),
+            Some(version) => Err(BadInput::new(format!("version `{version}`"), "version 1")),
+        };
+    }
+    if first && line == COLUMNS {
+        return Ok(None);
+    }
+    let fields: Vec<&str> = line.split(',').collect();
+    let [op, id, size, lane, dt] = fields[..] else {
+        let what = format!("{} fields in `{}`", fields.len(), start_of(line));
+        return Err(BadInput::new(what, format!("5: {COLUMNS}")));
+    };
+    for (name, text) in [("lane", lane), ("dt_ns", dt)] {
+        if !text.is_empty() {
+            number(name, text)?;
+        }
+    }
+    Ok(Some(match op {
+        "a" => Row::Allocate { id: number("id", id)?, bytes: size_of(size)? },
+        "f" => Row::FreeRequested { id: number("id", id)? },
+        "d" => Row::FreeCompleted { id: number("id", id)? },
+        "r" => number("id", id).map(|_| Row::Other)?,
+        "x" | "S" | "s" => size_of(size).map(|_| Row::Other)?,
+        "e" => Row::Other,
+        _ => {
+            let what = format!("op `{}`", start_of(op));
+            return Err(BadInput::new(what, "one of a, f, d, r, e, x, S, s"));
+        }
+    }))
+}
+
+fn number(name: &str, text: &str) -> Result<u64, BadInput> {
+    let bad = |_| BadInput::new(format!("{name} `{}`", start_of(text)), "a number");
+    text.parse().map_err(bad)
+}
+
+fn size_of(text: &str) -> Result<u64, BadInput> {
+    match number("size", text)? {
+        bytes if bytes > SIZE_LIMIT => {
+            Err(BadInput::new(format!("size {bytes}"), "at most 2^47 bytes"))
+        }
+        bytes => Ok(bytes),
+    }
+}
+
+/// Enough of a text to recognise it.
+fn start_of(text: &str) -> String {
+    text.chars().take(40).collect()
+}
+
+/// What became of an id.
+enum Block {
+    Live {
+        slot: u32,
+        bytes: u64,
+    },
+    /// Freed, but in use on another stream until its free completes.
+    Pending {
+        slot: u32,
+    },
+    Gone,
+}
+
+struct Replay {
+    trace: Trace,
+    blocks: HashMap<u64, Block>,
+    /// Ids whose free completes in a line of its own.
+    completed_later: HashSet<u64>,
+    vacant: Vec<u32>,
+    live_bytes: u64,
+}
+
+impl Replay {
+    fn new(rows: &[(u64, Row)]) -> Self {
+        let completed = rows.iter().filter_map(|(_, row)| match row {
+            Row::FreeCompleted { id } => Some(*id),
+            _ => None,
+        });
+        Self {
+            trace: Trace::default(),
+            blocks: HashMap::new(),
+            completed_later: completed.collect(),
+            vacant: Vec::new(),
+            live_bytes: 0,
+        }
+    }
+
+    fn row(&mut self, at: u64, row: Row) -> Result<(), BadInput> {
+        match row {
+            Row::Allocate { id, bytes } => self.allocate(at, id, bytes),
+            Row::FreeRequested { id } => self.free(id),
+            Row::FreeCompleted { id } => self.complete(id),
+            Row::Other => Ok(()),
+        }
+    }
+
+    fn allocate(&mut self, at: u64, id: u64, bytes: u64) -> Result<(), BadInput> {
+        let trace = &mut self.trace;
+        let slot = self.vacant.pop().unwrap_or_else(|| {
+            trace.slots += 1;
+            u32::try_from(trace.slots - 1).unwrap_or(u32::MAX)
+        });
+        if self.blocks.insert(id, Block::Live { slot, bytes }).is_some() {
+            return Err(BadInput::new(format!("id {id} is used already"), "a new id"));
+        }
+        self.live_bytes = self.live_bytes.saturating_add(bytes);
+        trace.live_peak_bytes = trace.live_peak_bytes.max(self.live_bytes);
+        if bytes > trace.largest.0 || trace.allocations == 0 {
+            trace.largest = (bytes, at);
+        }
+        trace.allocations += 1;
+        trace.steps.push(Step::Allocate { slot, bytes });
+        Ok(())
+    }
+
+    fn free(&mut self, id: u64) -> Result<(), BadInput> {
+        let Some(Block::Live { slot, bytes }) = self.blocks.get(&id) else {
+            return Err(self.not("free", id, "the id of a live block"));
+        };
+        let slot = *slot;
+        self.live_bytes = self.live_bytes.saturating_sub(*bytes);
+        if self.completed_later.contains(&id) {
+            self.blocks.insert(id, Block::Pending { slot });
+        } else {
+            self.gone(id, slot);
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, id: u64) -> Result<(), BadInput> {
+        let Some(Block::Pending { slot }) = self.blocks.get(&id) else {
+            return Err(self.not(
+                "completed free",
+                id,
+                "the id of a block whose free was requested",
+            ));
+        };
+        self.gone(id, *slot);
+        Ok(())
+    }
+
+    fn gone(&mut self, id: u64, slot: u32) {
+        self.blocks.insert(id, Block::Gone);
+        self.vacant.push(slot);
+        self.trace.steps.push(Step::Free { slot });
+    }
+
+    fn not(&self, what: &str, id: u64, expected: &str) -> BadInput {
+        let state = match self.blocks.get(&id) {
+            None => "unknown",
+            Some(Block::Live { .. }) => "live",
+            Some(Block::Pending { .. } | Block::Gone) => "freed already",
+        };
+        BadInput::new(format!("{what} of id {id}, which is {state}"), expected)
+    }
+}
