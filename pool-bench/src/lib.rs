@@ -1,11 +1,16 @@
 //! Workloads, traces, measuring and reports: what stands behind `cargo xtask bench` and
 //! `cargo xtask replay`.
+#![deny(unsafe_code)]
 
-
-pub mod clock;
+pub mod command;
+pub mod contest;
 pub mod counted;
 pub mod input;
+pub mod machine;
+pub mod record;
 pub mod replay;
+pub mod report;
 pub mod sizes;
 pub mod spec;
 pub mod trace;
+pub mod workload;

@@ -1,30 +1,43 @@
-//! x
-use pool_bench::*;
-fn main() {
-    let specs = spec::list(&std::env::args().nth(1).unwrap()).unwrap();
-    let limit = std::env::args().nth(2).map(|s| sizes::cached_limit(&s).unwrap());
-    for f in std::env::args().skip(3) {
-        let t = trace::read(f.as_ref()).unwrap();
-        for s in &specs {
-            let o = replay::replay(
-                &t,
-                s,
-                replay::Settings {
-                    backend: replay::Backend::Sim,
-                    cached_limit: limit,
-                    capacity: None,
-                },
-            )
-            .unwrap();
-            println!(
-                "{:16} {:14} {:.3} {:.2}% ns {:.0} calls {}",
-                o.trace,
-                o.policy,
-                o.reserved_peak_bytes as f64 / o.live_peak_bytes as f64,
-                100.0 * o.hits as f64 / o.allocations as f64,
-                o.ns_per_op,
-                o.device_allocations + o.device_frees
-            );
+//! The binary that `cargo xtask bench` and `cargo xtask replay` run.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line prints")]
+
+use clap::Parser;
+use clap::error::ErrorKind;
+use pool_bench::command::{self, Cli};
+use std::process::ExitCode;
+
+/// Bad input, as for most Unix tools.
+const BAD_INPUT: u8 = 2;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error)
+            if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) =>
+        {
+            print!("{error}");
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            let text = error.to_string();
+            // The first paragraph says what is wrong; the rest is usage.
+            let paragraph = text.split("\n\n").next().unwrap_or_default();
+            let line = paragraph.split_whitespace().collect::<Vec<_>>().join(" ");
+            eprintln!("{line}");
+            return ExitCode::from(BAD_INPUT);
+        }
+    };
+    let typed: Vec<String> = std::env::args().skip(1).collect();
+    match command::run(cli, &format!("cargo xtask {}", typed.join(" "))) {
+        Ok(text) => {
+            if !text.is_empty() {
+                println!("{text}");
+            }
+            ExitCode::SUCCESS
+        }
+        Err(bad) => {
+            eprintln!("error: {bad}");
+            ExitCode::from(BAD_INPUT)
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Replays a trace on a pool.
 
-use crate::clock::timed;
 use crate::counted::Counted;
 use crate::input::BadInput;
+use crate::machine::{free_memory, timed};
 use crate::spec::PolicySpec;
 use crate::trace::{Step, Trace};
 use bucketpool::host::HostAllocator;
@@ -19,6 +19,14 @@ pub enum Backend {
     Host,
     /// The simulated device.
     Sim,
+}
+
+impl Backend {
+    /// Its name on the command line.
+    #[must_use]
+    pub fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
 }
 
 /// How traces are replayed.
@@ -39,6 +47,7 @@ pub struct Outcome {
     pub trace: String,
     pub policy: String,
     pub backend: Backend,
+    pub cached_limit: String,
     pub ops: u64,
     pub allocations: u64,
     pub live_peak_bytes: u64,
@@ -110,6 +119,7 @@ fn run<A: DeviceAllocator>(
         trace: trace.name.clone(),
         policy: spec.text.clone(),
         backend,
+        cached_limit: limit.to_string(),
         ops: trace.ops,
         allocations: trace.allocations,
         live_peak_bytes: trace.live_peak_bytes,
@@ -147,12 +157,4 @@ fn fits_this_machine(trace: &Trace, limit: CachedLimit) -> Result<(), BadInput> 
     }
     let what = format!("{} needs {} of host memory with its cache", trace.name, Bytes(needed));
     Err(BadInput::new(what, format!("at most half of what is free, {}", Bytes(half))))
-}
-
-/// Bytes that this machine could give to programs, where the system tells.
-#[must_use]
-pub fn free_memory() -> Option<u64> {
-    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = info.lines().find(|line| line.starts_with("MemAvailable:"))?;
-    line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib << 10)
 }

@@ -60,7 +60,7 @@ pub fn read(path: &Path) -> Result<Trace, BadInput> {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
     let name = name.unwrap_or_default();
     let source = BufReader::new(File::open(path).map_err(|error| unreadable(&error))?);
-    let lines: Box<dyn BufRead> = if name.ends_with(".zst") {
+    let lines: Box<dyn BufRead> = if path.extension().is_some_and(|e| e == "zst") {
         let decoder = zstd::stream::read::Decoder::with_buffer(source);
         Box::new(BufReader::new(decoder.map_err(|error| unreadable(&error))?))
     } else {
@@ -87,7 +87,7 @@ pub fn read(path: &Path) -> Result<Trace, BadInput> {
             "at least one allocation",
         ));
     }
-    trace.name = name.split('.').next().unwrap_or_default().to_owned();
+    name.split('.').next().unwrap_or_default().clone_into(&mut trace.name);
     trace.ops = rows.len() as u64;
     Ok(trace)
 }

@@ -6,8 +6,8 @@ use crate::device::{DeviceAllocator, MarkOf, StreamOf, WholeBlocks};
 use crate::error::{DeviceError, Why};
 use crate::hold::Claim;
 use crate::marks::Marks;
-use crate::shard::Owed;
-use crate::store::Return;
+use crate::shard::{Owed, Want};
+use crate::store::{Grant, Return};
 use parking_lot::Mutex;
 use std::fmt;
 use std::mem::{self, ManuallyDrop};
@@ -30,15 +30,33 @@ pub struct PooledBuffer<A: DeviceAllocator> {
     bytes: u64,
     requested: u64,
     pooled: bool,
+    fresh: bool,
 }
 
 impl<A: DeviceAllocator> PooledBuffer<A> {
     /// A buffer around a block that the claim's store has just counted out.
     #[inline]
-    pub(crate) fn new(claim: Claim<A>, lent: Return<A>) -> Self {
-        let Return { block, marks, kind, bytes, requested, pooled } = lent;
-        let (block, marks) = (ManuallyDrop::new(block), Mutex::new(marks));
-        Self { block, marks, claim, kind, bytes, requested, pooled }
+    pub(crate) fn new(
+        claim: Claim<A>,
+        grant: Grant<A>,
+        marks: Marks<A::Clock>,
+        want: &Want<'_, A>,
+    ) -> Self {
+        Self {
+            block: ManuallyDrop::new(grant.block),
+            marks: Mutex::new(marks),
+            claim,
+            kind: want.key.kind,
+            bytes: grant.bytes,
+            requested: want.requested,
+            pooled: want.class.pooled,
+            fresh: grant.fresh,
+        }
+    }
+
+    /// Whether nobody had the block before.
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.fresh
     }
 
     /// Bytes that were asked for.
@@ -146,6 +164,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Safety
     ///
     /// The buffer is not used again, its `Drop` included.
+    #[inline]
     unsafe fn take_parts(&mut self) -> (Claim<A>, Return<A>) {
         // SAFETY: the caller promises that nobody takes the block a second time.
         let block = unsafe { ManuallyDrop::take(&mut self.block) };

@@ -27,7 +27,7 @@ impl<A: DeviceAllocator> Store<A> {
             {
                 return refuse(Why::Limit, "cached limit");
             }
-            let block = self.from_device(want)?;
+            let block = self.take_from_device(want)?;
             let marks = Marks::new(clock.mark(want.on));
             let dirty = self.bounds.zero_on_return && !A::MEMORY.fresh_is_zeroed;
             let item = Spare { block, marks, used: false, dirty };

@@ -17,7 +17,8 @@ pub trait DeviceAllocator: Send + Sync + 'static {
     type Block: Send + Sync + 'static;
 
     /// What a program uses: an address; a buffer and an offset. The backend's own type, so that it
-    /// can carry foreign traits, which the orphan rule keeps off [`PooledBuffer`](crate::PooledBuffer).
+    /// can carry foreign traits; the orphan rule keeps these off
+    /// [`PooledBuffer`](crate::PooledBuffer).
     /// It borrows its block, and should not be `Clone`, so that it cannot outlive its
     /// [`Use`](crate::Use).
     type View<'b>;

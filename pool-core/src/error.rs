@@ -132,18 +132,20 @@ impl fmt::Display for AllocError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let e = &self.0;
         if e.requested_bytes > 0 {
-            write!(f, "no {} ({} B)", Bytes(e.requested_bytes), e.requested_bytes)?;
+            write!(f, "{} B ({})", e.requested_bytes, Bytes(e.requested_bytes))?;
             if e.rounded_bytes > e.requested_bytes {
                 write!(f, " in a block of {}", Bytes(e.rounded_bytes))?;
             }
-            f.write_str(": ")?;
+            f.write_str(" refused: ")?;
+        }
+        write!(f, "{}; reserved {}", e.cause, Bytes(e.reserved_bytes))?;
+        match e.reserved_limit_bytes {
+            u64::MAX => f.write_str(" without a limit")?,
+            limit => write!(f, " of {}", Bytes(limit))?,
         }
         write!(
             f,
-            "{}; reserved {} of {}, cached {} (largest {}, pending {}, unsubmitted {}), given back {}",
-            e.cause,
-            Bytes(e.reserved_bytes),
-            Bytes(e.reserved_limit_bytes),
+            ", cached {} (largest {}, pending {}, unsubmitted {}), given back {}",
             Bytes(e.cached_bytes),
             Bytes(e.largest_free_bytes),
             Bytes(e.pending_bytes),

@@ -1,13 +1,15 @@
 //! Bytes alive, and the most at once, without a cache line that all threads write.
 //!
 //! A shard counts in a [`Tally`] of its own and reports to the pool's [`Gauge`] when what it has
-//! not reported passes 1/64 of the peak. On one thread current and peak are exact; on `n` threads
-//! the peak may be off by `n/64`.
+//! not reported passes 1/64 of the peak and 256 KiB. On one thread current and peak are exact; on
+//! `n` threads the peak may be off by `n` times that.
 
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 /// Unreported bytes are allowed up to the peak divided by 2 to this power.
 const UNREPORTED_SHIFT: u32 = 6;
+/// Unreported bytes are always allowed up to this.
+const UNREPORTED_LEAST: i64 = 256 << 10;
 
 #[derive(Debug, Default)]
 pub(crate) struct Gauge {
@@ -60,7 +62,7 @@ impl Tally {
 impl Gauge {
     #[inline]
     fn unreported_limit(&self) -> i64 {
-        self.peak.load(Relaxed) >> UNREPORTED_SHIFT
+        (self.peak.load(Relaxed) >> UNREPORTED_SHIFT).max(UNREPORTED_LEAST)
     }
 
     /// Current and peak bytes, given the tallies of all shards.

@@ -1,7 +1,8 @@
 //! Bounds in bytes: what is taken from the device, and what may lie idle.
 
 use crate::error::{DeviceError, Why};
-use crate::policy::LARGEST;
+use crate::size::{Bytes, LARGEST};
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Bytes taken from the device, never above a ceiling.
@@ -70,6 +71,16 @@ pub enum CachedLimit {
 impl From<u64> for CachedLimit {
     fn from(bytes: u64) -> Self {
         Self::Bytes(bytes)
+    }
+}
+
+impl fmt::Display for CachedLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unlimited => f.pad("none"),
+            Self::Bytes(bytes) => Bytes(*bytes).fmt(f),
+            Self::OfPeak(share) => f.pad(&format!("{}%", 100.0 * share)),
+        }
     }
 }
 

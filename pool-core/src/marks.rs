@@ -1,60 +1,66 @@
-//! The last uses of a block: one mark for each stream that used it.
+//! The last uses of a block: one for each stream that used it.
 
 use crate::clock::{Order, StreamClock};
 use crate::error::DeviceError;
 
-/// Uses of a block, each stream's last.
+/// Uses of a block, each stream's last. Moved on each hit, so it is to be small.
 #[derive(Debug)]
+#[expect(clippy::box_collection, reason = "one word instead of three in each block")]
 pub(crate) struct Marks<C: StreamClock> {
     /// The stream that the block was allocated for.
-    home: C::Mark,
-    /// The few others that it was taken to. Empty in most programs.
-    also: Vec<C::Mark>,
-    /// Uses begun and not ended. More than none at the drop means that a `Use` was forgotten, or
-    /// that a stream was recorded: what its streams were given until then counts as used.
+    home: Used<C::Mark>,
+    /// The few others that it was taken to. None in most programs, and then one word.
+    also: Option<Box<Vec<Used<C::Mark>>>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Used<M> {
+    last: M,
+    /// Uses begun and not ended. Any left at the drop means that a `Use` was forgotten, or that the
+    /// stream was recorded: what it was given until then counts as used.
     open: u32,
 }
 
 impl<C: StreamClock> Marks<C> {
     #[inline]
     pub(crate) fn new(home: C::Mark) -> Self {
-        Self { home, also: Vec::new(), open: 0 }
+        Self { home: Used { last: home, open: 0 }, also: None }
     }
 
     #[inline]
     pub(crate) fn home(&self) -> C::Mark {
-        self.home
+        self.home.last
     }
 
     pub(crate) fn begin(&mut self, clock: &C, mark: C::Mark) {
-        self.open += 1;
-        self.add(clock, mark);
+        self.of_stream(clock, mark).open += 1;
     }
 
     pub(crate) fn end(&mut self, clock: &C, mark: C::Mark) {
-        self.open = self.open.saturating_sub(1);
-        self.add(clock, mark);
+        let used = self.of_stream(clock, mark);
+        used.open = used.open.saturating_sub(1);
+        used.last = clock.later(used.last, mark);
     }
 
-    fn add(&mut self, clock: &C, mark: C::Mark) {
-        if clock.same_stream(self.home, mark) {
-            self.home = clock.later(self.home, mark);
-        } else if let Some(known) = self.also.iter_mut().find(|m| clock.same_stream(**m, mark)) {
-            *known = clock.later(*known, mark);
-        } else {
-            self.also.push(mark);
+    fn of_stream(&mut self, clock: &C, mark: C::Mark) -> &mut Used<C::Mark> {
+        if clock.same_stream(self.home.last, mark) {
+            return &mut self.home;
         }
+        let also = self.also.get_or_insert_default();
+        let known = also.iter().position(|used| clock.same_stream(used.last, mark));
+        let at = known.unwrap_or_else(|| {
+            also.push(Used { last: mark, open: 0 });
+            also.len() - 1
+        });
+        &mut also[at]
     }
 
     /// The block is given back: settles what no `Use` has ended.
     #[inline]
     pub(crate) fn close(&mut self, clock: &C) {
-        if self.open > 0 {
-            self.open = 0;
-            self.home = clock.latest(self.home);
-            for mark in &mut self.also {
-                *mark = clock.latest(*mark);
-            }
+        let also = self.also.iter_mut().flat_map(|also| also.iter_mut());
+        for used in also.chain([&mut self.home]).filter(|used| used.open > 0) {
+            *used = Used { last: clock.latest(used.last), open: 0 };
         }
     }
 
@@ -86,9 +92,11 @@ impl<C: StreamClock> Marks<C> {
         Ok(Order::Ordered)
     }
 
-    /// The latest use first: who is ordered after it is often ordered after the others already.
+    /// The latest stream first: who is ordered after it is often ordered after the others already.
+    #[inline]
     fn newest_first(&self) -> impl Iterator<Item = C::Mark> + '_ {
-        self.also.iter().rev().copied().chain([self.home])
+        let also = self.also.iter().flat_map(|also| also.iter().rev());
+        also.chain([&self.home]).map(|used| used.last)
     }
 
     pub(crate) fn all(&self) -> Vec<C::Mark> {

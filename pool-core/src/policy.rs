@@ -1,5 +1,7 @@
 //! Size classes: which block size serves a request. Pure arithmetic, nothing else.
 
+use crate::size::LARGEST;
+
 /// The rule by which requests are rounded to size classes.
 ///
 /// Every policy first rounds up to the pool's granule
@@ -53,10 +55,6 @@ impl BucketPolicy {
         }
     }
 }
-
-/// The largest block, in bytes: 2^63 - 1. Sums of live bytes are kept in signed words, since a
-/// thread may free what another allocated.
-pub(crate) const LARGEST: u64 = i64::MAX.unsigned_abs();
 
 /// A policy made ready for one device: the classes of a pool.
 #[derive(Clone, Debug)]

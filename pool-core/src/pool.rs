@@ -11,7 +11,7 @@ use crate::marks::Marks;
 use crate::policy::{BucketPolicy, SizeClasses};
 use crate::shard::{Key, Want};
 use crate::stats::PoolStats;
-use crate::store::{Bounds, Grant, Return, Store};
+use crate::store::{Bounds, Store};
 use crate::zero::ZeroPolicy;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -183,8 +183,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// As for [`BucketPool::allocate`].
     pub fn allocate_zeroed(&self, bytes: u64) -> Result<PooledBuffer<A>, AllocError> {
         let on = self.allocator().clock().default_stream();
-        let (mut buffer, fresh) = self.lend(on, bytes, A::Kind::default())?;
-        if self.zero != ZeroPolicy::OnAllocate && !(fresh && A::MEMORY.fresh_is_zeroed) {
+        let mut buffer = self.allocate_on(on, bytes)?;
+        let cleared = A::MEMORY.fresh_is_zeroed && buffer.is_fresh();
+        if self.zero != ZeroPolicy::OnAllocate && !cleared {
             self.zeroed(&mut buffer, bytes, on)?;
         }
         Ok(buffer)
@@ -218,23 +219,11 @@ impl<A: DeviceAllocator> BucketPool<A> {
         bytes: u64,
         kind: A::Kind,
     ) -> Result<PooledBuffer<A>, AllocError> {
-        self.lend(stream, bytes, kind).map(|(buffer, _fresh)| buffer)
-    }
-
-    /// A buffer, and whether its block is fresh from the device.
-    #[inline]
-    fn lend(
-        &self,
-        on: &StreamOf<A>,
-        requested: u64,
-        kind: A::Kind,
-    ) -> Result<(PooledBuffer<A>, bool), AllocError> {
-        let want = self.want(on, requested, kind)?;
-        let marks = Marks::new(self.allocator().clock().mark(on));
-        let Grant { block, bytes, fresh, dirty } = self.store().allocate(&want)?;
-        let pooled = want.class.pooled;
-        let lent = Return { block, marks, kind, bytes, requested, pooled };
-        let mut buffer = PooledBuffer::new(self.owner.claim(), lent);
+        let want = self.want(stream, bytes, kind)?;
+        let marks = Marks::new(self.allocator().clock().mark(stream));
+        let grant = self.store().allocate(&want)?;
+        let (fresh, dirty) = (grant.fresh, grant.dirty);
+        let mut buffer = PooledBuffer::new(self.owner.claim(), grant, marks, &want);
         let unknown = fresh && !A::MEMORY.fresh_is_zeroed;
         let zero = match self.zero {
             ZeroPolicy::Never => false,
@@ -242,9 +231,10 @@ impl<A: DeviceAllocator> BucketPool<A> {
             ZeroPolicy::OnReturn => dirty || unknown,
         };
         if zero {
-            self.zeroed(&mut buffer, bytes, on)?;
+            let all = buffer.allocated_size();
+            self.zeroed(&mut buffer, all, stream)?;
         }
-        Ok((buffer, fresh))
+        Ok(buffer)
     }
 
     #[inline]

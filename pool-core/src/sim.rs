@@ -76,8 +76,8 @@ impl SimDevice {
         Self { clock: Arc::new(Timeline::new(driver.clone(), 0)), driver }
     }
 
-    /// A new stream. What it is given stays queued until somebody synchronizes or [`SimDevice::run`]
-    /// is called.
+    /// A new stream. What it is given stays queued until somebody synchronizes or
+    /// [`SimDevice::run`] is called.
     #[must_use]
     pub fn stream(&self) -> SimStream {
         let raw = self.driver.0.lock().new_stream();
@@ -92,6 +92,11 @@ impl SimDevice {
     /// Runs everything that is queued.
     pub fn run(&self) {
         self.driver.0.lock().run();
+    }
+
+    /// Runs what is queued on one stream, and what that waits for.
+    pub fn run_stream(&self, stream: &SimStream) {
+        self.driver.0.lock().run_stream(*stream.raw());
     }
 
     /// Lets a kind of call fail: from the one after `skip` more of its kind on, `times` times.

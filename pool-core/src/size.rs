@@ -9,6 +9,10 @@ pub const MIB: u64 = 1 << 20;
 /// Bytes in a gibibyte, 2^30.
 pub const GIB: u64 = 1 << 30;
 
+/// The largest block, in bytes: 2^63 - 1. Sums of live bytes are kept in signed words, since a
+/// thread may free what another allocated.
+pub(crate) const LARGEST: u64 = i64::MAX.unsigned_abs();
+
 /// Shows a number of bytes in the unit that fits it.
 ///
 /// ```
@@ -22,13 +26,14 @@ pub struct Bytes(pub u64);
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (unit, name) = match self.0 {
-            u64::MAX => return f.pad("unlimited"),
-            n if n >= GIB => (GIB, "GiB"),
-            n if n >= MIB => (MIB, "MiB"),
-            n if n >= KIB => (KIB, "KiB"),
-            n => return f.pad(&format!("{n} B")),
+        let (shift, name) = match self.0 {
+            0..KIB => return f.pad(&format!("{} B", self.0)),
+            KIB..MIB => (10, "KiB"),
+            MIB..GIB => (20, "MiB"),
+            n if n >> 40 == 0 => (30, "GiB"),
+            n if n >> 60 == 0 => (40, "TiB"),
+            _ => (60, "EiB"),
         };
-        f.pad(&format!("{:.2} {name}", self.0 as f64 / unit as f64))
+        f.pad(&format!("{:.2} {name}", self.0 as f64 / (1_u64 << shift) as f64))
     }
 }

@@ -7,7 +7,8 @@ use std::fmt;
 /// The figures of a pool at one moment. All sizes are bytes.
 ///
 /// Counts are exact. Reserved bytes and their peak are exact; live bytes and their peak are exact
-/// on one thread, and on `n` threads the peaks may be off by `n/64`. A pool built with
+/// on one thread, and on `n` threads the peaks may be off by `n` times 1/64 of the peak (or 256 KiB,
+/// if that is more). A pool built with
 /// [`statistics(false)`](crate::PoolBuilder::statistics) leaves the counts at 0.
 ///
 /// ```

@@ -142,7 +142,7 @@ impl<A: DeviceAllocator> Store<A> {
     #[cold]
     pub(crate) fn fresh(&self, want: &Want<'_, A>) -> Result<Grant<A>, DeviceError> {
         let bytes = want.class.bytes;
-        let block = self.from_device(want)?;
+        let block = self.take_from_device(want)?;
         let mut shard = self.shards.own();
         self.count_out(&mut shard, want.requested, bytes);
         if self.bounds.statistics {
@@ -154,7 +154,7 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// A block from the device, of which nothing is counted but its reserved bytes.
-    pub(crate) fn from_device(&self, want: &Want<'_, A>) -> Result<A::Block, DeviceError> {
+    pub(crate) fn take_from_device(&self, want: &Want<'_, A>) -> Result<A::Block, DeviceError> {
         let bytes = want.class.bytes;
         self.ledger.reserve(bytes)?;
         self.epoch.fetch_add(1, Relaxed);
@@ -170,7 +170,6 @@ impl<A: DeviceAllocator> Store<A> {
         let mut shard = self.shards.own();
         self.count_in(&mut shard, requested, bytes);
         if pooled && !shard.closed {
-            shard.counts.returns += u64::from(self.bounds.statistics);
             let item = Spare { block, marks, used: true, dirty: !clean };
             self.keep(&mut shard, kind, Taken { bytes, item });
         } else {
@@ -195,6 +194,7 @@ impl<A: DeviceAllocator> Store<A> {
         let lane = self.allocator.clock().lane(spare.item.marks.home());
         let key = Key { kind, lane };
         let (bytes, stamp) = (spare.bytes, self.epoch.load(Relaxed));
+        shard.counts.returns += u64::from(self.bounds.statistics && spare.item.used);
         if shard.idle.push(key, bytes, stamp, spare.item) > self.bounds.bucket
             && let Some(oldest) = shard.idle.take_oldest_of(key, bytes)
         {

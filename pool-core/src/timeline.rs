@@ -248,6 +248,7 @@ impl<D: EventDriver> Slot<D> {
 
 impl<D: EventDriver> Stream<D> {
     /// The device's own stream.
+    #[must_use]
     pub fn raw(&self) -> &D::Raw {
         &self.0.raw
     }

@@ -1,1 +1,50 @@
-fn main() {}
+//! `cargo xtask`: everything that is done to this repository.
+//!
+//! It depends on nothing of the workspace, so that it starts at once; what measures is a binary of
+//! its own, which `bench` and `replay` build and run.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line prints")]
+
+mod bench;
+mod ci;
+mod layers;
+mod prose;
+mod source;
+mod tidy;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+cargo xtask bench  [OPTIONS]           workloads against direct allocation, and traces
+cargo xtask replay TRACE.. [OPTIONS]   replay traces under each policy
+cargo xtask ci                         everything CI runs; a table of its steps at the end
+cargo xtask tidy                       layers, knots, dead files, words, links
+
+`cargo xtask bench --help` and `cargo xtask replay --help` list the options.";
+
+/// Bad input, as for most Unix tools.
+const BAD_INPUT: u8 = 2;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let root = root();
+    match args.first().map(String::as_str) {
+        Some("bench" | "replay") => bench::run(&root, &args),
+        Some("ci") => ci::run(&root),
+        Some("tidy") => tidy::run(&root),
+        None | Some("help" | "--help" | "-h") => {
+            println!("{USAGE}");
+            ExitCode::SUCCESS
+        }
+        Some(other) => {
+            eprintln!("error: task `{other}`; expected one of bench, replay, ci, tidy");
+            ExitCode::from(BAD_INPUT)
+        }
+    }
+}
+
+/// The root of the repository.
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_path_buf()
+}

@@ -94,7 +94,8 @@ proptest! {
                 Op::Largest => {
                     let largest = idle.largest_bytes();
                     let taken = idle.take_largest();
-                    let at = taken.as_ref().map(|t| model.iter().position(|m| m.2 == t.item).unwrap());
+                    let of = |item| model.iter().position(|m| m.2 == item).unwrap();
+                    let at = taken.as_ref().map(|taken| of(taken.item));
                     prop_assert_eq!(largest, model.iter().map(|m| m.1).max().unwrap_or(0));
                     prop_assert_eq!(taken.as_ref().map_or(0, |t| t.bytes), largest);
                     (taken, at)

@@ -202,9 +202,13 @@ impl Engine {
 
     pub(super) fn run(&mut self) {
         for stream in 0..self.streams.len() {
-            while !self.streams[stream].late.is_empty() {
-                self.step(stream);
-            }
+            self.run_stream(stream);
+        }
+    }
+
+    pub(super) fn run_stream(&mut self, stream: usize) {
+        while !self.streams[stream].late.is_empty() {
+            self.step(stream);
         }
     }
 

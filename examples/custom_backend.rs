@@ -1,0 +1,78 @@
+//! The shortest complete backend: blocks are ranges of a file that has no name any more.
+//! It passes the suite that every backend passes, and serves a pool.
+#![expect(clippy::expect_used, clippy::print_stdout, reason = "an example that must not fail")]
+#![expect(clippy::cast_possible_truncation, reason = "buffers are read whole, into memory")]
+
+use bucketpool::conformance::{self, Probe};
+use bucketpool::{DeviceAllocator, DeviceError, Immediate, Memory, PooledBuffer, Request, Why};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::{env, fs::File, io, os::unix::fs::FileExt, process};
+
+struct FileAllocator {
+    file: File,
+    end: AtomicU64,
+}
+
+/// Owned and opaque: no `Clone`, so nobody frees it twice.
+struct Range(u64);
+
+impl FileAllocator {
+    fn new() -> io::Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let name = format!("bucketpool-{}-{}", process::id(), NEXT.fetch_add(1, Relaxed));
+        let path = env::temp_dir().join(name);
+        let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+        std::fs::remove_file(path)?;
+        Ok(Self { file, end: AtomicU64::new(0) })
+    }
+}
+
+impl DeviceAllocator for FileAllocator {
+    type Block = Range;
+    type View<'b> = (&'b File, u64, u64); // where the bytes begin, and how many
+    type Kind = (); // there is only one sort of file
+    type Clock = Immediate; // no streams: a write has happened when it returns
+    const MEMORY: Memory = Memory::HOST; // fresh ranges are holes, which read as zeroes
+
+    fn clock(&self) -> &Immediate {
+        &Immediate
+    }
+    fn aligned(&self, (): (), alignment: u64) -> Result<(), DeviceError> {
+        let refused = DeviceError::new(Why::Unsupported, "alignment in a file", 0);
+        if alignment == 1 { Ok(()) } else { Err(refused) }
+    }
+    fn allocate(&self, request: Request<()>, (): &()) -> Result<Range, DeviceError> {
+        let at = self.end.fetch_add(request.bytes, Relaxed);
+        let full = |_| DeviceError::new(Why::OutOfMemory, "write", 0);
+        self.file.write_all_at(&[0], at + request.bytes - 1).map_err(full)?; // ends there
+        Ok(Range(at))
+    }
+    fn free(&self, _: Range, _: &[()]) -> Result<(), DeviceError> {
+        Ok(()) // a real one would punch a hole
+    }
+    fn view<'b>(&'b self, block: &'b Range, offset: u64, bytes: u64, (): &()) -> Self::View<'b> {
+        (&self.file, block.0 + offset, bytes)
+    }
+    fn zero(&self, block: &mut Range, bytes: u64, (): &()) -> Result<(), DeviceError> {
+        let failed = |_| DeviceError::new(Why::Other, "write", 0);
+        self.file.write_all_at(&vec![0; bytes as usize], block.0).map_err(failed)
+    }
+}
+
+impl Probe for FileAllocator {
+    fn fill(buffer: &mut PooledBuffer<Self>, byte: u8) {
+        let (file, at, bytes) = *buffer.on(&()).expect("no stream to wait for");
+        file.write_all_at(&vec![byte; bytes as usize], at).expect("a disk with room");
+    }
+    fn contents(buffer: &PooledBuffer<Self>) -> Vec<u8> {
+        let (file, at, bytes) = *buffer.on(&()).expect("no stream to wait for");
+        let mut contents = vec![0; bytes as usize];
+        file.read_exact_at(&mut contents, at).expect("a readable file");
+        contents
+    }
+}
+
+fn main() {
+    conformance::run(|| FileAllocator::new().expect("a folder for temporary files"));
+    println!("a file passes the suite");
+}

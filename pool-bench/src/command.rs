@@ -1,0 +1,272 @@
+//! The command line: what `cargo xtask bench` and `cargo xtask replay` pass on.
+
+use crate::contest::{self, Standing};
+use crate::input::BadInput;
+use crate::replay::{self, Backend, Outcome, Settings};
+use crate::spec::{self, PolicySpec};
+use crate::trace::{self, Trace};
+use crate::workload::Workload;
+use crate::{record, report, sizes};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use std::fs;
+use std::path::PathBuf;
+
+/// Policies that are compared unless others are named; the classes are seed 001's.
+const POLICIES: &str = "exact,pow2,tiered:4K+16K+64K+256K+1M+4M+16M,fit:2";
+/// The bound under which `bench` replays traces a second time.
+const BENCH_CACHED_LIMIT: &str = "25%";
+
+/// Compares memory pools.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", version)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Bench(Bench),
+    Replay(Replay),
+}
+
+/// Runs the workloads against direct allocation, and replays the bundled traces.
+#[derive(Debug, Args)]
+struct Bench {
+    /// Kinds of memory. Unless named: workloads on the host, traces on the simulated device.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    backend: Vec<Backend>,
+    /// Policies to compare, such as exact,pow2,tiered:4K+16K,fit:2.
+    #[arg(long, default_value = POLICIES)]
+    policy: String,
+    /// Workloads to run, or `traces`; all unless named.
+    #[arg(long, value_delimiter = ',')]
+    workload: Vec<String>,
+    /// A few small steps of everything, results checked: a test, not a measurement.
+    #[arg(long)]
+    smoke: bool,
+    /// Also write a record with command, date and machine to pool-bench/records.
+    #[arg(long)]
+    record: bool,
+    /// The folder of the bundled traces.
+    #[arg(long, hide = true, default_value = "traces")]
+    traces: PathBuf,
+    /// The folder of the records.
+    #[arg(long, hide = true, default_value = "pool-bench/records")]
+    records: PathBuf,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Replays traces under each policy.
+#[derive(Debug, Args)]
+struct Replay {
+    /// Traces: .ptrace.csv, plain or with .zst.
+    #[arg(required = true)]
+    trace: Vec<PathBuf>,
+    /// Policies to compare, such as exact,pow2,tiered:4K+16K,fit:2.
+    #[arg(long, default_value = POLICIES)]
+    policy: String,
+    /// The memory to replay on.
+    #[arg(long, value_enum, default_value = "sim")]
+    backend: Backend,
+    /// A bound on idle blocks: bytes such as 64M, or a share of the peak such as 25%.
+    #[arg(long)]
+    cached_limit: Option<String>,
+    /// The size of the simulated device.
+    #[arg(long)]
+    capacity: Option<String>,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Debug, Args)]
+struct Output {
+    /// One JSON object a line instead of tables.
+    #[arg(long)]
+    json: bool,
+    /// Write to this file instead of standard output.
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+/// What a command came to.
+#[derive(Debug, Default)]
+struct Results {
+    standings: Vec<Standing>,
+    outcomes: Vec<Outcome>,
+    /// What was left out, and why.
+    notes: Vec<String>,
+}
+
+/// Runs a command line; returns what is to be printed.
+///
+/// # Errors
+///
+/// Bad input, in one line.
+pub fn run(cli: Cli, typed: &str) -> Result<String, BadInput> {
+    match cli.command {
+        Command::Bench(bench) => bench.run(typed),
+        Command::Replay(replay) => replay.run(),
+    }
+}
+
+impl Bench {
+    fn run(self, typed: &str) -> Result<String, BadInput> {
+        let policies = spec::list(&self.policy)?;
+        let (workloads, traces) = self.chosen()?;
+        let mut results = Results::default();
+        if self.backend.is_empty() || self.backend.contains(&Backend::Host) {
+            for workload in &workloads {
+                results.standings.extend(self.contest(*workload, &policies)?);
+            }
+        } else if !workloads.is_empty() {
+            results.notes.push("workloads: left out, they run on `host` only".into());
+        }
+        if traces {
+            self.replay_traces(&policies, &mut results)?;
+        }
+        if self.record {
+            let lines = results.json();
+            let path = record::write(&self.records, typed, &lines).map_err(|error| {
+                BadInput::new(format!("{}: {error}", self.records.display()), "a writable folder")
+            })?;
+            results.notes.push(format!("recorded in {}", path.display()));
+        }
+        self.output.put(&results)
+    }
+
+    /// The workloads that were asked for, and whether the traces were.
+    fn chosen(&self) -> Result<(Vec<Workload>, bool), BadInput> {
+        if self.workload.is_empty() {
+            return Ok((Workload::value_variants().to_vec(), true));
+        }
+        let known = || {
+            let names = Workload::value_variants().iter().map(|w| w.name());
+            names.chain(["traces".to_owned()]).collect::<Vec<_>>().join(", ")
+        };
+        let named = self.workload.iter().filter(|name| *name != "traces");
+        let workloads: Result<Vec<Workload>, _> = named
+            .map(|name| {
+                let found = Workload::from_str(name, false);
+                found.map_err(|_| BadInput::new(format!("workload `{name}`"), known()))
+            })
+            .collect();
+        Ok((workloads?, self.workload.iter().any(|name| name == "traces")))
+    }
+
+    fn contest(
+        &self,
+        workload: Workload,
+        policies: &[PolicySpec],
+    ) -> Result<Vec<Standing>, BadInput> {
+        let bar = progress(workload.steps(), &workload.name());
+        let standings = contest::run(workload, policies, self.smoke, || bar.inc(1));
+        bar.finish_and_clear();
+        standings.map_err(|failed| BadInput::new(failed, "a run without failures"))
+    }
+
+    fn replay_traces(
+        &self,
+        policies: &[PolicySpec],
+        results: &mut Results,
+    ) -> Result<(), BadInput> {
+        let mut files = Vec::new();
+        let folder = fs::read_dir(&self.traces).map_err(|error| {
+            BadInput::new(format!("{}: {error}", self.traces.display()), "a folder of traces")
+        })?;
+        files.extend(folder.flatten().map(|entry| entry.path()));
+        files.retain(|path| path.to_string_lossy().contains(".ptrace.csv"));
+        files.sort();
+        if self.smoke {
+            files.truncate(1);
+        }
+        let backends = if self.backend.is_empty() { &[Backend::Sim][..] } else { &self.backend };
+        let bound = Some(sizes::cached_limit(BENCH_CACHED_LIMIT)?);
+        for backend in backends {
+            // Real memory is only risked under a bound.
+            let bounds = if *backend == Backend::Host { &[bound][..] } else { &[None, bound] };
+            for cached_limit in bounds {
+                let settings =
+                    Settings { backend: *backend, cached_limit: *cached_limit, capacity: None };
+                results.replay(&files, policies, settings)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Replay {
+    fn run(self) -> Result<String, BadInput> {
+        let policies = spec::list(&self.policy)?;
+        let settings = Settings {
+            backend: self.backend,
+            cached_limit: self.cached_limit.as_deref().map(sizes::cached_limit).transpose()?,
+            capacity: self.capacity.as_deref().map(sizes::bytes).transpose()?,
+        };
+        let mut results = Results::default();
+        results.replay(&self.trace, &policies, settings)?;
+        self.output.put(&results)
+    }
+}
+
+impl Results {
+    fn replay(
+        &mut self,
+        files: &[PathBuf],
+        policies: &[PolicySpec],
+        settings: Settings,
+    ) -> Result<(), BadInput> {
+        let bar = progress((files.len() * policies.len()) as u64, "traces");
+        for file in files {
+            let trace: Trace = trace::read(file)?;
+            for policy in policies {
+                let outcome = replay::replay(&trace, policy, settings);
+                self.outcomes.push(outcome.map_err(|bad| bad.in_file(file.display()))?);
+                bar.inc(1);
+            }
+        }
+        bar.finish_and_clear();
+        Ok(())
+    }
+
+    fn json(&self) -> Vec<String> {
+        // Numbers and strings: serde_json has nothing to refuse.
+        fn line(object: &impl Serialize) -> String {
+            serde_json::to_string(object).unwrap_or_default()
+        }
+        self.standings.iter().map(line).chain(self.outcomes.iter().map(line)).collect()
+    }
+
+    fn tables(&self) -> String {
+        let mut parts = Vec::new();
+        if !self.standings.is_empty() {
+            parts.push(report::standings(&self.standings));
+        }
+        if !self.outcomes.is_empty() {
+            parts.push(report::replays(&self.outcomes));
+        }
+        parts.extend(self.notes.iter().cloned());
+        parts.join("\n\n")
+    }
+}
+
+impl Output {
+    fn put(&self, results: &Results) -> Result<String, BadInput> {
+        let text = if self.json { results.json().join("\n") } else { results.tables() };
+        let Some(path) = &self.out else { return Ok(text) };
+        fs::write(path, text + "\n").map_err(|error| {
+            BadInput::new(format!("{}: {error}", path.display()), "a file that can be written")
+        })?;
+        Ok(String::new())
+    }
+}
+
+fn progress(steps: u64, what: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg:14} {wide_bar} {pos}/{len} {eta}");
+    ProgressBar::new(steps)
+        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+        .with_message(what.to_owned())
+}

@@ -1,0 +1,55 @@
+//! Records: what was measured, with the command, the date and the machine. Written by `--record`
+//! and never edited by hand.
+
+use serde::Serialize;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// The first line of a record.
+#[derive(Debug, Serialize)]
+struct Head {
+    command: String,
+    date: String,
+    version: &'static str,
+    processor: String,
+    cores: usize,
+    memory: String,
+    kernel: String,
+}
+
+/// Writes JSON lines into a new file of `folder`, under a head that says where they come from.
+/// Returns its path.
+///
+/// # Errors
+///
+/// What the file system said.
+pub fn write(folder: &Path, command: &str, lines: &[String]) -> io::Result<PathBuf> {
+    let date = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let head = Head {
+        command: command.to_owned(),
+        version: env!("CARGO_PKG_VERSION"),
+        processor: first_of("/proc/cpuinfo", "model name"),
+        cores: std::thread::available_parallelism().map_or(0, usize::from),
+        memory: first_of("/proc/meminfo", "MemTotal"),
+        kernel: fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().into(),
+        date,
+    };
+    fs::create_dir_all(folder)?;
+    let path =
+        folder.join(format!("{}.jsonl", head.date.replace([':', 'Z'], "").replace('T', "-")));
+    let mut file = fs::File::create_new(&path)?;
+    writeln!(file, "{}", serde_json::to_string(&head)?)?;
+    for line in lines {
+        writeln!(file, "{line}")?;
+    }
+    Ok(path)
+}
+
+/// The value of the first line of a `key : value` file that has this key.
+fn first_of(file: &str, key: &str) -> String {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with(key));
+    line.and_then(|line| line.split_once(':')).map_or_else(String::new, |(_, v)| v.trim().into())
+}

@@ -1,0 +1,58 @@
+use super::*;
+use crate::replay::Backend;
+use crate::workload::Workload;
+
+fn outcome(trace: &str, policy: &str) -> Outcome {
+    Outcome {
+        trace: trace.into(),
+        policy: policy.into(),
+        backend: Backend::Sim,
+        cached_limit: "25%".into(),
+        ops: 35264,
+        allocations: 17694,
+        live_peak_bytes: 194_000_000,
+        reserved_peak_bytes: 231_000_000,
+        hits: 16000,
+        misses: 1690,
+        bypasses: 3,
+        ooms: 1,
+        hit_rate: 16000.0 / 17694.0,
+        device_allocations: 1693,
+        device_frees: 1300,
+        ns_per_op: 66.4,
+    }
+}
+
+#[test]
+fn replays_are_a_table() {
+    let outcomes = [outcome("resnet18_train", "exact"), outcome("resnet18_train", "tiered:4K+16M")];
+    insta::assert_snapshot!(replays(&outcomes));
+}
+
+#[test]
+fn standings_are_a_table() {
+    let standing = Standing {
+        workload: Workload::SmallTensors,
+        policy: "fit:2".into(),
+        backend: "host",
+        samples: 200,
+        allocations: 400_000,
+        ns_per_op_p50: 115.4,
+        ns_per_op_p99: 12_148.2,
+        hit_rate: 0.9991,
+        device_allocations: 400,
+        device_frees: 12,
+        live_peak_bytes: 1_000_000,
+        reserved_peak_bytes: 1_555_000,
+        times_direct: 2.345,
+        times_direct_error: 0.021,
+    };
+    let idle = Standing { live_peak_bytes: 0, policy: "direct".into(), ..standing.clone() };
+    insta::assert_snapshot!(standings(&[standing, idle]));
+}
+
+#[test]
+fn json_has_every_field_of_the_contract() {
+    let json = serde_json::to_string_pretty(&outcome("resnet18_train", "exact")).unwrap();
+    insta::assert_snapshot!(json);
+}

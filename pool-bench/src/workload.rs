@@ -1,0 +1,172 @@
+//! What the programs of the five seed documents do with memory: which sizes, how long they live,
+//! and that every byte is written. Data, and one step of each.
+
+use clap::ValueEnum;
+use serde::Serialize;
+use std::collections::VecDeque;
+use std::ops::Deref;
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+
+/// Where a workload gets buffers from.
+pub trait Source {
+    /// A buffer; dropping it gives it back.
+    type Buffer: Deref<Target = [u8]>;
+    /// A buffer of so many bytes, each written with `byte`. `None` if there is no memory.
+    fn filled(&self, bytes: usize, byte: u8) -> Option<Self::Buffer>;
+}
+
+/// A workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum Workload {
+    /// Seed 000: tiles of 1.5 to 2.5 million points; points, normals, 12 features and 20
+    /// neighbours of each, alive together.
+    Tiles,
+    /// Seed 001: a batch through twelve layers of an embedding model, its seven sizes scaled by
+    /// how long the texts are.
+    Embedding,
+    /// Seed 002: `(a + b) * (a - b)` over arrays of 4 MiB: three temporaries at once.
+    Equal,
+    /// Seed 003: small tensors of 64 B to 16 KiB, 256 alive at a time.
+    SmallTensors,
+    /// Seed 004: 1 MiB again and again, 20 alive at a time.
+    Thousand,
+    /// Seed 004: an iteration of a Monte Carlo simulation, ten arrays, the paths 8 MB.
+    MonteCarlo,
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// Buffers taken and given back.
+    pub allocations: u64,
+    /// The sum of one byte of each buffer, read when it went: the result that is checked.
+    pub checksum: u64,
+}
+
+impl Workload {
+    /// Its name on the command line.
+    #[must_use]
+    pub fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// Steps of a full run; each is one sample.
+    #[must_use]
+    pub fn steps(self) -> u64 {
+        match self {
+            Self::Tiles => 100,
+            Self::Embedding | Self::MonteCarlo => 60,
+            Self::Equal | Self::Thousand => 50,
+            Self::SmallTensors => 200,
+        }
+    }
+
+    /// One step. The same number gives the same sizes, whoever serves them; `small` shrinks them.
+    ///
+    /// `None` if the source had no memory.
+    pub fn step<S: Source>(self, source: &S, number: u64, small: bool) -> Option<Done> {
+        let mut program = Program::new(source, number);
+        let part = if small { 64 } else { 1 };
+        match self {
+            Self::Tiles => {
+                let points = program.between(1_500_000, 2_500_000) / part;
+                for bytes_per_point in [12, 12, 48, 80] {
+                    program.take(points * bytes_per_point)?;
+                }
+            }
+            Self::Embedding => {
+                let texts = 1 << program.between(0, 3);
+                let mut of_batch = |most: usize| {
+                    let share = program.between(50, 100);
+                    program.take((most / 8 * texts * share / 100 / part).max(1))
+                };
+                [4 * KIB, 16 * KIB, 64 * KIB, MIB].into_iter().try_for_each(&mut of_batch)?;
+                for _layer in 0..12 {
+                    of_batch(256 * KIB)?;
+                    of_batch(4 * MIB)?;
+                    of_batch(256 * KIB)?;
+                }
+                of_batch(16 * MIB)?;
+            }
+            Self::Equal => {
+                for _expression in 0..4 {
+                    program.keep_at_most(0);
+                    for _temporary in 0..3 {
+                        program.take(4 * MIB / part)?;
+                    }
+                }
+            }
+            Self::SmallTensors => {
+                for _ in 0..2000 / part {
+                    let bytes = 64 << program.between(0, 8);
+                    let bytes = program.between(bytes / 2 + 1, bytes);
+                    program.take(bytes)?;
+                    program.keep_at_most(256);
+                }
+            }
+            Self::Thousand => {
+                for _ in 0..100 / part.min(4) {
+                    program.take(MIB / part)?;
+                    program.keep_at_most(20);
+                }
+            }
+            Self::MonteCarlo => {
+                program.take(8_000_000 / part)?;
+                for _ in 0..9 {
+                    let bytes = program.between(400_000, 800_000) / part;
+                    program.take(bytes)?;
+                }
+            }
+        }
+        Some(program.end())
+    }
+}
+
+/// A program that holds buffers, oldest first.
+struct Program<'s, S: Source> {
+    source: &'s S,
+    live: VecDeque<S::Buffer>,
+    random: u64,
+    done: Done,
+}
+
+impl<'s, S: Source> Program<'s, S> {
+    fn new(source: &'s S, number: u64) -> Self {
+        let random = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        Self { source, live: VecDeque::new(), random, done: Done { allocations: 0, checksum: 0 } }
+    }
+
+    /// A pseudo-random number from `low` to `high`; Steele, Lea and Flood's `SplitMix`.
+    fn between(&mut self, low: usize, high: usize) -> usize {
+        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.random;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        let span = (high - low + 1) as u64;
+        low + usize::try_from((z ^ (z >> 31)) % span).unwrap_or(0)
+    }
+
+    fn take(&mut self, bytes: usize) -> Option<()> {
+        let byte = (self.done.allocations % 251) as u8 + 1;
+        self.live.push_back(self.source.filled(bytes, byte)?);
+        self.done.allocations += 1;
+        Some(())
+    }
+
+    fn keep_at_most(&mut self, count: usize) {
+        while self.live.len() > count
+            && let Some(oldest) = self.live.pop_front()
+        {
+            self.done.checksum += u64::from(oldest[oldest.len() / 2]);
+        }
+    }
+
+    fn end(mut self) -> Done {
+        self.keep_at_most(0);
+        self.done
+    }
+}

@@ -1,0 +1,128 @@
+//! The command line: bad input is one line on stderr and exit status 2, whatever it is.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const HEAD: &str = "#ptrace,1\nop,id,size,lane,dt_ns\n";
+
+fn pool_bench(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_pool-bench")).args(args).output().unwrap()
+}
+
+/// A file in a folder of the test's own.
+fn file(name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cli");
+    fs::create_dir_all(&folder).unwrap();
+    let path = folder.join(name);
+    fs::write(&path, contents).unwrap();
+    path
+}
+
+/// What bad input is answered with; the folder is left out, since it differs between machines.
+fn refusal(args: &[&str]) -> String {
+    let output = pool_bench(args);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    assert!(output.stdout.is_empty());
+    stderr.trim_end().replace(&format!("{}/cli/", env!("CARGO_TARGET_TMPDIR")), "")
+}
+
+fn refused_trace(name: &str, contents: impl AsRef<[u8]>) -> String {
+    refusal(&["replay", file(name, contents).to_str().unwrap()])
+}
+
+#[test]
+fn broken_traces_are_named_with_file_line_and_what_was_expected() {
+    let csv = |lines: &str| format!("{HEAD}{lines}");
+    let noise: Vec<u8> =
+        (0..5000_u32).map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()[2]).collect();
+    let cut = zstd::encode_all(csv(&"a,0,100,0,0\n".repeat(1000)).as_bytes(), 3).unwrap();
+    let cases = [
+        refusal(&["replay", "no/such/file.ptrace.csv.zst"]),
+        refused_trace("noise.ptrace.csv.zst", &noise),
+        refused_trace("noise.ptrace.csv", &noise),
+        refused_trace("cut.ptrace.csv.zst", &cut[..cut.len() / 2]),
+        refused_trace("letter.ptrace.csv", csv("a,0,100,0,0\na,1,1x0,0,0\n")),
+        refused_trace("letter_id.ptrace.csv", csv("a,zero,100,0,0\n")),
+        refused_trace("letter_lane.ptrace.csv", csv("a,0,100,x,0\n")),
+        refused_trace("negative.ptrace.csv", csv("a,0,-100,0,0\n")),
+        refused_trace("unknown.ptrace.csv", csv("a,0,100,0,0\nf,7,,0,0\n")),
+        refused_trace("twice.ptrace.csv", csv("a,0,100,0,0\nf,0,,0,0\nf,0,,0,0\n")),
+        refused_trace("again.ptrace.csv", csv("a,0,100,0,0\na,0,100,0,0\n")),
+        refused_trace("completed.ptrace.csv", csv("a,0,100,0,0\nd,0,,0,0\n")),
+        refused_trace("short.ptrace.csv", csv("a,0,100\n")),
+        refused_trace("op.ptrace.csv", csv("q,0,100,0,0\n")),
+        refused_trace("huge.ptrace.csv", csv("a,0,140737488355329,0,0\n")),
+        refused_trace("version.ptrace.csv", "#ptrace,2\n"),
+        refused_trace("empty.ptrace.csv", ""),
+        refused_trace("headers_only.ptrace.csv", HEAD),
+    ];
+    insta::assert_snapshot!(cases.join("\n"));
+}
+
+#[test]
+fn broken_arguments_are_named_with_what_was_expected() {
+    let trace = file("arguments.ptrace.csv", format!("{HEAD}a,0,100,0,0\na,1,5000,0,0\n"));
+    let trace = trace.to_str().unwrap();
+    let cases = [
+        refusal(&["replay", trace, "--policy", "exact,best"]),
+        refusal(&["replay", trace, "--policy", "fit:none"]),
+        refusal(&["replay", trace, "--capacity", "4999"]),
+        refusal(&["replay", trace, "--capacity", "1x"]),
+        refusal(&["replay", trace, "--cached-limit", "lots"]),
+        refusal(&["replay", trace, "--backend", "abacus"]),
+        refusal(&["replay", trace, "--out", "/no/such/folder/file"]),
+        refusal(&["replay"]),
+        refusal(&["bench", "--workload", "tiles,knitting"]),
+        refusal(&["bench", "--fast"]),
+    ];
+    insta::assert_snapshot!(cases.join("\n"));
+}
+
+/// Replays a small trace; the one line of JSON without its time.
+fn replayed(name: &str, lines: &str, args: &[&str]) -> serde_json::Value {
+    let trace = file(name, format!("{HEAD}{lines}"));
+    let output = pool_bench(&[&["replay", trace.to_str().unwrap(), "--json"], args].concat());
+    let mut object: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(object["ns_per_op"].as_f64().unwrap() >= 0.0);
+    object.as_object_mut().unwrap().remove("ns_per_op");
+    object
+}
+
+#[test]
+fn a_refused_request_is_an_oom_and_no_error() {
+    let lines = "a,0,600,0,0\na,1,500,0,0\nf,0,,0,0\nf,1,,0,0\na,2,700,0,0\n";
+    let exact = replayed("oom.v1.ptrace.csv", lines, &["--policy", "exact", "--capacity", "1000"]);
+    insta::assert_snapshot!(serde_json::to_string_pretty(&exact).unwrap());
+}
+
+#[test]
+fn a_block_in_use_on_another_stream_is_free_when_its_free_completes() {
+    let lines = "a,0,600,0,0\nr,0,,1,0\nf,0,,0,0\na,1,600,0,0\nd,0,,0,0\na,2,600,0,0\n\
+                 e,,,1,0\nx,,900,0,0\nS,,2097152,0,0\n";
+    let exact = replayed("pending.ptrace.csv", lines, &["--policy", "exact"]);
+    assert_eq!((&exact["hits"], &exact["misses"]), (&1.into(), &2.into()));
+    assert_eq!((&exact["live_peak_bytes"], &exact["ops"]), (&1200.into(), &9.into()));
+    assert_eq!(exact["reserved_peak_bytes"], 1200);
+}
+
+#[test]
+fn a_replay_on_real_memory_counts_the_same_calls() {
+    let lines = "a,0,600,0,0\nf,0,,0,0\na,1,600,0,0\nf,1,,0,0\n";
+    let host = replayed("host.ptrace.csv", lines, &["--policy", "exact", "--backend", "host"]);
+    assert_eq!((&host["backend"], &host["device_allocations"]), (&"host".into(), &2.into()));
+    assert_eq!(host["cached_limit"], "25%");
+}
+
+#[test]
+fn output_goes_to_a_file_where_one_is_named() {
+    let trace = file("out.ptrace.csv", format!("{HEAD}a,0,100,0,0\n"));
+    let out = trace.with_extension("jsonl");
+    let args = ["replay", trace.to_str().unwrap(), "--json", "--out", out.to_str().unwrap()];
+    let output = pool_bench(&args);
+    assert!(output.status.success() && output.stdout.is_empty());
+    assert_eq!(fs::read_to_string(out).unwrap().lines().count(), 4, "a line for each policy");
+}

@@ -1,0 +1,69 @@
+//! Memory that both the CPU and streams touch: the host cannot wait on a device.
+
+use pool_core::sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
+use pool_core::{BucketPool, DeviceAllocator, DeviceError, Mark, Memory, Request, Timeline};
+
+/// Simulated memory that the CPU can write, as page-locked memory is.
+struct Mapped(SimDevice);
+
+impl DeviceAllocator for Mapped {
+    type Block = SimBlock;
+    type View<'b> = SimView<'b>;
+    type Kind = ();
+    type Clock = Timeline<SimDriver>;
+    const MEMORY: Memory = Memory { cpu_touches: true, ..Memory::DEVICE };
+
+    fn clock(&self) -> &Self::Clock {
+        self.0.clock()
+    }
+    fn aligned(&self, kind: (), alignment: u64) -> Result<(), DeviceError> {
+        self.0.aligned(kind, alignment)
+    }
+    fn allocate(&self, request: Request<()>, on: &SimStream) -> Result<SimBlock, DeviceError> {
+        self.0.allocate(request, on)
+    }
+    fn free(&self, block: SimBlock, after: &[Mark]) -> Result<(), DeviceError> {
+        self.0.free(block, after)
+    }
+    fn view<'b>(&'b self, b: &'b SimBlock, at: u64, bytes: u64, on: &SimStream) -> SimView<'b> {
+        self.0.view(b, at, bytes, on)
+    }
+    fn zero(&self, block: &mut SimBlock, bytes: u64, on: &SimStream) -> Result<(), DeviceError> {
+        self.0.zero(block, bytes, on)
+    }
+}
+
+#[test]
+fn a_buffer_with_a_queued_copy_is_not_handed_out_before_the_copy_is_done() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(Mapped(device.clone()));
+    let s = device.stream();
+    let buffer = pool.allocate_on(&s, 4096).unwrap();
+    device.kernel(&s, &buffer.on(&s).unwrap());
+    drop(buffer);
+    // Even for the same stream: the CPU would write while the copy still reads.
+    let second = pool.allocate_on(&s, 4096).unwrap();
+    assert_eq!((pool.stats().hits, device.calls().queries), (0, 1));
+    assert_eq!(pool.stats().active_bytes, 2 * 4096);
+    device.run();
+    let third = pool.allocate_on(&s, 4096).unwrap();
+    assert_eq!((pool.stats().hits, device.calls().waits), (1, 0));
+    assert_eq!(pool.stats().active_bytes, 2 * 4096);
+    drop((second, third));
+}
+
+#[test]
+fn a_pending_block_is_passed_over_for_one_that_is_done() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(Mapped(device.clone()));
+    let (s, t) = (device.stream(), device.stream());
+    let (done, pending) = (pool.allocate_on(&t, 512).unwrap(), pool.allocate_on(&s, 512).unwrap());
+    device.kernel(&t, &done.on(&t).unwrap());
+    device.kernel(&s, &pending.on(&s).unwrap());
+    drop((done, pending)); // the pending one comes back last and is tried first
+    let miss = pool.allocate_on(&s, 512).unwrap(); // asks for an event behind each of them
+    device.run_stream(&t);
+    let _hit = pool.allocate_on(&s, 512).unwrap();
+    assert_eq!((pool.stats().hits, pool.stats().misses), (1, 3));
+    drop(miss);
+}

@@ -1,0 +1,205 @@
+//! Bounds hold at each call of the device, not only between calls.
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests; a seed replays a failure")]
+
+use pool_core::{
+    BucketPolicy, BucketPool, CachedLimit, DeviceAllocator, DeviceError, KIB, MIB, MarkOf, Memory,
+    Request, StreamOf, Why, sim::SimDevice,
+};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::thread;
+
+/// Refuses nothing, and asserts at every call that no more is taken than the ceiling.
+struct Ceiling {
+    inner: SimDevice,
+    held: Arc<AtomicU64>,
+    most: u64,
+}
+
+impl Ceiling {
+    fn new(ceiling: u64) -> Self {
+        Self { inner: SimDevice::new(), held: Arc::default(), most: ceiling }
+    }
+}
+
+impl DeviceAllocator for Ceiling {
+    type Block = (<SimDevice as DeviceAllocator>::Block, u64);
+    type View<'b> = <SimDevice as DeviceAllocator>::View<'b>;
+    type Kind = ();
+    type Clock = <SimDevice as DeviceAllocator>::Clock;
+    const MEMORY: Memory = Memory::DEVICE;
+
+    fn clock(&self) -> &Self::Clock {
+        self.inner.clock()
+    }
+    fn aligned(&self, kind: (), alignment: u64) -> Result<(), DeviceError> {
+        self.inner.aligned(kind, alignment)
+    }
+    fn allocate(
+        &self,
+        request: Request<()>,
+        on: &StreamOf<Self>,
+    ) -> Result<Self::Block, DeviceError> {
+        let held = self.held.fetch_add(request.bytes, SeqCst) + request.bytes;
+        assert!(held <= self.most, "{held} bytes taken over a ceiling of {}", self.most);
+        self.inner.allocate(request, on).map(|block| (block, request.bytes))
+    }
+    fn free(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
+        self.held.fetch_sub(block.1, SeqCst);
+        self.inner.free(block.0, after)
+    }
+    fn view<'b>(
+        &'b self,
+        block: &'b Self::Block,
+        offset: u64,
+        bytes: u64,
+        on: &StreamOf<Self>,
+    ) -> Self::View<'b> {
+        self.inner.view(&block.0, offset, bytes, on)
+    }
+    fn zero(
+        &self,
+        block: &mut Self::Block,
+        bytes: u64,
+        on: &StreamOf<Self>,
+    ) -> Result<(), DeviceError> {
+        self.inner.zero(&mut block.0, bytes, on)
+    }
+}
+
+/// A pseudo-random sequence that its seed replays.
+fn random(seed: u64) -> impl FnMut(u64) -> u64 {
+    let mut state = seed;
+    move |below| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    }
+}
+
+/// One thread's program: 3000 allocations of up to 64 KiB, a dozen alive. Returns the refused ones.
+fn crowd(pool: &BucketPool<Ceiling>, seed: u64) -> u64 {
+    println!("seed {seed}");
+    let (mut random, mut live, mut refused) = (random(seed), Vec::new(), 0);
+    for _ in 0..3000 {
+        match pool.allocate(random(64 * KIB)) {
+            Ok(buffer) => live.push(buffer),
+            Err(error) => {
+                assert_eq!(error.why(), Why::Limit, "{error}");
+                refused += 1;
+            }
+        }
+        if live.len() as u64 > random(12) {
+            live.swap_remove(usize::try_from(random(live.len() as u64)).unwrap());
+        }
+    }
+    refused
+}
+
+#[test]
+fn eight_threads_at_the_reserved_limit_never_pass_it() {
+    let device = Ceiling::new(MIB);
+    let held = device.held.clone();
+    let pool = BucketPool::builder(device)
+        .policy(BucketPolicy::Exact)
+        .reserved_limit(MIB)
+        .cached_limit(CachedLimit::OfPeak(0.5))
+        .build();
+    let refused = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for seed in 0..8 {
+            let (pool, refused) = (&pool, &refused);
+            scope.spawn(move || refused.fetch_add(crowd(pool, seed), SeqCst));
+        }
+    });
+    let stats = pool.stats();
+    assert!(refused.load(SeqCst) > 100, "the limit was hardly reached");
+    assert_eq!(stats.failures, refused.load(SeqCst));
+    assert_eq!((stats.requested_bytes, stats.allocated_bytes), (0, 0));
+    assert_eq!(stats.reserved_bytes, held.load(SeqCst));
+    drop(pool);
+    assert_eq!(held.load(SeqCst), 0);
+}
+
+#[test]
+fn the_cached_bound_holds_over_all_threads_together() {
+    let pool = BucketPool::builder(SimDevice::new())
+        .policy(BucketPolicy::Exact)
+        .cached_limit(256 * KIB)
+        .build();
+    thread::scope(|scope| {
+        for seed in 0..8 {
+            let pool = &pool;
+            scope.spawn(move || {
+                let mut random = random(seed);
+                for _ in 0..2000 {
+                    let _ = pool.allocate(1 + random(32 * KIB)).map(drop);
+                }
+            });
+        }
+    });
+    pool.trim(0).unwrap();
+    let stats = pool.stats();
+    assert!(stats.cached_bytes <= 256 * KIB, "{stats}");
+    assert_eq!(stats.cached_bytes, stats.reserved_bytes);
+    assert!(stats.hits > 0, "{stats}");
+}
+
+#[test]
+fn a_bound_that_other_threads_have_used_up_is_theirs_to_lose() {
+    let pool =
+        BucketPool::builder(SimDevice::new()).policy(BucketPolicy::Exact).cached_limit(100).build();
+    // Another thread leaves the cache full and goes.
+    thread::scope(|scope| {
+        scope.spawn(|| drop([pool.allocate(50), pool.allocate(50)]));
+    });
+    assert_eq!(pool.cached_buffers(), [(50, 2)].into());
+    // The newcomer of this thread pushes the oldest out, though its own shard was empty.
+    drop(pool.allocate(40));
+    pool.trim(0).unwrap();
+    assert_eq!(pool.cached_buffers(), [(40, 1), (50, 1)].into());
+}
+
+#[test]
+fn the_oldest_goes_first_and_the_newcomer_is_kept() {
+    let pool =
+        BucketPool::builder(SimDevice::new()).policy(BucketPolicy::Exact).cached_limit(100).build();
+    let live: Vec<_> = [30, 31, 32, 33].map(|bytes| pool.allocate(bytes).unwrap()).into();
+    live.into_iter().for_each(drop); // 30 comes back first
+    assert_eq!(pool.cached_buffers(), [(31, 1), (32, 1), (33, 1)].into());
+    drop(pool.allocate(51).unwrap()); // more than half the bound: it is not kept
+    assert_eq!(pool.cached_buffers(), [(31, 1), (32, 1), (33, 1)].into());
+    assert_eq!(pool.stats().evictions, 2);
+}
+
+#[test]
+fn a_drop_never_calls_the_device_and_the_next_call_pays() {
+    let device = SimDevice::new();
+    let pool = BucketPool::builder(device.clone())
+        .policy(BucketPolicy::tiered(&[KIB]))
+        .cached_limit(0)
+        .build();
+    let (kept, past) = (pool.allocate(10).unwrap(), pool.allocate(2 * KIB).unwrap());
+    drop((kept, past));
+    assert_eq!((device.calls().frees, pool.stats().cached_bytes), (0, 3 * KIB));
+    drop(pool.allocate(10).unwrap());
+    assert_eq!(device.calls().frees, 2);
+    assert_eq!((pool.stats().misses, pool.stats().bypasses), (2, 1));
+}
+
+#[test]
+fn a_share_of_the_peak_survives_a_reset_of_the_statistics() {
+    let pool = BucketPool::builder(SimDevice::new())
+        .policy(BucketPolicy::Exact)
+        .cached_limit(CachedLimit::OfPeak(0.5))
+        .build();
+    let live: Vec<_> = (0..10).map(|_| pool.allocate(100)).collect();
+    drop(live);
+    pool.trim(0).unwrap();
+    assert_eq!(pool.stats().cached_bytes, 500);
+    pool.reset_stats();
+    assert_eq!((pool.stats().allocations, pool.stats().allocated_peak_bytes), (0, 0));
+    drop(pool.allocate(100));
+    pool.trim(0).unwrap();
+    assert_eq!(pool.stats().cached_bytes, 500, "the bound forgot the peak");
+}

@@ -1,0 +1,133 @@
+//! Stream order, on a device whose streams run late and that notices what is not ordered.
+
+use std::mem::ManuallyDrop;
+
+use pool_core::sim::{SimCall, SimDevice, SimStream};
+use pool_core::{BucketPool, DeviceAllocator, PooledBuffer, Request, StreamClock, Why};
+
+fn kernel(device: &SimDevice, buffer: &PooledBuffer<SimDevice>, on: &SimStream) {
+    device.kernel(on, &buffer.on(on).unwrap());
+}
+
+#[test]
+fn the_device_sees_a_use_that_is_not_ordered() {
+    let device = SimDevice::new();
+    let (s, t) = (device.stream(), device.stream());
+    let block = device.allocate(Request { bytes: 512, kind: () }, &s).unwrap();
+    device.kernel(&s, &device.view(&block, 0, 512, &s));
+    device.kernel(&t, &device.view(&block, 0, 512, &t));
+    assert_eq!(device.hazards(), 1);
+    insta::assert_snapshot!(device.hazard_report()[0]);
+}
+
+#[test]
+fn one_stream_costs_no_event_and_one_event_serves_many_blocks() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(device.clone());
+    let (s, t) = (device.stream(), device.stream());
+    let take = |on: &SimStream| -> Vec<_> {
+        (0..50).map(|_| pool.allocate_on(on, 4096).unwrap()).collect()
+    };
+    for _ in 0..10 {
+        take(&s).iter().for_each(|buffer| kernel(&device, buffer, &s));
+    }
+    let calls = device.calls();
+    assert_eq!((calls.records, calls.waits, calls.allocations), (0, 0, 50));
+    take(&t).iter().for_each(|buffer| kernel(&device, buffer, &t));
+    let calls = device.calls();
+    assert_eq!((calls.records, calls.waits, calls.allocations), (1, 1, 50));
+    assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+}
+
+#[test]
+fn a_ring_of_streams_makes_no_device_memory_call() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(device.clone());
+    let streams: Vec<_> = (0..3).map(|_| device.stream()).collect();
+    let turn = |i: usize| {
+        let (s, t) = (&streams[i % 3], &streams[(i + 2) % 3]);
+        let buffer = pool.allocate_on(s, 1 << 20).unwrap();
+        kernel(&device, &buffer, s);
+        if i.is_multiple_of(2) {
+            kernel(&device, &buffer, t); // taken to another stream, and not to the next turn's
+        }
+    };
+    (0..30).for_each(turn);
+    let before = device.calls();
+    (30..330).for_each(turn);
+    let after = device.calls();
+    assert_eq!(after.allocations, before.allocations);
+    assert!(after.records - before.records <= 450, "{after:?}");
+    assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+}
+
+#[test]
+fn a_forgotten_use_counts_until_the_drop() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(device.clone());
+    let (t, u) = (device.stream(), device.stream());
+    let buffer = pool.allocate_on(&t, 512).unwrap();
+    let forgotten = ManuallyDrop::new(buffer.on(&t).unwrap());
+    // An event ends the epoch in which the use began; the kernel comes after it.
+    device.clock().order(&u, &[device.clock().mark(&t)]).unwrap();
+    device.kernel(&t, &forgotten);
+    drop(buffer);
+    let again = pool.allocate_on(&u, 512).unwrap();
+    kernel(&device, &again, &u);
+    assert_eq!((device.hazards(), pool.stats().hits), (0, 1), "{:?}", device.hazard_report());
+}
+
+#[test]
+fn a_recorded_stream_counts_until_the_drop() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(device.clone());
+    let (s, t, u) = (device.stream(), device.stream(), device.stream());
+    let buffer = pool.allocate_on(&s, 512).unwrap();
+    buffer.record_stream(&t).unwrap();
+    device.clock().order(&u, &[device.clock().mark(&s), device.clock().mark(&t)]).unwrap();
+    let waits = device.calls().waits;
+    drop(buffer);
+    assert!(pool.allocate_on(&u, 512).is_ok());
+    assert_eq!(device.calls().waits - waits, 1, "u knows t's past, not what came until the drop");
+}
+
+#[test]
+fn strangers_are_refused() {
+    let (device, other) = (SimDevice::new(), SimDevice::new());
+    let pool = BucketPool::new(device.clone());
+    let stranger = other.stream();
+    let error = pool.allocate_on(&stranger, 512).unwrap_err();
+    assert_eq!(error.why(), Why::Foreign, "{error}");
+    let buffer = pool.allocate(512).unwrap();
+    assert_eq!(buffer.on(&stranger).unwrap_err().why, Why::Foreign);
+    assert_eq!(buffer.record_stream(&stranger).unwrap_err().why, Why::Foreign);
+    let (block, _) = buffer.detach().into_raw();
+    assert_eq!(other.free(block, &[]).unwrap_err().why, Why::Foreign);
+    assert_eq!(pool.stats().failures, 1);
+}
+
+#[test]
+fn a_wait_that_fails_leaves_the_block_where_it_is() {
+    for call in [SimCall::Record, SimCall::Wait] {
+        let device = SimDevice::new();
+        let pool = BucketPool::new(device.clone());
+        let (s, t) = (device.stream(), device.stream());
+        drop(pool.allocate_on(&s, 512).unwrap());
+        device.fail(call, 0, 1);
+        assert_eq!(pool.allocate_on(&t, 512).unwrap_err().why(), Why::Other, "{call:?}");
+        assert_eq!(pool.stats().cached_bytes, 512);
+        assert!(pool.allocate_on(&t, 512).is_ok());
+        assert_eq!((device.calls().allocations, pool.stats().hits), (1, 1));
+    }
+}
+
+#[test]
+fn the_cleared_and_the_freed_are_waited_for() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(device.clone());
+    let s = device.stream();
+    kernel(&device, &pool.allocate_on(&s, 512).unwrap(), &s);
+    let records = device.calls().records;
+    assert_eq!(pool.clear().unwrap(), 512);
+    assert_eq!(device.calls().records, records + 1, "cleared after an event on its stream");
+}

@@ -1,0 +1,198 @@
+//! The layer tables of ARCHITECTURE.md, and the edges that the source really has.
+//!
+//! A table stands below a heading that names its crate (`### pool-core`), or below `### crates`.
+//! Each row has the name in its first column, in back ticks, and what it may use in the second:
+//! names that stand in rows above.
+
+use crate::source;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// For each name, what it may use; in the order of the rows.
+type Layers = Vec<(String, BTreeSet<String>)>;
+
+/// What is wrong with the edges between crates and between modules.
+pub(crate) fn check(root: &Path) -> Vec<String> {
+    let text = fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap_or_default();
+    let mut faults = Vec::new();
+    let tables = tables(&text, &mut faults);
+    match tables.get("crates") {
+        None => faults.push("ARCHITECTURE.md: no layer table under `### crates`".into()),
+        Some(layers) => compare("crate", layers, &crate_edges(root), &mut faults),
+    }
+    for krate in ["pool-core", "pool-host", "pool-cuda", "pool-wgpu", "pool-bench", "xtask"] {
+        let folder = root.join(krate).join("src");
+        if !folder.is_dir() {
+            continue;
+        }
+        match tables.get(krate) {
+            None => faults.push(format!("ARCHITECTURE.md: no layer table under `### {krate}`")),
+            Some(layers) => {
+                compare(&format!("{krate}: module"), layers, &module_edges(&folder), &mut faults);
+            }
+        }
+    }
+    faults
+}
+
+fn tables(text: &str, faults: &mut Vec<String>) -> BTreeMap<String, Layers> {
+    let mut tables: BTreeMap<String, Layers> = BTreeMap::new();
+    let mut heading = "";
+    for line in text.lines() {
+        if let Some(new) = line.strip_prefix("### ") {
+            heading = new.trim();
+        } else if line.starts_with('#') {
+            heading = "";
+        }
+        let mut cells = line.trim().split('|').skip(1).map(quoted);
+        let (Some(name), Some(uses)) = (cells.next(), cells.next()) else { continue };
+        let [name] = name.as_slice() else { continue };
+        let layers = tables.entry(heading.to_owned()).or_default();
+        for used in uses.iter().filter(|used| !layers.iter().any(|(above, _)| above == *used)) {
+            faults.push(format!(
+                "ARCHITECTURE.md: under `{heading}`, `{name}` uses `{used}`, \
+                 which stands in no row above it"
+            ));
+        }
+        layers.push((name.clone(), uses.into_iter().collect()));
+    }
+    tables
+}
+
+/// The words in back ticks of a cell.
+fn quoted(cell: &str) -> Vec<String> {
+    cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// Every edge must be allowed and every allowed edge must exist. Rows use only rows above them, so
+/// a tree that agrees has no knots.
+fn compare(
+    what: &str,
+    layers: &Layers,
+    edges: &BTreeMap<String, BTreeSet<String>>,
+    faults: &mut Vec<String>,
+) {
+    let rows: BTreeMap<&String, &BTreeSet<String>> = layers.iter().map(|(n, u)| (n, u)).collect();
+    for (name, used) in edges {
+        let Some(allowed) = rows.get(name) else {
+            faults.push(format!("{what} `{name}` stands in no layer table of ARCHITECTURE.md"));
+            continue;
+        };
+        for upward in used.difference(allowed) {
+            faults.push(format!("{what} `{name}` uses `{upward}`, which its layer may not"));
+        }
+        for unused in allowed.difference(used) {
+            faults
+                .push(format!("{what} `{name}` may use `{unused}`, and does not: narrow its row"));
+        }
+    }
+    for name in rows.keys().filter(|name| !edges.contains_key(**name)) {
+        faults.push(format!("{what} `{name}` has a row in ARCHITECTURE.md, and does not exist"));
+    }
+}
+
+/// Ordinary dependencies between the packages of the workspace.
+fn crate_edges(root: &Path) -> BTreeMap<String, BTreeSet<String>> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
+        .current_dir(root)
+        .output();
+    let json = output.map(|output| output.stdout).unwrap_or_default();
+    let metadata: serde_json::Value = serde_json::from_slice(&json).unwrap_or_default();
+    let empty = Vec::new();
+    let packages = metadata["packages"].as_array().unwrap_or(&empty);
+    let name = |value: &serde_json::Value| value["name"].as_str().unwrap_or_default().to_owned();
+    let names: BTreeSet<String> = packages.iter().map(name).collect();
+    let edges = packages.iter().map(|package| {
+        let dependencies = package["dependencies"].as_array().unwrap_or(&empty);
+        let ordinary = dependencies.iter().filter(|dependency| dependency["kind"].is_null());
+        (name(package), ordinary.map(name).filter(|used| names.contains(used)).collect())
+    });
+    edges.collect()
+}
+
+/// Uses between the top-level modules of a crate. The root only declares and re-exports.
+fn module_edges(src: &Path) -> BTreeMap<String, BTreeSet<String>> {
+    let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let inside = |file: &Path| file.strip_prefix(src).map(Path::to_path_buf).unwrap_or_default();
+    let top = |file: &Path| {
+        let first = inside(file).components().next().map(|c| c.as_os_str().to_owned());
+        first.unwrap_or_default().to_string_lossy().trim_end_matches(".rs").to_owned()
+    };
+    let files = source::files(src, "rs");
+    let is_test = |file: &Path| file.file_stem().is_some_and(|stem| stem == "tests");
+    let code: Vec<_> = files.iter().filter(|file| !is_test(file)).collect();
+    let mut names: BTreeSet<String> = code.iter().map(|file| top(file)).collect();
+    names.retain(|name| name != "lib" && name != "main");
+    let text_of = |file: &Path| source::code_of(&fs::read_to_string(file).unwrap_or_default());
+    let reexports = reexports(&text_of(&src.join("lib.rs")), &names);
+    for file in code {
+        let name = top(file);
+        if !names.contains(&name) {
+            continue;
+        }
+        let depth = inside(file).components().count();
+        let named = source::modules_named(&text_of(file), depth);
+        let used = named.into_iter().filter_map(|named| {
+            if names.contains(&named) { Some(named) } else { reexports.get(&named).cloned() }
+        });
+        let used = used.filter(|used| *used != name);
+        edges.entry(name.clone()).or_default().extend(used);
+    }
+    edges
+}
+
+/// The module that each name comes from which `lib.rs` re-exports: `crate::Name` is an edge too.
+fn reexports(lib: &str, modules: &BTreeSet<String>) -> BTreeMap<String, String> {
+    let mut origins = BTreeMap::new();
+    for statement in lib.split(';').filter_map(|s| s.split("pub use ").nth(1)) {
+        let Some((module, names)) = statement.split_once("::") else { continue };
+        if modules.contains(module) {
+            let words = names.split(|c: char| !c.is_alphanumeric() && c != '_');
+            origins.extend(words.map(|word| (word.to_owned(), module.to_owned())));
+        }
+    }
+    origins
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(pairs: &[(&str, &[&str])]) -> Vec<(String, BTreeSet<String>)> {
+        let owned = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect();
+        pairs.iter().map(|(name, uses)| ((*name).to_owned(), owned(uses))).collect()
+    }
+
+    #[test]
+    fn rows_may_only_use_rows_above_them() {
+        let text = "### k\n| module | uses |\n|---|---|\n| `a` | `b` |\n| `b` | `a` |\n";
+        let mut faults = Vec::new();
+        assert_eq!(tables(text, &mut faults)["k"], of(&[("a", &["b"]), ("b", &["a"])]));
+        assert_eq!(faults.len(), 1, "{faults:?}");
+    }
+
+    #[test]
+    fn an_edge_upward_an_idle_row_and_a_stranger_are_faults() {
+        let layers = of(&[("low", &[]), ("mid", &["low"]), ("gone", &[])]);
+        let edges = of(&[("low", &["mid"]), ("mid", &[]), ("new", &[])]).into_iter().collect();
+        let mut faults = Vec::new();
+        compare("module", &layers, &edges, &mut faults);
+        let expected = [
+            "module `low` uses `mid`, which its layer may not",
+            "module `mid` may use `low`, and does not",
+            "module `new` stands in no layer table of ARCHITECTURE.md",
+            "module `gone` has a row in ARCHITECTURE.md, and does not exist",
+        ];
+        assert_eq!(faults, expected);
+    }
+
+    #[test]
+    fn a_name_that_the_root_reexports_is_an_edge() {
+        let modules = BTreeSet::from(["pool".to_owned()]);
+        let origins = reexports("mod pool; pub use pool::{BucketPool, Builder};", &modules);
+        assert_eq!(origins.get("BucketPool").map(String::as_str), Some("pool"));
+    }
+}
