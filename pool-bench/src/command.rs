@@ -18,6 +18,14 @@ const POLICIES: &str = "exact,pow2,tiered:4K+16K+64K+256K+1M+4M+16M,fit:2";
 /// The bound under which `bench` replays traces a second time.
 const BENCH_CACHED_LIMIT: &str = "25%";
 
+/// Where records go, below the root.
+const RECORDS: &str = "pool-bench/records";
+
+/// The root of the repository: what xtask says, else where we are.
+fn root() -> PathBuf {
+    std::env::var_os("BUCKETPOOL_ROOT").map_or_else(|| PathBuf::from("."), PathBuf::from)
+}
+
 /// Compares memory pools.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", version)]
@@ -50,12 +58,6 @@ struct Bench {
     /// Also write a record with command, date and machine to pool-bench/records.
     #[arg(long)]
     record: bool,
-    /// The folder of the bundled traces.
-    #[arg(long, hide = true, default_value = "traces")]
-    traces: PathBuf,
-    /// The folder of the records.
-    #[arg(long, hide = true, default_value = "pool-bench/records")]
-    records: PathBuf,
     #[command(flatten)]
     output: Output,
 }
@@ -120,7 +122,11 @@ impl Bench {
         let mut results = Results::default();
         if self.backend.is_empty() || self.backend.contains(&Backend::Host) {
             for workload in &workloads {
-                results.standings.extend(self.contest(*workload, &policies)?);
+                let standings = match workloads.as_slice() {
+                    [_] => self.contest(*workload, &policies)?,
+                    _ => self.contest_apart(*workload)?,
+                };
+                results.standings.extend(standings);
             }
         } else if !workloads.is_empty() {
             results.notes.push("workloads: left out, they run on `host` only".into());
@@ -130,10 +136,10 @@ impl Bench {
         }
         if self.record {
             let lines = results.json();
-            let path = record::write(&self.records, typed, &lines).map_err(|error| {
-                BadInput::new(format!("{}: {error}", self.records.display()), "a writable folder")
+            let file = record::write(&root().join(RECORDS), typed, &lines).map_err(|error| {
+                BadInput::new(format!("{RECORDS}: {error}"), "a writable folder")
             })?;
-            results.notes.push(format!("recorded in {}", path.display()));
+            results.notes.push(format!("recorded in {RECORDS}/{file}"));
         }
         self.output.put(&results)
     }
@@ -162,10 +168,33 @@ impl Bench {
         workload: Workload,
         policies: &[PolicySpec],
     ) -> Result<Vec<Standing>, BadInput> {
-        let bar = progress(workload.steps(), &workload.name());
+        let bar = progress(if self.smoke { 0 } else { workload.steps() }, &workload.name());
         let standings = contest::run(workload, policies, self.smoke, || bar.inc(1));
         bar.finish_and_clear();
         standings.map_err(|failed| BadInput::new(failed, "a run without failures"))
+    }
+
+    /// The same in a process of its own: what an allocator has learned from one workload, such as
+    /// glibc its thresholds, must not serve the next.
+    fn contest_apart(&self, workload: Workload) -> Result<Vec<Standing>, BadInput> {
+        let failed = |why: String| {
+            let what = format!("{} in a process of its own: {why}", workload.name());
+            BadInput::new(what, "a run without failures")
+        };
+        let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
+        let mut child = std::process::Command::new(program);
+        child.args(["bench", "--json", "--policy", &self.policy, "--workload", &workload.name()]);
+        if self.smoke {
+            child.arg("--smoke");
+        }
+        let output = child.stderr(std::process::Stdio::inherit()).output();
+        let output = output.map_err(|error| failed(error.to_string()))?;
+        if !output.status.success() {
+            return Err(failed(output.status.to_string()));
+        }
+        let lines = output.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        let standings: Result<_, _> = lines.map(serde_json::from_slice).collect();
+        standings.map_err(|error| failed(error.to_string()))
     }
 
     fn replay_traces(
@@ -174,9 +203,8 @@ impl Bench {
         results: &mut Results,
     ) -> Result<(), BadInput> {
         let mut files = Vec::new();
-        let folder = fs::read_dir(&self.traces).map_err(|error| {
-            BadInput::new(format!("{}: {error}", self.traces.display()), "a folder of traces")
-        })?;
+        let folder = fs::read_dir(root().join("traces"))
+            .map_err(|error| BadInput::new(format!("traces: {error}"), "a folder of traces"))?;
         files.extend(folder.flatten().map(|entry| entry.path()));
         files.retain(|path| path.to_string_lossy().contains(".ptrace.csv"));
         files.sort();

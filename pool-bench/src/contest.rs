@@ -6,7 +6,7 @@ use crate::spec::PolicySpec;
 use crate::workload::{Done, Source, Workload};
 use bucketpool::host::HostAllocator;
 use bucketpool::{BucketPool, GIB, PooledBuffer};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ const CACHED_LIMIT: u64 = GIB;
 const SMOKE_STEPS: u64 = 3;
 
 /// What one contender came to on one workload; one line of `--json`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names are the documentation; README.md tells them")]
 pub struct Standing {
     pub workload: Workload,
     pub policy: String,
-    pub backend: &'static str,
+    pub backend: String,
     pub samples: usize,
     pub allocations: u64,
     pub ns_per_op_p50: f64,
@@ -133,7 +133,7 @@ impl Contender {
         Standing {
             workload,
             policy: self.name.clone(),
-            backend: "host",
+            backend: "host".into(),
             samples: samples.len(),
             allocations: self.allocations,
             ns_per_op_p50: quantile(&mut samples, 0.5),

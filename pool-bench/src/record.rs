@@ -4,7 +4,7 @@
 use serde::Serialize;
 use std::fs;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::SystemTime;
 
 /// The first line of a record.
@@ -20,12 +20,12 @@ struct Head {
 }
 
 /// Writes JSON lines into a new file of `folder`, under a head that says where they come from.
-/// Returns its path.
+/// Returns its name.
 ///
 /// # Errors
 ///
 /// What the file system said.
-pub fn write(folder: &Path, command: &str, lines: &[String]) -> io::Result<PathBuf> {
+pub fn write(folder: &Path, command: &str, lines: &[String]) -> io::Result<String> {
     let date = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     let head = Head {
         command: command.to_owned(),
@@ -37,14 +37,13 @@ pub fn write(folder: &Path, command: &str, lines: &[String]) -> io::Result<PathB
         date,
     };
     fs::create_dir_all(folder)?;
-    let path =
-        folder.join(format!("{}.jsonl", head.date.replace([':', 'Z'], "").replace('T', "-")));
-    let mut file = fs::File::create_new(&path)?;
+    let name = format!("{}.jsonl", head.date.replace([':', 'Z'], "").replace('T', "-"));
+    let mut file = fs::File::create_new(folder.join(&name))?;
     writeln!(file, "{}", serde_json::to_string(&head)?)?;
     for line in lines {
         writeln!(file, "{line}")?;
     }
-    Ok(path)
+    Ok(name)
 }
 
 /// The value of the first line of a `key : value` file that has this key.

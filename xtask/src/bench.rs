@@ -15,11 +15,7 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
         Err(error) => return fail(&format!("cargo did not start: {error}")),
     }
     let mut command = Command::new(target(root).join("release").join("pool-bench"));
-    command.args(args);
-    if args.first().is_some_and(|task| task == "bench") {
-        command.arg("--traces").arg(root.join("traces"));
-        command.arg("--records").arg(root.join("pool-bench/records"));
-    }
+    command.args(args).env("BUCKETPOOL_ROOT", root);
     match command.status() {
         Ok(status) => ExitCode::from(status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(1)),
         Err(error) => fail(&format!("pool-bench did not start: {error}")),

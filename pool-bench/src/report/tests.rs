@@ -34,7 +34,7 @@ fn standings_are_a_table() {
     let standing = Standing {
         workload: Workload::SmallTensors,
         policy: "fit:2".into(),
-        backend: "host",
+        backend: "host".into(),
         samples: 200,
         allocations: 400_000,
         ns_per_op_p50: 115.4,
