@@ -1,5 +1,4 @@
 //! Each workload once, small: every contender returns what direct allocation returns.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use clap::ValueEnum;
 use pool_bench::workload::Workload;

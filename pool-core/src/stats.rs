@@ -7,9 +7,9 @@ use std::fmt;
 /// The figures of a pool at one moment. All sizes are bytes.
 ///
 /// Counts are exact. Reserved bytes and their peak are exact; live bytes and their peak are exact
-/// on one thread, and on `n` threads the peaks may be off by `n` times 1/64 of the peak (or 256 KiB,
-/// if that is more). A pool built with
-/// [`statistics(false)`](crate::PoolBuilder::statistics) leaves the counts at 0.
+/// on one thread, and on `n` threads the peaks may be off by `n` times 1/64 of the peak (256 KiB,
+/// if that is more). A pool built without
+/// [`statistics`](crate::PoolBuilder::statistics) leaves the counts at 0.
 ///
 /// ```
 /// use pool_core::{BucketPool, sim::SimDevice};

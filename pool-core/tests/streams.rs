@@ -1,4 +1,5 @@
 //! Stream order, on a device whose streams run late and that notices what is not ordered.
+#![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::mem::ManuallyDrop;
 

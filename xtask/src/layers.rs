@@ -84,8 +84,7 @@ fn compare(
             faults.push(format!("{what} `{name}` uses `{upward}`, which its layer may not"));
         }
         for unused in allowed.difference(used) {
-            faults
-                .push(format!("{what} `{name}` may use `{unused}`, and does not: narrow its row"));
+            faults.push(format!("{what} `{name}` may use `{unused}`, and does not"));
         }
     }
     for name in rows.keys().filter(|name| !edges.contains_key(**name)) {
