@@ -63,9 +63,9 @@ fn the_live_peak_survives_a_device_of_little_more() {
     // than what is alive.
     let file = format!("{}/../traces/gpt2_train.ptrace.csv.zst", env!("CARGO_MANIFEST_DIR"));
     let trace = trace::read(Path::new(&file)).unwrap();
-    let capacity = Some(trace.live_peak_bytes + trace.live_peak_bytes / 100);
-    let settings = Settings { backend: Backend::Sim, cached_limit: None, capacity };
+    let capacity = trace.live_peak_bytes + trace.live_peak_bytes / 100;
+    let settings = Settings { backend: Backend::Sim, cached_limit: None, capacity: Some(capacity) };
     let outcome = replay(&trace, &spec::list("exact").unwrap()[0], settings).unwrap();
     assert_eq!(outcome.ooms, 0);
-    assert!(outcome.reserved_peak_bytes <= capacity.unwrap());
+    assert!(outcome.reserved_peak_bytes <= capacity);
 }

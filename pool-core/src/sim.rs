@@ -134,6 +134,13 @@ impl SimDevice {
         self.driver.0.lock().held_peak_bytes()
     }
 
+    /// How many clones of this device there are, this one among them. A pool that is gone, and all
+    /// its buffers with it, holds none.
+    #[must_use]
+    pub fn clones(&self) -> usize {
+        Arc::strong_count(&self.clock)
+    }
+
     /// Fills a view with a byte, at once.
     pub fn write(&self, view: &mut SimView<'_>, byte: u8) {
         let offset = view.at - view.block.at;

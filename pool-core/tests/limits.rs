@@ -161,6 +161,19 @@ fn a_bound_that_other_threads_have_used_up_is_theirs_to_lose() {
 }
 
 #[test]
+fn a_bound_that_other_threads_do_not_use_any_more_is_free_to_take() {
+    let pool =
+        BucketPool::builder(SimDevice::new()).policy(BucketPolicy::Exact).cached_limit(100).build();
+    thread::scope(|scope| {
+        scope.spawn(|| drop([pool.allocate(50), pool.allocate(50)]));
+    });
+    let _taken = [pool.allocate(50), pool.allocate(50)]; // both from the other thread's shard
+    assert_eq!(pool.stats().hits, 2);
+    drop(pool.allocate(40));
+    assert_eq!(pool.cached_buffers(), [(40, 1)].into());
+}
+
+#[test]
 fn the_oldest_goes_first_and_the_newcomer_is_kept() {
     let pool =
         BucketPool::builder(SimDevice::new()).policy(BucketPolicy::Exact).cached_limit(100).build();

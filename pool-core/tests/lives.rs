@@ -30,6 +30,7 @@ fn all_six_orders_of_dropping_a_buffer_a_pool_and_a_device() {
         }
         assert_eq!(observer.held_bytes(), 0, "order {order:?}");
         assert_eq!(observer.calls().allocations, observer.calls().frees, "order {order:?}");
+        assert_eq!(observer.clones(), 1, "order {order:?}: the store is not freed");
     }
 }
 
@@ -57,7 +58,7 @@ fn buffers_that_outlive_their_pool_go_on_other_threads() {
         for thread in threads {
             thread.join().unwrap();
         }
-        assert_eq!(device.held_bytes(), 0, "round {round}");
+        assert_eq!((device.held_bytes(), device.clones()), (0, 1), "round {round}");
     }
 }
 
