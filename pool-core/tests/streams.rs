@@ -30,11 +30,15 @@ fn one_stream_costs_no_event_and_one_event_serves_many_blocks() {
         (0..50).map(|_| pool.allocate_on(on, 4096).unwrap()).collect()
     };
     for _ in 0..10 {
-        take(&s).iter().for_each(|buffer| kernel(&device, buffer, &s));
+        for buffer in take(&s) {
+            kernel(&device, &buffer, &s);
+        }
     }
     let calls = device.calls();
     assert_eq!((calls.records, calls.waits, calls.allocations), (0, 0, 50));
-    take(&t).iter().for_each(|buffer| kernel(&device, buffer, &t));
+    for buffer in take(&t) {
+        kernel(&device, &buffer, &t);
+    }
     let calls = device.calls();
     assert_eq!((calls.records, calls.waits, calls.allocations), (1, 1, 50));
     assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
