@@ -59,20 +59,20 @@ impl DeviceAllocator for FileAllocator {
     }
 }
 
-impl Probe for FileAllocator {
-    fn fill(buffer: &mut PooledBuffer<Self>, byte: u8) {
-        let (file, at, bytes) = *buffer.on(&()).expect("no stream to wait for");
-        file.write_all_at(&vec![byte; bytes as usize], at).expect("a disk with room");
-    }
-    fn contents(buffer: &PooledBuffer<Self>) -> Vec<u8> {
-        let (file, at, bytes) = *buffer.on(&()).expect("no stream to wait for");
-        let mut contents = vec![0; bytes as usize];
-        file.read_exact_at(&mut contents, at).expect("a readable file");
-        contents
-    }
+fn fill(buffer: &mut PooledBuffer<FileAllocator>, byte: u8) {
+    let (file, at, bytes) = *buffer.on(&()).expect("no stream to wait for");
+    file.write_all_at(&vec![byte; bytes as usize], at).expect("a disk with room");
+}
+
+fn contents(buffer: &PooledBuffer<FileAllocator>) -> Vec<u8> {
+    let (file, at, bytes) = *buffer.on(&()).expect("no stream to wait for");
+    let mut contents = vec![0; bytes as usize];
+    file.read_exact_at(&mut contents, at).expect("a readable file");
+    contents
 }
 
 fn main() {
-    conformance::run(|| FileAllocator::new().expect("a folder for temporary files"));
+    let make = || FileAllocator::new().expect("a folder for temporary files");
+    conformance::run(make, Probe { fill, contents });
     println!("a file passes the suite");
 }

@@ -1,16 +1,28 @@
 #![doc = include_str!("../README.md")]
 
 pub use pool_core::{
-    AllocError, BucketPolicy, BucketPool, Bytes, CachedLimit, Detached, DeviceAllocator,
+    AllocError, BucketPolicy, BucketPool, Bytes, CachedLimit, Clearing, Detached, DeviceAllocator,
     DeviceError, EventDriver, Figures, GIB, HostMemory, Immediate, KIB, MIB, Mark, MarkOf, Memory,
     Order, PoolBuilder, PoolStats, PoolStatsSnapshot, PooledBuffer, Request, Stream, StreamClock,
     StreamOf, Timeline, Use, WholeBlocks, Why, ZeroPolicy,
 };
 
+/// CUDA: VRAM of a GPU, through cudarc.
+#[cfg(feature = "cuda")]
+pub mod cuda {
+    pub use pool_cuda::*;
+}
+
 /// Host memory.
 #[cfg(feature = "host")]
 pub mod host {
-    pub use pool_host::{Alignment, HostAllocator, HostBlock, HostView};
+    pub use pool_host::*;
+}
+
+/// wgpu buffers.
+#[cfg(feature = "wgpu")]
+pub mod wgpu {
+    pub use pool_wgpu::*;
 }
 
 #[cfg(feature = "conformance")]

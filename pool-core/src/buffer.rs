@@ -30,7 +30,6 @@ pub struct PooledBuffer<A: DeviceAllocator> {
     bytes: u64,
     requested: u64,
     pooled: bool,
-    fresh: bool,
 }
 
 impl<A: DeviceAllocator> PooledBuffer<A> {
@@ -50,13 +49,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
             bytes: grant.bytes,
             requested: want.requested,
             pooled: want.class.pooled,
-            fresh: grant.fresh,
         }
-    }
-
-    /// Whether nobody had the block before.
-    pub(crate) fn is_fresh(&self) -> bool {
-        self.fresh
     }
 
     /// Bytes that were asked for.
@@ -182,7 +175,7 @@ impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
     fn drop(&mut self) {
         let store = self.claim.store();
         let mut clean = !store.bounds.zero_on_return;
-        if !clean && A::MEMORY.free_in_drop {
+        if !clean && A::MEMORY.cpu_touches && A::MEMORY.free_in_drop {
             let on = store.allocator.clock().default_stream();
             clean = store.allocator.zero(&mut self.block, self.bytes, on).is_ok();
         }

@@ -1,8 +1,13 @@
 //! The suite that every backend passes, whatever its memory.
 //!
-//! A test of a backend is one line, `conformance::run(MyAllocator::new)`. The suite sees memory
-//! through [`Probe`], which host memory has by itself; others say how a buffer is filled and read.
-#![expect(clippy::unwrap_used, reason = "a suite of tests: a panic is how it reports")]
+//! A test of a backend is one line, `conformance::run(MyAllocator::new, Probe::host())`. The suite
+//! sees memory through a [`Probe`]; other memory than the host's says how a buffer is filled and
+//! read.
+#![expect(
+    clippy::unwrap_used,
+    clippy::missing_panics_doc,
+    reason = "a suite of tests: a panic is how it reports"
+)]
 
 use crate::{
     BucketPolicy, BucketPool, CachedLimit, DeviceAllocator, HostMemory, KIB, MIB, PooledBuffer,
@@ -11,59 +16,75 @@ use crate::{
 use std::thread;
 
 /// How the suite writes and reads a buffer. Both have happened when the call returns.
-pub trait Probe: DeviceAllocator + Sized {
+#[derive(Debug)]
+pub struct Probe<A: DeviceAllocator> {
     /// Fills all bytes that were asked for.
-    fn fill(buffer: &mut PooledBuffer<Self>, byte: u8);
+    pub fill: fn(&mut PooledBuffer<A>, u8),
     /// All bytes that were asked for.
-    fn contents(buffer: &PooledBuffer<Self>) -> Vec<u8>;
+    pub contents: fn(&PooledBuffer<A>) -> Vec<u8>,
 }
 
-impl<A: HostMemory> Probe for A {
-    fn fill(buffer: &mut PooledBuffer<A>, byte: u8) {
-        (**buffer).fill(byte);
+impl<A: DeviceAllocator> Clone for Probe<A> {
+    fn clone(&self) -> Self {
+        *self
     }
-    fn contents(buffer: &PooledBuffer<A>) -> Vec<u8> {
-        buffer.to_vec()
+}
+
+impl<A: DeviceAllocator> Copy for Probe<A> {}
+
+impl<A: HostMemory> Probe<A> {
+    /// Through the slice that a host buffer derefs to.
+    #[must_use]
+    pub fn host() -> Self {
+        Self { fill: |buffer, byte| (**buffer).fill(byte), contents: |buffer| buffer.to_vec() }
     }
 }
 
 #[cfg(feature = "sim")]
-impl Probe for crate::sim::SimDevice {
-    fn fill(buffer: &mut PooledBuffer<Self>, byte: u8) {
-        let device = buffer.allocator().clone();
-        let on = crate::StreamClock::default_stream(device.clock());
-        device.write(&mut buffer.on(on).unwrap(), byte);
-    }
-    fn contents(buffer: &PooledBuffer<Self>) -> Vec<u8> {
-        let device = buffer.allocator();
-        device.read(&buffer.on(crate::StreamClock::default_stream(device.clock())).unwrap())
+impl Probe<crate::sim::SimDevice> {
+    /// Through the simulated device's own copies, on its default stream.
+    #[must_use]
+    pub fn sim() -> Self {
+        use crate::clock::StreamClock;
+        Self {
+            fill: |buffer, byte| {
+                let device = buffer.allocator();
+                let on = device.clock().default_stream();
+                device.fill(on, &buffer.on(on).unwrap(), byte);
+            },
+            contents: |buffer| {
+                let device = buffer.allocator();
+                let on = device.clock().default_stream();
+                device.read(on, &buffer.on(on).unwrap())
+            },
+        }
     }
 }
 
 /// Runs the whole suite over allocators that `make` makes. Each check gets a fresh one.
 ///
 /// ```
-/// use pool_core::{conformance, sim::SimDevice};
+/// use pool_core::{conformance::{self, Probe}, sim::SimDevice};
 ///
-/// conformance::run(SimDevice::new);
+/// conformance::run(SimDevice::new, Probe::sim());
 /// ```
 ///
 /// # Panics
 ///
 /// At the first thing that the backend does otherwise than the port asks.
-pub fn run<A: Probe>(make: impl Fn() -> A) {
-    sizes(make());
-    contents_belong_to_their_owner(make());
+pub fn run<A: DeviceAllocator>(make: impl Fn() -> A, probe: Probe<A>) {
+    sizes(make(), probe);
+    contents_belong_to_their_owner(make(), probe);
     blocks_are_reused(make());
-    cleared_memory_reads_as_zeroes(&make);
+    cleared_memory_reads_as_zeroes(&make, probe);
     limits_hold(&make);
     impossible_sizes_are_refused(make());
-    alignments(make());
+    alignments(make(), probe);
     cached_bytes_are_bounded(make());
     cached_blocks_go_back(make());
-    detached_blocks_leave(make());
+    detached_blocks_leave(make(), probe);
     any_order_of_drops(&make);
-    threads_share_a_pool(make());
+    threads_share_a_pool(make(), probe);
 }
 
 fn policies() -> [BucketPolicy; 4] {
@@ -86,7 +107,7 @@ fn check<A: DeviceAllocator>(pool: &BucketPool<A>) {
     assert_eq!(s.allocated_bytes, pool.allocated_bytes(), "{s:#?}");
 }
 
-fn sizes<A: Probe>(allocator: A) {
+fn sizes<A: DeviceAllocator>(allocator: A, probe: Probe<A>) {
     let pool = BucketPool::builder(allocator).policy(BucketPolicy::Exact).build();
     let granule = pool.allocator().granule();
     for bytes in [0, 1, granule - 1, granule, granule + 1, 4095, 4096, 4097, MIB - 1, MIB] {
@@ -94,30 +115,30 @@ fn sizes<A: Probe>(allocator: A) {
         assert_eq!(buffer.size(), bytes);
         assert!(buffer.allocated_size() >= bytes.max(1));
         assert!(buffer.allocated_size().is_multiple_of(granule));
-        A::fill(&mut buffer, 0x5A);
-        assert_eq!(A::contents(&buffer), vec![0x5A; usize::try_from(bytes).unwrap()]);
+        (probe.fill)(&mut buffer, 0x5A);
+        assert_eq!((probe.contents)(&buffer), vec![0x5A; usize::try_from(bytes).unwrap()]);
         check(&pool);
     }
 }
 
-fn contents_belong_to_their_owner<A: Probe>(allocator: A) {
+fn contents_belong_to_their_owner<A: DeviceAllocator>(allocator: A, probe: Probe<A>) {
     let pool = BucketPool::new(allocator);
     let mut live = Vec::new();
     for turn in 0..100_u8 {
         let mut buffer = pool.allocate(u64::from(turn) * 97).unwrap();
-        A::fill(&mut buffer, turn);
+        (probe.fill)(&mut buffer, turn);
         live.push((turn, buffer));
         if turn % 3 == 0 {
             live.remove(usize::from(turn) / 4);
         }
     }
     for (turn, buffer) in &live {
-        assert!(A::contents(buffer).iter().all(|byte| byte == turn), "buffer {turn}");
+        assert!((probe.contents)(buffer).iter().all(|byte| byte == turn), "buffer {turn}");
     }
     check(&pool);
 }
 
-fn blocks_are_reused<A: Probe>(allocator: A) {
+fn blocks_are_reused<A: DeviceAllocator>(allocator: A) {
     let pool = BucketPool::new(allocator);
     for _ in 0..10 {
         drop(pool.allocate(3000).unwrap());
@@ -127,7 +148,7 @@ fn blocks_are_reused<A: Probe>(allocator: A) {
     assert_eq!((stats.deallocations, stats.returns, stats.keys), (10, 10, 1));
 }
 
-fn cleared_memory_reads_as_zeroes<A: Probe>(make: &impl Fn() -> A) {
+fn cleared_memory_reads_as_zeroes<A: DeviceAllocator>(make: &impl Fn() -> A, probe: Probe<A>) {
     for zero in [ZeroPolicy::Never, ZeroPolicy::OnAllocate, ZeroPolicy::OnReturn] {
         let pool = BucketPool::builder(make()).zero(zero).build();
         for bytes in [1, 700, 1000, 1024, 5000] {
@@ -136,15 +157,15 @@ fn cleared_memory_reads_as_zeroes<A: Probe>(make: &impl Fn() -> A) {
                     ZeroPolicy::Never => pool.allocate_zeroed(bytes).unwrap(),
                     _ => pool.allocate(bytes).unwrap(),
                 };
-                let dirty = A::contents(&buffer).iter().filter(|byte| **byte != 0).count();
+                let dirty = (probe.contents)(&buffer).iter().filter(|byte| **byte != 0).count();
                 assert_eq!(dirty, 0, "{zero:?}, {bytes} bytes");
-                A::fill(&mut buffer, 0xEE);
+                (probe.fill)(&mut buffer, 0xEE);
             }
         }
     }
 }
 
-fn limits_hold<A: Probe>(make: &impl Fn() -> A) {
+fn limits_hold<A: DeviceAllocator>(make: &impl Fn() -> A) {
     for policy in policies() {
         let pool = BucketPool::builder(make()).policy(policy).reserved_limit(64 * KIB).build();
         let live: Vec<_> = std::iter::from_fn(|| pool.allocate(10 * KIB).ok()).collect();
@@ -159,7 +180,7 @@ fn limits_hold<A: Probe>(make: &impl Fn() -> A) {
     }
 }
 
-fn impossible_sizes_are_refused<A: Probe>(allocator: A) {
+fn impossible_sizes_are_refused<A: DeviceAllocator>(allocator: A) {
     let pool = BucketPool::builder(allocator).policy(BucketPolicy::Exact).build();
     for bytes in [u64::MAX, u64::MAX - 511, i64::MAX.unsigned_abs() + 1] {
         let error = pool.allocate(bytes).unwrap_err();
@@ -169,7 +190,7 @@ fn impossible_sizes_are_refused<A: Probe>(allocator: A) {
     assert!(pool.allocate(1).is_ok());
 }
 
-fn alignments<A: Probe>(allocator: A) {
+fn alignments<A: DeviceAllocator>(allocator: A, probe: Probe<A>) {
     let pool = BucketPool::new(allocator);
     for bad in [0, 3, 48, u64::MAX] {
         let error = pool.allocate_aligned(100, bad).unwrap_err();
@@ -178,13 +199,13 @@ fn alignments<A: Probe>(allocator: A) {
     assert!(pool.allocate_aligned(100, 1).is_ok());
     for alignment in [64, 256, 4096, MIB] {
         match pool.allocate_aligned(100, alignment) {
-            Ok(mut buffer) => A::fill(&mut buffer, 1),
+            Ok(mut buffer) => (probe.fill)(&mut buffer, 1),
             Err(error) => assert_eq!(error.why(), Why::Unsupported, "alignment {alignment}"),
         }
     }
 }
 
-fn cached_bytes_are_bounded<A: Probe>(allocator: A) {
+fn cached_bytes_are_bounded<A: DeviceAllocator>(allocator: A) {
     let pool = BucketPool::builder(allocator)
         .policy(BucketPolicy::Exact)
         .cached_limit(64 * KIB)
@@ -203,7 +224,7 @@ fn cached_bytes_are_bounded<A: Probe>(allocator: A) {
     assert!(!pool.cached_buffers().contains_key(&(33 * KIB)), "more than half the bound is kept");
 }
 
-fn cached_blocks_go_back<A: Probe>(allocator: A) {
+fn cached_blocks_go_back<A: DeviceAllocator>(allocator: A) {
     let pool = BucketPool::builder(allocator).cached_limit(CachedLimit::Unlimited).build();
     pool.warm_up(&[(KIB, 8), (64 * KIB, 2)]).unwrap();
     assert_eq!(pool.cached_buffers(), [(KIB, 8), (64 * KIB, 2)].into());
@@ -217,20 +238,20 @@ fn cached_blocks_go_back<A: Probe>(allocator: A) {
     check(&pool);
 }
 
-fn detached_blocks_leave<A: Probe>(allocator: A) {
+fn detached_blocks_leave<A: DeviceAllocator>(allocator: A, probe: Probe<A>) {
     let pool = BucketPool::new(allocator);
     let mut block = pool.allocate(1000).unwrap().detach();
-    A::fill(&mut block, 3);
+    (probe.fill)(&mut block, 3);
     assert_eq!((block.size(), block.allocated_size()), (1000, 1024));
     assert_eq!(pool.stats().reserved_bytes, 1024);
     block.free().unwrap();
     assert_eq!((pool.stats().reserved_bytes, pool.cached_buffers().len()), (0, 0));
     let block = pool.allocate(1000).unwrap().detach();
     drop(pool);
-    assert!(A::contents(&block).len() == 1000);
+    assert!((probe.contents)(&block).len() == 1000);
 }
 
-fn any_order_of_drops<A: Probe>(make: &impl Fn() -> A) {
+fn any_order_of_drops<A: DeviceAllocator>(make: &impl Fn() -> A) {
     let (pool, other) = (BucketPool::new(make()), BucketPool::new(make()));
     let (kept, moved, late) = (pool.allocate(1), pool.allocate(2), other.allocate(3));
     drop(pool.allocate(100));
@@ -242,7 +263,7 @@ fn any_order_of_drops<A: Probe>(make: &impl Fn() -> A) {
     drop(other);
 }
 
-fn threads_share_a_pool<A: Probe>(allocator: A) {
+fn threads_share_a_pool<A: DeviceAllocator>(allocator: A, probe: Probe<A>) {
     let pool = BucketPool::builder(allocator).reserved_limit(MIB).cached_limit(256 * KIB).build();
     thread::scope(|scope| {
         for thread in 0..4_u8 {
@@ -250,8 +271,8 @@ fn threads_share_a_pool<A: Probe>(allocator: A) {
             scope.spawn(move || {
                 for turn in 0..200_u64 {
                     let mut buffer = pool.allocate(turn * 37 % 9000).unwrap();
-                    A::fill(&mut buffer, thread);
-                    assert!(A::contents(&buffer).iter().all(|byte| *byte == thread));
+                    (probe.fill)(&mut buffer, thread);
+                    assert!((probe.contents)(&buffer).iter().all(|byte| *byte == thread));
                 }
             });
         }

@@ -6,6 +6,7 @@
 
 use crate::clock::StreamClock;
 use crate::error::DeviceError;
+use crate::zero::ZeroPolicy;
 use std::fmt::Debug;
 use std::hash::Hash;
 
@@ -118,14 +119,35 @@ pub struct Memory {
     pub free_in_drop: bool,
     /// A block fresh from the device reads as zeroes.
     pub fresh_is_zeroed: bool,
+    /// When [`DeviceAllocator::zero`] happens.
+    pub clearing: Clearing,
+    /// When a pool clears blocks unless it is told otherwise: what programs over this memory
+    /// expect.
+    pub default_zero: ZeroPolicy,
+}
+
+/// When clearing happens, in the order of a device's work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clearing {
+    /// In the order of the stream that it is asked for on.
+    InOrder,
+    /// On the default stream only, ahead of all that is not submitted yet. A block that is to be
+    /// cleared must then be ready for the default stream.
+    Ahead,
 }
 
 impl Memory {
     /// Memory behind a driver: only streams touch it, freeing stalls, contents are left over.
-    pub const DEVICE: Self =
-        Self { cpu_touches: false, free_in_drop: false, fresh_is_zeroed: false };
+    pub const DEVICE: Self = Self {
+        cpu_touches: false,
+        free_in_drop: false,
+        fresh_is_zeroed: false,
+        clearing: Clearing::InOrder,
+        default_zero: ZeroPolicy::Never,
+    };
     /// Ordinary memory of this process.
-    pub const HOST: Self = Self { cpu_touches: true, free_in_drop: true, fresh_is_zeroed: true };
+    pub const HOST: Self =
+        Self { cpu_touches: true, free_in_drop: true, fresh_is_zeroed: true, ..Self::DEVICE };
 }
 
 /// An allocator whose blocks are the device's own allocations, not pieces of one, so that a block

@@ -35,7 +35,7 @@ pub mod sim;
 
 pub use buffer::{Detached, PooledBuffer, Use};
 pub use clock::{Immediate, Order, StreamClock};
-pub use device::{DeviceAllocator, MarkOf, Memory, Request, StreamOf, WholeBlocks};
+pub use device::{Clearing, DeviceAllocator, MarkOf, Memory, Request, StreamOf, WholeBlocks};
 pub use error::{AllocError, DeviceError, Figures, Why};
 pub use host_memory::HostMemory;
 pub use limit::CachedLimit;

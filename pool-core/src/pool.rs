@@ -3,7 +3,7 @@
 use crate::buffer::PooledBuffer;
 use crate::cache::GivenBack;
 use crate::clock::StreamClock;
-use crate::device::{DeviceAllocator, StreamOf};
+use crate::device::{Clearing, DeviceAllocator, StreamOf};
 use crate::error::{AllocError, DeviceError, Why};
 use crate::hold::Owner;
 use crate::limit::{CachedLimit, Ledger};
@@ -84,7 +84,8 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         Self { bucket_limit: blocks, ..self }
     }
 
-    /// When blocks are cleared. Never unless set.
+    /// When blocks are cleared. Unless set, what the memory's users expect
+    /// ([`Memory::default_zero`](crate::Memory::default_zero)).
     pub fn zero(self, zero: ZeroPolicy) -> Self {
         Self { zero, ..self }
     }
@@ -126,7 +127,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             reserved_limit: u64::MAX,
             cached_limit: CachedLimit::Unlimited,
             bucket_limit: usize::MAX,
-            zero: ZeroPolicy::Never,
+            zero: A::MEMORY.default_zero,
             statistics: true,
         }
     }
@@ -182,13 +183,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// As for [`BucketPool::allocate`].
     pub fn allocate_zeroed(&self, bytes: u64) -> Result<PooledBuffer<A>, AllocError> {
-        let on = self.allocator().clock().default_stream();
-        let mut buffer = self.allocate_on(on, bytes)?;
-        let cleared = A::MEMORY.fresh_is_zeroed && buffer.is_fresh();
-        if self.zero != ZeroPolicy::OnAllocate && !cleared {
-            self.zeroed(&mut buffer, bytes, on)?;
-        }
-        Ok(buffer)
+        self.lend(self.allocator().clock().default_stream(), bytes, A::Kind::default(), true)
     }
 
     /// A buffer that starts at a multiple of `alignment` bytes.
@@ -219,22 +214,46 @@ impl<A: DeviceAllocator> BucketPool<A> {
         bytes: u64,
         kind: A::Kind,
     ) -> Result<PooledBuffer<A>, AllocError> {
-        let want = self.want(stream, bytes, kind)?;
-        let marks = Marks::new(self.allocator().clock().mark(stream));
+        self.lend(stream, bytes, kind, false)
+    }
+
+    #[inline]
+    fn lend(
+        &self,
+        stream: &StreamOf<A>,
+        bytes: u64,
+        kind: A::Kind,
+        zeroed: bool,
+    ) -> Result<PooledBuffer<A>, AllocError> {
+        let clock = self.allocator().clock();
+        // Where clearing runs ahead, the block must be ready ahead too.
+        let clears = zeroed || self.zero != ZeroPolicy::Never;
+        let ahead = clears && matches!(A::MEMORY.clearing, Clearing::Ahead);
+        let want = self.want(if ahead { clock.default_stream() } else { stream }, bytes, kind)?;
+        if ahead && !clock.owns(stream) {
+            return Err(self.stranger(bytes));
+        }
         let grant = self.store().allocate(&want)?;
-        let (fresh, dirty) = (grant.fresh, grant.dirty);
-        let mut buffer = PooledBuffer::new(self.owner.claim(), grant, marks, &want);
-        let unknown = fresh && !A::MEMORY.fresh_is_zeroed;
-        let zero = match self.zero {
-            ZeroPolicy::Never => false,
-            ZeroPolicy::OnAllocate => !fresh || unknown,
-            ZeroPolicy::OnReturn => dirty || unknown,
+        let unknown = if grant.fresh { !A::MEMORY.fresh_is_zeroed } else { true };
+        let clear = match self.zero {
+            ZeroPolicy::OnAllocate if unknown => grant.bytes,
+            ZeroPolicy::OnReturn if grant.dirty || (grant.fresh && unknown) => grant.bytes,
+            _ if zeroed && unknown => bytes,
+            _ => 0,
         };
-        if zero {
-            let all = buffer.allocated_size();
-            self.zeroed(&mut buffer, all, stream)?;
+        let marks = Marks::new(clock.mark(stream));
+        let mut buffer = PooledBuffer::new(self.owner.claim(), grant, marks, &want);
+        if clear > 0 {
+            let refused = |error| self.store().error(error, bytes, want.class.bytes, 0);
+            buffer.zero(clear, want.on).map_err(refused)?;
         }
         Ok(buffer)
+    }
+
+    #[cold]
+    fn stranger(&self, requested: u64) -> AllocError {
+        let call = "allocate on a stream of another device";
+        self.store().refuse(DeviceError::new(Why::Foreign, call, 0), requested, requested, 0)
     }
 
     #[inline]
@@ -245,28 +264,14 @@ impl<A: DeviceAllocator> BucketPool<A> {
         kind: A::Kind,
     ) -> Result<Want<'r, A>, AllocError> {
         let (store, clock) = (self.store(), self.allocator().clock());
-        let refuse = |why, call| {
-            let error = DeviceError::new(why, call, 0);
-            Err(store.refuse(error, requested, requested, 0))
-        };
         if !clock.owns(on) {
-            return refuse(Why::Foreign, "allocate on a stream of another device");
+            return Err(self.stranger(requested));
         }
         let Some(class) = store.classes.of(requested) else {
-            return refuse(Why::TooLarge, "round up to a size class");
+            let error = DeviceError::new(Why::TooLarge, "round up to a size class", 0);
+            return Err(store.refuse(error, requested, requested, 0));
         };
         Ok(Want { on, key: Key { kind, lane: clock.lane(clock.mark(on)) }, class, requested })
-    }
-
-    fn zeroed(
-        &self,
-        buffer: &mut PooledBuffer<A>,
-        bytes: u64,
-        on: &StreamOf<A>,
-    ) -> Result<(), AllocError> {
-        let requested = buffer.size();
-        let refused = |error| self.store().error(error, requested, bytes, 0);
-        buffer.zero(bytes, on).map_err(refused)
     }
 
     /// Takes idle blocks from the device ahead of time: for each `(bytes, count)`, `count` blocks

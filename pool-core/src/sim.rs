@@ -3,7 +3,7 @@
 //!
 //! It is a device for tests and for replaying traces, not a model of how long anything takes.
 
-mod engine;
+pub mod engine;
 
 use crate::clock::StreamClock;
 use crate::device::{DeviceAllocator, MarkOf, Memory, Request, WholeBlocks};
@@ -12,6 +12,8 @@ use crate::timeline::{EventDriver, Stream, Timeline};
 use engine::{Engine, Event};
 use parking_lot::Mutex;
 use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::Arc;
 
 pub use engine::{SimCall, SimCalls};
@@ -51,15 +53,20 @@ pub struct SimEvent(Event);
 pub struct SimBlock {
     device: u64,
     at: u64,
-    bytes: u64,
 }
 
 /// A range of simulated memory.
 #[derive(Debug)]
 pub struct SimView<'b> {
-    block: &'b SimBlock,
     at: u64,
     bytes: u64,
+    block: PhantomData<&'b SimBlock>,
+}
+
+impl SimView<'_> {
+    fn range(&self) -> Range<u64> {
+        self.at..self.at + self.bytes
+    }
 }
 
 impl SimDevice {
@@ -86,7 +93,7 @@ impl SimDevice {
 
     /// Queues a kernel on `on` that uses all bytes of `view`.
     pub fn kernel(&self, on: &SimStream, view: &SimView<'_>) {
-        self.driver.0.lock().kernel(*on.raw(), view.at..view.at + view.bytes);
+        self.driver.0.lock().kernel(*on.raw(), view.range());
     }
 
     /// Runs everything that is queued.
@@ -141,17 +148,15 @@ impl SimDevice {
         Arc::strong_count(&self.clock)
     }
 
-    /// Fills a view with a byte, at once.
-    pub fn write(&self, view: &mut SimView<'_>, byte: u8) {
-        let offset = view.at - view.block.at;
-        self.driver.0.lock().write(view.block.at, view.block.bytes, offset, view.bytes, byte);
+    /// Queues filling a view with a byte.
+    pub fn fill(&self, on: &SimStream, view: &SimView<'_>, byte: u8) {
+        self.driver.0.lock().fill(*on.raw(), view.range(), byte);
     }
 
-    /// What a view shows.
+    /// What a view shows once everything given to `on` so far has run.
     #[must_use]
-    pub fn read(&self, view: &SimView<'_>) -> Vec<u8> {
-        let offset = view.at - view.block.at;
-        self.driver.0.lock().read(view.block.at, offset, view.bytes)
+    pub fn read(&self, on: &SimStream, view: &SimView<'_>) -> Vec<u8> {
+        self.driver.0.lock().read(*on.raw(), view.range())
     }
 }
 
@@ -177,7 +182,7 @@ impl DeviceAllocator for SimDevice {
     fn allocate(&self, request: Request<()>, _on: &SimStream) -> Result<SimBlock, DeviceError> {
         let mut engine = self.driver.0.lock();
         let at = engine.allocate(request.bytes)?;
-        Ok(SimBlock { device: engine.id(), at, bytes: request.bytes })
+        Ok(SimBlock { device: engine.id(), at })
     }
 
     /// Waits for `after`, as `cuMemFree` waits for the device.
@@ -201,13 +206,11 @@ impl DeviceAllocator for SimDevice {
         bytes: u64,
         _: &SimStream,
     ) -> SimView<'b> {
-        SimView { block, at: block.at + offset, bytes }
+        SimView { at: block.at + offset, bytes, block: PhantomData }
     }
 
     fn zero(&self, block: &mut SimBlock, bytes: u64, on: &SimStream) -> Result<(), DeviceError> {
-        let mut engine = self.driver.0.lock();
-        engine.kernel(*on.raw(), block.at..block.at + bytes);
-        engine.write(block.at, block.bytes, 0, bytes, 0);
+        self.driver.0.lock().fill(*on.raw(), block.at..block.at + bytes, 0);
         Ok(())
     }
 }

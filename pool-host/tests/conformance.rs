@@ -1,11 +1,12 @@
 //! Host memory passes the suite.
 
-use pool_core::{BucketPool, conformance};
+use pool_core::BucketPool;
+use pool_core::conformance::{self, Probe};
 use pool_host::HostAllocator;
 
 #[test]
 fn host_memory_passes_the_suite() {
-    conformance::run(HostAllocator::new);
+    conformance::run(HostAllocator::new, Probe::host());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The state of a simulated device: memory, streams that run late, and what used each byte last.
 
 use crate::error::{DeviceError, Why};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -46,8 +46,9 @@ pub struct SimCalls {
 /// For each stream, how many of its operations something is ordered after.
 type VectorClock = HashMap<usize, u64>;
 
+/// An event that was recorded.
 #[derive(Debug)]
-pub(super) struct Event {
+pub struct Event {
     stream: usize,
     at: u64,
     clock: VectorClock,
@@ -64,8 +65,20 @@ struct Queue {
 
 #[derive(Debug)]
 enum Op {
+    /// An event, or a kernel of which only the uses matter.
     Work,
-    Wait { stream: usize, at: u64 },
+    Wait {
+        stream: usize,
+        at: u64,
+    },
+    Write {
+        at: u64,
+        bytes: Vec<u8>,
+    },
+    Fill {
+        bytes: Range<u64>,
+        byte: u8,
+    },
 }
 
 #[derive(Debug)]
@@ -75,14 +88,15 @@ struct Fault {
     times: u64,
 }
 
+/// A simulated device without the port: what `SimDevice` and the double of libcuda share.
 #[derive(Debug)]
-pub(super) struct Engine {
+pub struct Engine {
     id: u64,
     capacity: u64,
     held: u64,
     held_peak: u64,
     next: u64,
-    live: HashMap<u64, u64>,
+    live: BTreeMap<u64, u64>,
     calls: SimCalls,
     script: Vec<Fault>,
     streams: Vec<Queue>,
@@ -93,7 +107,9 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    pub(super) fn new(capacity: u64) -> Self {
+    /// A device that holds at most `capacity` bytes, with a default stream, number 0.
+    #[must_use]
+    pub fn new(capacity: u64) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self {
             id: NEXT.fetch_add(1, Relaxed),
@@ -101,7 +117,7 @@ impl Engine {
             held: 0,
             held_peak: 0,
             next: ALIGNMENT,
-            live: HashMap::new(),
+            live: BTreeMap::new(),
             calls: SimCalls::default(),
             script: Vec::new(),
             streams: vec![Queue::default()],
@@ -111,7 +127,12 @@ impl Engine {
         }
     }
 
-    pub(super) fn allocate(&mut self, bytes: u64) -> Result<u64, DeviceError> {
+    /// Takes a block.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::OutOfMemory`] over the capacity, or when the script says so.
+    pub fn allocate(&mut self, bytes: u64) -> Result<u64, DeviceError> {
         self.fault(SimCall::Allocate, Why::OutOfMemory, "sim allocate")?;
         let full = DeviceError::new(Why::OutOfMemory, "sim allocate", 0);
         let held =
@@ -126,7 +147,12 @@ impl Engine {
         Ok(at)
     }
 
-    pub(super) fn free(&mut self, at: u64) -> Result<(), DeviceError> {
+    /// Gives a block back. Does not wait for anything.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Foreign`] for an address at which no block begins, or when the script says so.
+    pub fn free(&mut self, at: u64) -> Result<(), DeviceError> {
         self.fault(SimCall::Free, Why::Other, "sim free")?;
         let unknown = DeviceError::new(Why::Foreign, "sim free", 0);
         self.held -= self.live.remove(&at).ok_or(unknown)?;
@@ -135,32 +161,79 @@ impl Engine {
         Ok(())
     }
 
-    pub(super) fn write(&mut self, block: u64, size: u64, offset: u64, bytes: u64, byte: u8) {
-        let index = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
-        let contents = self.contents.entry(block).or_insert_with(|| vec![FRESH; index(size)]);
-        if let Some(range) = contents.get_mut(index(offset)..index(offset + bytes)) {
-            range.fill(byte);
+    /// Queues writing `bytes` at an address.
+    pub fn write(&mut self, on: usize, at: u64, bytes: Vec<u8>) {
+        self.uses(on, at..at + bytes.len() as u64);
+        self.give(on, Op::Write { at, bytes });
+    }
+
+    /// Queues filling a range with a byte.
+    pub fn fill(&mut self, on: usize, bytes: Range<u64>, byte: u8) {
+        self.uses(on, bytes.clone());
+        self.give(on, Op::Fill { bytes, byte });
+    }
+
+    /// What a range shows once everything given to `on` so far has run.
+    pub fn read(&mut self, on: usize, bytes: Range<u64>) -> Vec<u8> {
+        self.uses(on, bytes.clone());
+        self.give(on, Op::Work);
+        self.run_stream(on);
+        let length = index(bytes.end - bytes.start);
+        let shown = self.memory(&bytes).map(|contents| contents.to_vec());
+        shown.unwrap_or_else(|| vec![FRESH; length])
+    }
+
+    /// The contents of a range inside one block. Made when they are first asked for, so that a
+    /// device that nobody writes to costs no memory.
+    fn memory(&mut self, bytes: &Range<u64>) -> Option<&mut [u8]> {
+        let (at, size) = self.live.range(..=bytes.start).next_back()?;
+        let (at, size) = (*at, *size);
+        let contents = self.contents.entry(at).or_insert_with(|| vec![FRESH; index(size)]);
+        contents.get_mut(index(bytes.start - at)..index(bytes.end - at))
+    }
+
+    /// Whether all of a range lies in one block that is handed out.
+    #[must_use]
+    pub fn holds(&self, bytes: &Range<u64>) -> bool {
+        let block = self.live.range(..=bytes.start).next_back();
+        block.is_some_and(|(at, size)| bytes.end <= at + size)
+    }
+
+    fn effect(&mut self, op: &Op) {
+        match op {
+            Op::Work | Op::Wait { .. } => {}
+            Op::Write { at, bytes } => {
+                if let Some(memory) = self.memory(&(*at..*at + bytes.len() as u64)) {
+                    memory.copy_from_slice(bytes);
+                }
+            }
+            Op::Fill { bytes, byte } => {
+                if let Some(memory) = self.memory(bytes) {
+                    memory.fill(*byte);
+                }
+            }
         }
     }
 
-    pub(super) fn read(&self, block: u64, offset: u64, bytes: u64) -> Vec<u8> {
-        let index = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
-        let contents = self.contents.get(&block);
-        let range = contents.and_then(|c| c.get(index(offset)..index(offset + bytes)));
-        range.map_or_else(|| vec![FRESH; index(bytes)], <[u8]>::to_vec)
-    }
-
-    pub(super) fn new_stream(&mut self) -> usize {
+    /// The number of a new stream.
+    pub fn new_stream(&mut self) -> usize {
         self.streams.push(Queue::default());
         self.streams.len() - 1
     }
 
-    pub(super) fn kernel(&mut self, on: usize, bytes: Range<u64>) {
-        let before = self.streams[on].clock.clone();
-        let at = self.give(on, Op::Work);
+    /// Queues work of which only the use of these bytes matters.
+    pub fn kernel(&mut self, on: usize, bytes: Range<u64>) {
+        self.uses(on, bytes);
+        self.give(on, Op::Work);
+    }
+
+    /// The next operation of `on` uses these bytes: is it ordered after the use before it?
+    fn uses(&mut self, on: usize, bytes: Range<u64>) {
+        let at = self.streams[on].given + 1;
         for grain in bytes.start / GRAIN..bytes.end.div_ceil(GRAIN) {
             let Some((stream, op)) = self.uses.insert(grain, (on, at)) else { continue };
-            if stream != on && before.get(&stream).copied().unwrap_or(0) < op {
+            let known = self.streams[on].clock.get(&stream).copied().unwrap_or(0);
+            if stream != on && known < op {
                 let byte = grain * GRAIN;
                 self.hazards.push(format!(
                     "byte {byte}: operation {at} of stream {on} is not ordered after operation \
@@ -170,14 +243,24 @@ impl Engine {
         }
     }
 
-    pub(super) fn record(&mut self, on: usize) -> Result<Event, DeviceError> {
+    /// Records an event.
+    ///
+    /// # Errors
+    ///
+    /// When the script says so.
+    pub fn record(&mut self, on: usize) -> Result<Event, DeviceError> {
         self.fault(SimCall::Record, Why::Other, "sim record")?;
         self.calls.records += 1;
         let at = self.give(on, Op::Work);
         Ok(Event { stream: on, at, clock: self.streams[on].clock.clone() })
     }
 
-    pub(super) fn wait(&mut self, on: usize, event: &Event) -> Result<(), DeviceError> {
+    /// Makes what `on` is given from here on wait for an event.
+    ///
+    /// # Errors
+    ///
+    /// When the script says so.
+    pub fn wait(&mut self, on: usize, event: &Event) -> Result<(), DeviceError> {
         self.fault(SimCall::Wait, Why::Other, "sim wait")?;
         self.calls.waits += 1;
         self.give(on, Op::Wait { stream: event.stream, at: event.at });
@@ -188,25 +271,33 @@ impl Engine {
         Ok(())
     }
 
-    pub(super) fn query(&mut self, event: &Event) -> Result<bool, DeviceError> {
+    /// Whether an event has passed.
+    ///
+    /// # Errors
+    ///
+    /// When the script says so.
+    pub fn query(&mut self, event: &Event) -> Result<bool, DeviceError> {
         self.fault(SimCall::Query, Why::Other, "sim query")?;
         self.calls.queries += 1;
         Ok(self.streams[event.stream].done >= event.at)
     }
 
-    pub(super) fn synchronize(&mut self, event: &Event) {
+    /// Runs a stream up to an event, and what that waits for.
+    pub fn synchronize(&mut self, event: &Event) {
         while self.streams[event.stream].done < event.at {
             self.step(event.stream);
         }
     }
 
-    pub(super) fn run(&mut self) {
+    /// Runs everything that is queued.
+    pub fn run(&mut self) {
         for stream in 0..self.streams.len() {
             self.run_stream(stream);
         }
     }
 
-    pub(super) fn run_stream(&mut self, stream: usize) {
+    /// Runs what is queued on one stream, and what that waits for.
+    pub fn run_stream(&mut self, stream: usize) {
         while !self.streams[stream].late.is_empty() {
             self.step(stream);
         }
@@ -220,8 +311,10 @@ impl Engine {
         {
             at = *other;
         }
-        let queue = &mut self.streams[at];
-        queue.done += u64::from(queue.late.pop_front().is_some());
+        if let Some(op) = self.streams[at].late.pop_front() {
+            self.effect(&op);
+            self.streams[at].done += 1;
+        }
     }
 
     fn give(&mut self, on: usize, op: Op) -> u64 {
@@ -232,7 +325,8 @@ impl Engine {
         queue.given
     }
 
-    pub(super) fn fail(&mut self, call: SimCall, skip: u64, times: u64) {
+    /// Lets a kind of call fail: after `skip` more of its kind, `times` times.
+    pub fn fail(&mut self, call: SimCall, skip: u64, times: u64) {
         self.script.push(Fault { call, skip, times });
     }
 
@@ -247,27 +341,44 @@ impl Engine {
         Ok(())
     }
 
-    pub(super) fn is_busy(&self) -> bool {
+    /// Whether anything is queued.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
         self.streams.iter().any(|queue| !queue.late.is_empty())
     }
 
-    pub(super) fn id(&self) -> u64 {
+    /// Which device this is; numbers are never used twice.
+    #[must_use]
+    pub fn id(&self) -> u64 {
         self.id
     }
 
-    pub(super) fn hazards(&self) -> &[String] {
+    /// Uses that were not ordered after the use before them, in words.
+    #[must_use]
+    pub fn hazards(&self) -> &[String] {
         &self.hazards
     }
 
-    pub(super) fn calls(&self) -> SimCalls {
+    /// Successful calls.
+    #[must_use]
+    pub fn calls(&self) -> SimCalls {
         self.calls
     }
 
-    pub(super) fn held_bytes(&self) -> u64 {
+    /// Bytes that are handed out.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
         self.held
     }
 
-    pub(super) fn held_peak_bytes(&self) -> u64 {
+    /// The most bytes that were handed out at once.
+    #[must_use]
+    pub fn held_peak_bytes(&self) -> u64 {
         self.held_peak
     }
+}
+
+/// A size of memory that exists, or more than any slice has.
+fn index(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
 }

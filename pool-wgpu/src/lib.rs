@@ -1,0 +1,42 @@
+//! wgpu buffers for bucketpool.
+//!
+//! A stream is a [`Scope`]: the commands of one encoder, which [`Scope::submit`] consumes. A buffer
+//! that is dropped while its scope is open serves nobody but that scope until it is submitted,
+//! which closes the hole of a buffer that reaches somebody whose work is submitted first. The
+//! queue's own writes are a stream of their own, the default one.
+//!
+//! wgpu promises that a buffer reads as zeroes, and tracks that for each buffer once; so a pool over
+//! it clears a block before it hands it out again, unless it is built with `ZeroPolicy::Never`. The
+//! clearing is submitted ahead of the scope.
+//!
+//! Only a borrowed `&wgpu::Buffer` is lent. `wgpu::Buffer` is `Clone`: a clone that is kept past the
+//! drop of its pooled buffer shows what the next owner writes.
+//!
+//! ```
+//! use pool_core::BucketPool;
+//! use pool_wgpu::WgpuAllocator;
+//!
+//! # #[cfg(feature = "noop")] {
+//! # let (device, queue) = pool_wgpu::wgpu::Device::noop(&Default::default());
+//! let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+//! let mut scope = pool.allocator().scope();
+//! let buffer = pool.allocate_on(&scope.stream(), 4096)?;
+//! {
+//!     let on = scope.stream();
+//!     let used = buffer.on(&on)?;
+//!     scope.encoder().clear_buffer(used.buffer(), used.offset(), None);
+//! }
+//! scope.submit();
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![deny(unsafe_code)]
+
+mod allocator;
+mod scope;
+
+pub use allocator::{Usage, WgpuAllocator, WgpuBlock, WgpuView};
+pub use scope::{Scope, Scopes, WgpuStream};
+
+/// The wgpu that this crate was built with.
+pub use wgpu;
