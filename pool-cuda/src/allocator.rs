@@ -1,9 +1,9 @@
 //! `cuMemAlloc` and `cuMemFree`: whole blocks of VRAM.
 #![expect(unsafe_code, reason = "the driver is called through C")]
 
+use crate::block::{CudaBlock, CudaView};
 use crate::driver::{CudaDriver, CudaStreamOf, bind, error, is_present};
-use crate::view::CudaView;
-use cudarc::driver::{CudaContext, CudaStream, result, sys};
+use cudarc::driver::{CudaContext, CudaStream, result};
 use parking_lot::Mutex;
 use pool_core::{
     DeviceAllocator, DeviceError, MarkOf, Memory, Request, StreamClock, Timeline, WholeBlocks, Why,
@@ -24,13 +24,6 @@ pub struct CudaAllocator {
     clock: Timeline<CudaDriver>,
     /// Registered streams by handle. The clock keeps the stream, so its handle is not used again.
     streams: Mutex<HashMap<usize, CudaStreamOf>>,
-}
-
-/// A block of device memory.
-#[derive(Debug)]
-pub struct CudaBlock {
-    at: sys::CUdeviceptr,
-    device: usize,
 }
 
 impl CudaAllocator {

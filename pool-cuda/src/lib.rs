@@ -20,12 +20,12 @@
 #![deny(unsafe_code)]
 
 mod allocator;
+mod block;
 mod driver;
-mod view;
 
-pub use allocator::{CudaAllocator, CudaBlock};
+pub use allocator::CudaAllocator;
+pub use block::{CudaBlock, CudaView};
 pub use driver::{CudaDriver, CudaEvent, CudaStreamOf};
-pub use view::CudaView;
 
 /// The cudarc that this crate was built with.
 pub use cudarc;

@@ -8,7 +8,10 @@ use std::fmt;
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
-use wgpu::{Buffer, BufferUsages, COPY_BUFFER_ALIGNMENT, Device, ErrorFilter, Queue};
+use wgpu::{
+    Buffer, BufferUsages, COPY_BUFFER_ALIGNMENT, CommandEncoderDescriptor, Device, ErrorFilter,
+    Queue,
+};
 
 /// Buffers of one wgpu device.
 pub struct WgpuAllocator {
@@ -210,7 +213,8 @@ impl DeviceAllocator for WgpuAllocator {
         if !block.0.usage().contains(BufferUsages::COPY_DST) {
             return Err(DeviceError::new(Why::Unsupported, "clear a buffer without COPY_DST", 0));
         }
-        let mut encoder = self.clock.device().create_command_encoder(&Default::default());
+        let mut encoder =
+            self.clock.device().create_command_encoder(&CommandEncoderDescriptor::default());
         let bytes = bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT).min(block.0.size());
         encoder.clear_buffer(&block.0, 0, Some(bytes));
         self.clock.queue().submit([encoder.finish()]);

@@ -1,13 +1,13 @@
 //! wgpu buffers for bucketpool.
 //!
 //! A stream is a [`Scope`]: the commands of one encoder, which [`Scope::submit`] consumes. A buffer
-//! that is dropped while its scope is open serves nobody but that scope until it is submitted,
-//! which closes the hole of a buffer that reaches somebody whose work is submitted first. The
-//! queue's own writes are a stream of their own, the default one.
+//! that is dropped while its scope is open serves nobody but that scope until it is submitted; so
+//! it cannot reach somebody whose work is submitted first. The queue's own writes are a stream of
+//! their own, the default one.
 //!
-//! wgpu promises that a buffer reads as zeroes, and tracks that for each buffer once; so a pool over
-//! it clears a block before it hands it out again, unless it is built with `ZeroPolicy::Never`. The
-//! clearing is submitted ahead of the scope.
+//! wgpu promises that a buffer reads as zeroes, and keeps the promise once for each buffer. So a
+//! pool over it clears a block before it hands it out again, unless it is built with
+//! `ZeroPolicy::Never`. The clearing is submitted ahead of the scope.
 //!
 //! Only a borrowed `&wgpu::Buffer` is lent. `wgpu::Buffer` is `Clone`: a clone that is kept past the
 //! drop of its pooled buffer shows what the next owner writes.

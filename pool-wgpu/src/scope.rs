@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use wgpu::{CommandEncoder, Device, PollType, Queue, SubmissionIndex};
+use wgpu::{CommandEncoder, CommandEncoderDescriptor, Device, PollType, Queue, SubmissionIndex};
 
 /// The scope that is always there: the queue's own writes, ahead of the next submission.
 const QUEUE: u64 = 0;
@@ -49,15 +49,12 @@ impl Scope {
         WgpuStream { clock: self.shared.id, scope: self.id }
     }
 
-    /// The one encoder of this scope.
-    ///
-    /// # Panics
-    ///
-    /// Never: the encoder is taken by [`Scope::submit`], which consumes the scope.
+    /// The one encoder of this scope, made when it is first asked for.
     #[must_use]
     pub fn encoder(&mut self) -> &mut CommandEncoder {
         let device = &self.shared.device;
-        self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()))
+        let fresh = || device.create_command_encoder(&CommandEncoderDescriptor::default());
+        self.encoder.get_or_insert_with(fresh)
     }
 
     /// Submits the commands.

@@ -1,15 +1,29 @@
-//! What a program uses: an address that cudarc's copies, fills and launches take.
+//! A block of VRAM, and what a program uses of it: an address that cudarc's calls take.
 
-use crate::allocator::CudaBlock;
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop, sys};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+/// A block of device memory.
+#[derive(Debug)]
+pub struct CudaBlock {
+    pub(crate) at: sys::CUdeviceptr,
+    pub(crate) device: usize,
+}
+
+impl CudaBlock {
+    /// The address on the device, for a block that left its pool.
+    #[must_use]
+    pub fn as_ptr(&self) -> sys::CUdeviceptr {
+        self.at
+    }
+}
+
 /// A range of device memory in use on a stream.
 ///
 /// Give it to cudarc's calls on that stream: `stream.memcpy_htod(&host, &mut *used)`. On another
-/// stream it still works, by a wait before and after; [`PooledBuffer::on`](pool_core::PooledBuffer::on)
-/// with that stream is cheaper.
+/// stream it still works, by a wait before and after;
+/// [`PooledBuffer::on`](pool_core::PooledBuffer::on) with that stream is cheaper.
 #[derive(Debug)]
 pub struct CudaView<'b> {
     at: sys::CUdeviceptr,
