@@ -7,6 +7,8 @@ pub use pool_core::{
     StreamOf, Timeline, Use, WholeBlocks, Why, ZeroPolicy,
 };
 
+pub use pool_core::preset;
+
 /// CUDA: VRAM of a GPU, through cudarc.
 #[cfg(feature = "cuda")]
 pub mod cuda {

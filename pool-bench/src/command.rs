@@ -1,8 +1,9 @@
 //! The command line: what `cargo xtask bench` and `cargo xtask replay` pass on.
 
+use crate::backend::Backend;
 use crate::contest::{self, Standing};
 use crate::input::BadInput;
-use crate::replay::{self, Backend, Outcome, Settings};
+use crate::replay::{self, Outcome, Settings};
 use crate::spec::{self, PolicySpec};
 use crate::trace::{self, Trace};
 use crate::workload::Workload;
@@ -12,6 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Policies that are compared unless others are named; the classes are seed 001's.
 const POLICIES: &str = "exact,pow2,tiered:4K+16K+64K+256K+1M+4M+16M,fit:2";
@@ -43,7 +45,7 @@ enum Command {
 /// Runs the workloads against direct allocation, and replays the bundled traces.
 #[derive(Debug, Args)]
 struct Bench {
-    /// Kinds of memory. Unless named: workloads on the host, traces on the simulated device.
+    /// Kinds of memory. Unless named: workloads on all that are here, traces on `sim`.
     #[arg(long, value_enum, value_delimiter = ',')]
     backend: Vec<Backend>,
     /// Policies to compare, such as exact,pow2,tiered:4K+16K,fit:2.
@@ -120,16 +122,15 @@ impl Bench {
         let policies = spec::list(&self.policy)?;
         let (workloads, traces) = self.chosen()?;
         let mut results = Results::default();
-        if self.backend.is_empty() || self.backend.contains(&Backend::Host) {
-            for workload in &workloads {
-                let standings = match workloads.as_slice() {
-                    [_] => self.contest(*workload, &policies)?,
-                    _ => self.contest_apart(*workload)?,
-                };
-                results.standings.extend(standings);
-            }
-        } else if !workloads.is_empty() {
-            results.notes.push("workloads: left out, they run on `host` only".into());
+        let backends = self.backends_for_workloads();
+        let contests: Vec<_> = workloads
+            .iter()
+            .flat_map(|workload| backends.iter().map(move |backend| (*workload, *backend)))
+            .collect();
+        if let [(workload, backend)] = contests.as_slice() {
+            results.standings = self.contest(*workload, *backend, &policies)?;
+        } else {
+            results.standings = self.contests_apart(&contests)?;
         }
         if traces {
             self.replay_traces(&policies, &mut results)?;
@@ -163,34 +164,62 @@ impl Bench {
         Ok((workloads?, self.workload.iter().any(|name| name == "traces")))
     }
 
+    /// All but the simulated device, which has no memory to write.
+    fn backends_for_workloads(&self) -> Vec<Backend> {
+        if self.backend.is_empty() {
+            return Backend::built_in();
+        }
+        self.backend.iter().copied().filter(|backend| *backend != Backend::Sim).collect()
+    }
+
     fn contest(
         &self,
         workload: Workload,
+        backend: Backend,
         policies: &[PolicySpec],
     ) -> Result<Vec<Standing>, BadInput> {
-        let bar = progress(if self.smoke { 0 } else { workload.steps() }, &workload.name());
-        let standings = contest::run(workload, policies, self.smoke, || bar.inc(1));
+        let steps = if self.smoke { 0 } else { contest::steps(workload, backend) };
+        let bar = progress(steps, &format!("{} {}", workload.name(), backend.name()));
+        let standings = contest::run(workload, backend, policies, self.smoke, || bar.inc(1));
         bar.finish_and_clear();
-        standings.map_err(|failed| BadInput::new(failed, "a run without failures"))
+        let what = |failed| format!("backend `{}`: {failed}", backend.name());
+        standings.map_err(|failed| BadInput::new(what(failed), "a run without failures"))
     }
 
-    /// The same in a process of its own: what an allocator has learned from one workload, such as
+    fn contests_apart(&self, contests: &[(Workload, Backend)]) -> Result<Vec<Standing>, BadInput> {
+        let mut standings = Vec::new();
+        let bar = progress(contests.len() as u64, "");
+        bar.enable_steady_tick(Duration::from_millis(200));
+        for (workload, backend) in contests {
+            bar.set_message(format!("{} on {}", workload.name(), backend.name()));
+            standings.extend(self.contest_apart(*workload, *backend)?);
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        Ok(standings)
+    }
+
+    /// A contest in a process of its own: what an allocator has learned from one workload, such as
     /// glibc its thresholds, must not serve the next.
-    fn contest_apart(&self, workload: Workload) -> Result<Vec<Standing>, BadInput> {
-        let failed = |why: String| {
-            let what = format!("{} in a process of its own: {why}", workload.name());
-            BadInput::new(what, "a run without failures")
-        };
+    fn contest_apart(
+        &self,
+        workload: Workload,
+        backend: Backend,
+    ) -> Result<Vec<Standing>, BadInput> {
+        let failed = |why: String| BadInput::new(why, "a run without failures");
         let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
         let mut child = std::process::Command::new(program);
-        child.args(["bench", "--json", "--policy", &self.policy, "--workload", &workload.name()]);
+        child.args(["bench", "--json", "--policy", &self.policy]);
+        child.args(["--workload", &workload.name(), "--backend", &backend.name()]);
         if self.smoke {
             child.arg("--smoke");
         }
-        let output = child.stderr(std::process::Stdio::inherit()).output();
-        let output = output.map_err(|error| failed(error.to_string()))?;
+        let output = child.output().map_err(|error| failed(error.to_string()))?;
         if !output.status.success() {
-            return Err(failed(output.status.to_string()));
+            // The last line says what was wrong and what was expected.
+            let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+            let last = stderr.lines().last().unwrap_or("it said nothing");
+            return Err(BadInput::told(last.trim_start_matches("error: ")));
         }
         let lines = output.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         let standings: Result<_, _> = lines.map(serde_json::from_slice).collect();
@@ -215,7 +244,7 @@ impl Bench {
         let bound = Some(sizes::cached_limit(BENCH_CACHED_LIMIT)?);
         for backend in backends {
             // Real memory is only risked under a bound.
-            let bounds = if *backend == Backend::Host { &[bound][..] } else { &[None, bound] };
+            let bounds = if *backend == Backend::Sim { &[None, bound][..] } else { &[bound] };
             for cached_limit in bounds {
                 let settings =
                     Settings { backend: *backend, cached_limit: *cached_limit, capacity: None };
@@ -293,7 +322,7 @@ impl Output {
 }
 
 fn progress(steps: u64, what: &str) -> ProgressBar {
-    let style = ProgressStyle::with_template("{msg:14} {wide_bar} {pos}/{len} {eta}");
+    let style = ProgressStyle::with_template("{msg:22} {wide_bar} {pos}/{len} {elapsed}");
     ProgressBar::new(steps)
         .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         .with_message(what.to_owned())

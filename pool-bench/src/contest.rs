@@ -1,17 +1,15 @@
-//! Workloads on host memory: pools against direct allocation, step by step in turns.
+//! Workloads on real memory: pools against direct allocation, step by step in turns.
 
-use crate::counted::{Calls, Counted};
-use crate::machine::{free_memory, timed};
+use crate::backend::Backend;
+use crate::counted::Calls;
+use crate::machine::{timed, timed_wall};
+use crate::source::{HostDirect, HostPool};
 use crate::spec::PolicySpec;
 use crate::workload::{Done, Source, Workload};
-use bucketpool::host::HostAllocator;
-use bucketpool::{BucketPool, GIB, PooledBuffer};
 use serde::{Deserialize, Serialize};
-use std::ops::Deref;
+use std::iter::once;
 use std::sync::Arc;
 
-/// Idle blocks of a contender are bounded by this many bytes, or a sixteenth of what is free.
-const CACHED_LIMIT: u64 = GIB;
 /// Smoke tests run this many steps.
 const SMOKE_STEPS: u64 = 3;
 
@@ -21,7 +19,7 @@ const SMOKE_STEPS: u64 = 3;
 pub struct Standing {
     pub workload: Workload,
     pub policy: String,
-    pub backend: String,
+    pub backend: Backend,
     pub samples: usize,
     pub allocations: u64,
     pub ns_per_op_p50: f64,
@@ -47,106 +45,120 @@ impl std::fmt::Display for Failed {
     }
 }
 
-struct Pool(BucketPool<Counted<HostAllocator>>);
+/// A source of any kind.
+trait Steps {
+    fn step(&self, workload: Workload, number: u64, small: bool) -> Option<Done>;
+    fn calls(&self) -> Arc<Calls>;
+    fn hit_rate(&self) -> f64;
+}
 
-impl Source for Pool {
-    type Buffer = PooledBuffer<Counted<HostAllocator>>;
-    fn filled(&self, bytes: usize, byte: u8) -> Option<Self::Buffer> {
-        let mut buffer = self.0.allocate(bytes as u64).ok()?;
-        buffer.fill(byte);
-        Some(buffer)
+impl<S: Source> Steps for S {
+    fn step(&self, workload: Workload, number: u64, small: bool) -> Option<Done> {
+        workload.step(self, number, small)
     }
-}
-
-/// What a program without a pool does: the global allocator, each time.
-struct Direct(Arc<Calls>);
-
-struct DirectBuffer {
-    bytes: Vec<u8>,
-    calls: Arc<Calls>,
-}
-
-impl Source for Direct {
-    type Buffer = DirectBuffer;
-    fn filled(&self, bytes: usize, byte: u8) -> Option<DirectBuffer> {
-        self.0.took(bytes as u64);
-        Some(DirectBuffer { bytes: vec![byte; bytes], calls: self.0.clone() })
+    fn calls(&self) -> Arc<Calls> {
+        Source::calls(self)
     }
-}
-
-impl Deref for DirectBuffer {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
-impl Drop for DirectBuffer {
-    fn drop(&mut self) {
-        self.calls.gave_back(self.bytes.len() as u64);
+    fn hit_rate(&self) -> f64 {
+        Source::hit_rate(self)
     }
 }
 
 /// A contender and its samples: nanoseconds per allocation, one for each step.
 struct Contender {
     name: String,
-    pool: Option<Pool>,
-    calls: Arc<Calls>,
+    source: Box<dyn Steps>,
     samples: Vec<f64>,
     allocations: u64,
 }
 
-impl Contender {
-    fn direct() -> Self {
-        let calls = Arc::default();
-        Self { name: "direct".into(), pool: None, calls, samples: Vec::new(), allocations: 0 }
-    }
-
-    fn pool(spec: &PolicySpec) -> Self {
-        let device = Counted::new(HostAllocator::new());
-        let calls = device.calls();
-        let limit = free_memory().map_or(CACHED_LIMIT, |free| CACHED_LIMIT.min(free / 16));
-        let mut builder =
-            BucketPool::builder(device).policy(spec.policy.clone()).cached_limit(limit);
-        if let Some(granule) = spec.granule {
-            builder = builder.granule(granule);
+/// Direct allocation first, then a pool of each policy.
+fn contenders(backend: Backend, policies: &[PolicySpec]) -> Result<Vec<Contender>, Failed> {
+    let specs = || policies.iter();
+    let sources: Vec<Box<dyn Steps>> = match backend {
+        Backend::Host => {
+            let pools = specs().map(|spec| Box::new(HostPool::new(spec)) as Box<dyn Steps>);
+            once(Box::new(HostDirect::default()) as Box<dyn Steps>).chain(pools).collect()
         }
-        let (name, pool) = (spec.text.clone(), Some(Pool(builder.build())));
-        Self { name, pool, calls, samples: Vec::new(), allocations: 0 }
-    }
+        #[cfg(feature = "cuda")]
+        Backend::Cuda => on_device(|| bucketpool::cuda::CudaAllocator::new(0), policies)?,
+        #[cfg(feature = "wgpu")]
+        Backend::Wgpu => on_device(bucketpool::wgpu::WgpuAllocator::on_default_adapter, policies)?,
+        Backend::Sim => return Err(Failed("workloads write memory, and `sim` has none".into())),
+        #[cfg(not(all(feature = "cuda", feature = "wgpu")))]
+        other => return Err(Failed(format!("`{}` was not built in", other.name()))),
+    };
+    let names = once("direct".to_owned()).chain(specs().map(|spec| spec.text.clone()));
+    let contender = |(name, source)| Contender { name, source, samples: vec![], allocations: 0 };
+    Ok(names.zip(sources).map(contender).collect())
+}
 
-    fn step(&mut self, workload: Workload, number: u64, small: bool) -> Option<Done> {
-        let (done, ns) = match &self.pool {
-            Some(pool) => timed(|| workload.step(pool, number, small)),
-            None => timed(|| workload.step(&Direct(self.calls.clone()), number, small)),
-        };
+/// Each contender opens the device for itself.
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+fn on_device<A: bucketpool::DeviceAllocator>(
+    open: impl Fn() -> Result<A, bucketpool::DeviceError>,
+    policies: &[PolicySpec],
+) -> Result<Vec<Box<dyn Steps>>, Failed> {
+    use crate::source::{DeviceDirect, DevicePool};
+    let device = || open().map_err(|error| Failed(error.to_string()));
+    let mut sources: Vec<Box<dyn Steps>> = vec![Box::new(DeviceDirect::new(device()?))];
+    for spec in policies {
+        sources.push(Box::new(DevicePool::new(device()?, spec)));
+    }
+    Ok(sources)
+}
+
+impl Contender {
+    fn step(
+        &mut self,
+        workload: Workload,
+        number: u64,
+        small: bool,
+        backend: Backend,
+    ) -> Option<Done> {
+        let work = || self.source.step(workload, number, small);
+        // A device works while this thread waits, so there the wall clock counts.
+        let (done, ns) = if backend == Backend::Host { timed(work) } else { timed_wall(work) };
         let done = done?;
         self.samples.push(ns as f64 / done.allocations as f64);
         self.allocations += done.allocations;
         Some(done)
     }
 
-    fn standing(&self, workload: Workload, direct: &[f64], live_peak_bytes: u64) -> Standing {
+    fn standing(
+        &self,
+        workload: Workload,
+        backend: Backend,
+        direct: &[f64],
+        live_peak_bytes: u64,
+    ) -> Standing {
         let mut times: Vec<f64> = direct.iter().zip(&self.samples).map(|(d, s)| d / s).collect();
         let mut samples = self.samples.clone();
         let quartiles = (quantile(&mut times, 0.25), quantile(&mut times, 0.75));
+        let calls = self.source.calls();
         Standing {
             workload,
             policy: self.name.clone(),
-            backend: "host".into(),
+            backend,
             samples: samples.len(),
             allocations: self.allocations,
             ns_per_op_p50: quantile(&mut samples, 0.5),
             ns_per_op_p99: quantile(&mut samples, 0.99),
-            hit_rate: self.pool.as_ref().map_or(0.0, |pool| pool.0.stats().hit_rate()),
-            device_allocations: self.calls.allocations(),
-            device_frees: self.calls.frees(),
+            hit_rate: self.source.hit_rate(),
+            device_allocations: calls.allocations(),
+            device_frees: calls.frees(),
             live_peak_bytes,
-            reserved_peak_bytes: self.calls.peak_bytes(),
+            reserved_peak_bytes: calls.peak_bytes(),
             times_direct: quantile(&mut times, 0.5),
             times_direct_error: (quartiles.1 - quartiles.0) / 2.0,
         }
     }
+}
+
+/// Steps of a full run. Devices get a quarter: their steps are longer, and differ less.
+#[must_use]
+pub fn steps(workload: Workload, backend: Backend) -> u64 {
+    if backend == Backend::Host { workload.steps() } else { workload.steps() / 4 }
 }
 
 /// Runs a workload on every contender in turns, direct allocation first. `tick` is called after
@@ -157,17 +169,17 @@ impl Contender {
 /// A contender that had no memory, or that returned other contents than direct allocation.
 pub fn run(
     workload: Workload,
+    backend: Backend,
     policies: &[PolicySpec],
     smoke: bool,
     tick: impl Fn(),
 ) -> Result<Vec<Standing>, Failed> {
-    let mut contenders = vec![Contender::direct()];
-    contenders.extend(policies.iter().map(Contender::pool));
-    let steps = if smoke { SMOKE_STEPS } else { workload.steps() };
+    let mut contenders = contenders(backend, policies)?;
+    let steps = if smoke { SMOKE_STEPS } else { steps(workload, backend) };
     for number in 0..steps {
         let mut expected = None;
         for contender in &mut contenders {
-            let done = contender.step(workload, number, smoke);
+            let done = contender.step(workload, number, smoke, backend);
             let what = format!("{} on {}, step {number}", contender.name, workload.name());
             let done = done.ok_or_else(|| Failed(format!("{what}: no memory")))?;
             if *expected.get_or_insert(done) != done {
@@ -176,9 +188,11 @@ pub fn run(
         }
         tick();
     }
-    let direct = contenders[0].samples.clone();
-    let live_peak = contenders[0].calls.peak_bytes();
-    Ok(contenders.iter().map(|c| c.standing(workload, &direct, live_peak)).collect())
+    let (direct, live_peak) = contenders.first().map_or_else(Default::default, |direct| {
+        (direct.samples.clone(), direct.source.calls().peak_bytes())
+    });
+    let standing = |c: &Contender| c.standing(workload, backend, &direct, live_peak);
+    Ok(contenders.iter().map(standing).collect())
 }
 
 /// The value below which a share of the samples lies, by the nearest rank.

@@ -14,6 +14,12 @@ impl BadInput {
         Self(line.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect())
     }
 
+    /// A line that another process has made.
+    #[must_use]
+    pub fn told(line: &str) -> Self {
+        Self(line.to_owned())
+    }
+
     /// The same, in a file.
     #[must_use]
     pub fn in_file(self, file: impl fmt::Display) -> Self {

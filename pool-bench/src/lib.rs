@@ -2,6 +2,7 @@
 //! `cargo xtask replay`.
 #![deny(unsafe_code)]
 
+pub mod backend;
 pub mod command;
 pub mod contest;
 pub mod counted;
@@ -11,6 +12,7 @@ pub mod record;
 pub mod replay;
 pub mod report;
 pub mod sizes;
+pub mod source;
 pub mod spec;
 pub mod trace;
 pub mod workload;

@@ -17,6 +17,13 @@ pub fn timed<R>(work: impl FnOnce() -> R) -> (R, u64) {
     (result, cpu_ns() - start)
 }
 
+/// Runs `work`; returns what it took in nanoseconds of the wall clock.
+pub fn timed_wall<R>(work: impl FnOnce() -> R) -> (R, u64) {
+    let start = std::time::Instant::now();
+    let result = work();
+    (result, u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+}
+
 /// Bytes that this machine could give to programs, where the system tells.
 #[must_use]
 pub fn free_memory() -> Option<u64> {

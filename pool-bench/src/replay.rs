@@ -1,5 +1,6 @@
 //! Replays a trace on a pool.
 
+use crate::backend::Backend;
 use crate::counted::Counted;
 use crate::input::BadInput;
 use crate::machine::{free_memory, timed};
@@ -7,27 +8,8 @@ use crate::spec::PolicySpec;
 use crate::trace::{Step, Trace};
 use bucketpool::host::HostAllocator;
 use bucketpool::sim::SimDevice;
-use bucketpool::{BucketPool, Bytes, CachedLimit, DeviceAllocator};
-use clap::ValueEnum;
+use bucketpool::{BucketPool, Bytes, CachedLimit, DeviceAllocator, ZeroPolicy};
 use serde::Serialize;
-
-/// A kind of memory that can be measured here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Backend {
-    /// Host memory.
-    Host,
-    /// The simulated device.
-    Sim,
-}
-
-impl Backend {
-    /// Its name on the command line.
-    #[must_use]
-    pub fn name(self) -> String {
-        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-    }
-}
 
 /// How traces are replayed.
 #[derive(Clone, Copy, Debug)]
@@ -76,17 +58,33 @@ pub fn replay(trace: &Trace, spec: &PolicySpec, settings: Settings) -> Result<Ou
         let what = format!("capacity of {capacity} bytes");
         return Err(BadInput::new(what, format!("at least {request}")));
     }
-    match settings.backend {
-        Backend::Sim => {
-            let limit = settings.cached_limit.unwrap_or(CachedLimit::Unlimited);
-            Ok(run(SimDevice::with_capacity(capacity), limit, trace, spec, settings.backend))
-        }
-        Backend::Host => {
-            let limit = settings.cached_limit.unwrap_or(CachedLimit::OfPeak(0.25));
-            fits_this_machine(trace, limit)?;
-            Ok(run(HostAllocator::new(), limit, trace, spec, settings.backend))
-        }
+    let backend = settings.backend;
+    if backend == Backend::Sim {
+        let limit = settings.cached_limit.unwrap_or(CachedLimit::Unlimited);
+        return Ok(run(SimDevice::with_capacity(capacity), limit, trace, spec, backend));
     }
+    let limit = settings.cached_limit.unwrap_or(CachedLimit::OfPeak(0.25));
+    fits_this_machine(trace, limit)?;
+    match backend {
+        Backend::Host => Ok(run(HostAllocator::new(), limit, trace, spec, backend)),
+        #[cfg(feature = "cuda")]
+        Backend::Cuda => {
+            let device = bucketpool::cuda::CudaAllocator::new(0).map_err(|e| absent(backend, e))?;
+            Ok(run(device, limit, trace, spec, backend))
+        }
+        #[cfg(feature = "wgpu")]
+        Backend::Wgpu => {
+            let device = bucketpool::wgpu::WgpuAllocator::on_default_adapter();
+            Ok(run(device.map_err(|e| absent(backend, e))?, limit, trace, spec, backend))
+        }
+        other => Err(absent(other, "not built in")),
+    }
+}
+
+/// A kind of memory that is not there.
+fn absent(backend: Backend, why: impl std::fmt::Display) -> BadInput {
+    let known = Backend::built_in().iter().map(|b| b.name()).collect::<Vec<_>>().join(", ");
+    BadInput::new(format!("backend `{}`: {why}", backend.name()), format!("sim, {known}"))
 }
 
 fn run<A: DeviceAllocator>(
@@ -98,7 +96,10 @@ fn run<A: DeviceAllocator>(
 ) -> Outcome {
     let device = Counted::new(device);
     let calls = device.calls();
-    let mut builder = BucketPool::builder(device).policy(spec.policy.clone()).cached_limit(limit);
+    let mut builder = BucketPool::builder(device)
+        .policy(spec.policy.clone())
+        .cached_limit(limit)
+        .zero(ZeroPolicy::Never);
     if let Some(granule) = spec.granule {
         builder = builder.granule(granule);
     }

@@ -45,6 +45,7 @@ pub fn standings(standings: &[Standing]) -> String {
     let mut table = table(&[
         "workload",
         "policy",
+        "on",
         "ns/op p50",
         "ns/op p99",
         "hit rate",
@@ -56,6 +57,7 @@ pub fn standings(standings: &[Standing]) -> String {
         table.add_row(row(&[
             &s.workload.name(),
             &s.policy,
+            &s.backend.name(),
             &format!("{:.0}", s.ns_per_op_p50),
             &format!("{:.0}", s.ns_per_op_p99),
             &percent(s.hit_rate),

@@ -1,20 +1,32 @@
 //! What the programs of the five seed documents do with memory: which sizes, how long they live,
 //! and that every byte is written. Data, and one step of each.
 
+use crate::counted::Calls;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
-use std::ops::Deref;
+use std::sync::Arc;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
 /// Where a workload gets buffers from.
 pub trait Source {
-    /// A buffer; dropping it gives it back.
-    type Buffer: Deref<Target = [u8]>;
-    /// A buffer of so many bytes, each written with `byte`. `None` if there is no memory.
+    /// A buffer, whole.
+    type Buffer;
+    /// A buffer of so many bytes, each written; with `byte`, where the CPU can read it again.
+    /// `None` if there is no memory.
     fn filled(&self, bytes: usize, byte: u8) -> Option<Self::Buffer>;
+    /// Gives a buffer back. Returns what is checked: one of its bytes, or that it went.
+    fn give_back(&self, buffer: Self::Buffer) -> u64;
+    /// Waits for the device at the end of a step.
+    fn finish(&self) {}
+    /// What the device was asked for.
+    fn calls(&self) -> Arc<Calls>;
+    /// Requests that idle blocks served, 0 to 1.
+    fn hit_rate(&self) -> f64 {
+        0.0
+    }
 }
 
 /// A workload.
@@ -43,7 +55,7 @@ pub enum Workload {
 pub struct Done {
     /// Buffers taken and given back.
     pub allocations: u64,
-    /// The sum of one byte of each buffer, read when it went: the result that is checked.
+    /// The sum of what each buffer gave when it went: the result that is checked.
     pub checksum: u64,
 }
 
@@ -161,12 +173,13 @@ impl<'s, S: Source> Program<'s, S> {
         while self.live.len() > count
             && let Some(oldest) = self.live.pop_front()
         {
-            self.done.checksum += u64::from(oldest[oldest.len() / 2]);
+            self.done.checksum += self.source.give_back(oldest);
         }
     }
 
     fn end(mut self) -> Done {
         self.keep_at_most(0);
+        self.source.finish();
         self.done
     }
 }

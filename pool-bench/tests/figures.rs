@@ -5,7 +5,8 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use bucketpool::CachedLimit;
-use pool_bench::replay::{Backend, Outcome, Settings, replay};
+use pool_bench::backend::Backend;
+use pool_bench::replay::{Outcome, Settings, replay};
 use pool_bench::{spec, trace};
 use std::path::Path;
 

@@ -1,6 +1,7 @@
 //! Each workload once, small: every contender returns what direct allocation returns.
 
 use clap::ValueEnum;
+use pool_bench::backend::Backend;
 use pool_bench::workload::Workload;
 use pool_bench::{contest, spec};
 use std::cell::Cell;
@@ -10,7 +11,8 @@ fn every_workload_gives_every_contender_the_same_result() {
     let policies = spec::list("exact,pow2,tiered:4K+1M,fit:2").unwrap();
     for workload in Workload::value_variants() {
         let ticks = Cell::new(0);
-        let standings = contest::run(*workload, &policies, true, || ticks.set(ticks.get() + 1));
+        let standings =
+            contest::run(*workload, Backend::Host, &policies, true, || ticks.set(ticks.get() + 1));
         let standings = standings.unwrap();
         assert_eq!((standings.len(), ticks.get()), (5, 3), "{workload:?}");
         let allocations = standings[0].allocations;

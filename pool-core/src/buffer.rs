@@ -265,8 +265,7 @@ impl<A: WholeBlocks> Detached<A> {
         // SAFETY: the buffer is not dropped and not used again.
         let (claim, Return { block, marks, bytes, requested, .. }) = unsafe { buffer.take_parts() };
         let store = claim.store();
-        store.ledger.give_back(bytes);
-        let released = store.forget(requested, bytes);
+        let released = store.let_go(requested, bytes);
         claim.end(released);
         (block, marks.all())
     }

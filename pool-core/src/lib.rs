@@ -20,6 +20,7 @@ mod limit;
 mod marks;
 mod policy;
 mod pool;
+pub mod preset;
 mod shard;
 mod shards;
 mod size;

@@ -366,6 +366,28 @@ impl<A: DeviceAllocator> BucketPool<A> {
         buffers
     }
 
+    /// The sizes of blocks that are lent, in bytes, and how many each: what a program that has
+    /// cleared its pool still holds.
+    #[must_use]
+    pub fn outstanding_buffers(&self) -> BTreeMap<u64, usize> {
+        let mut lent = self.store().taken();
+        for shard in self.store().shards.iter() {
+            let owed = shard.owed.iter().map(|owed| (owed.bytes, 1));
+            for (bytes, count) in shard.idle.stacks().chain(owed) {
+                if let Some(lent) = lent.get_mut(&bytes) {
+                    *lent = lent.saturating_sub(count);
+                }
+            }
+        }
+        lent.retain(|_, count| *count > 0);
+        lent
+    }
+
+    /// Gives a buffer back; dropping it does the same. It goes to the pool that it came from.
+    pub fn deallocate(&self, buffer: PooledBuffer<A>) {
+        drop(buffer);
+    }
+
     /// The figures of this moment.
     #[must_use]
     pub fn stats(&self) -> PoolStats {

@@ -21,6 +21,8 @@ use crate::marks::Marks;
 use crate::policy::SizeClasses;
 use crate::shard::{Key, Owed, Shard, Spare, Want};
 use crate::shards::{Released, Shards};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// What a pool was built with, and that does not change.
@@ -43,6 +45,8 @@ pub(crate) struct Store<A: DeviceAllocator> {
     pub(crate) allocated: Gauge,
     /// The most allocated bytes that a reset of the statistics has forgotten.
     forgotten_peak: AtomicU64,
+    /// Blocks taken from the device and not given back, by size. Moves on misses only.
+    taken: Mutex<BTreeMap<u64, usize>>,
     leases: Leases,
     /// Moves with each miss; what came back in one epoch counts as equally old across shards.
     epoch: AtomicU64,
@@ -78,6 +82,7 @@ impl<A: DeviceAllocator> Store<A> {
             requested: Gauge::default(),
             allocated: Gauge::default(),
             forgotten_peak: AtomicU64::new(0),
+            taken: Mutex::default(),
             leases: Leases::default(),
             epoch: AtomicU64::new(0),
             shards: Shards::new(),
@@ -160,7 +165,9 @@ impl<A: DeviceAllocator> Store<A> {
         self.epoch.fetch_add(1, Relaxed);
         let request = Request { bytes, kind: want.key.kind };
         let block = self.allocator.allocate(request, want.on);
-        block.inspect_err(|_| self.ledger.give_back(bytes))
+        let block = block.inspect_err(|_| self.ledger.give_back(bytes))?;
+        *self.taken.lock().entry(bytes).or_default() += 1;
+        Ok(block)
     }
 
     /// Keeps a block that comes back, or owes it to the device. Gives up the caller's hold.
@@ -245,6 +252,7 @@ impl<A: DeviceAllocator> Store<A> {
     pub(crate) fn pay(&self, owed: Vec<Owed<A>>) -> (u64, Option<DeviceError>) {
         let (mut given_back, mut refusal) = (0, None);
         for Owed { block, marks, bytes } in owed {
+            self.untaken(bytes);
             match self.allocator.free(block, &marks.all()) {
                 Ok(()) => given_back += bytes,
                 Err(error) => {
@@ -259,6 +267,29 @@ impl<A: DeviceAllocator> Store<A> {
             self.ledger.give_back(bytes);
         }
         (given_back, refusal)
+    }
+
+    /// Blocks that the device has handed out, by size.
+    pub(crate) fn taken(&self) -> BTreeMap<u64, usize> {
+        self.taken.lock().clone()
+    }
+
+    /// A block of this size is no longer the pool's.
+    fn untaken(&self, bytes: u64) {
+        let mut taken = self.taken.lock();
+        if let Some(count) = taken.get_mut(&bytes) {
+            *count -= 1;
+            if *count == 0 {
+                taken.remove(&bytes);
+            }
+        }
+    }
+
+    /// A block leaves the pool's accounts for good, not by way of the device.
+    pub(crate) fn let_go(&self, requested: u64, bytes: u64) -> Released {
+        self.untaken(bytes);
+        self.ledger.give_back(bytes);
+        self.forget(requested, bytes)
     }
 
     /// Counts a block out of the pool's hands.

@@ -9,8 +9,8 @@
 //! pool over it clears a block before it hands it out again, unless it is built with
 //! `ZeroPolicy::Never`. The clearing is submitted ahead of the scope.
 //!
-//! Only a borrowed `&wgpu::Buffer` is lent. `wgpu::Buffer` is `Clone`: a clone that is kept past the
-//! drop of its pooled buffer shows what the next owner writes.
+//! Only a borrowed `&wgpu::Buffer` is lent. `wgpu::Buffer` is `Clone`: a clone that is kept past
+//! the drop of its pooled buffer shows what the next owner writes.
 //!
 //! ```
 //! use pool_core::BucketPool;

@@ -1,12 +1,34 @@
-//! `bench` and `replay`: builds the measuring binary in release mode and passes everything on.
+//! `bench` and `replay`: looks for the drivers of this machine, builds the measuring binary in
+//! release mode for these, and passes everything on.
 
-use std::path::Path;
+use crate::driver::{self, Driver};
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+
+/// Bad input, as for most Unix tools.
+const BAD_INPUT: u8 = 2;
 
 /// Runs `pool-bench` with these arguments. Its exit status is passed on.
 pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
+    let asked = asked_for(args);
+    let mut features = Vec::new();
+    let mut left_out = Vec::new();
+    for driver in driver::ALL {
+        let named = asked.as_ref().is_some_and(|names| names.iter().any(|n| n == driver.backend));
+        let wanted = named || (asked.is_none() && args.first().is_some_and(|task| task == "bench"));
+        match driver.is_here() {
+            _ if !wanted => {}
+            true => features.push(driver.backend),
+            false if named => return refuse(&driver),
+            false => left_out.push(driver),
+        }
+    }
+    for driver in left_out {
+        eprintln!("left out: {}, since {}", driver.backend, driver.absence());
+    }
     let build = Command::new(env!("CARGO"))
         .args(["build", "--release", "--locked", "--package", "pool-bench"])
+        .args(["--features", &features.join(",")])
         .current_dir(root)
         .status();
     match build {
@@ -16,21 +38,66 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
     }
     let mut command = Command::new(target(root).join("release").join("pool-bench"));
     command.args(args).env("BUCKETPOOL_ROOT", root);
+    driver::environment(&mut command);
     match command.status() {
         Ok(status) => ExitCode::from(status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(1)),
         Err(error) => fail(&format!("pool-bench did not start: {error}")),
     }
 }
 
+/// The backends that the arguments name, if they name any.
+fn asked_for(args: &[String]) -> Option<Vec<String>> {
+    let mut args = args.iter();
+    while let Some(arg) = args.next() {
+        let list = match arg.strip_prefix("--backend") {
+            Some("") => args.next().map(String::as_str),
+            Some(rest) => rest.strip_prefix('='),
+            None => None,
+        };
+        if let Some(list) = list {
+            return Some(list.split(',').map(str::to_owned).collect());
+        }
+    }
+    None
+}
+
 /// Where cargo builds.
-fn target(root: &Path) -> std::path::PathBuf {
+fn target(root: &Path) -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(folder) => root.join(folder),
         None => root.join("target"),
     }
 }
 
+fn refuse(driver: &Driver) -> ExitCode {
+    eprintln!(
+        "error: backend `{}`: {}; expected {}",
+        driver.backend,
+        driver.absence(),
+        driver.cure
+    );
+    ExitCode::from(BAD_INPUT)
+}
+
 fn fail(why: &str) -> ExitCode {
     eprintln!("error: {why}");
     ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::asked_for;
+
+    fn of(line: &str) -> Option<Vec<String>> {
+        asked_for(&line.split(' ').map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn backends_are_named_in_two_ways_or_not_at_all() {
+        let both = Some(vec!["host".to_owned(), "cuda".to_owned()]);
+        assert_eq!(of("bench --backend host,cuda --json"), both);
+        assert_eq!(of("bench --json --backend=host,cuda"), both);
+        assert_eq!(of("bench --smoke"), None);
+        assert_eq!(of("bench --backend"), None);
+    }
 }

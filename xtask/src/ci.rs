@@ -1,62 +1,120 @@
 //! `cargo xtask ci`: everything that CI runs, step by step, with a table at the end.
 
+use crate::driver;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-/// A step: its name, and the arguments of cargo.
+/// The features of the facade that are combined.
+const FEATURES: [&str; 4] = ["host", "cuda", "wgpu", "sim"];
+
+/// A step: a name, and the cargo commands that must all pass.
 struct Step {
     name: &'static str,
-    args: Vec<String>,
-    rustdocflags: bool,
+    commands: Vec<Vec<String>>,
+}
+
+/// What became of a step.
+struct Outcome {
+    name: &'static str,
+    passed: bool,
+    time: Duration,
 }
 
 /// Runs all steps, also after one that failed.
 pub(crate) fn run(root: &Path) -> ExitCode {
     let start = Instant::now();
-    let results: Vec<(&str, bool, Duration)> = steps().iter().map(|step| step.run(root)).collect();
-    println!("\n{:<34} {:<8} {:>8}", "step", "result", "seconds");
-    println!("{:-<34} {:-<8} {:->8}", "", "", "");
-    for (name, passed, time) in &results {
-        let result = if *passed { "passed" } else { "FAILED" };
-        println!("{name:<34} {result:<8} {:>8.1}", time.as_secs_f64());
+    let outcomes: Vec<Outcome> = steps().iter().map(|step| step.run(root)).collect();
+    let passed = outcomes.iter().filter(|outcome| outcome.passed).count();
+    print!("{}", table(&outcomes, start.elapsed()));
+    for driver in driver::ALL.iter().filter(|driver| !driver.is_here()) {
+        println!("not run: {} on a real device, since {}", driver.backend, driver.absence());
     }
-    let passed = results.iter().filter(|(_, passed, _)| *passed).count();
-    println!("{:<34} {:<8} {:>8.1}", "all", "", start.elapsed().as_secs_f64());
-    println!("\n{passed} passed, {} failed", results.len() - passed);
-    if passed == results.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    println!("\n{passed} passed, {} failed", outcomes.len() - passed);
+    if passed == outcomes.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn table(outcomes: &[Outcome], all: Duration) -> String {
+    let line = |name: &str, result: &str, time: Duration| {
+        format!("{name:<26} {result:<8} {:>8.1}\n", time.as_secs_f64())
+    };
+    let mut table = format!("\n{:<26} {:<8} {:>8}\n", "step", "result", "seconds");
+    table += &format!("{:-<26} {:-<8} {:->8}\n", "", "", "");
+    for Outcome { name, passed, time } in outcomes {
+        table += &line(name, if *passed { "passed" } else { "FAILED" }, *time);
+    }
+    table + &line("all", "", all)
 }
 
 fn steps() -> Vec<Step> {
-    let step = |name, args: &str| Step {
-        name,
-        args: args.split_whitespace().map(str::to_owned).collect(),
-        rustdocflags: name == "doc",
-    };
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect();
+    let step = |name, line| Step { name, commands: vec![words(line)] };
+    let example = |name| format!("run --quiet --locked --all-features --example {name}");
+    let combined = combinations().map(|features| {
+        words(&format!("clippy --quiet --locked --no-default-features {features} -- -D warnings"))
+    });
+    let vulkan = driver::ALL.iter().any(|driver| driver.backend == "wgpu" && driver.is_here());
+    let mut examples = vec![words(&example("custom_backend")), words(&example("on_host"))];
+    if vulkan {
+        examples.push(words(&example("on_wgpu")));
+    }
     vec![
         step("format", "fmt --all --check"),
         step("tidy", "run --quiet --locked --package xtask -- tidy"),
-        step("lint", "clippy --locked --workspace --all-targets -- -D warnings"),
-        step("lint, no features", "clippy --locked --no-default-features -- -D warnings"),
-        step("lint, all features", "clippy --locked --all-features -- -D warnings"),
+        step("lint", "clippy --locked --workspace --all-targets --all-features -- -D warnings"),
+        Step { name: "lint, 16 feature sets", commands: combined.collect() },
         step("test", "test --locked --workspace --all-features --all-targets"),
         step("doc tests", "test --locked --workspace --all-features --doc"),
         step("doc", "doc --locked --workspace --all-features --no-deps"),
-        step("example: custom backend", "run --locked --all-features --example custom_backend"),
+        Step { name: "examples", commands: examples },
         step("bench --smoke", "run --quiet --locked --package xtask -- bench --smoke"),
     ]
 }
 
+/// All combinations of the features, as arguments of cargo.
+fn combinations() -> impl Iterator<Item = String> {
+    (0..1 << FEATURES.len()).map(|set| {
+        let chosen = FEATURES.iter().enumerate().filter(|(bit, _)| set & (1 << bit) != 0);
+        let names: Vec<&str> = chosen.map(|(_, name)| *name).collect();
+        if names.is_empty() { String::new() } else { format!("--features {}", names.join(",")) }
+    })
+}
+
 impl Step {
-    fn run(&self, root: &Path) -> (&'static str, bool, Duration) {
-        println!("\n== {}: cargo {}", self.name, self.args.join(" "));
+    fn run(&self, root: &Path) -> Outcome {
         let start = Instant::now();
-        let mut command = Command::new(env!("CARGO"));
-        command.args(&self.args).current_dir(root).env("INSTA_UPDATE", "no");
-        if self.rustdocflags {
-            command.env("RUSTDOCFLAGS", "-D warnings");
+        let mut passed = true;
+        for args in &self.commands {
+            println!("\n== {}: cargo {}", self.name, args.join(" "));
+            let mut command = Command::new(env!("CARGO"));
+            command.args(args).current_dir(root);
+            command.env("INSTA_UPDATE", "no").env("RUSTDOCFLAGS", "-D warnings");
+            driver::environment(&mut command);
+            passed &= command.status().is_ok_and(|status| status.success());
         }
-        let passed = command.status().is_ok_and(|status| status.success());
-        (self.name, passed, start.elapsed())
+        Outcome { name: self.name, passed, time: start.elapsed() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn four_features_are_combined_in_sixteen_ways() {
+        let all: Vec<String> = combinations().collect();
+        assert_eq!((all.len(), all[0].as_str()), (16, ""));
+        assert_eq!(all[15], "--features host,cuda,wgpu,sim");
+        let distinct: std::collections::BTreeSet<_> = all.iter().collect();
+        assert_eq!(distinct.len(), 16);
+    }
+
+    #[test]
+    fn the_table_names_what_failed() {
+        let second = Duration::from_secs(1);
+        let outcome = |name, passed| Outcome { name, passed, time: second };
+        let table = table(&[outcome("format", true), outcome("test", false)], 2 * second);
+        assert!(table.contains("format                     passed        1.0\n"), "{table}");
+        assert!(table.contains("test                       FAILED        1.0\n"), "{table}");
     }
 }

@@ -6,6 +6,7 @@
 
 mod bench;
 mod ci;
+mod driver;
 mod layers;
 mod prose;
 mod source;

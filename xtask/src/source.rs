@@ -156,6 +156,13 @@ pub(crate) fn submodules(file: &Path, code: &str) -> Vec<[PathBuf; 2]> {
     modules
 }
 
+/// The files that `#[path = ".."]` attributes of `text` in `file` name.
+pub(crate) fn paths(file: &Path, text: &str) -> Vec<PathBuf> {
+    let folder = file.parent().unwrap_or(file);
+    let named = text.split("#[path = \"").skip(1).filter_map(|rest| rest.split('"').next());
+    named.map(|path| folder.join(path)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -26,8 +26,9 @@ fn dead_files(root: &Path) -> Vec<String> {
     let mut reached: BTreeSet<PathBuf> = BTreeSet::new();
     let mut next: Vec<PathBuf> = all.iter().filter(|file| is_root(file)).cloned().collect();
     while let Some(file) = next.pop() {
-        let code = fs::read_to_string(&file).unwrap_or_default();
-        next.extend(source::submodules(&file, &source::code_of(&code)).into_iter().flatten());
+        let text = fs::read_to_string(&file).unwrap_or_default();
+        next.extend(source::submodules(&file, &source::code_of(&text)).into_iter().flatten());
+        next.extend(source::paths(&file, &text));
         reached.insert(file);
     }
     let dead = all.iter().filter(|file| !reached.contains(*file));

@@ -1,5 +1,5 @@
 use super::*;
-use crate::replay::Backend;
+use crate::backend::Backend;
 use crate::workload::Workload;
 
 fn outcome(trace: &str, policy: &str) -> Outcome {
@@ -34,7 +34,7 @@ fn standings_are_a_table() {
     let standing = Standing {
         workload: Workload::SmallTensors,
         policy: "fit:2".into(),
-        backend: "host".into(),
+        backend: Backend::Host,
         samples: 200,
         allocations: 400_000,
         ns_per_op_p50: 115.4,

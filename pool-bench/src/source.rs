@@ -1,0 +1,145 @@
+//! Where a workload gets its buffers: direct allocation, or a pool, on each kind of memory.
+
+use crate::counted::{Calls, Counted, CountedBlock};
+use crate::machine::free_memory;
+use crate::spec::PolicySpec;
+use crate::workload::Source;
+use bucketpool::host::HostAllocator;
+use bucketpool::{
+    BucketPool, DeviceAllocator, GIB, PooledBuffer, Request, StreamClock, ZeroPolicy,
+};
+use std::sync::Arc;
+
+/// Idle blocks of a pool are bounded by this many bytes, or a sixteenth of what is free.
+const CACHED_LIMIT: u64 = GIB;
+
+fn pool<A: DeviceAllocator>(device: A, spec: &PolicySpec) -> BucketPool<Counted<A>> {
+    let limit = free_memory().map_or(CACHED_LIMIT, |free| CACHED_LIMIT.min(free / 16));
+    let mut builder = BucketPool::builder(Counted::new(device))
+        .policy(spec.policy.clone())
+        .cached_limit(limit)
+        .zero(ZeroPolicy::Never);
+    if let Some(granule) = spec.granule {
+        builder = builder.granule(granule);
+    }
+    builder.build()
+}
+
+/// What a program without a pool does: the global allocator, each time.
+#[derive(Debug, Default)]
+pub struct HostDirect(Arc<Calls>);
+
+impl Source for HostDirect {
+    type Buffer = Vec<u8>;
+    fn filled(&self, bytes: usize, byte: u8) -> Option<Vec<u8>> {
+        self.0.took(bytes as u64);
+        Some(vec![byte; bytes])
+    }
+    fn give_back(&self, buffer: Vec<u8>) -> u64 {
+        self.0.gave_back(buffer.len() as u64);
+        u64::from(buffer[buffer.len() / 2])
+    }
+    fn calls(&self) -> Arc<Calls> {
+        self.0.clone()
+    }
+}
+
+/// A pool over host memory.
+#[derive(Debug)]
+pub struct HostPool(BucketPool<Counted<HostAllocator>>);
+
+impl HostPool {
+    /// A pool of this policy.
+    #[must_use]
+    pub fn new(spec: &PolicySpec) -> Self {
+        Self(pool(HostAllocator::new(), spec))
+    }
+}
+
+impl Source for HostPool {
+    type Buffer = PooledBuffer<Counted<HostAllocator>>;
+    fn filled(&self, bytes: usize, byte: u8) -> Option<Self::Buffer> {
+        let mut buffer = self.0.allocate(bytes as u64).ok()?;
+        buffer.fill(byte);
+        Some(buffer)
+    }
+    fn give_back(&self, buffer: Self::Buffer) -> u64 {
+        u64::from(buffer[buffer.len() / 2])
+    }
+    fn calls(&self) -> Arc<Calls> {
+        self.0.allocator().calls()
+    }
+    fn hit_rate(&self) -> f64 {
+        self.0.stats().hit_rate()
+    }
+}
+
+/// The device's own calls, each time. Each buffer is cleared, which writes all of it; contents are
+/// not read back, so they are not part of the result.
+#[derive(Debug)]
+pub struct DeviceDirect<A: DeviceAllocator>(Counted<A>);
+
+impl<A: DeviceAllocator> DeviceDirect<A> {
+    /// Over this device.
+    pub fn new(device: A) -> Self {
+        Self(Counted::new(device))
+    }
+}
+
+impl<A: DeviceAllocator> Source for DeviceDirect<A> {
+    type Buffer = CountedBlock<A::Block>;
+    fn filled(&self, bytes: usize, _byte: u8) -> Option<Self::Buffer> {
+        let (device, on) = (&self.0, self.0.clock().default_stream());
+        let bytes = (bytes as u64).next_multiple_of(device.granule());
+        let request = Request { bytes, kind: A::Kind::default() };
+        let mut block = device.allocate(request, on).ok()?;
+        device.zero(&mut block, bytes, on).ok()?;
+        Some(block)
+    }
+    fn give_back(&self, block: Self::Buffer) -> u64 {
+        let clock = self.0.clock();
+        u64::from(self.0.free(block, &[clock.mark(clock.default_stream())]).is_ok())
+    }
+    fn finish(&self) {
+        finish(&self.0);
+    }
+    fn calls(&self) -> Arc<Calls> {
+        self.0.calls()
+    }
+}
+
+/// A pool over a device; buffers are cleared, as for [`DeviceDirect`].
+#[derive(Debug)]
+pub struct DevicePool<A: DeviceAllocator>(BucketPool<Counted<A>>);
+
+impl<A: DeviceAllocator> DevicePool<A> {
+    /// A pool of this policy over this device.
+    pub fn new(device: A, spec: &PolicySpec) -> Self {
+        Self(pool(device, spec))
+    }
+}
+
+impl<A: DeviceAllocator> Source for DevicePool<A> {
+    type Buffer = PooledBuffer<Counted<A>>;
+    fn filled(&self, bytes: usize, _byte: u8) -> Option<Self::Buffer> {
+        self.0.allocate_zeroed(bytes as u64).ok()
+    }
+    fn give_back(&self, _buffer: Self::Buffer) -> u64 {
+        1
+    }
+    fn finish(&self) {
+        finish(self.0.allocator());
+    }
+    fn calls(&self) -> Arc<Calls> {
+        self.0.allocator().calls()
+    }
+    fn hit_rate(&self) -> f64 {
+        self.0.stats().hit_rate()
+    }
+}
+
+/// Waits until the device has done what it was given. What it says is told by the next call.
+fn finish<A: DeviceAllocator>(device: &A) {
+    let clock = device.clock();
+    let _ = clock.synchronize(clock.mark(clock.default_stream()));
+}
