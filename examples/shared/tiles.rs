@@ -7,7 +7,7 @@ use bucketpool::{AllocError, DeviceAllocator, preset};
 const BYTES_PER_POINT: [u64; 4] = [12, 12, 48, 80];
 
 /// Runs ten tiles through a pool over any device.
-pub fn run<A: DeviceAllocator>(device: A) -> Result<(), AllocError> {
+pub(crate) fn run<A: DeviceAllocator>(device: A) -> Result<(), AllocError> {
     let pool = preset::tile_pipeline(device).build();
     for tile in 0..10 {
         let points = 100_000 + tile * 7_919;

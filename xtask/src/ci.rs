@@ -38,12 +38,15 @@ fn table(outcomes: &[Outcome], all: Duration) -> String {
     let line = |name: &str, result: &str, time: Duration| {
         format!("{name:<26} {result:<8} {:>8.1}\n", time.as_secs_f64())
     };
-    let mut table = format!("\n{:<26} {:<8} {:>8}\n", "step", "result", "seconds");
-    table += &format!("{:-<26} {:-<8} {:->8}\n", "", "", "");
+    let mut lines = vec![
+        format!("\n{:<26} {:<8} {:>8}\n", "step", "result", "seconds"),
+        format!("{:-<26} {:-<8} {:->8}\n", "", "", ""),
+    ];
     for Outcome { name, passed, time } in outcomes {
-        table += &line(name, if *passed { "passed" } else { "FAILED" }, *time);
+        lines.push(line(name, if *passed { "passed" } else { "FAILED" }, *time));
     }
-    table + &line("all", "", all)
+    lines.push(line("all", "", all));
+    lines.concat()
 }
 
 fn steps() -> Vec<Step> {
