@@ -78,9 +78,10 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
 
     /// The memory, for work that is given to `stream` while the [`Use`] lives.
     ///
-    /// The stream is ordered behind the buffer's allocation, by a wait on the device if it must be.
-    /// When the `Use` ends, the point that the stream has reached is noted, and the block serves
-    /// nobody else before it.
+    /// The stream is ordered behind the buffer's allocation, and behind the uses that have ended on
+    /// the stream that it was allocated for, by a wait on the device if it must be. The order
+    /// between two other streams that use it is the program's own. When the `Use` ends, the point
+    /// that the stream has reached is noted, and the block serves nobody else before it.
     ///
     /// # Errors
     ///
@@ -125,7 +126,13 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         if !clock.owns(stream) {
             return Err(DeviceError::new(Why::Foreign, "use on a stream of another device", 0));
         }
-        let home = self.marks.lock().home();
+        let home = {
+            let marks = self.marks.lock();
+            if A::MEMORY.cpu_touches && !marks.home_is_used() {
+                return Ok(()); // what was there before was seen done when the block was granted
+            }
+            marks.home()
+        };
         if clock.is_ordered(stream, home) || clock.order(stream, &[home])? == Order::Ordered {
             return Ok(());
         }
@@ -147,9 +154,13 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         &self.block
     }
 
-    /// Clears the first `bytes` bytes of the block, in the order of `on`.
+    /// Clears the first `bytes` bytes of the block, in the order of `on`; a use like any other.
     pub(crate) fn zero(&mut self, bytes: u64, on: &StreamOf<A>) -> Result<(), DeviceError> {
-        self.claim.store().allocator.zero(&mut self.block, bytes, on)
+        let allocator = &self.claim.store().allocator;
+        allocator.zero(&mut self.block, bytes, on)?;
+        let clock = allocator.clock();
+        self.marks.get_mut().end(clock, clock.mark(on));
+        Ok(())
     }
 
     /// Moves the parts out.
@@ -175,14 +186,16 @@ impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
     fn drop(&mut self) {
         let store = self.claim.store();
         let mut clean = !store.bounds.zero_on_return;
+        // Only where no stream can still be reading, and where the call is legal anywhere.
         if !clean && A::MEMORY.cpu_touches && A::MEMORY.free_in_drop {
-            let on = store.allocator.clock().default_stream();
-            clean = store.allocator.zero(&mut self.block, self.bytes, on).is_ok();
+            let clock = store.allocator.clock();
+            let done = self.marks.get_mut().all_are(|mark| clock.is_seen_done(mark));
+            let on = clock.default_stream();
+            clean = done && store.allocator.zero(&mut self.block, self.bytes, on).is_ok();
         }
         // SAFETY: a buffer is dropped once, and nothing follows in this function.
         let (claim, parts) = unsafe { self.take_parts() };
-        let released = claim.store().give_back(parts, clean);
-        claim.end(released);
+        claim.end(|store| store.give_back(parts, clean));
     }
 }
 
@@ -196,7 +209,8 @@ impl<A: DeviceAllocator> fmt::Debug for PooledBuffer<A> {
     }
 }
 
-/// A buffer in use on a stream; derefs to the device's view of it.
+/// A buffer in use on a stream; derefs to the device's view of it. Shared only: a view that could
+/// be swapped with another's would leave its use.
 ///
 /// Its end is the mark: work that was given to the stream while it lived is waited for before the
 /// block serves again. One that is forgotten (`mem::forget`) is noticed when the buffer is dropped,
@@ -211,12 +225,6 @@ impl<'b, A: DeviceAllocator> Deref for Use<'b, A> {
     type Target = A::View<'b>;
     fn deref(&self) -> &A::View<'b> {
         &self.view
-    }
-}
-
-impl<A: DeviceAllocator> std::ops::DerefMut for Use<'_, A> {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.view
     }
 }
 
@@ -248,10 +256,8 @@ impl<A: DeviceAllocator> Detached<A> {
         let mut buffer = ManuallyDrop::new(self.0);
         // SAFETY: the buffer is not dropped and not used again.
         let (claim, Return { block, marks, bytes, requested, .. }) = unsafe { buffer.take_parts() };
-        let store = claim.store();
-        let (_, refusal) = store.pay(vec![Owed { block, marks, bytes }]);
-        let released = store.forget(requested, bytes);
-        claim.end(released);
+        let (_, refusal) = claim.store().pay(vec![Owed { block, marks, bytes }]);
+        claim.end(|store| store.forget(requested, bytes));
         refusal.map_or(Ok(()), Err)
     }
 }
@@ -264,9 +270,7 @@ impl<A: WholeBlocks> Detached<A> {
         let mut buffer = ManuallyDrop::new(self.0);
         // SAFETY: the buffer is not dropped and not used again.
         let (claim, Return { block, marks, bytes, requested, .. }) = unsafe { buffer.take_parts() };
-        let store = claim.store();
-        let released = store.let_go(requested, bytes);
-        claim.end(released);
+        claim.end(|store| store.let_go(requested, bytes));
         (block, marks.all())
     }
 }

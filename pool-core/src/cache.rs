@@ -4,7 +4,6 @@ use crate::clock::StreamClock;
 use crate::device::{DeviceAllocator, MarkOf};
 use crate::error::{DeviceError, Why};
 use crate::idle::Taken;
-use crate::limit::CachedLimit;
 use crate::marks::Marks;
 use crate::shard::{Owed, Shard, Spare, Want};
 use crate::store::Store;
@@ -19,20 +18,24 @@ impl<A: DeviceAllocator> Store<A> {
         if !want.class.pooled {
             return refuse(Why::Unsupported, "warm up a size that goes past the pool");
         }
+        let bytes = want.class.bytes;
         let clock = self.allocator.clock();
         for _ in 0..count {
-            if let CachedLimit::Bytes(limit) = self.bounds.cached
-                && (self.cached_bytes().saturating_add(want.class.bytes) > limit
-                    || want.class.bytes > limit / 2)
-            {
+            let (limit, here) = {
+                let shard = self.shards.own();
+                (self.cached_limit(&shard), shard.idle.count_of(want.key, bytes))
+            };
+            if bytes > limit / 2 || self.cached_bytes().saturating_add(bytes) > limit {
                 return refuse(Why::Limit, "cached limit");
+            }
+            if here >= self.bounds.bucket {
+                return refuse(Why::Limit, "bucket limit");
             }
             let block = self.take_from_device(want)?;
             let marks = Marks::new(clock.mark(want.on));
             let dirty = self.bounds.zero_on_return && !A::MEMORY.fresh_is_zeroed;
             let item = Spare { block, marks, used: false, dirty };
-            let spare = Taken { bytes: want.class.bytes, item };
-            self.keep(&mut self.shards.own(), want.key.kind, spare);
+            self.keep(&mut self.shards.own(), want.key.kind, Taken { bytes, item });
         }
         Ok(())
     }
@@ -43,7 +46,7 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// The cached bytes of blocks whose marks are not all as `is` says.
     pub(crate) fn cached_bytes_not(&self, is: impl Fn(MarkOf<A>) -> bool) -> u64 {
-        let counts = |marks: &Marks<A::Clock>| !marks.all().into_iter().all(&is);
+        let counts = |marks: &Marks<A::Clock>| !marks.all_are(&is);
         let of_shard = |shard: &Shard<A>| -> u64 {
             let idle = shard.idle.items().map(|(bytes, spare)| (bytes, &spare.marks));
             let owed = shard.owed.iter().map(|owed| (owed.bytes, &owed.marks));
@@ -88,30 +91,25 @@ impl<A: DeviceAllocator> Store<A> {
             let ranked = self.shards.in_use().map(|at| (rank(&self.shards.at(at)), at));
             let Some((Some(_), at)) = ranked.max_by(|a, b| a.0.cmp(&b.0)) else { break };
             let mut shard = self.shards.at(at);
-            if let Some(taken) = take(&mut shard) {
-                sum += taken.bytes;
-                shard.owe(taken);
-            }
+            let Some(taken) = take(&mut shard) else { break };
+            sum += taken.bytes;
+            shard.owe(taken);
             owed.append(&mut shard.owed);
         }
         self.pay(owed)
     }
 
     /// Gives back all idle blocks, after waiting for the work that used them. What is behind work
-    /// that is not submitted stays owed.
+    /// that is not submitted stays where it is.
     pub(crate) fn clear(&self) -> GivenBack {
         let clock = self.allocator.clock();
+        let submitted = |marks: &Marks<A::Clock>| marks.all_are(|mark| clock.is_submitted(mark));
         let (mut done, mut refusal) = (Vec::new(), None);
         for mut shard in self.shards.iter() {
-            while let Some(taken) = shard.idle.take_oldest() {
+            for taken in shard.idle.take_all(|spare| submitted(&spare.marks)) {
                 shard.owe(taken);
             }
-            let owed = std::mem::take(&mut shard.owed);
-            let submitted =
-                |owed: &Owed<A>| owed.marks.all().iter().all(|m| clock.is_submitted(*m));
-            let (ready, not_yet): (Vec<_>, Vec<_>) = owed.into_iter().partition(submitted);
-            shard.owed = not_yet;
-            done.extend(ready);
+            done.extend(shard.owed.extract_if(.., |owed| submitted(&owed.marks)));
         }
         for mark in done.iter().flat_map(|owed| owed.marks.all()) {
             refusal = refusal.or(clock.synchronize(mark).err());

@@ -151,6 +151,7 @@ fn blocks_are_reused<A: DeviceAllocator>(allocator: A) {
 fn cleared_memory_reads_as_zeroes<A: DeviceAllocator>(make: &impl Fn() -> A, probe: Probe<A>) {
     for zero in [ZeroPolicy::Never, ZeroPolicy::OnAllocate, ZeroPolicy::OnReturn] {
         let pool = BucketPool::builder(make()).zero(zero).build();
+        pool.warm_up(&[(700, 1), (5000, 1)]).unwrap();
         for bytes in [1, 700, 1000, 1024, 5000] {
             for _fresh_then_used in 0..2 {
                 let mut buffer = match zero {

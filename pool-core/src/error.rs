@@ -2,12 +2,14 @@
 
 use crate::size::Bytes;
 use std::{error, fmt};
+use thiserror::Error;
 
 /// Why a device, or a wrapper in front of it, refused.
 ///
 /// Small, `Copy` and without a heap: it is made when memory has run out, inside a global allocator
 /// too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("{call}: {why}{}", Code(*code))]
 pub struct DeviceError {
     /// What kind of refusal this is; what a caller can act on.
     pub why: Why,
@@ -67,14 +69,14 @@ impl fmt::Display for Why {
     }
 }
 
-impl fmt::Display for DeviceError {
+/// A code as it is shown behind its call: not at all where there is none.
+struct Code(i64);
+
+impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.call, self.why)?;
-        if self.code == 0 { Ok(()) } else { write!(f, " (code {})", self.code) }
+        if self.0 == 0 { Ok(()) } else { write!(f, " (code {})", self.0) }
     }
 }
-
-impl error::Error for DeviceError {}
 
 /// Why a pool could not do what it was asked, with its figures at that moment.
 ///

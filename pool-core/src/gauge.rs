@@ -37,7 +37,7 @@ impl Tally {
     #[inline]
     pub(crate) fn subtract(&mut self, bytes: u64, gauge: &Gauge) {
         self.change = self.change.saturating_sub_unsigned(bytes);
-        if -self.change > gauge.unreported_limit() {
+        if self.change < -gauge.unreported_limit() {
             self.report(gauge);
         }
     }

@@ -2,15 +2,17 @@
 #![expect(unsafe_code, reason = "a buffer must not touch a reference count that threads share")]
 
 use crate::device::DeviceAllocator;
-use crate::shards::Released;
+use crate::shard::Shard;
+use crate::shards::owners_hold;
 use crate::store::Store;
+use parking_lot::MutexGuard;
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering::AcqRel;
 
 /// The one owner of an open store. Dropping it closes the store.
 pub(crate) struct Owner<A: DeviceAllocator>(NonNull<Store<A>>);
 
-/// A buffer's hold on its store. It has no `Drop`: whoever gives the hold up in the store's
-/// counts passes the answer to [`Claim::end`].
+/// A buffer's hold on its store. It has no `Drop`: it is given up by [`Claim::end`].
 pub(crate) struct Claim<A: DeviceAllocator>(NonNull<Store<A>>);
 
 impl<A: DeviceAllocator> Owner<A> {
@@ -20,8 +22,8 @@ impl<A: DeviceAllocator> Owner<A> {
 
     #[inline]
     pub(crate) fn store(&self) -> &Store<A> {
-        // SAFETY: the box lives until somebody is told `Released::Last`, and the owner's hold,
-        // given up in `drop` only, keeps everybody from being told so (shards.rs, `OPEN`).
+        // SAFETY: the box lives until the count of holds comes to zero, and the owner's hold, given
+        // up in `drop` only, keeps it above (shards.rs, `OPEN`).
         unsafe { self.0.as_ref() }
     }
 
@@ -34,8 +36,8 @@ impl<A: DeviceAllocator> Owner<A> {
 
 impl<A: DeviceAllocator> Drop for Owner<A> {
     fn drop(&mut self) {
-        let released = self.store().close();
-        Claim(self.0).end(released);
+        let buffers = self.store().close();
+        release_closed(self.0, owners_hold(buffers));
     }
 }
 
@@ -43,7 +45,7 @@ impl<A: DeviceAllocator> Claim<A> {
     #[inline]
     pub(crate) fn store(&self) -> &Store<A> {
         // SAFETY: this claim's hold is counted in the store and is given up when the claim ends,
-        // so nobody has been told `Released::Last` yet.
+        // so nobody has freed the store yet.
         unsafe { self.0.as_ref() }
     }
 
@@ -52,18 +54,32 @@ impl<A: DeviceAllocator> Claim<A> {
         Self(self.0)
     }
 
-    /// After the hold was given up: frees the store if it was the last.
+    /// Gives up the hold, in the shard that `work` has worked on and returns locked.
     #[inline]
-    pub(crate) fn end(self, released: Released) {
-        if released == Released::Last {
-            // SAFETY: `Last` is told once, when the count of all holds has come to zero, with
-            // Acquire ordering after all that the others did; so nobody else has the pointer. It
-            // came from a box in `Owner::new`.
-            drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    pub(crate) fn end(self, work: impl for<'s> FnOnce(&'s Store<A>) -> MutexGuard<'s, Shard<A>>) {
+        let mut shard = work(self.store());
+        if shard.closed {
+            drop(shard);
+            release_closed(self.0, 1);
+        } else {
+            shard.holds -= 1;
+            // From this unlocking on the store may be gone. No reference into it outlives it here,
+            // and parking_lot's mutex is not touched after the write that unlocks it (parking_lot
+            // 0.12.5, raw_mutex.rs, `unlock` and `unlock_slow`).
+            drop(shard);
         }
-        // Otherwise the store may be gone by now. The last that this thread did with it was to
-        // unlock a shard, and parking_lot's mutex is not touched after the store that unlocks it
-        // (parking_lot 0.12.5, raw_mutex.rs, `unlock` and `unlock_slow`).
+    }
+}
+
+/// Gives up holds on a closed store, and frees it if they were the last.
+fn release_closed<A: DeviceAllocator>(store: NonNull<Store<A>>, holds: i64) {
+    // SAFETY: the caller's own holds are still counted. The reference ends before the count does.
+    let count = NonNull::from(unsafe { store.as_ref() }.shards.holds());
+    // SAFETY: as above; an atomic may be freed by others as soon as it has changed.
+    if unsafe { count.as_ref() }.fetch_sub(holds, AcqRel) == holds {
+        // SAFETY: the count comes to zero once, with Acquire ordering after all that the others
+        // did; so nobody else has the pointer. It came from a box in `Owner::new`.
+        drop(unsafe { Box::from_raw(store.as_ptr()) });
     }
 }
 

@@ -20,6 +20,8 @@ const NONE: u32 = u32::MAX;
 /// The two lists that each node is in.
 const AGE: usize = 0;
 const STACK: usize = 1;
+/// Newest items of a stack that a search looks at.
+const LOOKED_AT: usize = 32;
 /// Empty stacks are kept, since a size that came once comes again, until they are more than this
 /// and more than the others.
 const EMPTY_STACKS_KEPT: usize = 32;
@@ -63,6 +65,14 @@ struct List {
     len: usize,
 }
 
+/// An item that is looked at without the lock. Its node keeps its place, so that an item that is
+/// put back is as old as it was, and still counts as idle meanwhile.
+#[derive(Debug)]
+pub(crate) struct Loan<T> {
+    id: u32,
+    pub(crate) item: T,
+}
+
 /// An item that was taken out.
 #[derive(Debug)]
 pub(crate) struct Taken<T> {
@@ -83,7 +93,13 @@ impl<K: Copy + Eq, T> Idle<K, T> {
 
     /// When the oldest item came, in the caller's own time; `None` without items.
     pub(crate) fn oldest_stamp(&self) -> Option<u64> {
-        self.nodes.get(self.age.oldest as usize).map(|node| node.stamp)
+        let oldest = self.age.oldest_present(&self.nodes, AGE)?;
+        self.nodes.get(oldest as usize).map(|node| node.stamp)
+    }
+
+    /// How many items there are.
+    pub(crate) fn len(&self) -> usize {
+        self.age.len
     }
 
     /// Adds an item as the newest. Returns how many of its size now lie on its shelf.
@@ -110,7 +126,7 @@ impl<K: Copy + Eq, T> Idle<K, T> {
     }
 
     /// Takes the newest item that `accept`s, of the smallest size in `sizes` that has one, from
-    /// the shelves that `on` names.
+    /// the shelves that `on` names. Looks at a few of each stack only.
     #[inline]
     pub(crate) fn take(
         &mut self,
@@ -118,27 +134,86 @@ impl<K: Copy + Eq, T> Idle<K, T> {
         sizes: &RangeInclusive<u64>,
         accept: impl Fn(&T) -> bool,
     ) -> Option<Taken<T>> {
-        let found = self.shelves.iter().filter(|shelf| on(&shelf.key)).find_map(|shelf| {
+        let of_shelf = |shelf: &Shelf<K>| {
             let mut stacks = shelf.stacks.range(sizes.clone());
-            stacks.find_map(|(_, stack)| stack.newest_where(&self.nodes, &accept))
-        })?;
-        self.remove(found)
+            stacks.find_map(|(bytes, stack)| {
+                stack.newest_where(&self.nodes, &accept).map(|id| (*bytes, id))
+            })
+        };
+        let found = self.shelves.iter().filter(|shelf| on(&shelf.key)).filter_map(of_shelf);
+        let (_, id) = found.min_by_key(|(bytes, _)| *bytes)?;
+        self.remove(id)
+    }
+
+    /// Lends the oldest item of the smallest size in `sizes` that has one, from the next of the
+    /// shelves that `on` names, counted on in `shelf`.
+    pub(crate) fn lend(
+        &mut self,
+        shelf: &mut usize,
+        on: impl Fn(&K) -> bool,
+        sizes: &RangeInclusive<u64>,
+    ) -> Option<Loan<T>> {
+        let id = loop {
+            let next = self.shelves.get(*shelf)?;
+            *shelf += 1;
+            let mut stacks = next.stacks.range(sizes.clone()).filter(|_| on(&next.key));
+            let oldest = |list: &List| list.oldest_present(&self.nodes, STACK);
+            if let Some(id) = stacks.find_map(|(_, stack)| oldest(stack)) {
+                break id;
+            }
+        };
+        let item = self.nodes.get_mut(id as usize)?.item.take()?;
+        Some(Loan { id, item })
+    }
+
+    /// Takes a loan back, as if nothing had been.
+    pub(crate) fn put_back(&mut self, loan: Loan<T>) {
+        if let Some(node) = self.nodes.get_mut(loan.id as usize) {
+            node.item = Some(loan.item);
+        }
+    }
+
+    /// Takes out what was lent.
+    pub(crate) fn take_lent(&mut self, loan: Loan<T>) -> Option<Taken<T>> {
+        let id = loan.id;
+        self.put_back(loan);
+        self.remove(id)
     }
 
     /// Takes out the item that came first.
     pub(crate) fn take_oldest(&mut self) -> Option<Taken<T>> {
-        self.remove(self.age.oldest)
+        self.age.oldest_present(&self.nodes, AGE).and_then(|id| self.remove(id))
+    }
+
+    /// Takes out all items that `accept` says, oldest first.
+    pub(crate) fn take_all(&mut self, accept: impl Fn(&T) -> bool) -> Vec<Taken<T>> {
+        let mut ids = Vec::new();
+        let mut id = self.age.oldest;
+        while let Some(node) = self.nodes.get(id as usize) {
+            if node.item.as_ref().is_some_and(&accept) {
+                ids.push(id);
+            }
+            id = node.links[AGE].newer;
+        }
+        ids.into_iter().filter_map(|id| self.remove(id)).collect()
+    }
+
+    /// How many items of one size lie on one shelf.
+    pub(crate) fn count_of(&self, key: K, bytes: u64) -> usize {
+        let shelf = self.shelves.iter().find(|shelf| shelf.key == key);
+        shelf.and_then(|shelf| shelf.stacks.get(&bytes)).map_or(0, |stack| stack.len)
     }
 
     /// Takes out the oldest item of one size on one shelf.
     pub(crate) fn take_oldest_of(&mut self, key: K, bytes: u64) -> Option<Taken<T>> {
         let shelf = self.shelves.iter().find(|shelf| shelf.key == key)?;
-        self.remove(shelf.stacks.get(&bytes)?.oldest)
+        let oldest = shelf.stacks.get(&bytes)?.oldest_present(&self.nodes, STACK)?;
+        self.remove(oldest)
     }
 
     /// Takes out the oldest item of the largest size.
     pub(crate) fn take_largest(&mut self) -> Option<Taken<T>> {
-        self.largest().and_then(|(_, stack)| self.remove(stack.oldest))
+        self.largest().and_then(|(_, oldest)| self.remove(oldest))
     }
 
     /// The largest size that has an item; 0 without items.
@@ -146,10 +221,11 @@ impl<K: Copy + Eq, T> Idle<K, T> {
         self.largest().map_or(0, |(bytes, _)| bytes)
     }
 
-    fn largest(&self) -> Option<(u64, List)> {
+    fn largest(&self) -> Option<(u64, u32)> {
         let of_shelf = |shelf: &Shelf<K>| {
-            let mut stacks = shelf.stacks.iter().rev();
-            stacks.find(|(_, stack)| stack.len > 0).map(|(bytes, stack)| (*bytes, *stack))
+            shelf.stacks.iter().rev().find_map(|(bytes, stack)| {
+                stack.oldest_present(&self.nodes, STACK).map(|oldest| (*bytes, oldest))
+            })
         };
         self.shelves.iter().filter_map(of_shelf).max_by_key(|(bytes, _)| *bytes)
     }
@@ -223,13 +299,26 @@ impl List {
     #[inline]
     fn newest_where<T>(&self, nodes: &[Node<T>], accept: impl Fn(&T) -> bool) -> Option<u32> {
         let mut id = self.newest;
-        while let Some(node) = nodes.get(id as usize) {
+        for _ in 0..LOOKED_AT {
+            let node = nodes.get(id as usize)?;
             if node.item.as_ref().is_some_and(&accept) {
                 return Some(id);
             }
             id = node.links[STACK].older;
         }
         None
+    }
+
+    /// The oldest node of this list whose item is not lent.
+    fn oldest_present<T>(&self, nodes: &[Node<T>], list: usize) -> Option<u32> {
+        let mut id = self.oldest;
+        loop {
+            let node = nodes.get(id as usize)?;
+            if node.item.is_some() {
+                return Some(id);
+            }
+            id = node.links[list].newer;
+        }
     }
 }
 

@@ -5,13 +5,18 @@
 //! 3. a block behind an event, by one wait on the device;
 //! 4. the device, after what is owed to it was given back;
 //! 5. idle blocks given back, oldest first, as many bytes as are missing; the device once more;
-//! 6. everything idle given back, the device for the last time, and then an error with figures.
+//! 6. everything idle given back, the device for the last time (and again while another thread
+//!    holds blocks between a shard and the device), and then an error with figures.
 
 use crate::clock::StreamClock;
 use crate::device::DeviceAllocator;
 use crate::error::{AllocError, DeviceError, Figures};
 use crate::shard::Want;
 use crate::store::{Grant, Store};
+use std::thread;
+
+/// How often a request that is about to be refused waits for blocks in other threads' hands.
+const PATIENCE: u32 = 1000;
 
 impl<A: DeviceAllocator> Store<A> {
     /// Serves a request.
@@ -27,17 +32,18 @@ impl<A: DeviceAllocator> Store<A> {
 
     #[cold]
     fn climb(&self, want: &Want<'_, A>) -> Result<Grant<A>, AllocError> {
-        let mut given_back = 0;
-        let mut short = match self.search_then_device(want) {
+        let (mut given_back, mut patience) = (0, PATIENCE);
+        let mut short = match self.search_then_device(want, &mut given_back) {
             Ok(grant) => return Ok(grant),
             Err(error) => error,
         };
-        for all in [false, true] {
-            if !short.is_want_of_memory() {
+        let mut rungs = [self.missing(want), u64::MAX].into_iter();
+        while short.is_want_of_memory() {
+            let Some(bytes) = rungs.next().or_else(|| self.wait_for_others(&mut patience)) else {
                 break;
-            }
-            given_back += self.trim(if all { u64::MAX } else { self.missing(want) }).0;
-            short = match self.search_then_device(want) {
+            };
+            given_back += self.trim(bytes).0;
+            short = match self.search_then_device(want, &mut given_back) {
                 Ok(grant) => return Ok(grant),
                 Err(error) => error,
             };
@@ -45,17 +51,35 @@ impl<A: DeviceAllocator> Store<A> {
         Err(self.refuse(short, want.requested, want.class.bytes, given_back))
     }
 
-    fn search_then_device(&self, want: &Want<'_, A>) -> Result<Grant<A>, DeviceError> {
+    /// The rungs from 2 to 4. What an event refuses is told only if the device refuses too.
+    fn search_then_device(
+        &self,
+        want: &Want<'_, A>,
+        given_back: &mut u64,
+    ) -> Result<Grant<A>, DeviceError> {
+        let mut refused = None;
         if want.class.pooled {
             if let Some(grant) = self.take_elsewhere(want) {
                 return Ok(grant);
             }
-            if let Some(grant) = self.take_behind_event(want)? {
-                return Ok(grant);
+            match self.take_behind_event(want) {
+                Ok(Some(grant)) => return Ok(grant),
+                Ok(None) => {}
+                Err(error) => refused = Some(error),
             }
         }
-        self.settle();
-        self.fresh(want)
+        *given_back += self.settle().0;
+        self.fresh(want).map_err(|error| refused.unwrap_or(error))
+    }
+
+    /// Another thread holds blocks that come back, to a shard or to the device, in a moment: lets
+    /// it, and then everything idle is worth giving back once more.
+    fn wait_for_others(&self, patience: &mut u32) -> Option<u64> {
+        *patience = patience.checked_sub(1)?;
+        self.is_in_transit().then(|| {
+            thread::yield_now();
+            u64::MAX
+        })
     }
 
     /// What must go back before the request fits under the limit; all of it if the device, not

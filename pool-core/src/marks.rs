@@ -16,6 +16,8 @@ pub(crate) struct Marks<C: StreamClock> {
 #[derive(Clone, Copy, Debug)]
 struct Used<M> {
     last: M,
+    /// Whether any use began. If none did, this is only the point of the allocation.
+    touched: bool,
     /// Uses begun and not ended. Any left at the drop means that a `Use` was forgotten, or that the
     /// stream was recorded: what it was given until then counts as used.
     open: u32,
@@ -24,7 +26,7 @@ struct Used<M> {
 impl<C: StreamClock> Marks<C> {
     #[inline]
     pub(crate) fn new(home: C::Mark) -> Self {
-        Self { home: Used { last: home, open: 0 }, also: None }
+        Self { home: Used { last: home, touched: false, open: 0 }, also: None }
     }
 
     #[inline]
@@ -32,12 +34,21 @@ impl<C: StreamClock> Marks<C> {
         self.home.last
     }
 
+    /// Whether the home stream has used it.
+    #[inline]
+    pub(crate) fn home_is_used(&self) -> bool {
+        self.home.touched
+    }
+
     pub(crate) fn begin(&mut self, clock: &C, mark: C::Mark) {
-        self.of_stream(clock, mark).open += 1;
+        let used = self.of_stream(clock, mark);
+        used.touched = true;
+        used.open = used.open.saturating_add(1);
     }
 
     pub(crate) fn end(&mut self, clock: &C, mark: C::Mark) {
         let used = self.of_stream(clock, mark);
+        used.touched = true;
         used.open = used.open.saturating_sub(1);
         used.last = clock.later(used.last, mark);
     }
@@ -49,7 +60,7 @@ impl<C: StreamClock> Marks<C> {
         let also = self.also.get_or_insert_default();
         let known = also.iter().position(|used| clock.same_stream(used.last, mark));
         let at = known.unwrap_or_else(|| {
-            also.push(Used { last: mark, open: 0 });
+            also.push(Used { last: mark, touched: true, open: 0 });
             also.len() - 1
         });
         &mut also[at]
@@ -60,15 +71,19 @@ impl<C: StreamClock> Marks<C> {
     pub(crate) fn close(&mut self, clock: &C) {
         let also = self.also.iter_mut().flat_map(|also| also.iter_mut());
         for used in also.chain([&mut self.home]).filter(|used| used.open > 0) {
-            *used = Used { last: clock.latest(used.last), open: 0 };
+            *used = Used { last: clock.latest(used.last), open: 0, ..*used };
         }
     }
 
     /// Whether a taker on `on` may have the block as it is. Makes no device call.
+    ///
+    /// What the CPU touches was seen done when it was granted, so there only real uses count.
+    /// Elsewhere the point of the allocation counts too: it is ordered after what was before.
     #[inline]
     pub(crate) fn is_ready(&self, clock: &C, on: &C::Stream, cpu_touches: bool) -> bool {
-        self.newest_first().all(|mark| {
-            if cpu_touches { clock.is_seen_done(mark) } else { clock.is_ordered(on, mark) }
+        self.newest_first().all(|used| match cpu_touches {
+            true => !used.touched || clock.is_seen_done(used.last),
+            false => clock.is_ordered(on, used.last),
         })
     }
 
@@ -79,11 +94,11 @@ impl<C: StreamClock> Marks<C> {
         on: &C::Stream,
         cpu_touches: bool,
     ) -> Result<Order, DeviceError> {
-        for mark in self.newest_first() {
+        for used in self.newest_first() {
             let order = match cpu_touches {
-                true if clock.is_done(mark)? => Order::Ordered,
+                true if !used.touched || clock.is_done(used.last)? => Order::Ordered,
                 true => Order::NotYet,
-                false => clock.order(on, &[mark])?,
+                false => clock.order(on, &[used.last])?,
             };
             if order == Order::NotYet {
                 return Ok(Order::NotYet);
@@ -94,12 +109,16 @@ impl<C: StreamClock> Marks<C> {
 
     /// The latest stream first: who is ordered after it is often ordered after the others already.
     #[inline]
-    fn newest_first(&self) -> impl Iterator<Item = C::Mark> + '_ {
-        let also = self.also.iter().flat_map(|also| also.iter().rev());
-        also.chain([&self.home]).map(|used| used.last)
+    fn newest_first(&self) -> impl Iterator<Item = &Used<C::Mark>> + '_ {
+        self.also.iter().flat_map(|also| also.iter().rev()).chain([&self.home])
+    }
+
+    /// Whether all marks are as `is` says.
+    pub(crate) fn all_are(&self, is: impl Fn(C::Mark) -> bool) -> bool {
+        self.newest_first().all(|used| is(used.last))
     }
 
     pub(crate) fn all(&self) -> Vec<C::Mark> {
-        self.newest_first().collect()
+        self.newest_first().map(|used| used.last).collect()
     }
 }

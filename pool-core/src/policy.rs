@@ -4,7 +4,7 @@ use crate::size::LARGEST;
 
 /// The rule by which requests are rounded to size classes.
 ///
-/// Every policy first rounds up to the pool's granule
+/// Sizes of classes are multiples of the pool's granule
 /// ([`PoolBuilder::granule`](crate::PoolBuilder::granule)). Which one to take is a question of the
 /// sizes that come: `cargo xtask replay` answers it for a recorded trace.
 #[derive(Clone, Debug, PartialEq)]
@@ -80,6 +80,11 @@ impl SizeClasses {
     pub(crate) fn new(policy: BucketPolicy, granule: Option<u64>, device_granule: u64) -> Self {
         let device_granule = device_granule.max(1);
         let granule = granule.unwrap_or_else(|| policy.default_granule()).max(1);
+        // A list may be made without `tiered`, and the search needs it in order.
+        let policy = match policy {
+            BucketPolicy::Tiered(classes) => BucketPolicy::tiered(&classes),
+            other => other,
+        };
         Self { policy, granule, device_granule }
     }
 

@@ -186,6 +186,19 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.lend(self.allocator().clock().default_stream(), bytes, A::Kind::default(), true)
     }
 
+    /// The same for work on `stream`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::allocate_on`].
+    pub fn allocate_zeroed_on(
+        &self,
+        stream: &StreamOf<A>,
+        bytes: u64,
+    ) -> Result<PooledBuffer<A>, AllocError> {
+        self.lend(stream, bytes, A::Kind::default(), true)
+    }
+
     /// A buffer that starts at a multiple of `alignment` bytes.
     ///
     /// # Errors
@@ -229,10 +242,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
         // Where clearing runs ahead, the block must be ready ahead too.
         let clears = zeroed || self.zero != ZeroPolicy::Never;
         let ahead = clears && matches!(A::MEMORY.clearing, Clearing::Ahead);
-        let want = self.want(if ahead { clock.default_stream() } else { stream }, bytes, kind)?;
-        if ahead && !clock.owns(stream) {
-            return Err(self.stranger(bytes));
-        }
+        let want = self.want(if ahead { clock.default_stream() } else { stream }, bytes, kind);
+        let want = want.and_then(|want| self.known(stream).map(|()| want));
+        let want = want.map_err(|error| self.store().refuse(error, bytes, bytes, 0))?;
         let grant = self.store().allocate(&want)?;
         let unknown = if grant.fresh { !A::MEMORY.fresh_is_zeroed } else { true };
         let clear = match self.zero {
@@ -250,10 +262,12 @@ impl<A: DeviceAllocator> BucketPool<A> {
         Ok(buffer)
     }
 
-    #[cold]
-    fn stranger(&self, requested: u64) -> AllocError {
-        let call = "allocate on a stream of another device";
-        self.store().refuse(DeviceError::new(Why::Foreign, call, 0), requested, requested, 0)
+    #[inline]
+    fn known(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
+        if self.allocator().clock().owns(stream) {
+            return Ok(());
+        }
+        Err(DeviceError::new(Why::Foreign, "allocate on a stream of another device", 0))
     }
 
     #[inline]
@@ -262,15 +276,10 @@ impl<A: DeviceAllocator> BucketPool<A> {
         on: &'r StreamOf<A>,
         requested: u64,
         kind: A::Kind,
-    ) -> Result<Want<'r, A>, AllocError> {
+    ) -> Result<Want<'r, A>, DeviceError> {
         let (store, clock) = (self.store(), self.allocator().clock());
-        if !clock.owns(on) {
-            return Err(self.stranger(requested));
-        }
-        let Some(class) = store.classes.of(requested) else {
-            let error = DeviceError::new(Why::TooLarge, "round up to a size class", 0);
-            return Err(store.refuse(error, requested, requested, 0));
-        };
+        let too_large = DeviceError::new(Why::TooLarge, "round up to a size class", 0);
+        let class = store.classes.of(requested).ok_or(too_large)?;
         Ok(Want { on, key: Key { kind, lane: clock.lane(clock.mark(on)) }, class, requested })
     }
 
@@ -279,7 +288,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// # Errors
     ///
-    /// [`Why::Limit`] if they do not fit under the cached or the reserved limit,
+    /// [`Why::Limit`] if they do not fit under the cached, the bucket or the reserved limit (a
+    /// cached limit that is a share of the peak is 0 before the first allocation),
     /// [`Why::Unsupported`] for a size that goes past the pool, or what the device said. Blocks
     /// taken before that stay.
     ///
@@ -295,9 +305,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
     pub fn warm_up(&self, classes: &[(u64, usize)]) -> Result<(), AllocError> {
         let on = self.allocator().clock().default_stream();
         for (bytes, count) in classes {
-            let want = self.want(on, *bytes, A::Kind::default())?;
-            let refused = |error| self.store().error(error, *bytes, want.class.bytes, 0);
-            self.store().warm_up(&want, *count).map_err(refused)?;
+            let want = self.want(on, *bytes, A::Kind::default());
+            let warm = want.and_then(|want| self.store().warm_up(&want, *count));
+            warm.map_err(|error| self.store().error(error, *bytes, *bytes, 0))?;
         }
         Ok(())
     }
@@ -424,7 +434,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let peak = shards.iter().map(|s| s.allocated.peak_so_far(&store.allocated)).max();
         store.forget_peak(peak.unwrap_or(0));
         for shard in &mut shards {
-            shard.counts = PoolStats::default();
+            // What is lost stays lost, and reserved.
+            shard.counts = PoolStats { lost_bytes: shard.counts.lost_bytes, ..Default::default() };
         }
         store.requested.reset_peak(shards.iter_mut().map(|shard| &mut shard.requested));
         store.allocated.reset_peak(shards.iter_mut().map(|shard| &mut shard.allocated));

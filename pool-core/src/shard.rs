@@ -5,10 +5,11 @@
 
 use crate::device::{DeviceAllocator, StreamOf};
 use crate::gauge::Tally;
-use crate::idle::{Idle, Taken};
+use crate::idle::{Idle, Loan, Taken};
 use crate::marks::Marks;
 use crate::policy::Class;
 use crate::stats::PoolStats;
+use std::ops::RangeInclusive;
 
 /// What must match besides the size: the kind of memory; and the stream that used it last, whose
 /// own blocks are tried first.
@@ -45,9 +46,22 @@ pub(crate) struct Want<'r, A: DeviceAllocator> {
     pub(crate) requested: u64,
 }
 
+impl<A: DeviceAllocator> Want<'_, A> {
+    /// The sizes of blocks that may serve.
+    fn sizes(&self) -> RangeInclusive<u64> {
+        self.class.bytes..=self.class.up_to
+    }
+
+    fn is_of_another_lane(&self, key: &Key<A::Kind>) -> bool {
+        key.kind == self.key.kind && key.lane != self.key.lane
+    }
+}
+
 pub(crate) struct Shard<A: DeviceAllocator> {
     pub(crate) idle: Idle<Key<A::Kind>, Spare<A>>,
     pub(crate) owed: Vec<Owed<A>>,
+    /// Whether anything is counted.
+    pub(crate) statistics: bool,
     /// What this shard has counted; the rest of it stays 0.
     pub(crate) counts: PoolStats,
     pub(crate) requested: Tally,
@@ -63,8 +77,9 @@ pub(crate) struct Shard<A: DeviceAllocator> {
 }
 
 impl<A: DeviceAllocator> Shard<A> {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(statistics: bool) -> Self {
         Self {
+            statistics,
             idle: Idle::new(),
             owed: Vec::new(),
             counts: PoolStats::default(),
@@ -84,24 +99,28 @@ impl<A: DeviceAllocator> Shard<A> {
         want: &Want<'_, A>,
         clock: &A::Clock,
     ) -> Option<Taken<Spare<A>>> {
-        let sizes = want.class.bytes..=want.class.up_to;
+        let sizes = want.sizes();
         let ready = |spare: &Spare<A>| spare.marks.is_ready(clock, want.on, A::MEMORY.cpu_touches);
         self.idle
             .take(|key| *key == want.key, &sizes, ready)
-            .or_else(|| self.idle.take(|key| key.kind == want.key.kind, &sizes, ready))
+            .or_else(|| self.idle.take(|key| want.is_of_another_lane(key), &sizes, ready))
     }
 
-    /// An idle block that may serve once the device was asked.
-    pub(crate) fn take_any(&mut self, want: &Want<'_, A>) -> Option<Taken<Spare<A>>> {
-        let sizes = want.class.bytes..=want.class.up_to;
-        self.idle.take(|key| key.kind == want.key.kind, &sizes, |_| true)
+    /// Lends an idle block that may serve once the device was asked: the oldest of the next lane,
+    /// since that is the one most likely to be done.
+    pub(crate) fn lend_pending(
+        &mut self,
+        want: &Want<'_, A>,
+        shelf: &mut usize,
+    ) -> Option<Loan<Spare<A>>> {
+        self.idle.lend(shelf, |key| key.kind == want.key.kind, &want.sizes())
     }
 
     /// Puts what was evicted among the debts.
     pub(crate) fn owe(&mut self, evicted: Taken<Spare<A>>) {
         let Spare { block, marks, .. } = evicted.item;
         self.owed.push(Owed { block, marks, bytes: evicted.bytes });
-        self.counts.evictions += 1;
+        self.counts.evictions += u64::from(self.statistics);
     }
 
     pub(crate) fn owed_bytes(&self) -> u64 {

@@ -9,7 +9,7 @@ use crate::device::DeviceAllocator;
 use crate::shard::{Owed, Shard};
 use parking_lot::{Mutex, MutexGuard};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// Shards at most: they are numbered in the bits of a word.
 const SHARDS_MOST: usize = 64;
@@ -28,22 +28,12 @@ pub(crate) struct Shards<A: DeviceAllocator> {
 #[repr(align(128))]
 struct Line<T>(T);
 
-/// Whether whoever gave up a hold was the last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub(crate) enum Released {
-    /// Others may hold the store; the caller must not touch it any more.
-    Others,
-    /// Nobody holds it; whoever is told so frees it.
-    Last,
-}
-
 impl<A: DeviceAllocator> Shards<A> {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(statistics: bool) -> Self {
         let threads = std::thread::available_parallelism().map_or(4, usize::from);
         let shards = (2 * threads).next_power_of_two().min(SHARDS_MOST);
         Self {
-            all: (0..shards).map(|_| Line(Mutex::new(Shard::new()))).collect(),
+            all: (0..shards).map(|_| Line(Mutex::new(Shard::new(statistics)))).collect(),
             in_use: AtomicU64::new(0),
             holds: AtomicI64::new(OPEN),
         }
@@ -76,26 +66,21 @@ impl<A: DeviceAllocator> Shards<A> {
         self.in_use().map(|at| self.at(at))
     }
 
+    /// The shards in use but this thread's.
+    pub(crate) fn others(&self) -> impl Iterator<Item = MutexGuard<'_, Shard<A>>> {
+        let own = thread_number() & (self.all.len() - 1);
+        self.in_use().filter(move |at| *at != own).map(|at| self.at(at))
+    }
+
     /// The shards in use in which nobody works. For a caller that holds one: waiting for another
     /// could wait for ever.
     pub(crate) fn try_iter(&self) -> impl Iterator<Item = MutexGuard<'_, Shard<A>>> {
         self.in_use().filter_map(|at| self.all[at].0.try_lock())
     }
 
-    /// Gives up one hold.
-    pub(crate) fn release(&self) -> Released {
-        self.release_under(self.own())
-    }
-
-    /// Gives up one hold. In an open store the last touch is the unlocking of the shard.
-    #[inline]
-    pub(crate) fn release_under(&self, mut shard: MutexGuard<'_, Shard<A>>) -> Released {
-        if !shard.closed {
-            shard.holds -= 1;
-            return Released::Others;
-        }
-        drop(shard);
-        self.release_closed(1)
+    /// The count of a closed store.
+    pub(crate) fn holds(&self) -> &AtomicI64 {
+        &self.holds
     }
 
     /// Nothing is kept from here on. Returns all that is to be given back, and how many buffers
@@ -106,22 +91,18 @@ impl<A: DeviceAllocator> Shards<A> {
             let mut shard = shard.0.lock();
             shard.closed = true;
             holds += std::mem::take(&mut shard.holds);
-            while let Some(taken) = shard.idle.take_oldest() {
+            for taken in shard.idle.take_all(|_| true) {
                 shard.owe(taken);
             }
             owed.append(&mut shard.owed);
         }
         (owed, holds)
     }
+}
 
-    /// Gives up the owner's hold, after [`Shards::close`] has said how many buffers are out.
-    pub(crate) fn release_owner(&self, buffers: i64) -> Released {
-        self.release_closed(OPEN - buffers)
-    }
-
-    fn release_closed(&self, holds: i64) -> Released {
-        if self.holds.fetch_sub(holds, AcqRel) == holds { Released::Last } else { Released::Others }
-    }
+/// What an owner gives up when so many buffers are out.
+pub(crate) fn owners_hold(buffers: i64) -> i64 {
+    OPEN - buffers
 }
 
 /// A number for this thread: 0 for the first that asks, and so on. No destructor, so it can be

@@ -106,6 +106,13 @@ impl SimDevice {
         self.driver.0.lock().run_stream(*stream.raw());
     }
 
+    /// Runs the next `operations` that are queued on one stream, and what they wait for.
+    pub fn advance(&self, stream: &SimStream, operations: u64) {
+        for _ in 0..operations {
+            self.driver.0.lock().step(*stream.raw());
+        }
+    }
+
     /// Lets a kind of call fail: from the one after `skip` more of its kind on, `times` times.
     pub fn fail(&self, call: SimCall, skip: u64, times: u64) {
         self.driver.0.lock().fail(call, skip, times);

@@ -36,7 +36,7 @@ pub struct PoolStats {
     pub bypasses: u64,
     /// Requests that were refused.
     pub failures: u64,
-    /// Buffers that were dropped, or given back after `detach`.
+    /// Buffers that were dropped, or that left for good after `detach`.
     pub deallocations: u64,
     /// Of those, blocks that the pool kept at first.
     pub returns: u64,

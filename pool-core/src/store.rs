@@ -20,10 +20,10 @@ use crate::limit::{CachedLimit, Leases, Ledger};
 use crate::marks::Marks;
 use crate::policy::SizeClasses;
 use crate::shard::{Key, Owed, Shard, Spare, Want};
-use crate::shards::{Released, Shards};
-use parking_lot::Mutex;
+use crate::shards::Shards;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// What a pool was built with, and that does not change.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +50,8 @@ pub(crate) struct Store<A: DeviceAllocator> {
     leases: Leases,
     /// Moves with each miss; what came back in one epoch counts as equally old across shards.
     epoch: AtomicU64,
+    /// Blocks that a thread holds between a shard and the device. Moves on cold paths only.
+    in_transit: AtomicUsize,
     pub(crate) shards: Shards<A>,
 }
 
@@ -85,62 +87,59 @@ impl<A: DeviceAllocator> Store<A> {
             taken: Mutex::default(),
             leases: Leases::default(),
             epoch: AtomicU64::new(0),
-            shards: Shards::new(),
+            in_transit: AtomicUsize::new(0),
+            shards: Shards::new(bounds.statistics),
         }
     }
 
-    /// A hit: an idle block of this thread's shard that needs no device call. What the shard owes
-    /// comes along, to be paid without the lock.
+    /// A hit: an idle block of this thread's shard that needs no device call.
     #[inline]
     pub(crate) fn take(&self, want: &Want<'_, A>) -> Option<Grant<A>> {
         let mut shard = self.shards.own();
         let taken = shard.take_ready(want, self.allocator.clock())?;
-        let grant = self.lend(&mut shard, want, taken);
-        let owed = std::mem::take(&mut shard.owed);
-        drop(shard);
-        self.pay(owed);
-        Some(grant)
+        Some(self.lend(&mut shard, want, taken))
     }
 
-    /// A hit on another thread's shard, or on another stream's block; still no device call.
+    /// A hit on another thread's shard; still no device call.
     #[cold]
     pub(crate) fn take_elsewhere(&self, want: &Want<'_, A>) -> Option<Grant<A>> {
         let clock = self.allocator.clock();
-        let taken = self.shards.iter().find_map(|mut shard| shard.take_ready(want, clock))?;
+        let taken = self.shards.others().find_map(|mut shard| shard.take_ready(want, clock))?;
         Some(self.lend(&mut self.shards.own(), want, taken))
     }
 
     /// A hit on a block behind an event, or of which only the device knows whether it is done.
-    /// Instead of a call for fresh memory, and without blocking the host.
+    /// Instead of a call for fresh memory, and without blocking the host. One block of each lane
+    /// is tried; it stays in its place while the device is asked.
     #[cold]
     pub(crate) fn take_behind_event(
         &self,
         want: &Want<'_, A>,
     ) -> Result<Option<Grant<A>>, DeviceError> {
         let clock = self.allocator.clock();
-        let mut passed_over = Vec::new();
-        let mut found = Ok(None);
         for at in self.shards.in_use() {
-            while let Some(taken) = { self.shards.at(at).take_any(want) } {
-                let ready = taken.item.marks.make_ready(clock, want.on, A::MEMORY.cpu_touches);
-                if ready == Ok(Order::Ordered) {
-                    found = Ok(Some(taken));
-                    break;
-                }
-                passed_over.push((at, taken));
-                if let Err(error) = ready {
-                    found = Err(error);
-                    break;
+            let mut shelf = 0;
+            while let Some(loan) = { self.shards.at(at).lend_pending(want, &mut shelf) } {
+                self.in_transit.fetch_add(1, Relaxed);
+                let marks = &loan.item.marks;
+                let order = marks.make_ready(clock, want.on, A::MEMORY.cpu_touches);
+                let mut shard = self.shards.at(at);
+                self.in_transit.fetch_sub(1, Relaxed);
+                if order != Ok(Order::Ordered) {
+                    shard.idle.put_back(loan);
+                    order?;
+                } else if let Some(taken) = shard.idle.take_lent(loan) {
+                    drop(shard);
+                    return Ok(Some(self.lend(&mut self.shards.own(), want, taken)));
                 }
             }
-            if !matches!(found, Ok(None)) {
-                break;
-            }
         }
-        for (at, taken) in passed_over {
-            self.put_back(&mut self.shards.at(at), want.key.kind, taken);
-        }
-        Ok(found?.map(|taken| self.lend(&mut self.shards.own(), want, taken)))
+        Ok(None)
+    }
+
+    /// Whether another thread holds blocks that may come free in a moment.
+    pub(crate) fn is_in_transit(&self) -> bool {
+        self.in_transit.load(Relaxed) > 0
     }
 
     /// Takes a block from the device: reserved first, given back if the device refuses.
@@ -153,7 +152,7 @@ impl<A: DeviceAllocator> Store<A> {
         if self.bounds.statistics {
             let counts = &mut shard.counts;
             *(if want.class.pooled { &mut counts.misses } else { &mut counts.bypasses }) += 1;
-            counts.from_device_bytes += want.requested;
+            counts.from_device_bytes = counts.from_device_bytes.saturating_add(want.requested);
         }
         Ok(Grant { block, bytes, fresh: true, dirty: false })
     }
@@ -170,9 +169,10 @@ impl<A: DeviceAllocator> Store<A> {
         Ok(block)
     }
 
-    /// Keeps a block that comes back, or owes it to the device. Gives up the caller's hold.
+    /// Keeps a block that comes back, or owes it to the device. Returns the shard, locked, for the
+    /// caller to give up its hold in.
     #[inline]
-    pub(crate) fn give_back(&self, returned: Return<A>, clean: bool) -> Released {
+    pub(crate) fn give_back(&self, returned: Return<A>, clean: bool) -> MutexGuard<'_, Shard<A>> {
         let Return { block, marks, kind, bytes, requested, pooled } = returned;
         let mut shard = self.shards.own();
         self.count_in(&mut shard, requested, bytes);
@@ -183,18 +183,17 @@ impl<A: DeviceAllocator> Store<A> {
             shard.owed.push(Owed { block, marks, bytes });
         }
         if shard.owed.is_empty() || !(A::MEMORY.free_in_drop || shard.closed) {
-            return self.shards.release_under(shard);
+            return shard;
         }
         let owed = std::mem::take(&mut shard.owed);
         drop(shard);
         self.pay(owed);
-        self.shards.release()
+        self.shards.own()
     }
 
     /// Adds an idle block as the newest and makes room for it, oldest first.
     pub(crate) fn keep(&self, shard: &mut Shard<A>, kind: A::Kind, spare: Taken<Spare<A>>) {
-        let peak = shard.allocated.peak_so_far(&self.allocated);
-        let limit = self.bounds.cached.bytes(peak.max(self.forgotten_peak.load(Relaxed)));
+        let limit = self.cached_limit(shard);
         if spare.bytes > limit / 2 {
             return shard.owe(spare);
         }
@@ -217,10 +216,10 @@ impl<A: DeviceAllocator> Store<A> {
         }
     }
 
-    /// A block that was only looked at. No bound can be passed that was kept before.
-    fn put_back(&self, shard: &mut Shard<A>, kind: A::Kind, spare: Taken<Spare<A>>) {
-        let lane = self.allocator.clock().lane(spare.item.marks.home());
-        shard.idle.push(Key { kind, lane }, spare.bytes, self.epoch.load(Relaxed), spare.item);
+    /// The bound on idle bytes, as far as this shard can tell.
+    pub(crate) fn cached_limit(&self, shard: &Shard<A>) -> u64 {
+        let peak = shard.allocated.peak_so_far(&self.allocated);
+        self.bounds.cached.bytes(peak.max(self.forgotten_peak.load(Relaxed)))
     }
 
     fn reclaim_unused_leases(&self) -> bool {
@@ -229,14 +228,16 @@ impl<A: DeviceAllocator> Store<A> {
         unused > 0
     }
 
-    /// Evicts the oldest idle block of all shards that can be entered; this one's in doubt.
+    /// Evicts the oldest idle block of all shards that can be entered. In doubt it is this shard's,
+    /// unless that would be the newcomer itself.
     fn evict_oldest(&self, shard: &mut Shard<A>) {
         let own = shard.idle.oldest_stamp().unwrap_or(u64::MAX);
-        let other =
-            self.shards.try_iter().min_by_key(|s| s.idle.oldest_stamp().unwrap_or(u64::MAX));
-        let older = other.filter(|s| s.idle.oldest_stamp().is_some_and(|stamp| stamp < own));
+        let others = self.shards.try_iter().filter_map(|s| Some((s.idle.oldest_stamp()?, s)));
+        let older = others
+            .min_by_key(|(stamp, _)| *stamp)
+            .filter(|(stamp, _)| *stamp < own || (*stamp == own && shard.idle.len() == 1));
         let evicted = match older {
-            Some(mut other) => {
+            Some((_, mut other)) => {
                 let evicted = other.idle.take_oldest();
                 self.leases.give_back(other.unused_lease());
                 evicted
@@ -251,22 +252,27 @@ impl<A: DeviceAllocator> Store<A> {
     /// Gives blocks back to the device. Returns the bytes that went, and the first refusal.
     pub(crate) fn pay(&self, owed: Vec<Owed<A>>) -> (u64, Option<DeviceError>) {
         let (mut given_back, mut refusal) = (0, None);
+        let count = owed.len();
+        self.in_transit.fetch_add(count, Relaxed);
         for Owed { block, marks, bytes } in owed {
             self.untaken(bytes);
-            match self.allocator.free(block, &marks.all()) {
-                Ok(()) => given_back += bytes,
-                Err(error) => {
-                    refusal.get_or_insert(error);
-                    self.shards.own().counts.lost_bytes += bytes;
-                    // The device still has it, so it stays reserved; a lost device has nothing.
-                    if error.why != Why::Lost {
-                        continue;
-                    }
+            let freed = self.allocator.free(block, &marks.all());
+            refusal = refusal.or(freed.err());
+            match freed {
+                // The device still has it, so it stays reserved; a lost device has nothing.
+                Err(error) if error.why != Why::Lost => self.lose(bytes),
+                freed => {
+                    given_back += if freed.is_ok() { bytes } else { 0 };
+                    self.ledger.give_back(bytes);
                 }
             }
-            self.ledger.give_back(bytes);
         }
+        self.in_transit.fetch_sub(count, Relaxed);
         (given_back, refusal)
+    }
+
+    fn lose(&self, bytes: u64) {
+        self.shards.own().counts.lost_bytes += bytes;
     }
 
     /// Blocks that the device has handed out, by size.
@@ -286,7 +292,7 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// A block leaves the pool's accounts for good, not by way of the device.
-    pub(crate) fn let_go(&self, requested: u64, bytes: u64) -> Released {
+    pub(crate) fn let_go(&self, requested: u64, bytes: u64) -> MutexGuard<'_, Shard<A>> {
         self.untaken(bytes);
         self.ledger.give_back(bytes);
         self.forget(requested, bytes)
@@ -306,11 +312,12 @@ impl<A: DeviceAllocator> Store<A> {
         shard.counts.deallocations += u64::from(self.bounds.statistics);
     }
 
-    /// Counts a block that comes back to somebody else than the pool. Gives up the caller's hold.
-    pub(crate) fn forget(&self, requested: u64, bytes: u64) -> Released {
+    /// Counts a block that comes back to somebody else than the pool. Returns the shard, locked,
+    /// for the caller to give up its hold in.
+    pub(crate) fn forget(&self, requested: u64, bytes: u64) -> MutexGuard<'_, Shard<A>> {
         let mut shard = self.shards.own();
         self.count_in(&mut shard, requested, bytes);
-        self.shards.release_under(shard)
+        shard
     }
 
     #[inline]
@@ -319,7 +326,8 @@ impl<A: DeviceAllocator> Store<A> {
         if self.bounds.statistics {
             shard.counts.hits += 1;
             shard.counts.reuses += u64::from(taken.item.used);
-            shard.counts.from_pool_bytes += want.requested;
+            let bytes = &mut shard.counts.from_pool_bytes;
+            *bytes = bytes.saturating_add(want.requested);
         }
         let Spare { block, dirty, .. } = taken.item;
         Grant { block, bytes: taken.bytes, fresh: false, dirty }
@@ -338,10 +346,11 @@ impl<A: DeviceAllocator> Store<A> {
 
 impl<A: DeviceAllocator> Store<A> {
     /// The owner goes: nothing is kept from here on, and what is idle goes back to the device.
-    pub(crate) fn close(&self) -> Released {
-        let (owed, holds) = self.shards.close();
+    /// Returns how many buffers are out.
+    pub(crate) fn close(&self) -> i64 {
+        let (owed, buffers) = self.shards.close();
         self.pay(owed);
-        self.shards.release_owner(holds)
+        buffers
     }
 }
 

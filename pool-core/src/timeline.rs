@@ -8,12 +8,15 @@
 //! Absent: destroying streams. A stream that was registered once stays known.
 
 use crate::clock::{Order, StreamClock};
-use crate::error::DeviceError;
+use crate::error::{DeviceError, Why};
 use parking_lot::{Mutex, RwLock};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::SeqCst};
+
+/// Events of a stream that are remembered at most. Forgetting one costs a later event.
+const EVENTS_KEPT: usize = 16;
 
 /// The four device calls that stream order needs.
 pub trait EventDriver: Send + Sync + 'static {
@@ -50,6 +53,8 @@ pub trait EventDriver: Send + Sync + 'static {
 /// A point in a stream: what was given to it while its epoch was at most this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
+    /// The timeline that it belongs to: a stranger's mark is refused.
+    timeline: u32,
     stream: u32,
     epoch: u64,
 }
@@ -59,7 +64,7 @@ pub struct Stream<D: EventDriver>(Arc<Slot<D>>);
 
 struct Slot<D: EventDriver> {
     /// The timeline that knows this stream; numbers are never used twice.
-    timeline: u64,
+    timeline: u32,
     id: u32,
     raw: D::Raw,
     epoch: AtomicU64,
@@ -72,7 +77,8 @@ struct Slot<D: EventDriver> {
 type VectorClock = HashMap<u32, u64>;
 
 struct Known<E> {
-    last: Option<Arc<Recorded<E>>>,
+    /// The latest events, oldest first. Those that are seen done are dropped.
+    events: VecDeque<Arc<Recorded<E>>>,
     /// What the stream is ordered after.
     clock: VectorClock,
 }
@@ -86,7 +92,7 @@ struct Recorded<E> {
 
 /// The clock of one device with streams and events.
 pub struct Timeline<D: EventDriver> {
-    id: u64,
+    id: u32,
     driver: D,
     default: Stream<D>,
     slots: RwLock<Vec<Arc<Slot<D>>>>,
@@ -95,7 +101,7 @@ pub struct Timeline<D: EventDriver> {
 impl<D: EventDriver> Timeline<D> {
     /// A clock whose default stream is `default`.
     pub fn new(driver: D, default: D::Raw) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
+        static NEXT: AtomicU32 = AtomicU32::new(0);
         let id = NEXT.fetch_add(1, SeqCst);
         let slot = Arc::new(Slot::new(id, 0, default));
         Self { id, driver, default: Stream(slot.clone()), slots: RwLock::new(vec![slot]) }
@@ -118,17 +124,22 @@ impl<D: EventDriver> Timeline<D> {
         Stream(slot)
     }
 
-    fn slot(&self, mark: Mark) -> Arc<Slot<D>> {
-        self.slots.read()[mark.stream as usize].clone()
+    fn slot(&self, mark: Mark) -> Result<Arc<Slot<D>>, DeviceError> {
+        let foreign = DeviceError::new(Why::Foreign, "a mark of another device", 0);
+        let slots = self.slots.read();
+        let slot = slots.get(mark.stream as usize).filter(|_| mark.timeline == self.id);
+        slot.cloned().ok_or(foreign)
     }
 
-    /// An event that covers `mark`: the stream's last one if it does, else a new one.
+    /// The first event that covers `mark`, or a new one: the earlier the event, the less of the
+    /// stream's later work is waited for with it.
     fn event_after(&self, mark: Mark) -> Result<Arc<Recorded<D::Event>>, DeviceError> {
-        let slot = self.slot(mark);
+        let slot = self.slot(mark)?;
         let clock = {
             let known = slot.known.lock();
-            if let Some(last) = known.last.as_ref().filter(|last| last.epoch > mark.epoch) {
-                return Ok(last.clone());
+            let covers = |recorded: &&Arc<Recorded<D::Event>>| recorded.epoch > mark.epoch;
+            if let Some(first) = known.events.iter().find(covers) {
+                return Ok(first.clone());
             }
             known.clock.clone()
         };
@@ -137,15 +148,25 @@ impl<D: EventDriver> Timeline<D> {
         // would count as covered.
         let epoch = slot.epoch.fetch_add(1, SeqCst) + 1;
         let new = Arc::new(Recorded { epoch, event: self.driver.record(&slot.raw)?, clock });
-        let mut known = slot.known.lock();
-        if known.last.as_ref().is_none_or(|last| last.epoch < epoch) {
-            known.last = Some(new.clone());
+        let events = &mut slot.known.lock().events;
+        let at = events.partition_point(|recorded| recorded.epoch < epoch);
+        events.insert(at, new.clone());
+        if events.len() > EVENTS_KEPT {
+            events.pop_front();
         }
         Ok(new)
     }
 
+    /// A query has seen this event pass.
+    fn seen_done(&self, mark: Mark, recorded: &Recorded<D::Event>) -> Result<(), DeviceError> {
+        let slot = self.slot(mark)?;
+        slot.done_before.fetch_max(recorded.epoch, SeqCst);
+        slot.known.lock().events.retain(|event| event.epoch > recorded.epoch);
+        Ok(())
+    }
+
     fn order_after(&self, on: &Slot<D>, mark: Mark) -> Result<(), DeviceError> {
-        if on.is_after(mark) {
+        if on.is_after(mark) || self.is_seen_done(mark) {
             return Ok(());
         }
         let recorded = self.event_after(mark)?;
@@ -178,11 +199,11 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
 
     #[inline]
     fn mark(&self, on: &Stream<D>) -> Mark {
-        Mark { stream: on.0.id, epoch: on.0.epoch.load(SeqCst) }
+        Mark { timeline: self.id, stream: on.0.id, epoch: on.0.epoch.load(SeqCst) }
     }
 
     fn latest(&self, mark: Mark) -> Mark {
-        Mark { epoch: self.slot(mark).epoch.load(SeqCst), ..mark }
+        self.slot(mark).map_or(mark, |slot| Mark { epoch: slot.epoch.load(SeqCst), ..mark })
     }
 
     #[inline]
@@ -206,6 +227,9 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
     }
 
     fn order(&self, on: &Stream<D>, after: &[Mark]) -> Result<Order, DeviceError> {
+        if !self.owns(on) {
+            return Err(DeviceError::new(Why::Foreign, "order a stream of another device", 0));
+        }
         for mark in after {
             self.order_after(&on.0, *mark)?;
         }
@@ -213,35 +237,42 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
     }
 
     fn is_seen_done(&self, after: Mark) -> bool {
-        self.slot(after).done_before.load(Acquire) > after.epoch
+        let slots = self.slots.read();
+        let slot = slots.get(after.stream as usize).filter(|_| after.timeline == self.id);
+        slot.is_some_and(|slot| slot.done_before.load(Acquire) > after.epoch)
     }
 
     fn is_done(&self, after: Mark) -> Result<bool, DeviceError> {
+        if self.is_seen_done(after) {
+            return Ok(true);
+        }
         let recorded = self.event_after(after)?;
         let done = self.driver.query(&recorded.event)?;
         if done {
-            self.slot(after).done_before.fetch_max(recorded.epoch, SeqCst);
+            self.seen_done(after, &recorded)?;
         }
         Ok(done)
     }
 
     fn synchronize(&self, after: Mark) -> Result<(), DeviceError> {
+        if self.is_seen_done(after) {
+            return Ok(());
+        }
         let recorded = self.event_after(after)?;
         self.driver.synchronize(&recorded.event)?;
-        self.slot(after).done_before.fetch_max(recorded.epoch, SeqCst);
-        Ok(())
+        self.seen_done(after, &recorded)
     }
 }
 
 impl<D: EventDriver> Slot<D> {
-    fn new(timeline: u64, id: u32, raw: D::Raw) -> Self {
-        let known = Mutex::new(Known { last: None, clock: HashMap::new() });
+    fn new(timeline: u32, id: u32, raw: D::Raw) -> Self {
+        let known = Mutex::new(Known { events: VecDeque::new(), clock: HashMap::new() });
         Self { timeline, id, raw, epoch: AtomicU64::new(0), done_before: AtomicU64::new(0), known }
     }
 
     #[inline]
     fn is_after(&self, mark: Mark) -> bool {
-        mark.stream == self.id
+        (mark.stream == self.id && mark.timeline == self.timeline)
             || self.known.lock().clock.get(&mark.stream).is_some_and(|epoch| *epoch > mark.epoch)
     }
 }

@@ -1,7 +1,9 @@
 //! Memory that both the CPU and streams touch: the host cannot wait on a device.
 
 use pool_core::sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
-use pool_core::{BucketPool, DeviceAllocator, DeviceError, Mark, Memory, Request, Timeline};
+use pool_core::{
+    BucketPool, DeviceAllocator, DeviceError, Mark, Memory, Request, StreamClock, Timeline,
+};
 
 /// Simulated memory that the CPU can write, as page-locked memory is.
 struct Mapped(SimDevice);
@@ -66,4 +68,33 @@ fn a_pending_block_is_passed_over_for_one_that_is_done() {
     let _hit = pool.allocate_on(&s, 512).unwrap();
     assert_eq!((pool.stats().hits, pool.stats().misses), (1, 3));
     drop(miss);
+}
+
+#[test]
+fn memory_behind_a_stream_that_is_never_idle_is_reused_all_the_same() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(Mapped(device.clone()));
+    let s = device.stream();
+    for _ in 0..100 {
+        let buffer = pool.allocate_on(&s, 4096).unwrap();
+        device.kernel(&s, &buffer.on(&s).unwrap());
+        drop(buffer);
+        device.advance(&s, 2); // the device is behind, always, and never done with everything
+    }
+    let stats = pool.stats();
+    assert!(stats.hits > 80, "{stats}");
+}
+
+#[test]
+fn memory_that_no_stream_has_used_is_never_pending() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(Mapped(device.clone()));
+    let other = pool.allocate(4096).unwrap();
+    let on = device.clock().default_stream();
+    device.kernel(on, &other.on(on).unwrap());
+    pool.warm_up(&[(512, 4)]).unwrap();
+    for _ in 0..4 {
+        drop(pool.allocate(512).unwrap());
+    }
+    assert_eq!((pool.stats().hits, device.calls().queries), (4, 0));
 }

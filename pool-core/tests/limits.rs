@@ -186,18 +186,40 @@ fn the_oldest_goes_first_and_the_newcomer_is_kept() {
 }
 
 #[test]
-fn a_drop_never_calls_the_device_and_the_next_call_pays() {
+fn a_drop_and_a_hit_never_call_the_device_and_the_next_miss_pays() {
     let device = SimDevice::new();
     let pool = BucketPool::builder(device.clone())
         .policy(BucketPolicy::tiered(&[KIB]))
-        .cached_limit(0)
+        .cached_limit(2 * KIB)
         .build();
     let (kept, past) = (pool.allocate(10).unwrap(), pool.allocate(2 * KIB).unwrap());
     drop((kept, past));
     assert_eq!((device.calls().frees, pool.stats().cached_bytes), (0, 3 * KIB));
-    drop(pool.allocate(10).unwrap());
-    assert_eq!(device.calls().frees, 2);
-    assert_eq!((pool.stats().misses, pool.stats().bypasses), (2, 1));
+    let hit = pool.allocate(10).unwrap();
+    assert_eq!((device.calls().frees, pool.stats().hits), (0, 1));
+    let _miss = pool.allocate(10).unwrap();
+    assert_eq!((device.calls().frees, pool.stats().misses), (1, 2));
+    drop(hit);
+    assert_eq!(pool.trim(0).unwrap(), 0);
+}
+
+#[test]
+fn warming_up_refuses_what_the_bounds_would_not_keep() {
+    let warm = |limit: CachedLimit, blocks: usize| {
+        let device = SimDevice::new();
+        let pool = BucketPool::builder(device.clone())
+            .policy(BucketPolicy::Exact)
+            .cached_limit(limit)
+            .bucket_limit(blocks)
+            .build();
+        let refused = pool.warm_up(&[(100, 5)]).map_err(|error| error.why());
+        assert_eq!(device.held_bytes(), pool.stats().cached_bytes);
+        (refused, pool.cached_buffers().into_values().sum::<usize>())
+    };
+    assert_eq!(warm(CachedLimit::Bytes(1000), usize::MAX), (Ok(()), 5));
+    assert_eq!(warm(CachedLimit::Bytes(300), usize::MAX), (Err(Why::Limit), 3));
+    assert_eq!(warm(CachedLimit::OfPeak(0.25), usize::MAX), (Err(Why::Limit), 0));
+    assert_eq!(warm(CachedLimit::Unlimited, 3), (Err(Why::Limit), 3));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::mem::ManuallyDrop;
 
 use pool_core::sim::{SimCall, SimDevice, SimStream};
-use pool_core::{BucketPool, DeviceAllocator, PooledBuffer, Request, StreamClock, Why};
+use pool_core::{BucketPool, DeviceAllocator, PooledBuffer, Request, StreamClock, Why, ZeroPolicy};
 
 fn kernel(device: &SimDevice, buffer: &PooledBuffer<SimDevice>, on: &SimStream) {
     device.kernel(on, &buffer.on(on).unwrap());
@@ -112,18 +112,45 @@ fn strangers_are_refused() {
 }
 
 #[test]
-fn a_wait_that_fails_leaves_the_block_where_it_is() {
+fn a_wait_that_fails_leaves_the_block_where_it_is_and_the_device_serves() {
     for call in [SimCall::Record, SimCall::Wait] {
         let device = SimDevice::new();
-        let pool = BucketPool::new(device.clone());
+        let pool = BucketPool::builder(device.clone()).reserved_limit(1024).build();
         let (s, t) = (device.stream(), device.stream());
         drop(pool.allocate_on(&s, 512).unwrap());
         device.fail(call, 0, 1);
-        assert_eq!(pool.allocate_on(&t, 512).unwrap_err().why(), Why::Other, "{call:?}");
-        assert_eq!(pool.stats().cached_bytes, 512);
-        assert!(pool.allocate_on(&t, 512).is_ok());
-        assert_eq!((device.calls().allocations, pool.stats().hits), (1, 1));
+        let fresh = pool.allocate_on(&t, 512).unwrap();
+        assert_eq!((pool.stats().misses, pool.stats().cached_bytes), (2, 512), "{call:?}");
+        drop(fresh);
+        assert!(pool.allocate_on(&s, 512).is_ok(), "the block is where it was");
+        assert_eq!((device.calls().allocations, pool.stats().hits), (2, 1));
     }
+}
+
+#[test]
+fn a_stranger_among_marks_is_refused() {
+    let (device, other) = (SimDevice::new(), SimDevice::new());
+    let foreign = other.clock().mark(&other.stream());
+    let clock = device.clock();
+    assert_eq!(clock.is_done(foreign).unwrap_err().why, Why::Foreign);
+    assert_eq!(clock.synchronize(foreign).unwrap_err().why, Why::Foreign);
+    let order = clock.order(clock.default_stream(), &[foreign]);
+    assert_eq!(order.unwrap_err().why, Why::Foreign);
+    assert!(!clock.is_seen_done(foreign) && !clock.is_ordered(clock.default_stream(), foreign));
+}
+
+#[test]
+fn clearing_a_buffer_is_a_use_of_it() {
+    let device = SimDevice::new();
+    let pool = BucketPool::builder(device.clone()).zero(ZeroPolicy::OnAllocate).build();
+    let (s, t) = (device.stream(), device.stream());
+    let buffer = pool.allocate_on(&s, 512).unwrap();
+    // Somebody asks about s right after the allocation: an event ends the epoch of its mark.
+    device.clock().order(&t, &[device.clock().mark(&s)]).unwrap();
+    drop(buffer);
+    let again = pool.allocate_on(&t, 512).unwrap();
+    kernel(&device, &again, &t);
+    assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
 }
 
 #[test]

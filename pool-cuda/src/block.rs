@@ -21,8 +21,9 @@ impl CudaBlock {
 
 /// A range of device memory in use on a stream.
 ///
-/// Give it to cudarc's calls on that stream: `stream.memcpy_htod(&host, &mut *used)`. On another
-/// stream it still works, by a wait before and after;
+/// Give it to cudarc's calls on that stream, `stream.memcpy_dtoh(&*used, &mut host)`, and where it
+/// is written `stream.memcpy_htod(&host, &mut &*used)`. On another stream it still works, by a wait
+/// before and after;
 /// [`PooledBuffer::on`](pool_core::PooledBuffer::on) with that stream is cheaper.
 #[derive(Debug)]
 pub struct CudaView<'b> {
@@ -75,7 +76,17 @@ impl DevicePtr<u8> for CudaView<'_> {
     }
 }
 
-impl DevicePtrMut<u8> for CudaView<'_> {
+// What is written is given as `&mut &*used`: a `&mut CudaView` could be swapped with another use's.
+impl DeviceSlice<u8> for &CudaView<'_> {
+    fn len(&self) -> usize {
+        self.bytes
+    }
+    fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+}
+
+impl DevicePtrMut<u8> for &CudaView<'_> {
     fn device_ptr_mut<'a>(&'a mut self, on: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
         (self.at, self.guard(on))
     }

@@ -13,8 +13,8 @@
 //! let pool = BucketPool::builder(device).cached_limit(4 * GIB).build();
 //!
 //! let buffer = pool.allocate_on(&on, 64 * MIB)?;
-//! let mut view = buffer.on(&on)?;
-//! stream.memset_zeros(&mut *view)?; // cudarc's own copies and fills take the view
+//! let view = buffer.on(&on)?;
+//! stream.memset_zeros(&mut &*view)?; // cudarc's own copies and fills take the view
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![deny(unsafe_code)]

@@ -12,7 +12,9 @@ use std::ptr::NonNull;
 /// Host memory from the program's global allocator, at any alignment.
 ///
 /// Fresh blocks read as zeroes: a buffer derefs to bytes, and bytes that nobody wrote may not be
-/// read. From 128 KiB or so that costs nothing, since fresh pages are zero anyway.
+/// read. Large blocks are pages fresh from the system, which are zero already and are not touched
+/// here: the request is made at the allocator's own alignment, with room to align within, since the
+/// standard library clears by hand what is aligned to more.
 ///
 /// ```
 /// use pool_core::BucketPool;
@@ -33,10 +35,18 @@ pub struct HostAllocator {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Alignment(usize);
 
+/// Up to this alignment `alloc_zeroed` is `calloc` (library/std/src/sys/alloc, `MIN_ALIGN` on
+/// 64-bit machines).
+const NATURAL: usize = 16;
+
 /// A block of host memory.
 #[derive(Debug)]
 pub struct HostBlock {
+    /// Where the aligned bytes begin, and how many there are.
     at: NonNull<u8>,
+    bytes: usize,
+    /// What was allocated, and as what.
+    base: NonNull<u8>,
     layout: Layout,
 }
 
@@ -101,18 +111,24 @@ impl DeviceAllocator for HostAllocator {
     fn allocate(&self, request: Request<Alignment>, _on: &()) -> Result<HostBlock, DeviceError> {
         let too_large = DeviceError::new(Why::TooLarge, "alloc", 0);
         let bytes = usize::try_from(request.bytes.max(1)).map_err(|_| too_large)?;
-        let layout = Layout::from_size_align(bytes, request.kind.0).map_err(|_| too_large)?;
+        let alignment = request.kind.0;
+        let room = if alignment > NATURAL { alignment } else { 0 };
+        let all = bytes.checked_add(room).ok_or(too_large)?;
+        let layout = Layout::from_size_align(all, NATURAL).map_err(|_| too_large)?;
         // SAFETY: the layout's size is at least 1.
-        let at = unsafe { alloc::alloc_zeroed(layout) };
-        let at = NonNull::new(at).ok_or(DeviceError::new(Why::OutOfMemory, "alloc", 0))?;
-        Ok(HostBlock { at, layout })
+        let base = unsafe { alloc::alloc_zeroed(layout) };
+        let base = NonNull::new(base).ok_or(DeviceError::new(Why::OutOfMemory, "alloc", 0))?;
+        let skipped = base.align_offset(alignment).min(room);
+        // SAFETY: at most `room` bytes in, and `bytes` more follow within the allocation.
+        let at = unsafe { base.add(skipped) };
+        Ok(HostBlock { at, bytes, base, layout })
     }
 
     fn free(&self, block: HostBlock, _after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
         // SAFETY: a block is made in `allocate` only, owns its memory, carries the layout that it
         // was allocated with, and is moved in here. Which `HostAllocator` made it does not matter:
         // they all call the global allocator.
-        unsafe { alloc::dealloc(block.at.as_ptr(), block.layout) };
+        unsafe { alloc::dealloc(block.base.as_ptr(), block.layout) };
         Ok(())
     }
 
@@ -124,11 +140,11 @@ impl DeviceAllocator for HostAllocator {
         bytes: u64,
         _on: &StreamOf<Self>,
     ) -> HostView<'b> {
-        let all = block.layout.size() as u64;
+        let all = block.bytes as u64;
         // Straying would be undefined behaviour, so a range outside becomes an empty one.
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= all);
         let (offset, bytes) = if inside { (offset, bytes) } else { (0, 0) };
-        #[expect(clippy::cast_possible_truncation, reason = "at most the size of the layout")]
+        #[expect(clippy::cast_possible_truncation, reason = "at most the size of the block")]
         let (offset, bytes) = (offset as usize, bytes as usize);
         // SAFETY: the offset is at most the size of the block, as just checked.
         let at = unsafe { block.at.add(offset) };
@@ -136,7 +152,7 @@ impl DeviceAllocator for HostAllocator {
     }
 
     fn zero(&self, block: &mut HostBlock, bytes: u64, _on: &()) -> Result<(), DeviceError> {
-        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).min(block.layout.size());
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).min(block.bytes);
         // SAFETY: not more than the block holds, and the block is borrowed alone.
         unsafe { block.at.write_bytes(0, bytes) };
         Ok(())

@@ -35,6 +35,35 @@ fn the_smallest_size_that_fits_is_taken_and_refused_items_are_passed_over() {
 }
 
 #[test]
+fn the_smallest_size_is_found_on_whichever_shelf_it_lies() {
+    let mut idle = Shelves::new();
+    for (key, bytes, item) in [(0, 2048, 1), (1, 1024, 2), (2, 512, 3)] {
+        idle.push(key, bytes, 0, item);
+    }
+    let taken = idle.take(|key| *key < 2, &(1000..=4096), |_| true).unwrap();
+    assert_eq!((taken.bytes, taken.item), (1024, 2));
+}
+
+#[test]
+fn a_loan_keeps_its_place_its_age_and_its_bytes() {
+    let mut idle = Shelves::new();
+    for item in 1..=3 {
+        idle.push(0, 100, 0, item);
+    }
+    let mut shelf = 0;
+    let loan = idle.lend(&mut shelf, |_| true, &(1..=100)).unwrap();
+    assert_eq!((loan.item, idle.bytes(), idle.len()), (1, 300, 3));
+    assert!(idle.lend(&mut shelf, |_| true, &(1..=100)).is_none(), "one of each shelf");
+    assert_eq!(idle.take_oldest().unwrap().item, 2, "what is lent is passed over");
+    idle.put_back(loan);
+    assert_eq!(idle.take_oldest().unwrap().item, 1, "and is as old as it was");
+    let loan = idle.lend(&mut 0, |_| true, &(1..=100)).unwrap();
+    assert!(idle.take_oldest().is_none() && idle.take_largest().is_none());
+    assert_eq!(idle.take_lent(loan).map(|taken| taken.item), Some(3));
+    assert_eq!((idle.bytes(), idle.len()), (0, 0));
+}
+
+#[test]
 fn sizes_that_are_never_seen_again_leave_nothing_behind() {
     let mut idle = Shelves::new();
     for bytes in 1..100_000 {

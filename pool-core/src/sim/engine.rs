@@ -100,6 +100,8 @@ pub struct Engine {
     calls: SimCalls,
     script: Vec<Fault>,
     streams: Vec<Queue>,
+    /// What the host has seen done, and so all that it gives from then on is ordered after.
+    host: VectorClock,
     /// The last use of each grain: the stream, and which of its operations.
     uses: HashMap<u64, (usize, u64)>,
     hazards: Vec<String>,
@@ -121,6 +123,7 @@ impl Engine {
             calls: SimCalls::default(),
             script: Vec::new(),
             streams: vec![Queue::default()],
+            host: VectorClock::new(),
             uses: HashMap::new(),
             hazards: Vec::new(),
             contents: HashMap::new(),
@@ -155,7 +158,9 @@ impl Engine {
     pub fn free(&mut self, at: u64) -> Result<(), DeviceError> {
         self.fault(SimCall::Free, Why::Other, "sim free")?;
         let unknown = DeviceError::new(Why::Foreign, "sim free", 0);
-        self.held -= self.live.remove(&at).ok_or(unknown)?;
+        let bytes = self.live.remove(&at).ok_or(unknown)?;
+        self.held -= bytes;
+        self.check_unused(at, bytes);
         self.contents.remove(&at);
         self.calls.frees += 1;
         Ok(())
@@ -177,7 +182,7 @@ impl Engine {
     pub fn read(&mut self, on: usize, bytes: Range<u64>) -> Vec<u8> {
         self.uses(on, bytes.clone());
         self.give(on, Op::Work);
-        self.run_stream(on);
+        self.synchronize_stream(on);
         let length = index(bytes.end - bytes.start);
         let shown = self.memory(&bytes).map(|contents| contents.to_vec());
         shown.unwrap_or_else(|| vec![FRESH; length])
@@ -227,13 +232,34 @@ impl Engine {
         self.give(on, Op::Work);
     }
 
+    /// Memory that goes while a stream still uses it is as bad as a use out of order.
+    fn check_unused(&mut self, at: u64, bytes: u64) {
+        if self.uses.is_empty() {
+            return;
+        }
+        for grain in at / GRAIN..(at + bytes).div_ceil(GRAIN) {
+            let Some((stream, op)) = self.uses.remove(&grain) else { continue };
+            if self.streams[stream].done < op {
+                let byte = grain * GRAIN;
+                self.hazards.push(format!(
+                    "byte {byte}: freed before operation {op} of stream {stream} was done"
+                ));
+            }
+        }
+    }
+
+    /// How much of `stream` the next operation of `on` is ordered after.
+    fn known(&self, on: usize, stream: usize) -> u64 {
+        let of = |clock: &VectorClock| clock.get(&stream).copied().unwrap_or(0);
+        of(&self.streams[on].clock).max(of(&self.host))
+    }
+
     /// The next operation of `on` uses these bytes: is it ordered after the use before it?
     fn uses(&mut self, on: usize, bytes: Range<u64>) {
         let at = self.streams[on].given + 1;
         for grain in bytes.start / GRAIN..bytes.end.div_ceil(GRAIN) {
             let Some((stream, op)) = self.uses.insert(grain, (on, at)) else { continue };
-            let known = self.streams[on].clock.get(&stream).copied().unwrap_or(0);
-            if stream != on && known < op {
+            if stream != on && self.known(on, stream) < op {
                 let byte = grain * GRAIN;
                 self.hazards.push(format!(
                     "byte {byte}: operation {at} of stream {on} is not ordered after operation \
@@ -264,10 +290,7 @@ impl Engine {
         self.fault(SimCall::Wait, Why::Other, "sim wait")?;
         self.calls.waits += 1;
         self.give(on, Op::Wait { stream: event.stream, at: event.at });
-        for (stream, at) in &event.clock {
-            let known = self.streams[on].clock.entry(*stream).or_default();
-            *known = (*known).max(*at);
-        }
+        merge(&mut self.streams[on].clock, &event.clock);
         Ok(())
     }
 
@@ -279,7 +302,11 @@ impl Engine {
     pub fn query(&mut self, event: &Event) -> Result<bool, DeviceError> {
         self.fault(SimCall::Query, Why::Other, "sim query")?;
         self.calls.queries += 1;
-        Ok(self.streams[event.stream].done >= event.at)
+        let done = self.streams[event.stream].done >= event.at;
+        if done {
+            merge(&mut self.host, &event.clock);
+        }
+        Ok(done)
     }
 
     /// Runs a stream up to an event, and what that waits for.
@@ -287,6 +314,7 @@ impl Engine {
         while self.streams[event.stream].done < event.at {
             self.step(event.stream);
         }
+        merge(&mut self.host, &event.clock);
     }
 
     /// Runs everything that is queued.
@@ -303,8 +331,21 @@ impl Engine {
         }
     }
 
+    /// Waits for a stream: runs what is queued on it, and the host knows.
+    pub fn synchronize_stream(&mut self, stream: usize) {
+        self.run_stream(stream);
+        merge(&mut self.host, &self.streams[stream].clock);
+    }
+
+    /// Waits for the whole device.
+    pub fn synchronize_all(&mut self) {
+        for stream in 0..self.streams.len() {
+            self.synchronize_stream(stream);
+        }
+    }
+
     /// Runs one operation of a stream, or what it waits for first.
-    fn step(&mut self, stream: usize) {
+    pub fn step(&mut self, stream: usize) {
         let mut at = stream;
         while let Some(Op::Wait { stream: other, at: until }) = self.streams[at].late.front()
             && self.streams[*other].done < *until
@@ -319,6 +360,7 @@ impl Engine {
 
     fn give(&mut self, on: usize, op: Op) -> u64 {
         let queue = &mut self.streams[on];
+        merge(&mut queue.clock, &self.host);
         queue.given += 1;
         queue.late.push_back(op);
         queue.clock.insert(on, queue.given);
@@ -381,4 +423,11 @@ impl Engine {
 /// A size of memory that exists, or more than any slice has.
 fn index(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+fn merge(into: &mut VectorClock, other: &VectorClock) {
+    for (stream, at) in other {
+        let known = into.entry(*stream).or_default();
+        *known = (*known).max(*at);
+    }
 }

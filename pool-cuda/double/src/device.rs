@@ -83,7 +83,7 @@ pub extern "C" fn cuCtxSetCurrent(context: usize) -> Code {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSynchronize() -> Code {
     call(|state| {
-        state.engine.run();
+        state.engine.synchronize_all();
         Ok(())
     })
 }

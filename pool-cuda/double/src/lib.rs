@@ -2,7 +2,7 @@
 //!
 //! It lets the real CUDA code of `pool-cuda`, and cudarc's own loader, run in tests on machines
 //! without a GPU. It is a double and no emulator: memory is bytes of this process at made-up
-//! addresses, streams run late (when somebody synchronizes, or [`control`] says so), no kernel
+//! addresses, streams run late (when somebody synchronizes), no kernel
 //! exists, and nothing is known of time. A figure that was not taken on a GPU is no GPU figure.
 //!
 //! Each `cu*` function is the driver's of the same name.

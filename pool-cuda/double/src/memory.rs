@@ -21,7 +21,7 @@ pub extern "C" fn cuMemAlloc_v2(at: Out<u64>, bytes: usize) -> Code {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFree_v2(at: u64) -> Code {
     let mut state = state();
-    state.engine.run();
+    state.engine.synchronize_all();
     code::of(&state.engine.free(at))
 }
 

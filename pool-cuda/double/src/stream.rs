@@ -34,7 +34,7 @@ pub extern "C" fn cuStreamDestroy_v2(stream: usize) -> Code {
 pub extern "C" fn cuStreamSynchronize(stream: usize) -> Code {
     call(|state| {
         let stream = state.known(stream)?;
-        state.engine.run_stream(stream);
+        state.engine.synchronize_stream(stream);
         Ok(())
     })
 }
