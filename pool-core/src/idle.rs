@@ -125,22 +125,29 @@ impl<K: Copy + Eq, T> Idle<K, T> {
         stack.len
     }
 
-    /// Takes the newest item that `accept`s, of the smallest size in `sizes` that has one, from
-    /// the shelves that `on` names. Looks at a few of each stack only.
+    /// Takes the newest item that `accept`s, of the smallest size in `sizes` that has one, from one
+    /// shelf. Looks at a few of each stack only.
     #[inline]
     pub(crate) fn take(
+        &mut self,
+        key: K,
+        sizes: &RangeInclusive<u64>,
+        accept: impl Fn(&T) -> bool,
+    ) -> Option<Taken<T>> {
+        let shelf = self.shelves.iter().find(|shelf| shelf.key == key)?;
+        let (_, id) = shelf.newest_where(&self.nodes, sizes, &accept)?;
+        self.remove(id)
+    }
+
+    /// The same from all shelves that `on` names.
+    pub(crate) fn take_among(
         &mut self,
         on: impl Fn(&K) -> bool,
         sizes: &RangeInclusive<u64>,
         accept: impl Fn(&T) -> bool,
     ) -> Option<Taken<T>> {
-        let of_shelf = |shelf: &Shelf<K>| {
-            let mut stacks = shelf.stacks.range(sizes.clone());
-            stacks.find_map(|(bytes, stack)| {
-                stack.newest_where(&self.nodes, &accept).map(|id| (*bytes, id))
-            })
-        };
-        let found = self.shelves.iter().filter(|shelf| on(&shelf.key)).filter_map(of_shelf);
+        let shelves = self.shelves.iter().filter(|shelf| on(&shelf.key));
+        let found = shelves.filter_map(|s| s.newest_where(&self.nodes, sizes, &accept));
         let (_, id) = found.min_by_key(|(bytes, _)| *bytes)?;
         self.remove(id)
     }
@@ -267,6 +274,23 @@ impl<K: Copy + Eq, T> Idle<K, T> {
         self.vacant.push(id);
         self.bytes -= bytes;
         Some(Taken { bytes, item })
+    }
+}
+
+impl<K> Shelf<K> {
+    #[inline]
+    fn newest_where<T>(
+        &self,
+        nodes: &[Node<T>],
+        sizes: &RangeInclusive<u64>,
+        accept: impl Fn(&T) -> bool,
+    ) -> Option<(u64, u32)> {
+        for (bytes, stack) in self.stacks.range(sizes.clone()) {
+            if let Some(id) = stack.newest_where(nodes, &accept) {
+                return Some((*bytes, id));
+            }
+        }
+        None
     }
 }
 

@@ -102,8 +102,8 @@ impl<A: DeviceAllocator> Shard<A> {
         let sizes = want.sizes();
         let ready = |spare: &Spare<A>| spare.marks.is_ready(clock, want.on, A::MEMORY.cpu_touches);
         self.idle
-            .take(|key| *key == want.key, &sizes, ready)
-            .or_else(|| self.idle.take(|key| want.is_of_another_lane(key), &sizes, ready))
+            .take(want.key, &sizes, ready)
+            .or_else(|| self.idle.take_among(|key| want.is_of_another_lane(key), &sizes, ready))
     }
 
     /// Lends an idle block that may serve once the device was asked: the oldest of the next lane,

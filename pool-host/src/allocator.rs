@@ -39,15 +39,31 @@ pub struct Alignment(usize);
 /// 64-bit machines).
 const NATURAL: usize = 16;
 
-/// A block of host memory.
+/// A block of host memory. Small, since it is moved on each hit: what can be computed is.
 #[derive(Debug)]
 pub struct HostBlock {
-    /// Where the aligned bytes begin, and how many there are.
-    at: NonNull<u8>,
-    bytes: usize,
-    /// What was allocated, and as what.
+    /// What was allocated. The aligned bytes begin here or a little later.
     base: NonNull<u8>,
-    layout: Layout,
+    /// How many bytes may be used.
+    bytes: usize,
+    alignment: Alignment,
+}
+
+impl HostBlock {
+    /// Where the aligned bytes begin.
+    #[inline]
+    fn start(&self) -> NonNull<u8> {
+        let skipped = self.base.as_ptr().addr().wrapping_neg() & (self.alignment.0 - 1);
+        // SAFETY: less than the alignment, and so many bytes are allocated beside `bytes`
+        // (`layout`); nothing is skipped at the natural alignment or below.
+        unsafe { self.base.add(skipped) }
+    }
+
+    /// What a block of so many bytes is allocated as: with room to align within.
+    fn layout(bytes: usize, alignment: Alignment) -> Option<Layout> {
+        let room = if alignment.0 > NATURAL { alignment.0 } else { 0 };
+        Layout::from_size_align(bytes.checked_add(room)?, NATURAL).ok()
+    }
 }
 
 /// A range of host memory.
@@ -111,24 +127,20 @@ impl DeviceAllocator for HostAllocator {
     fn allocate(&self, request: Request<Alignment>, _on: &()) -> Result<HostBlock, DeviceError> {
         let too_large = DeviceError::new(Why::TooLarge, "alloc", 0);
         let bytes = usize::try_from(request.bytes.max(1)).map_err(|_| too_large)?;
-        let alignment = request.kind.0;
-        let room = if alignment > NATURAL { alignment } else { 0 };
-        let all = bytes.checked_add(room).ok_or(too_large)?;
-        let layout = Layout::from_size_align(all, NATURAL).map_err(|_| too_large)?;
+        let layout = HostBlock::layout(bytes, request.kind).ok_or(too_large)?;
         // SAFETY: the layout's size is at least 1.
         let base = unsafe { alloc::alloc_zeroed(layout) };
         let base = NonNull::new(base).ok_or(DeviceError::new(Why::OutOfMemory, "alloc", 0))?;
-        let skipped = base.align_offset(alignment).min(room);
-        // SAFETY: at most `room` bytes in, and `bytes` more follow within the allocation.
-        let at = unsafe { base.add(skipped) };
-        Ok(HostBlock { at, bytes, base, layout })
+        Ok(HostBlock { base, bytes, alignment: request.kind })
     }
 
     fn free(&self, block: HostBlock, _after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
-        // SAFETY: a block is made in `allocate` only, owns its memory, carries the layout that it
-        // was allocated with, and is moved in here. Which `HostAllocator` made it does not matter:
-        // they all call the global allocator.
-        unsafe { alloc::dealloc(block.base.as_ptr(), block.layout) };
+        if let Some(layout) = HostBlock::layout(block.bytes, block.alignment) {
+            // SAFETY: a block is made in `allocate` only, with this very layout, owns its memory,
+            // and is moved in here. Which `HostAllocator` made it does not matter: they all call
+            // the global allocator.
+            unsafe { alloc::dealloc(block.base.as_ptr(), layout) };
+        }
         Ok(())
     }
 
@@ -147,14 +159,14 @@ impl DeviceAllocator for HostAllocator {
         #[expect(clippy::cast_possible_truncation, reason = "at most the size of the block")]
         let (offset, bytes) = (offset as usize, bytes as usize);
         // SAFETY: the offset is at most the size of the block, as just checked.
-        let at = unsafe { block.at.add(offset) };
+        let at = unsafe { block.start().add(offset) };
         HostView { at, bytes, block: PhantomData }
     }
 
     fn zero(&self, block: &mut HostBlock, bytes: u64, _on: &()) -> Result<(), DeviceError> {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).min(block.bytes);
         // SAFETY: not more than the block holds, and the block is borrowed alone.
-        unsafe { block.at.write_bytes(0, bytes) };
+        unsafe { block.start().write_bytes(0, bytes) };
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 type Shelves = Idle<u8, u32>;
 
 fn take(idle: &mut Shelves, key: u8, sizes: RangeInclusive<u64>) -> Option<(u64, u32)> {
-    idle.take(|k| *k == key, &sizes, |_| true).map(|taken| (taken.bytes, taken.item))
+    idle.take(key, &sizes, |_| true).map(|taken| (taken.bytes, taken.item))
 }
 
 #[test]
@@ -28,7 +28,7 @@ fn the_smallest_size_that_fits_is_taken_and_refused_items_are_passed_over() {
         idle.push(0, bytes, 0, item);
     }
     assert_eq!(take(&mut idle, 0, 150..=300), Some((200, 3)));
-    let odd = idle.take(|_| true, &(150..=300), |item| item % 2 == 1).unwrap();
+    let odd = idle.take(0, &(150..=300), |item| item % 2 == 1).unwrap();
     assert_eq!((odd.bytes, odd.item), (300, 1));
     assert_eq!(idle.take_oldest_of(0, 200).unwrap().item, 2);
     assert!(idle.take_oldest_of(0, 200).is_none());
@@ -40,7 +40,7 @@ fn the_smallest_size_is_found_on_whichever_shelf_it_lies() {
     for (key, bytes, item) in [(0, 2048, 1), (1, 1024, 2), (2, 512, 3)] {
         idle.push(key, bytes, 0, item);
     }
-    let taken = idle.take(|key| *key < 2, &(1000..=4096), |_| true).unwrap();
+    let taken = idle.take_among(|key| *key < 2, &(1000..=4096), |_| true).unwrap();
     assert_eq!((taken.bytes, taken.item), (1024, 2));
 }
 
@@ -113,7 +113,7 @@ proptest! {
                     let fits = |m: &&(u8, u64, u32)| m.0 == key && (s..=s + slack).contains(&m.1);
                     let best = model.iter().filter(fits).map(|m| m.1).min();
                     let at = model.iter().rposition(|m| m.0 == key && Some(m.1) == best);
-                    (idle.take(|k| *k == key, &(s..=s + slack), |_| true), at)
+                    (idle.take(key, &(s..=s + slack), |_| true), at)
                 }
                 Op::Oldest => (idle.take_oldest(), (!model.is_empty()).then_some(0)),
                 Op::OldestOf(key, bytes) => (
