@@ -8,7 +8,7 @@ use crate::spec::PolicySpec;
 use crate::trace::{Step, Trace};
 use bucketpool::host::HostAllocator;
 use bucketpool::sim::SimDevice;
-use bucketpool::{BucketPool, Bytes, CachedLimit, DeviceAllocator, ZeroPolicy};
+use bucketpool::{Bytes, CachedLimit, DeviceAllocator, ZeroPolicy};
 use serde::Serialize;
 
 /// How traces are replayed.
@@ -60,11 +60,12 @@ pub fn replay(trace: &Trace, spec: &PolicySpec, settings: Settings) -> Result<Ou
     }
     let backend = settings.backend;
     if backend == Backend::Sim {
-        let limit = settings.cached_limit.unwrap_or(CachedLimit::Unlimited);
-        return Ok(run(SimDevice::with_capacity(capacity), limit, trace, spec, backend));
+        let device = SimDevice::with_capacity(capacity);
+        return Ok(run(device, settings.cached_limit, trace, spec, backend));
     }
     let limit = settings.cached_limit.unwrap_or(CachedLimit::OfPeak(0.25));
     fits_this_machine(trace, limit)?;
+    let limit = Some(limit);
     match backend {
         Backend::Host => Ok(run(HostAllocator::new(), limit, trace, spec, backend)),
         #[cfg(feature = "cuda")]
@@ -89,20 +90,18 @@ fn absent(backend: Backend, why: impl std::fmt::Display) -> BadInput {
 
 fn run<A: DeviceAllocator>(
     device: A,
-    limit: CachedLimit,
+    limit: Option<CachedLimit>,
     trace: &Trace,
     spec: &PolicySpec,
     backend: Backend,
 ) -> Outcome {
     let device = Counted::new(device);
     let calls = device.calls();
-    let mut builder = BucketPool::builder(device)
-        .policy(spec.policy.clone())
-        .cached_limit(limit)
-        .zero(ZeroPolicy::Never);
-    if let Some(granule) = spec.granule {
-        builder = builder.granule(granule);
+    let mut builder = spec.builder(device).zero(ZeroPolicy::Never);
+    if let Some(limit) = limit {
+        builder = builder.cached_limit(limit);
     }
+    let bound = builder.bound_on_idle_bytes().to_string();
     let pool = builder.build();
     let mut slots: Vec<_> = std::iter::repeat_with(|| None).take(trace.slots).collect();
     let ((), ns) = timed(|| {
@@ -120,7 +119,7 @@ fn run<A: DeviceAllocator>(
         trace: trace.name.clone(),
         policy: spec.text.clone(),
         backend,
-        cached_limit: limit.to_string(),
+        cached_limit: bound,
         ops: trace.ops,
         allocations: trace.allocations,
         live_peak_bytes: trace.live_peak_bytes,

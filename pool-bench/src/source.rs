@@ -15,14 +15,7 @@ const CACHED_LIMIT: u64 = GIB;
 
 fn pool<A: DeviceAllocator>(device: A, spec: &PolicySpec) -> BucketPool<Counted<A>> {
     let limit = free_memory().map_or(CACHED_LIMIT, |free| CACHED_LIMIT.min(free / 16));
-    let mut builder = BucketPool::builder(Counted::new(device))
-        .policy(spec.policy.clone())
-        .cached_limit(limit)
-        .zero(ZeroPolicy::Never);
-    if let Some(granule) = spec.granule {
-        builder = builder.granule(granule);
-    }
-    builder.build()
+    spec.builder(Counted::new(device)).cached_limit(limit).zero(ZeroPolicy::Never).build()
 }
 
 /// What a program without a pool does: the global allocator, each time.

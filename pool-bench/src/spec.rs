@@ -2,9 +2,16 @@
 
 use crate::input::BadInput;
 use crate::sizes;
-use bucketpool::BucketPolicy;
+use bucketpool::{BucketPolicy, BucketPool, DeviceAllocator, PoolBuilder, preset};
 
-const KNOWN: &str = "exact[:round=1], pow2[:min=512], tiered:4K+16K+64K or fit:2[:round=512]";
+/// A configuration by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Preset {
+    TilePipeline,
+    Embedding,
+}
+
+const KNOWN: &str = "exact[:round=1], pow2[:min=512], tiered:4K+16K+64K, fit:2[:round=512], preset:tile_pipeline or preset:embedding";
 
 /// A policy, and how it was typed.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,6 +22,23 @@ pub struct PolicySpec {
     pub policy: BucketPolicy,
     /// Its granule, if one was given.
     pub granule: Option<u64>,
+    /// The configuration that it stands for, if it is one.
+    preset: Option<Preset>,
+}
+
+impl PolicySpec {
+    /// A builder of pools of this policy.
+    pub fn builder<A: DeviceAllocator>(&self, device: A) -> PoolBuilder<A> {
+        let builder = match self.preset {
+            Some(Preset::TilePipeline) => preset::tile_pipeline(device),
+            Some(Preset::Embedding) => preset::embedding(device),
+            None => BucketPool::builder(device).policy(self.policy.clone()),
+        };
+        match self.granule {
+            Some(bytes) => builder.granule(bytes),
+            None => builder,
+        }
+    }
 }
 
 /// Reads a list of policies, with commas between them.
@@ -43,7 +67,17 @@ fn one(text: &str) -> Result<PolicySpec, BadInput> {
             Some((key, _)) => return Err(bad(format!("there is no `{key}`"))),
         }
     }
+    let preset = match (name, values.as_slice()) {
+        ("preset", ["tile_pipeline"]) => Some(Preset::TilePipeline),
+        ("preset", ["embedding"]) => Some(Preset::Embedding),
+        ("preset", _) => return Err(bad("there is no preset of this name".into())),
+        _ => None,
+    };
     let policy = match (name, values.as_slice()) {
+        ("preset", _) if preset == Some(Preset::Embedding) => {
+            BucketPolicy::tiered(&preset::BUCKET_SIZES)
+        }
+        ("preset", _) => BucketPolicy::PowerOfTwo,
         ("exact", []) => BucketPolicy::Exact,
         ("pow2", []) => BucketPolicy::PowerOfTwo,
         ("tiered", [classes]) => {
@@ -59,7 +93,7 @@ fn one(text: &str) -> Result<PolicySpec, BadInput> {
         ("fit", _) => return Err(bad("it takes one factor".into())),
         _ => return Err(bad("there is no policy of this name".into())),
     };
-    Ok(PolicySpec { text: text.to_owned(), policy, granule })
+    Ok(PolicySpec { text: text.to_owned(), policy, granule, preset })
 }
 
 #[cfg(test)]

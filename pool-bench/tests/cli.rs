@@ -118,6 +118,17 @@ fn a_replay_on_real_memory_counts_the_same_calls() {
 }
 
 #[test]
+fn a_preset_brings_its_bounds_unless_one_is_given() {
+    let lines = "a,0,600,0,0\na,1,99999999,0,0\n";
+    let own = replayed("own.ptrace.csv", lines, &["--policy", "preset:embedding"]);
+    assert_eq!((&own["cached_limit"], &own["bypasses"]), (&"none".into(), &1.into()));
+    let tiles = replayed("tiles.ptrace.csv", lines, &["--policy", "preset:tile_pipeline"]);
+    assert_eq!(tiles["cached_limit"], "4.00 GiB");
+    let args = ["--policy", "preset:tile_pipeline", "--cached-limit", "25%"];
+    assert_eq!(replayed("given.ptrace.csv", lines, &args)["cached_limit"], "25%");
+}
+
+#[test]
 fn output_goes_to_a_file_where_one_is_named() {
     let trace = file("out.ptrace.csv", format!("{HEAD}a,0,100,0,0\n"));
     let out = trace.with_extension("jsonl");

@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 mod buffer;
+mod builder;
 mod cache;
 mod clock;
 mod device;
@@ -35,13 +36,14 @@ pub mod conformance;
 pub mod sim;
 
 pub use buffer::{Detached, PooledBuffer, Use};
+pub use builder::PoolBuilder;
 pub use clock::{Immediate, Order, StreamClock};
 pub use device::{Clearing, DeviceAllocator, MarkOf, Memory, Request, StreamOf, WholeBlocks};
 pub use error::{AllocError, DeviceError, Figures, Why};
 pub use host_memory::HostMemory;
 pub use limit::CachedLimit;
 pub use policy::BucketPolicy;
-pub use pool::{BucketPool, PoolBuilder};
+pub use pool::BucketPool;
 pub use size::{Bytes, GIB, KIB, MIB};
 pub use stats::{PoolStats, PoolStatsSnapshot};
 pub use timeline::{EventDriver, Mark, Stream, Timeline};

@@ -2,9 +2,10 @@
 //!
 //! Each gives a builder, so that a number can still be changed.
 
+use crate::builder::PoolBuilder;
 use crate::device::DeviceAllocator;
 use crate::policy::BucketPolicy;
-use crate::pool::{BucketPool, PoolBuilder};
+use crate::pool::BucketPool;
 use crate::size::{GIB, KIB, MIB};
 
 /// The size classes of [`embedding`], in bytes: from indices to large batch buffers.
