@@ -77,7 +77,9 @@ impl<A: DeviceAllocator> DeviceAllocator for Counted<A> {
     type View<'b> = A::View<'b>;
     type Kind = A::Kind;
     type Clock = A::Clock;
-    const MEMORY: Memory = A::MEMORY;
+    /// Fresh memory does not count as cleared, so that `allocate_zeroed` writes all of it, as a
+    /// program would.
+    const MEMORY: Memory = Memory { fresh_is_zeroed: false, ..A::MEMORY };
 
     fn clock(&self) -> &A::Clock {
         self.inner.clock()

@@ -11,7 +11,8 @@ enum Preset {
     Embedding,
 }
 
-const KNOWN: &str = "exact[:round=1], pow2[:min=512], tiered:4K+16K+64K, fit:2[:round=512], preset:tile_pipeline or preset:embedding";
+const KNOWN: &str = "exact[:round=1], pow2[:min=512], tiered:4K+16K+64K, fit:2[:round=512], \
+                     preset:tile_pipeline or preset:embedding";
 
 /// A policy, and how it was typed.
 #[derive(Clone, Debug, PartialEq)]
