@@ -78,9 +78,8 @@ fn one(text: &str) -> Result<PolicySpec, BadInput> {
         ("preset", _) if preset == Some(Preset::Embedding) => {
             BucketPolicy::tiered(&preset::BUCKET_SIZES)
         }
-        ("preset", _) => BucketPolicy::PowerOfTwo,
         ("exact", []) => BucketPolicy::Exact,
-        ("pow2", []) => BucketPolicy::PowerOfTwo,
+        ("preset", _) | ("pow2", []) => BucketPolicy::PowerOfTwo,
         ("tiered", [classes]) => {
             let classes: Result<Vec<u64>, _> = classes.split('+').map(sizes::bytes).collect();
             BucketPolicy::tiered(&classes.map_err(|_| bad("its classes are no sizes".into()))?)
