@@ -34,4 +34,24 @@ impl Backend {
         ];
         all.into_iter().filter(|(_, built_in)| *built_in).map(|(backend, _)| backend).collect()
     }
+
+    /// Why this kind of memory cannot be had here, and what would give it; `None` if it can.
+    #[must_use]
+    pub fn absence(self) -> Option<(String, &'static str)> {
+        match self {
+            Self::Host | Self::Sim => None,
+            #[cfg(feature = "cuda")]
+            Self::Cuda => {
+                let error = bucketpool::cuda::CudaAllocator::new(0).err()?;
+                Some((error.to_string(), "a machine with an NVIDIA GPU and its driver"))
+            }
+            #[cfg(feature = "wgpu")]
+            Self::Wgpu => {
+                let error = bucketpool::wgpu::WgpuAllocator::on_default_adapter().err()?;
+                Some((error.to_string(), "a Vulkan driver, such as Debian's mesa-vulkan-drivers"))
+            }
+            #[cfg(not(all(feature = "cuda", feature = "wgpu")))]
+            _ => Some(("not built in".to_owned(), "a build with the feature of its name")),
+        }
+    }
 }

@@ -30,7 +30,7 @@ fn root() -> PathBuf {
 
 /// Compares memory pools.
 #[derive(Debug, Parser)]
-#[command(name = "cargo xtask", version)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", version)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -122,7 +122,7 @@ impl Bench {
         let policies = spec::list(&self.policy)?;
         let (workloads, traces) = self.chosen()?;
         let mut results = Results::default();
-        let backends = self.backends_for_workloads();
+        let backends = self.backends_for_workloads(&mut results.notes)?;
         let contests: Vec<_> = workloads
             .iter()
             .flat_map(|workload| backends.iter().map(move |backend| (*workload, *backend)))
@@ -164,12 +164,25 @@ impl Bench {
         Ok((workloads?, self.workload.iter().any(|name| name == "traces")))
     }
 
-    /// All but the simulated device, which has no memory to write.
-    fn backends_for_workloads(&self) -> Vec<Backend> {
-        if self.backend.is_empty() {
-            return Backend::built_in();
+    /// The real memory to run workloads on. What was asked for must be here; what was not and is
+    /// not is left out, and said.
+    fn backends_for_workloads(&self, notes: &mut Vec<String>) -> Result<Vec<Backend>, BadInput> {
+        let asked = !self.backend.is_empty();
+        let mut backends = if asked { self.backend.clone() } else { Backend::built_in() };
+        // The simulated device has no memory to write.
+        backends.retain(|backend| *backend != Backend::Sim);
+        let mut here = Vec::new();
+        for backend in backends {
+            match backend.absence() {
+                None => here.push(backend),
+                Some((why, cure)) if asked => {
+                    let what = format!("backend `{}`: {why}", backend.name());
+                    return Err(BadInput::new(what, cure));
+                }
+                Some((why, _)) => notes.push(format!("left out: {}, since {why}", backend.name())),
+            }
         }
-        self.backend.iter().copied().filter(|backend| *backend != Backend::Sim).collect()
+        Ok(here)
     }
 
     fn contest(

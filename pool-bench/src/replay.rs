@@ -84,8 +84,8 @@ pub fn replay(trace: &Trace, spec: &PolicySpec, settings: Settings) -> Result<Ou
 
 /// A kind of memory that is not there.
 fn absent(backend: Backend, why: impl std::fmt::Display) -> BadInput {
-    let known = Backend::built_in().iter().map(|b| b.name()).collect::<Vec<_>>().join(", ");
-    BadInput::new(format!("backend `{}`: {why}", backend.name()), format!("sim, {known}"))
+    let cure = backend.absence().map_or("another backend", |(_, cure)| cure);
+    BadInput::new(format!("backend `{}`: {why}", backend.name()), cure)
 }
 
 fn run<A: DeviceAllocator>(

@@ -128,6 +128,26 @@ fn a_preset_brings_its_bounds_unless_one_is_given() {
     assert_eq!(replayed("given.ptrace.csv", lines, &args)["cached_limit"], "25%");
 }
 
+#[cfg(feature = "wgpu")]
+#[test]
+fn a_device_without_an_adapter_is_an_error_where_it_was_asked_for_and_a_note_elsewhere() {
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pool-bench"));
+        command.args(["bench", "--smoke", "--workload", "equal", "--policy", "exact"]).args(args);
+        command.env("VK_DRIVER_FILES", "/nonexistent").output().unwrap()
+    };
+    let asked = run(&["--backend", "host,wgpu"]);
+    let stderr = String::from_utf8(asked.stderr).unwrap();
+    assert_eq!(asked.status.code(), Some(2), "{stderr}");
+    let last = "error: backend `wgpu`: no wgpu adapter (Vulkan): not supported; expected a Vulkan \
+                driver, such as Debian's mesa-vulkan-drivers";
+    assert_eq!(stderr.lines().last(), Some(last));
+    let not_asked = run(&[]);
+    let stdout = String::from_utf8(not_asked.stdout).unwrap();
+    assert!(not_asked.status.success());
+    assert!(stdout.contains("left out: wgpu, since no wgpu adapter"), "{stdout}");
+}
+
 #[test]
 fn output_goes_to_a_file_where_one_is_named() {
     let trace = file("out.ptrace.csv", format!("{HEAD}a,0,100,0,0\n"));
