@@ -4,7 +4,7 @@
 use std::mem::ManuallyDrop;
 
 use pool_core::sim::{SimCall, SimDevice, SimStream};
-use pool_core::{BucketPool, DeviceAllocator, PooledBuffer, Request, StreamClock, Why, ZeroPolicy};
+use pool_core::{BucketPool, DeviceAllocator, PooledBuffer, Request, StreamClock, Why};
 
 fn kernel(device: &SimDevice, buffer: &PooledBuffer<SimDevice>, on: &SimStream) {
     device.kernel(on, &buffer.on(on).unwrap());
@@ -140,17 +140,16 @@ fn a_stranger_among_marks_is_refused() {
 }
 
 #[test]
-fn clearing_a_buffer_is_a_use_of_it() {
+fn what_goes_back_to_the_device_is_waited_for() {
     let device = SimDevice::new();
-    let pool = BucketPool::builder(device.clone()).zero(ZeroPolicy::OnAllocate).build();
+    let pool = BucketPool::new(device.clone());
     let (s, t) = (device.stream(), device.stream());
     let buffer = pool.allocate_on(&s, 512).unwrap();
-    // Somebody asks about s right after the allocation: an event ends the epoch of its mark.
-    device.clock().order(&t, &[device.clock().mark(&s)]).unwrap();
+    kernel(&device, &buffer, &s);
+    kernel(&device, &buffer, &t);
     drop(buffer);
-    let again = pool.allocate_on(&t, 512).unwrap();
-    kernel(&device, &again, &t);
-    assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+    assert_eq!(pool.trim(1).unwrap(), 512);
+    assert_eq!((device.held_bytes(), device.hazards()), (0, 0), "{:?}", device.hazard_report());
 }
 
 #[test]
