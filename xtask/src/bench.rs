@@ -2,7 +2,7 @@
 //! release mode for these, and passes everything on.
 
 use crate::driver::{self, Driver};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 /// Bad input, as for most Unix tools.
@@ -26,20 +26,23 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
     for driver in left_out {
         eprintln!("left out: {}, since {}", driver.backend, driver.absence());
     }
-    let build = Command::new(env!("CARGO"))
-        .args(["build", "--release", "--locked", "--package", "pool-bench"])
-        .args(["--features", &features.join(",")])
-        .current_dir(root)
-        .status();
-    match build {
+    let cargo = |task: &[&str]| {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(task).args(["--release", "--locked", "--package", "pool-bench"]);
+        cargo.args(["--features", &features.join(",")]);
+        cargo.arg("--manifest-path").arg(root.join("Cargo.toml"));
+        cargo
+    };
+    // Built first, so that people see it, and run quietly, so that the last line is the program's.
+    match cargo(&["build"]).status() {
         Ok(status) if status.success() => {}
         Ok(_) => return fail("pool-bench did not build; the compiler says why above"),
         Err(error) => return fail(&format!("cargo did not start: {error}")),
     }
-    let mut command = Command::new(target(root).join("release").join("pool-bench"));
-    command.args(args).env("BUCKETPOOL_ROOT", root);
-    driver::environment(&mut command);
-    match command.status() {
+    let mut run = cargo(&["run", "--quiet"]);
+    run.arg("--").args(args).env("BUCKETPOOL_ROOT", root);
+    driver::environment(&mut run);
+    match run.status() {
         Ok(status) => ExitCode::from(status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(1)),
         Err(error) => fail(&format!("pool-bench did not start: {error}")),
     }
@@ -59,14 +62,6 @@ fn asked_for(args: &[String]) -> Option<Vec<String>> {
         }
     }
     None
-}
-
-/// Where cargo builds.
-fn target(root: &Path) -> PathBuf {
-    match std::env::var_os("CARGO_TARGET_DIR") {
-        Some(folder) => root.join(folder),
-        None => root.join("target"),
-    }
 }
 
 fn refuse(driver: &Driver) -> ExitCode {
