@@ -1,4 +1,5 @@
 //! The command line: what `cargo xtask bench` and `cargo xtask replay` pass on.
+#![expect(clippy::print_stderr, reason = "what was left out is said, wherever the results go")]
 
 use crate::backend::Backend;
 use crate::contest::{self, Standing};
@@ -261,7 +262,7 @@ impl Bench {
             for cached_limit in bounds {
                 let settings =
                     Settings { backend: *backend, cached_limit: *cached_limit, capacity: None };
-                results.replay(&files, policies, settings)?;
+                results.replay(&files, policies, settings, true)?;
             }
         }
         Ok(())
@@ -277,7 +278,7 @@ impl Replay {
             capacity: self.capacity.as_deref().map(sizes::bytes).transpose()?,
         };
         let mut results = Results::default();
-        results.replay(&self.trace, &policies, settings)?;
+        results.replay(&self.trace, &policies, settings, false)?;
         self.output.put(&results)
     }
 }
@@ -288,13 +289,18 @@ impl Results {
         files: &[PathBuf],
         policies: &[PolicySpec],
         settings: Settings,
+        leave_out: bool,
     ) -> Result<(), BadInput> {
         let bar = progress((files.len() * policies.len()) as u64, "traces");
         for file in files {
             let trace: Trace = trace::read(file)?;
             for policy in policies {
-                let outcome = replay::replay(&trace, policy, settings);
-                self.outcomes.push(outcome.map_err(|bad| bad.in_file(file.display()))?);
+                match replay::replay(&trace, policy, settings) {
+                    Ok(outcome) => self.outcomes.push(outcome),
+                    // Among others, a trace that does not fit this machine is left out.
+                    Err(bad) if leave_out => self.notes.push(format!("left out: {bad}")),
+                    Err(bad) => return Err(bad.in_file(file.display())),
+                }
                 bar.inc(1);
             }
         }
@@ -318,13 +324,15 @@ impl Results {
         if !self.outcomes.is_empty() {
             parts.push(report::replays(&self.outcomes));
         }
-        parts.extend(self.notes.iter().cloned());
         parts.join("\n\n")
     }
 }
 
 impl Output {
     fn put(&self, results: &Results) -> Result<String, BadInput> {
+        for note in &results.notes {
+            eprintln!("{note}");
+        }
         let text = if self.json { results.json().join("\n") } else { results.tables() };
         let Some(path) = &self.out else { return Ok(text) };
         fs::write(path, text + "\n").map_err(|error| {

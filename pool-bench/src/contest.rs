@@ -1,14 +1,14 @@
 //! Workloads on real memory: pools against direct allocation, step by step in turns.
 
 use crate::backend::Backend;
-use crate::counted::Calls;
+use crate::counted::Asked;
 use crate::machine::{timed, timed_wall};
 use crate::source::{HostDirect, HostPool};
 use crate::spec::PolicySpec;
 use crate::workload::{Done, Source, Workload};
+use bucketpool::PoolStats;
 use serde::{Deserialize, Serialize};
 use std::iter::once;
-use std::sync::Arc;
 
 /// Smoke tests run this many steps.
 const SMOKE_STEPS: u64 = 3;
@@ -20,11 +20,19 @@ pub struct Standing {
     pub workload: Workload,
     pub policy: String,
     pub backend: Backend,
-    pub samples: usize,
+    pub steps: usize,
+    pub ops: u64,
     pub allocations: u64,
+    pub hits: u64,
+    pub misses: u64,
+    pub bypasses: u64,
+    pub ooms: u64,
+    pub hit_rate: f64,
+    /// Over all allocations and frees, the writing of the bytes included.
+    pub ns_per_op: f64,
+    /// The same of single steps: half of them, and 99 in 100, took no longer.
     pub ns_per_op_p50: f64,
     pub ns_per_op_p99: f64,
-    pub hit_rate: f64,
     pub device_allocations: u64,
     pub device_frees: u64,
     pub live_peak_bytes: u64,
@@ -48,28 +56,30 @@ impl std::fmt::Display for Failed {
 /// A source of any kind.
 trait Steps {
     fn step(&self, workload: Workload, number: u64, small: bool) -> Option<Done>;
-    fn calls(&self) -> Arc<Calls>;
-    fn hit_rate(&self) -> f64;
+    fn asked(&self) -> Asked;
+    fn stats(&self) -> PoolStats;
 }
 
 impl<S: Source> Steps for S {
     fn step(&self, workload: Workload, number: u64, small: bool) -> Option<Done> {
         workload.step(self, number, small)
     }
-    fn calls(&self) -> Arc<Calls> {
-        Source::calls(self)
+    fn asked(&self) -> Asked {
+        Source::asked(self)
     }
-    fn hit_rate(&self) -> f64 {
-        Source::hit_rate(self)
+    fn stats(&self) -> PoolStats {
+        Source::stats(self)
     }
 }
 
-/// A contender and its samples: nanoseconds per allocation, one for each step.
+/// A contender and what it took.
 struct Contender {
     name: String,
     source: Box<dyn Steps>,
+    /// Nanoseconds per operation, one for each step.
     samples: Vec<f64>,
     allocations: u64,
+    ns: u64,
 }
 
 /// Direct allocation first, then a pool of each policy.
@@ -89,7 +99,8 @@ fn contenders(backend: Backend, policies: &[PolicySpec]) -> Result<Vec<Contender
         other => return Err(Failed(format!("`{}` was not built in", other.name()))),
     };
     let names = once("direct".to_owned()).chain(specs().map(|spec| spec.text.clone()));
-    let contender = |(name, source)| Contender { name, source, samples: vec![], allocations: 0 };
+    let contender =
+        |(name, source)| Contender { name, source, samples: vec![], allocations: 0, ns: 0 };
     Ok(names.zip(sources).map(contender).collect())
 }
 
@@ -120,8 +131,9 @@ impl Contender {
         // A device works while this thread waits, so there the wall clock counts.
         let (done, ns) = if backend == Backend::Host { timed(work) } else { timed_wall(work) };
         let done = done?;
-        self.samples.push(ns as f64 / done.allocations as f64);
+        self.samples.push(ns as f64 / (2 * done.allocations) as f64);
         self.allocations += done.allocations;
+        self.ns += ns;
         Some(done)
     }
 
@@ -135,20 +147,27 @@ impl Contender {
         let mut times: Vec<f64> = direct.iter().zip(&self.samples).map(|(d, s)| d / s).collect();
         let mut samples = self.samples.clone();
         let quartiles = (quantile(&mut times, 0.25), quantile(&mut times, 0.75));
-        let calls = self.source.calls();
+        let (asked, stats) = (self.source.asked(), self.source.stats());
+        let ops = 2 * self.allocations;
         Standing {
             workload,
             policy: self.name.clone(),
             backend,
-            samples: samples.len(),
+            steps: samples.len(),
+            ops,
             allocations: self.allocations,
+            hits: stats.hits,
+            misses: stats.misses,
+            bypasses: stats.bypasses,
+            ooms: stats.failures,
+            hit_rate: stats.hit_rate(),
+            ns_per_op: self.ns as f64 / ops as f64,
             ns_per_op_p50: quantile(&mut samples, 0.5),
             ns_per_op_p99: quantile(&mut samples, 0.99),
-            hit_rate: self.source.hit_rate(),
-            device_allocations: calls.allocations(),
-            device_frees: calls.frees(),
+            device_allocations: asked.allocations,
+            device_frees: asked.frees,
             live_peak_bytes,
-            reserved_peak_bytes: calls.peak_bytes(),
+            reserved_peak_bytes: asked.peak_bytes,
             times_direct: quantile(&mut times, 0.5),
             times_direct_error: (quartiles.1 - quartiles.0) / 2.0,
         }
@@ -189,7 +208,7 @@ pub fn run(
         tick();
     }
     let (direct, live_peak) = contenders.first().map_or_else(Default::default, |direct| {
-        (direct.samples.clone(), direct.source.calls().peak_bytes())
+        (direct.samples.clone(), direct.source.asked().peak_bytes)
     });
     let standing = |c: &Contender| c.standing(workload, backend, &direct, live_peak);
     Ok(contenders.iter().map(standing).collect())

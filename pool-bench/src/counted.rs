@@ -22,6 +22,17 @@ pub struct Calls {
     peak_bytes: AtomicU64,
 }
 
+/// What a device was asked for by one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// Successful allocations.
+    pub allocations: u64,
+    /// Successful frees.
+    pub frees: u64,
+    /// The most bytes held at once.
+    pub peak_bytes: u64,
+}
+
 /// A block that carries its size.
 #[derive(Debug)]
 pub struct CountedBlock<B> {
@@ -43,30 +54,22 @@ impl<A> Counted<A> {
 }
 
 impl Calls {
-    /// Successful allocations.
-    pub fn allocations(&self) -> u64 {
-        self.allocations.load(Relaxed)
+    /// The counts by now.
+    pub fn asked(&self) -> Asked {
+        Asked {
+            allocations: self.allocations.load(Relaxed),
+            frees: self.frees.load(Relaxed),
+            peak_bytes: self.peak_bytes.load(Relaxed),
+        }
     }
 
-    /// Successful frees.
-    pub fn frees(&self) -> u64 {
-        self.frees.load(Relaxed)
-    }
-
-    /// The most bytes held at once.
-    pub fn peak_bytes(&self) -> u64 {
-        self.peak_bytes.load(Relaxed)
-    }
-
-    /// Counts an allocation that succeeded.
-    pub fn took(&self, bytes: u64) {
+    fn took(&self, bytes: u64) {
         self.allocations.fetch_add(1, Relaxed);
         let held = self.bytes.fetch_add(bytes, Relaxed) + bytes;
         self.peak_bytes.fetch_max(held, Relaxed);
     }
 
-    /// Counts a free that succeeded.
-    pub fn gave_back(&self, bytes: u64) {
+    fn gave_back(&self, bytes: u64) {
         self.frees.fetch_add(1, Relaxed);
         self.bytes.fetch_sub(bytes, Relaxed);
     }
@@ -86,6 +89,9 @@ impl<A: DeviceAllocator> DeviceAllocator for Counted<A> {
     }
     fn granule(&self) -> u64 {
         self.inner.granule()
+    }
+    fn largest(&self) -> u64 {
+        self.inner.largest()
     }
     fn aligned(&self, kind: A::Kind, alignment: u64) -> Result<A::Kind, DeviceError> {
         self.inner.aligned(kind, alignment)

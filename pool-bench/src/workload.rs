@@ -1,11 +1,11 @@
 //! What the programs of the five seed documents do with memory: which sizes, how long they live,
 //! and that every byte is written. Data, and one step of each.
 
-use crate::counted::Calls;
+use crate::counted::Asked;
+use bucketpool::PoolStats;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -22,10 +22,13 @@ pub trait Source {
     /// Waits for the device at the end of a step.
     fn finish(&self) {}
     /// What the device was asked for.
-    fn calls(&self) -> Arc<Calls>;
-    /// Requests that idle blocks served, 0 to 1.
-    fn hit_rate(&self) -> f64 {
-        0.0
+    fn asked(&self) -> Asked;
+    /// What the pool has counted; without one, each request is a miss.
+    fn stats(&self) -> PoolStats {
+        let mut stats = PoolStats::default();
+        stats.misses = self.asked().allocations;
+        stats.allocations = stats.misses;
+        stats
     }
 }
 

@@ -143,9 +143,9 @@ fn a_device_without_an_adapter_is_an_error_where_it_was_asked_for_and_a_note_els
                 driver, such as Debian's mesa-vulkan-drivers";
     assert_eq!(stderr.lines().last(), Some(last));
     let not_asked = run(&[]);
-    let stdout = String::from_utf8(not_asked.stdout).unwrap();
+    let stderr = String::from_utf8(not_asked.stderr).unwrap();
     assert!(not_asked.status.success());
-    assert!(stdout.contains("left out: wgpu, since no wgpu adapter"), "{stdout}");
+    assert!(stderr.contains("left out: wgpu, since no wgpu adapter"), "{stderr}");
 }
 
 #[test]

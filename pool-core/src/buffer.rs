@@ -78,15 +78,15 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
 
     /// The memory, for work that is given to `stream` while the [`Use`] lives.
     ///
-    /// The stream is ordered behind the buffer's allocation, and behind the uses that have ended on
-    /// the stream that it was allocated for, by a wait on the device if it must be. The order
-    /// between two other streams that use it is the program's own. When the `Use` ends, the point
+    /// The stream is ordered behind the buffer's allocation and behind the uses of it that have
+    /// ended on other streams, by waits on the device if it must be. When the `Use` ends, the point
     /// that the stream has reached is noted, and the block serves nobody else before it.
     ///
     /// # Errors
     ///
-    /// [`Why::Foreign`] if the stream belongs to another device, [`Why::NotSubmitted`] if the
-    /// buffer was allocated for work that has not reached the device, or what the device said.
+    /// [`Why::Foreign`] if the stream belongs to another device or has ended,
+    /// [`Why::NotSubmitted`] if the buffer was allocated for, or used in, work that has not reached
+    /// the device, or what the device said.
     ///
     /// # Examples
     ///
@@ -124,16 +124,14 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     fn order(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
         let clock = self.allocator().clock();
         if !clock.owns(stream) {
-            return Err(DeviceError::new(Why::Foreign, "use on a stream of another device", 0));
+            return Err(DeviceError::new(
+                Why::Foreign,
+                "use on a stream that this device does not have",
+                0,
+            ));
         }
-        let home = {
-            let marks = self.marks.lock();
-            if A::MEMORY.cpu_touches && !marks.home_is_used() {
-                return Ok(()); // what was there before was seen done when the block was granted
-            }
-            marks.home()
-        };
-        if clock.is_ordered(stream, home) || clock.order(stream, &[home])? == Order::Ordered {
+        let behind = self.marks.lock().behind(clock, stream, A::MEMORY.cpu_touches);
+        if behind.is_empty() || clock.order(stream, &behind)? == Order::Ordered {
             return Ok(());
         }
         Err(DeviceError::new(Why::NotSubmitted, "use on another stream", 0))

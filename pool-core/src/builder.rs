@@ -71,7 +71,8 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// Makes the pool. Takes nothing from the device.
     #[must_use]
     pub fn build(self) -> BucketPool<A> {
-        let classes = SizeClasses::new(self.policy, self.granule, self.allocator.granule());
+        let (granule, largest) = (self.allocator.granule(), self.allocator.largest());
+        let classes = SizeClasses::new(self.policy, self.granule, granule, largest);
         let bounds = Bounds {
             cached: self.cached_limit,
             bucket: self.bucket_limit,

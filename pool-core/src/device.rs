@@ -43,6 +43,12 @@ pub trait DeviceAllocator: Send + Sync + 'static {
         1
     }
 
+    /// The largest block that the device can hand out. A size class above it is not used: the
+    /// request goes past the pool as it is.
+    fn largest(&self) -> u64 {
+        u64::MAX
+    }
+
     /// `kind`, with blocks that start at multiples of `alignment` bytes as well.
     ///
     /// # Errors

@@ -34,10 +34,11 @@ impl<C: StreamClock> Marks<C> {
         self.home.last
     }
 
-    /// Whether the home stream has used it.
-    #[inline]
-    pub(crate) fn home_is_used(&self) -> bool {
-        self.home.touched
+    /// What a new use on `on` must be ordered behind and is not yet.
+    pub(crate) fn behind(&self, clock: &C, on: &C::Stream, cpu_touches: bool) -> Vec<C::Mark> {
+        let counts = |used: &&Used<C::Mark>| used.touched || !cpu_touches;
+        let marks = self.newest_first().filter(counts).map(|used| used.last);
+        marks.filter(|mark| !clock.is_ordered(on, *mark)).collect()
     }
 
     pub(crate) fn begin(&mut self, clock: &C, mark: C::Mark) {

@@ -63,6 +63,8 @@ pub(crate) struct SizeClasses {
     granule: u64,
     /// What the device's sizes are multiples of.
     device_granule: u64,
+    /// The largest block of the device.
+    largest: u64,
 }
 
 /// The class of a request.
@@ -77,7 +79,12 @@ pub(crate) struct Class {
 }
 
 impl SizeClasses {
-    pub(crate) fn new(policy: BucketPolicy, granule: Option<u64>, device_granule: u64) -> Self {
+    pub(crate) fn new(
+        policy: BucketPolicy,
+        granule: Option<u64>,
+        device_granule: u64,
+        largest: u64,
+    ) -> Self {
         let device_granule = device_granule.max(1);
         let granule = granule.unwrap_or_else(|| policy.default_granule()).max(1);
         // A list may be made without `tiered`, and the search needs it in order.
@@ -85,14 +92,21 @@ impl SizeClasses {
             BucketPolicy::Tiered(classes) => BucketPolicy::tiered(&classes),
             other => other,
         };
-        Self { policy, granule, device_granule }
+        Self { policy, granule, device_granule, largest }
     }
 
     /// The class of a request, or `None` where rounding would pass [`LARGEST`]. A request of no
     /// bytes gets the smallest class.
     #[inline]
     pub(crate) fn of(&self, requested: u64) -> Option<Class> {
-        self.rounded_by_policy(requested.max(1)).filter(|class| class.bytes <= LARGEST)
+        let least = requested.max(1);
+        let class = self.rounded_by_policy(least).filter(|class| class.bytes <= LARGEST);
+        if class.is_some_and(|class| class.bytes <= self.largest) {
+            return class;
+        }
+        // The class does not exist on this device, but the request itself may fit.
+        let exact = self.on_device(least).filter(|bytes| *bytes <= self.largest.min(LARGEST));
+        exact.map(Class::past_the_pool).or(class)
     }
 
     #[inline]

@@ -166,9 +166,11 @@ impl<A: DeviceAllocator> BucketPool<A> {
         };
         let marks = Marks::new(clock.mark(stream));
         let mut buffer = PooledBuffer::new(self.owner.claim(), grant, marks, &want);
-        if clear > 0 {
-            let refused = |error| self.store().error(error, bytes, want.class.bytes, 0);
-            buffer.zero(clear, want.on).map_err(refused)?;
+        if clear > 0
+            && let Err(error) = buffer.zero(clear, want.on)
+        {
+            drop(buffer.detach()); // whatever is wrong with it, the next one is another
+            return Err(self.store().error(error, bytes, want.class.bytes, 0));
         }
         Ok(buffer)
     }
@@ -178,7 +180,11 @@ impl<A: DeviceAllocator> BucketPool<A> {
         if self.allocator().clock().owns(stream) {
             return Ok(());
         }
-        Err(DeviceError::new(Why::Foreign, "allocate on a stream of another device", 0))
+        Err(DeviceError::new(
+            Why::Foreign,
+            "allocate on a stream that this device does not have",
+            0,
+        ))
     }
 
     #[inline]

@@ -14,6 +14,8 @@ use std::sync::Arc;
 
 /// What `cuMemAlloc` aligns to at least (CUDA C Programming Guide, "Device Memory Accesses").
 const ALIGNMENT: u64 = 256;
+/// `CU_STREAM_PER_THREAD`, a handle that is not one stream.
+const PER_THREAD: usize = 2;
 /// Sizes are rounded to this, as CUDA's and `PyTorch`'s allocators do.
 const GRANULE: u64 = 512;
 
@@ -52,9 +54,22 @@ impl CudaAllocator {
     }
 
     /// Makes one of the program's streams known, once; it is kept alive from here on.
-    pub fn stream(&self, stream: &Arc<CudaStream>) -> CudaStreamOf {
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Foreign`] for a stream of another context, [`Why::Unsupported`] for the per-thread
+    /// default stream: its handle means another stream on each thread.
+    pub fn stream(&self, stream: &Arc<CudaStream>) -> Result<CudaStreamOf, DeviceError> {
+        let refuse = |why, call| Err(DeviceError::new(why, call, 0));
+        if stream.context().cu_ctx() != self.context.cu_ctx() {
+            return refuse(Why::Foreign, "a stream of another context");
+        }
+        if key(stream) == PER_THREAD {
+            return refuse(Why::Unsupported, "the per-thread default stream");
+        }
         let mut streams = self.streams.lock();
-        streams.entry(key(stream)).or_insert_with(|| self.clock.register(stream.clone())).clone()
+        let known = streams.entry(key(stream));
+        Ok(known.or_insert_with(|| self.clock.register(stream.clone())).clone())
     }
 
     /// The context that all calls are made in.

@@ -53,7 +53,8 @@ impl CudaView<'_> {
     /// cudarc names the stream only here and takes no error. On another stream than the view's:
     /// slow and right.
     fn guard<'a>(&'a self, on: &'a CudaStream) -> SyncOnDrop<'a> {
-        if on.cu_stream() == self.stream.cu_stream() {
+        let same_context = on.context().cu_ctx() == self.stream.context().cu_ctx();
+        if same_context && on.cu_stream() == self.stream.cu_stream() {
             return SyncOnDrop::Sync(None);
         }
         self.stream.context().record_err(on.join(&self.stream));

@@ -37,18 +37,29 @@ pub(crate) fn is_present() -> bool {
     unsafe { sys::is_culib_present() }
 }
 
+/// Makes the context current. Not by cudarc's own `bind_to_thread`, which first tells an error that
+/// some earlier drop has left: nothing of ours.
 pub(crate) fn bind(context: &CudaContext) -> Result<(), DeviceError> {
-    context.bind_to_thread().map_err(|e| error("cuCtxSetCurrent", e))
+    let failed = |e| error("cuCtxSetCurrent", e);
+    if result::ctx::get_current().map_err(failed)? == Some(context.cu_ctx()) {
+        return Ok(());
+    }
+    // SAFETY: the context lives as long as it is borrowed, and its primary context with it.
+    unsafe { result::ctx::set_current(context.cu_ctx()) }.map_err(failed)
 }
 
-/// Records events, waits for them, asks for them. Events are used again, so a steady program
-/// creates none.
-pub struct CudaDriver {
+/// Records events, waits for them, asks for them.
+pub struct CudaDriver(Arc<Events>);
+
+/// The events of a device. They are used again, so a steady program creates none; the last of the
+/// driver and its events destroys them.
+struct Events {
     context: Arc<CudaContext>,
-    idle: Arc<Mutex<Vec<RawEvent>>>,
+    idle: Mutex<Vec<RawEvent>>,
 }
 
-/// An event of the driver, not in use by anybody.
+/// An event of the driver.
+#[derive(Clone, Copy, Debug)]
 struct RawEvent(sys::CUevent);
 // SAFETY: the driver lets any thread use an event whose context is current to it.
 unsafe impl Send for RawEvent {}
@@ -57,27 +68,24 @@ unsafe impl Sync for RawEvent {}
 
 /// An event. Dropping it makes it idle.
 pub struct CudaEvent {
-    raw: sys::CUevent,
-    idle: Arc<Mutex<Vec<RawEvent>>>,
+    raw: RawEvent,
+    events: Arc<Events>,
 }
-// SAFETY: as for `RawEvent`.
-unsafe impl Send for CudaEvent {}
-// SAFETY: as for `RawEvent`.
-unsafe impl Sync for CudaEvent {}
 
 impl CudaDriver {
     pub(crate) fn new(context: Arc<CudaContext>) -> Self {
-        Self { context, idle: Arc::default() }
+        Self(Arc::new(Events { context, idle: Mutex::default() }))
     }
 
     fn event(&self) -> Result<CudaEvent, DeviceError> {
-        let idle = self.idle.lock().pop();
+        let idle = self.0.idle.lock().pop();
         let raw = match idle {
-            Some(RawEvent(raw)) => raw,
+            Some(raw) => raw,
             None => result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+                .map(RawEvent)
                 .map_err(|e| error("cuEventCreate", e))?,
         };
-        Ok(CudaEvent { raw, idle: self.idle.clone() })
+        Ok(CudaEvent { raw, events: self.0.clone() })
     }
 }
 
@@ -86,27 +94,27 @@ impl EventDriver for CudaDriver {
     type Event = CudaEvent;
 
     fn record(&self, on: &Arc<CudaStream>) -> Result<CudaEvent, DeviceError> {
-        bind(&self.context)?;
+        bind(&self.0.context)?;
         let event = self.event()?;
         // SAFETY: the event was created in this context and nobody else has it; the stream is kept
         // alive by its `Arc`.
-        unsafe { result::event::record(event.raw, on.cu_stream()) }
+        unsafe { result::event::record(event.raw.0, on.cu_stream()) }
             .map_err(|e| error("cuEventRecord", e))?;
         Ok(event)
     }
 
     fn wait(&self, on: &Arc<CudaStream>, event: &CudaEvent) -> Result<(), DeviceError> {
-        bind(&self.context)?;
+        bind(&self.0.context)?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: the event lives as long as it is borrowed, the stream as long as its `Arc`.
-        unsafe { result::stream::wait_event(on.cu_stream(), event.raw, flags) }
+        unsafe { result::stream::wait_event(on.cu_stream(), event.raw.0, flags) }
             .map_err(|e| error("cuStreamWaitEvent", e))
     }
 
     fn query(&self, event: &CudaEvent) -> Result<bool, DeviceError> {
-        bind(&self.context)?;
+        bind(&self.0.context)?;
         // SAFETY: the event lives as long as it is borrowed.
-        match unsafe { result::event::query(event.raw) } {
+        match unsafe { result::event::query(event.raw.0) } {
             Ok(()) => Ok(true),
             Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
             Err(e) => Err(error("cuEventQuery", e)),
@@ -114,25 +122,26 @@ impl EventDriver for CudaDriver {
     }
 
     fn synchronize(&self, event: &CudaEvent) -> Result<(), DeviceError> {
-        bind(&self.context)?;
+        bind(&self.0.context)?;
         // SAFETY: the event lives as long as it is borrowed.
-        unsafe { result::event::synchronize(event.raw) }.map_err(|e| error("cuEventSynchronize", e))
+        unsafe { result::event::synchronize(event.raw.0) }
+            .map_err(|e| error("cuEventSynchronize", e))
     }
 }
 
 impl Drop for CudaEvent {
     fn drop(&mut self) {
-        self.idle.lock().push(RawEvent(self.raw));
+        self.events.idle.lock().push(self.raw);
     }
 }
 
-impl Drop for CudaDriver {
+impl Drop for Events {
     fn drop(&mut self) {
         if bind(&self.context).is_err() {
             return; // the process ends, or the device is gone: there is nothing to destroy
         }
-        for RawEvent(event) in self.idle.lock().drain(..) {
-            // SAFETY: an idle event is nobody's, and leaves the list here.
+        for RawEvent(event) in self.idle.get_mut().drain(..) {
+            // SAFETY: nobody holds an event any more, since each holds this list.
             let _ = unsafe { result::event::destroy(event) };
         }
     }
@@ -141,7 +150,7 @@ impl Drop for CudaDriver {
 impl fmt::Debug for CudaDriver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CudaDriver")
-            .field("device", &self.context.ordinal())
+            .field("device", &self.0.context.ordinal())
             .finish_non_exhaustive()
     }
 }

@@ -9,7 +9,7 @@
 //!
 //! let device = CudaAllocator::new(0)?;
 //! let stream = device.context().new_stream()?;
-//! let on = device.stream(&stream);
+//! let on = device.stream(&stream)?;
 //! let pool = BucketPool::builder(device).cached_limit(4 * GIB).build();
 //!
 //! let buffer = pool.allocate_on(&on, 64 * MIB)?;

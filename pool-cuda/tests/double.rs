@@ -117,7 +117,7 @@ fn streams_hand_buffers_on_without_memory_calls_and_without_new_events() {
     let _one = double();
     let device = CudaAllocator::new(0).unwrap();
     let raw: Vec<_> = (0..3).map(|_| device.context().new_stream().unwrap()).collect();
-    let streams: Vec<_> = raw.iter().map(|stream| device.stream(stream)).collect();
+    let streams: Vec<_> = raw.iter().map(|stream| device.stream(stream).unwrap()).collect();
     let pool = BucketPool::new(device);
     let turn = |i: usize| {
         let (s, t) = (&streams[i % 3], &streams[(i + 2) % 3]);
@@ -142,11 +142,28 @@ fn a_stream_is_registered_once_and_another_devices_is_refused() {
     let _one = double();
     let (device, other) = (CudaAllocator::new(0).unwrap(), CudaAllocator::new(0).unwrap());
     let raw = device.context().new_stream().unwrap();
-    let (once, twice) = (device.stream(&raw), device.stream(&raw));
+    let (once, twice) = (device.stream(&raw).unwrap(), device.stream(&raw).unwrap());
     assert_eq!(format!("{once:?}"), format!("{twice:?}"));
     let pool = BucketPool::new(device);
-    assert_eq!(pool.allocate_on(&other.stream(&raw), 1).unwrap_err().why(), Why::Foreign);
+    assert_eq!(pool.allocate_on(&other.stream(&raw).unwrap(), 1).unwrap_err().why(), Why::Foreign);
     assert!(pool.allocate_on(&once, 1).is_ok());
+}
+
+#[test]
+fn a_view_is_right_on_another_stream_too() {
+    let _one = double();
+    let device = CudaAllocator::new(0).unwrap();
+    let (mine, others) =
+        (device.context().new_stream().unwrap(), device.context().new_stream().unwrap());
+    let on = device.stream(&mine).unwrap();
+    let pool = BucketPool::new(device);
+    let buffer = pool.allocate_on(&on, KIB).unwrap();
+    let mut back = vec![0; 1024];
+    mine.memcpy_htod(&[7; 1024], &mut &*buffer.on(&on).unwrap()).unwrap();
+    others.memcpy_dtoh(&*buffer.on(&on).unwrap(), &mut back).unwrap();
+    assert_eq!((back, hazards()), (vec![7; 1024], 0));
+    let error = pool.allocator().stream(&pool.allocator().context().per_thread_stream());
+    assert_eq!(error.unwrap_err().why, Why::Unsupported);
 }
 
 #[test]
@@ -181,18 +198,22 @@ fn buffers_pools_and_streams_go_in_any_order() {
     let _one = double();
     let device = CudaAllocator::new(0).unwrap();
     let raw = device.context().new_stream().unwrap();
-    let stream = device.stream(&raw);
+    let stream = device.stream(&raw).unwrap();
     let pool = BucketPool::new(device);
     let buffer = pool.allocate_on(&stream, KIB).unwrap();
     kernel(&buffer, &stream);
+    drop(pool.allocate(KIB)); // and something for another stream, behind an event
+    drop(pool.allocate_on(&stream, KIB));
     drop((pool, raw));
     std::thread::spawn(move || drop(buffer)).join().unwrap();
     drop(stream);
     assert_eq!((held(), hazards()), (0, 0));
+    let events = call::<extern "C" fn() -> usize>(b"cuda_double_events")();
+    assert_eq!(events, 0, "events that nobody has destroyed");
 }
 
 #[test]
-fn a_detached_block_can_become_cudarcs_own() {
+fn a_raw_block_leaves_the_accounts_and_is_the_callers() {
     let _one = double();
     let pool = BucketPool::new(CudaAllocator::new(0).unwrap());
     let (block, marks) = pool.allocate(KIB).unwrap().detach().into_raw();

@@ -13,6 +13,9 @@ use wgpu::{
     Queue,
 };
 
+/// Uses of buffers that the CPU maps. Pooling them needs their callbacks, and comes later.
+const MAPPABLE: BufferUsages = BufferUsages::MAP_READ.union(BufferUsages::MAP_WRITE);
+
 /// Buffers of one wgpu device.
 pub struct WgpuAllocator {
     clock: Scopes,
@@ -22,7 +25,7 @@ pub struct WgpuAllocator {
 /// What a buffer may be used for; a block serves again for the same flags only.
 ///
 /// Storage, and copying in both directions, by default. `COPY_DST` is always among them, since that
-/// is what clearing needs, except where wgpu forbids it.
+/// is what clearing needs. Buffers that can be mapped are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Usage(BufferUsages);
 
@@ -88,13 +91,9 @@ impl WgpuAllocator {
 }
 
 impl Usage {
-    /// These uses, and `COPY_DST` where wgpu allows it beside them: not for buffers that are mapped
-    /// for writing.
+    /// These uses, and `COPY_DST`.
     #[must_use]
     pub fn new(usages: BufferUsages) -> Self {
-        if usages.contains(BufferUsages::MAP_WRITE) {
-            return Self(usages);
-        }
         Self(usages | BufferUsages::COPY_DST)
     }
 
@@ -161,6 +160,10 @@ impl DeviceAllocator for WgpuAllocator {
         COPY_BUFFER_ALIGNMENT
     }
 
+    fn largest(&self) -> u64 {
+        self.largest
+    }
+
     /// A whole buffer begins where any binding may.
     fn aligned(&self, kind: Usage, alignment: u64) -> Result<Usage, DeviceError> {
         let most = u64::from(wgpu::Limits::default().min_storage_buffer_offset_alignment);
@@ -174,6 +177,10 @@ impl DeviceAllocator for WgpuAllocator {
         if request.bytes > self.largest {
             let code = i64::try_from(self.largest).unwrap_or(i64::MAX);
             return Err(DeviceError::new(Why::TooLarge, "max_buffer_size", code));
+        }
+        if request.kind.flags().intersects(MAPPABLE) {
+            // What is mapped must not be submitted, and nobody here would know.
+            return Err(DeviceError::new(Why::Unsupported, "pool a buffer that can be mapped", 0));
         }
         let device = self.clock.device();
         // A buffer is returned even where it is invalid; the scopes tell, innermost first.
@@ -210,15 +217,16 @@ impl DeviceAllocator for WgpuAllocator {
 
     /// Ahead of what is not submitted yet, whatever the stream.
     fn zero(&self, block: &mut WgpuBlock, bytes: u64, _on: &WgpuStream) -> Result<(), DeviceError> {
-        if !block.0.usage().contains(BufferUsages::COPY_DST) {
-            return Err(DeviceError::new(Why::Unsupported, "clear a buffer without COPY_DST", 0));
-        }
-        let mut encoder =
-            self.clock.device().create_command_encoder(&CommandEncoderDescriptor::default());
+        let device = self.clock.device();
+        let validation = device.push_error_scope(ErrorFilter::Validation);
+        let mut encoder = device.create_command_encoder(&CommandEncoderDescriptor::default());
         let bytes = bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT).min(block.0.size());
         encoder.clear_buffer(&block.0, 0, Some(bytes));
         self.clock.queue().submit([encoder.finish()]);
-        Ok(())
+        match now(validation.pop()).flatten() {
+            None => Ok(()),
+            Some(_) => Err(DeviceError::new(Why::Other, "clear_buffer", 0)),
+        }
     }
 }
 

@@ -49,7 +49,8 @@ impl Scope {
         WgpuStream { clock: self.shared.id, scope: self.id }
     }
 
-    /// The one encoder of this scope, made when it is first asked for.
+    /// The one encoder of this scope, made when it is first asked for. It is lent: whoever swaps it
+    /// for another's takes the commands out of their scope's order.
     #[must_use]
     pub fn encoder(&mut self) -> &mut CommandEncoder {
         let device = &self.shared.device;
@@ -103,8 +104,11 @@ impl StreamClock for Scopes {
     fn default_stream(&self) -> &WgpuStream {
         &self.0.queue_stream
     }
+    /// A scope that was submitted or dropped is no stream any more: work for it would be recorded
+    /// elsewhere.
     fn owns(&self, on: &WgpuStream) -> bool {
-        on.clock == self.0.id
+        let open = || self.0.open.lock().contains(&on.scope);
+        on.clock == self.0.id && (on.scope == QUEUE || open())
     }
     fn mark(&self, on: &WgpuStream) -> u64 {
         on.scope

@@ -150,15 +150,55 @@ fn usages_are_kinds_and_errors_come_before_a_buffer_does() {
         assert_eq!((pool.stats().hits, other.kind()), (0, uniform));
         assert_eq!(buffer_of(&other).usage(), BufferUsages::UNIFORM | BufferUsages::COPY_DST);
         assert_eq!(pool.allocate(largest + 1).unwrap_err().why(), Why::TooLarge);
-        let nonsense = Usage::new(BufferUsages::MAP_READ | BufferUsages::STORAGE);
-        let error = pool.allocate_kind(&on, KIB, nonsense);
-        if pool.allocator().device().features().contains(wgpu::Features::MAPPABLE_PRIMARY_BUFFERS) {
-            assert!(error.is_ok());
-        } else {
-            assert_eq!(error.unwrap_err().why(), Why::Unsupported);
+        for mapped in [BufferUsages::MAP_READ, BufferUsages::MAP_WRITE | BufferUsages::COPY_SRC] {
+            let error = pool.allocate_kind(&on, KIB, Usage::new(mapped)).unwrap_err();
+            assert_eq!(error.why(), Why::Unsupported, "{error}");
         }
+        // Powers of two would pass the device's largest buffer; the request itself does not.
+        let large = pool.allocate(largest / 4 * 3).unwrap();
+        let past_the_pool = u64::from(!largest.is_power_of_two());
+        assert_eq!(pool.stats().bypasses, past_the_pool);
+        assert!(large.allocated_size() <= largest);
+        drop(large);
         assert_eq!(pool.stats().reserved_bytes, 2 * KIB);
     }
+}
+
+#[test]
+fn a_scope_that_was_submitted_is_no_stream_any_more() {
+    let pool = BucketPool::new(noop());
+    let scope = pool.allocator().scope();
+    let stale = scope.stream();
+    let buffer = pool.allocate_on(&stale, KIB).unwrap();
+    scope.submit();
+    assert_eq!(pool.allocate_on(&stale, KIB).unwrap_err().why(), Why::Foreign);
+    assert_eq!(buffer.on(&stale).unwrap_err().why, Why::Foreign);
+    let queue = *pool.allocator().clock().default_stream();
+    assert!(buffer.on(&queue).is_ok(), "the buffer itself goes on");
+}
+
+#[test]
+fn work_of_an_open_scope_is_ahead_of_nobody() {
+    let pool = BucketPool::new(noop());
+    let (scope, queue) = (pool.allocator().scope(), *pool.allocator().clock().default_stream());
+    let buffer = pool.allocate(KIB).unwrap();
+    drop(buffer.on(&scope.stream()).unwrap());
+    // `Queue::write_buffer` would run ahead of the scope, which uses the buffer already.
+    assert_eq!(buffer.on(&queue).unwrap_err().why, Why::NotSubmitted);
+    scope.submit();
+    assert!(buffer.on(&queue).is_ok());
+}
+
+#[test]
+fn a_buffer_that_cannot_be_cleared_is_an_error_and_not_kept() {
+    let pool = BucketPool::new(noop());
+    let queue = *pool.allocator().clock().default_stream();
+    let buffer = pool.allocate(KIB).unwrap();
+    let clone = buffer.on(&queue).unwrap().buffer().clone();
+    drop(buffer);
+    clone.destroy(); // a clone kept past the drop, and destroyed
+    assert_eq!(pool.allocate(KIB).unwrap_err().why(), Why::Other);
+    assert!(pool.allocate(KIB).is_ok(), "the next request gets another buffer");
 }
 
 #[test]

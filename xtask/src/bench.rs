@@ -50,7 +50,7 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
 
 /// The backends that the arguments name, if they name any.
 fn asked_for(args: &[String]) -> Option<Vec<String>> {
-    let mut args = args.iter();
+    let (mut args, mut named) = (args.iter(), None);
     while let Some(arg) = args.next() {
         let list = match arg.strip_prefix("--backend") {
             Some("") => args.next().map(String::as_str),
@@ -58,10 +58,11 @@ fn asked_for(args: &[String]) -> Option<Vec<String>> {
             None => None,
         };
         if let Some(list) = list {
-            return Some(list.split(',').map(str::to_owned).collect());
+            let names: &mut Vec<String> = named.get_or_insert_default();
+            names.extend(list.split(',').map(str::to_owned));
         }
     }
-    None
+    named
 }
 
 fn refuse(driver: &Driver) -> ExitCode {
@@ -92,6 +93,10 @@ mod tests {
         let both = Some(vec!["host".to_owned(), "cuda".to_owned()]);
         assert_eq!(of("bench --backend host,cuda --json"), both);
         assert_eq!(of("bench --json --backend=host,cuda"), both);
+        assert_eq!(
+            of("bench --backend host --json --backend cuda"),
+            of("bench --backend host,cuda")
+        );
         assert_eq!(of("bench --smoke"), None);
         assert_eq!(of("bench --backend"), None);
     }

@@ -3,7 +3,7 @@ use crate::size::{KIB, MIB};
 use proptest::prelude::*;
 
 fn classes(policy: BucketPolicy) -> SizeClasses {
-    SizeClasses::new(policy, None, 1)
+    SizeClasses::new(policy, None, 1, LARGEST)
 }
 
 #[test]
@@ -24,13 +24,13 @@ fn each_policy_rounds_as_it_says() {
 
 #[test]
 fn the_granule_is_the_users_choice_and_the_devices() {
-    let exact = SizeClasses::new(BucketPolicy::Exact, Some(16), 1);
+    let exact = SizeClasses::new(BucketPolicy::Exact, Some(16), 1, LARGEST);
     assert_eq!(exact.of(17).unwrap().bytes, 32);
-    let pow2 = SizeClasses::new(BucketPolicy::PowerOfTwo, Some(16), 1);
+    let pow2 = SizeClasses::new(BucketPolicy::PowerOfTwo, Some(16), 1, LARGEST);
     assert_eq!(pow2.of(1).unwrap().bytes, 16);
-    let coarse_device = SizeClasses::new(BucketPolicy::Exact, None, 4096);
+    let coarse_device = SizeClasses::new(BucketPolicy::Exact, None, 4096, LARGEST);
     assert_eq!(coarse_device.of(1).unwrap().bytes, 4096);
-    let none = SizeClasses::new(BucketPolicy::Exact, Some(0), 0);
+    let none = SizeClasses::new(BucketPolicy::Exact, Some(0), 0, LARGEST);
     assert_eq!(none.of(7).unwrap().bytes, 7);
 }
 
@@ -42,6 +42,14 @@ fn nonsense_factors_count_as_one_and_huge_ones_saturate() {
     }
     let class = classes(BucketPolicy::Fit { alpha: f64::INFINITY }).of(512).unwrap();
     assert_eq!(class.up_to, u64::MAX);
+}
+
+#[test]
+fn a_class_that_the_device_does_not_have_gives_way_to_the_request() {
+    let classes = SizeClasses::new(BucketPolicy::PowerOfTwo, None, 4, 1000);
+    assert_eq!(classes.of(500).unwrap(), Class { bytes: 512, up_to: 512, pooled: true });
+    assert_eq!(classes.of(601).unwrap(), Class { bytes: 604, up_to: 604, pooled: false });
+    assert!(classes.of(1001).unwrap().pooled, "refused by the device, in its own words");
 }
 
 #[test]
@@ -74,7 +82,7 @@ proptest! {
         policy in any_policy(), granule in 1u64..5000, device in 1u64..5000,
         a in size(), b in size(),
     ) {
-        let classes = SizeClasses::new(policy, Some(granule), device);
+        let classes = SizeClasses::new(policy, Some(granule), device, LARGEST);
         let (small, large) = (a.min(b), a.max(b));
         if let (Some(s), Some(l)) = (classes.of(small), classes.of(large)) {
             prop_assert!(s.bytes >= small && s.up_to >= s.bytes && s.bytes % device == 0);

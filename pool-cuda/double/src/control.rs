@@ -63,3 +63,9 @@ pub extern "C" fn cuda_double_fail(kind: c_uint, skip: u64, times: u64) {
     };
     state().engine.fail(call, skip, times);
 }
+
+/// Events that exist.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuda_double_events() -> usize {
+    state().events.len()
+}

@@ -9,6 +9,9 @@ use std::sync::LazyLock;
 /// Bytes of the device unless a test says otherwise.
 pub(crate) const CAPACITY: u64 = 1 << 30;
 
+/// Handles of streams are their numbers above this.
+pub(crate) const HANDLES: usize = 0x1000;
+
 pub(crate) struct State {
     pub(crate) engine: Engine,
     /// Events by handle; none before its first recording.
@@ -28,9 +31,10 @@ impl State {
         Self { engine, events, events_created: 0, streams: 1 }
     }
 
-    /// The handle of a stream is its number, so the null stream is the default one.
-    pub(crate) fn known(&self, stream: usize) -> Result<usize, Code> {
-        if stream < self.streams { Ok(stream) } else { Err(code::INVALID_HANDLE) }
+    /// The number of a stream: 0 for the null stream. Small handles have meanings of their own.
+    pub(crate) fn known(&self, handle: usize) -> Result<usize, Code> {
+        let number = if handle == 0 { Some(0) } else { handle.checked_sub(HANDLES) };
+        number.filter(|number| *number < self.streams).ok_or(code::INVALID_HANDLE)
     }
 
     /// Whether all of a range is memory of the device.

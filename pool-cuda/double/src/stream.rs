@@ -3,7 +3,7 @@
 
 use crate::code::{self, Code};
 use crate::pointer::Out;
-use crate::state::{State, call, state};
+use crate::state::{HANDLES, State, call, state};
 use pool_core::sim::engine::Event;
 use std::ffi::{c_int, c_uint};
 
@@ -11,7 +11,7 @@ use std::ffi::{c_int, c_uint};
 pub extern "C" fn cuStreamCreate(stream: Out<usize>, _flags: c_uint) -> Code {
     let mut state = state();
     state.streams += 1;
-    stream.put(state.engine.new_stream());
+    stream.put(HANDLES + state.engine.new_stream());
     code::SUCCESS
 }
 
