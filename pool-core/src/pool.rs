@@ -157,17 +157,18 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let want = want.and_then(|want| self.known(stream).map(|()| want));
         let want = want.map_err(|error| self.store().refuse(error, bytes, bytes, 0))?;
         let grant = self.store().allocate(&want)?;
-        let unknown = if grant.fresh { !A::MEMORY.fresh_is_zeroed } else { true };
-        let clear = match self.zero {
-            ZeroPolicy::OnAllocate if unknown => grant.bytes,
-            ZeroPolicy::OnReturn if grant.dirty || (grant.fresh && unknown) => grant.bytes,
-            _ if zeroed && unknown => bytes,
+        let shows_zeroes = grant.fresh && A::MEMORY.fresh_is_zeroed;
+        let bytes_to_clear = match self.zero {
+            _ if shows_zeroes => 0,
+            ZeroPolicy::OnAllocate => grant.bytes,
+            ZeroPolicy::OnReturn if grant.dirty || grant.fresh => grant.bytes,
+            _ if zeroed => bytes,
             _ => 0,
         };
         let marks = Marks::new(clock.mark(stream));
         let mut buffer = PooledBuffer::new(self.owner.claim(), grant, marks, &want);
-        if clear > 0
-            && let Err(error) = buffer.zero(clear, want.on)
+        if bytes_to_clear > 0
+            && let Err(error) = buffer.zero(bytes_to_clear, want.on)
         {
             drop(buffer.detach()); // whatever is wrong with it, the next one is another
             return Err(self.store().error(error, bytes, want.class.bytes, 0));
