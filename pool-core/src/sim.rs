@@ -4,6 +4,7 @@
 //! It is a device for tests and for replaying traces, not a model of how long anything takes.
 
 pub mod engine;
+mod script;
 
 use crate::clock::StreamClock;
 use crate::device::{DeviceAllocator, MarkOf, Memory, Request, WholeBlocks};
@@ -16,7 +17,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub use engine::{SimCall, SimCalls};
+pub use script::{SimCall, SimCalls};
 
 /// A stream of a [`SimDevice`].
 pub type SimStream = Stream<SimDriver>;

@@ -1,5 +1,6 @@
 //! The state of a simulated device: memory, streams that run late, and what used each byte last.
 
+use super::script::{Script, SimCall, SimCalls};
 use crate::error::{DeviceError, Why};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
@@ -11,37 +12,6 @@ pub(super) const ALIGNMENT: u64 = 4096;
 const GRAIN: u64 = 512;
 /// What fresh memory shows: anything but zeroes.
 const FRESH: u8 = 0xA5;
-
-/// The calls of a simulated device that can be made to fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SimCall {
-    /// Taking a block.
-    Allocate,
-    /// Giving one back. The device keeps it then, and nobody can reach it.
-    Free,
-    /// Recording an event.
-    Record,
-    /// Waiting for one, on the device.
-    Wait,
-    /// Asking for one.
-    Query,
-}
-
-/// Successful calls of each kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SimCalls {
-    /// Blocks taken.
-    pub allocations: u64,
-    /// Blocks given back.
-    pub frees: u64,
-    /// Events recorded.
-    pub records: u64,
-    /// Waits on the device.
-    pub waits: u64,
-    /// Queries of events.
-    pub queries: u64,
-}
 
 /// For each stream, how many of its operations something is ordered after.
 type VectorClock = HashMap<usize, u64>;
@@ -81,13 +51,6 @@ enum Op {
     },
 }
 
-#[derive(Debug)]
-struct Fault {
-    call: SimCall,
-    skip: u64,
-    times: u64,
-}
-
 /// A simulated device without the port: what `SimDevice` and the double of libcuda share.
 #[derive(Debug)]
 pub struct Engine {
@@ -98,7 +61,7 @@ pub struct Engine {
     next: u64,
     live: BTreeMap<u64, u64>,
     calls: SimCalls,
-    script: Vec<Fault>,
+    script: Script,
     streams: Vec<Queue>,
     /// What the host has seen done, and so all that it gives from then on is ordered after.
     host: VectorClock,
@@ -121,7 +84,7 @@ impl Engine {
             next: ALIGNMENT,
             live: BTreeMap::new(),
             calls: SimCalls::default(),
-            script: Vec::new(),
+            script: Script::default(),
             streams: vec![Queue::default()],
             host: VectorClock::new(),
             uses: HashMap::new(),
@@ -136,7 +99,7 @@ impl Engine {
     ///
     /// [`Why::OutOfMemory`] over the capacity, or when the script says so.
     pub fn allocate(&mut self, bytes: u64) -> Result<u64, DeviceError> {
-        self.fault(SimCall::Allocate, Why::OutOfMemory, "sim allocate")?;
+        self.script.check(SimCall::Allocate, Why::OutOfMemory, "sim allocate")?;
         let full = DeviceError::new(Why::OutOfMemory, "sim allocate", 0);
         let held =
             self.held.checked_add(bytes).filter(|held| *held <= self.capacity).ok_or(full)?;
@@ -156,7 +119,7 @@ impl Engine {
     ///
     /// [`Why::Foreign`] for an address at which no block begins, or when the script says so.
     pub fn free(&mut self, at: u64) -> Result<(), DeviceError> {
-        self.fault(SimCall::Free, Why::Other, "sim free")?;
+        self.script.check(SimCall::Free, Why::Other, "sim free")?;
         let unknown = DeviceError::new(Why::Foreign, "sim free", 0);
         let bytes = self.live.remove(&at).ok_or(unknown)?;
         self.held -= bytes;
@@ -275,7 +238,7 @@ impl Engine {
     ///
     /// When the script says so.
     pub fn record(&mut self, on: usize) -> Result<Event, DeviceError> {
-        self.fault(SimCall::Record, Why::Other, "sim record")?;
+        self.script.check(SimCall::Record, Why::Other, "sim record")?;
         self.calls.records += 1;
         let at = self.give(on, Op::Work);
         Ok(Event { stream: on, at, clock: self.streams[on].clock.clone() })
@@ -287,7 +250,7 @@ impl Engine {
     ///
     /// When the script says so.
     pub fn wait(&mut self, on: usize, event: &Event) -> Result<(), DeviceError> {
-        self.fault(SimCall::Wait, Why::Other, "sim wait")?;
+        self.script.check(SimCall::Wait, Why::Other, "sim wait")?;
         self.calls.waits += 1;
         self.give(on, Op::Wait { stream: event.stream, at: event.at });
         merge(&mut self.streams[on].clock, &event.clock);
@@ -300,7 +263,7 @@ impl Engine {
     ///
     /// When the script says so.
     pub fn query(&mut self, event: &Event) -> Result<bool, DeviceError> {
-        self.fault(SimCall::Query, Why::Other, "sim query")?;
+        self.script.check(SimCall::Query, Why::Other, "sim query")?;
         self.calls.queries += 1;
         let done = self.streams[event.stream].done >= event.at;
         if done {
@@ -369,18 +332,7 @@ impl Engine {
 
     /// Lets a kind of call fail: after `skip` more of its kind, `times` times.
     pub fn fail(&mut self, call: SimCall, skip: u64, times: u64) {
-        self.script.push(Fault { call, skip, times });
-    }
-
-    fn fault(&mut self, call: SimCall, why: Why, name: &'static str) -> Result<(), DeviceError> {
-        for fault in self.script.iter_mut().filter(|fault| fault.call == call && fault.times > 0) {
-            if fault.skip == 0 {
-                fault.times -= 1;
-                return Err(DeviceError::new(why, name, -1));
-            }
-            fault.skip -= 1;
-        }
-        Ok(())
+        self.script.fail(call, skip, times);
     }
 
     /// Whether anything is queued.

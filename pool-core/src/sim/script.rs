@@ -1,0 +1,68 @@
+//! The calls of a simulated device: which there are, how often they came, and which are to fail.
+
+use crate::error::{DeviceError, Why};
+
+/// The calls of a simulated device that can be made to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SimCall {
+    /// Taking a block.
+    Allocate,
+    /// Giving one back. The device keeps it then, and nobody can reach it.
+    Free,
+    /// Recording an event.
+    Record,
+    /// Waiting for one, on the device.
+    Wait,
+    /// Asking for one.
+    Query,
+}
+
+/// Successful calls of each kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SimCalls {
+    /// Blocks taken.
+    pub allocations: u64,
+    /// Blocks given back.
+    pub frees: u64,
+    /// Events recorded.
+    pub records: u64,
+    /// Waits on the device.
+    pub waits: u64,
+    /// Queries of events.
+    pub queries: u64,
+}
+
+/// What is to fail.
+#[derive(Debug, Default)]
+pub(super) struct Script(Vec<Fault>);
+
+#[derive(Debug)]
+struct Fault {
+    call: SimCall,
+    skip: u64,
+    times: u64,
+}
+
+impl Script {
+    pub(super) fn fail(&mut self, call: SimCall, skip: u64, times: u64) {
+        self.0.push(Fault { call, skip, times });
+    }
+
+    /// Whether a call that comes now is to fail; counts it.
+    pub(super) fn check(
+        &mut self,
+        call: SimCall,
+        why: Why,
+        name: &'static str,
+    ) -> Result<(), DeviceError> {
+        for fault in self.0.iter_mut().filter(|fault| fault.call == call && fault.times > 0) {
+            if fault.skip == 0 {
+                fault.times -= 1;
+                return Err(DeviceError::new(why, name, -1));
+            }
+            fault.skip -= 1;
+        }
+        Ok(())
+    }
+}
