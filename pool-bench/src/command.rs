@@ -297,8 +297,12 @@ impl Results {
             for policy in policies {
                 match replay::replay(&trace, policy, settings) {
                     Ok(outcome) => self.outcomes.push(outcome),
-                    // Among others, a trace that does not fit this machine is left out.
-                    Err(bad) if leave_out => self.notes.push(format!("left out: {bad}")),
+                    // Among others, a trace that does not fit this machine is left out, whatever
+                    // the policy.
+                    Err(bad) if leave_out => {
+                        self.notes.push(format!("left out: {bad}"));
+                        break;
+                    }
                     Err(bad) => return Err(bad.in_file(file.display())),
                 }
                 bar.inc(1);

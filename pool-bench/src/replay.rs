@@ -140,20 +140,7 @@ fn run<A: DeviceAllocator>(
 
 /// Real memory is only risked if the trace and its cache fit half of what is free.
 fn fits_this_machine(trace: &Trace, limit: CachedLimit) -> Result<(), BadInput> {
-    let cached = match limit {
-        CachedLimit::Bytes(bytes) => bytes,
-        CachedLimit::OfPeak(share) => {
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "saturates"
-            )]
-            let bytes = (trace.live_peak_bytes as f64 * share) as u64;
-            bytes
-        }
-        _ => u64::MAX,
-    };
-    let needed = trace.live_peak_bytes.saturating_add(cached);
+    let needed = trace.live_peak_bytes.saturating_add(limit.bytes(trace.live_peak_bytes));
     let half = free_memory().map_or(u64::MAX, |free| free / 2);
     if needed <= half {
         return Ok(());

@@ -102,14 +102,13 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn on<'b>(&'b self, stream: &'b StreamOf<A>) -> Result<Use<'b, A>, DeviceError> {
-        self.order(stream)?;
-        let clock = self.allocator().clock();
-        self.marks.lock().begin(clock, clock.mark(stream));
+        self.record_stream(stream)?;
         let view = self.allocator().view(&self.block, 0, self.requested, stream);
         Ok(Use { view, stream, buffer: self })
     }
 
-    /// Notes that `stream` uses the buffer until it is dropped, for uses that no [`Use`] covers.
+    /// Notes that `stream` uses the buffer until it is dropped, for uses that no [`Use`] covers: a
+    /// use that begins and does not end.
     ///
     /// # Errors
     ///
@@ -240,7 +239,7 @@ impl<A: DeviceAllocator> fmt::Debug for Use<'_, A> {
 }
 
 /// A block that left the cache. Dropping it gives it back to the device, at once where a drop may
-/// do that, else with the pool's next call; [`Detached::free`] does it now.
+/// do that, else with the pool's next miss or trim; [`Detached::free`] does it now.
 #[derive(Debug)]
 pub struct Detached<A: DeviceAllocator>(PooledBuffer<A>);
 

@@ -91,7 +91,8 @@ impl CachedLimit {
         clippy::cast_sign_loss,
         reason = "a float cast saturates; a negative or NaN share gives 0"
     )]
-    pub(crate) fn bytes(self, allocated_peak: u64) -> u64 {
+    #[must_use]
+    pub fn bytes(self, allocated_peak: u64) -> u64 {
         match self {
             Self::Unlimited => u64::MAX,
             Self::Bytes(bytes) => bytes,

@@ -39,10 +39,15 @@ impl<A: DeviceAllocator> Shards<A> {
         }
     }
 
+    #[inline]
+    fn own_number(&self) -> usize {
+        thread_number() & (self.all.len() - 1)
+    }
+
     /// This thread's shard.
     #[inline]
     pub(crate) fn own(&self) -> MutexGuard<'_, Shard<A>> {
-        let at = thread_number() & (self.all.len() - 1);
+        let at = self.own_number();
         let mut shard = self.all[at].0.lock();
         if !shard.in_use {
             shard.in_use = true;
@@ -68,7 +73,7 @@ impl<A: DeviceAllocator> Shards<A> {
 
     /// The shards in use but this thread's.
     pub(crate) fn others(&self) -> impl Iterator<Item = MutexGuard<'_, Shard<A>>> {
-        let own = thread_number() & (self.all.len() - 1);
+        let own = self.own_number();
         self.in_use().filter(move |at| *at != own).map(|at| self.at(at))
     }
 

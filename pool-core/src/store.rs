@@ -342,9 +342,7 @@ impl<A: DeviceAllocator> Store<A> {
     pub(crate) fn tallies(&self) -> (Vec<Tally>, Vec<Tally>) {
         self.shards.iter().map(|shard| (shard.requested, shard.allocated)).unzip()
     }
-}
 
-impl<A: DeviceAllocator> Store<A> {
     /// The owner goes: nothing is kept from here on, and what is idle goes back to the device.
     /// Returns how many buffers are out.
     pub(crate) fn close(&self) -> i64 {
