@@ -1,10 +1,12 @@
 #![doc = include_str!("../README.md")]
 
 pub use pool_core::{
-    AllocError, BucketPolicy, BucketPool, Bytes, CachedLimit, Clearing, Detached, DeviceAllocator,
-    DeviceError, EventDriver, Figures, GIB, HostMemory, Immediate, KIB, MIB, Mark, MarkOf, Memory,
-    Order, PoolBuilder, PoolStats, PoolStatsSnapshot, PooledBuffer, Request, Stream, StreamClock,
-    StreamOf, Timeline, Use, WholeBlocks, Why, ZeroPolicy,
+    AllocError, Arena, ArenaBlock, ArenaConfig, BucketPolicy, BucketPool, Bytes, CachedLimit,
+    Clearing, Detached, DeviceAllocator, DeviceError, DeviceStats, EventDriver, Figures, GIB,
+    GivenBack, Held, HostMemory, Immediate, KIB, Layer, MIB, Mark, MarkOf, Memory, Order,
+    PoolBuilder, PoolStats, PoolStatsSnapshot, PooledBuffer, Request, Retention, Rungs, Sliceable,
+    Stat, StatArray, StealPolicy, Stream, StreamClock, StreamOf, Terms, Timeline, Use, Verdict,
+    VirtualMemory, WholeBlocks, Why, ZeroPolicy,
 };
 
 pub use pool_core::preset;

@@ -2,11 +2,19 @@
 
 use crate::backend::Backend;
 use crate::counted::Asked;
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+use crate::counted::Counted;
 use crate::machine::{timed, timed_wall};
-use crate::source::{HostDirect, HostPool};
+use crate::source::{HostDirect, HostSource, host_pool};
 use crate::spec::PolicySpec;
 use crate::workload::{Done, Source, Workload};
 use bucketpool::PoolStats;
+#[cfg(feature = "cuda")]
+use bucketpool::Arena;
+#[cfg(feature = "wgpu")]
+use bucketpool::wgpu::WgpuAllocator;
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+use bucketpool::{ArenaConfig, DeviceAllocator};
 use serde::{Deserialize, Serialize};
 use std::iter::once;
 
@@ -72,6 +80,15 @@ impl<S: Source> Steps for S {
     }
 }
 
+/// A pool becomes a contender like any other.
+struct Boxed;
+
+impl HostSource<Box<dyn Steps>> for Boxed {
+    fn wrap<S: Source + 'static>(self, source: S) -> Box<dyn Steps> {
+        Box::new(source)
+    }
+}
+
 /// A contender and what it took.
 struct Contender {
     name: String,
@@ -87,13 +104,22 @@ fn contenders(backend: Backend, policies: &[PolicySpec]) -> Result<Vec<Contender
     let specs = || policies.iter();
     let sources: Vec<Box<dyn Steps>> = match backend {
         Backend::Host => {
-            let pools = specs().map(|spec| Box::new(HostPool::new(spec)) as Box<dyn Steps>);
+            let pools = specs().map(|spec| host_pool(spec, Boxed));
             once(Box::new(HostDirect::default()) as Box<dyn Steps>).chain(pools).collect()
         }
         #[cfg(feature = "cuda")]
-        Backend::Cuda => on_device(|| bucketpool::cuda::CudaAllocator::new(0), policies)?,
+        Backend::Cuda => {
+            let open = || bucketpool::cuda::CudaAllocator::new(0);
+            let arena = |device, config| Ok(Arena::new(device, config));
+            on_device(open, arena, policies)?
+        }
         #[cfg(feature = "wgpu")]
-        Backend::Wgpu => on_device(bucketpool::wgpu::WgpuAllocator::on_default_adapter, policies)?,
+        Backend::Wgpu => {
+            let no_arena = |_, _| -> Result<Counted<WgpuAllocator>, Failed> {
+                Err(Failed("wgpu buffers are not cut, so there is no arena over them".into()))
+            };
+            on_device(WgpuAllocator::on_default_adapter, no_arena, policies)?
+        }
         Backend::Sim => return Err(Failed("workloads write memory, and `sim` has none".into())),
         #[cfg(not(all(feature = "cuda", feature = "wgpu")))]
         other => return Err(Failed(format!("`{}` was not built in", other.name()))),
@@ -106,15 +132,21 @@ fn contenders(backend: Backend, policies: &[PolicySpec]) -> Result<Vec<Contender
 
 /// Each contender opens the device for itself.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
-fn on_device<A: bucketpool::DeviceAllocator>(
+fn on_device<A: DeviceAllocator, B: DeviceAllocator>(
     open: impl Fn() -> Result<A, bucketpool::DeviceError>,
+    arena: impl Fn(Counted<A>, ArenaConfig) -> Result<B, Failed>,
     policies: &[PolicySpec],
 ) -> Result<Vec<Box<dyn Steps>>, Failed> {
     use crate::source::{DeviceDirect, DevicePool};
     let device = || open().map_err(|error| Failed(error.to_string()));
     let mut sources: Vec<Box<dyn Steps>> = vec![Box::new(DeviceDirect::new(device()?))];
     for spec in policies {
-        sources.push(Box::new(DevicePool::new(device()?, spec)));
+        let device = Counted::new(device()?);
+        let calls = device.calls();
+        sources.push(match spec.arena.clone() {
+            None => Box::new(DevicePool::new(device, calls, spec)),
+            Some(config) => Box::new(DevicePool::new(arena(device, config)?, calls, spec)),
+        });
     }
     Ok(sources)
 }

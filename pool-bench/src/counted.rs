@@ -1,7 +1,11 @@
 //! An allocator over an allocator that counts what reaches the device.
 #![expect(unsafe_code, reason = "host memory stays host memory when it is counted")]
 
-use bucketpool::{DeviceAllocator, DeviceError, HostMemory, MarkOf, Memory, Request, StreamOf};
+use bucketpool::{
+    DeviceAllocator, DeviceError, HostMemory, MarkOf, Memory, Request, Sliceable, StreamOf,
+    VirtualMemory,
+};
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -93,6 +97,9 @@ impl<A: DeviceAllocator> DeviceAllocator for Counted<A> {
     fn largest(&self) -> u64 {
         self.inner.largest()
     }
+    fn total_bytes(&self) -> Option<u64> {
+        self.inner.total_bytes()
+    }
     fn aligned(&self, kind: A::Kind, alignment: u64) -> Result<A::Kind, DeviceError> {
         self.inner.aligned(kind, alignment)
     }
@@ -126,6 +133,51 @@ impl<A: DeviceAllocator> DeviceAllocator for Counted<A> {
         on: &StreamOf<Self>,
     ) -> Result<(), DeviceError> {
         self.inner.zero(&mut block.block, bytes, on)
+    }
+}
+
+impl<A: Sliceable> Sliceable for Counted<A> {
+    unsafe fn zero_part(
+        &self,
+        block: &Self::Block,
+        bytes: Range<u64>,
+        on: &StreamOf<Self>,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: what the caller vouches for here is what is asked for there.
+        unsafe { self.inner.zero_part(&block.block, bytes, on) }
+    }
+}
+
+/// Addresses cost nothing; committed ranges count as allocations.
+impl<A: VirtualMemory> VirtualMemory for Counted<A> {
+    fn page_bytes(&self) -> u64 {
+        self.inner.page_bytes()
+    }
+    fn address_space(&self) -> u64 {
+        self.inner.address_space()
+    }
+    fn reserve(&self, bytes: u64) -> Result<Self::Block, DeviceError> {
+        Ok(CountedBlock { block: self.inner.reserve(bytes)?, bytes: 0 })
+    }
+    fn commit(&self, block: &Self::Block, pages: Range<u64>) -> Result<(), DeviceError> {
+        let bytes = pages.end - pages.start;
+        self.inner.commit(&block.block, pages)?;
+        self.calls.took(bytes);
+        Ok(())
+    }
+    fn decommit(
+        &self,
+        block: &Self::Block,
+        pages: Range<u64>,
+        after: &[MarkOf<Self>],
+    ) -> Result<(), DeviceError> {
+        let bytes = pages.end - pages.start;
+        self.inner.decommit(&block.block, pages, after)?;
+        self.calls.gave_back(bytes);
+        Ok(())
+    }
+    fn release(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
+        self.inner.release(block.block, after)
     }
 }
 

@@ -1,14 +1,14 @@
 //! Replays a trace on a pool.
 
 use crate::backend::Backend;
-use crate::counted::Counted;
+use crate::counted::{Calls, Counted};
 use crate::input::BadInput;
 use crate::machine::{free_memory, timed, timed_wall};
 use crate::spec::PolicySpec;
 use crate::trace::{Step, Trace};
 use bucketpool::host::HostAllocator;
 use bucketpool::sim::SimDevice;
-use bucketpool::{Bytes, CachedLimit, DeviceAllocator, ZeroPolicy};
+use bucketpool::{Arena, Bytes, CachedLimit, DeviceAllocator, VirtualMemory, ZeroPolicy};
 use serde::Serialize;
 
 /// How traces are replayed.
@@ -60,23 +60,38 @@ pub fn replay(trace: &Trace, spec: &PolicySpec, settings: Settings) -> Result<Ou
     }
     let backend = settings.backend;
     if backend == Backend::Sim {
-        let device = SimDevice::with_capacity(capacity);
-        return Ok(run(device, settings.cached_limit, trace, spec, backend));
+        let device = Counted::new(SimDevice::with_capacity(capacity));
+        return Ok(over_pages(device, settings.cached_limit, trace, spec, backend));
     }
     let limit = settings.cached_limit.unwrap_or(CachedLimit::OfPeak(0.25));
     fits_this_machine(trace, limit)?;
     let limit = Some(limit);
     match backend {
-        Backend::Host => Ok(run(HostAllocator::new(), limit, trace, spec, backend)),
+        Backend::Host => {
+            Ok(over_pages(Counted::new(HostAllocator::new()), limit, trace, spec, backend))
+        }
         #[cfg(feature = "cuda")]
         Backend::Cuda => {
             let device = bucketpool::cuda::CudaAllocator::new(0).map_err(|e| absent(backend, e))?;
-            Ok(run(device, limit, trace, spec, backend))
+            let device = Counted::new(device);
+            let calls = device.calls();
+            Ok(match spec.arena.clone() {
+                None => run(device, &calls, limit, trace, spec, backend),
+                Some(config) => {
+                    run(Arena::new(device, config), &calls, limit, trace, spec, backend)
+                }
+            })
         }
         #[cfg(feature = "wgpu")]
         Backend::Wgpu => {
+            if spec.arena.is_some() {
+                let what = format!("policy `{}` on wgpu: its buffers are not cut", spec.text);
+                return Err(BadInput::new(what, "a policy without an arena"));
+            }
             let device = bucketpool::wgpu::WgpuAllocator::on_default_adapter();
-            Ok(run(device.map_err(|e| absent(backend, e))?, limit, trace, spec, backend))
+            let device = Counted::new(device.map_err(|e| absent(backend, e))?);
+            let calls = device.calls();
+            Ok(run(device, &calls, limit, trace, spec, backend))
         }
         other => Err(absent(other, "not built in")),
     }
@@ -88,15 +103,31 @@ fn absent(backend: Backend, why: impl std::fmt::Display) -> BadInput {
     BadInput::new(format!("backend `{}`: {why}", backend.name()), cure)
 }
 
-fn run<A: DeviceAllocator>(
-    device: A,
+/// On memory that an arena can have in pages.
+fn over_pages<A: VirtualMemory>(
+    device: Counted<A>,
     limit: Option<CachedLimit>,
     trace: &Trace,
     spec: &PolicySpec,
     backend: Backend,
 ) -> Outcome {
-    let device = Counted::new(device);
     let calls = device.calls();
+    match spec.arena.clone() {
+        None => run(device, &calls, limit, trace, spec, backend),
+        Some(config) => {
+            run(Arena::over_pages(device, config), &calls, limit, trace, spec, backend)
+        }
+    }
+}
+
+fn run<A: DeviceAllocator>(
+    device: A,
+    calls: &Calls,
+    limit: Option<CachedLimit>,
+    trace: &Trace,
+    spec: &PolicySpec,
+    backend: Backend,
+) -> Outcome {
     let mut builder = spec.builder(device).zero(ZeroPolicy::Never);
     if let Some(limit) = limit {
         builder = builder.cached_limit(limit);

@@ -38,16 +38,21 @@ pub fn bytes(text: &str) -> Result<u64, BadInput> {
 /// Anything else; a negative share.
 pub fn cached_limit(text: &str) -> Result<CachedLimit, BadInput> {
     let bad = || BadInput::new(format!("cached limit `{text}`"), EXPECTED_SHARE);
-    let share = match text.strip_suffix('%') {
-        Some(percent) => percent.parse().map(|percent: f64| percent / 100.0),
-        None if text.contains('.') => text.parse(),
-        None => return bytes(text).map(CachedLimit::Bytes).map_err(|_| bad()),
-    };
-    match share {
-        Ok(share) if share.is_finite() && share >= 0.0 => Ok(CachedLimit::OfPeak(share)),
-        // 1.5G has a point too.
-        _ => bytes(text).map(CachedLimit::Bytes).map_err(|_| bad()),
+    // A whole number is bytes, and 1.5G has a point too.
+    match share(text).filter(|_| text.contains(['%', '.'])) {
+        Some(share) => Ok(CachedLimit::OfPeak(share)),
+        None => bytes(text).map(CachedLimit::Bytes).map_err(|_| bad()),
     }
+}
+
+/// A share: `5%` or `0.05`, not negative.
+#[must_use]
+pub fn share(text: &str) -> Option<f64> {
+    let share = match text.strip_suffix('%') {
+        Some(percent) => percent.parse::<f64>().ok()? / 100.0,
+        None => text.parse().ok()?,
+    };
+    Some(share).filter(|share| share.is_finite() && *share >= 0.0)
 }
 
 #[cfg(test)]

@@ -1,21 +1,28 @@
 //! Where a workload gets its buffers: direct allocation, or a pool, on each kind of memory.
 
-use crate::counted::{Asked, Counted, CountedBlock};
+use crate::counted::{Asked, Calls, Counted, CountedBlock};
 use crate::machine::free_memory;
 use crate::spec::PolicySpec;
 use crate::workload::Source;
 use bucketpool::host::HostAllocator;
 use bucketpool::{
-    BucketPool, DeviceAllocator, GIB, PoolStats, PooledBuffer, Request, StreamClock, ZeroPolicy,
+    Arena, BucketPool, DeviceAllocator, GIB, HostMemory, PoolStats, PooledBuffer, Request,
+    StreamClock, ZeroPolicy,
 };
 use std::cell::Cell;
+use std::sync::Arc;
 
 /// Idle blocks of a pool are bounded by this many bytes, or a sixteenth of what is free.
 const CACHED_LIMIT: u64 = GIB;
 
-fn pool<A: DeviceAllocator>(device: A, spec: &PolicySpec) -> BucketPool<Counted<A>> {
+fn pool<A: DeviceAllocator>(device: A, spec: &PolicySpec) -> BucketPool<A> {
+    let builder = spec.builder(device).zero(ZeroPolicy::Never);
     let limit = free_memory().map_or(CACHED_LIMIT, |free| CACHED_LIMIT.min(free / 16));
-    spec.builder(Counted::new(device)).cached_limit(limit).zero(ZeroPolicy::Never).build()
+    // What an arena holds is bounded by what was alive at most.
+    match spec.arena {
+        Some(_) => builder.build(),
+        None => builder.cached_limit(limit).build(),
+    }
 }
 
 /// What a program without a pool does: the global allocator, each time. Counted by plain numbers,
@@ -49,20 +56,33 @@ impl Source for HostDirect {
 
 /// A pool over host memory.
 #[derive(Debug)]
-pub struct HostPool(BucketPool<Counted<HostAllocator>>);
+pub struct HostPool<A: HostMemory> {
+    pool: BucketPool<A>,
+    calls: Arc<Calls>,
+}
 
-impl HostPool {
-    /// A pool of this policy.
-    #[must_use]
-    pub fn new(spec: &PolicySpec) -> Self {
-        Self(pool(HostAllocator::new(), spec))
+/// A pool of this policy over host memory, or over an arena of it.
+pub fn host_pool<T>(spec: &PolicySpec, wrap: impl HostSource<T>) -> T {
+    let device = Counted::new(HostAllocator::new());
+    let calls = device.calls();
+    match spec.arena.clone() {
+        None => wrap.wrap(HostPool { pool: pool(device, spec), calls }),
+        Some(config) => {
+            wrap.wrap(HostPool { pool: pool(Arena::over_pages(device, config), spec), calls })
+        }
     }
 }
 
-impl Source for HostPool {
-    type Buffer = PooledBuffer<Counted<HostAllocator>>;
+/// What becomes of a pool over either.
+pub trait HostSource<T> {
+    /// Takes it.
+    fn wrap<S: Source + 'static>(self, source: S) -> T;
+}
+
+impl<A: HostMemory> Source for HostPool<A> {
+    type Buffer = PooledBuffer<A>;
     fn filled(&self, bytes: usize, byte: u8) -> Option<Self::Buffer> {
-        let mut buffer = self.0.allocate(bytes as u64).ok()?;
+        let mut buffer = self.pool.allocate(bytes as u64).ok()?;
         buffer.fill(byte);
         Some(buffer)
     }
@@ -70,10 +90,10 @@ impl Source for HostPool {
         u64::from(buffer[buffer.len() / 2])
     }
     fn asked(&self) -> Asked {
-        self.0.allocator().calls().asked()
+        self.calls.asked()
     }
     fn stats(&self) -> PoolStats {
-        self.0.stats()
+        self.pool.stats()
     }
 }
 
@@ -113,31 +133,34 @@ impl<A: DeviceAllocator> Source for DeviceDirect<A> {
 
 /// A pool over a device; buffers are cleared, as for [`DeviceDirect`].
 #[derive(Debug)]
-pub struct DevicePool<A: DeviceAllocator>(BucketPool<Counted<A>>);
+pub struct DevicePool<A: DeviceAllocator> {
+    pool: BucketPool<A>,
+    calls: Arc<Calls>,
+}
 
 impl<A: DeviceAllocator> DevicePool<A> {
-    /// A pool of this policy over this device.
-    pub fn new(device: A, spec: &PolicySpec) -> Self {
-        Self(pool(device, spec))
+    /// A pool of this policy over this device, or over an arena of it, which `calls` count.
+    pub fn new(device: A, calls: Arc<Calls>, spec: &PolicySpec) -> Self {
+        Self { pool: pool(device, spec), calls }
     }
 }
 
 impl<A: DeviceAllocator> Source for DevicePool<A> {
-    type Buffer = PooledBuffer<Counted<A>>;
+    type Buffer = PooledBuffer<A>;
     fn filled(&self, bytes: usize, _byte: u8) -> Option<Self::Buffer> {
-        self.0.allocate_zeroed(bytes as u64).ok()
+        self.pool.allocate_zeroed(bytes as u64).ok()
     }
     fn give_back(&self, _buffer: Self::Buffer) -> u64 {
         1
     }
     fn finish(&self) {
-        finish(self.0.allocator());
+        finish(self.pool.allocator());
     }
     fn asked(&self) -> Asked {
-        self.0.allocator().calls().asked()
+        self.calls.asked()
     }
     fn stats(&self) -> PoolStats {
-        self.0.stats()
+        self.pool.stats()
     }
 }
 

@@ -1,18 +1,25 @@
-//! Policies as people type them: `exact:round=16,pow2,tiered:4K+16K,fit:2`.
+//! Policies as people type them: `exact:round=16,tiered:4K+16K,fit:2,arena:pages=64K:slack=5%`.
 
 use crate::input::BadInput;
 use crate::sizes;
-use bucketpool::{BucketPolicy, BucketPool, DeviceAllocator, PoolBuilder, preset};
+use bucketpool::{ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, PoolBuilder, preset};
 
 /// A configuration by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Preset {
     TilePipeline,
     Embedding,
+    Caching,
 }
 
-const KNOWN: &str = "exact[:round=1], pow2[:min=512], tiered:4K+16K+64K, fit:2[:round=512], \
-                     preset:tile_pipeline or preset:embedding";
+const KNOWN: &str = "exact[:round=1], pow2[:min=512], tiered:4K+16K+64K, fit:2[:round=512], arena, \
+                     arena:torch, arena:pages=64K[:slack=5%], preset:tile_pipeline, \
+                     preset:embedding or preset:caching";
+
+/// Sizes that an arena tells apart; the pool in front of it rounds to them too.
+const ARENA_GRANULE: u64 = 512;
+/// What `arena:pages=..` may hold beyond what was alive at most, unless told.
+const SLACK: f64 = 0.05;
 
 /// A policy, and how it was typed.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,6 +30,8 @@ pub struct PolicySpec {
     pub policy: BucketPolicy,
     /// Its granule, if one was given.
     pub granule: Option<u64>,
+    /// The arena that it runs over, if it does.
+    pub arena: Option<ArenaConfig>,
     /// The configuration that it stands for, if it is one.
     preset: Option<Preset>,
 }
@@ -33,6 +42,7 @@ impl PolicySpec {
         let builder = match self.preset {
             Some(Preset::TilePipeline) => preset::tile_pipeline(device),
             Some(Preset::Embedding) => preset::embedding(device),
+            Some(Preset::Caching) => preset::Caching::default().pool(device),
             None => BucketPool::builder(device).policy(self.policy.clone()),
         };
         match self.granule {
@@ -55,6 +65,12 @@ fn one(text: &str) -> Result<PolicySpec, BadInput> {
     let bad = |what: String| BadInput::new(format!("policy `{text}`: {what}"), KNOWN);
     let mut parts = text.split(':');
     let name = parts.next().unwrap_or_default();
+    if name == "arena" {
+        let config = arena(parts).map_err(bad)?;
+        let (text, granule) = (text.to_owned(), Some(ARENA_GRANULE));
+        let policy = BucketPolicy::Exact;
+        return Ok(PolicySpec { text, policy, granule, arena: Some(config), preset: None });
+    }
     let mut values = Vec::new();
     let mut granule = None;
     let granule_key = if name == "pow2" { "min" } else { "round" };
@@ -71,6 +87,7 @@ fn one(text: &str) -> Result<PolicySpec, BadInput> {
     let preset = match (name, values.as_slice()) {
         ("preset", ["tile_pipeline"]) => Some(Preset::TilePipeline),
         ("preset", ["embedding"]) => Some(Preset::Embedding),
+        ("preset", ["caching"]) => Some(Preset::Caching),
         ("preset", _) => return Err(bad("there is no preset of this name".into())),
         _ => None,
     };
@@ -93,7 +110,36 @@ fn one(text: &str) -> Result<PolicySpec, BadInput> {
         ("fit", _) => return Err(bad("it takes one factor".into())),
         _ => return Err(bad("there is no policy of this name".into())),
     };
-    Ok(PolicySpec { text: text.to_owned(), policy, granule, preset })
+    let arena = (preset == Some(Preset::Caching)).then(|| preset::Caching::default().arena());
+    Ok(PolicySpec { text: text.to_owned(), policy, granule, arena, preset })
+}
+
+/// The arguments of an arena.
+fn arena<'t>(parts: impl Iterator<Item = &'t str>) -> Result<ArenaConfig, String> {
+    let (mut torch, mut pages, mut slack) = (false, None, None);
+    for part in parts {
+        match part.split_once('=') {
+            None if part == "torch" => torch = true,
+            None => return Err(format!("`{part}` has no place")),
+            Some(("pages", value)) => {
+                let bytes = sizes::bytes(value).ok();
+                let bytes = bytes.filter(|bytes| (4096..=1 << 30).contains(bytes));
+                pages = Some(bytes.ok_or_else(|| format!("`{value}` is no page, 4K to 1G"))?);
+            }
+            Some(("slack", value)) => {
+                let share = sizes::share(value).filter(|share| (0.0..=100.0).contains(share));
+                slack = Some(share.ok_or_else(|| format!("`{value}` is no share, 0% or more"))?);
+            }
+            Some((key, _)) => return Err(format!("there is no `{key}`")),
+        }
+    }
+    match (torch, pages, slack) {
+        (false, None, None) => Ok(ArenaConfig::grow()),
+        (true, None, None) => Ok(ArenaConfig::torch()),
+        (false, Some(bytes), slack) => Ok(ArenaConfig::pages(bytes, slack.unwrap_or(SLACK))),
+        (false, None, Some(_)) => Err("`slack` needs `pages`".into()),
+        (true, _, _) => Err("`torch` takes no arguments".into()),
+    }
 }
 
 #[cfg(test)]
@@ -131,6 +177,12 @@ mod tests {
             "fit:nan",
             "fit:2:3",
             "exact,,pow2",
+            "arena:best",
+            "arena:torch:pages=64K",
+            "arena:pages=1",
+            "arena:pages=64K:slack=-1%",
+            "arena:slack=5%",
+            "arena:segments=2M",
         ];
         let errors: Vec<_> = bad.map(|text| list(text).unwrap_err().to_string()).to_vec();
         insta::assert_snapshot!(errors.join("\n"));

@@ -268,7 +268,7 @@ impl<A: WholeBlocks> Detached<A> {
         // SAFETY: the buffer is not dropped and not used again.
         let (claim, Return { block, marks, bytes, requested, .. }) = unsafe { buffer.take_parts() };
         claim.end(|store| store.let_go(requested, bytes));
-        (block, marks.all())
+        (block, marks.after(A::MEMORY.cpu_touches).marks().to_vec())
     }
 }
 

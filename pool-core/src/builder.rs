@@ -1,24 +1,32 @@
 //! How a pool is made.
 
 use crate::device::DeviceAllocator;
+use crate::layer::{Retention, Terms};
 use crate::limit::{CachedLimit, Ledger};
+use crate::order::StealPolicy;
 use crate::policy::{BucketPolicy, SizeClasses};
 use crate::pool::BucketPool;
-use crate::store::{Bounds, Store};
+use crate::store::{Bounds, OnShortage, Store};
 use crate::zero::ZeroPolicy;
+use std::fmt;
+use std::sync::Arc;
 
 /// How a pool is made.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[must_use = "a builder makes nothing until `build`"]
 pub struct PoolBuilder<A> {
     allocator: A,
     policy: BucketPolicy,
     granule: Option<u64>,
     reserved_limit: u64,
-    cached_limit: CachedLimit,
+    cached_limit: Option<CachedLimit>,
     bucket_limit: usize,
     zero: ZeroPolicy,
     statistics: bool,
+    steal: StealPolicy,
+    retention: Retention,
+    fraction: Option<f64>,
+    on_shortage: Option<OnShortage>,
 }
 
 impl<A: DeviceAllocator> PoolBuilder<A> {
@@ -41,14 +49,57 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
 
     /// A bound on idle blocks, in bytes (`4 * GIB`) or as a share of the peak
     /// ([`CachedLimit::OfPeak`]). The oldest go first. A block that alone is more than half the
-    /// bound is not kept. None unless set.
+    /// bound is not kept. Unless set there is none over a device, and [`CachedLimit::Front`] over
+    /// an arena.
     pub fn cached_limit(self, limit: impl Into<CachedLimit>) -> Self {
-        Self { cached_limit: limit.into(), ..self }
+        Self { cached_limit: Some(limit.into()), ..self }
     }
 
     /// The bound on idle blocks that a pool of this builder has.
     pub fn bound_on_idle_bytes(&self) -> CachedLimit {
-        self.cached_limit
+        self.cached_limit.unwrap_or(match self.allocator.layer() {
+            Some(_) => CachedLimit::Front,
+            None => CachedLimit::Unlimited,
+        })
+    }
+
+    /// A ceiling on what is taken from the device as a share of all that it has, 0 to 1. The lower
+    /// of this and [`PoolBuilder::reserved_limit`] holds; where the device does not say what it has,
+    /// only the latter. (`PyTorch`: `set_per_process_memory_fraction`.)
+    pub fn memory_fraction(self, share: f64) -> Self {
+        Self { fraction: Some(share.clamp(0.0, 1.0)), ..self }
+    }
+
+    /// When a stream may take what another used last. [`StealPolicy::Wait`] unless set.
+    pub fn steal(self, steal: StealPolicy) -> Self {
+        Self { steal, ..self }
+    }
+
+    /// How long idle memory is kept; [`BucketPool::tick`] gives back what is older. Without end
+    /// unless set.
+    pub fn retention(self, retention: Retention) -> Self {
+        Self { retention, ..self }
+    }
+
+    /// Called when all else has failed and a request would be refused, with its bytes: a program
+    /// may drop buffers here, and says whether it is worth another try. It is asked at most eight
+    /// times for a request, on the thread that made it, with no lock held.
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, sim::SimDevice};
+    /// use std::sync::{Arc, Mutex};
+    ///
+    /// let spare = Arc::new(Mutex::new(None));
+    /// let dropped = spare.clone();
+    /// let pool = BucketPool::builder(SimDevice::with_capacity(4096))
+    ///     .on_shortage(move |_bytes| dropped.lock().unwrap().take().is_some())
+    ///     .build();
+    /// *spare.lock().unwrap() = Some(pool.allocate(4096)?);
+    /// assert!(pool.allocate(4096).is_ok());
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    pub fn on_shortage(self, call: impl Fn(u64) -> bool + Send + Sync + 'static) -> Self {
+        Self { on_shortage: Some(Arc::new(call)), ..self }
     }
 
     /// At most this many idle blocks of one size, kind and stream for each thread's shard. None
@@ -70,17 +121,42 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
 
     /// Makes the pool. Takes nothing from the device.
     #[must_use]
-    pub fn build(self) -> BucketPool<A> {
+    pub fn build(mut self) -> BucketPool<A> {
+        let cached = self.bound_on_idle_bytes();
+        let limit = self.reserved_limit.min(self.share_of_device());
+        let terms = Terms { reserved_limit: limit, steal: self.steal, retention: self.retention };
+        // Whoever calls the device holds the limit.
+        let limit = if self.allocator.adopt(&terms) { u64::MAX } else { limit };
         let (granule, largest) = (self.allocator.granule(), self.allocator.largest());
         let classes = SizeClasses::new(self.policy, self.granule, granule, largest);
         let bounds = Bounds {
-            cached: self.cached_limit,
+            cached,
             bucket: self.bucket_limit,
             statistics: self.statistics,
             zero_on_return: self.zero == ZeroPolicy::OnReturn,
+            steal: self.steal,
+            retention: self.retention,
         };
-        let ledger = Ledger::new(self.reserved_limit);
-        BucketPool::over(Store::new(self.allocator, classes, bounds, ledger), self.zero)
+        let ledger = Ledger::new(limit);
+        let store = Store::new(self.allocator, classes, bounds, ledger, self.on_shortage);
+        BucketPool::over(store, self.zero)
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a float cast saturates, and the share is 0 to 1"
+    )]
+    fn share_of_device(&self) -> u64 {
+        let total = self.allocator.total_bytes();
+        let share = self.fraction.zip(total).map(|(share, total)| (total as f64 * share) as u64);
+        share.unwrap_or(u64::MAX)
+    }
+}
+
+impl<A> fmt::Debug for PoolBuilder<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PoolBuilder").field("policy", &self.policy).finish_non_exhaustive()
     }
 }
 
@@ -98,10 +174,14 @@ impl<A: DeviceAllocator> BucketPool<A> {
             policy: BucketPolicy::PowerOfTwo,
             granule: None,
             reserved_limit: u64::MAX,
-            cached_limit: CachedLimit::Unlimited,
+            cached_limit: None,
             bucket_limit: usize::MAX,
             zero: A::MEMORY.default_zero,
             statistics: true,
+            steal: StealPolicy::default(),
+            retention: Retention::default(),
+            fraction: None,
+            on_shortage: None,
         }
     }
 }

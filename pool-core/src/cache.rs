@@ -3,13 +3,12 @@
 use crate::clock::StreamClock;
 use crate::device::{DeviceAllocator, MarkOf};
 use crate::error::{DeviceError, Why};
+use crate::layer::{GivenBack, Layer, Retention};
 use crate::idle::Taken;
 use crate::marks::Marks;
 use crate::shard::{Owed, Shard, Spare, Want};
 use crate::store::Store;
-
-/// The bytes that went back to the device, and its first refusal.
-pub(crate) type GivenBack = (u64, Option<DeviceError>);
+use std::time::Duration;
 
 impl<A: DeviceAllocator> Store<A> {
     /// Takes `count` idle blocks from the device ahead of time.
@@ -31,10 +30,10 @@ impl<A: DeviceAllocator> Store<A> {
             if here >= self.bounds.bucket {
                 return refuse(Why::Limit, "bucket limit");
             }
-            let block = self.take_from_device(want)?;
+            let (block, bytes) = self.take_from_device(want)?;
             let marks = Marks::new(clock.mark(want.on));
             let dirty = self.bounds.zero_on_return && !A::MEMORY.fresh_is_zeroed;
-            let item = Spare { block, marks, used: false, dirty };
+            let item = Spare { block, marks, used: false, dirty, turn: 0 };
             self.keep(&mut self.shards.own(), want.key.kind, Taken { bytes, item });
         }
         Ok(())
@@ -64,15 +63,68 @@ impl<A: DeviceAllocator> Store<A> {
     /// Gives back what is owed, and idle blocks, oldest first, until at least `bytes` went.
     pub(crate) fn trim(&self, bytes: u64) -> GivenBack {
         let oldest = |shard: &Shard<A>| shard.idle.oldest_stamp().map(std::cmp::Reverse);
-        self.evict(bytes, oldest, |shard| shard.idle.take_oldest())
+        let went = self.evict(bytes, oldest, |shard| shard.idle.take_oldest());
+        self.through_layer(bytes, went)
+    }
+
+    /// What went from here may only have gone to a layer, which gives as much back to the device.
+    fn through_layer(&self, bytes: u64, (went, refusal): GivenBack) -> GivenBack {
+        let Some(layer) = self.allocator.layer() else { return (went, refusal) };
+        let (went, refused) = layer.give_back(bytes);
+        (went, refusal.or(refused))
+    }
+
+    /// What is taken from the device, by this pool or by the layer below it.
+    pub(crate) fn reserved(&self) -> u64 {
+        let layer = self.allocator.layer();
+        layer.map_or_else(|| self.ledger.reserved(), |layer| layer.held().reserved_bytes)
+    }
+
+    /// The ceiling on that.
+    pub(crate) fn reserved_limit(&self) -> u64 {
+        let layer = self.allocator.layer();
+        layer.map_or_else(|| self.ledger.limit(), Layer::reserved_limit)
+    }
+
+    /// Idle blocks go to the layer below, where they can become one with their neighbours. Returns
+    /// whether there were any.
+    pub(crate) fn flush(&self) -> bool {
+        let owed: Vec<_> = self.shards.iter().flat_map(|mut shard| shard.take_everything()).collect();
+        let any = !owed.is_empty();
+        self.pay(owed);
+        any
+    }
+
+    /// Gives back what has been idle for too long at `now`.
+    pub(crate) fn tick(&self, now: Duration) -> GivenBack {
+        let retention = self.bounds.retention;
+        let by_time = Retention { allocations: None, ..retention };
+        let before = self.ticks.lock().tick(now, self.next_epoch(), by_time);
+        let mut owed = Vec::new();
+        for mut shard in self.shards.iter() {
+            let turn = shard.turn;
+            let is_old = |spare: &Spare<A>| {
+                retention.allocations.is_some_and(|most| turn.saturating_sub(spare.turn) > most)
+            };
+            let by_age = shard.idle.take_all(is_old);
+            for taken in by_age.into_iter().chain(shard.idle.take_before(before)) {
+                shard.owe(taken);
+            }
+            owed.append(&mut shard.owed);
+        }
+        let went = self.pay(owed);
+        let Some(layer) = self.allocator.layer() else { return went };
+        let (bytes, refused) = layer.tick(now);
+        (bytes, went.1.or(refused))
     }
 
     /// Gives back what is owed, and idle blocks, largest first, until at most `target` bytes are
     /// reserved or nothing is idle.
     pub(crate) fn shrink_to(&self, target: u64) -> GivenBack {
-        let bytes = self.ledger.reserved().saturating_sub(target);
+        let bytes = self.reserved().saturating_sub(target);
         let largest = |shard: &Shard<A>| Some(shard.idle.largest_bytes()).filter(|b| *b > 0);
-        self.evict(bytes, largest, |shard| shard.idle.take_largest())
+        let went = self.evict(bytes, largest, |shard| shard.idle.take_largest());
+        self.through_layer(bytes, went)
     }
 
     /// Evicts from the shard that ranks highest, until what goes back is at least `bytes`.
@@ -111,10 +163,12 @@ impl<A: DeviceAllocator> Store<A> {
             }
             done.extend(shard.owed.extract_if(.., |owed| submitted(&owed.marks)));
         }
-        for mark in done.iter().flat_map(|owed| owed.marks.all()) {
-            refusal = refusal.or(clock.synchronize(mark).err());
+        for after in done.iter().map(|owed| owed.marks.after(A::MEMORY.cpu_touches)) {
+            for mark in after.marks() {
+                refusal = refusal.or(clock.synchronize(*mark).err());
+            }
         }
         let (given_back, refused) = self.pay(done);
-        (given_back, refusal.or(refused))
+        self.through_layer(u64::MAX, (given_back, refusal.or(refused)))
     }
 }

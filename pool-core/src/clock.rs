@@ -58,6 +58,18 @@ pub trait StreamClock: Send + Sync + 'static {
     /// Whether an earlier query has seen `after` done. Makes no device call.
     fn is_seen_done(&self, after: Self::Mark) -> bool;
 
+    /// Whether an order behind `after` needs no new event: one exists already, or nothing is left
+    /// to wait for. Makes no device call.
+    fn has_event(&self, after: Self::Mark) -> bool {
+        self.is_seen_done(after)
+    }
+
+    /// Whether the stream of a mark has ended, so that nobody will come back for what it used.
+    /// Makes no device call.
+    fn is_retired(&self, _mark: Self::Mark) -> bool {
+        false
+    }
+
     /// Asks the device whether `after` is done.
     ///
     /// # Errors

@@ -6,9 +6,11 @@
 
 use crate::clock::StreamClock;
 use crate::error::DeviceError;
+use crate::layer::{Layer, Terms};
 use crate::zero::ZeroPolicy;
 use std::fmt::Debug;
 use std::hash::Hash;
+use std::ops::Range;
 
 /// Hands out blocks of one kind of memory.
 pub trait DeviceAllocator: Send + Sync + 'static {
@@ -49,6 +51,12 @@ pub trait DeviceAllocator: Send + Sync + 'static {
         u64::MAX
     }
 
+    /// All the memory that the device has, in bytes, where it says so: what a share of it is
+    /// reckoned from.
+    fn total_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// `kind`, with blocks that start at multiples of `alignment` bytes as well.
     ///
     /// # Errors
@@ -68,6 +76,31 @@ pub trait DeviceAllocator: Send + Sync + 'static {
         on: &StreamOf<Self>,
     ) -> Result<Self::Block, DeviceError>;
 
+    /// Takes a block out of free memory that this allocator keeps itself, without asking the device
+    /// for more. A device keeps none; an arena does.
+    ///
+    /// # Errors
+    ///
+    /// What the device said when an order behind earlier work could not be made.
+    fn reuse(
+        &self,
+        _request: Request<Self::Kind>,
+        _on: &StreamOf<Self>,
+    ) -> Result<Option<Self::Block>, DeviceError> {
+        Ok(None)
+    }
+
+    /// This allocator as a layer that keeps free memory itself; `None` for a device.
+    fn layer(&self) -> Option<&dyn Layer> {
+        None
+    }
+
+    /// Takes over what the pool above promises about the device. Returns false where that stays the
+    /// pool's business, because this is the device.
+    fn adopt(&mut self, _terms: &Terms) -> bool {
+        false
+    }
+
     /// Gives a block back. Its memory may serve again once all of `after` is done.
     ///
     /// # Errors
@@ -75,6 +108,11 @@ pub trait DeviceAllocator: Send + Sync + 'static {
     /// What the device said. The block is gone whatever happens: an error means that the device
     /// would not have it back, and it is lost.
     fn free(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError>;
+
+    /// How many bytes a block holds, where that may be more than it was asked for with.
+    fn size_of(&self, _block: &Self::Block) -> Option<u64> {
+        None
+    }
 
     /// `bytes` bytes of `block` from `offset` on, for work on `on`. The caller stays inside the
     /// block; a backend for which straying would be undefined behaviour checks.
@@ -125,6 +163,9 @@ pub struct Memory {
     pub free_in_drop: bool,
     /// A block fresh from the device reads as zeroes.
     pub fresh_is_zeroed: bool,
+    /// A fresh block may be used only by work that is ordered after its allocation's stream has come
+    /// so far.
+    pub stream_ordered: bool,
     /// When [`DeviceAllocator::zero`] happens.
     pub clearing: Clearing,
     /// When a pool clears blocks unless it is told otherwise: what programs over this memory
@@ -148,12 +189,79 @@ impl Memory {
         cpu_touches: false,
         free_in_drop: false,
         fresh_is_zeroed: false,
+        stream_ordered: false,
         clearing: Clearing::InOrder,
         default_zero: ZeroPolicy::Never,
     };
     /// Ordinary memory of this process.
     pub const HOST: Self =
         Self { cpu_touches: true, free_in_drop: true, fresh_is_zeroed: true, ..Self::DEVICE };
+}
+
+/// Memory whose blocks may be cut: any part of a block, at a multiple of 512 bytes, is as good as a
+/// block of its own.
+pub trait Sliceable: DeviceAllocator {
+    /// Fills a part of a block with zeroes, in the order of `on`.
+    ///
+    /// # Safety
+    ///
+    /// Nobody else uses these bytes of the block meanwhile, other than by work that `on` is ordered
+    /// after.
+    ///
+    /// # Errors
+    ///
+    /// What the device said; the contents are unknown then.
+    #[expect(unsafe_code, reason = "who calls it vouches for the bytes")]
+    unsafe fn zero_part(
+        &self,
+        block: &Self::Block,
+        bytes: Range<u64>,
+        on: &StreamOf<Self>,
+    ) -> Result<(), DeviceError>;
+}
+
+/// Memory whose addresses can be had without memory behind them. Each call does all that it was
+/// asked or nothing.
+pub trait VirtualMemory: Sliceable {
+    /// Memory comes and goes in multiples of this many bytes.
+    fn page_bytes(&self) -> u64;
+
+    /// How many bytes of addresses an arena should ask for: more than it will ever commit.
+    fn address_space(&self) -> u64;
+
+    /// Takes `bytes` bytes of addresses, a multiple of a page, with no memory behind them.
+    ///
+    /// # Errors
+    ///
+    /// What the device said.
+    fn reserve(&self, bytes: u64) -> Result<Self::Block, DeviceError>;
+
+    /// Puts memory behind a part of a reservation, whole pages, none of which has any.
+    ///
+    /// # Errors
+    ///
+    /// What the device said; nothing was committed then.
+    fn commit(&self, block: &Self::Block, pages: Range<u64>) -> Result<(), DeviceError>;
+
+    /// Takes the memory behind a part of a reservation back, whole pages, all of which have some,
+    /// once all of `after` is done. May block the host until it is.
+    ///
+    /// # Errors
+    ///
+    /// What the device said; all of it is still committed then.
+    fn decommit(
+        &self,
+        block: &Self::Block,
+        pages: Range<u64>,
+        after: &[MarkOf<Self>],
+    ) -> Result<(), DeviceError>;
+
+    /// Gives the addresses back, and whatever memory is still behind them.
+    ///
+    /// # Errors
+    ///
+    /// What the device said; the addresses are lost then.
+    fn release(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError>;
 }
 
 /// An allocator whose blocks are the device's own allocations, not pieces of one, so that a block

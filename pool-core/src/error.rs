@@ -86,7 +86,7 @@ impl fmt::Display for Code {
 pub struct AllocError(Box<Figures>);
 
 /// The state of a pool when it refused. All sizes are bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Figures {
     /// What the device, or the limit, said last.
@@ -105,10 +105,67 @@ pub struct Figures {
     pub pending_bytes: u64,
     /// Of the cached bytes, those behind work that has not been submitted.
     pub unsubmitted_bytes: u64,
-    /// The largest idle block that is left.
+    /// Of the cached bytes, those that only another stream could have had without a wait that the
+    /// [`StealPolicy`](crate::StealPolicy) rules out.
+    pub stranded_bytes: u64,
+    /// The largest idle block, or free range, that is left.
     pub largest_free_bytes: u64,
     /// Idle bytes given back to the device in the attempt.
     pub given_back_bytes: u64,
+    /// The cached bytes by the lane of the stream that used them last
+    /// ([`StreamClock::lane`](crate::StreamClock::lane)), the most first; `None` where no stream
+    /// did, or several.
+    pub cached_by_stream: Vec<(Option<u64>, u64)>,
+    /// Why it failed.
+    pub verdict: Verdict,
+}
+
+/// Why memory ran out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// Buffers in use and the request together need more than the device has.
+    TruePeak,
+    /// The same, with a limit that somebody set instead of the device.
+    Limit,
+    /// Enough is free, but not in one piece.
+    Fragmentation,
+    /// Enough is free, but other streams used it last and may not be waited for.
+    Stranded,
+    /// Enough is free, but a stream is not done with it, and the CPU may touch it.
+    Pending,
+    /// Enough is free, but behind work that nobody submitted.
+    Unsubmitted,
+    /// Memory was not what was lacking.
+    Refused,
+}
+
+impl Verdict {
+    /// What can be said before free memory is looked at.
+    pub(crate) fn of_cause(cause: DeviceError) -> Self {
+        match cause.why {
+            Why::OutOfMemory => Self::TruePeak,
+            Why::Limit => Self::Limit,
+            _ => Self::Refused,
+        }
+    }
+
+    /// What to do about it; nothing where the cause says it all.
+    fn advice(self) -> &'static str {
+        match self {
+            Self::TruePeak => "a true peak: keep less alive at once, or take a larger device",
+            Self::Limit => "the limit: raise it, or keep less alive at once",
+            Self::Fragmentation => {
+                "fragmentation: an arena in pages, or fewer different sizes, would serve this"
+            }
+            Self::Stranded => {
+                "stranded in other streams: StealPolicy::Wait, or retiring streams that have ended"
+            }
+            Self::Pending => "pending on events: wait for the streams, then ask again",
+            Self::Unsubmitted => "behind work that is not submitted: submit it, then ask again",
+            Self::Refused => "",
+        }
+    }
 }
 
 impl AllocError {
@@ -117,10 +174,33 @@ impl AllocError {
         Self(Box::new(figures))
     }
 
+    /// The same with a verdict, now that it is known how much is out of the taker's reach.
+    #[cold]
+    pub(crate) fn judged(mut self, stranded: u64, cpu_touches: bool) -> Self {
+        let e = &mut *self.0;
+        e.stranded_bytes = stranded;
+        let left_without = |bytes: u64| e.cached_bytes.saturating_sub(bytes) < e.rounded_bytes;
+        e.verdict = match Verdict::of_cause(e.cause) {
+            Verdict::Refused => Verdict::Refused,
+            plain if left_without(0) => plain,
+            _ if left_without(e.unsubmitted_bytes) => Verdict::Unsubmitted,
+            _ if cpu_touches && left_without(e.pending_bytes) => Verdict::Pending,
+            _ if left_without(stranded) => Verdict::Stranded,
+            _ => Verdict::Fragmentation,
+        };
+        self
+    }
+
     /// What kind of refusal this is.
     #[must_use]
     pub fn why(&self) -> Why {
         self.0.cause.why
+    }
+
+    /// Why it failed.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        self.0.verdict
     }
 
     /// The state of the pool when it refused.
@@ -153,7 +233,35 @@ impl fmt::Display for AllocError {
             Bytes(e.pending_bytes),
             Bytes(e.unsubmitted_bytes),
             Bytes(e.given_back_bytes),
-        )
+        )?;
+        if e.cached_by_stream.len() > 1 {
+            f.write_str("; cached by stream")?;
+            for (at, (lane, bytes)) in e.cached_by_stream.iter().enumerate() {
+                f.write_str(if at == 0 { " " } else { ", " })?;
+                match lane {
+                    Some(lane) => write!(f, "{lane}: {}", Bytes(*bytes))?,
+                    None => write!(f, "none: {}", Bytes(*bytes))?,
+                }
+            }
+        }
+        if e.cached_bytes > 0 {
+            write!(f, "; fragmentation {:.0} %", 100.0 * e.fragmentation())?;
+        }
+        match e.verdict.advice() {
+            "" => Ok(()),
+            advice => write!(f, "; {advice}"),
+        }
+    }
+}
+
+impl Figures {
+    /// The share of cached bytes outside the largest free block, 0 to 1; 0 if nothing is cached.
+    #[must_use]
+    pub fn fragmentation(&self) -> f64 {
+        match self.cached_bytes {
+            0 => 0.0,
+            cached => 1.0 - self.largest_free_bytes as f64 / cached as f64,
+        }
     }
 }
 

@@ -152,19 +152,20 @@ impl<K: Copy + Eq, T> Idle<K, T> {
         self.remove(id)
     }
 
-    /// Lends the oldest item of the smallest size in `sizes` that has one, from the next of the
-    /// shelves that `on` names, counted on in `shelf`.
+    /// Lends the oldest item that `accept`s, of the smallest size in `sizes` that has one, from the
+    /// next of the shelves that `on` names, counted on in `shelf`.
     pub(crate) fn lend(
         &mut self,
         shelf: &mut usize,
         on: impl Fn(&K) -> bool,
         sizes: &RangeInclusive<u64>,
+        accept: impl Fn(&T) -> bool,
     ) -> Option<Loan<T>> {
         let id = loop {
             let next = self.shelves.get(*shelf)?;
             *shelf += 1;
             let mut stacks = next.stacks.range(sizes.clone()).filter(|_| on(&next.key));
-            let oldest = |list: &List| list.oldest_present(&self.nodes, STACK);
+            let oldest = |list: &List| list.oldest_where(&self.nodes, STACK, &accept);
             if let Some(id) = stacks.find_map(|(_, stack)| oldest(stack)) {
                 break id;
             }
@@ -203,6 +204,12 @@ impl<K: Copy + Eq, T> Idle<K, T> {
             id = node.links[AGE].newer;
         }
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
+    }
+
+    /// Takes out all items that came before `stamp`, oldest first.
+    pub(crate) fn take_before(&mut self, stamp: u64) -> Vec<Taken<T>> {
+        let older = |idle: &Self| idle.oldest_stamp().is_some_and(|oldest| oldest < stamp);
+        std::iter::from_fn(|| older(self).then(|| self.take_oldest()).flatten()).collect()
     }
 
     /// How many items of one size lie on one shelf.
@@ -335,14 +342,26 @@ impl List {
 
     /// The oldest node of this list whose item is not lent.
     fn oldest_present<T>(&self, nodes: &[Node<T>], list: usize) -> Option<u32> {
-        let mut id = self.oldest;
-        loop {
+        self.oldest_where(nodes, list, |_| true)
+    }
+
+    fn oldest_where<T>(
+        &self,
+        nodes: &[Node<T>],
+        list: usize,
+        accept: impl Fn(&T) -> bool,
+    ) -> Option<u32> {
+        let (mut id, mut turned_down) = (self.oldest, 0);
+        while turned_down < LOOKED_AT {
             let node = nodes.get(id as usize)?;
-            if node.item.is_some() {
-                return Some(id);
+            match &node.item {
+                Some(item) if accept(item) => return Some(id),
+                Some(_) => turned_down += 1,
+                None => {}
             }
             id = node.links[list].newer;
         }
+        None
     }
 }
 

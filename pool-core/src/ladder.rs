@@ -2,21 +2,37 @@
 //!
 //! 1. the request's own bucket;
 //! 2. blocks of other shards and streams that are ready;
-//! 3. a block behind an event, by one wait on the device;
+//! 3. a block behind an event, by one wait on the device; and over an arena, a free range of it,
+//!    before and after all idle blocks went there;
 //! 4. the device, after what is owed to it was given back;
-//! 5. idle blocks given back, oldest first, as many bytes as are missing; the device once more;
-//! 6. everything idle given back, the device for the last time (and again while another thread
-//!    holds blocks between a shard and the device), and then an error with figures.
+//! 5. idle memory given back, oldest first, as many bytes as are missing; the device once more;
+//! 6. everything idle given back, the device again (and again while another thread holds blocks
+//!    between a shard and the device); what the program itself can spare
+//!    ([`PoolBuilder::on_shortage`](crate::PoolBuilder::on_shortage)); then an error that says why.
 
-use crate::clock::StreamClock;
 use crate::device::DeviceAllocator;
-use crate::error::{AllocError, DeviceError, Figures};
+use crate::error::{AllocError, DeviceError};
 use crate::shard::Want;
+use crate::stats::Rungs;
 use crate::store::{Grant, Store};
 use std::thread;
 
 /// How often a request that is about to be refused waits for blocks in other threads' hands.
 const PATIENCE: u32 = 1000;
+/// How often the program is asked to spare something for one request.
+const ASKED: u32 = 8;
+
+/// A rung: which counter of those served counts it.
+type Rung = fn(&mut Rungs) -> &mut u64;
+
+/// How far a request has climbed.
+struct Climb {
+    given_back: u64,
+    patience: u32,
+    asked: u32,
+    /// What gave the memory that is looked for now.
+    rung: Rung,
+}
 
 impl<A: DeviceAllocator> Store<A> {
     /// Serves a request.
@@ -32,101 +48,131 @@ impl<A: DeviceAllocator> Store<A> {
 
     #[cold]
     fn climb(&self, want: &Want<'_, A>) -> Result<Grant<A>, AllocError> {
-        let (mut given_back, mut patience) = (0, PATIENCE);
-        let mut short = match self.search_then_device(want, &mut given_back) {
+        let (rung, given_back): (Rung, u64) = (|rungs| &mut rungs.device, 0);
+        let mut climb = Climb { given_back, patience: PATIENCE, asked: ASKED, rung };
+        let mut short = match self.search_then_device(want, &mut climb) {
             Ok(grant) => return Ok(grant),
             Err(error) => error,
         };
-        let mut rungs = [self.missing(want), u64::MAX].into_iter();
+        let trimmed: Rung = |rungs| &mut rungs.trimmed;
+        let cleared: Rung = |rungs| &mut rungs.cleared;
+        let mut rungs = [(self.missing(want), trimmed), (u64::MAX, cleared)].into_iter();
         while short.is_want_of_memory() {
-            let Some(bytes) = rungs.next().or_else(|| self.wait_for_others(&mut patience)) else {
-                break;
-            };
-            given_back += self.trim(bytes).0;
-            short = match self.search_then_device(want, &mut given_back) {
+            match rungs.next() {
+                Some((bytes, rung)) => {
+                    climb.rung = rung;
+                    climb.given_back += self.trim(bytes).0;
+                }
+                None if self.wait_for_others(&mut climb) || self.ask_program(want, &mut climb) => {
+                    climb.given_back += self.trim(u64::MAX).0;
+                }
+                None => break,
+            }
+            short = match self.search_then_device(want, &mut climb) {
                 Ok(grant) => return Ok(grant),
                 Err(error) => error,
             };
         }
-        Err(self.refuse(short, want.requested, want.class.bytes, given_back))
+        if let Some(layer) = self.allocator.layer() {
+            layer.note_refusal();
+        }
+        Err(self.refuse(short, want, climb.given_back))
     }
 
     /// The rungs from 2 to 4. What an event refuses is told only if the device refuses too.
     fn search_then_device(
         &self,
         want: &Want<'_, A>,
-        given_back: &mut u64,
+        climb: &mut Climb,
     ) -> Result<Grant<A>, DeviceError> {
         let mut refused = None;
+        let mut noted = |found: Result<Option<Grant<A>>, DeviceError>| {
+            found.unwrap_or_else(|error| {
+                refused = Some(error);
+                None
+            })
+        };
         if want.class.pooled {
             if let Some(grant) = self.take_elsewhere(want) {
-                return Ok(grant);
+                return Ok(self.served(|rungs| &mut rungs.elsewhere, grant));
             }
-            match self.take_behind_event(want) {
-                Ok(Some(grant)) => return Ok(grant),
-                Ok(None) => {}
-                Err(error) => refused = Some(error),
+            if let Some(grant) = noted(self.take_behind_event(want)) {
+                return Ok(self.served(|rungs| &mut rungs.behind_event, grant));
             }
         }
-        *given_back += self.settle().0;
-        self.fresh(want).map_err(|error| refused.unwrap_or(error))
+        if self.allocator.layer().is_some() {
+            if let Some(grant) = noted(self.reuse(want)) {
+                return Ok(self.served(|rungs| &mut rungs.layer, grant));
+            }
+            if self.flush()
+                && let Some(grant) = noted(self.reuse(want))
+            {
+                return Ok(self.served(|rungs| &mut rungs.flushed, grant));
+            }
+        }
+        climb.given_back += self.settle().0;
+        let fresh = self.fresh(want).map_err(|error| refused.unwrap_or(error))?;
+        Ok(self.served(climb.rung, fresh))
+    }
+
+    fn served(&self, rung: Rung, grant: Grant<A>) -> Grant<A> {
+        if self.bounds.statistics {
+            *rung(&mut self.shards.own().counts.served_by) += 1;
+        }
+        grant
     }
 
     /// Another thread holds blocks that come back, to a shard or to the device, in a moment: lets
     /// it, and then everything idle is worth giving back once more.
-    fn wait_for_others(&self, patience: &mut u32) -> Option<u64> {
-        *patience = patience.checked_sub(1)?;
-        self.is_in_transit().then(|| {
-            thread::yield_now();
-            u64::MAX
-        })
+    fn wait_for_others(&self, climb: &mut Climb) -> bool {
+        if climb.patience == 0 || !self.is_in_transit() {
+            return false;
+        }
+        climb.patience -= 1;
+        thread::yield_now();
+        true
     }
 
-    /// What must go back before the request fits under the limit; all of it if the device, not
-    /// the limit, is short.
+    /// Asks the program to drop something.
+    fn ask_program(&self, want: &Want<'_, A>, climb: &mut Climb) -> bool {
+        let Some(call) = &self.on_shortage else { return false };
+        if climb.asked == 0 {
+            return false;
+        }
+        climb.asked -= 1;
+        climb.rung = |rungs| &mut rungs.spared;
+        call(want.class.bytes)
+    }
+
+    /// What must go back before the request fits under the limit; as much as it wants if the
+    /// device, not the limit, is short.
     fn missing(&self, want: &Want<'_, A>) -> u64 {
-        let needed = self.ledger.reserved().saturating_add(want.class.bytes);
-        match needed.saturating_sub(self.ledger.limit()) {
+        let needed = self.reserved().saturating_add(want.class.bytes);
+        match needed.saturating_sub(self.reserved_limit()) {
             0 => want.class.bytes,
             over => over,
         }
     }
 
-    /// The error of a request, counted.
-    #[cold]
-    pub(crate) fn refuse(
-        &self,
-        cause: DeviceError,
-        requested: u64,
-        rounded: u64,
-        given_back: u64,
-    ) -> AllocError {
-        self.shards.own().counts.failures += u64::from(self.bounds.statistics);
-        self.error(cause, requested, rounded, given_back)
+    /// The error of a request that climbed to the end, counted.
+    fn refuse(&self, cause: DeviceError, want: &Want<'_, A>, given_back: u64) -> AllocError {
+        self.count_refusal();
+        let clock = self.allocator.clock();
+        let taker = want.taker(clock);
+        let here = self.cached_bytes_not(|mark| taker.may_ask(mark));
+        let below = self.allocator.layer().map_or(0, |layer| layer.stranded(want.key.lane, want.steal));
+        let error = self.error(cause, want.requested, want.class.bytes, given_back);
+        error.judged(here + below, A::MEMORY.cpu_touches)
     }
 
-    /// The figures of this moment around a refusal.
+    /// The error of a request that was never one, counted.
     #[cold]
-    pub(crate) fn error(
-        &self,
-        cause: DeviceError,
-        requested_bytes: u64,
-        rounded_bytes: u64,
-        given_back_bytes: u64,
-    ) -> AllocError {
-        let clock = self.allocator.clock();
-        let largest = self.shards.iter().map(|shard| shard.idle.largest_bytes()).max();
-        AllocError::new(Figures {
-            cause,
-            requested_bytes,
-            rounded_bytes,
-            reserved_bytes: self.ledger.reserved(),
-            reserved_limit_bytes: self.ledger.limit(),
-            cached_bytes: self.cached_bytes(),
-            pending_bytes: self.cached_bytes_not(|mark| clock.is_seen_done(mark)),
-            unsubmitted_bytes: self.cached_bytes_not(|mark| clock.is_submitted(mark)),
-            largest_free_bytes: largest.unwrap_or(0),
-            given_back_bytes,
-        })
+    pub(crate) fn refuse_early(&self, cause: DeviceError, requested: u64) -> AllocError {
+        self.count_refusal();
+        self.error(cause, requested, requested, 0)
+    }
+
+    fn count_refusal(&self) {
+        self.shards.own().counts.failures += u64::from(self.bounds.statistics);
     }
 }

@@ -6,22 +6,27 @@
 //! through these modules; `store` is the hot path.
 #![deny(unsafe_code)]
 
+mod arena;
 mod buffer;
 mod builder;
 mod cache;
 mod clock;
 mod device;
+mod device_stats;
 mod error;
 mod gauge;
 mod hold;
 mod host_memory;
 mod idle;
 mod ladder;
+mod layer;
 mod limit;
 mod marks;
+mod order;
 mod policy;
 mod pool;
 pub mod preset;
+mod report;
 mod shard;
 mod shards;
 mod size;
@@ -35,16 +40,23 @@ pub mod conformance;
 #[cfg(feature = "sim")]
 pub mod sim;
 
+pub use arena::{Arena, ArenaBlock, ArenaConfig};
 pub use buffer::{Detached, PooledBuffer, Use};
 pub use builder::PoolBuilder;
 pub use clock::{Immediate, Order, StreamClock};
-pub use device::{Clearing, DeviceAllocator, MarkOf, Memory, Request, StreamOf, WholeBlocks};
-pub use error::{AllocError, DeviceError, Figures, Why};
+pub use device::{
+    Clearing, DeviceAllocator, MarkOf, Memory, Request, Sliceable, StreamOf, VirtualMemory,
+    WholeBlocks,
+};
+pub use device_stats::{DeviceStats, Stat, StatArray};
+pub use error::{AllocError, DeviceError, Figures, Verdict, Why};
 pub use host_memory::HostMemory;
+pub use layer::{GivenBack, Held, Layer, Retention, Terms};
 pub use limit::CachedLimit;
+pub use order::StealPolicy;
 pub use policy::BucketPolicy;
 pub use pool::BucketPool;
 pub use size::{Bytes, GIB, KIB, MIB};
-pub use stats::{PoolStats, PoolStatsSnapshot};
+pub use stats::{PoolStats, PoolStatsSnapshot, Rungs};
 pub use timeline::{EventDriver, Mark, Stream, Timeline};
 pub use zero::ZeroPolicy;

@@ -2,6 +2,7 @@
 
 use crate::clock::{Order, StreamClock};
 use crate::error::DeviceError;
+use crate::order::{After, Taker};
 
 /// Uses of a block, each stream's last. Moved on each hit, so it is to be small.
 #[derive(Debug)]
@@ -36,9 +37,7 @@ impl<C: StreamClock> Marks<C> {
 
     /// What a new use on `on` must be ordered behind and is not yet.
     pub(crate) fn behind(&self, clock: &C, on: &C::Stream, cpu_touches: bool) -> Vec<C::Mark> {
-        let counts = |used: &&Used<C::Mark>| used.touched || !cpu_touches;
-        let marks = self.newest_first().filter(counts).map(|used| used.last);
-        marks.filter(|mark| !clock.is_ordered(on, *mark)).collect()
+        self.counted(cpu_touches).filter(|mark| !clock.is_ordered(on, *mark)).collect()
     }
 
     pub(crate) fn begin(&mut self, clock: &C, mark: C::Mark) {
@@ -76,36 +75,33 @@ impl<C: StreamClock> Marks<C> {
         }
     }
 
-    /// Whether a taker on `on` may have the block as it is. Makes no device call.
-    ///
-    /// What the CPU touches was seen done when it was granted, so there only real uses count.
-    /// Elsewhere the point of the allocation counts too: it is ordered after what was before.
+    /// Whether a taker may have the block as it is. Makes no device call.
     #[inline]
-    pub(crate) fn is_ready(&self, clock: &C, on: &C::Stream, cpu_touches: bool) -> bool {
-        self.newest_first().all(|used| match cpu_touches {
-            true => !used.touched || clock.is_seen_done(used.last),
-            false => clock.is_ordered(on, used.last),
-        })
+    pub(crate) fn is_ready(&self, taker: &Taker<'_, C>) -> bool {
+        self.counted(taker.cpu_touches).all(|mark| taker.is_ready(mark))
     }
 
-    /// Makes the block ready for a taker on `on`, if that is possible without blocking the host.
-    pub(crate) fn make_ready(
-        &self,
-        clock: &C,
-        on: &C::Stream,
-        cpu_touches: bool,
-    ) -> Result<Order, DeviceError> {
-        for used in self.newest_first() {
-            let order = match cpu_touches {
-                true if !used.touched || clock.is_done(used.last)? => Order::Ordered,
-                true => Order::NotYet,
-                false => clock.order(on, &[used.last])?,
-            };
-            if order == Order::NotYet {
+    /// Whether a taker may ask for the block. Makes no device call.
+    pub(crate) fn may_ask(&self, taker: &Taker<'_, C>) -> bool {
+        self.counted(taker.cpu_touches).all(|mark| taker.may_ask(mark))
+    }
+
+    /// Makes the block ready for a taker, if that is possible without blocking the host.
+    pub(crate) fn make_ready(&self, taker: &Taker<'_, C>) -> Result<Order, DeviceError> {
+        for mark in self.counted(taker.cpu_touches) {
+            if taker.make_ready(mark)? == Order::NotYet {
                 return Ok(Order::NotYet);
             }
         }
         Ok(Order::Ordered)
+    }
+
+    /// The marks that count. What the CPU touches was seen done when it was granted, so there only
+    /// real uses do. Elsewhere the point of the allocation does too: it is ordered after what was
+    /// before.
+    #[inline]
+    fn counted(&self, cpu_touches: bool) -> impl Iterator<Item = C::Mark> + '_ {
+        self.newest_first().filter(move |used| used.touched || !cpu_touches).map(|used| used.last)
     }
 
     /// The latest stream first: who is ordered after it is often ordered after the others already.
@@ -119,7 +115,12 @@ impl<C: StreamClock> Marks<C> {
         self.newest_first().all(|used| is(used.last))
     }
 
-    pub(crate) fn all(&self) -> Vec<C::Mark> {
-        self.newest_first().map(|used| used.last).collect()
+    /// What must be done before the memory serves again.
+    pub(crate) fn after(&self, cpu_touches: bool) -> After<C::Mark> {
+        match (&self.also, self.home.touched || !cpu_touches) {
+            (None, true) => After::One(self.home.last),
+            (None, false) => After::Nothing,
+            (Some(_), _) => After::of(&self.counted(cpu_touches).collect::<Vec<_>>()),
+        }
     }
 }

@@ -1,11 +1,11 @@
 //! The pool: the face of the crate.
 
 use crate::buffer::PooledBuffer;
-use crate::cache::GivenBack;
 use crate::clock::StreamClock;
 use crate::device::{Clearing, DeviceAllocator, StreamOf};
 use crate::error::{AllocError, DeviceError, Why};
 use crate::hold::Owner;
+use crate::layer::{GivenBack, Held, Layer};
 use crate::marks::Marks;
 use crate::shard::{Key, Want};
 use crate::stats::PoolStats;
@@ -14,6 +14,7 @@ use crate::zero::ZeroPolicy;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A pool of blocks of one kind of memory: freed blocks stay warm and are handed out again.
 ///
@@ -122,7 +123,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         alignment: u64,
     ) -> Result<PooledBuffer<A>, AllocError> {
         let kind = self.allocator().aligned(A::Kind::default(), alignment);
-        let kind = kind.map_err(|error| self.store().refuse(error, bytes, bytes, 0))?;
+        let kind = kind.map_err(|error| self.store().refuse_early(error, bytes))?;
         self.allocate_kind(self.allocator().clock().default_stream(), bytes, kind)
     }
 
@@ -155,7 +156,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let ahead = clears && matches!(A::MEMORY.clearing, Clearing::Ahead);
         let want = self.want(if ahead { clock.default_stream() } else { stream }, bytes, kind);
         let want = want.and_then(|want| self.known(stream).map(|()| want));
-        let want = want.map_err(|error| self.store().refuse(error, bytes, bytes, 0))?;
+        let want = want.map_err(|error| self.store().refuse_early(error, bytes))?;
         let grant = self.store().allocate(&want)?;
         let shows_zeroes = grant.fresh && A::MEMORY.fresh_is_zeroed;
         let bytes_to_clear = match self.zero {
@@ -198,7 +199,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let (store, clock) = (self.store(), self.allocator().clock());
         let too_large = DeviceError::new(Why::TooLarge, "round up to a size class", 0);
         let class = store.classes.of(requested).ok_or(too_large)?;
-        Ok(Want { on, key: Key { kind, lane: clock.lane(clock.mark(on)) }, class, requested })
+        let (key, steal) = (Key { kind, lane: clock.lane(clock.mark(on)) }, store.bounds.steal);
+        Ok(Want { on, key, class, requested, steal })
     }
 
     /// Takes idle blocks from the device ahead of time: for each `(bytes, count)`, `count` blocks
@@ -261,6 +263,29 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.given_back(self.store().clear())
     }
 
+    /// Gives back what has been idle for longer than the pool's
+    /// [`Retention`](crate::Retention) says, given the time `now`: the caller's own, such as the
+    /// time since the program began, so that a test can make it pass. Returns the bytes given back.
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, Retention, sim::SimDevice};
+    /// use std::time::Duration;
+    ///
+    /// let minute = Retention { time: Some(Duration::from_secs(60)), ..Retention::default() };
+    /// let pool = BucketPool::builder(SimDevice::new()).retention(minute).build();
+    /// drop(pool.allocate(4096)?);
+    /// assert_eq!(pool.tick(Duration::from_secs(10))?, 0);
+    /// assert_eq!(pool.tick(Duration::from_secs(70))?, 4096);
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::shrink_to`].
+    pub fn tick(&self, now: Duration) -> Result<u64, AllocError> {
+        self.given_back(self.store().tick(now))
+    }
+
     fn given_back(&self, (bytes, refusal): GivenBack) -> Result<u64, AllocError> {
         refusal.map_or(Ok(bytes), |error| Err(self.store().error(error, 0, 0, bytes)))
     }
@@ -275,10 +300,11 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// lies idle. `u64::MAX` without a limit.
     #[must_use]
     pub fn available_bytes(&self) -> u64 {
-        let ledger = &self.store().ledger;
-        match ledger.limit() {
+        let store = self.store();
+        let free_below = self.allocator().layer().map_or(0, |layer| layer.held().free_bytes);
+        match store.reserved_limit() {
             u64::MAX => u64::MAX,
-            limit => limit - ledger.reserved().min(limit) + self.store().cached_bytes(),
+            limit => limit - store.reserved().min(limit) + store.cached_bytes() + free_below,
         }
     }
 
@@ -330,6 +356,14 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let cached = self.cached_buffers();
         let clock = self.allocator().clock();
         let pending = store.cached_bytes_not(|mark| clock.is_seen_done(mark));
+        let held = self.allocator().layer().map_or_else(
+            || Held {
+                reserved_bytes: store.ledger.reserved(),
+                reserved_peak_bytes: store.ledger.peak(),
+                ..Held::default()
+            },
+            Layer::held,
+        );
         PoolStats {
             keys: cached.len() as u64,
             cached_buffers: cached.values().map(|count| *count as u64).sum(),
@@ -337,16 +371,20 @@ impl<A: DeviceAllocator> BucketPool<A> {
             requested_peak_bytes,
             allocated_bytes,
             allocated_peak_bytes,
-            active_bytes: allocated_bytes + pending,
-            cached_bytes: store.cached_bytes(),
-            reserved_bytes: store.ledger.reserved(),
-            reserved_peak_bytes: store.ledger.peak(),
+            active_bytes: allocated_bytes + pending + held.pending_bytes,
+            cached_bytes: store.cached_bytes() + held.free_bytes,
+            reserved_bytes: held.reserved_bytes,
+            reserved_peak_bytes: held.reserved_peak_bytes,
+            lost_bytes: sum.lost_bytes + held.lost_bytes,
             ..sum
         }
     }
 
     /// Sets all counts to 0 and lets the peaks start again from the current bytes.
     pub fn reset_stats(&self) {
+        if let Some(layer) = self.allocator().layer() {
+            layer.reset_peaks();
+        }
         let store = self.store();
         let mut shards: Vec<_> = store.shards.iter().collect();
         let peak = shards.iter().map(|s| s.allocated.peak_so_far(&store.allocated)).max();

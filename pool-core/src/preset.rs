@@ -2,11 +2,16 @@
 //!
 //! Each gives a builder, so that a number can still be changed.
 
+mod caching;
+
+use crate::arena::Arena;
 use crate::builder::PoolBuilder;
-use crate::device::DeviceAllocator;
+use crate::device::{DeviceAllocator, Sliceable};
 use crate::policy::BucketPolicy;
 use crate::pool::BucketPool;
 use crate::size::{GIB, KIB, MIB};
+
+pub use caching::{BadSetting, Caching};
 
 /// The size classes of [`embedding`], in bytes: from indices to large batch buffers.
 pub const BUCKET_SIZES: [u64; 7] = [4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB];
@@ -78,4 +83,27 @@ pub fn embedding<A: DeviceAllocator>(allocator: A) -> PoolBuilder<A> {
     BucketPool::builder(allocator)
         .policy(BucketPolicy::tiered(&BUCKET_SIZES))
         .reserved_limit(24 * GIB)
+}
+
+/// The caching allocator that machine-learning frameworks brought about, with `PyTorch`'s
+/// constants: small and large requests apart, segments that are split and made one again, streams
+/// that wait on the device. [`Caching`] has its settings; the figures are
+/// [`Arena::device_stats`].
+///
+/// The system that this comes from handed out another stream's block after one query of its event;
+/// here a block serves another stream behind its marks. And it raised out of memory without looking
+/// at other streams' blocks; here that is one rung of several.
+///
+/// ```
+/// use pool_core::{MIB, preset, sim::SimDevice};
+///
+/// let pool = preset::caching(SimDevice::new()).build();
+/// drop(pool.allocate(4 * MIB)?);
+/// let split = pool.allocate(5 * MIB)?; // the same segment of 20 MiB
+/// let stats = pool.allocator().device_stats();
+/// assert_eq!((stats.num_device_alloc, stats.inactive_split_bytes.all.current), (1, 15 * MIB));
+/// # Ok::<(), pool_core::AllocError>(())
+/// ```
+pub fn caching<A: Sliceable>(device: A) -> PoolBuilder<Arena<A>> {
+    Caching::default().over(device)
 }

@@ -7,6 +7,7 @@ use crate::device::{DeviceAllocator, StreamOf};
 use crate::gauge::Tally;
 use crate::idle::{Idle, Loan, Taken};
 use crate::marks::Marks;
+use crate::order::{StealPolicy, Taker};
 use crate::policy::Class;
 use crate::stats::PoolStats;
 use std::ops::RangeInclusive;
@@ -28,6 +29,8 @@ pub(crate) struct Spare<A: DeviceAllocator> {
     pub(crate) used: bool,
     /// Whether its contents are owed a clearing (`ZeroPolicy::OnReturn`).
     pub(crate) dirty: bool,
+    /// How many requests the shard had served when it came back.
+    pub(crate) turn: u64,
 }
 
 /// A block that goes back to the device with the next call that may call it.
@@ -44,9 +47,17 @@ pub(crate) struct Want<'r, A: DeviceAllocator> {
     pub(crate) key: Key<A::Kind>,
     pub(crate) class: Class,
     pub(crate) requested: u64,
+    pub(crate) steal: StealPolicy,
 }
 
-impl<A: DeviceAllocator> Want<'_, A> {
+impl<'r, A: DeviceAllocator> Want<'r, A> {
+    /// Who asks.
+    #[inline]
+    pub(crate) fn taker(&self, clock: &'r A::Clock) -> Taker<'r, A::Clock> {
+        let cpu_touches = A::MEMORY.cpu_touches;
+        Taker { clock, on: self.on, steal: self.steal, cpu_touches }
+    }
+
     /// The sizes of blocks that may serve.
     fn sizes(&self) -> RangeInclusive<u64> {
         self.class.bytes..=self.class.up_to
@@ -70,6 +81,8 @@ pub(crate) struct Shard<A: DeviceAllocator> {
     pub(crate) lease: u64,
     /// Buffers taken here less buffers returned here; the sum over all shards is how many live.
     pub(crate) holds: i64,
+    /// Requests served here.
+    pub(crate) turn: u64,
     /// The pool is closed: what comes back is not kept, and is counted by the store.
     pub(crate) closed: bool,
     /// Whether a thread has worked on it.
@@ -87,6 +100,7 @@ impl<A: DeviceAllocator> Shard<A> {
             allocated: Tally::default(),
             lease: 0,
             holds: 0,
+            turn: 0,
             closed: false,
             in_use: false,
         }
@@ -99,8 +113,8 @@ impl<A: DeviceAllocator> Shard<A> {
         want: &Want<'_, A>,
         clock: &A::Clock,
     ) -> Option<Taken<Spare<A>>> {
-        let sizes = want.sizes();
-        let ready = |spare: &Spare<A>| spare.marks.is_ready(clock, want.on, A::MEMORY.cpu_touches);
+        let (sizes, taker) = (want.sizes(), want.taker(clock));
+        let ready = |spare: &Spare<A>| spare.marks.is_ready(&taker);
         self.idle
             .take(want.key, &sizes, ready)
             .or_else(|| self.idle.take_among(|key| want.is_of_another_lane(key), &sizes, ready))
@@ -112,8 +126,10 @@ impl<A: DeviceAllocator> Shard<A> {
         &mut self,
         want: &Want<'_, A>,
         shelf: &mut usize,
+        taker: &Taker<'_, A::Clock>,
     ) -> Option<Loan<Spare<A>>> {
-        self.idle.lend(shelf, |key| key.kind == want.key.kind, &want.sizes())
+        let may = |spare: &Spare<A>| spare.marks.may_ask(taker);
+        self.idle.lend(shelf, |key| key.kind == want.key.kind, &want.sizes(), may)
     }
 
     /// Puts what was evicted among the debts.
@@ -121,6 +137,15 @@ impl<A: DeviceAllocator> Shard<A> {
         let Spare { block, marks, .. } = evicted.item;
         self.owed.push(Owed { block, marks, bytes: evicted.bytes });
         self.counts.evictions += u64::from(self.statistics);
+    }
+
+    /// All that is idle, and all debts.
+    pub(crate) fn take_everything(&mut self) -> Vec<Owed<A>> {
+        for taken in self.idle.take_all(|_| true) {
+            let Spare { block, marks, .. } = taken.item;
+            self.owed.push(Owed { block, marks, bytes: taken.bytes });
+        }
+        std::mem::take(&mut self.owed)
     }
 
     pub(crate) fn owed_bytes(&self) -> u64 {

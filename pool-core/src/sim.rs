@@ -4,10 +4,14 @@
 //! It is a device for tests and for replaying traces, not a model of how long anything takes.
 
 pub mod engine;
+mod memory;
 mod script;
+mod shadow;
 
 use crate::clock::StreamClock;
-use crate::device::{DeviceAllocator, MarkOf, Memory, Request, WholeBlocks};
+use crate::device::{
+    DeviceAllocator, MarkOf, Memory, Request, Sliceable, VirtualMemory, WholeBlocks,
+};
 use crate::error::{DeviceError, Why};
 use crate::timeline::{EventDriver, Stream, Timeline};
 use engine::{Engine, Event};
@@ -82,6 +86,13 @@ impl SimDevice {
     pub fn with_capacity(bytes: u64) -> Self {
         let driver = SimDriver(Arc::new(Mutex::new(Engine::new(bytes))));
         Self { clock: Arc::new(Timeline::new(driver.clone(), 0)), driver }
+    }
+
+    /// From here on queued work runs now and then between calls: the same work for the same seed.
+    #[must_use]
+    pub fn seeded(self, seed: u64) -> Self {
+        self.driver.0.lock().seed(seed);
+        self
     }
 
     /// A new stream. What it is given stays queued until somebody synchronizes or
@@ -161,6 +172,15 @@ impl SimDevice {
         self.driver.0.lock().fill(*on.raw(), view.range(), byte);
     }
 
+    fn wait_for(&self, marks: &[MarkOf<Self>]) -> Result<(), DeviceError> {
+        for mark in marks {
+            if self.driver.0.lock().is_busy() {
+                self.clock.synchronize(*mark)?;
+            }
+        }
+        Ok(())
+    }
+
     /// What a view shows once everything given to `on` so far has run.
     #[must_use]
     pub fn read(&self, on: &SimStream, view: &SimView<'_>) -> Vec<u8> {
@@ -179,6 +199,10 @@ impl DeviceAllocator for SimDevice {
         &self.clock
     }
 
+    fn total_bytes(&self) -> Option<u64> {
+        Some(self.driver.0.lock().capacity()).filter(|capacity| *capacity != u64::MAX)
+    }
+
     /// Addresses are not memory, so any alignment up to a page will do.
     fn aligned(&self, _kind: (), alignment: u64) -> Result<(), DeviceError> {
         if alignment.is_power_of_two() && alignment <= engine::ALIGNMENT {
@@ -195,11 +219,7 @@ impl DeviceAllocator for SimDevice {
 
     /// Waits for `after`, as `cuMemFree` waits for the device.
     fn free(&self, block: SimBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
-        for mark in after {
-            if self.driver.0.lock().is_busy() {
-                self.clock.synchronize(*mark)?;
-            }
-        }
+        self.wait_for(after)?;
         let mut engine = self.driver.0.lock();
         if block.device != engine.id() {
             return Err(DeviceError::new(Why::Foreign, "free simulated memory", 0));
@@ -224,6 +244,54 @@ impl DeviceAllocator for SimDevice {
 }
 
 impl WholeBlocks for SimDevice {}
+
+impl Sliceable for SimDevice {
+    #[expect(unsafe_code, reason = "the port's; nothing here is unsafe")]
+    unsafe fn zero_part(
+        &self,
+        block: &SimBlock,
+        bytes: Range<u64>,
+        on: &SimStream,
+    ) -> Result<(), DeviceError> {
+        self.driver.0.lock().fill(*on.raw(), block.at + bytes.start..block.at + bytes.end, 0);
+        Ok(())
+    }
+}
+
+impl VirtualMemory for SimDevice {
+    fn page_bytes(&self) -> u64 {
+        engine::ALIGNMENT
+    }
+
+    /// Addresses are plenty, so that one reservation does.
+    fn address_space(&self) -> u64 {
+        1 << 48
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<SimBlock, DeviceError> {
+        let mut engine = self.driver.0.lock();
+        let at = engine.reserve(bytes)?;
+        Ok(SimBlock { device: engine.id(), at })
+    }
+
+    fn commit(&self, block: &SimBlock, pages: Range<u64>) -> Result<(), DeviceError> {
+        self.driver.0.lock().commit(&(block.at + pages.start..block.at + pages.end))
+    }
+
+    fn decommit(
+        &self,
+        block: &SimBlock,
+        pages: Range<u64>,
+        after: &[MarkOf<Self>],
+    ) -> Result<(), DeviceError> {
+        self.wait_for(after)?;
+        self.driver.0.lock().decommit(&(block.at + pages.start..block.at + pages.end))
+    }
+
+    fn release(&self, block: SimBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
+        self.free(block, after)
+    }
+}
 
 impl EventDriver for SimDriver {
     type Raw = usize;

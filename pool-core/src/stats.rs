@@ -42,6 +42,8 @@ pub struct PoolStats {
     pub returns: u64,
     /// Hits on a block that somebody had used before, not one from `warm_up`.
     pub reuses: u64,
+    /// Of the hits and misses, those that the request's own bucket did not serve.
+    pub served_by: Rungs,
     /// Idle blocks given back because of a bound, or because memory was short.
     pub evictions: u64,
     /// Sizes that have idle blocks now.
@@ -72,6 +74,41 @@ pub struct PoolStats {
     pub lost_bytes: u64,
 }
 
+/// Requests by the rung of the ladder that served them, where their own bucket did not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Rungs {
+    /// A block of another shard or stream that was ready.
+    pub elsewhere: u64,
+    /// A block behind an event, by a wait on the device or a query.
+    pub behind_event: u64,
+    /// A free range of the arena below.
+    pub layer: u64,
+    /// The same, after the idle blocks here had gone there.
+    pub flushed: u64,
+    /// The device.
+    pub device: u64,
+    /// The device, after as much idle memory went back as was missing.
+    pub trimmed: u64,
+    /// The device, after all idle memory went back.
+    pub cleared: u64,
+    /// The device, after the program spared something.
+    pub spared: u64,
+}
+
+impl Rungs {
+    fn add(&mut self, other: &Self) {
+        self.elsewhere += other.elsewhere;
+        self.behind_event += other.behind_event;
+        self.layer += other.layer;
+        self.flushed += other.flushed;
+        self.device += other.device;
+        self.trimmed += other.trimmed;
+        self.cleared += other.cleared;
+        self.spared += other.spared;
+    }
+}
+
 impl PoolStats {
     /// Adds what another shard has counted. A shard fills the counts only; the pool adds the rest.
     pub(crate) fn add_counts(&mut self, shard: &Self) {
@@ -81,6 +118,7 @@ impl PoolStats {
         self.failures += shard.failures;
         self.allocations = self.hits + self.misses + self.bypasses + self.failures;
         self.deallocations += shard.deallocations;
+        self.served_by.add(&shard.served_by);
         self.returns += shard.returns;
         self.reuses += shard.reuses;
         self.evictions += shard.evictions;

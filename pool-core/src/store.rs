@@ -16,13 +16,16 @@ use crate::device::{DeviceAllocator, Request};
 use crate::error::{DeviceError, Why};
 use crate::gauge::{Gauge, Tally};
 use crate::idle::Taken;
+use crate::layer::{Retention, Ticks};
 use crate::limit::{CachedLimit, Leases, Ledger};
 use crate::marks::Marks;
+use crate::order::StealPolicy;
 use crate::policy::SizeClasses;
 use crate::shard::{Key, Owed, Shard, Spare, Want};
 use crate::shards::Shards;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// What a pool was built with, and that does not change.
@@ -33,7 +36,12 @@ pub(crate) struct Bounds {
     pub(crate) statistics: bool,
     /// Blocks are cleared when they come back.
     pub(crate) zero_on_return: bool,
+    pub(crate) steal: StealPolicy,
+    pub(crate) retention: Retention,
 }
+
+/// Called when a request would be refused, with the bytes that it lacks; true to try again.
+pub(crate) type OnShortage = Arc<dyn Fn(u64) -> bool + Send + Sync>;
 
 /// The blocks of one pool.
 pub(crate) struct Store<A: DeviceAllocator> {
@@ -52,6 +60,8 @@ pub(crate) struct Store<A: DeviceAllocator> {
     epoch: AtomicU64,
     /// Blocks that a thread holds between a shard and the device. Moves on cold paths only.
     in_transit: AtomicUsize,
+    pub(crate) ticks: Mutex<Ticks>,
+    pub(crate) on_shortage: Option<OnShortage>,
     pub(crate) shards: Shards<A>,
 }
 
@@ -75,7 +85,13 @@ pub(crate) struct Return<A: DeviceAllocator> {
 }
 
 impl<A: DeviceAllocator> Store<A> {
-    pub(crate) fn new(allocator: A, classes: SizeClasses, bounds: Bounds, ledger: Ledger) -> Self {
+    pub(crate) fn new(
+        allocator: A,
+        classes: SizeClasses,
+        bounds: Bounds,
+        ledger: Ledger,
+        on_shortage: Option<OnShortage>,
+    ) -> Self {
         Self {
             allocator,
             classes,
@@ -88,6 +104,8 @@ impl<A: DeviceAllocator> Store<A> {
             leases: Leases::default(),
             epoch: AtomicU64::new(0),
             in_transit: AtomicUsize::new(0),
+            ticks: Mutex::default(),
+            on_shortage,
             shards: Shards::new(bounds.statistics),
         }
     }
@@ -119,10 +137,10 @@ impl<A: DeviceAllocator> Store<A> {
         let clock = self.allocator.clock();
         for at in self.shards.in_use() {
             let mut shelf = 0;
-            while let Some(loan) = { self.shards.at(at).lend_pending(want, &mut shelf) } {
+            let taker = want.taker(clock);
+            while let Some(loan) = { self.shards.at(at).lend_pending(want, &mut shelf, &taker) } {
                 self.in_transit.fetch_add(1, Relaxed);
-                let marks = &loan.item.marks;
-                let order = marks.make_ready(clock, want.on, A::MEMORY.cpu_touches);
+                let order = loan.item.marks.make_ready(&taker);
                 let mut shard = self.shards.at(at);
                 self.in_transit.fetch_sub(1, Relaxed);
                 if order != Ok(Order::Ordered) {
@@ -137,6 +155,11 @@ impl<A: DeviceAllocator> Store<A> {
         Ok(None)
     }
 
+    /// Moves the epoch on, so that what comes back from here on counts as younger.
+    pub(crate) fn next_epoch(&self) -> u64 {
+        self.epoch.fetch_add(1, Relaxed) + 1
+    }
+
     /// Whether another thread holds blocks that may come free in a moment.
     pub(crate) fn is_in_transit(&self) -> bool {
         self.in_transit.load(Relaxed) > 0
@@ -145,8 +168,7 @@ impl<A: DeviceAllocator> Store<A> {
     /// Takes a block from the device: reserved first, given back if the device refuses.
     #[cold]
     pub(crate) fn fresh(&self, want: &Want<'_, A>) -> Result<Grant<A>, DeviceError> {
-        let bytes = want.class.bytes;
-        let block = self.take_from_device(want)?;
+        let (block, bytes) = self.take_from_device(want)?;
         let mut shard = self.shards.own();
         self.count_out(&mut shard, want.requested, bytes);
         if self.bounds.statistics {
@@ -158,15 +180,45 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// A block from the device, of which nothing is counted but its reserved bytes.
-    pub(crate) fn take_from_device(&self, want: &Want<'_, A>) -> Result<A::Block, DeviceError> {
+    pub(crate) fn take_from_device(
+        &self,
+        want: &Want<'_, A>,
+    ) -> Result<(A::Block, u64), DeviceError> {
         let bytes = want.class.bytes;
         self.ledger.reserve(bytes)?;
         self.epoch.fetch_add(1, Relaxed);
         let request = Request { bytes, kind: want.key.kind };
         let block = self.allocator.allocate(request, want.on);
         let block = block.inspect_err(|_| self.ledger.give_back(bytes))?;
+        let bytes = self.note_taken(&block, bytes);
+        Ok((block, bytes))
+    }
+
+    /// A block that a layer below has free, without a call to the device.
+    pub(crate) fn reuse(&self, want: &Want<'_, A>) -> Result<Option<Grant<A>>, DeviceError> {
+        let bytes = want.class.bytes;
+        let request = Request { bytes, kind: want.key.kind };
+        let Some(block) = self.allocator.reuse(request, want.on)? else { return Ok(None) };
+        // The layer holds the limit.
+        let _ = self.ledger.reserve(bytes);
+        let bytes = self.note_taken(&block, bytes);
+        let mut shard = self.shards.own();
+        self.count_out(&mut shard, want.requested, bytes);
+        if self.bounds.statistics {
+            let counts = &mut shard.counts;
+            *(if want.class.pooled { &mut counts.hits } else { &mut counts.bypasses }) += 1;
+            counts.from_pool_bytes = counts.from_pool_bytes.saturating_add(want.requested);
+        }
+        Ok(Some(Grant { block, bytes, fresh: false, dirty: true }))
+    }
+
+    /// Counts a block of which `asked` bytes are reserved. Returns what it holds.
+    fn note_taken(&self, block: &A::Block, asked: u64) -> u64 {
+        let bytes = self.allocator.size_of(block).unwrap_or(asked);
+        // More than was asked comes from a layer, which holds the limit.
+        let _ = self.ledger.reserve(bytes.saturating_sub(asked));
         *self.taken.lock().entry(bytes).or_default() += 1;
-        Ok(block)
+        bytes
     }
 
     /// Keeps a block that comes back, or owes it to the device. Returns the shard, locked, for the
@@ -177,7 +229,7 @@ impl<A: DeviceAllocator> Store<A> {
         let mut shard = self.shards.own();
         self.count_in(&mut shard, requested, bytes);
         if pooled && !shard.closed {
-            let item = Spare { block, marks, used: true, dirty: !clean };
+            let item = Spare { block, marks, used: true, dirty: !clean, turn: shard.turn };
             self.keep(&mut shard, kind, Taken { bytes, item });
         } else {
             shard.owed.push(Owed { block, marks, bytes });
@@ -256,7 +308,8 @@ impl<A: DeviceAllocator> Store<A> {
         self.in_transit.fetch_add(count, Relaxed);
         for Owed { block, marks, bytes } in owed {
             self.untaken(bytes);
-            let freed = self.allocator.free(block, &marks.all());
+            let after = marks.after(A::MEMORY.cpu_touches);
+            let freed = self.allocator.free(block, after.marks());
             refusal = refusal.or(freed.err());
             match freed {
                 // The device still has it, so it stays reserved; a lost device has nothing.
@@ -300,6 +353,7 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Counts a block out of the pool's hands.
     fn count_out(&self, shard: &mut Shard<A>, requested: u64, bytes: u64) {
+        shard.turn += 1;
         shard.holds += 1;
         shard.requested.add(requested, &self.requested);
         shard.allocated.add(bytes, &self.allocated);

@@ -5,7 +5,8 @@
 //! a stream has waited for is remembered and passed on with its own events, so a wait that follows
 //! from earlier waits is never made.
 //!
-//! Absent: destroying streams. A stream that was registered once stays known.
+//! A stream that ends is retired: its last event is recorded while it can be, and stays until it is
+//! seen done. Then the stream is forgotten, and its marks count as done.
 
 use crate::clock::{Order, StreamClock};
 use crate::error::{DeviceError, Why};
@@ -13,10 +14,12 @@ use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::SeqCst};
 
 /// Events of a stream that are remembered at most. Forgetting one costs a later event.
 const EVENTS_KEPT: usize = 16;
+/// Retired streams that are asked after when another stream comes or goes.
+const RETIRED_ASKED: usize = 4;
 
 /// The four device calls that stream order needs.
 pub trait EventDriver: Send + Sync + 'static {
@@ -70,6 +73,10 @@ struct Slot<D: EventDriver> {
     epoch: AtomicU64,
     /// Marks of epochs below this were seen done by a query.
     done_before: AtomicU64,
+    /// Nothing more is given to it.
+    ended: AtomicBool,
+    /// And its last event is recorded, or done.
+    retired: AtomicBool,
     known: Mutex<Known<D::Event>>,
 }
 
@@ -95,7 +102,9 @@ pub struct Timeline<D: EventDriver> {
     id: u32,
     driver: D,
     default: Stream<D>,
-    slots: RwLock<Vec<Arc<Slot<D>>>>,
+    /// Ids below this were handed out; one that is not in `slots` is retired and done.
+    next: AtomicU32,
+    slots: RwLock<HashMap<u32, Arc<Slot<D>>>>,
 }
 
 impl<D: EventDriver> Timeline<D> {
@@ -104,7 +113,8 @@ impl<D: EventDriver> Timeline<D> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let id = NEXT.fetch_add(1, SeqCst);
         let slot = Arc::new(Slot::new(id, 0, default));
-        Self { id, driver, default: Stream(slot.clone()), slots: RwLock::new(vec![slot]) }
+        let slots = RwLock::new(HashMap::from([(0, slot.clone())]));
+        Self { id, driver, default: Stream(slot), next: AtomicU32::new(1), slots }
     }
 
     /// Makes one of the device's streams known. Each raw stream is registered once.
@@ -117,29 +127,100 @@ impl<D: EventDriver> Timeline<D> {
     /// assert_eq!(*stream.raw(), 1); // 0 is the default stream
     /// ```
     pub fn register(&self, raw: D::Raw) -> Stream<D> {
-        let mut slots = self.slots.write();
-        let id = u32::try_from(slots.len()).unwrap_or(u32::MAX);
+        self.forget_retired();
+        let id = self.next.fetch_add(1, SeqCst);
         let slot = Arc::new(Slot::new(self.id, id, raw));
-        slots.push(slot.clone());
+        self.slots.write().insert(id, slot.clone());
         Stream(slot)
     }
 
-    fn slot(&self, mark: Mark) -> Result<Arc<Slot<D>>, DeviceError> {
-        let foreign = DeviceError::new(Why::Foreign, "a mark of another device", 0);
-        let slots = self.slots.read();
-        let slot = slots.get(mark.stream as usize).filter(|_| mark.timeline == self.id);
-        slot.cloned().ok_or(foreign)
+    /// The stream ends: what it has queued still runs, and from here on it is refused. Call it
+    /// before the device's own stream is destroyed, since an event is recorded on it. Memory that
+    /// it used serves others behind that event, so nothing is stranded.
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, sim::SimDevice, DeviceAllocator};
+    ///
+    /// let device = SimDevice::new();
+    /// let pool = BucketPool::new(device.clone());
+    /// let once = device.stream();
+    /// drop(pool.allocate_on(&once, 4096)?);
+    /// device.clock().retire(&once)?;
+    /// assert!(pool.allocate_on(&once, 4096).is_err());
+    /// assert!(pool.allocate(4096).is_ok()); // its block, behind its last event
+    /// assert_eq!(device.calls().allocations, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Foreign`] for a stream of another device, [`Why::Unsupported`] for the default
+    /// stream, which does not end, or what the device said; the stream goes on then.
+    pub fn retire(&self, stream: &Stream<D>) -> Result<(), DeviceError> {
+        let refuse = |why| Err(DeviceError::new(why, "retire a stream", 0));
+        let slot = &stream.0;
+        if slot.timeline != self.id {
+            return refuse(Why::Foreign);
+        }
+        if slot.id == 0 {
+            return refuse(Why::Unsupported);
+        }
+        if slot.ended.swap(true, SeqCst) {
+            return refuse(Why::Foreign);
+        }
+        // A mark of this epoch or an earlier one is all there will be.
+        let last = Mark { timeline: self.id, stream: slot.id, epoch: slot.epoch.load(SeqCst) };
+        self.event_after(last).inspect_err(|_| slot.ended.store(false, SeqCst))?;
+        slot.retired.store(true, SeqCst);
+        self.forget_retired();
+        Ok(())
+    }
+
+    /// Forgets retired streams that are done. Asks after a few only; the others' turn comes.
+    fn forget_retired(&self) {
+        let retired: Vec<_> = {
+            let slots = self.slots.read();
+            let retired = slots.values().filter(|slot| slot.retired.load(SeqCst));
+            retired.take(RETIRED_ASKED).cloned().collect()
+        };
+        for slot in retired {
+            let last = slot.known.lock().events.back().cloned();
+            let mark = Mark { timeline: self.id, stream: slot.id, epoch: 0 };
+            if let Some(last) = last
+                && self.driver.query(&last.event) == Ok(true)
+            {
+                // Only tidying: a refusal leaves the stream for the next time.
+                let _ = self.seen_done(mark, &last);
+            }
+        }
+    }
+
+    /// The stream of a mark; `None` if it is retired and done.
+    fn slot(&self, mark: Mark) -> Result<Option<Arc<Slot<D>>>, DeviceError> {
+        if mark.timeline != self.id || mark.stream >= self.next.load(SeqCst) {
+            return Err(DeviceError::new(Why::Foreign, "a mark of another device", 0));
+        }
+        Ok(self.slots.read().get(&mark.stream).cloned())
+    }
+
+    /// What the stream of one of our marks says; `gone` if it is retired and done.
+    fn of_stream<T>(&self, mark: Mark, gone: T, says: impl FnOnce(&Slot<D>) -> T) -> Option<T> {
+        let slot = self.slot(mark).ok()?;
+        Some(slot.map_or(gone, |slot| says(&slot)))
     }
 
     /// The first event that covers `mark`, or a new one: the earlier the event, the less of the
-    /// stream's later work is waited for with it.
-    fn event_after(&self, mark: Mark) -> Result<Arc<Recorded<D::Event>>, DeviceError> {
-        let slot = self.slot(mark)?;
+    /// stream's later work is waited for with it. `None` if all of it is done.
+    fn event_after(&self, mark: Mark) -> Result<Option<Arc<Recorded<D::Event>>>, DeviceError> {
+        let Some(slot) = self.slot(mark)? else { return Ok(None) };
         let clock = {
             let known = slot.known.lock();
             let covers = |recorded: &&Arc<Recorded<D::Event>>| recorded.epoch > mark.epoch;
             if let Some(first) = known.events.iter().find(covers) {
-                return Ok(first.clone());
+                return Ok(Some(first.clone()));
+            }
+            if slot.done_before.load(Acquire) > mark.epoch {
+                return Ok(None);
             }
             known.clock.clone()
         };
@@ -154,14 +235,25 @@ impl<D: EventDriver> Timeline<D> {
         if events.len() > EVENTS_KEPT {
             events.pop_front();
         }
-        Ok(new)
+        Ok(Some(new))
     }
 
     /// A query has seen this event pass.
     fn seen_done(&self, mark: Mark, recorded: &Recorded<D::Event>) -> Result<(), DeviceError> {
-        let slot = self.slot(mark)?;
+        let Some(slot) = self.slot(mark)? else { return Ok(()) };
         slot.done_before.fetch_max(recorded.epoch, SeqCst);
-        slot.known.lock().events.retain(|event| event.epoch > recorded.epoch);
+        let left = {
+            let events = &mut slot.known.lock().events;
+            events.retain(|event| event.epoch > recorded.epoch);
+            events.len()
+        };
+        if left == 0 && slot.retired.load(SeqCst) {
+            let mut slots = self.slots.write();
+            slots.remove(&slot.id);
+            for other in slots.values() {
+                other.known.lock().clock.remove(&slot.id);
+            }
+        }
         Ok(())
     }
 
@@ -169,7 +261,7 @@ impl<D: EventDriver> Timeline<D> {
         if on.is_after(mark) || self.is_seen_done(mark) {
             return Ok(());
         }
-        let recorded = self.event_after(mark)?;
+        let Some(recorded) = self.event_after(mark)? else { return Ok(()) };
         self.driver.wait(&on.raw, &recorded.event)?;
         // Only now: another thread on the same stream must not find itself ordered before the
         // wait is in the stream.
@@ -194,7 +286,7 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
 
     #[inline]
     fn owns(&self, on: &Stream<D>) -> bool {
-        on.0.timeline == self.id
+        on.0.timeline == self.id && !on.0.ended.load(Acquire)
     }
 
     #[inline]
@@ -203,7 +295,8 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
     }
 
     fn latest(&self, mark: Mark) -> Mark {
-        self.slot(mark).map_or(mark, |slot| Mark { epoch: slot.epoch.load(SeqCst), ..mark })
+        let epoch = self.of_stream(mark, mark.epoch, |slot| slot.epoch.load(SeqCst));
+        Mark { epoch: epoch.unwrap_or(mark.epoch), ..mark }
     }
 
     #[inline]
@@ -237,16 +330,27 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
     }
 
     fn is_seen_done(&self, after: Mark) -> bool {
-        let slots = self.slots.read();
-        let slot = slots.get(after.stream as usize).filter(|_| after.timeline == self.id);
-        slot.is_some_and(|slot| slot.done_before.load(Acquire) > after.epoch)
+        let done = |slot: &Slot<D>| slot.done_before.load(Acquire) > after.epoch;
+        self.of_stream(after, true, done).unwrap_or(false)
+    }
+
+    fn has_event(&self, after: Mark) -> bool {
+        let covered = |slot: &Slot<D>| {
+            slot.done_before.load(Acquire) > after.epoch
+                || slot.known.lock().events.back().is_some_and(|last| last.epoch > after.epoch)
+        };
+        self.of_stream(after, true, covered).unwrap_or(false)
+    }
+
+    fn is_retired(&self, mark: Mark) -> bool {
+        self.of_stream(mark, true, |slot| slot.retired.load(Acquire)).unwrap_or(false)
     }
 
     fn is_done(&self, after: Mark) -> Result<bool, DeviceError> {
         if self.is_seen_done(after) {
             return Ok(true);
         }
-        let recorded = self.event_after(after)?;
+        let Some(recorded) = self.event_after(after)? else { return Ok(true) };
         let done = self.driver.query(&recorded.event)?;
         if done {
             self.seen_done(after, &recorded)?;
@@ -258,7 +362,7 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
         if self.is_seen_done(after) {
             return Ok(());
         }
-        let recorded = self.event_after(after)?;
+        let Some(recorded) = self.event_after(after)? else { return Ok(()) };
         self.driver.synchronize(&recorded.event)?;
         self.seen_done(after, &recorded)
     }
@@ -267,7 +371,9 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
 impl<D: EventDriver> Slot<D> {
     fn new(timeline: u32, id: u32, raw: D::Raw) -> Self {
         let known = Mutex::new(Known { events: VecDeque::new(), clock: HashMap::new() });
-        Self { timeline, id, raw, epoch: AtomicU64::new(0), done_before: AtomicU64::new(0), known }
+        let (epoch, done_before) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (ended, retired) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { timeline, id, raw, epoch, done_before, ended, retired, known }
     }
 
     #[inline]

@@ -6,10 +6,12 @@ use crate::driver::{CudaDriver, CudaStreamOf, bind, error, is_present};
 use cudarc::driver::{CudaContext, CudaStream, result};
 use parking_lot::Mutex;
 use pool_core::{
-    DeviceAllocator, DeviceError, MarkOf, Memory, Request, StreamClock, Timeline, WholeBlocks, Why,
+    DeviceAllocator, DeviceError, MarkOf, Memory, Request, Sliceable, StreamClock, Timeline,
+    WholeBlocks, Why,
 };
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// What `cuMemAlloc` aligns to at least (CUDA C Programming Guide, "Device Memory Accesses").
@@ -164,6 +166,23 @@ impl DeviceAllocator for CudaAllocator {
 }
 
 impl WholeBlocks for CudaAllocator {}
+
+impl Sliceable for CudaAllocator {
+    unsafe fn zero_part(
+        &self,
+        block: &CudaBlock,
+        bytes: Range<u64>,
+        on: &CudaStreamOf,
+    ) -> Result<(), DeviceError> {
+        let size = size(bytes.end - bytes.start)?;
+        bind(&self.context)?;
+        // SAFETY: the caller vouches for the bytes, and that nobody else uses them.
+        unsafe {
+            result::memset_d8_async(block.at + bytes.start, 0, size, on.raw().cu_stream())
+        }
+        .map_err(|e| error("cuMemsetD8Async", e))
+    }
+}
 
 impl fmt::Debug for CudaAllocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -2,11 +2,13 @@
 #![expect(unsafe_code, reason = "the global allocator is called through pointers")]
 
 use pool_core::{
-    DeviceAllocator, DeviceError, HostMemory, Immediate, MarkOf, Memory, Request, StreamOf,
-    WholeBlocks, Why,
+    DeviceAllocator, DeviceError, HostMemory, Immediate, MarkOf, Memory, Request, Sliceable,
+    StreamOf, VirtualMemory, WholeBlocks, Why,
 };
+use crate::virtual_memory as pages;
 use std::alloc::{self, Layout};
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 /// Host memory from the program's global allocator, at any alignment.
@@ -33,7 +35,7 @@ pub struct HostAllocator {
 
 /// What a host block is aligned to, as a power of two of bytes. 64, a cache line, by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Alignment(usize);
+pub struct Alignment(u32);
 
 /// Up to this alignment `alloc_zeroed` is `calloc` (library/std/src/sys/alloc, `MIN_ALIGN` on
 /// 64-bit machines).
@@ -47,13 +49,15 @@ pub struct HostBlock {
     /// How many bytes may be used.
     bytes: usize,
     alignment: Alignment,
+    /// Whether these are addresses from [`VirtualMemory::reserve`], which go back another way.
+    mapped: bool,
 }
 
 impl HostBlock {
     /// Where the aligned bytes begin.
     #[inline]
     fn start(&self) -> NonNull<u8> {
-        let skipped = self.base.as_ptr().addr().wrapping_neg() & (self.alignment.0 - 1);
+        let skipped = self.base.as_ptr().addr().wrapping_neg() & (self.alignment.0 as usize - 1);
         // SAFETY: less than the alignment, and so many bytes are allocated beside `bytes`
         // (`layout`); nothing is skipped at the natural alignment or below.
         unsafe { self.base.add(skipped) }
@@ -61,7 +65,8 @@ impl HostBlock {
 
     /// What a block of so many bytes is allocated as: with room to align within.
     fn layout(bytes: usize, alignment: Alignment) -> Option<Layout> {
-        let room = if alignment.0 > NATURAL { alignment.0 } else { 0 };
+        let alignment = alignment.0 as usize;
+        let room = if alignment > NATURAL { alignment } else { 0 };
         Layout::from_size_align(bytes.checked_add(room)?, NATURAL).ok()
     }
 }
@@ -116,10 +121,8 @@ impl DeviceAllocator for HostAllocator {
 
     fn aligned(&self, kind: Alignment, alignment: u64) -> Result<Alignment, DeviceError> {
         let refused = DeviceError::new(Why::Unsupported, "alignment of host memory", 0);
-        match usize::try_from(alignment) {
-            Ok(alignment) if Layout::from_size_align(1, alignment).is_ok() => {
-                Ok(Alignment(alignment.max(kind.0)))
-            }
+        match u32::try_from(alignment) {
+            Ok(alignment) if alignment.is_power_of_two() => Ok(Alignment(alignment.max(kind.0))),
             _ => Err(refused),
         }
     }
@@ -131,17 +134,25 @@ impl DeviceAllocator for HostAllocator {
         // SAFETY: the layout's size is at least 1.
         let base = unsafe { alloc::alloc_zeroed(layout) };
         let base = NonNull::new(base).ok_or(DeviceError::new(Why::OutOfMemory, "alloc", 0))?;
-        Ok(HostBlock { base, bytes, alignment: request.kind })
+        Ok(HostBlock { base, bytes, alignment: request.kind, mapped: false })
     }
 
     fn free(&self, block: HostBlock, _after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
+        if block.mapped {
+            // SAFETY: `reserve` made it with this base and size, and it is moved in here.
+            return unsafe { pages::unmap(block.base, block.bytes) };
+        }
         if let Some(layout) = HostBlock::layout(block.bytes, block.alignment) {
-            // SAFETY: a block is made in `allocate` only, with this very layout, owns its memory,
+            // SAFETY: a block that is not mapped is made in `allocate` only, with this very layout, owns its memory,
             // and is moved in here. Which `HostAllocator` made it does not matter: they all call
             // the global allocator.
             unsafe { alloc::dealloc(block.base.as_ptr(), layout) };
         }
         Ok(())
+    }
+
+    fn total_bytes(&self) -> Option<u64> {
+        pages::physical_bytes()
     }
 
     #[inline]
@@ -172,6 +183,63 @@ impl DeviceAllocator for HostAllocator {
 }
 
 impl WholeBlocks for HostAllocator {}
+
+impl Sliceable for HostAllocator {
+    unsafe fn zero_part(
+        &self,
+        block: &HostBlock,
+        bytes: Range<u64>,
+        on: &(),
+    ) -> Result<(), DeviceError> {
+        let view = self.view(block, bytes.start, bytes.end - bytes.start, on);
+        // SAFETY: the view lies inside the block, and the caller vouches that nobody else uses
+        // these bytes.
+        unsafe { view.at.write_bytes(0, view.bytes) };
+        Ok(())
+    }
+}
+
+/// Addresses from `mmap`, readable and writable at once; pages come when they are first written, so
+/// committing is a matter of the arena's books. Taking memory back is `MADV_DONTNEED`.
+impl VirtualMemory for HostAllocator {
+    fn page_bytes(&self) -> u64 {
+        pages::page_bytes()
+    }
+
+    /// Twice what the machine has.
+    fn address_space(&self) -> u64 {
+        pages::physical_bytes().map_or(1 << 36, |bytes| 2 * bytes)
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<HostBlock, DeviceError> {
+        let (base, bytes) = pages::map(bytes)?;
+        Ok(HostBlock { base, bytes, alignment: Alignment::default(), mapped: true })
+    }
+
+    fn commit(&self, block: &HostBlock, pages: Range<u64>) -> Result<(), DeviceError> {
+        pages::inside(block.bytes, &pages, "commit").map(|_| ())
+    }
+
+    fn decommit(
+        &self,
+        block: &HostBlock,
+        pages: Range<u64>,
+        _after: &[MarkOf<Self>],
+    ) -> Result<(), DeviceError> {
+        let (offset, bytes) = pages::inside(block.bytes, &pages, "madvise")?;
+        if !block.mapped {
+            return Err(DeviceError::new(Why::Foreign, "madvise", 0));
+        }
+        // SAFETY: the pages lie inside the mapping, as just checked. What they hold is lost, and
+        // reads as zeroes from here on, which is initialised memory; that nobody uses them is what
+        // the arena promises.
+        unsafe { pages::forget(block.base.add(offset), bytes) }
+    }
+
+    fn release(&self, block: HostBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
+        self.free(block, after)
+    }
+}
 
 // SAFETY: blocks come zeroed from the global allocator, so all bytes are valid and initialised, and
 // each is given back once, in `free`.

@@ -2,5 +2,6 @@
 #![deny(unsafe_code)]
 
 mod allocator;
+mod virtual_memory;
 
 pub use allocator::{Alignment, HostAllocator, HostBlock, HostView};

@@ -1,20 +1,15 @@
 //! The state of a simulated device: memory, streams that run late, and what used each byte last.
 
+use super::memory::Memory;
 use super::script::{Script, SimCall, SimCalls};
+use super::shadow::{Shadow, Use, VectorClock};
 use crate::error::{DeviceError, Why};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Blocks start at multiples of this many bytes.
 pub(super) const ALIGNMENT: u64 = 4096;
-/// Uses are remembered for each so many bytes.
-const GRAIN: u64 = 512;
-/// What fresh memory shows: anything but zeroes.
-const FRESH: u8 = 0xA5;
-
-/// For each stream, how many of its operations something is ordered after.
-type VectorClock = HashMap<usize, u64>;
 
 /// An event that was recorded.
 #[derive(Debug)]
@@ -55,20 +50,15 @@ enum Op {
 #[derive(Debug)]
 pub struct Engine {
     id: u64,
-    capacity: u64,
-    held: u64,
-    held_peak: u64,
-    next: u64,
-    live: BTreeMap<u64, u64>,
+    memory: Memory,
     calls: SimCalls,
     script: Script,
     streams: Vec<Queue>,
     /// What the host has seen done, and so all that it gives from then on is ordered after.
     host: VectorClock,
-    /// The last use of each grain: the stream, and which of its operations.
-    uses: HashMap<u64, (usize, u64)>,
-    hazards: Vec<String>,
-    contents: HashMap<u64, Vec<u8>>,
+    shadow: Shadow,
+    /// The state of the dice that let queued work run between calls; 0 for no dice.
+    dice: u64,
 }
 
 impl Engine {
@@ -78,18 +68,31 @@ impl Engine {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self {
             id: NEXT.fetch_add(1, Relaxed),
-            capacity,
-            held: 0,
-            held_peak: 0,
-            next: ALIGNMENT,
-            live: BTreeMap::new(),
+            memory: Memory::new(capacity),
             calls: SimCalls::default(),
             script: Script::default(),
             streams: vec![Queue::default()],
-            host: VectorClock::new(),
-            uses: HashMap::new(),
-            hazards: Vec::new(),
-            contents: HashMap::new(),
+            host: VectorClock::default(),
+            shadow: Shadow::default(),
+            dice: 0,
+        }
+    }
+
+    /// From here on queued work runs now and then between calls, as the seed says.
+    pub fn seed(&mut self, seed: u64) {
+        self.dice = seed | 1;
+    }
+
+    /// Lets a stream that the dice name run a step, every other call. (Marsaglia's xorshift.)
+    fn drift(&mut self) {
+        if self.dice == 0 {
+            return;
+        }
+        self.dice ^= self.dice << 13;
+        self.dice ^= self.dice >> 7;
+        self.dice ^= self.dice << 17;
+        if self.dice & 1 == 0 {
+            self.step((self.dice >> 8) as usize % self.streams.len());
         }
     }
 
@@ -99,87 +102,119 @@ impl Engine {
     ///
     /// [`Why::OutOfMemory`] over the capacity, or when the script says so.
     pub fn allocate(&mut self, bytes: u64) -> Result<u64, DeviceError> {
+        self.drift();
         self.script.check(SimCall::Allocate, Why::OutOfMemory, "sim allocate")?;
-        let full = DeviceError::new(Why::OutOfMemory, "sim allocate", 0);
-        let held =
-            self.held.checked_add(bytes).filter(|held| *held <= self.capacity).ok_or(full)?;
-        let end = bytes.max(1).checked_next_multiple_of(ALIGNMENT);
-        let next = end.and_then(|bytes| self.next.checked_add(bytes)).ok_or(full)?;
-        let at = std::mem::replace(&mut self.next, next);
-        self.held = held;
-        self.held_peak = self.held_peak.max(held);
-        self.live.insert(at, bytes);
+        let at = self.memory.allocate(bytes)?;
         self.calls.allocations += 1;
         Ok(at)
     }
 
-    /// Gives a block back. Does not wait for anything.
+    /// Gives a block or a reservation back. Does not wait for anything.
     ///
     /// # Errors
     ///
     /// [`Why::Foreign`] for an address at which no block begins, or when the script says so.
     pub fn free(&mut self, at: u64) -> Result<(), DeviceError> {
         self.script.check(SimCall::Free, Why::Other, "sim free")?;
-        let unknown = DeviceError::new(Why::Foreign, "sim free", 0);
-        let bytes = self.live.remove(&at).ok_or(unknown)?;
-        self.held -= bytes;
-        self.check_unused(at, bytes);
-        self.contents.remove(&at);
+        for range in self.memory.free(at)? {
+            self.gone(&range);
+        }
         self.calls.frees += 1;
         Ok(())
     }
 
+    /// Takes addresses without memory behind them.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::OutOfMemory`] when there are no more, or when the script says so.
+    pub fn reserve(&mut self, bytes: u64) -> Result<u64, DeviceError> {
+        self.script.check(SimCall::Reserve, Why::OutOfMemory, "sim reserve")?;
+        let at = self.memory.reserve(bytes)?;
+        self.calls.reservations += 1;
+        Ok(at)
+    }
+
+    /// Puts memory behind a part of a reservation, where there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::OutOfMemory`] over the capacity, [`Why::Other`] where there is some,
+    /// [`Why::Foreign`] outside a reservation, or when the script says so.
+    pub fn commit(&mut self, pages: &Range<u64>) -> Result<(), DeviceError> {
+        self.drift();
+        self.script.check(SimCall::Commit, Why::OutOfMemory, "sim commit")?;
+        self.memory.commit(pages)?;
+        self.calls.commits += 1;
+        Ok(())
+    }
+
+    /// Takes the memory behind a part of a reservation back. Does not wait for anything.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Other`] where there is none, or when the script says so.
+    pub fn decommit(&mut self, pages: &Range<u64>) -> Result<(), DeviceError> {
+        self.script.check(SimCall::Decommit, Why::Other, "sim decommit")?;
+        self.memory.decommit(pages)?;
+        self.gone(pages);
+        self.calls.decommits += 1;
+        Ok(())
+    }
+
+    fn gone(&mut self, bytes: &Range<u64>) {
+        let Self { shadow, streams, .. } = self;
+        shadow.gone(bytes, |stream| streams.get(stream).map_or(u64::MAX, |queue| queue.done));
+    }
+
     /// Queues writing `bytes` at an address.
     pub fn write(&mut self, on: usize, at: u64, bytes: Vec<u8>) {
-        self.uses(on, at..at + bytes.len() as u64);
-        self.give(on, Op::Write { at, bytes });
+        let range = at..at + bytes.len() as u64;
+        self.give_use(on, range, "write", Op::Write { at, bytes });
     }
 
     /// Queues filling a range with a byte.
     pub fn fill(&mut self, on: usize, bytes: Range<u64>, byte: u8) {
-        self.uses(on, bytes.clone());
-        self.give(on, Op::Fill { bytes, byte });
+        self.give_use(on, bytes.clone(), "fill", Op::Fill { bytes, byte });
     }
 
     /// What a range shows once everything given to `on` so far has run.
     pub fn read(&mut self, on: usize, bytes: Range<u64>) -> Vec<u8> {
-        self.uses(on, bytes.clone());
-        self.give(on, Op::Work);
+        self.give_use(on, bytes.clone(), "read", Op::Work);
         self.synchronize_stream(on);
-        let length = index(bytes.end - bytes.start);
-        let shown = self.memory(&bytes).map(|contents| contents.to_vec());
-        shown.unwrap_or_else(|| vec![FRESH; length])
+        self.memory.read(&bytes)
     }
 
-    /// The contents of a range inside one block. Made when they are first asked for, so that a
-    /// device that nobody writes to costs no memory.
-    fn memory(&mut self, bytes: &Range<u64>) -> Option<&mut [u8]> {
-        let (at, size) = self.live.range(..=bytes.start).next_back()?;
-        let (at, size) = (*at, *size);
-        let contents = self.contents.entry(at).or_insert_with(|| vec![FRESH; index(size)]);
-        contents.get_mut(index(bytes.start - at)..index(bytes.end - at))
+    /// Queues work of which only the use of these bytes matters.
+    pub fn kernel(&mut self, on: usize, bytes: Range<u64>) {
+        self.give_use(on, bytes, "kernel", Op::Work);
     }
 
-    /// Whether all of a range lies in one block that is handed out.
+    /// The CPU uses these bytes now.
+    pub fn host_use(&mut self, bytes: Range<u64>) {
+        let after = self.host.clone();
+        let host = Use { stream: usize::MAX, operation: 0, what: "the CPU", after };
+        self.shadow.uses(bytes, host);
+    }
+
+    fn give_use(&mut self, on: usize, bytes: Range<u64>, what: &'static str, op: Op) {
+        self.drift();
+        let operation = self.give(on, op);
+        let after = self.streams[on].clock.clone();
+        self.shadow.uses(bytes, Use { stream: on, operation, what, after });
+    }
+
+    /// Whether all of a range is memory that is handed out, in one block.
     #[must_use]
     pub fn holds(&self, bytes: &Range<u64>) -> bool {
-        let block = self.live.range(..=bytes.start).next_back();
-        block.is_some_and(|(at, size)| bytes.end <= at + size)
+        self.memory.holds(bytes)
     }
 
     fn effect(&mut self, op: &Op) {
         match op {
             Op::Work | Op::Wait { .. } => {}
-            Op::Write { at, bytes } => {
-                if let Some(memory) = self.memory(&(*at..*at + bytes.len() as u64)) {
-                    memory.copy_from_slice(bytes);
-                }
-            }
-            Op::Fill { bytes, byte } => {
-                if let Some(memory) = self.memory(bytes) {
-                    memory.fill(*byte);
-                }
-            }
+            Op::Write { at, bytes } => self.memory.write(*at, bytes),
+            Op::Fill { bytes, byte } => self.memory.fill(bytes, *byte),
         }
     }
 
@@ -189,55 +224,13 @@ impl Engine {
         self.streams.len() - 1
     }
 
-    /// Queues work of which only the use of these bytes matters.
-    pub fn kernel(&mut self, on: usize, bytes: Range<u64>) {
-        self.uses(on, bytes);
-        self.give(on, Op::Work);
-    }
-
-    /// Memory that goes while a stream still uses it is as bad as a use out of order.
-    fn check_unused(&mut self, at: u64, bytes: u64) {
-        if self.uses.is_empty() {
-            return;
-        }
-        for grain in at / GRAIN..(at + bytes).div_ceil(GRAIN) {
-            let Some((stream, op)) = self.uses.remove(&grain) else { continue };
-            if self.streams[stream].done < op {
-                let byte = grain * GRAIN;
-                self.hazards.push(format!(
-                    "byte {byte}: freed before operation {op} of stream {stream} was done"
-                ));
-            }
-        }
-    }
-
-    /// How much of `stream` the next operation of `on` is ordered after.
-    fn known(&self, on: usize, stream: usize) -> u64 {
-        let of = |clock: &VectorClock| clock.get(&stream).copied().unwrap_or(0);
-        of(&self.streams[on].clock).max(of(&self.host))
-    }
-
-    /// The next operation of `on` uses these bytes: is it ordered after the use before it?
-    fn uses(&mut self, on: usize, bytes: Range<u64>) {
-        let at = self.streams[on].given + 1;
-        for grain in bytes.start / GRAIN..bytes.end.div_ceil(GRAIN) {
-            let Some((stream, op)) = self.uses.insert(grain, (on, at)) else { continue };
-            if stream != on && self.known(on, stream) < op {
-                let byte = grain * GRAIN;
-                self.hazards.push(format!(
-                    "byte {byte}: operation {at} of stream {on} is not ordered after operation \
-                     {op} of stream {stream}"
-                ));
-            }
-        }
-    }
-
     /// Records an event.
     ///
     /// # Errors
     ///
     /// When the script says so.
     pub fn record(&mut self, on: usize) -> Result<Event, DeviceError> {
+        self.drift();
         self.script.check(SimCall::Record, Why::Other, "sim record")?;
         self.calls.records += 1;
         let at = self.give(on, Op::Work);
@@ -253,7 +246,7 @@ impl Engine {
         self.script.check(SimCall::Wait, Why::Other, "sim wait")?;
         self.calls.waits += 1;
         self.give(on, Op::Wait { stream: event.stream, at: event.at });
-        merge(&mut self.streams[on].clock, &event.clock);
+        self.streams[on].clock.merge(&event.clock);
         Ok(())
     }
 
@@ -263,11 +256,12 @@ impl Engine {
     ///
     /// When the script says so.
     pub fn query(&mut self, event: &Event) -> Result<bool, DeviceError> {
+        self.drift();
         self.script.check(SimCall::Query, Why::Other, "sim query")?;
         self.calls.queries += 1;
         let done = self.streams[event.stream].done >= event.at;
         if done {
-            merge(&mut self.host, &event.clock);
+            self.host.merge(&event.clock);
         }
         Ok(done)
     }
@@ -277,7 +271,7 @@ impl Engine {
         while self.streams[event.stream].done < event.at {
             self.step(event.stream);
         }
-        merge(&mut self.host, &event.clock);
+        self.host.merge(&event.clock);
     }
 
     /// Runs everything that is queued.
@@ -297,7 +291,7 @@ impl Engine {
     /// Waits for a stream: runs what is queued on it, and the host knows.
     pub fn synchronize_stream(&mut self, stream: usize) {
         self.run_stream(stream);
-        merge(&mut self.host, &self.streams[stream].clock);
+        self.host.merge(&self.streams[stream].clock);
     }
 
     /// Waits for the whole device.
@@ -323,10 +317,10 @@ impl Engine {
 
     fn give(&mut self, on: usize, op: Op) -> u64 {
         let queue = &mut self.streams[on];
-        merge(&mut queue.clock, &self.host);
+        queue.clock.merge(&self.host);
         queue.given += 1;
         queue.late.push_back(op);
-        queue.clock.insert(on, queue.given);
+        queue.clock.raise(on, queue.given);
         queue.given
     }
 
@@ -350,7 +344,7 @@ impl Engine {
     /// Uses that were not ordered after the use before them, in words.
     #[must_use]
     pub fn hazards(&self) -> &[String] {
-        &self.hazards
+        &self.shadow.hazards
     }
 
     /// Successful calls.
@@ -362,24 +356,18 @@ impl Engine {
     /// Bytes that are handed out.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
-        self.held
+        self.memory.held
     }
 
     /// The most bytes that were handed out at once.
     #[must_use]
     pub fn held_peak_bytes(&self) -> u64 {
-        self.held_peak
+        self.memory.held_peak
     }
-}
 
-/// A size of memory that exists, or more than any slice has.
-fn index(bytes: u64) -> usize {
-    usize::try_from(bytes).unwrap_or(usize::MAX)
-}
-
-fn merge(into: &mut VectorClock, other: &VectorClock) {
-    for (stream, at) in other {
-        let known = into.entry(*stream).or_default();
-        *known = (*known).max(*at);
+    /// The most bytes that can be.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        self.memory.capacity
     }
 }

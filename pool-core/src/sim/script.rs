@@ -15,6 +15,12 @@ pub enum SimCall {
     Wait,
     /// Asking for one.
     Query,
+    /// Taking addresses.
+    Reserve,
+    /// Putting memory behind addresses.
+    Commit,
+    /// Taking it back. The device keeps it then, where it is.
+    Decommit,
 }
 
 /// Successful calls of each kind.
@@ -31,6 +37,12 @@ pub struct SimCalls {
     pub waits: u64,
     /// Queries of events.
     pub queries: u64,
+    /// Reservations taken.
+    pub reservations: u64,
+    /// Ranges of pages committed.
+    pub commits: u64,
+    /// Ranges of pages taken back.
+    pub decommits: u64,
 }
 
 /// What is to fail.

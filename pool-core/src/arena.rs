@@ -1,0 +1,370 @@
+//! An arena: an allocator that cuts blocks out of large ones, and makes neighbours one again.
+//!
+//! ```text
+//!   Arena::reuse, Arena::allocate     here
+//!     Space::ready                    space.rs    HOT: a bitmap says which bin, the first fit in it
+//!     Arena::steal                    steal.rs    another stream's range, by a wait on the device
+//!     Arena::grow                     grow.rs     a segment, or pages, from the device
+//!   Arena::free                       here
+//!     Space::give                     space.rs    HOT: one with its free neighbours, in O(1)
+//! ```
+//!
+//! Books are out of band, so the memory may be the GPU's. A free makes no call to the device; what
+//! goes back goes before the arena grows, or when somebody asks.
+#![expect(unsafe_code, reason = "a part of a block is cleared, and host memory stays host memory")]
+
+mod bins;
+mod config;
+mod give_back;
+mod grow;
+mod pages;
+mod ranges;
+mod space;
+mod spot;
+mod steal;
+
+use crate::clock::StreamClock;
+use crate::device::{
+    DeviceAllocator, MarkOf, Memory, Request, Sliceable, StreamOf, VirtualMemory,
+};
+use crate::device_stats::DeviceStats;
+use crate::error::{DeviceError, Why};
+use crate::host_memory::HostMemory;
+use crate::layer::{Layer, Retention, Terms, Ticks};
+use crate::limit::Ledger;
+use crate::order::{After, StealPolicy, Taker};
+use pages::PageCalls;
+use parking_lot::Mutex;
+use ranges::Ticket;
+use space::{Lent, Sort, Space, Want};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+pub use config::ArenaConfig;
+
+/// Cuts blocks out of segments of an allocator below, or out of pages of its virtual memory.
+///
+/// An allocator like any other, so a pool runs over it; the pool then keeps little itself, since
+/// what it keeps cannot become one with its neighbours.
+///
+/// ```
+/// use pool_core::{Arena, ArenaConfig, BucketPool, MIB, sim::SimDevice};
+///
+/// let device = SimDevice::new();
+/// let pool = BucketPool::new(Arena::over_pages(device.clone(), ArenaConfig::grow()));
+/// let tensors = [pool.allocate(3 * MIB)?, pool.allocate(5 * MIB)?];
+/// drop(tensors);
+/// let merged = pool.allocate(8 * MIB)?; // both, and nothing more from the device
+/// assert_eq!(device.held_bytes(), 8 * MIB);
+/// # Ok::<(), pool_core::AllocError>(())
+/// ```
+pub struct Arena<A: DeviceAllocator> {
+    id: u32,
+    upstream: A,
+    /// Calls for virtual memory, if that is where memory comes from.
+    pages: Option<PageCalls<A>>,
+    space: Mutex<Space<A>>,
+    /// What is taken from the device.
+    ledger: Ledger,
+    steal: StealPolicy,
+    retention: Retention,
+    ticks: Mutex<Ticks>,
+    /// A pool above gives free memory back when the device is short; alone, the arena does.
+    adopted: bool,
+    granule: u64,
+    apart_above: u64,
+    uncached: bool,
+}
+
+/// A block of an arena: a range of one of its segments.
+pub struct ArenaBlock<A: DeviceAllocator> {
+    segment: Arc<A::Block>,
+    ticket: Ticket,
+    arena: u32,
+    offset: u64,
+    bytes: u64,
+    requested: u64,
+}
+
+impl<A: Sliceable> Arena<A> {
+    /// An arena over blocks of `upstream`. With a configuration in pages it takes segments of a
+    /// multiple of a page; see [`Arena::over_pages`].
+    #[must_use]
+    pub fn new(upstream: A, config: ArenaConfig) -> Self {
+        Self::over(upstream, config, None)
+    }
+}
+
+impl<A: VirtualMemory> Arena<A> {
+    /// An arena over the virtual memory of `upstream`. With a configuration in segments it takes
+    /// these as whole blocks.
+    #[must_use]
+    pub fn over_pages(upstream: A, config: ArenaConfig) -> Self {
+        let pages = PageCalls::new(&upstream, &config);
+        Self::over(upstream, config, pages)
+    }
+}
+
+impl<A: DeviceAllocator> Arena<A> {
+    fn over(upstream: A, config: ArenaConfig, pages: Option<PageCalls<A>>) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let granule = config.granule.max(upstream.granule().next_power_of_two());
+        let config = config.granule(granule);
+        Self {
+            apart_above: config.apart_above,
+            uncached: config.uncached,
+            id: NEXT.fetch_add(1, Relaxed),
+            upstream,
+            pages,
+            ledger: Ledger::new(config.reserved_limit),
+            steal: config.steal,
+            retention: Retention::default(),
+            ticks: Mutex::default(),
+            adopted: false,
+            space: Mutex::new(Space::new(config)),
+            granule,
+        }
+    }
+
+    /// The allocator below.
+    #[must_use]
+    pub fn upstream(&self) -> &A {
+        &self.upstream
+    }
+
+    /// The figures of this moment. Active ones count free ranges that a stream still uses.
+    #[must_use]
+    pub fn device_stats(&self) -> DeviceStats {
+        let space = self.space.lock();
+        let (mut stats, clock) = (space.stats, self.clock_of());
+        (stats.active, stats.active_bytes) = (stats.allocation, stats.allocated_bytes);
+        for (id, free) in space.free_ranges() {
+            if !free.after.marks().iter().all(|mark| clock.is_seen_done(*mark)) {
+                let bytes = space.ranges.bytes(id);
+                stats.active.up(bytes <= config::SMALL, 1);
+                stats.active_bytes.up(bytes <= config::SMALL, bytes);
+            }
+        }
+        stats
+    }
+
+    /// Lets the peaks start again from the current figures.
+    pub fn reset_peak_stats(&self) {
+        self.space.lock().stats.reset_peak();
+        self.ledger.reset_peak();
+    }
+
+    /// Sets all that came and went to 0. Current figures and peaks stay.
+    pub fn reset_stats(&self) {
+        self.space.lock().stats.reset_accumulated();
+    }
+
+    fn taker<'r>(&'r self, on: &'r StreamOf<A>) -> Taker<'r, A::Clock> {
+        let cpu_touches = A::MEMORY.cpu_touches;
+        Taker { clock: self.clock_of(), on, steal: self.steal, cpu_touches }
+    }
+
+    fn want(
+        &self,
+        request: &Request<A::Kind>,
+        on: &StreamOf<A>,
+    ) -> Result<Want<A::Kind>, DeviceError> {
+        let clock = self.clock_of();
+        let too_large = DeviceError::new(Why::TooLarge, "round up to a granule of the arena", 0);
+        let bytes = request.bytes.max(1).checked_next_multiple_of(self.granule).ok_or(too_large)?;
+        let (kind, lane) = (request.kind, clock.lane(clock.mark(on)));
+        let small = bytes <= self.apart_above;
+        Ok(Want { bytes, requested: request.bytes, sort: Sort { kind, small }, lane })
+    }
+
+    /// Hands a range out. It is ordered for its taker.
+    #[inline]
+    fn block(&self, lent: Lent<A>, want: &Want<A::Kind>) -> ArenaBlock<A> {
+        let Lent { block: segment, ticket, bytes, .. } = lent;
+        let (offset, size) = (bytes.start, bytes.end - bytes.start);
+        let requested = want.requested;
+        ArenaBlock { segment, ticket, arena: self.id, offset, bytes: size, requested }
+    }
+
+    #[inline]
+    fn reuse_for(
+        &self,
+        want: &Want<A::Kind>,
+        on: &StreamOf<A>,
+    ) -> Result<Option<ArenaBlock<A>>, DeviceError> {
+        if self.uncached {
+            // What frees left is the device's; a refusal is counted there.
+            let _ = self.give_back(u64::MAX);
+            return Ok(None);
+        }
+        let taker = self.taker(on);
+        {
+            let mut space = self.space.lock();
+            if let Some(id) = space.ready(want, &taker)
+                && let Some(lent) = space.take(id, want.bytes)
+            {
+                space.count_out(&lent, want);
+                drop(space);
+                return Ok(Some(self.block(lent, want)));
+            }
+        }
+        self.steal(want, &taker)
+    }
+}
+
+impl<A: Sliceable> DeviceAllocator for Arena<A> {
+    type Block = ArenaBlock<A>;
+    type View<'b> = A::View<'b>;
+    type Kind = A::Kind;
+    type Clock = A::Clock;
+    const MEMORY: Memory =
+        Memory { free_in_drop: true, fresh_is_zeroed: false, stream_ordered: false, ..A::MEMORY };
+
+    #[inline]
+    fn clock(&self) -> &A::Clock {
+        self.upstream.clock()
+    }
+
+    fn granule(&self) -> u64 {
+        self.granule
+    }
+
+    fn largest(&self) -> u64 {
+        match &self.pages {
+            Some(_) => u64::MAX,
+            None => self.upstream.largest(),
+        }
+    }
+
+    fn total_bytes(&self) -> Option<u64> {
+        self.upstream.total_bytes()
+    }
+
+    /// Ranges begin at multiples of the granule, so no more than that can be had.
+    fn aligned(&self, kind: A::Kind, alignment: u64) -> Result<A::Kind, DeviceError> {
+        if alignment > self.granule {
+            return Err(DeviceError::new(Why::Unsupported, "alignment above the arena's granule", 0));
+        }
+        // One kind for all: segments are aligned to the granule whatever is asked.
+        self.upstream.aligned(kind, alignment).map(|_| kind)
+    }
+
+    fn allocate(
+        &self,
+        request: Request<A::Kind>,
+        on: &StreamOf<A>,
+    ) -> Result<ArenaBlock<A>, DeviceError> {
+        let want = self.want(&request, on)?;
+        if let Some(block) = self.reuse_for(&want, on)? {
+            return Ok(block);
+        }
+        let mut short = match self.grow(&want, on) {
+            Err(error) if error.is_want_of_memory() && !self.adopted => error,
+            grown => return grown,
+        };
+        for bytes in [want.bytes, u64::MAX] {
+            self.give_back(bytes);
+            short = match self.reuse_for(&want, on)?.map_or_else(|| self.grow(&want, on), Ok) {
+                Err(error) if error.is_want_of_memory() => error,
+                grown => return grown,
+            };
+        }
+        self.note_refusal();
+        Err(short)
+    }
+
+    #[inline]
+    fn reuse(
+        &self,
+        request: Request<A::Kind>,
+        on: &StreamOf<A>,
+    ) -> Result<Option<ArenaBlock<A>>, DeviceError> {
+        self.reuse_for(&self.want(&request, on)?, on)
+    }
+
+    fn layer(&self) -> Option<&dyn Layer> {
+        Some(self)
+    }
+
+    fn adopt(&mut self, terms: &Terms) -> bool {
+        self.ledger = Ledger::new(self.ledger.limit().min(terms.reserved_limit));
+        self.steal = self.steal.min(terms.steal);
+        self.retention = terms.retention;
+        self.adopted = true;
+        true
+    }
+
+    #[inline]
+    fn free(&self, block: ArenaBlock<A>, after: &[MarkOf<A>]) -> Result<(), DeviceError> {
+        let ArenaBlock { segment, ticket, arena, bytes, requested, .. } = block;
+        // The arena has it too; whoever finds the segment wholly free is to be alone with it.
+        drop(segment);
+        let mut space = self.space.lock();
+        let since = space.turn;
+        if arena != self.id || !space.give(self.clock(), ticket, After::of(after), since) {
+            return Err(DeviceError::new(Why::Foreign, "free a range of another arena", 0));
+        }
+        space.count_in(bytes, requested);
+        Ok(())
+    }
+
+    fn size_of(&self, block: &ArenaBlock<A>) -> Option<u64> {
+        Some(block.bytes)
+    }
+
+    #[inline]
+    fn view<'b>(
+        &'b self,
+        block: &'b ArenaBlock<A>,
+        offset: u64,
+        bytes: u64,
+        on: &StreamOf<A>,
+    ) -> A::View<'b> {
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= block.bytes);
+        let (offset, bytes) = if inside { (offset, bytes) } else { (0, 0) };
+        self.upstream.view(&block.segment, block.offset + offset, bytes, on)
+    }
+
+    fn zero(
+        &self,
+        block: &mut ArenaBlock<A>,
+        bytes: u64,
+        on: &StreamOf<A>,
+    ) -> Result<(), DeviceError> {
+        let part = block.offset..block.offset + bytes.min(block.bytes);
+        // SAFETY: the block is borrowed alone, and ranges that are handed out do not overlap
+        // (ranges.rs; checked by `tests/schedules.rs`).
+        unsafe { self.upstream.zero_part(&block.segment, part, on) }
+    }
+}
+
+// SAFETY: segments are host memory, so initialised; ranges that are handed out do not overlap, and
+// each lies inside a segment, which lives as long as the block holds it.
+unsafe impl<A: Sliceable + HostMemory> HostMemory for Arena<A> {
+    #[inline]
+    fn pointer(view: &A::View<'_>) -> NonNull<u8> {
+        A::pointer(view)
+    }
+}
+
+impl<A: DeviceAllocator> Drop for Arena<A> {
+    /// Gives all segments back. Blocks that are still out are the pool's, which keeps the arena.
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl<A: DeviceAllocator> fmt::Debug for Arena<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arena").field("reserved", &self.ledger.reserved()).finish_non_exhaustive()
+    }
+}
+
+impl<A: DeviceAllocator> fmt::Debug for ArenaBlock<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let end = self.offset + self.bytes;
+        f.debug_struct("ArenaBlock").field("bytes", &(self.offset..end)).finish_non_exhaustive()
+    }
+}

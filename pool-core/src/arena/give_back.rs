@@ -1,0 +1,254 @@
+//! Giving free memory back to the device: by hand, by age, for want of memory, and at the end.
+
+use super::Arena;
+use super::space::{Lent, Segment, Space};
+use crate::clock::StreamClock;
+use crate::device::{DeviceAllocator, MarkOf};
+use crate::device_stats::DeviceStats;
+use crate::error::{DeviceError, Why};
+use crate::layer::{GivenBack, Held, Layer};
+use crate::order::StealPolicy;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A free segment or run of pages that could go back, by age: when it came free, and its range.
+type ByAge = (u64, u32);
+
+impl<A: DeviceAllocator> Arena<A> {
+    /// The clock of the device below.
+    pub(super) fn clock_of(&self) -> &A::Clock {
+        self.upstream.clock()
+    }
+
+    /// Gives back what came free before `before`, the oldest first, until at least `bytes` bytes
+    /// went.
+    fn give_back_older(&self, bytes: u64, before: u64) -> GivenBack {
+        let (mut given_back, mut refusal) = (0, None);
+        let mut turned_down = Vec::new();
+        while given_back < bytes {
+            let oldest = {
+                let space = self.space.lock();
+                let page = self.pages.as_ref().map(|calls| calls.page_bytes);
+                let all = space.could_go(page).filter(|(since, id)| {
+                    let place = (space.ranges.get(*id).segment, space.ranges.get(*id).offset);
+                    *since < before && !turned_down.contains(&place)
+                });
+                all.min()
+            };
+            let Some((_, id)) = oldest else { break };
+            let place = {
+                let space = self.space.lock();
+                (space.ranges.get(id).segment, space.ranges.get(id).offset)
+            };
+            let (went, refused) = self.give_back_one(id, bytes - given_back);
+            given_back += went;
+            refusal = refusal.or(refused);
+            if went == 0 {
+                turned_down.push(place);
+            }
+        }
+        (given_back, refusal)
+    }
+
+    /// Gives one free range back, or enough pages of it.
+    fn give_back_one(&self, id: u32, bytes: u64) -> GivenBack {
+        let Some(calls) = &self.pages else {
+            let segment = self.space.lock().take_free_segment(id);
+            return segment.map_or((0, None), |segment| self.free_segment(segment));
+        };
+        let piece = {
+            let mut space = self.space.lock();
+            let run = space.whole_pages(id, calls.page_bytes);
+            let wanted = bytes.checked_next_multiple_of(calls.page_bytes).unwrap_or(u64::MAX);
+            let start = run.start.max(run.end.saturating_sub(wanted));
+            space.take_part(id, &(start..run.end))
+        };
+        self.decommit(calls, piece.into_iter().collect())
+    }
+
+    fn free_segment(&self, (segment, lent): (Segment<A>, Lent<A>)) -> GivenBack {
+        let bytes = segment.bytes;
+        drop(lent.block);
+        // Nobody else has it: all its ranges were free.
+        let freed = match Arc::into_inner(segment.block) {
+            Some(block) => self.upstream.free(block, lent.after.marks()),
+            None => Err(DeviceError::new(Why::Other, "a segment in use", 0)),
+        };
+        let mut space = self.space.lock();
+        space.count_segment_gone(segment.sort.small, bytes);
+        match freed {
+            // The device still has it, so it stays reserved; a lost device has nothing.
+            Err(error) if error.why != Why::Lost => {
+                space.lost += bytes;
+                (0, Some(error))
+            }
+            freed => {
+                self.ledger.give_back(bytes);
+                (if freed.is_ok() { bytes } else { 0 }, freed.err())
+            }
+        }
+    }
+
+    /// Before the arena takes `bytes` more: gives back segments that have been free for as long as
+    /// the average of those that are, or longer, until it holds no more than its share of the limit.
+    pub(super) fn collect_garbage(&self, bytes: u64) {
+        let (limit, reserved) = (self.ledger.limit(), self.ledger.reserved());
+        let average = {
+            let space = self.space.lock();
+            let Some(share) = space.config.gc_threshold.filter(|_| limit != u64::MAX) else { return };
+            let over = (reserved.saturating_add(bytes)) as f64 > limit as f64 * share;
+            let ages: Vec<u64> = space.could_go(None).map(|(since, _)| since).collect();
+            if !over || ages.is_empty() {
+                return;
+            }
+            (ages.iter().sum::<u64>() / ages.len() as u64, share)
+        };
+        let (average, share) = average;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a share of a limit, which saturates"
+        )]
+        let most = (limit as f64 * share) as u64;
+        let needed = reserved.saturating_add(bytes).saturating_sub(most);
+        // A refusal is the next call's to tell.
+        let _ = self.give_back_older(needed, average + 1);
+    }
+
+    /// The arena goes: all segments go back. Blocks that are out would keep theirs; the pool above
+    /// gives them back first.
+    pub(super) fn close(&mut self) {
+        let space = self.space.get_mut();
+        for at in 0..space.segments.len() {
+            let Some(segment) = space.segments[at].take() else { continue };
+            let ranges = space.ranges.walk(segment.first);
+            let marks = ranges.filter_map(|id| space.ranges.get(id).free.as_ref());
+            let marks: Vec<MarkOf<A>> = marks.flat_map(|free| free.after.marks().to_vec()).collect();
+            let Some(block) = Arc::into_inner(segment.block) else { continue };
+            // Nobody is left to be told.
+            let _ = match &self.pages {
+                Some(calls) => (calls.release)(&self.upstream, block, &marks),
+                None => self.upstream.free(block, &marks),
+            };
+        }
+    }
+}
+
+impl<A: DeviceAllocator> Layer for Arena<A> {
+    fn held(&self) -> Held {
+        let (space, clock) = (self.space.lock(), self.clock_of());
+        let mut held = Held {
+            reserved_bytes: self.ledger.reserved(),
+            reserved_peak_bytes: self.ledger.peak(),
+            lost_bytes: space.lost,
+            by_lane: space.by_lane(),
+            ..Held::default()
+        };
+        held.free_bytes = held.by_lane.iter().map(|(_, bytes)| bytes).sum();
+        for (id, bytes) in space.free_from(0) {
+            let marks = space.marks(id);
+            held.largest_free_bytes = held.largest_free_bytes.max(bytes);
+            if !marks.iter().all(|mark| clock.is_seen_done(*mark)) {
+                held.pending_bytes += bytes;
+            }
+            if !marks.iter().all(|mark| clock.is_submitted(*mark)) {
+                held.unsubmitted_bytes += bytes;
+            }
+        }
+        held
+    }
+
+    fn give_back(&self, bytes: u64) -> GivenBack {
+        self.give_back_older(bytes, u64::MAX)
+    }
+
+    fn tick(&self, now: Duration) -> GivenBack {
+        let at = {
+            let mut space = self.space.lock();
+            space.turn += 1;
+            space.turn
+        };
+        let before = self.ticks.lock().tick(now, at, self.retention);
+        self.give_back_older(u64::MAX, before)
+    }
+
+    fn note_refusal(&self) {
+        self.space.lock().stats.num_ooms += 1;
+    }
+
+    fn stranded(&self, lane: u64, steal: StealPolicy) -> u64 {
+        let (space, clock) = (self.space.lock(), self.clock_of());
+        let out_of_reach = |mark: &MarkOf<A>| {
+            clock.lane(*mark) != lane
+                && !clock.is_retired(*mark)
+                && match steal.min(self.steal) {
+                    StealPolicy::Never => true,
+                    StealPolicy::Ordered => !clock.has_event(*mark),
+                    StealPolicy::Wait => false,
+                }
+        };
+        let stranded = space.free_from(0).filter(|(id, _)| space.marks(*id).iter().any(out_of_reach));
+        stranded.map(|(_, bytes)| bytes).sum()
+    }
+
+    fn reset_peaks(&self) {
+        self.reset_peak_stats();
+    }
+
+    fn reserved_limit(&self) -> u64 {
+        self.ledger.limit()
+    }
+}
+
+impl<A: DeviceAllocator> Space<A> {
+    /// Wholly free segments; or, with pages, free ranges with a whole page.
+    fn could_go(&self, page: Option<u64>) -> impl Iterator<Item = ByAge> {
+        let ranges = self.free_from(page.unwrap_or(0)).filter(move |(id, bytes)| match page {
+            Some(page) => self.whole_pages(*id, page).end > self.whole_pages(*id, page).start,
+            None => {
+                let segment = self.segment(self.ranges.get(*id).segment);
+                segment.is_some_and(|segment| segment.bytes == *bytes)
+            }
+        });
+        ranges.filter_map(|(id, _)| Some((self.ranges.get(id).free.as_ref()?.since, id)))
+    }
+
+    /// Takes out a wholly free segment by its range.
+    fn take_free_segment(&mut self, id: u32) -> Option<(Segment<A>, Lent<A>)> {
+        let at = self.ranges.get(id).segment;
+        let whole = self.ranges.bytes(id);
+        if self.segment(at)?.bytes != whole {
+            return None;
+        }
+        let lent = self.take(id, whole)?;
+        Some((self.drop_segment(at)?, lent))
+    }
+
+    /// Counts pages that were committed in one call.
+    pub(super) fn count_pages(&mut self, bytes: u64) {
+        self.stats.reserved_bytes.up(false, bytes);
+        self.stats.num_device_alloc += 1;
+    }
+
+    /// Counts pages that went back in one call.
+    pub(super) fn count_pages_gone(&mut self, bytes: u64) {
+        self.stats.reserved_bytes.down(false, bytes);
+        self.stats.num_device_free += 1;
+    }
+
+    /// Counts a segment that came from the device.
+    pub(super) fn count_segment(&mut self, small: bool, bytes: u64) {
+        let DeviceStats { segment, reserved_bytes, num_device_alloc, .. } = &mut self.stats;
+        segment.up(small, 1);
+        reserved_bytes.up(small, bytes);
+        *num_device_alloc += 1;
+    }
+
+    /// Counts one that went back.
+    pub(super) fn count_segment_gone(&mut self, small: bool, bytes: u64) {
+        let DeviceStats { segment, reserved_bytes, num_device_free, .. } = &mut self.stats;
+        segment.down(small, 1);
+        reserved_bytes.down(small, bytes);
+        *num_device_free += 1;
+    }
+}

@@ -1,0 +1,78 @@
+//! Growing by segments: whole blocks of the allocator below.
+
+use super::space::{Lent, Want};
+use super::{Arena, ArenaBlock};
+use crate::device::{DeviceAllocator, Request, StreamOf};
+use crate::error::{DeviceError, Why};
+
+impl<A: DeviceAllocator> Arena<A> {
+    /// Serves a request with memory from the device.
+    #[cold]
+    pub(super) fn grow(
+        &self,
+        want: &Want<A::Kind>,
+        on: &StreamOf<A>,
+    ) -> Result<ArenaBlock<A>, DeviceError> {
+        match &self.pages {
+            Some(calls) => self.grow_pages(calls, want, on),
+            None => self.grow_segment(want, on),
+        }
+    }
+
+    fn grow_segment(
+        &self,
+        want: &Want<A::Kind>,
+        on: &StreamOf<A>,
+    ) -> Result<ArenaBlock<A>, DeviceError> {
+        let too_large = DeviceError::new(Why::TooLarge, "round up to a segment", 0);
+        let segment = self.space.lock().config.segment_bytes(want.bytes).ok_or(too_large)?;
+        self.collect_garbage(segment);
+        let (block, bytes) = match self.take_segment(want, segment, on) {
+            // What the device lacks for a whole segment it may have for the request alone.
+            Err(error) if error.is_want_of_memory() && want.bytes < segment => {
+                (self.take_segment(want, want.bytes, on)?, want.bytes)
+            }
+            taken => (taken?, segment),
+        };
+        let (clock, fresh) = (self.clock_of(), self.fresh_after(on));
+        let mut space = self.space.lock();
+        let since = space.turn;
+        let id = space.add_segment(block, want.sort, bytes);
+        space.count_segment(want.sort.small, bytes);
+        if bytes > want.bytes && space.config.splits(bytes, want.bytes) {
+            let rest = space.ranges.cut(id, want.bytes);
+            let ticket = space.ranges.ticket(rest);
+            space.give(clock, ticket, fresh.clone(), since);
+        }
+        let lent = space.lent(id, fresh).ok_or(too_large)?;
+        space.count_out(&lent, want);
+        drop(space);
+        Ok(self.block(lent, want))
+    }
+
+    fn take_segment(
+        &self,
+        want: &Want<A::Kind>,
+        bytes: u64,
+        on: &StreamOf<A>,
+    ) -> Result<A::Block, DeviceError> {
+        self.ledger.reserve(bytes)?;
+        let request = Request { bytes, kind: want.sort.kind };
+        let block = self.upstream.allocate(request, on);
+        block.inspect_err(|_| self.ledger.give_back(bytes))
+    }
+}
+
+/// A range that is handed out already, as its taker gets it.
+impl<A: DeviceAllocator> super::space::Space<A> {
+    fn lent(
+        &self,
+        id: u32,
+        after: crate::order::After<crate::device::MarkOf<A>>,
+    ) -> Option<Lent<A>> {
+        let segment = self.ranges.get(id).segment;
+        let block = self.segment(segment)?.block.clone();
+        let (ticket, bytes, since) = (self.ranges.ticket(id), self.place(id), self.turn);
+        Some(Lent { block, ticket, segment, bytes, after, since })
+    }
+}

@@ -1,0 +1,143 @@
+//! Segments cut into ranges: which are free, and what lies beside what.
+//!
+//! Ranges live in a slab of numbered nodes, out of band. A segment is tiled by its ranges at all
+//! times; each knows the one before and the one after it, so a free range finds its neighbours, and
+//! becomes one with them, without a search. A number is used again with another generation, so a
+//! range that was given back twice, or to the wrong arena, is noticed.
+//!
+//! Nothing here knows about devices; `T` is what a free range remembers.
+
+use super::bins::{Entry, NONE};
+
+/// Where a range lies, and whether it is free.
+#[derive(Clone, Debug)]
+pub(crate) struct Range<T> {
+    pub(crate) segment: u32,
+    pub(crate) offset: u64,
+    generation: u32,
+    before: u32,
+    after: u32,
+    /// What it remembers while it is free; `None` while it is handed out.
+    pub(crate) free: Option<T>,
+}
+
+/// A range that was handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    pub(crate) id: u32,
+    generation: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Ranges<T> {
+    /// Sizes, and places in bins: what a search looks at, four to a cache line.
+    pub(crate) entries: Vec<Entry>,
+    ranges: Vec<Range<T>>,
+    vacant: Vec<u32>,
+}
+
+impl<T> Ranges<T> {
+    pub(crate) fn new() -> Self {
+        Self { entries: Vec::new(), ranges: Vec::new(), vacant: Vec::new() }
+    }
+
+    /// The one range of a new segment, handed out.
+    pub(crate) fn segment(&mut self, segment: u32, bytes: u64) -> u32 {
+        self.add(segment, 0, bytes, NONE, NONE)
+    }
+
+    #[inline]
+    fn add(&mut self, segment: u32, offset: u64, bytes: u64, before: u32, after: u32) -> u32 {
+        let range = Range { segment, offset, generation: 0, before, after, free: None };
+        if let Some(id) = self.vacant.pop() {
+            let generation = self.ranges[id as usize].generation;
+            self.ranges[id as usize] = Range { generation, ..range };
+            self.entries[id as usize] = Entry::new(bytes);
+            return id;
+        }
+        self.ranges.push(range);
+        self.entries.push(Entry::new(bytes));
+        u32::try_from(self.ranges.len() - 1).unwrap_or(NONE)
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, id: u32) -> &Range<T> {
+        &self.ranges[id as usize]
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, id: u32) -> &mut Range<T> {
+        &mut self.ranges[id as usize]
+    }
+
+    #[inline]
+    pub(crate) fn bytes(&self, id: u32) -> u64 {
+        self.entries[id as usize].bytes
+    }
+
+    pub(crate) fn ticket(&self, id: u32) -> Ticket {
+        Ticket { id, generation: self.get(id).generation }
+    }
+
+    /// The range of a ticket, if it is still handed out.
+    #[inline]
+    pub(crate) fn redeem(&self, ticket: Ticket) -> Option<u32> {
+        let range = self.ranges.get(ticket.id as usize)?;
+        (range.generation == ticket.generation && range.free.is_none()).then_some(ticket.id)
+    }
+
+    /// Cuts a range in two; it keeps the first `bytes` bytes. Returns the rest, handed out as well.
+    #[inline]
+    pub(crate) fn cut(&mut self, id: u32, bytes: u64) -> u32 {
+        let whole = std::mem::replace(&mut self.entries[id as usize].bytes, bytes);
+        let Range { segment, offset, after, .. } = self.ranges[id as usize];
+        let rest = self.add(segment, offset + bytes, whole - bytes, id, after);
+        self.ranges[id as usize].after = rest;
+        if let Some(after) = self.ranges.get_mut(after as usize) {
+            after.before = rest;
+        }
+        rest
+    }
+
+    /// Makes a range one with the one after it, which is gone then.
+    #[inline]
+    pub(crate) fn join_next(&mut self, id: u32) {
+        let next = self.ranges[id as usize].after;
+        let (bytes, after) = (self.bytes(next), self.ranges[next as usize].after);
+        self.entries[id as usize].bytes += bytes;
+        self.ranges[id as usize].after = after;
+        if let Some(after) = self.ranges.get_mut(after as usize) {
+            after.before = id;
+        }
+        self.drop_range(next);
+    }
+
+    /// A segment goes: its only range with it.
+    pub(crate) fn drop_range(&mut self, id: u32) {
+        let range = &mut self.ranges[id as usize];
+        range.generation = range.generation.wrapping_add(1);
+        range.free = None;
+        self.entries[id as usize].bytes = 0;
+        self.vacant.push(id);
+    }
+
+    /// The neighbour before a range.
+    #[inline]
+    pub(crate) fn before(&self, id: u32) -> Option<u32> {
+        Some(self.get(id).before).filter(|before| *before != NONE)
+    }
+
+    /// The neighbour after a range.
+    #[inline]
+    pub(crate) fn after(&self, id: u32) -> Option<u32> {
+        Some(self.get(id).after).filter(|after| *after != NONE)
+    }
+
+    /// All ranges of the segments whose first ranges are given, in the order of their addresses.
+    pub(crate) fn walk(&self, first: u32) -> impl Iterator<Item = u32> + '_ {
+        std::iter::successors(Some(first).filter(|first| *first != NONE), |id| self.after(*id))
+    }
+}
+
+#[cfg(test)]
+mod tests;

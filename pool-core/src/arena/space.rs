@@ -1,0 +1,536 @@
+//! The book of an arena, under one lock: segments, the ranges that they are cut into, and the free
+//! ones by sort and size. **The hot path of an arena** is [`Space::ready`] and [`Space::give`].
+//!
+//! Nothing here calls a device.
+
+use super::bins::{Bins, NONE, list};
+use super::config::{ArenaConfig, SMALL};
+use super::ranges::{Ranges, Ticket};
+use crate::clock::StreamClock;
+use crate::device::{DeviceAllocator, MarkOf};
+use crate::device_stats::DeviceStats;
+use crate::order::{After, Taker};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Ranges that a search turns down before it gives up.
+const TURNED_DOWN: usize = 256;
+
+/// What ranges have in common that may serve the same requests, and become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sort<K> {
+    pub(super) kind: K,
+    pub(super) small: bool,
+}
+
+/// Who used a free range last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    Nobody,
+    One(u64),
+    Several,
+}
+
+/// A request, with all that a search needs.
+pub(super) struct Want<K> {
+    pub(super) bytes: u64,
+    pub(super) requested: u64,
+    pub(super) sort: Sort<K>,
+    pub(super) lane: u64,
+}
+
+/// What a free range remembers.
+#[derive(Clone, Debug)]
+pub(super) struct Free<M> {
+    pub(super) after: After<M>,
+    /// The shelf that it lies on; [`NONE`] for a hole, which has no memory behind it.
+    shelf: u32,
+    /// How many allocations there had been when it came free.
+    pub(super) since: u64,
+}
+
+struct Shelf<K> {
+    sort: Sort<K>,
+    lane: Lane,
+    bins: Bins,
+}
+
+pub(super) struct Segment<A: DeviceAllocator> {
+    pub(super) block: Arc<A::Block>,
+    pub(super) sort: Sort<A::Kind>,
+    pub(super) bytes: u64,
+    /// Its lowest range, which keeps its number as long as the segment lives.
+    pub(super) first: u32,
+    born: u64,
+}
+
+/// A range on its way to somebody: what it is, and what it is behind.
+pub(super) struct Lent<A: DeviceAllocator> {
+    pub(super) block: Arc<A::Block>,
+    pub(super) ticket: Ticket,
+    pub(super) segment: u32,
+    pub(super) bytes: Range<u64>,
+    pub(super) after: After<MarkOf<A>>,
+    pub(super) since: u64,
+}
+
+/// A free range or hole that was taken out, or a part of one.
+pub(super) struct Piece<A: DeviceAllocator> {
+    pub(super) lent: Lent<A>,
+    /// Whether no memory is behind it.
+    pub(super) hole: bool,
+}
+
+pub(super) struct Space<A: DeviceAllocator> {
+    pub(super) config: ArenaConfig,
+    pub(super) ranges: Ranges<Free<MarkOf<A>>>,
+    pub(super) segments: Vec<Option<Segment<A>>>,
+    shelves: Vec<Shelf<A::Kind>>,
+    /// Allocations so far.
+    pub(super) turn: u64,
+    born: u64,
+    /// Bytes handed out, after rounding, and the most at once.
+    pub(super) used: u64,
+    pub(super) used_peak: u64,
+    /// Ranges of reservations without memory behind them.
+    pub(super) holes: Vec<u32>,
+    pub(super) stats: DeviceStats,
+    /// Bytes that the device would not have back.
+    pub(super) lost: u64,
+}
+
+impl<M> Free<M> {
+    /// Whether no memory is behind it.
+    pub(super) fn is_hole(&self) -> bool {
+        self.shelf == NONE
+    }
+}
+
+impl<A: DeviceAllocator> Space<A> {
+    pub(super) fn new(config: ArenaConfig) -> Self {
+        Self {
+            config,
+            ranges: Ranges::new(),
+            segments: Vec::new(),
+            shelves: Vec::new(),
+            turn: 0,
+            used: 0,
+            used_peak: 0,
+            born: 0,
+            holes: Vec::new(),
+            stats: DeviceStats::default(),
+            lost: 0,
+        }
+    }
+
+    /// A free range that serves as it is, without an order to make: of the taker's own lane or
+    /// untouched, else of other lanes.
+    #[inline]
+    pub(super) fn ready(&self, want: &Want<A::Kind>, taker: &Taker<'_, A::Clock>) -> Option<u32> {
+        let own = |lane| lane == Lane::Nobody || lane == Lane::One(want.lane);
+        self.best(want, own, |id| !taker.cpu_touches || self.is_ready(id, taker))
+            .or_else(|| self.best(want, |lane| !own(lane), |id| self.is_ready(id, taker)))
+    }
+
+    /// The smallest range on the shelves of `lanes` that suits and that `accept` takes.
+    #[inline]
+    pub(super) fn best(
+        &self,
+        want: &Want<A::Kind>,
+        lanes: impl Fn(Lane) -> bool,
+        accept: impl Fn(u32) -> bool,
+    ) -> Option<u32> {
+        let mut best: Option<(u64, u32)> = None;
+        let mut turned_down = 0;
+        for shelf in self.shelves.iter().filter(|shelf| shelf.sort == want.sort) {
+            if !lanes(shelf.lane) {
+                continue;
+            }
+            'lists: for head in shelf.bins.lists(want.bytes) {
+                let mut found = false;
+                for (id, bytes) in list(&self.ranges.entries, head).take(self.config.looked_at) {
+                    if bytes < want.bytes || !self.config.suits(bytes, want.bytes) {
+                        continue;
+                    }
+                    if !accept(id) {
+                        turned_down += 1;
+                        if turned_down > TURNED_DOWN {
+                            break 'lists;
+                        }
+                        continue;
+                    }
+                    found = true;
+                    if best.is_none_or(|best| self.is_better((bytes, id), best)) {
+                        best = Some((bytes, id));
+                    }
+                }
+                if found {
+                    break;
+                }
+            }
+        }
+        best.map(|(_, id)| id)
+    }
+
+    /// Where all ranges of a size are looked at, ties go to the oldest segment and then to the
+    /// lowest address; else to the range that came free last.
+    #[inline]
+    fn is_better(&self, (bytes, id): (u64, u32), (than, other): (u64, u32)) -> bool {
+        if bytes != than || self.config.looked_at != usize::MAX {
+            return bytes < than;
+        }
+        let place = |id| {
+            let range = self.ranges.get(id);
+            let born = self.segment(range.segment).map_or(0, |segment| segment.born);
+            (born, range.offset)
+        };
+        place(id) < place(other)
+    }
+
+    /// Whether a range is in a segment of this sort.
+    pub(super) fn is_of_sort(&self, id: u32, sort: &Sort<A::Kind>) -> bool {
+        self.segment(self.ranges.get(id).segment).is_some_and(|segment| segment.sort == *sort)
+    }
+
+    pub(super) fn segment(&self, at: u32) -> Option<&Segment<A>> {
+        self.segments.get(at as usize)?.as_ref()
+    }
+
+    /// The bytes of a range in its segment.
+    #[inline]
+    pub(super) fn place(&self, id: u32) -> Range<u64> {
+        let offset = self.ranges.get(id).offset;
+        offset..offset + self.ranges.bytes(id)
+    }
+
+    pub(super) fn marks(&self, id: u32) -> &[MarkOf<A>] {
+        self.ranges.get(id).free.as_ref().map_or(&[], |free| free.after.marks())
+    }
+
+    pub(super) fn is_ready(&self, id: u32, taker: &Taker<'_, A::Clock>) -> bool {
+        self.marks(id).iter().all(|mark| taker.is_ready(*mark))
+    }
+
+    pub(super) fn may_ask(&self, id: u32, taker: &Taker<'_, A::Clock>) -> bool {
+        self.marks(id).iter().all(|mark| taker.may_ask(*mark))
+    }
+
+    /// Takes a free range out, whole or cut to `bytes` bytes. The rest stays free, behind the same
+    /// marks.
+    #[inline]
+    pub(super) fn take(&mut self, id: u32, bytes: u64) -> Option<Lent<A>> {
+        let whole = self.ranges.bytes(id);
+        let free = self.unshelve(id)?;
+        let segment = self.ranges.get(id).segment;
+        let rest = whole > bytes && self.config.splits(whole, bytes);
+        if rest {
+            let rest = self.ranges.cut(id, bytes);
+            let since = free.since;
+            self.shelve(rest, Free { after: free.after.clone(), shelf: free.shelf, since });
+        }
+        let place = self.place(id);
+        let block = self.segment(segment)?.block.clone();
+        let ticket = self.ranges.ticket(id);
+        let Free { after, since, .. } = free;
+        Some(Lent { block, ticket, segment, bytes: place, after, since })
+    }
+
+    /// Takes a part out of a free range or hole; what is below and above stays what it was.
+    pub(super) fn take_part(&mut self, mut id: u32, part: &Range<u64>) -> Option<Piece<A>> {
+        let place = self.place(id);
+        let free = self.unshelve(id)?;
+        if place.start < part.start {
+            let below = id;
+            id = self.ranges.cut(below, part.start - place.start);
+            self.shelve(below, free.clone());
+        }
+        if part.end < place.end {
+            let above = self.ranges.cut(id, part.end - part.start);
+            self.shelve(above, free.clone());
+        }
+        let segment = self.ranges.get(id).segment;
+        let block = self.segment(segment)?.block.clone();
+        let (hole, ticket) = (free.is_hole(), self.ranges.ticket(id));
+        let Free { after, since, .. } = free;
+        let lent = Lent { block, ticket, segment, bytes: part.clone(), after, since };
+        Some(Piece { lent, hole })
+    }
+
+    /// Makes a piece free again, as the hole or range that it is now.
+    pub(super) fn give_piece(&mut self, clock: &A::Clock, piece: Piece<A>) {
+        let Piece { lent: Lent { ticket, after, since, .. }, hole } = piece;
+        if hole {
+            self.give_hole(clock, ticket.id);
+        } else {
+            self.give(clock, ticket, after, since);
+        }
+    }
+
+    /// Counts a range out of the arena's hands.
+    #[inline]
+    pub(super) fn count_out(&mut self, lent: &Lent<A>, want: &Want<A::Kind>) {
+        let (bytes, requested) = (lent.bytes.end - lent.bytes.start, want.requested);
+        let small = bytes <= SMALL;
+        self.turn += 1;
+        self.used += bytes;
+        self.used_peak = self.used_peak.max(self.used);
+        self.stats.allocation.up(small, 1);
+        self.stats.allocated_bytes.up(small, bytes);
+        self.stats.requested_bytes.up(small, requested);
+    }
+
+    #[inline]
+    pub(super) fn count_in(&mut self, bytes: u64, requested: u64) {
+        let small = bytes <= SMALL;
+        self.used -= bytes;
+        self.stats.allocation.down(small, 1);
+        self.stats.allocated_bytes.down(small, bytes);
+        self.stats.requested_bytes.down(small, requested);
+    }
+
+    /// Makes a range free again, one with its free neighbours of the same lane. False if the ticket
+    /// is none of ours.
+    #[inline]
+    pub(super) fn give(
+        &mut self,
+        clock: &A::Clock,
+        ticket: Ticket,
+        after: After<MarkOf<A>>,
+        since: u64,
+    ) -> bool {
+        let Some(id) = self.ranges.redeem(ticket) else { return false };
+        let lane = lane_of(clock, after.marks());
+        self.settle(clock, id, Free { after, shelf: NONE, since }, Some(lane));
+        true
+    }
+
+    /// Makes a range that is handed out a hole: nothing is behind it any more.
+    pub(super) fn give_hole(&mut self, clock: &A::Clock, id: u32) {
+        let free = Free { after: After::Nothing, shelf: NONE, since: 0 };
+        self.settle(clock, id, free, None);
+    }
+
+    /// Joins a range with its neighbours of the same sort, and shelves it. A hole has no lane.
+    #[inline]
+    fn settle(
+        &mut self,
+        clock: &A::Clock,
+        mut id: u32,
+        mut free: Free<MarkOf<A>>,
+        mut lane: Option<Lane>,
+    ) {
+        if let Some(next) = self.ranges.after(id)
+            && let Some(joined) = self.joinable(next, lane)
+        {
+            lane = joined;
+            free = self.join(clock, id, next, free);
+        }
+        if let Some(before) = self.ranges.before(id)
+            && let Some(joined) = self.joinable(before, lane)
+        {
+            lane = joined;
+            free = self.join(clock, before, id, free);
+            id = before;
+        }
+        free.shelf = match (lane, self.segment(self.ranges.get(id).segment)) {
+            (Some(lane), Some(segment)) => self.shelf(segment.sort, lane),
+            _ => NONE,
+        };
+        self.shelve(id, free);
+    }
+
+    /// The lane of a free neighbour joined with `lane`, if they may become one.
+    #[inline]
+    fn joinable(&self, id: u32, lane: Option<Lane>) -> Option<Option<Lane>> {
+        let free = self.ranges.get(id).free.as_ref()?;
+        let other = self.shelves.get(free.shelf as usize).map(|shelf| shelf.lane);
+        match (lane, other) {
+            (Some(Lane::Nobody), Some(lane)) | (Some(lane), Some(Lane::Nobody)) => Some(Some(lane)),
+            (lane, other) if lane == other && lane != Some(Lane::Several) => Some(lane),
+            _ => None,
+        }
+    }
+
+    /// Makes `id` one with the range after it, one of which is `free` and on no shelf, and the
+    /// other is on one.
+    #[inline]
+    fn join(
+        &mut self,
+        clock: &A::Clock,
+        id: u32,
+        next: u32,
+        free: Free<MarkOf<A>>,
+    ) -> Free<MarkOf<A>> {
+        let on_shelf = if self.ranges.get(id).free.is_some() { id } else { next };
+        let other = self.unshelve(on_shelf);
+        self.ranges.join_next(id);
+        match other {
+            Some(other) => {
+                let after = free.after.join(clock, other.after);
+                Free { after, since: free.since.max(other.since), ..free }
+            }
+            None => free,
+        }
+    }
+
+    /// Puts a free range on its shelf.
+    #[inline]
+    fn shelve(&mut self, id: u32, free: Free<MarkOf<A>>) {
+        let (bytes, shelf) = (self.ranges.bytes(id), free.shelf);
+        let range = self.ranges.get_mut(id);
+        let segment = range.segment;
+        range.free = Some(free);
+        let Some(of) = self.segments.get_mut(segment as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        if shelf == NONE {
+            self.holes.push(id);
+            return;
+        }
+        if bytes != of.bytes {
+            self.stats.inactive_split.up(of.sort.small, 1);
+            self.stats.inactive_split_bytes.up(of.sort.small, bytes);
+        }
+        self.shelves[shelf as usize].bins.insert(&mut self.ranges.entries, id);
+    }
+
+    /// Takes a free range off its shelf.
+    #[inline]
+    fn unshelve(&mut self, id: u32) -> Option<Free<MarkOf<A>>> {
+        let (bytes, range) = (self.ranges.bytes(id), self.ranges.get_mut(id));
+        let segment = range.segment;
+        let free = range.free.take()?;
+        let of = self.segments.get_mut(segment as usize)?.as_mut()?;
+        if free.shelf == NONE {
+            self.holes.retain(|hole| *hole != id);
+            return Some(free);
+        }
+        if bytes != of.bytes {
+            self.stats.inactive_split.down(of.sort.small, 1);
+            self.stats.inactive_split_bytes.down(of.sort.small, bytes);
+        }
+        self.shelves[free.shelf as usize].bins.remove(&mut self.ranges.entries, id);
+        Some(free)
+    }
+
+    /// The shelf of a sort and lane. An empty one serves again under another name, so that streams
+    /// that come and go leave nothing behind.
+    #[inline]
+    fn shelf(&mut self, sort: Sort<A::Kind>, lane: Lane) -> u32 {
+        let known = |shelf: &Shelf<A::Kind>| shelf.sort == sort && shelf.lane == lane;
+        if let Some(at) = self.shelves.iter().position(known) {
+            return at as u32;
+        }
+        if let Some(at) = self.shelves.iter().position(|shelf| shelf.bins.bytes() == 0) {
+            (self.shelves[at].sort, self.shelves[at].lane) = (sort, lane);
+            return at as u32;
+        }
+        let bins = Bins::new(self.config.granule.trailing_zeros());
+        self.shelves.push(Shelf { sort, lane, bins });
+        (self.shelves.len() - 1) as u32
+    }
+
+    /// Adds a segment, handed out whole. Returns its range.
+    pub(super) fn add_segment(
+        &mut self,
+        block: A::Block,
+        sort: Sort<A::Kind>,
+        bytes: u64,
+    ) -> u32 {
+        let vacant = self.segments.iter().position(Option::is_none);
+        let at = vacant.unwrap_or_else(|| {
+            self.segments.push(None);
+            self.segments.len() - 1
+        });
+        let first = self.ranges.segment(at as u32, bytes);
+        self.born += 1;
+        self.segments[at] = Some(Segment {
+            block: Arc::new(block),
+            sort,
+            bytes,
+            first,
+            born: self.born,
+        });
+        first
+    }
+
+    /// Takes out a segment that is wholly free; its range has been taken.
+    pub(super) fn drop_segment(&mut self, at: u32) -> Option<Segment<A>> {
+        let segment = self.segments.get_mut(at as usize)?.take()?;
+        self.ranges.drop_range(segment.first);
+        Some(segment)
+    }
+
+    /// Joins free neighbours of different lanes whose marks `may` all be waited for. Walks all
+    /// ranges, so it is for the moment before a call to the device. Returns whether any were.
+    pub(super) fn join_lanes(
+        &mut self,
+        clock: &A::Clock,
+        may: impl Fn(&[MarkOf<A>]) -> bool,
+    ) -> bool {
+        let mut joined = false;
+        for at in 0..self.segments.len() {
+            let Some(Segment { first, sort, .. }) = &self.segments[at] else { continue };
+            let (mut id, sort) = (*first, *sort);
+            while let Some(next) = self.ranges.after(id) {
+                let both = [id, next].map(|id| self.ranges.get(id).free.as_ref());
+                let fit = both.iter().all(|free| {
+                    free.is_some_and(|free| !free.is_hole() && may(free.after.marks()))
+                });
+                if !fit {
+                    id = next;
+                    continue;
+                }
+                let Some(free) = self.unshelve(id) else { break };
+                let free = self.join(clock, id, next, free);
+                let shelf = self.shelf(sort, lane_of(clock, free.after.marks()));
+                self.shelve(id, Free { shelf, ..free });
+                joined = true;
+            }
+        }
+        joined
+    }
+
+    /// Free ranges of at least so many bytes.
+    pub(super) fn free_from(&self, bytes: u64) -> impl Iterator<Item = (u32, u64)> {
+        let heads = self.shelves.iter().flat_map(move |shelf| shelf.bins.lists(bytes));
+        heads.flat_map(|head| list(&self.ranges.entries, head))
+    }
+
+    /// Whether more than one lane has free ranges.
+    pub(super) fn has_lanes(&self) -> bool {
+        self.shelves.iter().filter(|shelf| shelf.bins.bytes() > 0).count() > 1
+    }
+
+    /// The free bytes of each lane.
+    pub(super) fn by_lane(&self) -> Vec<(Option<u64>, u64)> {
+        let mut lanes: Vec<(Option<u64>, u64)> = Vec::new();
+        for shelf in self.shelves.iter().filter(|shelf| shelf.bins.bytes() > 0) {
+            let name = if let Lane::One(lane) = shelf.lane { Some(lane) } else { None };
+            match lanes.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, bytes)) => *bytes += shelf.bins.bytes(),
+                None => lanes.push((name, shelf.bins.bytes())),
+            }
+        }
+        lanes
+    }
+
+    /// All free ranges, in the order of their segments and addresses.
+    pub(super) fn free_ranges(&self) -> impl Iterator<Item = (u32, &Free<MarkOf<A>>)> {
+        let firsts = self.segments.iter().flatten().map(|segment| segment.first);
+        let ids = firsts.flat_map(|first| self.ranges.walk(first));
+        ids.filter_map(|id| Some((id, self.ranges.get(id).free.as_ref()?)))
+    }
+}
+
+/// Who was there last.
+fn lane_of<C: StreamClock>(clock: &C, marks: &[C::Mark]) -> Lane {
+    match marks {
+        [] => Lane::Nobody,
+        [one] => Lane::One(clock.lane(*one)),
+        [first, rest @ ..] if rest.iter().all(|mark| clock.same_stream(*first, *mark)) => {
+            Lane::One(clock.lane(*first))
+        }
+        _ => Lane::Several,
+    }
+}

@@ -1,0 +1,106 @@
+//! Another stream's free range, or one of which only the device knows whether it is done: taken
+//! out, asked about without the lock, and handed out or put back.
+
+use super::space::{Lane, Lent, Want};
+use super::{Arena, ArenaBlock};
+use crate::clock::Order;
+use crate::device::{DeviceAllocator, MarkOf};
+use crate::error::DeviceError;
+use crate::order::{StealPolicy, Taker};
+
+/// Ranges that are asked about before a request turns to the device.
+const ASKED: usize = 16;
+
+impl<A: DeviceAllocator> Arena<A> {
+    /// Serves a request from a range that is not ready, without blocking the host. First where an
+    /// event exists, then by recording one; then neighbours of different streams become one.
+    #[cold]
+    pub(super) fn steal(
+        &self,
+        want: &Want<A::Kind>,
+        taker: &Taker<'_, A::Clock>,
+    ) -> Result<Option<ArenaBlock<A>>, DeviceError> {
+        if !taker.cpu_touches && !self.space.lock().has_lanes() {
+            return Ok(None);
+        }
+        let steps = [StealPolicy::Never, StealPolicy::Ordered, StealPolicy::Wait];
+        for steal in steps.into_iter().filter(|step| *step <= taker.steal) {
+            let taker = Taker { steal, ..*taker };
+            if let Some(block) = self.ask(want, &taker)? {
+                return Ok(Some(block));
+            }
+        }
+        let may = |marks: &[MarkOf<A>]| marks.iter().all(|mark| taker.may_ask(*mark));
+        if self.space.lock().join_lanes(self.upstream.clock(), may) {
+            return self.ask(want, taker);
+        }
+        Ok(None)
+    }
+
+    /// Asks about one range after the other. One that cannot be had is put back, and the next one is
+    /// tried, so a stream that is stuck holds up nobody who has a choice.
+    fn ask(
+        &self,
+        want: &Want<A::Kind>,
+        taker: &Taker<'_, A::Clock>,
+    ) -> Result<Option<ArenaBlock<A>>, DeviceError> {
+        let mut refused = Vec::new();
+        while refused.len() < ASKED {
+            let Some(lent) = self.lend(want, taker, &refused) else { break };
+            let order = lent.after.marks().iter().try_fold(Order::Ordered, |order, mark| {
+                match order {
+                    Order::Ordered => taker.make_ready(*mark),
+                    Order::NotYet => Ok(Order::NotYet),
+                }
+            });
+            if order == Ok(Order::Ordered) {
+                return Ok(Some(self.keep_part(lent, want)));
+            }
+            refused.push((lent.segment, lent.bytes.start));
+            self.put_back(lent);
+            order?;
+        }
+        Ok(None)
+    }
+
+    /// Takes out, whole, a range that may be asked for and was not yet.
+    fn lend(
+        &self,
+        want: &Want<A::Kind>,
+        taker: &Taker<'_, A::Clock>,
+        refused: &[(u32, u64)],
+    ) -> Option<Lent<A>> {
+        let mut space = self.space.lock();
+        let fits = |id: u32| {
+            let range = space.ranges.get(id);
+            !refused.contains(&(range.segment, range.offset))
+                && space.may_ask(id, taker)
+        };
+        let any = |_: Lane| true;
+        let id = space.best(want, any, fits)?;
+        let whole = space.ranges.bytes(id);
+        space.take(id, whole)
+    }
+
+    /// Keeps what a request wants of a range that was lent whole, and puts the rest back.
+    fn keep_part(&self, mut lent: Lent<A>, want: &Want<A::Kind>) -> ArenaBlock<A> {
+        let mut space = self.space.lock();
+        let whole = lent.bytes.end - lent.bytes.start;
+        if whole > want.bytes && space.config.splits(whole, want.bytes) {
+            let rest = space.ranges.cut(lent.ticket.id, want.bytes);
+            let (ticket, since) = (space.ranges.ticket(rest), space.turn);
+            space.give(self.upstream.clock(), ticket, lent.after.clone(), since);
+            lent.bytes.end = lent.bytes.start + want.bytes;
+        }
+        space.count_out(&lent, want);
+        drop(space);
+        self.block(lent, want)
+    }
+
+    /// Puts a range back as it was.
+    pub(super) fn put_back(&self, lent: Lent<A>) {
+        let Lent { block, ticket, after, since, .. } = lent;
+        drop(block);
+        self.space.lock().give(self.upstream.clock(), ticket, after, since);
+    }
+}

@@ -1,0 +1,138 @@
+//! What an arena counts, in the shape of the caching allocator that it can stand in for.
+
+use serde::{Deserialize, Serialize};
+
+/// One figure: now, at most, and all that came and went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stat {
+    /// Now.
+    pub current: u64,
+    /// The most at once, since the last reset of the peaks.
+    pub peak: u64,
+    /// All that came, since the last reset.
+    pub allocated: u64,
+    /// All that went, since the last reset.
+    pub freed: u64,
+}
+
+impl Stat {
+    #[inline]
+    pub(crate) fn up(&mut self, by: u64) {
+        self.current += by;
+        self.peak = self.peak.max(self.current);
+        self.allocated = self.allocated.wrapping_add(by);
+    }
+
+    #[inline]
+    pub(crate) fn down(&mut self, by: u64) {
+        self.current -= by;
+        self.freed = self.freed.wrapping_add(by);
+    }
+}
+
+/// A figure for all requests, and for small and large ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StatArray {
+    /// All.
+    pub all: Stat,
+    /// Requests of at most 1 MiB.
+    pub small: Stat,
+    /// Requests above.
+    pub large: Stat,
+}
+
+impl StatArray {
+    #[inline]
+    pub(crate) fn up(&mut self, small: bool, by: u64) {
+        self.all.up(by);
+        if small { self.small.up(by) } else { self.large.up(by) }
+    }
+
+    #[inline]
+    pub(crate) fn down(&mut self, small: bool, by: u64) {
+        self.all.down(by);
+        if small { self.small.down(by) } else { self.large.down(by) }
+    }
+
+    fn each(&mut self, change: impl Fn(&mut Stat)) {
+        [&mut self.all, &mut self.small, &mut self.large].into_iter().for_each(change);
+    }
+}
+
+/// The figures of an arena: seed 004's `DeviceStats`.
+///
+/// ```
+/// use pool_core::{Arena, ArenaConfig, BucketPool, MIB, sim::SimDevice};
+///
+/// let pool = BucketPool::new(Arena::new(SimDevice::new(), ArenaConfig::torch()));
+/// let _tensor = pool.allocate(4 * MIB)?;
+/// let stats = pool.allocator().device_stats();
+/// assert_eq!(stats.reserved_bytes.all.current, 20 * MIB); // the segment; 16 MiB of it are free
+/// assert_eq!(stats.inactive_split_bytes.large.current, 16 * MIB);
+/// # Ok::<(), pool_core::AllocError>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DeviceStats {
+    /// Blocks handed out.
+    pub allocation: StatArray,
+    /// Segments, or runs of pages, taken from the device.
+    pub segment: StatArray,
+    /// Blocks handed out, and when read also free ranges that a stream still uses.
+    pub active: StatArray,
+    /// Free ranges beside something else in their segment.
+    pub inactive_split: StatArray,
+    /// Bytes handed out, after rounding.
+    pub allocated_bytes: StatArray,
+    /// Bytes taken from the device.
+    pub reserved_bytes: StatArray,
+    /// The bytes of `active`.
+    pub active_bytes: StatArray,
+    /// The bytes of `inactive_split`.
+    pub inactive_split_bytes: StatArray,
+    /// Bytes asked for.
+    pub requested_bytes: StatArray,
+    /// Requests that the device refused at first, so that free memory went back and it was asked
+    /// again.
+    pub num_alloc_retries: u64,
+    /// Requests that were refused in the end.
+    pub num_ooms: u64,
+    /// Times that the host waited for streams, to give memory back.
+    pub num_sync_all_streams: u64,
+    /// Calls that took memory from the device.
+    pub num_device_alloc: u64,
+    /// Calls that gave some back.
+    pub num_device_free: u64,
+}
+
+impl DeviceStats {
+    fn each(&mut self, change: impl Fn(&mut Stat)) {
+        let arrays = [
+            &mut self.allocation,
+            &mut self.segment,
+            &mut self.active,
+            &mut self.inactive_split,
+            &mut self.allocated_bytes,
+            &mut self.reserved_bytes,
+            &mut self.active_bytes,
+            &mut self.inactive_split_bytes,
+            &mut self.requested_bytes,
+        ];
+        arrays.into_iter().for_each(|array| array.each(&change));
+    }
+
+    /// Lets the peaks start again from the current figures.
+    pub(crate) fn reset_peak(&mut self) {
+        self.each(|stat| stat.peak = stat.current);
+    }
+
+    /// Sets all that came and went to 0; current figures and peaks stay.
+    pub(crate) fn reset_accumulated(&mut self) {
+        self.each(|stat| (stat.allocated, stat.freed) = (0, 0));
+        self.num_alloc_retries = 0;
+        self.num_ooms = 0;
+        self.num_sync_all_streams = 0;
+        self.num_device_alloc = 0;
+        self.num_device_free = 0;
+    }
+}

@@ -1,0 +1,198 @@
+//! The memory of a simulated device: what is handed out, what is reserved, and what it shows.
+
+use super::engine::ALIGNMENT;
+use crate::error::{DeviceError, Why};
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+
+/// What fresh memory shows: anything but zeroes.
+const FRESH: u8 = 0xA5;
+/// Contents are kept in chunks of this many bytes, made when somebody writes there, so that memory
+/// that nobody writes to costs none.
+const CHUNK: u64 = 4096;
+
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) capacity: u64,
+    pub(super) held: u64,
+    pub(super) held_peak: u64,
+    next: u64,
+    blocks: BTreeMap<u64, Block>,
+    contents: HashMap<u64, Box<[u8]>>,
+}
+
+/// A block, or a reservation with the ranges that have memory behind them.
+#[derive(Debug)]
+struct Block {
+    bytes: u64,
+    committed: Option<BTreeMap<u64, u64>>,
+}
+
+fn full(call: &'static str) -> DeviceError {
+    DeviceError::new(Why::OutOfMemory, call, 0)
+}
+
+fn unknown(call: &'static str) -> DeviceError {
+    DeviceError::new(Why::Foreign, call, 0)
+}
+
+impl Memory {
+    pub(super) fn new(capacity: u64) -> Self {
+        Self {
+            capacity,
+            held: 0,
+            held_peak: 0,
+            next: ALIGNMENT,
+            blocks: BTreeMap::new(),
+            contents: HashMap::new(),
+        }
+    }
+
+    /// Memory of so many bytes more, if there is room.
+    fn hold(&mut self, bytes: u64, call: &'static str) -> Result<(), DeviceError> {
+        let held = self.held.checked_add(bytes).filter(|held| *held <= self.capacity);
+        self.held = held.ok_or(full(call))?;
+        self.held_peak = self.held_peak.max(self.held);
+        Ok(())
+    }
+
+    fn addresses(&mut self, bytes: u64, call: &'static str) -> Result<u64, DeviceError> {
+        let end = bytes.max(1).checked_next_multiple_of(ALIGNMENT);
+        let next = end.and_then(|bytes| self.next.checked_add(bytes)).ok_or(full(call))?;
+        Ok(std::mem::replace(&mut self.next, next))
+    }
+
+    pub(super) fn allocate(&mut self, bytes: u64) -> Result<u64, DeviceError> {
+        let before = self.held;
+        self.hold(bytes, "sim allocate")?;
+        let at = self.addresses(bytes, "sim allocate").inspect_err(|_| self.held = before)?;
+        self.blocks.insert(at, Block { bytes, committed: None });
+        Ok(at)
+    }
+
+    pub(super) fn reserve(&mut self, bytes: u64) -> Result<u64, DeviceError> {
+        let at = self.addresses(bytes, "sim reserve")?;
+        self.blocks.insert(at, Block { bytes, committed: Some(BTreeMap::new()) });
+        Ok(at)
+    }
+
+    /// Takes a block or a reservation back. Returns the ranges that had memory behind them.
+    pub(super) fn free(&mut self, at: u64) -> Result<Vec<Range<u64>>, DeviceError> {
+        let block = self.blocks.remove(&at).ok_or(unknown("sim free"))?;
+        let ranges: Vec<Range<u64>> = match block.committed {
+            None => vec![at..at + block.bytes],
+            Some(committed) => committed.into_iter().map(|(start, end)| start..end).collect(),
+        };
+        for range in &ranges {
+            self.held -= range.end - range.start;
+            self.forget(range);
+        }
+        Ok(ranges)
+    }
+
+    /// Puts memory behind a range of a reservation that has none anywhere.
+    pub(super) fn commit(&mut self, pages: &Range<u64>) -> Result<(), DeviceError> {
+        let committed = self.reservation(pages, "sim commit")?;
+        if committed.range(..pages.end).next_back().is_some_and(|(_, end)| *end > pages.start) {
+            return Err(DeviceError::new(Why::Other, "sim commit of committed pages", 0));
+        }
+        self.hold(pages.end - pages.start, "sim commit")?;
+        self.reservation(pages, "sim commit")?.insert(pages.start, pages.end);
+        Ok(())
+    }
+
+    /// Takes the memory behind a range of a reservation, which has some everywhere.
+    pub(super) fn decommit(&mut self, pages: &Range<u64>) -> Result<(), DeviceError> {
+        if !self.holds(pages) {
+            return Err(DeviceError::new(Why::Other, "sim decommit of missing pages", 0));
+        }
+        let committed = self.reservation(pages, "sim decommit")?;
+        let overlapping: Vec<_> = committed.range(..pages.end).rev().map(|(s, e)| (*s, *e)).collect();
+        for (start, end) in overlapping.into_iter().take_while(|(_, end)| *end > pages.start) {
+            committed.remove(&start);
+            if start < pages.start {
+                committed.insert(start, pages.start);
+            }
+            if end > pages.end {
+                committed.insert(pages.end, end);
+            }
+        }
+        self.held -= pages.end - pages.start;
+        self.forget(pages);
+        Ok(())
+    }
+
+    fn reservation(
+        &mut self,
+        pages: &Range<u64>,
+        call: &'static str,
+    ) -> Result<&mut BTreeMap<u64, u64>, DeviceError> {
+        let block = self.blocks.range_mut(..=pages.start).next_back();
+        let (at, block) = block.ok_or(unknown(call))?;
+        let inside = pages.end <= at + block.bytes;
+        block.committed.as_mut().filter(|_| inside).ok_or(unknown(call))
+    }
+
+    /// Whether all of a range is memory that is handed out, in one block.
+    pub(super) fn holds(&self, bytes: &Range<u64>) -> bool {
+        let Some((at, block)) = self.blocks.range(..=bytes.start).next_back() else { return false };
+        let Some(committed) = &block.committed else { return bytes.end <= at + block.bytes };
+        let mut until = bytes.start;
+        // Ranges are kept apart even where they touch.
+        let first = committed.range(..=bytes.start).next_back().map(|(start, _)| *start);
+        for (start, end) in committed.range(first.unwrap_or(bytes.start)..bytes.end) {
+            if *start <= until && *end > until {
+                until = *end;
+            }
+        }
+        until >= bytes.end
+    }
+
+    fn forget(&mut self, bytes: &Range<u64>) {
+        if !self.contents.is_empty() {
+            self.contents.retain(|chunk, _| !bytes.contains(&(chunk * CHUNK)));
+        }
+    }
+
+    /// The pieces of a range by chunk: the chunk, and where in it.
+    fn chunks(bytes: &Range<u64>) -> impl Iterator<Item = (u64, Range<usize>)> + use<> {
+        let Range { start, end } = *bytes;
+        let chunks = if start < end { start / CHUNK..end.div_ceil(CHUNK) } else { 0..0 };
+        chunks.map(move |chunk| {
+            let first = start.max(chunk * CHUNK) - chunk * CHUNK;
+            let last = end.min((chunk + 1) * CHUNK) - chunk * CHUNK;
+            (chunk, first as usize..last as usize)
+        })
+    }
+
+    pub(super) fn fill(&mut self, bytes: &Range<u64>, byte: u8) {
+        for (chunk, part) in Self::chunks(bytes) {
+            self.chunk(chunk)[part].fill(byte);
+        }
+    }
+
+    pub(super) fn write(&mut self, at: u64, bytes: &[u8]) {
+        let mut rest = bytes;
+        for (chunk, part) in Self::chunks(&(at..at + bytes.len() as u64)) {
+            let (now, later) = rest.split_at(part.len());
+            self.chunk(chunk)[part].copy_from_slice(now);
+            rest = later;
+        }
+    }
+
+    pub(super) fn read(&mut self, bytes: &Range<u64>) -> Vec<u8> {
+        let mut shown = Vec::new();
+        for (chunk, part) in Self::chunks(bytes) {
+            match self.contents.get(&chunk) {
+                Some(contents) => shown.extend_from_slice(&contents[part]),
+                None => shown.resize(shown.len() + part.len(), FRESH),
+            }
+        }
+        shown
+    }
+
+    fn chunk(&mut self, chunk: u64) -> &mut [u8] {
+        let fresh = || vec![FRESH; CHUNK as usize].into_boxed_slice();
+        self.contents.entry(chunk).or_insert_with(fresh)
+    }
+}

@@ -1,0 +1,112 @@
+//! Who used each byte last, with what they were ordered after: a use that is not ordered after the
+//! one before it is a hazard, whether or not it went wrong this time.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// For each stream, how many of its operations something is ordered after.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct VectorClock(Vec<u64>);
+
+impl VectorClock {
+    pub(super) fn of(&self, stream: usize) -> u64 {
+        self.0.get(stream).copied().unwrap_or(0)
+    }
+
+    pub(super) fn raise(&mut self, stream: usize, to: u64) {
+        if stream >= self.0.len() {
+            self.0.resize(stream + 1, 0);
+        }
+        self.0[stream] = self.0[stream].max(to);
+    }
+
+    pub(super) fn merge(&mut self, other: &Self) {
+        if self.0.len() < other.0.len() {
+            self.0.resize(other.0.len(), 0);
+        }
+        for (mine, theirs) in self.0.iter_mut().zip(&other.0) {
+            *mine = (*mine).max(*theirs);
+        }
+    }
+}
+
+/// One operation of a stream that touched memory.
+#[derive(Debug)]
+pub(super) struct Use {
+    pub(super) stream: usize,
+    pub(super) operation: u64,
+    pub(super) what: &'static str,
+    /// What it is ordered after, itself included.
+    pub(super) after: VectorClock,
+}
+
+impl fmt::Display for Use {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (operation {} of stream {}", self.what, self.operation, self.stream)?;
+        let others = (0..self.after.0.len()).filter(|stream| *stream != self.stream);
+        let known: Vec<_> = others.filter(|stream| self.after.of(*stream) > 0).collect();
+        if known.is_empty() {
+            return f.write_str(", after nothing of others)");
+        }
+        for stream in known {
+            write!(f, ", after {} of stream {stream}", self.after.of(stream))?;
+        }
+        f.write_str(")")
+    }
+}
+
+/// The last use of each byte, as ranges that do not overlap: where one ends, and the use.
+#[derive(Debug, Default)]
+pub(super) struct Shadow {
+    uses: BTreeMap<u64, (u64, Arc<Use>)>,
+    pub(super) hazards: Vec<String>,
+}
+
+impl Shadow {
+    /// Takes out what is known of a range. Uses that reach beyond it are cut.
+    fn take(&mut self, bytes: &Range<u64>) -> Vec<(Range<u64>, Arc<Use>)> {
+        let mut taken = Vec::new();
+        while let Some((start, (end, by))) = self.uses.range(..bytes.end).next_back() {
+            let (start, end, by) = (*start, *end, by.clone());
+            if end <= bytes.start {
+                break;
+            }
+            self.uses.remove(&start);
+            if end > bytes.end {
+                self.uses.insert(bytes.end, (end, by.clone()));
+            }
+            if start < bytes.start {
+                self.uses.insert(start, (bytes.start, by.clone()));
+            }
+            taken.push((start.max(bytes.start)..end.min(bytes.end), by));
+        }
+        taken
+    }
+
+    /// These bytes are used: is that ordered after the uses before?
+    pub(super) fn uses(&mut self, bytes: Range<u64>, now: Use) {
+        if bytes.is_empty() {
+            return;
+        }
+        for (part, before) in self.take(&bytes) {
+            if now.after.of(before.stream) < before.operation {
+                let Range { start, end } = part;
+                self.hazards.push(format!("bytes {start}..{end}: {now} is not after {before}"));
+            }
+        }
+        self.uses.insert(bytes.start, (bytes.end, Arc::new(now)));
+    }
+
+    /// The memory goes while operations up to `done` of each stream have run. Going while a stream
+    /// still uses it is as bad as a use out of order.
+    pub(super) fn gone(&mut self, bytes: &Range<u64>, done: impl Fn(usize) -> u64) {
+        for (part, before) in self.take(bytes) {
+            if done(before.stream) < before.operation {
+                let Range { start, end } = part;
+                self.hazards.push(format!("bytes {start}..{end}: given back before {before} ran"));
+            }
+        }
+    }
+}
