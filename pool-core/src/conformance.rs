@@ -10,7 +10,7 @@
 )]
 
 use crate::{
-    BucketPolicy, BucketPool, CachedLimit, DeviceAllocator, HostMemory, KIB, MIB, PooledBuffer,
+    Arena, BucketPolicy, BucketPool, CachedLimit, DeviceAllocator, HostMemory, KIB, MIB, PooledBuffer,
     Why, ZeroPolicy,
 };
 use std::thread;
@@ -61,6 +61,27 @@ impl Probe<crate::sim::SimDevice> {
     }
 }
 
+#[cfg(feature = "sim")]
+impl Probe<Arena<crate::sim::SimDevice>> {
+    /// The same for an arena over the simulated device.
+    #[must_use]
+    pub fn sim_arena() -> Self {
+        use crate::clock::StreamClock;
+        Self {
+            fill: |buffer, byte| {
+                let device = buffer.allocator().upstream();
+                let on = device.clock().default_stream();
+                device.fill(on, &buffer.on(on).unwrap(), byte);
+            },
+            contents: |buffer| {
+                let device = buffer.allocator().upstream();
+                let on = device.clock().default_stream();
+                device.read(on, &buffer.on(on).unwrap())
+            },
+        }
+    }
+}
+
 /// Runs the whole suite over allocators that `make` makes. Each check gets a fresh one.
 ///
 /// ```
@@ -73,16 +94,33 @@ impl Probe<crate::sim::SimDevice> {
 ///
 /// At the first thing that the backend does otherwise than the port asks.
 pub fn run<A: DeviceAllocator>(make: impl Fn() -> A, probe: Probe<A>) {
+    blocks_are_reused(make());
+    cached_bytes_are_bounded(make());
+    cached_blocks_go_back(make());
+    detached_blocks_leave(make(), probe);
+    run_layered(make, probe);
+}
+
+/// The part of the suite that also holds over an allocator that keeps free memory itself, such as
+/// an arena: there a block that goes back is not a call to the device.
+///
+/// ```
+/// use pool_core::{Arena, ArenaConfig, conformance::{self, Probe}, sim::SimDevice};
+///
+/// let probe = Probe::sim_arena();
+/// conformance::run_layered(|| Arena::new(SimDevice::new(), ArenaConfig::torch()), probe);
+/// ```
+///
+/// # Panics
+///
+/// As for [`run`].
+pub fn run_layered<A: DeviceAllocator>(make: impl Fn() -> A, probe: Probe<A>) {
     sizes(make(), probe);
     contents_belong_to_their_owner(make(), probe);
-    blocks_are_reused(make());
     cleared_memory_reads_as_zeroes(&make, probe);
     limits_hold(&make);
     impossible_sizes_are_refused(make());
     alignments(make(), probe);
-    cached_bytes_are_bounded(make());
-    cached_blocks_go_back(make());
-    detached_blocks_leave(make(), probe);
     any_order_of_drops(&make);
     threads_share_a_pool(make(), probe);
 }

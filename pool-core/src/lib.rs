@@ -40,7 +40,7 @@ pub mod conformance;
 #[cfg(feature = "sim")]
 pub mod sim;
 
-pub use arena::{Arena, ArenaBlock, ArenaConfig};
+pub use arena::{Arena, ArenaBlock, ArenaConfig, RangeState, SegmentMap};
 pub use buffer::{Detached, PooledBuffer, Use};
 pub use builder::PoolBuilder;
 pub use clock::{Immediate, Order, StreamClock};

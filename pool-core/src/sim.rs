@@ -4,6 +4,7 @@
 //! It is a device for tests and for replaying traces, not a model of how long anything takes.
 
 pub mod engine;
+mod mapped;
 mod memory;
 mod script;
 mod shadow;
@@ -21,6 +22,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
+pub use mapped::MappedSim;
 pub use script::{SimCall, SimCalls};
 
 /// A stream of a [`SimDevice`].
@@ -69,7 +71,9 @@ pub struct SimView<'b> {
 }
 
 impl SimView<'_> {
-    fn range(&self) -> Range<u64> {
+    /// The bytes of the device that it shows.
+    #[must_use]
+    pub fn bytes(&self) -> Range<u64> {
         self.at..self.at + self.bytes
     }
 }
@@ -105,7 +109,12 @@ impl SimDevice {
 
     /// Queues a kernel on `on` that uses all bytes of `view`.
     pub fn kernel(&self, on: &SimStream, view: &SimView<'_>) {
-        self.driver.0.lock().kernel(*on.raw(), view.range());
+        self.driver.0.lock().kernel(*on.raw(), view.bytes());
+    }
+
+    /// The CPU uses all bytes of `view` now.
+    pub fn touch(&self, view: &SimView<'_>) {
+        self.driver.0.lock().touch(view.bytes());
     }
 
     /// Runs everything that is queued.
@@ -169,7 +178,7 @@ impl SimDevice {
 
     /// Queues filling a view with a byte.
     pub fn fill(&self, on: &SimStream, view: &SimView<'_>, byte: u8) {
-        self.driver.0.lock().fill(*on.raw(), view.range(), byte);
+        self.driver.0.lock().fill(*on.raw(), view.bytes(), byte);
     }
 
     fn wait_for(&self, marks: &[MarkOf<Self>]) -> Result<(), DeviceError> {
@@ -184,7 +193,7 @@ impl SimDevice {
     /// What a view shows once everything given to `on` so far has run.
     #[must_use]
     pub fn read(&self, on: &SimStream, view: &SimView<'_>) -> Vec<u8> {
-        self.driver.0.lock().read(*on.raw(), view.range())
+        self.driver.0.lock().read(*on.raw(), view.bytes())
     }
 }
 

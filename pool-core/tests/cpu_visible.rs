@@ -1,44 +1,12 @@
 //! Memory that both the CPU and streams touch: the host cannot wait on a device.
 
-use pool_core::sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
-use pool_core::{
-    BucketPool, DeviceAllocator, DeviceError, Mark, Memory, Request, StreamClock, Timeline,
-};
-
-/// Simulated memory that the CPU can write, as page-locked memory is.
-struct Mapped(SimDevice);
-
-impl DeviceAllocator for Mapped {
-    type Block = SimBlock;
-    type View<'b> = SimView<'b>;
-    type Kind = ();
-    type Clock = Timeline<SimDriver>;
-    const MEMORY: Memory = Memory { cpu_touches: true, ..Memory::DEVICE };
-
-    fn clock(&self) -> &Self::Clock {
-        self.0.clock()
-    }
-    fn aligned(&self, kind: (), alignment: u64) -> Result<(), DeviceError> {
-        self.0.aligned(kind, alignment)
-    }
-    fn allocate(&self, request: Request<()>, on: &SimStream) -> Result<SimBlock, DeviceError> {
-        self.0.allocate(request, on)
-    }
-    fn free(&self, block: SimBlock, after: &[Mark]) -> Result<(), DeviceError> {
-        self.0.free(block, after)
-    }
-    fn view<'b>(&'b self, b: &'b SimBlock, at: u64, bytes: u64, on: &SimStream) -> SimView<'b> {
-        self.0.view(b, at, bytes, on)
-    }
-    fn zero(&self, block: &mut SimBlock, bytes: u64, on: &SimStream) -> Result<(), DeviceError> {
-        self.0.zero(block, bytes, on)
-    }
-}
+use pool_core::sim::{MappedSim, SimDevice};
+use pool_core::{BucketPool, DeviceAllocator, StreamClock};
 
 #[test]
 fn a_buffer_with_a_queued_copy_is_not_handed_out_before_the_copy_is_done() {
     let device = SimDevice::new();
-    let pool = BucketPool::new(Mapped(device.clone()));
+    let pool = BucketPool::new(MappedSim(device.clone()));
     let s = device.stream();
     let buffer = pool.allocate_on(&s, 4096).unwrap();
     device.kernel(&s, &buffer.on(&s).unwrap());
@@ -57,7 +25,7 @@ fn a_buffer_with_a_queued_copy_is_not_handed_out_before_the_copy_is_done() {
 #[test]
 fn a_pending_block_is_passed_over_for_one_that_is_done() {
     let device = SimDevice::new();
-    let pool = BucketPool::new(Mapped(device.clone()));
+    let pool = BucketPool::new(MappedSim(device.clone()));
     let (s, t) = (device.stream(), device.stream());
     let (done, pending) = (pool.allocate_on(&t, 512).unwrap(), pool.allocate_on(&s, 512).unwrap());
     device.kernel(&t, &done.on(&t).unwrap());
@@ -73,7 +41,7 @@ fn a_pending_block_is_passed_over_for_one_that_is_done() {
 #[test]
 fn memory_behind_a_stream_that_is_never_idle_is_reused_all_the_same() {
     let device = SimDevice::new();
-    let pool = BucketPool::new(Mapped(device.clone()));
+    let pool = BucketPool::new(MappedSim(device.clone()));
     let s = device.stream();
     for _ in 0..100 {
         let buffer = pool.allocate_on(&s, 4096).unwrap();
@@ -88,7 +56,7 @@ fn memory_behind_a_stream_that_is_never_idle_is_reused_all_the_same() {
 #[test]
 fn memory_that_no_stream_has_used_is_never_pending() {
     let device = SimDevice::new();
-    let pool = BucketPool::new(Mapped(device.clone()));
+    let pool = BucketPool::new(MappedSim(device.clone()));
     let other = pool.allocate(4096).unwrap();
     let on = device.clock().default_stream();
     device.kernel(on, &other.on(on).unwrap());

@@ -1,13 +1,23 @@
 //! Host memory passes the suite.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::BucketPool;
+use pool_core::{Arena, ArenaConfig, BucketPool, KIB};
 use pool_core::conformance::{self, Probe};
 use pool_host::HostAllocator;
 
 #[test]
 fn host_memory_passes_the_suite() {
     conformance::run(HostAllocator::new, Probe::host());
+}
+
+#[test]
+fn arenas_over_host_memory_pass_the_suite() {
+    for config in [ArenaConfig::grow(), ArenaConfig::pages(4 * KIB, 0.0)] {
+        let arena = || Arena::over_pages(HostAllocator::new(), config.clone());
+        conformance::run_layered(arena, Probe::host());
+    }
+    let segments = || Arena::new(HostAllocator::new(), ArenaConfig::segments(16 * KIB));
+    conformance::run_layered(segments, Probe::host());
 }
 
 #[test]
@@ -55,4 +65,18 @@ fn a_large_fresh_block_is_not_touched() {
     let buffer = pool.allocate(512 << 20).unwrap();
     assert!(resident() - before < 64 << 20, "{} bytes became resident", resident() - before);
     assert_eq!((buffer[0], buffer[(512 << 20) - 1]), (0, 0));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn pages_that_an_arena_gives_back_are_the_systems_again() {
+    let pool = BucketPool::new(Arena::over_pages(HostAllocator::new(), ArenaConfig::grow()));
+    let before = resident();
+    let mut buffer = pool.allocate(256 << 20).unwrap();
+    buffer.fill(7);
+    assert!(resident() - before >= 250 << 20);
+    drop(buffer);
+    assert!(pool.clear().unwrap() >= 256 << 20);
+    assert!(resident() - before < 64 << 20, "{} bytes stay resident", resident() - before);
+    assert!(pool.allocate(256 << 20).unwrap().iter().step_by(4096).all(|byte| *byte == 0));
 }

@@ -51,13 +51,13 @@ fn a_loan_keeps_its_place_its_age_and_its_bytes() {
         idle.push(0, 100, 0, item);
     }
     let mut shelf = 0;
-    let loan = idle.lend(&mut shelf, |_| true, &(1..=100)).unwrap();
+    let loan = idle.lend(&mut shelf, |_| true, &(1..=100), |_| true).unwrap();
     assert_eq!((loan.item, idle.bytes(), idle.len()), (1, 300, 3));
-    assert!(idle.lend(&mut shelf, |_| true, &(1..=100)).is_none(), "one of each shelf");
+    assert!(idle.lend(&mut shelf, |_| true, &(1..=100), |_| true).is_none(), "one of each shelf");
     assert_eq!(idle.take_oldest().unwrap().item, 2, "what is lent is passed over");
     idle.put_back(loan);
     assert_eq!(idle.take_oldest().unwrap().item, 1, "and is as old as it was");
-    let loan = idle.lend(&mut 0, |_| true, &(1..=100)).unwrap();
+    let loan = idle.lend(&mut 0, |_| true, &(1..=100), |_| true).unwrap();
     assert!(idle.take_oldest().is_none() && idle.take_largest().is_none());
     assert_eq!(idle.take_lent(loan).map(|taken| taken.item), Some(3));
     assert_eq!((idle.bytes(), idle.len()), (0, 0));

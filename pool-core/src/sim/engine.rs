@@ -191,7 +191,7 @@ impl Engine {
     }
 
     /// The CPU uses these bytes now.
-    pub fn host_use(&mut self, bytes: Range<u64>) {
+    pub fn touch(&mut self, bytes: Range<u64>) {
         let after = self.host.clone();
         let host = Use { stream: usize::MAX, operation: 0, what: "the CPU", after };
         self.shadow.uses(bytes, host);

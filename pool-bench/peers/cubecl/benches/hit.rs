@@ -1,0 +1,127 @@
+//! A hit in bucketpool and one in `CubeCL`'s memory management, measured in one run.
+//!
+//! Measured: on one thread, one free of the block that is out longest, and one allocation of the
+//! same size, while 1, 128, 1000 and 16 000 blocks of 64 KiB are live. After the first round each
+//! allocation is served from memory that is held already; this is asserted.
+//!
+//! - `bucketpool`: a pool of exact sizes with statistics on, over an arena on the pages of a
+//!   simulated device; buffers that free themselves on drop.
+//! - `CubeCL`: `MemoryManagement::reserve` with its presets `SubSlices` and `ExclusivePages`, over a
+//!   storage that hands out numbers and no memory; handles that free themselves on drop.
+//!
+//! Not measured: a device, misses, a mix of sizes, several threads or streams, views of a block, and
+//! what either does besides: `CubeCL`'s mutex or channel around its memory management, and the
+//! cleanup that gives pages back. bucketpool takes its own lock, counts, and takes a mark of the
+//! stream within what is measured.
+
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use cubecl_ir::MemoryDeviceProperties;
+use cubecl_runtime::logging::ServerLogger;
+use cubecl_runtime::memory_management::{
+    MemoryAllocationMode, MemoryConfiguration, MemoryManagement, MemoryManagementOptions,
+};
+use cubecl_runtime::server::IoError;
+use cubecl_runtime::storage::{ComputeStorage, StorageHandle, StorageId, StorageUtilization};
+use pool_core::sim::SimDevice;
+use pool_core::{Arena, ArenaConfig, BucketPolicy, BucketPool, GIB, KIB};
+use std::fmt::Debug;
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Duration;
+
+const BLOCK: u64 = 64 * KIB;
+const LIVE: [usize; 4] = [1, 128, 1000, 16_000];
+/// Blocks of both start at multiples of this.
+const ALIGNMENT: u64 = 512;
+/// What `CubeCL` sizes its pools by: a quarter of the device, as it takes it on a GPU of 8 GiB.
+const LARGEST_PAGE: u64 = 2 * GIB;
+
+/// A storage without memory, which counts its pages.
+#[derive(Default)]
+struct Numbers {
+    pages: u64,
+}
+
+impl ComputeStorage for Numbers {
+    type Resource = ();
+
+    fn alignment(&self) -> usize {
+        512
+    }
+
+    fn get(&mut self, _handle: &StorageHandle) {}
+
+    fn alloc(&mut self, size: u64) -> Result<StorageHandle, IoError> {
+        self.pages += 1;
+        Ok(StorageHandle::new(StorageId::new(), StorageUtilization { offset: 0, size }))
+    }
+
+    fn dealloc(&mut self, _id: StorageId) {}
+
+    fn flush(&mut self) {}
+}
+
+/// Measures a pair with `live` blocks live, all of which `allocate` makes; drops free them.
+fn pair<B, E: Debug>(
+    c: &mut Criterion,
+    name: &str,
+    live: usize,
+    mut allocate: impl FnMut() -> Result<B, E>,
+) {
+    let mut blocks: Vec<Option<B>> = (0..live).map(|_| allocate().ok()).collect();
+    let mut at = 0;
+    c.bench_function(BenchmarkId::new(name, live), |b| {
+        b.iter(|| {
+            blocks[at] = None;
+            blocks[at] = black_box(allocate().ok());
+            at = (at + 1) % live;
+        });
+    });
+    assert!(blocks.iter().all(Option::is_some), "no request is refused");
+}
+
+fn bucketpool(c: &mut Criterion, live: usize) {
+    let device = SimDevice::new();
+    let arena = Arena::over_pages(device.clone(), ArenaConfig::grow());
+    let pool = BucketPool::builder(arena).policy(BucketPolicy::Exact).granule(ALIGNMENT).build();
+    pair(c, "bucketpool", live, || pool.allocate(black_box(BLOCK)));
+    let stats = pool.stats();
+    assert!(stats.misses <= live as u64, "after the first round each request is a hit");
+}
+
+fn cubecl(c: &mut Criterion, name: &str, live: usize, preset: MemoryConfiguration) {
+    let device = MemoryDeviceProperties { max_page_size: LARGEST_PAGE, alignment: ALIGNMENT };
+    let options = MemoryManagementOptions::new("main").mode(MemoryAllocationMode::Auto);
+    let logger = Arc::new(ServerLogger::default());
+    let mut memory = MemoryManagement::from_configuration(
+        Numbers::default(),
+        &device,
+        preset,
+        logger,
+        options,
+    );
+    pair(c, name, live, || memory.reserve(black_box(BLOCK)));
+    assert!(memory.storage().pages <= live as u64, "after the first round each request is a hit");
+}
+
+fn hits(c: &mut Criterion) {
+    for live in LIVE {
+        bucketpool(c, live);
+        cubecl(c, "CubeCL SubSlices", live, MemoryConfiguration::SubSlices);
+        cubecl(c, "CubeCL ExclusivePages", live, MemoryConfiguration::ExclusivePages);
+    }
+}
+
+fn brief() -> Criterion {
+    Criterion::default()
+        .sample_size(20)
+        .warm_up_time(Duration::from_secs(1))
+        .measurement_time(Duration::from_secs(2))
+}
+
+criterion_group! {
+    name = benches;
+    config = brief();
+    targets = hits
+}
+criterion_main!(benches);

@@ -1,0 +1,3 @@
+//! Placeholder.
+#[test]
+fn a() { assert!(pool_core::KIB == 1024); }

@@ -1,0 +1,288 @@
+//! Random schedules over arenas: several streams, late work, failures, streams that end; after each
+//! step the arena's map, its counters and the device must agree, and no use may be out of order.
+//!
+//! A failing schedule names its seed. `BUCKETPOOL_SEED=17 BUCKETPOOL_SCHEDULES=1` replays number
+//! 17; `BUCKETPOOL_SCHEDULES=10000000` makes a long run.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use pool_core::sim::{MappedSim, SimCall, SimDevice, SimDriver, SimStream, SimView};
+use pool_core::{
+    Arena, ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, PooledBuffer, RangeState,
+    Retention, StealPolicy, Timeline, VirtualMemory,
+};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+/// Schedules of a CI run.
+const SCHEDULES: u64 = 200_000;
+/// Steps of a schedule at most.
+const STEPS: u64 = 40;
+
+/// Memory of the simulated device: such that only streams touch, or the CPU too.
+trait Simulated: VirtualMemory<Clock = Timeline<SimDriver>, Kind = ()> {
+    fn of(device: SimDevice) -> Self;
+    fn place(view: &Self::View<'_>) -> Range<u64>;
+    /// A program gives a kernel to a stream; where the CPU can, it writes first.
+    fn work(device: &SimDevice, on: &SimStream, view: &Self::View<'_>, fresh: bool);
+}
+
+impl Simulated for SimDevice {
+    fn of(device: SimDevice) -> Self {
+        device
+    }
+    fn place(view: &SimView<'_>) -> Range<u64> {
+        view.bytes()
+    }
+    fn work(device: &SimDevice, on: &SimStream, view: &SimView<'_>, _fresh: bool) {
+        device.kernel(on, view);
+    }
+}
+
+impl Simulated for MappedSim {
+    fn of(device: SimDevice) -> Self {
+        Self(device)
+    }
+    fn place(view: &SimView<'_>) -> Range<u64> {
+        view.bytes()
+    }
+    fn work(device: &SimDevice, on: &SimStream, view: &SimView<'_>, fresh: bool) {
+        if fresh {
+            device.touch(view);
+        }
+        device.kernel(on, view);
+    }
+}
+
+/// Marsaglia's xorshift, spread over its seed.
+struct Dice(u64);
+
+impl Dice {
+    fn new(seed: u64) -> Self {
+        Self((seed + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    fn below(&mut self, most: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % most
+    }
+
+    fn index(&mut self, length: usize) -> usize {
+        usize::try_from(self.below(length as u64)).unwrap()
+    }
+}
+
+/// One schedule: the pool, its device, and what a program holds.
+struct Run<A: Simulated> {
+    dice: Dice,
+    device: SimDevice,
+    pool: BucketPool<Arena<A>>,
+    streams: Vec<SimStream>,
+    live: Vec<(Range<u64>, PooledBuffer<Arena<A>>)>,
+    /// Whether some call was made to fail.
+    failures: bool,
+}
+
+fn config(dice: &mut Dice) -> (ArenaConfig, bool) {
+    match dice.below(5) {
+        0 => (ArenaConfig::segments(32 * KIB), false),
+        1 => (ArenaConfig::torch(), false),
+        2 => (ArenaConfig::pages(4 * KIB, 0.0), true),
+        3 => (ArenaConfig::pages(8 * KIB, 0.1), true),
+        _ => (ArenaConfig::grow(), true),
+    }
+}
+
+impl<A: Simulated> Run<A> {
+    fn new(seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        let capacity = if dice.below(3) == 0 { (dice.below(64) + 8) * 64 * KIB } else { u64::MAX };
+        let device = SimDevice::with_capacity(capacity).seeded(dice.below(u64::MAX));
+        let (config, pages) = config(&mut dice);
+        let steal = [StealPolicy::Never, StealPolicy::Ordered, StealPolicy::Wait][dice.index(3)];
+        let arena = match pages {
+            true => Arena::over_pages(A::of(device.clone()), config),
+            false => Arena::new(A::of(device.clone()), config),
+        };
+        let ages = Retention { allocations: Some(10), time: Some(Duration::from_secs(3)) };
+        let builder = BucketPool::builder(arena).policy(BucketPolicy::Exact).granule(512);
+        let builder = builder.steal(steal).retention(ages);
+        let pool = match dice.below(3) {
+            0 => builder.cached_limit(0).build(),
+            1 => builder.reserved_limit(capacity.min(4 << 20)).build(),
+            _ => builder.build(),
+        };
+        let streams = (0..3).map(|_| device.stream()).collect();
+        Self { dice, device, pool, streams, live: Vec::new(), failures: false }
+    }
+
+    fn stream(&mut self) -> SimStream {
+        self.streams[self.dice.index(self.streams.len())].clone()
+    }
+
+    fn step(&mut self, now: u64) {
+        match self.dice.below(32) {
+            0..=11 => self.allocate(),
+            12..=20 => self.drop_one(),
+            21..=25 => self.use_one(),
+            26 => self.end_a_stream(),
+            27 => drop(self.pool.trim(self.dice.below(256 * KIB))),
+            28 => drop(self.pool.tick(Duration::from_secs(now / 4))),
+            29 => self.fail_a_call(),
+            30 => {
+                let (on, steps) = (self.stream(), self.dice.below(8));
+                self.device.advance(&on, steps);
+            }
+            _ => drop(self.pool.clear()),
+        }
+    }
+
+    /// A buffer for a stream, which uses it at once. A refusal is fine; what it leaves is checked.
+    fn allocate(&mut self) {
+        let on = self.stream();
+        let bytes = match self.dice.below(4) {
+            0 => self.dice.below(1024),
+            1 | 2 => self.dice.below(48 * KIB),
+            _ => (1 + self.dice.below(4)) * 8 * KIB,
+        };
+        let Ok(buffer) = self.pool.allocate_on(&on, bytes) else { return };
+        let Ok(used) = buffer.on(&on) else { return };
+        let place = A::place(&used);
+        A::work(&self.device, &on, &used, true);
+        drop(used);
+        let overlap = self.live.iter().find(|(other, _)| {
+            other.start < place.end && place.start < other.end
+        });
+        assert!(overlap.is_none(), "{place:?} overlaps {overlap:?}");
+        self.live.push((place, buffer));
+    }
+
+    fn drop_one(&mut self) {
+        if !self.live.is_empty() {
+            let at = self.dice.index(self.live.len());
+            drop(self.live.swap_remove(at));
+        }
+    }
+
+    /// A live buffer is used on some stream: in a `Use`, by a stream that was recorded, or in a `Use`
+    /// that is forgotten. After that one it is dropped: only the drop knows of it.
+    fn use_one(&mut self) {
+        if self.live.is_empty() {
+            return;
+        }
+        let (at, on, how) = (self.dice.index(self.live.len()), self.stream(), self.dice.below(6));
+        let (_, buffer) = &self.live[at];
+        if how == 0 && buffer.record_stream(&on).is_err() {
+            return;
+        }
+        let Ok(used) = buffer.on(&on) else { return };
+        A::work(&self.device, &on, &used, false);
+        if how == 1 {
+            std::mem::forget(used);
+            drop(self.live.swap_remove(at));
+        }
+    }
+
+    fn end_a_stream(&mut self) {
+        let at = self.dice.index(self.streams.len());
+        if self.device.clock().retire(&self.streams[at]).is_ok() {
+            self.streams[at] = self.device.stream();
+        }
+    }
+
+    fn fail_a_call(&mut self) {
+        let calls = [
+            SimCall::Allocate,
+            SimCall::Record,
+            SimCall::Wait,
+            SimCall::Query,
+            SimCall::Reserve,
+            SimCall::Commit,
+            SimCall::Decommit,
+            SimCall::Free,
+        ];
+        let (call, skip, times) = (calls[self.dice.index(8)], self.dice.below(4), 1);
+        self.device.fail(call, skip, times);
+        self.failures = true;
+    }
+
+    /// The map tiles its segments, and all counters are those recomputed from it.
+    fn check(&self) {
+        let map = self.pool.allocator().map();
+        let (mut used, mut free, mut held) = (0, 0, 0);
+        for segment in &map {
+            let mut at = 0;
+            for (range, state) in &segment.ranges {
+                assert_eq!(range.start, at, "{map:?}");
+                at = range.end;
+                let bytes = range.end - range.start;
+                assert!(bytes > 0, "{map:?}");
+                used += if *state == RangeState::Used { bytes } else { 0 };
+                free += if *state == RangeState::Free { bytes } else { 0 };
+                held += if *state == RangeState::Hole { 0 } else { bytes };
+            }
+            assert_eq!(at, segment.bytes, "{map:?}");
+        }
+        let (stats, arena) = (self.pool.stats(), self.pool.allocator().device_stats());
+        assert_eq!(held + stats.lost_bytes, self.device.held_bytes(), "{stats:?}");
+        assert_eq!(stats.reserved_bytes, self.device.held_bytes(), "{stats:?}");
+        assert_eq!(arena.allocated_bytes.all.current, used);
+        assert_eq!(arena.reserved_bytes.all.current, held);
+        assert_eq!(stats.allocated_bytes + stats.cached_bytes, used + free, "{stats:?}");
+        let requested: u64 = self.live.iter().map(|(_, buffer)| buffer.size()).sum();
+        assert_eq!(stats.requested_bytes, requested);
+        assert!(stats.allocated_bytes <= stats.active_bytes, "{stats:?}");
+        assert!(stats.active_bytes + stats.lost_bytes <= stats.reserved_bytes, "{stats:?}");
+        assert_eq!(self.device.hazards(), 0, "{:?}", self.device.hazard_report());
+    }
+
+    /// Everything comes back: to the pool, to the arena, to the device.
+    fn end(mut self) {
+        self.live.clear();
+        self.check();
+        assert_eq!(self.pool.stats().allocated_bytes, 0);
+    }
+}
+
+fn schedule<A: Simulated>(seed: u64) {
+    let mut run = Run::<A>::new(seed);
+    for now in 0..=run.dice.below(STEPS) {
+        run.step(now);
+        run.check();
+    }
+    let (clean, device) = (!run.failures, run.device.clone());
+    run.end();
+    assert_eq!((device.clones(), device.hazards()), (1, 0), "{:?}", device.hazard_report());
+    assert!(!clean || device.held_bytes() == 0, "{} bytes are lost", device.held_bytes());
+}
+
+/// Every third one over memory that the CPU touches too.
+fn schedule_of(seed: u64) {
+    if seed.is_multiple_of(3) { schedule::<MappedSim>(seed) } else { schedule::<SimDevice>(seed) }
+}
+
+fn setting(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap())
+}
+
+#[test]
+fn random_schedules() {
+    let first = setting("BUCKETPOOL_SEED").unwrap_or(0);
+    let count = setting("BUCKETPOOL_SCHEDULES").unwrap_or(SCHEDULES);
+    std::thread::scope(|scope| {
+        let threads = [0, 1].map(|part| {
+            scope.spawn(move || {
+                for seed in (first + part..first + count).step_by(2) {
+                    if catch_unwind(AssertUnwindSafe(|| schedule_of(seed))).is_err() {
+                        panic!("schedule {seed} failed: BUCKETPOOL_SEED={seed}");
+                    }
+                }
+            })
+        });
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    });
+}
