@@ -6,6 +6,7 @@ use crate::contest::{self, Standing};
 use crate::input::BadInput;
 use crate::replay::{self, Outcome, Settings};
 use crate::spec::{self, PolicySpec};
+use crate::streams::{self, Arrangement};
 use crate::trace::{self, Trace};
 use crate::workload::Workload;
 use crate::{record, report, sizes};
@@ -17,7 +18,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Policies that are compared unless others are named; the classes are seed 001's.
-const POLICIES: &str = "exact,pow2,tiered:4K+16K+64K+256K+1M+4M+16M,fit:2";
+const POLICIES: &str = "exact,pow2,tiered:4K+16K+64K+256K+1M+4M+16M,fit:2,arena,\
+                        arena:pages=64K:slack=5%,arena:torch";
 /// The bound under which `bench` replays traces a second time.
 const BENCH_CACHED_LIMIT: &str = "25%";
 
@@ -83,6 +85,9 @@ struct Replay {
     /// The size of the simulated device.
     #[arg(long)]
     capacity: Option<String>,
+    /// Each lane of the trace as a stream of the simulated device, whose work runs late.
+    #[arg(long)]
+    streams: bool,
     #[command(flatten)]
     output: Output,
 }
@@ -124,6 +129,9 @@ impl Bench {
         let (workloads, traces) = self.chosen()?;
         let mut results = Results::default();
         let backends = self.backends_for_workloads(&mut results.notes)?;
+        if backends.contains(&Backend::Wgpu) && policies.iter().any(|spec| spec.arena.is_some()) {
+            results.notes.push("left out: arenas on wgpu, since its buffers are not cut".into());
+        }
         let contests: Vec<_> = workloads
             .iter()
             .flat_map(|workload| backends.iter().map(move |backend| (*workload, *backend)))
@@ -260,9 +268,14 @@ impl Bench {
             // Real memory is only risked under a bound.
             let bounds = if *backend == Backend::Sim { &[None, bound][..] } else { &[bound] };
             for cached_limit in bounds {
+                // What an arena holds is bounded by what was alive at most.
+                let apart: Vec<PolicySpec> = match cached_limit {
+                    Some(_) => policies.iter().filter(|s| s.arena.is_none()).cloned().collect(),
+                    None => policies.to_vec(),
+                };
                 let settings =
                     Settings { backend: *backend, cached_limit: *cached_limit, capacity: None };
-                results.replay(&files, policies, settings, true)?;
+                results.replay(&files, &apart, settings, true)?;
             }
         }
         Ok(())
@@ -278,7 +291,11 @@ impl Replay {
             capacity: self.capacity.as_deref().map(sizes::bytes).transpose()?,
         };
         let mut results = Results::default();
-        results.replay(&self.trace, &policies, settings, false)?;
+        if self.streams {
+            results.replay_on_streams(&self.trace, &policies, settings)?;
+        } else {
+            results.replay(&self.trace, &policies, settings, false)?;
+        }
         self.output.put(&results)
     }
 }
@@ -312,6 +329,28 @@ impl Results {
         Ok(())
     }
 
+    fn replay_on_streams(
+        &mut self,
+        files: &[PathBuf],
+        policies: &[PolicySpec],
+        settings: Settings,
+    ) -> Result<(), BadInput> {
+        let all = files.len() * policies.len() * Arrangement::ALL.len();
+        let bar = progress(all as u64, "streams");
+        for file in files {
+            let trace: Trace = trace::read(file)?;
+            for policy in policies {
+                for arrangement in Arrangement::ALL {
+                    let outcome = streams::replay(&trace, policy, settings, arrangement);
+                    self.outcomes.push(outcome.map_err(|bad| bad.in_file(file.display()))?);
+                    bar.inc(1);
+                }
+            }
+        }
+        bar.finish_and_clear();
+        Ok(())
+    }
+
     fn json(&self) -> Vec<String> {
         // Numbers and strings: serde_json has nothing to refuse.
         fn line(object: &impl Serialize) -> String {
@@ -325,8 +364,16 @@ impl Results {
         if !self.standings.is_empty() {
             parts.push(report::standings(&self.standings));
         }
-        if !self.outcomes.is_empty() {
-            parts.push(report::replays(&self.outcomes));
+        let (streams, plain): (Vec<_>, Vec<_>) =
+            self.outcomes.iter().cloned().partition(|outcome| outcome.streams.is_some());
+        if !plain.is_empty() {
+            parts.push(report::replays(&plain));
+        }
+        if plain.iter().any(|outcome| outcome.trace != plain[0].trace) {
+            parts.push(report::policies(&plain));
+        }
+        if !streams.is_empty() {
+            parts.push(report::on_streams(&streams));
         }
         parts.join("\n\n")
     }

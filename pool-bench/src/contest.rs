@@ -115,16 +115,19 @@ fn contenders(backend: Backend, policies: &[PolicySpec]) -> Result<Vec<Contender
         }
         #[cfg(feature = "wgpu")]
         Backend::Wgpu => {
+            let policies: Vec<_> = policies.iter().filter(|s| s.arena.is_none()).cloned().collect();
             let no_arena = |_, _| -> Result<Counted<WgpuAllocator>, Failed> {
                 Err(Failed("wgpu buffers are not cut, so there is no arena over them".into()))
             };
-            on_device(WgpuAllocator::on_default_adapter, no_arena, policies)?
+            on_device(WgpuAllocator::on_default_adapter, no_arena, &policies)?
         }
         Backend::Sim => return Err(Failed("workloads write memory, and `sim` has none".into())),
         #[cfg(not(all(feature = "cuda", feature = "wgpu")))]
         other => return Err(Failed(format!("`{}` was not built in", other.name()))),
     };
-    let names = once("direct".to_owned()).chain(specs().map(|spec| spec.text.clone()));
+    let cut = |spec: &&PolicySpec| backend != Backend::Wgpu || spec.arena.is_none();
+    let names = specs().filter(cut).map(|spec| spec.text.clone());
+    let names = once("direct".to_owned()).chain(names);
     let contender =
         |(name, source)| Contender { name, source, samples: vec![], allocations: 0, ns: 0 };
     Ok(names.zip(sources).map(contender).collect())

@@ -50,6 +50,11 @@ impl<A> Counted<A> {
         Self { inner, calls: Arc::default() }
     }
 
+    /// Counts together with others of the same device.
+    pub fn together(inner: A, calls: Arc<Calls>) -> Self {
+        Self { inner, calls }
+    }
+
     /// The counts, which outlive the allocator.
     #[must_use]
     pub fn calls(&self) -> Arc<Calls> {

@@ -14,5 +14,6 @@ pub mod report;
 pub mod sizes;
 pub mod source;
 pub mod spec;
+pub mod streams;
 pub mod trace;
 pub mod workload;

@@ -42,6 +42,21 @@ pub struct Outcome {
     pub device_allocations: u64,
     pub device_frees: u64,
     pub ns_per_op: f64,
+    #[serde(flatten)]
+    pub streams: Option<OnStreams>,
+}
+
+/// What a replay on streams came to besides.
+#[derive(Clone, Debug, Serialize)]
+#[expect(missing_docs, reason = "the names are the documentation; README.md tells them")]
+pub struct OnStreams {
+    pub streams: usize,
+    /// Who may take what another stream used last, or how streams are kept apart.
+    pub arrangement: &'static str,
+    pub events: u64,
+    pub waits: u64,
+    /// Uses that were not ordered after the use before them.
+    pub violations: usize,
 }
 
 /// Replays `trace` under one policy.
@@ -50,14 +65,7 @@ pub struct Outcome {
 ///
 /// A capacity below the largest request; a trace that does not fit this machine's memory.
 pub fn replay(trace: &Trace, spec: &PolicySpec, settings: Settings) -> Result<Outcome, BadInput> {
-    let (largest, line) = trace.largest;
-    let capacity = settings.capacity.unwrap_or(u64::MAX);
-    if capacity < largest {
-        let request =
-            format!("the largest request of {}, {largest} bytes in line {line}", trace.name);
-        let what = format!("capacity of {capacity} bytes");
-        return Err(BadInput::new(what, format!("at least {request}")));
-    }
+    let capacity = capacity(trace, settings)?;
     let backend = settings.backend;
     if backend == Backend::Sim {
         let device = Counted::new(SimDevice::with_capacity(capacity));
@@ -95,6 +103,17 @@ pub fn replay(trace: &Trace, spec: &PolicySpec, settings: Settings) -> Result<Ou
         }
         other => Err(absent(other, "not built in")),
     }
+}
+
+/// The size of the simulated device, which the largest request must fit in.
+pub(crate) fn capacity(trace: &Trace, settings: Settings) -> Result<u64, BadInput> {
+    let (largest, line) = trace.largest;
+    let capacity = settings.capacity.unwrap_or(u64::MAX);
+    if capacity >= largest {
+        return Ok(capacity);
+    }
+    let request = format!("the largest request of {}, {largest} bytes in line {line}", trace.name);
+    Err(BadInput::new(format!("capacity of {capacity} bytes"), format!("at least {request}")))
 }
 
 /// A kind of memory that is not there.
@@ -138,8 +157,11 @@ fn run<A: DeviceAllocator>(
     let work = || {
         for step in &trace.steps {
             match *step {
-                Step::Allocate { slot, bytes } => slots[slot as usize] = pool.allocate(bytes).ok(),
-                Step::Free { slot } => slots[slot as usize] = None,
+                Step::Allocate { slot, bytes, .. } => {
+                    slots[slot as usize] = pool.allocate(bytes).ok();
+                }
+                Step::Free { slot, .. } => slots[slot as usize] = None,
+                Step::Use { .. } => {}
             }
         }
     };
@@ -166,6 +188,7 @@ fn run<A: DeviceAllocator>(
         device_allocations: asked.allocations,
         device_frees: asked.frees,
         ns_per_op: ns as f64 / trace.steps.len() as f64,
+        streams: None,
     }
 }
 

@@ -21,7 +21,7 @@ pub fn replays(outcomes: &[Outcome]) -> String {
         "calls/1000",
         "ns/op",
     ]);
-    for o in outcomes {
+    for o in outcomes.iter().filter(|o| o.streams.is_none()) {
         table.add_row(row(&[
             &o.trace,
             &o.policy,
@@ -34,6 +34,73 @@ pub fn replays(outcomes: &[Outcome]) -> String {
             &o.ooms.to_string(),
             &calls_per_1000(o.device_allocations + o.device_frees, o.allocations),
             &format!("{:.0}", o.ns_per_op),
+        ]));
+    }
+    table.to_string()
+}
+
+/// Policies over all their traces, the least memory first: the geometric mean of reserved over live
+/// peak, and device calls pooled.
+#[must_use]
+pub fn policies(outcomes: &[Outcome]) -> String {
+    let mut names: Vec<(&str, &str)> = Vec::new();
+    for o in outcomes.iter().filter(|o| o.streams.is_none() && o.live_peak_bytes > 0) {
+        if !names.contains(&(&o.policy, &o.cached_limit)) {
+            names.push((&o.policy, &o.cached_limit));
+        }
+    }
+    let mut rows: Vec<(f64, [String; 5])> = Vec::new();
+    for (policy, limit) in names {
+        let of: Vec<&Outcome> =
+            outcomes.iter().filter(|o| o.policy == policy && o.cached_limit == limit).collect();
+        let ratios = of.iter().map(|o| o.reserved_peak_bytes as f64 / o.live_peak_bytes as f64);
+        let (logs, worst) = ratios.fold((0.0, 0.0_f64), |(sum, worst), ratio| {
+            (sum + ratio.ln(), worst.max(ratio))
+        });
+        let mean = (logs / of.len() as f64).exp();
+        let calls = of.iter().map(|o| o.device_allocations + o.device_frees).sum();
+        let allocations = of.iter().map(|o| o.allocations).sum();
+        let (mean_text, worst) = (format!("{mean:.3}"), format!("{worst:.3}"));
+        let calls = calls_per_1000(calls, allocations);
+        rows.push((mean, [policy.into(), limit.into(), mean_text, worst, calls]));
+    }
+    rows.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut table = table(&["policy", "idle bound", "over live, mean", "worst", "calls/1000"]);
+    for (_, cells) in &rows {
+        table.add_row(row(&cells.each_ref().map(String::as_str)));
+    }
+    table.to_string()
+}
+
+/// Replays on streams, one row each.
+#[must_use]
+pub fn on_streams(outcomes: &[Outcome]) -> String {
+    let mut table = table(&[
+        "trace",
+        "policy",
+        "streams",
+        "who takes",
+        "over live",
+        "hit rate",
+        "OOM",
+        "calls/1000",
+        "events/1000",
+        "waits/1000",
+        "violations",
+    ]);
+    for (o, on) in outcomes.iter().filter_map(|o| Some((o, o.streams.as_ref()?))) {
+        table.add_row(row(&[
+            &o.trace,
+            &o.policy,
+            &on.streams.to_string(),
+            on.arrangement,
+            &reserved_over_live(o.reserved_peak_bytes, o.live_peak_bytes),
+            &percent(o.hit_rate),
+            &o.ooms.to_string(),
+            &calls_per_1000(o.device_allocations + o.device_frees, o.allocations),
+            &calls_per_1000(on.events, o.allocations),
+            &calls_per_1000(on.waits, o.allocations),
+            &on.violations.to_string(),
         ]));
     }
     table.to_string()

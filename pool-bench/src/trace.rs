@@ -10,6 +10,8 @@ use std::path::Path;
 /// Largest size in a trace, in bytes: what a process can address today.
 const SIZE_LIMIT: u64 = 1 << 47;
 const COLUMNS: &str = "op,id,size,lane,dt_ns";
+/// Lanes are dense ids of threads and streams; nobody has so many.
+const LANES_MOST: u32 = 1 << 16;
 
 /// A trace, decoded and checked.
 #[derive(Debug, Default)]
@@ -28,6 +30,8 @@ pub struct Trace {
     pub slots: usize,
     /// The largest request, and its line.
     pub largest: (u64, u64),
+    /// Lanes: threads, or streams.
+    pub lanes: usize,
 }
 
 /// One step of a replay. Buffers live in numbered slots, which are used again.
@@ -39,11 +43,22 @@ pub enum Step {
         slot: u32,
         /// Bytes requested.
         bytes: u64,
+        /// By which lane.
+        lane: u32,
+    },
+    /// Use what a slot holds.
+    Use {
+        /// The slot.
+        slot: u32,
+        /// On which lane.
+        lane: u32,
     },
     /// Empty a slot.
     Free {
         /// The slot.
         slot: u32,
+        /// By which lane.
+        lane: u32,
     },
 }
 
@@ -78,7 +93,7 @@ pub fn read(path: &Path) -> Result<Trace, BadInput> {
     }
     let mut replay = Replay::new(&rows);
     for (at, row) in &rows {
-        replay.row(*at, *row).map_err(|bad| bad.in_file(format!("{file}, line {at}")))?;
+        replay.row(*at, row).map_err(|bad| bad.in_file(format!("{file}, line {at}")))?;
     }
     let mut trace = replay.trace;
     if trace.allocations == 0 {
@@ -94,7 +109,13 @@ pub fn read(path: &Path) -> Result<Trace, BadInput> {
 
 /// An operation, as it stands in a line.
 #[derive(Clone, Copy)]
-enum Row {
+struct Row {
+    lane: u32,
+    op: Op,
+}
+
+#[derive(Clone, Copy)]
+enum Op {
     Allocate {
         id: u64,
         bytes: u64,
@@ -105,7 +126,10 @@ enum Row {
     FreeCompleted {
         id: u64,
     },
-    /// Uses, events, and what the recorded allocator did: no steps of ours.
+    Use {
+        id: u64,
+    },
+    /// Events, and what the recorded allocator did: no steps of ours.
     Other,
 }
 
@@ -124,23 +148,25 @@ fn parse(line: &str, first: bool) -> Result<Option<Row>, BadInput> {
         let what = format!("{} fields in `{}`", fields.len(), start_of(line));
         return Err(BadInput::new(what, format!("5: {COLUMNS}")));
     };
-    for (name, text) in [("lane", lane), ("dt_ns", dt)] {
-        if !text.is_empty() {
-            number(name, text)?;
-        }
+    if !dt.is_empty() {
+        number("dt_ns", dt)?;
     }
-    Ok(Some(match op {
-        "a" => Row::Allocate { id: number("id", id)?, bytes: size_of(size)? },
-        "f" => Row::FreeRequested { id: number("id", id)? },
-        "d" => Row::FreeCompleted { id: number("id", id)? },
-        "r" => number("id", id).map(|_| Row::Other)?,
-        "x" | "S" | "s" => size_of(size).map(|_| Row::Other)?,
-        "e" => Row::Other,
+    let lane = if lane.is_empty() { 0 } else { number("lane", lane)? };
+    let lane = u32::try_from(lane).ok().filter(|lane| *lane < LANES_MOST);
+    let lane = lane.ok_or_else(|| BadInput::new("lane beyond 65535", "dense ids of lanes"))?;
+    let op = match op {
+        "a" => Op::Allocate { id: number("id", id)?, bytes: size_of(size)? },
+        "f" => Op::FreeRequested { id: number("id", id)? },
+        "d" => Op::FreeCompleted { id: number("id", id)? },
+        "r" => Op::Use { id: number("id", id)? },
+        "x" | "S" | "s" => size_of(size).map(|_| Op::Other)?,
+        "e" => Op::Other,
         _ => {
             let what = format!("op `{}`", start_of(op));
             return Err(BadInput::new(what, "one of a, f, d, r, e, x, S, s"));
         }
-    }))
+    };
+    Ok(Some(Row { lane, op }))
 }
 
 fn number(name: &str, text: &str) -> Result<u64, BadInput> {
@@ -186,8 +212,8 @@ struct Replay {
 
 impl Replay {
     fn new(rows: &[(u64, Row)]) -> Self {
-        let completed = rows.iter().filter_map(|(_, row)| match row {
-            Row::FreeCompleted { id } => Some(*id),
+        let completed = rows.iter().filter_map(|(_, row)| match &row.op {
+            Op::FreeCompleted { id } => Some(*id),
             _ => None,
         });
         Self {
@@ -199,16 +225,25 @@ impl Replay {
         }
     }
 
-    fn row(&mut self, at: u64, row: Row) -> Result<(), BadInput> {
-        match row {
-            Row::Allocate { id, bytes } => self.allocate(at, id, bytes),
-            Row::FreeRequested { id } => self.free(id),
-            Row::FreeCompleted { id } => self.complete(id),
-            Row::Other => Ok(()),
+    fn row(&mut self, at: u64, row: &Row) -> Result<(), BadInput> {
+        let lane = row.lane;
+        self.trace.lanes = self.trace.lanes.max(lane as usize + 1);
+        match row.op {
+            Op::Allocate { id, bytes } => self.allocate(at, id, bytes, lane),
+            Op::FreeRequested { id } => self.free(id, lane),
+            Op::FreeCompleted { id } => self.complete(id, lane),
+            Op::Use { id } => {
+                // A use of what is gone says nothing.
+                if let Some(Block::Live { slot, .. }) = self.blocks.get(&id) {
+                    self.trace.steps.push(Step::Use { slot: *slot, lane });
+                }
+                Ok(())
+            }
+            Op::Other => Ok(()),
         }
     }
 
-    fn allocate(&mut self, at: u64, id: u64, bytes: u64) -> Result<(), BadInput> {
+    fn allocate(&mut self, at: u64, id: u64, bytes: u64, lane: u32) -> Result<(), BadInput> {
         let trace = &mut self.trace;
         let slot = self.vacant.pop().unwrap_or_else(|| {
             trace.slots += 1;
@@ -223,11 +258,11 @@ impl Replay {
             trace.largest = (bytes, at);
         }
         trace.allocations += 1;
-        trace.steps.push(Step::Allocate { slot, bytes });
+        trace.steps.push(Step::Allocate { slot, bytes, lane });
         Ok(())
     }
 
-    fn free(&mut self, id: u64) -> Result<(), BadInput> {
+    fn free(&mut self, id: u64, lane: u32) -> Result<(), BadInput> {
         let Some(Block::Live { slot, bytes }) = self.blocks.get(&id) else {
             return Err(self.not("free", id, "the id of a live block"));
         };
@@ -236,12 +271,12 @@ impl Replay {
         if self.completed_later.contains(&id) {
             self.blocks.insert(id, Block::Pending { slot });
         } else {
-            self.gone(id, slot);
+            self.gone(id, slot, lane);
         }
         Ok(())
     }
 
-    fn complete(&mut self, id: u64) -> Result<(), BadInput> {
+    fn complete(&mut self, id: u64, lane: u32) -> Result<(), BadInput> {
         let Some(Block::Pending { slot }) = self.blocks.get(&id) else {
             return Err(self.not(
                 "completed free",
@@ -249,14 +284,14 @@ impl Replay {
                 "the id of a block whose free was requested",
             ));
         };
-        self.gone(id, *slot);
+        self.gone(id, *slot, lane);
         Ok(())
     }
 
-    fn gone(&mut self, id: u64, slot: u32) {
+    fn gone(&mut self, id: u64, slot: u32, lane: u32) {
         self.blocks.insert(id, Block::Gone);
         self.vacant.push(slot);
-        self.trace.steps.push(Step::Free { slot });
+        self.trace.steps.push(Step::Free { slot, lane });
     }
 
     fn not(&self, what: &str, id: u64, expected: &str) -> BadInput {

@@ -155,5 +155,5 @@ fn output_goes_to_a_file_where_one_is_named() {
     let args = ["replay", trace.to_str().unwrap(), "--json", "--out", out.to_str().unwrap()];
     let output = pool_bench(&args);
     assert!(output.status.success() && output.stdout.is_empty());
-    assert_eq!(fs::read_to_string(out).unwrap().lines().count(), 4, "a line for each policy");
+    assert_eq!(fs::read_to_string(out).unwrap().lines().count(), 7, "a line for each policy");
 }

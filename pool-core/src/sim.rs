@@ -134,6 +134,17 @@ impl SimDevice {
         }
     }
 
+    /// How many operations a stream was given so far.
+    #[must_use]
+    pub fn given(&self, stream: &SimStream) -> u64 {
+        self.driver.0.lock().given(*stream.raw())
+    }
+
+    /// Runs a stream up to an operation of it ([`SimDevice::given`]), and what that waits for.
+    pub fn run_to(&self, stream: &SimStream, operation: u64) {
+        self.driver.0.lock().run_to(*stream.raw(), operation);
+    }
+
     /// Lets a kind of call fail: from the one after `skip` more of its kind on, `times` times.
     pub fn fail(&self, call: SimCall, skip: u64, times: u64) {
         self.driver.0.lock().fail(call, skip, times);

@@ -49,34 +49,3 @@ fn fresh_memory_reads_as_zeroes_and_reused_memory_as_it_was_left() {
     assert!(pool.allocate(5000).unwrap().iter().all(|byte| *byte == 9));
     assert!(pool.allocate_zeroed(5000).unwrap().iter().all(|byte| *byte == 0));
 }
-
-/// Resident bytes of this process.
-#[cfg(target_os = "linux")]
-fn resident() -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-    statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-fn a_large_fresh_block_is_not_touched() {
-    let pool = BucketPool::new(HostAllocator::new());
-    let before = resident();
-    let buffer = pool.allocate(512 << 20).unwrap();
-    assert!(resident() - before < 64 << 20, "{} bytes became resident", resident() - before);
-    assert_eq!((buffer[0], buffer[(512 << 20) - 1]), (0, 0));
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-fn pages_that_an_arena_gives_back_are_the_systems_again() {
-    let pool = BucketPool::new(Arena::over_pages(HostAllocator::new(), ArenaConfig::grow()));
-    let before = resident();
-    let mut buffer = pool.allocate(256 << 20).unwrap();
-    buffer.fill(7);
-    assert!(resident() - before >= 250 << 20);
-    drop(buffer);
-    assert!(pool.clear().unwrap() >= 256 << 20);
-    assert!(resident() - before < 64 << 20, "{} bytes stay resident", resident() - before);
-    assert!(pool.allocate(256 << 20).unwrap().iter().step_by(4096).all(|byte| *byte == 0));
-}

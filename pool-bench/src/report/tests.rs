@@ -1,5 +1,6 @@
 use super::*;
 use crate::backend::Backend;
+use crate::replay::OnStreams;
 use crate::workload::Workload;
 
 fn outcome(trace: &str, policy: &str) -> Outcome {
@@ -20,7 +21,28 @@ fn outcome(trace: &str, policy: &str) -> Outcome {
         device_allocations: 1693,
         device_frees: 1300,
         ns_per_op: 66.4,
+        streams: None,
     }
+}
+
+#[test]
+fn policies_are_a_table_with_the_least_memory_first() {
+    let small = Outcome { reserved_peak_bytes: 200_000_000, ..outcome("bert_embed", "arena") };
+    let large = Outcome { reserved_peak_bytes: 400_000_000, ..outcome("gpt2_train", "arena") };
+    let outcomes = [outcome("bert_embed", "exact"), outcome("gpt2_train", "exact"), small, large];
+    insta::assert_snapshot!(policies(&outcomes));
+}
+
+#[test]
+fn replays_on_streams_are_a_table() {
+    let streams = Some(OnStreams {
+        streams: 3,
+        arrangement: "steal wait",
+        events: 265,
+        waits: 228,
+        violations: 0,
+    });
+    insta::assert_snapshot!(on_streams(&[Outcome { streams, ..outcome("bert_embed", "arena") }]));
 }
 
 #[test]

@@ -268,10 +268,21 @@ impl Engine {
 
     /// Runs a stream up to an event, and what that waits for.
     pub fn synchronize(&mut self, event: &Event) {
-        while self.streams[event.stream].done < event.at {
-            self.step(event.stream);
-        }
+        self.run_to(event.stream, event.at);
         self.host.merge(&event.clock);
+    }
+
+    /// How many operations a stream was given.
+    #[must_use]
+    pub fn given(&self, stream: usize) -> u64 {
+        self.streams[stream].given
+    }
+
+    /// Runs a stream up to an operation of it, and what that waits for.
+    pub fn run_to(&mut self, stream: usize, operation: u64) {
+        while self.streams[stream].done < operation {
+            self.step(stream);
+        }
     }
 
     /// Runs everything that is queued.

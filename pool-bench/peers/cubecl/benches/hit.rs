@@ -14,7 +14,7 @@
 //! cleanup that gives pages back. bucketpool takes its own lock, counts, and takes a mark of the
 //! stream within what is measured.
 
-use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use criterion::{Criterion, criterion_group, criterion_main};
 use cubecl_ir::MemoryDeviceProperties;
 use cubecl_runtime::logging::ServerLogger;
 use cubecl_runtime::memory_management::{
@@ -70,7 +70,7 @@ fn pair<B, E: Debug>(
 ) {
     let mut blocks: Vec<Option<B>> = (0..live).map(|_| allocate().ok()).collect();
     let mut at = 0;
-    c.bench_function(BenchmarkId::new(name, live), |b| {
+    c.bench_function(&format!("{name}, {live} live"), |b| {
         b.iter(|| {
             blocks[at] = None;
             blocks[at] = black_box(allocate().ok());
@@ -93,13 +93,8 @@ fn cubecl(c: &mut Criterion, name: &str, live: usize, preset: MemoryConfiguratio
     let device = MemoryDeviceProperties { max_page_size: LARGEST_PAGE, alignment: ALIGNMENT };
     let options = MemoryManagementOptions::new("main").mode(MemoryAllocationMode::Auto);
     let logger = Arc::new(ServerLogger::default());
-    let mut memory = MemoryManagement::from_configuration(
-        Numbers::default(),
-        &device,
-        preset,
-        logger,
-        options,
-    );
+    let mut memory =
+        MemoryManagement::from_configuration(Numbers::default(), &device, preset, logger, options);
     pair(c, name, live, || memory.reserve(black_box(BLOCK)));
     assert!(memory.storage().pages <= live as u64, "after the first round each request is a hit");
 }

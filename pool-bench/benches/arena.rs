@@ -1,0 +1,326 @@
+//! One free and one allocation in an arena with many live blocks, beside an ordered tree.
+//!
+//! Measured, on one thread and with 1000 to 1 000 000 live blocks: a random block is freed, and one
+//! of a fresh size is allocated. Sizes are log-uniform, 512 bytes to 8 MiB, multiples of 512 bytes.
+//! Both contenders see the same requests in the same order, and are measured after four times as
+//! many pairs as there are live blocks, so that free memory lies as it does after a while.
+//!
+//! - `arena`: [`Arena`] over the pages of a simulated device, through the port, each free behind a
+//!   mark of its stream as a pool frees. What it does besides is measured too: figures are counted,
+//!   and when a request needs more pages they are committed, others given back before.
+//! - `tree`: exact best fit from a `BTreeSet` by size and address, behind a mutex. No streams, no
+//!   figures, no generations, no device: it grows at its end and gives nothing back.
+//!
+//! A random block is a cache miss or two for each: in the program's own list, and in the books.
+//!
+//! Printed before each measurement: the footprint over the most live bytes, both at their peak. For
+//! the tree the footprint is the end of its highest block.
+
+use bucketpool::sim::{SimDevice, SimStream};
+use bucketpool::{Arena, ArenaBlock, ArenaConfig, DeviceAllocator, Request, StreamClock};
+use criterion::{Criterion, criterion_group, criterion_main};
+use std::collections::BTreeSet;
+use std::hint::black_box;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+const LIVE: [usize; 4] = [1000, 10_000, 100_000, 1_000_000];
+/// Sizes are multiples of this.
+const UNIT: u64 = 512;
+/// The largest is below this power of two of units: 8 MiB.
+const OCTAVES: f64 = 14.0;
+/// Requests that are drawn at a time, so that drawing is not measured.
+const DRAWN: usize = 1024;
+
+/// Hands out blocks of memory, and takes them back.
+trait Contender {
+    type Block;
+    fn allocate(&self, bytes: u64) -> Self::Block;
+    fn free(&self, block: Self::Block);
+    /// The most bytes taken from the device, and the most handed out.
+    fn peaks(&self) -> (u64, u64);
+}
+
+impl Contender for Arena<SimDevice> {
+    type Block = ArenaBlock<SimDevice>;
+
+    #[inline]
+    fn allocate(&self, bytes: u64) -> Self::Block {
+        let request = Request { bytes, kind: () };
+        DeviceAllocator::allocate(self, request, stream(self)).unwrap_or_else(|_| unlimited())
+    }
+
+    #[inline]
+    fn free(&self, block: Self::Block) {
+        let mark = self.clock().mark(stream(self));
+        DeviceAllocator::free(self, block, &[mark]).unwrap_or_else(|_| unlimited());
+    }
+
+    fn peaks(&self) -> (u64, u64) {
+        let stats = self.device_stats();
+        (stats.reserved_bytes.all.peak, stats.allocated_bytes.all.peak)
+    }
+}
+
+fn stream(arena: &Arena<SimDevice>) -> &SimStream {
+    arena.clock().default_stream()
+}
+
+fn unlimited<T>() -> T {
+    unreachable!("the simulated device has no end and refuses nothing")
+}
+
+/// No node.
+const NONE: usize = usize::MAX;
+
+/// A range: its bytes, and the ranges beside it.
+struct Node {
+    offset: u64,
+    bytes: u64,
+    before: usize,
+    after: usize,
+    free: bool,
+}
+
+/// Exact best fit from an ordered tree; then the lowest address.
+#[derive(Default)]
+struct Nodes {
+    slab: Vec<Node>,
+    vacant: Vec<usize>,
+    free: BTreeSet<(u64, u64, usize)>,
+    last: Option<usize>,
+    end: u64,
+    used: u64,
+    used_peak: u64,
+}
+
+impl Nodes {
+    fn add(&mut self, node: Node) -> usize {
+        let Some(id) = self.vacant.pop() else {
+            self.slab.push(node);
+            return self.slab.len() - 1;
+        };
+        self.slab[id] = node;
+        id
+    }
+
+    fn allocate(&mut self, bytes: u64) -> TreeBlock {
+        let id = match self.free.range((bytes, 0, 0)..).next().copied() {
+            Some(best) => {
+                self.free.remove(&best);
+                best.2
+            }
+            None => self.grow(bytes),
+        };
+        self.slab[id].free = false;
+        if self.slab[id].bytes > bytes {
+            self.cut(id, bytes);
+        }
+        self.used += bytes;
+        self.used_peak = self.used_peak.max(self.used);
+        TreeBlock { id, offset: self.slab[id].offset, bytes }
+    }
+
+    /// A range of `bytes` bytes at the end, with what is free there.
+    fn grow(&mut self, bytes: u64) -> usize {
+        let (before, offset) = (self.last.unwrap_or(NONE), self.end);
+        if let Some(last) = self.slab.get_mut(before).filter(|last| last.free) {
+            self.free.remove(&(last.bytes, last.offset, before));
+            self.end = last.offset + bytes;
+            last.bytes = bytes;
+            return before;
+        }
+        let id = self.add(Node { offset, bytes, before, after: NONE, free: false });
+        if let Some(before) = self.slab.get_mut(before) {
+            before.after = id;
+        }
+        self.last = Some(id);
+        self.end += bytes;
+        id
+    }
+
+    /// Leaves a range `bytes` bytes; the rest is free.
+    fn cut(&mut self, id: usize, bytes: u64) {
+        let Node { offset, bytes: whole, after, .. } = self.slab[id];
+        let (offset, rest) = (offset + bytes, whole - bytes);
+        let above = self.add(Node { offset, bytes: rest, before: id, after, free: true });
+        (self.slab[id].bytes, self.slab[id].after) = (bytes, above);
+        match self.slab.get_mut(after) {
+            Some(after) => after.before = above,
+            None => self.last = Some(above),
+        }
+        self.free.insert((rest, offset, above));
+    }
+
+    fn give(&mut self, mut id: usize) {
+        self.used -= self.slab[id].bytes;
+        let Node { before, after, .. } = self.slab[id];
+        if self.slab.get(after).is_some_and(|after| after.free) {
+            self.unlist(after);
+            self.join_next(id);
+        }
+        if self.slab.get(before).is_some_and(|before| before.free) {
+            self.unlist(before);
+            self.join_next(before);
+            id = before;
+        }
+        self.slab[id].free = true;
+        self.free.insert((self.slab[id].bytes, self.slab[id].offset, id));
+    }
+
+    fn unlist(&mut self, id: usize) {
+        self.free.remove(&(self.slab[id].bytes, self.slab[id].offset, id));
+    }
+
+    /// Makes a range one with the one after it.
+    fn join_next(&mut self, id: usize) {
+        let next = self.slab[id].after;
+        let Node { bytes, after, .. } = self.slab[next];
+        self.slab[id].bytes += bytes;
+        self.slab[id].after = after;
+        match self.slab.get_mut(after) {
+            Some(after) => after.before = id,
+            None => self.last = Some(id),
+        }
+        self.vacant.push(next);
+    }
+}
+
+/// A block of the tree: what its program has to know.
+struct TreeBlock {
+    id: usize,
+    #[expect(dead_code, reason = "a program has to know where its block is")]
+    offset: u64,
+    #[expect(dead_code, reason = "and how large")]
+    bytes: u64,
+}
+
+#[derive(Default)]
+struct Tree(Mutex<Nodes>);
+
+impl Tree {
+    fn nodes(&self) -> MutexGuard<'_, Nodes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Contender for Tree {
+    type Block = TreeBlock;
+
+    #[inline]
+    fn allocate(&self, bytes: u64) -> TreeBlock {
+        self.nodes().allocate(bytes)
+    }
+
+    #[inline]
+    fn free(&self, block: TreeBlock) {
+        self.nodes().give(block.id);
+    }
+
+    fn peaks(&self) -> (u64, u64) {
+        let nodes = self.nodes();
+        (nodes.end, nodes.used_peak)
+    }
+}
+
+/// Which block to free, and how many bytes to allocate then: the same for the same number before
+/// (xorshift).
+struct Draw(u64);
+
+impl Draw {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the power is 1 to 2^14"
+    )]
+    fn bytes(&mut self) -> u64 {
+        let share = (self.next() >> 11) as f64 / (1_u64 << 53) as f64;
+        (share * OCTAVES).exp2() as u64 * UNIT
+    }
+
+    fn victim(&mut self, live: usize) -> usize {
+        #[expect(clippy::cast_possible_truncation, reason = "below `live`")]
+        let victim = (self.next() % live as u64) as usize;
+        victim
+    }
+}
+
+/// A contender with its live blocks.
+struct Program<C: Contender> {
+    contender: C,
+    live: Vec<C::Block>,
+    draw: Draw,
+    drawn: Vec<(usize, u64)>,
+}
+
+impl<C: Contender> Program<C> {
+    fn warm(contender: C, live: usize) -> Self {
+        let mut draw = Draw(0x9E37_79B9_7F4A_7C15);
+        let blocks = (0..live).map(|_| contender.allocate(draw.bytes())).collect();
+        let mut program = Self { contender, live: blocks, draw, drawn: Vec::new() };
+        program.run(4 * live as u64);
+        program
+    }
+
+    /// Does so many pairs. Returns how long they took, without drawing.
+    fn run(&mut self, pairs: u64) -> Duration {
+        let (mut took, mut left) = (Duration::ZERO, pairs);
+        while left > 0 {
+            let now = left.min(DRAWN as u64);
+            let (draw, live) = (&mut self.draw, self.live.len());
+            self.drawn.clear();
+            self.drawn.extend((0..now).map(|_| (draw.victim(live), draw.bytes())));
+            let start = Instant::now();
+            for (victim, bytes) in &self.drawn {
+                self.contender.free(self.live.swap_remove(*victim));
+                self.live.push(black_box(self.contender.allocate(black_box(*bytes))));
+            }
+            took += start.elapsed();
+            left -= now;
+        }
+        took
+    }
+}
+
+fn measure<C: Contender>(c: &mut Criterion, name: &str, live: usize, contender: C) {
+    let mut program = Program::warm(contender, live);
+    let (footprint, used) = program.contender.peaks();
+    let ratio = footprint as f64 / used as f64;
+    #[expect(clippy::print_stderr, reason = "a figure of this run, beside the times")]
+    {
+        eprintln!("{name}, {live} live: footprint {ratio:.4} of the most live bytes");
+    }
+    c.bench_function(&format!("{name}, {live} live"), |b| {
+        b.iter_custom(|pairs| program.run(pairs));
+    });
+}
+
+fn pairs(c: &mut Criterion) {
+    // As a test, which is not optimized, the fewest are enough.
+    let measured = std::env::args().any(|argument| argument == "--bench");
+    for live in LIVE.into_iter().take(if measured { LIVE.len() } else { 1 }) {
+        measure(c, "arena", live, Arena::over_pages(SimDevice::new(), ArenaConfig::grow()));
+        measure(c, "tree", live, Tree::default());
+    }
+}
+
+fn brief() -> Criterion {
+    Criterion::default()
+        .sample_size(10)
+        .warm_up_time(Duration::from_secs(1))
+        .measurement_time(Duration::from_secs(2))
+}
+
+criterion_group! {
+    name = benches;
+    config = brief();
+    targets = pairs
+}
+criterion_main!(benches);

@@ -1,0 +1,205 @@
+//! Replays a trace on several streams: each lane is a stream of the simulated device, each operation
+//! gives its stream work that touches the block, and the work is done 1000 operations later.
+
+use crate::backend::Backend;
+use crate::counted::{Calls, Counted};
+use crate::input::BadInput;
+use crate::machine::timed;
+use crate::replay::{OnStreams, Outcome, Settings, capacity};
+use crate::spec::PolicySpec;
+use crate::trace::{Step, Trace};
+use bucketpool::sim::{SimDevice, SimDriver, SimStream, SimView};
+use bucketpool::{
+    Arena, BucketPool, DeviceAllocator, PoolBuilder, PooledBuffer, StealPolicy, Timeline,
+    ZeroPolicy,
+};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// How many operations of the trace work is behind.
+const BEHIND: usize = 1000;
+
+/// How the streams of a trace share memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrangement {
+    /// One pool, and this rule.
+    Shared(StealPolicy),
+    /// A pool for each stream.
+    Apart,
+    /// One pool, and one stream for all.
+    OneStream,
+}
+
+impl Arrangement {
+    /// All that are compared.
+    pub const ALL: [Self; 5] = [
+        Self::Shared(StealPolicy::Never),
+        Self::Shared(StealPolicy::Ordered),
+        Self::Shared(StealPolicy::Wait),
+        Self::Apart,
+        Self::OneStream,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Shared(StealPolicy::Never) => "steal never",
+            Self::Shared(StealPolicy::Ordered) => "steal ordered",
+            Self::Shared(StealPolicy::Wait) => "steal wait",
+            Self::Apart => "a pool a stream",
+            Self::OneStream => "one stream",
+        }
+    }
+
+    fn steal(self) -> StealPolicy {
+        if let Self::Shared(steal) = self { steal } else { StealPolicy::default() }
+    }
+}
+
+/// An allocator over the simulated device.
+trait OnSim:
+    for<'b> DeviceAllocator<View<'b> = SimView<'b>, Clock = Timeline<SimDriver>>
+{
+}
+
+impl<A> OnSim for A where
+    A: for<'b> DeviceAllocator<View<'b> = SimView<'b>, Clock = Timeline<SimDriver>>
+{
+}
+
+/// Replays `trace` under one policy on streams.
+///
+/// # Errors
+///
+/// Another backend than the simulated device; a capacity below the largest request.
+pub fn replay(
+    trace: &Trace,
+    spec: &PolicySpec,
+    settings: Settings,
+    arrangement: Arrangement,
+) -> Result<Outcome, BadInput> {
+    if settings.backend != Backend::Sim {
+        let what = format!("streams on `{}`", settings.backend.name());
+        return Err(BadInput::new(what, "backend sim, whose streams can run late"));
+    }
+    let device = SimDevice::with_capacity(capacity(trace, settings)?);
+    let calls = Arc::new(Calls::default());
+    let counted = || Counted::together(device.clone(), calls.clone());
+    Ok(match spec.arena.clone() {
+        None => {
+            let make = || spec.builder(counted());
+            run(trace, spec, settings, arrangement, &device, &calls, make)
+        }
+        Some(config) => {
+            let make = || spec.builder(Arena::over_pages(counted(), config.clone()));
+            run(trace, spec, settings, arrangement, &device, &calls, make)
+        }
+    })
+}
+
+/// The pools and streams of a replay, by lane.
+struct Lanes<A: OnSim> {
+    pools: Vec<BucketPool<A>>,
+    streams: Vec<SimStream>,
+}
+
+impl<A: OnSim> Lanes<A> {
+    fn pool(&self, lane: u32) -> &BucketPool<A> {
+        &self.pools[lane as usize % self.pools.len()]
+    }
+
+    fn stream(&self, lane: u32) -> &SimStream {
+        &self.streams[lane as usize % self.streams.len()]
+    }
+}
+
+fn run<A: OnSim>(
+    trace: &Trace,
+    spec: &PolicySpec,
+    settings: Settings,
+    arrangement: Arrangement,
+    device: &SimDevice,
+    calls: &Calls,
+    make: impl Fn() -> PoolBuilder<A>,
+) -> Outcome {
+    let built = || {
+        let builder = make().steal(arrangement.steal()).zero(ZeroPolicy::Never);
+        match settings.cached_limit {
+            Some(limit) => builder.cached_limit(limit).build(),
+            None => builder.build(),
+        }
+    };
+    let count = |apart: bool| if apart { trace.lanes } else { 1 };
+    let pools = (0..count(arrangement == Arrangement::Apart)).map(|_| built()).collect();
+    let streams = (0..count(arrangement != Arrangement::OneStream)).map(|_| device.stream());
+    let lanes = Lanes { pools, streams: streams.collect() };
+    let ((), ns) = timed(|| steps(trace, device, &lanes));
+    for pool in &lanes.pools {
+        // What the last drops owe belongs to the trace.
+        let _ = pool.trim(0);
+    }
+    let stats: Vec<_> = lanes.pools.iter().map(BucketPool::stats).collect();
+    let sum = |of: fn(&bucketpool::PoolStats) -> u64| stats.iter().map(of).sum::<u64>();
+    let (asked, done) = (calls.asked(), device.calls());
+    let (hits, allocations) = (sum(|s| s.hits), trace.allocations);
+    let on_streams = OnStreams {
+        streams: lanes.streams.len(),
+        arrangement: arrangement.name(),
+        events: done.records,
+        waits: done.waits,
+        violations: device.hazards(),
+    };
+    Outcome {
+        trace: trace.name.clone(),
+        policy: spec.text.clone(),
+        backend: settings.backend,
+        cached_limit: settings.cached_limit.map_or_else(
+            || make().bound_on_idle_bytes().to_string(),
+            |limit| limit.to_string(),
+        ),
+        ops: trace.ops,
+        allocations,
+        live_peak_bytes: trace.live_peak_bytes,
+        reserved_peak_bytes: asked.peak_bytes,
+        hits,
+        misses: sum(|s| s.misses),
+        bypasses: sum(|s| s.bypasses),
+        ooms: sum(|s| s.failures),
+        hit_rate: hits as f64 / allocations as f64,
+        device_allocations: asked.allocations,
+        device_frees: asked.frees,
+        ns_per_op: ns as f64 / trace.steps.len() as f64,
+        streams: Some(on_streams),
+    }
+}
+
+/// Each operation gives its stream work on the block; what is [`BEHIND`] operations old is done.
+fn steps<A: OnSim>(trace: &Trace, device: &SimDevice, lanes: &Lanes<A>) {
+    let mut slots: Vec<Option<PooledBuffer<A>>> = Vec::new();
+    slots.resize_with(trace.slots, || None);
+    let mut late = VecDeque::new();
+    for step in &trace.steps {
+        let (slot, lane) = match *step {
+            Step::Allocate { slot, lane, bytes } => {
+                let buffer = lanes.pool(lane).allocate_on(lanes.stream(lane), bytes);
+                slots[slot as usize] = buffer.ok();
+                (slot, lane)
+            }
+            Step::Use { slot, lane } | Step::Free { slot, lane } => (slot, lane),
+        };
+        let on = lanes.stream(lane);
+        if let Some(buffer) = &slots[slot as usize]
+            && let Ok(view) = buffer.on(on)
+        {
+            device.kernel(on, &view);
+        }
+        if matches!(step, Step::Free { .. }) {
+            slots[slot as usize] = None;
+        }
+        late.push_back((on, device.given(on)));
+        if late.len() > BEHIND
+            && let Some((on, given)) = late.pop_front()
+        {
+            device.run_to(on, given);
+        }
+    }
+}
