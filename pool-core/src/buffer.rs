@@ -5,12 +5,9 @@ use crate::clock::{Order, StreamClock};
 use crate::device::{DeviceAllocator, MarkOf, StreamOf, WholeBlocks};
 use crate::error::{DeviceError, Why};
 use crate::hold::Claim;
-use crate::marks::Marks;
-use crate::shard::{Owed, Want};
-use crate::store::{Grant, Return};
-use parking_lot::Mutex;
+use crate::shard::Parcel;
 use std::fmt;
-use std::mem::{self, ManuallyDrop};
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 
 /// A block on loan from a [`BucketPool`](crate::BucketPool). Dropping it gives the block back;
@@ -23,51 +20,33 @@ use std::ops::Deref;
 /// Unless the pool clears its blocks ([`ZeroPolicy`](crate::ZeroPolicy)), a buffer shows what the
 /// last user of its block left there.
 pub struct PooledBuffer<A: DeviceAllocator> {
-    block: ManuallyDrop<A::Block>,
-    marks: Mutex<Marks<A::Clock>>,
+    parcel: ManuallyDrop<Box<Parcel<A>>>,
     claim: Claim<A>,
-    kind: A::Kind,
-    bytes: u64,
-    requested: u64,
-    pooled: bool,
 }
 
 impl<A: DeviceAllocator> PooledBuffer<A> {
     /// A buffer around a block that the claim's store has just counted out.
     #[inline]
-    pub(crate) fn new(
-        claim: Claim<A>,
-        grant: Grant<A>,
-        marks: Marks<A::Clock>,
-        want: &Want<'_, A>,
-    ) -> Self {
-        Self {
-            block: ManuallyDrop::new(grant.block),
-            marks: Mutex::new(marks),
-            claim,
-            kind: want.key.kind,
-            bytes: grant.bytes,
-            requested: want.requested,
-            pooled: want.class.pooled,
-        }
+    pub(crate) fn new(claim: Claim<A>, parcel: Box<Parcel<A>>) -> Self {
+        Self { parcel: ManuallyDrop::new(parcel), claim }
     }
 
     /// Bytes that were asked for.
     #[must_use]
     pub fn size(&self) -> u64 {
-        self.requested
+        self.parcel.requested
     }
 
     /// Bytes that the block holds, after rounding.
     #[must_use]
     pub fn allocated_size(&self) -> u64 {
-        self.bytes
+        self.parcel.bytes
     }
 
     /// What sort of memory it is.
     #[must_use]
     pub fn kind(&self) -> A::Kind {
-        self.kind
+        self.parcel.kind
     }
 
     /// The allocator that the block came from.
@@ -103,7 +82,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// ```
     pub fn on<'b>(&'b self, stream: &'b StreamOf<A>) -> Result<Use<'b, A>, DeviceError> {
         self.record_stream(stream)?;
-        let view = self.allocator().view(&self.block, 0, self.requested, stream);
+        let view = self.allocator().view(&self.parcel.block, 0, self.size(), stream);
         Ok(Use { view, stream, buffer: self })
     }
 
@@ -116,7 +95,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     pub fn record_stream(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
         self.order(stream)?;
         let clock = self.allocator().clock();
-        self.marks.lock().begin(clock, clock.mark(stream));
+        self.parcel.marks.lock().begin(clock, clock.mark(stream));
         Ok(())
     }
 
@@ -129,7 +108,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
                 0,
             ));
         }
-        let behind = self.marks.lock().behind(clock, stream, A::MEMORY.cpu_touches);
+        let behind = self.parcel.marks.lock().behind(clock, stream, A::MEMORY.cpu_touches);
         if behind.is_empty() || clock.order(stream, &behind)? == Order::Ordered {
             return Ok(());
         }
@@ -142,21 +121,21 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// or taken by [`Detached::into_raw`].
     #[must_use]
     pub fn detach(mut self) -> Detached<A> {
-        self.pooled = false;
+        self.parcel.pooled = false;
         Detached(self)
     }
 
     /// The whole block, for the core's own modules.
     pub(crate) fn block(&self) -> &A::Block {
-        &self.block
+        &self.parcel.block
     }
 
     /// Clears the first `bytes` bytes of the block, in the order of `on`; a use like any other.
     pub(crate) fn zero(&mut self, bytes: u64, on: &StreamOf<A>) -> Result<(), DeviceError> {
         let allocator = &self.claim.store().allocator;
-        allocator.zero(&mut self.block, bytes, on)?;
+        allocator.zero(&mut self.parcel.block, bytes, on)?;
         let clock = allocator.clock();
-        self.marks.get_mut().end(clock, clock.mark(on));
+        self.parcel.marks.get_mut().end(clock, clock.mark(on));
         Ok(())
     }
 
@@ -166,15 +145,11 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     ///
     /// The buffer is not used again, its `Drop` included.
     #[inline]
-    unsafe fn take_parts(&mut self) -> (Claim<A>, Return<A>) {
-        // SAFETY: the caller promises that nobody takes the block a second time.
-        let block = unsafe { ManuallyDrop::take(&mut self.block) };
-        let marks = self.marks.get_mut();
-        marks.close(self.claim.store().allocator.clock());
-        let home = marks.home();
-        let marks = mem::replace(marks, Marks::new(home));
-        let Self { kind, bytes, requested, pooled, .. } = *self;
-        (self.claim.again(), Return { block, marks, kind, bytes, requested, pooled })
+    unsafe fn take_parts(&mut self) -> (Claim<A>, Box<Parcel<A>>) {
+        // SAFETY: the caller promises that nobody takes the parcel a second time.
+        let mut parcel = unsafe { ManuallyDrop::take(&mut self.parcel) };
+        parcel.marks.get_mut().close(self.claim.store().allocator.clock());
+        (self.claim.again(), parcel)
     }
 }
 
@@ -186,9 +161,10 @@ impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
         // Only where no stream can still be reading, and where the call is legal anywhere.
         if !clean && A::MEMORY.cpu_touches && A::MEMORY.free_in_drop {
             let clock = store.allocator.clock();
-            let done = self.marks.get_mut().all_are(|mark| clock.is_seen_done(mark));
+            let parcel = &mut **self.parcel;
+            let done = parcel.marks.get_mut().all_are(|mark| clock.is_seen_done(mark));
             let on = clock.default_stream();
-            clean = done && store.allocator.zero(&mut self.block, self.bytes, on).is_ok();
+            clean = done && store.allocator.zero(&mut parcel.block, parcel.bytes, on).is_ok();
         }
         // SAFETY: a buffer is dropped once, and nothing follows in this function.
         let (claim, parts) = unsafe { self.take_parts() };
@@ -199,9 +175,9 @@ impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
 impl<A: DeviceAllocator> fmt::Debug for PooledBuffer<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PooledBuffer")
-            .field("size", &self.requested)
-            .field("allocated_size", &self.bytes)
-            .field("kind", &self.kind)
+            .field("size", &self.size())
+            .field("allocated_size", &self.allocated_size())
+            .field("kind", &self.kind())
             .finish_non_exhaustive()
     }
 }
@@ -228,7 +204,7 @@ impl<'b, A: DeviceAllocator> Deref for Use<'b, A> {
 impl<A: DeviceAllocator> Drop for Use<'_, A> {
     fn drop(&mut self) {
         let clock = self.buffer.allocator().clock();
-        self.buffer.marks.lock().end(clock, clock.mark(self.stream));
+        self.buffer.parcel.marks.lock().end(clock, clock.mark(self.stream));
     }
 }
 
@@ -252,8 +228,9 @@ impl<A: DeviceAllocator> Detached<A> {
     pub fn free(self) -> Result<(), DeviceError> {
         let mut buffer = ManuallyDrop::new(self.0);
         // SAFETY: the buffer is not dropped and not used again.
-        let (claim, Return { block, marks, bytes, requested, .. }) = unsafe { buffer.take_parts() };
-        let (_, refusal) = claim.store().pay(vec![Owed { block, marks, bytes }]);
+        let (claim, parcel) = unsafe { buffer.take_parts() };
+        let (requested, bytes) = (parcel.requested, parcel.bytes);
+        let (_, refusal) = claim.store().pay(vec![parcel]);
         claim.end(|store| store.forget(requested, bytes));
         refusal.map_or(Ok(()), Err)
     }
@@ -266,9 +243,10 @@ impl<A: WholeBlocks> Detached<A> {
     pub fn into_raw(self) -> (A::Block, Vec<MarkOf<A>>) {
         let mut buffer = ManuallyDrop::new(self.0);
         // SAFETY: the buffer is not dropped and not used again.
-        let (claim, Return { block, marks, bytes, requested, .. }) = unsafe { buffer.take_parts() };
+        let (claim, parcel) = unsafe { buffer.take_parts() };
+        let Parcel { block, marks, bytes, requested, .. } = *parcel;
         claim.end(|store| store.let_go(requested, bytes));
-        (block, marks.after(A::MEMORY.cpu_touches).marks().to_vec())
+        (block, marks.into_inner().after(A::MEMORY.cpu_touches).marks().to_vec())
     }
 }
 

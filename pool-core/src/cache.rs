@@ -5,8 +5,7 @@ use crate::device::{DeviceAllocator, MarkOf};
 use crate::error::{DeviceError, Why};
 use crate::layer::{GivenBack, Layer, Retention};
 use crate::idle::Taken;
-use crate::marks::Marks;
-use crate::shard::{Owed, Shard, Spare, Want};
+use crate::shard::{Parcel, Shard, Want};
 use crate::store::Store;
 use std::time::Duration;
 
@@ -14,15 +13,14 @@ impl<A: DeviceAllocator> Store<A> {
     /// Takes `count` idle blocks from the device ahead of time.
     pub(crate) fn warm_up(&self, want: &Want<'_, A>, count: usize) -> Result<(), DeviceError> {
         let refuse = |why, call| Err(DeviceError::new(why, call, 0));
-        if !want.class.pooled {
+        if !want.class.pooled() {
             return refuse(Why::Unsupported, "warm up a size that goes past the pool");
         }
         let bytes = want.class.bytes;
-        let clock = self.allocator.clock();
         for _ in 0..count {
             let (limit, here) = {
-                let shard = self.shards.own();
-                (self.cached_limit(&shard), shard.idle.count_of(want.key, bytes))
+                let mut shard = self.shards.own();
+                (self.cached_limit(&mut shard), shard.idle.count_of(want.key, bytes))
             };
             if bytes > limit / 2 || self.cached_bytes().saturating_add(bytes) > limit {
                 return refuse(Why::Limit, "cached limit");
@@ -30,11 +28,10 @@ impl<A: DeviceAllocator> Store<A> {
             if here >= self.bounds.bucket {
                 return refuse(Why::Limit, "bucket limit");
             }
-            let (block, bytes) = self.take_from_device(want)?;
-            let marks = Marks::new(clock.mark(want.on));
-            let dirty = self.bounds.zero_on_return && !A::MEMORY.fresh_is_zeroed;
-            let item = Spare { block, marks, used: false, dirty, turn: 0 };
-            self.keep(&mut self.shards.own(), want.key.kind, Taken { bytes, item });
+            let mut parcel = self.take_from_device(want)?;
+            parcel.used = false;
+            parcel.dirty = self.bounds.zero_on_return && !A::MEMORY.fresh_is_zeroed;
+            self.keep(&mut self.shards.own(), parcel);
         }
         Ok(())
     }
@@ -45,11 +42,10 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// The cached bytes of blocks whose marks are not all as `is` says.
     pub(crate) fn cached_bytes_not(&self, is: impl Fn(MarkOf<A>) -> bool) -> u64 {
-        let counts = |marks: &Marks<A::Clock>| !marks.all_are(&is);
+        let counts = |parcel: &&Box<Parcel<A>>| !parcel.marks.lock().all_are(&is);
         let of_shard = |shard: &Shard<A>| -> u64 {
-            let idle = shard.idle.items().map(|(bytes, spare)| (bytes, &spare.marks));
-            let owed = shard.owed.iter().map(|owed| (owed.bytes, &owed.marks));
-            idle.chain(owed).filter(|(_, marks)| counts(marks)).map(|(bytes, _)| bytes).sum()
+            let all = shard.idle.items().map(|(_, parcel)| parcel).chain(&shard.owed);
+            all.filter(counts).map(|parcel| parcel.bytes).sum()
         };
         self.shards.iter().map(|shard| of_shard(&shard)).sum()
     }
@@ -103,12 +99,12 @@ impl<A: DeviceAllocator> Store<A> {
         let mut owed = Vec::new();
         for mut shard in self.shards.iter() {
             let turn = shard.turn;
-            let is_old = |spare: &Spare<A>| {
-                retention.allocations.is_some_and(|most| turn.saturating_sub(spare.turn) > most)
+            let is_old = |parcel: &Box<Parcel<A>>| {
+                retention.allocations.is_some_and(|most| turn.saturating_sub(parcel.turn) > most)
             };
             let by_age = shard.idle.take_all(is_old);
             for taken in by_age.into_iter().chain(shard.idle.take_before(before)) {
-                shard.owe(taken);
+                shard.owe(taken.item);
             }
             owed.append(&mut shard.owed);
         }
@@ -132,9 +128,9 @@ impl<A: DeviceAllocator> Store<A> {
         &self,
         bytes: u64,
         rank: impl Fn(&Shard<A>) -> Option<R>,
-        take: impl Fn(&mut Shard<A>) -> Option<Taken<Spare<A>>>,
+        take: impl Fn(&mut Shard<A>) -> Option<Taken<Box<Parcel<A>>>>,
     ) -> GivenBack {
-        let mut owed: Vec<Owed<A>> = Vec::new();
+        let mut owed: Vec<Box<Parcel<A>>> = Vec::new();
         for mut shard in self.shards.iter() {
             owed.append(&mut shard.owed);
         }
@@ -145,7 +141,7 @@ impl<A: DeviceAllocator> Store<A> {
             let mut shard = self.shards.at(at);
             let Some(taken) = take(&mut shard) else { break };
             sum += taken.bytes;
-            shard.owe(taken);
+            shard.owe(taken.item);
             owed.append(&mut shard.owed);
         }
         self.pay(owed)
@@ -155,20 +151,18 @@ impl<A: DeviceAllocator> Store<A> {
     /// that is not submitted stays where it is.
     pub(crate) fn clear(&self) -> GivenBack {
         let clock = self.allocator.clock();
-        let submitted = |marks: &Marks<A::Clock>| marks.all_are(|mark| clock.is_submitted(mark));
-        let (mut done, mut refusal) = (Vec::new(), None);
+        let submitted = |parcel: &Parcel<A>| {
+            parcel.marks.lock().all_are(|mark| clock.is_submitted(mark))
+        };
+        let mut done = Vec::new();
         for mut shard in self.shards.iter() {
-            for taken in shard.idle.take_all(|spare| submitted(&spare.marks)) {
-                shard.owe(taken);
+            for taken in shard.idle.take_all(|parcel| submitted(parcel)) {
+                shard.owe(taken.item);
             }
-            done.extend(shard.owed.extract_if(.., |owed| submitted(&owed.marks)));
+            done.extend(shard.owed.extract_if(.., |parcel| submitted(parcel)));
         }
-        for after in done.iter().map(|owed| owed.marks.after(A::MEMORY.cpu_touches)) {
-            for mark in after.marks() {
-                refusal = refusal.or(clock.synchronize(*mark).err());
-            }
-        }
-        let (given_back, refused) = self.pay(done);
-        self.through_layer(u64::MAX, (given_back, refusal.or(refused)))
+        // A free waits for the marks, where that is more than the device's own business.
+        let went = self.pay(done);
+        self.through_layer(u64::MAX, went)
     }
 }

@@ -2,10 +2,10 @@
 #![expect(unsafe_code, reason = "a buffer must not touch a reference count that threads share")]
 
 use crate::device::DeviceAllocator;
+use crate::lock::LockGuard;
 use crate::shard::Shard;
 use crate::shards::owners_hold;
 use crate::store::Store;
-use parking_lot::MutexGuard;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::AcqRel;
 
@@ -56,7 +56,7 @@ impl<A: DeviceAllocator> Claim<A> {
 
     /// Gives up the hold, in the shard that `work` has worked on and returns locked.
     #[inline]
-    pub(crate) fn end(self, work: impl for<'s> FnOnce(&'s Store<A>) -> MutexGuard<'s, Shard<A>>) {
+    pub(crate) fn end(self, work: impl for<'s> FnOnce(&'s Store<A>) -> LockGuard<'s, Shard<A>>) {
         let mut shard = work(self.store());
         if shard.closed {
             drop(shard);
@@ -64,8 +64,7 @@ impl<A: DeviceAllocator> Claim<A> {
         } else {
             shard.holds -= 1;
             // From this unlocking on the store may be gone. No reference into it outlives it here,
-            // and parking_lot's mutex is not touched after the write that unlocks it (parking_lot
-            // 0.12.5, raw_mutex.rs, `unlock` and `unlock_slow`).
+            // and the lock is not touched after the write that unlocks it (lock.rs, `unlock`).
             drop(shard);
         }
     }

@@ -12,7 +12,6 @@
 //!
 //! Nothing here knows what an item is, nor about devices, limits and locks.
 
-use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 /// No node.
@@ -40,7 +39,58 @@ pub(crate) struct Idle<K, T> {
 #[derive(Debug)]
 struct Shelf<K> {
     key: K,
-    stacks: BTreeMap<u64, List>,
+    stacks: Stacks,
+}
+
+/// Stacks by size, ascending. Sizes come seldom and are looked for always, so they lie side by side.
+#[derive(Debug, Default)]
+struct Stacks {
+    sizes: Vec<u64>,
+    lists: Vec<List>,
+}
+
+impl Stacks {
+    #[inline]
+    fn get(&self, bytes: u64) -> Option<&List> {
+        self.sizes.binary_search(&bytes).ok().map(|at| &self.lists[at])
+    }
+
+    #[inline]
+    fn get_mut(&mut self, bytes: u64) -> Option<&mut List> {
+        self.sizes.binary_search(&bytes).ok().map(|at| &mut self.lists[at])
+    }
+
+    /// The stack of a size, and whether it is new.
+    #[inline]
+    fn entry(&mut self, bytes: u64) -> (&mut List, bool) {
+        let found = self.sizes.binary_search(&bytes);
+        let at = found.unwrap_or_else(|at| {
+            self.sizes.insert(at, bytes);
+            self.lists.insert(at, List::EMPTY);
+            at
+        });
+        (&mut self.lists[at], found.is_err())
+    }
+
+    /// All stacks, in the order of their sizes.
+    fn iter(&self) -> impl DoubleEndedIterator<Item = (u64, &List)> {
+        self.sizes.iter().copied().zip(&self.lists)
+    }
+
+    #[inline]
+    fn range(&self, sizes: &RangeInclusive<u64>) -> impl Iterator<Item = (u64, &List)> {
+        let from = self.sizes.partition_point(|size| size < sizes.start());
+        let end = *sizes.end();
+        let (sizes, lists) = (&self.sizes[from..], &self.lists[from..]);
+        sizes.iter().copied().zip(lists).take_while(move |(size, _)| *size <= end)
+    }
+
+    fn forget_empty(&mut self) {
+        let mut lists = std::mem::take(&mut self.lists).into_iter();
+        let kept = lists.by_ref().zip(&self.sizes).filter(|(list, _)| list.len > 0);
+        let (kept_lists, kept_sizes) = kept.map(|(list, size)| (list, *size)).unzip();
+        (self.lists, self.sizes) = (kept_lists, kept_sizes);
+    }
 }
 
 #[derive(Debug)]
@@ -114,11 +164,8 @@ impl<K: Copy + Eq, T> Idle<K, T> {
         self.nodes[id as usize] = node;
         self.bytes += bytes;
         self.age.append(&mut self.nodes, AGE, id);
-        let stack = self.shelves[shelf].stacks.entry(bytes).or_insert_with(|| {
-            self.empty_stacks += 1;
-            List::EMPTY
-        });
-        if stack.len == 0 {
+        let (stack, is_new) = self.shelves[shelf].stacks.entry(bytes);
+        if stack.len == 0 && !is_new {
             self.empty_stacks -= 1;
         }
         stack.append(&mut self.nodes, STACK, id);
@@ -132,10 +179,10 @@ impl<K: Copy + Eq, T> Idle<K, T> {
         &mut self,
         key: K,
         sizes: &RangeInclusive<u64>,
-        accept: impl Fn(&T) -> bool,
+        accept: impl Fn(&mut T) -> bool,
     ) -> Option<Taken<T>> {
         let shelf = self.shelves.iter().find(|shelf| shelf.key == key)?;
-        let (_, id) = shelf.newest_where(&self.nodes, sizes, &accept)?;
+        let (_, id) = shelf.newest_where(&mut self.nodes, sizes, &accept)?;
         self.remove(id)
     }
 
@@ -144,10 +191,10 @@ impl<K: Copy + Eq, T> Idle<K, T> {
         &mut self,
         on: impl Fn(&K) -> bool,
         sizes: &RangeInclusive<u64>,
-        accept: impl Fn(&T) -> bool,
+        accept: impl Fn(&mut T) -> bool,
     ) -> Option<Taken<T>> {
         let shelves = self.shelves.iter().filter(|shelf| on(&shelf.key));
-        let found = shelves.filter_map(|s| s.newest_where(&self.nodes, sizes, &accept));
+        let found = shelves.filter_map(|s| s.newest_where(&mut self.nodes, sizes, &accept));
         let (_, id) = found.min_by_key(|(bytes, _)| *bytes)?;
         self.remove(id)
     }
@@ -159,13 +206,13 @@ impl<K: Copy + Eq, T> Idle<K, T> {
         shelf: &mut usize,
         on: impl Fn(&K) -> bool,
         sizes: &RangeInclusive<u64>,
-        accept: impl Fn(&T) -> bool,
+        accept: impl Fn(&mut T) -> bool,
     ) -> Option<Loan<T>> {
         let id = loop {
             let next = self.shelves.get(*shelf)?;
             *shelf += 1;
-            let mut stacks = next.stacks.range(sizes.clone()).filter(|_| on(&next.key));
-            let oldest = |list: &List| list.oldest_where(&self.nodes, STACK, &accept);
+            let mut stacks = next.stacks.range(sizes).filter(|_| on(&next.key));
+            let mut oldest = |list: &List| list.oldest_where(&mut self.nodes, STACK, &accept);
             if let Some(id) = stacks.find_map(|(_, stack)| oldest(stack)) {
                 break id;
             }
@@ -215,13 +262,13 @@ impl<K: Copy + Eq, T> Idle<K, T> {
     /// How many items of one size lie on one shelf.
     pub(crate) fn count_of(&self, key: K, bytes: u64) -> usize {
         let shelf = self.shelves.iter().find(|shelf| shelf.key == key);
-        shelf.and_then(|shelf| shelf.stacks.get(&bytes)).map_or(0, |stack| stack.len)
+        shelf.and_then(|shelf| shelf.stacks.get(bytes)).map_or(0, |stack| stack.len)
     }
 
     /// Takes out the oldest item of one size on one shelf.
     pub(crate) fn take_oldest_of(&mut self, key: K, bytes: u64) -> Option<Taken<T>> {
         let shelf = self.shelves.iter().find(|shelf| shelf.key == key)?;
-        let oldest = shelf.stacks.get(&bytes)?.oldest_present(&self.nodes, STACK)?;
+        let oldest = shelf.stacks.get(bytes)?.oldest_present(&self.nodes, STACK)?;
         self.remove(oldest)
     }
 
@@ -238,7 +285,7 @@ impl<K: Copy + Eq, T> Idle<K, T> {
     fn largest(&self) -> Option<(u64, u32)> {
         let of_shelf = |shelf: &Shelf<K>| {
             shelf.stacks.iter().rev().find_map(|(bytes, stack)| {
-                stack.oldest_present(&self.nodes, STACK).map(|oldest| (*bytes, oldest))
+                stack.oldest_present(&self.nodes, STACK).map(|oldest| (bytes, oldest))
             })
         };
         self.shelves.iter().filter_map(of_shelf).max_by_key(|(bytes, _)| *bytes)
@@ -246,8 +293,8 @@ impl<K: Copy + Eq, T> Idle<K, T> {
 
     /// The sizes that have items, shelf by shelf, and how many.
     pub(crate) fn stacks(&self) -> impl Iterator<Item = (u64, usize)> {
-        let stacks = self.shelves.iter().flat_map(|shelf| &shelf.stacks);
-        stacks.filter(|(_, stack)| stack.len > 0).map(|(bytes, stack)| (*bytes, stack.len))
+        let stacks = self.shelves.iter().flat_map(|shelf| shelf.stacks.iter());
+        stacks.filter(|(_, stack)| stack.len > 0).map(|(bytes, stack)| (bytes, stack.len))
     }
 
     /// All items with their sizes, in no particular order.
@@ -258,14 +305,14 @@ impl<K: Copy + Eq, T> Idle<K, T> {
     fn shelf(&mut self, key: K) -> usize {
         if self.empty_stacks > EMPTY_STACKS_KEPT.max(self.age.len) {
             for shelf in &mut self.shelves {
-                shelf.stacks.retain(|_, stack| stack.len > 0);
+                shelf.stacks.forget_empty();
             }
             self.empty_stacks = 0;
         }
         if let Some(at) = self.shelves.iter().position(|shelf| shelf.key == key) {
             return at;
         }
-        self.shelves.push(Shelf { key, stacks: BTreeMap::new() });
+        self.shelves.push(Shelf { key, stacks: Stacks::default() });
         self.shelves.len() - 1
     }
 
@@ -274,7 +321,7 @@ impl<K: Copy + Eq, T> Idle<K, T> {
         let item = node.item.take()?;
         let (bytes, shelf) = (node.bytes, node.shelf);
         self.age.unlink(&mut self.nodes, AGE, id);
-        if let Some(stack) = self.shelves[shelf].stacks.get_mut(&bytes) {
+        if let Some(stack) = self.shelves[shelf].stacks.get_mut(bytes) {
             stack.unlink(&mut self.nodes, STACK, id);
             self.empty_stacks += usize::from(stack.len == 0);
         }
@@ -288,13 +335,13 @@ impl<K> Shelf<K> {
     #[inline]
     fn newest_where<T>(
         &self,
-        nodes: &[Node<T>],
+        nodes: &mut [Node<T>],
         sizes: &RangeInclusive<u64>,
-        accept: impl Fn(&T) -> bool,
+        accept: impl Fn(&mut T) -> bool,
     ) -> Option<(u64, u32)> {
-        for (bytes, stack) in self.stacks.range(sizes.clone()) {
+        for (bytes, stack) in self.stacks.range(sizes) {
             if let Some(id) = stack.newest_where(nodes, &accept) {
-                return Some((*bytes, id));
+                return Some((bytes, id));
             }
         }
         None
@@ -328,11 +375,15 @@ impl List {
     }
 
     #[inline]
-    fn newest_where<T>(&self, nodes: &[Node<T>], accept: impl Fn(&T) -> bool) -> Option<u32> {
+    fn newest_where<T>(
+        &self,
+        nodes: &mut [Node<T>],
+        accept: impl Fn(&mut T) -> bool,
+    ) -> Option<u32> {
         let mut id = self.newest;
         for _ in 0..LOOKED_AT {
-            let node = nodes.get(id as usize)?;
-            if node.item.as_ref().is_some_and(&accept) {
+            let node = nodes.get_mut(id as usize)?;
+            if node.item.as_mut().is_some_and(&accept) {
                 return Some(id);
             }
             id = node.links[STACK].older;
@@ -342,22 +393,30 @@ impl List {
 
     /// The oldest node of this list whose item is not lent.
     fn oldest_present<T>(&self, nodes: &[Node<T>], list: usize) -> Option<u32> {
-        self.oldest_where(nodes, list, |_| true)
+        let mut id = self.oldest;
+        loop {
+            let node = nodes.get(id as usize)?;
+            if node.item.is_some() {
+                return Some(id);
+            }
+            id = node.links[list].newer;
+        }
     }
 
     fn oldest_where<T>(
         &self,
-        nodes: &[Node<T>],
+        nodes: &mut [Node<T>],
         list: usize,
-        accept: impl Fn(&T) -> bool,
+        accept: impl Fn(&mut T) -> bool,
     ) -> Option<u32> {
         let (mut id, mut turned_down) = (self.oldest, 0);
         while turned_down < LOOKED_AT {
-            let node = nodes.get(id as usize)?;
-            match &node.item {
-                Some(item) if accept(item) => return Some(id),
-                Some(_) => turned_down += 1,
-                None => {}
+            let node = nodes.get_mut(id as usize)?;
+            if let Some(item) = &mut node.item {
+                if accept(item) {
+                    return Some(id);
+                }
+                turned_down += 1;
             }
             id = node.links[list].newer;
         }

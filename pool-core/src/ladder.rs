@@ -38,7 +38,7 @@ impl<A: DeviceAllocator> Store<A> {
     /// Serves a request.
     #[inline]
     pub(crate) fn allocate(&self, want: &Want<'_, A>) -> Result<Grant<A>, AllocError> {
-        if want.class.pooled
+        if want.class.pooled()
             && let Some(grant) = self.take(want)
         {
             return Ok(grant);
@@ -92,7 +92,7 @@ impl<A: DeviceAllocator> Store<A> {
                 None
             })
         };
-        if want.class.pooled {
+        if want.class.pooled() {
             if let Some(grant) = self.take_elsewhere(want) {
                 return Ok(self.served(|rungs| &mut rungs.elsewhere, grant));
             }
@@ -157,10 +157,9 @@ impl<A: DeviceAllocator> Store<A> {
     /// The error of a request that climbed to the end, counted.
     fn refuse(&self, cause: DeviceError, want: &Want<'_, A>, given_back: u64) -> AllocError {
         self.count_refusal();
-        let clock = self.allocator.clock();
-        let taker = want.taker(clock);
+        let taker = self.taker(want);
         let here = self.cached_bytes_not(|mark| taker.may_ask(mark));
-        let below = self.allocator.layer().map_or(0, |layer| layer.stranded(want.key.lane, want.steal));
+        let below = self.allocator.layer().map_or(0, |layer| layer.stranded(want.key.lane, self.bounds.steal));
         let error = self.error(cause, want.requested, want.class.bytes, given_back);
         error.judged(here + below, A::MEMORY.cpu_touches)
     }

@@ -21,6 +21,7 @@ mod idle;
 mod ladder;
 mod layer;
 mod limit;
+mod lock;
 mod marks;
 mod order;
 mod policy;

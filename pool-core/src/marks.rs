@@ -69,6 +69,9 @@ impl<C: StreamClock> Marks<C> {
     /// The block is given back: settles what no `Use` has ended.
     #[inline]
     pub(crate) fn close(&mut self, clock: &C) {
+        if self.also.is_none() && self.home.open == 0 {
+            return;
+        }
         let also = self.also.iter_mut().flat_map(|also| also.iter_mut());
         for used in also.chain([&mut self.home]).filter(|used| used.open > 0) {
             *used = Used { last: clock.latest(used.last), open: 0, ..*used };
@@ -78,6 +81,9 @@ impl<C: StreamClock> Marks<C> {
     /// Whether a taker may have the block as it is. Makes no device call.
     #[inline]
     pub(crate) fn is_ready(&self, taker: &Taker<'_, C>) -> bool {
+        if self.also.is_none() {
+            return (taker.cpu_touches && !self.home.touched) || taker.is_ready(self.home.last);
+        }
         self.counted(taker.cpu_touches).all(|mark| taker.is_ready(mark))
     }
 

@@ -72,10 +72,9 @@ pub(crate) struct SizeClasses {
 pub(crate) struct Class {
     /// The size of a block taken from the device for this request.
     pub(crate) bytes: u64,
-    /// The largest idle block that may serve it.
+    /// The largest idle block that may serve it; 0 if its blocks are not kept, and the request goes
+    /// past the pool. (Two words and no more: a flag beside them would cost a stalled copy.)
     pub(crate) up_to: u64,
-    /// Whether its blocks are kept; if not, the request goes past the pool.
-    pub(crate) pooled: bool,
 }
 
 impl SizeClasses {
@@ -131,22 +130,39 @@ impl SizeClasses {
         }
     }
 
+    #[inline]
     fn rounded(&self, bytes: u64) -> Option<u64> {
-        self.on_device(bytes.checked_next_multiple_of(self.granule)?)
+        self.on_device(rounded_up(bytes, self.granule)?)
     }
 
+    #[inline]
     fn on_device(&self, bytes: u64) -> Option<u64> {
-        bytes.checked_next_multiple_of(self.device_granule)
+        rounded_up(bytes, self.device_granule)
     }
+}
+
+/// The next multiple, without a division where it is of a power of two.
+#[inline]
+fn rounded_up(bytes: u64, multiple: u64) -> Option<u64> {
+    if multiple.is_power_of_two() {
+        return Some(bytes.checked_add(multiple - 1)? & !(multiple - 1));
+    }
+    bytes.checked_next_multiple_of(multiple)
 }
 
 impl Class {
     fn of_bytes(bytes: u64) -> Self {
-        Self { bytes, up_to: bytes, pooled: true }
+        Self { bytes, up_to: bytes }
     }
 
     fn past_the_pool(bytes: u64) -> Self {
-        Self { pooled: false, ..Self::of_bytes(bytes) }
+        Self { bytes, up_to: 0 }
+    }
+
+    /// Whether its blocks are kept.
+    #[inline]
+    pub(crate) fn pooled(self) -> bool {
+        self.up_to > 0
     }
 }
 

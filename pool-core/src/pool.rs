@@ -9,7 +9,7 @@ use crate::layer::{GivenBack, Held, Layer};
 use crate::marks::Marks;
 use crate::shard::{Key, Want};
 use crate::stats::PoolStats;
-use crate::store::Store;
+use crate::store::{Grant, Store};
 use crate::zero::ZeroPolicy;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -157,17 +157,16 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let want = self.want(if ahead { clock.default_stream() } else { stream }, bytes, kind);
         let want = want.and_then(|want| self.known(stream).map(|()| want));
         let want = want.map_err(|error| self.store().refuse_early(error, bytes))?;
-        let grant = self.store().allocate(&want)?;
-        let shows_zeroes = grant.fresh && A::MEMORY.fresh_is_zeroed;
+        let Grant { mut parcel, fresh } = self.store().allocate(&want)?;
         let bytes_to_clear = match self.zero {
-            _ if shows_zeroes => 0,
-            ZeroPolicy::OnAllocate => grant.bytes,
-            ZeroPolicy::OnReturn if grant.dirty || grant.fresh => grant.bytes,
+            _ if fresh && A::MEMORY.fresh_is_zeroed => 0,
+            ZeroPolicy::OnAllocate => parcel.bytes,
+            ZeroPolicy::OnReturn if parcel.dirty || fresh => parcel.bytes,
             _ if zeroed => bytes,
             _ => 0,
         };
-        let marks = Marks::new(clock.mark(stream));
-        let mut buffer = PooledBuffer::new(self.owner.claim(), grant, marks, &want);
+        *parcel.marks.get_mut() = Marks::new(clock.mark(stream));
+        let mut buffer = PooledBuffer::new(self.owner.claim(), parcel);
         if bytes_to_clear > 0
             && let Err(error) = buffer.zero(bytes_to_clear, want.on)
         {
@@ -199,8 +198,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let (store, clock) = (self.store(), self.allocator().clock());
         let too_large = DeviceError::new(Why::TooLarge, "round up to a size class", 0);
         let class = store.classes.of(requested).ok_or(too_large)?;
-        let (key, steal) = (Key { kind, lane: clock.lane(clock.mark(on)) }, store.bounds.steal);
-        Ok(Want { on, key, class, requested, steal })
+        Ok(Want { on, key: Key { kind, lane: clock.lane(clock.mark(on)) }, class, requested })
     }
 
     /// Takes idle blocks from the device ahead of time: for each `(bytes, count)`, `count` blocks
@@ -326,7 +324,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     pub fn outstanding_buffers(&self) -> BTreeMap<u64, usize> {
         let mut lent = self.store().taken();
         for shard in self.store().shards.iter() {
-            let owed = shard.owed.iter().map(|owed| (owed.bytes, 1));
+            let owed = shard.owed.iter().map(|parcel| (parcel.bytes, 1));
             for (bytes, count) in shard.idle.stacks().chain(owed) {
                 if let Some(lent) = lent.get_mut(&bytes) {
                     *lent = lent.saturating_sub(count);

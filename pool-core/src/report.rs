@@ -44,8 +44,8 @@ impl<A: DeviceAllocator> Store<A> {
     fn cached_by_stream(&self, layer: &[(Option<u64>, u64)]) -> Vec<(Option<u64>, u64)> {
         let mut lanes: BTreeMap<Option<u64>, u64> = layer.iter().copied().collect();
         for shard in self.shards.iter() {
-            for (bytes, spare) in shard.idle.items() {
-                let lane = self.allocator.clock().lane(spare.marks.home());
+            for (bytes, parcel) in shard.idle.items() {
+                let lane = self.allocator.clock().lane(parcel.marks.lock().home());
                 *lanes.entry(Some(lane)).or_default() += bytes;
             }
         }

@@ -5,11 +5,13 @@
 
 use crate::device::{DeviceAllocator, StreamOf};
 use crate::gauge::Tally;
-use crate::idle::{Idle, Loan, Taken};
+use crate::clock::StreamClock;
+use crate::idle::{Idle, Loan};
 use crate::marks::Marks;
-use crate::order::{StealPolicy, Taker};
+use crate::order::Taker;
 use crate::policy::Class;
 use crate::stats::PoolStats;
+use parking_lot::Mutex;
 use std::ops::RangeInclusive;
 
 /// What must match besides the size: the kind of memory; and the stream that used it last, whose
@@ -20,11 +22,17 @@ pub(crate) struct Key<K> {
     pub(crate) lane: u64,
 }
 
-/// An idle block.
-#[derive(Debug)]
-pub(crate) struct Spare<A: DeviceAllocator> {
+/// A block, with what goes with it from hand to hand as long as the pool has it. It stays where it
+/// is on the heap, so a hit moves a pointer, however large blocks and marks are.
+pub(crate) struct Parcel<A: DeviceAllocator> {
     pub(crate) block: A::Block,
-    pub(crate) marks: Marks<A::Clock>,
+    pub(crate) marks: Mutex<Marks<A::Clock>>,
+    pub(crate) kind: A::Kind,
+    pub(crate) bytes: u64,
+    /// What its present owner asked for.
+    pub(crate) requested: u64,
+    /// Whether the pool may keep it.
+    pub(crate) pooled: bool,
     /// Whether somebody had it before; if not it comes from `warm_up`.
     pub(crate) used: bool,
     /// Whether its contents are owed a clearing (`ZeroPolicy::OnReturn`).
@@ -33,12 +41,18 @@ pub(crate) struct Spare<A: DeviceAllocator> {
     pub(crate) turn: u64,
 }
 
-/// A block that goes back to the device with the next call that may call it.
-#[derive(Debug)]
-pub(crate) struct Owed<A: DeviceAllocator> {
-    pub(crate) block: A::Block,
-    pub(crate) marks: Marks<A::Clock>,
-    pub(crate) bytes: u64,
+impl<A: DeviceAllocator> Parcel<A> {
+    pub(crate) fn new(
+        block: A::Block,
+        bytes: u64,
+        want: &Want<'_, A>,
+        clock: &A::Clock,
+    ) -> Box<Self> {
+        let marks = Mutex::new(Marks::new(clock.mark(want.on)));
+        let (kind, requested, pooled) = (want.key.kind, want.requested, want.class.pooled());
+        let (used, dirty, turn) = (true, false, 0);
+        Box::new(Self { block, marks, kind, bytes, requested, pooled, used, dirty, turn })
+    }
 }
 
 /// A request, with all that a search needs.
@@ -47,17 +61,9 @@ pub(crate) struct Want<'r, A: DeviceAllocator> {
     pub(crate) key: Key<A::Kind>,
     pub(crate) class: Class,
     pub(crate) requested: u64,
-    pub(crate) steal: StealPolicy,
 }
 
-impl<'r, A: DeviceAllocator> Want<'r, A> {
-    /// Who asks.
-    #[inline]
-    pub(crate) fn taker(&self, clock: &'r A::Clock) -> Taker<'r, A::Clock> {
-        let cpu_touches = A::MEMORY.cpu_touches;
-        Taker { clock, on: self.on, steal: self.steal, cpu_touches }
-    }
-
+impl<A: DeviceAllocator> Want<'_, A> {
     /// The sizes of blocks that may serve.
     fn sizes(&self) -> RangeInclusive<u64> {
         self.class.bytes..=self.class.up_to
@@ -69,8 +75,9 @@ impl<'r, A: DeviceAllocator> Want<'r, A> {
 }
 
 pub(crate) struct Shard<A: DeviceAllocator> {
-    pub(crate) idle: Idle<Key<A::Kind>, Spare<A>>,
-    pub(crate) owed: Vec<Owed<A>>,
+    pub(crate) idle: Idle<Key<A::Kind>, Box<Parcel<A>>>,
+    /// What goes back to the device with the next call that may call it.
+    pub(crate) owed: Vec<Box<Parcel<A>>>,
     /// Whether anything is counted.
     pub(crate) statistics: bool,
     /// What this shard has counted; the rest of it stays 0.
@@ -87,6 +94,8 @@ pub(crate) struct Shard<A: DeviceAllocator> {
     pub(crate) closed: bool,
     /// Whether a thread has worked on it.
     pub(crate) in_use: bool,
+    /// The peak for which the bound on idle bytes was reckoned last, and the bound.
+    pub(crate) limit_at: (u64, u64),
 }
 
 impl<A: DeviceAllocator> Shard<A> {
@@ -103,6 +112,7 @@ impl<A: DeviceAllocator> Shard<A> {
             turn: 0,
             closed: false,
             in_use: false,
+            limit_at: (u64::MAX, 0),
         }
     }
 
@@ -111,13 +121,14 @@ impl<A: DeviceAllocator> Shard<A> {
     pub(crate) fn take_ready(
         &mut self,
         want: &Want<'_, A>,
-        clock: &A::Clock,
-    ) -> Option<Taken<Spare<A>>> {
-        let (sizes, taker) = (want.sizes(), want.taker(clock));
-        let ready = |spare: &Spare<A>| spare.marks.is_ready(&taker);
+        taker: &Taker<'_, A::Clock>,
+    ) -> Option<Box<Parcel<A>>> {
+        let sizes = want.sizes();
+        let ready = |parcel: &mut Box<Parcel<A>>| parcel.marks.get_mut().is_ready(taker);
         self.idle
             .take(want.key, &sizes, ready)
             .or_else(|| self.idle.take_among(|key| want.is_of_another_lane(key), &sizes, ready))
+            .map(|taken| taken.item)
     }
 
     /// Lends an idle block that may serve once the device was asked: the oldest of the next lane,
@@ -127,25 +138,22 @@ impl<A: DeviceAllocator> Shard<A> {
         want: &Want<'_, A>,
         shelf: &mut usize,
         taker: &Taker<'_, A::Clock>,
-    ) -> Option<Loan<Spare<A>>> {
-        let may = |spare: &Spare<A>| spare.marks.may_ask(taker);
+    ) -> Option<Loan<Box<Parcel<A>>>> {
+        let may = |parcel: &mut Box<Parcel<A>>| parcel.marks.get_mut().may_ask(taker);
         self.idle.lend(shelf, |key| key.kind == want.key.kind, &want.sizes(), may)
     }
 
     /// Puts what was evicted among the debts.
-    pub(crate) fn owe(&mut self, evicted: Taken<Spare<A>>) {
-        let Spare { block, marks, .. } = evicted.item;
-        self.owed.push(Owed { block, marks, bytes: evicted.bytes });
+    pub(crate) fn owe(&mut self, evicted: Box<Parcel<A>>) {
+        self.owed.push(evicted);
         self.counts.evictions += u64::from(self.statistics);
     }
 
     /// All that is idle, and all debts.
-    pub(crate) fn take_everything(&mut self) -> Vec<Owed<A>> {
-        for taken in self.idle.take_all(|_| true) {
-            let Spare { block, marks, .. } = taken.item;
-            self.owed.push(Owed { block, marks, bytes: taken.bytes });
-        }
-        std::mem::take(&mut self.owed)
+    pub(crate) fn take_everything(&mut self) -> Vec<Box<Parcel<A>>> {
+        let mut all = std::mem::take(&mut self.owed);
+        all.extend(self.idle.take_all(|_| true).into_iter().map(|taken| taken.item));
+        all
     }
 
     pub(crate) fn owed_bytes(&self) -> u64 {

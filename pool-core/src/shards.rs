@@ -6,8 +6,8 @@
 //! before the sum is in it.
 
 use crate::device::DeviceAllocator;
-use crate::shard::{Owed, Shard};
-use parking_lot::{Mutex, MutexGuard};
+use crate::lock::{Lock, LockGuard};
+use crate::shard::{Parcel, Shard};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -17,7 +17,7 @@ const SHARDS_MOST: usize = 64;
 const OPEN: i64 = 1 << 62;
 
 pub(crate) struct Shards<A: DeviceAllocator> {
-    all: Box<[Line<Mutex<Shard<A>>>]>,
+    all: Box<[Line<Lock<Shard<A>>>]>,
     /// A bit for each shard that a thread has worked on.
     in_use: AtomicU64,
     /// [`OPEN`] while the pool is open; from then on, the buffers that are still out.
@@ -33,7 +33,7 @@ impl<A: DeviceAllocator> Shards<A> {
         let threads = std::thread::available_parallelism().map_or(4, usize::from);
         let shards = (2 * threads).next_power_of_two().min(SHARDS_MOST);
         Self {
-            all: (0..shards).map(|_| Line(Mutex::new(Shard::new(statistics)))).collect(),
+            all: (0..shards).map(|_| Line(Lock::new(Shard::new(statistics)))).collect(),
             in_use: AtomicU64::new(0),
             holds: AtomicI64::new(OPEN),
         }
@@ -46,7 +46,7 @@ impl<A: DeviceAllocator> Shards<A> {
 
     /// This thread's shard.
     #[inline]
-    pub(crate) fn own(&self) -> MutexGuard<'_, Shard<A>> {
+    pub(crate) fn own(&self) -> LockGuard<'_, Shard<A>> {
         let at = self.own_number();
         let mut shard = self.all[at].0.lock();
         if !shard.in_use {
@@ -56,7 +56,7 @@ impl<A: DeviceAllocator> Shards<A> {
         shard
     }
 
-    pub(crate) fn at(&self, at: usize) -> MutexGuard<'_, Shard<A>> {
+    pub(crate) fn at(&self, at: usize) -> LockGuard<'_, Shard<A>> {
         self.all[at].0.lock()
     }
 
@@ -67,19 +67,19 @@ impl<A: DeviceAllocator> Shards<A> {
     }
 
     /// The shards in use, one after the other.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = MutexGuard<'_, Shard<A>>> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = LockGuard<'_, Shard<A>>> {
         self.in_use().map(|at| self.at(at))
     }
 
     /// The shards in use but this thread's.
-    pub(crate) fn others(&self) -> impl Iterator<Item = MutexGuard<'_, Shard<A>>> {
+    pub(crate) fn others(&self) -> impl Iterator<Item = LockGuard<'_, Shard<A>>> {
         let own = self.own_number();
         self.in_use().filter(move |at| *at != own).map(|at| self.at(at))
     }
 
     /// The shards in use in which nobody works. For a caller that holds one: waiting for another
     /// could wait for ever.
-    pub(crate) fn try_iter(&self) -> impl Iterator<Item = MutexGuard<'_, Shard<A>>> {
+    pub(crate) fn try_iter(&self) -> impl Iterator<Item = LockGuard<'_, Shard<A>>> {
         self.in_use().filter_map(|at| self.all[at].0.try_lock())
     }
 
@@ -90,14 +90,14 @@ impl<A: DeviceAllocator> Shards<A> {
 
     /// Nothing is kept from here on. Returns all that is to be given back, and how many buffers
     /// are out.
-    pub(crate) fn close(&self) -> (Vec<Owed<A>>, i64) {
+    pub(crate) fn close(&self) -> (Vec<Box<Parcel<A>>>, i64) {
         let (mut owed, mut holds) = (Vec::new(), 0);
         for shard in &self.all {
             let mut shard = shard.0.lock();
             shard.closed = true;
             holds += std::mem::take(&mut shard.holds);
             for taken in shard.idle.take_all(|_| true) {
-                shard.owe(taken);
+                shard.owe(taken.item);
             }
             owed.append(&mut shard.owed);
         }

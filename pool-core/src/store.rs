@@ -15,15 +15,14 @@ use crate::clock::{Order, StreamClock};
 use crate::device::{DeviceAllocator, Request};
 use crate::error::{DeviceError, Why};
 use crate::gauge::{Gauge, Tally};
-use crate::idle::Taken;
 use crate::layer::{Retention, Ticks};
 use crate::limit::{CachedLimit, Leases, Ledger};
-use crate::marks::Marks;
-use crate::order::StealPolicy;
+use crate::lock::LockGuard;
+use crate::order::{StealPolicy, Taker};
 use crate::policy::SizeClasses;
-use crate::shard::{Key, Owed, Shard, Spare, Want};
+use crate::shard::{Key, Parcel, Shard, Want};
 use crate::shards::Shards;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -67,21 +66,8 @@ pub(crate) struct Store<A: DeviceAllocator> {
 
 /// A block on its way out.
 pub(crate) struct Grant<A: DeviceAllocator> {
-    pub(crate) block: A::Block,
-    pub(crate) bytes: u64,
+    pub(crate) parcel: Box<Parcel<A>>,
     pub(crate) fresh: bool,
-    pub(crate) dirty: bool,
-}
-
-/// A block on its way back.
-pub(crate) struct Return<A: DeviceAllocator> {
-    pub(crate) block: A::Block,
-    pub(crate) marks: Marks<A::Clock>,
-    pub(crate) kind: A::Kind,
-    pub(crate) bytes: u64,
-    pub(crate) requested: u64,
-    /// Whether the pool may keep it.
-    pub(crate) pooled: bool,
 }
 
 impl<A: DeviceAllocator> Store<A> {
@@ -114,15 +100,22 @@ impl<A: DeviceAllocator> Store<A> {
     #[inline]
     pub(crate) fn take(&self, want: &Want<'_, A>) -> Option<Grant<A>> {
         let mut shard = self.shards.own();
-        let taken = shard.take_ready(want, self.allocator.clock())?;
+        let taken = shard.take_ready(want, &self.taker(want))?;
         Some(self.lend(&mut shard, want, taken))
+    }
+
+    /// Who asks.
+    #[inline]
+    pub(crate) fn taker<'r>(&'r self, want: &Want<'r, A>) -> Taker<'r, A::Clock> {
+        let (clock, steal) = (self.allocator.clock(), self.bounds.steal);
+        Taker { clock, on: want.on, steal, cpu_touches: A::MEMORY.cpu_touches }
     }
 
     /// A hit on another thread's shard; still no device call.
     #[cold]
     pub(crate) fn take_elsewhere(&self, want: &Want<'_, A>) -> Option<Grant<A>> {
-        let clock = self.allocator.clock();
-        let taken = self.shards.others().find_map(|mut shard| shard.take_ready(want, clock))?;
+        let taker = self.taker(want);
+        let taken = self.shards.others().find_map(|mut shard| shard.take_ready(want, &taker))?;
         Some(self.lend(&mut self.shards.own(), want, taken))
     }
 
@@ -134,13 +127,13 @@ impl<A: DeviceAllocator> Store<A> {
         &self,
         want: &Want<'_, A>,
     ) -> Result<Option<Grant<A>>, DeviceError> {
-        let clock = self.allocator.clock();
+        let taker = self.taker(want);
         for at in self.shards.in_use() {
             let mut shelf = 0;
-            let taker = want.taker(clock);
-            while let Some(loan) = { self.shards.at(at).lend_pending(want, &mut shelf, &taker) } {
+            while let Some(mut loan) = { self.shards.at(at).lend_pending(want, &mut shelf, &taker) }
+            {
                 self.in_transit.fetch_add(1, Relaxed);
-                let order = loan.item.marks.make_ready(&taker);
+                let order = loan.item.marks.get_mut().make_ready(&taker);
                 let mut shard = self.shards.at(at);
                 self.in_transit.fetch_sub(1, Relaxed);
                 if order != Ok(Order::Ordered) {
@@ -148,7 +141,7 @@ impl<A: DeviceAllocator> Store<A> {
                     order?;
                 } else if let Some(taken) = shard.idle.take_lent(loan) {
                     drop(shard);
-                    return Ok(Some(self.lend(&mut self.shards.own(), want, taken)));
+                    return Ok(Some(self.lend(&mut self.shards.own(), want, taken.item)));
                 }
             }
         }
@@ -168,30 +161,29 @@ impl<A: DeviceAllocator> Store<A> {
     /// Takes a block from the device: reserved first, given back if the device refuses.
     #[cold]
     pub(crate) fn fresh(&self, want: &Want<'_, A>) -> Result<Grant<A>, DeviceError> {
-        let (block, bytes) = self.take_from_device(want)?;
+        let parcel = self.take_from_device(want)?;
         let mut shard = self.shards.own();
-        self.count_out(&mut shard, want.requested, bytes);
+        self.count_out(&mut shard, want.requested, parcel.bytes);
         if self.bounds.statistics {
             let counts = &mut shard.counts;
-            *(if want.class.pooled { &mut counts.misses } else { &mut counts.bypasses }) += 1;
+            *(if want.class.pooled() { &mut counts.misses } else { &mut counts.bypasses }) += 1;
             counts.from_device_bytes = counts.from_device_bytes.saturating_add(want.requested);
         }
-        Ok(Grant { block, bytes, fresh: true, dirty: false })
+        Ok(Grant { parcel, fresh: true })
     }
 
     /// A block from the device, of which nothing is counted but its reserved bytes.
     pub(crate) fn take_from_device(
         &self,
         want: &Want<'_, A>,
-    ) -> Result<(A::Block, u64), DeviceError> {
+    ) -> Result<Box<Parcel<A>>, DeviceError> {
         let bytes = want.class.bytes;
         self.ledger.reserve(bytes)?;
         self.epoch.fetch_add(1, Relaxed);
         let request = Request { bytes, kind: want.key.kind };
         let block = self.allocator.allocate(request, want.on);
         let block = block.inspect_err(|_| self.ledger.give_back(bytes))?;
-        let bytes = self.note_taken(&block, bytes);
-        Ok((block, bytes))
+        Ok(self.parcel(block, want))
     }
 
     /// A block that a layer below has free, without a call to the device.
@@ -201,38 +193,43 @@ impl<A: DeviceAllocator> Store<A> {
         let Some(block) = self.allocator.reuse(request, want.on)? else { return Ok(None) };
         // The layer holds the limit.
         let _ = self.ledger.reserve(bytes);
-        let bytes = self.note_taken(&block, bytes);
+        let mut parcel = self.parcel(block, want);
+        parcel.dirty = true;
         let mut shard = self.shards.own();
-        self.count_out(&mut shard, want.requested, bytes);
+        self.count_out(&mut shard, want.requested, parcel.bytes);
         if self.bounds.statistics {
             let counts = &mut shard.counts;
-            *(if want.class.pooled { &mut counts.hits } else { &mut counts.bypasses }) += 1;
+            *(if want.class.pooled() { &mut counts.hits } else { &mut counts.bypasses }) += 1;
             counts.from_pool_bytes = counts.from_pool_bytes.saturating_add(want.requested);
         }
-        Ok(Some(Grant { block, bytes, fresh: false, dirty: true }))
+        Ok(Some(Grant { parcel, fresh: false }))
     }
 
-    /// Counts a block of which `asked` bytes are reserved. Returns what it holds.
-    fn note_taken(&self, block: &A::Block, asked: u64) -> u64 {
-        let bytes = self.allocator.size_of(block).unwrap_or(asked);
+    /// A block that the pool has from now on, of which what was asked for is reserved.
+    fn parcel(&self, block: A::Block, want: &Want<'_, A>) -> Box<Parcel<A>> {
+        let asked = want.class.bytes;
+        let bytes = self.allocator.size_of(&block).unwrap_or(asked);
         // More than was asked comes from a layer, which holds the limit.
         let _ = self.ledger.reserve(bytes.saturating_sub(asked));
         *self.taken.lock().entry(bytes).or_default() += 1;
-        bytes
+        Parcel::new(block, bytes, want, self.allocator.clock())
     }
 
     /// Keeps a block that comes back, or owes it to the device. Returns the shard, locked, for the
     /// caller to give up its hold in.
     #[inline]
-    pub(crate) fn give_back(&self, returned: Return<A>, clean: bool) -> MutexGuard<'_, Shard<A>> {
-        let Return { block, marks, kind, bytes, requested, pooled } = returned;
+    pub(crate) fn give_back(
+        &self,
+        mut parcel: Box<Parcel<A>>,
+        clean: bool,
+    ) -> LockGuard<'_, Shard<A>> {
         let mut shard = self.shards.own();
-        self.count_in(&mut shard, requested, bytes);
-        if pooled && !shard.closed {
-            let item = Spare { block, marks, used: true, dirty: !clean, turn: shard.turn };
-            self.keep(&mut shard, kind, Taken { bytes, item });
+        self.count_in(&mut shard, parcel.requested, parcel.bytes);
+        if parcel.pooled && !shard.closed {
+            (parcel.used, parcel.dirty, parcel.turn) = (true, !clean, shard.turn);
+            self.keep(&mut shard, parcel);
         } else {
-            shard.owed.push(Owed { block, marks, bytes });
+            shard.owed.push(parcel);
         }
         if shard.owed.is_empty() || !(A::MEMORY.free_in_drop || shard.closed) {
             return shard;
@@ -244,19 +241,19 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// Adds an idle block as the newest and makes room for it, oldest first.
-    pub(crate) fn keep(&self, shard: &mut Shard<A>, kind: A::Kind, spare: Taken<Spare<A>>) {
+    pub(crate) fn keep(&self, shard: &mut Shard<A>, mut parcel: Box<Parcel<A>>) {
         let limit = self.cached_limit(shard);
-        if spare.bytes > limit / 2 {
-            return shard.owe(spare);
+        if parcel.bytes > limit / 2 {
+            return shard.owe(parcel);
         }
-        let lane = self.allocator.clock().lane(spare.item.marks.home());
-        let key = Key { kind, lane };
-        let (bytes, stamp) = (spare.bytes, self.epoch.load(Relaxed));
-        shard.counts.returns += u64::from(self.bounds.statistics && spare.item.used);
-        if shard.idle.push(key, bytes, stamp, spare.item) > self.bounds.bucket
+        let lane = self.allocator.clock().lane(parcel.marks.get_mut().home());
+        let key = Key { kind: parcel.kind, lane };
+        let (bytes, stamp) = (parcel.bytes, self.epoch.load(Relaxed));
+        shard.counts.returns += u64::from(self.bounds.statistics && parcel.used);
+        if shard.idle.push(key, bytes, stamp, parcel) > self.bounds.bucket
             && let Some(oldest) = shard.idle.take_oldest_of(key, bytes)
         {
-            shard.owe(oldest);
+            shard.owe(oldest.item);
         }
         while shard.idle.bytes() > shard.lease {
             let more = shard.idle.bytes() - shard.lease;
@@ -269,9 +266,14 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// The bound on idle bytes, as far as this shard can tell.
-    pub(crate) fn cached_limit(&self, shard: &Shard<A>) -> u64 {
+    #[inline]
+    pub(crate) fn cached_limit(&self, shard: &mut Shard<A>) -> u64 {
         let peak = shard.allocated.peak_so_far(&self.allocated);
-        self.bounds.cached.bytes(peak.max(self.forgotten_peak.load(Relaxed)))
+        let peak = peak.max(self.forgotten_peak.load(Relaxed));
+        if shard.limit_at.0 != peak {
+            shard.limit_at = (peak, self.bounds.cached.bytes(peak));
+        }
+        shard.limit_at.1
     }
 
     fn reclaim_unused_leases(&self) -> bool {
@@ -297,18 +299,19 @@ impl<A: DeviceAllocator> Store<A> {
             None => shard.idle.take_oldest(),
         };
         if let Some(evicted) = evicted {
-            shard.owe(evicted);
+            shard.owe(evicted.item);
         }
     }
 
     /// Gives blocks back to the device. Returns the bytes that went, and the first refusal.
-    pub(crate) fn pay(&self, owed: Vec<Owed<A>>) -> (u64, Option<DeviceError>) {
+    pub(crate) fn pay(&self, owed: Vec<Box<Parcel<A>>>) -> (u64, Option<DeviceError>) {
         let (mut given_back, mut refusal) = (0, None);
         let count = owed.len();
         self.in_transit.fetch_add(count, Relaxed);
-        for Owed { block, marks, bytes } in owed {
+        for parcel in owed {
+            let Parcel { block, marks, bytes, .. } = *parcel;
             self.untaken(bytes);
-            let after = marks.after(A::MEMORY.cpu_touches);
+            let after = marks.into_inner().after(A::MEMORY.cpu_touches);
             let freed = self.allocator.free(block, after.marks());
             refusal = refusal.or(freed.err());
             match freed {
@@ -345,7 +348,7 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// A block leaves the pool's accounts for good, not by way of the device.
-    pub(crate) fn let_go(&self, requested: u64, bytes: u64) -> MutexGuard<'_, Shard<A>> {
+    pub(crate) fn let_go(&self, requested: u64, bytes: u64) -> LockGuard<'_, Shard<A>> {
         self.untaken(bytes);
         self.ledger.give_back(bytes);
         self.forget(requested, bytes)
@@ -368,23 +371,28 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Counts a block that comes back to somebody else than the pool. Returns the shard, locked,
     /// for the caller to give up its hold in.
-    pub(crate) fn forget(&self, requested: u64, bytes: u64) -> MutexGuard<'_, Shard<A>> {
+    pub(crate) fn forget(&self, requested: u64, bytes: u64) -> LockGuard<'_, Shard<A>> {
         let mut shard = self.shards.own();
         self.count_in(&mut shard, requested, bytes);
         shard
     }
 
     #[inline]
-    fn lend(&self, shard: &mut Shard<A>, want: &Want<'_, A>, taken: Taken<Spare<A>>) -> Grant<A> {
-        self.count_out(shard, want.requested, taken.bytes);
+    fn lend(
+        &self,
+        shard: &mut Shard<A>,
+        want: &Want<'_, A>,
+        mut parcel: Box<Parcel<A>>,
+    ) -> Grant<A> {
+        parcel.requested = want.requested;
+        self.count_out(shard, want.requested, parcel.bytes);
         if self.bounds.statistics {
             shard.counts.hits += 1;
-            shard.counts.reuses += u64::from(taken.item.used);
+            shard.counts.reuses += u64::from(parcel.used);
             let bytes = &mut shard.counts.from_pool_bytes;
             *bytes = bytes.saturating_add(want.requested);
         }
-        let Spare { block, dirty, .. } = taken.item;
-        Grant { block, bytes: taken.bytes, fresh: false, dirty }
+        Grant { parcel, fresh: false }
     }
 
     /// A reset of the statistics must not lower a bound that is a share of the peak.

@@ -77,7 +77,8 @@ fn random(seed: u64) -> impl FnMut(u64) -> u64 {
     }
 }
 
-/// One thread's program: 3000 allocations of up to 64 KiB, a dozen alive. Returns the refused ones.
+/// One thread's program: 3000 allocations of up to 64 KiB, some two dozen alive, which alone
+/// is near the limit. Returns the refused ones.
 fn crowd(pool: &BucketPool<Ceiling>, seed: u64) -> u64 {
     println!("seed {seed}");
     let (mut random, mut live, mut refused) = (random(seed), Vec::new(), 0);
@@ -89,7 +90,7 @@ fn crowd(pool: &BucketPool<Ceiling>, seed: u64) -> u64 {
                 refused += 1;
             }
         }
-        if live.len() as u64 > random(12) {
+        if live.len() as u64 > random(48) {
             live.swap_remove(usize::try_from(random(live.len() as u64)).unwrap());
         }
     }

@@ -1,3 +1,250 @@
-//! Placeholder.
+//! What ran out of memory, or waited in vain, in other allocators: a test for each fault, named
+//! after where it was seen.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use pool_core::sim::{MappedSim, SimDevice, SimDriver, SimStream, SimView};
+use pool_core::{
+    Arena, ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, Request,
+    Sliceable, StealPolicy, StreamClock, Timeline, VirtualMemory, Why,
+};
+
+type Pool<A> = BucketPool<Arena<A>>;
+
+/// A pool that keeps nothing itself: all that is free is the arena's.
+fn bare<A: VirtualMemory>(device: A, config: ArenaConfig, steal: StealPolicy) -> Pool<A> {
+    let builder = BucketPool::builder(Arena::over_pages(device, config));
+    builder.policy(BucketPolicy::Exact).cached_limit(0).steal(steal).build()
+}
+
+/// Buffers of so many KiB for a stream, which works on each.
+fn used<A>(
+    device: &SimDevice,
+    pool: &Pool<A>,
+    on: &SimStream,
+    sizes: &[u64],
+) -> Vec<PooledBuffer<Arena<A>>>
+where
+    A: for<'b> Sliceable<Clock = Timeline<SimDriver>, Kind = (), View<'b> = SimView<'b>>,
+{
+    let mut buffers = Vec::new();
+    for kib in sizes {
+        let buffer = pool.allocate_on(on, kib * KIB).unwrap();
+        device.kernel(on, &buffer.on(on).unwrap());
+        buffers.push(buffer);
+    }
+    buffers
+}
+
+// All that the device has was free and behind one event: out of memory.
 #[test]
-fn a() { assert!(pool_core::KIB == 1024); }
+fn pytorch_189504_a_pending_block_that_is_all_there_is_serves_again() {
+    for steal in [StealPolicy::Never, StealPolicy::Ordered, StealPolicy::Wait] {
+        for config in [ArenaConfig::segments(MIB), ArenaConfig::grow()] {
+            let device = SimDevice::with_capacity(MIB);
+            let pool = bare(device.clone(), config.clone(), steal);
+            let (s, t) = (device.stream(), device.stream());
+            drop(used(&device, &pool, &s, &[1024]));
+            drop(used(&device, &pool, &t, &[1024]));
+            assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+            let calls = device.calls();
+            let waited = calls.waits == 1 && calls.frees + calls.decommits == 0;
+            assert_eq!(waited, steal == StealPolicy::Wait, "{steal:?}, {config:?}");
+        }
+    }
+}
+
+// One event that never came kept the memory behind all later ones, until nothing was left.
+#[test]
+fn pytorch_183501_one_stuck_event_blocks_nobody_else() {
+    for stuck_ones in [10, 40] {
+        let device = SimDevice::new();
+        let mapped = MappedSim(device.clone());
+        let pool = bare(mapped, ArenaConfig::segments(4 * MIB), StealPolicy::Wait);
+        let (stuck, fine) = (device.stream(), device.stream());
+        let (mut theirs, mut pins) = (Vec::new(), Vec::new());
+        for kib in 0..stuck_ones {
+            theirs.extend(used(&device, &pool, &stuck, &[8 + kib])); // all fit better than ours
+            pins.extend(used(&device, &pool, &stuck, &[1]));
+        }
+        let rest = 4096 - pool.stats().allocated_bytes / KIB;
+        drop((theirs, used(&device, &pool, &fine, &[rest])));
+        let (never, soon) = (device.clock().mark(&stuck), device.clock().mark(&fine));
+        assert!(!device.clock().is_done(soon).unwrap(), "this records an event");
+        device.run_stream(&fine);
+        let again = used(&device, &pool, &device.stream(), &[8; 10]);
+        assert_eq!((again.len(), device.calls().allocations), (10, 1), "behind {stuck_ones}");
+        assert!(!device.clock().is_done(never).unwrap());
+    }
+}
+
+// A stream that was used once, at the start, kept 21 GB that no other stream could have.
+#[test]
+fn megatron_6885_a_one_shot_stream_strands_nothing() {
+    let sizes = [[512; 40], [4; 40]].concat();
+    for (steal, ends) in
+        [(StealPolicy::Never, true), (StealPolicy::Ordered, true), (StealPolicy::Wait, false)]
+    {
+        let device = SimDevice::new();
+        let arena = Arena::new(device.clone(), ArenaConfig::segments(40 * 516 * KIB));
+        let pool = BucketPool::builder(arena).policy(BucketPolicy::Exact).steal(steal).build();
+        let (once, after) = (device.stream(), device.stream());
+        drop(used(&device, &pool, &once, &sizes));
+        if ends {
+            device.clock().retire(&once).unwrap();
+        }
+        drop(used(&device, &pool, &after, &sizes));
+        assert_eq!(device.calls().allocations, 1, "{steal:?}");
+        assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+    }
+}
+
+// Two streams were enough: what each freed lay between what the other did, and never became one.
+#[test]
+fn rmm_2039_what_two_streams_freed_becomes_one_again() {
+    let device = SimDevice::new();
+    let pool = bare(device.clone(), ArenaConfig::segments(MIB), StealPolicy::Wait);
+    let streams = [device.stream(), device.stream()];
+    let turns = (0..16).flat_map(|turn| used(&device, &pool, &streams[turn % 2], &[64]));
+    drop(turns.collect::<Vec<_>>());
+    for on in &streams {
+        drop(used(&device, &pool, on, &[1024]));
+    }
+    assert_eq!(device.calls().allocations, 1);
+    assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+}
+
+// Nothing was in use, and a request below the limit was refused for want of it.
+#[test]
+fn cupy_7678_a_limit_refuses_nobody_while_nothing_is_used() {
+    for config in [ArenaConfig::segments(MIB), ArenaConfig::torch(), ArenaConfig::grow()] {
+        let device = SimDevice::new();
+        let arena = Arena::over_pages(device.clone(), config.clone());
+        let builder = BucketPool::builder(arena).policy(BucketPolicy::Exact);
+        let pool = builder.reserved_limit(48 * MIB).build();
+        let (s, t) = (device.stream(), device.stream());
+        drop((used(&device, &pool, &s, &[7000; 3]), used(&device, &pool, &t, &[3, 900, 3000])));
+        let all = pool.allocate_on(&t, 48 * MIB).map(|buffer| buffer.size());
+        assert_eq!(all.map_err(|error| error.to_string()), Ok(48 * MIB), "{config:?}");
+        assert_eq!((device.held_peak_bytes(), device.hazards()), (48 * MIB, 0), "{config:?}");
+    }
+}
+
+// A bound on what is split, together with mapped pages: 14 GB reserved for 266 MB in use.
+#[test]
+fn pytorch_193400_a_bound_on_splits_lets_no_pages_pile_up() {
+    let device = SimDevice::new();
+    let config = ArenaConfig::pages(64 * KIB, 0.05).max_split(4 * MIB);
+    let pool = bare(device.clone(), config, StealPolicy::Wait);
+    let mut live: [_; 20] = std::array::from_fn(|_| None);
+    for turn in 0..2000 {
+        live[turn % 20] = None;
+        live[turn % 20] = pool.allocate(64 * KIB * (1 + turn as u64 * 7919 % 200)).ok();
+    }
+    assert!(live.iter().all(Option::is_some));
+    let (peak, used_peak) = (device.held_peak_bytes(), pool.stats().allocated_peak_bytes);
+    assert!(peak <= used_peak + used_peak / 10, "{peak} bytes for {used_peak}");
+}
+
+// Used on a second stream that nobody had noted, given back, and written by the next: NaN.
+#[test]
+fn torchrec_4231_both_parts_of_a_block_wait_for_all_its_streams() {
+    let device = SimDevice::new();
+    let pool = bare(device.clone(), ArenaConfig::segments(MIB), StealPolicy::Wait);
+    let (s, t, u) = (device.stream(), device.stream(), device.stream());
+    let buffer = used(&device, &pool, &s, &[1024]).remove(0);
+    device.kernel(&t, &buffer.on(&t).unwrap());
+    drop(buffer);
+    let halves = [used(&device, &pool, &s, &[512]), used(&device, &pool, &u, &[512])];
+    assert_eq!((halves.len(), device.calls().allocations), (2, 1));
+    assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+}
+
+// A use of a part of a block, at an offset, was not noted, and nobody was told.
+#[test]
+fn pytorch_27366_a_use_of_one_part_holds_back_all_that_it_becomes_part_of() {
+    let device = SimDevice::new();
+    let pool = bare(device.clone(), ArenaConfig::segments(192 * KIB), StealPolicy::Wait);
+    let (s, t) = (device.stream(), device.stream());
+    let parts = used(&device, &pool, &s, &[64; 3]);
+    device.kernel(&t, &parts[1].on(&t).unwrap());
+    let waits = device.calls().waits;
+    drop(parts);
+    drop(used(&device, &pool, &s, &[192]));
+    assert_eq!((device.calls().allocations, device.calls().waits - waits), (1, 1));
+    assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+}
+
+// A stream was destroyed before the memory that it had used: an event on no stream, and a crash.
+#[test]
+fn pytorch_66941_a_stream_may_end_before_its_buffers_do() {
+    let device = SimDevice::new();
+    let pool = bare(device.clone(), ArenaConfig::segments(MIB), StealPolicy::Never);
+    let once = device.stream();
+    let buffers = used(&device, &pool, &once, &[512, 512]);
+    device.clock().retire(&once).unwrap();
+    let records = device.calls().records;
+    assert_eq!(buffers[0].on(&once).unwrap_err().why, Why::Foreign);
+    drop((once, buffers));
+    drop(used(&device, &pool, &device.stream(), &[1024]));
+    let calls = device.calls();
+    assert_eq!((calls.allocations, calls.waits, calls.records), (1, 1, records));
+    assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+}
+
+// The number of a page was cut to 16 bits, so page 65 536 was page 0 again, in use or not.
+#[test]
+fn cubecl_u16_more_pages_than_65_536_do_not_alias() {
+    let device = SimDevice::new();
+    let pool = bare(device.clone(), ArenaConfig::pages(4 * KIB, 0.0), StealPolicy::Wait);
+    let (s, t) = (device.stream(), device.stream()); // an alias would be used by both, in no order
+    let mut blocks = used(&device, &pool, &s, &[4; 1 << 16]);
+    blocks.append(&mut used(&device, &pool, &t, &[4; 4464]));
+    assert_eq!((device.hazards(), pool.stats().allocated_bytes), (0, 70_000 * 4 * KIB));
+    drop(blocks);
+    let held = device.held_bytes();
+    assert!(pool.allocate_on(&s, 70_000 * 4 * KIB).is_ok());
+    assert_eq!(device.held_bytes(), held, "they are one range again");
+}
+
+// Given back to the wrong owner, or read beyond its end: corruption that showed up later.
+#[test]
+fn snmalloc_848_a_stranger_and_a_byte_too_many_are_refused() {
+    let device = SimDevice::new();
+    let (s, t) = (device.stream(), device.stream());
+    let arenas = [(); 2].map(|()| Arena::new(device.clone(), ArenaConfig::segments(MIB)));
+    let take = |of: usize| arenas[of].allocate(Request { bytes: 512, kind: () }, &s).unwrap();
+    let (block, neighbour, other) = (take(0), take(0), take(1));
+    device.kernel(&s, &arenas[0].view(&neighbour, 0, 512, &s));
+    for (offset, bytes) in [(0, 513), (1, 512), (512, 1), (u64::MAX, 2)] {
+        device.kernel(&t, &arenas[0].view(&block, offset, bytes, &t));
+    }
+    assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+    let before = arenas[1].device_stats();
+    assert_eq!(arenas[1].free(block, &[]).unwrap_err().why, Why::Foreign);
+    assert_eq!(arenas[1].device_stats(), before);
+    assert!(arenas[1].free(other, &[]).is_ok() && arenas[0].free(neighbour, &[]).is_ok());
+}
+
+// The device went before what it had handed out, which was then given back to nobody.
+#[test]
+fn wgpu_5529_pool_buffer_and_device_go_in_any_order() {
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        for config in [ArenaConfig::segments(MIB), ArenaConfig::grow()] {
+            let observer = SimDevice::new();
+            let pool = bare(observer.clone(), config, StealPolicy::Wait);
+            let (mut device, mut buffer) = (Some(observer.clone()), pool.allocate(MIB).ok());
+            drop(pool.allocate(3 * MIB)); // something free as well
+            let mut pool = Some(pool);
+            for what in order {
+                match what {
+                    0 => drop(buffer.take()),
+                    1 => drop(pool.take()),
+                    _ => drop(device.take()),
+                }
+            }
+            let calls = observer.calls();
+            assert_eq!((observer.held_bytes(), observer.clones()), (0, 1), "{order:?}");
+            assert_eq!(calls.allocations + calls.reservations, calls.frees, "{order:?}");
+        }
+    }
+}

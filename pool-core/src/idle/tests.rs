@@ -28,7 +28,7 @@ fn the_smallest_size_that_fits_is_taken_and_refused_items_are_passed_over() {
         idle.push(0, bytes, 0, item);
     }
     assert_eq!(take(&mut idle, 0, 150..=300), Some((200, 3)));
-    let odd = idle.take(0, &(150..=300), |item| item % 2 == 1).unwrap();
+    let odd = idle.take(0, &(150..=300), |item| *item % 2 == 1).unwrap();
     assert_eq!((odd.bytes, odd.item), (300, 1));
     assert_eq!(idle.take_oldest_of(0, 200).unwrap().item, 2);
     assert!(idle.take_oldest_of(0, 200).is_none());
@@ -70,7 +70,7 @@ fn sizes_that_are_never_seen_again_leave_nothing_behind() {
         idle.push(0, bytes, 0, 0);
         idle.take_oldest();
     }
-    let stacks: usize = idle.shelves.iter().map(|shelf| shelf.stacks.len()).sum();
+    let stacks: usize = idle.shelves.iter().map(|shelf| shelf.stacks.sizes.len()).sum();
     assert!(stacks <= 2 * EMPTY_STACKS_KEPT, "{stacks} stacks");
     assert_eq!(idle.nodes.len(), 1);
 }

@@ -16,7 +16,7 @@ fn each_policy_rounds_as_it_says() {
     assert_eq!(tiers.of(4 * KIB + 1).unwrap().bytes, 64 * KIB);
     assert_eq!(
         tiers.of(64 * KIB + 1).unwrap(),
-        Class { bytes: 65537, up_to: 65537, pooled: false }
+        Class { bytes: 65537, up_to: 0 }
     );
     let fit = classes(BucketPolicy::Fit { alpha: 2.0 }).of(1001).unwrap();
     assert_eq!((fit.bytes, fit.up_to), (1024, 2048));
@@ -47,9 +47,9 @@ fn nonsense_factors_count_as_one_and_huge_ones_saturate() {
 #[test]
 fn a_class_that_the_device_does_not_have_gives_way_to_the_request() {
     let classes = SizeClasses::new(BucketPolicy::PowerOfTwo, None, 4, 1000);
-    assert_eq!(classes.of(500).unwrap(), Class { bytes: 512, up_to: 512, pooled: true });
-    assert_eq!(classes.of(601).unwrap(), Class { bytes: 604, up_to: 604, pooled: false });
-    assert!(classes.of(1001).unwrap().pooled, "refused by the device, in its own words");
+    assert_eq!(classes.of(500).unwrap(), Class { bytes: 512, up_to: 512 });
+    assert_eq!(classes.of(601).unwrap(), Class { bytes: 604, up_to: 0 });
+    assert!(classes.of(1001).unwrap().pooled(), "refused by the device, in its own words");
 }
 
 #[test]

@@ -1,0 +1,64 @@
+//! A lock that is taken by one swap and given up by a plain store: half of what a lock that can put
+//! threads to sleep costs, for sections that are a few dozen instructions long and mostly alone.
+//!
+//! Absent: fairness, and sleeping. Who waits spins for a moment and then lets others run.
+#![expect(unsafe_code, reason = "`lock_api` asks for a promise")]
+
+use parking_lot::lock_api::{self, GuardNoSend, RawMutex};
+use std::hint;
+use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::thread;
+
+/// A value behind such a lock.
+pub(crate) type Lock<T> = lock_api::Mutex<Swap, T>;
+/// What holds it.
+pub(crate) type LockGuard<'l, T> = lock_api::MutexGuard<'l, Swap, T>;
+
+/// Looks at a lock that is held, before others are let run.
+const LOOKS: u32 = 100;
+
+pub(crate) struct Swap(AtomicBool);
+
+// SAFETY: `lock` returns, and `try_lock` says true, only after a swap found the flag down and put it
+// up; only `unlock` puts it down. Acquire and Release order what is done in between.
+unsafe impl RawMutex for Swap {
+    #[expect(clippy::declare_interior_mutable_const, reason = "`lock_api` asks for it")]
+    const INIT: Self = Self(AtomicBool::new(false));
+    type GuardMarker = GuardNoSend;
+
+    #[inline]
+    fn lock(&self) {
+        if self.0.swap(true, Acquire) {
+            self.wait();
+        }
+    }
+
+    #[inline]
+    fn try_lock(&self) -> bool {
+        !self.0.swap(true, Acquire)
+    }
+
+    /// The last thing that touches the lock, so whoever takes it next may free it
+    /// (`hold.rs`).
+    #[inline]
+    unsafe fn unlock(&self) {
+        self.0.store(false, Release);
+    }
+}
+
+impl Swap {
+    #[cold]
+    fn wait(&self) {
+        let mut looks = 0;
+        loop {
+            if !self.0.load(Relaxed) && !self.0.swap(true, Acquire) {
+                return;
+            }
+            looks += 1;
+            if looks % LOOKS == 0 {
+                thread::yield_now();
+            }
+            hint::spin_loop();
+        }
+    }
+}

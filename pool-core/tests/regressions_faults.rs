@@ -1,0 +1,237 @@
+//! What a device that breaks, or whose memory is not what it seems, did to other allocators: a test
+//! for each fault, named after where it was seen.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use pool_core::sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
+use pool_core::{
+    Arena, ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, KIB, MIB, Mark,
+    Memory, PooledBuffer, Request, Sliceable, StreamClock, Timeline, VirtualMemory, Why,
+    ZeroPolicy,
+};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+/// What happens to a device at one of its calls.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fate {
+    Panics,
+    IsLost,
+    /// From there on it finishes what is queued while it says that it has no memory.
+    FinishesWork,
+}
+
+/// A device to which that happens. Its fresh memory counts as cleared; the CPU touches it, or not.
+struct Fated<const CPU: bool> {
+    device: SimDevice,
+    fate: Fate,
+    at: u64,
+    calls: AtomicU64,
+}
+
+impl<const CPU: bool> Fated<CPU> {
+    fn new(device: SimDevice, fate: Fate, at: u64) -> Self {
+        Self { device, fate, at, calls: AtomicU64::new(0) }
+    }
+
+    fn call(&self) -> Result<(), DeviceError> {
+        let call = self.calls.fetch_add(1, SeqCst);
+        match self.fate {
+            Fate::Panics if call == self.at => resume_unwind(Box::new("a bug in the device")),
+            Fate::IsLost if call >= self.at => Err(DeviceError::new(Why::Lost, "fated", 0)),
+            Fate::FinishesWork if call >= self.at => {
+                self.device.run();
+                Err(DeviceError::new(Why::OutOfMemory, "fated", 0))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl<const CPU: bool> DeviceAllocator for Fated<CPU> {
+    type Block = SimBlock;
+    type View<'b> = SimView<'b>;
+    type Kind = ();
+    type Clock = Timeline<SimDriver>;
+    const MEMORY: Memory =
+        Memory { fresh_is_zeroed: true, default_zero: ZeroPolicy::OnAllocate, ..Memory::DEVICE };
+
+    fn clock(&self) -> &Self::Clock {
+        self.device.clock()
+    }
+    fn aligned(&self, kind: (), alignment: u64) -> Result<(), DeviceError> {
+        self.device.aligned(kind, alignment)
+    }
+    fn allocate(&self, request: Request<()>, on: &SimStream) -> Result<SimBlock, DeviceError> {
+        self.call().and_then(|()| self.device.allocate(request, on))
+    }
+    fn free(&self, block: SimBlock, after: &[Mark]) -> Result<(), DeviceError> {
+        self.call().and_then(|()| self.device.free(block, after))
+    }
+    fn view<'b>(&'b self, b: &'b SimBlock, at: u64, bytes: u64, on: &SimStream) -> SimView<'b> {
+        self.device.view(b, at, bytes, on)
+    }
+    fn zero(&self, block: &mut SimBlock, bytes: u64, on: &SimStream) -> Result<(), DeviceError> {
+        self.device.zero(block, bytes, on)
+    }
+}
+
+impl<const CPU: bool> Sliceable for Fated<CPU> {
+    unsafe fn zero_part(
+        &self,
+        block: &SimBlock,
+        bytes: Range<u64>,
+        on: &SimStream,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: passed on; simulated memory is no memory of this process.
+        unsafe { self.device.zero_part(block, bytes, on) }
+    }
+}
+
+impl<const CPU: bool> VirtualMemory for Fated<CPU> {
+    fn page_bytes(&self) -> u64 {
+        self.device.page_bytes()
+    }
+    fn address_space(&self) -> u64 {
+        self.device.address_space()
+    }
+    fn reserve(&self, bytes: u64) -> Result<SimBlock, DeviceError> {
+        self.call().and_then(|()| self.device.reserve(bytes))
+    }
+    fn commit(&self, block: &SimBlock, pages: Range<u64>) -> Result<(), DeviceError> {
+        self.call().and_then(|()| self.device.commit(block, pages))
+    }
+    fn decommit(
+        &self,
+        block: &SimBlock,
+        pages: Range<u64>,
+        after: &[Mark],
+    ) -> Result<(), DeviceError> {
+        self.call().and_then(|()| self.device.decommit(block, pages, after))
+    }
+    fn release(&self, block: SimBlock, after: &[Mark]) -> Result<(), DeviceError> {
+        self.call().and_then(|()| self.device.release(block, after))
+    }
+}
+
+type Pool<const CPU: bool> = BucketPool<Arena<Fated<CPU>>>;
+
+fn pool<const CPU: bool>(
+    device: &SimDevice,
+    config: ArenaConfig,
+    fate: Fate,
+    at: u64,
+) -> Pool<CPU> {
+    let arena = Arena::over_pages(Fated::new(device.clone(), fate, at), config);
+    BucketPool::builder(arena).policy(BucketPolicy::Exact).cached_limit(0).build()
+}
+
+/// A program that allocates, drops and trims. `ended` is told how each of its steps ended.
+fn program(pool: &Pool<false>, mut ended: impl FnMut(Result<(), Why>)) {
+    let mut live: Vec<PooledBuffer<_>> = Vec::new();
+    for turn in 0..24_u64 {
+        let step = catch_unwind(AssertUnwindSafe(|| {
+            if turn % 6 == 5 {
+                live.truncate(1);
+                return pool.trim(2 * MIB).map(drop).map_err(|error| error.why());
+            }
+            let buffer = pool.allocate((turn * 7919 % 40 + 1) * 64 * KIB);
+            buffer.map(|buffer| live.push(buffer)).map_err(|error| error.why())
+        }));
+        ended(step.unwrap_or(Err(Why::Other)));
+    }
+}
+
+/// How many calls of the device the program makes.
+fn calls(config: &ArenaConfig) -> u64 {
+    let pool = pool(&SimDevice::new(), config.clone(), Fate::Panics, u64::MAX);
+    program(&pool, |step| assert_eq!(step, Ok(())));
+    pool.allocator().upstream().calls.load(SeqCst)
+}
+
+// A fitting block came free while memory was sought; it was not looked for again, and a retry by
+// hand succeeded.
+#[test]
+fn pytorch_189504_a_block_that_comes_free_during_the_ladder_is_found() {
+    let device = SimDevice::new();
+    let config = ArenaConfig::segments(MIB);
+    let pool: Pool<true> = pool(&device, config, Fate::FinishesWork, 1);
+    let s = device.stream();
+    let (_pin, block) = (pool.allocate_on(&s, 4 * KIB).unwrap(), pool.allocate_on(&s, 512 * KIB));
+    device.kernel(&s, &block.as_ref().unwrap().on(&s).unwrap());
+    drop(block); // free when its kernel has run, and its segment cannot go back
+    assert_eq!(pool.allocate_on(&s, 600 * KIB).unwrap().size(), 600 * KIB);
+    assert_eq!(device.calls().allocations, 1);
+}
+
+// The same without a pool above: the arena has a ladder of its own.
+#[test]
+fn pytorch_191302_an_arena_alone_looks_again_too() {
+    let device = SimDevice::new();
+    let fated = Fated::<true>::new(device.clone(), Fate::FinishesWork, 1);
+    let arena = Arena::new(fated, ArenaConfig::segments(MIB));
+    let s = device.stream();
+    let take = |kib| arena.allocate(Request { bytes: kib * KIB, kind: () }, &s).unwrap();
+    let (pin, block) = (take(4), take(512));
+    device.kernel(&s, &arena.view(&block, 0, 512 * KIB, &s));
+    arena.free(block, &[device.clock().mark(&s)]).unwrap();
+    let again = take(600);
+    assert_eq!((device.calls().allocations, arena.size_of(&again)), (1, Some(600 * KIB)));
+    arena.free(again, &[]).unwrap();
+    arena.free(pin, &[]).unwrap();
+}
+
+// A panic in the allocator below poisoned a lock, and what was given back then went back twice.
+#[test]
+fn arrow_10378_a_panic_in_the_device_is_survived() {
+    for config in [ArenaConfig::segments(MIB), ArenaConfig::grow()] {
+        for at in 0..calls(&config) {
+            let device = SimDevice::new();
+            let pool = pool(&device, config.clone(), Fate::Panics, at);
+            let mut panics = 0;
+            program(&pool, |step| panics += u64::from(step.is_err()));
+            assert_eq!((panics, pool.stats().allocated_bytes), (1, 0), "{at}, {config:?}");
+            assert!(pool.allocate(5 * MIB).is_ok(), "{at}, {config:?}");
+            assert!(pool.stats().lost_bytes == 0 && pool.clear().is_ok(), "{at}, {config:?}");
+            drop(pool);
+            // A segment that the device lost while it went back is all that may be missing.
+            let calls = device.calls();
+            let (taken, back) = (calls.allocations + calls.reservations, calls.frees);
+            assert!(back + 1 >= taken, "{at}, {config:?}: {taken} taken, {back} given back");
+        }
+    }
+}
+
+// The device was lost, and what was dropped after that counted for ever, or panicked.
+#[test]
+fn wgpu_10301_a_lost_device_is_reported_and_drops_are_silent() {
+    for config in [ArenaConfig::segments(MIB), ArenaConfig::grow()] {
+        for at in 0..calls(&config) {
+            let pool = pool(&SimDevice::new(), config.clone(), Fate::IsLost, at);
+            program(&pool, |step| assert!(matches!(step, Ok(()) | Err(Why::Lost)), "{step:?}"));
+            let refused = pool.allocate(99 * MIB).unwrap_err();
+            assert_eq!((refused.why(), pool.stats().allocated_bytes), (Why::Lost, 0));
+            let _ = pool.clear();
+            let stats = pool.stats();
+            let left = (stats.requested_bytes, stats.cached_bytes, stats.reserved_bytes);
+            assert_eq!((left, stats.lost_bytes), ((0, 0, 0), 0), "{at}, {config:?}: {stats}");
+        }
+    }
+}
+
+// Clearing was skipped where the device's buffer was new, and a pooled part of it showed old data.
+#[test]
+fn wgpu_zeroing_by_buffer_does_not_take_a_used_part_for_fresh() {
+    for config in [ArenaConfig::segments(3 * MIB), ArenaConfig::pages(64 * KIB, 0.0)] {
+        let device = SimDevice::new();
+        let pool: Pool<false> = pool(&device, config.clone(), Fate::Panics, u64::MAX);
+        let on = device.clock().default_stream();
+        let first = pool.allocate(MIB).unwrap();
+        device.fill(on, &first.on(on).unwrap(), 0xEE);
+        drop(first);
+        let second = pool.allocate(2 * MIB).unwrap(); // over the first, and beyond it
+        let shown = device.read(on, &second.on(on).unwrap());
+        assert!(shown.iter().all(|byte| *byte == 0), "{config:?}");
+        assert_eq!(device.held_bytes() / MIB, if device.calls().commits > 0 { 2 } else { 3 });
+    }
+}
