@@ -33,6 +33,7 @@ use crate::error::{DeviceError, Why};
 use crate::host_memory::HostMemory;
 use crate::layer::{Layer, Retention, Terms, Ticks};
 use crate::limit::Ledger;
+use crate::lock::Lock;
 use crate::order::{After, StealPolicy, Taker};
 use pages::PageCalls;
 use parking_lot::Mutex;
@@ -67,7 +68,7 @@ pub struct Arena<A: DeviceAllocator> {
     upstream: A,
     /// Calls for virtual memory, if that is where memory comes from.
     pages: Option<PageCalls<A>>,
-    space: Mutex<Space<A>>,
+    space: Lock<Space<A>>,
     /// What is taken from the device.
     ledger: Ledger,
     steal: StealPolicy,
@@ -125,7 +126,7 @@ impl<A: DeviceAllocator> Arena<A> {
             retention: Retention::default(),
             ticks: Mutex::default(),
             adopted: false,
-            space: Mutex::new(Space::new(config)),
+            space: Lock::new(Space::new(config)),
             granule,
         }
     }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 #[must_use = "a builder makes nothing until `build`"]
 pub struct PoolBuilder<A> {
     allocator: A,
-    policy: BucketPolicy,
+    policy: Option<BucketPolicy>,
     granule: Option<u64>,
     reserved_limit: u64,
     cached_limit: Option<CachedLimit>,
@@ -30,9 +30,10 @@ pub struct PoolBuilder<A> {
 }
 
 impl<A: DeviceAllocator> PoolBuilder<A> {
-    /// How requests are rounded to size classes. Powers of two unless set.
+    /// How requests are rounded to size classes. Unless set, powers of two over a device, and exact
+    /// sizes over an arena, which has other ways to use what is left over.
     pub fn policy(self, policy: BucketPolicy) -> Self {
-        Self { policy, ..self }
+        Self { policy: Some(policy), ..self }
     }
 
     /// Requests are rounded up to a multiple of this many bytes before the policy is asked; under
@@ -128,7 +129,11 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         // Whoever calls the device holds the limit.
         let limit = if self.allocator.adopt(&terms) { u64::MAX } else { limit };
         let (granule, largest) = (self.allocator.granule(), self.allocator.largest());
-        let classes = SizeClasses::new(self.policy, self.granule, granule, largest);
+        let policy = self.policy.unwrap_or(match self.allocator.layer() {
+            Some(_) => BucketPolicy::Exact,
+            None => BucketPolicy::PowerOfTwo,
+        });
+        let classes = SizeClasses::new(policy, self.granule, granule, largest);
         let bounds = Bounds {
             cached,
             bucket: self.bucket_limit,
@@ -161,7 +166,7 @@ impl<A> fmt::Debug for PoolBuilder<A> {
 }
 
 impl<A: DeviceAllocator> BucketPool<A> {
-    /// A pool of powers of two without bounds.
+    /// A pool as a builder makes it on which nothing was set.
     #[must_use]
     pub fn new(allocator: A) -> Self {
         Self::builder(allocator).build()
@@ -171,7 +176,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     pub fn builder(allocator: A) -> PoolBuilder<A> {
         PoolBuilder {
             allocator,
-            policy: BucketPolicy::PowerOfTwo,
+            policy: None,
             granule: None,
             reserved_limit: u64::MAX,
             cached_limit: None,

@@ -33,6 +33,9 @@ pub trait StreamClock: Send + Sync + 'static {
     /// The later of two marks of one stream.
     fn later(&self, a: Self::Mark, b: Self::Mark) -> Self::Mark;
 
+    /// Whether `a` is `b`, or a later point of the same stream.
+    fn is_later(&self, a: Self::Mark, b: Self::Mark) -> bool;
+
     /// A number for the stream of a mark. Idle blocks of the taker's own lane are tried first.
     fn lane(&self, mark: Self::Mark) -> u64;
 
@@ -122,6 +125,10 @@ impl StreamClock for Immediate {
     }
     #[inline]
     fn later(&self, _a: (), _b: ()) {}
+    #[inline]
+    fn is_later(&self, _a: (), _b: ()) -> bool {
+        true
+    }
     #[inline]
     fn lane(&self, _mark: ()) -> u64 {
         0

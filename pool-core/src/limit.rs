@@ -12,29 +12,43 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 #[derive(Debug)]
 pub(crate) struct Ledger {
     limit: u64,
+    /// Taken, and about to be.
     reserved: AtomicU64,
+    taken: AtomicU64,
     peak: AtomicU64,
 }
 
 impl Ledger {
     pub(crate) fn new(limit: u64) -> Self {
-        Self { limit, reserved: AtomicU64::new(0), peak: AtomicU64::new(0) }
+        let (reserved, taken, peak) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+        Self { limit, reserved, taken, peak }
     }
 
-    /// Reserves `bytes`, or leaves everything as it is.
+    /// Reserves `bytes`, or leaves everything as it is. What the device then says is told by
+    /// [`Ledger::took`] or [`Ledger::cancel`].
     pub(crate) fn reserve(&self, bytes: u64) -> Result<(), DeviceError> {
         let limit = self.limit.min(LARGEST);
         let fits = |reserved: u64| reserved.checked_add(bytes).filter(|sum| *sum <= limit);
         match self.reserved.try_update(Relaxed, Relaxed, fits) {
-            Ok(before) => {
-                self.peak.fetch_max(before + bytes, Relaxed);
-                Ok(())
-            }
+            Ok(_) => Ok(()),
             Err(_) => Err(DeviceError::new(Why::Limit, "reserved limit", 0)),
         }
     }
 
+    /// The device gave what was reserved.
+    pub(crate) fn took(&self, bytes: u64) {
+        let taken = self.taken.fetch_add(bytes, Relaxed) + bytes;
+        self.peak.fetch_max(taken, Relaxed);
+    }
+
+    /// The device refused what was reserved.
+    pub(crate) fn cancel(&self, bytes: u64) {
+        self.reserved.fetch_sub(bytes, Relaxed);
+    }
+
+    /// The device has it back.
     pub(crate) fn give_back(&self, bytes: u64) {
+        self.taken.fetch_sub(bytes, Relaxed);
         self.reserved.fetch_sub(bytes, Relaxed);
     }
 
@@ -43,7 +57,7 @@ impl Ledger {
     }
 
     pub(crate) fn reserved(&self) -> u64 {
-        self.reserved.load(Relaxed)
+        self.taken.load(Relaxed)
     }
 
     pub(crate) fn peak(&self) -> u64 {

@@ -182,7 +182,8 @@ impl<A: DeviceAllocator> Store<A> {
         self.epoch.fetch_add(1, Relaxed);
         let request = Request { bytes, kind: want.key.kind };
         let block = self.allocator.allocate(request, want.on);
-        let block = block.inspect_err(|_| self.ledger.give_back(bytes))?;
+        let block = block.inspect_err(|_| self.ledger.cancel(bytes))?;
+        self.ledger.took(bytes);
         Ok(self.parcel(block, want))
     }
 
@@ -193,6 +194,7 @@ impl<A: DeviceAllocator> Store<A> {
         let Some(block) = self.allocator.reuse(request, want.on)? else { return Ok(None) };
         // The layer holds the limit.
         let _ = self.ledger.reserve(bytes);
+        self.ledger.took(bytes);
         let mut parcel = self.parcel(block, want);
         parcel.dirty = true;
         let mut shard = self.shards.own();
@@ -211,6 +213,7 @@ impl<A: DeviceAllocator> Store<A> {
         let bytes = self.allocator.size_of(&block).unwrap_or(asked);
         // More than was asked comes from a layer, which holds the limit.
         let _ = self.ledger.reserve(bytes.saturating_sub(asked));
+        self.ledger.took(bytes.saturating_sub(asked));
         *self.taken.lock().entry(bytes).or_default() += 1;
         Parcel::new(block, bytes, want, self.allocator.clock())
     }

@@ -310,6 +310,11 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
     }
 
     #[inline]
+    fn is_later(&self, a: Mark, b: Mark) -> bool {
+        a.stream == b.stream && a.epoch >= b.epoch
+    }
+
+    #[inline]
     fn lane(&self, mark: Mark) -> u64 {
         mark.stream.into()
     }

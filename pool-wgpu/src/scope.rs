@@ -123,6 +123,9 @@ impl StreamClock for Scopes {
     fn later(&self, a: u64, _b: u64) -> u64 {
         a
     }
+    fn is_later(&self, a: u64, b: u64) -> bool {
+        a == b
+    }
     /// One queue, so one lane.
     fn lane(&self, _mark: u64) -> u64 {
         0

@@ -63,7 +63,7 @@ impl<A: DeviceAllocator> Arena<A> {
             let start = run.start.max(run.end.saturating_sub(wanted));
             space.take_part(id, &(start..run.end))
         };
-        self.decommit(calls, piece.into_iter().collect())
+        self.decommit(calls, piece.into_iter().collect(), true)
     }
 
     fn free_segment(&self, (segment, lent): (Segment<A>, Lent<A>)) -> GivenBack {
@@ -122,7 +122,7 @@ impl<A: DeviceAllocator> Arena<A> {
         for at in 0..space.segments.len() {
             let Some(segment) = space.segments[at].take() else { continue };
             let ranges = space.ranges.walk(segment.first);
-            let marks = ranges.filter_map(|id| space.ranges.get(id).free.as_ref());
+            let marks = ranges.filter_map(|id| space.ranges.free(id));
             let marks: Vec<MarkOf<A>> = marks.flat_map(|free| free.after.marks().to_vec()).collect();
             let Some(block) = Arc::into_inner(segment.block) else { continue };
             // Nobody is left to be told.
@@ -210,7 +210,7 @@ impl<A: DeviceAllocator> Space<A> {
                 segment.is_some_and(|segment| segment.bytes == *bytes)
             }
         });
-        ranges.filter_map(|(id, _)| Some((self.ranges.get(id).free.as_ref()?.since, id)))
+        ranges.filter_map(|(id, _)| Some((self.ranges.free(id)?.since, id)))
     }
 
     /// Takes out a wholly free segment by its range.

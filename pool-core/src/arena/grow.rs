@@ -59,7 +59,9 @@ impl<A: DeviceAllocator> Arena<A> {
         self.ledger.reserve(bytes)?;
         let request = Request { bytes, kind: want.sort.kind };
         let block = self.upstream.allocate(request, on);
-        block.inspect_err(|_| self.ledger.give_back(bytes))
+        let block = block.inspect_err(|_| self.ledger.cancel(bytes))?;
+        self.ledger.took(bytes);
+        Ok(block)
     }
 }
 
@@ -73,6 +75,6 @@ impl<A: DeviceAllocator> super::space::Space<A> {
         let segment = self.ranges.get(id).segment;
         let block = self.segment(segment)?.block.clone();
         let (ticket, bytes, since) = (self.ranges.ticket(id), self.place(id), self.turn);
-        Some(Lent { block, ticket, segment, bytes, after, since })
+        Some(Lent { block, ticket, bytes, after, since })
     }
 }

@@ -1,6 +1,7 @@
 //! What an arena looks like: for tests, for people, for whoever hunts fragmentation.
 
 use super::Arena;
+use super::ranges::{HOLE, USED};
 use crate::device::DeviceAllocator;
 use std::ops::Range;
 
@@ -43,10 +44,10 @@ impl<A: DeviceAllocator> Arena<A> {
         let space = self.space.lock();
         let segments = space.segments.iter().flatten().map(|segment| {
             let ranges = space.ranges.walk(segment.first).map(|id| {
-                let state = match &space.ranges.get(id).free {
-                    None => RangeState::Used,
-                    Some(free) if free.is_hole() => RangeState::Hole,
-                    Some(_) => RangeState::Free,
+                let state = match space.ranges.get(id).shelf {
+                    USED => RangeState::Used,
+                    HOLE => RangeState::Hole,
+                    _ => RangeState::Free,
                 };
                 (space.place(id), state)
             });

@@ -11,7 +11,13 @@ use crate::device::{DeviceAllocator, MarkOf, StreamOf, VirtualMemory};
 use crate::error::{DeviceError, Why};
 use crate::layer::GivenBack;
 use crate::order::{After, Taker};
+use crate::size::MIB;
 use std::ops::Range;
+
+/// What streams still use may pass what is allowed by one part in so many, and by so many bytes,
+/// before the host waits.
+const BEHIND_PART: u64 = 4;
+const BEHIND_LEAST: u64 = 16 * MIB;
 
 /// The calls of virtual memory, so that an arena is one type with and without.
 pub(super) struct PageCalls<A: DeviceAllocator> {
@@ -46,23 +52,41 @@ impl<A: DeviceAllocator> Arena<A> {
         want: &Want<A::Kind>,
         on: &StreamOf<A>,
     ) -> Result<ArenaBlock<A>, DeviceError> {
+        // What the device lacks with the pages that would be committed ahead, it may have without.
+        match self.grow_by(calls, want, on, true) {
+            Err(error) if error.is_want_of_memory() => self.grow_by(calls, want, on, false),
+            grown => grown,
+        }
+    }
+
+    fn grow_by(
+        &self,
+        calls: &PageCalls<A>,
+        want: &Want<A::Kind>,
+        on: &StreamOf<A>,
+        ahead: bool,
+    ) -> Result<ArenaBlock<A>, DeviceError> {
         let taker = self.taker(on);
-        let (spot, mut pieces, idle) = loop {
+        let (spot, mut pieces, idle, wait) = loop {
             let mut space = self.space.lock();
             let Some(spot) = space.spot(want, &taker, calls.page_bytes) else {
                 drop(space);
                 self.reserve_addresses(calls, want)?;
                 continue;
             };
-            let peak = space.used_peak.max(space.used + want.bytes);
-            let most = space.config.committed_limit(peak).min(self.ledger.limit());
+            let limit = self.ledger.limit();
+            let peak = space.used_peak.max(space.used.saturating_add(want.bytes));
+            let most = space.config.committed_limit(peak).min(limit);
             let needed = self.ledger.reserved().saturating_add(spot.missing_bytes);
-            let ahead = most.saturating_sub(needed);
+            let ahead = if ahead { most.saturating_sub(needed) } else { 0 };
             let pieces = space.take_out(&spot, calls.page_bytes, ahead);
             let idle = space.idle_pages(calls.page_bytes, needed.saturating_sub(most));
-            break (spot, pieces, idle);
+            // A stream that is behind is waited for only if that gets out of hand.
+            let behind = (most / BEHIND_PART).max(BEHIND_LEAST);
+            let wait = needed > limit.min(most.saturating_add(behind));
+            break (spot, pieces, idle, wait);
         };
-        self.decommit(calls, idle);
+        self.decommit(calls, idle, wait);
         let committed = self.ready_pieces(&taker, &pieces);
         let committed = committed.and_then(|()| self.commit(calls, &mut pieces));
         if let Err(error) = committed {
@@ -108,31 +132,26 @@ impl<A: DeviceAllocator> Arena<A> {
         let size = |piece: &Piece<A>| piece.lent.bytes.end - piece.lent.bytes.start;
         let bytes = pieces.iter().filter(|piece| piece.hole).map(size).sum();
         self.ledger.reserve(bytes)?;
-        let (mut done, mut missing) = (Vec::new(), bytes);
-        for (at, piece) in pieces.iter().enumerate().filter(|(_, piece)| piece.hole) {
+        let mut missing = bytes;
+        let mut refusal = None;
+        for piece in pieces.iter_mut().filter(|piece| piece.hole) {
             let Lent { block, bytes, .. } = &piece.lent;
             if let Err(error) = (calls.commit)(&self.upstream, block, bytes.clone()) {
-                for at in done {
-                    let piece: &mut Piece<A> = &mut pieces[at];
-                    let Lent { block, bytes, .. } = &piece.lent;
-                    match (calls.decommit)(&self.upstream, block, bytes.clone(), &[]) {
-                        Ok(()) => missing += size(piece),
-                        // The device keeps it there, so it is free memory now.
-                        Err(_) => piece.hole = false,
-                    }
-                }
-                self.ledger.give_back(missing);
-                return Err(error);
+                refusal = Some(error);
+                break;
             }
             missing -= size(piece);
-            done.push(at);
+            self.ledger.took(size(piece));
+            self.space.lock().count_pages(size(piece));
+            piece.hole = false;
+            piece.fresh = true;
         }
-        let mut space = self.space.lock();
-        for at in done {
-            pieces[at].hole = false;
-            space.count_pages(size(&pieces[at]));
-        }
-        Ok(())
+        let Some(refusal) = refusal else { return Ok(()) };
+        self.ledger.cancel(missing);
+        let fresh = pieces.iter_mut().filter(|piece| piece.fresh);
+        // What the device keeps is free memory from now on.
+        self.decommit_each(calls, fresh);
+        Err(refusal)
     }
 
     /// Makes the pieces one block, and what they hold beyond it free.
@@ -179,25 +198,43 @@ impl<A: DeviceAllocator> Arena<A> {
     }
 
     /// Gives the memory behind free pieces back; they are holes then. What the device will not have
-    /// back stays free memory.
-    pub(super) fn decommit(&self, calls: &PageCalls<A>, idle: Vec<Piece<A>>) -> GivenBack {
+    /// back stays free memory, and unless the host may `wait`, so does what a stream still uses.
+    pub(super) fn decommit(
+        &self,
+        calls: &PageCalls<A>,
+        idle: Vec<Piece<A>>,
+        wait: bool,
+    ) -> GivenBack {
+        let is_done = |mark: &MarkOf<A>| self.clock_of().is_done(*mark) == Ok(true);
+        let may = |piece: &&mut Piece<A>| wait || piece.lent.after.marks().iter().all(is_done);
+        let mut idle = idle;
+        let went = self.decommit_each(calls, idle.iter_mut().filter(may));
+        let mut space = self.space.lock();
+        idle.into_iter().for_each(|piece| space.give_piece(self.clock_of(), piece));
+        went
+    }
+
+    fn decommit_each<'p>(
+        &self,
+        calls: &PageCalls<A>,
+        pieces: impl Iterator<Item = &'p mut Piece<A>>,
+    ) -> GivenBack
+    where
+        A: 'p,
+    {
         let (mut given_back, mut refusal) = (0, None);
-        for mut piece in idle {
+        for piece in pieces {
             let Lent { block, bytes, after, .. } = &piece.lent;
             let size = bytes.end - bytes.start;
-            match (calls.decommit)(&self.upstream, block, bytes.clone(), after.marks()) {
-                Ok(()) => {
-                    self.ledger.give_back(size);
-                    given_back += size;
-                    piece.hole = true;
-                }
-                Err(error) => refusal = refusal.or(Some(error)),
+            let gone = (calls.decommit)(&self.upstream, block, bytes.clone(), after.marks());
+            refusal = refusal.or(gone.err());
+            // A lost device has nothing.
+            if gone.is_ok() || gone.is_err_and(|error| error.why == Why::Lost) {
+                self.ledger.give_back(size);
+                self.space.lock().count_pages_gone(size);
+                given_back += if gone.is_ok() { size } else { 0 };
+                piece.hole = true;
             }
-            let mut space = self.space.lock();
-            if piece.hole {
-                space.count_pages_gone(size);
-            }
-            space.give_piece(self.clock_of(), piece);
         }
         (given_back, refusal)
     }

@@ -9,17 +9,24 @@
 
 use super::bins::{Entry, NONE};
 
-/// Where a range lies, and whether it is free.
-#[derive(Clone, Debug)]
-pub(crate) struct Range<T> {
-    pub(crate) segment: u32,
+/// Where a range lies, what lies beside it, and whether it is free. Half a cache line, since a free
+/// and its neighbours are far apart in a large arena.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(32))]
+pub(crate) struct Range {
     pub(crate) offset: u64,
+    pub(crate) segment: u32,
     generation: u32,
     before: u32,
     after: u32,
-    /// What it remembers while it is free; `None` while it is handed out.
-    pub(crate) free: Option<T>,
+    /// The shelf that it lies on while it is free, or [`HOLE`]; [`USED`] while it is handed out.
+    pub(crate) shelf: u32,
 }
+
+/// Handed out.
+pub(crate) const USED: u32 = u32::MAX;
+/// Free, with no memory behind it, and on no shelf.
+pub(crate) const HOLE: u32 = u32::MAX - 1;
 
 /// A range that was handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,13 +39,16 @@ pub(crate) struct Ticket {
 pub(crate) struct Ranges<T> {
     /// Sizes, and places in bins: what a search looks at, four to a cache line.
     pub(crate) entries: Vec<Entry>,
-    ranges: Vec<Range<T>>,
+    ranges: Vec<Range>,
+    /// What free ranges remember.
+    notes: Vec<T>,
     vacant: Vec<u32>,
 }
 
-impl<T> Ranges<T> {
+impl<T: Default> Ranges<T> {
     pub(crate) fn new() -> Self {
-        Self { entries: Vec::new(), ranges: Vec::new(), vacant: Vec::new() }
+        let (entries, ranges) = (Vec::new(), Vec::new());
+        Self { entries, ranges, notes: Vec::new(), vacant: Vec::new() }
     }
 
     /// The one range of a new segment, handed out.
@@ -48,7 +58,7 @@ impl<T> Ranges<T> {
 
     #[inline]
     fn add(&mut self, segment: u32, offset: u64, bytes: u64, before: u32, after: u32) -> u32 {
-        let range = Range { segment, offset, generation: 0, before, after, free: None };
+        let range = Range { segment, offset, generation: 0, before, after, shelf: USED };
         if let Some(id) = self.vacant.pop() {
             let generation = self.ranges[id as usize].generation;
             self.ranges[id as usize] = Range { generation, ..range };
@@ -57,17 +67,36 @@ impl<T> Ranges<T> {
         }
         self.ranges.push(range);
         self.entries.push(Entry::new(bytes));
+        self.notes.push(T::default());
         u32::try_from(self.ranges.len() - 1).unwrap_or(NONE)
     }
 
     #[inline]
-    pub(crate) fn get(&self, id: u32) -> &Range<T> {
+    pub(crate) fn get(&self, id: u32) -> &Range {
         &self.ranges[id as usize]
     }
 
+    /// What a free range remembers.
+    pub(crate) fn free(&self, id: u32) -> Option<&T> {
+        (self.get(id).shelf != USED).then(|| &self.notes[id as usize])
+    }
+
+    pub(crate) fn is_hole(&self, id: u32) -> bool {
+        self.get(id).shelf == HOLE
+    }
+
+    /// Makes a range free.
     #[inline]
-    pub(crate) fn get_mut(&mut self, id: u32) -> &mut Range<T> {
-        &mut self.ranges[id as usize]
+    pub(crate) fn set_free(&mut self, id: u32, shelf: u32, note: T) {
+        self.ranges[id as usize].shelf = shelf;
+        self.notes[id as usize] = note;
+    }
+
+    /// Makes a free range handed out. Returns its shelf, and what it remembered.
+    #[inline]
+    pub(crate) fn set_used(&mut self, id: u32) -> Option<(u32, T)> {
+        let shelf = std::mem::replace(&mut self.ranges[id as usize].shelf, USED);
+        (shelf != USED).then(|| (shelf, std::mem::take(&mut self.notes[id as usize])))
     }
 
     #[inline]
@@ -83,7 +112,7 @@ impl<T> Ranges<T> {
     #[inline]
     pub(crate) fn redeem(&self, ticket: Ticket) -> Option<u32> {
         let range = self.ranges.get(ticket.id as usize)?;
-        (range.generation == ticket.generation && range.free.is_none()).then_some(ticket.id)
+        (range.generation == ticket.generation && range.shelf == USED).then_some(ticket.id)
     }
 
     /// Cuts a range in two; it keeps the first `bytes` bytes. Returns the rest, handed out as well.
@@ -116,7 +145,7 @@ impl<T> Ranges<T> {
     pub(crate) fn drop_range(&mut self, id: u32) {
         let range = &mut self.ranges[id as usize];
         range.generation = range.generation.wrapping_add(1);
-        range.free = None;
+        range.shelf = USED;
         self.entries[id as usize].bytes = 0;
         self.vacant.push(id);
     }

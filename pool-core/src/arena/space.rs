@@ -3,9 +3,9 @@
 //!
 //! Nothing here calls a device.
 
-use super::bins::{Bins, NONE, list};
+use super::bins::{Bins, list};
 use super::config::{ArenaConfig, SMALL};
-use super::ranges::{Ranges, Ticket};
+use super::ranges::{HOLE, Ranges, Ticket, USED};
 use crate::clock::StreamClock;
 use crate::device::{DeviceAllocator, MarkOf};
 use crate::device_stats::DeviceStats;
@@ -43,8 +43,6 @@ pub(super) struct Want<K> {
 #[derive(Clone, Debug)]
 pub(super) struct Free<M> {
     pub(super) after: After<M>,
-    /// The shelf that it lies on; [`NONE`] for a hole, which has no memory behind it.
-    shelf: u32,
     /// How many allocations there had been when it came free.
     pub(super) since: u64,
 }
@@ -68,7 +66,6 @@ pub(super) struct Segment<A: DeviceAllocator> {
 pub(super) struct Lent<A: DeviceAllocator> {
     pub(super) block: Arc<A::Block>,
     pub(super) ticket: Ticket,
-    pub(super) segment: u32,
     pub(super) bytes: Range<u64>,
     pub(super) after: After<MarkOf<A>>,
     pub(super) since: u64,
@@ -79,12 +76,15 @@ pub(super) struct Piece<A: DeviceAllocator> {
     pub(super) lent: Lent<A>,
     /// Whether no memory is behind it.
     pub(super) hole: bool,
+    /// Whether it was a hole when it was taken out, and is none any more.
+    pub(super) fresh: bool,
 }
 
 pub(super) struct Space<A: DeviceAllocator> {
     pub(super) config: ArenaConfig,
     pub(super) ranges: Ranges<Free<MarkOf<A>>>,
     pub(super) segments: Vec<Option<Segment<A>>>,
+    vacant_segments: Vec<u32>,
     shelves: Vec<Shelf<A::Kind>>,
     /// Allocations so far.
     pub(super) turn: u64,
@@ -99,10 +99,9 @@ pub(super) struct Space<A: DeviceAllocator> {
     pub(super) lost: u64,
 }
 
-impl<M> Free<M> {
-    /// Whether no memory is behind it.
-    pub(super) fn is_hole(&self) -> bool {
-        self.shelf == NONE
+impl<M> Default for Free<M> {
+    fn default() -> Self {
+        Self { after: After::Nothing, since: 0 }
     }
 }
 
@@ -112,6 +111,7 @@ impl<A: DeviceAllocator> Space<A> {
             config,
             ranges: Ranges::new(),
             segments: Vec::new(),
+            vacant_segments: Vec::new(),
             shelves: Vec::new(),
             turn: 0,
             used: 0,
@@ -140,21 +140,34 @@ impl<A: DeviceAllocator> Space<A> {
         lanes: impl Fn(Lane) -> bool,
         accept: impl Fn(u32) -> bool,
     ) -> Option<u32> {
+        self.best_of(want, lanes, accept, TURNED_DOWN)
+    }
+
+    /// The same, with a bound on how many are turned down before the search ends.
+    #[inline]
+    pub(super) fn best_of(
+        &self,
+        want: &Want<A::Kind>,
+        lanes: impl Fn(Lane) -> bool,
+        accept: impl Fn(u32) -> bool,
+        patience: usize,
+    ) -> Option<u32> {
+        let looked_at = if patience == usize::MAX { patience } else { self.config.looked_at };
         let mut best: Option<(u64, u32)> = None;
         let mut turned_down = 0;
         for shelf in self.shelves.iter().filter(|shelf| shelf.sort == want.sort) {
-            if !lanes(shelf.lane) {
+            if shelf.bins.bytes() < want.bytes || !lanes(shelf.lane) {
                 continue;
             }
             'lists: for head in shelf.bins.lists(want.bytes) {
                 let mut found = false;
-                for (id, bytes) in list(&self.ranges.entries, head).take(self.config.looked_at) {
+                for (id, bytes) in list(&self.ranges.entries, head).take(looked_at) {
                     if bytes < want.bytes || !self.config.suits(bytes, want.bytes) {
                         continue;
                     }
                     if !accept(id) {
                         turned_down += 1;
-                        if turned_down > TURNED_DOWN {
+                        if turned_down > patience {
                             break 'lists;
                         }
                         continue;
@@ -204,7 +217,7 @@ impl<A: DeviceAllocator> Space<A> {
     }
 
     pub(super) fn marks(&self, id: u32) -> &[MarkOf<A>] {
-        self.ranges.get(id).free.as_ref().map_or(&[], |free| free.after.marks())
+        self.ranges.free(id).map_or(&[], |free| free.after.marks())
     }
 
     pub(super) fn is_ready(&self, id: u32, taker: &Taker<'_, A::Clock>) -> bool {
@@ -220,45 +233,43 @@ impl<A: DeviceAllocator> Space<A> {
     #[inline]
     pub(super) fn take(&mut self, id: u32, bytes: u64) -> Option<Lent<A>> {
         let whole = self.ranges.bytes(id);
-        let free = self.unshelve(id)?;
+        let (shelf, free) = self.unshelve(id)?;
         let segment = self.ranges.get(id).segment;
-        let rest = whole > bytes && self.config.splits(whole, bytes);
-        if rest {
+        if whole > bytes && self.config.splits(whole, bytes) {
             let rest = self.ranges.cut(id, bytes);
-            let since = free.since;
-            self.shelve(rest, Free { after: free.after.clone(), shelf: free.shelf, since });
+            self.shelve(rest, shelf, free.clone());
         }
         let place = self.place(id);
         let block = self.segment(segment)?.block.clone();
         let ticket = self.ranges.ticket(id);
-        let Free { after, since, .. } = free;
-        Some(Lent { block, ticket, segment, bytes: place, after, since })
+        let Free { after, since } = free;
+        Some(Lent { block, ticket, bytes: place, after, since })
     }
 
     /// Takes a part out of a free range or hole; what is below and above stays what it was.
     pub(super) fn take_part(&mut self, mut id: u32, part: &Range<u64>) -> Option<Piece<A>> {
         let place = self.place(id);
-        let free = self.unshelve(id)?;
+        let (shelf, free) = self.unshelve(id)?;
         if place.start < part.start {
             let below = id;
             id = self.ranges.cut(below, part.start - place.start);
-            self.shelve(below, free.clone());
+            self.shelve(below, shelf, free.clone());
         }
         if part.end < place.end {
             let above = self.ranges.cut(id, part.end - part.start);
-            self.shelve(above, free.clone());
+            self.shelve(above, shelf, free.clone());
         }
         let segment = self.ranges.get(id).segment;
         let block = self.segment(segment)?.block.clone();
-        let (hole, ticket) = (free.is_hole(), self.ranges.ticket(id));
-        let Free { after, since, .. } = free;
-        let lent = Lent { block, ticket, segment, bytes: part.clone(), after, since };
-        Some(Piece { lent, hole })
+        let (hole, ticket) = (shelf == HOLE, self.ranges.ticket(id));
+        let Free { after, since } = free;
+        let lent = Lent { block, ticket, bytes: part.clone(), after, since };
+        Some(Piece { lent, hole, fresh: false })
     }
 
     /// Makes a piece free again, as the hole or range that it is now.
     pub(super) fn give_piece(&mut self, clock: &A::Clock, piece: Piece<A>) {
-        let Piece { lent: Lent { ticket, after, since, .. }, hole } = piece;
+        let Piece { lent: Lent { ticket, after, since, .. }, hole, .. } = piece;
         if hole {
             self.give_hole(clock, ticket.id);
         } else {
@@ -300,14 +311,13 @@ impl<A: DeviceAllocator> Space<A> {
     ) -> bool {
         let Some(id) = self.ranges.redeem(ticket) else { return false };
         let lane = lane_of(clock, after.marks());
-        self.settle(clock, id, Free { after, shelf: NONE, since }, Some(lane));
+        self.settle(clock, id, Free { after, since }, Some(lane));
         true
     }
 
     /// Makes a range that is handed out a hole: nothing is behind it any more.
     pub(super) fn give_hole(&mut self, clock: &A::Clock, id: u32) {
-        let free = Free { after: After::Nothing, shelf: NONE, since: 0 };
-        self.settle(clock, id, free, None);
+        self.settle(clock, id, Free::default(), None);
     }
 
     /// Joins a range with its neighbours of the same sort, and shelves it. A hole has no lane.
@@ -332,18 +342,18 @@ impl<A: DeviceAllocator> Space<A> {
             free = self.join(clock, before, id, free);
             id = before;
         }
-        free.shelf = match (lane, self.segment(self.ranges.get(id).segment)) {
+        let shelf = match (lane, self.segment(self.ranges.get(id).segment)) {
             (Some(lane), Some(segment)) => self.shelf(segment.sort, lane),
-            _ => NONE,
+            _ => HOLE,
         };
-        self.shelve(id, free);
+        self.shelve(id, shelf, free);
     }
 
     /// The lane of a free neighbour joined with `lane`, if they may become one.
     #[inline]
     fn joinable(&self, id: u32, lane: Option<Lane>) -> Option<Option<Lane>> {
-        let free = self.ranges.get(id).free.as_ref()?;
-        let other = self.shelves.get(free.shelf as usize).map(|shelf| shelf.lane);
+        let shelf = Some(self.ranges.get(id).shelf).filter(|shelf| *shelf != USED)?;
+        let other = self.shelves.get(shelf as usize).map(|shelf| shelf.lane);
         match (lane, other) {
             (Some(Lane::Nobody), Some(lane)) | (Some(lane), Some(Lane::Nobody)) => Some(Some(lane)),
             (lane, other) if lane == other && lane != Some(Lane::Several) => Some(lane),
@@ -361,13 +371,13 @@ impl<A: DeviceAllocator> Space<A> {
         next: u32,
         free: Free<MarkOf<A>>,
     ) -> Free<MarkOf<A>> {
-        let on_shelf = if self.ranges.get(id).free.is_some() { id } else { next };
+        let on_shelf = if self.ranges.get(id).shelf == USED { next } else { id };
         let other = self.unshelve(on_shelf);
         self.ranges.join_next(id);
         match other {
-            Some(other) => {
+            Some((_, other)) => {
                 let after = free.after.join(clock, other.after);
-                Free { after, since: free.since.max(other.since), ..free }
+                Free { after, since: free.since.max(other.since) }
             }
             None => free,
         }
@@ -375,15 +385,13 @@ impl<A: DeviceAllocator> Space<A> {
 
     /// Puts a free range on its shelf.
     #[inline]
-    fn shelve(&mut self, id: u32, free: Free<MarkOf<A>>) {
-        let (bytes, shelf) = (self.ranges.bytes(id), free.shelf);
-        let range = self.ranges.get_mut(id);
-        let segment = range.segment;
-        range.free = Some(free);
+    fn shelve(&mut self, id: u32, shelf: u32, free: Free<MarkOf<A>>) {
+        let (bytes, segment) = (self.ranges.bytes(id), self.ranges.get(id).segment);
+        self.ranges.set_free(id, shelf, free);
         let Some(of) = self.segments.get_mut(segment as usize).and_then(Option::as_mut) else {
             return;
         };
-        if shelf == NONE {
+        if shelf == HOLE {
             self.holes.push(id);
             return;
         }
@@ -396,21 +404,20 @@ impl<A: DeviceAllocator> Space<A> {
 
     /// Takes a free range off its shelf.
     #[inline]
-    fn unshelve(&mut self, id: u32) -> Option<Free<MarkOf<A>>> {
-        let (bytes, range) = (self.ranges.bytes(id), self.ranges.get_mut(id));
-        let segment = range.segment;
-        let free = range.free.take()?;
+    fn unshelve(&mut self, id: u32) -> Option<(u32, Free<MarkOf<A>>)> {
+        let (bytes, segment) = (self.ranges.bytes(id), self.ranges.get(id).segment);
+        let (shelf, free) = self.ranges.set_used(id)?;
         let of = self.segments.get_mut(segment as usize)?.as_mut()?;
-        if free.shelf == NONE {
+        if shelf == HOLE {
             self.holes.retain(|hole| *hole != id);
-            return Some(free);
+            return Some((shelf, free));
         }
         if bytes != of.bytes {
             self.stats.inactive_split.down(of.sort.small, 1);
             self.stats.inactive_split_bytes.down(of.sort.small, bytes);
         }
-        self.shelves[free.shelf as usize].bins.remove(&mut self.ranges.entries, id);
-        Some(free)
+        self.shelves[shelf as usize].bins.remove(&mut self.ranges.entries, id);
+        Some((shelf, free))
     }
 
     /// The shelf of a sort and lane. An empty one serves again under another name, so that streams
@@ -437,14 +444,13 @@ impl<A: DeviceAllocator> Space<A> {
         sort: Sort<A::Kind>,
         bytes: u64,
     ) -> u32 {
-        let vacant = self.segments.iter().position(Option::is_none);
-        let at = vacant.unwrap_or_else(|| {
+        let at = self.vacant_segments.pop().unwrap_or_else(|| {
             self.segments.push(None);
-            self.segments.len() - 1
+            (self.segments.len() - 1) as u32
         });
-        let first = self.ranges.segment(at as u32, bytes);
+        let first = self.ranges.segment(at, bytes);
         self.born += 1;
-        self.segments[at] = Some(Segment {
+        self.segments[at as usize] = Some(Segment {
             block: Arc::new(block),
             sort,
             bytes,
@@ -457,6 +463,7 @@ impl<A: DeviceAllocator> Space<A> {
     /// Takes out a segment that is wholly free; its range has been taken.
     pub(super) fn drop_segment(&mut self, at: u32) -> Option<Segment<A>> {
         let segment = self.segments.get_mut(at as usize)?.take()?;
+        self.vacant_segments.push(at);
         self.ranges.drop_range(segment.first);
         Some(segment)
     }
@@ -473,18 +480,18 @@ impl<A: DeviceAllocator> Space<A> {
             let Some(Segment { first, sort, .. }) = &self.segments[at] else { continue };
             let (mut id, sort) = (*first, *sort);
             while let Some(next) = self.ranges.after(id) {
-                let both = [id, next].map(|id| self.ranges.get(id).free.as_ref());
-                let fit = both.iter().all(|free| {
-                    free.is_some_and(|free| !free.is_hole() && may(free.after.marks()))
+                let fit = [id, next].into_iter().all(|id| {
+                    let free = self.ranges.free(id).filter(|_| !self.ranges.is_hole(id));
+                    free.is_some_and(|free| may(free.after.marks()))
                 });
                 if !fit {
                     id = next;
                     continue;
                 }
-                let Some(free) = self.unshelve(id) else { break };
+                let Some((_, free)) = self.unshelve(id) else { break };
                 let free = self.join(clock, id, next, free);
                 let shelf = self.shelf(sort, lane_of(clock, free.after.marks()));
-                self.shelve(id, Free { shelf, ..free });
+                self.shelve(id, shelf, free);
                 joined = true;
             }
         }
@@ -497,9 +504,12 @@ impl<A: DeviceAllocator> Space<A> {
         heads.flat_map(|head| list(&self.ranges.entries, head))
     }
 
-    /// Whether more than one lane has free ranges.
-    pub(super) fn has_lanes(&self) -> bool {
-        self.shelves.iter().filter(|shelf| shelf.bins.bytes() > 0).count() > 1
+    /// Whether other lanes than this one have free ranges.
+    pub(super) fn has_other_lanes(&self, lane: u64) -> bool {
+        let other = |shelf: &Shelf<A::Kind>| {
+            shelf.bins.bytes() > 0 && shelf.lane != Lane::Nobody && shelf.lane != Lane::One(lane)
+        };
+        self.shelves.iter().any(other)
     }
 
     /// The free bytes of each lane.
@@ -519,7 +529,7 @@ impl<A: DeviceAllocator> Space<A> {
     pub(super) fn free_ranges(&self) -> impl Iterator<Item = (u32, &Free<MarkOf<A>>)> {
         let firsts = self.segments.iter().flatten().map(|segment| segment.first);
         let ids = firsts.flat_map(|first| self.ranges.walk(first));
-        ids.filter_map(|id| Some((id, self.ranges.get(id).free.as_ref()?)))
+        ids.filter_map(|id| Some((id, self.ranges.free(id)?)))
     }
 }
 

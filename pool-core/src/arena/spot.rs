@@ -72,17 +72,13 @@ impl<A: DeviceAllocator> Space<A> {
         }
         let mut first = hole;
         while let Some(before) = self.ranges.before(first).filter(|id| self.may_have(*id, taker)) {
-            if self.is_hole(before) {
+            if self.ranges.is_hole(before) {
                 return None;
             }
             first = before;
         }
         let parts = self.ranges.walk(first).take_while(|id| self.may_have(*id, taker));
-        Some(parts.map(|id| Part { id, bytes: self.place(id), hole: self.is_hole(id) }).collect())
-    }
-
-    fn is_hole(&self, id: u32) -> bool {
-        self.ranges.get(id).free.as_ref().is_some_and(super::space::Free::is_hole)
+        Some(parts.map(|id| Part { id, bytes: self.place(id), hole: self.ranges.is_hole(id) }).collect())
     }
 
     /// Whether a range is free, and ready for the taker or can be made so for certain.
@@ -91,7 +87,7 @@ impl<A: DeviceAllocator> Space<A> {
             taker.is_ready(mark)
                 || !taker.cpu_touches && taker.may_ask(mark) && taker.clock.is_submitted(mark)
         };
-        let free = self.ranges.get(id).free.as_ref();
+        let free = self.ranges.free(id);
         free.is_some_and(|free| free.after.marks().iter().all(|mark| can(*mark)))
     }
 
@@ -107,7 +103,7 @@ impl<A: DeviceAllocator> Space<A> {
             if place.end <= block.start {
                 continue;
             }
-            let part = if self.is_hole(id) {
+            let part = if self.ranges.is_hole(id) {
                 let extra = if place.end > block.end { ahead / page * page } else { 0 };
                 pages_of(block, page, extra, &place)
             } else {

@@ -3,13 +3,10 @@
 
 use super::space::{Lane, Lent, Want};
 use super::{Arena, ArenaBlock};
-use crate::clock::Order;
+use crate::clock::{Order, StreamClock};
 use crate::device::{DeviceAllocator, MarkOf};
 use crate::error::DeviceError;
 use crate::order::{StealPolicy, Taker};
-
-/// Ranges that are asked about before a request turns to the device.
-const ASKED: usize = 16;
 
 impl<A: DeviceAllocator> Arena<A> {
     /// Serves a request from a range that is not ready, without blocking the host. First where an
@@ -20,7 +17,7 @@ impl<A: DeviceAllocator> Arena<A> {
         want: &Want<A::Kind>,
         taker: &Taker<'_, A::Clock>,
     ) -> Result<Option<ArenaBlock<A>>, DeviceError> {
-        if !taker.cpu_touches && !self.space.lock().has_lanes() {
+        if !taker.cpu_touches && !self.space.lock().has_other_lanes(want.lane) {
             return Ok(None);
         }
         let steps = [StealPolicy::Never, StealPolicy::Ordered, StealPolicy::Wait];
@@ -45,39 +42,42 @@ impl<A: DeviceAllocator> Arena<A> {
         taker: &Taker<'_, A::Clock>,
     ) -> Result<Option<ArenaBlock<A>>, DeviceError> {
         let mut refused = Vec::new();
-        while refused.len() < ASKED {
-            let Some(lent) = self.lend(want, taker, &refused) else { break };
-            let order = lent.after.marks().iter().try_fold(Order::Ordered, |order, mark| {
-                match order {
-                    Order::Ordered => taker.make_ready(*mark),
-                    Order::NotYet => Ok(Order::NotYet),
+        while let Some(lent) = self.lend(want, taker, &refused) {
+            let mut behind = None;
+            for mark in lent.after.marks() {
+                match taker.make_ready(*mark) {
+                    Ok(Order::Ordered) => {}
+                    Ok(Order::NotYet) => behind = Some(*mark),
+                    Err(error) => {
+                        self.put_back(lent);
+                        return Err(error);
+                    }
                 }
-            });
-            if order == Ok(Order::Ordered) {
-                return Ok(Some(self.keep_part(lent, want)));
             }
-            refused.push((lent.segment, lent.bytes.start));
+            let Some(behind) = behind else { return Ok(Some(self.keep_part(lent, want))) };
+            refused.push(behind);
             self.put_back(lent);
-            order?;
         }
         Ok(None)
     }
 
-    /// Takes out, whole, a range that may be asked for and was not yet.
+    /// Takes out, whole, a range that may be asked for. Not one behind a point of a stream that was
+    /// refused, nor behind a later one: each stream is asked about once.
     fn lend(
         &self,
         want: &Want<A::Kind>,
         taker: &Taker<'_, A::Clock>,
-        refused: &[(u32, u64)],
+        refused: &[MarkOf<A>],
     ) -> Option<Lent<A>> {
         let mut space = self.space.lock();
-        let fits = |id: u32| {
-            let range = space.ranges.get(id);
-            !refused.contains(&(range.segment, range.offset))
-                && space.may_ask(id, taker)
+        let clock = taker.clock;
+        let behind = |mark: &MarkOf<A>| {
+            let later = |old: &MarkOf<A>| clock.is_later(*mark, *old);
+            refused.iter().any(later)
         };
+        let fits = |id: u32| !space.marks(id).iter().any(behind) && space.may_ask(id, taker);
         let any = |_: Lane| true;
-        let id = space.best(want, any, fits)?;
+        let id = space.best_of(want, any, fits, usize::MAX)?;
         let whole = space.ranges.bytes(id);
         space.take(id, whole)
     }

@@ -1,0 +1,228 @@
+//! What an arena promises: reuse without the device, order without events, figures that add up, and
+//! a verdict when there really is no memory.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use pool_core::sim::{MappedSim, SimCall, SimDevice, SimStream};
+use pool_core::{
+    Arena, ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer,
+    RangeState, Retention, StealPolicy, StreamClock, Verdict,
+};
+use std::time::Duration;
+
+type OverPages = BucketPool<Arena<SimDevice>>;
+
+/// An arena alone: the pool in front keeps nothing.
+fn bare(device: &SimDevice, config: ArenaConfig) -> OverPages {
+    let arena = Arena::over_pages(device.clone(), config);
+    BucketPool::builder(arena).policy(BucketPolicy::Exact).granule(512).cached_limit(0).build()
+}
+
+fn kernel(device: &SimDevice, buffer: &PooledBuffer<Arena<SimDevice>>, on: &SimStream) {
+    device.kernel(on, &buffer.on(on).unwrap());
+}
+
+#[test]
+fn three_streams_that_hand_buffers_on_make_no_memory_call_and_one_event_a_hand_over() {
+    for front in [0, MIB] {
+        let device = SimDevice::new();
+        let arena = Arena::over_pages(device.clone(), ArenaConfig::grow());
+        let pool = BucketPool::builder(arena).policy(BucketPolicy::Exact).cached_limit(front).build();
+        let streams = [device.stream(), device.stream(), device.stream()];
+        let turn = |i: usize| {
+            let (from, to) = (&streams[i % 3], &streams[(i + 1) % 3]);
+            let buffer = pool.allocate_on(from, 256 * KIB).unwrap();
+            kernel(&device, &buffer, from);
+            kernel(&device, &buffer, to); // handed on: one event on `from`, one wait on `to`
+        };
+        (0..9).for_each(turn);
+        let before = device.calls();
+        (9..309).for_each(turn);
+        let after = device.calls();
+        assert_eq!((after.commits, after.decommits), (before.commits, before.decommits));
+        let (events, waits) = (after.records - before.records, after.waits - before.waits);
+        assert!(events <= 300 && waits <= 300, "front {front}: {events} events, {waits} waits");
+        assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+        device.run();
+    }
+}
+
+#[test]
+fn a_stream_that_is_ordered_already_takes_without_an_event() {
+    let device = SimDevice::new();
+    let pool = bare(&device, ArenaConfig::grow());
+    let (s, t) = (device.stream(), device.stream());
+    let mine: Vec<_> = (0..8).map(|_| pool.allocate_on(&s, 64 * KIB).unwrap()).collect();
+    mine.iter().for_each(|buffer| kernel(&device, buffer, &s));
+    drop(mine);
+    device.clock().order(&t, &[device.clock().mark(&s)]).unwrap();
+    let before = device.calls();
+    for _ in 0..8 {
+        kernel(&device, &pool.allocate_on(&t, 64 * KIB).unwrap(), &t);
+    }
+    assert_eq!(device.calls(), before, "no event, no wait, no memory");
+    assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+}
+
+#[test]
+fn each_policy_takes_from_other_streams_what_it_may() {
+    for (steal, commits, waits) in
+        [(StealPolicy::Never, 2, 0), (StealPolicy::Ordered, 2, 0), (StealPolicy::Wait, 1, 1)]
+    {
+        let device = SimDevice::new();
+        let arena = Arena::over_pages(device.clone(), ArenaConfig::pages(MIB, 0.0));
+        let pool = BucketPool::builder(arena).steal(steal).cached_limit(0).build();
+        let (s, t, u) = (device.stream(), device.stream(), device.stream());
+        kernel(&device, &pool.allocate_on(&s, MIB).unwrap(), &s);
+        let _second = pool.allocate_on(&t, MIB).unwrap();
+        let calls = device.calls();
+        assert_eq!((calls.commits, calls.waits), (commits, waits), "{steal:?}");
+        if steal == StealPolicy::Ordered {
+            // An event after the marks exists from here on.
+            device.clock().order(&u, &[device.clock().mark(&s)]).unwrap();
+            assert!(pool.allocate_on(&t, MIB).is_ok());
+            assert_eq!((device.calls().commits, device.calls().waits), (2, 2));
+        }
+    }
+}
+
+#[test]
+fn neighbours_of_two_streams_become_one_for_a_request_that_needs_both() {
+    let device = SimDevice::new();
+    let pool = bare(&device, ArenaConfig::pages(MIB, 0.0));
+    let (s, t) = (device.stream(), device.stream());
+    let (a, b) = (pool.allocate_on(&s, MIB).unwrap(), pool.allocate_on(&t, MIB).unwrap());
+    kernel(&device, &a, &s);
+    kernel(&device, &b, &t);
+    drop((a, b));
+    let both = pool.allocate_on(&s, 2 * MIB).unwrap();
+    kernel(&device, &both, &s);
+    assert_eq!((device.calls().commits, device.calls().waits), (2, 1));
+    assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+}
+
+#[test]
+fn memory_that_the_cpu_can_write_is_not_handed_out_before_a_queued_copy_is_done() {
+    let device = SimDevice::new();
+    let arena = Arena::over_pages(MappedSim(device.clone()), ArenaConfig::grow());
+    let pool = BucketPool::builder(arena).cached_limit(0).build();
+    let s = device.stream();
+    let buffer = pool.allocate_on(&s, MIB).unwrap();
+    device.kernel(&s, &buffer.on(&s).unwrap());
+    drop(buffer);
+    let second = pool.allocate_on(&s, MIB).unwrap();
+    device.touch(&second.on(&s).unwrap());
+    assert_eq!((device.hazards(), pool.stats().hits), (0, 0), "{:?}", device.hazard_report());
+    device.run();
+    let third = pool.allocate_on(&s, MIB).unwrap();
+    device.touch(&third.on(&s).unwrap());
+    assert_eq!((device.hazards(), pool.stats().hits), (0, 1), "{:?}", device.hazard_report());
+}
+
+#[test]
+fn each_way_to_run_out_of_memory_has_its_verdict() {
+    let verdict = |work: &dyn Fn(&SimDevice, &OverPages) -> pool_core::AllocError| {
+        let device = SimDevice::with_capacity(4 * MIB);
+        let pool = bare(&device, ArenaConfig::segments(MIB).steal(StealPolicy::Never));
+        work(&device, &pool)
+    };
+    let peak = verdict(&|_, pool| {
+        let _live = pool.allocate(3 * MIB).unwrap();
+        pool.allocate(2 * MIB).unwrap_err()
+    });
+    assert_eq!(peak.verdict(), Verdict::TruePeak);
+    let fragmented = verdict(&|_, pool| {
+        let all: Vec<_> = (0..8).map(|_| pool.allocate(512 * KIB).unwrap()).collect();
+        let _every_other: Vec<_> = all.into_iter().step_by(2).collect();
+        pool.allocate(MIB).unwrap_err()
+    });
+    assert_eq!(fragmented.verdict(), Verdict::Fragmentation);
+    insta::assert_snapshot!(fragmented);
+    let stranded = verdict(&|device, pool| {
+        let (s, t) = (device.stream(), device.stream());
+        let _keeps_the_segments: Vec<_> =
+            (0..4).map(|_| pool.allocate_on(&s, 512).unwrap()).collect();
+        let large = pool.allocate_on(&s, 600 * KIB).unwrap();
+        kernel(device, &large, &s);
+        drop(large);
+        let _rest: Vec<_> = std::iter::from_fn(|| pool.allocate_on(&t, MIB).ok()).collect();
+        pool.allocate_on(&t, 600 * KIB).unwrap_err()
+    });
+    assert_eq!(stranded.verdict(), Verdict::Stranded, "{stranded}");
+    let limited = BucketPool::builder(Arena::new(SimDevice::new(), ArenaConfig::segments(MIB)))
+        .reserved_limit(2 * MIB)
+        .build();
+    let _live = limited.allocate(2 * MIB).unwrap();
+    assert_eq!(limited.allocate(MIB).unwrap_err().verdict(), Verdict::Limit);
+}
+
+#[test]
+fn what_waits_for_a_stream_is_said_to_wait() {
+    let device = SimDevice::with_capacity(MIB);
+    let arena = Arena::new(MappedSim(device.clone()), ArenaConfig::segments(MIB));
+    let pool = BucketPool::builder(arena).cached_limit(0).build();
+    let s = device.stream();
+    let (small, large) = (pool.allocate(512).unwrap(), pool.allocate(800 * KIB).unwrap());
+    device.kernel(&s, &large.on(&s).unwrap());
+    drop(large);
+    let error = pool.allocate(900 * KIB).unwrap_err();
+    assert_eq!(error.verdict(), Verdict::Pending, "{error}");
+    assert!(error.figures().pending_bytes >= 800 * KIB);
+    device.run();
+    assert!(pool.allocate(900 * KIB).is_ok());
+    drop(small);
+}
+
+#[test]
+fn the_ladder_counts_its_rungs() {
+    let device = SimDevice::new();
+    let arena = Arena::over_pages(device.clone(), ArenaConfig::pages(64 * KIB, 0.0));
+    let pool = BucketPool::builder(arena).policy(BucketPolicy::Exact).cached_limit(MIB).build();
+    let (a, b) = (pool.allocate(256 * KIB).unwrap(), pool.allocate(256 * KIB).unwrap());
+    drop((a, b)); // idle in the pool
+    let _whole = pool.allocate(512 * KIB).unwrap(); // one range, after both went to the arena
+    let rungs = pool.stats().served_by;
+    // The second one had room in what the first call committed ahead.
+    assert_eq!((rungs.device, rungs.layer, rungs.flushed), (1, 1, 1));
+    device.fail(SimCall::Commit, 0, 1); // with what would be committed ahead; it is less without
+    let _much = pool.allocate(MIB).unwrap();
+    assert_eq!(pool.stats().served_by.device, 2);
+    device.fail(SimCall::Commit, 0, 2);
+    let _more = pool.allocate(MIB).unwrap();
+    assert_eq!(pool.stats().served_by.trimmed, 1);
+    device.fail(SimCall::Commit, 0, 4);
+    let _most = pool.allocate(MIB).unwrap();
+    assert_eq!(pool.stats().served_by.cleared, 1);
+}
+
+#[test]
+fn old_memory_goes_back_with_the_ticks() {
+    let hour = Retention { time: Some(Duration::from_secs(3600)), ..Retention::default() };
+    let device = SimDevice::new();
+    let arena = Arena::new(device.clone(), ArenaConfig::segments(MIB));
+    let pool = BucketPool::builder(arena).retention(hour).build();
+    let at = |minutes: u64| Duration::from_secs(60 * minutes);
+    pool.tick(at(0)).unwrap();
+    drop(pool.allocate(MIB).unwrap());
+    pool.tick(at(10)).unwrap();
+    let young = pool.allocate(2 * MIB).unwrap();
+    drop(young);
+    assert_eq!(pool.tick(at(65)).unwrap(), 0, "both are younger than an hour at the last tick");
+    assert_eq!(pool.tick(at(75)).unwrap(), MIB, "the first is older, the second is not");
+    assert_eq!(pool.tick(at(200)).unwrap(), 2 * MIB);
+    assert_eq!(pool.tick(at(100)).unwrap(), 0, "time that runs backwards makes nothing older");
+}
+
+#[test]
+fn the_map_shows_what_is_where() {
+    let device = SimDevice::new();
+    let pool = bare(&device, ArenaConfig::pages(64 * KIB, 0.0));
+    let (a, _b) = (pool.allocate(64 * KIB).unwrap(), pool.allocate(64 * KIB).unwrap());
+    drop(a);
+    let map = &pool.allocator().map()[0];
+    let states: Vec<_> = map.ranges.iter().map(|(range, state)| (range.start, *state)).collect();
+    assert_eq!(states[..2], [(0, RangeState::Free), (64 * KIB, RangeState::Used)]);
+    assert_eq!(states.last().unwrap().1, RangeState::Hole);
+    pool.clear().unwrap();
+    assert_eq!(pool.allocator().map()[0].ranges[0], (0..64 * KIB, RangeState::Hole));
+    assert_eq!(device.held_bytes(), 64 * KIB);
+}
