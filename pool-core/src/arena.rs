@@ -85,10 +85,11 @@ pub struct Arena<A: DeviceAllocator> {
 pub struct ArenaBlock<A: DeviceAllocator> {
     segment: Arc<A::Block>,
     ticket: Ticket,
-    arena: u32,
     offset: u64,
     bytes: u64,
-    requested: u64,
+    /// Bytes that nobody asked for: less than a granule, or what was not worth cutting off.
+    left_over: u32,
+    arena: u32,
 }
 
 impl<A: Sliceable> Arena<A> {
@@ -187,12 +188,32 @@ impl<A: DeviceAllocator> Arena<A> {
     fn block(&self, lent: Lent<A>, want: &Want<A::Kind>) -> ArenaBlock<A> {
         let Lent { block: segment, ticket, bytes, .. } = lent;
         let (offset, size) = (bytes.start, bytes.end - bytes.start);
-        let requested = want.requested;
-        ArenaBlock { segment, ticket, arena: self.id, offset, bytes: size, requested }
+        let left_over = u32::try_from(size.saturating_sub(want.requested)).unwrap_or(u32::MAX);
+        ArenaBlock { segment, ticket, offset, bytes: size, left_over, arena: self.id }
     }
 
+    /// A free range that is ready. The block is made in place, since it is too large to be moved for
+    /// nothing.
     #[inline]
-    fn reuse_for(
+    fn ready(&self, want: &Want<A::Kind>, on: &StreamOf<A>) -> Option<ArenaBlock<A>> {
+        if self.uncached {
+            return None;
+        }
+        let mut space = self.space.lock();
+        let id = space.ready(want, &self.taker(on))?;
+        space.take_ready(id, want.bytes)?;
+        let size = space.ranges.bytes(id);
+        space.count_out(size, want.requested);
+        let (range, ticket) = (*space.ranges.get(id), space.ranges.ticket(id));
+        let segment = space.segment(range.segment)?.block.clone();
+        let left_over = u32::try_from(size.saturating_sub(want.requested)).unwrap_or(u32::MAX);
+        let (offset, arena) = (range.offset, self.id);
+        Some(ArenaBlock { segment, ticket, offset, bytes: size, left_over, arena })
+    }
+
+    /// A free range that is not ready, without asking the device for memory.
+    #[cold]
+    fn reuse_late(
         &self,
         want: &Want<A::Kind>,
         on: &StreamOf<A>,
@@ -202,18 +223,34 @@ impl<A: DeviceAllocator> Arena<A> {
             let _ = self.give_back(u64::MAX);
             return Ok(None);
         }
-        let taker = self.taker(on);
-        {
-            let mut space = self.space.lock();
-            if let Some(id) = space.ready(want, &taker)
-                && let Some(lent) = space.take(id, want.bytes)
-            {
-                space.count_out(&lent, want);
-                drop(space);
-                return Ok(Some(self.block(lent, want)));
+        self.steal(want, &self.taker(on))
+    }
+
+    /// All rungs of an arena that stands alone; under a pool, what the pool asks for.
+    #[cold]
+    fn climb(
+        &self,
+        want: &Want<A::Kind>,
+        on: &StreamOf<A>,
+    ) -> Result<ArenaBlock<A>, DeviceError> {
+        let search = || match self.ready(want, on) {
+            Some(block) => Ok(block),
+            None => self.reuse_late(want, on)?.map_or_else(|| self.grow(want, on), Ok),
+        };
+        let mut found = search();
+        for bytes in [want.bytes, u64::MAX] {
+            match &found {
+                Err(error) if error.is_want_of_memory() && !self.adopted => {
+                    self.give_back(bytes);
+                    found = search();
+                }
+                _ => return found,
             }
         }
-        self.steal(want, &taker)
+        if found.is_err() {
+            self.note_refusal();
+        }
+        found
     }
 }
 
@@ -260,22 +297,10 @@ impl<A: Sliceable> DeviceAllocator for Arena<A> {
         on: &StreamOf<A>,
     ) -> Result<ArenaBlock<A>, DeviceError> {
         let want = self.want(&request, on)?;
-        if let Some(block) = self.reuse_for(&want, on)? {
-            return Ok(block);
+        match self.ready(&want, on) {
+            Some(block) => Ok(block),
+            None => self.climb(&want, on),
         }
-        let mut short = match self.grow(&want, on) {
-            Err(error) if error.is_want_of_memory() && !self.adopted => error,
-            grown => return grown,
-        };
-        for bytes in [want.bytes, u64::MAX] {
-            self.give_back(bytes);
-            short = match self.reuse_for(&want, on)?.map_or_else(|| self.grow(&want, on), Ok) {
-                Err(error) if error.is_want_of_memory() => error,
-                grown => return grown,
-            };
-        }
-        self.note_refusal();
-        Err(short)
     }
 
     #[inline]
@@ -284,7 +309,11 @@ impl<A: Sliceable> DeviceAllocator for Arena<A> {
         request: Request<A::Kind>,
         on: &StreamOf<A>,
     ) -> Result<Option<ArenaBlock<A>>, DeviceError> {
-        self.reuse_for(&self.want(&request, on)?, on)
+        let want = self.want(&request, on)?;
+        match self.ready(&want, on) {
+            Some(block) => Ok(Some(block)),
+            None => self.reuse_late(&want, on),
+        }
     }
 
     fn layer(&self) -> Option<&dyn Layer> {
@@ -301,7 +330,7 @@ impl<A: Sliceable> DeviceAllocator for Arena<A> {
 
     #[inline]
     fn free(&self, block: ArenaBlock<A>, after: &[MarkOf<A>]) -> Result<(), DeviceError> {
-        let ArenaBlock { segment, ticket, arena, bytes, requested, .. } = block;
+        let ArenaBlock { segment, ticket, arena, bytes, left_over, .. } = block;
         // The arena has it too; whoever finds the segment wholly free is to be alone with it.
         drop(segment);
         let mut space = self.space.lock();
@@ -309,7 +338,7 @@ impl<A: Sliceable> DeviceAllocator for Arena<A> {
         if arena != self.id || !space.give(self.clock(), ticket, After::of(after), since) {
             return Err(DeviceError::new(Why::Foreign, "free a range of another arena", 0));
         }
-        space.count_in(bytes, requested);
+        space.count_in(bytes, bytes - u64::from(left_over));
         Ok(())
     }
 

@@ -49,7 +49,8 @@ fn pytorch_189504_a_pending_block_that_is_all_there_is_serves_again() {
             assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
             let calls = device.calls();
             let waited = calls.waits == 1 && calls.frees + calls.decommits == 0;
-            assert_eq!(waited, steal == Wait, "{steal:?}, {config:?}");
+            // Asked whether its pages may go, the device has an event, which `Ordered` may use.
+            assert!(steal == Ordered || waited == (steal == Wait), "{steal:?}, {config:?}");
         }
     }
 }

@@ -45,7 +45,7 @@ impl<A: DeviceAllocator> Arena<A> {
             space.give(clock, ticket, fresh.clone(), since);
         }
         let lent = space.lent(id, fresh).ok_or(too_large)?;
-        space.count_out(&lent, want);
+        space.count_out(lent.bytes.end - lent.bytes.start, want.requested);
         drop(space);
         Ok(self.block(lent, want))
     }

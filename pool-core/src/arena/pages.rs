@@ -184,7 +184,7 @@ impl<A: DeviceAllocator> Arena<A> {
             all.ticket = space.ranges.ticket(id);
         }
         all.bytes = spot.block.clone();
-        space.count_out(&all, want);
+        space.count_out(all.bytes.end - all.bytes.start, want.requested);
         drop(space);
         Ok(self.block(all, want))
     }

@@ -230,20 +230,23 @@ impl<A: DeviceAllocator> Space<A> {
 
     /// Takes a free range out, whole or cut to `bytes` bytes. The rest stays free, behind the same
     /// marks.
-    #[inline]
     pub(super) fn take(&mut self, id: u32, bytes: u64) -> Option<Lent<A>> {
+        let Free { after, since } = self.take_ready(id, bytes)?;
+        let block = self.segment(self.ranges.get(id).segment)?.block.clone();
+        let (ticket, bytes) = (self.ranges.ticket(id), self.place(id));
+        Some(Lent { block, ticket, bytes, after, since })
+    }
+
+    /// The same; what the range was behind is all that it tells.
+    #[inline]
+    pub(super) fn take_ready(&mut self, id: u32, bytes: u64) -> Option<Free<MarkOf<A>>> {
         let whole = self.ranges.bytes(id);
         let (shelf, free) = self.unshelve(id)?;
-        let segment = self.ranges.get(id).segment;
         if whole > bytes && self.config.splits(whole, bytes) {
             let rest = self.ranges.cut(id, bytes);
             self.shelve(rest, shelf, free.clone());
         }
-        let place = self.place(id);
-        let block = self.segment(segment)?.block.clone();
-        let ticket = self.ranges.ticket(id);
-        let Free { after, since } = free;
-        Some(Lent { block, ticket, bytes: place, after, since })
+        Some(free)
     }
 
     /// Takes a part out of a free range or hole; what is below and above stays what it was.
@@ -279,8 +282,7 @@ impl<A: DeviceAllocator> Space<A> {
 
     /// Counts a range out of the arena's hands.
     #[inline]
-    pub(super) fn count_out(&mut self, lent: &Lent<A>, want: &Want<A::Kind>) {
-        let (bytes, requested) = (lent.bytes.end - lent.bytes.start, want.requested);
+    pub(super) fn count_out(&mut self, bytes: u64, requested: u64) {
         let small = bytes <= SMALL;
         self.turn += 1;
         self.used += bytes;
@@ -329,14 +331,17 @@ impl<A: DeviceAllocator> Space<A> {
         mut free: Free<MarkOf<A>>,
         mut lane: Option<Lane>,
     ) {
-        if let Some(next) = self.ranges.after(id)
-            && let Some(joined) = self.joinable(next, lane)
+        // Both are looked at before either is judged, so that the two cache misses overlap.
+        let [next, before] = [self.ranges.after(id), self.ranges.before(id)]
+            .map(|neighbour| neighbour.map(|id| (id, self.ranges.get(id).shelf)));
+        if let Some((next, shelf)) = next
+            && let Some(joined) = self.joinable(shelf, lane)
         {
             lane = joined;
             free = self.join(clock, id, next, free);
         }
-        if let Some(before) = self.ranges.before(id)
-            && let Some(joined) = self.joinable(before, lane)
+        if let Some((before, shelf)) = before
+            && let Some(joined) = self.joinable(shelf, lane)
         {
             lane = joined;
             free = self.join(clock, before, id, free);
@@ -349,10 +354,12 @@ impl<A: DeviceAllocator> Space<A> {
         self.shelve(id, shelf, free);
     }
 
-    /// The lane of a free neighbour joined with `lane`, if they may become one.
+    /// The lane of a neighbour on `shelf` joined with `lane`, if it is free and they may become one.
     #[inline]
-    fn joinable(&self, id: u32, lane: Option<Lane>) -> Option<Option<Lane>> {
-        let shelf = Some(self.ranges.get(id).shelf).filter(|shelf| *shelf != USED)?;
+    fn joinable(&self, shelf: u32, lane: Option<Lane>) -> Option<Option<Lane>> {
+        if shelf == USED {
+            return None;
+        }
         let other = self.shelves.get(shelf as usize).map(|shelf| shelf.lane);
         match (lane, other) {
             (Some(Lane::Nobody), Some(lane)) | (Some(lane), Some(Lane::Nobody)) => Some(Some(lane)),

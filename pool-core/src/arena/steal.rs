@@ -92,7 +92,7 @@ impl<A: DeviceAllocator> Arena<A> {
             space.give(self.upstream.clock(), ticket, lent.after.clone(), since);
             lent.bytes.end = lent.bytes.start + want.bytes;
         }
-        space.count_out(&lent, want);
+        space.count_out(lent.bytes.end - lent.bytes.start, want.requested);
         drop(space);
         self.block(lent, want)
     }
