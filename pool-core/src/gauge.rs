@@ -22,6 +22,8 @@ pub(crate) struct Gauge {
 pub(crate) struct Tally {
     change: i64,
     highest: i64,
+    /// Up to here nothing has to be reported.
+    allowed: i64,
 }
 
 impl Tally {
@@ -29,7 +31,7 @@ impl Tally {
     pub(crate) fn add(&mut self, bytes: u64, gauge: &Gauge) {
         self.change = self.change.saturating_add_unsigned(bytes);
         self.highest = self.highest.max(self.change);
-        if self.change > gauge.unreported_limit() {
+        if self.change > self.allowed {
             self.report(gauge);
         }
     }
@@ -37,15 +39,16 @@ impl Tally {
     #[inline]
     pub(crate) fn subtract(&mut self, bytes: u64, gauge: &Gauge) {
         self.change = self.change.saturating_sub_unsigned(bytes);
-        if self.change < -gauge.unreported_limit() {
+        if self.change < -self.allowed {
             self.report(gauge);
         }
     }
 
+    #[cold]
     fn report(&mut self, gauge: &Gauge) {
         gauge.peak.fetch_max(self.peak(gauge), Relaxed);
         gauge.sum.fetch_add(self.change, Relaxed);
-        *self = Self::default();
+        *self = Self { allowed: gauge.unreported_limit(), ..Self::default() };
     }
 
     /// The peak as far as this shard can tell.
@@ -54,6 +57,7 @@ impl Tally {
         u64::try_from(self.peak(gauge).max(gauge.peak.load(Relaxed))).unwrap_or(0)
     }
 
+    #[inline]
     fn peak(&self, gauge: &Gauge) -> i64 {
         gauge.sum.load(Relaxed).saturating_add(self.highest)
     }

@@ -153,6 +153,7 @@ impl<K: Copy + Eq, T> Idle<K, T> {
     }
 
     /// Adds an item as the newest. Returns how many of its size now lie on its shelf.
+    #[inline]
     pub(crate) fn push(&mut self, key: K, bytes: u64, stamp: u64, item: T) -> usize {
         let shelf = self.shelf(key);
         let links = [Links { older: NONE, newer: NONE }; 2];
@@ -302,12 +303,10 @@ impl<K: Copy + Eq, T> Idle<K, T> {
         self.nodes.iter().filter_map(|node| node.item.as_ref().map(|item| (node.bytes, item)))
     }
 
+    #[inline]
     fn shelf(&mut self, key: K) -> usize {
         if self.empty_stacks > EMPTY_STACKS_KEPT.max(self.age.len) {
-            for shelf in &mut self.shelves {
-                shelf.stacks.forget_empty();
-            }
-            self.empty_stacks = 0;
+            self.forget_empty_stacks();
         }
         if let Some(at) = self.shelves.iter().position(|shelf| shelf.key == key) {
             return at;
@@ -316,6 +315,13 @@ impl<K: Copy + Eq, T> Idle<K, T> {
         self.shelves.len() - 1
     }
 
+    #[cold]
+    fn forget_empty_stacks(&mut self) {
+        self.shelves.iter_mut().for_each(|shelf| shelf.stacks.forget_empty());
+        self.empty_stacks = 0;
+    }
+
+    #[inline]
     fn remove(&mut self, id: u32) -> Option<Taken<T>> {
         let node = self.nodes.get_mut(id as usize)?;
         let item = node.item.take()?;
@@ -351,6 +357,7 @@ impl<K> Shelf<K> {
 impl List {
     const EMPTY: Self = Self { oldest: NONE, newest: NONE, len: 0 };
 
+    #[inline]
     fn append<T>(&mut self, nodes: &mut [Node<T>], list: usize, id: u32) {
         nodes[id as usize].links[list] = Links { older: self.newest, newer: NONE };
         match nodes.get_mut(self.newest as usize) {
@@ -361,6 +368,7 @@ impl List {
         self.len += 1;
     }
 
+    #[inline]
     fn unlink<T>(&mut self, nodes: &mut [Node<T>], list: usize, id: u32) {
         let Links { older, newer } = nodes[id as usize].links[list];
         match nodes.get_mut(older as usize) {

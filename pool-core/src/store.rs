@@ -244,6 +244,7 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// Adds an idle block as the newest and makes room for it, oldest first.
+    #[inline]
     pub(crate) fn keep(&self, shard: &mut Shard<A>, mut parcel: Box<Parcel<A>>) {
         let limit = self.cached_limit(shard);
         if parcel.bytes > limit / 2 {
@@ -258,6 +259,14 @@ impl<A: DeviceAllocator> Store<A> {
         {
             shard.owe(oldest.item);
         }
+        if shard.idle.bytes() > shard.lease {
+            self.make_room(shard, limit);
+        }
+    }
+
+    /// Extends the shard's lease over what it has, or evicts.
+    #[cold]
+    fn make_room(&self, shard: &mut Shard<A>, limit: u64) {
         while shard.idle.bytes() > shard.lease {
             let more = shard.idle.bytes() - shard.lease;
             if self.leases.extend(more, limit) {
