@@ -8,9 +8,9 @@ use crate::machine::{timed, timed_wall};
 use crate::source::{HostDirect, HostSource, host_pool};
 use crate::spec::PolicySpec;
 use crate::workload::{Done, Source, Workload};
-use bucketpool::PoolStats;
 #[cfg(feature = "cuda")]
 use bucketpool::Arena;
+use bucketpool::PoolStats;
 #[cfg(feature = "wgpu")]
 use bucketpool::wgpu::WgpuAllocator;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]

@@ -133,9 +133,7 @@ fn over_pages<A: VirtualMemory>(
     let calls = device.calls();
     match spec.arena.clone() {
         None => run(device, &calls, limit, trace, spec, backend),
-        Some(config) => {
-            run(Arena::over_pages(device, config), &calls, limit, trace, spec, backend)
-        }
+        Some(config) => run(Arena::over_pages(device, config), &calls, limit, trace, spec, backend),
     }
 }
 

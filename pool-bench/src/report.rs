@@ -54,9 +54,8 @@ pub fn policies(outcomes: &[Outcome]) -> String {
         let of: Vec<&Outcome> =
             outcomes.iter().filter(|o| o.policy == policy && o.cached_limit == limit).collect();
         let ratios = of.iter().map(|o| o.reserved_peak_bytes as f64 / o.live_peak_bytes as f64);
-        let (logs, worst) = ratios.fold((0.0, 0.0_f64), |(sum, worst), ratio| {
-            (sum + ratio.ln(), worst.max(ratio))
-        });
+        let (logs, worst) =
+            ratios.fold((0.0, 0.0_f64), |(sum, worst), ratio| (sum + ratio.ln(), worst.max(ratio)));
         let mean = (logs / of.len() as f64).exp();
         let calls = of.iter().map(|o| o.device_allocations + o.device_frees).sum();
         let allocations = of.iter().map(|o| o.allocations).sum();

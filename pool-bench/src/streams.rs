@@ -56,10 +56,7 @@ impl Arrangement {
 }
 
 /// An allocator over the simulated device.
-trait OnSim:
-    for<'b> DeviceAllocator<View<'b> = SimView<'b>, Clock = Timeline<SimDriver>>
-{
-}
+trait OnSim: for<'b> DeviceAllocator<View<'b> = SimView<'b>, Clock = Timeline<SimDriver>> {}
 
 impl<A> OnSim for A where
     A: for<'b> DeviceAllocator<View<'b> = SimView<'b>, Clock = Timeline<SimDriver>>
@@ -152,10 +149,9 @@ fn run<A: OnSim>(
         trace: trace.name.clone(),
         policy: spec.text.clone(),
         backend: settings.backend,
-        cached_limit: settings.cached_limit.map_or_else(
-            || make().bound_on_idle_bytes().to_string(),
-            |limit| limit.to_string(),
-        ),
+        cached_limit: settings
+            .cached_limit
+            .map_or_else(|| make().bound_on_idle_bytes().to_string(), |limit| limit.to_string()),
         ops: trace.ops,
         allocations,
         live_peak_bytes: trace.live_peak_bytes,

@@ -7,6 +7,7 @@
 use bucketpool::CachedLimit;
 use pool_bench::backend::Backend;
 use pool_bench::replay::{Outcome, Settings, replay};
+use pool_bench::streams::{self, Arrangement};
 use pool_bench::{spec, trace};
 use std::path::Path;
 
@@ -69,4 +70,72 @@ fn the_live_peak_survives_a_device_of_little_more() {
     let outcome = replay(&trace, &spec::list("exact").unwrap()[0], settings).unwrap();
     assert_eq!(outcome.ooms, 0);
     assert!(outcome.reserved_peak_bytes <= capacity);
+}
+
+/// The geometric mean of reserved over live peak on the tensor traces, the worst of them, and
+/// device calls per 1000 allocations, pooled.
+fn over_the_tensor_traces(policy: &str) -> (f64, f64, f64) {
+    let traces = ["resnet18_train", "gpt2_train", "bert_embed", "numpy_lidar"];
+    let outcomes = traces.map(|name| replayed(name, policy, None));
+    let mean = outcomes.iter().map(|o| over_live(o).ln()).sum::<f64>() / 4.0;
+    let worst = outcomes.iter().map(over_live).fold(0.0, f64::max);
+    let calls: u64 = outcomes.iter().map(|o| o.device_allocations + o.device_frees).sum();
+    let allocations: u64 = outcomes.iter().map(|o| o.allocations).sum();
+    (mean.exp(), worst, 1000.0 * calls as f64 / allocations as f64)
+}
+
+#[test]
+fn an_arena_holds_little_more_than_what_is_alive() {
+    // policy, geometric mean, worst, calls per 1000 allocations: at most
+    let expected = [
+        ("arena", 1.090, 1.30, 2.0),
+        ("arena:pages=64K:slack=5%", 1.045, 1.10, 5.0),
+        ("arena:pages=2M:slack=5%", 1.060, 1.15, 4.0),
+    ];
+    for (policy, mean, worst, calls) in expected {
+        let (m, w, c) = over_the_tensor_traces(policy);
+        assert!(m <= mean && w <= worst && c <= calls, "{policy}: {m} {w} {c}");
+    }
+}
+
+#[test]
+fn less_slack_is_less_memory_and_more_calls() {
+    let curve = ["0%", "2%", "5%", "10%"]
+        .map(|slack| over_the_tensor_traces(&format!("arena:pages=64K:slack={slack}")));
+    for pair in curve.windows(2) {
+        let ((less, _, more_calls), (more, _, less_calls)) = (pair[0], pair[1]);
+        assert!(less < more && more_calls > less_calls, "{curve:?}");
+    }
+}
+
+#[test]
+fn pytorchs_constants_agree_with_an_independent_simulator() {
+    let expected = [
+        ("resnet18_train", 1.21),
+        ("gpt2_train", 1.19),
+        ("bert_embed", 1.45),
+        ("numpy_lidar", 1.98),
+    ];
+    for policy in ["arena:torch", "preset:caching"] {
+        for (name, peak) in expected {
+            let ours = over_live(&replayed(name, policy, None));
+            assert!((ours / peak - 1.0).abs() < 0.02, "{name} {policy}: {ours} for {peak}");
+        }
+    }
+}
+
+#[test]
+fn streams_share_an_arena_without_a_violation() {
+    let file = format!("{}/../traces/bert_embed.ptrace.csv.zst", env!("CARGO_MANIFEST_DIR"));
+    let trace = trace::read(Path::new(&file)).unwrap();
+    let settings = Settings { backend: Backend::Sim, cached_limit: None, capacity: None };
+    let spec = &spec::list("arena").unwrap()[0];
+    for arrangement in Arrangement::ALL {
+        let outcome = streams::replay(&trace, spec, settings, arrangement).unwrap();
+        let on = outcome.streams.clone().unwrap();
+        assert_eq!((on.violations, outcome.ooms), (0, 0), "{arrangement:?}");
+        assert!(over_live(&outcome) < 1.2, "{arrangement:?}: {}", over_live(&outcome));
+        let one = arrangement == Arrangement::OneStream;
+        assert_eq!((on.streams, on.waits == 0), if one { (1, true) } else { (3, false) });
+    }
 }

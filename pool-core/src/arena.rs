@@ -25,9 +25,7 @@ mod spot;
 mod steal;
 
 use crate::clock::StreamClock;
-use crate::device::{
-    DeviceAllocator, MarkOf, Memory, Request, Sliceable, StreamOf, VirtualMemory,
-};
+use crate::device::{DeviceAllocator, MarkOf, Memory, Request, Sliceable, StreamOf, VirtualMemory};
 use crate::device_stats::DeviceStats;
 use crate::error::{DeviceError, Why};
 use crate::host_memory::HostMemory;
@@ -228,11 +226,7 @@ impl<A: DeviceAllocator> Arena<A> {
 
     /// All rungs of an arena that stands alone; under a pool, what the pool asks for.
     #[cold]
-    fn climb(
-        &self,
-        want: &Want<A::Kind>,
-        on: &StreamOf<A>,
-    ) -> Result<ArenaBlock<A>, DeviceError> {
+    fn climb(&self, want: &Want<A::Kind>, on: &StreamOf<A>) -> Result<ArenaBlock<A>, DeviceError> {
         let search = || match self.ready(want, on) {
             Some(block) => Ok(block),
             None => self.reuse_late(want, on)?.map_or_else(|| self.grow(want, on), Ok),
@@ -285,7 +279,11 @@ impl<A: Sliceable> DeviceAllocator for Arena<A> {
     /// Ranges begin at multiples of the granule, so no more than that can be had.
     fn aligned(&self, kind: A::Kind, alignment: u64) -> Result<A::Kind, DeviceError> {
         if alignment > self.granule {
-            return Err(DeviceError::new(Why::Unsupported, "alignment above the arena's granule", 0));
+            return Err(DeviceError::new(
+                Why::Unsupported,
+                "alignment above the arena's granule",
+                0,
+            ));
         }
         // One kind for all: segments are aligned to the granule whatever is asked.
         self.upstream.aligned(kind, alignment).map(|_| kind)

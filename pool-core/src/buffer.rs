@@ -4,8 +4,9 @@
 use crate::clock::{Order, StreamClock};
 use crate::device::{DeviceAllocator, MarkOf, StreamOf, WholeBlocks};
 use crate::error::{DeviceError, Why};
-use crate::hold::Claim;
+use crate::hold::{Claim, Owner, store_at};
 use crate::shard::Parcel;
+use crate::store::Store;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -20,15 +21,22 @@ use std::ops::Deref;
 /// Unless the pool clears its blocks ([`ZeroPolicy`](crate::ZeroPolicy)), a buffer shows what the
 /// last user of its block left there.
 pub struct PooledBuffer<A: DeviceAllocator> {
+    /// The block; with it goes a hold on the store, which the buffer gives up with the parcel.
     parcel: ManuallyDrop<Box<Parcel<A>>>,
-    claim: Claim<A>,
 }
 
 impl<A: DeviceAllocator> PooledBuffer<A> {
-    /// A buffer around a block that the claim's store has just counted out.
+    /// A buffer around a block that the owner's store has just counted out.
     #[inline]
-    pub(crate) fn new(claim: Claim<A>, parcel: Box<Parcel<A>>) -> Self {
-        Self { parcel: ManuallyDrop::new(parcel), claim }
+    pub(crate) fn new(owner: &Owner<A>, mut parcel: Box<Parcel<A>>) -> Self {
+        owner.hold_for(&mut parcel);
+        Self { parcel: ManuallyDrop::new(parcel) }
+    }
+
+    #[inline]
+    fn store(&self) -> &Store<A> {
+        // SAFETY: `new` filled the home, and the hold leaves it with the parcel only.
+        unsafe { store_at(&self.parcel.home) }
     }
 
     /// Bytes that were asked for.
@@ -52,7 +60,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// The allocator that the block came from.
     #[must_use]
     pub fn allocator(&self) -> &A {
-        &self.claim.store().allocator
+        &self.store().allocator
     }
 
     /// The memory, for work that is given to `stream` while the [`Use`] lives.
@@ -132,10 +140,12 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
 
     /// Clears the first `bytes` bytes of the block, in the order of `on`; a use like any other.
     pub(crate) fn zero(&mut self, bytes: u64, on: &StreamOf<A>) -> Result<(), DeviceError> {
-        let allocator = &self.claim.store().allocator;
-        allocator.zero(&mut self.parcel.block, bytes, on)?;
-        let clock = allocator.clock();
-        self.parcel.marks.get_mut().end(clock, clock.mark(on));
+        let Parcel { home, block, marks, .. } = &mut **self.parcel;
+        // SAFETY: as in `store`.
+        let store: &Store<A> = unsafe { store_at(home) };
+        store.allocator.zero(block, bytes, on)?;
+        let clock = store.allocator.clock();
+        marks.get_mut().end(clock, clock.mark(on));
         Ok(())
     }
 
@@ -148,23 +158,26 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     unsafe fn take_parts(&mut self) -> (Claim<A>, Box<Parcel<A>>) {
         // SAFETY: the caller promises that nobody takes the parcel a second time.
         let mut parcel = unsafe { ManuallyDrop::take(&mut self.parcel) };
-        parcel.marks.get_mut().close(self.claim.store().allocator.clock());
-        (self.claim.again(), parcel)
+        // SAFETY: `new` filled the home, and the parcel is taken out once.
+        let claim = unsafe { Claim::taken_from(&parcel) };
+        parcel.marks.get_mut().close(claim.store().allocator.clock());
+        (claim, parcel)
     }
 }
 
 impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
     #[inline]
     fn drop(&mut self) {
-        let store = self.claim.store();
+        let Parcel { home, block, marks, bytes, .. } = &mut **self.parcel;
+        // SAFETY: as in `store`.
+        let store: &Store<A> = unsafe { store_at(home) };
         let mut clean = !store.bounds.zero_on_return;
         // Only where no stream can still be reading, and where the call is legal anywhere.
         if !clean && A::MEMORY.cpu_touches && A::MEMORY.free_in_drop {
             let clock = store.allocator.clock();
-            let parcel = &mut **self.parcel;
-            let done = parcel.marks.get_mut().all_are(|mark| clock.is_seen_done(mark));
+            let done = marks.get_mut().all_are(|mark| clock.is_seen_done(mark));
             let on = clock.default_stream();
-            clean = done && store.allocator.zero(&mut parcel.block, parcel.bytes, on).is_ok();
+            clean = done && store.allocator.zero(block, *bytes, on).is_ok();
         }
         // SAFETY: a buffer is dropped once, and nothing follows in this function.
         let (claim, parts) = unsafe { self.take_parts() };

@@ -3,8 +3,8 @@
 use crate::clock::StreamClock;
 use crate::device::{DeviceAllocator, MarkOf};
 use crate::error::{DeviceError, Why};
-use crate::layer::{GivenBack, Layer, Retention};
 use crate::idle::Taken;
+use crate::layer::{GivenBack, Layer, Retention};
 use crate::shard::{Parcel, Shard, Want};
 use crate::store::Store;
 use std::time::Duration;
@@ -85,7 +85,8 @@ impl<A: DeviceAllocator> Store<A> {
     /// Idle blocks go to the layer below, where they can become one with their neighbours. Returns
     /// whether there were any.
     pub(crate) fn flush(&self) -> bool {
-        let owed: Vec<_> = self.shards.iter().flat_map(|mut shard| shard.take_everything()).collect();
+        let owed: Vec<_> =
+            self.shards.iter().flat_map(|mut shard| shard.take_everything()).collect();
         let any = !owed.is_empty();
         self.pay(owed);
         any
@@ -151,9 +152,8 @@ impl<A: DeviceAllocator> Store<A> {
     /// that is not submitted stays where it is.
     pub(crate) fn clear(&self) -> GivenBack {
         let clock = self.allocator.clock();
-        let submitted = |parcel: &Parcel<A>| {
-            parcel.marks.lock().all_are(|mark| clock.is_submitted(mark))
-        };
+        let submitted =
+            |parcel: &Parcel<A>| parcel.marks.lock().all_are(|mark| clock.is_submitted(mark));
         let mut done = Vec::new();
         for mut shard in self.shards.iter() {
             for taken in shard.idle.take_all(|parcel| submitted(parcel)) {

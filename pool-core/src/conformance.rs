@@ -10,8 +10,8 @@
 )]
 
 use crate::{
-    Arena, BucketPolicy, BucketPool, CachedLimit, DeviceAllocator, HostMemory, KIB, MIB, PooledBuffer,
-    Why, ZeroPolicy,
+    Arena, BucketPolicy, BucketPool, CachedLimit, DeviceAllocator, HostMemory, KIB, MIB,
+    PooledBuffer, Why, ZeroPolicy,
 };
 use std::thread;
 

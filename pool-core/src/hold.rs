@@ -3,16 +3,17 @@
 
 use crate::device::DeviceAllocator;
 use crate::lock::LockGuard;
-use crate::shard::Shard;
+use crate::shard::{Home, Parcel, Shard};
 use crate::shards::owners_hold;
 use crate::store::Store;
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering::AcqRel;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 /// The one owner of an open store. Dropping it closes the store.
 pub(crate) struct Owner<A: DeviceAllocator>(NonNull<Store<A>>);
 
-/// A buffer's hold on its store. It has no `Drop`: it is given up by [`Claim::end`].
+/// A hold on a store, taken out of the parcel of a block that comes back. It has no `Drop`: it is
+/// given up by [`Claim::end`].
 pub(crate) struct Claim<A: DeviceAllocator>(NonNull<Store<A>>);
 
 impl<A: DeviceAllocator> Owner<A> {
@@ -27,11 +28,26 @@ impl<A: DeviceAllocator> Owner<A> {
         unsafe { self.0.as_ref() }
     }
 
-    /// The hold of a block that the store has just counted out.
+    /// Puts the hold of a block that the store has just counted out into its parcel, so that a
+    /// buffer is one pointer.
     #[inline]
-    pub(crate) fn claim(&self) -> Claim<A> {
-        Claim(self.0)
+    pub(crate) fn hold_for(&self, parcel: &mut Parcel<A>) {
+        *parcel.home.0.get_mut() = self.0.as_ptr().cast();
     }
+}
+
+/// The store of a block that is out.
+///
+/// # Safety
+///
+/// The home is that of a `Parcel<A>`, [`Owner::hold_for`] has filled it, and no [`Claim`] was taken
+/// since.
+#[inline]
+pub(crate) unsafe fn store_at<A: DeviceAllocator>(home: &Home) -> &Store<A> {
+    let store: *const Store<A> = home.0.load(Relaxed).cast();
+    // SAFETY: the address of a store of this type, as the caller says; the hold that came with it
+    // is counted there and not given up, so nobody has freed it.
+    unsafe { &*store }
 }
 
 impl<A: DeviceAllocator> Drop for Owner<A> {
@@ -49,9 +65,15 @@ impl<A: DeviceAllocator> Claim<A> {
         unsafe { self.0.as_ref() }
     }
 
-    /// The same hold, moved out of a buffer that is not used again.
-    pub(crate) fn again(&self) -> Self {
-        Self(self.0)
+    /// Takes the hold out of a parcel.
+    ///
+    /// # Safety
+    ///
+    /// As for [`store_at`].
+    #[inline]
+    pub(crate) unsafe fn taken_from(parcel: &Parcel<A>) -> Self {
+        // SAFETY: as the caller says.
+        Self(NonNull::from(unsafe { store_at(&parcel.home) }))
     }
 
     /// Gives up the hold, in the shard that `work` has worked on and returns locked.

@@ -159,7 +159,10 @@ impl<A: DeviceAllocator> Store<A> {
         self.count_refusal();
         let taker = self.taker(want);
         let here = self.cached_bytes_not(|mark| taker.may_ask(mark));
-        let below = self.allocator.layer().map_or(0, |layer| layer.stranded(want.key.lane, self.bounds.steal));
+        let below = self
+            .allocator
+            .layer()
+            .map_or(0, |layer| layer.stranded(want.key.lane, self.bounds.steal));
         let error = self.error(cause, want.requested, want.class.bytes, given_back);
         error.judged(here + below, A::MEMORY.cpu_touches)
     }

@@ -166,7 +166,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             _ => 0,
         };
         *parcel.marks.get_mut() = Marks::new(clock.mark(stream));
-        let mut buffer = PooledBuffer::new(self.owner.claim(), parcel);
+        let mut buffer = PooledBuffer::new(&self.owner, parcel);
         if bytes_to_clear > 0
             && let Err(error) = buffer.zero(bytes_to_clear, want.on)
         {

@@ -3,9 +3,9 @@
 //! A thread works on one shard, so the lock is seldom contended and the lines behind it stay in
 //! that thread's core. Other threads enter to search, to trim and to close.
 
+use crate::clock::StreamClock;
 use crate::device::{DeviceAllocator, StreamOf};
 use crate::gauge::Tally;
-use crate::clock::StreamClock;
 use crate::idle::{Idle, Loan};
 use crate::marks::Marks;
 use crate::order::Taker;
@@ -13,6 +13,7 @@ use crate::policy::Class;
 use crate::stats::PoolStats;
 use parking_lot::Mutex;
 use std::ops::RangeInclusive;
+use std::sync::atomic::AtomicPtr;
 
 /// What must match besides the size: the kind of memory; and the stream that used it last, whose
 /// own blocks are tried first.
@@ -22,12 +23,18 @@ pub(crate) struct Key<K> {
     pub(crate) lane: u64,
 }
 
+/// An address that a shard knows nothing about.
+#[derive(Debug, Default)]
+pub(crate) struct Home(pub(crate) AtomicPtr<()>);
+
 /// A block, with what goes with it from hand to hand as long as the pool has it. It stays where it
 /// is on the heap, so a hit moves a pointer, however large blocks and marks are.
 pub(crate) struct Parcel<A: DeviceAllocator> {
     pub(crate) block: A::Block,
     pub(crate) marks: Mutex<Marks<A::Clock>>,
     pub(crate) kind: A::Kind,
+    /// The way back to the store, while the block is out. `hold.rs` writes and reads it.
+    pub(crate) home: Home,
     pub(crate) bytes: u64,
     /// What its present owner asked for.
     pub(crate) requested: u64,
@@ -49,9 +56,18 @@ impl<A: DeviceAllocator> Parcel<A> {
         clock: &A::Clock,
     ) -> Box<Self> {
         let marks = Mutex::new(Marks::new(clock.mark(want.on)));
-        let (kind, requested, pooled) = (want.key.kind, want.requested, want.class.pooled());
-        let (used, dirty, turn) = (true, false, 0);
-        Box::new(Self { block, marks, kind, bytes, requested, pooled, used, dirty, turn })
+        Box::new(Self {
+            block,
+            marks,
+            kind: want.key.kind,
+            home: Home::default(),
+            bytes,
+            requested: want.requested,
+            pooled: want.class.pooled(),
+            used: true,
+            dirty: false,
+            turn: 0,
+        })
     }
 }
 

@@ -246,8 +246,8 @@ impl<A: DeviceAllocator> Store<A> {
     /// Adds an idle block as the newest and makes room for it, oldest first.
     #[inline]
     pub(crate) fn keep(&self, shard: &mut Shard<A>, mut parcel: Box<Parcel<A>>) {
-        let limit = self.cached_limit(shard);
-        if parcel.bytes > limit / 2 {
+        // Within half of its lease, which is within the bound, there is nothing to reckon.
+        if parcel.bytes > shard.lease / 2 && parcel.bytes > self.cached_limit(shard) / 2 {
             return shard.owe(parcel);
         }
         let lane = self.allocator.clock().lane(parcel.marks.get_mut().home());
@@ -260,16 +260,21 @@ impl<A: DeviceAllocator> Store<A> {
             shard.owe(oldest.item);
         }
         if shard.idle.bytes() > shard.lease {
-            self.make_room(shard, limit);
+            self.make_room(shard);
         }
     }
 
     /// Extends the shard's lease over what it has, or evicts.
     #[cold]
-    fn make_room(&self, shard: &mut Shard<A>, limit: u64) {
+    fn make_room(&self, shard: &mut Shard<A>) {
+        let limit = self.cached_limit(shard);
         while shard.idle.bytes() > shard.lease {
             let more = shard.idle.bytes() - shard.lease;
-            if self.leases.extend(more, limit) {
+            // As much again, so that the next one need not come here.
+            let twice = more.saturating_add(shard.idle.bytes());
+            if self.leases.extend(twice, limit) {
+                shard.lease += twice;
+            } else if self.leases.extend(more, limit) {
                 shard.lease += more;
             } else if !self.reclaim_unused_leases() {
                 self.evict_oldest(shard);

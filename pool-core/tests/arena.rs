@@ -26,7 +26,8 @@ fn three_streams_that_hand_buffers_on_make_no_memory_call_and_one_event_a_hand_o
     for front in [0, MIB] {
         let device = SimDevice::new();
         let arena = Arena::over_pages(device.clone(), ArenaConfig::grow());
-        let pool = BucketPool::builder(arena).policy(BucketPolicy::Exact).cached_limit(front).build();
+        let pool =
+            BucketPool::builder(arena).policy(BucketPolicy::Exact).cached_limit(front).build();
         let streams = [device.stream(), device.stream(), device.stream()];
         let turn = |i: usize| {
             let (from, to) = (&streams[i % 3], &streams[(i + 1) % 3]);

@@ -40,7 +40,9 @@ fn the_figures_of_a_short_life() {
     let pool = preset::caching(SimDevice::new()).build();
     let (a, b) = (pool.allocate(1000).unwrap(), pool.allocate(3 * MIB).unwrap());
     drop(a);
-    insta::assert_snapshot!(serde_json::to_string_pretty(&pool.allocator().device_stats()).unwrap());
+    insta::assert_snapshot!(
+        serde_json::to_string_pretty(&pool.allocator().device_stats()).unwrap()
+    );
     pool.allocator().reset_peak_stats();
     let stats = pool.allocator().device_stats();
     assert_eq!((stats.allocation.all.peak, stats.allocation.all.allocated), (1, 2));

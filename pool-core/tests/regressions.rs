@@ -142,8 +142,8 @@ fn pytorch_193400_a_bound_on_splits_lets_no_pages_pile_up() {
     }
     assert!(live.iter().all(Option::is_some));
     let (peak, used_peak) = (device.held_peak_bytes(), pool.stats().allocated_peak_bytes);
-    // A quarter more than the arena allows, since no stream is seen to be done.
-    assert!(peak <= used_peak + used_peak * 4 / 10, "{peak} bytes for {used_peak}");
+    // A sixteenth more than the arena allows, since no stream is seen to be done.
+    assert!(peak <= used_peak + used_peak / 4, "{peak} bytes for {used_peak}");
 }
 
 // Used on a second stream that nobody had noted, given back, and written by the next: NaN.

@@ -152,9 +152,8 @@ impl<A: Simulated> Run<A> {
         let place = A::place(&used);
         A::work(&self.device, &on, &used, true);
         drop(used);
-        let overlap = self.live.iter().find(|(other, _)| {
-            other.start < place.end && place.start < other.end
-        });
+        let overlap =
+            self.live.iter().find(|(other, _)| other.start < place.end && place.start < other.end);
         assert!(overlap.is_none(), "{place:?} overlaps {overlap:?}");
         self.live.push((place, buffer));
     }

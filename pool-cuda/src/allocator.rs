@@ -177,10 +177,8 @@ impl Sliceable for CudaAllocator {
         let size = size(bytes.end - bytes.start)?;
         bind(&self.context)?;
         // SAFETY: the caller vouches for the bytes, and that nobody else uses them.
-        unsafe {
-            result::memset_d8_async(block.at + bytes.start, 0, size, on.raw().cu_stream())
-        }
-        .map_err(|e| error("cuMemsetD8Async", e))
+        unsafe { result::memset_d8_async(block.at + bytes.start, 0, size, on.raw().cu_stream()) }
+            .map_err(|e| error("cuMemsetD8Async", e))
     }
 }
 

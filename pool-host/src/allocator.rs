@@ -1,11 +1,11 @@
 //! Blocks from the program's global allocator.
 #![expect(unsafe_code, reason = "the global allocator is called through pointers")]
 
+use crate::virtual_memory as pages;
 use pool_core::{
     DeviceAllocator, DeviceError, HostMemory, Immediate, MarkOf, Memory, Request, Sliceable,
     StreamOf, VirtualMemory, WholeBlocks, Why,
 };
-use crate::virtual_memory as pages;
 use std::alloc::{self, Layout};
 use std::marker::PhantomData;
 use std::ops::Range;

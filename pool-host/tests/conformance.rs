@@ -1,8 +1,8 @@
 //! Host memory passes the suite.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::{Arena, ArenaConfig, BucketPool, KIB};
 use pool_core::conformance::{self, Probe};
+use pool_core::{Arena, ArenaConfig, BucketPool, KIB};
 use pool_host::HostAllocator;
 
 #[test]

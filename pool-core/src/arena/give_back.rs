@@ -95,7 +95,9 @@ impl<A: DeviceAllocator> Arena<A> {
         let (limit, reserved) = (self.ledger.limit(), self.ledger.reserved());
         let average = {
             let space = self.space.lock();
-            let Some(share) = space.config.gc_threshold.filter(|_| limit != u64::MAX) else { return };
+            let Some(share) = space.config.gc_threshold.filter(|_| limit != u64::MAX) else {
+                return;
+            };
             let over = (reserved.saturating_add(bytes)) as f64 > limit as f64 * share;
             let ages: Vec<u64> = space.could_go(None).map(|(since, _)| since).collect();
             if !over || ages.is_empty() {
@@ -123,7 +125,8 @@ impl<A: DeviceAllocator> Arena<A> {
             let Some(segment) = space.segments[at].take() else { continue };
             let ranges = space.ranges.walk(segment.first);
             let marks = ranges.filter_map(|id| space.ranges.free(id));
-            let marks: Vec<MarkOf<A>> = marks.flat_map(|free| free.after.marks().to_vec()).collect();
+            let marks: Vec<MarkOf<A>> =
+                marks.flat_map(|free| free.after.marks().to_vec()).collect();
             let Some(block) = Arc::into_inner(segment.block) else { continue };
             // Nobody is left to be told.
             let _ = match &self.pages {
@@ -187,7 +190,8 @@ impl<A: DeviceAllocator> Layer for Arena<A> {
                     StealPolicy::Wait => false,
                 }
         };
-        let stranded = space.free_from(0).filter(|(id, _)| space.marks(*id).iter().any(out_of_reach));
+        let stranded =
+            space.free_from(0).filter(|(id, _)| space.marks(*id).iter().any(out_of_reach));
         stranded.map(|(_, bytes)| bytes).sum()
     }
 

@@ -16,8 +16,8 @@ use std::ops::Range;
 
 /// What streams still use may pass what is allowed by one part in so many, and by so many bytes,
 /// before the host waits.
-const BEHIND_PART: u64 = 4;
-const BEHIND_LEAST: u64 = 16 * MIB;
+const BEHIND_PART: u64 = 16;
+const BEHIND_LEAST: u64 = 4 * MIB;
 
 /// The calls of virtual memory, so that an arena is one type with and without.
 pub(super) struct PageCalls<A: DeviceAllocator> {

@@ -445,25 +445,15 @@ impl<A: DeviceAllocator> Space<A> {
     }
 
     /// Adds a segment, handed out whole. Returns its range.
-    pub(super) fn add_segment(
-        &mut self,
-        block: A::Block,
-        sort: Sort<A::Kind>,
-        bytes: u64,
-    ) -> u32 {
+    pub(super) fn add_segment(&mut self, block: A::Block, sort: Sort<A::Kind>, bytes: u64) -> u32 {
         let at = self.vacant_segments.pop().unwrap_or_else(|| {
             self.segments.push(None);
             (self.segments.len() - 1) as u32
         });
         let first = self.ranges.segment(at, bytes);
         self.born += 1;
-        self.segments[at as usize] = Some(Segment {
-            block: Arc::new(block),
-            sort,
-            bytes,
-            first,
-            born: self.born,
-        });
+        self.segments[at as usize] =
+            Some(Segment { block: Arc::new(block), sort, bytes, first, born: self.born });
         first
     }
 

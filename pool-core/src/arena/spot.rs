@@ -78,7 +78,11 @@ impl<A: DeviceAllocator> Space<A> {
             first = before;
         }
         let parts = self.ranges.walk(first).take_while(|id| self.may_have(*id, taker));
-        Some(parts.map(|id| Part { id, bytes: self.place(id), hole: self.ranges.is_hole(id) }).collect())
+        Some(
+            parts
+                .map(|id| Part { id, bytes: self.place(id), hole: self.ranges.is_hole(id) })
+                .collect(),
+        )
     }
 
     /// Whether a range is free, and ready for the taker or can be made so for certain.
@@ -143,14 +147,10 @@ impl<A: DeviceAllocator> Space<A> {
 }
 
 /// Where a block may start in a neighbourhood: at its ends, and at the ends of its free ranges.
-fn starts(
-    parts: &[Part],
-    all: &Range<u64>,
-    bytes: u64,
-    at_end: bool,
-) -> impl Iterator<Item = u64> {
+fn starts(parts: &[Part], all: &Range<u64>, bytes: u64, at_end: bool) -> impl Iterator<Item = u64> {
     let free = parts.iter().filter(|part| !part.hole);
-    let free = free.flat_map(move |part| [Some(part.bytes.start), part.bytes.end.checked_sub(bytes)]);
+    let free =
+        free.flat_map(move |part| [Some(part.bytes.start), part.bytes.end.checked_sub(bytes)]);
     let at_the_end = if at_end { None } else { all.end.checked_sub(bytes) };
     let all = all.clone();
     let ends = [Some(all.start), at_the_end];

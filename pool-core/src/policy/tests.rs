@@ -14,10 +14,7 @@ fn each_policy_rounds_as_it_says() {
     assert_eq!(classes(BucketPolicy::PowerOfTwo).of(3 * MIB).unwrap().bytes, 4 * MIB);
     assert_eq!(tiers.of(4 * KIB).unwrap().bytes, 4 * KIB);
     assert_eq!(tiers.of(4 * KIB + 1).unwrap().bytes, 64 * KIB);
-    assert_eq!(
-        tiers.of(64 * KIB + 1).unwrap(),
-        Class { bytes: 65537, up_to: 0 }
-    );
+    assert_eq!(tiers.of(64 * KIB + 1).unwrap(), Class { bytes: 65537, up_to: 0 });
     let fit = classes(BucketPolicy::Fit { alpha: 2.0 }).of(1001).unwrap();
     assert_eq!((fit.bytes, fit.up_to), (1024, 2048));
 }

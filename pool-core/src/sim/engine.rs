@@ -30,8 +30,10 @@ struct Queue {
 
 #[derive(Debug)]
 enum Op {
-    /// An event, or a kernel of which only the uses matter.
+    /// A kernel of which only the uses matter.
     Work,
+    /// It passes by itself once what is before it has run.
+    Event,
     Wait {
         stream: usize,
         at: u64,
@@ -212,7 +214,7 @@ impl Engine {
 
     fn effect(&mut self, op: &Op) {
         match op {
-            Op::Work | Op::Wait { .. } => {}
+            Op::Work | Op::Event | Op::Wait { .. } => {}
             Op::Write { at, bytes } => self.memory.write(*at, bytes),
             Op::Fill { bytes, byte } => self.memory.fill(bytes, *byte),
         }
@@ -233,7 +235,7 @@ impl Engine {
         self.drift();
         self.script.check(SimCall::Record, Why::Other, "sim record")?;
         self.calls.records += 1;
-        let at = self.give(on, Op::Work);
+        let at = self.give(on, Op::Event);
         Ok(Event { stream: on, at, clock: self.streams[on].clock.clone() })
     }
 
@@ -259,11 +261,32 @@ impl Engine {
         self.drift();
         self.script.check(SimCall::Query, Why::Other, "sim query")?;
         self.calls.queries += 1;
+        self.pass(event.stream);
         let done = self.streams[event.stream].done >= event.at;
         if done {
             self.host.merge(&event.clock);
         }
         Ok(done)
+    }
+
+    /// Events at the head of a queue pass, and waits for what is done: only work runs late.
+    fn pass(&mut self, stream: usize) {
+        loop {
+            match self.streams[stream].late.front() {
+                Some(Op::Event) => {}
+                Some(Op::Wait { stream: other, at }) => {
+                    let (other, at) = (*other, *at);
+                    if self.streams[other].done < at {
+                        self.pass(other);
+                    }
+                    if self.streams[other].done < at {
+                        return;
+                    }
+                }
+                _ => return,
+            }
+            self.step(stream);
+        }
     }
 
     /// Runs a stream up to an event, and what that waits for.

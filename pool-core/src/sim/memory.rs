@@ -107,7 +107,8 @@ impl Memory {
             return Err(DeviceError::new(Why::Other, "sim decommit of missing pages", 0));
         }
         let committed = self.reservation(pages, "sim decommit")?;
-        let overlapping: Vec<_> = committed.range(..pages.end).rev().map(|(s, e)| (*s, *e)).collect();
+        let overlapping: Vec<_> =
+            committed.range(..pages.end).rev().map(|(s, e)| (*s, *e)).collect();
         for (start, end) in overlapping.into_iter().take_while(|(_, end)| *end > pages.start) {
             committed.remove(&start);
             if start < pages.start {

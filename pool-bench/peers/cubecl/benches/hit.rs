@@ -74,7 +74,7 @@ fn pair<B, E: Debug>(
         b.iter(|| {
             blocks[at] = None;
             blocks[at] = black_box(allocate().ok());
-            at = (at + 1) % live;
+            at = if at + 1 == live { 0 } else { at + 1 };
         });
     });
     assert!(blocks.iter().all(Option::is_some), "no request is refused");
