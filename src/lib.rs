@@ -1,12 +1,12 @@
 #![doc = include_str!("../README.md")]
 
 pub use pool_core::{
-    AllocError, Arena, ArenaBlock, ArenaConfig, BucketPolicy, BucketPool, Bytes, CachedLimit,
-    Clearing, Detached, DeviceAllocator, DeviceError, DeviceStats, EventDriver, Figures, GIB,
-    GivenBack, Held, HostMemory, Immediate, KIB, Layer, MIB, Mark, MarkOf, Memory, Order,
-    PoolBuilder, PoolStats, PoolStatsSnapshot, PooledBuffer, RangeState, Request, Retention, Rungs,
-    SegmentMap, Sliceable, Stat, StatArray, StealPolicy, Stream, StreamClock, StreamOf, Terms,
-    Timeline, Use, Verdict, VirtualMemory, WholeBlocks, Why, ZeroPolicy,
+    AllocError, Allocating, Arena, ArenaBlock, ArenaConfig, BucketPolicy, BucketPool, Bytes,
+    CachedLimit, Clearing, Detached, DeviceAllocator, DeviceError, DeviceStats, EventDriver,
+    Figures, GIB, GivenBack, Held, HostMemory, Immediate, KIB, Layer, MIB, Mark, MarkOf, Memory,
+    Order, PoolBuilder, PoolStats, PoolStatsSnapshot, PooledBuffer, RangeState, Request, Retention,
+    Rungs, SegmentMap, Sliceable, Stat, StatArray, StealPolicy, Stream, StreamClock, StreamOf,
+    Terms, Timeline, Use, Verdict, VirtualMemory, WholeBlocks, Why, ZeroPolicy,
 };
 
 pub use pool_core::preset;

@@ -25,7 +25,9 @@ mod spot;
 mod steal;
 
 use crate::clock::StreamClock;
-use crate::device::{DeviceAllocator, MarkOf, Memory, Request, Sliceable, StreamOf, VirtualMemory};
+use crate::device::{
+    Allocating, DeviceAllocator, MarkOf, Memory, Request, Sliceable, StreamOf, VirtualMemory,
+};
 use crate::device_stats::DeviceStats;
 use crate::error::{DeviceError, Why};
 use crate::host_memory::HostMemory;
@@ -253,8 +255,12 @@ impl<A: Sliceable> DeviceAllocator for Arena<A> {
     type View<'b> = A::View<'b>;
     type Kind = A::Kind;
     type Clock = A::Clock;
-    const MEMORY: Memory =
-        Memory { free_in_drop: true, fresh_is_zeroed: false, stream_ordered: false, ..A::MEMORY };
+    const MEMORY: Memory = Memory {
+        free_in_drop: true,
+        fresh_is_zeroed: false,
+        allocating: Allocating::InOrder,
+        ..A::MEMORY
+    };
 
     #[inline]
     fn clock(&self) -> &A::Clock {

@@ -42,9 +42,10 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// The cached bytes of blocks whose marks are not all as `is` says.
     pub(crate) fn cached_bytes_not(&self, is: impl Fn(MarkOf<A>) -> bool) -> u64 {
-        let counts = |parcel: &&Box<Parcel<A>>| !parcel.marks.lock().all_are(&is);
+        let counts = |parcel: &&Parcel<A>| !parcel.marks.lock().all_are(&is);
         let of_shard = |shard: &Shard<A>| -> u64 {
-            let all = shard.idle.items().map(|(_, parcel)| parcel).chain(&shard.owed);
+            let idle = shard.idle.items().map(|(_, parcel)| &**parcel);
+            let all = idle.chain(shard.owed.iter().map(|parcel| &**parcel));
             all.filter(counts).map(|parcel| parcel.bytes).sum()
         };
         self.shards.iter().map(|shard| of_shard(&shard)).sum()
@@ -100,10 +101,10 @@ impl<A: DeviceAllocator> Store<A> {
         let mut owed = Vec::new();
         for mut shard in self.shards.iter() {
             let turn = shard.turn;
-            let is_old = |parcel: &Box<Parcel<A>>| {
+            let is_old = |parcel: &Parcel<A>| {
                 retention.allocations.is_some_and(|most| turn.saturating_sub(parcel.turn) > most)
             };
-            let by_age = shard.idle.take_all(is_old);
+            let by_age = shard.idle.take_all(|parcel| is_old(parcel));
             for taken in by_age.into_iter().chain(shard.idle.take_before(before)) {
                 shard.owe(taken.item);
             }

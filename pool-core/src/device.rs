@@ -163,14 +163,23 @@ pub struct Memory {
     pub free_in_drop: bool,
     /// A block fresh from the device reads as zeroes.
     pub fresh_is_zeroed: bool,
-    /// A fresh block may be used only by work that is ordered after its allocation's stream has come
-    /// so far.
-    pub stream_ordered: bool,
+    /// When a fresh block may be used.
+    pub allocating: Allocating,
     /// When [`DeviceAllocator::zero`] happens.
     pub clearing: Clearing,
     /// When a pool clears blocks unless it is told otherwise: what programs over this memory
     /// expect.
     pub default_zero: ZeroPolicy,
+}
+
+/// When a fresh block may be used, in the order of a device's work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allocating {
+    /// At once, by anybody.
+    AtOnce,
+    /// In the order of the stream that it was allocated on; elsewhere by work that is ordered after
+    /// that.
+    InOrder,
 }
 
 /// When clearing happens, in the order of a device's work.
@@ -189,7 +198,7 @@ impl Memory {
         cpu_touches: false,
         free_in_drop: false,
         fresh_is_zeroed: false,
-        stream_ordered: false,
+        allocating: Allocating::AtOnce,
         clearing: Clearing::InOrder,
         default_zero: ZeroPolicy::Never,
     };

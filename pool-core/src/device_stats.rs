@@ -118,7 +118,9 @@ impl DeviceStats {
             &mut self.inactive_split_bytes,
             &mut self.requested_bytes,
         ];
-        arrays.into_iter().for_each(|array| array.each(&change));
+        for array in arrays {
+            array.each(&change);
+        }
     }
 
     /// Lets the peaks start again from the current figures.

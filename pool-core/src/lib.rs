@@ -46,8 +46,8 @@ pub use buffer::{Detached, PooledBuffer, Use};
 pub use builder::PoolBuilder;
 pub use clock::{Immediate, Order, StreamClock};
 pub use device::{
-    Clearing, DeviceAllocator, MarkOf, Memory, Request, Sliceable, StreamOf, VirtualMemory,
-    WholeBlocks,
+    Allocating, Clearing, DeviceAllocator, MarkOf, Memory, Request, Sliceable, StreamOf,
+    VirtualMemory, WholeBlocks,
 };
 pub use device_stats::{DeviceStats, Stat, StatArray};
 pub use error::{AllocError, DeviceError, Figures, Verdict, Why};

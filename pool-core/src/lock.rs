@@ -22,7 +22,6 @@ pub(crate) struct Swap(AtomicBool);
 // SAFETY: `lock` returns, and `try_lock` says true, only after a swap found the flag down and put it
 // up; only `unlock` puts it down. Acquire and Release order what is done in between.
 unsafe impl RawMutex for Swap {
-    #[expect(clippy::declare_interior_mutable_const, reason = "`lock_api` asks for it")]
     const INIT: Self = Self(AtomicBool::new(false));
     type GuardMarker = GuardNoSend;
 

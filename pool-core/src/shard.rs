@@ -49,14 +49,9 @@ pub(crate) struct Parcel<A: DeviceAllocator> {
 }
 
 impl<A: DeviceAllocator> Parcel<A> {
-    pub(crate) fn new(
-        block: A::Block,
-        bytes: u64,
-        want: &Want<'_, A>,
-        clock: &A::Clock,
-    ) -> Box<Self> {
+    pub(crate) fn new(block: A::Block, bytes: u64, want: &Want<'_, A>, clock: &A::Clock) -> Self {
         let marks = Mutex::new(Marks::new(clock.mark(want.on)));
-        Box::new(Self {
+        Self {
             block,
             marks,
             kind: want.key.kind,
@@ -67,7 +62,7 @@ impl<A: DeviceAllocator> Parcel<A> {
             used: true,
             dirty: false,
             turn: 0,
-        })
+        }
     }
 }
 

@@ -184,7 +184,7 @@ impl<A: DeviceAllocator> Store<A> {
         let block = self.allocator.allocate(request, want.on);
         let block = block.inspect_err(|_| self.ledger.cancel(bytes))?;
         self.ledger.took(bytes);
-        Ok(self.parcel(block, want))
+        Ok(Box::new(self.parcel(block, want)))
     }
 
     /// A block that a layer below has free, without a call to the device.
@@ -195,7 +195,7 @@ impl<A: DeviceAllocator> Store<A> {
         // The layer holds the limit.
         let _ = self.ledger.reserve(bytes);
         self.ledger.took(bytes);
-        let mut parcel = self.parcel(block, want);
+        let mut parcel = Box::new(self.parcel(block, want));
         parcel.dirty = true;
         let mut shard = self.shards.own();
         self.count_out(&mut shard, want.requested, parcel.bytes);
@@ -208,7 +208,7 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// A block that the pool has from now on, of which what was asked for is reserved.
-    fn parcel(&self, block: A::Block, want: &Want<'_, A>) -> Box<Parcel<A>> {
+    fn parcel(&self, block: A::Block, want: &Want<'_, A>) -> Parcel<A> {
         let asked = want.class.bytes;
         let bytes = self.allocator.size_of(&block).unwrap_or(asked);
         // More than was asked comes from a layer, which holds the limit.

@@ -1,5 +1,4 @@
 //! The configuration `caching`: the constants, the figures and the settings of seed 004.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use pool_core::preset::{self, Caching};
 use pool_core::sim::SimDevice;

@@ -230,10 +230,11 @@ impl VirtualMemory for HostAllocator {
         if !block.mapped {
             return Err(DeviceError::new(Why::Foreign, "madvise", 0));
         }
-        // SAFETY: the pages lie inside the mapping, as just checked. What they hold is lost, and
-        // reads as zeroes from here on, which is initialised memory; that nobody uses them is what
-        // the arena promises.
-        unsafe { pages::forget(block.base.add(offset), bytes) }
+        // SAFETY: the pages lie inside the mapping, as just checked.
+        let start = unsafe { block.base.add(offset) };
+        // SAFETY: as above. What they hold is lost and reads as zeroes from here on, which is
+        // initialised memory; that nobody uses them is what the arena promises.
+        unsafe { pages::forget(start, bytes) }
     }
 
     fn release(&self, block: HostBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {

@@ -63,10 +63,10 @@ impl Bins {
     fn step(&self, bytes: u64) -> usize {
         let units = bytes >> self.unit_bits;
         if units < STEPS as u64 {
-            return units as usize;
+            return index(units);
         }
         let shift = units.ilog2() - STEP_BITS;
-        ((shift as usize + 1) << STEP_BITS) | ((units >> shift) as usize & (STEPS - 1))
+        ((shift as usize + 1) << STEP_BITS) | (index(units >> shift) & (STEPS - 1))
     }
 
     #[inline]
@@ -125,13 +125,20 @@ impl Bins {
         if in_row != 0 {
             return Some((row << STEP_BITS) | in_row.trailing_zeros() as usize);
         }
-        let above = self.rows & u64::MAX.checked_shl(row as u32 + 1).unwrap_or(0);
+        // Two shifts, since the last row leaves none.
+        let above = self.rows & (u64::MAX << row << 1);
         if above == 0 {
             return None;
         }
         let row = above.trailing_zeros() as usize;
         Some((row << STEP_BITS) | self.columns[row].trailing_zeros() as usize)
     }
+}
+
+/// A number below 64, or below 32 when it is masked.
+#[expect(clippy::cast_possible_truncation, reason = "of at most six bits")]
+fn index(units: u64) -> usize {
+    units as usize
 }
 
 /// The ranges of a list, the one that came last first.

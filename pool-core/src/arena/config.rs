@@ -71,8 +71,9 @@ impl ArenaConfig {
 
     /// Commits a page of `page_bytes` bytes only where a block lies, and gives wholly free pages
     /// back before it commits more than `1 + slack` times the most bytes that were ever handed out
-    /// at once; but not those that a stream still uses, since nobody is made to wait for that. A `slack` of 0.05 is a good start; less memory costs more calls. A page is at least
-    /// as large as the device's.
+    /// at once. While streams still use what is free, that may be passed by a sixteenth before the
+    /// host waits for them. A `slack` of 0.05 is a good start; less memory costs more calls. A page
+    /// is at least as large as the device's.
     pub fn pages(page_bytes: u64, slack: f64) -> Self {
         let most = 1.0 + OWN_SHARE_OF_SLACK * slack.max(0.0);
         Self::from(Source::Pages { bytes: page_bytes.clamp(1, 1 << 40).next_power_of_two(), most })

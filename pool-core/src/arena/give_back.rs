@@ -207,12 +207,12 @@ impl<A: DeviceAllocator> Layer for Arena<A> {
 impl<A: DeviceAllocator> Space<A> {
     /// Wholly free segments; or, with pages, free ranges with a whole page.
     fn could_go(&self, page: Option<u64>) -> impl Iterator<Item = ByAge> {
-        let ranges = self.free_from(page.unwrap_or(0)).filter(move |(id, bytes)| match page {
-            Some(page) => self.whole_pages(*id, page).end > self.whole_pages(*id, page).start,
-            None => {
-                let segment = self.segment(self.ranges.get(*id).segment);
-                segment.is_some_and(|segment| segment.bytes == *bytes)
+        let ranges = self.free_from(page.unwrap_or(0)).filter(move |(id, bytes)| {
+            if let Some(page) = page {
+                return !self.whole_pages(*id, page).is_empty();
             }
+            let segment = self.segment(self.ranges.get(*id).segment);
+            segment.is_some_and(|segment| segment.bytes == *bytes)
         });
         ranges.filter_map(|(id, _)| Some((self.ranges.free(id)?.since, id)))
     }

@@ -7,7 +7,7 @@ use super::space::{Lent, Piece, Want};
 use super::spot::Spot;
 use super::{Arena, ArenaBlock};
 use crate::clock::{Order, StreamClock};
-use crate::device::{DeviceAllocator, MarkOf, StreamOf, VirtualMemory};
+use crate::device::{Allocating, DeviceAllocator, MarkOf, StreamOf, VirtualMemory};
 use crate::error::{DeviceError, Why};
 use crate::layer::GivenBack;
 use crate::order::{After, Taker};
@@ -24,10 +24,15 @@ pub(super) struct PageCalls<A: DeviceAllocator> {
     pub(super) page_bytes: u64,
     address_space: u64,
     reserve: fn(&A, u64) -> Result<A::Block, DeviceError>,
-    commit: fn(&A, &A::Block, Range<u64>) -> Result<(), DeviceError>,
-    decommit: fn(&A, &A::Block, Range<u64>, &[MarkOf<A>]) -> Result<(), DeviceError>,
-    pub(super) release: fn(&A, A::Block, &[MarkOf<A>]) -> Result<(), DeviceError>,
+    commit: Commit<A>,
+    decommit: Decommit<A>,
+    pub(super) release: Release<A>,
 }
+
+type Block<A> = <A as DeviceAllocator>::Block;
+type Commit<A> = fn(&A, &Block<A>, Range<u64>) -> Result<(), DeviceError>;
+type Decommit<A> = fn(&A, &Block<A>, Range<u64>, &[MarkOf<A>]) -> Result<(), DeviceError>;
+type Release<A> = fn(&A, Block<A>, &[MarkOf<A>]) -> Result<(), DeviceError>;
 
 impl<A: VirtualMemory> PageCalls<A> {
     /// `None` where the configuration asks for segments.
@@ -87,11 +92,10 @@ impl<A: DeviceAllocator> Arena<A> {
             break (spot, pieces, idle, wait);
         };
         self.decommit(calls, idle, wait);
-        let committed = self.ready_pieces(&taker, &pieces);
+        let committed = ready(&taker, &pieces);
         let committed = committed.and_then(|()| self.commit(calls, &mut pieces));
         if let Err(error) = committed {
-            let mut space = self.space.lock();
-            pieces.into_iter().for_each(|piece| space.give_piece(self.clock_of(), piece));
+            self.give_pieces(pieces);
             return Err(error);
         }
         self.one_block(pieces, &spot, want, on)
@@ -110,20 +114,6 @@ impl<A: DeviceAllocator> Arena<A> {
         let mut space = self.space.lock();
         let first = space.add_segment(block, want.sort, bytes);
         space.give_hole(self.clock_of(), first);
-        Ok(())
-    }
-
-    /// Orders the taker behind what the free pieces are behind.
-    fn ready_pieces(
-        &self,
-        taker: &Taker<'_, A::Clock>,
-        pieces: &[Piece<A>],
-    ) -> Result<(), DeviceError> {
-        for mark in pieces.iter().flat_map(|piece| piece.lent.after.marks()) {
-            if !taker.is_ready(*mark) && taker.make_ready(*mark)? == Order::NotYet {
-                return Err(DeviceError::new(Why::NotSubmitted, "grow over a free range", 0));
-            }
-        }
         Ok(())
     }
 
@@ -191,9 +181,9 @@ impl<A: DeviceAllocator> Arena<A> {
 
     /// What a part of fresh memory that its taker leaves is behind.
     pub(super) fn fresh_after(&self, on: &StreamOf<A>) -> After<MarkOf<A>> {
-        match A::MEMORY.stream_ordered {
-            true => After::One(self.clock_of().mark(on)),
-            false => After::Nothing,
+        match A::MEMORY.allocating {
+            Allocating::InOrder => After::One(self.clock_of().mark(on)),
+            Allocating::AtOnce => After::Nothing,
         }
     }
 
@@ -209,9 +199,16 @@ impl<A: DeviceAllocator> Arena<A> {
         let may = |piece: &&mut Piece<A>| wait || piece.lent.after.marks().iter().all(is_done);
         let mut idle = idle;
         let went = self.decommit_each(calls, idle.iter_mut().filter(may));
-        let mut space = self.space.lock();
-        idle.into_iter().for_each(|piece| space.give_piece(self.clock_of(), piece));
+        self.give_pieces(idle);
         went
+    }
+
+    /// Makes pieces free again, as what they are now.
+    fn give_pieces(&self, pieces: Vec<Piece<A>>) {
+        let mut space = self.space.lock();
+        for piece in pieces {
+            space.give_piece(self.clock_of(), piece);
+        }
     }
 
     fn decommit_each<'p>(
@@ -238,4 +235,17 @@ impl<A: DeviceAllocator> Arena<A> {
         }
         (given_back, refusal)
     }
+}
+
+/// Orders the taker behind what free pieces are behind.
+fn ready<A: DeviceAllocator>(
+    taker: &Taker<'_, A::Clock>,
+    pieces: &[Piece<A>],
+) -> Result<(), DeviceError> {
+    for mark in pieces.iter().flat_map(|piece| piece.lent.after.marks()) {
+        if !taker.is_ready(*mark) && taker.make_ready(*mark)? == Order::NotYet {
+            return Err(DeviceError::new(Why::NotSubmitted, "grow over a free range", 0));
+        }
+    }
+    Ok(())
 }

@@ -39,7 +39,7 @@ pub(crate) struct Ticket {
 pub(crate) struct Ranges<T> {
     /// Sizes, and places in bins: what a search looks at, four to a cache line.
     pub(crate) entries: Vec<Entry>,
-    ranges: Vec<Range>,
+    nodes: Vec<Range>,
     /// What free ranges remember.
     notes: Vec<T>,
     vacant: Vec<u32>,
@@ -47,8 +47,8 @@ pub(crate) struct Ranges<T> {
 
 impl<T: Default> Ranges<T> {
     pub(crate) fn new() -> Self {
-        let (entries, ranges) = (Vec::new(), Vec::new());
-        Self { entries, ranges, notes: Vec::new(), vacant: Vec::new() }
+        let (entries, nodes) = (Vec::new(), Vec::new());
+        Self { entries, nodes, notes: Vec::new(), vacant: Vec::new() }
     }
 
     /// The one range of a new segment, handed out.
@@ -60,20 +60,20 @@ impl<T: Default> Ranges<T> {
     fn add(&mut self, segment: u32, offset: u64, bytes: u64, before: u32, after: u32) -> u32 {
         let range = Range { segment, offset, generation: 0, before, after, shelf: USED };
         if let Some(id) = self.vacant.pop() {
-            let generation = self.ranges[id as usize].generation;
-            self.ranges[id as usize] = Range { generation, ..range };
+            let generation = self.nodes[id as usize].generation;
+            self.nodes[id as usize] = Range { generation, ..range };
             self.entries[id as usize] = Entry::new(bytes);
             return id;
         }
-        self.ranges.push(range);
+        self.nodes.push(range);
         self.entries.push(Entry::new(bytes));
         self.notes.push(T::default());
-        u32::try_from(self.ranges.len() - 1).unwrap_or(NONE)
+        u32::try_from(self.nodes.len() - 1).unwrap_or(NONE)
     }
 
     #[inline]
     pub(crate) fn get(&self, id: u32) -> &Range {
-        &self.ranges[id as usize]
+        &self.nodes[id as usize]
     }
 
     /// What a free range remembers.
@@ -88,14 +88,14 @@ impl<T: Default> Ranges<T> {
     /// Makes a range free.
     #[inline]
     pub(crate) fn set_free(&mut self, id: u32, shelf: u32, note: T) {
-        self.ranges[id as usize].shelf = shelf;
+        self.nodes[id as usize].shelf = shelf;
         self.notes[id as usize] = note;
     }
 
     /// Makes a free range handed out. Returns its shelf, and what it remembered.
     #[inline]
     pub(crate) fn set_used(&mut self, id: u32) -> Option<(u32, T)> {
-        let shelf = std::mem::replace(&mut self.ranges[id as usize].shelf, USED);
+        let shelf = std::mem::replace(&mut self.nodes[id as usize].shelf, USED);
         (shelf != USED).then(|| (shelf, std::mem::take(&mut self.notes[id as usize])))
     }
 
@@ -111,7 +111,7 @@ impl<T: Default> Ranges<T> {
     /// The range of a ticket, if it is still handed out.
     #[inline]
     pub(crate) fn redeem(&self, ticket: Ticket) -> Option<u32> {
-        let range = self.ranges.get(ticket.id as usize)?;
+        let range = self.nodes.get(ticket.id as usize)?;
         (range.generation == ticket.generation && range.shelf == USED).then_some(ticket.id)
     }
 
@@ -119,10 +119,10 @@ impl<T: Default> Ranges<T> {
     #[inline]
     pub(crate) fn cut(&mut self, id: u32, bytes: u64) -> u32 {
         let whole = std::mem::replace(&mut self.entries[id as usize].bytes, bytes);
-        let Range { segment, offset, after, .. } = self.ranges[id as usize];
+        let Range { segment, offset, after, .. } = self.nodes[id as usize];
         let rest = self.add(segment, offset + bytes, whole - bytes, id, after);
-        self.ranges[id as usize].after = rest;
-        if let Some(after) = self.ranges.get_mut(after as usize) {
+        self.nodes[id as usize].after = rest;
+        if let Some(after) = self.nodes.get_mut(after as usize) {
             after.before = rest;
         }
         rest
@@ -131,11 +131,11 @@ impl<T: Default> Ranges<T> {
     /// Makes a range one with the one after it, which is gone then.
     #[inline]
     pub(crate) fn join_next(&mut self, id: u32) {
-        let next = self.ranges[id as usize].after;
-        let (bytes, after) = (self.bytes(next), self.ranges[next as usize].after);
+        let next = self.nodes[id as usize].after;
+        let (bytes, after) = (self.bytes(next), self.nodes[next as usize].after);
         self.entries[id as usize].bytes += bytes;
-        self.ranges[id as usize].after = after;
-        if let Some(after) = self.ranges.get_mut(after as usize) {
+        self.nodes[id as usize].after = after;
+        if let Some(after) = self.nodes.get_mut(after as usize) {
             after.before = id;
         }
         self.drop_range(next);
@@ -143,7 +143,7 @@ impl<T: Default> Ranges<T> {
 
     /// A segment goes: its only range with it.
     pub(crate) fn drop_range(&mut self, id: u32) {
-        let range = &mut self.ranges[id as usize];
+        let range = &mut self.nodes[id as usize];
         range.generation = range.generation.wrapping_add(1);
         range.shelf = USED;
         self.entries[id as usize].bytes = 0;

@@ -29,6 +29,8 @@ pub(super) enum Lane {
     Nobody,
     One(u64),
     Several,
+    /// Nothing is there: no memory.
+    Hole,
 }
 
 /// A request, with all that a search needs.
@@ -152,37 +154,49 @@ impl<A: DeviceAllocator> Space<A> {
         accept: impl Fn(u32) -> bool,
         patience: usize,
     ) -> Option<u32> {
-        let looked_at = if patience == usize::MAX { patience } else { self.config.looked_at };
         let mut best: Option<(u64, u32)> = None;
-        let mut turned_down = 0;
+        let mut patience = patience;
         for shelf in self.shelves.iter().filter(|shelf| shelf.sort == want.sort) {
             if shelf.bins.bytes() < want.bytes || !lanes(shelf.lane) {
                 continue;
             }
-            'lists: for head in shelf.bins.lists(want.bytes) {
-                let mut found = false;
-                for (id, bytes) in list(&self.ranges.entries, head).take(looked_at) {
-                    if bytes < want.bytes || !self.config.suits(bytes, want.bytes) {
-                        continue;
-                    }
-                    if !accept(id) {
-                        turned_down += 1;
-                        if turned_down > patience {
-                            break 'lists;
-                        }
-                        continue;
-                    }
-                    found = true;
-                    if best.is_none_or(|best| self.is_better((bytes, id), best)) {
-                        best = Some((bytes, id));
-                    }
-                }
-                if found {
+            for head in shelf.bins.lists(want.bytes) {
+                let found = self.best_in(want, head, &accept, &mut patience);
+                let better = found.filter(|found| best.is_none_or(|b| self.is_better(*found, b)));
+                best = better.or(best);
+                if found.is_some() || patience == 0 {
                     break;
                 }
             }
         }
         best.map(|(_, id)| id)
+    }
+
+    /// The best of one list, as far as it is looked at.
+    #[inline]
+    fn best_in(
+        &self,
+        want: &Want<A::Kind>,
+        head: u32,
+        accept: &impl Fn(u32) -> bool,
+        patience: &mut usize,
+    ) -> Option<(u64, u32)> {
+        let mut best = None;
+        let looked_at = if *patience == usize::MAX { usize::MAX } else { self.config.looked_at };
+        let fits = |bytes: u64| bytes >= want.bytes && self.config.suits(bytes, want.bytes);
+        let ranges = list(&self.ranges.entries, head).take(looked_at);
+        for (id, bytes) in ranges.filter(|(_, bytes)| fits(*bytes)) {
+            if accept(id) {
+                let better = best.is_none_or(|best| self.is_better((bytes, id), best));
+                best = if better { Some((bytes, id)) } else { best };
+            } else if *patience < usize::MAX {
+                *patience -= 1;
+                if *patience == 0 {
+                    break;
+                }
+            }
+        }
+        best
     }
 
     /// Where all ranges of a size are looked at, ties go to the oldest segment and then to the
@@ -313,24 +327,18 @@ impl<A: DeviceAllocator> Space<A> {
     ) -> bool {
         let Some(id) = self.ranges.redeem(ticket) else { return false };
         let lane = lane_of(clock, after.marks());
-        self.settle(clock, id, Free { after, since }, Some(lane));
+        self.settle(clock, id, Free { after, since }, lane);
         true
     }
 
     /// Makes a range that is handed out a hole: nothing is behind it any more.
     pub(super) fn give_hole(&mut self, clock: &A::Clock, id: u32) {
-        self.settle(clock, id, Free::default(), None);
+        self.settle(clock, id, Free::default(), Lane::Hole);
     }
 
-    /// Joins a range with its neighbours of the same sort, and shelves it. A hole has no lane.
+    /// Joins a range with its neighbours of the same lane, and shelves it.
     #[inline]
-    fn settle(
-        &mut self,
-        clock: &A::Clock,
-        mut id: u32,
-        mut free: Free<MarkOf<A>>,
-        mut lane: Option<Lane>,
-    ) {
+    fn settle(&mut self, clock: &A::Clock, mut id: u32, mut free: Free<MarkOf<A>>, mut lane: Lane) {
         // Both are looked at before either is judged, so that the two cache misses overlap.
         let [next, before] = [self.ranges.after(id), self.ranges.before(id)]
             .map(|neighbour| neighbour.map(|id| (id, self.ranges.get(id).shelf)));
@@ -348,22 +356,25 @@ impl<A: DeviceAllocator> Space<A> {
             id = before;
         }
         let shelf = match (lane, self.segment(self.ranges.get(id).segment)) {
-            (Some(lane), Some(segment)) => self.shelf(segment.sort, lane),
-            _ => HOLE,
+            (Lane::Hole, _) | (_, None) => HOLE,
+            (lane, Some(segment)) => self.shelf(segment.sort, lane),
         };
         self.shelve(id, shelf, free);
     }
 
     /// The lane of a neighbour on `shelf` joined with `lane`, if it is free and they may become one.
     #[inline]
-    fn joinable(&self, shelf: u32, lane: Option<Lane>) -> Option<Option<Lane>> {
-        if shelf == USED {
-            return None;
-        }
-        let other = self.shelves.get(shelf as usize).map(|shelf| shelf.lane);
+    fn joinable(&self, shelf: u32, lane: Lane) -> Option<Lane> {
+        let other = match shelf {
+            USED => return None,
+            HOLE => Lane::Hole,
+            shelf => self.shelves[shelf as usize].lane,
+        };
         match (lane, other) {
-            (Some(Lane::Nobody), Some(lane)) | (Some(lane), Some(Lane::Nobody)) => Some(Some(lane)),
-            (lane, other) if lane == other && lane != Some(Lane::Several) => Some(lane),
+            (Lane::Several, _) | (_, Lane::Several) => None,
+            (lane, other) if lane == other => Some(lane),
+            (Lane::Hole, _) | (_, Lane::Hole) => None,
+            (Lane::Nobody, lane) | (lane, Lane::Nobody) => Some(lane),
             _ => None,
         }
     }
@@ -433,22 +444,22 @@ impl<A: DeviceAllocator> Space<A> {
     fn shelf(&mut self, sort: Sort<A::Kind>, lane: Lane) -> u32 {
         let known = |shelf: &Shelf<A::Kind>| shelf.sort == sort && shelf.lane == lane;
         if let Some(at) = self.shelves.iter().position(known) {
-            return at as u32;
+            return number(at);
         }
         if let Some(at) = self.shelves.iter().position(|shelf| shelf.bins.bytes() == 0) {
             (self.shelves[at].sort, self.shelves[at].lane) = (sort, lane);
-            return at as u32;
+            return number(at);
         }
         let bins = Bins::new(self.config.granule.trailing_zeros());
         self.shelves.push(Shelf { sort, lane, bins });
-        (self.shelves.len() - 1) as u32
+        number(self.shelves.len() - 1)
     }
 
     /// Adds a segment, handed out whole. Returns its range.
     pub(super) fn add_segment(&mut self, block: A::Block, sort: Sort<A::Kind>, bytes: u64) -> u32 {
         let at = self.vacant_segments.pop().unwrap_or_else(|| {
             self.segments.push(None);
-            (self.segments.len() - 1) as u32
+            number(self.segments.len() - 1)
         });
         let first = self.ranges.segment(at, bytes);
         self.born += 1;
@@ -528,6 +539,11 @@ impl<A: DeviceAllocator> Space<A> {
         let ids = firsts.flat_map(|first| self.ranges.walk(first));
         ids.filter_map(|id| Some((id, self.ranges.free(id)?)))
     }
+}
+
+/// Shelves and segments are far fewer than there are numbers.
+fn number(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(u32::MAX)
 }
 
 /// Who was there last.

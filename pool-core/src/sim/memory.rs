@@ -36,6 +36,11 @@ fn unknown(call: &'static str) -> DeviceError {
     DeviceError::new(Why::Foreign, call, 0)
 }
 
+/// An offset in a chunk.
+fn index(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
 impl Memory {
     pub(super) fn new(capacity: u64) -> Self {
         Self {
@@ -79,10 +84,9 @@ impl Memory {
     /// Takes a block or a reservation back. Returns the ranges that had memory behind them.
     pub(super) fn free(&mut self, at: u64) -> Result<Vec<Range<u64>>, DeviceError> {
         let block = self.blocks.remove(&at).ok_or(unknown("sim free"))?;
-        let ranges: Vec<Range<u64>> = match block.committed {
-            None => vec![at..at + block.bytes],
-            Some(committed) => committed.into_iter().map(|(start, end)| start..end).collect(),
-        };
+        let all = BTreeMap::from([(at, at + block.bytes)]);
+        let ranges = block.committed.unwrap_or(all).into_iter();
+        let ranges: Vec<Range<u64>> = ranges.map(|(start, end)| start..end).collect();
         for range in &ranges {
             self.held -= range.end - range.start;
             self.forget(range);
@@ -162,7 +166,7 @@ impl Memory {
         chunks.map(move |chunk| {
             let first = start.max(chunk * CHUNK) - chunk * CHUNK;
             let last = end.min((chunk + 1) * CHUNK) - chunk * CHUNK;
-            (chunk, first as usize..last as usize)
+            (chunk, index(first)..index(last))
         })
     }
 
@@ -193,7 +197,7 @@ impl Memory {
     }
 
     fn chunk(&mut self, chunk: u64) -> &mut [u8] {
-        let fresh = || vec![FRESH; CHUNK as usize].into_boxed_slice();
+        let fresh = || vec![FRESH; index(CHUNK)].into_boxed_slice();
         self.contents.entry(chunk).or_insert_with(fresh)
     }
 }
