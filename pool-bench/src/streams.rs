@@ -1,5 +1,5 @@
-//! Replays a trace on several streams: each lane is a stream of the simulated device, each operation
-//! gives its stream work that touches the block, and the work is done 1000 operations later.
+//! Replays a trace on several streams: each lane is a stream of the simulated device, each
+//! operation gives its stream work on the block, and the work is done 1000 operations later.
 
 use crate::backend::Backend;
 use crate::counted::{Calls, Counted};

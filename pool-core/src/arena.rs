@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Arena::reuse, Arena::allocate     here
-//!     Space::ready                    space.rs    HOT: a bitmap says which bin, the first fit in it
+//!     Space::ready                    space.rs    HOT: a bitmap says which bin holds a fit
 //!     Arena::steal                    steal.rs    another stream's range, by a wait on the device
 //!     Arena::grow                     grow.rs     a segment, or pages, from the device
 //!   Arena::free                       here
@@ -192,8 +192,8 @@ impl<A: DeviceAllocator> Arena<A> {
         ArenaBlock { segment, ticket, offset, bytes: size, left_over, arena: self.id }
     }
 
-    /// A free range that is ready. The block is made in place, since it is too large to be moved for
-    /// nothing.
+    /// A free range that is ready. The block is made in place, since it is too large to be moved
+    /// for nothing.
     #[inline]
     fn ready(&self, want: &Want<A::Kind>, on: &StreamOf<A>) -> Option<ArenaBlock<A>> {
         if self.uncached {

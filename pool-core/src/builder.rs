@@ -65,8 +65,8 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     }
 
     /// A ceiling on what is taken from the device as a share of all that it has, 0 to 1. The lower
-    /// of this and [`PoolBuilder::reserved_limit`] holds; where the device does not say what it has,
-    /// only the latter. (`PyTorch`: `set_per_process_memory_fraction`.)
+    /// of this and [`PoolBuilder::reserved_limit`] holds; where the device does not say what it
+    /// has, only the latter. (`PyTorch`: `set_per_process_memory_fraction`.)
     pub fn memory_fraction(self, share: f64) -> Self {
         Self { fraction: Some(share.clamp(0.0, 1.0)), ..self }
     }

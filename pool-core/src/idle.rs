@@ -42,7 +42,7 @@ struct Shelf<K> {
     stacks: Stacks,
 }
 
-/// Stacks by size, ascending. Sizes come seldom and are looked for always, so they lie side by side.
+/// Stacks by size, ascending. Sizes come seldom and are looked for always: they lie side by side.
 #[derive(Debug, Default)]
 struct Stacks {
     sizes: Vec<u64>,

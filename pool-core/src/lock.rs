@@ -19,8 +19,8 @@ const LOOKS: u32 = 100;
 
 pub(crate) struct Swap(AtomicBool);
 
-// SAFETY: `lock` returns, and `try_lock` says true, only after a swap found the flag down and put it
-// up; only `unlock` puts it down. Acquire and Release order what is done in between.
+// SAFETY: `lock` returns, and `try_lock` says true, only after a swap found the flag down and put
+// it up; only `unlock` puts it down. Acquire and Release order what is done in between.
 unsafe impl RawMutex for Swap {
     const INIT: Self = Self(AtomicBool::new(false));
     type GuardMarker = GuardNoSend;

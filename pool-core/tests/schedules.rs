@@ -165,8 +165,8 @@ impl<A: Simulated> Run<A> {
         }
     }
 
-    /// A live buffer is used on some stream: in a `Use`, by a stream that was recorded, or in a `Use`
-    /// that is forgotten. After that one it is dropped: only the drop knows of it.
+    /// A live buffer is used on some stream: in a `Use`, by a stream that was recorded, or in a
+    /// `Use` that is forgotten. After that one it is dropped: only the drop knows of it.
     fn use_one(&mut self) {
         if self.live.is_empty() {
             return;

@@ -143,9 +143,9 @@ impl DeviceAllocator for HostAllocator {
             return unsafe { pages::unmap(block.base, block.bytes) };
         }
         if let Some(layout) = HostBlock::layout(block.bytes, block.alignment) {
-            // SAFETY: a block that is not mapped is made in `allocate` only, with this very layout, owns its memory,
-            // and is moved in here. Which `HostAllocator` made it does not matter: they all call
-            // the global allocator.
+            // SAFETY: a block that is not mapped is made in `allocate` only, with this very
+            // layout, owns its memory, and is moved in here. Which `HostAllocator` made it does
+            // not matter: they all call the global allocator.
             unsafe { alloc::dealloc(block.base.as_ptr(), layout) };
         }
         Ok(())

@@ -51,7 +51,7 @@ const ALWAYS_KEPT: u64 = 512 * KIB;
 pub(crate) const SMALL: u64 = MIB;
 /// Its segments for small requests (`kSmallBuffer`).
 const SMALL_SEGMENT: u64 = 2 * MIB;
-/// Its segments for requests below [`LARGE`] (`kLargeBuffer`); and what an oversize block may waste.
+/// Its segments for requests below [`LARGE`] (`kLargeBuffer`); what an oversize block may waste.
 pub(crate) const LARGE_SEGMENT: u64 = 20 * MIB;
 /// From here on a segment is as large as its request (`kMinLargeAlloc`), a multiple of
 /// [`LARGE_STEP`] (`kRoundLarge`).
@@ -160,8 +160,8 @@ impl ArenaConfig {
         }
     }
 
-    /// Keeps nothing: each request is a call to the device of its own size, and each free gives that
-    /// back, with the next call that may call the device.
+    /// Keeps nothing: each request is a call to the device of its own size, and each free gives
+    /// that back, with the next call that may call the device.
     pub fn uncached(self) -> Self {
         Self { uncached: true, ..self }
     }

@@ -90,7 +90,7 @@ impl<A: DeviceAllocator> Arena<A> {
     }
 
     /// Before the arena takes `bytes` more: gives back segments that have been free for as long as
-    /// the average of those that are, or longer, until it holds no more than its share of the limit.
+    /// the average of those that are, or longer, until it holds at most its share of the limit.
     pub(super) fn collect_garbage(&self, bytes: u64) {
         let (limit, reserved) = (self.ledger.limit(), self.ledger.reserved());
         let average = {

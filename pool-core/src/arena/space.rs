@@ -362,7 +362,7 @@ impl<A: DeviceAllocator> Space<A> {
         self.shelve(id, shelf, free);
     }
 
-    /// The lane of a neighbour on `shelf` joined with `lane`, if it is free and they may become one.
+    /// The lane of a neighbour on `shelf` joined with `lane`, if it is free and they may be one.
     #[inline]
     fn joinable(&self, shelf: u32, lane: Lane) -> Option<Lane> {
         let other = match shelf {

@@ -95,7 +95,7 @@ impl<A: DeviceAllocator> Space<A> {
         free.is_some_and(|free| free.after.marks().iter().all(|mark| can(*mark)))
     }
 
-    /// Takes out what a spot needs: the free parts that the block lies in, and whole pages of holes.
+    /// Takes out what a spot needs: the free parts that the block lies in, and pages of holes.
     /// Where the block ends in a hole, up to `ahead` bytes more of that hole, since the call that
     /// commits them is made anyway.
     pub(super) fn take_out(&mut self, spot: &Spot, page: u64, ahead: u64) -> Vec<Piece<A>> {

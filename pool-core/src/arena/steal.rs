@@ -34,7 +34,7 @@ impl<A: DeviceAllocator> Arena<A> {
         Ok(None)
     }
 
-    /// Asks about one range after the other. One that cannot be had is put back, and the next one is
+    /// Asks about one range after the other. One that cannot be had is put back, and another is
     /// tried, so a stream that is stuck holds up nobody who has a choice.
     fn ask(
         &self,
