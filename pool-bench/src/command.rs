@@ -4,15 +4,12 @@
 use crate::backend::Backend;
 use crate::contest::{self, Standing};
 use crate::input::BadInput;
-use crate::replay::{self, Outcome, Settings};
+use crate::replay::Settings;
+use crate::results::{Output, Results, progress};
 use crate::spec::{self, PolicySpec};
-use crate::streams::{self, Arrangement};
-use crate::trace::{self, Trace};
 use crate::workload::Workload;
-use crate::{record, report, sizes};
+use crate::{record, sizes};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use indicatif::{ProgressBar, ProgressStyle};
-use serde::Serialize;
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -43,6 +40,15 @@ pub struct Cli {
 enum Command {
     Bench(Bench),
     Replay(Replay),
+    Record(Record),
+}
+
+/// Runs a command, such as one of criterion's, and records what it prints.
+#[derive(Debug, Args)]
+struct Record {
+    /// The command and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<String>,
 }
 
 /// Runs the workloads against direct allocation, and replays the bundled traces.
@@ -92,25 +98,6 @@ struct Replay {
     output: Output,
 }
 
-#[derive(Debug, Args)]
-struct Output {
-    /// One JSON object a line instead of tables.
-    #[arg(long)]
-    json: bool,
-    /// Write to this file instead of standard output.
-    #[arg(long)]
-    out: Option<PathBuf>,
-}
-
-/// What a command came to.
-#[derive(Debug, Default)]
-struct Results {
-    standings: Vec<Standing>,
-    outcomes: Vec<Outcome>,
-    /// What was left out, and why.
-    notes: Vec<String>,
-}
-
 /// Runs a command line; returns what is to be printed.
 ///
 /// # Errors
@@ -120,7 +107,37 @@ pub fn run(cli: Cli, typed: &str) -> Result<String, BadInput> {
     match cli.command {
         Command::Bench(bench) => bench.run(typed),
         Command::Replay(replay) => replay.run(),
+        Command::Record(record) => record.run(),
     }
+}
+
+impl Record {
+    fn run(self) -> Result<String, BadInput> {
+        let typed = self.command.join(" ");
+        let failed =
+            |why: String| BadInput::new(format!("`{typed}`: {why}"), "a run that succeeds");
+        let (program, arguments) =
+            self.command.split_first().ok_or_else(|| failed("nothing".into()))?;
+        let mut command = std::process::Command::new(program);
+        command.args(arguments).stderr(std::process::Stdio::inherit());
+        let output = command.output().map_err(|error| failed(error.to_string()))?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        if !output.status.success() {
+            eprint!("{text}");
+            return Err(failed(output.status.to_string()));
+        }
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let lines = lines.map(|line| serde_json::json!({ "output": line }).to_string());
+        let file = recorded(&typed, &lines.collect::<Vec<_>>())?;
+        eprintln!("recorded in {RECORDS}/{file}");
+        Ok(text)
+    }
+}
+
+/// Writes a record of what a command came to.
+fn recorded(command: &str, lines: &[String]) -> Result<String, BadInput> {
+    let file = record::write(&root().join(RECORDS), command, lines);
+    file.map_err(|error| BadInput::new(format!("{RECORDS}: {error}"), "a writable folder"))
 }
 
 impl Bench {
@@ -145,10 +162,7 @@ impl Bench {
             self.replay_traces(&policies, &mut results)?;
         }
         if self.record {
-            let lines = results.json();
-            let file = record::write(&root().join(RECORDS), typed, &lines).map_err(|error| {
-                BadInput::new(format!("{RECORDS}: {error}"), "a writable folder")
-            })?;
+            let file = recorded(typed, &results.json())?;
             results.notes.push(format!("recorded in {RECORDS}/{file}"));
         }
         self.output.put(&results)
@@ -298,104 +312,4 @@ impl Replay {
         }
         self.output.put(&results)
     }
-}
-
-impl Results {
-    fn replay(
-        &mut self,
-        files: &[PathBuf],
-        policies: &[PolicySpec],
-        settings: Settings,
-        leave_out: bool,
-    ) -> Result<(), BadInput> {
-        let bar = progress((files.len() * policies.len()) as u64, "traces");
-        for file in files {
-            let trace: Trace = trace::read(file)?;
-            for policy in policies {
-                match replay::replay(&trace, policy, settings) {
-                    Ok(outcome) => self.outcomes.push(outcome),
-                    // Among others, a trace that does not fit this machine is left out, whatever
-                    // the policy.
-                    Err(bad) if leave_out => {
-                        self.notes.push(format!("left out: {bad}"));
-                        break;
-                    }
-                    Err(bad) => return Err(bad.in_file(file.display())),
-                }
-                bar.inc(1);
-            }
-        }
-        bar.finish_and_clear();
-        Ok(())
-    }
-
-    fn replay_on_streams(
-        &mut self,
-        files: &[PathBuf],
-        policies: &[PolicySpec],
-        settings: Settings,
-    ) -> Result<(), BadInput> {
-        let all = files.len() * policies.len() * Arrangement::ALL.len();
-        let bar = progress(all as u64, "streams");
-        for file in files {
-            let trace: Trace = trace::read(file)?;
-            for policy in policies {
-                for arrangement in Arrangement::ALL {
-                    let outcome = streams::replay(&trace, policy, settings, arrangement);
-                    self.outcomes.push(outcome.map_err(|bad| bad.in_file(file.display()))?);
-                    bar.inc(1);
-                }
-            }
-        }
-        bar.finish_and_clear();
-        Ok(())
-    }
-
-    fn json(&self) -> Vec<String> {
-        // Numbers and strings: serde_json has nothing to refuse.
-        fn line(object: &impl Serialize) -> String {
-            serde_json::to_string(object).unwrap_or_default()
-        }
-        self.standings.iter().map(line).chain(self.outcomes.iter().map(line)).collect()
-    }
-
-    fn tables(&self) -> String {
-        let mut parts = Vec::new();
-        if !self.standings.is_empty() {
-            parts.push(report::standings(&self.standings));
-        }
-        let (streams, plain): (Vec<_>, Vec<_>) =
-            self.outcomes.iter().cloned().partition(|outcome| outcome.streams.is_some());
-        if !plain.is_empty() {
-            parts.push(report::replays(&plain));
-        }
-        if plain.iter().any(|outcome| outcome.trace != plain[0].trace) {
-            parts.push(report::policies(&plain));
-        }
-        if !streams.is_empty() {
-            parts.push(report::on_streams(&streams));
-        }
-        parts.join("\n\n")
-    }
-}
-
-impl Output {
-    fn put(&self, results: &Results) -> Result<String, BadInput> {
-        for note in &results.notes {
-            eprintln!("{note}");
-        }
-        let text = if self.json { results.json().join("\n") } else { results.tables() };
-        let Some(path) = &self.out else { return Ok(text) };
-        fs::write(path, text + "\n").map_err(|error| {
-            BadInput::new(format!("{}: {error}", path.display()), "a file that can be written")
-        })?;
-        Ok(String::new())
-    }
-}
-
-fn progress(steps: u64, what: &str) -> ProgressBar {
-    let style = ProgressStyle::with_template("{msg:22} {wide_bar} {pos}/{len} {elapsed}");
-    ProgressBar::new(steps)
-        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-        .with_message(what.to_owned())
 }

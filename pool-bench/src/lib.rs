@@ -11,6 +11,7 @@ pub mod machine;
 pub mod record;
 pub mod replay;
 pub mod report;
+mod results;
 pub mod sizes;
 pub mod source;
 pub mod spec;

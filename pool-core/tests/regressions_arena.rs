@@ -1,6 +1,5 @@
 //! What was cut wrong, miscounted, lost or shown to a stranger in other allocators: a test for each
 //! fault, named after where it was seen.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use pool_core::sim::{SimCall, SimDevice};
 use pool_core::{

@@ -1,6 +1,5 @@
 //! What a device that breaks, or whose memory is not what it seems, did to other allocators: a test
 //! for each fault, named after where it was seen.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use pool_core::sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
 use pool_core::{

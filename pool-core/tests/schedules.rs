@@ -2,8 +2,8 @@
 //! step the arena's map, its counters and the device must agree, and no use may be out of order.
 //!
 //! A failing schedule names its seed. `BUCKETPOOL_SEED=17 BUCKETPOOL_SCHEDULES=1` replays number
-//! 17; `BUCKETPOOL_SCHEDULES=10000000` makes a long run.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
+//! 17; `BUCKETPOOL_SCHEDULES=10000000` makes a long run, which `cargo xtask record` records.
+#![expect(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
 use pool_core::sim::{MappedSim, SimCall, SimDevice, SimDriver, SimStream, SimView};
 use pool_core::{
@@ -284,4 +284,5 @@ fn random_schedules() {
             thread.join().unwrap();
         }
     });
+    println!("{count} schedules from number {first} on: no violation, no drift, nothing lost");
 }

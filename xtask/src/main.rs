@@ -18,6 +18,7 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 cargo xtask bench  [OPTIONS]           workloads against direct allocation, and traces
 cargo xtask replay TRACE.. [OPTIONS]   replay traces under each policy
+cargo xtask record COMMAND..           run a command and keep what it prints as a record
 cargo xtask ci                         everything CI runs; a table of its steps at the end
 cargo xtask tidy                       layers, knots, dead files, words, links
 
@@ -30,7 +31,7 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let root = root();
     match args.first().map(String::as_str) {
-        Some("bench" | "replay") => bench::run(&root, &args),
+        Some("bench" | "replay" | "record") => bench::run(&root, &args),
         Some("ci") => ci::run(&root),
         Some("tidy") => tidy::run(&root),
         None | Some("help" | "--help" | "-h") => {
@@ -38,7 +39,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Some(other) => {
-            eprintln!("error: task `{other}`; expected one of bench, replay, ci, tidy");
+            eprintln!("error: task `{other}`; expected one of bench, replay, record, ci, tidy");
             ExitCode::from(BAD_INPUT)
         }
     }

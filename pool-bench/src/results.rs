@@ -1,0 +1,135 @@
+//! What a command came to, as tables, as JSON, in a file.
+#![expect(clippy::print_stderr, reason = "what was left out is said, wherever the results go")]
+
+use crate::contest::Standing;
+use crate::input::BadInput;
+use crate::replay::{self, Outcome, Settings};
+use crate::report;
+use crate::spec::PolicySpec;
+use crate::streams::{self, Arrangement};
+use crate::trace::{self, Trace};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use std::fs;
+use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+pub(crate) struct Output {
+    /// One JSON object a line instead of tables.
+    #[arg(long)]
+    json: bool,
+    /// Write to this file instead of standard output.
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+/// What a command came to.
+#[derive(Debug, Default)]
+pub(crate) struct Results {
+    pub(crate) standings: Vec<Standing>,
+    pub(crate) outcomes: Vec<Outcome>,
+    /// What was left out, and why.
+    pub(crate) notes: Vec<String>,
+}
+
+impl Results {
+    pub(crate) fn replay(
+        &mut self,
+        files: &[PathBuf],
+        policies: &[PolicySpec],
+        settings: Settings,
+        leave_out: bool,
+    ) -> Result<(), BadInput> {
+        let bar = progress((files.len() * policies.len()) as u64, "traces");
+        for file in files {
+            let trace: Trace = trace::read(file)?;
+            for policy in policies {
+                match replay::replay(&trace, policy, settings) {
+                    Ok(outcome) => self.outcomes.push(outcome),
+                    // Among others, a trace that does not fit this machine is left out, whatever
+                    // the policy.
+                    Err(bad) if leave_out => {
+                        self.notes.push(format!("left out: {bad}"));
+                        break;
+                    }
+                    Err(bad) => return Err(bad.in_file(file.display())),
+                }
+                bar.inc(1);
+            }
+        }
+        bar.finish_and_clear();
+        Ok(())
+    }
+
+    pub(crate) fn replay_on_streams(
+        &mut self,
+        files: &[PathBuf],
+        policies: &[PolicySpec],
+        settings: Settings,
+    ) -> Result<(), BadInput> {
+        let all = files.len() * policies.len() * Arrangement::ALL.len();
+        let bar = progress(all as u64, "streams");
+        for file in files {
+            let trace: Trace = trace::read(file)?;
+            for policy in policies {
+                for arrangement in Arrangement::ALL {
+                    let outcome = streams::replay(&trace, policy, settings, arrangement);
+                    self.outcomes.push(outcome.map_err(|bad| bad.in_file(file.display()))?);
+                    bar.inc(1);
+                }
+            }
+        }
+        bar.finish_and_clear();
+        Ok(())
+    }
+
+    pub(crate) fn json(&self) -> Vec<String> {
+        // Numbers and strings: serde_json has nothing to refuse.
+        fn line(object: &impl Serialize) -> String {
+            serde_json::to_string(object).unwrap_or_default()
+        }
+        self.standings.iter().map(line).chain(self.outcomes.iter().map(line)).collect()
+    }
+
+    fn tables(&self) -> String {
+        let mut parts = Vec::new();
+        if !self.standings.is_empty() {
+            parts.push(report::standings(&self.standings));
+        }
+        let (streams, plain): (Vec<_>, Vec<_>) =
+            self.outcomes.iter().cloned().partition(|outcome| outcome.streams.is_some());
+        if !plain.is_empty() {
+            parts.push(report::replays(&plain));
+        }
+        if plain.iter().any(|outcome| outcome.trace != plain[0].trace) {
+            parts.push(report::policies(&plain));
+        }
+        if !streams.is_empty() {
+            parts.push(report::on_streams(&streams));
+        }
+        parts.join("\n\n")
+    }
+}
+
+impl Output {
+    pub(crate) fn put(&self, results: &Results) -> Result<String, BadInput> {
+        for note in &results.notes {
+            eprintln!("{note}");
+        }
+        let text = if self.json { results.json().join("\n") } else { results.tables() };
+        let Some(path) = &self.out else { return Ok(text) };
+        fs::write(path, text + "\n").map_err(|error| {
+            BadInput::new(format!("{}: {error}", path.display()), "a file that can be written")
+        })?;
+        Ok(String::new())
+    }
+}
+
+/// How far long work has come.
+pub(crate) fn progress(steps: u64, what: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg:22} {wide_bar} {pos}/{len} {elapsed}");
+    ProgressBar::new(steps)
+        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+        .with_message(what.to_owned())
+}
