@@ -53,7 +53,9 @@ fn a_stream_that_is_ordered_already_takes_without_an_event() {
     let pool = bare(&device, ArenaConfig::grow());
     let (s, t) = (device.stream(), device.stream());
     let mine: Vec<_> = (0..8).map(|_| pool.allocate_on(&s, 64 * KIB).unwrap()).collect();
-    mine.iter().for_each(|buffer| kernel(&device, buffer, &s));
+    for buffer in &mine {
+        kernel(&device, buffer, &s);
+    }
     drop(mine);
     device.clock().order(&t, &[device.clock().mark(&s)]).unwrap();
     let before = device.calls();
@@ -197,11 +199,11 @@ fn the_ladder_counts_its_rungs() {
 
 #[test]
 fn old_memory_goes_back_with_the_ticks() {
-    let hour = Retention { time: Some(Duration::from_secs(3600)), ..Retention::default() };
+    let hour = Retention { time: Some(Duration::from_hours(1)), ..Retention::default() };
     let device = SimDevice::new();
     let arena = Arena::new(device.clone(), ArenaConfig::segments(MIB));
     let pool = BucketPool::builder(arena).retention(hour).build();
-    let at = |minutes: u64| Duration::from_secs(60 * minutes);
+    let at = Duration::from_mins;
     pool.tick(at(0)).unwrap();
     drop(pool.allocate(MIB).unwrap());
     pool.tick(at(10)).unwrap();

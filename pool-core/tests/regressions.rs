@@ -200,8 +200,8 @@ fn cubecl_u16_more_pages_than_65_536_do_not_alias() {
     let device = SimDevice::new();
     let pool = bare(device.clone(), ArenaConfig::pages(4 * KIB, 0.0), Wait);
     let (s, t) = (device.stream(), device.stream()); // an alias would be used by both, in no order
-    let mut blocks = used(&device, &pool, &s, &[4; 1 << 16]);
-    blocks.append(&mut used(&device, &pool, &t, &[4; 4464]));
+    let mut blocks = used(&device, &pool, &s, &vec![4; 1 << 16]);
+    blocks.append(&mut used(&device, &pool, &t, &vec![4; 4464]));
     assert_eq!((device.hazards(), pool.stats().allocated_bytes), (0, 70_000 * 4 * KIB));
     drop(blocks);
     assert!(pool.allocate_on(&s, 70_000 * 4 * KIB).is_ok());

@@ -1,5 +1,4 @@
 //! Host memory passes the suite.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use pool_core::conformance::{self, Probe};
 use pool_core::{Arena, ArenaConfig, BucketPool, KIB};
