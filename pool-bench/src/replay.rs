@@ -1,14 +1,16 @@
 //! Replays a trace on a pool.
 
 use crate::backend::Backend;
-use crate::counted::{Calls, Counted};
+use crate::counted::{Asked, Calls, Counted};
 use crate::input::BadInput;
 use crate::machine::{free_memory, timed, timed_wall};
 use crate::spec::PolicySpec;
 use crate::trace::{Step, Trace};
 use bucketpool::host::HostAllocator;
 use bucketpool::sim::SimDevice;
-use bucketpool::{Arena, Bytes, CachedLimit, DeviceAllocator, VirtualMemory, ZeroPolicy};
+use bucketpool::{
+    Arena, Bytes, CachedLimit, DeviceAllocator, PoolStats, VirtualMemory, ZeroPolicy,
+};
 use serde::Serialize;
 
 /// How traces are replayed.
@@ -168,12 +170,24 @@ fn run<A: DeviceAllocator>(
     let ((), ns) = if on_device { timed_wall(work) } else { timed(work) };
     // What the last drops owe belongs to the trace.
     let _ = pool.trim(0);
-    let (stats, asked) = (pool.stats(), calls.asked());
+    outcome(trace, spec, backend, bound, &pool.stats(), calls.asked(), ns)
+}
+
+/// What a replay came to.
+pub(crate) fn outcome(
+    trace: &Trace,
+    spec: &PolicySpec,
+    backend: Backend,
+    cached_limit: String,
+    stats: &PoolStats,
+    asked: Asked,
+    ns: u64,
+) -> Outcome {
     Outcome {
         trace: trace.name.clone(),
         policy: spec.text.clone(),
         backend,
-        cached_limit: bound,
+        cached_limit,
         ops: trace.ops,
         allocations: trace.allocations,
         live_peak_bytes: trace.live_peak_bytes,
@@ -182,7 +196,7 @@ fn run<A: DeviceAllocator>(
         misses: stats.misses,
         bypasses: stats.bypasses,
         ooms: stats.failures,
-        hit_rate: stats.hit_rate(),
+        hit_rate: stats.hits as f64 / trace.allocations as f64,
         device_allocations: asked.allocations,
         device_frees: asked.frees,
         ns_per_op: ns as f64 / trace.steps.len() as f64,

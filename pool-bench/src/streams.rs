@@ -5,13 +5,13 @@ use crate::backend::Backend;
 use crate::counted::{Calls, Counted};
 use crate::input::BadInput;
 use crate::machine::timed;
-use crate::replay::{OnStreams, Outcome, Settings, capacity};
+use crate::replay::{OnStreams, Outcome, Settings, capacity, outcome};
 use crate::spec::PolicySpec;
 use crate::trace::{Step, Trace};
 use bucketpool::sim::{SimDevice, SimDriver, SimStream, SimView};
 use bucketpool::{
-    Arena, BucketPool, DeviceAllocator, PoolBuilder, PooledBuffer, StealPolicy, Timeline,
-    ZeroPolicy,
+    Arena, BucketPool, DeviceAllocator, PoolBuilder, PoolStats, PooledBuffer, StealPolicy,
+    Timeline, ZeroPolicy,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -134,10 +134,14 @@ fn run<A: OnSim>(
         // What the last drops owe belongs to the trace.
         let _ = pool.trim(0);
     }
-    let stats: Vec<_> = lanes.pools.iter().map(BucketPool::stats).collect();
-    let sum = |of: fn(&bucketpool::PoolStats) -> u64| stats.iter().map(of).sum::<u64>();
-    let (asked, done) = (calls.asked(), device.calls());
-    let (hits, allocations) = (sum(|s| s.hits), trace.allocations);
+    let mut sum = PoolStats::default();
+    for stats in lanes.pools.iter().map(BucketPool::stats) {
+        sum.hits += stats.hits;
+        sum.misses += stats.misses;
+        sum.bypasses += stats.bypasses;
+        sum.failures += stats.failures;
+    }
+    let done = device.calls();
     let on_streams = OnStreams {
         streams: lanes.streams.len(),
         arrangement: arrangement.name(),
@@ -145,27 +149,9 @@ fn run<A: OnSim>(
         waits: done.waits,
         violations: device.hazards(),
     };
-    Outcome {
-        trace: trace.name.clone(),
-        policy: spec.text.clone(),
-        backend: settings.backend,
-        cached_limit: settings
-            .cached_limit
-            .map_or_else(|| make().bound_on_idle_bytes().to_string(), |limit| limit.to_string()),
-        ops: trace.ops,
-        allocations,
-        live_peak_bytes: trace.live_peak_bytes,
-        reserved_peak_bytes: asked.peak_bytes,
-        hits,
-        misses: sum(|s| s.misses),
-        bypasses: sum(|s| s.bypasses),
-        ooms: sum(|s| s.failures),
-        hit_rate: hits as f64 / allocations as f64,
-        device_allocations: asked.allocations,
-        device_frees: asked.frees,
-        ns_per_op: ns as f64 / trace.steps.len() as f64,
-        streams: Some(on_streams),
-    }
+    let bound = settings.cached_limit.unwrap_or_else(|| make().bound_on_idle_bytes()).to_string();
+    let outcome = outcome(trace, spec, settings.backend, bound, &sum, calls.asked(), ns);
+    Outcome { streams: Some(on_streams), ..outcome }
 }
 
 /// Each operation gives its stream work on the block; what is [`BEHIND`] operations old is done.

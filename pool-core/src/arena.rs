@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Arena::reuse, Arena::allocate     here
-//!     Space::ready                    space.rs    HOT: a bitmap says which bin holds a fit
+//!     Space::ready                    search.rs   HOT: a bitmap says which bin holds a fit
 //!     Arena::steal                    steal.rs    another stream's range, by a wait on the device
 //!     Arena::grow                     grow.rs     a segment, or pages, from the device
 //!   Arena::free                       here
@@ -17,9 +17,13 @@ mod bins;
 mod config;
 mod give_back;
 mod grow;
+mod lane;
+mod lanes;
 mod map;
 mod pages;
 mod ranges;
+mod search;
+mod segments;
 mod space;
 mod spot;
 mod steal;

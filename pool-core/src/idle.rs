@@ -12,15 +12,13 @@
 //!
 //! Nothing here knows what an item is, nor about devices, limits and locks.
 
+mod list;
+mod stacks;
+
+use list::{AGE, Links, List, NONE, Node, STACK};
+use stacks::Stacks;
 use std::ops::RangeInclusive;
 
-/// No node.
-const NONE: u32 = u32::MAX;
-/// The two lists that each node is in.
-const AGE: usize = 0;
-const STACK: usize = 1;
-/// Newest items of a stack that a search looks at.
-const LOOKED_AT: usize = 32;
 /// Empty stacks are kept, since a size that came once comes again, until they are more than this
 /// and more than the others.
 const EMPTY_STACKS_KEPT: usize = 32;
@@ -40,79 +38,6 @@ pub(crate) struct Idle<K, T> {
 struct Shelf<K> {
     key: K,
     stacks: Stacks,
-}
-
-/// Stacks by size, ascending. Sizes come seldom and are looked for always: they lie side by side.
-#[derive(Debug, Default)]
-struct Stacks {
-    sizes: Vec<u64>,
-    lists: Vec<List>,
-}
-
-impl Stacks {
-    #[inline]
-    fn get(&self, bytes: u64) -> Option<&List> {
-        self.sizes.binary_search(&bytes).ok().map(|at| &self.lists[at])
-    }
-
-    #[inline]
-    fn get_mut(&mut self, bytes: u64) -> Option<&mut List> {
-        self.sizes.binary_search(&bytes).ok().map(|at| &mut self.lists[at])
-    }
-
-    /// The stack of a size, and whether it is new.
-    #[inline]
-    fn entry(&mut self, bytes: u64) -> (&mut List, bool) {
-        let found = self.sizes.binary_search(&bytes);
-        let at = found.unwrap_or_else(|at| {
-            self.sizes.insert(at, bytes);
-            self.lists.insert(at, List::EMPTY);
-            at
-        });
-        (&mut self.lists[at], found.is_err())
-    }
-
-    /// All stacks, in the order of their sizes.
-    fn iter(&self) -> impl DoubleEndedIterator<Item = (u64, &List)> {
-        self.sizes.iter().copied().zip(&self.lists)
-    }
-
-    #[inline]
-    fn range(&self, sizes: &RangeInclusive<u64>) -> impl Iterator<Item = (u64, &List)> {
-        let from = self.sizes.partition_point(|size| size < sizes.start());
-        let end = *sizes.end();
-        let (sizes, lists) = (&self.sizes[from..], &self.lists[from..]);
-        sizes.iter().copied().zip(lists).take_while(move |(size, _)| *size <= end)
-    }
-
-    fn forget_empty(&mut self) {
-        let mut lists = std::mem::take(&mut self.lists).into_iter();
-        let kept = lists.by_ref().zip(&self.sizes).filter(|(list, _)| list.len > 0);
-        let (kept_lists, kept_sizes) = kept.map(|(list, size)| (list, *size)).unzip();
-        (self.lists, self.sizes) = (kept_lists, kept_sizes);
-    }
-}
-
-#[derive(Debug)]
-struct Node<T> {
-    item: Option<T>,
-    shelf: usize,
-    bytes: u64,
-    stamp: u64,
-    links: [Links; 2],
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Links {
-    older: u32,
-    newer: u32,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct List {
-    oldest: u32,
-    newest: u32,
-    len: usize,
 }
 
 /// An item that is looked at without the lock. Its node keeps its place, so that an item that is
@@ -349,84 +274,6 @@ impl<K> Shelf<K> {
             if let Some(id) = stack.newest_where(nodes, &accept) {
                 return Some((bytes, id));
             }
-        }
-        None
-    }
-}
-
-impl List {
-    const EMPTY: Self = Self { oldest: NONE, newest: NONE, len: 0 };
-
-    #[inline]
-    fn append<T>(&mut self, nodes: &mut [Node<T>], list: usize, id: u32) {
-        nodes[id as usize].links[list] = Links { older: self.newest, newer: NONE };
-        match nodes.get_mut(self.newest as usize) {
-            Some(newest) => newest.links[list].newer = id,
-            None => self.oldest = id,
-        }
-        self.newest = id;
-        self.len += 1;
-    }
-
-    #[inline]
-    fn unlink<T>(&mut self, nodes: &mut [Node<T>], list: usize, id: u32) {
-        let Links { older, newer } = nodes[id as usize].links[list];
-        match nodes.get_mut(older as usize) {
-            Some(node) => node.links[list].newer = newer,
-            None => self.oldest = newer,
-        }
-        match nodes.get_mut(newer as usize) {
-            Some(node) => node.links[list].older = older,
-            None => self.newest = older,
-        }
-        self.len -= 1;
-    }
-
-    #[inline]
-    fn newest_where<T>(
-        &self,
-        nodes: &mut [Node<T>],
-        accept: impl Fn(&mut T) -> bool,
-    ) -> Option<u32> {
-        let mut id = self.newest;
-        for _ in 0..LOOKED_AT {
-            let node = nodes.get_mut(id as usize)?;
-            if node.item.as_mut().is_some_and(&accept) {
-                return Some(id);
-            }
-            id = node.links[STACK].older;
-        }
-        None
-    }
-
-    /// The oldest node of this list whose item is not lent.
-    fn oldest_present<T>(&self, nodes: &[Node<T>], list: usize) -> Option<u32> {
-        let mut id = self.oldest;
-        loop {
-            let node = nodes.get(id as usize)?;
-            if node.item.is_some() {
-                return Some(id);
-            }
-            id = node.links[list].newer;
-        }
-    }
-
-    fn oldest_where<T>(
-        &self,
-        nodes: &mut [Node<T>],
-        list: usize,
-        accept: impl Fn(&mut T) -> bool,
-    ) -> Option<u32> {
-        let (mut id, mut turned_down) = (self.oldest, 0);
-        while turned_down < LOOKED_AT {
-            let node = nodes.get_mut(id as usize)?;
-            if let Some(item) = &mut node.item {
-                if accept(item) {
-                    return Some(id);
-                }
-                turned_down += 1;
-            }
-            id = node.links[list].newer;
         }
         None
     }

@@ -4,7 +4,6 @@ use super::Arena;
 use super::space::{Lent, Segment, Space};
 use crate::clock::StreamClock;
 use crate::device::{DeviceAllocator, MarkOf};
-use crate::device_stats::DeviceStats;
 use crate::error::{DeviceError, Why};
 use crate::layer::{GivenBack, Held, Layer};
 use crate::order::StealPolicy;
@@ -226,33 +225,5 @@ impl<A: DeviceAllocator> Space<A> {
         }
         let lent = self.take(id, whole)?;
         Some((self.drop_segment(at)?, lent))
-    }
-
-    /// Counts pages that were committed in one call.
-    pub(super) fn count_pages(&mut self, bytes: u64) {
-        self.stats.reserved_bytes.up(false, bytes);
-        self.stats.num_device_alloc += 1;
-    }
-
-    /// Counts pages that went back in one call.
-    pub(super) fn count_pages_gone(&mut self, bytes: u64) {
-        self.stats.reserved_bytes.down(false, bytes);
-        self.stats.num_device_free += 1;
-    }
-
-    /// Counts a segment that came from the device.
-    pub(super) fn count_segment(&mut self, small: bool, bytes: u64) {
-        let DeviceStats { segment, reserved_bytes, num_device_alloc, .. } = &mut self.stats;
-        segment.up(small, 1);
-        reserved_bytes.up(small, bytes);
-        *num_device_alloc += 1;
-    }
-
-    /// Counts one that went back.
-    pub(super) fn count_segment_gone(&mut self, small: bool, bytes: u64) {
-        let DeviceStats { segment, reserved_bytes, num_device_free, .. } = &mut self.stats;
-        segment.down(small, 1);
-        reserved_bytes.down(small, bytes);
-        *num_device_free += 1;
     }
 }

@@ -1,36 +1,24 @@
 //! The book of an arena, under one lock: segments, the ranges that they are cut into, and the free
-//! ones by sort and size. **The hot path of an arena** is [`Space::ready`] and [`Space::give`].
+//! ones by sort and size. **The hot path of an arena** is [`Space::take_ready`] and
+//! [`Space::give`]; `search.rs` finds what is taken.
 //!
 //! Nothing here calls a device.
 
 use super::bins::{Bins, list};
 use super::config::{ArenaConfig, SMALL};
+use super::lane::{Lane, lane_of};
 use super::ranges::{HOLE, Ranges, Ticket, USED};
-use crate::clock::StreamClock;
 use crate::device::{DeviceAllocator, MarkOf};
 use crate::device_stats::DeviceStats;
 use crate::order::{After, Taker};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Ranges that a search turns down before it gives up.
-const TURNED_DOWN: usize = 256;
-
 /// What ranges have in common that may serve the same requests, and become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sort<K> {
     pub(super) kind: K,
     pub(super) small: bool,
-}
-
-/// Who used a free range last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lane {
-    Nobody,
-    One(u64),
-    Several,
-    /// Nothing is there: no memory.
-    Hole,
 }
 
 /// A request, with all that a search needs.
@@ -49,10 +37,10 @@ pub(super) struct Free<M> {
     pub(super) since: u64,
 }
 
-struct Shelf<K> {
-    sort: Sort<K>,
-    lane: Lane,
-    bins: Bins,
+pub(super) struct Shelf<K> {
+    pub(super) sort: Sort<K>,
+    pub(super) lane: Lane,
+    pub(super) bins: Bins,
 }
 
 pub(super) struct Segment<A: DeviceAllocator> {
@@ -61,7 +49,7 @@ pub(super) struct Segment<A: DeviceAllocator> {
     pub(super) bytes: u64,
     /// Its lowest range, which keeps its number as long as the segment lives.
     pub(super) first: u32,
-    born: u64,
+    pub(super) born: u64,
 }
 
 /// A range on its way to somebody: what it is, and what it is behind.
@@ -86,11 +74,11 @@ pub(super) struct Space<A: DeviceAllocator> {
     pub(super) config: ArenaConfig,
     pub(super) ranges: Ranges<Free<MarkOf<A>>>,
     pub(super) segments: Vec<Option<Segment<A>>>,
-    vacant_segments: Vec<u32>,
-    shelves: Vec<Shelf<A::Kind>>,
+    pub(super) vacant_segments: Vec<u32>,
+    pub(super) shelves: Vec<Shelf<A::Kind>>,
     /// Allocations so far.
     pub(super) turn: u64,
-    born: u64,
+    pub(super) born: u64,
     /// Bytes handed out, after rounding, and the most at once.
     pub(super) used: u64,
     pub(super) used_peak: u64,
@@ -123,95 +111,6 @@ impl<A: DeviceAllocator> Space<A> {
             stats: DeviceStats::default(),
             lost: 0,
         }
-    }
-
-    /// A free range that serves as it is, without an order to make: of the taker's own lane or
-    /// untouched, else of other lanes.
-    #[inline]
-    pub(super) fn ready(&self, want: &Want<A::Kind>, taker: &Taker<'_, A::Clock>) -> Option<u32> {
-        let own = |lane| lane == Lane::Nobody || lane == Lane::One(want.lane);
-        self.best(want, own, |id| !taker.cpu_touches || self.is_ready(id, taker))
-            .or_else(|| self.best(want, |lane| !own(lane), |id| self.is_ready(id, taker)))
-    }
-
-    /// The smallest range on the shelves of `lanes` that suits and that `accept` takes.
-    #[inline]
-    pub(super) fn best(
-        &self,
-        want: &Want<A::Kind>,
-        lanes: impl Fn(Lane) -> bool,
-        accept: impl Fn(u32) -> bool,
-    ) -> Option<u32> {
-        self.best_of(want, lanes, accept, TURNED_DOWN)
-    }
-
-    /// The same, with a bound on how many are turned down before the search ends.
-    #[inline]
-    pub(super) fn best_of(
-        &self,
-        want: &Want<A::Kind>,
-        lanes: impl Fn(Lane) -> bool,
-        accept: impl Fn(u32) -> bool,
-        patience: usize,
-    ) -> Option<u32> {
-        let mut best: Option<(u64, u32)> = None;
-        let mut patience = patience;
-        for shelf in self.shelves.iter().filter(|shelf| shelf.sort == want.sort) {
-            if shelf.bins.bytes() < want.bytes || !lanes(shelf.lane) {
-                continue;
-            }
-            for head in shelf.bins.lists(want.bytes) {
-                let found = self.best_in(want, head, &accept, &mut patience);
-                let better = found.filter(|found| best.is_none_or(|b| self.is_better(*found, b)));
-                best = better.or(best);
-                if found.is_some() || patience == 0 {
-                    break;
-                }
-            }
-        }
-        best.map(|(_, id)| id)
-    }
-
-    /// The best of one list, as far as it is looked at.
-    #[inline]
-    fn best_in(
-        &self,
-        want: &Want<A::Kind>,
-        head: u32,
-        accept: &impl Fn(u32) -> bool,
-        patience: &mut usize,
-    ) -> Option<(u64, u32)> {
-        let mut best = None;
-        let looked_at = if *patience == usize::MAX { usize::MAX } else { self.config.looked_at };
-        let fits = |bytes: u64| bytes >= want.bytes && self.config.suits(bytes, want.bytes);
-        let ranges = list(&self.ranges.entries, head).take(looked_at);
-        for (id, bytes) in ranges.filter(|(_, bytes)| fits(*bytes)) {
-            if accept(id) {
-                let better = best.is_none_or(|best| self.is_better((bytes, id), best));
-                best = if better { Some((bytes, id)) } else { best };
-            } else if *patience < usize::MAX {
-                *patience -= 1;
-                if *patience == 0 {
-                    break;
-                }
-            }
-        }
-        best
-    }
-
-    /// Where all ranges of a size are looked at, ties go to the oldest segment and then to the
-    /// lowest address; else to the range that came free last.
-    #[inline]
-    fn is_better(&self, (bytes, id): (u64, u32), (than, other): (u64, u32)) -> bool {
-        if bytes != than || self.config.looked_at != usize::MAX {
-            return bytes < than;
-        }
-        let place = |id| {
-            let range = self.ranges.get(id);
-            let born = self.segment(range.segment).map_or(0, |segment| segment.born);
-            (born, range.offset)
-        };
-        place(id) < place(other)
     }
 
     /// Whether a range is in a segment of this sort.
@@ -382,7 +281,7 @@ impl<A: DeviceAllocator> Space<A> {
     /// Makes `id` one with the range after it, one of which is `free` and on no shelf, and the
     /// other is on one.
     #[inline]
-    fn join(
+    pub(super) fn join(
         &mut self,
         clock: &A::Clock,
         id: u32,
@@ -403,7 +302,7 @@ impl<A: DeviceAllocator> Space<A> {
 
     /// Puts a free range on its shelf.
     #[inline]
-    fn shelve(&mut self, id: u32, shelf: u32, free: Free<MarkOf<A>>) {
+    pub(super) fn shelve(&mut self, id: u32, shelf: u32, free: Free<MarkOf<A>>) {
         let (bytes, segment) = (self.ranges.bytes(id), self.ranges.get(id).segment);
         self.ranges.set_free(id, shelf, free);
         let Some(of) = self.segments.get_mut(segment as usize).and_then(Option::as_mut) else {
@@ -422,7 +321,7 @@ impl<A: DeviceAllocator> Space<A> {
 
     /// Takes a free range off its shelf.
     #[inline]
-    fn unshelve(&mut self, id: u32) -> Option<(u32, Free<MarkOf<A>>)> {
+    pub(super) fn unshelve(&mut self, id: u32) -> Option<(u32, Free<MarkOf<A>>)> {
         let (bytes, segment) = (self.ranges.bytes(id), self.ranges.get(id).segment);
         let (shelf, free) = self.ranges.set_used(id)?;
         let of = self.segments.get_mut(segment as usize)?.as_mut()?;
@@ -441,7 +340,7 @@ impl<A: DeviceAllocator> Space<A> {
     /// The shelf of a sort and lane. An empty one serves again under another name, so that streams
     /// that come and go leave nothing behind.
     #[inline]
-    fn shelf(&mut self, sort: Sort<A::Kind>, lane: Lane) -> u32 {
+    pub(super) fn shelf(&mut self, sort: Sort<A::Kind>, lane: Lane) -> u32 {
         let known = |shelf: &Shelf<A::Kind>| shelf.sort == sort && shelf.lane == lane;
         if let Some(at) = self.shelves.iter().position(known) {
             return number(at);
@@ -455,82 +354,10 @@ impl<A: DeviceAllocator> Space<A> {
         number(self.shelves.len() - 1)
     }
 
-    /// Adds a segment, handed out whole. Returns its range.
-    pub(super) fn add_segment(&mut self, block: A::Block, sort: Sort<A::Kind>, bytes: u64) -> u32 {
-        let at = self.vacant_segments.pop().unwrap_or_else(|| {
-            self.segments.push(None);
-            number(self.segments.len() - 1)
-        });
-        let first = self.ranges.segment(at, bytes);
-        self.born += 1;
-        self.segments[at as usize] =
-            Some(Segment { block: Arc::new(block), sort, bytes, first, born: self.born });
-        first
-    }
-
-    /// Takes out a segment that is wholly free; its range has been taken.
-    pub(super) fn drop_segment(&mut self, at: u32) -> Option<Segment<A>> {
-        let segment = self.segments.get_mut(at as usize)?.take()?;
-        self.vacant_segments.push(at);
-        self.ranges.drop_range(segment.first);
-        Some(segment)
-    }
-
-    /// Joins free neighbours of different lanes whose marks `may` all be waited for. Walks all
-    /// ranges, so it is for the moment before a call to the device. Returns whether any were.
-    pub(super) fn join_lanes(
-        &mut self,
-        clock: &A::Clock,
-        may: impl Fn(&[MarkOf<A>]) -> bool,
-    ) -> bool {
-        let mut joined = false;
-        for at in 0..self.segments.len() {
-            let Some(Segment { first, sort, .. }) = &self.segments[at] else { continue };
-            let (mut id, sort) = (*first, *sort);
-            while let Some(next) = self.ranges.after(id) {
-                let fit = [id, next].into_iter().all(|id| {
-                    let free = self.ranges.free(id).filter(|_| !self.ranges.is_hole(id));
-                    free.is_some_and(|free| may(free.after.marks()))
-                });
-                if !fit {
-                    id = next;
-                    continue;
-                }
-                let Some((_, free)) = self.unshelve(id) else { break };
-                let free = self.join(clock, id, next, free);
-                let shelf = self.shelf(sort, lane_of(clock, free.after.marks()));
-                self.shelve(id, shelf, free);
-                joined = true;
-            }
-        }
-        joined
-    }
-
     /// Free ranges of at least so many bytes.
     pub(super) fn free_from(&self, bytes: u64) -> impl Iterator<Item = (u32, u64)> {
         let heads = self.shelves.iter().flat_map(move |shelf| shelf.bins.lists(bytes));
         heads.flat_map(|head| list(&self.ranges.entries, head))
-    }
-
-    /// Whether other lanes than this one have free ranges.
-    pub(super) fn has_other_lanes(&self, lane: u64) -> bool {
-        let other = |shelf: &Shelf<A::Kind>| {
-            shelf.bins.bytes() > 0 && shelf.lane != Lane::Nobody && shelf.lane != Lane::One(lane)
-        };
-        self.shelves.iter().any(other)
-    }
-
-    /// The free bytes of each lane.
-    pub(super) fn by_lane(&self) -> Vec<(Option<u64>, u64)> {
-        let mut lanes: Vec<(Option<u64>, u64)> = Vec::new();
-        for shelf in self.shelves.iter().filter(|shelf| shelf.bins.bytes() > 0) {
-            let name = if let Lane::One(lane) = shelf.lane { Some(lane) } else { None };
-            match lanes.iter_mut().find(|(known, _)| *known == name) {
-                Some((_, bytes)) => *bytes += shelf.bins.bytes(),
-                None => lanes.push((name, shelf.bins.bytes())),
-            }
-        }
-        lanes
     }
 
     /// All free ranges, in the order of their segments and addresses.
@@ -542,18 +369,6 @@ impl<A: DeviceAllocator> Space<A> {
 }
 
 /// Shelves and segments are far fewer than there are numbers.
-fn number(index: usize) -> u32 {
+pub(super) fn number(index: usize) -> u32 {
     u32::try_from(index).unwrap_or(u32::MAX)
-}
-
-/// Who was there last.
-fn lane_of<C: StreamClock>(clock: &C, marks: &[C::Mark]) -> Lane {
-    match marks {
-        [] => Lane::Nobody,
-        [one] => Lane::One(clock.lane(*one)),
-        [first, rest @ ..] if rest.iter().all(|mark| clock.same_stream(*first, *mark)) => {
-            Lane::One(clock.lane(*first))
-        }
-        _ => Lane::Several,
-    }
 }

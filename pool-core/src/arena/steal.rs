@@ -1,7 +1,8 @@
 //! Another stream's free range, or one of which only the device knows whether it is done: taken
 //! out, asked about without the lock, and handed out or put back.
 
-use super::space::{Lane, Lent, Want};
+use super::lane::Lane;
+use super::space::{Lent, Want};
 use super::{Arena, ArenaBlock};
 use crate::clock::{Order, StreamClock};
 use crate::device::{DeviceAllocator, MarkOf};

@@ -1,0 +1,58 @@
+//! Whose free ranges are whose, and how those of several streams become one.
+
+use super::lane::{Lane, lane_of};
+use super::space::{Segment, Shelf, Space};
+use crate::device::{DeviceAllocator, MarkOf};
+
+impl<A: DeviceAllocator> Space<A> {
+    /// Joins free neighbours of different lanes whose marks `may` all be waited for. Walks all
+    /// ranges, so it is for the moment before a call to the device. Returns whether any were.
+    pub(super) fn join_lanes(
+        &mut self,
+        clock: &A::Clock,
+        may: impl Fn(&[MarkOf<A>]) -> bool,
+    ) -> bool {
+        let mut joined = false;
+        for at in 0..self.segments.len() {
+            let Some(Segment { first, sort, .. }) = &self.segments[at] else { continue };
+            let (mut id, sort) = (*first, *sort);
+            while let Some(next) = self.ranges.after(id) {
+                let fit = [id, next].into_iter().all(|id| {
+                    let free = self.ranges.free(id).filter(|_| !self.ranges.is_hole(id));
+                    free.is_some_and(|free| may(free.after.marks()))
+                });
+                if !fit {
+                    id = next;
+                    continue;
+                }
+                let Some((_, free)) = self.unshelve(id) else { break };
+                let free = self.join(clock, id, next, free);
+                let shelf = self.shelf(sort, lane_of(clock, free.after.marks()));
+                self.shelve(id, shelf, free);
+                joined = true;
+            }
+        }
+        joined
+    }
+
+    /// Whether other lanes than this one have free ranges.
+    pub(super) fn has_other_lanes(&self, lane: u64) -> bool {
+        let other = |shelf: &Shelf<A::Kind>| {
+            shelf.bins.bytes() > 0 && shelf.lane != Lane::Nobody && shelf.lane != Lane::One(lane)
+        };
+        self.shelves.iter().any(other)
+    }
+
+    /// The free bytes of each lane.
+    pub(super) fn by_lane(&self) -> Vec<(Option<u64>, u64)> {
+        let mut lanes: Vec<(Option<u64>, u64)> = Vec::new();
+        for shelf in self.shelves.iter().filter(|shelf| shelf.bins.bytes() > 0) {
+            let name = if let Lane::One(lane) = shelf.lane { Some(lane) } else { None };
+            match lanes.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, bytes)) => *bytes += shelf.bins.bytes(),
+                None => lanes.push((name, shelf.bins.bytes())),
+            }
+        }
+        lanes
+    }
+}
