@@ -75,7 +75,8 @@ pub fn replay(trace: &Trace, spec: &PolicySpec, settings: Settings) -> Result<Ou
     }
     let limit = settings.cached_limit.unwrap_or(CachedLimit::OfPeak(0.25));
     fits_this_machine(trace, limit)?;
-    let limit = Some(limit);
+    // What an arena holds is bounded by what was alive at most.
+    let limit = if spec.arena.is_some() { settings.cached_limit } else { Some(limit) };
     match backend {
         Backend::Host => {
             Ok(over_pages(Counted::new(HostAllocator::new()), limit, trace, spec, backend))

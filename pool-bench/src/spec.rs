@@ -13,7 +13,7 @@ enum Preset {
 }
 
 const KNOWN: &str = "exact[:round=1], pow2[:min=512], tiered:4K+16K+64K, fit:2[:round=512], arena, \
-                     arena:torch, arena:pages=64K[:slack=5%], preset:tile_pipeline, \
+                     arena:torch, arena:pages=64K[:slack=5%], all with [:round=512], preset:tile_pipeline, \
                      preset:embedding or preset:caching";
 
 /// Sizes that an arena tells apart; the pool in front of it rounds to them too.
@@ -66,8 +66,8 @@ fn one(text: &str) -> Result<PolicySpec, BadInput> {
     let mut parts = text.split(':');
     let name = parts.next().unwrap_or_default();
     if name == "arena" {
-        let config = arena(parts).map_err(bad)?;
-        let (text, granule) = (text.to_owned(), Some(ARENA_GRANULE));
+        let (config, round) = arena(parts).map_err(bad)?;
+        let (text, granule) = (text.to_owned(), Some(round));
         let policy = BucketPolicy::Exact;
         return Ok(PolicySpec { text, policy, granule, arena: Some(config), preset: None });
     }
@@ -115,8 +115,8 @@ fn one(text: &str) -> Result<PolicySpec, BadInput> {
 }
 
 /// The arguments of an arena.
-fn arena<'t>(parts: impl Iterator<Item = &'t str>) -> Result<ArenaConfig, String> {
-    let (mut torch, mut pages, mut slack) = (false, None, None);
+fn arena<'t>(parts: impl Iterator<Item = &'t str>) -> Result<(ArenaConfig, u64), String> {
+    let (mut torch, mut pages, mut slack, mut round) = (false, None, None, ARENA_GRANULE);
     for part in parts {
         match part.split_once('=') {
             None if part == "torch" => torch = true,
@@ -130,16 +130,22 @@ fn arena<'t>(parts: impl Iterator<Item = &'t str>) -> Result<ArenaConfig, String
                 let share = sizes::share(value).filter(|share| (0.0..=100.0).contains(share));
                 slack = Some(share.ok_or_else(|| format!("`{value}` is no share, 0% or more"))?);
             }
+            Some(("round", value)) => {
+                let bytes = sizes::bytes(value).ok().filter(|bytes| bytes.is_power_of_two());
+                let bytes = bytes.filter(|bytes| *bytes <= 4096);
+                round = bytes.ok_or_else(|| format!("`{value}` is no power of two, up to 4K"))?;
+            }
             Some((key, _)) => return Err(format!("there is no `{key}`")),
         }
     }
-    match (torch, pages, slack) {
-        (false, None, None) => Ok(ArenaConfig::grow()),
-        (true, None, None) => Ok(ArenaConfig::torch()),
-        (false, Some(bytes), slack) => Ok(ArenaConfig::pages(bytes, slack.unwrap_or(SLACK))),
-        (false, None, Some(_)) => Err("`slack` needs `pages`".into()),
-        (true, _, _) => Err("`torch` takes no arguments".into()),
-    }
+    let config = match (torch, pages, slack) {
+        (false, None, None) => ArenaConfig::grow(),
+        (true, None, None) => ArenaConfig::torch(),
+        (false, Some(bytes), slack) => ArenaConfig::pages(bytes, slack.unwrap_or(SLACK)),
+        (false, None, Some(_)) => return Err("`slack` needs `pages`".into()),
+        (true, _, _) => return Err("`torch` has no pages".into()),
+    };
+    Ok((config.granule(round), round))
 }
 
 #[cfg(test)]
@@ -183,6 +189,7 @@ mod tests {
             "arena:pages=64K:slack=-1%",
             "arena:slack=5%",
             "arena:segments=2M",
+            "arena:round=48",
         ];
         let errors: Vec<_> = bad.map(|text| list(text).unwrap_err().to_string()).to_vec();
         insta::assert_snapshot!(errors.join("\n"));
