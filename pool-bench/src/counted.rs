@@ -102,6 +102,9 @@ impl<A: DeviceAllocator> DeviceAllocator for Counted<A> {
     fn largest(&self) -> u64 {
         self.inner.largest()
     }
+    fn alignment_of(&self, kind: A::Kind) -> u64 {
+        self.inner.alignment_of(kind)
+    }
     fn total_bytes(&self) -> Option<u64> {
         self.inner.total_bytes()
     }

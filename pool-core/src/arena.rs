@@ -101,6 +101,7 @@ impl<A: Sliceable> Arena<A> {
     /// multiple of a page; see [`Arena::over_pages`].
     #[must_use]
     pub fn new(upstream: A, config: ArenaConfig) -> Self {
+        let config = raised(config, &upstream);
         Self::over(upstream, config, None)
     }
 }
@@ -110,6 +111,7 @@ impl<A: VirtualMemory> Arena<A> {
     /// these as whole blocks.
     #[must_use]
     pub fn over_pages(upstream: A, config: ArenaConfig) -> Self {
+        let config = raised(config, &upstream);
         let pages = PageCalls::new(&upstream, &config);
         Self::over(upstream, config, pages)
     }
@@ -118,9 +120,8 @@ impl<A: VirtualMemory> Arena<A> {
 impl<A: DeviceAllocator> Arena<A> {
     fn over(upstream: A, config: ArenaConfig, pages: Option<PageCalls<A>>) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let granule = config.granule.max(upstream.granule().next_power_of_two());
-        let config = config.granule(granule);
         Self {
+            granule: config.granule,
             apart_above: config.apart_above,
             uncached: config.uncached,
             id: NEXT.fetch_add(1, Relaxed),
@@ -132,7 +133,6 @@ impl<A: DeviceAllocator> Arena<A> {
             ticks: Mutex::default(),
             adopted: false,
             space: Lock::new(Space::new(config)),
-            granule,
         }
     }
 
@@ -169,6 +169,12 @@ impl<A: DeviceAllocator> Arena<A> {
         self.space.lock().stats.reset_accumulated();
     }
 
+    /// What all blocks are aligned to at least.
+    fn alignment(&self) -> u64 {
+        let pages = self.pages.as_ref();
+        pages.map_or(self.granule, |calls| self.granule.min(calls.device_page_bytes))
+    }
+
     fn taker<'r>(&'r self, on: &'r StreamOf<A>) -> Taker<'r, A::Clock> {
         let cpu_touches = A::MEMORY.cpu_touches;
         Taker { clock: self.clock_of(), on, steal: self.steal, cpu_touches }
@@ -180,6 +186,13 @@ impl<A: DeviceAllocator> Arena<A> {
         on: &StreamOf<A>,
     ) -> Result<Want<A::Kind>, DeviceError> {
         let clock = self.clock_of();
+        let refuse = |why, call| Err(DeviceError::new(why, call, 0));
+        if !clock.owns(on) {
+            return refuse(Why::Foreign, "allocate on a stream that this device does not have");
+        }
+        if self.upstream.alignment_of(request.kind) > self.alignment() {
+            return refuse(Why::Unsupported, "alignment above the granule");
+        }
         let too_large = DeviceError::new(Why::TooLarge, "round up to a granule of the arena", 0);
         let bytes = request.bytes.max(1).checked_next_multiple_of(self.granule).ok_or(too_large)?;
         let (kind, lane) = (request.kind, clock.lane(clock.mark(on)));
@@ -235,12 +248,18 @@ impl<A: DeviceAllocator> Arena<A> {
     fn climb(&self, want: &Want<A::Kind>, on: &StreamOf<A>) -> Result<ArenaBlock<A>, DeviceError> {
         let search = || match self.ready(want, on) {
             Some(block) => Ok(block),
-            None => self.reuse_late(want, on)?.map_or_else(|| self.grow(want, on), Ok),
+            None => match self.reuse_late(want, on) {
+                Ok(Some(block)) => Ok(block),
+                Ok(None) => self.grow(want, on),
+                // What an event refuses is told only if the device refuses too.
+                Err(refused) => self.grow(want, on).map_err(|_| refused),
+            },
         };
         let mut found = search();
         for bytes in [want.bytes, u64::MAX] {
             match &found {
                 Err(error) if error.is_want_of_memory() && !self.adopted => {
+                    self.note_retry();
                     self.give_back(bytes);
                     found = search();
                 }
@@ -252,6 +271,13 @@ impl<A: DeviceAllocator> Arena<A> {
         }
         found
     }
+}
+
+/// The configuration with a granule that the device's sizes and alignment are multiples of.
+fn raised<A: DeviceAllocator>(config: ArenaConfig, upstream: &A) -> ArenaConfig {
+    let least = upstream.granule().max(upstream.alignment_of(A::Kind::default()));
+    let granule = config.granule.max(least);
+    config.granule(granule)
 }
 
 impl<A: Sliceable> DeviceAllocator for Arena<A> {
@@ -288,15 +314,15 @@ impl<A: Sliceable> DeviceAllocator for Arena<A> {
 
     /// Ranges begin at multiples of the granule, so no more than that can be had.
     fn aligned(&self, kind: A::Kind, alignment: u64) -> Result<A::Kind, DeviceError> {
-        if alignment > self.granule {
-            return Err(DeviceError::new(
-                Why::Unsupported,
-                "alignment above the arena's granule",
-                0,
-            ));
+        if alignment > self.alignment() {
+            return Err(DeviceError::new(Why::Unsupported, "alignment above the granule", 0));
         }
         // One kind for all: segments are aligned to the granule whatever is asked.
         self.upstream.aligned(kind, alignment).map(|_| kind)
+    }
+
+    fn alignment_of(&self, kind: A::Kind) -> u64 {
+        self.upstream.alignment_of(kind)
     }
 
     fn allocate(
@@ -329,7 +355,7 @@ impl<A: Sliceable> DeviceAllocator for Arena<A> {
     }
 
     fn adopt(&mut self, terms: &Terms) -> bool {
-        self.ledger = Ledger::new(self.ledger.limit().min(terms.reserved_limit));
+        self.ledger.lower_limit(terms.reserved_limit);
         self.steal = self.steal.min(terms.steal);
         self.retention = terms.retention;
         self.adopted = true;

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "moving the block out of a buffer that is being dropped")]
 
 use crate::clock::{Order, StreamClock};
-use crate::device::{DeviceAllocator, MarkOf, StreamOf, WholeBlocks};
+use crate::device::{Clearing, DeviceAllocator, MarkOf, StreamOf, WholeBlocks};
 use crate::error::{DeviceError, Why};
 use crate::hold::{Claim, Owner, store_at};
 use crate::shard::Parcel;
@@ -173,7 +173,7 @@ impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
         let store: &Store<A> = unsafe { store_at(home) };
         let mut clean = !store.bounds.zero_on_return;
         // Only where no stream can still be reading, and where the call is legal anywhere.
-        if !clean && A::MEMORY.cpu_touches && A::MEMORY.free_in_drop {
+        if !clean && A::MEMORY.clearing == Clearing::AtOnce {
             let clock = store.allocator.clock();
             let done = marks.get_mut().all_are(|mark| clock.is_seen_done(mark));
             let on = clock.default_stream();

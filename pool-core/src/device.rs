@@ -65,6 +65,11 @@ pub trait DeviceAllocator: Send + Sync + 'static {
     /// `alignment` is not a power of two.
     fn aligned(&self, kind: Self::Kind, alignment: u64) -> Result<Self::Kind, DeviceError>;
 
+    /// What blocks of a kind are aligned to, in bytes.
+    fn alignment_of(&self, _kind: Self::Kind) -> u64 {
+        1
+    }
+
     /// Takes a block of at least `request.bytes` bytes from the device, for work on `on`.
     ///
     /// # Errors
@@ -185,6 +190,8 @@ pub enum Allocating {
 /// When clearing happens, in the order of a device's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clearing {
+    /// When it is asked for: it has happened when the call returns.
+    AtOnce,
     /// In the order of the stream that it is asked for on.
     InOrder,
     /// On the default stream only, ahead of all that is not submitted yet. A block that is to be
@@ -203,8 +210,13 @@ impl Memory {
         default_zero: ZeroPolicy::Never,
     };
     /// Ordinary memory of this process.
-    pub const HOST: Self =
-        Self { cpu_touches: true, free_in_drop: true, fresh_is_zeroed: true, ..Self::DEVICE };
+    pub const HOST: Self = Self {
+        cpu_touches: true,
+        free_in_drop: true,
+        fresh_is_zeroed: true,
+        clearing: Clearing::AtOnce,
+        ..Self::DEVICE
+    };
 }
 
 /// Memory whose blocks may be cut: any part of a block, at a multiple of 512 bytes, is as good as a

@@ -68,6 +68,9 @@ impl<A: DeviceAllocator> Store<A> {
                 }
                 None => break,
             }
+            if let Some(layer) = self.allocator.layer() {
+                layer.note_retry();
+            }
             short = match self.search_then_device(want, &mut climb) {
                 Ok(grant) => return Ok(grant),
                 Err(error) => error,

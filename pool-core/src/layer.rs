@@ -65,6 +65,9 @@ pub trait Layer {
     /// Gives back what has been free for longer than the [`Retention`] says.
     fn tick(&self, now: Duration) -> GivenBack;
 
+    /// The device refused, free memory goes back, and it is asked again.
+    fn note_retry(&self);
+
     /// A request was refused in the end, whatever went back.
     fn note_refusal(&self);
 

@@ -52,6 +52,11 @@ impl Ledger {
         self.reserved.fetch_sub(bytes, Relaxed);
     }
 
+    /// A lower limit for what is taken from here on.
+    pub(crate) fn lower_limit(&mut self, limit: u64) {
+        self.limit = self.limit.min(limit);
+    }
+
     pub(crate) fn limit(&self) -> u64 {
         self.limit
     }

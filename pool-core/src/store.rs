@@ -237,9 +237,12 @@ impl<A: DeviceAllocator> Store<A> {
         if shard.owed.is_empty() || !(A::MEMORY.free_in_drop || shard.closed) {
             return shard;
         }
-        let owed = std::mem::take(&mut shard.owed);
+        let (owed, closed) = (std::mem::take(&mut shard.owed), shard.closed);
         drop(shard);
         self.pay(owed);
+        if closed {
+            self.empty_layer();
+        }
         self.shards.own()
     }
 
@@ -422,11 +425,20 @@ impl<A: DeviceAllocator> Store<A> {
         self.shards.iter().map(|shard| (shard.requested, shard.allocated)).unzip()
     }
 
+    /// Nothing is kept by a layer below either.
+    fn empty_layer(&self) {
+        if let Some(layer) = self.allocator.layer() {
+            // Nobody is left to be told.
+            let _ = layer.give_back(u64::MAX);
+        }
+    }
+
     /// The owner goes: nothing is kept from here on, and what is idle goes back to the device.
     /// Returns how many buffers are out.
     pub(crate) fn close(&self) -> i64 {
         let (owed, buffers) = self.shards.close();
         self.pay(owed);
+        self.empty_layer();
         buffers
     }
 }

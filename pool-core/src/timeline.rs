@@ -75,8 +75,9 @@ struct Slot<D: EventDriver> {
     done_before: AtomicU64,
     /// Nothing more is given to it.
     ended: AtomicBool,
-    /// And its last event is recorded, or done.
-    retired: AtomicBool,
+    /// And its last event, of this epoch, is recorded or done; 0 before that. A mark that is taken
+    /// later is one of the time before.
+    last: AtomicU64,
     known: Mutex<Known<D::Event>>,
 }
 
@@ -136,7 +137,8 @@ impl<D: EventDriver> Timeline<D> {
 
     /// The stream ends: what it has queued still runs, and from here on it is refused. Call it
     /// before the device's own stream is destroyed, since an event is recorded on it. Memory that
-    /// it used serves others behind that event, so nothing is stranded.
+    /// it used serves others behind that event, so nothing is stranded. No [`Use`](crate::Use) on it
+    /// may be open: work that is given to it afterwards is not waited for.
     ///
     /// ```
     /// use pool_core::{BucketPool, sim::SimDevice, DeviceAllocator};
@@ -171,7 +173,8 @@ impl<D: EventDriver> Timeline<D> {
         // A mark of this epoch or an earlier one is all there will be.
         let last = Mark { timeline: self.id, stream: slot.id, epoch: slot.epoch.load(SeqCst) };
         self.event_after(last).inspect_err(|_| slot.ended.store(false, SeqCst))?;
-        slot.retired.store(true, SeqCst);
+        slot.last.store(slot.epoch.load(SeqCst), SeqCst);
+        self.forget_done(slot);
         self.forget_retired();
         Ok(())
     }
@@ -180,7 +183,7 @@ impl<D: EventDriver> Timeline<D> {
     fn forget_retired(&self) {
         let retired: Vec<_> = {
             let slots = self.slots.read();
-            let retired = slots.values().filter(|slot| slot.retired.load(SeqCst));
+            let retired = slots.values().filter(|slot| slot.is_retired());
             retired.take(RETIRED_ASKED).cloned().collect()
         };
         for slot in retired {
@@ -215,11 +218,13 @@ impl<D: EventDriver> Timeline<D> {
         let Some(slot) = self.slot(mark)? else { return Ok(None) };
         let clock = {
             let known = slot.known.lock();
-            let covers = |recorded: &&Arc<Recorded<D::Event>>| recorded.epoch > mark.epoch;
+            let epoch = slot.epoch_of(mark);
+            let covers = |recorded: &&Arc<Recorded<D::Event>>| recorded.epoch > epoch;
             if let Some(first) = known.events.iter().find(covers) {
                 return Ok(Some(first.clone()));
             }
-            if slot.done_before.load(Acquire) > mark.epoch {
+            // Nothing is recorded on a stream that has ended: its owner may have destroyed it.
+            if slot.done_before.load(Acquire) > epoch || slot.is_retired() {
                 return Ok(None);
             }
             known.clock.clone()
@@ -242,19 +247,21 @@ impl<D: EventDriver> Timeline<D> {
     fn seen_done(&self, mark: Mark, recorded: &Recorded<D::Event>) -> Result<(), DeviceError> {
         let Some(slot) = self.slot(mark)? else { return Ok(()) };
         slot.done_before.fetch_max(recorded.epoch, SeqCst);
-        let left = {
-            let events = &mut slot.known.lock().events;
-            events.retain(|event| event.epoch > recorded.epoch);
-            events.len()
-        };
-        if left == 0 && slot.retired.load(SeqCst) {
-            let mut slots = self.slots.write();
-            slots.remove(&slot.id);
-            for other in slots.values() {
-                other.known.lock().clock.remove(&slot.id);
-            }
-        }
+        slot.known.lock().events.retain(|event| event.epoch > recorded.epoch);
+        self.forget_done(&slot);
         Ok(())
+    }
+
+    /// Forgets a stream that is retired and done.
+    fn forget_done(&self, slot: &Slot<D>) {
+        if !slot.is_retired() || !slot.known.lock().events.is_empty() {
+            return;
+        }
+        let mut slots = self.slots.write();
+        slots.remove(&slot.id);
+        for other in slots.values() {
+            other.known.lock().clock.remove(&slot.id);
+        }
     }
 
     fn order_after(&self, on: &Slot<D>, mark: Mark) -> Result<(), DeviceError> {
@@ -267,7 +274,9 @@ impl<D: EventDriver> Timeline<D> {
         // wait is in the stream.
         let clock = &mut on.known.lock().clock;
         let passed_on = recorded.clock.iter().map(|(stream, epoch)| (*stream, *epoch));
-        for (stream, epoch) in passed_on.chain([(mark.stream, recorded.epoch)]) {
+        // A mark taken after the stream had ended is covered by its last event.
+        let covered = recorded.epoch.max(mark.epoch.saturating_add(1));
+        for (stream, epoch) in passed_on.chain([(mark.stream, covered)]) {
             let known = clock.entry(stream).or_default();
             *known = epoch.max(*known);
         }
@@ -335,20 +344,21 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
     }
 
     fn is_seen_done(&self, after: Mark) -> bool {
-        let done = |slot: &Slot<D>| slot.done_before.load(Acquire) > after.epoch;
+        let done = |slot: &Slot<D>| slot.done_before.load(Acquire) > slot.epoch_of(after);
         self.of_stream(after, true, done).unwrap_or(false)
     }
 
     fn has_event(&self, after: Mark) -> bool {
         let covered = |slot: &Slot<D>| {
-            slot.done_before.load(Acquire) > after.epoch
-                || slot.known.lock().events.back().is_some_and(|last| last.epoch > after.epoch)
+            let epoch = slot.epoch_of(after);
+            slot.done_before.load(Acquire) > epoch
+                || slot.known.lock().events.back().is_some_and(|last| last.epoch > epoch)
         };
         self.of_stream(after, true, covered).unwrap_or(false)
     }
 
     fn is_retired(&self, mark: Mark) -> bool {
-        self.of_stream(mark, true, |slot| slot.retired.load(Acquire)).unwrap_or(false)
+        self.of_stream(mark, true, |slot| slot.is_retired()).unwrap_or(false)
     }
 
     fn is_done(&self, after: Mark) -> Result<bool, DeviceError> {
@@ -377,13 +387,28 @@ impl<D: EventDriver> Slot<D> {
     fn new(timeline: u32, id: u32, raw: D::Raw) -> Self {
         let known = Mutex::new(Known { events: VecDeque::new(), clock: HashMap::new() });
         let (epoch, done_before) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (ended, retired) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { timeline, id, raw, epoch, done_before, ended, retired, known }
+        let (ended, last) = (AtomicBool::new(false), AtomicU64::new(0));
+        Self { timeline, id, raw, epoch, done_before, ended, last, known }
+    }
+
+    fn is_retired(&self) -> bool {
+        self.last.load(Acquire) > 0
+    }
+
+    /// The epoch of a mark; of a stream that has ended, one that its last event covers.
+    fn epoch_of(&self, mark: Mark) -> u64 {
+        match self.last.load(Acquire) {
+            0 => mark.epoch,
+            last => mark.epoch.min(last - 1),
+        }
     }
 
     #[inline]
     fn is_after(&self, mark: Mark) -> bool {
-        (mark.stream == self.id && mark.timeline == self.timeline)
+        if mark.timeline != self.timeline {
+            return false;
+        }
+        mark.stream == self.id
             || self.known.lock().clock.get(&mark.stream).is_some_and(|epoch| *epoch > mark.epoch)
     }
 }

@@ -5,7 +5,7 @@
 use pool_core::sim::{MappedSim, SimCall, SimDevice, SimStream};
 use pool_core::{
     Arena, ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer,
-    RangeState, Retention, StealPolicy, StreamClock, Verdict,
+    RangeState, Request, Retention, StealPolicy, StreamClock, Verdict, Why,
 };
 use std::time::Duration;
 
@@ -228,4 +228,112 @@ fn the_map_shows_what_is_where() {
     pool.clear().unwrap();
     assert_eq!(pool.allocator().map()[0].ranges[0], (0..64 * KIB, RangeState::Hole));
     assert_eq!(device.held_bytes(), 64 * KIB);
+}
+
+#[test]
+fn a_segment_that_two_streams_used_goes_back_whole() {
+    let device = SimDevice::with_capacity(2 * MIB);
+    let arena = Arena::new(device.clone(), ArenaConfig::segments(2 * MIB));
+    let pool = BucketPool::builder(arena).steal(StealPolicy::Never).cached_limit(0).build();
+    let (s, t) = (device.stream(), device.stream());
+    let both = (pool.allocate_on(&s, MIB).unwrap(), pool.allocate_on(&t, MIB).unwrap());
+    kernel(&device, &both.0, &s);
+    kernel(&device, &both.1, &t);
+    drop(both);
+    assert!(pool.allocate_on(&s, 2 * MIB).is_ok(), "all of it was free");
+    assert_eq!(pool.clear().unwrap(), 2 * MIB);
+    assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+}
+
+#[test]
+fn an_event_that_fails_keeps_nobody_from_the_device() {
+    for config in [ArenaConfig::segments(MIB), ArenaConfig::grow()] {
+        let device = SimDevice::new();
+        let pool = bare(&device, config);
+        let (s, t) = (device.stream(), device.stream());
+        kernel(&device, &pool.allocate_on(&s, MIB).unwrap(), &s);
+        device.fail(SimCall::Record, 0, u64::MAX);
+        kernel(&device, &pool.allocate_on(&t, MIB).unwrap(), &t);
+        assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+    }
+}
+
+#[test]
+fn nothing_is_recorded_on_a_stream_that_has_ended() {
+    let device = SimDevice::new();
+    let pool = bare(&device, ArenaConfig::grow());
+    let s = device.stream();
+    let buffer = pool.allocate_on(&s, MIB).unwrap();
+    buffer.record_stream(&s).unwrap();
+    kernel(&device, &buffer, &s);
+    device.clock().retire(&s).unwrap();
+    let given = device.given(&s);
+    drop(buffer); // marks the stream as late as that
+    kernel(&device, &pool.allocate(MIB).unwrap(), device.clock().default_stream());
+    assert_eq!(device.given(&s), given);
+    assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+}
+
+#[test]
+fn a_drop_queues_nothing_where_clearing_is_not_at_once() {
+    let device = SimDevice::new();
+    let arena = Arena::new(MappedSim(device.clone()), ArenaConfig::segments(MIB));
+    let pool = BucketPool::builder(arena).zero(pool_core::ZeroPolicy::OnReturn).build();
+    let on = device.clock().default_stream();
+    let buffer = pool.allocate(4096).unwrap();
+    let given = device.given(on);
+    drop(buffer);
+    assert_eq!(device.given(on), given);
+}
+
+#[test]
+fn an_arena_keeps_its_books_when_a_pool_takes_it_over() {
+    let device = SimDevice::new();
+    let arena = Arena::new(device.clone(), ArenaConfig::segments(MIB));
+    let on = device.clock().default_stream();
+    let block = arena.allocate(Request { bytes: 1000, kind: () }, on).unwrap();
+    let stranger = SimDevice::new().stream();
+    let refused = arena.allocate(Request { bytes: 1000, kind: () }, &stranger);
+    assert_eq!(refused.unwrap_err().why, Why::Foreign);
+    arena.free(block, &[]).unwrap();
+    let pool = BucketPool::new(arena);
+    assert_eq!((pool.stats().reserved_bytes, pool.clear().unwrap()), (MIB, MIB));
+    assert_eq!((pool.stats().reserved_bytes, device.held_bytes()), (0, 0));
+}
+
+#[test]
+fn a_pool_that_is_gone_keeps_nothing_in_its_arena() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(Arena::new(device.clone(), ArenaConfig::segments(MIB)));
+    let (large, small) = (pool.allocate(64 * MIB).unwrap(), pool.allocate(MIB).unwrap());
+    drop(large);
+    drop(pool);
+    assert_eq!(device.held_bytes(), MIB);
+    drop(small);
+    assert_eq!((device.held_bytes(), device.clones()), (0, 1));
+}
+
+#[test]
+fn threads_that_give_back_and_take_at_once_agree_with_the_device() {
+    for config in [ArenaConfig::pages(4 * KIB, 0.0), ArenaConfig::segments(32 * KIB)] {
+        let device = SimDevice::new();
+        let pool = bare(&device, config);
+        std::thread::scope(|scope| {
+            for thread in 0..8_u64 {
+                let pool = &pool;
+                scope.spawn(move || {
+                    for turn in 0..500 {
+                        let live = [1, 7, 30].map(|k| pool.allocate((turn * k + thread) % 90_000));
+                        assert!(live.iter().all(Result::is_ok));
+                        if turn % 5 == thread % 5 {
+                            assert!(pool.trim(turn * 500).is_ok());
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(pool.stats().reserved_bytes, device.held_bytes());
+        pool.clear().unwrap();
+        assert_eq!((pool.stats().reserved_bytes, device.held_bytes()), (0, 0));
+    }
 }

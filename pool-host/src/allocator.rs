@@ -151,6 +151,10 @@ impl DeviceAllocator for HostAllocator {
         Ok(())
     }
 
+    fn alignment_of(&self, kind: Alignment) -> u64 {
+        kind.0.into()
+    }
+
     fn total_bytes(&self) -> Option<u64> {
         pages::physical_bytes()
     }

@@ -48,3 +48,48 @@ fn fresh_memory_reads_as_zeroes_and_reused_memory_as_it_was_left() {
     assert!(pool.allocate(5000).unwrap().iter().all(|byte| *byte == 9));
     assert!(pool.allocate_zeroed(5000).unwrap().iter().all(|byte| *byte == 0));
 }
+
+#[test]
+fn blocks_of_an_arena_are_aligned_as_asked() {
+    for (config, most) in [(ArenaConfig::segments(64 * KIB), 512), (ArenaConfig::grow(), 512)] {
+        for granule in [16, 512] {
+            let config = config.clone().granule(granule);
+            let arena = match most {
+                512 if granule == 512 => Arena::over_pages(HostAllocator::new(), config),
+                _ => Arena::new(HostAllocator::new(), config),
+            };
+            let pool = BucketPool::new(arena);
+            let most = most.min(granule.max(64));
+            let live: Vec<_> = (0..40)
+                .map(|turn| pool.allocate_aligned(1000 + turn * 999, most).unwrap())
+                .collect();
+            for buffer in &live {
+                assert_eq!(buffer.as_ptr().addr() as u64 % most, 0, "granule {granule}");
+            }
+            assert!(pool.allocate_aligned(1000, 2 * most).is_err());
+        }
+    }
+}
+
+#[test]
+fn threads_that_give_back_and_take_at_once_see_their_own_bytes() {
+    let arena = Arena::over_pages(HostAllocator::new(), ArenaConfig::pages(4096, 0.0));
+    let pool = BucketPool::builder(arena).cached_limit(0).build();
+    std::thread::scope(|scope| {
+        for thread in 0..8_u8 {
+            let pool = &pool;
+            scope.spawn(move || {
+                for turn in 0..1000_u64 {
+                    let mut buffer = pool.allocate(turn * 97 % 60_000).unwrap();
+                    buffer.fill(thread);
+                    if turn % 7 == 0 {
+                        pool.clear().unwrap();
+                    }
+                    assert!(buffer.iter().all(|byte| *byte == thread));
+                }
+            });
+        }
+    });
+    pool.clear().unwrap();
+    assert_eq!(pool.stats().reserved_bytes, 0);
+}

@@ -1,7 +1,7 @@
 //! How an arena takes memory from the device and cuts it up.
 
 use crate::order::StealPolicy;
-use crate::size::{KIB, MIB};
+use crate::size::{GIB, KIB, MIB};
 
 /// How an arena takes memory from the device and cuts it up. Three are ready made; each number can
 /// be changed.
@@ -108,9 +108,9 @@ impl ArenaConfig {
     }
 
     /// Requests are rounded up to a multiple of this many bytes: a power of two, or the next one.
-    /// At least 512 where a program cuts blocks of a device that aligns to that. 512 unless set.
+    /// At least the device's own granule and alignment, at most 1 GiB. 512 unless set.
     pub fn granule(self, bytes: u64) -> Self {
-        Self { granule: bytes.clamp(1, 1 << 40).next_power_of_two(), ..self }
+        Self { granule: bytes.clamp(1, GIB).next_power_of_two(), ..self }
     }
 
     /// A hard ceiling, in bytes, on what is taken from the device. None unless set, here or by the

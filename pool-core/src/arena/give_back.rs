@@ -1,6 +1,7 @@
 //! Giving free memory back to the device: by hand, by age, for want of memory, and at the end.
 
 use super::Arena;
+use super::ranges::Ticket;
 use super::space::{Lent, Segment, Space};
 use crate::clock::StreamClock;
 use crate::device::{DeviceAllocator, MarkOf};
@@ -14,6 +15,11 @@ use std::time::Duration;
 type ByAge = (u64, u32);
 
 impl<A: DeviceAllocator> Arena<A> {
+    /// Whether all marks were seen done, so that giving back waits for nothing.
+    pub(super) fn is_seen_done(&self, marks: &[MarkOf<A>]) -> bool {
+        marks.iter().all(|mark| self.clock_of().is_seen_done(*mark))
+    }
+
     /// The clock of the device below.
     pub(super) fn clock_of(&self) -> &A::Clock {
         self.upstream.clock()
@@ -22,51 +28,51 @@ impl<A: DeviceAllocator> Arena<A> {
     /// Gives back what came free before `before`, the oldest first, until at least `bytes` bytes
     /// went.
     fn give_back_older(&self, bytes: u64, before: u64) -> GivenBack {
+        let mut oldest: Vec<(u64, Ticket)> = {
+            let mut space = self.space.lock();
+            if self.pages.is_none() {
+                space.join_free_segments(self.clock_of());
+            }
+            let page = self.pages.as_ref().map(|calls| calls.page_bytes);
+            let all = space.could_go(page).filter(|(since, _)| *since < before);
+            all.map(|(since, id)| (since, space.ranges.ticket(id))).collect()
+        };
+        oldest.sort_unstable_by_key(|(since, _)| *since);
         let (mut given_back, mut refusal) = (0, None);
-        let mut turned_down = Vec::new();
-        while given_back < bytes {
-            let oldest = {
-                let space = self.space.lock();
-                let page = self.pages.as_ref().map(|calls| calls.page_bytes);
-                let all = space.could_go(page).filter(|(since, id)| {
-                    let place = (space.ranges.get(*id).segment, space.ranges.get(*id).offset);
-                    *since < before && !turned_down.contains(&place)
-                });
-                all.min()
-            };
-            let Some((_, id)) = oldest else { break };
-            let place = {
-                let space = self.space.lock();
-                (space.ranges.get(id).segment, space.ranges.get(id).offset)
-            };
-            let (went, refused) = self.give_back_one(id, bytes - given_back);
+        for (_, ticket) in oldest {
+            if given_back >= bytes {
+                break;
+            }
+            let (went, refused) = self.give_back_one(ticket, bytes - given_back);
             given_back += went;
             refusal = refusal.or(refused);
-            if went == 0 {
-                turned_down.push(place);
-            }
         }
         (given_back, refusal)
     }
 
-    /// Gives one free range back, or enough pages of it.
-    fn give_back_one(&self, id: u32, bytes: u64) -> GivenBack {
+    /// Gives one free range back, or enough pages of it; nothing if another thread has it by now.
+    fn give_back_one(&self, ticket: Ticket, bytes: u64) -> GivenBack {
+        let mut space = self.space.lock();
+        let Some(id) = space.ranges.redeem_free(ticket) else { return (0, None) };
         let Some(calls) = &self.pages else {
-            let segment = self.space.lock().take_free_segment(id);
+            let segment = space.take_free_segment(id);
+            drop(space);
             return segment.map_or((0, None), |segment| self.free_segment(segment));
         };
-        let piece = {
-            let mut space = self.space.lock();
-            let run = space.whole_pages(id, calls.page_bytes);
-            let wanted = bytes.checked_next_multiple_of(calls.page_bytes).unwrap_or(u64::MAX);
-            let start = run.start.max(run.end.saturating_sub(wanted));
-            space.take_part(id, &(start..run.end))
-        };
+        let run = space.whole_pages(id, calls.page_bytes);
+        let wanted = bytes.checked_next_multiple_of(calls.page_bytes).unwrap_or(u64::MAX);
+        let start = run.start.max(run.end.saturating_sub(wanted));
+        if start >= run.end {
+            return (0, None);
+        }
+        let piece = space.take_part(id, &(start..run.end));
+        drop(space);
         self.decommit(calls, piece.into_iter().collect(), true)
     }
 
     fn free_segment(&self, (segment, lent): (Segment<A>, Lent<A>)) -> GivenBack {
         let bytes = segment.bytes;
+        let waits = !self.is_seen_done(lent.after.marks());
         drop(lent.block);
         // Nobody else has it: all its ranges were free.
         let freed = match Arc::into_inner(segment.block) {
@@ -74,7 +80,7 @@ impl<A: DeviceAllocator> Arena<A> {
             None => Err(DeviceError::new(Why::Other, "a segment in use", 0)),
         };
         let mut space = self.space.lock();
-        space.count_segment_gone(segment.sort.small, bytes);
+        space.stats.num_sync_all_streams += u64::from(waits);
         match freed {
             // The device still has it, so it stays reserved; a lost device has nothing.
             Err(error) if error.why != Why::Lost => {
@@ -82,6 +88,7 @@ impl<A: DeviceAllocator> Arena<A> {
                 (0, Some(error))
             }
             freed => {
+                space.count_segment_gone(segment.sort.small, bytes);
                 self.ledger.give_back(bytes);
                 (if freed.is_ok() { bytes } else { 0 }, freed.err())
             }
@@ -172,6 +179,10 @@ impl<A: DeviceAllocator> Layer for Arena<A> {
         };
         let before = self.ticks.lock().tick(now, at, self.retention);
         self.give_back_older(u64::MAX, before)
+    }
+
+    fn note_retry(&self) {
+        self.space.lock().stats.num_alloc_retries += 1;
     }
 
     fn note_refusal(&self) {

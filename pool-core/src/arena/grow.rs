@@ -57,7 +57,9 @@ impl<A: DeviceAllocator> Arena<A> {
         on: &StreamOf<A>,
     ) -> Result<A::Block, DeviceError> {
         self.ledger.reserve(bytes)?;
-        let request = Request { bytes, kind: want.sort.kind };
+        // As the ranges that it is cut into are to be.
+        let kind = self.upstream.aligned(want.sort.kind, self.granule);
+        let request = Request { bytes, kind: kind.unwrap_or(want.sort.kind) };
         let block = self.upstream.allocate(request, on);
         let block = block.inspect_err(|_| self.ledger.cancel(bytes))?;
         self.ledger.took(bytes);

@@ -35,6 +35,25 @@ impl<A: DeviceAllocator> Space<A> {
         joined
     }
 
+    /// Joins the ranges of segments that are wholly free, whoever used them last: they go back to
+    /// the device behind all of their marks.
+    pub(super) fn join_free_segments(&mut self, clock: &A::Clock) {
+        for at in 0..self.segments.len() {
+            let Some(Segment { first, sort, .. }) = &self.segments[at] else { continue };
+            let (first, sort) = (*first, *sort);
+            let is_free = |id| self.ranges.free(id).is_some() && !self.ranges.is_hole(id);
+            if self.ranges.after(first).is_none() || !self.ranges.walk(first).all(is_free) {
+                continue;
+            }
+            let Some((_, mut free)) = self.unshelve(first) else { continue };
+            while let Some(next) = self.ranges.after(first) {
+                free = self.join(clock, first, next, free);
+            }
+            let shelf = self.shelf(sort, lane_of(clock, free.after.marks()));
+            self.shelve(first, shelf, free);
+        }
+    }
+
     /// Whether other lanes than this one have free ranges.
     pub(super) fn has_other_lanes(&self, lane: u64) -> bool {
         let other = |shelf: &Shelf<A::Kind>| {

@@ -10,7 +10,7 @@ use crate::clock::{Order, StreamClock};
 use crate::device::{Allocating, DeviceAllocator, MarkOf, StreamOf, VirtualMemory};
 use crate::error::{DeviceError, Why};
 use crate::layer::GivenBack;
-use crate::order::{After, Taker};
+use crate::order::{After, StealPolicy, Taker};
 use crate::size::MIB;
 use std::ops::Range;
 
@@ -22,6 +22,8 @@ const BEHIND_LEAST: u64 = 4 * MIB;
 /// The calls of virtual memory, so that an arena is one type with and without.
 pub(super) struct PageCalls<A: DeviceAllocator> {
     pub(super) page_bytes: u64,
+    /// The device's own, which reservations are aligned to.
+    pub(super) device_page_bytes: u64,
     address_space: u64,
     reserve: fn(&A, u64) -> Result<A::Block, DeviceError>,
     commit: Commit<A>,
@@ -40,6 +42,7 @@ impl<A: VirtualMemory> PageCalls<A> {
         let Source::Pages { bytes, .. } = config.source else { return None };
         Some(Self {
             page_bytes: bytes.max(upstream.page_bytes()).max(config.granule),
+            device_page_bytes: upstream.page_bytes(),
             address_space: upstream.address_space(),
             reserve: A::reserve,
             commit: A::commit,
@@ -57,9 +60,15 @@ impl<A: DeviceAllocator> Arena<A> {
         want: &Want<A::Kind>,
         on: &StreamOf<A>,
     ) -> Result<ArenaBlock<A>, DeviceError> {
-        // What the device lacks with the pages that would be committed ahead, it may have without.
-        match self.grow_by(calls, want, on, true) {
-            Err(error) if error.is_want_of_memory() => self.grow_by(calls, want, on, false),
+        let taker = self.taker(on);
+        match self.grow_by(calls, want, &taker, true) {
+            // What the device lacks with the pages that would be committed ahead, it may have
+            // without.
+            Err(error) if error.is_want_of_memory() => self.grow_by(calls, want, &taker, false),
+            // Where an event fails, what is not behind one will do.
+            Err(_) => {
+                self.grow_by(calls, want, &Taker { steal: StealPolicy::Never, ..taker }, true)
+            }
             grown => grown,
         }
     }
@@ -68,13 +77,12 @@ impl<A: DeviceAllocator> Arena<A> {
         &self,
         calls: &PageCalls<A>,
         want: &Want<A::Kind>,
-        on: &StreamOf<A>,
+        taker: &Taker<'_, A::Clock>,
         ahead: bool,
     ) -> Result<ArenaBlock<A>, DeviceError> {
-        let taker = self.taker(on);
         let (spot, mut pieces, idle, wait) = loop {
             let mut space = self.space.lock();
-            let Some(spot) = space.spot(want, &taker, calls.page_bytes) else {
+            let Some(spot) = space.spot(want, taker, calls.page_bytes) else {
                 drop(space);
                 self.reserve_addresses(calls, want)?;
                 continue;
@@ -92,13 +100,13 @@ impl<A: DeviceAllocator> Arena<A> {
             break (spot, pieces, idle, wait);
         };
         self.decommit(calls, idle, wait);
-        let committed = ready(&taker, &pieces);
+        let committed = ready(taker, &pieces);
         let committed = committed.and_then(|()| self.commit(calls, &mut pieces));
         if let Err(error) = committed {
             self.give_pieces(pieces);
             return Err(error);
         }
-        self.one_block(pieces, &spot, want, on)
+        self.one_block(pieces, &spot, want, taker.on)
     }
 
     /// More addresses; they cost no memory.
@@ -220,11 +228,13 @@ impl<A: DeviceAllocator> Arena<A> {
         A: 'p,
     {
         let (mut given_back, mut refusal) = (0, None);
-        for piece in pieces {
+        for piece in pieces.filter(|piece| !piece.hole) {
             let Lent { block, bytes, after, .. } = &piece.lent;
             let size = bytes.end - bytes.start;
+            let waits = !self.is_seen_done(after.marks());
             let gone = (calls.decommit)(&self.upstream, block, bytes.clone(), after.marks());
             refusal = refusal.or(gone.err());
+            self.space.lock().stats.num_sync_all_streams += u64::from(waits);
             // A lost device has nothing.
             if gone.is_ok() || gone.is_err_and(|error| error.why == Why::Lost) {
                 self.ledger.give_back(size);

@@ -115,6 +115,13 @@ impl<T: Default> Ranges<T> {
         (range.generation == ticket.generation && range.shelf == USED).then_some(ticket.id)
     }
 
+    /// The range of a ticket, if it is free and has memory behind it.
+    pub(crate) fn redeem_free(&self, ticket: Ticket) -> Option<u32> {
+        let range = self.nodes.get(ticket.id as usize)?;
+        let free = range.shelf != USED && range.shelf != HOLE;
+        (range.generation == ticket.generation && free).then_some(ticket.id)
+    }
+
     /// Cuts a range in two; it keeps the first `bytes` bytes. Returns the rest, handed out as well.
     #[inline]
     pub(crate) fn cut(&mut self, id: u32, bytes: u64) -> u32 {

@@ -21,18 +21,24 @@ impl<A: DeviceAllocator> Arena<A> {
         if !taker.cpu_touches && !self.space.lock().has_other_lanes(want.lane) {
             return Ok(None);
         }
+        let mut refusal = None;
         let steps = [StealPolicy::Never, StealPolicy::Ordered, StealPolicy::Wait];
         for steal in steps.into_iter().filter(|step| *step <= taker.steal) {
             let taker = Taker { steal, ..*taker };
-            if let Some(block) = self.ask(want, &taker)? {
-                return Ok(Some(block));
+            match self.ask(want, &taker) {
+                Ok(None) => {}
+                Ok(found) => return Ok(found),
+                Err(error) => refusal = refusal.or(Some(error)),
             }
         }
         let may = |marks: &[MarkOf<A>]| marks.iter().all(|mark| taker.may_ask(*mark));
         if self.space.lock().join_lanes(self.upstream.clock(), may) {
-            return self.ask(want, taker);
+            match self.ask(want, taker) {
+                Ok(None) => {}
+                found => return found,
+            }
         }
-        Ok(None)
+        refusal.map_or(Ok(None), Err)
     }
 
     /// Asks about one range after the other. One that cannot be had is put back, and another is
@@ -42,7 +48,7 @@ impl<A: DeviceAllocator> Arena<A> {
         want: &Want<A::Kind>,
         taker: &Taker<'_, A::Clock>,
     ) -> Result<Option<ArenaBlock<A>>, DeviceError> {
-        let mut refused = Vec::new();
+        let (mut refused, mut refusal) = (Vec::new(), None);
         while let Some(lent) = self.lend(want, taker, &refused) {
             let mut behind = None;
             for mark in lent.after.marks() {
@@ -50,8 +56,8 @@ impl<A: DeviceAllocator> Arena<A> {
                     Ok(Order::Ordered) => {}
                     Ok(Order::NotYet) => behind = Some(*mark),
                     Err(error) => {
-                        self.put_back(lent);
-                        return Err(error);
+                        refusal = refusal.or(Some(error));
+                        behind = Some(*mark);
                     }
                 }
             }
@@ -59,7 +65,7 @@ impl<A: DeviceAllocator> Arena<A> {
             refused.push(behind);
             self.put_back(lent);
         }
-        Ok(None)
+        refusal.map_or(Ok(None), Err)
     }
 
     /// Takes out, whole, a range that may be asked for. Not one behind a point of a stream that was
