@@ -12,9 +12,9 @@ enum Preset {
     Caching,
 }
 
-const KNOWN: &str = "exact[:round=1], pow2[:min=512], tiered:4K+16K+64K, fit:2[:round=512], arena, \
-                     arena:torch, arena:pages=64K[:slack=5%], all with [:round=512], preset:tile_pipeline, \
-                     preset:embedding or preset:caching";
+const KNOWN: &str = "exact[:round=1], pow2[:min=512], tiered:4K+16K+64K, fit:2[:round=512], \
+                     arena[:round=512], arena:torch, arena:pages=64K[:slack=5%], \
+                     preset:tile_pipeline, preset:embedding or preset:caching";
 
 /// Sizes that an arena tells apart; the pool in front of it rounds to them too.
 const ARENA_GRANULE: u64 = 512;

@@ -137,8 +137,8 @@ impl<D: EventDriver> Timeline<D> {
 
     /// The stream ends: what it has queued still runs, and from here on it is refused. Call it
     /// before the device's own stream is destroyed, since an event is recorded on it. Memory that
-    /// it used serves others behind that event, so nothing is stranded. No [`Use`](crate::Use) on it
-    /// may be open: work that is given to it afterwards is not waited for.
+    /// it used serves others behind that event, so nothing is stranded. No [`Use`](crate::Use) on
+    /// it may be open: work that is given to it afterwards is not waited for.
     ///
     /// ```
     /// use pool_core::{BucketPool, sim::SimDevice, DeviceAllocator};
@@ -183,7 +183,7 @@ impl<D: EventDriver> Timeline<D> {
     fn forget_retired(&self) {
         let retired: Vec<_> = {
             let slots = self.slots.read();
-            let retired = slots.values().filter(|slot| slot.is_retired());
+            let retired = slots.values().filter(Slot::is_retired);
             retired.take(RETIRED_ASKED).cloned().collect()
         };
         for slot in retired {
@@ -358,7 +358,7 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
     }
 
     fn is_retired(&self, mark: Mark) -> bool {
-        self.of_stream(mark, true, |slot| slot.is_retired()).unwrap_or(false)
+        self.of_stream(mark, true, Slot::is_retired).unwrap_or(false)
     }
 
     fn is_done(&self, after: Mark) -> Result<bool, DeviceError> {
