@@ -183,7 +183,7 @@ impl<D: EventDriver> Timeline<D> {
     fn forget_retired(&self) {
         let retired: Vec<_> = {
             let slots = self.slots.read();
-            let retired = slots.values().filter(Slot::is_retired);
+            let retired = slots.values().filter(|slot| slot.is_retired());
             retired.take(RETIRED_ASKED).cloned().collect()
         };
         for slot in retired {
