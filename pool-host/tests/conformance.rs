@@ -75,19 +75,18 @@ fn blocks_of_an_arena_are_aligned_as_asked() {
 fn threads_that_give_back_and_take_at_once_see_their_own_bytes() {
     let arena = Arena::over_pages(HostAllocator::new(), ArenaConfig::pages(4096, 0.0));
     let pool = BucketPool::builder(arena).cached_limit(0).build();
+    let turn = |thread: u8, turn: u64| {
+        let mut buffer = pool.allocate(turn * 97 % 60_000).unwrap();
+        buffer.fill(thread);
+        if turn.is_multiple_of(7) {
+            pool.clear().unwrap();
+        }
+        assert!(buffer.iter().all(|byte| *byte == thread));
+    };
     std::thread::scope(|scope| {
-        for thread in 0..8_u8 {
-            let pool = &pool;
-            scope.spawn(move || {
-                for turn in 0..1000_u64 {
-                    let mut buffer = pool.allocate(turn * 97 % 60_000).unwrap();
-                    buffer.fill(thread);
-                    if turn % 7 == 0 {
-                        pool.clear().unwrap();
-                    }
-                    assert!(buffer.iter().all(|byte| *byte == thread));
-                }
-            });
+        for thread in 0..8 {
+            let turn = &turn;
+            scope.spawn(move || (0..1000).for_each(|number| turn(thread, number)));
         }
     });
     pool.clear().unwrap();
