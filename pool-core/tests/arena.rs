@@ -318,18 +318,15 @@ fn threads_that_give_back_and_take_at_once_agree_with_the_device() {
     for config in [ArenaConfig::pages(4 * KIB, 0.0), ArenaConfig::segments(32 * KIB)] {
         let device = SimDevice::new();
         let pool = bare(&device, config);
+        let turn = |thread: u64, turn: u64| {
+            let live = [1, 7, 30].map(|k| pool.allocate((turn * k + thread) % 90_000));
+            assert!(live.iter().all(Result::is_ok));
+            assert!(turn % 5 != thread % 5 || pool.trim(turn * 500).is_ok());
+        };
         std::thread::scope(|scope| {
-            for thread in 0..8_u64 {
-                let pool = &pool;
-                scope.spawn(move || {
-                    for turn in 0..500 {
-                        let live = [1, 7, 30].map(|k| pool.allocate((turn * k + thread) % 90_000));
-                        assert!(live.iter().all(Result::is_ok));
-                        if turn % 5 == thread % 5 {
-                            assert!(pool.trim(turn * 500).is_ok());
-                        }
-                    }
-                });
+            for thread in 0..8 {
+                let turn = &turn;
+                scope.spawn(move || (0..500).for_each(|number| turn(thread, number)));
             }
         });
         assert_eq!(pool.stats().reserved_bytes, device.held_bytes());
