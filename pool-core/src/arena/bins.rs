@@ -9,7 +9,8 @@
 //!
 //! Two-level segregated fit (Masmano et al., ECRTS 2004), with the lists out of band, since the
 //! memory may not be ours to write. 32 steps and a look at a few ranges of the request's own step
-//! fragment as little as an exact best fit does, at a fraction of an ordered tree's time
+//! fragment as little as an exact best fit does. A whole arena over it takes half the time of a
+//! bare ordered tree up to 10 000 live blocks; from 100 000 on both wait for cache misses
 //! (`pool-bench/benches/arena.rs`).
 //!
 //! Nothing here knows what a range is but its size.
