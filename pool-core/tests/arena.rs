@@ -334,3 +334,13 @@ fn threads_that_give_back_and_take_at_once_agree_with_the_device() {
         assert_eq!((pool.stats().reserved_bytes, device.held_bytes()), (0, 0));
     }
 }
+
+#[test]
+fn what_a_refused_commit_had_reserved_is_given_back() {
+    let device = SimDevice::new();
+    let arena = Arena::over_pages(device.clone(), ArenaConfig::pages(64 * KIB, 0.0));
+    let pool = BucketPool::builder(arena).reserved_limit(2 * MIB).cached_limit(0).build();
+    device.fail(SimCall::Commit, 0, 60);
+    let served = (0..100).find_map(|_| pool.allocate(MIB).ok());
+    assert!(served.is_some(), "{}", pool.allocate(MIB).unwrap_err());
+}
