@@ -44,6 +44,7 @@ use parking_lot::Mutex;
 use ranges::Ticket;
 use space::{Lent, Sort, Space, Want};
 use std::fmt;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -146,10 +147,10 @@ impl<A: DeviceAllocator> Arena<A> {
     #[must_use]
     pub fn device_stats(&self) -> DeviceStats {
         let space = self.space.lock();
-        let (mut stats, clock) = (space.stats, self.clock_of());
+        let mut stats = space.stats;
         (stats.active, stats.active_bytes) = (stats.allocation, stats.allocated_bytes);
         for (id, free) in space.free_ranges() {
-            if !free.after.marks().iter().all(|mark| clock.is_seen_done(*mark)) {
+            if !self.is_seen_done(free.after.marks()) {
                 let bytes = space.ranges.bytes(id);
                 stats.active.up(bytes <= config::SMALL, 1);
                 stats.active_bytes.up(bytes <= config::SMALL, bytes);
@@ -203,10 +204,20 @@ impl<A: DeviceAllocator> Arena<A> {
     /// Hands a range out. It is ordered for its taker.
     #[inline]
     fn block(&self, lent: Lent<A>, want: &Want<A::Kind>) -> ArenaBlock<A> {
-        let Lent { block: segment, ticket, bytes, .. } = lent;
-        let (offset, size) = (bytes.start, bytes.end - bytes.start);
-        let left_over = u32::try_from(size.saturating_sub(want.requested)).unwrap_or(u32::MAX);
-        ArenaBlock { segment, ticket, offset, bytes: size, left_over, arena: self.id }
+        self.block_at(lent.block, lent.ticket, &lent.bytes, want)
+    }
+
+    #[inline]
+    fn block_at(
+        &self,
+        segment: Arc<A::Block>,
+        ticket: Ticket,
+        place: &Range<u64>,
+        want: &Want<A::Kind>,
+    ) -> ArenaBlock<A> {
+        let bytes = place.end - place.start;
+        let left_over = u32::try_from(bytes.saturating_sub(want.requested)).unwrap_or(u32::MAX);
+        ArenaBlock { segment, ticket, offset: place.start, bytes, left_over, arena: self.id }
     }
 
     /// A free range that is ready. The block is made in place, since it is too large to be moved
@@ -219,13 +230,10 @@ impl<A: DeviceAllocator> Arena<A> {
         let mut space = self.space.lock();
         let id = space.ready(want, &self.taker(on))?;
         space.take_ready(id, want.bytes)?;
-        let size = space.ranges.bytes(id);
-        space.count_out(size, want.requested);
-        let (range, ticket) = (*space.ranges.get(id), space.ranges.ticket(id));
-        let segment = space.segment(range.segment)?.block.clone();
-        let left_over = u32::try_from(size.saturating_sub(want.requested)).unwrap_or(u32::MAX);
-        let (offset, arena) = (range.offset, self.id);
-        Some(ArenaBlock { segment, ticket, offset, bytes: size, left_over, arena })
+        let (place, ticket) = (space.place(id), space.ranges.ticket(id));
+        space.count_out(place.end - place.start, want.requested);
+        let segment = space.segment(space.ranges.get(id).segment)?.block.clone();
+        Some(self.block_at(segment, ticket, &place, want))
     }
 
     /// A free range that is not ready, without asking the device for memory.

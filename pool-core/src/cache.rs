@@ -74,7 +74,7 @@ impl<A: DeviceAllocator> Store<A> {
     /// What is taken from the device, by this pool or by the layer below it.
     pub(crate) fn reserved(&self) -> u64 {
         let layer = self.allocator.layer();
-        layer.map_or_else(|| self.ledger.reserved(), |layer| layer.held().reserved_bytes)
+        layer.map_or_else(|| self.ledger.reserved(), Layer::reserved_bytes)
     }
 
     /// The ceiling on that.

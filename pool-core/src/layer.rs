@@ -77,6 +77,9 @@ pub trait Layer {
     /// Lets the peaks start again from what is held now.
     fn reset_peaks(&self);
 
+    /// What is taken from the device, without looking at what is free.
+    fn reserved_bytes(&self) -> u64;
+
     /// The ceiling on what is taken from the device.
     fn reserved_limit(&self) -> u64;
 }

@@ -99,7 +99,7 @@ impl<A: DeviceAllocator> Arena<A> {
     /// the average of those that are, or longer, until it holds at most its share of the limit.
     pub(super) fn collect_garbage(&self, bytes: u64) {
         let (limit, reserved) = (self.ledger.limit(), self.ledger.reserved());
-        let average = {
+        let (average, share) = {
             let space = self.space.lock();
             let Some(share) = space.config.gc_threshold.filter(|_| limit != u64::MAX) else {
                 return;
@@ -111,7 +111,6 @@ impl<A: DeviceAllocator> Arena<A> {
             }
             (ages.iter().sum::<u64>() / ages.len() as u64, share)
         };
-        let (average, share) = average;
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -157,7 +156,7 @@ impl<A: DeviceAllocator> Layer for Arena<A> {
         for (id, bytes) in space.free_from(0) {
             let marks = space.marks(id);
             held.largest_free_bytes = held.largest_free_bytes.max(bytes);
-            if !marks.iter().all(|mark| clock.is_seen_done(*mark)) {
+            if !self.is_seen_done(marks) {
                 held.pending_bytes += bytes;
             }
             if !marks.iter().all(|mark| clock.is_submitted(*mark)) {
@@ -207,6 +206,10 @@ impl<A: DeviceAllocator> Layer for Arena<A> {
 
     fn reset_peaks(&self) {
         self.reset_peak_stats();
+    }
+
+    fn reserved_bytes(&self) -> u64 {
+        self.ledger.reserved()
     }
 
     fn reserved_limit(&self) -> u64 {

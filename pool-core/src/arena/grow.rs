@@ -1,6 +1,6 @@
 //! Growing by segments: whole blocks of the allocator below.
 
-use super::space::{Lent, Want};
+use super::space::{Free, Want};
 use super::{Arena, ArenaBlock};
 use crate::device::{DeviceAllocator, Request, StreamOf};
 use crate::error::{DeviceError, Why};
@@ -44,7 +44,7 @@ impl<A: DeviceAllocator> Arena<A> {
             let ticket = space.ranges.ticket(rest);
             space.give(clock, ticket, fresh.clone(), since);
         }
-        let lent = space.lent(id, fresh).ok_or(too_large)?;
+        let lent = space.lent(id, Free { after: fresh, since }).ok_or(too_large)?;
         space.count_out(lent.bytes.end - lent.bytes.start, want.requested);
         drop(space);
         Ok(self.block(lent, want))
@@ -64,19 +64,5 @@ impl<A: DeviceAllocator> Arena<A> {
         let block = block.inspect_err(|_| self.ledger.cancel(bytes))?;
         self.ledger.took(bytes);
         Ok(block)
-    }
-}
-
-/// A range that is handed out already, as its taker gets it.
-impl<A: DeviceAllocator> super::space::Space<A> {
-    fn lent(
-        &self,
-        id: u32,
-        after: crate::order::After<crate::device::MarkOf<A>>,
-    ) -> Option<Lent<A>> {
-        let segment = self.ranges.get(id).segment;
-        let block = self.segment(segment)?.block.clone();
-        let (ticket, bytes, since) = (self.ranges.ticket(id), self.place(id), self.turn);
-        Some(Lent { block, ticket, bytes, after, since })
     }
 }

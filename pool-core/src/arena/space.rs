@@ -144,9 +144,15 @@ impl<A: DeviceAllocator> Space<A> {
     /// Takes a free range out, whole or cut to `bytes` bytes. The rest stays free, behind the same
     /// marks.
     pub(super) fn take(&mut self, id: u32, bytes: u64) -> Option<Lent<A>> {
-        let Free { after, since } = self.take_ready(id, bytes)?;
+        let free = self.take_ready(id, bytes)?;
+        self.lent(id, free)
+    }
+
+    /// A range that is handed out, as its taker gets it.
+    pub(super) fn lent(&self, id: u32, free: Free<MarkOf<A>>) -> Option<Lent<A>> {
         let block = self.segment(self.ranges.get(id).segment)?.block.clone();
         let (ticket, bytes) = (self.ranges.ticket(id), self.place(id));
+        let Free { after, since } = free;
         Some(Lent { block, ticket, bytes, after, since })
     }
 
