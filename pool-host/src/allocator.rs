@@ -1,6 +1,7 @@
 //! Blocks from the program's global allocator.
 #![expect(unsafe_code, reason = "the global allocator is called through pointers")]
 
+use crate::system;
 use crate::virtual_memory as pages;
 use pool_core::{
     DeviceAllocator, DeviceError, HostMemory, Immediate, MarkOf, Memory, Request, Sliceable,
@@ -156,7 +157,7 @@ impl DeviceAllocator for HostAllocator {
     }
 
     fn total_bytes(&self) -> Option<u64> {
-        pages::physical_bytes()
+        system::physical_bytes()
     }
 
     #[inline]
@@ -207,12 +208,12 @@ impl Sliceable for HostAllocator {
 /// committing is a matter of the arena's books. Taking memory back is `MADV_DONTNEED`.
 impl VirtualMemory for HostAllocator {
     fn page_bytes(&self) -> u64 {
-        pages::page_bytes()
+        system::page_bytes()
     }
 
     /// Twice what the machine has.
     fn address_space(&self) -> u64 {
-        pages::physical_bytes().map_or(1 << 36, |bytes| 2 * bytes)
+        system::physical_bytes().map_or(1 << 36, |bytes| 2 * bytes)
     }
 
     fn reserve(&self, bytes: u64) -> Result<HostBlock, DeviceError> {

@@ -1,7 +1,15 @@
-//! Host memory for bucketpool: [`HostAllocator`].
+//! Host memory for bucketpool: [`HostAllocator`], and [`Tcache`], a global allocator that keeps what
+//! a program frees.
 #![deny(unsafe_code)]
+#![cfg_attr(loom, allow(dead_code, unused_imports, reason = "the model needs the depot only"))]
 
 mod allocator;
+mod depot;
+mod system;
+#[cfg(not(loom))]
+mod tcache;
 mod virtual_memory;
 
 pub use allocator::{Alignment, HostAllocator, HostBlock, HostView};
+#[cfg(not(loom))]
+pub use tcache::{Tcache, TcacheStats};

@@ -10,36 +10,25 @@ fn refused(why: Why, call: &'static str) -> DeviceError {
     DeviceError::new(why, call, code.into())
 }
 
-fn setting(name: libc::c_int) -> Option<u64> {
-    // SAFETY: asks the system for a number.
-    let value = unsafe { libc::sysconf(name) };
-    u64::try_from(value).ok()
-}
-
-/// The size of a page.
-pub(crate) fn page_bytes() -> u64 {
-    setting(libc::_SC_PAGESIZE).unwrap_or(4096)
-}
-
-/// The memory of this machine.
-pub(crate) fn physical_bytes() -> Option<u64> {
-    setting(libc::_SC_PHYS_PAGES)?.checked_mul(page_bytes())
-}
-
 /// Readable and writable addresses, which cost memory when they are first written.
 pub(crate) fn map(bytes: u64) -> Result<(NonNull<u8>, usize), DeviceError> {
     let too_large = DeviceError::new(Why::TooLarge, "mmap", 0);
     let bytes = usize::try_from(bytes).map_err(|_| too_large)?;
+    let base = map_pages(bytes).ok_or_else(|| {
+        let refused = refused(Why::OutOfMemory, "mmap");
+        DeviceError::new(refused.why, reason(), refused.code)
+    })?;
+    Ok((base, bytes))
+}
+
+fn map_pages(bytes: usize) -> Option<NonNull<u8>> {
     let (access, sort) = (
         libc::PROT_READ | libc::PROT_WRITE,
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
     );
     // SAFETY: asks for new addresses, anywhere; nothing that exists is touched.
     let base = unsafe { libc::mmap(ptr::null_mut(), bytes, access, sort, -1, 0) };
-    if base == libc::MAP_FAILED {
-        return Err(refused(Why::OutOfMemory, reason()));
-    }
-    NonNull::new(base.cast()).map(|base| (base, bytes)).ok_or(too_large)
+    if base == libc::MAP_FAILED { None } else { NonNull::new(base.cast()) }
 }
 
 /// What to say when there are no addresses: under strict overcommit each of them counts as memory.
@@ -85,3 +74,20 @@ pub(crate) fn inside(
     let end = usize::try_from(range.end).map_err(|_| outside)?;
     if start > end || end > bytes { Err(outside) } else { Ok((start, end - start)) }
 }
+
+/// `count` values of zero bytes, for as long as the process lives. Nothing is allocated, so that an
+/// allocator may call it; none if the system has no memory.
+pub(crate) fn zeroed<T: Zeroed>(count: usize) -> Option<&'static [T]> {
+    let bytes = count.checked_mul(size_of::<T>())?;
+    let base = map_pages(bytes)?;
+    // SAFETY: so many bytes are mapped, zero, which is a valid `T`, and aligned to a page, which is
+    // more than any of these types asks for. They are never unmapped, and nobody else has them.
+    Some(unsafe { std::slice::from_raw_parts(base.cast().as_ptr(), count) })
+}
+
+/// What may be all zero bytes.
+///
+/// # Safety
+///
+/// A value of zero bytes is valid, and is aligned to a page at most.
+pub(crate) unsafe trait Zeroed: 'static {}

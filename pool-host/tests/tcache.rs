@@ -1,0 +1,264 @@
+//! A program whose global allocator is a `Tcache`: this one.
+#![expect(unsafe_code, reason = "an allocator and `fork` are called")]
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use pool_host::{Tcache, TcacheStats};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::RefCell;
+use std::process::{Command, ExitStatus};
+use std::sync::{Barrier, Mutex};
+use std::thread;
+
+#[global_allocator]
+static ALLOCATOR: Tcache = Tcache::new().cached_limit(64 << 20);
+
+static SECOND: Tcache = Tcache::new();
+
+/// The tests look at one allocator, so one at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn bytes_of(vector: &Vec<u8>) -> (*const u8, usize) {
+    (vector.as_ptr(), vector.capacity())
+}
+
+#[test]
+fn temporaries_come_back_warm_from_64_bytes_to_16_mib() {
+    let _alone = alone();
+    for bytes in [64, 1000, 4096, 100_000, 1 << 20, 16 << 20] {
+        let first = vec![1_u8; bytes];
+        let place = bytes_of(&first);
+        drop(first);
+        let before = ALLOCATOR.stats();
+        for _ in 0..100 {
+            let again: Vec<u8> = Vec::with_capacity(bytes);
+            assert_eq!(bytes_of(&again), place);
+        }
+        let after = ALLOCATOR.stats();
+        assert_eq!(after.misses, before.misses, "{bytes}");
+        assert!(after.hits >= before.hits + 100, "{after}");
+    }
+}
+
+/// What was freed dirty comes back as zeroes, here and in a second thread.
+#[test]
+fn zeroed_memory_is_zero_after_dirty_frees() {
+    let _alone = alone();
+    for bytes in [1, 24, 1000, 5000, 100_000, 300_000, 5 << 20] {
+        let dirty = move || {
+            let blocks: Vec<_> = (0..40).map(|_| vec![0xa5_u8; bytes]).collect();
+            drop(blocks);
+        };
+        let check = move || {
+            let zeroed: Vec<_> = (0..40).map(|_| vec![0_u8; bytes]).collect();
+            assert!(zeroed.iter().all(|block| block.iter().all(|byte| *byte == 0)), "{bytes}");
+        };
+        dirty();
+        check();
+        dirty();
+        thread::spawn(check).join().unwrap();
+        thread::spawn(dirty).join().unwrap();
+        check();
+    }
+}
+
+#[test]
+fn growing_and_shrinking_keeps_what_was_written() {
+    let _alone = alone();
+    let mut grown: Vec<u32> = Vec::new();
+    for number in 0..3_000_000 {
+        grown.push(number);
+    }
+    for keep in [2_900_000, 2_000_000, 300_000, 70_000, 20_000, 300, 5, 1] {
+        grown.truncate(keep);
+        grown.shrink_to_fit();
+        assert!(grown.iter().copied().eq(0..u32::try_from(keep).unwrap()), "{keep}");
+    }
+}
+
+#[test]
+fn what_is_aligned_to_more_than_16_goes_past() {
+    let _alone = alone();
+    let before = ALLOCATOR.stats();
+    for align in [32, 64, 4096, 1 << 21] {
+        let layout = Layout::from_size_align(1000, align).unwrap();
+        // SAFETY: the layout is not of 0 bytes.
+        let block = unsafe { ALLOCATOR.alloc_zeroed(layout) };
+        assert!(block.addr().is_multiple_of(align) && !block.is_null());
+        // SAFETY: from `alloc_zeroed` above, with this layout, and shrunk to a valid size.
+        let block = unsafe { ALLOCATOR.realloc(block, layout, 500) };
+        assert!(block.addr().is_multiple_of(align) && !block.is_null());
+        let layout = Layout::from_size_align(500, align).unwrap();
+        // SAFETY: from `realloc` above, with this layout.
+        unsafe { ALLOCATOR.dealloc(block, layout) };
+    }
+    assert_eq!(ALLOCATOR.stats().bypasses, before.bypasses + 4);
+}
+
+/// The last destructors of a thread run after its front was given up.
+#[test]
+fn destructors_of_thread_locals_may_allocate() {
+    struct Late(Vec<u8>);
+    impl Drop for Late {
+        fn drop(&mut self) {
+            self.0 = vec![3; 3 * self.0.len()];
+            assert!(self.0.iter().all(|byte| *byte == 3));
+        }
+    }
+    thread_local!(static LATE: RefCell<Option<Late>> = const { RefCell::new(None) });
+    let _alone = alone();
+    for bytes in [10, 10_000, 1 << 20] {
+        thread::spawn(move || LATE.set(Some(Late(vec![1; bytes])))).join().unwrap();
+        // Registered before the front, so it runs after it.
+        thread::spawn(move || {
+            LATE.with(|_| ());
+            LATE.set(Some(Late(vec![1; bytes])));
+        })
+        .join()
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_panic_while_buffers_are_held_gives_them_back() {
+    let _alone = alone();
+    let live = || ALLOCATOR.stats().live_bytes;
+    let panics = || {
+        thread::spawn(|| {
+            let held = vec![1_u8; 10 << 20];
+            std::panic::resume_unwind(Box::new(held.len()));
+        })
+        .join()
+        .is_err()
+    };
+    assert!(panics());
+    let before = live();
+    assert!((0..10).all(|_| panics()));
+    assert!(live() < before + (10 << 20), "{} after {before}", live());
+}
+
+#[test]
+fn ten_threads_hand_blocks_around() {
+    let _alone = alone();
+    let shelf: Vec<Mutex<Vec<u8>>> = (0..64).map(|_| Mutex::new(Vec::new())).collect();
+    let start = Barrier::new(10);
+    thread::scope(|scope| {
+        for seed in 1..=10_u64 {
+            let (shelf, start) = (&shelf, &start);
+            scope.spawn(move || {
+                let mut random = seed;
+                start.wait();
+                for _ in 0..20_000 {
+                    random ^= random << 13;
+                    random ^= random >> 7;
+                    random ^= random << 17;
+                    let place = usize::try_from(random % 64).unwrap();
+                    let bytes = 1 + usize::try_from((random >> 8) % 6000).unwrap();
+                    let mark = u8::try_from(random >> 56).unwrap();
+                    let other =
+                        std::mem::replace(&mut *shelf[place].lock().unwrap(), vec![mark; bytes]);
+                    assert!(other.windows(2).all(|pair| pair[0] == pair[1]));
+                }
+            });
+        }
+    });
+    let stats = ALLOCATOR.stats();
+    assert!(stats.leased_peak_bytes <= 64 << 20, "{stats}");
+}
+
+#[test]
+fn clear_and_trim_give_back_what_is_idle() {
+    let _alone = alone();
+    drop((vec![1_u8; 8 << 20], vec![1_u8; 4 << 20]));
+    assert!(ALLOCATOR.stats().depot_bytes >= 12 << 20);
+    assert!(ALLOCATOR.trim(1 << 20) >= 1 << 20);
+    assert!(ALLOCATOR.clear() > 0);
+    assert_eq!(ALLOCATOR.stats().depot_bytes, 0);
+    assert_eq!(ALLOCATOR.trim(1), 0);
+}
+
+#[test]
+fn a_forked_child_allocates_while_other_threads_are_at_it() {
+    let _alone = alone();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    drop((vec![1_u8; 400_000], vec![2_u8; 64], vec![3_u8; 20_000]));
+                }
+            });
+        }
+        let all_well = (0..50).all(|_| {
+            // SAFETY: the child calls what a child of a program with threads may call: memory, which
+            // is what is tested, and `_exit`.
+            match unsafe { libc::fork() } {
+                0 => {
+                    let held: Vec<Vec<u8>> = (1..60).map(|n| vec![7; n * n * 200]).collect();
+                    let well = held.iter().flatten().all(|byte| *byte == 7);
+                    drop(held);
+                    // SAFETY: ends the child at once.
+                    unsafe { libc::_exit(i32::from(!well)) }
+                }
+                child => {
+                    let mut status = 0;
+                    // SAFETY: waits for our child, and writes to the number that it is given.
+                    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+                    waited == child && status == 0
+                }
+            }
+        });
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(all_well);
+    });
+}
+
+/// Runs this program again, for the one test that says what it sees.
+fn again(environment: &[(&str, &str)]) -> (ExitStatus, String) {
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program.args(["--exact", "what_it_says_of_itself", "--nocapture"]).env("TELL", "1");
+    let output = program.envs(environment.iter().copied()).output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status, String::from_utf8(text).unwrap())
+}
+
+/// For `again`; and a second `Tcache`, which passes through.
+#[test]
+fn what_it_says_of_itself() {
+    let _alone = alone();
+    if std::env::var_os("TELL").is_none() {
+        assert!(ALLOCATOR.is_active());
+        assert!(!SECOND.is_active());
+        let layout = Layout::new::<[u8; 100]>();
+        // SAFETY: not of 0 bytes.
+        let block = unsafe { SECOND.alloc(layout) };
+        // SAFETY: it passes everything through to `System`, with the same layout.
+        unsafe { System.dealloc(block, layout) };
+        assert_eq!((SECOND.stats(), SECOND.clear()), (TcacheStats::default(), 0));
+        return;
+    }
+    drop(vec![1_u8; 1 << 20]);
+    let stats = ALLOCATOR.stats();
+    println!("active {}", ALLOCATOR.is_active());
+    println!("limit {}, second {}", stats.cached_limit_bytes, SECOND.is_active());
+}
+
+#[test]
+fn the_environment_is_read() {
+    let _alone = alone();
+    let active = format!("active true\nlimit {}, second false", 64 << 20);
+    for (environment, said) in [
+        (vec![], active.as_str()),
+        (vec![("BUCKETPOOL_HOST", "off")], "active false\nlimit 0, second false"),
+        (vec![("BUCKETPOOL_HOST", "limit=8M,decay=0")], "active true\nlimit 8388608,"),
+        (vec![("BUCKETPOOL_HOST", "limt=8M")], "BUCKETPOOL_HOST: `limt=8M` is none of off, on,"),
+        (vec![("LD_PRELOAD", "")], active.as_str()),
+        (vec![], "a second Tcache in this process passes through"),
+    ] {
+        let (status, text) = again(&environment);
+        assert!(status.success() && text.contains(said), "{environment:?}: {text}");
+    }
+}
