@@ -29,7 +29,8 @@ pub(crate) struct Tally {
 impl Tally {
     #[inline]
     pub(crate) fn add(&mut self, bytes: u64, gauge: &Gauge) {
-        self.change = self.change.saturating_add_unsigned(bytes);
+        // Neither can pass 2^63: a size is less, and what lives at once fits the limit.
+        self.change = self.change.wrapping_add_unsigned(bytes);
         self.highest = self.highest.max(self.change);
         if self.change > self.allowed {
             self.report(gauge);
@@ -38,7 +39,7 @@ impl Tally {
 
     #[inline]
     pub(crate) fn subtract(&mut self, bytes: u64, gauge: &Gauge) {
-        self.change = self.change.saturating_sub_unsigned(bytes);
+        self.change = self.change.wrapping_sub_unsigned(bytes);
         if self.change < -self.allowed {
             self.report(gauge);
         }

@@ -10,12 +10,16 @@
 //!     4 KiB   [n3 n2]           slab:  |n1|n2|n3|n4|  |  |   (vacant nodes are used again)
 //! ```
 //!
+//! What came last is in neither yet (`recent.rs`): most of it is taken again at once.
+//!
 //! Nothing here knows what an item is, nor about devices, limits and locks.
 
 mod list;
+mod recent;
 mod stacks;
 
 use list::{AGE, Links, List, NONE, Node, STACK};
+use recent::{Entry, Recent, STAY};
 use stacks::Stacks;
 use std::ops::RangeInclusive;
 
@@ -26,6 +30,7 @@ const EMPTY_STACKS_KEPT: usize = 32;
 /// Items of a size, on the shelf of a key, in the order in which they came.
 #[derive(Debug)]
 pub(crate) struct Idle<K, T> {
+    recent: Recent<K, T>,
     nodes: Vec<Node<T>>,
     vacant: Vec<u32>,
     shelves: Vec<Shelf<K>>,
@@ -58,7 +63,8 @@ pub(crate) struct Taken<T> {
 impl<K: Copy + Eq, T> Idle<K, T> {
     pub(crate) fn new() -> Self {
         let (nodes, vacant, shelves) = (Vec::new(), Vec::new(), Vec::new());
-        Self { nodes, vacant, shelves, age: List::EMPTY, bytes: 0, empty_stacks: 0 }
+        let recent = Recent::new();
+        Self { recent, nodes, vacant, shelves, age: List::EMPTY, bytes: 0, empty_stacks: 0 }
     }
 
     /// The sum of the sizes of all items.
@@ -68,18 +74,28 @@ impl<K: Copy + Eq, T> Idle<K, T> {
 
     /// When the oldest item came, in the caller's own time; `None` without items.
     pub(crate) fn oldest_stamp(&self) -> Option<u64> {
-        let oldest = self.age.oldest_present(&self.nodes, AGE)?;
-        self.nodes.get(oldest as usize).map(|node| node.stamp)
+        let oldest = self.age.oldest_present(&self.nodes, AGE);
+        let stacked = oldest.and_then(|id| self.nodes.get(id as usize)).map(|node| node.stamp);
+        stacked.or_else(|| self.recent.iter().next().map(|entry| entry.stamp))
     }
 
     /// How many items there are.
     pub(crate) fn len(&self) -> usize {
-        self.age.len
+        self.age.len + self.recent.len()
     }
 
-    /// Adds an item as the newest. Returns how many of its size now lie on its shelf.
+    /// Adds an item as the newest.
     #[inline]
-    pub(crate) fn push(&mut self, key: K, bytes: u64, stamp: u64, item: T) -> usize {
+    pub(crate) fn push(&mut self, key: K, bytes: u64, stamp: u64, item: T) {
+        self.bytes += bytes;
+        if self.recent.is_full() {
+            self.settle_but(STAY);
+        }
+        self.recent.push(Entry { bytes, key, stamp, item });
+    }
+
+    /// Puts an item that is newer than all in stacks on its own.
+    fn stack(&mut self, Entry { bytes, key, stamp, item }: Entry<K, T>) {
         let shelf = self.shelf(key);
         let links = [Links { older: NONE, newer: NONE }; 2];
         let node = Node { item: Some(item), shelf, bytes, stamp, links };
@@ -88,14 +104,28 @@ impl<K: Copy + Eq, T> Idle<K, T> {
             u32::try_from(self.nodes.len() - 1).unwrap_or(NONE)
         });
         self.nodes[id as usize] = node;
-        self.bytes += bytes;
         self.age.append(&mut self.nodes, AGE, id);
         let (stack, is_new) = self.shelves[shelf].stacks.entry(bytes);
         if stack.len == 0 && !is_new {
             self.empty_stacks -= 1;
         }
         stack.append(&mut self.nodes, STACK, id);
-        stack.len
+    }
+
+    /// From here on all items lie in stacks.
+    #[inline]
+    fn settle(&mut self) {
+        if self.recent.len() > 0 {
+            self.settle_but(0);
+        }
+    }
+
+    /// All but the newest few go to the stacks.
+    #[cold]
+    fn settle_but(&mut self, stay: usize) {
+        let mut recent = std::mem::replace(&mut self.recent, Recent::new());
+        recent.drain(stay, |entry| self.stack(entry));
+        self.recent = recent;
     }
 
     /// Takes the newest item that `accept`s, of the smallest size in `sizes` that has one, from one
@@ -107,6 +137,23 @@ impl<K: Copy + Eq, T> Idle<K, T> {
         sizes: &RangeInclusive<u64>,
         accept: impl Fn(&mut T) -> bool,
     ) -> Option<Taken<T>> {
+        let bytes = *sizes.start();
+        if let Some(item) = self.recent.take(key, bytes, &accept) {
+            self.bytes -= bytes;
+            return Some(Taken { bytes, item });
+        }
+        self.take_stacked(key, sizes, accept)
+    }
+
+    fn take_stacked(
+        &mut self,
+        key: K,
+        sizes: &RangeInclusive<u64>,
+        accept: impl Fn(&mut T) -> bool,
+    ) -> Option<Taken<T>> {
+        if sizes.start() != sizes.end() {
+            self.settle();
+        }
         let shelf = self.shelves.iter().find(|shelf| shelf.key == key)?;
         let (_, id) = shelf.newest_where(&mut self.nodes, sizes, &accept)?;
         self.remove(id)
@@ -119,6 +166,7 @@ impl<K: Copy + Eq, T> Idle<K, T> {
         sizes: &RangeInclusive<u64>,
         accept: impl Fn(&mut T) -> bool,
     ) -> Option<Taken<T>> {
+        self.settle();
         let shelves = self.shelves.iter().filter(|shelf| on(&shelf.key));
         let found = shelves.filter_map(|s| s.newest_where(&mut self.nodes, sizes, &accept));
         let (_, id) = found.min_by_key(|(bytes, _)| *bytes)?;
@@ -134,6 +182,7 @@ impl<K: Copy + Eq, T> Idle<K, T> {
         sizes: &RangeInclusive<u64>,
         accept: impl Fn(&mut T) -> bool,
     ) -> Option<Loan<T>> {
+        self.settle();
         let id = loop {
             let next = self.shelves.get(*shelf)?;
             *shelf += 1;
@@ -163,11 +212,13 @@ impl<K: Copy + Eq, T> Idle<K, T> {
 
     /// Takes out the item that came first.
     pub(crate) fn take_oldest(&mut self) -> Option<Taken<T>> {
+        self.settle();
         self.age.oldest_present(&self.nodes, AGE).and_then(|id| self.remove(id))
     }
 
     /// Takes out all items that `accept` says, oldest first.
     pub(crate) fn take_all(&mut self, accept: impl Fn(&T) -> bool) -> Vec<Taken<T>> {
+        self.settle();
         let mut ids = Vec::new();
         let mut id = self.age.oldest;
         while let Some(node) = self.nodes.get(id as usize) {
@@ -181,6 +232,7 @@ impl<K: Copy + Eq, T> Idle<K, T> {
 
     /// Takes out all items that came before `stamp`, oldest first.
     pub(crate) fn take_before(&mut self, stamp: u64) -> Vec<Taken<T>> {
+        self.settle();
         let older = |idle: &Self| idle.oldest_stamp().is_some_and(|oldest| oldest < stamp);
         std::iter::from_fn(|| older(self).then(|| self.take_oldest()).flatten()).collect()
     }
@@ -188,11 +240,14 @@ impl<K: Copy + Eq, T> Idle<K, T> {
     /// How many items of one size lie on one shelf.
     pub(crate) fn count_of(&self, key: K, bytes: u64) -> usize {
         let shelf = self.shelves.iter().find(|shelf| shelf.key == key);
-        shelf.and_then(|shelf| shelf.stacks.get(bytes)).map_or(0, |stack| stack.len)
+        let stacked = shelf.and_then(|shelf| shelf.stacks.get(bytes)).map_or(0, |stack| stack.len);
+        let recent = self.recent.iter().filter(|entry| entry.key == key && entry.bytes == bytes);
+        stacked + recent.count()
     }
 
     /// Takes out the oldest item of one size on one shelf.
     pub(crate) fn take_oldest_of(&mut self, key: K, bytes: u64) -> Option<Taken<T>> {
+        self.settle();
         let shelf = self.shelves.iter().find(|shelf| shelf.key == key)?;
         let oldest = shelf.stacks.get(bytes)?.oldest_present(&self.nodes, STACK)?;
         self.remove(oldest)
@@ -200,12 +255,14 @@ impl<K: Copy + Eq, T> Idle<K, T> {
 
     /// Takes out the oldest item of the largest size.
     pub(crate) fn take_largest(&mut self) -> Option<Taken<T>> {
+        self.settle();
         self.largest().and_then(|(_, oldest)| self.remove(oldest))
     }
 
     /// The largest size that has an item; 0 without items.
     pub(crate) fn largest_bytes(&self) -> u64 {
-        self.largest().map_or(0, |(bytes, _)| bytes)
+        let recent = self.recent.iter().map(|entry| entry.bytes).max();
+        self.largest().map_or(0, |(bytes, _)| bytes).max(recent.unwrap_or(0))
     }
 
     fn largest(&self) -> Option<(u64, u32)> {
@@ -217,15 +274,22 @@ impl<K: Copy + Eq, T> Idle<K, T> {
         self.shelves.iter().filter_map(of_shelf).max_by_key(|(bytes, _)| *bytes)
     }
 
-    /// The sizes that have items, shelf by shelf, and how many.
+    /// The sizes that have items, and how many; a size may come more than once.
     pub(crate) fn stacks(&self) -> impl Iterator<Item = (u64, usize)> {
         let stacks = self.shelves.iter().flat_map(|shelf| shelf.stacks.iter());
-        stacks.filter(|(_, stack)| stack.len > 0).map(|(bytes, stack)| (bytes, stack.len))
+        let stacked = stacks.filter(|(_, stack)| stack.len > 0);
+        let recent = self.recent.iter().map(|entry| (entry.bytes, 1));
+        stacked.map(|(bytes, stack)| (bytes, stack.len)).chain(recent)
     }
 
     /// All items with their sizes, in no particular order.
-    pub(crate) fn items(&self) -> impl Iterator<Item = (u64, &T)> {
-        self.nodes.iter().filter_map(|node| node.item.as_ref().map(|item| (node.bytes, item)))
+    pub(crate) fn items<'i>(&'i self) -> impl Iterator<Item = (u64, &'i T)>
+    where
+        K: 'i,
+    {
+        let of_node = |node: &'i Node<T>| node.item.as_ref().map(|item| (node.bytes, item));
+        let recent = self.recent.iter().map(|entry| (entry.bytes, &entry.item));
+        self.nodes.iter().filter_map(of_node).chain(recent)
     }
 
     #[inline]

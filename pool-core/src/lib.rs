@@ -33,6 +33,7 @@ mod shards;
 mod size;
 mod stats;
 mod store;
+mod thread_number;
 mod timeline;
 mod zero;
 

@@ -65,6 +65,24 @@ pub(crate) struct SizeClasses {
     device_granule: u64,
     /// The largest block of the device.
     largest: u64,
+    quick: Quick,
+}
+
+/// The common rules in as few steps as they can be, for requests of up to `most` bytes; checked
+/// against the long way in the tests.
+#[derive(Clone, Copy, Debug)]
+enum Quick {
+    /// The next power of two, from `least` on.
+    PowerOfTwo {
+        least: u64,
+        most: u64,
+    },
+    /// The next multiple of a power of two.
+    Multiple {
+        mask: u64,
+        most: u64,
+    },
+    Never,
 }
 
 /// The class of a request.
@@ -91,13 +109,29 @@ impl SizeClasses {
             BucketPolicy::Tiered(classes) => BucketPolicy::tiered(&classes),
             other => other,
         };
-        Self { policy, granule, device_granule, largest }
+        let quick = Quick::of(&policy, granule.max(device_granule), largest);
+        // Powers of two are multiples of each other; other granules go the long way.
+        let plain = granule.is_power_of_two() && device_granule.is_power_of_two();
+        let quick = if plain { quick } else { Quick::Never };
+        Self { policy, granule, device_granule, largest, quick }
     }
 
     /// The class of a request, or `None` where rounding would pass [`LARGEST`]. A request of no
     /// bytes gets the smallest class.
     #[inline]
     pub(crate) fn of(&self, requested: u64) -> Option<Class> {
+        match self.quick {
+            Quick::PowerOfTwo { least, most } if requested <= most => {
+                Some(Class::of_bytes(requested.max(least).next_power_of_two()))
+            }
+            Quick::Multiple { mask, most } if requested <= most => {
+                Some(Class::of_bytes((requested.max(1) + mask) & !mask))
+            }
+            _ => self.of_any(requested),
+        }
+    }
+
+    fn of_any(&self, requested: u64) -> Option<Class> {
         let least = requested.max(1);
         let class = self.rounded_by_policy(least).filter(|class| class.bytes <= LARGEST);
         if class.is_some_and(|class| class.bytes <= self.largest) {
@@ -138,6 +172,23 @@ impl SizeClasses {
     #[inline]
     fn on_device(&self, bytes: u64) -> Option<u64> {
         rounded_up(bytes, self.device_granule)
+    }
+}
+
+impl Quick {
+    /// `granule` is a power of two.
+    fn of(policy: &BucketPolicy, granule: u64, largest: u64) -> Self {
+        let most = largest.min(LARGEST);
+        match policy {
+            BucketPolicy::PowerOfTwo if most >= granule => {
+                Self::PowerOfTwo { least: granule, most: 1 << most.ilog2() }
+            }
+            BucketPolicy::Exact => match most.checked_sub(granule) {
+                Some(most) => Self::Multiple { mask: granule - 1, most },
+                None => Self::Never,
+            },
+            _ => Self::Never,
+        }
     }
 }
 

@@ -8,8 +8,8 @@
 use crate::device::DeviceAllocator;
 use crate::lock::{Lock, LockGuard};
 use crate::shard::{Parcel, Shard};
-use std::cell::Cell;
-use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use crate::thread_number;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 /// Shards at most: they are numbered in the bits of a word.
 const SHARDS_MOST: usize = 64;
@@ -41,7 +41,8 @@ impl<A: DeviceAllocator> Shards<A> {
 
     #[inline]
     fn own_number(&self) -> usize {
-        thread_number() & (self.all.len() - 1)
+        // The last is that of all threads that have none of their own.
+        thread_number::get().min(self.all.len() - 1)
     }
 
     /// This thread's shard.
@@ -108,19 +109,4 @@ impl<A: DeviceAllocator> Shards<A> {
 /// What an owner gives up when so many buffers are out.
 pub(crate) fn owners_hold(buffers: i64) -> i64 {
     OPEN - buffers
-}
-
-/// A number for this thread: 0 for the first that asks, and so on. No destructor, so it can be
-/// read while a thread ends.
-#[inline]
-fn thread_number() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local!(static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) });
-    let number = NUMBER.get();
-    if number != usize::MAX {
-        return number;
-    }
-    let number = NEXT.fetch_add(1, Relaxed);
-    NUMBER.set(number);
-    number
 }

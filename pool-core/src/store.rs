@@ -257,7 +257,9 @@ impl<A: DeviceAllocator> Store<A> {
         let key = Key { kind: parcel.kind, lane };
         let (bytes, stamp) = (parcel.bytes, self.epoch.load(Relaxed));
         shard.counts.returns += u64::from(self.bounds.statistics && parcel.used);
-        if shard.idle.push(key, bytes, stamp, parcel) > self.bounds.bucket
+        shard.idle.push(key, bytes, stamp, parcel);
+        if self.bounds.bucket < usize::MAX
+            && shard.idle.count_of(key, bytes) > self.bounds.bucket
             && let Some(oldest) = shard.idle.take_oldest_of(key, bytes)
         {
             shard.owe(oldest.item);
@@ -410,7 +412,7 @@ impl<A: DeviceAllocator> Store<A> {
             shard.counts.hits += 1;
             shard.counts.reuses += u64::from(parcel.used);
             let bytes = &mut shard.counts.from_pool_bytes;
-            *bytes = bytes.saturating_add(want.requested);
+            *bytes = bytes.wrapping_add(want.requested);
         }
         Grant { parcel, fresh: false }
     }

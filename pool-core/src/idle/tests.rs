@@ -106,7 +106,8 @@ proptest! {
                 Op::Push(key, bytes) => {
                     model.push((key, bytes, item));
                     let same = model.iter().filter(|m| (m.0, m.1) == (key, bytes)).count();
-                    prop_assert_eq!(idle.push(key, bytes, i as u64, item), same);
+                    idle.push(key, bytes, i as u64, item);
+                    prop_assert_eq!(idle.count_of(key, bytes), same);
                     continue;
                 }
                 Op::Take(key, s, slack) => {

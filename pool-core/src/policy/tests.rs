@@ -74,6 +74,22 @@ fn any_policy() -> impl Strategy<Value = BucketPolicy> {
 }
 
 proptest! {
+    /// The quick way and the long way are one function.
+    #[test]
+    fn the_quick_way_leads_to_the_same_class(
+        exact: bool,
+        granule in 0_u32..14,
+        device_granule in 0_u32..14,
+        largest in prop_oneof![Just(LARGEST), 0_u64..100_000],
+        requested in prop_oneof![0_u64..100_000, LARGEST - 20_000..LARGEST + 20_000],
+    ) {
+        let policy = if exact { BucketPolicy::Exact } else { BucketPolicy::PowerOfTwo };
+        let classes = SizeClasses::new(policy, Some(1 << granule), 1 << device_granule, largest);
+        prop_assert_eq!(classes.of(requested), classes.of_any(requested));
+    }
+}
+
+proptest! {
     #[test]
     fn a_class_holds_its_request_and_grows_with_it(
         policy in any_policy(), granule in 1u64..5000, device in 1u64..5000,

@@ -1,0 +1,79 @@
+//! A small number for each thread that lives: what says which front is its own.
+//!
+//! A thread that ends gives its number back, so that programs with many short threads have few.
+
+use parking_lot::Mutex;
+use std::cell::Cell;
+
+/// The number of threads that came when all others were taken, and of those that are ending.
+pub(crate) const NONE: usize = NUMBERS;
+/// Numbers that there are.
+const NUMBERS: usize = 63;
+/// Not asked yet.
+const UNKNOWN: usize = usize::MAX;
+
+/// A bit for each number that a thread has.
+static TAKEN: Mutex<u64> = Mutex::new(0);
+
+thread_local! {
+    // No destructor, so it can be read while a thread ends.
+    static NUMBER: Cell<usize> = const { Cell::new(UNKNOWN) };
+    static AT_EXIT: AtExit = const { AtExit };
+}
+
+struct AtExit;
+
+impl Drop for AtExit {
+    fn drop(&mut self) {
+        let number = NUMBER.replace(NONE);
+        if number < NUMBERS {
+            // The lock orders what this thread did before what the next with this number does.
+            *TAKEN.lock() &= !(1 << number);
+        }
+    }
+}
+
+/// This thread's own number, the same as long as it lives; [`NONE`] when it has none of its own.
+#[inline]
+pub(crate) fn get() -> usize {
+    let number = NUMBER.get();
+    if number == UNKNOWN { take() } else { number }
+}
+
+#[cold]
+fn take() -> usize {
+    // What this calls may come here again, and gets none then.
+    NUMBER.set(NONE);
+    if AT_EXIT.try_with(|_| ()).is_err() {
+        return NONE;
+    }
+    let mut taken = TAKEN.lock();
+    let number = taken.trailing_ones() as usize;
+    if number < NUMBERS {
+        *taken |= 1 << number;
+        NUMBER.set(number);
+        number
+    } else {
+        // Another time: somebody may have ended by then.
+        NUMBER.set(UNKNOWN);
+        NONE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn a_thread_keeps_its_number_and_gives_it_back() {
+        let own = get();
+        assert_eq!(get(), own);
+        for _ in 0..1000 {
+            let other = thread::spawn(|| (get(), get())).join().unwrap();
+            assert_eq!(other.0, other.1);
+            assert_ne!(other.0, own);
+            assert_ne!(other.0, NONE, "a thousand threads, a few at a time");
+        }
+    }
+}
