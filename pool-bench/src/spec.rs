@@ -10,11 +10,14 @@ enum Preset {
     TilePipeline,
     Embedding,
     Caching,
+    Ndarray,
+    SmallTensors,
 }
 
 const KNOWN: &str = "exact[:round=1], pow2[:min=512], tiered:4K+16K+64K, fit:2[:round=512], \
                      arena[:round=512], arena:torch, arena:pages=64K[:slack=5%], \
-                     preset:tile_pipeline, preset:embedding or preset:caching";
+                     preset:tile_pipeline, preset:embedding, preset:caching, preset:ndarray or \
+                     preset:small_tensors";
 
 /// Sizes that an arena tells apart; the pool in front of it rounds to them too.
 const ARENA_GRANULE: u64 = 512;
@@ -43,6 +46,8 @@ impl PolicySpec {
             Some(Preset::TilePipeline) => preset::tile_pipeline(device),
             Some(Preset::Embedding) => preset::embedding(device),
             Some(Preset::Caching) => preset::Caching::default().pool(device),
+            Some(Preset::Ndarray) => preset::ndarray(device),
+            Some(Preset::SmallTensors) => preset::small_tensors(device),
             None => BucketPool::builder(device).policy(self.policy.clone()),
         };
         match self.granule {
@@ -88,6 +93,8 @@ fn one(text: &str) -> Result<PolicySpec, BadInput> {
         ("preset", ["tile_pipeline"]) => Some(Preset::TilePipeline),
         ("preset", ["embedding"]) => Some(Preset::Embedding),
         ("preset", ["caching"]) => Some(Preset::Caching),
+        ("preset", ["ndarray"]) => Some(Preset::Ndarray),
+        ("preset", ["small_tensors"]) => Some(Preset::SmallTensors),
         ("preset", _) => return Err(bad("there is no preset of this name".into())),
         _ => None,
     };
@@ -95,6 +102,10 @@ fn one(text: &str) -> Result<PolicySpec, BadInput> {
         ("preset", _) if preset == Some(Preset::Embedding) => {
             BucketPolicy::tiered(&preset::BUCKET_SIZES)
         }
+        ("preset", _) if preset == Some(Preset::SmallTensors) => {
+            BucketPolicy::tiered(&preset::SMALL_BLOCKS.map(|(bytes, _)| bytes))
+        }
+        ("preset", _) if preset == Some(Preset::Ndarray) => BucketPolicy::Exact,
         ("exact", []) => BucketPolicy::Exact,
         ("preset", _) | ("pow2", []) => BucketPolicy::PowerOfTwo,
         ("tiered", [classes]) => {

@@ -2,13 +2,14 @@
 
 use crate::device::DeviceAllocator;
 use crate::layer::{Retention, Terms};
-use crate::limit::{CachedLimit, Ledger};
+use crate::limit::{BucketLimit, CachedLimit, Ledger};
 use crate::order::StealPolicy;
 use crate::policy::{BucketPolicy, SizeClasses};
 use crate::pool::BucketPool;
 use crate::store::{Bounds, OnShortage, Store};
 use crate::zero::ZeroPolicy;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 /// How a pool is made.
@@ -20,7 +21,9 @@ pub struct PoolBuilder<A> {
     granule: Option<u64>,
     reserved_limit: u64,
     cached_limit: Option<CachedLimit>,
-    bucket_limit: usize,
+    bucket_limit: BucketLimit,
+    window: RangeInclusive<u64>,
+    ahead: Vec<(u64, usize)>,
     zero: ZeroPolicy,
     statistics: bool,
     steal: StealPolicy,
@@ -105,8 +108,38 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
 
     /// At most this many idle blocks of one size, kind and stream for each thread's shard. None
     /// unless set.
-    pub fn bucket_limit(self, blocks: usize) -> Self {
-        Self { bucket_limit: blocks, ..self }
+    pub fn bucket_limit(mut self, blocks: usize) -> Self {
+        self.bucket_limit.most = blocks;
+        self
+    }
+
+    /// The same for sizes from `from_bytes` on, whatever [`PoolBuilder::bucket_limit`] says.
+    pub fn large_bucket_limit(mut self, from_bytes: u64, blocks: usize) -> Self {
+        self.bucket_limit =
+            BucketLimit { large_from: from_bytes, most_large: blocks, ..self.bucket_limit };
+        self
+    }
+
+    /// The requests, in bytes, that the pool is for. Others go past it to the device, within the
+    /// reserved limit. All unless set.
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, MIB, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::builder(SimDevice::new()).window(1..=64 * MIB).build();
+    /// drop(pool.allocate(65 * MIB)?);
+    /// assert_eq!((pool.stats().bypasses, pool.stats().cached_bytes), (1, 0));
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    pub fn window(self, bytes: RangeInclusive<u64>) -> Self {
+        Self { window: bytes, ..self }
+    }
+
+    /// Idle blocks that the pool takes from the device when it is made: for each `(bytes, count)`,
+    /// `count` blocks of the class of `bytes`. What the device or a bound refuses is taken when it
+    /// is asked for; [`BucketPool::warm_up`] says why.
+    pub fn ahead(self, blocks: &[(u64, usize)]) -> Self {
+        Self { ahead: blocks.to_vec(), ..self }
     }
 
     /// When blocks are cleared. Unless set, what the memory's users expect
@@ -120,7 +153,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         Self { statistics: on, ..self }
     }
 
-    /// Makes the pool. Takes nothing from the device.
+    /// Makes the pool. Takes nothing from the device but what [`PoolBuilder::ahead`] says.
     #[must_use]
     pub fn build(mut self) -> BucketPool<A> {
         let cached = self.bound_on_idle_bytes();
@@ -133,7 +166,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
             Some(_) => BucketPolicy::Exact,
             None => BucketPolicy::PowerOfTwo,
         });
-        let classes = SizeClasses::new(policy, self.granule, granule, largest);
+        let classes = SizeClasses::new(policy, self.granule, granule, largest).within(self.window);
         let bounds = Bounds {
             cached,
             bucket: self.bucket_limit,
@@ -144,7 +177,12 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         };
         let ledger = Ledger::new(limit);
         let store = Store::new(self.allocator, classes, bounds, ledger, self.on_shortage);
-        BucketPool::over(store, self.zero)
+        let pool = BucketPool::over(store, self.zero);
+        for blocks in self.ahead {
+            // Refused: the first request of that size says so, if it is still so then.
+            let _ = pool.warm_up(&[blocks]);
+        }
+        pool
     }
 
     #[expect(
@@ -180,7 +218,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
             granule: None,
             reserved_limit: u64::MAX,
             cached_limit: None,
-            bucket_limit: usize::MAX,
+            bucket_limit: BucketLimit::NONE,
+            window: 0..=u64::MAX,
+            ahead: Vec::new(),
             zero: A::MEMORY.default_zero,
             statistics: true,
             steal: StealPolicy::default(),

@@ -25,7 +25,7 @@ impl<A: DeviceAllocator> Store<A> {
             if bytes > limit / 2 || self.cached_bytes().saturating_add(bytes) > limit {
                 return refuse(Why::Limit, "cached limit");
             }
-            if here >= self.bounds.bucket {
+            if here >= self.bounds.bucket.of(bytes) {
                 return refuse(Why::Limit, "bucket limit");
             }
             let mut parcel = self.take_from_device(want)?;

@@ -36,6 +36,8 @@ pub(crate) struct Idle<K, T> {
     shelves: Vec<Shelf<K>>,
     age: List,
     bytes: u64,
+    /// The most that there ever were.
+    peak: u64,
     empty_stacks: usize,
 }
 
@@ -64,12 +66,30 @@ impl<K: Copy + Eq, T> Idle<K, T> {
     pub(crate) fn new() -> Self {
         let (nodes, vacant, shelves) = (Vec::new(), Vec::new(), Vec::new());
         let recent = Recent::new();
-        Self { recent, nodes, vacant, shelves, age: List::EMPTY, bytes: 0, empty_stacks: 0 }
+        Self {
+            recent,
+            nodes,
+            vacant,
+            shelves,
+            age: List::EMPTY,
+            bytes: 0,
+            peak: 0,
+            empty_stacks: 0,
+        }
     }
 
     /// The sum of the sizes of all items.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// The most that this sum ever was, or has been since [`Idle::reset_peak`].
+    pub(crate) fn peak_bytes(&self) -> u64 {
+        self.peak
+    }
+
+    pub(crate) fn reset_peak(&mut self) {
+        self.peak = self.bytes;
     }
 
     /// When the oldest item came, in the caller's own time; `None` without items.
@@ -88,6 +108,7 @@ impl<K: Copy + Eq, T> Idle<K, T> {
     #[inline]
     pub(crate) fn push(&mut self, key: K, bytes: u64, stamp: u64, item: T) {
         self.bytes += bytes;
+        self.peak = self.peak.max(self.bytes);
         if self.recent.is_full() {
             self.settle_but(STAY);
         }

@@ -74,6 +74,25 @@ impl Ledger {
     }
 }
 
+/// How many idle blocks of one size may lie on one shelf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BucketLimit {
+    pub(crate) most: usize,
+    /// From so many bytes on it is another number.
+    pub(crate) large_from: u64,
+    pub(crate) most_large: usize,
+}
+
+impl BucketLimit {
+    pub(crate) const NONE: Self =
+        Self { most: usize::MAX, large_from: u64::MAX, most_large: usize::MAX };
+
+    #[inline]
+    pub(crate) fn of(self, bytes: u64) -> usize {
+        if bytes < self.large_from { self.most } else { self.most_large }
+    }
+}
+
 /// How many bytes may lie idle in a pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]

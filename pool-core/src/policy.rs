@@ -1,6 +1,7 @@
 //! Size classes: which block size serves a request. Pure arithmetic, nothing else.
 
 use crate::size::LARGEST;
+use std::ops::RangeInclusive;
 
 /// The rule by which requests are rounded to size classes.
 ///
@@ -65,6 +66,8 @@ pub(crate) struct SizeClasses {
     device_granule: u64,
     /// The largest block of the device.
     largest: u64,
+    /// The requests that are kept.
+    window: RangeInclusive<u64>,
     quick: Quick,
 }
 
@@ -113,7 +116,14 @@ impl SizeClasses {
         // Powers of two are multiples of each other; other granules go the long way.
         let plain = granule.is_power_of_two() && device_granule.is_power_of_two();
         let quick = if plain { quick } else { Quick::Never };
-        Self { policy, granule, device_granule, largest, quick }
+        let window = 0..=u64::MAX;
+        Self { policy, granule, device_granule, largest, window, quick }
+    }
+
+    /// The same; but requests of other sizes than these go past the pool.
+    pub(crate) fn within(self, window: RangeInclusive<u64>) -> Self {
+        let quick = self.quick.within(&window);
+        Self { window, quick, ..self }
     }
 
     /// The class of a request, or `None` where rounding would pass [`LARGEST`]. A request of no
@@ -133,6 +143,10 @@ impl SizeClasses {
 
     fn of_any(&self, requested: u64) -> Option<Class> {
         let least = requested.max(1);
+        if !self.window.contains(&least) {
+            let exact = self.rounded(least).filter(|bytes| *bytes <= LARGEST);
+            return exact.map(Class::past_the_pool);
+        }
         let class = self.rounded_by_policy(least).filter(|class| class.bytes <= LARGEST);
         if class.is_some_and(|class| class.bytes <= self.largest) {
             return class;
@@ -188,6 +202,18 @@ impl Quick {
                 None => Self::Never,
             },
             _ => Self::Never,
+        }
+    }
+
+    fn within(self, window: &RangeInclusive<u64>) -> Self {
+        if *window.start() > 1 {
+            return Self::Never;
+        }
+        let last = *window.end();
+        match self {
+            Self::PowerOfTwo { least, most } => Self::PowerOfTwo { least, most: most.min(last) },
+            Self::Multiple { mask, most } => Self::Multiple { mask, most: most.min(last) },
+            Self::Never => Self::Never,
         }
     }
 }

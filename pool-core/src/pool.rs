@@ -347,6 +347,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let mut sum = PoolStats::default();
         for shard in store.shards.iter() {
             sum.add_counts(&shard.counts);
+            sum.peak_cached_bytes += shard.idle.peak_bytes();
         }
         let (requested, allocated) = store.tallies();
         let (requested_bytes, requested_peak_bytes) = store.requested.read(&requested);
@@ -388,6 +389,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let peak = shards.iter().map(|s| s.allocated.peak_so_far(&store.allocated)).max();
         store.forget_peak(peak.unwrap_or(0));
         for shard in &mut shards {
+            shard.idle.reset_peak();
             // What is lost stays lost, and reserved.
             shard.counts = PoolStats { lost_bytes: shard.counts.lost_bytes, ..Default::default() };
         }

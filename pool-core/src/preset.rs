@@ -10,6 +10,7 @@ use crate::device::{DeviceAllocator, Sliceable};
 use crate::policy::BucketPolicy;
 use crate::pool::BucketPool;
 use crate::size::{GIB, KIB, MIB};
+use crate::zero::ZeroPolicy;
 
 pub use caching::{BadSetting, Caching};
 
@@ -106,4 +107,69 @@ pub fn embedding<A: DeviceAllocator>(allocator: A) -> PoolBuilder<A> {
 /// ```
 pub fn caching<A: Sliceable>(device: A) -> PoolBuilder<Arena<A>> {
     Caching::default().over(device)
+}
+
+/// Results of element-wise operations on arrays in host memory: each size for itself, requests of 1
+/// byte to 64 MiB, 8 idle blocks of a size and 2 from 1 MiB, not cleared.
+///
+/// The system that this comes from has no bound in bytes, and on loads with many sizes kept up to
+/// 90 times the live peak; here it is 256 MiB. Change it with
+/// [`PoolBuilder::cached_limit`].
+///
+/// ```
+/// use pool_core::{MIB, preset, sim::SimDevice};
+///
+/// let pool = preset::ndarray(SimDevice::new()).build();
+/// drop(pool.allocate(4000)?);
+/// assert_eq!(pool.allocate(4000)?.allocated_size(), 4000);
+/// assert_eq!(pool.stats().hits, 1);
+/// # Ok::<(), pool_core::AllocError>(())
+/// ```
+pub fn ndarray<A: DeviceAllocator>(allocator: A) -> PoolBuilder<A> {
+    BucketPool::builder(allocator)
+        .policy(BucketPolicy::Exact)
+        .window(1..=64 * MIB)
+        .bucket_limit(8)
+        .large_bucket_limit(MIB, 2)
+        .cached_limit(256 * MIB)
+        .zero(ZeroPolicy::Never)
+}
+
+/// The size classes of [`small_tensors`], in bytes, and how many blocks of each are taken ahead of
+/// time.
+pub const SMALL_BLOCKS: [(u64, usize); 9] = [
+    (64, 16),
+    (128, 16),
+    (256, 16),
+    (512, 16),
+    (KIB, 16),
+    (2 * KIB, 8),
+    (4 * KIB, 8),
+    (8 * KIB, 8),
+    (16 * KIB, 8),
+];
+
+/// Small tensors of training steps: the nine classes of [`SMALL_BLOCKS`], filled ahead of time;
+/// above 16 KiB past the pool; at most 16 MiB idle
+/// ([`PoolStats::peak_cached_bytes`](crate::PoolStats::peak_cached_bytes) says how much it came to).
+///
+/// The system that this comes from wanted a pool for the whole process and fronts for each thread,
+/// and its language had neither. Here every pool has the latter, and on the host `global()` is the
+/// former.
+///
+/// ```
+/// use pool_core::{preset, sim::SimDevice};
+///
+/// let pool = preset::small_tensors(SimDevice::new()).build();
+/// assert_eq!(pool.cached_buffers()[&64], 16);
+/// let gradient = pool.allocate(65)?;
+/// assert_eq!((gradient.allocated_size(), pool.stats().hits), (128, 1));
+/// # Ok::<(), pool_core::AllocError>(())
+/// ```
+pub fn small_tensors<A: DeviceAllocator>(allocator: A) -> PoolBuilder<A> {
+    let classes = SMALL_BLOCKS.map(|(bytes, _)| bytes);
+    BucketPool::builder(allocator)
+        .policy(BucketPolicy::tiered(&classes))
+        .cached_limit(16 * MIB)
+        .ahead(&SMALL_BLOCKS)
 }

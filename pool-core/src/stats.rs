@@ -62,6 +62,9 @@ pub struct PoolStats {
     pub active_bytes: u64,
     /// Idle blocks, owed ones among them.
     pub cached_bytes: u64,
+    /// The most idle bytes at once that the pool kept itself: exact on one thread, else the sum of
+    /// what each thread's shard had at most.
+    pub peak_cached_bytes: u64,
     /// What is taken from the device.
     pub reserved_bytes: u64,
     /// The most of that at once.

@@ -16,7 +16,7 @@ use crate::device::{DeviceAllocator, Request};
 use crate::error::{DeviceError, Why};
 use crate::gauge::{Gauge, Tally};
 use crate::layer::{Retention, Ticks};
-use crate::limit::{CachedLimit, Leases, Ledger};
+use crate::limit::{BucketLimit, CachedLimit, Leases, Ledger};
 use crate::lock::LockGuard;
 use crate::order::{StealPolicy, Taker};
 use crate::policy::SizeClasses;
@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub(crate) cached: CachedLimit,
-    pub(crate) bucket: usize,
+    pub(crate) bucket: BucketLimit,
     pub(crate) statistics: bool,
     /// Blocks are cleared when they come back.
     pub(crate) zero_on_return: bool,
@@ -258,8 +258,9 @@ impl<A: DeviceAllocator> Store<A> {
         let (bytes, stamp) = (parcel.bytes, self.epoch.load(Relaxed));
         shard.counts.returns += u64::from(self.bounds.statistics && parcel.used);
         shard.idle.push(key, bytes, stamp, parcel);
-        if self.bounds.bucket < usize::MAX
-            && shard.idle.count_of(key, bytes) > self.bounds.bucket
+        let most = self.bounds.bucket.of(bytes);
+        if most < usize::MAX
+            && shard.idle.count_of(key, bytes) > most
             && let Some(oldest) = shard.idle.take_oldest_of(key, bytes)
         {
             shard.owe(oldest.item);

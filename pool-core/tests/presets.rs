@@ -1,7 +1,7 @@
 //! The configurations by name do what the systems that they come from describe.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::preset::{self, BUCKET_SIZES, TileUse};
+use pool_core::preset::{self, BUCKET_SIZES, SMALL_BLOCKS, TileUse};
 use pool_core::sim::SimDevice;
 use pool_core::{BucketPool, GIB, KIB, MIB, Why};
 
@@ -85,4 +85,51 @@ fn the_limit_is_24_gib_and_shrinking_starts_with_the_largest() {
     drop(other);
     assert!(pool.outstanding_buffers().is_empty());
     assert_eq!(pool.available_bytes(), 24 * GIB);
+}
+
+#[test]
+fn results_of_element_wise_operations_come_back_by_their_exact_size() {
+    let pool = preset::ndarray(SimDevice::new()).build();
+    let live: Vec<_> = (0..20).map(|_| pool.allocate(4000).unwrap()).collect();
+    let large: Vec<_> = (0..5).map(|_| pool.allocate(16 * MIB).unwrap()).collect();
+    drop((live, large));
+    assert_eq!(pool.cached_buffers(), [(4000, 8), (16 * MIB, 2)].into());
+    for (bytes, past) in [(64 * MIB, 0), (64 * MIB + 1, 1)] {
+        let before = pool.stats().bypasses;
+        drop(pool.allocate(bytes).unwrap());
+        assert_eq!(pool.stats().bypasses - before, past, "{bytes}");
+    }
+    (1..200).for_each(|n| drop(pool.allocate(MIB + n).unwrap()));
+    pool.trim(0).unwrap();
+    assert!(pool.stats().cached_bytes <= 256 * MIB);
+}
+
+#[test]
+fn small_tensors_find_blocks_ahead_of_time_and_keep_16_mib() {
+    let device = SimDevice::new();
+    let pool = preset::small_tensors(device.clone()).build();
+    assert_eq!(pool.cached_buffers(), SMALL_BLOCKS.into());
+    let ahead = pool.stats().cached_bytes;
+    assert_eq!(pool.stats().peak_cached_bytes, ahead);
+    for (requested, allocated) in [(1, 64), (65, 128), (1025, 2 * KIB), (16 * KIB, 16 * KIB)] {
+        assert_eq!(pool.allocate(requested).unwrap().allocated_size(), allocated);
+    }
+    let weights = pool.allocate(16 * KIB + 1).unwrap();
+    assert_eq!((weights.allocated_size(), pool.stats().bypasses), (16 * KIB + 1, 1));
+    let live: Vec<_> = (0..2000).map(|_| pool.allocate(16 * KIB).unwrap()).collect();
+    drop(live);
+    pool.trim(0).unwrap();
+    let stats = pool.stats();
+    assert!(stats.cached_bytes <= 16 * MIB, "{stats}");
+    assert!((16 * MIB..=16 * MIB + 16 * KIB).contains(&stats.peak_cached_bytes), "{stats}");
+    pool.reset_stats();
+    assert_eq!(pool.stats().peak_cached_bytes, pool.stats().cached_bytes);
+}
+
+#[test]
+fn a_device_that_has_nothing_ahead_of_time_has_it_later() {
+    let device = SimDevice::with_capacity(1024);
+    let pool = preset::small_tensors(device).build();
+    assert_eq!(pool.stats().cached_bytes, 1024);
+    assert!(pool.allocate(512).is_ok());
 }

@@ -5,11 +5,13 @@
 
 mod allocator;
 mod depot;
+mod pinned;
 mod system;
 #[cfg(not(loom))]
 mod tcache;
 mod virtual_memory;
 
 pub use allocator::{Alignment, HostAllocator, HostBlock, HostView};
+pub use pinned::{AtLockLimit, PinnedAllocator, PinnedBlock, PinnedView};
 #[cfg(not(loom))]
 pub use tcache::{Tcache, TcacheStats};

@@ -58,3 +58,11 @@ fn setting(name: libc::c_int) -> Option<u64> {
     let value = unsafe { libc::sysconf(name) };
     u64::try_from(value).ok()
 }
+
+/// How many bytes this process may lock; none if there is no limit.
+pub(crate) fn lock_limit_bytes() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: writes to the value that it is given.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } == 0;
+    (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}

@@ -2,11 +2,18 @@
 
 use pool_core::conformance::{self, Probe};
 use pool_core::{Arena, ArenaConfig, BucketPool, KIB};
-use pool_host::HostAllocator;
+use pool_host::{HostAllocator, PinnedAllocator};
 
 #[test]
 fn host_memory_passes_the_suite() {
     conformance::run(HostAllocator::new, Probe::host());
+}
+
+#[test]
+fn pinned_memory_passes_the_suite() {
+    conformance::run(PinnedAllocator::new, Probe::host());
+    let arena = || Arena::new(PinnedAllocator::new(), ArenaConfig::segments(16 * KIB));
+    conformance::run_layered(arena, Probe::host());
 }
 
 #[test]

@@ -82,9 +82,11 @@ proptest! {
         device_granule in 0_u32..14,
         largest in prop_oneof![Just(LARGEST), 0_u64..100_000],
         requested in prop_oneof![0_u64..100_000, LARGEST - 20_000..LARGEST + 20_000],
+        (first, last) in (0_u64..3, prop_oneof![Just(u64::MAX), 0_u64..100_000]),
     ) {
         let policy = if exact { BucketPolicy::Exact } else { BucketPolicy::PowerOfTwo };
         let classes = SizeClasses::new(policy, Some(1 << granule), 1 << device_granule, largest);
+        let classes = classes.within(first..=last);
         prop_assert_eq!(classes.of(requested), classes.of_any(requested));
     }
 }
