@@ -4,7 +4,12 @@
 #![cfg_attr(loom, allow(dead_code, unused_imports, reason = "the model needs the depot only"))]
 
 mod allocator;
+#[cfg(feature = "ndarray")]
+mod array;
+#[cfg(all(feature = "allocator-api2", not(loom)))]
+mod collections;
 mod depot;
+mod global;
 mod pinned;
 mod system;
 #[cfg(not(loom))]
@@ -12,6 +17,11 @@ mod tcache;
 mod virtual_memory;
 
 pub use allocator::{Alignment, HostAllocator, HostBlock, HostView};
+#[cfg(feature = "ndarray")]
+pub use array::{AllocateArray, PooledArray};
+#[cfg(all(feature = "allocator-api2", not(loom)))]
+pub use collections::InPool;
+pub use global::global;
 pub use pinned::{AtLockLimit, PinnedAllocator, PinnedBlock, PinnedView};
 #[cfg(not(loom))]
 pub use tcache::{Tcache, TcacheStats};

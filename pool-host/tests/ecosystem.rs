@@ -1,0 +1,95 @@
+//! Collections and arrays whose memory is pooled.
+#![cfg(all(feature = "allocator-api2", feature = "ndarray"))]
+
+use allocator_api2::alloc::{Allocator, Layout};
+use allocator_api2::vec::Vec;
+use ndarray::{Axis, Zip, array};
+use pool_core::{BucketPolicy, BucketPool, KIB, Why};
+use pool_host::{
+    AllocateArray, HostAllocator, InPool, PinnedAllocator, PooledArray, Tcache, global,
+};
+
+static TCACHE: Tcache = Tcache::new();
+
+fn pool() -> BucketPool<HostAllocator> {
+    BucketPool::builder(HostAllocator::new()).policy(BucketPolicy::Exact).build()
+}
+
+#[test]
+fn vectors_and_maps_grow_and_give_their_memory_back() {
+    let pool = pool();
+    let mut numbers: Vec<u64, _> = Vec::new_in(InPool::new(&pool));
+    numbers.extend(0..10_000);
+    let mut map = hashbrown::HashMap::new_in(InPool::new(&pool));
+    for number in &numbers {
+        map.insert(*number, number * 2);
+    }
+    drop(pool.clone());
+    assert!(map.iter().all(|(number, twice)| 2 * number == *twice));
+    assert_eq!((numbers.len(), map.len()), (10_000, 10_000));
+    assert!(pool.allocated_bytes() > 80_000 + 160_000);
+    drop((numbers, map));
+    assert_eq!(pool.allocated_bytes(), 0);
+    assert!(pool.stats().hits + pool.stats().misses > 10);
+}
+
+#[test]
+fn collections_may_outlive_their_pool_and_change_threads() {
+    let pool = pool();
+    let mut numbers: Vec<u32, _> = Vec::new_in(InPool::new(&pool));
+    numbers.extend(0..1000);
+    drop(pool);
+    let sum = std::thread::spawn(move || numbers.iter().sum::<u32>()).join().unwrap();
+    assert_eq!(sum, 499_500);
+}
+
+#[test]
+fn any_layout_is_kept() {
+    let pool = BucketPool::new(PinnedAllocator::new());
+    for (bytes, align) in [(0, 1), (1, 1), (3, 2), (100, 64), (5000, 2048)] {
+        let layout = Layout::from_size_align(bytes, align).unwrap();
+        let (a, b) = (InPool::new(&pool), &TCACHE);
+        for data in [a.allocate(layout).unwrap(), b.allocate(layout).unwrap()] {
+            assert_eq!((data.len(), data.cast::<u8>().as_ptr().addr() % align), (bytes, 0));
+        }
+    }
+    let impossible = Layout::from_size_align(8, 8192).unwrap();
+    assert!(InPool::new(&pool).allocate(impossible).is_err(), "above a page");
+}
+
+#[test]
+fn a_vector_in_the_tcache() {
+    let mut numbers: Vec<u8, &Tcache> = Vec::new_in(&TCACHE);
+    numbers.extend(std::iter::repeat_n(7, 100_000));
+    assert!(numbers.iter().all(|number| *number == 7));
+}
+
+#[test]
+fn arrays_are_views_of_pooled_memory() {
+    let pool = pool();
+    let mut a = PooledArray::<f64, _, _>::zeros(&pool, (2, 3)).unwrap();
+    assert_eq!(a.view(), array![[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]);
+    a.view_mut().row_mut(1).fill(2.0);
+    assert_eq!((a.view().sum_axis(Axis(0)), a.shape()), (array![2.0, 2.0, 2.0], [2, 3].as_slice()));
+    let b = PooledArray::from_elem(&pool, (2, 3), 3.0).unwrap();
+    let product = &a.view() * &b.view();
+    Zip::from(a.view_mut()).and(product.view()).for_each(|a, p| *a = *p);
+    assert_eq!(&*a, [0.0, 0.0, 0.0, 6.0, 6.0, 6.0]);
+    assert_eq!(pool.allocated_bytes(), 2 * 48);
+    drop((a, b));
+    let dirty = PooledArray::<f64, _, _>::new(&pool, 6).unwrap();
+    assert!(dirty.iter().any(|number| *number != 0.0), "the same memory, as it was left");
+    drop(dirty);
+    assert_eq!(&*PooledArray::<f64, _, _>::zeros(&pool, [6]).unwrap(), [0.0; 6]);
+}
+
+#[test]
+fn arrays_of_any_shape() {
+    let points = global().allocate_array::<u16>(&[4, 5, 6]).unwrap();
+    assert_eq!((points.len(), points.view().ndim()), (120, 3));
+    let none = global().allocate_array::<u16>(&[4, 0, 6]).unwrap();
+    assert_eq!((none.len(), none.view().dim()), (0, ndarray::IxDyn(&[4, 0, 6])));
+    let error = global().allocate_array::<u64>(&[usize::MAX, 2]).unwrap_err();
+    assert_eq!(error.why(), Why::TooLarge, "{error}");
+    assert!(global().stats().cached_bytes < 64 * KIB, "only small arrays were made");
+}
