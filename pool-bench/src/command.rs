@@ -41,6 +41,19 @@ enum Command {
     Bench(Bench),
     Replay(Replay),
     Record(Record),
+    #[cfg(feature = "peers")]
+    #[command(hide = true)]
+    Peer(Peer),
+}
+
+/// One case of `bench --peers`, in this process.
+#[cfg(feature = "peers")]
+#[derive(Debug, Args)]
+struct Peer {
+    case: String,
+    size: u64,
+    #[arg(long)]
+    smoke: bool,
 }
 
 /// Runs a command, such as one of criterion's, and records what it prints.
@@ -63,6 +76,9 @@ struct Bench {
     /// Workloads to run, or `traces`; all unless named.
     #[arg(long, value_delimiter = ',')]
     workload: Vec<String>,
+    /// The tcache beside other allocators, instead of workloads and traces.
+    #[arg(long, conflicts_with_all = ["backend", "workload"])]
+    peers: bool,
     /// A few small steps of everything, results checked: a test, not a measurement.
     #[arg(long)]
     smoke: bool,
@@ -108,6 +124,12 @@ pub fn run(cli: Cli, typed: &str) -> Result<String, BadInput> {
         Command::Bench(bench) => bench.run(typed),
         Command::Replay(replay) => replay.run(),
         Command::Record(record) => record.run(),
+        #[cfg(feature = "peers")]
+        Command::Peer(Peer { case, size, smoke }) => {
+            let rows = crate::peers::case(&root(), &case, size, smoke)?;
+            let lines: Vec<_> = rows.iter().filter_map(|r| serde_json::to_string(r).ok()).collect();
+            Ok(lines.join("\n"))
+        }
     }
 }
 
@@ -145,6 +167,10 @@ impl Bench {
         let policies = spec::list(&self.policy)?;
         let (workloads, traces) = self.chosen()?;
         let mut results = Results::default();
+        if self.peers {
+            self.against_peers(&mut results)?;
+            return self.put(typed, results);
+        }
         let backends = self.backends_for_workloads(&mut results.notes)?;
         if backends.contains(&Backend::Wgpu) && policies.iter().any(|spec| spec.arena.is_some()) {
             results.notes.push("left out: arenas on wgpu, since its buffers are not cut".into());
@@ -161,11 +187,33 @@ impl Bench {
         if traces {
             self.replay_traces(&policies, &mut results)?;
         }
+        self.put(typed, results)
+    }
+
+    fn put(&self, typed: &str, mut results: Results) -> Result<String, BadInput> {
         if self.record {
             let file = recorded(typed, &results.json())?;
             results.notes.push(format!("recorded in {RECORDS}/{file}"));
         }
         self.output.put(&results)
+    }
+
+    #[cfg(feature = "peers")]
+    fn against_peers(&self, results: &mut Results) -> Result<(), BadInput> {
+        let bar = progress(crate::peers::steps(), "");
+        bar.enable_steady_tick(Duration::from_millis(200));
+        results.peers = crate::peers::run(self.smoke, |case| {
+            bar.set_message(case.to_owned());
+            bar.inc(1);
+        })?;
+        bar.finish_and_clear();
+        Ok(())
+    }
+
+    #[cfg(not(feature = "peers"))]
+    #[expect(clippy::unused_self, clippy::unused_self, reason = "as with the feature")]
+    fn against_peers(&self, _: &mut Results) -> Result<(), BadInput> {
+        Err(BadInput::new("`--peers`: they are not built in", "`cargo xtask bench --peers`"))
     }
 
     /// The workloads that were asked for, and whether the traces were.

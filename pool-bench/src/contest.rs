@@ -250,7 +250,7 @@ pub fn run(
 }
 
 /// The value below which a share of the samples lies, by the nearest rank.
-fn quantile(samples: &mut [f64], share: f64) -> f64 {
+pub(crate) fn quantile(samples: &mut [f64], share: f64) -> f64 {
     samples.sort_by(f64::total_cmp);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
     let rank = (samples.len() as f64 * share).ceil() as usize;

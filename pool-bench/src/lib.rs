@@ -8,10 +8,13 @@ pub mod contest;
 pub mod counted;
 pub mod input;
 pub mod machine;
+#[cfg(feature = "peers")]
+pub mod peers;
 pub mod record;
 pub mod replay;
 pub mod report;
 mod results;
+pub mod rounds;
 pub mod sizes;
 pub mod source;
 pub mod spec;

@@ -31,3 +31,28 @@ pub fn free_memory() -> Option<u64> {
     let line = info.lines().find(|line| line.starts_with("MemAvailable:"))?;
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib << 10)
 }
+
+/// Bytes of this process that are in memory.
+#[must_use]
+pub fn resident() -> u64 {
+    of_this_process("VmRSS:")
+}
+
+/// The most that ever were, or have been since [`reset_resident_peak`].
+#[must_use]
+pub fn resident_peak() -> u64 {
+    of_this_process("VmHWM:")
+}
+
+/// Lets [`resident_peak`] start again from what is in memory now.
+pub fn reset_resident_peak() {
+    // Where the system refuses, the peak is that of the whole run, which is no less.
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
+}
+
+fn of_this_process(key: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with(key));
+    let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}

@@ -2,6 +2,7 @@
 
 use crate::contest::Standing;
 use crate::replay::Outcome;
+use crate::rounds::Row;
 use bucketpool::Bytes;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 
@@ -130,6 +131,39 @@ pub fn standings(standings: &[Standing]) -> String {
             &calls_per_1000(s.device_allocations + s.device_frees, s.allocations),
             &reserved_over_live(s.reserved_peak_bytes, s.live_peak_bytes),
             &format!("{:.2} ±{:.2}", s.times_direct, s.times_direct_error),
+        ]));
+    }
+    table.to_string()
+}
+
+/// Allocators case by case; how many times the floor, and the tcache.
+#[must_use]
+pub fn peers(rows: &[Row]) -> String {
+    let mut table = table(&[
+        "case",
+        "allocator",
+        "size",
+        "settings",
+        "ns",
+        "times floor",
+        "times tcache",
+        "resident over live",
+    ]);
+    let times = |times: Option<f64>, error: Option<f64>| match times.zip(error) {
+        Some((times, error)) => format!("{times:.2} ±{error:.2}"),
+        None => "-".into(),
+    };
+    for r in rows {
+        let resident = r.resident_peak_bytes.zip(r.live_peak_bytes);
+        table.add_row(row(&[
+            &r.case,
+            &r.allocator,
+            &r.size.to_string(),
+            &r.settings,
+            &format!("{:.1}", r.ns),
+            &times(r.times_floor, r.times_floor_error),
+            &times(r.times_tcache, r.times_tcache_error),
+            &resident.map_or("-".into(), |(peak, live)| reserved_over_live(peak, live)),
         ]));
     }
     table.to_string()

@@ -5,6 +5,7 @@ use crate::contest::Standing;
 use crate::input::BadInput;
 use crate::replay::{self, Outcome, Settings};
 use crate::report;
+use crate::rounds::Row;
 use crate::spec::PolicySpec;
 use crate::streams::{self, Arrangement};
 use crate::trace::{self, Trace};
@@ -29,6 +30,7 @@ pub(crate) struct Output {
 pub(crate) struct Results {
     pub(crate) standings: Vec<Standing>,
     pub(crate) outcomes: Vec<Outcome>,
+    pub(crate) peers: Vec<Row>,
     /// What was left out, and why.
     pub(crate) notes: Vec<String>,
 }
@@ -89,7 +91,9 @@ impl Results {
         fn line(object: &impl Serialize) -> String {
             serde_json::to_string(object).unwrap_or_default()
         }
-        self.standings.iter().map(line).chain(self.outcomes.iter().map(line)).collect()
+        let standings = self.standings.iter().map(line);
+        let outcomes = self.outcomes.iter().map(line);
+        standings.chain(outcomes).chain(self.peers.iter().map(line)).collect()
     }
 
     fn tables(&self) -> String {
@@ -107,6 +111,9 @@ impl Results {
         }
         if !streams.is_empty() {
             parts.push(report::on_streams(&streams));
+        }
+        if !self.peers.is_empty() {
+            parts.push(report::peers(&self.peers));
         }
         parts.join("\n\n")
     }

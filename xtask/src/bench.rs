@@ -23,6 +23,10 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
             false => left_out.push(driver),
         }
     }
+    if args.iter().any(|arg| arg == "--peers") {
+        features = vec!["peers"];
+        left_out.clear();
+    }
     for driver in left_out {
         eprintln!("left out: {}, since {}", driver.backend, driver.absence());
     }

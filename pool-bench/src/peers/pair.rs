@@ -1,0 +1,95 @@
+//! One allocation and its free, again and again: CPU time of one thread.
+#![expect(unsafe_code, reason = "allocators are called directly")]
+
+use super::{Job, Peer};
+use crate::machine::cpu_ns;
+use crate::rounds::{Rounds, Row};
+use bucketpool::BucketPool;
+use bucketpool::host::HostAllocator;
+use std::alloc::{GlobalAlloc, Layout};
+use std::cell::Cell;
+use std::hint::black_box;
+use std::ptr;
+
+const ROUNDS: usize = 25;
+
+struct Pairs {
+    bytes: usize,
+    count: u32,
+}
+
+impl Job for Pairs {
+    type Result = f64;
+
+    #[inline(never)]
+    fn run<A: GlobalAlloc + Sync>(self, allocator: &'static A) -> f64 {
+        let Ok(layout) = Layout::from_size_align(self.bytes, 8) else { return f64::NAN };
+        let start = cpu_ns();
+        for _ in 0..self.count {
+            let layout = black_box(layout);
+            // SAFETY: no size that is measured is 0.
+            let block = unsafe { allocator.alloc(layout) };
+            // SAFETY: from `alloc`, with this layout.
+            unsafe { allocator.dealloc(black_box(block), layout) };
+        }
+        (cpu_ns() - start) as f64 / f64::from(self.count)
+    }
+}
+
+/// The least that a cache could be: an array of the thread, with a block in it.
+struct Floor;
+
+thread_local! {
+    static LEN: Cell<usize> = const { Cell::new(1) };
+    static BLOCKS: [Cell<*mut u8>; 8] =
+        const { [const { Cell::new(ptr::without_provenance_mut(64)) }; 8] };
+}
+
+// SAFETY: hands out addresses that nobody uses.
+unsafe impl GlobalAlloc for Floor {
+    #[inline]
+    unsafe fn alloc(&self, _: Layout) -> *mut u8 {
+        let len = LEN.get();
+        if len == 0 {
+            return ptr::null_mut();
+        }
+        LEN.set(len - 1);
+        BLOCKS.with(|blocks| blocks[(len - 1) % 8].get())
+    }
+    #[inline]
+    unsafe fn dealloc(&self, block: *mut u8, _: Layout) {
+        let len = LEN.get();
+        if len < 8 {
+            BLOCKS.with(|blocks| blocks[len % 8].set(block));
+            LEN.set(len + 1);
+        }
+    }
+}
+
+/// A pool as a program has one.
+#[inline(never)]
+fn pooled(pool: &BucketPool<HostAllocator>, bytes: usize, count: u32) -> f64 {
+    let start = cpu_ns();
+    for _ in 0..count {
+        drop(black_box(pool.allocate(black_box(bytes as u64))));
+    }
+    (cpu_ns() - start) as f64 / f64::from(count)
+}
+
+pub(super) fn run(bytes: usize, smoke: bool) -> Vec<Row> {
+    let count = match bytes {
+        _ if smoke => 10,
+        0..=262_144 => 100_000,
+        262_145..=33_554_432 => 20_000,
+        _ => 200,
+    };
+    let mut names = vec!["floor", "pool"];
+    names.extend(Peer::ALL.map(Peer::name));
+    let pool = BucketPool::new(HostAllocator::new());
+    let rounds = Rounds::new(&names).run(if smoke { 2 } else { ROUNDS }, |at| match at {
+        0 => Pairs { bytes, count }.run(&Floor),
+        1 => pooled(&pool, bytes, count),
+        _ => Peer::ALL[at - 2].run(Pairs { bytes, count }),
+    });
+    rounds.rows("pair", bytes)
+}
