@@ -16,7 +16,7 @@ use hot::Hot;
 pub(crate) use hot::Put;
 use lease::Leases;
 pub(crate) use magazine::{Batch, MAGAZINE};
-use magazine::{Link, Magazine};
+use magazine::{Link, Magazine, Vacant};
 use sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use sync::{TryLock, const_unless_loom};
 
@@ -27,6 +27,7 @@ const ALONE: usize = 8 << 10;
 pub(crate) struct Depot {
     stacks: [Stack; CLASSES],
     pub(crate) leases: Leases,
+    vacant: Vacant,
     /// Moves with each block that goes below the hot one; what comes in one epoch counts as equally
     /// old.
     epoch: AtomicU64,
@@ -51,7 +52,8 @@ struct Stack {
 struct Inside {
     top: Link,
     bottom: Link,
-    vacant: Link,
+    /// One that is empty, for the next that comes.
+    spare: Link,
     blocks: usize,
     leased: usize,
     /// The fewest blocks since the last decay: so many nobody needed.
@@ -78,7 +80,7 @@ impl Stack {
             let inside = Inside {
                 top: None,
                 bottom: None,
-                vacant: None,
+                spare: None,
                 blocks: 0,
                 leased: 0,
                 low: 0,
@@ -106,15 +108,14 @@ impl Stack {
 
 impl Inside {
     /// A place for the batch: the newest magazine if it has room, else a vacant one on top.
-    fn place(&mut self, len: usize, stamp: u64) -> Link {
+    fn place(&mut self, len: usize, stamp: u64, vacant: &Vacant) -> Link {
         if let Some(top) = self.top
             && top.len.get() + len <= MAGAZINE
             && len < MAGAZINE / 2
         {
             return Some(top);
         }
-        let fresh = self.vacant.or_else(Magazine::more)?;
-        self.vacant = fresh.below.get();
+        let fresh = self.spare.take().or_else(|| vacant.take())?;
         fresh.stamp.set(stamp);
         self.link(fresh);
         Some(fresh)
@@ -130,7 +131,7 @@ impl Inside {
         self.top = Some(magazine);
     }
 
-    fn unlink(&mut self, magazine: &'static Magazine) {
+    fn unlink(&mut self, magazine: &'static Magazine, vacant: &Vacant) {
         let (below, above) = (magazine.below.get(), magazine.above.get());
         match below {
             Some(below) => below.above.set(above),
@@ -140,16 +141,18 @@ impl Inside {
             Some(above) => above.below.set(below),
             None => self.top = below,
         }
-        magazine.below.set(self.vacant);
-        self.vacant = Some(magazine);
+        if let Some(spare) = self.spare.replace(magazine) {
+            // Where it cannot go it stays unused for good; that is 256 bytes.
+            let _ = vacant.put(spare);
+        }
     }
 
     /// Takes at most so many blocks out of one magazine.
-    fn take(&mut self, from: Link, most: usize) -> Option<Batch> {
+    fn take(&mut self, from: Link, most: usize, vacant: &Vacant) -> Option<Batch> {
         let magazine = from?;
         let batch = magazine.take(most);
         if magazine.len.get() == 0 {
-            self.unlink(magazine);
+            self.unlink(magazine, vacant);
         }
         self.blocks -= batch.len;
         self.low = self.low.min(self.blocks);
@@ -171,7 +174,8 @@ impl Depot {
             let stacks = [const { Stack::new() }; CLASSES];
             #[cfg(loom)]
             let stacks = std::array::from_fn(|_| Stack::new());
-            Self { stacks, leases: Leases::new(limit), epoch: AtomicU64::new(1) }
+            let (leases, vacant) = (Leases::new(limit), Vacant::new());
+            Self { stacks, leases, vacant, epoch: AtomicU64::new(1) }
         }
     }
 
@@ -208,7 +212,7 @@ impl Depot {
         if let Some(block) = stack.hot.take() {
             return Some(Batch::of(block));
         }
-        stack.enter(class, |inside| inside.take(inside.top, most))?
+        stack.enter(class, |inside| inside.take(inside.top, most, &self.vacant))?
     }
 
     /// Keeps a batch as the newest of its class, and with it so many leased bytes. A refusal leaves
@@ -228,7 +232,7 @@ impl Depot {
             }
             // What is not small keeps an age of its own.
             let room = if class.bytes() < ALONE { batch.len } else { MAGAZINE };
-            let place = inside.place(room, self.next_epoch()).ok_or(Refused::Busy)?;
+            let place = inside.place(room, self.next_epoch(), &self.vacant).ok_or(Refused::Busy)?;
             inside.blocks += batch.len;
             inside.leased = leased;
             place.add(batch);
@@ -300,7 +304,7 @@ impl Depot {
     /// back what was leased for them.
     fn take_oldest_of(&self, class: Class, stack: &Stack, most: usize) -> Option<Batch> {
         let stacked = stack.enter(class, |inside| {
-            let batch = inside.take(inside.bottom, most)?;
+            let batch = inside.take(inside.bottom, most, &self.vacant)?;
             Some((batch, inside.unused_lease(class)))
         });
         if let Some((batch, unused)) = stacked? {

@@ -3,6 +3,7 @@
 //! Pointers are kept here and not in the blocks: a write to a freed block cannot lead the allocator
 //! astray, and a cold block is not touched for being cached.
 
+use super::sync::{TryLock, const_unless_loom};
 use crate::virtual_memory;
 use std::cell::Cell;
 use std::ptr;
@@ -61,18 +62,6 @@ impl Batch {
 }
 
 impl Magazine {
-    /// Magazines fresh from the system, linked through `below`; none if it has no memory.
-    #[cold]
-    pub(crate) fn more() -> Link {
-        let fresh: &'static [Self] = virtual_memory::zeroed(AT_ONCE)?;
-        for pair in fresh.windows(2) {
-            if let [below, above] = pair {
-                above.below.set(Some(below));
-            }
-        }
-        fresh.last()
-    }
-
     /// Adds as much of the batch as there is room for.
     pub(crate) fn add(&self, batch: &mut Batch) {
         while let Some(place) = self.blocks.get(self.len.get())
@@ -94,6 +83,57 @@ impl Magazine {
         batch
     }
 }
+
+/// Magazines that nobody uses, of all stacks: what a stack gives up another takes, so that there are
+/// only as many as all of them need at once.
+#[derive(Debug)]
+pub(crate) struct Vacant(TryLock<Spare>);
+
+/// A list through `below`.
+#[derive(Debug)]
+struct Spare(Link);
+
+impl Vacant {
+    const_unless_loom! {
+        pub(crate) fn new() -> Self {
+            Self(TryLock::new(Spare(None)))
+        }
+    }
+
+    /// A magazine; none if the system has no memory, or if others are in here for too long.
+    pub(crate) fn take(&self) -> Link {
+        self.0.enter(|spare| {
+            let magazine = spare.0.or_else(more)?;
+            spare.0 = magazine.below.get();
+            Some(magazine)
+        })?
+    }
+
+    /// Takes back an empty magazine. False if others are in here for too long.
+    pub(crate) fn put(&self, magazine: &'static Magazine) -> bool {
+        let put = self.0.enter(|spare| {
+            magazine.below.set(spare.0);
+            spare.0 = Some(magazine);
+        });
+        put.is_some()
+    }
+}
+
+/// Magazines fresh from the system, linked.
+#[cold]
+fn more() -> Link {
+    let fresh: &'static [Magazine] = virtual_memory::zeroed(AT_ONCE)?;
+    for pair in fresh.windows(2) {
+        if let [above, below] = pair {
+            above.below.set(Some(below));
+        }
+    }
+    fresh.first()
+}
+
+// SAFETY: the list leads to magazines that nobody else reaches, and their cells are empty.
+#[expect(unsafe_code, reason = "links are shared references to cells")]
+unsafe impl Send for Spare {}
 
 // SAFETY: no links, no blocks, a length of 0, and no more than 256 bytes of alignment.
 #[expect(unsafe_code, reason = "a promise about zero bytes")]

@@ -17,27 +17,37 @@ use std::sync::atomic::{
 
 /// Places of a bin. What is used of them depends on the class, see [`capacity`].
 const SLOTS: usize = 64;
-/// After so many requests of a class the slow path is taken once, which looks at the time.
-const TICK: u64 = 1 << 16;
-/// The same of a large class, whose blocks are used for longer.
-const LARGE_TICK: u64 = 1 << 6;
+/// Requests of a large class, whose blocks are used for longer, between two looks at the time.
+const LARGE_TURNS: u64 = 1 << 6;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Count {
     allocations: AtomicU64,
     frees: AtomicU64,
 }
 
 #[derive(Debug)]
-#[repr(C)]
 struct Bin {
-    len: AtomicU32,
-    /// How many it may hold: so many are leased.
+    /// How many blocks it holds, and above that how many requests it may serve before the next look
+    /// at the time: one subtraction takes from both.
+    state: AtomicU32,
+    /// How many blocks it may hold: so many are leased.
     limit: AtomicU32,
-    count: Count,
-    /// Allocations when the hand came by last.
+    /// Requests of the class, plus those that it may serve before the next look.
+    base: AtomicU64,
+    /// Requests plus blocks held, less blocks that came back. A take and a put leave it as it is, so
+    /// only the slow way changes it, and a put counts nothing.
+    balance: AtomicU64,
+    /// Requests when the hand came by last.
     seen: AtomicU64,
 }
+
+/// The part of a bin's state that counts blocks.
+const LEN: u32 = 0xffff;
+/// One request, and one block less.
+const TAKEN: u32 = (1 << 16) + 1;
+/// Requests between two looks at the time.
+const TURNS: u32 = 0xffff;
 
 #[derive(Debug)]
 pub(crate) struct Front {
@@ -90,9 +100,10 @@ impl Front {
     pub(crate) const EMPTY: Self = Self {
         bins: [const {
             Bin {
-                len: AtomicU32::new(0),
+                state: AtomicU32::new(0),
                 limit: AtomicU32::new(0),
-                count: NOTHING,
+                base: AtomicU64::new(0),
+                balance: AtomicU64::new(0),
                 seen: AtomicU64::new(0),
             }
         }; FRONT_CLASSES],
@@ -105,37 +116,38 @@ impl Front {
         slots: [const { [const { AtomicPtr::new(ptr::null_mut()) }; SLOTS] }; FRONT_CLASSES],
     };
 
-    /// A block, if one is here. Once in [`TICK`] requests it says no, so that time passes.
+    /// A block, if one is here. Once in [`TURNS`] requests it says no, so that time passes.
     #[inline]
     pub(crate) fn take(&self, class: Class) -> Option<*mut u8> {
         let bin = self.bins.get(class.number())?;
-        let (len, allocations) = (bin.len.load(Relaxed), bin.count.allocations.load(Relaxed));
-        if len == 0 || allocations % TICK == TICK - 1 {
+        let state = bin.state.load(Relaxed);
+        if state & LEN == 0 || state <= LEN {
             return None;
         }
-        bin.len.store(len - 1, Relaxed);
-        bin.count.allocations.store(allocations + 1, Relaxed);
-        Some(self.slots[class.number()][(len - 1) as usize % SLOTS].load(Relaxed))
+        let state = state - TAKEN;
+        bin.state.store(state, Relaxed);
+        Some(self.slots[class.number()][(state & LEN) as usize % SLOTS].load(Relaxed))
     }
 
     /// Keeps a block, if there is room for it.
     #[inline]
     pub(crate) fn put(&self, class: Class, block: *mut u8) -> bool {
         let Some(bin) = self.bins.get(class.number()) else { return false };
-        let len = bin.len.load(Relaxed);
+        let state = bin.state.load(Relaxed);
+        let len = state & LEN;
         if len >= bin.limit.load(Relaxed) {
             return false;
         }
         self.slots[class.number()][len as usize % SLOTS].store(block, Relaxed);
-        bin.len.store(len + 1, Relaxed);
-        count(&bin.count.frees);
+        bin.state.store(state + 1, Relaxed);
         true
     }
 
     /// Whether so many requests of a class came that it is time to look at the time.
     #[inline]
     pub(crate) fn is_due(&self, class: Class) -> bool {
-        self.count_of(class).allocations.load(Relaxed) % LARGE_TICK == LARGE_TICK - 1
+        let large = self.large(class);
+        large.is_some_and(|large| large.allocations.load(Relaxed) % LARGE_TURNS == LARGE_TURNS - 1)
     }
 
     /// Whether it is a thread's own, not the empty one.
@@ -153,27 +165,40 @@ impl Front {
         &self.slots[class.number() % FRONT_CLASSES]
     }
 
-    fn count_of(&self, class: Class) -> &Count {
-        let large = class.number().checked_sub(FRONT_CLASSES).and_then(|at| self.large.get(at));
-        large.unwrap_or_else(|| &self.bin(class).count)
+    fn large(&self, class: Class) -> Option<&Count> {
+        class.number().checked_sub(FRONT_CLASSES).and_then(|at| self.large.get(at))
     }
 
-    #[inline]
+    /// Counts a request that the slow way serves; a bin may then serve as many again as at first.
     pub(crate) fn count_allocation(&self, class: Class) {
-        count(&self.count_of(class).allocations);
+        if let Some(large) = self.large(class) {
+            return count(&large.allocations);
+        }
+        let bin = self.bin(class);
+        let (allocations, len) = (bin.allocations() + 1, bin.state.load(Relaxed) & LEN);
+        bin.base.store(allocations + u64::from(TURNS), Relaxed);
+        bin.state.store(len | (TURNS << 16), Relaxed);
+        bin.shift_balance(1);
     }
 
-    #[inline]
+    /// Counts a block that comes back by the slow way.
     pub(crate) fn count_free(&self, class: Class) {
-        count(&self.count_of(class).frees);
+        match self.large(class) {
+            Some(large) => count(&large.frees),
+            None => self.bin(class).shift_balance(-1),
+        }
     }
 
     fn len(&self, class: Class) -> usize {
-        self.bin(class).len.load(Relaxed) as usize
+        (self.bin(class).state.load(Relaxed) & LEN) as usize
     }
 
+    /// Sets how many blocks a bin holds, after some were moved in or out.
     fn set_len(&self, class: Class, len: usize) {
-        self.bin(class).len.store(u32::try_from(len).unwrap_or(0), Relaxed);
+        let bin = self.bin(class);
+        bin.shift_balance(len.cast_signed() as i64 - self.len(class).cast_signed() as i64);
+        let state = bin.state.load(Relaxed) & !LEN;
+        bin.state.store(state | u32::try_from(len).unwrap_or(0), Relaxed);
     }
 
     pub(crate) fn limit(&self, class: Class) -> usize {
@@ -238,7 +263,7 @@ impl Front {
         let hand = self.hand.load(Relaxed);
         for number in (hand..hand + 2 * FRONT_CLASSES).map(|number| number % FRONT_CLASSES) {
             let (class, bin) = (Class::numbered(number), &self.bins[number]);
-            let allocations = bin.count.allocations.load(Relaxed);
+            let allocations = bin.allocations();
             if bin.limit.load(Relaxed) == 0 || class == but {
                 continue;
             }
@@ -252,12 +277,30 @@ impl Front {
     }
 
     pub(crate) fn counted(&self, class: Class) -> Counted {
-        let count = self.count_of(class);
-        Counted {
-            allocations: count.allocations.load(Relaxed),
-            frees: count.frees.load(Relaxed),
-            blocks: if class.is_of_front() { self.len(class) } else { 0 },
+        if let Some(large) = self.large(class) {
+            let (allocations, frees) = (&large.allocations, &large.frees);
+            return Counted {
+                allocations: allocations.load(Relaxed),
+                frees: frees.load(Relaxed),
+                blocks: 0,
+            };
         }
+        let (bin, blocks) = (self.bin(class), self.len(class));
+        let allocations = bin.allocations();
+        let frees = (allocations + blocks as u64).wrapping_sub(bin.balance.load(Relaxed));
+        Counted { allocations, frees, blocks }
+    }
+}
+
+impl Bin {
+    /// Requests so far.
+    fn allocations(&self) -> u64 {
+        let left = self.state.load(Relaxed) >> 16;
+        self.base.load(Relaxed).wrapping_sub(u64::from(left))
+    }
+
+    fn shift_balance(&self, by: i64) {
+        self.balance.store(self.balance.load(Relaxed).wrapping_add_signed(by), Relaxed);
     }
 }
 
