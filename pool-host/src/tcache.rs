@@ -193,10 +193,32 @@ impl<A: GlobalAlloc> Tcache<A> {
         }
     }
 
+    /// The class of a layout, if this is the cache of the process and knows it.
+    fn class_of(&self, layout: Layout) -> Option<Class> {
+        if self.serves() { Class::of(layout) } else { None }
+    }
+
+    /// A large block of the depot, or else.
+    #[inline(never)]
+    fn allocate_otherwise(&self, layout: Layout) -> *mut u8 {
+        let large = self.class_of(layout).filter(|class| !class.is_of_front());
+        let hit = large.and_then(|class| CACHE.take_large(front(), class));
+        hit.unwrap_or_else(|| self.allocate_slowly(layout, false))
+    }
+
+    #[inline(never)]
+    unsafe fn free_otherwise(&self, block: *mut u8, layout: Layout) {
+        let large = self.class_of(layout).filter(|class| !class.is_of_front());
+        if !large.is_some_and(|class| CACHE.put_large(front(), class, block)) {
+            // SAFETY: as the caller says.
+            unsafe { self.free_slowly(block, layout) };
+        }
+    }
+
     #[cold]
+    #[inline(never)]
     fn allocate_slowly(&self, layout: Layout, zeroed: bool) -> *mut u8 {
-        let class = if self.serves() { Class::of(layout) } else { None };
-        let Some(class) = class else {
+        let Some(class) = self.class_of(layout) else {
             CACHE.counts.bypasses.fetch_add(1, Relaxed);
             return if zeroed {
                 // SAFETY: the layout is the caller's own, who promises that it is not of 0 bytes.
@@ -215,9 +237,9 @@ impl<A: GlobalAlloc> Tcache<A> {
     }
 
     #[cold]
+    #[inline(never)]
     unsafe fn free_slowly(&self, block: *mut u8, layout: Layout) {
-        let class = if self.serves() { Class::of(layout) } else { None };
-        match class {
+        match self.class_of(layout) {
             // SAFETY: as the caller of `dealloc` says; the same layout went past us in `alloc`.
             None => unsafe { self.inner.dealloc(block, layout) },
             // SAFETY: as above, and what has a class was allocated as a block of it.
@@ -252,60 +274,44 @@ impl<A: GlobalAlloc> Tcache<A> {
     }
 }
 
-/// A hit: from this thread's front, or the newest large block of all threads.
-#[inline]
-fn take(class: Class) -> Option<*mut u8> {
-    if class.is_of_front() { front().take(class) } else { CACHE.take_large(front(), class) }
-}
-
-#[inline]
-fn put(class: Class, block: *mut u8) -> bool {
-    if class.is_of_front() {
-        front().put(class, block)
-    } else {
-        CACHE.put_large(front(), class, block)
-    }
-}
-
 // SAFETY: blocks come from the inner allocator, whole, at least as large as the layout that was
 // asked for and aligned to 16, which is at least what is served here (`Class::of`); while a block is
 // idle nobody has it, and it leaves a front or a stack when it is handed out. The same pure function
 // of the layout finds its class on the way in and out.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for Tcache<A> {
+    // Each way out is a return or a call in its place, so nothing is saved on the stack.
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if let Some(class) = Class::of(layout)
+        if let Some(class) = Class::of_front(layout)
             && self.role.load(Relaxed) == SERVING
-            && let Some(block) = take(class)
+            && let Some(block) = front().take(class)
         {
             return block;
         }
-        self.allocate_slowly(layout, false)
+        self.allocate_otherwise(layout)
     }
 
     #[inline]
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        if let Some(class) = Class::of(layout)
+        if let Some(class) = Class::of_front(layout)
             && self.role.load(Relaxed) == SERVING
-            && put(class, block)
+            && front().put(class, block)
         {
             return;
         }
         // SAFETY: as the caller says.
-        unsafe { self.free_slowly(block, layout) };
+        unsafe { self.free_otherwise(block, layout) }
     }
 
-    #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        if let Some(class) = Class::of(layout)
-            && self.role.load(Relaxed) == SERVING
-            && let Some(block) = take(class)
-        {
-            // SAFETY: a block of this class holds so many bytes.
-            unsafe { block.write_bytes(0, layout.size()) };
-            return block;
-        }
-        self.allocate_slowly(layout, true)
+        let hit = self.class_of(layout).and_then(|class| {
+            let front = front();
+            if class.is_of_front() { front.take(class) } else { CACHE.take_large(front, class) }
+        });
+        let Some(block) = hit else { return self.allocate_slowly(layout, true) };
+        // SAFETY: a block of this class holds so many bytes.
+        unsafe { block.write_bytes(0, layout.size()) };
+        block
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_bytes: usize) -> *mut u8 {

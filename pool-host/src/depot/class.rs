@@ -23,28 +23,67 @@ pub(crate) const FRONT_LARGEST: usize = 256 << 10;
 pub(crate) const FRONT_CLASSES: usize = 128;
 /// Up to here anything does: 64 GiB.
 const LARGEST: usize = 64 << 30;
+/// Classes of sizes above 1 KiB that fronts hold, since to look one up is half as long as to reckon
+/// it: a byte for each 128 bytes of size up to 32 KiB, where classes are no closer; then a byte for
+/// each 4 KiB.
+static TABLE: [u8; COARSE_FROM + FRONT_LARGEST / COARSE_ENTRY] = table();
+const FINE_ENTRY: usize = 128;
+const FINE_TABLED: usize = 32 << 10;
+const COARSE_ENTRY: usize = 4096;
+const COARSE_FROM: usize = FINE_TABLED / FINE_ENTRY;
+
+#[expect(clippy::cast_possible_truncation, reason = "classes of fronts are less than 128")]
+const fn table() -> [u8; COARSE_FROM + FRONT_LARGEST / COARSE_ENTRY] {
+    let mut table = [0; COARSE_FROM + FRONT_LARGEST / COARSE_ENTRY];
+    let mut at = 0;
+    while at < table.len() {
+        let last =
+            if at < COARSE_FROM { at * FINE_ENTRY } else { (at - COARSE_FROM) * COARSE_ENTRY };
+        if last >= FINE {
+            table[at] = Class::reckoned(last).0 as u8;
+        }
+        at += 1;
+    }
+    table
+}
+
 /// All classes. The model needs fewer, and takes time for each.
 pub(crate) const CLASSES: usize = if cfg!(loom) { 3 } else { 272 };
 
 impl Class {
     /// The class of a layout; `None` for what goes past the cache: no bytes, more than 64 GiB, or
     /// aligned to more than 16, which the inner allocator serves in ways of its own.
-    #[inline]
     pub(crate) const fn of(layout: Layout) -> Option<Self> {
-        let bytes = layout.size();
-        if bytes.wrapping_sub(1) >= LARGEST || layout.align() > STEP {
-            return None;
+        let last = layout.size().wrapping_sub(1);
+        if last < FRONT_LARGEST || last >= LARGEST || layout.align() > STEP {
+            return Self::of_front(layout);
         }
-        Some(Self::of_bytes(bytes))
+        Some(Self::reckoned(last))
     }
 
+    /// The same for classes that fronts hold, and none else.
     #[inline]
-    #[expect(clippy::cast_possible_truncation, reason = "CLASSES fits")]
-    const fn of_bytes(bytes: usize) -> Self {
-        let last = bytes - 1;
-        if bytes <= FINE {
-            return Self((last / STEP) as u16);
+    pub(crate) const fn of_front(layout: Layout) -> Option<Self> {
+        let last = layout.size().wrapping_sub(1);
+        if layout.align() > STEP {
+            return None;
         }
+        let number = if last < FINE {
+            last / STEP
+        } else if last < FINE_TABLED {
+            TABLE[last / FINE_ENTRY] as usize
+        } else if last < FRONT_LARGEST {
+            TABLE[COARSE_FROM + last / COARSE_ENTRY] as usize
+        } else {
+            return None;
+        };
+        // The remainder changes nothing, but says that bins need no check.
+        Some(Self::numbered(number % FRONT_CLASSES))
+    }
+
+    /// The class of a size above 1 KiB, less one.
+    #[expect(clippy::cast_possible_truncation, reason = "CLASSES fits")]
+    const fn reckoned(last: usize) -> Self {
         let doubling = last.ilog2();
         let eighth = last >> (doubling - PER_DOUBLING.ilog2());
         let doublings = (doubling - FINE.ilog2()) as usize;
@@ -58,6 +97,7 @@ impl Class {
     }
 
     /// The class of this number.
+    #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "CLASSES fits")]
     pub(crate) const fn numbered(number: usize) -> Self {
         Self(number as u16)

@@ -184,13 +184,13 @@ fn the_newest_comes_first_and_the_oldest_goes_first() {
 #[test]
 fn a_block_of_more_than_half_the_bound_is_not_kept() {
     let below = Below::new(usize::MAX);
-    let cache = cache(4 * MIB, MIB);
-    let (small, large) = (class(MIB), class(3 * MIB));
+    let cache = cache(80 * MIB, MIB);
+    let (small, large) = (class(20 * MIB), class(48 * MIB));
     let block = allocate(&cache, None, small, &below);
     free(&cache, None, small, block, &below);
     let block = allocate(&cache, None, large, &below);
     free(&cache, None, large, block, &below);
-    assert_eq!(check(&cache, &below, 0).depot_bytes, MIB as u64);
+    assert_eq!(check(&cache, &below, 0).depot_bytes, 20 * MIB as u64);
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn out_of_memory_gives_back_what_is_idle_and_asks_once_more() {
     let below = Below::new(4 * MIB);
     let cache = cache(64 * MIB, MIB);
     let front = cache.fronts.enter();
-    for bytes in [64, 16 * KIB, MIB, 2 * MIB] {
+    for bytes in [2 * MIB, MIB, 16 * KIB, 64] {
         let block = allocate(&cache, front, class(bytes), &below);
         free(&cache, front, class(bytes), block, &below);
     }
@@ -240,6 +240,22 @@ fn what_nobody_needs_goes_back_in_time() {
     cache.decay(3_600_000, &below.inner());
     check(&cache, &below, 0);
     assert_eq!(idle(), 0, "an hour went by at once");
+}
+
+/// A program that grows by more than what is idle has no use for it.
+#[test]
+fn what_a_small_program_does_not_need_while_it_grows_goes_back() {
+    let below = Below::new(usize::MAX);
+    let cache = cache(512 * MIB, MIB);
+    let live: Vec<_> = (0..4).map(|_| allocate(&cache, None, class(MIB), &below)).collect();
+    for block in live {
+        free(&cache, None, class(MIB), block, &below);
+    }
+    let idle = || cache.stats().depot_bytes / MIB as u64;
+    assert_eq!(idle(), 4);
+    let grown: Vec<_> =
+        (1..40).map(|n| allocate(&cache, None, class(300 * KIB + n * 40 * KIB), &below)).collect();
+    assert_eq!(idle(), 0, "{} blocks", grown.len());
 }
 
 #[test]
