@@ -17,8 +17,9 @@ pub(crate) use hot::Put;
 use lease::Leases;
 pub(crate) use magazine::{Batch, MAGAZINE};
 use magazine::{Link, Magazine, Vacant};
+pub(crate) use sync::TryLock;
 use sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use sync::{TryLock, const_unless_loom};
+use sync::const_unless_loom;
 
 /// From here on batches do not share a magazine, which is then 3 % of a block at most.
 const ALONE: usize = 8 << 10;

@@ -14,6 +14,7 @@
 #![expect(unsafe_code, reason = "the trait of an allocator is unsafe")]
 
 mod cache;
+mod checked;
 mod front;
 mod fronts;
 mod inner;
@@ -25,6 +26,7 @@ pub use stats::TcacheStats;
 
 use crate::depot::Class;
 use crate::system;
+use checked::CHECKED;
 use inner::Inner;
 use settings::{Mode, Settings};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -81,6 +83,8 @@ pub struct Tcache<A = System> {
 const UNDECIDED: u8 = 0;
 const SERVING: u8 = 1;
 const PASSING: u8 = 2;
+/// It looks for mistakes, and caches nothing.
+const CHECKING: u8 = 3;
 
 /// Who owns the cache.
 static OWNER: AtomicUsize = AtomicUsize::new(0);
@@ -135,6 +139,17 @@ impl<A> Tcache<A> {
         self
     }
 
+    /// It looks for mistakes instead of caching, and aborts with a line on stderr when it finds one:
+    /// a write behind the end of a block, to a freed block, a double free, a free of what is no
+    /// block or with another layout. Blocks of a page and more end at a page that nobody may touch.
+    /// Freed blocks rest: the last 1024 of them, up to 64 MiB. For debugging; `BUCKETPOOL_HOST=check`
+    /// does the same to a program that is already built.
+    #[must_use]
+    pub const fn checked(mut self, on: bool) -> Self {
+        self.settings.mode = if on { Mode::Checked } else { Mode::Auto };
+        self
+    }
+
     /// Blocks from 4 MiB are aligned to 2 MiB, and the system is advised to make them of huge
     /// pages, where it does that on advice. A first touch costs a fifth then
     /// (`pool-bench/records`); it may cost memory. Off by default.
@@ -155,9 +170,14 @@ impl<A: GlobalAlloc> Tcache<A> {
     fn serves(&self) -> bool {
         match self.role.load(Relaxed) {
             SERVING => true,
-            PASSING => false,
+            PASSING | CHECKING => false,
             _ => self.decide(),
         }
+    }
+
+    /// Whether it looks for mistakes; known once [`Tcache::serves`] was asked.
+    fn checks(&self) -> bool {
+        self.role.load(Relaxed) == CHECKING
     }
 
     /// Decides what it is, once. Two threads that come here at once decide the same.
@@ -171,8 +191,13 @@ impl<A: GlobalAlloc> Tcache<A> {
             let now = system::coarse_milliseconds();
             CACHE.configure(settings.limit(), lease, settings.decay, now);
         }
-        self.role.store(if serves { SERVING } else { PASSING }, Relaxed);
-        serves
+        let role = match settings.mode {
+            Mode::Checked if serves => CHECKING,
+            _ if serves => SERVING,
+            _ => PASSING,
+        };
+        self.role.store(role, Relaxed);
+        role == SERVING
     }
 
     /// Whether this one owns the cache. It never changes hands: its blocks belong to one inner
@@ -219,6 +244,9 @@ impl<A: GlobalAlloc> Tcache<A> {
     #[inline(never)]
     fn allocate_slowly(&self, layout: Layout, zeroed: bool) -> *mut u8 {
         let Some(class) = self.class_of(layout) else {
+            if self.checks() {
+                return CHECKED.allocate(layout, zeroed, &self.inner);
+            }
             CACHE.counts.bypasses.fetch_add(1, Relaxed);
             return if zeroed {
                 // SAFETY: the layout is the caller's own, who promises that it is not of 0 bytes.
@@ -240,6 +268,8 @@ impl<A: GlobalAlloc> Tcache<A> {
     #[inline(never)]
     unsafe fn free_slowly(&self, block: *mut u8, layout: Layout) {
         match self.class_of(layout) {
+            // SAFETY: as the caller of `dealloc` says, or what is wrong with it is found.
+            None if self.checks() => unsafe { CHECKED.free(block, layout, &self.inner) },
             // SAFETY: as the caller of `dealloc` says; the same layout went past us in `alloc`.
             None => unsafe { self.inner.dealloc(block, layout) },
             // SAFETY: as above, and what has a class was allocated as a block of it.
@@ -317,12 +347,12 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for Tcache<A> {
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_bytes: usize) -> *mut u8 {
         // SAFETY: the caller promises that the new size is a valid one for this alignment.
         let new = unsafe { Layout::from_size_align_unchecked(new_bytes, layout.align()) };
-        if !self.serves() {
+        if !self.serves() && !self.checks() {
             // SAFETY: as the caller says; all of it went past us.
             return unsafe { self.inner.realloc(block, layout, new_bytes) };
         }
-        match (Class::of(layout), Class::of(new)) {
-            (None, None) => {
+        match (self.class_of(layout), self.class_of(new)) {
+            (None, None) if !self.checks() => {
                 // SAFETY: as above.
                 unsafe { self.inner.realloc(block, layout, new_bytes) }
             }

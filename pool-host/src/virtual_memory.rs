@@ -116,3 +116,24 @@ pub(crate) unsafe fn lock(base: NonNull<u8>, bytes: usize) -> Result<(), DeviceE
     let done = unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_DONTFORK) };
     if done == 0 { Ok(()) } else { Err(refused(Why::Other, "madvise")) }
 }
+
+/// Pages with one behind them that nobody may touch.
+pub(crate) fn with_guard(bytes: usize, page: usize) -> Option<NonNull<u8>> {
+    let base = map_pages(bytes.checked_add(page)?)?;
+    forbid(base.as_ptr().expose_provenance() + bytes, page);
+    Some(base)
+}
+
+/// Lets nobody touch pages from here on. Where the system refuses, they can be touched.
+pub(crate) fn forbid(address: usize, bytes: usize) {
+    let base = ptr::with_exposed_provenance_mut::<libc::c_void>(address);
+    // SAFETY: pages of `with_guard`, which nobody uses any more.
+    let _ = unsafe { libc::mprotect(base, bytes, libc::PROT_NONE) };
+}
+
+/// Gives pages of [`with_guard`] back, the guard included, after [`forbid`].
+pub(crate) fn unmap_guarded(address: usize, bytes: usize) {
+    let base = ptr::with_exposed_provenance_mut::<libc::c_void>(address);
+    // SAFETY: as above. What cannot be unmapped is lost.
+    let _ = unsafe { libc::munmap(base, bytes) };
+}

@@ -1,0 +1,122 @@
+//! Each check of the tcache fires: in a child process, which must die and say why.
+#![expect(unsafe_code, reason = "mistakes are made on purpose")]
+#![expect(
+    clippy::undocumented_unsafe_blocks,
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "none of them is sound, which is the point"
+)]
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use pool_host::Tcache;
+use std::alloc::{GlobalAlloc, Layout};
+use std::hint::black_box;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output};
+
+#[global_allocator]
+static ALLOCATOR: Tcache = Tcache::new();
+
+const MISTAKE: &str = "MISTAKE";
+
+fn layout(bytes: usize) -> Layout {
+    Layout::from_size_align(bytes, 8).unwrap()
+}
+
+fn block(bytes: usize) -> *mut u8 {
+    black_box(unsafe { ALLOCATOR.alloc(layout(bytes)) })
+}
+
+fn free(block: *mut u8, bytes: usize) {
+    unsafe { ALLOCATOR.dealloc(block, layout(bytes)) };
+}
+
+/// Makes one mistake, or none.
+fn make(mistake: &str) {
+    let (small, large) = (block(100), block(10_000));
+    match mistake {
+        "behind the end" => unsafe { small.add(100).write(1) },
+        "behind the end of a large one" => unsafe { large.add(10_000).write(1) },
+        "far behind the end of a large one" => unsafe { large.add(10_008).write(1) },
+        "double free" => free(small, 100),
+        "another size" => return free(small, 101),
+        "another alignment" => unsafe {
+            return ALLOCATOR.dealloc(small, Layout::from_size_align(100, 16).unwrap());
+        },
+        "no block" => unsafe { return free(small.add(8), 92) },
+        _ => {}
+    }
+    free(small, 100);
+    free(large, 10_000);
+    match mistake {
+        "after free" => {
+            unsafe { small.add(50).write(1) };
+            // It is looked at before its memory serves again.
+            (0..3000).for_each(|_| free(block(64), 64));
+        }
+        "read after free of a large one" => unsafe {
+            black_box(large.read_volatile());
+        },
+        _ => {}
+    }
+}
+
+/// What the children run.
+#[test]
+fn a_child() {
+    if let Ok(mistake) = std::env::var(MISTAKE) {
+        make(&mistake);
+        println!("it lives");
+    }
+}
+
+fn in_child(mistake: &str) -> Output {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "a_child", "--nocapture", "--test-threads", "1"]);
+    child.env(MISTAKE, mistake).env("BUCKETPOOL_HOST", "check").output().unwrap()
+}
+
+#[test]
+fn each_mistake_ends_the_process_and_is_named() {
+    for (mistake, said) in [
+        ("behind the end", "write behind the end"),
+        ("behind the end of a large one", ""),
+        ("far behind the end of a large one", ""),
+        ("double free", "double free"),
+        ("another size", "free with another layout than it was allocated with"),
+        ("another alignment", "free with another layout than it was allocated with"),
+        ("no block", "free of what is not a block"),
+        ("after free", "write after free"),
+        ("read after free of a large one", ""),
+    ] {
+        let output = in_child(mistake);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        // Pages that nobody may touch say nothing but end it.
+        let signal = if said.is_empty() { libc::SIGSEGV } else { libc::SIGABRT };
+        assert_eq!(output.status.signal(), Some(signal), "{mistake}: {text}");
+        assert!(text.contains(said), "{mistake}: {text}");
+    }
+}
+
+#[test]
+fn a_program_without_mistakes_lives() {
+    let output = in_child("none");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && text.contains("it lives"), "{text}");
+}
+
+#[test]
+fn all_other_tests_of_the_tcache_pass_under_the_checks() {
+    let rooms = |grown: &mut Vec<u64>| (0..50_000).for_each(|number| grown.push(number));
+    if std::env::var_os(MISTAKE).is_some() {
+        let mut grown = vec![];
+        rooms(&mut grown);
+        grown.shrink_to_fit();
+        assert!(grown.into_iter().eq(0..50_000));
+        assert!(vec![0_u8; 100_000].iter().all(|byte| *byte == 0));
+        return;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "all_other_tests_of_the_tcache_pass_under_the_checks"]);
+    let output = child.env(MISTAKE, "").env("BUCKETPOOL_HOST", "check").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
