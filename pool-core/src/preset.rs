@@ -151,7 +151,8 @@ pub const SMALL_BLOCKS: [(u64, usize); 9] = [
 
 /// Small tensors of training steps: the nine classes of [`SMALL_BLOCKS`], filled ahead of time;
 /// above 16 KiB past the pool; at most 16 MiB idle
-/// ([`PoolStats::peak_cached_bytes`](crate::PoolStats::peak_cached_bytes) says how much it came to).
+/// ([`PoolStats::peak_cached_bytes`](crate::PoolStats::peak_cached_bytes) says how much it came
+/// to).
 ///
 /// The system that this comes from wanted a pool for the whole process and fronts for each thread,
 /// and its language had neither. Here every pool has the latter, and on the host `global()` is the

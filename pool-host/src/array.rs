@@ -39,8 +39,8 @@ impl<T: Pod, D: Dimension, A: HostMemory> PooledArray<T, D, A> {
     ///
     /// # Errors
     ///
-    /// As for [`BucketPool::allocate_aligned`], and [`Why::TooLarge`](pool_core::Why::TooLarge) for a shape of more bytes than
-    /// there are addresses.
+    /// As for [`BucketPool::allocate_aligned`], and [`Why::TooLarge`](pool_core::Why::TooLarge) for
+    /// a shape of more bytes than there are addresses.
     pub fn new(pool: &BucketPool<A>, shape: impl IntoDimension<Dim = D>) -> Result<Self> {
         Self::over(shape.into_dimension(), |bytes| {
             pool.allocate_aligned(bytes, align_of::<T>() as u64)

@@ -1,7 +1,8 @@
 //! Idle blocks of all threads: a stack of magazines for each class, each behind a lock of its own.
 //!
-//! Newest first out, since those are warm; oldest first evicted, whatever its class, by the epoch in
-//! which it came. Nothing here allocates, blocks or frees: what is to go is handed to the caller.
+//! Newest first out, since those are warm; oldest first evicted, whatever its class, by the epoch
+//! in which it came. Nothing here allocates, blocks or frees: what is to go is handed to the
+//! caller.
 
 mod class;
 mod hot;

@@ -195,8 +195,8 @@ impl Sliceable for PinnedAllocator {
     }
 }
 
-// SAFETY: blocks are mapped pages, which read as zeroes, so all bytes are valid and initialised, and
-// each is unmapped once, in `free`.
+// SAFETY: blocks are mapped pages, which read as zeroes, so all bytes are valid and initialised,
+// and each is unmapped once, in `free`.
 unsafe impl HostMemory for PinnedAllocator {
     #[inline]
     fn pointer(view: &PinnedView<'_>) -> NonNull<u8> {

@@ -139,11 +139,11 @@ impl<A> Tcache<A> {
         self
     }
 
-    /// It looks for mistakes instead of caching, and aborts with a line on stderr when it finds one:
-    /// a write behind the end of a block, to a freed block, a double free, a free of what is no
-    /// block or with another layout. Blocks of a page and more end at a page that nobody may touch.
-    /// Freed blocks rest: the last 1024 of them, up to 64 MiB. For debugging; `BUCKETPOOL_HOST=check`
-    /// does the same to a program that is already built.
+    /// It looks for mistakes instead of caching, and aborts with a line on stderr when it finds
+    /// one: a write behind the end of a block, to a freed block, a double free, a free of what is
+    /// no block or with another layout. Blocks of a page and more end at a page that nobody may
+    /// touch. Freed blocks rest: the last 1024 of them, up to 64 MiB. For debugging;
+    /// `BUCKETPOOL_HOST=check` does the same to a program that is already built.
     #[must_use]
     pub const fn checked(mut self, on: bool) -> Self {
         self.settings.mode = if on { Mode::Checked } else { Mode::Auto };
@@ -258,7 +258,8 @@ impl<A: GlobalAlloc> Tcache<A> {
         };
         let (block, fresh) = CACHE.allocate(own_front(), class, zeroed, &self.inner());
         if zeroed && !fresh {
-            // SAFETY: a block of this class holds so many bytes, and is not null if it is not fresh.
+            // SAFETY: a block of this class holds so many bytes, and is not null if it is not
+            // fresh.
             unsafe { block.write_bytes(0, layout.size()) };
         }
         block
@@ -305,9 +306,9 @@ impl<A: GlobalAlloc> Tcache<A> {
 }
 
 // SAFETY: blocks come from the inner allocator, whole, at least as large as the layout that was
-// asked for and aligned to 16, which is at least what is served here (`Class::of`); while a block is
-// idle nobody has it, and it leaves a front or a stack when it is handed out. The same pure function
-// of the layout finds its class on the way in and out.
+// asked for and aligned to 16, which is at least what is served here (`Class::of`); while a block
+// is idle nobody has it, and it leaves a front or a stack when it is handed out. The same pure
+// function of the layout finds its class on the way in and out.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for Tcache<A> {
     // Each way out is a return or a call in its place, so nothing is saved on the stack.
     #[inline]

@@ -193,8 +193,8 @@ fn a_forked_child_allocates_while_other_threads_are_at_it() {
             });
         }
         let all_well = (0..50).all(|_| {
-            // SAFETY: the child calls what a child of a program with threads may call: memory, which
-            // is what is tested, and `_exit`.
+            // SAFETY: the child calls what a child of a program with threads may call: memory,
+            // which is what is tested, and `_exit`.
             match unsafe { libc::fork() } {
                 0 => {
                     let held: Vec<Vec<u8>> = (1..60).map(|n| vec![7; n * n * 200]).collect();

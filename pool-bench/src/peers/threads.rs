@@ -144,7 +144,8 @@ fn replace_at_random<A: GlobalAlloc>(allocator: &A, held: &mut Held, random: &mu
 
 fn free<A: GlobalAlloc>(allocator: &A, block: usize, layout: Layout) {
     if block != 0 {
-        // SAFETY: from `alloc` in `replace_at_random`, with this layout, and taken out of its place.
+        // SAFETY: from `alloc` in `replace_at_random`, with this layout, and taken out of its
+        // place.
         unsafe { allocator.dealloc(std::ptr::with_exposed_provenance_mut(block), layout) };
     }
 }

@@ -84,8 +84,8 @@ impl Magazine {
     }
 }
 
-/// Magazines that nobody uses, of all stacks: what a stack gives up another takes, so that there are
-/// only as many as all of them need at once.
+/// Magazines that nobody uses, of all stacks: what a stack gives up another takes, so that there
+/// are only as many as all of them need at once.
 #[derive(Debug)]
 pub(crate) struct Vacant(TryLock<Spare>);
 

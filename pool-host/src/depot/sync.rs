@@ -48,8 +48,8 @@ impl<T> TryLock<T> {
             return None;
         }
         #[cfg(not(loom))]
-        // SAFETY: an exchange found the flag down and put it up, so nobody else is here until it is put
-        // down below. If `work` unwinds it stays up, and nobody comes here again.
+        // SAFETY: an exchange found the flag down and put it up, so nobody else is here until it is
+        // put down below. If `work` unwinds it stays up, and nobody comes here again.
         let result = work(unsafe { &mut *self.value.get() });
         #[cfg(loom)]
         // SAFETY: as above, and loom checks it.

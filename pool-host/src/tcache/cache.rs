@@ -201,7 +201,8 @@ impl Cache {
     ///
     /// # Safety
     ///
-    /// It comes from `inner`, of this class, and nobody uses it again. So it is with all that follows.
+    /// It comes from `inner`, of this class, and nobody uses it again. So it is with all that
+    /// follows.
     pub(crate) unsafe fn free<A: GlobalAlloc>(
         &self,
         front: Option<&Front>,

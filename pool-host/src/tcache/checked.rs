@@ -89,8 +89,8 @@ fn page() -> usize {
     usize::try_from(system::page_bytes()).unwrap_or(4096)
 }
 
-/// Where a guarded block lies: bytes of its mapping without the guard, and its offset in it, so that
-/// it ends as close to the guard as its alignment allows.
+/// Where a guarded block lies: bytes of its mapping without the guard, and its offset in it, so
+/// that it ends as close to the guard as its alignment allows.
 fn guarded(layout: Layout) -> (usize, usize) {
     let pages = layout.size().next_multiple_of(page());
     (pages, (pages - layout.size()) / layout.align() * layout.align())

@@ -1,7 +1,7 @@
 //! THE HOT PATH of the tcache: [`Front::take`] and [`Front::put`].
 //!
-//! A front belongs to one thread at a time; it alone writes to it, so a hit is a few plain loads and
-//! stores. Counters are atomics only so that others may read them.
+//! A front belongs to one thread at a time; it alone writes to it, so a hit is a few plain loads
+//! and stores. Counters are atomics only so that others may read them.
 //!
 //! ```text
 //!   bins   |len limit|  one a class; what a bin may hold is leased before it holds it
@@ -35,8 +35,8 @@ struct Bin {
     limit: AtomicU32,
     /// Requests of the class, plus those that it may serve before the next look.
     base: AtomicU64,
-    /// Requests plus blocks held, less blocks that came back. A take and a put leave it as it is, so
-    /// only the slow way changes it, and a put counts nothing.
+    /// Requests plus blocks held, less blocks that came back. A take and a put leave it as it is,
+    /// so only the slow way changes it, and a put counts nothing.
     balance: AtomicU64,
     /// Requests when the hand came by last.
     seen: AtomicU64,

@@ -64,8 +64,8 @@ impl fmt::Display for TcacheStats {
         use pool_core::Bytes;
         write!(
             f,
-            "{} allocations, {:.1} % hits, {} misses, {} past it; {} live, {} idle in {} fronts, {} \
-             in the depot, of {} at most",
+            "{} allocations, {:.1} % hits, {} misses, {} past it; {} live, {} idle in {} fronts, \
+             {} in the depot, of {} at most",
             self.allocations,
             100.0 * self.hit_rate(),
             self.misses,

@@ -23,7 +23,8 @@ enum Stage {
     Entering,
     /// The front is its own.
     Entered,
-    /// It ends: its front is given up, and what its last destructors ask for is served by the depot.
+    /// It ends: its front is given up, and what its last destructors ask for is served by the
+    /// depot.
     Left,
 }
 

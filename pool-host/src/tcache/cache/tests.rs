@@ -226,7 +226,8 @@ fn what_nobody_needs_goes_back_in_time() {
     let idle = || cache.stats().depot_bytes / MIB as u64;
     cache.decay(999, &below.inner());
     assert_eq!(idle(), 64, "not before a tenth of the time");
-    // All of them were in use since the last time; half of what is idle from then on goes each time.
+    // All of them were in use since the last time; half of what is idle from then on goes each
+    // time.
     cache.decay(1000, &below.inner());
     let mut before = idle();
     for second in 2..=12 {
