@@ -206,7 +206,7 @@ impl Quick {
     }
 
     fn within(self, window: &RangeInclusive<u64>) -> Self {
-        if *window.start() > 1 {
+        if *window.start() > 1 || *window.end() == 0 {
             return Self::Never;
         }
         let last = *window.end();

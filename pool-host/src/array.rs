@@ -76,8 +76,11 @@ impl<T: Pod, D: Dimension, A: HostMemory> PooledArray<T, D, A> {
     }
 
     fn over(shape: D, allocate: impl FnOnce(u64) -> Result<PooledBuffer<A>>) -> Result<Self> {
-        let elements = shape.size_checked();
-        let bytes = elements.and_then(|elements| elements.checked_mul(size_of::<T>()));
+        // `ndarray` wants this of the axes that are not 0, even where another is.
+        let axes = shape.slice().iter().filter(|axis| **axis > 0);
+        let most = axes.copied().try_fold(size_of::<T>().max(1), usize::checked_mul);
+        let fits = most.is_some_and(|bytes| bytes <= isize::MAX.unsigned_abs());
+        let bytes = fits.then(|| shape.size() * size_of::<T>());
         // What no address space holds, the pool refuses in its own words.
         let buffer = allocate(bytes.map_or(u64::MAX, |bytes| bytes as u64))?;
         Ok(Self { buffer, shape, element: std::marker::PhantomData })

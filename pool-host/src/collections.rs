@@ -47,8 +47,8 @@ unsafe impl<A: HostMemory> Allocator for InPool<A> {
         let offset = offset::<A>(layout);
         let bytes = layout.size().checked_add(offset).ok_or(AllocError)? as u64;
         let align = layout.align().max(16) as u64;
-        let buffer = self.0.allocate_aligned(bytes, align).map_err(|_| AllocError)?;
-        let start = NonNull::from(&*buffer).cast::<u8>();
+        let mut buffer = self.0.allocate_aligned(bytes, align).map_err(|_| AllocError)?;
+        let start = NonNull::from(&mut *buffer).cast::<u8>();
         // SAFETY: the buffer holds `offset` bytes and more.
         let data = unsafe { start.add(offset) };
         // SAFETY: a buffer is a pointer, and fits the 16 bytes before `data`, which are aligned to
@@ -59,11 +59,17 @@ unsafe impl<A: HostMemory> Allocator for InPool<A> {
         Ok(NonNull::slice_from_raw_parts(data, layout.size()))
     }
 
-    unsafe fn deallocate(&self, data: NonNull<u8>, _: Layout) {
+    /// What is left there is written over: a collection may leave bytes that were never
+    /// initialised, such as padding, and the next buffer of this block derefs to them.
+    unsafe fn deallocate(&self, data: NonNull<u8>, layout: Layout) {
         // SAFETY: the caller promises that `allocate` returned it, which put the owner before it.
         let owner = unsafe { data.cast::<PooledBuffer<A>>().sub(1) };
         // SAFETY: as above, and it is taken out once.
-        drop(unsafe { owner.read() });
+        let mut buffer = unsafe { owner.read() };
+        let start = buffer.as_mut_ptr();
+        let bytes = offset::<A>(layout) + layout.size();
+        // SAFETY: so many bytes were asked for in `allocate`, with this layout.
+        unsafe { start.write_bytes(0, bytes) };
     }
 }
 
@@ -91,6 +97,37 @@ unsafe impl<A: GlobalAlloc> Allocator for &'static crate::Tcache<A> {
         // SAFETY: not of 0 bytes.
         let block = NonNull::new(unsafe { self.alloc(layout) }).ok_or(AllocError)?;
         Ok(NonNull::slice_from_raw_parts(block, layout.size()))
+    }
+
+    fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        if layout.size() == 0 {
+            return self.allocate(layout);
+        }
+        // SAFETY: not of 0 bytes.
+        let block = NonNull::new(unsafe { self.alloc_zeroed(layout) }).ok_or(AllocError)?;
+        Ok(NonNull::slice_from_raw_parts(block, layout.size()))
+    }
+
+    unsafe fn grow(
+        &self,
+        block: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Result<NonNull<[u8]>, AllocError> {
+        if old.size() > 0 && old.align() == new.align() {
+            // SAFETY: the caller promises that it comes from here with this layout, and that the
+            // new size is no less.
+            let grown = unsafe { self.realloc(block.as_ptr(), old, new.size()) };
+            let grown = NonNull::new(grown).ok_or(AllocError)?;
+            return Ok(NonNull::slice_from_raw_parts(grown, new.size()));
+        }
+        let grown = self.allocate(new)?;
+        let data = grown.cast::<u8>();
+        // SAFETY: both hold so many bytes, and they are two blocks.
+        unsafe { data.copy_from_nonoverlapping(block, old.size()) };
+        // SAFETY: as the caller says.
+        unsafe { self.deallocate(block, old) };
+        Ok(grown)
     }
 
     unsafe fn deallocate(&self, block: NonNull<u8>, layout: Layout) {

@@ -33,6 +33,8 @@ pub(crate) struct Depot {
     /// Moves with each block that goes below the hot one; what comes in one epoch counts as equally
     /// old.
     epoch: AtomicU64,
+    /// When the decay came by last.
+    decayed: AtomicU64,
 }
 
 /// Two cache lines, since processors fetch them in pairs.
@@ -177,7 +179,8 @@ impl Depot {
             #[cfg(loom)]
             let stacks = std::array::from_fn(|_| Stack::new());
             let (leases, vacant) = (Leases::new(limit), Vacant::new());
-            Self { stacks, leases, vacant, epoch: AtomicU64::new(1) }
+            let (epoch, decayed) = (AtomicU64::new(1), AtomicU64::new(0));
+            Self { stacks, leases, vacant, epoch, decayed }
         }
     }
 
@@ -342,7 +345,7 @@ impl Depot {
     /// since the last time. If more than one turn went by, nobody looked at it in the others, and
     /// half of what is left goes for each.
     pub(crate) fn decay(&self, turns: u32, mut give_back: impl FnMut(Class, Batch)) {
-        let now = self.next_epoch();
+        let last = self.decayed.swap(self.next_epoch(), Relaxed);
         for (_, class, stack) in self.in_use() {
             let due = stack.enter(class, |inside| {
                 let low = std::mem::replace(&mut inside.low, inside.blocks);
@@ -350,9 +353,11 @@ impl Depot {
                 inside.blocks - stays.unwrap_or(0)
             });
             let mut due = due.unwrap_or(0);
-            // A hot block is cold if it came before the last time.
-            let is_cold = |came| came < now || turns > 1;
-            due += usize::from(stack.hot.age().is_some_and(is_cold));
+            // The hot block came last. It goes when no other is left, and if nobody took it since
+            // the last time.
+            let is_alone = stack.bytes.load(Relaxed) == 0;
+            let is_cold = stack.hot.age().is_some_and(|came| came < last || turns > 1);
+            due += usize::from(is_alone && is_cold);
             while due > 0
                 && let Some(batch) = self.take_oldest_of(class, stack, due)
             {
@@ -360,6 +365,11 @@ impl Depot {
                 give_back(class, batch);
             }
         }
+    }
+
+    /// All idle bytes.
+    pub(crate) fn all_bytes(&self) -> usize {
+        (0..CLASSES).map(|number| self.bytes(Class::numbered(number))).sum()
     }
 
     /// Idle bytes of a class.

@@ -63,13 +63,14 @@ use thread::{CACHE, front, own_front};
 /// Like `malloc`, it may not be called from a signal handler. A child process after `fork` may use
 /// it; what other threads had to themselves at that moment is lost to the child, at most
 /// [`thread_lease`](Tcache::thread_lease) bytes each, and a class whose stack one of them was just
-/// working on goes past the cache there.
+/// working on goes past the cache there (all classes, slowly, if it was just asking the system for
+/// bookkeeping). In checked mode the child may not use it.
 ///
 /// # Environment
 ///
 /// `BUCKETPOOL_HOST` is read once, when memory is first asked for: words, separated by commas, of
 /// `off`, `on` (even under a sanitizer or Valgrind, where it otherwise passes through), `check`
-/// ([`Tcache::checked`]), `limit=SIZE`, `lease=SIZE`, `decay=MILLISECONDS`.
+/// ([`Tcache::checked`]), `limit=SIZE`, `lease=SIZE`, `decay=MILLISECONDS` (0 for never).
 #[derive(Debug)]
 pub struct Tcache<A = System> {
     inner: A,
@@ -226,36 +227,32 @@ impl<A: GlobalAlloc> Tcache<A> {
     /// A large block of the depot, or else.
     #[inline(never)]
     fn allocate_otherwise(&self, layout: Layout) -> *mut u8 {
-        let large = self.class_of(layout).filter(|class| !class.is_of_front());
-        let hit = large.and_then(|class| CACHE.take_large(front(), class));
-        hit.unwrap_or_else(|| self.allocate_slowly(layout, false))
+        match self.class_of(layout) {
+            Some(class) => {
+                let large =
+                    if class.is_of_front() { None } else { CACHE.take_large(front(), class) };
+                large.unwrap_or_else(|| self.allocate_slowly(layout, class, false))
+            }
+            None => self.allocate_past(layout, false),
+        }
     }
 
     #[inline(never)]
     unsafe fn free_otherwise(&self, block: *mut u8, layout: Layout) {
-        let large = self.class_of(layout).filter(|class| !class.is_of_front());
-        if !large.is_some_and(|class| CACHE.put_large(front(), class, block)) {
-            // SAFETY: as the caller says.
-            unsafe { self.free_slowly(block, layout) };
+        match self.class_of(layout) {
+            Some(class) if !class.is_of_front() && CACHE.put_large(front(), class, block) => {}
+            // SAFETY: as the caller says; what has a class was allocated as a block of it.
+            Some(class) => unsafe { CACHE.free(own_front(), class, block, &self.inner()) },
+            // SAFETY: as the caller says, or what is wrong with it is found.
+            None if self.checks() => unsafe { CHECKED.free(block, layout, &self.inner) },
+            // SAFETY: as the caller says; the same layout went past us in `alloc`.
+            None => unsafe { self.inner.dealloc(block, layout) },
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn allocate_slowly(&self, layout: Layout, zeroed: bool) -> *mut u8 {
-        let Some(class) = self.class_of(layout) else {
-            if self.checks() {
-                return CHECKED.allocate(layout, zeroed, &self.inner);
-            }
-            CACHE.counts.bypasses.fetch_add(1, Relaxed);
-            return if zeroed {
-                // SAFETY: the layout is the caller's own, who promises that it is not of 0 bytes.
-                unsafe { self.inner.alloc_zeroed(layout) }
-            } else {
-                // SAFETY: as above.
-                unsafe { self.inner.alloc(layout) }
-            };
-        };
+    fn allocate_slowly(&self, layout: Layout, class: Class, zeroed: bool) -> *mut u8 {
         let (block, fresh) = CACHE.allocate(own_front(), class, zeroed, &self.inner());
         if zeroed && !fresh {
             // SAFETY: a block of this class holds so many bytes, and is not null if it is not
@@ -265,16 +262,21 @@ impl<A: GlobalAlloc> Tcache<A> {
         block
     }
 
+    /// Past the cache.
     #[cold]
-    #[inline(never)]
-    unsafe fn free_slowly(&self, block: *mut u8, layout: Layout) {
-        match self.class_of(layout) {
-            // SAFETY: as the caller of `dealloc` says, or what is wrong with it is found.
-            None if self.checks() => unsafe { CHECKED.free(block, layout, &self.inner) },
-            // SAFETY: as the caller of `dealloc` says; the same layout went past us in `alloc`.
-            None => unsafe { self.inner.dealloc(block, layout) },
-            // SAFETY: as above, and what has a class was allocated as a block of it.
-            Some(class) => unsafe { CACHE.free(own_front(), class, block, &self.inner()) },
+    fn allocate_past(&self, layout: Layout, zeroed: bool) -> *mut u8 {
+        if self.checks() {
+            return CHECKED.allocate(layout, zeroed, &self.inner);
+        }
+        if self.serves() {
+            CACHE.counts.bypasses.fetch_add(1, Relaxed);
+        }
+        if zeroed {
+            // SAFETY: the layout is the caller's own, who promises that it is not of 0 bytes.
+            unsafe { self.inner.alloc_zeroed(layout) }
+        } else {
+            // SAFETY: as above.
+            unsafe { self.inner.alloc(layout) }
         }
     }
 
@@ -297,8 +299,8 @@ impl<A: GlobalAlloc> Tcache<A> {
         if self.serves() { CACHE.stats() } else { TcacheStats::default() }
     }
 
-    /// Whether it caches: it does not if `BUCKETPOOL_HOST=off` says so, if a sanitizer or Valgrind
-    /// watches the program, or if another `Tcache` was first.
+    /// Whether it caches: it does not if `BUCKETPOOL_HOST=off` or `check` says so, if a sanitizer
+    /// or Valgrind watches the program, or if another `Tcache` was first.
     #[must_use]
     pub fn is_active(&self) -> bool {
         self.serves()
@@ -335,11 +337,11 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for Tcache<A> {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        let hit = self.class_of(layout).and_then(|class| {
-            let front = front();
-            if class.is_of_front() { front.take(class) } else { CACHE.take_large(front, class) }
-        });
-        let Some(block) = hit else { return self.allocate_slowly(layout, true) };
+        let Some(class) = self.class_of(layout) else { return self.allocate_past(layout, true) };
+        let front = front();
+        let hit =
+            if class.is_of_front() { front.take(class) } else { CACHE.take_large(front, class) };
+        let Some(block) = hit else { return self.allocate_slowly(layout, class, true) };
         // SAFETY: a block of this class holds so many bytes.
         unsafe { block.write_bytes(0, layout.size()) };
         block

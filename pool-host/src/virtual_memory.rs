@@ -93,28 +93,30 @@ pub(crate) fn zeroed<T: Zeroed>(count: usize) -> Option<&'static [T]> {
 /// A value of zero bytes is valid, and is aligned to a page at most.
 pub(crate) unsafe trait Zeroed: 'static {}
 
-/// Keeps pages in memory, and from child processes. At the system's limit the error names it, and
+/// Keeps pages from child processes, and in memory. At the system's limit the error names it, and
 /// its code is the limit in bytes.
 ///
 /// # Safety
 ///
 /// They come from [`map`] with this size.
 pub(crate) unsafe fn lock(base: NonNull<u8>, bytes: usize) -> Result<(), DeviceError> {
-    // SAFETY: as the caller says; locking changes nothing that they hold.
-    if unsafe { libc::mlock(base.as_ptr().cast(), bytes) } != 0 {
-        let refused = refused(Why::Other, "mlock");
-        let at_limit = [libc::ENOMEM, libc::EPERM, libc::EAGAIN].map(i64::from);
-        return Err(match system::lock_limit_bytes() {
-            Some(limit) if at_limit.contains(&refused.code) => {
-                let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-                DeviceError::new(Why::Limit, "mlock beyond RLIMIT_MEMLOCK, of so many bytes", limit)
-            }
-            _ => refused,
-        });
+    // SAFETY: as the caller says; nothing that they hold changes.
+    if unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_DONTFORK) } != 0 {
+        return Err(refused(Why::Other, "madvise"));
     }
     // SAFETY: as above.
-    let done = unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_DONTFORK) };
-    if done == 0 { Ok(()) } else { Err(refused(Why::Other, "madvise")) }
+    if unsafe { libc::mlock(base.as_ptr().cast(), bytes) } == 0 {
+        return Ok(());
+    }
+    let refused = refused(Why::Other, "mlock");
+    let at_limit = [libc::ENOMEM, libc::EPERM, libc::EAGAIN].map(i64::from);
+    Err(match system::lock_limit_bytes() {
+        Some(limit) if at_limit.contains(&refused.code) => {
+            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+            DeviceError::new(Why::Limit, "mlock beyond RLIMIT_MEMLOCK, of so many bytes", limit)
+        }
+        _ => refused,
+    })
 }
 
 /// Pages with one behind them that nobody may touch.

@@ -91,5 +91,7 @@ fn arrays_of_any_shape() {
     assert_eq!((none.len(), none.view().dim()), (0, ndarray::IxDyn(&[4, 0, 6])));
     let error = global().allocate_array::<u64>(&[usize::MAX, 2]).unwrap_err();
     assert_eq!(error.why(), Why::TooLarge, "{error}");
+    let error = global().allocate_array::<u64>(&[0, usize::MAX, 2]).unwrap_err();
+    assert_eq!(error.why(), Why::TooLarge, "as `ndarray` sees it: {error}");
     assert!(global().stats().cached_bytes < 64 * KIB, "only small arrays were made");
 }

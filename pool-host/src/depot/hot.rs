@@ -57,8 +57,11 @@ impl Hot {
     /// Puts a block where none is.
     #[inline]
     pub(super) fn put(&self, block: *mut u8, stamp: u64) -> bool {
-        self.stamp.store(stamp, Relaxed);
-        self.place.compare_exchange(EMPTY, block, Release, Relaxed).is_ok()
+        let put = self.place.compare_exchange(EMPTY, block, Release, Relaxed).is_ok();
+        if put {
+            self.stamp.store(stamp, Relaxed);
+        }
+        put
     }
 
     /// Puts a block in, whether one is there or not.
@@ -68,6 +71,7 @@ impl Hot {
         }
         let older = self.place.load(Relaxed);
         if is_block(older) && self.swap(older, block) {
+            self.stamp.store(stamp, Relaxed);
             return Put::Displaced(older);
         }
         Put::Refused

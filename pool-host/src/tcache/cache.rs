@@ -110,7 +110,7 @@ impl Cache {
         zeroed: bool,
         inner: &Inner<'_, A>,
     ) -> (*mut u8, bool) {
-        self.turn(front, inner);
+        self.turn(front, front.is_some_and(|front| front.is_due(class)), inner);
         self.count_allocation(front, class);
         let found = match front.filter(|_| class.is_of_front()) {
             Some(front) => self.refill(front, class),
@@ -122,8 +122,8 @@ impl Cache {
         }
     }
 
-    /// A large block, if the newest of its class is at hand. Once in [`TURNS`] requests it says no,
-    /// so that time passes.
+    /// A large block, if the newest of its class is at hand. Once in a while it says no, so that
+    /// somebody looks at the time.
     #[inline]
     pub(crate) fn take_large(&self, front: &Front, class: Class) -> Option<*mut u8> {
         if !front.is_own() || front.is_due(class) {
@@ -210,7 +210,7 @@ impl Cache {
         block: *mut u8,
         inner: &Inner<'_, A>,
     ) {
-        self.turn(front, inner);
+        self.turn(front, false, inner);
         self.count_free(front, class);
         let Some(front) = front.filter(|_| class.is_of_front()) else {
             // SAFETY: as the caller says.
@@ -231,8 +231,8 @@ impl Cache {
         unsafe { self.keep(class, batch, inner) };
     }
 
-    /// Makes a block of another class of a large one, where it is or elsewhere: the inner allocator
-    /// can move pages where we would have to copy them. Null if there is no memory, and then the
+    /// Makes a block of another class of a large one: an idle one, into which it is copied, or else
+    /// the inner allocator's business, which can move pages where we would have to copy them. Null if there is no memory, and then the
     /// block is as it was.
     ///
     /// # Safety
@@ -246,7 +246,16 @@ impl Cache {
         new: Class,
         inner: &Inner<'_, A>,
     ) -> *mut u8 {
-        self.turn(front, inner);
+        self.turn(front, false, inner);
+        if let Some(idle) = self.depot.pop(new, 1).and_then(|mut batch| batch.pop()) {
+            self.count_allocation(front, new);
+            // SAFETY: both hold so many bytes, and they are two blocks.
+            unsafe { idle.copy_from_nonoverlapping(block, old.bytes().min(new.bytes())) };
+            // SAFETY: as the caller says.
+            unsafe { self.free(front, old, block, inner) };
+            return idle;
+        }
+        self.make_way(new.bytes(), inner);
         // SAFETY: as the caller says.
         let mut resized = unsafe { inner.resize(block, old, new) };
         if resized.is_null() {
@@ -282,9 +291,8 @@ impl Cache {
             }
             self.depot.leases.give_back(front.set_limit(other, half) - moves);
         }
-        if self.depot.leases.extend(bytes)
-            || (self.depot.reclaim_leases() > 0 && self.depot.leases.extend(bytes))
-        {
+        // At the bound it stays as it is: what this thread could hold, others can use.
+        if self.depot.leases.extend(bytes) {
             front.set_limit(class, limit);
         }
     }
@@ -329,6 +337,7 @@ impl Cache {
             }
         }
         self.depot.leases.give_back(lease);
+        count(&self.counts.evicted, batch.len);
         // SAFETY: as the caller says.
         unsafe { release(class, &batch, inner) };
     }
@@ -350,12 +359,13 @@ impl Cache {
         false
     }
 
-    /// Each thread looks at the time once in a while.
-    fn turn<A: GlobalAlloc>(&self, front: Option<&Front>, inner: &Inner<'_, A>) {
+    /// Each thread looks at the time once in a while: when a class is due, and each so many slow
+    /// turns.
+    fn turn<A: GlobalAlloc>(&self, front: Option<&Front>, due: bool, inner: &Inner<'_, A>) {
         let Some(front) = front else { return };
         let turns = front.turns.load(Relaxed).wrapping_add(1);
         front.turns.store(turns, Relaxed);
-        if turns % TURNS == 0 {
+        if due || turns % TURNS == 0 {
             self.decay(system::coarse_milliseconds(), inner);
         }
     }
@@ -366,8 +376,13 @@ impl Cache {
     /// longer cycles, and only the bound and time take them.
     fn make_way<A: GlobalAlloc>(&self, bytes: usize, inner: &Inner<'_, A>) {
         let grown = self.grown.fetch_add(bytes, Relaxed) + bytes;
+        if grown < self.depot.leases.leased().max(GROWN_LEAST) {
+            return;
+        }
+        // What is leased and not used is not idle.
+        self.depot.reclaim_leases();
         let idle = self.depot.leases.leased();
-        if grown >= idle.max(GROWN_LEAST) {
+        if grown >= idle {
             self.grown.store(0, Relaxed);
             if idle <= LITTLE {
                 self.decay_by(1, inner);
@@ -401,6 +416,8 @@ impl Cache {
     /// Gives back idle blocks of the depot, oldest first, until at least `bytes` went or none is
     /// left. Returns the bytes.
     pub(crate) fn trim<A: GlobalAlloc>(&self, bytes: usize, inner: &Inner<'_, A>) -> usize {
+        // What others bring meanwhile is not for this call, or it might never end.
+        let bytes = bytes.min(self.depot.all_bytes());
         let mut went = 0;
         while went < bytes
             && let Some((class, oldest)) = self.depot.take_oldest(bytes - went)
@@ -423,6 +440,8 @@ impl Cache {
             while let batch = front.take_oldest(class, MAGAZINE)
                 && batch.len > 0
             {
+                let fewer = front.limit(class).saturating_sub(batch.len);
+                self.depot.leases.give_back(front.set_limit(class, fewer));
                 // SAFETY: what fronts hold came here by `free`, with this allocator.
                 went += unsafe { release(class, &batch, inner) };
             }
@@ -473,13 +492,14 @@ impl Cache {
             stats.depot_bytes += self.depot.bytes(class) as u64;
             for front in self.fronts.iter() {
                 let counted = front.counted(class);
-                allocations += counted.allocations;
-                frees += counted.frees;
+                allocations = counted.allocations.saturating_add(allocations);
+                frees = counted.frees.saturating_add(frees);
                 stats.front_bytes += (counted.blocks * class.bytes()) as u64;
             }
-            stats.allocations += allocations;
-            stats.frees += frees;
-            stats.live_bytes += allocations.saturating_sub(frees) * class.bytes() as u64;
+            stats.allocations = stats.allocations.saturating_add(allocations);
+            stats.frees = stats.frees.saturating_add(frees);
+            let live = allocations.saturating_sub(frees).saturating_mul(class.bytes() as u64);
+            stats.live_bytes = stats.live_bytes.saturating_add(live);
         }
         stats.fronts = self.fronts.iter().count() as u64;
         stats.hits = stats.allocations.saturating_sub(stats.misses);

@@ -47,7 +47,7 @@ const LEN: u32 = 0xffff;
 /// One request, and one block less.
 const TAKEN: u32 = (1 << 16) + 1;
 /// Requests between two looks at the time.
-const TURNS: u32 = 0xffff;
+const TURNS: u32 = 0x0fff;
 
 #[derive(Debug)]
 pub(crate) struct Front {
@@ -146,8 +146,10 @@ impl Front {
     /// Whether so many requests of a class came that it is time to look at the time.
     #[inline]
     pub(crate) fn is_due(&self, class: Class) -> bool {
-        let large = self.large(class);
-        large.is_some_and(|large| large.allocations.load(Relaxed) % LARGE_TURNS == LARGE_TURNS - 1)
+        match self.large(class) {
+            Some(large) => large.allocations.load(Relaxed) % LARGE_TURNS == LARGE_TURNS - 1,
+            None => (1..=LEN).contains(&self.bin(class).state.load(Relaxed)),
+        }
     }
 
     /// Whether it is a thread's own, not the empty one.
@@ -287,7 +289,9 @@ impl Front {
         }
         let (bin, blocks) = (self.bin(class), self.len(class));
         let allocations = bin.allocations();
+        // Read while the thread works, they may not fit together.
         let frees = (allocations + blocks as u64).wrapping_sub(bin.balance.load(Relaxed));
+        let frees = frees.cast_signed().max(0).cast_unsigned();
         Counted { allocations, frees, blocks }
     }
 }
@@ -296,7 +300,7 @@ impl Bin {
     /// Requests so far.
     fn allocations(&self) -> u64 {
         let left = self.state.load(Relaxed) >> 16;
-        self.base.load(Relaxed).wrapping_sub(u64::from(left))
+        self.base.load(Relaxed).saturating_sub(u64::from(left))
     }
 
     fn shift_balance(&self, by: i64) {

@@ -70,7 +70,8 @@ impl<A: GlobalAlloc> Inner<'_, A> {
     ///
     /// As for [`Inner::free`], unless the result is null.
     pub(crate) unsafe fn resize(&self, block: *mut u8, old: Class, new: Class) -> *mut u8 {
-        if self.is_huge(old) == self.is_huge(new) {
+        // Another's `realloc` would copy what is aligned so, and not ask for huge pages again.
+        if !self.is_huge(old) && !self.is_huge(new) {
             // SAFETY: as the caller says; both layouts are aligned alike.
             return unsafe { self.allocator.realloc(block, self.layout(old), new.bytes()) };
         }
