@@ -220,28 +220,29 @@ impl Depot {
         stack.enter(class, |inside| inside.take(inside.top, most, &self.vacant))?
     }
 
-    /// Keeps a batch as the newest of its class, and with it so many leased bytes. A refusal leaves
-    /// both with the caller.
+    /// Keeps a batch as the newest of its class, and of so many leased bytes what it needs; returns
+    /// the rest of them. A refusal leaves all with the caller.
     #[inline]
     pub(crate) fn push(
         &self,
         class: Class,
         batch: &mut Batch,
         lease: usize,
-    ) -> Result<(), Refused> {
+    ) -> Result<usize, Refused> {
         let entered = self.stack(class).enter(class, |inside| {
             let bytes = (inside.blocks + batch.len) * class.bytes();
-            let leased = inside.leased + lease;
-            if bytes > leased {
-                return Err(Refused::Unleased(bytes - leased));
+            let needed = bytes.saturating_sub(inside.leased);
+            if needed > lease {
+                return Err(Refused::Unleased(needed - lease));
             }
             // What is not small keeps an age of its own.
             let room = if class.bytes() < ALONE { batch.len } else { MAGAZINE };
-            let place = inside.place(room, self.next_epoch(), &self.vacant).ok_or(Refused::Busy)?;
+            let place = inside.place(room, self.next_epoch(), &self.vacant);
+            let place = place.ok_or(Refused::Busy)?;
             inside.blocks += batch.len;
-            inside.leased = leased;
+            inside.leased += needed;
             place.add(batch);
-            Ok(())
+            Ok(lease - needed)
         });
         entered.unwrap_or(Err(Refused::Busy))
     }

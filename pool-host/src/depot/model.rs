@@ -19,7 +19,10 @@ fn keep(depot: &Depot, number: usize) -> Vec<usize> {
     let (mut batch, mut lease, mut out) = (Batch::of(block(number)), 0, vec![]);
     loop {
         match depot.push(class(), &mut batch, lease) {
-            Ok(()) => return out,
+            Ok(unused) => {
+                depot.leases.give_back(unused);
+                return out;
+            }
             Err(Refused::Unleased(bytes)) if depot.leases.extend(bytes) => lease += bytes,
             Err(refused) => {
                 if refused != Refused::Busy

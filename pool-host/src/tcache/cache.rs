@@ -20,6 +20,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::Rel
 
 /// Slow turns of a thread between two looks at the time.
 const TURNS: u32 = 64;
+/// Slow turns of a thread between two sweeps for what stacks have leased and do not use.
+const RECLAIM: u32 = 16;
 /// How often room is made for one batch, before it goes to the inner allocator instead.
 const ATTEMPTS: usize = 64;
 /// A program that grew by less has not grown.
@@ -232,8 +234,8 @@ impl Cache {
     }
 
     /// Makes a block of another class of a large one: an idle one, into which it is copied, or else
-    /// the inner allocator's business, which can move pages where we would have to copy them. Null if there is no memory, and then the
-    /// block is as it was.
+    /// the inner allocator's business, which can move pages where we would have to copy them. Null
+    /// if there is no memory, and then the block is as it was.
     ///
     /// # Safety
     ///
@@ -285,14 +287,23 @@ impl Cache {
             let excess = (front.limit(other) - front.room(other)).saturating_sub(half);
             let mut oldest = front.take_oldest(other, excess);
             let moves = oldest.len * other.bytes();
-            if oldest.len > 0 && self.depot.push(other, &mut oldest, moves).is_err() {
-                // They stay, and this bin gets no more.
-                return front.fill(other, &mut oldest);
+            let mut unused = 0;
+            if oldest.len > 0 {
+                let Ok(rest) = self.depot.push(other, &mut oldest, moves) else {
+                    // They stay, and this bin gets no more.
+                    return front.fill(other, &mut oldest);
+                };
+                unused = rest;
             }
-            self.depot.leases.give_back(front.set_limit(other, half) - moves);
+            self.depot.leases.give_back(front.set_limit(other, half) - moves + unused);
         }
-        // At the bound it stays as it is: what this thread could hold, others can use.
-        if self.depot.leases.extend(bytes) {
+        let turn = front.turns.load(Relaxed);
+        // At the bound all stacks are asked for what they do not use, but not each time.
+        if self.depot.leases.extend(bytes)
+            || (turn % RECLAIM == 0
+                && self.depot.reclaim_leases() > 0
+                && self.depot.leases.extend(bytes))
+        {
             front.set_limit(class, limit);
         }
     }
@@ -331,7 +342,7 @@ impl Cache {
         let mut lease = 0;
         while self.may_keep(batch.len * class.bytes()) {
             match self.depot.push(class, &mut batch, lease) {
-                Ok(()) => return,
+                Ok(unused) => return self.depot.leases.give_back(unused),
                 Err(Refused::Unleased(bytes)) if self.lease(bytes, inner) => lease += bytes,
                 Err(_) => break,
             }
@@ -370,7 +381,7 @@ impl Cache {
         }
     }
 
-    /// The program grows by so many bytes. When it has grown by as much as is idle, half of what
+    /// The program grows by so many bytes. When it has grown by as much as is idle, most of what
     /// nobody needed meanwhile goes back, so that the inner allocator can make of it what grows:
     /// one size's blocks are of no use to another here. Where much is idle, sizes come back in
     /// longer cycles, and only the bound and time take them.
@@ -385,7 +396,7 @@ impl Cache {
         if grown >= idle {
             self.grown.store(0, Relaxed);
             if idle <= LITTLE {
-                self.decay_by(1, inner);
+                self.decay_by(2, inner);
             }
         }
     }
@@ -458,11 +469,14 @@ impl Cache {
                 && batch.len > 0
             {
                 let len = batch.len;
-                if self.depot.push(class, &mut batch, len * class.bytes()).is_err() {
-                    front.fill(class, &mut batch);
-                    break;
+                match self.depot.push(class, &mut batch, len * class.bytes()) {
+                    // The lease for them went along, as far as it was needed.
+                    Ok(unused) => self.depot.leases.give_back(unused),
+                    Err(_) => {
+                        front.fill(class, &mut batch);
+                        break;
+                    }
                 }
-                // The lease for them went along.
                 front.set_limit(class, front.limit(class) - len);
             }
             if front.counted(class).blocks == 0 {

@@ -81,8 +81,9 @@ const fn capacity(class: Class) -> usize {
     if fit > 2 * MAGAZINE { 2 * MAGAZINE } else { fit }
 }
 
-/// What a bin holds when it is first used.
+/// What a bin holds when it is first used; of small blocks four times as many.
 const FIRST: usize = 4;
+const SMALL: usize = 1024;
 
 #[expect(clippy::declare_interior_mutable_const, reason = "what the empty front is made of")]
 const NOTHING: Count = Count { allocations: AtomicU64::new(0), frees: AtomicU64::new(0) };
@@ -242,7 +243,8 @@ impl Front {
     /// How many blocks a bin would hold next, and what must be leased for that in bytes.
     pub(crate) fn next_limit(&self, class: Class) -> (usize, usize) {
         let limit = self.limit(class);
-        let next = (2 * limit).max(FIRST).min(capacity(class));
+        let first = if class.bytes() <= SMALL { 4 * FIRST } else { FIRST };
+        let next = (2 * limit).max(first).min(capacity(class));
         (next, next.saturating_sub(limit) * class.bytes())
     }
 

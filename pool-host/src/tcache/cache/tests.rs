@@ -281,6 +281,8 @@ fn a_thousand_short_threads_strand_nothing() {
     }
     let stats = check(&cache, &below, 0);
     assert_eq!(stats.front_bytes, 0, "{stats:?}");
+    let unused = stats.leased_bytes - stats.cached_bytes();
+    assert!(unused <= 2 * MIB as u64, "leases do not pile up: {stats:?}");
     assert!(stats.fronts <= 2, "{stats:?}");
     // Not more than two threads held at once.
     let of_one: usize =
