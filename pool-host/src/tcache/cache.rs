@@ -64,13 +64,13 @@ fn count(counter: &AtomicU64, by: usize) {
 
 /// How many blocks of a class move between a front and the depot at once.
 const fn batch_len(class: Class) -> usize {
-    let half = FRONT_LARGEST / class.bytes() / 2;
-    if half > MAGAZINE {
+    let fit = FRONT_LARGEST / class.bytes();
+    if fit > MAGAZINE {
         MAGAZINE
-    } else if half == 0 {
+    } else if fit == 0 {
         1
     } else {
-        half
+        fit
     }
 }
 
