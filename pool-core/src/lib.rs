@@ -5,6 +5,7 @@
 //! `wgpu` buffers and host pages run through the same code. ARCHITECTURE.md follows a request
 //! through these modules; `store` is the hot path.
 #![deny(unsafe_code)]
+#![cfg_attr(loom, allow(dead_code, reason = "the models give threads their numbers"))]
 
 mod arena;
 mod buffer;
@@ -21,8 +22,14 @@ mod idle;
 mod ladder;
 mod layer;
 mod limit;
+#[cfg(not(loom))]
+mod lock;
+#[cfg(loom)]
+#[path = "lock/modelled.rs"]
 mod lock;
 mod marks;
+#[cfg(all(test, loom))]
+mod model;
 mod order;
 mod policy;
 mod pool;

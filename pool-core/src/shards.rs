@@ -9,7 +9,11 @@ use crate::device::DeviceAllocator;
 use crate::lock::{Lock, LockGuard};
 use crate::shard::{Parcel, Shard};
 use crate::thread_number;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+#[cfg(loom)]
+use loom::sync::atomic::AtomicI64;
+#[cfg(not(loom))]
+use std::sync::atomic::AtomicI64;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Shards at most: they are numbered in the bits of a word.
 const SHARDS_MOST: usize = 64;

@@ -33,7 +33,24 @@ impl Drop for AtExit {
     }
 }
 
+/// Under loom a thread has the number that the model gives it: its threads are not the system's.
+#[cfg(loom)]
+pub(crate) mod modelled {
+    loom::thread_local! {
+        static NUMBER: std::cell::Cell<usize> = std::cell::Cell::new(0);
+    }
+    pub(crate) fn get() -> usize {
+        NUMBER.with(std::cell::Cell::get)
+    }
+    pub(crate) fn set(number: usize) {
+        NUMBER.with(|own| own.set(number));
+    }
+}
+#[cfg(loom)]
+pub(crate) use modelled::get;
+
 /// This thread's own number, the same as long as it lives; [`NONE`] when it has none of its own.
+#[cfg(not(loom))]
 #[inline]
 pub(crate) fn get() -> usize {
     let number = NUMBER.get();
@@ -59,7 +76,7 @@ fn take() -> usize {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use std::thread;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 const FEATURES: [&str; 4] = ["host", "cuda", "wgpu", "sim"];
 
 /// The protocols in all interleavings. Other flags mean another build of everything, elsewhere.
-const MODELS: &str = "test --quiet --locked --release --package pool-host --lib";
+const MODELS: &str = "test --quiet --locked --release --package pool-core --package pool-host --lib";
 
 /// A step: a name, and the cargo commands that must all pass.
 struct Step {

@@ -1,0 +1,27 @@
+//! The same lock as loom knows it: it tries all orders in which threads take it.
+
+use loom::sync::{Mutex, MutexGuard};
+
+/// A value behind a lock.
+#[derive(Debug)]
+pub(crate) struct Lock<T>(Mutex<T>);
+/// What holds it.
+pub(crate) type LockGuard<'l, T> = MutexGuard<'l, T>;
+
+impl<T> Lock<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(Mutex::new(value))
+    }
+
+    pub(crate) fn lock(&self) -> LockGuard<'_, T> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    pub(crate) fn try_lock(&self) -> Option<LockGuard<'_, T>> {
+        self.0.try_lock().ok()
+    }
+
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
