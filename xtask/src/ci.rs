@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 const FEATURES: [&str; 4] = ["host", "cuda", "wgpu", "sim"];
 
 /// The protocols in all interleavings. Other flags mean another build of everything, elsewhere.
-const MODELS: &str = "test --quiet --locked --release --package pool-core --package pool-host --lib";
+const MODELS: &str =
+    "test --quiet --locked --release --package pool-core --package pool-host --lib model";
 
 /// A step: a name, and the cargo commands that must all pass.
 struct Step {
