@@ -9,10 +9,12 @@
 //!       Inner::allocate      inner.rs        a miss
 //!   Tcache::dealloc          here
 //!     Front::put             front.rs        HOT: a push
-//!     Cache::keep            cache.rs        to the depot, within what is leased; oldest out first
+//!     Cache::keep            bound.rs        to the depot, within what is leased; oldest out first
 //! ```
 #![expect(unsafe_code, reason = "the trait of an allocator is unsafe")]
 
+mod aging;
+mod bound;
 mod cache;
 mod checked;
 mod front;

@@ -10,27 +10,9 @@
 use super::front::Front;
 use super::fronts::Fronts;
 use super::inner::Inner;
-use super::stats::TcacheStats;
-use crate::depot::{
-    Batch, CLASSES, Class, Depot, FRONT_CLASSES, FRONT_LARGEST, MAGAZINE, Put, Refused,
-};
-use crate::system;
+use crate::depot::{Batch, Class, Depot, FRONT_LARGEST, MAGAZINE};
 use std::alloc::GlobalAlloc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::Release};
-
-/// Slow turns of a thread between two looks at the time.
-const TURNS: u32 = 64;
-/// Slow turns of a thread between two sweeps for what stacks have leased and do not use.
-const RECLAIM: u32 = 16;
-/// How often room is made for one batch, before it goes to the inner allocator instead.
-const ATTEMPTS: usize = 64;
-/// A program that grew by less has not grown.
-const GROWN_LEAST: usize = 64 << 10;
-/// Up to here little is idle. (1.4 times the live peak resident on a compiler's run instead of 1.6;
-/// without this bound 93 to 99 % of the hits on the loads in `cache/tests/loads.rs`.)
-const LITTLE: usize = 16 << 20;
-/// Decay runs in so many steps, each of which halves what nobody needed.
-const DECAY_STEPS: u64 = 10;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// A cache of freed blocks.
 #[derive(Debug)]
@@ -38,12 +20,12 @@ pub(crate) struct Cache {
     pub(crate) depot: Depot,
     pub(crate) fronts: Fronts,
     /// What a front may lease, in bytes.
-    front_lease: AtomicUsize,
+    pub(super) front_lease: AtomicUsize,
     /// Milliseconds between two steps of the decay; 0 for none.
-    decay_every: AtomicU64,
-    decayed_at: AtomicU64,
+    pub(super) decay_every: AtomicU64,
+    pub(super) decayed_at: AtomicU64,
     /// Bytes from the inner allocator since the last step that they brought about.
-    grown: AtomicUsize,
+    pub(super) grown: AtomicUsize,
     pub(crate) counts: Counts,
 }
 
@@ -58,7 +40,7 @@ pub(crate) struct Counts {
     pub(crate) bypasses: AtomicU64,
 }
 
-fn count(counter: &AtomicU64, by: usize) {
+pub(super) fn count(counter: &AtomicU64, by: usize) {
     counter.fetch_add(by as u64, Relaxed);
 }
 
@@ -73,6 +55,9 @@ const fn batch_len(class: Class) -> usize {
         fit
     }
 }
+
+/// Decay runs in so many steps, each of which halves what nobody needed.
+const DECAY_STEPS: u64 = 10;
 
 impl Cache {
     /// Keeps nothing until it is configured.
@@ -272,262 +257,6 @@ impl Cache {
         }
         resized
     }
-
-    /// Lets a bin hold more, if the front's lease allows it or another bin can give up some.
-    #[cold]
-    fn widen(&self, front: &Front, class: Class) {
-        let (limit, bytes) = front.next_limit(class);
-        let most = self.front_lease.load(Relaxed);
-        if bytes == 0 || bytes > most {
-            return;
-        }
-        while front.leased() + bytes > most {
-            let Some(other) = front.least_used(class) else { return };
-            let half = front.limit(other) / 2;
-            let excess = (front.limit(other) - front.room(other)).saturating_sub(half);
-            let mut oldest = front.take_oldest(other, excess);
-            let moves = oldest.len * other.bytes();
-            let mut unused = 0;
-            if oldest.len > 0 {
-                let Ok(rest) = self.depot.push(other, &mut oldest, moves) else {
-                    // They stay, and this bin gets no more.
-                    return front.fill(other, &mut oldest);
-                };
-                unused = rest;
-            }
-            self.depot.leases.give_back(front.set_limit(other, half) - moves + unused);
-        }
-        let turn = front.turns.load(Relaxed);
-        // At the bound all stacks are asked for what they do not use, but not each time.
-        if self.depot.leases.extend(bytes)
-            || (turn % RECLAIM == 0
-                && self.depot.reclaim_leases() > 0
-                && self.depot.leases.extend(bytes))
-        {
-            front.set_limit(class, limit);
-        }
-    }
-
-    /// Keeps a block of a program in the depot.
-    unsafe fn keep_one<A: GlobalAlloc>(&self, class: Class, block: *mut u8, inner: &Inner<'_, A>) {
-        let mut put = Put::Refused;
-        if !class.is_of_front() && self.may_keep(class.bytes()) {
-            put = self.depot.put_above(class, block);
-            if put == Put::Refused && self.lease(class.bytes(), inner) {
-                if !self.depot.open(class) {
-                    self.depot.leases.give_back(class.bytes()); // it is open already
-                }
-                put = self.depot.put_above(class, block);
-            }
-        }
-        let rest = match put {
-            Put::Kept => return,
-            Put::Displaced(older) => older,
-            Put::Refused => block,
-        };
-        // SAFETY: as the caller says, of this block or of the one that was kept before.
-        unsafe { self.keep(class, Batch::of(rest), inner) };
-    }
-
-    /// The newcomer is kept unless it alone is more than half of the bound.
-    fn may_keep(&self, bytes: usize) -> bool {
-        bytes <= self.depot.leases.limit() / 2
-    }
-
-    /// Keeps a batch in the depot and makes room for it; else it goes back.
-    unsafe fn keep<A: GlobalAlloc>(&self, class: Class, mut batch: Batch, inner: &Inner<'_, A>) {
-        if batch.len == 0 {
-            return;
-        }
-        let mut lease = 0;
-        while self.may_keep(batch.len * class.bytes()) {
-            match self.depot.push(class, &mut batch, lease) {
-                Ok(unused) => return self.depot.leases.give_back(unused),
-                Err(Refused::Unleased(bytes)) if self.lease(bytes, inner) => lease += bytes,
-                Err(_) => break,
-            }
-        }
-        self.depot.leases.give_back(lease);
-        count(&self.counts.evicted, batch.len);
-        // SAFETY: as the caller says.
-        unsafe { release(class, &batch, inner) };
-    }
-
-    /// Leases so many bytes, and evicts for that, oldest first.
-    fn lease<A: GlobalAlloc>(&self, bytes: usize, inner: &Inner<'_, A>) -> bool {
-        for _ in 0..ATTEMPTS {
-            if self.depot.leases.extend(bytes) {
-                return true;
-            }
-            if self.depot.reclaim_leases() > 0 {
-                continue;
-            }
-            let Some((class, oldest)) = self.depot.take_oldest(bytes) else { break };
-            count(&self.counts.evicted, oldest.len);
-            // SAFETY: what the depot holds came here by `free`, with this allocator.
-            unsafe { release(class, &oldest, inner) };
-        }
-        false
-    }
-
-    /// Each thread looks at the time once in a while: when a class is due, and each so many slow
-    /// turns.
-    fn turn<A: GlobalAlloc>(&self, front: Option<&Front>, due: bool, inner: &Inner<'_, A>) {
-        let Some(front) = front else { return };
-        let turns = front.turns.load(Relaxed).wrapping_add(1);
-        front.turns.store(turns, Relaxed);
-        if due || turns % TURNS == 0 {
-            self.decay(system::coarse_milliseconds(), inner);
-        }
-    }
-
-    /// The program grows by so many bytes. When it has grown by as much as is idle, most of what
-    /// nobody needed meanwhile goes back, so that the inner allocator can make of it what grows:
-    /// one size's blocks are of no use to another here. Where much is idle, sizes come back in
-    /// longer cycles, and only the bound and time take them.
-    fn make_way<A: GlobalAlloc>(&self, bytes: usize, inner: &Inner<'_, A>) {
-        let grown = self.grown.fetch_add(bytes, Relaxed) + bytes;
-        if grown < self.depot.leases.leased().max(GROWN_LEAST) {
-            return;
-        }
-        // What is leased and not used is not idle.
-        self.depot.reclaim_leases();
-        let idle = self.depot.leases.leased();
-        if grown >= idle {
-            self.grown.store(0, Relaxed);
-            if idle <= LITTLE {
-                self.decay_by(2, inner);
-            }
-        }
-    }
-
-    /// So many steps of the decay. Returns the bytes that went back.
-    fn decay_by<A: GlobalAlloc>(&self, steps: u32, inner: &Inner<'_, A>) -> usize {
-        let mut bytes = 0;
-        self.depot.decay(steps, |class, batch| {
-            count(&self.counts.decayed, batch.len);
-            // SAFETY: what the depot holds came here by `free`, with this allocator.
-            bytes += unsafe { release(class, &batch, inner) };
-        });
-        bytes
-    }
-
-    /// Gives back what nobody needed for so long. Returns the bytes.
-    pub(crate) fn decay<A: GlobalAlloc>(&self, now: u64, inner: &Inner<'_, A>) -> usize {
-        let (every, last) = (self.decay_every.load(Relaxed), self.decayed_at.load(Relaxed));
-        let turns = now.saturating_sub(last).checked_div(every).unwrap_or(0);
-        let next = last + turns * every;
-        // One thread does it.
-        if turns == 0 || self.decayed_at.compare_exchange(last, next, Relaxed, Relaxed).is_err() {
-            return 0;
-        }
-        self.decay_by(u32::try_from(turns).unwrap_or(u32::MAX), inner)
-    }
-
-    /// Gives back idle blocks of the depot, oldest first, until at least `bytes` went or none is
-    /// left. Returns the bytes.
-    pub(crate) fn trim<A: GlobalAlloc>(&self, bytes: usize, inner: &Inner<'_, A>) -> usize {
-        // What others bring meanwhile is not for this call, or it might never end.
-        let bytes = bytes.min(self.depot.all_bytes());
-        let mut went = 0;
-        while went < bytes
-            && let Some((class, oldest)) = self.depot.take_oldest(bytes - went)
-        {
-            // SAFETY: what the depot holds came here by `free`, with this allocator.
-            went += unsafe { release(class, &oldest, inner) };
-        }
-        went
-    }
-
-    /// Gives back all that is idle in this front and in the depot. Returns the bytes.
-    pub(crate) fn clear<A: GlobalAlloc>(
-        &self,
-        front: Option<&Front>,
-        inner: &Inner<'_, A>,
-    ) -> usize {
-        let mut went = 0;
-        for class in (0..FRONT_CLASSES).map(Class::numbered) {
-            let Some(front) = front else { break };
-            while let batch = front.take_oldest(class, MAGAZINE)
-                && batch.len > 0
-            {
-                let fewer = front.limit(class).saturating_sub(batch.len);
-                self.depot.leases.give_back(front.set_limit(class, fewer));
-                // SAFETY: what fronts hold came here by `free`, with this allocator.
-                went += unsafe { release(class, &batch, inner) };
-            }
-            self.depot.leases.give_back(front.set_limit(class, 0));
-        }
-        went + self.trim(usize::MAX, inner)
-    }
-
-    /// A thread ends: what its front holds goes to the depot, with the lease for it. What the depot
-    /// cannot take stays in the front, for the thread that has it next.
-    pub(crate) fn leave(&self, front: &Front) {
-        for class in (0..FRONT_CLASSES).map(Class::numbered) {
-            while let mut batch = front.take_oldest(class, MAGAZINE)
-                && batch.len > 0
-            {
-                let len = batch.len;
-                match self.depot.push(class, &mut batch, len * class.bytes()) {
-                    // The lease for them went along, as far as it was needed.
-                    Ok(unused) => self.depot.leases.give_back(unused),
-                    Err(_) => {
-                        front.fill(class, &mut batch);
-                        break;
-                    }
-                }
-                front.set_limit(class, front.limit(class) - len);
-            }
-            if front.counted(class).blocks == 0 {
-                self.depot.leases.give_back(front.set_limit(class, 0));
-            }
-        }
-        // Release, for whoever has it next.
-        front.in_use.store(false, Release);
-    }
-
-    /// What it has counted and holds.
-    pub(crate) fn stats(&self) -> TcacheStats {
-        let mut stats = TcacheStats {
-            misses: self.counts.misses.load(Relaxed),
-            bypasses: self.counts.bypasses.load(Relaxed),
-            refills: self.counts.refills.load(Relaxed),
-            flushes: self.counts.flushes.load(Relaxed),
-            evictions: self.counts.evicted.load(Relaxed),
-            decayed: self.counts.decayed.load(Relaxed),
-            leased_bytes: self.depot.leases.leased() as u64,
-            leased_peak_bytes: self.depot.leases.peak() as u64,
-            cached_limit_bytes: self.depot.leases.limit() as u64,
-            ..TcacheStats::default()
-        };
-        for class in (0..CLASSES).map(Class::numbered) {
-            let [mut allocations, mut frees] = self.depot.orphans(class);
-            stats.depot_bytes += self.depot.bytes(class) as u64;
-            for front in self.fronts.iter() {
-                let counted = front.counted(class);
-                allocations = counted.allocations.saturating_add(allocations);
-                frees = counted.frees.saturating_add(frees);
-                stats.front_bytes += (counted.blocks * class.bytes()) as u64;
-            }
-            stats.allocations = stats.allocations.saturating_add(allocations);
-            stats.frees = stats.frees.saturating_add(frees);
-            let live = allocations.saturating_sub(frees).saturating_mul(class.bytes() as u64);
-            stats.live_bytes = stats.live_bytes.saturating_add(live);
-        }
-        stats.fronts = self.fronts.iter().count() as u64;
-        stats.hits = stats.allocations.saturating_sub(stats.misses);
-        stats
-    }
-}
-
-/// Gives blocks back to the inner allocator. Returns the bytes.
-unsafe fn release<A: GlobalAlloc>(class: Class, batch: &Batch, inner: &Inner<'_, A>) -> usize {
-    for block in batch.as_slice() {
-        // SAFETY: as the caller says.
-        unsafe { inner.free(class, *block) };
-    }
-    batch.len * class.bytes()
 }
 
 #[cfg(test)]

@@ -1,6 +1,10 @@
 //! What a tcache counts.
 
+use super::cache::Cache;
+use crate::depot::{CLASSES, Class};
+use pool_core::Bytes;
 use std::fmt;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// What a tcache has counted, and what it holds. Summed over all threads when it is asked for;
 /// exact when no thread is in it meanwhile.
@@ -61,7 +65,6 @@ impl TcacheStats {
 
 impl fmt::Display for TcacheStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        use pool_core::Bytes;
         write!(
             f,
             "{} allocations, {:.1} % hits, {} misses, {} past it; {} live, {} idle in {} fronts, \
@@ -76,5 +79,40 @@ impl fmt::Display for TcacheStats {
             Bytes(self.depot_bytes),
             Bytes(self.cached_limit_bytes),
         )
+    }
+}
+
+impl Cache {
+    /// What it has counted and holds.
+    pub(crate) fn stats(&self) -> TcacheStats {
+        let mut stats = TcacheStats {
+            misses: self.counts.misses.load(Relaxed),
+            bypasses: self.counts.bypasses.load(Relaxed),
+            refills: self.counts.refills.load(Relaxed),
+            flushes: self.counts.flushes.load(Relaxed),
+            evictions: self.counts.evicted.load(Relaxed),
+            decayed: self.counts.decayed.load(Relaxed),
+            leased_bytes: self.depot.leases.leased() as u64,
+            leased_peak_bytes: self.depot.leases.peak() as u64,
+            cached_limit_bytes: self.depot.leases.limit() as u64,
+            ..TcacheStats::default()
+        };
+        for class in (0..CLASSES).map(Class::numbered) {
+            let [mut allocations, mut frees] = self.depot.orphans(class);
+            stats.depot_bytes += self.depot.bytes(class) as u64;
+            for front in self.fronts.iter() {
+                let counted = front.counted(class);
+                allocations = counted.allocations.saturating_add(allocations);
+                frees = counted.frees.saturating_add(frees);
+                stats.front_bytes += (counted.blocks * class.bytes()) as u64;
+            }
+            stats.allocations = stats.allocations.saturating_add(allocations);
+            stats.frees = stats.frees.saturating_add(frees);
+            let live = allocations.saturating_sub(frees).saturating_mul(class.bytes() as u64);
+            stats.live_bytes = stats.live_bytes.saturating_add(live);
+        }
+        stats.fronts = self.fronts.iter().count() as u64;
+        stats.hits = stats.allocations.saturating_sub(stats.misses);
+        stats
     }
 }

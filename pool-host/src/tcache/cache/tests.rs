@@ -5,6 +5,7 @@
     reason = "each block is freed once, as its model says, and that is what is tested"
 )]
 
+use super::super::stats::TcacheStats;
 use super::*;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
