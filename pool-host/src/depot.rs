@@ -184,6 +184,7 @@ impl Depot {
         }
     }
 
+    #[inline]
     fn stack(&self, class: Class) -> &Stack {
         &self.stacks[class.number()]
     }
@@ -263,6 +264,7 @@ impl Depot {
     }
 
     /// The time of the depot. What comes from here on is younger.
+    #[inline]
     fn next_epoch(&self) -> u64 {
         self.epoch.fetch_add(1, Relaxed)
     }

@@ -53,6 +53,7 @@ pub(crate) const CLASSES: usize = if cfg!(loom) { 3 } else { 272 };
 impl Class {
     /// The class of a layout; `None` for what goes past the cache: no bytes, more than 64 GiB, or
     /// aligned to more than 16, which the inner allocator serves in ways of its own.
+    #[inline]
     pub(crate) const fn of(layout: Layout) -> Option<Self> {
         let last = layout.size().wrapping_sub(1);
         if last < FRONT_LARGEST || last >= LARGEST || layout.align() > STEP {
@@ -83,6 +84,7 @@ impl Class {
 
     /// The class of a size above 1 KiB, less one.
     #[expect(clippy::cast_possible_truncation, reason = "CLASSES fits")]
+    #[inline]
     const fn reckoned(last: usize) -> Self {
         let doubling = last.ilog2();
         let eighth = last >> (doubling - PER_DOUBLING.ilog2());

@@ -31,6 +31,7 @@ const CLOSED: *mut u8 = ptr::null_mut();
 /// Open and without a block. No block is at this address, since blocks are aligned.
 const EMPTY: *mut u8 = ptr::without_provenance_mut(1);
 
+#[inline]
 fn is_block(place: *mut u8) -> bool {
     place != CLOSED && place != EMPTY
 }
@@ -44,6 +45,7 @@ impl Hot {
 
     /// Acquire and Release: what a program wrote to the block before it freed it comes before what
     /// the next owner writes.
+    #[inline]
     fn swap(&self, old: *mut u8, new: *mut u8) -> bool {
         self.place.compare_exchange(old, new, AcqRel, Relaxed).is_ok()
     }

@@ -159,6 +159,7 @@ impl Front {
         self.in_use.load(Relaxed)
     }
 
+    #[inline]
     fn bin(&self, class: Class) -> &Bin {
         // Classes of fronts only come here; the cache asks.
         &self.bins[class.number() % FRONT_CLASSES]
@@ -168,11 +169,13 @@ impl Front {
         &self.slots[class.number() % FRONT_CLASSES]
     }
 
+    #[inline]
     fn large(&self, class: Class) -> Option<&Count> {
         class.number().checked_sub(FRONT_CLASSES).and_then(|at| self.large.get(at))
     }
 
     /// Counts a request that the slow way serves; a bin may then serve as many again as at first.
+    #[inline]
     pub(crate) fn count_allocation(&self, class: Class) {
         if let Some(large) = self.large(class) {
             return count(&large.allocations);
@@ -185,6 +188,7 @@ impl Front {
     }
 
     /// Counts a block that comes back by the slow way.
+    #[inline]
     pub(crate) fn count_free(&self, class: Class) {
         match self.large(class) {
             Some(large) => count(&large.frees),
