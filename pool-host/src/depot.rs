@@ -178,9 +178,13 @@ impl Depot {
             let stacks = [const { Stack::new() }; CLASSES];
             #[cfg(loom)]
             let stacks = std::array::from_fn(|_| Stack::new());
-            let (leases, vacant) = (Leases::new(limit), Vacant::new());
-            let (epoch, decayed) = (AtomicU64::new(1), AtomicU64::new(0));
-            Self { stacks, leases, vacant, epoch, decayed }
+            Self {
+                stacks,
+                leases: Leases::new(limit),
+                vacant: Vacant::new(),
+                epoch: AtomicU64::new(1),
+                decayed: AtomicU64::new(0),
+            }
         }
     }
 

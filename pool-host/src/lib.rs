@@ -1,7 +1,10 @@
 //! Host memory for bucketpool: [`HostAllocator`], and [`Tcache`], a global allocator that keeps
 //! what a program frees.
 #![deny(unsafe_code)]
-#![cfg_attr(loom, allow(dead_code, unused_imports, reason = "the model needs the depot only"))]
+#![cfg_attr(
+    any(loom, shuttle),
+    allow(dead_code, unused_imports, reason = "the model needs the depot only")
+)]
 
 mod allocator;
 #[cfg(feature = "ndarray")]

@@ -12,12 +12,15 @@ const FEATURES: [&str; 4] = ["host", "cuda", "wgpu", "sim"];
 const MODELS: &str =
     "test --quiet --locked --release --package pool-core --package pool-host --lib model";
 
+/// Longer ways with more threads, in random orders.
+const LONG_MODELS: &str = "test --quiet --locked --release --package pool-host --lib model_";
+
 /// A step: a name, and the cargo commands that must all pass.
 struct Step {
     name: &'static str,
     commands: Vec<Vec<String>>,
-    /// What the compiler is told beside that.
-    flags: &'static str,
+    /// The model checker that it is built for, if any.
+    checker: &'static str,
 }
 
 /// What became of a step.
@@ -57,7 +60,7 @@ fn table(outcomes: &[Outcome], all: Duration) -> String {
 
 fn steps() -> Vec<Step> {
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect();
-    let step = |name, line| Step { name, commands: vec![words(line)], flags: "" };
+    let step = |name, line| Step { name, commands: vec![words(line)], checker: "" };
     let example = |name| format!("run --quiet --locked --all-features --example {name}");
     let combined = combinations().map(|features| {
         words(&format!("clippy --quiet --locked --no-default-features {features} -- -D warnings"))
@@ -71,12 +74,13 @@ fn steps() -> Vec<Step> {
         step("format", "fmt --all --check"),
         step("tidy", "run --quiet --locked --package xtask -- tidy"),
         step("lint", "clippy --locked --workspace --all-targets --all-features -- -D warnings"),
-        Step { name: "lint, 16 feature sets", commands: combined.collect(), flags: "" },
+        Step { name: "lint, 16 feature sets", commands: combined.collect(), checker: "" },
         step("test", "test --locked --workspace --all-features --all-targets"),
         step("doc tests", "test --locked --workspace --all-features --doc"),
         step("doc", "doc --locked --workspace --all-features --no-deps"),
-        Step { name: "examples", commands: examples, flags: "" },
-        Step { flags: "--cfg loom", ..step("models", MODELS) },
+        Step { name: "examples", commands: examples, checker: "" },
+        Step { checker: "loom", ..step("models, all orders", MODELS) },
+        Step { checker: "shuttle", ..step("models, at random", LONG_MODELS) },
         step("bench --smoke", "run --quiet --locked --package xtask -- bench --smoke"),
     ]
 }
@@ -100,9 +104,10 @@ impl Step {
             command.args(args).current_dir(root);
             command.env("INSTA_UPDATE", "no").env("RUSTDOCFLAGS", "-D warnings");
             driver::environment(&mut command);
-            if !self.flags.is_empty() {
-                let target = root.join("target").join("models");
-                command.env("RUSTFLAGS", self.flags).env("CARGO_TARGET_DIR", target);
+            if !self.checker.is_empty() {
+                let checker = format!("--cfg {}", self.checker);
+                let target = root.join("target").join(self.checker);
+                command.env("RUSTFLAGS", checker).env("CARGO_TARGET_DIR", target);
             }
             passed &= command.status().is_ok_and(|status| status.success());
         }

@@ -15,8 +15,11 @@ pub(crate) struct Leases {
 impl Leases {
     const_unless_loom! {
         pub(crate) fn new(limit: usize) -> Self {
-            let (leased, peak) = (AtomicUsize::new(0), AtomicUsize::new(0));
-            Self { leased, peak, limit: AtomicUsize::new(limit) }
+            Self {
+                leased: AtomicUsize::new(0),
+                peak: AtomicUsize::new(0),
+                limit: AtomicUsize::new(limit),
+            }
         }
     }
 

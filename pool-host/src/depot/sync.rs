@@ -1,10 +1,18 @@
-//! Atomics and a lock, from the standard library, or from loom where the protocols are modelled.
+//! Atomics and a lock, from the standard library, or from loom and shuttle where the protocols are
+//! modelled.
 #![expect(unsafe_code, reason = "a lock hands out what it guards")]
 
 #[cfg(loom)]
-pub(crate) use loom::{cell::UnsafeCell, sync::atomic};
+use loom::cell::UnsafeCell;
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic;
+#[cfg(shuttle)]
+pub(crate) use shuttle::sync::atomic;
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) use std::sync::atomic;
+
 #[cfg(not(loom))]
-pub(crate) use std::{cell::UnsafeCell, sync::atomic};
+use std::cell::UnsafeCell;
 
 use atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::fmt;
@@ -29,6 +37,8 @@ pub(crate) struct TryLock<T> {
     value: UnsafeCell<T>,
 }
 
+/// A model tries every order anyway.
+const MODELLED: bool = cfg!(any(loom, shuttle));
 /// Looks at a lock that is held, before the thread that holds it is let run.
 const LOOKS: u32 = 64;
 /// How often it is let run.
@@ -65,14 +75,14 @@ impl<T> TryLock<T> {
 
     #[cold]
     fn wait(&self) -> bool {
-        for _ in 0..if cfg!(loom) { 1 } else { TURNS } {
-            for _ in 0..if cfg!(loom) { 1 } else { LOOKS } {
+        for _ in 0..if MODELLED { 1 } else { TURNS } {
+            for _ in 0..if MODELLED { 1 } else { LOOKS } {
                 if !self.held.load(Relaxed) && self.try_hold() {
                     return true;
                 }
                 std::hint::spin_loop();
             }
-            #[cfg(not(loom))]
+            #[cfg(not(any(loom, shuttle)))]
             std::thread::yield_now();
         }
         false

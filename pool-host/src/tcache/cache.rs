@@ -259,5 +259,7 @@ impl Cache {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, shuttle))]
+mod model;
+#[cfg(all(test, not(shuttle)))]
 mod tests;
