@@ -261,5 +261,6 @@ impl Cache {
 
 #[cfg(all(test, shuttle))]
 mod model;
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
+#[cfg(not(shuttle))]
 mod tests;
