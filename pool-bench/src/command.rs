@@ -211,7 +211,7 @@ impl Bench {
     }
 
     #[cfg(not(feature = "peers"))]
-    #[expect(clippy::unused_self, clippy::unused_self, reason = "as with the feature")]
+    #[expect(clippy::unused_self, reason = "as with the feature")]
     fn against_peers(&self, _: &mut Results) -> Result<(), BadInput> {
         Err(BadInput::new("`--peers`: they are not built in", "`cargo xtask bench --peers`"))
     }

@@ -2,7 +2,7 @@
 //!
 //! Each case runs in a process of its own, since allocators learn, and in it all contenders take
 //! turns. `default` are the settings that an allocator comes with, `tuned` those that somebody who
-//! knows it would choose for large temporaries (from `tuning`).
+//! knows it would choose for large temporaries ([`TUNING`]).
 
 mod arrays;
 mod pair;
@@ -104,7 +104,7 @@ pub(crate) fn run(smoke: bool, tick: impl Fn(&str)) -> Result<Vec<Row>, BadInput
     let mut rows = Vec::new();
     let settings: &[bool] = if smoke { &[false] } else { &[false, true] };
     for (case, may_tune) in cases() {
-        let small = matches!(case, (_, 0..=1024)) || case.0 == "gcc_cc1";
+        let small = case.1 <= KIB;
         for tuned in settings.iter().filter(|tuned| may_tune || !**tuned) {
             tick(&format!("{} {}{}", case.0, case.1, if *tuned { ", tuned" } else { "" }));
             if !smoke || small {

@@ -29,7 +29,7 @@ pub(crate) struct Tally {
 impl Tally {
     #[inline]
     pub(crate) fn add(&mut self, bytes: u64, gauge: &Gauge) {
-        // Neither can pass 2^63: a size is less, and what lives at once fits the limit.
+        // Neither can pass 2^63: no more is ever reserved (`Ledger::reserve`).
         self.change = self.change.wrapping_add_unsigned(bytes);
         self.highest = self.highest.max(self.change);
         if self.change > self.allowed {

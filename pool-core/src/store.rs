@@ -413,7 +413,7 @@ impl<A: DeviceAllocator> Store<A> {
             shard.counts.hits += 1;
             shard.counts.reuses += u64::from(parcel.used);
             let bytes = &mut shard.counts.from_pool_bytes;
-            *bytes = bytes.wrapping_add(want.requested);
+            *bytes = bytes.saturating_add(want.requested);
         }
         Grant { parcel, fresh: false }
     }

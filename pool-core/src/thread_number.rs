@@ -1,4 +1,4 @@
-//! A small number for each thread that lives: what says which front is its own.
+//! A small number for each thread that lives: what says which shard is its own.
 //!
 //! A thread that ends gives its number back, so that programs with many short threads have few.
 

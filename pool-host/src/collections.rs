@@ -10,7 +10,7 @@ use std::ptr::{self, NonNull};
 /// A pool as the allocator of a collection: of `allocator_api2::vec::Vec`, of `hashbrown`'s maps.
 ///
 /// A buffer's owner travels in front of the collection's bytes, 16 of them or as many as the
-/// alignment asks for.
+/// alignment asks for. What a collection leaves is written over when it gives its memory back.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;

@@ -154,8 +154,8 @@ impl<A> Tcache<A> {
     }
 
     /// Blocks from 4 MiB are aligned to 2 MiB, and the system is advised to make them of huge
-    /// pages, where it does that on advice. A first touch costs a fifth then
-    /// (`pool-bench/records`); it may cost memory. Off by default.
+    /// pages, where it does that on advice. A first touch is one page fault for 2 MiB then, instead
+    /// of 512; it may cost memory. Off by default.
     #[must_use]
     pub const fn huge_pages(mut self, on: bool) -> Self {
         self.settings.huge_pages = on;

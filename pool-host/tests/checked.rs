@@ -47,6 +47,10 @@ fn make(mistake: &str) {
     }
     free(small, 100);
     free(large, 10_000);
+    let mut grown: Vec<u64> = (0..50_000).collect();
+    grown.shrink_to_fit();
+    assert!(grown.into_iter().eq(0..50_000));
+    assert!(vec![0_u8; 100_000].iter().all(|byte| *byte == 0));
     match mistake {
         "after free" => {
             unsafe { small.add(50).write(1) };
@@ -102,21 +106,4 @@ fn a_program_without_mistakes_lives() {
     let output = in_child("none");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success() && text.contains("it lives"), "{text}");
-}
-
-#[test]
-fn all_other_tests_of_the_tcache_pass_under_the_checks() {
-    let rooms = |grown: &mut Vec<u64>| (0..50_000).for_each(|number| grown.push(number));
-    if std::env::var_os(MISTAKE).is_some() {
-        let mut grown = vec![];
-        rooms(&mut grown);
-        grown.shrink_to_fit();
-        assert!(grown.into_iter().eq(0..50_000));
-        assert!(vec![0_u8; 100_000].iter().all(|byte| *byte == 0));
-        return;
-    }
-    let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", "all_other_tests_of_the_tcache_pass_under_the_checks"]);
-    let output = child.env(MISTAKE, "").env("BUCKETPOOL_HOST", "check").output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

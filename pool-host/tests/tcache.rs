@@ -255,7 +255,9 @@ fn the_environment_is_read() {
         (vec![("BUCKETPOOL_HOST", "off")], "active false\nlimit 0, second false"),
         (vec![("BUCKETPOOL_HOST", "limit=8M,decay=0")], "active true\nlimit 8388608,"),
         (vec![("BUCKETPOOL_HOST", "limt=8M")], "BUCKETPOOL_HOST: `limt=8M` is none of off, on,"),
-        (vec![("LD_PRELOAD", "")], active.as_str()),
+        // What Valgrind sets; the loader has no such library, says so and goes on.
+        (vec![("LD_PRELOAD", "vgpreload_none.so")], "active false"),
+        (vec![("LD_PRELOAD", "vgpreload_none.so"), ("BUCKETPOOL_HOST", "on")], active.as_str()),
         (vec![], "a second Tcache in this process passes through"),
     ] {
         let (status, text) = again(&environment);

@@ -1,8 +1,8 @@
 //! Which size class a layout has: one pure function, asked on each way in and out.
 //!
 //! Up to 1 KiB a class each 16 bytes; above, eight for each doubling, so that at most an eighth is
-//! lost to rounding, and a twenty-fifth on average (`pool-bench/benches/host.rs` counts it). No two
-//! sizes of a class are told apart afterwards, so a block serves all of them.
+//! lost to rounding. No two sizes of a class are told apart afterwards, so a block serves all of
+//! them.
 
 use std::alloc::Layout;
 

@@ -5,7 +5,7 @@ use crate::depot::{Class, STEP};
 use std::alloc::{GlobalAlloc, Layout};
 
 /// From here on blocks may be made of transparent huge pages.
-pub(crate) const HUGE_FROM: usize = 4 << 20;
+const HUGE_FROM: usize = 4 << 20;
 /// The size of a huge page on the machines that this was measured on.
 const HUGE_PAGE: usize = 2 << 20;
 

@@ -13,6 +13,7 @@ use std::sync::atomic::AtomicBool;
 
 mod loads;
 
+const NULL: *mut u8 = std::ptr::null_mut();
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
@@ -192,6 +193,37 @@ fn a_block_of_more_than_half_the_bound_is_not_kept() {
     let block = allocate(&cache, None, large, &below);
     free(&cache, None, large, block, &below);
     assert_eq!(check(&cache, &below, 0).depot_bytes, 20 * MIB as u64);
+}
+
+/// Above 4 MiB: aligned, zeroed when asked for, and so after growing; each goes back as it came.
+#[test]
+fn huge_pages_are_a_matter_of_the_class() {
+    let below = Below::new(usize::MAX);
+    let cache = cache(512 * MIB, MIB);
+    let inner = Inner { allocator: &below, huge_pages: true };
+    let mut block = NULL;
+    for (old, new) in [(0, 3), (3, 5), (5, 40), (40, 2)] {
+        let is_huge = new >= 4;
+        let (from, to) = (class(old.max(1) * MIB), class(new * MIB));
+        block = match old {
+            0 => cache.allocate(None, to, true, &inner).0,
+            _ => unsafe { cache.resize(None, block, from, to, &inner) },
+        };
+        assert!(!is_huge || block.addr().is_multiple_of(2 * MIB), "{new} MiB");
+        if old == 0 {
+            unsafe { block.write_bytes(7, to.bytes()) };
+        }
+        let kept = if old == 0 { new } else { old.min(new).min(3) } * MIB;
+        let bytes = unsafe { std::slice::from_raw_parts(block, kept) };
+        assert!(bytes.iter().all(|byte| *byte == 7), "{old} to {new} MiB");
+    }
+    unsafe { cache.free(None, class(2 * MIB), block, &inner) };
+    let zeroed = cache.allocate(None, class(9 * MIB), true, &inner).0;
+    let bytes = unsafe { std::slice::from_raw_parts(zeroed, 9 * MIB) };
+    assert!(bytes.iter().all(|byte| *byte == 0));
+    unsafe { cache.free(None, class(9 * MIB), zeroed, &inner) };
+    cache.clear(None, &inner);
+    assert_eq!(below.live(), 0);
 }
 
 #[test]
