@@ -2,7 +2,7 @@
 //!
 //! Each case runs in a process of its own, since allocators learn, and in it all contenders take
 //! turns. `default` are the settings that an allocator comes with, `tuned` those that somebody who
-//! knows it would choose for large temporaries ([`TUNING`]).
+//! knows it would choose for large temporaries (`TUNING`).
 
 mod arrays;
 mod pair;

@@ -15,9 +15,9 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 const TURNS: u32 = 64;
 /// A program that grew by less has not grown.
 const GROWN_LEAST: usize = 64 << 10;
-/// Up to here little is idle. (With the rule 1.4 times the live peak is resident on a compiler's run
-/// instead of 1.6; without this bound two of the loads in `cache/tests/loads.rs` hit 86 and 66 %
-/// instead of 96 and 68.)
+/// Up to here little is idle. (With the rule 1.4 times the live peak is resident on a compiler's
+/// run instead of 1.6; without this bound two of the loads in `cache/tests/loads.rs` hit 86 and 66
+/// % instead of 96 and 68.)
 const LITTLE: usize = 16 << 20;
 
 impl Cache {
