@@ -107,8 +107,27 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         Ok(())
     }
 
+    /// Blocks the host until the uses of the buffer that have ended, and those recorded, are done:
+    /// what somebody waits for before the CPU touches memory that streams have used.
+    ///
+    /// # Errors
+    ///
+    /// What the device said; [`Why::NotSubmitted`] where waiting would never end.
+    pub fn synchronize(&mut self) -> Result<(), DeviceError> {
+        let Parcel { home, marks, .. } = &mut **self.parcel;
+        // SAFETY: as in `store`.
+        let store: &Store<A> = unsafe { store_at(home) };
+        let clock = store.allocator.clock();
+        let marks = marks.get_mut();
+        marks.close(clock);
+        marks.after(A::MEMORY.cpu_touches).marks().iter().try_for_each(|m| clock.synchronize(*m))
+    }
+
     fn order(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
         let clock = self.allocator().clock();
+        if let Some(fault) = clock.fault() {
+            return Err(fault);
+        }
         if !clock.owns(stream) {
             return Err(DeviceError::new(
                 Why::Foreign,
@@ -116,7 +135,10 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
                 0,
             ));
         }
-        let behind = self.parcel.marks.lock().behind(clock, stream, A::MEMORY.cpu_touches);
+        let mut behind = self.parcel.marks.lock().behind(clock, stream, A::MEMORY.cpu_touches);
+        if let Some(id) = self.parcel.private {
+            behind.extend(self.store().privates.launches(id));
+        }
         if behind.is_empty() || clock.order(stream, &behind)? == Order::Ordered {
             return Ok(());
         }
@@ -171,6 +193,9 @@ impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
         let Parcel { home, block, marks, bytes, .. } = &mut **self.parcel;
         // SAFETY: as in `store`.
         let store: &Store<A> = unsafe { store_at(home) };
+        if store.is_forked() {
+            return; // a thread that is not here any more may hold the locks
+        }
         let mut clean = !store.bounds.zero_on_return;
         // Only where no stream can still be reading, and where the call is legal anywhere.
         if !clean && A::MEMORY.clearing == Clearing::AtOnce {
@@ -233,13 +258,23 @@ impl<A: DeviceAllocator> fmt::Debug for Use<'_, A> {
 pub struct Detached<A: DeviceAllocator>(PooledBuffer<A>);
 
 impl<A: DeviceAllocator> Detached<A> {
-    /// Gives the block back to the device now.
+    /// Gives the block back to the device now; one of a [`PrivatePool`](crate::PrivatePool) when
+    /// that goes, since a graph may still use it.
     ///
     /// # Errors
     ///
     /// What the device said; the block is lost then.
     pub fn free(self) -> Result<(), DeviceError> {
         let mut buffer = ManuallyDrop::new(self.0);
+        if let Some(fault) = buffer.allocator().clock().fault()
+            && fault.why == Why::Forked
+        {
+            return Err(fault);
+        }
+        if buffer.parcel.private.is_some() {
+            drop(ManuallyDrop::into_inner(buffer));
+            return Ok(());
+        }
         // SAFETY: the buffer is not dropped and not used again.
         let (claim, parcel) = unsafe { buffer.take_parts() };
         let (requested, bytes) = (parcel.requested, parcel.bytes);
@@ -256,7 +291,8 @@ impl<A: WholeBlocks> Detached<A> {
     pub fn into_raw(self) -> (A::Block, Vec<MarkOf<A>>) {
         let mut buffer = ManuallyDrop::new(self.0);
         // SAFETY: the buffer is not dropped and not used again.
-        let (claim, parcel) = unsafe { buffer.take_parts() };
+        let (claim, mut parcel) = unsafe { buffer.take_parts() };
+        claim.store().privates.release(claim.store().allocator.clock(), &mut parcel);
         let Parcel { block, marks, bytes, requested, .. } = *parcel;
         claim.end(|store| store.let_go(requested, bytes));
         (block, marks.into_inner().after(A::MEMORY.cpu_touches).marks().to_vec())

@@ -21,6 +21,12 @@ pub trait StreamClock: Send + Sync + 'static {
     /// Whether `on` is a stream of this device. A stranger's stream is refused, not trusted.
     fn owns(&self, on: &Self::Stream) -> bool;
 
+    /// Why no call to the device can succeed any more: it is lost, or this process is a fork. Asked
+    /// before each allocation, so that a hit does not hide it. Makes no device call.
+    fn fault(&self) -> Option<DeviceError> {
+        None
+    }
+
     /// The point that `on` has reached: after everything given to it so far. Makes no device call.
     fn mark(&self, on: &Self::Stream) -> Self::Mark;
 

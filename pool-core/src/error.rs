@@ -33,6 +33,8 @@ pub enum Why {
     Unsupported,
     /// The device is gone; nothing but dropping what it handed out makes sense.
     Lost,
+    /// This process was forked from the one that made the device's handles, which are no use here.
+    Forked,
     /// The block, or the stream, belongs to somebody else.
     Foreign,
     /// The work to wait for has not reached the device, so nothing can be ordered after it.
@@ -52,6 +54,11 @@ impl DeviceError {
     pub(crate) fn is_want_of_memory(self) -> bool {
         matches!(self.why, Why::OutOfMemory | Why::Limit)
     }
+
+    /// Whether the device, as far as this process goes, holds nothing any more.
+    pub(crate) fn is_end_of_device(self) -> bool {
+        matches!(self.why, Why::Lost | Why::Forked)
+    }
 }
 
 impl fmt::Display for Why {
@@ -62,6 +69,7 @@ impl fmt::Display for Why {
             Self::TooLarge => "too large for any device of this kind",
             Self::Unsupported => "not supported",
             Self::Lost => "the device is lost",
+            Self::Forked => "this process was forked from the device's",
             Self::Foreign => "it belongs to another allocator",
             Self::NotSubmitted => "the work before it is not submitted",
             Self::Other => "the device refused",
@@ -255,6 +263,25 @@ impl fmt::Display for AllocError {
 }
 
 impl Figures {
+    /// A refusal by a pool that may not be looked into: its locks are a dead thread's.
+    pub(crate) fn unknown(cause: DeviceError, requested_bytes: u64, rounded_bytes: u64) -> Self {
+        Self {
+            cause,
+            requested_bytes,
+            rounded_bytes,
+            reserved_bytes: 0,
+            reserved_limit_bytes: u64::MAX,
+            cached_bytes: 0,
+            pending_bytes: 0,
+            unsubmitted_bytes: 0,
+            stranded_bytes: 0,
+            largest_free_bytes: 0,
+            given_back_bytes: 0,
+            cached_by_stream: Vec::new(),
+            verdict: Verdict::of_cause(cause),
+        }
+    }
+
     /// The share of cached bytes outside the largest free block, 0 to 1; 0 if nothing is cached.
     #[must_use]
     pub fn fragmentation(&self) -> f64 {

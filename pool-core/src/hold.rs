@@ -52,6 +52,9 @@ pub(crate) unsafe fn store_at<A: DeviceAllocator>(home: &Home) -> &Store<A> {
 
 impl<A: DeviceAllocator> Drop for Owner<A> {
     fn drop(&mut self) {
+        if self.store().is_forked() {
+            return; // a thread that is not here any more may hold the locks
+        }
         let buffers = self.store().close();
         release_closed(self.0, owners_hold(buffers));
     }

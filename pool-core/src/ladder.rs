@@ -39,6 +39,7 @@ impl<A: DeviceAllocator> Store<A> {
     #[inline]
     pub(crate) fn allocate(&self, want: &Want<'_, A>) -> Result<Grant<A>, AllocError> {
         if want.class.pooled()
+            && want.private.is_none()
             && let Some(grant) = self.take(want)
         {
             return Ok(grant);
@@ -95,7 +96,11 @@ impl<A: DeviceAllocator> Store<A> {
                 None
             })
         };
-        if want.class.pooled() {
+        if let Some(id) = want.private {
+            if let Some(grant) = self.take_private(want, id) {
+                return Ok(self.served(|rungs| &mut rungs.private, grant));
+            }
+        } else if want.class.pooled() {
             if let Some(grant) = self.take_elsewhere(want) {
                 return Ok(self.served(|rungs| &mut rungs.elsewhere, grant));
             }
@@ -178,6 +183,8 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     fn count_refusal(&self) {
-        self.shards.own().counts.failures += u64::from(self.bounds.statistics);
+        if !self.is_forked() {
+            self.shards.own().counts.failures += u64::from(self.bounds.statistics);
+        }
     }
 }

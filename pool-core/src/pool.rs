@@ -51,7 +51,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     }
 
     #[inline]
-    fn store(&self) -> &Store<A> {
+    pub(crate) fn store(&self) -> &Store<A> {
         self.owner.store()
     }
 
@@ -178,7 +178,11 @@ impl<A: DeviceAllocator> BucketPool<A> {
 
     #[inline]
     fn known(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
-        if self.allocator().clock().owns(stream) {
+        let clock = self.allocator().clock();
+        if let Some(fault) = clock.fault() {
+            return Err(fault);
+        }
+        if clock.owns(stream) {
             return Ok(());
         }
         Err(DeviceError::new(
@@ -198,7 +202,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let (store, clock) = (self.store(), self.allocator().clock());
         let too_large = DeviceError::new(Why::TooLarge, "round up to a size class", 0);
         let class = store.classes.of(requested).ok_or(too_large)?;
-        Ok(Want { on, key: Key { kind, lane: clock.lane(clock.mark(on)) }, class, requested })
+        let lane = clock.lane(clock.mark(on));
+        let private = store.privates.of(lane);
+        Ok(Want { on, key: Key { kind, lane }, class, requested, private })
     }
 
     /// Takes idle blocks from the device ahead of time: for each `(bytes, count)`, `count` blocks
@@ -223,7 +229,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     pub fn warm_up(&self, classes: &[(u64, usize)]) -> Result<(), AllocError> {
         let on = self.allocator().clock().default_stream();
         for (bytes, count) in classes {
-            let want = self.want(on, *bytes, A::Kind::default());
+            let want = self.known(on).and_then(|()| self.want(on, *bytes, A::Kind::default()));
             let warm = want.and_then(|want| self.store().warm_up(&want, *count));
             warm.map_err(|error| self.store().error(error, *bytes, *bytes, 0))?;
         }
@@ -238,7 +244,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// The first refusal of the device. The other blocks went back all the same; what it refused
     /// is lost, and counted in [`PoolStats::lost_bytes`].
     pub fn shrink_to(&self, reserved: u64) -> Result<u64, AllocError> {
-        self.given_back(self.store().shrink_to(reserved))
+        self.giving_back(|store| store.shrink_to(reserved))
     }
 
     /// Gives back at least `bytes` idle bytes, oldest first, or all there are. Returns the bytes
@@ -248,7 +254,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// As for [`BucketPool::shrink_to`].
     pub fn trim(&self, bytes: u64) -> Result<u64, AllocError> {
-        self.given_back(self.store().trim(bytes))
+        self.giving_back(|store| store.trim(bytes))
     }
 
     /// Gives back all idle blocks, after waiting for the device to finish with them. Returns the
@@ -258,7 +264,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// As for [`BucketPool::shrink_to`].
     pub fn clear(&self) -> Result<u64, AllocError> {
-        self.given_back(self.store().clear())
+        self.giving_back(Store::clear)
     }
 
     /// Gives back what has been idle for longer than the pool's
@@ -281,10 +287,20 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// As for [`BucketPool::shrink_to`].
     pub fn tick(&self, now: Duration) -> Result<u64, AllocError> {
-        self.given_back(self.store().tick(now))
+        self.giving_back(|store| store.tick(now))
     }
 
-    fn given_back(&self, (bytes, refusal): GivenBack) -> Result<u64, AllocError> {
+    fn giving_back(&self, work: impl Fn(&Store<A>) -> GivenBack) -> Result<u64, AllocError> {
+        let store = self.store();
+        let (bytes, refusal) = match self.allocator().clock().fault() {
+            // What is idle stays: a forked process can do nothing with it, and what a lost device
+            // had goes with the pool.
+            Some(fault) if fault.why == Why::Forked => (0, Some(fault)),
+            fault => {
+                let (bytes, refusal) = work(store);
+                (bytes, fault.or(refusal))
+            }
+        };
         refusal.map_or(Ok(bytes), |error| Err(self.store().error(error, 0, 0, bytes)))
     }
 

@@ -18,6 +18,9 @@ impl<A: DeviceAllocator> Store<A> {
         given_back_bytes: u64,
     ) -> AllocError {
         let clock = self.allocator.clock();
+        if self.is_forked() {
+            return AllocError::new(Figures::unknown(cause, requested_bytes, rounded_bytes));
+        }
         let held = self.allocator.layer().map(crate::layer::Layer::held).unwrap_or_default();
         let largest = self.shards.iter().map(|shard| shard.idle.largest_bytes()).max();
         let cached_bytes = self.cached_bytes() + held.free_bytes;

@@ -4,7 +4,7 @@
 //! that thread's core. Other threads enter to search, to trim and to close.
 
 use crate::clock::StreamClock;
-use crate::device::{DeviceAllocator, StreamOf};
+use crate::device::{DeviceAllocator, MarkOf, StreamOf};
 use crate::gauge::Tally;
 use crate::idle::{Idle, Loan};
 use crate::marks::Marks;
@@ -46,6 +46,8 @@ pub(crate) struct Parcel<A: DeviceAllocator> {
     pub(crate) dirty: bool,
     /// How many requests the shard had served when it came back.
     pub(crate) turn: u64,
+    /// The private pool that it belongs to.
+    pub(crate) private: Option<u32>,
 }
 
 impl<A: DeviceAllocator> Parcel<A> {
@@ -62,6 +64,16 @@ impl<A: DeviceAllocator> Parcel<A> {
             used: true,
             dirty: false,
             turn: 0,
+            private: want.private,
+        }
+    }
+
+    /// It belongs to no private pool any more; the launches of the one that it was of used it.
+    pub(crate) fn leave_private(&mut self, clock: &A::Clock, launches: &[MarkOf<A>]) {
+        self.private = None;
+        let marks = self.marks.get_mut();
+        for launch in launches {
+            marks.end(clock, *launch);
         }
     }
 }
@@ -72,9 +84,16 @@ pub(crate) struct Want<'r, A: DeviceAllocator> {
     pub(crate) key: Key<A::Kind>,
     pub(crate) class: Class,
     pub(crate) requested: u64,
+    /// The private pool that the stream is bound to.
+    pub(crate) private: Option<u32>,
 }
 
 impl<A: DeviceAllocator> Want<'_, A> {
+    /// Whether a block has the size and the kind.
+    pub(crate) fn is_served_by(&self, parcel: &Parcel<A>) -> bool {
+        self.sizes().contains(&parcel.bytes) && parcel.kind == self.key.kind
+    }
+
     /// The sizes of blocks that may serve.
     fn sizes(&self) -> RangeInclusive<u64> {
         self.class.bytes..=self.class.up_to

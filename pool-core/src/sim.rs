@@ -14,7 +14,7 @@ use crate::device::{
     DeviceAllocator, MarkOf, Memory, Request, Sliceable, VirtualMemory, WholeBlocks,
 };
 use crate::error::{DeviceError, Why};
-use crate::timeline::{EventDriver, Stream, Timeline};
+use crate::timeline::{EventDriver, Mark, Stream, Timeline};
 use engine::{Engine, Event};
 use parking_lot::Mutex;
 use std::fmt;
@@ -22,6 +22,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
+pub use engine::Graph;
 pub use mapped::MappedSim;
 pub use script::{SimCall, SimCalls};
 
@@ -190,6 +191,33 @@ impl SimDevice {
     /// Queues filling a view with a byte.
     pub fn fill(&self, on: &SimStream, view: &SimView<'_>, byte: u8) {
         self.driver.0.lock().fill(*on.raw(), view.bytes(), byte);
+    }
+
+    /// What `stream` is given from here on goes into a graph. A stream that waits for one under
+    /// capture is taken in.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::NotSubmitted`] for a stream under capture, or what recording an event said.
+    pub fn begin_capture(&self, stream: &SimStream) -> Result<(), DeviceError> {
+        self.clock.begin_capture(stream)?;
+        self.driver.0.lock().begin_capture(*stream.raw())
+    }
+
+    /// The capture that began on `stream` ends. Returns the graph, and what each launch must be
+    /// ordered behind.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::NotSubmitted`] if none began there, or if a stream that it took in was not joined.
+    pub fn end_capture(&self, stream: &SimStream) -> Result<(Graph, Vec<Mark>), DeviceError> {
+        let awaited = self.clock.end_capture(stream);
+        self.driver.0.lock().end_capture(*stream.raw()).map(|graph| (graph, awaited))
+    }
+
+    /// Gives a graph to a stream.
+    pub fn launch(&self, graph: &Graph, on: &SimStream) {
+        self.driver.0.lock().launch(graph, *on.raw());
     }
 
     fn wait_for(&self, marks: &[MarkOf<Self>]) -> Result<(), DeviceError> {

@@ -97,6 +97,8 @@ pub struct Rungs {
     pub cleared: u64,
     /// The device, after the program spared something.
     pub spared: u64,
+    /// The private pool that the stream is bound to.
+    pub private: u64,
 }
 
 impl Rungs {
@@ -109,6 +111,7 @@ impl Rungs {
         self.trimmed += other.trimmed;
         self.cleared += other.cleared;
         self.spared += other.spared;
+        self.private += other.private;
     }
 }
 

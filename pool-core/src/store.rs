@@ -20,6 +20,7 @@ use crate::limit::{BucketLimit, CachedLimit, Leases, Ledger};
 use crate::lock::LockGuard;
 use crate::order::{StealPolicy, Taker};
 use crate::policy::SizeClasses;
+use crate::private::Privates;
 use crate::shard::{Key, Parcel, Shard, Want};
 use crate::shards::Shards;
 use parking_lot::Mutex;
@@ -62,6 +63,7 @@ pub(crate) struct Store<A: DeviceAllocator> {
     pub(crate) ticks: Mutex<Ticks>,
     pub(crate) on_shortage: Option<OnShortage>,
     pub(crate) shards: Shards<A>,
+    pub(crate) privates: Privates<A>,
 }
 
 /// A block on its way out.
@@ -93,6 +95,7 @@ impl<A: DeviceAllocator> Store<A> {
             ticks: Mutex::default(),
             on_shortage,
             shards: Shards::new(bounds.statistics),
+            privates: Privates::new(),
         }
     }
 
@@ -102,6 +105,12 @@ impl<A: DeviceAllocator> Store<A> {
         let mut shard = self.shards.own();
         let taken = shard.take_ready(want, &self.taker(want))?;
         Some(self.lend(&mut shard, want, taken))
+    }
+
+    /// Whether this process is a fork of the one that made the device's handles.
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        self.allocator.clock().fault().is_some_and(|fault| fault.why == Why::Forked)
     }
 
     /// Who asks.
@@ -146,6 +155,14 @@ impl<A: DeviceAllocator> Store<A> {
             }
         }
         Ok(None)
+    }
+
+    /// A block of the private pool that the stream is bound to: a hit in stream order.
+    pub(crate) fn take_private(&self, want: &Want<'_, A>, id: u32) -> Option<Grant<A>> {
+        let taker = self.taker(want);
+        let ready = |parcel: &mut Parcel<A>| parcel.marks.get_mut().is_ready(&taker);
+        let parcel = self.privates.take(id, want, ready)?;
+        Some(self.lend(&mut self.shards.own(), want, parcel))
     }
 
     /// Moves the epoch on, so that what comes back from here on counts as younger.
@@ -215,6 +232,9 @@ impl<A: DeviceAllocator> Store<A> {
         let _ = self.ledger.reserve(bytes.saturating_sub(asked));
         self.ledger.took(bytes.saturating_sub(asked));
         *self.taken.lock().entry(bytes).or_default() += 1;
+        if let Some(id) = want.private {
+            self.privates.count_out(id);
+        }
         Parcel::new(block, bytes, want, self.allocator.clock())
     }
 
@@ -228,12 +248,14 @@ impl<A: DeviceAllocator> Store<A> {
     ) -> LockGuard<'_, Shard<A>> {
         let mut shard = self.shards.own();
         self.count_in(&mut shard, parcel.requested, parcel.bytes);
-        if parcel.pooled && !shard.closed {
-            (parcel.used, parcel.dirty, parcel.turn) = (true, !clean, shard.turn);
-            self.keep(&mut shard, parcel);
-        } else {
-            shard.owed.push(parcel);
+        (parcel.used, parcel.dirty, parcel.turn) = (true, !clean, shard.turn);
+        if parcel.private.is_some() {
+            match self.privates.keep(self.allocator.clock(), parcel) {
+                Some(anybodys) => parcel = anybodys,
+                None => return shard,
+            }
         }
+        self.keep_or_owe(&mut shard, parcel);
         if shard.owed.is_empty() || !(A::MEMORY.free_in_drop || shard.closed) {
             return shard;
         }
@@ -244,6 +266,16 @@ impl<A: DeviceAllocator> Store<A> {
             self.empty_layer();
         }
         self.shards.own()
+    }
+
+    /// Keeps an idle block, if the pool may.
+    #[inline]
+    pub(crate) fn keep_or_owe(&self, shard: &mut Shard<A>, parcel: Box<Parcel<A>>) {
+        if parcel.pooled && !shard.closed {
+            self.keep(shard, parcel);
+        } else {
+            shard.owed.push(parcel);
+        }
     }
 
     /// Adds an idle block as the newest and makes room for it, oldest first.
@@ -339,7 +371,7 @@ impl<A: DeviceAllocator> Store<A> {
             refusal = refusal.or(freed.err());
             match freed {
                 // The device still has it, so it stays reserved; a lost device has nothing.
-                Err(error) if error.why != Why::Lost => self.lose(bytes),
+                Err(error) if !error.is_end_of_device() => self.lose(bytes),
                 freed => {
                     given_back += if freed.is_ok() { bytes } else { 0 };
                     self.ledger.give_back(bytes);

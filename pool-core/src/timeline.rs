@@ -8,8 +8,11 @@
 //! A stream that ends is retired: its last event is recorded while it can be, and stays until it is
 //! seen done. Then the stream is forgotten, and its marks count as done.
 
+mod capture;
+
 use crate::clock::{Order, StreamClock};
 use crate::error::{DeviceError, Why};
+use capture::not_submitted;
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -51,6 +54,10 @@ pub trait EventDriver: Send + Sync + 'static {
     ///
     /// What the device said.
     fn synchronize(&self, event: &Self::Event) -> Result<(), DeviceError>;
+    /// As [`StreamClock::fault`].
+    fn fault(&self) -> Option<DeviceError> {
+        None
+    }
 }
 
 /// A point in a stream: what was given to it while its epoch was at most this.
@@ -78,6 +85,8 @@ struct Slot<D: EventDriver> {
     /// And its last event, of this epoch, is recorded or done; 0 before that. A mark that is taken
     /// later is one of the time before.
     last: AtomicU64,
+    /// Marks of this epoch and later ones lie in a capture that has not ended; 0 without one.
+    captured_from: AtomicU64,
     known: Mutex<Known<D::Event>>,
 }
 
@@ -89,6 +98,19 @@ struct Known<E> {
     events: VecDeque<Arc<Recorded<E>>>,
     /// What the stream is ordered after.
     clock: VectorClock,
+    /// What captured work of the stream asked to be ordered behind; a launch waits for it.
+    awaited: Vec<Mark>,
+}
+
+impl<E> Known<E> {
+    /// From here on the stream is after a stream's marks below `epoch`, and after what that one
+    /// was after.
+    fn note_after(&mut self, passed_on: VectorClock, stream: u32, epoch: u64) {
+        for (stream, epoch) in passed_on.into_iter().chain([(stream, epoch)]) {
+            let known = self.clock.entry(stream).or_default();
+            *known = epoch.max(*known);
+        }
+    }
 }
 
 /// Covers what was marked before `epoch`, and what the stream was itself ordered after by then.
@@ -227,6 +249,9 @@ impl<D: EventDriver> Timeline<D> {
             if slot.done_before.load(Acquire) > epoch || slot.is_retired() {
                 return Ok(None);
             }
+            if slot.is_captured(mark) {
+                return Err(not_submitted("an event behind a capture"));
+            }
             known.clock.clone()
         };
         // The epoch moves BEFORE the event is recorded: a use that ends with the old epoch was
@@ -272,14 +297,9 @@ impl<D: EventDriver> Timeline<D> {
         self.driver.wait(&on.raw, &recorded.event)?;
         // Only now: another thread on the same stream must not find itself ordered before the
         // wait is in the stream.
-        let clock = &mut on.known.lock().clock;
-        let passed_on = recorded.clock.iter().map(|(stream, epoch)| (*stream, *epoch));
         // A mark taken after the stream had ended is covered by its last event.
         let covered = recorded.epoch.max(mark.epoch.saturating_add(1));
-        for (stream, epoch) in passed_on.chain([(mark.stream, covered)]) {
-            let known = clock.entry(stream).or_default();
-            *known = epoch.max(*known);
-        }
+        on.known.lock().note_after(recorded.clock.clone(), mark.stream, covered);
         Ok(())
     }
 }
@@ -296,6 +316,11 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
     #[inline]
     fn owns(&self, on: &Stream<D>) -> bool {
         on.0.timeline == self.id && !on.0.ended.load(Acquire)
+    }
+
+    #[inline]
+    fn fault(&self) -> Option<DeviceError> {
+        self.driver.fault()
     }
 
     #[inline]
@@ -337,10 +362,21 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
         if !self.owns(on) {
             return Err(DeviceError::new(Why::Foreign, "order a stream of another device", 0));
         }
-        for mark in after {
-            self.order_after(&on.0, *mark)?;
+        for mark in after.iter().filter(|mark| !on.0.is_after(**mark)) {
+            if !self.is_submitted(*mark) {
+                return Ok(Order::NotYet);
+            }
+            if on.0.captured_from.load(Acquire) == 0 {
+                self.order_after(&on.0, *mark)?;
+            } else if !self.is_seen_done(*mark) {
+                on.0.known.lock().awaited.push(*mark);
+            }
         }
         Ok(Order::Ordered)
+    }
+
+    fn is_submitted(&self, after: Mark) -> bool {
+        self.of_stream(after, true, |slot| !slot.is_captured(after)).unwrap_or(true)
     }
 
     fn is_seen_done(&self, after: Mark) -> bool {
@@ -365,6 +401,9 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
         if self.is_seen_done(after) {
             return Ok(true);
         }
+        if !self.is_submitted(after) {
+            return Ok(false);
+        }
         let Some(recorded) = self.event_after(after)? else { return Ok(true) };
         let done = self.driver.query(&recorded.event)?;
         if done {
@@ -385,10 +424,18 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
 
 impl<D: EventDriver> Slot<D> {
     fn new(timeline: u32, id: u32, raw: D::Raw) -> Self {
-        let known = Mutex::new(Known { events: VecDeque::new(), clock: HashMap::new() });
-        let (epoch, done_before) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (ended, last) = (AtomicBool::new(false), AtomicU64::new(0));
-        Self { timeline, id, raw, epoch, done_before, ended, last, known }
+        let (events, clock, awaited) = (VecDeque::new(), HashMap::new(), Vec::new());
+        Self {
+            timeline,
+            id,
+            raw,
+            epoch: AtomicU64::new(0),
+            done_before: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
+            last: AtomicU64::new(0),
+            captured_from: AtomicU64::new(0),
+            known: Mutex::new(Known { events, clock, awaited }),
+        }
     }
 
     fn is_retired(&self) -> bool {

@@ -83,7 +83,7 @@ impl<A: DeviceAllocator> Arena<A> {
         space.stats.num_sync_all_streams += u64::from(waits);
         match freed {
             // The device still has it, so it stays reserved; a lost device has nothing.
-            Err(error) if error.why != Why::Lost => {
+            Err(error) if !error.is_end_of_device() => {
                 space.lost += bytes;
                 (0, Some(error))
             }

@@ -236,7 +236,7 @@ impl<A: DeviceAllocator> Arena<A> {
             refusal = refusal.or(gone.err());
             self.space.lock().stats.num_sync_all_streams += u64::from(waits);
             // A lost device has nothing.
-            if gone.is_ok() || gone.is_err_and(|error| error.why == Why::Lost) {
+            if gone.is_ok() || gone.is_err_and(DeviceError::is_end_of_device) {
                 self.ledger.give_back(size);
                 self.space.lock().count_pages_gone(size);
                 given_back += if gone.is_ok() { size } else { 0 };

@@ -1,22 +1,51 @@
 //! The state of a simulated device: memory, streams that run late, and what used each byte last.
 
+mod capture;
+
 use super::memory::Memory;
 use super::script::{Script, SimCall, SimCalls};
 use super::shadow::{Shadow, Use, VectorClock};
 use crate::error::{DeviceError, Why};
+use capture::Captures;
 use std::collections::VecDeque;
+use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Blocks start at multiples of this many bytes.
 pub(super) const ALIGNMENT: u64 = 4096;
 
+pub use capture::Graph;
+
 /// An event that was recorded.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Event {
     stream: usize,
     at: u64,
     clock: VectorClock,
+    /// The capture that it is an edge of, and which of its events it is.
+    captured: Option<(u64, usize)>,
+}
+
+/// What a copy does when its turn comes.
+type Effect = Arc<dyn Fn(&mut Contents<'_>) + Send + Sync>;
+
+/// The memory of the device, as a late operation sees it.
+#[derive(Debug)]
+pub struct Contents<'m>(&'m mut Memory);
+
+impl Contents<'_> {
+    /// What a range shows.
+    #[must_use]
+    pub fn read(&mut self, bytes: &Range<u64>) -> Vec<u8> {
+        self.0.read(bytes)
+    }
+
+    /// Writes at an address.
+    pub fn write(&mut self, at: u64, bytes: &[u8]) {
+        self.0.write(at, bytes);
+    }
 }
 
 /// A stream. `clock`: what its next operation is ordered after. `late`: given, not yet run.
@@ -28,7 +57,7 @@ struct Queue {
     late: VecDeque<Op>,
 }
 
-#[derive(Debug)]
+#[derive(Clone)]
 enum Op {
     /// A kernel of which only the uses matter.
     Work,
@@ -46,6 +75,23 @@ enum Op {
         bytes: Range<u64>,
         byte: u8,
     },
+    Effect(Effect),
+    /// A block goes back in the order of the stream.
+    Free(u64),
+}
+
+impl fmt::Debug for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Work => "Work",
+            Self::Event => "Event",
+            Self::Wait { .. } => "Wait",
+            Self::Write { .. } => "Write",
+            Self::Fill { .. } => "Fill",
+            Self::Effect(_) => "Effect",
+            Self::Free(_) => "Free",
+        })
+    }
 }
 
 /// A simulated device without the port: what `SimDevice` and the double of libcuda share.
@@ -61,6 +107,7 @@ pub struct Engine {
     shadow: Shadow,
     /// The state of the dice that let queued work run between calls; 0 for no dice.
     dice: u64,
+    captures: Captures,
 }
 
 impl Engine {
@@ -77,6 +124,7 @@ impl Engine {
             host: VectorClock::default(),
             shadow: Shadow::default(),
             dice: 0,
+            captures: Captures::default(),
         }
     }
 
@@ -164,6 +212,19 @@ impl Engine {
         Ok(())
     }
 
+    /// Queues giving a block back: it goes when its turn comes, and is used until then.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Foreign`] for an address at which no block begins, or when the script says so.
+    pub fn free_in_order(&mut self, on: usize, at: u64) -> Result<(), DeviceError> {
+        self.script.check(SimCall::Free, Why::Other, "sim free")?;
+        let bytes = self.memory.block_at(at)?;
+        self.give_use(on, at..at + bytes, "free", Op::Free(at));
+        self.calls.frees += 1;
+        Ok(())
+    }
+
     fn gone(&mut self, bytes: &Range<u64>) {
         let Self { shadow, streams, .. } = self;
         shadow.gone(bytes, |stream| streams.get(stream).map_or(u64::MAX, |queue| queue.done));
@@ -199,8 +260,23 @@ impl Engine {
         self.shadow.uses(bytes, host);
     }
 
+    /// Queues work on two ranges whose effect comes when its turn does.
+    pub fn later(
+        &mut self,
+        on: usize,
+        uses: [(Range<u64>, &'static str); 2],
+        effect: impl Fn(&mut Contents<'_>) + Send + Sync + 'static,
+    ) {
+        let [(first, what), (second, what_else)] = uses;
+        self.give_use(on, first, what, Op::Work);
+        self.give_use(on, second, what_else, Op::Effect(Arc::new(effect)));
+    }
+
     fn give_use(&mut self, on: usize, bytes: Range<u64>, what: &'static str, op: Op) {
         self.drift();
+        if self.captures.takes(on, &op, &bytes, what) {
+            return;
+        }
         let operation = self.give(on, op);
         let after = self.streams[on].clock.clone();
         self.shadow.uses(bytes, Use { stream: on, operation, what, after });
@@ -217,6 +293,9 @@ impl Engine {
             Op::Work | Op::Event | Op::Wait { .. } => {}
             Op::Write { at, bytes } => self.memory.write(*at, bytes),
             Op::Fill { bytes, byte } => self.memory.fill(bytes, *byte),
+            Op::Effect(effect) => effect(&mut Contents(&mut self.memory)),
+            // It began a block when it was given, and addresses are not used twice.
+            Op::Free(at) => drop(self.memory.free(*at)),
         }
     }
 
@@ -235,8 +314,12 @@ impl Engine {
         self.drift();
         self.script.check(SimCall::Record, Why::Other, "sim record")?;
         self.calls.records += 1;
+        Ok(self.captures.record(on).unwrap_or_else(|| self.event(on)))
+    }
+
+    fn event(&mut self, on: usize) -> Event {
         let at = self.give(on, Op::Event);
-        Ok(Event { stream: on, at, clock: self.streams[on].clock.clone() })
+        Event { stream: on, at, clock: self.streams[on].clock.clone(), captured: None }
     }
 
     /// Makes what `on` is given from here on wait for an event.
@@ -246,10 +329,17 @@ impl Engine {
     /// When the script says so.
     pub fn wait(&mut self, on: usize, event: &Event) -> Result<(), DeviceError> {
         self.script.check(SimCall::Wait, Why::Other, "sim wait")?;
+        let captured = self.captures.wait(on, event)?;
         self.calls.waits += 1;
+        if !captured {
+            self.wait_for(on, event);
+        }
+        Ok(())
+    }
+
+    fn wait_for(&mut self, on: usize, event: &Event) {
         self.give(on, Op::Wait { stream: event.stream, at: event.at });
         self.streams[on].clock.merge(&event.clock);
-        Ok(())
     }
 
     /// Whether an event has passed.
@@ -260,6 +350,9 @@ impl Engine {
     pub fn query(&mut self, event: &Event) -> Result<bool, DeviceError> {
         self.drift();
         self.script.check(SimCall::Query, Why::Other, "sim query")?;
+        if event.captured.is_some() {
+            return Err(DeviceError::new(Why::NotSubmitted, "sim query of a captured event", 907));
+        }
         self.calls.queries += 1;
         self.pass(event.stream);
         let done = self.streams[event.stream].done >= event.at;

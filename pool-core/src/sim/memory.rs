@@ -94,6 +94,11 @@ impl Memory {
         Ok(ranges)
     }
 
+    /// The bytes of the block that begins at an address.
+    pub(super) fn block_at(&self, at: u64) -> Result<u64, DeviceError> {
+        self.blocks.get(&at).map(|block| block.bytes).ok_or(unknown("sim free"))
+    }
+
     /// Puts memory behind a range of a reservation that has none anywhere.
     pub(super) fn commit(&mut self, pages: &Range<u64>) -> Result<(), DeviceError> {
         let committed = self.reservation(pages, "sim commit")?;

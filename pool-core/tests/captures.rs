@@ -1,0 +1,183 @@
+//! Graphs: what a capture allocates stays the graph's, and is ordered with its launches.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use pool_core::sim::{Graph, SimDevice, SimStream};
+use pool_core::{BucketPool, DeviceAllocator, MIB, Mark, PooledBuffer, PrivatePool, Why};
+
+type Pool = BucketPool<SimDevice>;
+
+fn kernel(buffer: &PooledBuffer<SimDevice>, on: &SimStream) {
+    buffer.allocator().kernel(on, &buffer.on(on).unwrap());
+}
+
+/// A capture on `on` of what `work` does.
+fn captured(
+    pool: &Pool,
+    on: &SimStream,
+    work: impl FnOnce(&Pool),
+) -> (PrivatePool<SimDevice>, Graph, Vec<Mark>) {
+    let private = PrivatePool::new(pool);
+    pool.allocator().begin_capture(on).unwrap();
+    private.bind(on).unwrap();
+    work(pool);
+    private.unbind();
+    let (graph, awaited) = pool.allocator().end_capture(on).unwrap();
+    (private, graph, awaited)
+}
+
+fn launch(
+    pool: &Pool,
+    (private, graph, awaited): &(PrivatePool<SimDevice>, Graph, Vec<Mark>),
+    on: &SimStream,
+) {
+    let device = pool.allocator();
+    let launched = private.launch(on, awaited, || {
+        device.launch(graph, on);
+        Ok(())
+    });
+    launched.unwrap();
+}
+
+#[test]
+fn what_is_freed_in_a_capture_is_used_again_in_it_and_by_nobody_else() {
+    let pool = Pool::new(SimDevice::new());
+    let (s, other) = (pool.allocator().stream(), pool.allocator().stream());
+    let before = pool.allocator().calls();
+    let graph = captured(&pool, &s, |pool| {
+        for _ in 0..10 {
+            kernel(&pool.allocate_on(&s, MIB).unwrap(), &s);
+        }
+        assert_eq!((pool.stats().misses, pool.stats().served_by.private), (1, 9));
+    });
+    let during = pool.allocator().calls();
+    assert_eq!(during.records - before.records, 1, "the one before the capture");
+    assert_eq!((during.queries, during.waits), (before.queries, before.waits));
+    for stream in [&s, &other, &s] {
+        launch(&pool, &graph, stream);
+        kernel(&pool.allocate_on(stream, MIB).unwrap(), stream);
+    }
+    assert_eq!((graph.0.cached_bytes(), pool.allocator().hazards()), (MIB, 0));
+    pool.clear().unwrap();
+    assert_eq!(pool.stats().reserved_bytes, MIB, "the graph's");
+    drop(graph);
+    // Behind the last launch now, whoever takes it.
+    kernel(&pool.allocate_on(&other, MIB).unwrap(), &other);
+    pool.clear().unwrap();
+    assert_eq!((pool.stats().reserved_bytes, pool.allocator().hazards()), (0, 0));
+}
+
+#[test]
+fn streams_of_a_capture_share_blocks_where_an_edge_orders_them() {
+    let pool = Pool::new(SimDevice::new());
+    let (s, t) = (pool.allocator().stream(), pool.allocator().stream());
+    let clock = pool.allocator().clock();
+    let private = PrivatePool::new(&pool);
+    pool.allocator().begin_capture(&s).unwrap();
+    clock.begin_capture(&t).unwrap();
+    clock.join_captured(&t, &s).unwrap();
+    private.bind(&s).unwrap();
+    private.bind(&t).unwrap();
+    kernel(&pool.allocate_on(&s, MIB).unwrap(), &s);
+    kernel(&pool.allocate_on(&t, MIB).unwrap(), &t); // a second one: t is not after the first
+    assert_eq!(pool.stats().misses, 2);
+    clock.join_captured(&s, &t).unwrap();
+    let (one, two) = (pool.allocate_on(&s, MIB).unwrap(), pool.allocate_on(&s, MIB).unwrap());
+    assert_eq!(pool.stats().misses, 2, "s is after both");
+    kernel(&one, &s);
+    kernel(&two, &s);
+    drop((one, two));
+    private.unbind();
+    clock.end_capture(&t);
+    let (graph, awaited) = pool.allocator().end_capture(&s).unwrap();
+    launch(&pool, &(private, graph, awaited), &s);
+    pool.allocator().run();
+    assert_eq!(pool.allocator().hazard_report(), Vec::<String>::new());
+}
+
+#[test]
+fn a_launch_waits_for_what_the_captured_work_was_behind() {
+    let pool = Pool::new(SimDevice::new());
+    let (s, load) = (pool.allocator().stream(), pool.allocator().stream());
+    let input = pool.allocate_on(&load, MIB).unwrap();
+    kernel(&input, &load);
+    let graph = captured(&pool, &s, |_| kernel(&input, &s));
+    launch(&pool, &graph, &s);
+    assert_eq!(pool.allocator().hazards(), 0);
+}
+
+#[test]
+fn without_that_wait_the_check_sees_it() {
+    let pool = Pool::new(SimDevice::new());
+    let (s, load) = (pool.allocator().stream(), pool.allocator().stream());
+    let input = pool.allocate_on(&load, MIB).unwrap();
+    kernel(&input, &load);
+    let (_private, graph, _) = captured(&pool, &s, |_| kernel(&input, &s));
+    pool.allocator().launch(&graph, &s);
+    assert_eq!(pool.allocator().hazards(), 1);
+}
+
+#[test]
+fn what_lives_at_the_end_of_a_capture_is_the_graphs_too() {
+    let pool = Pool::new(SimDevice::new());
+    let (s, t) = (pool.allocator().stream(), pool.allocator().stream());
+    let mut kept = None;
+    let graph = captured(&pool, &s, |pool| {
+        let result = pool.allocate_on(&s, MIB).unwrap();
+        kernel(&result, &s);
+        kept = Some(result);
+    });
+    let result = kept.unwrap();
+    launch(&pool, &graph, &s);
+    kernel(&result, &t); // reads it, behind the launch
+    launch(&pool, &graph, &t);
+    drop(result);
+    kernel(&pool.allocate_on(&s, MIB).unwrap(), &s);
+    assert_eq!(pool.stats().misses, 2, "the graph may be launched again");
+    let late = pool.clone();
+    drop(pool);
+    drop(graph);
+    late.clear().unwrap();
+    assert_eq!((late.stats().reserved_bytes, late.allocator().hazards()), (0, 0));
+}
+
+#[test]
+fn buffers_outlive_the_graph_and_a_detached_one_waits_for_it() {
+    let pool = Pool::new(SimDevice::new());
+    let (s, t) = (pool.allocator().stream(), pool.allocator().stream());
+    let mut kept = Vec::new();
+    let graph = captured(&pool, &s, |pool| {
+        for _ in 0..3 {
+            kept.push(pool.allocate_on(&s, MIB).unwrap());
+        }
+        kept.iter().for_each(|buffer| kernel(buffer, &s));
+    });
+    launch(&pool, &graph, &s);
+    kept.pop().unwrap().detach().free().unwrap();
+    assert_eq!(pool.stats().reserved_bytes, 3 * MIB, "the graph may be launched again");
+    let (block, marks) = kept.pop().unwrap().detach().into_raw();
+    drop(graph);
+    drop(kept);
+    kernel(&pool.allocate_on(&t, MIB).unwrap(), &t);
+    pool.allocator().free(block, &marks).unwrap();
+    pool.clear().unwrap();
+    assert_eq!((pool.allocator().held_bytes(), pool.allocator().hazards()), (0, 0));
+}
+
+#[test]
+fn captured_work_cannot_be_waited_for_and_says_so() {
+    let pool = Pool::new(SimDevice::new());
+    let (s, t) = (pool.allocator().stream(), pool.allocator().stream());
+    let input = pool.allocate_on(&s, MIB).unwrap();
+    let graph = captured(&pool, &s, |_| {
+        kernel(&input, &s);
+        assert_eq!(input.on(&t).unwrap_err().why, Why::NotSubmitted);
+        assert_eq!(pool.allocator().begin_capture(&s).unwrap_err().why, Why::NotSubmitted);
+        let again = PrivatePool::new(&pool);
+        assert_eq!(again.bind(&s).unwrap_err().why, Why::Other);
+        let stranger = SimDevice::new().stream();
+        assert_eq!(again.bind(&stranger).unwrap_err().why, Why::Foreign);
+    });
+    launch(&pool, &graph, &s);
+    kernel(&input, &t);
+    assert_eq!(pool.allocator().hazards(), 0);
+}
