@@ -282,8 +282,8 @@ impl<A: DeviceAllocator> Arena<A> {
 }
 
 /// The configuration with a granule that the device's sizes and alignment are multiples of.
-fn raised<A: DeviceAllocator>(config: ArenaConfig, upstream: &A) -> ArenaConfig {
-    let least = upstream.granule().max(upstream.alignment_of(A::Kind::default()));
+fn raised<A: Sliceable>(config: ArenaConfig, upstream: &A) -> ArenaConfig {
+    let least = upstream.part_granule().max(upstream.alignment_of(A::Kind::default()));
     let granule = config.granule.max(least);
     config.granule(granule)
 }

@@ -107,20 +107,22 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         Ok(())
     }
 
-    /// Blocks the host until the uses of the buffer that have ended, and those recorded, are done:
-    /// what somebody waits for before the CPU touches memory that streams have used.
+    /// The memory for the CPU: blocks the host until all that was done with the buffer, recorded
+    /// uses among it, is done.
     ///
     /// # Errors
     ///
     /// What the device said; [`Why::NotSubmitted`] where waiting would never end.
-    pub fn synchronize(&mut self) -> Result<(), DeviceError> {
-        let Parcel { home, marks, .. } = &mut **self.parcel;
+    pub fn on_cpu(&mut self) -> Result<A::View<'_>, DeviceError> {
+        let Parcel { home, marks, block, requested, .. } = &mut **self.parcel;
         // SAFETY: as in `store`.
         let store: &Store<A> = unsafe { store_at(home) };
         let clock = store.allocator.clock();
         let marks = marks.get_mut();
         marks.close(clock);
-        marks.after(A::MEMORY.cpu_touches).marks().iter().try_for_each(|m| clock.synchronize(*m))
+        let after = marks.after(A::MEMORY.cpu_touches);
+        after.marks().iter().try_for_each(|mark| clock.synchronize(*mark))?;
+        Ok(store.allocator.view(block, 0, *requested, clock.default_stream()))
     }
 
     fn order(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
@@ -155,8 +157,9 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         Detached(self)
     }
 
-    /// The whole block, for the core's own modules.
-    pub(crate) fn block(&self) -> &A::Block {
+    /// The whole block, for a backend's own types: through it nothing is ordered.
+    #[must_use]
+    pub fn block(&self) -> &A::Block {
         &self.parcel.block
     }
 

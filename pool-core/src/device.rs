@@ -222,6 +222,11 @@ impl Memory {
 /// Memory whose blocks may be cut: any part of a block, at a multiple of 512 bytes, is as good as a
 /// block of its own.
 pub trait Sliceable: DeviceAllocator {
+    /// Parts of a block are multiples of this many bytes, where that is less than whole blocks are.
+    fn part_granule(&self) -> u64 {
+        self.granule()
+    }
+
     /// Fills a part of a block with zeroes, in the order of `on`.
     ///
     /// # Safety

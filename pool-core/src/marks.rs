@@ -35,9 +35,14 @@ impl<C: StreamClock> Marks<C> {
         self.home.last
     }
 
-    /// What a new use on `on` must be ordered behind and is not yet.
+    /// What a new use on `on` must be ordered behind and is not yet. A use that is still open
+    /// counts up to now.
     pub(crate) fn behind(&self, clock: &C, on: &C::Stream, cpu_touches: bool) -> Vec<C::Mark> {
-        self.counted(cpu_touches).filter(|mark| !clock.is_ordered(on, *mark)).collect()
+        let counted = self.newest_first().filter(|used| used.touched || !cpu_touches);
+        let now = |used: &Used<C::Mark>| {
+            if used.open > 0 { clock.latest(used.last) } else { used.last }
+        };
+        counted.map(now).filter(|mark| !clock.is_ordered(on, *mark)).collect()
     }
 
     pub(crate) fn begin(&mut self, clock: &C, mark: C::Mark) {

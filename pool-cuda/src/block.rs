@@ -1,14 +1,19 @@
 //! A block of VRAM, and what a program uses of it: an address that cudarc's calls take.
+#![expect(unsafe_code, reason = "a view is passed to kernels as its address")]
 
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop, sys};
+use cudarc::driver::{
+    CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop, sys,
+};
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A block of device memory.
 #[derive(Debug)]
 pub struct CudaBlock {
     pub(crate) at: sys::CUdeviceptr,
-    pub(crate) device: usize,
+    pub(crate) bytes: u64,
+    pub(crate) owner: Owner,
 }
 
 impl CudaBlock {
@@ -19,13 +24,25 @@ impl CudaBlock {
     }
 }
 
+/// Which allocator a block is of. Numbers are never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Owner(u64);
+
+impl Owner {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Relaxed))
+    }
+}
+
 /// A range of device memory in use on a stream.
 ///
-/// Give it to cudarc's calls on that stream, `stream.memcpy_dtoh(&*used, &mut host)`, and where it
-/// is written `stream.memcpy_htod(&host, &mut &*used)`. On another stream it still works, by a wait
-/// before and after;
+/// Give it to cudarc's calls on that stream, `stream.memcpy_dtoh(&*used, &mut host)`, where it is
+/// written `stream.memcpy_htod(&host, &mut &*used)`, and to a kernel `builder.arg(&*used)`. Copies
+/// on another stream still work, by a wait before and after;
 /// [`PooledBuffer::on`](pool_core::PooledBuffer::on) with that stream is cheaper.
 #[derive(Debug)]
+#[repr(C)] // the address first: that is what a kernel is given
 pub struct CudaView<'b> {
     at: sys::CUdeviceptr,
     bytes: usize,
@@ -33,8 +50,13 @@ pub struct CudaView<'b> {
     block: PhantomData<&'b CudaBlock>,
 }
 
+// SAFETY: a kernel's parameter is read from the address of this value, as many bytes as a pointer
+// has; the first field is that pointer, by `repr(C)`.
+unsafe impl DeviceRepr for CudaView<'_> {}
+
 impl CudaView<'_> {
-    pub(crate) fn new(at: sys::CUdeviceptr, bytes: usize, stream: Arc<CudaStream>) -> Self {
+    pub(crate) fn new(at: sys::CUdeviceptr, bytes: u64, stream: Arc<CudaStream>) -> Self {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         Self { at, bytes, stream, block: PhantomData }
     }
 
@@ -49,17 +71,17 @@ impl CudaView<'_> {
     pub fn device_id(&self) -> usize {
         self.stream.context().ordinal()
     }
+}
 
-    /// cudarc names the stream only here and takes no error. On another stream than the view's:
-    /// slow and right.
-    fn guard<'a>(&'a self, on: &'a CudaStream) -> SyncOnDrop<'a> {
-        let same_context = on.context().cu_ctx() == self.stream.context().cu_ctx();
-        if same_context && on.cu_stream() == self.stream.cu_stream() {
-            return SyncOnDrop::Sync(None);
-        }
-        self.stream.context().record_err(on.join(&self.stream));
-        SyncOnDrop::Sync(Some(on))
+/// cudarc names the stream only here and takes no error. On another stream than the memory is
+/// ordered on: slow and right.
+pub(crate) fn guard<'a>(home: &CudaStream, on: &'a CudaStream) -> SyncOnDrop<'a> {
+    let same_context = on.context().cu_ctx() == home.context().cu_ctx();
+    if same_context && on.cu_stream() == home.cu_stream() {
+        return SyncOnDrop::Sync(None);
     }
+    on.context().record_err(on.join(home));
+    SyncOnDrop::Sync(Some(on))
 }
 
 impl DeviceSlice<u8> for CudaView<'_> {
@@ -73,7 +95,7 @@ impl DeviceSlice<u8> for CudaView<'_> {
 
 impl DevicePtr<u8> for CudaView<'_> {
     fn device_ptr<'a>(&'a self, on: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
-        (self.at, self.guard(on))
+        (self.at, guard(&self.stream, on))
     }
 }
 
@@ -89,6 +111,6 @@ impl DeviceSlice<u8> for &CudaView<'_> {
 
 impl DevicePtrMut<u8> for &CudaView<'_> {
     fn device_ptr_mut<'a>(&'a mut self, on: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
-        (self.at, self.guard(on))
+        (self.at, guard(&self.stream, on))
     }
 }

@@ -1,30 +1,156 @@
-//! The driver: its errors, and the events that stream order asks of it.
+//! Calls of the driver: in the right context, not in a forked process, not once the device is gone.
 #![expect(unsafe_code, reason = "the driver is called through C")]
 
 use cudarc::driver::sys::{self, CUresult};
-use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
-use parking_lot::Mutex;
-use pool_core::{DeviceError, EventDriver, Stream, Why};
-use std::fmt;
+use cudarc::driver::{CudaContext, DriverError, result};
+use pool_core::{DeviceError, Why};
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-/// A CUDA stream that an allocator's clock knows.
-pub type CudaStreamOf = Stream<CudaDriver>;
+/// Whether this process was forked after a device was opened. The driver's handles are of no use
+/// then, and its calls undefined (CUDA C Programming Guide, "Initialization").
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// The driver, as one context of one device uses it.
+pub(crate) struct Driver {
+    context: Kept<Arc<CudaContext>>,
+    /// The code with which the device was lost; 0 while it is there.
+    lost: AtomicU32,
+}
+
+/// What a forked process must not drop, since dropping it calls the driver.
+pub(crate) struct Kept<T>(ManuallyDrop<T>);
+
+impl<T> Kept<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(ManuallyDrop::new(value))
+    }
+}
+
+impl<T> std::ops::Deref for Kept<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> Drop for Kept<T> {
+    fn drop(&mut self) {
+        if !FORKED.load(Relaxed) {
+            // SAFETY: dropped here only, and once.
+            unsafe { ManuallyDrop::drop(&mut self.0) }
+        }
+    }
+}
+
+impl Driver {
+    pub(crate) fn new(context: Arc<CudaContext>) -> Self {
+        notice_forks();
+        Self { context: Kept::new(context), lost: AtomicU32::new(0) }
+    }
+
+    pub(crate) fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    /// Why no call can succeed.
+    #[inline]
+    pub(crate) fn fault(&self) -> Option<DeviceError> {
+        if FORKED.load(Relaxed) {
+            return Some(DeviceError::new(Why::Forked, "a call to the driver", 0));
+        }
+        match self.lost.load(Relaxed) {
+            0 => None,
+            code => Some(DeviceError::new(Why::Lost, "an earlier call to the driver", code.into())),
+        }
+    }
+
+    /// Makes a call with the context current, and the caller's own current again afterwards.
+    pub(crate) fn call<T>(
+        &self,
+        name: &'static str,
+        work: impl FnOnce() -> Result<T, DriverError>,
+    ) -> Result<T, DeviceError> {
+        if let Some(fault) = self.fault() {
+            return Err(fault);
+        }
+        let callers = result::ctx::get_current().map_err(|e| self.refusal("cuCtxGetCurrent", e))?;
+        if callers == Some(self.context.cu_ctx()) {
+            return work().map_err(|e| self.refusal(name, e));
+        }
+        let set = |context| {
+            // SAFETY: a context that is alive: ours by its `Arc`, the caller's since it was current.
+            unsafe { result::ctx::set_current(context) }
+                .map_err(|e| self.refusal("cuCtxSetCurrent", e))
+        };
+        set(self.context.cu_ctx())?;
+        let done = work().map_err(|e| self.refusal(name, e));
+        // The call has done what it says; that the caller's context is not back, his next call says.
+        let _ = set(callers.unwrap_or(std::ptr::null_mut()));
+        done
+    }
+
+    /// The same for a call that takes memory or gives it back, which a capture that this thread has
+    /// begun would forbid. It is none of the capture's work.
+    pub(crate) fn memory<T>(
+        &self,
+        name: &'static str,
+        work: impl FnOnce() -> Result<T, DriverError>,
+    ) -> Result<T, DeviceError> {
+        self.call(name, || {
+            let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+            exchange_mode(&mut mode)?;
+            let done = work();
+            // The mode is the thread's own: setting it back is the same call, which just worked.
+            let _ = exchange_mode(&mut mode);
+            done
+        })
+    }
+
+    /// A refusal in the words of the port; notes it if the device is gone.
+    fn refusal(&self, call: &'static str, error: DriverError) -> DeviceError {
+        let error = refusal(call, error);
+        if error.why == Why::Lost {
+            self.lost.store(u32::try_from(error.code).unwrap_or(u32::MAX), Relaxed);
+        }
+        error
+    }
+}
+
+fn exchange_mode(mode: &mut sys::CUstreamCaptureMode) -> Result<(), DriverError> {
+    // SAFETY: takes a mode and leaves the one of before there.
+    unsafe { sys::cuThreadExchangeStreamCaptureMode(mode) }.result()
+}
 
 /// The driver's answer in the words of the port; the code is the driver's own.
-pub(crate) fn error(call: &'static str, error: DriverError) -> DeviceError {
+pub(crate) fn refusal(call: &'static str, error: DriverError) -> DeviceError {
+    use CUresult as R;
     let why = match error.0 {
-        CUresult::CUDA_ERROR_OUT_OF_MEMORY => Why::OutOfMemory,
-        CUresult::CUDA_ERROR_NO_DEVICE
-        | CUresult::CUDA_ERROR_INVALID_DEVICE
-        | CUresult::CUDA_ERROR_NOT_SUPPORTED => Why::Unsupported,
-        // After these no call of the context succeeds any more.
-        CUresult::CUDA_ERROR_DEINITIALIZED
-        | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED
-        | CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE
-        | CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
-        | CUresult::CUDA_ERROR_LAUNCH_FAILED
-        | CUresult::CUDA_ERROR_ECC_UNCORRECTABLE => Why::Lost,
+        R::CUDA_ERROR_OUT_OF_MEMORY => Why::OutOfMemory,
+        R::CUDA_ERROR_NO_DEVICE
+        | R::CUDA_ERROR_INVALID_DEVICE
+        | R::CUDA_ERROR_NOT_SUPPORTED
+        | R::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED => Why::Unsupported,
+        // After these no call of the context succeeds any more. The first is the end of the process,
+        // when the driver is unloaded before our last drops.
+        R::CUDA_ERROR_DEINITIALIZED
+        | R::CUDA_ERROR_CONTEXT_IS_DESTROYED
+        | R::CUDA_ERROR_DEVICE_UNAVAILABLE
+        | R::CUDA_ERROR_ILLEGAL_ADDRESS
+        | R::CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | R::CUDA_ERROR_MISALIGNED_ADDRESS
+        | R::CUDA_ERROR_INVALID_ADDRESS_SPACE
+        | R::CUDA_ERROR_INVALID_PC
+        | R::CUDA_ERROR_HARDWARE_STACK_ERROR
+        | R::CUDA_ERROR_LAUNCH_FAILED
+        | R::CUDA_ERROR_LAUNCH_TIMEOUT
+        | R::CUDA_ERROR_ASSERT
+        | R::CUDA_ERROR_NVLINK_UNCORRECTABLE
+        | R::CUDA_ERROR_ECC_UNCORRECTABLE => Why::Lost,
+        R::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+        | R::CUDA_ERROR_STREAM_CAPTURE_ISOLATION
+        | R::CUDA_ERROR_CAPTURED_EVENT => Why::NotSubmitted,
         _ => Why::Other,
     };
     DeviceError::new(why, call, i64::from(error.0 as u32))
@@ -37,126 +163,27 @@ pub(crate) fn is_present() -> bool {
     unsafe { sys::is_culib_present() }
 }
 
-/// Makes the context current. Not by cudarc's own `bind_to_thread`, which first tells an error that
-/// some earlier drop has left: nothing of ours.
-pub(crate) fn bind(context: &CudaContext) -> Result<(), DeviceError> {
-    let failed = |e| error("cuCtxSetCurrent", e);
-    if result::ctx::get_current().map_err(failed)? == Some(context.cu_ctx()) {
-        return Ok(());
-    }
-    // SAFETY: the context lives as long as it is borrowed, and its primary context with it.
-    unsafe { result::ctx::set_current(context.cu_ctx()) }.map_err(failed)
+/// Whether the driver has all of these functions. cudarc panics at a call of one that is missing.
+pub(crate) fn has(names: &[&[u8]]) -> bool {
+    // SAFETY: the library is there, since a context was made.
+    let library = unsafe { sys::culib() };
+    // SAFETY: looks the symbol up, and does not call it.
+    names.iter().all(|name| unsafe { library.get::<unsafe extern "C" fn()>(*name) }.is_ok())
 }
 
-/// Records events, waits for them, asks for them.
-pub struct CudaDriver(Arc<Events>);
-
-/// The events of a device. They are used again, so a steady program creates none; the last of the
-/// driver and its events destroys them.
-struct Events {
-    context: Arc<CudaContext>,
-    idle: Mutex<Vec<RawEvent>>,
+#[cfg(unix)]
+fn notice_forks() {
+    extern "C" fn in_child() {
+        FORKED.store(true, Relaxed);
+    }
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: registers a function that stores one flag, which is legal in a forked child. If
+        // it cannot be registered, a fork is not noticed.
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    });
 }
 
-/// An event of the driver.
-#[derive(Clone, Copy, Debug)]
-struct RawEvent(sys::CUevent);
-// SAFETY: the driver lets any thread use an event whose context is current to it.
-unsafe impl Send for RawEvent {}
-// SAFETY: as above; the driver locks for itself.
-unsafe impl Sync for RawEvent {}
-
-/// An event. Dropping it makes it idle.
-pub struct CudaEvent {
-    raw: RawEvent,
-    events: Arc<Events>,
-}
-
-impl CudaDriver {
-    pub(crate) fn new(context: Arc<CudaContext>) -> Self {
-        Self(Arc::new(Events { context, idle: Mutex::default() }))
-    }
-
-    fn event(&self) -> Result<CudaEvent, DeviceError> {
-        let idle = self.0.idle.lock().pop();
-        let raw = match idle {
-            Some(raw) => raw,
-            None => result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
-                .map(RawEvent)
-                .map_err(|e| error("cuEventCreate", e))?,
-        };
-        Ok(CudaEvent { raw, events: self.0.clone() })
-    }
-}
-
-impl EventDriver for CudaDriver {
-    type Raw = Arc<CudaStream>;
-    type Event = CudaEvent;
-
-    fn record(&self, on: &Arc<CudaStream>) -> Result<CudaEvent, DeviceError> {
-        bind(&self.0.context)?;
-        let event = self.event()?;
-        // SAFETY: the event was created in this context and nobody else has it; the stream is kept
-        // alive by its `Arc`.
-        unsafe { result::event::record(event.raw.0, on.cu_stream()) }
-            .map_err(|e| error("cuEventRecord", e))?;
-        Ok(event)
-    }
-
-    fn wait(&self, on: &Arc<CudaStream>, event: &CudaEvent) -> Result<(), DeviceError> {
-        bind(&self.0.context)?;
-        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: the event lives as long as it is borrowed, the stream as long as its `Arc`.
-        unsafe { result::stream::wait_event(on.cu_stream(), event.raw.0, flags) }
-            .map_err(|e| error("cuStreamWaitEvent", e))
-    }
-
-    fn query(&self, event: &CudaEvent) -> Result<bool, DeviceError> {
-        bind(&self.0.context)?;
-        // SAFETY: the event lives as long as it is borrowed.
-        match unsafe { result::event::query(event.raw.0) } {
-            Ok(()) => Ok(true),
-            Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
-            Err(e) => Err(error("cuEventQuery", e)),
-        }
-    }
-
-    fn synchronize(&self, event: &CudaEvent) -> Result<(), DeviceError> {
-        bind(&self.0.context)?;
-        // SAFETY: the event lives as long as it is borrowed.
-        unsafe { result::event::synchronize(event.raw.0) }
-            .map_err(|e| error("cuEventSynchronize", e))
-    }
-}
-
-impl Drop for CudaEvent {
-    fn drop(&mut self) {
-        self.events.idle.lock().push(self.raw);
-    }
-}
-
-impl Drop for Events {
-    fn drop(&mut self) {
-        if bind(&self.context).is_err() {
-            return; // the process ends, or the device is gone: there is nothing to destroy
-        }
-        for RawEvent(event) in self.idle.get_mut().drain(..) {
-            // SAFETY: nobody holds an event any more, since each holds this list.
-            let _ = unsafe { result::event::destroy(event) };
-        }
-    }
-}
-
-impl fmt::Debug for CudaDriver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudaDriver")
-            .field("device", &self.0.context.ordinal())
-            .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for CudaEvent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("CudaEvent").field(&self.raw).finish_non_exhaustive()
-    }
-}
+/// Nothing forks here.
+#[cfg(not(unix))]
+fn notice_forks() {}

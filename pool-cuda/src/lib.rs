@@ -1,31 +1,49 @@
 //! CUDA memory for bucketpool, through [`cudarc`].
 //!
 //! Builds without a CUDA toolkit and starts without a GPU: the driver is loaded when the first
-//! allocator is made, and its absence is a [`DeviceError`](pool_core::DeviceError).
+//! device is opened, and its absence is a [`DeviceError`](pool_core::DeviceError).
 //!
 //! ```no_run
 //! use pool_core::{BucketPool, GIB, MIB};
-//! use pool_cuda::CudaAllocator;
+//! use pool_cuda::{CudaAllocator, CudaDevice};
 //!
-//! let device = CudaAllocator::new(0)?;
+//! let device = CudaDevice::new(0)?;
 //! let stream = device.context().new_stream()?;
 //! let on = device.stream(&stream)?;
-//! let pool = BucketPool::builder(device).cached_limit(4 * GIB).build();
+//! let pool = BucketPool::builder(CudaAllocator::on(device)).cached_limit(4 * GIB).build();
 //!
 //! let buffer = pool.allocate_on(&on, 64 * MIB)?;
 //! let view = buffer.on(&on)?;
-//! stream.memset_zeros(&mut &*view)?; // cudarc's own copies and fills take the view
+//! stream.memset_zeros(&mut &*view)?; // cudarc's own copies, fills and launches take the view
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![deny(unsafe_code)]
 
-mod allocator;
+mod abi;
+mod array;
 mod block;
+mod blocking;
+mod device;
 mod driver;
+mod events;
+mod graph;
+mod memory;
+mod pages;
+mod peers;
+mod pinned;
+mod stream_ordered;
 
-pub use allocator::CudaAllocator;
+pub use array::{AllocateCudaArray, CudaArray, Vram, into_slice};
 pub use block::{CudaBlock, CudaView};
-pub use driver::{CudaDriver, CudaEvent, CudaStreamOf};
+pub use blocking::CudaAllocator;
+pub use device::{CudaDevice, PoolStream};
+pub use events::{CudaDriver, CudaEvent, CudaStreamOf, RawStream};
+pub use graph::{CudaCapture, CudaGraph};
+pub use memory::CudaMemory;
+pub use pages::CudaVmmAllocator;
+pub use peers::{CudaPools, PeerUse};
+pub use pinned::{CudaPinnedAllocator, PinnedBlock, PinnedBytes, PinnedRange};
+pub use stream_ordered::CudaAsyncAllocator;
 
 /// The cudarc that this crate was built with.
 pub use cudarc;

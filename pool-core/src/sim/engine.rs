@@ -179,8 +179,17 @@ impl Engine {
     ///
     /// [`Why::OutOfMemory`] when there are no more, or when the script says so.
     pub fn reserve(&mut self, bytes: u64) -> Result<u64, DeviceError> {
+        self.reserve_aligned(bytes, ALIGNMENT)
+    }
+
+    /// The same, from a multiple of `alignment` on.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Engine::reserve`].
+    pub fn reserve_aligned(&mut self, bytes: u64, alignment: u64) -> Result<u64, DeviceError> {
         self.script.check(SimCall::Reserve, Why::OutOfMemory, "sim reserve")?;
-        let at = self.memory.reserve(bytes)?;
+        let at = self.memory.reserve(bytes, alignment)?;
         self.calls.reservations += 1;
         Ok(at)
     }

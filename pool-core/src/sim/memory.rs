@@ -75,7 +75,9 @@ impl Memory {
         Ok(at)
     }
 
-    pub(super) fn reserve(&mut self, bytes: u64) -> Result<u64, DeviceError> {
+    pub(super) fn reserve(&mut self, bytes: u64, alignment: u64) -> Result<u64, DeviceError> {
+        let aligned = self.next.checked_next_multiple_of(alignment);
+        self.next = aligned.ok_or(full("sim reserve"))?;
         let at = self.addresses(bytes, "sim reserve")?;
         self.blocks.insert(at, Block { bytes, committed: Some(BTreeMap::new()) });
         Ok(at)

@@ -10,18 +10,37 @@ pub(crate) const SUCCESS: Code = 0;
 pub(crate) const INVALID_VALUE: Code = 1;
 pub(crate) const OUT_OF_MEMORY: Code = 2;
 pub(crate) const INVALID_DEVICE: Code = 101;
+pub(crate) const INVALID_CONTEXT: Code = 201;
+pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
+pub(crate) const PEER_ACCESS_UNSUPPORTED: Code = 217;
 pub(crate) const INVALID_HANDLE: Code = 400;
 pub(crate) const NOT_READY: Code = 600;
 pub(crate) const ILLEGAL_ADDRESS: Code = 700;
+pub(crate) const HOST_MEMORY_ALREADY_REGISTERED: Code = 712;
+pub(crate) const HOST_MEMORY_NOT_REGISTERED: Code = 713;
+pub(crate) const STREAM_CAPTURE_UNSUPPORTED: Code = 900;
 pub(crate) const UNKNOWN: Code = 999;
 
-pub(crate) fn of<T>(result: &Result<T, DeviceError>) -> Code {
-    match result {
-        Ok(_) => SUCCESS,
-        Err(error) => match error.why {
-            Why::OutOfMemory => OUT_OF_MEMORY,
-            Why::Foreign => INVALID_VALUE,
-            _ => UNKNOWN,
-        },
+/// The code of a refusal of the simulated device; its own where it has one.
+pub(crate) fn of(error: DeviceError) -> Code {
+    match (error.why, Code::try_from(error.code)) {
+        (_, Ok(code)) if code > 0 => code,
+        (Why::OutOfMemory, _) => OUT_OF_MEMORY,
+        (Why::Foreign, _) => INVALID_VALUE,
+        _ => UNKNOWN,
+    }
+}
+
+/// What an injected failure says: a want of memory where memory is asked for.
+pub(crate) fn injected(call: &str) -> Code {
+    match call {
+        "cuMemAlloc_v2"
+        | "cuMemCreate"
+        | "cuMemHostAlloc"
+        | "cuMemHostRegister_v2"
+        | "cuMemAddressReserve"
+        | "cuMemAllocAsync"
+        | "cuMemAllocFromPoolAsync" => OUT_OF_MEMORY,
+        _ => UNKNOWN,
     }
 }

@@ -2,66 +2,94 @@
 #![expect(unsafe_code, reason = "symbols are exported by name")]
 
 use crate::code::Code;
-use crate::state::{State, call, state};
-use pool_core::sim::SimCall;
-use std::ffi::c_uint;
+use crate::pointer::Name;
+use crate::script::Fault;
+use crate::state::{DEVICES, State, call, state};
 
-/// A new device: nothing handed out, nothing counted, no script. Streams and events of before are
+/// A new machine: nothing handed out, nothing counted, no script. Streams and events of before are
 /// gone.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_reset() {
     *state() = State::new();
 }
 
+/// From here on queued work runs now and then between calls: the same work for the same seed.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuda_double_seed(seed: u64) {
+    state().engine.seed(seed);
+}
+
 /// Queues a kernel that uses these bytes and does nothing to them.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_kernel(stream: usize, at: u64, bytes: usize) -> Code {
-    call(|state| {
-        let (on, range) = (state.known(stream)?, state.check(at, bytes)?);
+    call("a kernel", |state| {
+        let (on, device) = state.stream(stream)?;
+        let range = state.check(at, bytes, device)?;
         state.engine.kernel(on, range);
         Ok(())
     })
 }
 
-/// Uses that were not ordered after the use before them.
+/// The CPU uses these bytes of page-locked memory now.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuda_double_hazards() -> usize {
-    state().engine.hazards().len()
+pub extern "C" fn cuda_double_touch(at: u64, bytes: usize) {
+    state().engine.touch(at..at + bytes as u64);
 }
 
-/// Bytes that are handed out.
+/// Runs everything that is queued.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuda_double_run() {
+    state().engine.run();
+}
+
+/// Uses that were not ordered after the use before them. They are told on stderr.
+#[unsafe(no_mangle)]
+#[expect(clippy::print_stderr, reason = "read when a test fails, which captures it otherwise")]
+pub extern "C" fn cuda_double_hazards() -> usize {
+    let state = state();
+    let hazards = state.engine.hazards();
+    hazards.iter().take(3).for_each(|hazard| eprintln!("{hazard}"));
+    hazards.len()
+}
+
+/// Bytes of device memory that are handed out, or mapped.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_held() -> u64 {
-    state().engine.held_bytes()
-}
-
-/// Successful calls: 0 memory taken, 1 given back, 2 events recorded, 3 waits, 4 queries, 5 events
-/// created.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuda_double_calls(kind: c_uint) -> u64 {
     let state = state();
-    let calls = state.engine.calls();
-    match kind {
-        0 => calls.allocations,
-        1 => calls.frees,
-        2 => calls.records,
-        3 => calls.waits,
-        4 => calls.queries,
-        _ => state.events_created,
-    }
+    (0..DEVICES).map(|device| state.held(device)).sum()
 }
 
-/// Lets a kind of call, numbered as for `cuda_double_calls`, fail after `skip` more, `times` times.
+/// Bytes of host memory that are page-locked.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuda_double_fail(kind: c_uint, skip: u64, times: u64) {
-    let call = match kind {
-        0 => SimCall::Allocate,
-        1 => SimCall::Free,
-        2 => SimCall::Record,
-        3 => SimCall::Wait,
-        _ => SimCall::Query,
-    };
-    state().engine.fail(call, skip, times);
+pub extern "C" fn cuda_double_pinned() -> u64 {
+    state().hosts.held()
+}
+
+/// Reserved addresses, memory without addresses, memory pools and graphs that nobody has given
+/// back.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuda_double_leftovers() -> usize {
+    let state = state();
+    state.pages.leftovers() + state.pools.len() + state.graphs.len()
+}
+
+/// Calls of a name that were not refused by the script; of all for an empty name.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuda_double_count(name: Name) -> u64 {
+    state().script.count(&name.get())
+}
+
+/// Lets calls of a name, of any for an empty one, fail: after `skip` more, `times` times, with
+/// `code`, or with what suits the call for 0.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuda_double_fail(name: Name, skip: u64, times: u64, code: Code) {
+    state().script.fail(Fault { name: name.get(), skip, times, code });
+}
+
+/// The devices are gone: each call says `code` from here on.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuda_double_lose(code: Code) {
+    state().script.lose(code);
 }
 
 /// Events that exist.

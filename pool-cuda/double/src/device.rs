@@ -1,22 +1,20 @@
-//! The driver, its device and its context.
+//! The driver, its devices and their contexts.
 #![expect(unsafe_code, reason = "symbols are exported by name")]
 
 use crate::code::{self, Code};
 use crate::pointer::Out;
-use crate::state::{CAPACITY, call, state};
-use std::cell::Cell;
+use crate::state::{CAPACITY, CURRENT, DEVICES, call, context_of, current, device_of};
 use std::ffi::{c_char, c_int, c_uint};
 
-/// The handle of the primary context.
-const CONTEXT: usize = 0xC0DE;
 /// The version that is claimed: CUDA 12.8.
 const VERSION: c_int = 12080;
-
-thread_local!(static CURRENT: Cell<usize> = const { Cell::new(0) });
+/// The attributes that are told; the others are 0.
+const VIRTUAL_MEMORY: c_uint = 102;
+const MEMORY_POOLS: c_uint = 115;
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuInit(_flags: c_uint) -> Code {
-    code::SUCCESS
+    call("cuInit", |_| Ok(()))
 }
 
 #[unsafe(no_mangle)]
@@ -27,73 +25,112 @@ pub extern "C" fn cuDriverGetVersion(version: Out<c_int>) -> Code {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceGetCount(count: Out<c_int>) -> Code {
-    count.put(1);
-    code::SUCCESS
+    call("cuDeviceGetCount", |_| {
+        count.put(c_int::try_from(DEVICES).unwrap_or(0));
+        Ok(())
+    })
+}
+
+/// The number of a device, if there is one.
+pub(crate) fn device(handle: c_int) -> Result<usize, Code> {
+    let device = usize::try_from(handle).ok().filter(|device| *device < DEVICES);
+    device.ok_or(code::INVALID_DEVICE)
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuDeviceGet(device: Out<c_int>, ordinal: c_int) -> Code {
-    if ordinal != 0 {
-        return code::INVALID_DEVICE;
-    }
-    device.put(0);
-    code::SUCCESS
+pub extern "C" fn cuDeviceGet(handle: Out<c_int>, ordinal: c_int) -> Code {
+    call("cuDeviceGet", |_| {
+        device(ordinal)?;
+        handle.put(ordinal);
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceTotalMem_v2(bytes: Out<usize>, _device: c_int) -> Code {
-    bytes.put(usize::try_from(CAPACITY).unwrap_or(usize::MAX));
-    code::SUCCESS
+    call("cuDeviceTotalMem_v2", |_| {
+        bytes.put(usize::try_from(CAPACITY).unwrap_or(usize::MAX));
+        Ok(())
+    })
 }
 
-/// No memory pools, no virtual memory, nothing else either.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceGetAttribute(
     value: Out<c_int>,
-    _attribute: c_uint,
+    attribute: c_uint,
     _device: c_int,
 ) -> Code {
-    value.put(0);
-    code::SUCCESS
+    call("cuDeviceGetAttribute", |_| {
+        value.put(c_int::from(matches!(attribute, VIRTUAL_MEMORY | MEMORY_POOLS)));
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuDevicePrimaryCtxRetain(context: Out<usize>, _device: c_int) -> Code {
-    context.put(CONTEXT);
-    code::SUCCESS
+pub extern "C" fn cuDevicePrimaryCtxRetain(context: Out<usize>, handle: c_int) -> Code {
+    call("cuDevicePrimaryCtxRetain", |_| {
+        context.put(context_of(device(handle)?));
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: c_int) -> Code {
-    code::SUCCESS
+    call("cuDevicePrimaryCtxRelease_v2", |_| Ok(()))
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxGetCurrent(context: Out<usize>) -> Code {
-    context.put(CURRENT.get());
-    code::SUCCESS
+    call("cuCtxGetCurrent", |_| {
+        context.put(CURRENT.get());
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSetCurrent(context: usize) -> Code {
-    CURRENT.set(context);
-    code::SUCCESS
+    call("cuCtxSetCurrent", |_| {
+        CURRENT.set(context);
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSynchronize() -> Code {
-    call(|state| {
+    call("cuCtxSynchronize", |state| {
+        state.not_in_capture()?;
         state.engine.synchronize_all();
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
+pub extern "C" fn cuDeviceCanAccessPeer(can: Out<c_int>, from: c_int, to: c_int) -> Code {
+    call("cuDeviceCanAccessPeer", |_| {
+        can.put(c_int::from(device(from)? != device(to)?));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxEnablePeerAccess(context: usize, _flags: c_uint) -> Code {
+    call("cuCtxEnablePeerAccess", |state| {
+        let (from, to) = (current()?, device_of(context)?);
+        if from == to {
+            return Err(code::PEER_ACCESS_UNSUPPORTED);
+        }
+        if state.peers.insert((from, to)) { Ok(()) } else { Err(code::PEER_ACCESS_ALREADY_ENABLED) }
+    })
+}
+
+#[unsafe(no_mangle)]
 pub extern "C" fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) -> Code {
-    let held = state().engine.held_bytes();
-    free.put(usize::try_from(CAPACITY - held.min(CAPACITY)).unwrap_or(0));
-    total.put(usize::try_from(CAPACITY).unwrap_or(usize::MAX));
-    code::SUCCESS
+    call("cuMemGetInfo_v2", |state| {
+        let held = state.held(current()?);
+        free.put(usize::try_from(CAPACITY - held.min(CAPACITY)).unwrap_or(0));
+        total.put(usize::try_from(CAPACITY).unwrap_or(usize::MAX));
+        Ok(())
+    })
 }
 
 fn text(error: Code) -> *const c_char {

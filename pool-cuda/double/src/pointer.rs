@@ -1,7 +1,7 @@
-//! Pointers that callers of the C interface pass: the only unsafe code of the double.
+//! Pointers that callers of the C interface pass.
 #![expect(unsafe_code, reason = "a C interface takes pointers")]
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_char, c_void};
 use std::slice;
 
 /// Where a result goes.
@@ -15,24 +15,60 @@ impl<T> Out<T> {
     }
 }
 
-/// Host memory that is read.
+/// What is read, and in some calls written.
 #[repr(transparent)]
-pub struct Source(*const c_void);
+pub struct InOut<T>(*mut T);
 
-impl Source {
-    pub(crate) fn read(self, bytes: usize) -> Vec<u8> {
-        // SAFETY: the caller of a copy vouches for so many bytes, and waits for this call.
-        unsafe { slice::from_raw_parts(self.0.cast(), bytes) }.to_vec()
+impl<T: Copy> InOut<T> {
+    pub(crate) fn get(&self) -> T {
+        // SAFETY: the driver's interface asks for a valid pointer here, and callers pass one.
+        unsafe { self.0.read() }
+    }
+
+    pub(crate) fn put(&self, value: T) {
+        // SAFETY: as above.
+        unsafe { self.0.write(value) }
     }
 }
 
-/// Host memory that is written.
+/// A name.
 #[repr(transparent)]
-pub struct Target(*mut c_void);
+pub struct Name(*const c_char);
 
-impl Target {
+impl Name {
+    pub(crate) fn get(&self) -> String {
+        // SAFETY: tests pass a string that ends in 0 and lives through the call.
+        unsafe { CStr::from_ptr(self.0) }.to_string_lossy().into_owned()
+    }
+}
+
+/// Host memory that is read or written.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub struct Host(*mut c_void);
+
+// SAFETY: used by late copies on whichever thread runs the streams; the caller of the copy vouches
+// for the memory until then, as he does to the driver.
+unsafe impl Send for Host {}
+// SAFETY: as above.
+unsafe impl Sync for Host {}
+
+impl Host {
+    pub(crate) fn address(self) -> u64 {
+        self.0.addr() as u64
+    }
+
+    pub(crate) fn at(address: u64) -> Self {
+        Self(std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0)))
+    }
+
+    pub(crate) fn read(self, bytes: usize) -> Vec<u8> {
+        // SAFETY: the caller of a copy vouches for so many bytes until it is done.
+        unsafe { slice::from_raw_parts(self.0.cast(), bytes) }.to_vec()
+    }
+
     pub(crate) fn write(self, bytes: &[u8]) {
-        // SAFETY: the caller of a copy vouches for so many bytes, and waits for this call.
+        // SAFETY: the caller of a copy vouches for so many bytes until it is done.
         let target = unsafe { slice::from_raw_parts_mut(self.0.cast(), bytes.len()) };
         target.copy_from_slice(bytes);
     }

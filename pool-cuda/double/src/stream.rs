@@ -3,16 +3,19 @@
 
 use crate::code::{self, Code};
 use crate::pointer::Out;
-use crate::state::{HANDLES, State, call, state};
-use pool_core::sim::engine::Event;
+use crate::state::{State, Stream, call, current, said};
+use pool_core::sim::engine::{Engine, Event};
 use std::ffi::{c_int, c_uint};
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamCreate(stream: Out<usize>, _flags: c_uint) -> Code {
-    let mut state = state();
-    state.streams += 1;
-    stream.put(HANDLES + state.engine.new_stream());
-    code::SUCCESS
+    call("cuStreamCreate", |state| {
+        let device = current()?;
+        let (number, handle) = (state.engine.new_stream(), state.new_handle());
+        state.streams.insert(handle, Stream { number, device });
+        stream.put(handle);
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -24,17 +27,22 @@ pub extern "C" fn cuStreamCreateWithPriority(
     cuStreamCreate(stream, flags)
 }
 
-/// What was given to the stream still runs; its handle is not used again.
+/// What was given to the stream still runs; nothing more can be given to it.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamDestroy_v2(stream: usize) -> Code {
-    cuStreamSynchronize(stream)
+    call("cuStreamDestroy_v2", |state| {
+        state.streams.remove(&stream).map(|_| ()).ok_or(code::INVALID_HANDLE)
+    })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamSynchronize(stream: usize) -> Code {
-    call(|state| {
-        let stream = state.known(stream)?;
-        state.engine.synchronize_stream(stream);
+    call("cuStreamSynchronize", |state| {
+        let (on, _) = state.stream(stream)?;
+        if state.engine.is_capturing(on) {
+            return Err(code::STREAM_CAPTURE_UNSUPPORTED);
+        }
+        state.engine.synchronize_stream(on);
         Ok(())
     })
 }
@@ -42,11 +50,11 @@ pub extern "C" fn cuStreamSynchronize(stream: usize) -> Code {
 /// A wait for an event that was never recorded is none.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamWaitEvent(stream: usize, event: usize, _flags: c_uint) -> Code {
-    call(|state| {
-        let stream = state.known(stream)?;
+    call("cuStreamWaitEvent", |state| {
+        let (on, _) = state.stream(stream)?;
         let State { engine, events, .. } = state;
         match events.get(&event).ok_or(code::INVALID_HANDLE)? {
-            Some(event) => ok(engine.wait(stream, event)),
+            Some(event) => said(engine.wait(on, event)),
             None => Ok(()),
         }
     })
@@ -54,44 +62,41 @@ pub extern "C" fn cuStreamWaitEvent(stream: usize, event: usize, _flags: c_uint)
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventCreate(event: Out<usize>, _flags: c_uint) -> Code {
-    let mut state = state();
-    state.events_created += 1;
-    let handle = usize::try_from(state.events_created).unwrap_or(usize::MAX);
-    state.events.insert(handle, None);
-    event.put(handle);
-    code::SUCCESS
+    call("cuEventCreate", |state| {
+        let handle = state.new_handle();
+        state.events.insert(handle, None);
+        event.put(handle);
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventDestroy_v2(event: usize) -> Code {
-    let gone = state().events.remove(&event);
-    if gone.is_some() { code::SUCCESS } else { code::INVALID_HANDLE }
+    call("cuEventDestroy_v2", |state| {
+        state.events.remove(&event).map(|_| ()).ok_or(code::INVALID_HANDLE)
+    })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventRecord(event: usize, stream: usize) -> Code {
-    call(|state| {
-        let stream = state.known(stream)?;
-        let slot = state.events.get_mut(&event).ok_or(code::INVALID_HANDLE)?;
-        let recorded = state.engine.record(stream);
-        let failed = recorded.as_ref().map(|_| ()).map_err(|error| *error);
-        *slot = recorded.ok();
-        ok(failed)
+    call("cuEventRecord", |state| {
+        let (on, _) = state.stream(stream)?;
+        let recorded = said(state.engine.record(on))?;
+        *state.events.get_mut(&event).ok_or(code::INVALID_HANDLE)? = Some(recorded);
+        Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventQuery(event: usize) -> Code {
-    recorded(event, |engine, event| match engine.query(event) {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(code::NOT_READY),
-        Err(error) => ok(Err(error)),
+    recorded("cuEventQuery", event, |engine, event| {
+        if said(engine.query(event))? { Ok(()) } else { Err(code::NOT_READY) }
     })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventSynchronize(event: usize) -> Code {
-    recorded(event, |engine, event| {
+    recorded("cuEventSynchronize", event, |engine, event| {
         engine.synchronize(event);
         Ok(())
     })
@@ -99,21 +104,15 @@ pub extern "C" fn cuEventSynchronize(event: usize) -> Code {
 
 /// Works on an event; one that was never recorded has passed.
 fn recorded(
+    name: &'static str,
     event: usize,
-    work: impl FnOnce(&mut pool_core::sim::engine::Engine, &Event) -> Result<(), Code>,
+    work: impl FnOnce(&mut Engine, &Event) -> Result<(), Code>,
 ) -> Code {
-    call(|state| {
+    call(name, |state| {
         let State { engine, events, .. } = state;
         match events.get(&event).ok_or(code::INVALID_HANDLE)? {
             Some(event) => work(engine, event),
             None => Ok(()),
         }
     })
-}
-
-fn ok(result: Result<(), pool_core::DeviceError>) -> Result<(), Code> {
-    match code::of(&result) {
-        code::SUCCESS => Ok(()),
-        failed => Err(failed),
-    }
 }

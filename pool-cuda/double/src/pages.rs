@@ -1,0 +1,236 @@
+//! Virtual memory: addresses, memory, and which memory is behind which addresses.
+#![expect(unsafe_code, reason = "symbols are exported by name")]
+
+use crate::code::{self, Code};
+use crate::device::device;
+use crate::pointer::{InOut, Out};
+use crate::state::{CAPACITY, call, said};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::{c_int, c_uint, c_ulonglong};
+use std::ops::Range;
+
+/// Memory comes in multiples of this many bytes, as on today's devices.
+const GRANULE: u64 = 2 << 20;
+
+/// `CUmemAllocationProp`, as far as it is read: its device.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Properties {
+    allocation: c_uint,
+    handles: c_uint,
+    location: c_uint,
+    device: c_int,
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Access {
+    location: c_uint,
+    device: c_int,
+    flags: c_uint,
+}
+
+#[derive(Default)]
+pub(crate) struct Pages {
+    /// Reserved addresses.
+    reserved: HashMap<u64, u64>,
+    memory: HashMap<u64, Memory>,
+    next: u64,
+    /// By address: the memory behind it.
+    mapped: BTreeMap<u64, Mapped>,
+}
+
+/// Memory that was made; gone when nobody holds it and nothing maps it.
+struct Memory {
+    bytes: u64,
+    device: usize,
+    held: bool,
+    mappings: usize,
+}
+
+struct Mapped {
+    bytes: u64,
+    memory: u64,
+    may_use: HashSet<usize>,
+}
+
+impl Pages {
+    pub(crate) fn held(&self, device: usize) -> u64 {
+        let of_device = self.memory.values().filter(|memory| memory.device == device);
+        of_device.map(|memory| memory.bytes).sum()
+    }
+
+    pub(crate) fn leftovers(&self) -> usize {
+        self.reserved.len() + self.memory.len()
+    }
+
+    /// Whether a device was given access to all of a range.
+    pub(crate) fn may_use(&self, range: &Range<u64>, device: usize) -> bool {
+        let first = self.mapped.range(..=range.start).next_back().map_or(0, |(at, _)| *at);
+        let mut until = range.start;
+        for (at, mapped) in self.mapped.range(first..range.end) {
+            if *at <= until && mapped.may_use.contains(&device) {
+                until = until.max(at + mapped.bytes);
+            }
+        }
+        until >= range.end
+    }
+
+    /// The mappings that a range is made of, whole.
+    fn whole(&self, range: &Range<u64>) -> Result<Vec<u64>, Code> {
+        let inside: Vec<_> = self.mapped.range(range.clone()).collect();
+        let bytes: u64 = inside.iter().map(|(_, mapped)| mapped.bytes).sum();
+        if inside.is_empty() || bytes != range.end - range.start {
+            return Err(code::INVALID_VALUE);
+        }
+        Ok(inside.into_iter().map(|(at, _)| *at).collect())
+    }
+
+    fn forget_unused(&mut self, memory: u64) {
+        if self.memory.get(&memory).is_some_and(|m| !m.held && m.mappings == 0) {
+            self.memory.remove(&memory);
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemGetAllocationGranularity(
+    granule: Out<usize>,
+    properties: InOut<Properties>,
+    _option: c_uint,
+) -> Code {
+    call("cuMemGetAllocationGranularity", |_| {
+        device(properties.get().device)?;
+        granule.put(usize::try_from(GRANULE).unwrap_or(0));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemAddressReserve(
+    at: Out<u64>,
+    bytes: usize,
+    _alignment: usize,
+    _wish: u64,
+    _flags: c_ulonglong,
+) -> Code {
+    call("cuMemAddressReserve", |state| {
+        let bytes = whole_granules(bytes)?;
+        let address = said(state.engine.reserve_aligned(bytes, GRANULE))?;
+        state.pages.reserved.insert(address, bytes);
+        at.put(address);
+        Ok(())
+    })
+}
+
+fn whole_granules(bytes: usize) -> Result<u64, Code> {
+    let bytes = bytes as u64;
+    if bytes > 0 && bytes.is_multiple_of(GRANULE) { Ok(bytes) } else { Err(code::INVALID_VALUE) }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemAddressFree(at: u64, bytes: usize) -> Code {
+    call("cuMemAddressFree", |state| {
+        let end = at + bytes as u64;
+        let mapped = state.pages.mapped.range(at..end).next().is_some();
+        if mapped || state.pages.reserved.get(&at) != Some(&(bytes as u64)) {
+            return Err(code::INVALID_VALUE);
+        }
+        said(state.engine.free(at))?;
+        state.pages.reserved.remove(&at);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemCreate(
+    handle: Out<u64>,
+    bytes: usize,
+    properties: InOut<Properties>,
+    _flags: c_ulonglong,
+) -> Code {
+    call("cuMemCreate", |state| {
+        state.not_in_capture()?;
+        let (bytes, of) = (whole_granules(bytes)?, device(properties.get().device)?);
+        if state.held(of).saturating_add(bytes) > CAPACITY {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        let pages = &mut state.pages;
+        pages.next += 1;
+        pages.memory.insert(pages.next, Memory { bytes, device: of, held: true, mappings: 0 });
+        handle.put(pages.next);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemRelease(handle: u64) -> Code {
+    call("cuMemRelease", |state| {
+        let memory = state.pages.memory.get_mut(&handle).filter(|memory| memory.held);
+        memory.ok_or(code::INVALID_VALUE)?.held = false;
+        state.pages.forget_unused(handle);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemMap(
+    at: u64,
+    bytes: usize,
+    _offset: usize,
+    handle: u64,
+    _flags: c_ulonglong,
+) -> Code {
+    call("cuMemMap", |state| {
+        let bytes = whole_granules(bytes)?;
+        let memory = state.pages.memory.get_mut(&handle).ok_or(code::INVALID_VALUE)?;
+        if !memory.held || memory.bytes != bytes {
+            return Err(code::INVALID_VALUE);
+        }
+        said(state.engine.commit(&(at..at + bytes)))?;
+        memory.mappings += 1;
+        let mapped = Mapped { bytes, memory: handle, may_use: HashSet::new() };
+        state.pages.mapped.insert(at, mapped);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemSetAccess(
+    at: u64,
+    bytes: usize,
+    access: InOut<Access>,
+    count: usize,
+) -> Code {
+    call("cuMemSetAccess", |state| {
+        if count != 1 {
+            return Err(code::INVALID_VALUE);
+        }
+        let who = device(access.get().device)?;
+        for part in state.pages.whole(&(at..at + bytes as u64))? {
+            if let Some(mapped) = state.pages.mapped.get_mut(&part) {
+                mapped.may_use.insert(who);
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Waits for nothing; mappings go whole.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemUnmap(at: u64, bytes: usize) -> Code {
+    call("cuMemUnmap", |state| {
+        let range = at..at + bytes as u64;
+        let parts = state.pages.whole(&range)?;
+        said(state.engine.decommit(&range))?;
+        for part in parts {
+            let Some(mapped) = state.pages.mapped.remove(&part) else { continue };
+            if let Some(memory) = state.pages.memory.get_mut(&mapped.memory) {
+                memory.mappings -= 1;
+            }
+            state.pages.forget_unused(mapped.memory);
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,205 @@
+//! Typed arrays in VRAM that go straight into cudarc's calls.
+#![expect(unsafe_code, reason = "cudarc takes addresses over")]
+
+use crate::block::{CudaView, guard};
+use crate::device::CudaDevice;
+use crate::events::{CudaDriver, CudaStreamOf};
+use crate::memory::{CudaMemory, Source, Whole};
+use bytemuck::Pod;
+use cudarc::driver::{
+    CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, DriverError,
+    SyncOnDrop, sys,
+};
+use pool_core::{
+    AllocError, Arena, BucketPool, Detached, DeviceAllocator, DeviceError, PooledBuffer, Sliceable,
+    StreamClock, Timeline, Use, Why,
+};
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+/// Allocators of VRAM: [`CudaMemory`] and an [`Arena`] over it.
+pub trait Vram:
+    for<'b> DeviceAllocator<Clock = Timeline<CudaDriver>, View<'b> = CudaView<'b>>
+{
+    /// The device that it is memory of.
+    fn cuda_device(&self) -> &CudaDevice;
+}
+
+impl<S: Source> Vram for CudaMemory<S> {
+    fn cuda_device(&self) -> &CudaDevice {
+        self.device()
+    }
+}
+
+impl<A: Vram + Sliceable> Vram for Arena<A> {
+    fn cuda_device(&self) -> &CudaDevice {
+        self.upstream().cuda_device()
+    }
+}
+
+/// An array in a pooled buffer of VRAM. cudarc's copies and fills take it as they take a
+/// `CudaSlice`; each orders its stream behind what was done with the array before, and is recorded.
+/// The stream is to be known to the device ([`CudaDevice::stream`]); one that is not is waited for
+/// by the host, each time.
+///
+/// For a kernel, `builder.arg(&*array.on(&stream)?)`.
+pub struct CudaArray<T, A: Vram> {
+    buffer: PooledBuffer<A>,
+    at: sys::CUdeviceptr,
+    home: CudaStreamOf,
+    shape: Box<[usize]>,
+    element: PhantomData<T>,
+}
+
+/// Arrays of a pool.
+pub trait AllocateCudaArray<A: Vram> {
+    /// An array of this shape for the device's default stream. It shows what the last user of its
+    /// memory left there, unless the pool clears it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::allocate`], and [`Why::TooLarge`] for a shape of more bytes than there
+    /// are addresses.
+    fn allocate_array<T: Pod + DeviceRepr>(
+        &self,
+        shape: &[usize],
+    ) -> Result<CudaArray<T, A>, AllocError>;
+
+    /// The same for work on `stream`.
+    ///
+    /// # Errors
+    ///
+    /// The same, and as for [`BucketPool::allocate_on`].
+    fn allocate_array_on<T: Pod + DeviceRepr>(
+        &self,
+        stream: &CudaStreamOf,
+        shape: &[usize],
+    ) -> Result<CudaArray<T, A>, AllocError>;
+}
+
+impl<A: Vram> AllocateCudaArray<A> for BucketPool<A> {
+    fn allocate_array<T: Pod + DeviceRepr>(
+        &self,
+        shape: &[usize],
+    ) -> Result<CudaArray<T, A>, AllocError> {
+        self.allocate_array_on(self.allocator().clock().default_stream(), shape)
+    }
+
+    fn allocate_array_on<T: Pod + DeviceRepr>(
+        &self,
+        stream: &CudaStreamOf,
+        shape: &[usize],
+    ) -> Result<CudaArray<T, A>, AllocError> {
+        let bytes = shape.iter().try_fold(size_of::<T>(), |bytes, axis| bytes.checked_mul(*axis));
+        // What no address space holds, the pool refuses in its own words.
+        let buffer = self.allocate_on(stream, bytes.map_or(u64::MAX, |bytes| bytes as u64))?;
+        let view = buffer.allocator().view(buffer.block(), 0, buffer.size(), stream);
+        let (at, home, shape) = (view.as_ptr(), stream.clone(), shape.into());
+        Ok(CudaArray { buffer, at, home, shape, element: PhantomData })
+    }
+}
+
+impl<T, A: Vram> CudaArray<T, A> {
+    /// How many elements each axis has.
+    #[must_use]
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The memory for work that is given to `stream` while the [`Use`] lives, a kernel's above all.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PooledBuffer::on`].
+    pub fn on<'b>(&'b self, stream: &'b CudaStreamOf) -> Result<Use<'b, A>, DeviceError> {
+        self.buffer.on(stream)
+    }
+
+    /// The buffer, without its type.
+    #[must_use]
+    pub fn into_buffer(self) -> PooledBuffer<A> {
+        self.buffer
+    }
+
+    /// cudarc names the stream only here and takes no error; what cannot be ordered is told by the
+    /// call that the address is for, which asks the context for errors first.
+    fn used_on<'a>(&'a self, on: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+        let device = self.buffer.allocator().cuda_device();
+        let known = device.known(on);
+        let ordered = self.buffer.record_stream(known.as_ref().unwrap_or(&self.home));
+        let foreign = on.context().cu_ctx() != device.context().cu_ctx();
+        if foreign || ordered.is_err() {
+            let why = sys::CUresult::CUDA_ERROR_INVALID_CONTEXT;
+            on.context().record_err(Err::<(), _>(DriverError(why)));
+            return (self.at, SyncOnDrop::Sync(None));
+        }
+        let guard = match known {
+            Some(_) => SyncOnDrop::Sync(None),
+            None => guard(self.home.raw(), on),
+        };
+        (self.at, guard)
+    }
+}
+
+impl<T, A: Vram> DeviceSlice<T> for CudaArray<T, A> {
+    fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+    fn stream(&self) -> &Arc<CudaStream> {
+        self.home.raw()
+    }
+}
+
+impl<T, A: Vram> DevicePtr<T> for CudaArray<T, A> {
+    fn device_ptr<'a>(&'a self, on: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+        self.used_on(on)
+    }
+}
+
+impl<T, A: Vram> DevicePtrMut<T> for CudaArray<T, A> {
+    fn device_ptr_mut<'a>(&'a mut self, on: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+        self.used_on(on)
+    }
+}
+
+impl<T, A: Vram> fmt::Debug for CudaArray<T, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (shape, buffer) = (&self.shape, &self.buffer);
+        f.debug_struct("CudaArray")
+            .field("shape", shape)
+            .field("buffer", buffer)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Turns a whole block of [`CudaAllocator`](crate::CudaAllocator) or
+/// [`CudaAsyncAllocator`](crate::CudaAsyncAllocator) into cudarc's own `CudaSlice`, which frees it
+/// by itself, in the order of `stream`. It no longer counts under the pool's limit.
+///
+/// # Errors
+///
+/// [`Why::Foreign`] for a stream that the device does not know, [`Why::Unsupported`] for a buffer
+/// that is no whole number of elements, or what the driver said. The block went back to the
+/// device's pool then.
+///
+/// # Panics
+///
+/// In cudarc, if the driver refuses the two events that each `CudaSlice` has.
+pub fn into_slice<T: Pod + DeviceRepr, S: Whole>(
+    block: Detached<CudaMemory<S>>,
+    stream: &Arc<CudaStream>,
+) -> Result<CudaSlice<T>, DeviceError> {
+    let refused = |why| DeviceError::new(why, "into a CudaSlice", 0);
+    let known = block.allocator().device().known(stream).ok_or(refused(Why::Foreign))?;
+    let element = size_of::<T>().max(1) as u64;
+    if !block.size().is_multiple_of(element) {
+        return Err(refused(Why::Unsupported));
+    }
+    let elements = crate::memory::size(block.size() / element)?;
+    block.record_stream(&known)?;
+    let (block, _) = block.into_raw();
+    // SAFETY: a whole allocation of the driver's, by a call that a `CudaSlice` may free; of so many
+    // elements, any bits of which are valid; the stream is behind what used it, as just ordered.
+    Ok(unsafe { stream.upgrade_device_ptr(block.as_ptr(), elements) })
+}

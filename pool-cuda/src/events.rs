@@ -1,0 +1,191 @@
+//! The events that stream order asks of the driver.
+#![expect(unsafe_code, reason = "the driver is called through C")]
+
+use crate::driver::{Driver, Kept};
+use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::{CudaStream, DriverError, result};
+use parking_lot::Mutex;
+use pool_core::{DeviceError, EventDriver, Stream};
+use std::fmt;
+use std::sync::Arc;
+use std::thread::{self, ThreadId};
+
+/// A CUDA stream that a device's clock knows.
+pub type CudaStreamOf = Stream<CudaDriver>;
+
+/// The driver's own stream.
+pub struct RawStream {
+    stream: Kept<Arc<CudaStream>>,
+    /// The thread whose default stream it is, if it is one thread's: the driver's handle for it
+    /// means another stream on each thread.
+    thread: Option<ThreadId>,
+}
+
+impl RawStream {
+    pub(crate) fn new(stream: Arc<CudaStream>, thread: Option<ThreadId>) -> Self {
+        Self { stream: Kept::new(stream), thread }
+    }
+
+    /// Whether this thread can give it work.
+    fn is_reachable(&self) -> bool {
+        self.thread.is_none_or(|of| of == thread::current().id())
+    }
+}
+
+/// cudarc's stream. The per-thread default stream is another one on another thread.
+impl std::ops::Deref for RawStream {
+    type Target = Arc<CudaStream>;
+    fn deref(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+}
+
+/// Records events, waits for them, asks for them.
+#[derive(Clone)]
+pub struct CudaDriver(Arc<Events>);
+
+/// The events of a device. They are used again, so a steady program creates none; the last of the
+/// driver and its events destroys them.
+struct Events {
+    driver: Arc<Driver>,
+    idle: Mutex<Vec<RawEvent>>,
+}
+
+/// An event of the driver.
+#[derive(Clone, Copy, Debug)]
+struct RawEvent(sys::CUevent);
+// SAFETY: the driver lets any thread use an event whose context is current to it.
+unsafe impl Send for RawEvent {}
+// SAFETY: as above; the driver locks for itself.
+unsafe impl Sync for RawEvent {}
+
+/// An event. Dropping it makes it idle.
+pub struct CudaEvent {
+    /// None for what has passed already.
+    raw: Option<RawEvent>,
+    events: Arc<Events>,
+}
+
+impl CudaDriver {
+    pub(crate) fn new(driver: Arc<Driver>) -> Self {
+        Self(Arc::new(Events { driver, idle: Mutex::default() }))
+    }
+
+    fn event(&self) -> Result<RawEvent, DeviceError> {
+        let idle = self.0.idle.lock().pop();
+        let create = || {
+            self.0.driver.call("cuEventCreate", || {
+                result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map(RawEvent)
+            })
+        };
+        idle.map_or_else(create, Ok)
+    }
+
+    fn call(
+        &self,
+        name: &'static str,
+        work: impl FnOnce() -> Result<(), DriverError>,
+    ) -> Result<(), DeviceError> {
+        self.0.driver.call(name, work)
+    }
+}
+
+impl EventDriver for CudaDriver {
+    type Raw = RawStream;
+    type Event = CudaEvent;
+
+    /// The default stream of another thread cannot be given an event. The host waits for the whole
+    /// context then: slow, and right.
+    fn record(&self, on: &RawStream) -> Result<CudaEvent, DeviceError> {
+        if !on.is_reachable() {
+            self.call("cuCtxSynchronize", result::ctx::synchronize)?;
+            return Ok(CudaEvent { raw: None, events: self.0.clone() });
+        }
+        let raw = self.event()?;
+        let event = CudaEvent { raw: Some(raw), events: self.0.clone() };
+        // SAFETY: the event was created in this context and nobody else has it; the stream is kept
+        // alive by its `Arc`.
+        self.call("cuEventRecord", || unsafe { result::event::record(raw.0, on.cu_stream()) })?;
+        Ok(event)
+    }
+
+    fn wait(&self, on: &RawStream, event: &CudaEvent) -> Result<(), DeviceError> {
+        let Some(raw) = event.raw else { return Ok(()) };
+        if !on.is_reachable() {
+            // It cannot be made to wait; what the host has seen done it is after.
+            return self.synchronize(event);
+        }
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        self.call("cuStreamWaitEvent", || {
+            // SAFETY: the event lives as long as it is borrowed, the stream as long as its `Arc`.
+            unsafe { result::stream::wait_event(on.cu_stream(), raw.0, flags) }
+        })
+    }
+
+    fn query(&self, event: &CudaEvent) -> Result<bool, DeviceError> {
+        let Some(raw) = event.raw else { return Ok(true) };
+        let mut done = true;
+        self.call("cuEventQuery", || {
+            // SAFETY: the event lives as long as it is borrowed.
+            match unsafe { result::event::query(raw.0) } {
+                Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => {
+                    done = false;
+                    Ok(())
+                }
+                other => other,
+            }
+        })?;
+        Ok(done)
+    }
+
+    fn synchronize(&self, event: &CudaEvent) -> Result<(), DeviceError> {
+        let Some(raw) = event.raw else { return Ok(()) };
+        // SAFETY: the event lives as long as it is borrowed.
+        self.call("cuEventSynchronize", || unsafe { result::event::synchronize(raw.0) })
+    }
+
+    fn fault(&self) -> Option<DeviceError> {
+        self.0.driver.fault()
+    }
+}
+
+impl Drop for CudaEvent {
+    fn drop(&mut self) {
+        if let Some(raw) = self.raw {
+            self.events.idle.lock().push(raw);
+        }
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        for RawEvent(event) in self.idle.get_mut().drain(..) {
+            // Where the device is gone, or the process is a fork, there is nothing to destroy.
+            // SAFETY: nobody holds an event any more, since each holds this list.
+            let _ = self.driver.call("cuEventDestroy", || unsafe { result::event::destroy(event) });
+        }
+    }
+}
+
+impl fmt::Debug for RawStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RawStream")
+            .field("handle", &self.cu_stream())
+            .field("thread", &self.thread)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for CudaDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaDriver")
+            .field("device", &self.0.driver.context().ordinal())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for CudaEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CudaEvent").field(&self.raw).finish_non_exhaustive()
+    }
+}

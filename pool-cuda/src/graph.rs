@@ -1,0 +1,221 @@
+//! Captures and graphs: what they allocate is theirs for as long as they can be launched.
+#![expect(unsafe_code, reason = "the driver is called through C")]
+
+use crate::array::Vram;
+use crate::device::CudaDevice;
+use crate::events::CudaStreamOf;
+use cudarc::driver::{result, sys};
+use pool_core::{BucketPool, DeviceError, MarkOf, PrivatePool};
+use std::fmt;
+
+/// A capture that is going on. What is allocated for its streams comes from a [`PrivatePool`]; what
+/// is freed is used again in the capture, where its edges order it. The pool makes no call on a
+/// capturing stream but those that [`CudaCapture::fork`] and [`CudaCapture::join`] ask for.
+///
+/// Buffers from outside that captured work uses must live as long as the graph; a launch waits for
+/// what was done with them before the capture used them.
+///
+/// Dropping it ends the capture and throws its work away.
+///
+/// ```no_run
+/// use pool_core::{BucketPool, MIB};
+/// use pool_cuda::{CudaAllocator, CudaCapture};
+///
+/// let pool = BucketPool::new(CudaAllocator::new(0)?);
+/// let device = pool.allocator().device().clone();
+/// let stream = device.context().new_stream()?;
+/// let on = device.stream(&stream)?;
+///
+/// let capture = CudaCapture::begin(&pool, &on)?;
+/// let scratch = pool.allocate_on(&on, MIB)?;
+/// stream.memset_zeros(&mut &*scratch.on(&on)?)?;
+/// drop(scratch);
+/// let mut graph = capture.end()?;
+/// graph.launch(&on)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct CudaCapture<A: Vram> {
+    device: CudaDevice,
+    origin: CudaStreamOf,
+    forked: Vec<CudaStreamOf>,
+    /// Taken by its end.
+    private: Option<PrivatePool<A>>,
+}
+
+/// Captured work that can be launched again and again, with the memory that it uses.
+pub struct CudaGraph<A: Vram> {
+    /// Before the memory, so that it goes first.
+    instance: Instance,
+    private: PrivatePool<A>,
+    /// What the captured work was ordered behind when it was captured.
+    after: Vec<MarkOf<A>>,
+}
+
+/// A graph of the driver's and its instance.
+struct Instance {
+    device: CudaDevice,
+    graph: sys::CUgraph,
+    /// Null until it is made.
+    ready: sys::CUgraphExec,
+}
+
+// SAFETY: the driver lets any thread use a graph, one at a time; `launch` borrows it alone.
+unsafe impl Send for Instance {}
+
+impl<A: Vram> CudaCapture<A> {
+    /// From here on, what `on` is given is captured.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::NotSubmitted`](pool_core::Why::NotSubmitted) for a stream under capture, or what the
+    /// driver said; nothing is captured then.
+    pub fn begin(pool: &BucketPool<A>, on: &CudaStreamOf) -> Result<Self, DeviceError> {
+        let device = pool.allocator().cuda_device().clone();
+        let private = PrivatePool::new(pool);
+        device.clock().begin_capture(on)?;
+        let begun = private.bind(on).and_then(|()| {
+            // Calls of other threads are none of this capture's business.
+            let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+            device.driver().call("cuStreamBeginCapture", || {
+                // SAFETY: the stream is kept alive by its `Arc`.
+                unsafe { result::stream::begin_capture(on.raw().cu_stream(), mode) }
+            })
+        });
+        if let Err(error) = begun {
+            device.clock().end_capture(on);
+            return Err(error);
+        }
+        Ok(Self { device, origin: on.clone(), forked: Vec::new(), private: Some(private) })
+    }
+
+    /// Takes another stream into the capture, behind what `after` was given so far.
+    ///
+    /// # Errors
+    ///
+    /// As for [`CudaCapture::begin`].
+    pub fn fork(&mut self, on: &CudaStreamOf, after: &CudaStreamOf) -> Result<(), DeviceError> {
+        self.device.clock().begin_capture(on)?;
+        let bound = self.private.as_ref().map_or(Ok(()), |private| private.bind(on));
+        let forked = bound.and_then(|()| self.device.clock().join_captured(on, after));
+        if let Err(error) = forked {
+            self.device.clock().end_capture(on);
+            return Err(error);
+        }
+        self.forked.push(on.clone());
+        Ok(())
+    }
+
+    /// Inside the capture, `on` waits for what `after` was given so far. Blocks that `after` has
+    /// freed serve `on` from then on.
+    ///
+    /// # Errors
+    ///
+    /// What the driver said.
+    pub fn join(&self, on: &CudaStreamOf, after: &CudaStreamOf) -> Result<(), DeviceError> {
+        self.device.clock().join_captured(on, after)
+    }
+
+    /// Ends the capture. Each forked stream is joined to the first.
+    ///
+    /// # Errors
+    ///
+    /// What the driver said; the work is thrown away then.
+    pub fn end(mut self) -> Result<CudaGraph<A>, DeviceError> {
+        let joined = self.forked.iter().try_for_each(|forked| self.join(&self.origin, forked));
+        let (ended, after) = self.stop();
+        joined?;
+        let instance = ended?.instantiated()?;
+        let missing = DeviceError::new(pool_core::Why::Other, "a capture that has ended", 0);
+        Ok(CudaGraph { instance, private: self.private.take().ok_or(missing)?, after })
+    }
+
+    fn stop(&mut self) -> (Result<Instance, DeviceError>, Vec<MarkOf<A>>) {
+        if let Some(private) = &self.private {
+            private.unbind();
+        }
+        let graph = self.device.driver().call("cuStreamEndCapture", || {
+            // SAFETY: the stream is kept alive by its `Arc`.
+            unsafe { result::stream::end_capture(self.origin.raw().cu_stream()) }
+        });
+        let clock = self.device.clock();
+        let mut after = clock.end_capture(&self.origin);
+        for forked in self.forked.drain(..) {
+            after.extend(clock.end_capture(&forked));
+        }
+        let (device, ready) = (self.device.clone(), std::ptr::null_mut());
+        (graph.map(|graph| Instance { device, graph, ready }), after)
+    }
+}
+
+impl<A: Vram> Drop for CudaCapture<A> {
+    fn drop(&mut self) {
+        if self.private.is_some() {
+            drop(self.stop());
+        }
+    }
+}
+
+impl Instance {
+    fn instantiated(mut self) -> Result<Self, DeviceError> {
+        self.ready = self.device.driver().memory("cuGraphInstantiate", || {
+            let flags = sys::CUgraphInstantiate_flags(0);
+            // SAFETY: the graph was ended a moment ago, and is nobody else's.
+            unsafe { result::graph::instantiate(self.graph, flags) }
+        })?;
+        Ok(self)
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        // What is running goes on; the driver frees the instance after it.
+        let driver = self.device.driver();
+        if !self.ready.is_null() {
+            // SAFETY: made by `instantiated`, and destroyed once.
+            let destroy = || unsafe { result::graph::exec_destroy(self.ready) };
+            let _ = driver.memory("cuGraphExecDestroy", destroy);
+        }
+        if !self.graph.is_null() {
+            // SAFETY: made by `stop`, and destroyed once.
+            let destroy = || unsafe { result::graph::destroy(self.graph) };
+            let _ = driver.memory("cuGraphDestroy", destroy);
+        }
+    }
+}
+
+impl<A: Vram> CudaGraph<A> {
+    /// Gives the graph to a stream, behind its earlier launches and behind what the captured work
+    /// was ordered behind.
+    ///
+    /// # Errors
+    ///
+    /// What the driver said; then nothing was launched.
+    pub fn launch(&mut self, on: &CudaStreamOf) -> Result<(), DeviceError> {
+        let Instance { device, ready, .. } = &self.instance;
+        self.private.launch(on, &self.after, || {
+            device.driver().call("cuGraphLaunch", || {
+                // SAFETY: the instance lives as long as `self`, borrowed alone; the stream is kept
+                // alive by its `Arc`.
+                unsafe { result::graph::launch(*ready, on.raw().cu_stream()) }
+            })
+        })
+    }
+
+    /// Bytes that are kept for the graph and that no buffer has.
+    #[must_use]
+    pub fn cached_bytes(&self) -> u64 {
+        self.private.cached_bytes()
+    }
+}
+
+impl<A: Vram> fmt::Debug for CudaCapture<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaCapture").field("private", &self.private).finish_non_exhaustive()
+    }
+}
+
+impl<A: Vram> fmt::Debug for CudaGraph<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaGraph").field("private", &self.private).finish_non_exhaustive()
+    }
+}

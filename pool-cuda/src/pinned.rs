@@ -1,0 +1,346 @@
+//! Page-locked host memory: what the device copies from and to without the CPU.
+#![expect(unsafe_code, reason = "the driver is called through C, and memory comes as a pointer")]
+
+use crate::block::Owner;
+use crate::device::CudaDevice;
+use crate::events::{CudaDriver, CudaStreamOf};
+use crate::memory::{GRANULE, aligned, size};
+use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop, result, sys};
+use pool_core::{
+    Clearing, DeviceAllocator, DeviceError, MarkOf, Memory, PooledBuffer, Request, Sliceable,
+    StreamClock, Timeline, WholeBlocks, Why,
+};
+use std::alloc::{self, Layout};
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::Arc;
+
+/// What page-locked memory is aligned to: a page of the host.
+const PAGE: usize = 4096;
+/// Parts of it are aligned to [`GRANULE`].
+const ALIGNMENT: u64 = GRANULE;
+
+/// Host memory that the driver has page-locked, for all contexts, so that copies between it and a
+/// device run by themselves. It is cached by the CPU, never write-combined, so reading back from it
+/// is as fast as from any memory.
+///
+/// The CPU can touch it, so a buffer that a stream has used is handed out again only once a query
+/// has seen the stream done with it. It is scarce, and the driver takes milliseconds to lock it:
+/// an [`Arena`](pool_core::Arena) over it cuts blocks to size, without the half that powers of two
+/// would waste.
+pub struct CudaPinnedAllocator {
+    device: CudaDevice,
+    by: Locking,
+    owner: Owner,
+}
+
+/// Who makes the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Locking {
+    /// The driver: `cuMemHostAlloc`.
+    Driver,
+    /// This program; the driver locks it: `cuMemHostRegister`.
+    Registration,
+}
+
+/// A block of page-locked memory.
+#[derive(Debug)]
+pub struct PinnedBlock {
+    at: NonNull<u8>,
+    bytes: usize,
+    owner: Owner,
+}
+
+// SAFETY: it is a pointer to memory that is nobody else's.
+unsafe impl Send for PinnedBlock {}
+// SAFETY: as above; through a shared block the memory is not touched.
+unsafe impl Sync for PinnedBlock {}
+
+impl CudaPinnedAllocator {
+    /// Memory by `cuMemHostAlloc`.
+    #[must_use]
+    pub fn on(device: CudaDevice) -> Self {
+        Self { device, by: Locking::Driver, owner: Owner::new() }
+    }
+
+    /// Memory of this program, which `cuMemHostRegister` locks: for those who want it from the
+    /// program's own allocator.
+    #[must_use]
+    pub fn registered(device: CudaDevice) -> Self {
+        Self { device, by: Locking::Registration, owner: Owner::new() }
+    }
+
+    /// The device whose streams it is ordered with.
+    #[must_use]
+    pub fn device(&self) -> &CudaDevice {
+        &self.device
+    }
+
+    fn take(&self, bytes: usize) -> Result<NonNull<u8>, DeviceError> {
+        match self.by {
+            Locking::Driver => self.device.driver().memory("cuMemHostAlloc", || {
+                // SAFETY: asks the driver for memory. Not write-combined: the CPU may read it.
+                let at = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }?;
+                NonNull::new(at.cast()).ok_or(NO_MEMORY)
+            }),
+            Locking::Registration => self.register(bytes),
+        }
+    }
+
+    fn register(&self, bytes: usize) -> Result<NonNull<u8>, DeviceError> {
+        let layout = layout(bytes)?;
+        // SAFETY: the layout has a size: sizes are rounded up to a granule.
+        let at = NonNull::new(unsafe { alloc::alloc_zeroed(layout) });
+        let at = at.ok_or(DeviceError::new(Why::OutOfMemory, "host memory to register", 0))?;
+        let register = || {
+            let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
+            // SAFETY: the memory was just allocated, and stays until it is unregistered.
+            unsafe { sys::cuMemHostRegister_v2(at.as_ptr().cast(), bytes, flags) }.result()
+        };
+        let registered = self.device.driver().memory("cuMemHostRegister", register);
+        registered.inspect_err(|_| {
+            // SAFETY: allocated above with this layout, and not registered.
+            unsafe { alloc::dealloc(at.as_ptr(), layout) }
+        })?;
+        Ok(at)
+    }
+}
+
+const NO_MEMORY: cudarc::driver::DriverError =
+    cudarc::driver::DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+
+fn layout(bytes: usize) -> Result<Layout, DeviceError> {
+    let too_large = |_| DeviceError::new(Why::TooLarge, "host memory to register", 0);
+    Layout::from_size_align(bytes, PAGE).map_err(too_large)
+}
+
+impl DeviceAllocator for CudaPinnedAllocator {
+    type Block = PinnedBlock;
+    type View<'b> = PinnedRange<'b>;
+    type Kind = ();
+    type Clock = Timeline<CudaDriver>;
+    const MEMORY: Memory =
+        Memory { cpu_touches: true, clearing: Clearing::AtOnce, ..Memory::DEVICE };
+
+    fn clock(&self) -> &Timeline<CudaDriver> {
+        self.device.clock()
+    }
+
+    fn granule(&self) -> u64 {
+        GRANULE
+    }
+
+    fn aligned(&self, _kind: (), alignment: u64) -> Result<(), DeviceError> {
+        aligned(alignment, ALIGNMENT)
+    }
+
+    fn allocate(
+        &self,
+        request: Request<()>,
+        _on: &CudaStreamOf,
+    ) -> Result<PinnedBlock, DeviceError> {
+        let too_large = DeviceError::new(Why::TooLarge, "cuMemHostAlloc", 0);
+        let bytes = request.bytes.max(1).checked_next_multiple_of(GRANULE).ok_or(too_large)?;
+        let bytes = size(bytes)?;
+        Ok(PinnedBlock { at: self.take(bytes)?, bytes, owner: self.owner })
+    }
+
+    /// Waits for `after`, and then for the device, since the driver does.
+    fn free(&self, block: PinnedBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
+        if block.owner != self.owner {
+            return Err(DeviceError::new(Why::Foreign, "free memory of another allocator", 0));
+        }
+        after.iter().try_for_each(|mark| self.device.clock().synchronize(*mark))?;
+        let (driver, at) = (self.device.driver(), block.at.as_ptr());
+        match self.by {
+            Locking::Driver => driver.memory("cuMemFreeHost", || {
+                // SAFETY: a block is made in `allocate` only and moved in here, so it is freed
+                // once; the work that used it is done, as just waited for.
+                unsafe { result::free_host(at.cast()) }
+            }),
+            Locking::Registration => {
+                driver.memory("cuMemHostUnregister", || {
+                    // SAFETY: as above.
+                    unsafe { sys::cuMemHostUnregister(at.cast()) }.result()
+                })?;
+                let layout = layout(block.bytes)?;
+                // SAFETY: allocated with this layout in `register`; nothing locks it any more.
+                unsafe { alloc::dealloc(at, layout) };
+                Ok(())
+            }
+        }
+    }
+
+    fn view<'b>(
+        &'b self,
+        block: &'b PinnedBlock,
+        offset: u64,
+        bytes: u64,
+        on: &CudaStreamOf,
+    ) -> PinnedRange<'b> {
+        let whole = 0..block.bytes as u64;
+        let end = offset.checked_add(bytes).filter(|end| *end <= whole.end);
+        let part = end.map_or(0..0, |end| offset..end);
+        let inside = |bytes: u64| usize::try_from(bytes).unwrap_or(0);
+        // SAFETY: the part lies inside the block, as just checked.
+        let at = unsafe { block.at.add(inside(part.start)) };
+        let bytes = inside(part.end - part.start);
+        PinnedRange { at, bytes, stream: (**on.raw()).clone(), block: PhantomData }
+    }
+
+    /// By the CPU: a block that is handed out has been seen done.
+    fn zero(
+        &self,
+        block: &mut PinnedBlock,
+        bytes: u64,
+        on: &CudaStreamOf,
+    ) -> Result<(), DeviceError> {
+        let part = 0..bytes.min(block.bytes as u64);
+        // SAFETY: the block is borrowed alone.
+        unsafe { self.zero_part(block, part, on) }
+    }
+}
+
+impl Sliceable for CudaPinnedAllocator {
+    unsafe fn zero_part(
+        &self,
+        block: &PinnedBlock,
+        bytes: Range<u64>,
+        on: &CudaStreamOf,
+    ) -> Result<(), DeviceError> {
+        let part = self.view(block, bytes.start, bytes.end - bytes.start, on);
+        // SAFETY: inside the block, as the view has checked; the caller vouches that nobody uses
+        // these bytes.
+        unsafe { part.at.write_bytes(0, part.bytes) };
+        Ok(())
+    }
+}
+
+impl WholeBlocks for CudaPinnedAllocator {}
+
+impl fmt::Debug for CudaPinnedAllocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaPinnedAllocator")
+            .field("device", &self.device)
+            .field("by", &self.by)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Page-locked buffers as bytes of the CPU's.
+pub trait PinnedBytes {
+    /// The bytes that were asked for, once every copy from or to them is done.
+    ///
+    /// # Errors
+    ///
+    /// What the driver said.
+    fn bytes(&mut self) -> Result<&mut [u8], DeviceError>;
+}
+
+impl<A> PinnedBytes for PooledBuffer<A>
+where
+    A: for<'b> DeviceAllocator<View<'b> = PinnedRange<'b>>,
+{
+    fn bytes(&mut self) -> Result<&mut [u8], DeviceError> {
+        let PinnedRange { at, bytes, .. } = self.on_cpu()?;
+        // SAFETY: inside the block (`CudaPinnedAllocator::view`); the buffer is borrowed alone and
+        // no stream is working on it any more, nor can be given work while it is; the memory is the
+        // driver's, or was cleared when it was allocated.
+        Ok(unsafe { slice::from_raw_parts_mut(at.as_ptr(), bytes) })
+    }
+}
+
+/// A range of page-locked memory in use on a stream: what cudarc's copies on that stream take,
+/// `stream.memcpy_htod(&*used, &mut device)`, and where it is written
+/// `stream.memcpy_dtoh(&device, &mut &*used)`.
+///
+/// The CPU does not read or write through it, since a copy may be going on;
+/// [`PinnedBytes::bytes`](crate::PinnedBytes::bytes) waits for the copies.
+#[derive(Debug)]
+pub struct PinnedRange<'b> {
+    at: NonNull<u8>,
+    bytes: usize,
+    stream: Arc<CudaStream>,
+    block: PhantomData<&'b PinnedBlock>,
+}
+
+// SAFETY: as for the block that it borrows.
+unsafe impl Send for PinnedRange<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedRange<'_> {}
+
+impl PinnedRange<'_> {
+    /// Where the bytes are; the device knows them under the same address.
+    #[must_use]
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.at
+    }
+
+    /// How many bytes there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// cudarc names the stream only here and takes no error. Another stream than the use's is
+    /// waited for before and after: slow and right.
+    fn guard<'a>(&'a self, on: &'a CudaStream) -> SyncOnDrop<'a> {
+        crate::block::guard(&self.stream, on)
+    }
+}
+
+impl HostSlice<u8> for PinnedRange<'_> {
+    fn len(&self) -> usize {
+        self.bytes
+    }
+
+    unsafe fn stream_synced_slice<'a>(
+        &'a self,
+        stream: &'a CudaStream,
+    ) -> (&'a [u8], SyncOnDrop<'a>) {
+        // SAFETY: inside the block (`CudaPinnedAllocator::view`), which is borrowed; the memory is
+        // the driver's, or was cleared when it was allocated. The caller gives it to `stream` only.
+        (unsafe { slice::from_raw_parts(self.at.as_ptr(), self.bytes) }, self.guard(stream))
+    }
+
+    unsafe fn stream_synced_mut_slice<'a>(
+        &'a mut self,
+        stream: &'a CudaStream,
+    ) -> (&'a mut [u8], SyncOnDrop<'a>) {
+        // SAFETY: as above.
+        (unsafe { slice::from_raw_parts_mut(self.at.as_ptr(), self.bytes) }, self.guard(stream))
+    }
+}
+
+// What is written is given as `&mut &*used`, as for `CudaView`.
+impl HostSlice<u8> for &PinnedRange<'_> {
+    fn len(&self) -> usize {
+        self.bytes
+    }
+
+    unsafe fn stream_synced_slice<'a>(
+        &'a self,
+        stream: &'a CudaStream,
+    ) -> (&'a [u8], SyncOnDrop<'a>) {
+        // SAFETY: as above.
+        unsafe { PinnedRange::stream_synced_slice(self, stream) }
+    }
+
+    unsafe fn stream_synced_mut_slice<'a>(
+        &'a mut self,
+        stream: &'a CudaStream,
+    ) -> (&'a mut [u8], SyncOnDrop<'a>) {
+        // SAFETY: the bytes are not part of the range but what it points to; the caller gives them
+        // to `stream` only, whose copies run one after the other.
+        (unsafe { slice::from_raw_parts_mut(self.at.as_ptr(), self.bytes) }, self.guard(stream))
+    }
+}
