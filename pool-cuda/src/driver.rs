@@ -5,6 +5,7 @@ use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, DriverError, result};
 use pool_core::{DeviceError, Why};
 use std::mem::ManuallyDrop;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
@@ -37,9 +38,19 @@ impl<T> std::ops::Deref for Kept<T> {
 
 impl<T> Drop for Kept<T> {
     fn drop(&mut self) {
-        if !FORKED.load(Relaxed) {
-            // SAFETY: dropped here only, and once.
-            unsafe { ManuallyDrop::drop(&mut self.0) }
+        if FORKED.load(Relaxed) {
+            return;
+        }
+        let before = result::ctx::get_current();
+        // SAFETY: dropped here only, and once.
+        unsafe { ManuallyDrop::drop(&mut self.0) }
+        // cudarc's own drops make its context current and leave it so.
+        if let Ok(callers) = before
+            && result::ctx::get_current() != before
+        {
+            // SAFETY: it was current before, and what was dropped was ours. If the driver refuses,
+            // the process ends or the device is gone.
+            let _ = unsafe { result::ctx::set_current(callers.unwrap_or(ptr::null_mut())) };
         }
     }
 }
@@ -87,7 +98,7 @@ impl Driver {
         set(self.context.cu_ctx())?;
         let done = work().map_err(|e| self.refusal(name, e));
         // The call has done what it says; that the caller's context is not back, his next call says.
-        let _ = set(callers.unwrap_or(std::ptr::null_mut()));
+        let _ = set(callers.unwrap_or(ptr::null_mut()));
         done
     }
 

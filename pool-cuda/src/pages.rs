@@ -31,6 +31,19 @@ pub struct Pages {
     access: Vec<DeviceLocation>,
     /// Pages that have memory behind them, by address.
     mapped: Mutex<BTreeSet<u64>>,
+    /// What the driver would not take back, to be offered again with the next call.
+    astray: Mutex<Vec<Astray>>,
+}
+
+/// What a refused step left behind.
+#[derive(Clone, Copy, Debug)]
+enum Astray {
+    /// Memory whose own handle was not released; what maps it keeps it.
+    Handle(u64),
+    /// Mapped pages: where, and how many bytes.
+    Mapped(u64, u64),
+    /// Reserved addresses: where, and how many bytes.
+    Addresses(u64, usize),
 }
 
 impl CudaVmmAllocator {
@@ -63,7 +76,7 @@ impl CudaVmmAllocator {
         let peers = peers.iter().map(|peer| DeviceLocation::of(*peer));
         let access = [location].into_iter().chain(peers).collect();
         let (page, mapped) = (page as u64, Mutex::default());
-        Ok(Self::from(device, Pages { page, location, access, mapped }))
+        Ok(Self::from(device, Pages { page, location, access, mapped, astray: Mutex::default() }))
     }
 }
 
@@ -78,11 +91,30 @@ impl Pages {
         let mapped = unsafe { sys::cuMemMap(at, page, 0, memory, 0) }.result();
         // SAFETY: made above; what maps it keeps it.
         let released = unsafe { sys::cuMemRelease(memory) }.result();
-        mapped?;
         if released.is_err() {
-            let _ = Self::unmap(at, self.page);
+            self.astray.lock().push(Astray::Handle(memory));
         }
-        released
+        mapped
+    }
+
+    /// Offers what the driver would not take back once more.
+    fn offer_again(&self) {
+        let offers = std::mem::take(&mut *self.astray.lock());
+        for astray in offers {
+            let taken = match astray {
+                // SAFETY: made by `put`, and not released yet.
+                Astray::Handle(memory) => unsafe { sys::cuMemRelease(memory) }.result(),
+                Astray::Mapped(at, bytes) => Self::unmap(at, bytes),
+                // SAFETY: reserved with so many bytes, and nothing is behind them: pages are
+                // offered before their addresses.
+                Astray::Addresses(at, bytes) => {
+                    unsafe { sys::cuMemAddressFree(at, bytes) }.result()
+                }
+            };
+            if taken.is_err() {
+                self.astray.lock().push(astray);
+            }
+        }
     }
 
     fn unmap(at: sys::CUdeviceptr, bytes: u64) -> Result<(), DriverError> {
@@ -93,6 +125,7 @@ impl Pages {
 
     /// Takes the memory behind a range, all of which has some.
     fn take_all(&self, pages: Range<u64>) -> Result<(), DriverError> {
+        self.offer_again();
         Self::unmap(pages.start, pages.end - pages.start)?;
         self.mapped.lock().retain(|page| !pages.contains(page));
         Ok(())
@@ -112,6 +145,7 @@ impl Pages {
 
     /// Memory behind all of a range, or behind none of it.
     fn put_all(&self, at: sys::CUdeviceptr, bytes: u64) -> Result<(), DriverError> {
+        self.offer_again();
         let page = usize::try_from(self.page).unwrap_or(usize::MAX);
         let mut behind = 0;
         let mut all = || {
@@ -128,8 +162,9 @@ impl Pages {
         };
         let done = all();
         if done.is_err() && behind > 0 {
-            // What cannot be taken back either is the driver's to keep; the caller has the reason.
-            let _ = Self::unmap(at, behind);
+            if Self::unmap(at, behind).is_err() {
+                self.astray.lock().push(Astray::Mapped(at, behind));
+            }
         }
         if done.is_ok() {
             let pages = (at..at + bytes).step_by(usize::try_from(self.page).unwrap_or(usize::MAX));
@@ -177,7 +212,9 @@ impl Source for Pages {
         let at = reserve(device, bytes)?;
         let put = device.driver().memory("cuMemCreate", || self.put_all(at, bytes as u64));
         if let Err(refused) = put {
-            let _ = unreserve(device, at, bytes);
+            if unreserve(device, at, bytes).is_err() {
+                self.astray.lock().push(Astray::Addresses(at, bytes));
+            }
             return Err(refused);
         }
         Ok(at)

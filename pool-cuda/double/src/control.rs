@@ -97,3 +97,16 @@ pub extern "C" fn cuda_double_lose(code: Code) {
 pub extern "C" fn cuda_double_events() -> usize {
     state().events.len()
 }
+
+/// Nothing fails any more, and the devices are there again.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuda_double_mend() {
+    state().script.mend();
+}
+
+/// A call of a name says that it was done and does nothing: the one after `skip` more. A query says
+/// that its event has passed.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuda_double_pretend(name: Name, skip: u64) {
+    state().script.pretend(name.get(), skip);
+}

@@ -10,6 +10,16 @@ pub(crate) struct Script {
     faults: Vec<Fault>,
     /// The device is gone: what each call says from here on.
     lost: Option<Code>,
+    /// A call that does nothing and says that it has: its name, and how many more are let through.
+    pretended: Option<(String, u64)>,
+}
+
+/// What becomes of a call.
+#[derive(PartialEq, Eq)]
+pub(crate) enum Gate {
+    Open,
+    /// It says that it was done.
+    Pretend,
 }
 
 /// Calls of a name, or of any, fail: after `skip` more, `times` times.
@@ -30,8 +40,16 @@ impl Script {
         self.lost = Some(code);
     }
 
+    pub(crate) fn mend(&mut self) {
+        (self.faults, self.lost) = (Vec::new(), None);
+    }
+
+    pub(crate) fn pretend(&mut self, name: String, skip: u64) {
+        self.pretended = Some((name, skip));
+    }
+
     /// Counts a call, and says whether it may go on.
-    pub(crate) fn gate(&mut self, name: &'static str) -> Result<(), Code> {
+    pub(crate) fn gate(&mut self, name: &'static str) -> Result<Gate, Code> {
         if let Some(code) = self.lost {
             return Err(code);
         }
@@ -44,7 +62,18 @@ impl Script {
             fault.skip -= 1;
         }
         *self.counts.entry(name).or_default() += 1;
-        Ok(())
+        match &mut self.pretended {
+            Some((pretended, skip)) if pretended == name => {
+                let now = *skip == 0;
+                if now {
+                    self.pretended = None;
+                } else {
+                    *skip -= 1;
+                }
+                Ok(if now { Gate::Pretend } else { Gate::Open })
+            }
+            _ => Ok(Gate::Open),
+        }
     }
 
     /// Calls of a name that were not refused here; of all names for an empty one.

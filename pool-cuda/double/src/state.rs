@@ -1,7 +1,7 @@
 //! The one machine that this driver runs: its devices, and what was handed out of them.
 
 use crate::code::{self, Code};
-use crate::script::Script;
+use crate::script::{Gate, Script};
 use parking_lot::{Mutex, MutexGuard};
 use pool_core::DeviceError;
 use pool_core::sim::engine::{Engine, Event, Graph};
@@ -64,7 +64,12 @@ pub(crate) fn state() -> MutexGuard<'static, State> {
 /// One call of the driver: counted, refused where the script says so, and otherwise done.
 pub(crate) fn call(name: &'static str, work: impl FnOnce(&mut State) -> Result<(), Code>) -> Code {
     let state = &mut *state();
-    state.script.gate(name).and_then(|()| work(state)).err().unwrap_or(code::SUCCESS)
+    let done = match state.script.gate(name) {
+        Ok(Gate::Open) => work(state),
+        Ok(Gate::Pretend) => Ok(()),
+        Err(code) => Err(code),
+    };
+    done.err().unwrap_or(code::SUCCESS)
 }
 
 /// The answer of the simulated device as the driver's.

@@ -1,0 +1,145 @@
+//! The double: loaded once, given to one test at a time, and asked what happened.
+
+use cudarc::driver::sys;
+use parking_lot::{Mutex, MutexGuard};
+use pool_core::PooledBuffer;
+use pool_cuda::{CudaStreamOf, Vram};
+use std::ffi::CString;
+use std::process::Command;
+use std::sync::LazyLock;
+
+/// Builds the double, loads it by its path and keeps it; cudarc's own `dlopen` then finds it by its
+/// name. Gives the machine to one test, as new.
+pub(crate) fn double() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    static LOADED: LazyLock<()> = LazyLock::new(|| {
+        // SAFETY: the library is ours, and its initialisers do nothing.
+        let library = unsafe { libloading::Library::new(built()) }.unwrap();
+        std::mem::forget(library);
+    });
+    let one = ONE.lock();
+    LazyLock::force(&LOADED);
+    reset();
+    one
+}
+
+fn built() -> String {
+    let output = Command::new(env!("CARGO"))
+        .args(["build", "--locked", "--package", "cuda-double", "--message-format=json"])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let messages = String::from_utf8(output.stdout).unwrap();
+    for message in messages.lines() {
+        let message: serde_json::Value = serde_json::from_str(message).unwrap();
+        let file = message["filenames"][0].as_str().unwrap_or_default();
+        if message["target"]["name"] == "cuda_double" && !file.is_empty() {
+            return file.to_owned();
+        }
+    }
+    panic!("cargo built no double:\n{messages}");
+}
+
+/// A function of the double, by name.
+fn call<F: Copy>(name: &[u8]) -> F {
+    // SAFETY: looks a symbol up; the double is loaded.
+    let library = unsafe { sys::culib() };
+    // SAFETY: each caller names the type that the double declares (double/src/control.rs).
+    *unsafe { library.get::<F>(name) }.unwrap()
+}
+
+fn name(of: &str) -> CString {
+    CString::new(of).unwrap()
+}
+
+/// The machine as new.
+pub(crate) fn reset() {
+    call::<extern "C" fn()>(b"cuda_double_reset")();
+}
+
+/// Calls of a name, or of all for an empty one.
+pub(crate) fn count(of: &str) -> u64 {
+    call::<extern "C" fn(*const i8) -> u64>(b"cuda_double_count")(name(of).as_ptr().cast())
+}
+
+/// Calls that take or give back memory, of any sort.
+pub(crate) fn memory_calls() -> u64 {
+    let names = ["cuMemAlloc_v2", "cuMemFree_v2", "cuMemAllocFromPoolAsync", "cuMemFreeAsync"];
+    let pages = ["cuMemCreate", "cuMemMap", "cuMemUnmap", "cuMemHostAlloc", "cuMemFreeHost"];
+    let rest = ["cuMemHostRegister_v2", "cuMemHostUnregister"];
+    names.iter().chain(&pages).chain(&rest).map(|name| count(name)).sum()
+}
+
+/// Lets calls of a name, or any for an empty one, fail.
+pub(crate) fn fail(of: &str, skip: u64, times: u64, code: u32) {
+    let fail = call::<extern "C" fn(*const i8, u64, u64, u32)>(b"cuda_double_fail");
+    fail(name(of).as_ptr().cast(), skip, times, code);
+}
+
+/// Nothing fails any more.
+pub(crate) fn mend() {
+    call::<extern "C" fn()>(b"cuda_double_mend")();
+}
+
+/// A call of a name says that it was done, and does nothing: the one after `skip` more.
+pub(crate) fn pretend(of: &str, skip: u64) {
+    call::<extern "C" fn(*const i8, u64)>(b"cuda_double_pretend")(name(of).as_ptr().cast(), skip);
+}
+
+/// The devices are gone.
+pub(crate) fn lose(code: u32) {
+    call::<extern "C" fn(u32)>(b"cuda_double_lose")(code);
+}
+
+/// Queued work runs now and then between calls.
+pub(crate) fn seed(seed: u64) {
+    call::<extern "C" fn(u64)>(b"cuda_double_seed")(seed);
+}
+
+/// Everything that is queued runs.
+pub(crate) fn run() {
+    call::<extern "C" fn()>(b"cuda_double_run")();
+}
+
+/// Bytes of device memory that are handed out, or mapped.
+pub(crate) fn held() -> u64 {
+    call::<extern "C" fn() -> u64>(b"cuda_double_held")()
+}
+
+/// Bytes of page-locked host memory.
+pub(crate) fn pinned() -> u64 {
+    call::<extern "C" fn() -> u64>(b"cuda_double_pinned")()
+}
+
+/// Addresses, memory pools and graphs that nobody has given back.
+pub(crate) fn leftovers() -> usize {
+    call::<extern "C" fn() -> usize>(b"cuda_double_leftovers")()
+}
+
+/// Events that nobody has destroyed.
+pub(crate) fn events() -> usize {
+    call::<extern "C" fn() -> usize>(b"cuda_double_events")()
+}
+
+/// Uses out of order.
+pub(crate) fn hazards() -> usize {
+    call::<extern "C" fn() -> usize>(b"cuda_double_hazards")()
+}
+
+/// The CPU uses these bytes now.
+pub(crate) fn touch(bytes: &[u8]) {
+    let touch = call::<extern "C" fn(u64, usize)>(b"cuda_double_touch");
+    touch(bytes.as_ptr().addr() as u64, bytes.len());
+}
+
+/// A kernel that uses bytes at an address.
+pub(crate) fn kernel_at(on: &CudaStreamOf, at: u64, bytes: u64) -> u32 {
+    let kernel = call::<extern "C" fn(usize, u64, usize) -> u32>(b"cuda_double_kernel");
+    kernel(on.raw().cu_stream().addr(), at, usize::try_from(bytes).unwrap())
+}
+
+/// A kernel that uses all of a buffer.
+pub(crate) fn kernel<A: Vram>(buffer: &PooledBuffer<A>, on: &CudaStreamOf) {
+    let view = buffer.on(on).unwrap();
+    assert_eq!(kernel_at(on, view.as_ptr(), buffer.size()), 0);
+}

@@ -1,0 +1,101 @@
+//! Views, typed arrays and raw blocks in cudarc's own calls.
+
+use crate::harness::{double, hazards, held, run};
+use cudarc::driver::{CudaContext, DevicePtr};
+use pool_core::{Arena, ArenaConfig, BucketPool, DeviceAllocator, KIB, Why};
+use pool_cuda::{AllocateCudaArray, CudaAllocator, CudaAsyncAllocator, CudaDevice, into_slice};
+
+#[test]
+fn a_view_is_right_on_another_stream_too() {
+    let _one = double();
+    let device = CudaDevice::new(0).unwrap();
+    let (mine, others) =
+        (device.context().new_stream().unwrap(), device.context().new_stream().unwrap());
+    let on = device.stream(&mine).unwrap();
+    let pool = BucketPool::new(CudaAllocator::on(device));
+    let buffer = pool.allocate_on(&on, KIB).unwrap();
+    let mut back = vec![0; 1024];
+    mine.memcpy_htod(&[7; 1024], &mut &*buffer.on(&on).unwrap()).unwrap();
+    others.memcpy_dtoh(&*buffer.on(&on).unwrap(), &mut back).unwrap();
+    assert_eq!((back, hazards()), (vec![7; 1024], 0));
+}
+
+#[test]
+fn arrays_go_into_copies_on_any_stream_and_are_recorded() {
+    let _one = double();
+    let device = CudaDevice::new(0).unwrap();
+    let raw: Vec<_> = (0..3).map(|_| device.context().new_stream().unwrap()).collect();
+    let on: Vec<_> = raw.iter().map(|raw| device.stream(raw).unwrap()).collect();
+    let unknown = device.context().new_stream().unwrap();
+    let pool = BucketPool::new(Arena::new(CudaAllocator::on(device), ArenaConfig::torch()));
+    for turn in 0..20_u8 {
+        let mut a = pool.allocate_array_on::<f32>(&on[0], &[64, 4]).unwrap();
+        assert_eq!((a.shape(), held() > 0), (&[64, 4][..], true));
+        let mut b = pool.allocate_array_on::<f32>(&on[1], &[256]).unwrap();
+        raw[0].memcpy_htod(&[f32::from(turn); 256], &mut a).unwrap();
+        raw[1].memcpy_dtod(&a, &mut b).unwrap(); // behind the copy on the first
+        raw[0].memset_zeros(&mut a).unwrap(); // behind the copy on the second
+        assert_eq!(unknown.clone_dtoh(&b).unwrap(), vec![f32::from(turn); 256]);
+        assert_eq!(raw[2].clone_dtoh(&a).unwrap(), vec![0.0; 256]);
+        // Both are dropped while nothing says that the streams are done with them.
+    }
+    run();
+    assert_eq!(hazards(), 0);
+    let shape = [usize::MAX, 2];
+    assert_eq!(pool.allocate_array::<f32>(&shape).unwrap_err().why(), Why::TooLarge);
+}
+
+#[test]
+fn a_stream_of_another_device_is_told_to_the_call_that_it_is_for() {
+    let _one = double();
+    let device = CudaDevice::new(0).unwrap();
+    let pool = BucketPool::new(CudaAllocator::on(device));
+    let array = pool.allocate_array::<u8>(&[16]).unwrap();
+    let other = CudaContext::new(1).unwrap();
+    let stream = other.new_stream().unwrap();
+    assert!(stream.clone_dtoh(&array).is_err());
+    drop(array.device_ptr(&stream));
+    assert!(other.check_err().is_err());
+}
+
+#[test]
+fn whole_blocks_become_slices_of_cudarcs() {
+    let _one = double();
+    let device = CudaDevice::new(0).unwrap();
+    let raw = device.context().new_stream().unwrap();
+    let (on, other) = (device.stream(&raw).unwrap(), device.context().new_stream().unwrap());
+    let ordered = BucketPool::new(CudaAsyncAllocator::new(device.clone(), 0).unwrap());
+    let pool = BucketPool::new(CudaAllocator::on(device));
+    let buffer = pool.allocate_on(&on, KIB).unwrap();
+    raw.memcpy_htod(&[9; 1024], &mut &*buffer.on(&on).unwrap()).unwrap();
+    let refused = into_slice::<u8, _>(buffer.detach(), &other).unwrap_err();
+    assert_eq!(refused.why, Why::Foreign, "a stream that the device does not know");
+    let odd = pool.allocate(6).unwrap().detach();
+    assert_eq!(into_slice::<f32, _>(odd, &raw).unwrap_err().why, Why::Unsupported);
+
+    let buffer = pool.allocate_on(&on, KIB).unwrap();
+    raw.memcpy_htod(&[9; 1024], &mut &*buffer.on(&on).unwrap()).unwrap();
+    let slice = into_slice::<u32, _>(buffer.detach(), &raw).unwrap();
+    assert_eq!(raw.clone_dtoh(&slice).unwrap(), vec![0x0909_0909; 256]);
+    pool.clear().unwrap();
+    assert_eq!((pool.stats().reserved_bytes, held()), (0, KIB), "the slice's");
+    drop(slice);
+    let slice =
+        into_slice::<u32, _>(ordered.allocate_on(&on, KIB).unwrap().detach(), &raw).unwrap();
+    drop(slice);
+    run();
+    assert_eq!((held(), hazards()), (0, 0));
+}
+
+#[test]
+fn a_raw_block_leaves_the_accounts_and_is_the_callers() {
+    let _one = double();
+    let pool = BucketPool::new(CudaAllocator::new(0).unwrap());
+    let (block, marks) = pool.allocate(KIB).unwrap().detach().into_raw();
+    assert_eq!((pool.stats().reserved_bytes, held()), (0, KIB));
+    let other = CudaAllocator::on(pool.allocator().device().clone());
+    let (stranger, none) = BucketPool::new(other).allocate(KIB).unwrap().detach().into_raw();
+    assert_eq!(pool.allocator().free(stranger, &none).unwrap_err().why, Why::Foreign);
+    pool.allocator().free(block, &marks).unwrap();
+    assert_eq!(held(), KIB, "the stranger's is lost: nobody else may free it");
+}

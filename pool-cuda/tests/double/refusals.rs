@@ -1,0 +1,143 @@
+//! Every call of the driver refused, one after the other: nothing lost, counters exact, and the
+//! next call works.
+
+use crate::harness::{count, double, fail, hazards, held, mend, pinned, reset, seed};
+use pool_core::{Arena, ArenaConfig, BucketPool, DeviceError, KIB, MIB, PooledBuffer};
+use pool_cuda::{
+    CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPinnedAllocator, CudaVmmAllocator,
+    PinnedBytes, Vram,
+};
+
+/// What went wrong: the driver's, or one of cudarc's own calls.
+type Refused = Box<dyn std::error::Error>;
+
+/// Seed 001: batches of three vectors each, uploaded through page-locked memory, freed out of
+/// order, under a bound.
+fn embedding<A: Vram>(
+    pool: &BucketPool<A>,
+    host: &BucketPool<CudaPinnedAllocator>,
+) -> Result<(), Refused> {
+    let device = pool.allocator().cuda_device();
+    let raw = device.context().new_stream()?;
+    let on = device.stream(&raw)?;
+    let mut kept: Vec<PooledBuffer<A>> = Vec::new();
+    for batch in 0..6_u64 {
+        for bytes in [64 * KIB, 96 * KIB, 40 * KIB] {
+            let bytes = bytes + batch * 8 * KIB;
+            let buffer = pool.allocate_on(&on, bytes)?;
+            let mut staging = host.allocate(bytes)?;
+            staging.bytes()?.fill(1);
+            raw.memcpy_htod(&*staging.on(&on)?, &mut &*buffer.on(&on)?)?;
+            kept.push(buffer);
+        }
+        kept.drain(..kept.len() / 2);
+    }
+    device.retire(&on)?;
+    Ok(())
+}
+
+/// Seed 000: a tile is loaded on one stream while the one before is computed on another.
+fn tiles<A: Vram>(
+    pool: &BucketPool<A>,
+    host: &BucketPool<CudaPinnedAllocator>,
+) -> Result<(), Refused> {
+    let device = pool.allocator().cuda_device();
+    let streams = [device.context().new_stream()?, device.context().new_stream()?];
+    let [load, compute] = [device.stream(&streams[0])?, device.stream(&streams[1])?];
+    for tile in 0..6_u64 {
+        let bytes = 256 * KIB - tile % 3 * 10 * KIB;
+        let mut staging = host.allocate(bytes)?;
+        staging.bytes()?.fill(2);
+        let input = pool.allocate_on(&load, bytes)?;
+        streams[0].memcpy_htod(&*staging.on(&load)?, &mut &*input.on(&load)?)?;
+        let output = pool.allocate_on(&compute, bytes)?;
+        streams[1].memcpy_dtod(&*input.on(&compute)?, &mut &*output.on(&compute)?)?;
+        output.record_stream(&load)?;
+        if tile % 2 == 1 {
+            pool.trim(64 * KIB)?;
+        }
+    }
+    pool.clear()?;
+    Ok(())
+}
+
+/// The accounts, as the driver keeps them.
+fn exact<A: Vram>(pool: &BucketPool<A>, host: &BucketPool<CudaPinnedAllocator>, at: &str) {
+    let (vram, locked) = (pool.stats(), host.stats());
+    assert_eq!((vram.requested_bytes, vram.allocated_bytes), (0, 0), "{at}");
+    assert_eq!((vram.reserved_bytes, locked.reserved_bytes), (held(), pinned()), "{at}");
+}
+
+fn every_call<A: Vram>(
+    make: impl Fn(CudaDevice) -> Result<A, DeviceError>,
+    work: impl Fn(&BucketPool<A>, &BucketPool<CudaPinnedAllocator>) -> Result<(), Refused>,
+) {
+    let _one = double();
+    for times in [1, u64::MAX] {
+        for k in 0.. {
+            reset();
+            seed(k + 1);
+            // The device is opened; what fails is the work.
+            let device = CudaDevice::new(0).unwrap();
+            let pool = BucketPool::builder(make(device.clone()).unwrap());
+            let pool = pool.cached_limit(512 * KIB).reserved_limit(64 * MIB).build();
+            let host = BucketPool::builder(CudaPinnedAllocator::on(device)).build();
+            let before = count("");
+            fail("", k, times, 0);
+            let done = work(&pool, &host);
+            let at = format!("call {k}, {times} times: {:?}", done.as_ref().err());
+            let enough = count("") - before < k;
+            mend();
+            if times == 1 {
+                exact(&pool, &host, &at);
+            }
+            // The next call works; it offers again what the driver would not take back.
+            let _ = pool.allocator().cuda_device().context().check_err();
+            work(&pool, &host).unwrap_or_else(|error| panic!("{at}: and then {error}"));
+            exact(&pool, &host, &at);
+            assert_eq!(hazards(), 0, "{at}");
+            let lost = pool.stats().lost_bytes;
+            drop(pool);
+            crate::harness::run();
+            assert_eq!(held(), lost, "{at}");
+            if enough {
+                assert!(k > 40, "only {k} calls");
+                break;
+            }
+        }
+    }
+}
+
+fn pages(device: CudaDevice) -> Result<Arena<CudaVmmAllocator>, DeviceError> {
+    CudaVmmAllocator::new(device, &[]).map(|m| Arena::over_pages(m, ArenaConfig::grow()))
+}
+
+#[test]
+fn embedding_by_alloc() {
+    every_call(|device| Ok(CudaAllocator::on(device)), embedding);
+}
+
+#[test]
+fn embedding_in_the_order_of_streams() {
+    every_call(|device| CudaAsyncAllocator::new(device, 0), embedding);
+}
+
+#[test]
+fn embedding_in_pages() {
+    every_call(pages, embedding);
+}
+
+#[test]
+fn tiles_by_alloc() {
+    every_call(|device| Ok(CudaAllocator::on(device)), tiles);
+}
+
+#[test]
+fn tiles_in_the_order_of_streams() {
+    every_call(|device| CudaAsyncAllocator::new(device, 0), tiles);
+}
+
+#[test]
+fn tiles_in_pages() {
+    every_call(pages, tiles);
+}

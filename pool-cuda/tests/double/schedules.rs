@@ -1,0 +1,153 @@
+//! Random schedules over several streams, through cudarc's real code, with the check of every use.
+
+use crate::harness::{count, double, hazards, kernel, pretend, reset, seed, touch};
+use pool_core::{Arena, ArenaConfig, BucketPool, KIB, MIB, PooledBuffer};
+use pool_cuda::{
+    CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPinnedAllocator, CudaStreamOf,
+    CudaVmmAllocator, PinnedBytes, Vram,
+};
+
+/// Schedules of each kind of memory; `SCHEDULES` says another number.
+const SCHEDULES: u64 = 5_000;
+/// Steps of one schedule.
+const STEPS: u64 = 40;
+
+/// Marsaglia's xorshift.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, below: u64) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % below).unwrap()
+    }
+}
+
+/// What a schedule does. Where the host learns that the device is done, by a query, a free or the end
+/// of a stream, a wait before that is not needed any more in hindsight; so to see that each is
+/// noticed, there is none of that.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    Everything,
+    /// Nothing is given back, and no stream ends.
+    NoFrees,
+    /// Nor is there page-locked memory.
+    StreamsOnly,
+}
+
+/// One schedule: buffers are taken, used, passed on and dropped on four streams, and page-locked
+/// ones are copied from; streams come and go. Returns how many uses were out of order.
+fn schedule<A: Vram>(number: u64, what: What, make: impl Fn(CudaDevice) -> A) -> usize {
+    let mut dice = Dice(number.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    seed(number);
+    let calm = what != What::Everything;
+    let device = CudaDevice::new(0).unwrap();
+    let new = |_| device.stream(&device.context().new_stream().unwrap()).unwrap();
+    let mut streams: Vec<CudaStreamOf> = (0..4).map(new).collect();
+    let pool = BucketPool::builder(make(device.clone()))
+        .cached_limit(if calm { MIB } else { 64 * KIB })
+        .build();
+    let host = BucketPool::new(CudaPinnedAllocator::on(device.clone()));
+    let mut live: Vec<PooledBuffer<A>> = Vec::new();
+    for _ in 0..STEPS {
+        let on = &streams[dice.roll(4)];
+        match dice.roll(12) {
+            0..=3 => {
+                let buffer = pool.allocate_on(on, [KIB, 2 * KIB, 4 * KIB][dice.roll(3)]).unwrap();
+                kernel(&buffer, on);
+                live.push(buffer);
+            }
+            4..=6 if !live.is_empty() => kernel(&live[dice.roll(live.len() as u64)], on),
+            7..=8 if !live.is_empty() => drop(live.swap_remove(dice.roll(live.len() as u64))),
+            9 if what != What::StreamsOnly && !live.is_empty() => {
+                let target = &live[dice.roll(live.len() as u64)];
+                let mut source = host.allocate(target.size()).unwrap();
+                let bytes = source.bytes().unwrap();
+                touch(bytes);
+                bytes.fill(1);
+                let source = source.on(on).unwrap();
+                on.raw().memcpy_htod(&*source, &mut &*target.on(on).unwrap()).unwrap();
+            }
+            10 if !calm && dice.roll(4) == 0 => {
+                let at = dice.roll(4);
+                let ended = std::mem::replace(&mut streams[at], new(0));
+                device.retire(&ended).unwrap();
+            }
+            11 if !calm => {
+                pool.trim(4 * KIB).unwrap();
+            }
+            _ => {}
+        }
+    }
+    drop(live);
+    drop(pool);
+    hazards()
+}
+
+fn all<A: Vram>(make: impl Fn(CudaDevice) -> A) {
+    let _one = double();
+    let schedules = std::env::var("SCHEDULES").map_or(SCHEDULES, |n| n.parse().unwrap());
+    for number in 1..=schedules {
+        reset();
+        assert_eq!(schedule(number, What::Everything, &make), 0, "schedule {number}");
+    }
+}
+
+fn pages(device: CudaDevice) -> Arena<CudaVmmAllocator> {
+    let memory = CudaVmmAllocator::new(device, &[]).unwrap();
+    Arena::over_pages(memory, ArenaConfig::grow())
+}
+
+#[test]
+fn no_use_is_out_of_order_by_alloc() {
+    all(CudaAllocator::on);
+}
+
+#[test]
+fn no_use_is_out_of_order_in_the_order_of_streams() {
+    all(|device| CudaAsyncAllocator::new(device, 0).unwrap());
+}
+
+#[test]
+fn no_use_is_out_of_order_in_pages() {
+    all(pages);
+}
+
+#[test]
+fn no_use_is_out_of_order_in_segments() {
+    all(|device| Arena::new(CudaAllocator::on(device), ArenaConfig::segments(16 * KIB)));
+}
+
+/// Of all waits, or queries, of some schedules, each removed in a run of its own: how many were
+/// noticed, and how many there are.
+fn noticed(call: &str, what: What) -> (u64, u64) {
+    let _one = double();
+    let (mut noticed, mut all) = (0, 0);
+    for number in 1..=100 {
+        reset();
+        schedule(number, what, CudaAllocator::on);
+        let calls = count(call);
+        for one in 0..calls {
+            reset();
+            pretend(call, one);
+            noticed += u64::from(schedule(number, what, CudaAllocator::on) > 0);
+        }
+        all += calls;
+    }
+    (noticed, all)
+}
+
+#[test]
+fn a_wait_that_is_removed_is_noticed() {
+    let (noticed, all) = noticed("cuStreamWaitEvent", What::StreamsOnly);
+    assert!(all > 100, "{all} waits are too few to say anything");
+    assert_eq!(noticed, all);
+}
+
+#[test]
+fn a_query_that_lies_is_noticed() {
+    let (noticed, all) = noticed("cuEventQuery", What::NoFrees);
+    assert!(all > 100, "{all} queries are too few to say anything");
+    assert_eq!(noticed, all);
+}

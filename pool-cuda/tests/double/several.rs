@@ -1,0 +1,84 @@
+//! Two devices.
+
+use crate::harness::{count, double, fail, hazards, held, kernel, kernel_at};
+use pool_core::{BucketPool, KIB, MIB, Why};
+use pool_cuda::{CudaAllocator, CudaDevice, CudaPools, CudaStreamOf, PeerUse};
+
+fn devices() -> [CudaDevice; 2] {
+    [0, 1].map(|ordinal| CudaDevice::new(ordinal).unwrap())
+}
+
+fn stream(device: &CudaDevice) -> CudaStreamOf {
+    device.stream(&device.context().new_stream().unwrap()).unwrap()
+}
+
+#[test]
+fn each_device_has_its_pool_and_each_buffer_its_device() {
+    let _one = double();
+    let devices = devices();
+    let streams = devices.each_ref().map(stream);
+    let [first, second] =
+        devices.each_ref().map(|device| BucketPool::new(CudaAllocator::on(device.clone())));
+    let pools = CudaPools::new(first, [second]);
+    for (ordinal, on) in streams.iter().enumerate() {
+        let buffer = pools.allocate_on(on, MIB).unwrap();
+        assert_eq!(buffer.allocator().device().ordinal(), ordinal);
+        kernel(&buffer, on);
+        let wrong = &streams[1 - ordinal];
+        assert_eq!(buffer.on(wrong).unwrap_err().why, Why::Foreign);
+        let of_device = pools.device(ordinal).unwrap();
+        assert_eq!(of_device.allocate_on(wrong, MIB).unwrap_err().why(), Why::Foreign);
+    }
+    assert!(pools.device(2).is_none());
+    let stats = pools.stats();
+    assert_eq!(stats.iter().map(|(ordinal, _)| *ordinal).collect::<Vec<_>>(), [0, 1]);
+    assert!(stats.iter().all(|(_, stats)| stats.misses == 1 && stats.reserved_bytes == MIB));
+    drop(pools);
+    assert_eq!((held(), hazards()), (0, 0));
+}
+
+#[test]
+fn a_peer_uses_a_buffer_in_order() {
+    let _one = double();
+    let [here, there] = devices();
+    let (home, other, theirs) = (stream(&here), stream(&here), stream(&there));
+    there.enable_access_to(&here).unwrap();
+    there.enable_access_to(&here).unwrap(); // a second time is no fault
+    let pool = BucketPool::new(CudaAllocator::on(here.clone()));
+    let on_peer = |buffer: &pool_core::PooledBuffer<CudaAllocator>| {
+        let used = PeerUse::new(buffer, &home, &there, &theirs).unwrap();
+        assert_eq!(kernel_at(&theirs, used.as_ptr(), KIB), 0);
+    };
+    for _ in 0..20 {
+        let buffer = pool.allocate_on(&other, KIB).unwrap();
+        kernel(&buffer, &other);
+        on_peer(&buffer);
+        kernel(&buffer, &other);
+        on_peer(&buffer); // and dropped behind it
+    }
+    assert_eq!((pool.stats().misses, hazards()), (1, 0));
+    let buffer = pool.allocate_on(&other, KIB).unwrap();
+    let wrong = PeerUse::new(&buffer, &home, &there, &other).unwrap_err();
+    assert_eq!(wrong.why, Why::Foreign);
+    // An event that cannot be recorded at the end is a wait of the host instead.
+    let used = PeerUse::new(&buffer, &home, &there, &theirs).unwrap();
+    assert_eq!(kernel_at(&theirs, used.as_ptr(), KIB), 0);
+    fail("cuEventRecord", 0, 1, 0);
+    let before = count("cuEventSynchronize");
+    drop(used);
+    assert_eq!(count("cuEventSynchronize"), before + 1);
+    kernel(&buffer, &other);
+    assert_eq!(hazards(), 0);
+}
+
+#[test]
+fn without_access_the_other_device_is_refused() {
+    let _one = double();
+    let [here, there] = devices();
+    let (home, theirs) = (stream(&here), stream(&there));
+    assert_eq!(here.enable_access_to(&here).unwrap_err().why, Why::Unsupported);
+    let pool = BucketPool::new(CudaAllocator::on(here.clone()));
+    let buffer = pool.allocate_on(&home, KIB).unwrap();
+    let used = PeerUse::new(&buffer, &home, &there, &theirs).unwrap();
+    assert_eq!(kernel_at(&theirs, used.as_ptr(), KIB), 700, "as on a device: an illegal address");
+}

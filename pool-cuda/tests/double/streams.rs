@@ -1,0 +1,259 @@
+//! Streams, contexts, and what a steady program costs.
+
+use crate::harness::{count, double, events, fail, hazards, held, kernel, memory_calls};
+use cudarc::driver::{CudaContext, result};
+use pool_core::{Arena, ArenaConfig, BucketPool, KIB, MIB, StreamClock, Why};
+use pool_cuda::{
+    CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaStreamOf, CudaVmmAllocator, Vram,
+};
+use std::thread;
+
+fn device() -> CudaDevice {
+    CudaDevice::new(0).unwrap()
+}
+
+fn streams(device: &CudaDevice, how_many: usize) -> Vec<CudaStreamOf> {
+    let new = |_| device.stream(&device.context().new_stream().unwrap()).unwrap();
+    (0..how_many).map(new).collect()
+}
+
+/// Three streams pass buffers on; after a while that costs no memory call and no new event.
+fn steady<A: Vram>(allocator: A) {
+    let streams = streams(allocator.cuda_device(), 3);
+    let pool = BucketPool::new(allocator);
+    let turn = |i: usize| {
+        let (s, t) = (&streams[i % 3], &streams[(i + 2) % 3]);
+        let buffer = pool.allocate_on(s, MIB).unwrap();
+        kernel(&buffer, s);
+        if i.is_multiple_of(2) {
+            kernel(&buffer, t);
+        }
+    };
+    (0..60).for_each(turn); // until each stream has as many events as it remembers
+    let (memory, created, recorded) =
+        (memory_calls(), count("cuEventCreate"), count("cuEventRecord"));
+    (60..360).for_each(turn);
+    assert_eq!((memory_calls(), count("cuEventCreate")), (memory, created));
+    let records = count("cuEventRecord") - recorded;
+    assert!(records > 0 && records <= 450, "{records} events recorded");
+    assert_eq!(hazards(), 0);
+}
+
+#[test]
+fn streams_hand_buffers_on_without_memory_calls_and_without_new_events() {
+    let _one = double();
+    steady(CudaAllocator::on(device()));
+}
+
+#[test]
+fn so_does_memory_in_the_order_of_streams() {
+    let _one = double();
+    steady(CudaAsyncAllocator::new(device(), u64::MAX).unwrap());
+}
+
+#[test]
+fn so_does_an_arena_in_pages() {
+    let _one = double();
+    let memory = CudaVmmAllocator::new(device(), &[]).unwrap();
+    steady(Arena::over_pages(memory, ArenaConfig::grow()));
+}
+
+#[test]
+fn a_stream_is_registered_once_and_another_devices_is_refused() {
+    let _one = double();
+    let (device, other) = (device(), device());
+    let raw = device.context().new_stream().unwrap();
+    let (once, twice) = (device.stream(&raw).unwrap(), device.stream(&raw).unwrap());
+    assert_eq!(format!("{once:?}"), format!("{twice:?}"));
+    let pool = BucketPool::new(CudaAllocator::on(device));
+    assert_eq!(pool.allocate_on(&other.stream(&raw).unwrap(), 1).unwrap_err().why(), Why::Foreign);
+    assert!(pool.allocate_on(&once, 1).is_ok());
+}
+
+#[test]
+fn allocators_of_one_device_share_their_streams_order() {
+    let _one = double();
+    let device = device();
+    let s = streams(&device, 1).remove(0);
+    let plain = BucketPool::new(CudaAllocator::on(device.clone()));
+    let ordered = BucketPool::new(CudaAsyncAllocator::new(device, 0).unwrap());
+    kernel(&plain.allocate_on(&s, KIB).unwrap(), &s);
+    kernel(&ordered.allocate_on(&s, KIB).unwrap(), &s);
+    assert_eq!(hazards(), 0);
+}
+
+#[test]
+fn the_legacy_stream_gets_events_like_any_other() {
+    let _one = double();
+    let device = device();
+    let s = streams(&device, 1).remove(0);
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let buffer = pool.allocate(KIB).unwrap();
+    kernel(&buffer, device.clock().default_stream());
+    kernel(&buffer, &s);
+    assert_eq!((count("cuStreamWaitEvent"), hazards()), (1, 0));
+    // SAFETY: `CU_STREAM_LEGACY` is the null stream.
+    let again =
+        unsafe { device.context().wrap_borrowed_stream(std::ptr::without_provenance_mut(1)) };
+    let again = device.stream(&again).unwrap();
+    assert_eq!(format!("{again:?}"), format!("{:?}", device.clock().default_stream()));
+}
+
+#[test]
+fn the_per_thread_stream_is_each_threads_own() {
+    let _one = double();
+    let device = device();
+    let own = || device.stream(&device.context().per_thread_stream()).unwrap();
+    let here = own();
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let buffer = pool.allocate_on(&here, KIB).unwrap();
+    kernel(&buffer, &here);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            device.context().bind_to_thread().unwrap();
+            let there = own();
+            assert_ne!(format!("{here:?}"), format!("{there:?}"));
+            // An event cannot be recorded on the other thread's stream: the host waits.
+            let before = count("cuCtxSynchronize");
+            kernel(&buffer, &there);
+            assert_eq!(count("cuCtxSynchronize"), before + 1);
+            device.retire(&there).unwrap();
+        });
+    });
+    assert_eq!(format!("{here:?}"), format!("{:?}", own()));
+    kernel(&buffer, &here);
+    assert_eq!(hazards(), 0);
+}
+
+#[test]
+fn a_wrapped_stream_is_retired_before_its_owner_destroys_it() {
+    let _one = double();
+    let device = device();
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let handle = result::stream::create(result::stream::StreamKind::NonBlocking).unwrap();
+    // SAFETY: it is a stream of this context, and is destroyed after it was retired.
+    let theirs = unsafe { device.wrap_stream(handle) }.unwrap();
+    // SAFETY: as above.
+    assert_eq!(unsafe { device.wrap_stream(handle) }.unwrap_err().why, Why::Other);
+    kernel(&pool.allocate_on(&theirs, KIB).unwrap(), &theirs);
+    fail("cuEventRecord", 0, 1, 0);
+    let (theirs, error) = theirs.retire().unwrap_err();
+    assert_eq!((error.why, error.call), (Why::Other, "cuEventRecord"));
+    theirs.retire().unwrap();
+    // SAFETY: created above; nobody uses it any more.
+    unsafe { result::stream::destroy(handle) }.unwrap();
+    let other = streams(&device, 1).remove(0);
+    kernel(&pool.allocate_on(&other, KIB).unwrap(), &other);
+    assert_eq!((pool.stats().misses, hazards()), (1, 0), "its memory is not stranded");
+    // The driver may give the same handle to a new stream, which is another one.
+    let again = device.context().new_stream().unwrap();
+    assert!(pool.allocate_on(&device.stream(&again).unwrap(), KIB).is_ok());
+}
+
+#[test]
+fn the_callers_context_is_back_after_each_call() {
+    let _one = double();
+    let callers = CudaContext::new(1).unwrap();
+    let current = || result::ctx::get_current().unwrap();
+    assert_eq!(current(), Some(callers.cu_ctx()));
+    let device = device();
+    assert_eq!(current(), Some(callers.cu_ctx()), "opening a device");
+    let pool = BucketPool::new(CudaAllocator::on(device));
+    let buffer = pool.allocate_zeroed(KIB).unwrap();
+    assert_eq!(current(), Some(callers.cu_ctx()), "an allocation");
+    drop(buffer);
+    pool.clear().unwrap();
+    let lives = pool.allocate(KIB).unwrap();
+    drop(pool);
+    assert_eq!(current(), Some(callers.cu_ctx()), "a drop");
+    thread::spawn(move || {
+        assert_eq!(current(), None);
+        drop(lives);
+        assert_eq!(current(), None, "a drop on a thread without a context");
+    })
+    .join()
+    .unwrap();
+    assert_eq!(held(), 0);
+}
+
+#[test]
+fn the_drivers_code_is_kept() {
+    let _one = double();
+    let pool = BucketPool::new(CudaAllocator::new(0).unwrap());
+    let error = pool.allocate(1 << 40).unwrap_err();
+    assert_eq!((error.why(), error.figures().cause.code), (Why::OutOfMemory, 2));
+    assert_eq!(error.figures().cause.call, "cuMemAlloc");
+    assert_eq!(CudaAllocator::new(7).unwrap_err().why, Why::Unsupported);
+}
+
+#[test]
+fn what_the_device_lacks_is_unsupported() {
+    let _one = double();
+    let device = device();
+    fail("cuDeviceGetAttribute", 0, 1, 801); // CUDA_ERROR_NOT_SUPPORTED
+    let error = CudaAsyncAllocator::new(device.clone(), 0).unwrap_err();
+    assert_eq!((error.why, error.code), (Why::Unsupported, 801));
+    fail("cuMemPoolSetAttribute", 0, 1, 0);
+    assert_eq!(CudaAsyncAllocator::new(device, 0).unwrap_err().call, "cuMemPoolSetAttribute");
+    assert_eq!(crate::harness::leftovers(), 0, "the pool that was made is destroyed");
+}
+
+#[test]
+fn buffers_pools_and_streams_go_in_any_order() {
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let _one = double();
+        let device = device();
+        let stream = streams(&device, 1).remove(0);
+        let pool = BucketPool::new(CudaAllocator::on(device));
+        let buffer = pool.allocate_on(&stream, KIB).unwrap();
+        kernel(&buffer, &stream);
+        drop(pool.allocate(KIB)); // and something for another stream, behind an event
+        drop(pool.allocate_on(&stream, KIB));
+        let (mut buffer, mut pool, mut stream) = (Some(buffer), Some(pool), Some(stream));
+        for which in order {
+            match which {
+                0 => thread::scope(|s| s.spawn(|| drop(buffer.take())).join().unwrap()),
+                1 => drop(pool.take()),
+                _ => drop(stream.take()),
+            }
+        }
+        assert_eq!((held(), hazards()), (0, 0), "{order:?}");
+        assert_eq!(events(), 0, "{order:?}: events that nobody has destroyed");
+    }
+}
+
+#[test]
+fn pages_go_back_whole_and_a_failed_step_is_undone() {
+    for (step, skip) in [("cuMemCreate", 2), ("cuMemMap", 2), ("cuMemSetAccess", 0)] {
+        let _one = double();
+        let pool = BucketPool::new(CudaVmmAllocator::new(device(), &[]).unwrap());
+        fail(step, skip, 1, 2);
+        // The first attempt fails at its third page; the second finds all as it was.
+        let buffer = pool.allocate(10 * MIB).unwrap();
+        assert_eq!((buffer.allocated_size(), held()), (16 * MIB, 16 * MIB), "{step}");
+        drop(buffer);
+        assert_eq!(pool.clear().unwrap(), 16 * MIB);
+        assert_eq!((held(), crate::harness::leftovers()), (0, 0), "{step}");
+        fail(step, skip, u64::MAX, 2);
+        let error = pool.allocate(10 * MIB).unwrap_err();
+        assert_eq!((error.why(), held(), pool.stats().reserved_bytes), (Why::OutOfMemory, 0, 0));
+        assert_eq!(crate::harness::leftovers(), 0, "{step}");
+    }
+}
+
+#[test]
+fn an_arena_gives_single_pages_back() {
+    let _one = double();
+    let device = device();
+    let on = device.clock().default_stream().clone();
+    let memory = CudaVmmAllocator::new(device, &[]).unwrap();
+    let pool = BucketPool::new(Arena::over_pages(memory, ArenaConfig::pages(2 * MIB, 0.05)));
+    let buffers: Vec<_> = (0..8).map(|_| pool.allocate(2 * MIB).unwrap()).collect();
+    buffers.iter().for_each(|buffer| kernel(buffer, &on));
+    let kept: Vec<_> = buffers.into_iter().step_by(2).collect();
+    pool.clear().unwrap();
+    assert_eq!(held(), 8 * MIB, "every other page");
+    drop(kept);
+    drop(pool);
+    assert_eq!((held(), crate::harness::leftovers(), hazards()), (0, 0, 0));
+}
