@@ -12,6 +12,8 @@ pub(crate) struct Marks<C: StreamClock> {
     home: Used<C::Mark>,
     /// The few others that it was taken to. None in most programs, and then one word.
     also: Option<Box<Vec<Used<C::Mark>>>>,
+    /// Whether its own stream used it after all of these; they are in the order of their uses.
+    home_is_newest: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +29,11 @@ struct Used<M> {
 impl<C: StreamClock> Marks<C> {
     #[inline]
     pub(crate) fn new(home: C::Mark) -> Self {
-        Self { home: Used { last: home, touched: false, open: 0 }, also: None }
+        Self {
+            home: Used { last: home, touched: false, open: 0 },
+            also: None,
+            home_is_newest: true,
+        }
     }
 
     #[inline]
@@ -59,16 +65,17 @@ impl<C: StreamClock> Marks<C> {
     }
 
     fn of_stream(&mut self, clock: &C, mark: C::Mark) -> &mut Used<C::Mark> {
-        if clock.same_stream(self.home.last, mark) {
+        self.home_is_newest = clock.same_stream(self.home.last, mark);
+        if self.home_is_newest {
             return &mut self.home;
         }
         let also = self.also.get_or_insert_default();
-        let known = also.iter().position(|used| clock.same_stream(used.last, mark));
-        let at = known.unwrap_or_else(|| {
-            also.push(Used { last: mark, touched: true, open: 0 });
-            also.len() - 1
-        });
-        &mut also[at]
+        match also.iter().position(|used| clock.same_stream(used.last, mark)) {
+            Some(at) => also[at..].rotate_left(1),
+            None => also.push(Used { last: mark, touched: true, open: 0 }),
+        }
+        let newest = also.len() - 1;
+        &mut also[newest]
     }
 
     /// The block is given back: settles what no `Use` has ended.
@@ -118,7 +125,9 @@ impl<C: StreamClock> Marks<C> {
     /// The latest stream first: who is ordered after it is often ordered after the others already.
     #[inline]
     fn newest_first(&self) -> impl Iterator<Item = &Used<C::Mark>> + '_ {
-        self.also.iter().flat_map(|also| also.iter().rev()).chain([&self.home])
+        let home = |is_its_turn: bool| is_its_turn.then_some(&self.home).into_iter();
+        let also = self.also.iter().flat_map(|also| also.iter().rev());
+        home(self.home_is_newest).chain(also).chain(home(!self.home_is_newest))
     }
 
     /// Whether all marks are as `is` says.
