@@ -76,9 +76,13 @@ struct Bench {
     /// Workloads to run, or `traces`; all unless named.
     #[arg(long, value_delimiter = ',')]
     workload: Vec<String>,
-    /// The tcache beside other allocators, instead of workloads and traces.
-    #[arg(long, conflicts_with_all = ["backend", "workload"])]
+    /// Other allocators beside ours, instead of workloads and traces: the tcache's, or with
+    /// `--backend cuda` those of VRAM.
+    #[arg(long, conflicts_with_all = ["workload"])]
     peers: bool,
+    /// An allocator of VRAM in a program of its own, as NAME=COMMAND (`peers/gpu/build` makes some).
+    #[arg(long, requires = "peers")]
+    peer: Vec<String>,
     /// A few small steps of everything, results checked: a test, not a measurement.
     #[arg(long)]
     smoke: bool,
@@ -198,8 +202,40 @@ impl Bench {
         self.output.put(&results)
     }
 
-    #[cfg(feature = "peers")]
     fn against_peers(&self, results: &mut Results) -> Result<(), BadInput> {
+        match self.backend.as_slice() {
+            [] if self.peer.is_empty() => self.beside_the_tcache(results),
+            [Backend::Cuda] => self.beside_our_vram(results),
+            _ => Err(BadInput::new(
+                "`--peers` with these backends or programs",
+                "`--peers` alone, or `--backend cuda --peers [--peer NAME=COMMAND]..`",
+            )),
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn beside_our_vram(&self, results: &mut Results) -> Result<(), BadInput> {
+        if let Some((why, cure)) = Backend::Cuda.absence() {
+            return Err(BadInput::new(format!("backend `cuda`: {why}"), cure));
+        }
+        let traces: Result<Vec<_>, _> =
+            self.trace_files()?.iter().map(|file| crate::trace::read(file)).collect();
+        let bar = progress(0, "");
+        bar.enable_steady_tick(Duration::from_millis(200));
+        let tell = |case: &str| bar.set_message(case.to_owned());
+        results.gpu = crate::gpu::run(&self.peer, traces?, self.smoke, tell)?;
+        bar.finish_and_clear();
+        Ok(())
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[expect(clippy::unused_self, reason = "as with the feature")]
+    fn beside_our_vram(&self, _: &mut Results) -> Result<(), BadInput> {
+        Err(BadInput::new("backend `cuda`: it was not built in", "a build with that feature"))
+    }
+
+    #[cfg(feature = "peers")]
+    fn beside_the_tcache(&self, results: &mut Results) -> Result<(), BadInput> {
         let bar = progress(crate::peers::steps(), "");
         bar.enable_steady_tick(Duration::from_millis(200));
         results.peers = crate::peers::run(self.smoke, |case| {
@@ -212,7 +248,7 @@ impl Bench {
 
     #[cfg(not(feature = "peers"))]
     #[expect(clippy::unused_self, reason = "as with the feature")]
-    fn against_peers(&self, _: &mut Results) -> Result<(), BadInput> {
+    fn beside_the_tcache(&self, _: &mut Results) -> Result<(), BadInput> {
         Err(BadInput::new("`--peers`: they are not built in", "`cargo xtask bench --peers`"))
     }
 
@@ -310,11 +346,8 @@ impl Bench {
         standings.map_err(|error| failed(error.to_string()))
     }
 
-    fn replay_traces(
-        &self,
-        policies: &[PolicySpec],
-        results: &mut Results,
-    ) -> Result<(), BadInput> {
+    /// The bundled traces; one of them for a smoke test.
+    fn trace_files(&self) -> Result<Vec<PathBuf>, BadInput> {
         let mut files = Vec::new();
         let folder = fs::read_dir(root().join("traces"))
             .map_err(|error| BadInput::new(format!("traces: {error}"), "a folder of traces"))?;
@@ -324,6 +357,15 @@ impl Bench {
         if self.smoke {
             files.truncate(1);
         }
+        Ok(files)
+    }
+
+    fn replay_traces(
+        &self,
+        policies: &[PolicySpec],
+        results: &mut Results,
+    ) -> Result<(), BadInput> {
+        let files = self.trace_files()?;
         let backends = if self.backend.is_empty() { &[Backend::Sim][..] } else { &self.backend };
         let bound = Some(sizes::cached_limit(BENCH_CACHED_LIMIT)?);
         for backend in backends {

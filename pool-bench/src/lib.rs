@@ -6,6 +6,8 @@ pub mod backend;
 pub mod command;
 pub mod contest;
 pub mod counted;
+#[cfg(feature = "cuda")]
+pub mod gpu;
 pub mod input;
 pub mod machine;
 #[cfg(feature = "peers")]

@@ -31,6 +31,8 @@ pub(crate) struct Results {
     pub(crate) standings: Vec<Standing>,
     pub(crate) outcomes: Vec<Outcome>,
     pub(crate) peers: Vec<Row>,
+    #[cfg(feature = "cuda")]
+    pub(crate) gpu: Vec<crate::gpu::Row>,
     /// What was left out, and why.
     pub(crate) notes: Vec<String>,
 }
@@ -93,7 +95,10 @@ impl Results {
         }
         let standings = self.standings.iter().map(line);
         let outcomes = self.outcomes.iter().map(line);
-        standings.chain(outcomes).chain(self.peers.iter().map(line)).collect()
+        let all = standings.chain(outcomes).chain(self.peers.iter().map(line));
+        #[cfg(feature = "cuda")]
+        let all = all.chain(self.gpu.iter().map(line));
+        all.collect()
     }
 
     fn tables(&self) -> String {
@@ -114,6 +119,10 @@ impl Results {
         }
         if !self.peers.is_empty() {
             parts.push(report::peers(&self.peers));
+        }
+        #[cfg(feature = "cuda")]
+        if !self.gpu.is_empty() {
+            parts.push(crate::gpu::report(&self.gpu));
         }
         parts.join("\n\n")
     }

@@ -105,11 +105,9 @@ impl Pages {
                 // SAFETY: made by `put`, and not released yet.
                 Astray::Handle(memory) => unsafe { sys::cuMemRelease(memory) }.result(),
                 Astray::Mapped(at, bytes) => Self::unmap(at, bytes),
-                // SAFETY: reserved with so many bytes, and nothing is behind them: pages are
-                // offered before their addresses.
-                Astray::Addresses(at, bytes) => {
-                    unsafe { sys::cuMemAddressFree(at, bytes) }.result()
-                }
+                // SAFETY: reserved with so many bytes; the driver refuses while something is behind
+                // them, and pages are offered before their addresses.
+                Astray::Addresses(at, n) => unsafe { sys::cuMemAddressFree(at, n) }.result(),
             };
             if taken.is_err() {
                 self.astray.lock().push(astray);
@@ -161,10 +159,8 @@ impl Pages {
             })
         };
         let done = all();
-        if done.is_err() && behind > 0 {
-            if Self::unmap(at, behind).is_err() {
-                self.astray.lock().push(Astray::Mapped(at, behind));
-            }
+        if done.is_err() && behind > 0 && Self::unmap(at, behind).is_err() {
+            self.astray.lock().push(Astray::Mapped(at, behind));
         }
         if done.is_ok() {
             let pages = (at..at + bytes).step_by(usize::try_from(self.page).unwrap_or(usize::MAX));

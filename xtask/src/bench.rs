@@ -23,7 +23,7 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
             false => left_out.push(driver),
         }
     }
-    if args.iter().any(|arg| arg == "--peers") {
+    if args.iter().any(|arg| arg == "--peers") && asked.is_none() {
         features = vec!["peers"];
         left_out.clear();
     }

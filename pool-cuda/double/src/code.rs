@@ -19,6 +19,7 @@ pub(crate) const ILLEGAL_ADDRESS: Code = 700;
 pub(crate) const HOST_MEMORY_ALREADY_REGISTERED: Code = 712;
 pub(crate) const HOST_MEMORY_NOT_REGISTERED: Code = 713;
 pub(crate) const STREAM_CAPTURE_UNSUPPORTED: Code = 900;
+pub(crate) const NOT_SUPPORTED: Code = 801;
 pub(crate) const UNKNOWN: Code = 999;
 
 /// The code of a refusal of the simulated device; its own where it has one.

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "symbols are exported by name")]
 
 use crate::code::{self, Code};
-use crate::pointer::Out;
+use crate::pointer::{Host, Out};
 use crate::state::{CAPACITY, CURRENT, DEVICES, call, context_of, current, device_of};
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -43,6 +43,18 @@ pub extern "C" fn cuDeviceGet(handle: Out<c_int>, ordinal: c_int) -> Code {
         device(ordinal)?;
         handle.put(ordinal);
         Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDeviceGetName(name: Host, bytes: c_int, _device: c_int) -> Code {
+    call("cuDeviceGetName", |_| {
+        let text = c"a double of libcuda, no GPU".to_bytes_with_nul();
+        if usize::try_from(bytes).is_ok_and(|bytes| bytes >= text.len()) {
+            name.write(text);
+            return Ok(());
+        }
+        Err(code::INVALID_VALUE)
     })
 }
 

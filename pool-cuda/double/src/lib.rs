@@ -22,6 +22,7 @@ mod device;
 mod graph;
 mod host;
 mod memory;
+mod module;
 mod pages;
 mod pointer;
 mod pool;

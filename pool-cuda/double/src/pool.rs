@@ -4,7 +4,7 @@
 use crate::code::{self, Code};
 use crate::device::device;
 use crate::pointer::{InOut, Out};
-use crate::state::{State, call, current, said};
+use crate::state::{DEVICES, State, call, current, said};
 use std::ffi::{c_int, c_uint};
 
 /// `CUmemPoolProps`, as far as it is read: its device.
@@ -24,6 +24,15 @@ pub extern "C" fn cuMemPoolCreate(pool: Out<usize>, properties: InOut<PoolProper
         let handle = state.new_handle();
         state.pools.insert(handle, of);
         pool.put(handle);
+        Ok(())
+    })
+}
+
+/// The pool of a device that is there from the start.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDeviceGetDefaultMemPool(pool: Out<usize>, of: c_int) -> Code {
+    call("cuDeviceGetDefaultMemPool", |_| {
+        pool.put(device(of)? + 1);
         Ok(())
     })
 }
@@ -64,7 +73,8 @@ pub extern "C" fn cuMemPoolTrimTo(pool: usize, _bytes: usize) -> Code {
 }
 
 fn known(state: &State, pool: usize) -> Result<usize, Code> {
-    state.pools.get(&pool).copied().ok_or(code::INVALID_VALUE)
+    let first = pool.checked_sub(1).filter(|device| *device < DEVICES);
+    first.or_else(|| state.pools.get(&pool).copied()).ok_or(code::INVALID_VALUE)
 }
 
 #[unsafe(no_mangle)]

@@ -73,7 +73,9 @@ fn forked_streams_share_what_the_edges_order() {
     assert_eq!(pool.stats().misses, 3, "side by side");
     capture.join(&s, &t).unwrap();
     let both = [pool.allocate_on(&s, MIB).unwrap(), pool.allocate_on(&s, MIB).unwrap()];
-    both.iter().for_each(|buffer| kernel(buffer, &s));
+    for buffer in &both {
+        kernel(buffer, &s);
+    }
     assert_eq!(pool.stats().misses, 3, "after both");
     drop((both, input));
     let mut graph = capture.end().unwrap();
@@ -114,7 +116,9 @@ fn what_a_capture_lacks_comes_from_the_device_whatever_the_capture_forbids() {
     // Idle blocks go back to make room: `cuMemFree` and `cuMemAlloc` under the capture.
     let buffers = [(); 3].map(|()| pool.allocate_on(&s, MIB).unwrap());
     assert_eq!(pool.allocate_on(&s, 2 * MIB).unwrap_err().why(), Why::Limit);
-    buffers.iter().for_each(|buffer| kernel(buffer, &s));
+    for buffer in &buffers {
+        kernel(buffer, &s);
+    }
     let mut graph = capture.end().unwrap();
     graph.launch(&s).unwrap();
     assert_eq!(hazards(), 0);

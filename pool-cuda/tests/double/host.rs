@@ -1,7 +1,7 @@
 //! Page-locked memory: the host is a stream that cannot wait on a device.
 
 use crate::harness::{count, double, hazards, pinned, run, touch};
-use pool_core::{Arena, ArenaConfig, BucketPool, KIB, MIB};
+use pool_core::{Arena, ArenaConfig, BucketPool, KIB, MIB, PooledBuffer};
 use pool_cuda::{CudaAllocator, CudaDevice, CudaPinnedAllocator, PinnedBytes};
 
 #[test]
@@ -60,7 +60,7 @@ fn an_arena_wastes_no_power_of_two() {
     let pool = BucketPool::new(arena);
     let batches: Vec<_> = (0..16).map(|_| pool.allocate(MIB - 100 * KIB).unwrap()).collect();
     assert_eq!((pinned(), count("cuMemHostAlloc")), (16 * MIB, 1));
-    assert_eq!(batches.iter().map(|batch| batch.allocated_size()).sum::<u64>(), 16 * 924 * KIB);
+    assert_eq!(batches.iter().map(PooledBuffer::allocated_size).sum::<u64>(), 16 * 924 * KIB);
     drop(batches);
     drop(pool);
     assert_eq!(pinned(), 0);

@@ -6,6 +6,8 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod captures;
+#[path = "../gpu/checks.rs"]
+mod checks;
 mod ends;
 mod harness;
 mod host;

@@ -249,7 +249,9 @@ fn an_arena_gives_single_pages_back() {
     let memory = CudaVmmAllocator::new(device, &[]).unwrap();
     let pool = BucketPool::new(Arena::over_pages(memory, ArenaConfig::pages(2 * MIB, 0.05)));
     let buffers: Vec<_> = (0..8).map(|_| pool.allocate(2 * MIB).unwrap()).collect();
-    buffers.iter().for_each(|buffer| kernel(buffer, &on));
+    for buffer in &buffers {
+        kernel(buffer, &on);
+    }
     let kept: Vec<_> = buffers.into_iter().step_by(2).collect();
     pool.clear().unwrap();
     assert_eq!(held(), 8 * MIB, "every other page");

@@ -1,0 +1,231 @@
+//! VRAM: pools beside the driver's own calls and beside other allocators, on one GPU, in turns.
+//!
+//! Each contender is asked the same question within a round, so a ratio compares what the machine
+//! was at one moment. Other libraries' allocators run in processes of their own (`child.rs`), which
+//! answer over a pipe and time themselves.
+
+mod child;
+mod contender;
+mod kernels;
+mod ours;
+mod whole;
+
+use crate::contest::quantile;
+use crate::input::BadInput;
+use crate::trace::{Step, Trace};
+use child::Child;
+use contender::{Answer, Contenders, Direct, Ordered, Question, Refused};
+use serde::{Deserialize, Serialize};
+use std::fmt::Write as _;
+
+/// Rounds of a full run, and of a smoke test.
+const ROUNDS: (usize, usize) = (9, 2);
+/// Sizes of pairs, in bytes: 1 KiB to 1 GiB.
+const SIZES: [u64; 7] = [1 << 10, 16 << 10, 256 << 10, 2 << 20, 16 << 20, 256 << 20, 1 << 30];
+/// Threads, each with a stream of its own.
+const THREADS: [usize; 5] = [1, 2, 4, 8, 16];
+/// More than this is not alive at once in a case of several threads.
+const TOGETHER: u64 = 4 << 30;
+/// How long one answer should take, so that a clock read costs nothing beside it.
+const ANSWER_NS: f64 = 2e7;
+
+/// One contender in one case; one line of `--json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are the documentation; records/README.md tells them")]
+pub struct Row {
+    pub case: String,
+    pub peer: String,
+    pub rounds: usize,
+    /// Nanoseconds of a pair, of an operation, or of the whole, as the case says: the median.
+    pub ns: f64,
+    /// This over what the first contender took, within each round: the median, and half the
+    /// distance between the quartiles.
+    pub times: f64,
+    pub times_error: f64,
+    pub reserved_peak_bytes: u64,
+    /// The most requested bytes alive at once; 0 where that is not the question.
+    pub live_peak_bytes: u64,
+    /// Why there is no figure; empty if there is one.
+    pub refused: String,
+}
+
+/// A case: a question, how many operations of its unit an answer should have at first, and what is
+/// known of it.
+struct Case {
+    name: String,
+    question: Question,
+    live_peak_bytes: u64,
+}
+
+fn cases(smoke: bool, traces: &[(Trace, std::path::PathBuf)]) -> Vec<Case> {
+    let case = |name: String, question| Case { name, question, live_peak_bytes: 0 };
+    let mut cases = Vec::new();
+    for bytes in SIZES.into_iter().filter(|bytes| !smoke || *bytes <= 2 << 20) {
+        for threads in THREADS.into_iter().filter(|t| *t == 1 || bytes * *t as u64 <= TOGETHER) {
+            let shown = bucketpool::Bytes(bytes);
+            let name = format!("pair, {shown}, {threads} threads");
+            cases.push(case(name, Question::Pair { bytes, threads, pairs: 1 }));
+        }
+    }
+    let (count, bytes) = (1000, 1 << 20);
+    let name = "Monte Carlo: 1000 buffers of 1 MiB".to_owned();
+    cases.push(case(
+        name,
+        Question::Many { count: if smoke { 50 } else { count }, bytes, rounds: 1 },
+    ));
+    let name = "pair with a use on a second stream recorded, 1 MiB".to_owned();
+    cases.push(case(name, Question::Record { bytes, pairs: 1 }));
+    for (trace, unpacked) in traces {
+        let name = format!("trace {}, memory written", trace.name);
+        let question = Question::Trace { file: unpacked.clone() };
+        cases.push(Case { name, question, live_peak_bytes: trace.live_peak_bytes });
+    }
+    cases
+}
+
+/// The traces as the peers read them: a line for each operation.
+fn unpacked(traces: Vec<Trace>) -> Result<Vec<(Trace, std::path::PathBuf)>, BadInput> {
+    let folder = std::env::temp_dir();
+    let unpack = |trace: Trace| {
+        let mut text = String::new();
+        for step in &trace.steps {
+            // Writing to a string does not fail.
+            let _ = match step {
+                Step::Allocate { slot, bytes, .. } => writeln!(text, "a {slot} {bytes}"),
+                Step::Free { slot, .. } => writeln!(text, "f {slot}"),
+                Step::Use { .. } => Ok(()),
+            };
+        }
+        let file = folder.join(format!("bucketpool-{}-{}.txt", std::process::id(), trace.name));
+        let written = std::fs::write(&file, text);
+        let refused =
+            |error| BadInput::new(format!("{}: {error}", file.display()), "a folder to write to");
+        written.map(|()| (trace, file.clone())).map_err(refused)
+    };
+    traces.into_iter().map(unpack).collect()
+}
+
+/// Asks every contender every case. `peers` are `NAME=COMMAND`; `tell` is called with each case.
+///
+/// # Errors
+///
+/// No GPU, a peer that does not start, a folder that cannot be written to.
+pub fn run(
+    peers: &[String],
+    traces: Vec<Trace>,
+    smoke: bool,
+    tell: impl Fn(&str),
+) -> Result<Vec<Row>, BadInput> {
+    let absent = |refused: Refused| BadInput::new(format!("backend `cuda`: {refused}"), "a GPU");
+    let mut contenders = ours::contenders().map_err(absent)?;
+    contenders.push(("cuMemAlloc".into(), Box::new(Direct::new().map_err(absent)?)));
+    for (name, threshold) in [("cuMemAllocAsync, 0 kept", 0), ("cuMemAllocAsync, kept", u64::MAX)] {
+        // A driver without memory pools is a device like any other, without this contender.
+        if let Ok(ordered) = Ordered::new(threshold) {
+            contenders.push((name.into(), Box::new(ordered)));
+        }
+    }
+    for peer in peers {
+        contenders.push(Child::start(peer)?);
+    }
+    let traces = unpacked(traces)?;
+    let mut rows = Vec::new();
+    for case in cases(smoke, &traces) {
+        tell(&case.name);
+        rows.extend(contest(&case, &mut contenders, smoke));
+    }
+    for (_, file) in &traces {
+        // Only tidying.
+        let _ = std::fs::remove_file(file);
+    }
+    drop(contenders); // what they keep is free for what follows
+    rows.extend(whole::rows(smoke, &tell));
+    Ok(rows)
+}
+
+fn contest(case: &Case, contenders: &mut Contenders, smoke: bool) -> Vec<Row> {
+    let rounds = if smoke { ROUNDS.1 } else { ROUNDS.0 };
+    let mut answers: Vec<Vec<Result<Answer, Refused>>> = vec![Vec::new(); contenders.len()];
+    // What all contenders keep together would not fit.
+    let large = case.question.bytes() >= 16 << 20 || case.live_peak_bytes > 0;
+    let mut questions = Vec::new();
+    for (_, contender) in contenders.iter_mut() {
+        let first = contender.ask(&case.question);
+        let ns = first.map_or(f64::NAN, |answer| answer.ns);
+        questions.push(if smoke {
+            case.question.clone()
+        } else {
+            case.question.lasting(ns, ANSWER_NS)
+        });
+        if large {
+            let _ = contender.ask(&Question::Reset);
+        }
+    }
+    for _ in 0..rounds {
+        for (at, (_, contender)) in contenders.iter_mut().enumerate() {
+            answers[at].push(contender.ask(&questions[at]));
+            if large {
+                let _ = contender.ask(&Question::Reset);
+            }
+        }
+    }
+    for (_, contender) in contenders.iter_mut() {
+        let _ = contender.ask(&Question::Reset);
+    }
+    let first = answers.first().cloned().unwrap_or_default();
+    let row = |((name, _), answers): (&(String, _), Vec<_>)| row(case, name, &answers, &first);
+    contenders.iter().zip(answers).map(row).collect()
+}
+
+fn row(
+    case: &Case,
+    peer: &str,
+    answers: &[Result<Answer, Refused>],
+    first: &[Result<Answer, Refused>],
+) -> Row {
+    let mut ns: Vec<f64> = answers.iter().flatten().map(|answer| answer.ns).collect();
+    let both = answers.iter().zip(first).filter_map(|(a, f)| a.as_ref().ok().zip(f.as_ref().ok()));
+    let mut times: Vec<f64> = both.map(|(answer, first)| answer.ns / first.ns).collect();
+    let spread = (quantile(&mut times, 0.25), quantile(&mut times, 0.75));
+    let refused = answers.iter().find_map(|answer| answer.as_ref().err());
+    Row {
+        case: case.name.clone(),
+        peer: peer.to_owned(),
+        rounds: ns.len(),
+        ns: quantile(&mut ns, 0.5),
+        times: quantile(&mut times, 0.5),
+        times_error: (spread.1 - spread.0) / 2.0,
+        reserved_peak_bytes: answers
+            .iter()
+            .flatten()
+            .map(|a| a.reserved_peak_bytes)
+            .max()
+            .unwrap_or(0),
+        live_peak_bytes: case.live_peak_bytes,
+        refused: refused.map(ToString::to_string).unwrap_or_default(),
+    }
+}
+
+/// The rows as tables, one for each case.
+#[must_use]
+pub fn report(rows: &[Row]) -> String {
+    let mut text = String::new();
+    for case in rows.chunk_by(|a, b| a.case == b.case) {
+        let mut table = comfy_table::Table::new();
+        table.load_preset(comfy_table::presets::ASCII_MARKDOWN);
+        table.set_header(["", "ns", "times ours", "reserved / live"]);
+        for row in case {
+            let reserved = row.reserved_peak_bytes as f64 / row.live_peak_bytes as f64;
+            let figures = if row.refused.is_empty() {
+                [format!("{:.1}", row.ns), format!("{:.2} +-{:.2}", row.times, row.times_error)]
+            } else {
+                [row.refused.clone(), String::new()]
+            };
+            let reserved =
+                if row.live_peak_bytes == 0 { String::new() } else { format!("{reserved:.3}") };
+            table.add_row([row.peer.clone()].into_iter().chain(figures).chain([reserved]));
+        }
+        let _ = writeln!(text, "{}\n\n{table}\n", case[0].case);
+    }
+    text
+}

@@ -1,0 +1,75 @@
+//! Our own contenders: a pool of whole blocks, and arenas below a pool.
+
+use super::contender::{Allocator, Contenders, Gpu, Refused};
+use bucketpool::cuda::{CudaAllocator, CudaDevice, CudaStreamOf, CudaVmmAllocator, Vram};
+use bucketpool::{Arena, ArenaConfig, BucketPolicy, BucketPool, PoolBuilder, PooledBuffer};
+
+struct Ours<A: Vram> {
+    gpu: Gpu,
+    streams: Vec<CudaStreamOf>,
+    pool: BucketPool<A>,
+}
+
+impl<A: Vram> Ours<A> {
+    fn new(
+        make: impl FnOnce(CudaDevice) -> Result<PoolBuilder<A>, Refused>,
+    ) -> Result<Self, Refused> {
+        let gpu = Gpu::new()?;
+        let streams: Result<_, _> = gpu.streams.iter().map(|s| gpu.device.stream(s)).collect();
+        let pool = make(gpu.device.clone())?.build();
+        Ok(Self { streams: streams?, pool, gpu })
+    }
+}
+
+impl<A: Vram> Allocator for Ours<A> {
+    type Block = PooledBuffer<A>;
+
+    fn take(&self, bytes: u64, stream: usize) -> Result<PooledBuffer<A>, Refused> {
+        let taken = self.pool.allocate_on(&self.streams[stream], bytes);
+        taken.map_err(|error| Refused(error.to_string()))
+    }
+    fn give(&self, block: PooledBuffer<A>, _stream: usize) -> Result<(), Refused> {
+        drop(block);
+        Ok(())
+    }
+    fn record(&self, block: &PooledBuffer<A>) -> Result<(), Refused> {
+        Ok(block.record_stream(&self.streams[1])?)
+    }
+    fn write(&self, block: &PooledBuffer<A>, bytes: u64) -> Result<(), Refused> {
+        self.gpu.write(block.on(&self.streams[0])?.as_ptr(), bytes)
+    }
+    fn device(&self) -> &CudaDevice {
+        &self.gpu.device
+    }
+    fn reserved_peak(&self) -> u64 {
+        self.pool.stats().reserved_peak_bytes
+    }
+    fn reset(&self) -> Result<(), Refused> {
+        self.pool.clear().map_err(|error| Refused(error.to_string()))?;
+        self.pool.reset_stats();
+        Ok(())
+    }
+}
+
+/// The first is what the others are compared with.
+pub(super) fn contenders() -> Result<Contenders, Refused> {
+    let whole = Ours::new(|device| {
+        Ok(BucketPool::builder(CudaAllocator::on(device)).policy(BucketPolicy::PowerOfTwo))
+    })?;
+    let torch = Ours::new(|device| {
+        Ok(BucketPool::builder(Arena::new(CudaAllocator::on(device), ArenaConfig::torch())))
+    })?;
+    let pages = Ours::new(|device| {
+        let memory = CudaVmmAllocator::new(device, &[])?;
+        Ok(BucketPool::builder(Arena::over_pages(memory, ArenaConfig::grow())))
+    });
+    let mut all: Contenders = vec![
+        ("bucketpool, pow2".into(), Box::new(whole)),
+        ("bucketpool, arena:torch".into(), Box::new(torch)),
+    ];
+    // A device without virtual memory is a device like any other, without this contender.
+    if let Ok(pages) = pages {
+        all.push(("bucketpool, arena".into(), Box::new(pages)));
+    }
+    Ok(all)
+}
