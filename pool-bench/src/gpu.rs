@@ -6,6 +6,7 @@
 
 mod child;
 mod contender;
+#[path = "../../examples/shared/kernels.rs"]
 mod kernels;
 mod ours;
 mod whole;

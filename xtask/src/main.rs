@@ -5,6 +5,7 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line prints")]
 
 mod bench;
+mod bundle;
 mod ci;
 mod driver;
 mod layers;
@@ -20,6 +21,7 @@ cargo xtask bench  [OPTIONS]           workloads against direct allocation, and 
 cargo xtask replay TRACE.. [OPTIONS]   replay traces under each policy
 cargo xtask record COMMAND..           run a command and keep what it prints as a record
 cargo xtask ci                         everything CI runs; a table of its steps at the end
+cargo xtask gpu-bundle                 what a machine with a GPU needs for its tests and benches
 cargo xtask tidy                       layers, knots, dead files, words, links
 
 `cargo xtask bench --help` and `cargo xtask replay --help` list the options.";
@@ -33,13 +35,16 @@ fn main() -> ExitCode {
     match args.first().map(String::as_str) {
         Some("bench" | "replay" | "record") => bench::run(&root, &args),
         Some("ci") => ci::run(&root),
+        Some("gpu-bundle") => bundle::run(&root),
         Some("tidy") => tidy::run(&root),
         None | Some("help" | "--help" | "-h") => {
             println!("{USAGE}");
             ExitCode::SUCCESS
         }
         Some(other) => {
-            eprintln!("error: task `{other}`; expected one of bench, replay, record, ci, tidy");
+            eprintln!(
+                "error: task `{other}`; expected one of bench, replay, record, ci, gpu-bundle, tidy"
+            );
             ExitCode::from(BAD_INPUT)
         }
     }

@@ -3,7 +3,7 @@
 
 use super::Row;
 use super::contender::{Gpu, Refused};
-use super::kernels::Kernels;
+use super::kernels::{Kernel, Kernels};
 use crate::contest::quantile;
 use bucketpool::cuda::cudarc::driver::{CudaStream, result};
 use bucketpool::cuda::{CudaAllocator, CudaStreamOf};
@@ -16,6 +16,8 @@ const BYTES_PER_POINT: [u64; 4] = [12, 12, 48, 80];
 const POINTS: u64 = 2_000_000;
 /// Kernels that read and write a tile: enough that computing, not allocating, takes the time.
 const PASSES: u32 = 20;
+/// Numbers in a block that is handed over.
+const COUNT: u32 = 1 << 16;
 
 /// The rows of each program; one that cannot run says why.
 pub(super) fn rows(smoke: bool, tell: &impl Fn(&str)) -> Vec<Row> {
@@ -152,13 +154,24 @@ fn work_on(
     points: u64,
 ) -> Result<(), Refused> {
     let count = u32::try_from(points * 3).unwrap_or(u32::MAX);
-    (0..PASSES).try_for_each(|pass| kernels.add(on, (to, from), pass, count))
+    let add = |value| kernels.launch(on, Kernel::Add { to, from, value, count });
+    Ok((0..PASSES).try_for_each(add)?)
+}
+
+fn fill(
+    kernels: &Kernels,
+    buffer: &PooledBuffer<CudaAllocator>,
+    on: &CudaStreamOf,
+    value: u32,
+) -> Result<(), Refused> {
+    let used = buffer.on(on)?;
+    let fill = Kernel::Fill { to: used.as_ptr(), value, count: COUNT };
+    Ok(kernels.launch(on.raw(), fill)?)
 }
 
 /// Blocks go from stream to stream, each kernel adding one to what the one before has left. A block
 /// that is handed out too early shows a wrong number. Returns nanoseconds of a hand-over.
 fn hand_over(turns: u32) -> Result<f64, Refused> {
-    const COUNT: u32 = 1 << 16;
     let gpu = Gpu::new()?;
     let kernels = Kernels::load(&gpu.device)?;
     let on: Result<Vec<_>, _> = gpu.streams[..3].iter().map(|s| gpu.device.stream(s)).collect();
@@ -167,19 +180,21 @@ fn hand_over(turns: u32) -> Result<f64, Refused> {
     let refused = |error: bucketpool::AllocError| Refused(error.to_string());
     let bytes = u64::from(COUNT) * 4;
     let mut current = pool.allocate_on(&on[0], bytes).map_err(refused)?;
-    kernels.fill(&gpu.streams[0], current.on(&on[0])?.as_ptr(), 0, COUNT)?;
+    fill(&kernels, &current, &on[0], 0)?;
     let start = Instant::now();
     for turn in 1..=turns {
         let which = turn as usize % 3;
         let next = pool.allocate_on(&on[which], bytes).map_err(refused)?;
         {
             let (from, to) = (current.on(&on[which])?, next.on(&on[which])?);
-            kernels.add(&gpu.streams[which], (to.as_ptr(), from.as_ptr()), 1, COUNT)?;
-            // Something that overwrites whatever it is given too early.
-            let scratch = pool.allocate_on(&on[(which + 1) % 3], bytes).map_err(refused)?;
-            let scratch = scratch.on(&on[(which + 1) % 3])?;
-            kernels.fill(&gpu.streams[(which + 1) % 3], scratch.as_ptr(), u32::MAX, COUNT)?;
+            let (from, to) = (from.as_ptr(), to.as_ptr());
+            kernels
+                .launch(&gpu.streams[which], Kernel::Add { to, from, value: 1, count: COUNT })?;
         }
+        // Something that overwrites whatever it is given too early.
+        let beside = (which + 1) % 3;
+        let scratch = pool.allocate_on(&on[beside], bytes).map_err(refused)?;
+        fill(&kernels, &scratch, &on[beside], u32::MAX)?;
         current = next;
     }
     let ns = start.elapsed().as_nanos() as f64 / f64::from(turns);
