@@ -80,7 +80,8 @@ struct Bench {
     /// `--backend cuda` those of VRAM.
     #[arg(long, conflicts_with_all = ["workload"])]
     peers: bool,
-    /// An allocator of VRAM in a program of its own, as NAME=COMMAND (`peers/gpu/build` makes some).
+    /// An allocator of VRAM in a program of its own, as NAME=COMMAND (`peers/gpu/build` makes
+    /// some).
     #[arg(long, requires = "peers")]
     peer: Vec<String>,
     /// A few small steps of everything, results checked: a test, not a measurement.

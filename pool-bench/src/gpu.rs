@@ -64,7 +64,8 @@ fn cases(smoke: bool, traces: &[(Trace, std::path::PathBuf)]) -> Vec<Case> {
     for bytes in SIZES.into_iter().filter(|bytes| !smoke || *bytes <= 2 << 20) {
         for threads in THREADS.into_iter().filter(|t| *t == 1 || bytes * *t as u64 <= TOGETHER) {
             let shown = bucketpool::Bytes(bytes);
-            let name = format!("pair, {shown}, {threads} threads");
+            let each = if threads == 1 { "thread" } else { "threads" };
+            let name = format!("pair, {shown}, {threads} {each}");
             cases.push(case(name, Question::Pair { bytes, threads, pairs: 1 }));
         }
     }
@@ -205,6 +206,15 @@ fn row(
         live_peak_bytes: case.live_peak_bytes,
         refused: refused.map(ToString::to_string).unwrap_or_default(),
     }
+}
+
+/// The name of the GPU, and the version of CUDA that its driver speaks.
+#[must_use]
+pub fn machine() -> Option<String> {
+    let device = bucketpool::cuda::CudaDevice::new(0).ok()?;
+    let name = device.context().name().ok()?;
+    let version = contender::driver_version()?;
+    Some(format!("{name}, CUDA {}.{}", version / 1000, version % 1000 / 10))
 }
 
 /// The rows as tables, one for each case.

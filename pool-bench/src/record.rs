@@ -17,6 +17,9 @@ struct Head {
     cores: usize,
     memory: String,
     kernel: String,
+    /// Name and driver of the GPU, where this program can use one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu: Option<String>,
 }
 
 /// Writes JSON lines into a new file of `folder`, under a head that says where they come from.
@@ -34,6 +37,7 @@ pub fn write(folder: &Path, command: &str, lines: &[String]) -> io::Result<Strin
         cores: std::thread::available_parallelism().map_or(0, usize::from),
         memory: first_of("/proc/meminfo", "MemTotal"),
         kernel: fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().into(),
+        gpu: gpu(),
         date,
     };
     fs::create_dir_all(folder)?;
@@ -44,6 +48,16 @@ pub fn write(folder: &Path, command: &str, lines: &[String]) -> io::Result<Strin
         writeln!(file, "{line}")?;
     }
     Ok(name)
+}
+
+#[cfg(feature = "cuda")]
+fn gpu() -> Option<String> {
+    crate::gpu::machine()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpu() -> Option<String> {
+    None
 }
 
 /// The value of the first line of a `key : value` file that has this key.

@@ -149,7 +149,9 @@ fn buffers_outlive_the_graph_and_a_detached_one_waits_for_it() {
         for _ in 0..3 {
             kept.push(pool.allocate_on(&s, MIB).unwrap());
         }
-        kept.iter().for_each(|buffer| kernel(buffer, &s));
+        for buffer in &kept {
+            kernel(buffer, &s);
+        }
     });
     launch(&pool, &graph, &s);
     kept.pop().unwrap().detach().free().unwrap();

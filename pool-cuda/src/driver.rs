@@ -91,13 +91,15 @@ impl Driver {
             return work().map_err(|e| self.refusal(name, e));
         }
         let set = |context| {
-            // SAFETY: a context that is alive: ours by its `Arc`, the caller's since it was current.
+            // SAFETY: a context that is alive: ours by its `Arc`, the caller's since it was
+            // current.
             unsafe { result::ctx::set_current(context) }
                 .map_err(|e| self.refusal("cuCtxSetCurrent", e))
         };
         set(self.context.cu_ctx())?;
         let done = work().map_err(|e| self.refusal(name, e));
-        // The call has done what it says; that the caller's context is not back, his next call says.
+        // The call has done what it says; that the caller's context is not back, his next call
+        // says.
         let _ = set(callers.unwrap_or(ptr::null_mut()));
         done
     }
@@ -143,8 +145,8 @@ pub(crate) fn refusal(call: &'static str, error: DriverError) -> DeviceError {
         | R::CUDA_ERROR_INVALID_DEVICE
         | R::CUDA_ERROR_NOT_SUPPORTED
         | R::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED => Why::Unsupported,
-        // After these no call of the context succeeds any more. The first is the end of the process,
-        // when the driver is unloaded before our last drops.
+        // After these no call of the context succeeds any more. The first is the end of the
+        // process, when the driver is unloaded before our last drops.
         R::CUDA_ERROR_DEINITIALIZED
         | R::CUDA_ERROR_CONTEXT_IS_DESTROYED
         | R::CUDA_ERROR_DEVICE_UNAVAILABLE

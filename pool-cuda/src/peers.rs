@@ -67,8 +67,8 @@ impl<S: Source> CudaPools<S> {
 }
 
 impl CudaDevice {
-    /// Lets this device's work use memory of `peer` that `cuMemAlloc` has handed out there. (Virtual
-    /// memory says who may use it when it is made.)
+    /// Lets this device's work use memory of `peer` that `cuMemAlloc` has handed out there.
+    /// (Virtual memory says who may use it when it is made.)
     ///
     /// # Errors
     ///

@@ -212,6 +212,14 @@ fn trace(allocator: &impl Allocator, file: &PathBuf) -> Result<f64, Refused> {
     Ok(took as f64 / steps.max(1) as f64)
 }
 
+/// As the driver says: 12080 for 12.8.
+pub(super) fn driver_version() -> Option<i32> {
+    let mut version = 0;
+    // SAFETY: writes a number.
+    unsafe { sys::cuDriverGetVersion(&raw mut version) }.result().ok()?;
+    Some(version)
+}
+
 /// A device with streams, and its writes.
 pub(super) struct Gpu {
     pub(super) device: CudaDevice,

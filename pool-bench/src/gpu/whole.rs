@@ -143,7 +143,8 @@ fn direct_tiles(gpu: &Gpu, kernels: &Kernels, host: &[u8], tiles: u64) -> Result
 
 #[expect(unsafe_code, reason = "the driver is called through C")]
 fn copy(on: &CudaStream, to: u64, from: &[u8]) -> Result<(), Refused> {
-    // SAFETY: the caller owns a block of so many bytes; pageable memory is read before this returns.
+    // SAFETY: the caller owns a block of so many bytes; pageable memory is read before this
+    // returns.
     Ok(unsafe { result::memcpy_htod_async(to, from, on.cu_stream()) }?)
 }
 

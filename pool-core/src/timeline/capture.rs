@@ -2,7 +2,8 @@
 //!
 //! Before a capture an event covers all that the stream was given, so no event is recorded on it,
 //! and none asked for, until the capture ends. What the capture gives to the stream cannot be
-//! waited for; what the capture itself would have to wait for is noted, for each launch to wait for.
+//! waited for; what the capture itself would have to wait for is noted, for each launch to wait
+//! for.
 
 use super::{Mark, Slot, Stream, Timeline};
 use crate::clock::StreamClock;

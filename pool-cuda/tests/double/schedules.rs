@@ -24,8 +24,8 @@ impl Dice {
     }
 }
 
-/// What a schedule does. Where the host learns that the device is done, by a query, a free or the end
-/// of a stream, a wait before that is not needed any more in hindsight; so to see that each is
+/// What a schedule does. Where the host learns that the device is done, by a query, a free or the
+/// end of a stream, a wait before that is not needed any more in hindsight; so to see that each is
 /// noticed, there is none of that.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum What {

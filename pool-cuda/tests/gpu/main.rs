@@ -22,7 +22,7 @@ fn main() {
             return;
         }
     };
-    println!("on {}", device.context().name().unwrap());
+    let on = device.context().name().unwrap();
     for (name, check) in CHECKS {
         let free = free_bytes(&device);
         check(&device);
@@ -31,7 +31,7 @@ fn main() {
         assert!(free_bytes(&device) + 64 * MIB >= free, "{name}: memory did not come back");
         println!("ok: {name}");
     }
-    println!("{} checks passed on a GPU", CHECKS.len());
+    println!("{} checks passed on {on}", CHECKS.len());
 }
 
 fn free_bytes(device: &CudaDevice) -> u64 {
