@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let result = throw(&kernels, &pool, &streams[0], 7)?;
     let mut graph = capture.end()?;
     for stream in &streams {
-        graph.launch(stream)?;
+        graph.launch(stream, &[&result])?;
         last = pi(&result, stream)?;
     }
     println!("and the graph: {last:.4}");

@@ -24,6 +24,8 @@ pub(crate) enum Kernel {
 /// The kernels, loaded.
 pub(crate) struct Kernels {
     module: sys::CUmodule,
+    /// Its context outlives the module.
+    device: CudaDevice,
 }
 
 impl Kernels {
@@ -33,7 +35,7 @@ impl Kernels {
         let text = CString::new(include_str!("kernels.ptx")).unwrap_or_default();
         // SAFETY: a text that ends in 0, as the driver wants it.
         let module = unsafe { result::module::load_data(text.as_ptr().cast()) }?;
-        Ok(Self { module })
+        Ok(Self { module, device: device.clone() })
     }
 
     /// Gives a kernel to a stream. The memory at its addresses is the caller's, for work on it.
@@ -61,7 +63,9 @@ impl Kernels {
 
 impl Drop for Kernels {
     fn drop(&mut self) {
-        // SAFETY: loaded in `load`; whoever launched its kernels has waited for them.
-        let _ = unsafe { result::module::unload(self.module) };
+        if self.device.context().bind_to_thread().is_ok() {
+            // SAFETY: loaded in `load`; whoever launched its kernels has waited for them.
+            let _ = unsafe { result::module::unload(self.module) };
+        }
     }
 }

@@ -224,7 +224,13 @@ impl Bench {
         let bar = progress(0, "");
         bar.enable_steady_tick(Duration::from_millis(200));
         let tell = |case: &str| bar.set_message(case.to_owned());
-        results.gpu = crate::gpu::run(&self.peer, traces?, self.smoke, tell)?;
+        // A run that is cut off has told what it knew.
+        let came = |rows: &[crate::gpu::Row]| {
+            for line in rows.iter().filter_map(|row| serde_json::to_string(row).ok()) {
+                eprintln!("{line}");
+            }
+        };
+        results.gpu = crate::gpu::run(&self.peer, traces?, self.smoke, tell, came)?;
         bar.finish_and_clear();
         Ok(())
     }

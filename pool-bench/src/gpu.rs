@@ -15,12 +15,16 @@ use crate::contest::quantile;
 use crate::input::BadInput;
 use crate::trace::{Step, Trace};
 use child::Child;
-use contender::{Answer, Contenders, Direct, Ordered, Question, Refused};
+use contender::{Answer, Contender, Contenders, Direct, Ordered, Question, Refused};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 
 /// Rounds of a full run, and of a smoke test.
 const ROUNDS: (usize, usize) = (9, 2);
+/// Rounds of a trace, which takes seconds.
+const ROUNDS_OF_TRACES: usize = 3;
+/// A trace of a program that has no device: its blocks are of bytes.
+const NOT_OF_A_DEVICE: &str = "gcc_cc1";
 /// Sizes of pairs, in bytes: 1 KiB to 1 GiB.
 const SIZES: [u64; 7] = [1 << 10, 16 << 10, 256 << 10, 2 << 20, 16 << 20, 256 << 20, 1 << 30];
 /// Threads, each with a stream of its own.
@@ -75,8 +79,12 @@ fn cases(smoke: bool, traces: &[(Trace, std::path::PathBuf)]) -> Vec<Case> {
         name,
         Question::Many { count: if smoke { 50 } else { count }, bytes, rounds: 1 },
     ));
-    let name = "pair with a use on a second stream recorded, 1 MiB".to_owned();
-    cases.push(case(name, Question::Record { bytes, pairs: 1 }));
+    for (recorded, what) in [(false, "not used there"), (true, "its use there recorded")] {
+        let name = format!("pair of 1 MiB beside work on a second stream, {what}");
+        cases.push(case(name, Question::Record { bytes, pairs: 1, recorded }));
+    }
+    let name = "pair of 1 MiB, then the stream waited for".to_owned();
+    cases.push(case(name, Question::Synced { bytes, pairs: 1 }));
     for (trace, unpacked) in traces {
         let name = format!("trace {}, memory written", trace.name);
         let question = Question::Trace { file: unpacked.clone() };
@@ -107,16 +115,18 @@ fn unpacked(traces: Vec<Trace>) -> Result<Vec<(Trace, std::path::PathBuf)>, BadI
     traces.into_iter().map(unpack).collect()
 }
 
-/// Asks every contender every case. `peers` are `NAME=COMMAND`; `tell` is called with each case.
+/// Asks every contender every case. `peers` are `NAME=COMMAND`; `tell` is called with each case,
+/// and `came` with its rows as soon as they are there.
 ///
 /// # Errors
 ///
-/// No GPU, a peer that does not start, a folder that cannot be written to.
+/// No GPU, a folder that cannot be written to.
 pub fn run(
     peers: &[String],
     traces: Vec<Trace>,
     smoke: bool,
     tell: impl Fn(&str),
+    came: impl Fn(&[Row]),
 ) -> Result<Vec<Row>, BadInput> {
     let absent = |refused: Refused| BadInput::new(format!("backend `cuda`: {refused}"), "a GPU");
     let mut contenders = ours::contenders().map_err(absent)?;
@@ -130,42 +140,66 @@ pub fn run(
     for peer in peers {
         contenders.push(Child::start(peer)?);
     }
-    let traces = unpacked(traces)?;
-    let mut rows = Vec::new();
+    let of_devices = traces.into_iter().filter(|trace| trace.name != NOT_OF_A_DEVICE);
+    let traces = unpacked(of_devices.collect())?;
+    let mut all = Vec::new();
     for case in cases(smoke, &traces) {
         tell(&case.name);
-        rows.extend(contest(&case, &mut contenders, smoke));
+        let rows = contest(&case, &mut contenders, smoke);
+        came(&rows);
+        all.extend(rows);
     }
     for (_, file) in &traces {
         // Only tidying.
         let _ = std::fs::remove_file(file);
     }
     drop(contenders); // what they keep is free for what follows
-    rows.extend(whole::rows(smoke, &tell));
-    Ok(rows)
+    let rows = whole::rows(smoke, &tell);
+    came(&rows);
+    all.extend(rows);
+    Ok(all)
+}
+
+/// How the question is to be asked so that an answer lasts: found in two steps, since the first
+/// answer is a cold one.
+fn lasting(contender: &mut dyn Contender, question: &Question) -> Result<Question, Refused> {
+    let mut asked = question.clone();
+    for wanted in [ANSWER_NS / 20.0, ANSWER_NS] {
+        let one = contender.ask(&asked)?.ns;
+        asked = question.lasting(one, wanted);
+    }
+    Ok(asked)
 }
 
 fn contest(case: &Case, contenders: &mut Contenders, smoke: bool) -> Vec<Row> {
-    let rounds = if smoke { ROUNDS.1 } else { ROUNDS.0 };
-    let mut answers: Vec<Vec<Result<Answer, Refused>>> = vec![Vec::new(); contenders.len()];
+    let is_trace = case.live_peak_bytes > 0;
+    let rounds = match (smoke, is_trace) {
+        (true, _) => ROUNDS.1,
+        (_, true) => ROUNDS_OF_TRACES,
+        _ => ROUNDS.0,
+    };
     // What all contenders keep together would not fit.
-    let large = case.question.bytes() >= 16 << 20 || case.live_peak_bytes > 0;
+    let large = case.question.bytes() >= 16 << 20 || is_trace;
     let mut questions = Vec::new();
     for (_, contender) in contenders.iter_mut() {
-        let first = contender.ask(&case.question);
-        let ns = first.map_or(f64::NAN, |answer| answer.ns);
-        questions.push(if smoke {
-            case.question.clone()
-        } else {
-            case.question.lasting(ns, ANSWER_NS)
-        });
+        let as_it_is = smoke || is_trace;
+        let question = match as_it_is {
+            true => contender.ask(&case.question).map(|_| case.question.clone()),
+            false => lasting(&mut **contender, &case.question),
+        };
+        questions.push(question);
         if large {
             let _ = contender.ask(&Question::Reset);
         }
     }
+    let mut answers: Vec<Vec<Result<Answer, Refused>>> = vec![Vec::new(); contenders.len()];
     for _ in 0..rounds {
         for (at, (_, contender)) in contenders.iter_mut().enumerate() {
-            answers[at].push(contender.ask(&questions[at]));
+            let answer = match &questions[at] {
+                Ok(question) => contender.ask(question),
+                Err(refused) => Err(refused.clone()), // and is not asked again
+            };
+            answers[at].push(answer);
             if large {
                 let _ = contender.ask(&Question::Reset);
             }
@@ -233,7 +267,7 @@ pub fn report(rows: &[Row]) -> String {
                 [row.refused.clone(), String::new()]
             };
             let reserved =
-                if row.live_peak_bytes == 0 { String::new() } else { format!("{reserved:.3}") };
+                if reserved.is_normal() { format!("{reserved:.3}") } else { String::new() };
             table.add_row([row.peer.clone()].into_iter().chain(figures).chain([reserved]));
         }
         let _ = writeln!(text, "{}\n\n{table}\n", case[0].case);

@@ -51,6 +51,12 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         self.parcel.bytes
     }
 
+    /// Whether it is kept for a graph ([`PrivatePool`](crate::PrivatePool)).
+    #[must_use]
+    pub fn is_private(&self) -> bool {
+        self.parcel.private.is_some()
+    }
+
     /// What sort of memory it is.
     #[must_use]
     pub fn kind(&self) -> A::Kind {
@@ -118,6 +124,9 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         // SAFETY: as in `store`.
         let store: &Store<A> = unsafe { store_at(home) };
         let clock = store.allocator.clock();
+        if let Some(fault) = clock.fault() {
+            return Err(fault);
+        }
         let marks = marks.get_mut();
         marks.close(clock);
         let after = marks.after(A::MEMORY.cpu_touches);
@@ -137,9 +146,14 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
                 0,
             ));
         }
+        if A::MEMORY.cpu_touches && !clock.takes_work(stream) {
+            // A launch would touch it whenever it comes, and the CPU could not know.
+            let call = "use memory that the CPU can touch in a capture";
+            return Err(DeviceError::new(Why::NotSubmitted, call, 0));
+        }
         let mut behind = self.parcel.marks.lock().behind(clock, stream, A::MEMORY.cpu_touches);
         if let Some(id) = self.parcel.private {
-            behind.extend(self.store().privates.launches(id));
+            behind.extend(self.store().privates.behind(id));
         }
         if behind.is_empty() || clock.order(stream, &behind)? == Order::Ordered {
             return Ok(());
@@ -157,9 +171,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         Detached(self)
     }
 
-    /// The whole block, for a backend's own types: through it nothing is ordered.
-    #[must_use]
-    pub fn block(&self) -> &A::Block {
+    /// The whole block, for the core's own modules.
+    pub(crate) fn block(&self) -> &A::Block {
         &self.parcel.block
     }
 
@@ -245,7 +258,9 @@ impl<'b, A: DeviceAllocator> Deref for Use<'b, A> {
 impl<A: DeviceAllocator> Drop for Use<'_, A> {
     fn drop(&mut self) {
         let clock = self.buffer.allocator().clock();
-        self.buffer.parcel.marks.lock().end(clock, clock.mark(self.stream));
+        if !self.buffer.store().is_forked() {
+            self.buffer.parcel.marks.lock().end(clock, clock.mark(self.stream));
+        }
     }
 }
 
@@ -289,7 +304,8 @@ impl<A: DeviceAllocator> Detached<A> {
 
 impl<A: WholeBlocks> Detached<A> {
     /// The device's own allocation, for code that frees it with the device's own call. It no longer
-    /// counts under the pool's limit. It may be written once all the marks are done.
+    /// counts under the pool's limit. It may be written once all the marks are done. Where it was
+    /// kept for a graph, it must live as long as that can be launched.
     #[must_use]
     pub fn into_raw(self) -> (A::Block, Vec<MarkOf<A>>) {
         let mut buffer = ManuallyDrop::new(self.0);

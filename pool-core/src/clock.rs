@@ -27,6 +27,12 @@ pub trait StreamClock: Send + Sync + 'static {
         None
     }
 
+    /// Whether what `on` is given reaches the device by itself: false under a capture into a graph,
+    /// which runs the work later, and again. Makes no device call.
+    fn takes_work(&self, _on: &Self::Stream) -> bool {
+        true
+    }
+
     /// The point that `on` has reached: after everything given to it so far. Makes no device call.
     fn mark(&self, on: &Self::Stream) -> Self::Mark;
 

@@ -154,8 +154,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
         // Where clearing runs ahead, the block must be ready ahead too.
         let clears = zeroed || self.zero != ZeroPolicy::Never;
         let ahead = clears && matches!(A::MEMORY.clearing, Clearing::Ahead);
-        let want = self.want(if ahead { clock.default_stream() } else { stream }, bytes, kind);
-        let want = want.and_then(|want| self.known(stream).map(|()| want));
+        let on = if ahead { clock.default_stream() } else { stream };
+        let want = self.known(stream).and_then(|()| self.want(on, bytes, kind));
         let want = want.map_err(|error| self.store().refuse_early(error, bytes))?;
         let Grant { mut parcel, fresh } = self.store().allocate(&want)?;
         let bytes_to_clear = match self.zero {
@@ -204,6 +204,11 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let class = store.classes.of(requested).ok_or(too_large)?;
         let lane = clock.lane(clock.mark(on));
         let private = store.privates.of(lane);
+        if private.is_none() && !clock.takes_work(on) {
+            // What a graph uses must not come back before the graph goes.
+            let call = "allocate on a stream that another pool's capture has";
+            return Err(DeviceError::new(Why::NotSubmitted, call, 0));
+        }
         Ok(Want { on, key: Key { kind, lane }, class, requested, private })
     }
 
@@ -230,6 +235,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let on = self.allocator().clock().default_stream();
         for (bytes, count) in classes {
             let want = self.known(on).and_then(|()| self.want(on, *bytes, A::Kind::default()));
+            let want = want.map(|want| Want { private: None, ..want });
             let warm = want.and_then(|want| self.store().warm_up(&want, *count));
             warm.map_err(|error| self.store().error(error, *bytes, *bytes, 0))?;
         }
@@ -391,6 +397,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             reserved_bytes: held.reserved_bytes,
             reserved_peak_bytes: held.reserved_peak_bytes,
             lost_bytes: sum.lost_bytes + held.lost_bytes,
+            private_bytes: store.privates.all_idle_bytes(),
             ..sum
         }
     }

@@ -29,8 +29,9 @@ struct Private<A: DeviceAllocator> {
     idle: Vec<Box<Parcel<A>>>,
     /// Blocks that somebody has.
     out: usize,
-    /// The last launch on each stream.
-    launches: Vec<MarkOf<A>>,
+    /// What the memory is behind, besides its own marks: what the captured work was ordered behind,
+    /// and the last launch on each stream.
+    behind: Vec<MarkOf<A>>,
     /// Its owner is gone: what comes back is anybody's, once the launches are done.
     closed: bool,
 }
@@ -46,8 +47,8 @@ impl<A: DeviceAllocator> Privates<A> {
         let book = &mut *self.book.lock();
         let id = book.next;
         book.next += 1;
-        let (idle, launches) = (Vec::new(), Vec::new());
-        book.pools.insert(id, Private { idle, out: 0, launches, closed: false });
+        let (idle, behind) = (Vec::new(), Vec::new());
+        book.pools.insert(id, Private { idle, out: 0, behind, closed: false });
         id
     }
 
@@ -60,6 +61,13 @@ impl<A: DeviceAllocator> Privates<A> {
             self.bound.store(true, Relaxed);
         }
         free
+    }
+
+    /// Lets go of one stream.
+    pub(crate) fn unbind_one(&self, lane: u64) {
+        let book = &mut *self.book.lock();
+        book.of_lane.remove(&lane);
+        self.bound.store(!book.of_lane.is_empty(), Relaxed);
     }
 
     /// Lets go of all streams of a pool.
@@ -117,7 +125,7 @@ impl<A: DeviceAllocator> Privates<A> {
             pool.idle.push(parcel);
             return None;
         }
-        parcel.leave_private(clock, &pool.launches);
+        parcel.leave_private(clock, &pool.behind);
         if pool.out == 0 {
             book.pools.remove(&id);
         }
@@ -129,7 +137,7 @@ impl<A: DeviceAllocator> Privates<A> {
         let book = &mut *self.book.lock();
         let Some(id) = parcel.private else { return };
         let Some(pool) = book.pools.get_mut(&id) else { return };
-        parcel.leave_private(clock, &pool.launches);
+        parcel.leave_private(clock, &pool.behind);
         pool.out -= 1;
         if pool.closed && pool.out == 0 {
             book.pools.remove(&id);
@@ -137,15 +145,15 @@ impl<A: DeviceAllocator> Privates<A> {
     }
 
     /// What the memory of a pool is behind, besides its own marks.
-    pub(crate) fn launches(&self, id: u32) -> Vec<MarkOf<A>> {
-        self.book.lock().pools.get(&id).map(|pool| pool.launches.clone()).unwrap_or_default()
+    pub(crate) fn behind(&self, id: u32) -> Vec<MarkOf<A>> {
+        self.book.lock().pools.get(&id).map(|pool| pool.behind.clone()).unwrap_or_default()
     }
 
-    /// Notes a launch that ends at `mark`.
-    pub(crate) fn launched(&self, id: u32, clock: &A::Clock, mark: MarkOf<A>) {
+    /// Notes a mark that the memory is behind: the end of a launch.
+    pub(crate) fn put_behind(&self, id: u32, clock: &A::Clock, mark: MarkOf<A>) {
         if let Some(pool) = self.book.lock().pools.get_mut(&id) {
-            pool.launches.retain(|known| !clock.same_stream(*known, mark));
-            pool.launches.push(mark);
+            pool.behind.retain(|known| !clock.same_stream(*known, mark));
+            pool.behind.push(mark);
         }
     }
 
@@ -153,6 +161,13 @@ impl<A: DeviceAllocator> Privates<A> {
     pub(crate) fn idle_bytes(&self, id: u32) -> u64 {
         let book = self.book.lock();
         book.pools.get(&id).map_or(0, |pool| pool.idle.iter().map(|parcel| parcel.bytes).sum())
+    }
+
+    /// Bytes of the idle blocks of all pools.
+    pub(crate) fn all_idle_bytes(&self) -> u64 {
+        let book = self.book.lock();
+        let idle = book.pools.values().flat_map(|pool| &pool.idle);
+        idle.map(|parcel| parcel.bytes).sum()
     }
 
     /// The owner of a pool goes. Returns its idle blocks, which are anybody's once the launches are
@@ -164,7 +179,7 @@ impl<A: DeviceAllocator> Privates<A> {
         pool.closed = true;
         let mut idle = std::mem::take(&mut pool.idle);
         for parcel in &mut idle {
-            parcel.leave_private(clock, &pool.launches);
+            parcel.leave_private(clock, &pool.behind);
         }
         if pool.out == 0 {
             book.pools.remove(&id);

@@ -23,7 +23,7 @@ use std::fmt;
 /// let private = PrivatePool::new(&pool);
 /// private.bind(&stream)?;
 /// drop(pool.allocate_on(&stream, MIB)?);
-/// private.unbind();
+/// private.end(&[]);
 /// let other = pool.allocate_on(&stream, MIB)?; // not the same block
 /// assert_eq!((private.cached_bytes(), pool.stats().misses), (MIB, 2));
 /// drop(private);
@@ -51,6 +51,9 @@ impl<A: DeviceAllocator> PrivatePool<A> {
     /// already.
     pub fn bind(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
         let clock = self.pool.allocator().clock();
+        if let Some(fault) = clock.fault() {
+            return Err(fault);
+        }
         if !clock.owns(stream) {
             return Err(DeviceError::new(Why::Foreign, "bind a stream of another device", 0));
         }
@@ -60,13 +63,25 @@ impl<A: DeviceAllocator> PrivatePool<A> {
         Err(DeviceError::new(Why::Other, "bind a stream that is bound already", 0))
     }
 
-    /// No stream is bound any more.
-    pub fn unbind(&self) {
-        self.pool.store().privates.unbind(self.id);
+    /// One stream is bound no more.
+    pub fn unbind_one(&self, stream: &StreamOf<A>) {
+        let clock = self.pool.allocator().clock();
+        self.pool.store().privates.unbind_one(clock.lane(clock.mark(stream)));
     }
 
-    /// Lets `work` give a launch to `on`, behind the launches before it and behind `after`. What is
-    /// done with the pool's buffers from then on is ordered behind the launch.
+    /// The capture has ended: no stream is bound any more, and whatever is done with the memory is
+    /// ordered behind `after`, launches first of all.
+    pub fn end(&self, after: &[MarkOf<A>]) {
+        let (clock, privates) = (self.pool.allocator().clock(), &self.pool.store().privates);
+        privates.unbind(self.id);
+        for mark in after {
+            privates.put_behind(self.id, clock, *mark);
+        }
+    }
+
+    /// Lets `work` give a launch to `on`, behind the launches before it. What is done with the
+    /// pool's buffers from then on is ordered behind the launch. The other way round, whoever has a
+    /// buffer that the graph uses holds a [`Use`](crate::Use) of it on `on` meanwhile.
     ///
     /// # Errors
     ///
@@ -75,17 +90,17 @@ impl<A: DeviceAllocator> PrivatePool<A> {
     pub fn launch(
         &self,
         on: &StreamOf<A>,
-        after: &[MarkOf<A>],
         work: impl FnOnce() -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
         let (clock, privates) = (self.pool.allocator().clock(), &self.pool.store().privates);
-        let mut behind = privates.launches(self.id);
-        behind.extend(after);
-        if clock.order(on, &behind)? == Order::NotYet {
+        if let Some(fault) = clock.fault() {
+            return Err(fault);
+        }
+        if clock.order(on, &privates.behind(self.id))? == Order::NotYet {
             return Err(DeviceError::new(Why::NotSubmitted, "launch a graph", 0));
         }
         work()?;
-        privates.launched(self.id, clock, clock.mark(on));
+        privates.put_behind(self.id, clock, clock.mark(on));
         Ok(())
     }
 

@@ -68,12 +68,12 @@ impl<A: DeviceAllocator> Parcel<A> {
         }
     }
 
-    /// It belongs to no private pool any more; the launches of the one that it was of used it.
-    pub(crate) fn leave_private(&mut self, clock: &A::Clock, launches: &[MarkOf<A>]) {
+    /// It belongs to no private pool any more, and is behind what that was.
+    pub(crate) fn leave_private(&mut self, clock: &A::Clock, behind: &[MarkOf<A>]) {
         self.private = None;
         let marks = self.marks.get_mut();
-        for launch in launches {
-            marks.end(clock, *launch);
+        for mark in behind {
+            marks.end(clock, *mark);
         }
     }
 }
@@ -91,7 +91,8 @@ pub(crate) struct Want<'r, A: DeviceAllocator> {
 impl<A: DeviceAllocator> Want<'_, A> {
     /// Whether a block has the size and the kind.
     pub(crate) fn is_served_by(&self, parcel: &Parcel<A>) -> bool {
-        self.sizes().contains(&parcel.bytes) && parcel.kind == self.key.kind
+        let kept = parcel.pooled == self.class.pooled(); // what was detached is not lent again
+        kept && self.sizes().contains(&parcel.bytes) && parcel.kind == self.key.kind
     }
 
     /// The sizes of blocks that may serve.

@@ -75,6 +75,8 @@ pub struct PoolStats {
     pub from_pool_bytes: u64,
     /// Given back, but the device would not have it: still reserved, and out of reach.
     pub lost_bytes: u64,
+    /// Of the reserved bytes, those that lie idle for graphs ([`PrivatePool`](crate::PrivatePool)).
+    pub private_bytes: u64,
 }
 
 /// Requests by the rung of the ladder that served them, where their own bucket did not.

@@ -12,7 +12,7 @@ mod capture;
 
 use crate::clock::{Order, StreamClock};
 use crate::error::{DeviceError, Why};
-use capture::not_submitted;
+use capture::{Captured, not_submitted};
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -98,8 +98,8 @@ struct Known<E> {
     events: VecDeque<Arc<Recorded<E>>>,
     /// What the stream is ordered after.
     clock: VectorClock,
-    /// What captured work of the stream asked to be ordered behind; a launch waits for it.
-    awaited: Vec<Mark>,
+    /// The capture that the stream is under.
+    captured: Option<Captured>,
 }
 
 impl<E> Known<E> {
@@ -324,6 +324,11 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
     }
 
     #[inline]
+    fn takes_work(&self, on: &Stream<D>) -> bool {
+        !on.0.is_capturing()
+    }
+
+    #[inline]
     fn mark(&self, on: &Stream<D>) -> Mark {
         Mark { timeline: self.id, stream: on.0.id, epoch: on.0.epoch.load(SeqCst) }
     }
@@ -366,10 +371,10 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
             if !self.is_submitted(*mark) {
                 return Ok(Order::NotYet);
             }
-            if on.0.captured_from.load(Acquire) == 0 {
+            if !on.0.is_capturing() {
                 self.order_after(&on.0, *mark)?;
-            } else if !self.is_seen_done(*mark) {
-                on.0.known.lock().awaited.push(*mark);
+            } else if let Some(captured) = &mut on.0.known.lock().captured {
+                captured.awaits(*mark);
             }
         }
         Ok(Order::Ordered)
@@ -424,7 +429,7 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
 
 impl<D: EventDriver> Slot<D> {
     fn new(timeline: u32, id: u32, raw: D::Raw) -> Self {
-        let (events, clock, awaited) = (VecDeque::new(), HashMap::new(), Vec::new());
+        let (events, clock) = (VecDeque::new(), HashMap::new());
         Self {
             timeline,
             id,
@@ -434,7 +439,7 @@ impl<D: EventDriver> Slot<D> {
             ended: AtomicBool::new(false),
             last: AtomicU64::new(0),
             captured_from: AtomicU64::new(0),
-            known: Mutex::new(Known { events, clock, awaited }),
+            known: Mutex::new(Known { events, clock, captured: None }),
         }
     }
 

@@ -2,7 +2,9 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use pool_core::sim::{Graph, SimDevice, SimStream};
-use pool_core::{BucketPool, DeviceAllocator, MIB, Mark, PooledBuffer, PrivatePool, Why};
+use pool_core::{
+    Arena, ArenaConfig, BucketPool, DeviceAllocator, MIB, PooledBuffer, PrivatePool, Why,
+};
 
 type Pool = BucketPool<SimDevice>;
 
@@ -15,23 +17,19 @@ fn captured(
     pool: &Pool,
     on: &SimStream,
     work: impl FnOnce(&Pool),
-) -> (PrivatePool<SimDevice>, Graph, Vec<Mark>) {
+) -> (PrivatePool<SimDevice>, Graph) {
     let private = PrivatePool::new(pool);
     pool.allocator().begin_capture(on).unwrap();
     private.bind(on).unwrap();
     work(pool);
-    private.unbind();
     let (graph, awaited) = pool.allocator().end_capture(on).unwrap();
-    (private, graph, awaited)
+    private.end(&awaited);
+    (private, graph)
 }
 
-fn launch(
-    pool: &Pool,
-    (private, graph, awaited): &(PrivatePool<SimDevice>, Graph, Vec<Mark>),
-    on: &SimStream,
-) {
+fn launch(pool: &Pool, (private, graph): &(PrivatePool<SimDevice>, Graph), on: &SimStream) {
     let device = pool.allocator();
-    let launched = private.launch(on, awaited, || {
+    let launched = private.launch(on, || {
         device.launch(graph, on);
         Ok(())
     });
@@ -86,10 +84,11 @@ fn streams_of_a_capture_share_blocks_where_an_edge_orders_them() {
     kernel(&one, &s);
     kernel(&two, &s);
     drop((one, two));
-    private.unbind();
-    clock.end_capture(&t);
-    let (graph, awaited) = pool.allocator().end_capture(&s).unwrap();
-    launch(&pool, &(private, graph, awaited), &s);
+    let mut awaited = clock.end_capture(&t);
+    let (graph, of_s) = pool.allocator().end_capture(&s).unwrap();
+    awaited.extend(of_s);
+    private.end(&awaited);
+    launch(&pool, &(private, graph), &s);
     pool.allocator().run();
     assert_eq!(pool.allocator().hazard_report(), Vec::<String>::new());
 }
@@ -106,12 +105,42 @@ fn a_launch_waits_for_what_the_captured_work_was_behind() {
 }
 
 #[test]
+fn an_arena_under_a_capture_hands_out_nothing_too_early() {
+    for launches in 0..3 {
+        let memory = SimDevice::new();
+        let pool = BucketPool::new(Arena::new(memory.clone(), ArenaConfig::segments(MIB)));
+        let (s, t) = (memory.stream(), memory.stream());
+        let use_on = |on: &SimStream| {
+            let buffer = pool.allocate_on(on, MIB / 2).unwrap();
+            memory.kernel(on, &buffer.on(on).unwrap());
+        };
+        use_on(&t); // late
+        let private = PrivatePool::new(&pool);
+        memory.begin_capture(&s).unwrap();
+        private.bind(&s).unwrap();
+        use_on(&s); // not of the range that t has used: nothing of it may look as if s had waited
+        let (graph, awaited) = memory.end_capture(&s).unwrap();
+        private.end(&awaited);
+        for _ in 0..launches {
+            let launch = || {
+                memory.launch(&graph, &s);
+                Ok(())
+            };
+            private.launch(&s, launch).unwrap();
+        }
+        drop(private);
+        use_on(&s); // launched or not, t may still be at it
+        assert_eq!(memory.hazards(), 0, "{launches} launches: {:?}", memory.hazard_report());
+    }
+}
+
+#[test]
 fn without_that_wait_the_check_sees_it() {
     let pool = Pool::new(SimDevice::new());
     let (s, load) = (pool.allocator().stream(), pool.allocator().stream());
     let input = pool.allocate_on(&load, MIB).unwrap();
     kernel(&input, &load);
-    let (_private, graph, _) = captured(&pool, &s, |_| kernel(&input, &s));
+    let (_private, graph) = captured(&pool, &s, |_| kernel(&input, &s));
     pool.allocator().launch(&graph, &s);
     assert_eq!(pool.allocator().hazards(), 1);
 }

@@ -94,8 +94,9 @@ impl<A: Vram> AllocateCudaArray<A> for BucketPool<A> {
         let bytes = shape.iter().try_fold(size_of::<T>(), |bytes, axis| bytes.checked_mul(*axis));
         // What no address space holds, the pool refuses in its own words.
         let buffer = self.allocate_on(stream, bytes.map_or(u64::MAX, |bytes| bytes as u64))?;
-        let view = buffer.allocator().view(buffer.block(), 0, buffer.size(), stream);
-        let (at, home, shape) = (view.as_ptr(), stream.clone(), shape.into());
+        // The first use, on its own stream: nothing to be ordered, so only a fault refuses it.
+        let at = buffer.on(stream).map_or(0, |used| used.as_ptr());
+        let (home, shape) = (stream.clone(), shape.into());
         Ok(CudaArray { buffer, at, home, shape, element: PhantomData })
     }
 }
@@ -122,15 +123,13 @@ impl<T, A: Vram> CudaArray<T, A> {
         self.buffer
     }
 
-    /// cudarc names the stream only here and takes no error; what cannot be ordered is told by the
-    /// call that the address is for, which asks the context for errors first.
+    /// cudarc names the stream only here and takes no error. Where the stream is not known, or of
+    /// another device, the host waits before and after. A use that is refused (the device is gone,
+    /// or the work is in a capture that cannot have it) is told by the context's next call.
     fn used_on<'a>(&'a self, on: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
-        let device = self.buffer.allocator().cuda_device();
-        let known = device.known(on);
-        let ordered = self.buffer.record_stream(known.as_ref().unwrap_or(&self.home));
-        let foreign = on.context().cu_ctx() != device.context().cu_ctx();
-        if foreign || ordered.is_err() {
-            let why = sys::CUresult::CUDA_ERROR_INVALID_CONTEXT;
+        let known = self.buffer.allocator().cuda_device().known(on);
+        if self.buffer.record_stream(known.as_ref().unwrap_or(&self.home)).is_err() {
+            let why = sys::CUresult::CUDA_ERROR_INVALID_HANDLE;
             on.context().record_err(Err::<(), _>(DriverError(why)));
             return (self.at, SyncOnDrop::Sync(None));
         }
@@ -180,7 +179,7 @@ impl<T, A: Vram> fmt::Debug for CudaArray<T, A> {
 /// # Errors
 ///
 /// [`Why::Foreign`] for a stream that the device does not know, [`Why::Unsupported`] for a buffer
-/// that is no whole number of elements, or what the driver said. The block went back to the
+/// that is no whole number of elements or is kept for a graph, or what the driver said. The block went back to the
 /// device's pool then.
 ///
 /// # Panics
@@ -193,7 +192,7 @@ pub fn into_slice<T: Pod + DeviceRepr, S: Whole>(
     let refused = |why| DeviceError::new(why, "into a CudaSlice", 0);
     let known = block.allocator().device().known(stream).ok_or(refused(Why::Foreign))?;
     let element = size_of::<T>().max(1) as u64;
-    if !block.size().is_multiple_of(element) {
+    if block.is_private() || !block.size().is_multiple_of(element) {
         return Err(refused(Why::Unsupported));
     }
     let elements = crate::memory::size(block.size() / element)?;

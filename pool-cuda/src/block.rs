@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "a view is passed to kernels as its address")]
 
 use cudarc::driver::{
-    CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop, sys,
+    CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs, PushKernelArg, SyncOnDrop, sys,
 };
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -42,7 +42,6 @@ impl Owner {
 /// on another stream still work, by a wait before and after;
 /// [`PooledBuffer::on`](pool_core::PooledBuffer::on) with that stream is cheaper.
 #[derive(Debug)]
-#[repr(C)] // the address first: that is what a kernel is given
 pub struct CudaView<'b> {
     at: sys::CUdeviceptr,
     bytes: usize,
@@ -50,9 +49,13 @@ pub struct CudaView<'b> {
     block: PhantomData<&'b CudaBlock>,
 }
 
-// SAFETY: a kernel's parameter is read from the address of this value, as many bytes as a pointer
-// has; the first field is that pointer, by `repr(C)`.
-unsafe impl DeviceRepr for CudaView<'_> {}
+// SAFETY: pushes the address, a plain number that a kernel may be given; it is read from the view,
+// which is borrowed as long as the arguments.
+unsafe impl<'a, 'b: 'a> PushKernelArg<&'b CudaView<'_>> for LaunchArgs<'a> {
+    fn arg(&mut self, view: &'b CudaView<'_>) -> &mut Self {
+        self.arg(&view.at)
+    }
+}
 
 impl CudaView<'_> {
     pub(crate) fn new(at: sys::CUdeviceptr, bytes: u64, stream: Arc<CudaStream>) -> Self {
@@ -74,13 +77,17 @@ impl CudaView<'_> {
 }
 
 /// cudarc names the stream only here and takes no error. On another stream than the memory is
-/// ordered on: slow and right.
+/// ordered on: slow and right. What a device-side wait cannot do, as between contexts, the host does.
 pub(crate) fn guard<'a>(home: &CudaStream, on: &'a CudaStream) -> SyncOnDrop<'a> {
     let same_context = on.context().cu_ctx() == home.context().cu_ctx();
     if same_context && on.cu_stream() == home.cu_stream() {
         return SyncOnDrop::Sync(None);
     }
-    on.context().record_err(on.join(home));
+    if !same_context || on.join(home).is_err() {
+        // A second time, since the first may tell an error that some drop has left.
+        let waited = home.synchronize().or_else(|_| home.synchronize());
+        on.context().record_err(waited);
+    }
     SyncOnDrop::Sync(Some(on))
 }
 

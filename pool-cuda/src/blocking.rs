@@ -43,7 +43,7 @@ impl Source for Blocking {
         _on: &CudaStreamOf,
     ) -> Result<sys::CUdeviceptr, DeviceError> {
         // SAFETY: asks the driver for memory; the context is current.
-        device.driver().memory("cuMemAlloc", || unsafe { result::malloc_sync(bytes) })
+        device.driver().relaxed("cuMemAlloc", || unsafe { result::malloc_sync(bytes) })
     }
 
     /// Waits for `after`, and then for the device, since `cuMemFree` does.
@@ -58,7 +58,7 @@ impl Source for Blocking {
         }
         // SAFETY: a block is made in `allocate` only and moved into `free`, so it is freed once;
         // the work that used it is done, as just waited for.
-        device.driver().memory("cuMemFree", || unsafe { result::free_sync(block.at) })
+        device.driver().relaxed("cuMemFree", || unsafe { result::free_sync(block.at) })
     }
 }
 

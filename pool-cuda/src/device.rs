@@ -1,7 +1,7 @@
 //! A device: its context, its clock, its streams. All allocators of a device share one.
 #![expect(unsafe_code, reason = "streams of other libraries come as handles")]
 
-use crate::driver::{Driver, is_present, refusal};
+use crate::driver::{Driver, forked, is_present, refusal};
 use crate::events::{CudaDriver, CudaStreamOf, RawStream};
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use parking_lot::Mutex;
@@ -55,6 +55,9 @@ impl CudaDevice {
         if !is_present() {
             return Err(DeviceError::new(Why::Unsupported, "no driver library (libcuda)", 0));
         }
+        if let Some(forked) = forked() {
+            return Err(forked);
+        }
         let failed = |e| refusal("cuDevicePrimaryCtxRetain", e);
         let before = result::init().and_then(|()| result::ctx::get_current());
         let before = before.map_err(|e| refusal("cuInit", e))?;
@@ -73,6 +76,9 @@ impl CudaDevice {
     ///
     /// What the driver said when it was asked how much memory there is.
     pub fn in_context(context: Arc<CudaContext>) -> Result<Self, DeviceError> {
+        if let Some(forked) = forked() {
+            return Err(forked);
+        }
         let default = context.default_stream();
         let total = context.total_mem().map_err(|e| refusal("cuDeviceTotalMem", e))?;
         let driver = Arc::new(Driver::new(context));
@@ -95,6 +101,9 @@ impl CudaDevice {
     ///
     /// [`Why::Foreign`] for a stream of another context.
     pub fn stream(&self, stream: &Arc<CudaStream>) -> Result<CudaStreamOf, DeviceError> {
+        if let Some(fault) = self.driver().fault() {
+            return Err(fault);
+        }
         if stream.context().cu_ctx() != self.context().cu_ctx() {
             return Err(DeviceError::new(Why::Foreign, "a stream of another context", 0));
         }
@@ -117,6 +126,9 @@ impl CudaDevice {
     /// The handle is a stream of this device's context, and its owner keeps it until
     /// [`PoolStream::retire`] has returned.
     pub unsafe fn wrap_stream(&self, handle: sys::CUstream) -> Result<PoolStream, DeviceError> {
+        if let Some(fault) = self.driver().fault() {
+            return Err(fault);
+        }
         // SAFETY: as the caller says; after its retirement nothing is called with it.
         let stream = unsafe { self.context().wrap_borrowed_stream(handle) };
         if self.0.streams.lock().contains_key(&key(&stream)) {
@@ -142,7 +154,7 @@ impl CudaDevice {
 
     /// The stream of this device that a stream of cudarc's is known as.
     pub(crate) fn known(&self, stream: &CudaStream) -> Option<CudaStreamOf> {
-        let ours = stream.context().cu_ctx() == self.context().cu_ctx();
+        let ours = forked().is_none() && stream.context().cu_ctx() == self.context().cu_ctx();
         ours.then(|| self.0.streams.lock().get(&key(stream)).cloned()).flatten()
     }
 

@@ -68,8 +68,8 @@ impl Driver {
     /// Why no call can succeed.
     #[inline]
     pub(crate) fn fault(&self) -> Option<DeviceError> {
-        if FORKED.load(Relaxed) {
-            return Some(DeviceError::new(Why::Forked, "a call to the driver", 0));
+        if let Some(forked) = forked() {
+            return Some(forked);
         }
         match self.lost.load(Relaxed) {
             0 => None,
@@ -104,9 +104,9 @@ impl Driver {
         done
     }
 
-    /// The same for a call that takes memory or gives it back, which a capture that this thread has
-    /// begun would forbid. It is none of the capture's work.
-    pub(crate) fn memory<T>(
+    /// The same for a call that a capture which this thread has begun would forbid: one that takes
+    /// memory, gives it back, or asks after an event. It is none of the capture's work.
+    pub(crate) fn relaxed<T>(
         &self,
         name: &'static str,
         work: impl FnOnce() -> Result<T, DriverError>,
@@ -167,6 +167,12 @@ pub(crate) fn refusal(call: &'static str, error: DriverError) -> DeviceError {
         _ => Why::Other,
     };
     DeviceError::new(why, call, i64::from(error.0 as u32))
+}
+
+/// The refusal in a process that was forked after a device was opened.
+pub(crate) fn forked() -> Option<DeviceError> {
+    let fault = DeviceError::new(Why::Forked, "a call to the driver", 0);
+    FORKED.load(Relaxed).then_some(fault)
 }
 
 /// Whether a driver library can be loaded. cudarc panics at the first call without one.

@@ -1,11 +1,11 @@
 //! The events that stream order asks of the driver.
 #![expect(unsafe_code, reason = "the driver is called through C")]
 
-use crate::driver::{Driver, Kept};
+use crate::driver::{Driver, Kept, forked};
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaStream, DriverError, result};
 use parking_lot::Mutex;
-use pool_core::{DeviceError, EventDriver, Stream};
+use pool_core::{DeviceError, EventDriver, Stream, Why};
 use std::fmt;
 use std::sync::Arc;
 use std::thread::{self, ThreadId};
@@ -24,6 +24,13 @@ pub struct RawStream {
 impl RawStream {
     pub(crate) fn new(stream: Arc<CudaStream>, thread: Option<ThreadId>) -> Self {
         Self { stream: Kept::new(stream), thread }
+    }
+
+    /// The driver's handle, for work that this thread gives it.
+    pub(crate) fn handle(&self) -> Result<sys::CUstream, DeviceError> {
+        let call = "the per-thread default stream of another thread";
+        let refused = DeviceError::new(Why::Foreign, call, 0);
+        if self.is_reachable() { Ok(self.cu_stream()) } else { Err(refused) }
     }
 
     /// Whether this thread can give it work.
@@ -97,8 +104,11 @@ impl EventDriver for CudaDriver {
     /// The default stream of another thread cannot be given an event. The host waits for the whole
     /// context then: slow, and right.
     fn record(&self, on: &RawStream) -> Result<CudaEvent, DeviceError> {
+        if let Some(fault) = self.fault() {
+            return Err(fault);
+        }
         if !on.is_reachable() {
-            self.call("cuCtxSynchronize", result::ctx::synchronize)?;
+            self.0.driver.relaxed("cuCtxSynchronize", result::ctx::synchronize)?;
             return Ok(CudaEvent { raw: None, events: self.0.clone() });
         }
         let raw = self.event()?;
@@ -125,7 +135,7 @@ impl EventDriver for CudaDriver {
     fn query(&self, event: &CudaEvent) -> Result<bool, DeviceError> {
         let Some(raw) = event.raw else { return Ok(true) };
         let mut done = true;
-        self.call("cuEventQuery", || {
+        self.0.driver.relaxed("cuEventQuery", || {
             // SAFETY: the event lives as long as it is borrowed.
             match unsafe { result::event::query(raw.0) } {
                 Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => {
@@ -141,7 +151,8 @@ impl EventDriver for CudaDriver {
     fn synchronize(&self, event: &CudaEvent) -> Result<(), DeviceError> {
         let Some(raw) = event.raw else { return Ok(()) };
         // SAFETY: the event lives as long as it is borrowed.
-        self.call("cuEventSynchronize", || unsafe { result::event::synchronize(raw.0) })
+        let synchronize = || unsafe { result::event::synchronize(raw.0) };
+        self.0.driver.relaxed("cuEventSynchronize", synchronize)
     }
 
     fn fault(&self) -> Option<DeviceError> {
@@ -151,7 +162,9 @@ impl EventDriver for CudaDriver {
 
 impl Drop for CudaEvent {
     fn drop(&mut self) {
-        if let Some(raw) = self.raw {
+        if let Some(raw) = self.raw
+            && forked().is_none()
+        {
             self.events.idle.lock().push(raw);
         }
     }

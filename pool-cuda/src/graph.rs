@@ -3,19 +3,24 @@
 
 use crate::array::Vram;
 use crate::device::CudaDevice;
+use crate::driver::forked;
 use crate::events::CudaStreamOf;
 use cudarc::driver::{result, sys};
-use pool_core::{BucketPool, DeviceError, MarkOf, PrivatePool};
+use pool_core::{BucketPool, DeviceError, PooledBuffer, PrivatePool, Why};
 use std::fmt;
+use std::marker::PhantomData;
 
 /// A capture that is going on. What is allocated for its streams comes from a [`PrivatePool`]; what
 /// is freed is used again in the capture, where its edges order it. The pool makes no call on a
 /// capturing stream but those that [`CudaCapture::fork`] and [`CudaCapture::join`] ask for.
 ///
-/// Buffers from outside that captured work uses must live as long as the graph; a launch waits for
-/// what was done with them before the capture used them.
+/// Buffers from outside that captured work uses must live as long as the graph. A launch waits for
+/// what was done with them before the capture used them; what is done with them, and with buffers of
+/// the capture that are still held, between launches is ordered if they are named at the launch.
+/// Page-locked buffers are refused in a capture, since the CPU could not know when a launch touches
+/// them; so is every other pool's memory on its streams.
 ///
-/// Dropping it ends the capture and throws its work away.
+/// It stays on its thread, as the driver asks. Dropping it ends the capture and throws its work away.
 ///
 /// ```no_run
 /// use pool_core::{BucketPool, MIB};
@@ -31,7 +36,7 @@ use std::fmt;
 /// stream.memset_zeros(&mut &*scratch.on(&on)?)?;
 /// drop(scratch);
 /// let mut graph = capture.end()?;
-/// graph.launch(&on)?;
+/// graph.launch(&on, &[])?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct CudaCapture<A: Vram> {
@@ -40,6 +45,8 @@ pub struct CudaCapture<A: Vram> {
     forked: Vec<CudaStreamOf>,
     /// Taken by its end.
     private: Option<PrivatePool<A>>,
+    /// The driver ends a capture on the thread that began it.
+    not_send: PhantomData<*const ()>,
 }
 
 /// Captured work that can be launched again and again, with the memory that it uses.
@@ -47,8 +54,6 @@ pub struct CudaGraph<A: Vram> {
     /// Before the memory, so that it goes first.
     instance: Instance,
     private: PrivatePool<A>,
-    /// What the captured work was ordered behind when it was captured.
-    after: Vec<MarkOf<A>>,
 }
 
 /// A graph of the driver's and its instance.
@@ -73,19 +78,20 @@ impl<A: Vram> CudaCapture<A> {
         let device = pool.allocator().cuda_device().clone();
         let private = PrivatePool::new(pool);
         device.clock().begin_capture(on)?;
-        let begun = private.bind(on).and_then(|()| {
+        let begun = private.bind(on).and_then(|()| on.raw().handle()).and_then(|stream| {
             // Calls of other threads are none of this capture's business.
             let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
             device.driver().call("cuStreamBeginCapture", || {
                 // SAFETY: the stream is kept alive by its `Arc`.
-                unsafe { result::stream::begin_capture(on.raw().cu_stream(), mode) }
+                unsafe { result::stream::begin_capture(stream, mode) }
             })
         });
         if let Err(error) = begun {
             device.clock().end_capture(on);
             return Err(error);
         }
-        Ok(Self { device, origin: on.clone(), forked: Vec::new(), private: Some(private) })
+        let (origin, not_send) = (on.clone(), PhantomData);
+        Ok(Self { device, origin, forked: Vec::new(), private: Some(private), not_send })
     }
 
     /// Takes another stream into the capture, behind what `after` was given so far.
@@ -94,11 +100,17 @@ impl<A: Vram> CudaCapture<A> {
     ///
     /// As for [`CudaCapture::begin`].
     pub fn fork(&mut self, on: &CudaStreamOf, after: &CudaStreamOf) -> Result<(), DeviceError> {
-        self.device.clock().begin_capture(on)?;
-        let bound = self.private.as_ref().map_or(Ok(()), |private| private.bind(on));
-        let forked = bound.and_then(|()| self.device.clock().join_captured(on, after));
-        if let Err(error) = forked {
-            self.device.clock().end_capture(on);
+        let (clock, private) = (self.device.clock(), self.private.as_ref());
+        if !clock.is_capturing(after) {
+            return Err(DeviceError::new(Why::NotSubmitted, "fork behind no captured stream", 0));
+        }
+        clock.begin_capture(on)?;
+        let bound = private.map_or(Ok(()), |private| private.bind(on));
+        if let Err(error) = bound.and_then(|()| clock.join_captured(on, after)) {
+            if let Some(private) = private {
+                private.unbind_one(on);
+            }
+            clock.end_capture(on);
             return Err(error);
         }
         self.forked.push(on.clone());
@@ -122,17 +134,14 @@ impl<A: Vram> CudaCapture<A> {
     /// What the driver said; the work is thrown away then.
     pub fn end(mut self) -> Result<CudaGraph<A>, DeviceError> {
         let joined = self.forked.iter().try_for_each(|forked| self.join(&self.origin, forked));
-        let (ended, after) = self.stop();
+        let ended = self.stop();
         joined?;
         let instance = ended?.instantiated()?;
-        let missing = DeviceError::new(pool_core::Why::Other, "a capture that has ended", 0);
-        Ok(CudaGraph { instance, private: self.private.take().ok_or(missing)?, after })
+        let missing = DeviceError::new(Why::Other, "a capture that has ended", 0);
+        Ok(CudaGraph { instance, private: self.private.take().ok_or(missing)? })
     }
 
-    fn stop(&mut self) -> (Result<Instance, DeviceError>, Vec<MarkOf<A>>) {
-        if let Some(private) = &self.private {
-            private.unbind();
-        }
+    fn stop(&mut self) -> Result<Instance, DeviceError> {
         let graph = self.device.driver().call("cuStreamEndCapture", || {
             // SAFETY: the stream is kept alive by its `Arc`.
             unsafe { result::stream::end_capture(self.origin.raw().cu_stream()) }
@@ -142,14 +151,17 @@ impl<A: Vram> CudaCapture<A> {
         for forked in self.forked.drain(..) {
             after.extend(clock.end_capture(&forked));
         }
+        if let Some(private) = &self.private {
+            private.end(&after);
+        }
         let (device, ready) = (self.device.clone(), std::ptr::null_mut());
-        (graph.map(|graph| Instance { device, graph, ready }), after)
+        graph.map(|graph| Instance { device, graph, ready })
     }
 }
 
 impl<A: Vram> Drop for CudaCapture<A> {
     fn drop(&mut self) {
-        if self.private.is_some() {
+        if self.private.is_some() && forked().is_none() {
             drop(self.stop());
         }
     }
@@ -157,7 +169,7 @@ impl<A: Vram> Drop for CudaCapture<A> {
 
 impl Instance {
     fn instantiated(mut self) -> Result<Self, DeviceError> {
-        self.ready = self.device.driver().memory("cuGraphInstantiate", || {
+        self.ready = self.device.driver().relaxed("cuGraphInstantiate", || {
             let flags = sys::CUgraphInstantiate_flags(0);
             // SAFETY: the graph was ended a moment ago, and is nobody else's.
             unsafe { result::graph::instantiate(self.graph, flags) }
@@ -173,30 +185,37 @@ impl Drop for Instance {
         if !self.ready.is_null() {
             // SAFETY: made by `instantiated`, and destroyed once.
             let destroy = || unsafe { result::graph::exec_destroy(self.ready) };
-            let _ = driver.memory("cuGraphExecDestroy", destroy);
+            let _ = driver.relaxed("cuGraphExecDestroy", destroy);
         }
         if !self.graph.is_null() {
             // SAFETY: made by `stop`, and destroyed once.
             let destroy = || unsafe { result::graph::destroy(self.graph) };
-            let _ = driver.memory("cuGraphDestroy", destroy);
+            let _ = driver.relaxed("cuGraphDestroy", destroy);
         }
     }
 }
 
 impl<A: Vram> CudaGraph<A> {
     /// Gives the graph to a stream, behind its earlier launches and behind what the captured work
-    /// was ordered behind.
+    /// was ordered behind. `uses` are the buffers that it uses and that others use between launches,
+    /// inputs and results: the launch is ordered behind those uses, and they behind it.
     ///
     /// # Errors
     ///
-    /// What the driver said; then nothing was launched.
-    pub fn launch(&mut self, on: &CudaStreamOf) -> Result<(), DeviceError> {
+    /// As for [`PooledBuffer::on`], or what the driver said; then nothing was launched.
+    pub fn launch(
+        &mut self,
+        on: &CudaStreamOf,
+        uses: &[&PooledBuffer<A>],
+    ) -> Result<(), DeviceError> {
+        let _in_use: Vec<_> = uses.iter().map(|buffer| buffer.on(on)).collect::<Result<_, _>>()?;
         let Instance { device, ready, .. } = &self.instance;
-        self.private.launch(on, &self.after, || {
+        let stream = on.raw().handle()?;
+        self.private.launch(on, || {
             device.driver().call("cuGraphLaunch", || {
                 // SAFETY: the instance lives as long as `self`, borrowed alone; the stream is kept
                 // alive by its `Arc`.
-                unsafe { result::graph::launch(*ready, on.raw().cu_stream()) }
+                unsafe { result::graph::launch(*ready, stream) }
             })
         })
     }

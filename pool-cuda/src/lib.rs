@@ -41,7 +41,7 @@ pub use events::{CudaDriver, CudaEvent, CudaStreamOf, RawStream};
 pub use graph::{CudaCapture, CudaGraph};
 pub use memory::CudaMemory;
 pub use pages::CudaVmmAllocator;
-pub use peers::{CudaPools, PeerUse};
+pub use peers::{CudaPools, use_on_peer};
 pub use pinned::{CudaPinnedAllocator, PinnedBlock, PinnedBytes, PinnedRange};
 pub use stream_ordered::CudaAsyncAllocator;
 

@@ -97,10 +97,10 @@ impl<S: Source> CudaMemory<S> {
         bytes: u64,
         on: &CudaStreamOf,
     ) -> Result<(), DeviceError> {
-        let bytes = size(bytes)?;
+        let (bytes, stream) = (size(bytes)?, on.raw().handle()?);
         self.device.driver().call("cuMemsetD8Async", || {
             // SAFETY: the callers below vouch for the bytes.
-            unsafe { result::memset_d8_async(at, 0, bytes, on.raw().cu_stream()) }
+            unsafe { result::memset_d8_async(at, 0, bytes, stream) }
         })
     }
 }

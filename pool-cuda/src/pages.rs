@@ -25,6 +25,7 @@ pub type CudaVmmAllocator = CudaMemory<Pages>;
 /// Memory by `cuMemCreate` and `cuMemMap`.
 #[derive(Debug)]
 pub struct Pages {
+    device: CudaDevice,
     page: u64,
     /// Whose memory it is, and who may use it: the device itself and its peers.
     location: DeviceLocation,
@@ -76,12 +77,14 @@ impl CudaVmmAllocator {
         let peers = peers.iter().map(|peer| DeviceLocation::of(*peer));
         let access = [location].into_iter().chain(peers).collect();
         let (page, mapped) = (page as u64, Mutex::default());
-        Ok(Self::from(device, Pages { page, location, access, mapped, astray: Mutex::default() }))
+        let (whose, astray) = (device.clone(), Mutex::default());
+        let pages = Pages { device: whose, page, location, access, mapped, astray };
+        Ok(Self::from(device, pages))
     }
 }
 
 impl Pages {
-    /// One page of memory behind an address. The memory is the mapping's from then on, and goes
+    /// One piece of memory behind an address. The memory is the mapping's from then on, and goes
     /// with it.
     fn put(&self, at: sys::CUdeviceptr, page: usize) -> Result<(), DriverError> {
         let (properties, mut memory) = (Properties::on(self.location), 0);
@@ -125,7 +128,11 @@ impl Pages {
     fn take_all(&self, pages: Range<u64>) -> Result<(), DriverError> {
         self.offer_again();
         Self::unmap(pages.start, pages.end - pages.start)?;
-        self.mapped.lock().retain(|page| !pages.contains(page));
+        let mut mapped = self.mapped.lock();
+        let gone: Vec<u64> = mapped.range(pages).copied().collect();
+        for page in gone {
+            mapped.remove(&page);
+        }
         Ok(())
     }
 
@@ -141,34 +148,57 @@ impl Pages {
         pieces.into_iter().try_for_each(|piece| self.take_all(piece))
     }
 
-    /// Memory behind all of a range, or behind none of it.
-    fn put_all(&self, at: sys::CUdeviceptr, bytes: u64) -> Result<(), DriverError> {
+    /// Memory behind all of a range, in pieces of so many bytes, or behind none of it.
+    fn put_all(&self, at: sys::CUdeviceptr, bytes: u64, piece: u64) -> Result<(), DriverError> {
         self.offer_again();
-        let page = usize::try_from(self.page).unwrap_or(usize::MAX);
+        let size = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
         let mut behind = 0;
         let mut all = || {
             while behind < bytes {
-                self.put(at + behind, page)?;
-                behind += self.page;
+                self.put(at + behind, size(piece))?;
+                behind += piece;
             }
-            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
             self.access.iter().try_for_each(|who| {
                 let access = Access::of(*who);
                 // SAFETY: all of it is mapped by now; the description has the driver's layout.
-                unsafe { sys::cuMemSetAccess(at, bytes, access.as_ptr(), 1) }.result()
+                unsafe { sys::cuMemSetAccess(at, size(bytes), access.as_ptr(), 1) }.result()
             })
         };
         let done = all();
         if done.is_err() && behind > 0 && Self::unmap(at, behind).is_err() {
             self.astray.lock().push(Astray::Mapped(at, behind));
         }
-        if done.is_ok() {
-            let pages = (at..at + bytes).step_by(usize::try_from(self.page).unwrap_or(usize::MAX));
-            self.mapped.lock().extend(pages);
-        }
         done
     }
+
+    /// Gives addresses back behind which there is nothing; what the driver would not take it is
+    /// offered again.
+    fn unreserve(&self, at: sys::CUdeviceptr, bytes: usize) {
+        let free = || {
+            // SAFETY: reserved with so many bytes, and nothing is behind them, as the callers say.
+            unsafe { sys::cuMemAddressFree(at, bytes) }.result()
+        };
+        if self.device.driver().relaxed("cuMemAddressFree", free).is_err() {
+            self.astray.lock().push(Astray::Addresses(at, bytes));
+        }
+    }
 }
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        if !self.astray.get_mut().is_empty() {
+            let again = || {
+                self.offer_again();
+                Ok(())
+            };
+            // Where the device is gone, so is what it would not take back.
+            let _ = self.device.driver().relaxed("cuMemRelease", again);
+        }
+    }
+}
+
+/// The calls that put memory behind addresses, as a refusal names them.
+const PUTTING: &str = "cuMemCreate, cuMemMap or cuMemSetAccess";
 
 impl CudaVmmAllocator {
     fn wait(&self, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
@@ -178,18 +208,11 @@ impl CudaVmmAllocator {
 
 fn reserve(device: &CudaDevice, bytes: usize) -> Result<sys::CUdeviceptr, DeviceError> {
     let mut at = 0;
-    device.driver().memory("cuMemAddressReserve", || {
+    device.driver().relaxed("cuMemAddressReserve", || {
         // SAFETY: asks for addresses anywhere.
         unsafe { sys::cuMemAddressReserve(&raw mut at, bytes, 0, 0, 0) }.result()
     })?;
     Ok(at)
-}
-
-fn unreserve(device: &CudaDevice, at: sys::CUdeviceptr, bytes: usize) -> Result<(), DeviceError> {
-    device.driver().memory("cuMemAddressFree", || {
-        // SAFETY: reserved with so many bytes, and nothing is behind them, as the callers say.
-        unsafe { sys::cuMemAddressFree(at, bytes) }.result()
-    })
 }
 
 impl Source for Pages {
@@ -206,11 +229,9 @@ impl Source for Pages {
         _on: &CudaStreamOf,
     ) -> Result<sys::CUdeviceptr, DeviceError> {
         let at = reserve(device, bytes)?;
-        let put = device.driver().memory("cuMemCreate", || self.put_all(at, bytes as u64));
-        if let Err(refused) = put {
-            if unreserve(device, at, bytes).is_err() {
-                self.astray.lock().push(Astray::Addresses(at, bytes));
-            }
+        let put = || self.put_all(at, bytes as u64, bytes as u64);
+        if let Err(refused) = device.driver().relaxed(PUTTING, put) {
+            self.unreserve(at, bytes);
             return Err(refused);
         }
         Ok(at)
@@ -226,8 +247,9 @@ impl Source for Pages {
         after.iter().try_for_each(|mark| device.clock().synchronize(*mark))?;
         let bytes = size(block.bytes)?;
         let range = block.at..block.at + block.bytes;
-        device.driver().memory("cuMemUnmap", || self.take_all(range))?;
-        unreserve(device, block.at, bytes)
+        device.driver().relaxed("cuMemUnmap", || self.take_all(range))?;
+        self.unreserve(block.at, bytes);
+        Ok(())
     }
 }
 
@@ -249,7 +271,12 @@ impl VirtualMemory for CudaVmmAllocator {
     fn commit(&self, block: &CudaBlock, pages: Range<u64>) -> Result<(), DeviceError> {
         self.check(block, "cuMemMap of another allocator's addresses")?;
         let (at, bytes) = (block.at + pages.start, pages.end - pages.start);
-        self.device().driver().memory("cuMemCreate", || self.source().put_all(at, bytes))
+        let (pages, page) = (self.source(), self.page_bytes());
+        let put = || pages.put_all(at, bytes, page);
+        self.device().driver().relaxed(PUTTING, put)?;
+        let mut mapped = pages.mapped.lock();
+        mapped.extend((at..at + bytes).step_by(usize::try_from(page).unwrap_or(usize::MAX)));
+        Ok(())
     }
 
     fn decommit(
@@ -261,14 +288,19 @@ impl VirtualMemory for CudaVmmAllocator {
         self.check(block, "cuMemUnmap of another allocator's addresses")?;
         self.wait(after)?;
         let range = block.at + pages.start..block.at + pages.end;
-        self.device().driver().memory("cuMemUnmap", || self.source().take_all(range))
+        self.device().driver().relaxed("cuMemUnmap", || self.source().take_all(range))
     }
 
     fn release(&self, block: CudaBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
         self.check(&block, "cuMemAddressFree of another allocator's addresses")?;
         self.wait(after)?;
         let range = block.at..block.at + block.bytes;
-        self.device().driver().memory("cuMemUnmap", || self.source().take_any(&range))?;
-        unreserve(self.device(), block.at, size(block.bytes)?)
+        let take = || {
+            self.source().offer_again();
+            self.source().take_any(&range)
+        };
+        self.device().driver().relaxed("cuMemUnmap", take)?;
+        self.source().unreserve(block.at, size(block.bytes)?);
+        Ok(())
     }
 }

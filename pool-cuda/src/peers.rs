@@ -8,14 +8,12 @@ use crate::memory::{CudaMemory, Source};
 use cudarc::driver::sys;
 use pool_core::{
     AllocError, BucketPool, DeviceAllocator, DeviceError, EventDriver, PoolStats, PooledBuffer,
-    StreamClock, Use, Why,
+    StreamClock, Why,
 };
-use std::fmt;
-use std::ops::Deref;
 
 /// A pool for each of several devices. A buffer knows its device
 /// ([`PooledBuffer::allocator`]); a stream of another is refused, unless it is asked for by
-/// [`PeerUse`].
+/// [`use_on_peer`].
 #[derive(Clone, Debug)]
 pub struct CudaPools<S: Source> {
     first: BucketPool<CudaMemory<S>>,
@@ -92,66 +90,55 @@ impl CudaDevice {
     }
 }
 
-/// A buffer of one device in use on a stream of another, which was given access to it
-/// ([`CudaDevice::enable_access_to`]). Derefs to the view.
+/// Lets `work` give work to a stream of another device, which was given access to the buffer's
+/// ([`CudaDevice::enable_access_to`]).
 ///
-/// The stream is ordered behind what was done with the buffer, and when this ends the buffer waits
-/// for what the stream was given meanwhile: an event each way, since two devices have two clocks.
-pub struct PeerUse<'b, A: Vram> {
-    /// On a stream of the buffer's own device that stands for the other's.
-    used: Use<'b, A>,
-    home: &'b CudaStreamOf,
-    here: CudaDevice,
-    there: (&'b CudaDevice, &'b CudaStreamOf),
-}
-
-impl<'b, A: Vram> PeerUse<'b, A> {
-    /// `buffer` for work on `stream`, a stream of `device`. `home` is any stream of the buffer's
-    /// own device: it is what is ordered, so choose one that has nothing better to do.
-    ///
-    /// # Errors
-    ///
-    /// [`Why::Foreign`] if a stream is not of the device that it is said to be of, or what the
-    /// driver said.
-    pub fn new(
-        buffer: &'b PooledBuffer<A>,
-        home: &'b CudaStreamOf,
-        device: &'b CudaDevice,
-        stream: &'b CudaStreamOf,
-    ) -> Result<Self, DeviceError> {
-        if !device.clock().owns(stream) {
-            return Err(DeviceError::new(Why::Foreign, "use on a stream of another device", 0));
-        }
-        let used = buffer.on(home)?;
-        let here = buffer.allocator().cuda_device().clone();
-        let before = here.events().record(home.raw())?;
-        device.events().wait(stream.raw(), &before)?;
-        Ok(Self { used, home, here, there: (device, stream) })
+/// The stream is ordered behind what was done with the buffer, and afterwards the buffer waits for
+/// what the stream was given: an event each way, since two devices have two clocks. `home` is any
+/// stream of the buffer's own device: it is what is ordered, so choose one that has nothing better
+/// to do.
+///
+/// # Errors
+///
+/// [`Why::Foreign`] if `stream` is not one of `device`, [`Why::NotSubmitted`] if a stream is under
+/// capture, or what the driver said; `work` was not called then.
+pub fn use_on_peer<A: Vram, R>(
+    buffer: &PooledBuffer<A>,
+    home: &CudaStreamOf,
+    (device, stream): (&CudaDevice, &CudaStreamOf),
+    work: impl FnOnce(&A::View<'_>) -> R,
+) -> Result<R, DeviceError> {
+    let here = buffer.allocator().cuda_device();
+    if !device.clock().owns(stream) {
+        return Err(DeviceError::new(Why::Foreign, "use on a stream of another device", 0));
     }
-}
-
-impl<'b, A: Vram> Deref for PeerUse<'b, A> {
-    type Target = <A as DeviceAllocator>::View<'b>;
-    fn deref(&self) -> &Self::Target {
-        &self.used
+    if here.clock().is_capturing(home) || device.clock().is_capturing(stream) {
+        return Err(DeviceError::new(Why::NotSubmitted, "use on a peer in a capture", 0));
     }
+    let used = buffer.on(home)?;
+    let before = here.events().record(home.raw())?;
+    device.events().wait(stream.raw(), &before)?;
+    let _behind = Behind { here, home, device, stream };
+    Ok(work(&used))
+    // `_behind` goes first, and then `used` ends, on a stream that is behind the other's.
 }
 
-impl<A: Vram> Drop for PeerUse<'_, A> {
+/// When it goes, `home` waits for what `stream` was given, also where the work has panicked.
+struct Behind<'a> {
+    here: &'a CudaDevice,
+    home: &'a CudaStreamOf,
+    device: &'a CudaDevice,
+    stream: &'a CudaStreamOf,
+}
+
+impl Drop for Behind<'_> {
     fn drop(&mut self) {
-        let (device, stream) = self.there;
-        let after = device.events().record(stream.raw());
+        let after = self.device.events().record(self.stream.raw());
         let behind = after.and_then(|after| self.here.events().wait(self.home.raw(), &after));
         if behind.is_err() {
             // The host waits instead; if that fails too, the device is gone.
-            let _ = device.clock().synchronize(device.clock().mark(stream));
+            let clock = self.device.clock();
+            let _ = clock.synchronize(clock.mark(self.stream));
         }
-        // Now `used` ends, on a stream that is behind the other's.
-    }
-}
-
-impl<A: Vram> fmt::Debug for PeerUse<'_, A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PeerUse").field("used", &self.used).finish_non_exhaustive()
     }
 }

@@ -81,7 +81,7 @@ impl CudaPinnedAllocator {
 
     fn take(&self, bytes: usize) -> Result<NonNull<u8>, DeviceError> {
         match self.by {
-            Locking::Driver => self.device.driver().memory("cuMemHostAlloc", || {
+            Locking::Driver => self.device.driver().relaxed("cuMemHostAlloc", || {
                 // SAFETY: asks the driver for memory. Not write-combined: the CPU may read it.
                 let at = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }?;
                 NonNull::new(at.cast()).ok_or(NO_MEMORY)
@@ -100,7 +100,7 @@ impl CudaPinnedAllocator {
             // SAFETY: the memory was just allocated, and stays until it is unregistered.
             unsafe { sys::cuMemHostRegister_v2(at.as_ptr().cast(), bytes, flags) }.result()
         };
-        let registered = self.device.driver().memory("cuMemHostRegister", register);
+        let registered = self.device.driver().relaxed("cuMemHostRegister", register);
         registered.inspect_err(|_| {
             // SAFETY: allocated above with this layout, and not registered.
             unsafe { alloc::dealloc(at.as_ptr(), layout) }
@@ -156,13 +156,13 @@ impl DeviceAllocator for CudaPinnedAllocator {
         after.iter().try_for_each(|mark| self.device.clock().synchronize(*mark))?;
         let (driver, at) = (self.device.driver(), block.at.as_ptr());
         match self.by {
-            Locking::Driver => driver.memory("cuMemFreeHost", || {
+            Locking::Driver => driver.relaxed("cuMemFreeHost", || {
                 // SAFETY: a block is made in `allocate` only and moved in here, so it is freed
                 // once; the work that used it is done, as just waited for.
                 unsafe { result::free_host(at.cast()) }
             }),
             Locking::Registration => {
-                driver.memory("cuMemHostUnregister", || {
+                driver.relaxed("cuMemHostUnregister", || {
                     // SAFETY: as above.
                     unsafe { sys::cuMemHostUnregister(at.cast()) }.result()
                 })?;

@@ -64,6 +64,12 @@ impl CudaAsyncAllocator {
         Ok(Self::from(device, source))
     }
 
+    /// The driver's pool, for calls that are not here. It lives as long as the allocator.
+    #[must_use]
+    pub fn as_raw(&self) -> sys::CUmemoryPool {
+        self.source().pool.0
+    }
+
     /// What the driver's pool has taken from the device, in bytes, in use or kept.
     ///
     /// # Errors
@@ -86,7 +92,7 @@ impl CudaAsyncAllocator {
     /// What the driver said.
     pub fn trim_to(&self, keep: u64) -> Result<(), DeviceError> {
         let (pool, keep) = (self.source().pool.0, crate::memory::size(keep)?);
-        self.device().driver().memory("cuMemPoolTrimTo", || {
+        self.device().driver().relaxed("cuMemPoolTrimTo", || {
             // SAFETY: the pool lives as long as this allocator.
             unsafe { sys::cuMemPoolTrimTo(pool, keep) }.result()
         })
@@ -102,11 +108,24 @@ impl Source for StreamOrdered {
         bytes: usize,
         on: &CudaStreamOf,
     ) -> Result<sys::CUdeviceptr, DeviceError> {
-        let (mut at, stream) = (0, on.raw().cu_stream());
-        device.driver().memory("cuMemAllocFromPoolAsync", || {
+        // In a capture the call would become a node of the graph, and the memory the graph's own.
+        let captured = device.clock().is_capturing(on);
+        let (mut at, on) = (0, if captured { &self.freeing } else { on });
+        let stream = on.raw().handle()?;
+        device.driver().relaxed("cuMemAllocFromPoolAsync", || {
             // SAFETY: the pool lives as long as `self`, the stream as long as it is borrowed.
             unsafe { sys::cuMemAllocFromPoolAsync(&raw mut at, bytes, self.pool.0, stream) }
-                .result()
+                .result()?;
+            if !captured {
+                return Ok(());
+            }
+            // Waited for now, it is there for the graph, whenever that runs.
+            // SAFETY: as above.
+            let waited = unsafe { result::stream::synchronize(stream) };
+            waited.inspect_err(|_| {
+                // SAFETY: allocated above, on this stream, and nobody's yet.
+                let _ = unsafe { result::free_async(at, stream) };
+            })
         })?;
         Ok(at)
     }
@@ -121,7 +140,7 @@ impl Source for StreamOrdered {
         if device.clock().order(&self.freeing, after)? == Order::NotYet {
             return Err(DeviceError::new(Why::NotSubmitted, "cuMemFreeAsync", 0));
         }
-        device.driver().memory("cuMemFreeAsync", || {
+        device.driver().relaxed("cuMemFreeAsync", || {
             // SAFETY: a block is made in `allocate` only and moved into `free`, so it is freed
             // once; the stream is behind the work that used it, as just ordered.
             unsafe { result::free_async(block.at, self.freeing.raw().cu_stream()) }
@@ -136,7 +155,7 @@ impl Drop for StreamOrdered {
         let pool = self.pool.0;
         // What is still being freed is finished by the driver; that the device is gone, or that the
         // process is a fork, leaves nothing to do.
-        let _ = self.device.driver().memory("cuMemPoolDestroy", || {
+        let _ = self.device.driver().relaxed("cuMemPoolDestroy", || {
             // SAFETY: made in `new` and destroyed once.
             unsafe { sys::cuMemPoolDestroy(pool) }.result()
         });

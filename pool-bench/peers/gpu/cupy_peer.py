@@ -12,26 +12,44 @@ streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(17)]
 
 
 def pair(size, threads, pairs):
-    took = [0.0] * threads
+    took = [None] * threads
+    refused = []
+    all_are_there = threading.Barrier(threads)
 
     def work(number):
-        cupy.cuda.Device(0).use()
-        with streams[number]:
-            pool.malloc(size)
-            start = time.perf_counter_ns()
-            for _ in range(pairs):
+        try:
+            cupy.cuda.Device(0).use()
+            with streams[number]:
                 pool.malloc(size)
-            took[number] = (time.perf_counter_ns() - start) / pairs
+                all_are_there.wait()
+                start = time.perf_counter_ns()
+                for _ in range(pairs):
+                    pool.malloc(size)
+                took[number] = (time.perf_counter_ns() - start) / pairs
+        except Exception as error:  # told by whoever joins
+            refused.append(error)
+            all_are_there.abort()
 
-    if threads == 1:
-        work(0)
-    else:
-        workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(1, threads)]
+    for worker in workers:
+        worker.start()
+    work(0)
+    for worker in workers:
+        worker.join()
+    cupy.cuda.Device(0).synchronize()
+    if refused:
+        raise refused[0]
     return {"ns": sum(took) / threads, "reserved_peak_bytes": 0}
+
+
+def synced(size, pairs):
+    with streams[0]:
+        start = time.perf_counter_ns()
+        for _ in range(pairs):
+            pool.malloc(size)
+            streams[0].synchronize()
+        took = time.perf_counter_ns() - start
+    return {"ns": took / pairs, "reserved_peak_bytes": 0}
 
 
 def many(count, size, rounds):
@@ -44,8 +62,20 @@ def many(count, size, rounds):
     return {"ns": took / (2 * count * rounds), "reserved_peak_bytes": 0}
 
 
-def record(size, pairs):
-    raise NotImplementedError("CuPy does not know of other streams' uses")
+def record(size, pairs, recorded):
+    if recorded:
+        raise NotImplementedError("CuPy does not know of other streams' uses")
+    with streams[1]:
+        others = pool.malloc(size)
+    with streams[0]:
+        start = time.perf_counter_ns()
+        for _ in range(pairs):
+            block = pool.malloc(size)
+            others.memset_async(1, 4, streams[1])
+            del block
+        took = time.perf_counter_ns() - start
+    cupy.cuda.Device(0).synchronize()
+    return {"ns": took / pairs, "reserved_peak_bytes": 0}
 
 
 def trace(name):
@@ -55,16 +85,19 @@ def trace(name):
     live, took, peak = {}, 0, 0
     with streams[0]:
         for step in steps:
-            start = time.perf_counter_ns()
+            block = live.pop(step[1], None)
             if step[0] == "a":
-                block = pool.malloc(int(step[2]))
+                size = int(step[2])
+                start = time.perf_counter_ns()
+                block = pool.malloc(size)
                 took += time.perf_counter_ns() - start
-                block.memset_async(1, int(step[2]), streams[0])
+                block.memset_async(1, size, streams[0])
                 live[step[1]] = block
-                del block
+                block = None
                 peak = max(peak, pool.total_bytes())
             else:
-                live.pop(step[1], None)
+                start = time.perf_counter_ns()
+                block = None
                 took += time.perf_counter_ns() - start
         live.clear()
     cupy.cuda.Device(0).synchronize()
@@ -79,7 +112,8 @@ def reset():
 
 for line in sys.stdin:
     what, *arguments = line.split()
-    questions = {"pair": pair, "many": many, "record": record, "trace": trace, "reset": reset}
+    questions = {"pair": pair, "many": many, "record": record, "synced": synced}
+    questions |= {"trace": trace, "reset": reset}
     try:
         arguments = arguments if what == "trace" else [int(word) for word in arguments]
         answer = questions[what](*arguments)

@@ -3,7 +3,9 @@
 //
 //   pair BYTES THREADS PAIRS    a buffer taken and given back; ns of a pair, on each thread
 //   many COUNT BYTES ROUNDS     COUNT buffers taken, then all given back; ns of an operation
-//   record BYTES PAIRS          the same as pair, with a use on a second stream recorded
+//   record BYTES PAIRS 0|1      the same as pair, beside work on a second stream, whose use of the
+//                               block is recorded (1) or is none (0)
+//   synced BYTES PAIRS          the same as pair, and each time the stream is waited for
 //   trace FILE                  `a ID BYTES` and `f ID` lines; each block is written; ns of an
 //                               operation, and the most bytes that were taken from the device
 //   reset                       everything idle goes back to the device
@@ -13,8 +15,10 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include <barrier>
 #include <chrono>
 #include <cstdio>
+#include <cstddef>
 #include <exception>
 #include <fstream>
 #include <iostream>
@@ -71,40 +75,60 @@ class Peer {
     if (what == "trace") words >> file; else words >> a >> b >> c;
     if (what == "pair") return {pair(a, b, c), 0};
     if (what == "many") return {many(a, b, c), 0};
-    if (what == "record") return {record(a, b), 0};
+    if (what == "record") return {record(a, b, c != 0), 0};
+    if (what == "synced") return {synced(a, b), 0};
     if (what == "trace") return trace(file);
     if (what == "reset") { allocator_.reset(); return {}; }
     throw std::invalid_argument("`" + what + "` is no question");
   }
 
-  void pairs(size_t bytes, size_t pairs, cudaStream_t stream) {
-    for (size_t i = 0; i < pairs; i++) {
-      auto block = allocator_.take(bytes, stream);
-      allocator_.give(std::move(block), bytes, stream);
+  double pair(size_t bytes, size_t threads, size_t count) {
+    std::vector<double> took(threads);
+    std::vector<std::exception_ptr> thrown(threads);
+    std::barrier all_are_there(static_cast<std::ptrdiff_t>(threads));
+    auto work = [&](size_t t) {
+      try {
+        check(cudaSetDevice(0));
+        cudaStream_t stream = streams_.at(t);
+        std::exception_ptr cold;
+        try {
+          allocator_.give(allocator_.take(bytes, stream), bytes, stream);
+        } catch (...) {
+          cold = std::current_exception();
+        }
+        all_are_there.arrive_and_wait();
+        if (cold) std::rethrow_exception(cold);
+        auto start = Clock::now();
+        for (size_t i = 0; i < count; i++) {
+          auto block = allocator_.take(bytes, stream);
+          allocator_.give(std::move(block), bytes, stream);
+        }
+        took[t] = ns_since(start) / count;
+      } catch (...) {
+        thrown[t] = std::current_exception();
+      }
+    };
+    std::vector<std::thread> workers;
+    for (size_t t = 1; t < threads; t++) workers.emplace_back(work, t);
+    work(0);
+    for (auto &worker : workers) worker.join();
+    check(cudaDeviceSynchronize());
+    double sum = 0;
+    for (size_t t = 0; t < threads; t++) {
+      if (thrown[t]) std::rethrow_exception(thrown[t]);
+      sum += took[t];
     }
+    return sum / threads;
   }
 
-  double pair(size_t bytes, size_t threads, size_t count) {
-    if (threads == 1) {
-      pairs(bytes, 1, streams_[0]);
-      auto start = Clock::now();
-      pairs(bytes, count, streams_[0]);
-      return ns_since(start) / count;
+  double synced(size_t bytes, size_t count) {
+    auto start = Clock::now();
+    for (size_t i = 0; i < count; i++) {
+      auto block = allocator_.take(bytes, streams_[0]);
+      allocator_.give(std::move(block), bytes, streams_[0]);
+      check(cudaStreamSynchronize(streams_[0]));
     }
-    std::vector<double> took(threads);
-    std::vector<std::thread> workers;
-    for (size_t t = 0; t < threads; t++) {
-      workers.emplace_back([&, t] {
-        check(cudaSetDevice(0));
-        pairs(bytes, 1, streams_.at(t));
-        auto start = Clock::now();
-        pairs(bytes, count, streams_.at(t));
-        took[t] = ns_since(start) / count;
-      });
-    }
-    double sum = 0;
-    for (size_t t = 0; t < threads; t++) { workers[t].join(); sum += took[t]; }
-    return sum / threads;
+    return ns_since(start) / count;
   }
 
   double many(size_t count, size_t bytes, size_t rounds) {
@@ -119,15 +143,22 @@ class Peer {
     return ns_since(start) / (2.0 * count * rounds);
   }
 
-  double record(size_t bytes, size_t count) {
+  double record(size_t bytes, size_t count, bool recorded) {
+    auto others = allocator_.take(bytes, streams_[1]);
+    {
+      auto cold = allocator_.take(bytes, streams_[0]);
+      allocator_.give(std::move(cold), bytes, streams_[0]);
+    }
     auto start = Clock::now();
     for (size_t i = 0; i < count; i++) {
       auto block = allocator_.take(bytes, streams_[0]);
-      allocator_.record(block, streams_[1]);
+      check(cudaMemsetAsync(allocator_.address(others), 1, 4, streams_[1]));
+      if (recorded) allocator_.record(block, streams_[1]);
       allocator_.give(std::move(block), bytes, streams_[0]);
     }
     double took = ns_since(start) / count;
     check(cudaDeviceSynchronize());
+    allocator_.give(std::move(others), bytes, streams_[1]);
     return took;
   }
 

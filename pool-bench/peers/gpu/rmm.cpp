@@ -5,16 +5,33 @@
 
 #include "peer.hpp"
 
+#include <optional>
+
+using Pool = rmm::mr::pool_memory_resource;
+using Async = rmm::mr::cuda_async_memory_resource;
+
+// An initial size of 0: the pool grows by what is asked for, or as much again as it has.
+inline void make(std::optional<Pool> &pool) { pool.emplace(rmm::mr::cuda_memory_resource{}, 0); }
+inline void make(std::optional<Async> &async) { async.emplace(); }
+
+inline size_t peak(std::optional<Pool> &pool) { return pool->pool_size(); }  // it never gives back
+inline size_t peak(std::optional<Async> &async) {
+  cuuint64_t peak = 0;
+  check(cudaMemPoolGetAttribute(async->pool_handle(), cudaMemPoolAttrReservedMemHigh, &peak));
+  return peak;
+}
+
 template <class Resource>
 struct Rmm {
-  Resource &resource;
+  std::optional<Resource> resource;
+  cudaStream_t home;
   cudaEvent_t event;
 
   void *take(size_t bytes, cudaStream_t stream) {
-    return resource.allocate(cuda::stream_ref{stream}, bytes, 256);
+    return resource->allocate(cuda::stream_ref{stream}, bytes, 256);
   }
   void give(void *block, size_t bytes, cudaStream_t stream) {
-    resource.deallocate(cuda::stream_ref{stream}, block, bytes, 256);
+    resource->deallocate(cuda::stream_ref{stream}, block, bytes, 256);
   }
   // RMM knows nothing of other streams; this is what its users do instead.
   void record(void *, cudaStream_t other) {
@@ -22,39 +39,29 @@ struct Rmm {
     check(cudaStreamWaitEvent(home, event, 0));
   }
   void *address(void *block) { return block; }
-  size_t reserved_peak();
-  void reset() { check(cudaDeviceSynchronize()); }
-  cudaStream_t home;
+  size_t reserved_peak() { return peak(resource); }
+  // A new resource: neither can begin its peak again.
+  void reset() {
+    check(cudaDeviceSynchronize());
+    make(resource);
+  }
 };
 
-template <>
-size_t Rmm<rmm::mr::pool_memory_resource>::reserved_peak() {
-  return resource.pool_size();  // it never gives back
-}
-template <>
-size_t Rmm<rmm::mr::cuda_async_memory_resource>::reserved_peak() {
-  cuuint64_t peak = 0;
-  check(cudaMemPoolGetAttribute(resource.pool_handle(), cudaMemPoolAttrReservedMemHigh, &peak));
-  return peak;
-}
-
 template <class Resource>
-void serve(Resource &resource) {
+void serve() {
   std::vector<cudaStream_t> streams(17);
   for (auto &stream : streams) check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  cudaEvent_t event;
-  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-  Rmm<Resource> rmm{resource, event, streams[0]};
+  Rmm<Resource> rmm;
+  rmm.home = streams[0];
+  check(cudaEventCreateWithFlags(&rmm.event, cudaEventDisableTiming));
+  make(rmm.resource);
   Peer<Rmm<Resource>>(rmm, streams).serve();
 }
 
 int main(int count, char **arguments) {
   check(cudaSetDevice(0));
-  if (count > 1 && std::string(arguments[1]) == "async") {
-    rmm::mr::cuda_async_memory_resource async;
-    serve(async);
-  } else {
-    rmm::mr::pool_memory_resource pool{rmm::mr::cuda_memory_resource{}, 0};
-    serve(pool);
-  }
+  if (count > 1 && std::string(arguments[1]) == "async")
+    serve<Async>();
+  else
+    serve<Pool>();
 }

@@ -1,22 +1,42 @@
 //! Who is asked: the questions, and the driver's own calls as the first to answer them.
 #![expect(unsafe_code, reason = "the driver is called through C")]
 
-use bucketpool::cuda::CudaDevice;
 use bucketpool::cuda::cudarc::driver::{CudaStream, DriverError, result, sys};
+use bucketpool::cuda::{CudaAsyncAllocator, CudaDevice};
 use serde::Deserialize;
-use std::collections::HashMap;
-use std::fmt;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::hint::black_box;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Barrier};
 use std::time::Instant;
+use std::{fmt, fs, thread};
 
 /// What every contender is asked; the words of `peers/gpu/peer.hpp`.
 #[derive(Clone, Debug)]
 pub(super) enum Question {
-    Pair { bytes: u64, threads: usize, pairs: u64 },
-    Many { count: u64, bytes: u64, rounds: u64 },
-    Record { bytes: u64, pairs: u64 },
-    Trace { file: PathBuf },
+    Pair {
+        bytes: u64,
+        threads: usize,
+        pairs: u64,
+    },
+    Many {
+        count: u64,
+        bytes: u64,
+        rounds: u64,
+    },
+    /// A pair beside work on a second stream, which uses the block or does not.
+    Record {
+        bytes: u64,
+        pairs: u64,
+        recorded: bool,
+    },
+    /// A pair, and then the stream is waited for.
+    Synced {
+        bytes: u64,
+        pairs: u64,
+    },
+    Trace {
+        file: PathBuf,
+    },
     Reset,
 }
 
@@ -24,9 +44,10 @@ impl Question {
     /// Bytes of a block; 0 where there is no one size.
     pub(super) fn bytes(&self) -> u64 {
         match self {
-            Self::Pair { bytes, .. } | Self::Many { bytes, .. } | Self::Record { bytes, .. } => {
-                *bytes
-            }
+            Self::Pair { bytes, .. }
+            | Self::Many { bytes, .. }
+            | Self::Record { bytes, .. }
+            | Self::Synced { bytes, .. } => *bytes,
             Self::Trace { .. } | Self::Reset => 0,
         }
     }
@@ -40,7 +61,10 @@ impl Question {
             Self::Many { count, bytes, .. } => {
                 Self::Many { count, bytes, rounds: times(one * 2.0 * count as f64) }
             }
-            Self::Record { bytes, .. } => Self::Record { bytes, pairs: times(one) },
+            Self::Record { bytes, recorded, .. } => {
+                Self::Record { bytes, pairs: times(one), recorded }
+            }
+            Self::Synced { bytes, .. } => Self::Synced { bytes, pairs: times(one) },
             other => other,
         }
     }
@@ -50,7 +74,10 @@ impl Question {
         match self {
             Self::Pair { bytes, threads, pairs } => format!("pair {bytes} {threads} {pairs}"),
             Self::Many { count, bytes, rounds } => format!("many {count} {bytes} {rounds}"),
-            Self::Record { bytes, pairs } => format!("record {bytes} {pairs}"),
+            Self::Record { bytes, pairs, recorded } => {
+                format!("record {bytes} {pairs} {}", u8::from(*recorded))
+            }
+            Self::Synced { bytes, pairs } => format!("synced {bytes} {pairs}"),
             Self::Trace { file } => format!("trace {}", file.display()),
             Self::Reset => "reset".to_owned(),
         }
@@ -95,17 +122,15 @@ pub(super) type Contenders = Vec<(String, Box<dyn Contender>)>;
 /// What an allocator in this process must offer.
 pub(super) trait Allocator: Sync {
     type Block: Send;
-    /// Called before each question.
-    fn begin(&self) -> Result<(), Refused> {
-        Ok(())
-    }
     /// A block for work on the stream of this number.
     fn take(&self, bytes: u64, stream: usize) -> Result<Self::Block, Refused>;
     fn give(&self, block: Self::Block, stream: usize) -> Result<(), Refused>;
     /// Notes that the second stream uses it until it is given back.
     fn record(&self, block: &Self::Block) -> Result<(), Refused>;
-    /// Writes all of it, on the first stream.
-    fn write(&self, block: &Self::Block, bytes: u64) -> Result<(), Refused>;
+    /// Writes so many bytes of it, on the stream of this number.
+    fn write(&self, block: &Self::Block, bytes: u64, stream: usize) -> Result<(), Refused>;
+    /// Waits for the first stream.
+    fn wait(&self) -> Result<(), Refused>;
     fn device(&self) -> &CudaDevice;
     fn reserved_peak(&self) -> u64;
     /// Everything idle goes back, and the peak starts again.
@@ -115,12 +140,11 @@ pub(super) trait Allocator: Sync {
 impl<A: Allocator> Contender for A {
     fn ask(&mut self, question: &Question) -> Result<Answer, Refused> {
         self.device().context().bind_to_thread()?;
-        self.begin()?;
         let ns = match question {
-            Question::Pair { bytes, threads: 1, pairs } => run_pairs(self, *bytes, 0, *pairs)?,
             Question::Pair { bytes, threads, pairs } => on_threads(self, *bytes, *threads, *pairs)?,
             Question::Many { count, bytes, rounds } => many(self, *count, *bytes, *rounds)?,
-            Question::Record { bytes, pairs } => record(self, *bytes, *pairs)?,
+            Question::Record { bytes, pairs, recorded } => record(self, *bytes, *pairs, *recorded)?,
+            Question::Synced { bytes, pairs } => synced(self, *bytes, *pairs)?,
             Question::Trace { file } => trace(self, file)?,
             Question::Reset => {
                 self.device().context().synchronize()?;
@@ -132,39 +156,48 @@ impl<A: Allocator> Contender for A {
     }
 }
 
-fn run_pairs(
-    allocator: &impl Allocator,
-    bytes: u64,
-    stream: usize,
-    pairs: u64,
-) -> Result<f64, Refused> {
-    allocator.give(allocator.take(bytes, stream)?, stream)?;
-    let start = Instant::now();
-    for _ in 0..pairs {
-        allocator.give(std::hint::black_box(allocator.take(bytes, stream)?), stream)?;
-    }
-    Ok(start.elapsed().as_nanos() as f64 / pairs as f64)
-}
-
+/// All threads are there before the first begins, so that they run beside each other.
 fn on_threads(
     allocator: &impl Allocator,
     bytes: u64,
     threads: usize,
     pairs: u64,
 ) -> Result<f64, Refused> {
-    let each: Vec<Result<f64, Refused>> = std::thread::scope(|scope| {
-        let work = |stream| {
-            scope.spawn(move || {
-                allocator.device().context().bind_to_thread()?;
-                run_pairs(allocator, bytes, stream, pairs)
-            })
-        };
-        let workers: Vec<_> = (0..threads).map(work).collect();
-        let gone = |_| Err(Refused("a thread that panicked".into()));
-        workers.into_iter().map(|worker| worker.join().unwrap_or_else(gone)).collect()
-    });
+    let all_are_there = Barrier::new(threads);
+    let work = |stream| {
+        allocator.device().context().bind_to_thread()?;
+        let warm = allocator.take(bytes, stream).and_then(|block| allocator.give(block, stream));
+        all_are_there.wait();
+        warm?;
+        let start = Instant::now();
+        for _ in 0..pairs {
+            allocator.give(black_box(allocator.take(bytes, stream)?), stream)?;
+        }
+        Ok(start.elapsed().as_nanos() as f64 / pairs as f64)
+    };
+    let each: Vec<Result<f64, Refused>> = if threads == 1 {
+        vec![work(0)]
+    } else {
+        thread::scope(|scope| {
+            let work = &work;
+            let workers: Vec<_> = (0..threads).map(|at| scope.spawn(move || work(at))).collect();
+            let gone = |_| Err(Refused("a thread that panicked".into()));
+            workers.into_iter().map(|worker| worker.join().unwrap_or_else(gone)).collect()
+        })
+    };
+    // What is still queued must not run under the next contender's clock.
+    allocator.device().context().synchronize()?;
     let each: Vec<f64> = each.into_iter().collect::<Result<_, _>>()?;
     Ok(each.iter().sum::<f64>() / threads as f64)
+}
+
+fn synced(allocator: &impl Allocator, bytes: u64, pairs: u64) -> Result<f64, Refused> {
+    let start = Instant::now();
+    for _ in 0..pairs {
+        allocator.give(black_box(allocator.take(bytes, 0)?), 0)?;
+        allocator.wait()?;
+    }
+    Ok(start.elapsed().as_nanos() as f64 / pairs as f64)
 }
 
 fn many(allocator: &impl Allocator, count: u64, bytes: u64, rounds: u64) -> Result<f64, Refused> {
@@ -176,40 +209,64 @@ fn many(allocator: &impl Allocator, count: u64, bytes: u64, rounds: u64) -> Resu
     Ok(start.elapsed().as_nanos() as f64 / (2 * count * rounds) as f64)
 }
 
-fn record(allocator: &impl Allocator, bytes: u64, pairs: u64) -> Result<f64, Refused> {
+fn record(
+    allocator: &impl Allocator,
+    bytes: u64,
+    pairs: u64,
+    recorded: bool,
+) -> Result<f64, Refused> {
+    let others = allocator.take(bytes, 1)?;
+    allocator.give(allocator.take(bytes, 0)?, 0)?;
     let start = Instant::now();
     for _ in 0..pairs {
         let block = allocator.take(bytes, 0)?;
-        allocator.record(&block)?;
+        allocator.write(&others, 4, 1)?; // the second stream has something to do
+        if recorded {
+            allocator.record(&block)?;
+        }
         allocator.give(block, 0)?;
     }
     let ns = start.elapsed().as_nanos() as f64 / pairs as f64;
     allocator.device().context().synchronize()?;
+    allocator.give(others, 1)?;
     Ok(ns)
 }
 
-fn trace(allocator: &impl Allocator, file: &PathBuf) -> Result<f64, Refused> {
-    let text = std::fs::read_to_string(file).map_err(|error| Refused(error.to_string()))?;
+fn trace(allocator: &impl Allocator, file: &Path) -> Result<f64, Refused> {
+    let text = fs::read_to_string(file).map_err(|error| Refused(error.to_string()))?;
+    let steps: Vec<(usize, Option<u64>)> = text.lines().filter_map(step).collect();
+    let slots = steps.iter().map(|(slot, _)| slot + 1).max().unwrap_or(0);
+    let mut live: Vec<Option<_>> = (0..slots).map(|_| None).collect();
+    allocator.device().context().synchronize()?;
     allocator.reset()?;
-    let (mut live, mut took, mut steps) = (HashMap::new(), 0, 0_u64);
-    for line in text.lines() {
-        let mut words = line.split(' ').skip(1).map(str::parse::<u64>);
-        let (Some(Ok(id)), bytes) = (words.next(), words.next()) else { continue };
-        steps += 1;
+    let mut took = 0;
+    for (slot, bytes) in &steps {
+        let held = live[*slot].take();
         let start = Instant::now();
-        if let Some(Ok(bytes)) = bytes {
-            let block = allocator.take(bytes, 0)?;
-            took += start.elapsed().as_nanos();
-            allocator.write(&block, bytes)?;
-            live.insert(id, block);
-        } else if let Some(block) = live.remove(&id) {
-            allocator.give(block, 0)?;
-            took += start.elapsed().as_nanos();
+        match (bytes, held) {
+            (Some(bytes), _) => {
+                let block = allocator.take(*bytes, 0)?;
+                took += start.elapsed().as_nanos();
+                allocator.write(&block, *bytes, 0)?;
+                live[*slot] = Some(block);
+            }
+            (None, Some(block)) => {
+                allocator.give(block, 0)?;
+                took += start.elapsed().as_nanos();
+            }
+            (None, None) => {}
         }
     }
-    live.into_values().try_for_each(|block| allocator.give(block, 0))?;
+    live.into_iter().flatten().try_for_each(|block| allocator.give(block, 0))?;
     allocator.device().context().synchronize()?;
-    Ok(took as f64 / steps.max(1) as f64)
+    Ok(took as f64 / steps.len().max(1) as f64)
+}
+
+/// `a SLOT BYTES` or `f SLOT`.
+fn step(line: &str) -> Option<(usize, Option<u64>)> {
+    let mut words = line.split(' ').skip(1);
+    let slot = words.next()?.parse().ok()?;
+    Some((slot, words.next().and_then(|bytes| bytes.parse().ok())))
 }
 
 /// As the driver says: 12080 for 12.8.
@@ -233,11 +290,14 @@ impl Gpu {
         Ok(Self { streams: streams?, device })
     }
 
-    pub(super) fn write(&self, at: u64, bytes: u64) -> Result<(), Refused> {
-        let bytes = usize::try_from(bytes).unwrap_or(0);
-        // SAFETY: the callers own a block of so many bytes there, for work on the first stream.
-        unsafe { result::memset_d8_async(at, 1, bytes, self.streams[0].cu_stream()) }?;
-        Ok(())
+    pub(super) fn write(&self, at: u64, bytes: u64, stream: usize) -> Result<(), Refused> {
+        let (bytes, on) = (usize::try_from(bytes).unwrap_or(0), &self.streams[stream]);
+        // SAFETY: the callers own a block of so many bytes there, for work on this stream.
+        Ok(unsafe { result::memset_d8_async(at, 1, bytes, on.cu_stream()) }?)
+    }
+
+    pub(super) fn wait(&self) -> Result<(), Refused> {
+        Ok(self.streams[0].synchronize()?)
     }
 }
 
@@ -264,8 +324,11 @@ impl Allocator for Direct {
     fn record(&self, _: &u64) -> Result<(), Refused> {
         Ok(()) // the driver waits for all streams
     }
-    fn write(&self, block: &u64, bytes: u64) -> Result<(), Refused> {
-        self.0.write(*block, bytes)
+    fn write(&self, block: &u64, bytes: u64, stream: usize) -> Result<(), Refused> {
+        self.0.write(*block, bytes, stream)
+    }
+    fn wait(&self) -> Result<(), Refused> {
+        self.0.wait()
     }
     fn device(&self) -> &CudaDevice {
         &self.0.device
@@ -278,49 +341,38 @@ impl Allocator for Direct {
     }
 }
 
-/// `cuMemAllocAsync` and `cuMemFreeAsync` on the stream that uses the block, from the device's own
-/// pool, which keeps so many bytes: 0 as it comes, all of it for a program that sets one line.
+/// `cuMemAllocFromPoolAsync` and `cuMemFreeAsync` on the stream that uses the block, from a pool of
+/// the driver's that keeps so many bytes: 0 as it comes, all of it for a program that sets one line.
 pub(super) struct Ordered {
     gpu: Gpu,
-    threshold: u64,
-    pool: sys::CUmemoryPool,
+    /// What has made the pool, and keeps it.
+    pool: CudaAsyncAllocator,
     event: sys::CUevent,
 }
 
-// SAFETY: the driver lets any thread use a pool, and an event.
+// SAFETY: the driver lets any thread use an event.
 unsafe impl Sync for Ordered {}
 
 impl Ordered {
     pub(super) fn new(threshold: u64) -> Result<Self, Refused> {
         let gpu = Gpu::new()?;
-        let mut pool = std::ptr::null_mut();
-        let device = gpu.device.context().cu_device();
-        // SAFETY: asks for the pool of a device that is there.
-        unsafe { sys::cuDeviceGetDefaultMemPool(&raw mut pool, device) }.result()?;
+        let pool = CudaAsyncAllocator::new(gpu.device.clone(), threshold)?;
         gpu.device.context().bind_to_thread()?;
         let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
-        Ok(Self { gpu, threshold, pool, event })
-    }
-
-    fn set(&self, which: sys::CUmemPool_attribute, mut value: u64) -> Result<(), Refused> {
-        // SAFETY: the attributes set here are 64-bit numbers, which the driver reads.
-        unsafe { sys::cuMemPoolSetAttribute(self.pool, which, (&raw mut value).cast()) }
-            .result()?;
-        Ok(())
+        Ok(Self { gpu, pool, event })
     }
 }
 
 impl Allocator for Ordered {
     type Block = u64;
 
-    /// The pool is shared with the other contender of this sort.
-    fn begin(&self) -> Result<(), Refused> {
-        self.set(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, self.threshold)
-    }
     fn take(&self, bytes: u64, stream: usize) -> Result<u64, Refused> {
         let (stream, bytes) = (self.gpu.streams[stream].cu_stream(), usize::try_from(bytes));
-        // SAFETY: asks the driver for memory; the stream is kept alive here.
-        Ok(unsafe { result::malloc_async(stream, bytes.unwrap_or(usize::MAX)) }?)
+        let (bytes, mut at) = (bytes.unwrap_or(usize::MAX), 0);
+        // SAFETY: asks the driver for memory; the stream and the pool are kept alive here.
+        unsafe { sys::cuMemAllocFromPoolAsync(&raw mut at, bytes, self.pool.as_raw(), stream) }
+            .result()?;
+        Ok(at)
     }
     fn give(&self, block: u64, stream: usize) -> Result<(), Refused> {
         // SAFETY: taken above, and given back once, in the order of the stream that used it.
@@ -335,24 +387,29 @@ impl Allocator for Ordered {
         // SAFETY: as above.
         Ok(unsafe { result::stream::wait_event(home, self.event, flags) }?)
     }
-    fn write(&self, block: &u64, bytes: u64) -> Result<(), Refused> {
-        self.gpu.write(*block, bytes)
+    fn write(&self, block: &u64, bytes: u64, stream: usize) -> Result<(), Refused> {
+        self.gpu.write(*block, bytes, stream)
+    }
+    fn wait(&self) -> Result<(), Refused> {
+        self.gpu.wait()
     }
     fn device(&self) -> &CudaDevice {
         &self.gpu.device
     }
     fn reserved_peak(&self) -> u64 {
         let which = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
-        let mut value = 0_u64;
+        let (pool, mut value) = (self.pool.as_raw(), 0_u64);
         // SAFETY: the attribute is a 64-bit number, which the driver writes.
-        let read = unsafe { sys::cuMemPoolGetAttribute(self.pool, which, (&raw mut value).cast()) };
+        let read = unsafe { sys::cuMemPoolGetAttribute(pool, which, (&raw mut value).cast()) };
         read.result().map_or(0, |()| value)
     }
     fn reset(&self) -> Result<(), Refused> {
-        self.gpu.device.context().synchronize()?;
-        // SAFETY: the device's own pool.
-        unsafe { sys::cuMemPoolTrimTo(self.pool, 0) }.result()?;
-        self.set(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0)
+        self.pool.trim_to(0)?;
+        let which = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
+        let (pool, mut none) = (self.pool.as_raw(), 0_u64);
+        // SAFETY: the attribute is a 64-bit number, which the driver reads: the peak begins again.
+        unsafe { sys::cuMemPoolSetAttribute(pool, which, (&raw mut none).cast()) }.result()?;
+        Ok(())
     }
 }
 

@@ -22,21 +22,29 @@ impl<A: Vram> Ours<A> {
 }
 
 impl<A: Vram> Allocator for Ours<A> {
-    type Block = PooledBuffer<A>;
+    /// The buffer, and its address: what the others' calls return.
+    type Block = (PooledBuffer<A>, u64);
 
-    fn take(&self, bytes: u64, stream: usize) -> Result<PooledBuffer<A>, Refused> {
+    fn take(&self, bytes: u64, stream: usize) -> Result<Self::Block, Refused> {
         let taken = self.pool.allocate_on(&self.streams[stream], bytes);
-        taken.map_err(|error| Refused(error.to_string()))
+        let buffer = taken.map_err(|error| Refused(error.to_string()))?;
+        let at = buffer.on(&self.streams[stream])?.as_ptr();
+        Ok((buffer, at))
     }
-    fn give(&self, block: PooledBuffer<A>, _stream: usize) -> Result<(), Refused> {
+    fn give(&self, block: Self::Block, _stream: usize) -> Result<(), Refused> {
         drop(block);
         Ok(())
     }
-    fn record(&self, block: &PooledBuffer<A>) -> Result<(), Refused> {
-        Ok(block.record_stream(&self.streams[1])?)
+    fn record(&self, (buffer, _): &Self::Block) -> Result<(), Refused> {
+        Ok(buffer.record_stream(&self.streams[1])?)
     }
-    fn write(&self, block: &PooledBuffer<A>, bytes: u64) -> Result<(), Refused> {
-        self.gpu.write(block.on(&self.streams[0])?.as_ptr(), bytes)
+    /// The use that `take` began has ended, and no event has been recorded since, so the block is
+    /// still behind what its stream is given.
+    fn write(&self, (_, at): &Self::Block, bytes: u64, stream: usize) -> Result<(), Refused> {
+        self.gpu.write(*at, bytes, stream)
+    }
+    fn wait(&self) -> Result<(), Refused> {
+        self.gpu.wait()
     }
     fn device(&self) -> &CudaDevice {
         &self.gpu.device

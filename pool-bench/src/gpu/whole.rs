@@ -1,39 +1,39 @@
 //! Whole programs on the device, their results checked: seed 000's tiles with the pool and without,
-//! and a hand-over between three streams.
+//! and a hand-over between three streams, with a control that must go wrong.
 
 use super::Row;
-use super::contender::{Gpu, Refused};
+use super::contender::{Allocator, Direct, Gpu, Refused};
 use super::kernels::{Kernel, Kernels};
 use crate::contest::quantile;
-use bucketpool::cuda::cudarc::driver::{CudaStream, result};
+use bucketpool::cuda::cudarc::driver::result;
 use bucketpool::cuda::{CudaAllocator, CudaStreamOf};
-use bucketpool::{BucketPool, PooledBuffer, preset};
+use bucketpool::{BucketPool, PooledBuffer, StreamClock, preset};
 use std::time::Instant;
 
 /// Bytes of a point in each array of a tile: position, normal, 12 features, 20 neighbours.
 const BYTES_PER_POINT: [u64; 4] = [12, 12, 48, 80];
 /// Points of a tile, about: seed 000's.
 const POINTS: u64 = 2_000_000;
-/// Kernels that read and write a tile: enough that computing, not allocating, takes the time.
-const PASSES: u32 = 20;
-/// Numbers in a block that is handed over.
-const COUNT: u32 = 1 << 16;
+/// How many kernels of 12 bytes a point run on each array: how much a program computes decides what
+/// allocating is beside it, so two programs are told.
+const PASSES: [u32; 2] = [20, 400];
+/// Numbers in a block that is handed over: enough that the device is behind the host.
+const COUNT: u32 = 1 << 24;
 
 /// The rows of each program; one that cannot run says why.
 pub(super) fn rows(smoke: bool, tell: &impl Fn(&str)) -> Vec<Row> {
     let mut rows = Vec::new();
     let (tiles, rounds) = if smoke { (5, 1) } else { (100, 5) };
-    let case = format!("{tiles} tiles of seed 000, end to end");
-    tell(&case);
-    let compared = compare_tiles(tiles, rounds);
-    rows.extend(told(&case, ["bucketpool", "cuMemAlloc"], compared));
+    for passes in PASSES {
+        let case = format!("{tiles} tiles of seed 000, {passes} kernels an array, end to end");
+        tell(&case);
+        let compared = compare_tiles(tiles, rounds, passes);
+        rows.extend(told(&case, ["bucketpool", "cuMemAlloc"], compared));
+    }
     let case = "hand-over between three streams, contents checked".to_owned();
     tell(&case);
-    rows.extend(told(
-        &case,
-        ["bucketpool"],
-        hand_over(if smoke { 100 } else { 20_000 }).map(|ns| vec![[ns]]),
-    ));
+    let ns = hand_over(if smoke { 30 } else { 1000 });
+    rows.extend(told(&case, ["bucketpool"], ns.map(|ns| vec![[ns]])));
     rows
 }
 
@@ -64,20 +64,27 @@ fn told<const N: usize>(case: &str, names: [&str; N], rounds: Rounds<N>) -> Vec<
     names.into_iter().enumerate().map(row).collect()
 }
 
+/// Two streams, what computes, and what is loaded.
+struct Tiles {
+    gpu: Gpu,
+    kernels: Kernels,
+    host: Vec<u8>,
+    count: u64,
+    passes: u32,
+}
+
 /// Tile n + 1 is loaded on one stream while tile n is computed on another.
-fn compare_tiles(tiles: u64, rounds: usize) -> Rounds<2> {
+fn compare_tiles(tiles: u64, rounds: usize, passes: u32) -> Rounds<2> {
     let gpu = Gpu::new()?;
     let kernels = Kernels::load(&gpu.device)?;
     let pool = preset::tile_pipeline(CudaAllocator::on(gpu.device.clone())).build();
+    let direct = Direct::new()?;
     let on = [gpu.device.stream(&gpu.streams[0])?, gpu.device.stream(&gpu.streams[1])?];
-    let mut host = vec![0_u8; usize::try_from(POINTS * 12 + 12 * 7919 * 8).unwrap_or(0)];
-    host.fill(7);
+    let host = vec![7; usize::try_from((POINTS + 8 * 7919) * 12).unwrap_or(0)];
+    let tiles = Tiles { gpu, kernels, host, count: tiles, passes };
     let mut all = Vec::new();
     for _ in 0..=rounds {
-        all.push([
-            timed(|| pooled_tiles(&pool, &on, &gpu, &kernels, &host, tiles))?,
-            timed(|| direct_tiles(&gpu, &kernels, &host, tiles))?,
-        ]);
+        all.push([timed(|| tiles.pooled(&pool, &on))?, timed(|| tiles.direct(&direct))?]);
     }
     all.remove(0); // the pool fills
     Ok(all)
@@ -89,74 +96,91 @@ fn timed(work: impl FnOnce() -> Result<(), Refused>) -> Result<f64, Refused> {
     Ok(start.elapsed().as_nanos() as f64)
 }
 
-fn points(tile: u64) -> u64 {
-    POINTS + tile % 8 * 7919
-}
+impl Tiles {
+    fn points(tile: u64) -> u64 {
+        POINTS + tile % 8 * 7919
+    }
 
-fn pooled_tiles(
-    pool: &BucketPool<CudaAllocator>,
-    [load, compute]: &[CudaStreamOf; 2],
-    gpu: &Gpu,
-    kernels: &Kernels,
-    host: &[u8],
-    tiles: u64,
-) -> Result<(), Refused> {
-    let refused = |error: bucketpool::AllocError| Refused(error.to_string());
-    for tile in 0..tiles {
-        let points = points(tile);
-        let positions = pool.allocate_on(load, points * 12).map_err(refused)?;
-        let bytes = usize::try_from(points * 12).unwrap_or(0);
-        gpu.streams[0].memcpy_htod(&host[..bytes], &mut &*positions.on(load)?)?;
-        let rest: Result<Vec<PooledBuffer<_>>, _> =
-            BYTES_PER_POINT[1..].iter().map(|b| pool.allocate_on(compute, points * b)).collect();
-        let rest = rest.map_err(refused)?;
-        let positions = positions.on(compute)?;
-        for buffer in &rest {
-            let to = buffer.on(compute)?;
-            work_on(kernels, &gpu.streams[1], (to.as_ptr(), positions.as_ptr()), points)?;
+    fn bytes(points: u64) -> usize {
+        usize::try_from(points * 12).unwrap_or(0)
+    }
+
+    fn pooled(
+        &self,
+        pool: &BucketPool<CudaAllocator>,
+        [load, compute]: &[CudaStreamOf; 2],
+    ) -> Result<(), Refused> {
+        let refused = |error: bucketpool::AllocError| Refused(error.to_string());
+        let [loading, computing] = [&self.gpu.streams[0], &self.gpu.streams[1]];
+        for tile in 0..self.count {
+            let points = Self::points(tile);
+            let positions = pool.allocate_on(load, points * 12).map_err(refused)?;
+            let from = &self.host[..Self::bytes(points)];
+            loading.memcpy_htod(from, &mut &*positions.on(load)?)?;
+            let rest: Result<Vec<PooledBuffer<_>>, _> = BYTES_PER_POINT[1..]
+                .iter()
+                .map(|bytes| pool.allocate_on(compute, points * bytes))
+                .collect();
+            let rest = rest.map_err(refused)?;
+            let positions = positions.on(compute)?;
+            for buffer in &rest {
+                let to = buffer.on(compute)?;
+                self.compute((to.as_ptr(), positions.as_ptr()), points)?;
+            }
+            if tile + 1 == self.count {
+                self.check(&computing.clone_dtoh(&*rest[0].on(compute)?)?)?;
+            }
+        }
+        Ok(self.gpu.device.context().synchronize()?)
+    }
+
+    #[expect(unsafe_code, reason = "the driver is called through C")]
+    fn direct(&self, direct: &Direct) -> Result<(), Refused> {
+        let [loading, computing] = [&self.gpu.streams[0], &self.gpu.streams[1]];
+        self.gpu.device.context().bind_to_thread()?;
+        for tile in 0..self.count {
+            let points = Self::points(tile);
+            let blocks: Result<Vec<u64>, _> =
+                BYTES_PER_POINT.iter().map(|bytes| direct.take(points * bytes, 0)).collect();
+            let blocks = blocks?;
+            let from = &self.host[..Self::bytes(points)];
+            // SAFETY: a block of so many bytes; pageable memory is read before this returns.
+            unsafe { result::memcpy_htod_async(blocks[0], from, loading.cu_stream()) }?;
+            computing.join(loading)?;
+            for block in &blocks[1..] {
+                self.compute((*block, blocks[0]), points)?;
+            }
+            if tile + 1 == self.count {
+                let mut shown = vec![0; Self::bytes(points)];
+                // SAFETY: a block of so many bytes, and more.
+                unsafe { result::memcpy_dtoh_async(&mut shown, blocks[1], computing.cu_stream()) }?;
+                computing.synchronize()?;
+                self.check(&shown)?;
+            }
+            blocks.into_iter().try_for_each(|block| direct.give(block, 0))?;
+        }
+        Ok(self.gpu.device.context().synchronize()?)
+    }
+
+    fn compute(&self, (to, from): (u64, u64), points: u64) -> Result<(), Refused> {
+        let count = u32::try_from(points * 3).unwrap_or(u32::MAX);
+        let add = |value| {
+            let add = Kernel::Add { to, from, value, count };
+            self.kernels.launch(&self.gpu.streams[1], add)
+        };
+        Ok((0..self.passes).try_for_each(add)?)
+    }
+
+    /// Every number is what was loaded, and what the last kernel added.
+    fn check(&self, shown: &[u8]) -> Result<(), Refused> {
+        let expected = u32::from_ne_bytes([7; 4]).wrapping_add(self.passes - 1).to_ne_bytes();
+        let wrong = shown.chunks_exact(4).filter(|number| **number != expected).count();
+        if wrong == 0 {
+            Ok(())
+        } else {
+            Err(Refused(format!("{wrong} numbers of a tile are wrong")))
         }
     }
-    gpu.device.context().synchronize()?;
-    Ok(())
-}
-
-fn direct_tiles(gpu: &Gpu, kernels: &Kernels, host: &[u8], tiles: u64) -> Result<(), Refused> {
-    use super::contender::{Allocator, Direct};
-    let direct = Direct::new()?;
-    for tile in 0..tiles {
-        let points = points(tile);
-        let blocks: Result<Vec<u64>, _> =
-            BYTES_PER_POINT.iter().map(|bytes| direct.take(points * bytes, 0)).collect();
-        let blocks = blocks?;
-        let bytes = usize::try_from(points * 12).unwrap_or(0);
-        gpu.device.context().bind_to_thread()?;
-        copy(&gpu.streams[0], blocks[0], &host[..bytes])?;
-        gpu.streams[1].join(&gpu.streams[0])?;
-        for block in &blocks[1..] {
-            work_on(kernels, &gpu.streams[1], (*block, blocks[0]), points)?;
-        }
-        blocks.into_iter().try_for_each(|block| direct.give(block, 0))?;
-    }
-    gpu.device.context().synchronize()?;
-    Ok(())
-}
-
-#[expect(unsafe_code, reason = "the driver is called through C")]
-fn copy(on: &CudaStream, to: u64, from: &[u8]) -> Result<(), Refused> {
-    // SAFETY: the caller owns a block of so many bytes; pageable memory is read before this
-    // returns.
-    Ok(unsafe { result::memcpy_htod_async(to, from, on.cu_stream()) }?)
-}
-
-fn work_on(
-    kernels: &Kernels,
-    on: &CudaStream,
-    (to, from): (u64, u64),
-    points: u64,
-) -> Result<(), Refused> {
-    let count = u32::try_from(points * 3).unwrap_or(u32::MAX);
-    let add = |value| kernels.launch(on, Kernel::Add { to, from, value, count });
-    Ok((0..PASSES).try_for_each(add)?)
 }
 
 fn fill(
@@ -170,8 +194,9 @@ fn fill(
     Ok(kernels.launch(on.raw(), fill)?)
 }
 
-/// Blocks go from stream to stream, each kernel adding one to what the one before has left. A block
-/// that is handed out too early shows a wrong number. Returns nanoseconds of a hand-over.
+/// Blocks go from stream to stream, each kernel adding one to what the one before has left, while
+/// another stream overwrites what it is given. A block that is handed out too early shows a wrong
+/// number; without any order some must, or the check shows nothing. Returns nanoseconds of a turn.
 fn hand_over(turns: u32) -> Result<f64, Refused> {
     let gpu = Gpu::new()?;
     let kernels = Kernels::load(&gpu.device)?;
@@ -184,29 +209,55 @@ fn hand_over(turns: u32) -> Result<f64, Refused> {
     fill(&kernels, &current, &on[0], 0)?;
     let start = Instant::now();
     for turn in 1..=turns {
-        let which = turn as usize % 3;
+        let (which, beside) = (turn as usize % 3, (turn as usize + 1) % 3);
         let next = pool.allocate_on(&on[which], bytes).map_err(refused)?;
         {
             let (from, to) = (current.on(&on[which])?, next.on(&on[which])?);
             let (from, to) = (from.as_ptr(), to.as_ptr());
-            kernels
-                .launch(&gpu.streams[which], Kernel::Add { to, from, value: 1, count: COUNT })?;
+            let add = Kernel::Add { to, from, value: 1, count: COUNT };
+            kernels.launch(&gpu.streams[which], add)?;
         }
-        // Something that overwrites whatever it is given too early.
-        let beside = (which + 1) % 3;
         let scratch = pool.allocate_on(&on[beside], bytes).map_err(refused)?;
         fill(&kernels, &scratch, &on[beside], u32::MAX)?;
         current = next;
     }
-    let ns = start.elapsed().as_nanos() as f64 / f64::from(turns);
     let which = turns as usize % 3;
-    let mut shown = vec![0_u8; COUNT as usize * 4];
-    gpu.streams[which].memcpy_dtoh(&*current.on(&on[which])?, &mut shown)?;
+    let shown = gpu.streams[which].clone_dtoh(&*current.on(&on[which])?)?;
     gpu.device.context().synchronize()?;
-    let expected = turns.to_ne_bytes();
-    let wrong = shown.chunks(4).filter(|number| **number != expected).count();
+    let ns = start.elapsed().as_nanos() as f64 / f64::from(turns);
+    let wrong = wrong(&shown, turns);
     if wrong > 0 {
         return Err(Refused(format!("{wrong} of {COUNT} numbers are wrong after {turns} turns")));
     }
+    if unordered(&gpu, &kernels, turns)? == 0 {
+        return Err(Refused("without any order nothing goes wrong, so this shows nothing".into()));
+    }
     Ok(ns)
+}
+
+fn wrong(shown: &[u8], turns: u32) -> usize {
+    shown.chunks_exact(4).filter(|number| **number != turns.to_ne_bytes()).count()
+}
+
+/// The same with two blocks and no order between the streams: how many numbers are wrong.
+fn unordered(gpu: &Gpu, kernels: &Kernels, turns: u32) -> Result<usize, Refused> {
+    let pool = BucketPool::new(CudaAllocator::on(gpu.device.clone()));
+    let take = || pool.allocate(u64::from(COUNT) * 4).map_err(|e| Refused(e.to_string()));
+    let on = pool.allocator().device().clock().default_stream();
+    let blocks = [take()?, take()?];
+    let uses = [blocks[0].on(on)?, blocks[1].on(on)?];
+    let at = [uses[0].as_ptr(), uses[1].as_ptr()];
+    fill(kernels, &blocks[0], on, 0)?;
+    gpu.device.context().synchronize()?;
+    for turn in 1..=turns {
+        let (from, to) = (at[(turn as usize + 1) % 2], at[turn as usize % 2]);
+        let add = Kernel::Add { to, from, value: 1, count: COUNT };
+        kernels.launch(&gpu.streams[turn as usize % 3], add)?;
+        let clear = Kernel::Fill { to: from, value: u32::MAX, count: COUNT };
+        kernels.launch(&gpu.streams[(turn as usize + 1) % 3], clear)?;
+    }
+    gpu.device.context().synchronize()?;
+    let shown = on.raw().clone_dtoh(&*uses[turns as usize % 2])?;
+    gpu.device.context().synchronize()?;
+    Ok(wrong(&shown, turns))
 }

@@ -73,7 +73,7 @@ pub extern "C" fn cuda_double_leftovers() -> usize {
     state.pages.leftovers() + state.pools.len() + state.graphs.len()
 }
 
-/// Calls of a name that were not refused by the script; of all for an empty name.
+/// Calls of a name, refused ones among them; of all for an empty name.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_count(name: Name) -> u64 {
     state().script.count(&name.get())

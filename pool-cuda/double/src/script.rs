@@ -50,6 +50,7 @@ impl Script {
 
     /// Counts a call, and says whether it may go on.
     pub(crate) fn gate(&mut self, name: &'static str) -> Result<Gate, Code> {
+        *self.counts.entry(name).or_default() += 1;
         if let Some(code) = self.lost {
             return Err(code);
         }
@@ -61,7 +62,6 @@ impl Script {
             }
             fault.skip -= 1;
         }
-        *self.counts.entry(name).or_default() += 1;
         match &mut self.pretended {
             Some((pretended, skip)) if pretended == name => {
                 let now = *skip == 0;
@@ -76,7 +76,7 @@ impl Script {
         }
     }
 
-    /// Calls of a name that were not refused here; of all names for an empty one.
+    /// Calls of a name, refused ones among them; of all names for an empty one.
     pub(crate) fn count(&self, name: &str) -> u64 {
         if name.is_empty() {
             return self.counts.values().sum();

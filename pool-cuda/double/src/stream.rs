@@ -109,6 +109,7 @@ fn recorded(
     work: impl FnOnce(&mut Engine, &Event) -> Result<(), Code>,
 ) -> Code {
     call(name, |state| {
+        state.not_in_capture()?;
         let State { engine, events, .. } = state;
         match events.get(&event).ok_or(code::INVALID_HANDLE)? {
             Some(event) => work(engine, event),

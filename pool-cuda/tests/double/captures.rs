@@ -2,7 +2,10 @@
 
 use crate::harness::{count, double, fail, hazards, held, kernel, leftovers, memory_calls, run};
 use pool_core::{Arena, ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, StreamClock, Why};
-use pool_cuda::{CudaAllocator, CudaCapture, CudaDevice, CudaStreamOf, CudaVmmAllocator, Vram};
+use pool_cuda::{
+    CudaAllocator, CudaAsyncAllocator, CudaCapture, CudaDevice, CudaPinnedAllocator, CudaStreamOf,
+    CudaVmmAllocator, Vram, into_slice,
+};
 
 fn streams<A: Vram>(pool: &BucketPool<A>, how_many: usize) -> Vec<CudaStreamOf> {
     let device = pool.allocator().cuda_device();
@@ -32,8 +35,8 @@ fn a_chain_is_captured_and_launched<A: Vram>(allocator: A) {
     assert_eq!(pool.stats().served_by.private, 9, "the scratch of each step is the same block");
     let steady = memory_calls();
     for stream in [&s, &other, &s] {
-        graph.launch(stream).unwrap();
-        kernel(&result, &other); // behind the launch
+        graph.launch(stream, &[&result]).unwrap();
+        kernel(&result, &other); // behind the launch, and the next launch behind it
         kernel(&pool.allocate_on(stream, MIB).unwrap(), stream);
     }
     assert!(memory_calls() <= steady + 2, "launches take no memory");
@@ -49,6 +52,13 @@ fn a_chain_is_captured_and_launched<A: Vram>(allocator: A) {
 fn a_chain_over_alloc() {
     let _one = double();
     a_chain_is_captured_and_launched(CudaAllocator::new(0).unwrap());
+}
+
+#[test]
+fn a_chain_over_memory_in_the_order_of_streams() {
+    let _one = double();
+    let device = CudaDevice::new(0).unwrap();
+    a_chain_is_captured_and_launched(CudaAsyncAllocator::new(device, 0).unwrap());
 }
 
 #[test]
@@ -80,8 +90,8 @@ fn forked_streams_share_what_the_edges_order() {
     drop((both, input));
     let mut graph = capture.end().unwrap();
     for _ in 0..3 {
-        graph.launch(&s).unwrap();
-        graph.launch(&t).unwrap();
+        graph.launch(&s, &[]).unwrap();
+        graph.launch(&t, &[]).unwrap();
     }
     run();
     assert_eq!(hazards(), 0);
@@ -98,10 +108,81 @@ fn a_launch_waits_for_an_input_that_another_stream_loads() {
     kernel(&input, &s);
     assert_eq!(input.on(&load).unwrap_err().why, Why::NotSubmitted);
     let mut graph = capture.end().unwrap();
-    graph.launch(&s).unwrap();
+    graph.launch(&s, &[]).unwrap();
     assert_eq!(hazards(), 0);
     kernel(&input, &load);
+    for turn in 0..10 {
+        // It is loaded anew between launches, wherever they go.
+        graph.launch(if turn % 2 == 0 { &s } else { &load }, &[&input]).unwrap();
+        kernel(&input, if turn % 3 == 0 { &s } else { &load });
+    }
     assert_eq!(hazards(), 0);
+}
+
+#[test]
+fn a_launch_elsewhere_waits_for_what_the_captured_stream_was_given_before() {
+    let _one = double();
+    let pool = BucketPool::new(CudaAllocator::new(0).unwrap());
+    let [s, t] = streams(&pool, 2).try_into().unwrap();
+    let input = pool.allocate_on(&s, MIB).unwrap();
+    kernel(&input, &s);
+    let capture = CudaCapture::begin(&pool, &s).unwrap();
+    kernel(&input, &s);
+    let mut graph = capture.end().unwrap();
+    graph.launch(&t, &[]).unwrap();
+    assert_eq!(hazards(), 0);
+}
+
+#[test]
+fn edges_of_a_graph_order_nothing_outside_of_it() {
+    let _one = double();
+    let pool = BucketPool::new(CudaAllocator::new(0).unwrap());
+    let [s, t] = streams(&pool, 2).try_into().unwrap();
+    kernel(&pool.allocate_on(&s, MIB).unwrap(), &s);
+    let mut capture = CudaCapture::begin(&pool, &s).unwrap();
+    capture.fork(&t, &s).unwrap();
+    drop(capture.end().unwrap());
+    // t is not behind s: only in the graph was it.
+    kernel(&pool.allocate_on(&t, MIB).unwrap(), &t);
+    assert_eq!((pool.stats().misses, hazards()), (1, 0));
+}
+
+#[test]
+fn a_capture_takes_from_its_own_pool_only() {
+    let _one = double();
+    let device = CudaDevice::new(0).unwrap();
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let other = BucketPool::new(CudaAllocator::on(device.clone()));
+    let host = BucketPool::new(CudaPinnedAllocator::on(device));
+    let [s, t] = streams(&pool, 2).try_into().unwrap();
+    let staging = host.allocate(KIB).unwrap();
+    let mut capture = CudaCapture::begin(&pool, &s).unwrap();
+    assert_eq!(other.allocate_on(&s, KIB).unwrap_err().why(), Why::NotSubmitted);
+    assert_eq!(host.allocate_on(&s, KIB).unwrap_err().why(), Why::NotSubmitted);
+    assert_eq!(staging.on(&s).unwrap_err().why, Why::NotSubmitted);
+    assert_eq!(capture.join(&s, &t).unwrap_err().why, Why::NotSubmitted);
+    assert_eq!(capture.fork(&s, &t).unwrap_err().why, Why::NotSubmitted);
+    drop(host.allocate(KIB).unwrap()); // on another stream, and with no forbidden query
+    drop(capture.end().unwrap());
+    assert!(other.allocate_on(&s, KIB).is_ok());
+}
+
+#[test]
+fn a_block_of_a_graph_is_nobodys_slice() {
+    let _one = double();
+    let pool = BucketPool::new(CudaAllocator::new(0).unwrap());
+    let [s] = streams(&pool, 1).try_into().unwrap();
+    let capture = CudaCapture::begin(&pool, &s).unwrap();
+    let detached = pool.allocate_on(&s, KIB).unwrap().detach();
+    drop(pool.allocate_on(&s, KIB).unwrap().detach());
+    drop(pool.allocate_on(&s, KIB).unwrap());
+    assert_eq!(pool.stats().served_by.private, 0, "what was detached is not lent again");
+    let graph = capture.end().unwrap();
+    assert_eq!(into_slice::<u8, _>(detached, s.raw()).unwrap_err().why, Why::Unsupported);
+    assert_eq!((pool.stats().private_bytes, held()), (3 * KIB, 3 * KIB));
+    drop(graph);
+    pool.clear().unwrap();
+    assert_eq!((pool.stats().reserved_bytes, held()), (0, 0));
 }
 
 #[test]
@@ -110,7 +191,11 @@ fn what_a_capture_lacks_comes_from_the_device_whatever_the_capture_forbids() {
     let device = CudaDevice::new(0).unwrap();
     let pool = BucketPool::builder(CudaAllocator::on(device)).reserved_limit(4 * MIB).build();
     let [s] = streams(&pool, 1).try_into().unwrap();
-    drop([(); 4].map(|()| pool.allocate(MIB).unwrap()));
+    let idle = [(); 4].map(|()| pool.allocate(MIB).unwrap());
+    for buffer in &idle {
+        kernel(buffer, pool.allocator().clock().default_stream());
+    }
+    drop(idle); // so that freeing them waits for their events
     assert_eq!(pool.stats().cached_bytes, 4 * MIB);
     let capture = CudaCapture::begin(&pool, &s).unwrap();
     // Idle blocks go back to make room: `cuMemFree` and `cuMemAlloc` under the capture.
@@ -120,7 +205,7 @@ fn what_a_capture_lacks_comes_from_the_device_whatever_the_capture_forbids() {
         kernel(buffer, &s);
     }
     let mut graph = capture.end().unwrap();
-    graph.launch(&s).unwrap();
+    graph.launch(&s, &[]).unwrap();
     assert_eq!(hazards(), 0);
 }
 

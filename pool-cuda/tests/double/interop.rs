@@ -1,8 +1,8 @@
 //! Views, typed arrays and raw blocks in cudarc's own calls.
 
 use crate::harness::{double, hazards, held, run};
-use cudarc::driver::{CudaContext, DevicePtr};
-use pool_core::{Arena, ArenaConfig, BucketPool, DeviceAllocator, KIB, Why};
+use cudarc::driver::DevicePtr;
+use pool_core::{Arena, ArenaConfig, BucketPool, DeviceAllocator, KIB, StreamClock, Why};
 use pool_cuda::{AllocateCudaArray, CudaAllocator, CudaAsyncAllocator, CudaDevice, into_slice};
 
 #[test]
@@ -46,16 +46,32 @@ fn arrays_go_into_copies_on_any_stream_and_are_recorded() {
 }
 
 #[test]
-fn a_stream_of_another_device_is_told_to_the_call_that_it_is_for() {
+fn a_stream_of_another_device_waits_by_the_host() {
+    let _one = double();
+    let (device, peer) = (CudaDevice::new(0).unwrap(), CudaDevice::new(1).unwrap());
+    peer.enable_access_to(&device).unwrap();
+    let raw = device.context().new_stream().unwrap();
+    let on = device.stream(&raw).unwrap();
+    let pool = BucketPool::new(CudaAllocator::on(device));
+    let mut array = pool.allocate_array_on::<u8>(&on, &[1024]).unwrap();
+    raw.memcpy_htod(&[7; 1024], &mut array).unwrap();
+    let stream = peer.context().new_stream().unwrap();
+    assert_eq!(stream.clone_dtoh(&array).unwrap(), vec![7; 1024]);
+    raw.memset_zeros(&mut array).unwrap();
+    assert_eq!(hazards(), 0);
+}
+
+#[test]
+fn a_use_that_is_refused_is_told_by_the_next_call() {
     let _one = double();
     let device = CudaDevice::new(0).unwrap();
-    let pool = BucketPool::new(CudaAllocator::on(device));
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
     let array = pool.allocate_array::<u8>(&[16]).unwrap();
-    let other = CudaContext::new(1).unwrap();
-    let stream = other.new_stream().unwrap();
-    assert!(stream.clone_dtoh(&array).is_err());
-    drop(array.device_ptr(&stream));
-    assert!(other.check_err().is_err());
+    crate::harness::lose(719);
+    assert!(pool.allocate(1 << 20).is_err(), "finds out");
+    crate::harness::mend();
+    drop(array.device_ptr(device.clock().default_stream().raw()));
+    assert!(device.context().check_err().is_err());
 }
 
 #[test]

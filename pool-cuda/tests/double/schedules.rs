@@ -3,7 +3,7 @@
 use crate::harness::{count, double, hazards, kernel, pretend, reset, seed, touch};
 use pool_core::{Arena, ArenaConfig, BucketPool, KIB, MIB, PooledBuffer};
 use pool_cuda::{
-    CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPinnedAllocator, CudaStreamOf,
+    CudaAllocator, CudaAsyncAllocator, CudaCapture, CudaDevice, CudaPinnedAllocator, CudaStreamOf,
     CudaVmmAllocator, PinnedBytes, Vram,
 };
 
@@ -74,6 +74,7 @@ fn schedule<A: Vram>(number: u64, what: What, make: impl Fn(CudaDevice) -> A) ->
                 let ended = std::mem::replace(&mut streams[at], new(0));
                 device.retire(&ended).unwrap();
             }
+            11 if !calm && dice.roll(2) == 0 => graph(&pool, &live, on, &mut dice, &streams),
             11 if !calm => {
                 pool.trim(4 * KIB).unwrap();
             }
@@ -83,6 +84,29 @@ fn schedule<A: Vram>(number: u64, what: What, make: impl Fn(CudaDevice) -> A) ->
     drop(live);
     drop(pool);
     hazards()
+}
+
+/// A capture on `on` that uses a buffer from outside and scratch memory of its own, launched on any
+/// streams; its result is read on any, and it is loaded anew on any.
+fn graph<A: Vram>(
+    pool: &BucketPool<A>,
+    live: &[PooledBuffer<A>],
+    on: &CudaStreamOf,
+    dice: &mut Dice,
+    streams: &[CudaStreamOf],
+) {
+    let Some(input) = live.get(dice.roll(4)) else { return };
+    let capture = CudaCapture::begin(pool, on).unwrap();
+    let result = pool.allocate_on(on, KIB).unwrap();
+    kernel(&result, on);
+    kernel(&pool.allocate_on(on, 2 * KIB).unwrap(), on);
+    kernel(input, on);
+    let mut graph = capture.end().unwrap();
+    for _ in 0..dice.roll(3) {
+        graph.launch(&streams[dice.roll(4)], &[input, &result]).unwrap();
+        kernel(&result, &streams[dice.roll(4)]);
+        kernel(input, &streams[dice.roll(4)]);
+    }
 }
 
 fn all<A: Vram>(make: impl Fn(CudaDevice) -> A) {

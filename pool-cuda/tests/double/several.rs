@@ -2,7 +2,7 @@
 
 use crate::harness::{count, double, fail, hazards, held, kernel, kernel_at};
 use pool_core::{BucketPool, KIB, MIB, Why};
-use pool_cuda::{CudaAllocator, CudaDevice, CudaPools, CudaStreamOf, PeerUse};
+use pool_cuda::{CudaAllocator, CudaDevice, CudaPools, CudaStreamOf, CudaView, use_on_peer};
 
 fn devices() -> [CudaDevice; 2] {
     [0, 1].map(|ordinal| CudaDevice::new(ordinal).unwrap())
@@ -46,8 +46,8 @@ fn a_peer_uses_a_buffer_in_order() {
     there.enable_access_to(&here).unwrap(); // a second time is no fault
     let pool = BucketPool::new(CudaAllocator::on(here.clone()));
     let on_peer = |buffer: &pool_core::PooledBuffer<CudaAllocator>| {
-        let used = PeerUse::new(buffer, &home, &there, &theirs).unwrap();
-        assert_eq!(kernel_at(&theirs, used.as_ptr(), KIB), 0);
+        let kernel = |view: &CudaView<'_>| kernel_at(&theirs, view.as_ptr(), KIB);
+        assert_eq!(use_on_peer(buffer, &home, (&there, &theirs), kernel), Ok(0));
     };
     for _ in 0..20 {
         let buffer = pool.allocate_on(&other, KIB).unwrap();
@@ -58,15 +58,15 @@ fn a_peer_uses_a_buffer_in_order() {
     }
     assert_eq!((pool.stats().misses, hazards()), (1, 0));
     let buffer = pool.allocate_on(&other, KIB).unwrap();
-    let wrong = PeerUse::new(&buffer, &home, &there, &other).unwrap_err();
+    let wrong = use_on_peer(&buffer, &home, (&there, &other), |_| ()).unwrap_err();
     assert_eq!(wrong.why, Why::Foreign);
     // An event that cannot be recorded at the end is a wait of the host instead.
-    let used = PeerUse::new(&buffer, &home, &there, &theirs).unwrap();
-    assert_eq!(kernel_at(&theirs, used.as_ptr(), KIB), 0);
-    fail("cuEventRecord", 0, 1, 0);
     let before = count("cuEventSynchronize");
-    drop(used);
-    assert_eq!(count("cuEventSynchronize"), before + 1);
+    let used = use_on_peer(&buffer, &home, (&there, &theirs), |view| {
+        fail("cuEventRecord", 0, 1, 0);
+        kernel_at(&theirs, view.as_ptr(), KIB)
+    });
+    assert_eq!((used, count("cuEventSynchronize")), (Ok(0), before + 1));
     kernel(&buffer, &other);
     assert_eq!(hazards(), 0);
 }
@@ -79,6 +79,7 @@ fn without_access_the_other_device_is_refused() {
     assert_eq!(here.enable_access_to(&here).unwrap_err().why, Why::Unsupported);
     let pool = BucketPool::new(CudaAllocator::on(here.clone()));
     let buffer = pool.allocate_on(&home, KIB).unwrap();
-    let used = PeerUse::new(&buffer, &home, &there, &theirs).unwrap();
-    assert_eq!(kernel_at(&theirs, used.as_ptr(), KIB), 700, "as on a device: an illegal address");
+    let kernel = |view: &CudaView<'_>| kernel_at(&theirs, view.as_ptr(), KIB);
+    let used = use_on_peer(&buffer, &home, (&there, &theirs), kernel);
+    assert_eq!(used, Ok(700), "as on a device: an illegal address");
 }

@@ -165,7 +165,7 @@ fn captures(device: &CudaDevice) {
     }
     let mut graph = capture.end().unwrap();
     for stream in [&s, &t, &s] {
-        graph.launch(stream).unwrap();
+        graph.launch(stream, &[&input, &result]).unwrap();
         // Somebody else's memory, overwritten at once: none of the graph's.
         let other = pool.allocate_on(stream, MIB).unwrap();
         stream.raw().memset_zeros(&mut &*other.on(stream).unwrap()).unwrap();
