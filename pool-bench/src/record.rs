@@ -41,8 +41,20 @@ pub fn write(folder: &Path, command: &str, lines: &[String]) -> io::Result<Strin
         date,
     };
     fs::create_dir_all(folder)?;
-    let name = format!("{}.jsonl", head.date.replace([':', 'Z'], "").replace('T', "-"));
-    let mut file = fs::File::create_new(folder.join(&name))?;
+    let date = head.date.replace([':', 'Z'], "").replace('T', "-");
+    // Two of one second are told apart.
+    let names = (1..10).map(|n| match n {
+        1 => format!("{date}.jsonl"),
+        n => format!("{date}-{n}.jsonl"),
+    });
+    let mut tried = Err(io::Error::other("no record was tried"));
+    for name in names {
+        tried = fs::File::create_new(folder.join(&name)).map(|file| (name, file));
+        if !matches!(&tried, Err(error) if error.kind() == io::ErrorKind::AlreadyExists) {
+            break;
+        }
+    }
+    let (name, mut file) = tried?;
     writeln!(file, "{}", serde_json::to_string(&head)?)?;
     for line in lines {
         writeln!(file, "{line}")?;

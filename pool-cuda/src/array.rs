@@ -179,8 +179,8 @@ impl<T, A: Vram> fmt::Debug for CudaArray<T, A> {
 /// # Errors
 ///
 /// [`Why::Foreign`] for a stream that the device does not know, [`Why::Unsupported`] for a buffer
-/// that is no whole number of elements or is kept for a graph, or what the driver said. The block went back to the
-/// device's pool then.
+/// that is no whole number of elements or is kept for a graph, or what the driver said. The block
+/// went back to the device's pool then.
 ///
 /// # Panics
 ///

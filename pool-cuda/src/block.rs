@@ -77,7 +77,8 @@ impl CudaView<'_> {
 }
 
 /// cudarc names the stream only here and takes no error. On another stream than the memory is
-/// ordered on: slow and right. What a device-side wait cannot do, as between contexts, the host does.
+/// ordered on: slow and right. What a device-side wait cannot do, as between contexts, the host
+/// does.
 pub(crate) fn guard<'a>(home: &CudaStream, on: &'a CudaStream) -> SyncOnDrop<'a> {
     let same_context = on.context().cu_ctx() == home.context().cu_ctx();
     if same_context && on.cu_stream() == home.cu_stream() {

@@ -15,12 +15,13 @@ use std::marker::PhantomData;
 /// capturing stream but those that [`CudaCapture::fork`] and [`CudaCapture::join`] ask for.
 ///
 /// Buffers from outside that captured work uses must live as long as the graph. A launch waits for
-/// what was done with them before the capture used them; what is done with them, and with buffers of
-/// the capture that are still held, between launches is ordered if they are named at the launch.
+/// what was done with them before the capture used them; what is done with them, and with buffers
+/// of the capture that are still held, between launches is ordered if they are named at the launch.
 /// Page-locked buffers are refused in a capture, since the CPU could not know when a launch touches
 /// them; so is every other pool's memory on its streams.
 ///
-/// It stays on its thread, as the driver asks. Dropping it ends the capture and throws its work away.
+/// It stays on its thread, as the driver asks. Dropping it ends the capture and throws its work
+/// away.
 ///
 /// ```no_run
 /// use pool_core::{BucketPool, MIB};
@@ -197,8 +198,8 @@ impl Drop for Instance {
 
 impl<A: Vram> CudaGraph<A> {
     /// Gives the graph to a stream, behind its earlier launches and behind what the captured work
-    /// was ordered behind. `uses` are the buffers that it uses and that others use between launches,
-    /// inputs and results: the launch is ordered behind those uses, and they behind it.
+    /// was ordered behind. `uses` are the buffers that it uses and that others use between
+    /// launches, inputs and results: the launch is ordered behind those uses, and they behind it.
     ///
     /// # Errors
     ///

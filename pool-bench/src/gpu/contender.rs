@@ -342,7 +342,8 @@ impl Allocator for Direct {
 }
 
 /// `cuMemAllocFromPoolAsync` and `cuMemFreeAsync` on the stream that uses the block, from a pool of
-/// the driver's that keeps so many bytes: 0 as it comes, all of it for a program that sets one line.
+/// the driver's that keeps so many bytes: 0 as it comes, all of it for a program that sets one
+/// line.
 pub(super) struct Ordered {
     gpu: Gpu,
     /// What has made the pool, and keeps it.
