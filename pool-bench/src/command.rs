@@ -77,7 +77,7 @@ struct Bench {
     #[arg(long, value_delimiter = ',')]
     workload: Vec<String>,
     /// Other allocators beside ours, instead of workloads and traces: the tcache's, or with
-    /// `--backend cuda` those of VRAM.
+    /// `--backend cuda` or `wgpu` theirs.
     #[arg(long, conflicts_with_all = ["workload"])]
     peers: bool,
     /// An allocator of VRAM in a program of its own, as NAME=COMMAND (`peers/gpu/build` makes
@@ -207,9 +207,10 @@ impl Bench {
         match self.backend.as_slice() {
             [] if self.peer.is_empty() => self.beside_the_tcache(results),
             [Backend::Cuda] => self.beside_our_vram(results),
+            [Backend::Wgpu] if self.peer.is_empty() => self.beside_our_buffers(results),
             _ => Err(BadInput::new(
                 "`--peers` with these backends or programs",
-                "`--peers` alone, or `--backend cuda --peers [--peer NAME=COMMAND]..`",
+                "`--peers` alone, `--backend wgpu --peers`, or `--backend cuda --peers [--peer NAME=COMMAND]..`",
             )),
         }
     }
@@ -225,14 +226,35 @@ impl Bench {
         bar.enable_steady_tick(Duration::from_millis(200));
         let tell = |case: &str| bar.set_message(case.to_owned());
         // A run that is cut off has told what it knew.
-        let came = |rows: &[crate::gpu::Row]| {
+        let came = |rows: &[crate::beside::Row]| {
             for line in rows.iter().filter_map(|row| serde_json::to_string(row).ok()) {
                 eprintln!("{line}");
             }
         };
-        results.gpu = crate::gpu::run(&self.peer, traces?, self.smoke, tell, came)?;
+        results.beside = crate::gpu::run(&self.peer, traces?, self.smoke, tell, came)?;
         bar.finish_and_clear();
         Ok(())
+    }
+
+    #[cfg(feature = "wgpu")]
+    fn beside_our_buffers(&self, results: &mut Results) -> Result<(), BadInput> {
+        if let Some((why, cure)) = Backend::Wgpu.absence() {
+            return Err(BadInput::new(format!("backend `wgpu`: {why}"), cure));
+        }
+        let bar = progress(0, "");
+        bar.enable_steady_tick(Duration::from_millis(200));
+        let rows = crate::frames::run(self.smoke, |case| bar.set_message(case.to_owned()));
+        bar.finish_and_clear();
+        let failed =
+            |why: String| BadInput::new(format!("backend `wgpu`: {why}"), "a run without failures");
+        results.beside = rows.map_err(failed)?;
+        Ok(())
+    }
+
+    #[cfg(not(feature = "wgpu"))]
+    #[expect(clippy::unused_self, reason = "as with the feature")]
+    fn beside_our_buffers(&self, _: &mut Results) -> Result<(), BadInput> {
+        Err(BadInput::new("backend `wgpu`: it was not built in", "a build with that feature"))
     }
 
     #[cfg(not(feature = "cuda"))]

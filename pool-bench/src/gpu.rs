@@ -11,12 +11,11 @@ mod kernels;
 mod ours;
 mod whole;
 
-use crate::contest::quantile;
+use crate::beside::Row;
 use crate::input::BadInput;
 use crate::trace::{Step, Trace};
 use child::Child;
 use contender::{Answer, Contender, Contenders, Direct, Ordered, Question, Refused};
-use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 
 /// Rounds of a full run, and of a smoke test.
@@ -33,26 +32,6 @@ const THREADS: [usize; 5] = [1, 2, 4, 8, 16];
 const TOGETHER: u64 = 4 << 30;
 /// How long one answer should take, so that a clock read costs nothing beside it.
 const ANSWER_NS: f64 = 2e7;
-
-/// One contender in one case; one line of `--json`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names are the documentation; records/README.md tells them")]
-pub struct Row {
-    pub case: String,
-    pub peer: String,
-    pub rounds: usize,
-    /// Nanoseconds of a pair, of an operation, or of the whole, as the case says: the median.
-    pub ns: f64,
-    /// This over what the first contender took, within each round: the median, and half the
-    /// distance between the quartiles.
-    pub times: f64,
-    pub times_error: f64,
-    pub reserved_peak_bytes: u64,
-    /// The most requested bytes alive at once; 0 where that is not the question.
-    pub live_peak_bytes: u64,
-    /// Why there is no figure; empty if there is one.
-    pub refused: String,
-}
 
 /// A case: a question, how many operations of its unit an answer should have at first, and what is
 /// known of it.
@@ -209,37 +188,20 @@ fn contest(case: &Case, contenders: &mut Contenders, smoke: bool) -> Vec<Row> {
         let _ = contender.ask(&Question::Reset);
     }
     let first = answers.first().cloned().unwrap_or_default();
-    let row = |((name, _), answers): (&(String, _), Vec<_>)| row(case, name, &answers, &first);
+    let ns = |answers: &[Result<Answer, Refused>]| -> Vec<Option<f64>> {
+        answers.iter().map(|answer| answer.as_ref().ok().map(|answer| answer.ns)).collect()
+    };
+    let row = |((name, _), answers): (&(String, _), Vec<Result<Answer, Refused>>)| {
+        let refused = answers.iter().find_map(|answer| answer.as_ref().err());
+        let peaks = answers.iter().flatten().map(|answer| answer.reserved_peak_bytes);
+        Row {
+            reserved_peak_bytes: peaks.max().unwrap_or(0),
+            live_peak_bytes: case.live_peak_bytes,
+            refused: refused.map(ToString::to_string).unwrap_or_default(),
+            ..Row::new(&case.name, name, &ns(&answers), &ns(&first))
+        }
+    };
     contenders.iter().zip(answers).map(row).collect()
-}
-
-fn row(
-    case: &Case,
-    peer: &str,
-    answers: &[Result<Answer, Refused>],
-    first: &[Result<Answer, Refused>],
-) -> Row {
-    let mut ns: Vec<f64> = answers.iter().flatten().map(|answer| answer.ns).collect();
-    let both = answers.iter().zip(first).filter_map(|(a, f)| a.as_ref().ok().zip(f.as_ref().ok()));
-    let mut times: Vec<f64> = both.map(|(answer, first)| answer.ns / first.ns).collect();
-    let spread = (quantile(&mut times, 0.25), quantile(&mut times, 0.75));
-    let refused = answers.iter().find_map(|answer| answer.as_ref().err());
-    Row {
-        case: case.name.clone(),
-        peer: peer.to_owned(),
-        rounds: ns.len(),
-        ns: quantile(&mut ns, 0.5),
-        times: quantile(&mut times, 0.5),
-        times_error: (spread.1 - spread.0) / 2.0,
-        reserved_peak_bytes: answers
-            .iter()
-            .flatten()
-            .map(|a| a.reserved_peak_bytes)
-            .max()
-            .unwrap_or(0),
-        live_peak_bytes: case.live_peak_bytes,
-        refused: refused.map(ToString::to_string).unwrap_or_default(),
-    }
 }
 
 /// The name of the GPU, and the version of CUDA that its driver speaks.
@@ -249,28 +211,4 @@ pub fn machine() -> Option<String> {
     let name = device.context().name().ok()?;
     let version = contender::driver_version()?;
     Some(format!("{name}, CUDA {}.{}", version / 1000, version % 1000 / 10))
-}
-
-/// The rows as tables, one for each case.
-#[must_use]
-pub fn report(rows: &[Row]) -> String {
-    let mut text = String::new();
-    for case in rows.chunk_by(|a, b| a.case == b.case) {
-        let mut table = comfy_table::Table::new();
-        table.load_preset(comfy_table::presets::ASCII_MARKDOWN);
-        table.set_header(["", "ns", "times ours", "reserved / live"]);
-        for row in case {
-            let reserved = row.reserved_peak_bytes as f64 / row.live_peak_bytes as f64;
-            let figures = if row.refused.is_empty() {
-                [format!("{:.1}", row.ns), format!("{:.2} +-{:.2}", row.times, row.times_error)]
-            } else {
-                [row.refused.clone(), String::new()]
-            };
-            let reserved =
-                if reserved.is_normal() { format!("{reserved:.3}") } else { String::new() };
-            table.add_row([row.peer.clone()].into_iter().chain(figures).chain([reserved]));
-        }
-        let _ = writeln!(text, "{}\n\n{table}\n", case[0].case);
-    }
-    text
 }

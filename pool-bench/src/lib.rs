@@ -3,9 +3,12 @@
 #![deny(unsafe_code)]
 
 pub mod backend;
+pub mod beside;
 pub mod command;
 pub mod contest;
 pub mod counted;
+#[cfg(feature = "wgpu")]
+pub mod frames;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 pub mod input;

@@ -32,6 +32,15 @@ pub fn free_memory() -> Option<u64> {
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
+/// Pages of this process that the system has had to find so far, without reading them from a disk.
+#[must_use]
+pub fn page_faults() -> u64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The name of the program is in brackets and may hold spaces; the count is eighth behind it.
+    let behind = stat.rsplit_once(')').map_or("", |(_, behind)| behind);
+    behind.split_whitespace().nth(7).and_then(|count| count.parse().ok()).unwrap_or(0)
+}
+
 /// Bytes of this process that are in memory.
 #[must_use]
 pub fn resident() -> u64 {

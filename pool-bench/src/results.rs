@@ -1,6 +1,7 @@
 //! What a command came to, as tables, as JSON, in a file.
 #![expect(clippy::print_stderr, reason = "what was left out is said, wherever the results go")]
 
+use crate::beside;
 use crate::contest::Standing;
 use crate::input::BadInput;
 use crate::replay::{self, Outcome, Settings};
@@ -31,8 +32,7 @@ pub(crate) struct Results {
     pub(crate) standings: Vec<Standing>,
     pub(crate) outcomes: Vec<Outcome>,
     pub(crate) peers: Vec<Row>,
-    #[cfg(feature = "cuda")]
-    pub(crate) gpu: Vec<crate::gpu::Row>,
+    pub(crate) beside: Vec<beside::Row>,
     /// What was left out, and why.
     pub(crate) notes: Vec<String>,
 }
@@ -96,9 +96,7 @@ impl Results {
         let standings = self.standings.iter().map(line);
         let outcomes = self.outcomes.iter().map(line);
         let all = standings.chain(outcomes).chain(self.peers.iter().map(line));
-        #[cfg(feature = "cuda")]
-        let all = all.chain(self.gpu.iter().map(line));
-        all.collect()
+        all.chain(self.beside.iter().map(line)).collect()
     }
 
     fn tables(&self) -> String {
@@ -120,9 +118,8 @@ impl Results {
         if !self.peers.is_empty() {
             parts.push(report::peers(&self.peers));
         }
-        #[cfg(feature = "cuda")]
-        if !self.gpu.is_empty() {
-            parts.push(crate::gpu::report(&self.gpu));
+        if !self.beside.is_empty() {
+            parts.push(beside::report(&self.beside));
         }
         parts.join("\n\n")
     }

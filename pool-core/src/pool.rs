@@ -168,7 +168,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         *parcel.marks.get_mut() = Marks::new(clock.mark(stream));
         let mut buffer = PooledBuffer::new(&self.owner, parcel);
         if bytes_to_clear > 0
-            && let Err(error) = buffer.zero(bytes_to_clear, want.on)
+            && let Err(error) = buffer.zero(bytes_to_clear, stream)
         {
             drop(buffer.detach()); // whatever is wrong with it, the next one is another
             return Err(self.store().error(error, bytes, want.class.bytes, 0));

@@ -1,25 +1,33 @@
 //! Whole wgpu buffers, keyed by their usage flags.
 
+use crate::groups::Groups;
+use crate::readbacks::ReadBacks;
 use crate::scope::{Scope, Scopes, WgpuStream};
+use crate::shared::{Shared, now};
+use crate::uploads::Uploads;
+use parking_lot::Mutex;
 use pool_core::{
-    Clearing, DeviceAllocator, DeviceError, MarkOf, Memory, Request, WholeBlocks, Why, ZeroPolicy,
+    Clearing, DeviceAllocator, DeviceError, MarkOf, Memory, Request, StreamClock, WholeBlocks, Why,
+    ZeroPolicy,
 };
 use std::fmt;
-use std::future::Future;
-use std::pin::pin;
-use std::task::{Context, Poll, Waker};
+use std::ops::Range;
+use std::sync::Arc;
 use wgpu::{
-    Buffer, BufferUsages, COPY_BUFFER_ALIGNMENT, CommandEncoderDescriptor, Device, ErrorFilter,
-    Queue,
+    BindGroup, BindGroupDescriptor, BindGroupEntry, BindGroupLayout, BindingResource, Buffer,
+    BufferBinding, BufferSize, BufferUsages, COPY_BUFFER_ALIGNMENT, Device, ErrorFilter, Queue,
 };
 
-/// Uses of buffers that the CPU maps. Pooling them needs their callbacks, and comes later.
+/// Uses of buffers that the CPU maps: those come and go by callbacks, through [`Uploads`] and
+/// [`ReadBacks`].
 const MAPPABLE: BufferUsages = BufferUsages::MAP_READ.union(BufferUsages::MAP_WRITE);
 
-/// Buffers of one wgpu device.
+/// Buffers of one wgpu device. Clones are the same.
+#[derive(Clone)]
 pub struct WgpuAllocator {
     clock: Scopes,
     largest: u64,
+    groups: Arc<Mutex<Groups>>,
 }
 
 /// What a buffer may be used for; a block serves again for the same flags only.
@@ -44,10 +52,14 @@ pub struct WgpuView<'b> {
 impl WgpuAllocator {
     /// Buffers of this device, within the limits that it was requested with. Ask for
     /// `adapter.limits()`: wgpu's defaults are smaller than most devices.
+    ///
+    /// It takes the device's one callback for its loss, after which every call says so. A device has
+    /// one allocator: two would not know of each other's scopes.
     #[must_use]
     pub fn new(device: Device, queue: Queue) -> Self {
         let largest = device.limits().max_buffer_size;
-        Self { clock: Scopes::new(device, queue), largest }
+        let clock = Scopes::new(Arc::new(Shared::new(device, queue)));
+        Self { clock, largest, groups: Arc::default() }
     }
 
     /// Buffers of the adapter that wgpu prefers, with all its limits.
@@ -80,13 +92,85 @@ impl WgpuAllocator {
     /// The device.
     #[must_use]
     pub fn device(&self) -> &Device {
-        self.clock.device()
+        &self.shared().device
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        self.clock.shared()
+    }
+
+    /// Staging memory for uploads, in chunks of so many bytes, of which at most `kept_bytes` are
+    /// kept.
+    #[must_use]
+    pub fn uploads(&self, chunk_bytes: u64, kept_bytes: u64) -> Uploads {
+        Uploads::new(self.shared().clone(), chunk_bytes, kept_bytes)
+    }
+
+    /// Memory to read results back through, of which at most `kept_bytes` are kept.
+    #[must_use]
+    pub fn read_backs(&self, kept_bytes: u64) -> ReadBacks {
+        ReadBacks::new(self.shared().clone(), kept_bytes)
+    }
+
+    /// A bind group of these views by their binding numbers, kept for the next time they are bound
+    /// alike: a pooled buffer is the same buffer each time. At most 256 are kept, and those of a
+    /// buffer that goes back to wgpu go first.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Unsupported`] for a view of no bytes, or for views that the layout does not take.
+    pub fn bind_group(
+        &self,
+        layout: &BindGroupLayout,
+        views: &[(u32, &WgpuView<'_>)],
+    ) -> Result<BindGroup, DeviceError> {
+        let mut entries = Vec::new();
+        for (binding, view) in views {
+            entries.push(BindGroupEntry { binding: *binding, resource: view.binding()? });
+        }
+        let bound = |(number, view): &(u32, &WgpuView<'_>)| {
+            (*number, view.buffer.clone(), view.offset, view.bytes)
+        };
+        let key = (layout.clone(), views.iter().map(bound).collect());
+        if let Some(group) = self.groups.lock().find(&key) {
+            return Ok(group);
+        }
+        let device = self.device();
+        let validation = device.push_error_scope(ErrorFilter::Validation);
+        let descriptor = BindGroupDescriptor { label: None, layout, entries: &entries };
+        let group = device.create_bind_group(&descriptor);
+        if now(validation.pop()).flatten().is_some() {
+            return Err(DeviceError::new(Why::Unsupported, "create_bind_group", 0));
+        }
+        self.groups.lock().keep(key, group.clone());
+        Ok(group)
+    }
+
+    /// Clears a range. For a scope, with its submission and ahead of its commands; for the queue
+    /// now, since its own writes run ahead of every submission.
+    pub(crate) fn clear(
+        &self,
+        block: &WgpuBlock,
+        bytes: Range<u64>,
+        on: &WgpuStream,
+    ) -> Result<(), DeviceError> {
+        self.shared().owe_clear(&block.0, bytes);
+        if !Scopes::is_queue(on) || self.shared().clear_now() {
+            return Ok(());
+        }
+        Err(DeviceError::new(Why::Other, "clear_buffer", 0))
+    }
+
+    /// Bind groups that are kept.
+    #[must_use]
+    pub fn kept_bind_groups(&self) -> usize {
+        self.groups.lock().len()
     }
 
     /// Its queue. What it writes belongs to the default stream.
     #[must_use]
     pub fn queue(&self) -> &Queue {
-        self.clock.queue()
+        &self.shared().queue
     }
 }
 
@@ -136,6 +220,18 @@ impl<'b> WgpuView<'b> {
     pub fn size(&self) -> u64 {
         self.bytes
     }
+
+    /// What a bind group takes.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Unsupported`] for a view of no bytes, which wgpu cannot bind.
+    pub fn binding(&self) -> Result<BindingResource<'b>, DeviceError> {
+        let empty = DeviceError::new(Why::Unsupported, "bind a buffer of 0 bytes", 0);
+        let size = BufferSize::new(self.bytes).ok_or(empty)?;
+        let (buffer, offset) = (self.buffer, self.offset);
+        Ok(BindingResource::Buffer(BufferBinding { buffer, offset, size: Some(size) }))
+    }
 }
 
 impl DeviceAllocator for WgpuAllocator {
@@ -182,7 +278,10 @@ impl DeviceAllocator for WgpuAllocator {
             // What is mapped must not be submitted, and nobody here would know.
             return Err(DeviceError::new(Why::Unsupported, "pool a buffer that can be mapped", 0));
         }
-        let device = self.clock.device();
+        if let Some(lost) = self.clock.fault() {
+            return Err(lost);
+        }
+        let device = self.device();
         // A buffer is returned even where it is invalid; the scopes tell, innermost first.
         let memory = device.push_error_scope(ErrorFilter::OutOfMemory);
         let validation = device.push_error_scope(ErrorFilter::Validation);
@@ -200,8 +299,10 @@ impl DeviceAllocator for WgpuAllocator {
         }
     }
 
-    /// Drops the buffer. Never destroys it: somebody may hold a clone.
-    fn free(&self, _block: WgpuBlock, _after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
+    /// Drops the buffer, and the bind groups that are kept for it. Never destroys it: somebody may
+    /// hold a clone.
+    fn free(&self, block: WgpuBlock, _after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
+        self.groups.lock().forget(&block.0);
         Ok(())
     }
 
@@ -215,30 +316,12 @@ impl DeviceAllocator for WgpuAllocator {
         WgpuView { buffer: &block.0, offset, bytes }
     }
 
-    /// Ahead of what is not submitted yet, whatever the stream.
-    fn zero(&self, block: &mut WgpuBlock, bytes: u64, _on: &WgpuStream) -> Result<(), DeviceError> {
-        let device = self.clock.device();
-        let validation = device.push_error_scope(ErrorFilter::Validation);
-        let mut encoder = device.create_command_encoder(&CommandEncoderDescriptor::default());
-        let bytes = bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT).min(block.0.size());
-        encoder.clear_buffer(&block.0, 0, Some(bytes));
-        self.clock.queue().submit([encoder.finish()]);
-        match now(validation.pop()).flatten() {
-            None => Ok(()),
-            Some(_) => Err(DeviceError::new(Why::Other, "clear_buffer", 0)),
-        }
+    fn zero(&self, block: &mut WgpuBlock, bytes: u64, on: &WgpuStream) -> Result<(), DeviceError> {
+        self.clear(block, 0..bytes, on)
     }
 }
 
 impl WholeBlocks for WgpuAllocator {}
-
-/// What a future gives at once: native devices do not make anybody wait here.
-fn now<T>(future: impl Future<Output = T>) -> Option<T> {
-    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(value) => Some(value),
-        Poll::Pending => None,
-    }
-}
 
 impl fmt::Debug for WgpuAllocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

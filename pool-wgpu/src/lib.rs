@@ -33,10 +33,18 @@
 #![deny(unsafe_code)]
 
 mod allocator;
+mod groups;
+mod readbacks;
 mod scope;
+mod shared;
+mod slabs;
+mod uploads;
 
 pub use allocator::{Usage, WgpuAllocator, WgpuBlock, WgpuView};
+pub use readbacks::{ReadBack, ReadBacks};
 pub use scope::{Scope, Scopes, WgpuStream};
+pub use slabs::{ReadWrite, Role, SlabView, Uniform, WgpuSlabs};
+pub use uploads::Uploads;
 
 /// The wgpu that this crate was built with.
 pub use wgpu;

@@ -3,13 +3,19 @@
 //! A device has one queue, and what is submitted runs in that order. So a block is ordered for
 //! everybody as soon as the scope that used it is submitted, and for nobody else before.
 
+use crate::readbacks::{Asked, ReadBack, ReadBacks};
+use crate::shared::Shared;
+use crate::uploads::{Chunk, Uploads};
 use parking_lot::Mutex;
 use pool_core::{DeviceError, Order, StreamClock, Why};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use wgpu::{CommandEncoder, CommandEncoderDescriptor, Device, PollType, Queue, SubmissionIndex};
+use wgpu::{
+    Buffer, COPY_BUFFER_ALIGNMENT, CommandEncoder, CommandEncoderDescriptor, PollType,
+    SubmissionIndex,
+};
 
 /// The scope that is always there: the queue's own writes, ahead of the next submission.
 const QUEUE: u64 = 0;
@@ -26,74 +32,192 @@ pub struct WgpuStream {
 pub struct Scope {
     id: u64,
     encoder: Option<CommandEncoder>,
-    shared: Arc<Shared>,
+    /// Staging memory that its copies come from, and results that its copies go to.
+    uploads: Vec<Chunk>,
+    reads: Vec<Asked>,
+    submitted: bool,
+    clock: Scopes,
 }
 
 /// The clock of a wgpu device.
 #[derive(Clone)]
-pub struct Scopes(Arc<Shared>);
+pub struct Scopes(Arc<Open>);
 
-struct Shared {
-    id: u64,
+/// Which scopes are open.
+struct Open {
     queue_stream: WgpuStream,
-    device: Device,
-    queue: Queue,
+    shared: Arc<Shared>,
     next: AtomicU64,
-    open: Mutex<BTreeSet<u64>>,
+    numbers: Mutex<BTreeSet<u64>>,
 }
 
 impl Scope {
     /// The stream to allocate on, and to use buffers on, for the commands of this scope.
     #[must_use]
     pub fn stream(&self) -> WgpuStream {
-        WgpuStream { clock: self.shared.id, scope: self.id }
+        WgpuStream { clock: self.shared().id, scope: self.id }
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        &self.clock.0.shared
     }
 
     /// The one encoder of this scope, made when it is first asked for. It is lent: whoever swaps it
     /// for another's takes the commands out of their scope's order.
     #[must_use]
     pub fn encoder(&mut self) -> &mut CommandEncoder {
-        let device = &self.shared.device;
+        let device = &self.clock.0.shared.device;
         let fresh = || device.create_command_encoder(&CommandEncoderDescriptor::default());
         self.encoder.get_or_insert_with(fresh)
     }
 
-    /// Submits the commands.
+    /// Writes `data` into a buffer in the order of this scope: a copy by the CPU into staging memory
+    /// now, and one by the device.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Unsupported`] where offset or length is no multiple of 4 bytes or the buffer is too
+    /// short, [`Why::Foreign`] for uploads of another device, [`Why::OutOfMemory`] where staging
+    /// memory cannot be had.
+    pub fn upload(
+        &mut self,
+        through: &Uploads,
+        to: &Buffer,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), DeviceError> {
+        let bytes = data.len() as u64;
+        if !through.is_of(self.shared()) {
+            return Err(DeviceError::new(Why::Foreign, "upload through another device's", 0));
+        }
+        fits(to, offset, bytes, "upload: offset and length in words, inside of the buffer")?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let last = self.uploads.last_mut().filter(|chunk| chunk.is_of(through));
+        let written = last.and_then(|chunk| Some((chunk.write(data)?, chunk.buffer.clone())));
+        let (at, from) = if let Some(written) = written {
+            written
+        } else {
+            let mut chunk = through.chunk(bytes)?;
+            let none = DeviceError::new(Why::OutOfMemory, "room in a staging buffer", 0);
+            let at = chunk.write(data).ok_or(none)?;
+            let from = chunk.buffer.clone();
+            self.uploads.push(chunk);
+            (at, from)
+        };
+        self.encoder().copy_buffer_to_buffer(&from, at, to, offset, bytes);
+        Ok(())
+    }
+
+    /// Copies bytes of a buffer back to the CPU, in the order of this scope.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Scope::upload`].
+    pub fn read_back(
+        &mut self,
+        through: &ReadBacks,
+        from: &Buffer,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<ReadBack, DeviceError> {
+        if !through.is_of(self.shared()) {
+            return Err(DeviceError::new(Why::Foreign, "read back through another device's", 0));
+        }
+        let words = bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT);
+        fits(from, offset, words, "read back: offset in words, inside of the buffer")?;
+        let (back, asked, to) = through.begin(bytes);
+        if bytes > 0 {
+            self.encoder().copy_buffer_to_buffer(from, offset, &to, 0, words);
+        }
+        self.reads.push(asked);
+        Ok(back)
+    }
+
+    /// Copies from one buffer to another, in the order of this scope.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Unsupported`] where wgpu would refuse the whole submission: both are the same buffer,
+    /// as two pieces of one slab are, or offsets and length are not in words, or do not fit.
+    pub fn copy(
+        &mut self,
+        (from, start): (&Buffer, u64),
+        (to, at): (&Buffer, u64),
+        bytes: u64,
+    ) -> Result<(), DeviceError> {
+        if from == to {
+            let call = "copy inside of one wgpu buffer: take blocks of two pools";
+            return Err(DeviceError::new(Why::Unsupported, call, 0));
+        }
+        fits(from, start, bytes, "copy: offset and length in words, inside of the source")?;
+        fits(to, at, bytes, "copy: offset and length in words, inside of the target")?;
+        self.encoder().copy_buffer_to_buffer(from, start, to, at, bytes);
+        Ok(())
+    }
+
+    /// Submits the commands, behind the clears that are owed.
     pub fn submit(mut self) -> SubmissionIndex {
+        let mapped_again: Vec<_> = self.uploads.drain(..).map(Chunk::unmap).collect();
         let commands = self.encoder.take().map(CommandEncoder::finish);
+        let shared = self.shared();
         // Submitted first and no longer open after that, in `drop`: whoever looks in between finds
         // the scope open, which is only cautious.
-        self.shared.queue.submit(commands)
+        let index = shared.queue.submit(shared.clears().into_iter().chain(commands));
+        self.submitted = true;
+        for map in mapped_again {
+            map();
+        }
+        for read in self.reads.drain(..) {
+            read.map();
+        }
+        index
     }
+}
+
+fn fits(buffer: &Buffer, at: u64, bytes: u64, what: &'static str) -> Result<(), DeviceError> {
+    let words =
+        at.is_multiple_of(COPY_BUFFER_ALIGNMENT) && bytes.is_multiple_of(COPY_BUFFER_ALIGNMENT);
+    let inside = at.checked_add(bytes).is_some_and(|end| end <= buffer.size());
+    if words && inside { Ok(()) } else { Err(DeviceError::new(Why::Unsupported, what, 0)) }
 }
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        self.shared.open.lock().remove(&self.id);
+        // Clears are owed for blocks of this scope. If it never runs, they must not wait for the
+        // next submission: by then somebody may have written to a block through the queue.
+        if !self.submitted {
+            self.shared().clear_now();
+        }
+        for chunk in self.uploads.drain(..) {
+            chunk.unmap()();
+        }
+        self.clock.0.numbers.lock().remove(&self.id);
     }
 }
 
 impl Scopes {
-    pub(crate) fn new(device: Device, queue: Queue) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let id = NEXT.fetch_add(1, Relaxed);
-        let queue_stream = WgpuStream { clock: id, scope: QUEUE };
-        let (next, open) = (AtomicU64::new(QUEUE + 1), Mutex::default());
-        Self(Arc::new(Shared { id, queue_stream, device, queue, next, open }))
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        let queue_stream = WgpuStream { clock: shared.id, scope: QUEUE };
+        let (next, numbers) = (AtomicU64::new(QUEUE + 1), Mutex::default());
+        Self(Arc::new(Open { queue_stream, shared, next, numbers }))
     }
 
     pub(crate) fn open(&self) -> Scope {
         let id = self.0.next.fetch_add(1, Relaxed);
-        self.0.open.lock().insert(id);
-        Scope { id, encoder: None, shared: self.0.clone() }
+        self.0.numbers.lock().insert(id);
+        let (uploads, reads) = (Vec::new(), Vec::new());
+        Scope { id, encoder: None, uploads, reads, submitted: false, clock: self.clone() }
     }
 
-    pub(crate) fn device(&self) -> &Device {
-        &self.0.device
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.0.shared
     }
 
-    pub(crate) fn queue(&self) -> &Queue {
-        &self.0.queue
+    /// Whether it is the queue's own stream, whose writes run ahead of every submission.
+    pub(crate) fn is_queue(on: &WgpuStream) -> bool {
+        on.scope == QUEUE
     }
 }
 
@@ -107,8 +231,11 @@ impl StreamClock for Scopes {
     /// A scope that was submitted or dropped is no stream any more: work for it would be recorded
     /// elsewhere.
     fn owns(&self, on: &WgpuStream) -> bool {
-        let open = || self.0.open.lock().contains(&on.scope);
-        on.clock == self.0.id && (on.scope == QUEUE || open())
+        let open = || self.0.numbers.lock().contains(&on.scope);
+        on.clock == self.0.shared.id && (on.scope == QUEUE || open())
+    }
+    fn fault(&self) -> Option<DeviceError> {
+        self.0.shared.is_lost().then(lost)
     }
     fn mark(&self, on: &WgpuStream) -> u64 {
         on.scope
@@ -138,7 +265,7 @@ impl StreamClock for Scopes {
         Ok(if ordered { Order::Ordered } else { Order::NotYet })
     }
     fn is_submitted(&self, after: u64) -> bool {
-        after == QUEUE || !self.0.open.lock().contains(&after)
+        after == QUEUE || !self.0.numbers.lock().contains(&after)
     }
     /// wgpu tells of the whole queue only, so nothing is remembered.
     fn is_seen_done(&self, _after: u64) -> bool {
@@ -148,7 +275,7 @@ impl StreamClock for Scopes {
         if !self.is_submitted(after) {
             return Ok(false);
         }
-        let status = self.0.device.poll(PollType::Poll).map_err(|_| lost())?;
+        let status = self.0.shared.device.poll(PollType::Poll).map_err(|_| lost())?;
         Ok(status.is_queue_empty())
     }
     fn synchronize(&self, after: u64) -> Result<(), DeviceError> {
@@ -156,12 +283,12 @@ impl StreamClock for Scopes {
             let code = i64::try_from(after).unwrap_or(-1);
             return Err(DeviceError::new(Why::NotSubmitted, "wait for an open scope", code));
         }
-        self.0.device.poll(PollType::wait_indefinitely()).map(|_| ()).map_err(|_| lost())
+        self.0.shared.device.poll(PollType::wait_indefinitely()).map(|_| ()).map_err(|_| lost())
     }
 }
 
 fn lost() -> DeviceError {
-    DeviceError::new(Why::Lost, "Device::poll", 0)
+    DeviceError::new(Why::Lost, "the wgpu device", 0)
 }
 
 impl fmt::Debug for Scope {
@@ -172,6 +299,6 @@ impl fmt::Debug for Scope {
 
 impl fmt::Debug for Scopes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scopes").field("open", &self.0.open.lock().len()).finish_non_exhaustive()
+        f.debug_struct("Scopes").field("open", &self.0.numbers.lock().len()).finish_non_exhaustive()
     }
 }

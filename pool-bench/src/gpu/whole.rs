@@ -1,10 +1,9 @@
 //! Whole programs on the device, their results checked: seed 000's tiles with the pool and without,
 //! and a hand-over between three streams, with a control that must go wrong.
 
-use super::Row;
 use super::contender::{Allocator, Direct, Gpu, Refused};
 use super::kernels::{Kernel, Kernels};
-use crate::contest::quantile;
+use crate::beside::Row;
 use bucketpool::cuda::cudarc::driver::result;
 use bucketpool::cuda::{CudaAllocator, CudaStreamOf};
 use bucketpool::{BucketPool, PooledBuffer, StreamClock, preset};
@@ -45,21 +44,10 @@ fn told<const N: usize>(case: &str, names: [&str; N], rounds: Rounds<N>) -> Vec<
         Ok(rounds) => (rounds, String::new()),
         Err(refused) => (Vec::new(), refused.to_string()),
     };
-    let row = |(at, name): (usize, &str)| {
-        let mut ns: Vec<f64> = rounds.iter().map(|round| round[at]).collect();
-        let mut times: Vec<f64> = rounds.iter().map(|round| round[at] / round[0]).collect();
-        let spread = (quantile(&mut times, 0.25), quantile(&mut times, 0.75));
-        Row {
-            case: case.to_owned(),
-            peer: name.to_owned(),
-            rounds: rounds.len(),
-            ns: quantile(&mut ns, 0.5),
-            times: quantile(&mut times, 0.5),
-            times_error: (spread.1 - spread.0) / 2.0,
-            reserved_peak_bytes: 0,
-            live_peak_bytes: 0,
-            refused: refused.clone(),
-        }
+    let ns = |at: usize| -> Vec<_> { rounds.iter().map(|round| Some(round[at])).collect() };
+    let row = |(at, name): (usize, &str)| Row {
+        refused: refused.clone(),
+        ..Row::new(case, name, &ns(at), &ns(0))
     };
     names.into_iter().enumerate().map(row).collect()
 }

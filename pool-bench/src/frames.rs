@@ -1,0 +1,268 @@
+//! Pooled wgpu buffers beside fresh ones, frame by frame on one device, in turns: uploads, a kernel
+//! that touches little, a copy that fills a large buffer, dense work.
+
+use crate::beside::Row;
+use crate::machine::page_faults;
+use bucketpool::wgpu::wgpu::util::StagingBelt;
+use bucketpool::wgpu::wgpu::{
+    self, BindGroup, BindGroupLayout, Buffer, BufferDescriptor, BufferUsages, CommandEncoder,
+    ComputePipeline, Device, PollType, Queue,
+};
+use bucketpool::wgpu::{Uploads, Usage, WgpuAllocator};
+use bucketpool::{BucketPool, ZeroPolicy};
+use std::num::NonZeroU64;
+use std::time::Instant;
+
+const MIB: u64 = 1 << 20;
+/// Uploads of a frame, and bytes of each.
+const UPLOADS: (usize, u64) = (64, 64 << 10);
+/// Frames that count, and those of a smoke test.
+const ROUNDS: (usize, usize) = (31, 2);
+/// Frames before that: pools fill.
+const COLD: usize = 3;
+
+const SHADER: &str = "
+@group(0) @binding(0) var<storage, read_write> numbers: array<vec4<f32>>;
+@compute @workgroup_size(64)
+fn add_one(@builtin(global_invocation_id) id: vec3<u32>) {
+    if id.x < arrayLength(&numbers) {
+        numbers[id.x] = numbers[id.x] + vec4<f32>(1.0);
+    }
+}";
+
+type Failed = String;
+/// One frame of a contender.
+type Frame<'f> = Box<dyn FnMut() -> Result<(), Failed> + 'f>;
+
+/// Runs all cases.
+///
+/// # Errors
+///
+/// What the device, or a pool, said.
+pub fn run(smoke: bool, tell: impl Fn(&str)) -> Result<Vec<Row>, Failed> {
+    let device = WgpuAllocator::on_default_adapter().map_err(|error| error.to_string())?;
+    let bench = Bench::new(device, smoke);
+    let mut rows = Vec::new();
+    let small = |bytes: u64| if smoke { MIB } else { bytes };
+    tell("uploads");
+    rows.extend(bench.uploads()?);
+    for (name, bytes, groups) in [
+        ("a kernel that touches little of 16 MiB", small(16 * MIB), 1),
+        ("dense work on 16 MiB", small(16 * MIB), small(16 * MIB) / 16 / 64),
+    ] {
+        tell(name);
+        rows.extend(bench.kernels(name, bytes, u32::try_from(groups).unwrap_or(1))?);
+    }
+    tell("copy");
+    rows.extend(bench.copies(small(64 * MIB))?);
+    Ok(rows)
+}
+
+struct Bench {
+    device: WgpuAllocator,
+    pipeline: ComputePipeline,
+    layout: BindGroupLayout,
+    rounds: usize,
+}
+
+/// A contender: its name and its frames.
+type Contender<'f> = (&'static str, Frame<'f>);
+
+/// Lets contenders take turns; the first is what the others are compared with.
+fn contest(case: &str, rounds: usize, contenders: Vec<Contender<'_>>) -> Result<Vec<Row>, Failed> {
+    let mut contenders = contenders;
+    let mut ns = vec![Vec::new(); contenders.len()];
+    let mut faults = vec![0; contenders.len()];
+    for round in 0..COLD + rounds {
+        for (at, (_, frame)) in contenders.iter_mut().enumerate() {
+            let (before, start) = (page_faults(), Instant::now());
+            frame()?;
+            let took = start.elapsed().as_nanos() as f64;
+            faults[at] = page_faults().saturating_sub(before);
+            if round >= COLD {
+                ns[at].push(Some(took));
+            }
+        }
+    }
+    let row = |(at, (name, _)): (usize, &Contender<'_>)| Row {
+        page_faults: Some(faults[at]),
+        ..Row::new(case, name, &ns[at], &ns[0])
+    };
+    Ok(contenders.iter().enumerate().map(row).collect())
+}
+
+impl Bench {
+    fn new(device: WgpuAllocator, smoke: bool) -> Self {
+        let module = device.device().create_shader_module(wgpu::ShaderModuleDescriptor {
+            label: None,
+            source: wgpu::ShaderSource::Wgsl(SHADER.into()),
+        });
+        let pipeline = device.device().create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: None,
+            layout: None,
+            module: &module,
+            entry_point: Some("add_one"),
+            compilation_options: wgpu::PipelineCompilationOptions::default(),
+            cache: None,
+        });
+        let layout = pipeline.get_bind_group_layout(0);
+        Self { device, pipeline, layout, rounds: if smoke { ROUNDS.1 } else { ROUNDS.0 } }
+    }
+
+    fn gpu(&self) -> (&Device, &Queue) {
+        (self.device.device(), self.device.queue())
+    }
+
+    fn buffer(&self, bytes: u64, usage: BufferUsages, mapped_at_creation: bool) -> Buffer {
+        let descriptor = BufferDescriptor { label: None, size: bytes, usage, mapped_at_creation };
+        self.gpu().0.create_buffer(&descriptor)
+    }
+
+    fn wait(&self) -> Result<(), Failed> {
+        let polled = self.gpu().0.poll(PollType::wait_indefinitely());
+        polled.map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    fn encoder(&self) -> CommandEncoder {
+        self.gpu().0.create_command_encoder(&wgpu::CommandEncoderDescriptor::default())
+    }
+
+    fn submit(&self, encoder: CommandEncoder) -> Result<(), Failed> {
+        self.gpu().1.submit([encoder.finish()]);
+        self.wait()
+    }
+
+    fn uploads(&self) -> Result<Vec<Row>, Failed> {
+        let (count, bytes) = UPLOADS;
+        let data: Vec<u8> = (0..bytes).map(|at| at.to_le_bytes()[0]).collect();
+        let usage = Usage::default().flags();
+        let targets: Vec<Buffer> = (0..count).map(|_| self.buffer(bytes, usage, false)).collect();
+        let (targets, data) = (&targets, &data);
+        let ours = self.device.uploads(count as u64 * bytes, 64 * MIB);
+        let mut belt = StagingBelt::new(self.gpu().0.clone(), count as u64 * bytes);
+        let size = NonZeroU64::new(bytes).ok_or("no bytes")?;
+        let belt = move || {
+            let mut encoder = self.encoder();
+            for to in targets {
+                belt.write_buffer(&mut encoder, to, 0, size).copy_from_slice(data);
+            }
+            belt.finish();
+            self.gpu().1.submit([encoder.finish()]);
+            belt.recall();
+            self.wait()
+        };
+        let queue = move || {
+            for to in targets {
+                self.gpu().1.write_buffer(to, 0, data);
+            }
+            self.gpu().1.submit([]);
+            self.wait()
+        };
+        let fresh = move || {
+            let mut encoder = self.encoder();
+            for to in targets {
+                let usage = BufferUsages::MAP_WRITE | BufferUsages::COPY_SRC;
+                let staging = self.buffer(bytes, usage, true);
+                let mapped = staging.get_mapped_range_mut(..);
+                mapped.map_err(|error| error.to_string())?.copy_from_slice(data);
+                staging.unmap();
+                encoder.copy_buffer_to_buffer(&staging, 0, to, 0, bytes);
+            }
+            self.submit(encoder)
+        };
+        let contenders: Vec<Contender<'_>> = vec![
+            ("bucketpool", Box::new(move || self.upload(&ours, targets, data))),
+            ("StagingBelt", Box::new(belt)),
+            ("Queue::write_buffer", Box::new(queue)),
+            ("fresh, mapped at creation", Box::new(fresh)),
+        ];
+        contest("64 uploads of 64 KiB", self.rounds, contenders)
+    }
+
+    fn upload(&self, ours: &Uploads, targets: &[Buffer], data: &[u8]) -> Result<(), Failed> {
+        let mut scope = self.device.scope();
+        for to in targets {
+            scope.upload(ours, to, 0, data).map_err(|error| error.to_string())?;
+        }
+        scope.submit();
+        self.wait()
+    }
+
+    fn pool(&self, zero: ZeroPolicy) -> BucketPool<WgpuAllocator> {
+        BucketPool::builder(self.device.clone()).zero(zero).build()
+    }
+
+    /// A pooled buffer, its kept bind group, and the kernel on so many groups of 64 vectors.
+    fn pooled_kernel(
+        &self,
+        pool: &BucketPool<WgpuAllocator>,
+        bytes: u64,
+        groups: u32,
+    ) -> Result<(), Failed> {
+        let failed = |error: bucketpool::DeviceError| error.to_string();
+        let mut scope = self.device.scope();
+        let on = scope.stream();
+        let buffer = pool.allocate_on(&on, bytes).map_err(|error| error.to_string())?;
+        let view = buffer.on(&on).map_err(failed)?;
+        let group = pool.allocator().bind_group(&self.layout, &[(0, &view)]).map_err(failed)?;
+        self.dispatch(scope.encoder(), &group, groups);
+        scope.submit();
+        self.wait()
+    }
+
+    fn dispatch(&self, encoder: &mut CommandEncoder, group: &BindGroup, groups: u32) {
+        let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+        pass.set_pipeline(&self.pipeline);
+        pass.set_bind_group(0, group, &[]);
+        pass.dispatch_workgroups(groups.min(65_535), 1, 1);
+    }
+
+    fn kernels(&self, case: &str, bytes: u64, groups: u32) -> Result<Vec<Row>, Failed> {
+        let (never, cleared) = (self.pool(ZeroPolicy::Never), self.pool(ZeroPolicy::OnAllocate));
+        let fresh = move || {
+            let buffer = self.buffer(bytes, Usage::default().flags(), false);
+            let group = self.gpu().0.create_bind_group(&wgpu::BindGroupDescriptor {
+                label: None,
+                layout: &self.layout,
+                entries: &[wgpu::BindGroupEntry {
+                    binding: 0,
+                    resource: buffer.as_entire_binding(),
+                }],
+            });
+            let mut encoder = self.encoder();
+            self.dispatch(&mut encoder, &group, groups);
+            self.submit(encoder)
+        };
+        let contenders: Vec<Contender<'_>> = vec![
+            ("pooled, Never", Box::new(move || self.pooled_kernel(&never, bytes, groups))),
+            ("pooled, cleared", Box::new(move || self.pooled_kernel(&cleared, bytes, groups))),
+            ("fresh", Box::new(fresh)),
+        ];
+        contest(case, self.rounds, contenders)
+    }
+
+    fn copies(&self, bytes: u64) -> Result<Vec<Row>, Failed> {
+        let source = self.buffer(bytes, Usage::default().flags(), false);
+        let source = &source;
+        let never = self.pool(ZeroPolicy::Never);
+        let pooled = move || {
+            let mut scope = self.device.scope();
+            let on = scope.stream();
+            let buffer = never.allocate_on(&on, bytes).map_err(|error| error.to_string())?;
+            let view = buffer.on(&on).map_err(|error| error.to_string())?;
+            let (from, to) = ((source, 0), (view.buffer(), view.offset()));
+            scope.copy(from, to, bytes).map_err(|error| error.to_string())?;
+            scope.submit();
+            self.wait()
+        };
+        let fresh = move || {
+            let target = self.buffer(bytes, Usage::default().flags(), false);
+            let mut encoder = self.encoder();
+            encoder.copy_buffer_to_buffer(source, 0, &target, 0, bytes);
+            self.submit(encoder)
+        };
+        let contenders: Vec<Contender<'_>> =
+            vec![("pooled, Never", Box::new(pooled)), ("fresh", Box::new(fresh))];
+        contest("a copy that fills 64 MiB", self.rounds, contenders)
+    }
+}

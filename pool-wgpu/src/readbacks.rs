@@ -1,0 +1,229 @@
+//! Read-back: buffers that the CPU reads, handed out by their callbacks and used again.
+
+use crate::shared::Shared;
+use parking_lot::Mutex;
+use pool_core::{DeviceError, Why};
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::task::{Context, Poll, Waker};
+use wgpu::{
+    Buffer, BufferAsyncError, BufferDescriptor, BufferUsages, COPY_BUFFER_ALIGNMENT, MapMode,
+    PollType,
+};
+
+/// Memory that results are read back through. Clones are the same.
+///
+/// [`Scope::read_back`](crate::Scope::read_back) copies into it and gives a [`ReadBack`], which is
+/// ready once the scope was submitted and its work is done: await it, or call
+/// [`ReadBack::wait`].
+#[derive(Clone)]
+pub struct ReadBacks(Arc<Inner>);
+
+struct Inner {
+    shared: Arc<Shared>,
+    kept_bytes: u64,
+    bytes: AtomicU64,
+    /// Buffers that were read, and are unmapped.
+    idle: Mutex<Vec<Buffer>>,
+}
+
+/// Bytes on their way back.
+#[derive(Debug)]
+#[must_use = "the bytes are lost if nobody reads them"]
+pub struct ReadBack {
+    of: ReadBacks,
+    buffer: Option<Buffer>,
+    bytes: u64,
+    came: Receiver<Result<(), BufferAsyncError>>,
+    waker: Arc<Mutex<Option<Waker>>>,
+    outcome: Option<Result<(), BufferAsyncError>>,
+}
+
+/// What a scope does once it is submitted.
+pub(crate) struct Asked {
+    buffer: Buffer,
+    bytes: u64,
+    came: Sender<Result<(), BufferAsyncError>>,
+    waker: Arc<Mutex<Option<Waker>>>,
+}
+
+/// What is mapped: whole words, and at least one.
+fn in_words(bytes: u64) -> u64 {
+    bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT).max(COPY_BUFFER_ALIGNMENT)
+}
+
+fn refused(call: &'static str) -> DeviceError {
+    DeviceError::new(Why::Other, call, 0)
+}
+
+impl ReadBacks {
+    pub(crate) fn new(shared: Arc<Shared>, kept_bytes: u64) -> Self {
+        let (bytes, idle) = (AtomicU64::new(0), Mutex::default());
+        Self(Arc::new(Inner { shared, kept_bytes, bytes, idle }))
+    }
+
+    /// Bytes of all buffers, on their way or idle.
+    #[must_use]
+    pub fn reserved_bytes(&self) -> u64 {
+        self.0.bytes.load(Relaxed)
+    }
+
+    pub(crate) fn is_of(&self, shared: &Arc<Shared>) -> bool {
+        Arc::ptr_eq(&self.0.shared, shared)
+    }
+
+    /// A buffer of at least so many bytes, and both ends of what becomes of it.
+    pub(crate) fn begin(&self, bytes: u64) -> (ReadBack, Asked, Buffer) {
+        let buffer = self.take(bytes);
+        let (tell, came) = channel();
+        let waker = Arc::new(Mutex::new(None));
+        let asked = Asked { buffer: buffer.clone(), bytes, came: tell, waker: waker.clone() };
+        let back = ReadBack {
+            of: self.clone(),
+            buffer: Some(buffer.clone()),
+            bytes,
+            came,
+            waker,
+            outcome: None,
+        };
+        (back, asked, buffer)
+    }
+
+    /// The smallest idle one that is large enough and not four times too large, else a new one.
+    fn take(&self, bytes: u64) -> Buffer {
+        let size = bytes.max(4).next_power_of_two();
+        let mut idle = self.0.idle.lock();
+        let fits = |buffer: &&Buffer| buffer.size() >= size && buffer.size() / 4 <= size;
+        let best = idle.iter().filter(fits).map(Buffer::size).min();
+        if let Some(at) = best.and_then(|best| idle.iter().position(|b| b.size() == best)) {
+            return idle.swap_remove(at);
+        }
+        drop(idle);
+        self.0.bytes.fetch_add(size, Relaxed);
+        self.0.shared.device.create_buffer(&BufferDescriptor {
+            label: None,
+            size,
+            usage: BufferUsages::MAP_READ | BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        })
+    }
+
+    fn give(&self, buffer: Buffer) {
+        if self.reserved_bytes() <= self.0.kept_bytes {
+            self.0.idle.lock().push(buffer);
+        } else {
+            self.0.bytes.fetch_sub(buffer.size(), Relaxed);
+        }
+    }
+}
+
+impl Asked {
+    /// After the commands that copy into it were submitted.
+    pub(crate) fn map(self) {
+        let Self { buffer, bytes, came, waker } = self;
+        buffer.map_async(MapMode::Read, ..in_words(bytes), move |mapped| {
+            // Whoever does not wait any more has dropped the other end.
+            let _ = came.send(mapped);
+            let waker = waker.lock().take();
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        });
+    }
+}
+
+impl ReadBack {
+    /// Blocks until the bytes are there, and lends them.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::NotSubmitted`] if the scope was dropped or is still open, [`Why::Lost`] if the device
+    /// is gone, or what wgpu said.
+    pub fn wait<R>(mut self, read: impl FnOnce(&[u8]) -> R) -> Result<R, DeviceError> {
+        while !self.is_here()? {
+            let polled = self.of.0.shared.device.poll(PollType::wait_indefinitely());
+            polled.map_err(|_| DeviceError::new(Why::Lost, "Device::poll", 0))?;
+            if !self.is_here()? {
+                let call = "wait for a scope that is not submitted";
+                return Err(DeviceError::new(Why::NotSubmitted, call, 0));
+            }
+        }
+        self.lend(read)
+    }
+
+    /// Whether the bytes are there. Makes no device call; a submit or a poll makes it true.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ReadBack::wait`].
+    pub fn is_here(&mut self) -> Result<bool, DeviceError> {
+        if self.outcome.is_none() {
+            self.outcome = match self.came.try_recv() {
+                Ok(outcome) => Some(outcome),
+                Err(std::sync::mpsc::TryRecvError::Empty) => None,
+                Err(std::sync::mpsc::TryRecvError::Disconnected) => {
+                    let call = "read back from a scope that was dropped";
+                    return Err(DeviceError::new(Why::NotSubmitted, call, 0));
+                }
+            };
+        }
+        match &self.outcome {
+            Some(Err(_)) => Err(refused("Buffer::map_async")),
+            outcome => Ok(outcome.is_some()),
+        }
+    }
+
+    /// Lends the bytes, if they are there; the buffer serves others from then on.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ReadBack::wait`], and [`Why::NotSubmitted`] if they are not there.
+    pub fn lend<R>(mut self, read: impl FnOnce(&[u8]) -> R) -> Result<R, DeviceError> {
+        if !self.is_here()? {
+            return Err(DeviceError::new(Why::NotSubmitted, "read before the work is done", 0));
+        }
+        let buffer = self.buffer.take().ok_or(refused("read a second time"))?;
+        let shown = {
+            let mapped = buffer.get_mapped_range(..in_words(self.bytes));
+            let mapped = mapped.map_err(|_| refused("Buffer::get_mapped_range"))?;
+            read(&mapped[..usize::try_from(self.bytes).unwrap_or(0)])
+        };
+        buffer.unmap();
+        self.of.give(buffer);
+        Ok(shown)
+    }
+}
+
+/// Ready when the bytes are there: then [`ReadBack::lend`] lends them.
+impl Future for ReadBack {
+    type Output = Result<(), DeviceError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        // First the waker, so that no callback is missed in between.
+        *self.waker.lock() = Some(context.waker().clone());
+        match self.is_here() {
+            Ok(true) => Poll::Ready(Ok(())),
+            Ok(false) => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+}
+
+impl Drop for ReadBack {
+    fn drop(&mut self) {
+        // It may be on its way: it is not used again, and wgpu keeps it until then.
+        if let Some(buffer) = self.buffer.take() {
+            self.of.0.bytes.fetch_sub(buffer.size(), Relaxed);
+        }
+    }
+}
+
+impl fmt::Debug for ReadBacks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadBacks").field("reserved_bytes", &self.reserved_bytes()).finish()
+    }
+}

@@ -1,0 +1,181 @@
+//! Large buffers that an arena may cut, one role each.
+//!
+//! wgpu tracks the use of a buffer as a whole: within a dispatch, a buffer that one binding writes
+//! may have no binding of another sort, and a copy may not stay inside of one buffer. So pieces of a
+//! slab are sound only where all of them are bound alike. The role is a type, and a view of one
+//! offers the one binding that its role has.
+#![expect(unsafe_code, reason = "the port's; wgpu checks every range")]
+
+use crate::allocator::{Usage, WgpuAllocator, WgpuBlock, WgpuView};
+use crate::scope::{Scopes, WgpuStream};
+use pool_core::{DeviceAllocator, DeviceError, MarkOf, Memory, Request, Sliceable, Why};
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, Range};
+use wgpu::{BindingResource, BufferUsages, Limits};
+
+/// What all pieces of a slab are bound as.
+pub trait Role: Send + Sync + 'static {
+    /// The uses of a slab.
+    const USAGES: BufferUsages;
+    /// Pieces are bound at multiples of this many bytes.
+    fn alignment(limits: &Limits) -> u32;
+}
+
+/// Uniform data: written by copies and by the queue, read by shaders.
+#[derive(Clone, Copy, Debug)]
+pub enum Uniform {}
+
+/// Storage that shaders read and write, all of whose bindings are `read_write`.
+#[derive(Clone, Copy, Debug)]
+pub enum ReadWrite {}
+
+impl Role for Uniform {
+    const USAGES: BufferUsages = BufferUsages::UNIFORM.union(BufferUsages::COPY_SRC);
+    fn alignment(limits: &Limits) -> u32 {
+        limits.min_uniform_buffer_offset_alignment
+    }
+}
+
+impl Role for ReadWrite {
+    const USAGES: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC);
+    fn alignment(limits: &Limits) -> u32 {
+        limits.min_storage_buffer_offset_alignment
+    }
+}
+
+/// Buffers of one device for an [`Arena`](pool_core::Arena) to cut.
+///
+/// ```
+/// use pool_core::{Arena, ArenaConfig, BucketPool, MIB};
+/// use pool_wgpu::{Uniform, WgpuAllocator, WgpuSlabs};
+///
+/// # #[cfg(feature = "noop")] {
+/// # let (device, queue) = pool_wgpu::wgpu::Device::noop(&Default::default());
+/// let device = WgpuAllocator::new(device, queue);
+/// let slabs = WgpuSlabs::<Uniform>::new(device.clone());
+/// let pool = BucketPool::new(Arena::new(slabs, ArenaConfig::segments(MIB)));
+/// let scope = device.scope();
+/// let on = scope.stream();
+/// let (a, b) = (pool.allocate_on(&on, 64)?, pool.allocate_on(&on, 64)?);
+/// let (a, b) = (a.on(&on)?, b.on(&on)?);
+/// assert_eq!(a.buffer(), b.buffer()); // two pieces of one
+/// assert_eq!((b.offset() - a.offset()) % 256, 0);
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct WgpuSlabs<R: Role> {
+    device: WgpuAllocator,
+    role: PhantomData<R>,
+}
+
+/// A piece of a slab in use. It derefs to a plain view.
+#[derive(Debug)]
+pub struct SlabView<'b, R: Role> {
+    view: WgpuView<'b>,
+    role: PhantomData<R>,
+}
+
+impl<R: Role> WgpuSlabs<R> {
+    /// Slabs of a device.
+    #[must_use]
+    pub fn new(device: WgpuAllocator) -> Self {
+        Self { device, role: PhantomData }
+    }
+}
+
+impl SlabView<'_, Uniform> {
+    /// A uniform binding.
+    ///
+    /// # Errors
+    ///
+    /// As for [`WgpuView::binding`].
+    pub fn uniform(&self) -> Result<BindingResource<'_>, DeviceError> {
+        self.view.binding()
+    }
+}
+
+impl SlabView<'_, ReadWrite> {
+    /// A storage binding, for a layout that says `read_only: false`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`WgpuView::binding`].
+    pub fn read_write(&self) -> Result<BindingResource<'_>, DeviceError> {
+        self.view.binding()
+    }
+}
+
+impl<'b, R: Role> Deref for SlabView<'b, R> {
+    type Target = WgpuView<'b>;
+    fn deref(&self) -> &WgpuView<'b> {
+        &self.view
+    }
+}
+
+impl<R: Role> DeviceAllocator for WgpuSlabs<R> {
+    type Block = WgpuBlock;
+    type View<'b> = SlabView<'b, R>;
+    type Kind = ();
+    type Clock = Scopes;
+    const MEMORY: Memory = WgpuAllocator::MEMORY;
+
+    fn clock(&self) -> &Scopes {
+        self.device.clock()
+    }
+
+    fn granule(&self) -> u64 {
+        u64::from(R::alignment(&self.device.device().limits()))
+    }
+
+    fn largest(&self) -> u64 {
+        self.device.largest()
+    }
+
+    fn aligned(&self, _kind: (), alignment: u64) -> Result<(), DeviceError> {
+        if alignment.is_power_of_two() && alignment <= self.granule() {
+            return Ok(());
+        }
+        Err(DeviceError::new(Why::Unsupported, "alignment of a piece of a wgpu buffer", 0))
+    }
+
+    fn allocate(&self, request: Request<()>, on: &WgpuStream) -> Result<WgpuBlock, DeviceError> {
+        let kind = Usage::new(R::USAGES);
+        self.device.allocate(Request { bytes: request.bytes, kind }, on)
+    }
+
+    fn free(&self, block: WgpuBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
+        self.device.free(block, after)
+    }
+
+    fn view<'b>(
+        &'b self,
+        block: &'b WgpuBlock,
+        offset: u64,
+        bytes: u64,
+        on: &WgpuStream,
+    ) -> SlabView<'b, R> {
+        SlabView { view: self.device.view(block, offset, bytes, on), role: PhantomData }
+    }
+
+    fn zero(&self, block: &mut WgpuBlock, bytes: u64, on: &WgpuStream) -> Result<(), DeviceError> {
+        self.device.zero(block, bytes, on)
+    }
+}
+
+impl<R: Role> Sliceable for WgpuSlabs<R> {
+    unsafe fn zero_part(
+        &self,
+        block: &WgpuBlock,
+        bytes: Range<u64>,
+        on: &WgpuStream,
+    ) -> Result<(), DeviceError> {
+        self.device.clear(block, bytes, on)
+    }
+}
+
+impl<R: Role> fmt::Debug for WgpuSlabs<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WgpuSlabs").field("device", &self.device).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,134 @@
+//! Uploads: staging buffers that are mapped when they are at rest, so that writing to one is a copy
+//! by the CPU and nothing else.
+
+use crate::shared::Shared;
+use parking_lot::Mutex;
+use pool_core::{DeviceError, Why};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use wgpu::{Buffer, BufferDescriptor, BufferUsages, BufferViewMut, MapMode, PollType};
+
+/// Staging memory for uploads, in chunks. Clones are the same.
+///
+/// A scope writes into a chunk of its own ([`Scope::upload`](crate::Scope::upload)). When the scope
+/// is submitted the chunk is unmapped, and asked to be mapped again once its copies are done; wgpu
+/// tells that from inside a later submit or poll, and then it is at rest again.
+#[derive(Clone)]
+pub struct Uploads(Arc<Inner>);
+
+struct Inner {
+    shared: Arc<Shared>,
+    chunk_bytes: u64,
+    /// Chunks kept at most; one that comes back beyond that is dropped.
+    kept_bytes: u64,
+    /// Bytes of chunks that there are, at work or at rest.
+    bytes: AtomicU64,
+    /// What a callback puts in and a scope takes out: a channel, so that no lock is held there.
+    returned: Sender<Buffer>,
+    at_rest: Mutex<Receiver<Buffer>>,
+}
+
+/// A chunk in the hands of a scope: mapped, and filled from the front.
+pub(crate) struct Chunk {
+    of: Uploads,
+    pub(crate) buffer: Buffer,
+    mapped: BufferViewMut,
+    used: u64,
+}
+
+impl Uploads {
+    pub(crate) fn new(shared: Arc<Shared>, chunk_bytes: u64, kept_bytes: u64) -> Self {
+        let (returned, at_rest) = channel();
+        let (at_rest, bytes) = (Mutex::new(at_rest), AtomicU64::new(0));
+        let chunk_bytes = chunk_bytes.next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT).max(4);
+        Self(Arc::new(Inner { shared, chunk_bytes, kept_bytes, bytes, returned, at_rest }))
+    }
+
+    /// Bytes of all chunks, at work or at rest.
+    #[must_use]
+    pub fn reserved_bytes(&self) -> u64 {
+        self.0.bytes.load(Relaxed)
+    }
+
+    pub(crate) fn is_of(&self, shared: &Arc<Shared>) -> bool {
+        Arc::ptr_eq(&self.0.shared, shared)
+    }
+
+    /// A chunk with room for so many bytes: one at rest, else a new one.
+    pub(crate) fn chunk(&self, bytes: u64) -> Result<Chunk, DeviceError> {
+        let inner = &*self.0;
+        let buffer = self.take(bytes).or_else(|| {
+            // Callbacks run inside a poll.
+            let _ = inner.shared.device.poll(PollType::Poll);
+            self.take(bytes)
+        });
+        let buffer = buffer.unwrap_or_else(|| self.fresh(bytes));
+        let refused = |_| DeviceError::new(Why::OutOfMemory, "map a staging buffer", 0);
+        let mapped = buffer.get_mapped_range_mut(..).map_err(refused)?;
+        Ok(Chunk { of: self.clone(), buffer, mapped, used: 0 })
+    }
+
+    fn take(&self, bytes: u64) -> Option<Buffer> {
+        let at_rest = self.0.at_rest.lock();
+        while let Ok(buffer) = at_rest.try_recv() {
+            if buffer.size() >= bytes && self.reserved_bytes() <= self.0.kept_bytes {
+                return Some(buffer);
+            }
+            self.0.bytes.fetch_sub(buffer.size(), Relaxed); // and is dropped
+        }
+        None
+    }
+
+    fn fresh(&self, bytes: u64) -> Buffer {
+        let size = bytes.max(self.0.chunk_bytes);
+        self.0.bytes.fetch_add(size, Relaxed);
+        self.0.shared.device.create_buffer(&BufferDescriptor {
+            label: None,
+            size,
+            usage: BufferUsages::MAP_WRITE | BufferUsages::COPY_SRC,
+            mapped_at_creation: true,
+        })
+    }
+}
+
+impl Chunk {
+    pub(crate) fn is_of(&self, uploads: &Uploads) -> bool {
+        Arc::ptr_eq(&self.of.0, &uploads.0)
+    }
+
+    /// Writes behind what was written before. Returns where, or `None` if there is no room.
+    pub(crate) fn write(&mut self, data: &[u8]) -> Option<u64> {
+        let (at, bytes) = (self.used, data.len() as u64);
+        let end = at.checked_add(bytes).filter(|end| *end <= self.buffer.size())?;
+        let range = usize::try_from(at).ok()?..usize::try_from(end).ok()?;
+        self.mapped.slice(range).copy_from_slice(data);
+        self.used = end;
+        Some(at)
+    }
+
+    /// Before the commands that copy from it are submitted. The rest happens when the returned
+    /// function is called after that.
+    pub(crate) fn unmap(self) -> impl FnOnce() {
+        let Self { of, buffer, mapped, .. } = self;
+        drop(mapped);
+        buffer.unmap();
+        move || {
+            let (returned, again, inner) = (of.0.returned.clone(), buffer.clone(), of.0);
+            buffer.map_async(MapMode::Write, .., move |mapped| match mapped {
+                // Nobody may be left to receive it, and then it is dropped.
+                Ok(()) => drop(returned.send(again)),
+                Err(_) => {
+                    inner.bytes.fetch_sub(again.size(), Relaxed);
+                }
+            });
+        }
+    }
+}
+
+impl fmt::Debug for Uploads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Uploads").field("reserved_bytes", &self.reserved_bytes()).finish()
+    }
+}
