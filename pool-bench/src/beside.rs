@@ -1,5 +1,5 @@
-//! Contenders beside each other in cases: what a round of each took, over what the first took in the
-//! same round.
+//! Contenders beside each other in cases: what a round of each took, over what the first took in
+//! the same round.
 
 use crate::contest::quantile;
 use serde::{Deserialize, Serialize};

@@ -210,7 +210,8 @@ impl Bench {
             [Backend::Wgpu] if self.peer.is_empty() => self.beside_our_buffers(results),
             _ => Err(BadInput::new(
                 "`--peers` with these backends or programs",
-                "`--peers` alone, `--backend wgpu --peers`, or `--backend cuda --peers [--peer NAME=COMMAND]..`",
+                "`--peers` alone, `--backend wgpu --peers`, or `--backend cuda --peers`, which takes \
+                 `--peer NAME=COMMAND`",
             )),
         }
     }

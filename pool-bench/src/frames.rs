@@ -46,12 +46,14 @@ pub fn run(smoke: bool, tell: impl Fn(&str)) -> Result<Vec<Row>, Failed> {
     let small = |bytes: u64| if smoke { MIB } else { bytes };
     tell("uploads");
     rows.extend(bench.uploads()?);
-    for (name, bytes, groups) in [
-        ("a kernel that touches little of 16 MiB", small(16 * MIB), 1),
-        ("dense work on 16 MiB", small(16 * MIB), small(16 * MIB) / 16 / 64),
+    for (name, bytes, groups, kernels) in [
+        ("a kernel that touches little of 16 MiB", small(16 * MIB), 1, 1),
+        ("8 kernels that touch little of 16 MiB each", small(16 * MIB), 1, 8),
+        ("dense work on 16 MiB", small(16 * MIB), small(16 * MIB) / 16 / 64, 1),
     ] {
         tell(name);
-        rows.extend(bench.kernels(name, bytes, u32::try_from(groups).unwrap_or(1))?);
+        let groups = u32::try_from(groups).unwrap_or(1);
+        rows.extend(bench.kernels(name, Work { bytes, groups, kernels })?);
     }
     tell("copy");
     rows.extend(bench.copies(small(64 * MIB))?);
@@ -63,6 +65,15 @@ struct Bench {
     pipeline: ComputePipeline,
     layout: BindGroupLayout,
     rounds: usize,
+}
+
+/// What a frame computes: so many kernels, each of so many groups of 64 vectors, on a buffer of its
+/// own.
+#[derive(Clone, Copy)]
+struct Work {
+    bytes: u64,
+    groups: u32,
+    kernels: usize,
 }
 
 /// A contender: its name and its frames.
@@ -171,11 +182,25 @@ impl Bench {
             self.submit(encoder)
         };
         let contenders: Vec<Contender<'_>> = vec![
-            ("bucketpool", Box::new(move || self.upload(&ours, targets, data))),
+            ("bucketpool, staged", Box::new(move || self.upload(&ours, targets, data))),
             ("StagingBelt", Box::new(belt)),
             ("Queue::write_buffer", Box::new(queue)),
             ("fresh, mapped at creation", Box::new(fresh)),
         ];
+        let mut contenders = contenders;
+        if let Ok(placed) =
+            self.device.frame_data(BufferUsages::STORAGE, count as u64 * bytes, 64 * MIB)
+        {
+            let place = move || {
+                let mut scope = self.device.scope();
+                for _ in 0..count {
+                    scope.place(&placed, data).map_err(|error| error.to_string())?;
+                }
+                scope.submit();
+                self.wait()
+            };
+            contenders.push(("bucketpool, placed", Box::new(place)));
+        }
         contest("64 uploads of 64 KiB", self.rounds, contenders)
     }
 
@@ -192,22 +217,35 @@ impl Bench {
         BucketPool::builder(self.device.clone()).zero(zero).build()
     }
 
-    /// A pooled buffer, its kept bind group, and the kernel on so many groups of 64 vectors.
-    fn pooled_kernel(
-        &self,
-        pool: &BucketPool<WgpuAllocator>,
-        bytes: u64,
-        groups: u32,
-    ) -> Result<(), Failed> {
+    /// Pooled buffers, their kept bind groups, and a kernel on each.
+    fn pooled_kernels(&self, pool: &BucketPool<WgpuAllocator>, work: Work) -> Result<(), Failed> {
         let failed = |error: bucketpool::DeviceError| error.to_string();
         let mut scope = self.device.scope();
         let on = scope.stream();
-        let buffer = pool.allocate_on(&on, bytes).map_err(|error| error.to_string())?;
-        let view = buffer.on(&on).map_err(failed)?;
-        let group = pool.allocator().bind_group(&self.layout, &[(0, &view)]).map_err(failed)?;
-        self.dispatch(scope.encoder(), &group, groups);
+        let buffers: Result<Vec<_>, _> =
+            (0..work.kernels).map(|_| pool.allocate_on(&on, work.bytes)).collect();
+        for buffer in &buffers.map_err(|error| error.to_string())? {
+            let view = buffer.on(&on).map_err(failed)?;
+            let group = pool.allocator().bind_group(&self.layout, &[(0, &view)]).map_err(failed)?;
+            self.dispatch(scope.encoder(), &group, work.groups);
+        }
         scope.submit();
         self.wait()
+    }
+
+    fn fresh_kernels(&self, work: Work) -> Result<(), Failed> {
+        let mut encoder = self.encoder();
+        for _ in 0..work.kernels {
+            let buffer = self.buffer(work.bytes, Usage::default().flags(), false);
+            let resource = buffer.as_entire_binding();
+            let group = self.gpu().0.create_bind_group(&wgpu::BindGroupDescriptor {
+                label: None,
+                layout: &self.layout,
+                entries: &[wgpu::BindGroupEntry { binding: 0, resource }],
+            });
+            self.dispatch(&mut encoder, &group, work.groups);
+        }
+        self.submit(encoder)
     }
 
     fn dispatch(&self, encoder: &mut CommandEncoder, group: &BindGroup, groups: u32) {
@@ -217,26 +255,12 @@ impl Bench {
         pass.dispatch_workgroups(groups.min(65_535), 1, 1);
     }
 
-    fn kernels(&self, case: &str, bytes: u64, groups: u32) -> Result<Vec<Row>, Failed> {
+    fn kernels(&self, case: &str, work: Work) -> Result<Vec<Row>, Failed> {
         let (never, cleared) = (self.pool(ZeroPolicy::Never), self.pool(ZeroPolicy::OnAllocate));
-        let fresh = move || {
-            let buffer = self.buffer(bytes, Usage::default().flags(), false);
-            let group = self.gpu().0.create_bind_group(&wgpu::BindGroupDescriptor {
-                label: None,
-                layout: &self.layout,
-                entries: &[wgpu::BindGroupEntry {
-                    binding: 0,
-                    resource: buffer.as_entire_binding(),
-                }],
-            });
-            let mut encoder = self.encoder();
-            self.dispatch(&mut encoder, &group, groups);
-            self.submit(encoder)
-        };
         let contenders: Vec<Contender<'_>> = vec![
-            ("pooled, Never", Box::new(move || self.pooled_kernel(&never, bytes, groups))),
-            ("pooled, cleared", Box::new(move || self.pooled_kernel(&cleared, bytes, groups))),
-            ("fresh", Box::new(fresh)),
+            ("pooled, Never", Box::new(move || self.pooled_kernels(&never, work))),
+            ("pooled, cleared", Box::new(move || self.pooled_kernels(&cleared, work))),
+            ("fresh", Box::new(move || self.fresh_kernels(work))),
         ];
         contest(case, self.rounds, contenders)
     }

@@ -4,7 +4,7 @@ use crate::groups::Groups;
 use crate::readbacks::ReadBacks;
 use crate::scope::{Scope, Scopes, WgpuStream};
 use crate::shared::{Shared, now};
-use crate::uploads::Uploads;
+use crate::uploads::{FrameData, Uploads};
 use parking_lot::Mutex;
 use pool_core::{
     Clearing, DeviceAllocator, DeviceError, MarkOf, Memory, Request, StreamClock, WholeBlocks, Why,
@@ -15,7 +15,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use wgpu::{
     BindGroup, BindGroupDescriptor, BindGroupEntry, BindGroupLayout, BindingResource, Buffer,
-    BufferBinding, BufferSize, BufferUsages, COPY_BUFFER_ALIGNMENT, Device, ErrorFilter, Queue,
+    BufferBinding, BufferSize, BufferUsages, COPY_BUFFER_ALIGNMENT, Device, ErrorFilter, Features,
+    Queue,
 };
 
 /// Uses of buffers that the CPU maps: those come and go by callbacks, through [`Uploads`] and
@@ -53,8 +54,8 @@ impl WgpuAllocator {
     /// Buffers of this device, within the limits that it was requested with. Ask for
     /// `adapter.limits()`: wgpu's defaults are smaller than most devices.
     ///
-    /// It takes the device's one callback for its loss, after which every call says so. A device has
-    /// one allocator: two would not know of each other's scopes.
+    /// It takes the device's one callback for its loss, after which every call says so. A device
+    /// has one allocator: two would not know of each other's scopes.
     #[must_use]
     pub fn new(device: Device, queue: Queue) -> Self {
         let largest = device.limits().max_buffer_size;
@@ -62,7 +63,8 @@ impl WgpuAllocator {
         Self { clock, largest, groups: Arc::default() }
     }
 
-    /// Buffers of the adapter that wgpu prefers, with all its limits.
+    /// Buffers of the adapter that wgpu prefers, with all its limits, and with buffers that the CPU
+    /// can map whatever their use, where it has those.
     ///
     /// # Errors
     ///
@@ -75,6 +77,7 @@ impl WgpuAllocator {
         let adapter = adapter.and_then(Result::ok).ok_or(refused("no wgpu adapter (Vulkan)"))?;
         let descriptor = wgpu::DeviceDescriptor {
             required_limits: adapter.limits(),
+            required_features: adapter.features() & Features::MAPPABLE_PRIMARY_BUFFERS,
             ..wgpu::DeviceDescriptor::default()
         };
         let device = now(adapter.request_device(&descriptor));
@@ -103,7 +106,31 @@ impl WgpuAllocator {
     /// kept.
     #[must_use]
     pub fn uploads(&self, chunk_bytes: u64, kept_bytes: u64) -> Uploads {
-        Uploads::new(self.shared().clone(), chunk_bytes, kept_bytes)
+        Uploads::new(self.shared().clone(), BufferUsages::COPY_SRC, chunk_bytes, kept_bytes)
+    }
+
+    /// Memory for data of a frame that shaders read where the CPU has put it, in chunks like those
+    /// of [`WgpuAllocator::uploads`], for these uses.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Unsupported`] for a device without `Features::MAPPABLE_PRIMARY_BUFFERS`, or that was
+    /// requested without it: upload through staging memory there.
+    pub fn frame_data(
+        &self,
+        usages: BufferUsages,
+        chunk_bytes: u64,
+        kept_bytes: u64,
+    ) -> Result<FrameData, DeviceError> {
+        if !self.device().features().contains(Features::MAPPABLE_PRIMARY_BUFFERS) {
+            let call = "frame data without MAPPABLE_PRIMARY_BUFFERS";
+            return Err(DeviceError::new(Why::Unsupported, call, 0));
+        }
+        let limits = self.device().limits();
+        let uniform = limits.min_uniform_buffer_offset_alignment;
+        let alignment = u64::from(uniform.max(limits.min_storage_buffer_offset_alignment));
+        let chunks = Uploads::new(self.shared().clone(), usages, chunk_bytes, kept_bytes);
+        Ok(FrameData { chunks, alignment })
     }
 
     /// Memory to read results back through, of which at most `kept_bytes` are kept.

@@ -7,10 +7,17 @@
 //!
 //! wgpu promises that a buffer reads as zeroes, and keeps the promise once for each buffer. So a
 //! pool over it clears a block before it hands it out again, unless it is built with
-//! `ZeroPolicy::Never`. The clearing is submitted ahead of the scope.
+//! `ZeroPolicy::Never`. The clearing goes with the scope's submission, ahead of its commands.
+//!
+//! What the CPU writes and reads goes through [`Uploads`], [`FrameData`] and [`ReadBacks`]; buffers
+//! that can be mapped are in no pool. [`WgpuSlabs`] are for an arena to cut.
 //!
 //! Only a borrowed `&wgpu::Buffer` is lent. `wgpu::Buffer` is `Clone`: a clone that is kept past
-//! the drop of its pooled buffer shows what the next owner writes.
+//! the drop of its pooled buffer shows what the next owner writes. wgpu tells nobody whether one is
+//! alive, so nothing can report it.
+//!
+//! Vulkan is built in; Metal, DX12 and WebGPU are features of the same names, which are checked by
+//! the compiler only.
 //!
 //! ```
 //! use pool_core::BucketPool;
@@ -44,7 +51,7 @@ pub use allocator::{Usage, WgpuAllocator, WgpuBlock, WgpuView};
 pub use readbacks::{ReadBack, ReadBacks};
 pub use scope::{Scope, Scopes, WgpuStream};
 pub use slabs::{ReadWrite, Role, SlabView, Uniform, WgpuSlabs};
-pub use uploads::Uploads;
+pub use uploads::{FrameData, Uploads};
 
 /// The wgpu that this crate was built with.
 pub use wgpu;

@@ -5,7 +5,7 @@
 
 use crate::readbacks::{Asked, ReadBack, ReadBacks};
 use crate::shared::Shared;
-use crate::uploads::{Chunk, Uploads};
+use crate::uploads::{Chunk, FrameData, Uploads};
 use parking_lot::Mutex;
 use pool_core::{DeviceError, Order, StreamClock, Why};
 use std::collections::BTreeSet;
@@ -71,8 +71,8 @@ impl Scope {
         self.encoder.get_or_insert_with(fresh)
     }
 
-    /// Writes `data` into a buffer in the order of this scope: a copy by the CPU into staging memory
-    /// now, and one by the device.
+    /// Writes `data` into a buffer in the order of this scope: a copy by the CPU into staging
+    /// memory now, and one by the device.
     ///
     /// # Errors
     ///
@@ -94,20 +94,44 @@ impl Scope {
         if bytes == 0 {
             return Ok(());
         }
-        let last = self.uploads.last_mut().filter(|chunk| chunk.is_of(through));
-        let written = last.and_then(|chunk| Some((chunk.write(data)?, chunk.buffer.clone())));
-        let (at, from) = if let Some(written) = written {
-            written
-        } else {
-            let mut chunk = through.chunk(bytes)?;
-            let none = DeviceError::new(Why::OutOfMemory, "room in a staging buffer", 0);
-            let at = chunk.write(data).ok_or(none)?;
-            let from = chunk.buffer.clone();
-            self.uploads.push(chunk);
-            (at, from)
-        };
+        let (from, at) = self.stage(through, data, COPY_BUFFER_ALIGNMENT)?;
         self.encoder().copy_buffer_to_buffer(&from, at, to, offset, bytes);
         Ok(())
+    }
+
+    /// Puts `data` where shaders of this scope can read it: one copy by the CPU, and none by the
+    /// device. Returns the buffer and where in it.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Foreign`] for data of another device, [`Why::OutOfMemory`] where memory cannot be
+    /// had.
+    pub fn place(&mut self, into: &FrameData, data: &[u8]) -> Result<(Buffer, u64), DeviceError> {
+        if !into.chunks.is_of(self.shared()) {
+            return Err(DeviceError::new(Why::Foreign, "place another device's data", 0));
+        }
+        self.stage(&into.chunks, data, into.alignment)
+    }
+
+    /// Writes data into a chunk of this scope's own.
+    fn stage(
+        &mut self,
+        through: &Uploads,
+        data: &[u8],
+        alignment: u64,
+    ) -> Result<(Buffer, u64), DeviceError> {
+        let mut of_these = self.uploads.iter_mut().rev().filter(|chunk| chunk.is_of(through));
+        if let Some(last) = of_these.next()
+            && let Some(at) = last.write(data, alignment)
+        {
+            return Ok((last.buffer.clone(), at));
+        }
+        let mut chunk = through.chunk(data.len() as u64)?;
+        let none = DeviceError::new(Why::OutOfMemory, "room in a staging buffer", 0);
+        let at = chunk.write(data, alignment).ok_or(none)?;
+        let buffer = chunk.buffer.clone();
+        self.uploads.push(chunk);
+        Ok((buffer, at))
     }
 
     /// Copies bytes of a buffer back to the CPU, in the order of this scope.

@@ -1,8 +1,8 @@
 //! Large buffers that an arena may cut, one role each.
 //!
 //! wgpu tracks the use of a buffer as a whole: within a dispatch, a buffer that one binding writes
-//! may have no binding of another sort, and a copy may not stay inside of one buffer. So pieces of a
-//! slab are sound only where all of them are bound alike. The role is a type, and a view of one
+//! may have no binding of another sort, and a copy may not stay inside of one buffer. So pieces of
+//! a slab are sound only where all of them are bound alike. The role is a type, and a view of one
 //! offers the one binding that its role has.
 #![expect(unsafe_code, reason = "the port's; wgpu checks every range")]
 

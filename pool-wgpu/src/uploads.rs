@@ -18,8 +18,22 @@ use wgpu::{Buffer, BufferDescriptor, BufferUsages, BufferViewMut, MapMode, PollT
 #[derive(Clone)]
 pub struct Uploads(Arc<Inner>);
 
+/// Data of a frame that shaders read where the CPU has put it: chunks like those of [`Uploads`]
+/// that are bound themselves, so that no device copy is made. For devices whose memory the CPU
+/// reaches (`Features::MAPPABLE_PRIMARY_BUFFERS`): integrated ones, and those that are a CPU.
+///
+/// What a scope places ([`Scope::place`](crate::Scope::place)) is that scope's only. Bytes beyond
+/// it are another frame's.
+#[derive(Clone, Debug)]
+pub struct FrameData {
+    pub(crate) chunks: Uploads,
+    /// Data begins at multiples of this many bytes.
+    pub(crate) alignment: u64,
+}
+
 struct Inner {
     shared: Arc<Shared>,
+    usages: BufferUsages,
     chunk_bytes: u64,
     /// Chunks kept at most; one that comes back beyond that is dropped.
     kept_bytes: u64,
@@ -39,11 +53,16 @@ pub(crate) struct Chunk {
 }
 
 impl Uploads {
-    pub(crate) fn new(shared: Arc<Shared>, chunk_bytes: u64, kept_bytes: u64) -> Self {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        usages: BufferUsages,
+        chunk_bytes: u64,
+        kept_bytes: u64,
+    ) -> Self {
         let (returned, at_rest) = channel();
         let (at_rest, bytes) = (Mutex::new(at_rest), AtomicU64::new(0));
         let chunk_bytes = chunk_bytes.next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT).max(4);
-        Self(Arc::new(Inner { shared, chunk_bytes, kept_bytes, bytes, returned, at_rest }))
+        Self(Arc::new(Inner { shared, usages, chunk_bytes, kept_bytes, bytes, returned, at_rest }))
     }
 
     /// Bytes of all chunks, at work or at rest.
@@ -87,7 +106,7 @@ impl Uploads {
         self.0.shared.device.create_buffer(&BufferDescriptor {
             label: None,
             size,
-            usage: BufferUsages::MAP_WRITE | BufferUsages::COPY_SRC,
+            usage: BufferUsages::MAP_WRITE | self.0.usages,
             mapped_at_creation: true,
         })
     }
@@ -98,9 +117,10 @@ impl Chunk {
         Arc::ptr_eq(&self.of.0, &uploads.0)
     }
 
-    /// Writes behind what was written before. Returns where, or `None` if there is no room.
-    pub(crate) fn write(&mut self, data: &[u8]) -> Option<u64> {
-        let (at, bytes) = (self.used, data.len() as u64);
+    /// Writes at the next multiple of `alignment` behind what was written before. Returns where, or
+    /// `None` if there is no room.
+    pub(crate) fn write(&mut self, data: &[u8], alignment: u64) -> Option<u64> {
+        let (at, bytes) = (self.used.next_multiple_of(alignment), data.len() as u64);
         let end = at.checked_add(bytes).filter(|end| *end <= self.buffer.size())?;
         let range = usize::try_from(at).ok()?..usize::try_from(end).ok()?;
         self.mapped.slice(range).copy_from_slice(data);

@@ -32,7 +32,7 @@ fn pattern(seed: u8, bytes: u64) -> Vec<u8> {
 fn what_is_uploaded_is_read_back() {
     for device in devices() {
         let (uploads, backs) = (device.uploads(256 * KIB, 4 * MIB), device.read_backs(4 * MIB));
-        let pool = BucketPool::new(device.clone());
+        let pool = BucketPool::builder(device.clone()).zero(ZeroPolicy::Never).build();
         for frame in 0..10_u8 {
             let mut scope = device.scope();
             let on = scope.stream();
@@ -54,6 +54,30 @@ fn what_is_uploaded_is_read_back() {
         assert_eq!(pool.stats().misses, 1, "one buffer, in the order of each scope");
         assert!(uploads.reserved_bytes() <= 4 * MIB, "{uploads:?}");
         assert_eq!(backs.reserved_bytes(), 16 * 64 * KIB);
+    }
+}
+
+#[test]
+fn placed_data_is_read_where_it_lies() {
+    let plain = noop().frame_data(BufferUsages::COPY_SRC, KIB, MIB);
+    assert_eq!(plain.unwrap_err().why, Why::Unsupported, "requested without the feature");
+    for device in devices() {
+        let Ok(data) = device.frame_data(BufferUsages::COPY_SRC, 4 * KIB, MIB) else { continue };
+        let backs = device.read_backs(MIB);
+        for frame in 0..5_u8 {
+            let mut scope = device.scope();
+            let mut placed = Vec::new();
+            for part in 0..40_u64 {
+                let bytes = pattern(frame, part * 8);
+                let (buffer, at) = scope.place(&data, &bytes).unwrap();
+                let back = scope.read_back(&backs, &buffer, at, bytes.len() as u64).unwrap();
+                placed.push((bytes, back));
+            }
+            scope.submit();
+            for (bytes, back) in placed {
+                assert!(back.wait(|shown| shown == bytes).unwrap(), "frame {frame}");
+            }
+        }
     }
 }
 
@@ -200,6 +224,37 @@ fn a_clear_of_an_abandoned_scope_does_not_come_later() {
         drop(used);
         scope.submit();
         assert!(back.wait(|shown| shown == [5; 1024]).unwrap(), "the clear came after the write");
+    }
+}
+
+#[test]
+fn frames_of_varying_sizes_stay_within_the_bound_and_agree_with_wgpus_report() {
+    for device in devices() {
+        let taken = || {
+            let _ = device.device().poll(PollType::wait_indefinitely());
+            device.device().generate_allocator_report().map(|report| report.total_allocated_bytes)
+        };
+        let before = taken();
+        let pool = BucketPool::builder(device.clone()).cached_limit(4 * MIB).build();
+        for frame in 0..200_u64 {
+            let mut scope = device.scope();
+            let on = scope.stream();
+            for part in 0..4 {
+                let bytes = (frame * 37 + part * 11) % 97 * 8 * KIB + 4;
+                let buffer = pool.allocate_on(&on, bytes).unwrap();
+                let view = buffer.on(&on).unwrap();
+                scope.encoder().clear_buffer(view.buffer(), 0, None);
+            }
+            scope.submit();
+            let stats = pool.stats();
+            assert!(stats.cached_bytes <= 4 * MIB, "frame {frame}: {stats}");
+        }
+        // The noop device gives no report.
+        if let (Some(before), Some(after)) = (before, taken()) {
+            // wgpu comes and goes with a few hundred bytes of its own.
+            let ours = pool.stats().reserved_bytes;
+            assert!((after - before).abs_diff(ours) < 4 * KIB, "{after} - {before}, {ours}");
+        }
     }
 }
 

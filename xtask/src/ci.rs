@@ -68,7 +68,9 @@ fn steps() -> Vec<Step> {
     let vulkan = driver::ALL.iter().any(|driver| driver.backend == "wgpu" && driver.is_here());
     let mut examples = vec![words(&example("custom_backend")), words(&example("on_host"))];
     if vulkan {
-        examples.push(words(&example("on_wgpu")));
+        for name in ["on_wgpu", "wgpu_elementwise", "wgpu_frames"] {
+            examples.push(words(&example(name)));
+        }
     }
     vec![
         step("format", "fmt --all --check"),

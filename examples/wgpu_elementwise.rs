@@ -1,0 +1,96 @@
+//! An element-wise pipeline in WGSL over pooled buffers, its results checked:
+//! `cargo run --release --features wgpu --example wgpu_elementwise`
+#![expect(clippy::print_stdout, reason = "an example tells what it did")]
+
+use bucketpool::wgpu::wgpu::{
+    BindGroupLayout, ComputePassDescriptor, ComputePipeline, ComputePipelineDescriptor,
+    PipelineCompilationOptions, ShaderModuleDescriptor, ShaderSource,
+};
+use bucketpool::wgpu::{Scope, WgpuAllocator, WgpuView};
+use bucketpool::{BucketPool, MIB};
+use std::error::Error;
+
+const SHADER: &str = "
+@group(0) @binding(0) var<storage, read> a: array<f32>;
+@group(0) @binding(1) var<storage, read_write> b: array<f32>;
+@compute @workgroup_size(64)
+fn step(@builtin(global_invocation_id) id: vec3<u32>) {
+    if id.x < arrayLength(&a) { b[id.x] = 2.0 * a[id.x] + 1.0; }
+}";
+const NUMBERS: u32 = 1 << 20;
+const STEPS: usize = 4;
+
+struct Step {
+    pipeline: ComputePipeline,
+    layout: BindGroupLayout,
+}
+
+impl Step {
+    fn new(device: &WgpuAllocator) -> Self {
+        let module = device.device().create_shader_module(ShaderModuleDescriptor {
+            label: None,
+            source: ShaderSource::Wgsl(SHADER.into()),
+        });
+        let pipeline = device.device().create_compute_pipeline(&ComputePipelineDescriptor {
+            label: None,
+            layout: None,
+            module: &module,
+            entry_point: Some("step"),
+            compilation_options: PipelineCompilationOptions::default(),
+            cache: None,
+        });
+        let layout = pipeline.get_bind_group_layout(0);
+        Self { pipeline, layout }
+    }
+
+    /// `to = 2 * from + 1`. The bind group is kept: pooled buffers are the same ones again.
+    fn run(
+        &self,
+        device: &WgpuAllocator,
+        scope: &mut Scope,
+        (from, to): (&WgpuView<'_>, &WgpuView<'_>),
+    ) -> Result<(), Box<dyn Error>> {
+        let group = device.bind_group(&self.layout, &[(0, from), (1, to)])?;
+        let mut pass = scope.encoder().begin_compute_pass(&ComputePassDescriptor::default());
+        pass.set_pipeline(&self.pipeline);
+        pass.set_bind_group(0, &group, &[]);
+        pass.dispatch_workgroups(NUMBERS.div_ceil(64), 1, 1);
+        Ok(())
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let device = WgpuAllocator::on_default_adapter()?;
+    let step = Step::new(&device);
+    let (uploads, backs) = (device.uploads(4 * MIB, 16 * MIB), device.read_backs(16 * MIB));
+    let pool = BucketPool::new(device.clone());
+    let bytes = u64::from(NUMBERS) * 4;
+    for frame in 0..10_u16 {
+        let mut scope = device.scope();
+        let on = scope.stream();
+        let mut current = pool.allocate_on(&on, bytes)?;
+        let numbers: Vec<u8> = (0..NUMBERS).flat_map(|_| f32::from(frame).to_ne_bytes()).collect();
+        scope.upload(&uploads, current.on(&on)?.buffer(), 0, &numbers)?;
+        for _ in 0..STEPS {
+            let next = pool.allocate_on(&on, bytes)?;
+            let (from, to) = (current.on(&on)?, next.on(&on)?);
+            step.run(&device, &mut scope, (&from, &to))?;
+            drop((from, to));
+            current = next;
+        }
+        let back = scope.read_back(&backs, current.on(&on)?.buffer(), 0, bytes)?;
+        scope.submit();
+        // 2 x + 1, four times.
+        let expected = (16.0 * f32::from(frame) + 15.0).to_ne_bytes();
+        let wrong = back.wait(|shown| shown.chunks(4).filter(|n| **n != expected).count())?;
+        if wrong > 0 {
+            return Err(format!("frame {frame}: {wrong} wrong numbers").into());
+        }
+    }
+    println!(
+        "10 frames of {STEPS} steps, all right; {} bind groups\n{}",
+        device.kept_bind_groups(),
+        pool.stats()
+    );
+    Ok(())
+}
