@@ -210,8 +210,8 @@ impl Bench {
             [Backend::Wgpu] if self.peer.is_empty() => self.beside_our_buffers(results),
             _ => Err(BadInput::new(
                 "`--peers` with these backends or programs",
-                "`--peers` alone, `--backend wgpu --peers`, or `--backend cuda --peers`, which takes \
-                 `--peer NAME=COMMAND`",
+                "`--peers` alone, `--backend wgpu --peers`, or `--backend cuda --peers` with any \
+                 number of `--peer NAME=COMMAND`",
             )),
         }
     }
