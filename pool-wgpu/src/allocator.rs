@@ -3,7 +3,7 @@
 use crate::groups::Groups;
 use crate::readbacks::ReadBacks;
 use crate::scope::{Scope, Scopes, WgpuStream};
-use crate::shared::{Shared, now};
+use crate::shared::{Owed, Shared, now};
 use crate::uploads::{FrameData, Uploads};
 use parking_lot::Mutex;
 use pool_core::{
@@ -173,16 +173,14 @@ impl WgpuAllocator {
         Ok(group)
     }
 
-    /// Clears a range. For a scope, with its submission and ahead of its commands; for the queue
-    /// now, since its own writes run ahead of every submission.
+    /// Clears a range ahead of what `on` does with it.
     pub(crate) fn clear(
         &self,
         block: &WgpuBlock,
         bytes: Range<u64>,
         on: &WgpuStream,
     ) -> Result<(), DeviceError> {
-        self.shared().owe_clear(&block.0, bytes);
-        if !Scopes::is_queue(on) || self.shared().clear_now() {
+        if self.clock.clear(on, Owed::new(&block.0, bytes)) {
             return Ok(());
         }
         Err(DeviceError::new(Why::Other, "clear_buffer", 0))

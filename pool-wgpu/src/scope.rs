@@ -4,11 +4,11 @@
 //! everybody as soon as the scope that used it is submitted, and for nobody else before.
 
 use crate::readbacks::{Asked, ReadBack, ReadBacks};
-use crate::shared::Shared;
+use crate::shared::{Owed, Shared};
 use crate::uploads::{Chunk, FrameData, Uploads};
 use parking_lot::Mutex;
 use pool_core::{DeviceError, Order, StreamClock, Why};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -35,7 +35,6 @@ pub struct Scope {
     /// Staging memory that its copies come from, and results that its copies go to.
     uploads: Vec<Chunk>,
     reads: Vec<Asked>,
-    submitted: bool,
     clock: Scopes,
 }
 
@@ -48,7 +47,9 @@ struct Open {
     queue_stream: WgpuStream,
     shared: Arc<Shared>,
     next: AtomicU64,
-    numbers: Mutex<BTreeSet<u64>>,
+    /// And what each owes ahead of its commands. Nobody takes another scope's: between taking and
+    /// submitting, a block of it could come to somebody whose write is then cleared away.
+    numbers: Mutex<BTreeMap<u64, Vec<Owed>>>,
 }
 
 impl Scope {
@@ -188,8 +189,9 @@ impl Scope {
         let shared = self.shared();
         // Submitted first and no longer open after that, in `drop`: whoever looks in between finds
         // the scope open, which is only cautious.
-        let index = shared.queue.submit(shared.clears().into_iter().chain(commands));
-        self.submitted = true;
+        let owed = self.clock.0.numbers.lock().get_mut(&self.id).map(std::mem::take);
+        let clears = shared.clears(&owed.unwrap_or_default());
+        let index = shared.queue.submit(clears.into_iter().chain(commands));
         for map in mapped_again {
             map();
         }
@@ -209,15 +211,15 @@ fn fits(buffer: &Buffer, at: u64, bytes: u64, what: &'static str) -> Result<(), 
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        // Clears are owed for blocks of this scope. If it never runs, they must not wait for the
-        // next submission: by then somebody may have written to a block through the queue.
-        if !self.submitted {
-            self.shared().clear_now();
-        }
         for chunk in self.uploads.drain(..) {
             chunk.unmap()();
         }
-        self.clock.0.numbers.lock().remove(&self.id);
+        // What is still owed is owed by a scope that never ran, and must not be left out: its blocks
+        // may be used by others now. While it runs the scope counts as open.
+        let owed = self.clock.0.numbers.lock().get_mut(&self.id).map(std::mem::take);
+        self.shared().clear_now(&owed.unwrap_or_default());
+        let late = self.clock.0.numbers.lock().remove(&self.id);
+        self.shared().clear_now(&late.unwrap_or_default());
     }
 }
 
@@ -230,18 +232,24 @@ impl Scopes {
 
     pub(crate) fn open(&self) -> Scope {
         let id = self.0.next.fetch_add(1, Relaxed);
-        self.0.numbers.lock().insert(id);
+        self.0.numbers.lock().insert(id, Vec::new());
         let (uploads, reads) = (Vec::new(), Vec::new());
-        Scope { id, encoder: None, uploads, reads, submitted: false, clock: self.clone() }
+        Scope { id, encoder: None, uploads, reads, clock: self.clone() }
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.0.shared
     }
 
-    /// Whether it is the queue's own stream, whose writes run ahead of every submission.
-    pub(crate) fn is_queue(on: &WgpuStream) -> bool {
-        on.scope == QUEUE
+    /// Clears a range ahead of what `on` does with it: with the scope's submission; for the queue
+    /// now, since its own writes run ahead of every submission. Returns whether wgpu accepted it,
+    /// as far as that is known.
+    pub(crate) fn clear(&self, on: &WgpuStream, owed: Owed) -> bool {
+        if let Some(of_scope) = self.0.numbers.lock().get_mut(&on.scope) {
+            of_scope.push(owed);
+            return true;
+        }
+        self.0.shared.clear_now(&[owed])
     }
 }
 
@@ -255,7 +263,7 @@ impl StreamClock for Scopes {
     /// A scope that was submitted or dropped is no stream any more: work for it would be recorded
     /// elsewhere.
     fn owns(&self, on: &WgpuStream) -> bool {
-        let open = || self.0.numbers.lock().contains(&on.scope);
+        let open = || self.0.numbers.lock().contains_key(&on.scope);
         on.clock == self.0.shared.id && (on.scope == QUEUE || open())
     }
     fn fault(&self) -> Option<DeviceError> {
@@ -289,7 +297,7 @@ impl StreamClock for Scopes {
         Ok(if ordered { Order::Ordered } else { Order::NotYet })
     }
     fn is_submitted(&self, after: u64) -> bool {
-        after == QUEUE || !self.0.numbers.lock().contains(&after)
+        after == QUEUE || !self.0.numbers.lock().contains_key(&after)
     }
     /// wgpu tells of the whole queue only, so nothing is remembered.
     fn is_seen_done(&self, _after: u64) -> bool {

@@ -1,7 +1,6 @@
-//! What all of one device's allocators and scopes share: the device, its queue, clears that are
-//! owed, and whether it is lost.
+//! What all of one device's allocators and scopes share: the device, its queue, how ranges are
+//! cleared, and whether it is lost.
 
-use parking_lot::Mutex;
 use std::future::Future;
 use std::ops::Range;
 use std::pin::pin;
@@ -18,9 +17,21 @@ pub(crate) struct Shared {
     pub(crate) id: u64,
     pub(crate) device: Device,
     pub(crate) queue: Queue,
-    /// Ranges that must read as zeroes before the next submission does anything.
-    clears: Mutex<Vec<(Buffer, Range<u64>)>>,
     lost: Arc<AtomicBool>,
+}
+
+/// A range that must read as zeroes before its scope's commands run.
+pub(crate) struct Owed {
+    buffer: Buffer,
+    bytes: Range<u64>,
+}
+
+impl Owed {
+    /// Whole words, the rounding tail among them.
+    pub(crate) fn new(buffer: &Buffer, bytes: Range<u64>) -> Self {
+        let end = bytes.end.next_multiple_of(COPY_BUFFER_ALIGNMENT).min(buffer.size());
+        Self { buffer: buffer.clone(), bytes: bytes.start..end }
+    }
 }
 
 impl Shared {
@@ -29,39 +40,32 @@ impl Shared {
         let lost = Arc::new(AtomicBool::new(false));
         let told = lost.clone();
         device.set_device_lost_callback(move |_, _| told.store(true, Relaxed));
-        let (id, clears) = (NEXT.fetch_add(1, Relaxed), Mutex::default());
-        Self { id, device, queue, clears, lost }
+        Self { id: NEXT.fetch_add(1, Relaxed), device, queue, lost }
     }
 
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Relaxed)
     }
 
-    /// Owes a range its zeroes. Whole words are cleared, the rounding tail among them.
-    pub(crate) fn owe_clear(&self, buffer: &Buffer, bytes: Range<u64>) {
-        let end = bytes.end.next_multiple_of(COPY_BUFFER_ALIGNMENT).min(buffer.size());
-        self.clears.lock().push((buffer.clone(), bytes.start..end));
-    }
-
-    /// What is owed, as one command buffer that goes ahead of all else.
-    pub(crate) fn clears(&self) -> Option<CommandBuffer> {
-        let owed = std::mem::take(&mut *self.clears.lock());
+    /// Clears, as one command buffer.
+    pub(crate) fn clears(&self, owed: &[Owed]) -> Option<CommandBuffer> {
         if owed.is_empty() {
             return None;
         }
         let mut encoder = self.device.create_command_encoder(&CommandEncoderDescriptor::default());
-        for (buffer, Range { start, end }) in owed {
-            encoder.clear_buffer(&buffer, start, Some(end - start));
+        for Owed { buffer, bytes } in owed {
+            encoder.clear_buffer(buffer, bytes.start, Some(bytes.end - bytes.start));
         }
         Some(encoder.finish())
     }
 
-    /// Clears now what is owed. Returns whether wgpu accepted it.
-    pub(crate) fn clear_now(&self) -> bool {
-        let validation = self.device.push_error_scope(ErrorFilter::Validation);
-        if let Some(clears) = self.clears() {
-            self.queue.submit([clears]);
+    /// Submits clears by themselves. Returns whether wgpu accepted them.
+    pub(crate) fn clear_now(&self, owed: &[Owed]) -> bool {
+        if owed.is_empty() {
+            return true;
         }
+        let validation = self.device.push_error_scope(ErrorFilter::Validation);
+        self.queue.submit(self.clears(owed));
         now(validation.pop()).flatten().is_none()
     }
 }

@@ -121,8 +121,17 @@ pub(crate) fn events() -> usize {
     call::<extern "C" fn() -> usize>(b"cuda_double_events")()
 }
 
-/// Uses out of order.
+/// Uses out of order; if there are any, they are told.
 pub(crate) fn hazards() -> usize {
+    let hazards = expected_hazards();
+    if hazards > 0 {
+        call::<extern "C" fn()>(b"cuda_double_tell_hazards")();
+    }
+    hazards
+}
+
+/// The same where they are expected.
+pub(crate) fn expected_hazards() -> usize {
     call::<extern "C" fn() -> usize>(b"cuda_double_hazards")()
 }
 
