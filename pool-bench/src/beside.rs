@@ -21,7 +21,7 @@ pub struct Row {
     pub reserved_peak_bytes: u64,
     /// The most requested bytes alive at once; 0 where that is not the question.
     pub live_peak_bytes: u64,
-    /// Page faults of the whole process in the last round, where that is the question.
+    /// The most page faults of the whole process in a round, where that is the question.
     pub page_faults: Option<u64>,
     /// Why there is no figure; empty if there is one.
     pub refused: String,

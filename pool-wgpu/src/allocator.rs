@@ -7,8 +7,7 @@ use crate::shared::{Owed, Shared, now};
 use crate::uploads::{FrameData, Uploads};
 use parking_lot::Mutex;
 use pool_core::{
-    Clearing, DeviceAllocator, DeviceError, MarkOf, Memory, Request, StreamClock, WholeBlocks, Why,
-    ZeroPolicy,
+    Clearing, DeviceAllocator, DeviceError, MarkOf, Memory, Request, WholeBlocks, Why, ZeroPolicy,
 };
 use std::fmt;
 use std::ops::Range;
@@ -140,7 +139,8 @@ impl WgpuAllocator {
     }
 
     /// A bind group of these views by their binding numbers, kept for the next time they are bound
-    /// alike: a pooled buffer is the same buffer each time. At most 256 are kept, and those of a
+    /// alike, by the same layout: a pooled buffer is the same buffer each time. (A layout that is
+    /// asked of a pipeline is another one each time it is asked for.) At most 256 are kept, and those of a
     /// buffer that goes back to wgpu go first.
     ///
     /// # Errors
@@ -184,6 +184,11 @@ impl WgpuAllocator {
             return Ok(());
         }
         Err(DeviceError::new(Why::Other, "clear_buffer", 0))
+    }
+
+    /// Lets go of the bind groups that are kept for a buffer: for one that left its pool.
+    pub fn forget_bind_groups(&self, buffer: &Buffer) {
+        self.groups.lock().forget(buffer);
     }
 
     /// Bind groups that are kept.
@@ -253,7 +258,9 @@ impl<'b> WgpuView<'b> {
     /// [`Why::Unsupported`] for a view of no bytes, which wgpu cannot bind.
     pub fn binding(&self) -> Result<BindingResource<'b>, DeviceError> {
         let empty = DeviceError::new(Why::Unsupported, "bind a buffer of 0 bytes", 0);
-        let size = BufferSize::new(self.bytes).ok_or(empty)?;
+        // In whole words, which every block holds.
+        let words = self.bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT);
+        let size = BufferSize::new(words).ok_or(empty)?;
         let (buffer, offset) = (self.buffer, self.offset);
         Ok(BindingResource::Buffer(BufferBinding { buffer, offset, size: Some(size) }))
     }
@@ -303,25 +310,13 @@ impl DeviceAllocator for WgpuAllocator {
             // What is mapped must not be submitted, and nobody here would know.
             return Err(DeviceError::new(Why::Unsupported, "pool a buffer that can be mapped", 0));
         }
-        if let Some(lost) = self.clock.fault() {
-            return Err(lost);
-        }
-        let device = self.device();
-        // A buffer is returned even where it is invalid; the scopes tell, innermost first.
-        let memory = device.push_error_scope(ErrorFilter::OutOfMemory);
-        let validation = device.push_error_scope(ErrorFilter::Validation);
-        let buffer = device.create_buffer(&wgpu::BufferDescriptor {
+        let buffer = self.shared().create(&wgpu::BufferDescriptor {
             label: None,
             size: request.bytes,
             usage: request.kind.flags(),
             mapped_at_creation: false,
         });
-        let (invalid, out) = (now(validation.pop()).flatten(), now(memory.pop()).flatten());
-        match (invalid, out) {
-            (None, None) => Ok(WgpuBlock(buffer)),
-            (_, Some(_)) => Err(DeviceError::new(Why::OutOfMemory, "create_buffer", 0)),
-            (Some(_), None) => Err(DeviceError::new(Why::Unsupported, "create_buffer", 0)),
-        }
+        buffer.map(WgpuBlock)
     }
 
     /// Drops the buffer, and the bind groups that are kept for it. Never destroys it: somebody may

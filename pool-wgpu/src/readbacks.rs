@@ -1,13 +1,15 @@
 //! Read-back: buffers that the CPU reads, handed out by their callbacks and used again.
 
-use crate::shared::Shared;
+use crate::shared::{Shared, lost};
 use parking_lot::Mutex;
 use pool_core::{DeviceError, Why};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::task::{Context, Poll, Waker};
 use wgpu::{
@@ -39,16 +41,33 @@ pub struct ReadBack {
     buffer: Option<Buffer>,
     bytes: u64,
     came: Receiver<Result<(), BufferAsyncError>>,
-    waker: Arc<Mutex<Option<Waker>>>,
+    way: Arc<Way>,
     outcome: Option<Result<(), BufferAsyncError>>,
 }
 
-/// What a scope does once it is submitted.
+/// What both ends know.
+#[derive(Debug, Default)]
+struct Way {
+    /// The scope was submitted, so a callback will come.
+    asked: AtomicBool,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl Way {
+    fn wake(&self) {
+        let waker = self.waker.lock().take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// What a scope does once it is submitted. Dropped before that, it tells whoever waits.
 pub(crate) struct Asked {
     buffer: Buffer,
     bytes: u64,
-    came: Sender<Result<(), BufferAsyncError>>,
-    waker: Arc<Mutex<Option<Waker>>>,
+    came: Option<Sender<Result<(), BufferAsyncError>>>,
+    way: Arc<Way>,
 }
 
 /// What is mapped: whole words, and at least one.
@@ -77,39 +96,38 @@ impl ReadBacks {
     }
 
     /// A buffer of at least so many bytes, and both ends of what becomes of it.
-    pub(crate) fn begin(&self, bytes: u64) -> (ReadBack, Asked, Buffer) {
-        let buffer = self.take(bytes);
+    pub(crate) fn begin(&self, bytes: u64) -> Result<(ReadBack, Asked, Buffer), DeviceError> {
+        let buffer = self.take(bytes)?;
         let (tell, came) = channel();
-        let waker = Arc::new(Mutex::new(None));
-        let asked = Asked { buffer: buffer.clone(), bytes, came: tell, waker: waker.clone() };
-        let back = ReadBack {
-            of: self.clone(),
-            buffer: Some(buffer.clone()),
-            bytes,
-            came,
-            waker,
-            outcome: None,
-        };
-        (back, asked, buffer)
+        let way = Arc::new(Way::default());
+        let asked = Asked { buffer: buffer.clone(), bytes, came: Some(tell), way: way.clone() };
+        let (of, kept) = (self.clone(), Some(buffer.clone()));
+        let back = ReadBack { of, buffer: kept, bytes, came, way, outcome: None };
+        Ok((back, asked, buffer))
     }
 
     /// The smallest idle one that is large enough and not four times too large, else a new one.
-    fn take(&self, bytes: u64) -> Buffer {
-        let size = bytes.max(4).next_power_of_two();
+    fn take(&self, bytes: u64) -> Result<Buffer, DeviceError> {
+        let words = in_words(bytes);
         let mut idle = self.0.idle.lock();
-        let fits = |buffer: &&Buffer| buffer.size() >= size && buffer.size() / 4 <= size;
+        let fits = |buffer: &&Buffer| buffer.size() >= words && buffer.size() / 4 <= words;
         let best = idle.iter().filter(fits).map(Buffer::size).min();
         if let Some(at) = best.and_then(|best| idle.iter().position(|b| b.size() == best)) {
-            return idle.swap_remove(at);
+            return Ok(idle.swap_remove(at));
         }
         drop(idle);
-        self.0.bytes.fetch_add(size, Relaxed);
-        self.0.shared.device.create_buffer(&BufferDescriptor {
+        // Rounded, so that it serves others too; not beyond what the device can have.
+        let rounded = words.checked_next_power_of_two().unwrap_or(words);
+        let most = self.0.shared.device.limits().max_buffer_size;
+        let size = if rounded <= most { rounded } else { words };
+        let buffer = self.0.shared.create(&BufferDescriptor {
             label: None,
             size,
             usage: BufferUsages::MAP_READ | BufferUsages::COPY_DST,
             mapped_at_creation: false,
-        })
+        })?;
+        self.0.bytes.fetch_add(size, Relaxed);
+        Ok(buffer)
     }
 
     fn give(&self, buffer: Buffer) {
@@ -123,16 +141,24 @@ impl ReadBacks {
 
 impl Asked {
     /// After the commands that copy into it were submitted.
-    pub(crate) fn map(self) {
-        let Self { buffer, bytes, came, waker } = self;
-        buffer.map_async(MapMode::Read, ..in_words(bytes), move |mapped| {
+    pub(crate) fn map(mut self) {
+        let Some(came) = self.came.take() else { return };
+        self.way.asked.store(true, Release);
+        let way = self.way.clone();
+        self.buffer.map_async(MapMode::Read, ..in_words(self.bytes), move |mapped| {
             // Whoever does not wait any more has dropped the other end.
             let _ = came.send(mapped);
-            let waker = waker.lock().take();
-            if let Some(waker) = waker {
-                waker.wake();
-            }
+            way.wake();
         });
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        if let Some(came) = self.came.take() {
+            drop(came); // first, so that who is woken finds it gone
+            self.way.wake();
+        }
     }
 }
 
@@ -144,13 +170,19 @@ impl ReadBack {
     /// [`Why::NotSubmitted`] if the scope was dropped or is still open, [`Why::Lost`] if the device
     /// is gone, or what wgpu said.
     pub fn wait<R>(mut self, read: impl FnOnce(&[u8]) -> R) -> Result<R, DeviceError> {
-        while !self.is_here()? {
-            let polled = self.of.0.shared.device.poll(PollType::wait_indefinitely());
-            polled.map_err(|_| DeviceError::new(Why::Lost, "Device::poll", 0))?;
-            if !self.is_here()? {
+        if !self.is_here()? {
+            if !self.way.asked.load(Acquire) {
                 let call = "wait for a scope that is not submitted";
                 return Err(DeviceError::new(Why::NotSubmitted, call, 0));
             }
+            if self.of.0.shared.is_lost() {
+                return Err(lost());
+            }
+            let polled = self.of.0.shared.device.poll(PollType::wait_indefinitely());
+            polled.map_err(|_| lost())?;
+            // Another thread's poll may have taken the callback, and not called it yet.
+            let outcome = self.came.recv();
+            self.outcome = Some(outcome.map_err(|_| refused("Buffer::map_async"))?);
         }
         self.lend(read)
     }
@@ -186,25 +218,32 @@ impl ReadBack {
         if !self.is_here()? {
             return Err(DeviceError::new(Why::NotSubmitted, "read before the work is done", 0));
         }
-        let buffer = self.buffer.take().ok_or(refused("read a second time"))?;
+        if self.of.0.shared.is_lost() {
+            return Err(lost());
+        }
+        let buffer = self.buffer.as_ref().ok_or(refused("read a second time"))?;
         let shown = {
             let mapped = buffer.get_mapped_range(..in_words(self.bytes));
             let mapped = mapped.map_err(|_| refused("Buffer::get_mapped_range"))?;
             read(&mapped[..usize::try_from(self.bytes).unwrap_or(0)])
         };
         buffer.unmap();
-        self.of.give(buffer);
+        // Not before: a reader that panics leaves it to the drop.
+        if let Some(buffer) = self.buffer.take() {
+            self.of.give(buffer);
+        }
         Ok(shown)
     }
 }
 
-/// Ready when the bytes are there: then [`ReadBack::lend`] lends them.
+/// Ready when the bytes are there: then [`ReadBack::lend`] lends them. Somebody must submit or poll
+/// meanwhile, since wgpu tells it from inside of those.
 impl Future for ReadBack {
     type Output = Result<(), DeviceError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         // First the waker, so that no callback is missed in between.
-        *self.waker.lock() = Some(context.waker().clone());
+        *self.way.waker.lock() = Some(context.waker().clone());
         match self.is_here() {
             Ok(true) => Poll::Ready(Ok(())),
             Ok(false) => Poll::Pending,

@@ -4,7 +4,7 @@
 //! everybody as soon as the scope that used it is submitted, and for nobody else before.
 
 use crate::readbacks::{Asked, ReadBack, ReadBacks};
-use crate::shared::{Owed, Shared};
+use crate::shared::{Owed, Shared, lost};
 use crate::uploads::{Chunk, FrameData, Uploads};
 use parking_lot::Mutex;
 use pool_core::{DeviceError, Order, StreamClock, Why};
@@ -13,8 +13,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use wgpu::{
-    Buffer, COPY_BUFFER_ALIGNMENT, CommandEncoder, CommandEncoderDescriptor, PollType,
-    SubmissionIndex,
+    Buffer, BufferUsages, COPY_BUFFER_ALIGNMENT, CommandEncoder, CommandEncoderDescriptor,
+    PollType, SubmissionIndex,
 };
 
 /// The scope that is always there: the queue's own writes, ahead of the next submission.
@@ -63,6 +63,10 @@ impl Scope {
         &self.clock.0.shared
     }
 
+    fn living(&self) -> Result<(), DeviceError> {
+        if self.shared().is_lost() { Err(lost()) } else { Ok(()) }
+    }
+
     /// The one encoder of this scope, made when it is first asked for. It is lent: whoever swaps it
     /// for another's takes the commands out of their scope's order.
     #[must_use]
@@ -91,7 +95,14 @@ impl Scope {
         if !through.is_of(self.shared()) {
             return Err(DeviceError::new(Why::Foreign, "upload through another device's", 0));
         }
-        fits(to, offset, bytes, "upload: offset and length in words, inside of the buffer")?;
+        self.living()?;
+        fits(
+            to,
+            BufferUsages::COPY_DST,
+            offset,
+            bytes,
+            "upload: offset and length in words, inside of the buffer",
+        )?;
         if bytes == 0 {
             return Ok(());
         }
@@ -101,7 +112,8 @@ impl Scope {
     }
 
     /// Puts `data` where shaders of this scope can read it: one copy by the CPU, and none by the
-    /// device. Returns the buffer and where in it.
+    /// device. Returns the buffer and where in it; used by another scope it is a validation error,
+    /// since it is mapped by then.
     ///
     /// # Errors
     ///
@@ -150,9 +162,16 @@ impl Scope {
         if !through.is_of(self.shared()) {
             return Err(DeviceError::new(Why::Foreign, "read back through another device's", 0));
         }
-        let words = bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT);
-        fits(from, offset, words, "read back: offset in words, inside of the buffer")?;
-        let (back, asked, to) = through.begin(bytes);
+        self.living()?;
+        let words = bytes.checked_next_multiple_of(COPY_BUFFER_ALIGNMENT).unwrap_or(u64::MAX);
+        fits(
+            from,
+            BufferUsages::COPY_SRC,
+            offset,
+            words,
+            "read back: offset in words, inside of the buffer",
+        )?;
+        let (back, asked, to) = through.begin(bytes)?;
         if bytes > 0 {
             self.encoder().copy_buffer_to_buffer(from, offset, &to, 0, words);
         }
@@ -165,7 +184,8 @@ impl Scope {
     /// # Errors
     ///
     /// [`Why::Unsupported`] where wgpu would refuse the whole submission: both are the same buffer,
-    /// as two pieces of one slab are, or offsets and length are not in words, or do not fit.
+    /// as two pieces of one slab are, a usage is missing, or offsets and length are not in words, or
+    /// do not fit.
     pub fn copy(
         &mut self,
         (from, start): (&Buffer, u64),
@@ -176,8 +196,21 @@ impl Scope {
             let call = "copy inside of one wgpu buffer: take blocks of two pools";
             return Err(DeviceError::new(Why::Unsupported, call, 0));
         }
-        fits(from, start, bytes, "copy: offset and length in words, inside of the source")?;
-        fits(to, at, bytes, "copy: offset and length in words, inside of the target")?;
+        self.living()?;
+        fits(
+            from,
+            BufferUsages::COPY_SRC,
+            start,
+            bytes,
+            "copy: offset and length in words, inside of the source",
+        )?;
+        fits(
+            to,
+            BufferUsages::COPY_DST,
+            at,
+            bytes,
+            "copy: offset and length in words, inside of the target",
+        )?;
         self.encoder().copy_buffer_to_buffer(from, start, to, at, bytes);
         Ok(())
     }
@@ -202,11 +235,23 @@ impl Scope {
     }
 }
 
-fn fits(buffer: &Buffer, at: u64, bytes: u64, what: &'static str) -> Result<(), DeviceError> {
-    let words =
-        at.is_multiple_of(COPY_BUFFER_ALIGNMENT) && bytes.is_multiple_of(COPY_BUFFER_ALIGNMENT);
+/// Whether wgpu takes the copy; it would refuse the whole submission.
+fn fits(
+    buffer: &Buffer,
+    usage: BufferUsages,
+    at: u64,
+    bytes: u64,
+    what: &'static str,
+) -> Result<(), DeviceError> {
+    let words = COPY_BUFFER_ALIGNMENT;
+    let in_words = at.is_multiple_of(words) && bytes.is_multiple_of(words);
     let inside = at.checked_add(bytes).is_some_and(|end| end <= buffer.size());
-    if words && inside { Ok(()) } else { Err(DeviceError::new(Why::Unsupported, what, 0)) }
+    let refused = |call| Err(DeviceError::new(Why::Unsupported, call, 0));
+    match () {
+        () if !buffer.usage().contains(usage) => refused("copy without COPY_SRC or COPY_DST"),
+        () if !in_words || !inside => refused(what),
+        () => Ok(()),
+    }
 }
 
 impl Drop for Scope {
@@ -215,11 +260,20 @@ impl Drop for Scope {
             chunk.unmap()();
         }
         // What is still owed is owed by a scope that never ran, and must not be left out: its blocks
-        // may be used by others now. While it runs the scope counts as open.
-        let owed = self.clock.0.numbers.lock().get_mut(&self.id).map(std::mem::take);
-        self.shared().clear_now(&owed.unwrap_or_default());
-        let late = self.clock.0.numbers.lock().remove(&self.id);
-        self.shared().clear_now(&late.unwrap_or_default());
+        // may be used by others now. The scope is closed only while nothing is owed.
+        loop {
+            let owed = {
+                let mut numbers = self.clock.0.numbers.lock();
+                match numbers.get_mut(&self.id).map(std::mem::take) {
+                    Some(owed) if !owed.is_empty() => owed,
+                    _ => {
+                        numbers.remove(&self.id);
+                        return;
+                    }
+                }
+            };
+            self.shared().clear_now(&owed);
+        }
     }
 }
 
@@ -307,6 +361,9 @@ impl StreamClock for Scopes {
         if !self.is_submitted(after) {
             return Ok(false);
         }
+        if self.0.shared.is_lost() {
+            return Err(lost());
+        }
         let status = self.0.shared.device.poll(PollType::Poll).map_err(|_| lost())?;
         Ok(status.is_queue_empty())
     }
@@ -315,12 +372,11 @@ impl StreamClock for Scopes {
             let code = i64::try_from(after).unwrap_or(-1);
             return Err(DeviceError::new(Why::NotSubmitted, "wait for an open scope", code));
         }
+        if self.0.shared.is_lost() {
+            return Err(lost());
+        }
         self.0.shared.device.poll(PollType::wait_indefinitely()).map(|_| ()).map_err(|_| lost())
     }
-}
-
-fn lost() -> DeviceError {
-    DeviceError::new(Why::Lost, "the wgpu device", 0)
 }
 
 impl fmt::Debug for Scope {

@@ -1,6 +1,7 @@
 //! What all of one device's allocators and scopes share: the device, its queue, how ranges are
 //! cleared, and whether it is lost.
 
+use pool_core::{DeviceError, Why};
 use std::future::Future;
 use std::ops::Range;
 use std::pin::pin;
@@ -8,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
 use wgpu::{
-    Buffer, COPY_BUFFER_ALIGNMENT, CommandBuffer, CommandEncoderDescriptor, Device, ErrorFilter,
-    Queue,
+    Buffer, BufferDescriptor, COPY_BUFFER_ALIGNMENT, CommandBuffer, CommandEncoderDescriptor,
+    Device, ErrorFilter, PollType, Queue,
 };
 
 pub(crate) struct Shared {
@@ -47,6 +48,25 @@ impl Shared {
         self.lost.load(Relaxed)
     }
 
+    /// A new buffer, checked before anybody gets it.
+    pub(crate) fn create(&self, descriptor: &BufferDescriptor<'_>) -> Result<Buffer, DeviceError> {
+        // The device's loss is told by a poll.
+        let _ = self.device.poll(PollType::Poll);
+        if self.is_lost() {
+            return Err(lost());
+        }
+        // A buffer is returned even where it is invalid; the scopes tell, innermost first.
+        let memory = self.device.push_error_scope(ErrorFilter::OutOfMemory);
+        let validation = self.device.push_error_scope(ErrorFilter::Validation);
+        let buffer = self.device.create_buffer(descriptor);
+        let (invalid, out) = (now(validation.pop()).flatten(), now(memory.pop()).flatten());
+        match (invalid, out) {
+            (None, None) => Ok(buffer),
+            (_, Some(_)) => Err(DeviceError::new(Why::OutOfMemory, "create_buffer", 0)),
+            (Some(_), None) => Err(DeviceError::new(Why::Unsupported, "create_buffer", 0)),
+        }
+    }
+
     /// Clears, as one command buffer.
     pub(crate) fn clears(&self, owed: &[Owed]) -> Option<CommandBuffer> {
         if owed.is_empty() {
@@ -68,6 +88,10 @@ impl Shared {
         self.queue.submit(self.clears(owed));
         now(validation.pop()).flatten().is_none()
     }
+}
+
+pub(crate) fn lost() -> DeviceError {
+    DeviceError::new(Why::Lost, "the wgpu device", 0)
 }
 
 /// What a future gives at once: native devices do not make anybody wait here.

@@ -11,8 +11,8 @@ use crate::scope::{Scopes, WgpuStream};
 use pool_core::{DeviceAllocator, DeviceError, MarkOf, Memory, Request, Sliceable, Why};
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::{Deref, Range};
-use wgpu::{BindingResource, BufferUsages, Limits};
+use std::ops::Range;
+use wgpu::{BindingResource, Buffer, BufferUsages, Limits};
 
 /// What all pieces of a slab are bound as.
 pub trait Role: Send + Sync + 'static {
@@ -69,7 +69,7 @@ pub struct WgpuSlabs<R: Role> {
     role: PhantomData<R>,
 }
 
-/// A piece of a slab in use. It derefs to a plain view.
+/// A piece of a slab in use.
 #[derive(Debug)]
 pub struct SlabView<'b, R: Role> {
     view: WgpuView<'b>,
@@ -106,10 +106,23 @@ impl SlabView<'_, ReadWrite> {
     }
 }
 
-impl<'b, R: Role> Deref for SlabView<'b, R> {
-    type Target = WgpuView<'b>;
-    fn deref(&self) -> &WgpuView<'b> {
-        &self.view
+impl<'b, R: Role> SlabView<'b, R> {
+    /// The slab.
+    #[must_use]
+    pub fn buffer(&self) -> &'b Buffer {
+        self.view.buffer()
+    }
+
+    /// Where the piece begins in it.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.view.offset()
+    }
+
+    /// How many bytes it has.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.view.size()
     }
 }
 

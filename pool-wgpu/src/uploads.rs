@@ -1,7 +1,7 @@
 //! Uploads: staging buffers that are mapped when they are at rest, so that writing to one is a copy
 //! by the CPU and nothing else.
 
-use crate::shared::Shared;
+use crate::shared::{Shared, lost};
 use parking_lot::Mutex;
 use pool_core::{DeviceError, Why};
 use std::fmt;
@@ -35,13 +35,19 @@ struct Inner {
     shared: Arc<Shared>,
     usages: BufferUsages,
     chunk_bytes: u64,
-    /// Chunks kept at most; one that comes back beyond that is dropped.
+    /// Bytes of chunks that are kept at rest; beyond that the oldest go.
     kept_bytes: u64,
     /// Bytes of chunks that there are, at work or at rest.
     bytes: AtomicU64,
     /// What a callback puts in and a scope takes out: a channel, so that no lock is held there.
     returned: Sender<Buffer>,
-    at_rest: Mutex<Receiver<Buffer>>,
+    at_rest: Mutex<AtRest>,
+}
+
+/// Chunks that are mapped and that nobody has, the oldest first.
+struct AtRest {
+    came: Receiver<Buffer>,
+    chunks: Vec<Buffer>,
 }
 
 /// A chunk in the hands of a scope: mapped, and filled from the front.
@@ -60,7 +66,8 @@ impl Uploads {
         kept_bytes: u64,
     ) -> Self {
         let (returned, at_rest) = channel();
-        let (at_rest, bytes) = (Mutex::new(at_rest), AtomicU64::new(0));
+        let at_rest = Mutex::new(AtRest { came: at_rest, chunks: Vec::new() });
+        let bytes = AtomicU64::new(0);
         let chunk_bytes = chunk_bytes.next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT).max(4);
         Self(Arc::new(Inner { shared, usages, chunk_bytes, kept_bytes, bytes, returned, at_rest }))
     }
@@ -78,37 +85,50 @@ impl Uploads {
     /// A chunk with room for so many bytes: one at rest, else a new one.
     pub(crate) fn chunk(&self, bytes: u64) -> Result<Chunk, DeviceError> {
         let inner = &*self.0;
+        if inner.shared.is_lost() {
+            return Err(lost());
+        }
         let buffer = self.take(bytes).or_else(|| {
             // Callbacks run inside a poll.
             let _ = inner.shared.device.poll(PollType::Poll);
             self.take(bytes)
         });
-        let buffer = buffer.unwrap_or_else(|| self.fresh(bytes));
-        let refused = |_| DeviceError::new(Why::OutOfMemory, "map a staging buffer", 0);
-        let mapped = buffer.get_mapped_range_mut(..).map_err(refused)?;
+        let buffer = buffer.map_or_else(|| self.fresh(bytes), Ok)?;
+        let Ok(mapped) = buffer.get_mapped_range_mut(..) else {
+            inner.bytes.fetch_sub(buffer.size(), Relaxed);
+            return Err(DeviceError::new(Why::Other, "map a staging buffer", 0));
+        };
         Ok(Chunk { of: self.clone(), buffer, mapped, used: 0 })
     }
 
+    /// The smallest chunk at rest that has room.
     fn take(&self, bytes: u64) -> Option<Buffer> {
-        let at_rest = self.0.at_rest.lock();
-        while let Ok(buffer) = at_rest.try_recv() {
-            if buffer.size() >= bytes && self.reserved_bytes() <= self.0.kept_bytes {
-                return Some(buffer);
-            }
-            self.0.bytes.fetch_sub(buffer.size(), Relaxed); // and is dropped
+        let AtRest { came, chunks } = &mut *self.0.at_rest.lock();
+        chunks.extend(came.try_iter());
+        let fits = chunks.iter().enumerate().filter(|(_, chunk)| chunk.size() >= bytes);
+        let best = fits.min_by_key(|(_, chunk)| chunk.size()).map(|(at, _)| at);
+        let best = best.map(|at| chunks.remove(at));
+        let mut resting: u64 = chunks.iter().map(Buffer::size).sum();
+        while resting > self.0.kept_bytes {
+            let oldest = chunks.remove(0).size();
+            resting -= oldest;
+            self.0.bytes.fetch_sub(oldest, Relaxed);
         }
-        None
+        best
     }
 
-    fn fresh(&self, bytes: u64) -> Buffer {
-        let size = bytes.max(self.0.chunk_bytes);
-        self.0.bytes.fetch_add(size, Relaxed);
-        self.0.shared.device.create_buffer(&BufferDescriptor {
+    fn fresh(&self, bytes: u64) -> Result<Buffer, DeviceError> {
+        let too_large = DeviceError::new(Why::TooLarge, "a staging buffer", 0);
+        let words = bytes.checked_next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT).ok_or(too_large)?;
+        let size = words.max(self.0.chunk_bytes);
+        let buffer = self.0.shared.create(&BufferDescriptor {
             label: None,
             size,
             usage: BufferUsages::MAP_WRITE | self.0.usages,
             mapped_at_creation: true,
-        })
+        })?;
+        self.0.bytes.fetch_add(size, Relaxed);
+        Ok(buffer)
     }
 }
 
@@ -133,8 +153,16 @@ impl Chunk {
     pub(crate) fn unmap(self) -> impl FnOnce() {
         let Self { of, buffer, mapped, .. } = self;
         drop(mapped);
-        buffer.unmap();
+        // What a lost device had is gone already.
+        let lives = !of.0.shared.is_lost();
+        if lives {
+            buffer.unmap();
+        }
         move || {
+            if !lives {
+                of.0.bytes.fetch_sub(buffer.size(), Relaxed);
+                return;
+            }
             let (returned, again, inner) = (of.0.returned.clone(), buffer.clone(), of.0);
             buffer.map_async(MapMode::Write, .., move |mapped| match mapped {
                 // Nobody may be left to receive it, and then it is dropped.

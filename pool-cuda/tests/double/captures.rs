@@ -3,8 +3,8 @@
 use crate::harness::{count, double, fail, hazards, held, kernel, leftovers, memory_calls, run};
 use pool_core::{Arena, ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, StreamClock, Why};
 use pool_cuda::{
-    CudaAllocator, CudaAsyncAllocator, CudaCapture, CudaDevice, CudaPinnedAllocator, CudaStreamOf,
-    CudaVmmAllocator, Vram, into_slice,
+    AllocateCudaArray, CudaAllocator, CudaAsyncAllocator, CudaCapture, CudaDevice,
+    CudaPinnedAllocator, CudaStreamOf, CudaVmmAllocator, Vram, into_slice,
 };
 
 fn streams<A: Vram>(pool: &BucketPool<A>, how_many: usize) -> Vec<CudaStreamOf> {
@@ -156,15 +156,37 @@ fn a_capture_takes_from_its_own_pool_only() {
     let host = BucketPool::new(CudaPinnedAllocator::on(device));
     let [s, t] = streams(&pool, 2).try_into().unwrap();
     let staging = host.allocate(KIB).unwrap();
+    let pending = host.allocate(KIB).unwrap();
+    t.raw().memset_zeros(&mut other.allocate_array_on::<u8>(&t, &[16]).unwrap()).unwrap();
+    drop(pending.on(&t).unwrap());
+    drop(pending); // only a query tells that it is done
     let mut capture = CudaCapture::begin(&pool, &s).unwrap();
     assert_eq!(other.allocate_on(&s, KIB).unwrap_err().why(), Why::NotSubmitted);
     assert_eq!(host.allocate_on(&s, KIB).unwrap_err().why(), Why::NotSubmitted);
     assert_eq!(staging.on(&s).unwrap_err().why, Why::NotSubmitted);
     assert_eq!(capture.join(&s, &t).unwrap_err().why, Why::NotSubmitted);
     assert_eq!(capture.fork(&s, &t).unwrap_err().why, Why::NotSubmitted);
-    drop(host.allocate(KIB).unwrap()); // on another stream, and with no forbidden query
+    let asked = count("cuEventQuery");
+    drop(host.allocate(KIB).unwrap()); // on another stream: the query is none of the capture's
+    assert_eq!(count("cuEventQuery"), asked + 1);
     drop(capture.end().unwrap());
     assert!(other.allocate_on(&s, KIB).is_ok());
+}
+
+#[test]
+fn a_buffer_that_outlives_its_graph_is_behind_the_last_launch() {
+    let _one = double();
+    let pool = BucketPool::new(CudaAllocator::new(0).unwrap());
+    let [s, t] = streams(&pool, 2).try_into().unwrap();
+    let capture = CudaCapture::begin(&pool, &s).unwrap();
+    let result = pool.allocate_on(&s, MIB).unwrap();
+    kernel(&result, &s);
+    let mut graph = capture.end().unwrap();
+    graph.launch(&t, &[]).unwrap();
+    drop(graph);
+    drop(result);
+    kernel(&pool.allocate_on(&s, MIB).unwrap(), &s);
+    assert_eq!((pool.stats().misses, hazards()), (1, 0));
 }
 
 #[test]
