@@ -140,8 +140,8 @@ impl WgpuAllocator {
 
     /// A bind group of these views by their binding numbers, kept for the next time they are bound
     /// alike, by the same layout: a pooled buffer is the same buffer each time. (A layout that is
-    /// asked of a pipeline is another one each time it is asked for.) At most 256 are kept, and those of a
-    /// buffer that goes back to wgpu go first.
+    /// asked of a pipeline is another one each time it is asked for.) At most 256 are kept, and
+    /// those of a buffer that goes back to wgpu go first.
     ///
     /// # Errors
     ///

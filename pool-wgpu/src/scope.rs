@@ -184,8 +184,8 @@ impl Scope {
     /// # Errors
     ///
     /// [`Why::Unsupported`] where wgpu would refuse the whole submission: both are the same buffer,
-    /// as two pieces of one slab are, a usage is missing, or offsets and length are not in words, or
-    /// do not fit.
+    /// as two pieces of one slab are, a usage is missing, or offsets and length are not in words,
+    /// or do not fit.
     pub fn copy(
         &mut self,
         (from, start): (&Buffer, u64),
@@ -259,8 +259,8 @@ impl Drop for Scope {
         for chunk in self.uploads.drain(..) {
             chunk.unmap()();
         }
-        // What is still owed is owed by a scope that never ran, and must not be left out: its blocks
-        // may be used by others now. The scope is closed only while nothing is owed.
+        // What is still owed is owed by a scope that never ran, and must not be left out: its
+        // blocks may be used by others now. The scope is closed only while nothing is owed.
         loop {
             let owed = {
                 let mut numbers = self.clock.0.numbers.lock();
