@@ -47,7 +47,7 @@ pub fn run(smoke: bool, tell: impl Fn(&str)) -> Result<Vec<Row>, Failed> {
     tell("uploads");
     rows.extend(bench.uploads()?);
     tell("uploads that a kernel reads");
-    rows.extend(bench.read_by_kernels()?);
+    rows.extend(bench.read_by_a_kernel()?);
     for (name, bytes, groups, kernels) in [
         ("a kernel that touches little of 16 MiB", small(16 * MIB), 1, 1),
         ("8 kernels that touch little of 16 MiB each", small(16 * MIB), 1, 8),
@@ -202,59 +202,69 @@ impl Bench {
         })
     }
 
-    /// The same, and a kernel on each: through staging memory, and where the CPU has put it.
-    fn read_by_kernels(&self) -> Result<Vec<Row>, Failed> {
+    /// As many into one buffer, and a kernel that reads it: through staging memory, and where the CPU
+    /// has put it.
+    fn read_by_a_kernel(&self) -> Result<Vec<Row>, Failed> {
         let (count, bytes) = UPLOADS;
+        let all = count as u64 * bytes;
         let failed = |error: bucketpool::DeviceError| error.to_string();
         let data = vec![0; usize::try_from(bytes).unwrap_or(0)];
-        let usage = Usage::default().flags();
-        let targets: Vec<Buffer> = (0..count).map(|_| self.buffer(bytes, usage, false)).collect();
-        let groups: Vec<_> = targets.iter().map(|to| self.group(to, 0, bytes)).collect();
-        let (targets, groups, data) = (&targets, &groups, &data);
-        let staging = self.device.uploads(count as u64 * bytes, 64 * MIB);
-        let mut belt = StagingBelt::new(self.gpu().0.clone(), count as u64 * bytes);
+        let target = self.buffer(all, Usage::default().flags(), false);
+        let group = self.group(&target, 0, all);
+        let (target, group, data) = (&target, &group, &data);
+        let at = move || (0..count as u64).map(move |number| number * bytes);
+        let staging = self.device.uploads(all, 64 * MIB);
+        let mut belt = StagingBelt::new(self.gpu().0.clone(), all);
         let size = NonZeroU64::new(bytes).ok_or("no bytes")?;
         let staged = move || {
             let mut scope = self.device.scope();
-            for to in targets {
-                scope.upload(&staging, to, 0, data).map_err(failed)?;
+            for at in at() {
+                scope.upload(&staging, target, at, data).map_err(failed)?;
             }
-            for group in groups {
-                self.dispatch(scope.encoder(), group, 1);
-            }
+            self.dispatch(scope.encoder(), group, 1);
             scope.submit();
             self.wait()
         };
         let belt = move || {
             let mut encoder = self.encoder();
-            for to in targets {
-                belt.write_buffer(&mut encoder, to, 0, size).copy_from_slice(data);
+            for at in at() {
+                belt.write_buffer(&mut encoder, target, at, size).copy_from_slice(data);
             }
-            for group in groups {
-                self.dispatch(&mut encoder, group, 1);
-            }
+            self.dispatch(&mut encoder, group, 1);
             belt.finish();
             self.gpu().1.submit([encoder.finish()]);
             belt.recall();
             self.wait()
         };
-        let mut contenders: Vec<Contender<'_>> =
-            vec![("bucketpool, staged", Box::new(staged)), ("StagingBelt", Box::new(belt))];
-        let chunk = count as u64 * bytes;
-        if let Ok(placed) = self.device.frame_data(BufferUsages::STORAGE, chunk, 64 * MIB) {
+        let queue = move || {
+            for at in at() {
+                self.gpu().1.write_buffer(target, at, data);
+            }
+            let mut encoder = self.encoder();
+            self.dispatch(&mut encoder, group, 1);
+            self.submit(encoder)
+        };
+        let mut contenders: Vec<Contender<'_>> = vec![
+            ("bucketpool, staged", Box::new(staged)),
+            ("StagingBelt", Box::new(belt)),
+            ("Queue::write_buffer", Box::new(queue)),
+        ];
+        if let Ok(placed) = self.device.frame_data(BufferUsages::STORAGE, all, 64 * MIB) {
             let place = move || {
                 let mut scope = self.device.scope();
-                for _ in 0..count {
-                    let (buffer, at) = scope.place(&placed, data).map_err(failed)?;
-                    let group = self.group(&buffer, at, bytes);
-                    self.dispatch(scope.encoder(), &group, 1);
+                let mut first = None;
+                for _ in at() {
+                    let placed = scope.place(&placed, data).map_err(failed)?;
+                    first.get_or_insert(placed);
                 }
+                let (buffer, at) = first.ok_or("nothing was placed")?;
+                self.dispatch(scope.encoder(), &self.group(&buffer, at, all), 1);
                 scope.submit();
                 self.wait()
             };
             contenders.push(("bucketpool, placed", Box::new(place)));
         }
-        contest("64 uploads of 64 KiB, and a kernel on each", self.rounds, contenders)
+        contest("64 uploads of 64 KiB into one buffer, and a kernel", self.rounds, contenders)
     }
 
     fn upload(&self, ours: &Uploads, targets: &[Buffer], data: &[u8]) -> Result<(), Failed> {

@@ -35,7 +35,18 @@ pub struct Scope {
     /// Staging memory that its copies come from, and results that its copies go to.
     uploads: Vec<Chunk>,
     reads: Vec<Asked>,
+    /// The last upload, not in the encoder yet: neighbours become one copy.
+    last: Option<Copy>,
     clock: Scopes,
+}
+
+/// A copy out of staging memory that may still grow at its end.
+struct Copy {
+    from: Buffer,
+    start: u64,
+    to: Buffer,
+    at: u64,
+    bytes: u64,
 }
 
 /// The clock of a wgpu device.
@@ -73,11 +84,15 @@ impl Scope {
     pub fn encoder(&mut self) -> &mut CommandEncoder {
         let device = &self.clock.0.shared.device;
         let fresh = || device.create_command_encoder(&CommandEncoderDescriptor::default());
-        self.encoder.get_or_insert_with(fresh)
+        let encoder = self.encoder.get_or_insert_with(fresh);
+        if let Some(Copy { from, start, to, at, bytes }) = self.last.take() {
+            encoder.copy_buffer_to_buffer(&from, start, &to, at, bytes);
+        }
+        encoder
     }
 
-    /// Writes `data` into a buffer in the order of this scope: a copy by the CPU into staging
-    /// memory now, and one by the device.
+    /// Writes `data` into a buffer in the order of this scope: a copy by the CPU into staging memory
+    /// now, and one by the device; one for all where neighbours are written one after the other.
     ///
     /// # Errors
     ///
@@ -107,7 +122,15 @@ impl Scope {
             return Ok(());
         }
         let (from, at) = self.stage(through, data, COPY_BUFFER_ALIGNMENT)?;
-        self.encoder().copy_buffer_to_buffer(&from, at, to, offset, bytes);
+        if let Some(last) = &mut self.last
+            && (&last.from, last.start + last.bytes) == (&from, at)
+            && (&last.to, last.at + last.bytes) == (to, offset)
+        {
+            last.bytes += bytes;
+            return Ok(());
+        }
+        let _ = self.encoder(); // what came before it goes first
+        self.last = Some(Copy { from, start: at, to: to.clone(), at: offset, bytes });
         Ok(())
     }
 
@@ -218,6 +241,9 @@ impl Scope {
     /// Submits the commands, behind the clears that are owed.
     pub fn submit(mut self) -> SubmissionIndex {
         let mapped_again: Vec<_> = self.uploads.drain(..).map(Chunk::unmap).collect();
+        if self.last.is_some() {
+            let _ = self.encoder();
+        }
         let commands = self.encoder.take().map(CommandEncoder::finish);
         let shared = self.shared();
         // Submitted first and no longer open after that, in `drop`: whoever looks in between finds
@@ -288,7 +314,7 @@ impl Scopes {
         let id = self.0.next.fetch_add(1, Relaxed);
         self.0.numbers.lock().insert(id, Vec::new());
         let (uploads, reads) = (Vec::new(), Vec::new());
-        Scope { id, encoder: None, uploads, reads, clock: self.clone() }
+        Scope { id, encoder: None, uploads, reads, last: None, clock: self.clone() }
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {

@@ -64,6 +64,31 @@ fn what_is_uploaded_is_read_back() {
 }
 
 #[test]
+fn uploads_of_neighbours_keep_their_order_among_other_commands() {
+    for device in devices() {
+        let (uploads, backs) = (device.uploads(4 * KIB, MIB), device.read_backs(MIB));
+        let pool = BucketPool::builder(device.clone()).zero(ZeroPolicy::Never).build();
+        let mut scope = device.scope();
+        let on = scope.stream();
+        let (a, b) = (pool.allocate_on(&on, KIB).unwrap(), pool.allocate_on(&on, KIB).unwrap());
+        let (a, b) = (a.on(&on).unwrap(), b.on(&on).unwrap());
+        for part in 0..4_u8 {
+            let at = u64::from(part) * 256;
+            scope.upload(&uploads, a.buffer(), at, &[part; 256]).unwrap(); // one copy
+        }
+        scope.copy((a.buffer(), 0), (b.buffer(), 0), KIB).unwrap(); // behind it
+        scope.upload(&uploads, a.buffer(), 0, &[9; 256]).unwrap(); // and this behind that
+        scope.upload(&uploads, b.buffer(), 256, &[7; 256]).unwrap();
+        let in_a = scope.read_back(&backs, a.buffer(), 0, KIB).unwrap();
+        let in_b = scope.read_back(&backs, b.buffer(), 0, KIB).unwrap();
+        scope.submit();
+        let quarters = |shown: &[u8]| -> Vec<u8> { shown.chunks(256).map(|c| c[255]).collect() };
+        assert_eq!(in_a.wait(quarters).unwrap(), [9, 1, 2, 3]);
+        assert_eq!(in_b.wait(quarters).unwrap(), [0, 7, 2, 3]);
+    }
+}
+
+#[test]
 fn placed_data_is_read_where_it_lies() {
     let plain = noop().frame_data(BufferUsages::COPY_SRC, KIB, MIB);
     assert_eq!(plain.unwrap_err().why, Why::Unsupported, "requested without the feature");
