@@ -202,8 +202,8 @@ impl Bench {
         })
     }
 
-    /// As many into one buffer, and a kernel that reads it: through staging memory, and where the CPU
-    /// has put it.
+    /// As many into one buffer, and a kernel that reads it: through staging memory, and where the
+    /// CPU has put it.
     fn read_by_a_kernel(&self) -> Result<Vec<Row>, Failed> {
         let (count, bytes) = UPLOADS;
         let all = count as u64 * bytes;

@@ -91,8 +91,9 @@ impl Scope {
         encoder
     }
 
-    /// Writes `data` into a buffer in the order of this scope: a copy by the CPU into staging memory
-    /// now, and one by the device; one for all where neighbours are written one after the other.
+    /// Writes `data` into a buffer in the order of this scope: a copy by the CPU into staging
+    /// memory now, and one by the device; one for all where neighbours are written one after the
+    /// other.
     ///
     /// # Errors
     ///
