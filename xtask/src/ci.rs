@@ -1,6 +1,6 @@
 //! `cargo xtask ci`: everything that CI runs, step by step, with a table at the end.
 
-use crate::driver;
+use crate::{driver, platforms};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -39,6 +39,10 @@ pub(crate) fn run(root: &Path) -> ExitCode {
     for driver in driver::ALL.iter().filter(|driver| !driver.is_here()) {
         println!("not run: {} on a real device, since {}", driver.backend, driver.absence());
     }
+    for platform in platforms::ALL.iter().filter(|platform| !platform.is_here()) {
+        let (feature, cure) = (platform.feature, platform.cure());
+        println!("not run: the check of feature {feature}; it wants `{cure}`");
+    }
     println!("\n{passed} passed, {} failed", outcomes.len() - passed);
     if passed == outcomes.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -72,11 +76,14 @@ fn steps() -> Vec<Step> {
             examples.push(words(&example(name)));
         }
     }
+    let platforms = platforms::ALL.iter().filter(|platform| platform.is_here());
+    let platforms = platforms.map(|platform| words(&platform.check())).collect();
     vec![
         step("format", "fmt --all --check"),
         step("tidy", "run --quiet --locked --package xtask -- tidy"),
         step("lint", "clippy --locked --workspace --all-targets --all-features -- -D warnings"),
         Step { name: "lint, 16 feature sets", commands: combined.collect(), checker: "" },
+        Step { name: "lint, other platforms", commands: platforms, checker: "" },
         step("test", "test --locked --workspace --all-features --all-targets"),
         step("doc tests", "test --locked --workspace --all-features --doc"),
         step("doc", "doc --locked --workspace --all-features --no-deps"),

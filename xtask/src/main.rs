@@ -9,6 +9,7 @@ mod bundle;
 mod ci;
 mod driver;
 mod layers;
+mod platforms;
 mod prose;
 mod source;
 mod tidy;
