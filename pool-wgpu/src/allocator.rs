@@ -1,10 +1,12 @@
 //! Whole wgpu buffers, keyed by their usage flags.
 
+use crate::clock::{Scopes, WgpuStream};
 use crate::groups::Groups;
 use crate::readbacks::ReadBacks;
-use crate::scope::{Scope, Scopes, WgpuStream};
-use crate::shared::{Owed, Shared, now};
+use crate::scope::Scope;
+use crate::shared::{Owed, Shared, lost, now};
 use crate::uploads::{FrameData, Uploads};
+use crate::view::{Bindable, Usage, WgpuBlock, WgpuView};
 use parking_lot::Mutex;
 use pool_core::{
     Clearing, DeviceAllocator, DeviceError, MarkOf, Memory, Request, WholeBlocks, Why, ZeroPolicy,
@@ -13,9 +15,8 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use wgpu::{
-    BindGroup, BindGroupDescriptor, BindGroupEntry, BindGroupLayout, BindingResource, Buffer,
-    BufferBinding, BufferSize, BufferUsages, COPY_BUFFER_ALIGNMENT, Device, ErrorFilter, Features,
-    Queue,
+    BindGroup, BindGroupDescriptor, BindGroupEntry, BindGroupLayout, Buffer, BufferUsages,
+    COPY_BUFFER_ALIGNMENT, Device, ErrorFilter, Features, PollType, Queue,
 };
 
 /// Uses of buffers that the CPU maps: those come and go by callbacks, through [`Uploads`] and
@@ -28,25 +29,6 @@ pub struct WgpuAllocator {
     clock: Scopes,
     largest: u64,
     groups: Arc<Mutex<Groups>>,
-}
-
-/// What a buffer may be used for; a block serves again for the same flags only.
-///
-/// Storage, and copying in both directions, by default. `COPY_DST` is always among them, since that
-/// is what clearing needs. Buffers that can be mapped are refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Usage(BufferUsages);
-
-/// A wgpu buffer, whole.
-#[derive(Debug)]
-pub struct WgpuBlock(Buffer);
-
-/// A range of a buffer in use.
-#[derive(Debug)]
-pub struct WgpuView<'b> {
-    buffer: &'b Buffer,
-    offset: u64,
-    bytes: u64,
 }
 
 impl WgpuAllocator {
@@ -88,7 +70,7 @@ impl WgpuAllocator {
     /// Opens a scope: a stream of commands that are submitted together.
     #[must_use]
     pub fn scope(&self) -> Scope {
-        self.clock.open()
+        Scope::open(&self.clock)
     }
 
     /// The device.
@@ -105,7 +87,7 @@ impl WgpuAllocator {
     /// kept.
     #[must_use]
     pub fn uploads(&self, chunk_bytes: u64, kept_bytes: u64) -> Uploads {
-        Uploads::new(self.shared().clone(), BufferUsages::COPY_SRC, chunk_bytes, kept_bytes)
+        Uploads::new(self.shared().clone(), None, chunk_bytes, kept_bytes)
     }
 
     /// Memory for data of a frame that shaders read where the CPU has put it, in chunks like those
@@ -128,7 +110,7 @@ impl WgpuAllocator {
         let limits = self.device().limits();
         let uniform = limits.min_uniform_buffer_offset_alignment;
         let alignment = u64::from(uniform.max(limits.min_storage_buffer_offset_alignment));
-        let chunks = Uploads::new(self.shared().clone(), usages, chunk_bytes, kept_bytes);
+        let chunks = Uploads::new(self.shared().clone(), Some(usages), chunk_bytes, kept_bytes);
         Ok(FrameData { chunks, alignment })
     }
 
@@ -149,14 +131,15 @@ impl WgpuAllocator {
     pub fn bind_group(
         &self,
         layout: &BindGroupLayout,
-        views: &[(u32, &WgpuView<'_>)],
+        views: &[(u32, &dyn Bindable)],
     ) -> Result<BindGroup, DeviceError> {
         let mut entries = Vec::new();
         for (binding, view) in views {
-            entries.push(BindGroupEntry { binding: *binding, resource: view.binding()? });
+            entries.push(BindGroupEntry { binding: *binding, resource: view.piece().binding()? });
         }
-        let bound = |(number, view): &(u32, &WgpuView<'_>)| {
-            (*number, view.buffer.clone(), view.offset, view.bytes)
+        let bound = |(number, view): &(u32, &dyn Bindable)| {
+            let WgpuView { buffer, offset, bytes } = view.piece();
+            (*number, Buffer::clone(buffer), *offset, *bytes)
         };
         let key = (layout.clone(), views.iter().map(bound).collect());
         if let Some(group) = self.groups.lock().find(&key) {
@@ -180,7 +163,7 @@ impl WgpuAllocator {
         bytes: Range<u64>,
         on: &WgpuStream,
     ) -> Result<(), DeviceError> {
-        if self.clock.clear(on, Owed::new(&block.0, bytes)) {
+        if self.clock.clear(on, Owed::new(&block.buffer, bytes)) {
             return Ok(());
         }
         Err(DeviceError::new(Why::Other, "clear_buffer", 0))
@@ -189,6 +172,25 @@ impl WgpuAllocator {
     /// Lets go of the bind groups that are kept for a buffer: for one that left its pool.
     pub fn forget_bind_groups(&self, buffer: &Buffer) {
         self.groups.lock().forget(buffer);
+    }
+
+    /// What went back to wgpu and lives on there, since somebody holds a clone of the buffer or a
+    /// bind group of it: its labels. While it was pooled, that somebody saw the data of others. For
+    /// tests, and between frames: waits for the queue. A debug build logs them as well when the
+    /// last of its allocators goes.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Unsupported`] in a release build, which labels no buffers, and where wgpu gives no
+    /// report of what it holds: it does on Vulkan and DX12. [`Why::Lost`] if the device is gone.
+    pub fn kept_clones(&self) -> Result<Vec<String>, DeviceError> {
+        let shared = self.shared();
+        shared.device.poll(PollType::wait_indefinitely()).map_err(|_| lost())?;
+        if shared.is_lost() {
+            return Err(lost());
+        }
+        let unknown = DeviceError::new(Why::Unsupported, "report of kept clones", 0);
+        shared.gone.alive(&shared.device).ok_or(unknown)
     }
 
     /// Bind groups that are kept.
@@ -201,68 +203,6 @@ impl WgpuAllocator {
     #[must_use]
     pub fn queue(&self) -> &Queue {
         &self.shared().queue
-    }
-}
-
-impl Usage {
-    /// These uses, and `COPY_DST`.
-    #[must_use]
-    pub fn new(usages: BufferUsages) -> Self {
-        Self(usages | BufferUsages::COPY_DST)
-    }
-
-    /// The flags.
-    #[must_use]
-    pub fn flags(self) -> BufferUsages {
-        self.0
-    }
-}
-
-impl Default for Usage {
-    fn default() -> Self {
-        Self::new(BufferUsages::STORAGE | BufferUsages::COPY_SRC)
-    }
-}
-
-impl WgpuBlock {
-    /// The buffer itself, for a block that left its pool.
-    #[must_use]
-    pub fn into_buffer(self) -> Buffer {
-        self.0
-    }
-}
-
-impl<'b> WgpuView<'b> {
-    /// The buffer. A clone of it that is kept past the pooled buffer sees the next owner's data.
-    #[must_use]
-    pub fn buffer(&self) -> &'b Buffer {
-        self.buffer
-    }
-
-    /// Where the bytes begin in it.
-    #[must_use]
-    pub fn offset(&self) -> u64 {
-        self.offset
-    }
-
-    /// How many bytes there are.
-    #[must_use]
-    pub fn size(&self) -> u64 {
-        self.bytes
-    }
-
-    /// What a bind group takes.
-    ///
-    /// # Errors
-    ///
-    /// [`Why::Unsupported`] for a view of no bytes, which wgpu cannot bind.
-    pub fn binding(&self) -> Result<BindingResource<'b>, DeviceError> {
-        let empty = DeviceError::new(Why::Unsupported, "bind a buffer of 0 bytes", 0);
-        // In whole words, which every block holds.
-        let words = self.bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT);
-        let size = BufferSize::new(words).ok_or(empty)?;
-        let (buffer, offset) = (self.buffer, self.offset);
-        Ok(BindingResource::Buffer(BufferBinding { buffer, offset, size: Some(size) }))
     }
 }
 
@@ -310,19 +250,21 @@ impl DeviceAllocator for WgpuAllocator {
             // What is mapped must not be submitted, and nobody here would know.
             return Err(DeviceError::new(Why::Unsupported, "pool a buffer that can be mapped", 0));
         }
+        let label = self.shared().gone.label(request.bytes);
         let buffer = self.shared().create(&wgpu::BufferDescriptor {
-            label: None,
+            label: label.as_deref(),
             size: request.bytes,
             usage: request.kind.flags(),
             mapped_at_creation: false,
         });
-        buffer.map(WgpuBlock)
+        Ok(WgpuBlock { buffer: buffer?, label })
     }
 
     /// Drops the buffer, and the bind groups that are kept for it. Never destroys it: somebody may
     /// hold a clone.
     fn free(&self, block: WgpuBlock, _after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
-        self.groups.lock().forget(&block.0);
+        self.groups.lock().forget(&block.buffer);
+        self.shared().gone.note(block.label);
         Ok(())
     }
 
@@ -333,7 +275,7 @@ impl DeviceAllocator for WgpuAllocator {
         bytes: u64,
         _on: &WgpuStream,
     ) -> WgpuView<'b> {
-        WgpuView { buffer: &block.0, offset, bytes }
+        WgpuView { buffer: &block.buffer, offset, bytes }
     }
 
     fn zero(&self, block: &mut WgpuBlock, bytes: u64, on: &WgpuStream) -> Result<(), DeviceError> {

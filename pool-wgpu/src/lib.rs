@@ -13,11 +13,13 @@
 //! that can be mapped are in no pool. [`WgpuSlabs`] are for an arena to cut.
 //!
 //! Only a borrowed `&wgpu::Buffer` is lent. `wgpu::Buffer` is `Clone`: a clone that is kept past
-//! the drop of its pooled buffer shows what the next owner writes. wgpu tells nobody whether one is
-//! alive, so nothing can report it.
+//! the drop of its pooled buffer shows what the next owner writes. A debug build finds one once the
+//! buffer went back to wgpu ([`WgpuAllocator::kept_clones`]); before that, nothing can.
 //!
-//! Vulkan is built in; Metal, DX12 and WebGPU are features of the same names, which are checked by
-//! the compiler only.
+//! Vulkan is built in, and run in CI. Metal, DX12 and WebGPU are features of the same names, which
+//! CI compiles and nobody has run. A browser lets nobody wait: request the device there yourself
+//! ([`WgpuAllocator::new`]), await results ([`ReadBack`]), and have wgpu's own handler tell the
+//! errors of creation, which come too late for a pool to return them.
 //!
 //! ```
 //! use pool_core::BucketPool;
@@ -40,18 +42,23 @@
 #![deny(unsafe_code)]
 
 mod allocator;
+mod clock;
+mod gone;
 mod groups;
 mod readbacks;
 mod scope;
 mod shared;
 mod slabs;
 mod uploads;
+mod view;
 
-pub use allocator::{Usage, WgpuAllocator, WgpuBlock, WgpuView};
+pub use allocator::WgpuAllocator;
+pub use clock::{Scopes, WgpuStream};
 pub use readbacks::{ReadBack, ReadBacks};
-pub use scope::{Scope, Scopes, WgpuStream};
+pub use scope::Scope;
 pub use slabs::{ReadWrite, Role, SlabView, Uniform, WgpuSlabs};
 pub use uploads::{FrameData, Uploads};
+pub use view::{Bindable, Usage, WgpuBlock, WgpuView};
 
 /// The wgpu that this crate was built with.
 pub use wgpu;

@@ -6,15 +6,13 @@ use pool_core::{DeviceError, Why};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{
-    AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
-};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use wgpu::{
     Buffer, BufferAsyncError, BufferDescriptor, BufferUsages, COPY_BUFFER_ALIGNMENT, MapMode,
-    PollType,
+    PollType, SubmissionIndex,
 };
 
 /// Memory that results are read back through. Clones are the same.
@@ -48,8 +46,8 @@ pub struct ReadBack {
 /// What both ends know.
 #[derive(Debug, Default)]
 struct Way {
-    /// The scope was submitted, so a callback will come.
-    asked: AtomicBool,
+    /// The submission that brings the bytes; with it, a callback will come.
+    asked: OnceLock<SubmissionIndex>,
     waker: Mutex<Option<Waker>>,
 }
 
@@ -141,9 +139,9 @@ impl ReadBacks {
 
 impl Asked {
     /// After the commands that copy into it were submitted.
-    pub(crate) fn map(mut self) {
+    pub(crate) fn map(mut self, by: &SubmissionIndex) {
         let Some(came) = self.came.take() else { return };
-        self.way.asked.store(true, Release);
+        let _ = self.way.asked.set(by.clone()); // once: it is consumed
         let way = self.way.clone();
         self.buffer.map_async(MapMode::Read, ..in_words(self.bytes), move |mapped| {
             // Whoever does not wait any more has dropped the other end.
@@ -163,23 +161,29 @@ impl Drop for Asked {
 }
 
 impl ReadBack {
-    /// Blocks until the bytes are there, and lends them.
+    /// Blocks until the bytes are there, and lends them. Waits for its own submission and what came
+    /// before, not for later ones.
     ///
     /// # Errors
     ///
     /// [`Why::NotSubmitted`] if the scope was dropped or is still open, [`Why::Lost`] if the device
-    /// is gone, or what wgpu said.
+    /// is gone, [`Why::Unsupported`] in a browser, or what wgpu said.
     pub fn wait<R>(mut self, read: impl FnOnce(&[u8]) -> R) -> Result<R, DeviceError> {
         if !self.is_here()? {
-            if !self.way.asked.load(Acquire) {
+            let Some(submission) = self.way.asked.get() else {
                 let call = "wait for a scope that is not submitted";
                 return Err(DeviceError::new(Why::NotSubmitted, call, 0));
-            }
+            };
             if self.of.0.shared.is_lost() {
                 return Err(lost());
             }
-            let polled = self.of.0.shared.device.poll(PollType::wait_indefinitely());
-            polled.map_err(|_| lost())?;
+            let until =
+                PollType::Wait { submission_index: Some(submission.clone()), timeout: None };
+            self.of.0.shared.device.poll(until).map_err(|_| lost())?;
+            if cfg!(target_family = "wasm") && !self.is_here()? {
+                let call = "wait in a browser, where nobody may block: await it";
+                return Err(DeviceError::new(Why::Unsupported, call, 0));
+            }
             // Another thread's poll may have taken the callback, and not called it yet.
             let outcome = self.came.recv();
             self.outcome = Some(outcome.map_err(|_| refused("Buffer::map_async"))?);

@@ -1,42 +1,31 @@
-//! Scopes: the streams of wgpu, and the clock that says which of them have reached the device.
-//!
-//! A device has one queue, and what is submitted runs in that order. So a block is ordered for
-//! everybody as soon as the scope that used it is submitted, and for nobody else before.
+//! Scopes: the streams of wgpu, each the commands of one encoder.
 
+use crate::clock::{Scopes, WgpuStream};
 use crate::readbacks::{Asked, ReadBack, ReadBacks};
-use crate::shared::{Owed, Shared, lost};
-use crate::uploads::{Chunk, FrameData, Uploads};
-use parking_lot::Mutex;
-use pool_core::{DeviceError, Order, StreamClock, Why};
-use std::collections::BTreeMap;
+use crate::shared::{Shared, lost};
+use crate::uploads::{Chunk, FrameData, Unmapped, Uploads};
+use pool_core::{DeviceError, Why};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use wgpu::{
     Buffer, BufferUsages, COPY_BUFFER_ALIGNMENT, CommandEncoder, CommandEncoderDescriptor,
-    PollType, SubmissionIndex,
+    SubmissionIndex,
 };
 
-/// The scope that is always there: the queue's own writes, ahead of the next submission.
-const QUEUE: u64 = 0;
-
-/// A stream of a wgpu device: a scope, or the queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WgpuStream {
-    clock: u64,
-    scope: u64,
-}
-
-/// Commands that are submitted together. Dropped without [`Scope::submit`] they never run, and what
-/// they used is idle again.
+/// Commands that are submitted together. Dropped without [`Scope::submit`] they never run, unless
+/// they were handed over before, and what they used is idle again.
 pub struct Scope {
     id: u64,
     encoder: Option<CommandEncoder>,
-    /// Staging memory that its copies come from, and results that its copies go to.
-    uploads: Vec<Chunk>,
+    /// Memory that it has written to and the device has not been told of yet.
+    chunks: Vec<Chunk>,
+    /// And data of it that the device knows, which later commands may still read.
+    placed: Vec<Unmapped>,
+    /// Results that its copies go to.
     reads: Vec<Asked>,
     /// The last upload, not in the encoder yet: neighbours become one copy.
     last: Option<Copy>,
+    eager: bool,
     clock: Scopes,
 }
 
@@ -49,29 +38,34 @@ struct Copy {
     bytes: u64,
 }
 
-/// The clock of a wgpu device.
-#[derive(Clone)]
-pub struct Scopes(Arc<Open>);
-
-/// Which scopes are open.
-struct Open {
-    queue_stream: WgpuStream,
-    shared: Arc<Shared>,
-    next: AtomicU64,
-    /// And what each owes ahead of its commands. Nobody takes another scope's: between taking and
-    /// submitting, a block of it could come to somebody whose write is then cleared away.
-    numbers: Mutex<BTreeMap<u64, Vec<Owed>>>,
-}
-
 impl Scope {
+    pub(crate) fn open(clock: &Scopes) -> Self {
+        Self {
+            id: clock.open(),
+            encoder: None,
+            chunks: Vec::new(),
+            placed: Vec::new(),
+            reads: Vec::new(),
+            last: None,
+            eager: false,
+            clock: clock.clone(),
+        }
+    }
+
+    /// From now on the scope is flushed ([`Scope::flush`]) each time an upload has filled a chunk:
+    /// the device copies while the CPU writes the next one. Each chunk costs a submission then.
+    pub fn upload_eagerly(&mut self) {
+        self.eager = true;
+    }
+
     /// The stream to allocate on, and to use buffers on, for the commands of this scope.
     #[must_use]
     pub fn stream(&self) -> WgpuStream {
-        WgpuStream { clock: self.shared().id, scope: self.id }
+        self.clock.stream(self.id)
     }
 
     fn shared(&self) -> &Arc<Shared> {
-        &self.clock.0.shared
+        self.clock.shared()
     }
 
     fn living(&self) -> Result<(), DeviceError> {
@@ -82,7 +76,7 @@ impl Scope {
     /// for another's takes the commands out of their scope's order.
     #[must_use]
     pub fn encoder(&mut self) -> &mut CommandEncoder {
-        let device = &self.clock.0.shared.device;
+        let device = &self.clock.shared().device;
         let fresh = || device.create_command_encoder(&CommandEncoderDescriptor::default());
         let encoder = self.encoder.get_or_insert_with(fresh);
         if let Some(Copy { from, start, to, at, bytes }) = self.last.take() {
@@ -122,6 +116,9 @@ impl Scope {
         if bytes == 0 {
             return Ok(());
         }
+        if self.eager && !self.has_room(through, bytes) {
+            self.flush();
+        }
         let (from, at) = self.stage(through, data, COPY_BUFFER_ALIGNMENT)?;
         if let Some(last) = &mut self.last
             && (&last.from, last.start + last.bytes) == (&from, at)
@@ -150,6 +147,12 @@ impl Scope {
         self.stage(&into.chunks, data, into.alignment)
     }
 
+    /// Whether the last chunk of these takes so many bytes more; or there is none yet.
+    fn has_room(&self, through: &Uploads, bytes: u64) -> bool {
+        let last = self.chunks.iter().rev().find(|chunk| chunk.is_of(through));
+        last.is_none_or(|chunk| chunk.has_room(bytes, COPY_BUFFER_ALIGNMENT))
+    }
+
     /// Writes data into a chunk of this scope's own.
     fn stage(
         &mut self,
@@ -157,7 +160,7 @@ impl Scope {
         data: &[u8],
         alignment: u64,
     ) -> Result<(Buffer, u64), DeviceError> {
-        let mut of_these = self.uploads.iter_mut().rev().filter(|chunk| chunk.is_of(through));
+        let mut of_these = self.chunks.iter_mut().rev().filter(|chunk| chunk.is_of(through));
         if let Some(last) = of_these.next()
             && let Some(at) = last.write(data, alignment)
         {
@@ -167,7 +170,7 @@ impl Scope {
         let none = DeviceError::new(Why::OutOfMemory, "room in a staging buffer", 0);
         let at = chunk.write(data, alignment).ok_or(none)?;
         let buffer = chunk.buffer.clone();
-        self.uploads.push(chunk);
+        self.chunks.push(chunk);
         Ok((buffer, at))
     }
 
@@ -239,25 +242,31 @@ impl Scope {
         Ok(())
     }
 
-    /// Submits the commands, behind the clears that are owed.
-    pub fn submit(mut self) -> SubmissionIndex {
-        let mapped_again: Vec<_> = self.uploads.drain(..).map(Chunk::unmap).collect();
+    /// Hands what was recorded so far to the device, behind the clears that are owed for it: the
+    /// device begins while the CPU goes on. The scope stays open, and its blocks stay its own.
+    pub fn flush(&mut self) -> SubmissionIndex {
+        let (staging, bound): (Vec<_>, Vec<_>) =
+            self.chunks.drain(..).map(Chunk::unmap).partition(Unmapped::is_staging);
+        self.placed.extend(bound);
         if self.last.is_some() {
             let _ = self.encoder();
         }
         let commands = self.encoder.take().map(CommandEncoder::finish);
-        let shared = self.shared();
-        // Submitted first and no longer open after that, in `drop`: whoever looks in between finds
-        // the scope open, which is only cautious.
-        let owed = self.clock.0.numbers.lock().get_mut(&self.id).map(std::mem::take);
-        let clears = shared.clears(&owed.unwrap_or_default());
-        let index = shared.queue.submit(clears.into_iter().chain(commands));
-        for map in mapped_again {
-            map();
-        }
-        for read in self.reads.drain(..) {
-            read.map();
-        }
+        let shared = self.clock.shared();
+        // By themselves: what wgpu refuses, it refuses as a whole, and these are owed all the same.
+        shared.clear_now(&self.clock.take_owed(self.id));
+        let index = shared.queue.submit(commands);
+        staging.into_iter().for_each(Unmapped::map_again);
+        self.reads.drain(..).for_each(|read| read.map(&index));
+        index
+    }
+
+    /// Submits the commands, behind the clears that are owed.
+    #[expect(clippy::must_use_candidate, reason = "few wait for this one submission")]
+    pub fn submit(mut self) -> SubmissionIndex {
+        let index = self.flush();
+        // Closed after that: whoever looks in between finds it open, which is only cautious.
+        drop(self);
         index
     }
 }
@@ -283,137 +292,14 @@ fn fits(
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        for chunk in self.uploads.drain(..) {
-            chunk.unmap()();
-        }
-        // What is still owed is owed by a scope that never ran, and must not be left out: its
-        // blocks may be used by others now. The scope is closed only while nothing is owed.
-        loop {
-            let owed = {
-                let mut numbers = self.clock.0.numbers.lock();
-                match numbers.get_mut(&self.id).map(std::mem::take) {
-                    Some(owed) if !owed.is_empty() => owed,
-                    _ => {
-                        numbers.remove(&self.id);
-                        return;
-                    }
-                }
-            };
-            self.shared().clear_now(&owed);
-        }
-    }
-}
-
-impl Scopes {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        let queue_stream = WgpuStream { clock: shared.id, scope: QUEUE };
-        let (next, numbers) = (AtomicU64::new(QUEUE + 1), Mutex::default());
-        Self(Arc::new(Open { queue_stream, shared, next, numbers }))
-    }
-
-    pub(crate) fn open(&self) -> Scope {
-        let id = self.0.next.fetch_add(1, Relaxed);
-        self.0.numbers.lock().insert(id, Vec::new());
-        let (uploads, reads) = (Vec::new(), Vec::new());
-        Scope { id, encoder: None, uploads, reads, last: None, clock: self.clone() }
-    }
-
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.0.shared
-    }
-
-    /// Clears a range ahead of what `on` does with it: with the scope's submission; for the queue
-    /// now, since its own writes run ahead of every submission. Returns whether wgpu accepted it,
-    /// as far as that is known.
-    pub(crate) fn clear(&self, on: &WgpuStream, owed: Owed) -> bool {
-        if let Some(of_scope) = self.0.numbers.lock().get_mut(&on.scope) {
-            of_scope.push(owed);
-            return true;
-        }
-        self.0.shared.clear_now(&[owed])
-    }
-}
-
-impl StreamClock for Scopes {
-    type Stream = WgpuStream;
-    type Mark = u64;
-
-    fn default_stream(&self) -> &WgpuStream {
-        &self.0.queue_stream
-    }
-    /// A scope that was submitted or dropped is no stream any more: work for it would be recorded
-    /// elsewhere.
-    fn owns(&self, on: &WgpuStream) -> bool {
-        let open = || self.0.numbers.lock().contains_key(&on.scope);
-        on.clock == self.0.shared.id && (on.scope == QUEUE || open())
-    }
-    fn fault(&self) -> Option<DeviceError> {
-        self.0.shared.is_lost().then(lost)
-    }
-    fn mark(&self, on: &WgpuStream) -> u64 {
-        on.scope
-    }
-    /// A scope has one point: where it is submitted.
-    fn latest(&self, mark: u64) -> u64 {
-        mark
-    }
-    fn same_stream(&self, a: u64, b: u64) -> bool {
-        a == b
-    }
-    fn later(&self, a: u64, _b: u64) -> u64 {
-        a
-    }
-    fn is_later(&self, a: u64, b: u64) -> bool {
-        a == b
-    }
-    /// One queue, so one lane.
-    fn lane(&self, _mark: u64) -> u64 {
-        0
-    }
-    fn is_ordered(&self, on: &WgpuStream, after: u64) -> bool {
-        after == on.scope || self.is_submitted(after)
-    }
-    fn order(&self, on: &WgpuStream, after: &[u64]) -> Result<Order, DeviceError> {
-        let ordered = after.iter().all(|mark| self.is_ordered(on, *mark));
-        Ok(if ordered { Order::Ordered } else { Order::NotYet })
-    }
-    fn is_submitted(&self, after: u64) -> bool {
-        after == QUEUE || !self.0.numbers.lock().contains_key(&after)
-    }
-    /// wgpu tells of the whole queue only, so nothing is remembered.
-    fn is_seen_done(&self, _after: u64) -> bool {
-        false
-    }
-    fn is_done(&self, after: u64) -> Result<bool, DeviceError> {
-        if !self.is_submitted(after) {
-            return Ok(false);
-        }
-        if self.0.shared.is_lost() {
-            return Err(lost());
-        }
-        let status = self.0.shared.device.poll(PollType::Poll).map_err(|_| lost())?;
-        Ok(status.is_queue_empty())
-    }
-    fn synchronize(&self, after: u64) -> Result<(), DeviceError> {
-        if !self.is_submitted(after) {
-            let code = i64::try_from(after).unwrap_or(-1);
-            return Err(DeviceError::new(Why::NotSubmitted, "wait for an open scope", code));
-        }
-        if self.0.shared.is_lost() {
-            return Err(lost());
-        }
-        self.0.shared.device.poll(PollType::wait_indefinitely()).map(|_| ()).map_err(|_| lost())
+        let never_submitted = self.chunks.drain(..).map(Chunk::unmap);
+        never_submitted.chain(self.placed.drain(..)).for_each(Unmapped::map_again);
+        self.clock.close(self.id);
     }
 }
 
 impl fmt::Debug for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Scope").field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Scopes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scopes").field("open", &self.0.numbers.lock().len()).finish_non_exhaustive()
     }
 }

@@ -1,6 +1,7 @@
 //! What all of one device's allocators and scopes share: the device, its queue, how ranges are
 //! cleared, and whether it is lost.
 
+use crate::gone::Gone;
 use pool_core::{DeviceError, Why};
 use std::future::Future;
 use std::ops::Range;
@@ -18,6 +19,7 @@ pub(crate) struct Shared {
     pub(crate) id: u64,
     pub(crate) device: Device,
     pub(crate) queue: Queue,
+    pub(crate) gone: Gone,
     lost: Arc<AtomicBool>,
 }
 
@@ -41,7 +43,8 @@ impl Shared {
         let lost = Arc::new(AtomicBool::new(false));
         let told = lost.clone();
         device.set_device_lost_callback(move |_, _| told.store(true, Relaxed));
-        Self { id: NEXT.fetch_add(1, Relaxed), device, queue, lost }
+        let id = NEXT.fetch_add(1, Relaxed);
+        Self { id, device, queue, gone: Gone::default(), lost }
     }
 
     pub(crate) fn is_lost(&self) -> bool {
@@ -87,6 +90,18 @@ impl Shared {
         let validation = self.device.push_error_scope(ErrorFilter::Validation);
         self.queue.submit(self.clears(owed));
         now(validation.pop()).flatten().is_none()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // What the device still works on is alive by right.
+        let rests = || self.device.poll(PollType::Poll).is_ok_and(|told| told.is_queue_empty());
+        if cfg!(debug_assertions) && !self.is_lost() && rests() {
+            for label in self.gone.alive(&self.device).unwrap_or_default() {
+                log::warn!("a clone or a bind group of a pooled buffer outlives it: {label}");
+            }
+        }
     }
 }
 

@@ -6,8 +6,10 @@
 //! offers the one binding that its role has.
 #![expect(unsafe_code, reason = "the port's; wgpu checks every range")]
 
-use crate::allocator::{Usage, WgpuAllocator, WgpuBlock, WgpuView};
-use crate::scope::{Scopes, WgpuStream};
+use crate::allocator::WgpuAllocator;
+use crate::clock::{Scopes, WgpuStream};
+use crate::view::sealed::Piece;
+use crate::view::{Bindable, Usage, WgpuBlock, WgpuView};
 use pool_core::{DeviceAllocator, DeviceError, MarkOf, Memory, Request, Sliceable, Why};
 use std::fmt;
 use std::marker::PhantomData;
@@ -125,6 +127,14 @@ impl<'b, R: Role> SlabView<'b, R> {
         self.view.size()
     }
 }
+
+impl<R: Role> Piece for SlabView<'_, R> {
+    fn piece(&self) -> &WgpuView<'_> {
+        &self.view
+    }
+}
+
+impl<R: Role> Bindable for SlabView<'_, R> {}
 
 impl<R: Role> DeviceAllocator for WgpuSlabs<R> {
     type Block = WgpuBlock;

@@ -34,6 +34,8 @@ pub struct FrameData {
 struct Inner {
     shared: Arc<Shared>,
     usages: BufferUsages,
+    /// Commands use the chunks themselves, until their scope ends.
+    bound: bool,
     chunk_bytes: u64,
     /// Bytes of chunks that are kept at rest; beyond that the oldest go.
     kept_bytes: u64,
@@ -58,18 +60,35 @@ pub(crate) struct Chunk {
     used: u64,
 }
 
+/// A chunk that the device may use.
+pub(crate) struct Unmapped {
+    of: Uploads,
+    buffer: Buffer,
+}
+
 impl Uploads {
+    /// Chunks that copies read, or that `usages` bind.
     pub(crate) fn new(
         shared: Arc<Shared>,
-        usages: BufferUsages,
+        usages: Option<BufferUsages>,
         chunk_bytes: u64,
         kept_bytes: u64,
     ) -> Self {
+        let (bound, usages) = (usages.is_some(), usages.unwrap_or(BufferUsages::COPY_SRC));
         let (returned, at_rest) = channel();
         let at_rest = Mutex::new(AtRest { came: at_rest, chunks: Vec::new() });
         let bytes = AtomicU64::new(0);
         let chunk_bytes = chunk_bytes.next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT).max(4);
-        Self(Arc::new(Inner { shared, usages, chunk_bytes, kept_bytes, bytes, returned, at_rest }))
+        Self(Arc::new(Inner {
+            shared,
+            usages,
+            bound,
+            chunk_bytes,
+            kept_bytes,
+            bytes,
+            returned,
+            at_rest,
+        }))
     }
 
     /// Bytes of all chunks, at work or at rest.
@@ -137,41 +156,60 @@ impl Chunk {
         Arc::ptr_eq(&self.of.0, &uploads.0)
     }
 
-    /// Writes at the next multiple of `alignment` behind what was written before. Returns where, or
-    /// `None` if there is no room.
-    pub(crate) fn write(&mut self, data: &[u8], alignment: u64) -> Option<u64> {
-        let (at, bytes) = (self.used.next_multiple_of(alignment), data.len() as u64);
+    /// Where so many bytes begin and end, at the next multiple of `alignment` behind what was
+    /// written before; `None` if there is no room.
+    fn room(&self, bytes: u64, alignment: u64) -> Option<(u64, u64)> {
+        let at = self.used.next_multiple_of(alignment);
         let end = at.checked_add(bytes).filter(|end| *end <= self.buffer.size())?;
+        Some((at, end))
+    }
+
+    pub(crate) fn has_room(&self, bytes: u64, alignment: u64) -> bool {
+        self.room(bytes, alignment).is_some()
+    }
+
+    /// Writes behind what was written before. Returns where, or `None` if there is no room.
+    pub(crate) fn write(&mut self, data: &[u8], alignment: u64) -> Option<u64> {
+        let (at, end) = self.room(data.len() as u64, alignment)?;
         let range = usize::try_from(at).ok()?..usize::try_from(end).ok()?;
         self.mapped.slice(range).copy_from_slice(data);
         self.used = end;
         Some(at)
     }
 
-    /// Before the commands that copy from it are submitted. The rest happens when the returned
-    /// function is called after that.
-    pub(crate) fn unmap(self) -> impl FnOnce() {
+    /// Before the commands that use it are submitted.
+    pub(crate) fn unmap(self) -> Unmapped {
         let Self { of, buffer, mapped, .. } = self;
         drop(mapped);
         // What a lost device had is gone already.
-        let lives = !of.0.shared.is_lost();
-        if lives {
+        if !of.0.shared.is_lost() {
             buffer.unmap();
         }
-        move || {
-            if !lives {
-                of.0.bytes.fetch_sub(buffer.size(), Relaxed);
-                return;
-            }
-            let (returned, again, inner) = (of.0.returned.clone(), buffer.clone(), of.0);
-            buffer.map_async(MapMode::Write, .., move |mapped| match mapped {
-                // Nobody may be left to receive it, and then it is dropped.
-                Ok(()) => drop(returned.send(again)),
-                Err(_) => {
-                    inner.bytes.fetch_sub(again.size(), Relaxed);
-                }
-            });
+        Unmapped { of, buffer }
+    }
+}
+
+impl Unmapped {
+    /// Whether only copies read it: then nobody needs it once those are submitted.
+    pub(crate) fn is_staging(&self) -> bool {
+        !self.of.0.bound
+    }
+
+    /// After the commands that use it were submitted: at rest once they are done.
+    pub(crate) fn map_again(self) {
+        let Self { of, buffer } = self;
+        if of.0.shared.is_lost() {
+            of.0.bytes.fetch_sub(buffer.size(), Relaxed);
+            return;
         }
+        let (returned, again, inner) = (of.0.returned.clone(), buffer.clone(), of.0);
+        buffer.map_async(MapMode::Write, .., move |mapped| match mapped {
+            // Nobody may be left to receive it, and then it is dropped.
+            Ok(()) => drop(returned.send(again)),
+            Err(_) => {
+                inner.bytes.fetch_sub(again.size(), Relaxed);
+            }
+        });
     }
 }
 

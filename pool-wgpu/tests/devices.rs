@@ -2,28 +2,13 @@
 //! device where there is one (lavapipe, a driver on the CPU, in CI).
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests; what did not run says so")]
 
+mod present;
+
 use pool_core::conformance::{self, Probe};
 use pool_core::{BucketPool, DeviceAllocator, KIB, PooledBuffer, StreamClock, Why, ZeroPolicy};
 use pool_wgpu::{Usage, WgpuAllocator};
-use wgpu::{BufferUsages, Device, PollType};
-
-fn noop() -> WgpuAllocator {
-    let (device, queue) = Device::noop(&wgpu::DeviceDescriptor::default());
-    WgpuAllocator::new(device, queue)
-}
-
-fn vulkan() -> Option<WgpuAllocator> {
-    let allocator = WgpuAllocator::on_default_adapter();
-    if let Err(error) = &allocator {
-        eprintln!("not run: {error}; install mesa-vulkan-drivers and libvulkan1");
-    }
-    allocator.ok()
-}
-
-/// Both devices that a check runs on, or the one that there is.
-fn devices() -> impl Iterator<Item = WgpuAllocator> {
-    [Some(noop()), vulkan()].into_iter().flatten()
-}
+use present::{devices, noop, vulkan};
+use wgpu::{BufferUsages, PollType};
 
 fn fill(buffer: &mut PooledBuffer<WgpuAllocator>, byte: u8) {
     let allocator = buffer.allocator();

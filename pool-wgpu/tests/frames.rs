@@ -1,218 +1,15 @@
-//! Uploads, read-back, slabs, kept bind groups, clears with the frame, and the end of a device: on
-//! the noop backend, and on a Vulkan device where there is one.
+//! Slabs, kept bind groups, clears with the frame, and the end of a device: on the noop backend, and
+//! on a Vulkan device where there is one.
 #![expect(clippy::print_stderr, reason = "tests; what did not run says so")]
 
-use pool_core::{Arena, ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, Why, ZeroPolicy};
+mod present;
+
+use pool_core::{Arena, ArenaConfig, BucketPool, KIB, MIB, Why, ZeroPolicy};
 use pool_wgpu::{ReadWrite, Uniform, Usage, WgpuAllocator, WgpuSlabs};
+use present::{devices, of_the_queue};
 use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::task::{Context, Poll, Wake, Waker};
-use wgpu::{BufferUsages, Device, PollType};
-
-fn noop_with(required_features: wgpu::Features) -> WgpuAllocator {
-    let descriptor = wgpu::DeviceDescriptor { required_features, ..Default::default() };
-    let (device, queue) = Device::noop(&descriptor);
-    WgpuAllocator::new(device, queue)
-}
-
-fn noop() -> WgpuAllocator {
-    noop_with(wgpu::Features::empty())
-}
-
-/// The noop device, which runs copies and clears, and a real one.
-fn devices() -> impl Iterator<Item = WgpuAllocator> {
-    let vulkan = WgpuAllocator::on_default_adapter();
-    if let Err(error) = &vulkan {
-        eprintln!("not run: {error}; install mesa-vulkan-drivers and libvulkan1");
-    }
-    let noop = noop_with(wgpu::Features::MAPPABLE_PRIMARY_BUFFERS);
-    [Some(noop), vulkan.ok()].into_iter().flatten()
-}
-
-fn pattern(seed: u8, bytes: u64) -> Vec<u8> {
-    (0..bytes).map(|at| seed.wrapping_add(at.to_le_bytes()[0])).collect()
-}
-
-#[test]
-fn what_is_uploaded_is_read_back() {
-    for device in devices() {
-        let (uploads, backs) = (device.uploads(256 * KIB, 4 * MIB), device.read_backs(4 * MIB));
-        let pool = BucketPool::builder(device.clone()).zero(ZeroPolicy::Never).build();
-        for frame in 0..10_u8 {
-            let mut scope = device.scope();
-            let on = scope.stream();
-            let mut expected = Vec::new();
-            for part in 0..16_u8 {
-                let data = pattern(frame.wrapping_mul(16).wrapping_add(part), 64 * KIB);
-                let buffer = pool.allocate_on(&on, 64 * KIB).unwrap();
-                let view = buffer.on(&on).unwrap();
-                scope.upload(&uploads, view.buffer(), 0, &data).unwrap();
-                let back = scope.read_back(&backs, view.buffer(), 4, 64 * KIB - 7).unwrap();
-                expected.push((data, back));
-            }
-            scope.submit();
-            for (data, back) in expected {
-                let same = back.wait(|shown| shown == &data[4..data.len() - 3]).unwrap();
-                assert!(same, "frame {frame}");
-            }
-        }
-        assert_eq!(pool.stats().misses, 1, "one buffer, in the order of each scope");
-        assert!(uploads.reserved_bytes() <= 4 * MIB, "{uploads:?}");
-        assert_eq!(backs.reserved_bytes(), 16 * 64 * KIB);
-    }
-}
-
-#[test]
-fn uploads_of_neighbours_keep_their_order_among_other_commands() {
-    for device in devices() {
-        let (uploads, backs) = (device.uploads(4 * KIB, MIB), device.read_backs(MIB));
-        let pool = BucketPool::builder(device.clone()).zero(ZeroPolicy::Never).build();
-        let mut scope = device.scope();
-        let on = scope.stream();
-        let (a, b) = (pool.allocate_on(&on, KIB).unwrap(), pool.allocate_on(&on, KIB).unwrap());
-        let (a, b) = (a.on(&on).unwrap(), b.on(&on).unwrap());
-        for part in 0..4_u8 {
-            let at = u64::from(part) * 256;
-            scope.upload(&uploads, a.buffer(), at, &[part; 256]).unwrap(); // one copy
-        }
-        scope.copy((a.buffer(), 0), (b.buffer(), 0), KIB).unwrap(); // behind it
-        scope.upload(&uploads, a.buffer(), 0, &[9; 256]).unwrap(); // and this behind that
-        scope.upload(&uploads, b.buffer(), 256, &[7; 256]).unwrap();
-        let in_a = scope.read_back(&backs, a.buffer(), 0, KIB).unwrap();
-        let in_b = scope.read_back(&backs, b.buffer(), 0, KIB).unwrap();
-        scope.submit();
-        let quarters = |shown: &[u8]| -> Vec<u8> { shown.chunks(256).map(|c| c[255]).collect() };
-        assert_eq!(in_a.wait(quarters).unwrap(), [9, 1, 2, 3]);
-        assert_eq!(in_b.wait(quarters).unwrap(), [0, 7, 2, 3]);
-    }
-}
-
-#[test]
-fn placed_data_is_read_where_it_lies() {
-    let plain = noop().frame_data(BufferUsages::COPY_SRC, KIB, MIB);
-    assert_eq!(plain.unwrap_err().why, Why::Unsupported, "requested without the feature");
-    for device in devices() {
-        let Ok(data) = device.frame_data(BufferUsages::COPY_SRC, 4 * KIB, MIB) else { continue };
-        let backs = device.read_backs(MIB);
-        for frame in 0..5_u8 {
-            let mut scope = device.scope();
-            let mut placed = Vec::new();
-            for part in 0..40_u64 {
-                // Odd lengths too, and one that is larger than a chunk.
-                let bytes = pattern(frame, if part == 20 { 4 * KIB + 1 } else { part * 7 });
-                let (buffer, at) = scope.place(&data, &bytes).unwrap();
-                let back = scope.read_back(&backs, &buffer, at, bytes.len() as u64).unwrap();
-                placed.push((bytes, back));
-            }
-            scope.submit();
-            for (bytes, back) in placed {
-                assert!(back.wait(|shown| shown == bytes).unwrap(), "frame {frame}");
-            }
-        }
-    }
-}
-
-#[test]
-fn staging_memory_stays_within_what_is_kept() {
-    for device in devices() {
-        let (uploads, backs) = (device.uploads(64 * KIB, MIB), device.read_backs(MIB));
-        let pool = BucketPool::builder(device.clone()).cached_limit(MIB).build();
-        for frame in 0..30_u64 {
-            let bytes = (frame * 7 % 11 + 1) * 128 * KIB;
-            let mut scope = device.scope();
-            let on = scope.stream();
-            let buffer = pool.allocate_on(&on, bytes).unwrap();
-            let view = buffer.on(&on).unwrap();
-            scope.upload(&uploads, view.buffer(), 0, &pattern(1, bytes)).unwrap();
-            let back = scope.read_back(&backs, view.buffer(), 0, bytes).unwrap();
-            scope.submit();
-            assert!(back.wait(|shown| shown == pattern(1, bytes)).unwrap());
-            assert!(pool.stats().cached_bytes <= MIB);
-        }
-        device.device().poll(PollType::wait_indefinitely()).unwrap();
-        assert!(uploads.reserved_bytes() <= MIB + 11 * 128 * KIB, "{uploads:?}");
-        assert!(backs.reserved_bytes() <= MIB + 2 * MIB, "{backs:?}");
-    }
-}
-
-/// Counts its wakes.
-struct Woken(AtomicUsize);
-
-impl Wake for Woken {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Relaxed);
-    }
-}
-
-#[test]
-fn a_read_back_can_be_awaited() {
-    for device in devices() {
-        let (uploads, backs) = (device.uploads(KIB, MIB), device.read_backs(MIB));
-        let pool = BucketPool::new(device.clone());
-        let mut scope = device.scope();
-        let on = scope.stream();
-        let buffer = pool.allocate_on(&on, KIB).unwrap();
-        let view = buffer.on(&on).unwrap();
-        scope.upload(&uploads, view.buffer(), 0, &[9; 1024]).unwrap();
-        let back = scope.read_back(&backs, view.buffer(), 0, KIB).unwrap();
-        let woken = Arc::new(Woken(AtomicUsize::new(0)));
-        let waker = Waker::from(woken.clone());
-        let mut back = pin!(back);
-        assert!(back.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-        scope.submit();
-        device.device().poll(PollType::wait_indefinitely()).unwrap();
-        assert_eq!(woken.0.load(Relaxed), 1);
-        assert!(matches!(
-            back.as_mut().poll(&mut Context::from_waker(&waker)),
-            Poll::Ready(Ok(()))
-        ));
-    }
-}
-
-#[test]
-fn bad_uploads_and_read_backs_say_what_is_wrong() {
-    let (device, other) = (noop(), noop());
-    let (uploads, backs) = (device.uploads(KIB, MIB), device.read_backs(MIB));
-    let pool = BucketPool::new(device.clone());
-    let mut scope = device.scope();
-    let on = scope.stream();
-    let buffer = pool.allocate_on(&on, KIB).unwrap();
-    let view = buffer.on(&on).unwrap();
-    let to = view.buffer();
-    for (offset, data) in [(2, 4), (0, 5), (1000, 100), (u64::MAX - 3, 4)] {
-        let error = scope.upload(&uploads, to, offset, &vec![0; data]).unwrap_err();
-        assert_eq!(error.why, Why::Unsupported, "{offset} {data}");
-        assert_eq!(error.call, "upload: offset and length in words, inside of the buffer");
-    }
-    assert!(scope.upload(&uploads, to, 0, &[]).is_ok());
-    let foreign = scope.upload(&other.uploads(KIB, MIB), to, 0, &[0; 4]).unwrap_err();
-    assert_eq!(foreign.why, Why::Foreign);
-    assert_eq!(scope.read_back(&backs, to, 1000, 100).unwrap_err().why, Why::Unsupported);
-    let same = scope.copy((to, 0), (to, 512), 16).unwrap_err();
-    assert_eq!(
-        (same.why, same.call),
-        (Why::Unsupported, "copy inside of one wgpu buffer: take blocks of two pools",)
-    );
-    let early = scope.read_back(&backs, to, 0, 16).unwrap();
-    assert_eq!(early.lend(|_| ()).unwrap_err().why, Why::NotSubmitted);
-    let early = scope.read_back(&backs, to, 0, 16).unwrap();
-    assert_eq!(early.wait(|_| ()).unwrap_err().why, Why::NotSubmitted, "an open scope");
-    let dropped = scope.read_back(&backs, to, 0, 16).unwrap();
-    let mut awaited = pin!(scope.read_back(&backs, to, 0, 16).unwrap());
-    let woken = Arc::new(Woken(AtomicUsize::new(0)));
-    let waker = Waker::from(woken.clone());
-    assert!(awaited.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-    let read_only = pool.allocate_kind(&on, KIB, Usage::new(BufferUsages::UNIFORM)).unwrap();
-    let read_only = read_only.on(&on).unwrap().buffer().clone();
-    assert_eq!(scope.read_back(&backs, &read_only, 0, 16).unwrap_err().why, Why::Unsupported);
-    drop(scope);
-    let end = awaited.as_mut().poll(&mut Context::from_waker(&waker));
-    assert!(matches!(end, Poll::Ready(Err(error)) if error.why == Why::NotSubmitted));
-    assert_eq!(woken.0.load(Relaxed), 1, "whoever waits is told");
-    assert_eq!(dropped.wait(|_| ()).unwrap_err().why, Why::NotSubmitted, "a dropped scope");
-    assert_eq!(backs.reserved_bytes(), 16, "what is not read is not kept; one is still awaited");
-}
+use std::task::{Context, Poll, Waker};
+use wgpu::{BufferUsages, PollType};
 
 #[test]
 fn clears_go_with_the_frame_and_ahead_of_its_work() {
@@ -254,7 +51,7 @@ fn a_clear_of_an_abandoned_scope_does_not_come_later() {
         drop(abandoned);
         let buffer = pool.allocate(KIB).unwrap();
         assert_eq!(pool.stats().misses, 1);
-        let queue = *pool.allocator().clock_queue();
+        let queue = of_the_queue(&device);
         let view = buffer.on(&queue).unwrap();
         device.queue().write_buffer(view.buffer(), 0, &[5; 1024]);
         let raw = view.buffer().clone();
@@ -300,17 +97,6 @@ fn frames_of_varying_sizes_stay_within_the_bound_and_agree_with_wgpus_report() {
     }
 }
 
-/// The queue's own stream.
-trait ClockQueue {
-    fn clock_queue(&self) -> &pool_wgpu::WgpuStream;
-}
-
-impl ClockQueue for WgpuAllocator {
-    fn clock_queue(&self) -> &pool_wgpu::WgpuStream {
-        pool_core::StreamClock::default_stream(self.clock())
-    }
-}
-
 #[test]
 fn slabs_are_cut_at_the_devices_alignment() {
     for device in devices() {
@@ -345,26 +131,30 @@ fn slabs_are_cut_at_the_devices_alignment() {
     }
 }
 
+fn storage_layout(device: &WgpuAllocator) -> wgpu::BindGroupLayout {
+    device.device().create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+        label: None,
+        entries: &[wgpu::BindGroupLayoutEntry {
+            binding: 0,
+            visibility: wgpu::ShaderStages::COMPUTE,
+            ty: wgpu::BindingType::Buffer {
+                ty: wgpu::BufferBindingType::Storage { read_only: false },
+                has_dynamic_offset: false,
+                min_binding_size: None,
+            },
+            count: None,
+        }],
+    })
+}
+
 #[test]
 fn bind_groups_are_kept_until_a_buffer_goes() {
     for device in devices() {
-        let layout = device.device().create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
-            label: None,
-            entries: &[wgpu::BindGroupLayoutEntry {
-                binding: 0,
-                visibility: wgpu::ShaderStages::COMPUTE,
-                ty: wgpu::BindingType::Buffer {
-                    ty: wgpu::BufferBindingType::Storage { read_only: false },
-                    has_dynamic_offset: false,
-                    min_binding_size: None,
-                },
-                count: None,
-            }],
-        });
+        let layout = storage_layout(&device);
         let pool = BucketPool::new(device.clone());
         let bind = |bytes: u64| {
             let buffer = pool.allocate(bytes).unwrap();
-            let on = *device.clock_queue();
+            let on = of_the_queue(&device);
             let view = buffer.on(&on).unwrap();
             device.bind_group(&layout, &[(0, &view)])
         };
@@ -381,7 +171,7 @@ fn bind_groups_are_kept_until_a_buffer_goes() {
         let empty = bind(0).unwrap_err();
         assert_eq!((empty.why, empty.call), (Why::Unsupported, "bind a buffer of 0 bytes"));
         let uniform = Usage::new(BufferUsages::UNIFORM);
-        let on = *device.clock_queue();
+        let on = of_the_queue(&device);
         let wrong = pool.allocate_kind(&on, KIB, uniform).unwrap();
         let wrong = device.bind_group(&layout, &[(0, &wrong.on(&on).unwrap())]).unwrap_err();
         assert_eq!((wrong.why, wrong.call), (Why::Unsupported, "create_bind_group"));
@@ -410,11 +200,65 @@ fn after_the_device_is_lost_every_call_says_so() {
         assert!(back.wait(|_| ()).is_err());
         assert_eq!((uploads.reserved_bytes(), backs.reserved_bytes()), (0, 0));
         assert_eq!(pool.allocate(2 * KIB).unwrap_err().why(), Why::Lost, "what would be a hit");
-        let on = *device.clock_queue();
+        let on = of_the_queue(&device);
         assert_eq!(buffer.on(&on).unwrap_err().why, Why::Lost);
         assert_eq!(pool.clear().unwrap_err().why(), Why::Lost);
         drop(buffer);
         let stats = pool.stats();
         assert_eq!((stats.requested_bytes, stats.lost_bytes), (0, 0));
+    }
+}
+
+#[test]
+fn a_refused_submission_does_not_take_the_clears_with_it() {
+    for device in devices() {
+        let (uploads, backs) = (device.uploads(MIB, MIB), device.read_backs(MIB));
+        let pool = BucketPool::new(device.clone());
+        let mut scope = device.scope();
+        let on = scope.stream();
+        let dirty = pool.allocate_on(&on, KIB).unwrap();
+        scope.upload(&uploads, dirty.on(&on).unwrap().buffer(), 0, &[0xAB; 1024]).unwrap();
+        drop(dirty);
+        scope.submit();
+        let mut scope = device.scope();
+        let again = pool.allocate_on(&scope.stream(), KIB).unwrap();
+        assert_eq!(pool.stats().hits, 1);
+        let refused = device.device().push_error_scope(wgpu::ErrorFilter::Validation);
+        let destroyed = pool.allocate_on(&scope.stream(), 2 * KIB).unwrap().detach();
+        let destroyed = destroyed.into_raw().0.into_buffer();
+        scope.encoder().clear_buffer(&destroyed, 0, None);
+        destroyed.destroy();
+        scope.submit();
+        let mut popped = pin!(refused.pop());
+        let told = popped.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(matches!(told, Poll::Ready(Some(_))), "wgpu tells the application");
+        let mut scope = device.scope();
+        let on = scope.stream();
+        let view = again.on(&on).unwrap();
+        let back = scope.read_back(&backs, view.buffer(), 0, KIB).unwrap();
+        scope.submit();
+        assert!(back.wait(|shown| shown == [0; 1024]).unwrap(), "another's data");
+    }
+}
+
+#[test]
+fn pieces_of_slabs_keep_their_bind_groups_too() {
+    for device in devices() {
+        let slabs = WgpuSlabs::<ReadWrite>::new(device.clone());
+        let pool = BucketPool::new(Arena::new(slabs, ArenaConfig::segments(MIB)));
+        let layout = storage_layout(&device);
+        let bind = |bytes: u64| {
+            let on = of_the_queue(&device);
+            let piece = pool.allocate_on(&on, bytes).unwrap();
+            let view = piece.on(&on).unwrap();
+            device.bind_group(&layout, &[(0, &view)]).unwrap()
+        };
+        let (first, again) = (bind(KIB), bind(KIB));
+        assert_eq!((first == again, device.kept_bind_groups()), (true, 1));
+        let held = pool.allocate(KIB).unwrap(); // the same place, so that the next is another
+        assert_ne!(bind(KIB), first);
+        drop(held);
+        pool.clear().unwrap();
+        assert_eq!(device.kept_bind_groups(), 0, "the slab went");
     }
 }
