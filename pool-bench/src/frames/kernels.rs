@@ -1,0 +1,125 @@
+//! Buffers that a frame computes in or copies to: pooled, fresh, and one that somebody keeps by
+//! hand, which no pool can be ahead of.
+
+use super::device::{Bench, Contender, Failed, contest};
+use crate::beside::Row;
+use bucketpool::wgpu::wgpu::SubmissionIndex;
+use bucketpool::wgpu::{Usage, WgpuAllocator};
+use bucketpool::{BucketPool, DeviceError, ZeroPolicy};
+
+/// What is measured: frames one after the other, two of them in flight if there are several; in
+/// each so many kernels, each of so many groups of 64 vectors, on a buffer of its own. Other
+/// buffers that the application holds decide whether wgpu, which takes memory in blocks of 64 MiB
+/// and more, has room for a fresh one or must ask the driver.
+#[derive(Clone, Copy)]
+pub(super) struct Work {
+    pub(super) bytes: u64,
+    pub(super) groups: u32,
+    pub(super) kernels: usize,
+    pub(super) frames: usize,
+    pub(super) held: usize,
+}
+
+fn said(error: DeviceError) -> Failed {
+    error.to_string()
+}
+
+impl Bench {
+    fn pool(&self, zero: ZeroPolicy) -> BucketPool<WgpuAllocator> {
+        BucketPool::builder(self.device.clone()).zero(zero).build()
+    }
+
+    /// Runs frames, and waits for each when the next is submitted; at the end for all.
+    fn frames(
+        &self,
+        work: Work,
+        frame: impl Fn() -> Result<SubmissionIndex, Failed>,
+    ) -> Result<(), Failed> {
+        let mut before = None;
+        for _ in 0..work.frames {
+            let submitted = frame()?;
+            if let Some(before) = before.replace(submitted) {
+                self.wait_for(before)?;
+            }
+        }
+        self.wait()
+    }
+
+    /// Pooled buffers, their kept bind groups, and a kernel on each.
+    fn pooled(
+        &self,
+        pool: &BucketPool<WgpuAllocator>,
+        work: Work,
+    ) -> Result<SubmissionIndex, Failed> {
+        let mut scope = self.device.scope();
+        let on = scope.stream();
+        let buffers: Result<Vec<_>, _> =
+            (0..work.kernels).map(|_| pool.allocate_on(&on, work.bytes)).collect();
+        for buffer in &buffers.map_err(|error| error.to_string())? {
+            let view = buffer.on(&on).map_err(said)?;
+            let group = pool.allocator().bind_group(&self.layout, &[(0, &view)]).map_err(said)?;
+            self.dispatch(scope.encoder(), &group, work.groups);
+        }
+        Ok(scope.submit())
+    }
+
+    fn fresh(&self, work: Work) -> SubmissionIndex {
+        let mut encoder = self.encoder();
+        for _ in 0..work.kernels {
+            let buffer = self.buffer(work.bytes, Usage::default().flags(), false);
+            let group = self.group(&buffer, 0, work.bytes);
+            self.dispatch(&mut encoder, &group, work.groups);
+        }
+        self.gpu().1.submit([encoder.finish()])
+    }
+
+    pub(super) fn kernels(&self, case: &str, work: Work) -> Result<Vec<Row>, Failed> {
+        let (never, cleared) = (self.pool(ZeroPolicy::Never), self.pool(ZeroPolicy::OnAllocate));
+        let fresh = || self.buffer(work.bytes, Usage::default().flags(), false);
+        let _held: Vec<_> = (0..work.held).map(|_| fresh()).collect();
+        let kept: Vec<_> = (0..work.kernels).map(|_| self.group(&fresh(), 0, work.bytes)).collect();
+        let by_hand = move || {
+            let mut encoder = self.encoder();
+            for group in &kept {
+                self.dispatch(&mut encoder, group, work.groups);
+            }
+            Ok(self.gpu().1.submit([encoder.finish()]))
+        };
+        let contenders: Vec<Contender<'_>> = vec![
+            ("pooled, Never", Box::new(move || self.frames(work, || self.pooled(&never, work)))),
+            (
+                "pooled, cleared",
+                Box::new(move || self.frames(work, || self.pooled(&cleared, work))),
+            ),
+            ("fresh", Box::new(move || self.frames(work, || Ok(self.fresh(work))))),
+            ("kept by hand", Box::new(move || self.frames(work, &by_hand))),
+        ];
+        contest(case, self.rounds, contenders)
+    }
+
+    /// A copy that fills a buffer.
+    pub(super) fn copies(&self, case: &str, bytes: u64) -> Result<Vec<Row>, Failed> {
+        let source = self.buffer(bytes, Usage::default().flags(), false);
+        let source = &source;
+        let never = self.pool(ZeroPolicy::Never);
+        let pooled = move || {
+            let mut scope = self.device.scope();
+            let on = scope.stream();
+            let buffer = never.allocate_on(&on, bytes).map_err(|error| error.to_string())?;
+            let view = buffer.on(&on).map_err(said)?;
+            let (from, to) = ((source, 0), (view.buffer(), view.offset()));
+            scope.copy(from, to, bytes).map_err(said)?;
+            scope.submit();
+            self.wait()
+        };
+        let fresh = move || {
+            let target = self.buffer(bytes, Usage::default().flags(), false);
+            let mut encoder = self.encoder();
+            encoder.copy_buffer_to_buffer(source, 0, &target, 0, bytes);
+            self.submit(encoder)
+        };
+        let contenders: Vec<Contender<'_>> =
+            vec![("pooled, Never", Box::new(pooled)), ("fresh", Box::new(fresh))];
+        contest(case, self.rounds, contenders)
+    }
+}
