@@ -1,5 +1,5 @@
-//! Slabs, kept bind groups, clears with the frame, and the end of a device: on the noop backend, and
-//! on a Vulkan device where there is one.
+//! Slabs, kept bind groups, clears with the frame, and the end of a device: on the noop backend,
+//! and on a Vulkan device where there is one.
 #![expect(clippy::print_stderr, reason = "tests; what did not run says so")]
 
 mod present;

@@ -1,4 +1,4 @@
-//! Bytes of a frame on their way to the device: into a buffer each, and into one that a kernel reads.
+//! Bytes of a frame on their way to the device: into a buffer each, and into one for a kernel.
 
 use super::device::{Bench, Contender, Failed, contest};
 use crate::beside::Row;
