@@ -1,10 +1,10 @@
 //! Slabs, kept bind groups, clears with the frame, and the end of a device: on the noop backend,
 //! and on a Vulkan device where there is one.
-#![expect(clippy::print_stderr, reason = "tests; what did not run says so")]
+#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests; what did not run says so")]
 
 mod present;
 
-use pool_core::{Arena, ArenaConfig, BucketPool, KIB, MIB, Why, ZeroPolicy};
+use pool_core::{Arena, ArenaConfig, BucketPool, KIB, MIB, PooledBuffer, Why, ZeroPolicy};
 use pool_wgpu::{ReadWrite, Uniform, Usage, WgpuAllocator, WgpuSlabs};
 use present::{devices, of_the_queue};
 use std::pin::pin;
@@ -37,6 +37,44 @@ fn clears_go_with_the_frame_and_ahead_of_its_work() {
             }
         }
         assert!(pool.stats().hits >= 16, "{:?}", pool.stats());
+    }
+}
+
+/// A block that another had written to, and the pool cleared for its next owner.
+fn handed_on(
+    device: &WgpuAllocator,
+    pool: &BucketPool<WgpuAllocator>,
+) -> (pool_wgpu::Scope, PooledBuffer<WgpuAllocator>) {
+    let uploads = device.uploads(MIB, MIB);
+    let mut scope = device.scope();
+    let on = scope.stream();
+    let dirty = pool.allocate_on(&on, KIB).unwrap();
+    scope.upload(&uploads, dirty.on(&on).unwrap().buffer(), 0, &[0xAB; 1024]).unwrap();
+    drop(dirty);
+    scope.submit();
+    let scope = device.scope();
+    let again = pool.allocate_on(&scope.stream(), KIB).unwrap();
+    assert_eq!(pool.stats().hits, 1);
+    (scope, again)
+}
+
+fn shown(device: &WgpuAllocator, buffer: &PooledBuffer<WgpuAllocator>) -> Vec<u8> {
+    let backs = device.read_backs(MIB);
+    let mut scope = device.scope();
+    let on = scope.stream();
+    let view = buffer.on(&on).unwrap();
+    let back = scope.read_back(&backs, view.buffer(), 0, KIB).unwrap();
+    scope.submit();
+    back.wait(<[u8]>::to_vec).unwrap()
+}
+
+#[test]
+fn a_clear_of_an_abandoned_scope_is_not_left_out() {
+    for device in devices() {
+        let pool = BucketPool::new(device.clone());
+        let (scope, again) = handed_on(&device, &pool);
+        drop(scope);
+        assert_eq!(shown(&device, &again), [0; 1024], "another's data");
     }
 }
 
@@ -212,17 +250,8 @@ fn after_the_device_is_lost_every_call_says_so() {
 #[test]
 fn a_refused_submission_does_not_take_the_clears_with_it() {
     for device in devices() {
-        let (uploads, backs) = (device.uploads(MIB, MIB), device.read_backs(MIB));
         let pool = BucketPool::new(device.clone());
-        let mut scope = device.scope();
-        let on = scope.stream();
-        let dirty = pool.allocate_on(&on, KIB).unwrap();
-        scope.upload(&uploads, dirty.on(&on).unwrap().buffer(), 0, &[0xAB; 1024]).unwrap();
-        drop(dirty);
-        scope.submit();
-        let mut scope = device.scope();
-        let again = pool.allocate_on(&scope.stream(), KIB).unwrap();
-        assert_eq!(pool.stats().hits, 1);
+        let (mut scope, again) = handed_on(&device, &pool);
         let refused = device.device().push_error_scope(wgpu::ErrorFilter::Validation);
         let destroyed = pool.allocate_on(&scope.stream(), 2 * KIB).unwrap().detach();
         let destroyed = destroyed.into_raw().0.into_buffer();
@@ -232,12 +261,7 @@ fn a_refused_submission_does_not_take_the_clears_with_it() {
         let mut popped = pin!(refused.pop());
         let told = popped.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert!(matches!(told, Poll::Ready(Some(_))), "wgpu tells the application");
-        let mut scope = device.scope();
-        let on = scope.stream();
-        let view = again.on(&on).unwrap();
-        let back = scope.read_back(&backs, view.buffer(), 0, KIB).unwrap();
-        scope.submit();
-        assert!(back.wait(|shown| shown == [0; 1024]).unwrap(), "another's data");
+        assert_eq!(shown(&device, &again), [0; 1024], "another's data");
     }
 }
 

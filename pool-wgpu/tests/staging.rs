@@ -232,22 +232,23 @@ fn what_was_flushed_ran_though_its_scope_is_dropped() {
         let (uploads, backs) = (device.uploads(4 * KIB, MIB), device.read_backs(MIB));
         let pool = BucketPool::builder(device.clone()).zero(ZeroPolicy::Never).build();
         let buffer = pool.allocate(KIB).unwrap();
-        let mut scope = device.scope();
-        let on = scope.stream();
-        let view = buffer.on(&on).unwrap();
-        scope.upload(&uploads, view.buffer(), 0, &[1; 1024]).unwrap();
-        scope.flush();
-        scope.upload(&uploads, view.buffer(), 0, &[2; 1024]).unwrap();
-        drop(view);
-        drop(scope);
-        let mut scope = device.scope();
-        let on = scope.stream();
-        let view = buffer.on(&on).unwrap();
-        let back = scope.read_back(&backs, view.buffer(), 0, KIB).unwrap();
-        scope.submit();
-        assert!(back.wait(|shown| shown == [1; 1024]).unwrap());
-        device.device().poll(PollType::wait_indefinitely()).unwrap();
-        assert!(uploads.reserved_bytes() <= 8 * KIB, "what was never submitted is at rest too");
+        for turn in 0..5 {
+            let mut scope = device.scope();
+            let on = scope.stream();
+            let view = buffer.on(&on).unwrap();
+            scope.upload(&uploads, view.buffer(), 0, &[turn; 1024]).unwrap();
+            scope.flush();
+            scope.upload(&uploads, view.buffer(), 0, &[9; 1024]).unwrap();
+            drop(view);
+            drop(scope);
+            let mut scope = device.scope();
+            let on = scope.stream();
+            let view = buffer.on(&on).unwrap();
+            let back = scope.read_back(&backs, view.buffer(), 0, KIB).unwrap();
+            scope.submit();
+            assert!(back.wait(|shown| shown == [turn; 1024]).unwrap());
+        }
+        assert!(uploads.reserved_bytes() <= 8 * KIB, "chunks of dropped scopes serve again");
     }
 }
 
@@ -264,12 +265,18 @@ fn eager_uploads_hand_each_full_chunk_over() {
             let view = buffer.on(&on).unwrap();
             // A whole chunk, parts of one, and more than one holds.
             let mut data = Vec::new();
+            let mut first = None;
             for (part, bytes) in [4096, 400, 3696, 4, 5000, 4092, 4096, 36].into_iter().enumerate()
             {
                 let part = pattern(frame.wrapping_add(u8::try_from(part).unwrap()), bytes);
                 scope.upload(&uploads, view.buffer(), data.len() as u64, &part).unwrap();
                 data.extend(part);
+                if first.is_none() {
+                    first = Some(scope.read_back(&backs, view.buffer(), 0, 16).unwrap());
+                }
             }
+            let early = first.unwrap().wait(|shown| shown == &data[..16]);
+            assert!(early.unwrap(), "the device has the first chunk by now");
             let back = scope.read_back(&backs, view.buffer(), 0, data.len() as u64).unwrap();
             scope.submit();
             assert!(back.wait(|shown| shown == data).unwrap(), "frame {frame}");
