@@ -6,6 +6,7 @@
 
 mod child;
 mod contender;
+mod driver;
 #[path = "../../examples/shared/kernels.rs"]
 mod kernels;
 mod ours;
@@ -15,7 +16,8 @@ use crate::beside::Row;
 use crate::input::BadInput;
 use crate::trace::{Step, Trace};
 use child::Child;
-use contender::{Answer, Contender, Contenders, Direct, Ordered, Question, Refused};
+use contender::{Answer, Contender, Contenders, Question, Refused};
+use driver::{Direct, Ordered};
 use std::fmt::Write as _;
 
 /// Rounds of a full run, and of a smoke test.
@@ -209,6 +211,6 @@ fn contest(case: &Case, contenders: &mut Contenders, smoke: bool) -> Vec<Row> {
 pub fn machine() -> Option<String> {
     let device = bucketpool::cuda::CudaDevice::new(0).ok()?;
     let name = device.context().name().ok()?;
-    let version = contender::driver_version()?;
+    let version = driver::driver_version()?;
     Some(format!("{name}, CUDA {}.{}", version / 1000, version % 1000 / 10))
 }

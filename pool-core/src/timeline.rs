@@ -9,15 +9,18 @@
 //! seen done. Then the stream is forgotten, and its marks count as done.
 
 mod capture;
+mod stream;
 
 use crate::clock::{Order, StreamClock};
 use crate::error::{DeviceError, Why};
-use capture::{Captured, not_submitted};
-use parking_lot::{Mutex, RwLock};
-use std::collections::{HashMap, VecDeque};
+use capture::not_submitted;
+use parking_lot::RwLock;
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::SeqCst};
+pub use stream::Stream;
+use stream::{Recorded, Slot};
 
 /// Events of a stream that are remembered at most. Forgetting one costs a later event.
 const EVENTS_KEPT: usize = 16;
@@ -67,57 +70,6 @@ pub struct Mark {
     timeline: u32,
     stream: u32,
     epoch: u64,
-}
-
-/// A stream that a [`Timeline`] knows. Clones are the same stream.
-pub struct Stream<D: EventDriver>(Arc<Slot<D>>);
-
-struct Slot<D: EventDriver> {
-    /// The timeline that knows this stream; numbers are never used twice.
-    timeline: u32,
-    id: u32,
-    raw: D::Raw,
-    epoch: AtomicU64,
-    /// Marks of epochs below this were seen done by a query.
-    done_before: AtomicU64,
-    /// Nothing more is given to it.
-    ended: AtomicBool,
-    /// And its last event, of this epoch, is recorded or done; 0 before that. A mark that is taken
-    /// later is one of the time before.
-    last: AtomicU64,
-    /// Marks of this epoch and later ones lie in a capture that has not ended; 0 without one.
-    captured_from: AtomicU64,
-    known: Mutex<Known<D::Event>>,
-}
-
-/// For each stream, marks of epochs below this are covered.
-type VectorClock = HashMap<u32, u64>;
-
-struct Known<E> {
-    /// The latest events, oldest first. Those that are seen done are dropped.
-    events: VecDeque<Arc<Recorded<E>>>,
-    /// What the stream is ordered after.
-    clock: VectorClock,
-    /// The capture that the stream is under.
-    captured: Option<Captured>,
-}
-
-impl<E> Known<E> {
-    /// From here on the stream is after a stream's marks below `epoch`, and after what that one
-    /// was after.
-    fn note_after(&mut self, passed_on: VectorClock, stream: u32, epoch: u64) {
-        for (stream, epoch) in passed_on.into_iter().chain([(stream, epoch)]) {
-            let known = self.clock.entry(stream).or_default();
-            *known = epoch.max(*known);
-        }
-    }
-}
-
-/// Covers what was marked before `epoch`, and what the stream was itself ordered after by then.
-struct Recorded<E> {
-    epoch: u64,
-    event: E,
-    clock: VectorClock,
 }
 
 /// The clock of one device with streams and events.
@@ -424,64 +376,6 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
         let Some(recorded) = self.event_after(after)? else { return Ok(()) };
         self.driver.synchronize(&recorded.event)?;
         self.seen_done(after, &recorded)
-    }
-}
-
-impl<D: EventDriver> Slot<D> {
-    fn new(timeline: u32, id: u32, raw: D::Raw) -> Self {
-        let (events, clock) = (VecDeque::new(), HashMap::new());
-        Self {
-            timeline,
-            id,
-            raw,
-            epoch: AtomicU64::new(0),
-            done_before: AtomicU64::new(0),
-            ended: AtomicBool::new(false),
-            last: AtomicU64::new(0),
-            captured_from: AtomicU64::new(0),
-            known: Mutex::new(Known { events, clock, captured: None }),
-        }
-    }
-
-    fn is_retired(&self) -> bool {
-        self.last.load(Acquire) > 0
-    }
-
-    /// The epoch of a mark; of a stream that has ended, one that its last event covers.
-    fn epoch_of(&self, mark: Mark) -> u64 {
-        match self.last.load(Acquire) {
-            0 => mark.epoch,
-            last => mark.epoch.min(last - 1),
-        }
-    }
-
-    #[inline]
-    fn is_after(&self, mark: Mark) -> bool {
-        if mark.timeline != self.timeline {
-            return false;
-        }
-        mark.stream == self.id
-            || self.known.lock().clock.get(&mark.stream).is_some_and(|epoch| *epoch > mark.epoch)
-    }
-}
-
-impl<D: EventDriver> Stream<D> {
-    /// The device's own stream.
-    #[must_use]
-    pub fn raw(&self) -> &D::Raw {
-        &self.0.raw
-    }
-}
-
-impl<D: EventDriver> Clone for Stream<D> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
-
-impl<D: EventDriver> fmt::Debug for Stream<D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stream").field("id", &self.0.id).finish_non_exhaustive()
     }
 }
 

@@ -1,6 +1,7 @@
 //! Our own contenders: a pool of whole blocks, and arenas below a pool.
 
-use super::contender::{Allocator, Contenders, Gpu, Refused};
+use super::contender::{Allocator, Contenders, Refused};
+use super::driver::Gpu;
 use bucketpool::cuda::{CudaAllocator, CudaDevice, CudaStreamOf, CudaVmmAllocator, Vram};
 use bucketpool::{Arena, ArenaConfig, BucketPolicy, BucketPool, PoolBuilder, PooledBuffer};
 

@@ -1,7 +1,8 @@
 //! Whole programs on the device, their results checked: seed 000's tiles with the pool and without,
 //! and a hand-over between three streams, with a control that must go wrong.
 
-use super::contender::{Allocator, Direct, Gpu, Refused};
+use super::contender::{Allocator, Refused};
+use super::driver::{Direct, Gpu};
 use super::kernels::{Kernel, Kernels};
 use crate::beside::Row;
 use bucketpool::cuda::cudarc::driver::result;

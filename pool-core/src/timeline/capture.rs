@@ -5,19 +5,11 @@
 //! waited for; what the capture itself would have to wait for is noted, for each launch to wait
 //! for.
 
-use super::{Mark, Slot, Stream, Timeline, VectorClock};
+use super::stream::{Captured, Slot, Stream};
+use super::{EventDriver, Mark, Timeline};
 use crate::clock::StreamClock;
 use crate::error::{DeviceError, Why};
-use crate::timeline::EventDriver;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
-
-/// What a stream had before its capture, and what the capture came to.
-pub(super) struct Captured {
-    /// What the stream was ordered after; edges of a graph order nothing outside of it.
-    clock: VectorClock,
-    /// What captured work asked to be ordered behind; a launch waits for it.
-    awaited: Vec<Mark>,
-}
 
 impl Captured {
     /// Notes what a launch must wait for, once.

@@ -1,0 +1,159 @@
+//! The driver's own calls, which every other contender is compared with.
+#![expect(unsafe_code, reason = "the driver is called through C")]
+
+use super::contender::{Allocator, Refused};
+use bucketpool::cuda::cudarc::driver::{CudaStream, result, sys};
+use bucketpool::cuda::{CudaAsyncAllocator, CudaDevice};
+use std::sync::Arc;
+
+/// As the driver says: 12080 for 12.8.
+pub(super) fn driver_version() -> Option<i32> {
+    let mut version = 0;
+    // SAFETY: writes a number.
+    unsafe { sys::cuDriverGetVersion(&raw mut version) }.result().ok()?;
+    Some(version)
+}
+
+/// A device with streams, and its writes.
+pub(super) struct Gpu {
+    pub(super) device: CudaDevice,
+    pub(super) streams: Vec<Arc<CudaStream>>,
+}
+
+impl Gpu {
+    pub(super) fn new() -> Result<Self, Refused> {
+        let device = CudaDevice::new(0)?;
+        let streams: Result<_, _> = (0..17).map(|_| device.context().new_stream()).collect();
+        Ok(Self { streams: streams?, device })
+    }
+
+    pub(super) fn write(&self, at: u64, bytes: u64, stream: usize) -> Result<(), Refused> {
+        let (bytes, on) = (usize::try_from(bytes).unwrap_or(0), &self.streams[stream]);
+        // SAFETY: the callers own a block of so many bytes there, for work on this stream.
+        Ok(unsafe { result::memset_d8_async(at, 1, bytes, on.cu_stream()) }?)
+    }
+
+    pub(super) fn wait(&self) -> Result<(), Refused> {
+        Ok(self.streams[0].synchronize()?)
+    }
+}
+
+/// `cuMemAlloc` and `cuMemFree` for each block.
+pub(super) struct Direct(Gpu);
+
+impl Direct {
+    pub(super) fn new() -> Result<Self, Refused> {
+        Gpu::new().map(Self)
+    }
+}
+
+impl Allocator for Direct {
+    type Block = u64;
+
+    fn take(&self, bytes: u64, _stream: usize) -> Result<u64, Refused> {
+        // SAFETY: asks the driver for memory.
+        Ok(unsafe { result::malloc_sync(usize::try_from(bytes).unwrap_or(usize::MAX)) }?)
+    }
+    fn give(&self, block: u64, _stream: usize) -> Result<(), Refused> {
+        // SAFETY: taken above, and given back once; the driver waits for the device.
+        Ok(unsafe { result::free_sync(block) }?)
+    }
+    fn record(&self, _: &u64) -> Result<(), Refused> {
+        Ok(()) // the driver waits for all streams
+    }
+    fn write(&self, block: &u64, bytes: u64, stream: usize) -> Result<(), Refused> {
+        self.0.write(*block, bytes, stream)
+    }
+    fn wait(&self) -> Result<(), Refused> {
+        self.0.wait()
+    }
+    fn device(&self) -> &CudaDevice {
+        &self.0.device
+    }
+    fn reserved_peak(&self) -> u64 {
+        0 // it says nothing of it
+    }
+    fn reset(&self) -> Result<(), Refused> {
+        Ok(())
+    }
+}
+
+/// `cuMemAllocFromPoolAsync` and `cuMemFreeAsync` on the stream that uses the block, from a pool of
+/// the driver's that keeps so many bytes: 0 as it comes, all of it for a program that sets one
+/// line.
+pub(super) struct Ordered {
+    gpu: Gpu,
+    /// What has made the pool, and keeps it.
+    pool: CudaAsyncAllocator,
+    event: sys::CUevent,
+}
+
+// SAFETY: the driver lets any thread use an event.
+unsafe impl Sync for Ordered {}
+
+impl Ordered {
+    pub(super) fn new(threshold: u64) -> Result<Self, Refused> {
+        let gpu = Gpu::new()?;
+        let pool = CudaAsyncAllocator::new(gpu.device.clone(), threshold)?;
+        gpu.device.context().bind_to_thread()?;
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
+        Ok(Self { gpu, pool, event })
+    }
+}
+
+impl Allocator for Ordered {
+    type Block = u64;
+
+    fn take(&self, bytes: u64, stream: usize) -> Result<u64, Refused> {
+        let (stream, bytes) = (self.gpu.streams[stream].cu_stream(), usize::try_from(bytes));
+        let (bytes, mut at) = (bytes.unwrap_or(usize::MAX), 0);
+        // SAFETY: asks the driver for memory; the stream and the pool are kept alive here.
+        unsafe { sys::cuMemAllocFromPoolAsync(&raw mut at, bytes, self.pool.as_raw(), stream) }
+            .result()?;
+        Ok(at)
+    }
+    fn give(&self, block: u64, stream: usize) -> Result<(), Refused> {
+        // SAFETY: taken above, and given back once, in the order of the stream that used it.
+        Ok(unsafe { result::free_async(block, self.gpu.streams[stream].cu_stream()) }?)
+    }
+    /// What a program does that knows nothing better: the free waits for the other stream.
+    fn record(&self, _: &u64) -> Result<(), Refused> {
+        let (home, other) = (self.gpu.streams[0].cu_stream(), self.gpu.streams[1].cu_stream());
+        // SAFETY: the event and the streams are kept alive here.
+        unsafe { result::event::record(self.event, other) }?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: as above.
+        Ok(unsafe { result::stream::wait_event(home, self.event, flags) }?)
+    }
+    fn write(&self, block: &u64, bytes: u64, stream: usize) -> Result<(), Refused> {
+        self.gpu.write(*block, bytes, stream)
+    }
+    fn wait(&self) -> Result<(), Refused> {
+        self.gpu.wait()
+    }
+    fn device(&self) -> &CudaDevice {
+        &self.gpu.device
+    }
+    fn reserved_peak(&self) -> u64 {
+        let which = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
+        let (pool, mut value) = (self.pool.as_raw(), 0_u64);
+        // SAFETY: the attribute is a 64-bit number, which the driver writes.
+        let read = unsafe { sys::cuMemPoolGetAttribute(pool, which, (&raw mut value).cast()) };
+        read.result().map_or(0, |()| value)
+    }
+    fn reset(&self) -> Result<(), Refused> {
+        self.pool.trim_to(0)?;
+        let which = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
+        let (pool, mut none) = (self.pool.as_raw(), 0_u64);
+        // SAFETY: the attribute is a 64-bit number, which the driver reads: the peak begins again.
+        unsafe { sys::cuMemPoolSetAttribute(pool, which, (&raw mut none).cast()) }.result()?;
+        Ok(())
+    }
+}
+
+impl Drop for Ordered {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`, and nobody else has it.
+        let _ = unsafe { result::event::destroy(self.event) };
+    }
+}

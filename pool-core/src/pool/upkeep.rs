@@ -1,0 +1,218 @@
+//! A pool between requests: taking ahead of time, giving back, and its figures.
+
+use super::BucketPool;
+use crate::clock::StreamClock;
+use crate::device::DeviceAllocator;
+use crate::error::{AllocError, Why};
+use crate::layer::{GivenBack, Held, Layer};
+use crate::shard::Want;
+use crate::stats::PoolStats;
+use crate::store::Store;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+impl<A: DeviceAllocator> BucketPool<A> {
+    /// Takes idle blocks from the device ahead of time: for each `(bytes, count)`, `count` blocks
+    /// of the class of `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Limit`] if they do not fit under the cached, the bucket or the reserved limit (a
+    /// cached limit that is a share of the peak is 0 before the first allocation),
+    /// [`Why::Unsupported`] for a size that goes past the pool, or what the device said. Blocks
+    /// taken before that stay.
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, MIB, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// pool.warm_up(&[(4 * MIB, 16)])?;
+    /// pool.allocate(3 * MIB)?;
+    /// assert_eq!(pool.stats().hit_rate(), 1.0);
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    pub fn warm_up(&self, classes: &[(u64, usize)]) -> Result<(), AllocError> {
+        let on = self.allocator().clock().default_stream();
+        for (bytes, count) in classes {
+            let want = self.known(on).and_then(|()| self.want(on, *bytes, A::Kind::default()));
+            let want = want.map(|want| Want { private: None, ..want });
+            let warm = want.and_then(|want| self.store().warm_up(&want, *count));
+            warm.map_err(|error| self.store().error(error, *bytes, *bytes, 0))?;
+        }
+        Ok(())
+    }
+
+    /// Gives idle blocks back, largest first, until at most `reserved` bytes are taken from the
+    /// device or nothing is idle. Returns the bytes given back.
+    ///
+    /// # Errors
+    ///
+    /// The first refusal of the device. The other blocks went back all the same; what it refused
+    /// is lost, and counted in [`PoolStats::lost_bytes`].
+    pub fn shrink_to(&self, reserved: u64) -> Result<u64, AllocError> {
+        self.giving_back(|store| store.shrink_to(reserved))
+    }
+
+    /// Gives back at least `bytes` idle bytes, oldest first, or all there are. Returns the bytes
+    /// given back. `trim(0)` only pays what drops could not.
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::shrink_to`].
+    pub fn trim(&self, bytes: u64) -> Result<u64, AllocError> {
+        self.giving_back(|store| store.trim(bytes))
+    }
+
+    /// Gives back all idle blocks, after waiting for the device to finish with them. Returns the
+    /// bytes given back. What is behind work that is not submitted stays.
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::shrink_to`].
+    pub fn clear(&self) -> Result<u64, AllocError> {
+        self.giving_back(Store::clear)
+    }
+
+    /// Gives back what has been idle for longer than the pool's
+    /// [`Retention`](crate::Retention) says, given the time `now`: the caller's own, such as the
+    /// time since the program began, so that a test can make it pass. Returns the bytes given back.
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, Retention, sim::SimDevice};
+    /// use std::time::Duration;
+    ///
+    /// let minute = Retention { time: Some(Duration::from_secs(60)), ..Retention::default() };
+    /// let pool = BucketPool::builder(SimDevice::new()).retention(minute).build();
+    /// drop(pool.allocate(4096)?);
+    /// assert_eq!(pool.tick(Duration::from_secs(10))?, 0);
+    /// assert_eq!(pool.tick(Duration::from_secs(70))?, 4096);
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::shrink_to`].
+    pub fn tick(&self, now: Duration) -> Result<u64, AllocError> {
+        self.giving_back(|store| store.tick(now))
+    }
+
+    fn giving_back(&self, work: impl Fn(&Store<A>) -> GivenBack) -> Result<u64, AllocError> {
+        let store = self.store();
+        let (bytes, refusal) = match self.allocator().clock().fault() {
+            // What is idle stays: a forked process can do nothing with it, and what a lost device
+            // had goes with the pool.
+            Some(fault) if fault.why == Why::Forked => (0, Some(fault)),
+            fault => {
+                let (bytes, refusal) = work(store);
+                (bytes, fault.or(refusal))
+            }
+        };
+        refusal.map_or(Ok(bytes), |error| Err(self.store().error(error, 0, 0, bytes)))
+    }
+
+    /// What live buffers hold, in bytes, after rounding.
+    #[must_use]
+    pub fn allocated_bytes(&self) -> u64 {
+        self.store().allocated.read(&self.store().tallies().1).0
+    }
+
+    /// Bytes that can still be handed out under the reserved limit: what is not reserved, and what
+    /// lies idle. `u64::MAX` without a limit.
+    #[must_use]
+    pub fn available_bytes(&self) -> u64 {
+        let store = self.store();
+        let free_below = self.allocator().layer().map_or(0, |layer| layer.held().free_bytes);
+        match store.reserved_limit() {
+            u64::MAX => u64::MAX,
+            limit => limit - store.reserved().min(limit) + store.cached_bytes() + free_below,
+        }
+    }
+
+    /// The sizes that have idle blocks, in bytes, and how many each.
+    #[must_use]
+    pub fn cached_buffers(&self) -> BTreeMap<u64, usize> {
+        let mut buffers = BTreeMap::new();
+        for shard in self.store().shards.iter() {
+            for (bytes, count) in shard.idle.stacks() {
+                *buffers.entry(bytes).or_default() += count;
+            }
+        }
+        buffers
+    }
+
+    /// The sizes of blocks that are lent, in bytes, and how many each: what a program that has
+    /// cleared its pool still holds.
+    #[must_use]
+    pub fn outstanding_buffers(&self) -> BTreeMap<u64, usize> {
+        let mut lent = self.store().taken();
+        for shard in self.store().shards.iter() {
+            let owed = shard.owed.iter().map(|parcel| (parcel.bytes, 1));
+            for (bytes, count) in shard.idle.stacks().chain(owed) {
+                if let Some(lent) = lent.get_mut(&bytes) {
+                    *lent = lent.saturating_sub(count);
+                }
+            }
+        }
+        lent.retain(|_, count| *count > 0);
+        lent
+    }
+
+    /// The figures of this moment.
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        let store = self.store();
+        let mut sum = PoolStats::default();
+        for shard in store.shards.iter() {
+            sum.add_counts(&shard.counts);
+            sum.peak_cached_bytes += shard.idle.peak_bytes();
+        }
+        let (requested, allocated) = store.tallies();
+        let (requested_bytes, requested_peak_bytes) = store.requested.read(&requested);
+        let (allocated_bytes, allocated_peak_bytes) = store.allocated.read(&allocated);
+        let cached = self.cached_buffers();
+        let clock = self.allocator().clock();
+        let pending = store.cached_bytes_not(|mark| clock.is_seen_done(mark));
+        let held = self.allocator().layer().map_or_else(
+            || Held {
+                reserved_bytes: store.ledger.reserved(),
+                reserved_peak_bytes: store.ledger.peak(),
+                ..Held::default()
+            },
+            Layer::held,
+        );
+        PoolStats {
+            keys: cached.len() as u64,
+            cached_buffers: cached.values().map(|count| *count as u64).sum(),
+            requested_bytes,
+            requested_peak_bytes,
+            allocated_bytes,
+            allocated_peak_bytes,
+            active_bytes: allocated_bytes + pending + held.pending_bytes,
+            cached_bytes: store.cached_bytes() + held.free_bytes,
+            reserved_bytes: held.reserved_bytes,
+            reserved_peak_bytes: held.reserved_peak_bytes,
+            lost_bytes: sum.lost_bytes + held.lost_bytes,
+            private_bytes: store.privates.all_idle_bytes(),
+            ..sum
+        }
+    }
+
+    /// Sets all counts to 0 and lets the peaks start again from the current bytes.
+    pub fn reset_stats(&self) {
+        if let Some(layer) = self.allocator().layer() {
+            layer.reset_peaks();
+        }
+        let store = self.store();
+        let mut shards: Vec<_> = store.shards.iter().collect();
+        let peak = shards.iter().map(|s| s.allocated.peak_so_far(&store.allocated)).max();
+        store.forget_peak(peak.unwrap_or(0));
+        for shard in &mut shards {
+            shard.idle.reset_peak();
+            // What is lost stays lost, and reserved.
+            shard.counts = PoolStats { lost_bytes: shard.counts.lost_bytes, ..Default::default() };
+        }
+        store.requested.reset_peak(shards.iter_mut().map(|shard| &mut shard.requested));
+        store.allocated.reset_peak(shards.iter_mut().map(|shard| &mut shard.allocated));
+        store.ledger.reset_peak();
+    }
+}

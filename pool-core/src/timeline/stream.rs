@@ -1,0 +1,125 @@
+//! One stream of a timeline: its epochs, its latest events, and what it is ordered after.
+
+use super::{EventDriver, Mark};
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire};
+
+/// A stream that a [`Timeline`] knows. Clones are the same stream.
+pub struct Stream<D: EventDriver>(pub(super) Arc<Slot<D>>);
+
+pub(super) struct Slot<D: EventDriver> {
+    /// The timeline that knows this stream; numbers are never used twice.
+    pub(super) timeline: u32,
+    pub(super) id: u32,
+    pub(super) raw: D::Raw,
+    pub(super) epoch: AtomicU64,
+    /// Marks of epochs below this were seen done by a query.
+    pub(super) done_before: AtomicU64,
+    /// Nothing more is given to it.
+    pub(super) ended: AtomicBool,
+    /// And its last event, of this epoch, is recorded or done; 0 before that. A mark that is taken
+    /// later is one of the time before.
+    pub(super) last: AtomicU64,
+    /// Marks of this epoch and later ones lie in a capture that has not ended; 0 without one.
+    pub(super) captured_from: AtomicU64,
+    pub(super) known: Mutex<Known<D::Event>>,
+}
+
+/// For each stream, marks of epochs below this are covered.
+pub(super) type VectorClock = HashMap<u32, u64>;
+
+pub(super) struct Known<E> {
+    /// The latest events, oldest first. Those that are seen done are dropped.
+    pub(super) events: VecDeque<Arc<Recorded<E>>>,
+    /// What the stream is ordered after.
+    pub(super) clock: VectorClock,
+    /// The capture that the stream is under.
+    pub(super) captured: Option<Captured>,
+}
+
+/// What a stream had before its capture, and what the capture came to.
+pub(super) struct Captured {
+    /// What the stream was ordered after; edges of a graph order nothing outside of it.
+    pub(super) clock: VectorClock,
+    /// What captured work asked to be ordered behind; a launch waits for it.
+    pub(super) awaited: Vec<Mark>,
+}
+
+impl<E> Known<E> {
+    /// From here on the stream is after a stream's marks below `epoch`, and after what that one
+    /// was after.
+    pub(super) fn note_after(&mut self, passed_on: VectorClock, stream: u32, epoch: u64) {
+        for (stream, epoch) in passed_on.into_iter().chain([(stream, epoch)]) {
+            let known = self.clock.entry(stream).or_default();
+            *known = epoch.max(*known);
+        }
+    }
+}
+
+/// Covers what was marked before `epoch`, and what the stream was itself ordered after by then.
+pub(super) struct Recorded<E> {
+    pub(super) epoch: u64,
+    pub(super) event: E,
+    pub(super) clock: VectorClock,
+}
+
+impl<D: EventDriver> Slot<D> {
+    pub(super) fn new(timeline: u32, id: u32, raw: D::Raw) -> Self {
+        let (events, clock) = (VecDeque::new(), HashMap::new());
+        Self {
+            timeline,
+            id,
+            raw,
+            epoch: AtomicU64::new(0),
+            done_before: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
+            last: AtomicU64::new(0),
+            captured_from: AtomicU64::new(0),
+            known: Mutex::new(Known { events, clock, captured: None }),
+        }
+    }
+
+    pub(super) fn is_retired(&self) -> bool {
+        self.last.load(Acquire) > 0
+    }
+
+    /// The epoch of a mark; of a stream that has ended, one that its last event covers.
+    pub(super) fn epoch_of(&self, mark: Mark) -> u64 {
+        match self.last.load(Acquire) {
+            0 => mark.epoch,
+            last => mark.epoch.min(last - 1),
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_after(&self, mark: Mark) -> bool {
+        if mark.timeline != self.timeline {
+            return false;
+        }
+        mark.stream == self.id
+            || self.known.lock().clock.get(&mark.stream).is_some_and(|epoch| *epoch > mark.epoch)
+    }
+}
+
+impl<D: EventDriver> Stream<D> {
+    /// The device's own stream.
+    #[must_use]
+    pub fn raw(&self) -> &D::Raw {
+        &self.0.raw
+    }
+}
+
+impl<D: EventDriver> Clone for Stream<D> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<D: EventDriver> fmt::Debug for Stream<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream").field("id", &self.0.id).finish_non_exhaustive()
+    }
+}
