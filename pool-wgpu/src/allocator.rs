@@ -1,6 +1,7 @@
 //! Whole wgpu buffers, keyed by their usage flags.
 
 use crate::clock::{Scopes, WgpuStream};
+use crate::gone;
 use crate::groups::Groups;
 use crate::readbacks::ReadBacks;
 use crate::scope::Scope;
@@ -127,12 +128,16 @@ impl WgpuAllocator {
     ///
     /// # Errors
     ///
-    /// [`Why::Unsupported`] for a view of no bytes, or for views that the layout does not take.
+    /// [`Why::Unsupported`] for a view of no bytes, or for views that the layout does not take;
+    /// [`Why::Lost`] if the device is gone.
     pub fn bind_group(
         &self,
         layout: &BindGroupLayout,
         views: &[(u32, &dyn Bindable)],
     ) -> Result<BindGroup, DeviceError> {
+        if self.shared().is_lost() {
+            return Err(lost()); // or the group would be invalid, and kept
+        }
         let mut entries = Vec::new();
         for (binding, view) in views {
             entries.push(BindGroupEntry { binding: *binding, resource: view.piece().binding()? });
@@ -145,11 +150,11 @@ impl WgpuAllocator {
         if let Some(group) = self.groups.lock().find(&key) {
             return Ok(group);
         }
-        let device = self.device();
-        let validation = device.push_error_scope(ErrorFilter::Validation);
         let descriptor = BindGroupDescriptor { label: None, layout, entries: &entries };
-        let group = device.create_bind_group(&descriptor);
-        if now(validation.pop()).flatten().is_some() {
+        let (group, refused) = self
+            .shared()
+            .refused(ErrorFilter::Validation, || self.device().create_bind_group(&descriptor));
+        if refused {
             return Err(DeviceError::new(Why::Unsupported, "create_bind_group", 0));
         }
         self.groups.lock().keep(key, group.clone());
@@ -174,17 +179,19 @@ impl WgpuAllocator {
         self.groups.lock().forget(buffer);
     }
 
-    /// What went back to wgpu and lives on there, since somebody holds a clone of the buffer or a
-    /// bind group of it: its labels. While it was pooled, that somebody saw the data of others. For
-    /// tests, and between frames: waits for the queue. A debug build logs them as well when the
-    /// last of its allocators goes.
+    /// What went back to wgpu and lives on there, since somebody holds a clone of the buffer, a
+    /// bind group of it or an encoder that uses it: its labels. While it was pooled, that somebody
+    /// saw the data of others. For tests, and between frames: submits what the queue was given to
+    /// write, and waits for the device.
     ///
     /// # Errors
     ///
     /// [`Why::Unsupported`] in a release build, which labels no buffers, and where wgpu gives no
     /// report of what it holds: it does on Vulkan and DX12. [`Why::Lost`] if the device is gone.
+    /// An instance that discards labels (`InstanceFlags::DISCARD_HAL_LABELS`) finds nothing.
     pub fn kept_clones(&self) -> Result<Vec<String>, DeviceError> {
         let shared = self.shared();
+        shared.queue.submit([]);
         shared.device.poll(PollType::wait_indefinitely()).map_err(|_| lost())?;
         if shared.is_lost() {
             return Err(lost());
@@ -250,7 +257,7 @@ impl DeviceAllocator for WgpuAllocator {
             // What is mapped must not be submitted, and nobody here would know.
             return Err(DeviceError::new(Why::Unsupported, "pool a buffer that can be mapped", 0));
         }
-        let label = self.shared().gone.label(request.bytes);
+        let label = gone::label(request.bytes);
         let buffer = self.shared().create(&wgpu::BufferDescriptor {
             label: label.as_deref(),
             size: request.bytes,
@@ -264,7 +271,9 @@ impl DeviceAllocator for WgpuAllocator {
     /// hold a clone.
     fn free(&self, block: WgpuBlock, _after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
         self.groups.lock().forget(&block.buffer);
-        self.shared().gone.note(block.label);
+        let WgpuBlock { buffer, label } = block;
+        drop(buffer);
+        self.shared().gone.note(label, self.device());
         Ok(())
     }
 

@@ -9,21 +9,27 @@ use wgpu::Device;
 
 /// Names of buffers that went back to wgpu; none in release builds.
 #[derive(Default)]
-pub(crate) struct Gone {
-    next: AtomicU64,
-    labels: Mutex<BTreeSet<String>>,
+pub(crate) struct Gone(Mutex<BTreeSet<String>>);
+
+/// A name that no other buffer has.
+pub(crate) fn label(bytes: u64) -> Option<String> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = || NEXT.fetch_add(1, Relaxed);
+    cfg!(debug_assertions).then(|| format!("bucketpool {}: {bytes} bytes", number()))
 }
 
 impl Gone {
-    /// A name that no other buffer of the device has.
-    pub(crate) fn label(&self, bytes: u64) -> Option<String> {
-        let number = || self.next.fetch_add(1, Relaxed);
-        cfg!(debug_assertions).then(|| format!("bucketpool {}: {bytes} bytes", number()))
-    }
-
-    /// A buffer goes back to wgpu.
-    pub(crate) fn note(&self, label: Option<String>) {
-        self.labels.lock().extend(label);
+    /// A buffer went back to wgpu. Where many did, those that are gone for good are forgotten.
+    pub(crate) fn note(&self, label: Option<String>, device: &Device) {
+        let Some(label) = label else { return };
+        let count = {
+            let mut labels = self.0.lock();
+            labels.insert(label);
+            labels.len()
+        };
+        if count >= 1024 && count.is_power_of_two() {
+            let _ = self.alive(device);
+        }
     }
 
     /// Which of those are alive; the others are forgotten. `None` where nobody can know.
@@ -31,10 +37,15 @@ impl Gone {
         if !cfg!(debug_assertions) {
             return None;
         }
+        // First what went, then what is there: who goes in between is asked about the next time.
+        let went: Vec<String> = self.0.lock().iter().cloned().collect();
         let report = device.generate_allocator_report()?;
         let held: HashSet<String> = report.allocations.into_iter().map(|held| held.name).collect();
-        let mut labels = self.labels.lock();
-        labels.retain(|label| held.contains(label));
-        Some(labels.iter().cloned().collect())
+        let (alive, gone): (Vec<_>, Vec<_>) = went.into_iter().partition(|l| held.contains(l));
+        let mut labels = self.0.lock();
+        for label in &gone {
+            labels.remove(label);
+        }
+        Some(alive)
     }
 }

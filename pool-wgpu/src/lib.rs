@@ -1,13 +1,13 @@
 //! wgpu buffers for bucketpool.
 //!
-//! A stream is a [`Scope`]: the commands of one encoder, which [`Scope::submit`] consumes. A buffer
-//! that is dropped while its scope is open serves nobody but that scope until it is submitted; so
-//! it cannot reach somebody whose work is submitted first. The queue's own writes are a stream of
-//! their own, the default one.
+//! A stream is a [`Scope`]: the commands of one encoder at a time, which [`Scope::submit`] ends. A
+//! buffer that is dropped while its scope is open serves nobody but that scope until it is
+//! submitted; so it cannot reach somebody whose work is submitted first. The queue's own writes are
+//! a stream of their own, the default one.
 //!
 //! wgpu promises that a buffer reads as zeroes, and keeps the promise once for each buffer. So a
 //! pool over it clears a block before it hands it out again, unless it is built with
-//! `ZeroPolicy::Never`. The clearing goes with the scope's submission, ahead of its commands.
+//! `ZeroPolicy::Never`. The clearing is submitted with the scope, ahead of its commands.
 //!
 //! What the CPU writes and reads goes through [`Uploads`], [`FrameData`] and [`ReadBacks`]; buffers
 //! that can be mapped are in no pool. [`WgpuSlabs`] are for an arena to cut.
@@ -20,6 +20,9 @@
 //! CI compiles and nobody has run. A browser lets nobody wait: request the device there yourself
 //! ([`WgpuAllocator::new`]), await results ([`ReadBack`]), and have wgpu's own handler tell the
 //! errors of creation, which come too late for a pool to return them.
+//!
+//! A device that is lost is told by every call here, as soon as wgpu tells: once what was submitted
+//! has ended. A driver that fails underneath makes wgpu itself panic, in whatever polls.
 //!
 //! ```
 //! use pool_core::BucketPool;

@@ -27,7 +27,7 @@ struct Inner {
     shared: Arc<Shared>,
     kept_bytes: u64,
     bytes: AtomicU64,
-    /// Buffers that were read, and are unmapped.
+    /// Buffers that were read, and are unmapped, the oldest first.
     idle: Mutex<Vec<Buffer>>,
 }
 
@@ -111,7 +111,7 @@ impl ReadBacks {
         let fits = |buffer: &&Buffer| buffer.size() >= words && buffer.size() / 4 <= words;
         let best = idle.iter().filter(fits).map(Buffer::size).min();
         if let Some(at) = best.and_then(|best| idle.iter().position(|b| b.size() == best)) {
-            return Ok(idle.swap_remove(at));
+            return Ok(idle.remove(at));
         }
         drop(idle);
         // Rounded, so that it serves others too; not beyond what the device can have.
@@ -128,11 +128,12 @@ impl ReadBacks {
         Ok(buffer)
     }
 
+    /// Keeps a buffer that was read; the oldest idle ones go beyond what is kept.
     fn give(&self, buffer: Buffer) {
-        if self.reserved_bytes() <= self.0.kept_bytes {
-            self.0.idle.lock().push(buffer);
-        } else {
-            self.0.bytes.fetch_sub(buffer.size(), Relaxed);
+        let mut idle = self.0.idle.lock();
+        idle.push(buffer);
+        while self.reserved_bytes() > self.0.kept_bytes && !idle.is_empty() {
+            self.0.bytes.fetch_sub(idle.remove(0).size(), Relaxed);
         }
     }
 }
@@ -141,13 +142,14 @@ impl Asked {
     /// After the commands that copy into it were submitted.
     pub(crate) fn map(mut self, by: &SubmissionIndex) {
         let Some(came) = self.came.take() else { return };
-        let _ = self.way.asked.set(by.clone()); // once: it is consumed
         let way = self.way.clone();
         self.buffer.map_async(MapMode::Read, ..in_words(self.bytes), move |mapped| {
             // Whoever does not wait any more has dropped the other end.
             let _ = came.send(mapped);
             way.wake();
         });
+        // Not before: whoever sees it waits for a callback.
+        let _ = self.way.asked.set(by.clone());
     }
 }
 
@@ -166,8 +168,8 @@ impl ReadBack {
     ///
     /// # Errors
     ///
-    /// [`Why::NotSubmitted`] if the scope was dropped or is still open, [`Why::Lost`] if the device
-    /// is gone, [`Why::Unsupported`] in a browser, or what wgpu said.
+    /// [`Why::NotSubmitted`] if the scope was dropped, refused by wgpu or is still open,
+    /// [`Why::Lost`] if the device is gone, [`Why::Unsupported`] in a browser, or what wgpu said.
     pub fn wait<R>(mut self, read: impl FnOnce(&[u8]) -> R) -> Result<R, DeviceError> {
         if !self.is_here()? {
             let Some(submission) = self.way.asked.get() else {
@@ -202,12 +204,13 @@ impl ReadBack {
                 Ok(outcome) => Some(outcome),
                 Err(std::sync::mpsc::TryRecvError::Empty) => None,
                 Err(std::sync::mpsc::TryRecvError::Disconnected) => {
-                    let call = "read back from a scope that was dropped";
+                    let call = "read back from a scope that was dropped or refused";
                     return Err(DeviceError::new(Why::NotSubmitted, call, 0));
                 }
             };
         }
         match &self.outcome {
+            Some(Err(_)) if self.of.0.shared.is_lost() => Err(lost()),
             Some(Err(_)) => Err(refused("Buffer::map_async")),
             outcome => Ok(outcome.is_some()),
         }

@@ -12,8 +12,9 @@ use wgpu::{
     SubmissionIndex,
 };
 
-/// Commands that are submitted together. Dropped without [`Scope::submit`] they never run, unless
-/// they were handed over before, and what they used is idle again.
+/// Commands that are submitted together, unless a part is flushed before. Dropped without
+/// [`Scope::submit`] they never run, unless they were handed over before, and what they used is
+/// idle again.
 pub struct Scope {
     id: u64,
     encoder: Option<CommandEncoder>,
@@ -52,8 +53,9 @@ impl Scope {
         }
     }
 
-    /// From now on the scope is flushed ([`Scope::flush`]) each time an upload has filled a chunk:
-    /// the device copies while the CPU writes the next one. Each chunk costs a submission then.
+    /// From now on the scope is flushed ([`Scope::flush`]) each time an upload finds its chunk
+    /// full: the device copies while the CPU writes the next one. Each chunk costs a submission
+    /// then, and what is left of chunks that data was placed in.
     pub fn upload_eagerly(&mut self) {
         self.eager = true;
     }
@@ -72,7 +74,8 @@ impl Scope {
         if self.shared().is_lost() { Err(lost()) } else { Ok(()) }
     }
 
-    /// The one encoder of this scope, made when it is first asked for. It is lent: whoever swaps it
+    /// The encoder of this scope, made when it is first asked for, and anew after a flush. It is
+    /// lent: whoever swaps it
     /// for another's takes the commands out of their scope's order.
     #[must_use]
     pub fn encoder(&mut self) -> &mut CommandEncoder {
@@ -139,7 +142,7 @@ impl Scope {
     /// # Errors
     ///
     /// [`Why::Foreign`] for data of another device, [`Why::OutOfMemory`] where memory cannot be
-    /// had.
+    /// had, [`Why::Lost`] where the device is gone.
     pub fn place(&mut self, into: &FrameData, data: &[u8]) -> Result<(Buffer, u64), DeviceError> {
         if !into.chunks.is_of(self.shared()) {
             return Err(DeviceError::new(Why::Foreign, "place another device's data", 0));
@@ -160,6 +163,7 @@ impl Scope {
         data: &[u8],
         alignment: u64,
     ) -> Result<(Buffer, u64), DeviceError> {
+        self.living()?; // whose mapped memory would be gone
         let mut of_these = self.chunks.iter_mut().rev().filter(|chunk| chunk.is_of(through));
         if let Some(last) = of_these.next()
             && let Some(at) = last.write(data, alignment)
@@ -244,6 +248,8 @@ impl Scope {
 
     /// Hands what was recorded so far to the device, behind the clears that are owed for it: the
     /// device begins while the CPU goes on. The scope stays open, and its blocks stay its own.
+    /// Chunks that it wrote to are not written to again before they were mapped again, those of
+    /// [`FrameData`] not before the scope ends.
     pub fn flush(&mut self) -> SubmissionIndex {
         let (staging, bound): (Vec<_>, Vec<_>) =
             self.chunks.drain(..).map(Chunk::unmap).partition(Unmapped::is_staging);
@@ -257,7 +263,11 @@ impl Scope {
         shared.clear_now(&self.clock.take_owed(self.id));
         let index = shared.queue.submit(commands);
         staging.into_iter().for_each(Unmapped::map_again);
-        self.reads.drain(..).for_each(|read| read.map(&index));
+        // Copies that were refused brought nothing back; whoever waits is told.
+        let reads = self.reads.drain(..);
+        if reads.len() > 0 && shared.has(&index) {
+            reads.for_each(|read| read.map(&index));
+        }
         index
     }
 

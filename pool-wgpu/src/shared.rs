@@ -9,9 +9,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 use wgpu::{
     Buffer, BufferDescriptor, COPY_BUFFER_ALIGNMENT, CommandBuffer, CommandEncoderDescriptor,
-    Device, ErrorFilter, PollType, Queue,
+    Device, ErrorFilter, PollError, PollType, Queue, SubmissionIndex,
 };
 
 pub(crate) struct Shared {
@@ -58,50 +59,58 @@ impl Shared {
         if self.is_lost() {
             return Err(lost());
         }
-        // A buffer is returned even where it is invalid; the scopes tell, innermost first.
-        let memory = self.device.push_error_scope(ErrorFilter::OutOfMemory);
-        let validation = self.device.push_error_scope(ErrorFilter::Validation);
-        let buffer = self.device.create_buffer(descriptor);
-        let (invalid, out) = (now(validation.pop()).flatten(), now(memory.pop()).flatten());
+        // A buffer is returned even where it is invalid.
+        let ((buffer, invalid), out) = self.refused(ErrorFilter::OutOfMemory, || {
+            self.refused(ErrorFilter::Validation, || self.device.create_buffer(descriptor))
+        });
         match (invalid, out) {
-            (None, None) => Ok(buffer),
-            (_, Some(_)) => Err(DeviceError::new(Why::OutOfMemory, "create_buffer", 0)),
-            (Some(_), None) => Err(DeviceError::new(Why::Unsupported, "create_buffer", 0)),
+            (false, false) => Ok(buffer),
+            (_, true) => Err(DeviceError::new(Why::OutOfMemory, "create_buffer", 0)),
+            (true, false) => Err(DeviceError::new(Why::Unsupported, "create_buffer", 0)),
         }
     }
 
-    /// Clears, as one command buffer.
-    pub(crate) fn clears(&self, owed: &[Owed]) -> Option<CommandBuffer> {
-        if owed.is_empty() {
-            return None;
+    /// A call, and whether wgpu refused it. A browser would tell too late, so there its own handler
+    /// is told instead.
+    pub(crate) fn refused<T>(&self, filter: ErrorFilter, call: impl FnOnce() -> T) -> (T, bool) {
+        if cfg!(target_family = "wasm") {
+            return (call(), false);
         }
+        let scope = self.device.push_error_scope(filter);
+        let made = call();
+        (made, now(scope.pop()).flatten().is_some())
+    }
+
+    /// Whether the device was given a submission; a refused one has an index too.
+    pub(crate) fn has(&self, submission: &SubmissionIndex) -> bool {
+        let (submission_index, timeout) = (Some(submission.clone()), Some(Duration::ZERO));
+        let asked = self.device.poll(PollType::Wait { submission_index, timeout });
+        !matches!(asked, Err(PollError::WrongSubmissionIndex(..)))
+    }
+
+    /// Clears, as one command buffer.
+    fn clears(&self, owed: &[Owed]) -> CommandBuffer {
         let mut encoder = self.device.create_command_encoder(&CommandEncoderDescriptor::default());
         for Owed { buffer, bytes } in owed {
             encoder.clear_buffer(buffer, bytes.start, Some(bytes.end - bytes.start));
         }
-        Some(encoder.finish())
+        encoder.finish()
     }
 
-    /// Submits clears by themselves. Returns whether wgpu accepted them.
+    /// Submits clears by themselves. Returns whether wgpu accepted all of them.
     pub(crate) fn clear_now(&self, owed: &[Owed]) -> bool {
-        if owed.is_empty() {
+        if owed.is_empty() || self.clear_together(owed) {
             return true;
         }
-        let validation = self.device.push_error_scope(ErrorFilter::Validation);
-        self.queue.submit(self.clears(owed));
-        now(validation.pop()).flatten().is_none()
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // What the device still works on is alive by right.
-        let rests = || self.device.poll(PollType::Poll).is_ok_and(|told| told.is_queue_empty());
-        if cfg!(debug_assertions) && !self.is_lost() && rests() {
-            for label in self.gone.alive(&self.device).unwrap_or_default() {
-                log::warn!("a clone or a bind group of a pooled buffer outlives it: {label}");
-            }
+        // A buffer that cannot be cleared must not take the others with it.
+        for one in owed.chunks(1).filter(|one| one.len() < owed.len()) {
+            self.clear_together(one);
         }
+        false
+    }
+
+    fn clear_together(&self, owed: &[Owed]) -> bool {
+        !self.refused(ErrorFilter::Validation, || self.queue.submit([self.clears(owed)])).1
     }
 }
 

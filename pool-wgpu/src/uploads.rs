@@ -4,6 +4,7 @@
 use crate::shared::{Shared, lost};
 use parking_lot::Mutex;
 use pool_core::{DeviceError, Why};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -37,19 +38,26 @@ struct Inner {
     /// Commands use the chunks themselves, until their scope ends.
     bound: bool,
     chunk_bytes: u64,
-    /// Bytes of chunks that are kept at rest; beyond that the oldest go.
+    /// Bytes of chunks that are kept at rest; beyond that the oldest go, with the next call.
     kept_bytes: u64,
     /// Bytes of chunks that there are, at work or at rest.
     bytes: AtomicU64,
-    /// What a callback puts in and a scope takes out: a channel, so that no lock is held there.
-    returned: Sender<Buffer>,
-    at_rest: Mutex<AtRest>,
+    /// The other end of [`Chunks::told`]. A callback holds nothing else: what holds a buffer is
+    /// held by that buffer until it is mapped, and would keep the device.
+    tell: Sender<(u64, bool)>,
+    chunks: Mutex<Chunks>,
 }
 
-/// Chunks that are mapped and that nobody has, the oldest first.
-struct AtRest {
-    came: Receiver<Buffer>,
-    chunks: Vec<Buffer>,
+/// Chunks that no scope has.
+struct Chunks {
+    /// Which are mapped again, or cannot be: a channel, so that no lock is held in a callback.
+    told: Receiver<(u64, bool)>,
+    /// The number of the next to be mapped.
+    next: u64,
+    /// Those that the device uses, by number.
+    at_work: BTreeMap<u64, Buffer>,
+    /// Those that are mapped, the oldest first.
+    at_rest: Vec<Buffer>,
 }
 
 /// A chunk in the hands of a scope: mapped, and filled from the front.
@@ -63,7 +71,8 @@ pub(crate) struct Chunk {
 /// A chunk that the device may use.
 pub(crate) struct Unmapped {
     of: Uploads,
-    buffer: Buffer,
+    /// Taken when it is mapped again.
+    buffer: Option<Buffer>,
 }
 
 impl Uploads {
@@ -75,8 +84,9 @@ impl Uploads {
         kept_bytes: u64,
     ) -> Self {
         let (bound, usages) = (usages.is_some(), usages.unwrap_or(BufferUsages::COPY_SRC));
-        let (returned, at_rest) = channel();
-        let at_rest = Mutex::new(AtRest { came: at_rest, chunks: Vec::new() });
+        let (tell, told) = channel();
+        let (at_work, at_rest) = (BTreeMap::new(), Vec::new());
+        let chunks = Mutex::new(Chunks { told, next: 0, at_work, at_rest });
         let bytes = AtomicU64::new(0);
         let chunk_bytes = chunk_bytes.next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT).max(4);
         Self(Arc::new(Inner {
@@ -86,14 +96,15 @@ impl Uploads {
             chunk_bytes,
             kept_bytes,
             bytes,
-            returned,
-            at_rest,
+            tell,
+            chunks,
         }))
     }
 
-    /// Bytes of all chunks, at work or at rest.
+    /// Bytes of all chunks: in the hands of scopes, at work or at rest.
     #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
+        self.0.settle(&mut self.0.chunks.lock());
         self.0.bytes.load(Relaxed)
     }
 
@@ -122,18 +133,11 @@ impl Uploads {
 
     /// The smallest chunk at rest that has room.
     fn take(&self, bytes: u64) -> Option<Buffer> {
-        let AtRest { came, chunks } = &mut *self.0.at_rest.lock();
-        chunks.extend(came.try_iter());
-        let fits = chunks.iter().enumerate().filter(|(_, chunk)| chunk.size() >= bytes);
-        let best = fits.min_by_key(|(_, chunk)| chunk.size()).map(|(at, _)| at);
-        let best = best.map(|at| chunks.remove(at));
-        let mut resting: u64 = chunks.iter().map(Buffer::size).sum();
-        while resting > self.0.kept_bytes {
-            let oldest = chunks.remove(0).size();
-            resting -= oldest;
-            self.0.bytes.fetch_sub(oldest, Relaxed);
-        }
-        best
+        let mut chunks = self.0.chunks.lock();
+        self.0.settle(&mut chunks);
+        let fits = chunks.at_rest.iter().enumerate().filter(|(_, chunk)| chunk.size() >= bytes);
+        let best = fits.min_by_key(|(_, chunk)| chunk.size()).map(|(at, _)| at)?;
+        Some(chunks.at_rest.remove(best))
     }
 
     fn fresh(&self, bytes: u64) -> Result<Buffer, DeviceError> {
@@ -148,6 +152,26 @@ impl Uploads {
         })?;
         self.0.bytes.fetch_add(size, Relaxed);
         Ok(buffer)
+    }
+}
+
+impl Inner {
+    /// Takes in what the callbacks told, and lets the oldest go beyond what is kept.
+    fn settle(&self, Chunks { told, at_work, at_rest, .. }: &mut Chunks) {
+        let mut gone = 0;
+        for (number, mapped) in told.try_iter() {
+            match at_work.remove(&number) {
+                Some(chunk) if mapped => at_rest.push(chunk),
+                chunk => gone += chunk.map_or(0, |chunk| chunk.size()),
+            }
+        }
+        let mut resting: u64 = at_rest.iter().map(Buffer::size).sum();
+        while resting > self.kept_bytes {
+            let oldest = at_rest.remove(0).size();
+            resting -= oldest;
+            gone += oldest;
+        }
+        self.bytes.fetch_sub(gone, Relaxed);
     }
 }
 
@@ -185,7 +209,7 @@ impl Chunk {
         if !of.0.shared.is_lost() {
             buffer.unmap();
         }
-        Unmapped { of, buffer }
+        Unmapped { of, buffer: Some(buffer) }
     }
 }
 
@@ -196,20 +220,42 @@ impl Unmapped {
     }
 
     /// After the commands that use it were submitted: at rest once they are done.
-    pub(crate) fn map_again(self) {
-        let Self { of, buffer } = self;
-        if of.0.shared.is_lost() {
-            of.0.bytes.fetch_sub(buffer.size(), Relaxed);
+    pub(crate) fn map_again(mut self) {
+        let inner = &self.of.0;
+        if inner.shared.is_lost() {
             return;
         }
-        let (returned, again, inner) = (of.0.returned.clone(), buffer.clone(), of.0);
-        buffer.map_async(MapMode::Write, .., move |mapped| match mapped {
-            // Nobody may be left to receive it, and then it is dropped.
-            Ok(()) => drop(returned.send(again)),
-            Err(_) => {
-                inner.bytes.fetch_sub(again.size(), Relaxed);
-            }
+        let Some(buffer) = self.buffer.take() else { return };
+        let number = {
+            let mut chunks = inner.chunks.lock();
+            inner.settle(&mut chunks);
+            chunks.next += 1;
+            let number = chunks.next;
+            chunks.at_work.insert(number, buffer.clone());
+            number
+        };
+        let tell = inner.tell.clone();
+        buffer.map_async(MapMode::Write, .., move |mapped| {
+            // Nobody is left to be told where the uploads are gone.
+            let _ = tell.send((number, mapped.is_ok()));
         });
+    }
+}
+
+impl Drop for Unmapped {
+    /// One that is not mapped again is gone: the device is lost, or a submission panicked.
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.of.0.bytes.fetch_sub(buffer.size(), Relaxed);
+        }
+    }
+}
+
+impl FrameData {
+    /// Bytes of all chunks: in the hands of scopes, at work or at rest.
+    #[must_use]
+    pub fn reserved_bytes(&self) -> u64 {
+        self.chunks.reserved_bytes()
     }
 }
 

@@ -40,6 +40,29 @@ fn clears_go_with_the_frame_and_ahead_of_its_work() {
     }
 }
 
+#[test]
+fn a_buffer_that_cannot_be_cleared_takes_no_other_with_it() {
+    for device in devices() {
+        let pool = BucketPool::new(device.clone());
+        let uploads = device.uploads(MIB, MIB);
+        let mut scope = device.scope();
+        let on = scope.stream();
+        let dirty = [KIB, 2 * KIB].map(|bytes| pool.allocate_on(&on, bytes).unwrap());
+        let raw = dirty.each_ref().map(|buffer| buffer.on(&on).unwrap().buffer().clone());
+        for buffer in &raw {
+            scope.upload(&uploads, buffer, 0, &[0xAB; 1024]).unwrap();
+        }
+        drop(dirty);
+        scope.submit();
+        let scope = device.scope();
+        let again = [KIB, 2 * KIB].map(|bytes| pool.allocate_on(&scope.stream(), bytes).unwrap());
+        assert_eq!(pool.stats().hits, 2);
+        raw[1].destroy();
+        scope.submit();
+        assert_eq!(shown(&device, &again[0]), [0; 1024], "another's data");
+    }
+}
+
 /// A block that another had written to, and the pool cleared for its next owner.
 fn handed_on(
     device: &WgpuAllocator,
@@ -223,20 +246,30 @@ fn after_the_device_is_lost_every_call_says_so() {
         let buffer = pool.allocate(KIB).unwrap();
         drop(pool.allocate(2 * KIB).unwrap());
         let (uploads, backs) = (device.uploads(KIB, MIB), device.read_backs(MIB));
+        let data = device.frame_data(BufferUsages::COPY_SRC, KIB, MIB).unwrap();
         let mut scope = device.scope();
         let raw = {
             let on = scope.stream();
             buffer.on(&on).unwrap().buffer().clone()
         };
+        scope.place(&data, &[1; 64]).unwrap();
+        let on_its_way = scope.read_back(&backs, &raw, 0, 64).unwrap();
+        scope.flush();
+        scope.place(&data, &[1; 64]).unwrap();
         scope.upload(&uploads, &raw, 0, &[1; 64]).unwrap();
         let back = scope.read_back(&backs, &raw, 0, 64).unwrap();
         device.device().destroy();
-        assert_eq!(pool.allocate(3 * MIB).unwrap_err().why(), Why::Lost, "a miss finds out");
+        // wgpu tells once what was submitted has ended.
+        let _ = device.device().poll(PollType::wait_indefinitely());
+        assert_eq!(pool.allocate(3 * MIB).unwrap_err().why(), Why::Lost, "a miss");
         assert_eq!(scope.upload(&uploads, &raw, 0, &[1; 64]).unwrap_err().why, Why::Lost);
         assert_eq!(scope.read_back(&backs, &raw, 0, 64).unwrap_err().why, Why::Lost);
+        assert_eq!(scope.place(&data, &[1; 64]).unwrap_err().why, Why::Lost);
         drop(scope);
-        assert!(back.wait(|_| ()).is_err());
-        assert_eq!((uploads.reserved_bytes(), backs.reserved_bytes()), (0, 0));
+        assert_eq!(back.wait(|_| ()).unwrap_err().why, Why::NotSubmitted);
+        assert_eq!(on_its_way.wait(|_| ()).unwrap_err().why, Why::Lost);
+        assert_eq!((uploads.reserved_bytes(), data.reserved_bytes()), (0, 0));
+        assert_eq!(backs.reserved_bytes(), 0);
         assert_eq!(pool.allocate(2 * KIB).unwrap_err().why(), Why::Lost, "what would be a hit");
         let on = of_the_queue(&device);
         assert_eq!(buffer.on(&on).unwrap_err().why, Why::Lost);
@@ -256,8 +289,12 @@ fn a_refused_submission_does_not_take_the_clears_with_it() {
         let destroyed = pool.allocate_on(&scope.stream(), 2 * KIB).unwrap().detach();
         let destroyed = destroyed.into_raw().0.into_buffer();
         scope.encoder().clear_buffer(&destroyed, 0, None);
+        let backs = device.read_backs(MIB);
+        let on = scope.stream();
+        let back = scope.read_back(&backs, again.on(&on).unwrap().buffer(), 0, KIB).unwrap();
         destroyed.destroy();
         scope.submit();
+        assert_eq!(back.wait(|_| ()).unwrap_err().why, Why::NotSubmitted, "nothing came back");
         let mut popped = pin!(refused.pop());
         let told = popped.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert!(matches!(told, Poll::Ready(Some(_))), "wgpu tells the application");

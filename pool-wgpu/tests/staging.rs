@@ -301,8 +301,6 @@ fn placed_data_outlives_a_flush() {
             scope.submit();
             assert!(back.wait(|shown| shown == pattern(frame, 1024)).unwrap(), "frame {frame}");
         }
-        device.device().poll(PollType::wait_indefinitely()).unwrap();
-        let (buffer, _) = device.scope().place(&data, &[1]).unwrap();
-        assert_eq!(buffer.size(), 4 * KIB);
+        assert!(data.reserved_bytes() <= 8 * KIB, "chunks serve again: {data:?}");
     }
 }
