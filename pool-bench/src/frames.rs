@@ -26,11 +26,11 @@ pub fn run(smoke: bool, tell: impl Fn(&str)) -> Result<Vec<Row>, Failed> {
     tell("uploads that a kernel reads");
     rows.extend(bench.read_by_a_kernel()?);
     let bytes = small(16 * MIB);
-    let little = Work { bytes, groups: 1, kernels: 1, frames: 1, held: 2 };
+    let little = Work { bytes, groups: 1, kernels: 1, frames: 1, room: true };
     let groups = u32::try_from(bytes / 16 / 64).unwrap_or(u32::MAX);
     for (name, work) in [
         ("a kernel that touches little of 16 MiB", little),
-        ("the same, and wgpu has no room", Work { held: 0, ..little }),
+        ("the same, and wgpu has no room", Work { room: false, ..little }),
         ("8 such frames, two in flight", Work { frames: 8, ..little }),
         ("8 such kernels in a frame", Work { kernels: 8, ..little }),
         ("dense work on 16 MiB", Work { groups, ..little }),

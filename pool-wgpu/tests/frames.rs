@@ -258,6 +258,10 @@ fn after_the_device_is_lost_every_call_says_so() {
         scope.place(&data, &[1; 64]).unwrap();
         scope.upload(&uploads, &raw, 0, &[1; 64]).unwrap();
         let back = scope.read_back(&backs, &raw, 0, 64).unwrap();
+        let layout = storage_layout(&device);
+        let held = pool.allocate(KIB).unwrap();
+        let on = of_the_queue(&device);
+        let view = held.on(&on).unwrap();
         device.device().destroy();
         // wgpu tells once what was submitted has ended.
         let _ = device.device().poll(PollType::wait_indefinitely());
@@ -265,13 +269,15 @@ fn after_the_device_is_lost_every_call_says_so() {
         assert_eq!(scope.upload(&uploads, &raw, 0, &[1; 64]).unwrap_err().why, Why::Lost);
         assert_eq!(scope.read_back(&backs, &raw, 0, 64).unwrap_err().why, Why::Lost);
         assert_eq!(scope.place(&data, &[1; 64]).unwrap_err().why, Why::Lost);
+        assert_eq!(device.bind_group(&layout, &[(0, &view)]).unwrap_err().why, Why::Lost);
+        drop(view);
+        drop(held);
         drop(scope);
         assert_eq!(back.wait(|_| ()).unwrap_err().why, Why::NotSubmitted);
         assert_eq!(on_its_way.wait(|_| ()).unwrap_err().why, Why::Lost);
         assert_eq!((uploads.reserved_bytes(), data.reserved_bytes()), (0, 0));
         assert_eq!(backs.reserved_bytes(), 0);
         assert_eq!(pool.allocate(2 * KIB).unwrap_err().why(), Why::Lost, "what would be a hit");
-        let on = of_the_queue(&device);
         assert_eq!(buffer.on(&on).unwrap_err().why, Why::Lost);
         assert_eq!(pool.clear().unwrap_err().why(), Why::Lost);
         drop(buffer);

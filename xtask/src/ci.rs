@@ -26,7 +26,8 @@ struct Step {
 /// What became of a step.
 struct Outcome {
     name: &'static str,
-    passed: bool,
+    /// `None` for a step that nothing here can run.
+    passed: Option<bool>,
     time: Duration,
 }
 
@@ -34,7 +35,8 @@ struct Outcome {
 pub(crate) fn run(root: &Path) -> ExitCode {
     let start = Instant::now();
     let outcomes: Vec<Outcome> = steps().iter().map(|step| step.run(root)).collect();
-    let passed = outcomes.iter().filter(|outcome| outcome.passed).count();
+    let of = |what| outcomes.iter().filter(|outcome| outcome.passed == Some(what)).count();
+    let (passed, failed) = (of(true), of(false));
     print!("{}", table(&outcomes, start.elapsed()));
     for driver in driver::ALL.iter().filter(|driver| !driver.is_here()) {
         println!("not run: {} on a real device, since {}", driver.backend, driver.absence());
@@ -43,8 +45,8 @@ pub(crate) fn run(root: &Path) -> ExitCode {
         let (feature, cure) = (platform.feature, platform.cure());
         println!("not run: the check of feature {feature}; it wants `{cure}`");
     }
-    println!("\n{passed} passed, {} failed", outcomes.len() - passed);
-    if passed == outcomes.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    println!("\n{passed} passed, {failed} failed");
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn table(outcomes: &[Outcome], all: Duration) -> String {
@@ -56,7 +58,12 @@ fn table(outcomes: &[Outcome], all: Duration) -> String {
         format!("{:-<26} {:-<8} {:->8}\n", "", "", ""),
     ];
     for Outcome { name, passed, time } in outcomes {
-        lines.push(line(name, if *passed { "passed" } else { "FAILED" }, *time));
+        let result = match passed {
+            Some(true) => "passed",
+            Some(false) => "FAILED",
+            None => "not run",
+        };
+        lines.push(line(name, result, *time));
     }
     lines.push(line("all", "", all));
     lines.concat()
@@ -120,6 +127,7 @@ impl Step {
             }
             passed &= command.status().is_ok_and(|status| status.success());
         }
+        let passed = (!self.commands.is_empty()).then_some(passed);
         Outcome { name: self.name, passed, time: start.elapsed() }
     }
 }
@@ -141,8 +149,11 @@ mod tests {
     fn the_table_names_what_failed() {
         let second = Duration::from_secs(1);
         let outcome = |name, passed| Outcome { name, passed, time: second };
-        let table = table(&[outcome("format", true), outcome("test", false)], 2 * second);
+        let outcomes =
+            [outcome("format", Some(true)), outcome("test", Some(false)), outcome("lint", None)];
+        let table = table(&outcomes, 2 * second);
         assert!(table.contains("format                     passed        1.0\n"), "{table}");
         assert!(table.contains("test                       FAILED        1.0\n"), "{table}");
+        assert!(table.contains("lint                       not run       1.0\n"), "{table}");
     }
 }

@@ -30,7 +30,8 @@ type Frame<'f> = Box<dyn FnMut() -> Result<(), Failed> + 'f>;
 /// A contender: its name and its frames.
 pub(super) type Contender<'f> = (&'static str, Frame<'f>);
 
-/// Lets contenders take turns; the first is what the others are compared with.
+/// Lets contenders take turns, each round begun by another; the first is what the others are
+/// compared with.
 pub(super) fn contest(
     case: &str,
     rounds: usize,
@@ -40,7 +41,9 @@ pub(super) fn contest(
     let mut ns = vec![Vec::new(); contenders.len()];
     let mut faults = vec![0; contenders.len()];
     for round in 0..COLD + rounds {
-        for (at, (_, frame)) in contenders.iter_mut().enumerate() {
+        for turn in 0..contenders.len() {
+            let at = (round + turn) % contenders.len();
+            let frame = &mut contenders[at].1;
             let (before, start) = (page_faults(), Instant::now());
             frame()?;
             let took = start.elapsed().as_nanos() as f64;

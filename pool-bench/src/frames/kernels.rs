@@ -3,21 +3,21 @@
 
 use super::device::{Bench, Contender, Failed, contest};
 use crate::beside::Row;
-use bucketpool::wgpu::wgpu::SubmissionIndex;
+use bucketpool::wgpu::wgpu::{Buffer, SubmissionIndex};
 use bucketpool::wgpu::{Usage, WgpuAllocator};
 use bucketpool::{BucketPool, DeviceError, ZeroPolicy};
 
 /// What is measured: frames one after the other, two of them in flight if there are several; in
-/// each so many kernels, each of so many groups of 64 vectors, on a buffer of its own. Other
-/// buffers that the application holds decide whether wgpu, which takes memory in blocks of 64 MiB
-/// and more, has room for a fresh one or must ask the driver.
+/// each so many kernels, each of so many groups of 64 vectors, on a buffer of its own. Whether
+/// wgpu, which takes memory in blocks of 64 MiB and more, has room for a fresh one or must ask the
+/// driver depends on what else the application holds.
 #[derive(Clone, Copy)]
 pub(super) struct Work {
     pub(super) bytes: u64,
     pub(super) groups: u32,
     pub(super) kernels: usize,
     pub(super) frames: usize,
-    pub(super) held: usize,
+    pub(super) room: bool,
 }
 
 fn said(error: DeviceError) -> Failed {
@@ -73,11 +73,29 @@ impl Bench {
         self.gpu().1.submit([encoder.finish()])
     }
 
+    /// Buffers of the application's own: so many that wgpu has begun another block of memory, which
+    /// has room, or one less.
+    fn others(&self, work: Work, fresh: impl Fn() -> Buffer) -> Vec<Buffer> {
+        let device = self.gpu().0;
+        let taken = || device.generate_allocator_report().map(|report| report.total_reserved_bytes);
+        let (before, mut held) = (taken(), Vec::new());
+        while taken() == before && held.len() < 64 {
+            held.push(fresh());
+        }
+        if !work.room {
+            held.pop();
+        }
+        held
+    }
+
     pub(super) fn kernels(&self, case: &str, work: Work) -> Result<Vec<Row>, Failed> {
         let (never, cleared) = (self.pool(ZeroPolicy::Never), self.pool(ZeroPolicy::OnAllocate));
         let fresh = || self.buffer(work.bytes, Usage::default().flags(), false);
-        let _held: Vec<_> = (0..work.held).map(|_| fresh()).collect();
+        for pool in [&never, &cleared] {
+            self.frames(work, || self.pooled(pool, work))?;
+        }
         let kept: Vec<_> = (0..work.kernels).map(|_| self.group(&fresh(), 0, work.bytes)).collect();
+        let _held = self.others(work, fresh);
         let by_hand = move || {
             let mut encoder = self.encoder();
             for group in &kept {

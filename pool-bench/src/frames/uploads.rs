@@ -3,16 +3,23 @@
 use super::device::{Bench, Contender, Failed, contest};
 use crate::beside::Row;
 use bucketpool::wgpu::wgpu::util::StagingBelt;
-use bucketpool::wgpu::wgpu::{Buffer, BufferUsages};
-use bucketpool::wgpu::{Uploads, Usage};
+use bucketpool::wgpu::wgpu::{BindGroup, Buffer, BufferUsages, CommandEncoder};
+use bucketpool::wgpu::{FrameData, Uploads, Usage};
 use bucketpool::{DeviceError, MIB};
 use std::num::NonZeroU64;
 
 /// Uploads of a frame, and bytes of each.
 const UPLOADS: (usize, u64) = (64, 64 << 10);
-
-/// Uploads from one chunk to the next where a frame's are handed over in parts.
+const ALL: u64 = UPLOADS.0 as u64 * UPLOADS.1;
+/// Parts that a frame's uploads are handed over in, where the device begins early.
 const PARTS: usize = 4;
+
+/// What is uploaded, where to, and who reads it.
+struct Cargo {
+    data: Vec<u8>,
+    to: Vec<(Buffer, u64)>,
+    read: Option<BindGroup>,
+}
 
 fn said(error: DeviceError) -> Failed {
     error.to_string()
@@ -20,152 +27,126 @@ fn said(error: DeviceError) -> Failed {
 
 impl Bench {
     pub(super) fn uploads(&self) -> Result<Vec<Row>, Failed> {
-        let (count, bytes) = UPLOADS;
-        let all = count as u64 * bytes;
-        let data: Vec<u8> = (0..bytes).map(|at| at.to_le_bytes()[0]).collect();
-        let usage = Usage::default().flags();
-        let targets: Vec<Buffer> = (0..count).map(|_| self.buffer(bytes, usage, false)).collect();
-        let (targets, data) = (&targets, &data);
-        let eager = self.device.uploads(all / PARTS as u64, 64 * MIB);
-        let staged = self.device.uploads(all, 64 * MIB);
-        let belt = |parts: usize| {
-            let mut belt = StagingBelt::new(self.gpu().0.clone(), all / parts as u64);
-            move || {
-                let mut in_parts = targets.chunks(count / parts);
-                in_parts.try_for_each(|part| self.belt(&mut belt, part, data))?;
-                self.wait()
-            }
-        };
-        let queue = move || {
-            for to in targets {
-                self.gpu().1.write_buffer(to, 0, data);
-            }
-            self.gpu().1.submit([]);
-            self.wait()
-        };
-        let fresh = move || {
-            let mut encoder = self.encoder();
-            for to in targets {
-                let usage = BufferUsages::MAP_WRITE | BufferUsages::COPY_SRC;
-                let staging = self.buffer(bytes, usage, true);
-                let mapped = staging.get_mapped_range_mut(..);
-                mapped.map_err(|error| error.to_string())?.copy_from_slice(data);
-                staging.unmap();
-                encoder.copy_buffer_to_buffer(&staging, 0, to, 0, bytes);
-            }
-            self.submit(encoder)
-        };
-        let contenders: Vec<Contender<'_>> = vec![
-            ("bucketpool, eager", Box::new(move || self.upload(&eager, true, targets, data))),
-            ("bucketpool, staged", Box::new(move || self.upload(&staged, false, targets, data))),
-            ("StagingBelt", Box::new(belt(1))),
-            ("StagingBelt, submitted in 4 parts", Box::new(belt(PARTS))),
-            ("Queue::write_buffer", Box::new(queue)),
-            ("fresh, mapped at creation", Box::new(fresh)),
-        ];
+        let buffer = |_| (self.buffer(UPLOADS.1, Usage::default().flags(), false), 0);
+        let to = (0..UPLOADS.0).map(buffer).collect();
+        let cargo = &Cargo { data: bytes(), to, read: None };
+        let mut contenders = self.stagers(cargo)?;
+        contenders.push(("fresh, mapped at creation", Box::new(move || self.fresh_staging(cargo))));
         contest("64 uploads of 64 KiB", self.rounds, contenders)
-    }
-
-    /// A submission of uploads as wgpu's own belt makes it.
-    fn belt(&self, belt: &mut StagingBelt, to: &[Buffer], data: &[u8]) -> Result<(), Failed> {
-        let size = NonZeroU64::new(data.len() as u64).ok_or("no bytes")?;
-        let mut encoder = self.encoder();
-        for to in to {
-            belt.write_buffer(&mut encoder, to, 0, size).copy_from_slice(data);
-        }
-        belt.finish();
-        self.gpu().1.submit([encoder.finish()]);
-        belt.recall();
-        Ok(())
-    }
-
-    /// A frame of uploads.
-    fn upload(
-        &self,
-        through: &Uploads,
-        eager: bool,
-        targets: &[Buffer],
-        data: &[u8],
-    ) -> Result<(), Failed> {
-        let mut scope = self.device.scope();
-        if eager {
-            scope.upload_eagerly();
-        }
-        for to in targets {
-            scope.upload(through, to, 0, data).map_err(said)?;
-        }
-        scope.submit();
-        self.wait()
     }
 
     /// As many into one buffer, and a kernel that reads it: through staging memory, and where the
     /// CPU has put it.
     pub(super) fn read_by_a_kernel(&self) -> Result<Vec<Row>, Failed> {
-        let (count, bytes) = UPLOADS;
-        let all = count as u64 * bytes;
-        let data = vec![0; usize::try_from(bytes).unwrap_or(0)];
-        let target = self.buffer(all, Usage::default().flags(), false);
-        let group = self.group(&target, 0, all);
-        let (target, group, data) = (&target, &group, &data);
-        let at = move || (0..count as u64).map(move |number| number * bytes);
-        let staging = self.device.uploads(all, 64 * MIB);
-        let mut belt = StagingBelt::new(self.gpu().0.clone(), all);
-        let size = NonZeroU64::new(bytes).ok_or("no bytes")?;
-        let chunks = self.device.uploads(all / PARTS as u64, 64 * MIB);
-        let ours = |eager: bool, through: Uploads| {
-            move || {
-                let mut scope = self.device.scope();
-                if eager {
-                    scope.upload_eagerly();
-                }
-                for at in at() {
-                    scope.upload(&through, target, at, data).map_err(said)?;
-                }
-                self.dispatch(scope.encoder(), group, 1);
-                scope.submit();
-                self.wait()
-            }
-        };
-        let belt = move || {
-            let mut encoder = self.encoder();
-            for at in at() {
-                belt.write_buffer(&mut encoder, target, at, size).copy_from_slice(data);
-            }
-            self.dispatch(&mut encoder, group, 1);
-            belt.finish();
-            self.gpu().1.submit([encoder.finish()]);
-            belt.recall();
-            self.wait()
-        };
-        let queue = move || {
-            for at in at() {
-                self.gpu().1.write_buffer(target, at, data);
-            }
-            let mut encoder = self.encoder();
-            self.dispatch(&mut encoder, group, 1);
-            self.submit(encoder)
-        };
-        let mut contenders: Vec<Contender<'_>> = vec![
-            ("bucketpool, staged", Box::new(ours(false, staging))),
-            ("bucketpool, eager", Box::new(ours(true, chunks))),
-            ("StagingBelt", Box::new(belt)),
-            ("Queue::write_buffer", Box::new(queue)),
-        ];
-        if let Ok(placed) = self.device.frame_data(BufferUsages::STORAGE, all, 64 * MIB) {
-            let place = move || {
-                let mut scope = self.device.scope();
-                let mut first = None;
-                for _ in at() {
-                    let placed = scope.place(&placed, data).map_err(said)?;
-                    first.get_or_insert(placed);
-                }
-                let (buffer, at) = first.ok_or("nothing was placed")?;
-                self.dispatch(scope.encoder(), &self.group(&buffer, at, all), 1);
-                scope.submit();
-                self.wait()
-            };
-            contenders.push(("bucketpool, placed", Box::new(place)));
+        let target = self.buffer(ALL, Usage::default().flags(), false);
+        let read = Some(self.group(&target, 0, ALL));
+        let to = (0..UPLOADS.0 as u64).map(|at| (target.clone(), at * UPLOADS.1)).collect();
+        let cargo = &Cargo { data: bytes(), to, read };
+        let mut contenders = self.stagers(cargo)?;
+        if let Ok(place) = self.device.frame_data(BufferUsages::STORAGE, ALL, 64 * MIB) {
+            contenders.push(("bucketpool, placed", Box::new(move || self.placed(cargo, &place))));
         }
         contest("64 uploads of 64 KiB into one buffer, and a kernel", self.rounds, contenders)
     }
+
+    /// Those who copy from memory that they keep.
+    fn stagers<'f>(&'f self, cargo: &'f Cargo) -> Result<Vec<Contender<'f>>, Failed> {
+        let part = ALL / PARTS as u64;
+        let (eager, staged) = (self.device.uploads(part, 64 * MIB), self.device.uploads(ALL, ALL));
+        let size = NonZeroU64::new(UPLOADS.1).ok_or("no bytes")?;
+        let belt = |parts: usize| {
+            let mut belt = StagingBelt::new(self.gpu().0.clone(), ALL / parts as u64);
+            move || self.belt(cargo, &mut belt, size, parts)
+        };
+        Ok(vec![
+            ("bucketpool, eager", Box::new(move || self.staged(cargo, &eager, true))),
+            ("bucketpool, in one submission", Box::new(move || self.staged(cargo, &staged, false))),
+            ("StagingBelt", Box::new(belt(1))),
+            ("StagingBelt, submitted in 4 parts", Box::new(belt(PARTS))),
+            ("Queue::write_buffer", Box::new(move || self.written(cargo))),
+        ])
+    }
+
+    fn read(&self, cargo: &Cargo, encoder: &mut CommandEncoder) {
+        if let Some(group) = &cargo.read {
+            self.dispatch(encoder, group, 1);
+        }
+    }
+
+    fn staged(&self, cargo: &Cargo, through: &Uploads, eager: bool) -> Result<(), Failed> {
+        let mut scope = self.device.scope();
+        if eager {
+            scope.upload_eagerly();
+        }
+        for (to, at) in &cargo.to {
+            scope.upload(through, to, *at, &cargo.data).map_err(said)?;
+        }
+        self.read(cargo, scope.encoder());
+        scope.submit();
+        self.wait()
+    }
+
+    fn belt(
+        &self,
+        cargo: &Cargo,
+        belt: &mut StagingBelt,
+        size: NonZeroU64,
+        parts: usize,
+    ) -> Result<(), Failed> {
+        for part in 1..=parts {
+            let each = cargo.to.len() / parts;
+            let mut encoder = self.encoder();
+            for (to, at) in &cargo.to[(part - 1) * each..part * each] {
+                belt.write_buffer(&mut encoder, to, *at, size).copy_from_slice(&cargo.data);
+            }
+            if part == parts {
+                self.read(cargo, &mut encoder);
+            }
+            belt.finish();
+            self.gpu().1.submit([encoder.finish()]);
+            belt.recall();
+        }
+        self.wait()
+    }
+
+    fn written(&self, cargo: &Cargo) -> Result<(), Failed> {
+        for (to, at) in &cargo.to {
+            self.gpu().1.write_buffer(to, *at, &cargo.data);
+        }
+        let mut encoder = self.encoder();
+        self.read(cargo, &mut encoder);
+        self.submit(encoder)
+    }
+
+    fn fresh_staging(&self, cargo: &Cargo) -> Result<(), Failed> {
+        let mut encoder = self.encoder();
+        for (to, at) in &cargo.to {
+            let usage = BufferUsages::MAP_WRITE | BufferUsages::COPY_SRC;
+            let staging = self.buffer(UPLOADS.1, usage, true);
+            let mapped = staging.get_mapped_range_mut(..);
+            mapped.map_err(|error| error.to_string())?.copy_from_slice(&cargo.data);
+            staging.unmap();
+            encoder.copy_buffer_to_buffer(&staging, 0, to, *at, UPLOADS.1);
+        }
+        self.submit(encoder)
+    }
+
+    /// Bound where it was put, since the kernel reads one range.
+    fn placed(&self, cargo: &Cargo, into: &FrameData) -> Result<(), Failed> {
+        let mut scope = self.device.scope();
+        let mut first = None;
+        for _ in &cargo.to {
+            let placed = scope.place(into, &cargo.data).map_err(said)?;
+            first.get_or_insert(placed);
+        }
+        let (buffer, at) = first.ok_or("nothing was placed")?;
+        self.dispatch(scope.encoder(), &self.group(&buffer, at, ALL), 1);
+        scope.submit();
+        self.wait()
+    }
+}
+
+/// What is uploaded.
+fn bytes() -> Vec<u8> {
+    (0..UPLOADS.1).map(|at| at.to_le_bytes()[0]).collect()
 }
