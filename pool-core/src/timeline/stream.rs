@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire};
 
-/// A stream that a [`Timeline`] knows. Clones are the same stream.
+/// A stream that a [`Timeline`](super::Timeline) knows. Clones are the same stream.
 pub struct Stream<D: EventDriver>(pub(super) Arc<Slot<D>>);
 
 pub(super) struct Slot<D: EventDriver> {
