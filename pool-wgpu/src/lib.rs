@@ -17,9 +17,10 @@
 //! buffer went back to wgpu ([`WgpuAllocator::kept_clones`]); before that, nothing can.
 //!
 //! Vulkan is built in, and run in CI. Metal, DX12 and WebGPU are features of the same names, which
-//! CI compiles and nobody has run. A browser lets nobody wait: request the device there yourself
-//! ([`WgpuAllocator::new`]), await results ([`ReadBack`]), and have wgpu's own handler tell the
-//! errors of creation, which come too late for a pool to return them.
+//! CI compiles; WebGPU was run over Dawn (`cargo xtask web`), the other two nobody has run. A
+//! browser lets nobody wait: request the device there yourself ([`WgpuAllocator::new`]), await
+//! results ([`ReadBack`]), and have wgpu's own handler tell the errors of creation, which come too
+//! late for a pool to return them.
 //!
 //! A device that is lost is told by every call here, as soon as wgpu tells: once what was submitted
 //! has ended. A driver that fails underneath makes wgpu itself panic, in whatever polls.

@@ -13,6 +13,7 @@ mod platforms;
 mod prose;
 mod source;
 mod tidy;
+mod web;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -23,6 +24,7 @@ cargo xtask replay TRACE.. [OPTIONS]   replay traces under each policy
 cargo xtask record COMMAND..           run a command and keep what it prints as a record
 cargo xtask ci                         everything CI runs; a table of its steps at the end
 cargo xtask gpu-bundle                 what a machine with a GPU needs for its tests and benches
+cargo xtask web                        the WebGPU tests in Node; fetches what they need
 cargo xtask tidy                       layers, knots, dead files, words, links
 
 `cargo xtask bench --help` and `cargo xtask replay --help` list the options.";
@@ -37,15 +39,15 @@ fn main() -> ExitCode {
         Some("bench" | "replay" | "record") => bench::run(&root, &args),
         Some("ci") => ci::run(&root),
         Some("gpu-bundle") => bundle::run(&root),
+        Some("web") => web::run(&root),
         Some("tidy") => tidy::run(&root),
         None | Some("help" | "--help" | "-h") => {
             println!("{USAGE}");
             ExitCode::SUCCESS
         }
         Some(other) => {
-            eprintln!(
-                "error: task `{other}`; expected one of bench, replay, record, ci, gpu-bundle, tidy"
-            );
+            let tasks = "bench, replay, record, ci, gpu-bundle, web, tidy";
+            eprintln!("error: task `{other}`; expected one of {tasks}");
             ExitCode::from(BAD_INPUT)
         }
     }

@@ -24,11 +24,16 @@ impl Platform {
         said.is_ok_and(|said| Path::new(String::from_utf8_lossy(&said.stdout).trim()).is_dir())
     }
 
-    /// The arguments of cargo that check it.
-    pub(crate) fn check(&self) -> String {
+    /// The arguments of cargo that check it; of a browser's also the tests that `web` runs.
+    pub(crate) fn checks(&self) -> Vec<String> {
         let Self { feature, target } = self;
-        let only = format!("--no-default-features --features {feature} --target {target}");
-        format!("clippy --quiet --locked {only} -- -D warnings")
+        let only = format!("--features {feature} --target {target}");
+        let mut checks = vec![format!("--no-default-features {only}")];
+        if self.feature == "webgpu" {
+            checks.push(format!("{only} --package pool-wgpu --test web"));
+        }
+        let clippy = |what: String| format!("clippy --quiet --locked {what} -- -D warnings");
+        checks.into_iter().map(clippy).collect()
     }
 
     /// What to do where it is missing.
@@ -50,7 +55,8 @@ mod tests {
     fn the_check_names_feature_and_target() {
         let wanted = "clippy --quiet --locked --no-default-features --features metal \
             --target aarch64-apple-darwin -- -D warnings";
-        assert_eq!(ALL[0].check(), wanted);
+        assert_eq!(ALL[0].checks(), [wanted]);
+        assert!(ALL[2].checks()[1].contains("--package pool-wgpu --test web"));
         assert_eq!(ALL[0].cure(), "rustup target add aarch64-apple-darwin");
     }
 }
