@@ -5,7 +5,9 @@
 mod present;
 
 use pool_core::conformance::{self, Probe};
-use pool_core::{BucketPool, DeviceAllocator, KIB, PooledBuffer, StreamClock, Why, ZeroPolicy};
+use pool_core::{
+    BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, StreamClock, Why, ZeroPolicy,
+};
 use pool_wgpu::{Usage, WgpuAllocator};
 use present::{devices, noop, vulkan};
 use wgpu::{BufferUsages, PollType};
@@ -125,8 +127,13 @@ fn a_clearing_pool_never_clears_a_block_of_an_open_scope_behind_its_back() {
 
 #[test]
 fn usages_are_kinds_and_errors_come_before_a_buffer_does() {
-    for allocator in devices() {
-        let largest = allocator.device().limits().max_buffer_size;
+    for largest in [3 * MIB, 4 * MIB] {
+        let max_buffer_size = largest;
+        let required_limits = wgpu::Limits { max_buffer_size, ..wgpu::Limits::defaults() };
+        let descriptor = wgpu::DeviceDescriptor { required_limits, ..Default::default() };
+        let (device, queue) = wgpu::Device::noop(&descriptor);
+        let allocator = WgpuAllocator::new(device, queue);
+        assert_eq!(allocator.largest(), largest);
         let pool = BucketPool::new(allocator);
         let on = *pool.allocator().clock().default_stream();
         drop(pool.allocate(KIB).unwrap());
