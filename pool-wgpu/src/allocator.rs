@@ -126,6 +126,37 @@ impl WgpuAllocator {
     /// asked of a pipeline is another one each time it is asked for.) At most 256 are kept, and
     /// those of a buffer that goes back to wgpu go first.
     ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+    /// #     label: None,
+    /// #     entries: &[wgpu::BindGroupLayoutEntry {
+    /// #         binding: 0,
+    /// #         visibility: wgpu::ShaderStages::COMPUTE,
+    /// #         ty: wgpu::BindingType::Buffer {
+    /// #             ty: wgpu::BufferBindingType::Storage { read_only: false },
+    /// #             has_dynamic_offset: false,
+    /// #             min_binding_size: None,
+    /// #         },
+    /// #         count: None,
+    /// #     }],
+    /// # });
+    /// let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// for _ in 0..10 {
+    ///     let scope = pool.allocator().scope();
+    ///     let on = scope.stream();
+    ///     let buffer = pool.allocate_on(&on, KIB)?;
+    ///     let group = pool.allocator().bind_group(&layout, &[(0, &buffer.on(&on)?)])?;
+    ///     scope.submit();
+    /// }
+    /// assert_eq!(pool.allocator().kept_bind_groups(), 1);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Why::Unsupported`] for a view of no bytes, or for views that the layout does not take;

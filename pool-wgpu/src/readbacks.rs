@@ -19,7 +19,7 @@ use wgpu::{
 ///
 /// [`Scope::read_back`](crate::Scope::read_back) copies into it and gives a [`ReadBack`], which is
 /// ready once the scope was submitted and its work is done: await it, or call
-/// [`ReadBack::wait`].
+/// [`ReadBack::wait`]. Its buffer serves others once the bytes were lent.
 #[derive(Clone)]
 pub struct ReadBacks(Arc<Inner>);
 

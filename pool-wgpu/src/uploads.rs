@@ -16,6 +16,34 @@ use wgpu::{Buffer, BufferDescriptor, BufferUsages, BufferViewMut, MapMode, PollT
 /// A scope writes into a chunk of its own ([`Scope::upload`](crate::Scope::upload)). When the scope
 /// is submitted the chunk is unmapped, and asked to be mapped again once its copies are done; wgpu
 /// tells that from inside a later submit or poll, and then it is at rest again.
+///
+/// What it costs: a copy by the CPU, one by the device, and as much memory as the frames in flight
+/// upload. Nothing is mapped or unmapped for an upload, and no buffer is made once there are
+/// enough.
+///
+/// ```
+/// use pool_core::{BucketPool, KIB, MIB};
+/// use pool_wgpu::WgpuAllocator;
+///
+/// # #[cfg(feature = "noop")] {
+/// # let (device, queue) = pool_wgpu::wgpu::Device::noop(&Default::default());
+/// let device = WgpuAllocator::new(device, queue);
+/// let (uploads, backs) = (device.uploads(64 * KIB, MIB), device.read_backs(MIB));
+/// let pool = BucketPool::new(device.clone());
+/// for frame in 0..10_u8 {
+///     let mut scope = device.scope();
+///     let on = scope.stream();
+///     let buffer = pool.allocate_on(&on, KIB)?;
+///     let view = buffer.on(&on)?;
+///     scope.upload(&uploads, view.buffer(), view.offset(), &[frame; 1024])?;
+///     let back = scope.read_back(&backs, view.buffer(), view.offset(), KIB)?;
+///     scope.submit();
+///     assert!(back.wait(|bytes| bytes == [frame; 1024])?);
+/// }
+/// assert!(uploads.reserved_bytes() <= 128 * KIB);
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Uploads(Arc<Inner>);
 
@@ -25,6 +53,25 @@ pub struct Uploads(Arc<Inner>);
 ///
 /// What a scope places ([`Scope::place`](crate::Scope::place)) is that scope's only. Bytes beyond
 /// it are another frame's.
+///
+/// ```
+/// use pool_core::{KIB, MIB};
+/// use pool_wgpu::{WgpuAllocator, wgpu};
+///
+/// # #[cfg(feature = "noop")] {
+/// # let required_features = wgpu::Features::MAPPABLE_PRIMARY_BUFFERS;
+/// # let descriptor = wgpu::DeviceDescriptor { required_features, ..Default::default() };
+/// # let (device, queue) = wgpu::Device::noop(&descriptor);
+/// let device = WgpuAllocator::new(device, queue);
+/// let uniforms = device.frame_data(wgpu::BufferUsages::UNIFORM, 64 * KIB, MIB)?;
+/// let mut scope = device.scope();
+/// let (buffer, first) = scope.place(&uniforms, &[1; 100])?;
+/// let (same, second) = scope.place(&uniforms, &[2; 100])?;
+/// assert_eq!((buffer, second - first), (same, 256)); // where a binding may begin
+/// scope.submit();
+/// # }
+/// # Ok::<(), pool_core::DeviceError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct FrameData {
     pub(crate) chunks: Uploads,
