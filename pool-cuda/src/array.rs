@@ -44,6 +44,21 @@ impl<A: Vram + Sliceable> Vram for Arena<A> {
 /// by the host, each time.
 ///
 /// For a kernel, `builder.arg(&*array.on(&stream)?)`.
+///
+/// ```
+/// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+/// # double::stand_in(); // where no GPU is
+/// use pool_core::BucketPool;
+/// use pool_cuda::{AllocateCudaArray, CudaAllocator};
+///
+/// let pool = BucketPool::new(CudaAllocator::new(0)?);
+/// let stream = pool.allocator().device().context().new_stream()?;
+/// let on = pool.allocator().device().stream(&stream)?;
+/// let mut sums = pool.allocate_array_on::<f32>(&on, &[2, 3])?;
+/// stream.memcpy_htod(&[1.5; 6], &mut sums)?;
+/// assert_eq!((sums.shape(), stream.clone_dtoh(&sums)?), (&[2, 3][..], vec![1.5; 6]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct CudaArray<T, A: Vram> {
     buffer: PooledBuffer<A>,
     at: sys::CUdeviceptr,

@@ -23,7 +23,9 @@ use std::marker::PhantomData;
 /// It stays on its thread, as the driver asks. Dropping it ends the capture and throws its work
 /// away.
 ///
-/// ```no_run
+/// ```
+/// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+/// # double::stand_in(); // where no GPU is
 /// use pool_core::{BucketPool, MIB};
 /// use pool_cuda::{CudaAllocator, CudaCapture};
 ///
@@ -38,6 +40,8 @@ use std::marker::PhantomData;
 /// drop(scratch);
 /// let mut graph = capture.end()?;
 /// graph.launch(&on, &[])?;
+/// graph.launch(&on, &[])?; // with the same memory
+/// assert_eq!(graph.cached_bytes(), MIB);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct CudaCapture<A: Vram> {

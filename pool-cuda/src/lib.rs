@@ -3,7 +3,9 @@
 //! Builds without a CUDA toolkit and starts without a GPU: the driver is loaded when the first
 //! device is opened, and its absence is a [`DeviceError`](pool_core::DeviceError).
 //!
-//! ```no_run
+//! ```
+//! # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+//! # double::stand_in(); // where no GPU is
 //! use pool_core::{BucketPool, GIB, MIB};
 //! use pool_cuda::{CudaAllocator, CudaDevice};
 //!
@@ -15,6 +17,10 @@
 //! let buffer = pool.allocate_on(&on, 64 * MIB)?;
 //! let view = buffer.on(&on)?;
 //! stream.memset_zeros(&mut &*view)?; // cudarc's own copies, fills and launches take the view
+//! drop(view);
+//! drop(buffer); // serves the stream again at once, and others when they wait for it
+//! pool.allocate_on(&on, 60 * MIB)?;
+//! assert_eq!((pool.stats().misses, pool.stats().hits), (1, 1));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![deny(unsafe_code)]

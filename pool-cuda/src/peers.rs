@@ -14,6 +14,21 @@ use pool_core::{
 /// A pool for each of several devices. A buffer knows its device
 /// ([`PooledBuffer::allocator`]); a stream of another is refused, unless it is asked for by
 /// [`use_on_peer`].
+///
+/// ```
+/// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+/// # double::stand_in(); // where no GPU is
+/// use pool_core::{BucketPool, MIB};
+/// use pool_cuda::{CudaAllocator, CudaPools};
+///
+/// let on_device = |ordinal| CudaAllocator::new(ordinal).map(BucketPool::new);
+/// let pools = CudaPools::new(on_device(0)?, [on_device(1)?]);
+/// let second = pools.device(1).ok_or("two devices")?.allocator().device().clone();
+/// let on = second.stream(&second.context().new_stream()?)?;
+/// let buffer = pools.allocate_on(&on, MIB)?;
+/// assert_eq!(buffer.allocator().device().ordinal(), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct CudaPools<S: Source> {
     first: BucketPool<CudaMemory<S>>,

@@ -31,6 +31,28 @@ const ALIGNMENT: u64 = GRANULE;
 /// has seen the stream done with it. It is scarce, and the driver takes milliseconds to lock it:
 /// an [`Arena`](pool_core::Arena) over it cuts blocks to size, without the half that powers of two
 /// would waste.
+///
+/// ```
+/// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+/// # double::stand_in(); // where no GPU is
+/// use pool_core::{BucketPool, KIB};
+/// use pool_cuda::{CudaAllocator, CudaDevice, CudaPinnedAllocator, PinnedBytes};
+///
+/// let device = CudaDevice::new(0)?;
+/// let stream = device.context().new_stream()?;
+/// let on = device.stream(&stream)?;
+/// let host = BucketPool::new(CudaPinnedAllocator::on(device.clone()));
+/// let vram = BucketPool::new(CudaAllocator::on(device));
+///
+/// let mut source = host.allocate(KIB)?;
+/// source.bytes()?.fill(7);
+/// let target = vram.allocate_on(&on, KIB)?;
+/// stream.memcpy_htod(&*source.on(&on)?, &mut &*target.on(&on)?)?;
+/// drop(source); // its copy has not run yet, so the CPU gets another block
+/// host.allocate(KIB)?;
+/// assert_eq!(host.stats().misses, 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct CudaPinnedAllocator {
     device: CudaDevice,
     by: Locking,

@@ -1,43 +1,21 @@
 //! The double: loaded once, given to one test at a time, and asked what happened.
 
+use crate::stand_in::stand_in;
 use cudarc::driver::sys;
 use parking_lot::{Mutex, MutexGuard};
 use pool_core::PooledBuffer;
 use pool_cuda::{CudaStreamOf, Vram};
 use std::ffi::CString;
-use std::process::Command;
 use std::sync::LazyLock;
 
-/// Builds the double, loads it by its path and keeps it; cudarc's own `dlopen` then finds it by its
-/// name. Gives the machine to one test, as new.
+/// Loads the double ([`stand_in`]) and gives the machine to one test, as new.
 pub(crate) fn double() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
-    static LOADED: LazyLock<()> = LazyLock::new(|| {
-        // SAFETY: the library is ours, and its initialisers do nothing.
-        let library = unsafe { libloading::Library::new(built()) }.unwrap();
-        std::mem::forget(library);
-    });
+    static LOADED: LazyLock<()> = LazyLock::new(stand_in);
     let one = ONE.lock();
     LazyLock::force(&LOADED);
     reset();
     one
-}
-
-fn built() -> String {
-    let output = Command::new(env!("CARGO"))
-        .args(["build", "--locked", "--package", "cuda-double", "--message-format=json"])
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let messages = String::from_utf8(output.stdout).unwrap();
-    for message in messages.lines() {
-        let message: serde_json::Value = serde_json::from_str(message).unwrap();
-        let file = message["filenames"][0].as_str().unwrap_or_default();
-        if message["target"]["name"] == "cuda_double" && !file.is_empty() {
-            return file.to_owned();
-        }
-    }
-    panic!("cargo built no double:\n{messages}");
 }
 
 /// A function of the double, by name.

@@ -15,5 +15,6 @@ mod interop;
 mod refusals;
 mod schedules;
 mod several;
+mod stand_in;
 mod streams;
 mod suites;
