@@ -80,13 +80,8 @@ impl<S: Source> CudaPools<S> {
 }
 
 impl CudaDevice {
-    /// Lets this device's work use memory of `peer` that `cuMemAlloc` has handed out there.
-    /// (Virtual memory says who may use it when it is made.)
-    ///
-    /// # Errors
-    ///
-    /// [`Why::Unsupported`] if the devices cannot reach each other, or what the driver said.
-    pub fn enable_access_to(&self, peer: &Self) -> Result<(), DeviceError> {
+    /// Whether this device can reach memory of `peer`; an error if not.
+    pub(crate) fn can_reach(&self, peer: &Self) -> Result<(), DeviceError> {
         let (mut can, from, to) = (0, self.context().cu_device(), peer.context().cu_device());
         self.driver().call("cuDeviceCanAccessPeer", || {
             // SAFETY: asks about two devices that exist.
@@ -95,6 +90,18 @@ impl CudaDevice {
         if can == 0 {
             return Err(DeviceError::new(Why::Unsupported, "access from one device to another", 0));
         }
+        Ok(())
+    }
+
+    /// Lets this device's work use memory of `peer` that `cuMemAlloc` has handed out there. (Virtual
+    /// memory says who may use it when it is made, a pool of the driver's when it is asked:
+    /// [`CudaAsyncAllocator::let_use`](crate::CudaAsyncAllocator::let_use).)
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Unsupported`] if the devices cannot reach each other, or what the driver said.
+    pub fn enable_access_to(&self, peer: &Self) -> Result<(), DeviceError> {
+        self.can_reach(peer)?;
         self.driver().call("cuCtxEnablePeerAccess", || {
             // SAFETY: the peer's context is kept alive by its `Arc`.
             match unsafe { sys::cuCtxEnablePeerAccess(peer.context().cu_ctx(), 0) } {
@@ -106,7 +113,8 @@ impl CudaDevice {
 }
 
 /// Lets `work` give work to a stream of another device, which was given access to the buffer's
-/// ([`CudaDevice::enable_access_to`]).
+/// ([`CudaDevice::enable_access_to`],
+/// [`CudaAsyncAllocator::let_use`](crate::CudaAsyncAllocator::let_use)).
 ///
 /// The stream is ordered behind what was done with the buffer, and afterwards the buffer waits for
 /// what the stream was given: an event each way, since two devices have two clocks. `home` is any

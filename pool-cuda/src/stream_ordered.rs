@@ -2,7 +2,7 @@
 //! the driver's that is this allocator's own.
 #![expect(unsafe_code, reason = "the driver is called through C")]
 
-use crate::abi::{DeviceLocation, PoolProperties};
+use crate::abi::{Access, DeviceLocation, PoolProperties};
 use crate::block::CudaBlock;
 use crate::device::CudaDevice;
 use crate::driver::has;
@@ -68,6 +68,24 @@ impl CudaAsyncAllocator {
     #[must_use]
     pub fn as_raw(&self) -> sys::CUmemoryPool {
         self.source().pool.0
+    }
+
+    /// Lets another device's work use this pool's memory, what is handed out already too
+    /// (`cuMemPoolSetAccess`). Access between contexts
+    /// ([`CudaDevice::enable_access_to`]) does not reach the driver's pools.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Unsupported`] if the device cannot reach this one, or what the driver said.
+    pub fn let_use(&self, peer: &CudaDevice) -> Result<(), DeviceError> {
+        peer.can_reach(self.device())?;
+        let access = Access::of(DeviceLocation::of(peer.ordinal()));
+        let pool = self.source().pool.0;
+        self.device().driver().call("cuMemPoolSetAccess", || {
+            // SAFETY: one description in the driver's layout (abi.rs), which lives through the call;
+            // the pool lives as long as this allocator.
+            unsafe { sys::cuMemPoolSetAccess(pool, access.as_ptr(), 1) }.result()
+        })
     }
 
     /// What the driver's pool has taken from the device, in bytes, in use or kept.

@@ -9,7 +9,7 @@ use crate::state::{State, call, current, said};
 pub extern "C" fn cuMemAlloc_v2(at: Out<u64>, bytes: usize) -> Code {
     call("cuMemAlloc_v2", |state| {
         state.not_in_capture()?;
-        at.put(state.allocate(bytes, current()?)?);
+        at.put(state.allocate(bytes, current()?, None)?);
         Ok(())
     })
 }

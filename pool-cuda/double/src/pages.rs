@@ -27,7 +27,7 @@ pub struct Properties {
 #[derive(Clone, Copy)]
 pub struct Access {
     location: c_uint,
-    device: c_int,
+    pub(crate) device: c_int,
     flags: c_uint,
 }
 

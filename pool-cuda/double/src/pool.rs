@@ -3,6 +3,7 @@
 
 use crate::code::{self, Code};
 use crate::device::device;
+use crate::pages::Access;
 use crate::pointer::{InOut, Out};
 use crate::state::{DEVICES, State, call, current, said};
 use std::ffi::{c_int, c_uint};
@@ -72,6 +73,20 @@ pub extern "C" fn cuMemPoolTrimTo(pool: usize, _bytes: usize) -> Code {
     call("cuMemPoolTrimTo", |state| known(state, pool).map(|_| ()))
 }
 
+/// Of one device at a time, which is given access and never loses it.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemPoolSetAccess(pool: usize, access: InOut<Access>, count: usize) -> Code {
+    call("cuMemPoolSetAccess", |state| {
+        let own = known(state, pool)?;
+        let who = device(access.get().device)?;
+        if count != 1 || who == own {
+            return Err(code::INVALID_VALUE);
+        }
+        state.pool_access.insert((pool, who));
+        Ok(())
+    })
+}
+
 fn known(state: &State, pool: usize) -> Result<usize, Code> {
     let first = pool.checked_sub(1).filter(|device| *device < DEVICES);
     first.or_else(|| state.pools.get(&pool).copied()).ok_or(code::INVALID_VALUE)
@@ -85,8 +100,7 @@ pub extern "C" fn cuMemAllocFromPoolAsync(
     stream: usize,
 ) -> Code {
     call("cuMemAllocFromPoolAsync", |state| {
-        let device = known(state, pool)?;
-        at.put(in_order(state, bytes, device, stream)?);
+        at.put(in_order(state, bytes, pool, stream)?);
         Ok(())
     })
 }
@@ -95,18 +109,18 @@ pub extern "C" fn cuMemAllocFromPoolAsync(
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemAllocAsync(at: Out<u64>, bytes: usize, stream: usize) -> Code {
     call("cuMemAllocAsync", |state| {
-        let device = current()?;
-        at.put(in_order(state, bytes, device, stream)?);
+        at.put(in_order(state, bytes, current()? + 1, stream)?);
         Ok(())
     })
 }
 
-fn in_order(state: &mut State, bytes: usize, device: usize, stream: usize) -> Result<u64, Code> {
+fn in_order(state: &mut State, bytes: usize, pool: usize, stream: usize) -> Result<u64, Code> {
+    let device = known(state, pool)?;
     let (on, _) = state.stream(stream)?;
     if state.engine.is_capturing(on) {
         return Err(code::STREAM_CAPTURE_UNSUPPORTED); // a node of the graph in the driver; not here
     }
-    let at = state.allocate(bytes, device)?;
+    let at = state.allocate(bytes, device, Some(pool))?;
     // Usable after this point of the stream only.
     state.engine.kernel(on, at..at + bytes as u64);
     Ok(at)

@@ -37,6 +37,8 @@ pub(crate) struct State {
     pub(crate) memory: BTreeMap<u64, Owned>,
     /// Memory pools, by handle: their device.
     pub(crate) pools: HashMap<usize, usize>,
+    /// Which devices may use which pool's memory, besides its own.
+    pub(crate) pool_access: HashSet<(usize, usize)>,
     pub(crate) pages: crate::pages::Pages,
     pub(crate) hosts: crate::host::Hosts,
     /// Graphs, and graphs that can be launched, by handle.
@@ -54,6 +56,8 @@ pub(crate) struct Stream {
 pub(crate) struct Owned {
     pub(crate) bytes: u64,
     pub(crate) device: usize,
+    /// The pool that it came from.
+    pub(crate) pool: Option<usize>,
 }
 
 pub(crate) fn state() -> MutexGuard<'static, State> {
@@ -107,6 +111,7 @@ impl State {
             events: HashMap::new(),
             memory: BTreeMap::new(),
             pools: HashMap::new(),
+            pool_access: HashSet::new(),
             pages: crate::pages::Pages::default(),
             hosts: crate::host::Hosts::default(),
             graphs: HashMap::new(),
@@ -154,7 +159,11 @@ impl State {
     fn may_use(&self, range: &Range<u64>, device: usize) -> bool {
         match self.memory.range(..=range.start).next_back() {
             Some((at, owned)) if range.start < at + owned.bytes => {
-                owned.device == device || self.peers.contains(&(device, owned.device))
+                owned.device == device
+                    || owned.pool.map_or_else(
+                        || self.peers.contains(&(device, owned.device)),
+                        |pool| self.pool_access.contains(&(pool, device)),
+                    )
             }
             _ => self.pages.may_use(range, device),
         }
@@ -166,8 +175,13 @@ impl State {
         blocks.map(|owned| owned.bytes).sum::<u64>() + self.pages.held(device)
     }
 
-    /// Takes a block of the current device.
-    pub(crate) fn allocate(&mut self, bytes: usize, device: usize) -> Result<u64, Code> {
+    /// Takes a block of a device, or of a pool on it.
+    pub(crate) fn allocate(
+        &mut self,
+        bytes: usize,
+        device: usize,
+        pool: Option<usize>,
+    ) -> Result<u64, Code> {
         if bytes == 0 {
             return Err(code::INVALID_VALUE);
         }
@@ -176,7 +190,7 @@ impl State {
             return Err(code::OUT_OF_MEMORY);
         }
         let at = said(self.engine.allocate(bytes))?;
-        self.memory.insert(at, Owned { bytes, device });
+        self.memory.insert(at, Owned { bytes, device, pool });
         Ok(at)
     }
 

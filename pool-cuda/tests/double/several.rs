@@ -2,7 +2,9 @@
 
 use crate::harness::{count, double, fail, hazards, held, kernel, kernel_at};
 use pool_core::{BucketPool, KIB, MIB, Why};
-use pool_cuda::{CudaAllocator, CudaDevice, CudaPools, CudaStreamOf, CudaView, use_on_peer};
+use pool_cuda::{
+    CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPools, CudaStreamOf, CudaView, use_on_peer,
+};
 
 fn devices() -> [CudaDevice; 2] {
     [0, 1].map(|ordinal| CudaDevice::new(ordinal).unwrap())
@@ -82,4 +84,25 @@ fn without_access_the_other_device_is_refused() {
     let kernel = |view: &CudaView<'_>| kernel_at(&theirs, view.as_ptr(), KIB);
     let used = use_on_peer(&buffer, &home, (&there, &theirs), kernel);
     assert_eq!(used, Ok(700), "as on a device: an illegal address");
+}
+
+#[test]
+fn a_pool_of_the_drivers_says_itself_who_may_use_it() {
+    let _one = double();
+    let [here, there] = devices();
+    let (home, theirs) = (stream(&here), stream(&there));
+    let pool = BucketPool::new(CudaAsyncAllocator::new(here.clone(), u64::MAX).unwrap());
+    let used = |pool: &BucketPool<CudaAsyncAllocator>| {
+        let buffer = pool.allocate_on(&home, KIB).unwrap();
+        let kernel = |view: &CudaView<'_>| kernel_at(&theirs, view.as_ptr(), KIB);
+        use_on_peer(&buffer, &home, (&there, &theirs), kernel).unwrap()
+    };
+    pool.allocator().let_use(&there).unwrap();
+    pool.allocator().let_use(&there).unwrap(); // a second time is no fault
+    assert_eq!((used(&pool), hazards()), (0, 0));
+    assert_eq!(pool.allocator().let_use(&here).unwrap_err().why, Why::Unsupported, "itself");
+
+    let closed = BucketPool::new(CudaAsyncAllocator::new(here.clone(), u64::MAX).unwrap());
+    there.enable_access_to(&here).unwrap();
+    assert_eq!(used(&closed), 700, "access between contexts is not access to the driver's pools");
 }
