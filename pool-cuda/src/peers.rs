@@ -93,9 +93,9 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Lets this device's work use memory of `peer` that `cuMemAlloc` has handed out there. (Virtual
-    /// memory says who may use it when it is made, a pool of the driver's when it is asked:
-    /// [`CudaAsyncAllocator::let_use`](crate::CudaAsyncAllocator::let_use).)
+    /// Lets this device's work use memory of `peer` that `cuMemAlloc` has handed out there.
+    /// (Virtual memory says who may use it when it is made, a pool of the driver's when it is
+    /// asked: [`CudaAsyncAllocator::let_use`](crate::CudaAsyncAllocator::let_use).)
     ///
     /// # Errors
     ///

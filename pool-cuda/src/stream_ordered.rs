@@ -82,8 +82,8 @@ impl CudaAsyncAllocator {
         let access = Access::of(DeviceLocation::of(peer.ordinal()));
         let pool = self.source().pool.0;
         self.device().driver().call("cuMemPoolSetAccess", || {
-            // SAFETY: one description in the driver's layout (abi.rs), which lives through the call;
-            // the pool lives as long as this allocator.
+            // SAFETY: one description in the driver's layout (abi.rs), which lives through the
+            // call; the pool lives as long as this allocator.
             unsafe { sys::cuMemPoolSetAccess(pool, access.as_ptr(), 1) }.result()
         })
     }
