@@ -4,9 +4,10 @@ pub use pool_core::{
     AllocError, Allocating, Arena, ArenaBlock, ArenaConfig, BucketPolicy, BucketPool, Bytes,
     CachedLimit, Clearing, Detached, DeviceAllocator, DeviceError, DeviceStats, EventDriver,
     Figures, GIB, GivenBack, Held, HostMemory, Immediate, KIB, Layer, MIB, Mark, MarkOf, Memory,
-    Order, PoolBuilder, PoolStats, PoolStatsSnapshot, PooledBuffer, RangeState, Request, Retention,
-    Rungs, SegmentMap, Sliceable, Stat, StatArray, StealPolicy, Stream, StreamClock, StreamOf,
-    Terms, Timeline, Use, Verdict, VirtualMemory, WholeBlocks, Why, ZeroPolicy,
+    Order, PoolBuilder, PoolStats, PoolStatsSnapshot, PooledBuffer, PrivatePool, RangeState,
+    Request, Retention, Rungs, SegmentMap, Sliceable, Stat, StatArray, StealPolicy, Stream,
+    StreamClock, StreamOf, Terms, Timeline, Use, Verdict, VirtualMemory, WholeBlocks, Why,
+    ZeroPolicy,
 };
 
 pub use pool_core::preset;

@@ -12,15 +12,17 @@ use crate::spec::{self, PolicySpec};
 use crate::workload::Workload;
 use crate::{record, sizes};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
+use std::{fs, io};
 
 /// Policies that are compared unless others are named; the classes are seed 001's.
 const POLICIES: &str = "exact,pow2,tiered:4K+16K+64K+256K+1M+4M+16M,fit:2,arena,\
                         arena:pages=64K:slack=5%,arena:torch";
 /// The bound under which `bench` replays traces a second time.
 const BENCH_CACHED_LIMIT: &str = "25%";
+
+const NO_ARENAS_ON_WGPU: &str = "left out: arenas on wgpu, since its buffers are not cut";
 
 /// Where records go, below the root.
 const RECORDS: &str = "pool-bench/records";
@@ -80,7 +82,7 @@ struct Bench {
     workload: Vec<String>,
     /// Other allocators beside ours, instead of workloads and traces: the tcache's, or with
     /// `--backend cuda` or `wgpu` theirs.
-    #[arg(long, conflicts_with_all = ["workload"])]
+    #[arg(long, conflicts_with_all = ["workload", "policy"])]
     peers: bool,
     /// An allocator of VRAM in a program of its own, as NAME=COMMAND (`peers/gpu/build` makes
     /// some).
@@ -102,17 +104,18 @@ struct Replay {
     /// Traces: .ptrace.csv, plain or with .zst.
     #[arg(required = true)]
     trace: Vec<PathBuf>,
-    /// Policies to compare, such as exact,pow2,tiered:4K+16K,fit:2.
-    #[arg(long, default_value = POLICIES)]
-    policy: String,
+    /// Policies to compare, such as exact,pow2,tiered:4K+16K,fit:2; those of `bench` unless named.
+    #[arg(long, allow_hyphen_values = true)]
+    policy: Option<String>,
     /// The memory to replay on.
     #[arg(long, value_enum, default_value = "sim")]
     backend: Backend,
-    /// A bound on idle blocks: bytes such as 64M, or a share of the peak such as 25%.
-    #[arg(long)]
+    /// A bound on idle blocks: bytes such as 64M, or a share of the peak such as 25%. Unless named,
+    /// none on `sim`, and 25% on memory that is real.
+    #[arg(long, allow_hyphen_values = true)]
     cached_limit: Option<String>,
     /// The size of the simulated device.
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     capacity: Option<String>,
     /// Each lane of the trace as a stream of the simulated device, whose work runs late.
     #[arg(long)]
@@ -143,6 +146,7 @@ pub fn run(cli: Cli, typed: &str) -> Result<String, BadInput> {
 impl Record {
     fn run(self) -> Result<String, BadInput> {
         let typed = self.command.join(" ");
+        record::probe(&root().join(RECORDS)).map_err(|error| unwritable(&error))?;
         let failed =
             |why: String| BadInput::new(format!("`{typed}`: {why}"), "a run that succeeds");
         let (program, arguments) =
@@ -166,13 +170,22 @@ impl Record {
 /// Writes a record of what a command came to.
 fn recorded(command: &str, lines: &[String]) -> Result<String, BadInput> {
     let file = record::write(&root().join(RECORDS), command, lines);
-    file.map_err(|error| BadInput::new(format!("{RECORDS}: {error}"), "a writable folder"))
+    file.map_err(|error| unwritable(&error))
+}
+
+fn unwritable(error: &io::Error) -> BadInput {
+    BadInput::new(format!("{RECORDS}: {error}"), "a writable folder")
 }
 
 impl Bench {
     fn run(self, typed: &str) -> Result<String, BadInput> {
         let policies = spec::list(&self.policy)?;
         let (workloads, traces) = self.chosen()?;
+        // Minutes later nobody wants to hear that it was for nothing.
+        self.output.probe()?;
+        if self.record {
+            record::probe(&root().join(RECORDS)).map_err(|error| unwritable(&error))?;
+        }
         let mut results = Results::default();
         if self.peers {
             self.against_peers(&mut results)?;
@@ -180,7 +193,12 @@ impl Bench {
         }
         let backends = self.backends_for_workloads(&mut results.notes)?;
         if backends.contains(&Backend::Wgpu) && policies.iter().any(|spec| spec.arena.is_some()) {
-            results.notes.push("left out: arenas on wgpu, since its buffers are not cut".into());
+            results.notes.push(NO_ARENAS_ON_WGPU.into());
+        }
+        if backends.is_empty() && !workloads.is_empty() && self.backend == [Backend::Sim] {
+            results
+                .notes
+                .push("left out: workloads on sim, since it has no memory to write".into());
         }
         let contests: Vec<_> = workloads
             .iter()
@@ -199,8 +217,13 @@ impl Bench {
 
     fn put(&self, typed: &str, mut results: Results) -> Result<String, BadInput> {
         if self.record {
-            let file = recorded(typed, &results.json())?;
-            results.notes.push(format!("recorded in {RECORDS}/{file}"));
+            match recorded(typed, &results.json()) {
+                Ok(file) => results.notes.push(format!("recorded in {RECORDS}/{file}")),
+                Err(bad) => {
+                    eprintln!("{}", results.tables()); // or the run was for nothing
+                    return Err(bad);
+                }
+            }
         }
         self.output.put(&results)
     }
@@ -341,13 +364,22 @@ impl Bench {
 
 impl Replay {
     fn run(self) -> Result<String, BadInput> {
-        let policies = spec::list(&self.policy)?;
+        let mut policies = spec::list(self.policy.as_deref().unwrap_or(POLICIES))?;
+        let mut results = Results::default();
+        if self.policy.is_none() && self.backend == Backend::Wgpu {
+            policies.retain(|policy| policy.arena.is_none());
+            results.notes.push(NO_ARENAS_ON_WGPU.into());
+        }
+        if self.capacity.is_some() && self.backend != Backend::Sim {
+            let what = format!("`--capacity` with backend `{}`", self.backend.name());
+            return Err(BadInput::new(what, "backend `sim`, whose size it is"));
+        }
+        self.output.probe()?;
         let settings = Settings {
             backend: self.backend,
             cached_limit: self.cached_limit.as_deref().map(sizes::cached_limit).transpose()?,
             capacity: self.capacity.as_deref().map(sizes::bytes).transpose()?,
         };
-        let mut results = Results::default();
         if self.streams {
             results.replay_on_streams(&self.trace, &policies, settings)?;
         } else {

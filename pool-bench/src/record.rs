@@ -22,6 +22,18 @@ struct Head {
     gpu: Option<String>,
 }
 
+/// Whether a record can be written there: makes the folder, and a file that goes again.
+///
+/// # Errors
+///
+/// What the file system said.
+pub fn probe(folder: &Path) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    let probe = folder.join(format!(".{}", std::process::id()));
+    fs::File::create_new(&probe)?;
+    fs::remove_file(probe)
+}
+
 /// Writes JSON lines into a new file of `folder`, under a head that says where they come from.
 /// Returns its name.
 ///

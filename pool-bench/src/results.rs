@@ -13,8 +13,8 @@ use crate::trace::{self, Trace};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 #[derive(Debug, Args)]
 pub(crate) struct Output {
@@ -37,6 +37,11 @@ pub(crate) struct Results {
     pub(crate) notes: Vec<String>,
 }
 
+/// All of them before the first is replayed, so that a bad one costs nothing.
+fn read_all(files: &[PathBuf]) -> Result<Vec<Trace>, BadInput> {
+    files.iter().map(|file| trace::read(file)).collect()
+}
+
 impl Results {
     pub(crate) fn replay(
         &mut self,
@@ -45,11 +50,11 @@ impl Results {
         settings: Settings,
         leave_out: bool,
     ) -> Result<(), BadInput> {
+        let traces = read_all(files)?;
         let bar = progress((files.len() * policies.len()) as u64, "traces");
-        for file in files {
-            let trace: Trace = trace::read(file)?;
+        for (file, trace) in files.iter().zip(&traces) {
             for policy in policies {
-                match replay::replay(&trace, policy, settings) {
+                match replay::replay(trace, policy, settings) {
                     Ok(outcome) => self.outcomes.push(outcome),
                     // Among others, a trace that does not fit this machine is left out, whatever
                     // the policy.
@@ -72,13 +77,13 @@ impl Results {
         policies: &[PolicySpec],
         settings: Settings,
     ) -> Result<(), BadInput> {
+        let traces = read_all(files)?;
         let all = files.len() * policies.len() * Arrangement::ALL.len();
         let bar = progress(all as u64, "streams");
-        for file in files {
-            let trace: Trace = trace::read(file)?;
+        for (file, trace) in files.iter().zip(&traces) {
             for policy in policies {
                 for arrangement in Arrangement::ALL {
-                    let outcome = streams::replay(&trace, policy, settings, arrangement);
+                    let outcome = streams::replay(trace, policy, settings, arrangement);
                     self.outcomes.push(outcome.map_err(|bad| bad.in_file(file.display()))?);
                     bar.inc(1);
                 }
@@ -99,7 +104,7 @@ impl Results {
         all.chain(self.beside.iter().map(line)).collect()
     }
 
-    fn tables(&self) -> String {
+    pub(crate) fn tables(&self) -> String {
         let mut parts = Vec::new();
         if !self.standings.is_empty() {
             parts.push(report::standings(&self.standings));
@@ -126,17 +131,29 @@ impl Results {
 }
 
 impl Output {
+    /// Whether results can be put there, asked before they are made.
+    pub(crate) fn probe(&self) -> Result<(), BadInput> {
+        let Some(path) = &self.out else { return Ok(()) };
+        let opened = fs::OpenOptions::new().append(true).create(true).open(path);
+        opened.map(|_| ()).map_err(|error| unwritable(path, &error))
+    }
+
     pub(crate) fn put(&self, results: &Results) -> Result<String, BadInput> {
         for note in &results.notes {
             eprintln!("{note}");
         }
         let text = if self.json { results.json().join("\n") } else { results.tables() };
         let Some(path) = &self.out else { return Ok(text) };
-        fs::write(path, text + "\n").map_err(|error| {
-            BadInput::new(format!("{}: {error}", path.display()), "a file that can be written")
-        })?;
+        if let Err(error) = fs::write(path, format!("{text}\n")) {
+            eprintln!("{text}"); // or the run was for nothing
+            return Err(unwritable(path, &error));
+        }
         Ok(String::new())
     }
+}
+
+fn unwritable(path: &Path, error: &io::Error) -> BadInput {
+    BadInput::new(format!("{}: {error}", path.display()), "a file that can be written")
 }
 
 /// How far long work has come.

@@ -139,7 +139,8 @@ fn arena<'t>(parts: impl Iterator<Item = &'t str>) -> Result<(ArenaConfig, u64),
             }
             Some(("slack", value)) => {
                 let share = sizes::share(value).filter(|share| (0.0..=100.0).contains(share));
-                slack = Some(share.ok_or_else(|| format!("`{value}` is no share, 0% or more"))?);
+                let no_share = || format!("`{value}` is no share, 0% to 10000%");
+                slack = Some(share.ok_or_else(no_share)?);
             }
             Some(("round", value)) => {
                 let bytes = sizes::bytes(value).ok().filter(|bytes| bytes.is_power_of_two());

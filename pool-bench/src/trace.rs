@@ -143,6 +143,10 @@ fn parse(line: &str, first: bool) -> Result<Option<Row>, BadInput> {
     if first && line == COLUMNS {
         return Ok(None);
     }
+    if first && line.trim_start_matches('\u{feff}').starts_with(['o', '#']) {
+        let what = format!("`{}` before the first operation", start_of(line));
+        return Err(BadInput::new(what, format!("the line `#ptrace,1`, then `{COLUMNS}`")));
+    }
     let fields: Vec<&str> = line.split(',').collect();
     let [op, id, size, lane, dt] = fields[..] else {
         let what = format!("{} fields in `{}`", fields.len(), start_of(line));

@@ -13,9 +13,8 @@ fn pool_bench(args: &[&str]) -> Output {
 
 /// A file in a folder of the test's own.
 fn file(name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cli");
-    fs::create_dir_all(&folder).unwrap();
-    let path = folder.join(name);
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cli").join(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(&path, contents).unwrap();
     path
 }
@@ -57,6 +56,8 @@ fn broken_traces_are_named_with_file_line_and_what_was_expected() {
         refused_trace("op.ptrace.csv", csv("q,0,100,0,0\n")),
         refused_trace("huge.ptrace.csv", csv("a,0,140737488355329,0,0\n")),
         refused_trace("version.ptrace.csv", "#ptrace,2\n"),
+        refused_trace("columns.ptrace.csv", "#ptrace,1\nop,id,bytes,lane,dt_ns\na,0,1,0,0\n"),
+        refused_trace("mark.ptrace.csv", format!("\u{feff}{HEAD}a,0,1,0,0\n")),
         refused_trace("empty.ptrace.csv", ""),
         refused_trace("headers_only.ptrace.csv", HEAD),
     ];
@@ -73,10 +74,14 @@ fn broken_arguments_are_named_with_what_was_expected() {
         refusal(&["replay", trace, "--capacity", "4999"]),
         refusal(&["replay", trace, "--capacity", "1x"]),
         refusal(&["replay", trace, "--cached-limit", "lots"]),
+        refusal(&["replay", trace, "--cached-limit", "-1"]),
+        refusal(&["replay", trace, "--backend", "host", "--capacity", "1M"]),
+        refusal(&["replay", trace, "--policy", "arena:pages=64K:slack=20000%"]),
         refusal(&["replay", trace, "--backend", "abacus"]),
         refusal(&["replay", trace, "--out", "/no/such/folder/file"]),
         refusal(&["replay"]),
         refusal(&["bench", "--workload", "tiles,knitting"]),
+        refusal(&["bench", "--out", "/no/such/folder/file"]),
         refusal(&["bench", "--fast"]),
     ];
     insta::assert_snapshot!(cases.join("\n"));
@@ -126,6 +131,26 @@ fn a_preset_brings_its_bounds_unless_one_is_given() {
     assert_eq!(tiles["cached_limit"], "4.00 GiB");
     let args = ["--policy", "preset:tile_pipeline", "--cached-limit", "25%"];
     assert_eq!(replayed("given.ptrace.csv", lines, &args)["cached_limit"], "25%");
+}
+
+#[test]
+fn a_record_that_cannot_be_written_is_told_before_anything_runs() {
+    let root = file("root/pool-bench", ""); // a file where the folder of the records belongs
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pool-bench"));
+    command.args(["bench", "--record"]).env("BUCKETPOOL_ROOT", root.parent().unwrap());
+    let output = command.output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.starts_with("error: pool-bench/records: "), "{stderr}");
+    assert!(stderr.ends_with("; expected a writable folder\n"), "{stderr}");
+}
+
+#[test]
+fn what_was_not_asked_for_by_name_is_left_out_and_said() {
+    let output = pool_bench(&["bench", "--smoke", "--backend", "sim", "--workload", "tiles"]);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success());
+    assert_eq!(stderr, "left out: workloads on sim, since it has no memory to write\n");
 }
 
 #[cfg(feature = "wgpu")]

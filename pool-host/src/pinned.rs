@@ -119,7 +119,11 @@ impl DeviceAllocator for PinnedAllocator {
         if alignment.is_power_of_two() && alignment <= system::page_bytes() {
             return Ok(());
         }
-        Err(DeviceError::new(Why::Unsupported, "alignment of pinned memory above a page", 0))
+        Err(DeviceError::new(
+            Why::Unsupported,
+            "alignment of pinned memory: a power of two, up to a page",
+            0,
+        ))
     }
 
     fn alignment_of(&self, (): ()) -> u64 {
@@ -131,6 +135,12 @@ impl DeviceAllocator for PinnedAllocator {
     }
 
     fn allocate(&self, request: Request<()>, _on: &()) -> Result<PinnedBlock, DeviceError> {
+        // Somebody whom no limit binds would have the system kill programs instead.
+        if let Some(available) = system::available_bytes().filter(|most| request.bytes > *most) {
+            let code = i64::try_from(available).unwrap_or(i64::MAX);
+            let call = "lock more than there is: MemAvailable in bytes";
+            return Err(DeviceError::new(Why::OutOfMemory, call, code));
+        }
         let (base, bytes) = virtual_memory::map(request.bytes.max(1))?;
         let block = PinnedBlock { base, bytes, locked: false };
         // SAFETY: just mapped, with this size.

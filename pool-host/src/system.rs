@@ -48,6 +48,14 @@ pub(crate) fn physical_bytes() -> Option<u64> {
     setting(libc::_SC_PHYS_PAGES)?.checked_mul(page_bytes())
 }
 
+/// What can be had without swapping, as the kernel reckons it; a container may have less.
+pub(crate) fn available_bytes() -> Option<u64> {
+    let told = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = told.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
 /// The size of a page in bytes.
 pub(crate) fn page_bytes() -> u64 {
     setting(libc::_SC_PAGESIZE).unwrap_or(4096)

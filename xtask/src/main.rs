@@ -35,6 +35,17 @@ const BAD_INPUT: u8 = 2;
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let root = root();
+    let alone = ["ci", "gpu-bundle", "web", "tidy"];
+    if let [task, further, ..] = args.as_slice()
+        && alone.contains(&task.as_str())
+    {
+        if further == "--help" || further == "-h" {
+            println!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
+        eprintln!("error: `{further}` behind `{task}`; expected nothing there");
+        return ExitCode::from(BAD_INPUT);
+    }
     match args.first().map(String::as_str) {
         Some("bench" | "replay" | "record") => bench::run(&root, &args),
         Some("ci") => ci::run(&root),
