@@ -1,4 +1,4 @@
-//! Seed 001's batches: vectors of many sizes through seven size classes, under a limit.
+//! Embedding batches: vectors of many sizes through seven size classes, under a limit.
 //! `cargo run --release --features cuda --example cuda_embedding`
 #![expect(clippy::print_stdout, reason = "an example tells what it did")]
 

@@ -1,4 +1,4 @@
-//! Seed 004's Monte Carlo: pi by random points, in short-lived buffers of 1 MiB on four streams;
+//! Monte Carlo: pi by random points, in short-lived buffers of 1 MiB on four streams;
 //! and the same once more as a graph, whose memory is its own.
 //! `cargo run --release --features cuda --example cuda_monte_carlo`
 #![expect(clippy::print_stdout, reason = "an example tells what it did")]

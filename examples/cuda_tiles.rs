@@ -1,4 +1,4 @@
-//! Seed 000's tiles: tile n + 1 loads on one stream while tile n computes on another.
+//! Point-cloud tiles: tile n + 1 loads on one stream while tile n computes on another.
 //! `cargo run --release --features cuda --example cuda_tiles`
 #![expect(clippy::print_stdout, reason = "an example tells what it did")]
 

@@ -1,5 +1,6 @@
 //! The shortest complete backend: blocks are ranges of a file that has no name any more.
-//! It passes the suite that every backend passes, and serves a pool.
+//! It passes the suite that every backend passes, and serves a pool:
+//! `cargo run --features conformance --example custom_backend`
 #![expect(clippy::expect_used, clippy::print_stdout, reason = "an example that must not fail")]
 #![expect(clippy::cast_possible_truncation, reason = "buffers are read whole, into memory")]
 

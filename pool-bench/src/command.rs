@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use std::{fs, io};
 
-/// Policies that are compared unless others are named; the classes are seed 001's.
+/// Policies that are compared unless others are named; the classes are those of embedding batches.
 const POLICIES: &str = "exact,pow2,tiered:4K+16K+64K+256K+1M+4M+16M,fit:2,arena,\
                         arena:pages=64K:slack=5%,arena:torch";
 /// The bound under which `bench` replays traces a second time.

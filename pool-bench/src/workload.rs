@@ -1,4 +1,4 @@
-//! What the programs of the five seed documents do with memory: which sizes, how long they live,
+//! What the programs that the pool was asked for do with memory: which sizes, how long they live,
 //! and that every byte is written. Data, and one step of each.
 
 use crate::counted::Asked;
@@ -37,19 +37,19 @@ pub trait Source {
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub enum Workload {
-    /// Seed 000: tiles of 1.5 to 2.5 million points; points, normals, 12 features and 20
+    /// Tiles of 1.5 to 2.5 million points; points, normals, 12 features and 20
     /// neighbours of each, alive together.
     Tiles,
-    /// Seed 001: a batch through twelve layers of an embedding model, its seven sizes scaled by
+    /// A batch through twelve layers of an embedding model, its seven sizes scaled by
     /// how long the texts are.
     Embedding,
-    /// Seed 002: `(a + b) * (a - b)` over arrays of 4 MiB: three temporaries at once.
+    /// `(a + b) * (a - b)` over arrays of 4 MiB: three temporaries at once.
     Equal,
-    /// Seed 003: small tensors of 64 B to 16 KiB, 256 alive at a time.
+    /// Small tensors of 64 B to 16 KiB, 256 alive at a time.
     SmallTensors,
-    /// Seed 004: 1 MiB again and again, 20 alive at a time.
+    /// 1 MiB again and again, 20 alive at a time.
     Thousand,
-    /// Seed 004: an iteration of a Monte Carlo simulation, ten arrays, the paths 8 MB.
+    /// An iteration of a Monte Carlo simulation, ten arrays, the paths 8 MB.
     MonteCarlo,
 }
 

@@ -59,7 +59,7 @@ impl StatArray {
     }
 }
 
-/// The figures of an arena: seed 004's `DeviceStats`.
+/// The figures of an arena, by the names of `PyTorch`'s `DeviceStats`.
 ///
 /// ```
 /// use pool_core::{Arena, ArenaConfig, BucketPool, MIB, sim::SimDevice};

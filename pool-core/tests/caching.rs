@@ -1,4 +1,4 @@
-//! The configuration `caching`: the constants, the figures and the settings of seed 004.
+//! The configuration `caching`: the constants, the figures and the settings.
 
 use pool_core::preset::{self, Caching};
 use pool_core::sim::SimDevice;

@@ -28,3 +28,10 @@ pub use global::global;
 pub use pinned::{AtLockLimit, PinnedAllocator, PinnedBlock, PinnedView};
 #[cfg(not(loom))]
 pub use tcache::{Tcache, TcacheStats};
+
+/// The `allocator-api2` that [`InPool`] is an allocator for.
+#[cfg(all(feature = "allocator-api2", not(loom)))]
+pub use allocator_api2;
+/// The `ndarray` whose views [`PooledArray`] gives.
+#[cfg(feature = "ndarray")]
+pub use ndarray;

@@ -1,4 +1,4 @@
-//! Whole programs on the device, their results checked: seed 000's tiles with the pool and without,
+//! Whole programs on the device, their results checked: point-cloud tiles with the pool and without,
 //! and a hand-over between three streams, with a control that must go wrong.
 
 use super::contender::{Allocator, Refused};
@@ -12,7 +12,7 @@ use std::time::Instant;
 
 /// Bytes of a point in each array of a tile: position, normal, 12 features, 20 neighbours.
 const BYTES_PER_POINT: [u64; 4] = [12, 12, 48, 80];
-/// Points of a tile, about: seed 000's.
+/// Points of a tile, about.
 const POINTS: u64 = 2_000_000;
 /// How many kernels of 12 bytes a point run on each array: how much a program computes decides what
 /// allocating is beside it, so two programs are told.
@@ -25,7 +25,7 @@ pub(super) fn rows(smoke: bool, tell: &impl Fn(&str)) -> Vec<Row> {
     let mut rows = Vec::new();
     let (tiles, rounds) = if smoke { (5, 1) } else { (100, 5) };
     for passes in PASSES {
-        let case = format!("{tiles} tiles of seed 000, {passes} kernels an array, end to end");
+        let case = format!("{tiles} point-cloud tiles, {passes} kernels an array, end to end");
         tell(&case);
         let compared = compare_tiles(tiles, rounds, passes);
         rows.extend(told(&case, ["bucketpool", "cuMemAlloc"], compared));

@@ -1,4 +1,4 @@
-//! Seed 004's caching allocator: `PyTorch`'s constants, its settings, its uncached mode.
+//! A caching allocator like `PyTorch`'s: its constants, its settings, its uncached mode.
 
 use crate::arena::{Arena, ArenaConfig};
 use crate::builder::PoolBuilder;

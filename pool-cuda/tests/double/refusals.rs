@@ -11,7 +11,7 @@ use pool_cuda::{
 /// What went wrong: the driver's, or one of cudarc's own calls.
 type Refused = Box<dyn std::error::Error>;
 
-/// Seed 001: batches of three vectors each, uploaded through page-locked memory, freed out of
+/// Batches of three vectors each, uploaded through page-locked memory, freed out of
 /// order, under a bound.
 fn embedding<A: Vram>(
     pool: &BucketPool<A>,
@@ -36,7 +36,7 @@ fn embedding<A: Vram>(
     Ok(())
 }
 
-/// Seed 000: a tile is loaded on one stream while the one before is computed on another.
+/// A tile is loaded on one stream while the one before is computed on another.
 fn tiles<A: Vram>(
     pool: &BucketPool<A>,
     host: &BucketPool<CudaPinnedAllocator>,
