@@ -105,3 +105,15 @@ fn an_alignment_above_a_page_is_refused() {
     assert_eq!(pool.allocate_aligned(10, 4096).unwrap().as_ptr().addr() % 4096, 0);
     assert_eq!(pool.allocate_aligned(10, 8192).unwrap_err().why(), Why::Unsupported);
 }
+
+#[test]
+fn more_than_there_is_is_refused_before_the_system_kills_for_it() {
+    let machine = pool_core::DeviceAllocator::total_bytes(&PinnedAllocator::new()).unwrap();
+    for at_limit in [AtLockLimit::Refuse, AtLockLimit::Unlocked] {
+        let pool = BucketPool::new(PinnedAllocator::at_limit(at_limit));
+        let error = pool.allocate(2 * machine).unwrap_err();
+        assert_eq!(error.why(), Why::OutOfMemory);
+        let said = error.to_string();
+        assert!(said.contains("lock more than there is: MemAvailable in bytes"), "{said}");
+    }
+}

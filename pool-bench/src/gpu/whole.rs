@@ -1,5 +1,5 @@
-//! Whole programs on the device, their results checked: point-cloud tiles with the pool and without,
-//! and a hand-over between three streams, with a control that must go wrong.
+//! Whole programs on the device, their results checked: point-cloud tiles with the pool and
+//! without, and a hand-over between three streams, with a control that must go wrong.
 
 use super::contender::{Allocator, Refused};
 use super::driver::{Direct, Gpu};
