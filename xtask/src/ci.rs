@@ -93,7 +93,7 @@ fn steps() -> Vec<Step> {
         step("lint", "clippy --locked --workspace --all-targets --all-features -- -D warnings"),
         Step { name: "lint, 16 feature sets", commands: combined.collect(), checker: "" },
         Step { name: "lint, other platforms", commands: platforms, checker: "" },
-        step("test", "test --locked --workspace --all-features --all-targets"),
+        step("test", "test --locked --workspace --all-features --all-targets --no-fail-fast"),
         step("doc tests", "test --locked --workspace --all-features --doc"),
         step("doc", "doc --locked --workspace --all-features --no-deps"),
         Step { name: "examples", commands: examples, checker: "" },
