@@ -134,8 +134,13 @@ impl Output {
     /// Whether results can be put there, asked before they are made.
     pub(crate) fn probe(&self) -> Result<(), BadInput> {
         let Some(path) = &self.out else { return Ok(()) };
+        let is_new = !path.exists();
         let opened = fs::OpenOptions::new().append(true).create(true).open(path);
-        opened.map(|_| ()).map_err(|error| unwritable(path, &error))
+        opened.map_err(|error| unwritable(path, &error))?;
+        if is_new {
+            let _ = fs::remove_file(path); // an empty one would look like results
+        }
+        Ok(())
     }
 
     pub(crate) fn put(&self, results: &Results) -> Result<String, BadInput> {

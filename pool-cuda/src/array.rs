@@ -47,7 +47,7 @@ impl<A: Vram + Sliceable> Vram for Arena<A> {
 ///
 /// ```
 /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
-/// # double::stand_in(); // where no GPU is
+/// # double::stand_in(); // in the place of the driver
 /// use pool_core::BucketPool;
 /// use pool_cuda::{AllocateCudaArray, CudaAllocator};
 ///

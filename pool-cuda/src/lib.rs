@@ -5,7 +5,7 @@
 //!
 //! ```
 //! # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
-//! # double::stand_in(); // where no GPU is
+//! # double::stand_in(); // in the place of the driver
 //! use pool_core::{BucketPool, GIB, MIB};
 //! use pool_cuda::{CudaAllocator, CudaDevice};
 //!

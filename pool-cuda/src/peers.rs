@@ -17,7 +17,7 @@ use pool_core::{
 ///
 /// ```
 /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
-/// # double::stand_in(); // where no GPU is
+/// # double::stand_in(); // in the place of the driver
 /// use pool_core::{BucketPool, MIB};
 /// use pool_cuda::{CudaAllocator, CudaPools};
 ///

@@ -11,7 +11,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// What happens when the system will not lock more memory (`RLIMIT_MEMLOCK`).
+/// What happens when the system will not lock more memory (`RLIMIT_MEMLOCK`), or a request is for
+/// more than there is (`MemAvailable`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AtLockLimit {
     /// The request is refused, with an error that names the limit and its value.
@@ -136,13 +137,17 @@ impl DeviceAllocator for PinnedAllocator {
 
     fn allocate(&self, request: Request<()>, _on: &()) -> Result<PinnedBlock, DeviceError> {
         // Somebody whom no limit binds would have the system kill programs instead.
-        if let Some(available) = system::available_bytes().filter(|most| request.bytes > *most) {
+        let available = system::available_bytes().filter(|most| request.bytes > *most);
+        if let (Some(available), AtLockLimit::Refuse) = (available, self.at_limit) {
             let code = i64::try_from(available).unwrap_or(i64::MAX);
             let call = "lock more than there is: MemAvailable in bytes";
             return Err(DeviceError::new(Why::OutOfMemory, call, code));
         }
         let (base, bytes) = virtual_memory::map(request.bytes.max(1))?;
         let block = PinnedBlock { base, bytes, locked: false };
+        if available.is_some() {
+            return Ok(block);
+        }
         // SAFETY: just mapped, with this size.
         let locked = unsafe { pages::lock(base, bytes) };
         match locked {

@@ -39,7 +39,10 @@ impl Gone {
         }
         // First what went, then what is there: who goes in between is asked about the next time.
         let went: Vec<String> = self.0.lock().iter().cloned().collect();
-        let report = device.generate_allocator_report()?;
+        let Some(report) = device.generate_allocator_report() else {
+            self.0.lock().clear();
+            return None;
+        };
         let held: HashSet<String> = report.allocations.into_iter().map(|held| held.name).collect();
         let (alive, gone): (Vec<_>, Vec<_>) = went.into_iter().partition(|l| held.contains(l));
         let mut labels = self.0.lock();

@@ -172,13 +172,13 @@ impl ReadBack {
     /// [`Why::Lost`] if the device is gone, [`Why::Unsupported`] in a browser, or what wgpu said.
     pub fn wait<R>(mut self, read: impl FnOnce(&[u8]) -> R) -> Result<R, DeviceError> {
         if !self.is_here()? {
+            if self.of.0.shared.is_lost() {
+                return Err(lost());
+            }
             let Some(submission) = self.way.asked.get() else {
                 let call = "wait for a scope that is not submitted";
                 return Err(DeviceError::new(Why::NotSubmitted, call, 0));
             };
-            if self.of.0.shared.is_lost() {
-                return Err(lost());
-            }
             let until =
                 PollType::Wait { submission_index: Some(submission.clone()), timeout: None };
             self.of.0.shared.device.poll(until).map_err(|_| lost())?;
@@ -204,6 +204,9 @@ impl ReadBack {
                 Ok(outcome) => Some(outcome),
                 Err(std::sync::mpsc::TryRecvError::Empty) => None,
                 Err(std::sync::mpsc::TryRecvError::Disconnected) => {
+                    if self.of.0.shared.is_lost() {
+                        return Err(lost());
+                    }
                     let call = "read back from a scope that was dropped or refused";
                     return Err(DeviceError::new(Why::NotSubmitted, call, 0));
                 }

@@ -75,8 +75,7 @@ impl Scope {
     }
 
     /// The encoder of this scope, made when it is first asked for, and anew after a flush. It is
-    /// lent: whoever swaps it
-    /// for another's takes the commands out of their scope's order.
+    /// lent: whoever swaps it for another's takes the commands out of their scope's order.
     #[must_use]
     pub fn encoder(&mut self) -> &mut CommandEncoder {
         let device = &self.clock.shared().device;
@@ -178,7 +177,9 @@ impl Scope {
         Ok((buffer, at))
     }
 
-    /// Copies bytes of a buffer back to the CPU, in the order of this scope.
+    /// Copies bytes of a buffer back to the CPU, in the order of this scope. Where wgpu refuses the
+    /// scope's commands the read-back says so, unless another thread submits at the same moment:
+    /// then it shows what its memory held before, so heed what wgpu's own handler tells.
     ///
     /// # Errors
     ///

@@ -81,7 +81,8 @@ impl Shared {
         (made, now(scope.pop()).flatten().is_some())
     }
 
-    /// Whether the device was given a submission; a refused one has an index too.
+    /// Whether the device was given a submission; a refused one has an index too, which the next
+    /// one makes look right: where another thread submits in between, nobody can tell.
     pub(crate) fn has(&self, submission: &SubmissionIndex) -> bool {
         let (submission_index, timeout) = (Some(submission.clone()), Some(Duration::ZERO));
         let asked = self.device.poll(PollType::Wait { submission_index, timeout });

@@ -151,7 +151,9 @@ impl Uploads {
     /// Bytes of all chunks: in the hands of scopes, at work or at rest.
     #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
-        self.0.settle(&mut self.0.chunks.lock());
+        let mut chunks = self.0.chunks.lock();
+        self.0.take_in(&mut chunks);
+        self.0.trim(&mut chunks);
         self.0.bytes.load(Relaxed)
     }
 
@@ -181,10 +183,12 @@ impl Uploads {
     /// The smallest chunk at rest that has room.
     fn take(&self, bytes: u64) -> Option<Buffer> {
         let mut chunks = self.0.chunks.lock();
-        self.0.settle(&mut chunks);
+        self.0.take_in(&mut chunks);
         let fits = chunks.at_rest.iter().enumerate().filter(|(_, chunk)| chunk.size() >= bytes);
-        let best = fits.min_by_key(|(_, chunk)| chunk.size()).map(|(at, _)| at)?;
-        Some(chunks.at_rest.remove(best))
+        let best = fits.min_by_key(|(_, chunk)| chunk.size()).map(|(at, _)| at);
+        let best = best.map(|at| chunks.at_rest.remove(at));
+        self.0.trim(&mut chunks);
+        best
     }
 
     fn fresh(&self, bytes: u64) -> Result<Buffer, DeviceError> {
@@ -203,22 +207,26 @@ impl Uploads {
 }
 
 impl Inner {
-    /// Takes in what the callbacks told, and lets the oldest go beyond what is kept.
-    fn settle(&self, Chunks { told, at_work, at_rest, .. }: &mut Chunks) {
-        let mut gone = 0;
+    /// Takes in what the callbacks told.
+    fn take_in(&self, Chunks { told, at_work, at_rest, .. }: &mut Chunks) {
         for (number, mapped) in told.try_iter() {
             match at_work.remove(&number) {
                 Some(chunk) if mapped => at_rest.push(chunk),
-                chunk => gone += chunk.map_or(0, |chunk| chunk.size()),
+                chunk => {
+                    self.bytes.fetch_sub(chunk.map_or(0, |chunk| chunk.size()), Relaxed);
+                }
             }
         }
+    }
+
+    /// Lets the oldest go beyond what is kept.
+    fn trim(&self, Chunks { at_rest, .. }: &mut Chunks) {
         let mut resting: u64 = at_rest.iter().map(Buffer::size).sum();
         while resting > self.kept_bytes {
             let oldest = at_rest.remove(0).size();
             resting -= oldest;
-            gone += oldest;
+            self.bytes.fetch_sub(oldest, Relaxed);
         }
-        self.bytes.fetch_sub(gone, Relaxed);
     }
 }
 
@@ -275,7 +283,7 @@ impl Unmapped {
         let Some(buffer) = self.buffer.take() else { return };
         let number = {
             let mut chunks = inner.chunks.lock();
-            inner.settle(&mut chunks);
+            inner.take_in(&mut chunks);
             chunks.next += 1;
             let number = chunks.next;
             chunks.at_work.insert(number, buffer.clone());

@@ -273,7 +273,7 @@ fn after_the_device_is_lost_every_call_says_so() {
         drop(view);
         drop(held);
         drop(scope);
-        assert_eq!(back.wait(|_| ()).unwrap_err().why, Why::NotSubmitted);
+        assert_eq!(back.wait(|_| ()).unwrap_err().why, Why::Lost);
         assert_eq!(on_its_way.wait(|_| ()).unwrap_err().why, Why::Lost);
         assert_eq!((uploads.reserved_bytes(), data.reserved_bytes()), (0, 0));
         assert_eq!(backs.reserved_bytes(), 0);

@@ -304,3 +304,19 @@ fn placed_data_outlives_a_flush() {
         assert!(data.reserved_bytes() <= 8 * KIB, "chunks serve again: {data:?}");
     }
 }
+
+#[test]
+fn a_chunk_larger_than_what_is_kept_serves_whoever_asks_next() {
+    for device in devices() {
+        let Ok(data) = device.frame_data(BufferUsages::COPY_SRC, 4 * KIB, KIB) else { continue };
+        let mut buffers = Vec::new();
+        for _ in 0..5 {
+            let mut scope = device.scope();
+            buffers.push(scope.place(&data, &[1; 64]).unwrap().0);
+            scope.submit();
+            device.device().poll(PollType::wait_indefinitely()).unwrap();
+        }
+        assert!(buffers.iter().all(|buffer| *buffer == buffers[0]), "{buffers:?}");
+        assert_eq!(data.reserved_bytes(), 0, "and goes when somebody looks");
+    }
+}

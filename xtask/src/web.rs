@@ -29,10 +29,14 @@ fn tests(root: &Path) -> Result<(), String> {
     if let Some(missing) = wasm.filter(|platform| !platform.is_here()) {
         return Err(format!("no standard library of {TARGET}: `{}`", missing.cure()));
     }
-    for tool in ["node", "npm"] {
+    for (tool, least) in [("node", 20), ("npm", 0)] {
         let here = Command::new(tool).arg("--version").output();
-        if !here.is_ok_and(|said| said.status.success()) {
-            return Err(format!("`{tool}` is not installed; expected Node 20 or later, with npm"));
+        let said = here.map(|said| String::from_utf8_lossy(&said.stdout).trim().to_owned());
+        if !said.as_ref().is_ok_and(|said| major(said) >= Some(least)) {
+            let found = said.unwrap_or_else(|error| error.to_string());
+            return Err(format!(
+                "`{tool} --version`: {found}; expected Node 20 or later, with npm"
+            ));
         }
     }
     let folder = root.join("target/web");
@@ -51,6 +55,11 @@ fn tests(root: &Path) -> Result<(), String> {
     cargo.env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUNNER", runner);
     cargo.env("NODE_ARGS", format!("--import={}", folder.join("dawn.mjs").display()));
     passed(with(&mut cargo, driver.as_deref()), "the tests")
+}
+
+/// The first number of a version such as `v20.1.2`.
+fn major(version: &str) -> Option<u32> {
+    version.trim_start_matches('v').split('.').next()?.parse().ok()
 }
 
 /// Gives a program the driver that was chosen.
@@ -95,6 +104,7 @@ fn runner(root: &Path, folder: &Path) -> Result<PathBuf, String> {
         installed.join("bin").join(format!("wasm-bindgen-test-runner{}", env::consts::EXE_SUFFIX));
     if !runner.is_file() {
         let mut cargo = Command::new(env!("CARGO"));
+        // Not `--locked`: its lock names releases that not every mirror has.
         cargo.args(["install", "wasm-bindgen-cli", "--version", version, "--root"]);
         cargo.arg(&installed).env("CARGO_TARGET_DIR", folder.join("build"));
         passed(&mut cargo, "cargo install wasm-bindgen-cli")?;
@@ -134,7 +144,13 @@ fn driver(folder: &Path) -> Result<Option<PathBuf>, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::locked;
+    use super::{locked, major};
+
+    #[test]
+    fn versions_are_compared_by_their_first_number() {
+        assert_eq!((major("v20.20.2"), major("9.1"), major("no")), (Some(20), Some(9), None));
+        assert!(major("v18.0.0") < Some(20) && major("") < Some(0));
+    }
 
     #[test]
     fn the_version_is_the_packages_own() {

@@ -74,12 +74,12 @@ impl Bench {
     }
 
     /// Buffers of the application's own: so many that wgpu has begun another block of memory, which
-    /// has room, or one less.
+    /// has room, or one less; none where wgpu tells of no blocks.
     fn others(&self, work: Work, fresh: impl Fn() -> Buffer) -> Vec<Buffer> {
         let device = self.gpu().0;
         let taken = || device.generate_allocator_report().map(|report| report.total_reserved_bytes);
         let (before, mut held) = (taken(), Vec::new());
-        while taken() == before && held.len() < 64 {
+        while before.is_some() && taken() == before && held.len() < 64 {
             held.push(fresh());
         }
         if !work.room {

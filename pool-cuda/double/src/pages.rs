@@ -27,8 +27,18 @@ pub struct Properties {
 #[derive(Clone, Copy)]
 pub struct Access {
     location: c_uint,
-    pub(crate) device: c_int,
+    device: c_int,
     flags: c_uint,
+}
+
+impl Access {
+    /// The device that may read and write; nothing else is modelled.
+    pub(crate) fn device(self) -> Result<usize, Code> {
+        if (self.location, self.flags) == (1, 3) {
+            return device(self.device);
+        }
+        Err(code::INVALID_VALUE)
+    }
 }
 
 #[derive(Default)]
@@ -207,7 +217,7 @@ pub extern "C" fn cuMemSetAccess(
         if count != 1 {
             return Err(code::INVALID_VALUE);
         }
-        let who = device(access.get().device)?;
+        let who = access.get().device()?;
         for part in state.pages.whole(&(at..at + bytes as u64))? {
             if let Some(mapped) = state.pages.mapped.get_mut(&part) {
                 mapped.may_use.insert(who);

@@ -78,7 +78,7 @@ pub extern "C" fn cuMemPoolTrimTo(pool: usize, _bytes: usize) -> Code {
 pub extern "C" fn cuMemPoolSetAccess(pool: usize, access: InOut<Access>, count: usize) -> Code {
     call("cuMemPoolSetAccess", |state| {
         let own = known(state, pool)?;
-        let who = device(access.get().device)?;
+        let who = access.get().device()?;
         if count != 1 || who == own {
             return Err(code::INVALID_VALUE);
         }
