@@ -127,13 +127,8 @@ fn a_clearing_pool_never_clears_a_block_of_an_open_scope_behind_its_back() {
 
 #[test]
 fn usages_are_kinds_and_errors_come_before_a_buffer_does() {
-    for largest in [3 * MIB, 4 * MIB] {
-        let max_buffer_size = largest;
-        let required_limits = wgpu::Limits { max_buffer_size, ..wgpu::Limits::defaults() };
-        let descriptor = wgpu::DeviceDescriptor { required_limits, ..Default::default() };
-        let (device, queue) = wgpu::Device::noop(&descriptor);
-        let allocator = WgpuAllocator::new(device, queue);
-        assert_eq!(allocator.largest(), largest);
+    for allocator in devices() {
+        let largest = allocator.device().limits().max_buffer_size;
         let pool = BucketPool::new(allocator);
         let on = *pool.allocator().clock().default_stream();
         drop(pool.allocate(KIB).unwrap());
@@ -152,8 +147,13 @@ fn usages_are_kinds_and_errors_come_before_a_buffer_does() {
 
 #[test]
 fn a_request_that_fits_the_device_is_served_though_its_class_does_not() {
-    for allocator in devices() {
-        let largest = allocator.device().limits().max_buffer_size;
+    for largest in [3 * MIB, 4 * MIB] {
+        let max_buffer_size = largest;
+        let required_limits = wgpu::Limits { max_buffer_size, ..wgpu::Limits::defaults() };
+        let descriptor = wgpu::DeviceDescriptor { required_limits, ..Default::default() };
+        let (device, queue) = wgpu::Device::noop(&descriptor);
+        let allocator = WgpuAllocator::new(device, queue);
+        assert_eq!(allocator.largest(), largest);
         let pool = BucketPool::new(allocator);
         let large = pool.allocate(largest / 4 * 3).unwrap();
         let past_the_pool = u64::from(!largest.is_power_of_two());
