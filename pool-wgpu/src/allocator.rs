@@ -166,9 +166,7 @@ impl WgpuAllocator {
         layout: &BindGroupLayout,
         views: &[(u32, &dyn Bindable)],
     ) -> Result<BindGroup, DeviceError> {
-        if self.shared().is_lost() {
-            return Err(lost()); // or the group would be invalid, and kept
-        }
+        self.shared().living()?; // or the group would be invalid, and kept
         let mut entries = Vec::new();
         for (binding, view) in views {
             entries.push(BindGroupEntry { binding: *binding, resource: view.piece().binding()? });
@@ -224,9 +222,7 @@ impl WgpuAllocator {
         let shared = self.shared();
         shared.queue.submit([]);
         shared.device.poll(PollType::wait_indefinitely()).map_err(|_| lost())?;
-        if shared.is_lost() {
-            return Err(lost());
-        }
+        shared.living()?;
         let unknown = DeviceError::new(Why::Unsupported, "report of kept clones", 0);
         shared.gone.alive(&shared.device).ok_or(unknown)
     }

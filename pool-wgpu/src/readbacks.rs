@@ -172,9 +172,7 @@ impl ReadBack {
     /// [`Why::Lost`] if the device is gone, [`Why::Unsupported`] in a browser, or what wgpu said.
     pub fn wait<R>(mut self, read: impl FnOnce(&[u8]) -> R) -> Result<R, DeviceError> {
         if !self.is_here()? {
-            if self.of.0.shared.is_lost() {
-                return Err(lost());
-            }
+            self.of.0.shared.living()?;
             let Some(submission) = self.way.asked.get() else {
                 let call = "wait for a scope that is not submitted";
                 return Err(DeviceError::new(Why::NotSubmitted, call, 0));
@@ -204,9 +202,7 @@ impl ReadBack {
                 Ok(outcome) => Some(outcome),
                 Err(std::sync::mpsc::TryRecvError::Empty) => None,
                 Err(std::sync::mpsc::TryRecvError::Disconnected) => {
-                    if self.of.0.shared.is_lost() {
-                        return Err(lost());
-                    }
+                    self.of.0.shared.living()?;
                     let call = "read back from a scope that was dropped or refused";
                     return Err(DeviceError::new(Why::NotSubmitted, call, 0));
                 }
@@ -228,9 +224,7 @@ impl ReadBack {
         if !self.is_here()? {
             return Err(DeviceError::new(Why::NotSubmitted, "read before the work is done", 0));
         }
-        if self.of.0.shared.is_lost() {
-            return Err(lost());
-        }
+        self.of.0.shared.living()?;
         let buffer = self.buffer.as_ref().ok_or(refused("read a second time"))?;
         let shown = {
             let mapped = buffer.get_mapped_range(..in_words(self.bytes));

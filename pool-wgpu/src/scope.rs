@@ -2,7 +2,7 @@
 
 use crate::clock::{Scopes, WgpuStream};
 use crate::readbacks::{Asked, ReadBack, ReadBacks};
-use crate::shared::{Shared, lost};
+use crate::shared::Shared;
 use crate::uploads::{Chunk, FrameData, Unmapped, Uploads};
 use pool_core::{DeviceError, Why};
 use std::fmt;
@@ -70,10 +70,6 @@ impl Scope {
         self.clock.shared()
     }
 
-    fn living(&self) -> Result<(), DeviceError> {
-        if self.shared().is_lost() { Err(lost()) } else { Ok(()) }
-    }
-
     /// The encoder of this scope, made when it is first asked for, and anew after a flush. It is
     /// lent: whoever swaps it for another's takes the commands out of their scope's order.
     #[must_use]
@@ -107,7 +103,7 @@ impl Scope {
         if !through.is_of(self.shared()) {
             return Err(DeviceError::new(Why::Foreign, "upload through another device's", 0));
         }
-        self.living()?;
+        self.shared().living()?;
         fits(
             to,
             BufferUsages::COPY_DST,
@@ -162,7 +158,7 @@ impl Scope {
         data: &[u8],
         alignment: u64,
     ) -> Result<(Buffer, u64), DeviceError> {
-        self.living()?; // whose mapped memory would be gone
+        self.shared().living()?; // whose mapped memory would be gone
         let mut of_these = self.chunks.iter_mut().rev().filter(|chunk| chunk.is_of(through));
         if let Some(last) = of_these.next()
             && let Some(at) = last.write(data, alignment)
@@ -194,7 +190,7 @@ impl Scope {
         if !through.is_of(self.shared()) {
             return Err(DeviceError::new(Why::Foreign, "read back through another device's", 0));
         }
-        self.living()?;
+        self.shared().living()?;
         let words = bytes.checked_next_multiple_of(COPY_BUFFER_ALIGNMENT).unwrap_or(u64::MAX);
         fits(
             from,
@@ -228,7 +224,7 @@ impl Scope {
             let call = "copy inside of one wgpu buffer: take blocks of two pools";
             return Err(DeviceError::new(Why::Unsupported, call, 0));
         }
-        self.living()?;
+        self.shared().living()?;
         fits(
             from,
             BufferUsages::COPY_SRC,
@@ -294,11 +290,10 @@ fn fits(
     let in_words = at.is_multiple_of(words) && bytes.is_multiple_of(words);
     let inside = at.checked_add(bytes).is_some_and(|end| end <= buffer.size());
     let refused = |call| Err(DeviceError::new(Why::Unsupported, call, 0));
-    match () {
-        () if !buffer.usage().contains(usage) => refused("copy without COPY_SRC or COPY_DST"),
-        () if !in_words || !inside => refused(what),
-        () => Ok(()),
+    if !buffer.usage().contains(usage) {
+        return refused("copy without COPY_SRC or COPY_DST");
     }
+    if in_words && inside { Ok(()) } else { refused(what) }
 }
 
 impl Drop for Scope {

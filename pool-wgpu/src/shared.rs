@@ -52,13 +52,16 @@ impl Shared {
         self.lost.load(Relaxed)
     }
 
+    /// An error once the device is lost.
+    pub(crate) fn living(&self) -> Result<(), DeviceError> {
+        if self.is_lost() { Err(lost()) } else { Ok(()) }
+    }
+
     /// A new buffer, checked before anybody gets it.
     pub(crate) fn create(&self, descriptor: &BufferDescriptor<'_>) -> Result<Buffer, DeviceError> {
         // The device's loss is told by a poll.
         let _ = self.device.poll(PollType::Poll);
-        if self.is_lost() {
-            return Err(lost());
-        }
+        self.living()?;
         // A buffer is returned even where it is invalid.
         let ((buffer, invalid), out) = self.refused(ErrorFilter::OutOfMemory, || {
             self.refused(ErrorFilter::Validation, || self.device.create_buffer(descriptor))

@@ -1,7 +1,7 @@
 //! Uploads: staging buffers that are mapped when they are at rest, so that writing to one is a copy
 //! by the CPU and nothing else.
 
-use crate::shared::{Shared, lost};
+use crate::shared::Shared;
 use parking_lot::Mutex;
 use pool_core::{DeviceError, Why};
 use std::collections::BTreeMap;
@@ -164,9 +164,7 @@ impl Uploads {
     /// A chunk with room for so many bytes: one at rest, else a new one.
     pub(crate) fn chunk(&self, bytes: u64) -> Result<Chunk, DeviceError> {
         let inner = &*self.0;
-        if inner.shared.is_lost() {
-            return Err(lost());
-        }
+        inner.shared.living()?;
         let buffer = self.take(bytes).or_else(|| {
             // Callbacks run inside a poll.
             let _ = inner.shared.device.poll(PollType::Poll);

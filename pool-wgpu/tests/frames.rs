@@ -4,9 +4,9 @@
 
 mod present;
 
-use pool_core::{Arena, ArenaConfig, BucketPool, KIB, MIB, PooledBuffer, Why, ZeroPolicy};
+use pool_core::{Arena, ArenaConfig, BucketPool, KIB, MIB, PooledBuffer, Why};
 use pool_wgpu::{ReadWrite, Uniform, Usage, WgpuAllocator, WgpuSlabs};
-use present::{devices, of_the_queue};
+use present::{devices, of_the_queue, uncleared};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use wgpu::{BufferUsages, PollType};
@@ -105,7 +105,7 @@ fn a_clear_of_an_abandoned_scope_is_not_left_out() {
 fn a_clear_of_an_abandoned_scope_does_not_come_later() {
     for device in devices() {
         let backs = device.read_backs(MIB);
-        let pool = BucketPool::builder(device.clone()).zero(ZeroPolicy::Never).build();
+        let pool = uncleared(&device);
         drop(pool.allocate(KIB).unwrap());
         let abandoned = device.scope();
         drop(pool.allocate_zeroed_on(&abandoned.stream(), KIB).unwrap());

@@ -4,9 +4,9 @@
 
 mod present;
 
-use pool_core::{BucketPool, KIB, MIB, Why, ZeroPolicy};
+use pool_core::{BucketPool, KIB, MIB, Why};
 use pool_wgpu::Usage;
-use present::{devices, noop};
+use present::{devices, noop, uncleared};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -21,7 +21,7 @@ fn pattern(seed: u8, bytes: u64) -> Vec<u8> {
 fn what_is_uploaded_is_read_back() {
     for device in devices() {
         let (uploads, backs) = (device.uploads(256 * KIB, 4 * MIB), device.read_backs(4 * MIB));
-        let pool = BucketPool::builder(device.clone()).zero(ZeroPolicy::Never).build();
+        let pool = uncleared(&device);
         for frame in 0..10_u8 {
             let mut scope = device.scope();
             let on = scope.stream();
@@ -50,7 +50,7 @@ fn what_is_uploaded_is_read_back() {
 fn uploads_of_neighbours_keep_their_order_among_other_commands() {
     for device in devices() {
         let (uploads, backs) = (device.uploads(4 * KIB, MIB), device.read_backs(MIB));
-        let pool = BucketPool::builder(device.clone()).zero(ZeroPolicy::Never).build();
+        let pool = uncleared(&device);
         let mut scope = device.scope();
         let on = scope.stream();
         let (a, b) = (pool.allocate_on(&on, KIB).unwrap(), pool.allocate_on(&on, KIB).unwrap());
@@ -201,7 +201,7 @@ fn bad_uploads_and_read_backs_say_what_is_wrong() {
 fn a_flushed_scope_goes_on_with_its_blocks() {
     for device in devices() {
         let (uploads, backs) = (device.uploads(4 * KIB, MIB), device.read_backs(MIB));
-        let pool = BucketPool::builder(device.clone()).zero(ZeroPolicy::Never).build();
+        let pool = uncleared(&device);
         let mut scope = device.scope();
         let on = scope.stream();
         let buffer = pool.allocate_on(&on, KIB).unwrap();
@@ -230,7 +230,7 @@ fn a_flushed_scope_goes_on_with_its_blocks() {
 fn what_was_flushed_ran_though_its_scope_is_dropped() {
     for device in devices() {
         let (uploads, backs) = (device.uploads(4 * KIB, MIB), device.read_backs(MIB));
-        let pool = BucketPool::builder(device.clone()).zero(ZeroPolicy::Never).build();
+        let pool = uncleared(&device);
         let buffer = pool.allocate(KIB).unwrap();
         for turn in 0..5 {
             let mut scope = device.scope();
@@ -256,7 +256,7 @@ fn what_was_flushed_ran_though_its_scope_is_dropped() {
 fn eager_uploads_hand_each_full_chunk_over() {
     for device in devices() {
         let (uploads, backs) = (device.uploads(4 * KIB, MIB), device.read_backs(MIB));
-        let pool = BucketPool::builder(device.clone()).zero(ZeroPolicy::Never).build();
+        let pool = uncleared(&device);
         for frame in 0..10_u8 {
             let mut scope = device.scope();
             scope.upload_eagerly();

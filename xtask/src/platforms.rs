@@ -47,6 +47,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn ci_installs_each_of_them() {
+        let script = include_str!("../../.ci/run");
+        let named = |platform: &&Platform| script.contains(platform.target);
+        assert_eq!(ALL.iter().filter(named).count(), ALL.len());
+    }
+
+    #[test]
     fn a_platform_that_rustc_does_not_know_is_not_here() {
         assert!(!Platform { feature: "metal", target: "of-no-make" }.is_here());
     }

@@ -2,6 +2,7 @@
 
 use crate::beside::Row;
 use crate::machine::page_faults;
+use bucketpool::DeviceError;
 use bucketpool::wgpu::WgpuAllocator;
 use bucketpool::wgpu::wgpu::{
     self, BindGroup, BindGroupLayout, Buffer, BufferDescriptor, BufferUsages, CommandEncoder,
@@ -25,6 +26,11 @@ fn add_one(@builtin(global_invocation_id) id: vec3<u32>) {
 }";
 
 pub(super) type Failed = String;
+
+pub(super) fn said(error: DeviceError) -> Failed {
+    error.to_string()
+}
+
 /// One frame of a contender.
 type Frame<'f> = Box<dyn FnMut() -> Result<(), Failed> + 'f>;
 /// A contender: its name and its frames.

@@ -1,11 +1,11 @@
 //! Buffers that a frame computes in or copies to: pooled, fresh, and one that somebody keeps by
 //! hand, which no pool can be ahead of.
 
-use super::device::{Bench, Contender, Failed, contest};
+use super::device::{Bench, Contender, Failed, contest, said};
 use crate::beside::Row;
 use bucketpool::wgpu::wgpu::{Buffer, SubmissionIndex};
 use bucketpool::wgpu::{Usage, WgpuAllocator};
-use bucketpool::{BucketPool, DeviceError, ZeroPolicy};
+use bucketpool::{BucketPool, ZeroPolicy};
 
 /// What is measured: frames one after the other, two of them in flight if there are several; in
 /// each so many kernels, each of so many groups of 64 vectors, on a buffer of its own. Whether
@@ -18,10 +18,6 @@ pub(super) struct Work {
     pub(super) kernels: usize,
     pub(super) frames: usize,
     pub(super) room: bool,
-}
-
-fn said(error: DeviceError) -> Failed {
-    error.to_string()
 }
 
 impl Bench {

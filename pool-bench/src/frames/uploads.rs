@@ -1,11 +1,11 @@
 //! Bytes of a frame on their way to the device: into a buffer each, and into one for a kernel.
 
-use super::device::{Bench, Contender, Failed, contest};
+use super::device::{Bench, Contender, Failed, contest, said};
 use crate::beside::Row;
+use bucketpool::MIB;
 use bucketpool::wgpu::wgpu::util::StagingBelt;
 use bucketpool::wgpu::wgpu::{BindGroup, Buffer, BufferUsages, CommandEncoder};
 use bucketpool::wgpu::{FrameData, Uploads, Usage};
-use bucketpool::{DeviceError, MIB};
 use std::num::NonZeroU64;
 
 /// Uploads of a frame, and bytes of each.
@@ -19,10 +19,6 @@ struct Cargo {
     data: Vec<u8>,
     to: Vec<(Buffer, u64)>,
     read: Option<BindGroup>,
-}
-
-fn said(error: DeviceError) -> Failed {
-    error.to_string()
 }
 
 impl Bench {

@@ -1,7 +1,7 @@
 //! The devices that are present.
 #![allow(dead_code, reason = "each test program takes what it needs")]
 
-use pool_core::StreamClock as _;
+use pool_core::{BucketPool, StreamClock as _, ZeroPolicy};
 use pool_wgpu::{WgpuAllocator, WgpuStream};
 use wgpu::Device;
 
@@ -28,6 +28,11 @@ pub(crate) fn vulkan() -> Option<WgpuAllocator> {
 pub(crate) fn devices() -> impl Iterator<Item = WgpuAllocator> {
     let noop = noop_with(wgpu::Features::MAPPABLE_PRIMARY_BUFFERS);
     [Some(noop), vulkan()].into_iter().flatten()
+}
+
+/// A pool of blocks that whoever takes one overwrites.
+pub(crate) fn uncleared(device: &WgpuAllocator) -> BucketPool<WgpuAllocator> {
+    BucketPool::builder(device.clone()).zero(ZeroPolicy::Never).build()
 }
 
 /// The queue's own stream.
