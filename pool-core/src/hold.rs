@@ -75,8 +75,11 @@ impl<A: DeviceAllocator> Claim<A> {
     /// As for [`store_at`].
     #[inline]
     pub(crate) unsafe fn taken_from(parcel: &Parcel<A>) -> Self {
-        // SAFETY: as the caller says.
-        Self(NonNull::from(unsafe { store_at(&parcel.home) }))
+        // The pointer that the box gave, not one made from a reference: the last claim frees the
+        // store through it, and a shared reference gives no right to do that.
+        let store: *mut Store<A> = parcel.home.0.load(Relaxed).cast();
+        // SAFETY: `hold_for` put an owner's pointer there, as the caller says, and that is not null.
+        Self(unsafe { NonNull::new_unchecked(store) })
     }
 
     /// Gives up the hold, in the shard that `work` has worked on and returns locked.
