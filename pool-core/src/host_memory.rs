@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "a slice over memory that an allocator vouches for")]
 
 use crate::buffer::PooledBuffer;
-use crate::clock::Immediate;
+use crate::clock::StreamClock;
 use crate::device::DeviceAllocator;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -14,8 +14,13 @@ use std::slice;
 ///
 /// Until a block is freed, all bytes of it are valid for reads and writes, initialised, and nobody
 /// else's, at the address that [`HostMemory::pointer`] gives for a view of them. Initialised also
-/// when the block is fresh: bytes that nobody wrote may not be read through a slice.
-pub unsafe trait HostMemory: DeviceAllocator<Clock = Immediate> {
+/// when the block is fresh: bytes that nobody wrote may not be read through a slice. In a forked
+/// child too: a buffer that was alive stays readable and writable there, and the child's alone.
+///
+/// The clock has no streams: work has happened when a call returns.
+pub unsafe trait HostMemory:
+    DeviceAllocator<Clock: StreamClock<Stream = (), Mark = ()>>
+{
     /// Where the bytes of a view begin. Not null for a view of no bytes either.
     fn pointer(view: &Self::View<'_>) -> NonNull<u8>;
 }

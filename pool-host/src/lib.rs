@@ -12,6 +12,7 @@ mod array;
 #[cfg(all(feature = "allocator-api2", not(loom)))]
 mod collections;
 mod depot;
+mod fork;
 mod global;
 mod pinned;
 mod system;
@@ -24,6 +25,7 @@ pub use allocator::{Alignment, HostAllocator, HostBlock, HostView};
 pub use array::{AllocateArray, PooledArray};
 #[cfg(all(feature = "allocator-api2", not(loom)))]
 pub use collections::InPool;
+pub use fork::ProcessClock;
 pub use global::global;
 pub use pinned::{AtLockLimit, PinnedAllocator, PinnedBlock, PinnedView};
 #[cfg(not(loom))]

@@ -1,11 +1,12 @@
 //! Host memory that is never swapped.
 #![expect(unsafe_code, reason = "memory is reached through pointers")]
 
+use crate::fork::ProcessClock;
 use crate::virtual_memory as pages;
 use crate::{system, virtual_memory};
 use pool_core::{
-    DeviceAllocator, DeviceError, HostMemory, Immediate, MarkOf, Memory, Request, Sliceable,
-    StreamOf, WholeBlocks, Why,
+    DeviceAllocator, DeviceError, HostMemory, MarkOf, Memory, Request, Sliceable, StreamOf,
+    WholeBlocks, Why,
 };
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -22,9 +23,12 @@ pub enum AtLockLimit {
     Unlocked,
 }
 
-/// Host memory that stays where it is: mapped, locked by `mlock`, so that it is never swapped out
-/// and never page-faults, and not inherited by a child process after `fork` (`MADV_DONTFORK`; a
-/// child that touches it dies).
+/// Host memory that is never swapped out and never page-faults: mapped, and locked by `mlock`.
+///
+/// A forked child gets none of it. What its parent wrote reads as zeroes there (`MADV_WIPEONFORK`,
+/// Linux 4.14), in the buffers that were alive as well, and every call to a pool of the parent says
+/// [`Why::Forked`], since the system does not lock the child's pages. The child makes an allocator
+/// of its own.
 ///
 /// This is not CUDA's pinned memory: a driver does not know of it, and a copy from here to a GPU is
 /// no faster than one from any other page. For that there is `CudaPinnedAllocator`.
@@ -42,9 +46,9 @@ pub enum AtLockLimit {
 /// key.fill(7);
 /// # Ok::<(), pool_core::AllocError>(())
 /// ```
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct PinnedAllocator {
-    clock: Immediate,
+    clock: ProcessClock,
     at_limit: AtLockLimit,
 }
 
@@ -66,16 +70,22 @@ pub struct PinnedView<'b> {
 }
 
 impl PinnedAllocator {
-    /// Refuses what cannot be locked.
+    /// An allocator of this process that refuses what cannot be locked.
     #[must_use]
-    pub const fn new() -> Self {
+    pub fn new() -> Self {
         Self::at_limit(AtLockLimit::Refuse)
     }
 
-    /// With a choice of what happens at the system's limit.
+    /// An allocator of this process, with a choice of what happens at the system's limit.
     #[must_use]
-    pub const fn at_limit(at_limit: AtLockLimit) -> Self {
-        Self { clock: Immediate, at_limit }
+    pub fn at_limit(at_limit: AtLockLimit) -> Self {
+        Self { clock: ProcessClock::new(), at_limit }
+    }
+}
+
+impl Default for PinnedAllocator {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -103,11 +113,11 @@ impl DeviceAllocator for PinnedAllocator {
     type Block = PinnedBlock;
     type View<'b> = PinnedView<'b>;
     type Kind = ();
-    type Clock = Immediate;
+    type Clock = ProcessClock;
     const MEMORY: Memory = Memory::HOST;
 
     #[inline]
-    fn clock(&self) -> &Immediate {
+    fn clock(&self) -> &ProcessClock {
         &self.clock
     }
 

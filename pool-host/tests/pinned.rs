@@ -92,11 +92,49 @@ fn or_it_is_not_locked_and_says_so() {
 }
 
 #[test]
-fn a_child_does_not_inherit_it() {
+fn a_live_buffer_reads_as_zeroes_in_a_forked_child_and_stays_as_it_is_in_the_parent() {
     let pool = BucketPool::new(PinnedAllocator::new());
-    let buffer = pool.allocate(4 * KIB).unwrap();
-    let status = in_child(MIB, || buffer.iter().all(|byte| *byte == 0));
-    assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV, "{status:x}");
+    let mut buffer = pool.allocate(4 * KIB).unwrap();
+    buffer.fill(7);
+    let status = in_child(MIB, || {
+        let is_wiped = buffer.iter().all(|byte| *byte == 0);
+        buffer.fill(9); // the child's own copy
+        is_wiped
+    });
+    assert_eq!(status, 0, "{status:x}");
+    assert!(buffer.iter().all(|byte| *byte == 7));
+}
+
+#[test]
+fn a_forked_child_cannot_allocate_from_its_parents_pool() {
+    let pool = BucketPool::new(PinnedAllocator::new());
+    drop(pool.allocate(64 * KIB).unwrap());
+    let live = pool.allocate(64 * KIB).unwrap();
+    let status = in_child(MIB, move || {
+        // A cached block would fit, and its pages are not locked here.
+        let error = pool.allocate(64 * KIB).unwrap_err();
+        assert_eq!(error.why(), Why::Forked);
+        assert!(live.on(&()).is_err_and(|error| error.why == Why::Forked));
+        // New memory of the child does not land in that of the pool, and outlives it.
+        let own: Vec<Vec<u8>> = (0..64).map(|_| vec![5; 64 << 10]).collect();
+        drop((live, pool));
+        own.iter().flatten().all(|byte| *byte == 5)
+    });
+    assert_eq!(status, 0, "{status:x}");
+}
+
+#[test]
+fn a_forked_child_has_locked_memory_of_its_own() {
+    let parents = PinnedAllocator::new();
+    let status = in_child(MIB, || {
+        let before = locked();
+        let pool = BucketPool::new(PinnedAllocator::new());
+        let buffer = pool.allocate(64 * KIB).unwrap();
+        assert!(buffer.on(&()).unwrap().is_locked());
+        assert_eq!(locked() - before, 64 * KIB);
+        BucketPool::new(parents).allocate(1).is_err_and(|error| error.why() == Why::Forked)
+    });
+    assert_eq!(status, 0, "{status:x}");
 }
 
 #[test]
