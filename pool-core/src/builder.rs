@@ -89,6 +89,9 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// may drop buffers here, and says whether it is worth another try. It is asked at most eight
     /// times for a request, on the thread that made it, with no lock held.
     ///
+    /// The pool drops the closure when its last clone is dropped, and with it the buffers that the
+    /// closure holds. A closure that holds a clone of the pool keeps the pool open.
+    ///
     /// ```
     /// use pool_core::{BucketPool, sim::SimDevice};
     /// use std::sync::{Arc, Mutex};

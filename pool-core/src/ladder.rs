@@ -143,7 +143,7 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Asks the program to drop something.
     fn ask_program(&self, want: &Want<'_, A>, climb: &mut Climb) -> bool {
-        let Some(call) = &self.on_shortage else { return false };
+        let Some(call) = self.on_shortage.lock().clone() else { return false };
         if climb.asked == 0 {
             return false;
         }

@@ -64,7 +64,8 @@ pub(crate) struct Store<A: DeviceAllocator> {
     /// Blocks that a thread holds between a shard and the device. Moves on cold paths only.
     in_transit: AtomicUsize,
     pub(crate) ticks: Mutex<Ticks>,
-    pub(crate) on_shortage: Option<OnShortage>,
+    /// Dropped when the pool is closed: it may hold buffers, which hold the store.
+    pub(crate) on_shortage: Mutex<Option<OnShortage>>,
     pub(crate) shards: Shards<A>,
     pub(crate) privates: Privates<A>,
 }
@@ -96,7 +97,7 @@ impl<A: DeviceAllocator> Store<A> {
             epoch: AtomicU64::new(0),
             in_transit: AtomicUsize::new(0),
             ticks: Mutex::default(),
-            on_shortage,
+            on_shortage: Mutex::new(on_shortage),
             shards: Shards::new(bounds.statistics),
             privates: Privates::new(),
         }
@@ -204,7 +205,35 @@ impl<A: DeviceAllocator> Store<A> {
         let block = self.allocator.allocate(request, want.on);
         let block = block.inspect_err(|_| self.ledger.cancel(bytes))?;
         self.ledger.took(bytes);
+        let block = self.reserve_surplus(block, bytes, want)?;
         Ok(Box::new(self.parcel(block, want)))
+    }
+
+    /// Reserves what a fresh block holds beyond the `asked` bytes that are reserved. Where the
+    /// limit leaves no room for that, the block goes back to the device.
+    fn reserve_surplus(
+        &self,
+        block: A::Block,
+        asked: u64,
+        want: &Want<'_, A>,
+    ) -> Result<A::Block, DeviceError> {
+        let surplus = self.bytes_of(&block, asked) - asked;
+        let Err(over) = self.ledger.reserve(surplus) else {
+            self.ledger.took(surplus);
+            return Ok(block);
+        };
+        let clock = self.allocator.clock();
+        match self.allocator.free(block, &[clock.mark(want.on)]) {
+            // The device still has it, so what was asked for stays reserved.
+            Err(error) if !error.is_end_of_device() => self.lose(asked),
+            _ => self.ledger.give_back(asked),
+        }
+        Err(over)
+    }
+
+    /// Bytes that a block of `asked` bytes holds: no fewer, whatever the device says.
+    fn bytes_of(&self, block: &A::Block, asked: u64) -> u64 {
+        self.allocator.size_of(block).map_or(asked, |bytes| bytes.max(asked))
     }
 
     /// A block that a layer below has free, without a call to the device.
@@ -212,9 +241,10 @@ impl<A: DeviceAllocator> Store<A> {
         let bytes = want.class.bytes;
         let request = Request { bytes, kind: want.key.kind };
         let Some(block) = self.allocator.reuse(request, want.on)? else { return Ok(None) };
-        // The layer holds the limit.
-        let _ = self.ledger.reserve(bytes);
-        self.ledger.took(bytes);
+        let held = self.bytes_of(&block, bytes);
+        // The layer holds the limit; the ledger's own is then the largest size that there is.
+        let _ = self.ledger.reserve(held);
+        self.ledger.took(held);
         let mut parcel = Box::new(self.parcel(block, want));
         parcel.dirty = true;
         let mut shard = self.shards.own();
@@ -227,13 +257,9 @@ impl<A: DeviceAllocator> Store<A> {
         Ok(Some(Grant { parcel, fresh: false }))
     }
 
-    /// A block that the pool has from now on, of which what was asked for is reserved.
+    /// A block that the pool has from now on, all of which is reserved.
     fn parcel(&self, block: A::Block, want: &Want<'_, A>) -> Parcel<A> {
-        let asked = want.class.bytes;
-        let bytes = self.allocator.size_of(&block).unwrap_or(asked);
-        // More than was asked comes from a layer, which holds the limit.
-        let _ = self.ledger.reserve(bytes.saturating_sub(asked));
-        self.ledger.took(bytes.saturating_sub(asked));
+        let bytes = self.bytes_of(&block, want.class.bytes);
         *self.taken.lock().entry(bytes).or_default() += 1;
         if let Some(id) = want.private {
             self.privates.count_out(id);
@@ -340,6 +366,9 @@ impl<A: DeviceAllocator> Store<A> {
     /// The owner goes: nothing is kept from here on, and what is idle goes back to the device.
     /// Returns how many buffers are out.
     pub(crate) fn close(&self) -> i64 {
+        // Without the lock: its drop may return buffers to this store.
+        let on_shortage = self.on_shortage.lock().take();
+        drop(on_shortage);
         let (owed, buffers) = self.shards.close();
         self.pay(owed);
         self.empty_layer();

@@ -239,3 +239,70 @@ fn a_share_of_the_peak_survives_a_reset_of_the_statistics() {
     pool.trim(0).unwrap();
     assert_eq!(pool.stats().cached_bytes, 500, "the bound forgot the peak");
 }
+
+/// A device that hands out more than it is asked for: each block is twice as large.
+struct Generous(SimDevice);
+
+impl DeviceAllocator for Generous {
+    type Block = (<SimDevice as DeviceAllocator>::Block, u64);
+    type View<'b> = <SimDevice as DeviceAllocator>::View<'b>;
+    type Kind = ();
+    type Clock = <SimDevice as DeviceAllocator>::Clock;
+    const MEMORY: Memory = Memory::DEVICE;
+
+    fn clock(&self) -> &Self::Clock {
+        self.0.clock()
+    }
+    fn aligned(&self, (): (), _: u64) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn allocate(
+        &self,
+        request: Request<()>,
+        on: &StreamOf<Self>,
+    ) -> Result<Self::Block, DeviceError> {
+        let bytes = 2 * request.bytes;
+        Ok((self.0.allocate(Request { bytes, kind: () }, on)?, bytes))
+    }
+    fn free(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
+        self.0.free(block.0, after)
+    }
+    fn size_of(&self, block: &Self::Block) -> Option<u64> {
+        Some(block.1)
+    }
+    fn view<'b>(
+        &'b self,
+        block: &'b Self::Block,
+        offset: u64,
+        bytes: u64,
+        on: &StreamOf<Self>,
+    ) -> Self::View<'b> {
+        self.0.view(&block.0, offset, bytes, on)
+    }
+    fn zero(
+        &self,
+        block: &mut Self::Block,
+        bytes: u64,
+        on: &StreamOf<Self>,
+    ) -> Result<(), DeviceError> {
+        self.0.zero(&mut block.0, bytes, on)
+    }
+}
+
+#[test]
+fn a_block_that_is_larger_than_requested_counts_whole_under_the_limit() {
+    let device = SimDevice::new();
+    let pool = BucketPool::builder(Generous(device.clone())).reserved_limit(5000).build();
+    // 4096 would fit; the 8192 that the device hands out do not.
+    let error = pool.allocate(4096).unwrap_err();
+    assert_eq!((error.why(), error.figures().reserved_bytes), (Why::Limit, 0));
+    assert_eq!((device.held_bytes(), pool.stats().reserved_bytes), (0, 0));
+    // The ledger did not wrap: what fits is served, and again after it came back.
+    for _ in 0..3 {
+        let buffer = pool.allocate(2048).unwrap();
+        assert_eq!((buffer.allocated_size(), pool.stats().reserved_bytes), (4096, 4096));
+        drop(buffer);
+        assert_eq!(pool.clear().unwrap(), 4096);
+    }
+    assert_eq!((device.held_bytes(), pool.stats().reserved_bytes), (0, 0));
+}

@@ -2,6 +2,7 @@
 
 use pool_core::sim::SimDevice;
 use pool_core::{BucketPool, Detached, KIB, PooledBuffer};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 const fn is_send_sync_static<T: Send + Sync + 'static>() {}
@@ -123,4 +124,22 @@ fn a_block_handed_from_thread_to_thread_is_found_again() {
     }
     let stats = pool.stats();
     assert_eq!((stats.misses, stats.hits), (1, 99), "other threads' shards are searched");
+}
+
+#[test]
+fn a_closed_pool_drops_its_on_shortage_closure_and_what_that_holds() {
+    let device = SimDevice::new();
+    let spare = Arc::new(Mutex::new(None));
+    let held_by_closure = spare.clone();
+    let pool = BucketPool::builder(device.clone())
+        .on_shortage(move |_| held_by_closure.lock().unwrap().take().is_some())
+        .build();
+    *spare.lock().unwrap() = Some(pool.allocate(8 * KIB).unwrap());
+    let buffer = pool.allocate(KIB).unwrap();
+    let closure_alive = Arc::downgrade(&spare);
+    drop((spare, pool));
+    assert_eq!(closure_alive.strong_count(), 0, "the closure is gone");
+    assert_eq!(device.held_bytes(), KIB, "and so is the buffer that it held");
+    drop(buffer);
+    assert_eq!((device.held_bytes(), device.clones()), (0, 1));
 }

@@ -123,7 +123,7 @@ impl<A: DeviceAllocator> Store<A> {
         (given_back, refusal)
     }
 
-    fn lose(&self, bytes: u64) {
+    pub(super) fn lose(&self, bytes: u64) {
         self.shards.own().counts.lost_bytes += bytes;
     }
 
