@@ -160,9 +160,15 @@ pub(crate) fn refusal(call: &'static str, error: DriverError) -> DeviceError {
         | R::CUDA_ERROR_LAUNCH_TIMEOUT
         | R::CUDA_ERROR_ASSERT
         | R::CUDA_ERROR_NVLINK_UNCORRECTABLE
+        | R::CUDA_ERROR_CONTAINED
+        | R::CUDA_ERROR_TENSOR_MEMORY_LEAK
+        | R::CUDA_ERROR_MPS_CLIENT_TERMINATED
+        | R::CUDA_ERROR_EXTERNAL_DEVICE
         | R::CUDA_ERROR_ECC_UNCORRECTABLE => Why::Lost,
         R::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+        | R::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
         | R::CUDA_ERROR_STREAM_CAPTURE_ISOLATION
+        | R::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
         | R::CUDA_ERROR_CAPTURED_EVENT => Why::NotSubmitted,
         _ => Why::Other,
     };
@@ -206,3 +212,21 @@ fn notice_forks() {
 /// Nothing forks here.
 #[cfg(not(unix))]
 fn notice_forks() {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_of_captures_say_that_the_work_is_not_submitted() {
+        for code in [
+            CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+            CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+            CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
+            CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+            CUresult::CUDA_ERROR_CAPTURED_EVENT,
+        ] {
+            assert_eq!(refusal("a call", DriverError(code)).why, Why::NotSubmitted, "{code:?}");
+        }
+    }
+}
