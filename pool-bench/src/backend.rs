@@ -24,11 +24,12 @@ impl Backend {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// The kinds of real memory that this program was built with.
+    /// The kinds of memory that this program was built with.
     #[must_use]
     pub fn built_in() -> Vec<Self> {
         let all = [
             (Self::Host, true),
+            (Self::Sim, true),
             (Self::Cuda, cfg!(feature = "cuda")),
             (Self::Wgpu, cfg!(feature = "wgpu")),
         ];

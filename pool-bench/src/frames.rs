@@ -5,7 +5,8 @@ mod device;
 mod kernels;
 mod uploads;
 
-use crate::beside::Row;
+use crate::command::Process;
+use crate::rounds::Row;
 use bucketpool::MIB;
 use bucketpool::wgpu::WgpuAllocator;
 use device::{Bench, Failed};
@@ -16,14 +17,12 @@ use kernels::Work;
 /// # Errors
 ///
 /// What the device, or a pool, said.
-pub fn run(smoke: bool, tell: impl Fn(&str)) -> Result<Vec<Row>, Failed> {
+pub(crate) fn run(process: &Process) -> Result<Vec<Row>, Failed> {
     let device = WgpuAllocator::on_default_adapter().map_err(|error| error.to_string())?;
-    let bench = Bench::new(device, smoke);
+    let bench = Bench::new(device, process);
     let mut rows = Vec::new();
-    let small = |bytes: u64| if smoke { MIB } else { bytes };
-    tell("uploads");
+    let small = |bytes: u64| if process.smoke { MIB } else { bytes };
     rows.extend(bench.uploads()?);
-    tell("uploads that a kernel reads");
     rows.extend(bench.read_by_a_kernel()?);
     let bytes = small(16 * MIB);
     let little = Work { bytes, groups: 1, kernels: 1, frames: 1, room: true };
@@ -35,11 +34,9 @@ pub fn run(smoke: bool, tell: impl Fn(&str)) -> Result<Vec<Row>, Failed> {
         ("8 such kernels in a frame", Work { kernels: 8, ..little }),
         ("dense work on 16 MiB", Work { groups, ..little }),
     ] {
-        tell(name);
         rows.extend(bench.kernels(name, work)?);
     }
     let name = "a copy that fills 64 MiB";
-    tell(name);
     rows.extend(bench.copies(name, small(64 * MIB))?);
     Ok(rows)
 }

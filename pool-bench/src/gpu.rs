@@ -10,10 +10,12 @@ mod driver;
 #[path = "../../examples/shared/kernels.rs"]
 mod kernels;
 mod ours;
+pub(crate) mod questions;
 mod whole;
 
-use crate::beside::Row;
+use crate::command::Process;
 use crate::input::BadInput;
+use crate::rounds::{Rounds, Row};
 use crate::trace::{Step, Trace};
 use child::Child;
 use contender::{Answer, Contender, Contenders, Question, Refused};
@@ -96,22 +98,36 @@ fn unpacked(traces: Vec<Trace>) -> Result<Vec<(Trace, std::path::PathBuf)>, BadI
     traces.into_iter().map(unpack).collect()
 }
 
-/// Asks every contender every case. `peers` are `NAME=COMMAND`; `tell` is called with each case,
-/// and `came` with its rows as soon as they are there.
+/// Asks every contender every case. `peers` are `NAME=COMMAND`.
 ///
 /// # Errors
 ///
 /// No GPU, a folder that cannot be written to.
-pub fn run(
+pub(crate) fn run(
     peers: &[String],
     traces: Vec<Trace>,
-    smoke: bool,
-    tell: impl Fn(&str),
-    came: impl Fn(&[Row]),
+    process: &Process,
 ) -> Result<Vec<Row>, BadInput> {
     let absent = |refused: Refused| BadInput::new(format!("backend `cuda`: {refused}"), "a GPU");
-    let mut contenders = ours::contenders().map_err(absent)?;
-    contenders.push(("cuMemAlloc".into(), Box::new(Direct::new().map_err(absent)?)));
+    let mut contenders = contenders(peers, false).map_err(absent)?;
+    let traces = unpacked_of_devices(traces)?;
+    let mut all = Vec::new();
+    for case in cases(process.smoke, &traces) {
+        all.extend(contest(&case, &mut contenders, process));
+    }
+    for (_, file) in &traces {
+        // Only tidying.
+        let _ = std::fs::remove_file(file);
+    }
+    drop(contenders); // what they keep is free for what follows
+    all.extend(whole::rows(process));
+    Ok(all)
+}
+
+/// Ours, the driver's own ways, and other programs. The first is what the others are compared with.
+fn contenders(peers: &[String], steal_never: bool) -> Result<Contenders, Refused> {
+    let mut contenders = ours::contenders(steal_never)?;
+    contenders.push(("cuMemAlloc".into(), Box::new(Direct::new()?)));
     for (name, threshold) in [("cuMemAllocAsync, 0 kept", 0), ("cuMemAllocAsync, kept", u64::MAX)] {
         // A driver without memory pools is a device like any other, without this contender.
         if let Ok(ordered) = Ordered::new(threshold) {
@@ -119,26 +135,15 @@ pub fn run(
         }
     }
     for peer in peers {
-        contenders.push(Child::start(peer)?);
+        contenders.push(Child::start(peer).map_err(|bad| Refused(bad.to_string()))?);
     }
+    Ok(contenders)
+}
+
+/// The traces of programs that have a device, unpacked.
+fn unpacked_of_devices(traces: Vec<Trace>) -> Result<Vec<(Trace, std::path::PathBuf)>, BadInput> {
     let of_devices = traces.into_iter().filter(|trace| trace.name != NOT_OF_A_DEVICE);
-    let traces = unpacked(of_devices.collect())?;
-    let mut all = Vec::new();
-    for case in cases(smoke, &traces) {
-        tell(&case.name);
-        let rows = contest(&case, &mut contenders, smoke);
-        came(&rows);
-        all.extend(rows);
-    }
-    for (_, file) in &traces {
-        // Only tidying.
-        let _ = std::fs::remove_file(file);
-    }
-    drop(contenders); // what they keep is free for what follows
-    let rows = whole::rows(smoke, &tell);
-    came(&rows);
-    all.extend(rows);
-    Ok(all)
+    unpacked(of_devices.collect())
 }
 
 /// How the question is to be asked so that an answer lasts: found in two steps, since the first
@@ -152,18 +157,18 @@ fn lasting(contender: &mut dyn Contender, question: &Question) -> Result<Questio
     Ok(asked)
 }
 
-fn contest(case: &Case, contenders: &mut Contenders, smoke: bool) -> Vec<Row> {
+fn contest(case: &Case, contenders: &mut Contenders, process: &Process) -> Vec<Row> {
     let is_trace = case.live_peak_bytes > 0;
-    let rounds = match (smoke, is_trace) {
+    let rounds = match (process.smoke, is_trace) {
         (true, _) => ROUNDS.1,
-        (_, true) => ROUNDS_OF_TRACES,
-        _ => ROUNDS.0,
+        (_, true) => process.share(ROUNDS_OF_TRACES),
+        _ => process.share(ROUNDS.0),
     };
     // What all contenders keep together would not fit.
     let large = case.question.bytes() >= 16 << 20 || is_trace;
     let mut questions = Vec::new();
     for (_, contender) in contenders.iter_mut() {
-        let as_it_is = smoke || is_trace;
+        let as_it_is = process.smoke || is_trace;
         let question = match as_it_is {
             true => contender.ask(&case.question).map(|_| case.question.clone()),
             false => lasting(&mut **contender, &case.question),
@@ -173,37 +178,28 @@ fn contest(case: &Case, contenders: &mut Contenders, smoke: bool) -> Vec<Row> {
             let _ = contender.ask(&Question::Reset);
         }
     }
-    let mut answers: Vec<Vec<Result<Answer, Refused>>> = vec![Vec::new(); contenders.len()];
-    for _ in 0..rounds {
-        for (at, (_, contender)) in contenders.iter_mut().enumerate() {
-            let answer = match &questions[at] {
-                Ok(question) => contender.ask(question),
-                Err(refused) => Err(refused.clone()), // and is not asked again
-            };
-            answers[at].push(answer);
-            if large {
-                let _ = contender.ask(&Question::Reset);
-            }
+    let names: Vec<String> = contenders.iter().map(|(name, _)| name.clone()).collect();
+    let mut reserved = vec![0; names.len()];
+    let (took, failures) = Rounds::run(&names, (0, rounds), process.seed, |at| {
+        let contender = &mut contenders[at].1;
+        let answer: Answer = contender.ask(questions[at].as_ref().map_err(Clone::clone)?)?;
+        reserved[at] = answer.reserved_peak_bytes.max(reserved[at]);
+        if large {
+            let _ = contender.ask(&Question::Reset);
         }
-    }
+        Ok::<_, Refused>(answer.ns)
+    });
     for (_, contender) in contenders.iter_mut() {
         let _ = contender.ask(&Question::Reset);
     }
-    let first = answers.first().cloned().unwrap_or_default();
-    let ns = |answers: &[Result<Answer, Refused>]| -> Vec<Option<f64>> {
-        answers.iter().map(|answer| answer.as_ref().ok().map(|answer| answer.ns)).collect()
-    };
-    let row = |((name, _), answers): (&(String, _), Vec<Result<Answer, Refused>>)| {
-        let refused = answers.iter().find_map(|answer| answer.as_ref().err());
-        let peaks = answers.iter().flatten().map(|answer| answer.reserved_peak_bytes);
-        Row {
-            reserved_peak_bytes: peaks.max().unwrap_or(0),
-            live_peak_bytes: case.live_peak_bytes,
-            refused: refused.map(ToString::to_string).unwrap_or_default(),
-            ..Row::new(&case.name, name, &ns(&answers), &ns(&first))
-        }
-    };
-    contenders.iter().zip(answers).map(row).collect()
+    let mut rows = took.rows(&case.name, 0);
+    for ((row, reserved), failure) in rows.iter_mut().zip(reserved).zip(failures) {
+        row.page_faults = None;
+        row.reserved_peak_bytes = Some(reserved).filter(|_| is_trace);
+        row.live_peak_bytes = Some(case.live_peak_bytes).filter(|_| is_trace);
+        row.refused = failure.map(|refused| refused.to_string());
+    }
+    rows
 }
 
 /// The name of the GPU, and the version of CUDA that its driver speaks.

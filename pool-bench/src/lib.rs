@@ -2,15 +2,18 @@
 //! `cargo xtask replay`.
 #![deny(unsafe_code)]
 
+pub mod apart;
 pub mod backend;
-pub mod beside;
 pub mod command;
+pub mod compare;
 pub mod contest;
 pub mod counted;
+pub mod environment;
 #[cfg(feature = "wgpu")]
 pub mod frames;
 #[cfg(feature = "cuda")]
 pub mod gpu;
+pub mod hit;
 pub mod input;
 pub mod machine;
 #[cfg(feature = "peers")]
@@ -23,6 +26,7 @@ pub mod rounds;
 pub mod sizes;
 pub mod source;
 pub mod spec;
+pub mod statistics;
 pub mod streams;
 pub mod trace;
 pub mod workload;

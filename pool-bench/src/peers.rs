@@ -1,21 +1,25 @@
 //! The allocators that a program could have instead of the tcache, measured in turns.
 //!
-//! Each case runs in a process of its own, since allocators learn, and in it all contenders take
+//! Each case runs in processes of its own, since allocators learn, and in each all contenders take
 //! turns. `default` are the settings that an allocator comes with, `tuned` those that somebody who
 //! knows it would choose for large temporaries (`TUNING`).
 
+pub(crate) mod arena;
 mod arrays;
+mod clients;
 mod pair;
 mod replayed;
 mod switch;
 mod threads;
 
+use crate::apart::Spread;
+use crate::command::Process;
 use crate::input::BadInput;
-use crate::rounds::Row;
+use crate::rounds::{self, Row};
+use crate::statistics::Orders;
 use bucketpool::host::Tcache;
 use std::alloc::{GlobalAlloc, System};
 use std::path::Path;
-use std::process::Command;
 
 /// The tcache that is measured. The binary's own memory comes from [`System`], unless a case says
 /// otherwise.
@@ -73,13 +77,21 @@ const TUNING: [(&str, &str); 5] = [
     ("MIMALLOC_PURGE_DELAY", "-1"),
 ];
 
+/// The variables that the bench may set for a contender.
+pub(crate) fn tuning() -> &'static [(&'static str, &'static str)] {
+    &TUNING
+}
+
+/// What the others are compared with, where it runs.
+const REFERENCES: [&str; 2] = ["floor", "tcache"];
+
 /// A case: its name, and bytes or elements.
 type Case = (&'static str, u64);
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// All cases, and whether they are measured tuned as well.
+/// All cases whose contenders share a process, and whether they are measured tuned as well.
 fn cases() -> Vec<(Case, bool)> {
     let pair = [64, KIB, 16 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 32 * MIB, 64 * MIB];
     let arrays = [KIB, 64 * KIB, MIB, 4 * MIB, 16 * MIB];
@@ -90,62 +102,71 @@ fn cases() -> Vec<(Case, bool)> {
     }
     cases.extend(handover.map(|bytes| (("hand-over", bytes), false)));
     cases.push((("larson", 2), false));
-    cases.extend((0..5).map(|peer| (("gcc_cc1", peer), false)));
     cases.push((("resident", 16 * MIB), false));
     cases
 }
 
-/// Runs all cases, or a few small ones.
+/// Runs all cases, or a few small ones. What is left out is told in `notes`.
 ///
 /// # Errors
 ///
 /// A case that did not come to an end.
-pub(crate) fn run(smoke: bool, tick: impl Fn(&str)) -> Result<Vec<Row>, BadInput> {
+pub(crate) fn run(
+    smoke: bool,
+    spread: &Spread,
+    notes: &mut Vec<String>,
+    tick: impl Fn(&str),
+) -> Result<Vec<Row>, BadInput> {
     let mut rows = Vec::new();
     let settings: &[bool] = if smoke { &[false] } else { &[false, true] };
-    for (case, may_tune) in cases() {
-        let small = case.1 <= KIB;
+    for ((name, size), may_tune) in cases() {
         for tuned in settings.iter().filter(|tuned| may_tune || !**tuned) {
-            tick(&format!("{} {}{}", case.0, case.1, if *tuned { ", tuned" } else { "" }));
-            if !smoke || small {
-                rows.extend(apart(case, *tuned, smoke)?);
+            let suffix = if *tuned { ", tuned" } else { "" };
+            tick(&format!("{name} {size}{suffix}"));
+            if !smoke || size <= KIB {
+                let size = size.to_string();
+                let mut arguments = vec!["peer", "host", name, &size];
+                arguments.extend(smoke.then_some("--smoke"));
+                let variables: &[(&str, &str)] = if *tuned { &TUNING } else { &[] };
+                let processes = spread.run(&arguments, variables)?;
+                rows.extend(named(rounds::pool(processes, &REFERENCES), *tuned));
             }
         }
     }
+    tick("gcc_cc1");
+    rows.extend(named(one_by_one(smoke, spread)?, false));
+    rows.extend(clients::run(smoke, spread, notes, tick)?);
     Ok(rows)
 }
 
-/// How many steps [`run`] says.
+fn named(rows: Vec<Row>, tuned: bool) -> impl Iterator<Item = Row> {
+    let settings = if tuned { "tuned" } else { "default" };
+    rows.into_iter().map(move |row| Row { settings: settings.into(), ..row })
+}
+
+/// A recorded program, each allocator in processes that it has for itself, since what is resident
+/// belongs to a process. They take turns, in random order within each round of processes.
+fn one_by_one(smoke: bool, spread: &Spread) -> Result<Vec<Row>, BadInput> {
+    let (mut rounds, mut orders) = (Vec::new(), Orders::new(spread.seed));
+    for at in 0..spread.processes {
+        let mut round: Vec<Row> = Vec::new();
+        for peer in orders.next(Peer::ALL.len()) {
+            let peer = peer.to_string();
+            let mut arguments = vec!["peer", "host", "gcc_cc1", &peer];
+            arguments.extend(smoke.then_some("--smoke"));
+            round.extend(spread.one::<Row>(at, &arguments, &[])?);
+        }
+        let place = |row: &Row| Peer::ALL.iter().position(|peer| peer.name() == row.contender);
+        round.sort_by_key(place);
+        rounds.push(round);
+    }
+    Ok(rounds::pool(rounds, &REFERENCES))
+}
+
+/// How many steps [`run`] tells.
 pub(crate) fn steps() -> u64 {
-    cases().iter().map(|(_, tuned)| 1 + u64::from(*tuned)).sum()
-}
-
-/// A case in a process of its own.
-fn apart((name, size): Case, tuned: bool, smoke: bool) -> Result<Vec<Row>, BadInput> {
-    let failed = |why: String| {
-        BadInput::new(format!("peers, {name} {size}: {why}"), "a run without failures")
-    };
-    let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
-    let mut child = Command::new(program);
-    child.args(["peer", name, &size.to_string()]);
-    child.args(smoke.then_some("--smoke"));
-    for (variable, _) in TUNING {
-        child.env_remove(variable);
-    }
-    if tuned {
-        child.envs(TUNING);
-    }
-    let output = child.output().map_err(|error| failed(error.to_string()))?;
-    if !output.status.success() {
-        return Err(failed(String::from_utf8_lossy(&output.stderr).into_owned()));
-    }
-    let lines = output.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-    let rows: Result<Vec<Row>, _> = lines.map(serde_json::from_slice).collect();
-    let mut rows = rows.map_err(|error| failed(error.to_string()))?;
-    for row in &mut rows {
-        row.settings = if tuned { "tuned" } else { "default" }.into();
-    }
-    Ok(rows)
+    let shared: u64 = cases().iter().map(|(_, tuned)| 1 + u64::from(*tuned)).sum();
+    shared + 1 + clients::STEPS
 }
 
 /// Runs one case in this process.
@@ -153,17 +174,22 @@ fn apart((name, size): Case, tuned: bool, smoke: bool) -> Result<Vec<Row>, BadIn
 /// # Errors
 ///
 /// A case that nobody knows, or a trace that cannot be read.
-pub(crate) fn case(root: &Path, name: &str, size: u64, smoke: bool) -> Result<Vec<Row>, BadInput> {
+pub(crate) fn case(
+    root: &Path,
+    name: &str,
+    size: u64,
+    process: &Process,
+) -> Result<Vec<Row>, BadInput> {
     let count = usize::try_from(size).unwrap_or(usize::MAX);
     match name {
-        "pair" => Ok(pair::run(count, smoke)),
-        "add" | "tree" => Ok(arrays::run(name, count, smoke)),
-        "hand-over" => Ok(threads::hand_over(count, smoke)),
-        "larson" => Ok(threads::larson(smoke)),
+        "pair" => Ok(pair::run(count, process)),
+        "add" | "tree" => Ok(arrays::run(name, count, process)),
+        "hand-over" => Ok(threads::hand_over(count, process)),
+        "larson" => Ok(threads::larson(process)),
         "resident" => Ok(arrays::resident(count)),
         "gcc_cc1" => {
             let peer = Peer::ALL[count % Peer::ALL.len()];
-            replayed::run(&root.join("traces/gcc_cc1.ptrace.csv.zst"), peer, smoke)
+            replayed::run(&root.join("traces/gcc_cc1.ptrace.csv.zst"), peer, process)
         }
         _ => Err(BadInput::new(format!("case `{name}`"), "a name that `bench --peers` prints")),
     }

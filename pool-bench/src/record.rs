@@ -1,25 +1,79 @@
-//! Records: what was measured, with the command, the date and the machine. Written by `--record`
-//! and never edited by hand.
+//! Records: what was measured, with all that somebody needs to repeat it. Written by `--record` and
+//! never edited by hand.
 
-use serde::Serialize;
+use crate::environment;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
+use std::process::Command;
 use std::time::SystemTime;
+
+/// What xtask, which builds this program, knows of the build; in the variable [`BUILD`] as JSON.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Build {
+    commit: String,
+    /// Whether the working tree differed from the commit.
+    dirty: bool,
+    /// A hash of the source of each crate.
+    sources: BTreeMap<String, String>,
+    rustc: String,
+    /// `RUSTFLAGS` and the profile.
+    flags: String,
+    /// Versions of other crates, from Cargo.lock.
+    crates: BTreeMap<String, String>,
+}
+
+/// See [`Build`].
+const BUILD: &str = "BUCKETPOOL_BUILD";
 
 /// The first line of a record.
 #[derive(Debug, Serialize)]
-struct Head {
-    command: String,
-    date: String,
-    version: &'static str,
+struct Head<'r> {
+    command: &'r str,
+    date: &'r str,
+    #[serde(flatten)]
+    build: Build,
+    /// What the orders of contenders were drawn from, where there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seed: Option<u64>,
     processor: String,
     cores: usize,
     memory: String,
     kernel: String,
+    huge_pages: String,
+    glibc: String,
     /// Name and driver of the GPU, where this program can use one.
     #[serde(skip_serializing_if = "Option::is_none")]
     gpu: Option<String>,
+    /// Name and driver of wgpu's adapter, where this program can use one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wgpu: Option<String>,
+    /// Processes that wanted to run, over 1, 5 and 15 minutes: `/proc/loadavg`.
+    load_before: &'r str,
+    load_after: String,
+    /// Variables that would have changed a contender; none of them reached one.
+    environment_removed: &'r [String],
+}
+
+/// A run that may be recorded: what has to be known when it begins.
+#[derive(Debug)]
+pub struct Run {
+    command: String,
+    seed: Option<u64>,
+    load_before: String,
+    environment: Vec<String>,
+}
+
+impl Run {
+    /// Notes the load of the machine and the environment.
+    #[must_use]
+    pub fn begin(command: &str, seed: Option<u64>) -> Self {
+        let (command, load_before) = (command.to_owned(), load());
+        Self { command, seed, load_before, environment: environment::found() }
+    }
 }
 
 /// Whether a record can be written there: makes the folder, and a file that goes again.
@@ -40,20 +94,28 @@ pub fn probe(folder: &Path) -> io::Result<()> {
 /// # Errors
 ///
 /// What the file system said.
-pub fn write(folder: &Path, command: &str, lines: &[String]) -> io::Result<String> {
+pub fn write(folder: &Path, run: &Run, lines: &[String]) -> io::Result<String> {
     let date = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let build = std::env::var(BUILD).ok().and_then(|json| serde_json::from_str(&json).ok());
     let head = Head {
-        command: command.to_owned(),
-        version: env!("CARGO_PKG_VERSION"),
+        command: &run.command,
+        date: &date,
+        build: build.unwrap_or_default(),
+        seed: run.seed,
         processor: first_of("/proc/cpuinfo", "model name"),
         cores: std::thread::available_parallelism().map_or(0, usize::from),
         memory: first_of("/proc/meminfo", "MemTotal"),
-        kernel: fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().into(),
+        kernel: text_of("/proc/sys/kernel/osrelease"),
+        huge_pages: text_of("/sys/kernel/mm/transparent_hugepage/enabled"),
+        glibc: said_by("getconf", "GNU_LIBC_VERSION"),
         gpu: gpu(),
-        date,
+        wgpu: adapter(),
+        load_before: &run.load_before,
+        load_after: load(),
+        environment_removed: &run.environment,
     };
     fs::create_dir_all(folder)?;
-    let date = head.date.replace([':', 'Z'], "").replace('T', "-");
+    let date = date.replace([':', 'Z'], "").replace('T', "-");
     // Two of one second are told apart.
     let names = (1..10).map(|n| match n {
         1 => format!("{date}.jsonl"),
@@ -82,6 +144,32 @@ fn gpu() -> Option<String> {
 #[cfg(not(feature = "cuda"))]
 fn gpu() -> Option<String> {
     None
+}
+
+#[cfg(feature = "wgpu")]
+fn adapter() -> Option<String> {
+    let info = bucketpool::wgpu::WgpuAllocator::on_default_adapter().ok()?.device().adapter_info();
+    Some(format!("{}, {} {}", info.name, info.driver, info.driver_info))
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn adapter() -> Option<String> {
+    None
+}
+
+fn load() -> String {
+    text_of("/proc/loadavg")
+}
+
+fn text_of(file: &str) -> String {
+    fs::read_to_string(file).unwrap_or_default().trim().to_owned()
+}
+
+/// The first line that a program prints; empty where it cannot be run.
+fn said_by(program: &str, argument: &str) -> String {
+    let output = Command::new(program).arg(argument).output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    text.unwrap_or_default().lines().next().unwrap_or_default().to_owned()
 }
 
 /// The value of the first line of a `key : value` file that has this key.

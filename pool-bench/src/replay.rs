@@ -40,6 +40,8 @@ pub struct Outcome {
     pub misses: u64,
     pub bypasses: u64,
     pub ooms: u64,
+    /// Cached blocks that went back to the device because of a bound.
+    pub evictions: u64,
     pub hit_rate: f64,
     pub device_allocations: u64,
     pub device_frees: u64,
@@ -197,6 +199,7 @@ pub(crate) fn outcome(
         misses: stats.misses,
         bypasses: stats.bypasses,
         ooms: stats.failures,
+        evictions: stats.evictions,
         hit_rate: stats.hits as f64 / trace.allocations as f64,
         device_allocations: asked.allocations,
         device_frees: asked.frees,

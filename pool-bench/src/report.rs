@@ -1,8 +1,13 @@
 //! Tables that people read.
 
+mod across;
+
+pub use across::across_backends;
+
 use crate::contest::Standing;
 use crate::replay::Outcome;
 use crate::rounds::Row;
+use crate::statistics::geometric_mean;
 use bucketpool::Bytes;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 
@@ -13,12 +18,13 @@ pub fn replays(outcomes: &[Outcome]) -> String {
         "trace",
         "policy",
         "on",
-        "idle bound",
+        "cached limit",
         "reserved peak",
         "over live",
         "hit rate",
         "past pool",
         "OOM",
+        "evictions",
         "calls/1000",
         "ns/op",
     ]);
@@ -33,6 +39,7 @@ pub fn replays(outcomes: &[Outcome]) -> String {
             &percent(o.hit_rate),
             &o.bypasses.to_string(),
             &o.ooms.to_string(),
+            &o.evictions.to_string(),
             &calls_per_1000(o.device_allocations + o.device_frees, o.allocations),
             &format!("{:.0}", o.ns_per_op),
         ]));
@@ -54,10 +61,8 @@ pub fn policies(outcomes: &[Outcome]) -> String {
     for (policy, limit) in names {
         let of: Vec<&Outcome> =
             outcomes.iter().filter(|o| o.policy == policy && o.cached_limit == limit).collect();
-        let ratios = of.iter().map(|o| o.reserved_peak_bytes as f64 / o.live_peak_bytes as f64);
-        let (logs, worst) =
-            ratios.fold((0.0, 0.0_f64), |(sum, worst), ratio| (sum + ratio.ln(), worst.max(ratio)));
-        let mean = (logs / of.len() as f64).exp();
+        let ratios = || of.iter().map(|o| o.reserved_peak_bytes as f64 / o.live_peak_bytes as f64);
+        let (mean, worst) = (geometric_mean(ratios()), ratios().fold(0.0, f64::max));
         let calls = of.iter().map(|o| o.device_allocations + o.device_frees).sum();
         let allocations = of.iter().map(|o| o.allocations).sum();
         let (mean_text, worst) = (format!("{mean:.3}"), format!("{worst:.3}"));
@@ -65,7 +70,7 @@ pub fn policies(outcomes: &[Outcome]) -> String {
         rows.push((mean, [policy.into(), limit.into(), mean_text, worst, calls]));
     }
     rows.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let mut table = table(&["policy", "idle bound", "over live, mean", "worst", "calls/1000"]);
+    let mut table = table(&["policy", "cached limit", "over live, mean", "worst", "calls/1000"]);
     for (_, cells) in &rows {
         table.add_row(row(&cells.each_ref().map(String::as_str)));
     }
@@ -118,7 +123,9 @@ pub fn standings(standings: &[Standing]) -> String {
         "hit rate",
         "calls/1000",
         "over live",
-        "times direct",
+        "evictions",
+        "page faults",
+        "times as fast as direct",
     ]);
     for s in standings {
         table.add_row(row(&[
@@ -130,43 +137,61 @@ pub fn standings(standings: &[Standing]) -> String {
             &percent(s.hit_rate),
             &calls_per_1000(s.device_allocations + s.device_frees, s.allocations),
             &reserved_over_live(s.reserved_peak_bytes, s.live_peak_bytes),
-            &format!("{:.2} ±{:.2}", s.times_direct, s.times_direct_error),
+            &s.evictions.to_string(),
+            &s.page_faults.to_string(),
+            &s.times_direct.map_or("-".into(), |times| times.to_string()),
         ]));
     }
     table.to_string()
 }
 
-/// Allocators case by case; how many times the floor, and the tcache.
+/// Contenders case by case, a table for each: nanoseconds, and how many times as long as each
+/// reference.
 #[must_use]
-pub fn peers(rows: &[Row]) -> String {
-    let mut table = table(&[
-        "case",
-        "allocator",
-        "size",
-        "settings",
-        "ns",
-        "times floor",
-        "times tcache",
-        "resident over live",
-    ]);
-    let times = |times: Option<f64>, error: Option<f64>| match times.zip(error) {
-        Some((times, error)) => format!("{times:.2} ±{error:.2}"),
-        None => "-".into(),
+pub fn contenders(rows: &[Row]) -> Vec<String> {
+    let same_case = |a: &Row, b: &Row| (&a.case, a.size) == (&b.case, b.size);
+    rows.chunk_by(same_case).map(contenders_of).collect()
+}
+
+/// One case. Columns that nobody fills are left out.
+fn contenders_of(case: &[Row]) -> String {
+    let mut references: Vec<&String> = case.iter().flat_map(|row| row.times.keys()).collect();
+    references.sort();
+    references.dedup();
+    let mut names = vec!["contender".to_owned(), "settings".to_owned(), "ns".to_owned()];
+    names.extend(references.iter().map(|name| format!("times as long as {name}")));
+    names.extend(["reserved / live", "resident MiB", "page faults"].map(str::to_owned));
+    let ratio = |most: Option<u64>, live: Option<u64>| match most.zip(live) {
+        Some((most, live)) => reserved_over_live(most, live),
+        None => String::new(),
     };
-    for r in rows {
-        let resident = r.resident_peak_bytes.zip(r.live_peak_bytes);
-        table.add_row(row(&[
-            &r.case,
-            &r.allocator,
-            &r.size.to_string(),
-            &r.settings,
-            &format!("{:.1}", r.ns),
-            &times(r.times_floor, r.times_floor_error),
-            &times(r.times_tcache, r.times_tcache_error),
-            &resident.map_or("-".into(), |(peak, live)| reserved_over_live(peak, live)),
-        ]));
+    let cells = |row: &Row| {
+        let ns = row.ns.map(|ns| format!("{ns:.1}"));
+        let refused = || row.refused.clone().unwrap_or_default();
+        let mut cells = vec![row.contender.clone(), row.settings.clone()];
+        cells.push(ns.unwrap_or_else(refused));
+        let times = |name: &&String| row.times.get(*name).map(ToString::to_string);
+        cells.extend(references.iter().map(|name| times(name).unwrap_or_default()));
+        cells.push(ratio(row.reserved_peak_bytes, row.live_peak_bytes));
+        let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
+        cells.push(row.resident_peak_bytes.map(mib).unwrap_or_default());
+        cells.push(row.page_faults.map(|faults| faults.to_string()).unwrap_or_default());
+        cells
+    };
+    let body: Vec<Vec<String>> = case.iter().map(cells).collect();
+    let filled: Vec<bool> =
+        (0..names.len()).map(|at| body.iter().any(|cells| !cells[at].is_empty())).collect();
+    let kept = |cells: Vec<String>| -> Vec<String> {
+        cells.into_iter().zip(&filled).filter(|(_, kept)| **kept).map(|(cell, _)| cell).collect()
+    };
+    let columns = kept(names);
+    let mut table = table(&columns.iter().map(String::as_str).collect::<Vec<_>>());
+    for cells in body {
+        table.add_row(row(&kept(cells).iter().map(String::as_str).collect::<Vec<_>>()));
     }
-    table.to_string()
+    let Row { case, size, .. } = &case[0];
+    let title = if *size == 0 { case.clone() } else { format!("{case}, {size}") };
+    format!("{title}\n\n{table}")
 }
 
 fn table(columns: &[&str]) -> Table {

@@ -1,7 +1,6 @@
 //! What a command came to, as tables, as JSON, in a file.
 #![expect(clippy::print_stderr, reason = "what was left out is said, wherever the results go")]
 
-use crate::beside;
 use crate::contest::Standing;
 use crate::input::BadInput;
 use crate::replay::{self, Outcome, Settings};
@@ -31,10 +30,12 @@ pub(crate) struct Output {
 pub(crate) struct Results {
     pub(crate) standings: Vec<Standing>,
     pub(crate) outcomes: Vec<Outcome>,
-    pub(crate) peers: Vec<Row>,
-    pub(crate) beside: Vec<beside::Row>,
-    /// What was left out, and why.
+    /// Contenders beside peers.
+    pub(crate) rows: Vec<Row>,
+    /// What was left out and why, and what is wrong with the measurement.
     pub(crate) notes: Vec<String>,
+    /// Whether every table is shown.
+    pub(crate) all: bool,
 }
 
 /// All of them before the first is replayed, so that a bad one costs nothing.
@@ -100,31 +101,32 @@ impl Results {
         }
         let standings = self.standings.iter().map(line);
         let outcomes = self.outcomes.iter().map(line);
-        let all = standings.chain(outcomes).chain(self.peers.iter().map(line));
-        all.chain(self.beside.iter().map(line)).collect()
+        standings.chain(outcomes).chain(self.rows.iter().map(line)).collect()
     }
 
     pub(crate) fn tables(&self) -> String {
         let mut parts = Vec::new();
         if !self.standings.is_empty() {
-            parts.push(report::standings(&self.standings));
+            parts.extend(report::across_backends(&self.standings));
+            if self.all {
+                parts.push(report::standings(&self.standings));
+            }
         }
         let (streams, plain): (Vec<_>, Vec<_>) =
             self.outcomes.iter().cloned().partition(|outcome| outcome.streams.is_some());
-        if !plain.is_empty() {
+        // Beside workloads the sums over traces say enough, where there are several.
+        let several = plain.iter().any(|outcome| outcome.trace != plain[0].trace);
+        if !plain.is_empty() && (self.all || self.standings.is_empty() || !several) {
             parts.push(report::replays(&plain));
         }
-        if plain.iter().any(|outcome| outcome.trace != plain[0].trace) {
+        if several {
             parts.push(report::policies(&plain));
         }
         if !streams.is_empty() {
             parts.push(report::on_streams(&streams));
         }
-        if !self.peers.is_empty() {
-            parts.push(report::peers(&self.peers));
-        }
-        if !self.beside.is_empty() {
-            parts.push(beside::report(&self.beside));
+        if !self.rows.is_empty() {
+            parts.extend(report::contenders(&self.rows));
         }
         parts.join("\n\n")
     }

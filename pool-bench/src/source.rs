@@ -6,22 +6,24 @@ use crate::spec::PolicySpec;
 use crate::workload::Source;
 use bucketpool::host::HostAllocator;
 use bucketpool::{
-    Arena, BucketPool, DeviceAllocator, GIB, HostMemory, PoolStats, PooledBuffer, Request,
-    StreamClock, ZeroPolicy,
+    Arena, BucketPool, CachedLimit, DeviceAllocator, GIB, HostMemory, PoolStats, PooledBuffer,
+    Request, StreamClock, ZeroPolicy,
 };
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
-/// Idle blocks of a pool are bounded by this many bytes, or a sixteenth of what is free.
+/// Cached blocks of a pool are bounded by this many bytes, or by a 32nd of what is free: a dozen
+/// pools take turns.
 const CACHED_LIMIT: u64 = GIB;
 
 fn pool<A: DeviceAllocator>(device: A, spec: &PolicySpec) -> BucketPool<A> {
     let builder = spec.builder(device).zero(ZeroPolicy::Never);
-    let limit = free_memory().map_or(CACHED_LIMIT, |free| CACHED_LIMIT.min(free / 16));
-    // What an arena holds is bounded by what was alive at most.
-    match spec.arena {
-        Some(_) => builder.build(),
-        None => builder.cached_limit(limit).build(),
+    let limit = free_memory().map_or(CACHED_LIMIT, |free| CACHED_LIMIT.min(free / 32));
+    // What an arena holds is bounded by what was live at most. A preset has a bound of its own.
+    match (spec.arena.is_some(), builder.bound_on_idle_bytes()) {
+        (false, CachedLimit::Unlimited) => builder.cached_limit(limit).build(),
+        (false, CachedLimit::Bytes(bytes)) if bytes > limit => builder.cached_limit(limit).build(),
+        _ => builder.build(),
     }
 }
 
@@ -31,6 +33,24 @@ fn pool<A: DeviceAllocator>(device: A, spec: &PolicySpec) -> BucketPool<A> {
 pub struct HostDirect {
     asked: Cell<Asked>,
     held: Cell<u64>,
+    /// Buffers that came back, where they are kept: a fault that the bench must notice.
+    kept: Option<RefCell<Vec<Vec<u8>>>>,
+}
+
+impl HostDirect {
+    /// Direct allocation, or with `keeps` something that only calls itself so.
+    #[must_use]
+    pub fn new(keeps: bool) -> Self {
+        Self { kept: keeps.then(RefCell::default), ..Self::default() }
+    }
+
+    fn kept(&self, bytes: usize, byte: u8) -> Option<Vec<u8>> {
+        let mut kept = self.kept.as_ref()?.borrow_mut();
+        let at = kept.iter().position(|buffer| buffer.len() == bytes)?;
+        let mut buffer = kept.swap_remove(at);
+        buffer.fill(byte);
+        Some(buffer)
+    }
 }
 
 impl Source for HostDirect {
@@ -41,13 +61,17 @@ impl Source for HostDirect {
         asked.peak_bytes = asked.peak_bytes.max(held);
         self.asked.set(asked);
         self.held.set(held);
-        Some(vec![byte; bytes])
+        Some(self.kept(bytes, byte).unwrap_or_else(|| vec![byte; bytes]))
     }
     fn give_back(&self, buffer: Vec<u8>) -> u64 {
         let asked = self.asked.get();
         self.asked.set(Asked { frees: asked.frees + 1, ..asked });
         self.held.set(self.held.get() - buffer.len() as u64);
-        u64::from(buffer[buffer.len() / 2])
+        let byte = u64::from(buffer[buffer.len() / 2]);
+        if let Some(kept) = &self.kept {
+            kept.borrow_mut().push(buffer);
+        }
+        byte
     }
     fn asked(&self) -> Asked {
         self.asked.get()
@@ -97,58 +121,68 @@ impl<A: HostMemory> Source for HostPool<A> {
     }
 }
 
-/// The device's own calls, each time. Each buffer is cleared, which writes all of it. Contents are
-/// not read back: what is checked is only that each buffer came and went.
+/// The device's own calls, each time. Each buffer is filled with zeroes, which writes all of it,
+/// unless the device has no memory to write. Contents are not read back: what is checked is only
+/// that each buffer came and went.
 #[derive(Debug)]
-pub struct DeviceDirect<A: DeviceAllocator>(Counted<A>);
+pub struct DeviceDirect<A: DeviceAllocator> {
+    device: Counted<A>,
+    writes: bool,
+}
 
 impl<A: DeviceAllocator> DeviceDirect<A> {
     /// Over this device.
-    pub fn new(device: A) -> Self {
-        Self(Counted::new(device))
+    pub fn new(device: A, writes: bool) -> Self {
+        Self { device: Counted::new(device), writes }
     }
 }
 
 impl<A: DeviceAllocator> Source for DeviceDirect<A> {
     type Buffer = CountedBlock<A::Block>;
     fn filled(&self, bytes: usize, _byte: u8) -> Option<Self::Buffer> {
-        let (device, on) = (&self.0, self.0.clock().default_stream());
+        let (device, on) = (&self.device, self.device.clock().default_stream());
         let bytes = (bytes as u64).next_multiple_of(device.granule());
         let request = Request { bytes, kind: A::Kind::default() };
         let mut block = device.allocate(request, on).ok()?;
-        device.zero(&mut block, bytes, on).ok()?;
+        if self.writes {
+            device.zero(&mut block, bytes, on).ok()?;
+        }
         Some(block)
     }
     fn give_back(&self, block: Self::Buffer) -> u64 {
-        // Without marks: the device's own free waits for what it must.
-        u64::from(self.0.free(block, &[]).is_ok())
+        // Behind the work that was given to its stream: a driver may free at once.
+        let clock = self.device.clock();
+        let mark = clock.mark(clock.default_stream());
+        u64::from(self.device.free(block, &[mark]).is_ok())
     }
     fn finish(&self) {
-        finish(&self.0);
+        finish(&self.device);
     }
     fn asked(&self) -> Asked {
-        self.0.calls().asked()
+        self.device.calls().asked()
     }
 }
 
-/// A pool over a device; buffers are cleared, as for [`DeviceDirect`].
+/// A pool over a device; buffers are filled with zeroes, as for [`DeviceDirect`].
 #[derive(Debug)]
 pub struct DevicePool<A: DeviceAllocator> {
     pool: BucketPool<A>,
     calls: Arc<Calls>,
+    writes: bool,
 }
 
 impl<A: DeviceAllocator> DevicePool<A> {
     /// A pool of this policy over this device, or over an arena of it, which `calls` count.
-    pub fn new(device: A, calls: Arc<Calls>, spec: &PolicySpec) -> Self {
-        Self { pool: pool(device, spec), calls }
+    pub fn new(device: A, calls: Arc<Calls>, spec: &PolicySpec, writes: bool) -> Self {
+        Self { pool: pool(device, spec), calls, writes }
     }
 }
 
 impl<A: DeviceAllocator> Source for DevicePool<A> {
     type Buffer = PooledBuffer<A>;
     fn filled(&self, bytes: usize, _byte: u8) -> Option<Self::Buffer> {
-        self.pool.allocate_zeroed(bytes as u64).ok()
+        let bytes = bytes as u64;
+        if self.writes { self.pool.allocate_zeroed(bytes) } else { self.pool.allocate(bytes) }.ok()
     }
     fn give_back(&self, _buffer: Self::Buffer) -> u64 {
         1

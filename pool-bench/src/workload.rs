@@ -69,11 +69,24 @@ impl Workload {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
+    /// What it is, in a few words.
+    #[must_use]
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Tiles => "point-cloud tiles, 18 to 200 MB",
+            Self::Embedding => "embedding batches, 4 KiB to 16 MiB",
+            Self::Equal => "three temporaries of 4 MiB",
+            Self::SmallTensors => "small tensors, 64 B to 16 KiB",
+            Self::Thousand => "1 MiB again and again",
+            Self::MonteCarlo => "Monte Carlo, 0.4 to 8 MB",
+        }
+    }
+
     /// Steps of a full run; each is one sample.
     #[must_use]
     pub fn steps(self) -> u64 {
         match self {
-            Self::Tiles => 100,
+            Self::Tiles => 45,
             Self::Embedding | Self::MonteCarlo => 60,
             Self::Equal | Self::Thousand => 50,
             Self::SmallTensors => 200,

@@ -1,12 +1,106 @@
-//! `bench --peers`: beside other allocators, beside VRAM's other ways, beside fresh wgpu buffers.
+//! `bench --peers`: beside other global allocators, other arenas, VRAM's other ways, or fresh wgpu
+//! buffers.
 
-use super::Bench;
+use super::Process;
+use super::bench::Bench;
+use crate::apart::Spread;
 use crate::backend::Backend;
+#[cfg(any(feature = "cuda", feature = "peers", feature = "wgpu"))]
+use crate::environment;
 use crate::input::BadInput;
 use crate::results::Results;
+use crate::rounds::{self, Row};
+use clap::{Args, ValueEnum};
+
+/// Peers that are measured together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Group {
+    /// Global allocators beside the tcache.
+    Host,
+    /// Allocators that split one region, beside the arena.
+    Arena,
+}
+
+/// A case of `bench --peers`, in this process; prints rows.
+#[derive(Debug, Args)]
+pub(super) struct Case {
+    /// `host`, `arena`, `wgpu` or `cuda`.
+    group: String,
+    /// What is measured; `-` for all that the group has.
+    #[arg(default_value = "-")]
+    name: String,
+    /// Bytes of a block, or elements of an array.
+    #[arg(default_value_t = 0)]
+    size: u64,
+    /// Programs of `--backend cuda`, as NAME=COMMAND.
+    #[arg(long)]
+    peer: Vec<String>,
+    #[command(flatten)]
+    process: Process,
+}
+
+/// What only a GPU can answer: one JSON line for each question.
+#[cfg(feature = "cuda")]
+#[derive(Debug, Args)]
+pub(super) struct Questions {
+    /// Numbers of questions; all unless named.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<u32>,
+    /// Programs, as NAME=COMMAND.
+    #[arg(long)]
+    peer: Vec<String>,
+    #[command(flatten)]
+    process: Process,
+}
+
+#[cfg(feature = "cuda")]
+impl Questions {
+    pub(super) fn run(self) -> Result<String, BadInput> {
+        environment::check(&[])?;
+        crate::gpu::questions::run(&self.only, &self.peer, &self.process)?;
+        Ok(String::new())
+    }
+}
+
+impl Case {
+    pub(super) fn run(self) -> Result<String, BadInput> {
+        let rows: Result<Vec<Row>, BadInput> = match self.group.as_str() {
+            #[cfg(feature = "peers")]
+            "host" => {
+                environment::check(crate::peers::tuning())?;
+                crate::peers::case(&super::root(), &self.name, self.size, &self.process)
+            }
+            #[cfg(feature = "peers")]
+            "arena" => {
+                environment::check(&[])?;
+                crate::peers::arena::run(std::path::Path::new(&self.name), &self.process)
+            }
+            #[cfg(feature = "wgpu")]
+            "wgpu" => {
+                environment::check(&[])?;
+                crate::frames::run(&self.process).map_err(|why| {
+                    BadInput::new(format!("backend `wgpu`: {why}"), "a run without failures")
+                })
+            }
+            #[cfg(feature = "cuda")]
+            "cuda" => {
+                environment::check(&[])?;
+                let traces: Result<Vec<_>, _> = super::bench::traces(self.process.smoke)?
+                    .iter()
+                    .map(|file| crate::trace::read(file))
+                    .collect();
+                crate::gpu::run(&self.peer, traces?, &self.process)
+            }
+            other => {
+                let what = format!("peers of `{other}`: they are not built in");
+                Err(BadInput::new(what, "`cargo xtask bench --peers`"))
+            }
+        };
+        Ok(super::lines(&rows?))
+    }
+}
 
 /// A bar that moves while a case takes long.
-#[cfg(any(feature = "cuda", feature = "peers", feature = "wgpu"))]
 fn ticking(steps: u64) -> indicatif::ProgressBar {
     let bar = crate::results::progress(steps, "");
     bar.enable_steady_tick(std::time::Duration::from_millis(200));
@@ -14,79 +108,100 @@ fn ticking(steps: u64) -> indicatif::ProgressBar {
 }
 
 impl Bench {
-    pub(super) fn against_peers(&self, results: &mut Results) -> Result<(), BadInput> {
-        match self.backend.as_slice() {
-            [] if self.peer.is_empty() => self.beside_the_tcache(results),
-            [Backend::Cuda] => self.beside_our_vram(results),
-            [Backend::Wgpu] if self.peer.is_empty() => self.beside_our_buffers(results),
-            _ => Err(BadInput::new(
-                "`--peers` with these backends or programs",
-                "`--peers` alone, `--backend wgpu --peers`, or `--backend cuda --peers` with any \
-                 number of `--peer NAME=COMMAND`",
-            )),
-        }
+    pub(super) fn against_peers(
+        &self,
+        group: Group,
+        spread: &Spread,
+        results: &mut Results,
+    ) -> Result<(), BadInput> {
+        results.rows = match (self.backend.as_slice(), group) {
+            ([], Group::Host) if self.peer.is_empty() => self.beside_the_tcache(spread, results)?,
+            ([], Group::Arena) if self.peer.is_empty() => self.beside_the_arena(spread)?,
+            ([backend @ Backend::Cuda], Group::Host) => self.beside_ours(*backend, spread)?,
+            ([backend @ Backend::Wgpu], Group::Host) if self.peer.is_empty() => {
+                self.beside_ours(*backend, spread)?
+            }
+            _ => {
+                return Err(BadInput::new(
+                    "`--peers` with this group, these backends or programs",
+                    "`--peers`, `--peers arena`, `--backend wgpu --peers`, or `--backend cuda \
+                     --peers` with any number of `--peer NAME=COMMAND`",
+                ));
+            }
+        };
+        Ok(())
     }
 
-    #[cfg(feature = "cuda")]
-    fn beside_our_vram(&self, results: &mut Results) -> Result<(), BadInput> {
-        if let Some((why, cure)) = Backend::Cuda.absence() {
-            return Err(BadInput::new(format!("backend `cuda`: {why}"), cure));
+    /// VRAM or wgpu buffers beside the other ways to have them.
+    fn beside_ours(&self, backend: Backend, spread: &Spread) -> Result<Vec<Row>, BadInput> {
+        if let Some((why, cure)) = backend.absence() {
+            return Err(BadInput::new(format!("backend `{}`: {why}", backend.name()), cure));
         }
-        let traces: Result<Vec<_>, _> =
-            self.trace_files()?.iter().map(|file| crate::trace::read(file)).collect();
-        let bar = ticking(0);
-        let tell = |case: &str| bar.set_message(case.to_owned());
-        // A run that is cut off has told what it knew.
-        let came = |rows: &[crate::beside::Row]| {
+        let name = backend.name();
+        let mut arguments = vec!["peer", &name, "-"];
+        arguments.extend(self.smoke.then_some("--smoke"));
+        for peer in &self.peer {
+            arguments.extend(["--peer", peer]);
+        }
+        let bar = ticking(spread.processes as u64);
+        let mut processes: Vec<Vec<Row>> = Vec::new();
+        for at in 0..spread.processes {
+            bar.set_message(format!("{name}, process {} of {}", at + 1, spread.processes));
+            let rows = spread.one(at, &arguments, &[])?;
+            // A run that is cut off has told what it knew.
             for line in rows.iter().filter_map(|row| serde_json::to_string(row).ok()) {
                 eprintln!("{line}");
             }
-        };
-        results.beside = crate::gpu::run(&self.peer, traces?, self.smoke, tell, came)?;
-        bar.finish_and_clear();
-        Ok(())
-    }
-
-    #[cfg(feature = "wgpu")]
-    fn beside_our_buffers(&self, results: &mut Results) -> Result<(), BadInput> {
-        if let Some((why, cure)) = Backend::Wgpu.absence() {
-            return Err(BadInput::new(format!("backend `wgpu`: {why}"), cure));
+            processes.push(rows);
+            bar.inc(1);
         }
-        let bar = ticking(0);
-        let rows = crate::frames::run(self.smoke, |case| bar.set_message(case.to_owned()));
         bar.finish_and_clear();
-        let failed =
-            |why: String| BadInput::new(format!("backend `wgpu`: {why}"), "a run without failures");
-        results.beside = rows.map_err(failed)?;
-        Ok(())
-    }
-
-    #[cfg(not(feature = "wgpu"))]
-    #[expect(clippy::unused_self, reason = "as with the feature")]
-    fn beside_our_buffers(&self, _: &mut Results) -> Result<(), BadInput> {
-        Err(BadInput::new("backend `wgpu`: it was not built in", "a build with that feature"))
-    }
-
-    #[cfg(not(feature = "cuda"))]
-    #[expect(clippy::unused_self, reason = "as with the feature")]
-    fn beside_our_vram(&self, _: &mut Results) -> Result<(), BadInput> {
-        Err(BadInput::new("backend `cuda`: it was not built in", "a build with that feature"))
+        Ok(rounds::pool(processes, &[]))
     }
 
     #[cfg(feature = "peers")]
-    fn beside_the_tcache(&self, results: &mut Results) -> Result<(), BadInput> {
+    fn beside_the_tcache(
+        &self,
+        spread: &Spread,
+        results: &mut Results,
+    ) -> Result<Vec<Row>, BadInput> {
         let bar = ticking(crate::peers::steps());
-        results.peers = crate::peers::run(self.smoke, |case| {
+        let tick = |case: &str| {
             bar.set_message(case.to_owned());
             bar.inc(1);
-        })?;
+        };
+        let rows = crate::peers::run(self.smoke, spread, &mut results.notes, tick)?;
         bar.finish_and_clear();
-        Ok(())
+        Ok(rows)
+    }
+
+    #[cfg(feature = "peers")]
+    fn beside_the_arena(&self, spread: &Spread) -> Result<Vec<Row>, BadInput> {
+        let files = self.trace_files()?;
+        let bar = ticking(files.len() as u64);
+        let mut rows = Vec::new();
+        for file in &files {
+            let file = file.to_string_lossy();
+            bar.set_message(file.rsplit('/').next().unwrap_or_default().to_owned());
+            let mut arguments = vec!["peer", "arena", &file];
+            arguments.extend(self.smoke.then_some("--smoke"));
+            let processes = spread.run(&arguments, &[])?;
+            rows.extend(rounds::pool(processes, &[crate::peers::arena::REFERENCE]));
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        Ok(rows)
     }
 
     #[cfg(not(feature = "peers"))]
     #[expect(clippy::unused_self, reason = "as with the feature")]
-    fn beside_the_tcache(&self, _: &mut Results) -> Result<(), BadInput> {
+    fn beside_the_tcache(&self, _: &Spread, _: &mut Results) -> Result<Vec<Row>, BadInput> {
         Err(BadInput::new("`--peers`: they are not built in", "`cargo xtask bench --peers`"))
+    }
+
+    #[cfg(not(feature = "peers"))]
+    #[expect(clippy::unused_self, reason = "as with the feature")]
+    fn beside_the_arena(&self, _: &Spread) -> Result<Vec<Row>, BadInput> {
+        Err(BadInput::new("`--peers`: they are not built in", "`cargo xtask bench --peers arena`"))
     }
 }

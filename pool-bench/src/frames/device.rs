@@ -1,7 +1,7 @@
 //! The device that frames are measured on, and how contenders take turns.
 
-use crate::beside::Row;
-use crate::machine::page_faults;
+use crate::command::Process;
+use crate::rounds::{Rounds, Row};
 use bucketpool::DeviceError;
 use bucketpool::wgpu::WgpuAllocator;
 use bucketpool::wgpu::wgpu::{
@@ -36,34 +36,22 @@ type Frame<'f> = Box<dyn FnMut() -> Result<(), Failed> + 'f>;
 /// A contender: its name and its frames.
 pub(super) type Contender<'f> = (&'static str, Frame<'f>);
 
-/// Lets contenders take turns, each round begun by another; the first is what the others are
-/// compared with.
+/// Lets contenders take turns in random order; the first is what the others are compared with.
 pub(super) fn contest(
     case: &str,
-    rounds: usize,
-    contenders: Vec<Contender<'_>>,
+    bench: &Bench,
+    mut contenders: Vec<Contender<'_>>,
 ) -> Result<Vec<Row>, Failed> {
-    let mut contenders = contenders;
-    let mut ns = vec![Vec::new(); contenders.len()];
-    let mut faults = vec![0; contenders.len()];
-    for round in 0..COLD + rounds {
-        for turn in 0..contenders.len() {
-            let at = (round + turn) % contenders.len();
-            let frame = &mut contenders[at].1;
-            let (before, start) = (page_faults(), Instant::now());
-            frame()?;
-            let took = start.elapsed().as_nanos() as f64;
-            if round >= COLD {
-                faults[at] = page_faults().saturating_sub(before).max(faults[at]);
-                ns[at].push(Some(took));
-            }
-        }
+    let names: Vec<&str> = contenders.iter().map(|(name, _)| *name).collect();
+    let (rounds, failures) = Rounds::run(&names, (COLD, bench.rounds), bench.seed, |at| {
+        let start = Instant::now();
+        contenders[at].1()?;
+        Ok::<_, Failed>(start.elapsed().as_nanos() as f64)
+    });
+    match failures.into_iter().flatten().next() {
+        Some(failed) => Err(failed),
+        None => Ok(rounds.rows(case, 0)),
     }
-    let row = |(at, (name, _)): (usize, &Contender<'_>)| Row {
-        page_faults: Some(faults[at]),
-        ..Row::new(case, name, &ns[at], &ns[0])
-    };
-    Ok(contenders.iter().enumerate().map(row).collect())
 }
 
 /// A device, and a kernel that adds one to each number.
@@ -71,11 +59,12 @@ pub(super) struct Bench {
     pub(super) device: WgpuAllocator,
     pipeline: ComputePipeline,
     pub(super) layout: BindGroupLayout,
-    pub(super) rounds: usize,
+    rounds: usize,
+    seed: u64,
 }
 
 impl Bench {
-    pub(super) fn new(device: WgpuAllocator, smoke: bool) -> Self {
+    pub(super) fn new(device: WgpuAllocator, process: &Process) -> Self {
         let module = device.device().create_shader_module(wgpu::ShaderModuleDescriptor {
             label: None,
             source: wgpu::ShaderSource::Wgsl(SHADER.into()),
@@ -89,7 +78,8 @@ impl Bench {
             cache: None,
         });
         let layout = pipeline.get_bind_group_layout(0);
-        Self { device, pipeline, layout, rounds: if smoke { ROUNDS.1 } else { ROUNDS.0 } }
+        let rounds = if process.smoke { ROUNDS.1 } else { process.share(ROUNDS.0) };
+        Self { device, pipeline, layout, rounds, seed: process.seed }
     }
 
     pub(super) fn gpu(&self) -> (&Device, &Queue) {

@@ -2,7 +2,7 @@
 //! hand, which no pool can be ahead of.
 
 use super::device::{Bench, Contender, Failed, contest, said};
-use crate::beside::Row;
+use crate::rounds::Row;
 use bucketpool::wgpu::wgpu::{Buffer, SubmissionIndex};
 use bucketpool::wgpu::{Usage, WgpuAllocator};
 use bucketpool::{BucketPool, ZeroPolicy};
@@ -108,7 +108,7 @@ impl Bench {
             ("fresh", Box::new(move || self.frames(work, || Ok(self.fresh(work))))),
             ("kept by hand", Box::new(move || self.frames(work, &by_hand))),
         ];
-        contest(case, self.rounds, contenders)
+        contest(case, self, contenders)
     }
 
     /// A copy that fills a buffer.
@@ -134,6 +134,6 @@ impl Bench {
         };
         let contenders: Vec<Contender<'_>> =
             vec![("pooled, Never", Box::new(pooled)), ("fresh", Box::new(fresh))];
-        contest(case, self.rounds, contenders)
+        contest(case, self, contenders)
     }
 }

@@ -1,7 +1,7 @@
 //! Bytes of a frame on their way to the device: into a buffer each, and into one for a kernel.
 
 use super::device::{Bench, Contender, Failed, contest, said};
-use crate::beside::Row;
+use crate::rounds::Row;
 use bucketpool::MIB;
 use bucketpool::wgpu::wgpu::util::StagingBelt;
 use bucketpool::wgpu::wgpu::{BindGroup, Buffer, BufferUsages, CommandEncoder};
@@ -28,7 +28,7 @@ impl Bench {
         let cargo = &Cargo { data: bytes(), to, read: None };
         let mut contenders = self.stagers(cargo)?;
         contenders.push(("fresh, mapped at creation", Box::new(move || self.fresh_staging(cargo))));
-        contest("64 uploads of 64 KiB", self.rounds, contenders)
+        contest("64 uploads of 64 KiB", self, contenders)
     }
 
     /// As many into one buffer, and a kernel that reads it: through staging memory, and where the
@@ -42,7 +42,7 @@ impl Bench {
         if let Ok(place) = self.device.frame_data(BufferUsages::STORAGE, ALL, 64 * MIB) {
             contenders.push(("bucketpool, placed", Box::new(move || self.placed(cargo, &place))));
         }
-        contest("64 uploads of 64 KiB into one buffer, and a kernel", self.rounds, contenders)
+        contest("64 uploads of 64 KiB into one buffer, and a kernel", self, contenders)
     }
 
     /// Those who copy from memory that they keep.
@@ -55,8 +55,8 @@ impl Bench {
             move || self.belt(cargo, &mut belt, size, parts)
         };
         Ok(vec![
-            ("bucketpool, eager", Box::new(move || self.staged(cargo, &eager, true))),
             ("bucketpool, in one submission", Box::new(move || self.staged(cargo, &staged, false))),
+            ("bucketpool, eager", Box::new(move || self.staged(cargo, &eager, true))),
             ("StagingBelt", Box::new(belt(1))),
             ("StagingBelt, submitted in 4 parts", Box::new(belt(PARTS))),
             ("Queue::write_buffer", Box::new(move || self.written(cargo))),

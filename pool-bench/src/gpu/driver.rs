@@ -5,6 +5,7 @@ use super::contender::{Allocator, Refused};
 use bucketpool::cuda::cudarc::driver::{CudaStream, result, sys};
 use bucketpool::cuda::{CudaAsyncAllocator, CudaDevice};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// As the driver says: 12080 for 12.8.
 pub(super) fn driver_version() -> Option<i32> {
@@ -38,12 +39,17 @@ impl Gpu {
     }
 }
 
-/// `cuMemAlloc` and `cuMemFree` for each block.
-pub(super) struct Direct(Gpu);
+/// `cuMemAlloc` and `cuMemFree` for each block. Nothing promises that `cuMemFree` waits for work
+/// that uses the block, so this waits first where there is some.
+pub(super) struct Direct {
+    gpu: Gpu,
+    /// Whether a stream was given work since the last wait.
+    has_work: AtomicBool,
+}
 
 impl Direct {
     pub(super) fn new() -> Result<Self, Refused> {
-        Gpu::new().map(Self)
+        Ok(Self { gpu: Gpu::new()?, has_work: AtomicBool::new(false) })
     }
 }
 
@@ -55,20 +61,24 @@ impl Allocator for Direct {
         Ok(unsafe { result::malloc_sync(usize::try_from(bytes).unwrap_or(usize::MAX)) }?)
     }
     fn give(&self, block: u64, _stream: usize) -> Result<(), Refused> {
-        // SAFETY: taken above, and given back once; the driver waits for the device.
+        if self.has_work.swap(false, Relaxed) {
+            self.gpu.device.context().synchronize()?;
+        }
+        // SAFETY: taken above, and given back once; no work that uses it is left.
         Ok(unsafe { result::free_sync(block) }?)
     }
     fn record(&self, _: &u64) -> Result<(), Refused> {
-        Ok(()) // the driver waits for all streams
+        Ok(()) // `give` waits for all streams
     }
     fn write(&self, block: &u64, bytes: u64, stream: usize) -> Result<(), Refused> {
-        self.0.write(*block, bytes, stream)
+        self.has_work.store(true, Relaxed);
+        self.gpu.write(*block, bytes, stream)
     }
     fn wait(&self) -> Result<(), Refused> {
-        self.0.wait()
+        self.gpu.wait()
     }
     fn device(&self) -> &CudaDevice {
-        &self.0.device
+        &self.gpu.device
     }
     fn reserved_peak(&self) -> u64 {
         0 // it says nothing of it

@@ -3,7 +3,9 @@
 use super::contender::{Allocator, Contenders, Refused};
 use super::driver::Gpu;
 use bucketpool::cuda::{CudaAllocator, CudaDevice, CudaStreamOf, CudaVmmAllocator, Vram};
-use bucketpool::{Arena, ArenaConfig, BucketPolicy, BucketPool, PoolBuilder, PooledBuffer};
+use bucketpool::{
+    Arena, ArenaConfig, BucketPolicy, BucketPool, PoolBuilder, PooledBuffer, StealPolicy,
+};
 
 struct Ours<A: Vram> {
     gpu: Gpu,
@@ -61,16 +63,20 @@ impl<A: Vram> Allocator for Ours<A> {
 }
 
 /// The first is what the others are compared with.
-pub(super) fn contenders() -> Result<Contenders, Refused> {
+pub(super) fn contenders(steal_never: bool) -> Result<Contenders, Refused> {
+    let steal = if steal_never { StealPolicy::Never } else { StealPolicy::Wait };
     let whole = Ours::new(|device| {
-        Ok(BucketPool::builder(CudaAllocator::on(device)).policy(BucketPolicy::PowerOfTwo))
+        Ok(BucketPool::builder(CudaAllocator::on(device))
+            .policy(BucketPolicy::PowerOfTwo)
+            .steal(steal))
     })?;
     let torch = Ours::new(|device| {
-        Ok(BucketPool::builder(Arena::new(CudaAllocator::on(device), ArenaConfig::torch())))
+        Ok(BucketPool::builder(Arena::new(CudaAllocator::on(device), ArenaConfig::torch()))
+            .steal(steal))
     })?;
     let pages = Ours::new(|device| {
         let memory = CudaVmmAllocator::new(device, &[])?;
-        Ok(BucketPool::builder(Arena::over_pages(memory, ArenaConfig::grow())))
+        Ok(BucketPool::builder(Arena::over_pages(memory, ArenaConfig::grow())).steal(steal))
     });
     let mut all: Contenders = vec![
         ("bucketpool, pow2".into(), Box::new(whole)),

@@ -4,7 +4,8 @@
 use super::contender::{Allocator, Refused};
 use super::driver::{Direct, Gpu};
 use super::kernels::{Kernel, Kernels};
-use crate::beside::Row;
+use crate::command::Process;
+use crate::rounds::{Rounds, Row};
 use bucketpool::cuda::cudarc::driver::result;
 use bucketpool::cuda::{CudaAllocator, CudaStreamOf};
 use bucketpool::{BucketPool, PooledBuffer, StreamClock, preset};
@@ -21,36 +22,28 @@ const PASSES: [u32; 2] = [20, 400];
 const COUNT: u32 = 1 << 24;
 
 /// The rows of each program; one that cannot run says why.
-pub(super) fn rows(smoke: bool, tell: &impl Fn(&str)) -> Vec<Row> {
+pub(super) fn rows(process: &Process) -> Vec<Row> {
     let mut rows = Vec::new();
-    let (tiles, rounds) = if smoke { (5, 1) } else { (100, 5) };
+    let (tiles, rounds) = if process.smoke { (5, 1) } else { (100, process.share(5)) };
     for passes in PASSES {
         let case = format!("{tiles} point-cloud tiles, {passes} kernels an array, end to end");
-        tell(&case);
-        let compared = compare_tiles(tiles, rounds, passes);
-        rows.extend(told(&case, ["bucketpool", "cuMemAlloc"], compared));
+        rows.extend(compare_tiles(&case, tiles, rounds, passes, process.seed));
     }
-    let case = "hand-over between three streams, contents checked".to_owned();
-    tell(&case);
-    let ns = hand_over(if smoke { 30 } else { 1000 });
-    rows.extend(told(&case, ["bucketpool"], ns.map(|ns| vec![[ns]])));
+    let turns = if process.smoke { 30 } else { 1000 };
+    let names = ["bucketpool"];
+    let case = "hand-over between three streams, contents checked";
+    let (took, failures) = Rounds::run(&names, (0, 1), process.seed, |_| hand_over(turns));
+    rows.extend(told(took, failures, case));
     rows
 }
 
-/// What each contender took in each round.
-type Rounds<const N: usize> = Result<Vec<[f64; N]>, Refused>;
-
-fn told<const N: usize>(case: &str, names: [&str; N], rounds: Rounds<N>) -> Vec<Row> {
-    let (rounds, refused) = match rounds {
-        Ok(rounds) => (rounds, String::new()),
-        Err(refused) => (Vec::new(), refused.to_string()),
-    };
-    let ns = |at: usize| -> Vec<_> { rounds.iter().map(|round| Some(round[at])).collect() };
-    let row = |(at, name): (usize, &str)| Row {
-        refused: refused.clone(),
-        ..Row::new(case, name, &ns(at), &ns(0))
-    };
-    names.into_iter().enumerate().map(row).collect()
+fn told(took: Rounds, failures: Vec<Option<Refused>>, case: &str) -> Vec<Row> {
+    let mut rows = took.rows(case, 0);
+    for (row, failure) in rows.iter_mut().zip(failures) {
+        row.page_faults = None;
+        row.refused = failure.map(|refused| refused.to_string());
+    }
+    rows
 }
 
 /// Two streams, what computes, and what is loaded.
@@ -62,27 +55,40 @@ struct Tiles {
     passes: u32,
 }
 
-/// Tile n + 1 is loaded on one stream while tile n is computed on another.
-fn compare_tiles(tiles: u64, rounds: usize, passes: u32) -> Rounds<2> {
+/// Tile n + 1 is loaded on one stream while tile n is computed on another. Three programs: with a
+/// pool, with the driver's own calls, and with no allocation at all in the loop, which shows what
+/// allocating costs end to end.
+fn compare_tiles(case: &str, tiles: u64, rounds: usize, passes: u32, seed: u64) -> Vec<Row> {
+    let names = ["bucketpool", "cuMemAlloc", "no allocation"];
+    let programs = programs(tiles, passes);
+    let (took, failures) = Rounds::run(&names, (1, rounds), seed, |at| {
+        let programs = programs.as_ref().map_err(Clone::clone)?;
+        let start = Instant::now();
+        match at {
+            0 => programs.tiles.pooled(&programs.pool, &programs.on)?,
+            1 => programs.tiles.direct(&programs.direct)?,
+            _ => programs.tiles.kept(&programs.direct)?,
+        }
+        Ok(start.elapsed().as_nanos() as f64)
+    });
+    told(took, failures, case)
+}
+
+struct Programs {
+    tiles: Tiles,
+    pool: BucketPool<CudaAllocator>,
+    direct: Direct,
+    on: [CudaStreamOf; 2],
+}
+
+fn programs(count: u64, passes: u32) -> Result<Programs, Refused> {
     let gpu = Gpu::new()?;
     let kernels = Kernels::load(&gpu.device)?;
     let pool = preset::tile_pipeline(CudaAllocator::on(gpu.device.clone())).build();
     let direct = Direct::new()?;
     let on = [gpu.device.stream(&gpu.streams[0])?, gpu.device.stream(&gpu.streams[1])?];
     let host = vec![7; usize::try_from((POINTS + 8 * 7919) * 12).unwrap_or(0)];
-    let tiles = Tiles { gpu, kernels, host, count: tiles, passes };
-    let mut all = Vec::new();
-    for _ in 0..=rounds {
-        all.push([timed(|| tiles.pooled(&pool, &on))?, timed(|| tiles.direct(&direct))?]);
-    }
-    all.remove(0); // the pool fills
-    Ok(all)
-}
-
-fn timed(work: impl FnOnce() -> Result<(), Refused>) -> Result<f64, Refused> {
-    let start = Instant::now();
-    work()?;
-    Ok(start.elapsed().as_nanos() as f64)
+    Ok(Programs { tiles: Tiles { gpu, kernels, host, count, passes }, pool, direct, on })
 }
 
 impl Tiles {
@@ -123,32 +129,61 @@ impl Tiles {
         Ok(self.gpu.device.context().synchronize()?)
     }
 
-    #[expect(unsafe_code, reason = "the driver is called through C")]
     fn direct(&self, direct: &Direct) -> Result<(), Refused> {
-        let [loading, computing] = [&self.gpu.streams[0], &self.gpu.streams[1]];
         self.gpu.device.context().bind_to_thread()?;
         for tile in 0..self.count {
             let points = Self::points(tile);
             let blocks: Result<Vec<u64>, _> =
                 BYTES_PER_POINT.iter().map(|bytes| direct.take(points * bytes, 0)).collect();
             let blocks = blocks?;
-            let from = &self.host[..Self::bytes(points)];
-            // SAFETY: a block of so many bytes; pageable memory is read before this returns.
-            unsafe { result::memcpy_htod_async(blocks[0], from, loading.cu_stream()) }?;
-            computing.join(loading)?;
-            for block in &blocks[1..] {
-                self.compute((*block, blocks[0]), points)?;
-            }
-            if tile + 1 == self.count {
-                let mut shown = vec![0; Self::bytes(points)];
-                // SAFETY: a block of so many bytes, and more.
-                unsafe { result::memcpy_dtoh_async(&mut shown, blocks[1], computing.cu_stream()) }?;
-                computing.synchronize()?;
-                self.check(&shown)?;
-            }
+            self.one(&blocks, tile)?;
+            // Nothing promises that `cuMemFree` waits for the kernels.
+            self.gpu.streams[1].synchronize()?;
             blocks.into_iter().try_for_each(|block| direct.give(block, 0))?;
         }
         Ok(self.gpu.device.context().synchronize()?)
+    }
+
+    /// Blocks of the largest tile, allocated once before the loop, two of each so that loading runs
+    /// beside computing.
+    fn kept(&self, direct: &Direct) -> Result<(), Refused> {
+        self.gpu.device.context().bind_to_thread()?;
+        let most = (0..8).map(Self::points).max().unwrap_or(POINTS);
+        let take = |_| BYTES_PER_POINT.iter().map(|bytes| direct.take(most * bytes, 0)).collect();
+        let sets: Result<Vec<Vec<u64>>, Refused> = (0..2).map(take).collect();
+        let sets = sets?;
+        for tile in 0..self.count {
+            let at = usize::from(tile % 2 == 1);
+            if tile >= 2 {
+                // The tile before the last has been computed when this one overwrites it.
+                self.gpu.streams[0].join(&self.gpu.streams[1])?;
+            }
+            self.one(&sets[at], tile)?;
+        }
+        self.gpu.device.context().synchronize()?;
+        sets.into_iter().flatten().try_for_each(|block| direct.give(block, 0))
+    }
+
+    /// Loads a tile into the first block and computes in the others.
+    #[expect(unsafe_code, reason = "the driver is called through C")]
+    fn one(&self, blocks: &[u64], tile: u64) -> Result<(), Refused> {
+        let [loading, computing] = [&self.gpu.streams[0], &self.gpu.streams[1]];
+        let points = Self::points(tile);
+        let from = &self.host[..Self::bytes(points)];
+        // SAFETY: a block of so many bytes; pageable memory is read before this returns.
+        unsafe { result::memcpy_htod_async(blocks[0], from, loading.cu_stream()) }?;
+        computing.join(loading)?;
+        for block in &blocks[1..] {
+            self.compute((*block, blocks[0]), points)?;
+        }
+        if tile + 1 == self.count {
+            let mut shown = vec![0; Self::bytes(points)];
+            // SAFETY: a block of so many bytes, and more.
+            unsafe { result::memcpy_dtoh_async(&mut shown, blocks[1], computing.cu_stream()) }?;
+            computing.synchronize()?;
+            self.check(&shown)?;
+        }
+        Ok(())
     }
 
     fn compute(&self, (to, from): (u64, u64), points: u64) -> Result<(), Refused> {

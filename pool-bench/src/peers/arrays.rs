@@ -1,28 +1,61 @@
 //! Expressions of unmodified `ndarray` on f32, under each allocator as the global one: CPU time of
-//! one thread. The floor writes the same results into arrays that are there, and warm.
+//! one thread. The floor writes the same results into memory that is there, warm, and aligned to
+//! cache lines, which a block behind an allocator's header is not.
 
 use super::Peer;
 use super::switch::with;
+use crate::command::Process;
 use crate::machine::{self, cpu_ns};
 use crate::rounds::{Rounds, Row};
-use ndarray::{Array1, Zip};
+use ndarray::Array1;
 use std::hint::black_box;
 
 const ROUNDS: usize = 15;
 
+/// Numbers of a cache line of 64 bytes.
+const LINE: usize = 16;
+
+/// Warm numbers that begin at a cache line, each output some lines further than the one before, so
+/// that reads and writes at the same offset do not meet in one set of the cache.
+#[derive(Default)]
+struct Output {
+    numbers: Vec<f32>,
+    start: usize,
+    elements: usize,
+}
+
+impl Output {
+    fn new(elements: usize, number: usize) -> Self {
+        let numbers = vec![1.0; elements + (8 * number + 10) * LINE];
+        let address = numbers.as_ptr().addr() / size_of::<f32>();
+        let start = address.next_multiple_of(LINE) - address + 8 * number * LINE;
+        Self { numbers, start, elements }
+    }
+
+    fn get(&mut self) -> &mut [f32] {
+        &mut self.numbers[self.start..self.start + self.elements]
+    }
+}
+
 struct Arrays {
     a: Array1<f32>,
     b: Array1<f32>,
-    outputs: [Array1<f32>; 3],
+    outputs: [Output; 3],
+}
+
+/// `out = work(a, b)`, element by element.
+fn each(out: &mut [f32], a: &[f32], b: &[f32], work: impl Fn(f32, f32) -> f32) {
+    for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
+        *out = work(*a, *b);
+    }
 }
 
 impl Arrays {
     fn new(elements: usize) -> Self {
-        let output = || Array1::from_elem(elements, 1.0);
         Self {
             a: Array1::from_elem(elements, 1.5),
             b: Array1::from_elem(elements, 0.5),
-            outputs: [output(), output(), output()],
+            outputs: [0, 1, 2].map(|number| Output::new(elements, number)),
         }
     }
 
@@ -35,18 +68,25 @@ impl Arrays {
         black_box(&(a + b) * &(a - b));
     }
 
+    fn inputs(&self) -> (&[f32], &[f32]) {
+        (self.a.as_slice().unwrap_or(&[]), self.b.as_slice().unwrap_or(&[]))
+    }
+
     fn add_into(&mut self) {
-        let Self { a, b, outputs: [sum, ..] } = self;
-        Zip::from(&mut *sum).and(&*a).and(&*b).for_each(|o, a, b| *o = a + b);
-        black_box(sum);
+        let mut outputs = std::mem::take(&mut self.outputs);
+        let (a, b) = self.inputs();
+        each(outputs[0].get(), a, b, |a, b| a + b);
+        self.outputs = black_box(outputs);
     }
 
     fn tree_into(&mut self) {
-        let Self { a, b, outputs: [sum, difference, product] } = self;
-        Zip::from(&mut *sum).and(&*a).and(&*b).for_each(|o, a, b| *o = a + b);
-        Zip::from(&mut *difference).and(&*a).and(&*b).for_each(|o, a, b| *o = a - b);
-        Zip::from(&mut *product).and(&*sum).and(&*difference).for_each(|o, a, b| *o = a * b);
-        black_box(product);
+        let mut outputs = std::mem::take(&mut self.outputs);
+        let (a, b) = self.inputs();
+        let [sum, difference, product] = &mut outputs;
+        each(sum.get(), a, b, |a, b| a + b);
+        each(difference.get(), a, b, |a, b| a - b);
+        each(product.get(), sum.get(), difference.get(), |a, b| a * b);
+        self.outputs = black_box(outputs);
     }
 }
 
@@ -56,10 +96,10 @@ fn timed(count: u32, mut work: impl FnMut()) -> f64 {
     (cpu_ns() - start) as f64 / f64::from(count)
 }
 
-pub(super) fn run(name: &str, elements: usize, smoke: bool) -> Vec<Row> {
+pub(super) fn run(name: &str, elements: usize, process: &Process) -> Vec<Row> {
     let mut arrays = Arrays::new(elements);
     let count = match elements {
-        _ if smoke => 2,
+        _ if process.smoke => 2,
         0..=4096 => 5000,
         4097..=262_144 => 100,
         262_145..=2_097_152 => 8,
@@ -67,7 +107,8 @@ pub(super) fn run(name: &str, elements: usize, smoke: bool) -> Vec<Row> {
     };
     let mut names = vec!["floor"];
     names.extend(Peer::ALL.map(Peer::name));
-    let rounds = Rounds::new(&names).run(if smoke { 2 } else { ROUNDS }, |at| {
+    let rounds = if process.smoke { 2 } else { process.share(ROUNDS) };
+    let rounds = Rounds::of(&names, rounds, process.seed, |at| {
         match (at.checked_sub(1).map(|at| Peer::ALL[at]), name) {
             (None, "add") => timed(count, || arrays.add_into()),
             (None, _) => timed(count, || arrays.tree_into()),
@@ -75,7 +116,7 @@ pub(super) fn run(name: &str, elements: usize, smoke: bool) -> Vec<Row> {
             (Some(peer), _) => with(peer, || timed(count, || arrays.tree())),
         }
     });
-    rounds.rows(name, elements)
+    rounds.rows(name, elements as u64)
 }
 
 /// The most that is resident while the second expression runs under the tcache, beside what lives:
@@ -89,8 +130,8 @@ pub(super) fn resident(elements: usize) -> Vec<Row> {
     vec![Row {
         case: "resident".into(),
         size: elements as u64,
-        allocator: Peer::Tcache.name().into(),
-        ns,
+        contender: Peer::Tcache.name().into(),
+        samples: vec![vec![Some(ns)]],
         resident_peak_bytes: Some(resident),
         live_peak_bytes: Some(3 * 4 * elements as u64),
         ..Row::default()

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "allocators are called directly")]
 
 use super::{Job, Peer};
+use crate::command::Process;
 use crate::machine::cpu_ns;
 use crate::rounds::{Rounds, Row};
 use bucketpool::BucketPool;
@@ -76,9 +77,9 @@ fn pooled(pool: &BucketPool<HostAllocator>, bytes: usize, count: u32) -> f64 {
     (cpu_ns() - start) as f64 / f64::from(count)
 }
 
-pub(super) fn run(bytes: usize, smoke: bool) -> Vec<Row> {
+pub(super) fn run(bytes: usize, process: &Process) -> Vec<Row> {
     let count = match bytes {
-        _ if smoke => 10,
+        _ if process.smoke => 10,
         0..=262_144 => 100_000,
         262_145..=33_554_432 => 20_000,
         _ => 200,
@@ -86,10 +87,11 @@ pub(super) fn run(bytes: usize, smoke: bool) -> Vec<Row> {
     let mut names = vec!["floor", "pool"];
     names.extend(Peer::ALL.map(Peer::name));
     let pool = BucketPool::new(HostAllocator::new());
-    let rounds = Rounds::new(&names).run(if smoke { 2 } else { ROUNDS }, |at| match at {
+    let rounds = if process.smoke { 2 } else { process.share(ROUNDS) };
+    let rounds = Rounds::of(&names, rounds, process.seed, |at| match at {
         0 => Pairs { bytes, count }.run(&Floor),
         1 => pooled(&pool, bytes, count),
         _ => Peer::ALL[at - 2].run(Pairs { bytes, count }),
     });
-    rounds.rows("pair", bytes)
+    rounds.rows("pair", bytes as u64)
 }

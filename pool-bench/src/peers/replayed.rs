@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "allocators are called directly")]
 
 use super::{Job, Peer};
-use crate::contest::quantile;
+use crate::command::Process;
 use crate::input::BadInput;
 use crate::machine::{cpu_ns, reset_resident_peak, resident, resident_peak};
 use crate::rounds::Row;
@@ -60,26 +60,25 @@ impl Job for Replayed<'_> {
     }
 }
 
-pub(super) fn run(file: &Path, peer: Peer, smoke: bool) -> Result<Vec<Row>, BadInput> {
+pub(super) fn run(file: &Path, peer: Peer, process: &Process) -> Result<Vec<Row>, BadInput> {
     let mut trace = trace::read(file)?;
-    if smoke {
+    if process.smoke {
         trace.steps.truncate(10_000);
     }
     let before = resident();
     reset_resident_peak();
     peer.run(Replayed { trace: &trace, all: true });
     let resident_peak_bytes = Some(resident_peak().saturating_sub(before));
-    let rounds = if smoke { 1 } else { ROUNDS };
+    let rounds = if process.smoke { 1 } else { process.share(ROUNDS) };
     let ops = trace.steps.len() as f64;
-    let mut ns: Vec<f64> =
-        (0..rounds).map(|_| peer.run(Replayed { trace: &trace, all: false }) / ops).collect();
+    let one = |_| Some(peer.run(Replayed { trace: &trace, all: false }) / ops);
     Ok(vec![Row {
         case: "gcc_cc1".into(),
         size: trace.ops,
-        allocator: peer.name().into(),
-        ns: quantile(&mut ns, 0.5),
+        contender: peer.name().into(),
         resident_peak_bytes,
         live_peak_bytes: Some(trace.live_peak_bytes),
+        samples: vec![(0..rounds).map(one).collect()],
         ..Row::default()
     }])
 }

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "allocators are called directly")]
 
 use super::{Job, Peer};
+use crate::command::Process;
 use crate::machine::timed_wall;
 use crate::rounds::{Rounds, Row};
 use std::alloc::{GlobalAlloc, Layout};
@@ -100,17 +101,17 @@ fn written<A: GlobalAlloc>(allocator: &A, layout: Layout) -> *mut u8 {
     block
 }
 
-pub(super) fn hand_over(bytes: usize, smoke: bool) -> Vec<Row> {
+pub(super) fn hand_over(bytes: usize, process: &Process) -> Vec<Row> {
     let count = match bytes {
-        _ if smoke => 1000,
+        _ if process.smoke => 1000,
         0..=8192 => 200_000,
         8193..=262_144 => 30_000,
         _ => 4000,
     };
     let names = Peer::ALL.map(Peer::name);
-    let rounds = Rounds::new(&names)
-        .run(if smoke { 2 } else { ROUNDS }, |at| Peer::ALL[at].run(HandOver { bytes, count }));
-    rounds.rows("hand-over", bytes)
+    let rounds = if process.smoke { 2 } else { process.share(ROUNDS) };
+    let work = |at: usize| Peer::ALL[at].run(HandOver { bytes, count });
+    Rounds::of(&names, rounds, process.seed, work).rows("hand-over", bytes as u64)
 }
 
 /// Two threads, each of which replaces blocks at random among a thousand, and which exchange all
@@ -182,10 +183,10 @@ impl Job for Larson {
     }
 }
 
-pub(super) fn larson(smoke: bool) -> Vec<Row> {
-    let count = if smoke { 800 } else { 400_000 };
+pub(super) fn larson(process: &Process) -> Vec<Row> {
+    let count = if process.smoke { 800 } else { 400_000 };
     let names = Peer::ALL.map(Peer::name);
-    let rounds = Rounds::new(&names)
-        .run(if smoke { 2 } else { ROUNDS }, |at| Peer::ALL[at].run(Larson { count }));
-    rounds.rows("larson", 2)
+    let rounds = if process.smoke { 2 } else { process.share(ROUNDS) };
+    let work = |at: usize| Peer::ALL[at].run(Larson { count });
+    Rounds::of(&names, rounds, process.seed, work).rows("larson", 2)
 }

@@ -1,6 +1,7 @@
 use super::*;
 use crate::backend::Backend;
 use crate::replay::OnStreams;
+use crate::statistics::Ratio;
 use crate::workload::Workload;
 
 fn outcome(trace: &str, policy: &str) -> Outcome {
@@ -17,6 +18,7 @@ fn outcome(trace: &str, policy: &str) -> Outcome {
         misses: 1690,
         bypasses: 3,
         ooms: 1,
+        evictions: 42,
         hit_rate: 16000.0 / 17694.0,
         device_allocations: 1693,
         device_frees: 1300,
@@ -51,9 +53,8 @@ fn replays_are_a_table() {
     insta::assert_snapshot!(replays(&outcomes));
 }
 
-#[test]
-fn standings_are_a_table() {
-    let standing = Standing {
+fn standing() -> Standing {
+    Standing {
         workload: Workload::SmallTensors,
         policy: "fit:2".into(),
         backend: Backend::Host,
@@ -72,9 +73,18 @@ fn standings_are_a_table() {
         device_frees: 12,
         live_peak_bytes: 1_000_000,
         reserved_peak_bytes: 1_555_000,
-        times_direct: 2.345,
-        times_direct_error: 0.021,
-    };
+        evictions: 7,
+        page_faults: 4096,
+        processes: 3,
+        times_direct: Some(Ratio { median: 2.345, low: 2.3, high: 2.41 }),
+        samples: Vec::new(),
+        orders: Vec::new(),
+    }
+}
+
+#[test]
+fn standings_are_a_table() {
+    let standing = standing();
     let idle = Standing { live_peak_bytes: 0, policy: "direct".into(), ..standing.clone() };
     insta::assert_snapshot!(standings(&[standing, idle]));
 }
@@ -83,4 +93,50 @@ fn standings_are_a_table() {
 fn json_has_every_field_of_the_contract() {
     let json = serde_json::to_string_pretty(&outcome("resnet18_train", "exact")).unwrap();
     insta::assert_snapshot!(json);
+}
+
+#[test]
+fn backends_stand_beside_each_other_and_a_sentence_says_what_to_take() {
+    let on = |backend, policy: &str, times: f64, calls, reserved| Standing {
+        backend,
+        policy: policy.into(),
+        times_direct: Some(Ratio { median: times, low: times * 0.98, high: times * 1.02 }),
+        device_allocations: calls,
+        device_frees: 0,
+        reserved_peak_bytes: reserved,
+        ..standing()
+    };
+    let all = [
+        on(Backend::Host, "direct", 1.0, 4000, 1_000_000),
+        on(Backend::Host, "control", 1.0, 4000, 1_000_000),
+        on(Backend::Host, "pow2", 12.3, 40, 2_400_000),
+        on(Backend::Host, "arena", 12.0, 40, 1_090_000),
+        on(Backend::Sim, "direct", 1.0, 4000, 1_000_000),
+        on(Backend::Sim, "pow2", 0.9, 40, 2_400_000),
+        on(Backend::Sim, "arena", 0.5, 10, 1_090_000),
+        on(Backend::Wgpu, "direct", 1.0, 4000, 1_000_000),
+        on(Backend::Wgpu, "pow2", 17.7, 40, 2_400_000),
+    ];
+    insta::assert_snapshot!(across_backends(&all).join("\n\n"));
+}
+
+#[test]
+fn contenders_are_a_table_for_each_case() {
+    let row = |contender: &str, ns, low| Row {
+        case: "pair".into(),
+        size: 64,
+        settings: "default".into(),
+        contender: contender.into(),
+        ns: Some(ns),
+        times: [("floor".to_owned(), Ratio { median: low + 0.05, low, high: low + 0.1 })].into(),
+        ..Row::default()
+    };
+    let refused = Row {
+        ns: None,
+        times: [].into(),
+        refused: Some("no memory".into()),
+        ..row("none", 0.0, 0.0)
+    };
+    let rows = [row("floor", 1.6, 0.95), row("tcache", 2.7, 1.6), refused];
+    insta::assert_snapshot!(contenders(&rows).join("\n\n"));
 }

@@ -1,0 +1,77 @@
+//! A contest in processes of its own: what an allocator has learned in one, such as glibc its
+//! thresholds, must not serve the next, and what differs between processes must show.
+
+use crate::environment;
+use crate::input::BadInput;
+use serde::de::DeserializeOwned;
+use std::process::Command;
+
+/// Processes of a contest, unless it is a smoke test, which has one.
+pub const PROCESSES: usize = 3;
+
+/// How a contest is spread over processes.
+#[derive(Clone, Copy, Debug)]
+pub struct Spread {
+    /// How many there are.
+    pub processes: usize,
+    /// What the orders of the contenders are drawn from; each process adds its number.
+    pub seed: u64,
+}
+
+impl Spread {
+    /// One process for a smoke test, else [`PROCESSES`].
+    #[must_use]
+    pub fn new(smoke: bool, seed: u64) -> Self {
+        Self { processes: if smoke { 1 } else { PROCESSES }, seed }
+    }
+
+    /// Runs this program once for each process, with these arguments, `--seed` and these variables,
+    /// and reads the objects that it prints, one a line.
+    ///
+    /// # Errors
+    ///
+    /// What a process that failed has said last.
+    pub fn run<T: DeserializeOwned>(
+        &self,
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Result<Vec<Vec<T>>, BadInput> {
+        (0..self.processes).map(|at| self.one(at, arguments, variables)).collect()
+    }
+
+    /// Runs the process of this number.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Spread::run`].
+    pub fn one<T: DeserializeOwned>(
+        &self,
+        at: usize,
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Result<Vec<T>, BadInput> {
+        let failed = |why: String| BadInput::new(why, "a run without failures");
+        let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
+        let mut child = Command::new(program);
+        let numbers = [
+            ("--processes", self.processes as u64),
+            ("--process", at as u64),
+            ("--seed", self.seed.wrapping_add(at as u64)),
+        ];
+        child.args(arguments);
+        for (name, number) in numbers {
+            child.arg(name).arg(number.to_string());
+        }
+        environment::clean(&mut child).envs(variables.iter().copied());
+        let output = child.output().map_err(|error| failed(error.to_string()))?;
+        if !output.status.success() {
+            // The last line says what was wrong and what was expected.
+            let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+            let last = stderr.lines().last().unwrap_or("a process ended without a word");
+            return Err(BadInput::told(last.trim_start_matches("error: ")));
+        }
+        let lines = output.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        let rows: Result<_, _> = lines.map(serde_json::from_slice).collect();
+        rows.map_err(|error| failed(error.to_string()))
+    }
+}

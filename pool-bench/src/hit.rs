@@ -1,0 +1,114 @@
+//! The hit paths, so many times over: what callgrind counts, and criterion times.
+
+use crate::input::BadInput;
+use bucketpool::host::{HostAllocator, Tcache};
+use bucketpool::sim::SimDevice;
+use bucketpool::{
+    Arena, ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, PoolBuilder, preset,
+};
+use std::alloc::{GlobalAlloc, Layout};
+use std::hint::black_box;
+
+const KIB: u64 = 1 << 10;
+/// Sizes that take turns where there are many.
+const SIZES: u64 = 500;
+
+/// A path by name, and what runs it so many times.
+type Path = (&'static str, fn(u64) -> Option<()>);
+
+/// Every path. The names stand in `instructions.json`.
+pub const PATHS: [Path; 12] = [
+    ("host, pow2, 4 KiB", |pairs| one(host(BucketPolicy::PowerOfTwo), 4 * KIB, pairs)),
+    ("host, exact, 4 KiB", |pairs| one(host(BucketPolicy::Exact), 4 * KIB, pairs)),
+    ("host, fit:2, 4 KiB", |pairs| one(host(BucketPolicy::Fit { alpha: 2.0 }), 4 * KIB, pairs)),
+    ("host, pow2, 4 MiB", |pairs| one(host(BucketPolicy::PowerOfTwo), 4096 * KIB, pairs)),
+    ("host, exact, 500 sizes", |pairs| many(host(BucketPolicy::Exact), pairs)),
+    ("sim, pow2, 4 KiB", |pairs| one(BucketPool::builder(SimDevice::new()), 4 * KIB, pairs)),
+    ("sim, pow2, used on a stream", used),
+    ("sim, arena, 500 sizes", |pairs| {
+        many(BucketPool::builder(Arena::over_pages(SimDevice::new(), ArenaConfig::grow())), pairs)
+    }),
+    ("sim, preset:caching, 500 sizes", |pairs| {
+        let caching = preset::Caching::default();
+        many(caching.pool(Arena::over_pages(SimDevice::new(), caching.arena())), pairs)
+    }),
+    ("tcache, 64 B", |pairs| tcache(64, pairs)),
+    ("tcache, 256 KiB", |pairs| tcache(256 * 1024, pairs)),
+    ("tcache, 4 MiB", |pairs| tcache(4 << 20, pairs)),
+];
+
+/// Runs a path `pairs` times: an allocation and its free, never a call to the device.
+///
+/// # Errors
+///
+/// A name that is none, or a machine without the memory.
+pub fn run(name: &str, pairs: u64) -> Result<(), BadInput> {
+    let known = || PATHS.map(|(name, _)| name).join("; ");
+    let path = PATHS.iter().find(|(known, _)| *known == name);
+    let (_, path) = path.ok_or_else(|| BadInput::new(format!("path `{name}`"), known()))?;
+    path(pairs).ok_or_else(|| BadInput::new(format!("path `{name}`: no memory"), "a few MiB"))
+}
+
+fn host(policy: BucketPolicy) -> PoolBuilder<HostAllocator> {
+    BucketPool::builder(HostAllocator::new()).policy(policy)
+}
+
+fn one<A: DeviceAllocator>(builder: PoolBuilder<A>, bytes: u64, pairs: u64) -> Option<()> {
+    let pool = builder.build();
+    for _ in 0..=pairs {
+        drop(black_box(pool.allocate(black_box(bytes)).ok()?));
+    }
+    Some(())
+}
+
+/// Many sizes cached at once, as after a step of a training loop.
+fn many<A: DeviceAllocator>(builder: PoolBuilder<A>, pairs: u64) -> Option<()> {
+    let pool = builder.build();
+    let live: Result<Vec<_>, _> = (1..=SIZES).map(|n| pool.allocate(n * KIB)).collect();
+    drop(live.ok()?);
+    for pair in 0..pairs {
+        drop(black_box(pool.allocate(black_box((pair % SIZES + 1) * KIB)).ok()?));
+    }
+    Some(())
+}
+
+/// With a use on the stream that the buffer was allocated for.
+fn used(pairs: u64) -> Option<()> {
+    let pool = BucketPool::new(SimDevice::new());
+    let stream = pool.allocator().stream();
+    for _ in 0..=pairs {
+        let buffer = pool.allocate_on(&stream, black_box(4 * KIB)).ok()?;
+        drop(black_box(buffer.on(&stream).ok()?));
+    }
+    Some(())
+}
+
+#[expect(unsafe_code, reason = "an allocator is called directly")]
+fn tcache(bytes: usize, pairs: u64) -> Option<()> {
+    static TCACHE: Tcache = Tcache::new();
+    let layout = Layout::from_size_align(bytes, 8).ok()?;
+    for _ in 0..=pairs {
+        // SAFETY: no size of a path is 0.
+        let block = unsafe { TCACHE.alloc(black_box(layout)) };
+        if block.is_null() {
+            return None;
+        }
+        // SAFETY: from `alloc`, with this layout.
+        unsafe { TCACHE.dealloc(black_box(block), layout) };
+    }
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_path_runs_and_another_name_is_refused() {
+        for (name, _) in PATHS {
+            run(name, 3).unwrap();
+        }
+        let said = run("host", 1).unwrap_err().to_string();
+        assert!(said.starts_with("path `host`; expected host, pow2, 4 KiB; "), "{said}");
+    }
+}
