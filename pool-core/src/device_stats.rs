@@ -106,6 +106,59 @@ pub struct DeviceStats {
 }
 
 impl DeviceStats {
+    /// Every figure under the name that `PyTorch`'s `memory_stats` gives it, such as
+    /// `allocated_bytes.all.current`.
+    ///
+    /// ```
+    /// use pool_core::{Arena, ArenaConfig, BucketPool, MIB, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(Arena::new(SimDevice::new(), ArenaConfig::torch()));
+    /// let _tensor = pool.allocate(4 * MIB)?;
+    /// let named = pool.allocator().device_stats().named();
+    /// let find = |name: &str| named.iter().find(|(other, _)| other == name).map(|(_, n)| *n);
+    /// assert_eq!(find("allocated_bytes.all.current"), Some(4 * MIB));
+    /// assert_eq!((find("segment.large_pool.peak"), find("num_ooms")), (Some(1), Some(0)));
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    #[must_use]
+    pub fn named(&self) -> Vec<(String, u64)> {
+        let arrays = [
+            ("allocation", &self.allocation),
+            ("segment", &self.segment),
+            ("active", &self.active),
+            ("inactive_split", &self.inactive_split),
+            ("allocated_bytes", &self.allocated_bytes),
+            ("reserved_bytes", &self.reserved_bytes),
+            ("active_bytes", &self.active_bytes),
+            ("inactive_split_bytes", &self.inactive_split_bytes),
+            ("requested_bytes", &self.requested_bytes),
+        ];
+        let mut named = Vec::new();
+        for (name, array) in arrays {
+            let pools =
+                [("all", array.all), ("small_pool", array.small), ("large_pool", array.large)];
+            for (pool, stat) in pools {
+                let Stat { current, peak, allocated, freed } = stat;
+                let figures = [
+                    ("current", current),
+                    ("peak", peak),
+                    ("allocated", allocated),
+                    ("freed", freed),
+                ];
+                named.extend(figures.map(|(figure, n)| (format!("{name}.{pool}.{figure}"), n)));
+            }
+        }
+        let counts = [
+            ("num_alloc_retries", self.num_alloc_retries),
+            ("num_ooms", self.num_ooms),
+            ("num_sync_all_streams", self.num_sync_all_streams),
+            ("num_device_alloc", self.num_device_alloc),
+            ("num_device_free", self.num_device_free),
+        ];
+        named.extend(counts.map(|(name, count)| (name.to_owned(), count)));
+        named
+    }
+
     fn each(&mut self, change: impl Fn(&mut Stat)) {
         let arrays = [
             &mut self.allocation,

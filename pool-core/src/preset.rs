@@ -36,8 +36,9 @@ pub enum TileUse {
     HighVram,
 }
 
-/// Point-cloud tiles, one after the other, four arrays each: at most 20 idle blocks of a size and
-/// 4 GiB in all; when the device is full, everything idle goes back and the request is tried again.
+/// Point-cloud tiles, one after the other, four arrays each: at most 20 cached blocks of a size in
+/// each thread's shard, and 4 GiB of them in all. A block above half of that is not kept. When the
+/// device is full, every cached block goes back and the request is tried again.
 ///
 /// The system that this comes from kept arrays by their exact shape. Tiles differ in their number
 /// of points, so on its own workload that found nothing again; powers of two do what it meant.

@@ -108,12 +108,33 @@ fn what_is_wrong_with_a_setting_is_named() {
         "garbage_collection_threshold:nan",
         "per_process_memory_fraction:1.5",
         "caching_allocator:Maybe",
-        "max_split_size:256",
-        "expandable_segments:True",
     ];
     let errors = bad.map(|text| text.parse::<Caching>().unwrap_err().to_string());
     insta::assert_snapshot!(errors.join("\n"));
     let spaced = " max_split_size_mb: 64 ,, caching_allocator : true ".parse::<Caching>().unwrap();
     assert_eq!((spaced.max_split_mib, spaced.caching), (Some(64), true));
     assert_eq!(32 * KIB, "".parse::<Caching>().map(|_| 32 * KIB).unwrap(), "nothing set is fine");
+}
+
+#[test]
+fn settings_without_effect_are_kept_as_warnings() {
+    let text = "max_split_size:256,expandable_segments:True,trace_malloc_mode:1,verbose";
+    let settings: Caching = text.parse().unwrap();
+    assert_eq!(settings.max_split_mib, Some(512), "the default of seed 004");
+    let warnings = settings.warnings();
+    let expected =
+        ["max_split_size:256", "expandable_segments:True", "trace_malloc_mode:1", "verbose"];
+    assert_eq!(warnings, expected.map(|setting| format!("{setting} has no effect")));
+    let threshold: Caching = "garbage_collection_threshold:0.8".parse().unwrap();
+    assert!(threshold.warnings()[0].contains("no effect without a limit"));
+    let both = "garbage_collection_threshold:0.8,per_process_memory_fraction:0.5";
+    assert_eq!(both.parse::<Caching>().unwrap().warnings(), Vec::<String>::new());
+}
+
+#[test]
+fn settings_are_read_from_an_environment_variable() {
+    // `PATH` is set everywhere and holds no setting, `BUCKETPOOL_NO_SUCH_VARIABLE` nowhere.
+    assert_eq!(Caching::from_env("BUCKETPOOL_NO_SUCH_VARIABLE"), Ok(Caching::default()));
+    let path = Caching::from_env("PATH").unwrap();
+    assert!(!path.unknown.is_empty() && path.caching);
 }

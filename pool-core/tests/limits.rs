@@ -82,7 +82,7 @@ fn random(seed: u64) -> impl FnMut(u64) -> u64 {
 fn crowd(pool: &BucketPool<Ceiling>, seed: u64) -> u64 {
     println!("seed {seed}");
     let (mut random, mut live, mut refused) = (random(seed), Vec::new(), 0);
-    for _ in 0..3000 {
+    for _ in 0..if cfg!(miri) { 60 } else { 3000 } {
         match pool.allocate(random(64 * KIB)) {
             Ok(buffer) => live.push(buffer),
             Err(error) => {
@@ -108,7 +108,7 @@ fn eight_threads_at_the_reserved_limit_never_pass_it() {
         .build();
     let refused = AtomicU64::new(0);
     thread::scope(|scope| {
-        for seed in 0..8 {
+        for seed in 0..if cfg!(miri) { 2 } else { 8 } {
             let (pool, refused) = (&pool, &refused);
             scope.spawn(move || refused.fetch_add(crowd(pool, seed), SeqCst));
         }
@@ -129,11 +129,11 @@ fn the_cached_bound_holds_over_all_threads_together() {
         .cached_limit(256 * KIB)
         .build();
     thread::scope(|scope| {
-        for seed in 0..8 {
+        for seed in 0..if cfg!(miri) { 2 } else { 8 } {
             let pool = &pool;
             scope.spawn(move || {
                 let mut random = random(seed);
-                for _ in 0..2000 {
+                for _ in 0..if cfg!(miri) { 40 } else { 2000 } {
                     let _ = pool.allocate(1 + random(32 * KIB)).map(drop);
                 }
             });

@@ -49,7 +49,7 @@ fn a_pool_that_goes_first_gives_its_idle_blocks_back_at_once() {
 
 #[test]
 fn buffers_that_outlive_their_pool_go_on_other_threads() {
-    for round in 0..300 {
+    for round in 0..if cfg!(miri) { 6 } else { 300 } {
         let device = SimDevice::new();
         let pool = BucketPool::new(device.clone());
         let mut here: Vec<_> = (0..64).map(|i| pool.allocate(64 << (i % 8))).collect();
@@ -116,7 +116,7 @@ fn a_panic_while_a_buffer_is_held_gives_it_back_once() {
 #[test]
 fn a_block_handed_from_thread_to_thread_is_found_again() {
     let pool = BucketPool::new(SimDevice::new());
-    for _ in 0..100 {
+    for _ in 0..if cfg!(miri) { 5 } else { 100 } {
         let buffer = pool.allocate(KIB).unwrap();
         thread::scope(|scope| {
             scope.spawn(move || drop(buffer));

@@ -1,8 +1,8 @@
-//! The pool of the process.
+//! The pools of host memory that the whole process shares.
 
 use crate::allocator::HostAllocator;
 use crate::system;
-use pool_core::{BucketPolicy, BucketPool, GIB};
+use pool_core::{BucketPolicy, BucketPool, GIB, preset};
 use std::sync::OnceLock;
 
 /// Blocks up to a quarter larger than the request serve it.
@@ -31,4 +31,20 @@ pub fn global() -> &'static BucketPool<HostAllocator> {
             .cached_limit(eighth.min(GIB))
             .build()
     })
+}
+
+/// A second pool of the process, with the size classes of seed 003: [`preset::small_tensors`].
+///
+/// It is for tensors of 64 B to 16 KiB. It holds up to 16 MiB of cached blocks, some of them from
+/// the start; larger requests go past it. It is made when it is first asked for.
+///
+/// ```
+/// let small = pool_host::global_small_tensors();
+/// let tensor = small.allocate(100)?;
+/// assert_eq!(tensor.allocated_size(), 128); // the class above
+/// # Ok::<(), pool_core::AllocError>(())
+/// ```
+pub fn global_small_tensors() -> &'static BucketPool<HostAllocator> {
+    static POOL: OnceLock<BucketPool<HostAllocator>> = OnceLock::new();
+    POOL.get_or_init(|| preset::small_tensors(HostAllocator::new()).build())
 }

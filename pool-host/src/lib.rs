@@ -26,7 +26,7 @@ pub use array::{AllocateArray, PooledArray};
 #[cfg(all(feature = "allocator-api2", not(loom)))]
 pub use collections::InPool;
 pub use fork::ProcessClock;
-pub use global::global;
+pub use global::{global, global_small_tensors};
 pub use pinned::{AtLockLimit, PinnedAllocator, PinnedBlock, PinnedView};
 #[cfg(not(loom))]
 pub use tcache::{Tcache, TcacheStats};

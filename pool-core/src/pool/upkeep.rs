@@ -110,14 +110,30 @@ impl<A: DeviceAllocator> BucketPool<A> {
         refusal.map_or(Ok(bytes), |error| Err(self.store().error(error, 0, 0, bytes)))
     }
 
-    /// What live buffers hold, in bytes, after rounding.
+    /// Bytes of the blocks of live buffers, after rounding. Cached blocks are not in it:
+    /// [`BucketPool::reserved_bytes`] is what seed 001 calls `allocated_bytes`.
     #[must_use]
     pub fn allocated_bytes(&self) -> u64 {
         self.store().allocated.read(&self.store().tallies().1).0
     }
 
+    /// Bytes taken from the device and not given back: of live buffers and of cached blocks.
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, KIB, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// drop(pool.allocate(4 * KIB)?);
+    /// assert_eq!((pool.allocated_bytes(), pool.reserved_bytes()), (0, 4 * KIB));
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    #[must_use]
+    pub fn reserved_bytes(&self) -> u64 {
+        self.store().reserved()
+    }
+
     /// Bytes that can still be handed out under the reserved limit: what is not reserved, and what
-    /// lies idle. `u64::MAX` without a limit.
+    /// is cached. `u64::MAX` without a limit.
     #[must_use]
     pub fn available_bytes(&self) -> u64 {
         let store = self.store();

@@ -10,41 +10,60 @@ use std::fmt;
 use std::str::FromStr;
 
 /// The settings of [`caching`](super::caching), which can also be read from a string in the shape
-/// of the environment variable `PYTORCH_CUDA_ALLOC_CONF`.
+/// of the environment variable `PYTORCH_CUDA_ALLOC_CONF` ([`Caching::from_env`]).
 ///
 /// | key | value | default |
 /// |---|---|---|
-/// | `max_split_size_mb` | whole MiB, above 20 | no bound |
+/// | `max_split_size_mb` | whole MiB, above 20 | 512, as in seed 004 |
 /// | `garbage_collection_threshold` | a share of the limit, above 0 and below 1 | off |
 /// | `per_process_memory_fraction` | a share of the device's memory, above 0 and up to 1 | 1 |
 /// | `caching_allocator` | `True` or `False` | `True` |
 ///
+/// Other keys, such as `trace_malloc_mode`, have no effect and are no error: programs share one
+/// variable. [`Caching::warnings`] names them.
+///
+/// # Errors
+///
+/// [`BadSetting`] for a value that its key does not take.
+///
 /// ```
 /// use pool_core::preset::Caching;
 ///
-/// let text = "max_split_size_mb:256,garbage_collection_threshold:0.8,caching_allocator:False";
+/// let text = "max_split_size_mb:256,trace_malloc_mode:1,caching_allocator:False";
 /// let settings: Caching = text.parse()?;
 /// assert_eq!((settings.max_split_mib, settings.caching), (Some(256), false));
+/// assert_eq!(settings.warnings(), ["trace_malloc_mode:1 has no effect"]);
 /// let error = "max_split_size_mb:big".parse::<Caching>().unwrap_err();
 /// assert_eq!(error.to_string(), "max_split_size_mb: `big`; expected whole MiB above 20");
 /// # Ok::<(), pool_core::preset::BadSetting>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Caching {
-    /// Free ranges above so many MiB are not split.
+    /// Free ranges above this many MiB are not split. `None` for no bound.
     pub max_split_mib: Option<u64>,
     /// Free segments go back before the arena grows beyond this share of its limit.
     pub gc_threshold: Option<f64>,
     /// The share of the device's memory that is the limit.
     pub memory_fraction: Option<f64>,
-    /// Whether anything is cached; if not, each request goes to the device and each free too.
+    /// Whether blocks are cached. If not, each request and each free goes to the device.
     pub caching: bool,
+    /// Settings with keys that have no effect here, as they were written.
+    pub unknown: Vec<String>,
 }
+
+/// The bound of seed 004 on ranges that are split.
+const MAX_SPLIT_MIB: u64 = 512;
 
 impl Default for Caching {
     fn default() -> Self {
-        Self { max_split_mib: None, gc_threshold: None, memory_fraction: None, caching: true }
+        Self {
+            max_split_mib: Some(MAX_SPLIT_MIB),
+            gc_threshold: None,
+            memory_fraction: None,
+            caching: true,
+            unknown: Vec::new(),
+        }
     }
 }
 
@@ -64,9 +83,6 @@ impl fmt::Display for BadSetting {
 
 impl std::error::Error for BadSetting {}
 
-const KEYS: &str = "max_split_size_mb, garbage_collection_threshold, per_process_memory_fraction \
-                    or caching_allocator, each with a colon and a value";
-
 impl FromStr for Caching {
     type Err = BadSetting;
 
@@ -81,6 +97,46 @@ impl FromStr for Caching {
 }
 
 impl Caching {
+    /// Reads the settings from an environment variable; the defaults if it is not set.
+    ///
+    /// # Errors
+    ///
+    /// [`BadSetting`] for a value that its key does not take, or for text that is not UTF-8.
+    ///
+    /// ```
+    /// use pool_core::preset::Caching;
+    ///
+    /// let settings = Caching::from_env("MY_PROGRAM_ALLOC_CONF")?; // not set here
+    /// assert_eq!(settings, Caching::default());
+    /// # Ok::<(), pool_core::preset::BadSetting>(())
+    /// ```
+    pub fn from_env(variable: &str) -> Result<Self, BadSetting> {
+        let Some(text) = std::env::var_os(variable) else { return Ok(Self::default()) };
+        match text.to_str() {
+            Some(text) => text.parse(),
+            None => Err(BadSetting {
+                key: variable.to_owned(),
+                value: text.to_string_lossy().into_owned(),
+                expected: "UTF-8, such as max_split_size_mb:256",
+            }),
+        }
+    }
+
+    /// Settings that have no effect, one line each: keys that are not known here, and a collection
+    /// threshold without a limit that it could be a share of.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let unknown = self.unknown.iter().map(|setting| format!("{setting} has no effect"));
+        let without_limit = self.gc_threshold.filter(|_| self.memory_fraction.is_none());
+        let without_limit = without_limit.map(|share| {
+            format!(
+                "garbage_collection_threshold:{share} has no effect without a limit; set \
+                 per_process_memory_fraction, or reserved_limit of the pool"
+            )
+        });
+        unknown.chain(without_limit).collect()
+    }
+
     fn set(&mut self, key: &str, value: &str) -> Result<(), BadSetting> {
         let bad = |expected| BadSetting { key: key.into(), value: value.into(), expected };
         let share = |most: f64| {
@@ -108,7 +164,8 @@ impl Caching {
                     _ => return Err(bad("True or False")),
                 };
             }
-            _ => return Err(bad(KEYS)),
+            _ if value.is_empty() => self.unknown.push(key.into()),
+            _ => self.unknown.push(format!("{key}:{value}")),
         }
         Ok(())
     }

@@ -119,7 +119,7 @@ fn blocks_are_nobody_elses_and_the_bound_holds_at_each_step() {
     let fronts: Vec<_> = (0..3).map(|_| cache.fronts.enter().unwrap()).collect();
     let mut live: BTreeMap<usize, (Class, u8)> = BTreeMap::new();
     let mut bytes = 0;
-    for step in 0..60_000 {
+    for step in 0..if cfg!(miri) { 600 } else { 60_000 } {
         let front = fronts.get(random.below(4)).copied();
         if live.len() > 200 || (random.below(2) == 0 && !live.is_empty()) {
             let at = *live.keys().nth(random.below(live.len())).unwrap();
@@ -378,7 +378,7 @@ fn blocks_wander_between_threads() {
         scope.spawn(move || {
             let front = cache.fronts.enter().unwrap();
             let mut random = Random(7);
-            for _ in 0..60_000 {
+            for _ in 0..if cfg!(miri) { 300 } else { 60_000 } {
                 let class = class([64, 4 * KIB, 64 * KIB, 300 * KIB][random.below(4)]);
                 let block = allocate(cache, Some(front), class, below);
                 unsafe { block.write(1) };

@@ -119,6 +119,7 @@ fn hits(ops: &[Op], limit: usize) -> u64 {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "a rate over many requests, which Miri would take hours for")]
 fn three_loads_hit_as_often_as_the_least_recently_used_going_first_allows() {
     let mut random = Random(88_172_645_463_325_252);
     let loads = [zipf(&mut random), phases(), lengths(&mut random)];
