@@ -4,6 +4,7 @@
 #![expect(clippy::print_stdout, reason = "an example tells what it did")]
 
 #[path = "shared/kernels.rs"]
+#[expect(dead_code, reason = "this program uses one of them")]
 mod kernels;
 
 use bucketpool::cuda::{CudaAllocator, CudaCapture, CudaDevice, CudaStreamOf};

@@ -3,6 +3,7 @@
 #![expect(clippy::print_stdout, reason = "an example tells what it did")]
 
 #[path = "shared/kernels.rs"]
+#[expect(dead_code, reason = "this program uses one of them")]
 mod kernels;
 
 use bucketpool::cuda::{CudaAllocator, CudaDevice, CudaPinnedAllocator, PinnedBytes};

@@ -11,7 +11,6 @@ const WIDTH: u32 = 256;
 
 /// The kernels of `kernels.ptx`, with their parameters. Memory is of `count` numbers of 32 bits.
 #[derive(Clone, Copy)]
-#[expect(dead_code, reason = "no program here uses all of them")]
 pub(crate) enum Kernel {
     /// `to[i] = value`.
     Fill { to: u64, value: u32, count: u32 },

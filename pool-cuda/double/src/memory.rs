@@ -14,7 +14,9 @@ pub extern "C" fn cuMemAlloc_v2(at: Out<u64>, bytes: usize) -> Code {
     })
 }
 
-/// Waits for the device, as the driver does.
+/// Waits for the device, as the driver usually does; it promises nothing. With
+/// `CUDA_DOUBLE_FREE=at-once` in the environment it does not wait, and a free under work that uses
+/// the memory is the end of the context, as after a kernel that strays.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFree_v2(at: u64) -> Code {
     call("cuMemFree_v2", |state| {
@@ -23,9 +25,16 @@ pub extern "C" fn cuMemFree_v2(at: u64) -> Code {
         if owned.device != current()? {
             return Err(code::INVALID_VALUE);
         }
-        state.engine.synchronize_all();
+        if !state.frees_at_once {
+            state.engine.synchronize_all();
+        }
+        let before = state.engine.hazards().len();
         said(state.engine.free(at))?;
         state.memory.remove(&at);
+        if state.frees_at_once && state.engine.hazards().len() > before {
+            state.script.lose(code::ILLEGAL_ADDRESS);
+            return Err(code::ILLEGAL_ADDRESS);
+        }
         Ok(())
     })
 }

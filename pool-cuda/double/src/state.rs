@@ -45,6 +45,8 @@ pub(crate) struct State {
     pub(crate) graphs: HashMap<usize, std::sync::Arc<Graph>>,
     /// Contexts whose memory others may reach: who, and whose.
     pub(crate) peers: HashSet<(usize, usize)>,
+    /// Whether `cuMemFree` frees without waiting for the device.
+    pub(crate) frees_at_once: bool,
 }
 
 pub(crate) struct Stream {
@@ -116,6 +118,7 @@ impl State {
             hosts: crate::host::Hosts::default(),
             graphs: HashMap::new(),
             peers: HashSet::new(),
+            frees_at_once: std::env::var_os("CUDA_DOUBLE_FREE").is_some_and(|how| how == "at-once"),
         }
     }
 
