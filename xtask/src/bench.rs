@@ -2,11 +2,12 @@
 //! release mode for these, and passes everything on.
 
 use crate::driver::{self, Driver};
-use std::path::Path;
+use crate::{instructions, sources};
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// Bad input, as for most Unix tools.
-const BAD_INPUT: u8 = 2;
+/// The program of real clients, which has a workspace of its own.
+const CLIENTS: &str = "pool-bench/peers/clients";
 
 /// Runs `pool-bench` with these arguments. Its exit status is passed on.
 pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
@@ -27,7 +28,8 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
         features = vec!["peers"];
         left_out.clear();
     }
-    if args.iter().any(|arg| arg == "--help" || arg == "-h") {
+    let counts = args.iter().position(|arg| arg == "--instructions");
+    if counts.is_some() || args.iter().any(|arg| arg == "--help" || arg == "-h") {
         (features, left_out) = (Vec::new(), Vec::new()); // which is built in less time
     }
     for driver in left_out {
@@ -46,12 +48,46 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
         Ok(_) => return fail("pool-bench did not build; the compiler says why above"),
         Err(error) => return fail(&format!("cargo did not start: {error}")),
     }
+    if let Some(at) = counts {
+        let further = [&args[1..at], &args[at + 1..]].concat();
+        return instructions::run(root, &program(root), &further);
+    }
     let mut run = cargo(&["run", "--quiet"]);
     run.arg("--").args(args).env("BUCKETPOOL_ROOT", root);
+    run.env(sources::BUILD, sources::build(root));
+    if features.contains(&"peers") && !args.iter().any(|arg| arg == "arena") {
+        match clients(root) {
+            Ok(program) => {
+                run.env("BUCKETPOOL_CLIENTS", program);
+            }
+            Err(why) => return fail(&why),
+        }
+    }
     driver::environment(&mut run);
     match run.status() {
         Ok(status) => ExitCode::from(status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(1)),
         Err(error) => fail(&format!("pool-bench did not start: {error}")),
+    }
+}
+
+/// Where cargo has put the measuring binary.
+fn program(root: &Path) -> PathBuf {
+    target(root).join("release/pool-bench")
+}
+
+fn target(root: &Path) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
+}
+
+/// Builds the program of real clients.
+fn clients(root: &Path) -> Result<PathBuf, String> {
+    let target = target(root).join("clients");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--release", "--locked", "--manifest-path"]);
+    cargo.arg(root.join(CLIENTS).join("Cargo.toml")).env("CARGO_TARGET_DIR", &target);
+    match cargo.status() {
+        Ok(status) if status.success() => Ok(target.join("release/bench-clients")),
+        _ => Err(format!("{CLIENTS} did not build; the compiler says why above")),
     }
 }
 
@@ -79,7 +115,7 @@ fn refuse(driver: &Driver) -> ExitCode {
         driver.absence(),
         driver.cure
     );
-    ExitCode::from(BAD_INPUT)
+    ExitCode::from(crate::BAD_INPUT)
 }
 
 fn fail(why: &str) -> ExitCode {

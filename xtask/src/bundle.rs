@@ -1,6 +1,7 @@
 //! `gpu-bundle`: a folder that a machine with a GPU needs nothing else for: stripped binaries, the
 //! traces, the peers' sources, and a script that runs all of it.
 
+use crate::sources;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{fs, io};
@@ -26,9 +27,22 @@ const BUILDS: [&[&str]; 3] = [
     ],
 ];
 
-/// Makes the bundle in `target/gpu-bundle`.
-pub(crate) fn run(root: &Path) -> ExitCode {
-    match make(root) {
+/// Makes the bundle in `target/gpu-bundle`. With `--try` it then runs there, small, on the double
+/// of libcuda, which shows that every step can be run and no more: the double has no kernels.
+pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
+    let on_double = match further {
+        [] => false,
+        [flag] if flag == "--try" => true,
+        [other, ..] => {
+            eprintln!("error: `{other}` behind `gpu-bundle`; expected --try, or nothing");
+            return ExitCode::from(crate::BAD_INPUT);
+        }
+    };
+    let made = make(root).and_then(|folder| match on_double {
+        true => try_on_double(root, &folder).map(|()| folder),
+        false => Ok(folder),
+    });
+    match made {
         Ok(folder) => {
             println!("{}: carry it to a machine with a GPU and run `./run`", folder.display());
             ExitCode::SUCCESS
@@ -38,6 +52,58 @@ pub(crate) fn run(root: &Path) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Runs the questions and the benches on the double, which frees memory at once, as a driver may:
+/// a contender that frees under running work then loses the device.
+fn try_on_double(root: &Path, folder: &Path) -> io::Result<()> {
+    let double = root.join("target/cuda-double");
+    fs::create_dir_all(&double)?;
+    let library = built(root, &["build", "--package", "cuda-double"])?;
+    let library = library.into_iter().find(|file| file.extension().is_some_and(|e| e == "so"));
+    let library = library.ok_or_else(|| io::Error::other("cuda-double is no library"))?;
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        fs::copy(&library, double.join(name))?;
+    }
+    let out = folder.join("tried");
+    let mut run = Command::new(folder.join("run"));
+    run.arg(&out).arg("--smoke");
+    for step in ["questions", "peers", "workloads"] {
+        run.args(["--only", step]);
+    }
+    run.env("LD_LIBRARY_PATH", &double).env("CUDA_DOUBLE_FREE", "at-once");
+    let status = run.status()?;
+    if !status.success() {
+        return Err(io::Error::other(format!("./run on the double: {status}")));
+    }
+    check_answers(&out)
+}
+
+/// Each question has one line, the calls that the double knows have answers, and no contender lost
+/// the device.
+fn check_answers(out: &Path) -> io::Result<()> {
+    let mut answered = Vec::new();
+    for file in ["questions-1.jsonl", "questions-2.jsonl"] {
+        for line in fs::read_to_string(out.join(file))?.lines() {
+            let line: serde_json::Value = serde_json::from_str(line)?;
+            let number = line["question"].as_u64().unwrap_or_default();
+            if number > 0 {
+                answered.push(number);
+            }
+            if let Some(why) = line["failed"].as_str() {
+                return Err(io::Error::other(format!("question {number} failed: {why}")));
+            }
+        }
+    }
+    if answered != (1..=10).collect::<Vec<u64>>() {
+        return Err(io::Error::other(format!("questions {answered:?} of 1 to 10 were answered")));
+    }
+    for line in fs::read_to_string(out.join("peers.jsonl"))?.lines() {
+        if line.contains("CUDA_ERROR_ILLEGAL_ADDRESS") || line.contains("code 700") {
+            return Err(io::Error::other(format!("a contender freed under running work: {line}")));
+        }
+    }
+    Ok(())
 }
 
 fn make(root: &Path) -> io::Result<PathBuf> {
@@ -60,6 +126,7 @@ fn make(root: &Path) -> io::Result<PathBuf> {
     }
     copy_all(&root.join("traces"), &folder.join("traces"))?;
     copy_all(&root.join("pool-bench/peers/gpu"), &folder.join("peers"))?;
+    fs::write(folder.join("build.json"), sources::build(root))?;
     let script = folder.join("run");
     fs::write(&script, RUN)?;
     executable(&script)?;
@@ -76,7 +143,13 @@ fn built(root: &Path, arguments: &[&str]) -> io::Result<Vec<PathBuf>> {
     }
     let messages = String::from_utf8_lossy(&output.stdout);
     let messages = messages.lines().filter_map(|line| serde_json::from_str(line).ok());
-    let program = |message: serde_json::Value| message["executable"].as_str().map(PathBuf::from);
+    // A library has no `executable`, but files.
+    let program = |message: serde_json::Value| {
+        let library = message["filenames"].as_array().and_then(|files| files.first().cloned());
+        let is_library = message["target"]["crate_types"][0] == "cdylib";
+        let file = message["executable"].as_str().map(PathBuf::from);
+        file.or_else(|| library?.as_str().map(PathBuf::from).filter(|_| is_library))
+    };
     Ok(messages.filter_map(program).collect())
 }
 

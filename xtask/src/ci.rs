@@ -1,6 +1,6 @@
 //! `cargo xtask ci`: everything that CI runs, step by step, with a table at the end.
 
-use crate::{driver, platforms};
+use crate::{driver, instructions, outside, platforms};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -19,8 +19,18 @@ const LONG_MODELS: &str = "test --quiet --locked --release --package pool-host -
 struct Step {
     name: &'static str,
     commands: Vec<Vec<String>>,
-    /// The model checker that it is built for, if any.
-    checker: &'static str,
+    tool: Tool,
+}
+
+/// The tool that a step builds and runs for. Each has a target folder, since its flags build
+/// everything anew.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tool {
+    Plain,
+    Loom,
+    Shuttle,
+    Miri,
+    ThreadSanitizer,
 }
 
 /// What became of a step.
@@ -31,10 +41,33 @@ struct Outcome {
     time: Duration,
 }
 
-/// Runs all steps, also after one that failed.
-pub(crate) fn run(root: &Path) -> ExitCode {
+/// Runs all steps, also after one that failed. With `--deep` the outside tools run on all tests that
+/// they support; with `--only NAME` steps whose name holds NAME.
+pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
+    let (deep, only) = match further.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        [] => (false, None),
+        ["--deep"] => (true, None),
+        ["--only", name] => (false, Some((*name).to_owned())),
+        ["--deep", "--only", name] => (true, Some((*name).to_owned())),
+        [other, ..] => {
+            eprintln!("error: `{other}` behind `ci`; expected --deep or --only NAME");
+            return ExitCode::from(crate::BAD_INPUT);
+        }
+    };
     let start = Instant::now();
-    let outcomes: Vec<Outcome> = steps().iter().map(|step| step.run(root)).collect();
+    let has_nightly = outside::install();
+    let mut steps = steps(deep);
+    if !has_nightly {
+        for step in steps.iter_mut().filter(|step| step.tool.is_outside()) {
+            step.commands.clear(); // shown as not run
+        }
+    }
+    steps.retain(|step| only.as_ref().is_none_or(|name| step.name.contains(name.as_str())));
+    if steps.is_empty() {
+        eprintln!("error: no step of this name; `cargo xtask ci` prints the names");
+        return ExitCode::from(crate::BAD_INPUT);
+    }
+    let outcomes: Vec<Outcome> = steps.iter().map(|step| step.run(root)).collect();
     let of = |what| outcomes.iter().filter(|outcome| outcome.passed == Some(what)).count();
     let (passed, failed) = (of(true), of(false));
     print!("{}", table(&outcomes, start.elapsed()));
@@ -46,6 +79,11 @@ pub(crate) fn run(root: &Path) -> ExitCode {
         println!("not run: the check of feature {feature}; it wants `{cure}`");
     }
     println!("not run: the WebGPU tests; `cargo xtask web` fetches what they need");
+    if !has_nightly {
+        println!("not run: Miri and ThreadSanitizer; they want `{}`", outside::CURE);
+    } else if !deep {
+        println!("not run: the longer tests of Miri and ThreadSanitizer; `cargo xtask ci --deep`");
+    }
     println!("\n{passed} passed, {failed} failed");
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -70,9 +108,10 @@ fn table(outcomes: &[Outcome], all: Duration) -> String {
     lines.concat()
 }
 
-fn steps() -> Vec<Step> {
+fn steps(deep: bool) -> Vec<Step> {
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect();
-    let step = |name, line| Step { name, commands: vec![words(line)], checker: "" };
+    let step = |name, line| Step { name, commands: vec![words(line)], tool: Tool::Plain };
+    let several = |name, commands, tool| Step { name, commands, tool };
     let example = |name| format!("run --quiet --locked --all-features --example {name}");
     let combined = combinations().map(|features| {
         words(&format!("clippy --quiet --locked --no-default-features {features} -- -D warnings"))
@@ -87,20 +126,32 @@ fn steps() -> Vec<Step> {
     let platforms = platforms::ALL.iter().filter(|platform| platform.is_here());
     let platforms = platforms.flat_map(platforms::Platform::checks);
     let platforms = platforms.map(|line| words(&line)).collect();
+    let bench = |further| format!("run --quiet --locked --package xtask -- {further}");
+    let under = |lines: Vec<String>| lines.iter().map(|line| words(line)).collect();
     vec![
         step("format", "fmt --all --check"),
         step("tidy", "run --quiet --locked --package xtask -- tidy"),
         step("lint", "clippy --locked --workspace --all-targets --all-features -- -D warnings"),
-        Step { name: "lint, 16 feature sets", commands: combined.collect(), checker: "" },
-        Step { name: "lint, other platforms", commands: platforms, checker: "" },
+        several("lint, 16 feature sets", combined.collect(), Tool::Plain),
+        several("lint, other platforms", platforms, Tool::Plain),
         step("test", "test --locked --workspace --all-features --all-targets --no-fail-fast"),
         step("doc tests", "test --locked --workspace --all-features --doc"),
         step("doc", "doc --locked --workspace --all-features --no-deps"),
-        Step { name: "examples", commands: examples, checker: "" },
-        Step { checker: "loom", ..step("models, all orders", MODELS) },
-        Step { checker: "shuttle", ..step("models, at random", LONG_MODELS) },
-        step("bench --smoke", "run --quiet --locked --package xtask -- bench --smoke"),
+        several("examples", examples, Tool::Plain),
+        several("models, all orders", vec![words(MODELS)], Tool::Loom),
+        several("models, at random", vec![words(LONG_MODELS)], Tool::Shuttle),
+        several("Miri", under(outside::miri(deep)), Tool::Miri),
+        several("ThreadSanitizer", under(outside::threads(deep)), Tool::ThreadSanitizer),
+        several("instructions", instructions(&bench("bench --instructions")), Tool::Plain),
+        several("bench --smoke", vec![words(&bench("bench --smoke"))], Tool::Plain),
+        several("GPU bundle, on the double", vec![words(&bench("gpu-bundle --try"))], Tool::Plain),
     ]
+}
+
+/// Counting needs valgrind; without it the step is not run.
+fn instructions(line: &str) -> Vec<Vec<String>> {
+    let words = line.split_whitespace().map(str::to_owned).collect();
+    if instructions::is_here() { vec![words] } else { Vec::new() }
 }
 
 /// All combinations of the features, as arguments of cargo.
@@ -118,19 +169,50 @@ impl Step {
         let mut passed = true;
         for args in &self.commands {
             println!("\n== {}: cargo {}", self.name, args.join(" "));
-            let mut command = Command::new(env!("CARGO"));
+            let mut command = self.tool.cargo(root);
             command.args(args).current_dir(root);
             command.env("INSTA_UPDATE", "no").env("RUSTDOCFLAGS", "-D warnings");
             driver::environment(&mut command);
-            if !self.checker.is_empty() {
-                let checker = format!("--cfg {}", self.checker);
-                let target = root.join("target").join(self.checker);
-                command.env("RUSTFLAGS", checker).env("CARGO_TARGET_DIR", target);
-            }
             passed &= command.status().is_ok_and(|status| status.success());
         }
         let passed = (!self.commands.is_empty()).then_some(passed);
         Outcome { name: self.name, passed, time: start.elapsed() }
+    }
+}
+
+impl Tool {
+    /// Whether it wants a nightly toolchain.
+    fn is_outside(self) -> bool {
+        matches!(self, Self::Miri | Self::ThreadSanitizer)
+    }
+
+    fn cargo(self, root: &Path) -> Command {
+        let target = |command: &mut Command, name: &str| {
+            command.env("CARGO_TARGET_DIR", root.join("target").join(name));
+        };
+        match self {
+            Self::Plain => Command::new(env!("CARGO")),
+            Self::Loom | Self::Shuttle => {
+                let checker = if self == Self::Loom { "loom" } else { "shuttle" };
+                let mut cargo = Command::new(env!("CARGO"));
+                cargo.env("RUSTFLAGS", format!("--cfg {checker}"));
+                target(&mut cargo, checker);
+                cargo
+            }
+            Self::Miri => {
+                let mut cargo = outside::nightly();
+                cargo.env("MIRIFLAGS", outside::MIRIFLAGS).env("INSTA_WORKSPACE_ROOT", root);
+                cargo.env("PROPTEST_CASES", "4").env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
+                target(&mut cargo, "miri");
+                cargo
+            }
+            Self::ThreadSanitizer => {
+                let mut cargo = outside::nightly();
+                cargo.env("RUSTFLAGS", "-Zsanitizer=thread").env("INSTA_WORKSPACE_ROOT", root);
+                target(&mut cargo, "thread-sanitizer");
+                cargo
+            }
+        }
     }
 }
 

@@ -1,6 +1,7 @@
-//! The layer tables of ARCHITECTURE.md, and the edges that the source really has.
+//! The layer tables, and the edges that the source really has.
 //!
-//! A table stands below a heading that names its crate (`### pool-core`), or below `### crates`.
+//! The table of crates stands in ARCHITECTURE.md, below `### crates`; the table of the modules of a
+//! crate stands in docs/layers.md, below a heading that names the crate (`### pool-core`).
 //! Each row has the name in its first column, in back ticks, and what it may use in the second:
 //! names that stand in rows above.
 
@@ -13,11 +14,17 @@ use std::process::Command;
 /// For each name, what it may use; in the order of the rows.
 type Layers = Vec<(String, BTreeSet<String>)>;
 
+/// The files with layer tables.
+const FILES: [&str; 2] = ["ARCHITECTURE.md", "docs/layers.md"];
+
 /// What is wrong with the edges between crates and between modules.
 pub(crate) fn check(root: &Path) -> Vec<String> {
-    let text = fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap_or_default();
     let mut faults = Vec::new();
-    let tables = tables(&text, &mut faults);
+    let mut tables: BTreeMap<String, Layers> = BTreeMap::new();
+    for file in FILES {
+        let text = fs::read_to_string(root.join(file)).unwrap_or_default();
+        tables.extend(self::tables(file, &text, &mut faults));
+    }
     match tables.get("crates") {
         None => faults.push("ARCHITECTURE.md: no layer table under `### crates`".into()),
         Some(layers) => compare("crate", layers, &crate_edges(root), &mut faults),
@@ -28,7 +35,7 @@ pub(crate) fn check(root: &Path) -> Vec<String> {
             continue;
         }
         match tables.get(krate) {
-            None => faults.push(format!("ARCHITECTURE.md: no layer table under `### {krate}`")),
+            None => faults.push(format!("docs/layers.md: no layer table under `### {krate}`")),
             Some(layers) => {
                 compare(&format!("{krate}: module"), layers, &module_edges(&folder), &mut faults);
             }
@@ -37,7 +44,7 @@ pub(crate) fn check(root: &Path) -> Vec<String> {
     faults
 }
 
-fn tables(text: &str, faults: &mut Vec<String>) -> BTreeMap<String, Layers> {
+fn tables(file: &str, text: &str, faults: &mut Vec<String>) -> BTreeMap<String, Layers> {
     let mut tables: BTreeMap<String, Layers> = BTreeMap::new();
     let mut heading = "";
     for line in text.lines() {
@@ -52,8 +59,7 @@ fn tables(text: &str, faults: &mut Vec<String>) -> BTreeMap<String, Layers> {
         let layers = tables.entry(heading.to_owned()).or_default();
         for used in uses.iter().filter(|used| !layers.iter().any(|(above, _)| above == *used)) {
             faults.push(format!(
-                "ARCHITECTURE.md: under `{heading}`, `{name}` uses `{used}`, \
-                 which stands in no row above it"
+                "{file}: under `{heading}`, `{name}` uses `{used}`, which stands in no row above it"
             ));
         }
         layers.push((name.clone(), uses.into_iter().collect()));
@@ -77,7 +83,10 @@ fn compare(
     let rows: BTreeMap<&String, &BTreeSet<String>> = layers.iter().map(|(n, u)| (n, u)).collect();
     for (name, used) in edges {
         let Some(allowed) = rows.get(name) else {
-            faults.push(format!("{what} `{name}` stands in no layer table of ARCHITECTURE.md"));
+            faults.push(format!(
+                "{what} `{name}` stands in no layer table; add a row to {}",
+                table_of(what)
+            ));
             continue;
         };
         for upward in used.difference(allowed) {
@@ -88,8 +97,13 @@ fn compare(
         }
     }
     for name in rows.keys().filter(|name| !edges.contains_key(**name)) {
-        faults.push(format!("{what} `{name}` has a row in ARCHITECTURE.md, and does not exist"));
+        faults.push(format!("{what} `{name}` has a row in {}, and does not exist", table_of(what)));
     }
+}
+
+/// The file with the table of crates, or of modules.
+fn table_of(what: &str) -> &'static str {
+    if what == "crate" { FILES[0] } else { FILES[1] }
 }
 
 /// Ordinary dependencies between the packages of the workspace.
@@ -169,7 +183,7 @@ mod tests {
     fn rows_may_only_use_rows_above_them() {
         let text = "### k\n| module | uses |\n|---|---|\n| `a` | `b` |\n| `b` | `a` |\n";
         let mut faults = Vec::new();
-        assert_eq!(tables(text, &mut faults)["k"], of(&[("a", &["b"]), ("b", &["a"])]));
+        assert_eq!(tables("a.md", text, &mut faults)["k"], of(&[("a", &["b"]), ("b", &["a"])]));
         assert_eq!(faults.len(), 1, "{faults:?}");
     }
 
@@ -182,8 +196,10 @@ mod tests {
         let expected = [
             "module `low` uses `mid`, which its layer may not",
             "module `mid` may use `low`, and does not",
-            "module `new` stands in no layer table of ARCHITECTURE.md",
-            "module `gone` has a row in ARCHITECTURE.md, and does not exist",
+            "module `new` stands in no layer table; add a row to {}",
+            table_of(what),
+            "module `gone` has a row in {}, and does not exist",
+            table_of(what),
         ];
         assert_eq!(faults, expected);
     }

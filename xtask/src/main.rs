@@ -7,11 +7,17 @@
 mod bench;
 mod bundle;
 mod ci;
+mod commits;
 mod driver;
+mod instructions;
 mod layers;
+mod outside;
+mod plain;
 mod platforms;
 mod prose;
+mod shape;
 mod source;
+mod sources;
 mod tidy;
 mod web;
 
@@ -22,10 +28,11 @@ const USAGE: &str = "\
 cargo xtask bench  [OPTIONS]           workloads against direct allocation, and traces
 cargo xtask replay TRACE.. [OPTIONS]   replay traces under each policy
 cargo xtask record COMMAND..           run a command and keep what it prints as a record
+cargo xtask compare RECORD RECORD      whether one record repeats another
 cargo xtask ci                         everything CI runs; a table of its steps at the end
 cargo xtask gpu-bundle                 what a machine with a GPU needs for its tests and benches
 cargo xtask web                        the WebGPU tests in Node; fetches what they need
-cargo xtask tidy                       layers, knots, dead files, words, links
+cargo xtask tidy [--release]           layers, dead files, words, phrases, links, lengths, commits
 
 `cargo xtask bench --help` and `cargo xtask replay --help` list the options.";
 
@@ -35,7 +42,7 @@ const BAD_INPUT: u8 = 2;
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let root = root();
-    let alone = ["ci", "gpu-bundle", "web", "tidy"];
+    let alone = ["web"];
     if let [task, further, ..] = args.as_slice()
         && alone.contains(&task.as_str())
     {
@@ -47,17 +54,17 @@ fn main() -> ExitCode {
         return ExitCode::from(BAD_INPUT);
     }
     match args.first().map(String::as_str) {
-        Some("bench" | "replay" | "record") => bench::run(&root, &args),
-        Some("ci") => ci::run(&root),
-        Some("gpu-bundle") => bundle::run(&root),
+        Some("bench" | "replay" | "record" | "compare") => bench::run(&root, &args),
+        Some("ci") => ci::run(&root, &args[1..]),
+        Some("gpu-bundle") => bundle::run(&root, &args[1..]),
         Some("web") => web::run(&root),
-        Some("tidy") => tidy::run(&root),
+        Some("tidy") => tidy::run(&root, &args[1..]),
         None | Some("help" | "--help" | "-h") => {
             println!("{USAGE}");
             ExitCode::SUCCESS
         }
         Some(other) => {
-            let tasks = "bench, replay, record, ci, gpu-bundle, web, tidy";
+            let tasks = "bench, replay, record, compare, ci, gpu-bundle, web, tidy";
             eprintln!("error: task `{other}`; expected one of {tasks}");
             ExitCode::from(BAD_INPUT)
         }

@@ -6,9 +6,8 @@ use std::path::Path;
 
 /// A word that is not used here, and what is.
 const WORDS: &[(&str, &str)] = &[
-    ("free list", "idle blocks, or a bucket"),
-    ("freelist", "idle blocks, or a bucket"),
-    ("high-watermark", "peak"),
+    ("freelist", "free list"),
+    ("high-watermark", "high-water mark"),
     ("whitelist", "what is allowed"),
     ("blacklist", "what is refused"),
     ("utilize", "use"),

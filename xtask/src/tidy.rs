@@ -1,23 +1,78 @@
-//! `cargo xtask tidy`: what compilers do not check about this house.
+//! `cargo xtask tidy`: rules that no compiler checks. Each fault says how to comply.
 
-use crate::{layers, prose, source};
+use crate::{commits, layers, plain, prose, shape, source};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+/// The options behind `tidy`.
+struct Options {
+    /// A figure in README must have a record of today's source.
+    release: bool,
+    /// The commits whose messages are checked, as git names a range.
+    commits: Option<String>,
+}
+
 /// Prints what is wrong; fails if anything is.
-pub(crate) fn run(root: &Path) -> ExitCode {
-    let faults = [layers::check(root), dead_files(root), prose::check(root)].concat();
+pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
+    let options = match options(further) {
+        Ok(options) => options,
+        Err(why) => {
+            eprintln!("error: {why}");
+            return ExitCode::from(crate::BAD_INPUT);
+        }
+    };
+    let mut faults = [
+        layers::check(root),
+        dead_files(root),
+        prose::check(root),
+        plain::check(root),
+        shape::lengths(root),
+        shape::twins(root),
+        commits::check(root, options.commits.as_deref()),
+    ]
+    .concat();
+    let stale = shape::stale_records(root);
+    if options.release {
+        faults.extend(stale);
+    } else {
+        for record in stale {
+            println!("noted: {record}");
+        }
+    }
     for fault in &faults {
         println!("{fault}");
     }
     if faults.is_empty() {
-        println!("tidy: layers, knots, dead files, words and links are in order");
+        println!(
+            "tidy: layers, files, words, phrases, links, lengths, names and commits are in order"
+        );
         return ExitCode::SUCCESS;
     }
     eprintln!("error: {} things to tidy, listed above", faults.len());
     ExitCode::FAILURE
+}
+
+fn options(further: &[String]) -> Result<Options, String> {
+    let mut options = Options { release: false, commits: None };
+    let mut words = further.iter();
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--release" => options.release = true,
+            "--commits" => {
+                let range =
+                    words.next().ok_or("`--commits` alone; expected a range such as a..b")?;
+                options.commits = Some(range.clone());
+            }
+            other => {
+                return Err(format!(
+                    "`{other}` behind `tidy`; expected --release or --commits RANGE"
+                ));
+            }
+        }
+    }
+    Ok(options)
 }
 
 /// Rust files that no `mod` reaches.

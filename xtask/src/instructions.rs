@@ -1,0 +1,144 @@
+//! `bench --instructions`: instructions of each hit path, counted by callgrind, beside a snapshot.
+//! Counts repeat where times do not, so this is how small costs are judged on a busy machine.
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// The counts that are checked in, below the root.
+const SNAPSHOT: &str = "pool-bench/instructions.json";
+/// A path may take this share more than its snapshot.
+const MOST: f64 = 0.05;
+/// Pairs of the two runs whose difference is counted, so that start and end do not count.
+const PAIRS: [u64; 2] = [2000, 4000];
+/// What makes callgrind available on Debian.
+const CURE: &str = "apt-get install valgrind";
+
+/// Counts, prints a table, and compares with the snapshot, or writes it with `--update`.
+pub(crate) fn run(root: &Path, program: &Path, further: &[String]) -> ExitCode {
+    let update = match further {
+        [] => false,
+        [flag] if flag == "--update" => true,
+        [other, ..] => {
+            eprintln!(
+                "error: `{other}` behind `bench --instructions`; expected --update, or nothing"
+            );
+            return ExitCode::from(crate::BAD_INPUT);
+        }
+    };
+    let counts = match count(program) {
+        Ok(counts) => counts,
+        Err(why) => {
+            eprintln!("error: {why}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let file = root.join(SNAPSHOT);
+    if update {
+        let text = serde_json::to_string_pretty(&counts).unwrap_or_default();
+        if let Err(error) = fs::write(&file, format!("{text}\n")) {
+            eprintln!("error: {SNAPSHOT}: {error}");
+            return ExitCode::FAILURE;
+        }
+    }
+    let before = read(&file);
+    let (table, faults) = compared(&counts, &before);
+    print!("{table}");
+    for fault in &faults {
+        eprintln!("error: {fault}");
+    }
+    if faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Whether callgrind can be run.
+pub(crate) fn is_here() -> bool {
+    Command::new("valgrind").arg("--version").output().is_ok_and(|said| said.status.success())
+}
+
+fn count(program: &Path) -> Result<BTreeMap<String, u64>, String> {
+    if !is_here() {
+        return Err(format!("valgrind cannot be run; expected it to be installed: `{CURE}`"));
+    }
+    let listed = Command::new(program).arg("hit").output();
+    let listed = listed.map_err(|error| format!("{}: {error}", program.display()))?;
+    let names = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let count = |name: &str| {
+        let [few, many] = PAIRS.map(|pairs| collected(program, name, pairs));
+        let (few, many) = (few?, many?);
+        Ok((name.to_owned(), many.saturating_sub(few) / (PAIRS[1] - PAIRS[0])))
+    };
+    names.lines().map(count).collect()
+}
+
+/// Instructions of a run.
+fn collected(program: &Path, path: &str, pairs: u64) -> Result<u64, String> {
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(program);
+    valgrind.args(["hit", path, &pairs.to_string()]);
+    // Under Valgrind the tcache steps aside unless it is told to stay.
+    let output = valgrind.env("BUCKETPOOL_HOST", "on").output().map_err(|e| e.to_string())?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let line = said.lines().find_map(|line| line.split_once("Collected :"));
+    let count = line.and_then(|(_, count)| count.trim().parse().ok());
+    count.filter(|_| output.status.success()).ok_or_else(|| format!("`{path}`: callgrind: {said}"))
+}
+
+fn read(file: &PathBuf) -> BTreeMap<String, u64> {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let object: Value = serde_json::from_str(&text).unwrap_or_default();
+    let counts = object.as_object().into_iter().flatten();
+    counts.filter_map(|(name, count)| Some((name.clone(), count.as_u64()?))).collect()
+}
+
+/// The table, and what is wrong: a path that takes more than it may, or that has no snapshot.
+fn compared(
+    counts: &BTreeMap<String, u64>,
+    before: &BTreeMap<String, u64>,
+) -> (String, Vec<String>) {
+    let mut table = format!(
+        "{:<34} {:>12} {:>9} {:>8}\n",
+        "instructions of a pair", "now", "snapshot", "change"
+    );
+    let mut faults = Vec::new();
+    let update = "`cargo xtask bench --instructions --update` writes a new one";
+    for (name, now) in counts {
+        let Some(then) = before.get(name) else {
+            // Writing to a string does not fail.
+            let _ = writeln!(table, "{name:<34} {now:>12} {:>9} {:>8}", "-", "-");
+            faults.push(format!("`{name}` has no snapshot in {SNAPSHOT}; {update}"));
+            continue;
+        };
+        let change = *now as f64 / (*then).max(1) as f64 - 1.0;
+        let _ = writeln!(table, "{name:<34} {now:>12} {then:>9} {:>+7.1}%", 100.0 * change);
+        if change > MOST {
+            faults.push(format!(
+                "`{name}` takes {now} instructions, {then} in {SNAPSHOT}; expected at most {:.0} % \
+                 more; {update}, if the cost is worth it",
+                100.0 * MOST
+            ));
+        }
+    }
+    (table, faults)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_five_in_a_hundred_is_a_fault_and_fewer_is_none() {
+        let of = |pairs: &[(&str, u64)]| -> BTreeMap<String, u64> {
+            pairs.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
+        };
+        let before = of(&[("a", 100), ("b", 100), ("c", 100)]);
+        let (table, faults) =
+            compared(&of(&[("a", 105), ("b", 106), ("c", 50), ("d", 9)]), &before);
+        assert_eq!(faults.len(), 2, "{faults:?}");
+        assert!(faults[0].starts_with("`b` takes 106 instructions, 100 in"), "{faults:?}");
+        assert!(faults[1].starts_with("`d` has no snapshot"), "{faults:?}");
+        assert!(table.contains("-50.0%"), "{table}");
+    }
+}

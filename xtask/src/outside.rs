@@ -1,0 +1,73 @@
+//! Tools that are not part of the stable toolchain: Miri and `ThreadSanitizer`, on a nightly one.
+
+use std::process::Command;
+
+/// What makes both available.
+pub(crate) const CURE: &str = "rustup component add miri rust-src --toolchain nightly";
+/// The clock and files may be used: schedules have seeds, snapshots have files.
+pub(crate) const MIRIFLAGS: &str = "-Zmiri-disable-isolation";
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// Tests of pool-core that Miri ends within minutes; loops are shorter there (`cfg!(miri)`).
+const CORE: &str = "lives limits caching clearing cpu_visible captures presets";
+/// The rest, for `--deep`.
+const CORE_DEEP: &str = "arena streams failures regressions regressions_arena regressions_faults";
+/// Tests of pool-host whose system calls Miri knows.
+const HOST: &str = "conformance";
+
+/// Installs the components where the nightly toolchain lacks them; whether they are there then.
+pub(crate) fn install() -> bool {
+    let add = ["component", "add", "miri", "rust-src", "--toolchain", "nightly"];
+    Command::new("rustup").args(add).output().is_ok_and(|said| said.status.success())
+}
+
+/// Cargo of the nightly toolchain. The variables by which cargo names its own toolchain to this
+/// program must not reach it.
+pub(crate) fn nightly() -> Command {
+    let mut cargo = Command::new("rustup");
+    cargo.args(["run", "nightly", "cargo"]);
+    for name in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN"] {
+        cargo.env_remove(name);
+    }
+    cargo
+}
+
+/// The commands of the Miri step.
+pub(crate) fn miri(deep: bool) -> Vec<String> {
+    let tests = |names: &str| names.split(' ').map(|name| format!(" --test {name}")).collect();
+    let core: String = tests(CORE);
+    let mut lines = vec![
+        format!("miri test --locked --package pool-core --lib{core}"),
+        format!("miri test --locked --package pool-host --lib --test {HOST}"),
+    ];
+    if deep {
+        let core: String = tests(CORE_DEEP);
+        lines.push(format!("miri test --locked --package pool-core{core}"));
+    }
+    lines
+}
+
+/// The commands of the `ThreadSanitizer` step: tests with threads.
+pub(crate) fn threads(deep: bool) -> Vec<String> {
+    let test = |what: &str| format!("test --locked -Zbuild-std --target {TARGET} {what}");
+    let mut lines = vec![
+        test("--package pool-core --test lives --test limits"),
+        test("--package pool-host --lib -- depot tcache"),
+    ];
+    if deep {
+        lines = vec![test("--package pool-core"), test("--package pool-host")];
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deep_runs_more_tests() {
+        assert!(miri(true).len() > miri(false).len());
+        let all = threads(true).join(" ");
+        assert!(!all.contains("--test ") && threads(false).join(" ").contains("--test lives"));
+    }
+}

@@ -1,0 +1,166 @@
+//! Phrases that WRITING asks us not to write, in comments and in documents.
+//!
+//! Files that are not yet rewritten stand in `xtask/not_rewritten.txt`. The list may only get
+//! shorter: a file that has no such phrase any more must leave it, and no other may enter.
+
+use crate::source;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// The files that are not yet rewritten, below the root.
+const LIST: &str = "xtask/not_rewritten.txt";
+/// This file and the list of words: they hold what they look for.
+const EXEMPT: [&str; 2] = ["xtask/src/plain.rs", "xtask/src/prose.rs"];
+
+/// A phrase, and what to write.
+const PHRASES: &[(&str, &str)] = &[
+    ("idle block", "cached block"),
+    ("idle bytes", "cached bytes"),
+    ("idle memory", "cached memory"),
+    ("lie idle", "are cached"),
+    ("lies idle", "is cached"),
+    ("one with its neighbours", "coalesced with its neighbours"),
+    ("become one", "coalesce"),
+    ("becomes one", "coalesces"),
+    ("is owed", "is a deferred free"),
+    ("are owed", "are deferred frees"),
+    ("the most that there ever was", "the peak"),
+    ("somebody", "the actor: the caller, the thread, another stream"),
+    ("Somebody", "the actor: the caller, the thread, another stream"),
+    ("nobody", "the actor and `not`: `no thread`, `the caller does not`"),
+    ("Nobody", "the actor and `not`: `no thread`, `the caller does not`"),
+    ("whoever", "the actor: the caller, the thread, the driver"),
+    ("Whoever", "the actor: the caller, the thread, the driver"),
+    ("what came", "the thing that came"),
+    ("it is said", "who says it"),
+    ("so many", "the number, or `that many`"),
+    ("of its own", "`its own`, before the noun"),
+    ("thereof", "`of it`"),
+];
+
+/// First words of a doc comment that say neither what an item does nor what it is.
+const OPENINGS: &[(&str, &str)] = &[
+    ("And ", "a sentence that stands alone"),
+    ("The same", "what it does, in full"),
+    ("What ", "a noun (`Bytes that ..`) or a verb (`Returns ..`)"),
+    ("When what ", "a noun or a verb"),
+];
+
+/// What is wrong with comments and documents.
+pub(crate) fn check(root: &Path) -> Vec<String> {
+    let listed = entries(&fs::read_to_string(root.join(LIST)).unwrap_or_default());
+    let mut faults = Vec::new();
+    let mut unclean = BTreeSet::new();
+    for extension in ["rs", "md"] {
+        for file in source::files(root, extension) {
+            let name = file.strip_prefix(root).unwrap_or(&file).display().to_string();
+            let text = fs::read_to_string(&file).unwrap_or_default();
+            let found =
+                if EXEMPT.contains(&name.as_str()) { vec![] } else { faults_of(&name, &text) };
+            if !found.is_empty() {
+                unclean.insert(name.clone());
+            }
+            if !listed.contains(&name) {
+                faults.extend(found);
+            }
+        }
+    }
+    for clean in listed.difference(&unclean) {
+        faults.push(format!("{LIST}: `{clean}` has no such phrase any more; take its line out"));
+    }
+    for new in listed.difference(&first_list(root).unwrap_or_else(|| listed.clone())) {
+        faults.push(format!("{LIST}: `{new}` is new there; rewrite the file instead"));
+    }
+    faults
+}
+
+fn entries(text: &str) -> BTreeSet<String> {
+    let lines = text.lines().map(str::trim);
+    lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned).collect()
+}
+
+/// The list as it was first committed; `None` before that, and without git.
+fn first_list(root: &Path) -> Option<BTreeSet<String>> {
+    let git = |arguments: &[&str]| {
+        let output = Command::new("git").args(arguments).current_dir(root).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok()?;
+        output.status.success().then_some(text)
+    };
+    let log = git(&["log", "--diff-filter=A", "--format=%H", "--", LIST])?;
+    let first = log.lines().last()?;
+    Some(entries(&git(&["show", &format!("{first}:{LIST}")])?))
+}
+
+fn faults_of(name: &str, text: &str) -> Vec<String> {
+    let mut faults = Vec::new();
+    let is_rust = name.ends_with(".rs");
+    let (mut in_code, mut in_doc) = (false, false);
+    for (at, line) in (1..).zip(text.lines()) {
+        in_code ^= !is_rust && line.trim_start().starts_with("```");
+        let Some(prose) = (if is_rust { comment(line) } else { Some(line) }) else {
+            in_doc = false;
+            continue;
+        };
+        let phrases = PHRASES.iter().filter(|(phrase, _)| !in_code && holds(prose, phrase));
+        for (phrase, better) in phrases {
+            faults.push(format!("{name}:{at}: `{phrase}`: write {better}"));
+        }
+        let doc = ["///", "//!"].iter().find_map(|mark| line.trim_start().strip_prefix(mark));
+        if let Some(first) = doc.filter(|_| is_rust && !in_doc) {
+            let openings =
+                OPENINGS.iter().filter(|(opening, _)| first.trim_start().starts_with(opening));
+            for (opening, better) in openings {
+                let opening = opening.trim_end();
+                faults.push(format!("{name}:{at}: a first line with `{opening}`: write {better}"));
+            }
+        }
+        in_doc = doc.is_some();
+    }
+    faults
+}
+
+/// The text of a comment that begins in this line.
+fn comment(line: &str) -> Option<&str> {
+    line.find("//").map(|at| &line[at..])
+}
+
+/// Whether a line holds a phrase whose first and last word are whole.
+fn holds(line: &str, phrase: &str) -> bool {
+    let is_letter = |c: char| c.is_alphanumeric() || c == '_';
+    line.match_indices(phrase).any(|(at, _)| {
+        !line[..at].chars().next_back().is_some_and(is_letter)
+            && !line[at + phrase.len()..].chars().next().is_some_and(|c| is_letter(c) && c != 's')
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phrases_in_comments_count_and_those_in_code_do_not() {
+        let text = "/// Evicts idle blocks.\nlet nobody = \"so many\";\n// whoever is last\n";
+        let expected = [
+            "a.rs:1: `idle block`: write cached block",
+            "a.rs:3: `whoever`: write the actor: the caller, the thread, the driver",
+        ];
+        assert_eq!(faults_of("a.rs", text), expected);
+        assert_eq!(faults_of("a.md", "one\n```\nnobody\n```\nnobody\n").len(), 1);
+    }
+
+    #[test]
+    fn only_the_first_line_of_a_doc_comment_is_an_opening() {
+        let text = "/// What it holds.\n/// What follows is fine.\nfn f() {}\n/// And its twin.\n";
+        let faults = faults_of("a.rs", text);
+        assert_eq!(faults.len(), 2, "{faults:?}");
+        assert!(faults[0].starts_with("a.rs:1: a first line with `What`"), "{faults:?}");
+        assert!(faults[1].starts_with("a.rs:4: a first line with `And`"), "{faults:?}");
+    }
+
+    #[test]
+    fn a_list_has_comments_and_empty_lines() {
+        assert_eq!(entries("# why\n\na.rs\n b.rs \n"), ["a.rs", "b.rs"].map(str::to_owned).into());
+    }
+}

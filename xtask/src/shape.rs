@@ -1,0 +1,125 @@
+//! How long documents may be, and names that a crate has twice.
+
+use crate::source;
+use crate::sources;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+/// Documents, their lines at most, and where the rest belongs.
+const LONGEST: [(&str, usize, &str); 2] =
+    [("README.md", 150, "docs/"), ("ARCHITECTURE.md", 250, "docs/")];
+/// Crates whose types have one name each.
+const CRATES: [&str; 8] = [
+    "pool-core",
+    "pool-host",
+    "pool-cuda",
+    "pool-cuda/double",
+    "pool-wgpu",
+    "pool-bench",
+    "xtask",
+    ".",
+];
+/// Documents that quote records.
+const QUOTING: [&str; 2] = ["README.md", "docs/benchmarks.md"];
+
+/// Documents that are too long.
+pub(crate) fn lengths(root: &Path) -> Vec<String> {
+    let too_long = |(file, most, elsewhere): &(&str, usize, &str)| {
+        let lines = fs::read_to_string(root.join(file)).unwrap_or_default().lines().count();
+        let fault = format!("{file}: {lines} lines; keep {most}, and move the rest to {elsewhere}");
+        (lines > *most).then_some(fault)
+    };
+    LONGEST.iter().filter_map(too_long).collect()
+}
+
+/// Types of one name in one crate.
+pub(crate) fn twins(root: &Path) -> Vec<String> {
+    CRATES.iter().flat_map(|name| twins_of(name, &root.join(name).join("src"))).collect()
+}
+
+fn twins_of(name: &str, folder: &Path) -> Vec<String> {
+    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for file in source::files(folder, "rs") {
+        let is_test = |part: &std::ffi::OsStr| part == "tests" || part == "tests.rs";
+        if file.iter().any(is_test) {
+            continue;
+        }
+        let code = source::code_of(&fs::read_to_string(&file).unwrap_or_default());
+        let place = file.strip_prefix(folder).unwrap_or(&file).display().to_string();
+        for found in types(&code) {
+            places.entry(found).or_default().push(place.clone());
+        }
+    }
+    let twice = places.into_iter().filter(|(_, places)| places.len() > 1);
+    let fault = |(found, places): (String, Vec<String>)| {
+        format!("{name}: `{found}` is a type in {}; rename all but one", places.join(" and in "))
+    };
+    twice.map(fault).collect()
+}
+
+/// The types that a file declares.
+fn types(code: &str) -> Vec<String> {
+    let words = ["struct ", "enum ", "trait ", "union "];
+    let declared = |line: &str| {
+        let line = line.trim_start();
+        let line = line.strip_prefix("pub").map_or(line, |rest| match rest.strip_prefix('(') {
+            Some(scope) => scope.split_once(')').map_or("", |(_, rest)| rest).trim_start(),
+            None => rest.trim_start(),
+        });
+        let line = line.strip_prefix("unsafe ").unwrap_or(line);
+        let name = words.iter().find_map(|word| line.strip_prefix(word))?;
+        let name: String = name.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+        (!name.is_empty()).then_some(name)
+    };
+    code.lines().filter_map(declared).collect()
+}
+
+/// Records that README and the benchmarks quote and that no longer speak of today's source, or that
+/// are not there.
+pub(crate) fn stale_records(root: &Path) -> Vec<String> {
+    let now = sources::hashes(root);
+    let mut faults = Vec::new();
+    for file in QUOTING {
+        let text = fs::read_to_string(root.join(file)).unwrap_or_default();
+        for name in quoted(&text) {
+            let record = root.join("pool-bench/records").join(&name);
+            if let Some(why) = sources::staleness(&record, &now) {
+                faults.push(format!("{file}: record {name}: {why}; take it again"));
+            }
+        }
+    }
+    faults
+}
+
+/// The records that a text links to.
+fn quoted(text: &str) -> Vec<String> {
+    let ends = text.match_indices("records/").map(|(at, found)| &text[at + found.len()..]);
+    let names = ends.filter_map(|rest| {
+        let length = rest.find(|c: char| !(c.is_ascii_alphanumeric() || "-.".contains(c)))?;
+        Some(rest[..length].to_owned()).filter(|name| name.ends_with(".jsonl"))
+    });
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_are_found_whatever_their_visibility() {
+        let code = "pub struct A;\npub(crate) enum B {}\n    struct C<T>(T);\npub unsafe trait D {}\n\
+                    let structure = 1;\n";
+        assert_eq!(types(code), ["A", "B", "C", "D"]);
+    }
+
+    #[test]
+    fn links_to_records_are_found_once() {
+        let text = "([1](pool-bench/records/2026-11-21-1.jsonl), [2](../records/a.jsonl)) and \
+                    [1](pool-bench/records/2026-11-21-1.jsonl), records/README.md)";
+        assert_eq!(quoted(text), ["2026-11-21-1.jsonl", "a.jsonl"]);
+    }
+}
