@@ -12,9 +12,41 @@ use wgpu::{
     SubmissionIndex,
 };
 
-/// Commands that are submitted together, unless a part is flushed before. Dropped without
-/// [`Scope::submit`] they never run, unless they were handed over before, and what they used is
-/// idle again.
+/// A stream of wgpu: the commands of one encoder, submitted together unless [`Scope::flush`] hands
+/// over a part before.
+///
+/// Commands that were not handed over do not run if the scope is dropped without
+/// [`Scope::submit`]. The blocks that they used are then free for other requests.
+///
+/// # Your own encoder and your own submit
+///
+/// The pool knows only the scope's encoder and the scope's submissions. Beside them, three rules
+/// hold; breaking one overwrites data, and no call reports it.
+///
+/// 1. Allocate for the scope's stream (`pool.allocate_on(&scope.stream(), bytes)`), not for the
+///    default stream: a buffer of the default stream is free for other requests as soon as it is
+///    dropped, even if your own encoder has not been submitted.
+/// 2. Call [`Scope::flush`] before your own `queue.submit`. It hands over the zeroing of the
+///    scope's buffers and the copies of its uploads. Without it they run after your commands.
+/// 3. Drop the buffers and the scope after your own `queue.submit`.
+///
+/// ```no_run
+/// # fn commands(_: &mut wgpu::CommandEncoder, _: &pool_wgpu::WgpuView<'_>) {}
+/// # fn frame(
+/// #     pool: &pool_core::BucketPool<pool_wgpu::WgpuAllocator>,
+/// #     mut encoder: wgpu::CommandEncoder,
+/// # ) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut scope = pool.allocator().scope();
+/// let stream = scope.stream();
+/// let buffer = pool.allocate_on(&stream, 4096)?; // rule 1
+/// commands(&mut encoder, &*buffer.on(&stream)?); // your own encoder
+/// scope.flush(); // rule 2
+/// pool.allocator().queue().submit([encoder.finish()]);
+/// drop(buffer); // rule 3
+/// drop(scope);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Scope {
     id: u64,
     encoder: Option<CommandEncoder>,

@@ -10,8 +10,8 @@ use std::process::{Command, ExitCode};
 
 /// The counts that are checked in, below the root.
 const SNAPSHOT: &str = "pool-bench/instructions.json";
-/// A path may take this share more than its snapshot.
-const MOST: f64 = 0.05;
+/// A path may take this many hundredths of its snapshot.
+const MOST: u64 = 105;
 /// Pairs of the two runs whose difference is counted, so that start and end do not count.
 const PAIRS: [u64; 2] = [2000, 4000];
 /// What makes callgrind available on Debian.
@@ -113,11 +113,11 @@ fn compared(
         };
         let change = *now as f64 / (*then).max(1) as f64 - 1.0;
         let _ = writeln!(table, "{name:<34} {now:>12} {then:>9} {:>+7.1}%", 100.0 * change);
-        if change > MOST {
+        if 100 * now > MOST * then {
             faults.push(format!(
-                "`{name}` takes {now} instructions, {then} in {SNAPSHOT}; expected at most {:.0} % \
+                "`{name}` takes {now} instructions, {then} in {SNAPSHOT}; expected at most {} % \
                  more; {update}, if the cost is worth it",
-                100.0 * MOST
+                MOST - 100
             ));
         }
     }

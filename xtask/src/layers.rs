@@ -196,10 +196,8 @@ mod tests {
         let expected = [
             "module `low` uses `mid`, which its layer may not",
             "module `mid` may use `low`, and does not",
-            "module `new` stands in no layer table; add a row to {}",
-            table_of(what),
-            "module `gone` has a row in {}, and does not exist",
-            table_of(what),
+            "module `new` stands in no layer table; add a row to docs/layers.md",
+            "module `gone` has a row in docs/layers.md, and does not exist",
         ];
         assert_eq!(faults, expected);
     }

@@ -34,15 +34,13 @@ pub(crate) fn nightly() -> Command {
 
 /// The commands of the Miri step.
 pub(crate) fn miri(deep: bool) -> Vec<String> {
-    let tests = |names: &str| names.split(' ').map(|name| format!(" --test {name}")).collect();
-    let core: String = tests(CORE);
+    let tests = |names: &str| names.replace(' ', " --test ");
     let mut lines = vec![
-        format!("miri test --locked --package pool-core --lib{core}"),
+        format!("miri test --locked --package pool-core --lib --test {}", tests(CORE)),
         format!("miri test --locked --package pool-host --lib --test {HOST}"),
     ];
     if deep {
-        let core: String = tests(CORE_DEEP);
-        lines.push(format!("miri test --locked --package pool-core{core}"));
+        lines.push(format!("miri test --locked --package pool-core --test {}", tests(CORE_DEEP)));
     }
     lines
 }

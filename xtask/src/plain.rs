@@ -95,7 +95,7 @@ fn first_list(root: &Path) -> Option<BTreeSet<String>> {
 
 fn faults_of(name: &str, text: &str) -> Vec<String> {
     let mut faults = Vec::new();
-    let is_rust = name.ends_with(".rs");
+    let is_rust = Path::new(name).extension().is_some_and(|extension| extension == "rs");
     let (mut in_code, mut in_doc) = (false, false);
     for (at, line) in (1..).zip(text.lines()) {
         in_code ^= !is_rust && line.trim_start().starts_with("```");

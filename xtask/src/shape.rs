@@ -97,7 +97,8 @@ fn quoted(text: &str) -> Vec<String> {
     let ends = text.match_indices("records/").map(|(at, found)| &text[at + found.len()..]);
     let names = ends.filter_map(|rest| {
         let length = rest.find(|c: char| !(c.is_ascii_alphanumeric() || "-.".contains(c)))?;
-        Some(rest[..length].to_owned()).filter(|name| name.ends_with(".jsonl"))
+        let is_record = |name: &String| Path::new(name).extension().is_some_and(|e| e == "jsonl");
+        Some(rest[..length].to_owned()).filter(is_record)
     });
     let mut names: Vec<String> = names.collect();
     names.sort();

@@ -31,7 +31,7 @@ macro_rules! call {
         unsafe { sys::$function($($argument),*) } as u32
     };
 }
-pub(self) use call;
+use call;
 
 /// A question: its number, what it asks, and what answers it.
 type Question = (u32, &'static str, fn(&Asked<'_>) -> Result<Value, Refused>);
