@@ -3,11 +3,37 @@
 
 use crate::environment;
 use crate::input::BadInput;
+use clap::Args;
 use serde::de::DeserializeOwned;
 use std::process::Command;
 
 /// Processes of a contest, unless it is a smoke test, which has one.
 pub const PROCESSES: usize = 3;
+
+/// What one process of a contest is told.
+#[derive(Debug, Args)]
+pub struct Process {
+    /// Processes of the contest.
+    #[arg(long, default_value_t = 1)]
+    pub processes: usize,
+    /// Which of them this is.
+    #[arg(long = "process", default_value_t = 0)]
+    pub number: usize,
+    /// What the orders of contenders are drawn from.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// A few small rounds.
+    #[arg(long)]
+    pub smoke: bool,
+}
+
+impl Process {
+    /// The rounds of this process, of `rounds` in all.
+    #[must_use]
+    pub fn share(&self, rounds: usize) -> usize {
+        rounds.div_ceil(self.processes.max(1))
+    }
+}
 
 /// How a contest is spread over processes.
 #[derive(Clone, Copy, Debug)]

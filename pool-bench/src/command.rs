@@ -4,12 +4,10 @@
 mod bench;
 mod peers;
 
-#[cfg(feature = "cuda")]
-pub(crate) use bench::traces;
-
 use crate::backend::Backend;
-use crate::contest::{self, Terms};
+use crate::contest;
 use crate::input::BadInput;
+use crate::place::{RECORDS, root};
 use crate::replay::Settings;
 use crate::results::{Output, Results};
 use crate::spec;
@@ -27,14 +25,6 @@ const POLICIES: &str = "exact,pow2,tiered:4K+16K+64K+256K+1M+4M+16M,fit:2,arena,
 const NO_ARENAS_ON_WGPU: &str =
     "left out: arenas on wgpu, since a wgpu buffer cannot be split into others";
 
-/// Where records go, below the root.
-const RECORDS: &str = "pool-bench/records";
-
-/// The root of the repository: what xtask says, else where we are.
-fn root() -> PathBuf {
-    std::env::var_os("BUCKETPOOL_ROOT").map_or_else(|| PathBuf::from("."), PathBuf::from)
-}
-
 /// Compares memory pools.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", version)]
@@ -49,7 +39,7 @@ enum Command {
     Replay(Replay),
     Record(Record),
     Compare(Compare),
-    /// A workload on one backend, in this process.
+    /// One contender of a workload, in this process.
     #[command(hide = true)]
     Contest(Contest),
     /// A hit path so many times over, for callgrind.
@@ -76,29 +66,7 @@ struct Compare {
     b: PathBuf,
 }
 
-/// What one process of a contest is told.
-#[derive(Debug, Args)]
-pub(crate) struct Process {
-    /// Processes of the contest.
-    #[arg(long, default_value_t = 1)]
-    pub(crate) processes: usize,
-    /// Which of them this is.
-    #[arg(long = "process", default_value_t = 0)]
-    pub(crate) number: usize,
-    /// What the orders of contenders are drawn from.
-    #[arg(long, default_value_t = 1)]
-    pub(crate) seed: u64,
-    #[arg(long)]
-    pub(crate) smoke: bool,
-}
-
-impl Process {
-    /// The rounds of this process, of `rounds` in all.
-    pub(crate) fn share(&self, rounds: usize) -> usize {
-        rounds.div_ceil(self.processes.max(1))
-    }
-}
-
+/// One contender of a workload, which takes the steps whose numbers it reads.
 #[derive(Debug, Args)]
 struct Contest {
     #[arg(long, value_enum)]
@@ -106,12 +74,12 @@ struct Contest {
     #[arg(long, value_enum)]
     backend: Backend,
     #[arg(long)]
-    policy: String,
+    contender: String,
+    #[arg(long)]
+    smoke: bool,
     /// Lets the control keep its buffers: a fault that the bench must notice.
     #[arg(long)]
     planted: bool,
-    #[command(flatten)]
-    process: Process,
 }
 
 /// Runs a command, such as one of criterion's, and records what it prints.
@@ -172,28 +140,15 @@ pub fn run(cli: Cli, typed: &str) -> Result<String, BadInput> {
 
 impl Contest {
     fn run(self) -> Result<String, BadInput> {
-        let Self { workload, backend, policy, planted, process } = self;
+        let Self { workload, backend, contender, smoke, planted } = self;
         environment::check(&[])?;
-        let policies = spec::list(&policy)?;
-        let steps = process.share(usize::try_from(contest::steps(workload, backend)).unwrap_or(1));
-        let terms = match process.smoke {
-            true => Terms { planted, ..Terms::smoke(process.seed) },
-            false => Terms {
-                from: (process.number * steps) as u64,
-                steps: steps as u64,
-                smoke: false,
-                seed: process.seed,
-                planted,
-            },
-        };
-        let standings = contest::run(workload, backend, &policies, terms, || {});
+        let contender = contest::contender(workload, backend, &contender, smoke, planted);
+        let standing = contender.and_then(contest::answer);
         let failed = |failed| {
-            BadInput::new(
-                format!("backend `{}`: {failed}", backend.name()),
-                "a run without failures",
-            )
+            let what = format!("{} on {}: {failed}", workload.name(), backend.name());
+            BadInput::new(what, "a run without failures")
         };
-        Ok(lines(&standings.map_err(failed)?))
+        Ok(lines(&[standing.map_err(failed)?]))
     }
 }
 

@@ -1,11 +1,15 @@
 //! Workloads: pools beside direct allocation, step by step in turns.
 
+mod child;
+
+pub use child::{Child, answer};
+
 use crate::backend::Backend;
 use crate::counted::Asked;
 use crate::counted::Counted;
 use crate::machine::{page_faults, timed, timed_wall};
 use crate::source::{DeviceDirect, DevicePool, HostDirect, HostSource, host_pool};
-use crate::spec::PolicySpec;
+use crate::spec::{self, PolicySpec};
 use crate::statistics::{Orders, Ratio, quantile};
 use crate::workload::{Done, Source, Workload};
 use bucketpool::sim::SimDevice;
@@ -15,7 +19,9 @@ use bucketpool::{Arena, ArenaConfig, DeviceAllocator, PoolStats};
 use serde::{Deserialize, Serialize};
 
 /// Smoke tests run this many steps.
-const SMOKE_STEPS: u64 = 3;
+pub const SMOKE_STEPS: u64 = 3;
+/// The first steps of a process, in which pools fill, count but do not enter ratios.
+const COLD: usize = 5;
 /// What all others are compared with.
 const DIRECT: &str = "direct";
 /// Direct allocation once more. It differs from [`DIRECT`] in nothing, so what sets the two apart
@@ -65,7 +71,7 @@ pub struct Standing {
 
 /// What went wrong in a contest: a benchmark is a test.
 #[derive(Debug)]
-pub struct Failed(String);
+pub struct Failed(pub(crate) String);
 
 impl std::fmt::Display for Failed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -73,28 +79,46 @@ impl std::fmt::Display for Failed {
     }
 }
 
-/// How one process runs a contest.
+/// Which steps a set of contenders takes, and in which orders.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// The steps of the workload: which, and so which sizes.
+    /// The number of the first step; numbers decide sizes.
     pub from: u64,
-    /// How many.
+    /// Steps in all.
     pub steps: u64,
-    /// Steps are small.
-    pub smoke: bool,
     /// What the orders are drawn from.
     pub seed: u64,
-    /// The control keeps its buffers, so that they are touched beforehand: a fault that the bench
-    /// must notice.
-    pub planted: bool,
 }
 
-impl Terms {
-    /// A few small steps.
-    #[must_use]
-    pub fn smoke(seed: u64) -> Self {
-        Self { from: 0, steps: SMOKE_STEPS, smoke: true, seed, planted: false }
-    }
+/// One step of a contender.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Turn {
+    /// Nanoseconds of the whole step.
+    pub ns: u64,
+    /// Page faults of the process during it.
+    pub page_faults: u64,
+    /// The work, which must be the same for all.
+    pub done: Done,
+}
+
+/// What takes turns: a contender in this process, or one in a process of its own.
+pub trait Contender {
+    /// Its name in a record.
+    fn name(&self) -> &str;
+
+    /// Takes the step of this number.
+    ///
+    /// # Errors
+    ///
+    /// No memory, or a process that ended.
+    fn turn(&mut self, number: u64) -> Result<Turn, Failed>;
+
+    /// Ends, and tells what it has counted; times are left to the caller.
+    ///
+    /// # Errors
+    ///
+    /// A process that ended before.
+    fn end(self: Box<Self>) -> Result<Standing, Failed>;
 }
 
 /// A source of any kind.
@@ -125,139 +149,128 @@ impl HostSource<Box<dyn Steps>> for Boxed {
     }
 }
 
-/// A contender and what it took.
-struct Contender {
+/// A contender in this process.
+struct Here {
     name: String,
+    workload: Workload,
+    backend: Backend,
+    smoke: bool,
     source: Box<dyn Steps>,
-    page_faults: u64,
-    /// Nanoseconds per operation, one for each step.
-    samples: Vec<f64>,
-    allocations: u64,
-    ns: u64,
 }
 
-/// Direct allocation first, then its control, then a pool of each policy.
-fn contenders(
+/// The names of the contenders: direct allocation, its control, and the policies that the backend
+/// can have.
+#[must_use]
+pub fn names(backend: Backend, policies: &[PolicySpec]) -> Vec<String> {
+    let is_possible = |spec: &&PolicySpec| backend != Backend::Wgpu || spec.arena.is_none();
+    let policies = policies.iter().filter(is_possible).map(|spec| spec.text.clone());
+    [DIRECT, CONTROL].map(str::to_owned).into_iter().chain(policies).collect()
+}
+
+/// A contender of this name, in this process. With `planted`, the control keeps its buffers, so
+/// that they are touched beforehand: a fault that the bench must notice.
+///
+/// # Errors
+///
+/// A name that is no policy, or a device that cannot be opened.
+pub fn contender(
+    workload: Workload,
     backend: Backend,
-    policies: &[PolicySpec],
+    name: &str,
+    smoke: bool,
     planted: bool,
-) -> Result<Vec<Contender>, Failed> {
-    let specs = || policies.iter();
-    let sources: Vec<Box<dyn Steps>> = match backend {
-        Backend::Host => {
-            let pools = specs().map(|spec| host_pool(spec, Boxed));
-            let direct = |keeps| Box::new(HostDirect::new(keeps)) as Box<dyn Steps>;
-            [direct(false), direct(planted)].into_iter().chain(pools).collect()
-        }
-        Backend::Sim => {
-            let open = || Ok(SimDevice::new());
+) -> Result<Box<dyn Contender>, Failed> {
+    let is_direct = name == DIRECT || name == CONTROL;
+    let spec = match is_direct {
+        true => None,
+        false => spec::list(name).map_err(|bad| Failed(bad.to_string()))?.pop(),
+    };
+    let source: Box<dyn Steps> = match (backend, &spec) {
+        (Backend::Host, None) => Box::new(HostDirect::new(planted && name == CONTROL)),
+        (Backend::Host, Some(spec)) => host_pool(spec, Boxed),
+        (Backend::Sim, spec) => {
             let arena = |device, config| Ok(Arena::over_pages(device, config));
-            on_device(open, arena, policies, false)?
+            on_device(|| Ok(SimDevice::new()), arena, spec.as_ref(), false)?
         }
         #[cfg(feature = "cuda")]
-        Backend::Cuda => {
+        (Backend::Cuda, spec) => {
             let open = || bucketpool::cuda::CudaAllocator::new(0);
             let arena = |device, config| Ok(Arena::new(device, config));
-            on_device(open, arena, policies, true)?
+            on_device(open, arena, spec.as_ref(), true)?
         }
         #[cfg(feature = "wgpu")]
-        Backend::Wgpu => {
-            let policies: Vec<_> = policies.iter().filter(|s| s.arena.is_none()).cloned().collect();
+        (Backend::Wgpu, spec) => {
             let no_arena = |_, _| -> Result<Counted<WgpuAllocator>, Failed> {
                 Err(Failed("a wgpu buffer cannot be split, so there is no arena over them".into()))
             };
-            on_device(WgpuAllocator::on_default_adapter, no_arena, &policies, true)?
+            on_device(WgpuAllocator::on_default_adapter, no_arena, spec.as_ref(), true)?
         }
         #[cfg(not(all(feature = "cuda", feature = "wgpu")))]
-        other => return Err(Failed(format!("`{}` was not built in", other.name()))),
+        (other, _) => return Err(Failed(format!("`{}` was not built in", other.name()))),
     };
-    let is_possible = |spec: &&PolicySpec| backend != Backend::Wgpu || spec.arena.is_none();
-    let names = specs().filter(is_possible).map(|spec| spec.text.clone());
-    let names = [DIRECT, CONTROL].map(str::to_owned).into_iter().chain(names);
-    let contender = |(name, source)| Contender {
-        name,
-        source,
-        page_faults: 0,
-        samples: vec![],
-        allocations: 0,
-        ns: 0,
-    };
-    Ok(names.zip(sources).map(contender).collect())
+    Ok(Box::new(Here { name: name.to_owned(), workload, backend, smoke, source }))
 }
 
-/// Each contender opens the device for itself.
+/// Direct allocation on a device, or a pool over it.
 fn on_device<A: DeviceAllocator, B: DeviceAllocator>(
     open: impl Fn() -> Result<A, bucketpool::DeviceError>,
     arena: impl Fn(Counted<A>, ArenaConfig) -> Result<B, Failed>,
-    policies: &[PolicySpec],
+    spec: Option<&PolicySpec>,
     writes: bool,
-) -> Result<Vec<Box<dyn Steps>>, Failed> {
-    let device = || open().map_err(|error| Failed(error.to_string()));
-    let mut sources: Vec<Box<dyn Steps>> = Vec::new();
-    for _ in [DIRECT, CONTROL] {
-        sources.push(Box::new(DeviceDirect::new(device()?, writes)));
-    }
-    for spec in policies {
-        let device = Counted::new(device()?);
-        let calls = device.calls();
-        sources.push(match spec.arena.clone() {
-            None => Box::new(DevicePool::new(device, calls, spec, writes)),
-            Some(config) => Box::new(DevicePool::new(arena(device, config)?, calls, spec, writes)),
-        });
-    }
-    Ok(sources)
+) -> Result<Box<dyn Steps>, Failed> {
+    let device = open().map_err(|error| Failed(error.to_string()))?;
+    let Some(spec) = spec else { return Ok(Box::new(DeviceDirect::new(device, writes))) };
+    let device = Counted::new(device);
+    let calls = device.calls();
+    Ok(match spec.arena.clone() {
+        None => Box::new(DevicePool::new(device, calls, spec, writes)),
+        Some(config) => Box::new(DevicePool::new(arena(device, config)?, calls, spec, writes)),
+    })
 }
 
-impl Contender {
-    fn step(
-        &mut self,
-        workload: Workload,
-        number: u64,
-        small: bool,
-        backend: Backend,
-    ) -> Option<Done> {
-        let work = || self.source.step(workload, number, small);
-        let faults = page_faults();
-        // A device works while this thread waits, so there the wall clock counts.
-        let on_this_thread = matches!(backend, Backend::Host | Backend::Sim);
-        let (done, ns) = if on_this_thread { timed(work) } else { timed_wall(work) };
-        let done = done?;
-        self.page_faults += page_faults().saturating_sub(faults);
-        self.samples.push(ns as f64 / (2 * done.allocations) as f64);
-        self.allocations += done.allocations;
-        self.ns += ns;
-        Some(done)
+impl Contender for Here {
+    fn name(&self) -> &str {
+        &self.name
     }
 
-    fn standing(&self, workload: Workload, backend: Backend, live_peak_bytes: u64) -> Standing {
+    fn turn(&mut self, number: u64) -> Result<Turn, Failed> {
+        let work = || self.source.step(self.workload, number, self.smoke);
+        let faults = page_faults();
+        // A device works while this thread waits, so there the wall clock counts.
+        let on_this_thread = matches!(self.backend, Backend::Host | Backend::Sim);
+        let (done, ns) = if on_this_thread { timed(work) } else { timed_wall(work) };
+        let done = done.ok_or_else(|| Failed("no memory".into()))?;
+        Ok(Turn { ns, page_faults: page_faults().saturating_sub(faults), done })
+    }
+
+    fn end(self: Box<Self>) -> Result<Standing, Failed> {
         let (asked, stats) = (self.source.asked(), self.source.stats());
-        let ops = 2 * self.allocations;
-        Standing {
-            workload,
+        Ok(Standing {
+            workload: self.workload,
             policy: self.name.clone(),
-            backend,
-            steps: self.samples.len(),
-            ops,
-            allocations: self.allocations,
+            backend: self.backend,
+            steps: 0,
+            ops: 0,
+            allocations: 0,
             hits: stats.hits,
             misses: stats.misses,
             bypasses: stats.bypasses,
             ooms: stats.failures,
             evictions: stats.evictions,
             hit_rate: stats.hit_rate(),
-            ns_per_op: self.ns as f64 / ops as f64,
-            ns_per_op_p50: quantile(&self.samples, 0.5),
-            ns_per_op_p99: quantile(&self.samples, 0.99),
+            ns_per_op: 0.0,
+            ns_per_op_p50: 0.0,
+            ns_per_op_p99: 0.0,
             device_allocations: asked.allocations,
             device_frees: asked.frees,
-            live_peak_bytes,
+            live_peak_bytes: 0,
             reserved_peak_bytes: asked.peak_bytes,
-            page_faults: self.page_faults,
+            page_faults: 0,
             processes: 1,
             times_direct: None,
-            samples: vec![self.samples.clone()],
+            samples: Vec::new(),
             orders: Vec::new(),
-        }
+        })
     }
 }
 
@@ -267,40 +280,46 @@ pub fn steps(workload: Workload, backend: Backend) -> u64 {
     if backend == Backend::Host { workload.steps() } else { workload.steps() / 4 }
 }
 
-/// Runs a workload on every contender in this process, in random order within each step. `tick` is
-/// called after each step.
+/// Lets contenders take turns, in random order within each step. The first is direct allocation.
+/// `tick` is called after each step.
 ///
 /// # Errors
 ///
-/// A contender that had no memory, or that returned other contents than direct allocation.
+/// A contender that had no memory, or that returned other contents than another.
 pub fn run(
-    workload: Workload,
-    backend: Backend,
-    policies: &[PolicySpec],
+    mut contenders: Vec<Box<dyn Contender>>,
     terms: Terms,
     tick: impl Fn(),
 ) -> Result<Vec<Standing>, Failed> {
-    let mut contenders = contenders(backend, policies, terms.planted)?;
     let (mut draw, mut orders) = (Orders::new(terms.seed), Vec::new());
+    let mut turns: Vec<Vec<Turn>> = contenders.iter().map(|_| Vec::new()).collect();
     for number in terms.from..terms.from + terms.steps {
         let mut expected = None;
         let order = draw.next(contenders.len());
         for at in &order {
             let contender = &mut contenders[*at];
-            let done = contender.step(workload, number, terms.smoke, backend);
-            let what = format!("{} on {}, step {number}", contender.name, workload.name());
-            let done = done.ok_or_else(|| Failed(format!("{what}: no memory")))?;
-            if *expected.get_or_insert(done) != done {
-                return Err(Failed(format!("{what}: {done:?} instead of {expected:?}")));
+            let turn = contender.turn(number);
+            let what = |why: String| Failed(format!("{}, step {number}: {why}", contender.name()));
+            let turn = turn.map_err(|Failed(why)| what(why))?;
+            if *expected.get_or_insert(turn.done) != turn.done {
+                return Err(what(format!("{:?} instead of {expected:?}", turn.done)));
             }
+            turns[*at].push(turn);
         }
         let digit = |at: &usize| char::from_digit(u32::try_from(*at).ok()?, 36);
         orders.push(order.iter().filter_map(digit).collect());
         tick();
     }
-    let live_peak = contenders.first().map_or(0, |direct| direct.source.asked().peak_bytes);
-    let standing = |c: &Contender| c.standing(workload, backend, live_peak);
-    let mut standings: Vec<Standing> = contenders.iter().map(standing).collect();
+    let ended = contenders.into_iter().zip(turns).map(|(contender, turns)| {
+        let mut standing = contender.end()?;
+        standing.took(&turns);
+        Ok(standing)
+    });
+    let mut standings = ended.collect::<Result<Vec<Standing>, Failed>>()?;
+    let live_peak = standings.first().map_or(0, |direct| direct.reserved_peak_bytes);
+    for standing in &mut standings {
+        standing.live_peak_bytes = live_peak;
+    }
     if let Some(direct) = standings.first_mut() {
         direct.orders = vec![orders];
     }
@@ -325,6 +344,19 @@ pub fn pool(processes: Vec<Vec<Standing>>) -> Vec<Standing> {
 }
 
 impl Standing {
+    /// Fills in what its turns took.
+    fn took(&mut self, turns: &[Turn]) {
+        let ns: u64 = turns.iter().map(|turn| turn.ns).sum();
+        self.steps = turns.len();
+        self.allocations = turns.iter().map(|turn| turn.done.allocations).sum();
+        self.ops = 2 * self.allocations;
+        self.ns_per_op = ns as f64 / self.ops as f64;
+        self.page_faults = turns.iter().map(|turn| turn.page_faults).sum();
+        let sample = |turn: &Turn| turn.ns as f64 / (2 * turn.done.allocations) as f64;
+        let cold = if turns.len() > 2 * COLD { COLD } else { 0 };
+        self.samples = vec![turns[cold..].iter().map(sample).collect()];
+    }
+
     /// Adds what another process came to.
     fn join(&mut self, other: Self) {
         let ns = self.ns_per_op * self.ops as f64 + other.ns_per_op * other.ops as f64;
@@ -405,22 +437,21 @@ pub fn biases(standings: &[Standing]) -> Vec<String> {
 mod tests {
     use super::*;
 
+    fn contest(workload: Workload, backend: Backend, planted: bool, seed: u64) -> Vec<Standing> {
+        let new = |name: &String| contender(workload, backend, name, false, planted).unwrap();
+        let contenders = names(backend, &[]).iter().map(new).collect();
+        run(contenders, Terms { from: 0, steps: 3, seed }, || {}).unwrap()
+    }
+
     #[test]
     fn a_control_whose_buffers_were_touched_beforehand_is_noticed() {
-        let run = |planted| {
-            let terms = Terms { planted, smoke: false, ..Terms::smoke(1) };
-            let standings = run(Workload::Equal, Backend::Host, &[], terms, || {}).unwrap();
-            biases(&pool(vec![standings]))
-        };
-        // The first process has learned nothing, so each buffer of direct allocation page-faults.
-        let told = run(true).join("\n");
-        assert!(told.contains("biased: equal on host") && told.contains("page faults"), "{told}");
+        let told = biases(&pool(vec![contest(Workload::Tiles, Backend::Host, true, 1)])).join("\n");
+        assert!(told.contains("biased: tiles on host") && told.contains("page faults"), "{told}");
     }
 
     #[test]
     fn processes_add_up_and_ratios_are_within_a_step() {
-        let terms = |seed| Terms { seed, ..Terms::smoke(seed) };
-        let one = |seed| run(Workload::Equal, Backend::Sim, &[], terms(seed), || {}).unwrap();
+        let one = |seed| contest(Workload::Equal, Backend::Sim, false, seed);
         let (a, b) = (one(1), one(2));
         let allocations = a[0].allocations;
         let pooled = pool(vec![a, b]);

@@ -5,7 +5,7 @@ mod device;
 mod kernels;
 mod uploads;
 
-use crate::command::Process;
+use crate::apart::Process;
 use crate::rounds::Row;
 use bucketpool::MIB;
 use bucketpool::wgpu::WgpuAllocator;

@@ -13,7 +13,7 @@ mod ours;
 pub(crate) mod questions;
 mod whole;
 
-use crate::command::Process;
+use crate::apart::Process;
 use crate::input::BadInput;
 use crate::rounds::{Rounds, Row};
 use crate::trace::{Step, Trace};

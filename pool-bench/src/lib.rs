@@ -18,6 +18,7 @@ pub mod input;
 pub mod machine;
 #[cfg(feature = "peers")]
 pub mod peers;
+pub mod place;
 pub mod record;
 pub mod replay;
 pub mod report;

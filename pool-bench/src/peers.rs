@@ -12,8 +12,8 @@ mod replayed;
 mod switch;
 mod threads;
 
+use crate::apart::Process;
 use crate::apart::Spread;
-use crate::command::Process;
 use crate::input::BadInput;
 use crate::rounds::{self, Row};
 use crate::statistics::Orders;

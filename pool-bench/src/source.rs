@@ -46,9 +46,10 @@ impl HostDirect {
 
     fn kept(&self, bytes: usize, byte: u8) -> Option<Vec<u8>> {
         let mut kept = self.kept.as_ref()?.borrow_mut();
-        let at = kept.iter().position(|buffer| buffer.len() == bytes)?;
+        let at = kept.iter().position(|buffer| buffer.capacity() >= bytes)?;
         let mut buffer = kept.swap_remove(at);
-        buffer.fill(byte);
+        buffer.clear();
+        buffer.resize(bytes, byte);
         Some(buffer)
     }
 }

@@ -54,7 +54,7 @@ pub enum Workload {
 }
 
 /// What a step did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {
     /// Buffers taken and given back.
     pub allocations: u64,
@@ -87,8 +87,7 @@ impl Workload {
     pub fn steps(self) -> u64 {
         match self {
             Self::Tiles => 45,
-            Self::Embedding | Self::MonteCarlo => 60,
-            Self::Equal | Self::Thousand => 50,
+            Self::Embedding | Self::MonteCarlo | Self::Equal | Self::Thousand => 120,
             Self::SmallTensors => 200,
         }
     }

@@ -13,7 +13,12 @@ fn every_workload_gives_every_contender_the_same_result() {
     for workload in Workload::value_variants() {
         let ticks = Cell::new(0);
         let tick = || ticks.set(ticks.get() + 1);
-        let standings = contest::run(*workload, Backend::Host, &policies, Terms::smoke(1), tick);
+        let new = |name: &String| {
+            contest::contender(*workload, Backend::Host, name, true, false).unwrap()
+        };
+        let contenders = contest::names(Backend::Host, &policies).iter().map(new).collect();
+        let terms = Terms { from: 0, steps: 3, seed: 1 };
+        let standings = contest::run(contenders, terms, tick);
         let standings = contest::pool(vec![standings.unwrap()]);
         assert_eq!((standings.len(), ticks.get()), (6, 3), "{workload:?}");
         let allocations = standings[0].allocations;
@@ -73,13 +78,13 @@ fn a_stale_variable_is_told_and_reaches_no_contender() {
         let output = bench.output().unwrap();
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };
-    let workload = ["--workload", "equal", "--backend", "host", "--policy", "exact", "--smoke"];
-    let (code, told) = run(&[&["bench"], &workload[..]].concat());
+    let workload = ["--workload", "equal", "--backend", "host", "--smoke"];
+    let (code, told) = run(&[&["bench", "--policy", "exact"], &workload[..]].concat());
     assert_eq!(code, Some(0), "{told}");
     let expected = "removed from every contender: GLIBC_TUNABLES=a=1, MALLOC_MMAP_MAX_=0";
     assert!(told.contains(expected), "{told}");
     // A contender's own process refuses to run beside one.
-    let (code, told) = run(&[&["contest"], &workload[..]].concat());
+    let (code, told) = run(&[&["contest", "--contender", "exact"], &workload[..]].concat());
     assert_eq!(code, Some(2), "{told}");
     assert!(told.contains("environment variable GLIBC_TUNABLES=a=1; expected none"), "{told}");
 }

@@ -1,18 +1,17 @@
 //! `bench`: workloads on every backend that is here, traces, or other allocators beside ours.
 
-use super::{NO_ARENAS_ON_WGPU, POLICIES, RECORDS, recorded, root, unwritable};
+use super::{NO_ARENAS_ON_WGPU, POLICIES, recorded, unwritable};
 use crate::apart::Spread;
 use crate::backend::Backend;
-use crate::contest::{self, Standing};
+use crate::contest::{self, Child, Failed, Standing, Terms};
 use crate::input::BadInput;
+use crate::place::{self, RECORDS, root};
 use crate::replay::Settings;
 use crate::results::{Output, Results, progress};
 use crate::spec::{self, PolicySpec};
 use crate::workload::Workload;
 use crate::{environment, record, rounds, sizes};
 use clap::{Args, ValueEnum};
-use std::fs;
-use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The bound under which traces are replayed a second time.
@@ -107,7 +106,7 @@ impl Bench {
             .iter()
             .flat_map(|workload| backends.iter().map(move |backend| (*workload, *backend)))
             .collect();
-        results.standings = self.contests(&contests, &spread)?;
+        results.standings = self.contests(&contests, &policies, &spread)?;
         // A few small steps are too noisy to be judged.
         if !self.smoke || self.planted {
             results.notes.extend(contest::biases(&results.standings));
@@ -172,6 +171,7 @@ impl Bench {
     fn contests(
         &self,
         contests: &[(Workload, Backend)],
+        policies: &[PolicySpec],
         spread: &Spread,
     ) -> Result<Vec<Standing>, BadInput> {
         let mut standings = Vec::new();
@@ -179,20 +179,41 @@ impl Bench {
         bar.enable_steady_tick(Duration::from_millis(200));
         for (workload, backend) in contests {
             bar.set_message(format!("{} on {}", workload.name(), backend.name()));
-            let (workload, backend) = (workload.name(), backend.name());
-            let mut arguments = vec!["contest", "--workload", &workload, "--backend", &backend];
-            arguments.extend(["--policy", &self.policy]);
-            arguments.extend(self.smoke.then_some("--smoke"));
-            arguments.extend(self.planted.then_some("--planted"));
-            standings.extend(contest::pool(spread.run(&arguments, &[])?));
+            let rounds = (0..spread.processes)
+                .map(|set| self.one_set(*workload, *backend, policies, spread, set as u64));
+            standings.extend(contest::pool(rounds.collect::<Result<_, _>>()?));
             bar.inc(1);
         }
         bar.finish_and_clear();
         Ok(standings)
     }
 
-    pub(super) fn trace_files(&self) -> Result<Vec<PathBuf>, BadInput> {
-        traces(self.smoke)
+    /// One set of processes, each a contender: what a pool does to the heap of its process must not
+    /// reach direct allocation, and what an allocator learned from one workload not the next.
+    fn one_set(
+        &self,
+        workload: Workload,
+        backend: Backend,
+        policies: &[PolicySpec],
+        spread: &Spread,
+        set: u64,
+    ) -> Result<Vec<Standing>, BadInput> {
+        let steps = match self.smoke {
+            true => contest::SMOKE_STEPS,
+            false => contest::steps(workload, backend).div_ceil(spread.processes as u64),
+        };
+        let terms = Terms { from: set * steps, steps, seed: spread.seed.wrapping_add(set) };
+        let flags: Vec<&str> = [(self.smoke, "--smoke"), (self.planted, "--planted")]
+            .into_iter()
+            .filter_map(|(is_set, flag)| is_set.then_some(flag))
+            .collect();
+        let start = |name: &String| -> Result<Box<dyn contest::Contender>, Failed> {
+            Ok(Box::new(Child::start(workload, backend, name, &flags)?))
+        };
+        let contenders: Result<Vec<_>, Failed> =
+            contest::names(backend, policies).iter().map(start).collect();
+        let standings = contenders.and_then(|contenders| contest::run(contenders, terms, || {}));
+        standings.map_err(|failed| BadInput::told(&failed.to_string()))
     }
 
     fn replay_traces(
@@ -200,7 +221,7 @@ impl Bench {
         policies: &[PolicySpec],
         results: &mut Results,
     ) -> Result<(), BadInput> {
-        let files = self.trace_files()?;
+        let files = place::traces(self.smoke)?;
         let backends = if self.backend.is_empty() { &[Backend::Sim][..] } else { &self.backend };
         let bound = Some(sizes::cached_limit(BENCH_CACHED_LIMIT)?);
         for backend in backends {
@@ -219,21 +240,4 @@ impl Bench {
         }
         Ok(())
     }
-}
-
-/// The bundled traces; one of them for a smoke test.
-pub(crate) fn traces(smoke: bool) -> Result<Vec<PathBuf>, BadInput> {
-    let folder = root().join("traces");
-    let unreadable = |error| {
-        let what = format!("{}: {error}", folder.display());
-        BadInput::new(what, "the folder of the bundled traces; run `cargo xtask bench`")
-    };
-    let entries = fs::read_dir(&folder).map_err(unreadable)?;
-    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-    files.retain(|path| path.to_string_lossy().contains(".ptrace.csv"));
-    files.sort();
-    if smoke {
-        files.truncate(1);
-    }
-    Ok(files)
 }

@@ -1,9 +1,8 @@
 //! `bench --peers`: beside other global allocators, other arenas, VRAM's other ways, or fresh wgpu
 //! buffers.
 
-use super::Process;
 use super::bench::Bench;
-use crate::apart::Spread;
+use crate::apart::{Process, Spread};
 use crate::backend::Backend;
 #[cfg(any(feature = "cuda", feature = "peers", feature = "wgpu"))]
 use crate::environment;
@@ -68,7 +67,7 @@ impl Case {
             #[cfg(feature = "peers")]
             "host" => {
                 environment::check(crate::peers::tuning())?;
-                crate::peers::case(&super::root(), &self.name, self.size, &self.process)
+                crate::peers::case(&crate::place::root(), &self.name, self.size, &self.process)
             }
             #[cfg(feature = "peers")]
             "arena" => {
@@ -85,7 +84,7 @@ impl Case {
             #[cfg(feature = "cuda")]
             "cuda" => {
                 environment::check(&[])?;
-                let traces: Result<Vec<_>, _> = super::bench::traces(self.process.smoke)?
+                let traces: Result<Vec<_>, _> = crate::place::traces(self.process.smoke)?
                     .iter()
                     .map(|file| crate::trace::read(file))
                     .collect();
@@ -177,7 +176,7 @@ impl Bench {
 
     #[cfg(feature = "peers")]
     fn beside_the_arena(&self, spread: &Spread) -> Result<Vec<Row>, BadInput> {
-        let files = self.trace_files()?;
+        let files = crate::place::traces(self.smoke)?;
         let bar = ticking(files.len() as u64);
         let mut rows = Vec::new();
         for file in &files {

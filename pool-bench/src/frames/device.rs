@@ -1,6 +1,6 @@
 //! The device that frames are measured on, and how contenders take turns.
 
-use crate::command::Process;
+use crate::apart::Process;
 use crate::rounds::{Rounds, Row};
 use bucketpool::DeviceError;
 use bucketpool::wgpu::WgpuAllocator;

@@ -12,7 +12,7 @@ mod waits;
 use super::contender::Refused;
 use super::driver::Gpu;
 use super::kernels::{Kernel, Kernels};
-use crate::command::Process;
+use crate::apart::Process;
 use crate::input::BadInput;
 use bucketpool::cuda::cudarc::driver::{CudaStream, sys};
 use serde_json::{Value, json};

@@ -4,7 +4,7 @@
 use super::contender::{Allocator, Refused};
 use super::driver::{Direct, Gpu};
 use super::kernels::{Kernel, Kernels};
-use crate::command::Process;
+use crate::apart::Process;
 use crate::rounds::{Rounds, Row};
 use bucketpool::cuda::cudarc::driver::result;
 use bucketpool::cuda::{CudaAllocator, CudaStreamOf};

@@ -4,7 +4,7 @@
 mod torch;
 mod tree;
 
-use crate::command::Process;
+use crate::apart::Process;
 use crate::input::BadInput;
 use crate::machine::cpu_ns;
 use crate::rounds::{Rounds, Row};

@@ -4,7 +4,7 @@
 
 use super::Peer;
 use super::switch::with;
-use crate::command::Process;
+use crate::apart::Process;
 use crate::machine::{self, cpu_ns};
 use crate::rounds::{Rounds, Row};
 use ndarray::Array1;

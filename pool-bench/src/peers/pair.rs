@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "allocators are called directly")]
 
 use super::{Job, Peer};
-use crate::command::Process;
+use crate::apart::Process;
 use crate::machine::cpu_ns;
 use crate::rounds::{Rounds, Row};
 use bucketpool::BucketPool;

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "allocators are called directly")]
 
 use super::{Job, Peer};
-use crate::command::Process;
+use crate::apart::Process;
 use crate::input::BadInput;
 use crate::machine::{cpu_ns, reset_resident_peak, resident, resident_peak};
 use crate::rounds::Row;

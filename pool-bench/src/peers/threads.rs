@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "allocators are called directly")]
 
 use super::{Job, Peer};
-use crate::command::Process;
+use crate::apart::Process;
 use crate::machine::timed_wall;
 use crate::rounds::{Rounds, Row};
 use std::alloc::{GlobalAlloc, Layout};

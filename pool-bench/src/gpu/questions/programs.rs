@@ -102,7 +102,7 @@ pub(super) fn recorded(asked: &Asked<'_>) -> Result<Value, Refused> {
 
 pub(super) fn traces(asked: &Asked<'_>) -> Result<Value, Refused> {
     let refused = |bad: crate::input::BadInput| Refused(bad.to_string());
-    let files = crate::command::traces(asked.process.smoke).map_err(refused)?;
+    let files = crate::place::traces(asked.process.smoke).map_err(refused)?;
     let traces: Result<Vec<_>, _> = files.iter().map(|file| crate::trace::read(file)).collect();
     let traces = traces.map_err(refused)?;
     let unpacked = gpu::unpacked_of_devices(traces).map_err(refused)?;
