@@ -153,14 +153,50 @@ pub fn contenders(rows: &[Row]) -> Vec<String> {
     rows.chunk_by(same_case).map(contenders_of).collect()
 }
 
-/// One case. Columns that nobody fills are left out.
+/// Contenders over all cases, where there are several and each was reserved memory in: geometric
+/// means. `None` otherwise.
+#[must_use]
+pub fn over_cases(rows: &[Row]) -> Option<String> {
+    let mut contenders: Vec<&str> = Vec::new();
+    for row in rows {
+        if !contenders.contains(&row.contender.as_str()) {
+            contenders.push(&row.contender);
+        }
+    }
+    let reference = rows.first()?.times.keys().next()?;
+    let mut table =
+        table(&["contender, over all cases", "times as long", "reserved / live, mean", "worst"]);
+    for contender in &contenders {
+        let of: Vec<&Row> = rows.iter().filter(|row| row.contender == **contender).collect();
+        let times: Option<Vec<f64>> =
+            of.iter().map(|row| Some(row.times.get(reference)?.median)).collect();
+        let reserved: Option<Vec<f64>> = of
+            .iter()
+            .map(|row| Some(row.reserved_peak_bytes? as f64 / row.live_peak_bytes? as f64))
+            .collect();
+        let (times, reserved) = (times?, reserved?);
+        if times.len() < 2 {
+            return None;
+        }
+        table.add_row(row(&[
+            contender,
+            &format!("{:.2}", geometric_mean(times.into_iter())),
+            &format!("{:.3}", geometric_mean(reserved.iter().copied())),
+            &format!("{:.3}", reserved.iter().copied().fold(0.0, f64::max)),
+        ]));
+    }
+    Some(table.to_string())
+}
+
+/// One case. Columns that no contender fills are left out.
 fn contenders_of(case: &[Row]) -> String {
     let mut references: Vec<&String> = case.iter().flat_map(|row| row.times.keys()).collect();
     references.sort();
     references.dedup();
     let mut names = vec!["contender".to_owned(), "settings".to_owned(), "ns".to_owned()];
     names.extend(references.iter().map(|name| format!("times as long as {name}")));
-    names.extend(["reserved / live", "resident MiB", "page faults"].map(str::to_owned));
+    let last = ["reserved / live", "resident MiB", "page faults", "does not do"];
+    names.extend(last.map(str::to_owned));
     let ratio = |most: Option<u64>, live: Option<u64>| match most.zip(live) {
         Some((most, live)) => reserved_over_live(most, live),
         None => String::new(),
@@ -176,6 +212,7 @@ fn contenders_of(case: &[Row]) -> String {
         let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
         cells.push(row.resident_peak_bytes.map(mib).unwrap_or_default());
         cells.push(row.page_faults.map(|faults| faults.to_string()).unwrap_or_default());
+        cells.push(row.absent.clone());
         cells
     };
     let body: Vec<Vec<String>> = case.iter().map(cells).collect();

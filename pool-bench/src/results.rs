@@ -127,6 +127,7 @@ impl Results {
         }
         if !self.rows.is_empty() {
             parts.extend(report::contenders(&self.rows));
+            parts.extend(report::over_cases(&self.rows));
         }
         parts.join("\n\n")
     }

@@ -41,6 +41,9 @@ pub struct Row {
     /// The most page faults of the whole process in a round.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page_faults: Option<u64>,
+    /// What the contender does not do, where others do.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub absent: String,
     /// Why there is no figure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,

@@ -69,7 +69,11 @@ pub(crate) fn run(file: &Path, process: &Process) -> Result<Vec<Row>, BadInput> 
         Ok::<_, &str>(came.ns_per_op)
     });
     let mut rows = took.rows(&trace.name, 0);
-    for ((row, reserved), failure) in rows.iter_mut().zip(reserved).zip(failures) {
+    let absent = CONTENDERS.map(|(_, absent)| absent.to_owned());
+    for (((row, absent), reserved), failure) in
+        rows.iter_mut().zip(absent).zip(reserved).zip(failures)
+    {
+        row.absent = absent;
         row.reserved_peak_bytes = Some(reserved);
         row.live_peak_bytes = Some(trace.live_peak_bytes);
         row.page_faults = None;
@@ -81,65 +85,78 @@ pub(crate) fn run(file: &Path, process: &Process) -> Result<Vec<Row>, BadInput> 
 fn contend(at: usize, trace: &Trace) -> Option<Came> {
     let region = (trace.live_peak_bytes * REGION).next_multiple_of(UNIT) + (1 << 20);
     match at {
-        0 => alone(trace, Offset::new(region, trace.slots)),
-        1 => behind_a_mutex(trace, Offset::new(region, trace.slots)),
-        2 => behind_a_mutex(trace, Tlsf::new(region)),
-        3 => behind_a_mutex(trace, Tree::default()),
-        4 => behind_a_mutex(trace, Torch::default()),
-        _ => ours(trace, CONTENDERS[at].0),
+        0 => replay(trace, Offset::new(region, trace.slots)),
+        1 => replay(trace, Locked(Mutex::new(Offset::new(region, trace.slots)))),
+        2 => replay(trace, Locked(Mutex::new(Tlsf::new(region)))),
+        3 => replay(trace, Locked(Mutex::new(Tree::default()))),
+        4 => replay(trace, Locked(Mutex::new(Torch::default()))),
+        _ => {
+            // A pool over an arena of simulated pages, as `cargo xtask replay` has it.
+            let spec = spec::list(CONTENDERS[at].0).ok()?.pop()?;
+            let arena = Arena::over_pages(SimDevice::new(), spec.arena.clone()?);
+            replay(trace, Ours(spec.builder(arena).zero(ZeroPolicy::Never).build()))
+        }
     }
 }
 
-/// Runs all steps on blocks of any sort; blocks that are live at the end are freed after that.
-#[inline]
-fn replay<B>(
-    trace: &Trace,
-    mut allocate: impl FnMut(u64) -> Option<B>,
-    mut free: impl FnMut(B),
-) -> Option<f64> {
-    let mut slots: Vec<Option<B>> = (0..trace.slots).map(|_| None).collect();
+/// Runs all steps; blocks that are live at the end are freed after that.
+fn replay<R: Region>(trace: &Trace, mut region: R) -> Option<Came> {
+    let mut slots: Vec<Option<R::Block>> = (0..trace.slots).map(|_| None).collect();
     let start = cpu_ns();
     for step in &trace.steps {
         match *step {
             Step::Allocate { slot, bytes, .. } => {
-                slots[slot as usize] = Some(allocate(black_box(bytes))?);
+                slots[slot as usize] = Some(region.allocate(black_box(bytes))?);
             }
-            Step::Free { slot, .. } => slots[slot as usize].take().into_iter().for_each(&mut free),
+            Step::Free { slot, .. } => {
+                if let Some(block) = slots[slot as usize].take() {
+                    region.free(block);
+                }
+            }
             Step::Use { .. } => {}
         }
     }
-    let ns = (cpu_ns() - start) as f64 / trace.steps.len() as f64;
-    slots.into_iter().flatten().for_each(free);
-    Some(ns)
+    let ns_per_op = (cpu_ns() - start) as f64 / trace.steps.len() as f64;
+    slots.into_iter().flatten().for_each(|block| region.free(block));
+    Some(Came { ns_per_op, reserved_peak: region.reserved_peak() })
 }
 
-fn alone<R: Region>(trace: &Trace, region: R) -> Option<Came> {
-    // Two closures use it in turns; a cell costs a check of a flag that a mutex has too.
-    let region = std::cell::RefCell::new(region);
-    let ns_per_op = replay(
-        trace,
-        |bytes| region.borrow_mut().allocate(bytes),
-        |block| region.borrow_mut().free(block),
-    )?;
-    Some(Came { ns_per_op, reserved_peak: region.borrow().reserved_peak() })
+/// Shared by threads, as ours are.
+struct Locked<R>(Mutex<R>);
+
+impl<R: Region> Region for Locked<R> {
+    type Block = R::Block;
+
+    #[inline]
+    fn allocate(&mut self, bytes: u64) -> Option<R::Block> {
+        self.0.lock().allocate(bytes)
+    }
+    #[inline]
+    fn free(&mut self, block: R::Block) {
+        self.0.lock().free(block);
+    }
+    fn reserved_peak(&self) -> u64 {
+        self.0.lock().reserved_peak()
+    }
 }
 
-fn behind_a_mutex<R: Region>(trace: &Trace, region: R) -> Option<Came> {
-    let region = Mutex::new(region);
-    let allocate = |bytes| region.lock().allocate(bytes);
-    let ns_per_op = replay(trace, allocate, |block| region.lock().free(block))?;
-    let reserved_peak = region.lock().reserved_peak();
-    Some(Came { ns_per_op, reserved_peak })
-}
+/// A pool, whose buffers free themselves.
+struct Ours(BucketPool<Arena<SimDevice>>);
 
-/// A pool over an arena of simulated pages, as `replay` has it.
-fn ours(trace: &Trace, policy: &str) -> Option<Came> {
-    let spec = spec::list(policy).ok()?.pop()?;
-    let arena = Arena::over_pages(SimDevice::new(), spec.arena.clone()?);
-    let pool: BucketPool<_> = spec.builder(arena).zero(ZeroPolicy::Never).build();
-    let allocate = |bytes| pool.allocate(bytes).ok();
-    let ns_per_op = replay(trace, allocate, drop::<PooledBuffer<Arena<SimDevice>>>)?;
-    Some(Came { ns_per_op, reserved_peak: pool.stats().reserved_peak_bytes })
+impl Region for Ours {
+    type Block = PooledBuffer<Arena<SimDevice>>;
+
+    #[inline]
+    fn allocate(&mut self, bytes: u64) -> Option<Self::Block> {
+        self.0.allocate(bytes).ok()
+    }
+    #[inline]
+    fn free(&mut self, block: Self::Block) {
+        drop(block);
+    }
+    fn reserved_peak(&self) -> u64 {
+        self.0.stats().reserved_peak_bytes
+    }
 }
 
 /// `offset-allocator` over one region of units.
