@@ -1,4 +1,4 @@
-//! A contest in processes of its own: what an allocator has learned in one, such as glibc its
+//! A contest in its own processes: what an allocator has learned in one, such as glibc its
 //! thresholds, must not serve the next, and what differs between processes must show.
 
 use crate::environment;
@@ -10,7 +10,7 @@ use std::process::Command;
 /// Processes of a contest, unless it is a smoke test, which has one.
 pub const PROCESSES: usize = 3;
 
-/// What one process of a contest is told.
+/// The arguments of one process of a contest.
 #[derive(Debug, Args)]
 pub struct Process {
     /// Processes of the contest.
@@ -19,7 +19,7 @@ pub struct Process {
     /// Which of them this is.
     #[arg(long = "process", default_value_t = 0)]
     pub number: usize,
-    /// What the orders of contenders are drawn from.
+    /// The seed of the orders in which contenders take turns.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// A few small rounds.
@@ -40,7 +40,7 @@ impl Process {
 pub struct Spread {
     /// How many there are.
     pub processes: usize,
-    /// What the orders of the contenders are drawn from; each process adds its number.
+    /// The seed of the orders in which contenders take turns; each process adds its number.
     pub seed: u64,
 }
 

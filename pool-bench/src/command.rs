@@ -209,7 +209,7 @@ impl Replay {
         let settings = Settings {
             backend: self.backend,
             cached_limit: self.cached_limit.as_deref().map(sizes::cached_limit).transpose()?,
-            capacity: self.capacity.as_deref().map(sizes::bytes).transpose()?,
+            capacity: self.capacity.as_deref().map(sizes::memory).transpose()?,
         };
         if self.streams {
             results.replay_on_streams(&self.trace, &policies, settings)?;

@@ -1,4 +1,4 @@
-//! The hit paths, so many times over: what callgrind counts, and criterion times.
+//! The hit paths, repeated: callgrind counts their instructions.
 
 use crate::input::BadInput;
 use bucketpool::host::{HostAllocator, Tcache};
@@ -13,7 +13,7 @@ const KIB: u64 = 1 << 10;
 /// Sizes that take turns where there are many.
 const SIZES: u64 = 500;
 
-/// A path by name, and what runs it so many times.
+/// A path: its name, and the function that runs it that many times.
 type Path = (&'static str, fn(u64) -> Option<()>);
 
 /// Every path. The names stand in `instructions.json`.

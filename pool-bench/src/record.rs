@@ -1,4 +1,4 @@
-//! Records: what was measured, with all that somebody needs to repeat it. Written by `--record` and
+//! Records: what was measured, with all that is needed to repeat it. Written by `--record` and
 //! never edited by hand.
 
 use crate::environment;
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::SystemTime;
 
-/// What xtask, which builds this program, knows of the build; in the variable [`BUILD`] as JSON.
+/// The build, as xtask tells it in the variable [`BUILD`], in JSON.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Build {
@@ -36,7 +36,7 @@ struct Head<'r> {
     date: &'r str,
     #[serde(flatten)]
     build: Build,
-    /// What the orders of contenders were drawn from, where there are any.
+    /// The seed of the orders of contenders, where there are any.
     #[serde(skip_serializing_if = "Option::is_none")]
     seed: Option<u64>,
     processor: String,

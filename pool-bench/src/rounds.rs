@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 /// One contender in one case; one line of `--json`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Row {
-    /// What was measured.
+    /// The thing that was measured.
     pub case: String,
     /// Bytes of a block, or elements of an array; 0 where the case says it all.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub size: u64,
-    /// `default`, or `tuned` as somebody would who knows the contender; empty where that is no
+    /// `default`, or `tuned` as a user would who knows the contender; empty where that is no
     /// question.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub settings: String,
@@ -41,13 +41,13 @@ pub struct Row {
     /// The most page faults of the whole process in a round.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page_faults: Option<u64>,
-    /// What the contender does not do, where others do.
+    /// Things that the contender does not do, where others do.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub absent: String,
     /// Why there is no figure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
-    /// What each process measured, by round; emptied once the ratios are computed.
+    /// Nanoseconds of each round, by process; emptied once the ratios are computed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub samples: Vec<Vec<Option<f64>>>,
     /// The order of each round, by process, as places of contenders in base 36; in the first
@@ -61,7 +61,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// What the contenders of one case took in this process.
+/// The rounds of one case in this process.
 #[derive(Debug)]
 pub struct Rounds {
     names: Vec<String>,
@@ -184,7 +184,7 @@ impl Row {
         self.refused = self.refused.take().or(other.refused);
     }
 
-    /// The same with its median, and its ratios to these rows of the same case.
+    /// Returns the row with its median, and its ratios to these rows of the same case.
     fn beside(&self, references: &[&Row]) -> Self {
         let all: Vec<f64> = self.samples.iter().flatten().copied().flatten().collect();
         let ratio = |reference: &&Row| {

@@ -31,17 +31,38 @@ pub fn bytes(text: &str) -> Result<u64, BadInput> {
     Ok(bytes.round() as u64)
 }
 
-/// A bound on idle blocks: bytes, or a share of the peak.
+/// Bare numbers from 1 to below this are refused where a whole memory is meant: `25` is 25 % or
+/// 25 MiB far more often than 25 bytes.
+const SMALLEST_BARE: u64 = 4096;
+
+/// The size of a memory: as [`bytes`], but no bare number below 4096.
 ///
 /// # Errors
 ///
-/// Anything else; a negative share.
+/// As for [`bytes`], and for such a number.
+pub fn memory(text: &str) -> Result<u64, BadInput> {
+    let is_bare = text.bytes().all(|byte| byte.is_ascii_digit());
+    match bytes(text)? {
+        bytes if is_bare && (1..SMALLEST_BARE).contains(&bytes) => Err(BadInput::new(
+            format!("size `{text}`, which is {text} bytes"),
+            format!("a unit, such as {text}M, or a share such as {text}%"),
+        )),
+        bytes => Ok(bytes),
+    }
+}
+
+/// A bound on cached blocks: bytes, or a share of the peak.
+///
+/// # Errors
+///
+/// Anything else; a negative share; a bare number below 4096.
 pub fn cached_limit(text: &str) -> Result<CachedLimit, BadInput> {
     let bad = || BadInput::new(format!("cached limit `{text}`"), EXPECTED_SHARE);
     // A whole number is bytes, and 1.5G has a point too.
     match share(text).filter(|_| text.contains(['%', '.'])) {
         Some(share) => Ok(CachedLimit::OfPeak(share)),
-        None => bytes(text).map(CachedLimit::Bytes).map_err(|_| bad()),
+        None if bytes(text).is_err() => Err(bad()),
+        None => memory(text).map(CachedLimit::Bytes),
     }
 }
 
@@ -67,6 +88,16 @@ mod tests {
         for bad in ["", "K", "x", "-1", "1.5", "12a", "99999999999G", "1e400K", "nanK", "5T"] {
             assert!(bytes(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_bare_number_that_means_no_memory_is_refused_with_what_was_meant() {
+        let said = memory("25").unwrap_err().to_string();
+        let expected = "size `25`, which is 25 bytes; expected a unit, such as 25M, or a share \
+                        such as 25%";
+        assert_eq!(said, expected);
+        assert!(cached_limit("4095").is_err() && cached_limit("64").is_err());
+        assert_eq!((memory("4096"), memory("0"), memory("1K")), (Ok(4096), Ok(0), Ok(1024)));
     }
 
     #[test]

@@ -10,7 +10,7 @@ const LONGEST: usize = 72;
 /// Summaries that say nothing.
 const EMPTY_WORDS: [&str; 5] = ["lines", "lints", "wip", "fixes", "cleanup"];
 
-/// What is wrong with the messages of a range, or of all commits since the rule.
+/// Checks the messages of a range, or of all commits since the rule. Returns the faults.
 pub(crate) fn check(root: &Path, range: Option<&str>) -> Vec<String> {
     let since = format!("{BASE}..HEAD");
     let range = range.unwrap_or(&since);

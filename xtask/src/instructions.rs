@@ -14,7 +14,7 @@ const SNAPSHOT: &str = "pool-bench/instructions.json";
 const MOST: u64 = 105;
 /// Pairs of the two runs whose difference is counted, so that start and end do not count.
 const PAIRS: [u64; 2] = [2000, 4000];
-/// What makes callgrind available on Debian.
+/// Installs callgrind on Debian.
 const CURE: &str = "apt-get install valgrind";
 
 /// Counts, prints a table, and compares with the snapshot, or writes it with `--update`.

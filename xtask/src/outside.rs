@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-/// What makes both available.
+/// Makes both available.
 pub(crate) const CURE: &str = "rustup component add miri rust-src --toolchain nightly";
 /// The clock and files may be used: schedules have seeds, snapshots have files.
 pub(crate) const MIRIFLAGS: &str = "-Zmiri-disable-isolation";

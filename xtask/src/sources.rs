@@ -1,4 +1,4 @@
-//! What a record must know of the build: the commit, a hash of each crate's source, the compiler,
+//! The facts about the build that a record has: the commit, a hash of each crate's source, the compiler,
 //! and the versions of other people's crates.
 
 use crate::source;
@@ -37,7 +37,7 @@ const DIGITS: usize = 12;
 /// The variable in which `pool-bench` is told.
 pub(crate) const BUILD: &str = "BUCKETPOOL_BUILD";
 
-/// What `pool-bench` writes into the head of a record, as JSON.
+/// The build as `pool-bench` writes it into the head of a record, in JSON.
 pub(crate) fn build(root: &Path) -> String {
     let dirty = !said(root, "git", &["status", "--porcelain"]).is_empty();
     let flags = std::env::var("RUSTFLAGS").unwrap_or_default();

@@ -42,7 +42,7 @@ pub(super) struct Bench {
         conflicts_with_all = ["workload", "policy"]
     )]
     pub(super) peers: Option<super::peers::Group>,
-    /// An allocator of VRAM in a program of its own, as NAME=COMMAND (`peers/gpu/build` makes
+    /// An allocator of VRAM in its own program, as NAME=COMMAND (`peers/gpu/build` makes
     /// some).
     #[arg(long, requires = "peers")]
     pub(super) peer: Vec<String>,
@@ -58,7 +58,7 @@ pub(super) struct Bench {
     /// Also write a record with command, date and machine to pool-bench/records.
     #[arg(long)]
     record: bool,
-    /// What the random orders of contenders are drawn from; drawn from the time unless named.
+    /// The seed of the random orders of contenders; from the time unless named.
     #[arg(long)]
     seed: Option<u64>,
     /// Plants a fault in the control, to see that the bench notices.

@@ -25,7 +25,7 @@ pub(super) enum Group {
 pub(super) struct Case {
     /// `host`, `arena`, `wgpu` or `cuda`.
     group: String,
-    /// What is measured; `-` for all that the group has.
+    /// The case to measure; `-` for all that the group has.
     #[arg(default_value = "-")]
     name: String,
     /// Bytes of a block, or elements of an array.
@@ -38,7 +38,7 @@ pub(super) struct Case {
     process: Process,
 }
 
-/// What only a GPU can answer: one JSON line for each question.
+/// Answers the questions for a GPU: one JSON line for each.
 #[cfg(feature = "cuda")]
 #[derive(Debug, Args)]
 pub(super) struct Questions {

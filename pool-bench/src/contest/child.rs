@@ -1,4 +1,4 @@
-//! A contender in a process of its own, which takes a step when it reads its number.
+//! A contender in its own process, which takes a step when it reads its number.
 
 use super::{Contender, Failed, Standing, Turn};
 use crate::backend::Backend;

@@ -49,7 +49,7 @@ const QUESTIONS: [Question; 10] = [
     (10, "costs of single calls, and tiles end to end", costs::single_calls),
 ];
 
-/// What a question may use.
+/// The device and the programs that a question may use.
 struct Asked<'q> {
     gpu: &'q Gpu,
     /// `None` where the driver has no kernels, such as a double.

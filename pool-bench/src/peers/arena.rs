@@ -19,7 +19,7 @@ use std::path::Path;
 use torch::Torch;
 use tree::Tree;
 
-/// What the others are compared with.
+/// The contender that the others are compared with.
 pub(crate) const REFERENCE: &str = "offset-allocator";
 /// Rounds of all processes together.
 const ROUNDS: usize = 15;
@@ -40,16 +40,16 @@ pub(crate) const CONTENDERS: [(&str, &str); 8] = [
     ("preset:caching", ""),
 ];
 
-/// What splits a region into blocks.
+/// An allocator that splits a region into blocks.
 pub(super) trait Region {
     type Block;
     fn allocate(&mut self, bytes: u64) -> Option<Self::Block>;
     fn free(&mut self, block: Self::Block);
-    /// The most bytes taken from whoever is below.
+    /// The most bytes taken from the memory below.
     fn reserved_peak(&self) -> u64;
 }
 
-/// What a contender came to in one round.
+/// The result of a contender in one round.
 struct Came {
     ns_per_op: f64,
     reserved_peak: u64,
@@ -211,13 +211,13 @@ mod unsafe_tlsf {
         pub(super) fn new(bytes: u64) -> Self {
             let bytes = usize::try_from(bytes).unwrap_or(0);
             let layout = layout(bytes);
-            // SAFETY: the size is not 0. Pages that nobody touches cost nothing.
+            // SAFETY: the size is not 0. Untouched pages cost nothing.
             let memory = unsafe { alloc(layout) };
             let memory =
                 NonNull::new(memory).unwrap_or_else(|| std::alloc::handle_alloc_error(layout));
             let mut book = Box::new(rlsf::Tlsf::new());
             let block = NonNull::slice_from_raw_parts(memory, bytes);
-            // SAFETY: nobody else uses the memory, which lives until `drop`.
+            // SAFETY: no other code uses the memory, which lives until `drop`.
             unsafe { book.insert_free_block_ptr(block) };
             Self { book, memory, bytes, end: 0 }
         }

@@ -25,7 +25,7 @@ const ROUNDS: usize = 5;
 /// Where xtask says the program is.
 const PROGRAM: &str = "BUCKETPOOL_CLIENTS";
 
-/// What the program prints.
+/// The line that the program prints.
 #[derive(Deserialize)]
 struct Told {
     cpu_ns: f64,

@@ -4,8 +4,8 @@
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Linear, Module, Optimizer, SGD, VarBuilder, VarMap, linear, ops::softmax};
 
-const WIDTH: usize = 192;
-const BATCH: usize = 8;
+const WIDTH: usize = 128;
+const BATCH: usize = 4;
 const VOCABULARY: usize = 512;
 
 struct Layer {

@@ -13,17 +13,15 @@ const ALLOCATORS: [&str; 4] = ["glibc", "tcache", "mimalloc", "jemalloc"];
 
 static TCACHE: Tcache = Tcache::new();
 
-/// One allocator for the whole process, chosen before the work begins. A block is freed by the
-/// allocator that it came from only because nothing of before the choice is freed after it, but
-/// what the standard library allocates at its start, which lives on.
+/// One allocator for the whole process: the variable `BENCH_ALLOCATOR` names it, and the first
+/// allocation reads it, so that every block comes from the allocator that frees it.
 struct Chosen(AtomicU8);
 
 #[global_allocator]
 static CHOSEN: Chosen = Chosen(AtomicU8::new(u8::MAX));
 
 impl Chosen {
-    /// The choice is read from the environment with the first allocation of the process, so that
-    /// every block comes from one allocator.
+    /// Reads the choice. It must not allocate.
     #[cold]
     fn choose(&self) -> u8 {
         // SAFETY: reads the environment, which nothing changes this early.
@@ -104,7 +102,7 @@ fn main() -> ExitCode {
         return refuse(&format!("expected BENCH_ALLOCATOR={allocator} in the environment"));
     }
     let done = match case {
-        "candle" => candle::train(if smoke { 2 } else { 40 }).map_err(|error| error.to_string()),
+        "candle" => candle::train(if smoke { 2 } else { 24 }).map_err(|error| error.to_string()),
         "arrow" => columns::build(if smoke { 2 } else { 60 }).map_err(|error| error.to_string()),
         other => Err(format!("case `{other}`; expected candle or arrow")),
     };

@@ -33,7 +33,7 @@ fn relaxed(work: impl FnOnce() -> u32) -> u32 {
     code
 }
 
-/// What the calls work on, made before any capture.
+/// The memory and the event that calls work on, made before any capture.
 struct Prepared {
     block: u64,
     host: *mut c_void,
