@@ -9,7 +9,7 @@ use crate::apart::Process;
 use crate::rounds::Row;
 use bucketpool::MIB;
 use bucketpool::wgpu::WgpuAllocator;
-use device::{Bench, Failed};
+use device::{Failed, FrameBench};
 use kernels::Work;
 
 /// Runs all cases.
@@ -19,7 +19,7 @@ use kernels::Work;
 /// What the device, or a pool, said.
 pub(crate) fn run(process: &Process) -> Result<Vec<Row>, Failed> {
     let device = WgpuAllocator::on_default_adapter().map_err(|error| error.to_string())?;
-    let bench = Bench::new(device, process);
+    let bench = FrameBench::new(device, process);
     let mut rows = Vec::new();
     let small = |bytes: u64| if process.smoke { MIB } else { bytes };
     rows.extend(bench.uploads()?);

@@ -17,8 +17,8 @@ use crate::apart::Process;
 use crate::input::BadInput;
 use crate::rounds::{Rounds, Row};
 use crate::trace::{Step, Trace};
-use child::Child;
-use contender::{Answer, Contender, Contenders, Question, Refused};
+use child::PeerProcess;
+use contender::{Answer, Contenders, GpuContender, Question, Refused};
 use driver::{Direct, Ordered};
 use std::fmt::Write as _;
 
@@ -39,14 +39,14 @@ const ANSWER_NS: f64 = 2e7;
 
 /// A case: a question, how many operations of its unit an answer should have at first, and what is
 /// known of it.
-struct Case {
+struct GpuCase {
     name: String,
     question: Question,
     live_peak_bytes: u64,
 }
 
-fn cases(smoke: bool, traces: &[(Trace, std::path::PathBuf)]) -> Vec<Case> {
-    let case = |name: String, question| Case { name, question, live_peak_bytes: 0 };
+fn cases(smoke: bool, traces: &[(Trace, std::path::PathBuf)]) -> Vec<GpuCase> {
+    let case = |name: String, question| GpuCase { name, question, live_peak_bytes: 0 };
     let mut cases = Vec::new();
     for bytes in SIZES.into_iter().filter(|bytes| !smoke || *bytes <= 2 << 20) {
         for threads in THREADS.into_iter().filter(|t| *t == 1 || bytes * *t as u64 <= TOGETHER) {
@@ -71,7 +71,7 @@ fn cases(smoke: bool, traces: &[(Trace, std::path::PathBuf)]) -> Vec<Case> {
     for (trace, unpacked) in traces {
         let name = format!("trace {}, memory written", trace.name);
         let question = Question::Trace { file: unpacked.clone() };
-        cases.push(Case { name, question, live_peak_bytes: trace.live_peak_bytes });
+        cases.push(GpuCase { name, question, live_peak_bytes: trace.live_peak_bytes });
     }
     cases
 }
@@ -135,7 +135,7 @@ fn contenders(peers: &[String], steal_never: bool) -> Result<Contenders, Refused
         }
     }
     for peer in peers {
-        contenders.push(Child::start(peer).map_err(|bad| Refused(bad.to_string()))?);
+        contenders.push(PeerProcess::start(peer).map_err(|bad| Refused(bad.to_string()))?);
     }
     Ok(contenders)
 }
@@ -148,7 +148,7 @@ fn unpacked_of_devices(traces: Vec<Trace>) -> Result<Vec<(Trace, std::path::Path
 
 /// How the question is to be asked so that an answer lasts: found in two steps, since the first
 /// answer is a cold one.
-fn lasting(contender: &mut dyn Contender, question: &Question) -> Result<Question, Refused> {
+fn lasting(contender: &mut dyn GpuContender, question: &Question) -> Result<Question, Refused> {
     let mut asked = question.clone();
     for wanted in [ANSWER_NS / 20.0, ANSWER_NS] {
         let one = contender.ask(&asked)?.ns;
@@ -157,7 +157,7 @@ fn lasting(contender: &mut dyn Contender, question: &Question) -> Result<Questio
     Ok(asked)
 }
 
-fn contest(case: &Case, contenders: &mut Contenders, process: &Process) -> Vec<Row> {
+fn contest(case: &GpuCase, contenders: &mut Contenders, process: &Process) -> Vec<Row> {
     let is_trace = case.live_peak_bytes > 0;
     let rounds = match (process.smoke, is_trace) {
         (true, _) => ROUNDS.1,

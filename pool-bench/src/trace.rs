@@ -91,7 +91,7 @@ pub fn read(path: &Path) -> Result<Trace, BadInput> {
         let row = row.map_err(|bad| bad.in_file(format!("{file}, line {at}")))?;
         rows.extend(row.map(|row| (at, row)));
     }
-    let mut replay = Replay::new(&rows);
+    let mut replay = Reader::new(&rows);
     for (at, row) in &rows {
         replay.row(*at, row).map_err(|bad| bad.in_file(format!("{file}, line {at}")))?;
     }
@@ -109,7 +109,7 @@ pub fn read(path: &Path) -> Result<Trace, BadInput> {
 
 /// An operation, as it stands in a line.
 #[derive(Clone, Copy)]
-struct Row {
+struct TraceRow {
     lane: u32,
     op: Op,
 }
@@ -133,7 +133,7 @@ enum Op {
     Other,
 }
 
-fn parse(line: &str, first: bool) -> Result<Option<Row>, BadInput> {
+fn parse(line: &str, first: bool) -> Result<Option<TraceRow>, BadInput> {
     if let Some(header) = line.strip_prefix('#') {
         return match header.strip_prefix("ptrace,") {
             None | Some("1") => Ok(None),
@@ -170,7 +170,7 @@ fn parse(line: &str, first: bool) -> Result<Option<Row>, BadInput> {
             return Err(BadInput::new(what, "one of a, f, d, r, e, x, S, s"));
         }
     };
-    Ok(Some(Row { lane, op }))
+    Ok(Some(TraceRow { lane, op }))
 }
 
 fn number(name: &str, text: &str) -> Result<u64, BadInput> {
@@ -205,7 +205,7 @@ enum Block {
     Gone,
 }
 
-struct Replay {
+struct Reader {
     trace: Trace,
     blocks: HashMap<u64, Block>,
     /// Ids whose free completes in a line of its own.
@@ -214,8 +214,8 @@ struct Replay {
     live_bytes: u64,
 }
 
-impl Replay {
-    fn new(rows: &[(u64, Row)]) -> Self {
+impl Reader {
+    fn new(rows: &[(u64, TraceRow)]) -> Self {
         let completed = rows.iter().filter_map(|(_, row)| match &row.op {
             Op::FreeCompleted { id } => Some(*id),
             _ => None,
@@ -229,7 +229,7 @@ impl Replay {
         }
     }
 
-    fn row(&mut self, at: u64, row: &Row) -> Result<(), BadInput> {
+    fn row(&mut self, at: u64, row: &TraceRow) -> Result<(), BadInput> {
         let lane = row.lane;
         self.trace.lanes = self.trace.lanes.max(lane as usize + 1);
         match row.op {

@@ -39,7 +39,7 @@ use crate::order::{StealPolicy, Taker};
 use pages::PageCalls;
 use parking_lot::Mutex;
 use ranges::Ticket;
-use space::{Lent, Sort, Space, Want};
+use space::{ArenaRequest, Lent, Sort, Space};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -181,7 +181,7 @@ impl<A: DeviceAllocator> Arena<A> {
         &self,
         request: &Request<A::Kind>,
         on: &StreamOf<A>,
-    ) -> Result<Want<A::Kind>, DeviceError> {
+    ) -> Result<ArenaRequest<A::Kind>, DeviceError> {
         let clock = self.clock_of();
         let refuse = |why, call| Err(DeviceError::new(why, call, 0));
         if !clock.owns(on) {
@@ -194,12 +194,12 @@ impl<A: DeviceAllocator> Arena<A> {
         let bytes = request.bytes.max(1).checked_next_multiple_of(self.granule).ok_or(too_large)?;
         let (kind, lane) = (request.kind, clock.lane(clock.mark(on)));
         let small = bytes <= self.apart_above;
-        Ok(Want { bytes, requested: request.bytes, sort: Sort { kind, small }, lane })
+        Ok(ArenaRequest { bytes, requested: request.bytes, sort: Sort { kind, small }, lane })
     }
 
     /// Hands a range out. It is ordered for its taker.
     #[inline]
-    fn block(&self, lent: Lent<A>, want: &Want<A::Kind>) -> ArenaBlock<A> {
+    fn block(&self, lent: Lent<A>, want: &ArenaRequest<A::Kind>) -> ArenaBlock<A> {
         self.block_at(lent.block, lent.ticket, &lent.bytes, want)
     }
 
@@ -209,7 +209,7 @@ impl<A: DeviceAllocator> Arena<A> {
         segment: Arc<A::Block>,
         ticket: Ticket,
         place: &Range<u64>,
-        want: &Want<A::Kind>,
+        want: &ArenaRequest<A::Kind>,
     ) -> ArenaBlock<A> {
         let bytes = place.end - place.start;
         let left_over = u32::try_from(bytes.saturating_sub(want.requested)).unwrap_or(u32::MAX);
@@ -219,7 +219,7 @@ impl<A: DeviceAllocator> Arena<A> {
     /// A free range that is ready. The block is made in place, since it is too large to be moved
     /// for nothing.
     #[inline]
-    fn ready(&self, want: &Want<A::Kind>, on: &StreamOf<A>) -> Option<ArenaBlock<A>> {
+    fn ready(&self, want: &ArenaRequest<A::Kind>, on: &StreamOf<A>) -> Option<ArenaBlock<A>> {
         if self.uncached {
             return None;
         }
@@ -236,7 +236,7 @@ impl<A: DeviceAllocator> Arena<A> {
     #[cold]
     fn reuse_late(
         &self,
-        want: &Want<A::Kind>,
+        want: &ArenaRequest<A::Kind>,
         on: &StreamOf<A>,
     ) -> Result<Option<ArenaBlock<A>>, DeviceError> {
         if self.uncached {
@@ -249,7 +249,11 @@ impl<A: DeviceAllocator> Arena<A> {
 
     /// All rungs of an arena that stands alone; under a pool, what the pool asks for.
     #[cold]
-    fn climb(&self, want: &Want<A::Kind>, on: &StreamOf<A>) -> Result<ArenaBlock<A>, DeviceError> {
+    fn climb(
+        &self,
+        want: &ArenaRequest<A::Kind>,
+        on: &StreamOf<A>,
+    ) -> Result<ArenaBlock<A>, DeviceError> {
         let search = || match self.ready(want, on) {
             Some(block) => Ok(block),
             None => match self.reuse_late(want, on) {

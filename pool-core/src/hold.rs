@@ -78,7 +78,7 @@ impl<A: DeviceAllocator> Claim<A> {
         // The pointer that the box gave, not one made from a reference: the last claim frees the
         // store through it, and a shared reference gives no right to do that.
         let store: *mut Store<A> = parcel.home.0.load(Relaxed).cast();
-        // SAFETY: `hold_for` put an owner's pointer there, as the caller says, and that is not null.
+        // SAFETY: as the caller says, `hold_for` put an owner's pointer there, which is not null.
         Self(unsafe { NonNull::new_unchecked(store) })
     }
 

@@ -21,9 +21,9 @@ use wgpu::{
 /// ready once the scope was submitted and its work is done: await it, or call
 /// [`ReadBack::wait`]. Its buffer serves others once the bytes were lent.
 #[derive(Clone)]
-pub struct ReadBacks(Arc<Inner>);
+pub struct ReadBacks(Arc<ReadBacksInner>);
 
-struct Inner {
+struct ReadBacksInner {
     shared: Arc<Shared>,
     kept_bytes: u64,
     bytes: AtomicU64,
@@ -80,7 +80,7 @@ fn refused(call: &'static str) -> DeviceError {
 impl ReadBacks {
     pub(crate) fn new(shared: Arc<Shared>, kept_bytes: u64) -> Self {
         let (bytes, idle) = (AtomicU64::new(0), Mutex::default());
-        Self(Arc::new(Inner { shared, kept_bytes, bytes, idle }))
+        Self(Arc::new(ReadBacksInner { shared, kept_bytes, bytes, idle }))
     }
 
     /// Bytes of all buffers, on their way or idle.

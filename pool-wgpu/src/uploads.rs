@@ -45,7 +45,7 @@ use wgpu::{Buffer, BufferDescriptor, BufferUsages, BufferViewMut, MapMode, PollT
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
-pub struct Uploads(Arc<Inner>);
+pub struct Uploads(Arc<UploadsInner>);
 
 /// Data of a frame that shaders read where the CPU has put it: chunks like those of [`Uploads`]
 /// that are bound themselves, so that no device copy is made. For devices whose memory the CPU
@@ -79,7 +79,7 @@ pub struct FrameData {
     pub(crate) alignment: u64,
 }
 
-struct Inner {
+struct UploadsInner {
     shared: Arc<Shared>,
     usages: BufferUsages,
     /// Commands use the chunks themselves, until their scope ends.
@@ -136,7 +136,7 @@ impl Uploads {
         let chunks = Mutex::new(Chunks { told, next: 0, at_work, at_rest });
         let bytes = AtomicU64::new(0);
         let chunk_bytes = chunk_bytes.next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT).max(4);
-        Self(Arc::new(Inner {
+        Self(Arc::new(UploadsInner {
             shared,
             usages,
             bound,
@@ -204,7 +204,7 @@ impl Uploads {
     }
 }
 
-impl Inner {
+impl UploadsInner {
     /// Takes in what the callbacks told.
     fn take_in(&self, Chunks { told, at_work, at_rest, .. }: &mut Chunks) {
         for (number, mapped) in told.try_iter() {

@@ -41,8 +41,8 @@ struct Outcome {
     time: Duration,
 }
 
-/// Runs all steps, also after one that failed. With `--deep` the outside tools run on all tests that
-/// they support; with `--only NAME` steps whose name holds NAME.
+/// Runs all steps, also after one that failed. With `--deep` the outside tools run on all tests
+/// that they support; with `--only NAME` only steps whose name holds NAME.
 pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
     let (deep, only) = match further.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         [] => (false, None),

@@ -20,8 +20,10 @@ const CRATES: [&str; 8] = [
     "xtask",
     ".",
 ];
-/// Documents that quote records.
-const QUOTING: [&str; 2] = ["README.md", "docs/benchmarks.md"];
+/// The document whose records must be of today's source before a release.
+pub(crate) const RELEASED: &str = "README.md";
+/// Another that quotes records.
+pub(crate) const NOTED: &str = "docs/benchmarks.md";
 
 /// Documents that are too long.
 pub(crate) fn lengths(root: &Path) -> Vec<String> {
@@ -75,21 +77,16 @@ fn types(code: &str) -> Vec<String> {
     code.lines().filter_map(declared).collect()
 }
 
-/// Records that README and the benchmarks quote and that no longer speak of today's source, or that
-/// are not there.
-pub(crate) fn stale_records(root: &Path) -> Vec<String> {
+/// Records that a document quotes and that no longer speak of today's source.
+pub(crate) fn stale_records(root: &Path, file: &str) -> Vec<String> {
     let now = sources::hashes(root);
-    let mut faults = Vec::new();
-    for file in QUOTING {
-        let text = fs::read_to_string(root.join(file)).unwrap_or_default();
-        for name in quoted(&text) {
-            let record = root.join("pool-bench/records").join(&name);
-            if let Some(why) = sources::staleness(&record, &now) {
-                faults.push(format!("{file}: record {name}: {why}; take it again"));
-            }
-        }
-    }
-    faults
+    let text = fs::read_to_string(root.join(file)).unwrap_or_default();
+    let stale = |name: String| {
+        let record = root.join("pool-bench/records").join(&name);
+        let why = sources::staleness(&record, &now)?;
+        Some(format!("{file}: record {name}: {why}; take it again"))
+    };
+    quoted(&text).into_iter().filter_map(stale).collect()
 }
 
 /// The records that a text links to.
@@ -112,8 +109,8 @@ mod tests {
 
     #[test]
     fn types_are_found_whatever_their_visibility() {
-        let code = "pub struct A;\npub(crate) enum B {}\n    struct C<T>(T);\npub unsafe trait D {}\n\
-                    let structure = 1;\n";
+        let code = "pub struct A;\npub(crate) enum B {}\n    struct C<T>(T);\n\
+                    pub unsafe trait D {}\nlet structure = 1;\n";
         assert_eq!(types(code), ["A", "B", "C", "D"]);
     }
 

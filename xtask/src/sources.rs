@@ -1,5 +1,5 @@
-//! The facts about the build that a record has: the commit, a hash of each crate's source, the compiler,
-//! and the versions of other people's crates.
+//! The facts about the build that a record has: the commit, a hash of each crate's source, the
+//! compiler, and the versions of other people's crates.
 
 use crate::source;
 use serde_json::{Value, json};

@@ -33,13 +33,15 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
         commits::check(root, options.commits.as_deref()),
     ]
     .concat();
-    let stale = shape::stale_records(root);
+    let mut noted = shape::stale_records(root, shape::NOTED);
+    let stale = shape::stale_records(root, shape::RELEASED);
     if options.release {
-        faults.extend(stale);
+        faults.extend(stale)
     } else {
-        for record in stale {
-            println!("noted: {record}");
-        }
+        noted.extend(stale)
+    }
+    for record in noted {
+        println!("noted: {record}");
     }
     for fault in &faults {
         println!("{fault}");

@@ -39,7 +39,7 @@ pub(super) type Contender<'f> = (&'static str, Frame<'f>);
 /// Lets contenders take turns in random order; the first is what the others are compared with.
 pub(super) fn contest(
     case: &str,
-    bench: &Bench,
+    bench: &FrameBench,
     mut contenders: Vec<Contender<'_>>,
 ) -> Result<Vec<Row>, Failed> {
     let names: Vec<&str> = contenders.iter().map(|(name, _)| *name).collect();
@@ -55,7 +55,7 @@ pub(super) fn contest(
 }
 
 /// A device, and a kernel that adds one to each number.
-pub(super) struct Bench {
+pub(super) struct FrameBench {
     pub(super) device: WgpuAllocator,
     pipeline: ComputePipeline,
     pub(super) layout: BindGroupLayout,
@@ -63,7 +63,7 @@ pub(super) struct Bench {
     seed: u64,
 }
 
-impl Bench {
+impl FrameBench {
     pub(super) fn new(device: WgpuAllocator, process: &Process) -> Self {
         let module = device.device().create_shader_module(wgpu::ShaderModuleDescriptor {
             label: None,

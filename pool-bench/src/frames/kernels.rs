@@ -1,7 +1,7 @@
 //! Buffers that a frame computes in or copies to: pooled, fresh, and one that somebody keeps by
 //! hand, which no pool can be ahead of.
 
-use super::device::{Bench, Contender, Failed, contest, said};
+use super::device::{Contender, Failed, FrameBench, contest, said};
 use crate::rounds::Row;
 use bucketpool::wgpu::wgpu::{Buffer, SubmissionIndex};
 use bucketpool::wgpu::{Usage, WgpuAllocator};
@@ -20,7 +20,7 @@ pub(super) struct Work {
     pub(super) room: bool,
 }
 
-impl Bench {
+impl FrameBench {
     fn pool(&self, zero: ZeroPolicy) -> BucketPool<WgpuAllocator> {
         BucketPool::builder(self.device.clone()).zero(zero).build()
     }

@@ -1,6 +1,6 @@
 //! Bytes of a frame on their way to the device: into a buffer each, and into one for a kernel.
 
-use super::device::{Bench, Contender, Failed, contest, said};
+use super::device::{Contender, Failed, FrameBench, contest, said};
 use crate::rounds::Row;
 use bucketpool::MIB;
 use bucketpool::wgpu::wgpu::util::StagingBelt;
@@ -21,7 +21,7 @@ struct Cargo {
     read: Option<BindGroup>,
 }
 
-impl Bench {
+impl FrameBench {
     pub(super) fn uploads(&self) -> Result<Vec<Row>, Failed> {
         let buffer = |_| (self.buffer(UPLOADS.1, Usage::default().flags(), false), 0);
         let to = (0..UPLOADS.0).map(buffer).collect();

@@ -1,12 +1,12 @@
 //! A contender in a process of its own: another library's allocator, which answers over a pipe.
 
-use super::contender::{Answer, Contender, Question, Refused};
+use super::contender::{Answer, GpuContender, Question, Refused};
 use crate::input::BadInput;
 use serde::Deserialize;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
-pub(super) struct Child {
+pub(super) struct PeerProcess {
     process: std::process::Child,
     questions: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
@@ -15,14 +15,14 @@ pub(super) struct Child {
 /// One line of a peer's.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Line {
+enum PeerLine {
     Answer(Answer),
     Refusal { error: String },
 }
 
-impl Child {
+impl PeerProcess {
     /// Starts `NAME=COMMAND`, words apart by spaces.
-    pub(super) fn start(peer: &str) -> Result<(String, Box<dyn Contender>), BadInput> {
+    pub(super) fn start(peer: &str) -> Result<(String, Box<dyn GpuContender>), BadInput> {
         let expected = "NAME=COMMAND, a program that answers the questions of peers/gpu/peer.hpp";
         let bad = |why: String| BadInput::new(format!("peer `{peer}`: {why}"), expected);
         let (name, command) = peer.split_once('=').ok_or_else(|| bad("no `=`".into()))?;
@@ -38,7 +38,7 @@ impl Child {
     }
 }
 
-impl Contender for Child {
+impl GpuContender for PeerProcess {
     fn ask(&mut self, question: &Question) -> Result<Answer, Refused> {
         let gone = || Refused("the process has ended".into());
         let questions = self.questions.as_mut().ok_or_else(gone)?;
@@ -50,14 +50,14 @@ impl Contender for Child {
             _ => return Err(gone()),
         }
         match serde_json::from_str(&line) {
-            Ok(Line::Answer(answer)) => Ok(answer),
-            Ok(Line::Refusal { error }) => Err(Refused(error)),
+            Ok(PeerLine::Answer(answer)) => Ok(answer),
+            Ok(PeerLine::Refusal { error }) => Err(Refused(error)),
             Err(_) => Err(Refused(format!("it said `{}`", line.trim()))),
         }
     }
 }
 
-impl Drop for Child {
+impl Drop for PeerProcess {
     fn drop(&mut self) {
         drop(self.questions.take()); // the end of its questions is the end of it
         let _ = self.process.wait();

@@ -111,12 +111,12 @@ impl From<bucketpool::DeviceError> for Refused {
     }
 }
 
-pub(super) trait Contender {
+pub(super) trait GpuContender {
     fn ask(&mut self, question: &Question) -> Result<Answer, Refused>;
 }
 
 /// Contenders and their names.
-pub(super) type Contenders = Vec<(String, Box<dyn Contender>)>;
+pub(super) type Contenders = Vec<(String, Box<dyn GpuContender>)>;
 
 /// What an allocator in this process must offer.
 pub(super) trait Allocator: Sync {
@@ -136,7 +136,7 @@ pub(super) trait Allocator: Sync {
     fn reset(&self) -> Result<(), Refused>;
 }
 
-impl<A: Allocator> Contender for A {
+impl<A: Allocator> GpuContender for A {
     fn ask(&mut self, question: &Question) -> Result<Answer, Refused> {
         self.device().context().bind_to_thread()?;
         let ns = match question {

@@ -7,13 +7,13 @@ use bucketpool::{
     Arena, ArenaConfig, BucketPolicy, BucketPool, PoolBuilder, PooledBuffer, StealPolicy,
 };
 
-struct Ours<A: Vram> {
+struct PooledVram<A: Vram> {
     gpu: Gpu,
     streams: Vec<CudaStreamOf>,
     pool: BucketPool<A>,
 }
 
-impl<A: Vram> Ours<A> {
+impl<A: Vram> PooledVram<A> {
     fn new(
         make: impl FnOnce(CudaDevice) -> Result<PoolBuilder<A>, Refused>,
     ) -> Result<Self, Refused> {
@@ -24,7 +24,7 @@ impl<A: Vram> Ours<A> {
     }
 }
 
-impl<A: Vram> Allocator for Ours<A> {
+impl<A: Vram> Allocator for PooledVram<A> {
     /// The buffer, and its address: what the others' calls return.
     type Block = (PooledBuffer<A>, u64);
 
@@ -65,16 +65,16 @@ impl<A: Vram> Allocator for Ours<A> {
 /// The first is what the others are compared with.
 pub(super) fn contenders(steal_never: bool) -> Result<Contenders, Refused> {
     let steal = if steal_never { StealPolicy::Never } else { StealPolicy::Wait };
-    let whole = Ours::new(|device| {
+    let whole = PooledVram::new(|device| {
         Ok(BucketPool::builder(CudaAllocator::on(device))
             .policy(BucketPolicy::PowerOfTwo)
             .steal(steal))
     })?;
-    let torch = Ours::new(|device| {
+    let torch = PooledVram::new(|device| {
         Ok(BucketPool::builder(Arena::new(CudaAllocator::on(device), ArenaConfig::torch()))
             .steal(steal))
     })?;
-    let pages = Ours::new(|device| {
+    let pages = PooledVram::new(|device| {
         let memory = CudaVmmAllocator::new(device, &[])?;
         Ok(BucketPool::builder(Arena::over_pages(memory, ArenaConfig::grow())).steal(steal))
     });

@@ -34,7 +34,7 @@ macro_rules! call {
 use call;
 
 /// A question: its number, what it asks, and what answers it.
-type Question = (u32, &'static str, fn(&Asked<'_>) -> Result<Value, Refused>);
+type Question = (u32, &'static str, fn(&Inquiry<'_>) -> Result<Value, Refused>);
 
 const QUESTIONS: [Question; 10] = [
     (1, "tests and examples", programs::tests_and_examples),
@@ -50,7 +50,7 @@ const QUESTIONS: [Question; 10] = [
 ];
 
 /// The device and the programs that a question may use.
-struct Asked<'q> {
+struct Inquiry<'q> {
     gpu: &'q Gpu,
     /// `None` where the driver has no kernels, such as a double.
     busy: Option<Busy>,
@@ -80,7 +80,7 @@ pub(crate) fn run(only: &[u32], peers: &[String], process: &Process) -> Result<(
             continue;
         }
         let start = Instant::now();
-        let asked = Asked { gpu: &gpu, busy: Busy::new(&gpu).ok(), peers, process };
+        let asked = Inquiry { gpu: &gpu, busy: Busy::new(&gpu).ok(), peers, process };
         let answer = answer(&asked);
         let seconds = start.elapsed().as_secs_f64();
         tell(&match answer {
@@ -135,7 +135,7 @@ impl Drop for Busy {
     }
 }
 
-impl Asked<'_> {
+impl Inquiry<'_> {
     /// Nanoseconds of `work` on an idle device, and beside the kernel; whether it waited for that.
     /// `make` prepares each of the two runs and is not timed.
     fn idle_and_busy<T>(

@@ -106,8 +106,8 @@ fn over_all(
     Some((speed, geometric_mean(ratios.iter().map(|(_, over)| *over))))
 }
 
-/// Says which policy to take on each backend: among the policies that are about as fast as the fastest over all
-/// workloads, the one that reserves least.
+/// Says which policy to take on each backend: among the policies that are about as fast as the
+/// fastest over all workloads, the one that reserves least.
 fn advice(
     standings: &[Standing],
     workloads: &[Workload],

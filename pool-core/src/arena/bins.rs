@@ -25,13 +25,13 @@ const ROWS: usize = 64 - STEP_BITS as usize;
 
 /// A range as the bins see it: its size, and its place in the list of its step.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct FreeLink {
     pub(crate) bytes: u64,
     older: u32,
     newer: u32,
 }
 
-impl Entry {
+impl FreeLink {
     pub(crate) fn new(bytes: u64) -> Self {
         Self { bytes, older: NONE, newer: NONE }
     }
@@ -71,11 +71,11 @@ impl Bins {
     }
 
     #[inline]
-    pub(crate) fn insert(&mut self, entries: &mut [Entry], id: u32) {
+    pub(crate) fn insert(&mut self, entries: &mut [FreeLink], id: u32) {
         let bytes = entries[id as usize].bytes;
         let step = self.step(bytes);
         let head = std::mem::replace(&mut self.heads[step], id);
-        entries[id as usize] = Entry { bytes, older: head, newer: NONE };
+        entries[id as usize] = FreeLink { bytes, older: head, newer: NONE };
         if let Some(head) = entries.get_mut(head as usize) {
             head.newer = id;
         }
@@ -85,8 +85,8 @@ impl Bins {
     }
 
     #[inline]
-    pub(crate) fn remove(&mut self, entries: &mut [Entry], id: u32) {
-        let Entry { bytes, older, newer } = entries[id as usize];
+    pub(crate) fn remove(&mut self, entries: &mut [FreeLink], id: u32) {
+        let FreeLink { bytes, older, newer } = entries[id as usize];
         self.bytes -= bytes;
         if let Some(older) = entries.get_mut(older as usize) {
             older.newer = newer;
@@ -144,7 +144,7 @@ fn index(units: u64) -> usize {
 
 /// The ranges of a list, the one that came last first.
 #[inline]
-pub(crate) fn list(entries: &[Entry], head: u32) -> impl Iterator<Item = (u32, u64)> + '_ {
+pub(crate) fn list(entries: &[FreeLink], head: u32) -> impl Iterator<Item = (u32, u64)> + '_ {
     let mut id = head;
     std::iter::from_fn(move || {
         let entry = entries.get(id as usize)?;

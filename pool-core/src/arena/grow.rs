@@ -1,6 +1,6 @@
 //! Growing by segments: whole blocks of the allocator below.
 
-use super::space::{Free, Want};
+use super::space::{ArenaRequest, Free};
 use super::{Arena, ArenaBlock};
 use crate::device::{DeviceAllocator, Request, StreamOf};
 use crate::error::{DeviceError, Why};
@@ -10,7 +10,7 @@ impl<A: DeviceAllocator> Arena<A> {
     #[cold]
     pub(super) fn grow(
         &self,
-        want: &Want<A::Kind>,
+        want: &ArenaRequest<A::Kind>,
         on: &StreamOf<A>,
     ) -> Result<ArenaBlock<A>, DeviceError> {
         match &self.pages {
@@ -21,7 +21,7 @@ impl<A: DeviceAllocator> Arena<A> {
 
     fn grow_segment(
         &self,
-        want: &Want<A::Kind>,
+        want: &ArenaRequest<A::Kind>,
         on: &StreamOf<A>,
     ) -> Result<ArenaBlock<A>, DeviceError> {
         let too_large = DeviceError::new(Why::TooLarge, "round up to a segment", 0);
@@ -52,7 +52,7 @@ impl<A: DeviceAllocator> Arena<A> {
 
     fn take_segment(
         &self,
-        want: &Want<A::Kind>,
+        want: &ArenaRequest<A::Kind>,
         bytes: u64,
         on: &StreamOf<A>,
     ) -> Result<A::Block, DeviceError> {

@@ -1,7 +1,7 @@
 //! Whose free ranges are whose, and how those of several streams become one.
 
 use super::lane::{Lane, lane_of};
-use super::space::{Segment, Shelf, Space};
+use super::space::{FreeList, Segment, Space};
 use crate::device::{DeviceAllocator, MarkOf};
 
 impl<A: DeviceAllocator> Space<A> {
@@ -56,7 +56,7 @@ impl<A: DeviceAllocator> Space<A> {
 
     /// Whether other lanes than this one have free ranges.
     pub(super) fn has_other_lanes(&self, lane: u64) -> bool {
-        let other = |shelf: &Shelf<A::Kind>| {
+        let other = |shelf: &FreeList<A::Kind>| {
             shelf.bins.bytes() > 0 && shelf.lane != Lane::Nobody && shelf.lane != Lane::One(lane)
         };
         self.shelves.iter().any(other)

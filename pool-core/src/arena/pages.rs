@@ -3,7 +3,7 @@
 //! asks. Free pages go back before more are committed than the configuration allows.
 
 use super::config::{ArenaConfig, Source};
-use super::space::{Lent, Piece, Want};
+use super::space::{ArenaRequest, Lent, Piece};
 use super::spot::Spot;
 use super::{Arena, ArenaBlock};
 use crate::clock::{Order, StreamClock};
@@ -57,7 +57,7 @@ impl<A: DeviceAllocator> Arena<A> {
     pub(super) fn grow_pages(
         &self,
         calls: &PageCalls<A>,
-        want: &Want<A::Kind>,
+        want: &ArenaRequest<A::Kind>,
         on: &StreamOf<A>,
     ) -> Result<ArenaBlock<A>, DeviceError> {
         let taker = self.taker(on);
@@ -76,7 +76,7 @@ impl<A: DeviceAllocator> Arena<A> {
     fn grow_by(
         &self,
         calls: &PageCalls<A>,
-        want: &Want<A::Kind>,
+        want: &ArenaRequest<A::Kind>,
         taker: &Taker<'_, A::Clock>,
         ahead: bool,
     ) -> Result<ArenaBlock<A>, DeviceError> {
@@ -113,7 +113,7 @@ impl<A: DeviceAllocator> Arena<A> {
     fn reserve_addresses(
         &self,
         calls: &PageCalls<A>,
-        want: &Want<A::Kind>,
+        want: &ArenaRequest<A::Kind>,
     ) -> Result<(), DeviceError> {
         let too_large = DeviceError::new(Why::TooLarge, "reserve addresses", 0);
         let needed = want.bytes.checked_next_multiple_of(calls.page_bytes).ok_or(too_large)?;
@@ -157,7 +157,7 @@ impl<A: DeviceAllocator> Arena<A> {
         &self,
         pieces: Vec<Piece<A>>,
         spot: &Spot,
-        want: &Want<A::Kind>,
+        want: &ArenaRequest<A::Kind>,
         on: &StreamOf<A>,
     ) -> Result<ArenaBlock<A>, DeviceError> {
         let clock = self.clock_of();

@@ -7,7 +7,7 @@
 //!
 //! Nothing here knows about devices; `T` is what a free range remembers.
 
-use super::bins::{Entry, NONE};
+use super::bins::{FreeLink, NONE};
 
 /// Where a range lies, what lies beside it, and whether it is free. Half a cache line, since a free
 /// and its neighbours are far apart in a large arena.
@@ -38,7 +38,7 @@ pub(crate) struct Ticket {
 #[derive(Debug)]
 pub(crate) struct Ranges<T> {
     /// Sizes, and places in bins: what a search looks at, four to a cache line.
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<FreeLink>,
     nodes: Vec<Range>,
     /// What free ranges remember.
     notes: Vec<T>,
@@ -62,11 +62,11 @@ impl<T: Default> Ranges<T> {
         if let Some(id) = self.vacant.pop() {
             let generation = self.nodes[id as usize].generation;
             self.nodes[id as usize] = Range { generation, ..range };
-            self.entries[id as usize] = Entry::new(bytes);
+            self.entries[id as usize] = FreeLink::new(bytes);
             return id;
         }
         self.nodes.push(range);
-        self.entries.push(Entry::new(bytes));
+        self.entries.push(FreeLink::new(bytes));
         self.notes.push(T::default());
         u32::try_from(self.nodes.len() - 1).unwrap_or(NONE)
     }

@@ -2,7 +2,7 @@
 
 use super::bins::list;
 use super::lane::Lane;
-use super::space::{Space, Want};
+use super::space::{ArenaRequest, Space};
 use crate::device::DeviceAllocator;
 use crate::order::Taker;
 
@@ -13,7 +13,11 @@ impl<A: DeviceAllocator> Space<A> {
     /// A free range that serves as it is, without an order to make: of the taker's own lane or
     /// untouched, else of other lanes.
     #[inline]
-    pub(super) fn ready(&self, want: &Want<A::Kind>, taker: &Taker<'_, A::Clock>) -> Option<u32> {
+    pub(super) fn ready(
+        &self,
+        want: &ArenaRequest<A::Kind>,
+        taker: &Taker<'_, A::Clock>,
+    ) -> Option<u32> {
         let own = |lane| lane == Lane::Nobody || lane == Lane::One(want.lane);
         self.best(want, own, |id| !taker.cpu_touches || self.is_ready(id, taker))
             .or_else(|| self.best(want, |lane| !own(lane), |id| self.is_ready(id, taker)))
@@ -23,7 +27,7 @@ impl<A: DeviceAllocator> Space<A> {
     #[inline]
     pub(super) fn best(
         &self,
-        want: &Want<A::Kind>,
+        want: &ArenaRequest<A::Kind>,
         lanes: impl Fn(Lane) -> bool,
         accept: impl Fn(u32) -> bool,
     ) -> Option<u32> {
@@ -34,7 +38,7 @@ impl<A: DeviceAllocator> Space<A> {
     #[inline]
     pub(super) fn best_of(
         &self,
-        want: &Want<A::Kind>,
+        want: &ArenaRequest<A::Kind>,
         lanes: impl Fn(Lane) -> bool,
         accept: impl Fn(u32) -> bool,
         patience: usize,
@@ -61,7 +65,7 @@ impl<A: DeviceAllocator> Space<A> {
     #[inline]
     fn best_in(
         &self,
-        want: &Want<A::Kind>,
+        want: &ArenaRequest<A::Kind>,
         head: u32,
         accept: &impl Fn(u32) -> bool,
         patience: &mut usize,

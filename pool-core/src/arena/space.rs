@@ -22,7 +22,7 @@ pub(super) struct Sort<K> {
 }
 
 /// A request, with all that a search needs.
-pub(super) struct Want<K> {
+pub(super) struct ArenaRequest<K> {
     pub(super) bytes: u64,
     pub(super) requested: u64,
     pub(super) sort: Sort<K>,
@@ -37,7 +37,7 @@ pub(super) struct Free<M> {
     pub(super) since: u64,
 }
 
-pub(super) struct Shelf<K> {
+pub(super) struct FreeList<K> {
     pub(super) sort: Sort<K>,
     pub(super) lane: Lane,
     pub(super) bins: Bins,
@@ -75,7 +75,7 @@ pub(super) struct Space<A: DeviceAllocator> {
     pub(super) ranges: Ranges<Free<MarkOf<A>>>,
     pub(super) segments: Vec<Option<Segment<A>>>,
     pub(super) vacant_segments: Vec<u32>,
-    pub(super) shelves: Vec<Shelf<A::Kind>>,
+    pub(super) shelves: Vec<FreeList<A::Kind>>,
     /// Allocations so far.
     pub(super) turn: u64,
     pub(super) born: u64,
@@ -347,7 +347,7 @@ impl<A: DeviceAllocator> Space<A> {
     /// that come and go leave nothing behind.
     #[inline]
     pub(super) fn shelf(&mut self, sort: Sort<A::Kind>, lane: Lane) -> u32 {
-        let known = |shelf: &Shelf<A::Kind>| shelf.sort == sort && shelf.lane == lane;
+        let known = |shelf: &FreeList<A::Kind>| shelf.sort == sort && shelf.lane == lane;
         if let Some(at) = self.shelves.iter().position(known) {
             return number(at);
         }
@@ -356,7 +356,7 @@ impl<A: DeviceAllocator> Space<A> {
             return number(at);
         }
         let bins = Bins::new(self.config.granule.trailing_zeros());
-        self.shelves.push(Shelf { sort, lane, bins });
+        self.shelves.push(FreeList { sort, lane, bins });
         number(self.shelves.len() - 1)
     }
 

@@ -3,7 +3,7 @@
 //!
 //! Looks at every hole and its free neighbours, which is fine where the device is called next.
 
-use super::space::{Piece, Space, Want};
+use super::space::{ArenaRequest, Piece, Space};
 use crate::clock::StreamClock;
 use crate::device::DeviceAllocator;
 use crate::order::Taker;
@@ -33,7 +33,7 @@ impl<A: DeviceAllocator> Space<A> {
     /// The best spot for a request. Whole pages count.
     pub(super) fn spot(
         &self,
-        want: &Want<A::Kind>,
+        want: &ArenaRequest<A::Kind>,
         taker: &Taker<'_, A::Clock>,
         page: u64,
     ) -> Option<Spot> {
@@ -64,7 +64,7 @@ impl<A: DeviceAllocator> Space<A> {
     fn neighbourhood(
         &self,
         hole: u32,
-        want: &Want<A::Kind>,
+        want: &ArenaRequest<A::Kind>,
         taker: &Taker<'_, A::Clock>,
     ) -> Option<Vec<Part>> {
         if !self.is_of_sort(hole, &want.sort) {

@@ -2,7 +2,7 @@
 //! out, asked about without the lock, and handed out or put back.
 
 use super::lane::Lane;
-use super::space::{Lent, Want};
+use super::space::{ArenaRequest, Lent};
 use super::{Arena, ArenaBlock};
 use crate::clock::{Order, StreamClock};
 use crate::device::{DeviceAllocator, MarkOf};
@@ -15,7 +15,7 @@ impl<A: DeviceAllocator> Arena<A> {
     #[cold]
     pub(super) fn steal(
         &self,
-        want: &Want<A::Kind>,
+        want: &ArenaRequest<A::Kind>,
         taker: &Taker<'_, A::Clock>,
     ) -> Result<Option<ArenaBlock<A>>, DeviceError> {
         if !taker.cpu_touches && !self.space.lock().has_other_lanes(want.lane) {
@@ -45,7 +45,7 @@ impl<A: DeviceAllocator> Arena<A> {
     /// tried, so a stream that is stuck holds up nobody who has a choice.
     fn ask(
         &self,
-        want: &Want<A::Kind>,
+        want: &ArenaRequest<A::Kind>,
         taker: &Taker<'_, A::Clock>,
     ) -> Result<Option<ArenaBlock<A>>, DeviceError> {
         let (mut refused, mut refusal) = (Vec::new(), None);
@@ -72,7 +72,7 @@ impl<A: DeviceAllocator> Arena<A> {
     /// refused, nor behind a later one: each stream is asked about once.
     fn lend(
         &self,
-        want: &Want<A::Kind>,
+        want: &ArenaRequest<A::Kind>,
         taker: &Taker<'_, A::Clock>,
         refused: &[MarkOf<A>],
     ) -> Option<Lent<A>> {
@@ -90,7 +90,7 @@ impl<A: DeviceAllocator> Arena<A> {
     }
 
     /// Keeps what a request wants of a range that was lent whole, and puts the rest back.
-    fn keep_part(&self, mut lent: Lent<A>, want: &Want<A::Kind>) -> ArenaBlock<A> {
+    fn keep_part(&self, mut lent: Lent<A>, want: &ArenaRequest<A::Kind>) -> ArenaBlock<A> {
         let mut space = self.space.lock();
         let whole = lent.bytes.end - lent.bytes.start;
         if whole > want.bytes && space.config.splits(whole, want.bytes) {

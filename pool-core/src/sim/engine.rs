@@ -3,9 +3,9 @@
 mod capture;
 mod streams;
 
-use super::memory::Memory;
+use super::memory::SimMemory;
 use super::script::{Script, SimCall, SimCalls};
-use super::shadow::{Shadow, Use, VectorClock};
+use super::shadow::{Shadow, ShadowUse, VectorClock};
 use crate::error::{DeviceError, Why};
 use capture::Captures;
 use std::ops::Range;
@@ -24,7 +24,7 @@ type Effect = Arc<dyn Fn(&mut Contents<'_>) + Send + Sync>;
 
 /// The memory of the device, as a late operation sees it.
 #[derive(Debug)]
-pub struct Contents<'m>(&'m mut Memory);
+pub struct Contents<'m>(&'m mut SimMemory);
 
 impl Contents<'_> {
     /// What a range shows.
@@ -43,7 +43,7 @@ impl Contents<'_> {
 #[derive(Debug)]
 pub struct Engine {
     id: u64,
-    memory: Memory,
+    memory: SimMemory,
     calls: SimCalls,
     script: Script,
     streams: Vec<Queue>,
@@ -62,7 +62,7 @@ impl Engine {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self {
             id: NEXT.fetch_add(1, Relaxed),
-            memory: Memory::new(capacity),
+            memory: SimMemory::new(capacity),
             calls: SimCalls::default(),
             script: Script::default(),
             streams: vec![Queue::default()],
@@ -210,7 +210,7 @@ impl Engine {
     /// The CPU uses these bytes now.
     pub fn touch(&mut self, bytes: Range<u64>) {
         let after = self.host.clone();
-        let host = Use { stream: usize::MAX, operation: 0, what: "the CPU", after };
+        let host = ShadowUse { stream: usize::MAX, operation: 0, what: "the CPU", after };
         self.shadow.uses(bytes, host);
     }
 
@@ -233,7 +233,7 @@ impl Engine {
         }
         let operation = self.give(on, op);
         let after = self.streams[on].clock.clone();
-        self.shadow.uses(bytes, Use { stream: on, operation, what, after });
+        self.shadow.uses(bytes, ShadowUse { stream: on, operation, what, after });
     }
 
     /// Whether all of a range is memory that is handed out, in one block.

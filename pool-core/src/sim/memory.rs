@@ -12,7 +12,7 @@ const FRESH: u8 = 0xA5;
 const CHUNK: u64 = 4096;
 
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct SimMemory {
     pub(super) capacity: u64,
     pub(super) held: u64,
     pub(super) held_peak: u64,
@@ -41,7 +41,7 @@ fn index(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-impl Memory {
+impl SimMemory {
     pub(super) fn new(capacity: u64) -> Self {
         Self {
             capacity,

@@ -34,7 +34,7 @@ impl VectorClock {
 
 /// One operation of a stream that touched memory.
 #[derive(Debug)]
-pub(super) struct Use {
+pub(super) struct ShadowUse {
     pub(super) stream: usize,
     pub(super) operation: u64,
     pub(super) what: &'static str,
@@ -42,7 +42,7 @@ pub(super) struct Use {
     pub(super) after: VectorClock,
 }
 
-impl fmt::Display for Use {
+impl fmt::Display for ShadowUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (operation {} of stream {}", self.what, self.operation, self.stream)?;
         let others = (0..self.after.0.len()).filter(|stream| *stream != self.stream);
@@ -60,13 +60,13 @@ impl fmt::Display for Use {
 /// The last use of each byte, as ranges that do not overlap: where one ends, and the use.
 #[derive(Debug, Default)]
 pub(super) struct Shadow {
-    uses: BTreeMap<u64, (u64, Arc<Use>)>,
+    uses: BTreeMap<u64, (u64, Arc<ShadowUse>)>,
     pub(super) hazards: Vec<String>,
 }
 
 impl Shadow {
     /// Takes out what is known of a range. Uses that reach beyond it are cut.
-    fn take(&mut self, bytes: &Range<u64>) -> Vec<(Range<u64>, Arc<Use>)> {
+    fn take(&mut self, bytes: &Range<u64>) -> Vec<(Range<u64>, Arc<ShadowUse>)> {
         let mut taken = Vec::new();
         while let Some((start, (end, by))) = self.uses.range(..bytes.end).next_back() {
             let (start, end, by) = (*start, *end, by.clone());
@@ -86,7 +86,7 @@ impl Shadow {
     }
 
     /// These bytes are used: is that ordered after the uses before?
-    pub(super) fn uses(&mut self, bytes: Range<u64>, now: Use) {
+    pub(super) fn uses(&mut self, bytes: Range<u64>, now: ShadowUse) {
         if bytes.is_empty() {
             return;
         }

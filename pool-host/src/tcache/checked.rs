@@ -25,11 +25,11 @@ const RESTING_BYTES: usize = 64 << 20;
 
 #[derive(Debug)]
 pub(super) struct Checked {
-    inside: TryLock<Inside>,
+    inside: TryLock<CheckedInside>,
 }
 
 #[derive(Debug)]
-struct Inside {
+struct CheckedInside {
     book: Book,
     /// Freed blocks, oldest at `first`, in a ring.
     resting: [usize; RESTING],
@@ -40,7 +40,7 @@ struct Inside {
 
 /// The checks of the process.
 pub(super) static CHECKED: Checked = Checked {
-    inside: TryLock::new(Inside {
+    inside: TryLock::new(CheckedInside {
         book: Book::new(),
         resting: [0; RESTING],
         first: 0,
@@ -112,7 +112,7 @@ fn canary_of(layout: Layout) -> usize {
 }
 
 impl Checked {
-    fn enter<R>(&self, mut work: impl FnMut(&mut Inside) -> R) -> R {
+    fn enter<R>(&self, mut work: impl FnMut(&mut CheckedInside) -> R) -> R {
         loop {
             if let Some(result) = self.inside.enter(&mut work) {
                 return result;
@@ -223,7 +223,7 @@ fn let_go<A: GlobalAlloc>(Entry { address, layout, .. }: Entry, inner: &A) {
     }
 }
 
-impl Inside {
+impl CheckedInside {
     /// Puts the new one into the ring and takes the oldest out, if there are too many.
     fn rest(&mut self, new: &mut Option<(usize, usize)>) -> Option<Entry> {
         let full = self.count == RESTING || self.bytes > RESTING_BYTES;

@@ -52,8 +52,8 @@ pub fn train(steps: usize) -> Result<()> {
         random ^= random >> 17;
         random ^= random << 5;
         let length = 24 + (random % 200) as usize;
-        let tokens: Vec<u32> =
-            (0..BATCH * length).map(|at| (at as u32).wrapping_mul(random) % VOCABULARY as u32).collect();
+        let token = |at| (at as u32).wrapping_mul(random) % VOCABULARY as u32;
+        let tokens: Vec<u32> = (0..BATCH * length).map(token).collect();
         let tokens = Tensor::from_vec(tokens, BATCH * length, &device)?;
         let mut x = table.embedding(&tokens)?.reshape((BATCH, length, WIDTH))?;
         for layer in &layers {

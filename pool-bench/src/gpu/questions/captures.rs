@@ -1,6 +1,6 @@
 //! Questions 3 and 4: what a capture survives, and what it does with pageable memory.
 
-use super::{Asked, Refused, call, done};
+use super::{Inquiry, Refused, call, done};
 use bucketpool::cuda::cudarc::driver::sys;
 use serde_json::{Map, Value, json};
 use std::ffi::c_void;
@@ -95,7 +95,7 @@ const CALLS: [(&str, Call); 8] = [
     }),
 ];
 
-pub(super) fn calls(asked: &Asked<'_>) -> Result<Value, Refused> {
+pub(super) fn calls(asked: &Inquiry<'_>) -> Result<Value, Refused> {
     let stream = asked.gpu.streams[2].cu_stream();
     let mut answers = Map::new();
     for (name, work) in CALLS {
@@ -122,7 +122,7 @@ pub(super) fn calls(asked: &Asked<'_>) -> Result<Value, Refused> {
 }
 
 /// Captures a copy from pageable memory, changes the memory, and launches: which bytes arrive?
-pub(super) fn pageable_copies(asked: &Asked<'_>) -> Result<Value, Refused> {
+pub(super) fn pageable_copies(asked: &Inquiry<'_>) -> Result<Value, Refused> {
     const BYTES: usize = 4096;
     let stream = asked.gpu.streams[2].cu_stream();
     let mut block = 0;

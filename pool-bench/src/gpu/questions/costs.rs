@@ -1,6 +1,6 @@
 //! Question 10: what the calls of a hit, of a steal and of a capture cost, and tiles end to end.
 
-use super::{Asked, Refused, call, done};
+use super::{Inquiry, Refused, call, done};
 use crate::rounds;
 use bucketpool::cuda::cudarc::driver::sys;
 use serde_json::{Map, Value, json};
@@ -10,7 +10,7 @@ use std::time::Instant;
 /// The share that seed 000's tiles gained from a pool, end to end, in its own measurement.
 const SEED_TILES: f64 = 0.085;
 
-pub(super) fn single_calls(asked: &Asked<'_>) -> Result<Value, Refused> {
+pub(super) fn single_calls(asked: &Inquiry<'_>) -> Result<Value, Refused> {
     let count = if asked.process.smoke { 100 } else { 100_000 };
     let [on, other] = [&asked.gpu.streams[5], &asked.gpu.streams[6]].map(|s| s.cu_stream());
     let (mut event, mut context) = (ptr::null_mut(), ptr::null_mut());

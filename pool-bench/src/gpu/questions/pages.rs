@@ -1,7 +1,7 @@
 //! Question 2: what creating, mapping, setting access and unmapping cost by size, and whether they
 //! wait for the device.
 
-use super::{Asked, Refused, call, done};
+use super::{Inquiry, Refused, call, done};
 use bucketpool::cuda::cudarc::driver::sys;
 use serde_json::{Map, Value, json};
 use std::mem::MaybeUninit;
@@ -64,7 +64,7 @@ impl Page {
     }
 }
 
-pub(super) fn virtual_memory(asked: &Asked<'_>) -> Result<Value, Refused> {
+pub(super) fn virtual_memory(asked: &Inquiry<'_>) -> Result<Value, Refused> {
     let sizes: &[usize] = if asked.process.smoke { &[2] } else { &[2, 20, 64, 512] };
     let mut answers = Map::new();
     for mib in sizes {
@@ -81,7 +81,7 @@ pub(super) fn virtual_memory(asked: &Asked<'_>) -> Result<Value, Refused> {
 }
 
 /// Each call on its own; what it leaves is made good before the next.
-fn of_size(asked: &Asked<'_>, bytes: usize) -> Result<Value, Refused> {
+fn of_size(asked: &Inquiry<'_>, bytes: usize) -> Result<Value, Refused> {
     let properties = properties();
     let mut created = Vec::new();
     let create = asked.idle_and_busy(

@@ -1,8 +1,8 @@
 //! Questions 1, 6, 7 and 8: programs beside this one, and cases of the bench.
 
-use super::{Asked, Refused};
+use super::{Inquiry, Refused};
 use crate::gpu::contender::{Answer, Contenders, Question};
-use crate::gpu::{self, Case};
+use crate::gpu::{self, GpuCase};
 use crate::rounds;
 use serde_json::{Map, Value, json};
 use std::process::Command;
@@ -13,7 +13,7 @@ const SEED_PAIRS: &str = "seed 004: 50 times cuMemAlloc on 1000 buffers of 1 MiB
 const SEED_RECORD: &str = "seed 004: recordStream itself costs 1 to 5 microseconds";
 
 /// The test program and the examples, which lie beside this one in the bundle.
-pub(super) fn tests_and_examples(asked: &Asked<'_>) -> Result<Value, Refused> {
+pub(super) fn tests_and_examples(asked: &Inquiry<'_>) -> Result<Value, Refused> {
     let here = std::env::current_exe().map_err(|error| Refused(error.to_string()))?;
     let folder = here.parent().map(std::path::Path::to_path_buf).unwrap_or_default();
     let mut answers = Map::new();
@@ -36,7 +36,7 @@ pub(super) fn tests_and_examples(asked: &Asked<'_>) -> Result<Value, Refused> {
 }
 
 /// Rows of these cases, all contenders beside the first.
-fn rows(asked: &Asked<'_>, cases: Vec<Case>, steal_never: bool) -> Result<Value, Refused> {
+fn rows(asked: &Inquiry<'_>, cases: Vec<GpuCase>, steal_never: bool) -> Result<Value, Refused> {
     let mut contenders: Contenders = gpu::contenders(asked.peers, steal_never)?;
     let mut rows = Vec::new();
     for case in cases {
@@ -47,7 +47,7 @@ fn rows(asked: &Asked<'_>, cases: Vec<Case>, steal_never: bool) -> Result<Value,
     serde_json::to_value(rounds::pool(vec![rows], &[])).map_err(|e| Refused(e.to_string()))
 }
 
-pub(super) fn pairs(asked: &Asked<'_>) -> Result<Value, Refused> {
+pub(super) fn pairs(asked: &Inquiry<'_>) -> Result<Value, Refused> {
     let sizes: &[u64] =
         if asked.process.smoke { &[2 * MIB] } else { &[2 * MIB, 64 * MIB, 1024 * MIB] };
     let mut cases = Vec::new();
@@ -55,17 +55,17 @@ pub(super) fn pairs(asked: &Asked<'_>) -> Result<Value, Refused> {
         for threads in [1, 16].into_iter().filter(|t| *t == 1 || *bytes <= 64 * MIB) {
             let name = format!("pair, {} MiB, {threads} threads", bytes / MIB);
             let question = Question::Pair { bytes: *bytes, threads, pairs: 1 };
-            cases.push(Case { name, question, live_peak_bytes: 0 });
+            cases.push(GpuCase { name, question, live_peak_bytes: 0 });
         }
     }
     let count = if asked.process.smoke { 50 } else { 1000 };
     let question = Question::Many { count, bytes: MIB, rounds: 1 };
-    cases.push(Case { name: format!("{count} x 1 MiB"), question, live_peak_bytes: 0 });
+    cases.push(GpuCase { name: format!("{count} x 1 MiB"), question, live_peak_bytes: 0 });
     Ok(json!({ "seed": SEED_PAIRS, "rows": rows(asked, cases, false)? }))
 }
 
 /// With the use recorded and without: the difference is what recording costs.
-pub(super) fn recorded(asked: &Asked<'_>) -> Result<Value, Refused> {
+pub(super) fn recorded(asked: &Inquiry<'_>) -> Result<Value, Refused> {
     let mut answers = Map::new();
     answers.insert("seed".into(), SEED_RECORD.into());
     for (steal_never, name) in [(false, "StealPolicy::Wait"), (true, "StealPolicy::Never")] {
@@ -100,13 +100,13 @@ pub(super) fn recorded(asked: &Asked<'_>) -> Result<Value, Refused> {
     Ok(answers.into())
 }
 
-pub(super) fn traces(asked: &Asked<'_>) -> Result<Value, Refused> {
+pub(super) fn traces(asked: &Inquiry<'_>) -> Result<Value, Refused> {
     let refused = |bad: crate::input::BadInput| Refused(bad.to_string());
     let files = crate::place::traces(asked.process.smoke).map_err(refused)?;
     let traces: Result<Vec<_>, _> = files.iter().map(|file| crate::trace::read(file)).collect();
     let traces = traces.map_err(refused)?;
     let unpacked = gpu::unpacked_of_devices(traces).map_err(refused)?;
-    let case = |(trace, file): &(crate::trace::Trace, std::path::PathBuf)| Case {
+    let case = |(trace, file): &(crate::trace::Trace, std::path::PathBuf)| GpuCase {
         name: format!("trace {}", trace.name),
         question: Question::Trace { file: file.clone() },
         live_peak_bytes: trace.live_peak_bytes,

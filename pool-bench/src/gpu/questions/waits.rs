@@ -1,6 +1,6 @@
 //! Questions 5 and 9: which frees wait for the device, and what a free on another stream costs.
 
-use super::{Asked, Refused, call, done};
+use super::{Inquiry, Refused, call, done};
 use bucketpool::cuda::CudaAsyncAllocator;
 use bucketpool::cuda::cudarc::driver::sys;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use std::time::Instant;
 const MIB: usize = 1 << 20;
 
 /// The kernel runs on a stream of cudarc's, which does not block the default stream.
-pub(super) fn frees(asked: &Asked<'_>) -> Result<Value, Refused> {
+pub(super) fn frees(asked: &Inquiry<'_>) -> Result<Value, Refused> {
     let block = || {
         let mut block = 0;
         done(call!(cuMemAlloc_v2(&raw mut block, MIB)), "cuMemAlloc").map(|()| block)
@@ -33,7 +33,7 @@ pub(super) fn frees(asked: &Asked<'_>) -> Result<Value, Refused> {
 
 /// Allocation, work and free, again and again, freed on the stream of the work or on another behind
 /// an event: nanoseconds of a turn, and how far the driver's pool grows.
-pub(super) fn separate_stream(asked: &Asked<'_>) -> Result<Value, Refused> {
+pub(super) fn separate_stream(asked: &Inquiry<'_>) -> Result<Value, Refused> {
     let turns = if asked.process.smoke { 20 } else { 2000 };
     let [work, other] = [&asked.gpu.streams[3], &asked.gpu.streams[4]].map(|s| s.cu_stream());
     let mut answers = Vec::new();

@@ -1,5 +1,5 @@
-//! The rules of `PyTorch`'s CUDA caching allocator (`CUDACachingAllocator.cpp`, 2.11), for one stream
-//! and without a limit: two pools, segments of 2 MiB, of 20 MiB or of the request, split and
+//! The rules of `PyTorch`'s CUDA caching allocator (`CUDACachingAllocator.cpp`, 2.11), for one
+//! stream and without a limit: two pools, segments of 2 MiB, of 20 MiB or of the request, split and
 //! coalesced, best fit by size and then by address.
 
 use super::{Region, UNIT};
@@ -17,7 +17,7 @@ const ROUND_LARGE: u64 = 2 << 20;
 /// No block.
 const NONE: usize = usize::MAX;
 
-struct Block {
+struct TorchBlock {
     at: u64,
     bytes: u64,
     before: usize,
@@ -29,7 +29,7 @@ struct Block {
 /// Blocks, and the free ones of each pool by size and address.
 #[derive(Default)]
 pub(super) struct Torch {
-    blocks: Vec<Block>,
+    blocks: Vec<TorchBlock>,
     vacant: Vec<usize>,
     small: BTreeSet<(u64, u64, usize)>,
     large: BTreeSet<(u64, u64, usize)>,
@@ -41,7 +41,7 @@ impl Torch {
         if small { &mut self.small } else { &mut self.large }
     }
 
-    fn add(&mut self, block: Block) -> usize {
+    fn add(&mut self, block: TorchBlock) -> usize {
         let Some(id) = self.vacant.pop() else {
             self.blocks.push(block);
             return self.blocks.len() - 1;
@@ -58,18 +58,18 @@ impl Torch {
         };
         let at = self.reserved;
         self.reserved += bytes;
-        self.add(Block { at, bytes, before: NONE, after: NONE, free: false, small })
+        self.add(TorchBlock { at, bytes, before: NONE, after: NONE, free: false, small })
     }
 
     fn list(&mut self, id: usize) {
-        let Block { at, bytes, small, .. } = self.blocks[id];
+        let TorchBlock { at, bytes, small, .. } = self.blocks[id];
         self.blocks[id].free = true;
         self.pool(small).insert((bytes, at, id));
     }
 
     /// Merges a block with a free neighbour that comes after it.
     fn coalesce(&mut self, id: usize, next: usize) {
-        let Block { at, bytes, after, small, .. } = self.blocks[next];
+        let TorchBlock { at, bytes, after, small, .. } = self.blocks[next];
         if self.blocks[next].free {
             self.pool(small).remove(&(bytes, at, next));
         }
@@ -100,8 +100,9 @@ impl Region for Torch {
         self.blocks[id].free = false;
         let rest = self.blocks[id].bytes - bytes;
         if (small && rest >= UNIT) || rest > SMALL {
-            let Block { at, after, .. } = self.blocks[id];
-            let above = Block { at: at + bytes, bytes: rest, before: id, after, free: true, small };
+            let TorchBlock { at, after, .. } = self.blocks[id];
+            let above =
+                TorchBlock { at: at + bytes, bytes: rest, before: id, after, free: true, small };
             let above = self.add(above);
             (self.blocks[id].bytes, self.blocks[id].after) = (bytes, above);
             if let Some(after) = self.blocks.get_mut(after) {
@@ -114,7 +115,7 @@ impl Region for Torch {
 
     #[inline]
     fn free(&mut self, mut id: usize) {
-        let Block { before, after, .. } = self.blocks[id];
+        let TorchBlock { before, after, .. } = self.blocks[id];
         if self.blocks.get(after).is_some_and(|after| after.free) {
             self.coalesce(id, after);
         }
