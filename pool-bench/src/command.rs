@@ -169,6 +169,7 @@ impl Record {
             self.command.split_first().ok_or_else(|| failed("nothing".into()))?;
         let mut command = std::process::Command::new(program);
         command.args(arguments).stderr(std::process::Stdio::inherit());
+        environment::clean(&mut command);
         let output = command.output().map_err(|error| failed(error.to_string()))?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         if !output.status.success() {

@@ -22,6 +22,11 @@ const NAMES: [&str; 7] = ["workload", "case", "size", "settings", "contender", "
 ///
 /// A file that is no record, or records without a common cell.
 pub fn records(a: &Path, b: &Path) -> Result<String, BadInput> {
+    let (of_a, of_b) = (command(a)?, command(b)?);
+    if of_a != of_b {
+        let what = format!("records of `{of_a}` and of `{of_b}`");
+        return Err(BadInput::new(what, "two of the same command"));
+    }
     let (a, b) = (cells(a)?, cells(b)?);
     let common: Vec<(&String, &Ratio, &Ratio)> =
         a.iter().filter_map(|(name, a)| Some((name, a, b.get(name)?))).collect();
@@ -37,6 +42,10 @@ pub fn records(a: &Path, b: &Path) -> Result<String, BadInput> {
         // Writing to a string does not fail.
         let _ = writeln!(text, "{name}: {a} and {b}");
     }
+    let alone = a.len() + b.len() - 2 * common.len();
+    if alone > 0 {
+        let _ = writeln!(text, "{alone} cells stand in one of the records only");
+    }
     let share = apart.len() as f64 / common.len() as f64;
     let verdict = if share <= MOST { "the second repeats the first" } else { "NOT repeated" };
     let _ = write!(
@@ -48,6 +57,14 @@ pub fn records(a: &Path, b: &Path) -> Result<String, BadInput> {
         100.0 * MOST
     );
     Ok(text)
+}
+
+/// The command in the first line of a record.
+fn command(file: &Path) -> Result<String, BadInput> {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let head: Value = serde_json::from_str(text.lines().next().unwrap_or_default())
+        .map_err(|error| BadInput::new(format!("{}: {error}", file.display()), "a record"))?;
+    Ok(head["command"].as_str().unwrap_or_default().to_owned())
 }
 
 /// The ratios of a record by name, those of a contender to itself left out.

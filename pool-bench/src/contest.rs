@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 /// Smoke tests run this many steps.
 pub const SMOKE_STEPS: u64 = 3;
 /// The first steps of a process, in which pools fill, count but do not enter ratios.
-const COLD: usize = 5;
+pub const COLD: usize = 5;
 /// What all others are compared with.
 const DIRECT: &str = "direct";
 /// Direct allocation once more. It differs from [`DIRECT`] in nothing, so what sets the two apart
@@ -353,7 +353,7 @@ impl Standing {
         self.ns_per_op = ns as f64 / self.ops as f64;
         self.page_faults = turns.iter().map(|turn| turn.page_faults).sum();
         let sample = |turn: &Turn| turn.ns as f64 / (2 * turn.done.allocations) as f64;
-        let cold = if turns.len() > 2 * COLD { COLD } else { 0 };
+        let cold = if turns.len() > COLD { COLD } else { 0 };
         self.samples = vec![turns[cold..].iter().map(sample).collect()];
     }
 

@@ -5,7 +5,7 @@ use crate::input::BadInput;
 use std::process::Command;
 
 /// Beginnings of such names.
-const PREFIXES: [&str; 9] = [
+const PREFIXES: [&str; 11] = [
     "MALLOC_",
     "GLIBC_TUNABLES",
     "BUCKETPOOL_",
@@ -13,7 +13,9 @@ const PREFIXES: [&str; 9] = [
     "_RJEM_",
     "JE_MALLOC",
     "SNMALLOC_",
-    "PYTORCH_",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
     "LD_PRELOAD",
 ];
 /// Names by which xtask, or the bundle, speaks to this program.

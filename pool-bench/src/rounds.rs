@@ -143,12 +143,30 @@ fn place(at: usize) -> Option<char> {
 #[must_use]
 pub fn pool(processes: Vec<Vec<Row>>, references: &[&str]) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
-    for row in processes.into_iter().flatten() {
-        match rows.iter_mut().find(|other| other.is_of_the_same(&row)) {
-            Some(other) => other.join(row),
-            None => rows.push(row),
+    for (number, process) in processes.into_iter().enumerate() {
+        for mut row in process {
+            // A contender that was missing before has no samples of those processes.
+            if !rows.iter().any(|other| other.is_of_the_same(&row)) {
+                let missing = vec![Vec::new(); number];
+                row.samples.splice(0..0, missing);
+            }
+            match rows.iter_mut().find(|other| other.is_of_the_same(&row)) {
+                Some(other) => other.join(row),
+                None => rows.push(row),
+            }
+        }
+        for row in &mut rows {
+            row.samples.resize(row.samples.len().max(number + 1), Vec::new());
         }
     }
+    // Rows of one case stand together, whatever process brought them first.
+    let mut order: Vec<Row> = Vec::new();
+    while let Some(first) = rows.first().cloned() {
+        let (case, rest) = rows.into_iter().partition(|row| row.is_of_the_same_case(&first));
+        order.extend::<Vec<Row>>(case);
+        rows = rest;
+    }
+    let rows = order;
     let cases: Vec<Vec<Row>> =
         rows.chunk_by(Row::is_of_the_same_case).map(<[Row]>::to_vec).collect();
     let mut pooled = Vec::new();

@@ -15,7 +15,7 @@ use std::slice;
 /// Until a block is freed, all bytes of it are valid for reads and writes, initialised, and nobody
 /// else's, at the address that [`HostMemory::pointer`] gives for a view of them. Initialised also
 /// when the block is fresh: bytes that nobody wrote may not be read through a slice. In a forked
-/// child too: a buffer that was alive stays readable and writable there, and the child's alone.
+/// child too: a buffer that was live keeps its contents there, and is the child's alone.
 ///
 /// The clock has no streams: work has happened when a call returns.
 pub unsafe trait HostMemory:

@@ -25,16 +25,16 @@ pub enum AtLockLimit {
 
 /// Host memory that is never swapped out and never page-faults: mapped, and locked by `mlock`.
 ///
-/// A forked child gets none of it. What its parent wrote reads as zeroes there (`MADV_WIPEONFORK`,
-/// Linux 4.14), in the buffers that were alive as well, and every call to a pool of the parent says
-/// [`Why::Forked`], since the system does not lock the child's pages. The child makes an allocator
-/// of its own.
+/// A forked child has a copy of the buffers that were live, as of all memory. The system does not
+/// lock that copy, so every call to a pool of the parent says [`Why::Forked`] in the child, which
+/// makes its own allocator. A program that keeps secrets here must not fork while they are live, or
+/// the child must overwrite them.
 ///
 /// This is not CUDA's pinned memory: a driver does not know of it, and a copy from here to a GPU is
 /// no faster than one from any other page. For that there is `CudaPinnedAllocator`.
 ///
-/// Blocks are whole pages; over an arena small buffers share them. What is locked and what is not
-/// never meets in one pool, unless [`AtLockLimit::Unlocked`] asks for it.
+/// Blocks are whole pages, over an arena too. Locked and unlocked memory
+/// never meet in one pool, unless [`AtLockLimit::Unlocked`] asks for it.
 ///
 /// ```
 /// use pool_core::{Arena, ArenaConfig, BucketPool, KIB};

@@ -93,19 +93,16 @@ pub(crate) fn zeroed<T: Zeroed>(count: usize) -> Option<&'static [T]> {
 /// A value of zero bytes is valid, and is aligned to a page at most.
 pub(crate) unsafe trait Zeroed: 'static {}
 
-/// Locks pages in memory, and has them read as zeroes in child processes. They stay mapped there:
-/// a hole would be filled by the child's next mapping, which the pool's blocks would then alias.
-/// At the system's limit the error names it, and its code is the limit in bytes.
+/// Locks pages in memory. They stay mapped in child processes, as a copy that is not locked: a hole
+/// would be filled by the child's next mapping, which the pool's blocks would then alias, and zeroes
+/// would be no valid values of the types that a collection keeps there. At the system's limit the
+/// error names it, and its code is the limit in bytes.
 ///
 /// # Safety
 ///
 /// They come from [`map`] with this size.
 pub(crate) unsafe fn lock(base: NonNull<u8>, bytes: usize) -> Result<(), DeviceError> {
     // SAFETY: as the caller says; nothing that they hold changes.
-    if unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_WIPEONFORK) } != 0 {
-        return Err(refused(Why::Other, "madvise(MADV_WIPEONFORK)"));
-    }
-    // SAFETY: as above.
     if unsafe { libc::mlock(base.as_ptr().cast(), bytes) } == 0 {
         return Ok(());
     }

@@ -92,17 +92,33 @@ fn or_it_is_not_locked_and_says_so() {
 }
 
 #[test]
-fn a_live_buffer_reads_as_zeroes_in_a_forked_child_and_stays_as_it_is_in_the_parent() {
+fn a_live_buffer_is_a_copy_in_a_forked_child() {
     let pool = BucketPool::new(PinnedAllocator::new());
     let mut buffer = pool.allocate(4 * KIB).unwrap();
     buffer.fill(7);
     let status = in_child(MIB, || {
-        let is_wiped = buffer.iter().all(|byte| *byte == 0);
+        let is_there = buffer.iter().all(|byte| *byte == 7);
         buffer.fill(9); // the child's own copy
-        is_wiped
+        is_there
     });
     assert_eq!(status, 0, "{status:x}");
     assert!(buffer.iter().all(|byte| *byte == 7));
+}
+
+#[cfg(feature = "allocator-api2")]
+#[test]
+fn a_collection_in_a_pool_can_be_read_and_dropped_in_a_forked_child() {
+    use pool_host::{InPool, allocator_api2::vec::Vec};
+
+    let pool = BucketPool::new(PinnedAllocator::new());
+    let mut names = Vec::new_in(InPool::new(&pool));
+    names.extend(["a", "b"].map(str::to_owned));
+    let status = in_child(MIB, move || {
+        let is_there = names.iter().map(String::as_str).eq(["a", "b"]);
+        drop(names); // its strings go; its block stays with the pool of the parent
+        is_there
+    });
+    assert_eq!(status, 0, "{status:x}");
 }
 
 #[test]

@@ -83,16 +83,14 @@ fn try_on_double(root: &Path, folder: &Path) -> io::Result<()> {
 /// the device.
 fn check_answers(out: &Path) -> io::Result<()> {
     let mut answered = Vec::new();
-    for file in ["questions-1.jsonl", "questions-2.jsonl"] {
-        for line in fs::read_to_string(out.join(file))?.lines() {
-            let line: serde_json::Value = serde_json::from_str(line)?;
-            let number = line["question"].as_u64().unwrap_or_default();
-            if number > 0 {
-                answered.push(number);
-            }
-            if let Some(why) = line["failed"].as_str() {
-                return Err(io::Error::other(format!("question {number} failed: {why}")));
-            }
+    for line in fs::read_to_string(out.join("questions.jsonl"))?.lines() {
+        let line: serde_json::Value = serde_json::from_str(line)?;
+        let number = line["question"].as_u64().unwrap_or_default();
+        if number > 0 {
+            answered.push(number);
+        }
+        if let Some(why) = line["failed"].as_str() {
+            return Err(io::Error::other(format!("question {number} failed: {why}")));
         }
     }
     if answered != (1..=10).collect::<Vec<u64>>() {

@@ -69,7 +69,7 @@ fn faults_of((hash, message): (&str, &str)) -> Vec<String> {
 /// One or two lower-case words, such as `core`, `xtask tidy` or `core, host`.
 fn is_area(area: &str) -> bool {
     !area.is_empty()
-        && area.split([' ', ',', '/']).count() <= 4
+        && area.split([' ', ',', '/']).filter(|word| !word.is_empty()).count() <= 3
         && area.chars().all(|c| c.is_lowercase() || c.is_ascii_digit() || " ,/-_".contains(c))
 }
 

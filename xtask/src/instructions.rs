@@ -79,6 +79,9 @@ fn collected(program: &Path, path: &str, pairs: u64) -> Result<u64, String> {
     valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(program);
     valgrind.args(["hit", path, &pairs.to_string()]);
     // Under Valgrind the tcache steps aside unless it is told to stay.
+    for name in ["GLIBC_TUNABLES", "MALLOC_PERTURB_", "LD_PRELOAD"] {
+        valgrind.env_remove(name);
+    }
     let output = valgrind.env("BUCKETPOOL_HOST", "on").output().map_err(|e| e.to_string())?;
     let said = String::from_utf8_lossy(&output.stderr);
     let line = said.lines().find_map(|line| line.split_once("Collected :"));
@@ -121,6 +124,9 @@ fn compared(
             ));
         }
     }
+    for gone in before.keys().filter(|name| !counts.contains_key(*name)) {
+        faults.push(format!("`{gone}` stands in {SNAPSHOT} and is no path any more; {update}"));
+    }
     (table, faults)
 }
 
@@ -134,9 +140,12 @@ mod tests {
             pairs.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
         };
         let before = of(&[("a", 100), ("b", 100), ("c", 100)]);
-        let (table, faults) =
+        let (table, mut faults) =
             compared(&of(&[("a", 105), ("b", 106), ("c", 50), ("d", 9)]), &before);
-        assert_eq!(faults.len(), 2, "{faults:?}");
+        let before = of(&[("z", 1)]);
+        faults.extend(compared(&of(&[]), &before).1);
+        assert_eq!(faults.len(), 3, "{faults:?}");
+        assert!(faults[2].starts_with("`z` stands in"), "{faults:?}");
         assert!(faults[0].starts_with("`b` takes 106 instructions, 100 in"), "{faults:?}");
         assert!(faults[1].starts_with("`d` has no snapshot"), "{faults:?}");
         assert!(table.contains("-50.0%"), "{table}");

@@ -39,7 +39,9 @@ pub(crate) const BUILD: &str = "BUCKETPOOL_BUILD";
 
 /// The build as `pool-bench` writes it into the head of a record, in JSON.
 pub(crate) fn build(root: &Path) -> String {
-    let dirty = !said(root, "git", &["status", "--porcelain"]).is_empty();
+    // A record that was just written is no difference of the source.
+    let changed = ["status", "--porcelain", "--untracked-files=no"];
+    let dirty = !said(root, "git", &changed).is_empty();
     let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
     let mut peers = versions(&root.join("Cargo.lock"));
     peers.extend(versions(&root.join("pool-bench/peers/clients/Cargo.lock")));
@@ -103,7 +105,8 @@ fn said(root: &Path, program: &str, arguments: &[&str]) -> String {
 /// crates of its backends, so a change elsewhere does not matter.
 pub(crate) fn staleness(record: &Path, now: &BTreeMap<String, String>) -> Option<String> {
     let text = fs::read_to_string(record).unwrap_or_default();
-    let head: Value = serde_json::from_str(text.lines().next()?).unwrap_or_default();
+    let Some(first) = text.lines().next() else { return Some("it cannot be read".into()) };
+    let head: Value = serde_json::from_str(first).unwrap_or_default();
     let Some(then) = head["sources"].as_object() else {
         return Some("it names no hashes of sources".into());
     };
@@ -120,7 +123,7 @@ pub(crate) fn staleness(record: &Path, now: &BTreeMap<String, String>) -> Option
 fn measured(command: &str) -> Vec<&'static str> {
     let names = |name: &str| command.contains(name);
     let only = names("--backend");
-    let mut crates = vec!["pool-core"];
+    let mut crates = vec!["pool-core", "pool-bench"];
     if !only || names("host") {
         crates.push("pool-host");
     }
@@ -155,12 +158,13 @@ mod tests {
     fn a_record_is_stale_when_what_it_measures_changed() {
         let file = std::env::temp_dir().join(format!("xtask-record-{}", std::process::id()));
         let record = |command: &str| {
-            let sources = json!({"pool-core": "a", "pool-host": "b", "pool-wgpu": "c"});
+            let sources =
+                json!({"pool-core": "a", "pool-host": "b", "pool-wgpu": "c", "pool-bench": "d"});
             let head = json!({"command": command, "sources": sources});
             fs::write(&file, format!("{head}\n")).unwrap();
         };
         let now = |core: &str, wgpu: &str| -> BTreeMap<String, String> {
-            [("pool-core", core), ("pool-host", "b"), ("pool-wgpu", wgpu)]
+            [("pool-core", core), ("pool-host", "b"), ("pool-wgpu", wgpu), ("pool-bench", "d")]
                 .map(|(name, hash)| (name.to_owned(), hash.to_owned()))
                 .into()
         };

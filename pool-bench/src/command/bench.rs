@@ -91,6 +91,10 @@ impl Bench {
         let removed = environment::found();
         if !removed.is_empty() {
             results.notes.push(format!("removed from every contender: {}", removed.join(", ")));
+            if traces && self.peers.is_none() {
+                // Replays on the simulated device run here.
+                results.notes.push("traces were replayed beside these variables".into());
+            }
         }
         let spread = Spread::new(self.smoke, seed);
         if let Some(group) = self.peers {
@@ -200,7 +204,10 @@ impl Bench {
     ) -> Result<Vec<Standing>, BadInput> {
         let steps = match self.smoke {
             true => contest::SMOKE_STEPS,
-            false => contest::steps(workload, backend).div_ceil(spread.processes as u64),
+            false => {
+                let share = contest::steps(workload, backend).div_ceil(spread.processes as u64);
+                share + contest::COLD as u64
+            }
         };
         let terms = Terms { from: set * steps, steps, seed: spread.seed.wrapping_add(set) };
         let flags: Vec<&str> = [(self.smoke, "--smoke"), (self.planted, "--planted")]

@@ -52,8 +52,8 @@ const QUESTIONS: [Question; 10] = [
 /// The device and the programs that a question may use.
 struct Inquiry<'q> {
     gpu: &'q Gpu,
-    /// `None` where the driver has no kernels, such as a double.
-    busy: Option<Busy>,
+    /// Refused where the driver loads no kernels, such as the double.
+    busy: Result<Busy, Refused>,
     peers: &'q [String],
     process: &'q Process,
 }
@@ -80,7 +80,7 @@ pub(crate) fn run(only: &[u32], peers: &[String], process: &Process) -> Result<(
             continue;
         }
         let start = Instant::now();
-        let asked = Inquiry { gpu: &gpu, busy: Busy::new(&gpu).ok(), peers, process };
+        let asked = Inquiry { gpu: &gpu, busy: Busy::new(&gpu), peers, process };
         let answer = answer(&asked);
         let seconds = start.elapsed().as_secs_f64();
         tell(&match answer {
@@ -154,8 +154,12 @@ impl Inquiry<'_> {
             Ok((start.elapsed().as_nanos() as f64, code))
         };
         let (idle_ns, code) = timed(None)?;
-        let Some(busy) = &self.busy else {
-            return Ok(json!({ "idle_ns": idle_ns, "code": code, "beside": "no kernels here" }));
+        let busy = match &self.busy {
+            Ok(busy) => busy,
+            Err(refused) => {
+                let why = format!("no kernel: {refused}");
+                return Ok(json!({ "idle_ns": idle_ns, "code": code, "beside": why }));
+            }
         };
         let (busy_ns, busy_code) = timed(Some(busy))?;
         self.gpu.device.context().synchronize()?;

@@ -193,7 +193,8 @@ impl Region for Offset {
     }
 }
 
-/// `rlsf`'s two-level segregated fit, over real addresses: its headers stand in the memory.
+/// `rlsf`'s two-level segregated fit, over real addresses: its headers stand in the memory. Rounds
+/// share the memory, so the cold round has its page faults.
 struct Tlsf {
     book: Box<rlsf::Tlsf<'static, u32, u32, 32, 32>>,
     memory: std::ptr::NonNull<u8>,
@@ -204,20 +205,31 @@ struct Tlsf {
 #[expect(unsafe_code, reason = "rlsf is given memory, and blocks back, through pointers")]
 mod unsafe_tlsf {
     use super::{Region, Tlsf, UNIT};
-    use std::alloc::{Layout, alloc, dealloc};
+    use std::alloc::{Layout, alloc};
+    use std::cell::Cell;
     use std::ptr::NonNull;
+
+    thread_local! {
+        /// The memory of the round before, and its size.
+        static KEPT: Cell<Option<(NonNull<u8>, usize)>> = const { Cell::new(None) };
+    }
 
     impl Tlsf {
         pub(super) fn new(bytes: u64) -> Self {
             let bytes = usize::try_from(bytes).unwrap_or(0);
             let layout = layout(bytes);
-            // SAFETY: the size is not 0. Untouched pages cost nothing.
-            let memory = unsafe { alloc(layout) };
-            let memory =
-                NonNull::new(memory).unwrap_or_else(|| std::alloc::handle_alloc_error(layout));
+            let kept = KEPT.take().filter(|(_, kept)| *kept == bytes);
+            let memory = kept.map_or_else(
+                || {
+                    // SAFETY: the size is not 0. Untouched pages cost nothing.
+                    let memory = unsafe { alloc(layout) };
+                    NonNull::new(memory).unwrap_or_else(|| std::alloc::handle_alloc_error(layout))
+                },
+                |(memory, _)| memory,
+            );
             let mut book = Box::new(rlsf::Tlsf::new());
             let block = NonNull::slice_from_raw_parts(memory, bytes);
-            // SAFETY: no other code uses the memory, which lives until `drop`.
+            // SAFETY: no other code uses the memory, which lives as long as the process.
             unsafe { book.insert_free_block_ptr(block) };
             Self { book, memory, bytes, end: 0 }
         }
@@ -251,8 +263,8 @@ mod unsafe_tlsf {
 
     impl Drop for Tlsf {
         fn drop(&mut self) {
-            // SAFETY: from `new`, with this layout.
-            unsafe { dealloc(self.memory.as_ptr(), layout(self.bytes)) };
+            // For the next round, or until the process ends.
+            KEPT.set(Some((self.memory, self.bytes)));
         }
     }
 }

@@ -86,6 +86,7 @@ fn one(program: &PathBuf, case: &str, allocator: &str, smoke: bool) -> Result<To
     let mut child = Command::new(program);
     child
         .env("BENCH_ALLOCATOR", allocator)
+        .env("RAYON_NUM_THREADS", "1")
         .args([case, allocator])
         .args(smoke.then_some("--smoke"));
     let output = environment::clean(&mut child).output();

@@ -64,6 +64,7 @@ fn a_loan_keeps_its_place_its_age_and_its_bytes() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "many thousands of sizes, which Miri would take hours for")]
 fn sizes_that_are_never_seen_again_leave_nothing_behind() {
     let mut idle = Shelves::new();
     for bytes in 1..100_000 {

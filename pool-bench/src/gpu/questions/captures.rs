@@ -1,5 +1,6 @@
 //! Questions 3 and 4: what a capture survives, and what it does with pageable memory.
 
+use super::pages::Page;
 use super::{Inquiry, Refused, call, done};
 use bucketpool::cuda::cudarc::driver::sys;
 use serde_json::{Map, Value, json};
@@ -57,7 +58,10 @@ impl Prepared {
 /// A call that a pool may make while a stream captures.
 type Call = fn(&Prepared) -> u32;
 
-const CALLS: [(&str, Call); 8] = [
+const CALLS: [(&str, Call); 9] = [
+    ("cuMemCreate, Map, SetAccess, Unmap, Release", |_| {
+        Page::new(2 * MIB).map_or(999, Page::cycle)
+    }),
     ("cuMemAlloc", |_| {
         let mut block = 0;
         let code = call!(cuMemAlloc_v2(&raw mut block, MIB));

@@ -31,6 +31,8 @@ pub(super) fn single_calls(asked: &Inquiry<'_>) -> Result<Value, Refused> {
     cost("cuThreadExchangeStreamCaptureMode", &mut || {
         call!(cuThreadExchangeStreamCaptureMode(&raw mut mode))
     })?;
+    mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL; // as a thread has it first
+    done(call!(cuThreadExchangeStreamCaptureMode(&raw mut mode)), "restoring the mode")?;
     cost("cuCtxGetCurrent", &mut || {
         let mut current = ptr::null_mut();
         call!(cuCtxGetCurrent(&raw mut current))

@@ -28,14 +28,14 @@ fn location() -> sys::CUmemLocation {
 }
 
 /// Addresses, and physical memory that may be mapped there.
-struct Page {
+pub(super) struct Page {
     at: u64,
     bytes: usize,
     handle: u64,
 }
 
 impl Page {
-    fn new(bytes: usize) -> Result<Self, Refused> {
+    pub(super) fn new(bytes: usize) -> Result<Self, Refused> {
         let (mut at, mut handle, properties) = (0, 0, properties());
         let code = call!(cuMemAddressReserve(&raw mut at, bytes, 0, 0, 0));
         done(code, "cuMemAddressReserve")?;
@@ -56,6 +56,12 @@ impl Page {
 
     fn unmap(&self) -> u32 {
         call!(cuMemUnmap(self.at, self.bytes))
+    }
+
+    /// Maps, sets access, unmaps and gives everything back: the first code that is none of success.
+    pub(super) fn cycle(self) -> u32 {
+        let codes = [self.map(), self.set_access(), self.unmap(), self.give_back()];
+        codes.into_iter().find(|code| *code != 0).unwrap_or(0)
     }
 
     fn give_back(self) -> u32 {
@@ -104,7 +110,11 @@ fn of_size(asked: &Inquiry<'_>, bytes: usize) -> Result<Value, Refused> {
         Ok(())
     };
     let map = asked.idle_and_busy(unmapped, |()| page.map())?;
-    let access = asked.idle_and_busy(|| Ok(()), |()| page.set_access())?;
+    let mapped_anew = || {
+        let _ = page.unmap();
+        done(page.map(), "cuMemMap")
+    };
+    let access = asked.idle_and_busy(mapped_anew, |()| page.set_access())?;
     let mapped = || {
         let _ = page.map(); // the first time it is
         done(page.set_access(), "cuMemSetAccess")
