@@ -23,10 +23,10 @@ pub(crate) fn map(bytes: u64) -> Result<(NonNull<u8>, usize), DeviceError> {
 }
 
 fn map_pages(bytes: usize) -> Option<NonNull<u8>> {
-    let (access, sort) = (
-        libc::PROT_READ | libc::PROT_WRITE,
-        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-    );
+    // Miri has no overcommit, and knows no flag for it.
+    let overcommit = if cfg!(miri) { 0 } else { libc::MAP_NORESERVE };
+    let (access, sort) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | overcommit);
     // SAFETY: asks for new addresses, anywhere; nothing that exists is touched.
     let base = unsafe { libc::mmap(ptr::null_mut(), bytes, access, sort, -1, 0) };
     if base == libc::MAP_FAILED { None } else { NonNull::new(base.cast()) }
