@@ -100,7 +100,7 @@ fn replayed(name: &str, lines: &str, args: &[&str]) -> serde_json::Value {
 #[test]
 fn a_refused_request_is_an_oom_and_no_error() {
     let lines = "a,0,600,0,0\na,1,500,0,0\nf,0,,0,0\nf,1,,0,0\na,2,700,0,0\n";
-    let exact = replayed("oom.v1.ptrace.csv", lines, &["--policy", "exact", "--capacity", "1000"]);
+    let exact = replayed("oom.v1.ptrace.csv", lines, &["--policy", "exact", "--capacity", "1K"]);
     insta::assert_snapshot!(serde_json::to_string_pretty(&exact).unwrap());
 }
 

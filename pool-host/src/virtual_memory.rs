@@ -93,10 +93,10 @@ pub(crate) fn zeroed<T: Zeroed>(count: usize) -> Option<&'static [T]> {
 /// A value of zero bytes is valid, and is aligned to a page at most.
 pub(crate) unsafe trait Zeroed: 'static {}
 
-/// Locks pages in memory. They stay mapped in child processes, as a copy that is not locked: a hole
-/// would be filled by the child's next mapping, which the pool's blocks would then alias, and zeroes
-/// would be no valid values of the types that a collection keeps there. At the system's limit the
-/// error names it, and its code is the limit in bytes.
+/// Locks pages in memory. A child process has an unlocked copy of them: a hole would be filled by
+/// the child's next mapping, which the pool's blocks would then alias, and zeroes would be no valid
+/// values of the types that a collection keeps there. At the system's limit the error names it, and
+/// its code is the limit in bytes.
 ///
 /// # Safety
 ///

@@ -36,9 +36,9 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
     let mut noted = shape::stale_records(root, shape::NOTED);
     let stale = shape::stale_records(root, shape::RELEASED);
     if options.release {
-        faults.extend(stale)
+        faults.extend(stale);
     } else {
-        noted.extend(stale)
+        noted.extend(stale);
     }
     for record in noted {
         println!("noted: {record}");

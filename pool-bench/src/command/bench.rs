@@ -202,13 +202,8 @@ impl Bench {
         spread: &Spread,
         set: u64,
     ) -> Result<Vec<Standing>, BadInput> {
-        let steps = match self.smoke {
-            true => contest::SMOKE_STEPS,
-            false => {
-                let share = contest::steps(workload, backend).div_ceil(spread.processes as u64);
-                share + contest::COLD as u64
-            }
-        };
+        let share = contest::steps(workload, backend).div_ceil(spread.processes as u64);
+        let steps = if self.smoke { contest::SMOKE_STEPS } else { share + contest::COLD as u64 };
         let terms = Terms { from: set * steps, steps, seed: spread.seed.wrapping_add(set) };
         let flags: Vec<&str> = [(self.smoke, "--smoke"), (self.planted, "--planted")]
             .into_iter()

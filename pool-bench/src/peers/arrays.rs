@@ -88,13 +88,13 @@ impl Arrays {
         let Self { a, b, outputs } = self;
         let (a, b) = (slice(a), slice(b));
         let [sum, ..] = &mut outputs[way / 2];
-        each(way % 2 == 0, sum.get(), a, b, |a, b| a + b);
+        each(way.is_multiple_of(2), sum.get(), a, b, |a, b| a + b);
         black_box(sum);
     }
 
     fn tree_into(&mut self, way: usize) {
         let Self { a, b, outputs } = self;
-        let (a, b, by_slices) = (slice(a), slice(b), way % 2 == 0);
+        let (a, b, by_slices) = (slice(a), slice(b), way.is_multiple_of(2));
         let [sum, difference, product] = &mut outputs[way / 2];
         each(by_slices, sum.get(), a, b, |a, b| a + b);
         each(by_slices, difference.get(), a, b, |a, b| a - b);
