@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use std::process::Command;
 
 /// Processes of a contest, unless it is a smoke test, which has one.
-pub const PROCESSES: usize = 3;
+pub const PROCESSES: usize = 5;
 
 /// The arguments of one process of a contest.
 #[derive(Debug, Args)]
