@@ -29,8 +29,8 @@ cargo xtask bench  [OPTIONS]           workloads against direct allocation, and 
 cargo xtask replay TRACE.. [OPTIONS]   replay traces under each policy
 cargo xtask record COMMAND..           run a command and keep what it prints as a record
 cargo xtask compare RECORD RECORD      whether one record repeats another
-cargo xtask ci                         everything CI runs; a table of its steps at the end
-cargo xtask gpu-bundle                 what a machine with a GPU needs for its tests and benches
+cargo xtask ci [--deep] [--only STEP]  everything CI runs; a table of its steps at the end
+cargo xtask gpu-bundle [--try]         what a machine with a GPU needs for its tests and benches
 cargo xtask web                        the WebGPU tests in Node; fetches what they need
 cargo xtask tidy [--release]           layers, dead files, words, phrases, links, lengths, commits
 
