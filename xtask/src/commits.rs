@@ -10,8 +10,8 @@ const LONGEST: usize = 72;
 /// Summaries that say nothing.
 const EMPTY_WORDS: [&str; 5] = ["lines", "lints", "wip", "fixes", "cleanup"];
 
-/// Checks the messages of a range, or of all commits since the rule. Returns the faults. Without git,
-/// or in a clone that does not reach back to the rule, only a range that was named is a fault.
+/// Checks the messages of a range, or of all commits since the rule. Returns the faults. Without
+/// git, or in a clone that does not reach back to the rule, only a named range is a fault.
 pub(crate) fn check(root: &Path, range: Option<&str>) -> Vec<String> {
     let since = format!("{BASE}..HEAD");
     let mut git = Command::new("git");
