@@ -22,14 +22,12 @@
 use bucketpool::sim::{SimDevice, SimStream};
 use bucketpool::{Arena, ArenaBlock, ArenaConfig, DeviceAllocator, Request, StreamClock};
 use criterion::{Criterion, criterion_group, criterion_main};
-use std::collections::BTreeSet;
+use pool_bench::tree::{Tree, UNIT};
 use std::hint::black_box;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const LIVE: [usize; 4] = [1000, 10_000, 100_000, 1_000_000];
-/// Sizes are multiples of this.
-const UNIT: u64 = 512;
 /// The largest is below this power of two of units: 8 MiB.
 const OCTAVES: f64 = 14.0;
 /// Requests that are drawn at a time, so that drawing is not measured.
@@ -73,156 +71,38 @@ fn unlimited<T>() -> T {
     unreachable!("the simulated device has no end and refuses nothing")
 }
 
-/// No node.
-const NONE: usize = usize::MAX;
-
-/// A range: its bytes, and the ranges beside it.
-struct Node {
-    offset: u64,
-    bytes: u64,
-    before: usize,
-    after: usize,
-    free: bool,
-}
-
-/// Exact best fit from an ordered tree; then the lowest address.
+/// The tree, and the bytes that are handed out.
 #[derive(Default)]
-struct Nodes {
-    slab: Vec<Node>,
-    vacant: Vec<usize>,
-    free: BTreeSet<(u64, u64, usize)>,
-    last: Option<usize>,
-    end: u64,
+struct Counted {
+    tree: Tree,
     used: u64,
     used_peak: u64,
 }
 
-impl Nodes {
-    fn add(&mut self, node: Node) -> usize {
-        let Some(id) = self.vacant.pop() else {
-            self.slab.push(node);
-            return self.slab.len() - 1;
-        };
-        self.slab[id] = node;
-        id
-    }
+/// A number of a block, and the bytes requested.
+type TreeBlock = (usize, u64);
 
-    fn allocate(&mut self, bytes: u64) -> TreeBlock {
-        let id = match self.free.range((bytes, 0, 0)..).next().copied() {
-            Some(best) => {
-                self.free.remove(&best);
-                best.2
-            }
-            None => self.grow(bytes),
-        };
-        self.slab[id].free = false;
-        if self.slab[id].bytes > bytes {
-            self.cut(id, bytes);
-        }
-        self.used += bytes;
-        self.used_peak = self.used_peak.max(self.used);
-        TreeBlock { id, offset: self.slab[id].offset, bytes }
-    }
-
-    /// A range of `bytes` bytes at the end, with what is free there.
-    fn grow(&mut self, bytes: u64) -> usize {
-        let (before, offset) = (self.last.unwrap_or(NONE), self.end);
-        if let Some(last) = self.slab.get_mut(before).filter(|last| last.free) {
-            self.free.remove(&(last.bytes, last.offset, before));
-            self.end = last.offset + bytes;
-            last.bytes = bytes;
-            return before;
-        }
-        let id = self.add(Node { offset, bytes, before, after: NONE, free: false });
-        if let Some(before) = self.slab.get_mut(before) {
-            before.after = id;
-        }
-        self.last = Some(id);
-        self.end += bytes;
-        id
-    }
-
-    /// Leaves a range `bytes` bytes; the rest is free.
-    fn cut(&mut self, id: usize, bytes: u64) {
-        let Node { offset, bytes: whole, after, .. } = self.slab[id];
-        let (offset, rest) = (offset + bytes, whole - bytes);
-        let above = self.add(Node { offset, bytes: rest, before: id, after, free: true });
-        (self.slab[id].bytes, self.slab[id].after) = (bytes, above);
-        match self.slab.get_mut(after) {
-            Some(after) => after.before = above,
-            None => self.last = Some(above),
-        }
-        self.free.insert((rest, offset, above));
-    }
-
-    fn give(&mut self, mut id: usize) {
-        self.used -= self.slab[id].bytes;
-        let Node { before, after, .. } = self.slab[id];
-        if self.slab.get(after).is_some_and(|after| after.free) {
-            self.unlist(after);
-            self.join_next(id);
-        }
-        if self.slab.get(before).is_some_and(|before| before.free) {
-            self.unlist(before);
-            self.join_next(before);
-            id = before;
-        }
-        self.slab[id].free = true;
-        self.free.insert((self.slab[id].bytes, self.slab[id].offset, id));
-    }
-
-    fn unlist(&mut self, id: usize) {
-        self.free.remove(&(self.slab[id].bytes, self.slab[id].offset, id));
-    }
-
-    /// Makes a range one with the one after it.
-    fn join_next(&mut self, id: usize) {
-        let next = self.slab[id].after;
-        let Node { bytes, after, .. } = self.slab[next];
-        self.slab[id].bytes += bytes;
-        self.slab[id].after = after;
-        match self.slab.get_mut(after) {
-            Some(after) => after.before = id,
-            None => self.last = Some(id),
-        }
-        self.vacant.push(next);
-    }
-}
-
-/// A block of the tree: what its program has to know.
-struct TreeBlock {
-    id: usize,
-    #[expect(dead_code, reason = "a program has to know where its block is")]
-    offset: u64,
-    #[expect(dead_code, reason = "and how large")]
-    bytes: u64,
-}
-
-#[derive(Default)]
-struct Tree(Mutex<Nodes>);
-
-impl Tree {
-    fn nodes(&self) -> MutexGuard<'_, Nodes> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Contender for Tree {
+impl Contender for Mutex<Counted> {
     type Block = TreeBlock;
 
     #[inline]
     fn allocate(&self, bytes: u64) -> TreeBlock {
-        self.nodes().allocate(bytes)
+        let mut counted = self.lock().unwrap_or_else(PoisonError::into_inner);
+        counted.used += bytes;
+        counted.used_peak = counted.used_peak.max(counted.used);
+        (counted.tree.allocate(bytes), bytes)
     }
 
     #[inline]
     fn free(&self, block: TreeBlock) {
-        self.nodes().give(block.id);
+        let mut counted = self.lock().unwrap_or_else(PoisonError::into_inner);
+        counted.used -= block.1;
+        counted.tree.free(block.0);
     }
 
     fn peaks(&self) -> (u64, u64) {
-        let nodes = self.nodes();
-        (nodes.end, nodes.used_peak)
+        let counted = self.lock().unwrap_or_else(PoisonError::into_inner);
+        (counted.tree.reserved_peak(), counted.used_peak)
     }
 }
 
@@ -310,7 +190,7 @@ fn pairs(c: &mut Criterion) {
     let measured = std::env::args().any(|argument| argument == "--bench");
     for live in LIVE.into_iter().take(if measured { LIVE.len() } else { 1 }) {
         measure(c, "arena", live, Arena::over_pages(SimDevice::new(), ArenaConfig::grow()));
-        measure(c, "tree", live, Tree::default());
+        measure(c, "tree", live, Mutex::<Counted>::default());
     }
 }
 

@@ -30,4 +30,5 @@ pub mod spec;
 pub mod statistics;
 pub mod streams;
 pub mod trace;
+pub mod tree;
 pub mod workload;

@@ -29,18 +29,24 @@ fn every_workload_gives_every_contender_the_same_result() {
     }
 }
 
+/// Rows that a short run of the command prints.
+#[cfg(feature = "peers")]
+#[expect(clippy::unwrap_used, reason = "a test")]
+fn rows(arguments: &[&str]) -> Vec<pool_bench::rounds::Row> {
+    let mut bench = std::process::Command::new(env!("CARGO_BIN_EXE_pool-bench"));
+    bench.arg("bench").args(arguments).args(["--smoke", "--json"]);
+    bench.env("BUCKETPOOL_ROOT", concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    let output = bench.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let lines = output.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    lines.map(|line| serde_json::from_slice(line).unwrap()).collect()
+}
+
 /// Each case of `bench --peers` once, small: every allocator comes to its end in it.
 #[cfg(feature = "peers")]
 #[test]
 fn every_peer_runs_every_small_case() {
-    let mut bench = std::process::Command::new(env!("CARGO_BIN_EXE_pool-bench"));
-    bench.args(["bench", "--peers", "--smoke", "--json"]);
-    let output = bench.env("BUCKETPOOL_ROOT", concat!(env!("CARGO_MANIFEST_DIR"), "/..")).output();
-    let output = output.unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let lines = output.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-    let rows: Vec<pool_bench::rounds::Row> =
-        lines.map(|line| serde_json::from_slice(line).unwrap()).collect();
+    let rows = rows(&["--peers"]);
     for (case, allocators) in [("pair", 7), ("add", 6), ("hand-over", 5), ("gcc_cc1", 5)] {
         let names: std::collections::BTreeSet<_> =
             rows.iter().filter(|row| row.case == case).map(|row| &row.contender).collect();
@@ -54,14 +60,7 @@ fn every_peer_runs_every_small_case() {
 #[cfg(feature = "peers")]
 #[test]
 fn every_arena_replays_a_trace() {
-    let mut bench = std::process::Command::new(env!("CARGO_BIN_EXE_pool-bench"));
-    bench.args(["bench", "--peers", "arena", "--smoke", "--json"]);
-    let output = bench.env("BUCKETPOOL_ROOT", concat!(env!("CARGO_MANIFEST_DIR"), "/..")).output();
-    let output = output.unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let lines = output.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-    let rows: Vec<pool_bench::rounds::Row> =
-        lines.map(|line| serde_json::from_slice(line).unwrap()).collect();
+    let rows = rows(&["--peers", "arena"]);
     assert_eq!(rows.len(), 8);
     for row in &rows {
         assert_eq!((row.refused.as_deref(), row.rounds), (None, 2), "{}", row.contender);

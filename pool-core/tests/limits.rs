@@ -9,17 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread;
 
-/// Refuses nothing, and asserts at every call that no more is taken than the ceiling.
+/// Refuses nothing, and asserts at every call that no more is taken than the ceiling. A block is as
+/// large as requested, or `times` that.
 struct Ceiling {
     inner: SimDevice,
     held: Arc<AtomicU64>,
     most: u64,
-}
-
-impl Ceiling {
-    fn new(ceiling: u64) -> Self {
-        Self { inner: SimDevice::new(), held: Arc::default(), most: ceiling }
-    }
+    times: u64,
 }
 
 impl DeviceAllocator for Ceiling {
@@ -40,13 +36,17 @@ impl DeviceAllocator for Ceiling {
         request: Request<()>,
         on: &StreamOf<Self>,
     ) -> Result<Self::Block, DeviceError> {
-        let held = self.held.fetch_add(request.bytes, SeqCst) + request.bytes;
+        let bytes = self.times * request.bytes;
+        let held = self.held.fetch_add(bytes, SeqCst) + bytes;
         assert!(held <= self.most, "{held} bytes taken over a ceiling of {}", self.most);
-        self.inner.allocate(request, on).map(|block| (block, request.bytes))
+        self.inner.allocate(Request { bytes, kind: () }, on).map(|block| (block, bytes))
     }
     fn free(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
         self.held.fetch_sub(block.1, SeqCst);
         self.inner.free(block.0, after)
+    }
+    fn size_of(&self, block: &Self::Block) -> Option<u64> {
+        Some(block.1)
     }
     fn view<'b>(
         &'b self,
@@ -99,7 +99,8 @@ fn crowd(pool: &BucketPool<Ceiling>, seed: u64) -> u64 {
 
 #[test]
 fn eight_threads_at_the_reserved_limit_never_pass_it() {
-    let device = Ceiling::new(MIB);
+    let inner = SimDevice::new();
+    let device = Ceiling { inner, held: Arc::default(), most: MIB, times: 1 };
     let held = device.held.clone();
     let pool = BucketPool::builder(device)
         .policy(BucketPolicy::Exact)
@@ -240,59 +241,11 @@ fn a_share_of_the_peak_survives_a_reset_of_the_statistics() {
     assert_eq!(pool.stats().cached_bytes, 500, "the bound forgot the peak");
 }
 
-/// A device that hands out more than it is asked for: each block is twice as large.
-struct Generous(SimDevice);
-
-impl DeviceAllocator for Generous {
-    type Block = (<SimDevice as DeviceAllocator>::Block, u64);
-    type View<'b> = <SimDevice as DeviceAllocator>::View<'b>;
-    type Kind = ();
-    type Clock = <SimDevice as DeviceAllocator>::Clock;
-    const MEMORY: Memory = Memory::DEVICE;
-
-    fn clock(&self) -> &Self::Clock {
-        self.0.clock()
-    }
-    fn aligned(&self, (): (), _: u64) -> Result<(), DeviceError> {
-        Ok(())
-    }
-    fn allocate(
-        &self,
-        request: Request<()>,
-        on: &StreamOf<Self>,
-    ) -> Result<Self::Block, DeviceError> {
-        let bytes = 2 * request.bytes;
-        Ok((self.0.allocate(Request { bytes, kind: () }, on)?, bytes))
-    }
-    fn free(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
-        self.0.free(block.0, after)
-    }
-    fn size_of(&self, block: &Self::Block) -> Option<u64> {
-        Some(block.1)
-    }
-    fn view<'b>(
-        &'b self,
-        block: &'b Self::Block,
-        offset: u64,
-        bytes: u64,
-        on: &StreamOf<Self>,
-    ) -> Self::View<'b> {
-        self.0.view(&block.0, offset, bytes, on)
-    }
-    fn zero(
-        &self,
-        block: &mut Self::Block,
-        bytes: u64,
-        on: &StreamOf<Self>,
-    ) -> Result<(), DeviceError> {
-        self.0.zero(&mut block.0, bytes, on)
-    }
-}
-
 #[test]
 fn a_block_that_is_larger_than_requested_counts_whole_under_the_limit() {
     let device = SimDevice::new();
-    let pool = BucketPool::builder(Generous(device.clone())).reserved_limit(5000).build();
+    let twice = Ceiling { inner: device.clone(), held: Arc::default(), most: u64::MAX, times: 2 };
+    let pool = BucketPool::builder(twice).reserved_limit(5000).build();
     // 4096 would fit; the 8192 that the device hands out do not.
     let error = pool.allocate(4096).unwrap_err();
     assert_eq!((error.why(), error.figures().reserved_bytes), (Why::Limit, 0));

@@ -21,7 +21,7 @@ mod sources;
 mod tidy;
 mod web;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 const USAGE: &str = "\
@@ -71,8 +71,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// The root of the repository.
+/// The root of the repository that cargo runs this task in. The path of the build is the last
+/// resort: two clones that share a target folder share this program too.
 fn root() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent().unwrap_or(here).to_path_buf()
+    let built_in = env!("CARGO_MANIFEST_DIR");
+    let here = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| built_in.into());
+    let here = PathBuf::from(here);
+    here.parent().unwrap_or(&here).to_path_buf()
 }

@@ -2,7 +2,6 @@
 //! reserve over the live peak. Each round begins with an allocator that has nothing.
 
 mod torch;
-mod tree;
 
 use crate::apart::Process;
 use crate::input::BadInput;
@@ -10,6 +9,7 @@ use crate::machine::cpu_ns;
 use crate::rounds::{Rounds, Row};
 use crate::spec;
 use crate::trace::{self, Step, Trace};
+use crate::tree::{Tree, UNIT};
 use bucketpool::sim::SimDevice;
 use bucketpool::{Arena, BucketPool, PooledBuffer, ZeroPolicy};
 use offset_allocator::{Allocation, Allocator};
@@ -17,14 +17,11 @@ use parking_lot::Mutex;
 use std::hint::black_box;
 use std::path::Path;
 use torch::Torch;
-use tree::Tree;
 
 /// The contender that the others are compared with.
 pub(crate) const REFERENCE: &str = "offset-allocator";
 /// Rounds of all processes together.
 const ROUNDS: usize = 15;
-/// Bytes that sizes are rounded to, by all of them.
-pub(super) const UNIT: u64 = 512;
 /// A region that cannot grow is this many times the live peak, so that all find room.
 const REGION: u64 = 6;
 
@@ -119,6 +116,22 @@ fn replay<R: Region>(trace: &Trace, mut region: R) -> Option<Came> {
     let ns_per_op = (cpu_ns() - start) as f64 / trace.steps.len() as f64;
     slots.into_iter().flatten().for_each(|block| region.free(block));
     Some(Came { ns_per_op, reserved_peak: region.reserved_peak() })
+}
+
+impl Region for Tree {
+    type Block = usize;
+
+    #[inline]
+    fn allocate(&mut self, bytes: u64) -> Option<usize> {
+        Some(Tree::allocate(self, bytes))
+    }
+    #[inline]
+    fn free(&mut self, block: usize) {
+        Tree::free(self, block);
+    }
+    fn reserved_peak(&self) -> u64 {
+        Tree::reserved_peak(self)
+    }
 }
 
 /// Shared by threads, as ours are.

@@ -2,7 +2,8 @@
 //! stream and without a limit: two pools, segments of 2 MiB, of 20 MiB or of the request, split and
 //! coalesced, best fit by size and then by address.
 
-use super::{Region, UNIT};
+use super::Region;
+use crate::tree::UNIT;
 use std::collections::BTreeSet;
 
 /// Requests up to this many bytes are small.

@@ -1,12 +1,15 @@
 //! Exact best fit from an ordered tree, then the lowest address: the textbook's arena.
 
-use super::{Region, UNIT};
 use std::collections::BTreeSet;
+
+/// Bytes that sizes are rounded to.
+pub const UNIT: u64 = 512;
 
 /// No node.
 const NONE: usize = usize::MAX;
 
 /// A range: its bytes, and the ranges beside it.
+#[derive(Debug)]
 struct Node {
     offset: u64,
     bytes: u64,
@@ -16,8 +19,8 @@ struct Node {
 }
 
 /// Ranges in the order of addresses, and the free ones by size.
-#[derive(Default)]
-pub(super) struct Tree {
+#[derive(Debug, Default)]
+pub struct Tree {
     slab: Vec<Node>,
     vacant: Vec<usize>,
     free: BTreeSet<(u64, u64, usize)>,
@@ -26,6 +29,48 @@ pub(super) struct Tree {
 }
 
 impl Tree {
+    /// The number of a block of at least `bytes` bytes. There is always room: it grows at its end.
+    #[inline]
+    pub fn allocate(&mut self, bytes: u64) -> usize {
+        let bytes = bytes.max(1).next_multiple_of(UNIT);
+        let id = match self.free.range((bytes, 0, 0)..).next().copied() {
+            Some(best) => {
+                self.free.remove(&best);
+                best.2
+            }
+            None => self.grow(bytes),
+        };
+        self.slab[id].free = false;
+        if self.slab[id].bytes > bytes {
+            self.split(id, bytes);
+        }
+        id
+    }
+
+    /// Takes a block back.
+    #[inline]
+    pub fn free(&mut self, mut id: usize) {
+        let Node { before, after, .. } = self.slab[id];
+        if self.slab.get(after).is_some_and(|after| after.free) {
+            self.unlist(after);
+            self.coalesce(id);
+        }
+        if self.slab.get(before).is_some_and(|before| before.free) {
+            self.unlist(before);
+            self.coalesce(before);
+            id = before;
+        }
+        self.slab[id].free = true;
+        self.free.insert((self.slab[id].bytes, self.slab[id].offset, id));
+    }
+
+    /// The most bytes taken from the memory below. The end only moves up: free memory at the end
+    /// stays.
+    #[must_use]
+    pub fn reserved_peak(&self) -> u64 {
+        self.end
+    }
+
     fn add(&mut self, node: Node) -> usize {
         let Some(id) = self.vacant.pop() else {
             self.slab.push(node);
@@ -81,47 +126,5 @@ impl Tree {
             None => self.last = Some(id),
         }
         self.vacant.push(next);
-    }
-}
-
-impl Region for Tree {
-    type Block = usize;
-
-    #[inline]
-    fn allocate(&mut self, bytes: u64) -> Option<usize> {
-        let bytes = bytes.max(1).next_multiple_of(UNIT);
-        let id = match self.free.range((bytes, 0, 0)..).next().copied() {
-            Some(best) => {
-                self.free.remove(&best);
-                best.2
-            }
-            None => self.grow(bytes),
-        };
-        self.slab[id].free = false;
-        if self.slab[id].bytes > bytes {
-            self.split(id, bytes);
-        }
-        Some(id)
-    }
-
-    #[inline]
-    fn free(&mut self, mut id: usize) {
-        let Node { before, after, .. } = self.slab[id];
-        if self.slab.get(after).is_some_and(|after| after.free) {
-            self.unlist(after);
-            self.coalesce(id);
-        }
-        if self.slab.get(before).is_some_and(|before| before.free) {
-            self.unlist(before);
-            self.coalesce(before);
-            id = before;
-        }
-        self.slab[id].free = true;
-        self.free.insert((self.slab[id].bytes, self.slab[id].offset, id));
-    }
-
-    fn reserved_peak(&self) -> u64 {
-        // The end only moves up: free memory at the end stays.
-        self.end
     }
 }
