@@ -227,12 +227,13 @@ impl Row {
     }
 }
 
-/// Where something beat a bound that nothing should beat (`floor`): the bound is none then. One
-/// line for each.
+/// Cells that beat a bound that nothing should beat (`floor`) significantly, given how many cells
+/// are compared with it. One line for each.
 #[must_use]
 pub fn beaten_floors(rows: &[Row]) -> Vec<String> {
+    let compared = rows.iter().filter(|row| row.times.contains_key("floor")).count();
     let beaten = |row: &Row| {
-        let ratio = row.times.get("floor").filter(|ratio| ratio.high < 1.0)?;
+        let ratio = row.times.get("floor").filter(|ratio| ratio.is_below_one(compared))?;
         let Row { case, size, contender, .. } = row;
         Some(format!("the floor of {case} {size} is beaten by {contender}: {ratio} times as long"))
     };

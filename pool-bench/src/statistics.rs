@@ -4,6 +4,7 @@ use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
+use statrs::distribution::{ContinuousCDF, Normal};
 use statrs::statistics::{Data, OrderStatistics};
 use std::fmt;
 
@@ -62,6 +63,19 @@ impl Ratio {
     #[must_use]
     pub fn holds(&self, value: f64) -> bool {
         (self.low..=self.high).contains(&value)
+    }
+
+    /// Whether it lies below 1 significantly, as one of `comparisons` that are looked at together.
+    ///
+    /// Of 200 ratios that are 1 in truth, the 95 % intervals of five lie below 1. So the interval
+    /// is widened to the level that Bonferroni's correction asks for, as if the logarithm of the
+    /// median were normal.
+    #[must_use]
+    pub fn is_below_one(&self, comparisons: usize) -> bool {
+        let deviations = |level: f64| Normal::standard().inverse_cdf(1.0 - (1.0 - level) / 2.0);
+        let each = 1.0 - (1.0 - LEVEL) / comparisons.max(1) as f64;
+        let wider = deviations(each) / deviations(LEVEL);
+        self.median * (self.high / self.median).powf(wider) < 1.0
     }
 }
 
@@ -133,6 +147,14 @@ mod tests {
         let together = of(&[&rounds, &rounds, &rounds]);
         let width = |ratio: Ratio| ratio.high - ratio.low;
         assert!(width(together) <= width(apart), "{together} {apart}");
+    }
+
+    #[test]
+    fn of_many_comparisons_each_must_be_clearer() {
+        let ratio = Ratio { median: 0.86, low: 0.77, high: 0.95 };
+        assert!(ratio.is_below_one(1) && !ratio.is_below_one(200));
+        let clear = Ratio { median: 0.5, low: 0.49, high: 0.51 };
+        assert!(clear.is_below_one(200));
     }
 
     #[test]
