@@ -1,0 +1,183 @@
+//! The ranges of all segments: each knows its size, its neighbours by address and its state.
+//!
+//! Nodes are in chunks that never move, so growth copies nothing. A number names a node; a vacant
+//! number serves again.
+
+use crate::order::After;
+use std::ops::{Index, IndexMut};
+
+/// No node.
+pub(crate) const NONE: u32 = u32::MAX;
+/// Nodes of a chunk, as a power of two.
+const CHUNK_BITS: u32 = 8;
+const CHUNK: usize = 1 << CHUNK_BITS;
+
+/// What a range is at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// The number names no range.
+    Vacant,
+    /// A buffer has it.
+    Live,
+    /// Freed, and kept whole for a request of the same size.
+    Quick,
+    /// Free, in the list of this number.
+    Free(u16),
+    /// In no list, for a device call without the lock.
+    Moving,
+}
+
+/// A range of a segment.
+#[derive(Debug)]
+pub(crate) struct Node<M> {
+    pub(crate) bytes: u64,
+    /// Bytes from the start of the segment.
+    pub(crate) offset: u64,
+    /// The neighbours by address, or [`NONE`].
+    pub(crate) before: u32,
+    pub(crate) after: u32,
+    /// The neighbours in the step of a free list, or [`NONE`].
+    pub(crate) older: u32,
+    pub(crate) newer: u32,
+    pub(crate) segment: u32,
+    pub(crate) state: State,
+    /// Allocations so far when the youngest part of the range was freed.
+    pub(crate) freed_at: u64,
+    /// The marks that a new owner must be ordered after, while the range is not live.
+    pub(crate) marks: After<M>,
+}
+
+/// All nodes of a book.
+#[derive(Debug)]
+pub(crate) struct Nodes<M> {
+    chunks: Vec<Box<[Node<M>; CHUNK]>>,
+    /// The first vacant number; the next is its `older`.
+    vacant: u32,
+}
+
+impl<M> Nodes<M> {
+    pub(crate) fn new() -> Self {
+        Self { chunks: Vec::new(), vacant: NONE }
+    }
+
+    /// Returns the number of a new live range.
+    #[inline]
+    pub(crate) fn add(
+        &mut self,
+        segment: u32,
+        place: (u64, u64),
+        (before, after): (u32, u32),
+    ) -> u32 {
+        if self.vacant == NONE {
+            self.grow();
+        }
+        let id = self.vacant;
+        let node = &mut self[id];
+        let next = node.older;
+        (node.offset, node.bytes) = place;
+        (node.before, node.after) = (before, after);
+        node.segment = segment;
+        node.state = State::Live;
+        self.vacant = next;
+        id
+    }
+
+    /// Adds a chunk of vacant nodes.
+    #[cold]
+    fn grow(&mut self) {
+        let first = u32::try_from(self.chunks.len() * CHUNK).unwrap_or(NONE);
+        let vacant = |at: usize| {
+            let next = if at + 1 < CHUNK { first + number(at) + 1 } else { NONE };
+            Node {
+                bytes: 0,
+                offset: 0,
+                before: NONE,
+                after: NONE,
+                older: next,
+                newer: NONE,
+                segment: NONE,
+                state: State::Vacant,
+                freed_at: 0,
+                marks: After::Nothing,
+            }
+        };
+        self.chunks.push(Box::new(std::array::from_fn(vacant)));
+        self.vacant = first;
+    }
+
+    /// Makes a number vacant.
+    #[inline]
+    pub(crate) fn remove(&mut self, id: u32) {
+        let vacant = self.vacant;
+        let node = &mut self[id];
+        node.state = State::Vacant;
+        node.older = vacant;
+        node.marks = After::Nothing;
+        self.vacant = id;
+    }
+
+    /// The state of a neighbour; `None` past the end of a segment.
+    #[inline]
+    pub(crate) fn state(&self, id: u32) -> Option<State> {
+        (id != NONE).then(|| self[id].state)
+    }
+
+    /// Cuts the low `bytes` bytes off a range. They become a new live range, whose number is
+    /// returned; the rest keeps its number, its state and its marks.
+    #[inline]
+    pub(crate) fn split_low(&mut self, id: u32, bytes: u64) -> u32 {
+        let Node { segment, offset, before, .. } = self[id];
+        let low = self.add(segment, (offset, bytes), (before, id));
+        let rest = &mut self[id];
+        (rest.offset, rest.bytes, rest.before) = (offset + bytes, rest.bytes - bytes, low);
+        if before != NONE {
+            self[before].after = low;
+        }
+        low
+    }
+
+    /// Takes the next range by address into this one, and makes its number vacant.
+    #[inline]
+    pub(crate) fn coalesce_next(&mut self, id: u32) {
+        let next = self[id].after;
+        let (bytes, after) = (self[next].bytes, self[next].after);
+        let node = &mut self[id];
+        node.bytes += bytes;
+        node.after = after;
+        if after != NONE {
+            self[after].before = id;
+        }
+        self.remove(next);
+    }
+
+    /// The ranges from `first` on, in the order of their addresses.
+    pub(crate) fn walk(&self, first: u32) -> impl Iterator<Item = u32> + '_ {
+        let some = |id: u32| (id != NONE).then_some(id);
+        std::iter::successors(some(first), move |id| some(self[*id].after))
+    }
+
+    /// Numbers below this were in use at some time.
+    pub(crate) fn len(&self) -> u32 {
+        number(self.chunks.len() * CHUNK)
+    }
+}
+
+impl<M> Index<u32> for Nodes<M> {
+    type Output = Node<M>;
+    #[inline]
+    fn index(&self, id: u32) -> &Node<M> {
+        &self.chunks[(id >> CHUNK_BITS) as usize][id as usize % CHUNK]
+    }
+}
+
+impl<M> IndexMut<u32> for Nodes<M> {
+    #[inline]
+    fn index_mut(&mut self, id: u32) -> &mut Node<M> {
+        &mut self.chunks[(id >> CHUNK_BITS) as usize][id as usize % CHUNK]
+    }
+}
+
+/// An index as a number of a node. There are fewer than 2^32 of them.
+pub(crate) fn number(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(NONE)
+}
