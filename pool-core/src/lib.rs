@@ -8,6 +8,8 @@
 #![cfg_attr(loom, allow(dead_code, reason = "the models give threads their numbers"))]
 
 mod arena;
+#[cfg_attr(not(test), expect(dead_code, reason = "built beside the arena: decision 027"))]
+mod book;
 mod buffer;
 mod builder;
 mod cache;

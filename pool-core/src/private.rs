@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 pub(crate) struct Privates<A: DeviceAllocator> {
     /// Whether any stream is bound.
     bound: AtomicBool,
-    book: Mutex<Book<A>>,
+    book: Mutex<PrivateBook<A>>,
 }
 
-struct Book<A: DeviceAllocator> {
+struct PrivateBook<A: DeviceAllocator> {
     next: u32,
     /// The pool of a stream, by its lane.
     of_lane: HashMap<u64, u32>,
@@ -38,7 +38,7 @@ struct Private<A: DeviceAllocator> {
 
 impl<A: DeviceAllocator> Privates<A> {
     pub(crate) fn new() -> Self {
-        let book = Book { next: 0, of_lane: HashMap::new(), pools: HashMap::new() };
+        let book = PrivateBook { next: 0, of_lane: HashMap::new(), pools: HashMap::new() };
         Self { bound: AtomicBool::new(false), book: Mutex::new(book) }
     }
 

@@ -166,6 +166,12 @@ impl ArenaConfig {
         Self { uncached: true, ..self }
     }
 
+    /// Whether each search finds the best fit, and of equals the one of the oldest segment.
+    #[inline]
+    pub(crate) fn is_exact(&self) -> bool {
+        self.looked_at == usize::MAX
+    }
+
     /// What may be committed, given the most bytes that were handed out at once.
     #[expect(
         clippy::cast_possible_truncation,

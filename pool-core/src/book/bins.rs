@@ -19,7 +19,7 @@ const ROWS: usize = 64 - STEP_BITS as usize;
 
 /// The free ranges of one list, by size.
 #[derive(Debug)]
-pub(crate) struct Bins {
+pub(crate) struct SizeSteps {
     rows: u64,
     columns: [u32; ROWS],
     heads: Box<[u32]>,
@@ -28,7 +28,7 @@ pub(crate) struct Bins {
     bytes: u64,
 }
 
-impl Bins {
+impl SizeSteps {
     pub(crate) fn new(unit_bits: u32) -> Self {
         let heads = vec![NONE; ROWS * STEPS].into_boxed_slice();
         Self { rows: 0, columns: [0; ROWS], heads, unit_bits, bytes: 0 }
@@ -129,6 +129,27 @@ impl Bins {
         }
         let row = above.trailing_zeros() as usize;
         Some((row << STEP_BITS) | self.columns[row].trailing_zeros() as usize)
+    }
+
+    /// The newest range of each step from that of `bytes` on, smaller steps first.
+    #[inline]
+    pub(crate) fn upward(&self, bytes: u64) -> impl Iterator<Item = u32> + '_ {
+        let mut next = self.step(bytes);
+        std::iter::from_fn(move || {
+            let step = self.at_or_above(next)?;
+            next = step + 1;
+            Some(self.heads[step])
+        })
+    }
+
+    /// The newest range of each step, larger steps first.
+    pub(crate) fn downward(&self) -> impl Iterator<Item = u32> + '_ {
+        let mut next = Some(ROWS * STEPS - 1);
+        std::iter::from_fn(move || {
+            let step = self.at_or_below(next?)?;
+            next = step.checked_sub(1);
+            Some(self.heads[step])
+        })
     }
 
     /// The last step up to `step` that has a range.

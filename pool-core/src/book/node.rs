@@ -4,7 +4,7 @@
 //! number serves again.
 
 use crate::order::After;
-use std::ops::{Index, IndexMut};
+use std::ops::{Index, IndexMut, Range};
 
 /// No node.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -12,7 +12,7 @@ pub(crate) const NONE: u32 = u32::MAX;
 const CHUNK_BITS: u32 = 8;
 const CHUNK: usize = 1 << CHUNK_BITS;
 
-/// What a range is at the moment.
+/// State of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// The number names no range.
@@ -29,7 +29,7 @@ pub(crate) enum State {
 
 /// A range of a segment.
 #[derive(Debug)]
-pub(crate) struct Node<M> {
+pub(crate) struct RangeNode<M> {
     pub(crate) bytes: u64,
     /// Bytes from the start of the segment.
     pub(crate) offset: u64,
@@ -41,16 +41,25 @@ pub(crate) struct Node<M> {
     pub(crate) newer: u32,
     pub(crate) segment: u32,
     pub(crate) state: State,
-    /// Allocations so far when the youngest part of the range was freed.
+    /// Whether old contents may show in a pool that zeroes what is returned.
+    pub(crate) dirty: bool,
+    /// Allocations so far when the larger part of the range was freed.
     pub(crate) freed_at: u64,
     /// The marks that a new owner must be ordered after, while the range is not live.
     pub(crate) marks: After<M>,
 }
 
+impl<M> RangeNode<M> {
+    /// Its bytes in its segment.
+    pub(crate) fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.bytes
+    }
+}
+
 /// All nodes of a book.
 #[derive(Debug)]
 pub(crate) struct Nodes<M> {
-    chunks: Vec<Box<[Node<M>; CHUNK]>>,
+    chunks: Vec<Box<[RangeNode<M>; CHUNK]>>,
     /// The first vacant number; the next is its `older`.
     vacant: u32,
 }
@@ -88,7 +97,7 @@ impl<M> Nodes<M> {
         let first = u32::try_from(self.chunks.len() * CHUNK).unwrap_or(NONE);
         let vacant = |at: usize| {
             let next = if at + 1 < CHUNK { first + number(at) + 1 } else { NONE };
-            Node {
+            RangeNode {
                 bytes: 0,
                 offset: 0,
                 before: NONE,
@@ -97,6 +106,7 @@ impl<M> Nodes<M> {
                 newer: NONE,
                 segment: NONE,
                 state: State::Vacant,
+                dirty: false,
                 freed_at: 0,
                 marks: After::Nothing,
             }
@@ -126,7 +136,7 @@ impl<M> Nodes<M> {
     /// returned; the rest keeps its number, its state and its marks.
     #[inline]
     pub(crate) fn split_low(&mut self, id: u32, bytes: u64) -> u32 {
-        let Node { segment, offset, before, .. } = self[id];
+        let RangeNode { segment, offset, before, .. } = self[id];
         let low = self.add(segment, (offset, bytes), (before, id));
         let rest = &mut self[id];
         (rest.offset, rest.bytes, rest.before) = (offset + bytes, rest.bytes - bytes, low);
@@ -156,6 +166,12 @@ impl<M> Nodes<M> {
         std::iter::successors(some(first), move |id| some(self[*id].after))
     }
 
+    /// The ranges of one step of a free list, the newest first.
+    pub(crate) fn list(&self, head: u32) -> impl Iterator<Item = u32> + '_ {
+        let some = |id: u32| (id != NONE).then_some(id);
+        std::iter::successors(some(head), move |id| some(self[*id].older))
+    }
+
     /// Numbers below this were in use at some time.
     pub(crate) fn len(&self) -> u32 {
         number(self.chunks.len() * CHUNK)
@@ -163,16 +179,16 @@ impl<M> Nodes<M> {
 }
 
 impl<M> Index<u32> for Nodes<M> {
-    type Output = Node<M>;
+    type Output = RangeNode<M>;
     #[inline]
-    fn index(&self, id: u32) -> &Node<M> {
+    fn index(&self, id: u32) -> &RangeNode<M> {
         &self.chunks[(id >> CHUNK_BITS) as usize][id as usize % CHUNK]
     }
 }
 
 impl<M> IndexMut<u32> for Nodes<M> {
     #[inline]
-    fn index_mut(&mut self, id: u32) -> &mut Node<M> {
+    fn index_mut(&mut self, id: u32) -> &mut RangeNode<M> {
         &mut self.chunks[(id >> CHUNK_BITS) as usize][id as usize % CHUNK]
     }
 }

@@ -1,0 +1,103 @@
+//! The invariants of a book, asserted range by range.
+
+use super::Book;
+use super::list::Of;
+use super::node::State;
+use crate::clock::StreamClock;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Bytes by state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct BytesByState {
+    pub(crate) live: u64,
+    pub(crate) quick: u64,
+    pub(crate) free: u64,
+    pub(crate) holes: u64,
+}
+
+impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
+    /// Asserts invariants 1 to 4 and 6 of decision 027. Returns the bytes of each state.
+    pub(crate) fn check(&self, clock: &C) -> BytesByState {
+        let mut bytes = BytesByState::default();
+        let mut in_lists: BTreeMap<u16, u64> = BTreeMap::new();
+        let mut quick = BTreeSet::new();
+        for (at, segment) in self.segments.iter() {
+            let (mut end, mut used, mut last) = (0, 0, None);
+            for id in self.nodes.walk(segment.first) {
+                let node = &self.nodes[id];
+                assert_eq!((node.segment, node.offset), (at, end), "range {id}: no gap");
+                assert!(node.bytes > 0, "range {id} is empty");
+                end += node.bytes;
+                let list = match node.state {
+                    State::Free(list) => Some(list),
+                    _ => None,
+                };
+                used += u32::from(list.is_none());
+                match node.state {
+                    State::Live => bytes.live += node.bytes,
+                    State::Quick => {
+                        bytes.quick += node.bytes;
+                        quick.insert((id, node.bytes));
+                    }
+                    State::Free(list) => {
+                        *in_lists.entry(list).or_default() += node.bytes;
+                        self.check_free(clock, id, (list, last), &mut bytes);
+                    }
+                    State::Moving => {}
+                    State::Vacant => panic!("range {id} is vacant"),
+                }
+                last = list;
+            }
+            assert_eq!((end, used), (segment.bytes, segment.used), "segment {at}");
+        }
+        for (at, list) in self.lists.iter() {
+            assert_eq!(list.bins.bytes(), in_lists.remove(&at).unwrap_or(0), "list {at}");
+            assert_eq!(list.bins.bytes(), self.bytes_in_steps(at), "list {at}");
+        }
+        if let Some(table) = &self.quick {
+            assert_eq!(table.iter().collect::<BTreeSet<_>>(), quick);
+            assert_eq!(table.bytes(), bytes.quick);
+        }
+        assert_eq!(bytes.live, self.figures.allocated.now());
+        bytes
+    }
+
+    /// Asserts that a free range is in the list of its group and streams, and is coalesced with the
+    /// one before it, which is in list `last`.
+    fn check_free(
+        &self,
+        clock: &C,
+        id: u32,
+        (list, last): (u16, Option<u16>),
+        bytes: &mut BytesByState,
+    ) {
+        let (node, of) = (&self.nodes[id], self.lists.get(list));
+        let segment = self.segments.get(node.segment).expect("a range has a segment");
+        assert!(of.group == segment.group, "range {id} in a list of another group");
+        let alone = last != Some(list) || of.of == Of::Several;
+        assert!(alone, "range {id} and the one before it are not coalesced");
+        if of.of == Of::Hole {
+            bytes.holes += node.bytes;
+            return;
+        }
+        bytes.free += node.bytes;
+        assert_eq!(of.of, Of::marks(clock, node.marks.marks()), "range {id}");
+    }
+
+    /// The bytes that are found step by step, each range in the step of its size.
+    fn bytes_in_steps(&self, at: u16) -> u64 {
+        let (bins, mut step, mut sum) = (&self.lists.get(at).bins, 0, 0);
+        while let Some(found) = bins.at_or_above(step) {
+            let mut id = bins.head(found);
+            assert_ne!(id, super::node::NONE, "step {found} has a bit and no range");
+            while id != super::node::NONE {
+                assert_eq!(bins.step(self.nodes[id].bytes), found, "range {id}");
+                assert_eq!(self.nodes[id].state, State::Free(at), "range {id}");
+                sum += self.nodes[id].bytes;
+                id = self.nodes[id].older;
+            }
+            step = found + 1;
+        }
+        sum
+    }
+}

@@ -1,0 +1,121 @@
+//! Free lists: one for each group of ranges and each stream that used them last.
+
+use super::bins::SizeSteps;
+use crate::clock::StreamClock;
+
+/// The ranges that may serve the same requests and coalesce.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Group<K> {
+    pub(crate) kind: K,
+    /// Whether it is apart from larger requests (`PyTorch`'s small pool).
+    pub(crate) small: bool,
+}
+
+/// Who used a free range last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Of {
+    /// No stream has used it.
+    Untouched,
+    /// The stream of this number.
+    Stream(u64),
+    /// More than one stream.
+    Several,
+    /// There is no memory behind it.
+    Hole,
+}
+
+impl Of {
+    /// The streams of a range that is behind these marks.
+    #[inline]
+    pub(crate) fn marks<C: StreamClock>(clock: &C, marks: &[C::Mark]) -> Self {
+        match marks {
+            [] => Self::Untouched,
+            [one] => Self::Stream(clock.lane(*one)),
+            [first, rest @ ..] => match rest.iter().all(|mark| clock.same_stream(*first, *mark)) {
+                true => Self::Stream(clock.lane(*first)),
+                false => Self::Several,
+            },
+        }
+    }
+
+    /// Whose a range of both is; `None` if they do not coalesce.
+    #[inline]
+    pub(crate) fn coalesced(self, other: Self) -> Option<Self> {
+        match (self, other) {
+            (Self::Several, _) | (_, Self::Several) => None,
+            (own, other) if own == other => Some(own),
+            (Self::Hole, _) | (_, Self::Hole) => None,
+            (Self::Untouched, of) | (of, Self::Untouched) => Some(of),
+            _ => None,
+        }
+    }
+}
+
+/// The free ranges of one group and stream.
+#[derive(Debug)]
+pub(crate) struct RangeList<K> {
+    pub(crate) group: Group<K>,
+    pub(crate) of: Of,
+    pub(crate) bins: SizeSteps,
+}
+
+/// All free lists of a book.
+#[derive(Debug)]
+pub(crate) struct RangeLists<K> {
+    all: Vec<RangeList<K>>,
+    /// The list that was asked for last.
+    last: u16,
+    unit_bits: u32,
+}
+
+impl<K: Copy + Eq> RangeLists<K> {
+    /// Lists whose sizes are told apart in units of 2 to the power of `unit_bits`.
+    pub(crate) fn new(unit_bits: u32) -> Self {
+        Self { all: Vec::new(), last: 0, unit_bits }
+    }
+
+    /// The number of the list of a group and stream.
+    #[inline]
+    pub(crate) fn number(&mut self, group: Group<K>, of: Of) -> u16 {
+        match self.all.get(usize::from(self.last)) {
+            Some(last) if last.of == of && last.group == group => {}
+            _ => self.last = self.find_or_add(group, of),
+        }
+        self.last
+    }
+
+    /// An empty list serves again under another name, so that streams that come and go leave
+    /// nothing behind.
+    fn find_or_add(&mut self, group: Group<K>, of: Of) -> u16 {
+        let known = |list: &RangeList<K>| list.group == group && list.of == of;
+        if let Some(at) = self.all.iter().position(known) {
+            return number(at);
+        }
+        if let Some(at) = self.all.iter().position(|list| list.bins.bytes() == 0) {
+            (self.all[at].group, self.all[at].of) = (group, of);
+            return number(at);
+        }
+        self.all.push(RangeList { group, of, bins: SizeSteps::new(self.unit_bits) });
+        number(self.all.len() - 1)
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, at: u16) -> &RangeList<K> {
+        &self.all[usize::from(at)]
+    }
+
+    #[inline]
+    pub(crate) fn bins(&mut self, at: u16) -> &mut SizeSteps {
+        &mut self.all[usize::from(at)].bins
+    }
+
+    /// All lists with their numbers.
+    #[inline]
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u16, &RangeList<K>)> {
+        self.all.iter().enumerate().map(|(at, list)| (number(at), list))
+    }
+}
+
+fn number(at: usize) -> u16 {
+    u16::try_from(at).unwrap_or(u16::MAX)
+}

@@ -1,0 +1,277 @@
+//! Placement in a reservation when no free range serves: over holes, where the fewest pages are
+//! missing. And the way of memory out of the lists and back, for calls to the device.
+
+use super::list::Of;
+use super::node::{NONE, RangeNode, State, number};
+use super::{Book, BookRequest};
+use crate::clock::StreamClock;
+use crate::order::{After, Taker};
+use std::ops::Range;
+
+/// Holes that are looked at from the smallest on, and from the largest on.
+const SMALL_HOLES: usize = 48;
+const LARGE_HOLES: usize = 16;
+/// Ranges beside a hole that are looked at, on each side.
+const BESIDE: usize = 8;
+
+/// Where a block would lie, and what that takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Placement {
+    /// The lowest of the free ranges and holes that it lies in.
+    first: u32,
+    /// The bytes of the block in its segment.
+    pub(crate) block: Range<u64>,
+    /// Bytes to commit, in whole pages.
+    pub(crate) missing: u64,
+}
+
+/// A free range or hole beside others.
+struct Neighbour {
+    id: u32,
+    bytes: Range<u64>,
+    hole: bool,
+}
+
+/// How good a placement is, best first: bytes missing, calls that commit them, how large the free
+/// neighbourhood is (the end of the reservation last), address.
+type Rank = (u64, u64, u64, u64);
+
+impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
+    /// The best placement of a request among a bounded number of holes.
+    pub(crate) fn place(
+        &self,
+        request: &BookRequest<K>,
+        taker: &Taker<'_, C>,
+        page: u64,
+    ) -> Option<Placement> {
+        let holes = |list: &&super::list::RangeList<K>| {
+            list.group == request.group && list.of == Of::Hole && list.bins.bytes() > 0
+        };
+        let mut best: Option<(Rank, Placement)> = None;
+        let list = self.lists.iter().map(|(_, list)| list).find(holes)?;
+        let up = list.bins.upward(0).flat_map(|head| self.nodes.list(head)).take(SMALL_HOLES);
+        let down = list.bins.downward().flat_map(|head| self.nodes.list(head)).take(LARGE_HOLES);
+        for hole in up.chain(down) {
+            let parts = self.neighbourhood(hole, taker);
+            let (Some(first), Some(last)) = (parts.first(), parts.last()) else { continue };
+            let all = first.bytes.start..last.bytes.end;
+            if all.end - all.start < request.bytes {
+                continue;
+            }
+            let at_end = self.nodes[last.id].after == NONE;
+            let size = if at_end { u64::MAX } else { all.end - all.start };
+            for start in starts(&parts, &all, request.bytes, at_end) {
+                let block = start..start + request.bytes;
+                let (missing, calls) = missing(&parts, &block, page);
+                let rank = (missing, calls, size, start);
+                if best.as_ref().is_none_or(|(best, _)| rank < *best) {
+                    best = Some((rank, Placement { first: first.id, block, missing }));
+                }
+            }
+        }
+        best.map(|(_, placement)| placement)
+    }
+
+    /// The free ranges and holes around a hole that a taker may have, by address.
+    fn neighbourhood(&self, hole: u32, taker: &Taker<'_, C>) -> Vec<Neighbour> {
+        let mut first = hole;
+        for _ in 0..BESIDE {
+            let before = self.nodes[first].before;
+            if before == NONE || !self.may_have(before, taker) {
+                break;
+            }
+            first = before;
+        }
+        let mut left = BESIDE;
+        let mut is_near = |id: &u32| {
+            let past = self.nodes[*id].offset > self.nodes[hole].offset;
+            left -= usize::from(past && left > 0);
+            (left > 0 || !past) && self.may_have(*id, taker)
+        };
+        let parts = self.nodes.walk(first).take_while(|id| is_near(id));
+        parts
+            .map(|id| Neighbour { id, bytes: self.nodes[id].range(), hole: self.is_hole(id) })
+            .collect()
+    }
+
+    /// Whether a range is free, and ready for the taker or can be made so for certain.
+    fn may_have(&self, id: u32, taker: &Taker<'_, C>) -> bool {
+        let can = |mark| {
+            taker.is_ready(mark)
+                || !taker.cpu_touches && taker.may_ask(mark) && taker.clock.is_submitted(mark)
+        };
+        let node = &self.nodes[id];
+        let free = matches!(node.state, State::Free(_));
+        free && node.marks.marks().iter().all(|mark| can(*mark))
+    }
+
+    /// Whether a range is addresses without memory.
+    #[inline]
+    pub(crate) fn is_hole(&self, id: u32) -> bool {
+        self.list_of(id).is_some_and(|list| self.lists.get(list).of == Of::Hole)
+    }
+
+    /// Takes out what a placement needs, by address: the free parts that the block lies in, and
+    /// the pages of holes. Where the block ends in a hole, up to `ahead` bytes more of that hole,
+    /// since the call that commits them is made anyway. Each is `Moving` then; true marks a hole.
+    pub(crate) fn take_out(
+        &mut self,
+        placement: &Placement,
+        page: u64,
+        ahead: u64,
+    ) -> Vec<(u32, bool)> {
+        let (block, mut pieces) = (&placement.block, Vec::new());
+        let mut next = placement.first;
+        while next != NONE && self.nodes[next].offset < block.end {
+            let (id, place) = (next, self.nodes[next].range());
+            next = self.nodes[id].after;
+            if place.end <= block.start {
+                continue;
+            }
+            let hole = self.is_hole(id);
+            let part = if hole {
+                let extra = if place.end > block.end { ahead / page * page } else { 0 };
+                pages_of(block, page, extra, &place)
+            } else {
+                place.start.max(block.start)..place.end.min(block.end)
+            };
+            pieces.push((self.carve(id, &part), hole));
+        }
+        pieces
+    }
+
+    /// Takes a part of a free range or hole out of its list. What is below and above it stays what
+    /// it was. The part is `Moving` then.
+    pub(crate) fn carve(&mut self, id: u32, part: &Range<u64>) -> u32 {
+        let place = self.nodes[id].range();
+        let Some(list) = self.list_of(id) else { return id };
+        if place.start < part.start {
+            // The part is above: the lower rest is a new range in the same list.
+            let low = self.split_off(id, list, part.start - place.start);
+            self.nodes[low].state = State::Free(list);
+            self.lists.bins(list).insert(&mut self.nodes, low);
+        }
+        let at = self.nodes[id].segment;
+        let taken = if part.end < place.end {
+            self.split_off(id, list, part.end - part.start)
+        } else {
+            self.lists.bins(list).remove(&mut self.nodes, id);
+            id
+        };
+        self.nodes[taken].state = State::Moving;
+        if let Some(segment) = self.segments.get_mut(at) {
+            segment.used += 1;
+        }
+        taken
+    }
+
+    /// Cuts the low `bytes` bytes off a free range, which stays in its list. They are in no list.
+    fn split_off(&mut self, id: u32, list: u16, bytes: u64) -> u32 {
+        let whole = self.nodes[id].bytes;
+        let low = self.cut_low(id, bytes);
+        self.lists.bins(list).resize(&mut self.nodes, id, whole);
+        low
+    }
+
+    /// Cuts the low `bytes` bytes off a range, behind the same marks. Returns their number.
+    fn cut_low(&mut self, id: u32, bytes: u64) -> u32 {
+        let low = self.nodes.split_low(id, bytes);
+        let RangeNode { segment, dirty, freed_at, .. } = self.nodes[id];
+        let marks = self.nodes[id].marks.clone();
+        let node = &mut self.nodes[low];
+        (node.dirty, node.freed_at, node.marks) = (dirty, freed_at, marks);
+        if node.before == NONE
+            && let Some(segment) = self.segments.get_mut(segment)
+        {
+            segment.first = low;
+        }
+        low
+    }
+
+    /// Makes the pieces of a placement, all of which have memory now, one live block. What they
+    /// hold beyond it becomes free, behind `rest`. Returns the block; `None` without pieces.
+    pub(crate) fn assemble(
+        &mut self,
+        clock: &C,
+        pieces: &[u32],
+        placement: &Placement,
+        rest: &After<C::Mark>,
+    ) -> Option<u32> {
+        let (whole, others) = pieces.split_first()?;
+        let (whole, block) = (*whole, &placement.block);
+        for _ in others {
+            self.nodes.coalesce_next(whole);
+        }
+        let at = self.nodes[whole].segment;
+        self.nodes[whole].marks = After::Nothing;
+        let place = self.nodes[whole].range();
+        let below =
+            (place.start < block.start).then(|| self.cut_low(whole, block.start - place.start));
+        let (taken, above) = match place.end > block.end {
+            true => (self.cut_low(whole, block.end - block.start), Some(whole)),
+            false => (whole, None),
+        };
+        self.nodes[taken].state = State::Live;
+        if let Some(segment) = self.segments.get_mut(at) {
+            // Each of them was counted when it was carved; a rest is counted until it is free.
+            let rests = u32::from(below.is_some()) + u32::from(above.is_some());
+            segment.used = segment.used + 1 + rests - number(pieces.len());
+        }
+        for id in [below, above].into_iter().flatten() {
+            self.nodes[id].state = State::Moving;
+            self.release(clock, id, rest.clone(), self.turn);
+        }
+        Some(taken)
+    }
+
+    /// Puts a range that is in no list among the holes.
+    pub(crate) fn put_hole(&mut self, clock: &C, id: u32) {
+        let node = &mut self.nodes[id];
+        (node.marks, node.dirty) = (After::Nothing, false);
+        self.put_free(clock, id, Of::Hole);
+    }
+
+    /// The pages that lie wholly inside a range.
+    pub(crate) fn whole_pages(&self, id: u32, page: u64) -> Range<u64> {
+        let place = self.nodes[id].range();
+        let start = place.start.next_multiple_of(page);
+        start..(place.end / page * page).max(start)
+    }
+}
+
+/// Where a block may start in a neighbourhood: at its ends, and at the ends of its free ranges.
+fn starts(
+    parts: &[Neighbour],
+    all: &Range<u64>,
+    bytes: u64,
+    at_end: bool,
+) -> impl Iterator<Item = u64> {
+    let free = parts.iter().filter(|part| !part.hole);
+    let free =
+        free.flat_map(move |part| [Some(part.bytes.start), part.bytes.end.checked_sub(bytes)]);
+    let at_the_end = if at_end { None } else { all.end.checked_sub(bytes) };
+    let all = all.clone();
+    let ends = [Some(all.start), at_the_end];
+    let fits = move |start: &u64| *start >= all.start && *start + bytes <= all.end;
+    free.chain(ends).flatten().filter(fits)
+}
+
+/// The bytes that a block lacks, in whole pages, and how many calls commit them.
+fn missing(parts: &[Neighbour], block: &Range<u64>, page: u64) -> (u64, u64) {
+    let (mut bytes, mut calls) = (0, 0);
+    for part in parts.iter().filter(|part| part.hole) {
+        let lacks = pages_of(block, page, 0, &part.bytes);
+        if lacks.start < lacks.end {
+            bytes += lacks.end - lacks.start;
+            calls += 1;
+        }
+    }
+    (bytes, calls)
+}
+
+/// The pages that hold a block, and `extra` bytes more, as far as they lie in a hole.
+fn pages_of(block: &Range<u64>, page: u64, extra: u64, hole: &Range<u64>) -> Range<u64> {
+    let end = block.end.next_multiple_of(page).saturating_add(extra);
+    let start = hole.start.max(block.start / page * page);
+    start..hole.end.min(end).max(start)
+}

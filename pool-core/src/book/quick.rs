@@ -1,0 +1,122 @@
+//! Blocks that were freed a moment ago and are kept whole, since a request of the same size often
+//! follows: then nothing is split and nothing coalesces.
+
+use super::list::Group;
+use super::node::NONE;
+
+/// Slots of the table.
+const SLOTS: usize = 64;
+/// Blocks of a slot.
+const DEEP: usize = 6;
+/// Refusals after which a part of the table is to coalesce: what is there is not what is requested.
+const REFUSALS: u32 = 64;
+
+/// The blocks of one size and group.
+#[derive(Clone, Copy, Debug)]
+struct QuickSlot<K> {
+    bytes: u64,
+    group: Option<Group<K>>,
+    blocks: [u32; DEEP],
+    len: u8,
+}
+
+/// A table of freed blocks by exact size.
+#[derive(Debug)]
+pub(crate) struct QuickTable<K> {
+    slots: Box<[QuickSlot<K>; SLOTS]>,
+    bytes: u64,
+    refusals: u32,
+    /// The slot that is emptied next.
+    hand: usize,
+}
+
+impl<K: Copy + Eq> QuickTable<K> {
+    pub(crate) fn new() -> Self {
+        let slot = QuickSlot { bytes: 0, group: None, blocks: [NONE; DEEP], len: 0 };
+        Self { slots: Box::new([slot; SLOTS]), bytes: 0, refusals: 0, hand: 0 }
+    }
+
+    /// The bytes of all blocks.
+    #[inline]
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// A multiplicative hash of the size in units of 512 bytes (Knuth, *TAOCP* 6.4).
+    #[inline]
+    fn slot(bytes: u64) -> usize {
+        ((bytes >> 9).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58) as usize
+    }
+
+    /// Keeps a block if its slot has room and the table holds at most `limit` bytes then.
+    #[inline]
+    pub(crate) fn keep(&mut self, id: u32, group: Group<K>, bytes: u64, limit: u64) -> bool {
+        let slot = &mut self.slots[Self::slot(bytes)];
+        if slot.len == 0 {
+            (slot.bytes, slot.group) = (bytes, Some(group));
+        }
+        let full = usize::from(slot.len) == DEEP || self.bytes + bytes > limit;
+        if full || slot.bytes != bytes || slot.group != Some(group) {
+            self.refusals += 1;
+            return false;
+        }
+        slot.blocks[usize::from(slot.len)] = id;
+        slot.len += 1;
+        self.bytes += bytes;
+        true
+    }
+
+    /// Takes the newest block of a size, if `ready` accepts it.
+    #[inline]
+    pub(crate) fn take(
+        &mut self,
+        group: Group<K>,
+        bytes: u64,
+        ready: impl FnOnce(u32) -> bool,
+    ) -> Option<u32> {
+        let slot = &mut self.slots[Self::slot(bytes)];
+        if slot.len == 0 || slot.bytes != bytes || slot.group != Some(group) {
+            return None;
+        }
+        let id = slot.blocks[usize::from(slot.len) - 1];
+        if !ready(id) {
+            return None;
+        }
+        slot.len -= 1;
+        self.bytes -= bytes;
+        Some(id)
+    }
+
+    /// Whether 64 blocks were refused, so that a part of the table is to coalesce.
+    #[inline]
+    pub(crate) fn is_stale(&self) -> bool {
+        self.refusals >= REFUSALS
+    }
+
+    /// Takes any block out; `None` if the table is empty.
+    pub(crate) fn pop(&mut self) -> Option<u32> {
+        self.refusals = 0;
+        if self.bytes == 0 {
+            return None;
+        }
+        for _ in 0..SLOTS {
+            let slot = &mut self.slots[self.hand];
+            if slot.len > 0 {
+                slot.len -= 1;
+                self.bytes -= slot.bytes;
+                return Some(slot.blocks[usize::from(slot.len)]);
+            }
+            self.hand = (self.hand + 1) % SLOTS;
+        }
+        None
+    }
+
+    /// All blocks with their sizes, for a check.
+    #[cfg(test)]
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, u64)> {
+        let of = |slot: &QuickSlot<K>| (slot.blocks, slot.bytes, usize::from(slot.len));
+        self.slots.iter().map(of).flat_map(|(blocks, bytes, len)| {
+            blocks.into_iter().take(len).map(move |id| (id, bytes))
+        })
+    }
+}

@@ -1,0 +1,340 @@
+//! Random operations on a book beside a plain list of live blocks.
+
+use super::list::{Group, Of};
+use super::node::State;
+use super::{Book, BookRequest};
+use crate::arena::ArenaConfig;
+use crate::clock::{Order, StreamClock};
+use crate::error::DeviceError;
+use crate::order::{After, StealPolicy, Taker};
+use crate::size::{KIB, MIB};
+
+/// Streams that wait for each other never: work of a stream is ordered after its own only.
+#[derive(Debug)]
+struct Apart;
+
+impl StreamClock for Apart {
+    type Stream = u64;
+    /// A stream and a time.
+    type Mark = (u64, u64);
+
+    fn default_stream(&self) -> &u64 {
+        &0
+    }
+    fn owns(&self, _: &u64) -> bool {
+        true
+    }
+    fn mark(&self, on: &u64) -> (u64, u64) {
+        (*on, 0)
+    }
+    fn latest(&self, mark: (u64, u64)) -> (u64, u64) {
+        mark
+    }
+    fn same_stream(&self, a: (u64, u64), b: (u64, u64)) -> bool {
+        a.0 == b.0
+    }
+    fn later(&self, a: (u64, u64), b: (u64, u64)) -> (u64, u64) {
+        a.max(b)
+    }
+    fn is_later(&self, a: (u64, u64), b: (u64, u64)) -> bool {
+        a.0 == b.0 && a.1 >= b.1
+    }
+    fn lane(&self, mark: (u64, u64)) -> u64 {
+        mark.0
+    }
+    fn is_ordered(&self, on: &u64, after: (u64, u64)) -> bool {
+        *on == after.0
+    }
+    fn order(&self, _: &u64, _: &[(u64, u64)]) -> Result<Order, DeviceError> {
+        Ok(Order::NotYet)
+    }
+    fn is_seen_done(&self, _: (u64, u64)) -> bool {
+        false
+    }
+    fn is_done(&self, _: (u64, u64)) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
+    fn synchronize(&self, _: (u64, u64)) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+const ONE: Group<u8> = Group { kind: 0, small: false };
+
+fn request(bytes: u64, stream: u64) -> BookRequest<u8> {
+    BookRequest { bytes: bytes.next_multiple_of(512), requested: bytes, group: ONE, stream }
+}
+
+fn taker(on: &u64) -> Taker<'_, Apart> {
+    Taker { clock: &Apart, on, steal: StealPolicy::Never, cpu_touches: false }
+}
+
+/// A sequence that its seed replays (Knuth's MMIX generator).
+struct Random(u64);
+
+impl Random {
+    fn at(&mut self, len: usize) -> usize {
+        usize::try_from(self.below(len as u64)).unwrap()
+    }
+
+    fn below(&mut self, below: u64) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % below
+    }
+}
+
+/// A live block: its range, the bytes requested, and its stream.
+struct Block {
+    id: u32,
+    requested: u64,
+    stream: u64,
+}
+
+/// Runs `steps` random allocations and frees; grows by segments of 4 MiB.
+fn run(config: ArenaConfig, seed: u64, steps: u64, streams: u64) {
+    let (mut book, mut random) = (Book::<Apart, u8>::new(config), Random(seed));
+    let (mut live, mut reserved): (Vec<Block>, u64) = (Vec::new(), 0);
+    for time in 0..steps {
+        if random.below(2) == 0 || live.is_empty() {
+            let stream = random.below(streams);
+            let size = [64, 5000, 60_000, 600_000][random.at(4)];
+            let request = request(1 + random.below(size), stream);
+            let id = book.take(&request, &taker(&stream)).unwrap_or_else(|| {
+                let bytes = request.bytes.next_multiple_of(4 * MIB);
+                let whole = book.add_segment(ONE, bytes);
+                reserved += bytes;
+                book.put_free(&Apart, whole, Of::Untouched);
+                book.take(&request, &taker(&stream)).expect("a fresh segment has room")
+            });
+            let node = &book.nodes[id];
+            assert_eq!(node.state, State::Live);
+            assert!(node.bytes >= request.bytes, "{} for {}", node.bytes, request.bytes);
+            assert!(node.marks.marks().iter().all(|mark| mark.0 == stream), "another stream's");
+            live.push(Block { id, requested: request.requested, stream });
+        } else {
+            let Block { id, requested, stream } = live.swap_remove(random.at(live.len()));
+            let other = random.below(streams);
+            let marks = match random.below(8) {
+                0 if other != stream => After::of(&[(stream, time), (other, time)]),
+                _ => After::One((stream, time)),
+            };
+            book.free(&Apart, id, marks, requested);
+        }
+        if time % 64 == 0 {
+            let bytes = book.check(&Apart);
+            assert_eq!(bytes.live + bytes.quick + bytes.free, reserved);
+            let held: u64 = live.iter().map(|block| book.nodes[block.id].bytes).sum();
+            assert_eq!(held, bytes.live);
+        }
+    }
+    for Block { id, requested, stream } in live {
+        book.free(&Apart, id, After::One((stream, steps)), requested);
+    }
+    while book.coalesce_quick(&Apart, 64) {}
+    let bytes = book.check(&Apart);
+    assert_eq!((bytes.live, bytes.quick, bytes.free), (0, 0, reserved));
+    assert!(book.segments.iter().all(|(_, segment)| segment.used == 0));
+    if streams == 1 {
+        // All neighbours are one range again.
+        let first = |(_, segment): (u32, &super::segment::BookSegment<u8>)| segment.first;
+        assert!(book.segments.iter().map(first).all(|id| book.nodes.walk(id).count() == 1));
+    }
+}
+
+/// A book over pages: what is committed and given back is counted here, page by page.
+struct Paged {
+    book: Book<Apart, u8>,
+    committed: u64,
+}
+
+const PAGE: u64 = 64 * KIB;
+
+impl Paged {
+    fn new() -> Self {
+        let mut book = Book::new(ArenaConfig::pages(PAGE, 0.05));
+        let whole = book.add_segment(ONE, 4096 * PAGE);
+        book.put_hole(&Apart, whole);
+        Self { book, committed: 0 }
+    }
+
+    fn allocate(&mut self, request: &BookRequest<u8>, ahead: u64) -> u32 {
+        let taker = taker(&request.stream);
+        if let Some(id) = self.book.take(request, &taker) {
+            return id;
+        }
+        let place = self.book.place(request, &taker, PAGE).expect("the reservation is large");
+        let pieces = self.book.take_out(&place, PAGE, ahead);
+        let mut fresh = 0;
+        for (id, hole) in &pieces {
+            let node = &self.book.nodes[*id];
+            assert!(node.marks.marks().iter().all(|mark| mark.0 == request.stream));
+            if *hole {
+                assert_eq!((node.offset % PAGE, node.bytes % PAGE), (0, 0), "a hole of pages");
+                fresh += node.bytes;
+            }
+        }
+        assert!((place.missing..=place.missing + ahead).contains(&fresh), "{fresh}");
+        self.committed += fresh;
+        let ids: Vec<u32> = pieces.iter().map(|(id, _)| *id).collect();
+        let rest = After::One((request.stream, 0));
+        let id = self.book.assemble(&Apart, &ids, &place, &rest).unwrap();
+        assert_eq!(self.book.nodes[id].range(), place.block);
+        self.book.count_out(id, request.requested);
+        id
+    }
+
+    fn give_back(&mut self, bytes: u64) {
+        let Some((id, run)) = self.book.free_run(PAGE, bytes) else { return };
+        let piece = self.book.carve(id, &run);
+        self.book.put_hole(&Apart, piece);
+        self.committed -= run.end - run.start;
+    }
+}
+
+fn run_paged(seed: u64, steps: u64, streams: u64) {
+    let (mut paged, mut random) = (Paged::new(), Random(seed));
+    let mut live: Vec<Block> = Vec::new();
+    for time in 0..steps {
+        match random.below(20) {
+            0 => paged.give_back(random.below(10 * PAGE)),
+            1..11 => {
+                let stream = random.below(streams);
+                let size = [64, 5000, 200_000][random.at(3)];
+                let request = request(1 + random.below(size), stream);
+                let id = paged.allocate(&request, random.below(3) * PAGE);
+                live.push(Block { id, requested: request.requested, stream });
+            }
+            _ if live.is_empty() => {}
+            _ => {
+                let at = random.at(live.len());
+                let Block { id, requested, stream } = live.swap_remove(at);
+                paged.book.free(&Apart, id, After::One((stream, time)), requested);
+            }
+        }
+        if time % 64 == 0 {
+            let bytes = paged.book.check(&Apart);
+            assert_eq!(bytes.live + bytes.quick + bytes.free, paged.committed);
+        }
+    }
+    for Block { id, requested, stream } in live {
+        paged.book.free(&Apart, id, After::One((stream, steps)), requested);
+    }
+    while paged.book.coalesce_quick(&Apart, 64) {}
+    let before = paged.book.check(&Apart);
+    while paged.book.free_run(PAGE, 1).is_some() {
+        paged.give_back(1);
+    }
+    let after = paged.book.check(&Apart);
+    assert_eq!(after.free, paged.committed);
+    // What several streams used is not one range, so pages between them may stay.
+    assert!(after.free < before.free / 2 || before.free < 4 * PAGE, "{before:?} {after:?}");
+    assert!(streams > 1 || after.free == 0, "{after:?}");
+}
+
+#[test]
+fn random_placements_keep_the_invariants() {
+    for seed in 0..if cfg!(miri) { 1 } else { 20 } {
+        println!("seed {seed}");
+        for streams in [1, 3] {
+            run_paged(seed, STEPS / 2, streams);
+        }
+    }
+}
+
+const STEPS: u64 = if cfg!(miri) { 300 } else { 20_000 };
+
+#[test]
+fn random_operations_keep_the_invariants() {
+    for seed in 0..if cfg!(miri) { 1 } else { 20 } {
+        println!("seed {seed}");
+        for streams in [1, 2, 7] {
+            run(ArenaConfig::segments(4 * MIB), seed, STEPS, streams);
+            run(ArenaConfig::torch(), seed, STEPS / 4, streams);
+        }
+    }
+}
+
+/// A book with one free segment of this many bytes.
+fn one_segment(config: ArenaConfig, bytes: u64) -> Book<Apart, u8> {
+    let mut book = Book::new(config);
+    let whole = book.add_segment(ONE, bytes);
+    book.put_free(&Apart, whole, Of::Untouched);
+    book
+}
+
+#[test]
+fn a_block_of_the_same_size_is_not_split_off_again() {
+    let mut book = one_segment(ArenaConfig::segments(MIB), 64 * MIB);
+    let take = |book: &mut Book<Apart, u8>| book.take(&request(4096, 1), &taker(&1)).unwrap();
+    // The table keeps a sixteenth of the peak, so something else must be live.
+    let _other = book.take(&request(8 * MIB, 1), &taker(&1)).unwrap();
+    let id = take(&mut book);
+    book.free(&Apart, id, After::One((1, 5)), 4096);
+    assert_eq!(book.nodes[id].state, State::Quick);
+    assert_eq!(take(&mut book), id);
+    book.free(&Apart, id, After::One((1, 6)), 4096);
+    // Another stream is not ordered after it, and finds memory elsewhere.
+    let other = book.take(&request(4096, 2), &taker(&2)).unwrap();
+    assert_ne!(other, id);
+    book.check(&Apart);
+}
+
+#[test]
+fn a_large_free_range_does_not_become_young_with_a_small_one() {
+    let mut book = one_segment(ArenaConfig::torch(), 20 * MIB);
+    let ids: Vec<u32> =
+        (0..3).map(|_| book.take(&request(4 * KIB, 1), &taker(&1)).unwrap()).collect();
+    book.free(&Apart, ids[2], After::One((1, 1)), 4 * KIB); // joins the rest of the segment
+    let rest = book.nodes.walk(book.segments.get(0).unwrap().first).last().unwrap();
+    let age = book.nodes[rest].freed_at;
+    for _ in 0..100 {
+        let id = book.take(&request(4 * KIB, 1), &taker(&1)).unwrap();
+        book.free(&Apart, id, After::One((1, 2)), 4 * KIB);
+    }
+    let rest = book.nodes.walk(book.segments.get(0).unwrap().first).last().unwrap();
+    assert_eq!(book.nodes[rest].freed_at, age);
+    assert!(book.turn > 100);
+}
+
+#[test]
+fn a_part_of_a_range_keeps_the_marks_of_the_whole() {
+    let mut book = one_segment(ArenaConfig::torch(), 2 * MIB);
+    let whole = book.take(&request(2 * MIB, 1), &taker(&1)).unwrap();
+    book.free(&Apart, whole, After::of(&[(1, 7), (2, 9)]), 2 * MIB);
+    assert_eq!(book.take(&request(512, 1), &taker(&1)), None, "two streams used it");
+    let low = book.take_part(whole, 512);
+    assert_eq!(book.nodes[low].marks.marks(), [(1, 7), (2, 9)]);
+    assert_eq!(book.nodes[book.nodes[low].after].marks.marks(), [(1, 7), (2, 9)]);
+}
+
+#[test]
+fn old_contents_stay_noted_through_splits_and_coalescing() {
+    let mut book = one_segment(ArenaConfig::torch(), 2 * MIB);
+    let ids: Vec<u32> =
+        (0..2).map(|_| book.take(&request(4 * KIB, 1), &taker(&1)).unwrap()).collect();
+    book.nodes[ids[0]].dirty = true;
+    book.free(&Apart, ids[1], After::One((1, 1)), 4 * KIB);
+    book.free(&Apart, ids[0], After::One((1, 2)), 4 * KIB);
+    for offset in [0, 512] {
+        let part = book.take(&request(512, 1), &taker(&1)).unwrap();
+        assert_eq!((book.nodes[part].offset, book.nodes[part].dirty), (offset, true));
+    }
+}
+
+#[test]
+fn a_segment_that_several_streams_used_becomes_one_range_behind_all() {
+    let mut book = one_segment(ArenaConfig::torch(), 2 * MIB);
+    let (a, b) = (request(512, 1), request(512, 2));
+    let first = book.take(&a, &taker(&1)).unwrap();
+    let second = book.take(&b, &taker(&2)).unwrap();
+    book.free(&Apart, first, After::One((1, 5)), 512);
+    assert!(!book.join_segment(&Apart, 0, 9), "a block of it is live");
+    book.free(&Apart, second, After::One((2, 6)), 512);
+    assert!(book.aged(0, u32::MAX, None).0.is_empty());
+    assert!(book.join_segment(&Apart, 0, 9));
+    let (aged, more) = book.aged(0, u32::MAX, None);
+    assert_eq!((aged.len(), more), (1, None));
+    assert_eq!(book.nodes[aged[0].1].marks.marks(), [(1, 5), (2, 6)]);
+    book.check(&Apart);
+}
