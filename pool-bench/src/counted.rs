@@ -191,7 +191,7 @@ impl<A: VirtualMemory> VirtualMemory for Counted<A> {
 
 // SAFETY: blocks and views are those of the allocator inside, which makes the same promise.
 unsafe impl<A: HostMemory> HostMemory for Counted<A> {
-    fn pointer(view: &Self::View<'_>) -> NonNull<u8> {
-        A::pointer(view)
+    fn bytes(view: &Self::View<'_>) -> NonNull<[u8]> {
+        A::bytes(view)
     }
 }

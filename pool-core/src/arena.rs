@@ -166,10 +166,15 @@ impl<A: DeviceAllocator> Arena<A> {
         self.space.lock().stats.reset_accumulated();
     }
 
-    /// What all blocks are aligned to at least.
-    fn alignment(&self) -> u64 {
-        let pages = self.pages.as_ref();
-        pages.map_or(self.granule, |calls| self.granule.min(calls.device_page_bytes))
+    /// The alignment of all blocks of a kind: the granule's, where segments have it.
+    fn alignment(&self, kind: A::Kind) -> u64 {
+        if let Some(calls) = &self.pages {
+            return self.granule.min(calls.device_page_bytes);
+        }
+        match self.upstream.aligned(kind, self.granule) {
+            Ok(_) => self.granule,
+            Err(_) => self.granule.min(self.upstream.alignment_of(kind)),
+        }
     }
 
     fn taker<'r>(&'r self, on: &'r StreamOf<A>) -> Taker<'r, A::Clock> {
@@ -187,7 +192,7 @@ impl<A: DeviceAllocator> Arena<A> {
         if !clock.owns(on) {
             return refuse(Why::Foreign, "allocate on a stream that this device does not have");
         }
-        if self.upstream.alignment_of(request.kind) > self.alignment() {
+        if self.upstream.alignment_of(request.kind) > self.alignment(request.kind) {
             return refuse(Why::Unsupported, "alignment above the granule");
         }
         let too_large = DeviceError::new(Why::TooLarge, "round up to a granule of the arena", 0);

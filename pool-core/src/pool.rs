@@ -210,6 +210,22 @@ impl<A: DeviceAllocator> BucketPool<A> {
         Ok(Want { on, key: Key { kind, lane }, class, requested, private })
     }
 
+    /// The error of this pool for a request of `bytes` bytes that code above it refuses, such as an
+    /// array whose memory is not aligned. Counts as a refused request.
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, DeviceError, Why, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let cause = DeviceError::new(Why::Unsupported, "alignment of an element", 0);
+    /// let error = pool.refusal(cause, 4096);
+    /// assert_eq!((error.why(), pool.stats().failures), (Why::Unsupported, 1));
+    /// ```
+    #[must_use]
+    pub fn refusal(&self, cause: DeviceError, bytes: u64) -> AllocError {
+        self.store().refuse_early(cause, bytes)
+    }
+
     /// Gives a buffer back; dropping it does the same. It goes to the pool that it came from.
     pub fn deallocate(&self, buffer: PooledBuffer<A>) {
         drop(buffer);

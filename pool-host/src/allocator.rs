@@ -251,8 +251,8 @@ impl VirtualMemory for HostAllocator {
 // each is given back once, in `free`.
 unsafe impl HostMemory for HostAllocator {
     #[inline]
-    fn pointer(view: &HostView<'_>) -> NonNull<u8> {
-        view.at
+    fn bytes(view: &HostView<'_>) -> NonNull<[u8]> {
+        NonNull::slice_from_raw_parts(view.at, view.bytes)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use bytemuck::Pod;
 use ndarray::{ArrayView, ArrayViewMut, Dimension, IntoDimension, IxDyn};
-use pool_core::{BucketPool, HostMemory, PooledBuffer};
+use pool_core::{BucketPool, DeviceError, HostMemory, PooledBuffer, Why};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
@@ -42,7 +42,7 @@ impl<T: Pod, D: Dimension, A: HostMemory> PooledArray<T, D, A> {
     /// As for [`BucketPool::allocate_aligned`], and [`Why::TooLarge`](pool_core::Why::TooLarge) for
     /// a shape of more bytes than there are addresses.
     pub fn new(pool: &BucketPool<A>, shape: impl IntoDimension<Dim = D>) -> Result<Self> {
-        Self::over(shape.into_dimension(), |bytes| {
+        Self::over(pool, shape.into_dimension(), |bytes| {
             pool.allocate_aligned(bytes, align_of::<T>() as u64)
         })
     }
@@ -57,7 +57,7 @@ impl<T: Pod, D: Dimension, A: HostMemory> PooledArray<T, D, A> {
         if align_of::<T>() as u64 > pool.allocator().alignment_of(A::Kind::default()) {
             return Self::from_elem(pool, shape, T::zeroed());
         }
-        Self::over(shape.into_dimension(), |bytes| pool.allocate_zeroed(bytes))
+        Self::over(pool, shape.into_dimension(), |bytes| pool.allocate_zeroed(bytes))
     }
 
     /// An array of one value.
@@ -75,7 +75,12 @@ impl<T: Pod, D: Dimension, A: HostMemory> PooledArray<T, D, A> {
         Ok(array)
     }
 
-    fn over(shape: D, allocate: impl FnOnce(u64) -> Result<PooledBuffer<A>>) -> Result<Self> {
+    /// An array in what `allocate` returns, once that is known to hold it.
+    fn over(
+        pool: &BucketPool<A>,
+        shape: D,
+        allocate: impl FnOnce(u64) -> Result<PooledBuffer<A>>,
+    ) -> Result<Self> {
         // `ndarray` wants this of the axes that are not 0, even where another is.
         let axes = shape.slice().iter().filter(|axis| **axis > 0);
         let most = axes.copied().try_fold(size_of::<T>().max(1), usize::checked_mul);
@@ -83,14 +88,21 @@ impl<T: Pod, D: Dimension, A: HostMemory> PooledArray<T, D, A> {
         let bytes = fits.then(|| shape.size() * size_of::<T>());
         // What no address space holds, the pool refuses in its own words.
         let buffer = allocate(bytes.map_or(u64::MAX, |bytes| bytes as u64))?;
+        // Size and alignment come from safe methods of the backend, which may be wrong.
+        let elements = bytemuck::try_cast_slice::<u8, T>(&buffer).map_or(0, <[T]>::len);
+        if elements != shape.size() {
+            let call = "lay an array over a block that is too short, or not aligned to an element";
+            return Err(pool.refusal(DeviceError::new(Why::Unsupported, call, 0), buffer.size()));
+        }
         Ok(Self { buffer, shape, element: std::marker::PhantomData })
     }
 
     /// The array, to be read.
     #[must_use]
     pub fn view(&self) -> ArrayView<'_, T, D> {
-        // SAFETY: the buffer holds the elements of this shape one after the other (`over`), and is
-        // borrowed as long as the view lives.
+        // SAFETY: the buffer holds the elements of this shape one after the other, aligned: `over`
+        // has checked the slice, and `HostMemory` promises that it does not change. It is borrowed
+        // as long as the view lives.
         unsafe { ArrayView::from_shape_ptr(self.shape.clone(), self.as_ptr()) }
     }
 
@@ -111,7 +123,7 @@ impl<T: Pod, D: Dimension, A: HostMemory> PooledArray<T, D, A> {
 impl<T: Pod, D: Dimension, A: HostMemory> Deref for PooledArray<T, D, A> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        // The buffer is a whole number of elements, and aligned to one (`over`).
+        // The buffer is a whole number of elements, and aligned to one: `over` has checked it.
         bytemuck::try_cast_slice(&self.buffer).unwrap_or_default()
     }
 }

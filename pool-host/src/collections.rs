@@ -48,11 +48,16 @@ unsafe impl<A: HostMemory> Allocator for InPool<A> {
         let bytes = layout.size().checked_add(offset).ok_or(AllocError)? as u64;
         let align = layout.align().max(16) as u64;
         let mut buffer = self.0.allocate_aligned(bytes, align).map_err(|_| AllocError)?;
-        let start = NonNull::from(&mut *buffer).cast::<u8>();
-        // SAFETY: the buffer holds `offset` bytes and more.
+        let slice = NonNull::from(&mut *buffer);
+        let start = slice.cast::<u8>();
+        // Size and alignment come from safe methods of the backend, which may be wrong.
+        if (slice.len() as u64) < bytes || !(start.addr().get() as u64).is_multiple_of(align) {
+            return Err(AllocError);
+        }
+        // SAFETY: the buffer holds `offset` bytes and more, as just checked.
         let data = unsafe { start.add(offset) };
-        // SAFETY: a buffer is a pointer, and fits the 16 bytes before `data`, which are aligned to
-        // 8 at least.
+        // SAFETY: a buffer is a pointer, and fits the 16 bytes before `data`, which is aligned to
+        // 16 at least, as just checked.
         let owner = unsafe { data.cast::<PooledBuffer<A>>().sub(1) };
         // SAFETY: as above; nobody else uses these bytes.
         unsafe { owner.write(buffer) };
@@ -68,7 +73,8 @@ unsafe impl<A: HostMemory> Allocator for InPool<A> {
         let mut buffer = unsafe { owner.read() };
         let start = buffer.as_mut_ptr();
         let bytes = offset::<A>(layout) + layout.size();
-        // SAFETY: so many bytes were asked for in `allocate`, with this layout.
+        // SAFETY: `allocate` checked that the slice holds that many bytes, with this layout, and
+        // `HostMemory` promises that it does not change.
         unsafe { start.write_bytes(0, bytes) };
     }
 }

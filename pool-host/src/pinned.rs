@@ -224,8 +224,8 @@ impl Sliceable for PinnedAllocator {
 // and each is unmapped once, in `free`.
 unsafe impl HostMemory for PinnedAllocator {
     #[inline]
-    fn pointer(view: &PinnedView<'_>) -> NonNull<u8> {
-        view.at
+    fn bytes(view: &PinnedView<'_>) -> NonNull<[u8]> {
+        NonNull::slice_from_raw_parts(view.at, view.bytes)
     }
 }
 

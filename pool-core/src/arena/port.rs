@@ -43,7 +43,7 @@ impl<A: Sliceable> DeviceAllocator for Arena<A> {
 
     /// Ranges begin at multiples of the granule, so no more than that can be had.
     fn aligned(&self, kind: A::Kind, alignment: u64) -> Result<A::Kind, DeviceError> {
-        if alignment > self.alignment() {
+        if alignment > self.alignment(kind) {
             return Err(DeviceError::new(Why::Unsupported, "alignment above the granule", 0));
         }
         // One kind for all: segments are aligned to the granule whatever is asked.
@@ -139,7 +139,7 @@ impl<A: Sliceable> DeviceAllocator for Arena<A> {
 // each lies inside a segment, which lives as long as the block holds it.
 unsafe impl<A: Sliceable + HostMemory> HostMemory for Arena<A> {
     #[inline]
-    fn pointer(view: &A::View<'_>) -> NonNull<u8> {
-        A::pointer(view)
+    fn bytes(view: &A::View<'_>) -> NonNull<[u8]> {
+        A::bytes(view)
     }
 }
