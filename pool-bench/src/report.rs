@@ -164,10 +164,18 @@ pub fn over_cases(rows: &[Row]) -> Option<String> {
         }
     }
     let reference = rows.first()?.times.keys().next()?;
+    // Cases with another reference, such as two threads, have a table of their own.
+    let cases: Vec<&str> = rows
+        .iter()
+        .filter(|row| row.times.contains_key(reference))
+        .map(|row| row.case.as_str())
+        .collect();
+    let is_beside = |row: &Row| cases.contains(&row.case.as_str());
     let mut table =
         table(&["contender, over all cases", "times as long", "reserved / live, mean", "worst"]);
     for contender in &contenders {
-        let of: Vec<&Row> = rows.iter().filter(|row| row.contender == **contender).collect();
+        let is_of = |row: &&Row| row.contender == **contender && is_beside(row);
+        let of: Vec<&Row> = rows.iter().filter(is_of).collect();
         let times: Option<Vec<f64>> =
             of.iter().map(|row| Some(row.times.get(reference)?.median)).collect();
         let reserved: Option<Vec<f64>> = of

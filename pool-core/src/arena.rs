@@ -192,7 +192,11 @@ impl<A: DeviceAllocator> Arena<A> {
         if !clock.owns(on) {
             return refuse(Why::Foreign, "allocate on a stream that this device does not have");
         }
-        if self.upstream.alignment_of(request.kind) > self.alignment(request.kind) {
+        let most = match &self.pages {
+            Some(calls) => self.granule.min(calls.device_page_bytes),
+            None => self.granule,
+        };
+        if self.upstream.alignment_of(request.kind) > most {
             return refuse(Why::Unsupported, "alignment above the granule");
         }
         let too_large = DeviceError::new(Why::TooLarge, "round up to a granule of the arena", 0);

@@ -58,11 +58,12 @@ pub(crate) struct BookRequest<K> {
 
 impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
     pub(crate) fn new(config: ArenaConfig) -> Self {
-        let quick = (!config.is_exact()).then(QuickTable::new);
+        let unit_bits = config.granule.trailing_zeros();
+        let quick = (!config.is_exact()).then(|| QuickTable::new(unit_bits));
         Self {
             nodes: Nodes::new(),
             segments: Segments::new(),
-            lists: RangeLists::new(config.granule.trailing_zeros()),
+            lists: RangeLists::new(unit_bits),
             quick,
             figures: BookFigures::default(),
             turn: 0,
@@ -127,7 +128,10 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
     pub(crate) fn take_part(&mut self, id: u32, bytes: u64) -> u32 {
         let node = &self.nodes[id];
         let (whole, at, first) = (node.bytes, node.segment, node.before == node::NONE);
-        let State::Free(list) = node.state else { return id };
+        let State::Free(list) = node.state else {
+            debug_assert!(false, "range {id} is not free");
+            return id;
+        };
         let bins = self.lists.bins(list);
         let taken = if whole > bytes && self.config.splits(whole, bytes) {
             let low = self.nodes.split_low(id, bytes);
@@ -155,14 +159,14 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
         self.figures.out(self.nodes[id].bytes, requested);
     }
 
-    /// Takes a block back, which all of `marks` are to be waited for.
+    /// Takes a block back. A new owner must be ordered after all of `marks`.
     #[inline]
     pub(crate) fn free(&mut self, clock: &C, id: u32, marks: After<C::Mark>, requested: u64) {
         let bytes = self.nodes[id].bytes;
         self.figures.freed(bytes, requested);
         if self.keep_quick(id, bytes) {
-            self.nodes[id].state = State::Quick;
-            self.nodes[id].marks = marks;
+            let node = &mut self.nodes[id];
+            (node.state, node.marks, node.freed_at) = (State::Quick, marks, self.turn);
             return;
         }
         self.release(clock, id, marks, self.turn);
@@ -185,8 +189,9 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
         let mut any = false;
         for _ in 0..portion {
             let Some(id) = self.quick.as_mut().and_then(QuickTable::pop) else { break };
-            let marks = std::mem::take(&mut self.nodes[id].marks);
-            self.release(clock, id, marks, self.turn);
+            let node = &mut self.nodes[id];
+            let (marks, freed_at) = (std::mem::take(&mut node.marks), node.freed_at);
+            self.release(clock, id, marks, freed_at);
             any = true;
         }
         any

@@ -11,11 +11,13 @@ use std::ptr::NonNull;
 ///
 /// # Safety
 ///
-/// [`HostMemory::bytes`] of a view returns the bytes that [`DeviceAllocator::view`] was called
-/// with, or fewer. Until the block is freed, they are valid for reads and writes, initialised, used
-/// by no other block, and always at the same address for the same block and offset. Initialised
-/// also when the block is fresh: bytes that were never written may not be read through a slice. In
-/// a forked child too: a live buffer keeps its contents there, and is the child's alone.
+/// [`HostMemory::bytes`] of a view returns at most as many bytes as [`DeviceAllocator::view`] was
+/// called with, and always the same ones for the same block, offset and size. Those at offset `o`
+/// begin `o` bytes after those at offset 0; only a view of no bytes may be anywhere. Until the
+/// block is freed, they are valid for reads and writes, initialised, and used by no other block.
+/// Initialised also when the block is fresh: bytes that were never written may not be read through
+/// a slice. In a forked child too: a live buffer keeps its contents there, and is the child's
+/// alone.
 ///
 /// The clock has no streams: work has happened when a call returns.
 ///

@@ -104,6 +104,17 @@ impl<M: Copy> After<M> {
         }
     }
 
+    /// Whether ranges behind these marks may coalesce: nobody who may have one of them should have
+    /// to wait for work of the other that has not reached the device.
+    #[inline]
+    pub(crate) fn may_join<C: StreamClock<Mark = M>>(&self, clock: &C, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Nothing, Self::Nothing) => true,
+            (Self::One(a), Self::One(b)) if clock.same_stream(*a, *b) => true,
+            (a, b) => a.marks().iter().chain(b.marks()).all(|mark| clock.is_submitted(*mark)),
+        }
+    }
+
     /// Behind both: the later mark of each stream.
     pub(crate) fn join<C: StreamClock<Mark = M>>(self, clock: &C, other: Self) -> Self {
         match (self, other) {

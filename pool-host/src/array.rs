@@ -90,8 +90,9 @@ impl<T: Pod, D: Dimension, A: HostMemory> PooledArray<T, D, A> {
         let buffer = allocate(bytes.map_or(u64::MAX, |bytes| bytes as u64))?;
         // Size and alignment come from safe methods of the backend, which may be wrong.
         let elements = bytemuck::try_cast_slice::<u8, T>(&buffer).map_or(0, <[T]>::len);
-        if elements != shape.size() {
-            let call = "lay an array over a block that is too short, or not aligned to an element";
+        if size_of::<T>() > 0 && elements != shape.size() {
+            let call = "lay an array over a block that is shorter than requested, or not aligned \
+                        as the backend says";
             return Err(pool.refusal(DeviceError::new(Why::Unsupported, call, 0), buffer.size()));
         }
         Ok(Self { buffer, shape, element: std::marker::PhantomData })

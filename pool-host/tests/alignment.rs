@@ -112,6 +112,8 @@ fn an_array_is_refused_where_its_memory_is_not_aligned() {
     let pool = BucketPool::new(Shifted { lies: true, ..Shifted::default() });
     let error = PooledArray::<u128, _, _>::new(&pool, 10).unwrap_err();
     assert_eq!(error.why(), Why::Unsupported, "{error}");
+    let empty = PooledArray::<[u8; 0], _, _>::new(&pool, 10).unwrap();
+    assert_eq!(empty.view().len(), 10);
     let array = PooledArray::<u64, _, _>::from_elem(&pool, 10, 7).unwrap();
     assert_eq!((array.view().len(), array.view().sum()), (10, 70));
 }

@@ -4,7 +4,7 @@
 
 mod present;
 
-use pool_core::{Arena, ArenaConfig, BucketPool, KIB, MIB, PooledBuffer, Why};
+use pool_core::{Arena, ArenaConfig, BucketPool, KIB, MIB, PooledBuffer, Why, ZeroPolicy};
 use pool_wgpu::{ReadWrite, Uniform, Usage, WgpuAllocator, WgpuSlabs};
 use present::{devices, of_the_queue, uncleared};
 use std::pin::pin;
@@ -189,6 +189,29 @@ fn slabs_are_cut_at_the_devices_alignment() {
             assert!(back.wait(right).unwrap(), "turn {turn}: cleared, and then its own data");
         }
         assert_eq!((uniform.stats().reserved_bytes, storage.stats().reserved_bytes), (MIB, MIB));
+    }
+}
+
+#[test]
+fn a_piece_that_an_open_scope_used_serves_no_other_scope() {
+    for device in devices() {
+        let slabs = WgpuSlabs::<ReadWrite>::new(device.clone());
+        let arena = Arena::new(slabs, ArenaConfig::segments(MIB));
+        let pool = BucketPool::builder(arena).zero(ZeroPolicy::Never).cached_limit(0).build();
+        let place = |on: &_| {
+            let piece = pool.allocate_on(on, 300).unwrap();
+            let view = piece.on(on).unwrap();
+            (view.buffer().clone(), view.offset())
+        };
+        let (first, second) = (device.scope(), device.scope());
+        let used = place(&first.stream());
+        assert_eq!(place(&first.stream()), used, "its own scope has it again");
+        assert_ne!(place(&second.stream()), used, "the first scope may be submitted later");
+        first.submit();
+        let third = device.scope();
+        assert_eq!(place(&third.stream()), used);
+        // What an open scope used does not take the untouched rest of the slab with it.
+        assert_eq!(pool.stats().reserved_bytes, MIB);
     }
 }
 

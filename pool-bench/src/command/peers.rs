@@ -185,7 +185,7 @@ impl Bench {
             let mut arguments = vec!["peer", "arena", &file];
             arguments.extend(self.smoke.then_some("--smoke"));
             let processes = spread.run(&arguments, &[])?;
-            rows.extend(rounds::pool(processes, &[crate::peers::arena::REFERENCE]));
+            rows.extend(crate::peers::arena::pool(processes));
             bar.inc(1);
         }
         bar.finish_and_clear();

@@ -249,12 +249,14 @@ impl<A: DeviceAllocator> Space<A> {
             .map(|neighbour| neighbour.map(|id| (id, self.ranges.get(id).shelf)));
         if let Some((next, shelf)) = next
             && let Some(joined) = self.joinable(shelf, lane)
+            && self.may_join(clock, next, &free)
         {
             lane = joined;
             free = self.join(clock, id, next, free);
         }
         if let Some((before, shelf)) = before
             && let Some(joined) = self.joinable(shelf, lane)
+            && self.may_join(clock, before, &free)
         {
             lane = joined;
             free = self.join(clock, before, id, free);
@@ -265,6 +267,12 @@ impl<A: DeviceAllocator> Space<A> {
             (lane, Some(segment)) => self.shelf(segment.sort, lane),
         };
         self.shelve(id, shelf, free);
+    }
+
+    #[inline]
+    fn may_join(&self, clock: &A::Clock, neighbour: u32, free: &Free<MarkOf<A>>) -> bool {
+        let other = self.ranges.free(neighbour);
+        other.is_some_and(|other| other.after.may_join(clock, &free.after))
     }
 
     /// The lane of a neighbour on `shelf` joined with `lane`, if it is free and they may be one.

@@ -13,6 +13,7 @@ pub(crate) struct BytesByState {
     pub(crate) quick: u64,
     pub(crate) free: u64,
     pub(crate) holes: u64,
+    pub(crate) moving: u64,
 }
 
 impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
@@ -20,12 +21,15 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
     pub(crate) fn check(&self, clock: &C) -> BytesByState {
         let mut bytes = BytesByState::default();
         let mut in_lists: BTreeMap<u16, u64> = BTreeMap::new();
-        let mut quick = BTreeSet::new();
+        let (mut quick, mut ranges) = (BTreeSet::new(), 0);
         for (at, segment) in self.segments.iter() {
-            let (mut end, mut used, mut last) = (0, 0, None);
+            let (mut end, mut used, mut last, mut before) = (0, 0, None, super::node::NONE);
             for id in self.nodes.walk(segment.first) {
                 let node = &self.nodes[id];
                 assert_eq!((node.segment, node.offset), (at, end), "range {id}: no gap");
+                assert_eq!(node.before, before, "range {id}: the one before it");
+                before = id;
+                ranges += 1;
                 assert!(node.bytes > 0, "range {id} is empty");
                 end += node.bytes;
                 let list = match node.state {
@@ -43,7 +47,7 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
                         *in_lists.entry(list).or_default() += node.bytes;
                         self.check_free(clock, id, (list, last), &mut bytes);
                     }
-                    State::Moving => {}
+                    State::Moving { .. } => bytes.moving += node.bytes,
                     State::Vacant => panic!("range {id} is vacant"),
                 }
                 last = list;
@@ -59,6 +63,7 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
             assert_eq!(table.bytes(), bytes.quick);
         }
         assert_eq!(bytes.live, self.figures.allocated.now());
+        assert_eq!(ranges + self.nodes.vacant(), self.nodes.len(), "a number is lost");
         bytes
     }
 
@@ -74,8 +79,10 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
         let (node, of) = (&self.nodes[id], self.lists.get(list));
         let segment = self.segments.get(node.segment).expect("a range has a segment");
         assert!(of.group == segment.group, "range {id} in a list of another group");
+        let before = || &self.nodes[node.before].marks;
         let alone = last != Some(list) || of.of == Of::Several;
-        assert!(alone, "range {id} and the one before it are not coalesced");
+        let apart = alone || !before().may_join(clock, &node.marks);
+        assert!(apart, "range {id} and the one before it are not coalesced");
         if of.of == Of::Hole {
             bytes.holes += node.bytes;
             return;
@@ -88,9 +95,11 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
     fn bytes_in_steps(&self, at: u16) -> u64 {
         let (bins, mut step, mut sum) = (&self.lists.get(at).bins, 0, 0);
         while let Some(found) = bins.at_or_above(step) {
-            let mut id = bins.head(found);
+            let (mut id, mut newer) = (bins.head(found), super::node::NONE);
             assert_ne!(id, super::node::NONE, "step {found} has a bit and no range");
             while id != super::node::NONE {
+                assert_eq!(self.nodes[id].newer, newer, "range {id}: the one that came after it");
+                newer = id;
                 assert_eq!(bins.step(self.nodes[id].bytes), found, "range {id}");
                 assert_eq!(self.nodes[id].state, State::Free(at), "range {id}");
                 sum += self.nodes[id].bytes;

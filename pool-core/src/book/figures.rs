@@ -9,7 +9,7 @@ pub(crate) struct Count {
     /// Small, large.
     now: [u64; 2],
     peak: [u64; 2],
-    came: [u64; 2],
+    total: [u64; 2],
     all: u64,
     all_peak: u64,
 }
@@ -18,7 +18,7 @@ impl Count {
     #[inline]
     pub(crate) fn up(&mut self, class: BlockClass, by: u64) {
         let at = class.0;
-        self.came[at] = self.came[at].wrapping_add(by);
+        self.total[at] = self.total[at].wrapping_add(by);
         self.now[at] += by;
         self.peak[at] = self.peak[at].max(self.now[at]);
         self.all += by;

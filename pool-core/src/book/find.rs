@@ -9,7 +9,7 @@ use crate::order::Taker;
 
 /// Ranges of one step that are looked at.
 const LOOKS: usize = 8;
-/// Ranges of all steps that are turned down before a search ends.
+/// Ranges of all lists that are looked at and do not serve before a search ends.
 const TURNED_DOWN: usize = 64;
 
 impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
@@ -17,12 +17,8 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
     #[inline]
     pub(crate) fn find_own(&self, request: &BookRequest<K>, taker: &Taker<'_, C>) -> Option<u32> {
         let own = |of: Of| of == Of::Untouched || of == Of::Stream(request.stream);
-        if taker.cpu_touches {
-            let ready =
-                |node: &RangeNode<C::Mark>| node.marks.marks().iter().all(|m| taker.is_ready(*m));
-            return self.find(request, own, ready);
-        }
-        self.find(request, own, |_| true)
+        // Streams of one number need not be ordered after each other: open scopes of wgpu are not.
+        self.find(request, own, |node| node.marks.marks().iter().all(|m| taker.is_ready(*m)))
     }
 
     /// The smallest free range that `accept` takes, among the lists that `of` names.
@@ -33,7 +29,7 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
         of: impl Fn(Of) -> bool,
         accept: impl Fn(&RangeNode<C::Mark>) -> bool,
     ) -> Option<u32> {
-        let mut best: Option<(u64, u32)> = None;
+        let (mut best, mut left): (Option<(u64, u32)>, usize) = (None, TURNED_DOWN);
         for (_, list) in self.lists.iter() {
             let fits = list.bins.bytes() >= request.bytes && list.group == request.group;
             if !fits || !of(list.of) {
@@ -41,7 +37,7 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
             }
             let found = match self.config.is_exact() {
                 true => self.find_exact(list, request.bytes, &accept),
-                false => self.find_good(list, request.bytes, &accept),
+                false => self.find_good(list, request.bytes, &accept, &mut left),
             };
             let Some(found) = found else { continue };
             if best.is_none_or(|best| self.is_better(found, best)) {
@@ -59,11 +55,11 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
         list: &RangeList<K>,
         bytes: u64,
         accept: &impl Fn(&RangeNode<C::Mark>) -> bool,
+        left: &mut usize,
     ) -> Option<(u64, u32)> {
-        let mut left = TURNED_DOWN;
         for head in list.bins.upward(bytes) {
-            let found = self.find_in_step(head, bytes, accept, &mut left);
-            if found.is_some() || left == 0 {
+            let found = self.find_in_step(head, bytes, accept, left);
+            if found.is_some() || *left == 0 {
                 return found;
             }
         }
@@ -86,10 +82,8 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
             }
             let (id, node) = (next, &self.nodes[next]);
             next = node.older;
-            if node.bytes < bytes || node.bytes >= best.0 || !self.config.suits(node.bytes, bytes) {
-                continue;
-            }
-            if !accept(node) {
+            let suits = node.bytes >= bytes && self.config.suits(node.bytes, bytes);
+            if !suits || node.bytes >= best.0 || !accept(node) {
                 *left -= 1;
                 continue;
             }

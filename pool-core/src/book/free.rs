@@ -19,7 +19,7 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
 
     /// Puts a range that is in no list among the free ones of `of`.
     #[inline]
-    pub(crate) fn put_free(&mut self, clock: &C, id: u32, of: Of) {
+    pub(super) fn put_free(&mut self, clock: &C, id: u32, of: Of) {
         let node = &self.nodes[id];
         let (before, after, at) = (node.before, node.after, node.segment);
         let Some(segment) = self.segments.get_mut(at) else { return };
@@ -27,20 +27,31 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
         let group = segment.group;
         // Both are looked at before either is judged, so that the two cache misses overlap.
         let lists = [before, after].map(|id| self.list_of(id));
+        let may =
+            |neighbour: u32| self.nodes[neighbour].marks.may_join(clock, &self.nodes[id].marks);
         let below = lists[0].and_then(|list| of.coalesced(self.lists.get(list).of));
+        let below = below.filter(|_| may(before));
         let of = below.unwrap_or(of);
         let above = lists[1].and_then(|list| of.coalesced(self.lists.get(list).of));
-        let own = self.lists.number(group, above.unwrap_or(of));
+        let above = above.filter(|_| may(after));
+        let of = above.unwrap_or(of);
         let into = match (below, above) {
             (None, None) => {
+                let own = self.lists.number(group, of);
                 self.nodes[id].state = State::Free(own);
                 return self.lists.bins(own).insert(&mut self.nodes, id);
             }
-            (Some(_), None) => self.join_below(clock, before, id),
-            (None, Some(_)) => self.join_above(clock, id, after),
-            (Some(_), Some(_)) => self.join_both(clock, before, id, after),
+            (Some(_), None) => self.coalesce_below(clock, before, id),
+            (None, Some(_)) => self.coalesce_above(clock, id, after),
+            (Some(_), Some(_)) => self.coalesce_both(clock, before, id, after),
         };
         let (into, was) = into;
+        // Streams of one number may be several.
+        let of = match &self.nodes[into].marks {
+            After::Many(marks) => Of::marks(clock, marks),
+            _ => of,
+        };
+        let own = self.lists.number(group, of);
         let list = self.list_of(into).unwrap_or(own);
         if list == own {
             return self.lists.bins(own).resize(&mut self.nodes, into, was);
@@ -63,7 +74,7 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
 
     /// Takes `id` into the free range below it. Returns that, and how large it was.
     #[inline]
-    fn join_below(&mut self, clock: &C, below: u32, id: u32) -> (u32, u64) {
+    fn coalesce_below(&mut self, clock: &C, below: u32, id: u32) -> (u32, u64) {
         let was = self.nodes[below].bytes;
         self.merge_notes(clock, below, id);
         self.nodes.coalesce_next(below);
@@ -72,7 +83,7 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
 
     /// Takes `id` into the free range above it, which keeps its number.
     #[inline]
-    fn join_above(&mut self, clock: &C, id: u32, above: u32) -> (u32, u64) {
+    fn coalesce_above(&mut self, clock: &C, id: u32, above: u32) -> (u32, u64) {
         let was = self.nodes[above].bytes;
         self.merge_notes(clock, above, id);
         self.lower_start(above);
@@ -81,7 +92,7 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
 
     /// Takes `id` and the smaller neighbour into the larger.
     #[inline]
-    fn join_both(&mut self, clock: &C, below: u32, id: u32, above: u32) -> (u32, u64) {
+    fn coalesce_both(&mut self, clock: &C, below: u32, id: u32, above: u32) -> (u32, u64) {
         let (low, high) = (self.nodes[below].bytes, self.nodes[above].bytes);
         let (into, other) = if low >= high { (below, above) } else { (above, below) };
         if let Some(list) = self.list_of(other) {

@@ -59,9 +59,9 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
         (aged, (end < self.nodes.len()).then_some(end))
     }
 
-    /// Joins up to `count` ranges of a wholly free segment, of any streams, behind all of their
+    /// Coalesces up to `count` ranges of a wholly free segment, of any streams, behind all of their
     /// marks. Returns whether it is one range then.
-    pub(crate) fn join_segment(&mut self, clock: &C, at: u32, count: u32) -> bool {
+    pub(crate) fn coalesce_segment(&mut self, clock: &C, at: u32, count: u32) -> bool {
         for _ in 0..count {
             let Some(segment) = self.segments.get(at).filter(|segment| segment.used == 0) else {
                 return false;
@@ -73,6 +73,9 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
             }
             let next = node.after;
             for id in [first, next] {
+                if self.is_hole(id) {
+                    return false;
+                }
                 let Some(list) = self.list_of(id) else { return false };
                 self.lists.bins(list).remove(&mut self.nodes, id);
             }

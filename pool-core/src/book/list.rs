@@ -38,7 +38,7 @@ impl Of {
         }
     }
 
-    /// Whose a range of both is; `None` if they do not coalesce.
+    /// The owner of a range that consists of both; `None` if they do not coalesce.
     #[inline]
     pub(crate) fn coalesced(self, other: Self) -> Option<Self> {
         match (self, other) {
@@ -50,6 +50,10 @@ impl Of {
         }
     }
 }
+
+/// Lists at most. Streams beyond that share the list of several streams, in which nothing
+/// coalesces.
+const LISTS_MOST: usize = 4096;
 
 /// The free ranges of one group and stream.
 #[derive(Debug)]
@@ -94,6 +98,9 @@ impl<K: Copy + Eq> RangeLists<K> {
         if let Some(at) = self.all.iter().position(|list| list.bins.bytes() == 0) {
             (self.all[at].group, self.all[at].of) = (group, of);
             return number(at);
+        }
+        if self.all.len() >= LISTS_MOST && of != Of::Several {
+            return self.find_or_add(group, Of::Several);
         }
         self.all.push(RangeList { group, of, bins: SizeSteps::new(self.unit_bits) });
         number(self.all.len() - 1)

@@ -23,8 +23,8 @@ pub(crate) enum State {
     Quick,
     /// Free, in the list of this number.
     Free(u16),
-    /// In no list, for a device call without the lock.
-    Moving,
+    /// In no list, for a device call without the lock; as a hole it has no memory.
+    Moving { hole: bool },
 }
 
 /// A range of a segment.
@@ -86,7 +86,7 @@ impl<M> Nodes<M> {
         (node.offset, node.bytes) = place;
         (node.before, node.after) = (before, after);
         node.segment = segment;
-        node.state = State::Live;
+        (node.state, node.dirty, node.freed_at) = (State::Live, false, 0);
         self.vacant = next;
         id
     }
@@ -132,7 +132,7 @@ impl<M> Nodes<M> {
         (id != NONE).then(|| self[id].state)
     }
 
-    /// Cuts the low `bytes` bytes off a range. They become a new live range, whose number is
+    /// Splits the low `bytes` bytes off a range. They become a new live range, whose number is
     /// returned; the rest keeps its number, its state and its marks.
     #[inline]
     pub(crate) fn split_low(&mut self, id: u32, bytes: u64) -> u32 {
@@ -170,6 +170,12 @@ impl<M> Nodes<M> {
     pub(crate) fn list(&self, head: u32) -> impl Iterator<Item = u32> + '_ {
         let some = |id: u32| (id != NONE).then_some(id);
         std::iter::successors(some(head), move |id| some(self[*id].older))
+    }
+
+    /// How many numbers are vacant.
+    #[cfg(test)]
+    pub(crate) fn vacant(&self) -> u32 {
+        number(self.list(self.vacant).count())
     }
 
     /// Numbers below this were in use at some time.

@@ -1,5 +1,5 @@
 //! Placement in a reservation when no free range serves: over holes, where the fewest pages are
-//! missing. And the way of memory out of the lists and back, for calls to the device.
+//! missing. Takes ranges out of the lists for calls to the device, and puts them back.
 
 use super::list::Of;
 use super::node::{NONE, RangeNode, State, number};
@@ -8,7 +8,7 @@ use crate::clock::StreamClock;
 use crate::order::{After, Taker};
 use std::ops::Range;
 
-/// Holes that are looked at from the smallest on, and from the largest on.
+/// Holes that are looked at: from the smallest on; and from the size of the request on.
 const SMALL_HOLES: usize = 48;
 const LARGE_HOLES: usize = 16;
 /// Ranges beside a hole that are looked at, on each side.
@@ -50,8 +50,12 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
         let mut best: Option<(Rank, Placement)> = None;
         let list = self.lists.iter().map(|(_, list)| list).find(holes)?;
         let up = list.bins.upward(0).flat_map(|head| self.nodes.list(head)).take(SMALL_HOLES);
-        let down = list.bins.downward().flat_map(|head| self.nodes.list(head)).take(LARGE_HOLES);
-        for hole in up.chain(down) {
+        let fits = |id: &u32| self.nodes[*id].bytes >= request.bytes;
+        let large = list.bins.upward(request.bytes).flat_map(|head| self.nodes.list(head));
+        // The end of the reservation is the largest.
+        let last = list.bins.downward().take(1).flat_map(|head| self.nodes.list(head));
+        let large = large.filter(fits).take(LARGE_HOLES);
+        for hole in up.chain(large).chain(last.take(LARGE_HOLES)) {
             let parts = self.neighbourhood(hole, taker);
             let (Some(first), Some(last)) = (parts.first(), parts.last()) else { continue };
             let all = first.bytes.start..last.bytes.end;
@@ -82,11 +86,10 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
             }
             first = before;
         }
-        let mut left = BESIDE;
+        let mut past = 0;
         let mut is_near = |id: &u32| {
-            let past = self.nodes[*id].offset > self.nodes[hole].offset;
-            left -= usize::from(past && left > 0);
-            (left > 0 || !past) && self.may_have(*id, taker)
+            past += usize::from(self.nodes[*id].offset > self.nodes[hole].offset);
+            past <= BESIDE && self.may_have(*id, taker)
         };
         let parts = self.nodes.walk(first).take_while(|id| is_near(id));
         parts
@@ -158,23 +161,24 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
             self.lists.bins(list).remove(&mut self.nodes, id);
             id
         };
-        self.nodes[taken].state = State::Moving;
+        let hole = self.lists.get(list).of == Of::Hole;
+        self.nodes[taken].state = State::Moving { hole };
         if let Some(segment) = self.segments.get_mut(at) {
             segment.used += 1;
         }
         taken
     }
 
-    /// Cuts the low `bytes` bytes off a free range, which stays in its list. They are in no list.
+    /// Splits the low `bytes` bytes off a free range, which stays in its list. They are in no list.
     fn split_off(&mut self, id: u32, list: u16, bytes: u64) -> u32 {
         let whole = self.nodes[id].bytes;
-        let low = self.cut_low(id, bytes);
+        let low = self.split_low(id, bytes);
         self.lists.bins(list).resize(&mut self.nodes, id, whole);
         low
     }
 
-    /// Cuts the low `bytes` bytes off a range, behind the same marks. Returns their number.
-    fn cut_low(&mut self, id: u32, bytes: u64) -> u32 {
+    /// Splits the low `bytes` bytes off a range, behind the same marks. Returns their number.
+    fn split_low(&mut self, id: u32, bytes: u64) -> u32 {
         let low = self.nodes.split_low(id, bytes);
         let RangeNode { segment, dirty, freed_at, .. } = self.nodes[id];
         let marks = self.nodes[id].marks.clone();
@@ -188,8 +192,9 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
         low
     }
 
-    /// Makes the pieces of a placement, all of which have memory now, one live block. What they
-    /// hold beyond it becomes free, behind `rest`. Returns the block; `None` without pieces.
+    /// Makes the pieces of a placement, all of which have memory now, one live block. The rest of
+    /// them becomes free; who takes it must be ordered after `rest`. Returns the block, or `None`
+    /// without pieces.
     pub(crate) fn assemble(
         &mut self,
         clock: &C,
@@ -199,16 +204,17 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
     ) -> Option<u32> {
         let (whole, others) = pieces.split_first()?;
         let (whole, block) = (*whole, &placement.block);
-        for _ in others {
+        for other in others {
+            self.nodes[whole].dirty |= self.nodes[*other].dirty;
             self.nodes.coalesce_next(whole);
         }
         let at = self.nodes[whole].segment;
         self.nodes[whole].marks = After::Nothing;
         let place = self.nodes[whole].range();
         let below =
-            (place.start < block.start).then(|| self.cut_low(whole, block.start - place.start));
+            (place.start < block.start).then(|| self.split_low(whole, block.start - place.start));
         let (taken, above) = match place.end > block.end {
-            true => (self.cut_low(whole, block.end - block.start), Some(whole)),
+            true => (self.split_low(whole, block.end - block.start), Some(whole)),
             false => (whole, None),
         };
         self.nodes[taken].state = State::Live;
@@ -218,7 +224,7 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
             segment.used = segment.used + 1 + rests - number(pieces.len());
         }
         for id in [below, above].into_iter().flatten() {
-            self.nodes[id].state = State::Moving;
+            self.nodes[id].state = State::Moving { hole: false };
             self.release(clock, id, rest.clone(), self.turn);
         }
         Some(taken)

@@ -27,13 +27,16 @@ pub(crate) struct QuickTable<K> {
     bytes: u64,
     refusals: u32,
     /// The slot that is emptied next.
-    hand: usize,
+    next: usize,
+    /// Sizes are counted in units of 2 to this power.
+    unit_bits: u32,
 }
 
 impl<K: Copy + Eq> QuickTable<K> {
-    pub(crate) fn new() -> Self {
+    /// An empty table of sizes that are multiples of 2 to the power of `unit_bits`.
+    pub(crate) fn new(unit_bits: u32) -> Self {
         let slot = QuickSlot { bytes: 0, group: None, blocks: [NONE; DEEP], len: 0 };
-        Self { slots: Box::new([slot; SLOTS]), bytes: 0, refusals: 0, hand: 0 }
+        Self { slots: Box::new([slot; SLOTS]), bytes: 0, refusals: 0, next: 0, unit_bits }
     }
 
     /// The bytes of all blocks.
@@ -42,16 +45,17 @@ impl<K: Copy + Eq> QuickTable<K> {
         self.bytes
     }
 
-    /// A multiplicative hash of the size in units of 512 bytes (Knuth, *TAOCP* 6.4).
+    /// A multiplicative hash of the size (Knuth, *TAOCP* 6.4).
     #[inline]
-    fn slot(bytes: u64) -> usize {
-        ((bytes >> 9).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58) as usize
+    fn slot(&self, bytes: u64) -> usize {
+        ((bytes >> self.unit_bits).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58) as usize
     }
 
     /// Keeps a block if its slot has room and the table holds at most `limit` bytes then.
     #[inline]
     pub(crate) fn keep(&mut self, id: u32, group: Group<K>, bytes: u64, limit: u64) -> bool {
-        let slot = &mut self.slots[Self::slot(bytes)];
+        let at = self.slot(bytes);
+        let slot = &mut self.slots[at];
         if slot.len == 0 {
             (slot.bytes, slot.group) = (bytes, Some(group));
         }
@@ -66,22 +70,23 @@ impl<K: Copy + Eq> QuickTable<K> {
         true
     }
 
-    /// Takes the newest block of a size, if `ready` accepts it.
+    /// Takes the newest block of a size that `ready` accepts.
     #[inline]
     pub(crate) fn take(
         &mut self,
         group: Group<K>,
         bytes: u64,
-        ready: impl FnOnce(u32) -> bool,
+        ready: impl Fn(u32) -> bool,
     ) -> Option<u32> {
-        let slot = &mut self.slots[Self::slot(bytes)];
-        if slot.len == 0 || slot.bytes != bytes || slot.group != Some(group) {
+        let at = self.slot(bytes);
+        let slot = &mut self.slots[at];
+        if slot.bytes != bytes || slot.group != Some(group) {
             return None;
         }
-        let id = slot.blocks[usize::from(slot.len) - 1];
-        if !ready(id) {
-            return None;
-        }
+        let len = usize::from(slot.len);
+        let at = slot.blocks[..len].iter().rposition(|id| ready(*id))?;
+        let id = slot.blocks[at];
+        slot.blocks.copy_within(at + 1..len, at);
         slot.len -= 1;
         self.bytes -= bytes;
         Some(id)
@@ -100,13 +105,13 @@ impl<K: Copy + Eq> QuickTable<K> {
             return None;
         }
         for _ in 0..SLOTS {
-            let slot = &mut self.slots[self.hand];
+            let slot = &mut self.slots[self.next];
             if slot.len > 0 {
                 slot.len -= 1;
                 self.bytes -= slot.bytes;
                 return Some(slot.blocks[usize::from(slot.len)]);
             }
-            self.hand = (self.hand + 1) % SLOTS;
+            self.next = (self.next + 1) % SLOTS;
         }
         None
     }

@@ -1,6 +1,6 @@
 //! Random operations on a book beside a plain list of live blocks.
 
-use super::list::{Group, Of};
+use super::list::Group;
 use super::node::State;
 use super::{Book, BookRequest};
 use crate::arena::ArenaConfig;
@@ -9,11 +9,16 @@ use crate::error::DeviceError;
 use crate::order::{After, StealPolicy, Taker};
 use crate::size::{KIB, MIB};
 
-/// Streams that wait for each other never: work of a stream is ordered after its own only.
+/// Streams that wait for each other never: work of a stream is ordered after its own only. They
+/// have a number each, or all have `ONE`, as the scopes of wgpu do.
 #[derive(Debug)]
-struct Apart;
+struct Streams<const ONE: bool>;
 
-impl StreamClock for Apart {
+type Apart = Streams<false>;
+#[expect(non_upper_case_globals, reason = "the value of a type without fields")]
+const Apart: Apart = Streams;
+
+impl<const ONE: bool> StreamClock for Streams<ONE> {
     type Stream = u64;
     /// A stream and a time.
     type Mark = (u64, u64);
@@ -40,7 +45,7 @@ impl StreamClock for Apart {
         a.0 == b.0 && a.1 >= b.1
     }
     fn lane(&self, mark: (u64, u64)) -> u64 {
-        mark.0
+        if ONE { 0 } else { mark.0 }
     }
     fn is_ordered(&self, on: &u64, after: (u64, u64)) -> bool {
         *on == after.0
@@ -50,6 +55,9 @@ impl StreamClock for Apart {
     }
     fn is_seen_done(&self, _: (u64, u64)) -> bool {
         false
+    }
+    fn is_submitted(&self, _: (u64, u64)) -> bool {
+        !ONE
     }
     fn is_done(&self, _: (u64, u64)) -> Result<bool, DeviceError> {
         Ok(false)
@@ -104,7 +112,7 @@ fn run(config: ArenaConfig, seed: u64, steps: u64, streams: u64) {
                 let bytes = request.bytes.next_multiple_of(4 * MIB);
                 let whole = book.add_segment(ONE, bytes);
                 reserved += bytes;
-                book.put_free(&Apart, whole, Of::Untouched);
+                book.release(&Apart, whole, After::Nothing, 0);
                 book.take(&request, &taker(&stream)).expect("a fresh segment has room")
             });
             let node = &book.nodes[id];
@@ -259,7 +267,7 @@ fn random_operations_keep_the_invariants() {
 fn one_segment(config: ArenaConfig, bytes: u64) -> Book<Apart, u8> {
     let mut book = Book::new(config);
     let whole = book.add_segment(ONE, bytes);
-    book.put_free(&Apart, whole, Of::Untouched);
+    book.release(&Apart, whole, After::Nothing, 0);
     book
 }
 
@@ -329,12 +337,40 @@ fn a_segment_that_several_streams_used_becomes_one_range_behind_all() {
     let first = book.take(&a, &taker(&1)).unwrap();
     let second = book.take(&b, &taker(&2)).unwrap();
     book.free(&Apart, first, After::One((1, 5)), 512);
-    assert!(!book.join_segment(&Apart, 0, 9), "a block of it is live");
+    assert!(!book.coalesce_segment(&Apart, 0, 9), "a block of it is live");
     book.free(&Apart, second, After::One((2, 6)), 512);
     assert!(book.aged(0, u32::MAX, None).0.is_empty());
-    assert!(book.join_segment(&Apart, 0, 9));
+    assert!(book.coalesce_segment(&Apart, 0, 9));
     let (aged, more) = book.aged(0, u32::MAX, None);
     assert_eq!((aged.len(), more), (1, None));
     assert_eq!(book.nodes[aged[0].1].marks.marks(), [(1, 5), (2, 6)]);
     book.check(&Apart);
+}
+
+#[test]
+fn streams_of_one_number_are_not_ordered_after_each_other() {
+    let (clock, mut book) = (Streams::<true>, Book::new(ArenaConfig::torch()));
+    let whole = book.add_segment(ONE, 2 * MIB);
+    book.release(&clock, whole, After::Nothing, 0);
+    let taker = |on| Taker { clock: &clock, on, steal: StealPolicy::Never, cpu_touches: false };
+    let first = book.take(&request(512, 0), &taker(&5)).unwrap();
+    let second = book.take(&request(512, 0), &taker(&6)).unwrap();
+    book.free(&clock, second, After::One((6, 1)), 512);
+    let third = book.take(&request(512, 0), &taker(&5)).expect("the rest is untouched");
+    assert_eq!(book.nodes[third].offset, 1024);
+    book.free(&clock, first, After::One((5, 1)), 512);
+    book.check(&clock);
+    let again = book.take(&request(512, 0), &taker(&6));
+    assert_eq!(again, Some(second), "not the one that the other scope used");
+}
+
+#[test]
+fn a_block_over_old_and_fresh_memory_may_show_old_contents() {
+    let mut paged = Paged::new();
+    let first = paged.allocate(&request(PAGE / 2, 1), 0);
+    paged.book.nodes[first].dirty = true;
+    paged.book.free(&Apart, first, After::One((1, 1)), PAGE / 2);
+    while paged.book.coalesce_quick(&Apart, 64) {}
+    let second = paged.allocate(&request(3 * PAGE, 1), 0);
+    assert_eq!((paged.book.nodes[second].offset, paged.book.nodes[second].dirty), (0, true));
 }

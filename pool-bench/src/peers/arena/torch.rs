@@ -2,7 +2,7 @@
 //! stream and without a limit: two pools, segments of 2 MiB, of 20 MiB or of the request, split and
 //! coalesced, best fit by size and then by address.
 
-use super::Region;
+use super::{Region, Reserved};
 use crate::tree::UNIT;
 use std::collections::BTreeSet;
 
@@ -129,7 +129,9 @@ impl Region for Torch {
         }
         self.list(id);
     }
+}
 
+impl Reserved for Torch {
     fn reserved_peak(&self) -> u64 {
         self.reserved
     }
