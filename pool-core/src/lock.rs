@@ -1,7 +1,7 @@
 //! A lock that is taken by one swap and given up by a plain store: half of what a lock that can put
 //! threads to sleep costs, for sections that are a few dozen instructions long and mostly alone.
 //!
-//! Absent: fairness, and sleeping. A waiter pauses, for longer each time, and then yields.
+//! Absent: fairness, and sleeping. Who waits spins for a moment and then lets others run.
 #![expect(unsafe_code, reason = "`lock_api` asks for a promise")]
 
 use parking_lot::lock_api::{self, GuardNoSend, RawMutex};
@@ -14,10 +14,8 @@ pub(crate) type Lock<T> = lock_api::Mutex<Swap, T>;
 /// What holds it.
 pub(crate) type LockGuard<'l, T> = lock_api::MutexGuard<'l, Swap, T>;
 
-/// Pauses before the first retry of a lock that is held; they double up to the most, and from then
-/// on the waiter yields between retries.
-const FIRST_PAUSES: u32 = 4;
-const MOST_PAUSES: u32 = 64;
+/// Looks at a lock that is held, before others are let run.
+const LOOKS: u32 = 100;
 
 pub(crate) struct Swap(AtomicBool);
 
@@ -48,23 +46,18 @@ unsafe impl RawMutex for Swap {
 }
 
 impl Swap {
-    /// Retries after doubling pauses, then yields. The thread that has the lock has its cache lines
-    /// too; a waiter that looks often takes them away from it.
     #[cold]
     fn wait(&self) {
-        let mut pauses = FIRST_PAUSES;
+        let mut looks = 0;
         loop {
-            for _ in 0..pauses {
-                hint::spin_loop();
-            }
             if !self.0.load(Relaxed) && !self.0.swap(true, Acquire) {
                 return;
             }
-            if pauses < MOST_PAUSES {
-                pauses *= 2;
-            } else {
+            looks += 1;
+            if looks % LOOKS == 0 {
                 thread::yield_now();
             }
+            hint::spin_loop();
         }
     }
 }

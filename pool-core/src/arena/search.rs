@@ -76,9 +76,11 @@ impl<A: DeviceAllocator> Space<A> {
         let fits = |bytes: u64| bytes >= want.bytes && self.config.suits(bytes, want.bytes);
         let ranges = list(&self.ranges.entries, head).take(looked_at);
         for (id, bytes) in ranges.filter(|(_, bytes)| fits(*bytes)) {
+            if best.is_some_and(|best| !self.is_better((bytes, id), best)) {
+                continue;
+            }
             if accept(id) {
-                let better = best.is_none_or(|best| self.is_better((bytes, id), best));
-                best = if better { Some((bytes, id)) } else { best };
+                best = Some((bytes, id));
             } else if *patience < usize::MAX {
                 *patience -= 1;
                 if *patience == 0 {
