@@ -166,15 +166,18 @@ impl<A: DeviceAllocator> Arena<A> {
         self.space.lock().stats.reset_accumulated();
     }
 
-    /// The alignment of all blocks of a kind: the granule's, where segments have it.
+    /// The alignment of ranges inside a segment.
+    fn inner_alignment(&self) -> u64 {
+        let pages = self.pages.as_ref();
+        pages.map_or(self.granule, |calls| self.granule.min(calls.device_page_bytes))
+    }
+
+    /// The alignment of all blocks of a kind: that of ranges, where segments have it.
     fn alignment(&self, kind: A::Kind) -> u64 {
-        if let Some(calls) = &self.pages {
-            return self.granule.min(calls.device_page_bytes);
+        if self.pages.is_none() && self.upstream.aligned(kind, self.granule).is_err() {
+            return self.granule.min(self.upstream.alignment_of(kind));
         }
-        match self.upstream.aligned(kind, self.granule) {
-            Ok(_) => self.granule,
-            Err(_) => self.granule.min(self.upstream.alignment_of(kind)),
-        }
+        self.inner_alignment()
     }
 
     fn taker<'r>(&'r self, on: &'r StreamOf<A>) -> Taker<'r, A::Clock> {
@@ -192,11 +195,7 @@ impl<A: DeviceAllocator> Arena<A> {
         if !clock.owns(on) {
             return refuse(Why::Foreign, "allocate on a stream that this device does not have");
         }
-        let most = match &self.pages {
-            Some(calls) => self.granule.min(calls.device_page_bytes),
-            None => self.granule,
-        };
-        if self.upstream.alignment_of(request.kind) > most {
+        if self.upstream.alignment_of(request.kind) > self.inner_alignment() {
             return refuse(Why::Unsupported, "alignment above the granule");
         }
         let too_large = DeviceError::new(Why::TooLarge, "round up to a granule of the arena", 0);

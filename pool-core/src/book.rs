@@ -22,6 +22,7 @@ mod tests;
 use crate::arena::ArenaConfig;
 use crate::clock::StreamClock;
 use crate::order::{After, Taker};
+use crate::size::KIB;
 use figures::BookFigures;
 use list::{Group, RangeLists};
 use node::{Nodes, State};
@@ -30,6 +31,9 @@ use segment::Segments;
 
 /// Quick blocks that coalesce in one call.
 const PORTION: usize = 64;
+/// Bytes of quick blocks: at most a sixteenth of the peak and this many, and a further 1/128 of the
+/// peak.
+const QUICK_MOST: u64 = 256 * KIB;
 
 /// All memory that a pool has from its device.
 #[derive(Debug)]
@@ -121,35 +125,17 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
         Some(self.take_part(id, request.bytes))
     }
 
-    /// Takes a free range out of its list, whole or split to `bytes` bytes. What is left of it
-    /// keeps its number, its age and its marks, and its list where the step of its size is the
-    /// same.
+    /// Makes a free range live, whole or split to `bytes` bytes.
     #[inline]
     pub(crate) fn take_part(&mut self, id: u32, bytes: u64) -> u32 {
-        let node = &self.nodes[id];
-        let (whole, at, first) = (node.bytes, node.segment, node.before == node::NONE);
-        let State::Free(list) = node.state else {
+        let Some(list) = self.list_of(id) else {
             debug_assert!(false, "range {id} is not free");
             return id;
         };
-        let bins = self.lists.bins(list);
-        let taken = if whole > bytes && self.config.splits(whole, bytes) {
-            let low = self.nodes.split_low(id, bytes);
-            bins.resize(&mut self.nodes, id, whole);
-            self.nodes[low].marks = self.nodes[id].marks.clone();
-            self.nodes[low].dirty = self.nodes[id].dirty;
-            low
-        } else {
-            bins.remove(&mut self.nodes, id);
-            self.nodes[id].state = State::Live;
-            id
-        };
-        if let Some(segment) = self.segments.get_mut(at) {
-            segment.used += 1;
-            if first {
-                segment.first = taken;
-            }
-        }
+        let whole = self.nodes[id].bytes;
+        let splits = whole > bytes && self.config.splits(whole, bytes);
+        let taken = self.take_low(id, list, if splits { bytes } else { whole });
+        self.nodes[taken].state = State::Live;
         taken
     }
 
@@ -180,7 +166,7 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
         let Some(quick) = &mut self.quick else { return false };
         let Some(segment) = self.segments.get(self.nodes[id].segment) else { return false };
         let peak = self.figures.allocated.peak();
-        let limit = (peak / 16).min(QUICK_LEAST) + peak / 128;
+        let limit = (peak / 16).min(QUICK_MOST) + peak / 128;
         quick.keep(id, segment.group, bytes, limit)
     }
 
@@ -197,6 +183,3 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
         any
     }
 }
-
-/// Bytes of quick blocks that a small program may keep.
-const QUICK_LEAST: u64 = 256 << 10;

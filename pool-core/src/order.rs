@@ -104,10 +104,10 @@ impl<M: Copy> After<M> {
         }
     }
 
-    /// Whether ranges behind these marks may coalesce: nobody who may have one of them should have
-    /// to wait for work of the other that has not reached the device.
+    /// Whether ranges behind these marks may coalesce. If work on one of them has not reached the
+    /// device, a stream that may have the other one would have to wait for that work.
     #[inline]
-    pub(crate) fn may_join<C: StreamClock<Mark = M>>(&self, clock: &C, other: &Self) -> bool {
+    pub(crate) fn may_coalesce<C: StreamClock<Mark = M>>(&self, clock: &C, other: &Self) -> bool {
         match (self, other) {
             (Self::Nothing, Self::Nothing) => true,
             (Self::One(a), Self::One(b)) if clock.same_stream(*a, *b) => true,

@@ -1,5 +1,6 @@
 //! Alignment and size of host memory come from safe methods of a backend, so code that needs them
 //! checks what it gets.
+#![cfg(all(feature = "allocator-api2", feature = "ndarray"))]
 #![expect(unsafe_code, reason = "a backend of host memory")]
 
 use allocator_api2::alloc::{Allocator, Layout};

@@ -212,6 +212,12 @@ fn a_piece_that_an_open_scope_used_serves_no_other_scope() {
         assert_eq!(place(&third.stream()), used);
         // What an open scope used does not take the untouched rest of the slab with it.
         assert_eq!(pool.stats().reserved_bytes, MIB);
+        second.submit();
+        third.submit();
+        // Once all work is submitted, all of the slab serves one request.
+        let last = device.scope();
+        let _whole = pool.allocate_on(&last.stream(), MIB).unwrap();
+        assert_eq!(pool.stats().reserved_bytes, MIB);
     }
 }
 

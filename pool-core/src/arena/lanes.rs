@@ -13,6 +13,7 @@ impl<A: DeviceAllocator> Space<A> {
         may: impl Fn(&[MarkOf<A>]) -> bool,
     ) -> bool {
         let mut joined = false;
+        self.apart = false;
         for at in 0..self.segments.len() {
             let Some(Segment { first, sort, .. }) = &self.segments[at] else { continue };
             let (mut id, sort) = (*first, *sort);
@@ -22,6 +23,8 @@ impl<A: DeviceAllocator> Space<A> {
                     free.is_some_and(|free| may(free.after.marks()))
                 });
                 if !fit {
+                    let is_memory = |id| self.ranges.free(id).is_some() && !self.ranges.is_hole(id);
+                    self.apart |= is_memory(id) && is_memory(next);
                     id = next;
                     continue;
                 }

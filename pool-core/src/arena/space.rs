@@ -87,6 +87,8 @@ pub(super) struct Space<A: DeviceAllocator> {
     pub(super) stats: DeviceStats,
     /// Bytes that the device would not have back.
     pub(super) lost: u64,
+    /// Whether free neighbours were left apart because work on one had not reached the device.
+    pub(super) apart: bool,
 }
 
 impl<M> Default for Free<M> {
@@ -110,6 +112,7 @@ impl<A: DeviceAllocator> Space<A> {
             holes: Vec::new(),
             stats: DeviceStats::default(),
             lost: 0,
+            apart: false,
         }
     }
 
@@ -249,14 +252,14 @@ impl<A: DeviceAllocator> Space<A> {
             .map(|neighbour| neighbour.map(|id| (id, self.ranges.get(id).shelf)));
         if let Some((next, shelf)) = next
             && let Some(joined) = self.joinable(shelf, lane)
-            && self.may_join(clock, next, &free)
+            && self.may_coalesce(clock, next, &free)
         {
             lane = joined;
             free = self.join(clock, id, next, free);
         }
         if let Some((before, shelf)) = before
             && let Some(joined) = self.joinable(shelf, lane)
-            && self.may_join(clock, before, &free)
+            && self.may_coalesce(clock, before, &free)
         {
             lane = joined;
             free = self.join(clock, before, id, free);
@@ -269,10 +272,14 @@ impl<A: DeviceAllocator> Space<A> {
         self.shelve(id, shelf, free);
     }
 
+    /// Whether a range may coalesce with its free neighbour now. If not, [`Space::join_lanes`] does
+    /// it before the device is called.
     #[inline]
-    fn may_join(&self, clock: &A::Clock, neighbour: u32, free: &Free<MarkOf<A>>) -> bool {
+    fn may_coalesce(&mut self, clock: &A::Clock, neighbour: u32, free: &Free<MarkOf<A>>) -> bool {
         let other = self.ranges.free(neighbour);
-        other.is_some_and(|other| other.after.may_join(clock, &free.after))
+        let may = other.is_some_and(|other| other.after.may_coalesce(clock, &free.after));
+        self.apart |= !may;
+        may
     }
 
     /// The lane of a neighbour on `shelf` joined with `lane`, if it is free and they may be one.

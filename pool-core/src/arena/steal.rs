@@ -2,7 +2,7 @@
 //! out, asked about without the lock, and handed out or put back.
 
 use super::lane::Lane;
-use super::space::{ArenaRequest, Lent};
+use super::space::{ArenaRequest, Lent, Space};
 use super::{Arena, ArenaBlock};
 use crate::clock::{Order, StreamClock};
 use crate::device::{DeviceAllocator, MarkOf};
@@ -18,7 +18,8 @@ impl<A: DeviceAllocator> Arena<A> {
         want: &ArenaRequest<A::Kind>,
         taker: &Taker<'_, A::Clock>,
     ) -> Result<Option<ArenaBlock<A>>, DeviceError> {
-        if !taker.cpu_touches && !self.space.lock().has_other_lanes(want.lane) {
+        let may_help = |space: &Space<A>| space.has_other_lanes(want.lane) || space.apart;
+        if !taker.cpu_touches && !may_help(&self.space.lock()) {
             return Ok(None);
         }
         let mut refusal = None;
@@ -31,7 +32,8 @@ impl<A: DeviceAllocator> Arena<A> {
                 Err(error) => refusal = refusal.or(Some(error)),
             }
         }
-        let may = |marks: &[MarkOf<A>]| marks.iter().all(|mark| taker.may_ask(*mark));
+        let can = |mark: &MarkOf<A>| taker.may_ask(*mark) && taker.clock.is_submitted(*mark);
+        let may = |marks: &[MarkOf<A>]| marks.iter().all(can);
         if self.space.lock().join_lanes(self.upstream.clock(), may) {
             match self.ask(want, taker) {
                 Ok(None) => {}

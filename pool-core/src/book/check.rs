@@ -54,7 +54,7 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
             }
             assert_eq!((end, used), (segment.bytes, segment.used), "segment {at}");
         }
-        for (at, list) in self.lists.iter() {
+        for (at, list) in (0..).zip(self.lists.iter()) {
             assert_eq!(list.bins.bytes(), in_lists.remove(&at).unwrap_or(0), "list {at}");
             assert_eq!(list.bins.bytes(), self.bytes_in_steps(at), "list {at}");
         }
@@ -81,7 +81,7 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
         assert!(of.group == segment.group, "range {id} in a list of another group");
         let before = || &self.nodes[node.before].marks;
         let alone = last != Some(list) || of.of == Of::Several;
-        let apart = alone || !before().may_join(clock, &node.marks);
+        let apart = alone || !before().may_coalesce(clock, &node.marks);
         assert!(apart, "range {id} and the one before it are not coalesced");
         if of.of == Of::Hole {
             bytes.holes += node.bytes;

@@ -1,7 +1,9 @@
 //! Counts of a book: a few additions for each block, and the peaks as they happen.
 
+use crate::size::MIB;
+
 /// The largest request of the small class, as `PyTorch` counts.
-const SMALL: u64 = 1 << 20;
+const SMALL: u64 = MIB;
 
 /// A figure of small and large blocks, and of both.
 #[derive(Clone, Copy, Debug, Default)]

@@ -30,7 +30,7 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
         accept: impl Fn(&RangeNode<C::Mark>) -> bool,
     ) -> Option<u32> {
         let (mut best, mut left): (Option<(u64, u32)>, usize) = (None, TURNED_DOWN);
-        for (_, list) in self.lists.iter() {
+        for list in self.lists.iter() {
             let fits = list.bins.bytes() >= request.bytes && list.group == request.group;
             if !fits || !of(list.of) {
                 continue;

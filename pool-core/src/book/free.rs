@@ -28,7 +28,7 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
         // Both are looked at before either is judged, so that the two cache misses overlap.
         let lists = [before, after].map(|id| self.list_of(id));
         let may =
-            |neighbour: u32| self.nodes[neighbour].marks.may_join(clock, &self.nodes[id].marks);
+            |neighbour: u32| self.nodes[neighbour].marks.may_coalesce(clock, &self.nodes[id].marks);
         let below = lists[0].and_then(|list| of.coalesced(self.lists.get(list).of));
         let below = below.filter(|_| may(before));
         let of = below.unwrap_or(of);

@@ -17,15 +17,15 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
     /// A run of free pages: the shortest that has `bytes` bytes, else the longest, among a bounded
     /// number of ranges. A call costs the same for any length, so the run is whole.
     pub(crate) fn free_run(&self, page: u64, bytes: u64) -> Option<(u32, Range<u64>)> {
-        let lists = || self.lists.iter().filter(|(_, list)| list.of != Of::Hole);
+        let lists = || self.lists.iter().filter(|list| list.of != Of::Hole);
         let run = |id: u32| (id, self.whole_pages(id, page));
         let length = |run: &(u32, Range<u64>)| run.1.end - run.1.start;
-        let enough = lists().filter_map(|(_, list)| {
+        let enough = lists().filter_map(|list| {
             let ids = list.bins.upward(bytes).flat_map(|head| self.nodes.list(head)).take(LOOKS);
             ids.map(run).filter(|run| length(run) >= bytes).min_by_key(length)
         });
         let longest = || {
-            let runs = lists().filter_map(|(_, list)| {
+            let runs = lists().filter_map(|list| {
                 let ids = list.bins.downward().flat_map(|head| self.nodes.list(head)).take(LOOKS);
                 ids.map(run).max_by_key(length)
             });

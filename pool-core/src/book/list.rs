@@ -99,7 +99,7 @@ impl<K: Copy + Eq> RangeLists<K> {
             (self.all[at].group, self.all[at].of) = (group, of);
             return number(at);
         }
-        if self.all.len() >= LISTS_MOST && of != Of::Several {
+        if self.all.len() >= LISTS_MOST && matches!(of, Of::Stream(_)) {
             return self.find_or_add(group, Of::Several);
         }
         self.all.push(RangeList { group, of, bins: SizeSteps::new(self.unit_bits) });
@@ -116,10 +116,10 @@ impl<K: Copy + Eq> RangeLists<K> {
         &mut self.all[usize::from(at)].bins
     }
 
-    /// All lists with their numbers.
+    /// All lists, in the order of their numbers.
     #[inline]
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u16, &RangeList<K>)> {
-        self.all.iter().enumerate().map(|(at, list)| (number(at), list))
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &RangeList<K>> {
+        self.all.iter()
     }
 }
 

@@ -48,7 +48,7 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
             list.group == request.group && list.of == Of::Hole && list.bins.bytes() > 0
         };
         let mut best: Option<(Rank, Placement)> = None;
-        let list = self.lists.iter().map(|(_, list)| list).find(holes)?;
+        let list = self.lists.iter().find(holes)?;
         let up = list.bins.upward(0).flat_map(|head| self.nodes.list(head)).take(SMALL_HOLES);
         let fits = |id: &u32| self.nodes[*id].bytes >= request.bytes;
         let large = list.bins.upward(request.bytes).flat_map(|head| self.nodes.list(head));
@@ -116,13 +116,8 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
 
     /// Takes out what a placement needs, by address: the free parts that the block lies in, and
     /// the pages of holes. Where the block ends in a hole, up to `ahead` bytes more of that hole,
-    /// since the call that commits them is made anyway. Each is `Moving` then; true marks a hole.
-    pub(crate) fn take_out(
-        &mut self,
-        placement: &Placement,
-        page: u64,
-        ahead: u64,
-    ) -> Vec<(u32, bool)> {
+    /// since the call that commits them is made anyway. Each is `Moving` then.
+    pub(crate) fn take_out(&mut self, placement: &Placement, page: u64, ahead: u64) -> Vec<u32> {
         let (block, mut pieces) = (&placement.block, Vec::new());
         let mut next = placement.first;
         while next != NONE && self.nodes[next].offset < block.end {
@@ -131,14 +126,13 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
             if place.end <= block.start {
                 continue;
             }
-            let hole = self.is_hole(id);
-            let part = if hole {
+            let part = if self.is_hole(id) {
                 let extra = if place.end > block.end { ahead / page * page } else { 0 };
                 pages_of(block, page, extra, &place)
             } else {
                 place.start.max(block.start)..place.end.min(block.end)
             };
-            pieces.push((self.carve(id, &part), hole));
+            pieces.push(self.carve(id, &part));
         }
         pieces
     }
@@ -154,22 +148,31 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
             self.nodes[low].state = State::Free(list);
             self.lists.bins(list).insert(&mut self.nodes, low);
         }
-        let at = self.nodes[id].segment;
-        let taken = if part.end < place.end {
-            self.split_off(id, list, part.end - part.start)
+        let taken = self.take_low(id, list, part.end - part.start);
+        let hole = self.lists.get(list).of == Of::Hole;
+        self.nodes[taken].state = State::Moving { hole };
+        taken
+    }
+
+    /// Takes the low `bytes` bytes of a free range, or all of it, out of its list. What is left of
+    /// it keeps its number, its age and its marks, and its list where the step of its size is the
+    /// same.
+    #[inline]
+    pub(super) fn take_low(&mut self, id: u32, list: u16, bytes: u64) -> u32 {
+        let taken = if bytes < self.nodes[id].bytes {
+            self.split_off(id, list, bytes)
         } else {
             self.lists.bins(list).remove(&mut self.nodes, id);
             id
         };
-        let hole = self.lists.get(list).of == Of::Hole;
-        self.nodes[taken].state = State::Moving { hole };
-        if let Some(segment) = self.segments.get_mut(at) {
+        if let Some(segment) = self.segments.get_mut(self.nodes[taken].segment) {
             segment.used += 1;
         }
         taken
     }
 
     /// Splits the low `bytes` bytes off a free range, which stays in its list. They are in no list.
+    #[inline]
     fn split_off(&mut self, id: u32, list: u16, bytes: u64) -> u32 {
         let whole = self.nodes[id].bytes;
         let low = self.split_low(id, bytes);
@@ -178,6 +181,7 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
     }
 
     /// Splits the low `bytes` bytes off a range, behind the same marks. Returns their number.
+    #[inline]
     fn split_low(&mut self, id: u32, bytes: u64) -> u32 {
         let low = self.nodes.split_low(id, bytes);
         let RangeNode { segment, dirty, freed_at, .. } = self.nodes[id];

@@ -1,6 +1,6 @@
 //! Random operations on a book beside a plain list of live blocks.
 
-use super::list::Group;
+use super::list::{Group, Of};
 use super::node::State;
 use super::{Book, BookRequest};
 use crate::arena::ArenaConfig;
@@ -174,19 +174,18 @@ impl Paged {
         let place = self.book.place(request, &taker, PAGE).expect("the reservation is large");
         let pieces = self.book.take_out(&place, PAGE, ahead);
         let mut fresh = 0;
-        for (id, hole) in &pieces {
+        for id in &pieces {
             let node = &self.book.nodes[*id];
             assert!(node.marks.marks().iter().all(|mark| mark.0 == request.stream));
-            if *hole {
+            if node.state == (State::Moving { hole: true }) {
                 assert_eq!((node.offset % PAGE, node.bytes % PAGE), (0, 0), "a hole of pages");
                 fresh += node.bytes;
             }
         }
         assert!((place.missing..=place.missing + ahead).contains(&fresh), "{fresh}");
         self.committed += fresh;
-        let ids: Vec<u32> = pieces.iter().map(|(id, _)| *id).collect();
         let rest = After::One((request.stream, 0));
-        let id = self.book.assemble(&Apart, &ids, &place, &rest).unwrap();
+        let id = self.book.assemble(&Apart, &pieces, &place, &rest).unwrap();
         assert_eq!(self.book.nodes[id].range(), place.block);
         self.book.count_out(id, request.requested);
         id
@@ -373,4 +372,20 @@ fn a_block_over_old_and_fresh_memory_may_show_old_contents() {
     while paged.book.coalesce_quick(&Apart, 64) {}
     let second = paged.allocate(&request(3 * PAGE, 1), 0);
     assert_eq!((paged.book.nodes[second].offset, paged.book.nodes[second].dirty), (0, true));
+}
+
+#[test]
+fn holes_stay_holes_when_there_are_more_streams_than_lists() {
+    let mut lists = super::list::RangeLists::<u8>::new(9);
+    let mut nodes = super::node::Nodes::<(u64, u64)>::new();
+    for stream in 0..5000 {
+        let list = lists.number(ONE, Of::Stream(stream));
+        let id = nodes.add(0, (0, 512), (super::node::NONE, super::node::NONE));
+        lists.bins(list).insert(&mut nodes, id);
+    }
+    let of = |list: u16, lists: &super::list::RangeLists<u8>| lists.get(list).of;
+    let shared = lists.number(ONE, Of::Stream(5000));
+    assert_eq!(of(shared, &lists), Of::Several);
+    let hole = lists.number(ONE, Of::Hole);
+    assert_eq!(of(hole, &lists), Of::Hole);
 }
