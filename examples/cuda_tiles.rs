@@ -7,7 +7,7 @@
 mod kernels;
 
 use bucketpool::cuda::{CudaAllocator, CudaDevice, CudaPinnedAllocator, PinnedBytes};
-use bucketpool::{Arena, ArenaConfig, BucketPool, MIB, preset};
+use bucketpool::{ArenaConfig, BucketPool, MIB, preset};
 use kernels::{Kernel, Kernels};
 use std::error::Error;
 
@@ -20,8 +20,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [load, compute] = [device.stream(&streams[0])?, device.stream(&streams[1])?];
     let vram = preset::tile_pipeline(CudaAllocator::on(device.clone())).build();
     // Staging memory is cut from large pieces: page-locking is slow, and powers of two waste half.
-    let staging = Arena::new(CudaPinnedAllocator::on(device), ArenaConfig::segments(64 * MIB));
-    let staging = BucketPool::new(staging);
+    let staging = BucketPool::builder(CudaPinnedAllocator::on(device))
+        .arena(ArenaConfig::segments(64 * MIB))
+        .build();
 
     let mut results = Vec::new();
     for tile in 0..TILES {
@@ -56,7 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Every number is the loaded one, and one more.
 fn check(
-    (tile, mut back): (u8, bucketpool::PooledBuffer<Arena<CudaPinnedAllocator>>),
+    (tile, mut back): (u8, bucketpool::PooledBuffer<CudaPinnedAllocator>),
 ) -> Result<(), Box<dyn Error>> {
     let expected = (u32::from_ne_bytes([tile; 4]) + 1).to_ne_bytes();
     let wrong = back.bytes()?.chunks(4).filter(|number| **number != expected).count();

@@ -1,13 +1,12 @@
 #![doc = include_str!("../README.md")]
 
 pub use pool_core::{
-    AllocError, Allocating, Arena, ArenaBlock, ArenaConfig, BucketPolicy, BucketPool, Bytes,
-    CachedLimit, Clearing, Detached, DeviceAllocator, DeviceError, DeviceStats, EventDriver,
-    Figures, GIB, GivenBack, Held, HostMemory, Immediate, KIB, Layer, MIB, Mark, MarkOf, Memory,
-    Order, PoolBuilder, PoolStats, PoolStatsSnapshot, PooledBuffer, PrivatePool, RangeState,
+    AllocError, Allocating, ArenaConfig, BucketPolicy, BucketPool, Bytes, CachedLimit, Clearing,
+    CommitCall, DecommitCall, Detached, DeviceAllocator, DeviceError, DeviceStats, EventDriver,
+    Figures, GIB, HostMemory, Immediate, KIB, MIB, Mark, MarkOf, Memory, Order, PageCalls,
+    PoolBuilder, PoolStats, PoolStatsSnapshot, PooledBuffer, PrivatePool, RangeState, ReleaseCall,
     Request, Retention, Rungs, SegmentMap, Sliceable, Stat, StatArray, StealPolicy, Stream,
-    StreamClock, StreamOf, Terms, Timeline, Use, Verdict, VirtualMemory, WholeBlocks, Why,
-    ZeroPolicy,
+    StreamClock, StreamOf, Timeline, Use, Verdict, VirtualMemory, WholeBlocks, Why, ZeroPolicy,
 };
 
 pub use pool_core::preset;

@@ -5,9 +5,9 @@
 //! Both contenders see the same requests in the same order, and are measured after four times as
 //! many pairs as there are live blocks, so that free memory lies as it does after a while.
 //!
-//! - `arena`: [`Arena`] over the pages of a simulated device, through the port, each free behind a
-//!   mark of its stream as a pool frees. What it does besides is measured too: figures are counted,
-//!   and when a request needs more pages they are committed, others given back before.
+//! - `arena`: a pool with an arena in pages of a simulated device. What it does besides is measured
+//!   too: figures are counted, and when a request needs more pages they are committed, others given
+//!   back before.
 //! - `tree`: exact best fit from a `BTreeSet` by size and address, behind a mutex. No streams, no
 //!   figures, no generations, no device: it grows at its end and gives nothing back.
 //!
@@ -19,8 +19,8 @@
 //! configuration allows, 1.084 times the most live bytes here, so its figure says that it keeps to
 //! that, not how little would do.
 
-use bucketpool::sim::{SimDevice, SimStream};
-use bucketpool::{Arena, ArenaBlock, ArenaConfig, DeviceAllocator, Request, StreamClock};
+use bucketpool::sim::SimDevice;
+use bucketpool::{ArenaConfig, BucketPool, PooledBuffer};
 use criterion::{Criterion, criterion_group, criterion_main};
 use pool_bench::tree::{Tree, UNIT};
 use std::hint::black_box;
@@ -42,29 +42,23 @@ trait Contender {
     fn peaks(&self) -> (u64, u64);
 }
 
-impl Contender for Arena<SimDevice> {
-    type Block = ArenaBlock<SimDevice>;
+impl Contender for BucketPool<SimDevice> {
+    type Block = PooledBuffer<SimDevice>;
 
     #[inline]
     fn allocate(&self, bytes: u64) -> Self::Block {
-        let request = Request { bytes, kind: () };
-        DeviceAllocator::allocate(self, request, stream(self)).unwrap_or_else(|_| unlimited())
+        BucketPool::allocate(self, bytes).unwrap_or_else(|_| unlimited())
     }
 
     #[inline]
     fn free(&self, block: Self::Block) {
-        let mark = self.clock().mark(stream(self));
-        DeviceAllocator::free(self, block, &[mark]).unwrap_or_else(|_| unlimited());
+        drop(block);
     }
 
     fn peaks(&self) -> (u64, u64) {
-        let stats = self.device_stats();
-        (stats.reserved_bytes.all.peak, stats.allocated_bytes.all.peak)
+        let stats = self.stats();
+        (stats.reserved_peak_bytes, stats.allocated_peak_bytes)
     }
-}
-
-fn stream(arena: &Arena<SimDevice>) -> &SimStream {
-    arena.clock().default_stream()
 }
 
 fn unlimited<T>() -> T {
@@ -189,7 +183,8 @@ fn pairs(c: &mut Criterion) {
     // As a test, which is not optimized, the fewest are enough.
     let measured = std::env::args().any(|argument| argument == "--bench");
     for live in LIVE.into_iter().take(if measured { LIVE.len() } else { 1 }) {
-        measure(c, "arena", live, Arena::over_pages(SimDevice::new(), ArenaConfig::grow()));
+        let pool = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::grow());
+        measure(c, "arena", live, pool.build());
         measure(c, "tree", live, Mutex::<Counted>::default());
     }
 }

@@ -10,14 +10,14 @@ use crate::backend::Backend;
 use crate::counted::Asked;
 use crate::counted::Counted;
 use crate::machine::{page_faults, timed, timed_wall};
-use crate::source::{DeviceDirect, DevicePool, HostDirect, HostSource, host_pool};
+use crate::source::{DeviceDirect, DevicePool, HostDirect, HostPool};
 use crate::spec::{self, PolicySpec};
 use crate::statistics::Orders;
 use crate::workload::{Done, Source, Workload};
 use bucketpool::sim::SimDevice;
 #[cfg(feature = "wgpu")]
 use bucketpool::wgpu::WgpuAllocator;
-use bucketpool::{Arena, ArenaConfig, DeviceAllocator, PoolStats};
+use bucketpool::{DeviceAllocator, PoolBuilder, PoolStats};
 use serde::{Deserialize, Serialize};
 
 /// Smoke tests run this many steps.
@@ -101,15 +101,6 @@ impl<S: Source> Steps for S {
     }
 }
 
-/// A pool becomes a contender like any other.
-struct Boxed;
-
-impl HostSource<Box<dyn Steps>> for Boxed {
-    fn wrap<S: Source + 'static>(self, source: S) -> Box<dyn Steps> {
-        Box::new(source)
-    }
-}
-
 /// A contender in this process.
 struct Here {
     name: String,
@@ -148,23 +139,25 @@ pub fn contender(
     };
     let source: Box<dyn Steps> = match (backend, &spec) {
         (Backend::Host, None) => Box::new(HostDirect::new(planted && name == CONTROL)),
-        (Backend::Host, Some(spec)) => host_pool(spec, Boxed),
+        (Backend::Host, Some(spec)) => Box::new(HostPool::new(spec)),
         (Backend::Sim, spec) => {
-            let arena = |device, config| Ok(Arena::over_pages(device, config));
-            on_device(|| Ok(SimDevice::new()), arena, spec.as_ref(), false)?
+            on_device(SimDevice::new(), PolicySpec::builder, spec.as_ref(), false)
         }
         #[cfg(feature = "cuda")]
         (Backend::Cuda, spec) => {
-            let open = || bucketpool::cuda::CudaAllocator::new(0);
-            let arena = |device, config| Ok(Arena::new(device, config));
-            on_device(open, arena, spec.as_ref(), true)?
+            let device = bucketpool::cuda::CudaAllocator::new(0);
+            let device = device.map_err(|error| Failed(error.to_string()))?;
+            on_device(device, PolicySpec::builder, spec.as_ref(), true)
         }
         #[cfg(feature = "wgpu")]
         (Backend::Wgpu, spec) => {
-            let no_arena = |_, _| -> Result<Counted<WgpuAllocator>, Failed> {
-                Err(Failed("a wgpu buffer cannot be split, so there is no arena over them".into()))
-            };
-            on_device(WgpuAllocator::on_default_adapter, no_arena, spec.as_ref(), true)?
+            if spec.as_ref().is_some_and(|spec| spec.arena.is_some()) {
+                let what = "a wgpu buffer cannot be split, so there is no arena over them";
+                return Err(Failed(what.into()));
+            }
+            let device = WgpuAllocator::on_default_adapter();
+            let device = device.map_err(|error| Failed(error.to_string()))?;
+            on_device(device, PolicySpec::without_arena, spec.as_ref(), true)
         }
         #[cfg(not(all(feature = "cuda", feature = "wgpu")))]
         (other, _) => return Err(Failed(format!("`{}` was not built in", other.name()))),
@@ -173,20 +166,16 @@ pub fn contender(
 }
 
 /// Direct allocation on a device, or a pool over it.
-fn on_device<A: DeviceAllocator, B: DeviceAllocator>(
-    open: impl Fn() -> Result<A, bucketpool::DeviceError>,
-    arena: impl Fn(Counted<A>, ArenaConfig) -> Result<B, Failed>,
+fn on_device<A: DeviceAllocator>(
+    device: A,
+    builder: impl Fn(&PolicySpec, Counted<A>) -> PoolBuilder<Counted<A>>,
     spec: Option<&PolicySpec>,
     writes: bool,
-) -> Result<Box<dyn Steps>, Failed> {
-    let device = open().map_err(|error| Failed(error.to_string()))?;
-    let Some(spec) = spec else { return Ok(Box::new(DeviceDirect::new(device, writes))) };
+) -> Box<dyn Steps> {
+    let Some(spec) = spec else { return Box::new(DeviceDirect::new(device, writes)) };
     let device = Counted::new(device);
     let calls = device.calls();
-    Ok(match spec.arena.clone() {
-        None => Box::new(DevicePool::new(device, calls, spec, writes)),
-        Some(config) => Box::new(DevicePool::new(arena(device, config)?, calls, spec, writes)),
-    })
+    Box::new(DevicePool::new(builder(spec, device), calls, spec, writes))
 }
 
 impl Contender for Here {

@@ -2,8 +2,8 @@
 #![expect(unsafe_code, reason = "host memory stays host memory when it is counted")]
 
 use bucketpool::{
-    DeviceAllocator, DeviceError, HostMemory, MarkOf, Memory, Request, Sliceable, StreamOf,
-    VirtualMemory,
+    DeviceAllocator, DeviceError, HostMemory, MarkOf, Memory, PageCalls, Request, Sliceable,
+    StreamOf, Why,
 };
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -145,6 +145,35 @@ impl<A: DeviceAllocator> DeviceAllocator for Counted<A> {
 }
 
 impl<A: Sliceable> Sliceable for Counted<A> {
+    fn pages(&self) -> Option<PageCalls<Self>> {
+        let PageCalls { page_bytes, address_space, .. } = self.inner.pages()?;
+        Some(PageCalls {
+            page_bytes,
+            address_space,
+            // Addresses cost nothing; committed ranges count as allocations.
+            reserve: |counted, bytes| {
+                let pages = counted.inner.pages().ok_or_else(no_pages)?;
+                Ok(CountedBlock { block: (pages.reserve)(&counted.inner, bytes)?, bytes: 0 })
+            },
+            commit: |counted, block, range| {
+                let pages = counted.inner.pages().ok_or_else(no_pages)?;
+                (pages.commit)(&counted.inner, &block.block, range.clone())?;
+                counted.calls.took(range.end - range.start);
+                Ok(())
+            },
+            decommit: |counted, block, range, after| {
+                let pages = counted.inner.pages().ok_or_else(no_pages)?;
+                (pages.decommit)(&counted.inner, &block.block, range.clone(), after)?;
+                counted.calls.gave_back(range.end - range.start);
+                Ok(())
+            },
+            release: |counted, block, after| {
+                let pages = counted.inner.pages().ok_or_else(no_pages)?;
+                (pages.release)(&counted.inner, block.block, after)
+            },
+        })
+    }
+
     unsafe fn zero_part(
         &self,
         block: &Self::Block,
@@ -156,37 +185,8 @@ impl<A: Sliceable> Sliceable for Counted<A> {
     }
 }
 
-/// Addresses cost nothing; committed ranges count as allocations.
-impl<A: VirtualMemory> VirtualMemory for Counted<A> {
-    fn page_bytes(&self) -> u64 {
-        self.inner.page_bytes()
-    }
-    fn address_space(&self) -> u64 {
-        self.inner.address_space()
-    }
-    fn reserve(&self, bytes: u64) -> Result<Self::Block, DeviceError> {
-        Ok(CountedBlock { block: self.inner.reserve(bytes)?, bytes: 0 })
-    }
-    fn commit(&self, block: &Self::Block, pages: Range<u64>) -> Result<(), DeviceError> {
-        let bytes = pages.end - pages.start;
-        self.inner.commit(&block.block, pages)?;
-        self.calls.took(bytes);
-        Ok(())
-    }
-    fn decommit(
-        &self,
-        block: &Self::Block,
-        pages: Range<u64>,
-        after: &[MarkOf<Self>],
-    ) -> Result<(), DeviceError> {
-        let bytes = pages.end - pages.start;
-        self.inner.decommit(&block.block, pages, after)?;
-        self.calls.gave_back(bytes);
-        Ok(())
-    }
-    fn release(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
-        self.inner.release(block.block, after)
-    }
+fn no_pages() -> DeviceError {
+    DeviceError::new(Why::Unsupported, "virtual memory", 0)
 }
 
 // SAFETY: blocks and views are those of the allocator inside, which makes the same promise.

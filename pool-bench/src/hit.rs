@@ -3,9 +3,7 @@
 use crate::input::BadInput;
 use bucketpool::host::{HostAllocator, Tcache};
 use bucketpool::sim::SimDevice;
-use bucketpool::{
-    Arena, ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, PoolBuilder, preset,
-};
+use bucketpool::{ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, PoolBuilder, preset};
 use std::alloc::{GlobalAlloc, Layout};
 use std::hint::black_box;
 
@@ -26,12 +24,9 @@ pub const PATHS: [Path; 12] = [
     ("sim, pow2, 4 KiB", |pairs| one(BucketPool::builder(SimDevice::new()), 4 * KIB, pairs)),
     ("sim, pow2, used on a stream", used),
     ("sim, arena, 500 sizes", |pairs| {
-        many(BucketPool::builder(Arena::over_pages(SimDevice::new(), ArenaConfig::grow())), pairs)
+        many(BucketPool::builder(SimDevice::new()).arena(ArenaConfig::grow()), pairs)
     }),
-    ("sim, preset:caching, 500 sizes", |pairs| {
-        let caching = preset::Caching::default();
-        many(caching.pool(Arena::over_pages(SimDevice::new(), caching.arena())), pairs)
-    }),
+    ("sim, preset:caching, 500 sizes", |pairs| many(preset::caching(SimDevice::new()), pairs)),
     ("tcache, 64 B", |pairs| tcache(64, pairs)),
     ("tcache, 256 KiB", |pairs| tcache(256 * 1024, pairs)),
     ("tcache, 4 MiB", |pairs| tcache(4 << 20, pairs)),

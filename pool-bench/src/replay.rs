@@ -9,7 +9,7 @@ use crate::trace::{Step, Trace};
 use bucketpool::host::HostAllocator;
 use bucketpool::sim::SimDevice;
 use bucketpool::{
-    Arena, Bytes, CachedLimit, DeviceAllocator, PoolStats, VirtualMemory, ZeroPolicy,
+    Bytes, CachedLimit, DeviceAllocator, PoolBuilder, PoolStats, Sliceable, ZeroPolicy,
 };
 use serde::Serialize;
 
@@ -73,7 +73,7 @@ pub fn replay(trace: &Trace, spec: &PolicySpec, settings: Settings) -> Result<Ou
     let backend = settings.backend;
     if backend == Backend::Sim {
         let device = Counted::new(SimDevice::with_capacity(capacity));
-        return Ok(over_pages(device, settings.cached_limit, trace, spec, backend));
+        return Ok(sliceable(device, settings.cached_limit, trace, spec, backend));
     }
     let limit = settings.cached_limit.unwrap_or(CachedLimit::OfPeak(0.25));
     fits_this_machine(trace, limit)?;
@@ -81,19 +81,12 @@ pub fn replay(trace: &Trace, spec: &PolicySpec, settings: Settings) -> Result<Ou
     let limit = if spec.arena.is_some() { settings.cached_limit } else { Some(limit) };
     match backend {
         Backend::Host => {
-            Ok(over_pages(Counted::new(HostAllocator::new()), limit, trace, spec, backend))
+            Ok(sliceable(Counted::new(HostAllocator::new()), limit, trace, spec, backend))
         }
         #[cfg(feature = "cuda")]
         Backend::Cuda => {
             let device = bucketpool::cuda::CudaAllocator::new(0).map_err(|e| absent(backend, e))?;
-            let device = Counted::new(device);
-            let calls = device.calls();
-            Ok(match spec.arena.clone() {
-                None => run(device, &calls, limit, trace, spec, backend),
-                Some(config) => {
-                    run(Arena::new(device, config), &calls, limit, trace, spec, backend)
-                }
-            })
+            Ok(sliceable(Counted::new(device), limit, trace, spec, backend))
         }
         #[cfg(feature = "wgpu")]
         Backend::Wgpu => {
@@ -104,7 +97,7 @@ pub fn replay(trace: &Trace, spec: &PolicySpec, settings: Settings) -> Result<Ou
             let device = bucketpool::wgpu::WgpuAllocator::on_default_adapter();
             let device = Counted::new(device.map_err(|e| absent(backend, e))?);
             let calls = device.calls();
-            Ok(run(device, &calls, limit, trace, spec, backend))
+            Ok(run(spec.without_arena(device), &calls, limit, trace, spec, backend))
         }
         other => Err(absent(other, "not built in")),
     }
@@ -127,8 +120,8 @@ fn absent(backend: Backend, why: impl std::fmt::Display) -> BadInput {
     BadInput::new(format!("backend `{}`: {why}", backend.name()), cure)
 }
 
-/// On memory that an arena can have in pages.
-fn over_pages<A: VirtualMemory>(
+/// On memory that an arena can split.
+fn sliceable<A: Sliceable>(
     device: Counted<A>,
     limit: Option<CachedLimit>,
     trace: &Trace,
@@ -136,25 +129,22 @@ fn over_pages<A: VirtualMemory>(
     backend: Backend,
 ) -> Outcome {
     let calls = device.calls();
-    match spec.arena.clone() {
-        None => run(device, &calls, limit, trace, spec, backend),
-        Some(config) => run(Arena::over_pages(device, config), &calls, limit, trace, spec, backend),
-    }
+    run(spec.builder(device), &calls, limit, trace, spec, backend)
 }
 
 fn run<A: DeviceAllocator>(
-    device: A,
+    builder: PoolBuilder<A>,
     calls: &Calls,
     limit: Option<CachedLimit>,
     trace: &Trace,
     spec: &PolicySpec,
     backend: Backend,
 ) -> Outcome {
-    let mut builder = spec.builder(device).zero(ZeroPolicy::Never);
+    let mut builder = builder.zero(ZeroPolicy::Never);
     if let Some(limit) = limit {
         builder = builder.cached_limit(limit);
     }
-    let bound = builder.bound_on_idle_bytes().to_string();
+    let bound = builder.bound_on_cached_bytes().to_string();
     let pool = builder.build();
     let mut slots: Vec<_> = std::iter::repeat_with(|| None).take(trace.slots).collect();
     let work = || {

@@ -6,8 +6,8 @@ use crate::spec::PolicySpec;
 use crate::workload::Source;
 use bucketpool::host::HostAllocator;
 use bucketpool::{
-    Arena, BucketPool, CachedLimit, DeviceAllocator, GIB, HostMemory, PoolStats, PooledBuffer,
-    Request, StreamClock, ZeroPolicy,
+    BucketPool, CachedLimit, DeviceAllocator, GIB, HostMemory, PoolBuilder, PoolStats,
+    PooledBuffer, Request, StreamClock, ZeroPolicy,
 };
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use std::sync::Arc;
 /// pools take turns.
 const CACHED_LIMIT: u64 = GIB;
 
-fn pool<A: DeviceAllocator>(device: A, spec: &PolicySpec) -> BucketPool<A> {
-    let builder = spec.builder(device).zero(ZeroPolicy::Never);
+fn build<A: DeviceAllocator>(builder: PoolBuilder<A>, spec: &PolicySpec) -> BucketPool<A> {
+    let builder = builder.zero(ZeroPolicy::Never);
     let limit = free_memory().map_or(CACHED_LIMIT, |free| CACHED_LIMIT.min(free / 32));
     // What an arena holds is bounded by what was live at most. A preset has a bound of its own.
-    match (spec.arena.is_some(), builder.bound_on_idle_bytes()) {
+    match (spec.arena.is_some(), builder.bound_on_cached_bytes()) {
         (false, CachedLimit::Unlimited) => builder.cached_limit(limit).build(),
         (false, CachedLimit::Bytes(bytes)) if bytes > limit => builder.cached_limit(limit).build(),
         _ => builder.build(),
@@ -86,22 +86,14 @@ pub struct HostPool<A: HostMemory> {
     calls: Arc<Calls>,
 }
 
-/// A pool of this policy over host memory, or over an arena of it.
-pub fn host_pool<T>(spec: &PolicySpec, wrap: impl HostSource<T>) -> T {
-    let device = Counted::new(HostAllocator::new());
-    let calls = device.calls();
-    match spec.arena.clone() {
-        None => wrap.wrap(HostPool { pool: pool(device, spec), calls }),
-        Some(config) => {
-            wrap.wrap(HostPool { pool: pool(Arena::over_pages(device, config), spec), calls })
-        }
+impl HostPool<Counted<HostAllocator>> {
+    /// A pool of this policy over host memory.
+    #[must_use]
+    pub fn new(spec: &PolicySpec) -> Self {
+        let device = Counted::new(HostAllocator::new());
+        let calls = device.calls();
+        Self { pool: build(spec.builder(device), spec), calls }
     }
-}
-
-/// What becomes of a pool over either.
-pub trait HostSource<T> {
-    /// Takes it.
-    fn wrap<S: Source + 'static>(self, source: S) -> T;
 }
 
 impl<A: HostMemory> Source for HostPool<A> {
@@ -173,9 +165,14 @@ pub struct DevicePool<A: DeviceAllocator> {
 }
 
 impl<A: DeviceAllocator> DevicePool<A> {
-    /// A pool of this policy over this device, or over an arena of it, which `calls` count.
-    pub fn new(device: A, calls: Arc<Calls>, spec: &PolicySpec, writes: bool) -> Self {
-        Self { pool: pool(device, spec), calls, writes }
+    /// A pool of this policy as the builder makes it, over a device whose calls are counted.
+    pub fn new(
+        builder: PoolBuilder<A>,
+        calls: Arc<Calls>,
+        spec: &PolicySpec,
+        writes: bool,
+    ) -> Self {
+        Self { pool: build(builder, spec), calls, writes }
     }
 }
 

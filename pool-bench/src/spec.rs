@@ -2,7 +2,9 @@
 
 use crate::input::BadInput;
 use crate::sizes;
-use bucketpool::{ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, PoolBuilder, preset};
+use bucketpool::{
+    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, PoolBuilder, Sliceable, preset,
+};
 
 /// A configuration by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +21,7 @@ const KNOWN: &str = "exact[:round=1], pow2[:min=512], tiered:4K+16K+64K, fit:2[:
                      preset:tile_pipeline, preset:embedding, preset:caching, preset:ndarray or \
                      preset:small_tensors";
 
-/// Sizes that an arena tells apart; the pool in front of it rounds to them too.
+/// Sizes that an arena tells apart.
 const ARENA_GRANULE: u64 = 512;
 /// What `arena:pages=..` may hold beyond what was alive at most, unless told.
 const SLACK: f64 = 0.05;
@@ -33,19 +35,28 @@ pub struct PolicySpec {
     pub policy: BucketPolicy,
     /// Its granule, if one was given.
     pub granule: Option<u64>,
-    /// The arena that it runs over, if it does.
+    /// Its arena, if it has one.
     pub arena: Option<ArenaConfig>,
     /// The configuration that it stands for, if it is one.
     preset: Option<Preset>,
 }
 
 impl PolicySpec {
-    /// A builder of pools of this policy.
-    pub fn builder<A: DeviceAllocator>(&self, device: A) -> PoolBuilder<A> {
+    /// A builder of pools of this policy, with its arena if it has one.
+    pub fn builder<A: Sliceable>(&self, device: A) -> PoolBuilder<A> {
+        let builder = self.without_arena(device);
+        match &self.arena {
+            Some(config) => builder.arena(config.clone()),
+            None => builder,
+        }
+    }
+
+    /// A builder of pools of this policy over a device whose blocks cannot be split.
+    pub fn without_arena<A: DeviceAllocator>(&self, device: A) -> PoolBuilder<A> {
         let builder = match self.preset {
             Some(Preset::TilePipeline) => preset::tile_pipeline(device),
             Some(Preset::Embedding) => preset::embedding(device),
-            Some(Preset::Caching) => preset::Caching::default().pool(device),
+            Some(Preset::Caching) => BucketPool::builder(device),
             Some(Preset::Ndarray) => preset::ndarray(device),
             Some(Preset::SmallTensors) => preset::small_tensors(device),
             None => BucketPool::builder(device).policy(self.policy.clone()),

@@ -10,8 +10,8 @@ use crate::spec::PolicySpec;
 use crate::trace::{Step, Trace};
 use bucketpool::sim::{SimDevice, SimDriver, SimStream, SimView};
 use bucketpool::{
-    Arena, BucketPool, DeviceAllocator, PoolBuilder, PoolStats, PooledBuffer, StealPolicy,
-    Timeline, ZeroPolicy,
+    BucketPool, DeviceAllocator, PoolBuilder, PoolStats, PooledBuffer, StealPolicy, Timeline,
+    ZeroPolicy,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -81,16 +81,8 @@ pub fn replay(
     let device = SimDevice::with_capacity(capacity(trace, settings)?);
     let calls = Arc::new(Calls::default());
     let counted = || Counted::together(device.clone(), calls.clone());
-    Ok(match spec.arena.clone() {
-        None => {
-            let make = || spec.builder(counted());
-            run(trace, spec, settings, arrangement, &device, &calls, make)
-        }
-        Some(config) => {
-            let make = || spec.builder(Arena::over_pages(counted(), config.clone()));
-            run(trace, spec, settings, arrangement, &device, &calls, make)
-        }
-    })
+    let make = || spec.builder(counted());
+    Ok(run(trace, spec, settings, arrangement, &device, &calls, make))
 }
 
 /// The pools and streams of a replay, by lane.
@@ -149,7 +141,7 @@ fn run<A: OnSim>(
         waits: done.waits,
         violations: device.hazards(),
     };
-    let bound = settings.cached_limit.unwrap_or_else(|| make().bound_on_idle_bytes()).to_string();
+    let bound = settings.cached_limit.unwrap_or_else(|| make().bound_on_cached_bytes()).to_string();
     let outcome = outcome(trace, spec, settings.backend, bound, &sum, calls.asked(), ns);
     Outcome { streams: Some(on_streams), ..outcome }
 }

@@ -7,14 +7,15 @@
 mod bins;
 #[cfg(test)]
 mod check;
-mod figures;
-mod find;
+pub(crate) mod figures;
+pub(crate) mod find;
 mod free;
 mod give;
-mod list;
-mod node;
-mod place;
-mod quick;
+pub(crate) mod list;
+mod listed;
+pub(crate) mod node;
+pub(crate) mod place;
+pub(crate) mod quick;
 mod segment;
 #[cfg(test)]
 mod tests;
@@ -23,14 +24,14 @@ use crate::arena::ArenaConfig;
 use crate::clock::StreamClock;
 use crate::order::{After, Taker};
 use crate::size::KIB;
-use figures::BookFigures;
 use list::{Group, RangeLists};
+use listed::SplitFigures;
 use node::{Nodes, State};
 use quick::QuickTable;
 use segment::Segments;
 
 /// Quick blocks that coalesce in one call.
-const PORTION: usize = 64;
+pub(crate) const PORTION: usize = 64;
 /// Bytes of quick blocks: at most a sixteenth of the peak and this many, and a further 1/128 of the
 /// peak.
 const QUICK_MOST: u64 = 256 * KIB;
@@ -44,9 +45,20 @@ pub(crate) struct Book<C: StreamClock, K> {
     pub(crate) lists: RangeLists<K>,
     /// `None` where it would change where blocks are placed.
     quick: Option<QuickTable<K>>,
-    pub(crate) figures: BookFigures,
+    /// Bytes of live and private ranges, and the most at once.
+    pub(crate) used: u64,
+    pub(crate) used_peak: u64,
+    /// Bytes of quick blocks and free ranges, and the most at once.
+    pub(crate) cached: u64,
+    pub(crate) cached_peak: u64,
+    /// Counted under `PyTorch`'s rules only.
+    pub(crate) split: Option<SplitFigures>,
     /// Allocations so far.
-    turn: u64,
+    pub(crate) turn: u64,
+    /// Whether free neighbours were left apart because work on one had not reached the device.
+    apart: bool,
+    /// The number of the node that the next portion of a search for neighbours begins with.
+    pub(crate) cursor: u32,
 }
 
 /// A request, with all that a search needs.
@@ -54,23 +66,28 @@ pub(crate) struct Book<C: StreamClock, K> {
 pub(crate) struct BookRequest<K> {
     /// After rounding.
     pub(crate) bytes: u64,
-    pub(crate) requested: u64,
     pub(crate) group: Group<K>,
     /// The number of the stream.
     pub(crate) stream: u64,
 }
 
-impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
+impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     pub(crate) fn new(config: ArenaConfig) -> Self {
         let unit_bits = config.granule.trailing_zeros();
-        let quick = (!config.is_exact()).then(|| QuickTable::new(unit_bits));
+        let quick = (!config.is_exact()).then(|| QuickTable::new(unit_bits, K::default()));
         Self {
             nodes: Nodes::new(),
             segments: Segments::new(),
             lists: RangeLists::new(unit_bits),
             quick,
-            figures: BookFigures::default(),
+            used: 0,
+            used_peak: 0,
+            cached: 0,
+            cached_peak: 0,
+            split: config.is_exact().then(SplitFigures::default),
             turn: 0,
+            apart: false,
+            cursor: 0,
             config,
         }
     }
@@ -89,19 +106,34 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
     /// was freed a moment ago, or a part of a free range of the same stream, or of no stream.
     #[inline]
     pub(crate) fn take(&mut self, request: &BookRequest<K>, taker: &Taker<'_, C>) -> Option<u32> {
-        let id = match self.take_quick(request, taker) {
-            Some(id) => id,
-            None => self.take_own(request, taker)?,
-        };
-        self.count_out(id, request.requested);
-        Some(id)
+        match self.take_quick(request, taker) {
+            Some(id) => Some(id),
+            None => self.take_own(request, taker),
+        }
     }
 
     #[inline]
     fn take_quick(&mut self, request: &BookRequest<K>, taker: &Taker<'_, C>) -> Option<u32> {
+        let quick = self.quick.as_mut()?;
+        let newest = quick.newest(request.group.kind, request.bytes)?;
+        let node = &mut self.nodes[newest];
+        let id = if taker.are_ready(&node.marks) {
+            quick.take_newest(request.bytes);
+            node.state = State::Live;
+            newest
+        } else {
+            self.take_older(request, taker)?
+        };
+        self.cached -= request.bytes;
+        Some(id)
+    }
+
+    /// Takes a quick block that is not the newest of its size.
+    #[cold]
+    fn take_older(&mut self, request: &BookRequest<K>, taker: &Taker<'_, C>) -> Option<u32> {
         let nodes = &self.nodes;
-        let ready = |id: u32| nodes[id].marks.marks().iter().all(|mark| taker.is_ready(*mark));
-        let id = self.quick.as_mut()?.take(request.group, request.bytes, ready)?;
+        let ready = |id: u32| taker.are_ready(&nodes[id].marks);
+        let id = self.quick.as_mut()?.take(request.group.kind, request.bytes, ready)?;
         self.nodes[id].state = State::Live;
         Some(id)
     }
@@ -139,35 +171,56 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
         taken
     }
 
+    /// Counts a range of this many bytes that became live. Each range that was taken is counted
+    /// once.
     #[inline]
-    pub(crate) fn count_out(&mut self, id: u32, requested: u64) {
+    pub(crate) fn count_out(&mut self, bytes: u64) {
         self.turn += 1;
-        self.figures.out(self.nodes[id].bytes, requested);
+        self.used += bytes;
+        if self.used > self.used_peak {
+            self.used_peak = self.used;
+        }
     }
 
-    /// Takes a block back. A new owner must be ordered after all of `marks`.
+    /// Takes a block back. A new owner must be ordered after all of `marks`. `dirty`: whether old
+    /// contents may show.
     #[inline]
-    pub(crate) fn free(&mut self, clock: &C, id: u32, marks: After<C::Mark>, requested: u64) {
-        let bytes = self.nodes[id].bytes;
-        self.figures.freed(bytes, requested);
-        if self.keep_quick(id, bytes) {
-            let node = &mut self.nodes[id];
+    pub(crate) fn free(
+        &mut self,
+        clock: &C,
+        (id, kind): (u32, K),
+        marks: After<C::Mark>,
+        dirty: bool,
+    ) {
+        let node = &mut self.nodes[id];
+        let bytes = node.bytes;
+        node.dirty = dirty;
+        self.used -= bytes;
+        let limit = (self.used_peak / 16).min(QUICK_MOST) + self.used_peak / 128;
+        if self.quick.as_mut().is_some_and(|quick| quick.keep(id, kind, bytes, limit)) {
             (node.state, node.marks, node.freed_at) = (State::Quick, marks, self.turn);
-            return;
-        }
-        self.release(clock, id, marks, self.turn);
-        if self.quick.as_ref().is_some_and(QuickTable::is_stale) {
-            self.coalesce_quick(clock, PORTION);
+            self.count_cached(bytes);
+        } else {
+            self.release(clock, id, marks, self.turn);
+            if self.quick.as_ref().is_some_and(QuickTable::is_stale) {
+                self.coalesce_quick(clock, PORTION);
+            }
         }
     }
 
+    /// Counts a range of this many bytes that became free.
     #[inline]
-    fn keep_quick(&mut self, id: u32, bytes: u64) -> bool {
-        let Some(quick) = &mut self.quick else { return false };
-        let Some(segment) = self.segments.get(self.nodes[id].segment) else { return false };
-        let peak = self.figures.allocated.peak();
-        let limit = (peak / 16).min(QUICK_MOST) + peak / 128;
-        quick.keep(id, segment.group, bytes, limit)
+    fn count_cached(&mut self, bytes: u64) {
+        self.cached += bytes;
+        if self.cached > self.cached_peak {
+            self.cached_peak = self.cached;
+        }
+    }
+
+    /// Keeps no quick blocks from now on. Those that there are coalesce.
+    pub(crate) fn drop_quick(&mut self, clock: &C) {
+        while self.coalesce_quick(clock, PORTION) {}
+        self.quick = None;
     }
 
     /// Coalesces at most `portion` quick blocks. Returns whether there were any.
@@ -177,6 +230,7 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
             let Some(id) = self.quick.as_mut().and_then(QuickTable::pop) else { break };
             let node = &mut self.nodes[id];
             let (marks, freed_at) = (std::mem::take(&mut node.marks), node.freed_at);
+            self.cached -= node.bytes;
             self.release(clock, id, marks, freed_at);
             any = true;
         }

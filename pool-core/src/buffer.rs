@@ -5,7 +5,7 @@ use crate::clock::{Order, StreamClock};
 use crate::device::{Clearing, DeviceAllocator, MarkOf, StreamOf, WholeBlocks};
 use crate::error::{DeviceError, Why};
 use crate::hold::{Claim, Owner, store_at};
-use crate::shard::Parcel;
+use crate::record::{Place, Record, RecordBox};
 use crate::store::Store;
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -21,46 +21,46 @@ use std::ops::Deref;
 /// Unless the pool clears its blocks ([`ZeroPolicy`](crate::ZeroPolicy)), a buffer shows what the
 /// last user of its block left there.
 pub struct PooledBuffer<A: DeviceAllocator> {
-    /// The block; with it goes a hold on the store, which the buffer gives up with the parcel.
-    parcel: ManuallyDrop<Box<Parcel<A>>>,
+    /// The block; with it goes a hold on the store, which the buffer gives up with the record.
+    record: ManuallyDrop<RecordBox<A>>,
 }
 
 impl<A: DeviceAllocator> PooledBuffer<A> {
     /// A buffer around a block that the owner's store has just counted out.
     #[inline]
-    pub(crate) fn new(owner: &Owner<A>, mut parcel: Box<Parcel<A>>) -> Self {
-        owner.hold_for(&mut parcel);
-        Self { parcel: ManuallyDrop::new(parcel) }
+    pub(crate) fn new(owner: &Owner<A>, mut record: RecordBox<A>) -> Self {
+        owner.hold_for(&mut record);
+        Self { record: ManuallyDrop::new(record) }
     }
 
     #[inline]
     fn store(&self) -> &Store<A> {
-        // SAFETY: `new` filled the home, and the hold leaves it with the parcel only.
-        unsafe { store_at(&self.parcel.home) }
+        // SAFETY: `new` filled the home, and the hold leaves it with the record only.
+        unsafe { store_at(&self.record.home) }
     }
 
     /// Bytes that were asked for.
     #[must_use]
     pub fn size(&self) -> u64 {
-        self.parcel.requested
+        self.record.requested
     }
 
     /// Bytes that the block holds, after rounding.
     #[must_use]
     pub fn allocated_size(&self) -> u64 {
-        self.parcel.bytes
+        self.record.bytes
     }
 
     /// Whether it is kept for a graph ([`PrivatePool`](crate::PrivatePool)).
     #[must_use]
     pub fn is_private(&self) -> bool {
-        self.parcel.private.is_some()
+        self.record.private.is_some()
     }
 
     /// What sort of memory it is.
     #[must_use]
     pub fn kind(&self) -> A::Kind {
-        self.parcel.kind
+        self.record.kind
     }
 
     /// The allocator that the block came from.
@@ -96,8 +96,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// ```
     pub fn on<'b>(&'b self, stream: &'b StreamOf<A>) -> Result<Use<'b, A>, DeviceError> {
         self.record_stream(stream)?;
-        let view = self.allocator().view(&self.parcel.block, 0, self.size(), stream);
-        Ok(Use { view, stream, buffer: self })
+        Ok(Use { view: self.view(stream), stream, buffer: self })
     }
 
     /// Notes that `stream` uses the buffer until it is dropped, for uses that no [`Use`] covers: a
@@ -109,7 +108,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     pub fn record_stream(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
         self.order(stream)?;
         let clock = self.allocator().clock();
-        self.parcel.marks.lock().begin(clock, clock.mark(stream));
+        self.record.marks.lock().begin(clock, clock.mark(stream));
         Ok(())
     }
 
@@ -120,7 +119,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     ///
     /// What the device said; [`Why::NotSubmitted`] where waiting would never end.
     pub fn on_cpu(&mut self) -> Result<A::View<'_>, DeviceError> {
-        let Parcel { home, marks, block, requested, .. } = &mut **self.parcel;
+        let Record { home, marks, .. } = &mut **self.record;
         // SAFETY: as in `store`.
         let store: &Store<A> = unsafe { store_at(home) };
         let clock = store.allocator.clock();
@@ -131,7 +130,13 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         marks.close(clock);
         let after = marks.after(A::MEMORY.cpu_touches);
         after.marks().iter().try_for_each(|mark| clock.synchronize(*mark))?;
-        Ok(store.allocator.view(block, 0, *requested, clock.default_stream()))
+        Ok(self.view(self.allocator().clock().default_stream()))
+    }
+
+    /// The memory, for work on `stream`. Notes no use.
+    #[inline]
+    pub(crate) fn view<'b>(&'b self, stream: &StreamOf<A>) -> A::View<'b> {
+        self.record.view(self.allocator(), self.record.requested, stream)
     }
 
     fn order(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
@@ -151,8 +156,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
             let call = "use memory that the CPU can touch in a capture";
             return Err(DeviceError::new(Why::NotSubmitted, call, 0));
         }
-        let mut behind = self.parcel.marks.lock().behind(clock, stream, A::MEMORY.cpu_touches);
-        if let Some(id) = self.parcel.private {
+        let mut behind = self.record.marks.lock().behind(clock, stream, A::MEMORY.cpu_touches);
+        if let Some(id) = self.record.private {
             behind.extend(self.store().privates.behind(id));
         }
         if behind.is_empty() || clock.order(stream, &behind)? == Order::Ordered {
@@ -167,21 +172,16 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// or taken by [`Detached::into_raw`].
     #[must_use]
     pub fn detach(mut self) -> Detached<A> {
-        self.parcel.pooled = false;
+        self.record.pooled = false;
         Detached(self)
-    }
-
-    /// The whole block, for the core's own modules.
-    pub(crate) fn block(&self) -> &A::Block {
-        &self.parcel.block
     }
 
     /// Clears the first `bytes` bytes of the block, in the order of `on`; a use like any other.
     pub(crate) fn zero(&mut self, bytes: u64, on: &StreamOf<A>) -> Result<(), DeviceError> {
-        let Parcel { home, block, marks, .. } = &mut **self.parcel;
+        let Record { home, place, marks, .. } = &mut **self.record;
         // SAFETY: as in `store`.
         let store: &Store<A> = unsafe { store_at(home) };
-        store.allocator.zero(block, bytes, on)?;
+        store.zero(place, bytes, on)?;
         let clock = store.allocator.clock();
         marks.get_mut().end(clock, clock.mark(on));
         Ok(())
@@ -193,36 +193,36 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     ///
     /// The buffer is not used again, its `Drop` included.
     #[inline]
-    unsafe fn take_parts(&mut self) -> (Claim<A>, Box<Parcel<A>>) {
-        // SAFETY: the caller promises that nobody takes the parcel a second time.
-        let mut parcel = unsafe { ManuallyDrop::take(&mut self.parcel) };
-        // SAFETY: `new` filled the home, and the parcel is taken out once.
-        let claim = unsafe { Claim::taken_from(&parcel) };
-        parcel.marks.get_mut().close(claim.store().allocator.clock());
-        (claim, parcel)
+    unsafe fn take_parts(&mut self) -> (Claim<A>, RecordBox<A>) {
+        // SAFETY: the caller promises that nobody takes the record a second time.
+        let mut record = unsafe { ManuallyDrop::take(&mut self.record) };
+        // SAFETY: `new` filled the home, and the record is taken out once.
+        let claim = unsafe { Claim::taken_from(&record) };
+        record.marks.get_mut().close(claim.store().allocator.clock());
+        (claim, record)
     }
 }
 
 impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
     #[inline]
     fn drop(&mut self) {
-        let Parcel { home, block, marks, bytes, .. } = &mut **self.parcel;
+        let Record { home, place, marks, bytes, .. } = &mut **self.record;
         // SAFETY: as in `store`.
         let store: &Store<A> = unsafe { store_at(home) };
         if store.is_forked() {
             return; // a thread that is not here any more may hold the locks
         }
-        let mut clean = !store.bounds.zero_on_return;
+        let mut zeroed = false;
         // Only where no stream can still be reading, and where the call is legal anywhere.
-        if !clean && A::MEMORY.clearing == Clearing::AtOnce {
+        if store.bounds.zero_on_return && A::MEMORY.clearing == Clearing::AtOnce {
             let clock = store.allocator.clock();
             let done = marks.get_mut().all_are(|mark| clock.is_seen_done(mark));
             let on = clock.default_stream();
-            clean = done && store.allocator.zero(block, *bytes, on).is_ok();
+            zeroed = done && store.zero(place, *bytes, on).is_ok();
         }
         // SAFETY: a buffer is dropped once, and nothing follows in this function.
         let (claim, parts) = unsafe { self.take_parts() };
-        claim.end(|store| store.give_back(parts, clean));
+        claim.end(|store| store.give_back(parts, zeroed));
     }
 }
 
@@ -259,7 +259,7 @@ impl<A: DeviceAllocator> Drop for Use<'_, A> {
     fn drop(&mut self) {
         let clock = self.buffer.allocator().clock();
         if !self.buffer.store().is_forked() {
-            self.buffer.parcel.marks.lock().end(clock, clock.mark(self.stream));
+            self.buffer.record.marks.lock().end(clock, clock.mark(self.stream));
         }
     }
 }
@@ -289,14 +289,18 @@ impl<A: DeviceAllocator> Detached<A> {
         {
             return Err(fault);
         }
-        if buffer.parcel.private.is_some() {
+        if buffer.record.private.is_some() {
             drop(ManuallyDrop::into_inner(buffer));
             return Ok(());
         }
         // SAFETY: the buffer is not dropped and not used again.
-        let (claim, parcel) = unsafe { buffer.take_parts() };
-        let (requested, bytes) = (parcel.requested, parcel.bytes);
-        let (_, refusal) = claim.store().pay(vec![parcel]);
+        let (claim, record) = unsafe { buffer.take_parts() };
+        if matches!(record.place, Place::Part(_)) {
+            claim.end(|store| store.give_back(record, false));
+            return Ok(());
+        }
+        let (requested, bytes) = (record.requested, record.bytes);
+        let (_, refusal) = claim.store().pay(vec![record]);
         claim.end(|store| store.forget(requested, bytes));
         refusal.map_or(Ok(()), Err)
     }
@@ -306,15 +310,26 @@ impl<A: WholeBlocks> Detached<A> {
     /// The device's own allocation, for code that frees it with the device's own call. It no longer
     /// counts under the pool's limit. It may be written once all the marks are done. Where it was
     /// kept for a graph, it must live as long as that can be launched.
-    #[must_use]
-    pub fn into_raw(self) -> (A::Block, Vec<MarkOf<A>>) {
+    ///
+    /// # Errors
+    ///
+    /// Returns `self` if the block is a part of a segment, which the device cannot free alone: in a
+    /// pool with an arena.
+    pub fn into_raw(self) -> Result<(A::Block, Vec<MarkOf<A>>), Self> {
+        if matches!(self.0.record.place, Place::Part(_)) {
+            return Err(self);
+        }
         let mut buffer = ManuallyDrop::new(self.0);
         // SAFETY: the buffer is not dropped and not used again.
-        let (claim, mut parcel) = unsafe { buffer.take_parts() };
-        claim.store().privates.release(claim.store().allocator.clock(), &mut parcel);
-        let Parcel { block, marks, bytes, requested, .. } = *parcel;
+        let (claim, mut record) = unsafe { buffer.take_parts() };
+        claim.store().privates.release(claim.store().allocator.clock(), &mut record);
+        let Record { place, marks, bytes, requested, .. } = record.into_inner();
         claim.end(|store| store.let_go(requested, bytes));
-        (block, marks.into_inner().after(A::MEMORY.cpu_touches).marks().to_vec())
+        let marks = marks.into_inner().after(A::MEMORY.cpu_touches).marks().to_vec();
+        match place {
+            Place::Whole(block) => Ok((block, marks)),
+            Place::Part(_) => unreachable!("returned above"),
+        }
     }
 }
 

@@ -1,12 +1,13 @@
 //! How a pool is made.
 
-use crate::device::DeviceAllocator;
-use crate::layer::{Retention, Terms};
+use crate::arena::ArenaConfig;
+use crate::device::{DeviceAllocator, Sliceable};
 use crate::limit::{BucketLimit, CachedLimit, Ledger};
 use crate::order::StealPolicy;
 use crate::policy::{BucketPolicy, SizeClasses};
 use crate::pool::BucketPool;
-use crate::store::{Bounds, OnShortage, Store};
+use crate::retention::Retention;
+use crate::store::{Bounds, OnShortage, PoolBook, Store};
 use crate::zero::ZeroPolicy;
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 /// How a pool is made.
 #[derive(Clone)]
 #[must_use = "a builder makes nothing until `build`"]
-pub struct PoolBuilder<A> {
+pub struct PoolBuilder<A: DeviceAllocator> {
     allocator: A,
     policy: Option<BucketPolicy>,
     granule: Option<u64>,
@@ -30,6 +31,35 @@ pub struct PoolBuilder<A> {
     retention: Retention,
     fraction: Option<f64>,
     on_shortage: Option<OnShortage>,
+    arena: Option<MakeBook<A>>,
+}
+
+/// Makes the book of an arena: where the device is known to be sliceable.
+type MakeBook<A> = (ArenaConfig, fn(&A, ArenaConfig) -> PoolBook<A>);
+
+impl<A: Sliceable> PoolBuilder<A> {
+    /// The pool splits blocks out of large ones, and coalesces free neighbours.
+    ///
+    /// The pool has one book of all its memory then: free ranges are its cached blocks, and
+    /// [`PoolBuilder::cached_limit`] bounds their sum. What exceeds it goes back in whole pages or
+    /// segments. Blocks are parts of segments, so
+    /// [`Detached::into_raw`](crate::Detached::into_raw) returns them as an error.
+    /// [`PoolBuilder::bucket_limit`] has no effect.
+    ///
+    /// ```
+    /// use pool_core::{ArenaConfig, BucketPool, MIB, sim::SimDevice};
+    ///
+    /// let device = SimDevice::new();
+    /// let pool = BucketPool::builder(device.clone()).arena(ArenaConfig::grow()).build();
+    /// let tensors = [pool.allocate(3 * MIB)?, pool.allocate(5 * MIB)?];
+    /// drop(tensors);
+    /// let merged = pool.allocate(8 * MIB)?; // both, and nothing more from the device
+    /// assert_eq!(device.calls().commits, 2);
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    pub fn arena(self, config: ArenaConfig) -> Self {
+        Self { arena: Some((config, PoolBook::new)), ..self }
+    }
 }
 
 impl<A: DeviceAllocator> PoolBuilder<A> {
@@ -51,20 +81,19 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         Self { reserved_limit: bytes, ..self }
     }
 
-    /// A bound on idle blocks, in bytes (`4 * GIB`) or as a share of the peak
-    /// ([`CachedLimit::OfPeak`]). The oldest go first. A block that alone is more than half the
-    /// bound is not kept. Unless set there is none over a device, and [`CachedLimit::Front`] over
-    /// an arena.
+    /// A bound on cached bytes, in bytes (`4 * GIB`) or as a share of the peak
+    /// ([`CachedLimit::OfPeak`]). None unless set.
+    ///
+    /// Over a device the oldest blocks go first, and a block that alone is more than half the bound
+    /// is not kept. Over an arena free ranges count, and what exceeds the bound goes back in whole
+    /// pages or segments, the smallest that is enough first.
     pub fn cached_limit(self, limit: impl Into<CachedLimit>) -> Self {
         Self { cached_limit: Some(limit.into()), ..self }
     }
 
-    /// The bound on idle blocks that a pool of this builder has.
-    pub fn bound_on_idle_bytes(&self) -> CachedLimit {
-        self.cached_limit.unwrap_or(match self.allocator.layer() {
-            Some(_) => CachedLimit::Front,
-            None => CachedLimit::Unlimited,
-        })
+    /// The bound on cached bytes that a pool of this builder has.
+    pub fn bound_on_cached_bytes(&self) -> CachedLimit {
+        self.cached_limit.unwrap_or(CachedLimit::Unlimited)
     }
 
     /// A ceiling on what is taken from the device as a share of all that it has, 0 to 1. The lower
@@ -158,14 +187,20 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
 
     /// Makes the pool. Takes nothing from the device but what [`PoolBuilder::ahead`] says.
     #[must_use]
-    pub fn build(mut self) -> BucketPool<A> {
-        let cached = self.bound_on_idle_bytes();
+    pub fn build(self) -> BucketPool<A> {
+        let cached = self.bound_on_cached_bytes();
         let limit = self.reserved_limit.min(self.share_of_device());
-        let terms = Terms { reserved_limit: limit, steal: self.steal, retention: self.retention };
-        // Whoever calls the device holds the limit.
-        let limit = if self.allocator.adopt(&terms) { u64::MAX } else { limit };
-        let (granule, largest) = (self.allocator.granule(), self.allocator.largest());
-        let policy = self.policy.unwrap_or(match self.allocator.layer() {
+        let (mut granule, mut largest) = (self.allocator.granule(), self.allocator.largest());
+        let (mut limit, mut steal) = (limit, self.steal);
+        let book = self.arena.map(|(config, make)| {
+            (limit, steal) = (limit.min(config.reserved_limit), steal.min(config.steal));
+            make(&self.allocator, config)
+        });
+        if let Some(book) = &book {
+            granule = book.granule();
+            largest = if book.has_pages() { u64::MAX } else { largest };
+        }
+        let policy = self.policy.unwrap_or(match &book {
             Some(_) => BucketPolicy::Exact,
             None => BucketPolicy::PowerOfTwo,
         });
@@ -175,11 +210,11 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
             bucket: self.bucket_limit,
             statistics: self.statistics,
             zero_on_return: self.zero == ZeroPolicy::OnReturn,
-            steal: self.steal,
+            steal,
             retention: self.retention,
         };
         let ledger = Ledger::new(limit);
-        let store = Store::new(self.allocator, classes, bounds, ledger, self.on_shortage);
+        let store = Store::new((self.allocator, book), classes, bounds, ledger, self.on_shortage);
         let pool = BucketPool::over(store, self.zero);
         for blocks in self.ahead {
             // Refused: the first request of that size says so, if it is still so then.
@@ -200,7 +235,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     }
 }
 
-impl<A> fmt::Debug for PoolBuilder<A> {
+impl<A: DeviceAllocator> fmt::Debug for PoolBuilder<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PoolBuilder").field("policy", &self.policy).finish_non_exhaustive()
     }
@@ -230,6 +265,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             retention: Retention::default(),
             fraction: None,
             on_shortage: None,
+            arena: None,
         }
     }
 }

@@ -6,11 +6,9 @@
 #![expect(clippy::unwrap_used, reason = "a suite of tests: a panic is how it reports")]
 #![cfg_attr(feature = "sim", expect(clippy::missing_panics_doc, reason = "as above"))]
 
-#[cfg(feature = "sim")]
-use crate::Arena;
 use crate::{
-    BucketPolicy, BucketPool, CachedLimit, DeviceAllocator, HostMemory, KIB, MIB, PooledBuffer,
-    Why, ZeroPolicy,
+    ArenaConfig, BucketPolicy, BucketPool, CachedLimit, DeviceAllocator, HostMemory, KIB, MIB,
+    PoolBuilder, PooledBuffer, Sliceable, Why, ZeroPolicy,
 };
 use std::thread;
 
@@ -60,27 +58,6 @@ impl Probe<crate::sim::SimDevice> {
     }
 }
 
-#[cfg(feature = "sim")]
-impl Probe<Arena<crate::sim::SimDevice>> {
-    /// The same for an arena over the simulated device.
-    #[must_use]
-    pub fn sim_arena() -> Self {
-        use crate::clock::StreamClock;
-        Self {
-            fill: |buffer, byte| {
-                let device = buffer.allocator().upstream();
-                let on = device.clock().default_stream();
-                device.fill(on, &buffer.on(on).unwrap(), byte);
-            },
-            contents: |buffer| {
-                let device = buffer.allocator().upstream();
-                let on = device.clock().default_stream();
-                device.read(on, &buffer.on(on).unwrap())
-            },
-        }
-    }
-}
-
 /// Runs the whole suite over allocators that `make` makes. Each check gets a fresh one.
 ///
 /// ```
@@ -97,31 +74,34 @@ pub fn run<A: DeviceAllocator>(make: impl Fn() -> A, probe: Probe<A>) {
     cached_bytes_are_bounded(make());
     cached_blocks_go_back(make());
     detached_blocks_leave(make(), probe);
-    run_layered(make, probe);
+    run_on(&|| BucketPool::builder(make()), probe);
 }
 
-/// The part of the suite that also holds over an allocator that keeps free memory itself, such as
-/// an arena: there a block that goes back is not a call to the device.
+/// Runs the part of the suite that also holds for pools with an arena: there a freed block is no
+/// call to the device.
 ///
 /// ```
-/// use pool_core::{Arena, ArenaConfig, conformance::{self, Probe}, sim::SimDevice};
+/// use pool_core::{ArenaConfig, conformance::{self, Probe}, sim::SimDevice};
 ///
-/// let probe = Probe::sim_arena();
-/// conformance::run_layered(|| Arena::new(SimDevice::new(), ArenaConfig::torch()), probe);
+/// conformance::run_arena(SimDevice::new, &ArenaConfig::torch(), Probe::sim());
 /// ```
 ///
 /// # Panics
 ///
 /// As for [`run`].
-pub fn run_layered<A: DeviceAllocator>(make: impl Fn() -> A, probe: Probe<A>) {
+pub fn run_arena<A: Sliceable>(make: impl Fn() -> A, config: &ArenaConfig, probe: Probe<A>) {
+    run_on(&|| BucketPool::builder(make()).arena(config.clone()), probe);
+}
+
+fn run_on<A: DeviceAllocator>(make: &impl Fn() -> PoolBuilder<A>, probe: Probe<A>) {
     sizes(make(), probe);
-    contents_belong_to_their_owner(make(), probe);
-    cleared_memory_reads_as_zeroes(&make, probe);
-    limits_hold(&make);
+    contents_belong_to_their_owner(&make().build(), probe);
+    zeroed_memory_reads_as_zeroes(make, probe);
+    limits_hold(make);
     impossible_sizes_are_refused(make());
-    alignments(make(), probe);
-    any_order_of_drops(&make);
-    threads_share_a_pool(&make, probe);
+    alignments(&make().build(), probe);
+    any_order_of_drops(make);
+    threads_share_a_pool(make, probe);
 }
 
 fn policies() -> [BucketPolicy; 4] {
@@ -144,9 +124,9 @@ fn check<A: DeviceAllocator>(pool: &BucketPool<A>) {
     assert_eq!(s.allocated_bytes, pool.allocated_bytes(), "{s:#?}");
 }
 
-fn sizes<A: DeviceAllocator>(allocator: A, probe: Probe<A>) {
-    let pool = BucketPool::builder(allocator).policy(BucketPolicy::Exact).build();
-    let granule = pool.allocator().granule();
+fn sizes<A: DeviceAllocator>(builder: PoolBuilder<A>, probe: Probe<A>) {
+    let pool = builder.policy(BucketPolicy::Exact).build();
+    let granule = pool.granule();
     for bytes in [0, 1, granule - 1, granule, granule + 1, 4095, 4096, 4097, MIB - 1, MIB] {
         let mut buffer = pool.allocate(bytes).unwrap();
         assert_eq!(buffer.size(), bytes);
@@ -158,8 +138,7 @@ fn sizes<A: DeviceAllocator>(allocator: A, probe: Probe<A>) {
     }
 }
 
-fn contents_belong_to_their_owner<A: DeviceAllocator>(allocator: A, probe: Probe<A>) {
-    let pool = BucketPool::new(allocator);
+fn contents_belong_to_their_owner<A: DeviceAllocator>(pool: &BucketPool<A>, probe: Probe<A>) {
     let mut live = Vec::new();
     for turn in 0..100_u8 {
         let mut buffer = pool.allocate(u64::from(turn) * 97).unwrap();
@@ -172,7 +151,7 @@ fn contents_belong_to_their_owner<A: DeviceAllocator>(allocator: A, probe: Probe
     for (turn, buffer) in &live {
         assert!((probe.contents)(buffer).iter().all(|byte| byte == turn), "buffer {turn}");
     }
-    check(&pool);
+    check(pool);
 }
 
 fn blocks_are_reused<A: DeviceAllocator>(allocator: A) {
@@ -185,9 +164,12 @@ fn blocks_are_reused<A: DeviceAllocator>(allocator: A) {
     assert_eq!((stats.deallocations, stats.returns, stats.keys), (10, 10, 1));
 }
 
-fn cleared_memory_reads_as_zeroes<A: DeviceAllocator>(make: &impl Fn() -> A, probe: Probe<A>) {
+fn zeroed_memory_reads_as_zeroes<A: DeviceAllocator>(
+    make: &impl Fn() -> PoolBuilder<A>,
+    probe: Probe<A>,
+) {
     for zero in [ZeroPolicy::Never, ZeroPolicy::OnAllocate, ZeroPolicy::OnReturn] {
-        let pool = BucketPool::builder(make()).zero(zero).build();
+        let pool = make().zero(zero).build();
         pool.warm_up(&[(700, 1), (5000, 1)]).unwrap();
         for bytes in [1, 700, 1000, 1024, 5000] {
             for _fresh_then_used in 0..2 {
@@ -205,15 +187,15 @@ fn cleared_memory_reads_as_zeroes<A: DeviceAllocator>(make: &impl Fn() -> A, pro
 
 /// What limits are tried in: 1 KiB, or 2 MiB where memory comes in such pages, so that nothing at
 /// all fits under 64 KiB.
-fn limit_unit<A: DeviceAllocator>(make: &impl Fn() -> A) -> u64 {
-    let small = BucketPool::builder(make()).reserved_limit(64 * KIB).build();
+fn limit_unit<A: DeviceAllocator>(make: &impl Fn() -> PoolBuilder<A>) -> u64 {
+    let small = make().reserved_limit(64 * KIB).build();
     if small.allocate(1).is_ok() { KIB } else { 2 * MIB }
 }
 
-fn limits_hold<A: DeviceAllocator>(make: &impl Fn() -> A) {
+fn limits_hold<A: DeviceAllocator>(make: &impl Fn() -> PoolBuilder<A>) {
     let unit = limit_unit(make);
     for policy in policies() {
-        let pool = BucketPool::builder(make()).policy(policy).reserved_limit(64 * unit).build();
+        let pool = make().policy(policy).reserved_limit(64 * unit).build();
         let live: Vec<_> = std::iter::from_fn(|| pool.allocate(10 * unit).ok()).collect();
         assert!((4..=6).contains(&live.len()), "{} buffers under the limit", live.len());
         let error = pool.allocate(10 * unit).unwrap_err();
@@ -226,8 +208,8 @@ fn limits_hold<A: DeviceAllocator>(make: &impl Fn() -> A) {
     }
 }
 
-fn impossible_sizes_are_refused<A: DeviceAllocator>(allocator: A) {
-    let pool = BucketPool::builder(allocator).policy(BucketPolicy::Exact).build();
+fn impossible_sizes_are_refused<A: DeviceAllocator>(builder: PoolBuilder<A>) {
+    let pool = builder.policy(BucketPolicy::Exact).build();
     for bytes in [u64::MAX, u64::MAX - 511, i64::MAX.unsigned_abs() + 1] {
         let error = pool.allocate(bytes).unwrap_err();
         assert_eq!(error.figures().requested_bytes, bytes, "{error}");
@@ -236,8 +218,7 @@ fn impossible_sizes_are_refused<A: DeviceAllocator>(allocator: A) {
     assert!(pool.allocate(1).is_ok());
 }
 
-fn alignments<A: DeviceAllocator>(allocator: A, probe: Probe<A>) {
-    let pool = BucketPool::new(allocator);
+fn alignments<A: DeviceAllocator>(pool: &BucketPool<A>, probe: Probe<A>) {
     for bad in [0, 3, 48, u64::MAX] {
         let error = pool.allocate_aligned(100, bad).unwrap_err();
         assert_eq!(error.why(), Why::Unsupported, "alignment {bad}");
@@ -272,7 +253,7 @@ fn cached_bytes_are_bounded<A: DeviceAllocator>(allocator: A) {
 
 /// A small block: 1 KiB, or what the memory hands out at least.
 fn unit<A: DeviceAllocator>(pool: &BucketPool<A>) -> u64 {
-    KIB.next_multiple_of(pool.allocator().granule())
+    KIB.next_multiple_of(pool.granule())
 }
 
 fn cached_blocks_go_back<A: DeviceAllocator>(allocator: A) {
@@ -303,8 +284,8 @@ fn detached_blocks_leave<A: DeviceAllocator>(allocator: A, probe: Probe<A>) {
     assert!((probe.contents)(&block).len() == 1000);
 }
 
-fn any_order_of_drops<A: DeviceAllocator>(make: &impl Fn() -> A) {
-    let (pool, other) = (BucketPool::new(make()), BucketPool::new(make()));
+fn any_order_of_drops<A: DeviceAllocator>(make: &impl Fn() -> PoolBuilder<A>) {
+    let (pool, other) = (make().build(), make().build());
     let (kept, moved, late) = (pool.allocate(1), pool.allocate(2), other.allocate(3));
     drop(pool.allocate(100));
     drop(pool.clone());
@@ -315,9 +296,9 @@ fn any_order_of_drops<A: DeviceAllocator>(make: &impl Fn() -> A) {
     drop(other);
 }
 
-fn threads_share_a_pool<A: DeviceAllocator>(make: &impl Fn() -> A, probe: Probe<A>) {
+fn threads_share_a_pool<A: DeviceAllocator>(make: &impl Fn() -> PoolBuilder<A>, probe: Probe<A>) {
     let (limit, cached) = (1024 * limit_unit(make), 256 * KIB);
-    let pool = BucketPool::builder(make()).reserved_limit(limit).cached_limit(cached).build();
+    let pool = make().reserved_limit(limit).cached_limit(cached).build();
     thread::scope(|scope| {
         for thread in 0..4_u8 {
             let pool = &pool;

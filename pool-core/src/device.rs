@@ -1,12 +1,11 @@
 //! The port: what a kind of memory must offer so that a pool, and anything else that is written
 //! once, can run over it.
 //!
-//! Everything that hands out memory is a [`DeviceAllocator`]; a limit, a fault injector or an arena
-//! is one over another. `examples/custom_backend.rs` is the shortest complete one.
+//! Everything that hands out memory is a [`DeviceAllocator`]; a counter or a fault injector is one
+//! over another. `examples/custom_backend.rs` is the shortest complete one.
 
 use crate::clock::StreamClock;
 use crate::error::DeviceError;
-use crate::layer::{Layer, Terms};
 use crate::zero::ZeroPolicy;
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -81,31 +80,6 @@ pub trait DeviceAllocator: Send + Sync + 'static {
         on: &StreamOf<Self>,
     ) -> Result<Self::Block, DeviceError>;
 
-    /// Takes a block out of free memory that this allocator keeps itself, without asking the device
-    /// for more. A device keeps none; an arena does.
-    ///
-    /// # Errors
-    ///
-    /// What the device said when an order behind earlier work could not be made.
-    fn reuse(
-        &self,
-        _request: Request<Self::Kind>,
-        _on: &StreamOf<Self>,
-    ) -> Result<Option<Self::Block>, DeviceError> {
-        Ok(None)
-    }
-
-    /// This allocator as a layer that keeps free memory itself; `None` for a device.
-    fn layer(&self) -> Option<&dyn Layer> {
-        None
-    }
-
-    /// Takes over what the pool above promises about the device. Returns false where that stays the
-    /// pool's business, because this is the device.
-    fn adopt(&mut self, _terms: &Terms) -> bool {
-        false
-    }
-
     /// Gives a block back. Its memory may serve again once all of `after` is done.
     ///
     /// # Errors
@@ -113,11 +87,6 @@ pub trait DeviceAllocator: Send + Sync + 'static {
     /// What the device said. The block is gone whatever happens: an error means that the device
     /// would not have it back, and it is lost.
     fn free(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError>;
-
-    /// How many bytes a block holds, where that may be more than it was asked for with.
-    fn size_of(&self, _block: &Self::Block) -> Option<u64> {
-        None
-    }
 
     /// `bytes` bytes of `block` from `offset` on, for work on `on`. The caller stays inside the
     /// block; a backend for which straying would be undefined behaviour checks.
@@ -227,6 +196,14 @@ pub trait Sliceable: DeviceAllocator {
         self.granule()
     }
 
+    /// The calls of virtual memory, which an arena in pages is made of: [`PageCalls::of`] for a
+    /// [`VirtualMemory`], else `None`, and an arena takes whole blocks.
+    ///
+    /// Required, so that a wrapper cannot lose them: it passes on those of what it wraps.
+    fn pages(&self) -> Option<PageCalls<Self>>
+    where
+        Self: Sized;
+
     /// Fills a part of a block with zeroes, in the order of `on`.
     ///
     /// # Safety
@@ -288,6 +265,57 @@ pub trait VirtualMemory: Sliceable {
     ///
     /// What the device said; the addresses are lost then.
     fn release(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError>;
+}
+
+/// The calls of virtual memory as data, so that a pool is one type with and without them. Each is
+/// the method of [`VirtualMemory`] of that name.
+#[derive(Clone, Copy, Debug)]
+pub struct PageCalls<A: DeviceAllocator> {
+    /// Memory is committed and decommitted in multiples of this many bytes.
+    pub page_bytes: u64,
+    /// Bytes of addresses that a reservation has.
+    pub address_space: u64,
+    /// [`VirtualMemory::reserve`].
+    pub reserve: fn(&A, u64) -> Result<A::Block, DeviceError>,
+    /// [`VirtualMemory::commit`].
+    pub commit: CommitCall<A>,
+    /// [`VirtualMemory::decommit`].
+    pub decommit: DecommitCall<A>,
+    /// [`VirtualMemory::release`].
+    pub release: ReleaseCall<A>,
+}
+
+/// The type of [`PageCalls::commit`].
+pub type CommitCall<A> =
+    fn(&A, &<A as DeviceAllocator>::Block, Range<u64>) -> Result<(), DeviceError>;
+/// The type of [`PageCalls::decommit`].
+pub type DecommitCall<A> =
+    fn(&A, &<A as DeviceAllocator>::Block, Range<u64>, &[MarkOf<A>]) -> Result<(), DeviceError>;
+/// The type of [`PageCalls::release`].
+pub type ReleaseCall<A> =
+    fn(&A, <A as DeviceAllocator>::Block, &[MarkOf<A>]) -> Result<(), DeviceError>;
+
+impl<A: VirtualMemory> PageCalls<A> {
+    /// The calls of this allocator.
+    ///
+    /// ```
+    /// use pool_core::{PageCalls, Sliceable, sim::SimDevice};
+    ///
+    /// let device = SimDevice::new();
+    /// let pages = PageCalls::of(&device);
+    /// assert_eq!(device.pages().map(|pages| pages.page_bytes), Some(pages.page_bytes));
+    /// ```
+    #[must_use]
+    pub fn of(allocator: &A) -> Self {
+        Self {
+            page_bytes: allocator.page_bytes(),
+            address_space: allocator.address_space(),
+            reserve: A::reserve,
+            commit: A::commit,
+            decommit: A::decommit,
+            release: A::release,
+        }
+    }
 }
 
 /// An allocator whose blocks are the device's own allocations, not pieces of one, so that a block

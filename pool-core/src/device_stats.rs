@@ -62,11 +62,11 @@ impl StatArray {
 /// The figures of an arena, by the names of `PyTorch`'s `DeviceStats`.
 ///
 /// ```
-/// use pool_core::{Arena, ArenaConfig, BucketPool, MIB, sim::SimDevice};
+/// use pool_core::{ArenaConfig, BucketPool, MIB, sim::SimDevice};
 ///
-/// let pool = BucketPool::new(Arena::new(SimDevice::new(), ArenaConfig::torch()));
+/// let pool = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::torch()).build();
 /// let _tensor = pool.allocate(4 * MIB)?;
-/// let stats = pool.allocator().device_stats();
+/// let stats = pool.device_stats().unwrap();
 /// assert_eq!(stats.reserved_bytes.all.current, 20 * MIB); // the segment; 16 MiB of it are free
 /// assert_eq!(stats.inactive_split_bytes.large.current, 16 * MIB);
 /// # Ok::<(), pool_core::AllocError>(())
@@ -80,7 +80,8 @@ pub struct DeviceStats {
     pub segment: StatArray,
     /// Blocks handed out, and when read also free ranges that a stream still uses.
     pub active: StatArray,
-    /// Free ranges beside something else in their segment.
+    /// Free ranges that are not a whole segment. Peak and sums are counted under
+    /// [`ArenaConfig::torch`](crate::ArenaConfig::torch) only; elsewhere they show the present.
     pub inactive_split: StatArray,
     /// Bytes handed out, after rounding.
     pub allocated_bytes: StatArray,
@@ -110,11 +111,11 @@ impl DeviceStats {
     /// `allocated_bytes.all.current`.
     ///
     /// ```
-    /// use pool_core::{Arena, ArenaConfig, BucketPool, MIB, sim::SimDevice};
+    /// use pool_core::{ArenaConfig, BucketPool, MIB, sim::SimDevice};
     ///
-    /// let pool = BucketPool::new(Arena::new(SimDevice::new(), ArenaConfig::torch()));
+    /// let pool = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::torch()).build();
     /// let _tensor = pool.allocate(4 * MIB)?;
-    /// let named = pool.allocator().device_stats().named();
+    /// let named = pool.device_stats().unwrap().named();
     /// let find = |name: &str| named.iter().find(|(other, _)| other == name).map(|(_, n)| *n);
     /// assert_eq!(find("allocated_bytes.all.current"), Some(4 * MIB));
     /// assert_eq!((find("segment.large_pool.peak"), find("num_ooms")), (Some(1), Some(0)));

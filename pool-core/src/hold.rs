@@ -2,17 +2,16 @@
 #![expect(unsafe_code, reason = "a buffer must not touch a reference count that threads share")]
 
 use crate::device::DeviceAllocator;
-use crate::lock::LockGuard;
-use crate::shard::{Home, Parcel, Shard};
+use crate::record::{Home, Record};
 use crate::shards::owners_hold;
-use crate::store::Store;
+use crate::store::{Locked, Store};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 /// The one owner of an open store. Dropping it closes the store.
 pub(crate) struct Owner<A: DeviceAllocator>(NonNull<Store<A>>);
 
-/// A hold on a store, taken out of the parcel of a block that comes back. It has no `Drop`: it is
+/// A hold on a store, taken out of the record of a block that comes back. It has no `Drop`: it is
 /// given up by [`Claim::end`].
 pub(crate) struct Claim<A: DeviceAllocator>(NonNull<Store<A>>);
 
@@ -28,11 +27,11 @@ impl<A: DeviceAllocator> Owner<A> {
         unsafe { self.0.as_ref() }
     }
 
-    /// Puts the hold of a block that the store has just counted out into its parcel, so that a
+    /// Puts the hold of a block that the store has just counted out into its record, so that a
     /// buffer is one pointer.
     #[inline]
-    pub(crate) fn hold_for(&self, parcel: &mut Parcel<A>) {
-        *parcel.home.0.get_mut() = self.0.as_ptr().cast();
+    pub(crate) fn hold_for(&self, record: &mut Record<A>) {
+        *record.home.0.get_mut() = self.0.as_ptr().cast();
     }
 }
 
@@ -40,7 +39,7 @@ impl<A: DeviceAllocator> Owner<A> {
 ///
 /// # Safety
 ///
-/// The home is that of a `Parcel<A>`, [`Owner::hold_for`] has filled it, and no [`Claim`] was taken
+/// The home is that of a `Record<A>`, [`Owner::hold_for`] has filled it, and no [`Claim`] was taken
 /// since.
 #[inline]
 pub(crate) unsafe fn store_at<A: DeviceAllocator>(home: &Home) -> &Store<A> {
@@ -68,32 +67,31 @@ impl<A: DeviceAllocator> Claim<A> {
         unsafe { self.0.as_ref() }
     }
 
-    /// Takes the hold out of a parcel.
+    /// Takes the hold out of a record.
     ///
     /// # Safety
     ///
     /// As for [`store_at`].
     #[inline]
-    pub(crate) unsafe fn taken_from(parcel: &Parcel<A>) -> Self {
+    pub(crate) unsafe fn taken_from(record: &Record<A>) -> Self {
         // The pointer that the box gave, not one made from a reference: the last claim frees the
         // store through it, and a shared reference gives no right to do that.
-        let store: *mut Store<A> = parcel.home.0.load(Relaxed).cast();
+        let store: *mut Store<A> = record.home.0.load(Relaxed).cast();
         // SAFETY: as the caller says, `hold_for` put an owner's pointer there, which is not null.
         Self(unsafe { NonNull::new_unchecked(store) })
     }
 
-    /// Gives up the hold, in the shard that `work` has worked on and returns locked.
+    /// Gives up the hold, in the part of the store that `work` has worked on and returns locked.
     #[inline]
-    pub(crate) fn end(self, work: impl for<'s> FnOnce(&'s Store<A>) -> LockGuard<'s, Shard<A>>) {
-        let mut shard = work(self.store());
-        if shard.closed {
-            drop(shard);
-            release_closed(self.0, 1);
-        } else {
-            shard.holds -= 1;
+    pub(crate) fn end(self, work: impl for<'s> FnOnce(&'s Store<A>) -> Locked<'s, A>) {
+        let mut part = work(self.store());
+        if part.give_up() {
             // From this unlocking on the store may be gone. No reference into it outlives it here,
             // and the lock is not touched after the write that unlocks it (lock.rs, `unlock`).
-            drop(shard);
+            drop(part);
+        } else {
+            drop(part);
+            release_closed(self.0, 1);
         }
     }
 }

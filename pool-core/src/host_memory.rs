@@ -52,5 +52,5 @@ impl<A: HostMemory> DerefMut for PooledBuffer<A> {
 
 #[inline]
 fn bytes<A: HostMemory>(buffer: &PooledBuffer<A>) -> NonNull<[u8]> {
-    A::bytes(&buffer.allocator().view(buffer.block(), 0, buffer.size(), &()))
+    A::bytes(&buffer.view(&()))
 }

@@ -10,11 +10,12 @@
 //!    between a shard and the device); what the program itself can spare
 //!    ([`PoolBuilder::on_shortage`](crate::PoolBuilder::on_shortage)); then an error that says why.
 
+use crate::book::find::Effort;
 use crate::device::DeviceAllocator;
 use crate::error::{AllocError, DeviceError};
-use crate::shard::Want;
+use crate::request::Want;
 use crate::stats::Rungs;
-use crate::store::{Grant, Store};
+use crate::store::{Grant, PoolBook, Store};
 use std::thread;
 
 /// How often a request that is about to be refused waits for blocks in other threads' hands.
@@ -32,25 +33,28 @@ struct Climb {
     asked: u32,
     /// What gave the memory that is looked for now.
     rung: Rung,
+    /// How far a book is searched.
+    effort: Effort,
 }
 
 impl<A: DeviceAllocator> Store<A> {
     /// Serves a request.
     #[inline]
     pub(crate) fn allocate(&self, want: &Want<'_, A>) -> Result<Grant<A>, AllocError> {
-        if want.class.pooled()
-            && want.private.is_none()
-            && let Some(grant) = self.take(want)
-        {
-            return Ok(grant);
-        }
-        self.climb(want)
+        let hit = match &self.book {
+            _ if want.private.is_some() => None,
+            Some(book) => self.take_from_book(book, want),
+            None if want.class.pooled() => self.take(want),
+            None => None,
+        };
+        hit.map_or_else(|| self.climb(want), Ok)
     }
 
     #[cold]
     fn climb(&self, want: &Want<'_, A>) -> Result<Grant<A>, AllocError> {
         let (rung, given_back): (Rung, u64) = (|rungs| &mut rungs.device, 0);
-        let mut climb = Climb { given_back, patience: PATIENCE, asked: ASKED, rung };
+        let mut climb =
+            Climb { given_back, patience: PATIENCE, asked: ASKED, rung, effort: Effort::Bounded };
         let mut short = match self.search_then_device(want, &mut climb) {
             Ok(grant) => return Ok(grant),
             Err(error) => error,
@@ -69,16 +73,17 @@ impl<A: DeviceAllocator> Store<A> {
                 }
                 None => break,
             }
-            if let Some(layer) = self.allocator.layer() {
-                layer.note_retry();
+            if let Some(book) = &self.book {
+                book.lock().note_retry();
             }
+            climb.effort = Effort::All;
             short = match self.search_then_device(want, &mut climb) {
                 Ok(grant) => return Ok(grant),
                 Err(error) => error,
             };
         }
-        if let Some(layer) = self.allocator.layer() {
-            layer.note_refusal();
+        if let Some(book) = &self.book {
+            book.lock().note_refusal();
         }
         Err(self.refuse(short, want, climb.given_back))
     }
@@ -90,37 +95,75 @@ impl<A: DeviceAllocator> Store<A> {
         climb: &mut Climb,
     ) -> Result<Grant<A>, DeviceError> {
         let mut refused = None;
-        let mut noted = |found: Result<Option<Grant<A>>, DeviceError>| {
-            found.unwrap_or_else(|error| {
-                refused = Some(error);
-                None
-            })
-        };
+        // What an event refuses is told only if the device refuses too.
         if let Some(id) = want.private {
             if let Some(grant) = self.take_private(want, id) {
                 return Ok(self.served(|rungs| &mut rungs.private, grant));
             }
-        } else if want.class.pooled() {
+        } else if self.book.is_none() && want.class.pooled() {
             if let Some(grant) = self.take_elsewhere(want) {
                 return Ok(self.served(|rungs| &mut rungs.elsewhere, grant));
             }
-            if let Some(grant) = noted(self.take_behind_event(want)) {
+            if let Some(grant) = note(self.take_behind_event(want), &mut refused) {
                 return Ok(self.served(|rungs| &mut rungs.behind_event, grant));
             }
         }
-        if self.allocator.layer().is_some() {
-            if let Some(grant) = noted(self.reuse(want)) {
-                return Ok(self.served(|rungs| &mut rungs.layer, grant));
-            }
-            if self.flush()
-                && let Some(grant) = noted(self.reuse(want))
-            {
-                return Ok(self.served(|rungs| &mut rungs.flushed, grant));
-            }
+        if let Some(book) = &self.book
+            && let Some((rung, grant)) =
+                note(self.search_book(book, want, climb.effort), &mut refused)
+        {
+            self.count_out_of_private(want);
+            return Ok(self.served(rung, grant));
         }
         climb.given_back += self.settle().0;
-        let fresh = self.fresh(want).map_err(|error| refused.unwrap_or(error))?;
+        let fresh = match &self.book {
+            Some(book) => self.grow(book, want).inspect(|_| self.count_out_of_private(want)),
+            None => self.fresh(want),
+        };
+        let fresh = fresh.map_err(|error| refused.unwrap_or(error))?;
         Ok(self.served(climb.rung, fresh))
+    }
+
+    /// The stages from 1 to 4 over a book.
+    fn search_book(
+        &self,
+        book: &PoolBook<A>,
+        want: &Want<'_, A>,
+        effort: Effort,
+    ) -> Result<Option<(Rung, Grant<A>)>, DeviceError> {
+        if book.is_uncached() {
+            // What frees left is the device's; a refusal is counted there.
+            let _ = self.trim_book(book, u64::MAX);
+            return Ok(None);
+        }
+        let mut refused = None;
+        let mut found = None;
+        for coalesced in [false, true] {
+            if coalesced && !self.coalesce_book(book, want, effort) {
+                break;
+            }
+            let ready = self.take_from_book(book, want);
+            if let Some(grant) = ready {
+                found = Some(((|rungs| &mut rungs.elsewhere) as Rung, grant));
+            } else if let Some(grant) = self.take_others_ready(book, want, effort) {
+                found = Some(((|rungs| &mut rungs.elsewhere) as Rung, grant));
+            } else if let Some(grant) = note(self.take_not_ready(book, want, effort), &mut refused)
+            {
+                found = Some(((|rungs| &mut rungs.behind_event) as Rung, grant));
+            }
+            let coalesced_rung: Rung = |rungs| &mut rungs.coalesced;
+            if let Some((rung, grant)) = found {
+                return Ok(Some((if coalesced { coalesced_rung } else { rung }, grant)));
+            }
+        }
+        refused.map_or(Ok(None), Err)
+    }
+
+    /// Counts a block of the book that a private pool has from now on.
+    fn count_out_of_private(&self, want: &Want<'_, A>) {
+        if let Some(id) = want.private {
+            self.privates.count_out(id);
+        }
     }
 
     fn served(&self, rung: Rung, grant: Grant<A>) -> Grant<A> {
@@ -155,8 +198,8 @@ impl<A: DeviceAllocator> Store<A> {
     /// What must go back before the request fits under the limit; as much as it wants if the
     /// device, not the limit, is short.
     fn missing(&self, want: &Want<'_, A>) -> u64 {
-        let needed = self.reserved().saturating_add(want.class.bytes);
-        match needed.saturating_sub(self.reserved_limit()) {
+        let needed = self.ledger.reserved().saturating_add(want.class.bytes);
+        match needed.saturating_sub(self.ledger.limit()) {
             0 => want.class.bytes,
             over => over,
         }
@@ -167,12 +210,12 @@ impl<A: DeviceAllocator> Store<A> {
         self.count_refusal();
         let taker = self.taker(want);
         let here = self.cached_bytes_not(|mark| taker.may_ask(mark));
-        let below = self
-            .allocator
-            .layer()
-            .map_or(0, |layer| layer.stranded(want.key.lane, self.bounds.steal));
+        let in_book = self
+            .book
+            .as_ref()
+            .map_or(0, |book| self.stranded(book, want.key.lane, self.bounds.steal));
         let error = self.error(cause, want.requested, want.class.bytes, given_back);
-        error.judged(here + below, A::MEMORY.cpu_touches)
+        error.judged(here + in_book, A::MEMORY.cpu_touches)
     }
 
     /// The error of a request that was never one, counted.
@@ -187,4 +230,12 @@ impl<A: DeviceAllocator> Store<A> {
             self.shards.own().counts.failures += u64::from(self.bounds.statistics);
         }
     }
+}
+
+/// What was found. An error is kept for the case that the device refuses too.
+fn note<T>(found: Result<Option<T>, DeviceError>, refused: &mut Option<DeviceError>) -> Option<T> {
+    found.unwrap_or_else(|error| {
+        *refused = Some(error);
+        None
+    })
 }

@@ -8,7 +8,6 @@
 #![cfg_attr(loom, allow(dead_code, reason = "the models give threads their numbers"))]
 
 mod arena;
-#[cfg_attr(not(test), expect(dead_code, reason = "built beside the arena: decision 027"))]
 mod book;
 mod buffer;
 mod builder;
@@ -22,7 +21,6 @@ mod hold;
 mod host_memory;
 mod idle;
 mod ladder;
-mod layer;
 mod limit;
 #[cfg(not(loom))]
 mod lock;
@@ -38,7 +36,10 @@ mod pool;
 pub mod preset;
 mod private;
 mod private_pool;
+mod record;
 mod report;
+mod request;
+mod retention;
 mod shard;
 mod shards;
 mod size;
@@ -53,23 +54,23 @@ pub mod conformance;
 #[cfg(feature = "sim")]
 pub mod sim;
 
-pub use arena::{Arena, ArenaBlock, ArenaConfig, RangeState, SegmentMap};
+pub use arena::{ArenaConfig, RangeState, SegmentMap};
 pub use buffer::{Detached, PooledBuffer, Use};
 pub use builder::PoolBuilder;
 pub use clock::{Immediate, Order, StreamClock};
 pub use device::{
-    Allocating, Clearing, DeviceAllocator, MarkOf, Memory, Request, Sliceable, StreamOf,
-    VirtualMemory, WholeBlocks,
+    Allocating, Clearing, CommitCall, DecommitCall, DeviceAllocator, MarkOf, Memory, PageCalls,
+    ReleaseCall, Request, Sliceable, StreamOf, VirtualMemory, WholeBlocks,
 };
 pub use device_stats::{DeviceStats, Stat, StatArray};
 pub use error::{AllocError, DeviceError, Figures, Verdict, Why};
 pub use host_memory::HostMemory;
-pub use layer::{GivenBack, Held, Layer, Retention, Terms};
 pub use limit::CachedLimit;
 pub use order::StealPolicy;
 pub use policy::BucketPolicy;
 pub use pool::BucketPool;
 pub use private_pool::PrivatePool;
+pub use retention::Retention;
 pub use size::{Bytes, GIB, KIB, MIB};
 pub use stats::{PoolStats, PoolStatsSnapshot, Rungs};
 pub use timeline::{EventDriver, Mark, Stream, Timeline};

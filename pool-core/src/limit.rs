@@ -1,7 +1,7 @@
 //! Bounds in bytes: what is taken from the device, and what may lie idle.
 
 use crate::error::{DeviceError, Why};
-use crate::size::{Bytes, KIB, LARGEST};
+use crate::size::{Bytes, LARGEST};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -52,11 +52,6 @@ impl Ledger {
         self.reserved.fetch_sub(bytes, Relaxed);
     }
 
-    /// A lower limit for what is taken from here on.
-    pub(crate) fn lower_limit(&mut self, limit: u64) {
-        self.limit = self.limit.min(limit);
-    }
-
     pub(crate) fn limit(&self) -> u64 {
         self.limit
     }
@@ -104,14 +99,7 @@ pub enum CachedLimit {
     /// At most this share of the most bytes that were ever allocated at once so far; 0.25 bounds
     /// a pool to 1.25 times its live peak.
     OfPeak(f64),
-    /// What a pool keeps in front of an arena: 1 % of the most bytes that were ever allocated at
-    /// once so far, and at least 256 KiB. What it keeps cannot become one with its neighbours, so
-    /// this is little.
-    Front,
 }
-
-/// The share of the peak that a front keeps, and its least.
-const FRONT: (f64, u64) = (0.01, 256 * KIB);
 
 impl From<u64> for CachedLimit {
     fn from(bytes: u64) -> Self {
@@ -125,7 +113,6 @@ impl fmt::Display for CachedLimit {
             Self::Unlimited => f.pad("none"),
             Self::Bytes(bytes) => Bytes(*bytes).fmt(f),
             Self::OfPeak(share) => f.pad(&format!("{}%", 100.0 * share)),
-            Self::Front => f.pad("1%"),
         }
     }
 }
@@ -143,7 +130,6 @@ impl CachedLimit {
             Self::Unlimited => u64::MAX,
             Self::Bytes(bytes) => bytes,
             Self::OfPeak(share) => (allocated_peak as f64 * share) as u64,
-            Self::Front => ((allocated_peak as f64 * FRONT.0) as u64).max(FRONT.1),
         }
     }
 }

@@ -135,12 +135,18 @@ impl<C: StreamClock> Marks<C> {
         self.newest_first().all(|used| is(used.last))
     }
 
-    /// What must be done before the memory serves again.
+    /// The marks that the memory must be behind before it serves again.
+    #[inline]
     pub(crate) fn after(&self, cpu_touches: bool) -> After<C::Mark> {
         match (&self.also, self.home.touched || !cpu_touches) {
             (None, true) => After::One(self.home.last),
             (None, false) => After::Nothing,
-            (Some(_), _) => After::of(&self.counted(cpu_touches).collect::<Vec<_>>()),
+            (Some(_), _) => self.after_several(cpu_touches),
         }
+    }
+
+    #[cold]
+    fn after_several(&self, cpu_touches: bool) -> After<C::Mark> {
+        After::of(&self.counted(cpu_touches).collect::<Vec<_>>())
     }
 }

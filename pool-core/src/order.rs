@@ -61,6 +61,16 @@ impl<C: StreamClock> Taker<'_, C> {
         }
     }
 
+    /// Whether memory behind all of these marks may be had as it is. Makes no device call.
+    #[inline]
+    pub(crate) fn are_ready(&self, after: &After<C::Mark>) -> bool {
+        match after {
+            After::One(mark) => self.is_ready(*mark),
+            After::Nothing => true,
+            After::Many(marks) => marks.iter().all(|mark| self.is_ready(*mark)),
+        }
+    }
+
     /// Whether it may be asked for at all. Makes no device call.
     pub(crate) fn may_ask(&self, mark: C::Mark) -> bool {
         self.cpu_touches || self.steal.allows(self.clock, self.on, mark)
@@ -83,7 +93,7 @@ pub(crate) enum After<M> {
     #[default]
     Nothing,
     One(M),
-    Many(Vec<M>),
+    Many(Box<[M]>),
 }
 
 impl<M: Copy> After<M> {
@@ -91,7 +101,7 @@ impl<M: Copy> After<M> {
         match marks {
             [] => Self::Nothing,
             [one] => Self::One(*one),
-            many => Self::Many(many.to_vec()),
+            many => Self::Many(many.into()),
         }
     }
 

@@ -7,8 +7,7 @@ use crate::clock::StreamClock;
 use crate::device::{Clearing, DeviceAllocator, StreamOf};
 use crate::error::{AllocError, DeviceError, Why};
 use crate::hold::Owner;
-use crate::marks::Marks;
-use crate::shard::{Key, Want};
+use crate::request::{Key, Want};
 use crate::store::{Grant, Store};
 use crate::zero::ZeroPolicy;
 use std::fmt;
@@ -46,6 +45,13 @@ impl<A: DeviceAllocator> BucketPool<A> {
     #[must_use]
     pub fn allocator(&self) -> &A {
         &self.store().allocator
+    }
+
+    /// Sizes of blocks are multiples of this many bytes, whatever the policy.
+    #[cfg(feature = "conformance")]
+    pub(crate) fn granule(&self) -> u64 {
+        let book = self.store().book.as_ref();
+        book.map_or_else(|| self.allocator().granule(), crate::store::PoolBook::granule)
     }
 
     #[inline]
@@ -120,7 +126,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         bytes: u64,
         alignment: u64,
     ) -> Result<PooledBuffer<A>, AllocError> {
-        let kind = self.allocator().aligned(A::Kind::default(), alignment);
+        let kind = self.store().aligned(A::Kind::default(), alignment);
         let kind = kind.map_err(|error| self.store().refuse_early(error, bytes))?;
         self.allocate_kind(self.allocator().clock().default_stream(), bytes, kind)
     }
@@ -153,18 +159,17 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let clears = zeroed || self.zero != ZeroPolicy::Never;
         let ahead = clears && matches!(A::MEMORY.clearing, Clearing::Ahead);
         let on = if ahead { clock.default_stream() } else { stream };
-        let want = self.known(stream).and_then(|()| self.want(on, bytes, kind));
-        let want = want.map_err(|error| self.store().refuse_early(error, bytes))?;
-        let Grant { mut parcel, fresh } = self.store().allocate(&want)?;
-        let bytes_to_clear = match self.zero {
-            _ if fresh && A::MEMORY.fresh_is_zeroed => 0,
-            ZeroPolicy::OnAllocate => parcel.bytes,
-            ZeroPolicy::OnReturn if parcel.dirty || fresh => parcel.bytes,
-            _ if zeroed => bytes,
-            _ => 0,
+        let Some(want) = self.want((stream, on), bytes, kind) else {
+            return Err(self.refuse_early((stream, on), bytes, kind));
         };
-        *parcel.marks.get_mut() = Marks::new(clock.mark(stream));
-        let mut buffer = PooledBuffer::new(&self.owner, parcel);
+        let Grant { record, zeroed: is_zeroed } = self.store().allocate(&want)?;
+        let bytes_to_clear = match self.zero {
+            _ if is_zeroed => 0,
+            ZeroPolicy::Never if zeroed => bytes,
+            ZeroPolicy::Never => 0,
+            ZeroPolicy::OnAllocate | ZeroPolicy::OnReturn => record.bytes,
+        };
+        let mut buffer = PooledBuffer::new(&self.owner, record);
         if bytes_to_clear > 0
             && let Err(error) = buffer.zero(bytes_to_clear, stream)
         {
@@ -174,40 +179,61 @@ impl<A: DeviceAllocator> BucketPool<A> {
         Ok(buffer)
     }
 
-    #[inline]
-    fn known(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
-        let clock = self.allocator().clock();
-        if let Some(fault) = clock.fault() {
-            return Err(fault);
-        }
-        if clock.owns(stream) {
-            return Ok(());
-        }
-        Err(DeviceError::new(
-            Why::Foreign,
-            "allocate on a stream that this device does not have",
-            0,
-        ))
-    }
-
+    /// A request with all that a search needs; `None` if it is refused before.
     #[inline]
     fn want<'r>(
         &self,
-        on: &'r StreamOf<A>,
+        (stream, on): (&'r StreamOf<A>, &'r StreamOf<A>),
         requested: u64,
         kind: A::Kind,
-    ) -> Result<Want<'r, A>, DeviceError> {
+    ) -> Option<Want<'r, A>> {
         let (store, clock) = (self.store(), self.allocator().clock());
-        let too_large = DeviceError::new(Why::TooLarge, "round up to a size class", 0);
-        let class = store.classes.of(requested).ok_or(too_large)?;
+        if clock.fault().is_some() || !clock.owns(stream) || !store.offers(kind) {
+            return None;
+        }
+        let class = store.classes.of(requested)?;
         let lane = clock.lane(clock.mark(on));
         let private = store.privates.of(lane);
         if private.is_none() && !clock.takes_work(on) {
-            // What a graph uses must not come back before the graph goes.
-            let call = "allocate on a stream that another pool's capture has";
-            return Err(DeviceError::new(Why::NotSubmitted, call, 0));
+            return None;
         }
-        Ok(Want { on, key: Key { kind, lane }, class, requested, private })
+        Some(Want { on, stream, key: Key { kind, lane }, class, requested, private })
+    }
+
+    /// Why [`BucketPool::want`] gave none.
+    #[cold]
+    fn cause(
+        &self,
+        (stream, on): (&StreamOf<A>, &StreamOf<A>),
+        requested: u64,
+        kind: A::Kind,
+    ) -> DeviceError {
+        let (store, clock) = (self.store(), self.allocator().clock());
+        let because = |why, call| DeviceError::new(why, call, 0);
+        if let Some(fault) = clock.fault() {
+            fault
+        } else if !clock.owns(stream) {
+            because(Why::Foreign, "allocate on a stream that this device does not have")
+        } else if store.classes.of(requested).is_none() {
+            because(Why::TooLarge, "round up to a size class")
+        } else if !store.offers(kind) {
+            because(Why::Unsupported, "alignment above the granule")
+        } else if !clock.takes_work(on) {
+            // What a graph uses must not come back before the graph goes.
+            because(Why::NotSubmitted, "allocate on a stream that another pool's capture has")
+        } else {
+            because(Why::Other, "allocate while the stream changes")
+        }
+    }
+
+    #[cold]
+    fn refuse_early(
+        &self,
+        streams: (&StreamOf<A>, &StreamOf<A>),
+        bytes: u64,
+        kind: A::Kind,
+    ) -> AllocError {
+        self.store().refuse_early(self.cause(streams, bytes, kind), bytes)
     }
 
     /// The error of this pool for a request of `bytes` bytes that code above it refuses, such as an

@@ -4,7 +4,6 @@
 
 mod caching;
 
-use crate::arena::Arena;
 use crate::builder::PoolBuilder;
 use crate::device::{DeviceAllocator, Sliceable};
 use crate::policy::BucketPolicy;
@@ -90,7 +89,7 @@ pub fn embedding<A: DeviceAllocator>(allocator: A) -> PoolBuilder<A> {
 /// The caching allocator that machine-learning frameworks brought about, with `PyTorch`'s
 /// constants: small and large requests apart, segments that are split and made one again, streams
 /// that wait on the device. [`Caching`] has its settings; the figures are
-/// [`Arena::device_stats`].
+/// [`BucketPool::device_stats`].
 ///
 /// The system that this comes from handed out another stream's block after one query of its event;
 /// here a block serves another stream behind its marks. And it raised out of memory without looking
@@ -102,11 +101,11 @@ pub fn embedding<A: DeviceAllocator>(allocator: A) -> PoolBuilder<A> {
 /// let pool = preset::caching(SimDevice::new()).build();
 /// drop(pool.allocate(4 * MIB)?);
 /// let split = pool.allocate(5 * MIB)?; // the same segment of 20 MiB
-/// let stats = pool.allocator().device_stats();
+/// let stats = pool.device_stats().unwrap_or_default();
 /// assert_eq!((stats.num_device_alloc, stats.inactive_split_bytes.all.current), (1, 15 * MIB));
 /// # Ok::<(), pool_core::AllocError>(())
 /// ```
-pub fn caching<A: Sliceable>(device: A) -> PoolBuilder<Arena<A>> {
+pub fn caching<A: Sliceable>(device: A) -> PoolBuilder<A> {
     Caching::default().over(device)
 }
 

@@ -6,7 +6,8 @@
 
 use crate::clock::StreamClock;
 use crate::device::{DeviceAllocator, MarkOf};
-use crate::shard::{Parcel, Want};
+use crate::record::{Record, RecordBox};
+use crate::request::Want;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -26,7 +27,7 @@ struct PrivateBook<A: DeviceAllocator> {
 
 struct Private<A: DeviceAllocator> {
     /// Newest last.
-    idle: Vec<Box<Parcel<A>>>,
+    idle: Vec<RecordBox<A>>,
     /// Blocks that somebody has.
     out: usize,
     /// What the memory is behind, besides its own marks: what the captured work was ordered behind,
@@ -94,11 +95,11 @@ impl<A: DeviceAllocator> Privates<A> {
         &self,
         id: u32,
         want: &Want<'_, A>,
-        mut ready: impl FnMut(&mut Parcel<A>) -> bool,
-    ) -> Option<Box<Parcel<A>>> {
+        mut ready: impl FnMut(&mut Record<A>) -> bool,
+    ) -> Option<RecordBox<A>> {
         let book = &mut *self.book.lock();
         let pool = book.pools.get_mut(&id)?;
-        let serves = |parcel: &mut Box<Parcel<A>>| want.is_served_by(parcel) && ready(parcel);
+        let serves = |record: &mut RecordBox<A>| record.serves(want) && ready(record);
         let at = pool.idle.iter_mut().rposition(serves)?;
         pool.out += 1;
         Some(pool.idle.remove(at))
@@ -112,32 +113,28 @@ impl<A: DeviceAllocator> Privates<A> {
     }
 
     /// Keeps a block that comes back; returns it if it is anybody's now.
-    pub(crate) fn keep(
-        &self,
-        clock: &A::Clock,
-        mut parcel: Box<Parcel<A>>,
-    ) -> Option<Box<Parcel<A>>> {
+    pub(crate) fn keep(&self, clock: &A::Clock, mut record: RecordBox<A>) -> Option<RecordBox<A>> {
         let book = &mut *self.book.lock();
-        let id = parcel.private?;
-        let Some(pool) = book.pools.get_mut(&id) else { return Some(parcel) };
+        let id = record.private?;
+        let Some(pool) = book.pools.get_mut(&id) else { return Some(record) };
         pool.out -= 1;
         if !pool.closed {
-            pool.idle.push(parcel);
+            pool.idle.push(record);
             return None;
         }
-        parcel.leave_private(clock, &pool.behind);
+        record.leave_private(clock, &pool.behind);
         if pool.out == 0 {
             book.pools.remove(&id);
         }
-        Some(parcel)
+        Some(record)
     }
 
     /// A block that is out leaves the cache for good, and its pool with it.
-    pub(crate) fn release(&self, clock: &A::Clock, parcel: &mut Parcel<A>) {
+    pub(crate) fn release(&self, clock: &A::Clock, record: &mut Record<A>) {
         let book = &mut *self.book.lock();
-        let Some(id) = parcel.private else { return };
+        let Some(id) = record.private else { return };
         let Some(pool) = book.pools.get_mut(&id) else { return };
-        parcel.leave_private(clock, &pool.behind);
+        record.leave_private(clock, &pool.behind);
         pool.out -= 1;
         if pool.closed && pool.out == 0 {
             book.pools.remove(&id);
@@ -160,26 +157,26 @@ impl<A: DeviceAllocator> Privates<A> {
     /// Bytes of a pool's idle blocks.
     pub(crate) fn idle_bytes(&self, id: u32) -> u64 {
         let book = self.book.lock();
-        book.pools.get(&id).map_or(0, |pool| pool.idle.iter().map(|parcel| parcel.bytes).sum())
+        book.pools.get(&id).map_or(0, |pool| pool.idle.iter().map(|record| record.bytes).sum())
     }
 
     /// Bytes of the idle blocks of all pools.
     pub(crate) fn all_idle_bytes(&self) -> u64 {
         let book = self.book.lock();
         let idle = book.pools.values().flat_map(|pool| &pool.idle);
-        idle.map(|parcel| parcel.bytes).sum()
+        idle.map(|record| record.bytes).sum()
     }
 
     /// The owner of a pool goes. Returns its idle blocks, which are anybody's once the launches are
     /// done.
-    pub(crate) fn close(&self, id: u32, clock: &A::Clock) -> Vec<Box<Parcel<A>>> {
+    pub(crate) fn close(&self, id: u32, clock: &A::Clock) -> Vec<RecordBox<A>> {
         self.unbind(id);
         let book = &mut *self.book.lock();
         let Some(pool) = book.pools.get_mut(&id) else { return Vec::new() };
         pool.closed = true;
         let mut idle = std::mem::take(&mut pool.idle);
-        for parcel in &mut idle {
-            parcel.leave_private(clock, &pool.behind);
+        for record in &mut idle {
+            record.leave_private(clock, &pool.behind);
         }
         if pool.out == 0 {
             book.pools.remove(&id);

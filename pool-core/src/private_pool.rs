@@ -117,8 +117,11 @@ impl<A: DeviceAllocator> Drop for PrivatePool<A> {
         if store.is_forked() {
             return;
         }
-        for parcel in store.privates.close(self.id, store.allocator.clock()) {
-            store.keep_or_owe(&mut store.shards.own(), parcel);
+        for record in store.privates.close(self.id, store.allocator.clock()) {
+            match &store.book {
+                Some(book) => drop(store.free_idle_private(book, record)),
+                None => store.keep_or_owe(&mut store.shards.own(), record),
+            }
         }
     }
 }

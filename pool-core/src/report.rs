@@ -21,34 +21,33 @@ impl<A: DeviceAllocator> Store<A> {
         if self.is_forked() {
             return AllocError::new(Figures::unknown(cause, requested_bytes, rounded_bytes));
         }
-        let held = self.allocator.layer().map(crate::layer::Layer::held).unwrap_or_default();
+        let survey = self.book.as_ref().map(|book| self.survey(book)).unwrap_or_default();
         let largest = self.shards.iter().map(|shard| shard.idle.largest_bytes()).max();
-        let cached_bytes = self.cached_bytes() + held.free_bytes;
+        let cached_bytes = self.cached_bytes();
         AllocError::new(Figures {
             cause,
             requested_bytes,
             rounded_bytes,
-            reserved_bytes: self.reserved(),
-            reserved_limit_bytes: self.reserved_limit(),
+            reserved_bytes: self.ledger.reserved(),
+            reserved_limit_bytes: self.ledger.limit(),
             cached_bytes,
-            pending_bytes: self.cached_bytes_not(|mark| clock.is_seen_done(mark))
-                + held.pending_bytes,
+            pending_bytes: self.cached_bytes_not(|mark| clock.is_seen_done(mark)) + survey.pending,
             unsubmitted_bytes: self.cached_bytes_not(|mark| clock.is_submitted(mark))
-                + held.unsubmitted_bytes,
+                + survey.unsubmitted,
             stranded_bytes: 0,
-            largest_free_bytes: largest.unwrap_or(0).max(held.largest_free_bytes),
+            largest_free_bytes: largest.unwrap_or(0).max(survey.largest_free),
             given_back_bytes,
-            cached_by_stream: self.cached_by_stream(&held.by_lane),
+            cached_by_stream: self.cached_by_stream(survey.by_stream),
             verdict: Verdict::of_cause(cause),
         })
     }
 
     /// Idle bytes by the lane of the stream that used them last, the most first.
-    fn cached_by_stream(&self, layer: &[(Option<u64>, u64)]) -> Vec<(Option<u64>, u64)> {
-        let mut lanes: BTreeMap<Option<u64>, u64> = layer.iter().copied().collect();
+    fn cached_by_stream(&self, book: BTreeMap<Option<u64>, u64>) -> Vec<(Option<u64>, u64)> {
+        let mut lanes = book;
         for shard in self.shards.iter() {
-            for (bytes, parcel) in shard.idle.items() {
-                let lane = self.allocator.clock().lane(parcel.marks.lock().home());
+            for (bytes, record) in shard.idle.items() {
+                let lane = self.allocator.clock().lane(record.marks.lock().home());
                 *lanes.entry(Some(lane)).or_default() += bytes;
             }
         }

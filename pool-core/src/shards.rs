@@ -7,7 +7,8 @@
 
 use crate::device::DeviceAllocator;
 use crate::lock::{Lock, LockGuard};
-use crate::shard::{Parcel, Shard};
+use crate::record::RecordBox;
+use crate::shard::Shard;
 use crate::thread_number;
 #[cfg(loom)]
 use loom::sync::atomic::AtomicI64;
@@ -95,7 +96,7 @@ impl<A: DeviceAllocator> Shards<A> {
 
     /// Nothing is kept from here on. Returns all that is to be given back, and how many buffers
     /// are out.
-    pub(crate) fn close(&self) -> (Vec<Box<Parcel<A>>>, i64) {
+    pub(crate) fn close(&self) -> (Vec<RecordBox<A>>, i64) {
         let (mut owed, mut holds) = (Vec::new(), 0);
         for shard in &self.all {
             let mut shard = shard.0.lock();

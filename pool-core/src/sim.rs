@@ -11,7 +11,7 @@ mod shadow;
 
 use crate::clock::StreamClock;
 use crate::device::{
-    DeviceAllocator, MarkOf, Memory, Request, Sliceable, VirtualMemory, WholeBlocks,
+    DeviceAllocator, MarkOf, Memory, PageCalls, Request, Sliceable, VirtualMemory, WholeBlocks,
 };
 use crate::error::{DeviceError, Why};
 use crate::timeline::{EventDriver, Mark, Stream, Timeline};
@@ -294,6 +294,10 @@ impl DeviceAllocator for SimDevice {
 impl WholeBlocks for SimDevice {}
 
 impl Sliceable for SimDevice {
+    fn pages(&self) -> Option<PageCalls<Self>> {
+        Some(PageCalls::of(self))
+    }
+
     #[expect(unsafe_code, reason = "the port's; nothing here is unsafe")]
     unsafe fn zero_part(
         &self,

@@ -87,10 +87,8 @@ pub struct Rungs {
     pub elsewhere: u64,
     /// A block behind an event, by a wait on the device or a query.
     pub behind_event: u64,
-    /// A free range of the arena below.
-    pub layer: u64,
-    /// The same, after the idle blocks here had gone there.
-    pub flushed: u64,
+    /// A free range of an arena, after neighbours of several streams had coalesced.
+    pub coalesced: u64,
     /// The device.
     pub device: u64,
     /// The device, after as much idle memory went back as was missing.
@@ -107,8 +105,7 @@ impl Rungs {
     fn add(&mut self, other: &Self) {
         self.elsewhere += other.elsewhere;
         self.behind_event += other.behind_event;
-        self.layer += other.layer;
-        self.flushed += other.flushed;
+        self.coalesced += other.coalesced;
         self.device += other.device;
         self.trimmed += other.trimmed;
         self.cleared += other.cleared;

@@ -12,24 +12,31 @@
 //! What stays of the idle blocks, and what goes: `store/keep.rs`. No lock is held across a device
 //! call. A hit writes to no cache line that another thread writes.
 
+mod book;
 mod keep;
 
 use crate::clock::{Order, StreamClock};
 use crate::device::{DeviceAllocator, Request};
 use crate::error::{DeviceError, Why};
 use crate::gauge::{Gauge, Tally};
-use crate::layer::{Retention, Ticks};
 use crate::limit::{BucketLimit, CachedLimit, Leases, Ledger};
 use crate::lock::LockGuard;
+use crate::marks::Marks;
 use crate::order::{StealPolicy, Taker};
 use crate::policy::SizeClasses;
 use crate::private::Privates;
-use crate::shard::{Parcel, Shard, Want};
+use crate::record::{Record, RecordBox};
+use crate::request::Want;
+use crate::retention::{Retention, Ticks};
+use crate::shard::Shard;
 use crate::shards::Shards;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use book::BookState;
+pub(crate) use book::PoolBook;
 
 /// What a pool was built with, and that does not change.
 #[derive(Clone, Copy, Debug)]
@@ -67,18 +74,43 @@ pub(crate) struct Store<A: DeviceAllocator> {
     /// Dropped when the pool is closed: it may hold buffers, which hold the store.
     pub(crate) on_shortage: Mutex<Option<OnShortage>>,
     pub(crate) shards: Shards<A>,
+    /// Before the book, which has the slots of their records.
     pub(crate) privates: Privates<A>,
+    /// Where the pool has an arena: then no block is in a shard.
+    pub(crate) book: Option<PoolBook<A>>,
+}
+
+/// The part of a store that a free has worked on, still locked. It counts buffers: allocated there
+/// less freed there. The sum over all parts is how many live.
+pub(crate) enum Locked<'s, A: DeviceAllocator> {
+    Shard(LockGuard<'s, Shard<A>>),
+    Book(LockGuard<'s, BookState<A>>),
+}
+
+impl<A: DeviceAllocator> Locked<'_, A> {
+    /// Counts a buffer out; returns false in a closed store, which has one count for all.
+    #[inline]
+    pub(crate) fn give_up(&mut self) -> bool {
+        match self {
+            Self::Shard(shard) => {
+                shard.holds -= i64::from(!shard.closed);
+                !shard.closed
+            }
+            Self::Book(state) => state.give_up(),
+        }
+    }
 }
 
 /// A block on its way out.
 pub(crate) struct Grant<A: DeviceAllocator> {
-    pub(crate) parcel: Box<Parcel<A>>,
-    pub(crate) fresh: bool,
+    pub(crate) record: RecordBox<A>,
+    /// Whether all of it reads as zeroes.
+    pub(crate) zeroed: bool,
 }
 
 impl<A: DeviceAllocator> Store<A> {
     pub(crate) fn new(
-        allocator: A,
+        (allocator, book): (A, Option<PoolBook<A>>),
         classes: SizeClasses,
         bounds: Bounds,
         ledger: Ledger,
@@ -86,6 +118,7 @@ impl<A: DeviceAllocator> Store<A> {
     ) -> Self {
         Self {
             allocator,
+            book,
             classes,
             bounds,
             ledger,
@@ -164,9 +197,12 @@ impl<A: DeviceAllocator> Store<A> {
     /// A block of the private pool that the stream is bound to: a hit in stream order.
     pub(crate) fn take_private(&self, want: &Want<'_, A>, id: u32) -> Option<Grant<A>> {
         let taker = self.taker(want);
-        let ready = |parcel: &mut Parcel<A>| parcel.marks.get_mut().is_ready(&taker);
-        let parcel = self.privates.take(id, want, ready)?;
-        Some(self.lend(&mut self.shards.own(), want, parcel))
+        let ready = |record: &mut Record<A>| record.marks.get_mut().is_ready(&taker);
+        let record = self.privates.take(id, want, ready)?;
+        if let Some(book) = &self.book {
+            return Some(self.lend_private(book, want, record));
+        }
+        Some(self.lend(&mut self.shards.own(), want, record))
     }
 
     /// Moves the epoch on, so that what comes back from here on counts as younger.
@@ -182,22 +218,19 @@ impl<A: DeviceAllocator> Store<A> {
     /// Takes a block from the device: reserved first, given back if the device refuses.
     #[cold]
     pub(crate) fn fresh(&self, want: &Want<'_, A>) -> Result<Grant<A>, DeviceError> {
-        let parcel = self.take_from_device(want)?;
+        let record = self.take_from_device(want)?;
         let mut shard = self.shards.own();
-        self.count_out(&mut shard, want.requested, parcel.bytes);
+        self.count_out(&mut shard, want.requested, record.bytes);
         if self.bounds.statistics {
             let counts = &mut shard.counts;
             *(if want.class.pooled() { &mut counts.misses } else { &mut counts.bypasses }) += 1;
             counts.from_device_bytes = counts.from_device_bytes.saturating_add(want.requested);
         }
-        Ok(Grant { parcel, fresh: true })
+        Ok(Grant { record, zeroed: A::MEMORY.fresh_is_zeroed })
     }
 
     /// A block from the device, of which nothing is counted but its reserved bytes.
-    pub(crate) fn take_from_device(
-        &self,
-        want: &Want<'_, A>,
-    ) -> Result<Box<Parcel<A>>, DeviceError> {
+    pub(crate) fn take_from_device(&self, want: &Want<'_, A>) -> Result<RecordBox<A>, DeviceError> {
         let bytes = want.class.bytes;
         self.ledger.reserve(bytes)?;
         self.epoch.fetch_add(1, Relaxed);
@@ -205,100 +238,48 @@ impl<A: DeviceAllocator> Store<A> {
         let block = self.allocator.allocate(request, want.on);
         let block = block.inspect_err(|_| self.ledger.cancel(bytes))?;
         self.ledger.took(bytes);
-        let block = self.reserve_surplus(block, bytes, want)?;
-        Ok(Box::new(self.parcel(block, want)))
+        Ok(RecordBox::new(self.record(block, want)))
     }
 
-    /// Reserves what a fresh block holds beyond the `asked` bytes that are reserved. Where the
-    /// limit leaves no room for that, the block goes back to the device.
-    fn reserve_surplus(
-        &self,
-        block: A::Block,
-        asked: u64,
-        want: &Want<'_, A>,
-    ) -> Result<A::Block, DeviceError> {
-        let surplus = self.bytes_of(&block, asked) - asked;
-        let Err(over) = self.ledger.reserve(surplus) else {
-            self.ledger.took(surplus);
-            return Ok(block);
-        };
-        let clock = self.allocator.clock();
-        match self.allocator.free(block, &[clock.mark(want.on)]) {
-            // The device still has it, so what was asked for stays reserved.
-            Err(error) if !error.is_end_of_device() => self.lose(asked),
-            _ => self.ledger.give_back(asked),
-        }
-        Err(over)
-    }
-
-    /// Bytes that a block of `asked` bytes holds: no fewer, whatever the device says.
-    fn bytes_of(&self, block: &A::Block, asked: u64) -> u64 {
-        self.allocator.size_of(block).map_or(asked, |bytes| bytes.max(asked))
-    }
-
-    /// A block that a layer below has free, without a call to the device.
-    pub(crate) fn reuse(&self, want: &Want<'_, A>) -> Result<Option<Grant<A>>, DeviceError> {
+    /// The record of a block that the pool has from now on.
+    fn record(&self, block: A::Block, want: &Want<'_, A>) -> Record<A> {
         let bytes = want.class.bytes;
-        let request = Request { bytes, kind: want.key.kind };
-        let Some(block) = self.allocator.reuse(request, want.on)? else { return Ok(None) };
-        let held = self.bytes_of(&block, bytes);
-        // The layer holds the limit; the ledger's own is then the largest size that there is.
-        let _ = self.ledger.reserve(held);
-        self.ledger.took(held);
-        let mut parcel = Box::new(self.parcel(block, want));
-        parcel.dirty = true;
-        let mut shard = self.shards.own();
-        self.count_out(&mut shard, want.requested, parcel.bytes);
-        if self.bounds.statistics {
-            let counts = &mut shard.counts;
-            *(if want.class.pooled() { &mut counts.hits } else { &mut counts.bypasses }) += 1;
-            counts.from_pool_bytes = counts.from_pool_bytes.saturating_add(want.requested);
-        }
-        Ok(Some(Grant { parcel, fresh: false }))
-    }
-
-    /// A block that the pool has from now on, all of which is reserved.
-    fn parcel(&self, block: A::Block, want: &Want<'_, A>) -> Parcel<A> {
-        let bytes = self.bytes_of(&block, want.class.bytes);
         *self.taken.lock().entry(bytes).or_default() += 1;
         if let Some(id) = want.private {
             self.privates.count_out(id);
         }
-        Parcel::new(block, bytes, want, self.allocator.clock())
+        Record::new(block, bytes, want, self.allocator.clock())
     }
 
     /// Keeps a block that comes back, or owes it to the device. Returns the shard, locked, for the
     /// caller to give up its hold in.
     #[inline]
-    pub(crate) fn give_back(
-        &self,
-        mut parcel: Box<Parcel<A>>,
-        clean: bool,
-    ) -> LockGuard<'_, Shard<A>> {
+    pub(crate) fn give_back(&self, mut record: RecordBox<A>, zeroed: bool) -> Locked<'_, A> {
+        if let Some(book) = &self.book {
+            return Locked::Book(self.free_to_book(book, record, zeroed));
+        }
         let mut shard = self.shards.own();
-        self.count_in(&mut shard, parcel.requested, parcel.bytes);
-        (parcel.used, parcel.dirty, parcel.turn) = (true, !clean, shard.turn);
-        if parcel.private.is_some() {
-            match self.privates.keep(self.allocator.clock(), parcel) {
-                Some(anybodys) => parcel = anybodys,
-                None => return shard,
+        self.count_in(&mut shard, record.requested, record.bytes);
+        let dirty = self.bounds.zero_on_return && !zeroed;
+        (record.used, record.dirty, record.turn) = (true, dirty, shard.turn);
+        if record.private.is_some() {
+            match self.privates.keep(self.allocator.clock(), record) {
+                Some(anybodys) => record = anybodys,
+                None => return Locked::Shard(shard),
             }
         }
-        self.keep_or_owe(&mut shard, parcel);
+        self.keep_or_owe(&mut shard, record);
         if shard.owed.is_empty() || !(A::MEMORY.free_in_drop || shard.closed) {
-            return shard;
+            return Locked::Shard(shard);
         }
-        let (owed, closed) = (std::mem::take(&mut shard.owed), shard.closed);
+        let owed = std::mem::take(&mut shard.owed);
         drop(shard);
         self.pay(owed);
-        if closed {
-            self.empty_layer();
-        }
-        self.shards.own()
+        Locked::Shard(self.shards.own())
     }
 
     /// A block leaves the pool's accounts for good, not by way of the device.
-    pub(crate) fn let_go(&self, requested: u64, bytes: u64) -> LockGuard<'_, Shard<A>> {
+    pub(crate) fn let_go(&self, requested: u64, bytes: u64) -> Locked<'_, A> {
         self.untaken(bytes);
         self.ledger.give_back(bytes);
         self.forget(requested, bytes)
@@ -321,28 +302,25 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Counts a block that comes back to somebody else than the pool. Returns the shard, locked,
     /// for the caller to give up its hold in.
-    pub(crate) fn forget(&self, requested: u64, bytes: u64) -> LockGuard<'_, Shard<A>> {
+    pub(crate) fn forget(&self, requested: u64, bytes: u64) -> Locked<'_, A> {
         let mut shard = self.shards.own();
         self.count_in(&mut shard, requested, bytes);
-        shard
+        Locked::Shard(shard)
     }
 
     #[inline]
-    fn lend(
-        &self,
-        shard: &mut Shard<A>,
-        want: &Want<'_, A>,
-        mut parcel: Box<Parcel<A>>,
-    ) -> Grant<A> {
-        parcel.requested = want.requested;
-        self.count_out(shard, want.requested, parcel.bytes);
+    fn lend(&self, shard: &mut Shard<A>, want: &Want<'_, A>, mut record: RecordBox<A>) -> Grant<A> {
+        record.requested = want.requested;
+        self.count_out(shard, want.requested, record.bytes);
         if self.bounds.statistics {
             shard.counts.hits += 1;
-            shard.counts.reuses += u64::from(parcel.used);
+            shard.counts.reuses += u64::from(record.used);
             let bytes = &mut shard.counts.from_pool_bytes;
             *bytes = bytes.saturating_add(want.requested);
         }
-        Grant { parcel, fresh: false }
+        *record.marks.get_mut() = Marks::new(self.allocator.clock().mark(want.stream));
+        let zeroed = self.bounds.zero_on_return && !record.dirty;
+        Grant { record, zeroed }
     }
 
     /// A reset of the statistics must not lower a bound that is a share of the peak.
@@ -355,23 +333,19 @@ impl<A: DeviceAllocator> Store<A> {
         self.shards.iter().map(|shard| (shard.requested, shard.allocated)).unzip()
     }
 
-    /// Nothing is kept by a layer below either.
-    fn empty_layer(&self) {
-        if let Some(layer) = self.allocator.layer() {
-            // Nobody is left to be told.
-            let _ = layer.give_back(u64::MAX);
-        }
-    }
-
     /// The owner goes: nothing is kept from here on, and what is idle goes back to the device.
     /// Returns how many buffers are out.
     pub(crate) fn close(&self) -> i64 {
         // Without the lock: its drop may return buffers to this store.
         let on_shortage = self.on_shortage.lock().take();
         drop(on_shortage);
-        let (owed, buffers) = self.shards.close();
+        let (owed, mut buffers) = self.shards.close();
         self.pay(owed);
-        self.empty_layer();
+        if let Some(book) = &self.book {
+            buffers += book.lock().close(self.allocator.clock());
+            // Nobody is left to be told.
+            let _ = self.trim_book(book, u64::MAX);
+        }
         buffers
     }
 }
@@ -381,5 +355,8 @@ impl<A: DeviceAllocator> Drop for Store<A> {
         let owed =
             self.shards.iter().flat_map(|mut shard| std::mem::take(&mut shard.owed)).collect();
         self.pay(owed);
+        if let Some(book) = &self.book {
+            self.release_segments(book);
+        }
     }
 }

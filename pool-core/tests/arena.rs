@@ -4,30 +4,24 @@
 
 use pool_core::sim::{MappedSim, SimCall, SimDevice, SimStream};
 use pool_core::{
-    Arena, ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer,
-    RangeState, Request, Retention, StealPolicy, StreamClock, Verdict, Why,
+    ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, RangeState, Retention,
+    StealPolicy, StreamClock, Verdict, Why,
 };
 use std::time::Duration;
 
-type OverPages = BucketPool<Arena<SimDevice>>;
-
-/// An arena alone: the pool in front keeps nothing.
-fn bare(device: &SimDevice, config: ArenaConfig) -> OverPages {
-    let arena = Arena::over_pages(device.clone(), config);
-    BucketPool::builder(arena).policy(BucketPolicy::Exact).granule(512).cached_limit(0).build()
+fn bare(device: &SimDevice, config: ArenaConfig) -> BucketPool<SimDevice> {
+    BucketPool::builder(device.clone()).arena(config).build()
 }
 
-fn kernel(device: &SimDevice, buffer: &PooledBuffer<Arena<SimDevice>>, on: &SimStream) {
+fn kernel(device: &SimDevice, buffer: &PooledBuffer<SimDevice>, on: &SimStream) {
     device.kernel(on, &buffer.on(on).unwrap());
 }
 
 #[test]
 fn three_streams_that_hand_buffers_on_make_no_memory_call_and_one_event_a_hand_over() {
-    for front in [0, MIB] {
+    for config in [ArenaConfig::grow(), ArenaConfig::torch()] {
         let device = SimDevice::new();
-        let arena = Arena::over_pages(device.clone(), ArenaConfig::grow());
-        let pool =
-            BucketPool::builder(arena).policy(BucketPolicy::Exact).cached_limit(front).build();
+        let pool = bare(&device, config.clone());
         let streams = [device.stream(), device.stream(), device.stream()];
         let turn = |i: usize| {
             let (from, to) = (&streams[i % 3], &streams[(i + 1) % 3]);
@@ -41,7 +35,7 @@ fn three_streams_that_hand_buffers_on_make_no_memory_call_and_one_event_a_hand_o
         let after = device.calls();
         assert_eq!((after.commits, after.decommits), (before.commits, before.decommits));
         let (events, waits) = (after.records - before.records, after.waits - before.waits);
-        assert!(events <= 300 && waits <= 300, "front {front}: {events} events, {waits} waits");
+        assert!(events <= 300 && waits <= 300, "{config:?}: {events} events, {waits} waits");
         assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
         device.run();
     }
@@ -72,8 +66,10 @@ fn each_policy_takes_from_other_streams_what_it_may() {
         [(StealPolicy::Never, 2, 0), (StealPolicy::Ordered, 2, 0), (StealPolicy::Wait, 1, 1)]
     {
         let device = SimDevice::new();
-        let arena = Arena::over_pages(device.clone(), ArenaConfig::pages(MIB, 0.0));
-        let pool = BucketPool::builder(arena).steal(steal).cached_limit(0).build();
+        let pool = BucketPool::builder(device.clone())
+            .arena(ArenaConfig::pages(MIB, 0.0))
+            .steal(steal)
+            .build();
         let (s, t, u) = (device.stream(), device.stream(), device.stream());
         kernel(&device, &pool.allocate_on(&s, MIB).unwrap(), &s);
         let _second = pool.allocate_on(&t, MIB).unwrap();
@@ -106,8 +102,7 @@ fn neighbours_of_two_streams_become_one_for_a_request_that_needs_both() {
 #[test]
 fn memory_that_the_cpu_can_write_is_not_handed_out_before_a_queued_copy_is_done() {
     let device = SimDevice::new();
-    let arena = Arena::over_pages(MappedSim(device.clone()), ArenaConfig::grow());
-    let pool = BucketPool::builder(arena).cached_limit(0).build();
+    let pool = BucketPool::builder(MappedSim(device.clone())).arena(ArenaConfig::grow()).build();
     let s = device.stream();
     let buffer = pool.allocate_on(&s, MIB).unwrap();
     device.kernel(&s, &buffer.on(&s).unwrap());
@@ -123,7 +118,7 @@ fn memory_that_the_cpu_can_write_is_not_handed_out_before_a_queued_copy_is_done(
 
 #[test]
 fn each_way_to_run_out_of_memory_has_its_verdict() {
-    let verdict = |work: &dyn Fn(&SimDevice, &OverPages) -> pool_core::AllocError| {
+    let verdict = |work: &dyn Fn(&SimDevice, &BucketPool<SimDevice>) -> pool_core::AllocError| {
         let device = SimDevice::with_capacity(4 * MIB);
         let pool = bare(&device, ArenaConfig::segments(MIB).steal(StealPolicy::Never));
         work(&device, &pool)
@@ -151,7 +146,8 @@ fn each_way_to_run_out_of_memory_has_its_verdict() {
         pool.allocate_on(&t, 600 * KIB).unwrap_err()
     });
     assert_eq!(stranded.verdict(), Verdict::Stranded, "{stranded}");
-    let limited = BucketPool::builder(Arena::new(SimDevice::new(), ArenaConfig::segments(MIB)))
+    let limited = BucketPool::builder(SimDevice::new())
+        .arena(ArenaConfig::segments(MIB))
         .reserved_limit(2 * MIB)
         .build();
     let _live = limited.allocate(2 * MIB).unwrap();
@@ -161,8 +157,8 @@ fn each_way_to_run_out_of_memory_has_its_verdict() {
 #[test]
 fn what_waits_for_a_stream_is_said_to_wait() {
     let device = SimDevice::with_capacity(MIB);
-    let arena = Arena::new(MappedSim(device.clone()), ArenaConfig::segments(MIB));
-    let pool = BucketPool::builder(arena).cached_limit(0).build();
+    let pool =
+        BucketPool::builder(MappedSim(device.clone())).arena(ArenaConfig::segments(MIB)).build();
     let s = device.stream();
     let (small, large) = (pool.allocate(512).unwrap(), pool.allocate(800 * KIB).unwrap());
     device.kernel(&s, &large.on(&s).unwrap());
@@ -178,14 +174,16 @@ fn what_waits_for_a_stream_is_said_to_wait() {
 #[test]
 fn the_ladder_counts_its_rungs() {
     let device = SimDevice::new();
-    let arena = Arena::over_pages(device.clone(), ArenaConfig::pages(64 * KIB, 0.0));
-    let pool = BucketPool::builder(arena).policy(BucketPolicy::Exact).cached_limit(MIB).build();
-    let (a, b) = (pool.allocate(256 * KIB).unwrap(), pool.allocate(256 * KIB).unwrap());
-    drop((a, b)); // idle in the pool
-    let _whole = pool.allocate(512 * KIB).unwrap(); // one range, after both went to the arena
+    let pool = bare(&device, ArenaConfig::pages(64 * KIB, 0.0));
+    let (s, t) = (device.stream(), device.stream());
+    // The second one has room in what the first call commits ahead.
+    let (a, b) = (pool.allocate_on(&s, 256 * KIB).unwrap(), pool.allocate_on(&t, 128 * KIB));
+    kernel(&device, &a, &s);
+    kernel(&device, b.as_ref().unwrap(), &t);
+    drop((a, b)); // neighbours of two streams
+    let _whole = pool.allocate_on(&s, 384 * KIB).unwrap();
     let rungs = pool.stats().served_by;
-    // The second one had room in what the first call committed ahead.
-    assert_eq!((rungs.device, rungs.layer, rungs.flushed), (1, 1, 1));
+    assert_eq!((rungs.device, rungs.coalesced), (1, 1));
     device.fail(SimCall::Commit, 0, 1); // with what would be committed ahead; it is less without
     let _much = pool.allocate(MIB).unwrap();
     assert_eq!(pool.stats().served_by.device, 2);
@@ -201,8 +199,10 @@ fn the_ladder_counts_its_rungs() {
 fn old_memory_goes_back_with_the_ticks() {
     let hour = Retention { time: Some(Duration::from_hours(1)), ..Retention::default() };
     let device = SimDevice::new();
-    let arena = Arena::new(device.clone(), ArenaConfig::segments(MIB));
-    let pool = BucketPool::builder(arena).retention(hour).build();
+    let pool = BucketPool::builder(device.clone())
+        .arena(ArenaConfig::segments(MIB))
+        .retention(hour)
+        .build();
     let at = Duration::from_mins;
     pool.tick(at(0)).unwrap();
     drop(pool.allocate(MIB).unwrap());
@@ -221,20 +221,22 @@ fn the_map_shows_what_is_where() {
     let pool = bare(&device, ArenaConfig::pages(64 * KIB, 0.0));
     let (a, _b) = (pool.allocate(64 * KIB).unwrap(), pool.allocate(64 * KIB).unwrap());
     drop(a);
-    let map = &pool.allocator().map()[0];
+    let map = &pool.map()[0];
     let states: Vec<_> = map.ranges.iter().map(|(range, state)| (range.start, *state)).collect();
     assert_eq!(states[..2], [(0, RangeState::Free), (64 * KIB, RangeState::Used)]);
     assert_eq!(states.last().unwrap().1, RangeState::Hole);
     pool.clear().unwrap();
-    assert_eq!(pool.allocator().map()[0].ranges[0], (0..64 * KIB, RangeState::Hole));
+    assert_eq!(pool.map()[0].ranges[0], (0..64 * KIB, RangeState::Hole));
     assert_eq!(device.held_bytes(), 64 * KIB);
 }
 
 #[test]
 fn a_segment_that_two_streams_used_goes_back_whole() {
     let device = SimDevice::with_capacity(2 * MIB);
-    let arena = Arena::new(device.clone(), ArenaConfig::segments(2 * MIB));
-    let pool = BucketPool::builder(arena).steal(StealPolicy::Never).cached_limit(0).build();
+    let pool = BucketPool::builder(device.clone())
+        .arena(ArenaConfig::segments(2 * MIB))
+        .steal(StealPolicy::Never)
+        .build();
     let (s, t) = (device.stream(), device.stream());
     let both = (pool.allocate_on(&s, MIB).unwrap(), pool.allocate_on(&t, MIB).unwrap());
     kernel(&device, &both.0, &s);
@@ -277,8 +279,10 @@ fn nothing_is_recorded_on_a_stream_that_has_ended() {
 #[test]
 fn a_drop_queues_nothing_where_clearing_is_not_at_once() {
     let device = SimDevice::new();
-    let arena = Arena::new(MappedSim(device.clone()), ArenaConfig::segments(MIB));
-    let pool = BucketPool::builder(arena).zero(pool_core::ZeroPolicy::OnReturn).build();
+    let pool = BucketPool::builder(MappedSim(device.clone()))
+        .arena(ArenaConfig::segments(MIB))
+        .zero(pool_core::ZeroPolicy::OnReturn)
+        .build();
     let on = device.clock().default_stream();
     let buffer = pool.allocate(4096).unwrap();
     let given = device.given(on);
@@ -287,16 +291,12 @@ fn a_drop_queues_nothing_where_clearing_is_not_at_once() {
 }
 
 #[test]
-fn an_arena_keeps_its_books_when_a_pool_takes_it_over() {
+fn a_stream_of_another_device_is_refused() {
     let device = SimDevice::new();
-    let arena = Arena::new(device.clone(), ArenaConfig::segments(MIB));
-    let on = device.clock().default_stream();
-    let block = arena.allocate(Request { bytes: 1000, kind: () }, on).unwrap();
+    let pool = bare(&device, ArenaConfig::segments(MIB));
+    drop(pool.allocate(1000).unwrap());
     let stranger = SimDevice::new().stream();
-    let refused = arena.allocate(Request { bytes: 1000, kind: () }, &stranger);
-    assert_eq!(refused.unwrap_err().why, Why::Foreign);
-    arena.free(block, &[]).unwrap();
-    let pool = BucketPool::new(arena);
+    assert_eq!(pool.allocate_on(&stranger, 1000).unwrap_err().why(), Why::Foreign);
     assert_eq!((pool.stats().reserved_bytes, pool.clear().unwrap()), (MIB, MIB));
     assert_eq!((pool.stats().reserved_bytes, device.held_bytes()), (0, 0));
 }
@@ -304,7 +304,7 @@ fn an_arena_keeps_its_books_when_a_pool_takes_it_over() {
 #[test]
 fn a_pool_that_is_gone_keeps_nothing_in_its_arena() {
     let device = SimDevice::new();
-    let pool = BucketPool::new(Arena::new(device.clone(), ArenaConfig::segments(MIB)));
+    let pool = BucketPool::builder(device.clone()).arena(ArenaConfig::segments(MIB)).build();
     let (large, small) = (pool.allocate(64 * MIB).unwrap(), pool.allocate(MIB).unwrap());
     drop(large);
     drop(pool);
@@ -338,8 +338,10 @@ fn threads_that_give_back_and_take_at_once_agree_with_the_device() {
 #[test]
 fn what_a_refused_commit_had_reserved_is_given_back() {
     let device = SimDevice::new();
-    let arena = Arena::over_pages(device.clone(), ArenaConfig::pages(64 * KIB, 0.0));
-    let pool = BucketPool::builder(arena).reserved_limit(2 * MIB).cached_limit(0).build();
+    let pool = BucketPool::builder(device.clone())
+        .arena(ArenaConfig::pages(64 * KIB, 0.0))
+        .reserved_limit(2 * MIB)
+        .build();
     device.fail(SimCall::Commit, 0, 60);
     let served = (0..100).find_map(|_| pool.allocate(MIB).ok());
     assert!(served.is_some(), "{}", pool.allocate(MIB).unwrap_err());

@@ -8,9 +8,9 @@ use pool_core::{KIB, MIB};
 fn segments_and_splits_are_those_of_pytorch() {
     let pool = preset::caching(SimDevice::new()).build();
     let segments = |bytes: u64| {
-        let before = pool.allocator().device_stats().reserved_bytes.all.current;
+        let before = pool.device_stats().unwrap().reserved_bytes.all.current;
         let buffer = pool.allocate(bytes).unwrap();
-        let after = pool.allocator().device_stats().reserved_bytes.all.current;
+        let after = pool.device_stats().unwrap().reserved_bytes.all.current;
         let held = buffer.allocated_size();
         drop(buffer);
         pool.clear().unwrap();
@@ -30,7 +30,7 @@ fn small_and_large_keep_apart() {
     let pool = preset::caching(SimDevice::new()).build();
     drop(pool.allocate(4 * MIB).unwrap());
     let _small = pool.allocate(512).unwrap();
-    let stats = pool.allocator().device_stats();
+    let stats = pool.device_stats().unwrap();
     assert_eq!((stats.segment.small.current, stats.segment.large.current), (1, 1));
 }
 
@@ -39,15 +39,11 @@ fn the_figures_of_a_short_life() {
     let pool = preset::caching(SimDevice::new()).build();
     let (a, b) = (pool.allocate(1000).unwrap(), pool.allocate(3 * MIB).unwrap());
     drop(a);
-    insta::assert_snapshot!(
-        serde_json::to_string_pretty(&pool.allocator().device_stats()).unwrap()
-    );
-    pool.allocator().reset_peak_stats();
-    let stats = pool.allocator().device_stats();
-    assert_eq!((stats.allocation.all.peak, stats.allocation.all.allocated), (1, 2));
-    pool.allocator().reset_stats();
-    let stats = pool.allocator().device_stats();
-    assert_eq!((stats.allocation.all.current, stats.allocation.all.allocated), (1, 0));
+    insta::assert_snapshot!(serde_json::to_string_pretty(&pool.device_stats().unwrap()).unwrap());
+    pool.reset_stats();
+    let allocation = pool.device_stats().unwrap().allocation.all;
+    assert_eq!((allocation.current, allocation.peak, allocation.allocated), (1, 1, 0));
+    let stats = pool.device_stats().unwrap();
     assert_eq!(stats.num_device_alloc, 0);
     drop(b);
 }
@@ -58,10 +54,10 @@ fn a_wide_range_is_kept_whole_for_wide_requests() {
     let pool = settings.over(SimDevice::new()).build();
     drop(pool.allocate(64 * MIB).unwrap());
     let _small = pool.allocate(12 * MIB).unwrap(); // not out of the wide one
-    assert_eq!(pool.allocator().device_stats().segment.all.current, 2);
+    assert_eq!(pool.device_stats().unwrap().segment.all.current, 2);
     let _wide = pool.allocate(50 * MIB).unwrap(); // less than 20 MiB over
-    assert_eq!(pool.allocator().device_stats().segment.all.current, 2);
-    assert_eq!(pool.allocator().device_stats().num_device_alloc, 2);
+    assert_eq!(pool.device_stats().unwrap().segment.all.current, 2);
+    assert_eq!(pool.device_stats().unwrap().num_device_alloc, 2);
 }
 
 #[test]

@@ -2,9 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use pool_core::sim::{Graph, SimDevice, SimStream};
-use pool_core::{
-    Arena, ArenaConfig, BucketPool, DeviceAllocator, MIB, PooledBuffer, PrivatePool, Why,
-};
+use pool_core::{ArenaConfig, BucketPool, DeviceAllocator, MIB, PooledBuffer, PrivatePool, Why};
 
 type Pool = BucketPool<SimDevice>;
 
@@ -108,7 +106,7 @@ fn a_launch_waits_for_what_the_captured_work_was_behind() {
 fn an_arena_under_a_capture_hands_out_nothing_too_early() {
     for launches in 0..3 {
         let memory = SimDevice::new();
-        let pool = BucketPool::new(Arena::new(memory.clone(), ArenaConfig::segments(MIB)));
+        let pool = BucketPool::builder(memory.clone()).arena(ArenaConfig::segments(MIB)).build();
         let (s, t) = (memory.stream(), memory.stream());
         let use_on = |on: &SimStream| {
             let buffer = pool.allocate_on(on, MIB / 2).unwrap();
@@ -185,7 +183,7 @@ fn buffers_outlive_the_graph_and_a_detached_one_waits_for_it() {
     launch(&pool, &graph, &s);
     kept.pop().unwrap().detach().free().unwrap();
     assert_eq!(pool.stats().reserved_bytes, 3 * MIB, "the graph may be launched again");
-    let (block, marks) = kept.pop().unwrap().detach().into_raw();
+    let (block, marks) = kept.pop().unwrap().detach().into_raw().unwrap();
     drop(graph);
     drop(kept);
     kernel(&pool.allocate_on(&t, MIB).unwrap(), &t);

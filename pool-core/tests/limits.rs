@@ -9,13 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread;
 
-/// Refuses nothing, and asserts at every call that no more is taken than the ceiling. A block is as
-/// large as requested, or `times` that.
+/// Refuses nothing, and asserts at every call that no more is taken than the ceiling.
 struct Ceiling {
     inner: SimDevice,
     held: Arc<AtomicU64>,
     most: u64,
-    times: u64,
 }
 
 impl DeviceAllocator for Ceiling {
@@ -36,7 +34,7 @@ impl DeviceAllocator for Ceiling {
         request: Request<()>,
         on: &StreamOf<Self>,
     ) -> Result<Self::Block, DeviceError> {
-        let bytes = self.times * request.bytes;
+        let bytes = request.bytes;
         let held = self.held.fetch_add(bytes, SeqCst) + bytes;
         assert!(held <= self.most, "{held} bytes taken over a ceiling of {}", self.most);
         self.inner.allocate(Request { bytes, kind: () }, on).map(|block| (block, bytes))
@@ -44,9 +42,6 @@ impl DeviceAllocator for Ceiling {
     fn free(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
         self.held.fetch_sub(block.1, SeqCst);
         self.inner.free(block.0, after)
-    }
-    fn size_of(&self, block: &Self::Block) -> Option<u64> {
-        Some(block.1)
     }
     fn view<'b>(
         &'b self,
@@ -100,7 +95,7 @@ fn crowd(pool: &BucketPool<Ceiling>, seed: u64) -> u64 {
 #[test]
 fn eight_threads_at_the_reserved_limit_never_pass_it() {
     let inner = SimDevice::new();
-    let device = Ceiling { inner, held: Arc::default(), most: MIB, times: 1 };
+    let device = Ceiling { inner, held: Arc::default(), most: MIB };
     let held = device.held.clone();
     let pool = BucketPool::builder(device)
         .policy(BucketPolicy::Exact)
@@ -239,23 +234,4 @@ fn a_share_of_the_peak_survives_a_reset_of_the_statistics() {
     drop(pool.allocate(100));
     pool.trim(0).unwrap();
     assert_eq!(pool.stats().cached_bytes, 500, "the bound forgot the peak");
-}
-
-#[test]
-fn a_block_that_is_larger_than_requested_counts_whole_under_the_limit() {
-    let device = SimDevice::new();
-    let twice = Ceiling { inner: device.clone(), held: Arc::default(), most: u64::MAX, times: 2 };
-    let pool = BucketPool::builder(twice).reserved_limit(5000).build();
-    // 4096 would fit; the 8192 that the device hands out do not.
-    let error = pool.allocate(4096).unwrap_err();
-    assert_eq!((error.why(), error.figures().reserved_bytes), (Why::Limit, 0));
-    assert_eq!((device.held_bytes(), pool.stats().reserved_bytes), (0, 0));
-    // The ledger did not wrap: what fits is served, and again after it came back.
-    for _ in 0..3 {
-        let buffer = pool.allocate(2048).unwrap();
-        assert_eq!((buffer.allocated_size(), pool.stats().reserved_bytes), (4096, 4096));
-        drop(buffer);
-        assert_eq!(pool.clear().unwrap(), 4096);
-    }
-    assert_eq!((device.held_bytes(), pool.stats().reserved_bytes), (0, 0));
 }

@@ -93,7 +93,7 @@ fn a_raw_block_leaves_the_accounts_and_is_the_callers() {
     use pool_core::DeviceAllocator;
     let device = SimDevice::new();
     let pool = BucketPool::builder(device.clone()).reserved_limit(KIB).build();
-    let (block, marks) = pool.allocate(KIB).unwrap().detach().into_raw();
+    let (block, marks) = pool.allocate(KIB).unwrap().detach().into_raw().unwrap();
     assert_eq!((pool.stats().reserved_bytes, pool.stats().allocated_bytes), (0, 0));
     drop(pool);
     assert_eq!(device.held_bytes(), KIB);

@@ -3,15 +3,15 @@
 
 use pool_core::sim::{SimCall, SimDevice};
 use pool_core::{
-    Arena, ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, Request,
-    StreamClock, Why, ZeroPolicy,
+    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, StreamClock,
+    Why, ZeroPolicy,
 };
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Barrier;
 use std::thread;
 
-type Pool = BucketPool<Arena<SimDevice>>;
+type Pool = BucketPool<SimDevice>;
 
 /// Each way in which an arena takes memory.
 fn configs() -> [ArenaConfig; 4] {
@@ -21,13 +21,13 @@ fn configs() -> [ArenaConfig; 4] {
 
 /// A pool that keeps nothing itself: all that is free is the arena's.
 fn bare(device: &SimDevice, config: ArenaConfig) -> Pool {
-    let builder = BucketPool::builder(Arena::over_pages(device.clone(), config));
-    builder.policy(BucketPolicy::Exact).cached_limit(0).build()
+    let builder = BucketPool::builder(device.clone()).arena(config);
+    builder.policy(BucketPolicy::Exact).build()
 }
 
 /// The parts make the whole: for the pool, for the arena, and for the device.
 fn assert_exact(device: &SimDevice, pool: &Pool) {
-    let (stats, below) = (pool.stats(), pool.allocator().device_stats());
+    let (stats, below) = (pool.stats(), pool.device_stats().unwrap_or_default());
     let parts = stats.allocated_bytes + stats.cached_bytes + stats.lost_bytes;
     assert_eq!((parts, stats.reserved_bytes), (stats.reserved_bytes, device.held_bytes()));
     assert_eq!(below.reserved_bytes.all.current, device.held_bytes());
@@ -41,22 +41,22 @@ fn pytorch_182446_the_round_up_cannot_wrap() {
     let sizes = || ends.into_iter().chain(u64::MAX - 510..=u64::MAX);
     for config in configs() {
         let device = SimDevice::with_capacity(64 * MIB);
-        let arena = Arena::over_pages(device.clone(), config.clone());
-        let on = device.clock().default_stream();
-        let live = arena.allocate(Request { bytes: 100 * KIB, kind: () }, on).unwrap();
-        let before = (device.held_peak_bytes(), arena.device_stats().allocated_bytes);
+        let pool = bare(&device, config.clone());
+        let live = pool.allocate(100 * KIB).unwrap();
+        let before = (device.held_peak_bytes(), pool.device_stats().unwrap().allocated_bytes);
         for bytes in sizes() {
-            let error = arena.allocate(Request { bytes, kind: () }, on).unwrap_err();
+            let error = pool.allocate(bytes).unwrap_err();
             let expected = [Why::TooLarge, Why::OutOfMemory, Why::Limit];
-            assert!(expected.contains(&error.why), "{bytes} bytes, {config:?}: {error}");
+            assert!(expected.contains(&error.why()), "{bytes} bytes, {config:?}: {error}");
         }
-        assert_eq!(before, (device.held_peak_bytes(), arena.device_stats().allocated_bytes));
-        arena.free(live, &[]).unwrap();
+        let after = (device.held_peak_bytes(), pool.device_stats().unwrap().allocated_bytes);
+        assert_eq!(before, after);
+        drop((live, pool));
         for policy in
             [BucketPolicy::Exact, BucketPolicy::PowerOfTwo, BucketPolicy::Fit { alpha: 2.0 }]
         {
-            let arena = Arena::over_pages(device.clone(), config.clone());
-            let pool = BucketPool::builder(arena).policy(policy).build();
+            let pool =
+                BucketPool::builder(device.clone()).arena(config.clone()).policy(policy).build();
             let refused = sizes().filter(|bytes| pool.allocate(*bytes).is_err()).count();
             assert_eq!((refused, pool.stats().failures), (514, 514), "{config:?}");
         }
@@ -160,8 +160,8 @@ fn cubecl_1531_a_refusal_leaves_a_pool_that_serves() {
 fn seed_001_eight_threads_never_pass_the_limit() {
     for config in configs() {
         let device = SimDevice::new();
-        let arena = Arena::over_pages(device.clone(), config.clone());
-        let builder = BucketPool::builder(arena).policy(BucketPolicy::Exact);
+        let builder =
+            BucketPool::builder(device.clone()).arena(config.clone()).policy(BucketPolicy::Exact);
         let pool = builder.reserved_limit(48 * MIB).build();
         let all = Barrier::new(8);
         let crowd = |seed: u64| {
@@ -200,8 +200,7 @@ fn cve_2023_4969_the_next_tenant_sees_nothing_of_the_last() {
         .flat_map(|zero| configs().map(|config| (zero, config)))
     {
         let device = SimDevice::new();
-        let arena = Arena::over_pages(device.clone(), config.clone());
-        let pool = BucketPool::builder(arena).zero(zero).build();
+        let pool = BucketPool::builder(device.clone()).arena(config.clone()).zero(zero).build();
         let on = device.clock().default_stream();
         let shows = |buffer: &PooledBuffer<_>| device.read(on, &buffer.on(on).unwrap());
         let [first, last, beside] = [(); 3].map(|()| pool.allocate(8 * KIB).unwrap());

@@ -7,7 +7,7 @@
 
 use pool_core::sim::{MappedSim, SimCall, SimDevice, SimDriver, SimStream, SimView};
 use pool_core::{
-    Arena, ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, PooledBuffer, RangeState,
+    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, PooledBuffer, RangeState,
     Retention, StealPolicy, Timeline, VirtualMemory,
 };
 use std::ops::Range;
@@ -78,20 +78,20 @@ impl Dice {
 struct Run<A: Simulated> {
     dice: Dice,
     device: SimDevice,
-    pool: BucketPool<Arena<A>>,
+    pool: BucketPool<A>,
     streams: Vec<SimStream>,
-    live: Vec<(Range<u64>, PooledBuffer<Arena<A>>)>,
+    live: Vec<(Range<u64>, PooledBuffer<A>)>,
     /// Whether some call was made to fail.
     failures: bool,
 }
 
-fn config(dice: &mut Dice) -> (ArenaConfig, bool) {
+fn config(dice: &mut Dice) -> ArenaConfig {
     match dice.below(5) {
-        0 => (ArenaConfig::segments(32 * KIB), false),
-        1 => (ArenaConfig::torch(), false),
-        2 => (ArenaConfig::pages(4 * KIB, 0.0), true),
-        3 => (ArenaConfig::pages(8 * KIB, 0.1), true),
-        _ => (ArenaConfig::grow(), true),
+        0 => ArenaConfig::segments(32 * KIB),
+        1 => ArenaConfig::torch(),
+        2 => ArenaConfig::pages(4 * KIB, 0.0),
+        3 => ArenaConfig::pages(8 * KIB, 0.1),
+        _ => ArenaConfig::grow(),
     }
 }
 
@@ -100,14 +100,13 @@ impl<A: Simulated> Run<A> {
         let mut dice = Dice::new(seed);
         let capacity = if dice.below(3) == 0 { (dice.below(64) + 8) * 64 * KIB } else { u64::MAX };
         let device = SimDevice::with_capacity(capacity).seeded(dice.below(u64::MAX));
-        let (config, pages) = config(&mut dice);
+        let config = config(&mut dice);
         let steal = [StealPolicy::Never, StealPolicy::Ordered, StealPolicy::Wait][dice.index(3)];
-        let arena = match pages {
-            true => Arena::over_pages(A::of(device.clone()), config),
-            false => Arena::new(A::of(device.clone()), config),
-        };
         let ages = Retention { allocations: Some(10), time: Some(Duration::from_secs(3)) };
-        let builder = BucketPool::builder(arena).policy(BucketPolicy::Exact).granule(512);
+        let builder = BucketPool::builder(A::of(device.clone()))
+            .arena(config)
+            .policy(BucketPolicy::Exact)
+            .granule(512);
         let builder = builder.steal(steal).retention(ages);
         let pool = match dice.below(3) {
             0 => builder.cached_limit(0).build(),
@@ -209,7 +208,7 @@ impl<A: Simulated> Run<A> {
 
     /// The map tiles its segments, and all counters are those recomputed from it.
     fn check(&self) {
-        let map = self.pool.allocator().map();
+        let map = self.pool.map();
         let (mut used, mut free, mut held) = (0, 0, 0);
         for segment in &map {
             let mut at = 0;
@@ -224,7 +223,7 @@ impl<A: Simulated> Run<A> {
             }
             assert_eq!(at, segment.bytes, "{map:?}");
         }
-        let (stats, arena) = (self.pool.stats(), self.pool.allocator().device_stats());
+        let (stats, arena) = (self.pool.stats(), self.pool.device_stats().unwrap());
         assert_eq!(held + stats.lost_bytes, self.device.held_bytes(), "{stats:?}");
         assert_eq!(stats.reserved_bytes, self.device.held_bytes(), "{stats:?}");
         assert_eq!(arena.allocated_bytes.all.current, used);

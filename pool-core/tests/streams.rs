@@ -106,7 +106,7 @@ fn strangers_are_refused() {
     let buffer = pool.allocate(512).unwrap();
     assert_eq!(buffer.on(&stranger).unwrap_err().why, Why::Foreign);
     assert_eq!(buffer.record_stream(&stranger).unwrap_err().why, Why::Foreign);
-    let (block, _) = buffer.detach().into_raw();
+    let (block, _) = buffer.detach().into_raw().unwrap();
     assert_eq!(other.free(block, &[]).unwrap_err().why, Why::Foreign);
     assert_eq!(pool.stats().failures, 1);
 }

@@ -11,14 +11,14 @@ use cudarc::driver::{
     SyncOnDrop, sys,
 };
 use pool_core::{
-    AllocError, Arena, BucketPool, Detached, DeviceAllocator, DeviceError, PooledBuffer, Sliceable,
-    StreamClock, Timeline, Use, Why,
+    AllocError, BucketPool, Detached, DeviceAllocator, DeviceError, PooledBuffer, StreamClock,
+    Timeline, Use, Why,
 };
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// Allocators of VRAM: [`CudaMemory`] and an [`Arena`] over it.
+/// Allocators of VRAM.
 pub trait Vram:
     for<'b> DeviceAllocator<Clock = Timeline<CudaDriver>, View<'b> = CudaView<'b>>
 {
@@ -29,12 +29,6 @@ pub trait Vram:
 impl<S: Source> Vram for CudaMemory<S> {
     fn cuda_device(&self) -> &CudaDevice {
         self.device()
-    }
-}
-
-impl<A: Vram + Sliceable> Vram for Arena<A> {
-    fn cuda_device(&self) -> &CudaDevice {
-        self.upstream().cuda_device()
     }
 }
 
@@ -194,7 +188,8 @@ impl<T, A: Vram> fmt::Debug for CudaArray<T, A> {
 /// # Errors
 ///
 /// [`Why::Foreign`] for a stream that the device does not know, [`Why::Unsupported`] for a buffer
-/// that is no whole number of elements or is kept for a graph, or what the driver said. The block
+/// that is no whole number of elements, is kept for a graph, or is a part of a segment of an arena;
+/// or what the driver said. The block
 /// went back to the device's pool then.
 ///
 /// # Panics
@@ -212,7 +207,7 @@ pub fn into_slice<T: Pod + DeviceRepr, S: Whole>(
     }
     let elements = crate::memory::size(block.size() / element)?;
     block.record_stream(&known)?;
-    let (block, _) = block.into_raw();
+    let (block, _) = block.into_raw().map_err(|_part| refused(Why::Unsupported))?;
     // SAFETY: a whole allocation of the driver's, by a call that a `CudaSlice` may free; of so many
     // elements, any bits of which are valid; the stream is behind what used it, as just ordered.
     Ok(unsafe { stream.upgrade_device_ptr(block.as_ptr(), elements) })

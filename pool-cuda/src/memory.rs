@@ -6,7 +6,8 @@ use crate::device::CudaDevice;
 use crate::events::{CudaDriver, CudaStreamOf};
 use cudarc::driver::{result, sys};
 use pool_core::{
-    DeviceAllocator, DeviceError, MarkOf, Memory, Request, Sliceable, Timeline, WholeBlocks, Why,
+    DeviceAllocator, DeviceError, MarkOf, Memory, PageCalls, Request, Sliceable, Timeline,
+    WholeBlocks, Why,
 };
 use std::fmt;
 use std::ops::Range;
@@ -49,6 +50,11 @@ pub trait Source: Send + Sync + Sized + 'static {
         block: &CudaBlock,
         after: &[MarkOf<CudaMemory<Self>>],
     ) -> Result<(), DeviceError>;
+
+    /// The calls of virtual memory, where this is such.
+    fn pages(_memory: &CudaMemory<Self>) -> Option<PageCalls<CudaMemory<Self>>> {
+        None
+    }
 }
 
 /// Memory that a `CudaSlice` of cudarc's may free: whole blocks, by calls that suit its own.
@@ -174,6 +180,10 @@ impl<S: Source> DeviceAllocator for CudaMemory<S> {
 }
 
 impl<S: Source> Sliceable for CudaMemory<S> {
+    fn pages(&self) -> Option<PageCalls<Self>> {
+        S::pages(self)
+    }
+
     fn part_granule(&self) -> u64 {
         GRANULE
     }

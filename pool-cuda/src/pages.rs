@@ -9,7 +9,7 @@ use crate::events::CudaStreamOf;
 use crate::memory::{CudaMemory, Source, size};
 use cudarc::driver::{DriverError, sys};
 use parking_lot::Mutex;
-use pool_core::{DeviceError, MarkOf, Memory, StreamClock, VirtualMemory, Why};
+use pool_core::{DeviceError, MarkOf, Memory, PageCalls, StreamClock, VirtualMemory, Why};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -17,7 +17,8 @@ use std::ops::Range;
 const ADDRESSES_PER_BYTE: u64 = 8;
 
 /// Device memory of one GPU in pages, most of 2 MiB, that are put behind reserved addresses and
-/// taken from behind them: what an [`Arena`](pool_core::Arena) in pages runs over.
+/// taken from behind them: for an arena in pages
+/// ([`PoolBuilder::arena`](pool_core::PoolBuilder::arena)).
 ///
 /// As an allocator of whole blocks it hands out whole pages.
 pub type CudaVmmAllocator = CudaMemory<Pages>;
@@ -250,6 +251,10 @@ impl Source for Pages {
         device.driver().relaxed("cuMemUnmap", || self.take_all(range))?;
         self.unreserve(block.at, bytes);
         Ok(())
+    }
+
+    fn pages(memory: &CudaVmmAllocator) -> Option<PageCalls<CudaVmmAllocator>> {
+        Some(PageCalls::of(memory))
     }
 }
 

@@ -7,8 +7,8 @@ use crate::events::{CudaDriver, CudaStreamOf};
 use crate::memory::{GRANULE, aligned, size};
 use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop, result, sys};
 use pool_core::{
-    Clearing, DeviceAllocator, DeviceError, MarkOf, Memory, PooledBuffer, Request, Sliceable,
-    StreamClock, Timeline, WholeBlocks, Why,
+    Clearing, DeviceAllocator, DeviceError, MarkOf, Memory, PageCalls, PooledBuffer, Request,
+    Sliceable, StreamClock, Timeline, WholeBlocks, Why,
 };
 use std::alloc::{self, Layout};
 use std::fmt;
@@ -29,8 +29,8 @@ const ALIGNMENT: u64 = GRANULE;
 ///
 /// The CPU can touch it, so a buffer that a stream has used is handed out again only once a query
 /// has seen the stream done with it. It is scarce, and the driver takes milliseconds to lock it:
-/// an [`Arena`](pool_core::Arena) over it cuts blocks to size, without the half that powers of two
-/// would waste.
+/// an [`arena`](pool_core::PoolBuilder::arena) over it splits blocks to size, without the half that
+/// powers of two would waste.
 ///
 /// ```
 /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
@@ -227,6 +227,10 @@ impl DeviceAllocator for CudaPinnedAllocator {
 }
 
 impl Sliceable for CudaPinnedAllocator {
+    fn pages(&self) -> Option<PageCalls<Self>> {
+        None
+    }
+
     unsafe fn zero_part(
         &self,
         block: &PinnedBlock,

@@ -4,8 +4,8 @@
 use crate::system;
 use crate::virtual_memory as pages;
 use pool_core::{
-    DeviceAllocator, DeviceError, HostMemory, Immediate, MarkOf, Memory, Request, Sliceable,
-    StreamOf, VirtualMemory, WholeBlocks, Why,
+    DeviceAllocator, DeviceError, HostMemory, Immediate, MarkOf, Memory, PageCalls, Request,
+    Sliceable, StreamOf, VirtualMemory, WholeBlocks, Why,
 };
 use std::alloc::{self, Layout};
 use std::marker::PhantomData;
@@ -190,6 +190,10 @@ impl DeviceAllocator for HostAllocator {
 impl WholeBlocks for HostAllocator {}
 
 impl Sliceable for HostAllocator {
+    fn pages(&self) -> Option<PageCalls<Self>> {
+        Some(PageCalls::of(self))
+    }
+
     unsafe fn zero_part(
         &self,
         block: &HostBlock,

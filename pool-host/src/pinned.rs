@@ -5,8 +5,8 @@ use crate::fork::ProcessClock;
 use crate::virtual_memory as pages;
 use crate::{system, virtual_memory};
 use pool_core::{
-    DeviceAllocator, DeviceError, HostMemory, MarkOf, Memory, Request, Sliceable, StreamOf,
-    WholeBlocks, Why,
+    DeviceAllocator, DeviceError, HostMemory, MarkOf, Memory, PageCalls, Request, Sliceable,
+    StreamOf, WholeBlocks, Why,
 };
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -37,11 +37,11 @@ pub enum AtLockLimit {
 /// never meet in one pool, unless [`AtLockLimit::Unlocked`] asks for it.
 ///
 /// ```
-/// use pool_core::{Arena, ArenaConfig, BucketPool, KIB};
+/// use pool_core::{ArenaConfig, BucketPool, KIB};
 /// use pool_host::PinnedAllocator;
 ///
-/// let arena = Arena::new(PinnedAllocator::new(), ArenaConfig::segments(64 * KIB));
-/// let pool = BucketPool::new(arena);
+/// let config = ArenaConfig::segments(64 * KIB);
+/// let pool = BucketPool::builder(PinnedAllocator::new()).arena(config).build();
 /// let mut key = pool.allocate(32)?;
 /// key.fill(7);
 /// # Ok::<(), pool_core::AllocError>(())
@@ -206,6 +206,10 @@ impl DeviceAllocator for PinnedAllocator {
 impl WholeBlocks for PinnedAllocator {}
 
 impl Sliceable for PinnedAllocator {
+    fn pages(&self) -> Option<PageCalls<Self>> {
+        None
+    }
+
     unsafe fn zero_part(
         &self,
         block: &PinnedBlock,

@@ -5,8 +5,8 @@
 
 use allocator_api2::alloc::{Allocator, Layout};
 use pool_core::{
-    Arena, ArenaConfig, BucketPool, DeviceAllocator, DeviceError, HostMemory, Immediate, MarkOf,
-    Memory, Request, Sliceable, Why,
+    ArenaConfig, BucketPool, DeviceAllocator, DeviceError, HostMemory, Immediate, MarkOf, Memory,
+    PageCalls, Request, Sliceable, Why,
 };
 use pool_host::{HostAllocator, InPool, PooledArray};
 use std::ops::Range;
@@ -75,6 +75,10 @@ impl DeviceAllocator for Shifted {
 }
 
 impl Sliceable for Shifted {
+    fn pages(&self) -> Option<PageCalls<Self>> {
+        None
+    }
+
     unsafe fn zero_part(
         &self,
         block: &Block,
@@ -96,7 +100,8 @@ unsafe impl HostMemory for Shifted {
 
 #[test]
 fn an_arena_promises_the_alignment_that_its_segments_have() {
-    let pool = BucketPool::new(Arena::new(Shifted::default(), ArenaConfig::segments(1 << 20)));
+    let pool =
+        BucketPool::builder(Shifted::default()).arena(ArenaConfig::segments(1 << 20)).build();
     for alignment in [8, 16, 64, 512] {
         for _ in 0..3 {
             match pool.allocate_aligned(100, alignment) {

@@ -1,7 +1,7 @@
 //! Host memory passes the suite.
 
 use pool_core::conformance::{self, Probe};
-use pool_core::{Arena, ArenaConfig, BucketPool, KIB};
+use pool_core::{ArenaConfig, BucketPool, KIB};
 use pool_host::{HostAllocator, PinnedAllocator};
 
 #[test]
@@ -12,18 +12,16 @@ fn host_memory_passes_the_suite() {
 #[test]
 fn pinned_memory_passes_the_suite() {
     conformance::run(PinnedAllocator::new, Probe::host());
-    let arena = || Arena::new(PinnedAllocator::new(), ArenaConfig::segments(16 * KIB));
-    conformance::run_layered(arena, Probe::host());
+    let config = ArenaConfig::segments(16 * KIB);
+    conformance::run_arena(PinnedAllocator::new, &config, Probe::host());
 }
 
 #[test]
 fn arenas_over_host_memory_pass_the_suite() {
-    for config in [ArenaConfig::grow(), ArenaConfig::pages(4 * KIB, 0.0)] {
-        let arena = || Arena::over_pages(HostAllocator::new(), config.clone());
-        conformance::run_layered(arena, Probe::host());
+    let pages = ArenaConfig::pages(4 * KIB, 0.0);
+    for config in [ArenaConfig::grow(), pages, ArenaConfig::segments(16 * KIB)] {
+        conformance::run_arena(HostAllocator::new, &config, Probe::host());
     }
-    let segments = || Arena::new(HostAllocator::new(), ArenaConfig::segments(16 * KIB));
-    conformance::run_layered(segments, Probe::host());
 }
 
 #[test]
@@ -61,11 +59,7 @@ fn blocks_of_an_arena_are_aligned_as_asked() {
     for (config, most) in [(ArenaConfig::segments(64 * KIB), 512), (ArenaConfig::grow(), 512)] {
         for granule in [16, 512] {
             let config = config.clone().granule(granule);
-            let arena = match most {
-                512 if granule == 512 => Arena::over_pages(HostAllocator::new(), config),
-                _ => Arena::new(HostAllocator::new(), config),
-            };
-            let pool = BucketPool::new(arena);
+            let pool = BucketPool::builder(HostAllocator::new()).arena(config).build();
             let most = most.min(granule.max(64));
             let live: Vec<_> = (0..40)
                 .map(|turn| pool.allocate_aligned(1000 + turn * 999, most).unwrap())
@@ -80,8 +74,10 @@ fn blocks_of_an_arena_are_aligned_as_asked() {
 
 #[test]
 fn threads_that_give_back_and_take_at_once_see_their_own_bytes() {
-    let arena = Arena::over_pages(HostAllocator::new(), ArenaConfig::pages(4096, 0.0));
-    let pool = BucketPool::builder(arena).cached_limit(0).build();
+    let pool = BucketPool::builder(HostAllocator::new())
+        .arena(ArenaConfig::pages(4096, 0.0))
+        .cached_limit(0)
+        .build();
     let turn = |thread: u8, turn: u64| {
         let mut buffer = pool.allocate(turn * 97 % 60_000).unwrap();
         buffer.fill(thread);

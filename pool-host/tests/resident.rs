@@ -2,7 +2,7 @@
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::{Arena, ArenaConfig, BucketPool};
+use pool_core::{ArenaConfig, BucketPool};
 use pool_host::HostAllocator;
 use std::sync::Mutex;
 
@@ -27,7 +27,7 @@ fn a_large_fresh_block_is_not_touched() {
 #[test]
 fn pages_that_an_arena_gives_back_are_the_systems_again() {
     let _alone = ALONE.lock();
-    let pool = BucketPool::new(Arena::over_pages(HostAllocator::new(), ArenaConfig::grow()));
+    let pool = BucketPool::builder(HostAllocator::new()).arena(ArenaConfig::grow()).build();
     let before = resident();
     let mut buffer = pool.allocate(256 << 20).unwrap();
     buffer.fill(7);

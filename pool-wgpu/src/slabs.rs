@@ -10,7 +10,7 @@ use crate::allocator::WgpuAllocator;
 use crate::clock::{Scopes, WgpuStream};
 use crate::view::sealed::Piece;
 use crate::view::{Bindable, Usage, WgpuBlock, WgpuView};
-use pool_core::{DeviceAllocator, DeviceError, MarkOf, Memory, Request, Sliceable, Why};
+use pool_core::{DeviceAllocator, DeviceError, MarkOf, Memory, PageCalls, Request, Sliceable, Why};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -46,17 +46,17 @@ impl Role for ReadWrite {
     }
 }
 
-/// Buffers of one device for an [`Arena`](pool_core::Arena) to cut.
+/// Buffers of one device that a pool with an arena splits.
 ///
 /// ```
-/// use pool_core::{Arena, ArenaConfig, BucketPool, MIB};
+/// use pool_core::{ArenaConfig, BucketPool, MIB};
 /// use pool_wgpu::{Uniform, WgpuAllocator, WgpuSlabs};
 ///
 /// # #[cfg(feature = "noop")] {
 /// # let (device, queue) = pool_wgpu::wgpu::Device::noop(&Default::default());
 /// let device = WgpuAllocator::new(device, queue);
 /// let slabs = WgpuSlabs::<Uniform>::new(device.clone());
-/// let pool = BucketPool::new(Arena::new(slabs, ArenaConfig::segments(MIB)));
+/// let pool = BucketPool::builder(slabs).arena(ArenaConfig::segments(MIB)).build();
 /// let scope = device.scope();
 /// let on = scope.stream();
 /// let (a, b) = (pool.allocate_on(&on, 64)?, pool.allocate_on(&on, 64)?);
@@ -187,6 +187,10 @@ impl<R: Role> DeviceAllocator for WgpuSlabs<R> {
 }
 
 impl<R: Role> Sliceable for WgpuSlabs<R> {
+    fn pages(&self) -> Option<PageCalls<Self>> {
+        None
+    }
+
     unsafe fn zero_part(
         &self,
         block: &WgpuBlock,

@@ -4,7 +4,7 @@
 
 mod present;
 
-use pool_core::{Arena, ArenaConfig, BucketPool, KIB, MIB, PooledBuffer, Why, ZeroPolicy};
+use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PooledBuffer, Why, ZeroPolicy};
 use pool_wgpu::{ReadWrite, Uniform, Usage, WgpuAllocator, WgpuSlabs};
 use present::{devices, of_the_queue, uncleared};
 use std::pin::pin;
@@ -163,9 +163,9 @@ fn slabs_are_cut_at_the_devices_alignment() {
     for device in devices() {
         let limits = device.device().limits();
         let uniform = WgpuSlabs::<Uniform>::new(device.clone());
-        let uniform = BucketPool::new(Arena::new(uniform, ArenaConfig::segments(MIB)));
+        let uniform = BucketPool::builder(uniform).arena(ArenaConfig::segments(MIB)).build();
         let storage = WgpuSlabs::<ReadWrite>::new(device.clone());
-        let storage = BucketPool::new(Arena::new(storage, ArenaConfig::segments(MIB)));
+        let storage = BucketPool::builder(storage).arena(ArenaConfig::segments(MIB)).build();
         let (uploads, backs) = (device.uploads(MIB, MIB), device.read_backs(MIB));
         let mut scope = device.scope();
         let on = scope.stream();
@@ -196,8 +196,11 @@ fn slabs_are_cut_at_the_devices_alignment() {
 fn a_piece_that_an_open_scope_used_serves_no_other_scope() {
     for device in devices() {
         let slabs = WgpuSlabs::<ReadWrite>::new(device.clone());
-        let arena = Arena::new(slabs, ArenaConfig::segments(MIB));
-        let pool = BucketPool::builder(arena).zero(ZeroPolicy::Never).cached_limit(0).build();
+        let pool = BucketPool::builder(slabs)
+            .arena(ArenaConfig::segments(MIB))
+            .zero(ZeroPolicy::Never)
+            .cached_limit(0)
+            .build();
         let place = |on: &_| {
             let piece = pool.allocate_on(on, 300).unwrap();
             let view = piece.on(on).unwrap();
@@ -322,7 +325,7 @@ fn a_refused_submission_does_not_take_the_clears_with_it() {
         let (mut scope, again) = handed_on(&device, &pool);
         let refused = device.device().push_error_scope(wgpu::ErrorFilter::Validation);
         let destroyed = pool.allocate_on(&scope.stream(), 2 * KIB).unwrap().detach();
-        let destroyed = destroyed.into_raw().0.into_buffer();
+        let destroyed = destroyed.into_raw().unwrap().0.into_buffer();
         scope.encoder().clear_buffer(&destroyed, 0, None);
         let backs = device.read_backs(MIB);
         let on = scope.stream();
@@ -341,7 +344,7 @@ fn a_refused_submission_does_not_take_the_clears_with_it() {
 fn pieces_of_slabs_keep_their_bind_groups_too() {
     for device in devices() {
         let slabs = WgpuSlabs::<ReadWrite>::new(device.clone());
-        let pool = BucketPool::new(Arena::new(slabs, ArenaConfig::segments(MIB)));
+        let pool = BucketPool::builder(slabs).arena(ArenaConfig::segments(MIB)).build();
         let layout = storage_layout(&device);
         let bind = |bytes: u64| {
             let on = of_the_queue(&device);

@@ -3,7 +3,7 @@
 #![cfg(target_family = "wasm")]
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::{Arena, ArenaConfig, BucketPool, DeviceAllocator as _, KIB, MIB};
+use pool_core::{ArenaConfig, BucketPool, DeviceAllocator as _, KIB, MIB};
 use pool_core::{PooledBuffer, Why, ZeroPolicy};
 use pool_wgpu::{ReadBacks, Uniform, WgpuAllocator, WgpuSlabs};
 use wasm_bindgen_test::wasm_bindgen_test;
@@ -101,7 +101,7 @@ async fn a_block_of_an_open_scope_serves_that_scope_only() {
 async fn slabs_are_cut_at_the_devices_alignment() {
     let device = device().await;
     let slabs = WgpuSlabs::<Uniform>::new(device.clone());
-    let pool = BucketPool::new(Arena::new(slabs, ArenaConfig::segments(MIB)));
+    let pool = BucketPool::builder(slabs).arena(ArenaConfig::segments(MIB)).build();
     let scope = device.scope();
     let on = scope.stream();
     let (a, b) = (pool.allocate_on(&on, 100).unwrap(), pool.allocate_on(&on, 100).unwrap());

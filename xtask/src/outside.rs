@@ -9,7 +9,7 @@ pub(crate) const MIRIFLAGS: &str = "-Zmiri-disable-isolation";
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Test files of pool-core that Miri ends within minutes; loops are shorter there (`cfg!(miri)`).
-const CORE: &str = "lives caching clearing cpu_visible captures";
+const CORE: &str = "lives caching clearing cpu_visible captures book";
 /// More of them, for `--deep`, each of which takes many minutes.
 const CORE_DEEP: &str =
     "limits presets arena streams failures regressions regressions_arena regressions_faults";

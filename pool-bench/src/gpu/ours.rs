@@ -1,11 +1,9 @@
-//! Our own contenders: a pool of whole blocks, and arenas below a pool.
+//! Our own contenders: a pool of whole blocks, and pools with an arena.
 
 use super::contender::{Allocator, Contenders, Refused};
 use super::driver::Gpu;
 use bucketpool::cuda::{CudaAllocator, CudaDevice, CudaStreamOf, CudaVmmAllocator, Vram};
-use bucketpool::{
-    Arena, ArenaConfig, BucketPolicy, BucketPool, PoolBuilder, PooledBuffer, StealPolicy,
-};
+use bucketpool::{ArenaConfig, BucketPolicy, BucketPool, PoolBuilder, PooledBuffer, StealPolicy};
 
 struct PooledVram<A: Vram> {
     gpu: Gpu,
@@ -71,12 +69,11 @@ pub(super) fn contenders(steal_never: bool) -> Result<Contenders, Refused> {
             .steal(steal))
     })?;
     let torch = PooledVram::new(|device| {
-        Ok(BucketPool::builder(Arena::new(CudaAllocator::on(device), ArenaConfig::torch()))
-            .steal(steal))
+        Ok(BucketPool::builder(CudaAllocator::on(device)).arena(ArenaConfig::torch()).steal(steal))
     })?;
     let pages = PooledVram::new(|device| {
         let memory = CudaVmmAllocator::new(device, &[])?;
-        Ok(BucketPool::builder(Arena::over_pages(memory, ArenaConfig::grow())).steal(steal))
+        Ok(BucketPool::builder(memory).arena(ArenaConfig::grow()).steal(steal))
     });
     let mut all: Contenders = vec![
         ("bucketpool, pow2".into(), Box::new(whole)),

@@ -11,8 +11,8 @@ use crate::rounds::{self, Rounds, Row};
 use crate::spec;
 use crate::trace::{self, Step, Trace};
 use crate::tree::{Tree, UNIT};
+use bucketpool::ZeroPolicy;
 use bucketpool::sim::SimDevice;
-use bucketpool::{Arena, ZeroPolicy};
 use contenders::{Locked, Offset, Ours, Tlsf};
 use parking_lot::Mutex;
 use std::hint::black_box;
@@ -152,10 +152,9 @@ fn contend(name: &str, trace: &Trace, two: bool) -> Option<Measured> {
         "best-fit tree, mutex" => share(trace, two, &Locked(Mutex::new(Tree::default()))),
         "PyTorch's rules, mutex" => share(trace, two, &Locked(Mutex::new(Torch::default()))),
         ours => {
-            // A pool over an arena of simulated pages, as `cargo xtask replay` has it.
+            // A pool with an arena of simulated pages, as `cargo xtask replay` has it.
             let spec = spec::list(ours).ok()?.pop()?;
-            let arena = Arena::over_pages(SimDevice::new(), spec.arena.clone()?);
-            let pool = spec.builder(arena).zero(ZeroPolicy::Never).build();
+            let pool = spec.builder(SimDevice::new()).zero(ZeroPolicy::Never).build();
             share(trace, two, &Ours(pool))
         }
     }

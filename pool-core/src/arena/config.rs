@@ -37,15 +37,17 @@ pub(crate) enum Source {
     Pages { bytes: u64, most: f64 },
 }
 
-/// Of the slack that is asked for, what the arena uses itself. The rest is for what the pool above
-/// keeps, which counts as handed out here.
+/// The part of the slack that is committed beyond the most allocated bytes. The rest is a reserve
+/// for pages that streams still use.
 const OWN_SHARE_OF_SLACK: f64 = 0.7;
 /// The slack of an arena that only has to grow gracefully.
 const SLACK_TO_GROW: f64 = 0.12;
 /// Its pages, where the device has no larger ones.
 const PAGE_TO_GROW: u64 = 64 * KIB;
-/// Free bytes that are always kept, so that a small arena does not give back what it needs next.
-const ALWAYS_KEPT: u64 = 512 * KIB;
+/// Free bytes that an arena in pages always keeps, so that it does not give back what it needs
+/// next: this share of the most allocated bytes, at least two pages, at most [`KEPT_MOST`].
+const KEPT_SHARE: u64 = 24;
+const KEPT_MOST: u64 = 512 * KIB;
 
 /// What `PyTorch`'s allocator calls small (`kSmallSize`, c10/core/AllocatorConfig.h).
 pub(crate) const SMALL: u64 = MIB;
@@ -166,6 +168,14 @@ impl ArenaConfig {
         Self { uncached: true, ..self }
     }
 
+    /// Bytes of a page, where memory comes in pages.
+    pub(crate) fn page_bytes(&self) -> Option<u64> {
+        match self.source {
+            Source::Pages { bytes, .. } => Some(bytes),
+            Source::Torch | Source::Segments(_) => None,
+        }
+    }
+
     /// Whether each search finds the best fit, and of equals the one of the oldest segment.
     #[inline]
     pub(crate) fn is_exact(&self) -> bool {
@@ -178,9 +188,10 @@ impl ArenaConfig {
         clippy::cast_sign_loss,
         reason = "a float cast saturates, and the factor is 1 or more"
     )]
-    pub(crate) fn committed_limit(&self, used_peak: u64) -> u64 {
+    pub(crate) fn committed_limit(&self, used_peak: u64, page_bytes: u64) -> u64 {
         let Source::Pages { most, .. } = self.source else { return u64::MAX };
-        ((used_peak as f64 * most) as u64).max(used_peak.saturating_add(ALWAYS_KEPT))
+        let kept = KEPT_MOST.min((used_peak / KEPT_SHARE).max(2 * page_bytes));
+        ((used_peak as f64 * most) as u64).max(used_peak.saturating_add(kept))
     }
 
     /// Whether a range is one that a request may have.

@@ -109,7 +109,7 @@ impl SizeSteps {
     }
 
     /// The newest range of a step, or [`NONE`].
-    #[inline]
+    #[cfg(test)]
     pub(crate) fn head(&self, step: usize) -> u32 {
         self.heads[step]
     }

@@ -10,13 +10,14 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BytesByState {
     pub(crate) live: u64,
+    pub(crate) private: u64,
     pub(crate) quick: u64,
     pub(crate) free: u64,
     pub(crate) holes: u64,
     pub(crate) moving: u64,
 }
 
-impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
+impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// Asserts invariants 1 to 4 and 6 of decision 027. Returns the bytes of each state.
     pub(crate) fn check(&self, clock: &C) -> BytesByState {
         let mut bytes = BytesByState::default();
@@ -39,6 +40,7 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
                 used += u32::from(list.is_none());
                 match node.state {
                     State::Live => bytes.live += node.bytes,
+                    State::Private => bytes.private += node.bytes,
                     State::Quick => {
                         bytes.quick += node.bytes;
                         quick.insert((id, node.bytes));
@@ -62,8 +64,9 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
             assert_eq!(table.iter().collect::<BTreeSet<_>>(), quick);
             assert_eq!(table.bytes(), bytes.quick);
         }
-        assert_eq!(bytes.live, self.figures.allocated.now());
-        assert_eq!(ranges + self.nodes.vacant(), self.nodes.len(), "a number is lost");
+        assert_eq!(bytes.live + bytes.private, self.used);
+        assert_eq!(bytes.quick + bytes.free, self.cached);
+        assert_eq!(ranges + self.nodes.count_vacant(), self.nodes.len(), "a number is lost");
         bytes
     }
 

@@ -6,7 +6,7 @@ use super::node::{NONE, State};
 use crate::clock::StreamClock;
 use crate::order::After;
 
-impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
+impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// Makes a range free that is in no list: coalesces it with its neighbours and puts it in the
     /// list of who used it last.
     #[inline]
@@ -22,6 +22,10 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
     pub(super) fn put_free(&mut self, clock: &C, id: u32, of: Of) {
         let node = &self.nodes[id];
         let (before, after, at) = (node.before, node.after, node.segment);
+        if of != Of::Hole {
+            let bytes = node.bytes;
+            self.count_cached(bytes);
+        }
         let Some(segment) = self.segments.get_mut(at) else { return };
         segment.used -= 1;
         let group = segment.group;
@@ -30,16 +34,19 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
         let may =
             |neighbour: u32| self.nodes[neighbour].marks.may_coalesce(clock, &self.nodes[id].marks);
         let below = lists[0].and_then(|list| of.coalesced(self.lists.get(list).of));
-        let below = below.filter(|_| may(before));
+        let apart = below.is_some() && !may(before);
+        let below = below.filter(|_| !apart);
         let of = below.unwrap_or(of);
         let above = lists[1].and_then(|list| of.coalesced(self.lists.get(list).of));
-        let above = above.filter(|_| may(after));
+        let apart_above = above.is_some() && !may(after);
+        let above = above.filter(|_| !apart_above);
         let of = above.unwrap_or(of);
+        self.apart |= apart || apart_above;
         let into = match (below, above) {
             (None, None) => {
                 let own = self.lists.number(group, of);
                 self.nodes[id].state = State::Free(own);
-                return self.lists.bins(own).insert(&mut self.nodes, id);
+                return self.insert(own, id);
             }
             (Some(_), None) => self.coalesce_below(clock, before, id),
             (None, Some(_)) => self.coalesce_above(clock, id, after),
@@ -54,13 +61,41 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
         let own = self.lists.number(group, of);
         let list = self.list_of(into).unwrap_or(own);
         if list == own {
-            return self.lists.bins(own).resize(&mut self.nodes, into, was);
+            return self.resize(own, into, was);
         }
         let bytes = std::mem::replace(&mut self.nodes[into].bytes, was);
-        self.lists.bins(list).remove(&mut self.nodes, into);
+        self.remove(list, into);
         self.nodes[into].bytes = bytes;
         self.nodes[into].state = State::Free(own);
-        self.lists.bins(own).insert(&mut self.nodes, into);
+        self.insert(own, into);
+    }
+
+    /// Coalesces a free range with the one after it if both are in the list of several streams and
+    /// behind the same marks: two parts of a range that was split and not taken.
+    pub(crate) fn rejoin(&mut self, clock: &C, id: u32) {
+        let next = self.nodes[id].after;
+        let list = self.list_of(id);
+        let several = list.is_some_and(|list| self.lists.get(list).of == Of::Several);
+        if next == NONE || !several || self.list_of(next) != list {
+            return;
+        }
+        let later = |a: &[C::Mark], b: &[C::Mark]| {
+            a.iter().all(|a| b.iter().any(|b| clock.is_later(*b, *a)))
+        };
+        let (own, other) = (self.nodes[id].marks.marks(), self.nodes[next].marks.marks());
+        if later(own, other) && later(other, own) {
+            self.coalesce_any(clock, id);
+        }
+    }
+
+    /// Whether the work before all marks of a range has reached the device.
+    pub(crate) fn is_submitted(&self, clock: &C, id: u32) -> bool {
+        self.nodes[id].marks.marks().iter().all(|mark| clock.is_submitted(*mark))
+    }
+
+    /// Whether a range is free memory in a list.
+    pub(crate) fn is_free(&self, id: u32) -> bool {
+        matches!(self.nodes[id].state, State::Free(_)) && !self.is_hole(id)
     }
 
     /// The list that a range is in.
@@ -96,7 +131,7 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
         let (low, high) = (self.nodes[below].bytes, self.nodes[above].bytes);
         let (into, other) = if low >= high { (below, above) } else { (above, below) };
         if let Some(list) = self.list_of(other) {
-            self.lists.bins(list).remove(&mut self.nodes, other);
+            self.remove(list, other);
         }
         self.merge_notes(clock, into, id);
         self.merge_notes(clock, into, other);

@@ -38,6 +38,12 @@ impl Of {
         }
     }
 
+    /// Whether a stream of this number may have it without another stream's consent.
+    #[inline]
+    pub(crate) fn is_own(self, stream: u64) -> bool {
+        self == Self::Untouched || self == Self::Stream(stream)
+    }
+
     /// The owner of a range that consists of both; `None` if they do not coalesce.
     #[inline]
     pub(crate) fn coalesced(self, other: Self) -> Option<Self> {
@@ -69,13 +75,15 @@ pub(crate) struct RangeLists<K> {
     all: Vec<RangeList<K>>,
     /// The list that was asked for last.
     last: u16,
+    /// The list of untouched ranges that was asked for last.
+    last_untouched: u16,
     unit_bits: u32,
 }
 
 impl<K: Copy + Eq> RangeLists<K> {
     /// Lists whose sizes are told apart in units of 2 to the power of `unit_bits`.
     pub(crate) fn new(unit_bits: u32) -> Self {
-        Self { all: Vec::new(), last: 0, unit_bits }
+        Self { all: Vec::new(), last: 0, last_untouched: 0, unit_bits }
     }
 
     /// The number of the list of a group and stream.
@@ -86,6 +94,20 @@ impl<K: Copy + Eq> RangeLists<K> {
             _ => self.last = self.find_or_add(group, of),
         }
         self.last
+    }
+
+    /// The list of a group and stream, or of a group and no stream, if there is one.
+    #[inline]
+    pub(crate) fn known(&mut self, group: Group<K>, of: Of) -> Option<&RangeList<K>> {
+        let last = match of {
+            Of::Untouched => &mut self.last_untouched,
+            _ => &mut self.last,
+        };
+        let is = |list: &RangeList<K>| list.of == of && list.group == group;
+        if !self.all.get(usize::from(*last)).is_some_and(is) {
+            *last = number(self.all.iter().position(is)?);
+        }
+        self.all.get(usize::from(*last))
     }
 
     /// An empty list serves again under another name, so that streams that come and go leave

@@ -19,6 +19,8 @@ pub(crate) enum State {
     Vacant,
     /// A buffer has it.
     Live,
+    /// A cached block of a private pool.
+    Private,
     /// Freed, and kept whole for a request of the same size.
     Quick,
     /// Free, in the list of this number.
@@ -64,7 +66,7 @@ pub(crate) struct Nodes<M> {
     vacant: u32,
 }
 
-impl<M> Nodes<M> {
+impl<M: Clone> Nodes<M> {
     pub(crate) fn new() -> Self {
         Self { chunks: Vec::new(), vacant: NONE }
     }
@@ -77,10 +79,7 @@ impl<M> Nodes<M> {
         place: (u64, u64),
         (before, after): (u32, u32),
     ) -> u32 {
-        if self.vacant == NONE {
-            self.grow();
-        }
-        let id = self.vacant;
+        let id = self.vacant();
         let node = &mut self[id];
         let next = node.older;
         (node.offset, node.bytes) = place;
@@ -89,6 +88,15 @@ impl<M> Nodes<M> {
         (node.state, node.dirty, node.freed_at) = (State::Live, false, 0);
         self.vacant = next;
         id
+    }
+
+    /// The first vacant number; there is one then.
+    #[inline]
+    fn vacant(&mut self) -> u32 {
+        if self.vacant == NONE {
+            self.grow();
+        }
+        self.vacant
     }
 
     /// Adds a chunk of vacant nodes.
@@ -136,10 +144,17 @@ impl<M> Nodes<M> {
     /// returned; the rest keeps its number, its state and its marks.
     #[inline]
     pub(crate) fn split_low(&mut self, id: u32, bytes: u64) -> u32 {
-        let RangeNode { segment, offset, before, .. } = self[id];
-        let low = self.add(segment, (offset, bytes), (before, id));
+        let low = self.vacant();
         let rest = &mut self[id];
+        let RangeNode { segment, offset, before, dirty, freed_at, .. } = *rest;
         (rest.offset, rest.bytes, rest.before) = (offset + bytes, rest.bytes - bytes, low);
+        let marks = rest.marks.clone();
+        let node = &mut self[low];
+        let next = node.older;
+        (node.offset, node.bytes, node.before, node.after) = (offset, bytes, before, id);
+        (node.segment, node.state) = (segment, State::Live);
+        (node.dirty, node.freed_at, node.marks) = (dirty, freed_at, marks);
+        self.vacant = next;
         if before != NONE {
             self[before].after = low;
         }
@@ -174,7 +189,7 @@ impl<M> Nodes<M> {
 
     /// How many numbers are vacant.
     #[cfg(test)]
-    pub(crate) fn vacant(&self) -> u32 {
+    pub(crate) fn count_vacant(&self) -> u32 {
         number(self.list(self.vacant).count())
     }
 

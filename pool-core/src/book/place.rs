@@ -36,7 +36,7 @@ struct Neighbour {
 /// neighbourhood is (the end of the reservation last), address.
 type Rank = (u64, u64, u64, u64);
 
-impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
+impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// The best placement of a request among a bounded number of holes.
     pub(crate) fn place(
         &self,
@@ -146,7 +146,7 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
             // The part is above: the lower rest is a new range in the same list.
             let low = self.split_off(id, list, part.start - place.start);
             self.nodes[low].state = State::Free(list);
-            self.lists.bins(list).insert(&mut self.nodes, low);
+            self.insert(list, low);
         }
         let taken = self.take_low(id, list, part.end - part.start);
         let hole = self.lists.get(list).of == Of::Hole;
@@ -162,11 +162,15 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
         let taken = if bytes < self.nodes[id].bytes {
             self.split_off(id, list, bytes)
         } else {
-            self.lists.bins(list).remove(&mut self.nodes, id);
+            self.remove(list, id);
             id
         };
-        if let Some(segment) = self.segments.get_mut(self.nodes[taken].segment) {
+        let RangeNode { segment, bytes, .. } = self.nodes[taken];
+        if let Some(segment) = self.segments.get_mut(segment) {
             segment.used += 1;
+        }
+        if self.lists.get(list).of != Of::Hole {
+            self.cached -= bytes;
         }
         taken
     }
@@ -176,7 +180,7 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
     fn split_off(&mut self, id: u32, list: u16, bytes: u64) -> u32 {
         let whole = self.nodes[id].bytes;
         let low = self.split_low(id, bytes);
-        self.lists.bins(list).resize(&mut self.nodes, id, whole);
+        self.resize(list, id, whole);
         low
     }
 
@@ -184,15 +188,33 @@ impl<C: StreamClock, K: Copy + Eq> Book<C, K> {
     #[inline]
     fn split_low(&mut self, id: u32, bytes: u64) -> u32 {
         let low = self.nodes.split_low(id, bytes);
-        let RangeNode { segment, dirty, freed_at, .. } = self.nodes[id];
-        let marks = self.nodes[id].marks.clone();
-        let node = &mut self.nodes[low];
-        (node.dirty, node.freed_at, node.marks) = (dirty, freed_at, marks);
+        let node = &self.nodes[low];
         if node.before == NONE
-            && let Some(segment) = self.segments.get_mut(segment)
+            && let Some(segment) = self.segments.get_mut(node.segment)
         {
             segment.first = low;
         }
+        low
+    }
+
+    /// Splits a live range to `bytes` bytes, where the configuration splits. Returns it. Who takes
+    /// the rest must be ordered after `rest`.
+    pub(crate) fn split_live(
+        &mut self,
+        clock: &C,
+        id: u32,
+        bytes: u64,
+        rest: After<C::Mark>,
+    ) -> u32 {
+        let whole = self.nodes[id].bytes;
+        if whole <= bytes || !self.config.splits(whole, bytes) {
+            return id;
+        }
+        let low = self.split_low(id, bytes);
+        if let Some(segment) = self.segments.get_mut(self.nodes[low].segment) {
+            segment.used += 1;
+        }
+        self.release(clock, id, rest, self.turn);
         low
     }
 

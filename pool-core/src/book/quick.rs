@@ -1,7 +1,6 @@
 //! Blocks that were freed a moment ago and are kept whole, since a request of the same size often
 //! follows: then nothing is split and nothing coalesces.
 
-use super::list::Group;
 use super::node::NONE;
 
 /// Slots of the table.
@@ -11,11 +10,11 @@ const DEEP: usize = 6;
 /// Refusals after which a part of the table is to coalesce: what is there is not what is requested.
 const REFUSALS: u32 = 64;
 
-/// The blocks of one size and group.
+/// The blocks of one size and kind.
 #[derive(Clone, Copy, Debug)]
 struct QuickSlot<K> {
     bytes: u64,
-    group: Option<Group<K>>,
+    kind: K,
     blocks: [u32; DEEP],
     len: u8,
 }
@@ -33,14 +32,17 @@ pub(crate) struct QuickTable<K> {
 }
 
 impl<K: Copy + Eq> QuickTable<K> {
+    /// Blocks that it holds at most.
+    pub(crate) const BLOCKS: usize = SLOTS * DEEP;
+
     /// An empty table of sizes that are multiples of 2 to the power of `unit_bits`.
-    pub(crate) fn new(unit_bits: u32) -> Self {
-        let slot = QuickSlot { bytes: 0, group: None, blocks: [NONE; DEEP], len: 0 };
+    pub(crate) fn new(unit_bits: u32, kind: K) -> Self {
+        let slot = QuickSlot { bytes: 0, kind, blocks: [NONE; DEEP], len: 0 };
         Self { slots: Box::new([slot; SLOTS]), bytes: 0, refusals: 0, next: 0, unit_bits }
     }
 
     /// The bytes of all blocks.
-    #[inline]
+    #[cfg(test)]
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -53,14 +55,14 @@ impl<K: Copy + Eq> QuickTable<K> {
 
     /// Keeps a block if its slot has room and the table holds at most `limit` bytes then.
     #[inline]
-    pub(crate) fn keep(&mut self, id: u32, group: Group<K>, bytes: u64, limit: u64) -> bool {
+    pub(crate) fn keep(&mut self, id: u32, kind: K, bytes: u64, limit: u64) -> bool {
         let at = self.slot(bytes);
         let slot = &mut self.slots[at];
         if slot.len == 0 {
-            (slot.bytes, slot.group) = (bytes, Some(group));
+            (slot.bytes, slot.kind) = (bytes, kind);
         }
         let full = usize::from(slot.len) == DEEP || self.bytes + bytes > limit;
-        if full || slot.bytes != bytes || slot.group != Some(group) {
+        if full || slot.bytes != bytes || slot.kind != kind {
             self.refusals += 1;
             return false;
         }
@@ -70,20 +72,33 @@ impl<K: Copy + Eq> QuickTable<K> {
         true
     }
 
-    /// Takes the newest block of a size that `ready` accepts.
+    /// The newest block of a size.
     #[inline]
-    pub(crate) fn take(
-        &mut self,
-        group: Group<K>,
-        bytes: u64,
-        ready: impl Fn(u32) -> bool,
-    ) -> Option<u32> {
-        let at = self.slot(bytes);
-        let slot = &mut self.slots[at];
-        if slot.bytes != bytes || slot.group != Some(group) {
+    pub(crate) fn newest(&self, kind: K, bytes: u64) -> Option<u32> {
+        let slot = &self.slots[self.slot(bytes)];
+        if slot.bytes != bytes || slot.kind != kind {
             return None;
         }
+        slot.blocks.get(usize::from(slot.len).wrapping_sub(1)).copied()
+    }
+
+    /// Takes out the block that [`QuickTable::newest`] gave.
+    #[inline]
+    pub(crate) fn take_newest(&mut self, bytes: u64) {
+        let at = self.slot(bytes);
+        self.slots[at].len -= 1;
+        self.bytes -= bytes;
+    }
+
+    /// Takes the newest block of a size that `ready` accepts.
+    #[cold]
+    pub(crate) fn take(&mut self, kind: K, bytes: u64, ready: impl Fn(u32) -> bool) -> Option<u32> {
+        let at = self.slot(bytes);
+        let slot = &mut self.slots[at];
         let len = usize::from(slot.len);
+        if slot.bytes != bytes || slot.kind != kind {
+            return None;
+        }
         let at = slot.blocks[..len].iter().rposition(|id| ready(*id))?;
         let id = slot.blocks[at];
         slot.blocks.copy_within(at + 1..len, at);

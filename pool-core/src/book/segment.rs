@@ -20,20 +20,37 @@ pub(crate) struct BookSegment<K> {
 #[derive(Debug)]
 pub(crate) struct Segments<K> {
     all: Vec<Option<BookSegment<K>>>,
+    vacant: Vec<u32>,
     born: u64,
 }
 
 impl<K> Segments<K> {
     pub(crate) fn new() -> Self {
-        Self { all: Vec::new(), born: 0 }
+        Self { all: Vec::new(), vacant: Vec::new(), born: 0 }
     }
 
     /// Adds a segment without ranges. Returns its number.
     pub(crate) fn add(&mut self, group: Group<K>, bytes: u64) -> u32 {
         let segment = BookSegment { group, bytes, first: NONE, born: self.born, used: 0 };
         self.born += 1;
-        self.all.push(Some(segment));
-        number(self.all.len() - 1)
+        let at = self.vacant.pop().unwrap_or_else(|| {
+            self.all.push(None);
+            number(self.all.len() - 1)
+        });
+        self.all[at as usize] = Some(segment);
+        at
+    }
+
+    /// Removes a segment. Its number serves again.
+    pub(crate) fn remove(&mut self, at: u32) -> Option<BookSegment<K>> {
+        let segment = self.all.get_mut(at as usize)?.take()?;
+        self.vacant.push(at);
+        Some(segment)
+    }
+
+    /// Numbers below this were in use at some time.
+    pub(crate) fn len(&self) -> u32 {
+        number(self.all.len())
     }
 
     #[inline]
@@ -46,6 +63,8 @@ impl<K> Segments<K> {
         self.all.get_mut(at as usize)?.as_mut()
     }
 
+    /// All segments with their numbers, for a check.
+    #[cfg(test)]
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &BookSegment<K>)> {
         let numbered = self.all.iter().enumerate();
         numbered.filter_map(|(at, segment)| Some((number(at), segment.as_ref()?)))

@@ -67,10 +67,19 @@ impl<const ONE: bool> StreamClock for Streams<ONE> {
     }
 }
 
+impl<C: StreamClock> Book<C, u8> {
+    /// Takes a range and counts it, as a pool does.
+    fn lend(&mut self, request: &BookRequest<u8>, taker: &Taker<'_, C>) -> Option<u32> {
+        let id = self.take(request, taker)?;
+        self.count_out(self.nodes[id].bytes);
+        Some(id)
+    }
+}
+
 const ONE: Group<u8> = Group { kind: 0, small: false };
 
 fn request(bytes: u64, stream: u64) -> BookRequest<u8> {
-    BookRequest { bytes: bytes.next_multiple_of(512), requested: bytes, group: ONE, stream }
+    BookRequest { bytes: bytes.next_multiple_of(512), group: ONE, stream }
 }
 
 fn taker(on: &u64) -> Taker<'_, Apart> {
@@ -92,10 +101,9 @@ impl Random {
     }
 }
 
-/// A live block: its range, the bytes requested, and its stream.
+/// A live block: its range and its stream.
 struct Block {
     id: u32,
-    requested: u64,
     stream: u64,
 }
 
@@ -108,26 +116,26 @@ fn run(config: ArenaConfig, seed: u64, steps: u64, streams: u64) {
             let stream = random.below(streams);
             let size = [64, 5000, 60_000, 600_000][random.at(4)];
             let request = request(1 + random.below(size), stream);
-            let id = book.take(&request, &taker(&stream)).unwrap_or_else(|| {
+            let id = book.lend(&request, &taker(&stream)).unwrap_or_else(|| {
                 let bytes = request.bytes.next_multiple_of(4 * MIB);
                 let whole = book.add_segment(ONE, bytes);
                 reserved += bytes;
                 book.release(&Apart, whole, After::Nothing, 0);
-                book.take(&request, &taker(&stream)).expect("a fresh segment has room")
+                book.lend(&request, &taker(&stream)).expect("a fresh segment has room")
             });
             let node = &book.nodes[id];
             assert_eq!(node.state, State::Live);
             assert!(node.bytes >= request.bytes, "{} for {}", node.bytes, request.bytes);
             assert!(node.marks.marks().iter().all(|mark| mark.0 == stream), "another stream's");
-            live.push(Block { id, requested: request.requested, stream });
+            live.push(Block { id, stream });
         } else {
-            let Block { id, requested, stream } = live.swap_remove(random.at(live.len()));
+            let Block { id, stream } = live.swap_remove(random.at(live.len()));
             let other = random.below(streams);
             let marks = match random.below(8) {
                 0 if other != stream => After::of(&[(stream, time), (other, time)]),
                 _ => After::One((stream, time)),
             };
-            book.free(&Apart, id, marks, requested);
+            book.free(&Apart, (id, 0), marks, false);
         }
         if time % 64 == 0 {
             let bytes = book.check(&Apart);
@@ -136,8 +144,8 @@ fn run(config: ArenaConfig, seed: u64, steps: u64, streams: u64) {
             assert_eq!(held, bytes.live);
         }
     }
-    for Block { id, requested, stream } in live {
-        book.free(&Apart, id, After::One((stream, steps)), requested);
+    for Block { id, stream } in live {
+        book.free(&Apart, (id, 0), After::One((stream, steps)), false);
     }
     while book.coalesce_quick(&Apart, 64) {}
     let bytes = book.check(&Apart);
@@ -168,7 +176,7 @@ impl Paged {
 
     fn allocate(&mut self, request: &BookRequest<u8>, ahead: u64) -> u32 {
         let taker = taker(&request.stream);
-        if let Some(id) = self.book.take(request, &taker) {
+        if let Some(id) = self.book.lend(request, &taker) {
             return id;
         }
         let place = self.book.place(request, &taker, PAGE).expect("the reservation is large");
@@ -187,7 +195,7 @@ impl Paged {
         let rest = After::One((request.stream, 0));
         let id = self.book.assemble(&Apart, &pieces, &place, &rest).unwrap();
         assert_eq!(self.book.nodes[id].range(), place.block);
-        self.book.count_out(id, request.requested);
+        self.book.count_out(self.book.nodes[id].bytes);
         id
     }
 
@@ -210,13 +218,13 @@ fn run_paged(seed: u64, steps: u64, streams: u64) {
                 let size = [64, 5000, 200_000][random.at(3)];
                 let request = request(1 + random.below(size), stream);
                 let id = paged.allocate(&request, random.below(3) * PAGE);
-                live.push(Block { id, requested: request.requested, stream });
+                live.push(Block { id, stream });
             }
             _ if live.is_empty() => {}
             _ => {
                 let at = random.at(live.len());
-                let Block { id, requested, stream } = live.swap_remove(at);
-                paged.book.free(&Apart, id, After::One((stream, time)), requested);
+                let Block { id, stream } = live.swap_remove(at);
+                paged.book.free(&Apart, (id, 0), After::One((stream, time)), false);
             }
         }
         if time % 64 == 0 {
@@ -224,8 +232,8 @@ fn run_paged(seed: u64, steps: u64, streams: u64) {
             assert_eq!(bytes.live + bytes.quick + bytes.free, paged.committed);
         }
     }
-    for Block { id, requested, stream } in live {
-        paged.book.free(&Apart, id, After::One((stream, steps)), requested);
+    for Block { id, stream } in live {
+        paged.book.free(&Apart, (id, 0), After::One((stream, steps)), false);
     }
     while paged.book.coalesce_quick(&Apart, 64) {}
     let before = paged.book.check(&Apart);
@@ -273,16 +281,16 @@ fn one_segment(config: ArenaConfig, bytes: u64) -> Book<Apart, u8> {
 #[test]
 fn a_block_of_the_same_size_is_not_split_off_again() {
     let mut book = one_segment(ArenaConfig::segments(MIB), 64 * MIB);
-    let take = |book: &mut Book<Apart, u8>| book.take(&request(4096, 1), &taker(&1)).unwrap();
+    let take = |book: &mut Book<Apart, u8>| book.lend(&request(4096, 1), &taker(&1)).unwrap();
     // The table keeps a sixteenth of the peak, so something else must be live.
-    let _other = book.take(&request(8 * MIB, 1), &taker(&1)).unwrap();
+    let _other = book.lend(&request(8 * MIB, 1), &taker(&1)).unwrap();
     let id = take(&mut book);
-    book.free(&Apart, id, After::One((1, 5)), 4096);
+    book.free(&Apart, (id, 0), After::One((1, 5)), false);
     assert_eq!(book.nodes[id].state, State::Quick);
     assert_eq!(take(&mut book), id);
-    book.free(&Apart, id, After::One((1, 6)), 4096);
+    book.free(&Apart, (id, 0), After::One((1, 6)), false);
     // Another stream is not ordered after it, and finds memory elsewhere.
-    let other = book.take(&request(4096, 2), &taker(&2)).unwrap();
+    let other = book.lend(&request(4096, 2), &taker(&2)).unwrap();
     assert_ne!(other, id);
     book.check(&Apart);
 }
@@ -291,13 +299,13 @@ fn a_block_of_the_same_size_is_not_split_off_again() {
 fn a_large_free_range_does_not_become_young_with_a_small_one() {
     let mut book = one_segment(ArenaConfig::torch(), 20 * MIB);
     let ids: Vec<u32> =
-        (0..3).map(|_| book.take(&request(4 * KIB, 1), &taker(&1)).unwrap()).collect();
-    book.free(&Apart, ids[2], After::One((1, 1)), 4 * KIB); // joins the rest of the segment
+        (0..3).map(|_| book.lend(&request(4 * KIB, 1), &taker(&1)).unwrap()).collect();
+    book.free(&Apart, (ids[2], 0), After::One((1, 1)), false); // joins the rest of the segment
     let rest = book.nodes.walk(book.segments.get(0).unwrap().first).last().unwrap();
     let age = book.nodes[rest].freed_at;
     for _ in 0..100 {
-        let id = book.take(&request(4 * KIB, 1), &taker(&1)).unwrap();
-        book.free(&Apart, id, After::One((1, 2)), 4 * KIB);
+        let id = book.lend(&request(4 * KIB, 1), &taker(&1)).unwrap();
+        book.free(&Apart, (id, 0), After::One((1, 2)), false);
     }
     let rest = book.nodes.walk(book.segments.get(0).unwrap().first).last().unwrap();
     assert_eq!(book.nodes[rest].freed_at, age);
@@ -307,9 +315,9 @@ fn a_large_free_range_does_not_become_young_with_a_small_one() {
 #[test]
 fn a_part_of_a_range_keeps_the_marks_of_the_whole() {
     let mut book = one_segment(ArenaConfig::torch(), 2 * MIB);
-    let whole = book.take(&request(2 * MIB, 1), &taker(&1)).unwrap();
-    book.free(&Apart, whole, After::of(&[(1, 7), (2, 9)]), 2 * MIB);
-    assert_eq!(book.take(&request(512, 1), &taker(&1)), None, "two streams used it");
+    let whole = book.lend(&request(2 * MIB, 1), &taker(&1)).unwrap();
+    book.free(&Apart, (whole, 0), After::of(&[(1, 7), (2, 9)]), false);
+    assert_eq!(book.lend(&request(512, 1), &taker(&1)), None, "two streams used it");
     let low = book.take_part(whole, 512);
     assert_eq!(book.nodes[low].marks.marks(), [(1, 7), (2, 9)]);
     assert_eq!(book.nodes[book.nodes[low].after].marks.marks(), [(1, 7), (2, 9)]);
@@ -319,12 +327,11 @@ fn a_part_of_a_range_keeps_the_marks_of_the_whole() {
 fn old_contents_stay_noted_through_splits_and_coalescing() {
     let mut book = one_segment(ArenaConfig::torch(), 2 * MIB);
     let ids: Vec<u32> =
-        (0..2).map(|_| book.take(&request(4 * KIB, 1), &taker(&1)).unwrap()).collect();
-    book.nodes[ids[0]].dirty = true;
-    book.free(&Apart, ids[1], After::One((1, 1)), 4 * KIB);
-    book.free(&Apart, ids[0], After::One((1, 2)), 4 * KIB);
+        (0..2).map(|_| book.lend(&request(4 * KIB, 1), &taker(&1)).unwrap()).collect();
+    book.free(&Apart, (ids[1], 0), After::One((1, 1)), false);
+    book.free(&Apart, (ids[0], 0), After::One((1, 2)), true);
     for offset in [0, 512] {
-        let part = book.take(&request(512, 1), &taker(&1)).unwrap();
+        let part = book.lend(&request(512, 1), &taker(&1)).unwrap();
         assert_eq!((book.nodes[part].offset, book.nodes[part].dirty), (offset, true));
     }
 }
@@ -333,13 +340,14 @@ fn old_contents_stay_noted_through_splits_and_coalescing() {
 fn a_segment_that_several_streams_used_becomes_one_range_behind_all() {
     let mut book = one_segment(ArenaConfig::torch(), 2 * MIB);
     let (a, b) = (request(512, 1), request(512, 2));
-    let first = book.take(&a, &taker(&1)).unwrap();
-    let second = book.take(&b, &taker(&2)).unwrap();
-    book.free(&Apart, first, After::One((1, 5)), 512);
-    assert!(!book.coalesce_segment(&Apart, 0, 9), "a block of it is live");
-    book.free(&Apart, second, After::One((2, 6)), 512);
+    let first = book.lend(&a, &taker(&1)).unwrap();
+    let second = book.lend(&b, &taker(&2)).unwrap();
+    book.free(&Apart, (first, 0), After::One((1, 5)), false);
+    book.coalesce_free_segments(&Apart, &mut 0, 1, 9);
+    assert!(book.aged(0, u32::MAX, None).0.is_empty(), "a block of it is live");
+    book.free(&Apart, (second, 0), After::One((2, 6)), false);
     assert!(book.aged(0, u32::MAX, None).0.is_empty());
-    assert!(book.coalesce_segment(&Apart, 0, 9));
+    book.coalesce_free_segments(&Apart, &mut 0, 1, 9);
     let (aged, more) = book.aged(0, u32::MAX, None);
     assert_eq!((aged.len(), more), (1, None));
     assert_eq!(book.nodes[aged[0].1].marks.marks(), [(1, 5), (2, 6)]);
@@ -352,14 +360,14 @@ fn streams_of_one_number_are_not_ordered_after_each_other() {
     let whole = book.add_segment(ONE, 2 * MIB);
     book.release(&clock, whole, After::Nothing, 0);
     let taker = |on| Taker { clock: &clock, on, steal: StealPolicy::Never, cpu_touches: false };
-    let first = book.take(&request(512, 0), &taker(&5)).unwrap();
-    let second = book.take(&request(512, 0), &taker(&6)).unwrap();
-    book.free(&clock, second, After::One((6, 1)), 512);
-    let third = book.take(&request(512, 0), &taker(&5)).expect("the rest is untouched");
+    let first = book.lend(&request(512, 0), &taker(&5)).unwrap();
+    let second = book.lend(&request(512, 0), &taker(&6)).unwrap();
+    book.free(&clock, (second, 0), After::One((6, 1)), false);
+    let third = book.lend(&request(512, 0), &taker(&5)).expect("the rest is untouched");
     assert_eq!(book.nodes[third].offset, 1024);
-    book.free(&clock, first, After::One((5, 1)), 512);
+    book.free(&clock, (first, 0), After::One((5, 1)), false);
     book.check(&clock);
-    let again = book.take(&request(512, 0), &taker(&6));
+    let again = book.lend(&request(512, 0), &taker(&6));
     assert_eq!(again, Some(second), "not the one that the other scope used");
 }
 
@@ -367,8 +375,7 @@ fn streams_of_one_number_are_not_ordered_after_each_other() {
 fn a_block_over_old_and_fresh_memory_may_show_old_contents() {
     let mut paged = Paged::new();
     let first = paged.allocate(&request(PAGE / 2, 1), 0);
-    paged.book.nodes[first].dirty = true;
-    paged.book.free(&Apart, first, After::One((1, 1)), PAGE / 2);
+    paged.book.free(&Apart, (first, 0), After::One((1, 1)), true);
     while paged.book.coalesce_quick(&Apart, 64) {}
     let second = paged.allocate(&request(3 * PAGE, 1), 0);
     assert_eq!((paged.book.nodes[second].offset, paged.book.nodes[second].dirty), (0, true));

@@ -1,13 +1,15 @@
 //! A pool between requests: taking ahead of time, giving back, and its figures.
 
 use super::BucketPool;
+use crate::arena::SegmentMap;
 use crate::clock::StreamClock;
 use crate::device::DeviceAllocator;
+use crate::device_stats::DeviceStats;
 use crate::error::{AllocError, Why};
-use crate::layer::{GivenBack, Held, Layer};
-use crate::shard::Want;
+use crate::request::Want;
+use crate::retention::GivenBack;
 use crate::stats::PoolStats;
-use crate::store::Store;
+use crate::store::{PoolBook, Store};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -34,7 +36,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     pub fn warm_up(&self, classes: &[(u64, usize)]) -> Result<(), AllocError> {
         let on = self.allocator().clock().default_stream();
         for (bytes, count) in classes {
-            let want = self.known(on).and_then(|()| self.want(on, *bytes, A::Kind::default()));
+            let want = self.want((on, on), *bytes, A::Kind::default());
+            let want = want.ok_or_else(|| self.cause((on, on), *bytes, A::Kind::default()));
             let want = want.map(|want| Want { private: None, ..want });
             let warm = want.and_then(|want| self.store().warm_up(&want, *count));
             warm.map_err(|error| self.store().error(error, *bytes, *bytes, 0))?;
@@ -114,7 +117,11 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// [`BucketPool::reserved_bytes`] is what seed 001 calls `allocated_bytes`.
     #[must_use]
     pub fn allocated_bytes(&self) -> u64 {
-        self.store().allocated.read(&self.store().tallies().1).0
+        let store = self.store();
+        match &store.book {
+            Some(book) => book.lock().allocated().0,
+            None => store.allocated.read(&store.tallies().1).0,
+        }
     }
 
     /// Bytes taken from the device and not given back: of live buffers and of cached blocks.
@@ -129,7 +136,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// ```
     #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
-        self.store().reserved()
+        self.store().ledger.reserved()
     }
 
     /// Bytes that can still be handed out under the reserved limit: what is not reserved, and what
@@ -137,16 +144,18 @@ impl<A: DeviceAllocator> BucketPool<A> {
     #[must_use]
     pub fn available_bytes(&self) -> u64 {
         let store = self.store();
-        let free_below = self.allocator().layer().map_or(0, |layer| layer.held().free_bytes);
-        match store.reserved_limit() {
+        match store.ledger.limit() {
             u64::MAX => u64::MAX,
-            limit => limit - store.reserved().min(limit) + store.cached_bytes() + free_below,
+            limit => limit - store.ledger.reserved().min(limit) + store.cached_bytes(),
         }
     }
 
     /// The sizes that have idle blocks, in bytes, and how many each.
     #[must_use]
     pub fn cached_buffers(&self) -> BTreeMap<u64, usize> {
+        if let Some(book) = &self.store().book {
+            return self.store().survey(book).free;
+        }
         let mut buffers = BTreeMap::new();
         for shard in self.store().shards.iter() {
             for (bytes, count) in shard.idle.stacks() {
@@ -160,9 +169,12 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// cleared its pool still holds.
     #[must_use]
     pub fn outstanding_buffers(&self) -> BTreeMap<u64, usize> {
+        if let Some(book) = &self.store().book {
+            return self.store().survey(book).live;
+        }
         let mut lent = self.store().taken();
         for shard in self.store().shards.iter() {
-            let owed = shard.owed.iter().map(|parcel| (parcel.bytes, 1));
+            let owed = shard.owed.iter().map(|record| (record.bytes, 1));
             for (bytes, count) in shard.idle.stacks().chain(owed) {
                 if let Some(lent) = lent.get_mut(&bytes) {
                     *lent = lent.saturating_sub(count);
@@ -182,20 +194,15 @@ impl<A: DeviceAllocator> BucketPool<A> {
             sum.add_counts(&shard.counts);
             sum.peak_cached_bytes += shard.idle.peak_bytes();
         }
+        if let Some(book) = &store.book {
+            return self.book_stats(book, sum);
+        }
         let (requested, allocated) = store.tallies();
         let (requested_bytes, requested_peak_bytes) = store.requested.read(&requested);
         let (allocated_bytes, allocated_peak_bytes) = store.allocated.read(&allocated);
         let cached = self.cached_buffers();
         let clock = self.allocator().clock();
         let pending = store.cached_bytes_not(|mark| clock.is_seen_done(mark));
-        let held = self.allocator().layer().map_or_else(
-            || Held {
-                reserved_bytes: store.ledger.reserved(),
-                reserved_peak_bytes: store.ledger.peak(),
-                ..Held::default()
-            },
-            Layer::held,
-        );
         PoolStats {
             keys: cached.len() as u64,
             cached_buffers: cached.values().map(|count| *count as u64).sum(),
@@ -203,22 +210,82 @@ impl<A: DeviceAllocator> BucketPool<A> {
             requested_peak_bytes,
             allocated_bytes,
             allocated_peak_bytes,
-            active_bytes: allocated_bytes + pending + held.pending_bytes,
-            cached_bytes: store.cached_bytes() + held.free_bytes,
-            reserved_bytes: held.reserved_bytes,
-            reserved_peak_bytes: held.reserved_peak_bytes,
-            lost_bytes: sum.lost_bytes + held.lost_bytes,
+            active_bytes: allocated_bytes + pending,
+            cached_bytes: store.cached_bytes(),
+            reserved_bytes: store.ledger.reserved(),
+            reserved_peak_bytes: store.ledger.peak(),
             private_bytes: store.privates.all_idle_bytes(),
             ..sum
         }
     }
 
+    /// The figures of a pool with an arena; `sum` is what the shards have counted.
+    fn book_stats(&self, book: &PoolBook<A>, mut sum: PoolStats) -> PoolStats {
+        let store = self.store();
+        let (survey, private_bytes) = (store.survey(book), store.privates.all_idle_bytes());
+        let state = book.lock();
+        sum.add_counts(&state.counted(store.bounds.statistics));
+        let (requested_bytes, requested_peak_bytes) = state.requested();
+        let (allocated_bytes, allocated_peak_bytes) = state.allocated();
+        PoolStats {
+            keys: survey.free.len() as u64,
+            cached_buffers: survey.free.values().map(|count| *count as u64).sum(),
+            requested_bytes,
+            requested_peak_bytes,
+            allocated_bytes,
+            allocated_peak_bytes,
+            active_bytes: allocated_bytes + survey.pending,
+            cached_bytes: state.cached_bytes(),
+            peak_cached_bytes: state.cached_peak(),
+            reserved_bytes: store.ledger.reserved(),
+            reserved_peak_bytes: store.ledger.peak(),
+            private_bytes,
+            ..sum
+        }
+    }
+
+    /// The figures of the arena by the names of `PyTorch`'s `DeviceStats`; `None` in a pool without
+    /// an arena.
+    ///
+    /// ```
+    /// use pool_core::{ArenaConfig, BucketPool, MIB, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::torch()).build();
+    /// let _tensor = pool.allocate(4 * MIB)?;
+    /// let stats = pool.device_stats().unwrap_or_default();
+    /// assert_eq!(stats.reserved_bytes.all.current, 20 * MIB); // a segment
+    /// assert_eq!(stats.inactive_split_bytes.large.current, 16 * MIB);
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    #[must_use]
+    pub fn device_stats(&self) -> Option<DeviceStats> {
+        self.store().book.as_ref().map(|book| self.store().device_stats(book))
+    }
+
+    /// All segments of the arena as they are now; none in a pool without an arena. Costs time in
+    /// the number of ranges.
+    ///
+    /// ```
+    /// use pool_core::{ArenaConfig, BucketPool, MIB, RangeState, sim::SimDevice};
+    ///
+    /// let config = ArenaConfig::segments(2 * MIB);
+    /// let pool = BucketPool::builder(SimDevice::new()).arena(config).build();
+    /// let _buffer = pool.allocate(MIB)?;
+    /// let map = pool.map();
+    /// assert_eq!(map[0].ranges, [(0..MIB, RangeState::Used), (MIB..2 * MIB, RangeState::Free)]);
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    #[must_use]
+    pub fn map(&self) -> Vec<SegmentMap> {
+        self.store().book.as_ref().map_or_else(Vec::new, PoolBook::map)
+    }
+
     /// Sets all counts to 0 and lets the peaks start again from the current bytes.
     pub fn reset_stats(&self) {
-        if let Some(layer) = self.allocator().layer() {
-            layer.reset_peaks();
-        }
         let store = self.store();
+        if let Some(book) = &store.book {
+            book.reset_stats();
+        }
         let mut shards: Vec<_> = store.shards.iter().collect();
         let peak = shards.iter().map(|s| s.allocated.peak_so_far(&store.allocated)).max();
         store.forget_peak(peak.unwrap_or(0));

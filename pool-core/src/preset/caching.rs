@@ -1,9 +1,8 @@
 //! A caching allocator like `PyTorch`'s: its constants, its settings, its uncached mode.
 
-use crate::arena::{Arena, ArenaConfig};
+use crate::arena::ArenaConfig;
 use crate::builder::PoolBuilder;
-use crate::device::{DeviceAllocator, Sliceable};
-use crate::policy::BucketPolicy;
+use crate::device::Sliceable;
 use crate::pool::BucketPool;
 use crate::size::MIB;
 use std::fmt;
@@ -183,18 +182,12 @@ impl Caching {
         if self.caching { config } else { config.uncached() }
     }
 
-    /// A pool of these settings over an arena of them, or over any allocator. It keeps nothing
-    /// itself.
-    pub fn pool<A: DeviceAllocator>(&self, allocator: A) -> PoolBuilder<A> {
-        let builder = BucketPool::builder(allocator).policy(BucketPolicy::Exact).cached_limit(0);
+    /// A pool of these settings over a device.
+    pub fn over<A: Sliceable>(&self, device: A) -> PoolBuilder<A> {
+        let builder = BucketPool::builder(device).arena(self.arena());
         match self.memory_fraction {
             Some(share) => builder.memory_fraction(share),
             None => builder,
         }
-    }
-
-    /// The whole system over a device.
-    pub fn over<A: Sliceable>(&self, device: A) -> PoolBuilder<Arena<A>> {
-        self.pool(Arena::new(device, self.arena()))
     }
 }

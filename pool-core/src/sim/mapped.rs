@@ -2,7 +2,7 @@
 
 use super::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
 use crate::device::{
-    DeviceAllocator, MarkOf, Memory, Request, Sliceable, VirtualMemory, WholeBlocks,
+    DeviceAllocator, MarkOf, Memory, PageCalls, Request, Sliceable, VirtualMemory, WholeBlocks,
 };
 use crate::error::DeviceError;
 use crate::timeline::Timeline;
@@ -61,6 +61,10 @@ impl DeviceAllocator for MappedSim {
 impl WholeBlocks for MappedSim {}
 
 impl Sliceable for MappedSim {
+    fn pages(&self) -> Option<PageCalls<Self>> {
+        Some(PageCalls::of(self))
+    }
+
     #[expect(unsafe_code, reason = "the port's; nothing here is unsafe")]
     unsafe fn zero_part(
         &self,

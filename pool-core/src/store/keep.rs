@@ -4,33 +4,35 @@ use super::Store;
 use crate::clock::StreamClock;
 use crate::device::DeviceAllocator;
 use crate::error::DeviceError;
-use crate::shard::{Key, Parcel, Shard};
+use crate::record::{Place, Record, RecordBox};
+use crate::request::Key;
+use crate::shard::Shard;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl<A: DeviceAllocator> Store<A> {
     /// Keeps an idle block, if the pool may.
     #[inline]
-    pub(crate) fn keep_or_owe(&self, shard: &mut Shard<A>, parcel: Box<Parcel<A>>) {
-        if parcel.pooled && !shard.closed {
-            self.keep(shard, parcel);
+    pub(crate) fn keep_or_owe(&self, shard: &mut Shard<A>, record: RecordBox<A>) {
+        if record.pooled && !shard.closed {
+            self.keep(shard, record);
         } else {
-            shard.owed.push(parcel);
+            shard.owed.push(record);
         }
     }
 
     /// Adds an idle block as the newest and makes room for it, oldest first.
     #[inline]
-    pub(crate) fn keep(&self, shard: &mut Shard<A>, mut parcel: Box<Parcel<A>>) {
+    pub(crate) fn keep(&self, shard: &mut Shard<A>, mut record: RecordBox<A>) {
         // Within half of its lease, which is within the bound, there is nothing to reckon.
-        if parcel.bytes > shard.lease / 2 && parcel.bytes > self.cached_limit(shard) / 2 {
-            return shard.owe(parcel);
+        if record.bytes > shard.lease / 2 && record.bytes > self.cached_limit(shard) / 2 {
+            return shard.owe(record);
         }
-        let lane = self.allocator.clock().lane(parcel.marks.get_mut().home());
-        let key = Key { kind: parcel.kind, lane };
-        let (bytes, stamp) = (parcel.bytes, self.epoch.load(Relaxed));
-        shard.counts.returns += u64::from(self.bounds.statistics && parcel.used);
-        shard.idle.push(key, bytes, stamp, parcel);
+        let lane = self.allocator.clock().lane(record.marks.get_mut().home());
+        let key = Key { kind: record.kind, lane };
+        let (bytes, stamp) = (record.bytes, self.epoch.load(Relaxed));
+        shard.counts.returns += u64::from(self.bounds.statistics && record.used);
+        shard.idle.push(key, bytes, stamp, record);
         let most = self.bounds.bucket.of(bytes);
         if most < usize::MAX
             && shard.idle.count_of(key, bytes) > most
@@ -100,12 +102,13 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// Gives blocks back to the device. Returns the bytes that went, and the first refusal.
-    pub(crate) fn pay(&self, owed: Vec<Box<Parcel<A>>>) -> (u64, Option<DeviceError>) {
+    pub(crate) fn pay(&self, owed: Vec<RecordBox<A>>) -> (u64, Option<DeviceError>) {
         let (mut given_back, mut refusal) = (0, None);
         let count = owed.len();
         self.in_transit.fetch_add(count, Relaxed);
-        for parcel in owed {
-            let Parcel { block, marks, bytes, .. } = *parcel;
+        for record in owed {
+            let Record { place, marks, bytes, .. } = record.into_inner();
+            let Place::Whole(block) = place else { continue };
             self.untaken(bytes);
             let after = marks.into_inner().after(A::MEMORY.cpu_touches);
             let freed = self.allocator.free(block, after.marks());

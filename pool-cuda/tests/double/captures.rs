@@ -1,7 +1,7 @@
 //! Graphs through cudarc's real calls.
 
 use crate::harness::{count, double, fail, hazards, held, kernel, leftovers, memory_calls, run};
-use pool_core::{Arena, ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, StreamClock, Why};
+use pool_core::{ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, StreamClock, Why};
 use pool_cuda::{
     AllocateCudaArray, CudaAllocator, CudaAsyncAllocator, CudaCapture, CudaDevice,
     CudaPinnedAllocator, CudaStreamOf, CudaVmmAllocator, Vram, into_slice,
@@ -18,8 +18,7 @@ fn forbidden() -> u64 {
     ["cuEventQuery", "cuEventSynchronize", "cuCtxSynchronize"].iter().map(|name| count(name)).sum()
 }
 
-fn a_chain_is_captured_and_launched<A: Vram>(allocator: A) {
-    let pool = BucketPool::new(allocator);
+fn a_chain_is_captured_and_launched<A: Vram>(pool: BucketPool<A>) {
     let [s, other] = streams(&pool, 2).try_into().unwrap();
     kernel(&pool.allocate_on(&s, MIB).unwrap(), &s); // something idle, behind work outside
     let capture = CudaCapture::begin(&pool, &s).unwrap();
@@ -51,21 +50,23 @@ fn a_chain_is_captured_and_launched<A: Vram>(allocator: A) {
 #[test]
 fn a_chain_over_alloc() {
     let _one = double();
-    a_chain_is_captured_and_launched(CudaAllocator::new(0).unwrap());
+    a_chain_is_captured_and_launched(BucketPool::new(CudaAllocator::new(0).unwrap()));
 }
 
 #[test]
 fn a_chain_over_memory_in_the_order_of_streams() {
     let _one = double();
     let device = CudaDevice::new(0).unwrap();
-    a_chain_is_captured_and_launched(CudaAsyncAllocator::new(device, 0).unwrap());
+    let memory = CudaAsyncAllocator::new(device, 0).unwrap();
+    a_chain_is_captured_and_launched(BucketPool::new(memory));
 }
 
 #[test]
 fn a_chain_over_an_arena_in_pages() {
     let _one = double();
     let memory = CudaVmmAllocator::new(CudaDevice::new(0).unwrap(), &[]).unwrap();
-    a_chain_is_captured_and_launched(Arena::over_pages(memory, ArenaConfig::grow()));
+    let pool = BucketPool::builder(memory).arena(ArenaConfig::grow()).build();
+    a_chain_is_captured_and_launched(pool);
 }
 
 #[test]

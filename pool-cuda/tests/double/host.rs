@@ -1,7 +1,7 @@
 //! Page-locked memory: the host is a stream that cannot wait on a device.
 
 use crate::harness::{count, double, hazards, pinned, run, touch};
-use pool_core::{Arena, ArenaConfig, BucketPool, KIB, MIB, PooledBuffer};
+use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PooledBuffer};
 use pool_cuda::{CudaAllocator, CudaDevice, CudaPinnedAllocator, PinnedBytes};
 
 #[test]
@@ -56,8 +56,9 @@ fn the_cpu_waits_for_a_read_back() {
 fn an_arena_wastes_no_power_of_two() {
     let _one = double();
     let device = CudaDevice::new(0).unwrap();
-    let arena = Arena::new(CudaPinnedAllocator::on(device), ArenaConfig::segments(16 * MIB));
-    let pool = BucketPool::new(arena);
+    let pool = BucketPool::builder(CudaPinnedAllocator::on(device))
+        .arena(ArenaConfig::segments(16 * MIB))
+        .build();
     let batches: Vec<_> = (0..16).map(|_| pool.allocate(MIB - 100 * KIB).unwrap()).collect();
     assert_eq!((pinned(), count("cuMemHostAlloc")), (16 * MIB, 1));
     assert_eq!(batches.iter().map(PooledBuffer::allocated_size).sum::<u64>(), 16 * 924 * KIB);

@@ -2,7 +2,7 @@
 
 use crate::harness::{double, hazards, held, run};
 use cudarc::driver::DevicePtr;
-use pool_core::{Arena, ArenaConfig, BucketPool, DeviceAllocator, KIB, StreamClock, Why};
+use pool_core::{ArenaConfig, BucketPool, DeviceAllocator, KIB, StreamClock, Why};
 use pool_cuda::{AllocateCudaArray, CudaAllocator, CudaAsyncAllocator, CudaDevice, into_slice};
 
 #[test]
@@ -27,7 +27,7 @@ fn arrays_go_into_copies_on_any_stream_and_are_recorded() {
     let raw: Vec<_> = (0..3).map(|_| device.context().new_stream().unwrap()).collect();
     let on: Vec<_> = raw.iter().map(|raw| device.stream(raw).unwrap()).collect();
     let unknown = device.context().new_stream().unwrap();
-    let pool = BucketPool::new(Arena::new(CudaAllocator::on(device), ArenaConfig::torch()));
+    let pool = BucketPool::builder(CudaAllocator::on(device)).arena(ArenaConfig::torch()).build();
     for turn in 0..20_u8 {
         let mut a = pool.allocate_array_on::<f32>(&on[0], &[64, 4]).unwrap();
         assert_eq!((a.shape(), held() > 0), (&[64, 4][..], true));
@@ -107,10 +107,11 @@ fn whole_blocks_become_slices_of_cudarcs() {
 fn a_raw_block_leaves_the_accounts_and_is_the_callers() {
     let _one = double();
     let pool = BucketPool::new(CudaAllocator::new(0).unwrap());
-    let (block, marks) = pool.allocate(KIB).unwrap().detach().into_raw();
+    let (block, marks) = pool.allocate(KIB).unwrap().detach().into_raw().unwrap();
     assert_eq!((pool.stats().reserved_bytes, held()), (0, KIB));
     let other = CudaAllocator::on(pool.allocator().device().clone());
-    let (stranger, none) = BucketPool::new(other).allocate(KIB).unwrap().detach().into_raw();
+    let (stranger, none) =
+        BucketPool::new(other).allocate(KIB).unwrap().detach().into_raw().unwrap();
     assert_eq!(pool.allocator().free(stranger, &none).unwrap_err().why, Why::Foreign);
     pool.allocator().free(block, &marks).unwrap();
     assert_eq!(held(), KIB, "the stranger's is lost: nobody else may free it");

@@ -2,7 +2,7 @@
 //! next call works.
 
 use crate::harness::{count, double, fail, hazards, held, mend, pinned, reset, seed};
-use pool_core::{Arena, ArenaConfig, BucketPool, DeviceError, KIB, MIB, PooledBuffer};
+use pool_core::{ArenaConfig, BucketPool, DeviceError, KIB, MIB, PoolBuilder, PooledBuffer};
 use pool_cuda::{
     CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPinnedAllocator, CudaVmmAllocator,
     PinnedBytes, Vram,
@@ -69,7 +69,7 @@ fn exact<A: Vram>(pool: &BucketPool<A>, host: &BucketPool<CudaPinnedAllocator>, 
 }
 
 fn every_call<A: Vram>(
-    make: impl Fn(CudaDevice) -> Result<A, DeviceError>,
+    make: impl Fn(CudaDevice) -> Result<PoolBuilder<A>, DeviceError>,
     work: impl Fn(&BucketPool<A>, &BucketPool<CudaPinnedAllocator>) -> Result<(), Refused>,
 ) {
     let _one = double();
@@ -79,7 +79,7 @@ fn every_call<A: Vram>(
             seed(k + 1);
             // The device is opened; what fails is the work.
             let device = CudaDevice::new(0).unwrap();
-            let pool = BucketPool::builder(make(device.clone()).unwrap());
+            let pool = make(device.clone()).unwrap();
             let pool = pool.cached_limit(512 * KIB).reserved_limit(64 * MIB).build();
             let host = BucketPool::builder(CudaPinnedAllocator::on(device)).build();
             let before = count("");
@@ -108,18 +108,23 @@ fn every_call<A: Vram>(
     }
 }
 
-fn pages(device: CudaDevice) -> Result<Arena<CudaVmmAllocator>, DeviceError> {
-    CudaVmmAllocator::new(device, &[]).map(|m| Arena::over_pages(m, ArenaConfig::grow()))
+fn in_order(device: CudaDevice) -> Result<PoolBuilder<CudaAsyncAllocator>, DeviceError> {
+    CudaAsyncAllocator::new(device, 0).map(BucketPool::builder)
+}
+
+fn pages(device: CudaDevice) -> Result<PoolBuilder<CudaVmmAllocator>, DeviceError> {
+    let memory = CudaVmmAllocator::new(device, &[])?;
+    Ok(BucketPool::builder(memory).arena(ArenaConfig::grow()))
 }
 
 #[test]
 fn embedding_by_alloc() {
-    every_call(|device| Ok(CudaAllocator::on(device)), embedding);
+    every_call(|device| Ok(BucketPool::builder(CudaAllocator::on(device))), embedding);
 }
 
 #[test]
 fn embedding_in_the_order_of_streams() {
-    every_call(|device| CudaAsyncAllocator::new(device, 0), embedding);
+    every_call(in_order, embedding);
 }
 
 #[test]
@@ -129,12 +134,12 @@ fn embedding_in_pages() {
 
 #[test]
 fn tiles_by_alloc() {
-    every_call(|device| Ok(CudaAllocator::on(device)), tiles);
+    every_call(|device| Ok(BucketPool::builder(CudaAllocator::on(device))), tiles);
 }
 
 #[test]
 fn tiles_in_the_order_of_streams() {
-    every_call(|device| CudaAsyncAllocator::new(device, 0), tiles);
+    every_call(in_order, tiles);
 }
 
 #[test]

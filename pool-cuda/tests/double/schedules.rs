@@ -3,7 +3,7 @@
 use crate::harness::{
     count, double, expected_hazards, hazards, kernel, pretend, reset, seed, touch,
 };
-use pool_core::{Arena, ArenaConfig, BucketPool, KIB, MIB, PooledBuffer};
+use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PoolBuilder, PooledBuffer};
 use pool_cuda::{
     CudaAllocator, CudaAsyncAllocator, CudaCapture, CudaDevice, CudaPinnedAllocator, CudaStreamOf,
     CudaVmmAllocator, PinnedBytes, Vram,
@@ -40,16 +40,18 @@ enum What {
 
 /// One schedule: buffers are taken, used, passed on and dropped on four streams, and page-locked
 /// ones are copied from; streams come and go. Returns how many uses were out of order.
-fn schedule<A: Vram>(number: u64, what: What, make: impl Fn(CudaDevice) -> A) -> usize {
+fn schedule<A: Vram>(
+    number: u64,
+    what: What,
+    make: impl Fn(CudaDevice) -> PoolBuilder<A>,
+) -> usize {
     let mut dice = Dice(number.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     seed(number);
     let calm = what != What::Everything;
     let device = CudaDevice::new(0).unwrap();
     let new = |_| device.stream(&device.context().new_stream().unwrap()).unwrap();
     let mut streams: Vec<CudaStreamOf> = (0..4).map(new).collect();
-    let pool = BucketPool::builder(make(device.clone()))
-        .cached_limit(if calm { MIB } else { 64 * KIB })
-        .build();
+    let pool = make(device.clone()).cached_limit(if calm { MIB } else { 64 * KIB }).build();
     let host = BucketPool::new(CudaPinnedAllocator::on(device.clone()));
     let mut live: Vec<PooledBuffer<A>> = Vec::new();
     for _ in 0..STEPS {
@@ -111,7 +113,7 @@ fn graph<A: Vram>(
     }
 }
 
-fn all<A: Vram>(make: impl Fn(CudaDevice) -> A) {
+fn all<A: Vram>(make: impl Fn(CudaDevice) -> PoolBuilder<A>) {
     let _one = double();
     let schedules = std::env::var("SCHEDULES").map_or(SCHEDULES, |n| n.parse().unwrap());
     for number in 1..=schedules {
@@ -121,19 +123,23 @@ fn all<A: Vram>(make: impl Fn(CudaDevice) -> A) {
     }
 }
 
-fn pages(device: CudaDevice) -> Arena<CudaVmmAllocator> {
+fn plain(device: CudaDevice) -> PoolBuilder<CudaAllocator> {
+    BucketPool::builder(CudaAllocator::on(device))
+}
+
+fn pages(device: CudaDevice) -> PoolBuilder<CudaVmmAllocator> {
     let memory = CudaVmmAllocator::new(device, &[]).unwrap();
-    Arena::over_pages(memory, ArenaConfig::grow())
+    BucketPool::builder(memory).arena(ArenaConfig::grow())
 }
 
 #[test]
 fn no_use_is_out_of_order_by_alloc() {
-    all(CudaAllocator::on);
+    all(plain);
 }
 
 #[test]
 fn no_use_is_out_of_order_in_the_order_of_streams() {
-    all(|device| CudaAsyncAllocator::new(device, 0).unwrap());
+    all(|device| BucketPool::builder(CudaAsyncAllocator::new(device, 0).unwrap()));
 }
 
 #[test]
@@ -143,7 +149,7 @@ fn no_use_is_out_of_order_in_pages() {
 
 #[test]
 fn no_use_is_out_of_order_in_segments() {
-    all(|device| Arena::new(CudaAllocator::on(device), ArenaConfig::segments(16 * KIB)));
+    all(|device| plain(device).arena(ArenaConfig::segments(16 * KIB)));
 }
 
 /// Of all waits, or queries, of some schedules, each removed in a run of its own: how many were
@@ -153,12 +159,12 @@ fn noticed(call: &str, what: What) -> (u64, u64) {
     let (mut noticed, mut all) = (0, 0);
     for number in 1..=100 {
         reset();
-        schedule(number, what, CudaAllocator::on);
+        schedule(number, what, plain);
         let calls = count(call);
         for one in 0..calls {
             reset();
             pretend(call, one);
-            noticed += u64::from(schedule(number, what, CudaAllocator::on) > 0);
+            noticed += u64::from(schedule(number, what, plain) > 0);
         }
         all += calls;
     }

@@ -4,7 +4,7 @@ use crate::harness::{
     count, double, events, fail, hazards, held, kernel, leftovers, memory_calls, mend,
 };
 use cudarc::driver::{CudaContext, result};
-use pool_core::{Arena, ArenaConfig, BucketPolicy, BucketPool, KIB, MIB, StreamClock, Why};
+use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, MIB, PoolBuilder, StreamClock, Why};
 use pool_cuda::{
     CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaStreamOf, CudaVmmAllocator, Vram,
 };
@@ -20,9 +20,8 @@ fn streams(device: &CudaDevice, how_many: usize) -> Vec<CudaStreamOf> {
 }
 
 /// Three streams pass buffers on; after a while that costs no memory call and no new event.
-fn steady<A: Vram>(allocator: A) {
-    let streams = streams(allocator.cuda_device(), 3);
-    let pool = BucketPool::new(allocator);
+fn steady<A: Vram>(pool: &BucketPool<A>) {
+    let streams = streams(pool.allocator().cuda_device(), 3);
     let turn = |i: usize| {
         let (s, t) = (&streams[i % 3], &streams[(i + 2) % 3]);
         let buffer = pool.allocate_on(s, MIB).unwrap();
@@ -44,20 +43,20 @@ fn steady<A: Vram>(allocator: A) {
 #[test]
 fn streams_hand_buffers_on_without_memory_calls_and_without_new_events() {
     let _one = double();
-    steady(CudaAllocator::on(device()));
+    steady(&BucketPool::new(CudaAllocator::on(device())));
 }
 
 #[test]
 fn so_does_memory_in_the_order_of_streams() {
     let _one = double();
-    steady(CudaAsyncAllocator::new(device(), u64::MAX).unwrap());
+    steady(&BucketPool::new(CudaAsyncAllocator::new(device(), u64::MAX).unwrap()));
 }
 
 #[test]
 fn so_does_an_arena_in_pages() {
     let _one = double();
     let memory = CudaVmmAllocator::new(device(), &[]).unwrap();
-    steady(Arena::over_pages(memory, ArenaConfig::grow()));
+    steady(&BucketPool::builder(memory).arena(ArenaConfig::grow()).build());
 }
 
 #[test]
@@ -225,10 +224,10 @@ fn buffers_pools_and_streams_go_in_any_order() {
 }
 
 /// A step of putting memory behind addresses fails, once and for good: all is as it was.
-fn failed_steps_are_undone<A: Vram>(make: impl Fn(CudaDevice) -> A, skip: u64) {
+fn failed_steps_are_undone<A: Vram>(make: impl Fn(CudaDevice) -> PoolBuilder<A>, skip: u64) {
     for step in ["cuMemCreate", "cuMemMap", "cuMemRelease", "cuMemSetAccess", "cuMemAddressFree"] {
         let _one = double();
-        let pool = BucketPool::builder(make(device())).policy(BucketPolicy::Exact).build();
+        let pool = make(device()).policy(BucketPolicy::Exact).build();
         // Access is set, and addresses go back, in one call.
         let skip = if step.ends_with("Access") || step.ends_with("Free") { 0 } else { skip };
         fail(step, skip, 1, 2);
@@ -253,14 +252,15 @@ fn failed_steps_are_undone<A: Vram>(make: impl Fn(CudaDevice) -> A, skip: u64) {
 
 #[test]
 fn whole_blocks_in_pages_come_and_go_whole() {
-    failed_steps_are_undone(|device| CudaVmmAllocator::new(device, &[]).unwrap(), 0);
+    let make = |device| BucketPool::builder(CudaVmmAllocator::new(device, &[]).unwrap());
+    failed_steps_are_undone(make, 0);
 }
 
 #[test]
 fn pages_go_back_where_one_of_them_fails() {
     let make = |device| {
         let memory = CudaVmmAllocator::new(device, &[]).unwrap();
-        Arena::over_pages(memory, ArenaConfig::pages(2 * MIB, 0.0))
+        BucketPool::builder(memory).arena(ArenaConfig::pages(2 * MIB, 0.0))
     };
     failed_steps_are_undone(make, 2);
 }
@@ -271,7 +271,7 @@ fn an_arena_gives_single_pages_back() {
     let device = device();
     let on = device.clock().default_stream().clone();
     let memory = CudaVmmAllocator::new(device, &[]).unwrap();
-    let pool = BucketPool::new(Arena::over_pages(memory, ArenaConfig::pages(2 * MIB, 0.05)));
+    let pool = BucketPool::builder(memory).arena(ArenaConfig::pages(2 * MIB, 0.05)).build();
     let buffers: Vec<_> = (0..8).map(|_| pool.allocate(2 * MIB).unwrap()).collect();
     for buffer in &buffers {
         kernel(buffer, &on);

@@ -3,7 +3,7 @@
 use cudarc::driver::result;
 use pool_core::conformance::{self, Probe};
 use pool_core::{
-    Arena, ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, StreamClock, Timeline,
+    ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, StreamClock, Timeline,
 };
 use pool_cuda::{
     AllocateCudaArray, CudaAllocator, CudaAsyncAllocator, CudaCapture, CudaDevice, CudaDriver,
@@ -80,13 +80,12 @@ fn in_pages(device: &CudaDevice) {
 
 fn arena_in_pages(device: &CudaDevice) {
     let memory = || CudaVmmAllocator::new(device.clone(), &[]).unwrap();
-    let make = || Arena::over_pages(memory(), ArenaConfig::grow());
-    conformance::run_layered(make, Probe { fill, contents });
+    conformance::run_arena(memory, &ArenaConfig::grow(), Probe { fill, contents });
 }
 
 fn arena_of_segments(device: &CudaDevice) {
-    let make = || Arena::new(CudaAllocator::on(device.clone()), ArenaConfig::torch());
-    conformance::run_layered(make, Probe { fill, contents });
+    let memory = || CudaAllocator::on(device.clone());
+    conformance::run_arena(memory, &ArenaConfig::torch(), Probe { fill, contents });
 }
 
 fn page_locked(device: &CudaDevice) {

@@ -81,10 +81,10 @@ fn pair<B, E: Debug>(
 }
 
 fn bucketpool(c: &mut Criterion, live: usize) {
-    let arena = Arena::over_pages(SimDevice::new(), ArenaConfig::grow());
-    let pool = BucketPool::builder(arena).policy(BucketPolicy::Exact).granule(ALIGNMENT).build();
+    let builder = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::grow());
+    let pool = builder.granule(ALIGNMENT).build();
     pair(c, "bucketpool", live, || pool.allocate(black_box(BLOCK)));
-    let below = pool.allocator().device_stats().allocation.all.allocated;
+    let below = pool.device_stats().unwrap().allocation.all.allocated;
     assert_eq!(below, live as u64, "after the first round each request is a hit in the pool");
 }
 

@@ -3,7 +3,7 @@
 use super::{Region, Reserved, Shared};
 use crate::tree::{Tree, UNIT};
 use bucketpool::sim::SimDevice;
-use bucketpool::{Arena, BucketPool, PooledBuffer};
+use bucketpool::{BucketPool, PooledBuffer};
 use offset_allocator::{Allocation, Allocator};
 use parking_lot::Mutex;
 
@@ -49,10 +49,10 @@ impl<R: Reserved> Reserved for Locked<R> {
 }
 
 /// A pool, whose buffers free themselves.
-pub(super) struct Ours(pub(super) BucketPool<Arena<SimDevice>>);
+pub(super) struct Ours(pub(super) BucketPool<SimDevice>);
 
 impl Shared for Ours {
-    type Block = PooledBuffer<Arena<SimDevice>>;
+    type Block = PooledBuffer<SimDevice>;
 
     #[inline]
     fn allocate(&self, bytes: u64) -> Option<Self::Block> {

@@ -1,0 +1,37 @@
+//! A request on its way through a pool.
+
+use crate::device::{DeviceAllocator, StreamOf};
+use crate::policy::Class;
+use std::ops::RangeInclusive;
+
+/// The kind of memory, which must match, and the number of the stream, whose own blocks are tried
+/// first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key<K> {
+    pub(crate) kind: K,
+    pub(crate) lane: u64,
+}
+
+/// A request, with all that a search needs.
+pub(crate) struct Want<'r, A: DeviceAllocator> {
+    /// The stream that the memory must be ready for.
+    pub(crate) on: &'r StreamOf<A>,
+    /// The stream that uses it: another one only where zeroing runs ahead on the default stream.
+    pub(crate) stream: &'r StreamOf<A>,
+    pub(crate) key: Key<A::Kind>,
+    pub(crate) class: Class,
+    pub(crate) requested: u64,
+    /// The private pool that the stream is bound to.
+    pub(crate) private: Option<u32>,
+}
+
+impl<A: DeviceAllocator> Want<'_, A> {
+    /// The sizes of blocks that may serve.
+    pub(crate) fn sizes(&self) -> RangeInclusive<u64> {
+        self.class.bytes..=self.class.up_to
+    }
+
+    pub(crate) fn is_of_another_lane(&self, key: &Key<A::Kind>) -> bool {
+        key.kind == self.key.kind && key.lane != self.key.lane
+    }
+}

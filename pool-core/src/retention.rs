@@ -1,0 +1,41 @@
+//! How long a pool keeps free memory, and which blocks are older than that.
+
+use crate::error::DeviceError;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// How long free memory is kept. What is older goes back to the device with the next
+/// [`BucketPool::tick`](crate::BucketPool::tick).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Retention {
+    /// Up to this many allocations after it was freed; without end if `None`.
+    pub allocations: Option<u64>,
+    /// Up to this time after it was freed, as the ticks tell; without end if `None`.
+    pub time: Option<Duration>,
+}
+
+/// Maps tick times to counts of allocations, so that `tick` can tell which memory is older than the
+/// retention time.
+#[derive(Debug, Default)]
+pub(crate) struct Ticks(VecDeque<(Duration, u64)>);
+
+impl Ticks {
+    /// A tick at `now`, when the count was at `at`. Returns the count at which what has to go had
+    /// come: all below it is too old. Time that runs backwards makes nothing older.
+    pub(crate) fn tick(&mut self, now: Duration, at: u64, retention: Retention) -> u64 {
+        let by_count = retention.allocations.map_or(0, |most| at.saturating_sub(most));
+        let Some(age) = retention.time else { return by_count };
+        if self.0.back().is_none_or(|(last, _)| *last <= now) {
+            self.0.push_back((now, at));
+        }
+        let is_old = |(then, _): &(Duration, u64)| then.saturating_add(age) <= now;
+        let old = self.0.iter().take_while(|tick| is_old(tick)).count();
+        // The last old one is needed for the next tick; those before it are not.
+        self.0.drain(..old.saturating_sub(1));
+        let by_time = if old > 0 { self.0.front().map_or(0, |(_, at)| *at) } else { 0 };
+        by_count.max(by_time)
+    }
+}
+
+/// Bytes given back to the device, and its first refusal. The rest went back all the same.
+pub(crate) type GivenBack = (u64, Option<DeviceError>);

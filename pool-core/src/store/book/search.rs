@@ -1,0 +1,161 @@
+//! Stages 2 to 4 of an allocation over a book: other streams' memory, memory behind an event, and
+//! neighbours that coalesce.
+
+use super::PoolBook;
+use super::device::Moving;
+use super::give_back::NODES;
+use crate::book::find::Effort;
+use crate::book::list::Of;
+use crate::book::node::State;
+use crate::clock::{Order, StreamClock};
+use crate::device::{DeviceAllocator, MarkOf};
+use crate::error::DeviceError;
+use crate::order::{StealPolicy, Taker};
+use crate::request::Want;
+use crate::store::{Grant, Store};
+
+/// Streams that are asked about for one request, unless it would be refused.
+const STREAMS: usize = 16;
+
+impl<A: DeviceAllocator> Store<A> {
+    /// Serves a request with a range of another stream that is ready as it is.
+    #[cold]
+    pub(crate) fn take_others_ready(
+        &self,
+        book: &PoolBook<A>,
+        want: &Want<'_, A>,
+        effort: Effort,
+    ) -> Option<Grant<A>> {
+        let (taker, request) = (self.taker(want), book.request(want));
+        let mut state = book.lock();
+        let ready = |marks: &[MarkOf<A>]| marks.iter().all(|mark| taker.is_ready(*mark));
+        let of = |of: Of| effort == Effort::All || !of.is_own(request.stream);
+        let id = state.book.find(&request, of, |node| ready(node.marks.marks()), effort)?;
+        let id = state.book.take_part(id, request.bytes);
+        let grant = state.lend(id, want, taker.clock)?;
+        state.count_hit(want, grant.zeroed, self.bounds.statistics);
+        Some(grant)
+    }
+
+    /// Serves a request with a range that is not ready, without blocking the host: first where an
+    /// event exists, then by recording one.
+    ///
+    /// # Errors
+    ///
+    /// What the device said when no range could be had.
+    #[cold]
+    pub(crate) fn take_not_ready(
+        &self,
+        book: &PoolBook<A>,
+        want: &Want<'_, A>,
+        effort: Effort,
+    ) -> Result<Option<Grant<A>>, DeviceError> {
+        let taker = self.taker(want);
+        let mut refusal = None;
+        let steps = [StealPolicy::Never, StealPolicy::Ordered, StealPolicy::Wait];
+        for steal in steps.into_iter().filter(|step| *step <= taker.steal) {
+            match self.ask(book, want, &Taker { steal, ..taker }, effort) {
+                Ok(None) => {}
+                Ok(found) => return Ok(found),
+                Err(error) => refusal = refusal.or(Some(error)),
+            }
+        }
+        refusal.map_or(Ok(None), Err)
+    }
+
+    /// Asks about one range after the other. One that cannot be had is put back, and another is
+    /// tried, so a stream that is stuck does not hold up a request that has a choice.
+    fn ask(
+        &self,
+        book: &PoolBook<A>,
+        want: &Want<'_, A>,
+        taker: &Taker<'_, A::Clock>,
+        effort: Effort,
+    ) -> Result<Option<Grant<A>>, DeviceError> {
+        let (mut refused, mut refusal) = (Vec::new(), None);
+        while effort == Effort::All || refused.len() < STREAMS {
+            let asked = self.take_out(book, want, taker, &refused, effort);
+            let Some(mut asked) = asked else { break };
+            let mut behind = None;
+            for mark in asked.pieces.iter().flat_map(|piece| piece.after.marks()) {
+                match taker.make_ready(*mark) {
+                    Ok(Order::Ordered) => {}
+                    Ok(Order::NotYet) => behind = Some(*mark),
+                    Err(error) => {
+                        refusal = refusal.or(Some(error));
+                        behind = Some(*mark);
+                    }
+                }
+            }
+            if let Some(behind) = behind {
+                refused.push(behind);
+                continue;
+            }
+            let mut state = book.lock();
+            let Some(piece) = asked.settle().pop() else { break };
+            state.book.nodes[piece.id].state = State::Live;
+            let grant = state.lend(piece.id, want, taker.clock);
+            if let Some(grant) = &grant {
+                state.count_hit(want, grant.zeroed, self.bounds.statistics);
+            }
+            return Ok(grant);
+        }
+        refusal.map_or(Ok(None), Err)
+    }
+
+    /// Takes out a range that may be asked about, split to the request. Not one behind a point of a
+    /// stream that was refused, nor behind a later one: each stream is asked about once.
+    fn take_out<'s>(
+        &'s self,
+        book: &'s PoolBook<A>,
+        want: &Want<'_, A>,
+        taker: &Taker<'_, A::Clock>,
+        refused: &[MarkOf<A>],
+        effort: Effort,
+    ) -> Option<Moving<'s, A>> {
+        let (clock, request) = (taker.clock, book.request(want));
+        let behind = |mark: &MarkOf<A>| refused.iter().any(|old| clock.is_later(*mark, *old));
+        let may = |marks: &[MarkOf<A>]| {
+            !marks.iter().any(behind) && marks.iter().all(|mark| taker.may_ask(*mark))
+        };
+        let mut state = book.lock();
+        let id = state.book.find(&request, |_| true, |node| may(node.marks.marks()), effort)?;
+        let id = state.book.take_part(id, request.bytes);
+        state.book.nodes[id].state = State::Moving { hole: false };
+        let piece = state.piece(id)?;
+        Some(self.moving(book, vec![piece]))
+    }
+
+    /// Coalesces the quick blocks, and neighbours of several streams that may be waited for.
+    /// Returns whether that made any range larger.
+    #[cold]
+    pub(crate) fn coalesce_book(
+        &self,
+        book: &PoolBook<A>,
+        want: &Want<'_, A>,
+        effort: Effort,
+    ) -> bool {
+        let taker = self.taker(want);
+        let mut any = self.coalesce_all_quick(book);
+        let can = |mark: &MarkOf<A>| taker.may_ask(*mark) && taker.clock.is_submitted(*mark);
+        let may = |marks: &[MarkOf<A>]| marks.iter().all(can);
+        let request = book.request(want);
+        if !book.lock().book.may_be_apart(&request) {
+            return any;
+        }
+        let mut from = match effort {
+            Effort::Bounded => book.lock().book.cursor,
+            Effort::All => 0,
+        };
+        loop {
+            let mut state = book.lock();
+            let (coalesced, next) = state.book.coalesce_streams(taker.clock, from, NODES, may);
+            state.book.cursor = next.unwrap_or(0);
+            any |= coalesced;
+            match next {
+                Some(next) if effort == Effort::All => from = next,
+                _ => return any,
+            }
+        }
+    }
+}

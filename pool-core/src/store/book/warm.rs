@@ -1,0 +1,81 @@
+//! Memory taken ahead of time.
+
+use super::PoolBook;
+use crate::clock::StreamClock;
+use crate::device::DeviceAllocator;
+use crate::error::{DeviceError, Why};
+use crate::order::After;
+use crate::request::Want;
+use crate::store::Store;
+
+impl<A: DeviceAllocator> Store<A> {
+    /// Takes memory until `count` blocks of a request's size fit at once. Counts no request.
+    pub(crate) fn warm_up_book(
+        &self,
+        book: &PoolBook<A>,
+        want: &Want<'_, A>,
+        count: usize,
+    ) -> Result<(), DeviceError> {
+        let mut ranges = Vec::new();
+        let mut result = Ok(());
+        for _ in 0..count {
+            let free = self.free_range(book, want);
+            let is_fresh = free.is_none();
+            match free.map_or_else(|| self.grow_range(book, want), Ok) {
+                Ok(id) => {
+                    let mut state = book.lock();
+                    let node = &mut state.book.nodes[id];
+                    if is_fresh && !A::MEMORY.cpu_touches {
+                        // The device, and the streams that used parts of it, were waited for on the
+                        // stream of the request only.
+                        node.marks = After::One(self.allocator.clock().mark(want.on));
+                    }
+                    let bytes = node.bytes;
+                    state.book.count_out(bytes);
+                    ranges.push(id);
+                }
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        let mut state = book.lock();
+        for id in ranges {
+            let node = &mut state.book.nodes[id];
+            let (marks, dirty) = (std::mem::take(&mut node.marks), node.dirty);
+            state.book.free(self.allocator.clock(), (id, want.key.kind), marks, dirty);
+        }
+        if result.is_ok() && state.excess(self.bounds.cached) > 0 {
+            result = Err(DeviceError::new(Why::Limit, "cached limit", 0));
+        }
+        drop(state);
+        if result.is_err() {
+            // What passes the limit goes back with the next call that may; here that is this one.
+            let _ = self.settle_book(book);
+        }
+        result
+    }
+
+    /// A live range out of free memory, which is not lent.
+    fn free_range(&self, book: &PoolBook<A>, want: &Want<'_, A>) -> Option<u32> {
+        let taker = self.taker(want);
+        book.lock().book.take(&book.request(want), &taker)
+    }
+
+    /// Gives back all that is above the cached limit.
+    pub(crate) fn settle_book(&self, book: &PoolBook<A>) -> crate::retention::GivenBack {
+        let (mut given_back, mut refusal) = (0, None);
+        if book.lock().excess(self.bounds.cached) > 0 {
+            self.coalesce_free_segments(book);
+        }
+        loop {
+            let (went, refused) = self.give_back_excess(book, None);
+            given_back += went;
+            refusal = refusal.or(refused);
+            if went == 0 {
+                return (given_back, refusal);
+            }
+        }
+    }
+}
