@@ -19,6 +19,7 @@ pub(crate) mod quick;
 mod segment;
 #[cfg(test)]
 mod tests;
+mod tree;
 
 use crate::arena::ArenaConfig;
 use crate::clock::StreamClock;
@@ -32,8 +33,7 @@ use segment::Segments;
 
 /// Quick blocks that coalesce in one call.
 pub(crate) const PORTION: usize = 64;
-/// Bytes of quick blocks: at most a sixteenth of the peak and this many, and a further 1/128 of the
-/// peak.
+/// Bytes of quick blocks: at most a sixteenth of the peak, and at most this many.
 const QUICK_MOST: u64 = 256 * KIB;
 
 /// All memory that a pool has from its device.
@@ -78,7 +78,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         Self {
             nodes: Nodes::new(),
             segments: Segments::new(),
-            lists: RangeLists::new(unit_bits),
+            lists: RangeLists::new(unit_bits, config.is_exact()),
             quick,
             used: 0,
             used_peak: 0,
@@ -98,6 +98,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         let first = self.nodes.add(at, (0, bytes), (node::NONE, node::NONE));
         if let Some(segment) = self.segments.get_mut(at) {
             (segment.first, segment.used) = (first, 1);
+            self.nodes[first].born = segment.born;
         }
         first
     }
@@ -196,7 +197,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         let bytes = node.bytes;
         node.dirty = dirty;
         self.used -= bytes;
-        let limit = (self.used_peak / 16).min(QUICK_MOST) + self.used_peak / 128;
+        let limit = (self.used_peak / 16).min(QUICK_MOST);
         if self.quick.as_mut().is_some_and(|quick| quick.keep(id, kind, bytes, limit)) {
             (node.state, node.marks, node.freed_at) = (State::Quick, marks, self.turn);
             self.count_cached(bytes);

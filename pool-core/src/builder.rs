@@ -63,8 +63,8 @@ impl<A: Sliceable> PoolBuilder<A> {
 }
 
 impl<A: DeviceAllocator> PoolBuilder<A> {
-    /// How requests are rounded to size classes. Unless set, powers of two over a device, and exact
-    /// sizes over an arena, which has other ways to use what is left over.
+    /// How requests are rounded to size classes. Unless set, powers of two without an arena, and
+    /// exact sizes with one, which uses the rest of a range for other requests.
     pub fn policy(self, policy: BucketPolicy) -> Self {
         Self { policy: Some(policy), ..self }
     }
@@ -84,9 +84,9 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// A bound on cached bytes, in bytes (`4 * GIB`) or as a share of the peak
     /// ([`CachedLimit::OfPeak`]). None unless set.
     ///
-    /// Over a device the oldest blocks go first, and a block that alone is more than half the bound
-    /// is not kept. Over an arena free ranges count, and what exceeds the bound goes back in whole
-    /// pages or segments, the smallest that is enough first.
+    /// Without an arena the oldest blocks go first, and a block that alone is more than half the
+    /// bound is not kept. With an arena free ranges count, and what exceeds the bound goes back in
+    /// whole pages or segments, the smallest that is enough first.
     pub fn cached_limit(self, limit: impl Into<CachedLimit>) -> Self {
         Self { cached_limit: Some(limit.into()), ..self }
     }

@@ -6,8 +6,8 @@
 use crate::error::DeviceError;
 use std::fmt::Debug;
 
-/// The clock of one device. Wrappers pass on the clock of what they wrap, so that a pool and an
-/// arena over one device share its epochs.
+/// The clock of one device. Wrappers pass on the clock of what they wrap, so that all pools over
+/// one device share its epochs.
 pub trait StreamClock: Send + Sync + 'static {
     /// An ordered queue of work.
     type Stream: Clone + Send + Sync + 'static;

@@ -1,4 +1,4 @@
-//! What an arena counts, in the shape of the caching allocator that it can stand in for.
+//! Statistics of a pool with an arena, by the names of `PyTorch`'s caching allocator.
 
 use serde::{Deserialize, Serialize};
 

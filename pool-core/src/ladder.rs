@@ -1,14 +1,17 @@
-//! Out of memory is a ladder: each rung frees or finds something, and then searches again.
+//! The stages of an allocation, from a hit to out of memory. Each stage finds or frees something
+//! and then searches again.
 //!
-//! 1. the request's own bucket;
+//! 1. the free lists of the thread's shard, or of the book with an arena ([`Store::allocate`]: the
+//!    hit);
 //! 2. blocks of other shards and streams that are ready;
-//! 3. a block behind an event, by one wait on the device; and over an arena, a free range of it,
-//!    before and after all idle blocks went there;
-//! 4. the device, after what is owed to it was given back;
-//! 5. idle memory given back, oldest first, as many bytes as are missing; the device once more;
-//! 6. everything idle given back, the device again (and again while another thread holds blocks
-//!    between a shard and the device); what the program itself can spare
-//!    ([`PoolBuilder::on_shortage`](crate::PoolBuilder::on_shortage)); then an error that says why.
+//! 3. a block behind an event, by one wait on the device;
+//! 4. with an arena, neighbours that coalesce, and then 1 to 3 again;
+//! 5. the device, after the deferred frees;
+//! 6. cached memory given back, oldest first, as many bytes as are missing, and 1 to 5 again; then
+//!    all of it, again and again while another thread has memory between pool and device;
+//! 7. the program ([`PoolBuilder::on_shortage`](crate::PoolBuilder::on_shortage)), and 1 to 5
+//!    again;
+//! 8. an error that says why.
 
 use crate::book::find::Effort;
 use crate::device::DeviceAllocator;

@@ -24,26 +24,14 @@ impl Ledger {
         Self { limit, reserved, taken, peak }
     }
 
-    /// Reserves `bytes`, or leaves everything as it is. What the device then says is told by
-    /// [`Ledger::took`] or [`Ledger::cancel`].
-    pub(crate) fn reserve(&self, bytes: u64) -> Result<(), DeviceError> {
+    /// Reserves `bytes` for a call to the device, or leaves everything as it is.
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<Reservation<'_>, DeviceError> {
         let limit = self.limit.min(LARGEST);
         let fits = |reserved: u64| reserved.checked_add(bytes).filter(|sum| *sum <= limit);
         match self.reserved.try_update(Relaxed, Relaxed, fits) {
-            Ok(_) => Ok(()),
+            Ok(_) => Ok(Reservation { ledger: self, bytes }),
             Err(_) => Err(DeviceError::new(Why::Limit, "reserved limit", 0)),
         }
-    }
-
-    /// The device gave what was reserved.
-    pub(crate) fn took(&self, bytes: u64) {
-        let taken = self.taken.fetch_add(bytes, Relaxed) + bytes;
-        self.peak.fetch_max(taken, Relaxed);
-    }
-
-    /// The device refused what was reserved.
-    pub(crate) fn cancel(&self, bytes: u64) {
-        self.reserved.fetch_sub(bytes, Relaxed);
     }
 
     /// The device has it back.
@@ -66,6 +54,29 @@ impl Ledger {
 
     pub(crate) fn reset_peak(&self) {
         self.peak.store(self.reserved(), Relaxed);
+    }
+}
+
+/// Bytes that are reserved for a call to the device. Those that the device did not give when it is
+/// dropped, since it refused or panicked, are not reserved any more.
+#[derive(Debug)]
+pub(crate) struct Reservation<'l> {
+    ledger: &'l Ledger,
+    bytes: u64,
+}
+
+impl Reservation<'_> {
+    /// The device gave this many of them.
+    pub(crate) fn took(&mut self, bytes: u64) {
+        self.bytes -= bytes;
+        let taken = self.ledger.taken.fetch_add(bytes, Relaxed) + bytes;
+        self.ledger.peak.fetch_max(taken, Relaxed);
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        self.ledger.reserved.fetch_sub(self.bytes, Relaxed);
     }
 }
 

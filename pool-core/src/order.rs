@@ -1,4 +1,4 @@
-//! Stream order, as pool and arena share it: what memory is behind, and when it may serve again.
+//! Stream order: which marks memory waits for, and when it may serve again.
 //!
 //! A free names marks, the end of the last use on each stream. Nothing is recorded then. What
 //! waits on a device waits there, by an event that is made when somebody asks; what the CPU touches

@@ -93,7 +93,7 @@ pub fn embedding<A: DeviceAllocator>(allocator: A) -> PoolBuilder<A> {
 ///
 /// The system that this comes from handed out another stream's block after one query of its event;
 /// here a block serves another stream behind its marks. And it raised out of memory without looking
-/// at other streams' blocks; here that is one rung of several.
+/// at other streams' blocks; here that is one stage of several.
 ///
 /// ```
 /// use pool_core::{MIB, preset, sim::SimDevice};
@@ -154,7 +154,7 @@ pub const SMALL_BLOCKS: [(u64, usize); 9] = [
 /// ([`PoolStats::peak_cached_bytes`](crate::PoolStats::peak_cached_bytes) says how much it came
 /// to).
 ///
-/// The system that this comes from wanted a pool for the whole process and fronts for each thread,
+/// The system that this comes from wanted a pool for the whole process and caches for each thread,
 /// and its language had neither. Here every pool has the latter, and on the host `global()` is the
 /// former.
 ///

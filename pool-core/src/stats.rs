@@ -40,7 +40,8 @@ pub struct PoolStats {
     pub deallocations: u64,
     /// Of those, blocks that the pool kept at first.
     pub returns: u64,
-    /// Hits on a block that somebody had used before, not one from `warm_up`.
+    /// Hits on a block that a buffer had before, not one from `warm_up`. With an arena, hits on
+    /// memory whose contents may be other than zeroes.
     pub reuses: u64,
     /// Of the hits and misses, those that the request's own bucket did not serve.
     pub served_by: Rungs,
@@ -79,7 +80,8 @@ pub struct PoolStats {
     pub private_bytes: u64,
 }
 
-/// Requests by the rung of the ladder that served them, where their own bucket did not.
+/// Requests by the stage that served them, where the free lists of their own thread and stream did
+/// not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Rungs {

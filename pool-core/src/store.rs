@@ -1,8 +1,9 @@
-//! THE HOT PATH: [`Store::take`] and [`Store::give_back`].
+//! The state of a pool, and **the hot path** of a pool without an arena: [`Store::take`] and
+//! [`Store::give_back`]. With an arena the hot path is in `store/book.rs`.
 //!
 //! ```text
 //!   BucketPool::allocate        pool.rs
-//!     ladder::allocate          ladder.rs   the rungs, in order
+//!     Store::allocate           ladder.rs   the stages, in order
 //!       Store::take             here        one lock, a pop from a stack
 //!       Store::fresh            here        a miss: reserve by compare-and-swap, then the device
 //!   PooledBuffer::drop          buffer.rs
@@ -10,7 +11,7 @@
 //! ```
 //!
 //! What stays of the idle blocks, and what goes: `store/keep.rs`. No lock is held across a device
-//! call. A hit writes to no cache line that another thread writes.
+//! call. A hit without an arena writes to no cache line that another thread writes.
 
 mod book;
 mod keep;
@@ -232,12 +233,11 @@ impl<A: DeviceAllocator> Store<A> {
     /// A block from the device, of which nothing is counted but its reserved bytes.
     pub(crate) fn take_from_device(&self, want: &Want<'_, A>) -> Result<RecordBox<A>, DeviceError> {
         let bytes = want.class.bytes;
-        self.ledger.reserve(bytes)?;
+        let mut reservation = self.ledger.reserve(bytes)?;
         self.epoch.fetch_add(1, Relaxed);
         let request = Request { bytes, kind: want.key.kind };
-        let block = self.allocator.allocate(request, want.on);
-        let block = block.inspect_err(|_| self.ledger.cancel(bytes))?;
-        self.ledger.took(bytes);
+        let block = self.allocator.allocate(request, want.on)?;
+        reservation.took(bytes);
         Ok(RecordBox::new(self.record(block, want)))
     }
 

@@ -11,7 +11,7 @@ use pool_core::{
 
 type Pool<A> = BucketPool<A>;
 
-/// A pool that keeps nothing itself: all that is free is the arena's.
+/// A pool with an arena on which nothing else is set.
 fn bare<A: VirtualMemory>(device: A, config: ArenaConfig, steal: StealPolicy) -> Pool<A> {
     let builder = BucketPool::builder(device).arena(config);
     builder.policy(BucketPolicy::Exact).steal(steal).build()

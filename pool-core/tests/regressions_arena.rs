@@ -19,7 +19,7 @@ fn configs() -> [ArenaConfig; 4] {
     [ArenaConfig::segments(MIB), ArenaConfig::torch(), pages, ArenaConfig::grow()]
 }
 
-/// A pool that keeps nothing itself: all that is free is the arena's.
+/// A pool with an arena on which nothing else is set.
 fn bare(device: &SimDevice, config: ArenaConfig) -> Pool {
     let builder = BucketPool::builder(device.clone()).arena(config);
     builder.policy(BucketPolicy::Exact).build()

@@ -199,6 +199,29 @@ fn arrow_10378_a_panic_in_the_device_is_survived() {
     }
 }
 
+// A panic in a call that takes memory left its bytes reserved, and lowered the limit for good.
+#[test]
+fn a_panic_in_the_device_leaves_the_limit_as_it_was() {
+    let arenas = [Some(ArenaConfig::segments(MIB)), Some(ArenaConfig::grow())];
+    let cases = arenas.into_iter().flat_map(|config| [(config.clone(), 0), (config, 1)]);
+    for (config, at) in cases.chain([(None, 0)]) {
+        let device = Fated::<false>::new(SimDevice::new(), Fate::Panics, at);
+        let builder = BucketPool::builder(device).reserved_limit(6 * MIB);
+        let pool = match config.clone() {
+            Some(config) => builder.arena(config).build(),
+            None => builder.policy(BucketPolicy::Exact).build(),
+        };
+        // One of these calls panics.
+        let work = || pool.allocate(5 * MIB).map(drop).and_then(|()| pool.clear());
+        let panics = (0..4).filter(|_| catch_unwind(AssertUnwindSafe(work)).is_err());
+        assert_eq!(panics.count(), 1, "{at}, {config:?}");
+        // A segment that was on its way back is lost.
+        let left = 6 * MIB - pool.stats().lost_bytes;
+        assert_eq!(pool.available_bytes(), left, "{at}, {config:?}");
+        assert!(left < 5 * MIB || pool.allocate(5 * MIB).is_ok(), "{at}, {config:?}");
+    }
+}
+
 // The device was lost, and what was dropped after that counted for ever, or panicked.
 #[test]
 fn wgpu_10301_a_lost_device_is_reported_and_drops_are_silent() {

@@ -1,9 +1,9 @@
-//! How an arena takes memory from the device and cuts it up.
+//! How an arena takes memory from the device and splits it.
 
 use crate::order::StealPolicy;
 use crate::size::{GIB, KIB, MIB};
 
-/// How an arena takes memory from the device and cuts it up. Three are ready made; each number can
+/// How an arena takes memory from the device and splits it. Three are ready made; each number can
 /// be changed.
 ///
 /// ```
@@ -115,8 +115,8 @@ impl ArenaConfig {
         Self { granule: bytes.clamp(1, GIB).next_power_of_two(), ..self }
     }
 
-    /// A hard ceiling, in bytes, on what is taken from the device. None unless set, here or by the
-    /// pool above.
+    /// A hard ceiling, in bytes, on what is taken from the device. None unless set, here or by
+    /// [`PoolBuilder::reserved_limit`](crate::PoolBuilder::reserved_limit); the lower one holds.
     pub fn reserved_limit(self, bytes: u64) -> Self {
         Self { reserved_limit: bytes, ..self }
     }

@@ -3,13 +3,14 @@
 //! ```text
 //!   rows:    a bit for each power of two that has a range
 //!   columns: in each row 32 steps, 1/32 of the power apart, a bit for each that has a range
-//!   heads:   for each step a list of ranges, the newest first
+//!   heads:   for each step a list of ranges, the newest first; or a tree of them in order
 //! ```
 //!
 //! Two-level segregated fit (Masmano et al., ECRTS 2004). The links are in the nodes, not in the
 //! memory, which the CPU may not be able to write.
 
-use super::node::{NONE, Nodes};
+use super::node::{Extent, NONE, Nodes};
+use super::tree::{self, RangeKey};
 
 /// Steps of a row, as a power of two.
 const STEP_BITS: u32 = 5;
@@ -25,13 +26,15 @@ pub(crate) struct SizeSteps {
     heads: Box<[u32]>,
     /// Sizes are counted in units of 2 to this power.
     unit_bits: u32,
+    /// Whether the ranges of a step are a tree in order, not a list.
+    ordered: bool,
     bytes: u64,
 }
 
 impl SizeSteps {
-    pub(crate) fn new(unit_bits: u32) -> Self {
+    pub(crate) fn new(unit_bits: u32, ordered: bool) -> Self {
         let heads = vec![NONE; ROWS * STEPS].into_boxed_slice();
-        Self { rows: 0, columns: [0; ROWS], heads, unit_bits, bytes: 0 }
+        Self { rows: 0, columns: [0; ROWS], heads, unit_bits, ordered, bytes: 0 }
     }
 
     /// The sum of all sizes.
@@ -53,11 +56,15 @@ impl SizeSteps {
     pub(crate) fn insert<M>(&mut self, nodes: &mut Nodes<M>, id: u32) {
         let bytes = nodes[id].bytes;
         let step = self.step(bytes);
-        let head = std::mem::replace(&mut self.heads[step], id);
-        let node = &mut nodes[id];
-        (node.older, node.newer) = (head, NONE);
-        if head != NONE {
-            nodes[head].newer = id;
+        if self.ordered {
+            tree::insert(nodes, &mut self.heads[step], id);
+        } else {
+            let head = std::mem::replace(&mut self.heads[step], id);
+            let node = &mut nodes[id];
+            (node.older, node.newer) = (head, NONE);
+            if head != NONE {
+                nodes[head].newer = id;
+            }
         }
         self.rows |= 1 << (step >> STEP_BITS);
         self.columns[step >> STEP_BITS] |= 1 << (step & (STEPS - 1));
@@ -67,10 +74,22 @@ impl SizeSteps {
     /// Takes a range out.
     #[inline]
     pub(crate) fn remove<M>(&mut self, nodes: &mut Nodes<M>, id: u32) {
-        let node = &nodes[id];
-        let (bytes, older, newer) = (node.bytes, node.older, node.newer);
-        self.bytes -= bytes;
-        self.unlink(nodes, self.step(bytes), (older, newer));
+        self.remove_changed(nodes, id, nodes[id].extent());
+    }
+
+    /// Takes a range out whose extent was `was` when it was added.
+    #[inline]
+    pub(crate) fn remove_changed<M>(&mut self, nodes: &mut Nodes<M>, id: u32, was: Extent) {
+        self.bytes -= was.bytes;
+        let (step, node) = (self.step(was.bytes), &nodes[id]);
+        if self.ordered {
+            let key = RangeKey::of(node).with(was.bytes, was.offset);
+            tree::remove(nodes, &mut self.heads[step], id, key);
+            self.clear_if_empty(step);
+        } else {
+            let links = (node.older, node.newer);
+            self.unlink(nodes, step, links);
+        }
     }
 
     #[inline]
@@ -83,7 +102,12 @@ impl SizeSteps {
             return;
         }
         self.heads[step] = older;
-        if older == NONE {
+        self.clear_if_empty(step);
+    }
+
+    #[inline]
+    fn clear_if_empty(&mut self, step: usize) {
+        if self.heads[step] == NONE {
             let row = step >> STEP_BITS;
             self.columns[row] &= !(1 << (step & (STEPS - 1)));
             if self.columns[row] == 0 {
@@ -92,26 +116,80 @@ impl SizeSteps {
         }
     }
 
-    /// Follows a range whose size was `was` and has changed. It keeps its place in the list if its
-    /// step is the same, so most splits and coalesces touch no list.
+    /// Follows a range that was `was` and has changed. In a list it keeps its place if its step is
+    /// the same, so most splits and coalesces touch no list.
     #[inline]
-    pub(crate) fn resize<M>(&mut self, nodes: &mut Nodes<M>, id: u32, was: u64) {
-        let node = &nodes[id];
-        let (bytes, links) = (node.bytes, (node.older, node.newer));
-        let step = self.step(was);
-        if step == self.step(bytes) {
-            self.bytes = self.bytes.wrapping_add(bytes).wrapping_sub(was);
+    pub(crate) fn resize<M>(&mut self, nodes: &mut Nodes<M>, id: u32, was: Extent) {
+        let bytes = nodes[id].bytes;
+        if !self.ordered && self.step(was.bytes) == self.step(bytes) {
+            self.bytes = self.bytes.wrapping_add(bytes).wrapping_sub(was.bytes);
             return;
         }
-        self.bytes -= was;
-        self.unlink(nodes, step, links);
+        self.remove_changed(nodes, id, was);
         self.insert(nodes, id);
     }
 
-    /// The newest range of a step, or [`NONE`].
+    /// The first range in order from a key on, of steps that are trees.
+    pub(crate) fn first_from<M>(&self, nodes: &Nodes<M>, key: RangeKey) -> Option<u32> {
+        let own = self.step(key.bytes);
+        let step = self.at_or_above(own)?;
+        if let Some(id) = tree::first_from(nodes, self.heads[step], key) {
+            return Some(id);
+        }
+        let step = self.at_or_above(own + 1)?;
+        tree::first_from(nodes, self.heads[step], key)
+    }
+
+    /// Ranges from a size on: in order if steps are trees, else step by step.
+    pub(crate) fn ascending<'s, M>(
+        &'s self,
+        nodes: &'s Nodes<M>,
+        bytes: u64,
+    ) -> impl Iterator<Item = u32> + 's {
+        let (mut key, mut step, mut at) = (RangeKey::least(bytes), self.step(bytes), NONE);
+        std::iter::from_fn(move || {
+            if self.ordered {
+                let id = self.first_from(nodes, key)?;
+                key = RangeKey::of(&nodes[id]).above();
+                return Some(id);
+            }
+            if at == NONE {
+                let found = self.at_or_above(step)?;
+                (step, at) = (found + 1, self.heads[found]);
+            }
+            let id = at;
+            at = nodes[id].older;
+            Some(id)
+        })
+    }
+
+    /// Ranges of larger steps first; in order if steps are trees.
+    pub(crate) fn descending<'s, M>(
+        &'s self,
+        nodes: &'s Nodes<M>,
+    ) -> impl Iterator<Item = u32> + 's {
+        let (mut key, mut at) = (RangeKey::least(u64::MAX), NONE);
+        let mut step = self.at_or_below(ROWS * STEPS - 1);
+        std::iter::from_fn(move || {
+            if self.ordered {
+                let id = self.last_below(nodes, key, &mut step)?;
+                key = RangeKey::of(&nodes[id]);
+                return Some(id);
+            }
+            if at == NONE {
+                at = self.heads[step?];
+                step = step?.checked_sub(1).and_then(|below| self.at_or_below(below));
+            }
+            let id = at;
+            at = nodes[id].older;
+            Some(id)
+        })
+    }
+
+    /// Whether a step has its bit.
     #[cfg(test)]
-    pub(crate) fn head(&self, step: usize) -> u32 {
-        self.heads[step]
+    pub(crate) fn is_set(&self, step: usize) -> bool {
+        self.at_or_above(step) == Some(step)
     }
 
     /// The first step from `step` on that has a range.
@@ -142,14 +220,21 @@ impl SizeSteps {
         })
     }
 
-    /// The newest range of each step, larger steps first.
-    pub(crate) fn downward(&self) -> impl Iterator<Item = u32> + '_ {
-        let mut next = Some(ROWS * STEPS - 1);
-        std::iter::from_fn(move || {
-            let step = self.at_or_below(next?)?;
-            next = step.checked_sub(1);
-            Some(self.heads[step])
-        })
+    /// The last range in order below a key, in a step or those below it.
+    fn last_below<M>(
+        &self,
+        nodes: &Nodes<M>,
+        key: RangeKey,
+        step: &mut Option<usize>,
+    ) -> Option<u32> {
+        loop {
+            let at = (*step)?;
+            let found = tree::last_below(nodes, self.heads[at], key);
+            if found.is_some() {
+                return found;
+            }
+            *step = self.at_or_below(at.checked_sub(1)?);
+        }
     }
 
     /// The last step up to `step` that has a range.

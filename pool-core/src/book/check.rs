@@ -3,6 +3,7 @@
 use super::Book;
 use super::list::Of;
 use super::node::State;
+use super::tree::RangeKey;
 use crate::clock::StreamClock;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -96,19 +97,18 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
 
     /// The bytes that are found step by step, each range in the step of its size.
     fn bytes_in_steps(&self, at: u16) -> u64 {
-        let (bins, mut step, mut sum) = (&self.lists.get(at).bins, 0, 0);
-        while let Some(found) = bins.at_or_above(step) {
-            let (mut id, mut newer) = (bins.head(found), super::node::NONE);
-            assert_ne!(id, super::node::NONE, "step {found} has a bit and no range");
-            while id != super::node::NONE {
-                assert_eq!(self.nodes[id].newer, newer, "range {id}: the one that came after it");
-                newer = id;
-                assert_eq!(bins.step(self.nodes[id].bytes), found, "range {id}");
-                assert_eq!(self.nodes[id].state, State::Free(at), "range {id}");
-                sum += self.nodes[id].bytes;
-                id = self.nodes[id].older;
+        let (bins, mut last, mut sum) = (&self.lists.get(at).bins, None, 0);
+        for id in bins.ascending(&self.nodes, 0) {
+            let node = &self.nodes[id];
+            assert_eq!(node.state, State::Free(at), "range {id}");
+            let step = bins.step(node.bytes);
+            assert!(bins.is_set(step), "step {step} has range {id} and no bit");
+            if self.config.is_exact() {
+                let key = RangeKey::of(node);
+                assert!(last.is_none_or(|last| last < key), "range {id} is out of order");
+                last = Some(key);
             }
-            step = found + 1;
+            sum += node.bytes;
         }
         sum
     }

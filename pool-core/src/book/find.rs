@@ -3,6 +3,7 @@
 
 use super::list::{Of, RangeList};
 use super::node::{NONE, Nodes, RangeNode};
+use super::tree::RangeKey;
 use super::{Book, BookRequest};
 use crate::arena::ArenaConfig;
 use crate::clock::StreamClock;
@@ -94,21 +95,11 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         bytes: u64,
         accept: &impl Fn(&RangeNode<C::Mark>) -> bool,
     ) -> Option<(u64, u32)> {
-        for head in list.bins.upward(bytes) {
-            let mut best = None;
-            for id in self.nodes.list(head) {
-                let node = &self.nodes[id];
-                let suits = node.bytes >= bytes && self.config.suits(node.bytes, bytes);
-                let found = (node.bytes, id);
-                if suits && best.is_none_or(|best| self.is_better(found, best)) && accept(node) {
-                    best = Some(found);
-                }
-            }
-            if best.is_some() {
-                return best;
-            }
-        }
-        None
+        // A size that does not suit is too large, and so are all above it.
+        let suits = |id: &u32| self.config.suits(self.nodes[*id].bytes, bytes);
+        let mut fits = list.bins.ascending(&self.nodes, bytes).take_while(suits);
+        let id = fits.find(|id| accept(&self.nodes[*id]))?;
+        Some((self.nodes[id].bytes, id))
     }
 
     #[inline]
@@ -116,11 +107,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         if bytes != than || !self.config.is_exact() {
             return bytes < than;
         }
-        let place = |id: u32| {
-            let node = &self.nodes[id];
-            (self.segments.get(node.segment).map_or(0, |segment| segment.born), node.offset)
-        };
-        place(id) < place(other)
+        RangeKey::of(&self.nodes[id]) < RangeKey::of(&self.nodes[other])
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Book;
 use super::list::Of;
-use super::node::{NONE, State};
+use super::node::{Extent, NONE, State};
 use crate::clock::StreamClock;
 use crate::order::After;
 
@@ -63,9 +63,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         if list == own {
             return self.resize(own, into, was);
         }
-        let bytes = std::mem::replace(&mut self.nodes[into].bytes, was);
-        self.remove(list, into);
-        self.nodes[into].bytes = bytes;
+        self.remove_changed(list, into, was);
         self.nodes[into].state = State::Free(own);
         self.insert(own, into);
     }
@@ -109,8 +107,8 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
 
     /// Takes `id` into the free range below it. Returns that, and how large it was.
     #[inline]
-    fn coalesce_below(&mut self, clock: &C, below: u32, id: u32) -> (u32, u64) {
-        let was = self.nodes[below].bytes;
+    fn coalesce_below(&mut self, clock: &C, below: u32, id: u32) -> (u32, Extent) {
+        let was = self.nodes[below].extent();
         self.merge_notes(clock, below, id);
         self.nodes.coalesce_next(below);
         (below, was)
@@ -118,8 +116,8 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
 
     /// Takes `id` into the free range above it, which keeps its number.
     #[inline]
-    fn coalesce_above(&mut self, clock: &C, id: u32, above: u32) -> (u32, u64) {
-        let was = self.nodes[above].bytes;
+    fn coalesce_above(&mut self, clock: &C, id: u32, above: u32) -> (u32, Extent) {
+        let was = self.nodes[above].extent();
         self.merge_notes(clock, above, id);
         self.lower_start(above);
         (above, was)
@@ -127,9 +125,10 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
 
     /// Takes `id` and the smaller neighbour into the larger.
     #[inline]
-    fn coalesce_both(&mut self, clock: &C, below: u32, id: u32, above: u32) -> (u32, u64) {
-        let (low, high) = (self.nodes[below].bytes, self.nodes[above].bytes);
-        let (into, other) = if low >= high { (below, above) } else { (above, below) };
+    fn coalesce_both(&mut self, clock: &C, below: u32, id: u32, above: u32) -> (u32, Extent) {
+        let larger_below = self.nodes[below].bytes >= self.nodes[above].bytes;
+        let (into, other) = if larger_below { (below, above) } else { (above, below) };
+        let was = self.nodes[into].extent();
         if let Some(list) = self.list_of(other) {
             self.remove(list, other);
         }
@@ -142,7 +141,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
             self.lower_start(above);
             self.lower_start(above);
         }
-        (into, low.max(high))
+        (into, was)
     }
 
     /// Takes the range before `id` into it, and makes that number vacant.

@@ -23,12 +23,12 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         let run = |id: u32| (id, self.whole_pages(id, page));
         let length = |run: &(u32, Range<u64>)| run.1.end - run.1.start;
         let enough = lists().filter_map(|list| {
-            let ids = list.bins.upward(bytes).flat_map(|head| self.nodes.list(head)).take(LOOKS);
+            let ids = list.bins.ascending(&self.nodes, bytes).take(LOOKS);
             ids.map(run).filter(|run| length(run) >= bytes).min_by_key(length)
         });
         let longest = || {
             let runs = lists().filter_map(|list| {
-                let ids = list.bins.downward().flat_map(|head| self.nodes.list(head)).take(LOOKS);
+                let ids = list.bins.descending(&self.nodes).take(LOOKS);
                 ids.map(run).max_by_key(length)
             });
             runs.max_by_key(length).filter(|run| !run.1.is_empty())
@@ -71,12 +71,12 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         let size = |id: &u32| self.nodes[*id].bytes;
         let lists = || self.lists.iter().filter(|list| list.of != Of::Hole);
         let enough = lists().filter_map(|list| {
-            let ids = list.bins.upward(bytes).flat_map(|head| self.nodes.list(head)).take(LOOKS);
+            let ids = list.bins.ascending(&self.nodes, bytes).take(LOOKS);
             ids.filter(is_whole).filter(|id| size(id) >= bytes).min_by_key(size)
         });
         let largest = || {
             let ids = lists().filter_map(|list| {
-                let ids = list.bins.downward().flat_map(|head| self.nodes.list(head)).take(LOOKS);
+                let ids = list.bins.descending(&self.nodes).take(LOOKS);
                 ids.filter(is_whole).max_by_key(size)
             });
             ids.max_by_key(size)

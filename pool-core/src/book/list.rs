@@ -78,12 +78,15 @@ pub(crate) struct RangeLists<K> {
     /// The list of untouched ranges that was asked for last.
     last_untouched: u16,
     unit_bits: u32,
+    /// Whether the ranges of a step are in order.
+    ordered: bool,
 }
 
 impl<K: Copy + Eq> RangeLists<K> {
-    /// Lists whose sizes are told apart in units of 2 to the power of `unit_bits`.
-    pub(crate) fn new(unit_bits: u32) -> Self {
-        Self { all: Vec::new(), last: 0, last_untouched: 0, unit_bits }
+    /// Lists whose sizes are told apart in units of 2 to the power of `unit_bits`, and whose ranges
+    /// are in order, or not.
+    pub(crate) fn new(unit_bits: u32, ordered: bool) -> Self {
+        Self { all: Vec::new(), last: 0, last_untouched: 0, unit_bits, ordered }
     }
 
     /// The number of the list of a group and stream.
@@ -124,7 +127,7 @@ impl<K: Copy + Eq> RangeLists<K> {
         if self.all.len() >= LISTS_MOST && matches!(of, Of::Stream(_)) {
             return self.find_or_add(group, Of::Several);
         }
-        self.all.push(RangeList { group, of, bins: SizeSteps::new(self.unit_bits) });
+        self.all.push(RangeList { group, of, bins: SizeSteps::new(self.unit_bits, self.ordered) });
         number(self.all.len() - 1)
     }
 

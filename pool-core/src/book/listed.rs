@@ -2,6 +2,7 @@
 
 use super::Book;
 use super::figures::{BlockClass, Count};
+use super::node::Extent;
 use crate::clock::StreamClock;
 
 /// Free ranges that are not a whole segment (`PyTorch`: `inactive_split`).
@@ -26,11 +27,17 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         self.count_split(id, Some(self.nodes[id].bytes), None);
     }
 
-    /// Follows a free range whose size was `was` and has changed.
+    /// Takes a free range out of its list that has changed since it was put in.
+    pub(super) fn remove_changed(&mut self, list: u16, id: u32, was: Extent) {
+        self.lists.bins(list).remove_changed(&mut self.nodes, id, was);
+        self.count_split(id, Some(was.bytes), None);
+    }
+
+    /// Follows a free range that was `was` and has changed.
     #[inline]
-    pub(super) fn resize(&mut self, list: u16, id: u32, was: u64) {
+    pub(super) fn resize(&mut self, list: u16, id: u32, was: Extent) {
         self.lists.bins(list).resize(&mut self.nodes, id, was);
-        self.count_split(id, Some(was), Some(self.nodes[id].bytes));
+        self.count_split(id, Some(was.bytes), Some(self.nodes[id].bytes));
     }
 
     #[inline]

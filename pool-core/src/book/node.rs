@@ -29,6 +29,13 @@ pub(crate) enum State {
     Moving { hole: bool },
 }
 
+/// The size of a range, and its bytes from the start of the segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub(crate) bytes: u64,
+    pub(crate) offset: u64,
+}
+
 /// A range of a segment.
 #[derive(Debug)]
 pub(crate) struct RangeNode<M> {
@@ -38,12 +45,14 @@ pub(crate) struct RangeNode<M> {
     /// The neighbours by address, or [`NONE`].
     pub(crate) before: u32,
     pub(crate) after: u32,
-    /// The neighbours in the step of a free list, or [`NONE`].
+    /// The neighbours in the step of a free list, or the children in its tree, or [`NONE`].
     pub(crate) older: u32,
     pub(crate) newer: u32,
     pub(crate) segment: u32,
+    /// Segments that the book had before that of the range.
+    pub(crate) born: u32,
     pub(crate) state: State,
-    /// Whether old contents may show in a pool that zeroes what is returned.
+    /// Whether the contents may be other than zeroes.
     pub(crate) dirty: bool,
     /// Allocations so far when the larger part of the range was freed.
     pub(crate) freed_at: u64,
@@ -52,6 +61,12 @@ pub(crate) struct RangeNode<M> {
 }
 
 impl<M> RangeNode<M> {
+    /// Its size and place.
+    #[inline]
+    pub(crate) fn extent(&self) -> Extent {
+        Extent { bytes: self.bytes, offset: self.offset }
+    }
+
     /// Its bytes in its segment.
     pub(crate) fn range(&self) -> Range<u64> {
         self.offset..self.offset + self.bytes
@@ -113,6 +128,7 @@ impl<M: Clone> Nodes<M> {
                 older: next,
                 newer: NONE,
                 segment: NONE,
+                born: 0,
                 state: State::Vacant,
                 dirty: false,
                 freed_at: 0,
@@ -146,13 +162,13 @@ impl<M: Clone> Nodes<M> {
     pub(crate) fn split_low(&mut self, id: u32, bytes: u64) -> u32 {
         let low = self.vacant();
         let rest = &mut self[id];
-        let RangeNode { segment, offset, before, dirty, freed_at, .. } = *rest;
+        let RangeNode { segment, born, offset, before, dirty, freed_at, .. } = *rest;
         (rest.offset, rest.bytes, rest.before) = (offset + bytes, rest.bytes - bytes, low);
         let marks = rest.marks.clone();
         let node = &mut self[low];
         let next = node.older;
         (node.offset, node.bytes, node.before, node.after) = (offset, bytes, before, id);
-        (node.segment, node.state) = (segment, State::Live);
+        (node.segment, node.born, node.state) = (segment, born, State::Live);
         (node.dirty, node.freed_at, node.marks) = (dirty, freed_at, marks);
         self.vacant = next;
         if before != NONE {
@@ -181,7 +197,8 @@ impl<M: Clone> Nodes<M> {
         std::iter::successors(some(first), move |id| some(self[*id].after))
     }
 
-    /// The ranges of one step of a free list, the newest first.
+    /// The vacant numbers from one on.
+    #[cfg(test)]
     pub(crate) fn list(&self, head: u32) -> impl Iterator<Item = u32> + '_ {
         let some = |id: u32| (id != NONE).then_some(id);
         std::iter::successors(some(head), move |id| some(self[*id].older))

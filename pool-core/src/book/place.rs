@@ -49,11 +49,11 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         };
         let mut best: Option<(Rank, Placement)> = None;
         let list = self.lists.iter().find(holes)?;
-        let up = list.bins.upward(0).flat_map(|head| self.nodes.list(head)).take(SMALL_HOLES);
+        let up = list.bins.ascending(&self.nodes, 0).take(SMALL_HOLES);
         let fits = |id: &u32| self.nodes[*id].bytes >= request.bytes;
-        let large = list.bins.upward(request.bytes).flat_map(|head| self.nodes.list(head));
+        let large = list.bins.ascending(&self.nodes, request.bytes);
         // The end of the reservation is the largest.
-        let last = list.bins.downward().take(1).flat_map(|head| self.nodes.list(head));
+        let last = list.bins.descending(&self.nodes);
         let large = large.filter(fits).take(LARGE_HOLES);
         for hole in up.chain(large).chain(last.take(LARGE_HOLES)) {
             let parts = self.neighbourhood(hole, taker);
@@ -178,7 +178,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// Splits the low `bytes` bytes off a free range, which stays in its list. They are in no list.
     #[inline]
     fn split_off(&mut self, id: u32, list: u16, bytes: u64) -> u32 {
-        let whole = self.nodes[id].bytes;
+        let whole = self.nodes[id].extent();
         let low = self.split_low(id, bytes);
         self.resize(list, id, whole);
         low

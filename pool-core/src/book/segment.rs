@@ -11,7 +11,7 @@ pub(crate) struct BookSegment<K> {
     /// Its lowest range.
     pub(crate) first: u32,
     /// Segments that the book had before it.
-    pub(crate) born: u64,
+    pub(crate) born: u32,
     /// Ranges of it that are not in a free list. At 0 it can go back to the device.
     pub(crate) used: u32,
 }
@@ -21,7 +21,7 @@ pub(crate) struct BookSegment<K> {
 pub(crate) struct Segments<K> {
     all: Vec<Option<BookSegment<K>>>,
     vacant: Vec<u32>,
-    born: u64,
+    born: u32,
 }
 
 impl<K> Segments<K> {
@@ -32,7 +32,7 @@ impl<K> Segments<K> {
     /// Adds a segment without ranges. Returns its number.
     pub(crate) fn add(&mut self, group: Group<K>, bytes: u64) -> u32 {
         let segment = BookSegment { group, bytes, first: NONE, born: self.born, used: 0 };
-        self.born += 1;
+        self.born = self.born.wrapping_add(1);
         let at = self.vacant.pop().unwrap_or_else(|| {
             self.all.push(None);
             number(self.all.len() - 1)

@@ -383,7 +383,7 @@ fn a_block_over_old_and_fresh_memory_may_show_old_contents() {
 
 #[test]
 fn holes_stay_holes_when_there_are_more_streams_than_lists() {
-    let mut lists = super::list::RangeLists::<u8>::new(9);
+    let mut lists = super::list::RangeLists::<u8>::new(9, false);
     let mut nodes = super::node::Nodes::<(u64, u64)>::new();
     for stream in 0..5000 {
         let list = lists.number(ONE, Of::Stream(stream));

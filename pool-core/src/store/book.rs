@@ -319,7 +319,7 @@ impl<A: DeviceAllocator> Store<A> {
         state
     }
 
-    /// Gives back what a free in a segment has made too much, where a drop may do that.
+    /// Gives back free bytes above the limit, if a drop may.
     #[cold]
     fn shrink_after_free<'s>(
         &'s self,
@@ -376,7 +376,7 @@ impl<A: DeviceAllocator> Store<A> {
         }
     }
 
-    /// The mark that a part of fresh memory is behind which its request leaves over.
+    /// The marks that guard the unused rest of fresh memory.
     fn fresh_marks(&self, on: &StreamOf<A>) -> crate::order::After<crate::device::MarkOf<A>> {
         use crate::device::Allocating;
         match A::MEMORY.allocating {

@@ -199,7 +199,7 @@ impl<A: DeviceAllocator> Store<A> {
             reason = "a share of a limit, which saturates"
         )]
         let most = (limit as f64 * share) as u64;
-        // A refusal is the next call's to tell.
+        // The next device call reports a refusal.
         let _ = self.give_back_older(book, wanted.saturating_sub(most), average + 1);
     }
 
@@ -249,7 +249,7 @@ impl<A: DeviceAllocator> BookState<A> {
         let at = self.book.nodes[id].segment;
         let (segment, after) = self.book.remove_segment(id)?;
         let block = self.blocks.get_mut(at as usize)?.take()?;
-        // Until the device has it: it stays so if the device refuses, or panics.
+        // Lost until the device has accepted it: it stays so if the device refuses, or panics.
         self.counts.lost_bytes += segment.bytes;
         Some(GoneSegment { block, bytes: segment.bytes, small: segment.group.small, after })
     }

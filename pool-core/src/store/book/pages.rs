@@ -136,8 +136,7 @@ impl<A: DeviceAllocator> Store<A> {
         pieces: &mut [Piece<A>],
     ) -> Result<(), DeviceError> {
         let bytes = pieces.iter().filter(|piece| piece.hole).map(Piece::bytes).sum();
-        self.ledger.reserve(bytes)?;
-        let (mut missing, mut refusal) = (bytes, None);
+        let (mut reservation, mut refusal) = (self.ledger.reserve(bytes)?, None);
         for piece in pieces.iter_mut().filter(|piece| piece.hole) {
             if let Err(error) =
                 (pages.commit)(&self.allocator, piece.segment(), piece.range.clone())
@@ -145,15 +144,14 @@ impl<A: DeviceAllocator> Store<A> {
                 refusal = Some(error);
                 break;
             }
-            missing -= piece.bytes();
-            self.ledger.took(piece.bytes());
+            reservation.took(piece.bytes());
             let mut state = book.lock();
             state.calls.reserved_bytes.up(false, piece.bytes());
             state.calls.num_device_alloc += 1;
             (piece.hole, piece.fresh) = (false, true);
         }
         let Some(refusal) = refusal else { return Ok(()) };
-        self.ledger.cancel(missing);
+        drop(reservation);
         // What the device keeps is free memory from now on.
         self.decommit_each(book, pages, pieces.iter_mut().filter(|piece| piece.fresh));
         Err(refusal)

@@ -1,4 +1,4 @@
-//! Stages 2 to 4 of an allocation over a book: other streams' memory, memory behind an event, and
+//! Searches of the book beyond the own stream: other streams' memory, memory behind an event, and
 //! neighbours that coalesce.
 
 use super::PoolBook;

@@ -63,13 +63,12 @@ impl<A: DeviceAllocator> Store<A> {
         want: &Want<'_, A>,
         bytes: u64,
     ) -> Result<A::Block, DeviceError> {
-        self.ledger.reserve(bytes)?;
-        // As the ranges that it is split into are to be.
+        let mut reservation = self.ledger.reserve(bytes)?;
+        // The segment has the alignment that its ranges promise.
         let kind = self.allocator.aligned(want.key.kind, book.granule);
         let request = Request { bytes, kind: kind.unwrap_or(want.key.kind) };
-        let block = self.allocator.allocate(request, want.on);
-        let block = block.inspect_err(|_| self.ledger.cancel(bytes))?;
-        self.ledger.took(bytes);
+        let block = self.allocator.allocate(request, want.on)?;
+        reservation.took(bytes);
         Ok(block)
     }
 }
