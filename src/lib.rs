@@ -5,7 +5,7 @@ pub use pool_core::{
     CommitCall, DecommitCall, Detached, DeviceAllocator, DeviceError, DeviceStats, EventDriver,
     Figures, GIB, HostMemory, Immediate, KIB, MIB, Mark, MarkOf, Memory, Order, PageCalls,
     PoolBuilder, PoolStats, PoolStatsSnapshot, PooledBuffer, PrivatePool, RangeState, ReleaseCall,
-    Request, Retention, Rungs, SegmentMap, Sliceable, Stat, StatArray, StealPolicy, Stream,
+    Request, Retention, SegmentMap, Sliceable, Stages, Stat, StatArray, StealPolicy, Stream,
     StreamClock, StreamOf, Timeline, Use, Verdict, VirtualMemory, WholeBlocks, Why, ZeroPolicy,
 };
 

@@ -53,9 +53,9 @@ pub(crate) struct Book<C: StreamClock, K> {
     pub(crate) cached_peak: u64,
     /// Counted under `PyTorch`'s rules only.
     pub(crate) split: Option<SplitFigures>,
-    /// Allocations so far.
+    /// Allocations so far, warmed up blocks and ticks among them: the clock of ages.
     pub(crate) turn: u64,
-    /// Whether free neighbours were left apart because work on one had not reached the device.
+    /// Whether free neighbours were ever left apart because work on one had not reached the device.
     apart: bool,
     /// The number of the node that the next portion of a search for neighbours begins with.
     pub(crate) cursor: u32,

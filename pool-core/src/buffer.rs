@@ -276,8 +276,9 @@ impl<A: DeviceAllocator> fmt::Debug for Use<'_, A> {
 pub struct Detached<A: DeviceAllocator>(PooledBuffer<A>);
 
 impl<A: DeviceAllocator> Detached<A> {
-    /// Gives the block back to the device now; one of a [`PrivatePool`](crate::PrivatePool) when
-    /// that goes, since a graph may still use it.
+    /// Gives the block back to the device now; in a pool with an arena, to the free ranges of its
+    /// segment. One of a [`PrivatePool`](crate::PrivatePool) goes back when that goes, since a
+    /// graph may still use it.
     ///
     /// # Errors
     ///

@@ -153,7 +153,8 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     }
 
     /// The requests, in bytes, that the pool is for. Others go past it to the device, within the
-    /// reserved limit. All unless set.
+    /// reserved limit. All unless set. A pool with an arena serves all of them from its segments,
+    /// and counts the others as bypasses.
     ///
     /// ```
     /// use pool_core::{BucketPool, MIB, sim::SimDevice};

@@ -62,7 +62,7 @@ impl<A: DeviceAllocator> Store<A> {
     /// Gives back what is owed.
     pub(crate) fn settle(&self) -> GivenBack {
         if let Some(book) = &self.book {
-            return self.settle_book(book);
+            return self.trim_to_cached_limit(book);
         }
         let owed = self.shards.iter().flat_map(|mut shard| std::mem::take(&mut shard.owed));
         self.pay(owed.collect())
@@ -71,7 +71,7 @@ impl<A: DeviceAllocator> Store<A> {
     /// Gives back what is owed, and idle blocks, oldest first, until at least `bytes` went.
     pub(crate) fn trim(&self, bytes: u64) -> GivenBack {
         if let Some(book) = &self.book {
-            let (paid, refused) = self.settle_book(book);
+            let (paid, refused) = self.trim_to_cached_limit(book);
             let (went, refusal) = self.trim_book(book, bytes.saturating_sub(paid));
             return (paid + went, refused.or(refusal));
         }

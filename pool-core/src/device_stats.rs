@@ -76,7 +76,7 @@ impl StatArray {
 pub struct DeviceStats {
     /// Blocks handed out.
     pub allocation: StatArray,
-    /// Segments, or runs of pages, taken from the device.
+    /// Segments taken from the device. Where it commits pages, none is counted.
     pub segment: StatArray,
     /// Blocks handed out, and when read also free ranges that a stream still uses.
     pub active: StatArray,

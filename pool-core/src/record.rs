@@ -30,7 +30,8 @@ pub(crate) struct Record<A: DeviceAllocator> {
     pub(crate) pooled: bool,
     /// Whether it was allocated before; if not it comes from `warm_up`.
     pub(crate) used: bool,
-    /// Whether old contents may show in a pool that zeroes what is returned.
+    /// Whether old contents may show. Without an arena it is told only in a pool that zeroes what
+    /// is returned.
     pub(crate) dirty: bool,
     /// Requests that the shard had served when it was freed.
     pub(crate) turn: u64,

@@ -44,7 +44,7 @@ pub struct PoolStats {
     /// memory whose contents may be other than zeroes.
     pub reuses: u64,
     /// Of the hits and misses, those that the request's own bucket did not serve.
-    pub served_by: Rungs,
+    pub served_by: Stages,
     /// Idle blocks given back because of a bound, or because memory was short.
     pub evictions: u64,
     /// Sizes that have idle blocks now.
@@ -84,7 +84,7 @@ pub struct PoolStats {
 /// not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Rungs {
+pub struct Stages {
     /// A block of another shard or stream that was ready.
     pub elsewhere: u64,
     /// A block behind an event, by a wait on the device or a query.
@@ -103,7 +103,7 @@ pub struct Rungs {
     pub private: u64,
 }
 
-impl Rungs {
+impl Stages {
     fn add(&mut self, other: &Self) {
         self.elsewhere += other.elsewhere;
         self.behind_event += other.behind_event;

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   BucketPool::allocate        pool.rs
-//!     Store::allocate           ladder.rs   the stages, in order
+//!     Store::allocate           stages.rs   the stages, in order
 //!       Store::take             here        one lock, a pop from a stack
 //!       Store::fresh            here        a miss: reserve by compare-and-swap, then the device
 //!   PooledBuffer::drop          buffer.rs

@@ -172,7 +172,7 @@ fn what_waits_for_a_stream_is_said_to_wait() {
 }
 
 #[test]
-fn the_ladder_counts_its_rungs() {
+fn the_stages_are_counted() {
     let device = SimDevice::new();
     let pool = bare(&device, ArenaConfig::pages(64 * KIB, 0.0));
     let (s, t) = (device.stream(), device.stream());
@@ -182,8 +182,8 @@ fn the_ladder_counts_its_rungs() {
     kernel(&device, b.as_ref().unwrap(), &t);
     drop((a, b)); // neighbours of two streams
     let _whole = pool.allocate_on(&s, 384 * KIB).unwrap();
-    let rungs = pool.stats().served_by;
-    assert_eq!((rungs.device, rungs.coalesced), (1, 1));
+    let stages = pool.stats().served_by;
+    assert_eq!((stages.device, stages.coalesced), (1, 1));
     device.fail(SimCall::Commit, 0, 1); // with what would be committed ahead; it is less without
     let _much = pool.allocate(MIB).unwrap();
     assert_eq!(pool.stats().served_by.device, 2);

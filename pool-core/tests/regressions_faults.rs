@@ -161,7 +161,7 @@ fn calls(config: &ArenaConfig) -> u64 {
 // A fitting block came free while memory was sought; it was not looked for again, and a retry by
 // hand succeeded.
 #[test]
-fn pytorch_189504_a_block_that_comes_free_during_the_ladder_is_found() {
+fn pytorch_189504_a_block_that_comes_free_meanwhile_is_found() {
     let device = SimDevice::new();
     let config = ArenaConfig::segments(MIB);
     let pool: Pool<true> = pool(&device, config, Fate::FinishesWork, 1);

@@ -16,24 +16,38 @@ const LOOKS: usize = 32;
 pub(crate) type Aged = (u64, u32);
 
 impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
-    /// A run of free pages: the shortest that has `bytes` bytes, else the longest, among a bounded
-    /// number of ranges. A call costs the same for any length, so the run is whole.
-    pub(crate) fn free_run(&self, page: u64, bytes: u64) -> Option<(u32, Range<u64>)> {
+    /// The bytes of a range that can go back: with pages, those that lie wholly inside; else all of
+    /// it, if it is a whole segment.
+    pub(crate) fn returnable(&self, id: u32, page: Option<u64>) -> Range<u64> {
+        let node = &self.nodes[id];
+        let is_whole =
+            || self.segments.get(node.segment).is_some_and(|segment| segment.bytes == node.bytes);
+        match page {
+            Some(page) => self.whole_pages(id, page),
+            None if is_whole() => node.range(),
+            None => node.offset..node.offset,
+        }
+    }
+
+    /// The free range whose returnable bytes are the fewest that are `bytes` or more, else the
+    /// most, among a bounded number of ranges. A call costs the same for any length, so all of
+    /// them go.
+    pub(crate) fn to_give_back(&self, bytes: u64, page: Option<u64>) -> Option<(u32, Range<u64>)> {
         let lists = || self.lists.iter().filter(|list| list.of != Of::Hole);
-        let run = |id: u32| (id, self.whole_pages(id, page));
-        let length = |run: &(u32, Range<u64>)| run.1.end - run.1.start;
+        let part = |id: u32| (id, self.returnable(id, page));
+        let length = |(_, part): &(u32, Range<u64>)| part.end - part.start;
         let enough = lists().filter_map(|list| {
             let ids = list.bins.ascending(&self.nodes, bytes).take(LOOKS);
-            ids.map(run).filter(|run| length(run) >= bytes).min_by_key(length)
+            ids.map(part).filter(|part| length(part) >= bytes).min_by_key(length)
         });
-        let longest = || {
-            let runs = lists().filter_map(|list| {
+        let most = || {
+            let parts = lists().filter_map(|list| {
                 let ids = list.bins.descending(&self.nodes).take(LOOKS);
-                ids.map(run).max_by_key(length)
+                ids.map(part).max_by_key(length)
             });
-            runs.max_by_key(length).filter(|run| !run.1.is_empty())
+            parts.max_by_key(length).filter(|part| length(part) > 0)
         };
-        enough.min_by_key(length).filter(|_| bytes > 0).or_else(longest)
+        enough.min_by_key(length).filter(|_| bytes > 0).or_else(most)
     }
 
     /// The free ranges that can go back among `count` nodes from number `from` on, and the number
@@ -46,51 +60,18 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         page: Option<u64>,
     ) -> (Vec<Aged>, Option<u32>) {
         let end = from.saturating_add(count).min(self.nodes.len());
-        let can_go = |id: &u32| {
-            let node = &self.nodes[*id];
-            if !matches!(node.state, State::Free(_)) || self.is_hole(*id) {
-                return false;
-            }
-            if let Some(page) = page {
-                return !self.whole_pages(*id, page).is_empty();
-            }
-            let segment = self.segments.get(node.segment);
-            segment.is_some_and(|segment| segment.bytes == node.bytes)
-        };
+        let can_go = |id: &u32| self.is_free(*id) && !self.returnable(*id, page).is_empty();
         let aged = (from..end).filter(can_go).map(|id| (self.nodes[id].freed_at, id)).collect();
         (aged, (end < self.nodes.len()).then_some(end))
-    }
-
-    /// A free segment: the smallest of at least `bytes` bytes, else the largest, among a bounded
-    /// number of ranges. Returns its only range.
-    pub(crate) fn free_segment(&self, bytes: u64) -> Option<u32> {
-        let is_whole = |id: &u32| {
-            let node = &self.nodes[*id];
-            self.segments.get(node.segment).is_some_and(|segment| segment.bytes == node.bytes)
-        };
-        let size = |id: &u32| self.nodes[*id].bytes;
-        let lists = || self.lists.iter().filter(|list| list.of != Of::Hole);
-        let enough = lists().filter_map(|list| {
-            let ids = list.bins.ascending(&self.nodes, bytes).take(LOOKS);
-            ids.filter(is_whole).filter(|id| size(id) >= bytes).min_by_key(size)
-        });
-        let largest = || {
-            let ids = lists().filter_map(|list| {
-                let ids = list.bins.descending(&self.nodes).take(LOOKS);
-                ids.filter(is_whole).max_by_key(size)
-            });
-            ids.max_by_key(size)
-        };
-        enough.min_by_key(size).or_else(largest)
     }
 
     /// Removes the segment that a free range is all of. Returns it, and what it is behind.
     pub(crate) fn remove_segment(&mut self, id: u32) -> Option<(BookSegment<K>, After<C::Mark>)> {
         let (at, bytes) = (self.nodes[id].segment, self.nodes[id].bytes);
-        if self.segments.get(at)?.bytes != bytes {
+        let list = self.list_of(id)?;
+        if self.returnable(id, None).is_empty() {
             return None;
         }
-        let list = self.list_of(id)?;
         self.take_low(id, list, bytes);
         let marks = std::mem::take(&mut self.nodes[id].marks);
         self.nodes.remove(id);
@@ -131,7 +112,6 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     ) -> (bool, Option<u32>) {
         let (mut any, mut steps) = (false, 0);
         let mut id = from;
-        self.apart &= from > 0;
         while id < self.nodes.len() && steps < count {
             steps += 1;
             let next = self.nodes[id].after;
@@ -140,7 +120,6 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
                 self.coalesce_any(clock, id);
                 any = true;
             } else {
-                self.apart |= next != NONE && self.is_free(id) && self.is_free(next);
                 id += 1;
             }
         }

@@ -200,7 +200,7 @@ impl Paged {
     }
 
     fn give_back(&mut self, bytes: u64) {
-        let Some((id, run)) = self.book.free_run(PAGE, bytes) else { return };
+        let Some((id, run)) = self.book.to_give_back(bytes, Some(PAGE)) else { return };
         let piece = self.book.carve(id, &run);
         self.book.put_hole(&Apart, piece);
         self.committed -= run.end - run.start;
@@ -237,7 +237,7 @@ fn run_paged(seed: u64, steps: u64, streams: u64) {
     }
     while paged.book.coalesce_quick(&Apart, 64) {}
     let before = paged.book.check(&Apart);
-    while paged.book.free_run(PAGE, 1).is_some() {
+    while paged.book.to_give_back(1, Some(PAGE)).is_some() {
         paged.give_back(1);
     }
     let after = paged.book.check(&Apart);
@@ -369,6 +369,27 @@ fn streams_of_one_number_are_not_ordered_after_each_other() {
     book.check(&clock);
     let again = book.lend(&request(512, 0), &taker(&6));
     assert_eq!(again, Some(second), "not the one that the other scope used");
+}
+
+#[test]
+fn neighbours_beyond_the_first_portion_are_not_forgotten() {
+    let (clock, mut book) = (Streams::<true>, Book::new(ArenaConfig::torch()));
+    let whole = book.add_segment(ONE, 300 * 512);
+    book.release(&clock, whole, After::Nothing, 0);
+    let taker = Taker { clock: &clock, on: &5, steal: StealPolicy::Never, cpu_touches: false };
+    let mut ids: Vec<u32> =
+        (0..300).map(|_| book.lend(&request(512, 0), &taker).unwrap()).collect();
+    ids.sort_unstable();
+    let [.., first, second] = ids[..] else { panic!("300 ranges") };
+    assert_eq!(book.nodes[first].after, second);
+    book.free(&clock, (first, 0), After::One((5, 1)), false);
+    book.free(&clock, (second, 0), After::One((6, 1)), false);
+    assert!(book.may_be_apart(&request(1024, 0)));
+    assert_eq!(book.coalesce_streams(&clock, 0, 256, |_| true), (false, Some(256)));
+    assert!(book.may_be_apart(&request(1024, 0)), "they are still there");
+    assert!(book.coalesce_streams(&clock, 256, 256, |_| true).0);
+    assert_eq!(book.lend(&request(1024, 0), &taker), None, "two streams used it");
+    book.check(&clock);
 }
 
 #[test]

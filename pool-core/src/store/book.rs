@@ -17,11 +17,12 @@ use crate::book::figures::BookFigures;
 use crate::book::list::Group;
 use crate::book::{Book, BookRequest};
 use crate::clock::StreamClock;
-use crate::device::{DeviceAllocator, PageCalls, Sliceable, StreamOf};
+use crate::device::{Allocating, DeviceAllocator, MarkOf, PageCalls, Sliceable, StreamOf};
 use crate::device_stats::DeviceStats;
 use crate::error::{DeviceError, Why};
 use crate::limit::CachedLimit;
 use crate::lock::{Lock, LockGuard};
+use crate::order::After;
 use crate::record::{Part, Place, Record, RecordBox, SegmentBlock, Slab};
 use crate::request::Want;
 use crate::stats::PoolStats;
@@ -116,6 +117,11 @@ impl<A: DeviceAllocator> PoolBook<A> {
     /// Whether nothing is reused.
     pub(crate) fn is_uncached(&self) -> bool {
         self.uncached
+    }
+
+    /// Bytes of a page; `None` where segments are whole blocks.
+    fn page_bytes(&self) -> Option<u64> {
+        self.pages.as_ref().map(|pages| pages.page_bytes)
     }
 
     /// Whether a block may be larger than any single allocation of the device.
@@ -233,6 +239,20 @@ impl<A: DeviceAllocator> BookState<A> {
         Some(Grant { record, zeroed: !dirty })
     }
 
+    /// Lends a live range that was free memory.
+    #[inline]
+    fn lend_hit(
+        &mut self,
+        id: u32,
+        want: &Want<'_, A>,
+        clock: &A::Clock,
+        statistics: bool,
+    ) -> Option<Grant<A>> {
+        let grant = self.lend(id, want, clock)?;
+        self.count_hit(want, grant.zeroed, statistics);
+        Some(grant)
+    }
+
     /// Counts a request that free memory served.
     #[inline]
     fn count_hit(&mut self, want: &Want<'_, A>, zeroed: bool, statistics: bool) {
@@ -284,9 +304,7 @@ impl<A: DeviceAllocator> Store<A> {
         let taker = self.taker(want);
         let mut state = book.state.lock();
         let id = state.book.take(&book.request(want), &taker)?;
-        let grant = state.lend(id, want, taker.clock)?;
-        state.count_hit(want, grant.zeroed, self.bounds.statistics);
-        Some(grant)
+        state.lend_hit(id, want, taker.clock, self.bounds.statistics)
     }
 
     /// Frees a block into the book. Returns the book, locked, in which the caller gives up its
@@ -301,17 +319,33 @@ impl<A: DeviceAllocator> Store<A> {
         if record.private.is_some() {
             return self.free_private(book, record);
         }
+        record.dirty = !zeroed;
+        let figures = Some((record.bytes, record.requested));
+        self.free_record(book, record, figures)
+    }
+
+    /// Makes the range of a record free. `figures`: the bytes of the block, and those requested, if
+    /// it was live.
+    #[inline]
+    fn free_record<'s>(
+        &'s self,
+        book: &'s PoolBook<A>,
+        mut record: RecordBox<A>,
+        figures: Option<(u64, u64)>,
+    ) -> LockGuard<'s, BookState<A>> {
         let marks = record.marks.get_mut().after(A::MEMORY.cpu_touches);
-        let (bytes, requested, kind) = (record.bytes, record.requested, record.kind);
+        let (kind, dirty) = (record.kind, record.dirty);
         let range = record.part().map(|part| part.range);
         // Before the range is free: from then on its slot may be another owner's.
         record.vacate();
         let mut state = book.state.lock();
-        state.figures.freed(bytes, requested);
+        if let Some((bytes, requested)) = figures {
+            state.figures.freed(bytes, requested);
+        }
         let mut segment = None;
         if let Some(range) = range {
             segment = Some(state.book.nodes[range].segment);
-            state.book.free(self.allocator.clock(), (range, kind), marks, !zeroed);
+            state.book.free(self.allocator.clock(), (range, kind), marks, dirty);
         }
         if state.closed || !matches!(self.bounds.cached, CachedLimit::Unlimited) {
             return self.shrink_after_free(book, state, segment);
@@ -377,11 +411,10 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// The marks that guard the unused rest of fresh memory.
-    fn fresh_marks(&self, on: &StreamOf<A>) -> crate::order::After<crate::device::MarkOf<A>> {
-        use crate::device::Allocating;
+    fn fresh_marks(&self, on: &StreamOf<A>) -> After<MarkOf<A>> {
         match A::MEMORY.allocating {
-            Allocating::InOrder => crate::order::After::One(self.allocator.clock().mark(on)),
-            Allocating::AtOnce => crate::order::After::Nothing,
+            Allocating::InOrder => After::One(self.allocator.clock().mark(on)),
+            Allocating::AtOnce => After::Nothing,
         }
     }
 }

@@ -56,7 +56,7 @@ impl<A: DeviceAllocator> BookState<A> {
     pub(super) fn idle_pages(&mut self, page: u64, bytes: u64) -> Vec<Piece<A>> {
         let (mut pieces, mut missing) = (Vec::new(), bytes);
         while missing > 0 && pieces.len() < RUNS {
-            let Some((id, run)) = self.book.free_run(page, missing) else { break };
+            let Some((id, run)) = self.book.to_give_back(missing, Some(page)) else { break };
             missing = missing.saturating_sub(run.end - run.start);
             let id = self.book.carve(id, &run);
             pieces.extend(self.piece(id));
@@ -94,7 +94,7 @@ pub(super) struct Moving<'s, A: DeviceAllocator> {
 
 impl<A: DeviceAllocator> Moving<'_, A> {
     /// Takes the pieces over, which are live from now on. Call it under the lock of the book.
-    pub(super) fn settle(&mut self) -> Vec<Piece<A>> {
+    pub(super) fn take_over(&mut self) -> Vec<Piece<A>> {
         self.store.in_transit.fetch_sub(std::mem::take(&mut self.counted), Relaxed);
         std::mem::take(&mut self.pieces)
     }
@@ -106,7 +106,7 @@ impl<A: DeviceAllocator> Drop for Moving<'_, A> {
             return;
         }
         let (clock, mut state) = (self.store.allocator.clock(), self.book.lock());
-        for piece in self.settle() {
+        for piece in self.take_over() {
             if piece.hole {
                 state.book.put_hole(clock, piece.id);
             } else {

@@ -70,16 +70,28 @@ impl<A: DeviceAllocator> Store<A> {
             return (0, None);
         }
         state.book.coalesce_quick(clock, PORTION);
-        let found = if let Some(pages) = &book.pages {
-            state.book.free_run(pages.page_bytes, excess).map(|(id, _)| id)
-        } else {
-            if let Some(mut at) = near {
-                let end = at + 1;
-                state.book.coalesce_free_segments(clock, &mut at, end, NODES);
+        if let Some(mut at) = near.filter(|_| book.pages.is_none()) {
+            let end = at + 1;
+            state.book.coalesce_free_segments(clock, &mut at, end, NODES);
+        }
+        let found = state.book.to_give_back(excess, book.page_bytes());
+        found.map_or((0, None), |(id, _)| self.give_back_range(book, state, id, u64::MAX))
+    }
+
+    /// Gives back all that is above the cached limit.
+    pub(crate) fn trim_to_cached_limit(&self, book: &PoolBook<A>) -> GivenBack {
+        let (mut given_back, mut refusal) = (0, None);
+        if book.lock().excess(self.bounds.cached) > 0 {
+            self.coalesce_free_segments(book);
+        }
+        loop {
+            let (went, refused) = self.give_back_excess(book, None);
+            given_back += went;
+            refusal = refusal.or(refused);
+            if went == 0 {
+                return (given_back, refusal);
             }
-            state.book.free_segment(excess)
-        };
-        found.map_or((0, None), |id| self.give_back_range(book, state, id, u64::MAX))
+        }
     }
 
     /// Gives back memory that was freed before `before`, the oldest first, until at least `bytes`
@@ -127,7 +139,7 @@ impl<A: DeviceAllocator> Store<A> {
             return (0, None);
         }
         let Some(pages) = &book.pages else {
-            let Some(segment) = state.take_segment(id) else { return (0, None) };
+            let Some(segment) = state.remove_segment(id) else { return (0, None) };
             state.counts.evictions += u64::from(self.bounds.statistics);
             let _in_transit = InTransit::new(&self.in_transit);
             drop(state);
@@ -159,7 +171,7 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Finds the free ranges that can go back: with pages those that hold one, else whole segments.
     fn candidates(&self, book: &PoolBook<A>) -> Vec<Candidate> {
-        let page = book.pages.as_ref().map(|pages| pages.page_bytes);
+        let page = book.page_bytes();
         self.coalesce_all_quick(book);
         self.coalesce_free_segments(book);
         let (mut found, mut next) = (Vec::new(), Some(0));
@@ -245,7 +257,7 @@ impl<A: DeviceAllocator> Store<A> {
 
 impl<A: DeviceAllocator> BookState<A> {
     /// Takes the segment out that a free range is all of.
-    fn take_segment(&mut self, id: u32) -> Option<GoneSegment<A>> {
+    fn remove_segment(&mut self, id: u32) -> Option<GoneSegment<A>> {
         let at = self.book.nodes[id].segment;
         let (segment, after) = self.book.remove_segment(id)?;
         let block = self.blocks.get_mut(at as usize)?.take()?;

@@ -71,7 +71,7 @@ impl<A: DeviceAllocator> Store<A> {
         ready.and_then(|()| self.commit(book, pages, &mut pieces.pieces))?;
         let rest = self.fresh_marks(want.on);
         let mut state = book.lock();
-        let pieces = pieces.settle();
+        let pieces = pieces.take_over();
         let ids: Vec<u32> = pieces.iter().map(|piece| piece.id).collect();
         for piece in pieces.iter().filter(|piece| piece.fresh) {
             // `commit` promises nothing of the contents.

@@ -56,18 +56,8 @@ impl<A: DeviceAllocator> Store<A> {
     pub(crate) fn free_idle_private<'s>(
         &'s self,
         book: &'s PoolBook<A>,
-        mut record: RecordBox<A>,
+        record: RecordBox<A>,
     ) -> LockGuard<'s, BookState<A>> {
-        let marks = record.marks.get_mut().after(A::MEMORY.cpu_touches);
-        let (range, kind) = (record.part().map(|part| part.range), record.kind);
-        let dirty = record.dirty;
-        drop(record);
-        let mut state = book.lock();
-        let mut segment = None;
-        if let Some(range) = range {
-            segment = Some(state.book.nodes[range].segment);
-            state.book.free(self.allocator.clock(), (range, kind), marks, dirty);
-        }
-        self.shrink_after_free(book, state, segment)
+        self.free_record(book, record, None)
     }
 }

@@ -32,9 +32,7 @@ impl<A: DeviceAllocator> Store<A> {
         let of = |of: Of| effort == Effort::All || !of.is_own(request.stream);
         let id = state.book.find(&request, of, |node| ready(node.marks.marks()), effort)?;
         let id = state.book.take_part(id, request.bytes);
-        let grant = state.lend(id, want, taker.clock)?;
-        state.count_hit(want, grant.zeroed, self.bounds.statistics);
-        Some(grant)
+        state.lend_hit(id, want, taker.clock, self.bounds.statistics)
     }
 
     /// Serves a request with a range that is not ready, without blocking the host: first where an
@@ -92,13 +90,9 @@ impl<A: DeviceAllocator> Store<A> {
                 continue;
             }
             let mut state = book.lock();
-            let Some(piece) = asked.settle().pop() else { break };
+            let Some(piece) = asked.take_over().pop() else { break };
             state.book.nodes[piece.id].state = State::Live;
-            let grant = state.lend(piece.id, want, taker.clock);
-            if let Some(grant) = &grant {
-                state.count_hit(want, grant.zeroed, self.bounds.statistics);
-            }
-            return Ok(grant);
+            return Ok(state.lend_hit(piece.id, want, taker.clock, self.bounds.statistics));
         }
         refusal.map_or(Ok(None), Err)
     }

@@ -1,6 +1,7 @@
 //! Growth by segments: whole blocks of the device, which the book splits.
 
 use super::{BookState, PoolBook};
+use crate::book::list::Group;
 use crate::device::{DeviceAllocator, Request};
 use crate::error::{DeviceError, Why};
 use crate::record::SegmentBlock;
@@ -40,10 +41,10 @@ impl<A: DeviceAllocator> Store<A> {
         let request = book.request(want);
         let segment = book.lock().book.config.segment_bytes(request.bytes).ok_or(too_large)?;
         self.collect_garbage(book, segment);
-        let (block, bytes) = match self.take_segment(book, want, segment) {
+        let (block, bytes) = match self.allocate_segment(book, want, segment) {
             // What the device lacks for a whole segment it may have for the request alone.
             Err(error) if error.is_want_of_memory() && request.bytes < segment => {
-                (self.take_segment(book, want, request.bytes)?, request.bytes)
+                (self.allocate_segment(book, want, request.bytes)?, request.bytes)
             }
             taken => (taken?, segment),
         };
@@ -57,7 +58,7 @@ impl<A: DeviceAllocator> Store<A> {
         Ok(state.book.split_live(self.allocator.clock(), id, request.bytes, rest))
     }
 
-    fn take_segment(
+    fn allocate_segment(
         &self,
         book: &PoolBook<A>,
         want: &Want<'_, A>,
@@ -78,7 +79,7 @@ impl<A: DeviceAllocator> BookState<A> {
     pub(super) fn add_segment(
         &mut self,
         block: SegmentBlock<A>,
-        group: crate::book::list::Group<A::Kind>,
+        group: Group<A::Kind>,
         bytes: u64,
     ) -> u32 {
         let id = self.book.add_segment(group, bytes);

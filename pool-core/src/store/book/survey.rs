@@ -3,11 +3,14 @@
 use super::give_back::NODES;
 use super::{BookState, PoolBook};
 use crate::arena::{RangeState, SegmentMap};
+use crate::book::figures::BlockClass;
+use crate::book::list::Of;
 use crate::book::node::State;
 use crate::clock::StreamClock;
 use crate::device::{DeviceAllocator, MarkOf};
 use crate::device_stats::DeviceStats;
 use crate::order::StealPolicy;
+use crate::stats::PoolStats;
 use crate::store::Store;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -128,7 +131,7 @@ impl<A: DeviceAllocator> PoolBook<A> {
     pub(crate) fn reset_stats(&self) {
         let mut state = self.lock();
         let lost_bytes = state.counts.lost_bytes;
-        state.counts = crate::stats::PoolStats { lost_bytes, ..Default::default() };
+        state.counts = PoolStats { lost_bytes, ..Default::default() };
         (state.untouched_hits, state.kept_for_graphs) = (0, 0);
         state.figures.reset();
         if let Some(split) = &mut state.book.split {
@@ -154,12 +157,9 @@ impl Survey {
                 self.pending += if pending { bytes } else { 0 };
                 self.unsubmitted += if unsubmitted { bytes } else { 0 };
                 self.largest_free = self.largest_free.max(bytes);
-                let stream = match marks {
-                    [] => None,
-                    [first, rest @ ..] => {
-                        let one = rest.iter().all(|mark| clock.same_stream(*first, *mark));
-                        one.then(|| clock.lane(*first))
-                    }
+                let stream = match Of::marks(clock, marks) {
+                    Of::Stream(number) => Some(number),
+                    _ => None,
                 };
                 *self.by_stream.entry(stream).or_default() += bytes;
                 *self.free.entry(bytes).or_default() += 1;
@@ -169,7 +169,7 @@ impl Survey {
                     (*ranges, *sum) = (*ranges + 1, *sum + bytes);
                 }
                 if pending {
-                    let small = crate::book::figures::BlockClass::of(bytes);
+                    let small = BlockClass::of(bytes);
                     let (ranges, sum) = &mut self.unseen[small.index()];
                     (*ranges, *sum) = (*ranges + 1, *sum + bytes);
                 }

@@ -52,7 +52,7 @@ impl<A: DeviceAllocator> Store<A> {
         drop(state);
         if result.is_err() {
             // What passes the limit goes back with the next call that may; here that is this one.
-            let _ = self.settle_book(book);
+            let _ = self.trim_to_cached_limit(book);
         }
         result
     }
@@ -61,21 +61,5 @@ impl<A: DeviceAllocator> Store<A> {
     fn free_range(&self, book: &PoolBook<A>, want: &Want<'_, A>) -> Option<u32> {
         let taker = self.taker(want);
         book.lock().book.take(&book.request(want), &taker)
-    }
-
-    /// Gives back all that is above the cached limit.
-    pub(crate) fn settle_book(&self, book: &PoolBook<A>) -> crate::retention::GivenBack {
-        let (mut given_back, mut refusal) = (0, None);
-        if book.lock().excess(self.bounds.cached) > 0 {
-            self.coalesce_free_segments(book);
-        }
-        loop {
-            let (went, refused) = self.give_back_excess(book, None);
-            given_back += went;
-            refusal = refusal.or(refused);
-            if went == 0 {
-                return (given_back, refusal);
-            }
-        }
     }
 }

@@ -17,7 +17,7 @@ use crate::book::find::Effort;
 use crate::device::DeviceAllocator;
 use crate::error::{AllocError, DeviceError};
 use crate::request::Want;
-use crate::stats::Rungs;
+use crate::stats::Stages;
 use crate::store::{Grant, PoolBook, Store};
 use std::thread;
 
@@ -26,16 +26,20 @@ const PATIENCE: u32 = 1000;
 /// How often the program is asked to spare something for one request.
 const ASKED: u32 = 8;
 
-/// A rung: which counter of those served counts it.
-type Rung = fn(&mut Rungs) -> &mut u64;
+/// The counter of the stage that served a request.
+type Stage = fn(&mut Stages) -> &mut u64;
 
-/// How far a request has climbed.
-struct Climb {
+/// A grant, and the stage that served it.
+type Found<A> = Result<Option<(Stage, Grant<A>)>, DeviceError>;
+
+/// How far a request has come.
+struct Progress {
+    /// Bytes that went back to the device for it.
     given_back: u64,
     patience: u32,
     asked: u32,
-    /// What gave the memory that is looked for now.
-    rung: Rung,
+    /// The counter of a request that the device serves now.
+    stage: Stage,
     /// How far a book is searched.
     effort: Effort,
 }
@@ -50,37 +54,44 @@ impl<A: DeviceAllocator> Store<A> {
             None if want.class.pooled() => self.take(want),
             None => None,
         };
-        hit.map_or_else(|| self.climb(want), Ok)
+        hit.map_or_else(|| self.allocate_slow(want), Ok)
     }
 
+    /// The stages from 2 on.
     #[cold]
-    fn climb(&self, want: &Want<'_, A>) -> Result<Grant<A>, AllocError> {
-        let (rung, given_back): (Rung, u64) = (|rungs| &mut rungs.device, 0);
-        let mut climb =
-            Climb { given_back, patience: PATIENCE, asked: ASKED, rung, effort: Effort::Bounded };
-        let mut short = match self.search_then_device(want, &mut climb) {
+    fn allocate_slow(&self, want: &Want<'_, A>) -> Result<Grant<A>, AllocError> {
+        let mut progress = Progress {
+            given_back: 0,
+            patience: PATIENCE,
+            asked: ASKED,
+            stage: |stages| &mut stages.device,
+            effort: Effort::Bounded,
+        };
+        let mut short = match self.search_then_device(want, &mut progress) {
             Ok(grant) => return Ok(grant),
             Err(error) => error,
         };
-        let trimmed: Rung = |rungs| &mut rungs.trimmed;
-        let cleared: Rung = |rungs| &mut rungs.cleared;
-        let mut rungs = [(self.missing(want), trimmed), (u64::MAX, cleared)].into_iter();
+        let trimmed: Stage = |stages| &mut stages.trimmed;
+        let cleared: Stage = |stages| &mut stages.cleared;
+        let mut trims = [(self.missing(want), trimmed), (u64::MAX, cleared)].into_iter();
         while short.is_want_of_memory() {
-            match rungs.next() {
-                Some((bytes, rung)) => {
-                    climb.rung = rung;
-                    climb.given_back += self.trim(bytes).0;
+            match trims.next() {
+                Some((bytes, stage)) => {
+                    progress.stage = stage;
+                    progress.given_back += self.trim(bytes).0;
                 }
-                None if self.wait_for_others(&mut climb) || self.ask_program(want, &mut climb) => {
-                    climb.given_back += self.trim(u64::MAX).0;
+                None if self.wait_for_others(&mut progress)
+                    || self.ask_program(want, &mut progress) =>
+                {
+                    progress.given_back += self.trim(u64::MAX).0;
                 }
                 None => break,
             }
             if let Some(book) = &self.book {
                 book.lock().note_retry();
             }
-            climb.effort = Effort::All;
-            short = match self.search_then_device(want, &mut climb) {
+            progress.effort = Effort::All;
+            short = match self.search_then_device(want, &mut progress) {
                 Ok(grant) => return Ok(grant),
                 Err(error) => error,
             };
@@ -88,78 +99,81 @@ impl<A: DeviceAllocator> Store<A> {
         if let Some(book) = &self.book {
             book.lock().note_refusal();
         }
-        Err(self.refuse(short, want, climb.given_back))
+        Err(self.refuse(short, want, progress.given_back))
     }
 
-    /// The rungs from 2 to 4. What an event refuses is told only if the device refuses too.
+    /// The stages from 2 to 5. What an event refuses is told only if the device refuses too.
     fn search_then_device(
         &self,
         want: &Want<'_, A>,
-        climb: &mut Climb,
+        progress: &mut Progress,
     ) -> Result<Grant<A>, DeviceError> {
         let mut refused = None;
-        // What an event refuses is told only if the device refuses too.
-        if let Some(id) = want.private {
-            if let Some(grant) = self.take_private(want, id) {
-                return Ok(self.served(|rungs| &mut rungs.private, grant));
-            }
-        } else if self.book.is_none() && want.class.pooled() {
-            if let Some(grant) = self.take_elsewhere(want) {
-                return Ok(self.served(|rungs| &mut rungs.elsewhere, grant));
-            }
-            if let Some(grant) = note(self.take_behind_event(want), &mut refused) {
-                return Ok(self.served(|rungs| &mut rungs.behind_event, grant));
-            }
+        let private = want.private.and_then(|id| self.take_private(want, id));
+        if let Some(grant) = private {
+            return Ok(self.served(|stages| &mut stages.private, grant));
         }
-        if let Some(book) = &self.book
-            && let Some((rung, grant)) =
-                note(self.search_book(book, want, climb.effort), &mut refused)
-        {
+        let found = match &self.book {
+            Some(book) => self.search_book(book, want, progress.effort),
+            None if want.private.is_none() && want.class.pooled() => self.search_shards(want),
+            None => Ok(None),
+        };
+        if let Some((stage, grant)) = note(found, &mut refused) {
             self.count_out_of_private(want);
-            return Ok(self.served(rung, grant));
+            return Ok(self.served(stage, grant));
         }
-        climb.given_back += self.settle().0;
+        progress.given_back += self.settle().0;
         let fresh = match &self.book {
             Some(book) => self.grow(book, want).inspect(|_| self.count_out_of_private(want)),
             None => self.fresh(want),
         };
         let fresh = fresh.map_err(|error| refused.unwrap_or(error))?;
-        Ok(self.served(climb.rung, fresh))
+        Ok(self.served(progress.stage, fresh))
     }
 
-    /// The stages from 1 to 4 over a book.
-    fn search_book(
-        &self,
-        book: &PoolBook<A>,
-        want: &Want<'_, A>,
-        effort: Effort,
-    ) -> Result<Option<(Rung, Grant<A>)>, DeviceError> {
+    /// The stages 2 and 3 without an arena.
+    fn search_shards(&self, want: &Want<'_, A>) -> Found<A> {
+        if let Some(grant) = self.take_elsewhere(want) {
+            return Ok(Some((|stages| &mut stages.elsewhere, grant)));
+        }
+        let found = self.take_behind_event(want)?;
+        Ok(found.map(|grant| ((|stages| &mut stages.behind_event) as Stage, grant)))
+    }
+
+    /// The stages from 2 to 4 over a book.
+    fn search_book(&self, book: &PoolBook<A>, want: &Want<'_, A>, effort: Effort) -> Found<A> {
         if book.is_uncached() {
             // What frees left is the device's; a refusal is counted there.
             let _ = self.trim_book(book, u64::MAX);
             return Ok(None);
         }
         let mut refused = None;
-        let mut found = None;
+        // Others have searched the own stream's lists just now.
+        let own_first = want.private.is_some() || effort == Effort::All;
         for coalesced in [false, true] {
             if coalesced && !self.coalesce_book(book, want, effort) {
                 break;
             }
-            let ready = self.take_from_book(book, want);
-            if let Some(grant) = ready {
-                found = Some(((|rungs| &mut rungs.elsewhere) as Rung, grant));
-            } else if let Some(grant) = self.take_others_ready(book, want, effort) {
-                found = Some(((|rungs| &mut rungs.elsewhere) as Rung, grant));
-            } else if let Some(grant) = note(self.take_not_ready(book, want, effort), &mut refused)
-            {
-                found = Some(((|rungs| &mut rungs.behind_event) as Rung, grant));
-            }
-            let coalesced_rung: Rung = |rungs| &mut rungs.coalesced;
-            if let Some((rung, grant)) = found {
-                return Ok(Some((if coalesced { coalesced_rung } else { rung }, grant)));
+            let own = (own_first || coalesced).then(|| self.take_from_book(book, want)).flatten();
+            let found = match own {
+                Some(grant) => Some(((|stages| &mut stages.elsewhere) as Stage, grant)),
+                None => note(self.search_streams(book, want, effort), &mut refused),
+            };
+            if let Some((stage, grant)) = found {
+                let by_coalescing: Stage = |stages| &mut stages.coalesced;
+                return Ok(Some((if coalesced { by_coalescing } else { stage }, grant)));
             }
         }
         refused.map_or(Ok(None), Err)
+    }
+
+    /// The stages 2 and 3 over a book.
+    fn search_streams(&self, book: &PoolBook<A>, want: &Want<'_, A>, effort: Effort) -> Found<A> {
+        if let Some(grant) = self.take_others_ready(book, want, effort) {
+            return Ok(Some((|stages| &mut stages.elsewhere, grant)));
+        }
+        let found = self.take_not_ready(book, want, effort)?;
+        Ok(found.map(|grant| ((|stages| &mut stages.behind_event) as Stage, grant)))
     }
 
     /// Counts a block of the book that a private pool has from now on.
@@ -169,37 +183,37 @@ impl<A: DeviceAllocator> Store<A> {
         }
     }
 
-    fn served(&self, rung: Rung, grant: Grant<A>) -> Grant<A> {
+    fn served(&self, stage: Stage, grant: Grant<A>) -> Grant<A> {
         if self.bounds.statistics {
-            *rung(&mut self.shards.own().counts.served_by) += 1;
+            *stage(&mut self.shards.own().counts.served_by) += 1;
         }
         grant
     }
 
     /// Another thread holds blocks that come back, to a shard or to the device, in a moment: lets
     /// it, and then everything idle is worth giving back once more.
-    fn wait_for_others(&self, climb: &mut Climb) -> bool {
-        if climb.patience == 0 || !self.is_in_transit() {
+    fn wait_for_others(&self, progress: &mut Progress) -> bool {
+        if progress.patience == 0 || !self.is_in_transit() {
             return false;
         }
-        climb.patience -= 1;
+        progress.patience -= 1;
         thread::yield_now();
         true
     }
 
     /// Asks the program to drop something.
-    fn ask_program(&self, want: &Want<'_, A>, climb: &mut Climb) -> bool {
+    fn ask_program(&self, want: &Want<'_, A>, progress: &mut Progress) -> bool {
         let Some(call) = self.on_shortage.lock().clone() else { return false };
-        if climb.asked == 0 {
+        if progress.asked == 0 {
             return false;
         }
-        climb.asked -= 1;
-        climb.rung = |rungs| &mut rungs.spared;
+        progress.asked -= 1;
+        progress.stage = |stages| &mut stages.spared;
         call(want.class.bytes)
     }
 
-    /// What must go back before the request fits under the limit; as much as it wants if the
-    /// device, not the limit, is short.
+    /// Bytes that must go back before the request fits under the limit; as many as it asks for if
+    /// the device, not the limit, is short.
     fn missing(&self, want: &Want<'_, A>) -> u64 {
         let needed = self.ledger.reserved().saturating_add(want.class.bytes);
         match needed.saturating_sub(self.ledger.limit()) {
@@ -208,7 +222,7 @@ impl<A: DeviceAllocator> Store<A> {
         }
     }
 
-    /// The error of a request that climbed to the end, counted.
+    /// The error of a request that all stages failed to serve, counted.
     fn refuse(&self, cause: DeviceError, want: &Want<'_, A>, given_back: u64) -> AllocError {
         self.count_refusal();
         let taker = self.taker(want);
@@ -235,7 +249,7 @@ impl<A: DeviceAllocator> Store<A> {
     }
 }
 
-/// What was found. An error is kept for the case that the device refuses too.
+/// Keeps an error for the case that the device refuses too. Returns what was found.
 fn note<T>(found: Result<Option<T>, DeviceError>, refused: &mut Option<DeviceError>) -> Option<T> {
     found.unwrap_or_else(|error| {
         *refused = Some(error);
