@@ -33,8 +33,9 @@ use segment::Segments;
 
 /// Quick blocks that coalesce in one call.
 pub(crate) const PORTION: usize = 64;
-/// Bytes of quick blocks: at most a sixteenth of the peak, and at most this many.
-const QUICK_MOST: u64 = 256 * KIB;
+/// Bytes of quick blocks: at most an eighth of the peak, and at most this many and a share of the
+/// peak ([`ArenaConfig::quick_shift`]).
+const QUICK_LEAST: u64 = 512 * KIB;
 
 /// All memory that a pool has from its device.
 #[derive(Debug)]
@@ -45,6 +46,7 @@ pub(crate) struct Book<C: StreamClock, K> {
     pub(crate) lists: RangeLists<K>,
     /// `None` where it would change where blocks are placed.
     quick: Option<QuickTable<K>>,
+    quick_shift: u32,
     /// Bytes of live and private ranges, and the most at once.
     pub(crate) used: u64,
     pub(crate) used_peak: u64,
@@ -80,6 +82,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
             segments: Segments::new(),
             lists: RangeLists::new(unit_bits, config.is_exact()),
             quick,
+            quick_shift: config.quick_shift(),
             used: 0,
             used_peak: 0,
             cached: 0,
@@ -109,7 +112,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     pub(crate) fn take(&mut self, request: &BookRequest<K>, taker: &Taker<'_, C>) -> Option<u32> {
         match self.take_quick(request, taker) {
             Some(id) => Some(id),
-            None => self.take_own(request, taker),
+            None => self.take_own(*request, *taker),
         }
     }
 
@@ -123,7 +126,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
             node.state = State::Live;
             newest
         } else {
-            self.take_older(request, taker)?
+            self.take_older(*request, *taker)?
         };
         self.cached -= request.bytes;
         Some(id)
@@ -131,7 +134,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
 
     /// Takes a quick block that is not the newest of its size.
     #[cold]
-    fn take_older(&mut self, request: &BookRequest<K>, taker: &Taker<'_, C>) -> Option<u32> {
+    fn take_older(&mut self, request: BookRequest<K>, taker: Taker<'_, C>) -> Option<u32> {
         let nodes = &self.nodes;
         let ready = |id: u32| taker.are_ready(&nodes[id].marks);
         let id = self.quick.as_mut()?.take(request.group.kind, request.bytes, ready)?;
@@ -139,10 +142,10 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         Some(id)
     }
 
-    #[inline]
-    fn take_own(&mut self, request: &BookRequest<K>, taker: &Taker<'_, C>) -> Option<u32> {
-        let found = self.find_own(request, taker);
-        match found {
+    /// Takes a part of a free range. Not inlined, so that a quick block costs nothing more.
+    #[inline(never)]
+    fn take_own(&mut self, request: BookRequest<K>, taker: Taker<'_, C>) -> Option<u32> {
+        match self.find_own(&request, &taker) {
             Some(id) => Some(self.take_part(id, request.bytes)),
             None => self.take_coalesced(request, taker),
         }
@@ -150,11 +153,11 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
 
     /// Coalesces a portion of the quick blocks, and searches again.
     #[cold]
-    fn take_coalesced(&mut self, request: &BookRequest<K>, taker: &Taker<'_, C>) -> Option<u32> {
+    fn take_coalesced(&mut self, request: BookRequest<K>, taker: Taker<'_, C>) -> Option<u32> {
         if !self.coalesce_quick(taker.clock, PORTION) {
             return None;
         }
-        let id = self.find_own(request, taker)?;
+        let id = self.find_own(&request, &taker)?;
         Some(self.take_part(id, request.bytes))
     }
 
@@ -197,7 +200,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         let bytes = node.bytes;
         node.dirty = dirty;
         self.used -= bytes;
-        let limit = (self.used_peak / 16).min(QUICK_MOST);
+        let limit = (self.used_peak / 8).min(QUICK_LEAST + (self.used_peak >> self.quick_shift));
         if self.quick.as_mut().is_some_and(|quick| quick.keep(id, kind, bytes, limit)) {
             (node.state, node.marks, node.freed_at) = (State::Quick, marks, self.turn);
             self.count_cached(bytes);

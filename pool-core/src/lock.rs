@@ -14,8 +14,10 @@ pub(crate) type Lock<T> = lock_api::Mutex<Swap, T>;
 /// What holds it.
 pub(crate) type LockGuard<'l, T> = lock_api::MutexGuard<'l, Swap, T>;
 
-/// Looks at a lock that is held, before others are let run.
-const LOOKS: u32 = 100;
+/// Pauses before the second look at a lock that is held. Each look after that waits twice as long,
+/// up to the most; from then on others are let run in between.
+const PAUSES: u32 = 4;
+const PAUSES_MOST: u32 = 64;
 
 pub(crate) struct Swap(AtomicBool);
 
@@ -46,18 +48,23 @@ unsafe impl RawMutex for Swap {
 }
 
 impl Swap {
+    /// Waits. A look takes the cache line from whoever has the lock, and with it what that thread
+    /// writes next, so there are few.
     #[cold]
     fn wait(&self) {
-        let mut looks = 0;
+        let mut pauses = PAUSES;
         loop {
+            for _ in 0..pauses {
+                hint::spin_loop();
+            }
             if !self.0.load(Relaxed) && !self.0.swap(true, Acquire) {
                 return;
             }
-            looks += 1;
-            if looks % LOOKS == 0 {
+            if pauses < PAUSES_MOST {
+                pauses *= 2;
+            } else {
                 thread::yield_now();
             }
-            hint::spin_loop();
         }
     }
 }

@@ -51,6 +51,14 @@ pub(crate) struct Taker<'r, C: StreamClock> {
     pub(crate) cpu_touches: bool,
 }
 
+impl<C: StreamClock> Clone for Taker<'_, C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<C: StreamClock> Copy for Taker<'_, C> {}
+
 impl<C: StreamClock> Taker<'_, C> {
     /// Whether memory behind `mark` may be had as it is. Makes no device call.
     #[inline]
@@ -125,21 +133,28 @@ impl<M: Copy> After<M> {
         }
     }
 
-    /// Behind both: the later mark of each stream.
-    pub(crate) fn join<C: StreamClock<Mark = M>>(self, clock: &C, other: Self) -> Self {
-        match (self, other) {
-            (Self::Nothing, all) | (all, Self::Nothing) => all,
-            (Self::One(a), Self::One(b)) if clock.same_stream(a, b) => Self::One(clock.later(a, b)),
-            (a, b) => {
-                let mut joined = a.marks().to_vec();
-                for mark in b.marks() {
-                    match joined.iter_mut().find(|known| clock.same_stream(**known, *mark)) {
-                        Some(known) => *known = clock.later(*known, *mark),
-                        None => joined.push(*mark),
-                    }
-                }
-                Self::of(&joined)
+    /// Adds the marks of another: the later one of each stream stays.
+    #[inline]
+    pub(crate) fn join<C: StreamClock<Mark = M>>(&mut self, clock: &C, other: Self) {
+        match (&mut *self, other) {
+            (_, Self::Nothing) => {}
+            (own @ Self::Nothing, other) => *own = other,
+            (Self::One(own), Self::One(other)) if clock.same_stream(*own, other) => {
+                *own = clock.later(*own, other);
+            }
+            (own, other) => *own = own.joined(clock, &other),
+        }
+    }
+
+    #[cold]
+    fn joined<C: StreamClock<Mark = M>>(&self, clock: &C, other: &Self) -> Self {
+        let mut joined = self.marks().to_vec();
+        for mark in other.marks() {
+            match joined.iter_mut().find(|known| clock.same_stream(**known, *mark)) {
+                Some(known) => *known = clock.later(*known, *mark),
+                None => joined.push(*mark),
             }
         }
+        Self::of(&joined)
     }
 }

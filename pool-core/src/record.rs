@@ -75,15 +75,15 @@ impl<A: DeviceAllocator> Part<A> {
 impl<A: DeviceAllocator> Record<A> {
     /// A record of a block that is the device's own allocation, for the stream of the request.
     pub(crate) fn new(block: A::Block, bytes: u64, want: &Want<'_, A>, clock: &A::Clock) -> Self {
-        Self::at(Place::Whole(block), bytes, want, clock)
+        Self::at(Place::Whole(block), bytes, want, clock.mark(want.stream))
     }
 
     /// A record of a block that is lent for a request.
     #[inline]
-    pub(crate) fn at(place: Place<A>, bytes: u64, want: &Want<'_, A>, clock: &A::Clock) -> Self {
+    pub(crate) fn at(place: Place<A>, bytes: u64, want: &Want<'_, A>, mark: MarkOf<A>) -> Self {
         Self {
             place,
-            marks: Mutex::new(Marks::new(clock.mark(want.stream))),
+            marks: Mutex::new(Marks::new(mark)),
             kind: want.key.kind,
             home: Home::default(),
             bytes,

@@ -25,6 +25,14 @@ pub(crate) struct Want<'r, A: DeviceAllocator> {
     pub(crate) private: Option<u32>,
 }
 
+impl<A: DeviceAllocator> Clone for Want<'_, A> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A: DeviceAllocator> Copy for Want<'_, A> {}
+
 impl<A: DeviceAllocator> Want<'_, A> {
     /// The sizes of blocks that may serve.
     pub(crate) fn sizes(&self) -> RangeInclusive<u64> {

@@ -51,15 +51,19 @@ impl<A: DeviceAllocator> Store<A> {
         let hit = match &self.book {
             _ if want.private.is_some() => None,
             Some(book) => self.take_from_book(book, want),
-            None if want.class.pooled() => self.take(want),
+            None if want.class.pooled() => self.take(*want),
             None => None,
         };
-        hit.map_or_else(|| self.allocate_slow(want), Ok)
+        match hit {
+            Some(grant) => Ok(grant),
+            None => self.allocate_slow(*want),
+        }
     }
 
-    /// The stages from 2 on.
+    /// The stages from 2 on. The request comes by value, so that a hit keeps it in registers.
     #[cold]
-    fn allocate_slow(&self, want: &Want<'_, A>) -> Result<Grant<A>, AllocError> {
+    fn allocate_slow(&self, want: Want<'_, A>) -> Result<Grant<A>, AllocError> {
+        let want = &want;
         let mut progress = Progress {
             given_back: 0,
             patience: PATIENCE,

@@ -139,7 +139,8 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// A hit: an idle block of this thread's shard that needs no device call.
     #[inline]
-    pub(crate) fn take(&self, want: &Want<'_, A>) -> Option<Grant<A>> {
+    pub(crate) fn take(&self, want: Want<'_, A>) -> Option<Grant<A>> {
+        let want = &want;
         let mut shard = self.shards.own();
         let taken = shard.take_ready(want, &self.taker(want))?;
         Some(self.lend(&mut shard, want, taken))

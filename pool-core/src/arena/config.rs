@@ -40,6 +40,8 @@ pub(crate) enum Source {
 /// The part of the slack that is committed beyond the most allocated bytes. The rest is a reserve
 /// for pages that streams still use.
 const OWN_SHARE_OF_SLACK: f64 = 0.7;
+/// Pages whose committed bytes may be at least this many times the peak keep more quick blocks.
+const QUICK_FROM_SLACK: f64 = 1.05;
 /// The slack of an arena that only has to grow gracefully.
 const SLACK_TO_GROW: f64 = 0.12;
 /// Its pages, where the device has no larger ones.
@@ -192,6 +194,15 @@ impl ArenaConfig {
         let Source::Pages { most, .. } = self.source else { return u64::MAX };
         let kept = KEPT_MOST.min((used_peak / KEPT_SHARE).max(2 * page_bytes));
         ((used_peak as f64 * most) as u64).max(used_peak.saturating_add(kept))
+    }
+
+    /// Quick blocks may take the peak, shifted right by this. Where the slack is small there is no
+    /// room for them, and pages would come and go.
+    pub(crate) fn quick_shift(&self) -> u32 {
+        match self.source {
+            Source::Pages { most, .. } if most < QUICK_FROM_SLACK => u64::BITS - 1,
+            _ => 3,
+        }
     }
 
     /// Whether a range is one that a request may have.

@@ -9,7 +9,7 @@
 //! Two-level segregated fit (Masmano et al., ECRTS 2004). The links are in the nodes, not in the
 //! memory, which the CPU may not be able to write.
 
-use super::node::{Extent, NONE, Nodes};
+use super::node::{Extent, NONE, Nodes, RangeNode};
 use super::tree::{self, RangeKey};
 
 /// Steps of a row, as a power of two.
@@ -55,78 +55,89 @@ impl SizeSteps {
     #[inline]
     pub(crate) fn insert<M>(&mut self, nodes: &mut Nodes<M>, id: u32) {
         let bytes = nodes[id].bytes;
-        let step = self.step(bytes);
-        if self.ordered {
-            tree::insert(nodes, &mut self.heads[step], id);
-        } else {
-            let head = std::mem::replace(&mut self.heads[step], id);
-            let node = &mut nodes[id];
-            (node.older, node.newer) = (head, NONE);
-            if head != NONE {
-                nodes[head].newer = id;
-            }
-        }
-        self.rows |= 1 << (step >> STEP_BITS);
-        self.columns[step >> STEP_BITS] |= 1 << (step & (STEPS - 1));
         self.bytes += bytes;
-    }
-
-    /// Takes a range out.
-    #[inline]
-    pub(crate) fn remove<M>(&mut self, nodes: &mut Nodes<M>, id: u32) {
-        self.remove_changed(nodes, id, nodes[id].extent());
+        self.add(nodes, id, self.step(bytes));
     }
 
     /// Takes a range out whose extent was `was` when it was added.
     #[inline]
-    pub(crate) fn remove_changed<M>(&mut self, nodes: &mut Nodes<M>, id: u32, was: Extent) {
+    pub(crate) fn remove<M>(&mut self, nodes: &mut Nodes<M>, id: u32, was: Extent) {
         self.bytes -= was.bytes;
-        let (step, node) = (self.step(was.bytes), &nodes[id]);
-        if self.ordered {
-            let key = RangeKey::of(node).with(was.bytes, was.offset);
-            tree::remove(nodes, &mut self.heads[step], id, key);
-            self.clear_if_empty(step);
-        } else {
-            let links = (node.older, node.newer);
-            self.unlink(nodes, step, links);
-        }
-    }
-
-    #[inline]
-    fn unlink<M>(&mut self, nodes: &mut Nodes<M>, step: usize, (older, newer): (u32, u32)) {
-        if older != NONE {
-            nodes[older].newer = newer;
-        }
-        if newer != NONE {
-            nodes[newer].older = older;
-            return;
-        }
-        self.heads[step] = older;
-        self.clear_if_empty(step);
-    }
-
-    #[inline]
-    fn clear_if_empty(&mut self, step: usize) {
-        if self.heads[step] == NONE {
-            let row = step >> STEP_BITS;
-            self.columns[row] &= !(1 << (step & (STEPS - 1)));
-            if self.columns[row] == 0 {
-                self.rows &= !(1 << row);
-            }
-        }
+        self.unlink(nodes, id, was);
     }
 
     /// Follows a range that was `was` and has changed. In a list it keeps its place if its step is
     /// the same, so most splits and coalesces touch no list.
     #[inline]
     pub(crate) fn resize<M>(&mut self, nodes: &mut Nodes<M>, id: u32, was: Extent) {
-        let bytes = nodes[id].bytes;
-        if !self.ordered && self.step(was.bytes) == self.step(bytes) {
-            self.bytes = self.bytes.wrapping_add(bytes).wrapping_sub(was.bytes);
-            return;
+        let RangeNode { bytes, step, .. } = nodes[id];
+        if !self.stays(step, was.bytes, bytes) {
+            self.relink(nodes, id, was);
         }
-        self.remove_changed(nodes, id, was);
-        self.insert(nodes, id);
+    }
+
+    /// Follows a range in a step that had `was` bytes and has `bytes` now. Returns whether it keeps
+    /// its place; else call [`SizeSteps::relink`].
+    #[inline]
+    pub(crate) fn stays(&mut self, step: u16, was: u64, bytes: u64) -> bool {
+        self.bytes = self.bytes.wrapping_add(bytes).wrapping_sub(was);
+        !self.ordered && self.step(bytes) == usize::from(step)
+    }
+
+    /// Moves a range that was `was` to the step of its size.
+    #[inline(never)]
+    pub(crate) fn relink<M>(&mut self, nodes: &mut Nodes<M>, id: u32, was: Extent) {
+        let RangeNode { bytes, step: own, older, newer, .. } = nodes[id];
+        let step = self.step(bytes);
+        let alone = (older, newer) == (NONE, NONE) && self.heads[step] == id;
+        if !alone || step != usize::from(own) {
+            self.unlink(nodes, id, was);
+            self.add(nodes, id, step);
+        }
+    }
+
+    #[inline]
+    fn add<M>(&mut self, nodes: &mut Nodes<M>, id: u32, step: usize) {
+        let head = &mut self.heads[step];
+        let node = &mut nodes[id];
+        node.step = short(step);
+        if self.ordered {
+            tree::insert(nodes, head, id);
+        } else {
+            let older = std::mem::replace(head, id);
+            (node.older, node.newer) = (older, NONE);
+            if older != NONE {
+                nodes[older].newer = id;
+            }
+        }
+        self.rows |= 1 << (step >> STEP_BITS);
+        self.columns[step >> STEP_BITS] |= 1 << (step & (STEPS - 1));
+    }
+
+    #[inline]
+    fn unlink<M>(&mut self, nodes: &mut Nodes<M>, id: u32, was: Extent) {
+        let RangeNode { older, newer, step, .. } = nodes[id];
+        let step = usize::from(step);
+        let head = &mut self.heads[step];
+        if self.ordered {
+            let key = RangeKey::of(&nodes[id]).with(was.bytes, was.offset);
+            tree::remove(nodes, head, id, key);
+        } else {
+            if older != NONE {
+                nodes[older].newer = newer;
+            }
+            match newer {
+                NONE => *head = older,
+                newer => nodes[newer].older = older,
+            }
+        }
+        if *head == NONE {
+            let row = step >> STEP_BITS;
+            self.columns[row] &= !(1 << (step & (STEPS - 1)));
+            if self.columns[row] == 0 {
+                self.rows &= !(1 << row);
+            }
+        }
     }
 
     /// The first range in order from a key on, of steps that are trees.
@@ -209,15 +220,10 @@ impl SizeSteps {
         Some((row << STEP_BITS) | self.columns[row].trailing_zeros() as usize)
     }
 
-    /// The newest range of each step from that of `bytes` on, smaller steps first.
+    /// The newest range of a step.
     #[inline]
-    pub(crate) fn upward(&self, bytes: u64) -> impl Iterator<Item = u32> + '_ {
-        let mut next = self.step(bytes);
-        std::iter::from_fn(move || {
-            let step = self.at_or_above(next)?;
-            next = step + 1;
-            Some(self.heads[step])
-        })
+    pub(crate) fn head(&self, step: usize) -> u32 {
+        self.heads[step]
     }
 
     /// The last range in order below a key, in a step or those below it.
@@ -257,4 +263,10 @@ impl SizeSteps {
 #[expect(clippy::cast_possible_truncation, reason = "of at most six bits")]
 fn index(units: u64) -> usize {
     units as usize
+}
+
+/// A number of a step; there are fewer than 2^11.
+#[expect(clippy::cast_possible_truncation, reason = "below 2^11")]
+fn short(step: usize) -> u16 {
+    step as u16
 }

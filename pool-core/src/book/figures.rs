@@ -9,62 +9,38 @@ const SMALL: u64 = MIB;
 /// A figure of small and large blocks, and of both.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Count {
+    all: Level,
     /// Small, large.
-    now: [u64; 2],
-    peak: [u64; 2],
-    total: [u64; 2],
-    /// The values of `total`, and of what was counted down, at the last reset.
-    before: [(u64, u64); 2],
-    all: u64,
-    all_peak: u64,
+    classes: [Level; 2],
 }
 
 impl Count {
     #[inline]
     pub(crate) fn up(&mut self, class: BlockClass, by: u64) {
-        let at = class.0;
-        self.total[at] = self.total[at].wrapping_add(by);
-        self.now[at] += by;
-        self.peak[at] = self.peak[at].max(self.now[at]);
-        self.all += by;
-        self.all_peak = self.all_peak.max(self.all);
+        self.all.up(by);
+        self.classes[class.0].up(by);
     }
 
     #[inline]
     pub(crate) fn down(&mut self, class: BlockClass, by: u64) {
-        self.now[class.0] -= by;
-        self.all -= by;
+        self.all.down(by);
+        self.classes[class.0].down(by);
     }
 
-    /// The counts as they are read.
+    /// The figure as it is read.
     pub(crate) fn stat(&self) -> StatArray {
-        let class = |at: usize| {
-            let (allocated, freed) = (self.total[at], self.total[at].wrapping_sub(self.now[at]));
-            let (allocated_before, freed_before) = self.before[at];
-            Stat {
-                current: self.now[at],
-                peak: self.peak[at],
-                allocated: allocated.wrapping_sub(allocated_before),
-                freed: freed.wrapping_sub(freed_before),
-            }
-        };
-        let (small, large) = (class(0), class(1));
-        let all = Stat {
-            current: self.all,
-            peak: self.all_peak,
-            allocated: small.allocated.wrapping_add(large.allocated),
-            freed: small.freed.wrapping_add(large.freed),
-        };
-        StatArray { all, small, large }
+        class_stats(&self.all, &self.classes)
     }
 
     /// Sets the sums of what was counted up and down to 0, and the peaks to the current figures.
     pub(crate) fn reset(&mut self) {
-        (self.peak, self.all_peak) = (self.now, self.all);
-        for at in [0, 1] {
-            self.before[at] = (self.total[at], self.total[at].wrapping_sub(self.now[at]));
-        }
+        self.all.reset();
+        self.classes.iter_mut().for_each(Level::reset);
     }
+}
+
+fn class_stats(all: &Level, [small, large]: &[Level; 2]) -> StatArray {
+    StatArray { all: all.stat(), small: small.stat(), large: large.stat() }
 }
 
 /// Small or large, as an index.
@@ -138,7 +114,7 @@ pub(crate) struct BookFigures {
     /// Bytes of their blocks.
     pub(crate) allocated: Level,
     /// The three for small and large blocks; under `PyTorch`'s rules only.
-    classes: Option<Box<[Count; 3]>>,
+    classes: Option<Box<[[Level; 2]; 3]>>,
 }
 
 impl BookFigures {
@@ -152,8 +128,8 @@ impl BookFigures {
         for level in [&mut self.live, &mut self.requested, &mut self.allocated] {
             level.reset();
         }
-        for count in self.classes.iter_mut().flat_map(|classes| classes.iter_mut()) {
-            count.reset();
+        for class in self.classes.iter_mut().flat_map(|classes| classes.as_flattened_mut()) {
+            class.reset();
         }
     }
 
@@ -164,8 +140,8 @@ impl BookFigures {
         self.requested.up(requested);
         self.allocated.up(bytes);
         if let Some(classes) = &mut self.classes {
-            for (count, by) in classes.iter_mut().zip([1, requested, bytes]) {
-                count.up(BlockClass::of(bytes), by);
+            for (levels, by) in classes.iter_mut().zip([1, requested, bytes]) {
+                levels[BlockClass::of(bytes).0].up(by);
             }
         }
     }
@@ -176,18 +152,18 @@ impl BookFigures {
         self.requested.down(requested);
         self.allocated.down(bytes);
         if let Some(classes) = &mut self.classes {
-            for (count, by) in classes.iter_mut().zip([1, requested, bytes]) {
-                count.down(BlockClass::of(bytes), by);
+            for (levels, by) in classes.iter_mut().zip([1, requested, bytes]) {
+                levels[BlockClass::of(bytes).0].down(by);
             }
         }
     }
 
     /// Blocks, bytes requested and bytes allocated as they are read.
     pub(crate) fn stats(&self) -> [StatArray; 3] {
+        let all = [&self.live, &self.requested, &self.allocated];
         match &self.classes {
-            Some(classes) => classes.each_ref().map(Count::stat),
-            None => [&self.live, &self.requested, &self.allocated]
-                .map(|level| StatArray { all: level.stat(), ..StatArray::default() }),
+            Some(classes) => [0, 1, 2].map(|at| class_stats(all[at], &classes[at])),
+            None => all.map(|all| StatArray { all: all.stat(), ..StatArray::default() }),
         }
     }
 }

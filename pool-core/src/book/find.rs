@@ -11,8 +11,8 @@ use crate::order::Taker;
 
 /// Ranges of one step that are looked at.
 const LOOKS: usize = 8;
-/// Ranges of a list that are looked at and do not serve before its search ends.
-const TURNED_DOWN: usize = 64;
+/// Ranges of a list that are looked at.
+const LOOKS_IN_LIST: usize = 64;
 /// Lists that are searched.
 const LISTS: usize = 16;
 
@@ -35,18 +35,21 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     ) -> Option<u32> {
         // Streams of one number need not be ordered after each other: open scopes of wgpu are not.
         let ready = |node: &RangeNode<_>| taker.are_ready(&node.marks);
-        if self.config.is_exact() {
-            return self.find(request, |of| of.is_own(request.stream), ready, Effort::Bounded);
-        }
-        let search = Search { nodes: &self.nodes, config: &self.config };
-        let (mut best, mut left): (Option<(u64, u32)>, usize) = (None, TURNED_DOWN);
+        let exact = self.config.is_exact();
+        let search = Search { nodes: &self.nodes, config: &self.config, effort: Effort::Bounded };
+        let mut best = None;
         for of in [Of::Stream(request.stream), Of::Untouched] {
             let list = self.lists.known(request.group, of);
             let list = list.filter(|list| list.bins.bytes() >= request.bytes);
             let Some(list) = list else { continue };
-            let found = search.good(list, request.bytes, &ready, &mut left);
-            if found.is_some_and(|found| best.is_none_or(|best| found.0 < best.0)) {
-                best = found;
+            if !exact {
+                if let Some((_, id)) = search.good(list, request.bytes, &ready) {
+                    return Some(id);
+                }
+            } else if let Some(found) = search.exact(list, request.bytes, &ready)
+                && best.is_none_or(|best| search.is_better(found, best))
+            {
+                best = Some(found);
             }
         }
         best.map(|(_, id)| id)
@@ -62,10 +65,11 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         effort: Effort,
     ) -> Option<u32> {
         let mut best: Option<(u64, u32)> = None;
-        let (mut lists, turned_down) = match effort {
-            Effort::Bounded => (LISTS, TURNED_DOWN),
-            Effort::All => (usize::MAX, usize::MAX),
+        let mut lists = match effort {
+            Effort::Bounded => LISTS,
+            Effort::All => usize::MAX,
         };
+        let search = Search { nodes: &self.nodes, config: &self.config, effort };
         for list in self.lists.iter() {
             let fits = list.bins.bytes() >= request.bytes && list.group == request.group;
             if !fits || list.of == Of::Hole || !of(list.of) {
@@ -73,41 +77,17 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
             }
             let Some(more) = lists.checked_sub(1) else { break };
             lists = more;
-            let mut left = turned_down;
             let found = if self.config.is_exact() {
-                self.find_exact(list, request.bytes, &accept)
+                search.exact(list, request.bytes, &accept)
             } else {
-                let search = Search { nodes: &self.nodes, config: &self.config };
-                search.good(list, request.bytes, &accept, &mut left)
+                search.good(list, request.bytes, &accept)
             };
             let Some(found) = found else { continue };
-            if best.is_none_or(|best| self.is_better(found, best)) {
+            if best.is_none_or(|best| search.is_better(found, best)) {
                 best = Some(found);
             }
         }
         best.map(|(_, id)| id)
-    }
-
-    /// The best fit of a list; of equal sizes the oldest segment, then the lowest offset.
-    fn find_exact(
-        &self,
-        list: &RangeList<K>,
-        bytes: u64,
-        accept: &impl Fn(&RangeNode<C::Mark>) -> bool,
-    ) -> Option<(u64, u32)> {
-        // A size that does not suit is too large, and so are all above it.
-        let suits = |id: &u32| self.config.suits(self.nodes[*id].bytes, bytes);
-        let mut fits = list.bins.ascending(&self.nodes, bytes).take_while(suits);
-        let id = fits.find(|id| accept(&self.nodes[*id]))?;
-        Some((self.nodes[id].bytes, id))
-    }
-
-    #[inline]
-    fn is_better(&self, (bytes, id): (u64, u32), (than, other): (u64, u32)) -> bool {
-        if bytes != than || !self.config.is_exact() {
-            return bytes < than;
-        }
-        RangeKey::of(&self.nodes[id]) < RangeKey::of(&self.nodes[other])
     }
 }
 
@@ -115,6 +95,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
 struct Search<'b, M> {
     nodes: &'b Nodes<M>,
     config: &'b ArenaConfig,
+    effort: Effort,
 }
 
 impl<M: Clone> Search<'_, M> {
@@ -126,13 +107,19 @@ impl<M: Clone> Search<'_, M> {
         list: &RangeList<K>,
         bytes: u64,
         accept: &impl Fn(&RangeNode<M>) -> bool,
-        left: &mut usize,
     ) -> Option<(u64, u32)> {
-        for head in list.bins.upward(bytes) {
-            let found = self.in_step(head, bytes, accept, left);
-            if found.is_some() || *left == 0 {
+        let (looks, mut left) = match self.effort {
+            Effort::Bounded => (LOOKS, LOOKS_IN_LIST / LOOKS),
+            Effort::All => (usize::MAX, usize::MAX),
+        };
+        let mut step = list.bins.step(bytes);
+        while left > 0 {
+            let own = list.bins.at_or_above(step)?;
+            let found = self.in_step(list.bins.head(own), bytes, looks, accept);
+            if found.is_some() {
                 return found;
             }
+            (step, left) = (own + 1, left - 1);
         }
         None
     }
@@ -143,27 +130,51 @@ impl<M: Clone> Search<'_, M> {
         &self,
         head: u32,
         bytes: u64,
+        looks: usize,
         accept: &impl Fn(&RangeNode<M>) -> bool,
-        left: &mut usize,
     ) -> Option<(u64, u32)> {
-        let (mut best, mut next) = ((u64::MAX, NONE), head);
-        let looks = if *left > TURNED_DOWN { usize::MAX } else { LOOKS };
-        for _ in 0..looks {
-            if next == NONE || *left == 0 {
-                break;
-            }
+        let (mut best, mut next, mut left) = ((u64::MAX, NONE), head, looks);
+        while next != NONE && left > 0 {
             let (id, node) = (next, &self.nodes[next]);
-            next = node.older;
-            let suits = node.bytes >= bytes && self.config.suits(node.bytes, bytes);
-            if !suits || node.bytes >= best.0 || !accept(node) {
-                *left -= 1;
-                continue;
-            }
-            best = (node.bytes, id);
-            if node.bytes == bytes {
-                break;
+            (next, left) = (node.older, left - 1);
+            let fits = node.bytes >= bytes && node.bytes < best.0;
+            if fits && self.config.suits(node.bytes, bytes) && accept(node) {
+                best = (node.bytes, id);
+                if node.bytes == bytes {
+                    break;
+                }
             }
         }
         (best.1 != NONE).then_some(best)
+    }
+
+    /// The best fit of a list; of equal sizes the oldest segment, then the lowest offset.
+    #[inline]
+    fn exact<K>(
+        &self,
+        list: &RangeList<K>,
+        bytes: u64,
+        accept: &impl Fn(&RangeNode<M>) -> bool,
+    ) -> Option<(u64, u32)> {
+        let mut key = RangeKey::least(bytes);
+        loop {
+            let id = list.bins.first_from(self.nodes, key)?;
+            let node = &self.nodes[id];
+            if !self.config.suits(node.bytes, bytes) {
+                return None; // too large, and so are all above it
+            }
+            if accept(node) {
+                return Some((node.bytes, id));
+            }
+            key = RangeKey::of(node).above();
+        }
+    }
+
+    #[inline]
+    fn is_better(&self, (bytes, id): (u64, u32), (than, other): (u64, u32)) -> bool {
+        if bytes != than || !self.config.is_exact() {
+            return bytes < than;
+        }
+        RangeKey::of(&self.nodes[id]) < RangeKey::of(&self.nodes[other])
     }
 }

@@ -2,14 +2,14 @@
 
 use super::Book;
 use super::list::Of;
-use super::node::{Extent, NONE, State};
+use super::node::{Extent, NONE, RangeNode, State};
 use crate::clock::StreamClock;
 use crate::order::After;
 
 impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// Makes a range free that is in no list: coalesces it with its neighbours and puts it in the
     /// list of who used it last.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn release(&mut self, clock: &C, id: u32, marks: After<C::Mark>, freed_at: u64) {
         let of = Of::marks(clock, marks.marks());
         let node = &mut self.nodes[id];
@@ -20,52 +20,63 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// Puts a range that is in no list among the free ones of `of`.
     #[inline]
     pub(super) fn put_free(&mut self, clock: &C, id: u32, of: Of) {
-        let node = &self.nodes[id];
-        let (before, after, at) = (node.before, node.after, node.segment);
+        let RangeNode { before, after, segment: at, bytes, .. } = self.nodes[id];
         if of != Of::Hole {
-            let bytes = node.bytes;
             self.count_cached(bytes);
         }
         let Some(segment) = self.segments.get_mut(at) else { return };
         segment.used -= 1;
         let group = segment.group;
         // Both are looked at before either is judged, so that the two cache misses overlap.
-        let lists = [before, after].map(|id| self.list_of(id));
-        let may =
-            |neighbour: u32| self.nodes[neighbour].marks.may_coalesce(clock, &self.nodes[id].marks);
-        let below = lists[0].and_then(|list| of.coalesced(self.lists.get(list).of));
-        let apart = below.is_some() && !may(before);
-        let below = below.filter(|_| !apart);
-        let of = below.unwrap_or(of);
-        let above = lists[1].and_then(|list| of.coalesced(self.lists.get(list).of));
-        let apart_above = above.is_some() && !may(after);
-        let above = above.filter(|_| !apart_above);
-        let of = above.unwrap_or(of);
-        self.apart |= apart || apart_above;
-        let into = match (below, above) {
+        let [below, above] = [before, after].map(|id| self.list_of(id));
+        let mut of = of;
+        let below = below.filter(|list| self.coalesces(clock, id, (before, *list), &mut of));
+        let above = above.filter(|list| self.coalesces(clock, id, (after, *list), &mut of));
+        let (into, list, was) = match (below, above) {
             (None, None) => {
                 let own = self.lists.number(group, of);
                 self.nodes[id].state = State::Free(own);
                 return self.insert(own, id);
             }
-            (Some(_), None) => self.coalesce_below(clock, before, id),
-            (None, Some(_)) => self.coalesce_above(clock, id, after),
-            (Some(_), Some(_)) => self.coalesce_both(clock, before, id, after),
+            (Some(list), None) => (before, list, self.absorb_first(clock, before, id)),
+            (None, Some(list)) => (after, list, self.absorb_first(clock, after, id)),
+            (Some(below), Some(above)) => {
+                self.coalesce_both(clock, id, (before, below), (after, above))
+            }
         };
-        let (into, was) = into;
+        if into == after && self.nodes[into].before == NONE {
+            self.note_first(at, into);
+        }
         // Streams of one number may be several.
-        let of = match &self.nodes[into].marks {
-            After::Many(marks) => Of::marks(clock, marks),
-            _ => of,
-        };
+        if let After::Many(marks) = &self.nodes[into].marks {
+            of = Of::marks(clock, marks);
+        }
         let own = self.lists.number(group, of);
-        let list = self.list_of(into).unwrap_or(own);
         if list == own {
             return self.resize(own, into, was);
         }
         self.remove_changed(list, into, was);
         self.nodes[into].state = State::Free(own);
         self.insert(own, into);
+    }
+
+    /// Whether a range of `of` coalesces with a free neighbour, of which the number and the list
+    /// are given. `of` is who used both last then.
+    #[inline]
+    fn coalesces(
+        &mut self,
+        clock: &C,
+        id: u32,
+        (neighbour, list): (u32, u16),
+        of: &mut Of,
+    ) -> bool {
+        let Some(both) = of.coalesced(self.lists.get(list).of) else { return false };
+        let may = self.nodes[neighbour].marks.may_coalesce(clock, &self.nodes[id].marks);
+        match may {
+            true => *of = both,
+            false => self.apart = true,
+        }
+        may
     }
 
     /// Coalesces a free range with the one after it if both are in the list of several streams and
@@ -105,76 +116,42 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         }
     }
 
-    /// Takes `id` into the free range below it. Returns that, and how large it was.
+    /// Takes a neighbour into a free range. Returns how large that was.
     #[inline]
-    fn coalesce_below(&mut self, clock: &C, below: u32, id: u32) -> (u32, Extent) {
-        let was = self.nodes[below].extent();
-        self.merge_notes(clock, below, id);
-        self.nodes.coalesce_next(below);
-        (below, was)
-    }
-
-    /// Takes `id` into the free range above it, which keeps its number.
-    #[inline]
-    fn coalesce_above(&mut self, clock: &C, id: u32, above: u32) -> (u32, Extent) {
-        let was = self.nodes[above].extent();
-        self.merge_notes(clock, above, id);
-        self.lower_start(above);
-        (above, was)
-    }
-
-    /// Takes `id` and the smaller neighbour into the larger.
-    #[inline]
-    fn coalesce_both(&mut self, clock: &C, below: u32, id: u32, above: u32) -> (u32, Extent) {
-        let larger_below = self.nodes[below].bytes >= self.nodes[above].bytes;
-        let (into, other) = if larger_below { (below, above) } else { (above, below) };
+    fn absorb_first(&mut self, clock: &C, into: u32, from: u32) -> Extent {
         let was = self.nodes[into].extent();
-        if let Some(list) = self.list_of(other) {
-            self.remove(list, other);
-        }
-        self.merge_notes(clock, into, id);
-        self.merge_notes(clock, into, other);
-        if into == below {
-            self.nodes.coalesce_next(below);
-            self.nodes.coalesce_next(below);
-        } else {
-            self.lower_start(above);
-            self.lower_start(above);
-        }
-        (into, was)
+        self.absorb(clock, into, from);
+        was
     }
 
-    /// Takes the range before `id` into it, and makes that number vacant.
-    #[inline]
-    fn lower_start(&mut self, id: u32) {
-        let low = self.nodes[id].before;
-        let (bytes, before) = (self.nodes[low].bytes, self.nodes[low].before);
-        let node = &mut self.nodes[id];
-        node.bytes += bytes;
-        node.offset -= bytes;
-        node.before = before;
-        let at = node.segment;
-        if before == NONE {
-            if let Some(segment) = self.segments.get_mut(at) {
-                segment.first = id;
-            }
-        } else {
-            self.nodes[before].after = id;
-        }
-        self.nodes.remove(low);
+    /// Takes a range and the smaller of its free neighbours, each with its list, into the larger.
+    /// Returns that, its list, and how large it was.
+    fn coalesce_both(
+        &mut self,
+        clock: &C,
+        id: u32,
+        below: (u32, u16),
+        above: (u32, u16),
+    ) -> (u32, u16, Extent) {
+        let larger_below = self.nodes[below.0].bytes >= self.nodes[above.0].bytes;
+        let (into, other) = if larger_below { (below, above) } else { (above, below) };
+        self.remove(other.1, other.0);
+        let was = self.absorb_first(clock, into.0, id);
+        self.absorb(clock, into.0, other.0);
+        (into.0, into.1, was)
     }
 
-    /// Merges marks, age and contents of two ranges that coalesce; the age is that of the larger.
+    /// Takes a neighbour by address into a range, behind the marks of both.
     #[inline]
-    pub(crate) fn merge_notes(&mut self, clock: &C, into: u32, from: u32) {
-        let node = &mut self.nodes[from];
-        let marks = std::mem::take(&mut node.marks);
-        let (bytes, freed_at, dirty) = (node.bytes, node.freed_at, node.dirty);
-        let node = &mut self.nodes[into];
-        node.marks = std::mem::take(&mut node.marks).join(clock, marks);
-        node.dirty |= dirty;
-        if bytes > node.bytes {
-            node.freed_at = freed_at;
+    pub(super) fn absorb(&mut self, clock: &C, into: u32, from: u32) {
+        self.nodes.absorb(into, from, |own, other| own.join(clock, other));
+    }
+
+    /// Notes the lowest range of a segment.
+    #[inline]
+    pub(super) fn note_first(&mut self, segment: u32, first: u32) {
+        if let Some(segment) = self.segments.get_mut(segment) {
+            segment.first = first;
         }
     }
 }

@@ -134,8 +134,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
                 self.remove(list, id);
             }
         }
-        self.merge_notes(clock, id, next);
-        self.nodes.coalesce_next(id);
+        self.absorb(clock, id, next);
         let group = self.segments.get(self.nodes[id].segment).map(|segment| segment.group);
         let Some(group) = group else { return };
         let of = Of::marks(clock, self.nodes[id].marks.marks());

@@ -17,31 +17,36 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     #[inline]
     pub(super) fn insert(&mut self, list: u16, id: u32) {
         self.lists.bins(list).insert(&mut self.nodes, id);
-        self.count_split(id, None, Some(self.nodes[id].bytes));
+        if self.split.is_some() {
+            self.count_split(id, None, Some(self.nodes[id].bytes));
+        }
     }
 
     /// Takes a free range out of its list.
     #[inline]
     pub(super) fn remove(&mut self, list: u16, id: u32) {
-        self.lists.bins(list).remove(&mut self.nodes, id);
-        self.count_split(id, Some(self.nodes[id].bytes), None);
+        self.remove_changed(list, id, self.nodes[id].extent());
     }
 
     /// Takes a free range out of its list that has changed since it was put in.
+    #[inline]
     pub(super) fn remove_changed(&mut self, list: u16, id: u32, was: Extent) {
-        self.lists.bins(list).remove_changed(&mut self.nodes, id, was);
-        self.count_split(id, Some(was.bytes), None);
+        self.lists.bins(list).remove(&mut self.nodes, id, was);
+        if self.split.is_some() {
+            self.count_split(id, Some(was.bytes), None);
+        }
     }
 
     /// Follows a free range that was `was` and has changed.
     #[inline]
     pub(super) fn resize(&mut self, list: u16, id: u32, was: Extent) {
         self.lists.bins(list).resize(&mut self.nodes, id, was);
-        self.count_split(id, Some(was.bytes), Some(self.nodes[id].bytes));
+        if self.split.is_some() {
+            self.count_split(id, Some(was.bytes), Some(self.nodes[id].bytes));
+        }
     }
 
-    #[inline]
-    fn count_split(&mut self, id: u32, was: Option<u64>, is: Option<u64>) {
+    pub(super) fn count_split(&mut self, id: u32, was: Option<u64>, is: Option<u64>) {
         let Some(split) = &mut self.split else { return };
         let Some(segment) = self.segments.get(self.nodes[id].segment) else { return };
         let class = BlockClass::small_if(segment.group.small);

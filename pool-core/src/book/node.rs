@@ -37,6 +37,7 @@ pub(crate) struct Extent {
 }
 
 /// A range of a segment.
+#[repr(align(64))]
 #[derive(Debug)]
 pub(crate) struct RangeNode<M> {
     pub(crate) bytes: u64,
@@ -52,6 +53,8 @@ pub(crate) struct RangeNode<M> {
     /// Segments that the book had before that of the range.
     pub(crate) born: u32,
     pub(crate) state: State,
+    /// The size step whose list or tree it is in, while it is free.
+    pub(crate) step: u16,
     /// Whether the contents may be other than zeroes.
     pub(crate) dirty: bool,
     /// Allocations so far when the larger part of the range was freed.
@@ -130,6 +133,7 @@ impl<M: Clone> Nodes<M> {
                 segment: NONE,
                 born: 0,
                 state: State::Vacant,
+                step: 0,
                 dirty: false,
                 freed_at: 0,
                 marks: After::Nothing,
@@ -177,18 +181,38 @@ impl<M: Clone> Nodes<M> {
         low
     }
 
-    /// Takes the next range by address into this one, and makes its number vacant.
+    /// Takes a neighbour by address into a range, and makes its number vacant. The age is that of
+    /// the larger of the two. `join` gets the marks of both.
     #[inline]
-    pub(crate) fn coalesce_next(&mut self, id: u32) {
-        let next = self[id].after;
-        let (bytes, after) = (self[next].bytes, self[next].after);
-        let node = &mut self[id];
-        node.bytes += bytes;
-        node.after = after;
-        if after != NONE {
-            self[after].before = id;
+    pub(crate) fn absorb(
+        &mut self,
+        into: u32,
+        from: u32,
+        join: impl FnOnce(&mut After<M>, After<M>),
+    ) {
+        let vacant = std::mem::replace(&mut self.vacant, from);
+        let gone = &mut self[from];
+        let RangeNode { bytes, offset, before, after, dirty, freed_at, .. } = *gone;
+        let marks = std::mem::take(&mut gone.marks);
+        (gone.state, gone.older) = (State::Vacant, vacant);
+        let node = &mut self[into];
+        join(&mut node.marks, marks);
+        node.dirty |= dirty;
+        if bytes > node.bytes {
+            node.freed_at = freed_at;
         }
-        self.remove(next);
+        node.bytes += bytes;
+        if offset < node.offset {
+            (node.offset, node.before) = (offset, before);
+            if before != NONE {
+                self[before].after = into;
+            }
+        } else {
+            node.after = after;
+            if after != NONE {
+                self[after].before = into;
+            }
+        }
     }
 
     /// The ranges from `first` on, in the order of their addresses.

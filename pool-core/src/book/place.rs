@@ -2,7 +2,7 @@
 //! missing. Takes ranges out of the lists for calls to the device, and puts them back.
 
 use super::list::Of;
-use super::node::{NONE, RangeNode, State, number};
+use super::node::{Extent, NONE, RangeNode, State, number};
 use super::{Book, BookRequest};
 use crate::clock::StreamClock;
 use crate::order::{After, Taker};
@@ -145,6 +145,10 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         if place.start < part.start {
             // The part is above: the lower rest is a new range in the same list.
             let low = self.split_off(id, list, part.start - place.start);
+            let RangeNode { segment, before, .. } = self.nodes[low];
+            if before == NONE {
+                self.note_first(segment, low);
+            }
             self.nodes[low].state = State::Free(list);
             self.insert(list, low);
         }
@@ -159,28 +163,40 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// same.
     #[inline]
     pub(super) fn take_low(&mut self, id: u32, list: u16, bytes: u64) -> u32 {
-        let taken = if bytes < self.nodes[id].bytes {
+        let whole = self.nodes[id].bytes;
+        let taken = if bytes < whole {
             self.split_off(id, list, bytes)
         } else {
             self.remove(list, id);
             id
         };
-        let RangeNode { segment, bytes, .. } = self.nodes[taken];
+        let RangeNode { segment, before, .. } = self.nodes[taken];
         if let Some(segment) = self.segments.get_mut(segment) {
             segment.used += 1;
+            if before == NONE {
+                segment.first = taken;
+            }
         }
         if self.lists.get(list).of != Of::Hole {
-            self.cached -= bytes;
+            self.cached -= bytes.min(whole);
         }
         taken
     }
 
-    /// Splits the low `bytes` bytes off a free range, which stays in its list. They are in no list.
+    /// Splits the low `bytes` bytes off a free range, which stays in its list. They are in no list,
+    /// behind the same marks.
     #[inline]
     fn split_off(&mut self, id: u32, list: u16, bytes: u64) -> u32 {
-        let whole = self.nodes[id].extent();
-        let low = self.split_low(id, bytes);
-        self.resize(list, id, whole);
+        let low = self.nodes.split_low(id, bytes);
+        let RangeNode { offset, bytes: rest, step, .. } = self.nodes[id];
+        let was = Extent { bytes: rest + bytes, offset: offset - bytes };
+        let bins = self.lists.bins(list);
+        if !bins.stays(step, was.bytes, rest) {
+            bins.relink(&mut self.nodes, id, was);
+        }
+        if self.split.is_some() {
+            self.count_split(id, Some(was.bytes), Some(rest));
+        }
         low
     }
 
@@ -188,11 +204,9 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     #[inline]
     fn split_low(&mut self, id: u32, bytes: u64) -> u32 {
         let low = self.nodes.split_low(id, bytes);
-        let node = &self.nodes[low];
-        if node.before == NONE
-            && let Some(segment) = self.segments.get_mut(node.segment)
-        {
-            segment.first = low;
+        let RangeNode { before, segment, .. } = self.nodes[low];
+        if before == NONE {
+            self.note_first(segment, low);
         }
         low
     }
@@ -231,8 +245,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         let (whole, others) = pieces.split_first()?;
         let (whole, block) = (*whole, &placement.block);
         for other in others {
-            self.nodes[whole].dirty |= self.nodes[*other].dirty;
-            self.nodes.coalesce_next(whole);
+            self.nodes.absorb(whole, *other, |_, _| {});
         }
         let at = self.nodes[whole].segment;
         self.nodes[whole].marks = After::Nothing;

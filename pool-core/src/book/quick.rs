@@ -4,9 +4,9 @@
 use super::node::NONE;
 
 /// Slots of the table.
-const SLOTS: usize = 64;
+const SLOTS: usize = 128;
 /// Blocks of a slot.
-const DEEP: usize = 6;
+const DEEP: usize = 10;
 /// Refusals after which a part of the table is to coalesce: what is there is not what is requested.
 const REFUSALS: u32 = 64;
 
@@ -50,7 +50,7 @@ impl<K: Copy + Eq> QuickTable<K> {
     /// A multiplicative hash of the size (Knuth, *TAOCP* 6.4).
     #[inline]
     fn slot(&self, bytes: u64) -> usize {
-        ((bytes >> self.unit_bits).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58) as usize
+        ((bytes >> self.unit_bits).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 57) as usize
     }
 
     /// Keeps a block if its slot has room and the table holds at most `limit` bytes then.

@@ -27,6 +27,7 @@ use crate::record::{Part, Place, Record, RecordBox, SegmentBlock, Slab};
 use crate::request::Want;
 use crate::stats::PoolStats;
 use std::ops::Range;
+use std::ptr::NonNull;
 
 /// The book of a pool, and the constants that go with it.
 pub(crate) struct PoolBook<A: DeviceAllocator> {
@@ -222,21 +223,18 @@ impl<A: DeviceAllocator> BookState<A> {
         self.calls.num_ooms += 1;
     }
 
-    /// Lends a live range: writes its record. Call it after the last device call for a request,
-    /// since the record has the mark that its stream has reached.
+    /// Lends a live range. Call it after the last device call for a request, since the record gets
+    /// the mark that its stream has reached.
     #[inline]
-    fn lend(&mut self, id: u32, want: &Want<'_, A>, clock: &A::Clock) -> Option<Grant<A>> {
+    fn lend(&mut self, id: u32, want: &Want<'_, A>, clock: &A::Clock) -> Option<Lent<A>> {
         let node = &self.book.nodes[id];
         let (bytes, dirty) = (node.bytes, node.dirty);
         let block = self.blocks.get(node.segment as usize)?.as_ref()?.share();
-        let place = Place::Part(Part { block, offset: node.offset, range: id });
+        let part = Part { block, offset: node.offset, range: id };
         self.book.count_out(bytes);
         self.figures.out(bytes, want.requested);
         let slot = self.records.slot(id);
-        // SAFETY: slots do not move. The range is live and was not lent, so no code has the record
-        // of its number, and none gets it before the owner frees the range.
-        let record = unsafe { RecordBox::in_slot(slot, Record::at(place, bytes, want, clock)) };
-        Some(Grant { record, zeroed: !dirty })
+        Some(Lent { part, bytes, dirty, slot, mark: clock.mark(want.stream) })
     }
 
     /// Lends a live range that was free memory.
@@ -247,10 +245,10 @@ impl<A: DeviceAllocator> BookState<A> {
         want: &Want<'_, A>,
         clock: &A::Clock,
         statistics: bool,
-    ) -> Option<Grant<A>> {
-        let grant = self.lend(id, want, clock)?;
-        self.count_hit(want, grant.zeroed, statistics);
-        Some(grant)
+    ) -> Option<Lent<A>> {
+        let lent = self.lend(id, want, clock)?;
+        self.count_hit(want, !lent.dirty, statistics);
+        Some(lent)
     }
 
     /// Counts a request that free memory served.
@@ -290,6 +288,28 @@ impl<A: DeviceAllocator> BookState<A> {
     }
 }
 
+/// A range that is lent, and the slot for its record.
+#[must_use]
+pub(super) struct Lent<A: DeviceAllocator> {
+    part: Part<A>,
+    bytes: u64,
+    dirty: bool,
+    slot: NonNull<Record<A>>,
+    mark: MarkOf<A>,
+}
+
+impl<A: DeviceAllocator> Lent<A> {
+    /// Writes the record. Needs no lock.
+    #[inline]
+    pub(super) fn grant(self, want: &Want<'_, A>) -> Grant<A> {
+        let record = Record::at(Place::Part(self.part), self.bytes, want, self.mark);
+        // SAFETY: slots do not move. The range is live and was not lent before, so no code has the
+        // record of its number, and none gets it before the owner frees the range.
+        let record = unsafe { RecordBox::in_slot(self.slot, record) };
+        Grant { record, zeroed: !self.dirty }
+    }
+}
+
 impl<A: DeviceAllocator> Store<A> {
     /// A hit of a book: a free range that needs no call to the device.
     #[inline]
@@ -304,7 +324,9 @@ impl<A: DeviceAllocator> Store<A> {
         let taker = self.taker(want);
         let mut state = book.state.lock();
         let id = state.book.take(&book.request(want), &taker)?;
-        state.lend_hit(id, want, taker.clock, self.bounds.statistics)
+        let lent = state.lend_hit(id, want, taker.clock, self.bounds.statistics)?;
+        drop(state);
+        Some(lent.grant(want))
     }
 
     /// Frees a block into the book. Returns the book, locked, in which the caller gives up its

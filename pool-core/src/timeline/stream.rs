@@ -99,8 +99,12 @@ impl<D: EventDriver> Slot<D> {
         if mark.timeline != self.timeline {
             return false;
         }
-        mark.stream == self.id
-            || self.known.lock().clock.get(&mark.stream).is_some_and(|epoch| *epoch > mark.epoch)
+        mark.stream == self.id || self.is_after_another(mark)
+    }
+
+    #[cold]
+    fn is_after_another(&self, mark: Mark) -> bool {
+        self.known.lock().clock.get(&mark.stream).is_some_and(|epoch| *epoch > mark.epoch)
     }
 }
 

@@ -32,7 +32,8 @@ impl<A: DeviceAllocator> Store<A> {
         let of = |of: Of| effort == Effort::All || !of.is_own(request.stream);
         let id = state.book.find(&request, of, |node| ready(node.marks.marks()), effort)?;
         let id = state.book.take_part(id, request.bytes);
-        state.lend_hit(id, want, taker.clock, self.bounds.statistics)
+        let lent = state.lend_hit(id, want, taker.clock, self.bounds.statistics)?;
+        Some(lent.grant(want))
     }
 
     /// Serves a request with a range that is not ready, without blocking the host: first where an
@@ -92,7 +93,8 @@ impl<A: DeviceAllocator> Store<A> {
             let mut state = book.lock();
             let Some(piece) = asked.take_over().pop() else { break };
             state.book.nodes[piece.id].state = State::Live;
-            return Ok(state.lend_hit(piece.id, want, taker.clock, self.bounds.statistics));
+            let lent = state.lend_hit(piece.id, want, taker.clock, self.bounds.statistics);
+            return Ok(lent.map(|lent| lent.grant(want)));
         }
         refusal.map_or(Ok(None), Err)
     }

@@ -19,9 +19,9 @@ impl<A: DeviceAllocator> Store<A> {
         let id = self.grow_range(book, want)?;
         let nothing = DeviceError::new(Why::Other, "no segment of a range", 0);
         let mut state = book.lock();
-        let grant = state.lend(id, want, self.allocator.clock()).ok_or(nothing)?;
+        let lent = state.lend(id, want, self.allocator.clock()).ok_or(nothing)?;
         state.count_miss(want, self.bounds.statistics);
-        Ok(grant)
+        Ok(lent.grant(want))
     }
 
     /// A live range of memory from the device, which is not lent yet.
