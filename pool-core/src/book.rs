@@ -24,7 +24,6 @@ mod tree;
 use crate::arena::ArenaConfig;
 use crate::clock::StreamClock;
 use crate::order::{After, Taker};
-use crate::size::KIB;
 use list::{Group, RangeLists};
 use listed::SplitFigures;
 use node::{Nodes, State};
@@ -33,9 +32,8 @@ use segment::Segments;
 
 /// Quick blocks that coalesce in one call.
 pub(crate) const PORTION: usize = 64;
-/// Bytes of quick blocks: at most an eighth of the peak, and at most this many and a share of the
-/// peak ([`ArenaConfig::quick_shift`]).
-const QUICK_LEAST: u64 = 512 * KIB;
+/// Bytes of quick blocks are at most this part of the peak ([`ArenaConfig::quick_most`] too).
+const QUICK_PART: u64 = 8;
 
 /// All memory that a pool has from its device.
 #[derive(Debug)]
@@ -46,7 +44,7 @@ pub(crate) struct Book<C: StreamClock, K> {
     pub(crate) lists: RangeLists<K>,
     /// `None` where it would change where blocks are placed.
     quick: Option<QuickTable<K>>,
-    quick_shift: u32,
+    quick_most: u64,
     /// Bytes of live and private ranges, and the most at once.
     pub(crate) used: u64,
     pub(crate) used_peak: u64,
@@ -82,7 +80,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
             segments: Segments::new(),
             lists: RangeLists::new(unit_bits, config.is_exact()),
             quick,
-            quick_shift: config.quick_shift(),
+            quick_most: config.quick_most(),
             used: 0,
             used_peak: 0,
             cached: 0,
@@ -200,7 +198,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         let bytes = node.bytes;
         node.dirty = dirty;
         self.used -= bytes;
-        let limit = (self.used_peak / 8).min(QUICK_LEAST + (self.used_peak >> self.quick_shift));
+        let limit = (self.used_peak / QUICK_PART).min(self.quick_most);
         if self.quick.as_mut().is_some_and(|quick| quick.keep(id, kind, bytes, limit)) {
             (node.state, node.marks, node.freed_at) = (State::Quick, marks, self.turn);
             self.count_cached(bytes);

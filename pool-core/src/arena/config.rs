@@ -40,7 +40,7 @@ pub(crate) enum Source {
 /// The part of the slack that is committed beyond the most allocated bytes. The rest is a reserve
 /// for pages that streams still use.
 const OWN_SHARE_OF_SLACK: f64 = 0.7;
-/// Pages whose committed bytes may be at least this many times the peak keep more quick blocks.
+/// An arena in pages that may commit this many times the peak does not bound its quick blocks.
 const QUICK_FROM_SLACK: f64 = 1.05;
 /// The slack of an arena that only has to grow gracefully.
 const SLACK_TO_GROW: f64 = 0.12;
@@ -196,12 +196,12 @@ impl ArenaConfig {
         ((used_peak as f64 * most) as u64).max(used_peak.saturating_add(kept))
     }
 
-    /// Quick blocks may take the peak, shifted right by this. Where the slack is small there is no
-    /// room for them, and pages would come and go.
-    pub(crate) fn quick_shift(&self) -> u32 {
+    /// The most bytes of quick blocks. Where the slack is small there is no room for more, and pages
+    /// would come and go.
+    pub(crate) fn quick_most(&self) -> u64 {
         match self.source {
-            Source::Pages { most, .. } if most < QUICK_FROM_SLACK => u64::BITS - 1,
-            _ => 3,
+            Source::Pages { most, .. } if most < QUICK_FROM_SLACK => 512 * KIB,
+            _ => u64::MAX,
         }
     }
 
