@@ -20,6 +20,8 @@ mod segment;
 #[cfg(test)]
 mod tests;
 mod tree;
+#[cfg(test)]
+mod visits;
 
 use crate::arena::ArenaConfig;
 use crate::clock::StreamClock;

@@ -196,8 +196,8 @@ impl ArenaConfig {
         ((used_peak as f64 * most) as u64).max(used_peak.saturating_add(kept))
     }
 
-    /// The most bytes of quick blocks. Where the slack is small there is no room for more, and pages
-    /// would come and go.
+    /// The most bytes of quick blocks. Where the slack is small there is no room for more, and
+    /// pages would come and go.
     pub(crate) fn quick_most(&self) -> u64 {
         match self.source {
             Source::Pages { most, .. } if most < QUICK_FROM_SLACK => 512 * KIB,

@@ -2,7 +2,7 @@
 //! looked at.
 
 use super::list::{Of, RangeList};
-use super::node::{NONE, Nodes, RangeNode};
+use super::node::{NONE, Nodes, RangeNode, State};
 use super::tree::RangeKey;
 use super::{Book, BookRequest};
 use crate::arena::ArenaConfig;
@@ -36,7 +36,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         // Streams of one number need not be ordered after each other: open scopes of wgpu are not.
         let ready = |node: &RangeNode<_>| taker.are_ready(&node.marks);
         let exact = self.config.is_exact();
-        let search = Search { nodes: &self.nodes, config: &self.config, effort: Effort::Bounded };
+        let search = Search { nodes: &self.nodes, config: &self.config };
         let mut best = None;
         for of in [Of::Stream(request.stream), Of::Untouched] {
             let list = self.lists.known(request.group, of);
@@ -55,21 +55,17 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         best.map(|(_, id)| id)
     }
 
-    /// The smallest free range that `accept` takes, among the lists that `of` names.
+    /// The smallest free range that `accept` takes, among a bounded number of ranges of the lists
+    /// that `of` names.
     #[inline]
     pub(crate) fn find(
         &self,
         request: &BookRequest<K>,
         of: impl Fn(Of) -> bool,
         accept: impl Fn(&RangeNode<C::Mark>) -> bool,
-        effort: Effort,
     ) -> Option<u32> {
-        let mut best: Option<(u64, u32)> = None;
-        let mut lists = match effort {
-            Effort::Bounded => LISTS,
-            Effort::All => usize::MAX,
-        };
-        let search = Search { nodes: &self.nodes, config: &self.config, effort };
+        let (mut best, mut lists) = (None, LISTS);
+        let search = Search { nodes: &self.nodes, config: &self.config };
         for list in self.lists.iter() {
             let fits = list.bins.bytes() >= request.bytes && list.group == request.group;
             if !fits || list.of == Of::Hole || !of(list.of) {
@@ -89,13 +85,36 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         }
         best.map(|(_, id)| id)
     }
+
+    /// The smallest free range that `accept` takes among `count` nodes from number `from` on, and
+    /// the number to carry on with; `None` at the end.
+    pub(crate) fn scan(
+        &self,
+        request: &BookRequest<K>,
+        from: u32,
+        count: u32,
+        accept: impl Fn(&RangeNode<C::Mark>) -> bool,
+    ) -> (Option<u32>, Option<u32>) {
+        let serves = |id: &u32| {
+            let node = &self.nodes[*id];
+            let State::Free(list) = node.state else { return false };
+            let list = self.lists.get(list);
+            list.of != Of::Hole
+                && list.group == request.group
+                && node.bytes >= request.bytes
+                && self.config.suits(node.bytes, request.bytes)
+                && accept(node)
+        };
+        let end = from.saturating_add(count).min(self.nodes.len());
+        let found = (from..end).filter(serves).min_by_key(|id| self.nodes[*id].bytes);
+        (found, (end < self.nodes.len()).then_some(end))
+    }
 }
 
 /// A search in one list after the other, for a few ranges of each.
 struct Search<'b, M> {
     nodes: &'b Nodes<M>,
     config: &'b ArenaConfig,
-    effort: Effort,
 }
 
 impl<M: Clone> Search<'_, M> {
@@ -108,18 +127,14 @@ impl<M: Clone> Search<'_, M> {
         bytes: u64,
         accept: &impl Fn(&RangeNode<M>) -> bool,
     ) -> Option<(u64, u32)> {
-        let (looks, mut left) = match self.effort {
-            Effort::Bounded => (LOOKS, LOOKS_IN_LIST / LOOKS),
-            Effort::All => (usize::MAX, usize::MAX),
-        };
         let mut step = list.bins.step(bytes);
-        while left > 0 {
+        for _ in 0..LOOKS_IN_LIST / LOOKS {
             let own = list.bins.at_or_above(step)?;
-            let found = self.in_step(list.bins.head(own), bytes, looks, accept);
+            let found = self.in_step(list.bins.head(own), bytes, accept);
             if found.is_some() {
                 return found;
             }
-            (step, left) = (own + 1, left - 1);
+            step = own + 1;
         }
         None
     }
@@ -130,10 +145,9 @@ impl<M: Clone> Search<'_, M> {
         &self,
         head: u32,
         bytes: u64,
-        looks: usize,
         accept: &impl Fn(&RangeNode<M>) -> bool,
     ) -> Option<(u64, u32)> {
-        let (mut best, mut next, mut left) = ((u64::MAX, NONE), head, looks);
+        let (mut best, mut next, mut left) = ((u64::MAX, NONE), head, LOOKS);
         while next != NONE && left > 0 {
             let (id, node) = (next, &self.nodes[next]);
             (next, left) = (node.older, left - 1);
@@ -157,7 +171,7 @@ impl<M: Clone> Search<'_, M> {
         accept: &impl Fn(&RangeNode<M>) -> bool,
     ) -> Option<(u64, u32)> {
         let mut key = RangeKey::least(bytes);
-        loop {
+        for _ in 0..LOOKS_IN_LIST {
             let id = list.bins.first_from(self.nodes, key)?;
             let node = &self.nodes[id];
             if !self.config.suits(node.bytes, bytes) {
@@ -168,6 +182,7 @@ impl<M: Clone> Search<'_, M> {
             }
             key = RangeKey::of(node).above();
         }
+        None
     }
 
     #[inline]

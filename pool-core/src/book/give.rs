@@ -8,9 +8,25 @@ use crate::clock::StreamClock;
 use crate::order::After;
 use std::ops::Range;
 
-/// Ranges that are looked at for one run of pages, from the size that is enough on, and from the
-/// largest on.
+/// Ranges of a list that are looked at, from the size that is enough on, and from the largest on.
 const LOOKS: usize = 32;
+/// Lists that are searched.
+const LISTS: usize = 16;
+/// Ranges that go back for one request at most.
+const RUNS: usize = 64;
+
+/// A free range, and the part of it that can go back.
+#[derive(Clone, Debug)]
+pub(crate) struct Returnable {
+    pub(crate) id: u32,
+    pub(crate) part: Range<u64>,
+}
+
+impl Returnable {
+    fn bytes(&self) -> u64 {
+        self.part.end - self.part.start
+    }
+}
 
 /// A free range that can go back, and when it was freed.
 pub(crate) type Aged = (u64, u32);
@@ -29,25 +45,29 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         }
     }
 
-    /// The free range whose returnable bytes are the fewest that are `bytes` or more, else the
-    /// most, among a bounded number of ranges. A call costs the same for any length, so all of
-    /// them go.
-    pub(crate) fn to_give_back(&self, bytes: u64, page: Option<u64>) -> Option<(u32, Range<u64>)> {
-        let lists = || self.lists.iter().filter(|list| list.of != Of::Hole);
-        let part = |id: u32| (id, self.returnable(id, page));
-        let length = |(_, part): &(u32, Range<u64>)| part.end - part.start;
-        let enough = lists().filter_map(|list| {
-            let ids = list.bins.ascending(&self.nodes, bytes).take(LOOKS);
-            ids.map(part).filter(|part| length(part) >= bytes).min_by_key(length)
-        });
-        let most = || {
-            let parts = lists().filter_map(|list| {
-                let ids = list.bins.descending(&self.nodes).take(LOOKS);
-                ids.map(part).max_by_key(length)
-            });
-            parts.max_by_key(length).filter(|part| length(part) > 0)
+    /// Free ranges whose returnable bytes together are `bytes` or more: the one that has the fewest
+    /// of those that have enough, else those that have the most. Among a bounded number of ranges,
+    /// of other lists with each call. A device call costs the same for any length, so all of them
+    /// go.
+    pub(crate) fn pick_returnable(&mut self, bytes: u64, page: Option<u64>) -> Vec<Returnable> {
+        let lists: Vec<u16> = self.lists.next_portion(LISTS).collect();
+        let part = |id: u32| Returnable { id, part: self.returnable(id, page) };
+        let bins = || lists.iter().map(|list| &self.lists.get(*list).bins);
+        let enough = bins().flat_map(|bins| bins.ascending(&self.nodes, bytes).take(LOOKS));
+        let enough = enough.map(part).filter(|found| found.bytes() >= bytes);
+        if let Some(one) = enough.min_by_key(Returnable::bytes) {
+            return vec![one];
+        }
+        let most = bins().flat_map(|bins| bins.descending(&self.nodes).take(LOOKS));
+        let mut most: Vec<_> = most.map(part).filter(|found| found.bytes() > 0).collect();
+        most.sort_unstable_by_key(|found| std::cmp::Reverse(found.bytes()));
+        let mut missing = bytes;
+        let is_needed = |found: &Returnable| {
+            let needed = missing > 0;
+            missing = missing.saturating_sub(found.bytes());
+            needed
         };
-        enough.min_by_key(length).filter(|_| bytes > 0).or_else(most)
+        most.into_iter().take(RUNS).take_while(is_needed).collect()
     }
 
     /// The free ranges that can go back among `count` nodes from number `from` on, and the number

@@ -59,7 +59,7 @@ impl Of {
 
 /// Lists at most. Streams beyond that share the list of several streams, in which nothing
 /// coalesces.
-const LISTS_MOST: usize = 4096;
+const LISTS_MOST: usize = 512;
 
 /// The free ranges of one group and stream.
 #[derive(Debug)]
@@ -77,6 +77,8 @@ pub(crate) struct RangeLists<K> {
     last: u16,
     /// The list of untouched ranges that was asked for last.
     last_untouched: u16,
+    /// The first list of the next portion.
+    portion: usize,
     unit_bits: u32,
     /// Whether the ranges of a step are in order.
     ordered: bool,
@@ -86,7 +88,7 @@ impl<K: Copy + Eq> RangeLists<K> {
     /// Lists whose sizes are told apart in units of 2 to the power of `unit_bits`, and whose ranges
     /// are in order, or not.
     pub(crate) fn new(unit_bits: u32, ordered: bool) -> Self {
-        Self { all: Vec::new(), last: 0, last_untouched: 0, unit_bits, ordered }
+        Self { all: Vec::new(), last: 0, last_untouched: 0, portion: 0, unit_bits, ordered }
     }
 
     /// The number of the list of a group and stream.
@@ -139,6 +141,16 @@ impl<K: Copy + Eq> RangeLists<K> {
     #[inline]
     pub(crate) fn bins(&mut self, at: u16) -> &mut SizeSteps {
         &mut self.all[usize::from(at)].bins
+    }
+
+    /// The numbers of lists with free memory, at most `count`; other ones with each call, so that
+    /// all have their turn.
+    pub(crate) fn next_portion(&mut self, count: usize) -> impl Iterator<Item = u16> + use<'_, K> {
+        let (len, first) = (self.all.len(), self.portion);
+        let numbers = (0..len).map(move |at| (first + at) % len);
+        let full = |list: &RangeList<K>| list.of != Of::Hole && list.bins.bytes() > 0;
+        self.portion = numbers.clone().filter(|at| full(&self.all[*at])).nth(count).unwrap_or(0);
+        numbers.filter(move |at| full(&self.all[*at])).take(count).map(number)
     }
 
     /// All lists, in the order of their numbers.

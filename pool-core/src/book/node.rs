@@ -82,11 +82,18 @@ pub(crate) struct Nodes<M> {
     chunks: Vec<Box<[RangeNode<M>; CHUNK]>>,
     /// The first vacant number; the next is its `older`.
     vacant: u32,
+    #[cfg(test)]
+    pub(super) visits: super::visits::Visits,
 }
 
 impl<M: Clone> Nodes<M> {
     pub(crate) fn new() -> Self {
-        Self { chunks: Vec::new(), vacant: NONE }
+        Self {
+            chunks: Vec::new(),
+            vacant: NONE,
+            #[cfg(test)]
+            visits: super::visits::Visits::default(),
+        }
     }
 
     /// Returns the number of a new live range.
@@ -244,6 +251,8 @@ impl<M> Index<u32> for Nodes<M> {
     type Output = RangeNode<M>;
     #[inline]
     fn index(&self, id: u32) -> &RangeNode<M> {
+        #[cfg(test)]
+        self.visits.count();
         &self.chunks[(id >> CHUNK_BITS) as usize][id as usize % CHUNK]
     }
 }
@@ -251,6 +260,8 @@ impl<M> Index<u32> for Nodes<M> {
 impl<M> IndexMut<u32> for Nodes<M> {
     #[inline]
     fn index_mut(&mut self, id: u32) -> &mut RangeNode<M> {
+        #[cfg(test)]
+        self.visits.count();
         &mut self.chunks[(id >> CHUNK_BITS) as usize][id as usize % CHUNK]
     }
 }

@@ -200,10 +200,11 @@ impl Paged {
     }
 
     fn give_back(&mut self, bytes: u64) {
-        let Some((id, run)) = self.book.to_give_back(bytes, Some(PAGE)) else { return };
-        let piece = self.book.carve(id, &run);
-        self.book.put_hole(&Apart, piece);
-        self.committed -= run.end - run.start;
+        for found in self.book.pick_returnable(bytes, Some(PAGE)) {
+            let piece = self.book.carve(found.id, &found.part);
+            self.book.put_hole(&Apart, piece);
+            self.committed -= found.part.end - found.part.start;
+        }
     }
 }
 
@@ -237,7 +238,7 @@ fn run_paged(seed: u64, steps: u64, streams: u64) {
     }
     while paged.book.coalesce_quick(&Apart, 64) {}
     let before = paged.book.check(&Apart);
-    while paged.book.to_give_back(1, Some(PAGE)).is_some() {
+    while !paged.book.pick_returnable(1, Some(PAGE)).is_empty() {
         paged.give_back(1);
     }
     let after = paged.book.check(&Apart);

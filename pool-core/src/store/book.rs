@@ -9,6 +9,8 @@ mod private;
 mod search;
 mod segments;
 mod survey;
+#[cfg(test)]
+mod tests;
 mod warm;
 
 use super::{Grant, Store};
@@ -132,7 +134,10 @@ impl<A: DeviceAllocator> PoolBook<A> {
 
     #[inline]
     pub(crate) fn lock(&self) -> LockGuard<'_, BookState<A>> {
-        self.state.lock()
+        let state = self.state.lock();
+        #[cfg(test)]
+        state.book.start_visits();
+        state
     }
 
     #[inline]
@@ -322,7 +327,7 @@ impl<A: DeviceAllocator> Store<A> {
             return None;
         }
         let taker = self.taker(want);
-        let mut state = book.state.lock();
+        let mut state = book.lock();
         let id = state.book.take(&book.request(want), &taker)?;
         let lent = state.lend_hit(id, want, taker.clock, self.bounds.statistics)?;
         drop(state);
@@ -360,7 +365,7 @@ impl<A: DeviceAllocator> Store<A> {
         let range = record.part().map(|part| part.range);
         // Before the range is free: from then on its slot may be another owner's.
         record.vacate();
-        let mut state = book.state.lock();
+        let mut state = book.lock();
         if let Some((bytes, requested)) = figures {
             state.figures.freed(bytes, requested);
         }
@@ -390,7 +395,7 @@ impl<A: DeviceAllocator> Store<A> {
         drop(state);
         // What the device refuses is counted as lost, or stays free memory.
         let _ = self.give_back_excess(book, segment);
-        book.state.lock()
+        book.lock()
     }
 
     /// A kind whose blocks start at multiples of `alignment` bytes as well.

@@ -13,9 +13,6 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Runs of pages that go back for one request at most.
-const RUNS: usize = 64;
-
 /// A range that is in no list.
 pub(super) struct Piece<A: DeviceAllocator> {
     pub(super) id: u32,
@@ -54,14 +51,11 @@ impl<A: DeviceAllocator> BookState<A> {
 
     /// Takes out free pages, at least `bytes` bytes or all that a bounded search finds.
     pub(super) fn idle_pages(&mut self, page: u64, bytes: u64) -> Vec<Piece<A>> {
-        let (mut pieces, mut missing) = (Vec::new(), bytes);
-        while missing > 0 && pieces.len() < RUNS {
-            let Some((id, run)) = self.book.to_give_back(missing, Some(page)) else { break };
-            missing = missing.saturating_sub(run.end - run.start);
-            let id = self.book.carve(id, &run);
-            pieces.extend(self.piece(id));
-        }
-        pieces
+        let found =
+            if bytes > 0 { self.book.pick_returnable(bytes, Some(page)) } else { Vec::new() };
+        let ids = found.into_iter().map(|found| self.book.carve(found.id, &found.part));
+        let ids = ids.collect::<Vec<_>>();
+        ids.into_iter().filter_map(|id| self.piece(id)).collect()
     }
 }
 

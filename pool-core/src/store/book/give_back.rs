@@ -74,8 +74,9 @@ impl<A: DeviceAllocator> Store<A> {
             let end = at + 1;
             state.book.coalesce_free_segments(clock, &mut at, end, NODES);
         }
-        let found = state.book.to_give_back(excess, book.page_bytes());
-        found.map_or((0, None), |(id, _)| self.give_back_range(book, state, id, u64::MAX))
+        let found = state.book.pick_returnable(excess, book.page_bytes());
+        let first = found.first().map(|found| found.id);
+        first.map_or((0, None), |id| self.give_back_range(book, state, id, u64::MAX))
     }
 
     /// Gives back all that is above the cached limit.

@@ -1,16 +1,18 @@
 //! Searches of the book beyond the own stream: other streams' memory, memory behind an event, and
 //! neighbours that coalesce.
 
-use super::PoolBook;
 use super::device::Moving;
 use super::give_back::NODES;
+use super::{BookState, PoolBook};
+use crate::book::BookRequest;
 use crate::book::find::Effort;
 use crate::book::list::Of;
-use crate::book::node::State;
+use crate::book::node::{RangeNode, State};
 use crate::clock::{Order, StreamClock};
 use crate::device::{DeviceAllocator, MarkOf};
 use crate::error::DeviceError;
-use crate::order::{StealPolicy, Taker};
+use crate::lock::LockGuard;
+use crate::order::{After, StealPolicy, Taker};
 use crate::request::Want;
 use crate::store::{Grant, Store};
 
@@ -27,11 +29,9 @@ impl<A: DeviceAllocator> Store<A> {
         effort: Effort,
     ) -> Option<Grant<A>> {
         let (taker, request) = (self.taker(want), book.request(want));
-        let mut state = book.lock();
-        let ready = |marks: &[MarkOf<A>]| marks.iter().all(|mark| taker.is_ready(*mark));
         let of = |of: Of| effort == Effort::All || !of.is_own(request.stream);
-        let id = state.book.find(&request, of, |node| ready(node.marks.marks()), effort)?;
-        let id = state.book.take_part(id, request.bytes);
+        let ready = |marks: &After<MarkOf<A>>| taker.are_ready(marks);
+        let (mut state, id) = book.take_accepted(&request, of, ready, effort)?;
         let lent = state.lend_hit(id, want, taker.clock, self.bounds.statistics)?;
         Some(lent.grant(want))
     }
@@ -111,12 +111,11 @@ impl<A: DeviceAllocator> Store<A> {
     ) -> Option<Moving<'s, A>> {
         let (clock, request) = (taker.clock, book.request(want));
         let behind = |mark: &MarkOf<A>| refused.iter().any(|old| clock.is_later(*mark, *old));
-        let may = |marks: &[MarkOf<A>]| {
+        let may = |after: &After<MarkOf<A>>| {
+            let marks = after.marks();
             !marks.iter().any(behind) && marks.iter().all(|mark| taker.may_ask(*mark))
         };
-        let mut state = book.lock();
-        let id = state.book.find(&request, |_| true, |node| may(node.marks.marks()), effort)?;
-        let id = state.book.take_part(id, request.bytes);
+        let (mut state, id) = book.take_accepted(&request, |_| true, may, effort)?;
         state.book.nodes[id].state = State::Moving { hole: false };
         let piece = state.piece(id)?;
         Some(self.moving(book, vec![piece]))
@@ -153,5 +152,30 @@ impl<A: DeviceAllocator> Store<A> {
                 _ => return any,
             }
         }
+    }
+}
+
+impl<A: DeviceAllocator> PoolBook<A> {
+    /// Makes a free range live whose marks `accept` takes, split to the request: one of a bounded
+    /// number in the lists that `of` names, or with all effort one of all ranges, a portion of
+    /// which is looked at under the lock at a time. Returns it with the book, which is still locked.
+    fn take_accepted(
+        &self,
+        request: &BookRequest<A::Kind>,
+        of: impl Fn(Of) -> bool,
+        accept: impl Fn(&After<MarkOf<A>>) -> bool,
+        effort: Effort,
+    ) -> Option<(LockGuard<'_, BookState<A>>, u32)> {
+        let accept = |node: &RangeNode<MarkOf<A>>| accept(&node.marks);
+        let mut state = self.lock();
+        let mut found = state.book.find(request, of, accept);
+        let mut next = (effort == Effort::All).then_some(0);
+        while let (None, Some(from)) = (found, next) {
+            drop(state);
+            state = self.lock();
+            (found, next) = state.book.scan(request, from, NODES, accept);
+        }
+        let id = state.book.take_part(found?, request.bytes);
+        Some((state, id))
     }
 }
