@@ -46,7 +46,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let read = clock.iter().copied().max().unwrap_or(0);
         fastest.sort_unstable();
         let most = fastest[operations - 1 - operations / 10_000];
-        let figures = [allocation, free, most, read].map(|ns| format!("{:.1}", f64::from(ns) / 1e3));
+        let figures =
+            [allocation, free, most, read].map(|ns| format!("{:.1}", f64::from(ns) / 1e3));
         table.add_row([policy.text.clone()].into_iter().chain(figures));
     }
     println!("{operations} operations, the fastest of {runs} runs of each; the slowest of them\n");

@@ -111,13 +111,16 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         let lists = self.lists.iter().filter(|list| {
             list.of != Of::Hole && list.group == request.group && list.bins.bytes() > 0
         });
-        let (mut count, mut bytes, mut several) = (0, 0, false);
+        let (mut streams, mut bytes, mut several) = (0, 0, false);
         for list in lists {
-            count += 1;
             bytes += list.bins.bytes();
-            several |= list.of == Of::Several;
+            match list.of {
+                Of::Stream(_) => streams += 1,
+                Of::Several => several = true,
+                Of::Untouched | Of::Hole => {} // coalesces with that of any stream
+            }
         }
-        bytes >= request.bytes && (self.apart || several || count > 1)
+        bytes >= request.bytes && (self.apart || several || streams > 1)
     }
 
     /// Coalesces free neighbours of any streams among `count` nodes from number `from` on, if `may`

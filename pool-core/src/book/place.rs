@@ -9,8 +9,8 @@ use crate::order::{After, Taker};
 use std::ops::Range;
 
 /// Holes that are looked at: from the smallest on; and from the size of the request on.
-const SMALL_HOLES: usize = 48;
-const LARGE_HOLES: usize = 16;
+const SMALL_HOLES: usize = 32;
+const LARGE_HOLES: usize = 8;
 /// Ranges beside a hole that are looked at, on each side.
 const BESIDE: usize = 8;
 
@@ -30,6 +30,12 @@ struct Neighbour {
     id: u32,
     bytes: Range<u64>,
     hole: bool,
+}
+
+impl Neighbour {
+    fn len(&self) -> u64 {
+        self.bytes.end - self.bytes.start
+    }
 }
 
 /// How good a placement is, best first: bytes missing, calls that commit them, how large the free
@@ -55,11 +61,24 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         // The end of the reservation is the largest.
         let last = list.bins.descending(&self.nodes);
         let large = large.filter(fits).take(LARGE_HOLES);
+        // What is beside a hole is looked at once.
+        let (mut parts, mut seen) = (Vec::with_capacity(2 * BESIDE + 1), Vec::new());
         for hole in up.chain(large).chain(last.take(LARGE_HOLES)) {
-            let parts = self.neighbourhood(hole, taker);
+            if seen.contains(&hole) {
+                continue;
+            }
+            parts.clear();
+            self.neighbourhood(hole, taker, &mut parts);
+            seen.extend(parts.iter().filter(|part| part.hole).map(|part| part.id));
             let (Some(first), Some(last)) = (parts.first(), parts.last()) else { continue };
             let all = first.bytes.start..last.bytes.end;
             if all.end - all.start < request.bytes {
+                continue;
+            }
+            // Each byte that is not free in the neighbourhood is missing.
+            let free: u64 = parts.iter().filter(|part| !part.hole).map(Neighbour::len).sum();
+            let least = request.bytes.saturating_sub(free);
+            if best.as_ref().is_some_and(|((missing, ..), _)| *missing < least) {
                 continue;
             }
             let at_end = self.nodes[last.id].after == NONE;
@@ -76,8 +95,8 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         best.map(|(_, placement)| placement)
     }
 
-    /// The free ranges and holes around a hole that a taker may have, by address.
-    fn neighbourhood(&self, hole: u32, taker: &Taker<'_, C>) -> Vec<Neighbour> {
+    /// Adds the free ranges and holes around a hole that a taker may have, by address.
+    fn neighbourhood(&self, hole: u32, taker: &Taker<'_, C>, parts: &mut Vec<Neighbour>) {
         let mut first = hole;
         for _ in 0..BESIDE {
             let before = self.nodes[first].before;
@@ -91,10 +110,10 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
             past += usize::from(self.nodes[*id].offset > self.nodes[hole].offset);
             past <= BESIDE && self.may_have(*id, taker)
         };
-        let parts = self.nodes.walk(first).take_while(|id| is_near(id));
-        parts
-            .map(|id| Neighbour { id, bytes: self.nodes[id].range(), hole: self.is_hole(id) })
-            .collect()
+        let near = self.nodes.walk(first).take_while(|id| is_near(id));
+        let neighbour =
+            |id| Neighbour { id, bytes: self.nodes[id].range(), hole: self.is_hole(id) };
+        parts.extend(near.map(neighbour));
     }
 
     /// Whether a range is free, and ready for the taker or can be made so for certain.

@@ -118,9 +118,9 @@ impl SimMemory {
             return Err(DeviceError::new(Why::Other, "sim decommit of missing pages", 0));
         }
         let committed = self.reservation(pages, "sim decommit")?;
-        let overlapping: Vec<_> =
-            committed.range(..pages.end).rev().map(|(s, e)| (*s, *e)).collect();
-        for (start, end) in overlapping.into_iter().take_while(|(_, end)| *end > pages.start) {
+        let below = committed.range(..pages.end).rev().map(|(start, end)| (*start, *end));
+        let overlapping: Vec<_> = below.take_while(|(_, end)| *end > pages.start).collect();
+        for (start, end) in overlapping {
             committed.remove(&start);
             if start < pages.start {
                 committed.insert(start, pages.start);

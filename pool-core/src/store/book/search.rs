@@ -157,8 +157,9 @@ impl<A: DeviceAllocator> Store<A> {
 
 impl<A: DeviceAllocator> PoolBook<A> {
     /// Makes a free range live whose marks `accept` takes, split to the request: one of a bounded
-    /// number in the lists that `of` names, or with all effort one of all ranges, a portion of
-    /// which is looked at under the lock at a time. Returns it with the book, which is still locked.
+    /// number in the lists that `of` names, or with all effort one of all ranges, of which a
+    /// portion is looked at under the lock at a time. Returns it with the book, which is still
+    /// locked.
     fn take_accepted(
         &self,
         request: &BookRequest<A::Kind>,

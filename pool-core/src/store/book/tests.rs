@@ -10,7 +10,7 @@ use crate::size::{GIB, KIB, MIB};
 use std::time::Duration;
 
 /// Looks at nodes: 256 in a portion of an explicit call, up to 16 each where one is taken out or
-/// coalesces with its neighbours; 80 holes with 16 neighbours each where the pool grows by pages.
+/// coalesces with its neighbours; 48 holes with 16 neighbours each where the pool grows by pages.
 const MOST: usize = 4096;
 /// Free ranges; far more than the bound.
 const RANGES: usize = 20_000;
