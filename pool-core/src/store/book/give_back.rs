@@ -6,6 +6,7 @@ use super::device::{InTransit, Piece};
 use super::{BookState, PoolBook};
 use crate::book::PORTION;
 use crate::book::quick::QuickTable;
+use crate::clock::StreamClock;
 use crate::device::{DeviceAllocator, MarkOf, PageCalls};
 use crate::error::DeviceError;
 use crate::lock::LockGuard;
@@ -37,6 +38,9 @@ struct GoneSegment<A: DeviceAllocator> {
 impl<A: DeviceAllocator> Store<A> {
     /// Gives free memory back, the oldest first, until at least `bytes` bytes went.
     pub(crate) fn trim_book(&self, book: &PoolBook<A>, bytes: u64) -> GivenBack {
+        if bytes >= self.ledger.reserved() {
+            self.coalesce_submitted(book);
+        }
         self.give_back_older(book, bytes, u64::MAX)
     }
 
@@ -159,6 +163,18 @@ impl<A: DeviceAllocator> Store<A> {
         let clock = self.allocator.clock();
         let portions = 0..=QuickTable::<A::Kind>::BLOCKS / PORTION;
         portions.take_while(|_| book.lock().book.coalesce_quick(clock, PORTION)).count() > 0
+    }
+
+    /// Coalesces all free neighbours whose work has reached the device, a portion under the lock at
+    /// a time: what two streams used of one page goes back with it.
+    fn coalesce_submitted(&self, book: &PoolBook<A>) {
+        let clock = self.allocator.clock();
+        let may = |marks: &[MarkOf<A>]| marks.iter().all(|mark| clock.is_submitted(*mark));
+        self.coalesce_all_quick(book);
+        let mut next = book.pages.as_ref().map(|_| 0);
+        while let Some(from) = next {
+            next = book.lock().book.coalesce_streams(clock, from, NODES, may).1;
+        }
     }
 
     /// Coalesces all segments that are wholly free, a portion under the lock at a time.
