@@ -4,6 +4,7 @@
 //! **The hot path of an arena** is [`Book::take`] and [`Book::free`]. Nothing here calls a device.
 //! `docs/decisions/027-the-book.md` has the invariants; `check.rs` asserts them.
 
+pub(crate) mod arena;
 mod bins;
 #[cfg(test)]
 mod check;
@@ -23,9 +24,9 @@ mod tree;
 #[cfg(test)]
 mod visits;
 
-use crate::arena::ArenaConfig;
-use crate::clock::StreamClock;
-use crate::order::{After, Taker};
+use crate::book::arena::ArenaConfig;
+use crate::stream::clock::StreamClock;
+use crate::stream::order::{After, Taker};
 use list::{Group, RangeLists};
 use listed::SplitFigures;
 use node::{Nodes, State};

@@ -42,7 +42,7 @@ impl Probe<crate::sim::SimDevice> {
     /// Through the simulated device's own copies, on its default stream.
     #[must_use]
     pub fn sim() -> Self {
-        use crate::clock::StreamClock;
+        use crate::stream::clock::StreamClock;
         Self {
             fill: |buffer, byte| {
                 let device = buffer.allocator();

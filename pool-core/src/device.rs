@@ -4,9 +4,11 @@
 //! Everything that hands out memory is a [`DeviceAllocator`]; a counter or a fault injector is one
 //! over another. `examples/custom_backend.rs` is the shortest complete one.
 
-use crate::clock::StreamClock;
+pub(crate) mod zero;
+
+use crate::device::zero::ZeroPolicy;
 use crate::error::DeviceError;
-use crate::zero::ZeroPolicy;
+use crate::stream::clock::StreamClock;
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::ops::Range;

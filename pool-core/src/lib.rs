@@ -3,75 +3,51 @@
 //! A [`BucketPool`] keeps freed blocks warm and hands them out again. It runs over a
 //! [`DeviceAllocator`] and never looks into a block: bookkeeping is out of band, so CUDA pointers,
 //! `wgpu` buffers and host pages run through the same code. ARCHITECTURE.md follows a request
-//! through these modules; `store` is the hot path.
+//! through these modules; `pool/store.rs` is the hot path.
 #![deny(unsafe_code)]
 #![cfg_attr(loom, allow(dead_code, reason = "the models give threads their numbers"))]
 
-mod arena;
+mod block;
 mod book;
-mod buffer;
-mod builder;
-mod cache;
-mod clock;
 mod device;
-mod device_stats;
 mod error;
-mod gauge;
-mod hold;
-mod host_memory;
-mod idle;
-mod limit;
 #[cfg(not(loom))]
 mod lock;
 #[cfg(loom)]
 #[path = "lock/modelled.rs"]
 mod lock;
-mod marks;
-#[cfg(all(test, loom))]
-mod model;
-mod order;
 mod policy;
 mod pool;
 pub mod preset;
-mod private;
-mod private_pool;
-mod record;
-mod report;
-mod request;
-mod retention;
 mod shard;
-mod shards;
 mod size;
-mod stages;
 mod stats;
-mod store;
+mod stream;
 mod thread_number;
-mod timeline;
-mod zero;
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
 #[cfg(feature = "sim")]
 pub mod sim;
 
-pub use arena::{ArenaConfig, RangeState, SegmentMap};
-pub use buffer::{Detached, PooledBuffer, Use};
-pub use builder::PoolBuilder;
-pub use clock::{Immediate, Order, StreamClock};
+pub use book::arena::{ArenaConfig, RangeState, SegmentMap};
+pub use device::zero::ZeroPolicy;
 pub use device::{
     Allocating, Clearing, CommitCall, DecommitCall, DeviceAllocator, MarkOf, Memory, PageCalls,
     ReleaseCall, Request, Sliceable, StreamOf, VirtualMemory, WholeBlocks,
 };
-pub use device_stats::{DeviceStats, Stat, StatArray};
 pub use error::{AllocError, DeviceError, Figures, Verdict, Why};
-pub use host_memory::HostMemory;
-pub use limit::CachedLimit;
-pub use order::StealPolicy;
 pub use policy::BucketPolicy;
+pub use policy::limit::CachedLimit;
+pub use policy::retention::Retention;
 pub use pool::BucketPool;
-pub use private_pool::PrivatePool;
-pub use retention::Retention;
+pub use pool::buffer::{Detached, PooledBuffer, Use};
+pub use pool::builder::PoolBuilder;
+pub use pool::host_memory::HostMemory;
+pub use pool::private_pool::PrivatePool;
 pub use size::{Bytes, GIB, KIB, MIB};
+pub use stats::device_stats::{DeviceStats, Stat, StatArray};
 pub use stats::{PoolStats, PoolStatsSnapshot, Stages};
-pub use timeline::{EventDriver, Mark, Stream, Timeline};
-pub use zero::ZeroPolicy;
+pub use stream::clock::{Immediate, Order, StreamClock};
+pub use stream::order::StealPolicy;
+pub use stream::timeline::{EventDriver, Mark, Stream, Timeline};

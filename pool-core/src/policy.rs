@@ -1,5 +1,8 @@
 //! Size classes: which block size serves a request. Pure arithmetic, nothing else.
 
+pub(crate) mod limit;
+pub(crate) mod retention;
+
 use crate::size::LARGEST;
 use std::ops::RangeInclusive;
 

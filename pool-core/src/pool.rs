@@ -1,15 +1,26 @@
 //! The pool: the face of the crate.
 
+pub(crate) mod buffer;
+pub(crate) mod builder;
+mod cache;
+mod hold;
+pub(crate) mod host_memory;
+#[cfg(all(test, loom))]
+mod model;
+pub(crate) mod private_pool;
+mod report;
+mod stages;
+mod store;
 mod upkeep;
 
-use crate::buffer::PooledBuffer;
-use crate::clock::StreamClock;
+use crate::block::request::{Key, Want};
+use crate::device::zero::ZeroPolicy;
 use crate::device::{Clearing, DeviceAllocator, StreamOf};
 use crate::error::{AllocError, DeviceError, Why};
-use crate::hold::Owner;
-use crate::request::{Key, Want};
-use crate::store::{Grant, Store};
-use crate::zero::ZeroPolicy;
+use crate::pool::buffer::PooledBuffer;
+use crate::pool::hold::Owner;
+use crate::pool::store::{Grant, Store};
+use crate::stream::clock::StreamClock;
 use std::fmt;
 use std::sync::Arc;
 
@@ -51,7 +62,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     #[cfg(feature = "conformance")]
     pub(crate) fn granule(&self) -> u64 {
         let book = self.store().book.as_ref();
-        book.map_or_else(|| self.allocator().granule(), crate::store::PoolBook::granule)
+        book.map_or_else(|| self.allocator().granule(), store::PoolBook::granule)
     }
 
     #[inline]

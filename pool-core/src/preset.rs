@@ -4,12 +4,12 @@
 
 mod caching;
 
-use crate::builder::PoolBuilder;
+use crate::device::zero::ZeroPolicy;
 use crate::device::{DeviceAllocator, Sliceable};
 use crate::policy::BucketPolicy;
 use crate::pool::BucketPool;
+use crate::pool::builder::PoolBuilder;
 use crate::size::{GIB, KIB, MIB};
-use crate::zero::ZeroPolicy;
 
 pub use caching::{BadSetting, Caching};
 

@@ -3,13 +3,17 @@
 //! A thread works on one shard, so the lock is seldom contended and the lines behind it stay in
 //! that thread's core. Other threads enter to search, to trim and to close.
 
+pub(crate) mod gauge;
+pub(crate) mod idle;
+pub(crate) mod shards;
+
+use crate::block::record::RecordBox;
+use crate::block::request::{Key, Want};
 use crate::device::DeviceAllocator;
-use crate::gauge::Tally;
-use crate::idle::{Idle, Loan};
-use crate::order::Taker;
-use crate::record::RecordBox;
-use crate::request::{Key, Want};
+use crate::shard::gauge::Tally;
+use crate::shard::idle::{Idle, Loan};
 use crate::stats::PoolStats;
+use crate::stream::order::Taker;
 
 pub(crate) struct Shard<A: DeviceAllocator> {
     pub(crate) idle: Idle<Key<A::Kind>, RecordBox<A>>,

@@ -9,12 +9,12 @@ mod memory;
 mod script;
 mod shadow;
 
-use crate::clock::StreamClock;
 use crate::device::{
     DeviceAllocator, MarkOf, Memory, PageCalls, Request, Sliceable, VirtualMemory, WholeBlocks,
 };
 use crate::error::{DeviceError, Why};
-use crate::timeline::{EventDriver, Mark, Stream, Timeline};
+use crate::stream::clock::StreamClock;
+use crate::stream::timeline::{EventDriver, Mark, Stream, Timeline};
 use engine::{Engine, Event};
 use parking_lot::Mutex;
 use std::fmt;

@@ -1,5 +1,7 @@
 //! Statistics of a pool: what is counted, and how people and programs read it.
 
+pub(crate) mod device_stats;
+
 use crate::size::Bytes;
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -4,7 +4,7 @@ use super::Book;
 use super::list::Of;
 use super::node::State;
 use super::tree::RangeKey;
-use crate::clock::StreamClock;
+use crate::stream::clock::StreamClock;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes by state.

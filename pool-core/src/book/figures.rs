@@ -1,7 +1,7 @@
 //! Counts of a book: a few additions for each block, and the peaks as they happen.
 
-use crate::device_stats::{Stat, StatArray};
 use crate::size::MIB;
+use crate::stats::device_stats::{Stat, StatArray};
 
 /// The largest request of the small class, as `PyTorch` counts.
 const SMALL: u64 = MIB;

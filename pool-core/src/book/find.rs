@@ -5,9 +5,9 @@ use super::list::{Of, RangeList};
 use super::node::{NONE, Nodes, RangeNode, State};
 use super::tree::RangeKey;
 use super::{Book, BookRequest};
-use crate::arena::ArenaConfig;
-use crate::clock::StreamClock;
-use crate::order::Taker;
+use crate::book::arena::ArenaConfig;
+use crate::stream::clock::StreamClock;
+use crate::stream::order::Taker;
 
 /// Ranges of one step that are looked at.
 const LOOKS: usize = 8;

@@ -3,8 +3,8 @@
 use super::Book;
 use super::list::Of;
 use super::node::{Extent, NONE, RangeNode, State};
-use crate::clock::StreamClock;
-use crate::order::After;
+use crate::stream::clock::StreamClock;
+use crate::stream::order::After;
 
 impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// Makes a range free that is in no list: coalesces it with its neighbours and puts it in the

@@ -4,8 +4,8 @@ use super::list::Of;
 use super::node::{NONE, State, number};
 use super::segment::BookSegment;
 use super::{Book, BookRequest};
-use crate::clock::StreamClock;
-use crate::order::After;
+use crate::stream::clock::StreamClock;
+use crate::stream::order::After;
 use std::ops::Range;
 
 /// Ranges of a list that are looked at, from the size that is enough on, and from the largest on.

@@ -1,7 +1,7 @@
 //! Free lists: one for each group of ranges and each stream that used them last.
 
 use super::bins::SizeSteps;
-use crate::clock::StreamClock;
+use crate::stream::clock::StreamClock;
 
 /// The ranges that may serve the same requests and coalesce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

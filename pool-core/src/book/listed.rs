@@ -3,7 +3,7 @@
 use super::Book;
 use super::figures::{BlockClass, Count};
 use super::node::Extent;
-use crate::clock::StreamClock;
+use crate::stream::clock::StreamClock;
 
 /// Free ranges that are not a whole segment (`PyTorch`: `inactive_split`).
 #[derive(Clone, Copy, Debug, Default)]

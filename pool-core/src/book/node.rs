@@ -3,7 +3,7 @@
 //! Nodes are in chunks that never move, so growth copies nothing. A number names a node; a vacant
 //! number serves again.
 
-use crate::order::After;
+use crate::stream::order::After;
 use std::ops::{Index, IndexMut, Range};
 
 /// No node.

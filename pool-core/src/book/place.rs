@@ -4,8 +4,8 @@
 use super::list::Of;
 use super::node::{Extent, NONE, RangeNode, State, number};
 use super::{Book, BookRequest};
-use crate::clock::StreamClock;
-use crate::order::{After, Taker};
+use crate::stream::clock::StreamClock;
+use crate::stream::order::{After, Taker};
 use std::ops::Range;
 
 /// Holes that are looked at: from the smallest on; and from the size of the request on.

@@ -3,11 +3,11 @@
 use super::list::{Group, Of};
 use super::node::State;
 use super::{Book, BookRequest};
-use crate::arena::ArenaConfig;
-use crate::clock::{Order, StreamClock};
+use crate::book::arena::ArenaConfig;
 use crate::error::DeviceError;
-use crate::order::{After, StealPolicy, Taker};
 use crate::size::{KIB, MIB};
+use crate::stream::clock::{Order, StreamClock};
+use crate::stream::order::{After, StealPolicy, Taker};
 
 /// Streams that wait for each other never: work of a stream is ordered after its own only. They
 /// have a number each, or all have `ONE`, as the scopes of wgpu do.

@@ -1,7 +1,7 @@
 //! How many nodes a call looks at: a count for tests.
 
 use super::Book;
-use crate::clock::StreamClock;
+use crate::stream::clock::StreamClock;
 use std::cell::Cell;
 
 /// Looks at nodes since the lock was taken, and the most that there were under it at once.

@@ -1,15 +1,15 @@
 //! A pool between requests: taking ahead of time, giving back, and its figures.
 
 use super::BucketPool;
-use crate::arena::SegmentMap;
-use crate::clock::StreamClock;
+use crate::block::request::Want;
+use crate::book::arena::SegmentMap;
 use crate::device::DeviceAllocator;
-use crate::device_stats::DeviceStats;
 use crate::error::{AllocError, Why};
-use crate::request::Want;
-use crate::retention::GivenBack;
+use crate::policy::retention::GivenBack;
+use crate::pool::store::{PoolBook, Store};
 use crate::stats::PoolStats;
-use crate::store::{PoolBook, Store};
+use crate::stats::device_stats::DeviceStats;
+use crate::stream::clock::StreamClock;
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
 //! A caching allocator like `PyTorch`'s: its constants, its settings, its uncached mode.
 
-use crate::arena::ArenaConfig;
-use crate::builder::PoolBuilder;
+use crate::book::arena::ArenaConfig;
 use crate::device::Sliceable;
 use crate::pool::BucketPool;
+use crate::pool::builder::PoolBuilder;
 use crate::size::MIB;
 use std::fmt;
 use std::str::FromStr;

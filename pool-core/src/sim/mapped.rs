@@ -5,7 +5,7 @@ use crate::device::{
     DeviceAllocator, MarkOf, Memory, PageCalls, Request, Sliceable, VirtualMemory, WholeBlocks,
 };
 use crate::error::DeviceError;
-use crate::timeline::Timeline;
+use crate::stream::timeline::Timeline;
 use std::ops::Range;
 
 /// Memory of a [`SimDevice`] that the CPU can touch without asking a stream, so that a pool may

@@ -1,0 +1,186 @@
+//! The book of private pools: which streams are bound to one, and the idle blocks of each.
+//!
+//! Work that is captured into a graph runs again with each launch, at the same addresses. So what a
+//! capture allocates comes from a private pool, goes back to it, and serves nobody else for as long
+//! as the graph can be launched. All of this is off the hot path: one flag is read there.
+
+use crate::block::record::{Record, RecordBox};
+use crate::block::request::Want;
+use crate::device::{DeviceAllocator, MarkOf};
+use crate::stream::clock::StreamClock;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+pub(crate) struct Privates<A: DeviceAllocator> {
+    /// Whether any stream is bound.
+    bound: AtomicBool,
+    book: Mutex<PrivateBook<A>>,
+}
+
+struct PrivateBook<A: DeviceAllocator> {
+    next: u32,
+    /// The pool of a stream, by its lane.
+    of_lane: HashMap<u64, u32>,
+    pools: HashMap<u32, Private<A>>,
+}
+
+struct Private<A: DeviceAllocator> {
+    /// Newest last.
+    idle: Vec<RecordBox<A>>,
+    /// Blocks that somebody has.
+    out: usize,
+    /// What the memory is behind, besides its own marks: what the captured work was ordered behind,
+    /// and the last launch on each stream.
+    behind: Vec<MarkOf<A>>,
+    /// Its owner is gone: what comes back is anybody's, once the launches are done.
+    closed: bool,
+}
+
+impl<A: DeviceAllocator> Privates<A> {
+    pub(crate) fn new() -> Self {
+        let book = PrivateBook { next: 0, of_lane: HashMap::new(), pools: HashMap::new() };
+        Self { bound: AtomicBool::new(false), book: Mutex::new(book) }
+    }
+
+    /// A new pool.
+    pub(crate) fn open(&self) -> u32 {
+        let book = &mut *self.book.lock();
+        let id = book.next;
+        book.next += 1;
+        let (idle, behind) = (Vec::new(), Vec::new());
+        book.pools.insert(id, Private { idle, out: 0, behind, closed: false });
+        id
+    }
+
+    /// Binds a stream to a pool; returns false if it is bound already.
+    pub(crate) fn bind(&self, lane: u64, id: u32) -> bool {
+        let book = &mut *self.book.lock();
+        let free = !book.of_lane.contains_key(&lane);
+        if free {
+            book.of_lane.insert(lane, id);
+            self.bound.store(true, Relaxed);
+        }
+        free
+    }
+
+    /// Lets go of one stream.
+    pub(crate) fn unbind_one(&self, lane: u64) {
+        let book = &mut *self.book.lock();
+        book.of_lane.remove(&lane);
+        self.bound.store(!book.of_lane.is_empty(), Relaxed);
+    }
+
+    /// Lets go of all streams of a pool.
+    pub(crate) fn unbind(&self, id: u32) {
+        let book = &mut *self.book.lock();
+        book.of_lane.retain(|_, of| *of != id);
+        self.bound.store(!book.of_lane.is_empty(), Relaxed);
+    }
+
+    /// The pool that a stream is bound to.
+    #[inline]
+    pub(crate) fn of(&self, lane: u64) -> Option<u32> {
+        // Whoever binds a stream gives the work to it too, on this thread or after this thread.
+        if self.bound.load(Relaxed) { self.bound_to(lane) } else { None }
+    }
+
+    #[cold]
+    fn bound_to(&self, lane: u64) -> Option<u32> {
+        self.book.lock().of_lane.get(&lane).copied()
+    }
+
+    /// The newest idle block that serves, and that is `ready`.
+    pub(crate) fn take(
+        &self,
+        id: u32,
+        want: &Want<'_, A>,
+        mut ready: impl FnMut(&mut Record<A>) -> bool,
+    ) -> Option<RecordBox<A>> {
+        let book = &mut *self.book.lock();
+        let pool = book.pools.get_mut(&id)?;
+        let serves = |record: &mut RecordBox<A>| record.serves(want) && ready(record);
+        let at = pool.idle.iter_mut().rposition(serves)?;
+        pool.out += 1;
+        Some(pool.idle.remove(at))
+    }
+
+    /// A block came from elsewhere into the pool and is lent at once.
+    pub(crate) fn count_out(&self, id: u32) {
+        if let Some(pool) = self.book.lock().pools.get_mut(&id) {
+            pool.out += 1;
+        }
+    }
+
+    /// Keeps a block that comes back; returns it if it is anybody's now.
+    pub(crate) fn keep(&self, clock: &A::Clock, mut record: RecordBox<A>) -> Option<RecordBox<A>> {
+        let book = &mut *self.book.lock();
+        let id = record.private?;
+        let Some(pool) = book.pools.get_mut(&id) else { return Some(record) };
+        pool.out -= 1;
+        if !pool.closed {
+            pool.idle.push(record);
+            return None;
+        }
+        record.leave_private(clock, &pool.behind);
+        if pool.out == 0 {
+            book.pools.remove(&id);
+        }
+        Some(record)
+    }
+
+    /// A block that is out leaves the cache for good, and its pool with it.
+    pub(crate) fn release(&self, clock: &A::Clock, record: &mut Record<A>) {
+        let book = &mut *self.book.lock();
+        let Some(id) = record.private else { return };
+        let Some(pool) = book.pools.get_mut(&id) else { return };
+        record.leave_private(clock, &pool.behind);
+        pool.out -= 1;
+        if pool.closed && pool.out == 0 {
+            book.pools.remove(&id);
+        }
+    }
+
+    /// What the memory of a pool is behind, besides its own marks.
+    pub(crate) fn behind(&self, id: u32) -> Vec<MarkOf<A>> {
+        self.book.lock().pools.get(&id).map(|pool| pool.behind.clone()).unwrap_or_default()
+    }
+
+    /// Notes a mark that the memory is behind: the end of a launch.
+    pub(crate) fn put_behind(&self, id: u32, clock: &A::Clock, mark: MarkOf<A>) {
+        if let Some(pool) = self.book.lock().pools.get_mut(&id) {
+            pool.behind.retain(|known| !clock.same_stream(*known, mark));
+            pool.behind.push(mark);
+        }
+    }
+
+    /// Bytes of a pool's idle blocks.
+    pub(crate) fn idle_bytes(&self, id: u32) -> u64 {
+        let book = self.book.lock();
+        book.pools.get(&id).map_or(0, |pool| pool.idle.iter().map(|record| record.bytes).sum())
+    }
+
+    /// Bytes of the idle blocks of all pools.
+    pub(crate) fn all_idle_bytes(&self) -> u64 {
+        let book = self.book.lock();
+        let idle = book.pools.values().flat_map(|pool| &pool.idle);
+        idle.map(|record| record.bytes).sum()
+    }
+
+    /// The owner of a pool goes. Returns its idle blocks, which are anybody's once the launches are
+    /// done.
+    pub(crate) fn close(&self, id: u32, clock: &A::Clock) -> Vec<RecordBox<A>> {
+        self.unbind(id);
+        let book = &mut *self.book.lock();
+        let Some(pool) = book.pools.get_mut(&id) else { return Vec::new() };
+        pool.closed = true;
+        let mut idle = std::mem::take(&mut pool.idle);
+        for record in &mut idle {
+            record.leave_private(clock, &pool.behind);
+        }
+        if pool.out == 0 {
+            book.pools.remove(&id);
+        }
+        idle
+    }
+}

@@ -1,0 +1,294 @@
+//! Records: the fields of a block that a buffer has, or that a pool keeps.
+//!
+//! A record stays at one address, so handing a block on moves a pointer. It is a heap allocation
+//! where a block is the device's own, and a slot of the book where it is a part of a segment.
+#![expect(unsafe_code, reason = "a record has one owner, which holds its address")]
+
+use crate::block::request::Want;
+use crate::device::{DeviceAllocator, MarkOf, StreamOf};
+use crate::stream::clock::StreamClock;
+use crate::stream::marks::Marks;
+use parking_lot::Mutex;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicPtr;
+
+/// Type-erased pointer to the owning store. `hold.rs` writes and reads it.
+#[derive(Debug, Default)]
+pub(crate) struct Home(pub(crate) AtomicPtr<()>);
+
+/// A block, and what belongs to it.
+pub(crate) struct Record<A: DeviceAllocator> {
+    pub(crate) place: Place<A>,
+    pub(crate) marks: Mutex<Marks<A::Clock>>,
+    pub(crate) kind: A::Kind,
+    pub(crate) home: Home,
+    pub(crate) bytes: u64,
+    /// Bytes that its present owner requested.
+    pub(crate) requested: u64,
+    /// Whether the pool may keep it.
+    pub(crate) pooled: bool,
+    /// Whether it was allocated before; if not it comes from `warm_up`.
+    pub(crate) used: bool,
+    /// Whether old contents may show. Without an arena it is told only in a pool that zeroes what
+    /// is returned.
+    pub(crate) dirty: bool,
+    /// Requests that the shard had served when it was freed.
+    pub(crate) turn: u64,
+    /// The private pool that it belongs to.
+    pub(crate) private: Option<u32>,
+}
+
+/// Where the memory of a block is.
+pub(crate) enum Place<A: DeviceAllocator> {
+    /// The device's own allocation.
+    Whole(A::Block),
+    /// A part of a segment of the book.
+    Part(Part<A>),
+}
+
+/// A range of a segment.
+pub(crate) struct Part<A: DeviceAllocator> {
+    /// The block of the segment.
+    pub(crate) block: NonNull<A::Block>,
+    /// Bytes from its start.
+    pub(crate) offset: u64,
+    /// The number of the range in the book.
+    pub(crate) range: u32,
+}
+
+// SAFETY: a part is a shared reference to the block of its segment, which is `Sync`.
+unsafe impl<A: DeviceAllocator> Send for Part<A> {}
+// SAFETY: as above.
+unsafe impl<A: DeviceAllocator> Sync for Part<A> {}
+
+impl<A: DeviceAllocator> Part<A> {
+    /// The block of the segment.
+    pub(crate) fn segment(&self) -> &A::Block {
+        // SAFETY: the pointer came from a box, and the book gives a segment back to the device, and
+        // its box with it, only when no range of it is live or private. This range is, as long as
+        // its record has an owner.
+        unsafe { self.block.as_ref() }
+    }
+}
+
+impl<A: DeviceAllocator> Record<A> {
+    /// A record of a block that is the device's own allocation, for the stream of the request.
+    pub(crate) fn new(block: A::Block, bytes: u64, want: &Want<'_, A>, clock: &A::Clock) -> Self {
+        Self::at(Place::Whole(block), bytes, want, clock.mark(want.stream))
+    }
+
+    /// A record of a block that is lent for a request.
+    #[inline]
+    pub(crate) fn at(place: Place<A>, bytes: u64, want: &Want<'_, A>, mark: MarkOf<A>) -> Self {
+        Self {
+            place,
+            marks: Mutex::new(Marks::new(mark)),
+            kind: want.key.kind,
+            home: Home::default(),
+            bytes,
+            requested: want.requested,
+            pooled: want.class.pooled(),
+            used: true,
+            dirty: false,
+            turn: 0,
+            private: want.private,
+        }
+    }
+
+    /// The range of a book that it is; `None` for the device's own allocation.
+    #[inline]
+    pub(crate) fn part(&self) -> Option<&Part<A>> {
+        match &self.place {
+            Place::Whole(_) => None,
+            Place::Part(part) => Some(part),
+        }
+    }
+
+    /// The first `bytes` bytes, for work on `on`.
+    #[inline]
+    pub(crate) fn view<'b>(
+        &'b self,
+        allocator: &'b A,
+        bytes: u64,
+        on: &StreamOf<A>,
+    ) -> A::View<'b> {
+        match &self.place {
+            Place::Whole(block) => allocator.view(block, 0, bytes, on),
+            Place::Part(part) => allocator.view(part.segment(), part.offset, bytes, on),
+        }
+    }
+
+    /// Whether it has the size and the kind of a request.
+    pub(crate) fn serves(&self, want: &Want<'_, A>) -> bool {
+        let kept = self.pooled == want.class.pooled(); // what was detached is not lent again
+        kept && want.sizes().contains(&self.bytes) && self.kind == want.key.kind
+    }
+
+    /// Removes it from its private pool, behind what that was.
+    pub(crate) fn leave_private(&mut self, clock: &A::Clock, behind: &[MarkOf<A>]) {
+        self.private = None;
+        let marks = self.marks.get_mut();
+        for mark in behind {
+            marks.end(clock, *mark);
+        }
+    }
+}
+
+/// The block of a segment, in a box whose address its parts have.
+pub(crate) struct SegmentBlock<A: DeviceAllocator>(NonNull<A::Block>);
+
+impl<A: DeviceAllocator> SegmentBlock<A> {
+    pub(crate) fn new(block: A::Block) -> Self {
+        Self(NonNull::from(Box::leak(Box::new(block))))
+    }
+
+    /// The address, for a part.
+    #[inline]
+    pub(crate) fn share(&self) -> NonNull<A::Block> {
+        self.0
+    }
+
+    /// Moves the block out.
+    ///
+    /// # Safety
+    ///
+    /// No range of the segment is lent, private or moving, so no code uses an address that
+    /// [`SegmentBlock::share`] gave.
+    pub(crate) unsafe fn into_inner(self) -> A::Block {
+        // SAFETY: `new` made it from a box, and the caller says that no other code uses it.
+        *unsafe { Box::from_raw(self.0.as_ptr()) }
+    }
+}
+
+// SAFETY: it is the owner of a block, which is `Send`.
+unsafe impl<A: DeviceAllocator> Send for SegmentBlock<A> {}
+// SAFETY: it gives out an address only.
+unsafe impl<A: DeviceAllocator> Sync for SegmentBlock<A> {}
+
+/// The owner of a record: a box of it, or its slot.
+pub(crate) struct RecordBox<A: DeviceAllocator>(NonNull<Record<A>>);
+
+impl<A: DeviceAllocator> RecordBox<A> {
+    /// A record on the heap, of a block that is the device's own.
+    pub(crate) fn new(record: Record<A>) -> Self {
+        debug_assert!(matches!(record.place, Place::Whole(_)));
+        Self(NonNull::from(Box::leak(Box::new(record))))
+    }
+
+    /// A record in a slot of the book, of a part of a segment.
+    ///
+    /// # Safety
+    ///
+    /// The slot is vacant and stays where it is; no other code uses it until the owner is gone.
+    #[inline]
+    pub(crate) unsafe fn in_slot(slot: NonNull<Record<A>>, record: Record<A>) -> Self {
+        debug_assert!(matches!(record.place, Place::Part(_)));
+        // SAFETY: as the caller says, the slot is valid for a write, and holds nothing to drop.
+        unsafe { slot.write(record) };
+        Self(slot)
+    }
+
+    /// Drops a record in a slot, which is vacant then.
+    #[inline]
+    pub(crate) fn vacate(self) {
+        let mut this = std::mem::ManuallyDrop::new(self);
+        if matches!(this.place, Place::Part(_)) {
+            let marks = std::ptr::from_mut(&mut this.marks);
+            // SAFETY: the marks are all that there is to drop of a record of a part, and its owner
+            // is not used again.
+            unsafe { marks.drop_in_place() };
+        } else {
+            drop(std::mem::ManuallyDrop::into_inner(this));
+        }
+    }
+
+    /// Moves the record out.
+    pub(crate) fn into_inner(self) -> Record<A> {
+        let this = std::mem::ManuallyDrop::new(self);
+        match this.place {
+            // SAFETY: `new` made it from a box, and this owner, the only one, is not used again.
+            Place::Whole(_) => *unsafe { Box::from_raw(this.0.as_ptr()) },
+            // SAFETY: the slot holds a record, which is read once: its owner is not used again.
+            Place::Part(_) => unsafe { this.0.read() },
+        }
+    }
+}
+
+impl<A: DeviceAllocator> Drop for RecordBox<A> {
+    #[inline]
+    fn drop(&mut self) {
+        match self.place {
+            // SAFETY: `new` made it from a box, and this is its only owner.
+            Place::Whole(_) => drop(unsafe { Box::from_raw(self.0.as_ptr()) }),
+            // SAFETY: the slot holds a record, and its only owner goes.
+            Place::Part(_) => unsafe { self.0.drop_in_place() },
+        }
+    }
+}
+
+impl<A: DeviceAllocator> Deref for RecordBox<A> {
+    type Target = Record<A>;
+    #[inline]
+    fn deref(&self) -> &Record<A> {
+        // SAFETY: it points to a record that this owner keeps alive.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<A: DeviceAllocator> DerefMut for RecordBox<A> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Record<A> {
+        // SAFETY: as above, and the only owner is borrowed alone.
+        unsafe { self.0.as_mut() }
+    }
+}
+
+// SAFETY: the box is the only owner of its record, so it is as good as the record.
+unsafe impl<A: DeviceAllocator> Send for RecordBox<A> where Record<A>: Send {}
+// SAFETY: as above; a shared box gives shared access to a record.
+unsafe impl<A: DeviceAllocator> Sync for RecordBox<A> where Record<A>: Sync {}
+
+/// Slots of records at fixed addresses, by the numbers of ranges.
+pub(crate) struct Slab<T> {
+    chunks: Vec<NonNull<[std::mem::MaybeUninit<T>; CHUNK]>>,
+}
+
+/// Slots of a chunk.
+const CHUNK: usize = 256;
+
+impl<T> Slab<T> {
+    pub(crate) fn new() -> Self {
+        Self { chunks: Vec::new() }
+    }
+
+    /// The slot of a number. Chunks are added until there is one.
+    #[inline]
+    pub(crate) fn slot(&mut self, number: u32) -> NonNull<T> {
+        let (chunk, at) = (number as usize / CHUNK, number as usize % CHUNK);
+        while self.chunks.len() <= chunk {
+            self.grow();
+        }
+        // SAFETY: the index is below the length of the chunk, which lives as long as the slab.
+        unsafe { self.chunks[chunk].cast::<T>().add(at) }
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        let chunk = Box::new([const { std::mem::MaybeUninit::uninit() }; CHUNK]);
+        self.chunks.push(NonNull::from(Box::leak(chunk)));
+    }
+}
+
+impl<T> Drop for Slab<T> {
+    /// Frees the chunks. What is in the slots belongs to its owners, which are gone.
+    fn drop(&mut self) {
+        for chunk in self.chunks.drain(..) {
+            // SAFETY: `grow` made it from a box, and no record is in use any more.
+            drop(unsafe { Box::from_raw(chunk.as_ptr()) });
+        }
+    }
+}
+
+// SAFETY: the slab is the owner of its chunks; it gives out addresses only.
+unsafe impl<T: Send> Send for Slab<T> {}

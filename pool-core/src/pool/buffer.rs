@@ -1,0 +1,348 @@
+//! What a program holds: a buffer that returns its block when it is dropped.
+#![expect(unsafe_code, reason = "moving the block out of a buffer that is being dropped")]
+
+use crate::block::record::{Place, Record, RecordBox};
+use crate::device::{Clearing, DeviceAllocator, MarkOf, StreamOf, WholeBlocks};
+use crate::error::{DeviceError, Why};
+use crate::pool::hold::{Claim, Owner, store_at};
+use crate::pool::store::Store;
+use crate::stream::clock::{Order, StreamClock};
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+
+/// A block on loan from a [`BucketPool`](crate::BucketPool). Dropping it gives the block back;
+/// that never fails and never panics.
+///
+/// Buffers, pools and devices may be dropped in any order, on any thread: the last one frees what
+/// is left. Host memory derefs to a slice of its bytes; on other memory [`PooledBuffer::on`] gives
+/// what the device's own calls take.
+///
+/// Unless the pool clears its blocks ([`ZeroPolicy`](crate::ZeroPolicy)), a buffer shows what the
+/// last user of its block left there.
+pub struct PooledBuffer<A: DeviceAllocator> {
+    /// The block; with it goes a hold on the store, which the buffer gives up with the record.
+    record: ManuallyDrop<RecordBox<A>>,
+}
+
+impl<A: DeviceAllocator> PooledBuffer<A> {
+    /// A buffer around a block that the owner's store has just counted out.
+    #[inline]
+    pub(crate) fn new(owner: &Owner<A>, mut record: RecordBox<A>) -> Self {
+        owner.hold_for(&mut record);
+        Self { record: ManuallyDrop::new(record) }
+    }
+
+    #[inline]
+    fn store(&self) -> &Store<A> {
+        // SAFETY: `new` filled the home, and the hold leaves it with the record only.
+        unsafe { store_at(&self.record.home) }
+    }
+
+    /// Bytes that were asked for.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.record.requested
+    }
+
+    /// Bytes that the block holds, after rounding.
+    #[must_use]
+    pub fn allocated_size(&self) -> u64 {
+        self.record.bytes
+    }
+
+    /// Whether it is kept for a graph ([`PrivatePool`](crate::PrivatePool)).
+    #[must_use]
+    pub fn is_private(&self) -> bool {
+        self.record.private.is_some()
+    }
+
+    /// What sort of memory it is.
+    #[must_use]
+    pub fn kind(&self) -> A::Kind {
+        self.record.kind
+    }
+
+    /// The allocator that the block came from.
+    #[must_use]
+    pub fn allocator(&self) -> &A {
+        &self.store().allocator
+    }
+
+    /// The memory, for work that is given to `stream` while the [`Use`] lives.
+    ///
+    /// The stream is ordered behind the buffer's allocation and behind the uses of it that have
+    /// ended on other streams, by waits on the device if it must be. When the `Use` ends, the point
+    /// that the stream has reached is noted, and the block serves nobody else before it.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Foreign`] if the stream belongs to another device or has ended,
+    /// [`Why::NotSubmitted`] if the buffer was allocated for, or used in, work that has not reached
+    /// the device, or what the device said.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let (load, compute) = (pool.allocator().stream(), pool.allocator().stream());
+    /// let tile = pool.allocate_on(&load, 4096)?;
+    /// pool.allocator().kernel(&load, &*tile.on(&load)?);
+    /// pool.allocator().kernel(&compute, &*tile.on(&compute)?); // waits on the device, not here
+    /// assert_eq!(pool.allocator().hazards(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn on<'b>(&'b self, stream: &'b StreamOf<A>) -> Result<Use<'b, A>, DeviceError> {
+        self.record_stream(stream)?;
+        Ok(Use { view: self.view(stream), stream, buffer: self })
+    }
+
+    /// Notes that `stream` uses the buffer until it is dropped, for uses that no [`Use`] covers: a
+    /// use that begins and does not end.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PooledBuffer::on`].
+    pub fn record_stream(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
+        self.order(stream)?;
+        let clock = self.allocator().clock();
+        self.record.marks.lock().begin(clock, clock.mark(stream));
+        Ok(())
+    }
+
+    /// The memory for the CPU: blocks the host until all that was done with the buffer, recorded
+    /// uses among it, is done.
+    ///
+    /// # Errors
+    ///
+    /// What the device said; [`Why::NotSubmitted`] where waiting would never end.
+    pub fn on_cpu(&mut self) -> Result<A::View<'_>, DeviceError> {
+        let Record { home, marks, .. } = &mut **self.record;
+        // SAFETY: as in `store`.
+        let store: &Store<A> = unsafe { store_at(home) };
+        let clock = store.allocator.clock();
+        if let Some(fault) = clock.fault() {
+            return Err(fault);
+        }
+        let marks = marks.get_mut();
+        marks.close(clock);
+        let after = marks.after(A::MEMORY.cpu_touches);
+        after.marks().iter().try_for_each(|mark| clock.synchronize(*mark))?;
+        Ok(self.view(self.allocator().clock().default_stream()))
+    }
+
+    /// The memory, for work on `stream`. Notes no use.
+    #[inline]
+    pub(crate) fn view<'b>(&'b self, stream: &StreamOf<A>) -> A::View<'b> {
+        self.record.view(self.allocator(), self.record.requested, stream)
+    }
+
+    fn order(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
+        let clock = self.allocator().clock();
+        if let Some(fault) = clock.fault() {
+            return Err(fault);
+        }
+        if !clock.owns(stream) {
+            return Err(DeviceError::new(
+                Why::Foreign,
+                "use on a stream that this device does not have",
+                0,
+            ));
+        }
+        if A::MEMORY.cpu_touches && !clock.takes_work(stream) {
+            // A launch would touch it whenever it comes, and the CPU could not know.
+            let call = "use memory that the CPU can touch in a capture";
+            return Err(DeviceError::new(Why::NotSubmitted, call, 0));
+        }
+        let mut behind = self.record.marks.lock().behind(clock, stream, A::MEMORY.cpu_touches);
+        if let Some(id) = self.record.private {
+            behind.extend(self.store().privates.behind(id));
+        }
+        if behind.is_empty() || clock.order(stream, &behind)? == Order::Ordered {
+            return Ok(());
+        }
+        Err(DeviceError::new(Why::NotSubmitted, "use on another stream", 0))
+    }
+
+    /// Takes the block out of the cache for good: it goes back to the device, not to the pool.
+    ///
+    /// It still comes from the pool's allocator and counts under the pool's limit until it is freed
+    /// or taken by [`Detached::into_raw`].
+    #[must_use]
+    pub fn detach(mut self) -> Detached<A> {
+        self.record.pooled = false;
+        Detached(self)
+    }
+
+    /// Clears the first `bytes` bytes of the block, in the order of `on`; a use like any other.
+    pub(crate) fn zero(&mut self, bytes: u64, on: &StreamOf<A>) -> Result<(), DeviceError> {
+        let Record { home, place, marks, .. } = &mut **self.record;
+        // SAFETY: as in `store`.
+        let store: &Store<A> = unsafe { store_at(home) };
+        store.zero(place, bytes, on)?;
+        let clock = store.allocator.clock();
+        marks.get_mut().end(clock, clock.mark(on));
+        Ok(())
+    }
+
+    /// Moves the parts out.
+    ///
+    /// # Safety
+    ///
+    /// The buffer is not used again, its `Drop` included.
+    #[inline]
+    unsafe fn take_parts(&mut self) -> (Claim<A>, RecordBox<A>) {
+        // SAFETY: the caller promises that nobody takes the record a second time.
+        let mut record = unsafe { ManuallyDrop::take(&mut self.record) };
+        // SAFETY: `new` filled the home, and the record is taken out once.
+        let claim = unsafe { Claim::taken_from(&record) };
+        record.marks.get_mut().close(claim.store().allocator.clock());
+        (claim, record)
+    }
+}
+
+impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
+    #[inline]
+    fn drop(&mut self) {
+        let Record { home, place, marks, bytes, .. } = &mut **self.record;
+        // SAFETY: as in `store`.
+        let store: &Store<A> = unsafe { store_at(home) };
+        if store.is_forked() {
+            return; // a thread that is not here any more may hold the locks
+        }
+        let mut zeroed = false;
+        // Only where no stream can still be reading, and where the call is legal anywhere.
+        if store.bounds.zero_on_return && A::MEMORY.clearing == Clearing::AtOnce {
+            let clock = store.allocator.clock();
+            let done = marks.get_mut().all_are(|mark| clock.is_seen_done(mark));
+            let on = clock.default_stream();
+            zeroed = done && store.zero(place, *bytes, on).is_ok();
+        }
+        // SAFETY: a buffer is dropped once, and nothing follows in this function.
+        let (claim, parts) = unsafe { self.take_parts() };
+        claim.end(|store| store.give_back(parts, zeroed));
+    }
+}
+
+impl<A: DeviceAllocator> fmt::Debug for PooledBuffer<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PooledBuffer")
+            .field("size", &self.size())
+            .field("allocated_size", &self.allocated_size())
+            .field("kind", &self.kind())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A buffer in use on a stream; derefs to the device's view of it. Shared only: a view that could
+/// be swapped with another's would leave its use.
+///
+/// Its end is the mark: work that was given to the stream while it lived is waited for before the
+/// block serves again. One that is forgotten (`mem::forget`) is noticed when the buffer is dropped,
+/// and its stream counts as used until then.
+pub struct Use<'b, A: DeviceAllocator> {
+    view: A::View<'b>,
+    stream: &'b StreamOf<A>,
+    buffer: &'b PooledBuffer<A>,
+}
+
+impl<'b, A: DeviceAllocator> Deref for Use<'b, A> {
+    type Target = A::View<'b>;
+    fn deref(&self) -> &A::View<'b> {
+        &self.view
+    }
+}
+
+impl<A: DeviceAllocator> Drop for Use<'_, A> {
+    fn drop(&mut self) {
+        let clock = self.buffer.allocator().clock();
+        if !self.buffer.store().is_forked() {
+            self.buffer.record.marks.lock().end(clock, clock.mark(self.stream));
+        }
+    }
+}
+
+impl<A: DeviceAllocator> fmt::Debug for Use<'_, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Use").field("buffer", self.buffer).finish_non_exhaustive()
+    }
+}
+
+/// A block that left the cache. Dropping it gives it back to the device, at once where a drop may
+/// do that, else with the pool's next miss or trim; [`Detached::free`] does it now.
+#[derive(Debug)]
+pub struct Detached<A: DeviceAllocator>(PooledBuffer<A>);
+
+impl<A: DeviceAllocator> Detached<A> {
+    /// Gives the block back to the device now; in a pool with an arena, to the free ranges of its
+    /// segment. One of a [`PrivatePool`](crate::PrivatePool) goes back when that goes, since a
+    /// graph may still use it.
+    ///
+    /// # Errors
+    ///
+    /// What the device said; the block is lost then.
+    pub fn free(self) -> Result<(), DeviceError> {
+        let mut buffer = ManuallyDrop::new(self.0);
+        if let Some(fault) = buffer.allocator().clock().fault()
+            && fault.why == Why::Forked
+        {
+            return Err(fault);
+        }
+        if buffer.record.private.is_some() {
+            drop(ManuallyDrop::into_inner(buffer));
+            return Ok(());
+        }
+        // SAFETY: the buffer is not dropped and not used again.
+        let (claim, record) = unsafe { buffer.take_parts() };
+        if matches!(record.place, Place::Part(_)) {
+            claim.end(|store| store.give_back(record, false));
+            return Ok(());
+        }
+        let (requested, bytes) = (record.requested, record.bytes);
+        let (_, refusal) = claim.store().pay(vec![record]);
+        claim.end(|store| store.forget(requested, bytes));
+        refusal.map_or(Ok(()), Err)
+    }
+}
+
+impl<A: WholeBlocks> Detached<A> {
+    /// The device's own allocation, for code that frees it with the device's own call. It no longer
+    /// counts under the pool's limit. It may be written once all the marks are done. Where it was
+    /// kept for a graph, it must live as long as that can be launched.
+    ///
+    /// # Errors
+    ///
+    /// Returns `self` if the block is a part of a segment, which the device cannot free alone: in a
+    /// pool with an arena.
+    pub fn into_raw(self) -> Result<(A::Block, Vec<MarkOf<A>>), Self> {
+        if matches!(self.0.record.place, Place::Part(_)) {
+            return Err(self);
+        }
+        let mut buffer = ManuallyDrop::new(self.0);
+        // SAFETY: the buffer is not dropped and not used again.
+        let (claim, mut record) = unsafe { buffer.take_parts() };
+        claim.store().privates.release(claim.store().allocator.clock(), &mut record);
+        let Record { place, marks, bytes, requested, .. } = record.into_inner();
+        claim.end(|store| store.let_go(requested, bytes));
+        let marks = marks.into_inner().after(A::MEMORY.cpu_touches).marks().to_vec();
+        match place {
+            Place::Whole(block) => Ok((block, marks)),
+            Place::Part(_) => unreachable!("returned above"),
+        }
+    }
+}
+
+impl<A: DeviceAllocator> Deref for Detached<A> {
+    type Target = PooledBuffer<A>;
+    fn deref(&self) -> &PooledBuffer<A> {
+        &self.0
+    }
+}
+
+impl<A: DeviceAllocator> std::ops::DerefMut for Detached<A> {
+    fn deref_mut(&mut self) -> &mut PooledBuffer<A> {
+        &mut self.0
+    }
+}

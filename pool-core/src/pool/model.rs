@@ -1,0 +1,112 @@
+//! A pool that is closed while buffers are out, in all interleavings, by loom: everything goes back
+//! to the device once, and the store goes once, after the last buffer. `cargo xtask ci` runs it.
+
+use crate::device::{DeviceAllocator, Memory, Request};
+use crate::error::{DeviceError, Why};
+use crate::pool::BucketPool;
+use crate::stream::clock::Immediate;
+use crate::thread_number::modelled::set as set_number;
+use loom::thread;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+
+/// What is out, and the allocator itself while it lives.
+#[derive(Clone, Default)]
+struct Out {
+    blocks: Arc<AtomicI64>,
+    allocators: Arc<AtomicI64>,
+}
+
+struct Counting(Out);
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        assert_eq!(self.0.blocks.load(Relaxed), 0, "all blocks went back before");
+        self.0.allocators.fetch_add(1, Relaxed);
+    }
+}
+
+impl DeviceAllocator for Counting {
+    type Block = ();
+    type View<'b> = ();
+    type Kind = ();
+    type Clock = Immediate;
+    const MEMORY: Memory = Memory::HOST;
+
+    fn clock(&self) -> &Immediate {
+        &Immediate
+    }
+    fn aligned(&self, (): (), _: u64) -> Result<(), DeviceError> {
+        Err(DeviceError::new(Why::Unsupported, "alignment", 0))
+    }
+    fn allocate(&self, _: Request<()>, (): &()) -> Result<(), DeviceError> {
+        self.0.blocks.fetch_add(1, Relaxed);
+        Ok(())
+    }
+    fn free(&self, (): (), _: &[()]) -> Result<(), DeviceError> {
+        self.0.blocks.fetch_sub(1, Relaxed);
+        Ok(())
+    }
+    fn view<'b>(&'b self, (): &'b (), _: u64, _: u64, (): &()) {}
+    fn zero(&self, (): &mut (), _: u64, (): &()) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+/// A thread drops what it has while another closes the pool.
+fn check(buffers: usize, threads: usize) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(move || {
+        set_number(0);
+        let out = Out::default();
+        let pool = BucketPool::new(Counting(out.clone()));
+        let handles: Vec<_> = (1..=threads)
+            .map(|number| {
+                let held: Vec<_> = (0..buffers).filter_map(|_| pool.allocate(4096).ok()).collect();
+                thread::spawn(move || {
+                    set_number(number);
+                    drop(held);
+                })
+            })
+            .collect();
+        drop(pool);
+        handles.into_iter().for_each(|handle| handle.join().unwrap());
+        assert_eq!((out.blocks.load(Relaxed), out.allocators.load(Relaxed)), (0, 1));
+    });
+}
+
+#[test]
+fn one_buffer_outlives_its_pool_or_not() {
+    check(1, 1);
+}
+
+#[test]
+fn two_threads_race_for_being_last() {
+    check(1, 2);
+}
+
+#[test]
+fn a_thread_with_two_buffers() {
+    check(2, 1);
+}
+
+/// A thread hits while another closes its own handle: the pool stays open.
+#[test]
+fn a_clone_keeps_the_pool_open() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        set_number(0);
+        let out = Out::default();
+        let pool = BucketPool::new(Counting(out.clone()));
+        let other = pool.clone();
+        let handle = thread::spawn(move || {
+            set_number(1);
+            other.allocate(4096).map(drop).is_ok()
+        });
+        drop(pool);
+        assert!(handle.join().unwrap());
+        assert_eq!((out.blocks.load(Relaxed), out.allocators.load(Relaxed)), (0, 1));
+    });
+}

@@ -1,0 +1,262 @@
+//! The stages of an allocation, from a hit to out of memory. Each stage finds or frees something
+//! and then searches again.
+//!
+//! 1. the free lists of the thread's shard, or of the book with an arena ([`Store::allocate`]: the
+//!    hit);
+//! 2. blocks of other shards and streams that are ready;
+//! 3. a block behind an event, by one wait on the device;
+//! 4. with an arena, neighbours that coalesce, and then 1 to 3 again;
+//! 5. the device, after the deferred frees;
+//! 6. cached memory given back, oldest first, as many bytes as are missing, and 1 to 5 again; then
+//!    all of it, again and again while another thread has memory between pool and device;
+//! 7. the program ([`PoolBuilder::on_shortage`](crate::PoolBuilder::on_shortage)), and 1 to 5
+//!    again;
+//! 8. an error that says why.
+
+use crate::block::request::Want;
+use crate::book::find::Effort;
+use crate::device::DeviceAllocator;
+use crate::error::{AllocError, DeviceError};
+use crate::pool::store::{Grant, PoolBook, Store};
+use crate::stats::Stages;
+use std::thread;
+
+/// How often a request that is about to be refused waits for blocks in other threads' hands.
+const PATIENCE: u32 = 1000;
+/// How often the program is asked to spare something for one request.
+const ASKED: u32 = 8;
+
+/// The counter of the stage that served a request.
+type Stage = fn(&mut Stages) -> &mut u64;
+
+/// A grant, and the stage that served it.
+type Found<A> = Result<Option<(Stage, Grant<A>)>, DeviceError>;
+
+/// How far a request has come.
+struct Progress {
+    /// Bytes that went back to the device for it.
+    given_back: u64,
+    patience: u32,
+    asked: u32,
+    /// The counter of a request that the device serves now.
+    stage: Stage,
+    /// How far a book is searched.
+    effort: Effort,
+}
+
+impl<A: DeviceAllocator> Store<A> {
+    /// Serves a request.
+    #[inline]
+    pub(crate) fn allocate(&self, want: &Want<'_, A>) -> Result<Grant<A>, AllocError> {
+        let hit = match &self.book {
+            _ if want.private.is_some() => None,
+            Some(book) => self.take_from_book(book, want),
+            None if want.class.pooled() => self.take(*want),
+            None => None,
+        };
+        match hit {
+            Some(grant) => Ok(grant),
+            None => self.allocate_slow(*want),
+        }
+    }
+
+    /// The stages from 2 on. The request comes by value, so that a hit keeps it in registers.
+    #[cold]
+    fn allocate_slow(&self, want: Want<'_, A>) -> Result<Grant<A>, AllocError> {
+        let want = &want;
+        let mut progress = Progress {
+            given_back: 0,
+            patience: PATIENCE,
+            asked: ASKED,
+            stage: |stages| &mut stages.device,
+            effort: Effort::Bounded,
+        };
+        let mut short = match self.search_then_device(want, &mut progress) {
+            Ok(grant) => return Ok(grant),
+            Err(error) => error,
+        };
+        let trimmed: Stage = |stages| &mut stages.trimmed;
+        let cleared: Stage = |stages| &mut stages.cleared;
+        let mut trims = [(self.missing(want), trimmed), (u64::MAX, cleared)].into_iter();
+        while short.is_want_of_memory() {
+            match trims.next() {
+                Some((bytes, stage)) => {
+                    progress.stage = stage;
+                    progress.given_back += self.trim(bytes).0;
+                }
+                None if self.wait_for_others(&mut progress)
+                    || self.ask_program(want, &mut progress) =>
+                {
+                    progress.given_back += self.trim(u64::MAX).0;
+                }
+                None => break,
+            }
+            if let Some(book) = &self.book {
+                book.lock().note_retry();
+            }
+            progress.effort = Effort::All;
+            short = match self.search_then_device(want, &mut progress) {
+                Ok(grant) => return Ok(grant),
+                Err(error) => error,
+            };
+        }
+        if let Some(book) = &self.book {
+            book.lock().note_refusal();
+        }
+        Err(self.refuse(short, want, progress.given_back))
+    }
+
+    /// The stages from 2 to 5. What an event refuses is told only if the device refuses too.
+    fn search_then_device(
+        &self,
+        want: &Want<'_, A>,
+        progress: &mut Progress,
+    ) -> Result<Grant<A>, DeviceError> {
+        let mut refused = None;
+        let private = want.private.and_then(|id| self.take_private(want, id));
+        if let Some(grant) = private {
+            return Ok(self.served(|stages| &mut stages.private, grant));
+        }
+        let found = match &self.book {
+            Some(book) => self.search_book(book, want, progress.effort),
+            None if want.private.is_none() && want.class.pooled() => self.search_shards(want),
+            None => Ok(None),
+        };
+        if let Some((stage, grant)) = note(found, &mut refused) {
+            self.count_out_of_private(want);
+            return Ok(self.served(stage, grant));
+        }
+        progress.given_back += self.settle().0;
+        let fresh = match &self.book {
+            Some(book) => self.grow(book, want).inspect(|_| self.count_out_of_private(want)),
+            None => self.fresh(want),
+        };
+        let fresh = fresh.map_err(|error| refused.unwrap_or(error))?;
+        Ok(self.served(progress.stage, fresh))
+    }
+
+    /// The stages 2 and 3 without an arena.
+    fn search_shards(&self, want: &Want<'_, A>) -> Found<A> {
+        if let Some(grant) = self.take_elsewhere(want) {
+            return Ok(Some((|stages| &mut stages.elsewhere, grant)));
+        }
+        let found = self.take_behind_event(want)?;
+        Ok(found.map(|grant| ((|stages| &mut stages.behind_event) as Stage, grant)))
+    }
+
+    /// The stages from 2 to 4 over a book.
+    fn search_book(&self, book: &PoolBook<A>, want: &Want<'_, A>, effort: Effort) -> Found<A> {
+        if book.is_uncached() {
+            // What frees left is the device's; a refusal is counted there.
+            let _ = self.trim_book(book, u64::MAX);
+            return Ok(None);
+        }
+        let mut refused = None;
+        // Others have searched the own stream's lists just now.
+        let own_first = want.private.is_some() || effort == Effort::All;
+        for coalesced in [false, true] {
+            if coalesced && !self.coalesce_book(book, want, effort) {
+                break;
+            }
+            let own = (own_first || coalesced).then(|| self.take_from_book(book, want)).flatten();
+            let found = match own {
+                Some(grant) => Some(((|stages| &mut stages.elsewhere) as Stage, grant)),
+                None => note(self.search_streams(book, want, effort), &mut refused),
+            };
+            if let Some((stage, grant)) = found {
+                let by_coalescing: Stage = |stages| &mut stages.coalesced;
+                return Ok(Some((if coalesced { by_coalescing } else { stage }, grant)));
+            }
+        }
+        refused.map_or(Ok(None), Err)
+    }
+
+    /// The stages 2 and 3 over a book.
+    fn search_streams(&self, book: &PoolBook<A>, want: &Want<'_, A>, effort: Effort) -> Found<A> {
+        if let Some(grant) = self.take_others_ready(book, want, effort) {
+            return Ok(Some((|stages| &mut stages.elsewhere, grant)));
+        }
+        let found = self.take_not_ready(book, want, effort)?;
+        Ok(found.map(|grant| ((|stages| &mut stages.behind_event) as Stage, grant)))
+    }
+
+    /// Counts a block of the book that a private pool has from now on.
+    fn count_out_of_private(&self, want: &Want<'_, A>) {
+        if let Some(id) = want.private {
+            self.privates.count_out(id);
+        }
+    }
+
+    fn served(&self, stage: Stage, grant: Grant<A>) -> Grant<A> {
+        if self.bounds.statistics {
+            *stage(&mut self.shards.own().counts.served_by) += 1;
+        }
+        grant
+    }
+
+    /// Another thread holds blocks that come back, to a shard or to the device, in a moment: lets
+    /// it, and then everything idle is worth giving back once more.
+    fn wait_for_others(&self, progress: &mut Progress) -> bool {
+        if progress.patience == 0 || !self.is_in_transit() {
+            return false;
+        }
+        progress.patience -= 1;
+        thread::yield_now();
+        true
+    }
+
+    /// Asks the program to drop something.
+    fn ask_program(&self, want: &Want<'_, A>, progress: &mut Progress) -> bool {
+        let Some(call) = self.on_shortage.lock().clone() else { return false };
+        if progress.asked == 0 {
+            return false;
+        }
+        progress.asked -= 1;
+        progress.stage = |stages| &mut stages.spared;
+        call(want.class.bytes)
+    }
+
+    /// Bytes that must go back before the request fits under the limit; as many as it asks for if
+    /// the device, not the limit, is short.
+    fn missing(&self, want: &Want<'_, A>) -> u64 {
+        let needed = self.ledger.reserved().saturating_add(want.class.bytes);
+        match needed.saturating_sub(self.ledger.limit()) {
+            0 => want.class.bytes,
+            over => over,
+        }
+    }
+
+    /// The error of a request that all stages failed to serve, counted.
+    fn refuse(&self, cause: DeviceError, want: &Want<'_, A>, given_back: u64) -> AllocError {
+        self.count_refusal();
+        let taker = self.taker(want);
+        let here = self.cached_bytes_not(|mark| taker.may_ask(mark));
+        let in_book = self
+            .book
+            .as_ref()
+            .map_or(0, |book| self.stranded(book, want.key.lane, self.bounds.steal));
+        let error = self.error(cause, want.requested, want.class.bytes, given_back);
+        error.judged(here + in_book, A::MEMORY.cpu_touches)
+    }
+
+    /// The error of a request that was never one, counted.
+    #[cold]
+    pub(crate) fn refuse_early(&self, cause: DeviceError, requested: u64) -> AllocError {
+        self.count_refusal();
+        self.error(cause, requested, requested, 0)
+    }
+
+    fn count_refusal(&self) {
+        if !self.is_forked() {
+            self.shards.own().counts.failures += u64::from(self.bounds.statistics);
+        }
+    }
+}
+
+/// Keeps an error for the case that the device refuses too. Returns what was found.
+fn note<T>(found: Result<Option<T>, DeviceError>, refused: &mut Option<DeviceError>) -> Option<T> {
+    found.unwrap_or_else(|error| {
+        *refused = Some(error);
+        None
+    })
+}

@@ -1,0 +1,297 @@
+//! Free memory goes back to the device: above the cached limit, by age, by size, for want of
+//! memory. The lock is held for a portion of the ranges at a time.
+#![expect(unsafe_code, reason = "the block of a segment leaves its box")]
+
+use super::device::{InTransit, Piece};
+use super::{BookState, PoolBook};
+use crate::block::record::SegmentBlock;
+use crate::book::PORTION;
+use crate::book::quick::QuickTable;
+use crate::device::{DeviceAllocator, MarkOf, PageCalls};
+use crate::error::DeviceError;
+use crate::lock::LockGuard;
+use crate::policy::retention::GivenBack;
+use crate::pool::store::Store;
+use crate::stream::clock::StreamClock;
+use crate::stream::order::After;
+use std::time::Duration;
+
+/// Nodes that are looked at in one section under the lock.
+pub(super) const NODES: u32 = 256;
+
+/// A free range that could go back, as it was when it was found.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    id: u32,
+    freed_at: u64,
+    bytes: u64,
+}
+
+/// A segment that was taken out of the book.
+struct GoneSegment<A: DeviceAllocator> {
+    block: SegmentBlock<A>,
+    bytes: u64,
+    small: bool,
+    after: After<MarkOf<A>>,
+}
+
+impl<A: DeviceAllocator> Store<A> {
+    /// Gives free memory back, the oldest first, until at least `bytes` bytes went.
+    pub(crate) fn trim_book(&self, book: &PoolBook<A>, bytes: u64) -> GivenBack {
+        if bytes >= self.ledger.reserved() {
+            self.coalesce_submitted(book);
+        }
+        self.give_back_older(book, bytes, u64::MAX)
+    }
+
+    /// Gives free memory back, the largest range first, until at least `bytes` bytes went.
+    pub(crate) fn shrink_book(&self, book: &PoolBook<A>, bytes: u64) -> GivenBack {
+        let mut found = self.candidates(book);
+        found.sort_unstable_by_key(|candidate| std::cmp::Reverse(candidate.bytes));
+        self.give_back_each(book, &found, bytes)
+    }
+
+    /// Gives back what has been free for longer than the retention of the pool.
+    pub(crate) fn tick_book(&self, book: &PoolBook<A>, now: Duration) -> GivenBack {
+        let at = {
+            let mut state = book.lock();
+            state.book.turn += 1;
+            state.book.turn
+        };
+        match self.ticks.lock().tick(now, at, self.bounds.retention) {
+            0 => (0, None),
+            before => self.give_back_older(book, u64::MAX, before),
+        }
+    }
+
+    /// Gives back the smallest run of pages, or segment, that brings free bytes below the cached
+    /// limit; the largest if none does. One call to the device at most. `near`: a segment in which
+    /// memory was just freed, perhaps the last of it.
+    pub(crate) fn give_back_excess(&self, book: &PoolBook<A>, near: Option<u32>) -> GivenBack {
+        let (clock, mut state) = (self.allocator.clock(), book.lock());
+        let excess = state.excess(self.bounds.cached);
+        if excess == 0 {
+            return (0, None);
+        }
+        state.book.coalesce_quick(clock, PORTION);
+        if let Some(mut at) = near.filter(|_| book.pages.is_none()) {
+            let end = at + 1;
+            state.book.coalesce_free_segments(clock, &mut at, end, NODES);
+        }
+        let found = state.book.pick_returnable(excess, book.page_bytes());
+        let first = found.first().map(|found| found.id);
+        first.map_or((0, None), |id| self.give_back_range(book, state, id, u64::MAX))
+    }
+
+    /// Gives back all that is above the cached limit.
+    pub(crate) fn trim_to_cached_limit(&self, book: &PoolBook<A>) -> GivenBack {
+        let (mut given_back, mut refusal) = (0, None);
+        if book.lock().excess(self.bounds.cached) > 0 {
+            self.coalesce_free_segments(book);
+        }
+        loop {
+            let (went, refused) = self.give_back_excess(book, None);
+            given_back += went;
+            refusal = refusal.or(refused);
+            if went == 0 {
+                return (given_back, refusal);
+            }
+        }
+    }
+
+    /// Gives back memory that was freed before `before`, the oldest first, until at least `bytes`
+    /// bytes went.
+    pub(super) fn give_back_older(&self, book: &PoolBook<A>, bytes: u64, before: u64) -> GivenBack {
+        let mut found = self.candidates(book);
+        found.retain(|candidate| candidate.freed_at < before);
+        found.sort_unstable_by_key(|candidate| candidate.freed_at);
+        self.give_back_each(book, &found, bytes)
+    }
+
+    fn give_back_each(&self, book: &PoolBook<A>, found: &[Candidate], bytes: u64) -> GivenBack {
+        let (mut given_back, mut refusal) = (0, None);
+        for candidate in found {
+            if given_back >= bytes {
+                break;
+            }
+            let (went, refused) = self.give_back_one(book, candidate, bytes - given_back);
+            given_back += went;
+            refusal = refusal.or(refused);
+        }
+        (given_back, refusal)
+    }
+
+    /// Gives one free range back, or enough pages of it; nothing if it has changed meanwhile.
+    fn give_back_one(&self, book: &PoolBook<A>, found: &Candidate, bytes: u64) -> GivenBack {
+        let state = book.lock();
+        let same = state.book.nodes[found.id].freed_at == found.freed_at;
+        match same && state.book.is_free(found.id) {
+            true => self.give_back_range(book, state, found.id, bytes),
+            false => (0, None),
+        }
+    }
+
+    /// Gives a free segment back, or pages of a free range that hold `bytes` bytes, or all of them.
+    /// What is behind work that is not submitted stays.
+    fn give_back_range(
+        &self,
+        book: &PoolBook<A>,
+        mut state: LockGuard<'_, BookState<A>>,
+        id: u32,
+        bytes: u64,
+    ) -> GivenBack {
+        if !state.book.is_submitted(self.allocator.clock(), id) {
+            return (0, None);
+        }
+        let Some(pages) = &book.pages else {
+            let Some(segment) = state.remove_segment(id) else { return (0, None) };
+            state.counts.evictions += u64::from(self.bounds.statistics);
+            let _in_transit = InTransit::new(&self.in_transit);
+            drop(state);
+            return self.free_segment(book, segment);
+        };
+        let Some(piece) = state.take_pages(pages, id, bytes) else { return (0, None) };
+        state.counts.evictions += u64::from(self.bounds.statistics);
+        let moving = self.moving(book, vec![piece]);
+        drop(state);
+        self.decommit(book, pages, moving, true)
+    }
+
+    /// Coalesces all quick blocks, a portion under the lock at a time: as many as the table can
+    /// hold, since other threads may add some meanwhile. Returns whether there were any.
+    pub(super) fn coalesce_all_quick(&self, book: &PoolBook<A>) -> bool {
+        let clock = self.allocator.clock();
+        let portions = 0..=QuickTable::<A::Kind>::BLOCKS / PORTION;
+        portions.take_while(|_| book.lock().book.coalesce_quick(clock, PORTION)).count() > 0
+    }
+
+    /// Coalesces all free neighbours whose work has reached the device, a portion under the lock at
+    /// a time: what two streams used of one page goes back with it.
+    fn coalesce_submitted(&self, book: &PoolBook<A>) {
+        let clock = self.allocator.clock();
+        let may = |marks: &[MarkOf<A>]| marks.iter().all(|mark| clock.is_submitted(*mark));
+        self.coalesce_all_quick(book);
+        let mut next = book.pages.as_ref().map(|_| 0);
+        while let Some(from) = next {
+            next = book.lock().book.coalesce_streams(clock, from, NODES, may).1;
+        }
+    }
+
+    /// Coalesces all segments that are wholly free, a portion under the lock at a time.
+    pub(super) fn coalesce_free_segments(&self, book: &PoolBook<A>) {
+        let (clock, mut at) = (self.allocator.clock(), 0);
+        let mut more = book.pages.is_none();
+        while more {
+            more = book.lock().book.coalesce_free_segments(clock, &mut at, u32::MAX, NODES);
+        }
+    }
+
+    /// Finds the free ranges that can go back: with pages those that hold one, else whole segments.
+    fn candidates(&self, book: &PoolBook<A>) -> Vec<Candidate> {
+        let page = book.page_bytes();
+        self.coalesce_all_quick(book);
+        self.coalesce_free_segments(book);
+        let (mut found, mut next) = (Vec::new(), Some(0));
+        while let Some(from) = next {
+            let state = book.lock();
+            let (aged, more) = state.book.aged(from, NODES, page);
+            found.extend(aged.into_iter().map(|(freed_at, id)| Candidate {
+                id,
+                freed_at,
+                bytes: state.book.nodes[id].bytes,
+            }));
+            next = more;
+        }
+        found
+    }
+
+    /// Before `bytes` more are taken from the device: gives back segments that have been free for
+    /// as long as the average of those that are, or longer, until the pool holds at most its share
+    /// of the limit.
+    pub(super) fn collect_garbage(&self, book: &PoolBook<A>, bytes: u64) {
+        let (limit, reserved) = (self.ledger.limit(), self.ledger.reserved());
+        let share = book.lock().book.config.gc_threshold.filter(|_| limit != u64::MAX);
+        let Some(share) = share else { return };
+        let wanted = reserved.saturating_add(bytes);
+        if wanted as f64 <= limit as f64 * share {
+            return;
+        }
+        let found = self.candidates(book);
+        if found.is_empty() {
+            return;
+        }
+        let sum: u64 = found.iter().map(|candidate| candidate.freed_at).sum();
+        let average = sum / found.len() as u64;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a share of a limit, which saturates"
+        )]
+        let most = (limit as f64 * share) as u64;
+        // The next device call reports a refusal.
+        let _ = self.give_back_older(book, wanted.saturating_sub(most), average + 1);
+    }
+
+    fn free_segment(&self, book: &PoolBook<A>, segment: GoneSegment<A>) -> GivenBack {
+        let GoneSegment { block, bytes, small, after } = segment;
+        let waits = !self.is_seen_done(after.marks());
+        // SAFETY: `remove_segment` gives a segment only if all of it was free, and its ranges are
+        // gone from the book.
+        let block = unsafe { block.into_inner() };
+        let freed = self.allocator.free(block, after.marks());
+        let mut state = book.lock();
+        state.calls.num_sync_all_streams += u64::from(waits);
+        match freed {
+            // The device still has it, so it stays reserved; a lost device has nothing.
+            Err(error) if !error.is_end_of_device() => (0, Some(error)),
+            freed => {
+                state.counts.lost_bytes -= bytes;
+                state.calls.segment.down(small, 1);
+                state.calls.reserved_bytes.down(small, bytes);
+                state.calls.num_device_free += 1;
+                self.ledger.give_back(bytes);
+                (if freed.is_ok() { bytes } else { 0 }, freed.err())
+            }
+        }
+    }
+
+    /// The store goes: all segments go back, with what memory is still behind them.
+    pub(in crate::pool::store) fn release_segments(&self, book: &PoolBook<A>) {
+        let mut state = book.lock();
+        for at in 0..state.blocks.len() {
+            let Some(block) = state.blocks[at].take() else { continue };
+            let marks = state.book.marks_of_segment(at);
+            // SAFETY: the store goes, after the last buffer, so no range is lent.
+            let block = unsafe { block.into_inner() };
+            // No caller is left to be told.
+            let _: Result<(), DeviceError> = match &book.pages {
+                Some(pages) => (pages.release)(&self.allocator, block, &marks),
+                None => self.allocator.free(block, &marks),
+            };
+        }
+    }
+}
+
+impl<A: DeviceAllocator> BookState<A> {
+    /// Takes the segment out that a free range is all of.
+    fn remove_segment(&mut self, id: u32) -> Option<GoneSegment<A>> {
+        let at = self.book.nodes[id].segment;
+        let (segment, after) = self.book.remove_segment(id)?;
+        let block = self.blocks.get_mut(at as usize)?.take()?;
+        // Lost until the device has accepted it: it stays so if the device refuses, or panics.
+        self.counts.lost_bytes += segment.bytes;
+        Some(GoneSegment { block, bytes: segment.bytes, small: segment.group.small, after })
+    }
+
+    /// Takes pages out of the end of a free range: as many as hold `bytes` bytes, or all.
+    fn take_pages(&mut self, pages: &PageCalls<A>, id: u32, bytes: u64) -> Option<Piece<A>> {
+        let run = self.book.whole_pages(id, pages.page_bytes);
+        let wanted = bytes.checked_next_multiple_of(pages.page_bytes).unwrap_or(u64::MAX);
+        let start = run.start.max(run.end.saturating_sub(wanted));
+        if start >= run.end {
+            return None;
+        }
+        let id = self.book.carve(id, &(start..run.end));
+        self.piece(id)
+    }
+}

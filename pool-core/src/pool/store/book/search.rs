@@ -1,0 +1,182 @@
+//! Searches of the book beyond the own stream: other streams' memory, memory behind an event, and
+//! neighbours that coalesce.
+
+use super::device::Moving;
+use super::give_back::NODES;
+use super::{BookState, PoolBook};
+use crate::block::request::Want;
+use crate::book::BookRequest;
+use crate::book::find::Effort;
+use crate::book::list::Of;
+use crate::book::node::{RangeNode, State};
+use crate::device::{DeviceAllocator, MarkOf};
+use crate::error::DeviceError;
+use crate::lock::LockGuard;
+use crate::pool::store::{Grant, Store};
+use crate::stream::clock::{Order, StreamClock};
+use crate::stream::order::{After, StealPolicy, Taker};
+
+/// Streams that are asked about for one request, unless it would be refused.
+const STREAMS: usize = 16;
+
+impl<A: DeviceAllocator> Store<A> {
+    /// Serves a request with a range of another stream that is ready as it is.
+    #[cold]
+    pub(crate) fn take_others_ready(
+        &self,
+        book: &PoolBook<A>,
+        want: &Want<'_, A>,
+        effort: Effort,
+    ) -> Option<Grant<A>> {
+        let (taker, request) = (self.taker(want), book.request(want));
+        let of = |of: Of| effort == Effort::All || !of.is_own(request.stream);
+        let ready = |marks: &After<MarkOf<A>>| taker.are_ready(marks);
+        let (mut state, id) = book.take_accepted(&request, of, ready, effort)?;
+        let lent = state.lend_hit(id, want, taker.clock, self.bounds.statistics)?;
+        Some(lent.grant(want))
+    }
+
+    /// Serves a request with a range that is not ready, without blocking the host: first where an
+    /// event exists, then by recording one.
+    ///
+    /// # Errors
+    ///
+    /// What the device said when no range could be had.
+    #[cold]
+    pub(crate) fn take_not_ready(
+        &self,
+        book: &PoolBook<A>,
+        want: &Want<'_, A>,
+        effort: Effort,
+    ) -> Result<Option<Grant<A>>, DeviceError> {
+        let taker = self.taker(want);
+        let mut refusal = None;
+        let steps = [StealPolicy::Never, StealPolicy::Ordered, StealPolicy::Wait];
+        for steal in steps.into_iter().filter(|step| *step <= taker.steal) {
+            match self.ask(book, want, &Taker { steal, ..taker }, effort) {
+                Ok(None) => {}
+                Ok(found) => return Ok(found),
+                Err(error) => refusal = refusal.or(Some(error)),
+            }
+        }
+        refusal.map_or(Ok(None), Err)
+    }
+
+    /// Asks about one range after the other. One that cannot be had is put back, and another is
+    /// tried, so a stream that is stuck does not hold up a request that has a choice.
+    fn ask(
+        &self,
+        book: &PoolBook<A>,
+        want: &Want<'_, A>,
+        taker: &Taker<'_, A::Clock>,
+        effort: Effort,
+    ) -> Result<Option<Grant<A>>, DeviceError> {
+        let (mut refused, mut refusal) = (Vec::new(), None);
+        while effort == Effort::All || refused.len() < STREAMS {
+            let asked = self.take_out(book, want, taker, &refused, effort);
+            let Some(mut asked) = asked else { break };
+            let mut behind = None;
+            for mark in asked.pieces.iter().flat_map(|piece| piece.after.marks()) {
+                match taker.make_ready(*mark) {
+                    Ok(Order::Ordered) => {}
+                    Ok(Order::NotYet) => behind = Some(*mark),
+                    Err(error) => {
+                        refusal = refusal.or(Some(error));
+                        behind = Some(*mark);
+                    }
+                }
+            }
+            if let Some(behind) = behind {
+                refused.push(behind);
+                continue;
+            }
+            let mut state = book.lock();
+            let Some(piece) = asked.take_over().pop() else { break };
+            state.book.nodes[piece.id].state = State::Live;
+            let lent = state.lend_hit(piece.id, want, taker.clock, self.bounds.statistics);
+            return Ok(lent.map(|lent| lent.grant(want)));
+        }
+        refusal.map_or(Ok(None), Err)
+    }
+
+    /// Takes out a range that may be asked about, split to the request. Not one behind a point of a
+    /// stream that was refused, nor behind a later one: each stream is asked about once.
+    fn take_out<'s>(
+        &'s self,
+        book: &'s PoolBook<A>,
+        want: &Want<'_, A>,
+        taker: &Taker<'_, A::Clock>,
+        refused: &[MarkOf<A>],
+        effort: Effort,
+    ) -> Option<Moving<'s, A>> {
+        let (clock, request) = (taker.clock, book.request(want));
+        let behind = |mark: &MarkOf<A>| refused.iter().any(|old| clock.is_later(*mark, *old));
+        let may = |after: &After<MarkOf<A>>| {
+            let marks = after.marks();
+            !marks.iter().any(behind) && marks.iter().all(|mark| taker.may_ask(*mark))
+        };
+        let (mut state, id) = book.take_accepted(&request, |_| true, may, effort)?;
+        state.book.nodes[id].state = State::Moving { hole: false };
+        let piece = state.piece(id)?;
+        Some(self.moving(book, vec![piece]))
+    }
+
+    /// Coalesces the quick blocks, and neighbours of several streams that may be waited for.
+    /// Returns whether that made any range larger.
+    #[cold]
+    pub(crate) fn coalesce_book(
+        &self,
+        book: &PoolBook<A>,
+        want: &Want<'_, A>,
+        effort: Effort,
+    ) -> bool {
+        let taker = self.taker(want);
+        let mut any = self.coalesce_all_quick(book);
+        let can = |mark: &MarkOf<A>| taker.may_ask(*mark) && taker.clock.is_submitted(*mark);
+        let may = |marks: &[MarkOf<A>]| marks.iter().all(can);
+        let request = book.request(want);
+        if !book.lock().book.may_be_apart(&request) {
+            return any;
+        }
+        let mut from = match effort {
+            Effort::Bounded => book.lock().book.cursor,
+            Effort::All => 0,
+        };
+        loop {
+            let mut state = book.lock();
+            let (coalesced, next) = state.book.coalesce_streams(taker.clock, from, NODES, may);
+            state.book.cursor = next.unwrap_or(0);
+            any |= coalesced;
+            match next {
+                Some(next) if effort == Effort::All => from = next,
+                _ => return any,
+            }
+        }
+    }
+}
+
+impl<A: DeviceAllocator> PoolBook<A> {
+    /// Makes a free range live whose marks `accept` takes, split to the request: one of a bounded
+    /// number in the lists that `of` names, or with all effort one of all ranges, of which a
+    /// portion is looked at under the lock at a time. Returns it with the book, which is still
+    /// locked.
+    fn take_accepted(
+        &self,
+        request: &BookRequest<A::Kind>,
+        of: impl Fn(Of) -> bool,
+        accept: impl Fn(&After<MarkOf<A>>) -> bool,
+        effort: Effort,
+    ) -> Option<(LockGuard<'_, BookState<A>>, u32)> {
+        let accept = |node: &RangeNode<MarkOf<A>>| accept(&node.marks);
+        let mut state = self.lock();
+        let mut found = state.book.find(request, of, accept);
+        let mut next = (effort == Effort::All).then_some(0);
+        while let (None, Some(from)) = (found, next) {
+            drop(state);
+            state = self.lock();
+            (found, next) = state.book.scan(request, from, NODES, accept);
+        }
+        let id = state.book.take_part(found?, request.bytes);
+        Some((state, id))
+    }
+}

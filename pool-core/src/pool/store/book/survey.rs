@@ -1,0 +1,180 @@
+//! The figures of a book, read in portions: exact when no thread is inside the pool.
+
+use super::give_back::NODES;
+use super::{BookState, PoolBook};
+use crate::book::arena::{RangeState, SegmentMap};
+use crate::book::figures::BlockClass;
+use crate::book::list::Of;
+use crate::book::node::State;
+use crate::device::{DeviceAllocator, MarkOf};
+use crate::pool::store::Store;
+use crate::stats::PoolStats;
+use crate::stats::device_stats::DeviceStats;
+use crate::stream::clock::StreamClock;
+use crate::stream::order::StealPolicy;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Sums over the ranges of a book, in bytes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Survey {
+    /// Free bytes behind work that is not seen done, or not submitted.
+    pub(crate) pending: u64,
+    pub(crate) unsubmitted: u64,
+    pub(crate) largest_free: u64,
+    /// Free bytes by the number of the stream that used them last; `None` for none or several.
+    pub(crate) by_stream: BTreeMap<Option<u64>, u64>,
+    /// How many free ranges, and live ones, by size.
+    pub(crate) free: BTreeMap<u64, usize>,
+    pub(crate) live: BTreeMap<u64, usize>,
+    /// The numbers and bytes of free parts of segments, and of free ranges that are pending: small,
+    /// large.
+    split: [(u64, u64); 2],
+    unseen: [(u64, u64); 2],
+}
+
+impl<A: DeviceAllocator> Store<A> {
+    /// Reads all ranges.
+    pub(crate) fn survey(&self, book: &PoolBook<A>) -> Survey {
+        let mut survey = Survey::default();
+        book.each_range(|state, id| survey.add(self.allocator.clock(), state, id));
+        survey
+    }
+
+    /// Free bytes that a request on the stream of number `stream` may not have under `steal`.
+    pub(crate) fn stranded(&self, book: &PoolBook<A>, stream: u64, steal: StealPolicy) -> u64 {
+        let clock = self.allocator.clock();
+        let out_of_reach = |mark: &MarkOf<A>| {
+            clock.lane(*mark) != stream
+                && !clock.is_retired(*mark)
+                && match steal {
+                    StealPolicy::Never => true,
+                    StealPolicy::Ordered => !clock.has_event(*mark),
+                    StealPolicy::Wait => false,
+                }
+        };
+        let mut sum = 0;
+        book.each_range(|state, id| {
+            let node = &state.book.nodes[id];
+            let free = node.state == State::Quick || state.book.is_free(id);
+            if free && node.marks.marks().iter().any(out_of_reach) {
+                sum += node.bytes;
+            }
+        });
+        sum
+    }
+
+    /// The figures by the names of `PyTorch`.
+    pub(crate) fn device_stats(&self, book: &PoolBook<A>) -> DeviceStats {
+        let survey = self.survey(book);
+        let state = book.lock();
+        let mut stats = state.calls;
+        let [blocks, requested, allocated] = state.figures.stats();
+        (stats.allocation, stats.requested_bytes, stats.allocated_bytes) =
+            (blocks, requested, allocated);
+        (stats.active, stats.active_bytes) = (stats.allocation, stats.allocated_bytes);
+        for (small, of) in [(true, 0), (false, 1)] {
+            let (ranges, bytes) = survey.unseen[of];
+            stats.active.up(small, ranges);
+            stats.active_bytes.up(small, bytes);
+            let (ranges, bytes) = survey.split[of];
+            stats.inactive_split.up(small, ranges);
+            stats.inactive_split_bytes.up(small, bytes);
+        }
+        if let Some(split) = &state.book.split {
+            stats.inactive_split = split.ranges.stat();
+            stats.inactive_split_bytes = split.bytes.stat();
+        }
+        stats
+    }
+}
+
+impl<A: DeviceAllocator> PoolBook<A> {
+    /// Calls `look` with each range, a portion of them under the lock at a time.
+    fn each_range(&self, mut look: impl FnMut(&BookState<A>, u32)) {
+        let mut from = 0;
+        loop {
+            let state = self.lock();
+            let end = state.book.nodes.len().min(from + NODES);
+            for id in (from..end).filter(|id| state.book.nodes[*id].state != State::Vacant) {
+                look(&state, id);
+            }
+            if end <= from {
+                return;
+            }
+            from = end;
+        }
+    }
+
+    /// All segments and their ranges.
+    pub(crate) fn map(&self) -> Vec<SegmentMap> {
+        let mut segments: BTreeMap<u32, Vec<(Range<u64>, RangeState)>> = BTreeMap::new();
+        self.each_range(|state, id| {
+            let node = &state.book.nodes[id];
+            let is = match node.state {
+                State::Live | State::Private => RangeState::Used,
+                _ if state.book.is_hole(id) => RangeState::Hole,
+                State::Moving { hole: true } => RangeState::Hole,
+                _ => RangeState::Free,
+            };
+            segments.entry(node.segment).or_default().push((node.range(), is));
+        });
+        let map = segments.into_values().map(|mut ranges| {
+            ranges.sort_by_key(|(range, _)| range.start);
+            let bytes = ranges.last().map_or(0, |(range, _)| range.end);
+            SegmentMap { bytes, ranges }
+        });
+        map.collect()
+    }
+
+    /// Sets all counts to 0 and lets the peaks start again from the current figures.
+    pub(crate) fn reset_stats(&self) {
+        let mut state = self.lock();
+        let lost_bytes = state.counts.lost_bytes;
+        state.counts = PoolStats { lost_bytes, ..Default::default() };
+        (state.untouched_hits, state.kept_for_graphs) = (0, 0);
+        state.figures.reset();
+        if let Some(split) = &mut state.book.split {
+            split.ranges.reset();
+            split.bytes.reset();
+        }
+        state.calls.reset_peak();
+        state.calls.reset_accumulated();
+        state.book.cached_peak = state.book.cached;
+    }
+}
+
+impl Survey {
+    fn add<A: DeviceAllocator>(&mut self, clock: &A::Clock, state: &BookState<A>, id: u32) {
+        let node = &state.book.nodes[id];
+        let bytes = node.bytes;
+        match node.state {
+            State::Live => *self.live.entry(bytes).or_default() += 1,
+            State::Quick | State::Free(_) if !state.book.is_hole(id) => {
+                let marks = node.marks.marks();
+                let pending = !marks.iter().all(|mark| clock.is_seen_done(*mark));
+                let unsubmitted = !marks.iter().all(|mark| clock.is_submitted(*mark));
+                self.pending += if pending { bytes } else { 0 };
+                self.unsubmitted += if unsubmitted { bytes } else { 0 };
+                self.largest_free = self.largest_free.max(bytes);
+                let stream = match Of::marks(clock, marks) {
+                    Of::Stream(number) => Some(number),
+                    _ => None,
+                };
+                *self.by_stream.entry(stream).or_default() += bytes;
+                *self.free.entry(bytes).or_default() += 1;
+                let segment = state.book.segments.get(node.segment);
+                if let Some(segment) = segment.filter(|segment| segment.bytes != bytes) {
+                    let (ranges, sum) = &mut self.split[usize::from(!segment.group.small)];
+                    (*ranges, *sum) = (*ranges + 1, *sum + bytes);
+                }
+                if pending {
+                    let small = BlockClass::of(bytes);
+                    let (ranges, sum) = &mut self.unseen[small.index()];
+                    (*ranges, *sum) = (*ranges + 1, *sum + bytes);
+                }
+            }
+            _ => {}
+        }
+    }
+}

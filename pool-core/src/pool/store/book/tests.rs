@@ -1,0 +1,128 @@
+//! How many ranges are looked at under the lock at once, whatever a program does.
+
+use crate::book::arena::ArenaConfig;
+use crate::error::Why;
+use crate::policy::retention::Retention;
+use crate::pool::BucketPool;
+use crate::sim::{SimDevice, SimStream};
+use crate::size::{GIB, KIB, MIB};
+use crate::stream::order::StealPolicy;
+use std::time::Duration;
+
+/// Looks at nodes: 256 in a portion of an explicit call, up to 16 each where one is taken out or
+/// coalesces with its neighbours; 48 holes with 16 neighbours each where the pool grows by pages.
+const MOST: usize = 4096;
+/// Free ranges; far more than the bound.
+const RANGES: usize = 20_000;
+
+/// A configuration, and what it is called.
+type Named = (&'static str, ArenaConfig);
+
+struct Crowd {
+    pool: BucketPool<SimDevice>,
+    streams: Vec<SimStream>,
+    name: &'static str,
+}
+
+impl Crowd {
+    /// A pool with many free ranges, no two of them neighbours, of many streams.
+    fn new((name, config): Named, streams: usize, steal: StealPolicy, limit: u64) -> Self {
+        let device = SimDevice::new();
+        let streams: Vec<_> = (0..streams).map(|_| device.stream()).collect();
+        let retention = Retention { time: Some(Duration::ZERO), allocations: None };
+        let pool = BucketPool::builder(device)
+            .arena(config)
+            .steal(steal)
+            .retention(retention)
+            .reserved_limit(limit)
+            .build();
+        let crowd = Self { pool, streams, name };
+        let size = |at: usize| 512 * (1 + at as u64 * 7 % 13);
+        let all: Vec<_> = (0..2 * RANGES)
+            .map(|at| crowd.pool.allocate_on(crowd.stream(at / 2), size(at)))
+            .collect();
+        for (at, buffer) in all.into_iter().enumerate() {
+            let buffer = buffer.expect("there is room");
+            match at % 2 {
+                0 => std::mem::forget(buffer), // stays, so that the free ones are not neighbours
+                _ => drop(buffer),
+            }
+        }
+        crowd.check("build");
+        crowd
+    }
+
+    fn stream(&self, at: usize) -> &SimStream {
+        &self.streams[at % self.streams.len()]
+    }
+
+    /// Asserts that no call looked at more ranges at once than the bound.
+    fn check(&self, call: &str) {
+        let book = self.pool.store().book.as_ref().expect("the pool has an arena");
+        let most = book.lock().book.most_visits();
+        assert!(most <= MOST, "{call}, {}: {most} looks under the lock at once", self.name);
+    }
+}
+
+fn configs() -> [Named; 4] {
+    [
+        ("grow", ArenaConfig::grow()),
+        ("pages", ArenaConfig::pages(64 * KIB, 0.05)),
+        ("segments", ArenaConfig::segments(MIB)),
+        ("torch", ArenaConfig::torch()),
+    ]
+}
+
+#[test]
+fn each_call_looks_at_a_bounded_number_of_ranges_at_once() {
+    for config in configs() {
+        for streams in [1, 40] {
+            let crowd = Crowd::new(config.clone(), streams, StealPolicy::Wait, 8 * GIB);
+            let pool = &crowd.pool;
+            for at in 0..500_usize {
+                let bytes = 512 * (1 + at as u64 * 31 % 100);
+                drop(pool.allocate_on(crowd.stream(at), bytes));
+            }
+            crowd.check("allocate and free");
+            drop(pool.allocate(3 * MIB));
+            crowd.check("grow");
+            let _ = (pool.stats(), pool.device_stats(), pool.map());
+            crowd.check("read");
+            assert!(pool.trim(1).is_ok());
+            crowd.check("trim");
+            assert!(pool.tick(Duration::from_secs(1)).is_ok());
+            crowd.check("tick");
+            assert!(pool.shrink_to(1).is_ok());
+            crowd.check("shrink");
+            assert!(pool.clear().is_ok());
+            crowd.check("clear");
+        }
+    }
+}
+
+#[test]
+fn a_request_that_is_refused_looks_at_a_bounded_number_of_ranges_at_once() {
+    for config in configs() {
+        for steal in [StealPolicy::Never, StealPolicy::Wait] {
+            let crowd = Crowd::new(config.clone(), 40, steal, 256 * MIB);
+            let refused = crowd.pool.allocate(200 * MIB).expect_err("above the limit");
+            assert_eq!(refused.why(), Why::Limit, "{refused}");
+            crowd.check("refuse");
+        }
+    }
+}
+
+#[test]
+fn free_ranges_that_a_request_may_not_have_are_not_all_looked_at_at_once() {
+    for config in configs() {
+        let crowd = Crowd::new(config.clone(), 1, StealPolicy::Never, 256 * MIB);
+        let (pool, mut all) = (&crowd.pool, Vec::new());
+        let other = pool.allocator().stream();
+        while let Ok(buffer) = pool.allocate_on(&other, 8 * KIB) {
+            all.push(buffer);
+        }
+        crowd.check("fill");
+        assert!(pool.allocate_on(&other, 512).is_err(), "what is free is another stream's");
+        crowd.check("refuse");
+    }
+}

@@ -1,0 +1,65 @@
+//! Memory taken ahead of time.
+
+use super::PoolBook;
+use crate::block::request::Want;
+use crate::device::DeviceAllocator;
+use crate::error::{DeviceError, Why};
+use crate::pool::store::Store;
+use crate::stream::clock::StreamClock;
+use crate::stream::order::After;
+
+impl<A: DeviceAllocator> Store<A> {
+    /// Takes memory until `count` blocks of a request's size fit at once. Counts no request.
+    pub(crate) fn warm_up_book(
+        &self,
+        book: &PoolBook<A>,
+        want: &Want<'_, A>,
+        count: usize,
+    ) -> Result<(), DeviceError> {
+        let mut ranges = Vec::new();
+        let mut result = Ok(());
+        for _ in 0..count {
+            let free = self.free_range(book, want);
+            let is_fresh = free.is_none();
+            match free.map_or_else(|| self.grow_range(book, want), Ok) {
+                Ok(id) => {
+                    let mut state = book.lock();
+                    let node = &mut state.book.nodes[id];
+                    if is_fresh && !A::MEMORY.cpu_touches {
+                        // The device, and the streams that used parts of it, were waited for on the
+                        // stream of the request only.
+                        node.marks = After::One(self.allocator.clock().mark(want.on));
+                    }
+                    let bytes = node.bytes;
+                    state.book.count_out(bytes);
+                    ranges.push(id);
+                }
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        let mut state = book.lock();
+        for id in ranges {
+            let node = &mut state.book.nodes[id];
+            let (marks, dirty) = (std::mem::take(&mut node.marks), node.dirty);
+            state.book.free(self.allocator.clock(), (id, want.key.kind), marks, dirty);
+        }
+        if result.is_ok() && state.excess(self.bounds.cached) > 0 {
+            result = Err(DeviceError::new(Why::Limit, "cached limit", 0));
+        }
+        drop(state);
+        if result.is_err() {
+            // What passes the limit goes back with the next call that may; here that is this one.
+            let _ = self.trim_to_cached_limit(book);
+        }
+        result
+    }
+
+    /// A live range out of free memory, which is not lent.
+    fn free_range(&self, book: &PoolBook<A>, want: &Want<'_, A>) -> Option<u32> {
+        let taker = self.taker(want);
+        book.lock().book.take(&book.request(want), &taker)
+    }
+}

@@ -1,0 +1,387 @@
+//! Epochs and lazy events: the clock of a device that has streams and events.
+//!
+//! An epoch is the stretch of a stream between two events. An event is recorded when somebody asks
+//! about a mark that no event covers yet, so at most one per epoch, and none when nobody asks. What
+//! a stream has waited for is remembered and passed on with its own events, so a wait that follows
+//! from earlier waits is never made.
+//!
+//! A stream that ends is retired: its last event is recorded while it can be, and stays until it is
+//! seen done. Then the stream is forgotten, and its marks count as done.
+
+mod capture;
+mod stream;
+
+use crate::error::{DeviceError, Why};
+use crate::stream::clock::{Order, StreamClock};
+use capture::not_submitted;
+use parking_lot::RwLock;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::SeqCst};
+pub use stream::Stream;
+use stream::{Recorded, Slot};
+
+/// Events of a stream that are remembered at most. Forgetting one costs a later event.
+const EVENTS_KEPT: usize = 16;
+/// Retired streams that are asked after when another stream comes or goes.
+const RETIRED_ASKED: usize = 4;
+
+/// The four device calls that stream order needs.
+pub trait EventDriver: Send + Sync + 'static {
+    /// The device's own stream.
+    type Raw: Send + Sync + 'static;
+    /// The device's own event. Dropping it destroys it.
+    type Event: Send + Sync + 'static;
+    /// Records a new event on `on`.
+    ///
+    /// # Errors
+    ///
+    /// What the device said.
+    fn record(&self, on: &Self::Raw) -> Result<Self::Event, DeviceError>;
+    /// Makes what `on` is given from here on wait for `event`, on the device.
+    ///
+    /// # Errors
+    ///
+    /// What the device said.
+    fn wait(&self, on: &Self::Raw, event: &Self::Event) -> Result<(), DeviceError>;
+    /// Whether `event` has passed.
+    ///
+    /// # Errors
+    ///
+    /// What the device said.
+    fn query(&self, event: &Self::Event) -> Result<bool, DeviceError>;
+    /// Blocks the host until `event` has passed.
+    ///
+    /// # Errors
+    ///
+    /// What the device said.
+    fn synchronize(&self, event: &Self::Event) -> Result<(), DeviceError>;
+    /// As [`StreamClock::fault`].
+    fn fault(&self) -> Option<DeviceError> {
+        None
+    }
+}
+
+/// A point in a stream: what was given to it while its epoch was at most this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// The timeline that it belongs to: a stranger's mark is refused.
+    timeline: u32,
+    stream: u32,
+    epoch: u64,
+}
+
+/// The clock of one device with streams and events.
+pub struct Timeline<D: EventDriver> {
+    id: u32,
+    driver: D,
+    default: Stream<D>,
+    /// Ids below this were handed out; one that is not in `slots` is retired and done.
+    next: AtomicU32,
+    slots: RwLock<HashMap<u32, Arc<Slot<D>>>>,
+}
+
+impl<D: EventDriver> Timeline<D> {
+    /// A clock whose default stream is `default`.
+    pub fn new(driver: D, default: D::Raw) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let id = NEXT.fetch_add(1, SeqCst);
+        let slot = Arc::new(Slot::new(id, 0, default));
+        let slots = RwLock::new(HashMap::from([(0, slot.clone())]));
+        Self { id, driver, default: Stream(slot), next: AtomicU32::new(1), slots }
+    }
+
+    /// Makes one of the device's streams known. Each raw stream is registered once.
+    ///
+    /// ```
+    /// use pool_core::{DeviceAllocator, sim::SimDevice};
+    ///
+    /// let device = SimDevice::new();
+    /// let stream = device.stream(); // registers a new simulated stream
+    /// assert_eq!(*stream.raw(), 1); // 0 is the default stream
+    /// ```
+    pub fn register(&self, raw: D::Raw) -> Stream<D> {
+        self.forget_retired();
+        let id = self.next.fetch_add(1, SeqCst);
+        let slot = Arc::new(Slot::new(self.id, id, raw));
+        self.slots.write().insert(id, slot.clone());
+        Stream(slot)
+    }
+
+    /// The stream ends: what it has queued still runs, and from here on it is refused. Call it
+    /// before the device's own stream is destroyed, since an event is recorded on it. Memory that
+    /// it used serves others behind that event, so nothing is stranded. No [`Use`](crate::Use) on
+    /// it may be open: work that is given to it afterwards is not waited for.
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, sim::SimDevice, DeviceAllocator};
+    ///
+    /// let device = SimDevice::new();
+    /// let pool = BucketPool::new(device.clone());
+    /// let once = device.stream();
+    /// drop(pool.allocate_on(&once, 4096)?);
+    /// device.clock().retire(&once)?;
+    /// assert!(pool.allocate_on(&once, 4096).is_err());
+    /// assert!(pool.allocate(4096).is_ok()); // its block, behind its last event
+    /// assert_eq!(device.calls().allocations, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Foreign`] for a stream of another device, [`Why::Unsupported`] for the default
+    /// stream, which does not end, or what the device said; the stream goes on then.
+    pub fn retire(&self, stream: &Stream<D>) -> Result<(), DeviceError> {
+        let refuse = |why| Err(DeviceError::new(why, "retire a stream", 0));
+        let slot = &stream.0;
+        if slot.timeline != self.id {
+            return refuse(Why::Foreign);
+        }
+        if slot.id == 0 {
+            return refuse(Why::Unsupported);
+        }
+        if slot.ended.swap(true, SeqCst) {
+            return refuse(Why::Foreign);
+        }
+        // A mark of this epoch or an earlier one is all there will be.
+        let last = Mark { timeline: self.id, stream: slot.id, epoch: slot.epoch.load(SeqCst) };
+        self.event_after(last).inspect_err(|_| slot.ended.store(false, SeqCst))?;
+        slot.last.store(slot.epoch.load(SeqCst), SeqCst);
+        self.forget_done(slot);
+        self.forget_retired();
+        Ok(())
+    }
+
+    /// Forgets retired streams that are done. Asks after a few only; the others' turn comes.
+    fn forget_retired(&self) {
+        let retired: Vec<_> = {
+            let slots = self.slots.read();
+            let retired = slots.values().filter(|slot| slot.is_retired());
+            retired.take(RETIRED_ASKED).cloned().collect()
+        };
+        for slot in retired {
+            let last = slot.known.lock().events.back().cloned();
+            let mark = Mark { timeline: self.id, stream: slot.id, epoch: 0 };
+            if let Some(last) = last
+                && self.driver.query(&last.event) == Ok(true)
+            {
+                // Only tidying: a refusal leaves the stream for the next time.
+                let _ = self.seen_done(mark, &last);
+            }
+        }
+    }
+
+    /// The stream of a mark; `None` if it is retired and done.
+    fn slot(&self, mark: Mark) -> Result<Option<Arc<Slot<D>>>, DeviceError> {
+        if mark.timeline != self.id || mark.stream >= self.next.load(SeqCst) {
+            return Err(DeviceError::new(Why::Foreign, "a mark of another device", 0));
+        }
+        Ok(self.slots.read().get(&mark.stream).cloned())
+    }
+
+    /// What the stream of one of our marks says; `gone` if it is retired and done.
+    fn of_stream<T>(&self, mark: Mark, gone: T, says: impl FnOnce(&Slot<D>) -> T) -> Option<T> {
+        let slot = self.slot(mark).ok()?;
+        Some(slot.map_or(gone, |slot| says(&slot)))
+    }
+
+    /// The first event that covers `mark`, or a new one: the earlier the event, the less of the
+    /// stream's later work is waited for with it. `None` if all of it is done.
+    fn event_after(&self, mark: Mark) -> Result<Option<Arc<Recorded<D::Event>>>, DeviceError> {
+        let Some(slot) = self.slot(mark)? else { return Ok(None) };
+        let clock = {
+            let known = slot.known.lock();
+            let epoch = slot.epoch_of(mark);
+            let covers = |recorded: &&Arc<Recorded<D::Event>>| recorded.epoch > epoch;
+            if let Some(first) = known.events.iter().find(covers) {
+                return Ok(Some(first.clone()));
+            }
+            // Nothing is recorded on a stream that has ended: its owner may have destroyed it.
+            if slot.done_before.load(Acquire) > epoch || slot.is_retired() {
+                return Ok(None);
+            }
+            if slot.is_captured(mark) {
+                return Err(not_submitted("an event behind a capture"));
+            }
+            known.clock.clone()
+        };
+        // The epoch moves BEFORE the event is recorded: a use that ends with the old epoch was
+        // given to the stream before the event. The other way round, work given between the two
+        // would count as covered.
+        let epoch = slot.epoch.fetch_add(1, SeqCst) + 1;
+        let new = Arc::new(Recorded { epoch, event: self.driver.record(&slot.raw)?, clock });
+        let events = &mut slot.known.lock().events;
+        let at = events.partition_point(|recorded| recorded.epoch < epoch);
+        events.insert(at, new.clone());
+        if events.len() > EVENTS_KEPT {
+            events.pop_front();
+        }
+        Ok(Some(new))
+    }
+
+    /// A query has seen this event pass.
+    fn seen_done(&self, mark: Mark, recorded: &Recorded<D::Event>) -> Result<(), DeviceError> {
+        let Some(slot) = self.slot(mark)? else { return Ok(()) };
+        slot.done_before.fetch_max(recorded.epoch, SeqCst);
+        slot.known.lock().events.retain(|event| event.epoch > recorded.epoch);
+        self.forget_done(&slot);
+        Ok(())
+    }
+
+    /// Forgets a stream that is retired and done.
+    fn forget_done(&self, slot: &Slot<D>) {
+        if !slot.is_retired() || !slot.known.lock().events.is_empty() {
+            return;
+        }
+        let mut slots = self.slots.write();
+        slots.remove(&slot.id);
+        for other in slots.values() {
+            other.known.lock().clock.remove(&slot.id);
+        }
+    }
+
+    fn order_after(&self, on: &Slot<D>, mark: Mark) -> Result<(), DeviceError> {
+        if on.is_after(mark) || self.is_seen_done(mark) {
+            return Ok(());
+        }
+        let Some(recorded) = self.event_after(mark)? else { return Ok(()) };
+        self.driver.wait(&on.raw, &recorded.event)?;
+        // Only now: another thread on the same stream must not find itself ordered before the
+        // wait is in the stream.
+        // A mark taken after the stream had ended is covered by its last event.
+        let covered = recorded.epoch.max(mark.epoch.saturating_add(1));
+        on.known.lock().note_after(recorded.clock.clone(), mark.stream, covered);
+        Ok(())
+    }
+}
+
+impl<D: EventDriver> StreamClock for Timeline<D> {
+    type Stream = Stream<D>;
+    type Mark = Mark;
+
+    #[inline]
+    fn default_stream(&self) -> &Stream<D> {
+        &self.default
+    }
+
+    #[inline]
+    fn owns(&self, on: &Stream<D>) -> bool {
+        on.0.timeline == self.id && !on.0.ended.load(Acquire)
+    }
+
+    #[inline]
+    fn fault(&self) -> Option<DeviceError> {
+        self.driver.fault()
+    }
+
+    #[inline]
+    fn takes_work(&self, on: &Stream<D>) -> bool {
+        !on.0.is_capturing()
+    }
+
+    #[inline]
+    fn mark(&self, on: &Stream<D>) -> Mark {
+        Mark { timeline: self.id, stream: on.0.id, epoch: on.0.epoch.load(SeqCst) }
+    }
+
+    fn latest(&self, mark: Mark) -> Mark {
+        let epoch = self.of_stream(mark, mark.epoch, |slot| slot.epoch.load(SeqCst));
+        Mark { epoch: epoch.unwrap_or(mark.epoch), ..mark }
+    }
+
+    #[inline]
+    fn same_stream(&self, a: Mark, b: Mark) -> bool {
+        a.stream == b.stream
+    }
+
+    #[inline]
+    fn later(&self, a: Mark, b: Mark) -> Mark {
+        if a.epoch > b.epoch { a } else { b }
+    }
+
+    #[inline]
+    fn is_later(&self, a: Mark, b: Mark) -> bool {
+        a.stream == b.stream && a.epoch >= b.epoch
+    }
+
+    #[inline]
+    fn lane(&self, mark: Mark) -> u64 {
+        mark.stream.into()
+    }
+
+    #[inline]
+    fn is_ordered(&self, on: &Stream<D>, after: Mark) -> bool {
+        on.0.is_after(after)
+    }
+
+    fn order(&self, on: &Stream<D>, after: &[Mark]) -> Result<Order, DeviceError> {
+        if !self.owns(on) {
+            return Err(DeviceError::new(Why::Foreign, "order a stream of another device", 0));
+        }
+        for mark in after.iter().filter(|mark| !on.0.is_after(**mark)) {
+            if !self.is_submitted(*mark) {
+                return Ok(Order::NotYet);
+            }
+            if !on.0.is_capturing() {
+                self.order_after(&on.0, *mark)?;
+            } else if let Some(captured) = &mut on.0.known.lock().captured {
+                captured.awaits(*mark);
+            }
+        }
+        Ok(Order::Ordered)
+    }
+
+    fn is_submitted(&self, after: Mark) -> bool {
+        self.of_stream(after, true, |slot| !slot.is_captured(after)).unwrap_or(true)
+    }
+
+    fn is_seen_done(&self, after: Mark) -> bool {
+        let done = |slot: &Slot<D>| slot.done_before.load(Acquire) > slot.epoch_of(after);
+        self.of_stream(after, true, done).unwrap_or(false)
+    }
+
+    fn has_event(&self, after: Mark) -> bool {
+        let covered = |slot: &Slot<D>| {
+            let epoch = slot.epoch_of(after);
+            slot.done_before.load(Acquire) > epoch
+                || slot.known.lock().events.back().is_some_and(|last| last.epoch > epoch)
+        };
+        self.of_stream(after, true, covered).unwrap_or(false)
+    }
+
+    fn is_retired(&self, mark: Mark) -> bool {
+        self.of_stream(mark, true, Slot::is_retired).unwrap_or(false)
+    }
+
+    fn is_done(&self, after: Mark) -> Result<bool, DeviceError> {
+        if self.is_seen_done(after) {
+            return Ok(true);
+        }
+        if !self.is_submitted(after) {
+            return Ok(false);
+        }
+        let Some(recorded) = self.event_after(after)? else { return Ok(true) };
+        let done = self.driver.query(&recorded.event)?;
+        if done {
+            self.seen_done(after, &recorded)?;
+        }
+        Ok(done)
+    }
+
+    fn synchronize(&self, after: Mark) -> Result<(), DeviceError> {
+        if self.is_seen_done(after) {
+            return Ok(());
+        }
+        let Some(recorded) = self.event_after(after)? else { return Ok(()) };
+        self.driver.synchronize(&recorded.event)?;
+        self.seen_done(after, &recorded)
+    }
+}
+
+impl<D: EventDriver> fmt::Debug for Timeline<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let streams = self.slots.read().len();
+        f.debug_struct("Timeline").field("streams", &streams).finish_non_exhaustive()
+    }
+}
