@@ -7,7 +7,7 @@ pub(crate) mod gauge;
 pub(crate) mod idle;
 pub(crate) mod shards;
 
-use crate::block::record::RecordBox;
+use crate::block::record::RecordOwner;
 use crate::block::request::{Key, Want};
 use crate::device::DeviceAllocator;
 use crate::shard::gauge::Tally;
@@ -16,9 +16,9 @@ use crate::stats::PoolStats;
 use crate::stream::order::Taker;
 
 pub(crate) struct Shard<A: DeviceAllocator> {
-    pub(crate) idle: Idle<Key<A::Kind>, RecordBox<A>>,
+    pub(crate) idle: Idle<Key<A::Kind>, RecordOwner<A>>,
     /// What goes back to the device with the next call that may call it.
-    pub(crate) owed: Vec<RecordBox<A>>,
+    pub(crate) owed: Vec<RecordOwner<A>>,
     /// Whether anything is counted.
     pub(crate) statistics: bool,
     /// What this shard has counted; the rest of it stays 0.
@@ -63,9 +63,9 @@ impl<A: DeviceAllocator> Shard<A> {
         &mut self,
         want: &Want<'_, A>,
         taker: &Taker<'_, A::Clock>,
-    ) -> Option<RecordBox<A>> {
+    ) -> Option<RecordOwner<A>> {
         let sizes = want.sizes();
-        let ready = |record: &mut RecordBox<A>| record.marks.get_mut().is_ready(taker);
+        let ready = |record: &mut RecordOwner<A>| record.marks.get_mut().is_ready(taker);
         self.idle
             .take(want.key, &sizes, ready)
             .or_else(|| self.idle.take_among(|key| want.is_of_another_lane(key), &sizes, ready))
@@ -79,13 +79,13 @@ impl<A: DeviceAllocator> Shard<A> {
         want: &Want<'_, A>,
         shelf: &mut usize,
         taker: &Taker<'_, A::Clock>,
-    ) -> Option<Loan<RecordBox<A>>> {
-        let may = |record: &mut RecordBox<A>| record.marks.get_mut().may_ask(taker);
+    ) -> Option<Loan<RecordOwner<A>>> {
+        let may = |record: &mut RecordOwner<A>| record.marks.get_mut().may_ask(taker);
         self.idle.lend(shelf, |key| key.kind == want.key.kind, &want.sizes(), may)
     }
 
     /// Puts what was evicted among the debts.
-    pub(crate) fn owe(&mut self, evicted: RecordBox<A>) {
+    pub(crate) fn owe(&mut self, evicted: RecordOwner<A>) {
         self.owed.push(evicted);
         self.counts.evictions += u64::from(self.statistics);
     }

@@ -4,7 +4,7 @@
 //! capture allocates comes from a private pool, goes back to it, and serves nobody else for as long
 //! as the graph can be launched. All of this is off the hot path: one flag is read there.
 
-use crate::block::record::{Record, RecordBox};
+use crate::block::record::{Record, RecordOwner};
 use crate::block::request::Want;
 use crate::device::{DeviceAllocator, MarkOf};
 use crate::stream::clock::StreamClock;
@@ -27,7 +27,7 @@ struct PrivateBook<A: DeviceAllocator> {
 
 struct Private<A: DeviceAllocator> {
     /// Newest last.
-    idle: Vec<RecordBox<A>>,
+    idle: Vec<RecordOwner<A>>,
     /// Blocks that somebody has.
     out: usize,
     /// What the memory is behind, besides its own marks: what the captured work was ordered behind,
@@ -96,10 +96,10 @@ impl<A: DeviceAllocator> Privates<A> {
         id: u32,
         want: &Want<'_, A>,
         mut ready: impl FnMut(&mut Record<A>) -> bool,
-    ) -> Option<RecordBox<A>> {
+    ) -> Option<RecordOwner<A>> {
         let book = &mut *self.book.lock();
         let pool = book.pools.get_mut(&id)?;
-        let serves = |record: &mut RecordBox<A>| record.serves(want) && ready(record);
+        let serves = |record: &mut RecordOwner<A>| record.serves(want) && ready(record);
         let at = pool.idle.iter_mut().rposition(serves)?;
         pool.out += 1;
         Some(pool.idle.remove(at))
@@ -113,7 +113,11 @@ impl<A: DeviceAllocator> Privates<A> {
     }
 
     /// Keeps a block that comes back; returns it if it is anybody's now.
-    pub(crate) fn keep(&self, clock: &A::Clock, mut record: RecordBox<A>) -> Option<RecordBox<A>> {
+    pub(crate) fn keep(
+        &self,
+        clock: &A::Clock,
+        mut record: RecordOwner<A>,
+    ) -> Option<RecordOwner<A>> {
         let book = &mut *self.book.lock();
         let id = record.private?;
         let Some(pool) = book.pools.get_mut(&id) else { return Some(record) };
@@ -169,7 +173,7 @@ impl<A: DeviceAllocator> Privates<A> {
 
     /// The owner of a pool goes. Returns its idle blocks, which are anybody's once the launches are
     /// done.
-    pub(crate) fn close(&self, id: u32, clock: &A::Clock) -> Vec<RecordBox<A>> {
+    pub(crate) fn close(&self, id: u32, clock: &A::Clock) -> Vec<RecordOwner<A>> {
         self.unbind(id);
         let book = &mut *self.book.lock();
         let Some(pool) = book.pools.get_mut(&id) else { return Vec::new() };

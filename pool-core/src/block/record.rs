@@ -19,7 +19,7 @@ pub(crate) struct Home(pub(crate) AtomicPtr<()>);
 
 /// A block, and what belongs to it.
 pub(crate) struct Record<A: DeviceAllocator> {
-    pub(crate) place: Place<A>,
+    pub(crate) memory: BlockMemory<A>,
     pub(crate) marks: Mutex<Marks<A::Clock>>,
     pub(crate) kind: A::Kind,
     pub(crate) home: Home,
@@ -40,7 +40,7 @@ pub(crate) struct Record<A: DeviceAllocator> {
 }
 
 /// Where the memory of a block is.
-pub(crate) enum Place<A: DeviceAllocator> {
+pub(crate) enum BlockMemory<A: DeviceAllocator> {
     /// The device's own allocation.
     Whole(A::Block),
     /// A part of a segment of the book.
@@ -75,14 +75,19 @@ impl<A: DeviceAllocator> Part<A> {
 impl<A: DeviceAllocator> Record<A> {
     /// A record of a block that is the device's own allocation, for the stream of the request.
     pub(crate) fn new(block: A::Block, bytes: u64, want: &Want<'_, A>, clock: &A::Clock) -> Self {
-        Self::at(Place::Whole(block), bytes, want, clock.mark(want.stream))
+        Self::at(BlockMemory::Whole(block), bytes, want, clock.mark(want.stream))
     }
 
     /// A record of a block that is lent for a request.
     #[inline]
-    pub(crate) fn at(place: Place<A>, bytes: u64, want: &Want<'_, A>, mark: MarkOf<A>) -> Self {
+    pub(crate) fn at(
+        memory: BlockMemory<A>,
+        bytes: u64,
+        want: &Want<'_, A>,
+        mark: MarkOf<A>,
+    ) -> Self {
         Self {
-            place,
+            memory,
             marks: Mutex::new(Marks::new(mark)),
             kind: want.key.kind,
             home: Home::default(),
@@ -99,9 +104,9 @@ impl<A: DeviceAllocator> Record<A> {
     /// The range of a book that it is; `None` for the device's own allocation.
     #[inline]
     pub(crate) fn part(&self) -> Option<&Part<A>> {
-        match &self.place {
-            Place::Whole(_) => None,
-            Place::Part(part) => Some(part),
+        match &self.memory {
+            BlockMemory::Whole(_) => None,
+            BlockMemory::Part(part) => Some(part),
         }
     }
 
@@ -113,9 +118,9 @@ impl<A: DeviceAllocator> Record<A> {
         bytes: u64,
         on: &StreamOf<A>,
     ) -> A::View<'b> {
-        match &self.place {
-            Place::Whole(block) => allocator.view(block, 0, bytes, on),
-            Place::Part(part) => allocator.view(part.segment(), part.offset, bytes, on),
+        match &self.memory {
+            BlockMemory::Whole(block) => allocator.view(block, 0, bytes, on),
+            BlockMemory::Part(part) => allocator.view(part.segment(), part.offset, bytes, on),
         }
     }
 
@@ -167,12 +172,12 @@ unsafe impl<A: DeviceAllocator> Send for SegmentBlock<A> {}
 unsafe impl<A: DeviceAllocator> Sync for SegmentBlock<A> {}
 
 /// The owner of a record: a box of it, or its slot.
-pub(crate) struct RecordBox<A: DeviceAllocator>(NonNull<Record<A>>);
+pub(crate) struct RecordOwner<A: DeviceAllocator>(NonNull<Record<A>>);
 
-impl<A: DeviceAllocator> RecordBox<A> {
+impl<A: DeviceAllocator> RecordOwner<A> {
     /// A record on the heap, of a block that is the device's own.
     pub(crate) fn new(record: Record<A>) -> Self {
-        debug_assert!(matches!(record.place, Place::Whole(_)));
+        debug_assert!(matches!(record.memory, BlockMemory::Whole(_)));
         Self(NonNull::from(Box::leak(Box::new(record))))
     }
 
@@ -183,7 +188,7 @@ impl<A: DeviceAllocator> RecordBox<A> {
     /// The slot is vacant and stays where it is; no other code uses it until the owner is gone.
     #[inline]
     pub(crate) unsafe fn in_slot(slot: NonNull<Record<A>>, record: Record<A>) -> Self {
-        debug_assert!(matches!(record.place, Place::Part(_)));
+        debug_assert!(matches!(record.memory, BlockMemory::Part(_)));
         // SAFETY: as the caller says, the slot is valid for a write, and holds nothing to drop.
         unsafe { slot.write(record) };
         Self(slot)
@@ -193,7 +198,7 @@ impl<A: DeviceAllocator> RecordBox<A> {
     #[inline]
     pub(crate) fn vacate(self) {
         let mut this = std::mem::ManuallyDrop::new(self);
-        if matches!(this.place, Place::Part(_)) {
+        if matches!(this.memory, BlockMemory::Part(_)) {
             let marks = std::ptr::from_mut(&mut this.marks);
             // SAFETY: the marks are all that there is to drop of a record of a part, and its owner
             // is not used again.
@@ -206,28 +211,28 @@ impl<A: DeviceAllocator> RecordBox<A> {
     /// Moves the record out.
     pub(crate) fn into_inner(self) -> Record<A> {
         let this = std::mem::ManuallyDrop::new(self);
-        match this.place {
+        match this.memory {
             // SAFETY: `new` made it from a box, and this owner, the only one, is not used again.
-            Place::Whole(_) => *unsafe { Box::from_raw(this.0.as_ptr()) },
+            BlockMemory::Whole(_) => *unsafe { Box::from_raw(this.0.as_ptr()) },
             // SAFETY: the slot holds a record, which is read once: its owner is not used again.
-            Place::Part(_) => unsafe { this.0.read() },
+            BlockMemory::Part(_) => unsafe { this.0.read() },
         }
     }
 }
 
-impl<A: DeviceAllocator> Drop for RecordBox<A> {
+impl<A: DeviceAllocator> Drop for RecordOwner<A> {
     #[inline]
     fn drop(&mut self) {
-        match self.place {
+        match self.memory {
             // SAFETY: `new` made it from a box, and this is its only owner.
-            Place::Whole(_) => drop(unsafe { Box::from_raw(self.0.as_ptr()) }),
+            BlockMemory::Whole(_) => drop(unsafe { Box::from_raw(self.0.as_ptr()) }),
             // SAFETY: the slot holds a record, and its only owner goes.
-            Place::Part(_) => unsafe { self.0.drop_in_place() },
+            BlockMemory::Part(_) => unsafe { self.0.drop_in_place() },
         }
     }
 }
 
-impl<A: DeviceAllocator> Deref for RecordBox<A> {
+impl<A: DeviceAllocator> Deref for RecordOwner<A> {
     type Target = Record<A>;
     #[inline]
     fn deref(&self) -> &Record<A> {
@@ -236,7 +241,7 @@ impl<A: DeviceAllocator> Deref for RecordBox<A> {
     }
 }
 
-impl<A: DeviceAllocator> DerefMut for RecordBox<A> {
+impl<A: DeviceAllocator> DerefMut for RecordOwner<A> {
     #[inline]
     fn deref_mut(&mut self) -> &mut Record<A> {
         // SAFETY: as above, and the only owner is borrowed alone.
@@ -245,9 +250,9 @@ impl<A: DeviceAllocator> DerefMut for RecordBox<A> {
 }
 
 // SAFETY: the box is the only owner of its record, so it is as good as the record.
-unsafe impl<A: DeviceAllocator> Send for RecordBox<A> where Record<A>: Send {}
+unsafe impl<A: DeviceAllocator> Send for RecordOwner<A> where Record<A>: Send {}
 // SAFETY: as above; a shared box gives shared access to a record.
-unsafe impl<A: DeviceAllocator> Sync for RecordBox<A> where Record<A>: Sync {}
+unsafe impl<A: DeviceAllocator> Sync for RecordOwner<A> where Record<A>: Sync {}
 
 /// Slots of records at fixed addresses, by the numbers of ranges.
 pub(crate) struct Slab<T> {

@@ -1,7 +1,7 @@
 //! The invariants of a book, asserted range by range.
 
 use super::Book;
-use super::list::Of;
+use super::list::UsedBy;
 use super::node::State;
 use super::tree::RangeKey;
 use crate::stream::clock::StreamClock;
@@ -84,15 +84,15 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         let segment = self.segments.get(node.segment).expect("a range has a segment");
         assert!(of.group == segment.group, "range {id} in a list of another group");
         let before = || &self.nodes[node.before].marks;
-        let alone = last != Some(list) || of.of == Of::Several;
+        let alone = last != Some(list) || of.used_by == UsedBy::Several;
         let apart = alone || !before().may_coalesce(clock, &node.marks);
         assert!(apart, "range {id} and the one before it are not coalesced");
-        if of.of == Of::Hole {
+        if of.used_by == UsedBy::Hole {
             bytes.holes += node.bytes;
             return;
         }
         bytes.free += node.bytes;
-        assert_eq!(of.of, Of::marks(clock, node.marks.marks()), "range {id}");
+        assert_eq!(of.used_by, UsedBy::of_marks(clock, node.marks.marks()), "range {id}");
     }
 
     /// The bytes that are found step by step, each range in the step of its size.

@@ -1,7 +1,7 @@
 //! Search: which free range serves a request. A bitmap names the lists, and a few of each are
 //! looked at.
 
-use super::list::{Of, RangeList};
+use super::list::{RangeList, UsedBy};
 use super::node::{NONE, Nodes, RangeNode, State};
 use super::tree::RangeKey;
 use super::{Book, BookRequest};
@@ -38,7 +38,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         let exact = self.config.is_exact();
         let search = Search { nodes: &self.nodes, config: &self.config };
         let mut best = None;
-        for of in [Of::Stream(request.stream), Of::Untouched] {
+        for of in [UsedBy::Stream(request.stream), UsedBy::NoStream] {
             let list = self.lists.known(request.group, of);
             let list = list.filter(|list| list.bins.bytes() >= request.bytes);
             let Some(list) = list else { continue };
@@ -61,14 +61,14 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     pub(crate) fn find(
         &self,
         request: &BookRequest<K>,
-        of: impl Fn(Of) -> bool,
+        of: impl Fn(UsedBy) -> bool,
         accept: impl Fn(&RangeNode<C::Mark>) -> bool,
     ) -> Option<u32> {
         let (mut best, mut lists) = (None, LISTS);
         let search = Search { nodes: &self.nodes, config: &self.config };
         for list in self.lists.iter() {
             let fits = list.bins.bytes() >= request.bytes && list.group == request.group;
-            if !fits || list.of == Of::Hole || !of(list.of) {
+            if !fits || list.used_by == UsedBy::Hole || !of(list.used_by) {
                 continue;
             }
             let Some(more) = lists.checked_sub(1) else { break };
@@ -99,7 +99,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
             let node = &self.nodes[*id];
             let State::Free(list) = node.state else { return false };
             let list = self.lists.get(list);
-            list.of != Of::Hole
+            list.used_by != UsedBy::Hole
                 && list.group == request.group
                 && node.bytes >= request.bytes
                 && self.config.suits(node.bytes, request.bytes)

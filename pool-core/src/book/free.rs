@@ -1,7 +1,7 @@
 //! Freed ranges: coalesced with their neighbours, and put in a list.
 
 use super::Book;
-use super::list::Of;
+use super::list::UsedBy;
 use super::node::{Extent, NONE, RangeNode, State};
 use crate::stream::clock::StreamClock;
 use crate::stream::order::After;
@@ -11,17 +11,17 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// list of who used it last.
     #[inline(never)]
     pub(crate) fn release(&mut self, clock: &C, id: u32, marks: After<C::Mark>, freed_at: u64) {
-        let of = Of::marks(clock, marks.marks());
+        let used_by = UsedBy::of_marks(clock, marks.marks());
         let node = &mut self.nodes[id];
         (node.marks, node.freed_at) = (marks, freed_at);
-        self.put_free(clock, id, of);
+        self.put_free(clock, id, used_by);
     }
 
-    /// Puts a range that is in no list among the free ones of `of`.
+    /// Puts a range that is in no list among the free ones of `used_by`.
     #[inline]
-    pub(super) fn put_free(&mut self, clock: &C, id: u32, of: Of) {
+    pub(super) fn put_free(&mut self, clock: &C, id: u32, used_by: UsedBy) {
         let RangeNode { before, after, segment: at, bytes, .. } = self.nodes[id];
-        if of != Of::Hole {
+        if used_by != UsedBy::Hole {
             self.count_cached(bytes);
         }
         let Some(segment) = self.segments.get_mut(at) else { return };
@@ -29,12 +29,12 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         let group = segment.group;
         // Both are looked at before either is judged, so that the two cache misses overlap.
         let [below, above] = [before, after].map(|id| self.list_of(id));
-        let mut of = of;
-        let below = below.filter(|list| self.coalesces(clock, id, (before, *list), &mut of));
-        let above = above.filter(|list| self.coalesces(clock, id, (after, *list), &mut of));
+        let mut used_by = used_by;
+        let below = below.filter(|list| self.coalesces(clock, id, (before, *list), &mut used_by));
+        let above = above.filter(|list| self.coalesces(clock, id, (after, *list), &mut used_by));
         let (into, list, was) = match (below, above) {
             (None, None) => {
-                let own = self.lists.number(group, of);
+                let own = self.lists.number(group, used_by);
                 self.nodes[id].state = State::Free(own);
                 return self.insert(own, id);
             }
@@ -49,9 +49,9 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         }
         // Streams of one number may be several.
         if let After::Many(marks) = &self.nodes[into].marks {
-            of = Of::marks(clock, marks);
+            used_by = UsedBy::of_marks(clock, marks);
         }
-        let own = self.lists.number(group, of);
+        let own = self.lists.number(group, used_by);
         if list == own {
             return self.resize(own, into, was);
         }
@@ -60,20 +60,20 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         self.insert(own, into);
     }
 
-    /// Whether a range of `of` coalesces with a free neighbour, of which the number and the list
-    /// are given. `of` is who used both last then.
+    /// Whether a range of `used_by` coalesces with a free neighbour, of which the number and the list
+    /// are given. `used_by` is who used both last then.
     #[inline]
     fn coalesces(
         &mut self,
         clock: &C,
         id: u32,
         (neighbour, list): (u32, u16),
-        of: &mut Of,
+        used_by: &mut UsedBy,
     ) -> bool {
-        let Some(both) = of.coalesced(self.lists.get(list).of) else { return false };
+        let Some(both) = used_by.coalesced(self.lists.get(list).used_by) else { return false };
         let may = self.nodes[neighbour].marks.may_coalesce(clock, &self.nodes[id].marks);
         match may {
-            true => *of = both,
+            true => *used_by = both,
             false => self.apart = true,
         }
         may
@@ -84,7 +84,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     pub(crate) fn rejoin(&mut self, clock: &C, id: u32) {
         let next = self.nodes[id].after;
         let list = self.list_of(id);
-        let several = list.is_some_and(|list| self.lists.get(list).of == Of::Several);
+        let several = list.is_some_and(|list| self.lists.get(list).used_by == UsedBy::Several);
         if next == NONE || !several || self.list_of(next) != list {
             return;
         }

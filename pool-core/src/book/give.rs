@@ -1,6 +1,6 @@
 //! Free memory that can go back to the device: which, and in which order.
 
-use super::list::Of;
+use super::list::UsedBy;
 use super::node::{NONE, State, number};
 use super::segment::BookSegment;
 use super::{Book, BookRequest};
@@ -109,15 +109,15 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// may be neighbours and together serve a request.
     pub(crate) fn may_be_apart(&self, request: &BookRequest<K>) -> bool {
         let lists = self.lists.iter().filter(|list| {
-            list.of != Of::Hole && list.group == request.group && list.bins.bytes() > 0
+            list.used_by != UsedBy::Hole && list.group == request.group && list.bins.bytes() > 0
         });
         let (mut streams, mut bytes, mut several) = (0, 0, false);
         for list in lists {
             bytes += list.bins.bytes();
-            match list.of {
-                Of::Stream(_) => streams += 1,
-                Of::Several => several = true,
-                Of::Untouched | Of::Hole => {} // coalesces with that of any stream
+            match list.used_by {
+                UsedBy::Stream(_) => streams += 1,
+                UsedBy::Several => several = true,
+                UsedBy::NoStream | UsedBy::Hole => {} // coalesces with that of any stream
             }
         }
         bytes >= request.bytes && (self.apart || several || streams > 1)
@@ -160,7 +160,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         self.absorb(clock, id, next);
         let group = self.segments.get(self.nodes[id].segment).map(|segment| segment.group);
         let Some(group) = group else { return };
-        let of = Of::marks(clock, self.nodes[id].marks.marks());
+        let of = UsedBy::of_marks(clock, self.nodes[id].marks.marks());
         let list = self.lists.number(group, of);
         self.nodes[id].state = State::Free(list);
         self.insert(list, id);

@@ -13,9 +13,9 @@ pub(crate) struct Group<K> {
 
 /// Who used a free range last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Of {
+pub(crate) enum UsedBy {
     /// No stream has used it.
-    Untouched,
+    NoStream,
     /// The stream of this number.
     Stream(u64),
     /// More than one stream.
@@ -24,12 +24,12 @@ pub(crate) enum Of {
     Hole,
 }
 
-impl Of {
+impl UsedBy {
     /// The streams of a range that is behind these marks.
     #[inline]
-    pub(crate) fn marks<C: StreamClock>(clock: &C, marks: &[C::Mark]) -> Self {
+    pub(crate) fn of_marks<C: StreamClock>(clock: &C, marks: &[C::Mark]) -> Self {
         match marks {
-            [] => Self::Untouched,
+            [] => Self::NoStream,
             [one] => Self::Stream(clock.lane(*one)),
             [first, rest @ ..] => match rest.iter().all(|mark| clock.same_stream(*first, *mark)) {
                 true => Self::Stream(clock.lane(*first)),
@@ -41,7 +41,7 @@ impl Of {
     /// Whether a stream of this number may have it without another stream's consent.
     #[inline]
     pub(crate) fn is_own(self, stream: u64) -> bool {
-        self == Self::Untouched || self == Self::Stream(stream)
+        self == Self::NoStream || self == Self::Stream(stream)
     }
 
     /// The owner of a range that consists of both; `None` if they do not coalesce.
@@ -51,7 +51,7 @@ impl Of {
             (Self::Several, _) | (_, Self::Several) => None,
             (own, other) if own == other => Some(own),
             (Self::Hole, _) | (_, Self::Hole) => None,
-            (Self::Untouched, of) | (of, Self::Untouched) => Some(of),
+            (Self::NoStream, used_by) | (used_by, Self::NoStream) => Some(used_by),
             _ => None,
         }
     }
@@ -65,7 +65,7 @@ const LISTS_MOST: usize = 512;
 #[derive(Debug)]
 pub(crate) struct RangeList<K> {
     pub(crate) group: Group<K>,
-    pub(crate) of: Of,
+    pub(crate) used_by: UsedBy,
     pub(crate) bins: SizeSteps,
 }
 
@@ -93,22 +93,22 @@ impl<K: Copy + Eq> RangeLists<K> {
 
     /// The number of the list of a group and stream.
     #[inline]
-    pub(crate) fn number(&mut self, group: Group<K>, of: Of) -> u16 {
+    pub(crate) fn number(&mut self, group: Group<K>, used_by: UsedBy) -> u16 {
         match self.all.get(usize::from(self.last)) {
-            Some(last) if last.of == of && last.group == group => {}
-            _ => self.last = self.find_or_add(group, of),
+            Some(last) if last.used_by == used_by && last.group == group => {}
+            _ => self.last = self.find_or_add(group, used_by),
         }
         self.last
     }
 
     /// The list of a group and stream, or of a group and no stream, if there is one.
     #[inline]
-    pub(crate) fn known(&mut self, group: Group<K>, of: Of) -> Option<&RangeList<K>> {
-        let last = match of {
-            Of::Untouched => &mut self.last_untouched,
+    pub(crate) fn known(&mut self, group: Group<K>, used_by: UsedBy) -> Option<&RangeList<K>> {
+        let last = match used_by {
+            UsedBy::NoStream => &mut self.last_untouched,
             _ => &mut self.last,
         };
-        let is = |list: &RangeList<K>| list.of == of && list.group == group;
+        let is = |list: &RangeList<K>| list.used_by == used_by && list.group == group;
         if !self.all.get(usize::from(*last)).is_some_and(is) {
             *last = number(self.all.iter().position(is)?);
         }
@@ -117,19 +117,23 @@ impl<K: Copy + Eq> RangeLists<K> {
 
     /// An empty list serves again under another name, so that streams that come and go leave
     /// nothing behind.
-    fn find_or_add(&mut self, group: Group<K>, of: Of) -> u16 {
-        let known = |list: &RangeList<K>| list.group == group && list.of == of;
+    fn find_or_add(&mut self, group: Group<K>, used_by: UsedBy) -> u16 {
+        let known = |list: &RangeList<K>| list.group == group && list.used_by == used_by;
         if let Some(at) = self.all.iter().position(known) {
             return number(at);
         }
         if let Some(at) = self.all.iter().position(|list| list.bins.bytes() == 0) {
-            (self.all[at].group, self.all[at].of) = (group, of);
+            (self.all[at].group, self.all[at].used_by) = (group, used_by);
             return number(at);
         }
-        if self.all.len() >= LISTS_MOST && matches!(of, Of::Stream(_)) {
-            return self.find_or_add(group, Of::Several);
+        if self.all.len() >= LISTS_MOST && matches!(used_by, UsedBy::Stream(_)) {
+            return self.find_or_add(group, UsedBy::Several);
         }
-        self.all.push(RangeList { group, of, bins: SizeSteps::new(self.unit_bits, self.ordered) });
+        self.all.push(RangeList {
+            group,
+            used_by,
+            bins: SizeSteps::new(self.unit_bits, self.ordered),
+        });
         number(self.all.len() - 1)
     }
 
@@ -148,7 +152,7 @@ impl<K: Copy + Eq> RangeLists<K> {
     pub(crate) fn next_portion(&mut self, count: usize) -> impl Iterator<Item = u16> + use<'_, K> {
         let (len, first) = (self.all.len(), self.portion);
         let numbers = (0..len).map(move |at| (first + at) % len);
-        let full = |list: &RangeList<K>| list.of != Of::Hole && list.bins.bytes() > 0;
+        let full = |list: &RangeList<K>| list.used_by != UsedBy::Hole && list.bins.bytes() > 0;
         self.portion = numbers.clone().filter(|at| full(&self.all[*at])).nth(count).unwrap_or(0);
         numbers.filter(move |at| full(&self.all[*at])).take(count).map(number)
     }

@@ -1,7 +1,7 @@
 //! Placement in a reservation when no free range serves: over holes, where the fewest pages are
 //! missing. Takes ranges out of the lists for calls to the device, and puts them back.
 
-use super::list::Of;
+use super::list::UsedBy;
 use super::node::{Extent, NONE, RangeNode, State, number};
 use super::{Book, BookRequest};
 use crate::stream::clock::StreamClock;
@@ -51,7 +51,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         page: u64,
     ) -> Option<Placement> {
         let holes = |list: &&super::list::RangeList<K>| {
-            list.group == request.group && list.of == Of::Hole && list.bins.bytes() > 0
+            list.group == request.group && list.used_by == UsedBy::Hole && list.bins.bytes() > 0
         };
         let mut best: Option<(Rank, Placement)> = None;
         let list = self.lists.iter().find(holes)?;
@@ -130,7 +130,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// Whether a range is addresses without memory.
     #[inline]
     pub(crate) fn is_hole(&self, id: u32) -> bool {
-        self.list_of(id).is_some_and(|list| self.lists.get(list).of == Of::Hole)
+        self.list_of(id).is_some_and(|list| self.lists.get(list).used_by == UsedBy::Hole)
     }
 
     /// Takes out what a placement needs, by address: the free parts that the block lies in, and
@@ -172,7 +172,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
             self.insert(list, low);
         }
         let taken = self.take_low(id, list, part.end - part.start);
-        let hole = self.lists.get(list).of == Of::Hole;
+        let hole = self.lists.get(list).used_by == UsedBy::Hole;
         self.nodes[taken].state = State::Moving { hole };
         taken
     }
@@ -196,7 +196,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
                 segment.first = taken;
             }
         }
-        if self.lists.get(list).of != Of::Hole {
+        if self.lists.get(list).used_by != UsedBy::Hole {
             self.cached -= bytes.min(whole);
         }
         taken
@@ -292,7 +292,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     pub(crate) fn put_hole(&mut self, clock: &C, id: u32) {
         let node = &mut self.nodes[id];
         (node.marks, node.dirty) = (After::Nothing, false);
-        self.put_free(clock, id, Of::Hole);
+        self.put_free(clock, id, UsedBy::Hole);
     }
 
     /// The pages that lie wholly inside a range.

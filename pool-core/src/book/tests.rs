@@ -1,6 +1,6 @@
 //! Random operations on a book beside a plain list of live blocks.
 
-use super::list::{Group, Of};
+use super::list::{Group, UsedBy};
 use super::node::State;
 use super::{Book, BookRequest};
 use crate::book::arena::ArenaConfig;
@@ -408,13 +408,13 @@ fn holes_stay_holes_when_there_are_more_streams_than_lists() {
     let mut lists = super::list::RangeLists::<u8>::new(9, false);
     let mut nodes = super::node::Nodes::<(u64, u64)>::new();
     for stream in 0..5000 {
-        let list = lists.number(ONE, Of::Stream(stream));
+        let list = lists.number(ONE, UsedBy::Stream(stream));
         let id = nodes.add(0, (0, 512), (super::node::NONE, super::node::NONE));
         lists.bins(list).insert(&mut nodes, id);
     }
-    let of = |list: u16, lists: &super::list::RangeLists<u8>| lists.get(list).of;
-    let shared = lists.number(ONE, Of::Stream(5000));
-    assert_eq!(of(shared, &lists), Of::Several);
-    let hole = lists.number(ONE, Of::Hole);
-    assert_eq!(of(hole, &lists), Of::Hole);
+    let of = |list: u16, lists: &super::list::RangeLists<u8>| lists.get(list).used_by;
+    let shared = lists.number(ONE, UsedBy::Stream(5000));
+    assert_eq!(of(shared, &lists), UsedBy::Several);
+    let hole = lists.number(ONE, UsedBy::Hole);
+    assert_eq!(of(hole, &lists), UsedBy::Hole);
 }

@@ -1,7 +1,7 @@
 //! What a program holds: a buffer that returns its block when it is dropped.
 #![expect(unsafe_code, reason = "moving the block out of a buffer that is being dropped")]
 
-use crate::block::record::{Place, Record, RecordBox};
+use crate::block::record::{BlockMemory, Record, RecordOwner};
 use crate::device::{Clearing, DeviceAllocator, MarkOf, StreamOf, WholeBlocks};
 use crate::error::{DeviceError, Why};
 use crate::pool::hold::{Claim, Owner, store_at};
@@ -22,13 +22,13 @@ use std::ops::Deref;
 /// last user of its block left there.
 pub struct PooledBuffer<A: DeviceAllocator> {
     /// The block; with it goes a hold on the store, which the buffer gives up with the record.
-    record: ManuallyDrop<RecordBox<A>>,
+    record: ManuallyDrop<RecordOwner<A>>,
 }
 
 impl<A: DeviceAllocator> PooledBuffer<A> {
     /// A buffer around a block that the owner's store has just counted out.
     #[inline]
-    pub(crate) fn new(owner: &Owner<A>, mut record: RecordBox<A>) -> Self {
+    pub(crate) fn new(owner: &Owner<A>, mut record: RecordOwner<A>) -> Self {
         owner.hold_for(&mut record);
         Self { record: ManuallyDrop::new(record) }
     }
@@ -178,10 +178,10 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
 
     /// Clears the first `bytes` bytes of the block, in the order of `on`; a use like any other.
     pub(crate) fn zero(&mut self, bytes: u64, on: &StreamOf<A>) -> Result<(), DeviceError> {
-        let Record { home, place, marks, .. } = &mut **self.record;
+        let Record { home, memory, marks, .. } = &mut **self.record;
         // SAFETY: as in `store`.
         let store: &Store<A> = unsafe { store_at(home) };
-        store.zero(place, bytes, on)?;
+        store.zero(memory, bytes, on)?;
         let clock = store.allocator.clock();
         marks.get_mut().end(clock, clock.mark(on));
         Ok(())
@@ -193,7 +193,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     ///
     /// The buffer is not used again, its `Drop` included.
     #[inline]
-    unsafe fn take_parts(&mut self) -> (Claim<A>, RecordBox<A>) {
+    unsafe fn take_parts(&mut self) -> (Claim<A>, RecordOwner<A>) {
         // SAFETY: the caller promises that nobody takes the record a second time.
         let mut record = unsafe { ManuallyDrop::take(&mut self.record) };
         // SAFETY: `new` filled the home, and the record is taken out once.
@@ -206,7 +206,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
 impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
     #[inline]
     fn drop(&mut self) {
-        let Record { home, place, marks, bytes, .. } = &mut **self.record;
+        let Record { home, memory, marks, bytes, .. } = &mut **self.record;
         // SAFETY: as in `store`.
         let store: &Store<A> = unsafe { store_at(home) };
         if store.is_forked() {
@@ -218,7 +218,7 @@ impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
             let clock = store.allocator.clock();
             let done = marks.get_mut().all_are(|mark| clock.is_seen_done(mark));
             let on = clock.default_stream();
-            zeroed = done && store.zero(place, *bytes, on).is_ok();
+            zeroed = done && store.zero(memory, *bytes, on).is_ok();
         }
         // SAFETY: a buffer is dropped once, and nothing follows in this function.
         let (claim, parts) = unsafe { self.take_parts() };
@@ -296,7 +296,7 @@ impl<A: DeviceAllocator> Detached<A> {
         }
         // SAFETY: the buffer is not dropped and not used again.
         let (claim, record) = unsafe { buffer.take_parts() };
-        if matches!(record.place, Place::Part(_)) {
+        if matches!(record.memory, BlockMemory::Part(_)) {
             claim.end(|store| store.give_back(record, false));
             return Ok(());
         }
@@ -317,19 +317,19 @@ impl<A: WholeBlocks> Detached<A> {
     /// Returns `self` if the block is a part of a segment, which the device cannot free alone: in a
     /// pool with an arena.
     pub fn into_raw(self) -> Result<(A::Block, Vec<MarkOf<A>>), Self> {
-        if matches!(self.0.record.place, Place::Part(_)) {
+        if matches!(self.0.record.memory, BlockMemory::Part(_)) {
             return Err(self);
         }
         let mut buffer = ManuallyDrop::new(self.0);
         // SAFETY: the buffer is not dropped and not used again.
         let (claim, mut record) = unsafe { buffer.take_parts() };
         claim.store().privates.release(claim.store().allocator.clock(), &mut record);
-        let Record { place, marks, bytes, requested, .. } = record.into_inner();
+        let Record { memory, marks, bytes, requested, .. } = record.into_inner();
         claim.end(|store| store.let_go(requested, bytes));
         let marks = marks.into_inner().after(A::MEMORY.cpu_touches).marks().to_vec();
-        match place {
-            Place::Whole(block) => Ok((block, marks)),
-            Place::Part(_) => unreachable!("returned above"),
+        match memory {
+            BlockMemory::Whole(block) => Ok((block, marks)),
+            BlockMemory::Part(_) => unreachable!("returned above"),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What is done to a cache by hand, or when memory is short: filling, trimming, emptying it.
 
-use crate::block::record::{Record, RecordBox};
+use crate::block::record::{Record, RecordOwner};
 use crate::block::request::Want;
 use crate::device::{DeviceAllocator, MarkOf};
 use crate::error::{DeviceError, Why};
@@ -118,9 +118,9 @@ impl<A: DeviceAllocator> Store<A> {
         &self,
         bytes: u64,
         rank: impl Fn(&Shard<A>) -> Option<R>,
-        take: impl Fn(&mut Shard<A>) -> Option<Taken<RecordBox<A>>>,
+        take: impl Fn(&mut Shard<A>) -> Option<Taken<RecordOwner<A>>>,
     ) -> GivenBack {
-        let mut owed: Vec<RecordBox<A>> = Vec::new();
+        let mut owed: Vec<RecordOwner<A>> = Vec::new();
         for mut shard in self.shards.iter() {
             owed.append(&mut shard.owed);
         }

@@ -17,7 +17,7 @@ mod book;
 mod keep;
 
 use crate::block::private::Privates;
-use crate::block::record::{Record, RecordBox};
+use crate::block::record::{Record, RecordOwner};
 use crate::block::request::Want;
 use crate::device::{DeviceAllocator, Request};
 use crate::error::{DeviceError, Why};
@@ -104,7 +104,7 @@ impl<A: DeviceAllocator> Locked<'_, A> {
 
 /// A block on its way out.
 pub(crate) struct Grant<A: DeviceAllocator> {
-    pub(crate) record: RecordBox<A>,
+    pub(crate) record: RecordOwner<A>,
     /// Whether all of it reads as zeroes.
     pub(crate) zeroed: bool,
 }
@@ -232,14 +232,17 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// A block from the device, of which nothing is counted but its reserved bytes.
-    pub(crate) fn take_from_device(&self, want: &Want<'_, A>) -> Result<RecordBox<A>, DeviceError> {
+    pub(crate) fn take_from_device(
+        &self,
+        want: &Want<'_, A>,
+    ) -> Result<RecordOwner<A>, DeviceError> {
         let bytes = want.class.bytes;
         let mut reservation = self.ledger.reserve(bytes)?;
         self.epoch.fetch_add(1, Relaxed);
         let request = Request { bytes, kind: want.key.kind };
         let block = self.allocator.allocate(request, want.on)?;
         reservation.took(bytes);
-        Ok(RecordBox::new(self.record(block, want)))
+        Ok(RecordOwner::new(self.record(block, want)))
     }
 
     /// The record of a block that the pool has from now on.
@@ -255,7 +258,7 @@ impl<A: DeviceAllocator> Store<A> {
     /// Keeps a block that comes back, or owes it to the device. Returns the shard, locked, for the
     /// caller to give up its hold in.
     #[inline]
-    pub(crate) fn give_back(&self, mut record: RecordBox<A>, zeroed: bool) -> Locked<'_, A> {
+    pub(crate) fn give_back(&self, mut record: RecordOwner<A>, zeroed: bool) -> Locked<'_, A> {
         if let Some(book) = &self.book {
             return Locked::Book(self.free_to_book(book, record, zeroed));
         }
@@ -310,7 +313,12 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     #[inline]
-    fn lend(&self, shard: &mut Shard<A>, want: &Want<'_, A>, mut record: RecordBox<A>) -> Grant<A> {
+    fn lend(
+        &self,
+        shard: &mut Shard<A>,
+        want: &Want<'_, A>,
+        mut record: RecordOwner<A>,
+    ) -> Grant<A> {
         record.requested = want.requested;
         self.count_out(shard, want.requested, record.bytes);
         if self.bounds.statistics {

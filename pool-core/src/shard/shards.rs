@@ -5,7 +5,7 @@
 //! return counts in one place. The owner's own hold, [`OPEN`], keeps that count from reaching zero
 //! before the sum is in it.
 
-use crate::block::record::RecordBox;
+use crate::block::record::RecordOwner;
 use crate::device::DeviceAllocator;
 use crate::lock::{Lock, LockGuard};
 use crate::shard::Shard;
@@ -96,7 +96,7 @@ impl<A: DeviceAllocator> Shards<A> {
 
     /// Nothing is kept from here on. Returns all that is to be given back, and how many buffers
     /// are out.
-    pub(crate) fn close(&self) -> (Vec<RecordBox<A>>, i64) {
+    pub(crate) fn close(&self) -> (Vec<RecordOwner<A>>, i64) {
         let (mut owed, mut holds) = (Vec::new(), 0);
         for shard in &self.all {
             let mut shard = shard.0.lock();

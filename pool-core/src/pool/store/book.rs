@@ -14,7 +14,7 @@ mod tests;
 mod warm;
 
 use super::{Grant, Store};
-use crate::block::record::{Part, Place, Record, RecordBox, SegmentBlock, Slab};
+use crate::block::record::{BlockMemory, Part, Record, RecordOwner, SegmentBlock, Slab};
 use crate::block::request::Want;
 use crate::book::arena::ArenaConfig;
 use crate::book::figures::BookFigures;
@@ -307,10 +307,10 @@ impl<A: DeviceAllocator> Lent<A> {
     /// Writes the record. Needs no lock.
     #[inline]
     pub(super) fn grant(self, want: &Want<'_, A>) -> Grant<A> {
-        let record = Record::at(Place::Part(self.part), self.bytes, want, self.mark);
+        let record = Record::at(BlockMemory::Part(self.part), self.bytes, want, self.mark);
         // SAFETY: slots do not move. The range is live and was not lent before, so no code has the
         // record of its number, and none gets it before the owner frees the range.
-        let record = unsafe { RecordBox::in_slot(self.slot, record) };
+        let record = unsafe { RecordOwner::in_slot(self.slot, record) };
         Grant { record, zeroed: !self.dirty }
     }
 }
@@ -340,7 +340,7 @@ impl<A: DeviceAllocator> Store<A> {
     pub(crate) fn free_to_book<'s>(
         &'s self,
         book: &'s PoolBook<A>,
-        mut record: RecordBox<A>,
+        mut record: RecordOwner<A>,
         zeroed: bool,
     ) -> LockGuard<'s, BookState<A>> {
         if record.private.is_some() {
@@ -357,7 +357,7 @@ impl<A: DeviceAllocator> Store<A> {
     fn free_record<'s>(
         &'s self,
         book: &'s PoolBook<A>,
-        mut record: RecordBox<A>,
+        mut record: RecordOwner<A>,
         figures: Option<(u64, u64)>,
     ) -> LockGuard<'s, BookState<A>> {
         let marks = record.marks.get_mut().after(A::MEMORY.cpu_touches);
@@ -421,19 +421,19 @@ impl<A: DeviceAllocator> Store<A> {
     /// Fills the first `bytes` bytes of a block with zeroes, in the order of `on`.
     pub(crate) fn zero(
         &self,
-        place: &mut Place<A>,
+        memory: &mut BlockMemory<A>,
         bytes: u64,
         on: &StreamOf<A>,
     ) -> Result<(), DeviceError> {
-        match (place, &self.book) {
-            (Place::Whole(block), _) => self.allocator.zero(block, bytes, on),
-            (Place::Part(part), Some(book)) => {
+        match (memory, &self.book) {
+            (BlockMemory::Whole(block), _) => self.allocator.zero(block, bytes, on),
+            (BlockMemory::Part(part), Some(book)) => {
                 let range = part.offset..part.offset + bytes;
-                // SAFETY: the place is borrowed alone, and ranges that are lent do not overlap
+                // SAFETY: the memory is borrowed alone, and ranges that are lent do not overlap
                 // (book/check.rs; `tests/schedules.rs`).
                 unsafe { (book.zero_part)(&self.allocator, part.segment(), range, on) }
             }
-            (Place::Part(_), None) => Ok(()),
+            (BlockMemory::Part(_), None) => Ok(()),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Idle blocks: which stay, which go for them, and how they go back to the device.
 
 use super::Store;
-use crate::block::record::{Place, Record, RecordBox};
+use crate::block::record::{BlockMemory, Record, RecordOwner};
 use crate::block::request::Key;
 use crate::device::DeviceAllocator;
 use crate::error::DeviceError;
@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::Relaxed;
 impl<A: DeviceAllocator> Store<A> {
     /// Keeps an idle block, if the pool may.
     #[inline]
-    pub(crate) fn keep_or_owe(&self, shard: &mut Shard<A>, record: RecordBox<A>) {
+    pub(crate) fn keep_or_owe(&self, shard: &mut Shard<A>, record: RecordOwner<A>) {
         if record.pooled && !shard.closed {
             self.keep(shard, record);
         } else {
@@ -23,7 +23,7 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Adds an idle block as the newest and makes room for it, oldest first.
     #[inline]
-    pub(crate) fn keep(&self, shard: &mut Shard<A>, mut record: RecordBox<A>) {
+    pub(crate) fn keep(&self, shard: &mut Shard<A>, mut record: RecordOwner<A>) {
         // Within half of its lease, which is within the bound, there is nothing to reckon.
         if record.bytes > shard.lease / 2 && record.bytes > self.cached_limit(shard) / 2 {
             return shard.owe(record);
@@ -102,13 +102,13 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// Gives blocks back to the device. Returns the bytes that went, and the first refusal.
-    pub(crate) fn pay(&self, owed: Vec<RecordBox<A>>) -> (u64, Option<DeviceError>) {
+    pub(crate) fn pay(&self, owed: Vec<RecordOwner<A>>) -> (u64, Option<DeviceError>) {
         let (mut given_back, mut refusal) = (0, None);
         let count = owed.len();
         self.in_transit.fetch_add(count, Relaxed);
         for record in owed {
-            let Record { place, marks, bytes, .. } = record.into_inner();
-            let Place::Whole(block) = place else { continue };
+            let Record { memory, marks, bytes, .. } = record.into_inner();
+            let BlockMemory::Whole(block) = memory else { continue };
             self.untaken(bytes);
             let after = marks.into_inner().after(A::MEMORY.cpu_touches);
             let freed = self.allocator.free(block, after.marks());

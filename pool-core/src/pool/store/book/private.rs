@@ -1,7 +1,7 @@
 //! Blocks of a book that are kept for a graph: whole, with their records, until the graph goes.
 
 use super::{BookState, PoolBook};
-use crate::block::record::RecordBox;
+use crate::block::record::RecordOwner;
 use crate::block::request::Want;
 use crate::book::node::State;
 use crate::device::DeviceAllocator;
@@ -16,7 +16,7 @@ impl<A: DeviceAllocator> Store<A> {
         &self,
         book: &PoolBook<A>,
         want: &Want<'_, A>,
-        mut record: RecordBox<A>,
+        mut record: RecordOwner<A>,
     ) -> Grant<A> {
         let mut state = book.lock();
         if let Some(part) = record.part() {
@@ -35,7 +35,7 @@ impl<A: DeviceAllocator> Store<A> {
     pub(super) fn free_private<'s>(
         &'s self,
         book: &'s PoolBook<A>,
-        mut record: RecordBox<A>,
+        mut record: RecordOwner<A>,
     ) -> LockGuard<'s, BookState<A>> {
         record.dirty = true; // a later launch of the graph may write it
         {
@@ -56,7 +56,7 @@ impl<A: DeviceAllocator> Store<A> {
     pub(crate) fn free_idle_private<'s>(
         &'s self,
         book: &'s PoolBook<A>,
-        record: RecordBox<A>,
+        record: RecordOwner<A>,
     ) -> LockGuard<'s, BookState<A>> {
         self.free_record(book, record, None)
     }

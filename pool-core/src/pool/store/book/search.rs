@@ -7,7 +7,7 @@ use super::{BookState, PoolBook};
 use crate::block::request::Want;
 use crate::book::BookRequest;
 use crate::book::find::Effort;
-use crate::book::list::Of;
+use crate::book::list::UsedBy;
 use crate::book::node::{RangeNode, State};
 use crate::device::{DeviceAllocator, MarkOf};
 use crate::error::DeviceError;
@@ -29,7 +29,7 @@ impl<A: DeviceAllocator> Store<A> {
         effort: Effort,
     ) -> Option<Grant<A>> {
         let (taker, request) = (self.taker(want), book.request(want));
-        let of = |of: Of| effort == Effort::All || !of.is_own(request.stream);
+        let of = |user: UsedBy| effort == Effort::All || !user.is_own(request.stream);
         let ready = |marks: &After<MarkOf<A>>| taker.are_ready(marks);
         let (mut state, id) = book.take_accepted(&request, of, ready, effort)?;
         let lent = state.lend_hit(id, want, taker.clock, self.bounds.statistics)?;
@@ -163,7 +163,7 @@ impl<A: DeviceAllocator> PoolBook<A> {
     fn take_accepted(
         &self,
         request: &BookRequest<A::Kind>,
-        of: impl Fn(Of) -> bool,
+        of: impl Fn(UsedBy) -> bool,
         accept: impl Fn(&After<MarkOf<A>>) -> bool,
         effort: Effort,
     ) -> Option<(LockGuard<'_, BookState<A>>, u32)> {

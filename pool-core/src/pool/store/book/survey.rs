@@ -4,7 +4,7 @@ use super::give_back::NODES;
 use super::{BookState, PoolBook};
 use crate::book::arena::{RangeState, SegmentMap};
 use crate::book::figures::BlockClass;
-use crate::book::list::Of;
+use crate::book::list::UsedBy;
 use crate::book::node::State;
 use crate::device::{DeviceAllocator, MarkOf};
 use crate::pool::store::Store;
@@ -157,8 +157,8 @@ impl Survey {
                 self.pending += if pending { bytes } else { 0 };
                 self.unsubmitted += if unsubmitted { bytes } else { 0 };
                 self.largest_free = self.largest_free.max(bytes);
-                let stream = match Of::marks(clock, marks) {
-                    Of::Stream(number) => Some(number),
+                let stream = match UsedBy::of_marks(clock, marks) {
+                    UsedBy::Stream(number) => Some(number),
                     _ => None,
                 };
                 *self.by_stream.entry(stream).or_default() += bytes;
