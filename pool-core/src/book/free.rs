@@ -60,8 +60,8 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         self.insert(own, into);
     }
 
-    /// Whether a range of `used_by` coalesces with a free neighbour, of which the number and the list
-    /// are given. `used_by` is who used both last then.
+    /// Whether a range of `used_by` coalesces with a free neighbour, of which the number and the
+    /// list are given. `used_by` is who used both last then.
     #[inline]
     fn coalesces(
         &mut self,
