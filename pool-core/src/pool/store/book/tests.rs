@@ -74,6 +74,7 @@ fn configs() -> [Named; 4] {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "many thousands of ranges, which Miri would take hours for")]
 fn each_call_looks_at_a_bounded_number_of_ranges_at_once() {
     for config in configs() {
         for streams in [1, 40] {
@@ -101,6 +102,7 @@ fn each_call_looks_at_a_bounded_number_of_ranges_at_once() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "many thousands of ranges, which Miri would take hours for")]
 fn a_request_that_is_refused_looks_at_a_bounded_number_of_ranges_at_once() {
     for config in configs() {
         for steal in [StealPolicy::Never, StealPolicy::Wait] {
@@ -113,6 +115,7 @@ fn a_request_that_is_refused_looks_at_a_bounded_number_of_ranges_at_once() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "many thousands of ranges, which Miri would take hours for")]
 fn free_ranges_that_a_request_may_not_have_are_not_all_looked_at_at_once() {
     for config in configs() {
         let crowd = Crowd::new(config.clone(), 1, StealPolicy::Never, 256 * MIB);
