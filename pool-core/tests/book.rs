@@ -4,7 +4,7 @@
 use pool_core::sim::{SimDevice, SimStream};
 use pool_core::{
     ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, PrivatePool, Retention,
-    StreamClock, ZeroPolicy,
+    StealPolicy, StreamClock, ZeroPolicy,
 };
 use std::time::Duration;
 
@@ -129,4 +129,21 @@ fn a_part_of_a_segment_does_not_leave_as_the_devices_own_allocation() {
     assert_eq!((still_ours.size(), pool.allocated_bytes()), (KIB, KIB));
     still_ours.free().unwrap();
     assert_eq!((pool.allocated_bytes(), pool.clear().unwrap()), (0, MIB));
+}
+
+#[test]
+fn what_stays_after_a_clear_is_still_its_own_streams() {
+    let device = SimDevice::new();
+    let pool = BucketPool::builder(device.clone())
+        .arena(ArenaConfig::pages(64 * KIB, 0.0))
+        .steal(StealPolicy::Never)
+        .reserved_limit(64 * KIB)
+        .build();
+    let (s, t) = (device.stream(), device.stream());
+    let [first, other, live] =
+        [(&s, 40), (&t, 10), (&s, 8)].map(|(on, kib)| pool.allocate_on(on, kib * KIB).unwrap());
+    drop((first, other));
+    assert_eq!(pool.clear().unwrap(), 0, "a buffer lives in the page");
+    assert!(pool.allocate_on(&s, 40 * KIB).is_ok(), "it is the stream's own");
+    drop(live);
 }

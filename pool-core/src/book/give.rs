@@ -10,8 +10,8 @@ use std::ops::Range;
 
 /// Ranges of a list that are looked at, from the size that is enough on, and from the largest on.
 const LOOKS: usize = 32;
-/// Lists that are searched.
-const LISTS: usize = 16;
+/// Ranges of a page that are looked at.
+const SHARERS: u32 = 64;
 /// Ranges that go back for one request at most.
 const RUNS: usize = 64;
 
@@ -50,7 +50,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// of other lists with each call. A device call costs the same for any length, so all of them
     /// go.
     pub(crate) fn pick_returnable(&mut self, bytes: u64, page: Option<u64>) -> Vec<Returnable> {
-        let lists: Vec<u16> = self.lists.next_portion(LISTS).collect();
+        let lists: Vec<u16> = self.lists.next_portion().collect();
         let part = |id: u32| Returnable { id, part: self.returnable(id, page) };
         let bins = || lists.iter().map(|list| &self.lists.get(*list).bins);
         let enough = bins().flat_map(|bins| bins.ascending(&self.nodes, bytes).take(LOOKS));
@@ -133,13 +133,53 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         count: u32,
         may: impl Fn(&[C::Mark]) -> bool,
     ) -> (bool, Option<u32>) {
+        self.coalesce_pairs(clock, from, count, |book, id, next| {
+            may(book.nodes[id].marks.marks()) && may(book.nodes[next].marks.marks())
+        })
+    }
+
+    /// Coalesces free neighbours of any streams that share a page of which all is free. Returns the
+    /// number to carry on with.
+    pub(crate) fn coalesce_pages(
+        &mut self,
+        clock: &C,
+        from: u32,
+        count: u32,
+        page: u64,
+    ) -> Option<u32> {
+        let may = |book: &Self, id: u32, next: u32| book.shares_free_page(clock, id, next, page);
+        self.coalesce_pairs(clock, from, count, may).1
+    }
+
+    /// Whether all of the page in which two neighbours meet is free memory behind submitted work,
+    /// in a bounded number of ranges.
+    fn shares_free_page(&self, clock: &C, id: u32, next: u32, page: u64) -> bool {
+        let start = self.nodes[next].offset / page * page;
+        let goes = |id: u32| id != NONE && self.is_free(id) && self.is_submitted(clock, id);
+        let (mut low, mut high, mut left) = (id, next, SHARERS);
+        while goes(low) && self.nodes[low].offset > start && left > 0 {
+            (low, left) = (self.nodes[low].before, left - 1);
+        }
+        while goes(high) && self.nodes[high].range().end < start + page && left > 0 {
+            (high, left) = (self.nodes[high].after, left - 1);
+        }
+        goes(low) && goes(high) && left > 0 && self.nodes[next].offset > start
+    }
+
+    fn coalesce_pairs(
+        &mut self,
+        clock: &C,
+        from: u32,
+        count: u32,
+        may: impl Fn(&Self, u32, u32) -> bool,
+    ) -> (bool, Option<u32>) {
         let (mut any, mut steps) = (false, 0);
         let mut id = from;
         while id < self.nodes.len() && steps < count {
             steps += 1;
             let next = self.nodes[id].after;
-            let fit = |id: u32| self.is_free(id) && may(self.nodes[id].marks.marks());
-            if next != NONE && fit(id) && fit(next) {
+            let both_free = next != NONE && self.is_free(id) && self.is_free(next);
+            if both_free && may(self, id, next) {
                 self.coalesce_any(clock, id);
                 any = true;
             } else {

@@ -57,6 +57,8 @@ impl UsedBy {
     }
 }
 
+/// Lists that are searched for what goes back, at once.
+const PORTION: usize = 16;
 /// Lists at most. Streams beyond that share the list of several streams, in which nothing
 /// coalesces.
 const LISTS_MOST: usize = 512;
@@ -147,10 +149,15 @@ impl<K: Copy + Eq> RangeLists<K> {
         &mut self.all[usize::from(at)].bins
     }
 
-    /// The numbers of lists with free memory, at most `count`; other ones with each call, so that
+    /// After this many portions all lists have had their turn.
+    pub(crate) fn portions(&self) -> usize {
+        self.all.len().div_ceil(PORTION)
+    }
+
+    /// The numbers of lists with free memory, a portion of them; other ones with each call, so that
     /// all have their turn.
-    pub(crate) fn next_portion(&mut self, count: usize) -> impl Iterator<Item = u16> + use<'_, K> {
-        let (len, first) = (self.all.len(), self.portion);
+    pub(crate) fn next_portion(&mut self) -> impl Iterator<Item = u16> + use<'_, K> {
+        let (len, first, count) = (self.all.len(), self.portion, PORTION);
         let numbers = (0..len).map(move |at| (first + at) % len);
         let full = |list: &RangeList<K>| list.used_by != UsedBy::Hole && list.bins.bytes() > 0;
         self.portion = numbers.clone().filter(|at| full(&self.all[*at])).nth(count).unwrap_or(0);

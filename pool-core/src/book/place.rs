@@ -60,7 +60,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         let large = list.bins.ascending(&self.nodes, request.bytes);
         // The end of the reservation is the largest.
         let last = list.bins.descending(&self.nodes);
-        let large = large.filter(fits).take(LARGE_HOLES);
+        let large = large.take(SMALL_HOLES).filter(fits).take(LARGE_HOLES);
         // What is beside a hole is looked at once.
         let (mut parts, mut seen) = (Vec::with_capacity(2 * BESIDE + 1), Vec::new());
         for hole in up.chain(large).chain(last.take(LARGE_HOLES)) {

@@ -42,6 +42,8 @@ struct Progress {
     stage: Stage,
     /// How far a book is searched.
     effort: Effort,
+    /// The refusal of an event in the last round.
+    refused: Option<DeviceError>,
 }
 
 impl<A: DeviceAllocator> Store<A> {
@@ -70,6 +72,7 @@ impl<A: DeviceAllocator> Store<A> {
             asked: ASKED,
             stage: |stages| &mut stages.device,
             effort: Effort::Bounded,
+            refused: None,
         };
         let mut short = match self.search_then_device(want, &mut progress) {
             Ok(grant) => return Ok(grant),
@@ -103,16 +106,17 @@ impl<A: DeviceAllocator> Store<A> {
         if let Some(book) = &self.book {
             book.lock().note_refusal();
         }
-        Err(self.refuse(short, want, progress.given_back))
+        Err(self.refuse(progress.refused.unwrap_or(short), want, progress.given_back))
     }
 
-    /// The stages from 2 to 5. What an event refuses is told only if the device refuses too.
+    /// The stages from 2 to 5. Returns the device's error: what an event refuses is told at the
+    /// end, since giving memory back may still help.
     fn search_then_device(
         &self,
         want: &Want<'_, A>,
         progress: &mut Progress,
     ) -> Result<Grant<A>, DeviceError> {
-        let mut refused = None;
+        progress.refused = None;
         let private = want.private.and_then(|id| self.take_private(want, id));
         if let Some(grant) = private {
             return Ok(self.served(|stages| &mut stages.private, grant));
@@ -122,7 +126,7 @@ impl<A: DeviceAllocator> Store<A> {
             None if want.private.is_none() && want.class.pooled() => self.search_shards(want),
             None => Ok(None),
         };
-        if let Some((stage, grant)) = note(found, &mut refused) {
+        if let Some((stage, grant)) = note(found, &mut progress.refused) {
             self.count_out_of_private(want);
             return Ok(self.served(stage, grant));
         }
@@ -131,8 +135,7 @@ impl<A: DeviceAllocator> Store<A> {
             Some(book) => self.grow(book, want).inspect(|_| self.count_out_of_private(want)),
             None => self.fresh(want),
         };
-        let fresh = fresh.map_err(|error| refused.unwrap_or(error))?;
-        Ok(self.served(progress.stage, fresh))
+        fresh.map(|fresh| self.served(progress.stage, fresh))
     }
 
     /// The stages 2 and 3 without an arena.
@@ -152,7 +155,7 @@ impl<A: DeviceAllocator> Store<A> {
             return Ok(None);
         }
         let mut refused = None;
-        // Others have searched the own stream's lists just now.
+        // A request without a private pool has just searched them, in stage 1.
         let own_first = want.private.is_some() || effort == Effort::All;
         for coalesced in [false, true] {
             if coalesced && !self.coalesce_book(book, want, effort) {

@@ -12,7 +12,6 @@ use crate::error::DeviceError;
 use crate::lock::LockGuard;
 use crate::policy::retention::GivenBack;
 use crate::pool::store::Store;
-use crate::stream::clock::StreamClock;
 use crate::stream::order::After;
 use std::time::Duration;
 
@@ -38,8 +37,8 @@ struct GoneSegment<A: DeviceAllocator> {
 impl<A: DeviceAllocator> Store<A> {
     /// Gives free memory back, the oldest first, until at least `bytes` bytes went.
     pub(crate) fn trim_book(&self, book: &PoolBook<A>, bytes: u64) -> GivenBack {
-        if bytes >= self.ledger.reserved() {
-            self.coalesce_submitted(book);
+        if let Some(page) = book.page_bytes().filter(|_| bytes >= self.ledger.reserved()) {
+            self.coalesce_pages(book, page);
         }
         self.give_back_older(book, bytes, u64::MAX)
     }
@@ -79,24 +78,29 @@ impl<A: DeviceAllocator> Store<A> {
             state.book.coalesce_free_segments(clock, &mut at, end, NODES);
         }
         let found = state.book.pick_returnable(excess, book.page_bytes());
-        let first = found.first().map(|found| found.id);
+        let mut ids = found.iter().map(|found| found.id);
+        let first = ids.find(|id| state.book.is_submitted(clock, *id));
         first.map_or((0, None), |id| self.give_back_range(book, state, id, u64::MAX))
     }
 
     /// Gives back all that is above the cached limit.
     pub(crate) fn trim_to_cached_limit(&self, book: &PoolBook<A>) -> GivenBack {
         let (mut given_back, mut refusal) = (0, None);
-        if book.lock().excess(self.bounds.cached) > 0 {
-            self.coalesce_free_segments(book);
+        if book.lock().excess(self.bounds.cached) == 0 {
+            return (0, None);
         }
-        loop {
+        self.coalesce_all_quick(book);
+        self.coalesce_free_segments(book);
+        // A call looks at a portion of the lists.
+        let portions = book.lock().book.lists.portions();
+        let mut in_vain = 0;
+        while in_vain <= portions {
             let (went, refused) = self.give_back_excess(book, None);
             given_back += went;
             refusal = refusal.or(refused);
-            if went == 0 {
-                return (given_back, refusal);
-            }
+            in_vain = if went == 0 { in_vain + 1 } else { 0 };
         }
+        (given_back, refusal)
     }
 
     /// Gives back memory that was freed before `before`, the oldest first, until at least `bytes`
@@ -165,15 +169,14 @@ impl<A: DeviceAllocator> Store<A> {
         portions.take_while(|_| book.lock().book.coalesce_quick(clock, PORTION)).count() > 0
     }
 
-    /// Coalesces all free neighbours whose work has reached the device, a portion under the lock at
-    /// a time: what two streams used of one page goes back with it.
-    fn coalesce_submitted(&self, book: &PoolBook<A>) {
-        let clock = self.allocator.clock();
-        let may = |marks: &[MarkOf<A>]| marks.iter().all(|mark| clock.is_submitted(*mark));
+    /// Coalesces free neighbours that share a page, a portion under the lock at a time: what two
+    /// streams used of one page goes back with it.
+    fn coalesce_pages(&self, book: &PoolBook<A>, page: u64) {
         self.coalesce_all_quick(book);
-        let mut next = book.pages.as_ref().map(|_| 0);
+        let mut next = Some(0);
         while let Some(from) = next {
-            next = book.lock().book.coalesce_streams(clock, from, NODES, may).1;
+            let mut state = book.lock();
+            next = state.book.coalesce_pages(self.allocator.clock(), from, NODES / 8, page);
         }
     }
 
