@@ -132,7 +132,7 @@ fn a_part_of_a_segment_does_not_leave_as_the_devices_own_allocation() {
 }
 
 #[test]
-fn what_stays_after_a_clear_is_still_its_own_streams() {
+fn memory_that_stays_after_a_clear_still_serves_its_stream() {
     let device = SimDevice::new();
     let pool = BucketPool::builder(device.clone())
         .arena(ArenaConfig::pages(64 * KIB, 0.0))

@@ -16,15 +16,6 @@ const LOOKS_IN_LIST: usize = 64;
 /// Lists that are searched.
 const LISTS: usize = 16;
 
-/// How far a search goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Effort {
-    /// A bounded number of ranges.
-    Bounded,
-    /// All ranges, before the request is refused.
-    All,
-}
-
 impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// A free range of the own stream, or of none.
     #[inline]

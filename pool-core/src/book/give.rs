@@ -166,6 +166,8 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         goes(low) && goes(high) && left > 0 && self.nodes[next].offset > start
     }
 
+    /// Coalesces neighbours of which `may` says so, among `count` nodes from number `from` on.
+    /// Returns whether there were any, and the number to carry on with; `None` at the end.
     fn coalesce_pairs(
         &mut self,
         clock: &C,

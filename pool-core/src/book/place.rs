@@ -8,7 +8,8 @@ use crate::stream::clock::StreamClock;
 use crate::stream::order::{After, Taker};
 use std::ops::Range;
 
-/// Holes that are looked at: from the smallest on; and from the size of the request on.
+/// Holes that are looked at: from the smallest on, and from the size of the request on; of the
+/// latter, and of the largest ones, those that are ranked.
 const SMALL_HOLES: usize = 32;
 const LARGE_HOLES: usize = 8;
 /// Ranges beside a hole that are looked at, on each side.

@@ -14,10 +14,9 @@
 //! 8. an error that says why.
 
 use crate::block::request::Want;
-use crate::book::find::Effort;
 use crate::device::DeviceAllocator;
 use crate::error::{AllocError, DeviceError};
-use crate::pool::store::{Grant, PoolBook, Store};
+use crate::pool::store::{Effort, Grant, PoolBook, Store};
 use crate::stats::Stages;
 use std::thread;
 

@@ -37,7 +37,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use book::BookState;
-pub(crate) use book::PoolBook;
+pub(crate) use book::{Effort, PoolBook};
 
 /// What a pool was built with, and that does not change.
 #[derive(Clone, Copy, Debug)]

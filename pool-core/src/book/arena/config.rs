@@ -17,7 +17,6 @@ pub struct ArenaConfig {
     pub(crate) granule: u64,
     pub(crate) source: Source,
     pub(crate) apart_above: u64,
-    pub(crate) looked_at: usize,
     pub(crate) reserved_limit: u64,
     pub(crate) steal: StealPolicy,
     pub(crate) max_split: u64,
@@ -62,9 +61,6 @@ pub(crate) const LARGE_SEGMENT: u64 = 20 * MIB;
 const LARGE: u64 = 10 * MIB;
 const LARGE_STEP: u64 = 2 * MIB;
 
-/// Ranges that a search looks at in one step of sizes.
-const LOOKED_AT: usize = 8;
-
 impl ArenaConfig {
     /// One arena that grows at its end, in steps that follow its size, up to 12 % beyond the most
     /// bytes that were ever handed out at once. Before it would pass that, free pages inside go
@@ -89,7 +85,7 @@ impl ArenaConfig {
     /// remains; the best fit, then the oldest segment, then the lowest offset; small and large
     /// apart.
     pub fn torch() -> Self {
-        Self { apart_above: SMALL, looked_at: usize::MAX, ..Self::from(Source::Torch) }
+        Self { apart_above: SMALL, ..Self::from(Source::Torch) }
     }
 
     /// Segments of a multiple of `bytes` bytes, for memory without virtual addresses.
@@ -102,7 +98,6 @@ impl ArenaConfig {
             granule: 512,
             source,
             apart_above: 0,
-            looked_at: LOOKED_AT,
             reserved_limit: u64::MAX,
             steal: StealPolicy::default(),
             max_split: u64::MAX,
@@ -181,7 +176,7 @@ impl ArenaConfig {
     /// Whether each search finds the best fit, and of equals the one of the oldest segment.
     #[inline]
     pub(crate) fn is_exact(&self) -> bool {
-        self.looked_at == usize::MAX
+        self.source == Source::Torch
     }
 
     /// What may be committed, given the most bytes that were handed out at once.

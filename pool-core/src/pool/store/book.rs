@@ -4,6 +4,7 @@
 
 mod device;
 mod give_back;
+mod lend;
 mod pages;
 mod private;
 mod search;
@@ -14,7 +15,7 @@ mod tests;
 mod warm;
 
 use super::{Grant, Store};
-use crate::block::record::{BlockMemory, Part, Record, RecordOwner, SegmentBlock, Slab};
+use crate::block::record::{BlockMemory, Record, RecordOwner, SegmentBlock, Slab};
 use crate::block::request::Want;
 use crate::book::arena::ArenaConfig;
 use crate::book::figures::BookFigures;
@@ -29,7 +30,8 @@ use crate::stats::device_stats::DeviceStats;
 use crate::stream::clock::StreamClock;
 use crate::stream::order::After;
 use std::ops::Range;
-use std::ptr::NonNull;
+
+pub(crate) use search::Effort;
 
 /// The book of a pool, and the constants that go with it.
 pub(crate) struct PoolBook<A: DeviceAllocator> {
@@ -228,54 +230,6 @@ impl<A: DeviceAllocator> BookState<A> {
         self.calls.num_ooms += 1;
     }
 
-    /// Lends a live range. Call it after the last device call for a request, since the record gets
-    /// the mark that its stream has reached.
-    #[inline]
-    fn lend(&mut self, id: u32, want: &Want<'_, A>, clock: &A::Clock) -> Option<Lent<A>> {
-        let node = &self.book.nodes[id];
-        let (bytes, dirty) = (node.bytes, node.dirty);
-        let block = self.blocks.get(node.segment as usize)?.as_ref()?.share();
-        let part = Part { block, offset: node.offset, range: id };
-        self.book.count_out(bytes);
-        self.figures.out(bytes, want.requested);
-        let slot = self.records.slot(id);
-        Some(Lent { part, bytes, dirty, slot, mark: clock.mark(want.stream) })
-    }
-
-    /// Lends a live range that was free memory.
-    #[inline]
-    fn lend_hit(
-        &mut self,
-        id: u32,
-        want: &Want<'_, A>,
-        clock: &A::Clock,
-        statistics: bool,
-    ) -> Option<Lent<A>> {
-        let lent = self.lend(id, want, clock)?;
-        self.count_hit(want, !lent.dirty, statistics);
-        Some(lent)
-    }
-
-    /// Counts a request that free memory served.
-    #[inline]
-    fn count_hit(&mut self, want: &Want<'_, A>, zeroed: bool, statistics: bool) {
-        // The rest follows from the figures (`counted`).
-        if statistics && (zeroed || !want.class.pooled()) {
-            let pooled = want.class.pooled();
-            *(if pooled { &mut self.untouched_hits } else { &mut self.counts.bypasses }) += 1;
-        }
-    }
-
-    /// Counts a request that the device served.
-    fn count_miss(&mut self, want: &Want<'_, A>, statistics: bool) {
-        if !statistics {
-            return;
-        }
-        let counts = &mut self.counts;
-        *(if want.class.pooled() { &mut counts.misses } else { &mut counts.bypasses }) += 1;
-        counts.from_device_bytes = counts.from_device_bytes.saturating_add(want.requested);
-    }
-
     /// How far free bytes are above the limit.
     #[inline]
     fn excess(&mut self, limit: CachedLimit) -> u64 {
@@ -290,28 +244,6 @@ impl<A: DeviceAllocator> BookState<A> {
             self.limit_at = (peak, limit.bytes(peak));
         }
         self.book.cached.saturating_sub(self.limit_at.1)
-    }
-}
-
-/// A range that is lent, and the slot for its record.
-#[must_use]
-pub(super) struct Lent<A: DeviceAllocator> {
-    part: Part<A>,
-    bytes: u64,
-    dirty: bool,
-    slot: NonNull<Record<A>>,
-    mark: MarkOf<A>,
-}
-
-impl<A: DeviceAllocator> Lent<A> {
-    /// Writes the record. Needs no lock.
-    #[inline]
-    pub(super) fn grant(self, want: &Want<'_, A>) -> Grant<A> {
-        let record = Record::at(BlockMemory::Part(self.part), self.bytes, want, self.mark);
-        // SAFETY: slots do not move. The range is live and was not lent before, so no code has the
-        // record of its number, and none gets it before the owner frees the range.
-        let record = unsafe { RecordOwner::in_slot(self.slot, record) };
-        Grant { record, zeroed: !self.dirty }
     }
 }
 

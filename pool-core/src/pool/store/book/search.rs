@@ -6,7 +6,6 @@ use super::give_back::NODES;
 use super::{BookState, PoolBook};
 use crate::block::request::Want;
 use crate::book::BookRequest;
-use crate::book::find::Effort;
 use crate::book::list::UsedBy;
 use crate::book::node::{RangeNode, State};
 use crate::device::{DeviceAllocator, MarkOf};
@@ -18,6 +17,15 @@ use crate::stream::order::{After, StealPolicy, Taker};
 
 /// Streams that are asked about for one request, unless it would be refused.
 const STREAMS: usize = 16;
+
+/// How far a search goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effort {
+    /// A bounded number of ranges.
+    Bounded,
+    /// All ranges, before the request is refused.
+    All,
+}
 
 impl<A: DeviceAllocator> Store<A> {
     /// Serves a request with a range of another stream that is ready as it is.
