@@ -1,11 +1,15 @@
-//! The book: the record of all memory that a pool with an arena has from its device. Segments, the
-//! ranges that they are divided into, and free lists by size, under one lock of the pool's.
+//! The book: the record of all memory that a pool has from its device. Segments, the ranges that
+//! they are divided into, and free lists by size, under one lock of the pool's. Without an arena
+//! each segment is one block, which is lent whole ([`blocks`]).
 //!
-//! **The hot path of an arena** is [`Book::take`] and [`Book::free`]. Nothing here calls a device.
+//! [`Book::take`] and [`Book::free`] are the way of a block that no thread cache has. Nothing here
+//! calls a device.
 //! `docs/decisions/027-the-book.md` has the invariants; `check.rs` asserts them.
 
+mod ages;
 pub(crate) mod arena;
 mod bins;
+mod blocks;
 #[cfg(test)]
 mod check;
 pub(crate) mod figures;
@@ -16,8 +20,7 @@ pub(crate) mod list;
 mod listed;
 pub(crate) mod node;
 pub(crate) mod place;
-pub(crate) mod quick;
-mod segment;
+pub(crate) mod segment;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -25,18 +28,15 @@ mod tree;
 mod visits;
 
 use crate::book::arena::ArenaConfig;
+use crate::stats::change::Change;
 use crate::stream::clock::StreamClock;
 use crate::stream::order::{After, Taker};
+use ages::Ages;
 use list::{Group, RangeLists};
 use listed::SplitFigures;
 use node::{Nodes, State};
-use quick::QuickTable;
 use segment::Segments;
-
-/// Quick blocks that coalesce in one call.
-pub(crate) const PORTION: usize = 64;
-/// Bytes of quick blocks are at most this part of the peak ([`ArenaConfig::quick_most`] too).
-const QUICK_PART: u64 = 8;
+use std::collections::HashMap;
 
 /// All memory that a pool has from its device.
 #[derive(Debug)]
@@ -45,14 +45,16 @@ pub(crate) struct Book<C: StreamClock, K> {
     pub(crate) nodes: Nodes<C::Mark>,
     pub(crate) segments: Segments<K>,
     pub(crate) lists: RangeLists<K>,
-    /// `None` where it would change where blocks are placed.
-    quick: Option<QuickTable<K>>,
-    quick_most: u64,
-    /// Bytes of live and private ranges, and the most at once.
-    pub(crate) used: u64,
+    /// Bytes of live and private ranges.
+    used: u64,
+    /// Of those, the bytes that thread caches hold, as far as they have told. Negative for a moment
+    /// where one thread put what another took, and told first.
+    in_caches: i64,
+    /// The most bytes that buffers and private pools had at once.
     pub(crate) used_peak: u64,
-    /// Bytes of quick blocks and free ranges, and the most at once.
+    /// Bytes of free ranges.
     pub(crate) cached: u64,
+    /// The most of that at once, with what thread caches held.
     pub(crate) cached_peak: u64,
     /// Counted under `PyTorch`'s rules only.
     pub(crate) split: Option<SplitFigures>,
@@ -62,6 +64,16 @@ pub(crate) struct Book<C: StreamClock, K> {
     apart: bool,
     /// The number of the node that the next portion of a search for neighbours begins with.
     pub(crate) cursor: u32,
+    /// The list that the next search of other streams' ranges begins with.
+    find_from: usize,
+    /// Free blocks of a size in a list, where blocks are lent whole and a limit counts them.
+    counts: Option<HashMap<(u64, u16), usize>>,
+    /// Free blocks by age, where blocks are lent whole.
+    ages: Ages,
+    /// Blocks that go back to the device with the next call that may call it.
+    pub(crate) owed: Vec<u32>,
+    /// Their bytes.
+    owed_bytes: u64,
 }
 
 /// A request, with all that a search needs.
@@ -69,6 +81,8 @@ pub(crate) struct Book<C: StreamClock, K> {
 pub(crate) struct BookRequest<K> {
     /// After rounding.
     pub(crate) bytes: u64,
+    /// The largest range that may serve it.
+    pub(crate) up_to: u64,
     pub(crate) group: Group<K>,
     /// The number of the stream.
     pub(crate) stream: u64,
@@ -77,21 +91,24 @@ pub(crate) struct BookRequest<K> {
 impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     pub(crate) fn new(config: ArenaConfig) -> Self {
         let unit_bits = config.granule.trailing_zeros();
-        let quick = (!config.is_exact()).then(|| QuickTable::new(unit_bits, K::default()));
         Self {
             nodes: Nodes::new(),
             segments: Segments::new(),
-            lists: RangeLists::new(unit_bits, config.is_exact()),
-            quick,
-            quick_most: config.quick_most(),
+            lists: RangeLists::new(unit_bits, config.is_ordered()),
             used: 0,
+            in_caches: 0,
             used_peak: 0,
             cached: 0,
             cached_peak: 0,
-            split: config.is_exact().then(SplitFigures::default),
+            split: config.is_torch().then(SplitFigures::default),
             turn: 0,
             apart: false,
             cursor: 0,
+            find_from: 0,
+            counts: None,
+            ages: Ages::EMPTY,
+            owed: Vec::new(),
+            owed_bytes: 0,
             config,
         }
     }
@@ -102,63 +119,17 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         let first = self.nodes.add(at, (0, bytes), (node::NONE, node::NONE));
         if let Some(segment) = self.segments.get_mut(at) {
             (segment.first, segment.used) = (first, 1);
-            self.nodes[first].born = segment.born;
+            // Blocks that are lent whole have another order (tree.rs).
+            self.nodes[first].born = if self.config.is_blocks() { 0 } else { segment.born };
         }
         first
     }
 
-    /// Serves a request from ranges that need no call to the device: a block of the same size that
-    /// was freed a moment ago, or a part of a free range of the same stream, or of no stream.
+    /// Serves a request from ranges that need no call to the device: a part of a free range of the
+    /// same stream, or of no stream.
     #[inline]
     pub(crate) fn take(&mut self, request: &BookRequest<K>, taker: &Taker<'_, C>) -> Option<u32> {
-        match self.take_quick(request, taker) {
-            Some(id) => Some(id),
-            None => self.take_own(*request, *taker),
-        }
-    }
-
-    #[inline]
-    fn take_quick(&mut self, request: &BookRequest<K>, taker: &Taker<'_, C>) -> Option<u32> {
-        let quick = self.quick.as_mut()?;
-        let newest = quick.newest(request.group.kind, request.bytes)?;
-        let node = &mut self.nodes[newest];
-        let id = if taker.are_ready(&node.marks) {
-            quick.take_newest(request.bytes);
-            node.state = State::Live;
-            newest
-        } else {
-            self.take_older(*request, *taker)?
-        };
-        self.cached -= request.bytes;
-        Some(id)
-    }
-
-    /// Takes a quick block that is not the newest of its size.
-    #[cold]
-    fn take_older(&mut self, request: BookRequest<K>, taker: Taker<'_, C>) -> Option<u32> {
-        let nodes = &self.nodes;
-        let ready = |id: u32| taker.are_ready(&nodes[id].marks);
-        let id = self.quick.as_mut()?.take(request.group.kind, request.bytes, ready)?;
-        self.nodes[id].state = State::Live;
-        Some(id)
-    }
-
-    /// Takes a part of a free range. Not inlined, so that a quick block costs nothing more.
-    #[inline(never)]
-    fn take_own(&mut self, request: BookRequest<K>, taker: Taker<'_, C>) -> Option<u32> {
-        match self.find_own(&request, &taker) {
-            Some(id) => Some(self.take_part(id, request.bytes)),
-            None => self.take_coalesced(request, taker),
-        }
-    }
-
-    /// Coalesces a portion of the quick blocks, and searches again.
-    #[cold]
-    fn take_coalesced(&mut self, request: BookRequest<K>, taker: Taker<'_, C>) -> Option<u32> {
-        if !self.coalesce_quick(taker.clock, PORTION) {
-            return None;
-        }
-        let id = self.find_own(&request, &taker)?;
+        let id = self.find_own(request, taker)?;
         Some(self.take_part(id, request.bytes))
     }
 
@@ -182,63 +153,90 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     pub(crate) fn count_out(&mut self, bytes: u64) {
         self.turn += 1;
         self.used += bytes;
-        if self.used > self.used_peak {
-            self.used_peak = self.used;
+        let used = self.used();
+        if used > self.used_peak {
+            self.used_peak = used;
         }
+    }
+
+    /// Bytes that buffers and private pools have.
+    #[inline]
+    pub(crate) fn used(&self) -> u64 {
+        self.used.saturating_sub_signed(self.in_caches)
+    }
+
+    /// Bytes of free memory that serves again: free ranges, and what thread caches hold.
+    #[inline]
+    fn kept(&self) -> u64 {
+        self.cached.saturating_add_signed(self.in_caches)
+    }
+
+    /// Bytes of free memory, with that which goes back to the device.
+    pub(crate) fn cached_bytes(&self) -> u64 {
+        self.kept() + self.owed_bytes
+    }
+
+    /// Lets the peak of free bytes start again.
+    pub(crate) fn reset_cached_peak(&mut self) {
+        self.cached_peak = self.kept();
+    }
+
+    /// Takes over how a thread cache has changed the allocated bytes.
+    pub(crate) fn settle(&mut self, allocated: Change) {
+        self.used_peak = self.used_peak.max(self.used().saturating_add_signed(allocated.peak));
+        let cached = self.kept().saturating_sub_signed(allocated.low);
+        self.cached_peak = self.cached_peak.max(cached);
+        self.in_caches -= allocated.now;
+    }
+
+    /// Notes that a thread cache has this live range from now on.
+    pub(crate) fn count_into_cache(&mut self, bytes: u64) {
+        self.in_caches += bytes.cast_signed();
+        self.cached_peak = self.cached_peak.max(self.kept());
+    }
+
+    /// Takes back a range that a thread cache had, freed at `freed_at`.
+    pub(crate) fn free_cached(
+        &mut self,
+        clock: &C,
+        range: u32,
+        marks: After<C::Mark>,
+        (dirty, freed_at): (bool, u64),
+    ) {
+        self.in_caches -= self.nodes[range].bytes.cast_signed();
+        self.free_at(clock, range, marks, (dirty, freed_at));
     }
 
     /// Takes a block back. A new owner must be ordered after all of `marks`. `dirty`: whether old
     /// contents may show.
     #[inline]
-    pub(crate) fn free(
+    pub(crate) fn free(&mut self, clock: &C, range: u32, marks: After<C::Mark>, dirty: bool) {
+        self.free_at(clock, range, marks, (dirty, self.turn));
+    }
+
+    #[inline]
+    fn free_at(
         &mut self,
         clock: &C,
-        (id, kind): (u32, K),
+        id: u32,
         marks: After<C::Mark>,
-        dirty: bool,
+        (dirty, freed_at): (bool, u64),
     ) {
         let node = &mut self.nodes[id];
         let bytes = node.bytes;
         node.dirty = dirty;
+        node.freed_nth = 0;
         self.used -= bytes;
-        let limit = (self.used_peak / QUICK_PART).min(self.quick_most);
-        if self.quick.as_mut().is_some_and(|quick| quick.keep(id, kind, bytes, limit)) {
-            (node.state, node.marks, node.freed_at) = (State::Quick, marks, self.turn);
-            self.count_cached(bytes);
-        } else {
-            self.release(clock, id, marks, self.turn);
-            if self.quick.as_ref().is_some_and(QuickTable::is_stale) {
-                self.coalesce_quick(clock, PORTION);
-            }
-        }
+        self.release(clock, id, marks, freed_at);
     }
 
     /// Counts a range of this many bytes that became free.
     #[inline]
     fn count_cached(&mut self, bytes: u64) {
         self.cached += bytes;
-        if self.cached > self.cached_peak {
-            self.cached_peak = self.cached;
+        let cached = self.kept();
+        if cached > self.cached_peak {
+            self.cached_peak = cached;
         }
-    }
-
-    /// Keeps no quick blocks from now on. Those that there are coalesce.
-    pub(crate) fn drop_quick(&mut self, clock: &C) {
-        while self.coalesce_quick(clock, PORTION) {}
-        self.quick = None;
-    }
-
-    /// Coalesces at most `portion` quick blocks. Returns whether there were any.
-    pub(crate) fn coalesce_quick(&mut self, clock: &C, portion: usize) -> bool {
-        let mut any = false;
-        for _ in 0..portion {
-            let Some(id) = self.quick.as_mut().and_then(QuickTable::pop) else { break };
-            let node = &mut self.nodes[id];
-            let (marks, freed_at) = (std::mem::take(&mut node.marks), node.freed_at);
-            self.cached -= node.bytes;
-            self.release(clock, id, marks, freed_at);
-            any = true;
-        }
-        any
     }
 }

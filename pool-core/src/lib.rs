@@ -3,12 +3,13 @@
 //! A [`BucketPool`] keeps freed blocks warm and hands them out again. It runs over a
 //! [`DeviceAllocator`] and never looks into a block: bookkeeping is out of band, so CUDA pointers,
 //! `wgpu` buffers and host pages run through the same code. ARCHITECTURE.md follows a request
-//! through these modules; `pool/store.rs` is the hot path.
+//! through these modules; `cache.rs` is the hot path.
 #![deny(unsafe_code)]
 #![cfg_attr(loom, allow(dead_code, reason = "the models give threads their numbers"))]
 
 mod block;
 mod book;
+mod cache;
 mod device;
 mod error;
 #[cfg(not(loom))]
@@ -19,7 +20,6 @@ mod lock;
 mod policy;
 mod pool;
 pub mod preset;
-mod shard;
 mod size;
 mod stats;
 mod stream;
@@ -38,7 +38,7 @@ pub use device::{
 };
 pub use error::{AllocError, DeviceError, Figures, Verdict, Why};
 pub use policy::BucketPolicy;
-pub use policy::limit::CachedLimit;
+pub use policy::limit::{CachedLimit, FullBucket};
 pub use policy::retention::Retention;
 pub use pool::BucketPool;
 pub use pool::buffer::{Detached, PooledBuffer, Use};

@@ -4,6 +4,10 @@
 //! Absent: fairness, and sleeping. Who waits spins for a moment and then lets others run.
 #![expect(unsafe_code, reason = "`lock_api` asks for a promise")]
 
+mod atomics;
+mod barrier;
+pub(crate) mod biased;
+
 use parking_lot::lock_api::{self, GuardNoSend, RawMutex};
 use std::hint;
 use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};

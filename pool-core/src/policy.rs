@@ -72,6 +72,8 @@ pub(crate) struct SizeClasses {
     /// The requests that are kept.
     window: RangeInclusive<u64>,
     quick: Quick,
+    /// How much larger than its class a block may be.
+    alpha: f64,
 }
 
 /// The common rules in as few steps as they can be, for requests of up to `most` bytes; checked
@@ -120,7 +122,11 @@ impl SizeClasses {
         let plain = granule.is_power_of_two() && device_granule.is_power_of_two();
         let quick = if plain { quick } else { Quick::Never };
         let window = 0..=u64::MAX;
-        Self { policy, granule, device_granule, largest, window, quick }
+        let alpha = match policy {
+            BucketPolicy::Fit { alpha } => alpha,
+            _ => 1.0,
+        };
+        Self { policy, granule, device_granule, largest, window, quick, alpha }
     }
 
     /// The same; but requests of other sizes than these go past the pool.
@@ -133,14 +139,24 @@ impl SizeClasses {
     /// bytes gets the smallest class.
     #[inline]
     pub(crate) fn of(&self, requested: u64) -> Option<Class> {
+        match self.quick(requested) {
+            Some(bytes) if self.alpha <= 1.0 => Some(Class::of_bytes(bytes)),
+            Some(bytes) => Some(Class { bytes, up_to: scaled(bytes, self.alpha) }),
+            None => self.of_any(requested),
+        }
+    }
+
+    /// The bytes of the class of a request, where a few steps give it.
+    #[inline]
+    pub(crate) fn quick(&self, requested: u64) -> Option<u64> {
         match self.quick {
             Quick::PowerOfTwo { least, most } if requested <= most => {
-                Some(Class::of_bytes(requested.max(least).next_power_of_two()))
+                Some(requested.max(least).next_power_of_two())
             }
             Quick::Multiple { mask, most } if requested <= most => {
-                Some(Class::of_bytes((requested.max(1) + mask) & !mask))
+                Some((requested.max(1) + mask) & !mask)
             }
-            _ => self.of_any(requested),
+            _ => None,
         }
     }
 
@@ -176,7 +192,7 @@ impl SizeClasses {
             }
             BucketPolicy::Fit { alpha } => {
                 let bytes = self.rounded(least)?;
-                Some(Class { up_to: scaled(bytes, *alpha), ..Class::of_bytes(bytes) })
+                Some(Class { bytes, up_to: scaled(bytes, *alpha) })
             }
         }
     }
@@ -200,7 +216,7 @@ impl Quick {
             BucketPolicy::PowerOfTwo if most >= granule => {
                 Self::PowerOfTwo { least: granule, most: 1 << most.ilog2() }
             }
-            BucketPolicy::Exact => match most.checked_sub(granule) {
+            BucketPolicy::Exact | BucketPolicy::Fit { .. } => match most.checked_sub(granule) {
                 Some(most) => Self::Multiple { mask: granule - 1, most },
                 None => Self::Never,
             },

@@ -61,8 +61,10 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// Sizes of blocks are multiples of this many bytes, whatever the policy.
     #[cfg(feature = "conformance")]
     pub(crate) fn granule(&self) -> u64 {
-        let book = self.store().book.as_ref();
-        book.map_or_else(|| self.allocator().granule(), store::PoolBook::granule)
+        match self.store().book.is_blocks() {
+            true => self.allocator().granule(),
+            false => self.store().book.granule(),
+        }
     }
 
     #[inline]
@@ -165,6 +167,22 @@ impl<A: DeviceAllocator> BucketPool<A> {
         kind: A::Kind,
         zeroed: bool,
     ) -> Result<PooledBuffer<A>, AllocError> {
+        let looks = !zeroed && self.zero == ZeroPolicy::Never && self.store().caches.are_on();
+        if looks && let Some(record) = self.store().hit(stream, bytes, kind) {
+            return Ok(PooledBuffer::new(&self.owner, record));
+        }
+        self.lend_slow(stream, bytes, kind, zeroed)
+    }
+
+    /// What is not a hit in the thread's own cache, or must be zeroed.
+    #[inline(never)]
+    fn lend_slow(
+        &self,
+        stream: &StreamOf<A>,
+        bytes: u64,
+        kind: A::Kind,
+        zeroed: bool,
+    ) -> Result<PooledBuffer<A>, AllocError> {
         let clock = self.allocator().clock();
         // Where clearing runs ahead, the block must be ready ahead too.
         let clears = zeroed || self.zero != ZeroPolicy::Never;
@@ -173,7 +191,10 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let Some(want) = self.want((stream, on), bytes, kind) else {
             return Err(self.refuse_early((stream, on), bytes, kind));
         };
-        let Grant { record, zeroed: is_zeroed } = self.store().allocate(&want)?;
+        // `hit` looked into the thread cache, unless something has to be cleared.
+        let store = self.store();
+        let looked = !clears && store.classes.quick(bytes).is_some() && !store.privates.are_bound();
+        let Grant { record, zeroed: is_zeroed } = self.store().allocate(&want, looked)?;
         let bytes_to_clear = match self.zero {
             _ if is_zeroed => 0,
             ZeroPolicy::Never if zeroed => bytes,

@@ -7,6 +7,7 @@ mod caching;
 use crate::device::zero::ZeroPolicy;
 use crate::device::{DeviceAllocator, Sliceable};
 use crate::policy::BucketPolicy;
+use crate::policy::limit::FullBucket;
 use crate::pool::BucketPool;
 use crate::pool::builder::PoolBuilder;
 use crate::size::{GIB, KIB, MIB};
@@ -35,9 +36,9 @@ pub enum TileUse {
     HighVram,
 }
 
-/// Point-cloud tiles, one after the other, four arrays each: at most 20 cached blocks of a size in
-/// each thread's shard, and 4 GiB of them in all. A block above half of that is not kept. When the
-/// device is full, every cached block goes back and the request is tried again.
+/// Point-cloud tiles, one after the other, four arrays each: at most 20 cached blocks of a size,
+/// and 4 GiB of them in all. A block above half of that is not kept. When the device is full, every
+/// cached block goes back and the request is tried again.
 ///
 /// The system that this comes from kept arrays by their exact shape. Tiles differ in their number
 /// of points, so on its own workload that found nothing again; powers of two do what it meant.
@@ -110,7 +111,8 @@ pub fn caching<A: Sliceable>(device: A) -> PoolBuilder<A> {
 }
 
 /// Results of element-wise operations on arrays in host memory: each size for itself, requests of 1
-/// byte to 64 MiB, 8 idle blocks of a size and 2 from 1 MiB, not cleared.
+/// byte to 64 MiB, 8 idle blocks of a size and 2 from 1 MiB, not cleared. Blocks that come back to
+/// a full bucket go back to the device.
 ///
 /// The system that this comes from has no bound in bytes, and on loads with many sizes kept up to
 /// 90 times the live peak; here it is 256 MiB. Change it with
@@ -128,9 +130,11 @@ pub fn caching<A: Sliceable>(device: A) -> PoolBuilder<A> {
 pub fn ndarray<A: DeviceAllocator>(allocator: A) -> PoolBuilder<A> {
     BucketPool::builder(allocator)
         .policy(BucketPolicy::Exact)
+        .granule(1)
         .window(1..=64 * MIB)
         .bucket_limit(8)
         .large_bucket_limit(MIB, 2)
+        .full_bucket(FullBucket::RefuseNewest)
         .cached_limit(256 * MIB)
         .zero(ZeroPolicy::Never)
 }

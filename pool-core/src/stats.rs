@@ -1,5 +1,6 @@
 //! Statistics of a pool: what is counted, and how people and programs read it.
 
+pub(crate) mod change;
 pub(crate) mod device_stats;
 
 use crate::size::Bytes;
@@ -8,9 +9,9 @@ use std::fmt;
 
 /// The figures of a pool at one moment. All sizes are bytes.
 ///
-/// Counts are exact. Reserved bytes and their peak are exact; live bytes and their peak are exact
-/// on one thread, and on `n` threads the peaks may be off by `n` times 1/64 of the peak (256 KiB,
-/// if that is more). A pool built without
+/// Counts, bytes and the reserved peak are exact when no thread is inside the pool. The other peaks
+/// are exact on one thread; on several they may miss what threads had between two reads of the
+/// figures. A pool built without
 /// [`statistics`](crate::PoolBuilder::statistics) leaves the counts at 0.
 ///
 /// ```
@@ -42,8 +43,8 @@ pub struct PoolStats {
     pub deallocations: u64,
     /// Of those, blocks that the pool kept at first.
     pub returns: u64,
-    /// Hits on a block that a buffer had before, not one from `warm_up`. With an arena, hits on
-    /// memory whose contents may be other than zeroes.
+    /// Hits on memory whose contents may be other than zeroes: a buffer had it before, or the
+    /// device does not zero it.
     pub reuses: u64,
     /// Of the hits and misses, those that the request's own bucket did not serve.
     pub served_by: Stages,
@@ -65,8 +66,7 @@ pub struct PoolStats {
     pub active_bytes: u64,
     /// Idle blocks, owed ones among them.
     pub cached_bytes: u64,
-    /// The most idle bytes at once that the pool kept itself: exact on one thread, else the sum of
-    /// what each thread's shard had at most.
+    /// The most idle bytes at once that the pool kept, without owed ones.
     pub peak_cached_bytes: u64,
     /// What is taken from the device.
     pub reserved_bytes: u64,
@@ -87,7 +87,7 @@ pub struct PoolStats {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Stages {
-    /// A block of another shard or stream that was ready.
+    /// A block of another thread's cache, or of another stream, that was ready.
     pub elsewhere: u64,
     /// A block behind an event, by a wait on the device or a query.
     pub behind_event: u64,
@@ -105,37 +105,7 @@ pub struct Stages {
     pub private: u64,
 }
 
-impl Stages {
-    fn add(&mut self, other: &Self) {
-        self.elsewhere += other.elsewhere;
-        self.behind_event += other.behind_event;
-        self.coalesced += other.coalesced;
-        self.device += other.device;
-        self.trimmed += other.trimmed;
-        self.cleared += other.cleared;
-        self.spared += other.spared;
-        self.private += other.private;
-    }
-}
-
 impl PoolStats {
-    /// Adds what another shard has counted. A shard fills the counts only; the pool adds the rest.
-    pub(crate) fn add_counts(&mut self, shard: &Self) {
-        self.hits += shard.hits;
-        self.misses += shard.misses;
-        self.bypasses += shard.bypasses;
-        self.failures += shard.failures;
-        self.allocations = self.hits + self.misses + self.bypasses + self.failures;
-        self.deallocations += shard.deallocations;
-        self.served_by.add(&shard.served_by);
-        self.returns += shard.returns;
-        self.reuses += shard.reuses;
-        self.evictions += shard.evictions;
-        self.from_device_bytes += shard.from_device_bytes;
-        self.from_pool_bytes += shard.from_pool_bytes;
-        self.lost_bytes += shard.lost_bytes;
-    }
-
     /// Hits over allocations, 0 to 1; 0 before the first allocation.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {

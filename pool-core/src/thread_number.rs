@@ -1,4 +1,4 @@
-//! A small number for each thread that lives: what says which shard is its own.
+//! A small number for each thread that lives: what says which thread cache is its own.
 //!
 //! A thread that ends gives its number back, so that programs with many short threads have few.
 
@@ -8,12 +8,14 @@ use std::cell::Cell;
 /// The number of threads that came when all others were taken, and of those that are ending.
 pub(crate) const NONE: usize = NUMBERS;
 /// Numbers that there are.
-const NUMBERS: usize = 63;
+const NUMBERS: usize = 64 * WORDS - 1;
+/// Words of a bit for each number.
+const WORDS: usize = 16;
 /// Not asked yet.
 const UNKNOWN: usize = usize::MAX;
 
-/// A bit for each number that a thread has.
-static TAKEN: Mutex<u64> = Mutex::new(0);
+/// A bit for each number that a thread has. The last one is [`NONE`], which nobody has.
+static TAKEN: Mutex<[u64; WORDS]> = Mutex::new([0; WORDS]);
 
 thread_local! {
     // No destructor, so it can be read while a thread ends.
@@ -28,7 +30,7 @@ impl Drop for AtExit {
         let number = NUMBER.replace(NONE);
         if number < NUMBERS {
             // The lock orders what this thread did before what the next with this number does.
-            *TAKEN.lock() &= !(1 << number);
+            TAKEN.lock()[number / 64] &= !(1 << (number % 64));
         }
     }
 }
@@ -47,7 +49,7 @@ pub(crate) mod modelled {
     }
 }
 #[cfg(loom)]
-pub(crate) use modelled::get;
+pub(crate) use modelled::{get, get as known};
 
 /// This thread's own number, the same as long as it lives; [`NONE`] when it has none of its own.
 #[cfg(not(loom))]
@@ -57,6 +59,13 @@ pub(crate) fn get() -> usize {
     if number == UNKNOWN { take() } else { number }
 }
 
+/// The same, or a number that nobody has before [`get`] was called.
+#[cfg(not(loom))]
+#[inline]
+pub(crate) fn known() -> usize {
+    NUMBER.get()
+}
+
 #[cold]
 fn take() -> usize {
     // What this calls may come here again, and gets none then.
@@ -64,10 +73,12 @@ fn take() -> usize {
     if AT_EXIT.try_with(|_| ()).is_err() {
         return NONE;
     }
-    let mut taken = TAKEN.lock();
-    let number = taken.trailing_ones() as usize;
+    let taken = &mut *TAKEN.lock();
+    let Some(word) = taken.iter().position(|word| *word != u64::MAX) else { return NONE };
+    let bit = taken[word].trailing_ones() as usize;
+    let number = 64 * word + bit;
     if number < NUMBERS {
-        *taken |= 1 << number;
+        taken[word] |= 1 << bit;
         NUMBER.set(number);
         number
     } else {

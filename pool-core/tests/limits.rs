@@ -10,18 +10,18 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread;
 
 /// Refuses nothing, and asserts at every call that no more is taken than the ceiling.
-struct Ceiling {
+struct Ceiling<const FREE_IN_DROP: bool = false> {
     inner: SimDevice,
     held: Arc<AtomicU64>,
     most: u64,
 }
 
-impl DeviceAllocator for Ceiling {
+impl<const FREE_IN_DROP: bool> DeviceAllocator for Ceiling<FREE_IN_DROP> {
     type Block = (<SimDevice as DeviceAllocator>::Block, u64);
     type View<'b> = <SimDevice as DeviceAllocator>::View<'b>;
     type Kind = ();
     type Clock = <SimDevice as DeviceAllocator>::Clock;
-    const MEMORY: Memory = Memory::DEVICE;
+    const MEMORY: Memory = Memory { free_in_drop: FREE_IN_DROP, ..Memory::DEVICE };
 
     fn clock(&self) -> &Self::Clock {
         self.inner.clock()
@@ -95,7 +95,7 @@ fn crowd(pool: &BucketPool<Ceiling>, seed: u64) -> u64 {
 #[test]
 fn eight_threads_at_the_reserved_limit_never_pass_it() {
     let inner = SimDevice::new();
-    let device = Ceiling { inner, held: Arc::default(), most: MIB };
+    let device: Ceiling = Ceiling { inner, held: Arc::default(), most: MIB };
     let held = device.held.clone();
     let pool = BucketPool::builder(device)
         .policy(BucketPolicy::Exact)
@@ -151,7 +151,7 @@ fn a_bound_that_other_threads_have_used_up_is_theirs_to_lose() {
         scope.spawn(|| drop([pool.allocate(50), pool.allocate(50)]));
     });
     assert_eq!(pool.cached_buffers(), [(50, 2)].into());
-    // The newcomer of this thread pushes the oldest out, though its own shard was empty.
+    // The newcomer of this thread pushes the oldest out.
     drop(pool.allocate(40));
     pool.trim(0).unwrap();
     assert_eq!(pool.cached_buffers(), [(40, 1), (50, 1)].into());
@@ -164,7 +164,7 @@ fn a_bound_that_other_threads_do_not_use_any_more_is_free_to_take() {
     thread::scope(|scope| {
         scope.spawn(|| drop([pool.allocate(50), pool.allocate(50)]));
     });
-    let _taken = [pool.allocate(50), pool.allocate(50)]; // both from the other thread's shard
+    let _taken = [pool.allocate(50), pool.allocate(50)]; // both freed by the other thread
     assert_eq!(pool.stats().hits, 2);
     drop(pool.allocate(40));
     assert_eq!(pool.cached_buffers(), [(40, 1)].into());
@@ -198,6 +198,23 @@ fn a_drop_and_a_hit_never_call_the_device_and_the_next_miss_pays() {
     assert_eq!((device.calls().frees, pool.stats().misses), (1, 2));
     drop(hit);
     assert_eq!(pool.trim(0).unwrap(), 0);
+}
+
+#[test]
+fn the_cached_limit_holds_while_a_thread_caches_more_and_more() {
+    for limit in [CachedLimit::Bytes(4 * MIB), CachedLimit::OfPeak(0.8)] {
+        let inner = SimDevice::new();
+        let device = Ceiling::<true> { inner, held: Arc::default(), most: u64::MAX };
+        let pool = BucketPool::builder(device).cached_limit(limit).build();
+        let large = [(); 5].map(|()| pool.allocate(MIB).unwrap());
+        drop(large); // too large for a thread cache, and as much as the pool keeps
+        for small in 1..50_u64 {
+            drop(pool.allocate(small * 4 * KIB).unwrap());
+            let stats = pool.stats();
+            let most = limit.bytes(stats.allocated_peak_bytes);
+            assert!(stats.cached_bytes <= most, "{small}, {limit}: {stats}");
+        }
+    }
 }
 
 #[test]

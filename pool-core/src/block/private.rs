@@ -78,11 +78,17 @@ impl<A: DeviceAllocator> Privates<A> {
         self.bound.store(!book.of_lane.is_empty(), Relaxed);
     }
 
+    /// Whether any stream is bound.
+    #[inline]
+    pub(crate) fn are_bound(&self) -> bool {
+        self.bound.load(Relaxed)
+    }
+
     /// The pool that a stream is bound to.
     #[inline]
     pub(crate) fn of(&self, lane: u64) -> Option<u32> {
         // Whoever binds a stream gives the work to it too, on this thread or after this thread.
-        if self.bound.load(Relaxed) { self.bound_to(lane) } else { None }
+        if self.are_bound() { self.bound_to(lane) } else { None }
     }
 
     #[cold]

@@ -1,12 +1,10 @@
 //! Records: the fields of a block that a buffer has, or that a pool keeps.
 //!
-//! A record stays at one address, so handing a block on moves a pointer. It is a heap allocation
-//! where a block is the device's own, and a slot of the book where it is a part of a segment.
+//! A record stays at one address, a slot of the book, so handing a block on moves a pointer.
 #![expect(unsafe_code, reason = "a record has one owner, which holds its address")]
 
 use crate::block::request::Want;
 use crate::device::{DeviceAllocator, MarkOf, StreamOf};
-use crate::stream::clock::StreamClock;
 use crate::stream::marks::Marks;
 use parking_lot::Mutex;
 use std::ops::{Deref, DerefMut};
@@ -19,7 +17,7 @@ pub(crate) struct Home(pub(crate) AtomicPtr<()>);
 
 /// A block, and what belongs to it.
 pub(crate) struct Record<A: DeviceAllocator> {
-    pub(crate) memory: BlockMemory<A>,
+    pub(crate) part: Part<A>,
     pub(crate) marks: Mutex<Marks<A::Clock>>,
     pub(crate) kind: A::Kind,
     pub(crate) home: Home,
@@ -28,26 +26,19 @@ pub(crate) struct Record<A: DeviceAllocator> {
     pub(crate) requested: u64,
     /// Whether the pool may keep it.
     pub(crate) pooled: bool,
-    /// Whether it was allocated before; if not it comes from `warm_up`.
-    pub(crate) used: bool,
-    /// Whether old contents may show. Without an arena it is told only in a pool that zeroes what
-    /// is returned.
+    /// Whether old contents may show.
     pub(crate) dirty: bool,
-    /// Requests that the shard had served when it was freed.
+    /// Allocations so far when it was freed into a thread cache.
     pub(crate) turn: u64,
+    /// Blocks that the thread cache had kept until then.
+    pub(crate) stamp: u64,
     /// The private pool that it belongs to.
     pub(crate) private: Option<u32>,
+    /// The block below it in a bin of a thread cache.
+    pub(crate) older: Option<RecordOwner<A>>,
 }
 
-/// Where the memory of a block is.
-pub(crate) enum BlockMemory<A: DeviceAllocator> {
-    /// The device's own allocation.
-    Whole(A::Block),
-    /// A part of a segment of the book.
-    Part(Part<A>),
-}
-
-/// A range of a segment.
+/// A range of a segment; without an arena, all of it.
 pub(crate) struct Part<A: DeviceAllocator> {
     /// The block of the segment.
     pub(crate) block: NonNull<A::Block>,
@@ -70,43 +61,33 @@ impl<A: DeviceAllocator> Part<A> {
         // its record has an owner.
         unsafe { self.block.as_ref() }
     }
+
+    /// The block, where it is lent whole.
+    pub(crate) fn whole(&mut self) -> &mut A::Block {
+        debug_assert_eq!(self.offset, 0);
+        // SAFETY: as above. The part is the only one of its segment in a pool without an arena
+        // (book/blocks.rs), and is borrowed alone.
+        unsafe { self.block.as_mut() }
+    }
 }
 
 impl<A: DeviceAllocator> Record<A> {
-    /// A record of a block that is the device's own allocation, for the stream of the request.
-    pub(crate) fn new(block: A::Block, bytes: u64, want: &Want<'_, A>, clock: &A::Clock) -> Self {
-        Self::at(BlockMemory::Whole(block), bytes, want, clock.mark(want.stream))
-    }
-
     /// A record of a block that is lent for a request.
     #[inline]
-    pub(crate) fn at(
-        memory: BlockMemory<A>,
-        bytes: u64,
-        want: &Want<'_, A>,
-        mark: MarkOf<A>,
-    ) -> Self {
+    pub(crate) fn new(part: Part<A>, bytes: u64, want: &Want<'_, A>, mark: MarkOf<A>) -> Self {
         Self {
-            memory,
+            part,
             marks: Mutex::new(Marks::new(mark)),
             kind: want.key.kind,
             home: Home::default(),
             bytes,
             requested: want.requested,
             pooled: want.class.pooled(),
-            used: true,
             dirty: false,
             turn: 0,
+            stamp: 0,
             private: want.private,
-        }
-    }
-
-    /// The range of a book that it is; `None` for the device's own allocation.
-    #[inline]
-    pub(crate) fn part(&self) -> Option<&Part<A>> {
-        match &self.memory {
-            BlockMemory::Whole(_) => None,
-            BlockMemory::Part(part) => Some(part),
+            older: None,
         }
     }
 
@@ -118,10 +99,7 @@ impl<A: DeviceAllocator> Record<A> {
         bytes: u64,
         on: &StreamOf<A>,
     ) -> A::View<'b> {
-        match &self.memory {
-            BlockMemory::Whole(block) => allocator.view(block, 0, bytes, on),
-            BlockMemory::Part(part) => allocator.view(part.segment(), part.offset, bytes, on),
-        }
+        allocator.view(self.part.segment(), self.part.offset, bytes, on)
     }
 
     /// Whether it has the size and the kind of a request.
@@ -171,24 +149,17 @@ unsafe impl<A: DeviceAllocator> Send for SegmentBlock<A> {}
 // SAFETY: it gives out an address only.
 unsafe impl<A: DeviceAllocator> Sync for SegmentBlock<A> {}
 
-/// The owner of a record: a box of it, or its slot.
+/// The owner of the record in a slot.
 pub(crate) struct RecordOwner<A: DeviceAllocator>(NonNull<Record<A>>);
 
 impl<A: DeviceAllocator> RecordOwner<A> {
-    /// A record on the heap, of a block that is the device's own.
-    pub(crate) fn new(record: Record<A>) -> Self {
-        debug_assert!(matches!(record.memory, BlockMemory::Whole(_)));
-        Self(NonNull::from(Box::leak(Box::new(record))))
-    }
-
-    /// A record in a slot of the book, of a part of a segment.
+    /// A record in a slot of the book.
     ///
     /// # Safety
     ///
     /// The slot is vacant and stays where it is; no other code uses it until the owner is gone.
     #[inline]
     pub(crate) unsafe fn in_slot(slot: NonNull<Record<A>>, record: Record<A>) -> Self {
-        debug_assert!(matches!(record.memory, BlockMemory::Part(_)));
         // SAFETY: as the caller says, the slot is valid for a write, and holds nothing to drop.
         unsafe { slot.write(record) };
         Self(slot)
@@ -198,37 +169,18 @@ impl<A: DeviceAllocator> RecordOwner<A> {
     #[inline]
     pub(crate) fn vacate(self) {
         let mut this = std::mem::ManuallyDrop::new(self);
-        if matches!(this.memory, BlockMemory::Part(_)) {
-            let marks = std::ptr::from_mut(&mut this.marks);
-            // SAFETY: the marks are all that there is to drop of a record of a part, and its owner
-            // is not used again.
-            unsafe { marks.drop_in_place() };
-        } else {
-            drop(std::mem::ManuallyDrop::into_inner(this));
-        }
-    }
-
-    /// Moves the record out.
-    pub(crate) fn into_inner(self) -> Record<A> {
-        let this = std::mem::ManuallyDrop::new(self);
-        match this.memory {
-            // SAFETY: `new` made it from a box, and this owner, the only one, is not used again.
-            BlockMemory::Whole(_) => *unsafe { Box::from_raw(this.0.as_ptr()) },
-            // SAFETY: the slot holds a record, which is read once: its owner is not used again.
-            BlockMemory::Part(_) => unsafe { this.0.read() },
-        }
+        let marks = std::ptr::from_mut(&mut this.marks);
+        // SAFETY: the marks are all that there is to drop of a record, and its owner is not used
+        // again.
+        unsafe { marks.drop_in_place() };
     }
 }
 
 impl<A: DeviceAllocator> Drop for RecordOwner<A> {
     #[inline]
     fn drop(&mut self) {
-        match self.memory {
-            // SAFETY: `new` made it from a box, and this is its only owner.
-            BlockMemory::Whole(_) => drop(unsafe { Box::from_raw(self.0.as_ptr()) }),
-            // SAFETY: the slot holds a record, and its only owner goes.
-            BlockMemory::Part(_) => unsafe { self.0.drop_in_place() },
-        }
+        // SAFETY: the slot holds a record, and its only owner goes.
+        unsafe { self.0.drop_in_place() };
     }
 }
 
@@ -249,9 +201,9 @@ impl<A: DeviceAllocator> DerefMut for RecordOwner<A> {
     }
 }
 
-// SAFETY: the box is the only owner of its record, so it is as good as the record.
+// SAFETY: it is the only owner of its record, so it is as good as the record.
 unsafe impl<A: DeviceAllocator> Send for RecordOwner<A> where Record<A>: Send {}
-// SAFETY: as above; a shared box gives shared access to a record.
+// SAFETY: as above; a shared owner gives shared access to a record.
 unsafe impl<A: DeviceAllocator> Sync for RecordOwner<A> where Record<A>: Sync {}
 
 /// Slots of records at fixed addresses, by the numbers of ranges.
@@ -259,8 +211,8 @@ pub(crate) struct Slab<T> {
     chunks: Vec<NonNull<[std::mem::MaybeUninit<T>; CHUNK]>>,
 }
 
-/// Slots of a chunk.
-const CHUNK: usize = 256;
+/// Slots of a chunk. The stacks of loom's threads are small.
+const CHUNK: usize = if cfg!(loom) { 2 } else { 256 };
 
 impl<T> Slab<T> {
     pub(crate) fn new() -> Self {

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 /// The kind of memory, which must match, and the number of the stream, whose own blocks are tried
 /// first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key<K> {
     pub(crate) kind: K,
     pub(crate) lane: u64,
@@ -37,9 +37,5 @@ impl<A: DeviceAllocator> Want<'_, A> {
     /// The sizes of blocks that may serve.
     pub(crate) fn sizes(&self) -> RangeInclusive<u64> {
         self.class.bytes..=self.class.up_to
-    }
-
-    pub(crate) fn is_of_another_lane(&self, key: &Key<A::Kind>) -> bool {
-        key.kind == self.key.kind && key.lane != self.key.lane
     }
 }

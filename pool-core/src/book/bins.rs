@@ -120,7 +120,7 @@ impl SizeSteps {
         let step = usize::from(step);
         let head = &mut self.heads[step];
         if self.ordered {
-            let key = RangeKey::of(&nodes[id]).with(was.bytes, was.offset);
+            let key = RangeKey::at(&nodes[id], was.bytes, was.offset);
             tree::remove(nodes, head, id, key);
         } else {
             if older != NONE {
@@ -149,6 +149,11 @@ impl SizeSteps {
         }
         let step = self.at_or_above(own + 1)?;
         tree::first_from(nodes, self.heads[step], key)
+    }
+
+    /// The last range in order of a size, of steps that are trees.
+    pub(crate) fn last_of<M>(&self, nodes: &Nodes<M>, bytes: u64) -> Option<u32> {
+        tree::last_below(nodes, self.heads[self.step(bytes)], RangeKey::above_size(bytes))
     }
 
     /// Ranges from a size on: in order if steps are trees, else step by step.

@@ -5,17 +5,17 @@ use super::list::UsedBy;
 use super::node::State;
 use super::tree::RangeKey;
 use crate::stream::clock::StreamClock;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Bytes by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BytesByState {
     pub(crate) live: u64,
     pub(crate) private: u64,
-    pub(crate) quick: u64,
     pub(crate) free: u64,
     pub(crate) holes: u64,
     pub(crate) moving: u64,
+    pub(crate) owed: u64,
 }
 
 impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
@@ -23,7 +23,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     pub(crate) fn check(&self, clock: &C) -> BytesByState {
         let mut bytes = BytesByState::default();
         let mut in_lists: BTreeMap<u16, u64> = BTreeMap::new();
-        let (mut quick, mut ranges) = (BTreeSet::new(), 0);
+        let mut ranges = 0;
         for (at, segment) in self.segments.iter() {
             let (mut end, mut used, mut last, mut before) = (0, 0, None, super::node::NONE);
             for id in self.nodes.walk(segment.first) {
@@ -38,19 +38,16 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
                     State::Free(list) => Some(list),
                     _ => None,
                 };
-                used += u32::from(list.is_none());
+                used += u32::from(list.is_none() && node.state != State::Owed);
                 match node.state {
                     State::Live => bytes.live += node.bytes,
                     State::Private => bytes.private += node.bytes,
-                    State::Quick => {
-                        bytes.quick += node.bytes;
-                        quick.insert((id, node.bytes));
-                    }
                     State::Free(list) => {
                         *in_lists.entry(list).or_default() += node.bytes;
                         self.check_free(clock, id, (list, last), &mut bytes);
                     }
                     State::Moving { .. } => bytes.moving += node.bytes,
+                    State::Owed => bytes.owed += node.bytes,
                     State::Vacant => panic!("range {id} is vacant"),
                 }
                 last = list;
@@ -61,12 +58,8 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
             assert_eq!(list.bins.bytes(), in_lists.remove(&at).unwrap_or(0), "list {at}");
             assert_eq!(list.bins.bytes(), self.bytes_in_steps(at), "list {at}");
         }
-        if let Some(table) = &self.quick {
-            assert_eq!(table.iter().collect::<BTreeSet<_>>(), quick);
-            assert_eq!(table.bytes(), bytes.quick);
-        }
         assert_eq!(bytes.live + bytes.private, self.used);
-        assert_eq!(bytes.quick + bytes.free, self.cached);
+        assert_eq!((bytes.free, bytes.owed), (self.cached, self.owed_bytes));
         assert_eq!(ranges + self.nodes.count_vacant(), self.nodes.len(), "a number is lost");
         bytes
     }
@@ -103,7 +96,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
             assert_eq!(node.state, State::Free(at), "range {id}");
             let step = bins.step(node.bytes);
             assert!(bins.is_set(step), "step {step} has range {id} and no bit");
-            if self.config.is_exact() {
+            if self.config.is_ordered() {
                 let key = RangeKey::of(node);
                 assert!(last.is_none_or(|last| last < key), "range {id} is out of order");
                 last = Some(key);

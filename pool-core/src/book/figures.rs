@@ -1,6 +1,7 @@
 //! Counts of a book: a few additions for each block, and the peaks as they happen.
 
 use crate::size::MIB;
+use crate::stats::change::Change;
 use crate::stats::device_stats::{Stat, StatArray};
 
 /// The largest request of the small class, as `PyTorch` counts.
@@ -66,8 +67,9 @@ impl BlockClass {
 /// A figure that goes up and down.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Level {
-    pub(crate) now: u64,
-    pub(crate) peak: u64,
+    /// Negative for a moment where one thread freed what another took, and was told of first.
+    now: i64,
+    peak: i64,
     total: u64,
     /// The values of `total`, and of what was counted down, at the last reset.
     before: (u64, u64),
@@ -76,31 +78,44 @@ pub(crate) struct Level {
 impl Level {
     #[inline]
     pub(crate) fn up(&mut self, by: u64) {
-        self.now += by;
+        self.now = self.now.wrapping_add_unsigned(by);
         self.total = self.total.wrapping_add(by);
         if self.now > self.peak {
             self.peak = self.now;
         }
     }
 
+    /// Adds what a thread cache has counted.
+    pub(crate) fn add(&mut self, change: Change) {
+        self.peak = self.peak.max(self.now.wrapping_add(change.peak));
+        self.now = self.now.wrapping_add(change.now);
+        self.total = self.total.wrapping_add(change.total);
+    }
+
     #[inline]
     pub(crate) fn down(&mut self, by: u64) {
-        self.now -= by;
+        self.now = self.now.wrapping_sub_unsigned(by);
+    }
+
+    /// The figure now, and at most.
+    pub(crate) fn now(&self) -> (u64, u64) {
+        (self.now.max(0).cast_unsigned(), self.peak.max(0).cast_unsigned())
     }
 
     /// The figure as it is read.
     pub(crate) fn stat(&self) -> Stat {
+        let (current, peak) = self.now();
         Stat {
-            current: self.now,
-            peak: self.peak,
+            current,
+            peak,
             allocated: self.total.wrapping_sub(self.before.0),
-            freed: self.total.wrapping_sub(self.now).wrapping_sub(self.before.1),
+            freed: self.total.wrapping_sub(current).wrapping_sub(self.before.1),
         }
     }
 
     fn reset(&mut self) {
         self.peak = self.now;
-        self.before = (self.total, self.total.wrapping_sub(self.now));
+        self.before = (self.total, self.total.wrapping_sub(self.now().0));
     }
 }
 

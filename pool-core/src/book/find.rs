@@ -26,8 +26,8 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     ) -> Option<u32> {
         // Streams of one number need not be ordered after each other: open scopes of wgpu are not.
         let ready = |node: &RangeNode<_>| taker.are_ready(&node.marks);
-        let exact = self.config.is_exact();
-        let search = Search { nodes: &self.nodes, config: &self.config };
+        let exact = self.config.is_ordered();
+        let search = Search { nodes: &self.nodes, config: &self.config, up_to: request.up_to };
         let mut best = None;
         for of in [UsedBy::Stream(request.stream), UsedBy::NoStream] {
             let list = self.lists.known(request.group, of);
@@ -37,7 +37,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
                 if let Some((_, id)) = search.good(list, request.bytes, &ready) {
                     return Some(id);
                 }
-            } else if let Some(found) = search.exact(list, request.bytes, &ready)
+            } else if let Some(found) = search.own_exact(list, request.bytes, &ready)
                 && best.is_none_or(|best| search.is_better(found, best))
             {
                 best = Some(found);
@@ -50,21 +50,28 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// that `of` names.
     #[inline]
     pub(crate) fn find(
-        &self,
+        &mut self,
         request: &BookRequest<K>,
         of: impl Fn(UsedBy) -> bool,
         accept: impl Fn(&RangeNode<C::Mark>) -> bool,
     ) -> Option<u32> {
-        let (mut best, mut lists) = (None, LISTS);
-        let search = Search { nodes: &self.nodes, config: &self.config };
-        for list in self.lists.iter() {
+        let (mut best, mut lists, mut next) = (None, LISTS, 0);
+        let search = Search { nodes: &self.nodes, config: &self.config, up_to: request.up_to };
+        for (at, list) in self.lists.from(self.find_from) {
             let fits = list.bins.bytes() >= request.bytes && list.group == request.group;
-            if !fits || list.used_by == UsedBy::Hole || !of(list.used_by) {
+            if !fits
+                || list.used_by == UsedBy::Hole
+                || !of(list.used_by)
+                || !search.may_have(list, request.bytes)
+            {
                 continue;
             }
-            let Some(more) = lists.checked_sub(1) else { break };
+            let Some(more) = lists.checked_sub(1) else {
+                next = at; // the next search begins with what this one leaves out
+                break;
+            };
             lists = more;
-            let found = if self.config.is_exact() {
+            let found = if self.config.is_ordered() {
                 search.exact(list, request.bytes, &accept)
             } else {
                 search.good(list, request.bytes, &accept)
@@ -74,6 +81,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
                 best = Some(found);
             }
         }
+        self.find_from = next;
         best.map(|(_, id)| id)
     }
 
@@ -92,7 +100,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
             let list = self.lists.get(list);
             list.used_by != UsedBy::Hole
                 && list.group == request.group
-                && node.bytes >= request.bytes
+                && (request.bytes..=request.up_to).contains(&node.bytes)
                 && self.config.suits(node.bytes, request.bytes)
                 && accept(node)
         };
@@ -106,6 +114,8 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
 struct Search<'b, M> {
     nodes: &'b Nodes<M>,
     config: &'b ArenaConfig,
+    /// The largest range that may serve.
+    up_to: u64,
 }
 
 impl<M: Clone> Search<'_, M> {
@@ -143,7 +153,7 @@ impl<M: Clone> Search<'_, M> {
             let (id, node) = (next, &self.nodes[next]);
             (next, left) = (node.older, left - 1);
             let fits = node.bytes >= bytes && node.bytes < best.0;
-            if fits && self.config.suits(node.bytes, bytes) && accept(node) {
+            if fits && self.suits(node, bytes) && accept(node) {
                 best = (node.bytes, id);
                 if node.bytes == bytes {
                     break;
@@ -151,6 +161,21 @@ impl<M: Clone> Search<'_, M> {
             }
         }
         (best.1 != NONE).then_some(best)
+    }
+
+    /// The best fit of a list of the own stream. Of blocks without marks, that are lent whole, the
+    /// one that came last, which a cache of the processor may have.
+    #[inline]
+    fn own_exact<K>(
+        &self,
+        list: &RangeList<K>,
+        bytes: u64,
+        accept: &impl Fn(&RangeNode<M>) -> bool,
+    ) -> Option<(u64, u32)> {
+        let found = self.exact(list, bytes, accept)?;
+        let newest = list.used_by == UsedBy::NoStream && self.config.is_blocks();
+        let newest = newest.then(|| list.bins.last_of(self.nodes, found.0)).flatten();
+        Some((found.0, newest.unwrap_or(found.1)))
     }
 
     /// The best fit of a list; of equal sizes the oldest segment, then the lowest offset.
@@ -165,7 +190,7 @@ impl<M: Clone> Search<'_, M> {
         for _ in 0..LOOKS_IN_LIST {
             let id = list.bins.first_from(self.nodes, key)?;
             let node = &self.nodes[id];
-            if !self.config.suits(node.bytes, bytes) {
+            if !self.suits(node, bytes) {
                 return None; // too large, and so are all above it
             }
             if accept(node) {
@@ -176,9 +201,25 @@ impl<M: Clone> Search<'_, M> {
         None
     }
 
+    /// Whether a list has a range that is large enough and not too large, as far as one look tells.
+    #[inline]
+    fn may_have<K>(&self, list: &RangeList<K>, bytes: u64) -> bool {
+        if !self.config.is_blocks() {
+            return true;
+        }
+        let first = list.bins.first_from(self.nodes, RangeKey::least(bytes));
+        first.is_some_and(|id| self.nodes[id].bytes <= self.up_to)
+    }
+
+    /// Whether a range is not too large.
+    #[inline]
+    fn suits(&self, node: &RangeNode<M>, bytes: u64) -> bool {
+        node.bytes <= self.up_to && self.config.suits(node.bytes, bytes)
+    }
+
     #[inline]
     fn is_better(&self, (bytes, id): (u64, u32), (than, other): (u64, u32)) -> bool {
-        if bytes != than || !self.config.is_exact() {
+        if bytes != than || !self.config.is_ordered() {
             return bytes < than;
         }
         RangeKey::of(&self.nodes[id]) < RangeKey::of(&self.nodes[other])

@@ -164,6 +164,15 @@ impl<K: Copy + Eq> RangeLists<K> {
         numbers.filter(move |at| full(&self.all[*at])).take(count).map(number)
     }
 
+    /// All lists with their numbers, from one on and round.
+    #[inline]
+    pub(crate) fn from(&self, first: usize) -> impl Iterator<Item = (usize, &RangeList<K>)> {
+        let (before, after) = self.all.split_at(first.min(self.all.len()));
+        let from = |first: usize| move |(at, list)| (first + at, list);
+        let after = after.iter().enumerate().map(from(first));
+        after.chain(before.iter().enumerate().map(from(0)))
+    }
+
     /// All lists, in the order of their numbers.
     #[inline]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &RangeList<K>> {

@@ -16,6 +16,9 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// Puts a free range into a list.
     #[inline]
     pub(super) fn insert(&mut self, list: u16, id: u32) {
+        if self.config.is_blocks() {
+            self.insert_block(list, id);
+        }
         self.lists.bins(list).insert(&mut self.nodes, id);
         if self.split.is_some() {
             self.count_split(id, None, Some(self.nodes[id].bytes));
@@ -32,6 +35,9 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     #[inline]
     pub(super) fn remove_changed(&mut self, list: u16, id: u32, was: Extent) {
         self.lists.bins(list).remove(&mut self.nodes, id, was);
+        if self.config.is_blocks() {
+            self.remove_block(list, id);
+        }
         if self.split.is_some() {
             self.count_split(id, Some(was.bytes), None);
         }

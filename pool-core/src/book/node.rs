@@ -8,8 +8,8 @@ use std::ops::{Index, IndexMut, Range};
 
 /// No node.
 pub(crate) const NONE: u32 = u32::MAX;
-/// Nodes of a chunk, as a power of two.
-const CHUNK_BITS: u32 = 8;
+/// Nodes of a chunk, as a power of two. The stacks of loom's threads are small.
+const CHUNK_BITS: u32 = if cfg!(loom) { 1 } else { 8 };
 const CHUNK: usize = 1 << CHUNK_BITS;
 
 /// State of a range.
@@ -21,10 +21,10 @@ pub(crate) enum State {
     Live,
     /// A cached block of a private pool.
     Private,
-    /// Freed, and kept whole for a request of the same size.
-    Quick,
     /// Free, in the list of this number.
     Free(u16),
+    /// Free, and to go back to the device.
+    Owed,
     /// In no list, for a device call without the lock; as a hole it has no memory.
     Moving { hole: bool },
 }
@@ -59,6 +59,11 @@ pub(crate) struct RangeNode<M> {
     pub(crate) dirty: bool,
     /// Allocations so far when the larger part of the range was freed.
     pub(crate) freed_at: u64,
+    /// The blocks that came into the book just before and after it, or [`NONE`] (`ages.rs`).
+    pub(crate) freed_before: u32,
+    pub(crate) freed_after: u32,
+    /// Its number among the blocks that came; 0 if it came from no buffer since it was lent.
+    pub(crate) freed_nth: u64,
     /// The marks that a new owner must be ordered after, while the range is not live.
     pub(crate) marks: After<M>,
 }
@@ -111,6 +116,7 @@ impl<M: Clone> Nodes<M> {
         (node.before, node.after) = (before, after);
         node.segment = segment;
         (node.state, node.dirty, node.freed_at) = (State::Live, false, 0);
+        node.freed_nth = 0;
         self.vacant = next;
         id
     }
@@ -143,6 +149,9 @@ impl<M: Clone> Nodes<M> {
                 step: 0,
                 dirty: false,
                 freed_at: 0,
+                freed_before: NONE,
+                freed_after: NONE,
+                freed_nth: 0,
                 marks: After::Nothing,
             }
         };

@@ -79,7 +79,7 @@ impl<C: StreamClock> Book<C, u8> {
 const ONE: Group<u8> = Group { kind: 0, small: false };
 
 fn request(bytes: u64, stream: u64) -> BookRequest<u8> {
-    BookRequest { bytes: bytes.next_multiple_of(512), group: ONE, stream }
+    BookRequest { bytes: bytes.next_multiple_of(512), up_to: u64::MAX, group: ONE, stream }
 }
 
 fn taker(on: &u64) -> Taker<'_, Apart> {
@@ -135,21 +135,20 @@ fn run(config: ArenaConfig, seed: u64, steps: u64, streams: u64) {
                 0 if other != stream => After::of(&[(stream, time), (other, time)]),
                 _ => After::One((stream, time)),
             };
-            book.free(&Apart, (id, 0), marks, false);
+            book.free(&Apart, id, marks, false);
         }
         if time % 64 == 0 {
             let bytes = book.check(&Apart);
-            assert_eq!(bytes.live + bytes.quick + bytes.free, reserved);
+            assert_eq!(bytes.live + bytes.free, reserved);
             let held: u64 = live.iter().map(|block| book.nodes[block.id].bytes).sum();
             assert_eq!(held, bytes.live);
         }
     }
     for Block { id, stream } in live {
-        book.free(&Apart, (id, 0), After::One((stream, steps)), false);
+        book.free(&Apart, id, After::One((stream, steps)), false);
     }
-    while book.coalesce_quick(&Apart, 64) {}
     let bytes = book.check(&Apart);
-    assert_eq!((bytes.live, bytes.quick, bytes.free), (0, 0, reserved));
+    assert_eq!((bytes.live, bytes.free), (0, reserved));
     assert!(book.segments.iter().all(|(_, segment)| segment.used == 0));
     if streams == 1 {
         // All neighbours are one range again.
@@ -225,18 +224,17 @@ fn run_paged(seed: u64, steps: u64, streams: u64) {
             _ => {
                 let at = random.at(live.len());
                 let Block { id, stream } = live.swap_remove(at);
-                paged.book.free(&Apart, (id, 0), After::One((stream, time)), false);
+                paged.book.free(&Apart, id, After::One((stream, time)), false);
             }
         }
         if time % 64 == 0 {
             let bytes = paged.book.check(&Apart);
-            assert_eq!(bytes.live + bytes.quick + bytes.free, paged.committed);
+            assert_eq!(bytes.live + bytes.free, paged.committed);
         }
     }
     for Block { id, stream } in live {
-        paged.book.free(&Apart, (id, 0), After::One((stream, steps)), false);
+        paged.book.free(&Apart, id, After::One((stream, steps)), false);
     }
-    while paged.book.coalesce_quick(&Apart, 64) {}
     let before = paged.book.check(&Apart);
     while !paged.book.pick_returnable(1, Some(PAGE)).is_empty() {
         paged.give_back(1);
@@ -280,33 +278,16 @@ fn one_segment(config: ArenaConfig, bytes: u64) -> Book<Apart, u8> {
 }
 
 #[test]
-fn a_block_of_the_same_size_is_not_split_off_again() {
-    let mut book = one_segment(ArenaConfig::segments(MIB), 64 * MIB);
-    let take = |book: &mut Book<Apart, u8>| book.lend(&request(4096, 1), &taker(&1)).unwrap();
-    // The table keeps a sixteenth of the peak, so something else must be live.
-    let _other = book.lend(&request(8 * MIB, 1), &taker(&1)).unwrap();
-    let id = take(&mut book);
-    book.free(&Apart, (id, 0), After::One((1, 5)), false);
-    assert_eq!(book.nodes[id].state, State::Quick);
-    assert_eq!(take(&mut book), id);
-    book.free(&Apart, (id, 0), After::One((1, 6)), false);
-    // Another stream is not ordered after it, and finds memory elsewhere.
-    let other = book.lend(&request(4096, 2), &taker(&2)).unwrap();
-    assert_ne!(other, id);
-    book.check(&Apart);
-}
-
-#[test]
 fn a_large_free_range_does_not_become_young_with_a_small_one() {
     let mut book = one_segment(ArenaConfig::torch(), 20 * MIB);
     let ids: Vec<u32> =
         (0..3).map(|_| book.lend(&request(4 * KIB, 1), &taker(&1)).unwrap()).collect();
-    book.free(&Apart, (ids[2], 0), After::One((1, 1)), false); // joins the rest of the segment
+    book.free(&Apart, ids[2], After::One((1, 1)), false); // joins the rest of the segment
     let rest = book.nodes.walk(book.segments.get(0).unwrap().first).last().unwrap();
     let age = book.nodes[rest].freed_at;
     for _ in 0..100 {
         let id = book.lend(&request(4 * KIB, 1), &taker(&1)).unwrap();
-        book.free(&Apart, (id, 0), After::One((1, 2)), false);
+        book.free(&Apart, id, After::One((1, 2)), false);
     }
     let rest = book.nodes.walk(book.segments.get(0).unwrap().first).last().unwrap();
     assert_eq!(book.nodes[rest].freed_at, age);
@@ -317,7 +298,7 @@ fn a_large_free_range_does_not_become_young_with_a_small_one() {
 fn a_part_of_a_range_keeps_the_marks_of_the_whole() {
     let mut book = one_segment(ArenaConfig::torch(), 2 * MIB);
     let whole = book.lend(&request(2 * MIB, 1), &taker(&1)).unwrap();
-    book.free(&Apart, (whole, 0), After::of(&[(1, 7), (2, 9)]), false);
+    book.free(&Apart, whole, After::of(&[(1, 7), (2, 9)]), false);
     assert_eq!(book.lend(&request(512, 1), &taker(&1)), None, "two streams used it");
     let low = book.take_part(whole, 512);
     assert_eq!(book.nodes[low].marks.marks(), [(1, 7), (2, 9)]);
@@ -329,8 +310,8 @@ fn old_contents_stay_noted_through_splits_and_coalescing() {
     let mut book = one_segment(ArenaConfig::torch(), 2 * MIB);
     let ids: Vec<u32> =
         (0..2).map(|_| book.lend(&request(4 * KIB, 1), &taker(&1)).unwrap()).collect();
-    book.free(&Apart, (ids[1], 0), After::One((1, 1)), false);
-    book.free(&Apart, (ids[0], 0), After::One((1, 2)), true);
+    book.free(&Apart, ids[1], After::One((1, 1)), false);
+    book.free(&Apart, ids[0], After::One((1, 2)), true);
     for offset in [0, 512] {
         let part = book.lend(&request(512, 1), &taker(&1)).unwrap();
         assert_eq!((book.nodes[part].offset, book.nodes[part].dirty), (offset, true));
@@ -343,10 +324,10 @@ fn a_segment_that_several_streams_used_becomes_one_range_behind_all() {
     let (a, b) = (request(512, 1), request(512, 2));
     let first = book.lend(&a, &taker(&1)).unwrap();
     let second = book.lend(&b, &taker(&2)).unwrap();
-    book.free(&Apart, (first, 0), After::One((1, 5)), false);
+    book.free(&Apart, first, After::One((1, 5)), false);
     book.coalesce_free_segments(&Apart, &mut 0, 1, 9);
     assert!(book.aged(0, u32::MAX, None).0.is_empty(), "a block of it is live");
-    book.free(&Apart, (second, 0), After::One((2, 6)), false);
+    book.free(&Apart, second, After::One((2, 6)), false);
     assert!(book.aged(0, u32::MAX, None).0.is_empty());
     book.coalesce_free_segments(&Apart, &mut 0, 1, 9);
     let (aged, more) = book.aged(0, u32::MAX, None);
@@ -363,10 +344,10 @@ fn streams_of_one_number_are_not_ordered_after_each_other() {
     let taker = |on| Taker { clock: &clock, on, steal: StealPolicy::Never, cpu_touches: false };
     let first = book.lend(&request(512, 0), &taker(&5)).unwrap();
     let second = book.lend(&request(512, 0), &taker(&6)).unwrap();
-    book.free(&clock, (second, 0), After::One((6, 1)), false);
+    book.free(&clock, second, After::One((6, 1)), false);
     let third = book.lend(&request(512, 0), &taker(&5)).expect("the rest is untouched");
     assert_eq!(book.nodes[third].offset, 1024);
-    book.free(&clock, (first, 0), After::One((5, 1)), false);
+    book.free(&clock, first, After::One((5, 1)), false);
     book.check(&clock);
     let again = book.lend(&request(512, 0), &taker(&6));
     assert_eq!(again, Some(second), "not the one that the other scope used");
@@ -383,8 +364,8 @@ fn neighbours_beyond_the_first_portion_are_not_forgotten() {
     ids.sort_unstable();
     let [.., first, second] = ids[..] else { panic!("300 ranges") };
     assert_eq!(book.nodes[first].after, second);
-    book.free(&clock, (first, 0), After::One((5, 1)), false);
-    book.free(&clock, (second, 0), After::One((6, 1)), false);
+    book.free(&clock, first, After::One((5, 1)), false);
+    book.free(&clock, second, After::One((6, 1)), false);
     assert!(book.may_be_apart(&request(1024, 0)));
     assert_eq!(book.coalesce_streams(&clock, 0, 256, |_| true), (false, Some(256)));
     assert!(book.may_be_apart(&request(1024, 0)), "they are still there");
@@ -397,8 +378,7 @@ fn neighbours_beyond_the_first_portion_are_not_forgotten() {
 fn a_block_over_old_and_fresh_memory_may_show_old_contents() {
     let mut paged = Paged::new();
     let first = paged.allocate(&request(PAGE / 2, 1), 0);
-    paged.book.free(&Apart, (first, 0), After::One((1, 1)), true);
-    while paged.book.coalesce_quick(&Apart, 64) {}
+    paged.book.free(&Apart, first, After::One((1, 1)), true);
     let second = paged.allocate(&request(3 * PAGE, 1), 0);
     assert_eq!((paged.book.nodes[second].offset, paged.book.nodes[second].dirty), (0, true));
 }

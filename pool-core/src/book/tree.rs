@@ -1,5 +1,6 @@
-//! The ranges of one size step in order, as `PyTorch`'s rules need them: smaller ranges first, of
-//! equal ones the oldest segment, then the lowest offset.
+//! The ranges of one size step in order: smaller ranges first. Of equal ones, as `PyTorch`'s rules
+//! need them, the oldest segment, then the lowest offset; and of blocks that are lent whole the one
+//! that came into the book first.
 //!
 //! A treap (Seidel and Aragon, *Algorithmica* 1996) whose links are in the nodes: `older` is the
 //! left child, `newer` the right one. Priorities are hashes of the numbers, so a tree of `n` ranges
@@ -23,12 +24,19 @@ impl RangeKey {
 
     #[inline]
     pub(crate) fn of<M>(node: &RangeNode<M>) -> Self {
-        Self { bytes: node.bytes, born: node.born, offset: node.offset }
+        Self::at(node, node.bytes, node.offset)
     }
 
-    /// The key that a range had with another size and offset.
-    pub(crate) fn with(self, bytes: u64, offset: u64) -> Self {
-        Self { bytes, offset, ..self }
+    /// The key that a range had with another size and offset. Of blocks that are lent whole, which
+    /// all are at offset 0, the one that came into the book first is first.
+    #[inline]
+    pub(crate) fn at<M>(node: &RangeNode<M>, bytes: u64, offset: u64) -> Self {
+        Self { bytes, born: node.born, offset: offset + node.freed_nth }
+    }
+
+    /// The least key above all of a size.
+    pub(crate) fn above_size(bytes: u64) -> Self {
+        Self::least(bytes + 1)
     }
 
     /// The least key above this one.

@@ -1,5 +1,12 @@
 //! The same lock as loom knows it: it tries all orders in which threads take it.
 
+#[path = "atomics.rs"]
+mod atomics;
+#[path = "barrier.rs"]
+mod barrier;
+#[path = "biased.rs"]
+pub(crate) mod biased;
+
 use loom::sync::{Mutex, MutexGuard};
 
 /// A value behind a lock.

@@ -99,6 +99,16 @@ impl BucketLimit {
     }
 }
 
+/// What happens to a block that is freed where a bucket has as many free blocks as its limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FullBucket {
+    /// It is kept, and the block that was freed first goes back to the device.
+    #[default]
+    EvictOldest,
+    /// It goes back to the device itself.
+    RefuseNewest,
+}
+
 /// How many bytes may lie idle in a pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
@@ -142,26 +152,5 @@ impl CachedLimit {
             Self::Bytes(bytes) => bytes,
             Self::OfPeak(share) => (allocated_peak as f64 * share) as u64,
         }
-    }
-}
-
-/// The idle bytes of all shards together, handed out to them as leases.
-///
-/// A shard caches within its lease without touching this; only a new high of the shard comes here.
-/// The sum of the leases, and with it of all idle bytes, never passes the bound.
-#[derive(Debug, Default)]
-pub(crate) struct Leases {
-    leased: AtomicU64,
-}
-
-impl Leases {
-    /// Hands out `bytes` more if the sum stays within `limit`.
-    pub(crate) fn extend(&self, bytes: u64, limit: u64) -> bool {
-        let fits = |leased: u64| leased.checked_add(bytes).filter(|sum| *sum <= limit);
-        self.leased.try_update(Relaxed, Relaxed, fits).is_ok()
-    }
-
-    pub(crate) fn give_back(&self, bytes: u64) {
-        self.leased.fetch_sub(bytes, Relaxed);
     }
 }

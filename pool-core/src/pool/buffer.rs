@@ -1,10 +1,10 @@
 //! What a program holds: a buffer that returns its block when it is dropped.
 #![expect(unsafe_code, reason = "moving the block out of a buffer that is being dropped")]
 
-use crate::block::record::{BlockMemory, Record, RecordOwner};
+use crate::block::record::{Record, RecordOwner};
 use crate::device::{Clearing, DeviceAllocator, MarkOf, StreamOf, WholeBlocks};
 use crate::error::{DeviceError, Why};
-use crate::pool::hold::{Claim, Owner, store_at};
+use crate::pool::hold::{Claim, Owner, put, store_at};
 use crate::pool::store::Store;
 use crate::stream::clock::{Order, StreamClock};
 use std::fmt;
@@ -178,10 +178,10 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
 
     /// Clears the first `bytes` bytes of the block, in the order of `on`; a use like any other.
     pub(crate) fn zero(&mut self, bytes: u64, on: &StreamOf<A>) -> Result<(), DeviceError> {
-        let Record { home, memory, marks, .. } = &mut **self.record;
+        let Record { home, part, marks, .. } = &mut **self.record;
         // SAFETY: as in `store`.
         let store: &Store<A> = unsafe { store_at(home) };
-        store.zero(memory, bytes, on)?;
+        store.zero(part, bytes, on)?;
         let clock = store.allocator.clock();
         marks.get_mut().end(clock, clock.mark(on));
         Ok(())
@@ -206,7 +206,25 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
 impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
     #[inline]
     fn drop(&mut self) {
-        let Record { home, memory, marks, bytes, .. } = &mut **self.record;
+        let store = self.store();
+        let record = &self.record;
+        let plain = record.pooled && record.private.is_none() && !store.bounds.zero_on_return;
+        if plain && !store.is_forked() && self.record.marks.get_mut().are_closed() {
+            // SAFETY: a buffer is dropped once, and if it is put its record is not used again.
+            let record = unsafe { ManuallyDrop::take(&mut self.record) };
+            // SAFETY: `new` filled the home.
+            let Err(record) = (unsafe { put(record) }) else { return };
+            self.record = ManuallyDrop::new(record);
+        }
+        self.drop_slow();
+    }
+}
+
+impl<A: DeviceAllocator> PooledBuffer<A> {
+    /// Gives back what the thread's own cache did not keep. Only the drop calls it.
+    #[inline(never)]
+    fn drop_slow(&mut self) {
+        let Record { home, part, marks, bytes, .. } = &mut **self.record;
         // SAFETY: as in `store`.
         let store: &Store<A> = unsafe { store_at(home) };
         if store.is_forked() {
@@ -218,11 +236,11 @@ impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
             let clock = store.allocator.clock();
             let done = marks.get_mut().all_are(|mark| clock.is_seen_done(mark));
             let on = clock.default_stream();
-            zeroed = done && store.zero(memory, *bytes, on).is_ok();
+            zeroed = done && store.zero(part, *bytes, on).is_ok();
         }
         // SAFETY: a buffer is dropped once, and nothing follows in this function.
         let (claim, parts) = unsafe { self.take_parts() };
-        claim.end(|store| store.give_back(parts, zeroed));
+        claim.end(|store| store.free_to_book(parts, zeroed));
     }
 }
 
@@ -296,13 +314,12 @@ impl<A: DeviceAllocator> Detached<A> {
         }
         // SAFETY: the buffer is not dropped and not used again.
         let (claim, record) = unsafe { buffer.take_parts() };
-        if matches!(record.memory, BlockMemory::Part(_)) {
-            claim.end(|store| store.give_back(record, false));
+        if !claim.store().book.is_blocks() {
+            claim.end(|store| store.free_to_book(record, false));
             return Ok(());
         }
-        let (requested, bytes) = (record.requested, record.bytes);
-        let (_, refusal) = claim.store().pay(vec![record]);
-        claim.end(|store| store.forget(requested, bytes));
+        let refusal = claim.store().free_detached(record);
+        claim.end(|store| store.book.lock());
         refusal.map_or(Ok(()), Err)
     }
 }
@@ -317,19 +334,18 @@ impl<A: WholeBlocks> Detached<A> {
     /// Returns `self` if the block is a part of a segment, which the device cannot free alone: in a
     /// pool with an arena.
     pub fn into_raw(self) -> Result<(A::Block, Vec<MarkOf<A>>), Self> {
-        if matches!(self.0.record.memory, BlockMemory::Part(_)) {
+        if !self.0.store().book.is_blocks() {
             return Err(self);
         }
         let mut buffer = ManuallyDrop::new(self.0);
         // SAFETY: the buffer is not dropped and not used again.
         let (claim, mut record) = unsafe { buffer.take_parts() };
         claim.store().privates.release(claim.store().allocator.clock(), &mut record);
-        let Record { memory, marks, bytes, requested, .. } = record.into_inner();
-        claim.end(|store| store.let_go(requested, bytes));
-        let marks = marks.into_inner().after(A::MEMORY.cpu_touches).marks().to_vec();
-        match memory {
-            BlockMemory::Whole(block) => Ok((block, marks)),
-            BlockMemory::Part(_) => unreachable!("returned above"),
+        let raw = claim.store().let_go(record);
+        claim.end(|store| store.book.lock());
+        match raw {
+            Some(raw) => Ok(raw),
+            None => unreachable!("a live block has a segment"),
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::book::arena::ArenaConfig;
 use crate::device::zero::ZeroPolicy;
 use crate::device::{DeviceAllocator, Sliceable};
-use crate::policy::limit::{BucketLimit, CachedLimit, Ledger};
+use crate::policy::limit::{BucketLimit, CachedLimit, FullBucket, Ledger};
 use crate::policy::retention::Retention;
 use crate::policy::{BucketPolicy, SizeClasses};
 use crate::pool::BucketPool;
@@ -23,6 +23,7 @@ pub struct PoolBuilder<A: DeviceAllocator> {
     reserved_limit: u64,
     cached_limit: Option<CachedLimit>,
     bucket_limit: BucketLimit,
+    full_bucket: FullBucket,
     window: RangeInclusive<u64>,
     ahead: Vec<(u64, usize)>,
     zero: ZeroPolicy,
@@ -138,14 +139,36 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         Self { on_shortage: Some(Arc::new(call)), ..self }
     }
 
-    /// At most this many idle blocks of one size, kind and stream for each thread's shard. None
-    /// unless set.
+    /// At most this many idle blocks of one size, kind and stream in the whole pool; what happens
+    /// to others [`PoolBuilder::full_bucket`] says. No limit unless set. Thread caches lease their
+    /// part, so a block may be refused, or the oldest evicted, although another thread's cache has
+    /// room that it does not use.
     pub fn bucket_limit(mut self, blocks: usize) -> Self {
         self.bucket_limit.most = blocks;
         self
     }
 
-    /// The same for sizes from `from_bytes` on, whatever [`PoolBuilder::bucket_limit`] says.
+    /// What happens to a freed block where [`PoolBuilder::bucket_limit`] is reached.
+    /// [`FullBucket::EvictOldest`] unless set.
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, FullBucket, sim::SimDevice};
+    ///
+    /// let device = SimDevice::new();
+    /// let pool = BucketPool::builder(device.clone())
+    ///     .bucket_limit(1)
+    ///     .full_bucket(FullBucket::RefuseNewest)
+    ///     .build();
+    /// drop([pool.allocate(4096)?, pool.allocate(4096)?]);
+    /// pool.trim(0)?; // what a drop may not give back
+    /// assert_eq!((pool.cached_buffers()[&4096], device.calls().frees), (1, 1));
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    pub fn full_bucket(self, full_bucket: FullBucket) -> Self {
+        Self { full_bucket, ..self }
+    }
+
+    /// The same limit for sizes from `from_bytes` on, whatever [`PoolBuilder::bucket_limit`] says.
     pub fn large_bucket_limit(mut self, from_bytes: u64, blocks: usize) -> Self {
         self.bucket_limit =
             BucketLimit { large_from: from_bytes, most_large: blocks, ..self.bucket_limit };
@@ -193,22 +216,25 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         let limit = self.reserved_limit.min(self.share_of_device());
         let (mut granule, mut largest) = (self.allocator.granule(), self.allocator.largest());
         let (mut limit, mut steal) = (limit, self.steal);
-        let book = self.arena.map(|(config, make)| {
-            (limit, steal) = (limit.min(config.reserved_limit), steal.min(config.steal));
-            make(&self.allocator, config)
-        });
-        if let Some(book) = &book {
-            granule = book.granule();
-            largest = if book.has_pages() { u64::MAX } else { largest };
-        }
-        let policy = self.policy.unwrap_or(match &book {
+        let policy = self.policy.unwrap_or(match &self.arena {
             Some(_) => BucketPolicy::Exact,
             None => BucketPolicy::PowerOfTwo,
         });
+        let book = match self.arena {
+            Some((config, make)) => {
+                (limit, steal) = (limit.min(config.reserved_limit), steal.min(config.steal));
+                let book = make(&self.allocator, config);
+                granule = book.granule();
+                largest = if book.has_pages() { u64::MAX } else { largest };
+                book
+            }
+            None => PoolBook::of_blocks(self.bucket_limit != BucketLimit::NONE),
+        };
         let classes = SizeClasses::new(policy, self.granule, granule, largest).within(self.window);
         let bounds = Bounds {
             cached,
             bucket: self.bucket_limit,
+            full_bucket: self.full_bucket,
             statistics: self.statistics,
             zero_on_return: self.zero == ZeroPolicy::OnReturn,
             steal,
@@ -258,6 +284,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             reserved_limit: u64::MAX,
             cached_limit: None,
             bucket_limit: BucketLimit::NONE,
+            full_bucket: FullBucket::default(),
             window: 0..=u64::MAX,
             ahead: Vec::new(),
             zero: A::MEMORY.default_zero,

@@ -1,12 +1,33 @@
 //! The pointers that keep a store alive, and the only unsafe code about its life.
 #![expect(unsafe_code, reason = "a buffer must not touch a reference count that threads share")]
 
-use crate::block::record::{Home, Record};
+use crate::block::record::{Home, Record, RecordOwner};
 use crate::device::DeviceAllocator;
-use crate::pool::store::{Locked, Store};
-use crate::shard::shards::owners_hold;
+use crate::lock::LockGuard;
+use crate::pool::store::{BookState, Store};
+#[cfg(loom)]
+use loom::sync::atomic::AtomicI64;
 use std::ptr::NonNull;
+#[cfg(not(loom))]
+use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+
+/// What the owner of an open store holds: more than there can be buffers.
+const OPEN: i64 = 1 << 62;
+
+/// The count that a closed store lives by.
+///
+/// A store lives as long as its owner, or any buffer. While it is open its book, and each thread
+/// cache, counts buffers taken less buffers returned. Closing adds these up, and from then on each
+/// return counts here. The owner's own hold, [`OPEN`], keeps this count from reaching zero before
+/// the sum is in it.
+pub(crate) struct Holds(AtomicI64);
+
+impl Holds {
+    pub(crate) fn new() -> Self {
+        Self(AtomicI64::new(OPEN))
+    }
+}
 
 /// The one owner of an open store. Dropping it closes the store.
 pub(crate) struct Owner<A: DeviceAllocator>(NonNull<Store<A>>);
@@ -23,7 +44,7 @@ impl<A: DeviceAllocator> Owner<A> {
     #[inline]
     pub(crate) fn store(&self) -> &Store<A> {
         // SAFETY: the box lives until the count of holds comes to zero, and the owner's hold, given
-        // up in `drop` only, keeps it above (shards.rs, `OPEN`).
+        // up in `drop` only, keeps it above (`OPEN`).
         unsafe { self.0.as_ref() }
     }
 
@@ -49,13 +70,33 @@ pub(crate) unsafe fn store_at<A: DeviceAllocator>(home: &Home) -> &Store<A> {
     unsafe { &*store }
 }
 
+/// Keeps a block that a buffer gives back in the thread's own cache, which counts the hold. Returns
+/// it if the cache cannot.
+///
+/// # Safety
+///
+/// As for [`store_at`].
+#[inline]
+pub(crate) unsafe fn put<A: DeviceAllocator>(
+    mut record: RecordOwner<A>,
+) -> Result<(), RecordOwner<A>> {
+    let store: *const Store<A> = record.home.0.load(Relaxed).cast();
+    // SAFETY: as in `store_at`, up to the end of `put_cached`, which takes the hold.
+    let store: &Store<A> = unsafe { &*store };
+    let Some(mut cache) = store.caches.enter_own() else { return Err(record) };
+    record.dirty = true;
+    // From leaving the cache on the store may be gone. No reference into it outlives it here, and
+    // the cache is not touched after the write that leaves it (lock/biased.rs).
+    store.put_cached(&mut cache, record)
+}
+
 impl<A: DeviceAllocator> Drop for Owner<A> {
     fn drop(&mut self) {
         if self.store().is_forked() {
             return; // a thread that is not here any more may hold the locks
         }
         let buffers = self.store().close();
-        release_closed(self.0, owners_hold(buffers));
+        release_closed(self.0, OPEN - buffers);
     }
 }
 
@@ -81,16 +122,19 @@ impl<A: DeviceAllocator> Claim<A> {
         Self(unsafe { NonNull::new_unchecked(store) })
     }
 
-    /// Gives up the hold, in the part of the store that `work` has worked on and returns locked.
+    /// Gives up the hold, in the book that `work` has worked on and returns locked.
     #[inline]
-    pub(crate) fn end(self, work: impl for<'s> FnOnce(&'s Store<A>) -> Locked<'s, A>) {
-        let mut part = work(self.store());
-        if part.give_up() {
+    pub(crate) fn end(
+        self,
+        work: impl for<'s> FnOnce(&'s Store<A>) -> LockGuard<'s, BookState<A>>,
+    ) {
+        let mut book = work(self.store());
+        if book.give_up() {
             // From this unlocking on the store may be gone. No reference into it outlives it here,
             // and the lock is not touched after the write that unlocks it (lock.rs, `unlock`).
-            drop(part);
+            drop(book);
         } else {
-            drop(part);
+            drop(book);
             release_closed(self.0, 1);
         }
     }
@@ -99,7 +143,7 @@ impl<A: DeviceAllocator> Claim<A> {
 /// Gives up holds on a closed store, and frees it if they were the last.
 fn release_closed<A: DeviceAllocator>(store: NonNull<Store<A>>, holds: i64) {
     // SAFETY: the caller's own holds are still counted. The reference ends before the count does.
-    let count = NonNull::from(unsafe { store.as_ref() }.shards.holds());
+    let count = NonNull::from(&unsafe { store.as_ref() }.holds.0);
     // SAFETY: as above; an atomic may be freed by others as soon as it has changed.
     if unsafe { count.as_ref() }.fetch_sub(holds, AcqRel) == holds {
         // SAFETY: the count comes to zero once, with Acquire ordering after all that the others

@@ -118,10 +118,7 @@ impl<A: DeviceAllocator> Drop for PrivatePool<A> {
             return;
         }
         for record in store.privates.close(self.id, store.allocator.clock()) {
-            match &store.book {
-                Some(book) => drop(store.free_idle_private(book, record)),
-                None => store.keep_or_owe(&mut store.shards.own(), record),
-            }
+            drop(store.free_idle_private(record, false));
         }
     }
 }

@@ -4,8 +4,6 @@
 use crate::device::DeviceAllocator;
 use crate::error::{AllocError, DeviceError, Figures, Verdict};
 use crate::pool::store::Store;
-use crate::stream::clock::StreamClock;
-use std::collections::BTreeMap;
 
 impl<A: DeviceAllocator> Store<A> {
     /// The figures of this moment around a refusal.
@@ -17,13 +15,12 @@ impl<A: DeviceAllocator> Store<A> {
         rounded_bytes: u64,
         given_back_bytes: u64,
     ) -> AllocError {
-        let clock = self.allocator.clock();
         if self.is_forked() {
             return AllocError::new(Figures::unknown(cause, requested_bytes, rounded_bytes));
         }
-        let survey = self.book.as_ref().map(|book| self.survey(book)).unwrap_or_default();
-        let largest = self.shards.iter().map(|shard| shard.idle.largest_bytes()).max();
-        let cached_bytes = self.cached_bytes();
+        let (survey, cached_bytes) = (self.survey(), self.cached_bytes());
+        let mut cached_by_stream: Vec<_> = survey.by_stream.into_iter().collect();
+        cached_by_stream.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         AllocError::new(Figures {
             cause,
             requested_bytes,
@@ -31,28 +28,13 @@ impl<A: DeviceAllocator> Store<A> {
             reserved_bytes: self.ledger.reserved(),
             reserved_limit_bytes: self.ledger.limit(),
             cached_bytes,
-            pending_bytes: self.cached_bytes_not(|mark| clock.is_seen_done(mark)) + survey.pending,
-            unsubmitted_bytes: self.cached_bytes_not(|mark| clock.is_submitted(mark))
-                + survey.unsubmitted,
+            pending_bytes: survey.pending,
+            unsubmitted_bytes: survey.unsubmitted,
             stranded_bytes: 0,
-            largest_free_bytes: largest.unwrap_or(0).max(survey.largest_free),
+            largest_free_bytes: survey.largest_free,
             given_back_bytes,
-            cached_by_stream: self.cached_by_stream(survey.by_stream),
+            cached_by_stream,
             verdict: Verdict::of_cause(cause),
         })
-    }
-
-    /// Idle bytes by the lane of the stream that used them last, the most first.
-    fn cached_by_stream(&self, book: BTreeMap<Option<u64>, u64>) -> Vec<(Option<u64>, u64)> {
-        let mut lanes = book;
-        for shard in self.shards.iter() {
-            for (bytes, record) in shard.idle.items() {
-                let lane = self.allocator.clock().lane(record.marks.lock().home());
-                *lanes.entry(Some(lane)).or_default() += bytes;
-            }
-        }
-        let mut lanes: Vec<_> = lanes.into_iter().collect();
-        lanes.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-        lanes
     }
 }

@@ -1,10 +1,9 @@
 //! The stages of an allocation, from a hit to out of memory. Each stage finds or frees something
 //! and then searches again.
 //!
-//! 1. the free lists of the thread's shard, or of the book with an arena ([`Store::allocate`]: the
-//!    hit);
-//! 2. blocks of other shards and streams that are ready;
-//! 3. a block behind an event, by one wait on the device;
+//! 1. the thread cache, and the free lists of the book ([`Store::allocate`]: the hit);
+//! 2. without an arena, the caches of other threads; then other streams' memory that is ready;
+//! 3. memory behind an event, by one wait on the device;
 //! 4. with an arena, neighbours that coalesce, and then 1 to 3 again;
 //! 5. the device, after the deferred frees;
 //! 6. cached memory given back, oldest first, as many bytes as are missing, and 1 to 5 again; then
@@ -16,11 +15,11 @@
 use crate::block::request::Want;
 use crate::device::DeviceAllocator;
 use crate::error::{AllocError, DeviceError};
-use crate::pool::store::{Effort, Grant, PoolBook, Store};
+use crate::pool::store::{Effort, Grant, Store};
 use crate::stats::Stages;
 use std::thread;
 
-/// How often a request that is about to be refused waits for blocks in other threads' hands.
+/// How often a request that is about to be refused waits for blocks in transit on other threads.
 const PATIENCE: u32 = 1000;
 /// How often the program is asked to spare something for one request.
 const ASKED: u32 = 8;
@@ -46,14 +45,18 @@ struct Progress {
 }
 
 impl<A: DeviceAllocator> Store<A> {
-    /// Serves a request.
+    /// Serves a request. `looked`: the thread cache had no block for it.
     #[inline]
-    pub(crate) fn allocate(&self, want: &Want<'_, A>) -> Result<Grant<A>, AllocError> {
-        let hit = match &self.book {
-            _ if want.private.is_some() => None,
-            Some(book) => self.take_from_book(book, want),
-            None if want.class.pooled() => self.take(*want),
-            None => None,
+    pub(crate) fn allocate(
+        &self,
+        want: &Want<'_, A>,
+        looked: bool,
+    ) -> Result<Grant<A>, AllocError> {
+        let cached =
+            !looked && self.caches.are_on() && want.private.is_none() && want.class.pooled();
+        let hit = match cached.then(|| self.take_cached_of(want)).flatten() {
+            None if self.searches(want) => self.take_from_book(want),
+            hit => hit,
         };
         match hit {
             Some(grant) => Ok(grant),
@@ -93,18 +96,14 @@ impl<A: DeviceAllocator> Store<A> {
                 }
                 None => break,
             }
-            if let Some(book) = &self.book {
-                book.lock().note_retry();
-            }
+            self.book.lock().note_retry();
             progress.effort = Effort::All;
             short = match self.search_then_device(want, &mut progress) {
                 Ok(grant) => return Ok(grant),
                 Err(error) => error,
             };
         }
-        if let Some(book) = &self.book {
-            book.lock().note_refusal();
-        }
+        self.book.lock().note_refusal();
         Err(self.refuse(progress.refused.unwrap_or(short), want, progress.given_back))
     }
 
@@ -120,50 +119,55 @@ impl<A: DeviceAllocator> Store<A> {
         if let Some(grant) = private {
             return Ok(self.served(|stages| &mut stages.private, grant));
         }
-        let found = match &self.book {
-            Some(book) => self.search_book(book, want, progress.effort),
-            None if want.private.is_none() && want.class.pooled() => self.search_shards(want),
-            None => Ok(None),
+        let found = match self.book.is_blocks() {
+            true => self.search_blocks(want, progress.effort),
+            false => self.search_arena(want, progress.effort),
         };
         if let Some((stage, grant)) = note(found, &mut progress.refused) {
             self.count_out_of_private(want);
             return Ok(self.served(stage, grant));
         }
         progress.given_back += self.settle().0;
-        let fresh = match &self.book {
-            Some(book) => self.grow(book, want).inspect(|_| self.count_out_of_private(want)),
-            None => self.fresh(want),
-        };
+        let fresh = self.grow(want).inspect(|_| self.count_out_of_private(want));
         fresh.map(|fresh| self.served(progress.stage, fresh))
     }
 
-    /// The stages 2 and 3 without an arena.
-    fn search_shards(&self, want: &Want<'_, A>) -> Found<A> {
-        if let Some(grant) = self.take_elsewhere(want) {
-            return Ok(Some((|stages| &mut stages.elsewhere, grant)));
-        }
-        let found = self.take_behind_event(want)?;
-        Ok(found.map(|grant| ((|stages| &mut stages.behind_event) as Stage, grant)))
+    /// Whether free memory may serve a request: not where it goes past a pool without an arena. A
+    /// private pool is searched before.
+    fn searches(&self, want: &Want<'_, A>) -> bool {
+        want.private.is_none() && (want.class.pooled() || !self.book.is_blocks())
     }
 
-    /// The stages from 2 to 4 over a book.
-    fn search_book(&self, book: &PoolBook<A>, want: &Want<'_, A>, effort: Effort) -> Found<A> {
-        if book.is_uncached() {
+    /// The stages 2 and 3 without an arena.
+    fn search_blocks(&self, want: &Want<'_, A>, effort: Effort) -> Found<A> {
+        if !self.searches(want) {
+            return Ok(None);
+        }
+        let gathered = self.gather(want, effort) || effort == Effort::All;
+        if gathered && let Some(grant) = self.take_from_book(want) {
+            return Ok(Some((|stages| &mut stages.elsewhere, grant)));
+        }
+        self.search_streams(want, effort)
+    }
+
+    /// The stages from 2 to 4 with an arena.
+    fn search_arena(&self, want: &Want<'_, A>, effort: Effort) -> Found<A> {
+        if self.book.is_uncached() {
             // What frees left is the device's; a refusal is counted there.
-            let _ = self.trim_book(book, u64::MAX);
+            let _ = self.trim_book(u64::MAX);
             return Ok(None);
         }
         let mut refused = None;
         // A request without a private pool has just searched them, in stage 1.
         let own_first = want.private.is_some() || effort == Effort::All;
         for coalesced in [false, true] {
-            if coalesced && !self.coalesce_book(book, want, effort) {
+            if coalesced && !self.coalesce_book(want, effort) {
                 break;
             }
-            let own = (own_first || coalesced).then(|| self.take_from_book(book, want)).flatten();
+            let own = (own_first || coalesced).then(|| self.take_from_book(want)).flatten();
             let found = match own {
                 Some(grant) => Some(((|stages| &mut stages.elsewhere) as Stage, grant)),
-                None => note(self.search_streams(book, want, effort), &mut refused),
+                None => note(self.search_streams(want, effort), &mut refused),
             };
             if let Some((stage, grant)) = found {
                 let by_coalescing: Stage = |stages| &mut stages.coalesced;
@@ -173,12 +177,12 @@ impl<A: DeviceAllocator> Store<A> {
         refused.map_or(Ok(None), Err)
     }
 
-    /// The stages 2 and 3 over a book.
-    fn search_streams(&self, book: &PoolBook<A>, want: &Want<'_, A>, effort: Effort) -> Found<A> {
-        if let Some(grant) = self.take_others_ready(book, want, effort) {
+    /// The stages 2 and 3: memory of other streams, and behind events.
+    fn search_streams(&self, want: &Want<'_, A>, effort: Effort) -> Found<A> {
+        if let Some(grant) = self.take_others_ready(want, effort) {
             return Ok(Some((|stages| &mut stages.elsewhere, grant)));
         }
-        let found = self.take_not_ready(book, want, effort)?;
+        let found = self.take_not_ready(want, effort)?;
         Ok(found.map(|grant| ((|stages| &mut stages.behind_event) as Stage, grant)))
     }
 
@@ -191,12 +195,12 @@ impl<A: DeviceAllocator> Store<A> {
 
     fn served(&self, stage: Stage, grant: Grant<A>) -> Grant<A> {
         if self.bounds.statistics {
-            *stage(&mut self.shards.own().counts.served_by) += 1;
+            *stage(&mut self.book.lock().counts.served_by) += 1;
         }
         grant
     }
 
-    /// Another thread holds blocks that come back, to a shard or to the device, in a moment: lets
+    /// Another thread holds blocks that come back, to the book or to the device, in a moment: lets
     /// it, and then everything idle is worth giving back once more.
     fn wait_for_others(&self, progress: &mut Progress) -> bool {
         if progress.patience == 0 || !self.is_in_transit() {
@@ -231,14 +235,9 @@ impl<A: DeviceAllocator> Store<A> {
     /// The error of a request that all stages failed to serve, counted.
     fn refuse(&self, cause: DeviceError, want: &Want<'_, A>, given_back: u64) -> AllocError {
         self.count_refusal();
-        let taker = self.taker(want);
-        let here = self.cached_bytes_not(|mark| taker.may_ask(mark));
-        let in_book = self
-            .book
-            .as_ref()
-            .map_or(0, |book| self.stranded(book, want.key.lane, self.bounds.steal));
+        let stranded = self.stranded(want.key.lane, self.bounds.steal);
         let error = self.error(cause, want.requested, want.class.bytes, given_back);
-        error.judged(here + in_book, A::MEMORY.cpu_touches)
+        error.judged(stranded, A::MEMORY.cpu_touches)
     }
 
     /// The error of a request that was never one, counted.
@@ -250,7 +249,7 @@ impl<A: DeviceAllocator> Store<A> {
 
     fn count_refusal(&self) {
         if !self.is_forked() {
-            self.shards.own().counts.failures += u64::from(self.bounds.statistics);
+            self.book.lock().counts.failures += u64::from(self.bounds.statistics);
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::book::arena::SegmentMap;
 use crate::device::DeviceAllocator;
 use crate::error::{AllocError, Why};
 use crate::policy::retention::GivenBack;
-use crate::pool::store::{PoolBook, Store};
+use crate::pool::store::Store;
 use crate::stats::PoolStats;
 use crate::stats::device_stats::DeviceStats;
 use crate::stream::clock::StreamClock;
@@ -118,10 +118,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     #[must_use]
     pub fn allocated_bytes(&self) -> u64 {
         let store = self.store();
-        match &store.book {
-            Some(book) => book.lock().allocated().0,
-            None => store.allocated.read(&store.tallies().1).0,
-        }
+        store.settle_caches(|_| {});
+        store.book.lock().allocated().0
     }
 
     /// Bytes taken from the device and not given back: of live buffers and of cached blocks.
@@ -153,78 +151,22 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// The sizes that have idle blocks, in bytes, and how many each.
     #[must_use]
     pub fn cached_buffers(&self) -> BTreeMap<u64, usize> {
-        if let Some(book) = &self.store().book {
-            return self.store().survey(book).free;
-        }
-        let mut buffers = BTreeMap::new();
-        for shard in self.store().shards.iter() {
-            for (bytes, count) in shard.idle.stacks() {
-                *buffers.entry(bytes).or_default() += count;
-            }
-        }
-        buffers
+        self.store().survey().free
     }
 
     /// The sizes of blocks that are lent, in bytes, and how many each: what a program that has
     /// cleared its pool still holds.
     #[must_use]
     pub fn outstanding_buffers(&self) -> BTreeMap<u64, usize> {
-        if let Some(book) = &self.store().book {
-            return self.store().survey(book).live;
-        }
-        let mut lent = self.store().taken();
-        for shard in self.store().shards.iter() {
-            let owed = shard.owed.iter().map(|record| (record.bytes, 1));
-            for (bytes, count) in shard.idle.stacks().chain(owed) {
-                if let Some(lent) = lent.get_mut(&bytes) {
-                    *lent = lent.saturating_sub(count);
-                }
-            }
-        }
-        lent.retain(|_, count| *count > 0);
-        lent
+        self.store().survey().live
     }
 
     /// The figures of this moment.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         let store = self.store();
-        let mut sum = PoolStats::default();
-        for shard in store.shards.iter() {
-            sum.add_counts(&shard.counts);
-            sum.peak_cached_bytes += shard.idle.peak_bytes();
-        }
-        if let Some(book) = &store.book {
-            return self.book_stats(book, sum);
-        }
-        let (requested, allocated) = store.tallies();
-        let (requested_bytes, requested_peak_bytes) = store.requested.read(&requested);
-        let (allocated_bytes, allocated_peak_bytes) = store.allocated.read(&allocated);
-        let cached = self.cached_buffers();
-        let clock = self.allocator().clock();
-        let pending = store.cached_bytes_not(|mark| clock.is_seen_done(mark));
-        PoolStats {
-            keys: cached.len() as u64,
-            cached_buffers: cached.values().map(|count| *count as u64).sum(),
-            requested_bytes,
-            requested_peak_bytes,
-            allocated_bytes,
-            allocated_peak_bytes,
-            active_bytes: allocated_bytes + pending,
-            cached_bytes: store.cached_bytes(),
-            reserved_bytes: store.ledger.reserved(),
-            reserved_peak_bytes: store.ledger.peak(),
-            private_bytes: store.privates.all_idle_bytes(),
-            ..sum
-        }
-    }
-
-    /// The figures of a pool with an arena; `sum` is what the shards have counted.
-    fn book_stats(&self, book: &PoolBook<A>, mut sum: PoolStats) -> PoolStats {
-        let store = self.store();
-        let (survey, private_bytes) = (store.survey(book), store.privates.all_idle_bytes());
-        let state = book.lock();
-        sum.add_counts(&state.counted(store.bounds.statistics));
+        let (survey, private_bytes) = (store.survey(), store.privates.all_idle_bytes());
+        let state = store.book.lock();
         let (requested_bytes, requested_peak_bytes) = state.requested();
         let (allocated_bytes, allocated_peak_bytes) = state.allocated();
         PoolStats {
@@ -240,7 +182,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             reserved_bytes: store.ledger.reserved(),
             reserved_peak_bytes: store.ledger.peak(),
             private_bytes,
-            ..sum
+            ..state.counted(store.bounds.statistics)
         }
     }
 
@@ -259,7 +201,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// ```
     #[must_use]
     pub fn device_stats(&self) -> Option<DeviceStats> {
-        self.store().book.as_ref().map(|book| self.store().device_stats(book))
+        let store = self.store();
+        (!store.book.is_blocks()).then(|| store.device_stats())
     }
 
     /// All segments of the arena as they are now; none in a pool without an arena. Costs time in
@@ -277,25 +220,19 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// ```
     #[must_use]
     pub fn map(&self) -> Vec<SegmentMap> {
-        self.store().book.as_ref().map_or_else(Vec::new, PoolBook::map)
+        let store = self.store();
+        if store.book.is_blocks() {
+            return Vec::new();
+        }
+        store.collect();
+        store.book.map()
     }
 
     /// Sets all counts to 0 and lets the peaks start again from the current bytes.
     pub fn reset_stats(&self) {
         let store = self.store();
-        if let Some(book) = &store.book {
-            book.reset_stats();
-        }
-        let mut shards: Vec<_> = store.shards.iter().collect();
-        let peak = shards.iter().map(|s| s.allocated.peak_so_far(&store.allocated)).max();
-        store.forget_peak(peak.unwrap_or(0));
-        for shard in &mut shards {
-            shard.idle.reset_peak();
-            // What is lost stays lost, and reserved.
-            shard.counts = PoolStats { lost_bytes: shard.counts.lost_bytes, ..Default::default() };
-        }
-        store.requested.reset_peak(shards.iter_mut().map(|shard| &mut shard.requested));
-        store.allocated.reset_peak(shards.iter_mut().map(|shard| &mut shard.allocated));
+        store.settle_caches(|_| {});
+        store.book.reset_stats();
         store.ledger.reset_peak();
     }
 }

@@ -1,7 +1,6 @@
 //! The last uses of a block: one for each stream that used it.
 
-use crate::error::DeviceError;
-use crate::stream::clock::{Order, StreamClock};
+use crate::stream::clock::StreamClock;
 use crate::stream::order::{After, Taker};
 
 /// Uses of a block, each stream's last. Moved on each hit, so it is to be small.
@@ -34,6 +33,26 @@ impl<C: StreamClock> Marks<C> {
             also: None,
             home_is_newest: true,
         }
+    }
+
+    /// As new, for the next user of a block that is ready.
+    #[inline]
+    pub(crate) fn restart(&mut self, home: C::Mark) {
+        self.also = None;
+        self.home = Used { last: home, touched: false, open: 0 };
+        self.home_is_newest = true;
+    }
+
+    /// Whether they are all of one stream, the one of this mark.
+    #[inline]
+    pub(crate) fn are_of(&self, clock: &C, mark: C::Mark) -> bool {
+        self.also.is_none() && clock.same_stream(self.home.last, mark)
+    }
+
+    /// Whether each use has ended.
+    #[inline]
+    pub(crate) fn are_closed(&self) -> bool {
+        self.also.is_none() && self.home.open == 0
     }
 
     #[inline]
@@ -81,7 +100,7 @@ impl<C: StreamClock> Marks<C> {
     /// The block is given back: settles what no `Use` has ended.
     #[inline]
     pub(crate) fn close(&mut self, clock: &C) {
-        if self.also.is_none() && self.home.open == 0 {
+        if self.are_closed() {
             return;
         }
         let also = self.also.iter_mut().flat_map(|also| also.iter_mut());
@@ -97,21 +116,6 @@ impl<C: StreamClock> Marks<C> {
             return (taker.cpu_touches && !self.home.touched) || taker.is_ready(self.home.last);
         }
         self.counted(taker.cpu_touches).all(|mark| taker.is_ready(mark))
-    }
-
-    /// Whether a taker may ask for the block. Makes no device call.
-    pub(crate) fn may_ask(&self, taker: &Taker<'_, C>) -> bool {
-        self.counted(taker.cpu_touches).all(|mark| taker.may_ask(mark))
-    }
-
-    /// Makes the block ready for a taker, if that is possible without blocking the host.
-    pub(crate) fn make_ready(&self, taker: &Taker<'_, C>) -> Result<Order, DeviceError> {
-        for mark in self.counted(taker.cpu_touches) {
-            if taker.make_ready(mark)? == Order::NotYet {
-                return Ok(Order::NotYet);
-            }
-        }
-        Ok(Order::Ordered)
     }
 
     /// The marks that count. What the CPU touches was seen done when it was granted, so there only

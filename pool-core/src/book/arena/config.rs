@@ -34,13 +34,16 @@ pub(crate) enum Source {
     /// Pages of a reservation, of so many bytes each, committed where a block lies. Free pages go
     /// back once committed bytes would pass `most` times the most bytes handed out at once.
     Pages { bytes: u64, most: f64 },
+    /// Each block is a segment that is lent whole: a pool without an arena.
+    Blocks,
 }
 
 /// The part of the slack that is committed beyond the most allocated bytes. The rest is a reserve
 /// for pages that streams still use.
 const OWN_SHARE_OF_SLACK: f64 = 0.7;
-/// An arena in pages that may commit this many times the peak does not bound its quick blocks.
-const QUICK_FROM_SLACK: f64 = 1.05;
+/// An arena in pages that may commit this many times the peak bounds what its thread caches hold
+/// by the peak only.
+const LEASES_FROM_SLACK: f64 = 1.08;
 /// The slack of an arena that only has to grow gracefully.
 const SLACK_TO_GROW: f64 = 0.12;
 /// Its pages, where the device has no larger ones.
@@ -91,6 +94,11 @@ impl ArenaConfig {
     /// Segments of a multiple of `bytes` bytes, for memory without virtual addresses.
     pub fn segments(bytes: u64) -> Self {
         Self::from(Source::Segments(bytes.max(KIB)))
+    }
+
+    /// What a pool without an arena has: blocks of the device as they are.
+    pub(crate) fn blocks() -> Self {
+        Self { granule: 1, ..Self::from(Source::Blocks) }
     }
 
     fn from(source: Source) -> Self {
@@ -146,6 +154,7 @@ impl ArenaConfig {
             Source::Segments(step) | Source::Pages { bytes: step, .. } => {
                 bytes.checked_next_multiple_of(step)
             }
+            Source::Blocks => Some(bytes),
         }
     }
 
@@ -155,6 +164,7 @@ impl ArenaConfig {
         let rest = range - bytes;
         match self.source {
             Source::Torch if bytes > SMALL => rest > SMALL && bytes < self.max_split,
+            Source::Blocks => false,
             _ => rest >= self.granule,
         }
     }
@@ -169,14 +179,26 @@ impl ArenaConfig {
     pub(crate) fn page_bytes(&self) -> Option<u64> {
         match self.source {
             Source::Pages { bytes, .. } => Some(bytes),
-            Source::Torch | Source::Segments(_) => None,
+            Source::Torch | Source::Segments(_) | Source::Blocks => None,
         }
+    }
+
+    /// Whether it has `PyTorch`'s constants.
+    #[inline]
+    pub(crate) fn is_torch(&self) -> bool {
+        self.source == Source::Torch
+    }
+
+    /// Whether segments are blocks that are lent whole.
+    #[inline]
+    pub(crate) fn is_blocks(&self) -> bool {
+        self.source == Source::Blocks
     }
 
     /// Whether each search finds the best fit, and of equals the one of the oldest segment.
     #[inline]
-    pub(crate) fn is_exact(&self) -> bool {
-        self.source == Source::Torch
+    pub(crate) fn is_ordered(&self) -> bool {
+        matches!(self.source, Source::Torch | Source::Blocks)
     }
 
     /// What may be committed, given the most bytes that were handed out at once.
@@ -191,11 +213,11 @@ impl ArenaConfig {
         ((used_peak as f64 * most) as u64).max(used_peak.saturating_add(kept))
     }
 
-    /// The most bytes of quick blocks. Where the slack is small there is no room for more, and
-    /// pages would come and go.
-    pub(crate) fn quick_most(&self) -> u64 {
+    /// The most bytes that thread caches hold. Where the slack is small there is no room for more,
+    /// and pages would come and go.
+    pub(crate) fn lease_most(&self) -> u64 {
         match self.source {
-            Source::Pages { most, .. } if most < QUICK_FROM_SLACK => 512 * KIB,
+            Source::Pages { most, .. } if most < LEASES_FROM_SLACK => 64 * KIB,
             _ => u64::MAX,
         }
     }

@@ -1,9 +1,12 @@
-//! The book of a pool with an arena: its lock, the records of its blocks, and the hot path:
-//! [`Store::take_from_book`] and [`Store::free_to_book`]. No device call is made under the lock.
+//! The book of a pool: its lock, the records of its blocks, and the way of a block that no thread
+//! cache has: [`Store::take_from_book`] and [`Store::free_to_book`]. No device call is made under
+//! the lock.
 #![expect(unsafe_code, reason = "records are in slots of the book, blocks of segments in boxes")]
 
+mod blocks;
 mod device;
 mod give_back;
+mod lease;
 mod lend;
 mod pages;
 mod private;
@@ -15,12 +18,13 @@ mod tests;
 mod warm;
 
 use super::{Grant, Store};
-use crate::block::record::{BlockMemory, Record, RecordOwner, SegmentBlock, Slab};
-use crate::block::request::Want;
+use crate::block::record::{Part, Record, RecordOwner, SegmentBlock, Slab};
+use crate::block::request::{Key, Want};
 use crate::book::arena::ArenaConfig;
 use crate::book::figures::BookFigures;
 use crate::book::list::Group;
 use crate::book::{Book, BookRequest};
+use crate::cache::ThreadCache;
 use crate::device::{Allocating, DeviceAllocator, MarkOf, PageCalls, Sliceable, StreamOf};
 use crate::error::{DeviceError, Why};
 use crate::lock::{Lock, LockGuard};
@@ -29,8 +33,11 @@ use crate::stats::PoolStats;
 use crate::stats::device_stats::DeviceStats;
 use crate::stream::clock::StreamClock;
 use crate::stream::order::After;
+use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use lease::PORTION;
 pub(crate) use search::Effort;
 
 /// The book of a pool, and the constants that go with it.
@@ -38,7 +45,8 @@ pub(crate) struct PoolBook<A: DeviceAllocator> {
     state: Lock<BookState<A>>,
     /// `None` where segments are whole blocks.
     pages: Option<PageCalls<A>>,
-    zero_part: ZeroPart<A>,
+    /// `None` where blocks are lent whole.
+    zero_part: Option<ZeroPart<A>>,
     granule: u64,
     /// Alignment of all ranges in their segment, and of blocks of the default kind in memory.
     alignment_in_segment: u64,
@@ -47,7 +55,17 @@ pub(crate) struct PoolBook<A: DeviceAllocator> {
     apart_above: u64,
     /// Nothing is reused (`PyTorch`: `caching_allocator:False`).
     uncached: bool,
+    /// Threads cache blocks.
+    caches: bool,
+    /// Blocks are lent whole: a pool without an arena.
+    blocks: bool,
+    /// Allocations a while ago, for frees that do not come here.
+    turn: AtomicU64,
 }
+
+/// The shown number of allocations may be this far behind, so that a line which all threads read is
+/// seldom written.
+const TURNS_HIDDEN: u64 = 16;
 
 /// [`Sliceable::zero_part`].
 type ZeroPart<A> = unsafe fn(
@@ -65,13 +83,21 @@ pub(crate) struct BookState<A: DeviceAllocator> {
     records: Slab<Record<A>>,
     figures: BookFigures,
     /// Cold counts; `counted` adds what follows from the figures.
-    counts: PoolStats,
+    pub(crate) counts: PoolStats,
     /// Hits on memory that no buffer had before.
     untouched_hits: u64,
-    /// Frees of blocks that a private pool kept.
-    kept_for_graphs: u64,
+    /// Frees of blocks that became no free memory of the book's.
+    not_kept: u64,
     /// The calls to the device, and segments.
     calls: DeviceStats,
+    /// Bytes that all thread caches may hold, and the most of that whatever the peak.
+    leased: u64,
+    lease_most: u64,
+    /// A cache was refused a lease that others have, and when their leases may end.
+    crowded: bool,
+    crowded_at: u64,
+    /// Blocks of a size that bins of thread caches may have, under a bucket limit.
+    rooms: HashMap<(Key<A::Kind>, u64), usize>,
     /// The pool is closed: free memory goes back, and the store counts the holds.
     closed: bool,
     /// The peak that the cached limit was computed from last, and the limit.
@@ -102,12 +128,15 @@ impl<A: Sliceable> PoolBook<A> {
         });
         Self {
             pages,
-            zero_part: A::zero_part,
+            zero_part: Some(A::zero_part),
             granule,
             alignment_in_segment,
             alignment,
             apart_above: config.apart_above,
             uncached: config.uncached,
+            caches: !config.is_torch() && !config.uncached,
+            blocks: false,
+            turn: AtomicU64::new(0),
             state: Lock::new(BookState::new(config)),
         }
     }
@@ -117,6 +146,47 @@ impl<A: DeviceAllocator> PoolBook<A> {
     /// Sizes of blocks are multiples of this many bytes.
     pub(crate) fn granule(&self) -> u64 {
         self.granule
+    }
+
+    /// An empty book of blocks that are lent whole. `counted`: by size, for a bucket limit.
+    pub(crate) fn of_blocks(counted: bool) -> Self {
+        let config = ArenaConfig::blocks();
+        let mut state = BookState::new(config.clone());
+        if counted {
+            state.book.count_sizes();
+        }
+        Self {
+            pages: None,
+            zero_part: None,
+            granule: config.granule,
+            alignment_in_segment: u64::MAX,
+            alignment: u64::MAX,
+            apart_above: 0,
+            uncached: false,
+            caches: true,
+            blocks: true,
+            turn: AtomicU64::new(0),
+            state: Lock::new(state),
+        }
+    }
+
+    /// Shows how many allocations there were, if it is many more than shown.
+    #[inline]
+    fn show_turn(&self, turn: u64) {
+        if turn >= self.turn.load(Relaxed) + TURNS_HIDDEN {
+            self.turn.store(turn, Relaxed);
+        }
+    }
+
+    /// Whether blocks are lent whole, in a pool without an arena.
+    #[inline]
+    pub(crate) fn is_blocks(&self) -> bool {
+        self.blocks
+    }
+
+    /// Whether threads cache blocks: not where it would change where blocks are placed.
+    pub(crate) fn has_caches(&self) -> bool {
+        self.caches
     }
 
     /// Whether nothing is reused.
@@ -146,24 +216,36 @@ impl<A: DeviceAllocator> PoolBook<A> {
     fn request(&self, want: &Want<'_, A>) -> BookRequest<A::Kind> {
         let bytes = want.class.bytes;
         let group = Group { kind: want.key.kind, small: bytes <= self.apart_above };
-        BookRequest { bytes, group, stream: want.key.lane }
+        let up_to = if self.blocks { want.class.up_to } else { u64::MAX };
+        BookRequest { bytes, up_to, group, stream: want.key.lane }
     }
 }
 
 impl<A: DeviceAllocator> BookState<A> {
     fn new(config: ArenaConfig) -> Self {
         Self {
-            figures: BookFigures::new(config.is_exact()),
+            figures: BookFigures::new(config.is_torch()),
+            lease_most: config.lease_most(),
+            leased: 0,
+            crowded: false,
+            crowded_at: 0,
+            rooms: HashMap::new(),
             book: Book::new(config),
             blocks: Vec::new(),
             records: Slab::new(),
             counts: PoolStats::default(),
             untouched_hits: 0,
-            kept_for_graphs: 0,
+            not_kept: 0,
             calls: DeviceStats::default(),
             closed: false,
             limit_at: (u64::MAX, 0),
         }
+    }
+
+    /// Bytes that all thread caches may hold.
+    #[cfg(test)]
+    pub(crate) fn leased(&self) -> u64 {
+        self.leased
     }
 
     /// Counts a buffer out; returns false in a closed store, which has one count for all.
@@ -176,10 +258,9 @@ impl<A: DeviceAllocator> BookState<A> {
     }
 
     /// Closes the book. Returns how many buffers are live.
-    pub(crate) fn close(&mut self, clock: &A::Clock) -> i64 {
+    pub(crate) fn close(&mut self) -> i64 {
         self.closed = true;
-        self.book.drop_quick(clock);
-        self.figures.live.now.cast_signed()
+        self.figures.live.now().0.cast_signed()
     }
 
     /// The counts, as a pool reports them.
@@ -191,10 +272,11 @@ impl<A: DeviceAllocator> BookState<A> {
         }
         let hits = live.allocated.saturating_sub(misses + bypasses);
         PoolStats {
+            allocations: hits + misses + bypasses + self.counts.failures,
             hits,
             reuses: hits.saturating_sub(self.untouched_hits),
             deallocations: live.freed,
-            returns: live.freed.saturating_sub(self.kept_for_graphs),
+            returns: live.freed.saturating_sub(self.not_kept),
             from_pool_bytes: requested.allocated.saturating_sub(from_device_bytes),
             ..self.counts
         }
@@ -202,7 +284,7 @@ impl<A: DeviceAllocator> BookState<A> {
 
     /// Bytes of free ranges.
     pub(crate) fn cached_bytes(&self) -> u64 {
-        self.book.cached
+        self.book.cached_bytes()
     }
 
     /// The most of them at once.
@@ -212,12 +294,12 @@ impl<A: DeviceAllocator> BookState<A> {
 
     /// Bytes of live buffers as they were requested: now, at most.
     pub(crate) fn requested(&self) -> (u64, u64) {
-        (self.figures.requested.now, self.figures.requested.peak)
+        self.figures.requested.now()
     }
 
     /// Bytes of their blocks.
     pub(crate) fn allocated(&self) -> (u64, u64) {
-        (self.figures.allocated.now, self.figures.allocated.peak)
+        self.figures.allocated.now()
     }
 
     /// Counts a request that the device refused, before it is asked again.
@@ -236,32 +318,53 @@ impl<A: DeviceAllocator> BookState<A> {
         if self.closed {
             return self.book.cached;
         }
-        if matches!(limit, CachedLimit::Unlimited) {
-            return 0;
-        }
+        let limit = self.cached_limit(limit);
+        (self.book.cached + self.leased).saturating_sub(limit)
+    }
+
+    /// The bound on free bytes at this moment.
+    #[inline]
+    fn cached_limit(&mut self, limit: CachedLimit) -> u64 {
         let peak = self.book.used_peak;
+        if matches!(limit, CachedLimit::Unlimited) {
+            return u64::MAX;
+        }
         if self.limit_at.0 != peak {
             self.limit_at = (peak, limit.bytes(peak));
         }
-        self.book.cached.saturating_sub(self.limit_at.1)
+        self.limit_at.1
     }
 }
 
 impl<A: DeviceAllocator> Store<A> {
     /// A hit of a book: a free range that needs no call to the device.
     #[inline]
-    pub(crate) fn take_from_book(
-        &self,
-        book: &PoolBook<A>,
-        want: &Want<'_, A>,
-    ) -> Option<Grant<A>> {
-        if book.uncached {
+    pub(crate) fn take_from_book(&self, want: &Want<'_, A>) -> Option<Grant<A>> {
+        if self.book.uncached {
             return None;
         }
-        let taker = self.taker(want);
-        let mut state = book.lock();
-        let id = state.book.take(&book.request(want), &taker)?;
+        let (taker, request) = (self.taker(want), self.book.request(want));
+        let own = self.caches.wait_for_own();
+        let mut state = self.book.lock();
+        let id = match own {
+            Some(mut cache) => {
+                state.settle(&mut cache);
+                if want.class.up_to > want.class.bytes {
+                    // The smallest block that serves may be one of them.
+                    state.take_back_like(taker.clock, &mut cache, want);
+                }
+                let found = state.book.take(&request, &taker);
+                // What this thread freed a moment ago may coalesce to what it needs.
+                let may = found.is_none() && !self.book.blocks;
+                let more =
+                    may && state.take_back(taker.clock, &mut cache, PORTION, ThreadCache::pop) > 0;
+                cache.taken += 1;
+                if more { state.book.take(&request, &taker) } else { found }
+            }
+            None => state.book.take(&request, &taker),
+        }?;
         let lent = state.lend_hit(id, want, taker.clock, self.bounds.statistics)?;
+        self.book.show_turn(state.book.turn);
         drop(state);
         Some(lent.grant(want))
     }
@@ -269,45 +372,21 @@ impl<A: DeviceAllocator> Store<A> {
     /// Frees a block into the book. Returns the book, locked, in which the caller gives up its
     /// hold.
     #[inline]
-    pub(crate) fn free_to_book<'s>(
-        &'s self,
-        book: &'s PoolBook<A>,
+    pub(crate) fn free_to_book(
+        &self,
         mut record: RecordOwner<A>,
         zeroed: bool,
-    ) -> LockGuard<'s, BookState<A>> {
+    ) -> LockGuard<'_, BookState<A>> {
         if record.private.is_some() {
-            return self.free_private(book, record);
+            return self.free_private(record);
         }
         record.dirty = !zeroed;
-        let figures = Some((record.bytes, record.requested));
-        self.free_record(book, record, figures)
-    }
-
-    /// Makes the range of a record free. `figures`: the bytes of the block, and those requested, if
-    /// it was live.
-    #[inline]
-    fn free_record<'s>(
-        &'s self,
-        book: &'s PoolBook<A>,
-        mut record: RecordOwner<A>,
-        figures: Option<(u64, u64)>,
-    ) -> LockGuard<'s, BookState<A>> {
-        let marks = record.marks.get_mut().after(A::MEMORY.cpu_touches);
-        let (kind, dirty) = (record.kind, record.dirty);
-        let range = record.part().map(|part| part.range);
-        // Before the range is free: from then on its slot may be another owner's.
-        record.vacate();
-        let mut state = book.lock();
-        if let Some((bytes, requested)) = figures {
-            state.figures.freed(bytes, requested);
-        }
-        let mut segment = None;
-        if let Some(range) = range {
-            segment = Some(state.book.nodes[range].segment);
-            state.book.free(self.allocator.clock(), (range, kind), marks, dirty);
+        let (state, segment) = self.free_uncached(record);
+        if self.book.blocks {
+            return self.pay_after_free(state);
         }
         if state.closed || !matches!(self.bounds.cached, CachedLimit::Unlimited) {
-            return self.shrink_after_free(book, state, segment);
+            return self.shrink_after_free(state, segment);
         }
         state
     }
@@ -316,7 +395,6 @@ impl<A: DeviceAllocator> Store<A> {
     #[cold]
     fn shrink_after_free<'s>(
         &'s self,
-        book: &'s PoolBook<A>,
         mut state: LockGuard<'s, BookState<A>>,
         segment: Option<u32>,
     ) -> LockGuard<'s, BookState<A>> {
@@ -326,47 +404,48 @@ impl<A: DeviceAllocator> Store<A> {
         }
         drop(state);
         // What the device refuses is counted as lost, or stays free memory.
-        let _ = self.give_back_excess(book, segment);
-        book.lock()
+        let _ = self.give_back_excess(segment);
+        self.book.lock()
+    }
+
+    /// Closes the book: from now on no thread caches anything. Returns how many buffers are live.
+    pub(crate) fn close_book(&self) -> i64 {
+        for number in self.caches.numbers() {
+            self.empty(number);
+        }
+        self.book.lock().close()
     }
 
     /// A kind whose blocks start at multiples of `alignment` bytes as well.
     pub(crate) fn aligned(&self, kind: A::Kind, alignment: u64) -> Result<A::Kind, DeviceError> {
-        let aligned = self.allocator.aligned(kind, alignment);
-        match &self.book {
-            Some(book) if alignment > book.alignment => {
-                Err(DeviceError::new(Why::Unsupported, "alignment above the granule", 0))
-            }
-            // One kind for all: segments are aligned to the granule.
-            Some(_) => aligned.map(|_| kind),
-            None => aligned,
+        let aligned = self.allocator.aligned(kind, alignment)?;
+        if alignment > self.book.alignment {
+            return Err(DeviceError::new(Why::Unsupported, "alignment above the granule", 0));
         }
+        // One kind for all ranges: segments are aligned to the granule.
+        Ok(if self.book.blocks { aligned } else { kind })
     }
 
     /// Whether the ranges of a book have the alignment of a kind.
     #[inline]
     pub(crate) fn offers(&self, kind: A::Kind) -> bool {
-        let most = self.book.as_ref().map_or(u64::MAX, |book| book.alignment_in_segment);
-        self.allocator.alignment_of(kind) <= most
+        self.allocator.alignment_of(kind) <= self.book.alignment_in_segment
     }
 
     /// Fills the first `bytes` bytes of a block with zeroes, in the order of `on`.
     pub(crate) fn zero(
         &self,
-        memory: &mut BlockMemory<A>,
+        part: &mut Part<A>,
         bytes: u64,
         on: &StreamOf<A>,
     ) -> Result<(), DeviceError> {
-        match (memory, &self.book) {
-            (BlockMemory::Whole(block), _) => self.allocator.zero(block, bytes, on),
-            (BlockMemory::Part(part), Some(book)) => {
-                let range = part.offset..part.offset + bytes;
-                // SAFETY: the memory is borrowed alone, and ranges that are lent do not overlap
-                // (book/check.rs; `tests/schedules.rs`).
-                unsafe { (book.zero_part)(&self.allocator, part.segment(), range, on) }
-            }
-            (BlockMemory::Part(_), None) => Ok(()),
-        }
+        let Some(zero_part) = self.book.zero_part else {
+            return self.allocator.zero(part.whole(), bytes, on);
+        };
+        let range = part.offset..part.offset + bytes;
+        // SAFETY: the range is borrowed alone, and ranges that are lent do not overlap
+        // (book/check.rs; `tests/schedules.rs`).
+        unsafe { zero_part(&self.allocator, part.segment(), range, on) }
     }
 
     /// The marks that guard the unused rest of fresh memory.

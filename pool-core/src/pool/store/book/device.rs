@@ -1,7 +1,7 @@
 //! Ranges that were taken out of the lists, so that calls to the device need no lock.
 #![expect(unsafe_code, reason = "the block of a segment outlives its ranges")]
 
-use super::{BookState, PoolBook};
+use super::BookState;
 use crate::book::node::State;
 use crate::device::{DeviceAllocator, MarkOf, PageCalls};
 use crate::error::DeviceError;
@@ -80,7 +80,6 @@ impl Drop for InTransit<'_> {
 /// lists again, as what it is then: also if a call to the device panics.
 pub(super) struct Moving<'s, A: DeviceAllocator> {
     store: &'s Store<A>,
-    book: &'s PoolBook<A>,
     pub(super) pieces: Vec<Piece<A>>,
     /// How many of them others may wait for.
     counted: usize,
@@ -99,7 +98,7 @@ impl<A: DeviceAllocator> Drop for Moving<'_, A> {
         if self.counted == 0 {
             return;
         }
-        let (clock, mut state) = (self.store.allocator.clock(), self.book.lock());
+        let (clock, mut state) = (self.store.allocator.clock(), self.store.book.lock());
         for piece in self.take_over() {
             if piece.hole {
                 state.book.put_hole(clock, piece.id);
@@ -114,33 +113,27 @@ impl<A: DeviceAllocator> Drop for Moving<'_, A> {
 
 impl<A: DeviceAllocator> Store<A> {
     /// Notes that this thread has pieces which may be free in a moment. Call it under the lock.
-    pub(super) fn moving<'s>(
-        &'s self,
-        book: &'s PoolBook<A>,
-        pieces: Vec<Piece<A>>,
-    ) -> Moving<'s, A> {
+    pub(super) fn moving(&self, pieces: Vec<Piece<A>>) -> Moving<'_, A> {
         let counted = pieces.len();
         self.in_transit.fetch_add(counted, Relaxed);
-        Moving { store: self, book, pieces, counted }
+        Moving { store: self, pieces, counted }
     }
 
     /// Gives the memory behind pieces back; they are holes then. What the device refuses
     /// stays free memory; so does what a stream still uses, unless the host may `wait`.
     pub(super) fn decommit(
         &self,
-        book: &PoolBook<A>,
         pages: &PageCalls<A>,
         mut moving: Moving<'_, A>,
         wait: bool,
     ) -> GivenBack {
         let is_done = |mark: &MarkOf<A>| self.allocator.clock().is_done(*mark) == Ok(true);
         let may = |piece: &&mut Piece<A>| wait || piece.after.marks().iter().all(is_done);
-        self.decommit_each(book, pages, moving.pieces.iter_mut().filter(may))
+        self.decommit_each(pages, moving.pieces.iter_mut().filter(may))
     }
 
     pub(super) fn decommit_each<'p>(
         &self,
-        book: &PoolBook<A>,
         pages: &PageCalls<A>,
         pieces: impl Iterator<Item = &'p mut Piece<A>>,
     ) -> GivenBack
@@ -153,7 +146,7 @@ impl<A: DeviceAllocator> Store<A> {
             let (range, marks) = (piece.range.clone(), piece.after.marks());
             let gone = (pages.decommit)(&self.allocator, piece.segment(), range, marks);
             refusal = refusal.or(gone.err());
-            let mut state = book.lock();
+            let mut state = self.book.lock();
             state.calls.num_sync_all_streams += u64::from(waits);
             // A lost device has nothing.
             if gone.is_ok() || gone.is_err_and(DeviceError::is_end_of_device) {

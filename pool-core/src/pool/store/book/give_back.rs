@@ -2,11 +2,10 @@
 //! memory. The lock is held for a portion of the ranges at a time.
 #![expect(unsafe_code, reason = "the block of a segment leaves its box")]
 
+use super::BookState;
 use super::device::{InTransit, Piece};
-use super::{BookState, PoolBook};
 use crate::block::record::SegmentBlock;
-use crate::book::PORTION;
-use crate::book::quick::QuickTable;
+use crate::book::segment::BookSegment;
 use crate::device::{DeviceAllocator, MarkOf, PageCalls};
 use crate::error::DeviceError;
 use crate::lock::LockGuard;
@@ -23,79 +22,81 @@ pub(super) const NODES: u32 = 256;
 struct Candidate {
     id: u32,
     freed_at: u64,
+    /// Of blocks that were freed at once, which one.
+    nth: u64,
     bytes: u64,
 }
 
 /// A segment that was taken out of the book.
-struct GoneSegment<A: DeviceAllocator> {
-    block: SegmentBlock<A>,
-    bytes: u64,
+pub(super) struct GoneSegment<A: DeviceAllocator> {
+    pub(super) block: SegmentBlock<A>,
+    pub(super) bytes: u64,
     small: bool,
-    after: After<MarkOf<A>>,
+    pub(super) after: After<MarkOf<A>>,
 }
 
 impl<A: DeviceAllocator> Store<A> {
     /// Gives free memory back, the oldest first, until at least `bytes` bytes went.
-    pub(crate) fn trim_book(&self, book: &PoolBook<A>, bytes: u64) -> GivenBack {
-        if let Some(page) = book.page_bytes().filter(|_| bytes >= self.ledger.reserved()) {
-            self.coalesce_pages(book, page);
+    pub(crate) fn trim_book(&self, bytes: u64) -> GivenBack {
+        if let Some(page) = self.book.page_bytes().filter(|_| bytes >= self.ledger.reserved()) {
+            self.coalesce_pages(page);
         }
-        self.give_back_older(book, bytes, u64::MAX)
+        self.give_back_older(bytes, u64::MAX)
     }
 
     /// Gives free memory back, the largest range first, until at least `bytes` bytes went.
-    pub(crate) fn shrink_book(&self, book: &PoolBook<A>, bytes: u64) -> GivenBack {
-        let mut found = self.candidates(book);
+    pub(crate) fn shrink_book(&self, bytes: u64) -> GivenBack {
+        let mut found = self.candidates();
         found.sort_unstable_by_key(|candidate| std::cmp::Reverse(candidate.bytes));
-        self.give_back_each(book, &found, bytes)
+        self.give_back_each(&found, bytes)
     }
 
     /// Gives back what has been free for longer than the retention of the pool.
-    pub(crate) fn tick_book(&self, book: &PoolBook<A>, now: Duration) -> GivenBack {
+    pub(crate) fn tick_book(&self, now: Duration) -> GivenBack {
+        self.settle_caches(|_| {}); // they know how many allocations there were
         let at = {
-            let mut state = book.lock();
+            let mut state = self.book.lock();
             state.book.turn += 1;
             state.book.turn
         };
         match self.ticks.lock().tick(now, at, self.bounds.retention) {
             0 => (0, None),
-            before => self.give_back_older(book, u64::MAX, before),
+            before => self.give_back_older(u64::MAX, before),
         }
     }
 
     /// Gives back the smallest run of pages, or segment, that brings free bytes below the cached
     /// limit; the largest if none does. One call to the device at most. `near`: a segment in which
     /// memory was just freed, perhaps the last of it.
-    pub(crate) fn give_back_excess(&self, book: &PoolBook<A>, near: Option<u32>) -> GivenBack {
-        let (clock, mut state) = (self.allocator.clock(), book.lock());
+    pub(crate) fn give_back_excess(&self, near: Option<u32>) -> GivenBack {
+        let (clock, mut state) = (self.allocator.clock(), self.book.lock());
         let excess = state.excess(self.bounds.cached);
         if excess == 0 {
             return (0, None);
         }
-        state.book.coalesce_quick(clock, PORTION);
-        if let Some(mut at) = near.filter(|_| book.pages.is_none()) {
+        if let Some(mut at) = near.filter(|_| self.book.pages.is_none()) {
             let end = at + 1;
             state.book.coalesce_free_segments(clock, &mut at, end, NODES);
         }
-        let found = state.book.pick_returnable(excess, book.page_bytes());
+        let found = state.book.pick_returnable(excess, self.book.page_bytes());
         let mut ids = found.iter().map(|found| found.id);
         let first = ids.find(|id| state.book.is_submitted(clock, *id));
-        first.map_or((0, None), |id| self.give_back_range(book, state, id, u64::MAX))
+        first.map_or((0, None), |id| self.give_back_range(state, id, u64::MAX))
     }
 
     /// Gives back all that is above the cached limit.
-    pub(crate) fn trim_to_cached_limit(&self, book: &PoolBook<A>) -> GivenBack {
+    pub(crate) fn trim_to_cached_limit(&self) -> GivenBack {
         let (mut given_back, mut refusal) = (0, None);
-        if book.lock().excess(self.bounds.cached) == 0 {
+        if self.book.lock().excess(self.bounds.cached) == 0 {
             return (0, None);
         }
-        self.coalesce_all_quick(book);
-        self.coalesce_free_segments(book);
+        self.collect();
+        self.coalesce_free_segments();
         // A call looks at a portion of the lists.
-        let portions = book.lock().book.lists.portions();
+        let portions = self.book.lock().book.lists.portions();
         let mut in_vain = 0;
         while in_vain <= portions {
-            let (went, refused) = self.give_back_excess(book, None);
+            let (went, refused) = self.give_back_excess(None);
             given_back += went;
             refusal = refusal.or(refused);
             in_vain = if went == 0 { in_vain + 1 } else { 0 };
@@ -105,20 +106,23 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Gives back memory that was freed before `before`, the oldest first, until at least `bytes`
     /// bytes went.
-    pub(super) fn give_back_older(&self, book: &PoolBook<A>, bytes: u64, before: u64) -> GivenBack {
-        let mut found = self.candidates(book);
+    pub(super) fn give_back_older(&self, bytes: u64, before: u64) -> GivenBack {
+        if bytes == 0 {
+            return (0, None);
+        }
+        let mut found = self.candidates();
         found.retain(|candidate| candidate.freed_at < before);
-        found.sort_unstable_by_key(|candidate| candidate.freed_at);
-        self.give_back_each(book, &found, bytes)
+        found.sort_unstable_by_key(|candidate| (candidate.freed_at, candidate.nth));
+        self.give_back_each(&found, bytes)
     }
 
-    fn give_back_each(&self, book: &PoolBook<A>, found: &[Candidate], bytes: u64) -> GivenBack {
+    fn give_back_each(&self, found: &[Candidate], bytes: u64) -> GivenBack {
         let (mut given_back, mut refusal) = (0, None);
         for candidate in found {
             if given_back >= bytes {
                 break;
             }
-            let (went, refused) = self.give_back_one(book, candidate, bytes - given_back);
+            let (went, refused) = self.give_back_one(candidate, bytes - given_back);
             given_back += went;
             refusal = refusal.or(refused);
         }
@@ -126,11 +130,11 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// Gives one free range back, or enough pages of it; nothing if it has changed meanwhile.
-    fn give_back_one(&self, book: &PoolBook<A>, found: &Candidate, bytes: u64) -> GivenBack {
-        let state = book.lock();
+    fn give_back_one(&self, found: &Candidate, bytes: u64) -> GivenBack {
+        let state = self.book.lock();
         let same = state.book.nodes[found.id].freed_at == found.freed_at;
         match same && state.book.is_free(found.id) {
-            true => self.give_back_range(book, state, found.id, bytes),
+            true => self.give_back_range(state, found.id, bytes),
             false => (0, None),
         }
     }
@@ -139,7 +143,6 @@ impl<A: DeviceAllocator> Store<A> {
     /// What is behind work that is not submitted stays.
     fn give_back_range(
         &self,
-        book: &PoolBook<A>,
         mut state: LockGuard<'_, BookState<A>>,
         id: u32,
         bytes: u64,
@@ -147,60 +150,53 @@ impl<A: DeviceAllocator> Store<A> {
         if !state.book.is_submitted(self.allocator.clock(), id) {
             return (0, None);
         }
-        let Some(pages) = &book.pages else {
+        let Some(pages) = &self.book.pages else {
             let Some(segment) = state.remove_segment(id) else { return (0, None) };
             state.counts.evictions += u64::from(self.bounds.statistics);
             let _in_transit = InTransit::new(&self.in_transit);
             drop(state);
-            return self.free_segment(book, segment);
+            return self.free_segment(segment);
         };
         let Some(piece) = state.take_pages(pages, id, bytes) else { return (0, None) };
         state.counts.evictions += u64::from(self.bounds.statistics);
-        let moving = self.moving(book, vec![piece]);
+        let moving = self.moving(vec![piece]);
         drop(state);
-        self.decommit(book, pages, moving, true)
-    }
-
-    /// Coalesces all quick blocks, a portion under the lock at a time: as many as the table can
-    /// hold, since other threads may add some meanwhile. Returns whether there were any.
-    pub(super) fn coalesce_all_quick(&self, book: &PoolBook<A>) -> bool {
-        let clock = self.allocator.clock();
-        let portions = 0..=QuickTable::<A::Kind>::BLOCKS / PORTION;
-        portions.take_while(|_| book.lock().book.coalesce_quick(clock, PORTION)).count() > 0
+        self.decommit(pages, moving, true)
     }
 
     /// Coalesces free neighbours that share a page, a portion under the lock at a time: what two
     /// streams used of one page goes back with it.
-    fn coalesce_pages(&self, book: &PoolBook<A>, page: u64) {
-        self.coalesce_all_quick(book);
+    fn coalesce_pages(&self, page: u64) {
+        self.collect();
         let mut next = Some(0);
         while let Some(from) = next {
-            let mut state = book.lock();
+            let mut state = self.book.lock();
             next = state.book.coalesce_pages(self.allocator.clock(), from, NODES / 8, page);
         }
     }
 
     /// Coalesces all segments that are wholly free, a portion under the lock at a time.
-    pub(super) fn coalesce_free_segments(&self, book: &PoolBook<A>) {
+    pub(super) fn coalesce_free_segments(&self) {
         let (clock, mut at) = (self.allocator.clock(), 0);
-        let mut more = book.pages.is_none();
+        let mut more = self.book.pages.is_none();
         while more {
-            more = book.lock().book.coalesce_free_segments(clock, &mut at, u32::MAX, NODES);
+            more = self.book.lock().book.coalesce_free_segments(clock, &mut at, u32::MAX, NODES);
         }
     }
 
     /// Finds the free ranges that can go back: with pages those that hold one, else whole segments.
-    fn candidates(&self, book: &PoolBook<A>) -> Vec<Candidate> {
-        let page = book.page_bytes();
-        self.coalesce_all_quick(book);
-        self.coalesce_free_segments(book);
+    fn candidates(&self) -> Vec<Candidate> {
+        let page = self.book.page_bytes();
+        self.collect();
+        self.coalesce_free_segments();
         let (mut found, mut next) = (Vec::new(), Some(0));
         while let Some(from) = next {
-            let state = book.lock();
+            let state = self.book.lock();
             let (aged, more) = state.book.aged(from, NODES, page);
             found.extend(aged.into_iter().map(|(freed_at, id)| Candidate {
                 id,
                 freed_at,
+                nth: state.book.nodes[id].freed_nth,
                 bytes: state.book.nodes[id].bytes,
             }));
             next = more;
@@ -211,15 +207,15 @@ impl<A: DeviceAllocator> Store<A> {
     /// Before `bytes` more are taken from the device: gives back segments that have been free for
     /// as long as the average of those that are, or longer, until the pool holds at most its share
     /// of the limit.
-    pub(super) fn collect_garbage(&self, book: &PoolBook<A>, bytes: u64) {
+    pub(super) fn collect_garbage(&self, bytes: u64) {
         let (limit, reserved) = (self.ledger.limit(), self.ledger.reserved());
-        let share = book.lock().book.config.gc_threshold.filter(|_| limit != u64::MAX);
+        let share = self.book.lock().book.config.gc_threshold.filter(|_| limit != u64::MAX);
         let Some(share) = share else { return };
         let wanted = reserved.saturating_add(bytes);
         if wanted as f64 <= limit as f64 * share {
             return;
         }
-        let found = self.candidates(book);
+        let found = self.candidates();
         if found.is_empty() {
             return;
         }
@@ -232,17 +228,17 @@ impl<A: DeviceAllocator> Store<A> {
         )]
         let most = (limit as f64 * share) as u64;
         // The next device call reports a refusal.
-        let _ = self.give_back_older(book, wanted.saturating_sub(most), average + 1);
+        let _ = self.give_back_older(wanted.saturating_sub(most), average + 1);
     }
 
-    fn free_segment(&self, book: &PoolBook<A>, segment: GoneSegment<A>) -> GivenBack {
+    pub(super) fn free_segment(&self, segment: GoneSegment<A>) -> GivenBack {
         let GoneSegment { block, bytes, small, after } = segment;
         let waits = !self.is_seen_done(after.marks());
         // SAFETY: `remove_segment` gives a segment only if all of it was free, and its ranges are
         // gone from the book.
         let block = unsafe { block.into_inner() };
         let freed = self.allocator.free(block, after.marks());
-        let mut state = book.lock();
+        let mut state = self.book.lock();
         state.calls.num_sync_all_streams += u64::from(waits);
         match freed {
             // The device still has it, so it stays reserved; a lost device has nothing.
@@ -259,15 +255,15 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// The store goes: all segments go back, with what memory is still behind them.
-    pub(in crate::pool::store) fn release_segments(&self, book: &PoolBook<A>) {
-        let mut state = book.lock();
+    pub(in crate::pool::store) fn release_segments(&self) {
+        let mut state = self.book.lock();
         for at in 0..state.blocks.len() {
             let Some(block) = state.blocks[at].take() else { continue };
             let marks = state.book.marks_of_segment(at);
             // SAFETY: the store goes, after the last buffer, so no range is lent.
             let block = unsafe { block.into_inner() };
             // No caller is left to be told.
-            let _: Result<(), DeviceError> = match &book.pages {
+            let _: Result<(), DeviceError> = match &self.book.pages {
                 Some(pages) => (pages.release)(&self.allocator, block, &marks),
                 None => self.allocator.free(block, &marks),
             };
@@ -280,6 +276,16 @@ impl<A: DeviceAllocator> BookState<A> {
     fn remove_segment(&mut self, id: u32) -> Option<GoneSegment<A>> {
         let at = self.book.nodes[id].segment;
         let (segment, after) = self.book.remove_segment(id)?;
+        self.gone(at, &segment, after)
+    }
+
+    /// A segment that was removed from the book, with its block.
+    pub(super) fn gone(
+        &mut self,
+        at: u32,
+        segment: &BookSegment<A::Kind>,
+        after: After<MarkOf<A>>,
+    ) -> Option<GoneSegment<A>> {
         let block = self.blocks.get_mut(at as usize)?.take()?;
         // Lost until the device has accepted it: it stays so if the device refuses, or panics.
         self.counts.lost_bytes += segment.bytes;

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "a record is written into the slot of its range")]
 
 use super::BookState;
-use crate::block::record::{BlockMemory, Part, Record, RecordOwner};
+use crate::block::record::{Part, Record, RecordOwner};
 use crate::block::request::Want;
 use crate::device::{DeviceAllocator, MarkOf};
 use crate::pool::store::Grant;
@@ -23,7 +23,7 @@ impl<A: DeviceAllocator> Lent<A> {
     /// Writes the record. Needs no lock.
     #[inline]
     pub(super) fn grant(self, want: &Want<'_, A>) -> Grant<A> {
-        let record = Record::at(BlockMemory::Part(self.part), self.bytes, want, self.mark);
+        let record = Record::new(self.part, self.bytes, want, self.mark);
         // SAFETY: slots do not move. The range is live and was not lent before, so no code has the
         // record of its number, and none gets it before the owner frees the range.
         let record = unsafe { RecordOwner::in_slot(self.slot, record) };

@@ -1,7 +1,6 @@
 //! Growth over virtual memory. A free range has memory behind all of it, or is a hole, which begins
 //! and ends at pages. Free pages go back before more are committed than the configuration allows.
 
-use super::PoolBook;
 use super::device::{Moving, Piece};
 use crate::block::record::SegmentBlock;
 use crate::block::request::Want;
@@ -32,21 +31,18 @@ impl<A: DeviceAllocator> Store<A> {
     /// Serves a request by committing pages. Returns a live range.
     pub(super) fn grow_pages(
         &self,
-        book: &PoolBook<A>,
         pages: &PageCalls<A>,
         want: &Want<'_, A>,
     ) -> Result<u32, DeviceError> {
         let taker = self.taker(want);
-        match self.grow_by(book, pages, want, &taker, true) {
+        match self.grow_by(pages, want, &taker, true) {
             // What the device lacks with the pages that would be committed ahead, it may have
             // without.
-            Err(error) if error.is_want_of_memory() => {
-                self.grow_by(book, pages, want, &taker, false)
-            }
+            Err(error) if error.is_want_of_memory() => self.grow_by(pages, want, &taker, false),
             // Where an event fails, what is not behind one will do.
             Err(_) => {
                 let taker = Taker { steal: StealPolicy::Never, ..taker };
-                self.grow_by(book, pages, want, &taker, true)
+                self.grow_by(pages, want, &taker, true)
             }
             grown => grown,
         }
@@ -54,23 +50,22 @@ impl<A: DeviceAllocator> Store<A> {
 
     fn grow_by(
         &self,
-        book: &PoolBook<A>,
         pages: &PageCalls<A>,
         want: &Want<'_, A>,
         taker: &Taker<'_, A::Clock>,
         ahead: bool,
     ) -> Result<u32, DeviceError> {
         let Plan { placement, mut pieces, idle, wait } = loop {
-            match self.plan(book, pages, want, taker, ahead) {
+            match self.plan(pages, want, taker, ahead) {
                 Some(plan) => break plan,
-                None => self.reserve_addresses(book, pages, want)?,
+                None => self.reserve_addresses(pages, want)?,
             }
         };
-        self.decommit(book, pages, idle, wait);
+        self.decommit(pages, idle, wait);
         let ready = ready(taker, &pieces.pieces);
-        ready.and_then(|()| self.commit(book, pages, &mut pieces.pieces))?;
+        ready.and_then(|()| self.commit(pages, &mut pieces.pieces))?;
         let rest = self.fresh_marks(want.on);
-        let mut state = book.lock();
+        let mut state = self.book.lock();
         let pieces = pieces.take_over();
         let ids: Vec<u32> = pieces.iter().map(|piece| piece.id).collect();
         for piece in pieces.iter().filter(|piece| piece.fresh) {
@@ -85,17 +80,16 @@ impl<A: DeviceAllocator> Store<A> {
     /// Takes out where the block will be, and the free pages that go back for it.
     fn plan<'s>(
         &'s self,
-        book: &'s PoolBook<A>,
         pages: &PageCalls<A>,
         want: &Want<'_, A>,
         taker: &Taker<'_, A::Clock>,
         ahead: bool,
     ) -> Option<Plan<'s, A>> {
-        let (page, request) = (pages.page_bytes, book.request(want));
-        let mut state = book.lock();
+        let (page, request) = (pages.page_bytes, self.book.request(want));
+        let mut state = self.book.lock();
         let placement = state.book.place(&request, taker, page)?;
         let limit = self.ledger.limit();
-        let used = state.book.used.saturating_add(request.bytes);
+        let used = state.book.used().saturating_add(request.bytes);
         let peak = state.book.used_peak.max(used);
         let most = state.book.config.committed_limit(peak, page).min(limit);
         let needed = self.ledger.reserved().saturating_add(placement.missing);
@@ -106,35 +100,29 @@ impl<A: DeviceAllocator> Store<A> {
         // A stream that is behind is waited for only if that gets out of hand.
         let behind = (most / BEHIND_PART).max(BEHIND_LEAST);
         let wait = needed > limit.min(most.saturating_add(behind));
-        let (pieces, idle) = (self.moving(book, pieces), self.moving(book, idle));
+        let (pieces, idle) = (self.moving(pieces), self.moving(idle));
         Some(Plan { placement, pieces, idle, wait })
     }
 
     /// Reserves more addresses; they cost no memory.
     fn reserve_addresses(
         &self,
-        book: &PoolBook<A>,
         pages: &PageCalls<A>,
         want: &Want<'_, A>,
     ) -> Result<(), DeviceError> {
         let too_large = DeviceError::new(Why::TooLarge, "reserve addresses", 0);
-        let request = book.request(want);
+        let request = self.book.request(want);
         let needed = request.bytes.checked_next_multiple_of(pages.page_bytes).ok_or(too_large)?;
         let bytes = needed.max(pages.address_space.next_multiple_of(pages.page_bytes));
         let block = (pages.reserve)(&self.allocator, bytes)?;
-        let mut state = book.lock();
+        let mut state = self.book.lock();
         let whole = state.add_segment(SegmentBlock::new(block), request.group, bytes);
         state.book.put_hole(self.allocator.clock(), whole);
         Ok(())
     }
 
     /// Commits all holes among the pieces, or none: what was committed before a refusal goes back.
-    fn commit(
-        &self,
-        book: &PoolBook<A>,
-        pages: &PageCalls<A>,
-        pieces: &mut [Piece<A>],
-    ) -> Result<(), DeviceError> {
+    fn commit(&self, pages: &PageCalls<A>, pieces: &mut [Piece<A>]) -> Result<(), DeviceError> {
         let bytes = pieces.iter().filter(|piece| piece.hole).map(Piece::bytes).sum();
         let (mut reservation, mut refusal) = (self.ledger.reserve(bytes)?, None);
         for piece in pieces.iter_mut().filter(|piece| piece.hole) {
@@ -145,7 +133,7 @@ impl<A: DeviceAllocator> Store<A> {
                 break;
             }
             reservation.took(piece.bytes());
-            let mut state = book.lock();
+            let mut state = self.book.lock();
             state.calls.reserved_bytes.up(false, piece.bytes());
             state.calls.num_device_alloc += 1;
             (piece.hole, piece.fresh) = (false, true);
@@ -153,7 +141,7 @@ impl<A: DeviceAllocator> Store<A> {
         let Some(refusal) = refusal else { return Ok(()) };
         drop(reservation);
         // What the device keeps is free memory from now on.
-        self.decommit_each(book, pages, pieces.iter_mut().filter(|piece| piece.fresh));
+        self.decommit_each(pages, pieces.iter_mut().filter(|piece| piece.fresh));
         Err(refusal)
     }
 }

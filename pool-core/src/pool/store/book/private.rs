@@ -1,6 +1,6 @@
 //! Blocks of a book that are kept for a graph: whole, with their records, until the graph goes.
 
-use super::{BookState, PoolBook};
+use super::BookState;
 use crate::block::record::RecordOwner;
 use crate::block::request::Want;
 use crate::book::node::State;
@@ -12,16 +12,9 @@ use crate::stream::marks::Marks;
 
 impl<A: DeviceAllocator> Store<A> {
     /// Lends a cached block of a private pool again.
-    pub(crate) fn lend_private(
-        &self,
-        book: &PoolBook<A>,
-        want: &Want<'_, A>,
-        mut record: RecordOwner<A>,
-    ) -> Grant<A> {
-        let mut state = book.lock();
-        if let Some(part) = record.part() {
-            state.book.nodes[part.range].state = State::Live;
-        }
+    pub(crate) fn lend_private(&self, want: &Want<'_, A>, mut record: RecordOwner<A>) -> Grant<A> {
+        let mut state = self.settled();
+        state.book.nodes[record.part.range].state = State::Live;
         record.requested = want.requested;
         *record.marks.get_mut() = Marks::new(self.allocator.clock().mark(want.stream));
         state.figures.out(record.bytes, want.requested);
@@ -32,32 +25,36 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Frees a block into the private pool that it belongs to, or into the book if that is gone.
     #[cold]
-    pub(super) fn free_private<'s>(
-        &'s self,
-        book: &'s PoolBook<A>,
-        mut record: RecordOwner<A>,
-    ) -> LockGuard<'s, BookState<A>> {
+    pub(super) fn free_private(&self, mut record: RecordOwner<A>) -> LockGuard<'_, BookState<A>> {
         record.dirty = true; // a later launch of the graph may write it
         {
-            let mut state = book.lock();
+            let mut state = self.settled();
             state.figures.freed(record.bytes, record.requested);
-            state.kept_for_graphs += 1;
-            if let Some(part) = record.part() {
-                state.book.nodes[part.range].state = State::Private;
-            }
+            state.book.nodes[record.part.range].state = State::Private;
         }
-        match self.privates.keep(self.allocator.clock(), record) {
-            Some(anybodys) => self.free_idle_private(book, anybodys),
-            None => book.lock(),
+        if let Some(anybodys) = self.privates.keep(self.allocator.clock(), record) {
+            return self.free_idle_private(anybodys, true);
         }
+        let mut state = self.book.lock();
+        state.not_kept += 1;
+        state
     }
 
-    /// Frees a cached block whose private pool is gone.
-    pub(crate) fn free_idle_private<'s>(
-        &'s self,
-        book: &'s PoolBook<A>,
+    /// Frees a block whose private pool is gone. `from_buffer`: not one that lay there.
+    pub(crate) fn free_idle_private(
+        &self,
         record: RecordOwner<A>,
-    ) -> LockGuard<'s, BookState<A>> {
-        self.free_record(book, record, None)
+        from_buffer: bool,
+    ) -> LockGuard<'_, BookState<A>> {
+        let mut state = self.book.lock();
+        let counted = state.not_kept;
+        let segment = state.free_or_keep(self.allocator.clock(), record, &self.bounds);
+        if !from_buffer {
+            state.not_kept = counted;
+        }
+        if self.book.blocks {
+            return self.pay_after_free(state);
+        }
+        self.shrink_after_free(state, Some(segment))
     }
 }

@@ -30,16 +30,11 @@ pub(crate) enum Effort {
 impl<A: DeviceAllocator> Store<A> {
     /// Serves a request with a range of another stream that is ready as it is.
     #[cold]
-    pub(crate) fn take_others_ready(
-        &self,
-        book: &PoolBook<A>,
-        want: &Want<'_, A>,
-        effort: Effort,
-    ) -> Option<Grant<A>> {
-        let (taker, request) = (self.taker(want), book.request(want));
+    pub(crate) fn take_others_ready(&self, want: &Want<'_, A>, effort: Effort) -> Option<Grant<A>> {
+        let (taker, request) = (self.taker(want), self.book.request(want));
         let of = |user: UsedBy| effort == Effort::All || !user.is_own(request.stream);
         let ready = |marks: &After<MarkOf<A>>| taker.are_ready(marks);
-        let (mut state, id) = book.take_accepted(&request, of, ready, effort)?;
+        let (mut state, id) = self.book.take_accepted(&request, of, ready, effort)?;
         let lent = state.lend_hit(id, want, taker.clock, self.bounds.statistics)?;
         Some(lent.grant(want))
     }
@@ -53,15 +48,16 @@ impl<A: DeviceAllocator> Store<A> {
     #[cold]
     pub(crate) fn take_not_ready(
         &self,
-        book: &PoolBook<A>,
         want: &Want<'_, A>,
         effort: Effort,
     ) -> Result<Option<Grant<A>>, DeviceError> {
         let taker = self.taker(want);
         let mut refusal = None;
         let steps = [StealPolicy::Never, StealPolicy::Ordered, StealPolicy::Wait];
-        for steal in steps.into_iter().filter(|step| *step <= taker.steal) {
-            match self.ask(book, want, &Taker { steal, ..taker }, effort) {
+        // Whatever the CPU touches is asked about once: the host waits for no event.
+        let last = |step: &StealPolicy| !taker.cpu_touches || *step == taker.steal;
+        for steal in steps.into_iter().filter(|step| *step <= taker.steal).filter(last) {
+            match self.ask(want, &Taker { steal, ..taker }, effort) {
                 Ok(None) => {}
                 Ok(found) => return Ok(found),
                 Err(error) => refusal = refusal.or(Some(error)),
@@ -74,14 +70,13 @@ impl<A: DeviceAllocator> Store<A> {
     /// tried, so a stream that is stuck does not hold up a request that has a choice.
     fn ask(
         &self,
-        book: &PoolBook<A>,
         want: &Want<'_, A>,
         taker: &Taker<'_, A::Clock>,
         effort: Effort,
     ) -> Result<Option<Grant<A>>, DeviceError> {
         let (mut refused, mut refusal) = (Vec::new(), None);
         while effort == Effort::All || refused.len() < STREAMS {
-            let asked = self.take_out(book, want, taker, &refused, effort);
+            let asked = self.take_out(want, taker, &refused, effort);
             let Some(mut asked) = asked else { break };
             let mut behind = None;
             for mark in asked.pieces.iter().flat_map(|piece| piece.after.marks()) {
@@ -98,7 +93,7 @@ impl<A: DeviceAllocator> Store<A> {
                 refused.push(behind);
                 continue;
             }
-            let mut state = book.lock();
+            let mut state = self.book.lock();
             let Some(piece) = asked.take_over().pop() else { break };
             state.book.nodes[piece.id].state = State::Live;
             let lent = state.lend_hit(piece.id, want, taker.clock, self.bounds.statistics);
@@ -111,47 +106,41 @@ impl<A: DeviceAllocator> Store<A> {
     /// stream that was refused, nor behind a later one: each stream is asked about once.
     fn take_out<'s>(
         &'s self,
-        book: &'s PoolBook<A>,
         want: &Want<'_, A>,
         taker: &Taker<'_, A::Clock>,
         refused: &[MarkOf<A>],
         effort: Effort,
     ) -> Option<Moving<'s, A>> {
-        let (clock, request) = (taker.clock, book.request(want));
+        let (clock, request) = (taker.clock, self.book.request(want));
         let behind = |mark: &MarkOf<A>| refused.iter().any(|old| clock.is_later(*mark, *old));
         let may = |after: &After<MarkOf<A>>| {
             let marks = after.marks();
             !marks.iter().any(behind) && marks.iter().all(|mark| taker.may_ask(*mark))
         };
-        let (mut state, id) = book.take_accepted(&request, |_| true, may, effort)?;
+        let (mut state, id) = self.book.take_accepted(&request, |_| true, may, effort)?;
         state.book.nodes[id].state = State::Moving { hole: false };
         let piece = state.piece(id)?;
-        Some(self.moving(book, vec![piece]))
+        Some(self.moving(vec![piece]))
     }
 
-    /// Coalesces the quick blocks, and neighbours of several streams that may be waited for.
-    /// Returns whether that made any range larger.
+    /// Moves what thread caches hold into the book, and coalesces neighbours of several streams
+    /// that may be waited for. Returns whether that made any range larger.
     #[cold]
-    pub(crate) fn coalesce_book(
-        &self,
-        book: &PoolBook<A>,
-        want: &Want<'_, A>,
-        effort: Effort,
-    ) -> bool {
+    pub(crate) fn coalesce_book(&self, want: &Want<'_, A>, effort: Effort) -> bool {
         let taker = self.taker(want);
-        let mut any = self.coalesce_all_quick(book);
+        let mut any = self.collect();
         let can = |mark: &MarkOf<A>| taker.may_ask(*mark) && taker.clock.is_submitted(*mark);
         let may = |marks: &[MarkOf<A>]| marks.iter().all(can);
-        let request = book.request(want);
-        if !book.lock().book.may_be_apart(&request) {
+        let request = self.book.request(want);
+        if !self.book.lock().book.may_be_apart(&request) {
             return any;
         }
         let mut from = match effort {
-            Effort::Bounded => book.lock().book.cursor,
+            Effort::Bounded => self.book.lock().book.cursor,
             Effort::All => 0,
         };
         loop {
-            let mut state = book.lock();
+            let mut state = self.book.lock();
             let (coalesced, next) = state.book.coalesce_streams(taker.clock, from, NODES, may);
             state.book.cursor = next.unwrap_or(0);
             any |= coalesced;

@@ -1,6 +1,6 @@
 //! Growth by segments: whole blocks of the device, which the book splits.
 
-use super::{BookState, PoolBook};
+use super::BookState;
 use crate::block::record::SegmentBlock;
 use crate::block::request::Want;
 use crate::book::list::Group;
@@ -11,45 +11,38 @@ use crate::pool::store::{Grant, Store};
 impl<A: DeviceAllocator> Store<A> {
     /// Serves a request with memory from the device.
     #[cold]
-    pub(crate) fn grow(
-        &self,
-        book: &PoolBook<A>,
-        want: &Want<'_, A>,
-    ) -> Result<Grant<A>, DeviceError> {
-        let id = self.grow_range(book, want)?;
+    pub(crate) fn grow(&self, want: &Want<'_, A>) -> Result<Grant<A>, DeviceError> {
+        let id = self.grow_range(want)?;
         let nothing = DeviceError::new(Why::Other, "no segment of a range", 0);
-        let mut state = book.lock();
+        let mut state = self.book.lock();
         let lent = state.lend(id, want, self.allocator.clock()).ok_or(nothing)?;
         state.count_miss(want, self.bounds.statistics);
+        self.book.show_turn(state.book.turn);
         Ok(lent.grant(want))
     }
 
     /// A live range of memory from the device, which is not lent yet.
-    pub(super) fn grow_range(
-        &self,
-        book: &PoolBook<A>,
-        want: &Want<'_, A>,
-    ) -> Result<u32, DeviceError> {
-        match &book.pages {
-            Some(pages) => self.grow_pages(book, pages, want),
-            None => self.grow_segment(book, want),
+    pub(super) fn grow_range(&self, want: &Want<'_, A>) -> Result<u32, DeviceError> {
+        match &self.book.pages {
+            Some(pages) => self.grow_pages(pages, want),
+            None => self.grow_segment(want),
         }
     }
 
-    fn grow_segment(&self, book: &PoolBook<A>, want: &Want<'_, A>) -> Result<u32, DeviceError> {
+    fn grow_segment(&self, want: &Want<'_, A>) -> Result<u32, DeviceError> {
         let too_large = DeviceError::new(Why::TooLarge, "round up to a segment", 0);
-        let request = book.request(want);
-        let segment = book.lock().book.config.segment_bytes(request.bytes).ok_or(too_large)?;
-        self.collect_garbage(book, segment);
-        let (block, bytes) = match self.allocate_segment(book, want, segment) {
+        let request = self.book.request(want);
+        let segment = self.book.lock().book.config.segment_bytes(request.bytes).ok_or(too_large)?;
+        self.collect_garbage(segment);
+        let (block, bytes) = match self.allocate_segment(want, segment) {
             // What the device lacks for a whole segment it may have for the request alone.
             Err(error) if error.is_want_of_memory() && request.bytes < segment => {
-                (self.allocate_segment(book, want, request.bytes)?, request.bytes)
+                (self.allocate_segment(want, request.bytes)?, request.bytes)
             }
             taken => (taken?, segment),
         };
         let rest = self.fresh_marks(want.on);
-        let mut state = book.lock();
+        let mut state = self.book.lock();
         let id = state.add_segment(SegmentBlock::new(block), request.group, bytes);
         state.book.nodes[id].dirty = !A::MEMORY.fresh_is_zeroed;
         state.calls.segment.up(request.group.small, 1);
@@ -58,15 +51,11 @@ impl<A: DeviceAllocator> Store<A> {
         Ok(state.book.split_live(self.allocator.clock(), id, request.bytes, rest))
     }
 
-    fn allocate_segment(
-        &self,
-        book: &PoolBook<A>,
-        want: &Want<'_, A>,
-        bytes: u64,
-    ) -> Result<A::Block, DeviceError> {
+    fn allocate_segment(&self, want: &Want<'_, A>, bytes: u64) -> Result<A::Block, DeviceError> {
         let mut reservation = self.ledger.reserve(bytes)?;
         // The segment has the alignment that its ranges promise.
-        let kind = self.allocator.aligned(want.key.kind, book.granule);
+        let aligned = || self.allocator.aligned(want.key.kind, self.book.granule).ok();
+        let kind = if self.book.is_blocks() { None } else { aligned() };
         let request = Request { bytes, kind: kind.unwrap_or(want.key.kind) };
         let block = self.allocator.allocate(request, want.on)?;
         reservation.took(bytes);

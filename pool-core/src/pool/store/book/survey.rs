@@ -2,6 +2,7 @@
 
 use super::give_back::NODES;
 use super::{BookState, PoolBook};
+use crate::block::record::Record;
 use crate::book::arena::{RangeState, SegmentMap};
 use crate::book::figures::BlockClass;
 use crate::book::list::UsedBy;
@@ -34,15 +35,16 @@ pub(crate) struct Survey {
 }
 
 impl<A: DeviceAllocator> Store<A> {
-    /// Reads all ranges.
-    pub(crate) fn survey(&self, book: &PoolBook<A>) -> Survey {
-        let mut survey = Survey::default();
-        book.each_range(|state, id| survey.add(self.allocator.clock(), state, id));
+    /// Reads all ranges, and what thread caches have of them.
+    pub(crate) fn survey(&self) -> Survey {
+        let (clock, mut survey) = (self.allocator.clock(), Survey::default());
+        self.book.each_range(|state, id| survey.add(clock, state, id));
+        self.settle_caches(|record| survey.add_cached(clock, record));
         survey
     }
 
     /// Free bytes that a request on the stream of number `stream` may not have under `steal`.
-    pub(crate) fn stranded(&self, book: &PoolBook<A>, stream: u64, steal: StealPolicy) -> u64 {
+    pub(crate) fn stranded(&self, stream: u64, steal: StealPolicy) -> u64 {
         let clock = self.allocator.clock();
         let out_of_reach = |mark: &MarkOf<A>| {
             clock.lane(*mark) != stream
@@ -54,10 +56,9 @@ impl<A: DeviceAllocator> Store<A> {
                 }
         };
         let mut sum = 0;
-        book.each_range(|state, id| {
+        self.book.each_range(|state, id| {
             let node = &state.book.nodes[id];
-            let free = node.state == State::Quick || state.book.is_free(id);
-            if free && node.marks.marks().iter().any(out_of_reach) {
+            if state.book.is_free(id) && node.marks.marks().iter().any(out_of_reach) {
                 sum += node.bytes;
             }
         });
@@ -65,9 +66,10 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// The figures by the names of `PyTorch`.
-    pub(crate) fn device_stats(&self, book: &PoolBook<A>) -> DeviceStats {
-        let survey = self.survey(book);
-        let state = book.lock();
+    pub(crate) fn device_stats(&self) -> DeviceStats {
+        self.collect();
+        let survey = self.survey();
+        let state = self.book.lock();
         let mut stats = state.calls;
         let [blocks, requested, allocated] = state.figures.stats();
         (stats.allocation, stats.requested_bytes, stats.allocated_bytes) =
@@ -132,7 +134,7 @@ impl<A: DeviceAllocator> PoolBook<A> {
         let mut state = self.lock();
         let lost_bytes = state.counts.lost_bytes;
         state.counts = PoolStats { lost_bytes, ..Default::default() };
-        (state.untouched_hits, state.kept_for_graphs) = (0, 0);
+        (state.untouched_hits, state.not_kept) = (0, 0);
         state.figures.reset();
         if let Some(split) = &mut state.book.split {
             split.ranges.reset();
@@ -140,29 +142,57 @@ impl<A: DeviceAllocator> PoolBook<A> {
         }
         state.calls.reset_peak();
         state.calls.reset_accumulated();
-        state.book.cached_peak = state.book.cached;
+        state.book.reset_cached_peak();
     }
 }
 
 impl Survey {
+    /// Adds a block of a thread cache, which was taken for a live one.
+    fn add_cached<A: DeviceAllocator>(&mut self, clock: &A::Clock, record: &Record<A>) {
+        let bytes = record.bytes;
+        if let Some(live) = self.live.get_mut(&bytes) {
+            *live -= 1;
+            if *live == 0 {
+                self.live.remove(&bytes);
+            }
+        }
+        let after = record.marks.lock().after(A::MEMORY.cpu_touches);
+        self.add_pending(clock, after.marks(), bytes);
+        self.add_free(clock, after.marks(), bytes);
+    }
+
+    /// Adds a free block that serves again.
+    fn add_free<C: StreamClock>(&mut self, clock: &C, marks: &[C::Mark], bytes: u64) {
+        let stream = match UsedBy::of_marks(clock, marks) {
+            UsedBy::Stream(number) => Some(number),
+            _ => None,
+        };
+        self.largest_free = self.largest_free.max(bytes);
+        *self.by_stream.entry(stream).or_default() += bytes;
+        *self.free.entry(bytes).or_default() += 1;
+    }
+
+    /// Adds cached bytes behind these marks. Returns whether they are not seen done.
+    fn add_pending<C: StreamClock>(&mut self, clock: &C, marks: &[C::Mark], bytes: u64) -> bool {
+        let pending = !marks.iter().all(|mark| clock.is_seen_done(*mark));
+        let unsubmitted = !marks.iter().all(|mark| clock.is_submitted(*mark));
+        self.pending += if pending { bytes } else { 0 };
+        self.unsubmitted += if unsubmitted { bytes } else { 0 };
+        pending
+    }
+
     fn add<A: DeviceAllocator>(&mut self, clock: &A::Clock, state: &BookState<A>, id: u32) {
         let node = &state.book.nodes[id];
         let bytes = node.bytes;
         match node.state {
             State::Live => *self.live.entry(bytes).or_default() += 1,
-            State::Quick | State::Free(_) if !state.book.is_hole(id) => {
+            State::Owed => {
+                self.add_pending(clock, node.marks.marks(), bytes);
+            }
+            State::Free(_) if !state.book.is_hole(id) => {
                 let marks = node.marks.marks();
-                let pending = !marks.iter().all(|mark| clock.is_seen_done(*mark));
-                let unsubmitted = !marks.iter().all(|mark| clock.is_submitted(*mark));
-                self.pending += if pending { bytes } else { 0 };
-                self.unsubmitted += if unsubmitted { bytes } else { 0 };
-                self.largest_free = self.largest_free.max(bytes);
-                let stream = match UsedBy::of_marks(clock, marks) {
-                    UsedBy::Stream(number) => Some(number),
-                    _ => None,
-                };
-                *self.by_stream.entry(stream).or_default() += bytes;
-                *self.free.entry(bytes).or_default() += 1;
+                let pending = self.add_pending(clock, marks, bytes);
+                self.add_free(clock, marks, bytes);
                 let segment = state.book.segments.get(node.segment);
                 if let Some(segment) = segment.filter(|segment| segment.bytes != bytes) {
                     let (ranges, sum) = &mut self.split[usize::from(!segment.group.small)];

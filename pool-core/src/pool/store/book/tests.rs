@@ -58,7 +58,7 @@ impl Crowd {
 
     /// Asserts that no call looked at more ranges at once than the bound.
     fn check(&self, call: &str) {
-        let book = self.pool.store().book.as_ref().expect("the pool has an arena");
+        let book = &self.pool.store().book;
         let most = book.lock().book.most_visits();
         assert!(most <= MOST, "{call}, {}: {most} looks under the lock at once", self.name);
     }
@@ -128,4 +128,36 @@ fn free_ranges_that_a_request_may_not_have_are_not_all_looked_at_at_once() {
         assert!(pool.allocate_on(&other, 512).is_err(), "what is free is another stream's");
         crowd.check("refuse");
     }
+}
+
+#[test]
+fn to_look_at_the_figures_empties_no_cache() {
+    let arena = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::grow());
+    for builder in [arena, BucketPool::builder(SimDevice::new())] {
+        let pool = builder.build();
+        let large = pool.allocate(8 * MIB).expect("there is room");
+        drop(pool.allocate(4 * KIB).expect("there is room"));
+        let cached = || pool.store().caches.with(4 * KIB).count();
+        assert_eq!(cached(), 1);
+        assert_eq!((pool.stats().deallocations, cached()), (1, 1));
+        assert_eq!((pool.cached_buffers().get(&(4 * KIB)), cached()), (Some(&1), 1));
+        assert_eq!((pool.outstanding_buffers(), cached()), ([(8 * MIB, 1)].into(), 1));
+        assert_eq!((pool.trim(0).expect("the device takes it"), cached()), (0, 1));
+        drop(large);
+    }
+}
+
+#[test]
+fn a_lease_of_a_thread_that_ended_is_not_in_the_way_for_ever() {
+    let pool = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::grow()).build();
+    let taken: Vec<_> = (0..1000).map(|_| pool.allocate(4 * KIB)).collect();
+    std::thread::spawn(|| drop(taken)).join().expect("the thread ends");
+    let leased = || pool.store().book.lock().leased();
+    let most = leased();
+    assert!(most > 100 * KIB, "{most} bytes of leases");
+    // A thread of another number, since this one lives.
+    for _ in 0..5000 {
+        drop(pool.allocate(4 * KIB).expect("there is room"));
+    }
+    assert!(leased() < most / 2, "{} of {most} bytes", leased());
 }

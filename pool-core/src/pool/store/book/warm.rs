@@ -1,6 +1,5 @@
 //! Memory taken ahead of time.
 
-use super::PoolBook;
 use crate::block::request::Want;
 use crate::device::DeviceAllocator;
 use crate::error::{DeviceError, Why};
@@ -10,20 +9,19 @@ use crate::stream::order::After;
 
 impl<A: DeviceAllocator> Store<A> {
     /// Takes memory until `count` blocks of a request's size fit at once. Counts no request.
-    pub(crate) fn warm_up_book(
+    pub(crate) fn warm_up_ranges(
         &self,
-        book: &PoolBook<A>,
         want: &Want<'_, A>,
         count: usize,
     ) -> Result<(), DeviceError> {
         let mut ranges = Vec::new();
         let mut result = Ok(());
         for _ in 0..count {
-            let free = self.free_range(book, want);
+            let free = self.free_range(want);
             let is_fresh = free.is_none();
-            match free.map_or_else(|| self.grow_range(book, want), Ok) {
+            match free.map_or_else(|| self.grow_range(want), Ok) {
                 Ok(id) => {
-                    let mut state = book.lock();
+                    let mut state = self.book.lock();
                     let node = &mut state.book.nodes[id];
                     if is_fresh && !A::MEMORY.cpu_touches {
                         // The device, and the streams that used parts of it, were waited for on the
@@ -40,11 +38,11 @@ impl<A: DeviceAllocator> Store<A> {
                 }
             }
         }
-        let mut state = book.lock();
+        let mut state = self.book.lock();
         for id in ranges {
             let node = &mut state.book.nodes[id];
             let (marks, dirty) = (std::mem::take(&mut node.marks), node.dirty);
-            state.book.free(self.allocator.clock(), (id, want.key.kind), marks, dirty);
+            state.book.free(self.allocator.clock(), id, marks, dirty);
         }
         if result.is_ok() && state.excess(self.bounds.cached) > 0 {
             result = Err(DeviceError::new(Why::Limit, "cached limit", 0));
@@ -52,14 +50,14 @@ impl<A: DeviceAllocator> Store<A> {
         drop(state);
         if result.is_err() {
             // What passes the limit goes back with the next call that may; here that is this one.
-            let _ = self.trim_to_cached_limit(book);
+            let _ = self.trim_to_cached_limit();
         }
         result
     }
 
     /// A live range out of free memory, which is not lent.
-    fn free_range(&self, book: &PoolBook<A>, want: &Want<'_, A>) -> Option<u32> {
+    fn free_range(&self, want: &Want<'_, A>) -> Option<u32> {
         let taker = self.taker(want);
-        book.lock().book.take(&book.request(want), &taker)
+        self.book.lock().book.take(&self.book.request(want), &taker)
     }
 }

@@ -1,0 +1,73 @@
+//! Free blocks in the order in which they came into the book, through links in their nodes.
+
+use super::node::{NONE, Nodes};
+
+/// Blocks that are looked at for the place of one.
+const LOOKS: usize = 64;
+
+/// The ends of the line.
+#[derive(Debug)]
+pub(super) struct Ages {
+    oldest: u32,
+    newest: u32,
+    /// Blocks that were added as the newest so far.
+    added: u64,
+}
+
+impl Ages {
+    pub(super) const EMPTY: Self = Self { oldest: NONE, newest: NONE, added: 0 };
+
+    /// The block that has been free for longest.
+    pub(super) fn oldest(&self) -> Option<u32> {
+        (self.oldest != NONE).then_some(self.oldest)
+    }
+
+    /// Adds a block: as the newest, or if it has a number from an earlier time where it was then.
+    /// Looks at a bounded number of blocks for that.
+    #[inline]
+    pub(super) fn add<M>(&mut self, nodes: &mut Nodes<M>, id: u32) {
+        let nth = nodes[id].freed_nth;
+        let (mut before, mut after) = (self.newest, NONE);
+        if nth == 0 {
+            self.added += 1;
+            nodes[id].freed_nth = self.added;
+        } else {
+            (before, after) = (NONE, self.oldest);
+            for _ in 0..LOOKS {
+                if after == NONE || nodes[after].freed_nth > nth {
+                    break;
+                }
+                (before, after) = (after, nodes[after].freed_after);
+            }
+        }
+        (nodes[id].freed_before, nodes[id].freed_after) = (before, after);
+        match before {
+            NONE => self.oldest = id,
+            before => nodes[before].freed_after = id,
+        }
+        match after {
+            NONE => self.newest = id,
+            after => nodes[after].freed_before = id,
+        }
+    }
+
+    /// Takes a block out, which keeps its number.
+    #[inline]
+    pub(super) fn remove<M>(&mut self, nodes: &mut Nodes<M>, id: u32) {
+        let (before, after) = (nodes[id].freed_before, nodes[id].freed_after);
+        match before {
+            NONE => self.oldest = after,
+            before => nodes[before].freed_after = after,
+        }
+        match after {
+            NONE => self.newest = before,
+            after => nodes[after].freed_before = before,
+        }
+    }
+
+    /// All blocks, the oldest first.
+    pub(super) fn iter<M>(&self, nodes: &Nodes<M>) -> impl Iterator<Item = u32> {
+        let some = |id: u32| (id != NONE).then_some(id);
+        std::iter::successors(some(self.oldest), move |id| some(nodes[*id].freed_after))
+    }
+}

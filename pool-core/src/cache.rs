@@ -1,0 +1,233 @@
+//! A thread cache: blocks that one thread freed and is likely to request again, whole, by size and
+//! stream. The book behind it has the rest; what is here is live as far as that can tell.
+//!
+//! **The hot path** of a pool is [`ThreadCache::take`] and [`ThreadCache::put`]. Both are a look in
+//! a table and a few additions, behind a lock that the thread enters by a store
+//! (`lock/biased.rs`). Bytes are bounded by the lease.
+
+mod bins;
+pub(crate) mod caches;
+pub(crate) mod tally;
+
+use crate::block::record::RecordOwner;
+use crate::block::request::Key;
+use crate::device::DeviceAllocator;
+use crate::stream::marks::Marks;
+use bins::Bins;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use tally::{CacheTally, Changes};
+
+/// Refusals after which a portion of the cache is to go: what is here is not what is requested.
+pub(crate) const REFUSALS: u32 = 64;
+
+/// Bytes of the blocks of a cache a moment ago, for other threads; alone on its cache lines.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Shown(pub(crate) AtomicU64);
+
+/// Blocks taken and freed that tell whether a thread does both.
+const LATELY: u64 = 1 << 13;
+
+/// The blocks of one thread in one pool.
+pub(crate) struct ThreadCache<A: DeviceAllocator> {
+    bins: Bins<A>,
+    /// Bytes of its blocks; and the same for threads that are not inside.
+    idle: u64,
+    shown: Arc<Shown>,
+    /// Bytes that they may have.
+    pub(crate) lease: u64,
+    tally: CacheTally,
+    /// Allocations so far, as the book said last.
+    turn: u64,
+    /// Blocks that were kept so far: the next one's stamp.
+    kept: u64,
+    /// Blocks that there was no room for, since a portion went.
+    pub(crate) refusals: u32,
+    /// Blocks that the thread took, and that it freed, lately.
+    pub(crate) taken: u64,
+    freed: u64,
+    closed: bool,
+}
+
+impl<A: DeviceAllocator> ThreadCache<A> {
+    /// An empty cache, which shows how many bytes it has. `limited`: under a bucket limit.
+    pub(crate) fn new(shown: Arc<Shown>, limited: bool) -> Self {
+        Self {
+            bins: Bins::new(limited),
+            idle: 0,
+            shown,
+            lease: 0,
+            tally: CacheTally::new(0),
+            turn: 0,
+            kept: 0,
+            refusals: 0,
+            taken: 0,
+            freed: 0,
+            closed: false,
+        }
+    }
+
+    /// Bytes of its blocks.
+    #[inline]
+    pub(crate) fn idle(&self) -> u64 {
+        self.idle
+    }
+
+    #[inline]
+    fn set_idle(&mut self, idle: u64) {
+        self.idle = idle;
+        self.shown.0.store(idle, Relaxed);
+    }
+
+    /// Takes the newest block of a size and stream for `requested` bytes of it, if it is `ready`.
+    #[inline]
+    pub(crate) fn take(
+        &mut self,
+        key: Key<A::Kind>,
+        bytes: u64,
+        requested: u64,
+        ready: impl FnOnce(&Marks<A::Clock>) -> bool,
+    ) -> Option<RecordOwner<A>> {
+        let bin = self.bins.find(key, bytes)?;
+        if !ready(bin.top()?.marks.get_mut()) {
+            return None;
+        }
+        let record = bin.take()?;
+        self.set_idle(self.idle - bytes);
+        self.tally.out(self.idle, bytes, requested);
+        Some(record)
+    }
+
+    /// Keeps a block that a buffer gives back. Returns it where the lease ends, and where there is
+    /// no bin of its size with room yet. The pool had at least `turn` allocations so far.
+    #[inline]
+    pub(crate) fn put(
+        &mut self,
+        key: Key<A::Kind>,
+        mut record: RecordOwner<A>,
+        turn: u64,
+    ) -> Result<(), RecordOwner<A>> {
+        let idle = self.idle + record.bytes;
+        if idle > self.lease {
+            return Err(record);
+        }
+        let bin = self.bins.find(key, record.bytes).filter(|bin| bin.has_room());
+        let Some(bin) = bin else { return Err(record) };
+        self.tally.back(idle, record.requested);
+        record.turn = turn.max(self.turn + self.tally.takes());
+        record.stamp = self.kept;
+        self.kept += 1;
+        bin.put(record);
+        self.set_idle(idle);
+        Ok(())
+    }
+
+    /// How the figures have changed since the last call, if they have. The book has had `turn`
+    /// allocations until then.
+    pub(crate) fn changes(&mut self, turn: u64) -> Option<Changes> {
+        self.turn = turn + self.tally.takes();
+        if self.tally.is_empty() {
+            return None;
+        }
+        let changes = self.tally.changes(self.idle);
+        self.taken += changes.live.total;
+        self.freed += changes.live.total.saturating_sub_signed(changes.live.now);
+        self.tally = CacheTally::new(self.idle);
+        Some(changes)
+    }
+
+    /// Keeps a block that was counted elsewhere, in a bin that gets room for `more` blocks more.
+    /// Returns it if there is no room, or no slot for the bin. Call [`ThreadCache::changes`]
+    /// before.
+    pub(crate) fn put_counted(
+        &mut self,
+        key: Key<A::Kind>,
+        mut record: RecordOwner<A>,
+        more: u32,
+    ) -> Result<(), RecordOwner<A>> {
+        let bin = self.bins.find_or_add(key, record.bytes, more).filter(|bin| bin.has_room());
+        let Some(bin) = bin else { return Err(record) };
+        (record.turn, record.stamp) = (self.turn, self.kept);
+        self.kept += 1;
+        self.freed += 1;
+        let idle = self.idle + record.bytes;
+        bin.put(record);
+        self.set_idle(idle);
+        self.tally = CacheTally::new(idle);
+        Ok(())
+    }
+
+    /// Whether the book says how many blocks of a size there may be.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.bins.are_limited()
+    }
+
+    /// Whether a block of this size has room.
+    pub(crate) fn has_room(&mut self, key: Key<A::Kind>, bytes: u64) -> bool {
+        self.bins.find(key, bytes).is_some_and(|bin| bin.has_room())
+    }
+
+    /// Takes away the room that the bin of a size has from the book. Returns for how many blocks.
+    pub(crate) fn take_room(&mut self, key: Key<A::Kind>, bytes: u64) -> u32 {
+        self.bins.take_room(key, bytes)
+    }
+
+    /// Takes away the room that the bins of an empty cache have from the book. Calls `end` for each
+    /// that had any.
+    pub(crate) fn end_rooms(&mut self, end: impl FnMut(Key<A::Kind>, u64, u32)) {
+        self.bins.end_rooms(end);
+    }
+
+    /// Whether 64 blocks were refused since a portion went.
+    pub(crate) fn is_stale(&self) -> bool {
+        self.refusals >= REFUSALS
+    }
+
+    /// Whether the thread took at least one block for each `most` that it freed, lately.
+    pub(crate) fn is_balanced(&mut self, most: u64) -> bool {
+        if self.taken + self.freed > LATELY {
+            (self.taken, self.freed) = (self.taken / 2, self.freed / 2);
+        }
+        self.taken.saturating_mul(most) >= self.freed
+    }
+
+    /// Takes any block out; `None` if there is none. Call [`ThreadCache::changes`] before.
+    pub(crate) fn pop(&mut self) -> Option<RecordOwner<A>> {
+        self.refusals = 0;
+        let record = self.bins.pop()?;
+        self.set_idle(self.idle - record.bytes);
+        self.tally = CacheTally::new(self.idle);
+        Some(record)
+    }
+
+    /// Takes a block of one of these sizes and a kind out, of any stream. `from`: 0 at first, then
+    /// for the calls that follow. Call [`ThreadCache::changes`] before.
+    pub(crate) fn pop_like(
+        &mut self,
+        kind: A::Kind,
+        sizes: &RangeInclusive<u64>,
+        from: &mut usize,
+    ) -> Option<RecordOwner<A>> {
+        let record = self.bins.pop_like(kind, sizes, from)?;
+        self.set_idle(self.idle - record.bytes);
+        self.tally = CacheTally::new(self.idle);
+        Some(record)
+    }
+
+    /// Looks at each block.
+    pub(crate) fn each(&self, look: impl FnMut(&RecordOwner<A>)) {
+        self.bins.each(look);
+    }
+
+    /// Keeps nothing from now on.
+    pub(crate) fn close(&mut self) {
+        (self.closed, self.lease) = (true, 0);
+    }
+
+    /// Whether nothing is kept.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed
+    }
+}

@@ -1,0 +1,230 @@
+//! Blocks that are lent whole, in a pool without an arena: which of the freed ones stay, and how
+//! the others go back to the device.
+#![expect(unsafe_code, reason = "the block of a segment leaves its box")]
+
+use super::BookState;
+use super::device::InTransit;
+use super::give_back::GoneSegment;
+use crate::block::record::RecordOwner;
+use crate::block::request::{Key, Want};
+use crate::cache::ThreadCache;
+use crate::device::{DeviceAllocator, MarkOf};
+use crate::error::{DeviceError, Why};
+use crate::lock::LockGuard;
+use crate::policy::limit::FullBucket;
+use crate::policy::retention::GivenBack;
+use crate::pool::store::{Bounds, Store};
+use crate::stream::clock::StreamClock;
+use crate::stream::order::After;
+
+/// Blocks that are evicted for one at most.
+const EVICTIONS: usize = 64;
+/// Room for more blocks than there can be.
+const MANY: u32 = 1 << 30;
+
+impl<A: DeviceAllocator> BookState<A> {
+    /// Whether a live block of a pool without an arena may stay when it is freed. Evicts for it.
+    pub(super) fn makes_room(
+        &mut self,
+        key: Key<A::Kind>,
+        bytes: u64,
+        pooled: bool,
+        bounds: &Bounds,
+    ) -> bool {
+        if !pooled || self.closed {
+            return false;
+        }
+        let limit = self.cached_limit(bounds.cached);
+        let fits = bytes <= limit / 2
+            && self.makes_room_in_bucket(key, bytes, bounds)
+            && self.evict_down_to(limit - bytes, bounds);
+        self.counts.evictions += u64::from(bounds.statistics && !fits);
+        fits
+    }
+
+    /// Whether a bucket has room for one block more, or gets it.
+    fn makes_room_in_bucket(&mut self, key: Key<A::Kind>, bytes: u64, bounds: &Bounds) -> bool {
+        let most = bounds.bucket.of(bytes);
+        if most == usize::MAX {
+            return true;
+        }
+        let most = most.saturating_sub(self.rooms_of(key, bytes));
+        let (count, oldest) = self.book.count_of((key.kind, key.lane), bytes);
+        if count < most {
+            return true;
+        }
+        if bounds.full_bucket == FullBucket::EvictOldest {
+            self.evict(oldest, bounds);
+            return oldest.is_some();
+        }
+        false
+    }
+
+    /// Grants the bin of a thread cache room for blocks of a size, half of what is left. Returns
+    /// for how many blocks; 0 if it has room, or there is none.
+    pub(super) fn grant_rooms(
+        &mut self,
+        cache: &mut ThreadCache<A>,
+        key: Key<A::Kind>,
+        bytes: u64,
+        bounds: &Bounds,
+    ) -> u32 {
+        if !cache.is_limited() || cache.has_room(key, bytes) {
+            return 0;
+        }
+        let most = bounds.bucket.of(bytes);
+        if most == usize::MAX {
+            return MANY;
+        }
+        let leased = self.rooms_of(key, bytes);
+        let (free, _) = self.book.count_of((key.kind, key.lane), bytes);
+        let granted = most.saturating_sub(leased + free).div_ceil(2).min(MANY as usize);
+        *self.rooms.entry((key, bytes)).or_default() += granted;
+        u32::try_from(granted).unwrap_or(MANY)
+    }
+
+    /// Takes back room that a bin had for blocks of a size.
+    pub(super) fn end_rooms(&mut self, key: Key<A::Kind>, bytes: u64, room: u32) {
+        if let Some(leased) = self.rooms.get_mut(&(key, bytes)) {
+            *leased = leased.saturating_sub(room as usize);
+            if *leased == 0 {
+                self.rooms.remove(&(key, bytes));
+            }
+        }
+    }
+
+    /// Blocks of a size that thread caches may have.
+    fn rooms_of(&self, key: Key<A::Kind>, bytes: u64) -> usize {
+        self.rooms.get(&(key, bytes)).copied().unwrap_or(0)
+    }
+
+    /// Evicts, oldest first, until free blocks and leases have at most `bytes` bytes. Evicts none
+    /// and returns false if a bounded number of evictions is not enough.
+    pub(super) fn evict_down_to(&mut self, bytes: u64, bounds: &Bounds) -> bool {
+        let held = |state: &Self| state.book.cached + state.leased;
+        if held(self) > bytes && held(self) - bytes > self.book.bytes_of_oldest(EVICTIONS) {
+            return false;
+        }
+        while held(self) > bytes {
+            self.evict(self.book.oldest(), bounds);
+        }
+        true
+    }
+
+    /// Notes that a free block is to go back to the device.
+    fn evict(&mut self, block: Option<u32>, bounds: &Bounds) {
+        if let Some(block) = block {
+            self.book.owe_free(block);
+            self.counts.evictions += u64::from(bounds.statistics);
+        }
+    }
+}
+
+impl<A: DeviceAllocator> Store<A> {
+    /// After a free: executes the deferred frees, if a drop may.
+    #[inline]
+    pub(super) fn pay_after_free<'s>(
+        &'s self,
+        state: LockGuard<'s, BookState<A>>,
+    ) -> LockGuard<'s, BookState<A>> {
+        if state.book.owed.is_empty() || !(A::MEMORY.free_in_drop || state.closed) {
+            return state;
+        }
+        drop(state);
+        // What the device refuses is counted as lost.
+        let _ = self.pay();
+        self.book.lock()
+    }
+
+    /// Executes the deferred frees. What is behind work that is not submitted waits for a later
+    /// call, unless it may be freed anywhere, or the pool is closed.
+    pub(crate) fn pay(&self) -> GivenBack {
+        let (mut given_back, mut refusal, clock) = (0, None, self.allocator.clock());
+        loop {
+            let mut state = self.book.lock();
+            let any = A::MEMORY.free_in_drop || state.closed;
+            let goes = |after: &After<MarkOf<A>>| {
+                any || after.marks().iter().all(|mark| clock.is_submitted(*mark))
+            };
+            let Some((number, segment, after)) = state.book.pop_owed(goes) else { break };
+            let Some(gone) = state.gone(number, &segment, after) else { continue };
+            let _in_transit = InTransit::new(&self.in_transit);
+            drop(state);
+            let (went, refused) = self.free_segment(gone);
+            given_back += went;
+            refusal = refusal.or(refused);
+        }
+        (given_back, refusal)
+    }
+
+    /// Frees a detached block on the device now. Returns its refusal.
+    pub(crate) fn free_detached(&self, record: RecordOwner<A>) -> Option<DeviceError> {
+        let (gone, _in_transit) = self.remove_live(record)?;
+        self.free_segment(gone).1
+    }
+
+    /// A detached block leaves the pool's figures for good, not by way of the device. Returns it,
+    /// and what it is behind.
+    pub(crate) fn let_go(&self, record: RecordOwner<A>) -> Option<(A::Block, Vec<MarkOf<A>>)> {
+        let (GoneSegment { block, bytes, after, .. }, _in_transit) = self.remove_live(record)?;
+        self.book.lock().counts.lost_bytes -= bytes;
+        self.ledger.give_back(bytes);
+        // SAFETY: `remove_live` took the only range of the segment out of the book, and its record
+        // with it.
+        Some((unsafe { block.into_inner() }, after.marks().to_vec()))
+    }
+
+    /// Takes a live block out of the book.
+    fn remove_live(&self, mut record: RecordOwner<A>) -> Option<(GoneSegment<A>, InTransit<'_>)> {
+        let after = record.marks.get_mut().after(A::MEMORY.cpu_touches);
+        let (range, bytes, requested) = (record.part.range, record.bytes, record.requested);
+        let mut state = self.settled();
+        record.vacate();
+        state.figures.freed(bytes, requested);
+        state.not_kept += 1;
+        let (number, segment) = state.book.remove_live(range)?;
+        let gone = state.gone(number, &segment, after)?;
+        Some((gone, InTransit::new(&self.in_transit)))
+    }
+
+    /// Takes free blocks from the device ahead of time.
+    pub(crate) fn warm_up_blocks(
+        &self,
+        want: &Want<'_, A>,
+        count: usize,
+    ) -> Result<(), DeviceError> {
+        let (bytes, clock) = (want.class.bytes, self.allocator.clock());
+        let refuse = |call| Err(DeviceError::new(Why::Limit, call, 0));
+        self.collect();
+        for _ in 0..count {
+            {
+                let mut state = self.book.lock();
+                let limit = state.cached_limit(self.bounds.cached);
+                let held = state.book.cached + state.leased;
+                if bytes > limit / 2 || held.saturating_add(bytes) > limit {
+                    return refuse("cached limit");
+                }
+            }
+            if self.is_bucket_full(want) {
+                return refuse("bucket limit");
+            }
+            let id = self.grow_range(want)?;
+            let mut state = self.book.lock();
+            let marks = self.fresh_marks(want.on);
+            let dirty = state.book.nodes[id].dirty;
+            state.book.count_out(bytes);
+            state.book.free(clock, id, marks, dirty);
+        }
+        Ok(())
+    }
+
+    /// Whether there are as many free blocks of a request's size as the pool keeps.
+    fn is_bucket_full(&self, want: &Want<'_, A>) -> bool {
+        let most = self.bounds.bucket.of(want.class.bytes);
+        if most == usize::MAX {
+            return false;
+        }
+        let state = self.book.lock();
+        state.book.count_of((want.key.kind, want.key.lane), want.class.bytes).0 >= most
+    }
+}

@@ -1,0 +1,346 @@
+//! Thread caches and the book: leases, figures, and blocks that go from one to the other. Who holds
+//! both has entered the cache first.
+
+use super::BookState;
+use crate::block::record::RecordOwner;
+use crate::block::request::{Key, Want};
+use crate::cache::tally::Changes;
+use crate::cache::{REFUSALS, ThreadCache};
+use crate::device::{DeviceAllocator, StreamOf};
+use crate::lock::LockGuard;
+use crate::policy::limit::CachedLimit;
+use crate::pool::store::{Bounds, Effort, Grant, Store};
+use crate::stream::clock::StreamClock;
+use crate::stream::marks::Marks;
+use crate::stream::order::Taker;
+use crate::thread_number;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Blocks that go from a cache to the book at once.
+pub(super) const PORTION: usize = 64;
+/// Blocks of its size that a request moves from one cache: more, since those that serve may be
+/// below newer ones.
+const PORTION_LIKE: usize = 256;
+/// All leases together are at most this part of the most bytes that were allocated at once, and
+/// this part of the cached limit.
+const LEASED_PART: u64 = 8;
+/// Leases that are in the way are ended at most once in this many allocations.
+const TURNS_CROWDED: u64 = 4096;
+/// A thread that frees this many blocks for each that it takes hands them to others.
+const FREES_FOR_A_TAKE: u64 = 8;
+/// Looks into other threads' caches in a row that may find nothing. After that misses do without:
+/// one, then one more each time, and at most [`BLIND_MOST`].
+const LOOKS: u32 = 8;
+/// As above.
+const BLIND_MOST: u32 = 256;
+
+impl<A: DeviceAllocator> Store<A> {
+    /// A hit in the thread's own cache: a block that is ready without a device call.
+    #[inline]
+    pub(crate) fn take_cached(
+        &self,
+        (stream, on): (&StreamOf<A>, &StreamOf<A>),
+        kind: A::Kind,
+        (bytes, requested): (u64, u64),
+    ) -> Option<RecordOwner<A>> {
+        let clock = self.allocator.clock();
+        let now = clock.mark(on);
+        let key = Key { kind, lane: clock.lane(now) };
+        let (steal, cpu_touches) = (self.bounds.steal, A::MEMORY.cpu_touches);
+        let taker = Taker { clock, on, steal, cpu_touches };
+        let ready = |marks: &Marks<A::Clock>| {
+            (!cpu_touches && marks.are_of(clock, now)) || marks.is_ready(&taker)
+        };
+        let mut cache = self.caches.enter_own()?;
+        let mut record = cache.take(key, bytes, requested, ready)?;
+        drop(cache);
+        record.requested = requested;
+        record.marks.get_mut().restart(clock.mark(stream));
+        Some(record)
+    }
+
+    /// A hit in the thread's own cache for a request that was looked at closely.
+    pub(crate) fn take_cached_of(&self, want: &Want<'_, A>) -> Option<Grant<A>> {
+        let sizes = (want.class.bytes, want.requested);
+        let record = self.take_cached((want.stream, want.on), want.key.kind, sizes)?;
+        let zeroed = !record.dirty;
+        Some(Grant { record, zeroed })
+    }
+
+    /// Keeps a block in the thread's own cache, or returns it.
+    #[inline]
+    pub(crate) fn put_cached(
+        &self,
+        cache: &mut ThreadCache<A>,
+        mut record: RecordOwner<A>,
+    ) -> Result<(), RecordOwner<A>> {
+        cache.put(self.key(&mut record), record, self.book.turn.load(Relaxed))
+    }
+
+    /// The bin that a block belongs in.
+    #[inline]
+    fn key(&self, record: &mut RecordOwner<A>) -> Key<A::Kind> {
+        let lane = self.allocator.clock().lane(record.marks.get_mut().home());
+        Key { kind: record.kind, lane }
+    }
+
+    /// Frees a block that the thread's own cache had no room for: into it, if its lease can be
+    /// longer, or into the book. Returns the book, locked, and the segment that the block is free
+    /// in.
+    pub(super) fn free_uncached(
+        &self,
+        mut record: RecordOwner<A>,
+    ) -> (LockGuard<'_, BookState<A>>, Option<u32>) {
+        let (clock, key, bytes) = (self.allocator.clock(), self.key(&mut record), record.bytes);
+        let own = self.caches.wait_for_own();
+        let mut state = self.book.lock();
+        let Some(mut cache) = own else {
+            state.figures.freed(bytes, record.requested);
+            let segment = state.free_or_keep(clock, record, &self.bounds);
+            return (state, Some(segment));
+        };
+        state.settle(&mut cache);
+        state.figures.freed(bytes, record.requested);
+        self.book.show_turn(state.book.turn);
+        let room = record.pooled && state.extend_lease(&mut cache, bytes, &self.bounds);
+        let more = if room { state.grant_rooms(&mut cache, key, bytes, &self.bounds) } else { 0 };
+        let refused = if room { cache.put_counted(key, record, more).err() } else { Some(record) };
+        if refused.is_some() && cache.is_limited() {
+            // What the bin has no use for now, this block may have. Without a bin it is `more`.
+            let room = cache.take_room(key, bytes).max(more);
+            state.end_rooms(key, bytes, room);
+        }
+        match &refused {
+            None => state.book.count_into_cache(bytes),
+            Some(record) => cache.refusals += u32::from(record.pooled),
+        }
+        if cache.is_stale() {
+            state.take_back(clock, &mut cache, PORTION, ThreadCache::pop);
+        }
+        let segment = refused.map(|record| state.free_or_keep(clock, record, &self.bounds));
+        if state.is_crowded() {
+            // Threads that ended, or that stand still, may have the leases.
+            drop(state);
+            drop(cache);
+            self.collect();
+            state = self.book.lock();
+        }
+        (state, segment)
+    }
+
+    /// The book, locked, when it knows what this thread's cache has counted.
+    pub(crate) fn settled(&self) -> LockGuard<'_, BookState<A>> {
+        let own = self.caches.wait_for_own();
+        let mut state = self.book.lock();
+        if let Some(mut cache) = own {
+            state.settle(&mut cache);
+        }
+        state
+    }
+
+    /// Moves the blocks of all thread caches into the book, a portion under the locks at a time,
+    /// and ends their leases. Returns whether there were any.
+    pub(crate) fn collect(&self) -> bool {
+        self.caches.with(1).fold(false, |any, number| self.empty(number) | any)
+    }
+
+    /// Moves the blocks of one cache into the book. Returns whether there were any.
+    pub(super) fn empty(&self, number: usize) -> bool {
+        let (clock, mut any) = (self.allocator.clock(), false);
+        while let Some(mut cache) = self.caches.enter(number) {
+            let mut state = self.book.lock();
+            state.settle(&mut cache);
+            if !self.book.blocks {
+                state.leased -= std::mem::take(&mut cache.lease);
+            }
+            let blocks = state.take_back(clock, &mut cache, PORTION, ThreadCache::pop);
+            any |= blocks > 0;
+            if blocks < PORTION {
+                state.leased -= std::mem::take(&mut cache.lease);
+                cache.end_rooms(|key, bytes, room| state.end_rooms(key, bytes, room));
+                break;
+            }
+        }
+        any
+    }
+
+    /// Moves blocks that may serve a request from the caches of all threads into the book; with all
+    /// effort, all blocks. Returns whether there were any.
+    pub(crate) fn gather(&self, want: &Want<'_, A>, effort: Effort) -> bool {
+        if effort == Effort::All {
+            return self.collect();
+        }
+        let own = thread_number::get();
+        let mut with_enough = self.caches.with(want.class.bytes);
+        if with_enough.any(|number| number == own) && self.gather_one(own, want) > 0 {
+            return true;
+        }
+        let blind = self.blind.load(Relaxed);
+        if blind > 0 {
+            self.blind.store(blind - 1, Relaxed);
+            return false;
+        }
+        let (mut looks, mut found) = (0, 0);
+        for number in self.caches.with(want.class.bytes).filter(|number| *number != own) {
+            (looks, found) = (looks + 1, found + self.gather_one(number, want));
+        }
+        if looks > 0 {
+            let in_vain = if found > 0 { 0 } else { self.in_vain.load(Relaxed) + 1 };
+            self.in_vain.store(in_vain, Relaxed);
+            self.blind.store(in_vain.saturating_sub(LOOKS).min(BLIND_MOST), Relaxed);
+        }
+        found > 0
+    }
+
+    fn gather_one(&self, number: usize, want: &Want<'_, A>) -> usize {
+        let Some(mut cache) = self.caches.enter(number) else { return 0 };
+        let mut state = self.book.lock();
+        state.settle(&mut cache);
+        state.take_back_like(self.allocator.clock(), &mut cache, want)
+    }
+
+    /// Tells the book what all caches have counted, and looks at their blocks.
+    pub(crate) fn settle_caches(&self, mut look: impl FnMut(&RecordOwner<A>)) {
+        for number in self.caches.numbers() {
+            let Some(mut cache) = self.caches.enter(number) else { continue };
+            self.book.lock().settle(&mut cache);
+            cache.each(&mut look);
+        }
+    }
+}
+
+impl<A: DeviceAllocator> BookState<A> {
+    /// Takes over what a thread cache has counted.
+    pub(in crate::pool::store) fn settle(&mut self, cache: &mut ThreadCache<A>) {
+        let Some(changes) = cache.changes(self.book.turn) else { return };
+        let Changes { live, requested, allocated, .. } = changes;
+        self.book.turn += live.total;
+        self.figures.live.add(live);
+        self.figures.requested.add(requested);
+        self.figures.allocated.add(allocated);
+        self.book.settle(allocated);
+    }
+
+    /// Extends the lease of a cache so that it has room for `bytes` more, if the bounds allow it:
+    /// twice what is needed, so that the next block need not come here.
+    fn extend_lease(&mut self, cache: &mut ThreadCache<A>, bytes: u64, bounds: &Bounds) -> bool {
+        let needed = cache.idle() + bytes;
+        if needed <= cache.lease {
+            return true;
+        }
+        let most = if cache.is_closed() { 0 } else { self.lease_bound(cache, bounds.cached) };
+        let others = self.leased - cache.lease;
+        let fits = |lease: &u64| others.saturating_add(*lease) <= most;
+        let Some(lease) = [2 * needed, needed].into_iter().find(fits) else {
+            self.crowded |= needed <= most;
+            return false;
+        };
+        if !self.book.config.is_blocks() {
+            (self.leased, cache.lease) = (others + lease, lease);
+            return true;
+        }
+        // No block goes for room that may not be used.
+        let limit = self.cached_limit(bounds.cached);
+        let room = limit.saturating_sub(self.book.cached + others);
+        let lease = if lease <= room { lease } else { needed };
+        let fits = self.evict_down_to(limit.saturating_sub(lease - cache.lease), bounds);
+        if fits {
+            (self.leased, cache.lease) = (others + lease, lease);
+        }
+        fits
+    }
+
+    /// Whether the leases of other threads have refused this one, now and then.
+    fn is_crowded(&mut self) -> bool {
+        let due = self.crowded && self.book.turn >= self.crowded_at;
+        if due {
+            (self.crowded, self.crowded_at) = (false, self.book.turn + TURNS_CROWDED);
+        }
+        due
+    }
+
+    /// The most bytes of all leases. Without an arena and a limit there is none, but a thread that
+    /// only frees hands its blocks to others.
+    fn lease_bound(&mut self, cache: &mut ThreadCache<A>, limit: CachedLimit) -> u64 {
+        let by_limit = match limit {
+            CachedLimit::Unlimited => u64::MAX,
+            limit => self.cached_limit(limit) / LEASED_PART,
+        };
+        if !self.book.config.is_blocks() {
+            return by_limit.min(self.lease_most).min(self.book.used_peak / LEASED_PART);
+        }
+        if cache.is_balanced(FREES_FOR_A_TAKE) {
+            return by_limit;
+        }
+        cache.refusals = REFUSALS;
+        0
+    }
+
+    /// Moves at most `most` of the blocks of a cache into the book, as `pop` takes them out.
+    /// Returns how many.
+    pub(super) fn take_back(
+        &mut self,
+        clock: &A::Clock,
+        cache: &mut ThreadCache<A>,
+        most: usize,
+        mut pop: impl FnMut(&mut ThreadCache<A>) -> Option<RecordOwner<A>>,
+    ) -> usize {
+        let mut records: Vec<_> = std::iter::from_fn(|| pop(cache)).take(most).collect();
+        records.sort_unstable_by_key(|record| record.stamp);
+        let (count, mut bytes) = (records.len(), 0);
+        for mut record in records {
+            let marks = record.marks.get_mut().after(A::MEMORY.cpu_touches);
+            let when = (record.dirty, record.turn);
+            let range = record.part.range;
+            bytes += record.bytes;
+            if cache.is_limited() {
+                let lane = clock.lane(record.marks.get_mut().home());
+                self.end_rooms(Key { kind: record.kind, lane }, record.bytes, 1);
+            }
+            // Before the range is free: from then on its slot may be another owner's.
+            record.vacate();
+            self.book.free_cached(clock, range, marks, when);
+        }
+        if self.book.config.is_blocks() {
+            // The cached limit counts them as free from now on.
+            let lease = cache.lease.saturating_sub(bytes);
+            self.leased -= std::mem::replace(&mut cache.lease, lease) - lease;
+        }
+        count
+    }
+
+    /// Moves a bounded number of blocks of a cache into the book that may serve a request.
+    /// Returns how many.
+    pub(super) fn take_back_like(
+        &mut self,
+        clock: &A::Clock,
+        cache: &mut ThreadCache<A>,
+        want: &Want<'_, A>,
+    ) -> usize {
+        let (kind, sizes, mut from) = (want.key.kind, want.sizes(), 0);
+        self.take_back(clock, cache, PORTION_LIKE, |cache| cache.pop_like(kind, &sizes, &mut from))
+    }
+
+    /// Makes the range of a record free, or keeps the block if the bounds of a pool without an
+    /// arena say so. Returns its segment.
+    pub(super) fn free_or_keep(
+        &mut self,
+        clock: &A::Clock,
+        mut record: RecordOwner<A>,
+        bounds: &Bounds,
+    ) -> u32 {
+        let marks = record.marks.get_mut().after(A::MEMORY.cpu_touches);
+        let (range, dirty, pooled) = (record.part.range, record.dirty, record.pooled);
+        let key = Key { kind: record.kind, lane: clock.lane(record.marks.get_mut().home()) };
+        let bytes = record.bytes;
+        record.vacate(); // as above
+        let segment = self.book.nodes[range].segment;
+        if !self.book.config.is_blocks() || self.makes_room(key, bytes, pooled, bounds) {
+            self.book.free(clock, range, marks, dirty);
+        } else {
+            self.not_kept += 1;
+            self.book.owe_live(range, marks);
+        }
+        segment
+    }
+}
