@@ -8,6 +8,7 @@ pub(crate) mod arena;
 mod arrays;
 mod clients;
 mod pair;
+mod pools;
 mod replayed;
 mod switch;
 mod threads;
@@ -139,6 +140,28 @@ pub(crate) fn run(
     Ok(rows)
 }
 
+/// Runs the cases of pools beside global allocators.
+///
+/// # Errors
+///
+/// A case that did not come to an end.
+pub(crate) fn run_pools(
+    smoke: bool,
+    spread: &Spread,
+    tick: impl Fn(&str),
+) -> Result<Vec<Row>, BadInput> {
+    let mut rows = Vec::new();
+    for (job, size) in pools::CASES {
+        tick(&format!("{job} {size}"));
+        let size = size.to_string();
+        let mut arguments = vec!["peer", "host", job, &size];
+        arguments.extend(smoke.then_some("--smoke"));
+        let processes = spread.run(&arguments, &[])?;
+        rows.extend(rounds::pool(processes, &[pools::REFERENCE]));
+    }
+    Ok(rows)
+}
+
 fn named(rows: Vec<Row>, tuned: bool) -> impl Iterator<Item = Row> {
     let settings = if tuned { "tuned" } else { "default" };
     rows.into_iter().map(move |row| Row { settings: settings.into(), ..row })
@@ -169,6 +192,11 @@ pub(crate) fn steps() -> u64 {
     shared + 1 + clients::STEPS
 }
 
+/// How many steps [`run_pools`] tells.
+pub(crate) fn steps_of_pools() -> u64 {
+    pools::CASES.len() as u64
+}
+
 /// Runs one case in this process.
 ///
 /// # Errors
@@ -186,6 +214,9 @@ pub(crate) fn case(
         "add" | "tree" => Ok(arrays::run(name, count, process)),
         "hand-over" => Ok(threads::hand_over(count, process)),
         "larson" => Ok(threads::larson(process)),
+        job if pools::CASES.iter().any(|(known, _)| *known == job) => {
+            Ok(pools::run(job, count, process))
+        }
         "resident" => Ok(arrays::resident(count)),
         "gcc_cc1" => {
             let peer = Peer::ALL[count % Peer::ALL.len()];

@@ -55,6 +55,18 @@ fn every_peer_runs_every_small_case() {
     assert!(rows.iter().all(|row| row.ns > Some(0.0) && row.settings == "default"));
 }
 
+/// Each job of pools beside global allocators once, small.
+#[cfg(feature = "peers")]
+#[test]
+fn pools_and_allocators_do_the_same_jobs() {
+    let rows = rows(&["--peers", "pools"]);
+    assert_eq!(rows.len(), 7 * 7, "seven cases of seven contenders");
+    for row in &rows {
+        let told = (row.ns > Some(0.0), row.times.contains_key("mimalloc"));
+        assert_eq!(told, (true, true), "{} {} {}", row.case, row.size, row.contender);
+    }
+}
+
 /// Each arena replays a part of a trace; ours reserve what the live bytes need, and so does each
 /// peer.
 #[cfg(feature = "peers")]

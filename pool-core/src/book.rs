@@ -167,7 +167,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
 
     /// Bytes of free memory that serves again: free ranges, and what thread caches hold.
     #[inline]
-    fn kept(&self) -> u64 {
+    pub(crate) fn kept(&self) -> u64 {
         self.cached.saturating_add_signed(self.in_caches)
     }
 
@@ -193,6 +193,12 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     pub(crate) fn count_into_cache(&mut self, bytes: u64) {
         self.in_caches += bytes.cast_signed();
         self.cached_peak = self.cached_peak.max(self.kept());
+    }
+
+    /// Notes that a thread cache has this range, which was free, from now on.
+    pub(crate) fn move_to_cache(&mut self, bytes: u64) {
+        self.used += bytes;
+        self.in_caches += bytes.cast_signed();
     }
 
     /// Takes back a range that a thread cache had, freed at `freed_at`.

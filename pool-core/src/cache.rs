@@ -16,16 +16,10 @@ use crate::stream::marks::Marks;
 use bins::Bins;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use tally::{CacheTally, Changes};
+use tally::{Changes, Tally};
 
 /// Refusals after which a portion of the cache is to go: what is here is not what is requested.
 pub(crate) const REFUSALS: u32 = 64;
-
-/// Bytes of the blocks of a cache a moment ago, for other threads; alone on its cache lines.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-pub(crate) struct Shown(pub(crate) AtomicU64);
 
 /// Blocks taken and freed that tell whether a thread does both.
 const LATELY: u64 = 1 << 13;
@@ -33,35 +27,27 @@ const LATELY: u64 = 1 << 13;
 /// The blocks of one thread in one pool.
 pub(crate) struct ThreadCache<A: DeviceAllocator> {
     bins: Bins<A>,
-    /// Bytes of its blocks; and the same for threads that are not inside.
-    idle: u64,
-    shown: Arc<Shown>,
+    tally: Arc<Tally>,
     /// Bytes that they may have.
     pub(crate) lease: u64,
-    tally: CacheTally,
-    /// Allocations so far, as the book said last.
+    /// Allocations of all threads less those from this cache, when the book said so last.
     turn: u64,
-    /// Blocks that were kept so far: the next one's stamp.
-    kept: u64,
     /// Blocks that there was no room for, since a portion went.
     pub(crate) refusals: u32,
     /// Blocks that the thread took, and that it freed, lately.
     pub(crate) taken: u64,
-    freed: u64,
+    pub(crate) freed: u64,
     closed: bool,
 }
 
 impl<A: DeviceAllocator> ThreadCache<A> {
-    /// An empty cache, which shows how many bytes it has. `limited`: under a bucket limit.
-    pub(crate) fn new(shown: Arc<Shown>, limited: bool) -> Self {
+    /// An empty cache that counts in `tally`. `limited`: under a bucket limit.
+    pub(crate) fn new(tally: Arc<Tally>, limited: bool) -> Self {
         Self {
             bins: Bins::new(limited),
-            idle: 0,
-            shown,
+            tally,
             lease: 0,
-            tally: CacheTally::new(0),
             turn: 0,
-            kept: 0,
             refusals: 0,
             taken: 0,
             freed: 0,
@@ -72,13 +58,7 @@ impl<A: DeviceAllocator> ThreadCache<A> {
     /// Bytes of its blocks.
     #[inline]
     pub(crate) fn idle(&self) -> u64 {
-        self.idle
-    }
-
-    #[inline]
-    fn set_idle(&mut self, idle: u64) {
-        self.idle = idle;
-        self.shown.0.store(idle, Relaxed);
+        self.tally.idle()
     }
 
     /// Takes the newest block of a size and stream for `requested` bytes of it, if it is `ready`.
@@ -95,8 +75,7 @@ impl<A: DeviceAllocator> ThreadCache<A> {
             return None;
         }
         let record = bin.take()?;
-        self.set_idle(self.idle - bytes);
-        self.tally.out(self.idle, bytes, requested);
+        self.tally.out(bytes, requested);
         Some(record)
     }
 
@@ -109,33 +88,35 @@ impl<A: DeviceAllocator> ThreadCache<A> {
         mut record: RecordOwner<A>,
         turn: u64,
     ) -> Result<(), RecordOwner<A>> {
-        let idle = self.idle + record.bytes;
+        let idle = self.tally.idle() + record.bytes;
         if idle > self.lease {
             return Err(record);
         }
         let bin = self.bins.find(key, record.bytes).filter(|bin| bin.has_room());
         let Some(bin) = bin else { return Err(record) };
         self.tally.back(idle, record.requested);
-        record.turn = turn.max(self.turn + self.tally.takes());
-        record.stamp = self.kept;
-        self.kept += 1;
+        record.turn = turn.max(self.turn.wrapping_add(self.tally.takes()));
+        record.stamp = self.tally.keep();
         bin.put(record);
-        self.set_idle(idle);
         Ok(())
     }
 
-    /// How the figures have changed since the last call, if they have. The book has had `turn`
-    /// allocations until then.
+    /// How the figures have changed since the last call, if they have. The book, whose lock the
+    /// caller has, has had `turn` allocations until then.
     pub(crate) fn changes(&mut self, turn: u64) -> Option<Changes> {
-        self.turn = turn + self.tally.takes();
-        if self.tally.is_empty() {
+        self.turn = turn.wrapping_sub(self.tally.told_takes());
+        if self.tally.is_told() {
             return None;
         }
-        let changes = self.tally.changes(self.idle);
+        let changes = self.tally.tell();
         self.taken += changes.live.total;
         self.freed += changes.live.total.saturating_sub_signed(changes.live.now);
-        self.tally = CacheTally::new(self.idle);
         Some(changes)
+    }
+
+    /// Allocations so far, as far as this cache knows.
+    pub(crate) fn turn(&self) -> u64 {
+        self.turn.wrapping_add(self.tally.takes())
     }
 
     /// Keeps a block that was counted elsewhere, in a bin that gets room for `more` blocks more.
@@ -149,19 +130,20 @@ impl<A: DeviceAllocator> ThreadCache<A> {
     ) -> Result<(), RecordOwner<A>> {
         let bin = self.bins.find_or_add(key, record.bytes, more).filter(|bin| bin.has_room());
         let Some(bin) = bin else { return Err(record) };
-        (record.turn, record.stamp) = (self.turn, self.kept);
-        self.kept += 1;
-        self.freed += 1;
-        let idle = self.idle + record.bytes;
+        record.stamp = self.tally.keep();
+        self.tally.moved(self.tally.idle() + record.bytes);
         bin.put(record);
-        self.set_idle(idle);
-        self.tally = CacheTally::new(idle);
         Ok(())
     }
 
     /// Whether the book says how many blocks of a size there may be.
     pub(crate) fn is_limited(&self) -> bool {
         self.bins.are_limited()
+    }
+
+    /// Whether there is a bin of this size, or can be one.
+    pub(crate) fn makes_bin(&mut self, key: Key<A::Kind>, bytes: u64) -> bool {
+        self.bins.find_or_add(key, bytes, 0).is_some()
     }
 
     /// Whether a block of this size has room.
@@ -186,19 +168,28 @@ impl<A: DeviceAllocator> ThreadCache<A> {
     }
 
     /// Whether the thread took at least one block for each `most` that it freed, lately.
-    pub(crate) fn is_balanced(&mut self, most: u64) -> bool {
+    pub(crate) fn takes_enough(&mut self, most: u64) -> bool {
+        self.forget_old();
+        self.taken.saturating_mul(most) >= self.freed
+    }
+
+    /// Whether the thread took more than `most` blocks for each that it freed, lately.
+    pub(crate) fn only_takes(&mut self, most: u64) -> bool {
+        self.forget_old();
+        self.taken > self.freed.saturating_add(1).saturating_mul(most)
+    }
+
+    fn forget_old(&mut self) {
         if self.taken + self.freed > LATELY {
             (self.taken, self.freed) = (self.taken / 2, self.freed / 2);
         }
-        self.taken.saturating_mul(most) >= self.freed
     }
 
     /// Takes any block out; `None` if there is none. Call [`ThreadCache::changes`] before.
     pub(crate) fn pop(&mut self) -> Option<RecordOwner<A>> {
         self.refusals = 0;
         let record = self.bins.pop()?;
-        self.set_idle(self.idle - record.bytes);
-        self.tally = CacheTally::new(self.idle);
+        self.leave(&record);
         Some(record)
     }
 
@@ -211,9 +202,14 @@ impl<A: DeviceAllocator> ThreadCache<A> {
         from: &mut usize,
     ) -> Option<RecordOwner<A>> {
         let record = self.bins.pop_like(kind, sizes, from)?;
-        self.set_idle(self.idle - record.bytes);
-        self.tally = CacheTally::new(self.idle);
+        self.leave(&record);
         Some(record)
+    }
+
+    /// Counts a block that goes to the book.
+    fn leave(&mut self, record: &RecordOwner<A>) {
+        self.tally.leave();
+        self.tally.moved(self.tally.idle() - record.bytes);
     }
 
     /// Looks at each block.
@@ -224,6 +220,12 @@ impl<A: DeviceAllocator> ThreadCache<A> {
     /// Keeps nothing from now on.
     pub(crate) fn close(&mut self) {
         (self.closed, self.lease) = (true, 0);
+    }
+
+    /// How many blocks it counts.
+    #[cfg(all(test, shuttle))]
+    pub(crate) fn blocks(&self) -> u64 {
+        self.tally.blocks()
     }
 
     /// Whether nothing is kept.

@@ -5,16 +5,23 @@
 //! `wgpu` buffers and host pages run through the same code. ARCHITECTURE.md follows a request
 //! through these modules; `cache.rs` is the hot path.
 #![deny(unsafe_code)]
-#![cfg_attr(loom, allow(dead_code, reason = "the models give threads their numbers"))]
+#![cfg_attr(any(loom, shuttle), allow(dead_code, reason = "the models give threads their numbers"))]
+
+/// The threads, locks and atomics of a checker, where one runs.
+#[cfg(loom)]
+extern crate loom as checker;
+#[cfg(shuttle)]
+extern crate shuttle as checker;
 
 mod block;
 mod book;
 mod cache;
 mod device;
 mod error;
-#[cfg(not(loom))]
+mod fork;
+#[cfg(not(any(loom, shuttle)))]
 mod lock;
-#[cfg(loom)]
+#[cfg(any(loom, shuttle))]
 #[path = "lock/modelled.rs"]
 mod lock;
 mod policy;
@@ -37,6 +44,7 @@ pub use device::{
     ReleaseCall, Request, Sliceable, StreamOf, VirtualMemory, WholeBlocks,
 };
 pub use error::{AllocError, DeviceError, Figures, Verdict, Why};
+pub use fork::{forks, watch_forks};
 pub use policy::BucketPolicy;
 pub use policy::limit::{CachedLimit, FullBucket};
 pub use policy::retention::Retention;

@@ -43,6 +43,11 @@ unsafe impl RawMutex for Swap {
         !self.0.swap(true, Acquire)
     }
 
+    #[inline]
+    fn is_locked(&self) -> bool {
+        self.0.load(Relaxed)
+    }
+
     /// The last thing that touches the lock, so whoever takes it next may free it
     /// (`hold.rs`).
     #[inline]

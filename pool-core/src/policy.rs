@@ -50,7 +50,8 @@ impl BucketPolicy {
     /// The granule that a pool with this policy has unless it is given one, in bytes.
     ///
     /// 512 where blocks of different sizes meet in one class (the rounding that CUDA's own
-    /// allocator and `PyTorch`'s make), 1 where every byte counts.
+    /// allocator and `PyTorch`'s make), 1 where every byte counts. A pool of exact sizes has what
+    /// its memory is aligned to, if that is more.
     #[must_use]
     pub fn default_granule(&self) -> u64 {
         match self {

@@ -11,6 +11,8 @@ pub(crate) mod private_pool;
 mod report;
 mod stages;
 mod store;
+#[cfg(all(test, shuttle))]
+mod tests;
 mod upkeep;
 
 use crate::block::request::{Key, Want};
@@ -220,7 +222,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         kind: A::Kind,
     ) -> Option<Want<'r, A>> {
         let (store, clock) = (self.store(), self.allocator().clock());
-        if clock.fault().is_some() || !clock.owns(stream) || !store.offers(kind) {
+        if store.fault().is_some() || !clock.owns(stream) || !store.offers(kind) {
             return None;
         }
         let class = store.classes.of(requested)?;
@@ -242,7 +244,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ) -> DeviceError {
         let (store, clock) = (self.store(), self.allocator().clock());
         let because = |why, call| DeviceError::new(why, call, 0);
-        if let Some(fault) = clock.fault() {
+        if let Some(fault) = store.fault() {
             fault
         } else if !clock.owns(stream) {
             because(Why::Foreign, "allocate on a stream that this device does not have")

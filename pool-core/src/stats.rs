@@ -9,10 +9,17 @@ use std::fmt;
 
 /// The figures of a pool at one moment. All sizes are bytes.
 ///
-/// Counts, bytes and the reserved peak are exact when no thread is inside the pool. The other peaks
-/// are exact on one thread; on several they may miss what threads had between two reads of the
-/// figures. A pool built without
-/// [`statistics`](crate::PoolBuilder::statistics) leaves the counts at 0.
+/// Exact on one thread. On several, counts, bytes and the reserved peak are exact when no thread is
+/// inside the pool; while threads are, each may be off by what they do meanwhile. The fields that
+/// say "at least" do not know all of what other threads cache; [`BucketPool::stats_exact`] does.
+/// Peaks of live and cached bytes add up what each thread had at most since its cache told the
+/// pool, which need not have been at one moment.
+///
+/// All are 0 in a forked child that cannot use the pool ([`Why::Forked`](crate::Why::Forked)).
+///
+/// A pool built without [`statistics`](crate::PoolBuilder::statistics) leaves the counts at 0.
+///
+/// [`BucketPool::stats_exact`]: crate::BucketPool::stats_exact
 ///
 /// ```
 /// use pool_core::{BucketPool, sim::SimDevice};
@@ -50,7 +57,7 @@ pub struct PoolStats {
     pub served_by: Stages,
     /// Idle blocks given back because of a bound, or because memory was short.
     pub evictions: u64,
-    /// Sizes that have idle blocks now.
+    /// Sizes that have idle blocks now; at least.
     pub keys: u64,
     /// Idle blocks now.
     pub cached_buffers: u64,
@@ -62,7 +69,7 @@ pub struct PoolStats {
     pub allocated_bytes: u64,
     /// The most of that at once.
     pub allocated_peak_bytes: u64,
-    /// Allocated, plus returned but not seen to be out of use by its streams.
+    /// Allocated, plus returned but not seen to be out of use by its streams; at least.
     pub active_bytes: u64,
     /// Idle blocks, owed ones among them.
     pub cached_bytes: u64,

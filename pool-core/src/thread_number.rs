@@ -2,7 +2,14 @@
 //!
 //! A thread that ends gives its number back, so that programs with many short threads have few.
 
-use parking_lot::Mutex;
+#![cfg_attr(
+    all(unix, not(any(miri, loom, shuttle))),
+    expect(unsafe_code, reason = "a lock is held over a fork")
+)]
+
+#[cfg(not(any(loom, shuttle)))]
+use crate::lock::Lock;
+#[cfg(not(any(loom, shuttle)))]
 use std::cell::Cell;
 
 /// The number of threads that came when all others were taken, and of those that are ending.
@@ -15,16 +22,20 @@ const WORDS: usize = 16;
 const UNKNOWN: usize = usize::MAX;
 
 /// A bit for each number that a thread has. The last one is [`NONE`], which nobody has.
-static TAKEN: Mutex<[u64; WORDS]> = Mutex::new([0; WORDS]);
+#[cfg(not(any(loom, shuttle)))]
+static TAKEN: Lock<[u64; WORDS]> = Lock::new([0; WORDS]);
 
+#[cfg(not(any(loom, shuttle)))]
 thread_local! {
     // No destructor, so it can be read while a thread ends.
     static NUMBER: Cell<usize> = const { Cell::new(UNKNOWN) };
     static AT_EXIT: AtExit = const { AtExit };
 }
 
+#[cfg(not(any(loom, shuttle)))]
 struct AtExit;
 
+#[cfg(not(any(loom, shuttle)))]
 impl Drop for AtExit {
     fn drop(&mut self) {
         let number = NUMBER.replace(NONE);
@@ -35,10 +46,11 @@ impl Drop for AtExit {
     }
 }
 
-/// Under loom a thread has the number that the model gives it: its threads are not the system's.
-#[cfg(loom)]
+/// Under a checker a thread has the number that the model gives it: its threads are not the
+/// system's.
+#[cfg(any(loom, shuttle))]
 pub(crate) mod modelled {
-    loom::thread_local! {
+    crate::checker::thread_local! {
         static NUMBER: std::cell::Cell<usize> = std::cell::Cell::new(0);
     }
     pub(crate) fn get() -> usize {
@@ -48,11 +60,11 @@ pub(crate) mod modelled {
         NUMBER.with(|own| own.set(number));
     }
 }
-#[cfg(loom)]
+#[cfg(any(loom, shuttle))]
 pub(crate) use modelled::{get, get as known};
 
 /// This thread's own number, the same as long as it lives; [`NONE`] when it has none of its own.
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 #[inline]
 pub(crate) fn get() -> usize {
     let number = NUMBER.get();
@@ -60,12 +72,30 @@ pub(crate) fn get() -> usize {
 }
 
 /// The same, or a number that nobody has before [`get`] was called.
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 #[inline]
 pub(crate) fn known() -> usize {
     NUMBER.get()
 }
 
+/// Takes the lock of the numbers: before a fork, so that no other thread has it in the child.
+#[cfg(all(unix, not(any(miri, loom, shuttle))))]
+pub(crate) fn hold() {
+    std::mem::forget(TAKEN.lock());
+}
+
+/// Gives it up.
+///
+/// # Safety
+///
+/// This thread called [`hold`], or is the only one of a child whose parent did.
+#[cfg(all(unix, not(any(miri, loom, shuttle))))]
+pub(crate) unsafe fn let_go() {
+    // SAFETY: as the caller says.
+    unsafe { TAKEN.force_unlock() };
+}
+
+#[cfg(not(any(loom, shuttle)))]
 #[cold]
 fn take() -> usize {
     // What this calls may come here again, and gets none then.
@@ -87,7 +117,7 @@ fn take() -> usize {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use std::thread;

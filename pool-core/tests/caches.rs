@@ -96,6 +96,29 @@ fn figures_count_what_threads_cache() {
 }
 
 #[test]
+fn figures_of_running_threads_are_near_what_they_do() {
+    for (name, pool) in pools(&SimDevice::new()) {
+        let _large = pool.allocate(8 * MIB).unwrap();
+        thread::scope(|scope| {
+            let work = || (0..20_000).try_for_each(|_| pool.allocate(4 * KIB).map(drop)).unwrap();
+            let threads = [scope.spawn(work), scope.spawn(work)];
+            while threads.iter().any(|thread| !thread.is_finished()) {
+                let stats = pool.stats();
+                // Two threads have one buffer each, and may be counted in the middle of the next.
+                let most = 8 * MIB + 4 * 4 * KIB;
+                assert!(stats.allocated_bytes <= most, "{name}: {stats:?}");
+                assert!(stats.allocated_peak_bytes <= most, "{name}: {stats:?}");
+                assert!(stats.requested_bytes <= most, "{name}: {stats:?}");
+                assert!(stats.deallocations <= stats.allocations, "{name}: {stats:?}");
+                assert!(stats.cached_bytes <= most, "{name}: {stats:?}");
+            }
+        });
+        let stats = pool.stats();
+        assert_eq!((stats.allocations, stats.deallocations), (40_001, 40_000), "{name}");
+    }
+}
+
+#[test]
 fn what_a_parked_thread_caches_goes_back() {
     type Call = fn(&Pool) -> Result<u64, AllocError>;
     let calls: [(&str, Call); 4] = [

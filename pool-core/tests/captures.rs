@@ -210,3 +210,58 @@ fn captured_work_cannot_be_waited_for_and_says_so() {
     kernel(&input, &t);
     assert_eq!(pool.allocator().hazards(), 0);
 }
+
+#[test]
+fn memory_behind_a_capture_does_not_coalesce_with_memory_that_serves_others() {
+    let device = SimDevice::new();
+    let arena = ArenaConfig::segments(2 * MIB);
+    let pool = Pool::builder(device.clone()).arena(arena).build();
+    let (s, other) = (device.stream(), device.stream());
+    let half = pool.allocate_on(&s, MIB).unwrap();
+    device.begin_capture(&s).unwrap();
+    kernel(&half, &s);
+    drop(half); // behind work that cannot be waited for before the launch
+    kernel(&pool.allocate_on(&other, MIB).unwrap(), &other);
+    assert_eq!(device.calls().allocations, 1, "the other half of the segment");
+    device.end_capture(&s).unwrap();
+    assert_eq!(device.hazards(), 0);
+}
+
+#[test]
+fn a_late_buffer_of_a_graph_is_behind_its_last_launch() {
+    let pool = Pool::new(SimDevice::new());
+    let [s, t, other] = [(); 3].map(|()| pool.allocator().stream());
+    let mut late = None;
+    let graph = captured(&pool, &s, |pool| {
+        let buffer = pool.allocate_on(&s, MIB).unwrap();
+        kernel(&buffer, &s);
+        late = Some(buffer);
+    });
+    launch(&pool, &graph, &t); // not on the stream that was captured
+    drop((graph, late)); // the graph's memory is gone first
+    kernel(&pool.allocate_on(&other, MIB).unwrap(), &other);
+    let calls = pool.allocator().calls();
+    assert_eq!((pool.allocator().hazards(), calls.allocations), (0, 1));
+}
+
+#[test]
+fn what_is_behind_a_capture_does_not_go_back_before_it_ends() {
+    let builders = [
+        Pool::builder(SimDevice::new()).cached_limit(0),
+        Pool::builder(SimDevice::new()).arena(ArenaConfig::segments(MIB)),
+        Pool::builder(SimDevice::new()).arena(ArenaConfig::grow()),
+    ];
+    for builder in builders {
+        let pool = builder.build();
+        let s = pool.allocator().stream();
+        let buffer = pool.allocate_on(&s, MIB).unwrap();
+        pool.allocator().begin_capture(&s).unwrap();
+        kernel(&buffer, &s);
+        drop(buffer);
+        pool.clear().unwrap();
+        assert_eq!(pool.stats().reserved_bytes, MIB, "to free it would be to wait for a launch");
+        pool.allocator().end_capture(&s).unwrap();
+        pool.clear().unwrap();
+        assert_eq!((pool.stats().reserved_bytes, pool.allocator().hazards()), (0, 0));
+    }
+}

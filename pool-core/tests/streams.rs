@@ -4,7 +4,9 @@
 use std::mem::ManuallyDrop;
 
 use pool_core::sim::{SimCall, SimDevice, SimStream};
-use pool_core::{BucketPool, DeviceAllocator, PooledBuffer, Request, StreamClock, Why};
+use pool_core::{
+    ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, Request, StreamClock, Why,
+};
 
 fn kernel(device: &SimDevice, buffer: &PooledBuffer<SimDevice>, on: &SimStream) {
     device.kernel(on, &buffer.on(on).unwrap());
@@ -161,4 +163,36 @@ fn the_cleared_and_the_freed_are_waited_for() {
     let records = device.calls().records;
     assert_eq!(pool.clear().unwrap(), 512);
     assert_eq!(device.calls().records, records + 1, "cleared after an event on its stream");
+}
+
+#[test]
+fn uses_at_the_same_time_are_all_waited_for() {
+    let device = SimDevice::new();
+    // All that there is, and too large for a thread cache: it goes through the book.
+    let arena = ArenaConfig::segments(MIB);
+    let pool = BucketPool::builder(device.clone()).arena(arena).build();
+    let (s, t) = (device.stream(), device.stream());
+    let buffer = pool.allocate_on(&s, MIB).unwrap();
+    let (on_s, on_t) = (buffer.on(&s).unwrap(), buffer.on(&t).unwrap());
+    device.kernel(&s, &on_s); // after `on_t` began, so `t` is not ordered behind it
+    drop(on_s);
+    drop(on_t); // the latest use, and it knows nothing of the other one
+    drop(buffer);
+    kernel(&device, &pool.allocate_on(&t, MIB).unwrap(), &t);
+    assert_eq!((device.hazards(), device.calls().waits), (0, 2), "{:?}", device.hazard_report());
+}
+
+#[test]
+fn memory_that_was_warmed_up_over_a_used_range_is_behind_its_uses() {
+    let device = SimDevice::new();
+    let arena = ArenaConfig::pages(64 * KIB, 0.05);
+    let pool = BucketPool::builder(device.clone()).arena(arena).build();
+    let (s, t) = (device.stream(), device.stream());
+    let page = pool.allocate_on(&s, 64 * KIB).unwrap();
+    kernel(&device, &page, &s);
+    drop(page);
+    // The fewest pages are missing where the free one is a part of it.
+    pool.warm_up(&[(MIB, 1)]).unwrap();
+    kernel(&device, &pool.allocate_on(&t, MIB).unwrap(), &t);
+    assert_eq!((device.hazards(), pool.stats().hits), (0, 1), "{:?}", device.hazard_report());
 }

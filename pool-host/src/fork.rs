@@ -1,12 +1,6 @@
 //! Memory that belongs to one process: what says that a fork has made another.
-#![expect(unsafe_code, reason = "the system calls back in a forked child")]
 
-use pool_core::{DeviceError, Immediate, Order, StreamClock, Why};
-use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-
-/// Forks between the process that first asked and this one.
-static FORKS: AtomicU32 = AtomicU32::new(0);
+use pool_core::{DeviceError, Immediate, Order, StreamClock, Why, forks, watch_forks};
 
 /// The clock of memory whose promise does not survive `fork`. It has no streams: work has happened
 /// when the call returns.
@@ -15,23 +9,15 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 /// made without the C library's `fork` (a bare `clone`) is not noticed.
 #[derive(Clone, Copy, Debug)]
 pub struct ProcessClock {
-    /// [`FORKS`] when the clock was made.
+    /// [`forks`] when the clock was made.
     forks: u32,
 }
 
 impl ProcessClock {
     /// A clock of this process.
     pub(crate) fn new() -> Self {
-        static ONCE: Once = Once::new();
-        extern "C" fn in_child() {
-            FORKS.fetch_add(1, Relaxed);
-        }
-        ONCE.call_once(|| {
-            // SAFETY: registers a function that changes one number, which is legal in a forked
-            // child. If the system refuses, a fork is not noticed.
-            unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-        });
-        Self { forks: FORKS.load(Relaxed) }
+        watch_forks();
+        Self { forks: forks() }
     }
 }
 
@@ -50,7 +36,7 @@ impl StreamClock for ProcessClock {
     #[inline]
     fn fault(&self) -> Option<DeviceError> {
         let fault = DeviceError::new(Why::Forked, "use locked memory of the parent process", 0);
-        (self.forks != FORKS.load(Relaxed)).then_some(fault)
+        (self.forks != forks()).then_some(fault)
     }
     #[inline]
     fn mark(&self, _on: &()) {}

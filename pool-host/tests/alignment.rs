@@ -5,8 +5,8 @@
 
 use allocator_api2::alloc::{Allocator, Layout};
 use pool_core::{
-    ArenaConfig, BucketPool, DeviceAllocator, DeviceError, HostMemory, Immediate, MarkOf, Memory,
-    PageCalls, Request, Sliceable, Why,
+    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, HostMemory, Immediate,
+    MarkOf, Memory, PageCalls, PoolBuilder, Request, Sliceable, Why,
 };
 use pool_host::{HostAllocator, InPool, PooledArray};
 use std::ops::Range;
@@ -146,4 +146,18 @@ fn a_slice_is_no_longer_than_its_view() {
     let buffer = pool.allocate(100).unwrap();
     assert_eq!((buffer.size(), buffer.len()), (100, 70));
     assert!(PooledArray::<u8, _, _>::new(&pool, 100).is_err());
+}
+
+#[test]
+fn exact_sizes_are_told_apart_in_steps_of_what_blocks_are_aligned_to() {
+    let hits_of = |builder: PoolBuilder<HostAllocator>| {
+        let pool = builder.policy(BucketPolicy::Exact).build();
+        for bytes in [1, 64, 60, 65, 128] {
+            drop(pool.allocate(bytes).unwrap());
+        }
+        (pool.stats().hits, pool.stats().cached_bytes)
+    };
+    let builder = || BucketPool::builder(HostAllocator::new());
+    assert_eq!(hits_of(builder()), (3, 64 + 128));
+    assert_eq!(hits_of(builder().granule(1)), (0, 1 + 64 + 60 + 65 + 128));
 }

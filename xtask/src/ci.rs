@@ -13,7 +13,8 @@ const MODELS: &str =
     "test --quiet --locked --release --package pool-core --package pool-host --lib model";
 
 /// Longer ways with more threads, in random orders.
-const LONG_MODELS: &str = "test --quiet --locked --release --package pool-host --lib model_";
+const LONG_MODELS: &str =
+    "test --quiet --locked --release --package pool-core --package pool-host --lib model_";
 
 /// A step: a name, and the cargo commands that must all pass.
 struct Step {

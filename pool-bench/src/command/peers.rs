@@ -18,6 +18,8 @@ pub(super) enum Group {
     Host,
     /// Allocators that split one region, beside the arena.
     Arena,
+    /// Global allocators beside pools of host memory, also on several threads.
+    Pools,
 }
 
 /// A case of `bench --peers`, in this process; prints rows.
@@ -116,6 +118,7 @@ impl Bench {
         results.rows = match (self.backend.as_slice(), group) {
             ([], Group::Host) if self.peer.is_empty() => self.beside_the_tcache(spread, results)?,
             ([], Group::Arena) if self.peer.is_empty() => self.beside_the_arena(spread)?,
+            ([], Group::Pools) if self.peer.is_empty() => self.beside_pools(spread)?,
             ([backend @ Backend::Cuda], Group::Host) => self.beside_ours(*backend, spread)?,
             ([backend @ Backend::Wgpu], Group::Host) if self.peer.is_empty() => {
                 self.beside_ours(*backend, spread)?
@@ -123,8 +126,8 @@ impl Bench {
             _ => {
                 return Err(BadInput::new(
                     "`--peers` with this group, these backends or programs",
-                    "`--peers`, `--peers arena`, `--backend wgpu --peers`, or `--backend cuda \
-                     --peers` with any number of `--peer NAME=COMMAND`",
+                    "`--peers`, `--peers arena`, `--peers pools`, `--backend wgpu --peers`, or \
+                     `--backend cuda --peers` with any number of `--peer NAME=COMMAND`",
                 ));
             }
         };
@@ -196,6 +199,24 @@ impl Bench {
     #[expect(clippy::unused_self, reason = "as with the feature")]
     fn beside_the_tcache(&self, _: &Spread, _: &mut Results) -> Result<Vec<Row>, BadInput> {
         Err(BadInput::new("`--peers`: they are not built in", "`cargo xtask bench --peers`"))
+    }
+
+    #[cfg(feature = "peers")]
+    fn beside_pools(&self, spread: &Spread) -> Result<Vec<Row>, BadInput> {
+        let bar = ticking(crate::peers::steps_of_pools());
+        let tick = |case: &str| {
+            bar.set_message(case.to_owned());
+            bar.inc(1);
+        };
+        let rows = crate::peers::run_pools(self.smoke, spread, tick)?;
+        bar.finish_and_clear();
+        Ok(rows)
+    }
+
+    #[cfg(not(feature = "peers"))]
+    #[expect(clippy::unused_self, reason = "as with the feature")]
+    fn beside_pools(&self, _: &Spread) -> Result<Vec<Row>, BadInput> {
+        Err(BadInput::new("`--peers`: they are not built in", "`cargo xtask bench --peers pools`"))
     }
 
     #[cfg(not(feature = "peers"))]

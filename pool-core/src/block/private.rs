@@ -78,6 +78,11 @@ impl<A: DeviceAllocator> Privates<A> {
         self.bound.store(!book.of_lane.is_empty(), Relaxed);
     }
 
+    /// Whether a thread is at it.
+    pub(crate) fn is_locked(&self) -> bool {
+        self.book.is_locked()
+    }
+
     /// Whether any stream is bound.
     #[inline]
     pub(crate) fn are_bound(&self) -> bool {

@@ -211,8 +211,8 @@ pub(crate) struct Slab<T> {
     chunks: Vec<NonNull<[std::mem::MaybeUninit<T>; CHUNK]>>,
 }
 
-/// Slots of a chunk. The stacks of loom's threads are small.
-const CHUNK: usize = if cfg!(loom) { 2 } else { 256 };
+/// Slots of a chunk. The stacks of a checker's threads are small.
+const CHUNK: usize = if cfg!(any(loom, shuttle)) { 2 } else { 256 };
 
 impl<T> Slab<T> {
     pub(crate) fn new() -> Self {

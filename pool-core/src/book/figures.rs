@@ -87,7 +87,7 @@ impl Level {
 
     /// Adds what a thread cache has counted.
     pub(crate) fn add(&mut self, change: Change) {
-        self.peak = self.peak.max(self.now.wrapping_add(change.peak));
+        self.peak = self.peak.max(self.now.wrapping_add(change.peak.max(change.now)));
         self.now = self.now.wrapping_add(change.now);
         self.total = self.total.wrapping_add(change.total);
     }
@@ -108,8 +108,9 @@ impl Level {
         Stat {
             current,
             peak,
-            allocated: self.total.wrapping_sub(self.before.0),
-            freed: self.total.wrapping_sub(current).wrapping_sub(self.before.1),
+            allocated: self.total.saturating_sub(self.before.0),
+            // A reader of several threads' counts may see a buffer before its allocation.
+            freed: self.total.saturating_sub(current).saturating_sub(self.before.1),
         }
     }
 

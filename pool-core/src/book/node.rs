@@ -8,8 +8,8 @@ use std::ops::{Index, IndexMut, Range};
 
 /// No node.
 pub(crate) const NONE: u32 = u32::MAX;
-/// Nodes of a chunk, as a power of two. The stacks of loom's threads are small.
-const CHUNK_BITS: u32 = if cfg!(loom) { 1 } else { 8 };
+/// Nodes of a chunk, as a power of two. The stacks of a checker's threads are small.
+const CHUNK_BITS: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 8 };
 const CHUNK: usize = 1 << CHUNK_BITS;
 
 /// State of a range.

@@ -70,6 +70,11 @@ fn set<M>(nodes: &mut Nodes<M>, root: &mut u32, link: Link, to: u32) {
 
 /// Adds a range.
 pub(crate) fn insert<M>(nodes: &mut Nodes<M>, root: &mut u32, id: u32) {
+    if *root == NONE {
+        (nodes[id].older, nodes[id].newer) = (NONE, NONE);
+        *root = id;
+        return;
+    }
     let key = RangeKey::of(&nodes[id]);
     let (mut link, mut at) = (Link::Root, *root);
     while at != NONE && priority(at) >= priority(id) {
@@ -100,6 +105,10 @@ pub(crate) fn insert<M>(nodes: &mut Nodes<M>, root: &mut u32, id: u32) {
 
 /// Takes a range out that was added with a key.
 pub(crate) fn remove<M>(nodes: &mut Nodes<M>, root: &mut u32, id: u32, key: RangeKey) {
+    if *root == id && (nodes[id].older, nodes[id].newer) == (NONE, NONE) {
+        *root = NONE;
+        return;
+    }
     let (mut link, mut at) = (Link::Root, *root);
     while at != id {
         if at == NONE {

@@ -1,24 +1,25 @@
 //! The thread caches of a pool, by the numbers of the threads.
 #![expect(unsafe_code, reason = "a thread is the owner of the cache of its number")]
 
-use super::{Shown, ThreadCache};
+use super::ThreadCache;
+use super::tally::{Changes, Tally};
+#[cfg(any(loom, shuttle))]
+use crate::checker::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
 use crate::device::DeviceAllocator;
 use crate::lock::biased::{Biased, OtherGuard, OwnerGuard, Refused};
 use crate::thread_number;
-#[cfg(loom)]
-use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
 use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
 
 /// A cache alone on its cache lines (two of them: processors fetch them in pairs).
 #[repr(align(128))]
 struct CacheLine<A: DeviceAllocator> {
     cache: Biased<ThreadCache<A>>,
-    shown: Arc<Shown>,
+    tally: Arc<Tally>,
 }
 
 /// All thread caches of a pool. A cache stays when its thread ends, and is the next thread's of the
@@ -30,6 +31,8 @@ pub(crate) struct ThreadCaches<A: DeviceAllocator> {
     end: AtomicUsize,
     /// Whether there is a bucket limit.
     limited: bool,
+    /// Blocks of more bytes are in no cache.
+    pub(crate) largest: u64,
     /// Whether caches keep nothing any more.
     closed: AtomicBool,
 }
@@ -60,13 +63,14 @@ impl<A: DeviceAllocator> DerefMut for Inside<'_, A> {
 }
 
 impl<A: DeviceAllocator> ThreadCaches<A> {
-    /// A place for a cache of each thread, or none. `limited`: under a bucket limit.
-    pub(crate) fn new(any: bool, limited: bool) -> Self {
-        // Loom keeps account of each place.
-        let most = if cfg!(loom) { 4 } else { thread_number::NONE };
+    /// A place for a cache of each thread, or none, for blocks of at most `largest` bytes.
+    /// `limited`: under a bucket limit.
+    pub(crate) fn new(any: bool, limited: bool, largest: u64) -> Self {
+        // A checker keeps account of each place.
+        let most = if cfg!(any(loom, shuttle)) { 4 } else { thread_number::NONE };
         let numbers = if any { most } else { 0 };
         let all = (0..numbers).map(|_| AtomicPtr::new(ptr::null_mut())).collect();
-        Self { all, end: AtomicUsize::new(0), limited, closed: AtomicBool::new(false) }
+        Self { all, end: AtomicUsize::new(0), limited, largest, closed: AtomicBool::new(false) }
     }
 
     /// Whether threads cache blocks in this pool.
@@ -120,9 +124,9 @@ impl<A: DeviceAllocator> ThreadCaches<A> {
     #[cold]
     fn make(&self, number: usize) -> Option<&CacheLine<A>> {
         let place = self.all.get(number)?;
-        let shown = Arc::new(Shown::default());
-        let cache = Biased::new(ThreadCache::new(shown.clone(), self.limited));
-        let line = Box::into_raw(Box::new(CacheLine { cache, shown }));
+        let tally = Arc::new(Tally::default());
+        let cache = Biased::new(ThreadCache::new(tally.clone(), self.limited));
+        let line = Box::into_raw(Box::new(CacheLine { cache, tally }));
         place.store(line, Release);
         self.end.fetch_max(number + 1, SeqCst);
         self.line(number)
@@ -133,6 +137,12 @@ impl<A: DeviceAllocator> ThreadCaches<A> {
         self.closed.store(true, SeqCst);
     }
 
+    /// Whether a thread is inside any cache, or waits to be.
+    pub(crate) fn is_any_entered(&self) -> bool {
+        let is = |line: &CacheLine<A>| line.cache.is_entered();
+        self.numbers().any(|number| self.line(number).is_some_and(is))
+    }
+
     /// The numbers that a cache may have.
     pub(crate) fn numbers(&self) -> std::ops::Range<usize> {
         0..self.end.load(SeqCst)
@@ -140,8 +150,16 @@ impl<A: DeviceAllocator> ThreadCaches<A> {
 
     /// The numbers of the caches that had at least `bytes` bytes a moment ago.
     pub(crate) fn with(&self, bytes: u64) -> impl Iterator<Item = usize> {
-        let has = move |line: &CacheLine<A>| line.shown.0.load(Relaxed) >= bytes;
+        let has = move |line: &CacheLine<A>| line.tally.idle() >= bytes;
         self.numbers().filter(move |number| self.line(*number).is_some_and(has))
+    }
+
+    /// The changes of each cache that the book does not know, and how many blocks the cache has,
+    /// for a thread that has the book's lock. Enters none: a thread that is inside may have counted
+    /// a part of its call.
+    pub(crate) fn untold(&self) -> impl Iterator<Item = (Changes, u64)> {
+        let lines = self.numbers().filter_map(|number| self.line(number));
+        lines.map(|line| (line.tally.untold(), line.tally.blocks()))
     }
 
     /// The cache of a number, if there is one.

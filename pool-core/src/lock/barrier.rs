@@ -5,20 +5,29 @@ use super::atomics::fence;
 use std::sync::atomic::Ordering::SeqCst;
 
 /// Whether [`everywhere`] reaches the other threads. Registers the process on first use.
-#[cfg(all(target_os = "linux", not(any(miri, loom, single_fence))))]
+#[cfg(all(target_os = "linux", not(any(miri, loom, shuttle, single_fence))))]
 pub(crate) fn is_available() -> bool {
     use rustix::thread::{MembarrierCommand, MembarrierQuery, membarrier, membarrier_query};
-    use std::sync::OnceLock;
-    static AVAILABLE: OnceLock<bool> = OnceLock::new();
-    *AVAILABLE.get_or_init(|| {
-        membarrier_query().contains(MembarrierQuery::PRIVATE_EXPEDITED)
-            && membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
-    })
+    use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+    // Several threads may ask at once. A lock here could be held for ever in a child of `fork`.
+    const YES: u8 = 1;
+    const NO: u8 = 2;
+    static AVAILABLE: AtomicU8 = AtomicU8::new(0);
+    match AVAILABLE.load(Relaxed) {
+        YES => true,
+        NO => false,
+        _ => {
+            let is = membarrier_query().contains(MembarrierQuery::PRIVATE_EXPEDITED)
+                && membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok();
+            AVAILABLE.store(if is { YES } else { NO }, Relaxed);
+            is
+        }
+    }
 }
 
-/// Miri and loom have no such call, and `ThreadSanitizer` (`--cfg single_fence`) does not know what
-/// it orders.
-#[cfg(not(all(target_os = "linux", not(any(miri, loom, single_fence)))))]
+/// Miri and the checkers have no such call, and `ThreadSanitizer` (`--cfg single_fence`) does not
+/// know what it orders.
+#[cfg(not(all(target_os = "linux", not(any(miri, loom, shuttle, single_fence)))))]
 pub(crate) fn is_available() -> bool {
     false
 }
@@ -27,12 +36,12 @@ pub(crate) fn is_available() -> bool {
 /// (membarrier(2), `PRIVATE_EXPEDITED`). Costs about 0.5 us. Only if [`is_available`]. Aborts the
 /// process if the system refuses the call later, as a seccomp filter can.
 #[cfg_attr(
-    all(target_os = "linux", not(any(miri, loom, single_fence))),
+    all(target_os = "linux", not(any(miri, loom, shuttle, single_fence))),
     expect(clippy::print_stderr, reason = "the last words of the process")
 )]
 pub(crate) fn everywhere() {
     fence(SeqCst);
-    #[cfg(all(target_os = "linux", not(any(miri, loom, single_fence))))]
+    #[cfg(all(target_os = "linux", not(any(miri, loom, shuttle, single_fence))))]
     {
         // `is_available` has registered the process; a child of `fork` inherits that.
         let done = rustix::thread::membarrier(rustix::thread::MembarrierCommand::PrivateExpedited);

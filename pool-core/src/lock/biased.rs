@@ -96,6 +96,11 @@ impl<T> Biased<T> {
         Ok(OwnerGuard { busy: &raw const self.busy, value: self.value.get(), lock: PhantomData })
     }
 
+    /// Whether a thread is inside, or waits to be.
+    pub(crate) fn is_entered(&self) -> bool {
+        self.busy.load(Acquire) || self.revoked.load(Acquire) || self.turn.is_locked()
+    }
+
     /// The way in of any thread that is not inside.
     #[cold]
     pub(crate) fn enter(&self) -> OtherGuard<'_, T> {
@@ -177,7 +182,7 @@ impl<T> Drop for OtherGuard<'_, T> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
 

@@ -1,4 +1,4 @@
-//! The same lock as loom knows it: it tries all orders in which threads take it.
+//! The same lock as loom and shuttle know it, which try the orders in which threads take it.
 
 #[path = "atomics.rs"]
 mod atomics;
@@ -7,7 +7,7 @@ mod barrier;
 #[path = "biased.rs"]
 pub(crate) mod biased;
 
-use loom::sync::{Mutex, MutexGuard};
+use crate::checker::sync::{Mutex, MutexGuard};
 
 /// A value behind a lock.
 #[derive(Debug)]
@@ -22,6 +22,10 @@ impl<T> Lock<T> {
 
     pub(crate) fn lock(&self) -> LockGuard<'_, T> {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    pub(crate) fn is_locked(&self) -> bool {
+        self.0.try_lock().is_err()
     }
 
     pub(crate) fn try_lock(&self) -> Option<LockGuard<'_, T>> {

@@ -208,8 +208,11 @@ impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
     fn drop(&mut self) {
         let store = self.store();
         let record = &self.record;
-        let plain = record.pooled && record.private.is_none() && !store.bounds.zero_on_return;
-        if plain && !store.is_forked() && self.record.marks.get_mut().are_closed() {
+        let plain = record.pooled
+            && record.private.is_none()
+            && record.bytes <= store.caches.largest
+            && !store.bounds.zero_on_return;
+        if plain && !store.has_lost_handles() && self.record.marks.get_mut().are_closed() {
             // SAFETY: a buffer is dropped once, and if it is put its record is not used again.
             let record = unsafe { ManuallyDrop::take(&mut self.record) };
             // SAFETY: `new` filled the home.
@@ -303,7 +306,7 @@ impl<A: DeviceAllocator> Detached<A> {
     /// What the device said; the block is lost then.
     pub fn free(self) -> Result<(), DeviceError> {
         let mut buffer = ManuallyDrop::new(self.0);
-        if let Some(fault) = buffer.allocator().clock().fault()
+        if let Some(fault) = buffer.store().fault()
             && fault.why == Why::Forked
         {
             return Err(fault);
@@ -332,9 +335,9 @@ impl<A: WholeBlocks> Detached<A> {
     /// # Errors
     ///
     /// Returns `self` if the block is a part of a segment, which the device cannot free alone: in a
-    /// pool with an arena.
+    /// pool with an arena. In a forked child that cannot use the pool, too.
     pub fn into_raw(self) -> Result<(A::Block, Vec<MarkOf<A>>), Self> {
-        if !self.0.store().book.is_blocks() {
+        if !self.0.store().book.is_blocks() || self.0.store().is_forked() {
             return Err(self);
         }
         let mut buffer = ManuallyDrop::new(self.0);

@@ -72,7 +72,9 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
 
     /// Requests are rounded up to a multiple of this many bytes before the policy is asked; under
     /// `PowerOfTwo` it is the smallest class. 0 counts as 1. Unless set, the policy's own
-    /// ([`BucketPolicy::default_granule`]).
+    /// ([`BucketPolicy::default_granule`]); for exact sizes what blocks are aligned to
+    /// ([`DeviceAllocator::alignment_of`]): 64 bytes on the host, where the bytes up to the next
+    /// such multiple serve nobody else.
     pub fn granule(self, bytes: u64) -> Self {
         Self { granule: Some(bytes), ..self }
     }
@@ -230,7 +232,11 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
             }
             None => PoolBook::of_blocks(self.bucket_limit != BucketLimit::NONE),
         };
-        let classes = SizeClasses::new(policy, self.granule, granule, largest).within(self.window);
+        let own = self.granule.or_else(|| {
+            let aligned = || self.allocator.alignment_of(A::Kind::default());
+            (policy == BucketPolicy::Exact).then(aligned)
+        });
+        let classes = SizeClasses::new(policy, own, granule, largest).within(self.window);
         let bounds = Bounds {
             cached,
             bucket: self.bucket_limit,

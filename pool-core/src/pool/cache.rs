@@ -20,12 +20,6 @@ impl<A: DeviceAllocator> Store<A> {
         }
     }
 
-    /// Bytes of free memory.
-    pub(crate) fn cached_bytes(&self) -> u64 {
-        self.settle_caches(|_| {});
-        self.book.lock().cached_bytes()
-    }
-
     /// Gives back what drops could not, and what is above the cached limit.
     pub(crate) fn settle(&self) -> GivenBack {
         and(self.pay(), || self.trim_to_cached_limit())

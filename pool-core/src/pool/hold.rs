@@ -2,13 +2,13 @@
 #![expect(unsafe_code, reason = "a buffer must not touch a reference count that threads share")]
 
 use crate::block::record::{Home, Record, RecordOwner};
+#[cfg(any(loom, shuttle))]
+use crate::checker::sync::atomic::AtomicI64;
 use crate::device::DeviceAllocator;
 use crate::lock::LockGuard;
 use crate::pool::store::{BookState, Store};
-#[cfg(loom)]
-use loom::sync::atomic::AtomicI64;
 use std::ptr::NonNull;
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 

@@ -51,7 +51,7 @@ impl<A: DeviceAllocator> PrivatePool<A> {
     /// already.
     pub fn bind(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
         let clock = self.pool.allocator().clock();
-        if let Some(fault) = clock.fault() {
+        if let Some(fault) = self.pool.store().fault() {
             return Err(fault);
         }
         if !clock.owns(stream) {
@@ -93,7 +93,7 @@ impl<A: DeviceAllocator> PrivatePool<A> {
         work: impl FnOnce() -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
         let (clock, privates) = (self.pool.allocator().clock(), &self.pool.store().privates);
-        if let Some(fault) = clock.fault() {
+        if let Some(fault) = self.pool.store().fault() {
             return Err(fault);
         }
         if clock.order(on, &privates.behind(self.id))? == Order::NotYet {

@@ -20,7 +20,8 @@ use crate::block::record::{Record, RecordOwner};
 use crate::block::request::Want;
 use crate::cache::caches::ThreadCaches;
 use crate::device::{DeviceAllocator, StreamOf};
-use crate::error::Why;
+use crate::error::{DeviceError, Why};
+use crate::fork::ForkCheck;
 use crate::policy::SizeClasses;
 use crate::policy::limit::{BucketLimit, CachedLimit, FullBucket, Ledger};
 use crate::policy::retention::{Retention, Ticks};
@@ -65,6 +66,7 @@ pub(crate) struct Store<A: DeviceAllocator> {
     /// Dropped when the pool is closed: it may hold buffers, which hold the store.
     pub(crate) on_shortage: Mutex<Option<OnShortage>>,
     pub(crate) holds: Holds,
+    forks: ForkCheck,
     /// Dropped before the book, which has the slots of their records.
     pub(crate) caches: ThreadCaches<A>,
     /// Before the book, which has the slots of their records.
@@ -89,7 +91,7 @@ impl<A: DeviceAllocator> Store<A> {
     ) -> Self {
         let limited = book.is_blocks() && bounds.bucket != BucketLimit::NONE;
         Self {
-            caches: ThreadCaches::new(book.has_caches(), limited),
+            caches: ThreadCaches::new(book.has_caches(), limited, book.lease_most()),
             allocator,
             book,
             classes,
@@ -101,6 +103,7 @@ impl<A: DeviceAllocator> Store<A> {
             ticks: Mutex::default(),
             on_shortage: Mutex::new(on_shortage),
             holds: Holds::new(),
+            forks: ForkCheck::new(),
             privates: Privates::new(),
         }
     }
@@ -118,14 +121,39 @@ impl<A: DeviceAllocator> Store<A> {
         if !plain || !self.offers(kind) || self.privates.are_bound() {
             return None;
         }
-        let bytes = self.classes.quick(requested)?;
+        let bytes = self.classes.quick(requested).filter(|bytes| *bytes <= self.caches.largest)?;
         self.take_cached((stream, stream), kind, (bytes, requested))
+    }
+
+    /// Why no call can succeed that needs more than the thread's own cache.
+    #[inline]
+    pub(crate) fn fault(&self) -> Option<DeviceError> {
+        let broken = || {
+            let call = "use a pool in which threads of the parent process were at the fork";
+            self.forks.is_broken(|| self.is_held()).then(|| DeviceError::new(Why::Forked, call, 0))
+        };
+        self.allocator.clock().fault().or_else(broken)
     }
 
     /// Whether this process is a fork of the one that made the device's handles.
     #[inline]
-    pub(crate) fn is_forked(&self) -> bool {
+    pub(crate) fn has_lost_handles(&self) -> bool {
         self.allocator.clock().fault().is_some_and(|fault| fault.why == Why::Forked)
+    }
+
+    /// Whether this process is a fork of one that had the device's handles, or the locks.
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        self.fault().is_some_and(|fault| fault.why == Why::Forked)
+    }
+
+    /// Whether any lock is held, but for those of single blocks.
+    fn is_held(&self) -> bool {
+        self.book.is_locked()
+            || self.privates.is_locked()
+            || self.ticks.is_locked()
+            || self.on_shortage.is_locked()
+            || self.caches.is_any_entered()
     }
 
     /// Who asks.

@@ -101,7 +101,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
 
     fn giving_back(&self, work: impl Fn(&Store<A>) -> GivenBack) -> Result<u64, AllocError> {
         let store = self.store();
-        let (bytes, refusal) = match self.allocator().clock().fault() {
+        let (bytes, refusal) = match store.fault() {
             // What is idle stays: a forked process can do nothing with it, and what a lost device
             // had goes with the pool.
             Some(fault) if fault.why == Why::Forked => (0, Some(fault)),
@@ -117,9 +117,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// [`BucketPool::reserved_bytes`] is what seed 001 calls `allocated_bytes`.
     #[must_use]
     pub fn allocated_bytes(&self) -> u64 {
-        let store = self.store();
-        store.settle_caches(|_| {});
-        store.book.lock().allocated().0
+        self.store().allocated_bytes()
     }
 
     /// Bytes taken from the device and not given back: of live buffers and of cached blocks.
@@ -161,29 +159,33 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.store().survey().live
     }
 
-    /// The figures of this moment.
+    /// The figures of this moment. Stops no thread that takes and frees blocks of its own cache:
+    /// while such threads run, a figure may lack, or have too much, what they do meanwhile.
+    ///
+    /// Takes the pool's lock for a portion of the ranges at a time, and costs time in the number of
+    /// all blocks.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
-        let store = self.store();
-        let (survey, private_bytes) = (store.survey(), store.privates.all_idle_bytes());
-        let state = store.book.lock();
-        let (requested_bytes, requested_peak_bytes) = state.requested();
-        let (allocated_bytes, allocated_peak_bytes) = state.allocated();
-        PoolStats {
-            keys: survey.free.len() as u64,
-            cached_buffers: survey.free.values().map(|count| *count as u64).sum(),
-            requested_bytes,
-            requested_peak_bytes,
-            allocated_bytes,
-            allocated_peak_bytes,
-            active_bytes: allocated_bytes + survey.pending,
-            cached_bytes: state.cached_bytes(),
-            peak_cached_bytes: state.cached_peak(),
-            reserved_bytes: store.ledger.reserved(),
-            reserved_peak_bytes: store.ledger.peak(),
-            private_bytes,
-            ..state.counted(store.bounds.statistics)
-        }
+        self.store().stats(false)
+    }
+
+    /// The same figures, exact when no thread is inside the pool. Looks into the cache of each
+    /// thread: costs some microseconds for each, and for a moment stops those that take or free a
+    /// block.
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| drop(pool.allocate(4096)));
+    /// });
+    /// assert_eq!(pool.stats_exact().keys, 1); // its size is known to its cache alone
+    /// assert_eq!(pool.stats().cached_buffers, 1);
+    /// ```
+    #[must_use]
+    pub fn stats_exact(&self) -> PoolStats {
+        self.store().stats(true)
     }
 
     /// The figures of the arena by the names of `PyTorch`'s `DeviceStats`; `None` in a pool without
@@ -202,7 +204,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     #[must_use]
     pub fn device_stats(&self) -> Option<DeviceStats> {
         let store = self.store();
-        (!store.book.is_blocks()).then(|| store.device_stats())
+        (!store.book.is_blocks() && !store.is_forked()).then(|| store.device_stats())
     }
 
     /// All segments of the arena as they are now; none in a pool without an arena. Costs time in
@@ -221,7 +223,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     #[must_use]
     pub fn map(&self) -> Vec<SegmentMap> {
         let store = self.store();
-        if store.book.is_blocks() {
+        if store.book.is_blocks() || store.is_forked() {
             return Vec::new();
         }
         store.collect();
@@ -231,6 +233,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// Sets all counts to 0 and lets the peaks start again from the current bytes.
     pub fn reset_stats(&self) {
         let store = self.store();
+        if store.is_forked() {
+            return;
+        }
         store.settle_caches(|_| {});
         store.book.reset_stats();
         store.ledger.reset_peak();

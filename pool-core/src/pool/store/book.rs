@@ -8,8 +8,10 @@ mod device;
 mod give_back;
 mod lease;
 mod lend;
+mod moves;
 mod pages;
 mod private;
+mod reading;
 mod search;
 mod segments;
 mod survey;
@@ -57,6 +59,8 @@ pub(crate) struct PoolBook<A: DeviceAllocator> {
     uncached: bool,
     /// Threads cache blocks.
     caches: bool,
+    /// The most bytes that thread caches hold, and so the largest block in one.
+    lease_most: u64,
     /// Blocks are lent whole: a pool without an arena.
     blocks: bool,
     /// Allocations a while ago, for frees that do not come here.
@@ -90,9 +94,8 @@ pub(crate) struct BookState<A: DeviceAllocator> {
     not_kept: u64,
     /// The calls to the device, and segments.
     calls: DeviceStats,
-    /// Bytes that all thread caches may hold, and the most of that whatever the peak.
+    /// Bytes that all thread caches may hold.
     leased: u64,
-    lease_most: u64,
     /// A cache was refused a lease that others have, and when their leases may end.
     crowded: bool,
     crowded_at: u64,
@@ -135,6 +138,7 @@ impl<A: Sliceable> PoolBook<A> {
             apart_above: config.apart_above,
             uncached: config.uncached,
             caches: !config.is_torch() && !config.uncached,
+            lease_most: config.lease_most(),
             blocks: false,
             turn: AtomicU64::new(0),
             state: Lock::new(BookState::new(config)),
@@ -164,6 +168,7 @@ impl<A: DeviceAllocator> PoolBook<A> {
             apart_above: 0,
             uncached: false,
             caches: true,
+            lease_most: u64::MAX,
             blocks: true,
             turn: AtomicU64::new(0),
             state: Lock::new(state),
@@ -189,6 +194,11 @@ impl<A: DeviceAllocator> PoolBook<A> {
         self.caches
     }
 
+    /// The largest block that a thread cache can have.
+    pub(crate) fn lease_most(&self) -> u64 {
+        self.lease_most
+    }
+
     /// Whether nothing is reused.
     pub(crate) fn is_uncached(&self) -> bool {
         self.uncached
@@ -202,6 +212,11 @@ impl<A: DeviceAllocator> PoolBook<A> {
     /// Whether a block may be larger than any single allocation of the device.
     pub(crate) fn has_pages(&self) -> bool {
         self.pages.is_some()
+    }
+
+    /// Whether a thread has it.
+    pub(crate) fn is_locked(&self) -> bool {
+        self.state.is_locked()
     }
 
     #[inline]
@@ -225,7 +240,6 @@ impl<A: DeviceAllocator> BookState<A> {
     fn new(config: ArenaConfig) -> Self {
         Self {
             figures: BookFigures::new(config.is_torch()),
-            lease_most: config.lease_most(),
             leased: 0,
             crowded: false,
             crowded_at: 0,
@@ -261,45 +275,6 @@ impl<A: DeviceAllocator> BookState<A> {
     pub(crate) fn close(&mut self) -> i64 {
         self.closed = true;
         self.figures.live.now().0.cast_signed()
-    }
-
-    /// The counts, as a pool reports them.
-    pub(crate) fn counted(&self, statistics: bool) -> PoolStats {
-        let (live, requested) = (self.figures.live.stat(), self.figures.requested.stat());
-        let PoolStats { misses, bypasses, from_device_bytes, .. } = self.counts;
-        if !statistics {
-            return self.counts;
-        }
-        let hits = live.allocated.saturating_sub(misses + bypasses);
-        PoolStats {
-            allocations: hits + misses + bypasses + self.counts.failures,
-            hits,
-            reuses: hits.saturating_sub(self.untouched_hits),
-            deallocations: live.freed,
-            returns: live.freed.saturating_sub(self.not_kept),
-            from_pool_bytes: requested.allocated.saturating_sub(from_device_bytes),
-            ..self.counts
-        }
-    }
-
-    /// Bytes of free ranges.
-    pub(crate) fn cached_bytes(&self) -> u64 {
-        self.book.cached_bytes()
-    }
-
-    /// The most of them at once.
-    pub(crate) fn cached_peak(&self) -> u64 {
-        self.book.cached_peak
-    }
-
-    /// Bytes of live buffers as they were requested: now, at most.
-    pub(crate) fn requested(&self) -> (u64, u64) {
-        self.figures.requested.now()
-    }
-
-    /// Bytes of their blocks.
-    pub(crate) fn allocated(&self) -> (u64, u64) {
-        self.figures.allocated.now()
     }
 
     /// Counts a request that the device refused, before it is asked again.
@@ -344,28 +319,32 @@ impl<A: DeviceAllocator> Store<A> {
             return None;
         }
         let (taker, request) = (self.taker(want), self.book.request(want));
-        let own = self.caches.wait_for_own();
+        let mut own = self.caches.wait_for_own();
         let mut state = self.book.lock();
-        let id = match own {
-            Some(mut cache) => {
-                state.settle(&mut cache);
+        let id = match &mut own {
+            Some(cache) => {
+                state.settle(cache);
                 if want.class.up_to > want.class.bytes {
                     // The smallest block that serves may be one of them.
-                    state.take_back_like(taker.clock, &mut cache, want);
+                    state.take_back_like(taker.clock, cache, want);
                 }
                 let found = state.book.take(&request, &taker);
                 // What this thread freed a moment ago may coalesce to what it needs.
                 let may = found.is_none() && !self.book.blocks;
                 let more =
-                    may && state.take_back(taker.clock, &mut cache, PORTION, ThreadCache::pop) > 0;
+                    may && state.take_back(taker.clock, cache, PORTION, ThreadCache::pop) > 0;
                 cache.taken += 1;
                 if more { state.book.take(&request, &taker) } else { found }
             }
             None => state.book.take(&request, &taker),
         }?;
         let lent = state.lend_hit(id, want, taker.clock, self.bounds.statistics)?;
+        if let Some(cache) = own.as_mut().filter(|_| self.book.blocks) {
+            state.refill(cache, want, (&request, &taker), &self.bounds);
+        }
         self.book.show_turn(state.book.turn);
         drop(state);
+        drop(own);
         Some(lent.grant(want))
     }
 

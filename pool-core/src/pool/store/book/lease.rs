@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering::Relaxed;
 pub(super) const PORTION: usize = 64;
 /// Blocks of its size that a request moves from one cache: more, since those that serve may be
 /// below newer ones.
-const PORTION_LIKE: usize = 256;
+pub(super) const PORTION_LIKE: usize = 256;
 /// All leases together are at most this part of the most bytes that were allocated at once, and
 /// this part of the cached limit.
 const LEASED_PART: u64 = 8;
@@ -102,8 +102,10 @@ impl<A: DeviceAllocator> Store<A> {
         state.settle(&mut cache);
         state.figures.freed(bytes, record.requested);
         self.book.show_turn(state.book.turn);
-        let room = record.pooled && state.extend_lease(&mut cache, bytes, &self.bounds);
+        let fits = record.pooled && bytes <= self.caches.largest;
+        let room = fits && state.extend_lease(&mut cache, bytes, &self.bounds);
         let more = if room { state.grant_rooms(&mut cache, key, bytes, &self.bounds) } else { 0 };
+        record.turn = cache.turn();
         let refused = if room { cache.put_counted(key, record, more).err() } else { Some(record) };
         if refused.is_some() && cache.is_limited() {
             // What the bin has no use for now, this block may have. Without a bin it is `more`.
@@ -111,8 +113,11 @@ impl<A: DeviceAllocator> Store<A> {
             state.end_rooms(key, bytes, room);
         }
         match &refused {
-            None => state.book.count_into_cache(bytes),
-            Some(record) => cache.refusals += u32::from(record.pooled),
+            None => {
+                cache.freed += 1;
+                state.book.count_into_cache(bytes);
+            }
+            Some(_) => cache.refusals += u32::from(fits),
         }
         if cache.is_stale() {
             state.take_back(clock, &mut cache, PORTION, ThreadCache::pop);
@@ -228,7 +233,11 @@ impl<A: DeviceAllocator> BookState<A> {
         if needed <= cache.lease {
             return true;
         }
-        let most = if cache.is_closed() { 0 } else { self.lease_bound(cache, bounds.cached) };
+        let most = if cache.is_closed() {
+            0
+        } else {
+            self.lease_bound(cache, (needed, bytes), bounds.cached)
+        };
         let others = self.leased - cache.lease;
         let fits = |lease: &u64| others.saturating_add(*lease) <= most;
         let Some(lease) = [2 * needed, needed].into_iter().find(fits) else {
@@ -250,6 +259,23 @@ impl<A: DeviceAllocator> BookState<A> {
         fits
     }
 
+    /// Extends the lease of a cache by a block that leaves the free ones, if the bound on all
+    /// leases allows it.
+    pub(super) fn lease_one_more(
+        &mut self,
+        cache: &mut ThreadCache<A>,
+        bytes: u64,
+        bounds: &Bounds,
+    ) -> bool {
+        let more = (cache.idle() + bytes).saturating_sub(cache.lease);
+        let most = if cache.is_closed() { 0 } else { self.lease_limit(bounds.cached) };
+        let fits = self.leased.saturating_add(more) <= most;
+        if fits {
+            (self.leased, cache.lease) = (self.leased + more, cache.lease + more);
+        }
+        fits
+    }
+
     /// Whether the leases of other threads have refused this one, now and then.
     fn is_crowded(&mut self) -> bool {
         let due = self.crowded && self.book.turn >= self.crowded_at;
@@ -259,66 +285,33 @@ impl<A: DeviceAllocator> BookState<A> {
         due
     }
 
-    /// The most bytes of all leases. Without an arena and a limit there is none, but a thread that
-    /// only frees hands its blocks to others.
-    fn lease_bound(&mut self, cache: &mut ThreadCache<A>, limit: CachedLimit) -> u64 {
-        let by_limit = match limit {
+    /// The most bytes of all leases under the cached limit.
+    fn lease_limit(&mut self, limit: CachedLimit) -> u64 {
+        match limit {
             CachedLimit::Unlimited => u64::MAX,
             limit => self.cached_limit(limit) / LEASED_PART,
-        };
-        if !self.book.config.is_blocks() {
-            return by_limit.min(self.lease_most).min(self.book.used_peak / LEASED_PART);
         }
-        if cache.is_balanced(FREES_FOR_A_TAKE) {
+    }
+
+    /// The most bytes of all leases, for a cache that needs `needed` bytes with a block of `bytes`
+    /// bytes. Without an arena and a limit there is none, but a thread that only frees hands its
+    /// blocks to others, a portion at a time.
+    fn lease_bound(
+        &mut self,
+        cache: &mut ThreadCache<A>,
+        (needed, bytes): (u64, u64),
+        limit: CachedLimit,
+    ) -> u64 {
+        let by_limit = self.lease_limit(limit);
+        if !self.book.config.is_blocks() {
+            let most = self.book.config.lease_most();
+            return by_limit.min(most).min(self.book.used_peak / LEASED_PART);
+        }
+        if cache.takes_enough(FREES_FOR_A_TAKE) || needed <= PORTION as u64 * bytes {
             return by_limit;
         }
         cache.refusals = REFUSALS;
         0
-    }
-
-    /// Moves at most `most` of the blocks of a cache into the book, as `pop` takes them out.
-    /// Returns how many.
-    pub(super) fn take_back(
-        &mut self,
-        clock: &A::Clock,
-        cache: &mut ThreadCache<A>,
-        most: usize,
-        mut pop: impl FnMut(&mut ThreadCache<A>) -> Option<RecordOwner<A>>,
-    ) -> usize {
-        let mut records: Vec<_> = std::iter::from_fn(|| pop(cache)).take(most).collect();
-        records.sort_unstable_by_key(|record| record.stamp);
-        let (count, mut bytes) = (records.len(), 0);
-        for mut record in records {
-            let marks = record.marks.get_mut().after(A::MEMORY.cpu_touches);
-            let when = (record.dirty, record.turn);
-            let range = record.part.range;
-            bytes += record.bytes;
-            if cache.is_limited() {
-                let lane = clock.lane(record.marks.get_mut().home());
-                self.end_rooms(Key { kind: record.kind, lane }, record.bytes, 1);
-            }
-            // Before the range is free: from then on its slot may be another owner's.
-            record.vacate();
-            self.book.free_cached(clock, range, marks, when);
-        }
-        if self.book.config.is_blocks() {
-            // The cached limit counts them as free from now on.
-            let lease = cache.lease.saturating_sub(bytes);
-            self.leased -= std::mem::replace(&mut cache.lease, lease) - lease;
-        }
-        count
-    }
-
-    /// Moves a bounded number of blocks of a cache into the book that may serve a request.
-    /// Returns how many.
-    pub(super) fn take_back_like(
-        &mut self,
-        clock: &A::Clock,
-        cache: &mut ThreadCache<A>,
-        want: &Want<'_, A>,
-    ) -> usize {
-        let (kind, sizes, mut from) = (want.key.kind, want.sizes(), 0);
-        self.take_back(clock, cache, PORTION_LIKE, |cache| cache.pop_like(kind, &sizes, &mut from))
     }
 
     /// Makes the range of a record free, or keeps the block if the bounds of a pool without an

@@ -28,6 +28,8 @@ pub(crate) struct Survey {
     /// How many free ranges, and live ones, by size.
     pub(crate) free: BTreeMap<u64, usize>,
     pub(crate) live: BTreeMap<u64, usize>,
+    /// How many of the free ones are in the book.
+    pub(super) free_in_book: u64,
     /// The numbers and bytes of free parts of segments, and of free ranges that are pending: small,
     /// large.
     split: [(u64, u64); 2],
@@ -37,9 +39,19 @@ pub(crate) struct Survey {
 impl<A: DeviceAllocator> Store<A> {
     /// Reads all ranges, and what thread caches have of them.
     pub(crate) fn survey(&self) -> Survey {
-        let (clock, mut survey) = (self.allocator.clock(), Survey::default());
-        self.book.each_range(|state, id| survey.add(clock, state, id));
-        self.settle_caches(|record| survey.add_cached(clock, record));
+        if self.is_forked() {
+            return Survey::default();
+        }
+        let mut survey = self.survey_book();
+        self.settle_caches(|record| survey.add_cached(self.allocator.clock(), record));
+        survey
+    }
+
+    /// Reads all ranges. What thread caches have of them counts as live.
+    pub(super) fn survey_book(&self) -> Survey {
+        let mut survey = Survey::default();
+        self.book.each_range(|state, id| survey.add(self.allocator.clock(), state, id));
+        survey.free_in_book = survey.free.values().map(|count| *count as u64).sum();
         survey
     }
 
@@ -148,7 +160,7 @@ impl<A: DeviceAllocator> PoolBook<A> {
 
 impl Survey {
     /// Adds a block of a thread cache, which was taken for a live one.
-    fn add_cached<A: DeviceAllocator>(&mut self, clock: &A::Clock, record: &Record<A>) {
+    pub(super) fn add_cached<A: DeviceAllocator>(&mut self, clock: &A::Clock, record: &Record<A>) {
         let bytes = record.bytes;
         if let Some(live) = self.live.get_mut(&bytes) {
             *live -= 1;

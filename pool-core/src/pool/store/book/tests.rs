@@ -7,6 +7,7 @@ use crate::pool::BucketPool;
 use crate::sim::{SimDevice, SimStream};
 use crate::size::{GIB, KIB, MIB};
 use crate::stream::order::StealPolicy;
+use std::sync::mpsc;
 use std::time::Duration;
 
 /// Looks at nodes: 256 in a portion of an explicit call, up to 16 each where one is taken out or
@@ -148,6 +149,28 @@ fn to_look_at_the_figures_empties_no_cache() {
 }
 
 #[test]
+fn figures_are_read_while_a_thread_is_inside_its_cache() {
+    let pool = BucketPool::new(SimDevice::new());
+    let (inside, wait_inside) = mpsc::channel();
+    let (done, wait_done) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let of_thread = pool.clone();
+        scope.spawn(move || {
+            drop(of_thread.allocate(KIB));
+            let _cache = of_thread.store().caches.enter_own();
+            let _ = inside.send(());
+            let _ = wait_done.recv();
+        });
+        assert_eq!(wait_inside.recv(), Ok(()));
+        // To enter the cache would be to wait for ever.
+        let stats = pool.stats();
+        assert_eq!((stats.cached_buffers, stats.deallocations), (1, 1));
+        assert_eq!((pool.store().cached_bytes(), pool.allocated_bytes()), (KIB, 0));
+        drop(done);
+    });
+}
+
+#[test]
 fn a_lease_of_a_thread_that_ended_is_not_in_the_way_for_ever() {
     let pool = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::grow()).build();
     let taken: Vec<_> = (0..1000).map(|_| pool.allocate(4 * KIB)).collect();
@@ -160,4 +183,75 @@ fn a_lease_of_a_thread_that_ended_is_not_in_the_way_for_ever() {
         drop(pool.allocate(4 * KIB).expect("there is room"));
     }
     assert!(leased() < most / 2, "{} of {most} bytes", leased());
+}
+
+/// Runs `work` in a forked child; true if it said true there. A child that waits for ever is ended
+/// by a signal.
+#[cfg(not(miri))]
+#[expect(unsafe_code, reason = "a child process is made")]
+fn in_child(work: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child allocates, which the system's allocator allows after `fork`, and ends.
+    match unsafe { libc::fork() } {
+        0 => {
+            // SAFETY: sets a clock of this process.
+            unsafe { libc::alarm(20) };
+            let passed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(i32::from(!passed.unwrap_or(false))) }
+        }
+        child => {
+            std::mem::forget(work); // what it has is the child's to drop
+            let mut status = 0;
+            // SAFETY: waits for our child, and writes to the number that it is given.
+            let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+            waited == child && status == 0
+        }
+    }
+}
+
+#[test]
+#[cfg(not(miri))]
+fn a_child_of_a_process_whose_threads_were_inside_is_refused_and_never_waits() {
+    /// Keeps a lock of the pool until `done` ends.
+    type Hold = fn(&BucketPool<SimDevice>, &dyn Fn());
+    let holds: [(&str, Hold); 3] = [
+        ("the book", |pool, held| {
+            let _book = pool.store().book.lock();
+            held();
+        }),
+        ("a thread cache", |pool, held| {
+            drop(pool.allocate(KIB));
+            let _cache = pool.store().caches.enter_own();
+            held();
+        }),
+        ("the ages", |pool, held| {
+            let _ticks = pool.store().ticks.lock();
+            held();
+        }),
+    ];
+    for (name, hold) in holds {
+        let pool = BucketPool::new(SimDevice::new());
+        let live = pool.allocate(GIB).expect("there is room");
+        let (inside, wait_inside) = mpsc::channel();
+        let (done, wait_done) = mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            let of_thread = pool.clone();
+            scope.spawn(move || {
+                hold(&of_thread, &|| {
+                    let _ = inside.send(());
+                    let _ = wait_done.recv();
+                });
+            });
+            assert_eq!(wait_inside.recv(), Ok(()));
+            let is_refused = in_child(|| {
+                let refused = pool.allocate(MIB).is_err_and(|error| error.why() == Why::Forked);
+                let cleared = pool.clear().is_err_and(|error| error.why() == Why::Forked);
+                let figures = (pool.stats(), pool.stats_exact(), pool.map(), pool.cached_buffers());
+                drop(live);
+                refused && cleared && figures.0.allocations == 0
+            });
+            drop(done);
+            assert!(is_refused, "{name} is held");
+        });
+    }
 }

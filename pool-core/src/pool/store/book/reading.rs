@@ -1,0 +1,116 @@
+//! The figures of a pool, with what thread caches have counted and not told the book: no thread
+//! that takes and frees blocks of its cache is stopped.
+
+use super::BookState;
+use super::survey::Survey;
+use crate::book::figures::BookFigures;
+use crate::device::DeviceAllocator;
+use crate::pool::store::Store;
+use crate::stats::PoolStats;
+
+/// Figures of one moment.
+struct Reading {
+    figures: BookFigures,
+    /// Bytes that thread caches have, beyond those that the book knows of.
+    cached: i64,
+    /// The most that was free and serves again.
+    cached_peak: u64,
+    /// Blocks that thread caches have.
+    blocks: u64,
+}
+
+impl<A: DeviceAllocator> Store<A> {
+    fn reading(&self, state: &BookState<A>) -> Reading {
+        let (figures, cached_peak) = (state.figures.clone(), state.book.cached_peak);
+        let mut reading = Reading { figures, cached: 0, cached_peak, blocks: 0 };
+        for (changes, blocks) in self.caches.untold() {
+            let kept = state.book.kept().saturating_add_signed(reading.cached);
+            let most = kept.saturating_sub_signed(changes.allocated.low);
+            reading.cached_peak = reading.cached_peak.max(most);
+            reading.cached -= changes.allocated.now;
+            reading.blocks += blocks;
+            reading.figures.live.add(changes.live);
+            reading.figures.requested.add(changes.requested);
+            reading.figures.allocated.add(changes.allocated);
+        }
+        reading
+    }
+
+    /// Bytes of free memory.
+    pub(crate) fn cached_bytes(&self) -> u64 {
+        if self.is_forked() {
+            return 0;
+        }
+        let state = self.book.lock();
+        let cached = self.reading(&state).cached;
+        state.book.cached_bytes().saturating_add_signed(cached)
+    }
+
+    /// Bytes of the blocks that buffers have.
+    pub(crate) fn allocated_bytes(&self) -> u64 {
+        if self.is_forked() {
+            return 0;
+        }
+        let state = self.book.lock();
+        self.reading(&state).figures.allocated.now().0
+    }
+
+    /// The figures of this moment. `exact`: after a look into each thread cache.
+    pub(crate) fn stats(&self, exact: bool) -> PoolStats {
+        if self.is_forked() {
+            return PoolStats::default();
+        }
+        let survey = if exact { self.survey() } else { self.survey_alone() };
+        let private_bytes = self.privates.all_idle_bytes();
+        let state = self.book.lock();
+        let Reading { figures, cached, cached_peak, blocks } = self.reading(&state);
+        let (requested_bytes, requested_peak_bytes) = figures.requested.now();
+        let (allocated_bytes, allocated_peak_bytes) = figures.allocated.now();
+        let cached_bytes = state.book.cached_bytes().saturating_add_signed(cached);
+        PoolStats {
+            keys: survey.free.len() as u64,
+            cached_buffers: survey.free_in_book + blocks,
+            requested_bytes,
+            requested_peak_bytes,
+            allocated_bytes,
+            allocated_peak_bytes,
+            active_bytes: allocated_bytes + survey.pending,
+            cached_bytes,
+            peak_cached_bytes: cached_peak,
+            reserved_bytes: self.ledger.reserved(),
+            reserved_peak_bytes: self.ledger.peak(),
+            private_bytes,
+            ..state.counted(&figures, self.bounds.statistics)
+        }
+    }
+
+    /// Reads all ranges of the book, and what this thread's own cache has of them.
+    fn survey_alone(&self) -> Survey {
+        let mut survey = self.survey_book();
+        if let Some(own) = self.caches.wait_for_own() {
+            own.each(|record| survey.add_cached(self.allocator.clock(), record));
+        }
+        survey
+    }
+}
+
+impl<A: DeviceAllocator> BookState<A> {
+    /// The counts, as a pool reports them.
+    fn counted(&self, figures: &BookFigures, statistics: bool) -> PoolStats {
+        let (live, requested) = (figures.live.stat(), figures.requested.stat());
+        let PoolStats { misses, bypasses, from_device_bytes, .. } = self.counts;
+        if !statistics {
+            return self.counts;
+        }
+        let hits = live.allocated.saturating_sub(misses + bypasses);
+        PoolStats {
+            allocations: hits + misses + bypasses + self.counts.failures,
+            hits,
+            reuses: hits.saturating_sub(self.untouched_hits),
+            deallocations: live.freed,
+            returns: live.freed.saturating_sub(self.not_kept),
+            from_pool_bytes: requested.allocated.saturating_sub(from_device_bytes),
+            ..self.counts
+        }
+    }
+}
