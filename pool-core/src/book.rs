@@ -195,12 +195,6 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         self.cached_peak = self.cached_peak.max(self.kept());
     }
 
-    /// Notes that a thread cache has this range, which was free, from now on.
-    pub(crate) fn move_to_cache(&mut self, bytes: u64) {
-        self.used += bytes;
-        self.in_caches += bytes.cast_signed();
-    }
-
     /// Takes back a range that a thread cache had, freed at `freed_at`.
     pub(crate) fn free_cached(
         &mut self,

@@ -35,9 +35,15 @@ pub(crate) struct ThreadCache<A: DeviceAllocator> {
     /// Blocks that there was no room for, since a portion went.
     pub(crate) refusals: u32,
     /// Blocks that the thread took, and that it freed, lately.
-    pub(crate) taken: u64,
+    taken: u64,
     pub(crate) freed: u64,
     closed: bool,
+}
+
+impl<A: DeviceAllocator> Default for ThreadCache<A> {
+    fn default() -> Self {
+        Self::new(Arc::default(), false)
+    }
 }
 
 impl<A: DeviceAllocator> ThreadCache<A> {
@@ -141,9 +147,17 @@ impl<A: DeviceAllocator> ThreadCache<A> {
         self.bins.are_limited()
     }
 
-    /// Whether there is a bin of this size, or can be one.
-    pub(crate) fn makes_bin(&mut self, key: Key<A::Kind>, bytes: u64) -> bool {
-        self.bins.find_or_add(key, bytes, 0).is_some()
+    /// Moves all blocks of a size to another cache. Returns their bytes. Call
+    /// [`ThreadCache::changes`] of both before.
+    pub(crate) fn hand_over(&mut self, to: &mut Self, key: Key<A::Kind>, bytes: u64) -> u64 {
+        let blocks = self.bins.move_bin(&mut to.bins, key, bytes);
+        self.tally.hand_over(&to.tally, blocks, blocks * bytes);
+        blocks * bytes
+    }
+
+    /// How many blocks of a size there are, without a bucket limit.
+    pub(crate) fn count(&mut self, key: Key<A::Kind>, bytes: u64) -> u64 {
+        self.bins.count(key, bytes)
     }
 
     /// Whether a block of this size has room.
@@ -169,20 +183,10 @@ impl<A: DeviceAllocator> ThreadCache<A> {
 
     /// Whether the thread took at least one block for each `most` that it freed, lately.
     pub(crate) fn takes_enough(&mut self, most: u64) -> bool {
-        self.forget_old();
-        self.taken.saturating_mul(most) >= self.freed
-    }
-
-    /// Whether the thread took more than `most` blocks for each that it freed, lately.
-    pub(crate) fn only_takes(&mut self, most: u64) -> bool {
-        self.forget_old();
-        self.taken > self.freed.saturating_add(1).saturating_mul(most)
-    }
-
-    fn forget_old(&mut self) {
         if self.taken + self.freed > LATELY {
             (self.taken, self.freed) = (self.taken / 2, self.freed / 2);
         }
+        self.taken.saturating_mul(most) >= self.freed
     }
 
     /// Takes any block out; `None` if there is none. Call [`ThreadCache::changes`] before.
@@ -222,8 +226,7 @@ impl<A: DeviceAllocator> ThreadCache<A> {
         (self.closed, self.lease) = (true, 0);
     }
 
-    /// How many blocks it counts.
-    #[cfg(all(test, shuttle))]
+    /// How many blocks there are.
     pub(crate) fn blocks(&self) -> u64 {
         self.tally.blocks()
     }

@@ -26,6 +26,19 @@ impl<A: DeviceAllocator> Stack<A> {
         forget_none(self.0.replace(record));
     }
 
+    /// Puts a stack upon this one: a step for each of its blocks, or none if this one is empty.
+    fn push_all(&mut self, mut upper: Option<RecordOwner<A>>) {
+        let lower = self.0.take();
+        if lower.is_some() {
+            let mut below = &mut upper;
+            while let Some(record) = below {
+                below = &mut record.older;
+            }
+            *below = lower;
+        }
+        self.0 = upper;
+    }
+
     #[inline]
     fn pop(&mut self) -> Option<RecordOwner<A>> {
         let mut record = self.0.take()?;
@@ -81,6 +94,11 @@ impl<A: DeviceAllocator> Bin<A> {
     #[inline]
     pub(super) fn has_room(&self) -> bool {
         self.room > 0
+    }
+
+    /// How many blocks there are, without a bucket limit.
+    fn blocks(&self) -> u32 {
+        UNLIMITED - self.room
     }
 
     /// Adds a block. Call it only if there is room.
@@ -261,6 +279,24 @@ impl<A: DeviceAllocator> Bins<A> {
             *from += 1;
         }
         None
+    }
+
+    /// Moves all blocks of a size onto those of another cache. Returns how many, which are none
+    /// where that has no slot for them, and under a bucket limit.
+    pub(super) fn move_bin(&mut self, to: &mut Self, key: Key<A::Kind>, bytes: u64) -> u64 {
+        let from = if self.limited { None } else { self.find(key, bytes) };
+        let Some(from) = from.filter(|from| from.blocks() > 0) else { return 0 };
+        let Some(to) = to.find_or_add(key, bytes, 0) else { return 0 };
+        let count = from.blocks();
+        (from.room, to.room) = (UNLIMITED, to.room - count);
+        to.blocks.push_all(from.blocks.0.take());
+        count.into()
+    }
+
+    /// How many blocks of a size there are, without a bucket limit.
+    pub(super) fn count(&mut self, key: Key<A::Kind>, bytes: u64) -> u64 {
+        let bin = if self.limited { None } else { self.find(key, bytes) };
+        bin.map_or(0, |bin| bin.blocks().into())
     }
 
     /// Looks at each block.

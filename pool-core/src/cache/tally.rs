@@ -133,6 +133,15 @@ impl Tally {
         self.left.add(1);
     }
 
+    /// Counts blocks of `bytes` bytes together that go from here to another cache. Call
+    /// [`Tally::tell`] of both before.
+    pub(super) fn hand_over(&self, to: &Self, blocks: u64, bytes: u64) {
+        self.left.add(blocks);
+        self.moved(self.idle() - bytes);
+        to.kept.add(blocks);
+        to.moved(to.idle() + bytes);
+    }
+
     /// Blocks that buffers took.
     #[inline]
     pub(super) fn takes(&self) -> u64 {

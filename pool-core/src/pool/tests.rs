@@ -102,7 +102,9 @@ fn check(pool: &Pool) {
         assert!(idle <= cache.lease, "{idle} bytes in a lease of {}", cache.lease);
         leases += cache.lease;
     }
-    assert_eq!(store.book.lock().leased(), leases);
+    let state = store.book.lock();
+    assert_eq!(state.leased(), leases + state.shelved());
+    drop(state);
     assert!(pool.trim(0).is_ok());
     assert!(stats.cached_bytes >= cached, "owed blocks are cached, and are not buffers: {stats}");
     assert_eq!(pool.stats().cached_bytes, pool.stats().reserved_bytes);

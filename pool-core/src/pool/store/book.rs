@@ -84,6 +84,9 @@ pub(crate) struct BookState<A: DeviceAllocator> {
     book: Book<A::Clock, A::Kind>,
     /// The block of each segment, by number.
     blocks: Vec<Option<SegmentBlock<A>>>,
+    /// Blocks that threads which only free have put there for those that take: a cache of no
+    /// thread. Before the slots of its records.
+    shelf: Option<Box<ThreadCache<A>>>,
     records: Slab<Record<A>>,
     figures: BookFigures,
     /// Cold counts; `counted` adds what follows from the figures.
@@ -94,7 +97,7 @@ pub(crate) struct BookState<A: DeviceAllocator> {
     not_kept: u64,
     /// The calls to the device, and segments.
     calls: DeviceStats,
-    /// Bytes that all thread caches may hold.
+    /// Bytes that all thread caches may hold, and the shelf.
     leased: u64,
     /// A cache was refused a lease that others have, and when their leases may end.
     crowded: bool,
@@ -241,6 +244,7 @@ impl<A: DeviceAllocator> BookState<A> {
         Self {
             figures: BookFigures::new(config.is_torch()),
             leased: 0,
+            shelf: None,
             crowded: false,
             crowded_at: 0,
             rooms: HashMap::new(),
@@ -256,10 +260,18 @@ impl<A: DeviceAllocator> BookState<A> {
         }
     }
 
-    /// Bytes that all thread caches may hold.
+    /// Bytes that all thread caches may hold, and the shelf.
     #[cfg(test)]
     pub(crate) fn leased(&self) -> u64 {
         self.leased
+    }
+
+    /// Bytes on the shelf, which are all that its lease is for.
+    #[cfg(test)]
+    pub(crate) fn shelved(&self) -> u64 {
+        let Some(shelf) = &self.shelf else { return 0 };
+        assert_eq!(shelf.idle(), shelf.lease);
+        shelf.lease
     }
 
     /// Counts a buffer out; returns false in a closed store, which has one count for all.
@@ -327,21 +339,23 @@ impl<A: DeviceAllocator> Store<A> {
                 if want.class.up_to > want.class.bytes {
                     // The smallest block that serves may be one of them.
                     state.take_back_like(taker.clock, cache, want);
+                } else if state.take_from_shelf(cache, (want.key, want.class.bytes)) {
+                    drop(state);
+                    drop(own);
+                    // What is there now need not be ready. The shelf is asked once, since the
+                    // cache has such blocks from here on.
+                    return self.take_cached_of(want).or_else(|| self.take_from_book(want));
                 }
                 let found = state.book.take(&request, &taker);
                 // What this thread freed a moment ago may coalesce to what it needs.
                 let may = found.is_none() && !self.book.blocks;
                 let more =
                     may && state.take_back(taker.clock, cache, PORTION, ThreadCache::pop) > 0;
-                cache.taken += 1;
                 if more { state.book.take(&request, &taker) } else { found }
             }
             None => state.book.take(&request, &taker),
         }?;
         let lent = state.lend_hit(id, want, taker.clock, self.bounds.statistics)?;
-        if let Some(cache) = own.as_mut().filter(|_| self.book.blocks) {
-            state.refill(cache, want, (&request, &taker), &self.bounds);
-        }
         self.book.show_turn(state.book.turn);
         drop(state);
         drop(own);
@@ -392,6 +406,7 @@ impl<A: DeviceAllocator> Store<A> {
         for number in self.caches.numbers() {
             self.empty(number);
         }
+        self.empty_shelf();
         self.book.lock().close()
     }
 

@@ -17,7 +17,7 @@ use crate::thread_number;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Blocks that go from a cache to the book at once.
-pub(super) const PORTION: usize = 64;
+pub(super) const PORTION: usize = if cfg!(shuttle) { 3 } else { 64 };
 /// Blocks of its size that a request moves from one cache: more, since those that serve may be
 /// below newer ones.
 pub(super) const PORTION_LIKE: usize = 256;
@@ -103,7 +103,7 @@ impl<A: DeviceAllocator> Store<A> {
         state.figures.freed(bytes, record.requested);
         self.book.show_turn(state.book.turn);
         let fits = record.pooled && bytes <= self.caches.largest;
-        let room = fits && state.extend_lease(&mut cache, bytes, &self.bounds);
+        let room = fits && state.extend_lease(&mut cache, (key, bytes), &self.bounds);
         let more = if room { state.grant_rooms(&mut cache, key, bytes, &self.bounds) } else { 0 };
         record.turn = cache.turn();
         let refused = if room { cache.put_counted(key, record, more).err() } else { Some(record) };
@@ -146,7 +146,22 @@ impl<A: DeviceAllocator> Store<A> {
     /// Moves the blocks of all thread caches into the book, a portion under the locks at a time,
     /// and ends their leases. Returns whether there were any.
     pub(crate) fn collect(&self) -> bool {
-        self.caches.with(1).fold(false, |any, number| self.empty(number) | any)
+        let any = self.caches.with(1).fold(false, |any, number| self.empty(number) | any);
+        self.empty_shelf() | any
+    }
+
+    /// Moves the blocks on the shelf into the book. Returns whether there were any.
+    pub(super) fn empty_shelf(&self) -> bool {
+        let (clock, mut any) = (self.allocator.clock(), false);
+        loop {
+            let blocks = self.book.lock().clear_shelf(|state, shelf| {
+                state.take_back(clock, shelf, PORTION, ThreadCache::pop)
+            });
+            any |= blocks > 0;
+            if blocks < PORTION {
+                return any;
+            }
+        }
     }
 
     /// Moves the blocks of one cache into the book. Returns whether there were any.
@@ -180,6 +195,12 @@ impl<A: DeviceAllocator> Store<A> {
         if with_enough.any(|number| number == own) && self.gather_one(own, want) > 0 {
             return true;
         }
+        let clock = self.allocator.clock();
+        let like =
+            |state: &mut BookState<A>, shelf: &mut _| state.take_back_like(clock, shelf, want);
+        if self.book.lock().clear_shelf(like) > 0 {
+            return true;
+        }
         let blind = self.blind.load(Relaxed);
         if blind > 0 {
             self.blind.store(blind - 1, Relaxed);
@@ -211,6 +232,7 @@ impl<A: DeviceAllocator> Store<A> {
             self.book.lock().settle(&mut cache);
             cache.each(&mut look);
         }
+        self.book.lock().shelf.iter().for_each(|shelf| shelf.each(&mut look));
     }
 }
 
@@ -226,25 +248,35 @@ impl<A: DeviceAllocator> BookState<A> {
         self.book.settle(allocated);
     }
 
-    /// Extends the lease of a cache so that it has room for `bytes` more, if the bounds allow it:
-    /// twice what is needed, so that the next block need not come here.
-    fn extend_lease(&mut self, cache: &mut ThreadCache<A>, bytes: u64, bounds: &Bounds) -> bool {
-        let needed = cache.idle() + bytes;
-        if needed <= cache.lease {
+    /// Extends the lease of a cache so that it has room for one block more, if the bounds allow it:
+    /// twice what is needed, so that the next block need not come here. A thread that only frees
+    /// hands its blocks to others instead.
+    fn extend_lease(
+        &mut self,
+        cache: &mut ThreadCache<A>,
+        (key, bytes): (Key<A::Kind>, u64),
+        bounds: &Bounds,
+    ) -> bool {
+        if cache.idle() + bytes <= cache.lease {
             return true;
         }
-        let most = if cache.is_closed() {
-            0
-        } else {
-            self.lease_bound(cache, (needed, bytes), bounds.cached)
-        };
+        let (is_blocks, before) = (self.book.config.is_blocks(), cache.lease);
+        if is_blocks && cache.blocks() >= PORTION as u64 && !cache.takes_enough(FREES_FOR_A_TAKE) {
+            cache.refusals = REFUSALS;
+            if !self.put_on_shelf(cache, (key, bytes)) {
+                return false;
+            }
+            cache.refusals = 0;
+        }
+        let needed = cache.idle() + bytes;
+        let most = if cache.is_closed() { 0 } else { self.lease_bound(bounds.cached) };
         let others = self.leased - cache.lease;
         let fits = |lease: &u64| others.saturating_add(*lease) <= most;
-        let Some(lease) = [2 * needed, needed].into_iter().find(fits) else {
+        let Some(lease) = [before.max(2 * needed), needed].into_iter().find(fits) else {
             self.crowded |= needed <= most;
             return false;
         };
-        if !self.book.config.is_blocks() {
+        if !is_blocks {
             (self.leased, cache.lease) = (others + lease, lease);
             return true;
         }
@@ -259,23 +291,6 @@ impl<A: DeviceAllocator> BookState<A> {
         fits
     }
 
-    /// Extends the lease of a cache by a block that leaves the free ones, if the bound on all
-    /// leases allows it.
-    pub(super) fn lease_one_more(
-        &mut self,
-        cache: &mut ThreadCache<A>,
-        bytes: u64,
-        bounds: &Bounds,
-    ) -> bool {
-        let more = (cache.idle() + bytes).saturating_sub(cache.lease);
-        let most = if cache.is_closed() { 0 } else { self.lease_limit(bounds.cached) };
-        let fits = self.leased.saturating_add(more) <= most;
-        if fits {
-            (self.leased, cache.lease) = (self.leased + more, cache.lease + more);
-        }
-        fits
-    }
-
     /// Whether the leases of other threads have refused this one, now and then.
     fn is_crowded(&mut self) -> bool {
         let due = self.crowded && self.book.turn >= self.crowded_at;
@@ -286,32 +301,20 @@ impl<A: DeviceAllocator> BookState<A> {
     }
 
     /// The most bytes of all leases under the cached limit.
-    fn lease_limit(&mut self, limit: CachedLimit) -> u64 {
+    pub(super) fn lease_limit(&mut self, limit: CachedLimit) -> u64 {
         match limit {
             CachedLimit::Unlimited => u64::MAX,
             limit => self.cached_limit(limit) / LEASED_PART,
         }
     }
 
-    /// The most bytes of all leases, for a cache that needs `needed` bytes with a block of `bytes`
-    /// bytes. Without an arena and a limit there is none, but a thread that only frees hands its
-    /// blocks to others, a portion at a time.
-    fn lease_bound(
-        &mut self,
-        cache: &mut ThreadCache<A>,
-        (needed, bytes): (u64, u64),
-        limit: CachedLimit,
-    ) -> u64 {
+    /// The most bytes of all leases. Without an arena and a limit there is no bound.
+    fn lease_bound(&mut self, limit: CachedLimit) -> u64 {
         let by_limit = self.lease_limit(limit);
-        if !self.book.config.is_blocks() {
-            let most = self.book.config.lease_most();
-            return by_limit.min(most).min(self.book.used_peak / LEASED_PART);
-        }
-        if cache.takes_enough(FREES_FOR_A_TAKE) || needed <= PORTION as u64 * bytes {
+        if self.book.config.is_blocks() {
             return by_limit;
         }
-        cache.refusals = REFUSALS;
-        0
+        by_limit.min(self.book.config.lease_most()).min(self.book.used_peak / LEASED_PART)
     }
 
     /// Makes the range of a record free, or keeps the block if the bounds of a pool without an

@@ -56,19 +56,6 @@ impl<A: DeviceAllocator> BookState<A> {
         Some(Lent { part, bytes, dirty, slot: self.records.slot(id), mark })
     }
 
-    /// The record of a live range that goes into a thread cache. Its taker is ordered after what
-    /// was done with it.
-    pub(super) fn record(
-        &mut self,
-        id: u32,
-        want: &Want<'_, A>,
-        clock: &A::Clock,
-    ) -> Option<RecordOwner<A>> {
-        let Grant { mut record, zeroed } = self.lent(id, clock.mark(want.on))?.grant(want);
-        record.dirty = !zeroed;
-        Some(record)
-    }
-
     /// Lends a live range that was free memory.
     #[inline]
     pub(super) fn lend_hit(

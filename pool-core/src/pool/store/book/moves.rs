@@ -1,20 +1,17 @@
-//! Blocks that go from thread caches to the book and back, many at once.
+//! Blocks that go from thread caches to the book, and from one cache to another, many at once.
 
 use super::BookState;
 use super::lease::PORTION_LIKE;
 use crate::block::record::RecordOwner;
 use crate::block::request::{Key, Want};
-use crate::book::BookRequest;
 use crate::cache::ThreadCache;
 use crate::device::DeviceAllocator;
-use crate::pool::store::Bounds;
 use crate::stream::clock::StreamClock;
-use crate::stream::order::Taker;
 
-/// Blocks that a thread which only takes gets at once, beyond the one that it requested.
-const REFILL: usize = 32;
-/// A thread that takes this many blocks for each that it frees only takes.
-const TAKES_FOR_A_FREE: u64 = 8;
+/// Fewer blocks of a size do not go to the shelf.
+const WORTH: u64 = if cfg!(shuttle) { 2 } else { 16 };
+/// Blocks of a size on the shelf from which on no more are put there.
+const SHELVED: u64 = if cfg!(shuttle) { 4 } else { 256 };
 
 impl<A: DeviceAllocator> BookState<A> {
     /// Moves at most `most` of the blocks of a cache into the book, as `pop` takes them out.
@@ -62,31 +59,51 @@ impl<A: DeviceAllocator> BookState<A> {
         self.take_back(clock, cache, PORTION_LIKE, |cache| cache.pop_like(kind, &sizes, &mut from))
     }
 
-    /// Moves free blocks of the size of a request into the cache of a thread that only takes, so
-    /// that it and those that free do not meet at the lock for each block.
-    pub(super) fn refill(
+    /// Puts all blocks of a size on the shelf, with the lease for them, where a thread finds them
+    /// that takes such blocks: so neither it nor the one that frees them has a step under the lock
+    /// for each. Returns whether they went.
+    pub(super) fn put_on_shelf(
         &mut self,
         cache: &mut ThreadCache<A>,
-        want: &Want<'_, A>,
-        (request, taker): (&BookRequest<A::Kind>, &Taker<'_, A::Clock>),
-        bounds: &Bounds,
-    ) {
-        let bytes = want.class.bytes;
-        let refills = cache.only_takes(TAKES_FOR_A_FREE)
-            && !cache.is_limited()
-            && request.up_to == bytes
-            && cache.makes_bin(want.key, bytes);
-        for _ in 0..if refills { REFILL } else { 0 } {
-            if !self.lease_one_more(cache, bytes, bounds) {
-                return;
-            }
-            let Some(id) = self.book.take(request, taker) else { return };
-            self.book.move_to_cache(bytes);
-            let freed_at = self.book.nodes[id].freed_at;
-            let Some(mut record) = self.record(id, want, taker.clock) else { return };
-            record.turn = freed_at;
-            // There is a bin, and it has room.
-            drop(cache.put_counted(want.key, record, 0));
+        (key, bytes): (Key<A::Kind>, u64),
+    ) -> bool {
+        let shelf = self.shelf.get_or_insert_with(Box::default);
+        let (here, there) = (cache.count(key, bytes), shelf.count(key, bytes));
+        let goes = !cache.is_closed() && here >= WORTH && there < SHELVED;
+        let moved = if goes { cache.hand_over(shelf, key, bytes) } else { 0 };
+        (shelf.lease, cache.lease) = (shelf.lease + moved, cache.lease - moved);
+        moved > 0
+    }
+
+    /// Takes all blocks of a size from the shelf into a cache that has none. Returns whether there
+    /// were any.
+    pub(super) fn take_from_shelf(
+        &mut self,
+        cache: &mut ThreadCache<A>,
+        (key, bytes): (Key<A::Kind>, u64),
+    ) -> bool {
+        let Some(shelf) = self.shelf.as_mut().filter(|shelf| shelf.idle() > 0) else {
+            return false;
+        };
+        if cache.is_closed() || cache.count(key, bytes) > 0 {
+            return false;
         }
+        let moved = shelf.hand_over(cache, key, bytes);
+        let lease = cache.lease.max(cache.idle());
+        shelf.lease -= moved;
+        self.leased = self.leased - moved + lease - cache.lease;
+        cache.lease = lease;
+        moved > 0
+    }
+
+    /// Moves blocks of the shelf into the book, as `move_some` does it. Returns how many.
+    pub(super) fn clear_shelf(
+        &mut self,
+        move_some: impl FnOnce(&mut Self, &mut ThreadCache<A>) -> usize,
+    ) -> usize {
+        let Some(mut shelf) = self.shelf.take() else { return 0 };
+        let blocks = move_some(self, &mut shelf);
+        self.shelf = Some(shelf);
+        blocks
     }
 }

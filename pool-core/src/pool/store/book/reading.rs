@@ -23,6 +23,7 @@ impl<A: DeviceAllocator> Store<A> {
     fn reading(&self, state: &BookState<A>) -> Reading {
         let (figures, cached_peak) = (state.figures.clone(), state.book.cached_peak);
         let mut reading = Reading { figures, cached: 0, cached_peak, blocks: 0 };
+        reading.blocks = state.shelf.as_ref().map_or(0, |shelf| shelf.blocks());
         for (changes, blocks) in self.caches.untold() {
             let kept = state.book.kept().saturating_add_signed(reading.cached);
             let most = kept.saturating_sub_signed(changes.allocated.low);
@@ -90,6 +91,11 @@ impl<A: DeviceAllocator> Store<A> {
         if let Some(own) = self.caches.wait_for_own() {
             own.each(|record| survey.add_cached(self.allocator.clock(), record));
         }
+        let state = self.book.lock();
+        if let Some(shelf) = &state.shelf {
+            shelf.each(|record| survey.add_cached(self.allocator.clock(), record));
+        }
+        drop(state);
         survey
     }
 }

@@ -255,3 +255,26 @@ fn a_child_of_a_process_whose_threads_were_inside_is_refused_and_never_waits() {
         });
     }
 }
+
+#[test]
+fn blocks_that_are_passed_on_go_by_the_shelf() {
+    let pool = BucketPool::new(SimDevice::new());
+    let shelved = || pool.store().book.lock().shelved();
+    let (mut on_shelf, mut most) = (0, 0);
+    for round in 0..50 {
+        let take = |_| pool.allocate(4 * KIB).expect("there is room");
+        let taken: Vec<_> = (0..200).map(take).collect();
+        most = most.max(pool.stats().reserved_bytes);
+        std::thread::scope(|scope| scope.spawn(|| drop(taken)).join()).expect("the thread ends");
+        on_shelf = on_shelf.max(shelved());
+        let stats = [pool.stats(), pool.stats_exact()];
+        for stats in stats {
+            assert_eq!(stats.cached_bytes, stats.reserved_bytes, "round {round}");
+            assert_eq!(stats.cached_buffers * 4 * KIB, stats.cached_bytes, "round {round}");
+        }
+    }
+    assert!(on_shelf > 0);
+    assert_eq!(most, 200 * 4 * KIB, "what lies on the shelf is used again");
+    assert!(pool.trim(u64::MAX).is_ok());
+    assert_eq!((shelved(), pool.stats().reserved_bytes), (0, 0));
+}
