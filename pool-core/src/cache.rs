@@ -35,7 +35,7 @@ pub(crate) struct ThreadCache<A: DeviceAllocator> {
     /// Blocks that there was no room for, since a portion went.
     pub(crate) refusals: u32,
     /// Blocks that the thread took, and that it freed, lately.
-    taken: u64,
+    pub(crate) taken: u64,
     pub(crate) freed: u64,
     closed: bool,
 }

@@ -16,6 +16,11 @@ const MODELS: &str =
 const LONG_MODELS: &str =
     "test --quiet --locked --release --package pool-core --package pool-host --lib model_";
 
+/// Programs beside ours that are workspaces of their own, and the command that fails where a lock
+/// file does not go with the manifests.
+const PEERS: [&str; 2] = ["pool-bench/peers/clients", "pool-bench/peers/cubecl"];
+const LOCKED: &str = "update --quiet --locked --workspace";
+
 /// A step: a name, and the cargo commands that must all pass.
 struct Step {
     name: &'static str,
@@ -127,12 +132,14 @@ fn steps(deep: bool) -> Vec<Step> {
     let platforms = platforms::ALL.iter().filter(|platform| platform.is_here());
     let platforms = platforms.flat_map(platforms::Platform::checks);
     let platforms = platforms.map(|line| words(&line)).collect();
+    let peers = PEERS.map(|folder| words(&format!("{LOCKED} --manifest-path {folder}/Cargo.toml")));
     let bench = |further| format!("run --quiet --locked --package xtask -- {further}");
     let under = |lines: Vec<String>| lines.iter().map(|line| words(line)).collect();
     vec![
         step("format", "fmt --all --check"),
         step("tidy", "run --quiet --locked --package xtask -- tidy"),
         step("lint", "clippy --locked --workspace --all-targets --all-features -- -D warnings"),
+        several("lock files of the peers", peers.to_vec(), Tool::Plain),
         several("lint, 16 feature sets", combined.collect(), Tool::Plain),
         several("lint, other platforms", platforms, Tool::Plain),
         step("test", "test --locked --workspace --all-features --all-targets --no-fail-fast"),

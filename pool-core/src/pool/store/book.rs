@@ -336,6 +336,7 @@ impl<A: DeviceAllocator> Store<A> {
         let id = match &mut own {
             Some(cache) => {
                 state.settle(cache);
+                cache.taken += 1; // here, or from the device
                 if want.class.up_to > want.class.bytes {
                     // The smallest block that serves may be one of them.
                     state.take_back_like(taker.clock, cache, want);
