@@ -15,7 +15,9 @@ use std::sync::atomic::AtomicPtr;
 #[derive(Debug, Default)]
 pub(crate) struct Home(pub(crate) AtomicPtr<()>);
 
-/// A block, and what belongs to it.
+/// A block, and what belongs to it. No two are on one cache line: blocks that threads take at the
+/// same time have neighbouring slots.
+#[repr(align(64))]
 pub(crate) struct Record<A: DeviceAllocator> {
     pub(crate) part: Part<A>,
     pub(crate) marks: Mutex<Marks<A::Clock>>,
