@@ -169,8 +169,10 @@ impl<A: DeviceAllocator> BucketPool<A> {
         kind: A::Kind,
         zeroed: bool,
     ) -> Result<PooledBuffer<A>, AllocError> {
-        let looks = !zeroed && self.zero == ZeroPolicy::Never && self.store().caches.are_on();
-        if looks && let Some(record) = self.store().hit(stream, bytes, kind) {
+        if !zeroed
+            && self.zero == ZeroPolicy::Never
+            && let Some(record) = self.store().hit(stream, bytes, kind)
+        {
             return Ok(PooledBuffer::new(&self.owner, record));
         }
         self.lend_slow(stream, bytes, kind, zeroed)
@@ -193,10 +195,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let Some(want) = self.want((stream, on), bytes, kind) else {
             return Err(self.refuse_early((stream, on), bytes, kind));
         };
-        // `hit` looked into the thread cache, unless something has to be cleared.
-        let store = self.store();
-        let looked = !clears && store.classes.quick(bytes).is_some() && !store.privates.are_bound();
-        let Grant { record, zeroed: is_zeroed } = self.store().allocate(&want, looked)?;
+        let Grant { record, zeroed: is_zeroed } = self.store().allocate(&want)?;
         let bytes_to_clear = match self.zero {
             _ if is_zeroed => 0,
             ZeroPolicy::Never if zeroed => bytes,

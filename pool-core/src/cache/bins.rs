@@ -72,6 +72,11 @@ impl<A: DeviceAllocator> Bin<A> {
     }
 
     #[inline]
+    fn is_of(&self, key: Key<A::Kind>, bytes: u64) -> bool {
+        self.bytes == bytes && self.key == key
+    }
+
+    #[inline]
     pub(super) fn top(&mut self) -> Option<&mut RecordOwner<A>> {
         self.blocks.top()
     }
@@ -158,13 +163,10 @@ impl<A: DeviceAllocator> Bins<A> {
     #[inline]
     fn slot(&self, key: Key<A::Kind>, bytes: u64) -> usize {
         let mut at = self.first_slot(key, bytes);
-        loop {
-            let bin = &self.slots[at];
-            if (bin.bytes == bytes && bin.key == key) || bin.bytes == 0 {
-                return at;
-            }
+        while self.slots.get(at).is_some_and(|bin| !bin.is_of(key, bytes) && bin.bytes != 0) {
             at = (at + 1) & (self.slots.len() - 1);
         }
+        at
     }
 
     /// Whether bins get their room from the book.
@@ -175,9 +177,8 @@ impl<A: DeviceAllocator> Bins<A> {
     /// The bin of a size, if there is one.
     #[inline]
     pub(super) fn find(&mut self, key: Key<A::Kind>, bytes: u64) -> Option<&mut Bin<A>> {
-        let at = self.slot(key, bytes);
-        let bin = &mut self.slots[at];
-        (bin.bytes != 0).then_some(bin)
+        // Not by index: no branch of a hit is to be a panic.
+        self.slots.get_mut(self.slot(key, bytes)).filter(|bin| bin.bytes != 0)
     }
 
     /// The bin of a size, or a new one if there is a slot for it, with room for `more` blocks more.

@@ -208,10 +208,7 @@ impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
     fn drop(&mut self) {
         let store = self.store();
         let record = &self.record;
-        let plain = record.pooled
-            && record.private.is_none()
-            && record.bytes <= store.caches.largest
-            && !store.bounds.zero_on_return;
+        let plain = record.pooled && record.private.is_none() && !store.bounds.zero_on_return;
         if plain && !store.has_lost_handles() && self.record.marks.get_mut().are_closed() {
             // SAFETY: a buffer is dropped once, and if it is put its record is not used again.
             let record = unsafe { ManuallyDrop::take(&mut self.record) };

@@ -45,19 +45,10 @@ struct Progress {
 }
 
 impl<A: DeviceAllocator> Store<A> {
-    /// Serves a request. `looked`: the thread cache had no block for it.
+    /// Serves a request.
     #[inline]
-    pub(crate) fn allocate(
-        &self,
-        want: &Want<'_, A>,
-        looked: bool,
-    ) -> Result<Grant<A>, AllocError> {
-        let cached =
-            !looked && self.caches.are_on() && want.private.is_none() && want.class.pooled();
-        let hit = match cached.then(|| self.take_cached_of(want)).flatten() {
-            None if self.searches(want) => self.take_from_book(want),
-            hit => hit,
-        };
+    pub(crate) fn allocate(&self, want: &Want<'_, A>) -> Result<Grant<A>, AllocError> {
+        let hit = if self.searches(want) { self.take_from_book(want) } else { None };
         match hit {
             Some(grant) => Ok(grant),
             None => self.allocate_slow(*want),

@@ -118,11 +118,11 @@ impl<A: DeviceAllocator> Store<A> {
     ) -> Option<RecordOwner<A>> {
         let clock = self.allocator.clock();
         let plain = clock.owns(stream) && clock.fault().is_none() && clock.takes_work(stream);
-        if !plain || !self.offers(kind) || self.privates.are_bound() {
+        if !plain || self.privates.are_bound() {
             return None;
         }
-        let bytes = self.classes.quick(requested).filter(|bytes| *bytes <= self.caches.largest)?;
-        self.take_cached((stream, stream), kind, (bytes, requested))
+        // A bin has only sizes and kinds that the pool offers.
+        self.take_cached(stream, kind, (self.classes.quick(requested)?, requested))
     }
 
     /// Why no call can succeed that needs more than the thread's own cache.

@@ -43,6 +43,14 @@ impl<C: StreamClock> Marks<C> {
         self.home_is_newest = true;
     }
 
+    /// As new, for the next user of a block that one stream used.
+    #[inline]
+    pub(crate) fn restart_home(&mut self, home: C::Mark) {
+        debug_assert!(self.also.is_none());
+        self.home = Used { last: home, touched: false, open: 0 };
+        self.home_is_newest = true;
+    }
+
     /// Whether they are all of one stream, the one of this mark.
     #[inline]
     pub(crate) fn are_of(&self, clock: &C, mark: C::Mark) -> bool {
@@ -107,6 +115,13 @@ impl<C: StreamClock> Marks<C> {
         for used in also.chain([&mut self.home]).filter(|used| used.open > 0) {
             *used = Used { last: clock.latest(used.last), open: 0, ..*used };
         }
+    }
+
+    /// Whether one stream alone used the block, and a taker may have it as it is.
+    #[inline]
+    pub(crate) fn is_one_and_ready(&self, taker: &Taker<'_, C>) -> bool {
+        self.also.is_none()
+            && ((taker.cpu_touches && !self.home.touched) || taker.is_ready(self.home.last))
     }
 
     /// Whether a taker may have the block as it is. Makes no device call.

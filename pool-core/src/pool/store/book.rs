@@ -332,6 +332,10 @@ impl<A: DeviceAllocator> Store<A> {
         }
         let (taker, request) = (self.taker(want), self.book.request(want));
         let mut own = self.caches.wait_for_own();
+        let cached = own.as_mut().filter(|_| want.class.pooled());
+        if let Some(grant) = cached.and_then(|cache| self.take_cached_in(cache, want)) {
+            return Some(grant);
+        }
         let mut state = self.book.lock();
         let id = match &mut own {
             Some(cache) => {
@@ -340,12 +344,10 @@ impl<A: DeviceAllocator> Store<A> {
                 if want.class.up_to > want.class.bytes {
                     // The smallest block that serves may be one of them.
                     state.take_back_like(taker.clock, cache, want);
-                } else if state.take_from_shelf(cache, (want.key, want.class.bytes)) {
-                    drop(state);
-                    drop(own);
-                    // What is there now need not be ready. The shelf is asked once, since the
-                    // cache has such blocks from here on.
-                    return self.take_cached_of(want).or_else(|| self.take_from_book(want));
+                } else if state.take_from_shelf(cache, (want.key, want.class.bytes))
+                    && let Some(grant) = self.take_cached_in(cache, want)
+                {
+                    return Some(grant);
                 }
                 let found = state.book.take(&request, &taker);
                 // What this thread freed a moment ago may coalesce to what it needs.

@@ -35,34 +35,42 @@ const LOOKS: u32 = 8;
 const BLIND_MOST: u32 = 256;
 
 impl<A: DeviceAllocator> Store<A> {
-    /// A hit in the thread's own cache: a block that is ready without a device call.
+    /// A hit in the thread's own cache: a block that one stream used, and that is ready without a
+    /// device call.
     #[inline]
     pub(crate) fn take_cached(
         &self,
-        (stream, on): (&StreamOf<A>, &StreamOf<A>),
+        stream: &StreamOf<A>,
         kind: A::Kind,
         (bytes, requested): (u64, u64),
     ) -> Option<RecordOwner<A>> {
         let clock = self.allocator.clock();
-        let now = clock.mark(on);
+        let now = clock.mark(stream);
         let key = Key { kind, lane: clock.lane(now) };
         let (steal, cpu_touches) = (self.bounds.steal, A::MEMORY.cpu_touches);
-        let taker = Taker { clock, on, steal, cpu_touches };
+        let taker = Taker { clock, on: stream, steal, cpu_touches };
         let ready = |marks: &Marks<A::Clock>| {
-            (!cpu_touches && marks.are_of(clock, now)) || marks.is_ready(&taker)
+            (!cpu_touches && marks.are_of(clock, now)) || marks.is_one_and_ready(&taker)
         };
         let mut cache = self.caches.enter_own()?;
         let mut record = cache.take(key, bytes, requested, ready)?;
         drop(cache);
         record.requested = requested;
-        record.marks.get_mut().restart(clock.mark(stream));
+        record.marks.get_mut().restart_home(now);
         Some(record)
     }
 
-    /// A hit in the thread's own cache for a request that was looked at closely.
-    pub(crate) fn take_cached_of(&self, want: &Want<'_, A>) -> Option<Grant<A>> {
-        let sizes = (want.class.bytes, want.requested);
-        let record = self.take_cached((want.stream, want.on), want.key.kind, sizes)?;
+    /// Takes a block out of a cache for a request, if one is ready without a device call.
+    pub(super) fn take_cached_in(
+        &self,
+        cache: &mut ThreadCache<A>,
+        want: &Want<'_, A>,
+    ) -> Option<Grant<A>> {
+        let taker = self.taker(want);
+        let ready = |marks: &Marks<A::Clock>| marks.is_ready(&taker);
+        let mut record = cache.take(want.key, want.class.bytes, want.requested, ready)?;
+        record.requested = want.requested;
+        record.marks.get_mut().restart(taker.clock.mark(want.stream));
         let zeroed = !record.dirty;
         Some(Grant { record, zeroed })
     }
