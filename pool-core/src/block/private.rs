@@ -12,6 +12,9 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+/// The number of a private pool: not 0, so that a record has no word for "none".
+pub(crate) type PrivateId = std::num::NonZeroU32;
+
 pub(crate) struct Privates<A: DeviceAllocator> {
     /// Whether any stream is bound.
     bound: AtomicBool,
@@ -19,10 +22,10 @@ pub(crate) struct Privates<A: DeviceAllocator> {
 }
 
 struct PrivateBook<A: DeviceAllocator> {
-    next: u32,
+    next: PrivateId,
     /// The pool of a stream, by its lane.
-    of_lane: HashMap<u64, u32>,
-    pools: HashMap<u32, Private<A>>,
+    of_lane: HashMap<u64, PrivateId>,
+    pools: HashMap<PrivateId, Private<A>>,
 }
 
 struct Private<A: DeviceAllocator> {
@@ -39,22 +42,23 @@ struct Private<A: DeviceAllocator> {
 
 impl<A: DeviceAllocator> Privates<A> {
     pub(crate) fn new() -> Self {
-        let book = PrivateBook { next: 0, of_lane: HashMap::new(), pools: HashMap::new() };
+        let book =
+            PrivateBook { next: PrivateId::MIN, of_lane: HashMap::new(), pools: HashMap::new() };
         Self { bound: AtomicBool::new(false), book: Mutex::new(book) }
     }
 
     /// A new pool.
-    pub(crate) fn open(&self) -> u32 {
+    pub(crate) fn open(&self) -> PrivateId {
         let book = &mut *self.book.lock();
         let id = book.next;
-        book.next += 1;
+        book.next = id.saturating_add(1); // four thousand million captures
         let (idle, behind) = (Vec::new(), Vec::new());
         book.pools.insert(id, Private { idle, out: 0, behind, closed: false });
         id
     }
 
     /// Binds a stream to a pool; returns false if it is bound already.
-    pub(crate) fn bind(&self, lane: u64, id: u32) -> bool {
+    pub(crate) fn bind(&self, lane: u64, id: PrivateId) -> bool {
         let book = &mut *self.book.lock();
         let free = !book.of_lane.contains_key(&lane);
         if free {
@@ -72,7 +76,7 @@ impl<A: DeviceAllocator> Privates<A> {
     }
 
     /// Lets go of all streams of a pool.
-    pub(crate) fn unbind(&self, id: u32) {
+    pub(crate) fn unbind(&self, id: PrivateId) {
         let book = &mut *self.book.lock();
         book.of_lane.retain(|_, of| *of != id);
         self.bound.store(!book.of_lane.is_empty(), Relaxed);
@@ -91,20 +95,20 @@ impl<A: DeviceAllocator> Privates<A> {
 
     /// The pool that a stream is bound to.
     #[inline]
-    pub(crate) fn of(&self, lane: u64) -> Option<u32> {
+    pub(crate) fn of(&self, lane: u64) -> Option<PrivateId> {
         // Whoever binds a stream gives the work to it too, on this thread or after this thread.
         if self.are_bound() { self.bound_to(lane) } else { None }
     }
 
     #[cold]
-    fn bound_to(&self, lane: u64) -> Option<u32> {
+    fn bound_to(&self, lane: u64) -> Option<PrivateId> {
         self.book.lock().of_lane.get(&lane).copied()
     }
 
     /// The newest idle block that serves, and that is `ready`.
     pub(crate) fn take(
         &self,
-        id: u32,
+        id: PrivateId,
         want: &Want<'_, A>,
         mut ready: impl FnMut(&mut Record<A>) -> bool,
     ) -> Option<RecordOwner<A>> {
@@ -117,7 +121,7 @@ impl<A: DeviceAllocator> Privates<A> {
     }
 
     /// A block came from elsewhere into the pool and is lent at once.
-    pub(crate) fn count_out(&self, id: u32) {
+    pub(crate) fn count_out(&self, id: PrivateId) {
         if let Some(pool) = self.book.lock().pools.get_mut(&id) {
             pool.out += 1;
         }
@@ -157,12 +161,12 @@ impl<A: DeviceAllocator> Privates<A> {
     }
 
     /// What the memory of a pool is behind, besides its own marks.
-    pub(crate) fn behind(&self, id: u32) -> Vec<MarkOf<A>> {
+    pub(crate) fn behind(&self, id: PrivateId) -> Vec<MarkOf<A>> {
         self.book.lock().pools.get(&id).map(|pool| pool.behind.clone()).unwrap_or_default()
     }
 
     /// Notes a mark that the memory is behind: the end of a launch.
-    pub(crate) fn put_behind(&self, id: u32, clock: &A::Clock, mark: MarkOf<A>) {
+    pub(crate) fn put_behind(&self, id: PrivateId, clock: &A::Clock, mark: MarkOf<A>) {
         if let Some(pool) = self.book.lock().pools.get_mut(&id) {
             pool.behind.retain(|known| !clock.same_stream(*known, mark));
             pool.behind.push(mark);
@@ -170,7 +174,7 @@ impl<A: DeviceAllocator> Privates<A> {
     }
 
     /// Bytes of a pool's idle blocks.
-    pub(crate) fn idle_bytes(&self, id: u32) -> u64 {
+    pub(crate) fn idle_bytes(&self, id: PrivateId) -> u64 {
         let book = self.book.lock();
         book.pools.get(&id).map_or(0, |pool| pool.idle.iter().map(|record| record.bytes).sum())
     }
@@ -184,7 +188,7 @@ impl<A: DeviceAllocator> Privates<A> {
 
     /// The owner of a pool goes. Returns its idle blocks, which are anybody's once the launches are
     /// done.
-    pub(crate) fn close(&self, id: u32, clock: &A::Clock) -> Vec<RecordOwner<A>> {
+    pub(crate) fn close(&self, id: PrivateId, clock: &A::Clock) -> Vec<RecordOwner<A>> {
         self.unbind(id);
         let book = &mut *self.book.lock();
         let Some(pool) = book.pools.get_mut(&id) else { return Vec::new() };

@@ -3,6 +3,7 @@
 //! A record stays at one address, a slot of the book, so handing a block on moves a pointer.
 #![expect(unsafe_code, reason = "a record has one owner, which holds its address")]
 
+use crate::block::private::PrivateId;
 use crate::block::request::Want;
 use crate::device::{DeviceAllocator, MarkOf, StreamOf};
 use crate::stream::marks::Marks;
@@ -35,7 +36,7 @@ pub(crate) struct Record<A: DeviceAllocator> {
     /// Blocks that the thread cache had kept until then.
     pub(crate) stamp: u64,
     /// The private pool that it belongs to.
-    pub(crate) private: Option<u32>,
+    pub(crate) private: Option<PrivateId>,
     /// The block below it in a bin of a thread cache.
     pub(crate) older: Option<RecordOwner<A>>,
 }

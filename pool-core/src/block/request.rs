@@ -1,5 +1,6 @@
 //! A request on its way through a pool.
 
+use crate::block::private::PrivateId;
 use crate::device::{DeviceAllocator, StreamOf};
 use crate::policy::Class;
 use std::ops::RangeInclusive;
@@ -22,7 +23,7 @@ pub(crate) struct Want<'r, A: DeviceAllocator> {
     pub(crate) class: Class,
     pub(crate) requested: u64,
     /// The private pool that the stream is bound to.
-    pub(crate) private: Option<u32>,
+    pub(crate) private: Option<PrivateId>,
 }
 
 impl<A: DeviceAllocator> Clone for Want<'_, A> {

@@ -1,5 +1,6 @@
 //! A private pool: what a graph's memory is taken from, and stays in while the graph lives.
 
+use crate::block::private::PrivateId;
 use crate::device::{DeviceAllocator, MarkOf, StreamOf};
 use crate::error::{DeviceError, Why};
 use crate::pool::BucketPool;
@@ -33,7 +34,7 @@ use std::fmt;
 /// ```
 pub struct PrivatePool<A: DeviceAllocator> {
     pool: BucketPool<A>,
-    id: u32,
+    id: PrivateId,
 }
 
 impl<A: DeviceAllocator> PrivatePool<A> {

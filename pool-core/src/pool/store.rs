@@ -15,7 +15,7 @@
 
 mod book;
 
-use crate::block::private::Privates;
+use crate::block::private::{PrivateId, Privates};
 use crate::block::record::{Record, RecordOwner};
 use crate::block::request::Want;
 use crate::cache::caches::ThreadCaches;
@@ -164,7 +164,7 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// A block of the private pool that the stream is bound to: a hit in stream order.
-    pub(crate) fn take_private(&self, want: &Want<'_, A>, id: u32) -> Option<Grant<A>> {
+    pub(crate) fn take_private(&self, want: &Want<'_, A>, id: PrivateId) -> Option<Grant<A>> {
         let taker = self.taker(want);
         let ready = |record: &mut Record<A>| record.marks.get_mut().is_ready(&taker);
         let record = self.privates.take(id, want, ready)?;

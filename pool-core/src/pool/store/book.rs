@@ -324,16 +324,19 @@ impl<A: DeviceAllocator> BookState<A> {
 }
 
 impl<A: DeviceAllocator> Store<A> {
-    /// A hit of a book: a free range that needs no call to the device.
+    /// A hit of a book: a free range that needs no call to the device. `looked`: the thread cache
+    /// was asked before.
     #[inline]
-    pub(crate) fn take_from_book(&self, want: &Want<'_, A>) -> Option<Grant<A>> {
+    pub(crate) fn take_from_book(&self, want: &Want<'_, A>, looked: bool) -> Option<Grant<A>> {
         if self.book.uncached {
             return None;
         }
         let (taker, request) = (self.taker(want), self.book.request(want));
         let mut own = self.caches.wait_for_own();
-        let cached = own.as_mut().filter(|_| want.class.pooled());
-        if let Some(grant) = cached.and_then(|cache| self.take_cached_in(cache, want)) {
+        if let Some(cache) = own.as_mut().filter(|_| want.class.pooled())
+            && (!looked || std::mem::take(&mut cache.unready))
+            && let Some(grant) = self.take_cached_in(cache, want)
+        {
             return Some(grant);
         }
         let mut state = self.book.lock();
