@@ -412,7 +412,6 @@ impl<A: DeviceAllocator> Store<A> {
         for number in self.caches.numbers() {
             self.empty(number);
         }
-        self.empty_shelf();
         self.book.lock().close()
     }
 

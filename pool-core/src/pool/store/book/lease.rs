@@ -159,7 +159,7 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// Moves the blocks on the shelf into the book. Returns whether there were any.
-    pub(super) fn empty_shelf(&self) -> bool {
+    fn empty_shelf(&self) -> bool {
         let (clock, mut any) = (self.allocator.clock(), false);
         loop {
             let blocks = self.book.lock().clear_shelf(|state, shelf| {

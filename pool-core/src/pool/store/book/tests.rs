@@ -272,9 +272,38 @@ fn blocks_that_are_passed_on_go_by_the_shelf() {
             assert_eq!(stats.cached_bytes, stats.reserved_bytes, "round {round}");
             assert_eq!(stats.cached_buffers * 4 * KIB, stats.cached_bytes, "round {round}");
         }
+        assert_eq!(pool.cached_buffers(), [(4 * KIB, 200)].into(), "round {round}");
+        assert!(pool.outstanding_buffers().is_empty(), "round {round}");
     }
     assert!(on_shelf > 0);
     assert_eq!(most, 200 * 4 * KIB, "what lies on the shelf is used again");
     assert!(pool.trim(u64::MAX).is_ok());
     assert_eq!((shelved(), pool.stats().reserved_bytes), (0, 0));
+}
+
+#[test]
+fn another_stream_finds_what_lies_on_the_shelf() {
+    let device = SimDevice::new();
+    let other = device.stream();
+    let pool = BucketPool::new(device);
+    let taken: Vec<_> = (0..200).map(|_| pool.allocate(4 * KIB).expect("there is room")).collect();
+    std::thread::scope(|scope| scope.spawn(|| drop(taken)).join()).expect("the thread ends");
+    assert!(pool.store().book.lock().shelved() > 100 * 4 * KIB);
+    let on_other: Vec<_> = (0..200).map(|_| pool.allocate_on(&other, 4 * KIB)).collect();
+    assert!(on_other.iter().all(Result::is_ok));
+    assert_eq!(pool.stats().reserved_bytes, 200 * 4 * KIB);
+}
+
+#[test]
+fn a_thread_keeps_many_sizes_that_it_takes_and_frees_itself() {
+    let pool = BucketPool::new(SimDevice::new());
+    let sizes = (1..=500).map(|at| at * KIB);
+    let taken: Vec<_> = sizes.clone().map(|bytes| pool.allocate(bytes)).collect();
+    assert!(taken.iter().all(Result::is_ok));
+    drop(taken);
+    for bytes in sizes.clone().chain(sizes) {
+        drop(pool.allocate(bytes));
+    }
+    let cached: u64 = pool.store().caches.untold().map(|(_, blocks)| blocks).sum();
+    assert_eq!(cached, 500);
 }
