@@ -14,6 +14,9 @@ mod collections;
 mod depot;
 mod fork;
 mod global;
+#[cfg(not(any(loom, shuttle)))]
+#[expect(dead_code, reason = "the tcache comes to it next")]
+mod pages;
 mod pinned;
 mod system;
 #[cfg(not(loom))]

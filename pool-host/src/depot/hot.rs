@@ -43,17 +43,20 @@ impl Hot {
         }
     }
 
+    /// Returns what was there, if that was `old`: this pointer, and not an equal one of before, is
+    /// the one that may be used (a block may have been freed and come back in between).
+    ///
     /// Acquire and Release: what a program wrote to the block before it freed it comes before what
     /// the next owner writes.
     #[inline]
-    fn swap(&self, old: *mut u8, new: *mut u8) -> bool {
-        self.place.compare_exchange(old, new, AcqRel, Relaxed).is_ok()
+    fn swap(&self, old: *mut u8, new: *mut u8) -> Option<*mut u8> {
+        self.place.compare_exchange(old, new, AcqRel, Relaxed).ok()
     }
 
     #[inline]
     pub(super) fn take(&self) -> Option<*mut u8> {
         let block = self.place.load(Relaxed);
-        (is_block(block) && self.swap(block, EMPTY)).then_some(block)
+        if is_block(block) { self.swap(block, EMPTY) } else { None }
     }
 
     /// Puts a block where none is.
@@ -72,21 +75,20 @@ impl Hot {
             return Put::Kept;
         }
         let older = self.place.load(Relaxed);
-        if is_block(older) && self.swap(older, block) {
-            self.stamp.store(stamp, Relaxed);
-            return Put::Displaced(older);
-        }
-        Put::Refused
+        let displaced = if is_block(older) { self.swap(older, block) } else { None };
+        let Some(older) = displaced else { return Put::Refused };
+        self.stamp.store(stamp, Relaxed);
+        Put::Displaced(older)
     }
 
     /// Opens the place, for which the caller has leased a block's bytes; false if it is open.
     pub(super) fn open(&self) -> bool {
-        self.swap(CLOSED, EMPTY)
+        self.swap(CLOSED, EMPTY).is_some()
     }
 
     /// Closes the place if it holds nothing. True if it was open: its lease is the caller's.
     pub(super) fn close(&self) -> bool {
-        self.place.load(Relaxed) == EMPTY && self.swap(EMPTY, CLOSED)
+        self.place.load(Relaxed) == EMPTY && self.swap(EMPTY, CLOSED).is_some()
     }
 
     /// The epoch in which its block came; `None` without a block.

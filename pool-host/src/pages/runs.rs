@@ -1,0 +1,356 @@
+//! Runs of pages: which are free, by length, and which of those hold old contents, by age.
+//!
+//! A range is divided into runs. Two neighbours are never both dirty, nor both clean: they are
+//! joined at once. The map has an entry for each page, of which a run uses the first and the last,
+//! so a page tells its run, and a run its neighbours, in one step. Nothing here touches the pages
+//! themselves, allocates, or calls the system.
+
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// No run begins at page 0.
+const NONE: u32 = 0;
+/// Lists of free runs: eight for each doubling of their length.
+const LISTS: usize = 256;
+const WORDS: usize = LISTS / 64;
+/// Runs of a list that are looked at for the shortest that serves.
+const LOOKS: usize = 8;
+
+/// What the pages of a run are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// A block's, or on their way to the system.
+    Used,
+    /// Free, with old contents.
+    Dirty,
+    /// Free, without memory behind them: they read as zeroes.
+    Clean,
+}
+
+/// Pages one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) first: u32,
+    pub(super) pages: u32,
+    pub(super) state: State,
+}
+
+impl Run {
+    /// The page behind the last one.
+    pub(super) fn end(self) -> u32 {
+        self.first + self.pages
+    }
+
+    fn used(first: u32, pages: u32) -> Self {
+        Self { first, pages, state: State::Used }
+    }
+}
+
+/// What the map holds for a page. Numbers that any thread may read are those of its own blocks,
+/// which nobody changes meanwhile; all else is read and written under the lock.
+#[derive(Debug, Default)]
+pub(super) struct Page {
+    /// The length of the run that begins or ends here, and its state in the last two bits.
+    tag: AtomicU32,
+    /// In the list of its length, for the first page of a free run.
+    next: AtomicU32,
+    previous: AtomicU32,
+    /// By age, for the first page of a dirty run.
+    older: AtomicU32,
+    newer: AtomicU32,
+}
+
+impl Page {
+    fn run(&self) -> (u32, State) {
+        let tag = self.tag.load(Relaxed);
+        let state = match tag & 3 {
+            1 => State::Dirty,
+            2 => State::Clean,
+            _ => State::Used,
+        };
+        (tag >> 2, state)
+    }
+
+    /// How many pages the run has that begins here.
+    #[inline]
+    pub(super) fn pages(&self) -> u32 {
+        self.tag.load(Relaxed) >> 2
+    }
+
+    fn set(&self, pages: u32, state: State) {
+        self.tag.store(pages << 2 | state as u32, Relaxed);
+    }
+}
+
+/// The heads of the lists of one state.
+#[derive(Debug)]
+struct Lists {
+    heads: [u32; LISTS],
+    /// A bit for each list that is not empty.
+    filled: [u64; WORDS],
+}
+
+impl Lists {
+    const EMPTY: Self = Self { heads: [NONE; LISTS], filled: [0; WORDS] };
+
+    /// The first list that is not empty, from one of them on.
+    fn next_filled(&self, from: usize) -> Option<usize> {
+        (from / 64..WORDS).find_map(|word| {
+            let hidden = if word == from / 64 { from % 64 } else { 0 };
+            let filled = self.filled[word] & (u64::MAX << hidden);
+            (filled != 0).then(|| 64 * word + filled.trailing_zeros() as usize)
+        })
+    }
+
+    fn last_filled(&self) -> Option<usize> {
+        let word = (0..WORDS).rev().find(|word| self.filled[*word] != 0)?;
+        Some(64 * word + 63 - self.filled[word].leading_zeros() as usize)
+    }
+}
+
+/// The list of runs of a length. All runs of a later list are longer.
+fn list_of(pages: u32) -> usize {
+    if pages < 8 {
+        return pages as usize;
+    }
+    let doubling = pages.ilog2() - 3;
+    (doubling * 8 + (pages >> doubling)) as usize
+}
+
+/// The runs of a range.
+#[derive(Debug)]
+pub(super) struct Runs {
+    pages: &'static [Page],
+    dirty_lists: Lists,
+    clean_lists: Lists,
+    oldest: u32,
+    newest: u32,
+    /// Pages that are free and hold old contents.
+    pub(super) dirty: u64,
+}
+
+impl Runs {
+    /// No pages yet.
+    pub(super) const fn new() -> Self {
+        Self {
+            pages: &[],
+            dirty_lists: Lists::EMPTY,
+            clean_lists: Lists::EMPTY,
+            oldest: NONE,
+            newest: NONE,
+            dirty: 0,
+        }
+    }
+
+    /// From now on there are as many pages as `map` has entries, which begins with the entries that
+    /// there were. The new ones are clean; the very first page is nobody's.
+    pub(super) fn extend(&mut self, map: &'static [Page]) {
+        let before = self.end().max(1);
+        if self.pages.is_empty()
+            && let Some(first) = map.first()
+        {
+            first.set(1, State::Used);
+        }
+        self.pages = map;
+        if self.end() > before {
+            self.release(Run { first: before, pages: self.end() - before, state: State::Clean });
+        }
+    }
+
+    /// The number of pages.
+    #[expect(clippy::cast_possible_truncation, reason = "a map has fewer entries than 2^30")]
+    pub(super) fn end(&self) -> u32 {
+        self.pages.len() as u32
+    }
+
+    fn page(&self, number: u32) -> &Page {
+        &self.pages[number as usize]
+    }
+
+    /// The run that begins at a page, or that ends there.
+    pub(super) fn at(&self, first: u32) -> Run {
+        let (pages, state) = self.page(first).run();
+        Run { first, pages, state }
+    }
+
+    fn ending_at(&self, last: u32) -> Run {
+        let (pages, state) = self.page(last).run();
+        Run { first: last + 1 - pages, pages, state }
+    }
+
+    /// The run behind another, if there is one.
+    pub(super) fn behind(&self, run: Run) -> Option<Run> {
+        (run.end() < self.end()).then(|| self.at(run.end()))
+    }
+
+    /// The clean pages at the very end.
+    pub(super) fn clean_at_end(&self) -> u32 {
+        let last = self.end().checked_sub(1).map(|last| self.ending_at(last));
+        last.filter(|run| run.state == State::Clean).map_or(0, |run| run.pages)
+    }
+
+    fn lists(&mut self, state: State) -> Option<&mut Lists> {
+        match state {
+            State::Used => None,
+            State::Dirty => Some(&mut self.dirty_lists),
+            State::Clean => Some(&mut self.clean_lists),
+        }
+    }
+
+    /// Writes a run into the map.
+    fn set(&self, run: Run) {
+        self.page(run.first).set(run.pages, run.state);
+        self.page(run.end() - 1).set(run.pages, run.state);
+    }
+
+    /// Marks pages as used, which were in no list.
+    pub(super) fn use_up(&self, first: u32, pages: u32) {
+        self.set(Run::used(first, pages));
+    }
+
+    /// Adds a free run that has no neighbour of its state. `as_oldest`: it is what is left of the
+    /// oldest; else it is the newest.
+    fn insert(&mut self, run: Run, as_oldest: bool) {
+        self.set(run);
+        let list = list_of(run.pages);
+        let Some(lists) = self.lists(run.state) else { return };
+        let head = std::mem::replace(&mut lists.heads[list], run.first);
+        lists.filled[list / 64] |= 1 << (list % 64);
+        let page = self.page(run.first);
+        page.next.store(head, Relaxed);
+        page.previous.store(NONE, Relaxed);
+        if head != NONE {
+            self.page(head).previous.store(run.first, Relaxed);
+        }
+        if run.state == State::Dirty {
+            self.dirty += u64::from(run.pages);
+            self.insert_by_age(run.first, as_oldest);
+        }
+    }
+
+    fn insert_by_age(&mut self, first: u32, as_oldest: bool) {
+        let (older, newer) = if as_oldest { (NONE, self.oldest) } else { (self.newest, NONE) };
+        self.page(first).older.store(older, Relaxed);
+        self.page(first).newer.store(newer, Relaxed);
+        self.link(older, newer, (first, first));
+    }
+
+    /// Makes `older` and `newer`, or the ends of the list, point to these two.
+    fn link(&mut self, older: u32, newer: u32, (to_newer, to_older): (u32, u32)) {
+        match older {
+            NONE => self.oldest = to_newer,
+            older => self.page(older).newer.store(to_newer, Relaxed),
+        }
+        match newer {
+            NONE => self.newest = to_older,
+            newer => self.page(newer).older.store(to_older, Relaxed),
+        }
+    }
+
+    /// Takes a free run out of its list. Its pages are to be used up, or inserted again.
+    pub(super) fn remove(&mut self, run: Run) {
+        let list = list_of(run.pages);
+        let page = self.page(run.first);
+        let (next, previous) = (page.next.load(Relaxed), page.previous.load(Relaxed));
+        let (older, newer) = (page.older.load(Relaxed), page.newer.load(Relaxed));
+        if next != NONE {
+            self.page(next).previous.store(previous, Relaxed);
+        }
+        if previous != NONE {
+            self.page(previous).next.store(next, Relaxed);
+        } else if let Some(lists) = self.lists(run.state) {
+            lists.heads[list] = next;
+            if next == NONE {
+                lists.filled[list / 64] &= !(1 << (list % 64));
+            }
+        }
+        if run.state == State::Dirty {
+            self.dirty -= u64::from(run.pages);
+            self.link(older, newer, (newer, older));
+        }
+    }
+
+    /// Frees pages, joined with neighbours of the same state.
+    pub(super) fn release(&mut self, mut run: Run) {
+        let below = self.ending_at(run.first - 1);
+        if below.state == run.state {
+            self.remove(below);
+            run = Run { first: below.first, pages: below.pages + run.pages, ..run };
+        }
+        if let Some(above) = self.behind(run).filter(|above| above.state == run.state) {
+            self.remove(above);
+            run.pages += above.pages;
+        }
+        self.insert(run, false);
+    }
+
+    /// Takes `pages` pages at a multiple of `align` pages out of a free run of this state, and uses
+    /// them up. Returns the first.
+    pub(super) fn take(&mut self, pages: u32, align: u32, state: State) -> Option<u32> {
+        let run = self.find(pages.checked_add(align - 1)?, state)?;
+        Some(self.take_from(run, pages, align))
+    }
+
+    /// Takes pages out of a free run that has enough of them.
+    pub(super) fn take_from(&mut self, run: Run, pages: u32, align: u32) -> u32 {
+        self.remove(run);
+        let first = run.first.next_multiple_of(align);
+        self.use_up(first, pages);
+        let before = Run { pages: first - run.first, ..run };
+        let after = Run { first: first + pages, pages: run.end() - (first + pages), ..run };
+        for rest in [before, after].into_iter().filter(|rest| rest.pages > 0) {
+            self.insert(rest, false);
+        }
+        first
+    }
+
+    /// Takes the first pages of a free run. They are to be used up.
+    pub(super) fn take_front(&mut self, run: Run, pages: u32) {
+        self.remove(run);
+        let rest = Run { first: run.first + pages, pages: run.pages - pages, ..run };
+        if rest.pages > 0 {
+            self.insert(rest, false);
+        }
+    }
+
+    /// The shortest of a few free runs of at least `pages` pages.
+    fn find(&mut self, pages: u32, state: State) -> Option<Run> {
+        let list = list_of(pages);
+        let lists = self.lists(state)?;
+        let (mut at, further) = (lists.heads[list], lists.next_filled(list + 1));
+        let further = further.map(|list| lists.heads[list]);
+        let mut best: Option<Run> = None;
+        for _ in 0..LOOKS {
+            if at == NONE {
+                break;
+            }
+            let run = self.at(at);
+            if run.pages >= pages && best.is_none_or(|best| run.pages < best.pages) {
+                best = Some(run);
+            }
+            at = self.page(at).next.load(Relaxed);
+        }
+        best.or_else(|| further.map(|first| self.at(first)))
+    }
+
+    /// One of the longest clean runs.
+    pub(super) fn long_clean_run(&self) -> Option<Run> {
+        let list = self.clean_lists.last_filled()?;
+        Some(self.at(self.clean_lists.heads[list]))
+    }
+
+    /// Uses up at most `most` pages at the end of the oldest dirty run. Returns them.
+    pub(super) fn take_oldest(&mut self, most: u32) -> Option<(u32, u32)> {
+        let run = (self.oldest != NONE && most > 0).then(|| self.at(self.oldest))?;
+        self.remove(run);
+        let pages = run.pages.min(most);
+        let rest = Run { pages: run.pages - pages, ..run };
+        if rest.pages > 0 {
+            self.insert(rest, true);
+        }
+        self.use_up(rest.end(), pages);
+        Some((rest.end(), pages))
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;

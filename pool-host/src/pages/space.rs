@@ -1,0 +1,89 @@
+//! Addresses that are reserved once, and can be used from the start up to an end that moves.
+#![expect(unsafe_code, reason = "the system is called through C")]
+
+use super::runs::Page;
+use super::{PAGE, STEP};
+use std::ptr;
+
+/// What is reserved, in bytes; less where the system has less.
+const SIZES: [usize; 3] = [1 << 40, 1 << 36, 1 << 33];
+/// The start is a multiple of this many bytes.
+const ALIGN: usize = 2 << 20;
+
+/// A range of addresses, and one for the map of its pages. Both stay until the process ends.
+#[derive(Debug)]
+pub(super) struct Space {
+    pub(super) base: *mut u8,
+    pub(super) bytes: usize,
+    pub(super) map: *mut Page,
+    /// Pages that can be used.
+    usable: usize,
+}
+
+// SAFETY: addresses, which any thread may use; who has the space alone moves its end.
+unsafe impl Send for Space {}
+
+impl Space {
+    /// Reserves the addresses; `None` if the system has too few, as under `RLIMIT_AS`.
+    pub(super) fn reserve() -> Option<Self> {
+        SIZES.iter().find_map(|bytes| {
+            let base = reserve(bytes + ALIGN)?;
+            let map_bytes = bytes / PAGE * size_of::<Page>();
+            let Some(map) = reserve(map_bytes) else {
+                // SAFETY: was just mapped, and nobody knows it.
+                unsafe { libc::munmap(base.cast(), bytes + ALIGN) };
+                return None;
+            };
+            let base = base.map_addr(|address| address.next_multiple_of(ALIGN));
+            Some(Self { base, bytes: *bytes, map: map.cast(), usable: 0 })
+        })
+    }
+
+    /// Makes at least `pages` pages more usable. Returns the map of all usable pages; `None` if
+    /// addresses or memory end.
+    pub(super) fn grow(&mut self, pages: usize) -> Option<&'static [Page]> {
+        let usable = self.usable.checked_add(pages.checked_next_multiple_of(STEP / PAGE)?)?;
+        if usable > self.bytes / PAGE {
+            return None;
+        }
+        let map = self.map.cast::<u8>();
+        let entries = |pages: usize| (pages * size_of::<Page>()).next_multiple_of(PAGE);
+        allow(map, entries(self.usable)..entries(usable))?;
+        allow(self.base, self.usable * PAGE..usable * PAGE)?;
+        self.usable = usable;
+        // SAFETY: so many entries can be read now and stay, and zero bytes are entries, whose
+        // numbers are atomic.
+        Some(unsafe { std::slice::from_raw_parts(self.map, usable) })
+    }
+}
+
+/// Addresses that nobody may touch yet. They count as no memory, under strict overcommit too.
+fn reserve(bytes: usize) -> Option<*mut u8> {
+    let how = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: asks for new addresses, anywhere; nothing that exists is touched.
+    let base = unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_NONE, how, -1, 0) };
+    (base != libc::MAP_FAILED).then_some(base.cast())
+}
+
+/// Lets addresses be used.
+fn allow(base: *mut u8, part: std::ops::Range<usize>) -> Option<()> {
+    if part.is_empty() {
+        return Some(());
+    }
+    let start = base.wrapping_add(part.start).cast();
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: they are reserved, and nobody uses them.
+    let done = unsafe { libc::mprotect(start, part.len(), access) };
+    (done == 0).then_some(())
+}
+
+/// Gives the memory behind addresses back. Returns whether they read as zeroes from then on: locked
+/// memory stays.
+///
+/// # Safety
+///
+/// They are of a space, and nobody uses them.
+pub(super) unsafe fn forget(start: *mut u8, bytes: usize) -> bool {
+    // SAFETY: as the caller says.
+    unsafe { libc::madvise(start.cast(), bytes, libc::MADV_DONTNEED) == 0 }
+}

@@ -1,0 +1,272 @@
+//! Blocks on pages: what is in them stays, nobody else has them, and memory goes back.
+#![expect(unsafe_code, reason = "blocks are written through their addresses")]
+#![expect(clippy::multiple_unsafe_ops_per_block, reason = "the owner of a block says it once")]
+#![expect(clippy::expect_used, reason = "tests")]
+
+use super::*;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+
+const MIB: usize = 1 << 20;
+
+/// A block, with one byte in each page.
+struct Block {
+    start: *mut u8,
+    bytes: usize,
+    byte: u8,
+}
+
+// SAFETY: who has it has the memory alone.
+unsafe impl Send for Block {}
+
+impl Block {
+    fn places(&self) -> impl Iterator<Item = usize> {
+        (0..self.bytes).step_by(PAGE)
+    }
+
+    fn fill(&self) {
+        for at in self.places() {
+            // SAFETY: inside the block, which is ours.
+            unsafe { self.start.wrapping_add(at).write(self.byte) };
+        }
+    }
+
+    fn check(&self, seed: u64) {
+        for at in self.places() {
+            // SAFETY: as above, and `fill` wrote it.
+            let found = unsafe { self.start.wrapping_add(at).read() };
+            assert_eq!(found, self.byte, "another's byte at {at} of {}, seed {seed}", self.bytes);
+        }
+    }
+}
+
+/// One thread's part of the random work.
+struct Worker<'p> {
+    pages: &'p Pages,
+    seed: u64,
+    random: u64,
+    live: VecDeque<Block>,
+}
+
+impl Worker<'_> {
+    /// A number below `end`, by Marsaglia's xorshift.
+    fn choose(&mut self, end: usize) -> usize {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        usize::try_from(self.random % end as u64).unwrap_or(0)
+    }
+
+    fn take(&mut self) {
+        let most = [16 * PAGE, 64 * PAGE, 4 * MIB][self.choose(3)];
+        let (bytes, align) = (1 + self.choose(most), 1 << self.choose(22));
+        let byte = u8::try_from(self.choose(255)).expect("a byte") + 1;
+        let Taken { block, zeroed } = self.pages.take(bytes, align).expect("there is memory");
+        assert_eq!((block.addr() % align, self.pages.has(block)), (0, true));
+        assert_eq!(self.pages.bytes_of(block), bytes.next_multiple_of(PAGE));
+        let block = Block { start: block, bytes, byte };
+        if zeroed {
+            // SAFETY: inside the block.
+            let is_zero = |at: usize| unsafe { block.start.wrapping_add(at).read() } == 0;
+            assert!(block.places().all(is_zero), "not zero, seed {}", self.seed);
+        }
+        block.fill();
+        self.live.push_back(block);
+    }
+
+    fn resize(&mut self) {
+        let Some(mut block) = self.live.pop_front() else { return };
+        block.check(self.seed);
+        let bytes = 1 + self.choose(2 * block.bytes);
+        // SAFETY: the block is ours, and what is behind the new end is not used.
+        if unsafe { self.pages.resize(block.start, bytes) } {
+            block.bytes = block.bytes.min(bytes);
+            block.check(self.seed);
+            block.bytes = bytes;
+            block.fill();
+        }
+        self.live.push_back(block);
+    }
+
+    fn free(&mut self) {
+        let Some(block) = self.live.pop_front() else { return };
+        block.check(self.seed);
+        // SAFETY: the block is ours, and is not used again.
+        unsafe { self.pages.give(block.start) };
+    }
+
+    fn work(&mut self, left: &Mutex<Vec<Block>>) {
+        for _ in 0..3000 {
+            match self.choose(20) {
+                0..=8 if self.live.len() < 40 => self.take(),
+                9..=11 => self.resize(),
+                12 => left.lock().expect("no panic").extend(self.live.drain(..)),
+                13 => self.live.append(&mut left.lock().expect("no panic").drain(..).collect()),
+                14 => {
+                    let bytes = self.choose(8 * MIB);
+                    self.pages.trim(bytes);
+                }
+                _ => self.free(),
+            }
+        }
+        while !self.live.is_empty() {
+            self.free();
+        }
+    }
+}
+
+#[test]
+fn random_blocks_of_threads_keep_what_is_in_them() {
+    for seed in 1..5 {
+        println!("seed {seed}");
+        let (pages, left) = (Pages::new(), Mutex::new(Vec::new()));
+        thread::scope(|scope| {
+            for thread in 1..4_u64 {
+                let (pages, left) = (&pages, &left);
+                scope.spawn(move || {
+                    let random = (seed << 8 | thread).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                    Worker { pages, seed, random, live: VecDeque::new() }.work(left);
+                });
+            }
+        });
+        let live = left.into_inner().expect("no panic").into();
+        let mut last = Worker { pages: &pages, seed, random: seed, live };
+        while !last.live.is_empty() {
+            last.free();
+        }
+        pages.trim(usize::MAX);
+        assert_eq!(pages.stats(), PagesStats { used: 0, dirty: 0 });
+    }
+}
+
+/// Whether memory is behind the pages of a block.
+fn resident(block: *mut u8, bytes: usize) -> usize {
+    let mut pages = vec![0_u8; bytes / PAGE];
+    // SAFETY: writes a byte for each of so many pages.
+    let done = unsafe { libc::mincore(block.cast(), bytes, pages.as_mut_ptr()) };
+    assert_eq!(done, 0);
+    pages.into_iter().filter(|page| page & 1 == 1).count()
+}
+
+#[test]
+fn a_block_is_taken_again_warm_and_trimmed_cold() {
+    let pages = Pages::new();
+    for bytes in [PAGE, MIB, 40 * MIB] {
+        let first = pages.take(bytes, 1).expect("there is memory");
+        assert!(first.zeroed);
+        // SAFETY: so many bytes are ours.
+        unsafe { first.block.write_bytes(1, bytes) };
+        // SAFETY: the block is ours, and is not used again.
+        unsafe { pages.give(first.block) };
+        let again = pages.take(bytes, 1).expect("there is memory");
+        assert_eq!(again, Taken { zeroed: false, ..first });
+        assert_eq!(resident(again.block, bytes), bytes / PAGE);
+        // SAFETY: as above.
+        unsafe { pages.give(again.block) };
+        assert_eq!(pages.trim(usize::MAX), bytes);
+        assert_eq!(resident(first.block, bytes), 0);
+        let cold = pages.take(bytes, 1).expect("there is memory");
+        assert!(cold.zeroed);
+        // SAFETY: as above.
+        unsafe { pages.give(cold.block) };
+        pages.trim(usize::MAX);
+    }
+}
+
+#[test]
+fn what_was_just_freed_serves_another_length_before_clean_pages_do() {
+    let pages = Pages::new();
+    let take = |bytes| pages.take(bytes, 1).expect("there is memory");
+    let (first, second) = (take(MIB), take(MIB));
+    // SAFETY: the blocks are ours, and are not used again.
+    unsafe {
+        pages.give(first.block);
+        pages.give(second.block);
+    }
+    let both = take(2 * MIB);
+    assert_eq!(both, Taken { block: first.block.min(second.block), zeroed: false });
+    // SAFETY: as above.
+    unsafe { pages.give(both.block) };
+    assert!(!take(MIB / 2).zeroed);
+}
+
+#[test]
+fn what_was_not_needed_lately_goes_back_in_bounded_steps() {
+    let pages = Pages::new();
+    let blocks: Vec<_> = (0..64).map(|_| pages.take(4 * MIB, 1).expect("memory").block).collect();
+    for block in blocks {
+        // SAFETY: so many bytes are ours, and the block is not used again.
+        unsafe {
+            block.write_bytes(1, 4 * MIB);
+            pages.give(block);
+        }
+    }
+    let PagesStats { used, dirty } = pages.stats();
+    assert_eq!(used + dirty, 256 * MIB as u64, "just used");
+    let mut before = dirty;
+    let (mut now, mut steps) = (system::coarse_milliseconds(), 0);
+    // The clock is ours here: 600 ms pass with each step.
+    while before > 4 * MIB as u64 {
+        now += 600;
+        let budget = pages.inside.enter(|inside| pages.turn(inside, now, 0));
+        pages.give_back(budget);
+        let dirty = pages.stats().dirty;
+        assert!(before - dirty <= 32 * MIB as u64, "{} bytes in a step", before - dirty);
+        (before, steps) = (dirty, steps + 1);
+        assert!(steps < 30, "{dirty} bytes stay");
+    }
+    assert!(steps >= 8, "{steps}");
+}
+
+#[test]
+fn a_block_grows_where_it_is_into_what_is_free_behind_it() {
+    let pages = Pages::new();
+    let take = |bytes| pages.take(bytes, 1).expect("there is memory").block;
+    let (first, second, third) = (take(MIB), take(MIB), take(MIB));
+    // SAFETY: the blocks are ours, and are not used again once they are given.
+    unsafe {
+        assert!(!pages.resize(first, 2 * MIB), "the second is in the way");
+        pages.give(second);
+        assert!(pages.resize(first, 2 * MIB));
+        assert_eq!(pages.bytes_of(first), 2 * MIB);
+        assert!(!pages.resize(first, 3 * MIB), "the third is in the way");
+        assert!(pages.resize(third, 900 * MIB), "to the end of what is usable, and beyond");
+        third.add(900 * MIB - 1).write(1);
+        assert!(pages.resize(first, PAGE));
+        assert_eq!(pages.bytes_of(first), PAGE);
+        pages.give(third);
+        pages.give(first);
+    }
+    pages.trim(usize::MAX);
+    assert_eq!(pages.stats(), PagesStats { used: 0, dirty: 0 });
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let pages = Pages::new();
+    assert_eq!(pages.take(LARGEST + 1, 1), None);
+    assert_eq!(pages.take(MIB, 2 * MOST_ALIGN), None);
+    assert!(!pages.has(ptr::null_mut()));
+    let block = pages.take(MIB, MOST_ALIGN).expect("there is memory").block;
+    assert_eq!(block.addr() % MOST_ALIGN, 0);
+    // SAFETY: the block is ours.
+    assert!(unsafe { !pages.resize(block, 0) && !pages.resize(block, usize::MAX) });
+    assert!(pages.has(block) && !pages.has(block.wrapping_sub(1 << 41)));
+}
+
+#[test]
+fn the_lock_is_free_after_a_fork_and_open_to_its_handlers() {
+    let pages = Arc::new(Pages::new());
+    pages.before_fork();
+    let own = pages.take(MIB, 1);
+    assert!(own.is_some(), "the thread that forks allocates in other handlers");
+    let (sent, came) = mpsc::channel();
+    let other = pages.clone();
+    let waits =
+        thread::spawn(move || sent.send(other.take(MIB, 1).map(|taken| taken.block.addr())));
+    assert!(came.try_recv().is_err(), "another thread waits");
+    pages.after_fork();
+    assert!(came.recv().expect("it goes on").is_some());
+    assert!(waits.join().expect("no panic").is_ok());
+}
