@@ -62,7 +62,7 @@ fn step(pool: &Pool, table: &Mutex<Table>, own: &mut Vec<Buffer>) {
         table.lock().unwrap().remove(&buffer);
         drop(buffer);
     };
-    match choose(16) {
+    match choose(18) {
         0..=6 => {
             let sizes = [64, 64, 4 * KIB, 8 * KIB];
             match pool.allocate(sizes[choose(sizes.len())]) {
@@ -78,6 +78,14 @@ fn step(pool: &Pool, table: &Mutex<Table>, own: &mut Vec<Buffer>) {
         11 => {
             let left = std::mem::take(&mut table.lock().unwrap().left);
             left.into_iter().for_each(drop_one);
+        }
+        // Blocks of one size for another thread to free.
+        16 | 17 => {
+            for buffer in (0..4).filter_map(|_| pool.allocate(64).ok()) {
+                let mut table = table.lock().unwrap();
+                table.add(&buffer);
+                table.left.push(buffer);
+            }
         }
         12 => assert!(pool.trim(4 * KIB).is_ok() && pool.shrink_to(8 * KIB).is_ok()),
         13 => assert!(pool.clear().is_ok()),

@@ -27,7 +27,7 @@ const LEASED_PART: u64 = 8;
 /// Leases that are in the way are ended at most once in this many allocations.
 const TURNS_CROWDED: u64 = 4096;
 /// A thread that frees this many blocks for each that it takes hands them to others.
-const FREES_FOR_A_TAKE: u64 = 8;
+const FREES_FOR_A_TAKE: u64 = if cfg!(shuttle) { 1 } else { 8 };
 /// Looks into other threads' caches in a row that may find nothing. After that misses do without:
 /// one, then one more each time, and at most [`BLIND_MOST`].
 const LOOKS: u32 = 8;

@@ -274,6 +274,11 @@ fn blocks_that_are_passed_on_go_by_the_shelf() {
         }
         assert_eq!(pool.cached_buffers(), [(4 * KIB, 200)].into(), "round {round}");
         assert!(pool.outstanding_buffers().is_empty(), "round {round}");
+        let caches = &pool.store().caches;
+        let lease = |number| caches.enter(number).map_or(0, |cache| cache.lease);
+        let leases: u64 = caches.numbers().map(lease).sum();
+        let leased = pool.store().book.lock().leased();
+        assert_eq!(leased, leases + shelved(), "round {round}");
     }
     assert!(on_shelf > 0);
     assert_eq!(most, 200 * 4 * KIB, "what lies on the shelf is used again");
