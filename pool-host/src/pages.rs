@@ -28,7 +28,7 @@ mod tests;
 use crate::system;
 use lock::ForkLock;
 use need::Need;
-use runs::{Page, Run, Runs, State};
+use runs::{Page, PageState, Run, Runs};
 use slots::Slots;
 use space::Space;
 use std::ptr;
@@ -51,7 +51,7 @@ const ROOMY: usize = 1 << 20;
 /// Large blocks on pages of their own.
 #[derive(Debug)]
 pub(crate) struct Pages {
-    inside: ForkLock<Inside>,
+    inside: ForkLock<Heap>,
     slots: Slots,
     /// The range, for those who ask whose a block is; no bytes before the first request.
     base: AtomicPtr<u8>,
@@ -63,9 +63,9 @@ pub(crate) struct Pages {
     next_look: AtomicU64,
 }
 
-/// What the lock guards.
+/// The runs, and all that the lock guards.
 #[derive(Debug)]
-struct Inside {
+struct Heap {
     space: Option<Space>,
     runs: Runs,
     need: Need,
@@ -89,7 +89,7 @@ pub(crate) struct PagesStats {
 
 impl Pages {
     pub(crate) const fn new() -> Self {
-        let inside = Inside { space: None, runs: Runs::new(), need: Need::new() };
+        let inside = Heap { space: None, runs: Runs::new(), need: Need::new() };
         Self {
             inside: ForkLock::new(inside),
             slots: Slots::new(),
@@ -119,8 +119,8 @@ impl Pages {
     #[expect(clippy::cast_possible_truncation, reason = "the range has fewer than 2^30 pages")]
     fn run_of(&self, block: *mut u8) -> (u32, u32) {
         let first = (block.addr() - self.base.load(Relaxed).addr()) / PAGE;
-        // SAFETY: the entry of a block's first page is in the usable part of the map, and nobody
-        // writes to it before the owner frees the block.
+        // SAFETY: the entry of a block's first page is in the usable part of the map, and no
+        // thread writes to it before the owner frees the block.
         let page = unsafe { &*self.map.load(Relaxed).wrapping_add(first) };
         (first as u32, page.pages())
     }
@@ -165,7 +165,7 @@ impl Pages {
             }
             let (first, state) = old.or_else(|| inside.take_clean(pages, align))?;
             inside.need.up(pages);
-            let zeroed = state == State::Clean;
+            let zeroed = state == PageState::Clean;
             // Old contents became no more by this, so nothing need go back.
             let budget = if zeroed { self.turn(inside, now, pages) } else { 0 };
             Some((first, zeroed, budget))
@@ -178,7 +178,7 @@ impl Pages {
     ///
     /// # Safety
     ///
-    /// It is from here, and nobody uses it again.
+    /// It is from here, and is not used again.
     #[inline]
     pub(crate) unsafe fn give(&self, block: *mut u8) {
         let (first, pages) = self.run_of(block);
@@ -193,7 +193,7 @@ impl Pages {
         let now = system::coarse_milliseconds();
         let budget = self.inside.enter(|inside| {
             inside.need.down(pages);
-            inside.runs.release(Run { first, pages, state: State::Dirty });
+            inside.runs.release(Run { first, pages, state: PageState::Dirty });
             self.turn(inside, now, pages)
         });
         self.give_back(budget);
@@ -203,7 +203,7 @@ impl Pages {
     ///
     /// # Safety
     ///
-    /// It is from here, and nobody uses what is behind the new end.
+    /// It is from here, and what is behind the new end is not used.
     pub(crate) unsafe fn resize(&self, block: *mut u8, bytes: usize) -> bool {
         let (first, pages) = self.run_of(block);
         let Some(wanted) = Self::pages_of(bytes).filter(|wanted| *wanted > 0) else { return false };
@@ -221,7 +221,11 @@ impl Pages {
             }
             inside.runs.use_up(first, wanted);
             inside.need.down(less);
-            inside.runs.release(Run { first: first + wanted, pages: less, state: State::Dirty });
+            inside.runs.release(Run {
+                first: first + wanted,
+                pages: less,
+                state: PageState::Dirty,
+            });
             (true, self.turn(inside, now, less))
         });
         self.give_back(budget);
@@ -247,7 +251,7 @@ impl Pages {
         went
     }
 
-    /// What it holds.
+    /// The bytes that it holds.
     pub(crate) fn stats(&self) -> PagesStats {
         self.inside.enter(|inside| PagesStats {
             used: inside.need.live * PAGE as u64,
@@ -277,7 +281,7 @@ impl Pages {
 
     /// Notes the time. Returns how many pages this call, which is about `own` itself, is to give
     /// back.
-    fn turn(&self, inside: &mut Inside, now: u64, own: u32) -> u64 {
+    fn turn(&self, inside: &mut Heap, now: u64, own: u32) -> u64 {
         if inside.need.turn(now) {
             self.sweep(inside);
         }
@@ -287,12 +291,12 @@ impl Pages {
 
     /// Frees what lies in slots, so that it is joined, and can go back. Returns whether there was
     /// anything.
-    fn sweep(&self, inside: &mut Inside) -> bool {
+    fn sweep(&self, inside: &mut Heap) -> bool {
         let mut any = false;
         for (first, pages) in self.slots.drain() {
             any = true;
             inside.need.down(pages);
-            inside.runs.release(Run { first, pages, state: State::Dirty });
+            inside.runs.release(Run { first, pages, state: PageState::Dirty });
         }
         any
     }
@@ -318,7 +322,7 @@ impl Pages {
         let Some((first, pages)) = oldest else { return 0 };
         // SAFETY: pages of the range that were free, and count as used until they are released.
         let clean = unsafe { space::forget(self.address(first), pages as usize * PAGE) };
-        let state = if clean { State::Clean } else { State::Dirty };
+        let state = if clean { PageState::Clean } else { PageState::Dirty };
         self.inside.enter(|inside| inside.runs.release(Run { first, pages, state }));
         if clean { pages } else { 0 }
     }
@@ -359,26 +363,26 @@ impl Pages {
     }
 }
 
-impl Inside {
+impl Heap {
     /// Takes pages with old contents.
-    fn take_dirty(&mut self, pages: u32, align: u32) -> Option<(u32, State)> {
-        Some((self.runs.take(pages, align, State::Dirty)?, State::Dirty))
+    fn take_dirty(&mut self, pages: u32, align: u32) -> Option<(u32, PageState)> {
+        Some((self.runs.take(pages, align, PageState::Dirty)?, PageState::Dirty))
     }
 
     /// Takes clean pages out of a run that is four times as long.
-    fn take_roomy(&mut self, pages: u32, align: u32) -> Option<(u32, State)> {
+    fn take_roomy(&mut self, pages: u32, align: u32) -> Option<(u32, PageState)> {
         let is_long = |run: &Run| run.pages / 4 >= pages.saturating_add(align);
         let run = self.runs.long_clean_run().filter(is_long)?;
-        Some((self.runs.take_from(run, pages, align), State::Clean))
+        Some((self.runs.take_from(run, pages, align), PageState::Clean))
     }
 
     /// Takes clean pages; the range grows if it must.
-    fn take_clean(&mut self, pages: u32, align: u32) -> Option<(u32, State)> {
-        if let Some(first) = self.runs.take(pages, align, State::Clean) {
-            return Some((first, State::Clean));
+    fn take_clean(&mut self, pages: u32, align: u32) -> Option<(u32, PageState)> {
+        if let Some(first) = self.runs.take(pages, align, PageState::Clean) {
+            return Some((first, PageState::Clean));
         }
         self.grow(pages.checked_add(align)?)?;
-        Some((self.runs.take(pages, align, State::Clean)?, State::Clean))
+        Some((self.runs.take(pages, align, PageState::Clean)?, PageState::Clean))
     }
 
     /// Makes the range longer, so that there are at least `pages` clean pages at its end.
@@ -398,7 +402,7 @@ impl Inside {
         let end = last.map_or(first + pages, Run::end);
         if end - (first + pages) < lacking {
             // What is added must be joined to the last run, or be the second.
-            let fits = further.is_none_or(|further| further.state == State::Clean);
+            let fits = further.is_none_or(|further| further.state == PageState::Clean);
             return fits
                 && end == self.runs.end()
                 && self.grow(wanted).is_some()
@@ -418,7 +422,7 @@ impl Inside {
 
     /// The free runs that follow a block, at most two.
     fn free_behind(&self, first: u32) -> [Option<Run>; 2] {
-        let is_free = |run: &Run| run.state != State::Used;
+        let is_free = |run: &Run| run.state != PageState::Used;
         let next = self.runs.behind(self.runs.at(first)).filter(is_free);
         let further = next.and_then(|next| self.runs.behind(next)).filter(is_free);
         [next, further]

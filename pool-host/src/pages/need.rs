@@ -2,8 +2,9 @@
 
 /// A peak counts for this window and the next, in milliseconds.
 const WINDOW: u64 = 500;
-/// What stays beyond the recent peak: this part of it, and so many pages.
+/// The part of the recent peak that stays beyond it.
 const SLACK_PART: u64 = 8;
+/// Pages that stay beyond that.
 const FLOOR: u64 = (4 << 20) / super::PAGE as u64;
 /// Pages that may go back for each millisecond that went by: about 2 % of the time of a thread.
 const PER_MILLISECOND: u64 = 40;

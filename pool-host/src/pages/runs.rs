@@ -15,9 +15,9 @@ const WORDS: usize = LISTS / 64;
 /// Runs of a list that are looked at for the shortest that serves.
 const LOOKS: usize = 8;
 
-/// What the pages of a run are.
+/// The state of the pages of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum PageState {
     /// A block's, or on their way to the system.
     Used,
     /// Free, with old contents.
@@ -31,7 +31,7 @@ pub(super) enum State {
 pub(super) struct Run {
     pub(super) first: u32,
     pub(super) pages: u32,
-    pub(super) state: State,
+    pub(super) state: PageState,
 }
 
 impl Run {
@@ -41,12 +41,12 @@ impl Run {
     }
 
     fn used(first: u32, pages: u32) -> Self {
-        Self { first, pages, state: State::Used }
+        Self { first, pages, state: PageState::Used }
     }
 }
 
-/// What the map holds for a page. Numbers that any thread may read are those of its own blocks,
-/// which nobody changes meanwhile; all else is read and written under the lock.
+/// The entry of a page in the map. Without the lock a thread reads the entries of blocks that it
+/// owns, which no other thread writes to; all else is read and written under the lock.
 #[derive(Debug, Default)]
 pub(super) struct Page {
     /// The length of the run that begins or ends here, and its state in the last two bits.
@@ -60,12 +60,12 @@ pub(super) struct Page {
 }
 
 impl Page {
-    fn run(&self) -> (u32, State) {
+    fn run(&self) -> (u32, PageState) {
         let tag = self.tag.load(Relaxed);
         let state = match tag & 3 {
-            1 => State::Dirty,
-            2 => State::Clean,
-            _ => State::Used,
+            1 => PageState::Dirty,
+            2 => PageState::Clean,
+            _ => PageState::Used,
         };
         (tag >> 2, state)
     }
@@ -76,7 +76,7 @@ impl Page {
         self.tag.load(Relaxed) >> 2
     }
 
-    fn set(&self, pages: u32, state: State) {
+    fn set(&self, pages: u32, state: PageState) {
         self.tag.store(pages << 2 | state as u32, Relaxed);
     }
 }
@@ -142,17 +142,21 @@ impl Runs {
     }
 
     /// From now on there are as many pages as `map` has entries, which begins with the entries that
-    /// there were. The new ones are clean; the very first page is nobody's.
+    /// there were. The new ones are clean; the very first page is in no run that is free.
     pub(super) fn extend(&mut self, map: &'static [Page]) {
         let before = self.end().max(1);
         if self.pages.is_empty()
             && let Some(first) = map.first()
         {
-            first.set(1, State::Used);
+            first.set(1, PageState::Used);
         }
         self.pages = map;
         if self.end() > before {
-            self.release(Run { first: before, pages: self.end() - before, state: State::Clean });
+            self.release(Run {
+                first: before,
+                pages: self.end() - before,
+                state: PageState::Clean,
+            });
         }
     }
 
@@ -185,14 +189,14 @@ impl Runs {
     /// The clean pages at the very end.
     pub(super) fn clean_at_end(&self) -> u32 {
         let last = self.end().checked_sub(1).map(|last| self.ending_at(last));
-        last.filter(|run| run.state == State::Clean).map_or(0, |run| run.pages)
+        last.filter(|run| run.state == PageState::Clean).map_or(0, |run| run.pages)
     }
 
-    fn lists(&mut self, state: State) -> Option<&mut Lists> {
+    fn lists(&mut self, state: PageState) -> Option<&mut Lists> {
         match state {
-            State::Used => None,
-            State::Dirty => Some(&mut self.dirty_lists),
-            State::Clean => Some(&mut self.clean_lists),
+            PageState::Used => None,
+            PageState::Dirty => Some(&mut self.dirty_lists),
+            PageState::Clean => Some(&mut self.clean_lists),
         }
     }
 
@@ -221,7 +225,7 @@ impl Runs {
         if head != NONE {
             self.page(head).previous.store(run.first, Relaxed);
         }
-        if run.state == State::Dirty {
+        if run.state == PageState::Dirty {
             self.dirty += u64::from(run.pages);
             self.insert_by_age(run.first, as_oldest);
         }
@@ -263,7 +267,7 @@ impl Runs {
                 lists.filled[list / 64] &= !(1 << (list % 64));
             }
         }
-        if run.state == State::Dirty {
+        if run.state == PageState::Dirty {
             self.dirty -= u64::from(run.pages);
             self.link(older, newer, (newer, older));
         }
@@ -285,7 +289,7 @@ impl Runs {
 
     /// Takes `pages` pages at a multiple of `align` pages out of a free run of this state, and uses
     /// them up. Returns the first.
-    pub(super) fn take(&mut self, pages: u32, align: u32, state: State) -> Option<u32> {
+    pub(super) fn take(&mut self, pages: u32, align: u32, state: PageState) -> Option<u32> {
         let run = self.find(pages.checked_add(align - 1)?, state)?;
         Some(self.take_from(run, pages, align))
     }
@@ -313,7 +317,7 @@ impl Runs {
     }
 
     /// The shortest of a few free runs of at least `pages` pages.
-    fn find(&mut self, pages: u32, state: State) -> Option<Run> {
+    fn find(&mut self, pages: u32, state: PageState) -> Option<Run> {
         let list = list_of(pages);
         let lists = self.lists(state)?;
         let (mut at, further) = (lists.heads[list], lists.next_filled(list + 1));

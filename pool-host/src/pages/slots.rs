@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-/// A thread begins at a shard of its own, mostly.
+/// Most threads begin at different shards.
 const SHARDS: usize = 8;
 /// Slots of a shard. A length has two of them.
 const SLOTS: usize = 32;

@@ -5,7 +5,7 @@ use super::runs::Page;
 use super::{PAGE, STEP};
 use std::ptr;
 
-/// What is reserved, in bytes; less where the system has less.
+/// Bytes that are reserved; less where the system has less.
 const SIZES: [usize; 3] = [1 << 40, 1 << 36, 1 << 33];
 /// The start is a multiple of this many bytes.
 const ALIGN: usize = 2 << 20;
@@ -30,7 +30,7 @@ impl Space {
             let base = reserve(bytes + ALIGN)?;
             let map_bytes = bytes / PAGE * size_of::<Page>();
             let Some(map) = reserve(map_bytes) else {
-                // SAFETY: was just mapped, and nobody knows it.
+                // SAFETY: was just mapped, and no other code knows it.
                 unsafe { libc::munmap(base.cast(), bytes + ALIGN) };
                 return None;
             };
@@ -51,13 +51,13 @@ impl Space {
         allow(map, entries(self.usable)..entries(usable))?;
         allow(self.base, self.usable * PAGE..usable * PAGE)?;
         self.usable = usable;
-        // SAFETY: so many entries can be read now and stay, and zero bytes are entries, whose
+        // SAFETY: that many entries can be read now and stay, and zero bytes are entries, whose
         // numbers are atomic.
         Some(unsafe { std::slice::from_raw_parts(self.map, usable) })
     }
 }
 
-/// Addresses that nobody may touch yet. They count as no memory, under strict overcommit too.
+/// Addresses that no code may touch yet. They count as no memory, under strict overcommit too.
 fn reserve(bytes: usize) -> Option<*mut u8> {
     let how = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: asks for new addresses, anywhere; nothing that exists is touched.
@@ -72,7 +72,7 @@ fn allow(base: *mut u8, part: std::ops::Range<usize>) -> Option<()> {
     }
     let start = base.wrapping_add(part.start).cast();
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: they are reserved, and nobody uses them.
+    // SAFETY: they are reserved, and no code uses them yet.
     let done = unsafe { libc::mprotect(start, part.len(), access) };
     (done == 0).then_some(())
 }
@@ -82,7 +82,7 @@ fn allow(base: *mut u8, part: std::ops::Range<usize>) -> Option<()> {
 ///
 /// # Safety
 ///
-/// They are of a space, and nobody uses them.
+/// They are of a space, and no other thread uses them.
 pub(super) unsafe fn forget(start: *mut u8, bytes: usize) -> bool {
     // SAFETY: as the caller says.
     unsafe { libc::madvise(start.cast(), bytes, libc::MADV_DONTNEED) == 0 }

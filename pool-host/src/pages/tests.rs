@@ -1,4 +1,4 @@
-//! Blocks on pages: what is in them stays, nobody else has them, and memory goes back.
+//! Blocks on pages: what is in them stays, no other thread has them, and memory goes back.
 #![expect(unsafe_code, reason = "blocks are written through their addresses")]
 #![expect(clippy::multiple_unsafe_ops_per_block, reason = "the owner of a block says it once")]
 #![expect(clippy::expect_used, reason = "tests")]
@@ -143,7 +143,7 @@ fn random_blocks_of_threads_keep_what_is_in_them() {
 /// Whether memory is behind the pages of a block.
 fn resident(block: *mut u8, bytes: usize) -> usize {
     let mut pages = vec![0_u8; bytes / PAGE];
-    // SAFETY: writes a byte for each of so many pages.
+    // SAFETY: writes a byte for each of that many pages.
     let done = unsafe { libc::mincore(block.cast(), bytes, pages.as_mut_ptr()) };
     assert_eq!(done, 0);
     pages.into_iter().filter(|page| page & 1 == 1).count()
@@ -155,7 +155,7 @@ fn a_block_is_taken_again_warm_and_trimmed_cold() {
     for bytes in [PAGE, MIB, 40 * MIB] {
         let first = pages.take(bytes, 1).expect("there is memory");
         assert!(first.zeroed);
-        // SAFETY: so many bytes are ours.
+        // SAFETY: that many bytes are ours.
         unsafe { first.block.write_bytes(1, bytes) };
         // SAFETY: the block is ours, and is not used again.
         unsafe { pages.give(first.block) };
@@ -196,7 +196,7 @@ fn what_was_not_needed_lately_goes_back_in_bounded_steps() {
     let pages = Pages::new();
     let blocks: Vec<_> = (0..64).map(|_| pages.take(4 * MIB, 1).expect("memory").block).collect();
     for block in blocks {
-        // SAFETY: so many bytes are ours, and the block is not used again.
+        // SAFETY: that many bytes are ours, and the block is not used again.
         unsafe {
             block.write_bytes(1, 4 * MIB);
             pages.give(block);

@@ -4,10 +4,10 @@ use super::*;
 
 const MOST: u32 = 3000;
 
-/// What each page is; of used ones, where the run begins.
+/// A naive map: the state of each page, and of used ones the first page of the run.
 struct Model {
     runs: Runs,
-    pages: Vec<(State, u32)>,
+    pages: Vec<(PageState, u32)>,
     used: Vec<(u32, u32)>,
     seed: u64,
 }
@@ -17,13 +17,13 @@ impl Model {
         let map = Box::leak((0..MOST).map(|_| Page::default()).collect::<Box<[_]>>());
         let mut runs = Runs::new();
         runs.extend(&map[..1000]);
-        let mut pages = vec![(State::Clean, 0); 1000];
-        pages[0] = (State::Used, 0);
+        let mut pages = vec![(PageState::Clean, 0); 1000];
+        pages[0] = (PageState::Used, 0);
         let mut model = Self { runs, pages, used: Vec::new(), seed };
         model.check();
         let more = model.choose(2000);
         model.runs.extend(&map[..1000 + more as usize]);
-        model.pages.resize(1000 + more as usize, (State::Clean, 0));
+        model.pages.resize(1000 + more as usize, (PageState::Clean, 0));
         model
     }
 
@@ -35,14 +35,14 @@ impl Model {
         u32::try_from(self.seed % u64::from(end)).unwrap_or(0)
     }
 
-    fn fill(&mut self, first: u32, pages: u32, state: State) {
+    fn fill(&mut self, first: u32, pages: u32, state: PageState) {
         for page in &mut self.pages[first as usize..(first + pages) as usize] {
             assert_ne!(*page, (state, first), "page {first} twice, seed {}", self.seed);
-            *page = (state, if state == State::Used { first } else { 0 });
+            *page = (state, if state == PageState::Used { first } else { 0 });
         }
     }
 
-    fn take(&mut self, state: State) {
+    fn take(&mut self, state: PageState) {
         let (pages, align) = (1 + self.choose(60), 1 << self.choose(4));
         let Some(first) = self.runs.take(pages, align, state) else {
             // Eight runs of its list may be too short, but none of a later list is.
@@ -53,11 +53,11 @@ impl Model {
         assert_eq!(first % align, 0);
         let taken = &self.pages[first as usize..(first + pages) as usize];
         assert!(taken.iter().all(|page| page.0 == state), "pages that are not free");
-        self.fill(first, pages, State::Used);
+        self.fill(first, pages, PageState::Used);
         self.used.push((first, pages));
     }
 
-    fn longest(&self, state: State) -> u32 {
+    fn longest(&self, state: PageState) -> u32 {
         let groups = self.pages.chunk_by(|a, b| a == b);
         let lens = groups.filter(|group| group[0].0 == state).map(<[_]>::len);
         lens.max().and_then(|len| u32::try_from(len).ok()).unwrap_or(0)
@@ -70,8 +70,8 @@ impl Model {
         let at = self.choose(u32::try_from(self.used.len()).unwrap_or(1)) as usize;
         let (first, pages) = self.used.swap_remove(at);
         assert_eq!(self.runs.at(first), Run::used(first, pages));
-        self.fill(first, pages, State::Dirty);
-        self.runs.release(Run { first, pages, state: State::Dirty });
+        self.fill(first, pages, PageState::Dirty);
+        self.runs.release(Run { first, pages, state: PageState::Dirty });
     }
 
     /// Gives the oldest pages back, as the system does.
@@ -79,22 +79,22 @@ impl Model {
         let most = self.choose(20);
         let Some((first, pages)) = self.runs.take_oldest(most) else { return };
         assert!(pages <= most);
-        self.fill(first, pages, State::Used);
-        self.fill(first, pages, State::Clean);
-        self.runs.release(Run { first, pages, state: State::Clean });
+        self.fill(first, pages, PageState::Used);
+        self.fill(first, pages, PageState::Clean);
+        self.runs.release(Run { first, pages, state: PageState::Clean });
     }
 
     /// Compares the runs with the model.
     fn check(&self) {
-        let (mut at, mut dirty, mut last) = (1, 0, State::Used);
+        let (mut at, mut dirty, mut last) = (1, 0, PageState::Used);
         while at < self.runs.end() {
             let run = self.runs.at(at);
-            assert!(run.state == State::Used || run.state != last, "neighbours are joined");
+            assert!(run.state == PageState::Used || run.state != last, "neighbours are joined");
             assert_eq!(self.runs.ending_at(run.end() - 1), run);
             let pages = &self.pages[run.first as usize..run.end() as usize];
             assert!(pages.iter().all(|page| *page == pages[0]), "a run of one sort: {run:?}");
             assert_eq!(pages[0].0, run.state);
-            dirty += if run.state == State::Dirty { u64::from(run.pages) } else { 0 };
+            dirty += if run.state == PageState::Dirty { u64::from(run.pages) } else { 0 };
             (at, last) = (run.end(), run.state);
         }
         assert_eq!((at, dirty), (self.runs.end(), self.runs.dirty));
@@ -108,8 +108,8 @@ fn random_runs_are_what_a_naive_map_says() {
         let mut model = Model::new(seed);
         for _ in 0..if cfg!(miri) { 100 } else { 1000 } {
             match model.choose(8) {
-                0..=1 => model.take(State::Dirty),
-                2..=3 => model.take(State::Clean),
+                0..=1 => model.take(PageState::Dirty),
+                2..=3 => model.take(PageState::Clean),
                 4..=6 => model.free(),
                 _ => model.purge(),
             }
@@ -121,14 +121,14 @@ fn random_runs_are_what_a_naive_map_says() {
             model.free();
         }
         model.check();
-        assert_eq!(model.runs.dirty, u64::from(model.longest(State::Dirty)) + other(&model));
+        assert_eq!(model.runs.dirty, u64::from(model.longest(PageState::Dirty)) + other(&model));
     }
 }
 
 /// Dirty pages beyond the longest run of them: clean runs may lie between.
 fn other(model: &Model) -> u64 {
-    let dirty = model.pages.iter().filter(|page| page.0 == State::Dirty).count() as u64;
-    dirty - u64::from(model.longest(State::Dirty))
+    let dirty = model.pages.iter().filter(|page| page.0 == PageState::Dirty).count() as u64;
+    dirty - u64::from(model.longest(PageState::Dirty))
 }
 
 #[test]
@@ -137,10 +137,10 @@ fn the_oldest_pages_go_first() {
     let mut runs = Runs::new();
     runs.extend(map);
     let taken: Vec<u32> =
-        (0..9).map(|_| runs.take(10, 1, State::Clean).expect("there is room")).collect();
+        (0..9).map(|_| runs.take(10, 1, PageState::Clean).expect("there is room")).collect();
     // Every second one, so that none is joined.
     for first in [taken[4], taken[0], taken[2]] {
-        runs.release(Run { first, pages: 10, state: State::Dirty });
+        runs.release(Run { first, pages: 10, state: PageState::Dirty });
     }
     assert_eq!(runs.take_oldest(4), Some((taken[4] + 6, 4)));
     assert_eq!(runs.take_oldest(100), Some((taken[4], 6)), "what is left of the oldest");
