@@ -14,6 +14,7 @@ mod collections;
 mod depot;
 mod fork;
 mod global;
+mod limits;
 #[cfg(not(any(loom, shuttle)))]
 #[expect(dead_code, reason = "the tcache comes to it next")]
 mod pages;

@@ -115,8 +115,8 @@ impl<A> Tcache<A> {
         Self { inner, settings: Settings::DEFAULT, role, id }
     }
 
-    /// Bytes that may lie idle, in all threads together. By default an eighth of the machine's
-    /// memory, and not more than 1 GiB.
+    /// Bytes that may be cached, in all threads together. By default an eighth of the memory that
+    /// the process may use, by its control groups and `RLIMIT_AS` too, and at most 1 GiB.
     #[must_use]
     pub const fn cached_limit(mut self, bytes: u64) -> Self {
         // 0 in the settings is the default.

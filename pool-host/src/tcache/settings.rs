@@ -1,6 +1,6 @@
 //! What a tcache is built with, and what the environment says instead.
 
-use crate::system;
+use crate::{limits, system};
 use std::time::Duration;
 
 /// The variable that is read, once.
@@ -9,7 +9,7 @@ const VARIABLE: &std::ffi::CStr = c"BUCKETPOOL_HOST";
 /// The settings of a tcache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
-    /// Idle bytes at most; 0 for an eighth of the machine's memory, and not more than 1 GiB.
+    /// Cached bytes at most; 0 for what `limits` says.
     pub(crate) cached_limit: u64,
     /// Bytes that a thread may keep to itself.
     pub(crate) thread_lease: u64,
@@ -29,8 +29,6 @@ pub(crate) enum Mode {
     /// It checks what the program does, and is slow.
     Checked,
 }
-
-const GIB: u64 = 1 << 30;
 
 impl Settings {
     pub(crate) const DEFAULT: Self = Self {
@@ -53,8 +51,8 @@ impl Settings {
 
     /// The bound in bytes.
     pub(crate) fn limit(&self) -> usize {
-        let usual = || system::physical_bytes().map_or(GIB / 8, |bytes| GIB.min(bytes / 8));
-        let limit = if self.cached_limit == 0 { usual() } else { self.cached_limit };
+        let is_set = self.cached_limit > 0;
+        let limit = if is_set { self.cached_limit } else { limits::usual_cached_limit() };
         usize::try_from(limit).unwrap_or(usize::MAX)
     }
 

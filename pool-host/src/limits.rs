@@ -1,0 +1,187 @@
+//! The memory that this process may use: what the machine has, what its control groups allow, and
+//! `RLIMIT_AS`. An allocator asks before its first block, so nothing here allocates.
+#![expect(unsafe_code, reason = "files are read through C")]
+
+use crate::system;
+use pool_core::GIB;
+use std::ffi::CStr;
+
+/// Bytes of the longest path that is looked at.
+const PATH: usize = 512;
+/// Bytes of a file that are read.
+const TEXT: usize = 4096;
+
+/// The least of the limits in bytes; `None` if the system names none.
+pub(crate) fn usable_bytes() -> Option<u64> {
+    let limits = [system::physical_bytes(), group_limit_bytes(b""), address_limit_bytes()];
+    limits.into_iter().flatten().min()
+}
+
+/// The cached bytes of a cache without a limit that was set: an eighth of what the process may use,
+/// and at most 1 GiB.
+pub(crate) fn usual_cached_limit() -> u64 {
+    cached_limit_of(usable_bytes())
+}
+
+fn cached_limit_of(usable: Option<u64>) -> u64 {
+    usable.map_or(GIB / 8, |bytes| GIB.min(bytes / 8))
+}
+
+/// `RLIMIT_AS` in bytes, if there is one.
+fn address_limit_bytes() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: writes to the value that it is given.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) } == 0;
+    (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// The least limit of the control groups of this process and of those above them, in both versions
+/// (Linux, `Documentation/admin-guide/cgroup-v2.rst` and `cgroup-v1/memory.rst`). `root` is put in
+/// front of each path. In a container its own group may be at the top of what is mounted, under
+/// another path than the process has outside: so the top is looked at too.
+fn group_limit_bytes(root: &[u8]) -> Option<u64> {
+    let (mut text, mut least) = ([0; TEXT], None);
+    let groups = read(&Path::of(&[root, b"/proc/self/cgroup"])?, &mut text)?;
+    for line in groups.split(|byte| *byte == b'\n') {
+        // Number, controllers, path.
+        let mut parts = line.splitn(3, |byte| *byte == b':');
+        let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next())
+        else {
+            continue;
+        };
+        let is_memory = controllers.split(|byte| *byte == b',').any(|name| name == b"memory");
+        let mounts: [(&[u8], &[u8]); 2] = match controllers.is_empty() {
+            true => {
+                [(b"/sys/fs/cgroup", b"memory.max"), (b"/sys/fs/cgroup/unified", b"memory.max")]
+            }
+            false if is_memory => [(b"/sys/fs/cgroup/memory", b"memory.limit_in_bytes"); 2],
+            false => continue,
+        };
+        for (mount, file) in mounts {
+            least = least_of(least, limit_above([root, mount], path, file));
+        }
+    }
+    least
+}
+
+fn least_of(a: Option<u64>, b: Option<u64>) -> Option<u64> {
+    [a, b].into_iter().flatten().min()
+}
+
+/// The least limit of a group and of those above it.
+fn limit_above([root, mount]: [&[u8]; 2], path: &[u8], file: &[u8]) -> Option<u64> {
+    let mut group = path.strip_suffix(b"/").unwrap_or(path);
+    let mut least = None;
+    loop {
+        least = least_of(least, limit_in(&[root, mount, group, b"/", file]));
+        let Some(end) = group.iter().rposition(|byte| *byte == b'/') else { return least };
+        group = &group[..end];
+    }
+}
+
+/// The number in a file; `None` for `max`, and where there is no such file.
+fn limit_in(path: &[&[u8]]) -> Option<u64> {
+    let mut text = [0; 32];
+    let number = read(&Path::of(path)?, &mut text)?;
+    std::str::from_utf8(number).ok()?.trim().parse().ok()
+}
+
+/// A path that ends with a zero byte.
+struct Path([u8; PATH]);
+
+impl Path {
+    /// The parts, one after the other; `None` if they are too long.
+    fn of(parts: &[&[u8]]) -> Option<Self> {
+        let (mut path, mut end) = ([0; PATH], 0);
+        for part in parts {
+            path.get_mut(end..end + part.len())?.copy_from_slice(part);
+            end += part.len();
+        }
+        (end < PATH).then_some(Self(path))
+    }
+}
+
+/// The first bytes of a file.
+fn read<'t>(path: &Path, text: &'t mut [u8]) -> Option<&'t [u8]> {
+    let path = CStr::from_bytes_until_nul(&path.0).ok()?;
+    // SAFETY: the path ends with a zero byte.
+    let file = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    if file < 0 {
+        return None;
+    }
+    let mut len = 0;
+    while len < text.len() {
+        let rest = &mut text[len..];
+        // SAFETY: that many bytes can be written there.
+        let read = unsafe { libc::read(file, rest.as_mut_ptr().cast(), rest.len()) };
+        match usize::try_from(read) {
+            Ok(0) | Err(_) => break,
+            Ok(read) => len += read,
+        }
+    }
+    // SAFETY: opened above, and not used again.
+    unsafe { libc::close(file) };
+    Some(&text[..len])
+}
+
+#[cfg(all(test, not(any(miri, loom, shuttle))))]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+    use std::fs;
+
+    /// A folder with these files, and what is found there.
+    fn found(files: &[(&str, &str)]) -> Option<u64> {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let file = folder.path().join(name);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        }
+        group_limit_bytes(folder.path().to_str().unwrap().as_bytes())
+    }
+
+    #[test]
+    fn a_container_of_the_second_version() {
+        let groups = ("proc/self/cgroup", "0::/\n");
+        let limit = found(&[groups, ("sys/fs/cgroup/memory.max", "536870912\n")]);
+        assert_eq!((limit, cached_limit_of(limit)), (Some(512 << 20), 64 << 20));
+        assert_eq!(found(&[groups, ("sys/fs/cgroup/memory.max", "max\n")]), None);
+        assert_eq!(found(&[groups]), None);
+    }
+
+    #[test]
+    fn the_least_of_a_group_and_those_above() {
+        let files = [
+            ("proc/self/cgroup", "0::/user.slice/app.service\n"),
+            ("sys/fs/cgroup/user.slice/memory.max", "1000000\n"),
+            ("sys/fs/cgroup/user.slice/app.service/memory.max", "2000000\n"),
+        ];
+        assert_eq!(found(&files), Some(1_000_000));
+        assert_eq!(found(&[files[0], files[2]]), Some(2_000_000));
+    }
+
+    #[test]
+    fn a_container_of_the_first_version_whose_path_is_the_hosts() {
+        let files = [
+            ("proc/self/cgroup", "5:cpu,cpuacct:/docker/1\n4:memory:/docker/1\n0::/system\n"),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "536870912\n"),
+            ("sys/fs/cgroup/cpu/memory.limit_in_bytes", "1\n"),
+        ];
+        assert_eq!(found(&files), Some(512 << 20));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_no_limit() {
+        assert_eq!(found(&[]), None);
+        assert_eq!(found(&[("proc/self/cgroup", "nonsense\n::\n0:\n")]), None);
+        let long = format!("0::/{}\n", "x".repeat(2 * PATH));
+        assert_eq!(found(&[("proc/self/cgroup", &long)]), None);
+    }
+
+    #[test]
+    fn a_machine_has_memory() {
+        assert!(usable_bytes().is_some_and(|bytes| bytes >= 1 << 20));
+    }
+}
