@@ -32,8 +32,6 @@ pub(crate) struct ThreadCache<A: DeviceAllocator> {
     pub(crate) lease: u64,
     /// Allocations of all threads less those from this cache, when the book said so last.
     turn: u64,
-    /// A block was here, and not ready at a first look.
-    pub(crate) unready: bool,
     /// Blocks that there was no room for, since a portion went.
     pub(crate) refusals: u32,
     /// Blocks that the thread took, and that it freed, lately.
@@ -56,7 +54,6 @@ impl<A: DeviceAllocator> ThreadCache<A> {
             tally,
             lease: 0,
             turn: 0,
-            unready: false,
             refusals: 0,
             taken: 0,
             freed: 0,
@@ -81,7 +78,6 @@ impl<A: DeviceAllocator> ThreadCache<A> {
     ) -> Option<RecordOwner<A>> {
         let bin = self.bins.find(key, bytes)?;
         if !ready(bin.top()?.marks.get_mut()) {
-            self.unready = true;
             return None;
         }
         let record = bin.take()?;

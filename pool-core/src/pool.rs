@@ -195,9 +195,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let Some(want) = self.want((stream, on), bytes, kind) else {
             return Err(self.refuse_early((stream, on), bytes, kind));
         };
-        let store = self.store();
-        let looked = !clears && store.classes.quick(bytes).is_some() && !store.privates.are_bound();
-        let Grant { record, zeroed: is_zeroed } = store.allocate(&want, looked)?;
+        let Grant { record, zeroed: is_zeroed } = self.store().allocate(&want)?;
         let bytes_to_clear = match self.zero {
             _ if is_zeroed => 0,
             ZeroPolicy::Never if zeroed => bytes,

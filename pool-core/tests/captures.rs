@@ -35,6 +35,24 @@ fn launch(pool: &Pool, (private, graph): &(PrivatePool<SimDevice>, Graph), on: &
 }
 
 #[test]
+fn a_graph_gets_no_block_of_a_thread_cache() {
+    let arena = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::grow()).build();
+    for pool in [arena, Pool::new(SimDevice::new())] {
+        let (s, other) = (pool.allocator().stream(), pool.allocator().stream());
+        drop(pool.allocate_on(&s, MIB).unwrap());
+        let used_elsewhere = pool.allocate_on(&s, 4096).unwrap();
+        kernel(&used_elsewhere, &other);
+        drop(used_elsewhere);
+        drop(pool.allocate_on(&s, 4096).unwrap());
+        let private = PrivatePool::new(&pool);
+        private.bind(&s).unwrap();
+        let of_graph = pool.allocate_on(&s, 4096).unwrap();
+        drop(of_graph);
+        assert_eq!(private.cached_bytes(), 4096, "the graph's from now on");
+    }
+}
+
+#[test]
 fn what_is_freed_in_a_capture_is_used_again_in_it_and_by_nobody_else() {
     let pool = Pool::new(SimDevice::new());
     let (s, other) = (pool.allocator().stream(), pool.allocator().stream());

@@ -26,17 +26,13 @@ impl<A: DeviceAllocator> Stack<A> {
         forget_none(self.0.replace(record));
     }
 
-    /// Puts a stack upon this one: a step for each of its blocks, or none if this one is empty.
-    fn push_all(&mut self, mut upper: Option<RecordOwner<A>>) {
-        let lower = self.0.take();
-        if lower.is_some() {
-            let mut below = &mut upper;
-            while let Some(record) = below {
-                below = &mut record.older;
-            }
-            *below = lower;
+    /// Puts a stack below this one: a step for each block of this one.
+    fn push_below(&mut self, lower: Option<RecordOwner<A>>) {
+        let mut bottom = &mut self.0;
+        while let Some(record) = bottom {
+            bottom = &mut record.older;
         }
-        self.0 = upper;
+        *bottom = lower;
     }
 
     #[inline]
@@ -267,6 +263,7 @@ impl<A: DeviceAllocator> Bins<A> {
         sizes: &RangeInclusive<u64>,
         from: &mut usize,
     ) -> Option<RecordOwner<A>> {
+        self.full = false;
         if !self.several_streams && sizes.start() == sizes.end() {
             let lane = self.stream?;
             let limited = self.limited;
@@ -282,7 +279,7 @@ impl<A: DeviceAllocator> Bins<A> {
         None
     }
 
-    /// Moves all blocks of a size onto those of another cache. Returns how many, which are none
+    /// Moves all blocks of a size below those of another cache. Returns how many, which are none
     /// where that has no slot for them, and under a bucket limit.
     pub(super) fn move_bin(&mut self, to: &mut Self, key: Key<A::Kind>, bytes: u64) -> u64 {
         let from = if self.limited { None } else { self.find(key, bytes) };
@@ -290,7 +287,8 @@ impl<A: DeviceAllocator> Bins<A> {
         let Some(to) = to.find_or_add(key, bytes, 0) else { return 0 };
         let count = from.blocks();
         (from.room, to.room) = (UNLIMITED, to.room - count);
-        to.blocks.push_all(from.blocks.0.take());
+        to.blocks.push_below(from.blocks.0.take());
+        self.full = false;
         count.into()
     }
 

@@ -45,14 +45,10 @@ struct Progress {
 }
 
 impl<A: DeviceAllocator> Store<A> {
-    /// Serves a request. `looked`: the thread cache was asked for it.
+    /// Serves a request.
     #[inline]
-    pub(crate) fn allocate(
-        &self,
-        want: &Want<'_, A>,
-        looked: bool,
-    ) -> Result<Grant<A>, AllocError> {
-        let hit = if self.searches(want) { self.take_from_book(want, looked) } else { None };
+    pub(crate) fn allocate(&self, want: &Want<'_, A>) -> Result<Grant<A>, AllocError> {
+        let hit = if self.searches(want) { self.take_from_book(want) } else { None };
         match hit {
             Some(grant) => Ok(grant),
             None => self.allocate_slow(*want),
@@ -139,7 +135,7 @@ impl<A: DeviceAllocator> Store<A> {
             return Ok(None);
         }
         let gathered = self.gather(want, effort) || effort == Effort::All;
-        if gathered && let Some(grant) = self.take_from_book(want, true) {
+        if gathered && let Some(grant) = self.take_from_book(want) {
             return Ok(Some((|stages| &mut stages.elsewhere, grant)));
         }
         self.search_streams(want, effort)
@@ -159,7 +155,7 @@ impl<A: DeviceAllocator> Store<A> {
             if coalesced && !self.coalesce_book(want, effort) {
                 break;
             }
-            let own = (own_first || coalesced).then(|| self.take_from_book(want, true)).flatten();
+            let own = (own_first || coalesced).then(|| self.take_from_book(want)).flatten();
             let found = match own {
                 Some(grant) => Some(((|stages| &mut stages.elsewhere) as Stage, grant)),
                 None => note(self.search_streams(want, effort), &mut refused),

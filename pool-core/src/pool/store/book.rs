@@ -324,17 +324,18 @@ impl<A: DeviceAllocator> BookState<A> {
 }
 
 impl<A: DeviceAllocator> Store<A> {
-    /// A hit of a book: a free range that needs no call to the device. `looked`: the thread cache
-    /// was asked before.
+    /// A hit of a book: a free range that needs no call to the device. Looks into the thread's own
+    /// cache before, closer than [`Store::hit`] does.
     #[inline]
-    pub(crate) fn take_from_book(&self, want: &Want<'_, A>, looked: bool) -> Option<Grant<A>> {
+    pub(crate) fn take_from_book(&self, want: &Want<'_, A>) -> Option<Grant<A>> {
         if self.book.uncached {
             return None;
         }
         let (taker, request) = (self.taker(want), self.book.request(want));
         let mut own = self.caches.wait_for_own();
-        if let Some(cache) = own.as_mut().filter(|_| want.class.pooled())
-            && (!looked || std::mem::take(&mut cache.unready))
+        // What thread caches have is no private pool's.
+        let shared = want.private.is_none() && want.class.pooled();
+        if let Some(cache) = own.as_mut().filter(|_| shared)
             && let Some(grant) = self.take_cached_in(cache, want)
         {
             return Some(grant);
@@ -343,15 +344,18 @@ impl<A: DeviceAllocator> Store<A> {
         let id = match &mut own {
             Some(cache) => {
                 state.settle(cache);
-                cache.taken += 1; // here, or from the device
                 if want.class.up_to > want.class.bytes {
                     // The smallest block that serves may be one of them.
                     state.take_back_like(taker.clock, cache, want);
-                } else if state.take_from_shelf(cache, (want.key, want.class.bytes))
+                    state
+                        .clear_shelf(|state, shelf| state.take_back_like(taker.clock, shelf, want));
+                } else if shared
+                    && state.take_from_shelf(cache, (want.key, want.class.bytes))
                     && let Some(grant) = self.take_cached_in(cache, want)
                 {
                     return Some(grant);
                 }
+                cache.taken += 1; // here, or from the device
                 let found = state.book.take(&request, &taker);
                 // What this thread freed a moment ago may coalesce to what it needs.
                 let may = found.is_none() && !self.book.blocks;

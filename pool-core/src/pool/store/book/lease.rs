@@ -10,6 +10,7 @@ use crate::device::{DeviceAllocator, StreamOf};
 use crate::lock::LockGuard;
 use crate::policy::limit::CachedLimit;
 use crate::pool::store::{Bounds, Effort, Grant, Store};
+use crate::size::MIB;
 use crate::stream::clock::StreamClock;
 use crate::stream::marks::Marks;
 use crate::stream::order::Taker;
@@ -26,6 +27,8 @@ pub(super) const PORTION_LIKE: usize = 256;
 const LEASED_PART: u64 = 8;
 /// Leases that are in the way are ended at most once in this many allocations.
 const TURNS_CROWDED: u64 = 4096;
+/// A thread that only frees keeps no block beyond this many bytes.
+const ONLY_FREES_MOST: u64 = MIB;
 /// A thread that frees this many blocks for each that it takes hands them to others.
 const FREES_FOR_A_TAKE: u64 = if cfg!(shuttle) { 1 } else { 8 };
 /// Looks into other threads' caches in a row that may find nothing. After that misses do without:
@@ -154,7 +157,10 @@ impl<A: DeviceAllocator> Store<A> {
     /// Moves the blocks of all thread caches into the book, a portion under the locks at a time,
     /// and ends their leases. Returns whether there were any.
     pub(crate) fn collect(&self) -> bool {
-        let any = self.caches.with(1).fold(false, |any, number| self.empty(number) | any);
+        // The shelf twice: a thread may take a stack from it before its cache is looked at, and
+        // another may put one there after that.
+        let any = self.empty_shelf();
+        let any = self.caches.with(1).fold(any, |any, number| self.empty(number) | any);
         self.empty_shelf() | any
     }
 
@@ -206,15 +212,13 @@ impl<A: DeviceAllocator> Store<A> {
         let clock = self.allocator.clock();
         let like =
             |state: &mut BookState<A>, shelf: &mut _| state.take_back_like(clock, shelf, want);
-        if self.book.lock().clear_shelf(like) > 0 {
-            return true;
-        }
+        let mut found = self.book.lock().clear_shelf(like);
         let blind = self.blind.load(Relaxed);
         if blind > 0 {
             self.blind.store(blind - 1, Relaxed);
-            return false;
+            return found > 0;
         }
-        let (mut looks, mut found) = (0, 0);
+        let mut looks = 0;
         for number in self.caches.with(want.class.bytes).filter(|number| *number != own) {
             (looks, found) = (looks + 1, found + self.gather_one(number, want));
         }
@@ -269,7 +273,8 @@ impl<A: DeviceAllocator> BookState<A> {
             return true;
         }
         let (is_blocks, before) = (self.book.config.is_blocks(), cache.lease);
-        if is_blocks && cache.blocks() >= PORTION as u64 && !cache.takes_enough(FREES_FOR_A_TAKE) {
+        let many = cache.blocks() >= PORTION as u64 || cache.idle() >= ONLY_FREES_MOST;
+        if is_blocks && many && !cache.takes_enough(FREES_FOR_A_TAKE) {
             cache.refusals = REFUSALS;
             if !self.put_on_shelf(cache, (key, bytes)) {
                 return false;

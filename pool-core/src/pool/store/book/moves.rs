@@ -10,6 +10,8 @@ use crate::stream::clock::StreamClock;
 
 /// Fewer blocks of a size do not go to the shelf.
 const WORTH: u64 = if cfg!(shuttle) { 2 } else { 16 };
+/// Nor do more than these, which a look at the shelf would take one by one.
+const MOST_WORTH: u64 = 1024;
 /// Blocks of a size on the shelf from which on no more are put there.
 const SHELVED: u64 = if cfg!(shuttle) { 4 } else { 256 };
 
@@ -67,9 +69,13 @@ impl<A: DeviceAllocator> BookState<A> {
         cache: &mut ThreadCache<A>,
         (key, bytes): (Key<A::Kind>, u64),
     ) -> bool {
+        if cache.is_limited() {
+            return false;
+        }
         let shelf = self.shelf.get_or_insert_with(Box::default);
         let (here, there) = (cache.count(key, bytes), shelf.count(key, bytes));
-        let goes = !cache.is_closed() && here >= WORTH && there < SHELVED;
+        let is_worth = (WORTH..=MOST_WORTH).contains(&here);
+        let goes = !cache.is_closed() && is_worth && there < SHELVED;
         let moved = if goes { cache.hand_over(shelf, key, bytes) } else { 0 };
         (shelf.lease, cache.lease) = (shelf.lease + moved, cache.lease - moved);
         moved > 0

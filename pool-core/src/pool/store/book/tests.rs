@@ -2,6 +2,7 @@
 
 use crate::book::arena::ArenaConfig;
 use crate::error::Why;
+use crate::policy::BucketPolicy;
 use crate::policy::retention::Retention;
 use crate::pool::BucketPool;
 use crate::sim::{SimDevice, SimStream};
@@ -311,4 +312,17 @@ fn a_thread_keeps_many_sizes_that_it_takes_and_frees_itself() {
     }
     let cached: u64 = pool.store().caches.untold().map(|(_, blocks)| blocks).sum();
     assert_eq!(cached, 500);
+}
+
+#[test]
+fn the_smallest_block_that_fits_may_lie_on_the_shelf() {
+    let fit = BucketPolicy::Fit { alpha: 2.0 };
+    let pool = BucketPool::builder(SimDevice::new()).policy(fit).build();
+    let taken: Vec<_> = (0..200).map(|_| pool.allocate(KIB).expect("there is room")).collect();
+    std::thread::scope(|scope| scope.spawn(|| drop(taken)).join()).expect("the thread ends");
+    assert!(pool.store().book.lock().shelved() > 0);
+    drop(pool.allocate(2 * KIB).expect("there is room"));
+    assert!(pool.trim(0).is_ok());
+    let smallest = pool.allocate(KIB).expect("there is room");
+    assert_eq!(smallest.allocated_size(), KIB);
 }
