@@ -16,7 +16,7 @@ mod fork;
 mod global;
 mod limits;
 #[cfg(not(any(loom, shuttle)))]
-#[expect(dead_code, reason = "the tcache comes to it next")]
+#[cfg_attr(not(test), expect(dead_code, reason = "the tcache comes to it next"))]
 mod pages;
 mod pinned;
 mod system;

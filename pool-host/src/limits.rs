@@ -28,7 +28,7 @@ fn cached_limit_of(usable: Option<u64>) -> u64 {
 }
 
 /// `RLIMIT_AS` in bytes, if there is one.
-fn address_limit_bytes() -> Option<u64> {
+pub(crate) fn address_limit_bytes() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: writes to the value that it is given.
     let known = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) } == 0;

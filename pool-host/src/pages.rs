@@ -48,6 +48,13 @@ const MOST_ALIGN: usize = 2 << 20;
 /// A block of this size that has to move for growth goes where it has room for more.
 const ROOMY: usize = 1 << 20;
 
+/// The base before there is a range: so far from all blocks that none seems to be in it, whichever
+/// of the two values a thread reads first.
+const NOWHERE: *mut u8 = ptr::without_provenance_mut(1 << (usize::BITS - 1));
+/// Runs that the system may keep, since the program has locked a page of them, before a call gives
+/// up.
+const REFUSALS: u32 = 64;
+
 /// Large blocks on pages of their own.
 #[derive(Debug)]
 pub(crate) struct Pages {
@@ -93,7 +100,7 @@ impl Pages {
         Self {
             inside: ForkLock::new(inside),
             slots: Slots::new(),
-            base: AtomicPtr::new(ptr::null_mut()),
+            base: AtomicPtr::new(NOWHERE),
             bytes: AtomicUsize::new(0),
             map: AtomicPtr::new(ptr::null_mut()),
             refused: AtomicBool::new(false),
@@ -134,10 +141,8 @@ impl Pages {
     /// an alignment above 2 MiB.
     #[inline]
     pub(crate) fn take(&self, bytes: usize, align: usize) -> Option<Taken> {
-        let pages = Self::pages_of(bytes)?;
-        if align <= PAGE
-            && let Some(first) = self.slots.take(pages, own_shard())
-        {
+        let (pages, align) = (Self::pages_of(bytes)?, Self::align_of(align)?);
+        if let Some(first) = self.slots.take(pages, align, own_shard()) {
             return Some(Taken { block: self.address(first), zeroed: false });
         }
         self.take_run(pages, align, false)
@@ -148,22 +153,26 @@ impl Pages {
         (bytes <= LARGEST).then_some(bytes.div_ceil(PAGE) as u32)
     }
 
+    /// An alignment in pages.
+    fn align_of(align: usize) -> Option<u32> {
+        let align = u32::try_from(align.div_ceil(PAGE)).ok()?;
+        (align as usize * PAGE <= MOST_ALIGN).then_some(align)
+    }
+
     /// Takes a run under the lock. `roomy`: out of a long one, so that it can grow.
     #[cold]
-    fn take_run(&self, pages: u32, align: usize, roomy: bool) -> Option<Taken> {
-        if align > MOST_ALIGN || !self.is_ready() {
+    fn take_run(&self, pages: u32, align: u32, roomy: bool) -> Option<Taken> {
+        if !self.is_ready() {
             return None;
         }
-        let align = u32::try_from(align.div_ceil(PAGE)).ok()?;
         let now = system::coarse_milliseconds();
         let (first, zeroed, budget) = self.inside.enter(|inside| {
-            let roomy = if roomy { inside.take_roomy(pages, align) } else { None };
-            let mut old = roomy.or_else(|| inside.take_dirty(pages, align));
+            let mut found = inside.take_dirty(pages, align, roomy);
             // Nothing new as long as a block that was just freed could serve.
-            if old.is_none() && self.sweep(inside) {
-                old = inside.take_dirty(pages, align);
+            if found.is_none() && self.sweep(inside) {
+                found = inside.take_dirty(pages, align, roomy);
             }
-            let (first, state) = old.or_else(|| inside.take_clean(pages, align))?;
+            let (first, state) = found.or_else(|| inside.take_clean(pages, align, roomy))?;
             inside.need.up(pages);
             let zeroed = state == PageState::Clean;
             // Old contents became no more by this, so nothing need go back.
@@ -215,9 +224,10 @@ impl Pages {
         let now = system::coarse_milliseconds();
         let (done, budget) = self.inside.enter(|inside| {
             if wanted > pages {
-                let done = inside.extend(first, pages, wanted)
-                    || (self.sweep(inside) && inside.extend(first, pages, wanted));
-                return (done, 0);
+                let done = inside.extend(first, pages, wanted, false)
+                    || (self.sweep(inside) && inside.extend(first, pages, wanted, false))
+                    || inside.extend(first, pages, wanted, true);
+                return (done, self.turn(inside, now, wanted - pages));
             }
             inside.runs.use_up(first, wanted);
             inside.need.down(less);
@@ -234,18 +244,19 @@ impl Pages {
 
     /// A block for one that must move to grow.
     pub(crate) fn take_to_grow(&self, bytes: usize, align: usize) -> Option<Taken> {
-        self.take_run(Self::pages_of(bytes)?, align, bytes >= ROOMY)
+        self.take_run(Self::pages_of(bytes)?, Self::align_of(align)?, bytes >= ROOMY)
     }
 
-    /// Gives free memory back to the system, the oldest first, until at least `bytes` bytes went or
-    /// none is left. Returns the bytes.
+    /// Gives free memory back to the system, the oldest first, until at least `bytes` bytes went,
+    /// none is left, or the system kept 64 runs, which the program has locked. Returns the bytes.
     pub(crate) fn trim(&self, bytes: usize) -> usize {
         self.inside.enter(|inside| self.sweep(inside));
-        let mut went = 0;
-        while went < bytes {
+        let (mut went, mut refusals) = (0, 0);
+        while went < bytes && refusals < REFUSALS {
             match self.give_back_some(bytes.div_ceil(PAGE) as u64, |dirty, _| dirty) {
-                0 => break,
-                some => went += some as usize * PAGE,
+                None => break,
+                Some(0) => refusals += 1,
+                Some(some) => went += some as usize * PAGE,
             }
         }
         went
@@ -282,8 +293,10 @@ impl Pages {
     /// Notes the time. Returns how many pages this call, which is about `own` itself, is to give
     /// back.
     fn turn(&self, inside: &mut Heap, now: u64, own: u32) -> u64 {
-        if inside.need.turn(now) {
+        if inside.need.is_over(now) {
+            // Before the window ends: what lies in slots is not needed.
             self.sweep(inside);
+            inside.need.turn(now);
         }
         self.next_look.store(inside.need.next_look(now, inside.runs.dirty), Relaxed);
         inside.need.budget(now, own).min(inside.need.excess(inside.runs.dirty))
@@ -305,26 +318,24 @@ impl Pages {
     fn give_back(&self, mut budget: u64) {
         while budget > 0 {
             let went = self.give_back_some(budget, |dirty, need| need.excess(dirty));
-            if went == 0 {
-                return;
-            }
+            let Some(went) = went.filter(|went| *went > 0) else { return };
             budget = budget.saturating_sub(went.into());
         }
     }
 
     /// Gives the end of the oldest dirty run back to the system, without the lock. Returns how many
-    /// pages went.
-    fn give_back_some(&self, most: u64, excess: impl Fn(u64, &Need) -> u64) -> u32 {
+    /// pages went: none of a run that the system keeps, which is the newest then.
+    fn give_back_some(&self, most: u64, excess: impl Fn(u64, &Need) -> u64) -> Option<u32> {
         let oldest = self.inside.enter(|inside| {
             let excess = excess(inside.runs.dirty, &inside.need);
             inside.runs.take_oldest(u32::try_from(excess.min(most)).unwrap_or(u32::MAX))
         });
-        let Some((first, pages)) = oldest else { return 0 };
+        let (first, pages) = oldest?;
         // SAFETY: pages of the range that were free, and count as used until they are released.
         let clean = unsafe { space::forget(self.address(first), pages as usize * PAGE) };
         let state = if clean { PageState::Clean } else { PageState::Dirty };
         self.inside.enter(|inside| inside.runs.release(Run { first, pages, state }));
-        if clean { pages } else { 0 }
+        Some(if clean { pages } else { 0 })
     }
 
     /// Whether there is a range to serve from. Reserves it at first.
@@ -364,49 +375,64 @@ impl Pages {
 }
 
 impl Heap {
-    /// Takes pages with old contents.
-    fn take_dirty(&mut self, pages: u32, align: u32) -> Option<(u32, PageState)> {
-        Some((self.runs.take(pages, align, PageState::Dirty)?, PageState::Dirty))
-    }
-
-    /// Takes clean pages out of a run that is four times as long.
-    fn take_roomy(&mut self, pages: u32, align: u32) -> Option<(u32, PageState)> {
-        let is_long = |run: &Run| run.pages / 4 >= pages.saturating_add(align);
-        let run = self.runs.long_clean_run().filter(is_long)?;
-        Some((self.runs.take_from(run, pages, align), PageState::Clean))
+    /// Takes pages with old contents. `roomy`: out of a long run, if there is one.
+    fn take_dirty(&mut self, pages: u32, align: u32, roomy: bool) -> Option<(u32, PageState)> {
+        let long = if roomy { self.take_roomy(pages, align, PageState::Dirty) } else { None };
+        let first = long.or_else(|| self.runs.take(pages, align, PageState::Dirty))?;
+        Some((first, PageState::Dirty))
     }
 
     /// Takes clean pages; the range grows if it must.
-    fn take_clean(&mut self, pages: u32, align: u32) -> Option<(u32, PageState)> {
-        if let Some(first) = self.runs.take(pages, align, PageState::Clean) {
+    fn take_clean(&mut self, pages: u32, align: u32, roomy: bool) -> Option<(u32, PageState)> {
+        let long = if roomy { self.take_roomy(pages, align, PageState::Clean) } else { None };
+        let found = long.or_else(|| self.runs.take(pages, align, PageState::Clean));
+        if let Some(first) = found {
             return Some((first, PageState::Clean));
         }
-        self.grow(pages.checked_add(align)?)?;
-        Some((self.runs.take(pages, align, PageState::Clean)?, PageState::Clean))
+        let needed = pages.checked_add(align - 1)?;
+        let have = self.runs.clean_at_end().map_or(0, |run| run.pages);
+        if self.grow(needed.saturating_sub(have)).is_some()
+            && let Some(run) = self.runs.clean_at_end().filter(|run| run.pages >= needed)
+        {
+            return Some((self.runs.take_from(run, pages, align), PageState::Clean));
+        }
+        // The last resort: runs of its length that were not looked at.
+        [PageState::Dirty, PageState::Clean]
+            .into_iter()
+            .find_map(|state| self.runs.take_any(pages, align, state).map(|first| (first, state)))
     }
 
-    /// Makes the range longer, so that there are at least `pages` clean pages at its end.
+    /// Takes pages out of a run that is four times as long.
+    fn take_roomy(&mut self, pages: u32, align: u32, state: PageState) -> Option<u32> {
+        let is_long = |run: &Run| run.pages / 4 >= pages.saturating_add(align);
+        let run = self.runs.long_run(state).filter(is_long)?;
+        Some(self.runs.take_from(run, pages, align))
+    }
+
+    /// Makes the range longer by at least `pages`; nothing for 0.
     fn grow(&mut self, pages: u32) -> Option<()> {
-        let more = pages.saturating_sub(self.runs.clean_at_end());
-        let map = self.space.as_mut()?.grow(more as usize)?;
-        self.runs.extend(map);
+        if pages > 0 {
+            let map = self.space.as_mut()?.grow(pages as usize)?;
+            self.runs.extend(map);
+        }
         Some(())
     }
 
-    /// Makes a block longer by the free pages behind it: one run of each state at most, or more at
-    /// the end of the range.
-    fn extend(&mut self, first: u32, pages: u32, wanted: u32) -> bool {
+    /// Makes a block longer by the free pages behind it: one run of each state at most. `grows`:
+    /// also by new ones at the end of the range.
+    fn extend(&mut self, first: u32, pages: u32, wanted: u32, grows: bool) -> bool {
         let mut lacking = wanted - pages;
         let [next, further] = self.free_behind(first);
-        let last = further.or(next);
-        let end = last.map_or(first + pages, Run::end);
-        if end - (first + pages) < lacking {
-            // What is added must be joined to the last run, or be the second.
+        let end = further.or(next).map_or(first + pages, Run::end);
+        let free = end - (first + pages);
+        if free < lacking {
+            // New pages must be joined to the last run, or be the second.
             let fits = further.is_none_or(|further| further.state == PageState::Clean);
-            return fits
+            return grows
+                && fits
                 && end == self.runs.end()
-                && self.grow(wanted).is_some()
-                && self.extend(first, pages, wanted);
+                && self.grow(lacking - free).is_some()
+                && self.extend(first, pages, wanted, false);
         }
         for run in [next, further].into_iter().flatten() {
             let taken = run.pages.min(lacking);
@@ -434,5 +460,7 @@ impl Heap {
 fn own_shard() -> usize {
     // SAFETY: asks for the number of this thread.
     let thread = unsafe { libc::pthread_self() };
-    (usize::try_from(thread).unwrap_or(0) >> 6).wrapping_mul(0x9E37_79B9) >> 16
+    // Stacks lie a power of two and some pages apart: the top bits of a product differ.
+    let mixed = thread.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    usize::try_from(mixed >> 48).unwrap_or(0)
 }

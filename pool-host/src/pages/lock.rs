@@ -3,7 +3,7 @@
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{
-    AtomicBool, AtomicI32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+    AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 
 /// Looks at a lock that is held, before the thread that holds it is let run.
@@ -15,15 +15,16 @@ const TURNS: u32 = 64;
 const SLEEP_NS: i64 = 50_000;
 
 /// No thread.
-const NOBODY: i32 = 0;
+const NOBODY: usize = 0;
 
 /// A value behind a lock that does not allocate. Waiting has no end, so nothing under it may call
 /// the program.
 #[derive(Debug)]
 pub(super) struct ForkLock<T> {
     held: AtomicBool,
-    /// The thread that holds it over a fork. What other handlers of the fork allocate comes in.
-    forking: AtomicI32,
+    /// The thread that holds it over a fork, also in the child, before the handler that gives it up
+    /// has run. What other handlers of the fork allocate comes in.
+    forking: AtomicUsize,
     value: UnsafeCell<T>,
 }
 
@@ -32,7 +33,7 @@ unsafe impl<T: Send> Sync for ForkLock<T> {}
 
 impl<T> ForkLock<T> {
     pub(super) const fn new(value: T) -> Self {
-        let (held, forking) = (AtomicBool::new(false), AtomicI32::new(NOBODY));
+        let (held, forking) = (AtomicBool::new(false), AtomicUsize::new(NOBODY));
         Self { held, forking, value: UnsafeCell::new(value) }
     }
 
@@ -55,12 +56,12 @@ impl<T> ForkLock<T> {
     /// Takes the lock, unless this thread holds it over a fork: true if so.
     #[cold]
     fn wait(&self) -> bool {
-        let mut looks = 0_u32;
+        let (own, mut looks) = (own_number(), 0_u32);
         loop {
             if self.try_hold() {
                 return false;
             }
-            if self.forking.load(Relaxed) == own_number() {
+            if self.forking.load(Relaxed) == own {
                 return true;
             }
             looks = looks.saturating_add(1);
@@ -80,17 +81,21 @@ impl<T> ForkLock<T> {
         self.forking.store(own_number(), Relaxed);
     }
 
-    /// Gives it up after that, in parent and child.
+    /// Gives it up after that, in parent and child; nothing if this thread did not take it, since
+    /// the handlers were registered in the middle of a fork.
     pub(super) fn after_fork(&self) {
-        self.forking.store(NOBODY, Relaxed);
-        self.held.store(false, Release);
+        if self.forking.load(Relaxed) == own_number() {
+            self.forking.store(NOBODY, Relaxed);
+            self.held.store(false, Release);
+        }
     }
 }
 
-/// The system's number of this thread.
-fn own_number() -> i32 {
+/// A number of this thread that its copy in a forked child has as well.
+fn own_number() -> usize {
     // SAFETY: asks for a number.
-    unsafe { libc::gettid() }
+    let number = unsafe { libc::pthread_self() };
+    usize::try_from(number).unwrap_or(NOBODY)
 }
 
 fn sleep() {

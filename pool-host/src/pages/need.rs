@@ -6,8 +6,9 @@ const WINDOW: u64 = 500;
 const SLACK_PART: u64 = 8;
 /// Pages that stay beyond that.
 const FLOOR: u64 = (4 << 20) / super::PAGE as u64;
-/// Pages that may go back for each millisecond that went by: about 2 % of the time of a thread.
-const PER_MILLISECOND: u64 = 40;
+/// Bytes that may go back for each millisecond that went by: about 2 % of the time of a thread,
+/// with pages of 4 KiB.
+const PER_MILLISECOND: u64 = 160 << 10;
 /// Pages that go back in one call at most.
 const MOST: u64 = (32 << 20) / super::PAGE as u64;
 /// Milliseconds to the next look while there is something to give back.
@@ -45,22 +46,24 @@ impl Need {
         (self.live + dirty).saturating_sub(peak + peak / SLACK_PART + FLOOR).min(dirty)
     }
 
-    /// Begins a new window if this one is over. Returns whether it did.
-    pub(super) fn turn(&mut self, now: u64) -> bool {
+    /// Whether the window is over.
+    pub(super) fn is_over(&self, now: u64) -> bool {
+        now.saturating_sub(self.window_began) >= WINDOW
+    }
+
+    /// Begins a new window.
+    pub(super) fn turn(&mut self, now: u64) {
         let gone = now.saturating_sub(self.window_began);
-        if gone < WINDOW {
-            return false;
-        }
         self.before = if gone < 2 * WINDOW { self.peak } else { self.live };
         (self.peak, self.window_began) = (self.live, now);
-        true
     }
 
     /// How many pages this call may give back: twice what it is about itself, or what the time
     /// since the last one allows.
     pub(super) fn budget(&mut self, now: u64, own: u32) -> u64 {
         let time = now.saturating_sub(std::mem::replace(&mut self.paid, now));
-        time.saturating_mul(PER_MILLISECOND).max(2 * u64::from(own)).min(MOST)
+        let by_time = time.saturating_mul(PER_MILLISECOND) / super::PAGE as u64;
+        by_time.max(2 * u64::from(own)).min(MOST)
     }
 
     /// When the next call should look, in milliseconds.

@@ -186,13 +186,21 @@ impl Runs {
         (run.end() < self.end()).then(|| self.at(run.end()))
     }
 
-    /// The clean pages at the very end.
-    pub(super) fn clean_at_end(&self) -> u32 {
+    /// The clean run at the very end.
+    pub(super) fn clean_at_end(&self) -> Option<Run> {
         let last = self.end().checked_sub(1).map(|last| self.ending_at(last));
-        last.filter(|run| run.state == PageState::Clean).map_or(0, |run| run.pages)
+        last.filter(|run| run.state == PageState::Clean)
     }
 
-    fn lists(&mut self, state: PageState) -> Option<&mut Lists> {
+    fn lists(&self, state: PageState) -> Option<&Lists> {
+        match state {
+            PageState::Used => None,
+            PageState::Dirty => Some(&self.dirty_lists),
+            PageState::Clean => Some(&self.clean_lists),
+        }
+    }
+
+    fn lists_mut(&mut self, state: PageState) -> Option<&mut Lists> {
         match state {
             PageState::Used => None,
             PageState::Dirty => Some(&mut self.dirty_lists),
@@ -216,7 +224,7 @@ impl Runs {
     fn insert(&mut self, run: Run, as_oldest: bool) {
         self.set(run);
         let list = list_of(run.pages);
-        let Some(lists) = self.lists(run.state) else { return };
+        let Some(lists) = self.lists_mut(run.state) else { return };
         let head = std::mem::replace(&mut lists.heads[list], run.first);
         lists.filled[list / 64] |= 1 << (list % 64);
         let page = self.page(run.first);
@@ -261,7 +269,7 @@ impl Runs {
         }
         if previous != NONE {
             self.page(previous).next.store(next, Relaxed);
-        } else if let Some(lists) = self.lists(run.state) {
+        } else if let Some(lists) = self.lists_mut(run.state) {
             lists.heads[list] = next;
             if next == NONE {
                 lists.filled[list / 64] &= !(1 << (list % 64));
@@ -290,7 +298,14 @@ impl Runs {
     /// Takes `pages` pages at a multiple of `align` pages out of a free run of this state, and uses
     /// them up. Returns the first.
     pub(super) fn take(&mut self, pages: u32, align: u32, state: PageState) -> Option<u32> {
-        let run = self.find(pages.checked_add(align - 1)?, state)?;
+        let run = self.find(pages, align, state, LOOKS)?;
+        Some(self.take_from(run, pages, align))
+    }
+
+    /// Does what [`Runs::take`] does, after a look at all runs of its length: before a request is
+    /// refused.
+    pub(super) fn take_any(&mut self, pages: u32, align: u32, state: PageState) -> Option<u32> {
+        let run = self.find(pages, align, state, usize::MAX)?;
         Some(self.take_from(run, pages, align))
     }
 
@@ -316,30 +331,35 @@ impl Runs {
         }
     }
 
-    /// The shortest of a few free runs of at least `pages` pages.
-    fn find(&mut self, pages: u32, state: PageState) -> Option<Run> {
-        let list = list_of(pages);
+    /// The shortest that serves of the first `looks` free runs of about this length, or a longer
+    /// one.
+    fn find(&self, pages: u32, align: u32, state: PageState, looks: usize) -> Option<Run> {
         let lists = self.lists(state)?;
-        let (mut at, further) = (lists.heads[list], lists.next_filled(list + 1));
-        let further = further.map(|list| lists.heads[list]);
-        let mut best: Option<Run> = None;
-        for _ in 0..LOOKS {
-            if at == NONE {
-                break;
-            }
-            let run = self.at(at);
-            if run.pages >= pages && best.is_none_or(|best| run.pages < best.pages) {
-                best = Some(run);
-            }
-            at = self.page(at).next.load(Relaxed);
-        }
-        best.or_else(|| further.map(|first| self.at(first)))
+        let serves = |run: &Run| {
+            run.first.next_multiple_of(align).checked_add(pages).is_some_and(|end| end <= run.end())
+        };
+        let sure = pages.checked_add(align - 1)?;
+        let mut near = list_of(pages)..=list_of(sure);
+        let best = near.find_map(|list| {
+            let runs = self.list(lists.heads[list]).take(looks);
+            runs.filter(serves).min_by_key(|run| run.pages)
+        });
+        best.or_else(|| {
+            let further = lists.next_filled(list_of(sure) + 1)?;
+            Some(self.at(lists.heads[further]))
+        })
     }
 
-    /// One of the longest clean runs.
-    pub(super) fn long_clean_run(&self) -> Option<Run> {
-        let list = self.clean_lists.last_filled()?;
-        Some(self.at(self.clean_lists.heads[list]))
+    /// The free runs of a list.
+    fn list(&self, head: u32) -> impl Iterator<Item = Run> {
+        let next = |at: &u32| Some(self.page(*at).next.load(Relaxed)).filter(|next| *next != NONE);
+        std::iter::successors(Some(head).filter(|head| *head != NONE), next).map(|at| self.at(at))
+    }
+
+    /// One of the longest free runs of this state.
+    pub(super) fn long_run(&self, state: PageState) -> Option<Run> {
+        let lists = self.lists(state)?;
+        Some(self.at(lists.heads[lists.last_filled()?]))
     }
 
     /// Uses up at most `most` pages at the end of the oldest dirty run. Returns them.

@@ -38,16 +38,17 @@ impl Slots {
         Self([const { Shard([const { AtomicU64::new(VACANT) }; SLOTS]) }; SHARDS])
     }
 
-    /// Takes a run of this length out. `own` is a number of the thread.
+    /// Takes a run of this length out that begins at a multiple of `align` pages. `own` is a number
+    /// of the thread.
     #[inline]
-    pub(super) fn take(&self, pages: u32, own: usize) -> Option<u32> {
+    pub(super) fn take(&self, pages: u32, align: u32, own: usize) -> Option<u32> {
         let slot = slot_of(pages);
         (0..SHARDS).find_map(|next| {
             let Shard(slots) = &self.0[(own + next) % SHARDS];
             slots[slot..slot + 2].iter().find_map(|place| {
                 let word = place.load(Relaxed);
                 let (first, its_pages) = unpacked(word);
-                let fits = word != VACANT && its_pages == pages;
+                let fits = word != VACANT && its_pages == pages && first.is_multiple_of(align);
                 // Acquire: what its last owner wrote comes before what the next writes.
                 let taken = fits && place.compare_exchange(word, VACANT, Acquire, Relaxed).is_ok();
                 taken.then_some(first)
@@ -68,7 +69,9 @@ impl Slots {
     /// Takes all runs out.
     pub(super) fn drain(&self) -> impl Iterator<Item = (u32, u32)> {
         let places = self.0.iter().flat_map(|Shard(slots)| slots);
-        let words = places.map(|place| place.swap(VACANT, Acquire));
+        // A look first: a swap takes the line from the threads that use it.
+        let filled = places.filter(|place| place.load(Relaxed) != VACANT);
+        let words = filled.map(|place| place.swap(VACANT, Acquire));
         words.filter(|word| *word != VACANT).map(unpacked)
     }
 }

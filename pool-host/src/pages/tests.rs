@@ -62,7 +62,11 @@ impl Worker<'_> {
         let most = [16 * PAGE, 64 * PAGE, 4 * MIB][self.choose(3)];
         let (bytes, align) = (1 + self.choose(most), 1 << self.choose(22));
         let byte = u8::try_from(self.choose(255)).expect("a byte") + 1;
-        let Taken { block, zeroed } = self.pages.take(bytes, align).expect("there is memory");
+        let taken = match self.choose(4) {
+            0 => self.pages.take_to_grow(bytes, align),
+            _ => self.pages.take(bytes, align),
+        };
+        let Taken { block, zeroed } = taken.expect("there is memory");
         assert_eq!((block.addr() % align, self.pages.has(block)), (0, true));
         assert_eq!(self.pages.bytes_of(block), bytes.next_multiple_of(PAGE));
         let block = Block { start: block, bytes, byte };
@@ -255,6 +259,64 @@ fn what_cannot_be_is_refused() {
     // SAFETY: the block is ours.
     assert!(unsafe { !pages.resize(block, 0) && !pages.resize(block, usize::MAX) });
     assert!(pages.has(block) && !pages.has(block.wrapping_sub(1 << 41)));
+}
+
+#[test]
+fn locked_memory_stays_and_does_not_stop_a_trim() {
+    let pages = Pages::new();
+    let take = || pages.take(4 * MIB, 1).expect("there is memory").block;
+    let (locked, between, other) = (take(), take(), take());
+    // SAFETY: the blocks are ours, and `locked` and `other` are not used again.
+    unsafe {
+        other.write_bytes(1, 4 * MIB);
+        assert_eq!(libc::mlock(locked.cast(), PAGE), 0);
+        pages.give(locked);
+        pages.give(other);
+    }
+    assert!(pages.trim(usize::MAX) >= 4 * MIB);
+    assert_eq!(resident(other, 4 * MIB), 0);
+    let again = pages.take(4 * MIB, 1).expect("there is memory");
+    assert_eq!(again, Taken { block: locked, zeroed: false }, "it may hold old bytes");
+    assert!(pages.has(between));
+}
+
+#[test]
+fn a_run_that_was_not_looked_at_serves_before_a_request_is_refused() {
+    let pages = Pages::new();
+    let take = |count: usize| pages.take(count * PAGE, 1).map(|taken| taken.block);
+    let short: Vec<_> = (0..8).map(|_| (take(1025), take(1)).0.expect("memory")).collect();
+    let rest = pages.inside.enter(|inside| inside.runs.clean_at_end()).expect("the end is free");
+    assert!(take(rest.pages as usize - 1080).is_some());
+    for block in short {
+        // SAFETY: the blocks are ours, and are not used again.
+        unsafe { pages.give(block) };
+    }
+    pages.trim(usize::MAX);
+    assert!(take(1070).is_some());
+}
+
+#[test]
+fn a_child_goes_on_and_the_thread_that_forks_is_let_in() {
+    let pages = Pages::new();
+    let kept = pages.take(MIB, 1).expect("there is memory").block;
+    pages.before_fork();
+    // SAFETY: the child makes system calls and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: a child that waits for ever is ended by the signal.
+        unsafe { libc::alarm(20) };
+        // Another handler, ahead of ours.
+        let early = pages.take(MIB, 1).is_some();
+        pages.after_fork();
+        let late = pages.take(3 * MIB, 1).is_some() && pages.has(kept);
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(!(early && late))) };
+    }
+    pages.after_fork();
+    let mut status = 1;
+    // SAFETY: waits for our child, and writes to the number that it is given.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
 }
 
 #[test]
