@@ -51,7 +51,7 @@ impl<A: DeviceAllocator> Privates<A> {
     pub(crate) fn open(&self) -> PrivateId {
         let book = &mut *self.book.lock();
         let id = book.next;
-        book.next = id.saturating_add(1); // four thousand million captures
+        book.next = id.saturating_add(1); // no program opens 2^32 of them
         let (idle, behind) = (Vec::new(), Vec::new());
         book.pools.insert(id, Private { idle, out: 0, behind, closed: false });
         id
@@ -82,7 +82,7 @@ impl<A: DeviceAllocator> Privates<A> {
         self.bound.store(!book.of_lane.is_empty(), Relaxed);
     }
 
-    /// Whether a thread is at it.
+    /// Whether a thread has the lock.
     pub(crate) fn is_locked(&self) -> bool {
         self.book.is_locked()
     }

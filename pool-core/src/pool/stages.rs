@@ -2,7 +2,8 @@
 //! and then searches again.
 //!
 //! 1. the thread cache, and the free lists of the book ([`Store::allocate`]: the hit);
-//! 2. without an arena, the caches of other threads; then other streams' memory that is ready;
+//! 2. without an arena, the shelf and the caches of other threads; then other streams' memory that
+//!    is ready;
 //! 3. memory behind an event, by one wait on the device;
 //! 4. with an arena, neighbours that coalesce, and then 1 to 3 again;
 //! 5. the device, after the deferred frees;

@@ -217,7 +217,7 @@ impl<A: DeviceAllocator> PoolBook<A> {
         self.pages.is_some()
     }
 
-    /// Whether a thread has it.
+    /// Whether a thread has the lock.
     pub(crate) fn is_locked(&self) -> bool {
         self.state.is_locked()
     }
@@ -355,7 +355,7 @@ impl<A: DeviceAllocator> Store<A> {
                 {
                     return Some(grant);
                 }
-                cache.taken += 1; // here, or from the device
+                cache.taken += 1; // a range of the book, or else a block of the device
                 let found = state.book.take(&request, &taker);
                 // What this thread freed a moment ago may coalesce to what it needs.
                 let may = found.is_none() && !self.book.blocks;

@@ -164,8 +164,12 @@ impl<A: DeviceAllocator> Store<A> {
         self.empty_shelf() | any
     }
 
-    /// Moves the blocks on the shelf into the book. Returns whether there were any.
+    /// Moves the blocks on the shelf into the book. Returns whether there were any. A pool with an
+    /// arena has no shelf.
     fn empty_shelf(&self) -> bool {
+        if !self.book.is_blocks() {
+            return false;
+        }
         let (clock, mut any) = (self.allocator.clock(), false);
         loop {
             let blocks = self.book.lock().clear_shelf(|state, shelf| {
@@ -314,7 +318,7 @@ impl<A: DeviceAllocator> BookState<A> {
     }
 
     /// The most bytes of all leases under the cached limit.
-    pub(super) fn lease_limit(&mut self, limit: CachedLimit) -> u64 {
+    fn lease_limit(&mut self, limit: CachedLimit) -> u64 {
         match limit {
             CachedLimit::Unlimited => u64::MAX,
             limit => self.cached_limit(limit) / LEASED_PART,

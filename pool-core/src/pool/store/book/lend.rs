@@ -41,19 +41,14 @@ impl<A: DeviceAllocator> BookState<A> {
         want: &Want<'_, A>,
         clock: &A::Clock,
     ) -> Option<Lent<A>> {
-        let lent = self.lent(id, clock.mark(want.stream))?;
-        self.book.count_out(lent.bytes);
-        self.figures.out(lent.bytes, want.requested);
-        Some(lent)
-    }
-
-    #[inline]
-    fn lent(&mut self, id: u32, mark: MarkOf<A>) -> Option<Lent<A>> {
         let node = &self.book.nodes[id];
         let (bytes, dirty) = (node.bytes, node.dirty);
         let block = self.blocks.get(node.segment as usize)?.as_ref()?.share();
         let part = Part { block, offset: node.offset, range: id };
-        Some(Lent { part, bytes, dirty, slot: self.records.slot(id), mark })
+        self.book.count_out(bytes);
+        self.figures.out(bytes, want.requested);
+        let slot = self.records.slot(id);
+        Some(Lent { part, bytes, dirty, slot, mark: clock.mark(want.stream) })
     }
 
     /// Lends a live range that was free memory.
