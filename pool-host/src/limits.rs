@@ -13,7 +13,7 @@ const TEXT: usize = 4096;
 
 /// The least of the limits in bytes; `None` if the system names none.
 pub(crate) fn usable_bytes() -> Option<u64> {
-    let limits = [system::physical_bytes(), group_limit_bytes(b""), address_limit_bytes()];
+    let limits = [system::physical_bytes(), group_limit_bytes(b""), system::address_limit_bytes()];
     limits.into_iter().flatten().min()
 }
 
@@ -25,14 +25,6 @@ pub(crate) fn usual_cached_limit() -> u64 {
 
 fn cached_limit_of(usable: Option<u64>) -> u64 {
     usable.map_or(GIB / 8, |bytes| GIB.min(bytes / 8))
-}
-
-/// `RLIMIT_AS` in bytes, if there is one.
-pub(crate) fn address_limit_bytes() -> Option<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: writes to the value that it is given.
-    let known = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) } == 0;
-    (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
 /// The least limit of the control groups of this process and of those above them, in both versions

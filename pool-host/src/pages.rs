@@ -17,6 +17,7 @@
 //! to the system counts as used.
 #![expect(unsafe_code, reason = "blocks are addresses in a range that the system reserved")]
 
+mod heap;
 mod lock;
 mod need;
 mod runs;
@@ -26,9 +27,10 @@ mod space;
 mod tests;
 
 use crate::system;
+use heap::Heap;
 use lock::ForkLock;
 use need::Need;
-use runs::{Page, PageState, Run, Runs};
+use runs::{Page, PageState, Run};
 use slots::Slots;
 use space::Space;
 use std::ptr;
@@ -60,7 +62,8 @@ const REFUSALS: u32 = 64;
 pub(crate) struct Pages {
     inside: ForkLock<Heap>,
     slots: Slots,
-    /// The range, for those who ask whose a block is; no bytes before the first request.
+    /// The range that was reserved, which tells whether a block is from here. It has no bytes
+    /// before the first request.
     base: AtomicPtr<u8>,
     bytes: AtomicUsize,
     map: AtomicPtr<Page>,
@@ -68,14 +71,6 @@ pub(crate) struct Pages {
     refused: AtomicBool,
     /// Milliseconds at which a hit is to look at what can go back.
     next_look: AtomicU64,
-}
-
-/// The runs, and all that the lock guards.
-#[derive(Debug)]
-struct Heap {
-    space: Option<Space>,
-    runs: Runs,
-    need: Need,
 }
 
 /// A block, and whether all of it reads as zeroes.
@@ -96,9 +91,8 @@ pub(crate) struct PagesStats {
 
 impl Pages {
     pub(crate) const fn new() -> Self {
-        let inside = Heap { space: None, runs: Runs::new(), need: Need::new() };
         Self {
-            inside: ForkLock::new(inside),
+            inside: ForkLock::new(Heap::new()),
             slots: Slots::new(),
             base: AtomicPtr::new(NOWHERE),
             bytes: AtomicUsize::new(0),
@@ -242,7 +236,8 @@ impl Pages {
         done
     }
 
-    /// A block for one that must move to grow.
+    /// Takes a block for the contents of one that cannot grow where it is: out of a long run, so
+    /// that the next growth need not move it.
     pub(crate) fn take_to_grow(&self, bytes: usize, align: usize) -> Option<Taken> {
         self.take_run(Self::pages_of(bytes)?, Self::align_of(align)?, bytes >= ROOMY)
     }
@@ -371,87 +366,6 @@ impl Pages {
     /// Gives it up after that, in parent and child.
     pub(crate) fn after_fork(&self) {
         self.inside.after_fork();
-    }
-}
-
-impl Heap {
-    /// Takes pages with old contents. `roomy`: out of a long run, if there is one.
-    fn take_dirty(&mut self, pages: u32, align: u32, roomy: bool) -> Option<(u32, PageState)> {
-        let long = if roomy { self.take_roomy(pages, align, PageState::Dirty) } else { None };
-        let first = long.or_else(|| self.runs.take(pages, align, PageState::Dirty))?;
-        Some((first, PageState::Dirty))
-    }
-
-    /// Takes clean pages; the range grows if it must.
-    fn take_clean(&mut self, pages: u32, align: u32, roomy: bool) -> Option<(u32, PageState)> {
-        let long = if roomy { self.take_roomy(pages, align, PageState::Clean) } else { None };
-        let found = long.or_else(|| self.runs.take(pages, align, PageState::Clean));
-        if let Some(first) = found {
-            return Some((first, PageState::Clean));
-        }
-        let needed = pages.checked_add(align - 1)?;
-        let have = self.runs.clean_at_end().map_or(0, |run| run.pages);
-        if self.grow(needed.saturating_sub(have)).is_some()
-            && let Some(run) = self.runs.clean_at_end().filter(|run| run.pages >= needed)
-        {
-            return Some((self.runs.take_from(run, pages, align), PageState::Clean));
-        }
-        // The last resort: runs of its length that were not looked at.
-        [PageState::Dirty, PageState::Clean]
-            .into_iter()
-            .find_map(|state| self.runs.take_any(pages, align, state).map(|first| (first, state)))
-    }
-
-    /// Takes pages out of a run that is four times as long.
-    fn take_roomy(&mut self, pages: u32, align: u32, state: PageState) -> Option<u32> {
-        let is_long = |run: &Run| run.pages / 4 >= pages.saturating_add(align);
-        let run = self.runs.long_run(state).filter(is_long)?;
-        Some(self.runs.take_from(run, pages, align))
-    }
-
-    /// Makes the range longer by at least `pages`; nothing for 0.
-    fn grow(&mut self, pages: u32) -> Option<()> {
-        if pages > 0 {
-            let map = self.space.as_mut()?.grow(pages as usize)?;
-            self.runs.extend(map);
-        }
-        Some(())
-    }
-
-    /// Makes a block longer by the free pages behind it: one run of each state at most. `grows`:
-    /// also by new ones at the end of the range.
-    fn extend(&mut self, first: u32, pages: u32, wanted: u32, grows: bool) -> bool {
-        let mut lacking = wanted - pages;
-        let [next, further] = self.free_behind(first);
-        let end = further.or(next).map_or(first + pages, Run::end);
-        let free = end - (first + pages);
-        if free < lacking {
-            // New pages must be joined to the last run, or be the second.
-            let fits = further.is_none_or(|further| further.state == PageState::Clean);
-            return grows
-                && fits
-                && end == self.runs.end()
-                && self.grow(lacking - free).is_some()
-                && self.extend(first, pages, wanted, false);
-        }
-        for run in [next, further].into_iter().flatten() {
-            let taken = run.pages.min(lacking);
-            if taken > 0 {
-                self.runs.take_front(run, taken);
-            }
-            lacking -= taken;
-        }
-        self.runs.use_up(first, wanted);
-        self.need.up(wanted - pages);
-        true
-    }
-
-    /// The free runs that follow a block, at most two.
-    fn free_behind(&self, first: u32) -> [Option<Run>; 2] {
-        let is_free = |run: &Run| run.state != PageState::Used;
-        let next = self.runs.behind(self.runs.at(first)).filter(is_free);
-        let further = next.and_then(|next| self.runs.behind(next)).filter(is_free);
-        [next, further]
     }
 }
 

@@ -69,8 +69,19 @@ fn setting(name: libc::c_int) -> Option<u64> {
 
 /// How many bytes this process may lock; none if there is no limit.
 pub(crate) fn lock_limit_bytes() -> Option<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: writes to the value that it is given.
-    let known = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } == 0;
+    limit_by(|limit| unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, limit) })
+}
+
+/// How many bytes of addresses this process may have; none if there is no limit.
+pub(crate) fn address_limit_bytes() -> Option<u64> {
+    // SAFETY: as above.
+    limit_by(|limit| unsafe { libc::getrlimit(libc::RLIMIT_AS, limit) })
+}
+
+/// The limit that `read` writes. The type of a resource's number differs between C libraries.
+fn limit_by(read: impl FnOnce(&mut libc::rlimit) -> libc::c_int) -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let known = read(&mut limit) == 0;
     (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }

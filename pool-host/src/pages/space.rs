@@ -3,7 +3,7 @@
 
 use super::runs::Page;
 use super::{PAGE, STEP};
-use crate::limits;
+use crate::system;
 use std::ptr;
 
 /// Bytes that are reserved; less where the system has less.
@@ -30,7 +30,7 @@ unsafe impl Send for Space {}
 impl Space {
     /// Reserves the addresses; `None` if the system has too few, as under `RLIMIT_AS`.
     pub(super) fn reserve() -> Option<Self> {
-        let most = limits::address_limit_bytes().map(|limit| limit / PART_OF_LIMIT);
+        let most = system::address_limit_bytes().map(|limit| limit / PART_OF_LIMIT);
         let may = |bytes: &&usize| most.is_none_or(|most| **bytes as u64 <= most);
         SIZES.iter().filter(may).find_map(|bytes| {
             let base = reserve(bytes + ALIGN)?;
