@@ -1,7 +1,7 @@
 //! A lock that is taken by one swap and given up by a plain store: half of what a lock that can put
 //! threads to sleep costs, for sections that are a few dozen instructions long and mostly alone.
 //!
-//! Absent: fairness, and sleeping. Who waits spins for a moment and then lets others run.
+//! Absent: fairness. Who waits spins for a moment, then lets others run, and in the end sleeps.
 #![expect(unsafe_code, reason = "`lock_api` asks for a promise")]
 
 mod atomics;
@@ -12,6 +12,7 @@ use parking_lot::lock_api::{self, GuardNoSend, RawMutex};
 use std::hint;
 use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::thread;
+use std::time::Duration;
 
 /// A value behind such a lock.
 pub(crate) type Lock<T> = lock_api::Mutex<Swap, T>;
@@ -22,6 +23,10 @@ pub(crate) type LockGuard<'l, T> = lock_api::MutexGuard<'l, Swap, T>;
 /// up to the most; from then on others are let run in between.
 const PAUSES: u32 = 4;
 const PAUSES_MOST: u32 = 64;
+/// How often others are let run, before the one who waits sleeps: on the same processor a thread of
+/// higher priority would keep the one that has the lock from running for ever.
+const TURNS: u32 = 256;
+const SLEEP: Duration = Duration::from_micros(50);
 
 pub(crate) struct Swap(AtomicBool);
 
@@ -61,7 +66,7 @@ impl Swap {
     /// writes next, so there are few.
     #[cold]
     fn wait(&self) {
-        let mut pauses = PAUSES;
+        let (mut pauses, mut turns) = (PAUSES, 0);
         loop {
             for _ in 0..pauses {
                 hint::spin_loop();
@@ -71,8 +76,11 @@ impl Swap {
             }
             if pauses < PAUSES_MOST {
                 pauses *= 2;
-            } else {
+            } else if turns < TURNS {
+                turns += 1;
                 thread::yield_now();
+            } else {
+                thread::sleep(SLEEP);
             }
         }
     }
