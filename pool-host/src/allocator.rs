@@ -1,4 +1,5 @@
-//! Blocks from the program's global allocator.
+//! Device allocator for host memory: blocks of the program's global allocator, and address ranges
+//! of `mmap` for arenas in pages.
 #![expect(unsafe_code, reason = "the global allocator is called through pointers")]
 
 use crate::system;
@@ -14,10 +15,11 @@ use std::ptr::NonNull;
 
 /// Host memory from the program's global allocator, at any alignment.
 ///
-/// Fresh blocks read as zeroes: a buffer derefs to bytes, and bytes that nobody wrote may not be
-/// read. Large blocks are pages fresh from the system, which are zero already and are not touched
-/// here: the request is made at the allocator's own alignment, with room to align within, since the
-/// standard library clears by hand what is aligned to more.
+/// Fresh blocks read as zeroes: a buffer derefs to bytes, and Rust does not allow reads of bytes
+/// that were never written. A large block consists of fresh pages of the system, which are zero
+/// already, so this allocator does not touch them. For that it requests the block at the global
+/// allocator's natural alignment, with extra bytes to align within, because the standard library
+/// writes the zeroes itself for larger alignments.
 ///
 /// ```
 /// use pool_core::BucketPool;
@@ -34,37 +36,43 @@ pub struct HostAllocator {
     clock: Immediate,
 }
 
-/// What a host block is aligned to, as a power of two of bytes. 64, a cache line, by default.
+/// Alignment of a host block in bytes, a power of two. The default is 64, a cache line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Alignment(u32);
 
-/// Up to this alignment `alloc_zeroed` is `calloc` (library/std/src/sys/alloc, `MIN_ALIGN` on
-/// 64-bit machines).
+/// Largest alignment in bytes for which `alloc_zeroed` calls `calloc` (library/std/src/sys/alloc,
+/// `MIN_ALIGN` on 64-bit machines).
 const NATURAL: usize = 16;
 
-/// A block of host memory. Small, since it is moved on each hit: what can be computed is.
+/// A block of host memory.
+///
+/// The pool moves it on each hit, so it is small: it does not store what can be computed.
 #[derive(Debug)]
 pub struct HostBlock {
-    /// What was allocated. The aligned bytes begin here or a little later.
+    /// Start of the allocation. The aligned bytes begin here or less than `alignment` bytes later.
     base: NonNull<u8>,
-    /// How many bytes may be used.
+    /// Usable size in bytes.
     bytes: usize,
     alignment: Alignment,
-    /// Whether these are addresses from [`VirtualMemory::reserve`], which go back another way.
+    /// Whether [`VirtualMemory::reserve`] made the block, so that `free` must unmap it.
     mapped: bool,
 }
 
 impl HostBlock {
-    /// Where the aligned bytes begin.
+    /// Returns the address of the first aligned byte.
     #[inline]
     fn start(&self) -> NonNull<u8> {
         let skipped = self.base.as_ptr().addr().wrapping_neg() & (self.alignment.0 as usize - 1);
-        // SAFETY: less than the alignment, and so many bytes are allocated beside `bytes`
-        // (`layout`); nothing is skipped at the natural alignment or below.
+        // SAFETY: `skipped` is less than the alignment. Above the natural alignment, `layout` adds
+        // `alignment` bytes to the allocation, so the result lies inside it. At the natural
+        // alignment or below, `alloc_zeroed` returned an aligned base and `skipped` is 0; so it is
+        // for a mapping, whose base is aligned to a page.
         unsafe { self.base.add(skipped) }
     }
 
-    /// What a block of so many bytes is allocated as: with room to align within.
+    /// Returns the layout to request for a block of `bytes` bytes, with room to align within.
+    ///
+    /// Returns `None` if the size overflows.
     fn layout(bytes: usize, alignment: Alignment) -> Option<Layout> {
         let alignment = alignment.0 as usize;
         let room = if alignment > NATURAL { alignment } else { 0 };
@@ -72,7 +80,7 @@ impl HostBlock {
     }
 }
 
-/// A range of host memory.
+/// A range of a [`HostBlock`].
 #[derive(Debug)]
 pub struct HostView<'b> {
     at: NonNull<u8>,
@@ -81,7 +89,7 @@ pub struct HostView<'b> {
 }
 
 impl HostAllocator {
-    /// Takes nothing until it is asked.
+    /// Creates an allocator. It allocates no memory before the first request.
     #[must_use]
     pub const fn new() -> Self {
         Self { clock: Immediate }
@@ -95,13 +103,13 @@ impl Default for Alignment {
 }
 
 impl HostView<'_> {
-    /// Where the bytes begin.
+    /// Returns a pointer to the first byte.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.at.as_ptr()
     }
 
-    /// How many bytes there are.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn size(&self) -> usize {
         self.bytes
@@ -132,7 +140,7 @@ impl DeviceAllocator for HostAllocator {
         let too_large = DeviceError::new(Why::TooLarge, "alloc", 0);
         let bytes = usize::try_from(request.bytes.max(1)).map_err(|_| too_large)?;
         let layout = HostBlock::layout(bytes, request.kind).ok_or(too_large)?;
-        // SAFETY: the layout's size is at least 1.
+        // SAFETY: the layout's size is not 0, because `bytes` is at least 1.
         let base = unsafe { alloc::alloc_zeroed(layout) };
         let base = NonNull::new(base).ok_or(DeviceError::new(Why::OutOfMemory, "alloc", 0))?;
         Ok(HostBlock { base, bytes, alignment: request.kind, mapped: false })
@@ -140,13 +148,15 @@ impl DeviceAllocator for HostAllocator {
 
     fn free(&self, block: HostBlock, _after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
         if block.mapped {
-            // SAFETY: `reserve` made it with this base and size, and it is moved in here.
+            // SAFETY: `mapped` is only set by `reserve`, which got this base and size from
+            // `pages::map`. The block is moved in here, so no safe code uses the range again.
             return unsafe { pages::unmap(block.base, block.bytes) };
         }
         if let Some(layout) = HostBlock::layout(block.bytes, block.alignment) {
-            // SAFETY: a block that is not mapped is made in `allocate` only, with this very
-            // layout, owns its memory, and is moved in here. Which `HostAllocator` made it does
-            // not matter: they all call the global allocator.
+            // SAFETY: only `allocate` makes blocks that are not mapped, and it used this layout,
+            // which depends on the block's size and alignment alone. The block owns its memory and
+            // is moved in here. Any `HostAllocator` may free it, because all of them call the
+            // global allocator.
             unsafe { alloc::dealloc(block.base.as_ptr(), layout) };
         }
         Ok(())
@@ -169,19 +179,21 @@ impl DeviceAllocator for HostAllocator {
         _on: &StreamOf<Self>,
     ) -> HostView<'b> {
         let all = block.bytes as u64;
-        // Straying would be undefined behaviour, so a range outside becomes an empty one.
+        // An access outside the block would be undefined behaviour, so a range outside becomes
+        // empty.
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= all);
         let (offset, bytes) = if inside { (offset, bytes) } else { (0, 0) };
         #[expect(clippy::cast_possible_truncation, reason = "at most the size of the block")]
         let (offset, bytes) = (offset as usize, bytes as usize);
-        // SAFETY: the offset is at most the size of the block, as just checked.
+        // SAFETY: the offset is at most `block.bytes`, as checked above, and that many bytes
+        // follow `start()` in the same allocation.
         let at = unsafe { block.start().add(offset) };
         HostView { at, bytes, block: PhantomData }
     }
 
     fn zero(&self, block: &mut HostBlock, bytes: u64, _on: &()) -> Result<(), DeviceError> {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).min(block.bytes);
-        // SAFETY: not more than the block holds, and the block is borrowed alone.
+        // SAFETY: `bytes` is at most `block.bytes`, and `&mut` excludes other users of the block.
         unsafe { block.start().write_bytes(0, bytes) };
         Ok(())
     }
@@ -201,21 +213,23 @@ impl Sliceable for HostAllocator {
         on: &(),
     ) -> Result<(), DeviceError> {
         let view = self.view(block, bytes.start, bytes.end - bytes.start, on);
-        // SAFETY: the view lies inside the block, and the caller vouches that nobody else uses
-        // these bytes.
+        // SAFETY: `view` returns a range inside the block, and the caller of `zero_part`
+        // guarantees that no other code uses these bytes meanwhile.
         unsafe { view.at.write_bytes(0, view.bytes) };
         Ok(())
     }
 }
 
-/// Addresses from `mmap`, readable and writable at once; pages come when they are first written, so
-/// committing is a matter of the arena's books. Taking memory back is `MADV_DONTNEED`.
+/// Address ranges from `mmap`, readable and writable at once.
+///
+/// The system adds a page when the program first writes to it, so `commit` only checks its range.
+/// `decommit` gives pages back by `MADV_DONTNEED`.
 impl VirtualMemory for HostAllocator {
     fn page_bytes(&self) -> u64 {
         system::page_bytes()
     }
 
-    /// Twice what the machine has.
+    /// Returns twice the machine's physical memory, or 64 GiB if the system does not tell it.
     fn address_space(&self) -> u64 {
         system::physical_bytes().map_or(1 << 36, |bytes| 2 * bytes)
     }
@@ -239,10 +253,12 @@ impl VirtualMemory for HostAllocator {
         if !block.mapped {
             return Err(DeviceError::new(Why::Foreign, "madvise", 0));
         }
-        // SAFETY: the pages lie inside the mapping, as just checked.
+        // SAFETY: `pages::inside` checked that the offset is at most `block.bytes`, and a mapped
+        // block is one mapping of that size.
         let start = unsafe { block.base.add(offset) };
-        // SAFETY: as above. What they hold is lost and reads as zeroes from here on, which is
-        // initialised memory; that nobody uses them is what the arena promises.
+        // SAFETY: the range lies inside one mapping from `pages::map`, as checked above. Its
+        // contents are lost and read as zeroes from here on, which is initialised memory. The
+        // arena guarantees that no buffer uses the range.
         unsafe { pages::forget(start, bytes) }
     }
 
@@ -251,8 +267,10 @@ impl VirtualMemory for HostAllocator {
     }
 }
 
-// SAFETY: blocks come zeroed from the global allocator, so all bytes are valid and initialised, and
-// each is given back once, in `free`.
+// SAFETY: blocks come from `alloc_zeroed` or from an anonymous mapping, so all bytes are valid and
+// initialised; pages that were decommitted read as zeroes. `view` returns at most the requested
+// bytes, at `start() + offset`. `free` takes the block by value, so its memory goes back once. Both
+// kinds of memory are private to the process: a forked child has its own copy.
 unsafe impl HostMemory for HostAllocator {
     #[inline]
     fn bytes(view: &HostView<'_>) -> NonNull<[u8]> {
@@ -260,7 +278,7 @@ unsafe impl HostMemory for HostAllocator {
     }
 }
 
-// SAFETY: a block owns its memory; the pointer is only used through it.
+// SAFETY: the block owns its memory, and the pointer is used only through the block.
 unsafe impl Send for HostBlock {}
-// SAFETY: a shared block only lends views, which are pointers.
+// SAFETY: `&HostBlock` gives out only pointers; the code that dereferences one must justify it.
 unsafe impl Sync for HostBlock {}

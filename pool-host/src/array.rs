@@ -1,4 +1,4 @@
-//! Arrays of `ndarray` whose memory is a pool's.
+//! `ndarray` arrays in pooled host memory.
 #![expect(unsafe_code, reason = "views are made of a pointer and a shape")]
 
 use bytemuck::Pod;
@@ -7,10 +7,11 @@ use pool_core::{BucketPool, DeviceError, HostMemory, PooledBuffer, Why};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-/// An array in a pooled buffer, in standard layout. Dropping it gives the buffer back.
+/// An array in a pooled buffer, in standard layout.
 ///
-/// `ndarray` does not let others own the memory of its `Array`, so this one lends views, on which
-/// all of its operations work; `Zip` and `assign` write results into it without a temporary.
+/// Dropping the array returns the buffer to its pool. The memory of `ndarray`'s `Array` cannot
+/// belong to another type, so this array gives out views, which support all operations of
+/// `ndarray`. `Zip` and `assign` write results into it without a temporary.
 ///
 /// ```
 /// use ndarray::Zip;
@@ -30,41 +31,44 @@ pub struct PooledArray<T, D, A: HostMemory> {
     element: std::marker::PhantomData<T>,
 }
 
-/// Refusals are those of the pool below.
+/// Result with the error of the pool that refused the request.
 type Result<T> = std::result::Result<T, pool_core::AllocError>;
 
 impl<T: Pod, D: Dimension, A: HostMemory> PooledArray<T, D, A> {
-    /// An array that shows what the last user of its memory left there, or zeroes: for those who
-    /// write all of it.
+    /// Allocates an array without initialising its elements.
+    ///
+    /// It contains what the previous user of its block left there, or zeroes. Use it if you write
+    /// all elements, and [`PooledArray::zeros`] otherwise.
     ///
     /// # Errors
     ///
-    /// As for [`BucketPool::allocate_aligned`], and [`Why::TooLarge`](pool_core::Why::TooLarge) for
-    /// a shape of more bytes than there are addresses.
+    /// The errors of [`BucketPool::allocate_aligned`], and
+    /// [`Why::TooLarge`](pool_core::Why::TooLarge) for a shape of more than `isize::MAX` bytes.
     pub fn new(pool: &BucketPool<A>, shape: impl IntoDimension<Dim = D>) -> Result<Self> {
         Self::over(pool, shape.into_dimension(), |bytes| {
             pool.allocate_aligned(bytes, align_of::<T>() as u64)
         })
     }
 
-    /// An array of zeroes.
+    /// Allocates an array whose elements are zero.
     ///
     /// # Errors
     ///
-    /// As for [`PooledArray::new`].
+    /// The errors of [`PooledArray::new`].
     pub fn zeros(pool: &BucketPool<A>, shape: impl IntoDimension<Dim = D>) -> Result<Self> {
-        // Elements aligned to more than what a block has by default are cleared by hand.
+        // `allocate_zeroed` returns the default alignment. Elements that need a larger one are
+        // filled here.
         if align_of::<T>() as u64 > pool.allocator().alignment_of(A::Kind::default()) {
             return Self::from_elem(pool, shape, T::zeroed());
         }
         Self::over(pool, shape.into_dimension(), |bytes| pool.allocate_zeroed(bytes))
     }
 
-    /// An array of one value.
+    /// Allocates an array and sets each element to `value`.
     ///
     /// # Errors
     ///
-    /// As for [`PooledArray::new`].
+    /// The errors of [`PooledArray::new`].
     pub fn from_elem(
         pool: &BucketPool<A>,
         shape: impl IntoDimension<Dim = D>,
@@ -75,20 +79,22 @@ impl<T: Pod, D: Dimension, A: HostMemory> PooledArray<T, D, A> {
         Ok(array)
     }
 
-    /// An array in what `allocate` returns, once that is known to hold it.
+    /// Builds an array in the buffer that `allocate` returns, after a check of the buffer's size
+    /// and alignment.
     fn over(
         pool: &BucketPool<A>,
         shape: D,
         allocate: impl FnOnce(u64) -> Result<PooledBuffer<A>>,
     ) -> Result<Self> {
-        // `ndarray` wants this of the axes that are not 0, even where another is.
+        // `ndarray` limits the product of the axes that are not 0, even if another axis is 0.
         let axes = shape.slice().iter().filter(|axis| **axis > 0);
         let most = axes.copied().try_fold(size_of::<T>().max(1), usize::checked_mul);
         let fits = most.is_some_and(|bytes| bytes <= isize::MAX.unsigned_abs());
         let bytes = fits.then(|| shape.size() * size_of::<T>());
-        // What no address space holds, the pool refuses in its own words.
+        // For a shape that is too large, the pool refuses `u64::MAX` bytes with its own error.
         let buffer = allocate(bytes.map_or(u64::MAX, |bytes| bytes as u64))?;
-        // Size and alignment come from safe methods of the backend, which may be wrong.
+        // Size and alignment come from safe methods of the backend, so unsafe code must not trust
+        // them.
         let elements = bytemuck::try_cast_slice::<u8, T>(&buffer).map_or(0, <[T]>::len);
         if size_of::<T>() > 0 && elements != shape.size() {
             let call = "lay an array over a block that is shorter than requested, or not aligned \
@@ -98,33 +104,34 @@ impl<T: Pod, D: Dimension, A: HostMemory> PooledArray<T, D, A> {
         Ok(Self { buffer, shape, element: std::marker::PhantomData })
     }
 
-    /// The array, to be read.
+    /// Returns a read-only view of the array.
     #[must_use]
     pub fn view(&self) -> ArrayView<'_, T, D> {
-        // SAFETY: the buffer holds the elements of this shape one after the other, aligned: `over`
-        // has checked the slice, and `HostMemory` promises that it does not change. It is borrowed
-        // as long as the view lives.
+        // SAFETY: `over` checked that the buffer's slice is aligned for `T` and holds exactly the
+        // elements of this shape, and `HostMemory` guarantees that the slice stays the same. `Pod`
+        // allows any bytes. `&self` keeps the buffer borrowed as long as the view lives.
         unsafe { ArrayView::from_shape_ptr(self.shape.clone(), self.as_ptr()) }
     }
 
-    /// The array, to be written.
+    /// Returns a mutable view of the array.
     #[must_use]
     pub fn view_mut(&mut self) -> ArrayViewMut<'_, T, D> {
-        // SAFETY: as above, and it is borrowed alone.
+        // SAFETY: size and alignment as in `view`. `&mut self` excludes other views of the buffer.
         unsafe { ArrayViewMut::from_shape_ptr(self.shape.clone(), self.as_mut_ptr()) }
     }
 
-    /// How many elements each axis has.
+    /// Returns the number of elements of each axis.
     pub fn shape(&self) -> &[usize] {
         self.shape.slice()
     }
 }
 
-/// The elements in the order of rows.
+/// Derefs to the elements in row-major order.
 impl<T: Pod, D: Dimension, A: HostMemory> Deref for PooledArray<T, D, A> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        // The buffer is a whole number of elements, and aligned to one: `over` has checked it.
+        // The cast succeeds: `over` checked that the buffer holds whole elements and is aligned.
+        // For elements of 0 bytes the slice is empty.
         bytemuck::try_cast_slice(&self.buffer).unwrap_or_default()
     }
 }
@@ -142,7 +149,7 @@ impl<T, D: fmt::Debug, A: HostMemory> fmt::Debug for PooledArray<T, D, A> {
     }
 }
 
-/// Arrays of a pool, for any number of axes.
+/// Allocation of arrays of any number of axes from a pool.
 ///
 /// ```
 /// use pool_host::{AllocateArray, global};
@@ -153,11 +160,11 @@ impl<T, D: fmt::Debug, A: HostMemory> fmt::Debug for PooledArray<T, D, A> {
 /// # Ok::<(), pool_core::AllocError>(())
 /// ```
 pub trait AllocateArray<A: HostMemory> {
-    /// An array of this shape, as [`PooledArray::new`] makes it.
+    /// Allocates an array of this shape without initialising it, like [`PooledArray::new`].
     ///
     /// # Errors
     ///
-    /// As for [`PooledArray::new`].
+    /// The errors of [`PooledArray::new`].
     fn allocate_array<T: Pod>(&self, shape: &[usize]) -> Result<PooledArray<T, IxDyn, A>>;
 }
 

@@ -1,4 +1,4 @@
-//! Pools and the tcache as allocators of collections (`allocator-api2`).
+//! Pools and the tcache as allocators for collections, through the trait of `allocator-api2`.
 #![expect(unsafe_code, reason = "the trait of an allocator is unsafe")]
 
 use allocator_api2::alloc::{AllocError, Allocator, Layout};
@@ -7,10 +7,12 @@ use std::alloc::GlobalAlloc;
 use std::fmt;
 use std::ptr::{self, NonNull};
 
-/// A pool as the allocator of a collection: of `allocator_api2::vec::Vec`, of `hashbrown`'s maps.
+/// A pool as the allocator of a collection, such as `allocator_api2::vec::Vec` or a map of
+/// `hashbrown`.
 ///
-/// A buffer's owner travels in front of the collection's bytes, 16 of them or as many as the
-/// alignment asks for. What a collection leaves is written over when it gives its memory back.
+/// Cost: each block stores its [`PooledBuffer`] in front of the collection's bytes. This header
+/// takes 16 bytes, or as many as the alignment if that is larger. Pages that the collection does
+/// not touch stay untouched.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
@@ -27,21 +29,22 @@ use std::ptr::{self, NonNull};
 pub struct InPool<A: HostMemory>(BucketPool<A>);
 
 impl<A: HostMemory> InPool<A> {
-    /// Collections with this get their memory from `pool`.
+    /// Creates an allocator that gets its memory from `pool`.
     #[must_use]
     pub fn new(pool: &BucketPool<A>) -> Self {
         Self(pool.clone())
     }
 }
 
-/// How far behind the start of a buffer the collection's bytes begin.
+/// Returns the offset in bytes of the collection's bytes from the start of the buffer.
 fn offset<A: HostMemory>(layout: Layout) -> usize {
     size_of::<PooledBuffer<A>>().next_multiple_of(layout.align().max(16))
 }
 
-// SAFETY: a block is a buffer of the pool's own, which lives until `deallocate` takes it back, and
-// stays where it is when the allocator moves or is cloned: clones are the same pool, and a buffer
-// outlives its pool.
+// SAFETY: a block lies in a buffer of the pool, and the block itself stores that buffer, so it
+// stays valid until `deallocate` takes the buffer out. A move or a clone of the allocator does not
+// move the buffer. A buffer may outlive its pool, so the block stays valid when all clones are
+// dropped.
 unsafe impl<A: HostMemory> Allocator for InPool<A> {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         let offset = offset::<A>(layout);
@@ -50,32 +53,63 @@ unsafe impl<A: HostMemory> Allocator for InPool<A> {
         let mut buffer = self.0.allocate_aligned(bytes, align).map_err(|_| AllocError)?;
         let slice = NonNull::from(&mut *buffer);
         let start = slice.cast::<u8>();
-        // Size and alignment come from safe methods of the backend, which may be wrong.
+        // Size and alignment come from safe methods of the backend, so unsafe code must not trust
+        // them.
         if (slice.len() as u64) < bytes || !(start.addr().get() as u64).is_multiple_of(align) {
             return Err(AllocError);
         }
-        // SAFETY: the buffer holds `offset` bytes and more, as just checked.
+        // SAFETY: the slice has at least `bytes` bytes, as checked above, and `offset <= bytes`.
         let data = unsafe { start.add(offset) };
-        // SAFETY: a buffer is a pointer, and fits the 16 bytes before `data`, which is aligned to
-        // 16 at least, as just checked.
+        // SAFETY: `offset` is at least the size of a `PooledBuffer`, so the result lies inside the
+        // slice. `start` is aligned to 16 at least, as checked above, and `offset` is a multiple of
+        // that alignment, so `data` and the result are aligned for a `PooledBuffer`.
         let owner = unsafe { data.cast::<PooledBuffer<A>>().sub(1) };
-        // SAFETY: as above; nobody else uses these bytes.
+        // SAFETY: valid and aligned as shown above. The buffer is exclusively ours, and the
+        // collection gets only the bytes from `data` on.
         unsafe { owner.write(buffer) };
         Ok(NonNull::slice_from_raw_parts(data, layout.size()))
     }
 
-    /// What is left there is written over: a collection may leave bytes that were never
-    /// initialised, such as padding, and the next buffer of this block derefs to them.
+    // A collection may leave uninitialised bytes in the block, such as padding. The next buffer of
+    // this block derefs to them, so `settle` makes them initialised.
     unsafe fn deallocate(&self, data: NonNull<u8>, layout: Layout) {
-        // SAFETY: the caller promises that `allocate` returned it, which put the owner before it.
+        // SAFETY: the caller guarantees that `allocate` returned `data`, and `allocate` wrote a
+        // `PooledBuffer` directly before it, inside the same buffer.
         let owner = unsafe { data.cast::<PooledBuffer<A>>().sub(1) };
-        // SAFETY: as above, and it is taken out once.
+        // SAFETY: `allocate` wrote it there. The caller deallocates a block once, so the buffer is
+        // taken out once.
         let mut buffer = unsafe { owner.read() };
         let start = buffer.as_mut_ptr();
         let bytes = offset::<A>(layout) + layout.size();
-        // SAFETY: `allocate` checked that the slice holds that many bytes, with this layout, and
-        // `HostMemory` promises that it does not change.
-        unsafe { start.write_bytes(0, bytes) };
+        // SAFETY: `allocate` checked with the same layout that the slice has that many bytes, and
+        // `HostMemory` guarantees that the slice stays the same. The caller no longer uses them.
+        unsafe { settle(start, bytes) };
+    }
+}
+
+/// Makes bytes that may be uninitialised count as initialised, with the values in memory.
+///
+/// # Safety
+///
+/// `bytes` bytes from `start` on are valid for reads and writes, and no other code uses them.
+unsafe fn settle(start: *mut u8, bytes: usize) {
+    // Each byte in memory has a value in hardware. The compiler does not look into the assembly, so
+    // it must assume that the assembly read all these bytes and wrote them back.
+    #[cfg(all(not(miri), any(target_arch = "x86_64", target_arch = "aarch64")))]
+    // SAFETY: the assembly is a comment, so it executes no instruction. To the compiler it may read
+    // and write these bytes, which the caller allows.
+    unsafe {
+        std::arch::asm!(
+            "/* {0} {1} */",
+            in(reg) start,
+            in(reg) bytes,
+            options(nostack, preserves_flags)
+        );
+    }
+    #[cfg(not(all(not(miri), any(target_arch = "x86_64", target_arch = "aarch64"))))]
+    // SAFETY: the caller guarantees that these bytes are valid for writes.
+    unsafe {
+        start.write_bytes(0, bytes);
     }
 }
 
@@ -91,16 +125,16 @@ impl<A: HostMemory> fmt::Debug for InPool<A> {
     }
 }
 
-// SAFETY: blocks come from a global allocator, which may be shared, and stay valid until they are
-// given back to it; a reference can be copied, and is the same allocator.
-unsafe impl<A: GlobalAlloc> Allocator for &'static crate::Tcache<A> {
+// SAFETY: blocks come from a `GlobalAlloc`, which guarantees that they stay valid until they are
+// given back to it. The allocator is `'static`, and a copy of the reference is the same allocator.
+unsafe impl<A: GlobalAlloc + Sync> Allocator for &'static crate::Tcache<A> {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         if layout.size() == 0 {
             let nowhere = ptr::without_provenance_mut(layout.align());
             let nowhere = NonNull::new(nowhere).ok_or(AllocError)?;
             return Ok(NonNull::slice_from_raw_parts(nowhere, 0));
         }
-        // SAFETY: not of 0 bytes.
+        // SAFETY: the layout's size is not 0, as checked above.
         let block = NonNull::new(unsafe { self.alloc(layout) }).ok_or(AllocError)?;
         Ok(NonNull::slice_from_raw_parts(block, layout.size()))
     }
@@ -109,7 +143,7 @@ unsafe impl<A: GlobalAlloc> Allocator for &'static crate::Tcache<A> {
         if layout.size() == 0 {
             return self.allocate(layout);
         }
-        // SAFETY: not of 0 bytes.
+        // SAFETY: the layout's size is not 0, as checked above.
         let block = NonNull::new(unsafe { self.alloc_zeroed(layout) }).ok_or(AllocError)?;
         Ok(NonNull::slice_from_raw_parts(block, layout.size()))
     }
@@ -121,24 +155,27 @@ unsafe impl<A: GlobalAlloc> Allocator for &'static crate::Tcache<A> {
         new: Layout,
     ) -> Result<NonNull<[u8]>, AllocError> {
         if old.size() > 0 && old.align() == new.align() {
-            // SAFETY: the caller promises that it comes from here with this layout, and that the
-            // new size is no less.
+            // SAFETY: the caller guarantees that `block` comes from this allocator with `old`, and
+            // that `new.size() >= old.size()`, which is not 0. `new` is a valid layout with the
+            // same alignment.
             let grown = unsafe { self.realloc(block.as_ptr(), old, new.size()) };
             let grown = NonNull::new(grown).ok_or(AllocError)?;
             return Ok(NonNull::slice_from_raw_parts(grown, new.size()));
         }
         let grown = self.allocate(new)?;
         let data = grown.cast::<u8>();
-        // SAFETY: both hold so many bytes, and they are two blocks.
+        // SAFETY: `block` has `old.size()` bytes, and `data` has `new.size()`, which is no less.
+        // The two are different live blocks, so they do not overlap.
         unsafe { data.copy_from_nonoverlapping(block, old.size()) };
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees that `block` comes from this allocator with `old`.
         unsafe { self.deallocate(block, old) };
         Ok(grown)
     }
 
     unsafe fn deallocate(&self, block: NonNull<u8>, layout: Layout) {
         if layout.size() > 0 {
-            // SAFETY: the caller promises that it comes from `allocate` with this layout.
+            // SAFETY: the caller guarantees that `allocate` returned it for this layout. The size
+            // is not 0, so the block came from `alloc`.
             unsafe { self.dealloc(block.as_ptr(), layout) };
         }
     }

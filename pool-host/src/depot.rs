@@ -1,20 +1,21 @@
-//! Idle blocks of all threads: a stack of magazines for each class, each behind a lock of its own.
+//! Cached blocks that all threads share: one free list of magazines for each size class.
 //!
-//! Newest first out, since those are warm; oldest first evicted, whatever its class, by the epoch
-//! in which it came. Nothing here allocates, blocks or frees: what is to go is handed to the
-//! caller.
+//! Each free list has its own lock. A request takes blocks from the newest magazine of its class,
+//! because those blocks are most likely in the processor's caches. Eviction takes blocks from the
+//! oldest magazine of all classes; a magazine's age is the epoch of the first batch in it.
+//!
+//! The depot never calls the inner allocator and never frees a block: blocks to be evicted are
+//! returned to the caller. No call waits without bound for a lock. Memory for magazines comes from
+//! the system and is never unmapped.
 
 mod class;
-mod hot;
 mod lease;
 mod magazine;
 #[cfg(all(test, loom))]
 mod model;
 mod sync;
 
-pub(crate) use class::{CLASSES, Class, FRONT_CLASSES, FRONT_LARGEST, STEP};
-use hot::Hot;
-pub(crate) use hot::Put;
+pub(crate) use class::{CLASSES, Class, LARGEST};
 use lease::Leases;
 pub(crate) use magazine::{Batch, MAGAZINE};
 use magazine::{Link, Magazine, Vacant};
@@ -22,96 +23,117 @@ pub(crate) use sync::TryLock;
 use sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use sync::const_unless_loom;
 
-/// From here on batches do not share a magazine, which is then 3 % of a block at most.
+/// Block size in bytes from which each batch has its own magazine. The magazine (256 bytes) is then
+/// at most 3 % of a block.
 const ALONE: usize = 8 << 10;
 
+/// The depot: a free list for each size class, and the leases that bound their bytes.
 #[derive(Debug)]
 pub(crate) struct Depot {
-    stacks: [Stack; CLASSES],
+    lists: [FreeList; CLASSES],
     pub(crate) leases: Leases,
     vacant: Vacant,
-    /// Moves with each block that goes below the hot one; what comes in one epoch counts as equally
-    /// old.
+    /// The depot's clock: increases by one with each batch that is pushed.
     epoch: AtomicU64,
-    /// When the decay came by last.
-    decayed: AtomicU64,
+    /// Number of the class at which [`Depot::take_due`] begins its search.
+    cursor: AtomicUsize,
 }
 
-/// Two cache lines, since processors fetch them in pairs.
+/// The free list of one class, and copies of its figures that are read without its lock.
+///
+/// It is aligned to two cache lines, because processors fetch lines in pairs.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Stack {
-    /// The newest block, of large classes.
-    hot: Hot,
-    /// The epoch of the oldest magazine; 0 without any. For those who look for the oldest of all.
+struct FreeList {
+    /// Epoch of the oldest magazine; 0 if the list is empty. [`Depot::take_oldest`] compares it
+    /// across classes.
     oldest: AtomicU64,
-    /// Idle bytes, for those who only want to know.
+    /// Cached bytes.
     bytes: AtomicUsize,
-    /// Requests of threads without a front, and blocks that they gave back.
-    orphans: [AtomicU64; 2],
-    inside: TryLock<Inside>,
+    /// Blocks that have decayed and that [`Depot::take_due`] may take.
+    due: AtomicUsize,
+    /// Requests from threads without a thread cache, and blocks that these threads freed.
+    cacheless: [AtomicU64; 2],
+    inside: TryLock<Contents>,
 }
 
+/// The part of a free list that its lock guards.
 #[derive(Debug)]
-struct Inside {
+struct Contents {
+    /// The newest magazine.
     top: Link,
+    /// The oldest magazine.
     bottom: Link,
-    /// One that is empty, for the next that comes.
+    /// Empty magazines for the next batches: the last one that became empty, and those that
+    /// `vacant` could not take.
     spare: Link,
+    /// Number of cached blocks.
     blocks: usize,
+    /// Bytes that this list has leased: at least the bytes of its blocks.
     leased: usize,
-    /// The fewest blocks since the last decay: so many nobody needed.
+    /// Smallest number of blocks since the last call of [`Depot::age`]: no request needed these
+    /// blocks.
     low: usize,
+    /// Number of blocks that have decayed and are to be evicted.
+    due: usize,
 }
 
-// SAFETY: the links lead to magazines of this stack only, which nobody else reaches, and their
-// blocks are memory that belongs to no thread.
+// SAFETY: `top`, `bottom` and `spare` link magazines of this free list only. A magazine is in one
+// free list or in `Vacant`, and each of these is reached only under its `TryLock`, so no two
+// threads use a magazine's cells at once. The pointers in a magazine are cached blocks, which no
+// thread owns.
 #[expect(unsafe_code, reason = "links are shared references to cells")]
-unsafe impl Send for Inside {}
+unsafe impl Send for Contents {}
 
-/// Why a stack did not take a batch.
+/// Why a free list did not take a batch.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// So many bytes must be leased first.
+    /// The caller must first lease this many more bytes.
     Unleased(usize),
-    /// Somebody holds it, or the system has no memory for a magazine.
+    /// Another thread holds the lock, or the system has no memory for a magazine.
     Busy,
 }
 
-impl Stack {
+impl FreeList {
     const_unless_loom! {
         fn new() -> Self {
-            let inside = Inside {
+            let inside = Contents {
                 top: None,
                 bottom: None,
                 spare: None,
                 blocks: 0,
                 leased: 0,
                 low: 0,
+                due: 0,
             };
             Self {
-                hot: Hot::new(),
-                orphans: [AtomicU64::new(0), AtomicU64::new(0)],
+                cacheless: [AtomicU64::new(0), AtomicU64::new(0)],
                 oldest: AtomicU64::new(0),
                 bytes: AtomicUsize::new(0),
+                due: AtomicUsize::new(0),
                 inside: TryLock::new(inside),
             }
         }
     }
 
+    /// Runs `work` under the lock, then updates the copies that are read without it. Returns `None`
+    /// if the lock is held for too long.
     #[inline]
-    fn enter<R>(&self, class: Class, work: impl FnOnce(&mut Inside) -> R) -> Option<R> {
+    fn enter<R>(&self, class: Class, work: impl FnOnce(&mut Contents) -> R) -> Option<R> {
         self.inside.enter(|inside| {
             let result = work(inside);
             self.oldest.store(inside.bottom.map_or(0, |bottom| bottom.stamp.get()), Relaxed);
             self.bytes.store(inside.blocks * class.bytes(), Relaxed);
+            self.due.store(inside.due, Relaxed);
             result
         })
     }
 }
 
-impl Inside {
-    /// A place for the batch: the newest magazine if it has room, else a vacant one on top.
+impl Contents {
+    /// Returns a magazine with room for `len` blocks: the newest one if they fit and are less than
+    /// half a magazine, else an empty one that becomes the newest, with this stamp. Returns `None`
+    /// if there is no empty magazine.
     fn place(&mut self, len: usize, stamp: u64, vacant: &Vacant) -> Link {
         if let Some(top) = self.top
             && top.len.get() + len <= MAGAZINE
@@ -119,12 +141,19 @@ impl Inside {
         {
             return Some(top);
         }
-        let fresh = self.spare.take().or_else(|| vacant.take())?;
+        let fresh = match self.spare {
+            Some(spare) => {
+                self.spare = spare.below.get();
+                spare
+            }
+            None => vacant.take()?,
+        };
         fresh.stamp.set(stamp);
         self.link(fresh);
         Some(fresh)
     }
 
+    /// Links a magazine as the newest.
     fn link(&mut self, magazine: &'static Magazine) {
         magazine.below.set(self.top);
         magazine.above.set(None);
@@ -135,6 +164,8 @@ impl Inside {
         self.top = Some(magazine);
     }
 
+    /// Unlinks an empty magazine and keeps it as a spare. The earlier spares go to `vacant`, as far
+    /// as it takes them.
     fn unlink(&mut self, magazine: &'static Magazine, vacant: &Vacant) {
         let (below, above) = (magazine.below.get(), magazine.above.get());
         match below {
@@ -145,13 +176,20 @@ impl Inside {
             Some(above) => above.below.set(below),
             None => self.top = below,
         }
-        if let Some(spare) = self.spare.replace(magazine) {
-            // Where it cannot go it stays unused for good; that is 256 bytes.
-            let _ = vacant.put(spare);
+        let mut spare = self.spare;
+        while let Some(other) = spare {
+            let next = other.below.get();
+            if !vacant.put(other) {
+                other.below.set(next);
+                break;
+            }
+            spare = next;
         }
+        magazine.below.set(spare);
+        self.spare = Some(magazine);
     }
 
-    /// Takes at most so many blocks out of one magazine.
+    /// Takes at most `most` blocks from one magazine; `None` without a magazine.
     fn take(&mut self, from: Link, most: usize, vacant: &Vacant) -> Option<Batch> {
         let magazine = from?;
         let batch = magazine.take(most);
@@ -160,9 +198,12 @@ impl Inside {
         }
         self.blocks -= batch.len;
         self.low = self.low.min(self.blocks);
+        self.due = self.due.min(self.blocks);
         Some(batch)
     }
 
+    /// Removes the unused bytes from this list's lease and returns them. The caller must give them
+    /// back to [`Leases`].
     fn unused_lease(&mut self, class: Class) -> usize {
         let unused = self.leased - self.blocks * class.bytes();
         self.leased -= unused;
@@ -172,61 +213,39 @@ impl Inside {
 
 impl Depot {
     const_unless_loom! {
+        /// Creates an empty depot that leases at most `limit` bytes.
         pub(crate) fn new(limit: usize) -> Self {
             #[cfg(not(loom))]
             #[expect(clippy::large_stack_arrays, reason = "made by the compiler, in a static")]
-            let stacks = [const { Stack::new() }; CLASSES];
+            let lists = [const { FreeList::new() }; CLASSES];
             #[cfg(loom)]
-            let stacks = std::array::from_fn(|_| Stack::new());
+            let lists = std::array::from_fn(|_| FreeList::new());
             Self {
-                stacks,
+                lists,
                 leases: Leases::new(limit),
                 vacant: Vacant::new(),
                 epoch: AtomicU64::new(1),
-                decayed: AtomicU64::new(0),
+                cursor: AtomicUsize::new(0),
             }
         }
     }
 
     #[inline]
-    fn stack(&self, class: Class) -> &Stack {
-        &self.stacks[class.number()]
+    fn list(&self, class: Class) -> &FreeList {
+        &self.lists[class.number()]
     }
 
-    /// The newest large block, without a lock. It is not always here: [`Depot::pop`] finds others.
-    #[inline]
-    pub(crate) fn take_hot(&self, class: Class) -> Option<*mut u8> {
-        self.stack(class).hot.take()
-    }
-
-    /// Keeps a large block, where that needs neither a lock nor a lease.
-    #[inline]
-    pub(crate) fn put_hot(&self, class: Class, block: *mut u8) -> bool {
-        self.stack(class).hot.put(block, self.epoch.load(Relaxed))
-    }
-
-    /// Keeps a large block as the newest; what was the newest may have to go to the stack.
-    pub(crate) fn put_above(&self, class: Class, block: *mut u8) -> Put {
-        self.stack(class).hot.put_above(block, self.next_epoch())
-    }
-
-    /// Makes a place for a large block that needs no lock, of so many leased bytes as it has; false
-    /// if there is one.
-    pub(crate) fn open(&self, class: Class) -> bool {
-        self.stack(class).hot.open()
-    }
-
-    /// The newest blocks of a class, at most so many.
+    /// Takes at most `most` blocks from the newest magazine of a class. Returns `None` if the class
+    /// has no blocks or its lock is held for too long.
     pub(crate) fn pop(&self, class: Class, most: usize) -> Option<Batch> {
-        let stack = self.stack(class);
-        if let Some(block) = stack.hot.take() {
-            return Some(Batch::of(block));
-        }
-        stack.enter(class, |inside| inside.take(inside.top, most, &self.vacant))?
+        self.list(class).enter(class, |inside| inside.take(inside.top, most, &self.vacant))?
     }
 
-    /// Keeps a batch as the newest of its class, and of so many leased bytes what it needs; returns
-    /// the rest of them. A refusal leaves all with the caller.
+    /// Adds a batch as the newest blocks of its class.
+    ///
+    /// `lease` is in bytes, and the caller has leased them. The free list keeps the part that it
+    /// needs for the batch; the result is the rest. After an error the caller keeps the batch and
+    /// the whole lease.
     #[inline]
     pub(crate) fn push(
         &self,
@@ -234,13 +253,13 @@ impl Depot {
         batch: &mut Batch,
         lease: usize,
     ) -> Result<usize, Refused> {
-        let entered = self.stack(class).enter(class, |inside| {
+        let entered = self.list(class).enter(class, |inside| {
             let bytes = (inside.blocks + batch.len) * class.bytes();
             let needed = bytes.saturating_sub(inside.leased);
             if needed > lease {
                 return Err(Refused::Unleased(needed - lease));
             }
-            // What is not small keeps an age of its own.
+            // A batch of large blocks has its own magazine, and so its own age.
             let room = if class.bytes() < ALONE { batch.len } else { MAGAZINE };
             let place = inside.place(room, self.next_epoch(), &self.vacant);
             let place = place.ok_or(Refused::Busy)?;
@@ -252,47 +271,49 @@ impl Depot {
         entered.unwrap_or(Err(Refused::Busy))
     }
 
-    /// Counts a request of a thread without a front.
+    /// Counts a request from a thread without a thread cache.
     pub(crate) fn count_allocation(&self, class: Class) {
-        self.stack(class).orphans[0].fetch_add(1, Relaxed);
+        self.list(class).cacheless[0].fetch_add(1, Relaxed);
     }
 
-    /// Counts a block that such a thread gave back.
+    /// Counts a block that a thread without a thread cache freed.
     pub(crate) fn count_free(&self, class: Class) {
-        self.stack(class).orphans[1].fetch_add(1, Relaxed);
+        self.list(class).cacheless[1].fetch_add(1, Relaxed);
     }
 
-    /// The requests of threads without a front, and what they gave back.
-    pub(crate) fn orphans(&self, class: Class) -> [u64; 2] {
-        self.stack(class).orphans.each_ref().map(|count| count.load(Relaxed))
+    /// Returns the requests from threads without a thread cache, and the blocks that they freed.
+    pub(crate) fn cacheless(&self, class: Class) -> [u64; 2] {
+        self.list(class).cacheless.each_ref().map(|count| count.load(Relaxed))
     }
 
-    /// The time of the depot. What comes from here on is younger.
+    /// Advances the depot's clock and returns its epoch before that. Batches pushed later are
+    /// younger.
     #[inline]
     fn next_epoch(&self) -> u64 {
         self.epoch.fetch_add(1, Relaxed)
     }
 
-    /// The classes that have blocks, and the epoch of the oldest in each.
-    fn in_use(&self) -> impl Iterator<Item = (u64, Class, &Stack)> {
-        self.stacks.iter().enumerate().filter_map(|(number, stack)| {
-            let stacked = Some(stack.oldest.load(Relaxed)).filter(|oldest| *oldest > 0);
-            let oldest = stacked.or_else(|| stack.hot.age())?;
-            Some((oldest, Class::numbered(number), stack))
-        })
+    /// Returns the classes that have blocks, with the epoch of the oldest magazine of each.
+    fn in_use(&self) -> impl Iterator<Item = (u64, Class, &FreeList)> {
+        let all = Class::all().zip(&self.lists);
+        let with_age = all.map(|(class, list)| (list.oldest.load(Relaxed), class, list));
+        with_age.filter(|(oldest, ..)| *oldest > 0)
     }
 
-    /// Takes out the oldest blocks of all classes: as many as hold `bytes`, out of one magazine.
+    /// Takes blocks from the oldest magazine of all classes, at most as many as `bytes` need.
     ///
-    /// A class that has less than a quarter of that is passed over while another has more: to throw
-    /// away a hundred small blocks for a large one costs a hundred misses (82 % hits instead of 47
-    /// on the worst of the loads in `tcache/cache/tests/loads.rs`).
+    /// The search first skips classes that have less than a quarter of `bytes`: evicting a hundred
+    /// small blocks for one large block costs a hundred misses (82 % hits instead of 47 % on the
+    /// worst of the loads in `tcache/cache/tests/loads.rs`). If no other class has blocks, the
+    /// search covers all classes.
     #[cold]
     pub(crate) fn take_oldest(&self, bytes: usize) -> Option<(Class, Batch)> {
         let worth = |class: Class| 4 * self.bytes(class) >= bytes;
         self.take_oldest_where(bytes, worth).or_else(|| self.take_oldest_where(bytes, |_| true))
     }
 
+    /// Takes blocks from the oldest magazine of the classes that `may` accepts, at most as many as
+    /// `bytes` need.
     fn take_oldest_where(
         &self,
         bytes: usize,
@@ -300,95 +321,92 @@ impl Depot {
     ) -> Option<(Class, Batch)> {
         let mut passed = (0, 0);
         loop {
-            // Those that cannot be entered are passed over too.
-            let age = |(oldest, class, _): &(u64, Class, &Stack)| (*oldest, class.number());
-            let candidates = self.in_use().filter(|stack| age(stack) > passed && may(stack.1));
-            let (oldest, class, stack) = candidates.min_by_key(age)?;
+            // A list whose lock is held is skipped too.
+            let age = |(oldest, class, _): &(u64, Class, &FreeList)| (*oldest, class.number());
+            let candidates = self.in_use().filter(|list| age(list) > passed && may(list.1));
+            let (oldest, class, list) = candidates.min_by_key(age)?;
             passed = (oldest, class.number());
             let most = bytes.div_ceil(class.bytes());
-            if let Some(batch) = self.take_oldest_of(class, stack, most) {
+            if let Some(batch) = self.take_oldest_of(class, list, most) {
                 return Some((class, batch));
             }
         }
     }
 
-    /// Takes out the oldest blocks of a class, at most so many and out of one magazine, and gives
-    /// back what was leased for them.
-    fn take_oldest_of(&self, class: Class, stack: &Stack, most: usize) -> Option<Batch> {
-        let stacked = stack.enter(class, |inside| {
+    /// Takes at most `most` blocks from the oldest magazine of a class, and gives back the list's
+    /// unused lease.
+    fn take_oldest_of(&self, class: Class, list: &FreeList, most: usize) -> Option<Batch> {
+        let (batch, unused) = list.enter(class, |inside| {
             let batch = inside.take(inside.bottom, most, &self.vacant)?;
             Some((batch, inside.unused_lease(class)))
-        });
-        if let Some((batch, unused)) = stacked? {
-            self.leases.give_back(unused);
-            return Some(batch);
-        }
-        let hot = stack.hot.take()?;
-        self.close(class, stack);
-        Some(Batch::of(hot))
-    }
-
-    /// Gives back what is leased for a hot block, if there is none.
-    fn close(&self, class: Class, stack: &Stack) -> usize {
-        let unused = if stack.hot.close() { class.bytes() } else { 0 };
+        })??;
         self.leases.give_back(unused);
-        unused
+        Some(batch)
     }
 
-    /// Gives back what stacks have leased and do not use. Returns the bytes.
+    /// Gives back the bytes that free lists have leased and do not use. Returns the bytes.
     #[cold]
     pub(crate) fn reclaim_leases(&self) -> usize {
-        let stacks = self.stacks.iter().enumerate();
-        let unused = stacks.map(|(number, stack)| {
-            let class = Class::numbered(number);
-            let unused = stack.inside.enter(|inside| inside.unused_lease(class)).unwrap_or(0);
+        let unused = Class::all().zip(&self.lists).map(|(class, list)| {
+            let unused = list.inside.enter(|inside| inside.unused_lease(class)).unwrap_or(0);
             self.leases.give_back(unused);
-            unused + self.close(class, stack)
+            unused
         });
         unused.sum()
     }
 
-    /// Hands out what nobody needed lately: in each class half of the fewest blocks that it had
-    /// since the last time. If more than one turn went by, nobody looked at it in the others, and
-    /// half of what is left goes for each.
-    pub(crate) fn decay(&self, turns: u32, mut give_back: impl FnMut(Class, Batch)) {
-        let last = self.decayed.swap(self.next_epoch(), Relaxed);
-        for (_, class, stack) in self.in_use() {
-            let due = stack.enter(class, |inside| {
+    /// Marks blocks that no request needed recently, for [`Depot::take_due`].
+    ///
+    /// `turns` is the number of decay intervals since the last call. For the first, each class
+    /// marks `low / 2` blocks (rounded up), where `low` is the fewest blocks that it had since the
+    /// last call. For each further interval, which is taken to be without requests, it marks half
+    /// of the blocks that are left.
+    pub(crate) fn age(&self, turns: u32) {
+        for (_, class, list) in self.in_use() {
+            list.enter(class, |inside| {
                 let low = std::mem::replace(&mut inside.low, inside.blocks);
                 let stays = (inside.blocks - low.div_ceil(2)).checked_shr(turns.saturating_sub(1));
-                inside.blocks - stays.unwrap_or(0)
+                inside.due = inside.due.max(inside.blocks - stays.unwrap_or(0));
             });
-            let mut due = due.unwrap_or(0);
-            // The hot block came last. It goes when no other is left, and if nobody took it since
-            // the last time.
-            let is_alone = stack.bytes.load(Relaxed) == 0;
-            let is_cold = stack.hot.age().is_some_and(|came| came < last || turns > 1);
-            due += usize::from(is_alone && is_cold);
-            while due > 0
-                && let Some(batch) = self.take_oldest_of(class, stack, due)
-            {
-                due -= batch.len;
-                give_back(class, batch);
-            }
         }
     }
 
-    /// All idle bytes.
+    /// Takes at most `most` marked blocks from the oldest magazine of one class, and gives back the
+    /// list's unused lease. Returns `None` if no class that can be locked has marked blocks.
+    pub(crate) fn take_due(&self, most: usize) -> Option<(Class, Batch)> {
+        let cursor = self.cursor.load(Relaxed);
+        (cursor..cursor + CLASSES).find_map(|number| {
+            let class = Class::numbered(number % CLASSES);
+            let list = self.list(class);
+            let due = list.due.load(Relaxed);
+            if due == 0 {
+                return None;
+            }
+            self.cursor.store(class.number(), Relaxed);
+            let (batch, unused) = list.enter(class, |inside| {
+                let due = inside.due;
+                let batch = inside.take(inside.bottom, due.min(most), &self.vacant)?;
+                inside.due = due.saturating_sub(batch.len);
+                Some((batch, inside.unused_lease(class)))
+            })??;
+            self.leases.give_back(unused);
+            Some((class, batch))
+        })
+    }
+
+    /// Returns the cached bytes of all classes.
     pub(crate) fn all_bytes(&self) -> usize {
-        (0..CLASSES).map(|number| self.bytes(Class::numbered(number))).sum()
+        Class::all().map(|class| self.bytes(class)).sum()
     }
 
-    /// Idle bytes of a class.
+    /// Returns the cached bytes of a class.
     pub(crate) fn bytes(&self, class: Class) -> usize {
-        let stack = self.stack(class);
-        let hot = if stack.hot.age().is_some() { class.bytes() } else { 0 };
-        stack.bytes.load(Relaxed) + hot
+        self.list(class).bytes.load(Relaxed)
     }
 
-    /// Works while somebody is in the stack of a class.
+    /// Runs `work` while the free list of a class is locked.
     #[cfg(test)]
     pub(crate) fn while_held(&self, class: Class, work: impl FnOnce()) {
-        self.stack(class).enter(class, |_| work());
+        self.list(class).enter(class, |_| work());
     }
 }

@@ -1,20 +1,21 @@
-//! Memory that belongs to one process: what says that a fork has made another.
+//! The clock of memory that only one process may use: it reports a fault after a fork.
 
 use pool_core::{DeviceError, Immediate, Order, StreamClock, Why, forks, watch_forks};
 
-/// The clock of memory whose promise does not survive `fork`. It has no streams: work has happened
-/// when the call returns.
+/// The clock of memory whose guarantee does not survive `fork`, such as locked memory.
 ///
-/// In a child of the process that made the clock every call says [`Why::Forked`]. A child that is
-/// made without the C library's `fork` (a bare `clone`) is not noticed.
+/// It has no streams: work is complete when the call that does it returns. In a child of the
+/// process that made the clock, [`StreamClock::fault`] returns [`Why::Forked`], and a pool with
+/// this clock refuses requests. A child that is made without the C library's `fork` (a bare
+/// `clone`) is not detected.
 #[derive(Clone, Copy, Debug)]
 pub struct ProcessClock {
-    /// [`forks`] when the clock was made.
+    /// The value of [`forks`] when the clock was made.
     forks: u32,
 }
 
 impl ProcessClock {
-    /// A clock of this process.
+    /// Creates a clock for memory of this process.
     pub(crate) fn new() -> Self {
         watch_forks();
         Self { forks: forks() }

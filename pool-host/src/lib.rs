@@ -1,5 +1,7 @@
-//! Host memory for bucketpool: [`HostAllocator`], and [`Tcache`], a global allocator that keeps
-//! what a program frees.
+//! Host memory for bucketpool.
+//!
+//! [`HostAllocator`] and [`PinnedAllocator`] give memory to pools. [`Tcache`] is a global allocator
+//! that caches the blocks that a program frees.
 #![deny(unsafe_code)]
 #![cfg_attr(
     any(loom, shuttle),
@@ -15,10 +17,11 @@ mod depot;
 mod fork;
 mod global;
 mod limits;
-#[cfg(not(any(loom, shuttle)))]
-#[cfg_attr(not(test), expect(dead_code, reason = "the tcache comes to it next"))]
+#[cfg(not(loom))]
 mod pages;
 mod pinned;
+#[cfg(not(loom))]
+mod pressure;
 mod system;
 #[cfg(not(loom))]
 mod tcache;
@@ -35,9 +38,9 @@ pub use pinned::{AtLockLimit, PinnedAllocator, PinnedBlock, PinnedView};
 #[cfg(not(loom))]
 pub use tcache::{Tcache, TcacheStats};
 
-/// The `allocator-api2` that [`InPool`] is an allocator for.
+/// The `allocator-api2` crate whose `Allocator` [`InPool`] implements.
 #[cfg(all(feature = "allocator-api2", not(loom)))]
 pub use allocator_api2;
-/// The `ndarray` whose views [`PooledArray`] gives.
+/// The `ndarray` crate whose views [`PooledArray`] returns.
 #[cfg(feature = "ndarray")]
 pub use ndarray;

@@ -1,41 +1,48 @@
-//! The memory that this process may use: what the machine has, what its control groups allow, and
-//! `RLIMIT_AS`. An allocator asks before its first block, so nothing here allocates.
+//! The memory that this process may use: the least of the machine's memory, the limits of its
+//! control groups, and `RLIMIT_AS`.
+//!
+//! The tcache asks before its first block, so nothing here allocates.
 #![expect(unsafe_code, reason = "files are read through C")]
 
 use crate::system;
 use pool_core::GIB;
 use std::ffi::CStr;
 
-/// Bytes of the longest path that is looked at.
+/// Bytes of a path, with its final zero byte. A longer path is not read.
 const PATH: usize = 512;
-/// Bytes of a file that are read.
+/// Bytes of `/proc/self/cgroup` that are read.
 const TEXT: usize = 4096;
 
-/// The least of the limits in bytes; `None` if the system names none.
+/// Returns the least limit in bytes; `None` if the system names none.
 pub(crate) fn usable_bytes() -> Option<u64> {
     let limits = [system::physical_bytes(), group_limit_bytes(b""), system::address_limit_bytes()];
     limits.into_iter().flatten().min()
 }
 
-/// The cached bytes of a cache without a limit that was set: an eighth of what the process may use,
-/// and at most 1 GiB.
+/// Returns the cached limit of a pool or tcache whose user sets none: an eighth of the memory that
+/// the process may use, and at most 1 GiB.
+///
+/// It is 128 MiB if the system names no limit.
 pub(crate) fn usual_cached_limit() -> u64 {
     cached_limit_of(usable_bytes())
 }
 
+/// Returns the default cached limit for this much usable memory.
 fn cached_limit_of(usable: Option<u64>) -> u64 {
     usable.map_or(GIB / 8, |bytes| GIB.min(bytes / 8))
 }
 
-/// The least limit of the control groups of this process and of those above them, in both versions
-/// (Linux, `Documentation/admin-guide/cgroup-v2.rst` and `cgroup-v1/memory.rst`). `root` is put in
-/// front of each path. In a container its own group may be at the top of what is mounted, under
-/// another path than the process has outside: so the top is looked at too.
+/// Returns the least limit of the control groups of this process and of their ancestors, in both
+/// versions (Linux, `Documentation/admin-guide/cgroup-v2.rst` and `cgroup-v1/memory.rst`).
+///
+/// Each path begins with `root`. In a container the process's group may be at the top of the mount,
+/// while `/proc/self/cgroup` names the path that the group has outside. So the limit at the top of
+/// the mount is read too.
 fn group_limit_bytes(root: &[u8]) -> Option<u64> {
     let (mut text, mut least) = ([0; TEXT], None);
     let groups = read(&Path::of(&[root, b"/proc/self/cgroup"])?, &mut text)?;
     for line in groups.split(|byte| *byte == b'\n') {
-        // Number, controllers, path.
+        // A line holds the hierarchy's number, its controllers and the path.
         let mut parts = line.splitn(3, |byte| *byte == b':');
         let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next())
         else {
@@ -56,11 +63,12 @@ fn group_limit_bytes(root: &[u8]) -> Option<u64> {
     least
 }
 
+/// Returns the lower of two limits.
 fn least_of(a: Option<u64>, b: Option<u64>) -> Option<u64> {
     [a, b].into_iter().flatten().min()
 }
 
-/// The least limit of a group and of those above it.
+/// Returns the least limit of a group and of its ancestors.
 fn limit_above([root, mount]: [&[u8]; 2], path: &[u8], file: &[u8]) -> Option<u64> {
     let mut group = path.strip_suffix(b"/").unwrap_or(path);
     let mut least = None;
@@ -71,19 +79,19 @@ fn limit_above([root, mount]: [&[u8]; 2], path: &[u8], file: &[u8]) -> Option<u6
     }
 }
 
-/// The number in a file; `None` for `max`, and where there is no such file.
+/// Returns the number in a file; `None` for `max`, and if there is no such file.
 fn limit_in(path: &[&[u8]]) -> Option<u64> {
     let mut text = [0; 32];
     let number = read(&Path::of(path)?, &mut text)?;
     std::str::from_utf8(number).ok()?.trim().parse().ok()
 }
 
-/// A path that ends with a zero byte.
-struct Path([u8; PATH]);
+/// A path that ends with a zero byte, without an allocation.
+pub(crate) struct Path([u8; PATH]);
 
 impl Path {
-    /// The parts, one after the other; `None` if they are too long.
-    fn of(parts: &[&[u8]]) -> Option<Self> {
+    /// Concatenates the parts; `None` if they are too long.
+    pub(crate) fn of(parts: &[&[u8]]) -> Option<Self> {
         let (mut path, mut end) = ([0; PATH], 0);
         for part in parts {
             path.get_mut(end..end + part.len())?.copy_from_slice(part);
@@ -93,10 +101,10 @@ impl Path {
     }
 }
 
-/// The first bytes of a file.
-fn read<'t>(path: &Path, text: &'t mut [u8]) -> Option<&'t [u8]> {
+/// Reads the first bytes of a file, at most as many as `text` has; `None` if it cannot be opened.
+pub(crate) fn read<'t>(path: &Path, text: &'t mut [u8]) -> Option<&'t [u8]> {
     let path = CStr::from_bytes_until_nul(&path.0).ok()?;
-    // SAFETY: the path ends with a zero byte.
+    // SAFETY: `path` is a `CStr`, so it ends with a zero byte.
     let file = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
     if file < 0 {
         return None;
@@ -104,14 +112,14 @@ fn read<'t>(path: &Path, text: &'t mut [u8]) -> Option<&'t [u8]> {
     let mut len = 0;
     while len < text.len() {
         let rest = &mut text[len..];
-        // SAFETY: that many bytes can be written there.
+        // SAFETY: `rest` is a mutable slice, so `read` may write `rest.len()` bytes to it.
         let read = unsafe { libc::read(file, rest.as_mut_ptr().cast(), rest.len()) };
         match usize::try_from(read) {
             Ok(0) | Err(_) => break,
             Ok(read) => len += read,
         }
     }
-    // SAFETY: opened above, and not used again.
+    // SAFETY: `open` returned this descriptor above, and it is not used after this call.
     unsafe { libc::close(file) };
     Some(&text[..len])
 }
@@ -123,7 +131,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// A folder with these files, and what is found there.
+    /// Creates a folder with these files, and returns the least limit that they name.
     fn found(files: &[(&str, &str)]) -> Option<u64> {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in files {

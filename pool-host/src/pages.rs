@@ -1,20 +1,21 @@
-//! Pages of our own for large blocks: a range of addresses that is divided into runs of pages.
+//! Large blocks on pages: one reserved range of addresses that is divided into runs of pages.
 //!
 //! ```text
-//!   Pages::take      here       a length in pages
+//!   Pages::take      here       rounds the request up to pages
 //!     Slots::take    slots.rs   HOT: one exchange, for a run of this length that was just freed
-//!     Runs::take     runs.rs    the lock: a dirty run, also of what lies in slots; else a clean
-//!                               one; else the range grows
+//!     Runs::take     runs.rs    under the lock: a dirty run, if need be after the slots are
+//!                               emptied; else a clean run; else the range grows
 //!   Pages::give      here
 //!     Slots::put     slots.rs   HOT: one exchange
-//!     Runs::release  runs.rs    the lock: joined with its neighbours
-//!     give_back      here       what is more than the recent need goes back to the system, the
-//!                               oldest first, a bounded number of pages in a call
+//!     Runs::release  runs.rs    under the lock: coalesces the run with its free neighbours
+//!     give_back      here       returns pages beyond the recent need to the system, the oldest
+//!                               first, a bounded number of pages in a call
 //! ```
 //!
-//! A map says where each run begins and ends, so a block has no header, and is freed by its address
-//! alone. Nothing here allocates. What a program holds, what lies in slots, and what is on its way
-//! to the system counts as used.
+//! A free run is dirty (it holds old contents and has memory behind it) or clean (it has no memory
+//! behind it and reads as zeroes). A map records where each run begins and ends, so a block has no
+//! header and is freed by its address alone. The map's used runs are the program's blocks, the runs
+//! in slots, and the runs that are being returned to the system. Nothing in this module allocates.
 #![expect(unsafe_code, reason = "blocks are addresses in a range that the system reserved")]
 
 mod heap;
@@ -33,63 +34,81 @@ use need::Need;
 use runs::{Page, PageState, Run};
 use slots::Slots;
 use space::Space;
+use std::cell::Cell;
 use std::ptr;
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
     Ordering::Release,
 };
 
-/// A page of ours in bytes. No smaller than the system's, which takes memory back by pages.
+/// Page size of this module in bytes. At least the system's page size, because the system takes
+/// memory back in its own pages.
 pub(crate) const PAGE: usize = if cfg!(target_arch = "x86_64") { 4 << 10 } else { 64 << 10 };
-/// The usable part of the range grows by this many bytes.
+/// Bytes by which the usable part of the range grows: a multiple of this.
 const STEP: usize = 64 << 20;
-/// Requests of more bytes are refused: lengths are kept in 30 bits.
+/// Largest request in bytes. The map keeps the length of a run, in pages, in 30 bits.
 const LARGEST: usize = 1 << 38;
-/// The largest alignment.
+/// Largest alignment in bytes.
 const MOST_ALIGN: usize = 2 << 20;
-/// A block of this size that has to move for growth goes where it has room for more.
+/// Size in bytes from which a block that must move to grow is placed in a long run.
 const ROOMY: usize = 1 << 20;
 
-/// The base before there is a range: so far from all blocks that none seems to be in it, whichever
-/// of the two values a thread reads first.
+/// Base address before the range is reserved.
+///
+/// It is so far from all blocks that [`Pages::has`] is false for each of them, in whichever order
+/// a thread sees the stores to `base` and `bytes`.
 const NOWHERE: *mut u8 = ptr::without_provenance_mut(1 << (usize::BITS - 1));
-/// Runs that the system may keep, since the program has locked a page of them, before a call gives
-/// up.
+/// Refusals by the system after which [`Pages::trim`] stops. The system refuses a run of which the
+/// program has locked a page.
 const REFUSALS: u32 = 64;
 
-/// Large blocks on pages of their own.
+/// Allocator of large blocks on pages.
 #[derive(Debug)]
 pub(crate) struct Pages {
     inside: ForkLock<Heap>,
     slots: Slots,
-    /// The range that was reserved, which tells whether a block is from here. It has no bytes
-    /// before the first request.
+    /// Start of the reserved range; [`NOWHERE`] before the first request.
     base: AtomicPtr<u8>,
+    /// Bytes of the reserved range; 0 before the first request.
     bytes: AtomicUsize,
+    /// Entry of the range's first page.
     map: AtomicPtr<Page>,
-    /// The system has no addresses: nothing is served.
+    /// Whether the system refused to reserve addresses. All requests then fail.
     refused: AtomicBool,
-    /// Milliseconds at which a hit is to look at what can go back.
+    /// Whether enough pages are dirty that a free into a slot also calls [`Pages::look`].
+    is_wet: AtomicBool,
+    /// Number of dirty pages when [`Pages::turn`] last ran.
+    dirty: AtomicU64,
+    /// Time in milliseconds from which [`Pages::look`] returns pages to the system.
     next_look: AtomicU64,
+    /// Requests that clean pages served. Growth of a block in place is not counted.
+    fresh: AtomicU64,
+    /// Whether the range may use huge pages.
+    huge: AtomicBool,
 }
 
-/// A block, and whether all of it reads as zeroes.
+/// A block, with a flag that is true if all of its bytes are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Taken {
     pub(crate) block: *mut u8,
     pub(crate) zeroed: bool,
 }
 
-/// Bytes of pages.
+/// Figures of [`Pages`]: bytes, and one count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PagesStats {
-    /// Of blocks, and of what lies in slots.
+    /// Bytes of the program's blocks and of the runs in slots.
     pub(crate) used: u64,
-    /// Free, with memory behind them.
+    /// The part of `used` that is in slots.
+    pub(crate) slots: u64,
+    /// Bytes of dirty runs: free, with memory behind them.
     pub(crate) dirty: u64,
+    /// Requests that clean pages served. Growth of a block in place is not counted.
+    pub(crate) fresh: u64,
 }
 
 impl Pages {
+    /// Creates pages without a range. The first request reserves it.
     pub(crate) const fn new() -> Self {
         Self {
             inside: ForkLock::new(Heap::new()),
@@ -98,62 +117,109 @@ impl Pages {
             bytes: AtomicUsize::new(0),
             map: AtomicPtr::new(ptr::null_mut()),
             refused: AtomicBool::new(false),
+            is_wet: AtomicBool::new(false),
+            dirty: AtomicU64::new(0),
             next_look: AtomicU64::new(0),
+            fresh: AtomicU64::new(0),
+            huge: AtomicBool::new(false),
         }
     }
 
-    /// Whether a block is from here.
+    /// Sets the bound on dirty bytes, and the retention time in milliseconds.
+    ///
+    /// Dirty pages that no request needed for `decay` milliseconds return to the system; 0 turns
+    /// this off.
+    pub(crate) fn configure(&self, limit: usize, decay: u64) {
+        self.inside.enter(|inside| inside.need.configure((limit / PAGE) as u64, decay));
+    }
+
+    /// Sets the bound on dirty bytes, and the factor by which the retention time is shortened.
+    /// `haste` must be at least 1.
+    pub(crate) fn adjust(&self, limit: usize, haste: u64) {
+        if self.is_there() {
+            self.inside.enter(|inside| {
+                inside.need.limit = (limit / PAGE) as u64;
+                inside.need.haste = haste;
+            });
+        }
+    }
+
+    /// Permits huge pages. Has no effect after the first request.
+    pub(crate) fn use_huge_pages(&self) {
+        self.huge.store(true, Relaxed);
+    }
+
+    /// Returns whether the range is reserved. The first request reserves it.
+    fn is_there(&self) -> bool {
+        self.bytes.load(Relaxed) > 0
+    }
+
+    /// Returns whether an address is in the reserved range, as each block from here is.
     #[inline]
     pub(crate) fn has(&self, block: *mut u8) -> bool {
         let from_base = block.addr().wrapping_sub(self.base.load(Relaxed).addr());
         from_base < self.bytes.load(Relaxed)
     }
 
-    /// Bytes of a block from here, which the caller owns.
-    #[inline]
+    /// Returns the bytes of a block from here. The caller must own it.
+    #[cfg(test)]
     pub(crate) fn bytes_of(&self, block: *mut u8) -> usize {
         self.run_of(block).1 as usize * PAGE
     }
 
-    /// The first page of a block, and how many.
+    /// Returns the number of a block's first page, and the number of its pages. The caller must own
+    /// the block.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "the range has fewer than 2^30 pages")]
     fn run_of(&self, block: *mut u8) -> (u32, u32) {
         let first = (block.addr() - self.base.load(Relaxed).addr()) / PAGE;
-        // SAFETY: the entry of a block's first page is in the usable part of the map, and no
-        // thread writes to it before the owner frees the block.
+        // SAFETY: `Space::grow` made the map's entries of all usable pages readable for good, and a
+        // block has usable pages only. The stores of `base` and `map` happen before this load: they
+        // precede the lock or slot from which the block came, and the caller owns the block. The
+        // entry is atomic, and its tag changes only in calls of the block's owner.
         let page = unsafe { &*self.map.load(Relaxed).wrapping_add(first) };
         (first as u32, page.pages())
     }
 
+    /// Returns the address of a page.
     #[inline]
     fn address(&self, first: u32) -> *mut u8 {
         self.base.load(Relaxed).wrapping_add(first as usize * PAGE)
     }
 
-    /// A block of at least `bytes` bytes, more than none; `None` if addresses or memory end, or for
-    /// an alignment above 2 MiB.
-    #[inline]
+    /// Takes a block of at least `bytes` bytes, which must not be 0.
+    ///
+    /// Returns `None` if there are no addresses or no memory, for more than [`LARGEST`] bytes, and
+    /// for an alignment above 2 MiB.
     pub(crate) fn take(&self, bytes: usize, align: usize) -> Option<Taken> {
-        let (pages, align) = (Self::pages_of(bytes)?, Self::align_of(align)?);
-        if let Some(first) = self.slots.take(pages, align, own_shard()) {
-            return Some(Taken { block: self.address(first), zeroed: false });
+        if let Some(block) = self.take_recent(bytes, align) {
+            return Some(Taken { block, zeroed: false });
         }
-        self.take_run(pages, align, false)
+        self.take_run(Self::pages_of(bytes)?, Self::align_of(align)?, false)
     }
 
+    /// Takes a block as [`Pages::take`] does, if one of this length was freed a moment ago.
+    #[inline]
+    pub(crate) fn take_recent(&self, bytes: usize, align: usize) -> Option<*mut u8> {
+        debug_assert!(bytes > 0, "a run of no pages");
+        let (pages, align) = (Self::pages_of(bytes)?, Self::align_of(align)?);
+        self.slots.take(pages, align, own_shard()).map(|first| self.address(first))
+    }
+
+    /// Rounds bytes up to pages; `None` above [`LARGEST`].
     #[expect(clippy::cast_possible_truncation, reason = "LARGEST has fewer than 2^30 pages")]
     fn pages_of(bytes: usize) -> Option<u32> {
         (bytes <= LARGEST).then_some(bytes.div_ceil(PAGE) as u32)
     }
 
-    /// An alignment in pages.
+    /// Converts an alignment to pages; `None` above [`MOST_ALIGN`].
     fn align_of(align: usize) -> Option<u32> {
         let align = u32::try_from(align.div_ceil(PAGE)).ok()?;
         (align as usize * PAGE <= MOST_ALIGN).then_some(align)
     }
 
-    /// Takes a run under the lock. `roomy`: out of a long one, so that it can grow.
+    /// Takes a run under the lock. With `roomy` it comes from a long run, if there is one, so that
+    /// the block can grow in place.
     #[cold]
     fn take_run(&self, pages: u32, align: u32, roomy: bool) -> Option<Taken> {
         if !self.is_ready() {
@@ -162,14 +228,18 @@ impl Pages {
         let now = system::coarse_milliseconds();
         let (first, zeroed, budget) = self.inside.enter(|inside| {
             let mut found = inside.take_dirty(pages, align, roomy);
-            // Nothing new as long as a block that was just freed could serve.
+            // Runs in slots that were just freed serve before clean pages do.
             if found.is_none() && self.sweep(inside) {
                 found = inside.take_dirty(pages, align, roomy);
             }
             let (first, state) = found.or_else(|| inside.take_clean(pages, align, roomy))?;
             inside.need.up(pages);
             let zeroed = state == PageState::Clean;
-            // Old contents became no more by this, so nothing need go back.
+            if zeroed {
+                self.fresh.fetch_add(1, Relaxed);
+            }
+            // A dirty run served, so the number of dirty pages did not rise and no page need
+            // return to the system.
             let budget = if zeroed { self.turn(inside, now, pages) } else { 0 };
             Some((first, zeroed, budget))
         })?;
@@ -177,20 +247,25 @@ impl Pages {
         Some(Taken { block: self.address(first), zeroed })
     }
 
-    /// Takes a block back.
+    /// Takes back a block.
     ///
     /// # Safety
     ///
-    /// It is from here, and is not used again.
+    /// The block must come from these pages, the caller must own it, and no thread may use it
+    /// again.
     #[inline]
     pub(crate) unsafe fn give(&self, block: *mut u8) {
         let (first, pages) = self.run_of(block);
         if self.slots.put(first, pages, own_shard()) {
-            return self.look();
+            if self.is_wet.load(Relaxed) {
+                self.look();
+            }
+            return;
         }
         self.give_run(first, pages);
     }
 
+    /// Frees a run under the lock.
     #[cold]
     fn give_run(&self, first: u32, pages: u32) {
         let now = system::coarse_milliseconds();
@@ -202,15 +277,17 @@ impl Pages {
         self.give_back(budget);
     }
 
-    /// Makes a block hold `bytes` bytes where it is. False if it cannot, and then it is as it was.
+    /// Resizes a block in place to at least `bytes` bytes. Returns false if that is not possible;
+    /// the block is then unchanged. A block that would shrink by little keeps its pages.
     ///
     /// # Safety
     ///
-    /// It is from here, and what is behind the new end is not used.
+    /// The block must come from these pages, the caller must own it, and no thread may use the
+    /// bytes behind its new end.
     pub(crate) unsafe fn resize(&self, block: *mut u8, bytes: usize) -> bool {
         let (first, pages) = self.run_of(block);
         let Some(wanted) = Self::pages_of(bytes).filter(|wanted| *wanted > 0) else { return false };
-        // A little less is not worth the lock.
+        // To free a few pages is not worth taking the lock.
         let less = pages.saturating_sub(wanted);
         if wanted <= pages && less < (pages / 8).clamp(1, 64) {
             return true;
@@ -236,14 +313,18 @@ impl Pages {
         done
     }
 
-    /// Takes a block for the contents of one that cannot grow where it is: out of a long run, so
-    /// that the next growth need not move it.
+    /// Takes a block to which the contents of a block that cannot grow in place will move.
+    ///
+    /// From [`ROOMY`] bytes on it comes from a long run, if there is one, so that the next growth
+    /// need not move it again.
     pub(crate) fn take_to_grow(&self, bytes: usize, align: usize) -> Option<Taken> {
         self.take_run(Self::pages_of(bytes)?, Self::align_of(align)?, bytes >= ROOMY)
     }
 
-    /// Gives free memory back to the system, the oldest first, until at least `bytes` bytes went,
-    /// none is left, or the system kept 64 runs, which the program has locked. Returns the bytes.
+    /// Gives dirty pages back to the system, the oldest first. Returns the number of bytes.
+    ///
+    /// It stops when at least `bytes` bytes are given back, no dirty page is left, or the system
+    /// has refused 64 times because the program has locked the pages.
     pub(crate) fn trim(&self, bytes: usize) -> usize {
         self.inside.enter(|inside| self.sweep(inside));
         let (mut went, mut refusals) = (0, 0);
@@ -257,27 +338,38 @@ impl Pages {
         went
     }
 
-    /// The bytes that it holds.
+    /// Returns about how many bytes are cached: dirty runs and runs in slots.
+    pub(crate) fn idle_bytes(&self) -> usize {
+        let pages = self.dirty.load(Relaxed) + self.slots.pages();
+        usize::try_from(pages).unwrap_or(usize::MAX).saturating_mul(PAGE)
+    }
+
+    /// Returns the current figures.
     pub(crate) fn stats(&self) -> PagesStats {
+        let bytes = |pages: u64| pages * PAGE as u64;
         self.inside.enter(|inside| PagesStats {
-            used: inside.need.live * PAGE as u64,
-            dirty: inside.runs.dirty * PAGE as u64,
+            used: bytes(inside.need.live),
+            slots: bytes(self.slots.pages()),
+            dirty: bytes(inside.runs.dirty),
+            fresh: self.fresh.load(Relaxed),
         })
     }
 
-    /// On the way of a hit: now and then, whether something can go back.
-    #[inline]
-    fn look(&self) {
+    /// Returns pages beyond the recent need to the system, if it is time to.
+    ///
+    /// Callers call it now and then from outside this module, so that pages return to the system
+    /// while the program takes and frees no block on pages. Without work it costs one clock
+    /// reading.
+    pub(crate) fn look(&self) {
         if system::coarse_milliseconds() >= self.next_look.load(Relaxed) {
             self.look_now();
         }
     }
 
-    /// Gives back what is more than the recent need, a bounded number of pages. For a program that
-    /// allocates nothing, and for its other allocations.
+    /// Returns pages beyond the recent need to the system, a bounded number in a call.
     #[cold]
-    pub(crate) fn look_now(&self) {
-        if self.bytes.load(Relaxed) == 0 {
+    fn look_now(&self) {
+        if !self.is_there() {
             return;
         }
         let now = system::coarse_milliseconds();
@@ -285,20 +377,22 @@ impl Pages {
         self.give_back(budget);
     }
 
-    /// Notes the time. Returns how many pages this call, which is about `own` itself, is to give
-    /// back.
+    /// Updates the window and the lock-free figures. Returns how many pages this call, which takes
+    /// or frees `own` pages itself, should return to the system.
     fn turn(&self, inside: &mut Heap, now: u64, own: u32) -> u64 {
         if inside.need.is_over(now) {
-            // Before the window ends: what lies in slots is not needed.
+            // Runs in slots are not needed, so they must not count as live in the next window.
             self.sweep(inside);
             inside.need.turn(now);
         }
+        self.dirty.store(inside.runs.dirty, Relaxed);
+        self.is_wet.store(inside.need.is_wet(inside.runs.dirty), Relaxed);
         self.next_look.store(inside.need.next_look(now, inside.runs.dirty), Relaxed);
         inside.need.budget(now, own).min(inside.need.excess(inside.runs.dirty))
     }
 
-    /// Frees what lies in slots, so that it is joined, and can go back. Returns whether there was
-    /// anything.
+    /// Frees all runs in slots, so that they coalesce and can return to the system. Returns whether
+    /// there were any.
     fn sweep(&self, inside: &mut Heap) -> bool {
         let mut any = false;
         for (first, pages) in self.slots.drain() {
@@ -309,7 +403,7 @@ impl Pages {
         any
     }
 
-    /// Gives back what is more than the recent need, at most `budget` pages.
+    /// Returns pages beyond the recent need to the system, at most `budget`.
     fn give_back(&self, mut budget: u64) {
         while budget > 0 {
             let went = self.give_back_some(budget, |dirty, need| need.excess(dirty));
@@ -318,26 +412,32 @@ impl Pages {
         }
     }
 
-    /// Gives the end of the oldest dirty run back to the system, without the lock. Returns how many
-    /// pages went: none of a run that the system keeps, which is the newest then.
+    /// Returns pages at the end of the oldest dirty run to the system, without holding the lock.
+    ///
+    /// At most `most` pages, and at most as many as `excess` computes. The result is the number of
+    /// pages: 0 if the system refuses them, which makes their run the newest; `None` if there is no
+    /// page to return.
     fn give_back_some(&self, most: u64, excess: impl Fn(u64, &Need) -> u64) -> Option<u32> {
         let oldest = self.inside.enter(|inside| {
             let excess = excess(inside.runs.dirty, &inside.need);
             inside.runs.take_oldest(u32::try_from(excess.min(most)).unwrap_or(u32::MAX))
         });
         let (first, pages) = oldest?;
-        // SAFETY: pages of the range that were free, and count as used until they are released.
+        // SAFETY: `take_oldest` returned pages of the range that were free, and marked them as used
+        // under the lock, so no other thread takes them until `release` below.
         let clean = unsafe { space::forget(self.address(first), pages as usize * PAGE) };
         let state = if clean { PageState::Clean } else { PageState::Dirty };
         self.inside.enter(|inside| inside.runs.release(Run { first, pages, state }));
         Some(if clean { pages } else { 0 })
     }
 
-    /// Whether there is a range to serve from. Reserves it at first.
+    /// Returns whether the range is reserved. The first call reserves it.
     fn is_ready(&self) -> bool {
         self.bytes.load(Acquire) > 0 || self.reserve()
     }
 
+    /// Reserves the range. Returns whether it is reserved; after a refusal no later call tries
+    /// again.
     #[cold]
     fn reserve(&self) -> bool {
         if self.refused.load(Relaxed) {
@@ -347,7 +447,7 @@ impl Pages {
             if inside.space.is_some() {
                 return true;
             }
-            let Some(space) = Space::reserve() else { return false };
+            let Some(space) = Space::reserve(self.huge.load(Relaxed)) else { return false };
             self.base.store(space.base, Relaxed);
             self.map.store(space.map, Relaxed);
             self.bytes.store(space.bytes, Release);
@@ -358,23 +458,28 @@ impl Pages {
         reserved
     }
 
-    /// Takes the lock before a fork, so that the child finds all runs whole.
+    /// Takes the lock before a fork, so that the child finds the runs consistent.
     pub(crate) fn before_fork(&self) {
         self.inside.before_fork();
     }
 
-    /// Gives it up after that, in parent and child.
+    /// Releases the lock after a fork, in parent and child.
     pub(crate) fn after_fork(&self) {
         self.inside.after_fork();
     }
 }
 
-/// A number that differs between threads, mostly: no thread-local variable, since a thread may end.
+thread_local! {
+    /// Its address differs between threads. It has no destructor, so it is there as long as the
+    /// thread runs.
+    static HERE: Cell<u8> = const { Cell::new(0) };
+}
+
+/// Returns a number that differs between most threads.
 #[inline]
 fn own_shard() -> usize {
-    // SAFETY: asks for the number of this thread.
-    let thread = unsafe { libc::pthread_self() };
-    // Stacks lie a power of two and some pages apart: the top bits of a product differ.
-    let mixed = thread.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    usize::try_from(mixed >> 48).unwrap_or(0)
+    let thread = HERE.with(|here| ptr::from_ref(here).addr());
+    // The addresses of threads differ by a power of two and some pages, so the top bits of the
+    // product differ.
+    thread.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (usize::BITS - 16)
 }

@@ -1,4 +1,4 @@
-//! Host memory that is never swapped.
+//! Device allocator for locked host memory, which is never swapped out.
 #![expect(unsafe_code, reason = "memory is reached through pointers")]
 
 use crate::fork::ProcessClock;
@@ -12,29 +12,30 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// What happens when the system will not lock more memory (`RLIMIT_MEMLOCK`), or a request is for
-/// more than there is (`MemAvailable`).
+/// Behaviour when the system refuses to lock more memory (`RLIMIT_MEMLOCK`), or when a request is
+/// larger than the available memory (`MemAvailable`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AtLockLimit {
-    /// The request is refused, with an error that names the limit and its value.
+    /// Refuse the request with an error that names the limit and its value.
     #[default]
     Refuse,
-    /// The block is not locked, and says so: [`PinnedView::is_locked`].
+    /// Return an unlocked block, for which [`PinnedView::is_locked`] returns false.
     Unlocked,
 }
 
-/// Host memory that is never swapped out and never page-faults: mapped, and locked by `mlock`.
+/// Device allocator for host memory that is mapped and locked by `mlock`, so that it is never
+/// swapped out and never page-faults.
 ///
-/// A forked child has a copy of the buffers that were live, as of all memory. The system does not
-/// lock that copy, so every call to a pool of the parent says [`Why::Forked`] in the child, which
-/// makes its own allocator. A program that keeps secrets here must not fork while they are live, or
-/// the child must overwrite them.
+/// A forked child has a copy of the live buffers, as of all memory. The system does not lock that
+/// copy, so every call to a pool of the parent returns [`Why::Forked`] in the child. The child must
+/// create its own allocator. A program that keeps secrets here must not fork while they are live,
+/// or the child must overwrite them.
 ///
-/// This is not CUDA's pinned memory: a driver does not know of it, and a copy from here to a GPU is
-/// no faster than one from any other page. For that there is `CudaPinnedAllocator`.
+/// This is not CUDA's pinned memory: the driver does not know these pages, and a copy to a GPU is
+/// no faster than from any other page. Use `CudaPinnedAllocator` for that.
 ///
-/// Blocks are whole pages, over an arena too. Locked and unlocked memory
-/// never meet in one pool, unless [`AtLockLimit::Unlocked`] asks for it.
+/// Blocks are whole pages, also under an arena. A pool never mixes locked and unlocked memory,
+/// unless [`AtLockLimit::Unlocked`] allows it.
 ///
 /// ```
 /// use pool_core::{ArenaConfig, BucketPool, KIB};
@@ -52,7 +53,7 @@ pub struct PinnedAllocator {
     at_limit: AtLockLimit,
 }
 
-/// A block of pinned memory.
+/// A block of locked memory, or of unlocked memory under [`AtLockLimit::Unlocked`].
 #[derive(Debug)]
 pub struct PinnedBlock {
     base: NonNull<u8>,
@@ -60,7 +61,7 @@ pub struct PinnedBlock {
     locked: bool,
 }
 
-/// A range of pinned memory.
+/// A range of a [`PinnedBlock`].
 #[derive(Debug)]
 pub struct PinnedView<'b> {
     at: NonNull<u8>,
@@ -70,13 +71,13 @@ pub struct PinnedView<'b> {
 }
 
 impl PinnedAllocator {
-    /// An allocator of this process that refuses what cannot be locked.
+    /// Creates an allocator for this process that refuses requests that it cannot lock.
     #[must_use]
     pub fn new() -> Self {
         Self::at_limit(AtLockLimit::Refuse)
     }
 
-    /// An allocator of this process, with a choice of what happens at the system's limit.
+    /// Creates an allocator for this process with the given behaviour at the system's limit.
     #[must_use]
     pub fn at_limit(at_limit: AtLockLimit) -> Self {
         Self { clock: ProcessClock::new(), at_limit }
@@ -90,19 +91,19 @@ impl Default for PinnedAllocator {
 }
 
 impl PinnedView<'_> {
-    /// Where the bytes begin.
+    /// Returns a pointer to the first byte.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.at.as_ptr()
     }
 
-    /// How many bytes there are.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn size(&self) -> usize {
         self.bytes
     }
 
-    /// Whether they are locked; false only under [`AtLockLimit::Unlocked`].
+    /// Returns whether the bytes are locked. False only under [`AtLockLimit::Unlocked`].
     #[must_use]
     pub fn is_locked(&self) -> bool {
         self.locked
@@ -125,7 +126,7 @@ impl DeviceAllocator for PinnedAllocator {
         system::page_bytes()
     }
 
-    /// Blocks begin at pages, so up to a page any alignment is there already.
+    /// Accepts any power of two up to a page, because blocks begin at pages.
     fn aligned(&self, (): (), alignment: u64) -> Result<(), DeviceError> {
         if alignment.is_power_of_two() && alignment <= system::page_bytes() {
             return Ok(());
@@ -146,7 +147,8 @@ impl DeviceAllocator for PinnedAllocator {
     }
 
     fn allocate(&self, request: Request<()>, _on: &()) -> Result<PinnedBlock, DeviceError> {
-        // Somebody whom no limit binds would have the system kill programs instead.
+        // Without this check, a process that may lock without limit could make the system kill
+        // programs for want of memory.
         let available = system::available_bytes().filter(|most| request.bytes > *most);
         if let (Some(available), AtLockLimit::Refuse) = (available, self.at_limit) {
             let code = i64::try_from(available).unwrap_or(i64::MAX);
@@ -158,7 +160,7 @@ impl DeviceAllocator for PinnedAllocator {
         if available.is_some() {
             return Ok(block);
         }
-        // SAFETY: just mapped, with this size.
+        // SAFETY: `map` just returned this base for this size.
         let locked = unsafe { pages::lock(base, bytes) };
         match locked {
             Ok(()) => Ok(PinnedBlock { locked: true, ..block }),
@@ -166,7 +168,7 @@ impl DeviceAllocator for PinnedAllocator {
                 Ok(block)
             }
             Err(error) => {
-                // What cannot be unmapped is lost; the first error is the one to tell.
+                // If unmapping fails too, the memory is lost. The first error is the useful one.
                 let _ = self.free(block, &[]);
                 Err(error)
             }
@@ -174,8 +176,8 @@ impl DeviceAllocator for PinnedAllocator {
     }
 
     fn free(&self, block: PinnedBlock, _after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
-        // SAFETY: `allocate` mapped it with this base and size, and it is moved in here. Unmapping
-        // unlocks.
+        // SAFETY: `allocate` got this base and size from `map`. The block is moved in here, so no
+        // safe code uses the range again. Unmapping also unlocks.
         unsafe { pages::unmap(block.base, block.bytes) }
     }
 
@@ -187,18 +189,19 @@ impl DeviceAllocator for PinnedAllocator {
         bytes: u64,
         _on: &StreamOf<Self>,
     ) -> PinnedView<'b> {
-        // Straying would be undefined behaviour, so a range outside becomes an empty one.
+        // An access outside the block would be undefined behaviour, so a range outside becomes
+        // empty.
         let end = offset.checked_add(bytes);
         let range = pages::inside(block.bytes, &(offset..end.unwrap_or(u64::MAX)), "view");
         let (offset, bytes) = range.unwrap_or((0, 0));
-        // SAFETY: the offset is at most the size of the block, as just checked.
+        // SAFETY: `inside` checked that the offset is at most the size of the mapping, or it is 0.
         let at = unsafe { block.base.add(offset) };
         PinnedView { at, bytes, locked: block.locked, block: PhantomData }
     }
 
     fn zero(&self, block: &mut PinnedBlock, bytes: u64, on: &()) -> Result<(), DeviceError> {
         let bytes = bytes.min(block.bytes as u64);
-        // SAFETY: the block is borrowed alone.
+        // SAFETY: `&mut` excludes other users of the block.
         unsafe { self.zero_part(block, 0..bytes, on) }
     }
 }
@@ -217,15 +220,16 @@ impl Sliceable for PinnedAllocator {
         on: &(),
     ) -> Result<(), DeviceError> {
         let view = self.view(block, bytes.start, bytes.end.saturating_sub(bytes.start), on);
-        // SAFETY: the view lies inside the block, and the caller vouches that nobody else uses
-        // these bytes.
+        // SAFETY: `view` returns a range inside the block, and the caller of `zero_part`
+        // guarantees that no other code uses these bytes meanwhile.
         unsafe { view.at.write_bytes(0, view.bytes) };
         Ok(())
     }
 }
 
-// SAFETY: blocks are mapped pages, which read as zeroes, so all bytes are valid and initialised,
-// and each is unmapped once, in `free`.
+// SAFETY: blocks are anonymous mappings, which read as zeroes, so all bytes are valid and
+// initialised. `view` returns at most the requested bytes, at `base + offset`. `free` takes the
+// block by value, so it is unmapped once. The mapping is private: a forked child has its own copy.
 unsafe impl HostMemory for PinnedAllocator {
     #[inline]
     fn bytes(view: &PinnedView<'_>) -> NonNull<[u8]> {
@@ -233,7 +237,7 @@ unsafe impl HostMemory for PinnedAllocator {
     }
 }
 
-// SAFETY: a block owns its memory; the pointer is only used through it.
+// SAFETY: the block owns its memory, and the pointer is used only through the block.
 unsafe impl Send for PinnedBlock {}
-// SAFETY: a shared block only lends views, which are pointers.
+// SAFETY: `&PinnedBlock` gives out only pointers; the code that dereferences one must justify it.
 unsafe impl Sync for PinnedBlock {}

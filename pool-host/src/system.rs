@@ -1,54 +1,111 @@
-//! The few things that an allocator asks the system without allocating.
+//! System calls and C library calls that the allocators need.
+//!
+//! Except for [`available_bytes`], none of them uses the global allocator, so an allocator may call
+//! them.
 #![expect(unsafe_code, reason = "the system is called through C")]
 
 use std::ffi::CStr;
 
-/// The time in milliseconds since some moment, as of the last tick of the system's clock (1 to 10
-/// ms ago). It is read from memory that the system shares, in about 10 ns.
+/// Returns a monotonic time in milliseconds, as of the last tick of the system's clock (1 to 10 ms
+/// ago).
+///
+/// The call reads memory that the kernel shares with the process, which takes about 10 ns.
 pub(crate) fn coarse_milliseconds() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes to the value that it is given.
+    // SAFETY: `clock_gettime` writes one `timespec` to `now`, which lives through the call.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    // A negative number, which this clock does not return, would count as 0.
     let part = |value: i64, per: u64| u64::try_from(value).unwrap_or(0).saturating_mul(per);
     part(now.tv_sec, 1000) + part(now.tv_nsec, 1) / 1_000_000
 }
 
-/// A variable of the environment. Read through C, since the standard library makes a string of it.
+/// Does work whose system calls may fail, and leaves this thread's `errno` as it was: a program
+/// expects that a free does not change it.
+pub(crate) fn keeping_errno<R>(work: impl FnOnce() -> R) -> R {
+    // SAFETY: the address of a variable of this thread.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above; only this thread reads and writes it.
+    let before = unsafe { errno.read() };
+    let result = work();
+    // SAFETY: as above.
+    unsafe { errno.write(before) };
+    result
+}
+
+/// Sleeps for `time` milliseconds, or until a signal arrives.
+pub(crate) fn sleep_milliseconds(time: u32) {
+    let (seconds, rest) = (i64::from(time / 1000), i64::from(time % 1000));
+    let time = libc::timespec { tv_sec: seconds, tv_nsec: rest * 1_000_000 };
+    // SAFETY: `nanosleep` reads `time`, which lives through the call. With a null pointer it does
+    // not report the remaining time.
+    unsafe { libc::nanosleep(&raw const time, std::ptr::null_mut()) };
+}
+
+/// Returns the empty set of signals.
+pub(crate) fn no_signals() -> libc::sigset_t {
+    signals(libc::sigemptyset)
+}
+
+/// Returns the set of all signals.
+pub(crate) fn all_signals() -> libc::sigset_t {
+    signals(libc::sigfillset)
+}
+
+/// Returns a set of signals that `fill` has initialized.
+fn signals(fill: unsafe extern "C" fn(*mut libc::sigset_t) -> libc::c_int) -> libc::sigset_t {
+    let mut set = std::mem::MaybeUninit::zeroed();
+    // SAFETY: `sigemptyset` and `sigfillset` write one `sigset_t`, and `set` has room for one.
+    unsafe { fill(set.as_mut_ptr()) };
+    // SAFETY: `sigset_t` consists of integers, which `zeroed` initialized; any value is valid.
+    unsafe { set.assume_init() }
+}
+
+/// Returns the value of an environment variable.
+///
+/// It calls `getenv`, because `std::env` allocates a string. The caller must not keep the value
+/// after the next change of the environment.
 pub(crate) fn variable(name: &CStr) -> Option<&'static [u8]> {
-    // SAFETY: the name ends with a zero byte.
+    // SAFETY: `name` ends with a zero byte. A program that changes the environment guarantees that
+    // no other thread reads it meanwhile (`std::env::set_var`).
     let value = unsafe { libc::getenv(name.as_ptr()) };
     if value.is_null() {
         return None;
     }
-    // SAFETY: not null, so it is the environment's own string, which ends with a zero byte. It is
-    // read before the caller returns to a program that could change it.
+    // SAFETY: `getenv` returned a string of the environment, not null, which ends with a zero byte.
+    // It is valid until the program changes the environment; both callers read it at once and keep
+    // no reference.
     Some(unsafe { CStr::from_ptr(value) }.to_bytes())
 }
 
-/// Whether a program was built with a sanitizer that keeps its own books of all memory, or runs
-/// under Valgrind.
+/// Returns whether the program has a sanitizer that tracks all memory itself, or runs under
+/// Valgrind.
 pub(crate) fn is_watched() -> bool {
     let watchers = [c"__asan_init", c"__msan_init", c"__tsan_init", c"__hwasan_init"];
-    // SAFETY: looks for a symbol by name; it is compared, not called.
+    // SAFETY: `dlsym` reads a name that ends with a zero byte. The address is compared with null
+    // and not used.
     let has = |name: &CStr| !unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }.is_null();
     let preloaded = variable(c"LD_PRELOAD").unwrap_or_default();
     watchers.into_iter().any(has) || preloaded.windows(9).any(|part| part == b"vgpreload")
 }
 
-/// Writes to stderr, piece by piece.
+/// Writes text to stderr, one piece after the other.
 pub(crate) fn say(pieces: &[&[u8]]) {
     for piece in pieces {
-        // SAFETY: so many bytes are there to be read. What cannot be written is lost.
+        // SAFETY: `write` reads `piece.len()` bytes of `piece`. A failed or partial write is
+        // ignored.
         unsafe { libc::write(libc::STDERR_FILENO, piece.as_ptr().cast(), piece.len()) };
     }
 }
 
-/// The memory of this machine in bytes.
+/// Returns the memory of the machine in bytes.
 pub(crate) fn physical_bytes() -> Option<u64> {
     setting(libc::_SC_PHYS_PAGES)?.checked_mul(page_bytes())
 }
 
-/// What can be had without swapping, as the kernel reckons it; a container may have less.
+/// Returns the bytes that can be allocated without swapping, as the kernel estimates them
+/// (`MemAvailable` in `/proc/meminfo`). A container may have less.
+///
+/// It allocates, so the tcache must not call it.
 pub(crate) fn available_bytes() -> Option<u64> {
     let told = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = told.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -56,30 +113,34 @@ pub(crate) fn available_bytes() -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// The size of a page in bytes.
+/// Returns the size of a page in bytes.
 pub(crate) fn page_bytes() -> u64 {
     setting(libc::_SC_PAGESIZE).unwrap_or(4096)
 }
 
+/// Returns a value of `sysconf`; `None` if the system does not know it or has no limit.
 fn setting(name: libc::c_int) -> Option<u64> {
-    // SAFETY: asks the system for a number.
+    // SAFETY: `sysconf` takes a number and returns a number.
     let value = unsafe { libc::sysconf(name) };
     u64::try_from(value).ok()
 }
 
-/// How many bytes this process may lock; none if there is no limit.
+/// Returns how many bytes this process may lock (`RLIMIT_MEMLOCK`); `None` if there is no limit.
 pub(crate) fn lock_limit_bytes() -> Option<u64> {
-    // SAFETY: writes to the value that it is given.
+    // SAFETY: `getrlimit` writes one `rlimit` to `limit`, a valid reference.
     limit_by(|limit| unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, limit) })
 }
 
-/// How many bytes of addresses this process may have; none if there is no limit.
+/// Returns how many bytes of addresses this process may have (`RLIMIT_AS`); `None` if there is no
+/// limit.
 pub(crate) fn address_limit_bytes() -> Option<u64> {
-    // SAFETY: as above.
+    // SAFETY: `getrlimit` writes one `rlimit` to `limit`, a valid reference.
     limit_by(|limit| unsafe { libc::getrlimit(libc::RLIMIT_AS, limit) })
 }
 
-/// The limit that `read` writes. The type of a resource's number differs between C libraries.
+/// Returns the soft limit that `read` writes.
+///
+/// `read` is a closure because the type of a resource's number differs between C libraries.
 fn limit_by(read: impl FnOnce(&mut libc::rlimit) -> libc::c_int) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     let known = read(&mut limit) == 0;

@@ -1,28 +1,33 @@
-//! [`Tcache`]: a global allocator that keeps freed blocks warm.
+//! [`Tcache`]: a global allocator that caches freed blocks.
 //!
 //! ```text
-//!   Tcache::alloc            here            size class, this thread's front
-//!     Front::take            front.rs        HOT: a pop; no lock, no line that others write
-//!     Cache::allocate        cache.rs        the front has none
-//!       Depot::pop           depot.rs        a stack for each class, behind a lock; large blocks
-//!                                            come here directly, one at a time
-//!       Inner::allocate      inner.rs        a miss
+//!   Tcache::alloc            here               size class, this thread's cache
+//!     ThreadCache::take      thread_cache.rs    HOT: a pop; no lock, no line that others write
+//!     Cache::allocate        cache.rs           the thread cache has none
+//!       Depot::pop           depot.rs           free lists of all threads, a lock for each class
+//!       Pages::take          pages.rs           from 64 KiB: a run of pages
+//!       Inner::allocate      inner.rs           below: a miss
 //!   Tcache::dealloc          here
-//!     Front::put             front.rs        HOT: a push
-//!     Cache::keep            bound.rs        to the depot, within what is leased; oldest out first
+//!     ThreadCache::put       thread_cache.rs    HOT: a push
+//!     Cache::keep            bound.rs           to the depot, within what is leased; evicts
+//!   Cache::look              aging.rs           decay, and blocks that threads do not use
 //! ```
 #![expect(unsafe_code, reason = "the trait of an allocator is unsafe")]
 
 mod aging;
+mod background;
+mod barrier;
 mod bound;
 mod cache;
 mod checked;
-mod front;
-mod fronts;
+mod held;
 mod inner;
+mod large;
 mod settings;
 mod stats;
 mod thread;
+mod thread_cache;
+mod thread_caches;
 
 pub use stats::TcacheStats;
 
@@ -34,9 +39,9 @@ use settings::{Mode, Settings};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
-use thread::{CACHE, front, own_front};
+use thread::{CACHE, own_thread_cache, thread_cache, watch_forks};
 
-/// A global allocator that keeps what a program frees, and hands it out again while it is warm.
+/// A global allocator that caches the blocks that a program frees.
 ///
 /// Two lines, and temporaries of `ndarray` and the like stop page-faulting:
 ///
@@ -53,33 +58,36 @@ use thread::{CACHE, front, own_front};
 /// assert_eq!(again.as_ptr(), address); // the same memory, warm
 /// ```
 ///
-/// It caches blocks of the allocator below, [`System`] unless another is given, and does nothing
-/// else: it cuts nothing up and adds no header. Up to 256 KiB a thread keeps some for itself;
-/// everything else lies in a depot that all threads share, at most
-/// [`cached_limit`](Tcache::cached_limit) bytes in all, from which the oldest goes first and what
-/// nobody needs goes after a while.
+/// Blocks below 64 KiB come from the inner allocator, [`System`] unless another is given, and have
+/// no header. Larger blocks are pages of the tcache's own, which go back to the system. Each thread
+/// caches blocks up to 256 KiB for itself, at most [`thread_lease`](Tcache::thread_lease) bytes;
+/// all threads share the rest. At most [`cached_limit`](Tcache::cached_limit) bytes are cached, the
+/// oldest are evicted first, and what no request needs goes back after [`decay`](Tcache::decay).
+///
+/// Up to an alignment of 4 KiB a request costs up to 16 bytes more than its size; pages serve
+/// alignments up to 2 MiB. The inner allocator serves what is aligned to more.
 ///
 /// There is one cache in a process. The first `Tcache` that is asked for memory owns it, for good;
 /// another passes everything to its own inner allocator, and says so on stderr.
 ///
 /// Like `malloc`, it may not be called from a signal handler. A child process after `fork` may use
-/// it; what other threads had to themselves at that moment is lost to the child, at most
-/// [`thread_lease`](Tcache::thread_lease) bytes each, and a class whose stack one of them was just
-/// working on goes past the cache there (all classes, slowly, if it was just asking the system for
-/// bookkeeping). In checked mode the child may not use it.
+/// it, also the child of a process with many threads: it finds the pages whole, and takes over what
+/// the other threads had cached, unless one of them was just moving blocks. In checked mode the
+/// child may not use it.
 ///
 /// # Environment
 ///
 /// `BUCKETPOOL_HOST` is read once, when memory is first asked for: words, separated by commas, of
 /// `off`, `on` (even under a sanitizer or Valgrind, where it otherwise passes through), `check`
-/// ([`Tcache::checked`]), `limit=SIZE`, `lease=SIZE`, `decay=MILLISECONDS` (0 for never).
+/// ([`Tcache::checked`]), `background` ([`Tcache::background`]), `huge` ([`Tcache::huge_pages`]),
+/// `limit=SIZE`, `lease=SIZE`, `decay=MILLISECONDS` (0 for never).
 #[derive(Debug)]
 pub struct Tcache<A = System> {
     inner: A,
     settings: Settings,
-    /// What it is to the process: undecided, its cache, or one that passes through.
+    /// Its part in the process: undecided, the cache, or one that passes through.
     role: AtomicU8,
-    /// A number of its own, once it wants to own the cache.
+    /// Its number, once it wants to own the cache.
     id: AtomicUsize,
 }
 
@@ -115,8 +123,9 @@ impl<A> Tcache<A> {
         Self { inner, settings: Settings::DEFAULT, role, id }
     }
 
-    /// Bytes that may be cached, in all threads together. By default an eighth of the memory that
-    /// the process may use, by its control groups and `RLIMIT_AS` too, and at most 1 GiB.
+    /// Sets how many bytes may be cached, in all threads together; at most half of them are of
+    /// blocks below 64 KiB. By default an eighth of the memory that the process may use, by its
+    /// control groups and `RLIMIT_AS` too, and at most 1 GiB.
     #[must_use]
     pub const fn cached_limit(mut self, bytes: u64) -> Self {
         // 0 in the settings is the default.
@@ -124,38 +133,54 @@ impl<A> Tcache<A> {
         self
     }
 
-    /// Bytes that a thread may keep to itself, within the limit; 1 MiB by default. Others cannot
-    /// reach them until it ends.
+    /// Sets how many bytes a thread may cache for itself, within the limit; 1 MiB by default. Other
+    /// threads take back what it does not use for two steps of the decay.
     #[must_use]
     pub const fn thread_lease(mut self, bytes: u64) -> Self {
         self.settings.thread_lease = bytes;
         self
     }
 
-    /// After how long what nobody needs has gone back to the inner allocator, but for a thousandth:
-    /// ten steps, each of which gives back half. 10 s by default; `None` for never. There is no
-    /// thread that does it: a thread that allocates looks at the time once in a while, so a process
-    /// that allocates nothing at all keeps what it has; [`Tcache::clear`] is for that.
+    /// Sets after how long memory that no request needs has gone back; 1 s by default, `None` for
+    /// never. Pages keep what the peaks of the last such time needed, and a quarter of it; of small
+    /// blocks half goes in each tenth of the time.
+    ///
+    /// The calls of the program do that, a bounded part in each: at most 16 MiB of pages and 16 384
+    /// blocks in a call that comes 100 ms after the last, about 2 ms. A program that calls the
+    /// allocator no more keeps what it has; [`background`](Tcache::background), [`Tcache::trim`]
+    /// and [`Tcache::clear`] are for that.
     #[must_use]
     pub const fn decay(mut self, time: Option<Duration>) -> Self {
         self.settings.decay = Settings::milliseconds(time);
         self
     }
 
-    /// It looks for mistakes instead of caching, and aborts with a line on stderr when it finds
-    /// one: a write behind the end of a block, to a freed block, a double free, a free of what is
-    /// no block or with another layout. Blocks of a page and more end at a page that nobody may
-    /// touch. Freed blocks rest: the last 1024 of them, up to 64 MiB. For debugging;
-    /// `BUCKETPOOL_HOST=check` does the same to a program that is already built.
+    /// Looks for mistakes of the program instead of caching, and aborts with a line on stderr at
+    /// one: a write behind the end of a block, a write to a freed block, a double free, a free of
+    /// an address that is no block or with another layout. Blocks of a page and more end at a page
+    /// without access, which takes two mappings each: with the usual `vm.max_map_count` some 30 000
+    /// of them may live, and then a request is refused. Freed blocks are held back: the last 1024
+    /// of them, up to 64 MiB. For debugging; `BUCKETPOOL_HOST=check` does the same to a built
+    /// program.
     #[must_use]
     pub const fn checked(mut self, on: bool) -> Self {
         self.settings.mode = if on { Mode::Checked } else { Mode::Auto };
         self
     }
 
-    /// Blocks from 4 MiB are aligned to 2 MiB, and the system is advised to make them of huge
-    /// pages, where it does that on advice. A first touch is one page fault for 2 MiB then, instead
-    /// of 512; it may cost memory. Off by default.
+    /// Starts a thread with the first miss, which gives memory back while the program sleeps. It
+    /// looks every 50 ms, and every 500 ms when nothing changes. Off by default. Nothing happens,
+    /// and a line on stderr says so, over an inner allocator with fields: the thread has no
+    /// reference to one.
+    #[must_use]
+    pub const fn background(mut self, on: bool) -> Self {
+        self.settings.background = on;
+        self
+    }
+
+    /// Advises the system to make pages of huge pages, and aligns blocks from 4 MiB to 2 MiB. A
+    /// first touch is one page fault for 2 MiB then, instead of 512. It may cost memory: the system
+    /// may merge pages that were given back. Off by default.
     #[must_use]
     pub const fn huge_pages(mut self, on: bool) -> Self {
         self.settings.huge_pages = on;
@@ -163,9 +188,9 @@ impl<A> Tcache<A> {
     }
 }
 
-impl<A: GlobalAlloc> Tcache<A> {
+impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
     fn inner(&self) -> Inner<'_, A> {
-        Inner { allocator: &self.inner, huge_pages: self.settings.huge_pages }
+        Inner(&self.inner)
     }
 
     /// Whether it is the cache of the process.
@@ -188,11 +213,18 @@ impl<A: GlobalAlloc> Tcache<A> {
     fn decide(&self) -> bool {
         let settings = self.settings.with_environment();
         let watched = settings.mode == Mode::Auto && system::is_watched();
-        let serves = !watched && settings.mode != Mode::Off && self.claim();
+        let may = !watched && settings.mode != Mode::Off;
+        let serves = may && self.claim() && watch_forks();
         if serves {
             let lease = usize::try_from(settings.thread_lease).unwrap_or(usize::MAX);
             let now = system::coarse_milliseconds();
             CACHE.configure(settings.limit(), lease, settings.decay, now);
+            if settings.huge_pages {
+                CACHE.use_huge_pages();
+            }
+            if settings.background {
+                background::want::<A>();
+            }
         }
         let role = match settings.mode {
             Mode::Checked if serves => CHECKING,
@@ -221,47 +253,70 @@ impl<A: GlobalAlloc> Tcache<A> {
         }
     }
 
-    /// The class of a layout, if this is the cache of the process and knows it.
-    fn class_of(&self, layout: Layout) -> Option<Class> {
-        if self.serves() { Class::of(layout) } else { None }
+    /// Allocates a block without a class. A function, so that [`GlobalAlloc::alloc`] saves no
+    /// registers for it.
+    #[inline(never)]
+    fn allocate_large(&self, layout: Layout) -> *mut u8 {
+        if self.role.load(Relaxed) == SERVING
+            && let Some(block) = CACHE.take_large(thread_cache(), layout)
+        {
+            return block;
+        }
+        self.allocate_otherwise(layout, false)
     }
 
-    /// A large block of the depot, or else.
+    /// Frees a block without a class.
+    ///
+    /// # Safety
+    ///
+    /// As for [`GlobalAlloc::dealloc`].
     #[inline(never)]
-    fn allocate_otherwise(&self, layout: Layout) -> *mut u8 {
-        match self.class_of(layout) {
-            Some(class) => {
-                let large =
-                    if class.is_of_front() { None } else { CACHE.take_large(front(), class) };
-                large.unwrap_or_else(|| self.allocate_slowly(layout, class, false))
-            }
-            None => self.allocate_past(layout, false),
+    unsafe fn free_large(&self, block: *mut u8, layout: Layout) {
+        if self.role.load(Relaxed) == SERVING
+            // SAFETY: as the caller says.
+            && unsafe { CACHE.put_large(thread_cache(), block, layout) }
+        {
+            return;
         }
+        // SAFETY: as the caller says.
+        unsafe { self.free_otherwise(block, layout) }
+    }
+
+    #[inline(never)]
+    fn allocate_otherwise(&self, layout: Layout, zeroed: bool) -> *mut u8 {
+        if !self.serves() {
+            return self.allocate_past(layout, zeroed);
+        }
+        if background::is_wanted() {
+            background::start::<A>();
+        }
+        let taken = match Class::of(layout) {
+            Some(class) => CACHE.allocate(own_thread_cache(), class, zeroed, &self.inner()),
+            None => CACHE.allocate_large(own_thread_cache(), layout, zeroed, &self.inner()),
+        };
+        if zeroed && !taken.zeroed && !taken.block.is_null() {
+            // SAFETY: a block for this layout holds that many bytes.
+            unsafe { taken.block.write_bytes(0, layout.size()) };
+        }
+        taken.block
     }
 
     #[inline(never)]
     unsafe fn free_otherwise(&self, block: *mut u8, layout: Layout) {
-        match self.class_of(layout) {
-            Some(class) if !class.is_of_front() && CACHE.put_large(front(), class, block) => {}
+        match Class::of(layout) {
             // SAFETY: as the caller says; what has a class was allocated as a block of it.
-            Some(class) => unsafe { CACHE.free(own_front(), class, block, &self.inner()) },
+            Some(class) if self.serves() => unsafe {
+                CACHE.free(own_thread_cache(), class, block, &self.inner());
+            },
+            // SAFETY: as the caller says.
+            None if self.serves() => unsafe {
+                CACHE.free_large(own_thread_cache(), block, layout, &self.inner());
+            },
             // SAFETY: as the caller says, or what is wrong with it is found.
-            None if self.checks() => unsafe { CHECKED.free(block, layout, &self.inner) },
+            _ if self.checks() => unsafe { CHECKED.free(block, layout, &self.inner) },
             // SAFETY: as the caller says; the same layout went past us in `alloc`.
-            None => unsafe { self.inner.dealloc(block, layout) },
+            _ => unsafe { self.inner.dealloc(block, layout) },
         }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn allocate_slowly(&self, layout: Layout, class: Class, zeroed: bool) -> *mut u8 {
-        let (block, fresh) = CACHE.allocate(own_front(), class, zeroed, &self.inner());
-        if zeroed && !fresh {
-            // SAFETY: a block of this class holds so many bytes, and is not null if it is not
-            // fresh.
-            unsafe { block.write_bytes(0, layout.size()) };
-        }
-        block
     }
 
     /// Past the cache.
@@ -269,9 +324,6 @@ impl<A: GlobalAlloc> Tcache<A> {
     fn allocate_past(&self, layout: Layout, zeroed: bool) -> *mut u8 {
         if self.checks() {
             return CHECKED.allocate(layout, zeroed, &self.inner);
-        }
-        if self.serves() {
-            CACHE.counts.bypasses.fetch_add(1, Relaxed);
         }
         if zeroed {
             // SAFETY: the layout is the caller's own, who promises that it is not of 0 bytes.
@@ -282,56 +334,59 @@ impl<A: GlobalAlloc> Tcache<A> {
         }
     }
 
-    /// Gives idle blocks of the depot back to the inner allocator, oldest first, until at least
-    /// `bytes` went or none is left. Returns the bytes that went.
+    /// Gives cached memory back, pages first and then blocks, oldest first, until at least `bytes`
+    /// bytes went or none is left. Returns the bytes that went. What threads cache for themselves
+    /// stays.
     pub fn trim(&self, bytes: u64) -> u64 {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         if self.serves() { CACHE.trim(bytes, &self.inner()) as u64 } else { 0 }
     }
 
-    /// Gives all that is idle in the depot and with this thread back to the inner allocator; what
-    /// other threads keep to themselves stays. Returns the bytes that went.
+    /// Gives all cached memory back, also what other threads have cached and do not use meanwhile.
+    /// Returns the bytes that went. Asks the C library to give its free memory back too.
     pub fn clear(&self) -> u64 {
-        if self.serves() { CACHE.clear(own_front(), &self.inner()) as u64 } else { 0 }
+        if self.serves() { CACHE.clear(&self.inner()) as u64 } else { 0 }
     }
 
-    /// What it has counted, and holds; all zero for one that passes through.
+    /// Returns what it has counted, and the bytes that it has; all zero for one that passes
+    /// through.
     #[must_use]
     pub fn stats(&self) -> TcacheStats {
         if self.serves() { CACHE.stats() } else { TcacheStats::default() }
     }
 
-    /// Whether it caches: it does not if `BUCKETPOOL_HOST=off` or `check` says so, if a sanitizer
-    /// or Valgrind watches the program, or if another `Tcache` was first.
+    /// Returns whether it caches: it does not if `BUCKETPOOL_HOST=off` or `check` says so, if a
+    /// sanitizer or Valgrind watches the program, or if another `Tcache` was first.
     #[must_use]
     pub fn is_active(&self) -> bool {
         self.serves()
     }
 }
 
-// SAFETY: blocks come from the inner allocator, whole, at least as large as the layout that was
-// asked for and aligned to 16, which is at least what is served here (`Class::of`); while a block
-// is idle nobody has it, and it leaves a front or a stack when it is handed out. The same pure
-// function of the layout finds its class on the way in and out.
-unsafe impl<A: GlobalAlloc> GlobalAlloc for Tcache<A> {
-    // Each way out is a return or a call in its place, so nothing is saved on the stack.
+// SAFETY: a block comes from the inner allocator or is a run of pages, is at least as large and as
+// aligned as the layout that was asked for (`Class::of`, `Pages::take`), and leaves the thread
+// cache, the free list or the pages when it is handed out. The same pure function of the layout
+// finds its class on the way in and out.
+unsafe impl<A: GlobalAlloc + Sync + 'static> GlobalAlloc for Tcache<A> {
+    // Each way out is a return or a call in its place, so nothing is saved on the free list.
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if let Some(class) = Class::of_front(layout)
-            && self.role.load(Relaxed) == SERVING
-            && let Some(block) = front().take(class)
+        let Some(class) = Class::of(layout) else { return self.allocate_large(layout) };
+        if self.role.load(Relaxed) == SERVING
+            && let Some(block) = thread_cache().take(class)
         {
             return block;
         }
-        self.allocate_otherwise(layout)
+        self.allocate_otherwise(layout, false)
     }
 
     #[inline]
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        if let Some(class) = Class::of_front(layout)
-            && self.role.load(Relaxed) == SERVING
-            && front().put(class, block)
-        {
+        let Some(class) = Class::of(layout) else {
+            // SAFETY: as the caller says.
+            return unsafe { self.free_large(block, layout) };
+        };
+        if self.role.load(Relaxed) == SERVING && thread_cache().put(class, block) {
             return;
         }
         // SAFETY: as the caller says.
@@ -339,45 +394,47 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for Tcache<A> {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        let Some(class) = self.class_of(layout) else { return self.allocate_past(layout, true) };
-        let front = front();
-        let hit =
-            if class.is_of_front() { front.take(class) } else { CACHE.take_large(front, class) };
-        let Some(block) = hit else { return self.allocate_slowly(layout, class, true) };
-        // SAFETY: a block of this class holds so many bytes.
-        unsafe { block.write_bytes(0, layout.size()) };
-        block
+        if let Some(class) = Class::of(layout)
+            && self.role.load(Relaxed) == SERVING
+            && let Some(block) = thread_cache().take(class)
+        {
+            // SAFETY: a block of this class holds that many bytes.
+            unsafe { block.write_bytes(0, layout.size()) };
+            return block;
+        }
+        self.allocate_otherwise(layout, true)
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_bytes: usize) -> *mut u8 {
         // SAFETY: the caller promises that the new size is a valid one for this alignment.
         let new = unsafe { Layout::from_size_align_unchecked(new_bytes, layout.align()) };
-        if !self.serves() && !self.checks() {
+        if self.serves() {
+            let (old_class, new_class) = (Class::of(layout), Class::of(new));
+            if old_class.is_some() && old_class == new_class {
+                return block;
+            }
+            let on_pages = new_class.is_none_or(Class::is_paged) && CACHE.pages.has(block);
+            // SAFETY: as the caller says, and the block is on pages.
+            let resized = || unsafe { CACHE.resize(own_thread_cache(), block, layout, new) };
+            if on_pages && let Some(resized) = resized() {
+                return resized;
+            }
+            if old_class.is_none() && new_class.is_none() && !CACHE.pages.has(block) {
+                // SAFETY: as the caller says; pages had none, and the inner allocator was asked.
+                return unsafe { self.inner.realloc(block, layout, new_bytes) };
+            }
+        } else if !self.checks() {
             // SAFETY: as the caller says; all of it went past us.
             return unsafe { self.inner.realloc(block, layout, new_bytes) };
         }
-        match (self.class_of(layout), self.class_of(new)) {
-            (None, None) if !self.checks() => {
-                // SAFETY: as above.
-                unsafe { self.inner.realloc(block, layout, new_bytes) }
-            }
-            (Some(old), Some(new)) if old == new => block,
-            (Some(old), Some(new)) if !old.is_of_front() && !new.is_of_front() => {
-                // SAFETY: as the caller says, and the block is one of this class.
-                unsafe { CACHE.resize(own_front(), block, old, new, &self.inner()) }
-            }
-            _ => {
-                // SAFETY: as the caller says.
-                let moved = unsafe { self.alloc(new) };
-                if !moved.is_null() {
-                    let kept = layout.size().min(new_bytes);
-                    // SAFETY: both hold so many bytes, and they are two blocks.
-                    unsafe { moved.copy_from_nonoverlapping(block, kept) };
-                    // SAFETY: as the caller says.
-                    unsafe { self.dealloc(block, layout) };
-                }
-                moved
-            }
+        // SAFETY: as the caller says.
+        let moved = unsafe { self.alloc(new) };
+        if !moved.is_null() {
+            // SAFETY: both hold that many bytes, and they are two blocks.
+            unsafe { moved.copy_from_nonoverlapping(block, layout.size().min(new_bytes)) };
+            // SAFETY: as the caller says.
+            unsafe { self.dealloc(block, layout) };
         }
+        moved
     }
 }

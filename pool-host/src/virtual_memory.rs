@@ -1,4 +1,6 @@
-//! Addresses without memory behind them: the system's calls.
+//! System calls for address ranges: map, unmap, give pages back, lock and protect.
+//!
+//! A mapping has no memory behind it until the program writes to it.
 #![expect(unsafe_code, reason = "the system is called through C")]
 
 use crate::system;
@@ -11,7 +13,9 @@ fn refused(why: Why, call: &'static str) -> DeviceError {
     DeviceError::new(why, call, code.into())
 }
 
-/// Readable and writable addresses, which cost memory when they are first written.
+/// Maps `bytes` bytes of readable and writable addresses, and returns the base and the size.
+///
+/// A page costs memory when it is first written, and reads as zeroes before that.
 pub(crate) fn map(bytes: u64) -> Result<(NonNull<u8>, usize), DeviceError> {
     let too_large = DeviceError::new(Why::TooLarge, "mmap", 0);
     let bytes = usize::try_from(bytes).map_err(|_| too_large)?;
@@ -23,16 +27,18 @@ pub(crate) fn map(bytes: u64) -> Result<(NonNull<u8>, usize), DeviceError> {
 }
 
 fn map_pages(bytes: usize) -> Option<NonNull<u8>> {
-    // Miri has no overcommit, and knows no flag for it.
+    // Miri has no overcommit and does not support the flag.
     let overcommit = if cfg!(miri) { 0 } else { libc::MAP_NORESERVE };
     let (access, sort) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | overcommit);
-    // SAFETY: asks for new addresses, anywhere; nothing that exists is touched.
+    // SAFETY: without an address and without `MAP_FIXED`, the system chooses unused addresses, so
+    // no existing mapping changes.
     let base = unsafe { libc::mmap(ptr::null_mut(), bytes, access, sort, -1, 0) };
     if base == libc::MAP_FAILED { None } else { NonNull::new(base.cast()) }
 }
 
-/// What to say when there are no addresses: under strict overcommit each of them counts as memory.
+/// Returns the text for an `mmap` that failed. Under strict overcommit every mapped byte counts as
+/// memory, and the text says so.
 fn reason() -> &'static str {
     match std::fs::read_to_string("/proc/sys/vm/overcommit_memory") {
         Ok(mode) if mode.trim() == "2" => {
@@ -42,29 +48,30 @@ fn reason() -> &'static str {
     }
 }
 
-/// Gives addresses back.
+/// Unmaps an address range.
 ///
 /// # Safety
 ///
-/// They come from [`map`] with this size, and nobody uses them again.
+/// [`map`] returned `base` and `bytes`, and no code uses the range again.
 pub(crate) unsafe fn unmap(base: NonNull<u8>, bytes: usize) -> Result<(), DeviceError> {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees that this is a whole mapping that is not used again.
     let done = unsafe { libc::munmap(base.as_ptr().cast(), bytes) };
     if done == 0 { Ok(()) } else { Err(refused(Why::Other, "munmap")) }
 }
 
-/// Gives the memory behind addresses back; they read as zeroes from then on.
+/// Gives the memory behind an address range back to the system. The range stays mapped and reads as
+/// zeroes from then on.
 ///
 /// # Safety
 ///
-/// They lie in one mapping from [`map`], and nobody uses what they hold.
+/// The range lies in one mapping from [`map`], and no code relies on its contents.
 pub(crate) unsafe fn forget(base: NonNull<u8>, bytes: usize) -> Result<(), DeviceError> {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees that the range is mapped and that its contents may be lost.
     let done = unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_DONTNEED) };
     if done == 0 { Ok(()) } else { Err(refused(Why::Other, "madvise")) }
 }
 
-/// Offset and size of a range, if it lies inside `bytes` bytes.
+/// Returns offset and size of `range` if it lies inside `bytes` bytes.
 pub(crate) fn inside(
     bytes: usize,
     range: &Range<u64>,
@@ -76,33 +83,40 @@ pub(crate) fn inside(
     if start > end || end > bytes { Err(outside) } else { Ok((start, end - start)) }
 }
 
-/// `count` values of zero bytes, for as long as the process lives. Nothing is allocated, so that an
-/// allocator may call it; none if the system has no memory.
+/// Maps `count` zeroed values that live as long as the process.
+///
+/// Returns `None` if the system has no memory. It does not call the global allocator, so an
+/// allocator may use it.
 pub(crate) fn zeroed<T: Zeroed>(count: usize) -> Option<&'static [T]> {
     let bytes = count.checked_mul(size_of::<T>())?;
     let base = map_pages(bytes)?;
-    // SAFETY: so many bytes are mapped, zero, which is a valid `T`, and aligned to a page, which is
-    // more than any of these types asks for. They are never unmapped, and nobody else has them.
+    // SAFETY: `map_pages` returned a fresh mapping of `count * size_of::<T>()` zero bytes, aligned
+    // to a page. `Zeroed` guarantees that zero bytes are a valid `T` and that a page is aligned
+    // enough. The mapping is never unmapped, and no other code knows its address.
     Some(unsafe { std::slice::from_raw_parts(base.cast().as_ptr(), count) })
 }
 
-/// What may be all zero bytes.
+/// Types for which all bytes zero is a valid value.
 ///
 /// # Safety
 ///
-/// A value of zero bytes is valid, and is aligned to a page at most.
+/// A value of all zero bytes is valid, and the type's alignment is at most a page.
 pub(crate) unsafe trait Zeroed: 'static {}
 
-/// Locks pages in memory. A child process has an unlocked copy of them: a hole would be filled by
-/// the child's next mapping, which the pool's blocks would then alias, and zeroes would be no valid
-/// values of the types that a collection keeps there. At the system's limit the error names it, and
-/// its code is the limit in bytes.
+/// Locks an address range in memory.
+///
+/// At the system's limit, the error names `RLIMIT_MEMLOCK`, and its code is the limit in bytes.
+///
+/// A forked child keeps an unlocked copy of the pages. The pages are neither left out of the child
+/// nor zeroed there (`MADV_DONTFORK`, `MADV_WIPEONFORK`). If they were left out, the child's next
+/// mapping could take their addresses and would then alias the pool's blocks. If they were zeroed,
+/// the types that a collection keeps there could have invalid values.
 ///
 /// # Safety
 ///
-/// They come from [`map`] with this size.
+/// [`map`] returned `base` and `bytes`.
 pub(crate) unsafe fn lock(base: NonNull<u8>, bytes: usize) -> Result<(), DeviceError> {
-    // SAFETY: as the caller says; nothing that they hold changes.
+    // SAFETY: the caller guarantees that the range is mapped. Locking does not change its contents.
     if unsafe { libc::mlock(base.as_ptr().cast(), bytes) } == 0 {
         return Ok(());
     }
@@ -117,23 +131,34 @@ pub(crate) unsafe fn lock(base: NonNull<u8>, bytes: usize) -> Result<(), DeviceE
     })
 }
 
-/// Pages with one behind them that nobody may touch.
+/// Maps `bytes` bytes and one guard page behind them, which no code may access.
+///
+/// `bytes` is a multiple of `page`. If the system refuses the protection, the guard is accessible.
 pub(crate) fn with_guard(bytes: usize, page: usize) -> Option<NonNull<u8>> {
     let base = map_pages(bytes.checked_add(page)?)?;
-    forbid(base.as_ptr().expose_provenance() + bytes, page);
+    // SAFETY: the last page of what was just mapped.
+    unsafe { forbid(base.as_ptr().expose_provenance() + bytes, page) };
     Some(base)
 }
 
-/// Lets nobody touch pages from here on. Where the system refuses, they can be touched.
-pub(crate) fn forbid(address: usize, bytes: usize) {
+/// Makes pages of [`with_guard`] inaccessible. If the system refuses, they stay accessible.
+///
+/// # Safety
+///
+/// They are of [`with_guard`], and no code uses them from now on.
+pub(crate) unsafe fn forbid(address: usize, bytes: usize) {
     let base = ptr::with_exposed_provenance_mut::<libc::c_void>(address);
-    // SAFETY: pages of `with_guard`, which nobody uses any more.
+    // SAFETY: as the caller says. Later accesses fault.
     let _ = unsafe { libc::mprotect(base, bytes, libc::PROT_NONE) };
 }
 
-/// Gives pages of [`with_guard`] back, the guard included, after [`forbid`].
-pub(crate) fn unmap_guarded(address: usize, bytes: usize) {
+/// Unmaps pages of [`with_guard`] after [`forbid`]. `bytes` includes the guard page.
+///
+/// # Safety
+///
+/// It is a whole mapping of [`with_guard`], and no code uses it from now on.
+pub(crate) unsafe fn unmap_guarded(address: usize, bytes: usize) {
     let base = ptr::with_exposed_provenance_mut::<libc::c_void>(address);
-    // SAFETY: as above. What cannot be unmapped is lost.
+    // SAFETY: as the caller says. If unmapping fails, the memory is lost.
     let _ = unsafe { libc::munmap(base, bytes) };
 }

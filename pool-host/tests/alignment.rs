@@ -1,5 +1,7 @@
-//! Alignment and size of host memory come from safe methods of a backend, so code that needs them
-//! checks what it gets.
+//! Checks of alignment and size of host memory.
+//!
+//! Both come from safe methods of a backend, so code that relies on them must check the memory that
+//! it gets.
 #![cfg(all(feature = "allocator-api2", feature = "ndarray"))]
 #![expect(unsafe_code, reason = "a backend of host memory")]
 
@@ -12,17 +14,18 @@ use pool_host::{HostAllocator, InPool, PooledArray};
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// Host memory that begins 8 bytes behind a multiple of its alignment, 8 or 64.
+/// Host memory whose blocks begin 8 bytes behind a multiple of 64 for the alignment 8, and at a
+/// multiple of 64 for the alignment 64.
 #[derive(Default)]
 struct Shifted {
     host: HostAllocator,
-    /// Says that blocks have any alignment, which they have not.
+    /// Whether the allocator accepts any alignment and then ignores it.
     lies: bool,
-    /// Bytes by which a view is too short.
+    /// Number of bytes by which each view is shorter than requested.
     short: u64,
 }
 
-/// An alignment.
+/// An alignment in bytes, 8 or 64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct To(u64);
 
@@ -32,7 +35,7 @@ impl Default for To {
     }
 }
 
-/// A block of the host, and where its bytes begin in it.
+/// A block of the host allocator, and the offset at which the usable bytes begin.
 type Block = (<HostAllocator as DeviceAllocator>::Block, u64);
 
 impl DeviceAllocator for Shifted {
@@ -69,7 +72,7 @@ impl DeviceAllocator for Shifted {
         self.host.view(&block.0, block.1 + offset, bytes.saturating_sub(self.short), on)
     }
     fn zero(&self, block: &mut Block, bytes: u64, on: &()) -> Result<(), DeviceError> {
-        // SAFETY: the block is borrowed alone.
+        // SAFETY: `&mut` excludes other users of the block.
         unsafe { self.zero_part(block, 0..bytes, on) }
     }
 }
@@ -86,12 +89,14 @@ impl Sliceable for Shifted {
         on: &(),
     ) -> Result<(), DeviceError> {
         let bytes = block.1 + bytes.start..block.1 + bytes.end;
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees that no other code uses these bytes meanwhile. They lie
+        // inside the host's block, which has 64 bytes more than requested.
         unsafe { self.host.zero_part(&block.0, bytes, on) }
     }
 }
 
-// SAFETY: the views are those of the host's allocator.
+// SAFETY: blocks and views are those of `HostAllocator`, which keeps the contract. Each view is
+// shifted by the same offset for the same block, and is never longer than requested.
 unsafe impl HostMemory for Shifted {
     fn bytes(view: &Self::View<'_>) -> NonNull<[u8]> {
         HostAllocator::bytes(view)
@@ -99,7 +104,7 @@ unsafe impl HostMemory for Shifted {
 }
 
 #[test]
-fn an_arena_promises_the_alignment_that_its_segments_have() {
+fn an_arena_aligns_buffers_as_requested_or_refuses() {
     let pool =
         BucketPool::builder(Shifted::default()).arena(ArenaConfig::segments(1 << 20)).build();
     for alignment in [8, 16, 64, 512] {
@@ -131,7 +136,7 @@ fn a_collection_is_refused_where_its_memory_is_not_aligned_or_too_short() {
         let layout = Layout::from_size_align(100, align).unwrap();
         let block = pool.allocate(layout);
         block.map(|block| {
-            // SAFETY: it comes from here, with this layout.
+            // SAFETY: `pool.allocate` just returned it for this layout, and it is freed once.
             unsafe { pool.deallocate(block.cast(), layout) }
         })
     };
@@ -149,7 +154,7 @@ fn a_slice_is_no_longer_than_its_view() {
 }
 
 #[test]
-fn exact_sizes_are_told_apart_in_steps_of_what_blocks_are_aligned_to() {
+fn exact_sizes_are_rounded_up_to_the_alignment_or_to_a_granule() {
     let hits_of = |builder: PoolBuilder<HostAllocator>| {
         let pool = builder.policy(BucketPolicy::Exact).build();
         for bytes in [1, 64, 60, 65, 128] {

@@ -1,4 +1,7 @@
-//! Each check of the tcache fires: in a child process, which must die and say why.
+//! Checks that each mistake is detected in the check mode of the tcache.
+//!
+//! Each mistake is made in a child process, which must end by a signal and, where a check found the
+//! mistake, name it on stderr.
 #![expect(unsafe_code, reason = "mistakes are made on purpose")]
 #![expect(
     clippy::undocumented_unsafe_blocks,
@@ -30,7 +33,7 @@ fn free(block: *mut u8, bytes: usize) {
     unsafe { ALLOCATOR.dealloc(block, layout(bytes)) };
 }
 
-/// Makes one mistake, or none.
+/// Allocates and frees blocks correctly except for `mistake`. An unknown name makes no mistake.
 fn make(mistake: &str) {
     let (small, large) = (block(100), block(10_000));
     match mistake {
@@ -54,7 +57,8 @@ fn make(mistake: &str) {
     match mistake {
         "after free" => {
             unsafe { small.add(50).write(1) };
-            // It is looked at before its memory serves again.
+            // Freed blocks are checked before their memory is reused. These requests push the block
+            // out of the quarantine.
             (0..3000).for_each(|_| free(block(64), 64));
         }
         "read after free of a large one" => unsafe {
@@ -64,9 +68,10 @@ fn make(mistake: &str) {
     }
 }
 
-/// What the children run.
+/// Makes the mistake that the environment names; child processes run this test. Without the
+/// variable it does nothing.
 #[test]
-fn a_child() {
+fn a_child_makes_its_mistake() {
     if let Ok(mistake) = std::env::var(MISTAKE) {
         make(&mistake);
         println!("it lives");
@@ -75,7 +80,7 @@ fn a_child() {
 
 fn in_child(mistake: &str) -> Output {
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", "a_child", "--nocapture", "--test-threads", "1"]);
+    child.args(["--exact", "a_child_makes_its_mistake", "--nocapture", "--test-threads", "1"]);
     child.env(MISTAKE, mistake).env("BUCKETPOOL_HOST", "check").output().unwrap()
 }
 
@@ -94,7 +99,7 @@ fn each_mistake_ends_the_process_and_is_named() {
     ] {
         let output = in_child(mistake);
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        // Pages that nobody may touch say nothing but end it.
+        // An access to a protected page ends the process by SIGSEGV, without a message.
         let signal = if said.is_empty() { libc::SIGSEGV } else { libc::SIGABRT };
         assert_eq!(output.status.signal(), Some(signal), "{mistake}: {text}");
         assert!(text.contains(said), "{mistake}: {text}");
@@ -102,7 +107,7 @@ fn each_mistake_ends_the_process_and_is_named() {
 }
 
 #[test]
-fn a_program_without_mistakes_lives() {
+fn a_program_without_mistakes_runs_to_its_end() {
     let output = in_child("none");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success() && text.contains("it lives"), "{text}");

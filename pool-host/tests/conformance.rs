@@ -1,23 +1,23 @@
-//! Host memory passes the suite.
+//! Conformance suite of `pool-core`, run on host memory and on locked memory.
 
 use pool_core::conformance::{self, Probe};
 use pool_core::{ArenaConfig, BucketPool, KIB};
 use pool_host::{HostAllocator, PinnedAllocator};
 
 #[test]
-fn host_memory_passes_the_suite() {
+fn host_memory_passes_the_conformance_suite() {
     conformance::run(HostAllocator::new, Probe::host());
 }
 
 #[test]
-fn pinned_memory_passes_the_suite() {
+fn locked_memory_passes_the_conformance_suite() {
     conformance::run(PinnedAllocator::new, Probe::host());
     let config = ArenaConfig::segments(16 * KIB);
     conformance::run_arena(PinnedAllocator::new, &config, Probe::host());
 }
 
 #[test]
-fn arenas_over_host_memory_pass_the_suite() {
+fn arenas_over_host_memory_pass_the_conformance_suite() {
     let pages = ArenaConfig::pages(4 * KIB, 0.0);
     for config in [ArenaConfig::grow(), pages, ArenaConfig::segments(16 * KIB)] {
         conformance::run_arena(HostAllocator::new, &config, Probe::host());
@@ -25,7 +25,7 @@ fn arenas_over_host_memory_pass_the_suite() {
 }
 
 #[test]
-fn any_alignment_is_kept_also_when_a_block_is_reused() {
+fn reused_blocks_keep_any_requested_alignment() {
     let pool = BucketPool::new(HostAllocator::new());
     for alignment in (0..=21).map(|shift| 1_u64 << shift) {
         for _ in 0..2 {
@@ -55,7 +55,7 @@ fn fresh_memory_reads_as_zeroes_and_reused_memory_as_it_was_left() {
 }
 
 #[test]
-fn blocks_of_an_arena_are_aligned_as_asked() {
+fn blocks_of_an_arena_are_aligned_as_requested() {
     for (config, most) in [(ArenaConfig::segments(64 * KIB), 512), (ArenaConfig::grow(), 512)] {
         for granule in [16, 512] {
             let config = config.clone().granule(granule);
@@ -73,7 +73,7 @@ fn blocks_of_an_arena_are_aligned_as_asked() {
 }
 
 #[test]
-fn threads_that_give_back_and_take_at_once_see_their_own_bytes() {
+fn threads_that_allocate_and_clear_at_once_see_only_their_own_bytes() {
     let pool = BucketPool::builder(HostAllocator::new())
         .arena(ArenaConfig::pages(4096, 0.0))
         .cached_limit(0)

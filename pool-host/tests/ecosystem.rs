@@ -44,7 +44,7 @@ fn collections_may_outlive_their_pool_and_change_threads() {
 }
 
 #[test]
-fn any_layout_is_kept() {
+fn collections_get_the_size_and_alignment_they_request() {
     let pool = BucketPool::new(PinnedAllocator::new());
     for (bytes, align) in [(0, 1), (1, 1), (3, 2), (100, 64), (5000, 2048)] {
         let layout = Layout::from_size_align(bytes, align).unwrap();
@@ -58,7 +58,7 @@ fn any_layout_is_kept() {
 }
 
 #[test]
-fn a_vector_in_the_tcache() {
+fn a_vector_grows_in_the_tcache() {
     let mut numbers: Vec<u8, &Tcache> = Vec::new_in(&TCACHE);
     numbers.extend(std::iter::repeat_n(7, 100_000));
     assert!(numbers.iter().all(|number| *number == 7));
@@ -84,7 +84,7 @@ fn arrays_are_views_of_pooled_memory() {
 }
 
 #[test]
-fn arrays_of_any_shape() {
+fn arrays_have_any_shape_that_fits_in_memory() {
     let points = global().allocate_array::<u16>(&[4, 5, 6]).unwrap();
     assert_eq!((points.len(), points.view().ndim()), (120, 3));
     let none = global().allocate_array::<u16>(&[4, 0, 6]).unwrap();

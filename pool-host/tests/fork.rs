@@ -1,5 +1,7 @@
-//! A process forks while its threads use pools of host memory: in the child a pool works, or says
-//! that it was forked. It never waits for a thread that is not there.
+//! Pools of host memory in a child that was forked while other threads used them.
+//!
+//! In the child a pool works or returns `Why::Forked`. It never waits for a thread that does not
+//! exist there.
 #![cfg(unix)]
 #![expect(unsafe_code, reason = "child processes are made")]
 #![expect(clippy::unwrap_used, reason = "a test")]
@@ -11,9 +13,9 @@ use std::thread;
 
 type Pool = BucketPool<HostAllocator>;
 
-/// Children of each pool.
+/// Number of children that are forked for each pool.
 const CHILDREN: usize = 100;
-/// Seconds after which a child that waits is ended.
+/// Seconds after which a child that hangs is ended.
 const SECONDS: u32 = 20;
 
 fn pools() -> [(&'static str, Pool); 3] {
@@ -25,7 +27,8 @@ fn pools() -> [(&'static str, Pool); 3] {
     ]
 }
 
-/// Takes blocks of many sizes, hits and misses, and gives them back.
+/// Allocates blocks of many sizes, with hits and misses, and frees them. Returns whether each kept
+/// the bytes that were written to it.
 fn churn(pool: &Pool, seed: usize) -> Result<bool, AllocError> {
     let mut held = Vec::new();
     for step in 0..100 {
@@ -42,7 +45,8 @@ fn churn(pool: &Pool, seed: usize) -> Result<bool, AllocError> {
     Ok(is_right)
 }
 
-/// Uses the pool in a child as a program does, on two threads.
+/// Uses the pool in a child, first on its only thread and then on a second one. Returns whether the
+/// contents and the statistics are right.
 fn child(pool: &Pool) -> Result<bool, AllocError> {
     let own = churn(pool, 1)?;
     let others = thread::scope(|scope| scope.spawn(|| churn(pool, 2)).join().unwrap())?;
@@ -51,26 +55,26 @@ fn child(pool: &Pool) -> Result<bool, AllocError> {
     Ok(own && others && stats.allocations >= 200)
 }
 
-/// Forks. Returns the exit status of the child: 0 if it worked, 1 << 8 if it was told that it was
-/// forked, anything else if it was wrong, or waited.
+/// Forks a child that uses the pool, and returns its wait status: 0 if the pool worked, `1 << 8` if
+/// the pool returned `Why::Forked`, and another value if the result was wrong or the child hung.
 fn fork(pool: &Pool) -> i32 {
-    // SAFETY: the child does what is tested here, allocates by the C library, which allows that
-    // after `fork`, and ends.
+    // SAFETY: the child uses the pool, which is under test, and the C library's allocator, which
+    // may be used after `fork`. It ends by `_exit`.
     match unsafe { libc::fork() } {
         0 => {
-            // SAFETY: sets a clock of this process.
+            // SAFETY: `alarm` has no requirements on memory. It ends a child that hangs.
             unsafe { libc::alarm(SECONDS) };
             let code = match child(pool) {
                 Ok(true) => 0,
                 Err(error) if error.why() == Why::Forked => 1,
                 _ => 2,
             };
-            // SAFETY: ends the child at once.
+            // SAFETY: `_exit` has no requirements. It ends the child without running destructors.
             unsafe { libc::_exit(code) }
         }
         child => {
             let mut status = 0;
-            // SAFETY: waits for our child, and writes to the number that it is given.
+            // SAFETY: `status` is a live local variable that `waitpid` may write to.
             assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
             status
         }
@@ -79,7 +83,7 @@ fn fork(pool: &Pool) -> i32 {
 
 #[test]
 #[cfg_attr(miri, ignore = "Miri has no `fork`")]
-fn children_of_a_busy_process_work_or_say_that_they_were_forked() {
+fn in_children_of_a_busy_process_a_pool_works_or_reports_the_fork() {
     for (name, pool) in pools() {
         let stop = AtomicBool::new(false);
         let busy = |seed| {
@@ -106,7 +110,7 @@ fn children_of_a_busy_process_work_or_say_that_they_were_forked() {
 
 #[test]
 #[cfg_attr(miri, ignore = "Miri has no `fork`")]
-fn a_child_of_a_quiet_process_works() {
+fn in_a_child_of_a_quiet_process_a_pool_works() {
     for (name, pool) in pools() {
         let parked = pool.clone();
         thread::spawn(move || churn(&parked, 5)).join().unwrap().unwrap();

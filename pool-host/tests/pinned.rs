@@ -1,35 +1,37 @@
-//! Memory that stays where it is, and the system's limit on it.
+//! Locked host memory: the system's limit, and forked children.
 #![expect(unsafe_code, reason = "a child process is made, so that limits are its own")]
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use pool_core::{BucketPolicy, BucketPool, KIB, MIB, Why};
 use pool_host::{AtLockLimit, PinnedAllocator};
 
-/// What the system says is locked, in bytes.
+/// Returns the locked bytes of this process (`VmLck`).
 fn locked() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmLck:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * KIB
 }
 
-/// Runs `work` in a child that may lock so many bytes, and returns its exit status.
+/// Runs `work` in a child that may lock `limit` bytes, and returns the child's wait status: 0 if
+/// `work` returned true.
 fn in_child(limit: u64, work: impl FnOnce() -> bool) -> i32 {
-    // SAFETY: the child allocates, which the system's allocator allows after `fork`, and ends.
+    // SAFETY: the child uses the system's allocator, which may be used after `fork`, and ends by
+    // `_exit`.
     match unsafe { libc::fork() } {
         0 => {
             let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
-            // SAFETY: reads the value that it is given.
+            // SAFETY: `limit` is a live local variable that `setrlimit` only reads.
             unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) };
-            // The limit does not bind the superuser.
-            // SAFETY: changes a number of this process.
+            // The limit does not apply to the superuser, so the child becomes another user.
+            // SAFETY: `setuid` has no requirements on memory, and the child has no other thread.
             unsafe { libc::setuid(65_534) };
             let passed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-            // SAFETY: ends the child at once.
+            // SAFETY: `_exit` has no requirements. It ends the child without running destructors.
             unsafe { libc::_exit(i32::from(!passed.unwrap_or(false))) }
         }
         child => {
             let mut status = 0;
-            // SAFETY: waits for our child, and writes to the number that it is given.
+            // SAFETY: `status` is a live local variable that `waitpid` may write to.
             assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
             status
         }
@@ -37,7 +39,7 @@ fn in_child(limit: u64, work: impl FnOnce() -> bool) -> i32 {
 }
 
 #[test]
-fn what_is_pooled_is_locked_and_what_goes_back_is_not() {
+fn blocks_stay_locked_until_the_pool_gives_them_back() {
     assert_eq!(
         in_child(MIB, || {
             let before = locked();
@@ -69,7 +71,7 @@ fn at_the_limit_the_error_names_it_and_its_value() {
             assert!(text.contains("RLIMIT_MEMLOCK") && text.contains("262144"), "{text}");
             assert_eq!(pool.stats().reserved_bytes, 128 * KIB);
             drop(held);
-            // What is idle goes back before anybody is refused.
+            // The pool gives its cached blocks back before it refuses a request.
             assert!(pool.allocate(256 * KIB).is_ok());
             true
         }),
@@ -78,7 +80,7 @@ fn at_the_limit_the_error_names_it_and_its_value() {
 }
 
 #[test]
-fn or_it_is_not_locked_and_says_so() {
+fn at_the_limit_a_block_may_be_unlocked_and_reports_it() {
     assert_eq!(
         in_child(0, || {
             let pool = BucketPool::new(PinnedAllocator::at_limit(AtLockLimit::Unlocked));
@@ -115,7 +117,7 @@ fn a_collection_in_a_pool_can_be_read_and_dropped_in_a_forked_child() {
     names.extend(["a", "b"].map(str::to_owned));
     let status = in_child(MIB, move || {
         let is_there = names.iter().map(String::as_str).eq(["a", "b"]);
-        drop(names); // its strings go; its block stays with the pool of the parent
+        drop(names); // frees the strings; the block stays with the parent's pool
         is_there
     });
     assert_eq!(status, 0, "{status:x}");
@@ -127,11 +129,12 @@ fn a_forked_child_cannot_allocate_from_its_parents_pool() {
     drop(pool.allocate(64 * KIB).unwrap());
     let live = pool.allocate(64 * KIB).unwrap();
     let status = in_child(MIB, move || {
-        // A cached block would fit, and its pages are not locked here.
+        // A cached block would fit, but its pages are not locked in the child.
         let error = pool.allocate(64 * KIB).unwrap_err();
         assert_eq!(error.why(), Why::Forked);
         assert!(live.on(&()).is_err_and(|error| error.why == Why::Forked));
-        // New memory of the child does not land in that of the pool, and outlives it.
+        // New memory of the child does not overlap the pool's memory and stays intact when the
+        // pool is dropped.
         let own: Vec<Vec<u8>> = (0..64).map(|_| vec![5; 64 << 10]).collect();
         drop((live, pool));
         own.iter().flatten().all(|byte| *byte == 5)
@@ -140,7 +143,7 @@ fn a_forked_child_cannot_allocate_from_its_parents_pool() {
 }
 
 #[test]
-fn a_forked_child_has_locked_memory_of_its_own() {
+fn a_forked_child_can_create_its_own_allocator() {
     let parents = PinnedAllocator::new();
     let status = in_child(MIB, || {
         let before = locked();
@@ -161,14 +164,15 @@ fn an_alignment_above_a_page_is_refused() {
 }
 
 #[test]
-fn more_than_there_is_is_refused_before_the_system_kills_for_it() {
+fn a_request_above_the_available_memory_is_refused() {
     let machine = pool_core::DeviceAllocator::total_bytes(&PinnedAllocator::new()).unwrap();
     let pool = BucketPool::new(PinnedAllocator::new());
     let error = pool.allocate(2 * machine).unwrap_err();
     assert_eq!(error.why(), Why::OutOfMemory);
     let said = error.to_string();
     assert!(said.contains("lock more than there is: MemAvailable in bytes"), "{said}");
-    // Addresses only: nothing is touched. The kernel holds some of the machine's memory itself.
+    // `MemAvailable` is less than the machine's memory, because the kernel uses some of it, so the
+    // block is not locked. The test maps addresses and touches none of them.
     let unlocked = BucketPool::builder(PinnedAllocator::at_limit(AtLockLimit::Unlocked))
         .policy(BucketPolicy::Exact)
         .build();

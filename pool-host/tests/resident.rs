@@ -1,4 +1,5 @@
-//! What stays resident: figures of the whole process, so one test at a time.
+//! Resident memory of pools. The figures are those of the whole process, so one test runs at a
+//! time.
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -8,14 +9,14 @@ use std::sync::Mutex;
 
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Resident bytes of this process.
+/// Returns the resident bytes of this process.
 fn resident() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
 }
 
 #[test]
-fn a_large_fresh_block_is_not_touched() {
+fn allocating_a_large_block_touches_none_of_its_pages() {
     let _alone = ALONE.lock();
     let pool = BucketPool::new(HostAllocator::new());
     let before = resident();
@@ -25,7 +26,7 @@ fn a_large_fresh_block_is_not_touched() {
 }
 
 #[test]
-fn pages_that_an_arena_gives_back_are_the_systems_again() {
+fn clear_returns_the_pages_of_an_arena_to_the_system() {
     let _alone = ALONE.lock();
     let pool = BucketPool::builder(HostAllocator::new()).arena(ArenaConfig::grow()).build();
     let before = resident();
@@ -36,4 +37,18 @@ fn pages_that_an_arena_gives_back_are_the_systems_again() {
     assert!(pool.clear().unwrap() >= 256 << 20);
     assert!(resident() - before < 64 << 20, "{} bytes stay resident", resident() - before);
     assert!(pool.allocate(256 << 20).unwrap().iter().step_by(4096).all(|byte| *byte == 0));
+}
+
+#[cfg(feature = "allocator-api2")]
+#[test]
+fn dropping_an_unfilled_collection_touches_none_of_its_pages() {
+    use pool_host::InPool;
+    use pool_host::allocator_api2::vec::Vec;
+
+    let _alone = ALONE.lock();
+    let pool = BucketPool::new(HostAllocator::new());
+    let before = resident();
+    let empty: Vec<u8, _> = Vec::with_capacity_in(512 << 20, InPool::new(&pool));
+    drop(empty);
+    assert!(resident() - before < 64 << 20, "{} bytes became resident", resident() - before);
 }

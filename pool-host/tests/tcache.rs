@@ -1,4 +1,4 @@
-//! A program whose global allocator is a `Tcache`: this one.
+//! Tests of a `Tcache` that is the global allocator of this test program.
 #![expect(unsafe_code, reason = "an allocator and `fork` are called")]
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -14,7 +14,7 @@ static ALLOCATOR: Tcache = Tcache::new().cached_limit(64 << 20);
 
 static SECOND: Tcache = Tcache::new();
 
-/// The tests look at one allocator, so one at a time.
+/// Lock that a test holds while it runs, because all tests read the statistics of one allocator.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> std::sync::MutexGuard<'static, ()> {
@@ -26,7 +26,7 @@ fn bytes_of(vector: &Vec<u8>) -> (*const u8, usize) {
 }
 
 #[test]
-fn temporaries_come_back_warm_from_64_bytes_to_16_mib() {
+fn temporaries_from_64_bytes_to_16_mib_reuse_their_block() {
     let _alone = alone();
     for bytes in [64, 1000, 4096, 100_000, 1 << 20, 16 << 20] {
         let first = vec![1_u8; bytes];
@@ -38,13 +38,15 @@ fn temporaries_come_back_warm_from_64_bytes_to_16_mib() {
             assert_eq!(bytes_of(&again), place);
         }
         let after = ALLOCATOR.stats();
-        // The harness's own threads miss now and then; each of these would have.
+        // Threads of the test harness may miss a few times. Without reuse, each of the 100 requests
+        // would miss.
         assert!(after.misses < before.misses + 50, "{bytes}: {after}");
         assert!(after.hits >= before.hits + 100, "{after}");
     }
 }
 
-/// What was freed dirty comes back as zeroes, here and in a second thread.
+/// Zeroed requests return zeroes from blocks that were freed with other contents, on this thread
+/// and on a second one.
 #[test]
 fn zeroed_memory_is_zero_after_dirty_frees() {
     let _alone = alone();
@@ -67,7 +69,7 @@ fn zeroed_memory_is_zero_after_dirty_frees() {
 }
 
 #[test]
-fn growing_and_shrinking_keeps_what_was_written() {
+fn growing_and_shrinking_a_vector_keeps_its_contents() {
     let _alone = alone();
     let mut grown: Vec<u32> = Vec::new();
     for number in 0..3_000_000 {
@@ -80,26 +82,43 @@ fn growing_and_shrinking_keeps_what_was_written() {
     }
 }
 
+/// Requests with an alignment of at most 2 MiB hit the cache. Above that they bypass it and go to
+/// the inner allocator.
 #[test]
-fn what_is_aligned_to_more_than_16_goes_past() {
+fn any_alignment_is_served() {
     let _alone = alone();
-    let before = ALLOCATOR.stats();
-    for align in [32, 64, 4096, 1 << 21] {
-        let layout = Layout::from_size_align(1000, align).unwrap();
-        // SAFETY: the layout is not of 0 bytes.
-        let block = unsafe { ALLOCATOR.alloc_zeroed(layout) };
-        assert!(block.addr().is_multiple_of(align) && !block.is_null());
-        // SAFETY: from `alloc_zeroed` above, with this layout, and shrunk to a valid size.
-        let block = unsafe { ALLOCATOR.realloc(block, layout, 500) };
-        assert!(block.addr().is_multiple_of(align) && !block.is_null());
-        let layout = Layout::from_size_align(500, align).unwrap();
-        // SAFETY: from `realloc` above, with this layout.
-        unsafe { ALLOCATOR.dealloc(block, layout) };
+    for align in [32, 64, 4096, 2 << 20, 4 << 20] {
+        let before = ALLOCATOR.stats();
+        for _ in 0..50 {
+            let layout = Layout::from_size_align(1000, align).unwrap();
+            // SAFETY: the layout's size is 1000 bytes, not 0.
+            let block = unsafe { ALLOCATOR.alloc_zeroed(layout) };
+            assert!(block.addr().is_multiple_of(align) && !block.is_null());
+            // SAFETY: `alloc_zeroed` above returned 1000 zeroed bytes, which no other code uses.
+            let all = unsafe { std::slice::from_raw_parts_mut(block, 1000) };
+            assert!(all.iter().all(|byte| *byte == 0));
+            all.fill(7);
+            // SAFETY: `alloc_zeroed` above returned it for this layout. The new size of 500 bytes
+            // is not 0 and does not overflow with the alignment.
+            let block = unsafe { ALLOCATOR.realloc(block, layout, 500) };
+            assert!(block.addr().is_multiple_of(align) && !block.is_null());
+            // SAFETY: `realloc` above returned a block of 500 bytes.
+            let last = unsafe { block.add(499) };
+            // SAFETY: `last` is the last byte of that block, and `realloc` keeps the first 500
+            // bytes, which were written above.
+            assert_eq!(unsafe { last.read() }, 7);
+            let layout = Layout::from_size_align(500, align).unwrap();
+            // SAFETY: `realloc` above returned it with this size and alignment.
+            unsafe { ALLOCATOR.dealloc(block, layout) };
+        }
+        let after = ALLOCATOR.stats();
+        let (hits, bypasses) = (after.hits - before.hits, after.bypasses - before.bypasses);
+        assert_eq!((hits >= 45, bypasses > 0), (align <= 2 << 20, align > 2 << 20), "{after}");
     }
-    assert_eq!(ALLOCATOR.stats().bypasses, before.bypasses + 4);
 }
 
-/// The last destructors of a thread run after its front was given up.
+/// Destructors of thread locals may allocate and free, also after the thread gave its thread cache
+/// up.
 #[test]
 fn destructors_of_thread_locals_may_allocate() {
     struct Late(Vec<u8>);
@@ -113,7 +132,9 @@ fn destructors_of_thread_locals_may_allocate() {
     let _alone = alone();
     for bytes in [10, 10_000, 1 << 20] {
         thread::spawn(move || LATE.set(Some(Late(vec![1; bytes])))).join().unwrap();
-        // Registered before the front, so it runs after it.
+        // The first access registers the destructor of `LATE` before the closure allocates. Rust
+        // runs destructors in reverse order of registration, so the one of the thread cache runs
+        // first.
         thread::spawn(move || {
             LATE.with(|_| ());
             LATE.set(Some(Late(vec![1; bytes])));
@@ -142,7 +163,7 @@ fn a_panic_while_buffers_are_held_gives_them_back() {
 }
 
 #[test]
-fn ten_threads_hand_blocks_around() {
+fn blocks_exchanged_between_ten_threads_stay_intact() {
     let _alone = alone();
     let shelf: Vec<Mutex<Vec<u8>>> = (0..64).map(|_| Mutex::new(Vec::new())).collect();
     let start = Barrier::new(10);
@@ -171,18 +192,18 @@ fn ten_threads_hand_blocks_around() {
 }
 
 #[test]
-fn clear_and_trim_give_back_what_is_idle() {
+fn clear_and_trim_give_back_cached_memory() {
     let _alone = alone();
     drop((vec![1_u8; 8 << 20], vec![1_u8; 4 << 20]));
-    assert!(ALLOCATOR.stats().depot_bytes >= 12 << 20);
+    assert!(ALLOCATOR.stats().page_bytes >= 12 << 20);
     assert!(ALLOCATOR.trim(1 << 20) >= 1 << 20);
     assert!(ALLOCATOR.clear() > 0);
-    assert_eq!(ALLOCATOR.stats().depot_bytes, 0);
+    assert_eq!(ALLOCATOR.stats().page_bytes, 0);
     assert_eq!(ALLOCATOR.trim(1), 0);
 }
 
 #[test]
-fn a_forked_child_allocates_while_other_threads_are_at_it() {
+fn a_child_forked_while_other_threads_allocate_can_allocate() {
     let _alone = alone();
     let stop = std::sync::atomic::AtomicBool::new(false);
     thread::scope(|scope| {
@@ -194,19 +215,20 @@ fn a_forked_child_allocates_while_other_threads_are_at_it() {
             });
         }
         let all_well = (0..50).all(|_| {
-            // SAFETY: the child calls what a child of a program with threads may call: memory,
-            // which is what is tested, and `_exit`.
+            // SAFETY: the child only uses the tcache, which is under test, and `_exit`.
             match unsafe { libc::fork() } {
                 0 => {
+                    // SAFETY: has no requirements. A child that hangs is ended, and seen.
+                    unsafe { libc::alarm(60) };
                     let held: Vec<Vec<u8>> = (1..60).map(|n| vec![7; n * n * 200]).collect();
                     let well = held.iter().flatten().all(|byte| *byte == 7);
                     drop(held);
-                    // SAFETY: ends the child at once.
+                    // SAFETY: `_exit` has no requirements. It ends the child at once.
                     unsafe { libc::_exit(i32::from(!well)) }
                 }
                 child => {
                     let mut status = 0;
-                    // SAFETY: waits for our child, and writes to the number that it is given.
+                    // SAFETY: `status` is a live local variable that `waitpid` may write to.
                     let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
                     waited == child && status == 0
                 }
@@ -217,26 +239,31 @@ fn a_forked_child_allocates_while_other_threads_are_at_it() {
     });
 }
 
-/// Runs this program again, for the one test that says what it sees.
+/// Runs `a_second_tcache_passes_through` in a new process, where it prints the state of both
+/// allocators. Returns the exit status and the output.
 fn again(environment: &[(&str, &str)]) -> (ExitStatus, String) {
     let mut program = Command::new(std::env::current_exe().unwrap());
-    program.args(["--exact", "what_it_says_of_itself", "--nocapture"]).env("TELL", "1");
+    program.args(["--exact", "a_second_tcache_passes_through", "--nocapture"]).env("TELL", "1");
+    program.env_remove("BUCKETPOOL_HOST").env_remove("LD_PRELOAD");
     let output = program.envs(environment.iter().copied()).output().unwrap();
     let text = [output.stdout, output.stderr].concat();
     (output.status, String::from_utf8(text).unwrap())
 }
 
-/// For `again`; and a second `Tcache`, which passes through.
+/// Checks that a second `Tcache` in a process passes requests through to its inner allocator.
+///
+/// In a process of [`again`] it prints the state of both allocators instead.
 #[test]
-fn what_it_says_of_itself() {
+fn a_second_tcache_passes_through() {
     let _alone = alone();
     if std::env::var_os("TELL").is_none() {
         assert!(ALLOCATOR.is_active());
         assert!(!SECOND.is_active());
         let layout = Layout::new::<[u8; 100]>();
-        // SAFETY: not of 0 bytes.
+        // SAFETY: the layout's size is 100 bytes, not 0.
         let block = unsafe { SECOND.alloc(layout) };
-        // SAFETY: it passes everything through to `System`, with the same layout.
+        // SAFETY: `SECOND` passes every request through to `System` with the same layout, so the
+        // block is one of `System`'s.
         unsafe { System.dealloc(block, layout) };
         assert_eq!((SECOND.stats(), SECOND.clear()), (TcacheStats::default(), 0));
         return;
@@ -248,7 +275,7 @@ fn what_it_says_of_itself() {
 }
 
 #[test]
-fn the_environment_is_read() {
+fn the_environment_configures_the_tcache() {
     let _alone = alone();
     let active = format!("active true\nlimit {}, second false", 64 << 20);
     for (environment, said) in [
@@ -256,7 +283,8 @@ fn the_environment_is_read() {
         (vec![("BUCKETPOOL_HOST", "off")], "active false\nlimit 0, second false"),
         (vec![("BUCKETPOOL_HOST", "limit=8M,decay=0")], "active true\nlimit 8388608,"),
         (vec![("BUCKETPOOL_HOST", "limt=8M")], "BUCKETPOOL_HOST: `limt=8M` is none of off, on,"),
-        // What Valgrind sets; the loader has no such library, says so and goes on.
+        // Valgrind sets `LD_PRELOAD` like this. The loader does not find the library, prints a
+        // message and continues.
         (vec![("LD_PRELOAD", "vgpreload_none.so")], "active false"),
         (vec![("LD_PRELOAD", "vgpreload_none.so"), ("BUCKETPOOL_HOST", "on")], active.as_str()),
         (vec![], "a second Tcache in this process passes through"),

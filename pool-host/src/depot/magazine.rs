@@ -1,33 +1,36 @@
-//! Blocks of one class in batches, as a depot passes them to and from fronts.
+//! Magazines and batches: blocks of one size class that move between depot and thread caches.
 //!
-//! Pointers are kept here and not in the blocks: a write to a freed block cannot lead the allocator
-//! astray, and a cold block is not touched for being cached.
+//! Pointers to cached blocks are in magazines and not in the blocks: a write to a freed block
+//! cannot corrupt a free list, and caching a block does not load it into the processor's caches.
 
 use super::sync::{TryLock, const_unless_loom};
 use crate::virtual_memory;
 use std::cell::Cell;
 use std::ptr;
 
-/// Blocks in a magazine at most; with that it is 256 bytes.
+/// Capacity of a magazine in blocks. A magazine is then 256 bytes.
 pub(crate) const MAGAZINE: usize = 28;
-/// Magazines that are mapped at once; pages of them cost memory when they are first used.
+/// Magazines that one mapping holds (16 KiB). Linking them writes to all of its pages.
 const AT_ONCE: usize = 64;
 
-/// A link to a magazine. They are never unmapped, so it lives as long as the process.
+/// A link to a magazine. Magazines are never unmapped, so the reference is `'static`.
 pub(crate) type Link = Option<&'static Magazine>;
 
-/// Some blocks of one class, with the neighbours in a stack.
+/// Up to [`MAGAZINE`] blocks of one class, linked to its neighbours in a free list.
 #[derive(Debug)]
 pub(crate) struct Magazine {
+    /// The next older magazine in a free list; the next one in a list of empty magazines.
     pub(crate) below: Cell<Link>,
+    /// The next newer magazine in a free list.
     pub(crate) above: Cell<Link>,
-    /// When it came, in the depot's own time.
+    /// Epoch of the first batch in it, by the depot's clock.
     pub(crate) stamp: Cell<u64>,
+    /// Number of blocks in it.
     pub(crate) len: Cell<usize>,
     blocks: [Cell<*mut u8>; MAGAZINE],
 }
 
-/// A batch on its way between a stack and a front, or to the inner allocator.
+/// Blocks of one class that move between a free list and a thread cache, or to the inner allocator.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Batch {
     pub(crate) blocks: [*mut u8; MAGAZINE],
@@ -35,15 +38,18 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
+    /// A batch without blocks.
     pub(crate) const EMPTY: Self = Self { blocks: [ptr::null_mut(); MAGAZINE], len: 0 };
 
+    /// Returns a batch of one block.
     pub(crate) fn of(block: *mut u8) -> Self {
         let mut batch = Self::EMPTY;
         batch.add(block);
         batch
     }
 
-    /// Adds a block; there is room, as its maker has seen to.
+    /// Adds a block. The batch must have fewer than [`MAGAZINE`] blocks; a full batch does not take
+    /// the block.
     pub(crate) fn add(&mut self, block: *mut u8) {
         if let Some(place) = self.blocks.get_mut(self.len) {
             *place = block;
@@ -51,18 +57,21 @@ impl Batch {
         }
     }
 
+    /// Takes the block that was added last.
     pub(crate) fn pop(&mut self) -> Option<*mut u8> {
         self.len = self.len.checked_sub(1)?;
         self.blocks.get(self.len).copied()
     }
 
+    /// Returns the blocks in the order in which they were added.
     pub(crate) fn as_slice(&self) -> &[*mut u8] {
         self.blocks.get(..self.len).unwrap_or_default()
     }
 }
 
 impl Magazine {
-    /// Adds as much of the batch as there is room for.
+    /// Moves blocks from the batch into the magazine until it is full or the batch is empty. The
+    /// last block of the batch moves first.
     pub(crate) fn add(&self, batch: &mut Batch) {
         while let Some(place) = self.blocks.get(self.len.get())
             && let Some(block) = batch.pop()
@@ -72,7 +81,7 @@ impl Magazine {
         }
     }
 
-    /// Takes the newest `most` blocks.
+    /// Takes the `most` blocks that were added last, or all if there are fewer.
     pub(crate) fn take(&self, most: usize) -> Batch {
         let mut batch = Batch::EMPTY;
         let keep = self.len.get().saturating_sub(most);
@@ -84,23 +93,27 @@ impl Magazine {
     }
 }
 
-/// Magazines that nobody uses, of all stacks: what a stack gives up another takes, so that there
-/// are only as many as all of them need at once.
+/// Empty magazines that all free lists share.
+///
+/// A free list takes the magazines that another gave up, so about as many magazines are mapped as
+/// all lists used together at their peak.
 #[derive(Debug)]
 pub(crate) struct Vacant(TryLock<Spare>);
 
-/// A list through `below`.
+/// A list of empty magazines, linked through `below`.
 #[derive(Debug)]
 struct Spare(Link);
 
 impl Vacant {
     const_unless_loom! {
+        /// Creates an empty list.
         pub(crate) fn new() -> Self {
             Self(TryLock::new(Spare(None)))
         }
     }
 
-    /// A magazine; none if the system has no memory, or if others are in here for too long.
+    /// Takes an empty magazine. Returns `None` if the system has no memory, or if the lock is held
+    /// for too long.
     pub(crate) fn take(&self) -> Link {
         self.0.enter(|spare| {
             let magazine = spare.0.or_else(more)?;
@@ -109,7 +122,8 @@ impl Vacant {
         })?
     }
 
-    /// Takes back an empty magazine. False if others are in here for too long.
+    /// Takes back an empty magazine. Returns false, without effect, if the lock is held for too
+    /// long.
     pub(crate) fn put(&self, magazine: &'static Magazine) -> bool {
         let put = self.0.enter(|spare| {
             magazine.below.set(spare.0);
@@ -119,7 +133,7 @@ impl Vacant {
     }
 }
 
-/// Magazines fresh from the system, linked.
+/// Maps [`AT_ONCE`] magazines and links them. Returns the first, or `None` without memory.
 #[cold]
 fn more() -> Link {
     let fresh: &'static [Magazine] = virtual_memory::zeroed(AT_ONCE)?;
@@ -131,10 +145,12 @@ fn more() -> Link {
     fresh.first()
 }
 
-// SAFETY: the list leads to magazines that nobody else reaches, and their cells are empty.
+// SAFETY: the links lead to empty magazines that no free list links. They are reached only through
+// the `TryLock` in `Vacant`, so one thread at a time uses their cells.
 #[expect(unsafe_code, reason = "links are shared references to cells")]
 unsafe impl Send for Spare {}
 
-// SAFETY: no links, no blocks, a length of 0, and no more than 256 bytes of alignment.
+// SAFETY: zero bytes are a valid magazine: both links are `None`, the stamp and the length are 0,
+// and the block pointers are null. Its alignment is that of a pointer, which is less than a page.
 #[expect(unsafe_code, reason = "a promise about zero bytes")]
 unsafe impl virtual_memory::Zeroed for Magazine {}

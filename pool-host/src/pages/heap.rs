@@ -1,10 +1,11 @@
-//! All that the lock of the pages guards: which run a request gets, and where a block can grow.
+//! The state under the lock of the pages: it chooses the run for a request, and grows blocks in
+//! place.
 
 use super::need::Need;
 use super::runs::{PageState, Run, Runs};
 use super::space::Space;
 
-/// The range, its runs, and how many of their pages are needed.
+/// The reserved range, its runs, and the recent need for pages.
 #[derive(Debug)]
 pub(super) struct Heap {
     pub(super) space: Option<Space>,
@@ -13,12 +14,12 @@ pub(super) struct Heap {
 }
 
 impl Heap {
-    /// No range yet.
+    /// Creates a heap without a range.
     pub(super) const fn new() -> Self {
         Self { space: None, runs: Runs::new(), need: Need::new() }
     }
 
-    /// Takes pages with old contents. `roomy`: out of a long run, if there is one.
+    /// Takes dirty pages. With `roomy` they come from a long run, if there is one.
     pub(super) fn take_dirty(
         &mut self,
         pages: u32,
@@ -30,7 +31,10 @@ impl Heap {
         Some((first, PageState::Dirty))
     }
 
-    /// Takes clean pages; the range grows if it must.
+    /// Takes clean pages, and grows the range if necessary. With `roomy` they come from a long run,
+    /// if there is one.
+    ///
+    /// If the range cannot grow, it takes pages of either state; the result tells which.
     pub(super) fn take_clean(
         &mut self,
         pages: u32,
@@ -49,20 +53,22 @@ impl Heap {
         {
             return Some((self.runs.take_from(run, pages, align), PageState::Clean));
         }
-        // The last resort: runs of its length that were not looked at.
+        // Last: a search of all runs of about this length, beyond the few that `take` examines.
         [PageState::Dirty, PageState::Clean]
             .into_iter()
             .find_map(|state| self.runs.take_any(pages, align, state).map(|first| (first, state)))
     }
 
-    /// Takes pages out of a run that is four times as long.
+    /// Takes pages from the longest list of runs, if its first run is at least four times as long
+    /// as the request.
     fn take_roomy(&mut self, pages: u32, align: u32, state: PageState) -> Option<u32> {
         let is_long = |run: &Run| run.pages / 4 >= pages.saturating_add(align);
         let run = self.runs.long_run(state).filter(is_long)?;
         Some(self.runs.take_from(run, pages, align))
     }
 
-    /// Makes the range longer by at least `pages`; nothing for 0.
+    /// Grows the usable range by at least `pages` pages; does nothing for 0. Returns `None` if
+    /// there are no addresses or no memory.
     fn grow(&mut self, pages: u32) -> Option<()> {
         if pages > 0 {
             let map = self.space.as_mut()?.grow(pages as usize)?;
@@ -71,15 +77,17 @@ impl Heap {
         Some(())
     }
 
-    /// Makes a block longer by the free pages behind it: one run of each state at most. `grows`:
-    /// also by new ones at the end of the range.
+    /// Grows a block in place, from `pages` to `wanted` pages, into the free pages behind it.
+    ///
+    /// Those are at most two runs, one of each state. With `grows`, it also grows the range if the
+    /// free pages end there. Returns false, with the block unchanged, if that is not enough.
     pub(super) fn extend(&mut self, first: u32, pages: u32, wanted: u32, grows: bool) -> bool {
         let mut lacking = wanted - pages;
         let [next, further] = self.free_behind(first);
         let end = further.or(next).map_or(first + pages, Run::end);
         let free = end - (first + pages);
         if free < lacking {
-            // New pages must be joined to the last run, or be the second.
+            // The new pages are clean: they coalesce with the last run, or are the second of two.
             let fits = further.is_none_or(|further| further.state == PageState::Clean);
             return grows
                 && fits
@@ -99,7 +107,7 @@ impl Heap {
         true
     }
 
-    /// The free runs that follow a block, at most two.
+    /// Returns the free runs that follow a block, at most two.
     fn free_behind(&self, first: u32) -> [Option<Run>; 2] {
         let is_free = |run: &Run| run.state != PageState::Used;
         let next = self.runs.behind(self.runs.at(first)).filter(is_free);

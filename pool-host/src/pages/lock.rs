@@ -1,47 +1,54 @@
-//! The lock of the pages: it is held over a fork, so a child finds what it guards whole.
+//! The lock of the pages. It is held during a fork, so the child finds the value consistent.
 #![expect(unsafe_code, reason = "a lock hands out what it guards")]
 
+use crate::system;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{
     AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 
-/// Looks at a lock that is held, before the thread that holds it is let run.
+/// Looks at a held lock before the first yield of the processor.
 const LOOKS: u32 = 64;
-/// How often it is let run, before this thread sleeps: a thread of higher priority, on the same
-/// processor, would keep it from running for ever.
+/// Yields before the thread sleeps. Without sleep, a waiting thread of higher priority could keep
+/// the thread that holds the lock from ever running on the same processor.
 const TURNS: u32 = 64;
-/// For so long.
+/// Duration of one sleep in nanoseconds.
 const SLEEP_NS: i64 = 50_000;
 
-/// No thread.
+/// Thread number that stands for no thread.
 const NOBODY: usize = 0;
 
-/// A value behind a lock that does not allocate. Waiting has no end, so nothing under it may call
-/// the program.
+/// A value behind a lock that does not allocate.
+///
+/// Waiting has no bound, so no code under the lock may call the program.
 #[derive(Debug)]
 pub(super) struct ForkLock<T> {
     held: AtomicBool,
-    /// The thread that holds it over a fork, also in the child, before the handler that gives it up
-    /// has run. What other handlers of the fork allocate comes in.
+    /// Number of the thread that holds the lock during a fork; [`NOBODY`] otherwise. In the child
+    /// it remains until `after_fork` runs there. That thread may enter meanwhile, because other
+    /// fork handlers allocate.
     forking: AtomicUsize,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached through `enter` only, by one thread at a time.
+// SAFETY: only `enter` reaches the value, for one thread at a time; `T: Send` permits that it is
+// another thread each time.
 unsafe impl<T: Send> Sync for ForkLock<T> {}
 
 impl<T> ForkLock<T> {
+    /// Creates an unlocked value.
     pub(super) const fn new(value: T) -> Self {
         let (held, forking) = (AtomicBool::new(false), AtomicUsize::new(NOBODY));
         Self { held, forking, value: UnsafeCell::new(value) }
     }
 
-    /// Works on the value. The work does not come here again.
+    /// Runs `work` on the value under the lock. `work` must not enter the lock again and must not
+    /// panic: the lock would stay held.
     pub(super) fn enter<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
         let is_forking = !self.try_hold() && self.wait();
-        // SAFETY: this thread took the lock, here or before the fork that it is in the middle of,
-        // and gives it up below or after that fork.
+        // SAFETY: this thread holds the lock: it took it above and releases it below, or it took it
+        // in `before_fork` and releases it in `after_fork`. So no other thread refers to the value.
+        // No other reference of this thread exists, because `work` does not enter again.
         let result = work(unsafe { &mut *self.value.get() });
         if !is_forking {
             self.held.store(false, Release);
@@ -49,11 +56,13 @@ impl<T> ForkLock<T> {
         result
     }
 
+    /// Tries to take the lock. Returns whether it did; it may fail spuriously.
     fn try_hold(&self) -> bool {
         self.held.compare_exchange_weak(false, true, Acquire, Relaxed).is_ok()
     }
 
-    /// Takes the lock, unless this thread holds it over a fork: true if so.
+    /// Waits for the lock and takes it. Returns true, without waiting, if this thread already holds
+    /// it for a fork.
     #[cold]
     fn wait(&self) -> bool {
         let (own, mut looks) = (own_number(), 0_u32);
@@ -73,7 +82,7 @@ impl<T> ForkLock<T> {
         }
     }
 
-    /// Takes the lock before a fork.
+    /// Takes the lock before a fork, for the calling thread.
     pub(super) fn before_fork(&self) {
         if !self.try_hold() {
             self.wait();
@@ -81,8 +90,8 @@ impl<T> ForkLock<T> {
         self.forking.store(own_number(), Relaxed);
     }
 
-    /// Gives it up after that, in parent and child; nothing if this thread did not take it, since
-    /// the handlers were registered in the middle of a fork.
+    /// Releases the lock after a fork, in parent and child. Does nothing if this thread did not
+    /// take it, which happens if the handlers were registered during the fork.
     pub(super) fn after_fork(&self) {
         if self.forking.load(Relaxed) == own_number() {
             self.forking.store(NOBODY, Relaxed);
@@ -91,15 +100,17 @@ impl<T> ForkLock<T> {
     }
 }
 
-/// A number of this thread that its copy in a forked child has as well.
+/// Returns a number of this thread. The thread's copy in a forked child has the same number.
 fn own_number() -> usize {
-    // SAFETY: asks for a number.
+    // SAFETY: `pthread_self` has no preconditions.
     let number = unsafe { libc::pthread_self() };
     usize::try_from(number).unwrap_or(NOBODY)
 }
 
+/// Sleeps for [`SLEEP_NS`] nanoseconds, or until a signal arrives.
 fn sleep() {
     let time = libc::timespec { tv_sec: 0, tv_nsec: SLEEP_NS };
-    // SAFETY: reads the time, and need not tell what is left of it.
-    unsafe { libc::nanosleep(&raw const time, std::ptr::null_mut()) };
+    // SAFETY: `time` is a valid `timespec` during the call, and the second pointer may be null.
+    let sleep = || unsafe { libc::nanosleep(&raw const time, std::ptr::null_mut()) };
+    system::keeping_errno(sleep);
 }

@@ -1,32 +1,33 @@
-//! Runs of pages: which are free, by length, and which of those hold old contents, by age.
+//! Runs of pages: the free runs by length, and the dirty runs also by age.
 //!
-//! A range is divided into runs. Two neighbours are never both dirty, nor both clean: they are
-//! joined at once. The map has an entry for each page, of which a run uses the first and the last,
-//! so a page tells its run, and a run its neighbours, in one step. Nothing here touches the pages
-//! themselves, allocates, or calls the system.
+//! A range is divided into runs. Two neighbours are never both dirty, nor both clean, because they
+//! coalesce at once. The map has one entry for each page. A run's length and state are in the
+//! entries of its first and its last page, so a run is found from its first page, and its
+//! neighbours from it, in constant time. Nothing here touches the pages themselves, allocates, or
+//! calls the system.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// No run begins at page 0.
+/// End of a list. Page 0 is always used and no block has it, so no free run begins there.
 const NONE: u32 = 0;
-/// Lists of free runs: eight for each doubling of their length.
+/// Number of free lists of one state: eight for each doubling of the length.
 const LISTS: usize = 256;
 const WORDS: usize = LISTS / 64;
-/// Runs of a list that are looked at for the shortest that serves.
+/// Runs of a list that [`Runs::take`] examines for the shortest that serves.
 const LOOKS: usize = 8;
 
 /// The state of the pages of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PageState {
-    /// A block's, or on their way to the system.
+    /// In use: the pages of a block, in a slot, or being returned to the system.
     Used,
-    /// Free, with old contents.
+    /// Free, with old contents and memory behind them.
     Dirty,
-    /// Free, without memory behind them: they read as zeroes.
+    /// Free, without memory behind them. They read as zeroes.
     Clean,
 }
 
-/// Pages one after the other.
+/// Consecutive pages of one state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) first: u32,
@@ -35,7 +36,7 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// The page behind the last one.
+    /// Returns the number of the page behind the last one.
     pub(super) fn end(self) -> u32 {
         self.first + self.pages
     }
@@ -45,17 +46,22 @@ impl Run {
     }
 }
 
-/// The entry of a page in the map. Without the lock a thread reads the entries of blocks that it
-/// owns, which no other thread writes to; all else is read and written under the lock.
+/// The map's entry of a page.
+///
+/// Without the lock, a thread reads only the tag of the first page of a block that it owns, and no
+/// other thread writes to that tag. All other accesses are under the lock.
 #[derive(Debug, Default)]
 pub(super) struct Page {
-    /// The length of the run that begins or ends here, and its state in the last two bits.
+    /// Length of the run that begins or ends at this page, shifted left by two, and its state in
+    /// the low two bits.
     tag: AtomicU32,
-    /// In the list of its length, for the first page of a free run.
+    /// Next run of the free list, if this is the first page of a free run.
     next: AtomicU32,
+    /// Previous run of the free list, if this is the first page of a free run.
     previous: AtomicU32,
-    /// By age, for the first page of a dirty run.
+    /// Next older run, if this is the first page of a dirty run.
     older: AtomicU32,
+    /// Next newer run, if this is the first page of a dirty run.
     newer: AtomicU32,
 }
 
@@ -70,7 +76,7 @@ impl Page {
         (tag >> 2, state)
     }
 
-    /// How many pages the run has that begins here.
+    /// Returns the length in pages of the run that begins or ends at this page.
     #[inline]
     pub(super) fn pages(&self) -> u32 {
         self.tag.load(Relaxed) >> 2
@@ -81,18 +87,18 @@ impl Page {
     }
 }
 
-/// The heads of the lists of one state.
+/// The free lists of one state.
 #[derive(Debug)]
 struct Lists {
     heads: [u32; LISTS],
-    /// A bit for each list that is not empty.
+    /// One bit for each list, set if the list is not empty.
     filled: [u64; WORDS],
 }
 
 impl Lists {
     const EMPTY: Self = Self { heads: [NONE; LISTS], filled: [0; WORDS] };
 
-    /// The first list that is not empty, from one of them on.
+    /// Returns the first list from `from` on that is not empty.
     fn next_filled(&self, from: usize) -> Option<usize> {
         (from / 64..WORDS).find_map(|word| {
             let hidden = if word == from / 64 { from % 64 } else { 0 };
@@ -101,13 +107,14 @@ impl Lists {
         })
     }
 
+    /// Returns the last list that is not empty.
     fn last_filled(&self) -> Option<usize> {
         let word = (0..WORDS).rev().find(|word| self.filled[*word] != 0)?;
         Some(64 * word + 63 - self.filled[word].leading_zeros() as usize)
     }
 }
 
-/// The list of runs of a length. All runs of a later list are longer.
+/// Returns the list of runs of a length. All runs of a later list are longer.
 fn list_of(pages: u32) -> usize {
     if pages < 8 {
         return pages as usize;
@@ -119,17 +126,20 @@ fn list_of(pages: u32) -> usize {
 /// The runs of a range.
 #[derive(Debug)]
 pub(super) struct Runs {
+    /// The map.
     pages: &'static [Page],
     dirty_lists: Lists,
     clean_lists: Lists,
+    /// First page of the oldest dirty run.
     oldest: u32,
+    /// First page of the newest dirty run.
     newest: u32,
-    /// Pages that are free and hold old contents.
+    /// Number of dirty pages.
     pub(super) dirty: u64,
 }
 
 impl Runs {
-    /// No pages yet.
+    /// Creates runs of a range without pages.
     pub(super) const fn new() -> Self {
         Self {
             pages: &[],
@@ -141,8 +151,10 @@ impl Runs {
         }
     }
 
-    /// From now on there are as many pages as `map` has entries, which begins with the entries that
-    /// there were. The new ones are clean; the very first page is in no run that is free.
+    /// Grows the range to as many pages as `map` has entries.
+    ///
+    /// `map` must begin with the entries of the current map. The new pages are clean, except page
+    /// 0, which is a used run that no block has.
     pub(super) fn extend(&mut self, map: &'static [Page]) {
         let before = self.end().max(1);
         if self.pages.is_empty()
@@ -160,7 +172,7 @@ impl Runs {
         }
     }
 
-    /// The number of pages.
+    /// Returns the number of pages.
     #[expect(clippy::cast_possible_truncation, reason = "a map has fewer entries than 2^30")]
     pub(super) fn end(&self) -> u32 {
         self.pages.len() as u32
@@ -170,23 +182,24 @@ impl Runs {
         &self.pages[number as usize]
     }
 
-    /// The run that begins at a page, or that ends there.
+    /// Returns the run that begins at a page.
     pub(super) fn at(&self, first: u32) -> Run {
         let (pages, state) = self.page(first).run();
         Run { first, pages, state }
     }
 
+    /// Returns the run that ends with a page.
     fn ending_at(&self, last: u32) -> Run {
         let (pages, state) = self.page(last).run();
         Run { first: last + 1 - pages, pages, state }
     }
 
-    /// The run behind another, if there is one.
+    /// Returns the run behind another; `None` at the end of the range.
     pub(super) fn behind(&self, run: Run) -> Option<Run> {
         (run.end() < self.end()).then(|| self.at(run.end()))
     }
 
-    /// The clean run at the very end.
+    /// Returns the run at the end of the range, if it is clean.
     pub(super) fn clean_at_end(&self) -> Option<Run> {
         let last = self.end().checked_sub(1).map(|last| self.ending_at(last));
         last.filter(|run| run.state == PageState::Clean)
@@ -214,13 +227,15 @@ impl Runs {
         self.page(run.end() - 1).set(run.pages, run.state);
     }
 
-    /// Marks pages as used, which were in no list.
+    /// Marks pages as one used run. They must be in no list.
     pub(super) fn use_up(&self, first: u32, pages: u32) {
         self.set(Run::used(first, pages));
     }
 
-    /// Adds a free run that has no neighbour of its state. `as_oldest`: it is what is left of the
-    /// oldest; else it is the newest.
+    /// Adds a free run that has no neighbour of the same state.
+    ///
+    /// A dirty run becomes the oldest with `as_oldest`, for the rest of the oldest run; else it
+    /// becomes the newest.
     fn insert(&mut self, run: Run, as_oldest: bool) {
         self.set(run);
         let list = list_of(run.pages);
@@ -239,6 +254,7 @@ impl Runs {
         }
     }
 
+    /// Adds a dirty run to the list by age, at one of its ends.
     fn insert_by_age(&mut self, first: u32, as_oldest: bool) {
         let (older, newer) = if as_oldest { (NONE, self.oldest) } else { (self.newest, NONE) };
         self.page(first).older.store(older, Relaxed);
@@ -246,7 +262,8 @@ impl Runs {
         self.link(older, newer, (first, first));
     }
 
-    /// Makes `older` and `newer`, or the ends of the list, point to these two.
+    /// Links `older` to `to_newer`, and `newer` to `to_older`, in the list by age. [`NONE`] stands
+    /// for the end of the list.
     fn link(&mut self, older: u32, newer: u32, (to_newer, to_older): (u32, u32)) {
         match older {
             NONE => self.oldest = to_newer,
@@ -258,7 +275,8 @@ impl Runs {
         }
     }
 
-    /// Takes a free run out of its list. Its pages are to be used up, or inserted again.
+    /// Unlinks a free run from its lists. The caller must then mark its pages as used, or insert
+    /// them again.
     pub(super) fn remove(&mut self, run: Run) {
         let list = list_of(run.pages);
         let page = self.page(run.first);
@@ -281,7 +299,8 @@ impl Runs {
         }
     }
 
-    /// Frees pages, joined with neighbours of the same state.
+    /// Frees a run, coalesced with its neighbours of the same state. A dirty run becomes the
+    /// newest.
     pub(super) fn release(&mut self, mut run: Run) {
         let below = self.ending_at(run.first - 1);
         if below.state == run.state {
@@ -295,21 +314,26 @@ impl Runs {
         self.insert(run, false);
     }
 
-    /// Takes `pages` pages at a multiple of `align` pages out of a free run of this state, and uses
-    /// them up. Returns the first.
+    /// Takes `pages` pages at a multiple of `align` pages from a free run of this state, and marks
+    /// them as used. Returns the first.
+    ///
+    /// It examines at most [`LOOKS`] runs of each list of about this length, so it can miss one
+    /// that serves; [`Runs::take_any`] does not.
     pub(super) fn take(&mut self, pages: u32, align: u32, state: PageState) -> Option<u32> {
         let run = self.find(pages, align, state, LOOKS)?;
         Some(self.take_from(run, pages, align))
     }
 
-    /// Does what [`Runs::take`] does, after a look at all runs of its length: before a request is
-    /// refused.
+    /// Takes pages like [`Runs::take`], but examines all runs. For a request that would otherwise
+    /// be refused.
     pub(super) fn take_any(&mut self, pages: u32, align: u32, state: PageState) -> Option<u32> {
         let run = self.find(pages, align, state, usize::MAX)?;
         Some(self.take_from(run, pages, align))
     }
 
-    /// Takes pages out of a free run that has enough of them.
+    /// Takes pages from a free run that has enough of them for this alignment, and marks them as
+    /// used. Returns the first. The pages before and behind them stay free, as the newest runs if
+    /// dirty.
     pub(super) fn take_from(&mut self, run: Run, pages: u32, align: u32) -> u32 {
         self.remove(run);
         let first = run.first.next_multiple_of(align);
@@ -322,7 +346,7 @@ impl Runs {
         first
     }
 
-    /// Takes the first pages of a free run. They are to be used up.
+    /// Takes the first pages of a free run. The caller must then mark them as used.
     pub(super) fn take_front(&mut self, run: Run, pages: u32) {
         self.remove(run);
         let rest = Run { first: run.first + pages, pages: run.pages - pages, ..run };
@@ -331,8 +355,10 @@ impl Runs {
         }
     }
 
-    /// The shortest that serves of the first `looks` free runs of about this length, or a longer
-    /// one.
+    /// Returns a free run that has `pages` pages at a multiple of `align`.
+    ///
+    /// That is the shortest one that serves among the first `looks` runs of a list of about this
+    /// length, or the first run of a list whose runs are all long enough.
     fn find(&self, pages: u32, align: u32, state: PageState, looks: usize) -> Option<Run> {
         let lists = self.lists(state)?;
         let serves = |run: &Run| {
@@ -350,19 +376,20 @@ impl Runs {
         })
     }
 
-    /// The free runs of a list.
+    /// Returns the free runs of a list.
     fn list(&self, head: u32) -> impl Iterator<Item = Run> {
         let next = |at: &u32| Some(self.page(*at).next.load(Relaxed)).filter(|next| *next != NONE);
         std::iter::successors(Some(head).filter(|head| *head != NONE), next).map(|at| self.at(at))
     }
 
-    /// One of the longest free runs of this state.
+    /// Returns one of the longest free runs of this state: the first of the last list.
     pub(super) fn long_run(&self, state: PageState) -> Option<Run> {
         let lists = self.lists(state)?;
         Some(self.at(lists.heads[lists.last_filled()?]))
     }
 
-    /// Uses up at most `most` pages at the end of the oldest dirty run. Returns them.
+    /// Takes at most `most` pages at the end of the oldest dirty run, and marks them as used.
+    /// Returns the first page and the number of pages. The rest of the run stays the oldest.
     pub(super) fn take_oldest(&mut self, most: u32) -> Option<(u32, u32)> {
         let run = (self.oldest != NONE && most > 0).then(|| self.at(self.oldest))?;
         self.remove(run);

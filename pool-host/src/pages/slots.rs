@@ -1,45 +1,54 @@
-//! Blocks that were freed a moment ago, by length: one exchange takes one out or puts one in, where
-//! the lock would cost two threads twenty times as much.
+//! Slots for runs that were just freed, by length.
+//!
+//! One exchange takes a run or puts it in. The lock would cost two threads twenty times as much.
 
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-/// Most threads begin at different shards.
+/// Number of shards. Most threads begin at different ones.
 const SHARDS: usize = 8;
-/// Slots of a shard. A length has two of them.
+/// Number of slots in a shard. Each length uses two of them.
 const SLOTS: usize = 32;
-/// Nothing is here. No run begins at page 0.
+/// An empty slot. No block begins at page 0, and none has 0 pages.
 const VACANT: u64 = 0;
 
+/// The slots of one shard, on cache lines that no other shard uses.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Shard([AtomicU64; SLOTS]);
 
-/// Runs that count as used, each in one word: the first page, and how many.
+/// Freed runs that the map still counts as used.
+///
+/// Each slot is one word: the first page in the high half, the number of pages in the low half.
 #[derive(Debug)]
 pub(super) struct Slots([Shard; SHARDS]);
 
-/// The first of the two slots of a length.
+/// Returns the first of the two slots of a length.
 fn slot_of(pages: u32) -> usize {
     // A multiplicative hash (Knuth, TAOCP 6.4).
     (pages.wrapping_mul(0x9E37_79B1) >> 27) as usize & (SLOTS - 2)
 }
 
+/// Packs a run into a word.
 fn packed(first: u32, pages: u32) -> u64 {
     u64::from(first) << 32 | u64::from(pages)
 }
 
+/// Returns the first page and the number of pages in a word.
 #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
 fn unpacked(word: u64) -> (u32, u32) {
     ((word >> 32) as u32, word as u32)
 }
 
 impl Slots {
+    /// Creates empty slots.
     pub(super) const fn new() -> Self {
         Self([const { Shard([const { AtomicU64::new(VACANT) }; SLOTS]) }; SHARDS])
     }
 
-    /// Takes a run of this length out that begins at a multiple of `align` pages. `own` is a number
-    /// of the thread.
+    /// Takes a run of exactly this length that begins at a multiple of `align` pages. Returns its
+    /// first page.
+    ///
+    /// `own` is the thread's number: the search begins at its shard and covers all shards.
     #[inline]
     pub(super) fn take(&self, pages: u32, align: u32, own: usize) -> Option<u32> {
         let slot = slot_of(pages);
@@ -49,14 +58,14 @@ impl Slots {
                 let word = place.load(Relaxed);
                 let (first, its_pages) = unpacked(word);
                 let fits = word != VACANT && its_pages == pages && first.is_multiple_of(align);
-                // Acquire: what its last owner wrote comes before what the next writes.
+                // Acquire: the last owner's accesses happen before those of the next.
                 let taken = fits && place.compare_exchange(word, VACANT, Acquire, Relaxed).is_ok();
                 taken.then_some(first)
             })
         })
     }
 
-    /// Puts a run in, if there is a place for it.
+    /// Puts a run into the thread's own shard. Returns false if both slots of its length are full.
     #[inline]
     pub(super) fn put(&self, first: u32, pages: u32, own: usize) -> bool {
         let (slot, Shard(slots)) = (slot_of(pages), &self.0[own % SHARDS]);
@@ -66,10 +75,16 @@ impl Slots {
         })
     }
 
-    /// Takes all runs out.
+    /// Returns the pages of all runs in slots.
+    pub(super) fn pages(&self) -> u64 {
+        let places = self.0.iter().flat_map(|Shard(slots)| slots);
+        places.map(|place| u64::from(unpacked(place.load(Relaxed)).1)).sum()
+    }
+
+    /// Takes the runs of all slots, as the iterator proceeds.
     pub(super) fn drain(&self) -> impl Iterator<Item = (u32, u32)> {
         let places = self.0.iter().flat_map(|Shard(slots)| slots);
-        // A look first: a swap takes the line from the threads that use it.
+        // Load first: a swap takes the cache line from the threads that use it.
         let filled = places.filter(|place| place.load(Relaxed) != VACANT);
         let words = filled.map(|place| place.swap(VACANT, Acquire));
         words.filter(|word| *word != VACANT).map(unpacked)

@@ -1,4 +1,4 @@
-//! Addresses that are reserved once, and can be used from the start up to an end that moves.
+//! The reserved range of addresses, of which a growing part is usable, from its start on.
 #![expect(unsafe_code, reason = "the system is called through C")]
 
 use super::runs::Page;
@@ -6,51 +6,61 @@ use super::{PAGE, STEP};
 use crate::system;
 use std::ptr;
 
-/// Bytes that are reserved; less where the system has less.
+/// Bytes to reserve: the first of these sizes that the system has addresses for.
 const SIZES: [usize; 5] = [1 << 40, 1 << 36, 1 << 33, 1 << 30, 1 << 28];
-/// Under `RLIMIT_AS` no more than this part of it is reserved: the rest of the program needs
-/// addresses too.
+/// Divisor of `RLIMIT_AS`: at most a quarter of that limit is reserved for blocks, because the rest
+/// of the program needs addresses too.
 const PART_OF_LIMIT: u64 = 4;
-/// The start is a multiple of this many bytes.
+/// Alignment of the range's start in bytes.
 const ALIGN: usize = 2 << 20;
 
-/// A range of addresses, and one for the map of its pages. Both stay until the process ends.
+/// A reserved range of addresses, and another for the map of its pages.
+///
+/// Both stay reserved until the process ends.
 #[derive(Debug)]
 pub(super) struct Space {
     pub(super) base: *mut u8,
     pub(super) bytes: usize,
     pub(super) map: *mut Page,
-    /// Pages that can be used.
+    /// Number of usable pages, in the range and in the map.
     usable: usize,
 }
 
-// SAFETY: addresses, which any thread may use; who has the space alone moves its end.
+// SAFETY: the pointers are addresses of mappings that belong to no thread and are never unmapped.
+// The end moves in `grow` only, which needs `&mut self`.
 unsafe impl Send for Space {}
 
 impl Space {
-    /// Reserves the addresses; `None` if the system has too few, as under `RLIMIT_AS`.
-    pub(super) fn reserve() -> Option<Self> {
+    /// Reserves the addresses. Returns `None` if the system has too few, for instance under
+    /// `RLIMIT_AS`. With `huge` the range may use huge pages.
+    pub(super) fn reserve(huge: bool) -> Option<Self> {
+        if cfg!(miri) {
+            return None; // Miri cannot map addresses without access
+        }
         let most = system::address_limit_bytes().map(|limit| limit / PART_OF_LIMIT);
         let may = |bytes: &&usize| most.is_none_or(|most| **bytes as u64 <= most);
         SIZES.iter().filter(may).find_map(|bytes| {
             let base = reserve(bytes + ALIGN)?;
             let map_bytes = bytes / PAGE * size_of::<Page>();
             let Some(map) = reserve(map_bytes) else {
-                // SAFETY: was just mapped, and no other code knows it.
+                // SAFETY: `reserve` just mapped these bytes, and no other code has their address.
                 unsafe { libc::munmap(base.cast(), bytes + ALIGN) };
                 return None;
             };
             let base = base.map_addr(|address| address.next_multiple_of(ALIGN));
-            // Memory behind a page of a clean run would be no zeroes for free, and 657 MiB for 163
-            // on candle. Where the system does not know the advice, it does nothing of itself.
-            // SAFETY: advice about addresses that were just reserved.
-            let _ = unsafe { libc::madvise(base.cast(), *bytes, libc::MADV_NOHUGEPAGE) };
+            // With huge pages, a clean run may have memory behind it: 657 MiB instead of 163 MiB
+            // with candle. A system that does not know the advice has no huge pages, so its error
+            // is ignored.
+            let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+            // SAFETY: `reserve` mapped `bytes + ALIGN` bytes, so `bytes` bytes from the aligned
+            // base are inside the mapping. This advice changes no contents.
+            let _ = unsafe { libc::madvise(base.cast(), *bytes, advice) };
             Some(Self { base, bytes: *bytes, map: map.cast(), usable: 0 })
         })
     }
 
-    /// Makes at least `pages` pages more usable. Returns the map of all usable pages; `None` if
-    /// addresses or memory end.
+    /// Makes at least `pages` more pages usable. Returns the map of all usable pages, or `None` if
+    /// there are no addresses or no memory.
     pub(super) fn grow(&mut self, pages: usize) -> Option<&'static [Page]> {
         let usable = self.usable.checked_add(pages.checked_next_multiple_of(STEP / PAGE)?)?;
         if usable > self.bytes / PAGE {
@@ -61,47 +71,51 @@ impl Space {
         allow(map, entries(self.usable)..entries(usable))?;
         allow(self.base, self.usable * PAGE..usable * PAGE)?;
         self.usable = usable;
-        // SAFETY: that many entries can be read now and stay, and zero bytes are entries, whose
-        // numbers are atomic.
+        // SAFETY: `allow` made `usable` entries of the map readable and writable, and they are
+        // never unmapped. Their bytes are zero or were written as entries, and zero bytes are a
+        // valid `Page`. All fields are atomic, so shared references may be written through. The map
+        // is aligned to a page.
         Some(unsafe { std::slice::from_raw_parts(self.map, usable) })
     }
 }
 
-/// Addresses that no code may touch yet. They count as no memory, under strict overcommit too; what
-/// is allowed later does, so the system can refuse what it has not.
+/// Reserves addresses that no code may touch yet.
+///
+/// They do not count as memory, even under strict overcommit. The part that [`allow`] makes usable
+/// counts, so the system can refuse it there.
 fn reserve(bytes: usize) -> Option<*mut u8> {
     let how = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: asks for new addresses, anywhere; nothing that exists is touched.
+    // SAFETY: the address is null and `MAP_FIXED` is not set, so the system chooses unused
+    // addresses and no existing mapping changes.
     let base = unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_NONE, how, -1, 0) };
     (base != libc::MAP_FAILED).then_some(base.cast())
 }
 
-/// Lets addresses be used.
+/// Makes a part of the addresses from `base` readable and writable.
 fn allow(base: *mut u8, part: std::ops::Range<usize>) -> Option<()> {
     if part.is_empty() {
         return Some(());
     }
     let start = base.wrapping_add(part.start).cast();
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: they are reserved, and no code uses them yet.
+    // SAFETY: the callers pass parts of a range from `reserve` that no code uses yet, so no
+    // reference is affected.
     let done = unsafe { libc::mprotect(start, part.len(), access) };
     (done == 0).then_some(())
 }
 
-/// Gives the memory behind addresses back. Returns whether they read as zeroes from then on: locked
-/// memory stays. The thread's `errno` stays as it was, for a program that frees.
+/// Returns the memory behind addresses to the system.
+///
+/// The result is true if they then read as zeroes; false if the system refuses, as it does for
+/// locked memory. The thread's `errno` is unchanged, because a program does not expect a free to
+/// change it.
 ///
 /// # Safety
 ///
-/// They are of a space, and no other thread uses them.
+/// The addresses must be whole usable pages of a [`Space`], and no thread may use their contents.
 pub(super) unsafe fn forget(start: *mut u8, bytes: usize) -> bool {
-    // SAFETY: the address of a variable of this thread.
-    let errno = unsafe { libc::__errno_location() };
-    // SAFETY: as above; a thread reads and writes it as it likes.
-    let before = unsafe { errno.read() };
-    // SAFETY: as the caller says.
-    let done = unsafe { libc::madvise(start.cast(), bytes, libc::MADV_DONTNEED) == 0 };
-    // SAFETY: as above.
-    unsafe { errno.write(before) };
-    done
+    // SAFETY: the caller guarantees that these are pages of a `Space`, whose contents no thread
+    // uses.
+    let give = || unsafe { libc::madvise(start.cast(), bytes, libc::MADV_DONTNEED) == 0 };
+    system::keeping_errno(give)
 }

@@ -1,4 +1,5 @@
-//! Blocks on pages: what is in them stays, no other thread has them, and memory goes back.
+//! Tests of blocks on pages: they keep their contents, no two overlap, and pages return to the
+//! system.
 #![expect(unsafe_code, reason = "blocks are written through their addresses")]
 #![expect(clippy::multiple_unsafe_ops_per_block, reason = "the owner of a block says it once")]
 #![expect(clippy::expect_used, reason = "tests")]
@@ -10,14 +11,14 @@ use std::thread;
 
 const MIB: usize = 1 << 20;
 
-/// A block, with one byte in each page.
+/// A block with a known byte in each of its pages.
 struct Block {
     start: *mut u8,
     bytes: usize,
     byte: u8,
 }
 
-// SAFETY: who has it has the memory alone.
+// SAFETY: a `Block` owns its memory, and only its owner uses `start`.
 unsafe impl Send for Block {}
 
 impl Block {
@@ -27,21 +28,21 @@ impl Block {
 
     fn fill(&self) {
         for at in self.places() {
-            // SAFETY: inside the block, which is ours.
+            // SAFETY: `at` is inside the block, which this thread owns.
             unsafe { self.start.wrapping_add(at).write(self.byte) };
         }
     }
 
     fn check(&self, seed: u64) {
         for at in self.places() {
-            // SAFETY: as above, and `fill` wrote it.
+            // SAFETY: as above; `fill` wrote this byte.
             let found = unsafe { self.start.wrapping_add(at).read() };
             assert_eq!(found, self.byte, "another's byte at {at} of {}, seed {seed}", self.bytes);
         }
     }
 }
 
-/// One thread's part of the random work.
+/// The state of one thread of the random test.
 struct Worker<'p> {
     pages: &'p Pages,
     seed: u64,
@@ -50,7 +51,7 @@ struct Worker<'p> {
 }
 
 impl Worker<'_> {
-    /// A number below `end`, by Marsaglia's xorshift.
+    /// Returns a number below `end`, by Marsaglia's xorshift.
     fn choose(&mut self, end: usize) -> usize {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -71,7 +72,7 @@ impl Worker<'_> {
         assert_eq!(self.pages.bytes_of(block), bytes.next_multiple_of(PAGE));
         let block = Block { start: block, bytes, byte };
         if zeroed {
-            // SAFETY: inside the block.
+            // SAFETY: `at` is inside the block, which this thread owns.
             let is_zero = |at: usize| unsafe { block.start.wrapping_add(at).read() } == 0;
             assert!(block.places().all(is_zero), "not zero, seed {}", self.seed);
         }
@@ -83,7 +84,7 @@ impl Worker<'_> {
         let Some(mut block) = self.live.pop_front() else { return };
         block.check(self.seed);
         let bytes = 1 + self.choose(2 * block.bytes);
-        // SAFETY: the block is ours, and what is behind the new end is not used.
+        // SAFETY: this thread owns the block, and nothing uses the bytes behind the new end.
         if unsafe { self.pages.resize(block.start, bytes) } {
             block.bytes = block.bytes.min(bytes);
             block.check(self.seed);
@@ -96,7 +97,7 @@ impl Worker<'_> {
     fn free(&mut self) {
         let Some(block) = self.live.pop_front() else { return };
         block.check(self.seed);
-        // SAFETY: the block is ours, and is not used again.
+        // SAFETY: this thread owns the block and does not use it again.
         unsafe { self.pages.give(block.start) };
     }
 
@@ -140,14 +141,15 @@ fn random_blocks_of_threads_keep_what_is_in_them() {
             last.free();
         }
         pages.trim(usize::MAX);
-        assert_eq!(pages.stats(), PagesStats { used: 0, dirty: 0 });
+        assert!(matches!(pages.stats(), PagesStats { used: 0, dirty: 0, .. }));
     }
 }
 
-/// Whether memory is behind the pages of a block.
+/// Returns how many pages of a block are resident.
 fn resident(block: *mut u8, bytes: usize) -> usize {
     let mut pages = vec![0_u8; bytes / PAGE];
-    // SAFETY: writes a byte for each of that many pages.
+    // SAFETY: `mincore` writes one byte for each page of the block, and `pages` has that many. The
+    // block begins at a page and is mapped.
     let done = unsafe { libc::mincore(block.cast(), bytes, pages.as_mut_ptr()) };
     assert_eq!(done, 0);
     pages.into_iter().filter(|page| page & 1 == 1).count()
@@ -159,9 +161,9 @@ fn a_block_is_taken_again_warm_and_trimmed_cold() {
     for bytes in [PAGE, MIB, 40 * MIB] {
         let first = pages.take(bytes, 1).expect("there is memory");
         assert!(first.zeroed);
-        // SAFETY: that many bytes are ours.
+        // SAFETY: the test owns the block, which has that many bytes.
         unsafe { first.block.write_bytes(1, bytes) };
-        // SAFETY: the block is ours, and is not used again.
+        // SAFETY: the test owns the block and does not use it again.
         unsafe { pages.give(first.block) };
         let again = pages.take(bytes, 1).expect("there is memory");
         assert_eq!(again, Taken { zeroed: false, ..first });
@@ -183,7 +185,7 @@ fn what_was_just_freed_serves_another_length_before_clean_pages_do() {
     let pages = Pages::new();
     let take = |bytes| pages.take(bytes, 1).expect("there is memory");
     let (first, second) = (take(MIB), take(MIB));
-    // SAFETY: the blocks are ours, and are not used again.
+    // SAFETY: the test owns the blocks and does not use them again.
     unsafe {
         pages.give(first.block);
         pages.give(second.block);
@@ -200,23 +202,24 @@ fn what_was_not_needed_lately_goes_back_in_bounded_steps() {
     let pages = Pages::new();
     let blocks: Vec<_> = (0..64).map(|_| pages.take(4 * MIB, 1).expect("memory").block).collect();
     for block in blocks {
-        // SAFETY: that many bytes are ours, and the block is not used again.
+        // SAFETY: the test owns the block, which has that many bytes, and does not use it after
+        // `give`.
         unsafe {
             block.write_bytes(1, 4 * MIB);
             pages.give(block);
         }
     }
-    let PagesStats { used, dirty } = pages.stats();
+    let PagesStats { used, dirty, .. } = pages.stats();
     assert_eq!(used + dirty, 256 * MIB as u64, "just used");
     let mut before = dirty;
     let (mut now, mut steps) = (system::coarse_milliseconds(), 0);
-    // The clock is ours here: 600 ms pass with each step.
+    // The test supplies the time: each step is 600 ms later.
     while before > 4 * MIB as u64 {
         now += 600;
         let budget = pages.inside.enter(|inside| pages.turn(inside, now, 0));
         pages.give_back(budget);
         let dirty = pages.stats().dirty;
-        // It may be more, by what lay in slots.
+        // `dirty` can rise, because the runs in slots become dirty runs.
         let went = before.saturating_sub(dirty);
         assert!(went <= 32 * MIB as u64, "{went} bytes in a step");
         (before, steps) = (dirty, steps + 1);
@@ -230,7 +233,8 @@ fn a_block_grows_where_it_is_into_what_is_free_behind_it() {
     let pages = Pages::new();
     let take = |bytes| pages.take(bytes, 1).expect("there is memory").block;
     let (first, second, third) = (take(MIB), take(MIB), take(MIB));
-    // SAFETY: the blocks are ours, and are not used again once they are given.
+    // SAFETY: the test owns the blocks, writes inside them, and uses none after its `give`. No code
+    // uses the bytes behind the end of a resized block.
     unsafe {
         assert!(!pages.resize(first, 2 * MIB), "the second is in the way");
         pages.give(second);
@@ -245,7 +249,7 @@ fn a_block_grows_where_it_is_into_what_is_free_behind_it() {
         pages.give(first);
     }
     pages.trim(usize::MAX);
-    assert_eq!(pages.stats(), PagesStats { used: 0, dirty: 0 });
+    assert!(matches!(pages.stats(), PagesStats { used: 0, dirty: 0, .. }));
 }
 
 #[test]
@@ -256,7 +260,7 @@ fn what_cannot_be_is_refused() {
     assert!(!pages.has(ptr::null_mut()));
     let block = pages.take(MIB, MOST_ALIGN).expect("there is memory").block;
     assert_eq!(block.addr() % MOST_ALIGN, 0);
-    // SAFETY: the block is ours.
+    // SAFETY: the test owns the block, and both calls leave it unchanged.
     assert!(unsafe { !pages.resize(block, 0) && !pages.resize(block, usize::MAX) });
     assert!(pages.has(block) && !pages.has(block.wrapping_sub(1 << 41)));
 }
@@ -266,7 +270,8 @@ fn locked_memory_stays_and_does_not_stop_a_trim() {
     let pages = Pages::new();
     let take = || pages.take(4 * MIB, 1).expect("there is memory").block;
     let (locked, between, other) = (take(), take(), take());
-    // SAFETY: the blocks are ours, and `locked` and `other` are not used again.
+    // SAFETY: the test owns the blocks, writes inside them, and does not use `locked` and `other`
+    // after `give`.
     unsafe {
         other.write_bytes(1, 4 * MIB);
         assert_eq!(libc::mlock(locked.cast(), PAGE), 0);
@@ -288,7 +293,7 @@ fn a_run_that_was_not_looked_at_serves_before_a_request_is_refused() {
     let rest = pages.inside.enter(|inside| inside.runs.clean_at_end()).expect("the end is free");
     assert!(take(rest.pages as usize - 1080).is_some());
     for block in short {
-        // SAFETY: the blocks are ours, and are not used again.
+        // SAFETY: the test owns the blocks and does not use them again.
         unsafe { pages.give(block) };
     }
     pages.trim(usize::MAX);
@@ -300,21 +305,22 @@ fn a_child_goes_on_and_the_thread_that_forks_is_let_in() {
     let pages = Pages::new();
     let kept = pages.take(MIB, 1).expect("there is memory").block;
     pages.before_fork();
-    // SAFETY: the child makes system calls and ends.
+    // SAFETY: the child uses only `pages`, whose lock this thread holds, and system calls, and ends
+    // with `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: a child that waits for ever is ended by the signal.
+        // SAFETY: `alarm` has no preconditions. Its signal ends a child that waits without bound.
         unsafe { libc::alarm(20) };
-        // Another handler, ahead of ours.
+        // An allocation by another fork handler that runs before that of the pages.
         let early = pages.take(MIB, 1).is_some();
         pages.after_fork();
         let late = pages.take(3 * MIB, 1).is_some() && pages.has(kept);
-        // SAFETY: ends the child at once.
+        // SAFETY: `_exit` has no preconditions; it ends the child without running exit handlers.
         unsafe { libc::_exit(i32::from(!(early && late))) };
     }
     pages.after_fork();
     let mut status = 1;
-    // SAFETY: waits for our child, and writes to the number that it is given.
+    // SAFETY: `child` is this process's child, and `status` is valid for the write.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
 }

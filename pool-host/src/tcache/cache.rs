@@ -1,36 +1,65 @@
-//! What happens when a front has no block or no room: the depot, the inner allocator, the bound.
+//! The slow path of the tcache: requests and frees that a thread cache cannot serve.
 //!
-//! An instance, handed the front to work on and the allocator below, so that it can be tested
-//! without a program around it. The global one is in `thread.rs`.
+//! They go to the depot, then to the pages, then to the inner allocator.
 //!
-//! None of this allocates, blocks, formats or panics. A step that cannot be taken is left out: a
-//! block goes to the inner allocator, or comes from it.
-#![expect(unsafe_code, reason = "blocks are given back to the allocator that they came from")]
+//! A [`Cache`] is an instance: the caller passes the thread cache to work on and the inner
+//! allocator, so that tests can use it without making it the global allocator. The global instance
+//! is in `thread.rs`.
+//!
+//! Nothing here allocates through the global allocator, formats or panics. If a step is not
+//! possible (a lock is held by another thread, or the system has no memory), the step is left out:
+//! the block goes to the next place on its path, in the end to the inner allocator, or is taken
+//! from there.
+#![expect(unsafe_code, reason = "blocks are given back to where they came from")]
 
-use super::front::Front;
-use super::fronts::Fronts;
+use super::held::Held;
 use super::inner::Inner;
-use crate::depot::{Batch, Class, Depot, FRONT_LARGEST, MAGAZINE};
-use std::alloc::GlobalAlloc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use super::thread_cache::ThreadCache;
+use super::thread_caches::ThreadCaches;
+use crate::depot::{Batch, Class, Depot, LARGEST, MAGAZINE};
+use crate::pages::{Pages, Taken};
+use std::alloc::{GlobalAlloc, Layout};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// A cache of freed blocks.
+/// A cache of freed blocks: the thread caches, the depot and the pages.
 #[derive(Debug)]
 pub(crate) struct Cache {
+    pub(crate) pages: Pages,
     pub(crate) depot: Depot,
-    pub(crate) fronts: Fronts,
-    /// What a front may lease, in bytes.
-    pub(super) front_lease: AtomicUsize,
-    /// Milliseconds between two steps of the decay; 0 for none.
+    pub(crate) thread_caches: ThreadCaches,
+    /// The most bytes that one thread cache may lease.
+    pub(super) local_lease: AtomicUsize,
+    /// Bytes that all thread caches together have leased.
+    pub(super) leased_locally: AtomicUsize,
+    /// The cached limit, in bytes.
+    pub(super) limit: AtomicUsize,
+    /// Whether blocks from 4 MiB are aligned for huge pages.
+    huge: AtomicBool,
+    /// Milliseconds between two steps of the decay; 0 for no decay.
     pub(super) decay_every: AtomicU64,
+    /// Time of the last decay step, in milliseconds.
     pub(super) decayed_at: AtomicU64,
-    /// Bytes from the inner allocator since the last step that they brought about.
+    /// Time at which decayed blocks were last given back, in milliseconds.
+    pub(super) paid_at: AtomicU64,
+    /// Time at which unused leases of other threads were last reclaimed, in milliseconds.
+    pub(super) asked_at: AtomicU64,
+    /// Whether many bytes are cached (`aging::LITTLE`). Threads then read the clock more often.
+    pub(super) is_much_idle: AtomicBool,
+    /// Bytes allocated from the inner allocator since growth last caused a decay step.
     pub(super) grown: AtomicUsize,
+    /// Bytes given back to the inner allocator since the C library was last asked to trim.
+    pub(super) untrimmed: AtomicUsize,
+    /// Time at which memory pressure was last read, in milliseconds.
+    pub(super) felt_at: AtomicU64,
+    /// Factor by which decay is faster while memory is short; 1 otherwise.
+    pub(super) haste: AtomicU64,
     pub(crate) counts: Counts,
 }
 
-/// What is counted on slow paths, in one place.
+/// Counters of the slow path. They have their own cache lines, so that a slow request does not
+/// invalidate a line that hits read.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(crate) struct Counts {
     pub(crate) misses: AtomicU64,
     pub(crate) refills: AtomicU64,
@@ -38,15 +67,21 @@ pub(crate) struct Counts {
     pub(crate) evicted: AtomicU64,
     pub(crate) decayed: AtomicU64,
     pub(crate) bypasses: AtomicU64,
+    /// Requests larger than all classes by threads without a thread cache, and frees of such
+    /// blocks.
+    pub(crate) cacheless: [AtomicU64; 2],
 }
 
+/// Adds to a counter.
 pub(super) fn count(counter: &AtomicU64, by: usize) {
     counter.fetch_add(by as u64, Relaxed);
 }
 
-/// How many blocks of a class move between a front and the depot at once.
+/// Returns how many blocks of a class move between a thread cache and the depot at once.
+///
+/// The batch holds at most 256 KiB and at most one magazine, and at least one block.
 const fn batch_len(class: Class) -> usize {
-    let fit = FRONT_LARGEST / class.bytes();
+    let fit = LARGEST / class.bytes();
     if fit > MAGAZINE {
         MAGAZINE
     } else if fit == 0 {
@@ -56,19 +91,32 @@ const fn batch_len(class: Class) -> usize {
     }
 }
 
-/// Decay runs in so many steps, each of which halves what nobody needed.
+/// Steps of one decay time. Each step gives back half of the blocks that no request needed.
 const DECAY_STEPS: u64 = 10;
+/// Blocks of at least this many bytes may use transparent huge pages, and are then aligned to one.
+const HUGE_FROM: usize = 4 << 20;
+const HUGE_PAGE: usize = 2 << 20;
 
 impl Cache {
-    /// Keeps nothing until it is configured.
+    /// Creates a cache that caches nothing until it is configured.
     pub(crate) const fn new() -> Self {
         Self {
+            pages: Pages::new(),
             depot: Depot::new(0),
-            fronts: Fronts::new(),
-            front_lease: AtomicUsize::new(0),
+            thread_caches: ThreadCaches::new(),
+            local_lease: AtomicUsize::new(0),
+            leased_locally: AtomicUsize::new(0),
+            limit: AtomicUsize::new(0),
+            huge: AtomicBool::new(false),
             decay_every: AtomicU64::new(0),
             decayed_at: AtomicU64::new(0),
+            paid_at: AtomicU64::new(0),
+            asked_at: AtomicU64::new(0),
+            is_much_idle: AtomicBool::new(false),
             grown: AtomicUsize::new(0),
+            untrimmed: AtomicUsize::new(0),
+            felt_at: AtomicU64::new(0),
+            haste: AtomicU64::new(1),
             counts: Counts {
                 misses: AtomicU64::new(0),
                 refills: AtomicU64::new(0),
@@ -76,186 +124,217 @@ impl Cache {
                 evicted: AtomicU64::new(0),
                 decayed: AtomicU64::new(0),
                 bypasses: AtomicU64::new(0),
+                cacheless: [const { AtomicU64::new(0) }; 2],
             },
         }
     }
 
-    /// Sets the bounds, in bytes and milliseconds.
-    pub(crate) fn configure(&self, limit: usize, front_lease: usize, decay: u64, now: u64) {
-        self.depot.leases.set_limit(limit);
-        self.front_lease.store(front_lease, Relaxed);
+    /// Sets the cached limit and the lease of a thread cache in bytes, the decay time and `now` in
+    /// milliseconds.
+    ///
+    /// Thread caches and the depot together may lease half of the limit, so that large blocks,
+    /// which are cached on pages, always have the other half.
+    pub(crate) fn configure(&self, limit: usize, local_lease: usize, decay: u64, now: u64) {
+        self.limit.store(limit, Relaxed);
+        self.depot.leases.set_limit(limit / 2);
+        self.local_lease.store(local_lease, Relaxed);
         self.decay_every.store(decay.div_ceil(DECAY_STEPS), Relaxed);
         self.decayed_at.store(now, Relaxed);
+        self.pages.configure(limit, decay);
     }
 
-    /// A block for a program, and whether it is fresh from the inner allocator; null if there is no
-    /// memory. A fresh one is zeroed if that is asked for.
+    /// Aligns large blocks for huge pages, and lets the pages use them, from now on.
+    pub(crate) fn use_huge_pages(&self) {
+        self.huge.store(true, Relaxed);
+        self.pages.use_huge_pages();
+    }
+
+    /// Returns a block of a class; a null block if there is no memory.
+    ///
+    /// `Taken::zeroed` tells whether the block reads as zeroes. With `zeroed`, a block from the
+    /// inner allocator is requested zeroed; a cached block is not, so the caller must zero it.
     pub(crate) fn allocate<A: GlobalAlloc>(
         &self,
-        front: Option<&Front>,
+        local: Option<&ThreadCache>,
         class: Class,
         zeroed: bool,
         inner: &Inner<'_, A>,
-    ) -> (*mut u8, bool) {
-        self.turn(front, front.is_some_and(|front| front.is_due(class)), inner);
-        self.count_allocation(front, class);
-        let found = match front.filter(|_| class.is_of_front()) {
-            Some(front) => self.refill(front, class),
+    ) -> Taken {
+        self.turn(local, Some(class), inner);
+        let held = self.hold(local, class);
+        self.count_allocation(local, held.as_ref(), class);
+        let found = match &held {
+            Some(held) => self.refill(held, class, inner),
             None => self.depot.pop(class, 1).and_then(|mut batch| batch.pop()),
         };
-        match found {
-            Some(block) => (block, false),
-            None => (self.fresh(front, class, zeroed, inner), true),
+        drop(held);
+        let taken = match found {
+            Some(block) => return Taken { block, zeroed: false },
+            None => self.fresh(Inner::<A>::layout(class), class.is_paged(), zeroed, inner),
+        };
+        if taken.block.is_null() {
+            // The program did not get a block, so the request must not count as a live block.
+            self.count_free(self.hold(local, class).as_ref(), class);
+        }
+        taken
+    }
+
+    /// Holds this thread's thread cache, and settles a class of it.
+    ///
+    /// `None` if the thread has none, or if another thread keeps holding it.
+    pub(super) fn hold<'f>(
+        &self,
+        local: Option<&'f ThreadCache>,
+        class: Class,
+    ) -> Option<Held<'f>> {
+        let held = local?.hold()?;
+        self.settle(&held, class);
+        Some(held)
+    }
+
+    /// Settles a class after another thread may have taken blocks back from it.
+    ///
+    /// A block that the owner was putting in while the class was closed has no lease. It is leased
+    /// here, even if the sum of leases then exceeds its bound by that block.
+    pub(super) fn settle(&self, held: &Held<'_>, class: Class) {
+        let excess = held.settle(class);
+        if excess > 0 {
+            let bytes = excess * class.bytes();
+            self.depot.leases.take(bytes);
+            self.leased_locally.fetch_add(bytes, Relaxed);
+            held.set_limit(class, held.limit(class) + excess);
         }
     }
 
-    /// A large block, if the newest of its class is at hand. Once in a while it says no, so that
-    /// somebody looks at the time.
-    #[inline]
-    pub(crate) fn take_large(&self, front: &Front, class: Class) -> Option<*mut u8> {
-        if !front.is_own() || front.is_due(class) {
-            return None;
+    /// Takes a block of the bin.
+    ///
+    /// If the bin is empty, takes a batch from the depot, returns one block of it, and puts the
+    /// others into the bin.
+    fn refill<A: GlobalAlloc>(
+        &self,
+        held: &Held<'_>,
+        class: Class,
+        inner: &Inner<'_, A>,
+    ) -> Option<*mut u8> {
+        if let Some(block) = held.pop(class) {
+            return Some(block); // the slow path was taken only to read the clock
         }
-        let block = self.depot.take_hot(class)?;
-        front.count_allocation(class);
-        Some(block)
-    }
-
-    /// Keeps a large block, if the place of the newest of its class is free.
-    #[inline]
-    pub(crate) fn put_large(&self, front: &Front, class: Class, block: *mut u8) -> bool {
-        if !front.is_own() || !self.depot.put_hot(class, block) {
-            return false;
-        }
-        front.count_free(class);
-        true
-    }
-
-    /// A block of the front, after a batch from the depot if it has none.
-    fn refill(&self, front: &Front, class: Class) -> Option<*mut u8> {
-        if let Some(block) = front.take_oldest(class, 1).pop() {
-            return Some(block); // only the time was to be looked at
-        }
-        self.widen(front, class);
-        let most = (front.room(class) / 2 + 1).min(batch_len(class));
+        self.widen(held, class, inner);
+        let most = (held.room(class) / 2 + 1).min(batch_len(class));
         let mut batch = self.depot.pop(class, most)?;
         count(&self.counts.refills, 1);
         let block = batch.pop();
-        front.fill(class, &mut batch);
+        held.fill(class, &mut batch);
         block
     }
 
-    /// A miss.
-    #[cold]
-    fn fresh<A: GlobalAlloc>(
+    /// Takes a block from the pages, with `on_pages`, or else from the inner allocator.
+    ///
+    /// If there is no memory, all cached memory that can be reached is given back, and both are
+    /// asked a second time.
+    pub(super) fn fresh<A: GlobalAlloc>(
         &self,
-        front: Option<&Front>,
-        class: Class,
+        layout: Layout,
+        on_pages: bool,
+        zeroed: bool,
+        inner: &Inner<'_, A>,
+    ) -> Taken {
+        let ask = || {
+            if on_pages && let Some(taken) = self.pages.take(layout.size(), self.align_of(layout)) {
+                return taken;
+            }
+            Taken { block: self.ask_inner(layout, on_pages, zeroed, inner), zeroed }
+        };
+        let taken = ask();
+        if !taken.block.is_null() {
+            return taken;
+        }
+        // Out of memory: give back all cached memory, and ask again.
+        self.clear(inner);
+        ask()
+    }
+
+    /// Allocates from the inner allocator, and counts a miss; a bypass if the block should have
+    /// come from the pages.
+    #[cold]
+    fn ask_inner<A: GlobalAlloc>(
+        &self,
+        layout: Layout,
+        on_pages: bool,
         zeroed: bool,
         inner: &Inner<'_, A>,
     ) -> *mut u8 {
-        count(&self.counts.misses, 1);
-        self.make_way(class.bytes(), inner);
-        let block = inner.allocate(class, zeroed);
+        self.make_way(layout.size(), inner);
+        let block = inner.allocate(layout, zeroed);
         if !block.is_null() {
-            return block;
-        }
-        // Out of memory: all that is idle goes back, and once more.
-        self.clear(front, inner);
-        let block = inner.allocate(class, zeroed);
-        if block.is_null() {
-            // Nobody has it, so it is not counted as alive.
-            self.count_free(front, class);
+            count(if on_pages { &self.counts.bypasses } else { &self.counts.misses }, 1);
         }
         block
     }
 
-    fn count_allocation(&self, front: Option<&Front>, class: Class) {
-        match front {
-            Some(front) => front.count_allocation(class),
-            None => self.depot.count_allocation(class),
+    /// Returns the alignment to request for a layout: that of a huge page for large blocks, if huge
+    /// pages are on.
+    #[inline]
+    pub(super) fn align_of(&self, layout: Layout) -> usize {
+        let is_huge = layout.size() >= HUGE_FROM && self.huge.load(Relaxed);
+        if is_huge { layout.align().max(HUGE_PAGE) } else { layout.align() }
+    }
+
+    /// Counts a request that the slow path serves.
+    fn count_allocation(&self, local: Option<&ThreadCache>, held: Option<&Held<'_>>, class: Class) {
+        match (local, held) {
+            (Some(local), Some(held)) => {
+                let turns = local.next_turns(self.is_much_idle.load(Relaxed));
+                held.count_allocation(class, turns);
+            }
+            _ => self.depot.count_allocation(class),
         }
     }
 
-    fn count_free(&self, front: Option<&Front>, class: Class) {
-        match front {
-            Some(front) => front.count_free(class),
+    /// Counts a block that the slow path takes back.
+    pub(super) fn count_free(&self, held: Option<&Held<'_>>, class: Class) {
+        match held {
+            Some(held) => held.count_free(class),
             None => self.depot.count_free(class),
         }
     }
 
-    /// Takes a block back from a program.
+    /// Takes a block of a class back from the program.
     ///
     /// # Safety
     ///
-    /// It comes from `inner`, of this class, and nobody uses it again. So it is with all that
-    /// follows.
+    /// The block was allocated by this cache as a block of `class`, with this inner allocator, and
+    /// the caller does not use it again.
     pub(crate) unsafe fn free<A: GlobalAlloc>(
         &self,
-        front: Option<&Front>,
+        local: Option<&ThreadCache>,
         class: Class,
         block: *mut u8,
         inner: &Inner<'_, A>,
     ) {
-        self.turn(front, false, inner);
-        self.count_free(front, class);
-        let Some(front) = front.filter(|_| class.is_of_front()) else {
-            // SAFETY: as the caller says.
-            return unsafe { self.keep_one(class, block, inner) };
-        };
-        if front.room(class) == 0 {
-            self.widen(front, class);
-        }
-        if front.room(class) == 0 {
-            let oldest = front.take_oldest(class, batch_len(class));
-            count(&self.counts.flushes, usize::from(oldest.len > 0));
-            // SAFETY: what fronts hold came here by `free`, with this allocator.
-            unsafe { self.keep(class, oldest, inner) };
-        }
+        self.turn(local, Some(class), inner);
+        let held = self.hold(local, class);
+        self.count_free(held.as_ref(), class);
         let mut batch = Batch::of(block);
-        front.fill(class, &mut batch);
-        // SAFETY: as the caller says.
+        if let (Some(local), Some(held)) = (local, &held) {
+            held.limit_turns(class, local.next_turns(self.is_much_idle.load(Relaxed)));
+            if held.room(class) == 0 {
+                self.widen(held, class, inner);
+            }
+            if held.room(class) == 0 {
+                let oldest = held.take_oldest(class, batch_len(class));
+                count(&self.counts.flushes, usize::from(oldest.len > 0));
+                // SAFETY: each block of the bin of `class` was freed by the program as a block of
+                // `class`, or came from the depot as one. One `Tcache` owns this cache, so `inner`
+                // is the allocator of all of them. `take_oldest` removed them from the bin, so no
+                // thread has them.
+                unsafe { self.keep(class, oldest, inner) };
+            }
+            held.fill(class, &mut batch);
+        }
+        drop(held);
+        // SAFETY: the batch is empty, or holds `block`, for which the caller guarantees this.
         unsafe { self.keep(class, batch, inner) };
-    }
-
-    /// Makes a block of another class of a large one: an idle one, into which it is copied, or else
-    /// the inner allocator's business, which can move pages where we would have to copy them. Null
-    /// if there is no memory, and then the block is as it was.
-    ///
-    /// # Safety
-    ///
-    /// The block comes from `inner`, of the old class; both are of the depot.
-    pub(crate) unsafe fn resize<A: GlobalAlloc>(
-        &self,
-        front: Option<&Front>,
-        block: *mut u8,
-        old: Class,
-        new: Class,
-        inner: &Inner<'_, A>,
-    ) -> *mut u8 {
-        self.turn(front, false, inner);
-        if let Some(idle) = self.depot.pop(new, 1).and_then(|mut batch| batch.pop()) {
-            self.count_allocation(front, new);
-            // SAFETY: both hold so many bytes, and they are two blocks.
-            unsafe { idle.copy_from_nonoverlapping(block, old.bytes().min(new.bytes())) };
-            // SAFETY: as the caller says.
-            unsafe { self.free(front, old, block, inner) };
-            return idle;
-        }
-        self.make_way(new.bytes(), inner);
-        // SAFETY: as the caller says.
-        let mut resized = unsafe { inner.resize(block, old, new) };
-        if resized.is_null() {
-            self.clear(front, inner);
-            // SAFETY: as above; it was refused, so the block is as it was.
-            resized = unsafe { inner.resize(block, old, new) };
-        }
-        if !resized.is_null() {
-            self.count_free(front, old);
-            self.count_allocation(front, new);
-            count(&self.counts.misses, 1);
-        }
-        resized
     }
 }
 

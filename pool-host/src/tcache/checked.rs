@@ -1,9 +1,14 @@
-//! The tcache when it looks for mistakes instead of caching: each block is known by its address and
-//! layout, bears a canary behind its last byte, is poisoned when it is freed, and rests before its
-//! memory serves anybody again. From a page on it ends at a page that nobody may touch.
+//! The checked mode of the tcache: it detects heap errors instead of caching.
 //!
-//! A mistake is told on stderr, and the process aborts. One lock for all threads, and a few hundred
-//! nanoseconds a call.
+//! The book records each block by address, with its layout. A block has a canary after its last
+//! byte, and is poisoned when it is allocated. A block of at least a page, whose alignment is at
+//! most a page, ends as close to a guard page as its alignment allows. When a block is freed, a
+//! small one is poisoned again, and the pages of a guarded one become inaccessible. A freed block
+//! rests before its memory is used again.
+//!
+//! An error is reported on stderr, and the process aborts; an access to a guard page, or to a freed
+//! block that was guarded, ends it with SIGSEGV. One lock serves all threads, and a call costs a
+//! few hundred nanoseconds.
 #![expect(unsafe_code, reason = "blocks are looked into, which is the point")]
 
 mod book;
@@ -14,31 +19,38 @@ use book::{Book, Entry, State};
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr;
 
-/// Bytes behind a block that nobody may write.
+/// Bytes after a small block that the program may not write.
 const CANARY: usize = 16;
+/// The value of each canary byte.
 const CANARY_BYTE: u8 = 0xca;
-/// What freed and fresh blocks are filled with: as f32 it is a NaN, so that a sum shows it.
+/// The pattern that fills fresh blocks and small freed ones. As `f32` it is a NaN, so a sum that
+/// includes it shows the error.
 const POISON: [u8; 4] = 0x7fed_beef_u32.to_le_bytes();
-/// Blocks that rest at once, and their bytes.
+/// The most blocks that rest at once.
 const RESTING: usize = 1024;
+/// The most bytes of resting blocks.
 const RESTING_BYTES: usize = 64 << 20;
 
+/// The state of the checked mode, behind one lock.
 #[derive(Debug)]
 pub(super) struct Checked {
     inside: TryLock<CheckedInside>,
 }
 
+/// The book, and the freed blocks that rest.
 #[derive(Debug)]
 struct CheckedInside {
     book: Book,
-    /// Freed blocks, oldest at `first`, in a ring.
+    /// Addresses of the resting blocks in a ring; the oldest is at `first`.
     resting: [usize; RESTING],
     first: usize,
+    /// Number of resting blocks.
     count: usize,
+    /// Bytes of the resting blocks.
     bytes: usize,
 }
 
-/// The checks of the process.
+/// The checked mode of the process.
 pub(super) static CHECKED: Checked = Checked {
     inside: TryLock::new(CheckedInside {
         book: Book::new(),
@@ -49,7 +61,7 @@ pub(super) static CHECKED: Checked = Checked {
     }),
 };
 
-/// What is wrong with a block, and the end of the process.
+/// Reports an error of the program on stderr and aborts the process.
 fn die(what: &[u8], block: usize, bytes: usize) -> ! {
     let (mut address, mut size) = ([0; 18], [0; 20]);
     let size = decimal(bytes, &mut size);
@@ -58,6 +70,7 @@ fn die(what: &[u8], block: usize, bytes: usize) -> ! {
     std::process::abort()
 }
 
+/// Formats an address without allocating.
 fn hexadecimal(number: usize, digits: &mut [u8; 18]) -> &[u8] {
     *digits = *b"0x0000000000000000";
     for (at, digit) in digits.iter_mut().skip(2).enumerate() {
@@ -67,6 +80,7 @@ fn hexadecimal(number: usize, digits: &mut [u8; 18]) -> &[u8] {
     digits
 }
 
+/// Formats a number without allocating.
 fn decimal(number: usize, digits: &mut [u8; 20]) -> &[u8] {
     let (mut rest, mut at) = (number, digits.len());
     loop {
@@ -79,29 +93,32 @@ fn decimal(number: usize, digits: &mut [u8; 20]) -> &[u8] {
     }
 }
 
-/// Whether a block has pages of its own.
+/// Returns whether a block is mapped on its own pages, with a guard page after them.
 fn is_guarded(layout: Layout) -> bool {
     let page = page();
     layout.size() >= page && layout.align() <= page
 }
 
+/// Returns the size of a page in bytes.
 fn page() -> usize {
     usize::try_from(system::page_bytes()).unwrap_or(4096)
 }
 
-/// Where a guarded block lies: bytes of its mapping without the guard, and its offset in it, so
-/// that it ends as close to the guard as its alignment allows.
+/// Returns the bytes of a guarded block's mapping without the guard page, and the block's offset in
+/// it.
+///
+/// The block ends as close to the guard page as its alignment allows.
 fn guarded(layout: Layout) -> (usize, usize) {
     let pages = layout.size().next_multiple_of(page());
     (pages, (pages - layout.size()) / layout.align() * layout.align())
 }
 
-/// A small block with its canary.
+/// Returns the layout of a small block with its canary; `None` if the size overflows.
 fn with_canary(layout: Layout) -> Option<Layout> {
     Layout::from_size_align(layout.size().checked_add(CANARY)?, layout.align()).ok()
 }
 
-/// Bytes of a block's own behind its last, and how many.
+/// Returns the number of canary bytes after a block's last byte.
 fn canary_of(layout: Layout) -> usize {
     if is_guarded(layout) {
         let (pages, offset) = guarded(layout);
@@ -112,6 +129,7 @@ fn canary_of(layout: Layout) -> usize {
 }
 
 impl Checked {
+    /// Works on the state under the lock, and waits for it without end.
     fn enter<R>(&self, mut work: impl FnMut(&mut CheckedInside) -> R) -> R {
         loop {
             if let Some(result) = self.inside.enter(&mut work) {
@@ -120,7 +138,7 @@ impl Checked {
         }
     }
 
-    /// A block that looks as if it had never been written, or zeroes; null if there is no memory.
+    /// Allocates a block that is poisoned, or zeroed with `zeroed`; null if there is no memory.
     pub(super) fn allocate<A: GlobalAlloc>(
         &self,
         layout: Layout,
@@ -130,25 +148,28 @@ impl Checked {
         let block = if is_guarded(layout) {
             let (pages, offset) = guarded(layout);
             let base = virtual_memory::with_guard(pages, page());
-            // SAFETY: so many bytes are mapped.
+            // SAFETY: `with_guard` mapped `pages` bytes at `base`, and `offset` is less than that.
             base.map_or(ptr::null_mut(), |base| unsafe { base.as_ptr().add(offset) })
         } else {
-            // SAFETY: 16 bytes and more.
+            // SAFETY: the layout has at least the 16 bytes of the canary.
             with_canary(layout).map_or(ptr::null_mut(), |layout| unsafe { inner.alloc(layout) })
         };
         if block.is_null() {
             return block;
         }
         if zeroed {
-            // SAFETY: so many bytes were just allocated, and so below.
+            // SAFETY: the block was just allocated for `layout`, so `layout.size()` bytes of it can
+            // be written, and no other code knows it.
             unsafe { block.write_bytes(0, layout.size()) };
         } else {
-            // SAFETY: as above.
+            // SAFETY: as above, for `layout.size()` bytes.
             unsafe { poison(block, layout.size()) };
         }
-        // SAFETY: the canary lies behind the block, in the same allocation.
+        // SAFETY: the allocation continues after the block: by `CANARY` bytes, or up to the guard
+        // page. The end of the block is thus inside it, or one past it.
         let canary = unsafe { block.add(layout.size()) };
-        // SAFETY: as above.
+        // SAFETY: `canary_of` returns how many bytes of the allocation follow the block; no other
+        // code knows them yet.
         unsafe { canary.write_bytes(CANARY_BYTE, canary_of(layout)) };
         let entry = Entry::new(block.expose_provenance(), layout);
         if !self.enter(|inside| inside.book.insert(entry)) {
@@ -157,12 +178,13 @@ impl Checked {
         block
     }
 
-    /// Takes a block back, and looks at it.
+    /// Takes a block back, and aborts if it detects an error.
     ///
     /// # Safety
     ///
-    /// `inner` is the allocator that it was allocated with. Whatever else is wrong is found, or is
-    /// what `dealloc` forbids.
+    /// `inner` is the allocator that was passed to [`Checked::allocate`]. If the book has a live
+    /// block of this address and layout, the caller owns it and does not use it again. Other values
+    /// of `block` and `layout` are detected.
     pub(super) unsafe fn free<A: GlobalAlloc>(&self, block: *mut u8, layout: Layout, inner: &A) {
         let address = block.expose_provenance();
         let known = self.enter(|inside| inside.book.mark_resting(address, layout));
@@ -180,51 +202,62 @@ impl Checked {
             }
             Some(_) => {}
         }
-        // SAFETY: the book says that it is a live block of this layout, so the canary is there.
+        // SAFETY: the book had a live block of this address and layout, so its canary is in the
+        // same allocation.
         let canary = unsafe { block.add(layout.size()) };
-        // SAFETY: as above.
+        // SAFETY: `allocate` wrote these `canary_of(layout)` bytes, and the allocation is not freed
+        // before the block has rested.
         if !unsafe { all_are(canary, canary_of(layout), |_| CANARY_BYTE) } {
             die(b"write behind the end", address, layout.size());
         }
         if is_guarded(layout) {
             let (pages, offset) = guarded(layout);
-            virtual_memory::forbid(address - offset, pages);
+            // SAFETY: the pages of a block of `with_guard` that the program has freed.
+            unsafe { virtual_memory::forbid(address - offset, pages) };
         } else {
-            // SAFETY: as above.
+            // SAFETY: the block was live and holds `layout.size()` bytes; its owner gave it up.
             unsafe { poison(block, layout.size()) };
         }
         self.rest(address, layout.size(), inner);
     }
 
-    /// A freed block rests; the oldest may have to go for it.
+    /// Makes a freed block rest, and frees the oldest resting blocks while there are too many.
     fn rest<A: GlobalAlloc>(&self, address: usize, bytes: usize, inner: &A) {
         let mut new = Some((address, bytes));
-        // One goes for each that comes, and more while they are too many.
+        // Each call of `CheckedInside::rest` takes at most one block out; the last one takes none.
         while let Some(oldest) = self.enter(|inside| inside.rest(&mut new)) {
             let_go(oldest, inner);
         }
     }
 }
 
-/// The memory of a block may serve again, if nobody wrote to it while it rested.
+/// Frees the memory of a block that has rested; aborts if the program wrote to the block meanwhile.
+///
+/// A guarded block is not checked: its pages were inaccessible, unless the system refused that.
 fn let_go<A: GlobalAlloc>(Entry { address, layout, .. }: Entry, inner: &A) {
     if is_guarded(layout) {
         let (pages, offset) = guarded(layout);
-        return virtual_memory::unmap_guarded(address - offset, pages + page());
+        // SAFETY: the mapping of a block of `with_guard` that is in the book no more.
+        return unsafe { virtual_memory::unmap_guarded(address - offset, pages + page()) };
     }
     let block = ptr::with_exposed_provenance_mut::<u8>(address);
-    // SAFETY: it came out of the book, so nobody but us may use it.
+    // SAFETY: the program freed the block, and its entry was just removed from the book, so only
+    // this call has it. Its `layout.size()` bytes are still allocated, and `free` wrote them.
     if !unsafe { all_are(block, layout.size(), |at| POISON[at % POISON.len()]) } {
         die(b"write after free", address, layout.size());
     }
     if let Some(layout) = with_canary(layout) {
-        // SAFETY: `allocate` had it from there with this layout.
+        // SAFETY: `allocate` got the block from the inner allocator with this layout, which
+        // `with_canary` computes from the same layout. One `Tcache` owns `CHECKED`, so `inner` is
+        // that allocator.
         unsafe { inner.dealloc(block, layout) };
     }
 }
 
 impl CheckedInside {
-    /// Puts the new one into the ring and takes the oldest out, if there are too many.
+    /// Adds the new block to the ring, and takes the oldest one out if there are too many.
+    ///
+    /// While there are too many, the oldest is returned and `new` stays for the next call.
     fn rest(&mut self, new: &mut Option<(usize, usize)>) -> Option<Entry> {
         let full = self.count == RESTING || self.bytes > RESTING_BYTES;
         if full && self.count > 0 {
@@ -242,26 +275,30 @@ impl CheckedInside {
     }
 }
 
+/// Fills `bytes` bytes with the poison pattern.
+///
 /// # Safety
 ///
-/// So many bytes may be written there.
+/// `bytes` bytes at `block` may be written.
 unsafe fn poison(block: *mut u8, bytes: usize) {
     for at in 0..bytes {
-        // SAFETY: as the caller says.
+        // SAFETY: `at` is less than `bytes`, and the caller guarantees that many bytes at `block`.
         let byte = unsafe { block.add(at) };
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that this byte may be written.
         unsafe { byte.write(POISON[at % POISON.len()]) };
     }
 }
 
+/// Returns whether each of `bytes` bytes has its expected value.
+///
 /// # Safety
 ///
-/// So many bytes may be read there.
+/// `bytes` bytes at `block` are initialized and may be read.
 unsafe fn all_are(block: *const u8, bytes: usize, expected: impl Fn(usize) -> u8) -> bool {
     (0..bytes).all(|at| {
-        // SAFETY: as the caller says.
+        // SAFETY: `at` is less than `bytes`, and the caller guarantees that many bytes at `block`.
         let byte = unsafe { block.add(at) };
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that this byte may be read.
         unsafe { byte.read() == expected(at) }
     })
 }

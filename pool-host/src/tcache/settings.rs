@@ -1,63 +1,73 @@
-//! What a tcache is built with, and what the environment says instead.
+//! The settings of a tcache: those of its builder, and those that the environment overrides.
 
 use crate::{limits, system};
 use std::time::Duration;
 
-/// The variable that is read, once.
+/// Name of the environment variable. Each tcache reads it once.
 const VARIABLE: &std::ffi::CStr = c"BUCKETPOOL_HOST";
 
 /// The settings of a tcache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
-    /// Cached bytes at most; 0 for what `limits` says.
+    /// The cached limit in bytes; 0 for the default that `limits` computes.
     pub(crate) cached_limit: u64,
-    /// Bytes that a thread may keep to itself.
+    /// The most bytes that a thread cache may lease.
     pub(crate) thread_lease: u64,
-    /// Milliseconds until what nobody needs has gone back; 0 for never.
+    /// Milliseconds until unneeded cached memory has been given back; 0 for never.
     pub(crate) decay: u64,
+    /// Whether large blocks are aligned for huge pages.
     pub(crate) huge_pages: bool,
+    /// Whether a background thread gives unneeded memory back while the program sleeps.
+    pub(crate) background: bool,
+    /// Whether it caches, checks or passes requests through.
     pub(crate) mode: Mode,
 }
 
-/// Whether a tcache does anything.
+/// The mode of a tcache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// It caches, unless a sanitizer or Valgrind watches the program.
+    /// Cache, but pass requests through if a sanitizer or Valgrind watches the program.
     Auto,
+    /// Cache, also under a sanitizer or Valgrind.
     On,
+    /// Pass all requests to the inner allocator.
     Off,
-    /// It checks what the program does, and is slow.
+    /// Detect heap errors of the program instead of caching; slow.
     Checked,
 }
 
 impl Settings {
+    /// The settings of a tcache whose builder sets nothing.
     pub(crate) const DEFAULT: Self = Self {
         cached_limit: 0,
         thread_lease: 1 << 20,
-        decay: 10_000,
+        decay: 1000,
         huge_pages: false,
+        background: false,
         mode: Mode::Auto,
     };
 
+    /// Returns a decay time in milliseconds; 0, which means never, for `None`.
     pub(crate) const fn milliseconds(time: Option<Duration>) -> u64 {
         #[expect(clippy::cast_possible_truncation, reason = "not after 500 million years")]
         match time {
-            // A duration of nothing is the shortest there is, not none.
+            // A duration of zero becomes the shortest decay, since 0 means never.
             Some(time) if time.as_millis() == 0 => 1,
             Some(time) => time.as_millis() as u64,
             None => 0,
         }
     }
 
-    /// The bound in bytes.
+    /// Returns the cached limit in bytes.
     pub(crate) fn limit(&self) -> usize {
         let is_set = self.cached_limit > 0;
         let limit = if is_set { self.cached_limit } else { limits::usual_cached_limit() };
         usize::try_from(limit).unwrap_or(usize::MAX)
     }
 
-    /// These settings, and what the environment says. What it says wrongly is told on stderr and
-    /// left out.
+    /// Returns these settings, overridden by those of the environment.
+    ///
+    /// An invalid word is reported on stderr and ignored.
     pub(crate) fn with_environment(self) -> Self {
         let value = system::variable(VARIABLE).unwrap_or_default();
         let mut settings = self;
@@ -66,19 +76,22 @@ impl Settings {
                 system::say(&[
                     b"bucketpool: BUCKETPOOL_HOST: `",
                     word,
-                    b"` is none of off, on, check, limit=SIZE, lease=SIZE, decay=MILLISECONDS; \
-                      SIZE is in bytes, or with K, M or G. It is ignored.\n",
+                    b"` is none of off, on, check, background, huge, limit=SIZE, lease=SIZE, \
+                      decay=MILLISECONDS; SIZE is in bytes, or with K, M or G. It is ignored.\n",
                 ]);
             }
         }
         settings
     }
 
+    /// Applies one word of the variable; `None` if it is invalid, and then nothing changes.
     fn apply(&mut self, word: &[u8]) -> Option<()> {
         match word {
             b"off" => self.mode = Mode::Off,
             b"on" => self.mode = Mode::On,
             b"check" => self.mode = Mode::Checked,
+            b"background" => self.background = true,
+            b"huge" => self.huge_pages = true,
             _ => {
                 let equals = word.iter().position(|byte| *byte == b'=')?;
                 let (name, value) = (&word[..equals], &word[equals + 1..]);
@@ -94,10 +107,12 @@ impl Settings {
     }
 }
 
+/// Parses a decimal number.
 fn number(digits: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
+/// Parses a size in bytes, with an optional unit K, M or G (powers of 1024).
 fn size(text: &[u8]) -> Option<u64> {
     let (last, digits) = text.split_last()?;
     let unit = match last {
@@ -116,10 +131,10 @@ mod tests {
     #[test]
     fn words_of_the_environment() {
         let mut settings = Settings::DEFAULT;
-        for word in ["off", "limit=512M", "lease=64K", "decay=250"] {
+        for word in ["off", "limit=512M", "lease=64K", "decay=250", "background", "huge"] {
             assert!(settings.apply(word.as_bytes()).is_some(), "{word}");
         }
-        assert_eq!(settings.mode, Mode::Off);
+        assert!(settings.mode == Mode::Off && settings.background && settings.huge_pages);
         assert_eq!(
             (settings.cached_limit, settings.thread_lease, settings.decay),
             (512 << 20, 64 << 10, 250)

@@ -1,65 +1,77 @@
-//! What a tcache counts.
+//! The statistics of a tcache.
 
 use super::cache::Cache;
-use crate::depot::{CLASSES, Class};
+use crate::depot::Class;
 use pool_core::Bytes;
 use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What a tcache has counted, and what it holds. Summed over all threads when it is asked for;
-/// exact when no thread is in it meanwhile.
+/// Counters of a tcache, and the bytes that it holds.
 ///
-/// Sizes are those of the classes: a program's `dealloc` says what was asked for, but nobody counts
-/// it, since that would cost each hit two more additions.
+/// The sums over all threads are computed when [`Tcache::stats`](super::Tcache::stats) is called.
+/// They are exact if no thread uses the tcache during that call.
+///
+/// Sizes are those of classes and pages, not the requested ones: `dealloc` knows the requested
+/// size, but to count it would cost two more additions for each hit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TcacheStats {
-    /// Requests that had a size class.
+    /// Requests that were served or failed, without those of a tcache that passes through.
     pub allocations: u64,
-    /// Blocks that came back.
+    /// Blocks that the program freed.
     pub frees: u64,
-    /// Requests that were served without the inner allocator.
+    /// Requests that were served with cached memory: `allocations - misses - bypasses`.
     pub hits: u64,
-    /// Requests that it served.
+    /// Requests that went to the inner allocator for a block of a class, or that got pages without
+    /// old contents from the system.
+    ///
+    /// A request for a small block counts twice if the inner allocator first has no memory.
     pub misses: u64,
-    /// Requests past the cache: aligned to more than 16 bytes, or above 64 GiB.
+    /// Requests for large blocks that went past the cache to the inner allocator: those aligned to
+    /// more than 2 MiB, and those for which the pages have no addresses or no memory.
     pub bypasses: u64,
-    /// Batches from the depot to a thread.
+    /// Batches that moved from the depot to a thread cache.
     pub refills: u64,
-    /// Batches from a thread to the depot.
+    /// Batches that moved out of a full thread cache.
     pub flushes: u64,
-    /// Blocks given back to the inner allocator because of the bound.
+    /// Blocks given back to the inner allocator because of the limit.
     pub evictions: u64,
-    /// Blocks given back because nobody needed them for a while.
+    /// Blocks of the depot given back because no request needed them for a while. Pages that decay
+    /// are not counted.
     pub decayed: u64,
-    /// Bytes that the program holds.
+    /// Bytes of blocks that the program holds, without large blocks of the inner allocator (see
+    /// `bypasses`).
     pub live_bytes: u64,
-    /// Idle bytes in the fronts of threads.
-    pub front_bytes: u64,
-    /// Idle bytes that all threads share.
+    /// Cached bytes in thread caches.
+    pub thread_cache_bytes: u64,
+    /// Cached bytes in the depot, which all threads share.
     pub depot_bytes: u64,
-    /// What fronts and depot may hold without asking; never less than they hold, never above the
-    /// bound.
+    /// Cached bytes in pages: free pages with memory behind them.
+    pub page_bytes: u64,
+    /// Bytes that thread caches and the depot have leased: the sum of what they may hold.
+    ///
+    /// It is never less than they hold. It is at most half of the limit, plus single blocks that a
+    /// thread put into its thread cache while another thread took blocks back from there.
     pub leased_bytes: u64,
-    /// The most that ever was.
+    /// High-water mark of `leased_bytes`.
     pub leased_peak_bytes: u64,
-    /// The bound.
+    /// The cached limit.
     pub cached_limit_bytes: u64,
-    /// Fronts: as many as threads lived at once.
-    pub fronts: u64,
+    /// Thread caches that exist: the largest number of threads that used the tcache at once.
+    pub thread_caches: u64,
 }
 
 impl TcacheStats {
-    /// Hits of all requests that had a size class; 0 without any.
+    /// Returns `hits / allocations`; 0 if there were no requests.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
         if self.allocations == 0 { 0.0 } else { self.hits as f64 / self.allocations as f64 }
     }
 
-    /// All idle bytes.
+    /// Returns all cached bytes: those of thread caches, depot and pages.
     #[must_use]
     pub fn cached_bytes(&self) -> u64 {
-        self.front_bytes + self.depot_bytes
+        self.thread_cache_bytes + self.depot_bytes + self.page_bytes
     }
 }
 
@@ -67,52 +79,72 @@ impl fmt::Display for TcacheStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} allocations, {:.1} % hits, {} misses, {} past it; {} live, {} idle in {} fronts, \
-             {} in the depot, of {} at most",
+            "{} allocations, {:.1} % hits, {} misses, {} past it; {} live, {} idle in \
+             {} thread caches, {} in the depot, {} in pages, of {} at most",
             self.allocations,
             100.0 * self.hit_rate(),
             self.misses,
             self.bypasses,
             Bytes(self.live_bytes),
-            Bytes(self.front_bytes),
-            self.fronts,
+            Bytes(self.thread_cache_bytes),
+            self.thread_caches,
             Bytes(self.depot_bytes),
+            Bytes(self.page_bytes),
             Bytes(self.cached_limit_bytes),
         )
     }
 }
 
 impl Cache {
-    /// What it has counted and holds.
+    /// Sums up the counters, and the bytes that are held.
     pub(crate) fn stats(&self) -> TcacheStats {
+        let pages = self.pages.stats();
         let mut stats = TcacheStats {
-            misses: self.counts.misses.load(Relaxed),
+            misses: self.counts.misses.load(Relaxed) + pages.fresh,
             bypasses: self.counts.bypasses.load(Relaxed),
             refills: self.counts.refills.load(Relaxed),
             flushes: self.counts.flushes.load(Relaxed),
             evictions: self.counts.evicted.load(Relaxed),
             decayed: self.counts.decayed.load(Relaxed),
+            page_bytes: pages.dirty + pages.slots,
             leased_bytes: self.depot.leases.leased() as u64,
             leased_peak_bytes: self.depot.leases.peak() as u64,
-            cached_limit_bytes: self.depot.leases.limit() as u64,
+            cached_limit_bytes: self.limit.load(Relaxed) as u64,
             ..TcacheStats::default()
         };
-        for class in (0..CLASSES).map(Class::numbered) {
-            let [mut allocations, mut frees] = self.depot.orphans(class);
+        let cacheless = self.counts.cacheless.each_ref();
+        let larges =
+            self.thread_caches.iter().map(|local| local.large.each_ref()).chain([cacheless]);
+        for [allocations, frees] in larges {
+            stats.allocations += allocations.load(Relaxed);
+            stats.frees += frees.load(Relaxed);
+        }
+        // The pages know how many of their bytes are in use; those in thread caches are subtracted
+        // below.
+        let mut on_pages = pages.used.saturating_sub(pages.slots);
+        for class in Class::all() {
+            let [mut allocations, mut frees] = self.depot.cacheless(class);
             stats.depot_bytes += self.depot.bytes(class) as u64;
-            for front in self.fronts.iter() {
-                let counted = front.counted(class);
+            for local in self.thread_caches.iter() {
+                let counted = local.counted(class);
+                let idle = (counted.blocks * class.bytes()) as u64;
                 allocations = counted.allocations.saturating_add(allocations);
                 frees = counted.frees.saturating_add(frees);
-                stats.front_bytes += (counted.blocks * class.bytes()) as u64;
+                stats.thread_cache_bytes += idle;
+                if class.is_paged() {
+                    on_pages = on_pages.saturating_sub(idle);
+                }
             }
             stats.allocations = stats.allocations.saturating_add(allocations);
             stats.frees = stats.frees.saturating_add(frees);
-            let live = allocations.saturating_sub(frees).saturating_mul(class.bytes() as u64);
-            stats.live_bytes = stats.live_bytes.saturating_add(live);
+            if !class.is_paged() {
+                let live = allocations.saturating_sub(frees).saturating_mul(class.bytes() as u64);
+                stats.live_bytes = stats.live_bytes.saturating_add(live);
+            }
         }
-        stats.fronts = self.fronts.iter().count() as u64;
-        stats.hits = stats.allocations.saturating_sub(stats.misses);
+        stats.live_bytes = stats.live_bytes.saturating_add(on_pages);
+        stats.thread_caches = self.thread_caches.iter().count() as u64;
+        stats.hits = stats.allocations.saturating_sub(stats.misses + stats.bypasses);
         stats
     }
 }

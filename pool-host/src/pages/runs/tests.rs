@@ -1,10 +1,11 @@
-//! Random runs beside a naive model: an entry for each page.
+//! Tests of runs, against a naive model with one entry for each page.
 
 use super::*;
 
 const MOST: u32 = 3000;
 
-/// A naive map: the state of each page, and of used ones the first page of the run.
+/// The runs, and a naive map: the state of each page and, for a used page, the first page of its
+/// run.
 struct Model {
     runs: Runs,
     pages: Vec<(PageState, u32)>,
@@ -27,7 +28,7 @@ impl Model {
         model
     }
 
-    /// A number below `end`, by Marsaglia's xorshift.
+    /// Returns a number below `end`, by Marsaglia's xorshift.
     fn choose(&mut self, end: u32) -> u32 {
         self.seed ^= self.seed << 13;
         self.seed ^= self.seed >> 7;
@@ -45,7 +46,7 @@ impl Model {
     fn take(&mut self, state: PageState) {
         let (pages, align) = (1 + self.choose(60), 1 << self.choose(4));
         let Some(first) = self.runs.take(pages, align, state) else {
-            // Eight runs of its list may be too short, but none of a later list is.
+            // The first eight runs of a near list may be too short, but no run of a later list is.
             let enough = 2 * (pages + align);
             assert!(self.longest(state) < enough, "{enough} pages are there");
             return;
@@ -74,7 +75,7 @@ impl Model {
         self.runs.release(Run { first, pages, state: PageState::Dirty });
     }
 
-    /// Gives the oldest pages back, as the system does.
+    /// Turns the oldest dirty pages into clean pages, as `Pages::give_back_some` does.
     fn purge(&mut self) {
         let most = self.choose(20);
         let Some((first, pages)) = self.runs.take_oldest(most) else { return };
@@ -84,7 +85,7 @@ impl Model {
         self.runs.release(Run { first, pages, state: PageState::Clean });
     }
 
-    /// Compares the runs with the model.
+    /// Checks that the runs match the model.
     fn check(&self) {
         let (mut at, mut dirty, mut last) = (1, 0, PageState::Used);
         while at < self.runs.end() {
@@ -131,7 +132,7 @@ fn the_oldest_pages_go_first() {
     runs.extend(map);
     let taken: Vec<u32> =
         (0..9).map(|_| runs.take(10, 1, PageState::Clean).expect("there is room")).collect();
-    // Every second one, so that none is joined.
+    // Every second run, so that none coalesce.
     for first in [taken[4], taken[0], taken[2]] {
         runs.release(Run { first, pages: 10, state: PageState::Dirty });
     }

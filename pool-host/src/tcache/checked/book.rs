@@ -1,20 +1,26 @@
-//! Which blocks there are, by address: a table beside the blocks, so that a stray write does not
-//! change it. Open addressing; it doubles, and the old one is never given back.
+//! The book of the checked mode: a hash table of all blocks by address.
+//!
+//! It is stored apart from the blocks, so that a stray write of the program is unlikely to change
+//! it. It uses open addressing. It doubles when three quarters of its places are used, and the old
+//! table is never unmapped.
 
 use crate::virtual_memory::{self, Zeroed};
 use std::alloc::Layout;
 use std::cell::Cell;
 
-/// Places of the first table.
+/// Number of places of the first table.
 const FIRST: usize = 1 << 12;
 
+/// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
+    /// The program holds it.
     Live,
-    /// Freed, and not yet given back.
+    /// The program freed it, and its memory is not yet released.
     Resting,
 }
 
+/// The record of one block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) address: usize,
@@ -23,15 +29,18 @@ pub(super) struct Entry {
 }
 
 impl Entry {
+    /// Creates the entry of a live block.
     pub(super) fn new(address: usize, layout: Layout) -> Self {
         Self { address, layout, state: State::Live }
     }
 }
 
-/// No block is at these addresses: never used, and removed.
+/// Address in a place that was never used. No block has it.
 const NEVER: usize = 0;
+/// Address in a place whose block was removed. No block has it.
 const REMOVED: usize = 1;
 
+/// One place of the table.
 #[derive(Debug)]
 struct Place {
     address: Cell<usize>,
@@ -40,17 +49,20 @@ struct Place {
     resting: Cell<bool>,
 }
 
-// SAFETY: numbers, and a flag that is down.
+// SAFETY: the fields are integers and a `bool`, for which zero bytes are a valid value, and the
+// alignment is that of `usize`, which is less than a page.
 #[expect(unsafe_code, reason = "a promise about zero bytes")]
 unsafe impl Zeroed for Place {}
 
 impl Place {
+    /// Returns the entry in this place; `None` if the place was never used.
     fn entry(&self) -> Option<Entry> {
         let layout = Layout::from_size_align(self.bytes.get(), self.align.get()).ok()?;
         let state = if self.resting.get() { State::Resting } else { State::Live };
         Some(Entry { address: self.address.get(), layout, state })
     }
 
+    /// Stores an entry in this place.
     fn set(&self, entry: Entry) {
         self.address.set(entry.address);
         self.bytes.set(entry.layout.size());
@@ -59,36 +71,46 @@ impl Place {
     }
 }
 
+/// The hash table of all blocks.
 #[derive(Debug)]
 pub(super) struct Book {
     places: &'static [Place],
-    /// Places that are not as they were at first.
+    /// Number of places with a block or with [`REMOVED`].
     used: usize,
 }
 
-// SAFETY: nobody else has the places.
+// SAFETY: `grow` maps the places for this book alone, and no method that other modules can call
+// returns a reference to one. So the cells are reached through one `Book`, by the thread that has
+// it.
 #[expect(unsafe_code, reason = "places are cells")]
 unsafe impl Send for Book {}
 
 impl Book {
+    /// Creates an empty book, which has no table yet.
     pub(super) const fn new() -> Self {
         Self { places: &[], used: 0 }
     }
 
-    /// The places where an address may be, in order. Fibonacci hashing: the golden ratio spreads
-    /// addresses that differ in a few bits.
+    /// Returns the places where an address may be, in probing order.
+    ///
+    /// The start is by Fibonacci hashing: a product with the golden ratio spreads addresses that
+    /// differ in a few bits.
     fn places(&self, address: usize) -> impl Iterator<Item = &'static Place> + use<> {
         let places = self.places;
         let start = address.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
         (0..places.len()).filter_map(move |step| places.get((start + step) % places.len()))
     }
 
+    /// Finds the place of an address.
     fn find(&self, address: usize) -> Option<&'static Place> {
+        if address <= REMOVED {
+            return None; // no block is there
+        }
         let until = |place: &&Place| place.address.get() != NEVER;
         self.places(address).take_while(until).find(|place| place.address.get() == address)
     }
 
-    /// Adds a block that is new. False if the system has no memory for it.
+    /// Adds a block that is not in the book. False if the system has no memory for a larger table.
     pub(super) fn insert(&mut self, entry: Entry) -> bool {
         if 4 * self.used >= 3 * self.places.len() && !self.grow() {
             return false;
@@ -100,6 +122,7 @@ impl Book {
         true
     }
 
+    /// Doubles the table. False if the system has no memory for it, and then the book is unchanged.
     fn grow(&mut self) -> bool {
         let size = (2 * self.places.len()).max(FIRST);
         let Some(larger) = virtual_memory::zeroed(size) else { return false };
@@ -109,7 +132,10 @@ impl Book {
         kept.filter_map(Place::entry).all(|entry| self.insert(entry))
     }
 
-    /// What is known of an address; a live block of this layout rests from now on.
+    /// Returns the entry of an address as it was, and marks it as resting if the layout is that of
+    /// the entry.
+    ///
+    /// `None` if no block has this address.
     pub(super) fn mark_resting(&self, address: usize, layout: Layout) -> Option<Entry> {
         let place = self.find(address)?;
         let entry = place.entry()?;
@@ -117,7 +143,7 @@ impl Book {
         Some(entry)
     }
 
-    /// Takes a block out.
+    /// Removes a block, and returns its entry.
     pub(super) fn remove(&self, address: usize) -> Option<Entry> {
         let place = self.find(address)?;
         let entry = place.entry();

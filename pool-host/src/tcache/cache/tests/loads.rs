@@ -1,5 +1,7 @@
-//! Three synthetic loads under a bound of 256 MiB, beside a simulator of a cache that evicts the
-//! least recently used block. Nothing is written, so blocks are numbers.
+//! Hit rates of three synthetic loads under a limit of 256 MiB, compared with figures from a
+//! simulator of a cache that evicts the least recently used block.
+//!
+//! The loads write nothing to their blocks, so the inner allocator returns numbers.
 
 use super::*;
 use std::collections::HashMap;
@@ -9,7 +11,7 @@ enum Op {
     Free(u32),
 }
 
-/// Hands out numbers for addresses.
+/// An inner allocator that returns increasing numbers instead of addresses.
 #[derive(Debug, Default)]
 struct Numbers(AtomicUsize);
 
@@ -21,13 +23,15 @@ unsafe impl GlobalAlloc for Numbers {
 }
 
 impl Random {
+    /// Returns a random number in `0..1`.
     #[expect(clippy::cast_precision_loss, reason = "53 bits")]
     fn part(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
 
-/// 2000 sizes of 256 B to 16 MiB, some much more often than others; 32 are alive.
+/// Returns 60,000 requests of 2000 sizes from 256 B to 16 MiB. The frequency of a size falls with
+/// the power 1.1 of its rank (Zipf), and 32 blocks are live.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "sizes in range")]
 fn zipf(random: &mut Random) -> Vec<Op> {
     let sizes: Vec<usize> =
@@ -52,7 +56,7 @@ fn zipf(random: &mut Random) -> Vec<Op> {
     ops
 }
 
-/// A forward and a backward pass over layers of these sizes.
+/// Appends a forward and a backward pass over layers of these sizes.
 fn pass(ops: &mut Vec<Op>, id: &mut u32, sizes: &[usize]) {
     let mut next = || {
         *id += 1;
@@ -70,7 +74,7 @@ fn pass(ops: &mut Vec<Op>, id: &mut u32, sizes: &[usize]) {
     }
 }
 
-/// Training in phases, each with 20 sizes of its own.
+/// Returns a training run of 8 phases, each with its own 20 layer sizes.
 fn phases() -> Vec<Op> {
     let (mut ops, mut id) = (vec![], 0);
     for phase in 0..8 {
@@ -82,7 +86,7 @@ fn phases() -> Vec<Op> {
     ops
 }
 
-/// Sequences of any length from 32 to 512.
+/// Returns 600 passes over sequences of random lengths from 32 to 511.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "sizes in range")]
 fn lengths(random: &mut Random) -> Vec<Op> {
     let (mut ops, mut id) = (vec![], 0);
@@ -95,37 +99,46 @@ fn lengths(random: &mut Random) -> Vec<Op> {
     ops
 }
 
-/// Hits in 1000 requests. The bound is checked at each step.
+/// Returns the hits per 1000 requests. A hit is a request that needs no memory from the inner
+/// allocator.
 fn hits(ops: &[Op], limit: usize) -> u64 {
     let (cache, numbers) = (cache(limit, MIB), Numbers::default());
-    let inner = Inner { allocator: &numbers, huge_pages: false };
+    let inner = Inner(&numbers);
     let mut live = HashMap::new();
     for op in ops {
         match op {
             Op::Allocate(id, bytes) => {
-                let class = class(*bytes);
-                live.insert(*id, (class, cache.allocate(None, class, false, &inner).0));
+                let layout = layout(*bytes);
+                let taken = match Class::of(layout) {
+                    Some(class) => cache.allocate(None, class, false, &inner),
+                    None => cache.allocate_large(None, layout, false, &inner),
+                };
+                live.insert(*id, (layout, taken.block));
             }
             Op::Free(id) => {
-                let (class, block) = live.remove(id).unwrap();
-                unsafe { cache.free(None, class, block, &inner) };
+                let (layout, block) = live.remove(id).unwrap();
+                match Class::of(layout) {
+                    Some(class) => unsafe { cache.free(None, class, block, &inner) },
+                    None => unsafe { cache.free_large(None, block, layout, &inner) },
+                }
             }
         }
-        assert!(cache.depot.leases.leased() <= limit);
+        assert!(cache.depot.leases.leased() <= limit / 2);
     }
     let stats = cache.stats();
-    assert!(stats.cached_bytes() <= stats.leased_bytes, "{stats:?}");
     (1000 * stats.hits + stats.allocations / 2) / stats.allocations
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "a rate over many requests, which Miri would take hours for")]
-fn three_loads_hit_as_often_as_the_least_recently_used_going_first_allows() {
+fn three_loads_hit_at_least_as_often_as_a_simulated_lru_cache() {
     let mut random = Random(88_172_645_463_325_252);
     let loads = [zipf(&mut random), phases(), lengths(&mut random)];
-    // The simulator with eight classes for a doubling, from the project's survey of host pools.
+    // Figures of the simulator with 8 size classes per doubling, from the project's survey of host
+    // pools.
     for (ops, simulated) in loads.iter().zip([897, 994, 685]) {
         let hits = hits(ops, 256 * MIB);
+        println!("{hits} of 1000, simulated {simulated}");
         assert!(hits >= simulated, "{hits} of 1000, simulated {simulated}");
     }
 }

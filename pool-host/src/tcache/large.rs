@@ -1,0 +1,178 @@
+//! Blocks larger than all classes, or aligned to more than a page: pages, or the inner allocator.
+//!
+//! A request that a block of its length can serve which was freed a moment ago is
+//! [`Cache::take_large`], the hot path of large blocks.
+#![expect(unsafe_code, reason = "blocks are given back to where they came from")]
+
+use super::aging::LITTLE;
+use super::cache::{Cache, count};
+use super::held::Held;
+use super::inner::Inner;
+use super::thread_cache::ThreadCache;
+use crate::depot::Class;
+use crate::pages::Taken;
+use std::alloc::{GlobalAlloc, Layout};
+use std::sync::atomic::Ordering::Relaxed;
+
+impl Cache {
+    /// Takes a block larger than all classes that was freed a moment ago. `None` if there is none,
+    /// and where the slow path must count the request.
+    #[inline]
+    pub(crate) fn take_large(&self, local: &ThreadCache, layout: Layout) -> Option<*mut u8> {
+        if !local.may_count_large(false) {
+            return None;
+        }
+        let block = self.pages.take_recent(layout.size(), self.align_of(layout))?;
+        local.count_large(false);
+        Some(block)
+    }
+
+    /// Takes back a block larger than all classes, if it is on pages. False where the slow path
+    /// must do it, and then nothing is done.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Cache::free_large`].
+    #[inline]
+    pub(crate) unsafe fn put_large(
+        &self,
+        local: &ThreadCache,
+        block: *mut u8,
+        layout: Layout,
+    ) -> bool {
+        if !local.may_count_large(true) || !self.pages.has(block) {
+            return false;
+        }
+        local.count_large(true);
+        // SAFETY: the block is on the pages, and the caller guarantees that it is not used again.
+        unsafe { self.pages.give(block) };
+        self.freed_large(local, layout.size());
+        true
+    }
+
+    /// Returns a block larger than all classes, or aligned to more than 4096 bytes; a null block if
+    /// there is no memory.
+    pub(crate) fn allocate_large<A: GlobalAlloc>(
+        &self,
+        local: Option<&ThreadCache>,
+        layout: Layout,
+        zeroed: bool,
+        inner: &Inner<'_, A>,
+    ) -> Taken {
+        if local.is_some_and(|local| local.is_due(None)) {
+            self.turn(local, None, inner);
+        }
+        self.count_large(local, false);
+        let taken = self.fresh(layout, true, zeroed, inner);
+        if taken.block.is_null() {
+            self.count_large(local, true);
+        }
+        taken
+    }
+
+    /// Notes that the thread of `own` freed a large block of this size. If many bytes are cached
+    /// now, has threads read the clock soon.
+    #[inline]
+    fn freed_large(&self, own: &ThreadCache, bytes: usize) {
+        if self.is_much_idle.load(Relaxed) || !own.frees(bytes, LITTLE) {
+            return;
+        }
+        // `idle_bytes` takes 150 ns, so it is called after 16 MiB, 32 MiB, 64 MiB and so on.
+        if self.idle_bytes() > LITTLE {
+            self.much_is_idle();
+        }
+    }
+
+    /// Counts a request larger than all classes, or with `freed` a free of such a block.
+    pub(super) fn count_large(&self, local: Option<&ThreadCache>, freed: bool) {
+        match local {
+            Some(local) => local.count_large(freed),
+            None => count(&self.counts.cacheless[usize::from(freed)], 1),
+        }
+    }
+
+    /// Takes back a block that is larger than all classes, or aligned to more than 4096 bytes.
+    ///
+    /// # Safety
+    ///
+    /// The block was allocated by this cache with this layout and this inner allocator, and the
+    /// caller does not use it again.
+    pub(crate) unsafe fn free_large<A: GlobalAlloc>(
+        &self,
+        local: Option<&ThreadCache>,
+        block: *mut u8,
+        layout: Layout,
+        inner: &Inner<'_, A>,
+    ) {
+        self.count_large(local, true);
+        if self.pages.has(block) {
+            // SAFETY: the block is on the pages, and the caller guarantees that it is not used
+            // again.
+            unsafe { self.pages.give(block) };
+            if let Some(local) = local {
+                self.freed_large(local, layout.size());
+            }
+        } else {
+            // SAFETY: the caller guarantees that this cache allocated the block with this layout.
+            // It is not on the pages, so `from_inner` got it from `inner` with this layout, or
+            // `Tcache::realloc` had `inner` resize it to this layout.
+            unsafe { inner.free(block, layout) };
+        }
+    }
+
+    /// Resizes a block on pages to a new layout, in place or else by moving its contents.
+    ///
+    /// A block that moves gets a place with room for more growth. Returns the resized block; `None`
+    /// if that is not possible, and then the block is unchanged.
+    ///
+    /// # Safety
+    ///
+    /// The block is on the pages, and was allocated by this cache with the layout `old`. Unless the
+    /// result is `None`, the caller uses only the returned pointer from then on. `new` has the
+    /// alignment of `old`, and at least one byte.
+    pub(crate) unsafe fn resize(
+        &self,
+        local: Option<&ThreadCache>,
+        block: *mut u8,
+        old: Layout,
+        new: Layout,
+    ) -> Option<*mut u8> {
+        let class = Class::of(new);
+        let bytes = class.map_or(new.size(), Class::bytes);
+        // SAFETY: the caller guarantees that the block is on the pages. When it shrinks, the caller
+        // no longer uses the bytes after the new end.
+        let block = if unsafe { self.pages.resize(block, bytes) } {
+            block
+        } else {
+            let moved = self.pages.take_to_grow(bytes, self.align_of(new))?.block;
+            // SAFETY: the old block holds `old.size()` bytes, the new one holds `bytes`, which is
+            // at least `new.size()`; the copy is the smaller of both sizes. The blocks do not
+            // overlap, since both are live.
+            unsafe { moved.copy_from_nonoverlapping(block, old.size().min(new.size())) };
+            // SAFETY: the block is on the pages, its contents were moved, and the caller does not
+            // use it again.
+            unsafe { self.pages.give(block) };
+            moved
+        };
+        let held = local.and_then(ThreadCache::hold);
+        match Class::of(old) {
+            Some(old) => self.count_free(held.as_ref(), old),
+            None => self.count_large(local, true),
+        }
+        match class {
+            Some(_) => self.counted_allocation(held.as_ref(), class),
+            None => self.count_large(local, false),
+        }
+        Some(block)
+    }
+
+    /// Counts a request that moved no block into or out of a thread cache.
+    fn counted_allocation(&self, held: Option<&Held<'_>>, class: Option<Class>) {
+        let Some(class) = class else { return };
+        match held {
+            // This does not set the bin's turns, which the hot path counts down.
+            Some(held) => held.count_resized(class),
+            None => self.depot.count_allocation(class),
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! The list of all thread caches.
+//!
+//! A new thread takes over a thread cache that an ended thread left, with its counters. A thread
+//! cache is never unmapped, so their number is the peak number of threads alive at the same time.
+
+use super::thread_cache::ThreadCache;
+use crate::virtual_memory;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
+
+/// The most thread caches that one call of [`ThreadCaches::next_leased`] looks at.
+const LOOKS: usize = 1 << 12;
+
+/// A linked list of all thread caches. Thread caches are added to it and never removed.
+#[derive(Debug)]
+pub(crate) struct ThreadCaches {
+    first: AtomicPtr<ThreadCache>,
+    /// The thread cache at which the next visit starts; null for the first.
+    cursor: AtomicPtr<ThreadCache>,
+}
+
+impl ThreadCaches {
+    /// Creates an empty list.
+    pub(crate) const fn new() -> Self {
+        Self { first: AtomicPtr::new(ptr::null_mut()), cursor: AtomicPtr::new(ptr::null_mut()) }
+    }
+
+    /// Returns a thread cache that only the calling thread owns: a free one, or else a new one.
+    ///
+    /// `None` if the system has no memory.
+    pub(crate) fn enter(&self) -> Option<&'static ThreadCache> {
+        let free = |local: &&ThreadCache| {
+            !local.in_use.load(Relaxed)
+                && local.in_use.compare_exchange(false, true, Acquire, Relaxed).is_ok()
+        };
+        self.iter().find(free).or_else(|| self.add())
+    }
+
+    /// Maps a thread cache and adds it to the front of the list.
+    #[cold]
+    fn add(&self) -> Option<&'static ThreadCache> {
+        let local = virtual_memory::zeroed::<ThreadCache>(1)?.first()?;
+        local.in_use.store(true, Relaxed);
+        let address = ptr::from_ref(local).cast_mut();
+        let mut first = self.first.load(Relaxed);
+        loop {
+            local.next.store(first, Relaxed);
+            match self.first.compare_exchange_weak(first, address, AcqRel, Relaxed) {
+                Ok(_) => return Some(local),
+                Err(other) => first = other,
+            }
+        }
+    }
+
+    /// Makes all thread caches but `own` available to new threads. Called in a forked child, where
+    /// the owners of the others do not exist.
+    ///
+    /// A thread cache that a thread held during the fork may be inconsistent, so it stays in use
+    /// for good. Its blocks are lost to the child.
+    pub(crate) fn keep_alone(&self, own: &ThreadCache) {
+        // Only another thread can have held it: it was taking back what this one did not use.
+        own.held.store(false, Relaxed);
+        let others = self.iter().filter(|local| !ptr::eq(*local, own));
+        let is_whole = |local: &&ThreadCache| !local.held.load(Relaxed);
+        others.filter(is_whole).for_each(|local| local.in_use.store(false, Relaxed));
+    }
+
+    /// Returns the next thread caches that have leased bytes, at most `most`, and each at most
+    /// once.
+    ///
+    /// Each call continues where the last one stopped, and looks at no more than [`LOOKS`] thread
+    /// caches.
+    pub(crate) fn next_leased(&self, most: usize) -> impl Iterator<Item = &'static ThreadCache> {
+        let start = at(&self.cursor);
+        let from_hand = std::iter::successors(start, |local| at(&local.next));
+        let stop = start.map_or(ptr::null(), ptr::from_ref);
+        let before = self.iter().take_while(move |local| !ptr::eq(*local, stop));
+        let thread_caches = from_hand.chain(before).take(LOOKS);
+        thread_caches.filter(|local| local.leased() > 0).take(most).inspect(|local| {
+            self.cursor.store(local.next.load(Relaxed), Relaxed);
+        })
+    }
+
+    /// Returns all thread caches, the newest first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &'static ThreadCache> {
+        let first = at(&self.first);
+        std::iter::successors(first, |local| at(&local.next))
+    }
+}
+
+/// Returns the thread cache that a link points to.
+fn at(link: &AtomicPtr<ThreadCache>) -> Option<&'static ThreadCache> {
+    #[expect(unsafe_code, reason = "a list without an allocator")]
+    // SAFETY: a link is null, or `add` stored a pointer to a thread cache there, which
+    // `virtual_memory::zeroed` initialised and which is never unmapped. `add` published it with
+    // Release and this load acquires, so this thread sees it initialised. A thread cache is only
+    // accessed through shared references.
+    unsafe {
+        link.load(Acquire).as_ref()
+    }
+}
