@@ -5,6 +5,7 @@ use crate::environment;
 use crate::input::BadInput;
 use clap::Args;
 use serde::de::DeserializeOwned;
+use std::path::Path;
 use std::process::Command;
 
 /// Processes of a contest, unless it is a smoke test, which has one.
@@ -76,8 +77,26 @@ impl Spread {
         arguments: &[&str],
         variables: &[(&str, &str)],
     ) -> Result<Vec<T>, BadInput> {
-        let failed = |why: String| BadInput::new(why, "a run without failures");
-        let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
+        let program = std::env::current_exe();
+        let program = program.map_err(|error| BadInput::new(error.to_string(), "a program"))?;
+        self.one_of(&program, at, arguments, variables)
+    }
+
+    /// Runs the process of this number of another build of this program.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Spread::run`].
+    pub fn one_of<T: DeserializeOwned>(
+        &self,
+        program: &Path,
+        at: usize,
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Result<Vec<T>, BadInput> {
+        let failed = |why: String| {
+            BadInput::new(format!("{}: {why}", program.display()), "a run without failures")
+        };
         let mut child = Command::new(program);
         let numbers = [
             ("--processes", self.processes as u64),

@@ -10,6 +10,7 @@ mod clients;
 mod pair;
 mod pools;
 mod replayed;
+pub(crate) mod service;
 mod switch;
 mod threads;
 
@@ -79,8 +80,8 @@ const TUNING: [(&str, &str); 5] = [
 ];
 
 /// The variables that the bench may set for a contender.
-pub(crate) fn tuning() -> &'static [(&'static str, &'static str)] {
-    &TUNING
+pub(crate) fn set_by_us() -> Vec<(&'static str, &'static str)> {
+    TUNING.into_iter().chain([service::BACKGROUND, service::BOUND]).collect()
 }
 
 /// What the others are compared with, where it runs.
@@ -98,6 +99,9 @@ fn cases() -> Vec<(Case, bool)> {
     let arrays = [KIB, 64 * KIB, MIB, 4 * MIB, 16 * MIB];
     let handover = [64, 4 * KIB, 64 * KIB, MIB];
     let mut cases: Vec<_> = pair.map(|bytes| (("pair", bytes), true)).into();
+    for name in ["pair-64", "pair-128"] {
+        cases.extend([KIB, 64 * KIB, MIB].map(|bytes| ((name, bytes), false)));
+    }
     for name in ["add", "tree"] {
         cases.extend(arrays.map(|elements| ((name, elements), true)));
     }
@@ -107,13 +111,39 @@ fn cases() -> Vec<(Case, bool)> {
     cases
 }
 
-/// Runs all cases, or a few small ones. What is left out is told in `notes`.
+/// The tcache of another build.
+const BEFORE: &str = "tcache before";
+
+/// Runs the processes of a case, and after each of them one of another build, of which the tcache
+/// counts.
+fn in_turns(
+    before: Option<&Path>,
+    spread: &Spread,
+    arguments: &[&str],
+    variables: &[(&str, &str)],
+) -> Result<Vec<Vec<Row>>, BadInput> {
+    let process = |at: usize| {
+        let mut rows: Vec<Row> = spread.one(at, arguments, variables)?;
+        if let Some(folder) = before {
+            let program = folder.join("pool-bench");
+            let others: Vec<Row> = spread.one_of(&program, at, arguments, variables)?;
+            let tcache = others.into_iter().filter(|row| row.contender == Peer::Tcache.name());
+            rows.extend(tcache.map(|row| Row { contender: BEFORE.into(), ..row }));
+        }
+        Ok(rows)
+    };
+    (0..spread.processes).map(process).collect()
+}
+
+/// Runs all cases, or a few small ones. What is left out is told in `notes`. `before`: a folder
+/// with another build.
 ///
 /// # Errors
 ///
 /// A case that did not come to an end.
 pub(crate) fn run(
     smoke: bool,
+    before: Option<&Path>,
     spread: &Spread,
     notes: &mut Vec<String>,
     tick: impl Fn(&str),
@@ -129,14 +159,14 @@ pub(crate) fn run(
                 let mut arguments = vec!["peer", "host", name, &size];
                 arguments.extend(smoke.then_some("--smoke"));
                 let variables: &[(&str, &str)] = if *tuned { &TUNING } else { &[] };
-                let processes = spread.run(&arguments, variables)?;
+                let processes = in_turns(before, spread, &arguments, variables)?;
                 rows.extend(named(rounds::pool(processes, &REFERENCES), *tuned));
             }
         }
     }
     tick("gcc_cc1");
     rows.extend(named(one_by_one(smoke, spread)?, false));
-    rows.extend(clients::run(smoke, spread, notes, tick)?);
+    rows.extend(clients::run(smoke, before, spread, notes, tick)?);
     Ok(rows)
 }
 
@@ -210,7 +240,9 @@ pub(crate) fn case(
 ) -> Result<Vec<Row>, BadInput> {
     let count = usize::try_from(size).unwrap_or(usize::MAX);
     match name {
-        "pair" => Ok(pair::run(count, process)),
+        "pair" => Ok(pair::run(name, count, 8, process)),
+        "pair-64" => Ok(pair::run(name, count, 64, process)),
+        "pair-128" => Ok(pair::run(name, count, 128, process)),
         "add" | "tree" => Ok(arrays::run(name, count, process)),
         "hand-over" => Ok(threads::hand_over(count, process)),
         "larson" => Ok(threads::larson(process)),
@@ -218,6 +250,9 @@ pub(crate) fn case(
             Ok(pools::run(job, count, process))
         }
         "resident" => Ok(arrays::resident(count)),
+        case if service::has(case) => {
+            Ok(service::case(case, Peer::ALL[count % Peer::ALL.len()], process))
+        }
         "gcc_cc1" => {
             let peer = Peer::ALL[count % Peer::ALL.len()];
             replayed::run(&root.join("traces/gcc_cc1.ptrace.csv.zst"), peer, process)

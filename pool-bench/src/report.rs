@@ -203,7 +203,7 @@ fn contenders_of(case: &[Row]) -> String {
     references.dedup();
     let mut names = vec!["contender".to_owned(), "settings".to_owned(), "ns".to_owned()];
     names.extend(references.iter().map(|name| format!("times as long as {name}")));
-    let last = ["reserved / live", "resident MiB", "page faults", "does not do"];
+    let last = ["reserved / live", "resident MiB", "page faults", "hits", "does not do"];
     names.extend(last.map(str::to_owned));
     let ratio = |most: Option<u64>, live: Option<u64>| match most.zip(live) {
         Some((most, live)) => reserved_over_live(most, live),
@@ -220,6 +220,7 @@ fn contenders_of(case: &[Row]) -> String {
         let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
         cells.push(row.resident_peak_bytes.map(mib).unwrap_or_default());
         cells.push(row.page_faults.map(|faults| faults.to_string()).unwrap_or_default());
+        cells.push(row.hit_rate.map(percent).unwrap_or_default());
         cells.push(row.absent.clone());
         cells
     };

@@ -41,6 +41,9 @@ pub struct Row {
     /// The most page faults of the whole process in a round.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page_faults: Option<u64>,
+    /// The part of the requests that a cache served, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hit_rate: Option<f64>,
     /// Things that the contender does not do, where others do.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub absent: String,
@@ -199,6 +202,10 @@ impl Row {
         self.resident_peak_bytes = most(self.resident_peak_bytes, other.resident_peak_bytes);
         self.live_peak_bytes = most(self.live_peak_bytes, other.live_peak_bytes);
         self.page_faults = most(self.page_faults, other.page_faults);
+        self.hit_rate = match (self.hit_rate, other.hit_rate) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
         self.refused = self.refused.take().or(other.refused);
     }
 

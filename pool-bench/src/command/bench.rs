@@ -46,6 +46,10 @@ pub(super) struct Bench {
     /// some).
     #[arg(long, requires = "peers")]
     pub(super) peer: Vec<String>,
+    /// A folder with `pool-bench` and `bench-clients` of another build: with `--peers host` its
+    /// tcache takes turns with this one's.
+    #[arg(long, requires = "peers")]
+    pub(super) before: Option<std::path::PathBuf>,
     /// Instructions of each hit path, counted by callgrind (xtask runs this).
     #[arg(long)]
     instructions: bool,

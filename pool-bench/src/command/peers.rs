@@ -20,6 +20,9 @@ pub(super) enum Group {
     Arena,
     /// Global allocators beside pools of host memory, also on several threads.
     Pools,
+    /// Global allocators in a program that runs for long: parked threads, the slowest calls, and
+    /// what stays resident.
+    Service,
 }
 
 /// A case of `bench --peers`, in this process; prints rows.
@@ -68,7 +71,7 @@ impl Case {
         let rows: Result<Vec<Row>, BadInput> = match self.group.as_str() {
             #[cfg(feature = "peers")]
             "host" => {
-                environment::check(crate::peers::tuning())?;
+                environment::check(&crate::peers::set_by_us())?;
                 crate::peers::case(&crate::place::root(), &self.name, self.size, &self.process)
             }
             #[cfg(feature = "peers")]
@@ -115,10 +118,15 @@ impl Bench {
         spread: &Spread,
         results: &mut Results,
     ) -> Result<(), BadInput> {
+        if self.before.is_some() && (group, self.backend.is_empty()) != (Group::Host, true) {
+            return Err(BadInput::new("`--before` with these peers", "`--peers host --before`"));
+        }
         results.rows = match (self.backend.as_slice(), group) {
             ([], Group::Host) if self.peer.is_empty() => self.beside_the_tcache(spread, results)?,
             ([], Group::Arena) if self.peer.is_empty() => self.beside_the_arena(spread)?,
-            ([], Group::Pools) if self.peer.is_empty() => self.beside_pools(spread)?,
+            ([], Group::Pools | Group::Service) if self.peer.is_empty() => {
+                self.beside_pools(group == Group::Service, spread)?
+            }
             ([backend @ Backend::Cuda], Group::Host) => self.beside_ours(*backend, spread)?,
             ([backend @ Backend::Wgpu], Group::Host) if self.peer.is_empty() => {
                 self.beside_ours(*backend, spread)?
@@ -126,8 +134,9 @@ impl Bench {
             _ => {
                 return Err(BadInput::new(
                     "`--peers` with this group, these backends or programs",
-                    "`--peers`, `--peers arena`, `--peers pools`, `--backend wgpu --peers`, or \
-                     `--backend cuda --peers` with any number of `--peer NAME=COMMAND`",
+                    "`--peers`, `--peers arena`, `--peers pools`, `--peers service`, \
+                     `--backend wgpu --peers`, or `--backend cuda --peers` with any number of \
+                     `--peer NAME=COMMAND`",
                 ));
             }
         };
@@ -172,7 +181,10 @@ impl Bench {
             bar.set_message(case.to_owned());
             bar.inc(1);
         };
-        let rows = crate::peers::run(self.smoke, spread, &mut results.notes, tick)?;
+        let rows = {
+            let before = self.before.as_deref();
+            crate::peers::run(self.smoke, before, spread, &mut results.notes, tick)?
+        };
         bar.finish_and_clear();
         Ok(rows)
     }
@@ -202,20 +214,24 @@ impl Bench {
     }
 
     #[cfg(feature = "peers")]
-    fn beside_pools(&self, spread: &Spread) -> Result<Vec<Row>, BadInput> {
-        let bar = ticking(crate::peers::steps_of_pools());
+    fn beside_pools(&self, service: bool, spread: &Spread) -> Result<Vec<Row>, BadInput> {
+        use crate::peers::{run_pools, service, steps_of_pools};
+        let bar = ticking(if service { service::steps() } else { steps_of_pools() });
         let tick = |case: &str| {
             bar.set_message(case.to_owned());
             bar.inc(1);
         };
-        let rows = crate::peers::run_pools(self.smoke, spread, tick)?;
+        let rows = match service {
+            true => service::run(self.smoke, spread, tick)?,
+            false => run_pools(self.smoke, spread, tick)?,
+        };
         bar.finish_and_clear();
         Ok(rows)
     }
 
     #[cfg(not(feature = "peers"))]
     #[expect(clippy::unused_self, reason = "as with the feature")]
-    fn beside_pools(&self, _: &Spread) -> Result<Vec<Row>, BadInput> {
+    fn beside_pools(&self, _: bool, _: &Spread) -> Result<Vec<Row>, BadInput> {
         Err(BadInput::new("`--peers`: they are not built in", "`cargo xtask bench --peers pools`"))
     }
 

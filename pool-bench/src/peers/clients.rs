@@ -1,22 +1,23 @@
 //! Real programs under each allocator: training with candle on sequences of varying length, and
 //! arrow's builders. They are a program of their own (`peers/clients`), which xtask builds.
 
-use super::Row;
+use super::{BEFORE, Row};
 use crate::apart::Spread;
 use crate::input::BadInput;
 use crate::rounds;
 use crate::statistics::Orders;
 use crate::{environment, statistics};
 use serde::Deserialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// How many steps [`run`] tells.
 pub(super) const STEPS: u64 = CASES.len() as u64;
 /// The program's names of cases, and what they are.
-const CASES: [(&str, &str); 2] = [
+const CASES: [(&str, &str); 3] = [
     ("candle", "candle, training on sequences of varying length"),
     ("arrow", "arrow, builders of columns"),
+    ("gray-scott", "ndarray, a step of Gray-Scott again and again"),
 ];
 /// The program's names of allocators.
 const ALLOCATORS: [&str; 4] = ["tcache", "glibc", "mimalloc", "jemalloc"];
@@ -39,6 +40,7 @@ struct Told {
 /// A process that fails.
 pub(super) fn run(
     smoke: bool,
+    before: Option<&Path>,
     spread: &Spread,
     notes: &mut Vec<String>,
     tick: impl Fn(&str),
@@ -47,16 +49,22 @@ pub(super) fn run(
         notes.push("left out: candle and arrow, since their program was not built".into());
         return Ok(Vec::new());
     };
+    let mut contenders: Vec<(&str, &str, PathBuf)> =
+        ALLOCATORS.iter().map(|name| (*name, *name, program.clone())).collect();
+    if let Some(folder) = before {
+        contenders.push((BEFORE, "tcache", folder.join("bench-clients")));
+    }
     let mut rows = Vec::new();
     for (name, case) in CASES {
         tick(name);
         let (mut orders, mut drawn) = (Orders::new(spread.seed), Vec::new());
-        let mut samples = vec![Vec::new(); ALLOCATORS.len()];
-        let mut resident = vec![Vec::new(); ALLOCATORS.len()];
+        let mut samples = vec![Vec::new(); contenders.len()];
+        let mut resident = vec![Vec::new(); contenders.len()];
         for _ in 0..if smoke { 1 } else { ROUNDS } {
-            let order = orders.next(ALLOCATORS.len());
+            let order = orders.next(contenders.len());
             for at in &order {
-                let told = one(&program, name, ALLOCATORS[*at], smoke)?;
+                let (_, allocator, program) = &contenders[*at];
+                let told = one(program, name, allocator, smoke)?;
                 // A process has one sample, so each round is a process.
                 samples[*at].push(vec![Some(told.cpu_ns)]);
                 resident[*at].push(told.resident_peak_bytes as f64);
@@ -66,7 +74,7 @@ pub(super) fn run(
         let row = |(at, samples): (usize, Vec<Vec<Option<f64>>>)| Row {
             case: case.into(),
             settings: "default".into(),
-            contender: ALLOCATORS[at].into(),
+            contender: contenders[at].0.into(),
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes")]
             resident_peak_bytes: Some(statistics::median(&resident[at]) as u64),
             orders: if at == 0 { drawn.clone() } else { Vec::new() },
@@ -74,7 +82,7 @@ pub(super) fn run(
             ..Row::default()
         };
         let case: Vec<Row> = samples.into_iter().enumerate().map(row).collect();
-        rows.extend(rounds::pool(vec![case], &["tcache", "mimalloc"]));
+        rows.extend(rounds::pool(vec![case], &["tcache", "mimalloc", BEFORE]));
     }
     Ok(rows)
 }

@@ -14,8 +14,10 @@ use std::ptr;
 
 const ROUNDS: usize = 25;
 
+#[derive(Clone, Copy)]
 struct Pairs {
     bytes: usize,
+    align: usize,
     count: u32,
 }
 
@@ -24,7 +26,7 @@ impl Job for Pairs {
 
     #[inline(never)]
     fn run<A: GlobalAlloc + Sync>(self, allocator: &'static A) -> f64 {
-        let Ok(layout) = Layout::from_size_align(self.bytes, 8) else { return f64::NAN };
+        let Ok(layout) = Layout::from_size_align(self.bytes, self.align) else { return f64::NAN };
         let start = cpu_ns();
         for _ in 0..self.count {
             let layout = black_box(layout);
@@ -69,29 +71,32 @@ unsafe impl GlobalAlloc for Floor {
 
 /// A pool as a program has one.
 #[inline(never)]
-fn pooled(pool: &BucketPool<HostAllocator>, bytes: usize, count: u32) -> f64 {
+fn pooled(pool: &BucketPool<HostAllocator>, pairs: Pairs) -> f64 {
     let start = cpu_ns();
-    for _ in 0..count {
-        drop(black_box(pool.allocate(black_box(bytes as u64))));
+    for _ in 0..pairs.count {
+        let bytes = black_box(pairs.bytes as u64);
+        drop(black_box(pool.allocate_aligned(bytes, pairs.align as u64)));
     }
-    (cpu_ns() - start) as f64 / f64::from(count)
+    (cpu_ns() - start) as f64 / f64::from(pairs.count)
 }
 
-pub(super) fn run(bytes: usize, process: &Process) -> Vec<Row> {
+/// Blocks of so many bytes, with this alignment.
+pub(super) fn run(case: &str, bytes: usize, align: usize, process: &Process) -> Vec<Row> {
     let count = match bytes {
         _ if process.smoke => 10,
         0..=262_144 => 100_000,
         262_145..=33_554_432 => 20_000,
         _ => 200,
     };
+    let pairs = Pairs { bytes, align, count };
     let mut names = vec!["floor", "pool"];
     names.extend(Peer::ALL.map(Peer::name));
     let pool = BucketPool::new(HostAllocator::new());
     let rounds = if process.smoke { 2 } else { process.share(ROUNDS) };
     let rounds = Rounds::of(&names, rounds, process.seed, |at| match at {
-        0 => Pairs { bytes, count }.run(&Floor),
-        1 => pooled(&pool, bytes, count),
-        _ => Peer::ALL[at - 2].run(Pairs { bytes, count }),
+        0 => pairs.run(&Floor),
+        1 => pooled(&pool, pairs),
+        _ => Peer::ALL[at - 2].run(pairs),
     });
-    rounds.rows("pair", bytes as u64)
+    rounds.rows(case, bytes as u64)
 }

@@ -1,5 +1,5 @@
-//! Training of a small transformer block with candle, one thread, sequences of varying length: each
-//! step has other sizes than the last.
+//! Training of a small transformer with candle, on one thread. The length of the sequences varies,
+//! so that each step has other sizes than the step before.
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Linear, Module, Optimizer, SGD, VarBuilder, VarMap, linear, ops::softmax};
@@ -37,7 +37,7 @@ impl Layer {
     }
 }
 
-/// Runs `steps` steps of training.
+/// Runs `steps` training steps.
 pub fn train(steps: usize) -> Result<()> {
     let device = Device::Cpu;
     let variables = VarMap::new();

@@ -1,4 +1,4 @@
-//! Record batches of varying length from arrow's builders, the last few of them alive.
+//! Record batches of varying length from arrow's builders. The last four batches stay live.
 
 use arrow::array::{ArrayRef, Float64Builder, Int64Builder, RecordBatch, StringBuilder};
 use arrow::error::ArrowError;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 const ALIVE: usize = 4;
 
-/// Builds `batches` batches; each grows its columns from nothing, as a reader does.
+/// Builds `batches` batches. Each starts with empty columns and grows them, as a reader does.
 pub fn build(batches: usize) -> Result<(), ArrowError> {
     let mut alive: VecDeque<RecordBatch> = VecDeque::new();
     let mut random = 0x2545_F491_u32;

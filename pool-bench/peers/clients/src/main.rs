@@ -1,8 +1,11 @@
-//! Real programs under one global allocator: `bench-clients candle|arrow ALLOCATOR [--smoke]`.
-//! Prints the CPU time of the process and the most memory that it had resident, as JSON.
+//! Real programs under one global allocator:
+//! `bench-clients candle|arrow|gray-scott ALLOCATOR [--smoke]`.
+//!
+//! Prints the CPU time of the process and its peak of resident memory, as JSON.
 
 mod candle;
 mod columns;
+mod gray_scott;
 
 use pool_host::Tcache;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -13,21 +16,25 @@ const ALLOCATORS: [&str; 4] = ["glibc", "tcache", "mimalloc", "jemalloc"];
 
 static TCACHE: Tcache = Tcache::new();
 
-/// One allocator for the whole process: the variable `BENCH_ALLOCATOR` names it, and the first
-/// allocation reads it, so that every block comes from the allocator that frees it.
+/// Global allocator that forwards to one allocator for the whole process.
+///
+/// The variable `BENCH_ALLOCATOR` names the allocator. The first allocation reads the variable, so
+/// that every block is freed by the allocator that it came from.
 struct Chosen(AtomicU8);
 
 #[global_allocator]
 static CHOSEN: Chosen = Chosen(AtomicU8::new(u8::MAX));
 
 impl Chosen {
-    /// Reads the choice. It must not allocate.
+    /// Reads the choice from the environment and stores it. This function must not allocate.
     #[cold]
     fn choose(&self) -> u8 {
-        // SAFETY: reads the environment, which nothing changes this early.
+        // SAFETY: the name ends with a zero byte. The first allocation of the process comes here,
+        // before any code of this program could change the environment.
         let name = unsafe { getenv(c"BENCH_ALLOCATOR".as_ptr()) };
         let is = |allocator: &std::ffi::CStr| {
-            // SAFETY: both are strings that end in a zero.
+            // SAFETY: `name` is not null, so `getenv` returned a string that ends with a zero byte,
+            // and so does a `CStr`.
             !name.is_null() && unsafe { strcmp(name, allocator.as_ptr()) } == 0
         };
         let chosen = if is(c"tcache") {
@@ -43,6 +50,7 @@ impl Chosen {
         chosen
     }
 
+    /// Returns the number of the chosen allocator.
     fn get(&self) -> u8 {
         match self.0.load(Relaxed) {
             u8::MAX => self.choose(),
@@ -59,19 +67,20 @@ unsafe extern "C" {
 macro_rules! chosen {
     ($self:ident . $call:ident($($argument:expr),*)) => {
         match $self.get() {
-            // SAFETY: as the caller says, and every block of the process is from one allocator.
+            // SAFETY: the caller keeps the contract of this `GlobalAlloc` method. The choice never
+            // changes, so a block that is passed in came from the same allocator.
             1 => unsafe { TCACHE.$call($($argument),*) },
-            // SAFETY: as above.
+            // SAFETY: as for the first allocator.
             2 => unsafe { mimalloc::MiMalloc.$call($($argument),*) },
-            // SAFETY: as above.
+            // SAFETY: as for the first allocator.
             3 => unsafe { tikv_jemallocator::Jemalloc.$call($($argument),*) },
-            // SAFETY: as above.
+            // SAFETY: as for the first allocator.
             _ => unsafe { System.$call($($argument),*) },
         }
     };
 }
 
-// SAFETY: every call goes to the same allocator, which keeps the promise.
+// SAFETY: every call goes to the same allocator, whose `GlobalAlloc` keeps the contract.
 unsafe impl GlobalAlloc for Chosen {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         chosen!(self.alloc(layout))
@@ -93,7 +102,7 @@ fn main() -> ExitCode {
     let (case, allocator, smoke) = match words.as_slice() {
         [case, allocator] => (*case, *allocator, false),
         [case, allocator, "--smoke"] => (*case, *allocator, true),
-        _ => return refuse("expected: candle|arrow ALLOCATOR [--smoke]"),
+        _ => return refuse("expected: candle|arrow|gray-scott ALLOCATOR [--smoke]"),
     };
     if !ALLOCATORS.contains(&allocator) {
         return refuse(&format!("allocator `{allocator}`; expected one of {ALLOCATORS:?}"));
@@ -104,7 +113,11 @@ fn main() -> ExitCode {
     let done = match case {
         "candle" => candle::train(if smoke { 2 } else { 24 }).map_err(|error| error.to_string()),
         "arrow" => columns::build(if smoke { 2 } else { 60 }).map_err(|error| error.to_string()),
-        other => Err(format!("case `{other}`; expected candle or arrow")),
+        "gray-scott" => {
+            gray_scott::run(if smoke { 2 } else { 400 });
+            Ok(())
+        }
+        other => Err(format!("case `{other}`; expected candle, arrow or gray-scott")),
     };
     if let Err(why) = done {
         return refuse(&why);
@@ -118,7 +131,7 @@ fn refuse(why: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// CPU time of all threads of this process.
+/// Returns the CPU time in nanoseconds of all live threads of this process.
 fn cpu_ns() -> u64 {
     let text = std::fs::read_to_string("/proc/self/schedstat").unwrap_or_default();
     let mut sum = 0;
@@ -133,6 +146,7 @@ fn first_number(text: &str) -> u64 {
     text.split_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
+/// Returns the peak of resident bytes of this process (`VmHWM`).
 fn resident_peak() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
