@@ -34,7 +34,6 @@ use need::Need;
 use runs::{Page, PageState, Run};
 use slots::Slots;
 use space::Space;
-use std::cell::Cell;
 use std::ptr;
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
@@ -241,6 +240,7 @@ impl Pages {
             // A dirty run served, so the number of dirty pages did not rise and no page need
             // return to the system.
             let budget = if zeroed { self.turn(inside, now, pages) } else { 0 };
+            self.note(inside, now);
             Some((first, zeroed, budget))
         })?;
         self.give_back(budget);
@@ -326,15 +326,21 @@ impl Pages {
     /// It stops when at least `bytes` bytes are given back, no dirty page is left, or the system
     /// has refused 64 times because the program has locked the pages.
     pub(crate) fn trim(&self, bytes: usize) -> usize {
-        self.inside.enter(|inside| self.sweep(inside));
+        let there = self.inside.enter(|inside| {
+            self.sweep(inside);
+            usize::try_from(inside.runs.dirty).unwrap_or(usize::MAX).saturating_mul(PAGE)
+        });
+        // Bytes that other threads free meanwhile are not for this call, or it might not end.
+        let bytes = bytes.min(there);
         let (mut went, mut refusals) = (0, 0);
         while went < bytes && refusals < REFUSALS {
-            match self.give_back_some(bytes.div_ceil(PAGE) as u64, |dirty, _| dirty) {
+            match self.give_back_some((bytes - went).div_ceil(PAGE) as u64, |dirty, _| dirty) {
                 None => break,
                 Some(0) => refusals += 1,
                 Some(some) => went += some as usize * PAGE,
             }
         }
+        self.inside.enter(|inside| self.note(inside, system::coarse_milliseconds()));
         went
     }
 
@@ -377,6 +383,25 @@ impl Pages {
         self.give_back(budget);
     }
 
+    /// Publishes what the lock guards, for those who only want to know.
+    fn note(&self, inside: &Heap, now: u64) {
+        self.dirty.store(inside.runs.dirty, Relaxed);
+        self.is_wet.store(inside.need.is_wet(inside.runs.dirty), Relaxed);
+        self.next_look.store(inside.need.next_look(now, inside.runs.dirty), Relaxed);
+    }
+
+    /// Frees the runs in slots, so that they count as free, and gives back what is more than the
+    /// limit or the recent need, a bounded number of pages.
+    #[cold]
+    pub(crate) fn give_back_slots(&self) {
+        let now = system::coarse_milliseconds();
+        let budget = self.inside.enter(|inside| {
+            self.sweep(inside);
+            self.turn(inside, now, u32::MAX)
+        });
+        self.give_back(budget);
+    }
+
     /// Updates the window and the lock-free figures. Returns how many pages this call, which takes
     /// or frees `own` pages itself, should return to the system.
     fn turn(&self, inside: &mut Heap, now: u64, own: u32) -> u64 {
@@ -385,9 +410,7 @@ impl Pages {
             self.sweep(inside);
             inside.need.turn(now);
         }
-        self.dirty.store(inside.runs.dirty, Relaxed);
-        self.is_wet.store(inside.need.is_wet(inside.runs.dirty), Relaxed);
-        self.next_look.store(inside.need.next_look(now, inside.runs.dirty), Relaxed);
+        self.note(inside, now);
         inside.need.budget(now, own).min(inside.need.excess(inside.runs.dirty))
     }
 
@@ -469,17 +492,36 @@ impl Pages {
     }
 }
 
-thread_local! {
-    /// Its address differs between threads. It has no destructor, so it is there as long as the
-    /// thread runs.
-    static HERE: Cell<u8> = const { Cell::new(0) };
-}
-
 /// Returns a number that differs between most threads.
 #[inline]
 fn own_shard() -> usize {
-    let thread = HERE.with(|here| ptr::from_ref(here).addr());
     // The addresses of threads differ by a power of two and some pages, so the top bits of the
     // product differ.
-    thread.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (usize::BITS - 16)
+    thread_pointer().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (usize::BITS - 16)
+}
+
+/// Returns the address of the thread's own data. It uses no thread-local variable, since a library
+/// may have to allocate memory for its variables.
+#[inline]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+fn thread_pointer() -> usize {
+    let pointer: usize;
+    // SAFETY: reads the first word of the thread's control block, which holds its own address
+    // (System V ABI for thread-local storage, x86-64).
+    unsafe {
+        std::arch::asm!(
+            "mov {}, fs:0",
+            out(reg) pointer,
+            options(nostack, preserves_flags, readonly)
+        );
+    }
+    pointer
+}
+
+#[inline]
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+fn thread_pointer() -> usize {
+    // SAFETY: `pthread_self` has no preconditions.
+    let thread = unsafe { libc::pthread_self() };
+    usize::try_from(thread).unwrap_or(0)
 }

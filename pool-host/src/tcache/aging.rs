@@ -78,7 +78,8 @@ impl Cache {
             own.looks(now);
         }
         let felt = self.felt_at.load(Relaxed);
-        if now.saturating_sub(felt) >= FEEL_EVERY
+        if self.decay_every.load(Relaxed) > 0
+            && now.saturating_sub(felt) >= FEEL_EVERY
             && self.felt_at.compare_exchange(felt, now, Relaxed, Relaxed).is_ok()
         {
             let is_short = !cfg!(miri) && system::keeping_errno(pressure::is_memory_short);
@@ -106,23 +107,29 @@ impl Cache {
         if turns > 0 && self.decayed_at.compare_exchange(last, next, Relaxed, Relaxed).is_ok() {
             self.visit_caches(own, inner);
             self.depot.age(u32::try_from(turns).unwrap_or(u32::MAX));
-            let limit = self.limit.load(Relaxed).saturating_sub(self.depot.leases.leased());
-            self.pages.adjust(limit, haste);
         }
         let paid = self.paid_at.load(Relaxed);
         let time = now.saturating_sub(paid);
         if time > 0 && self.paid_at.compare_exchange(paid, now, Relaxed, Relaxed).is_ok() {
             let most = time.saturating_mul(PER_MILLISECOND).min(MOST);
             self.give_back_due(usize::try_from(most).unwrap_or(usize::MAX), inner);
-            self.is_much_idle.store(self.idle_bytes() > LITTLE, Relaxed);
+            let limit = self.limit.load(Relaxed).saturating_sub(self.depot.leases.leased());
+            self.pages.adjust(limit, haste);
+            self.pages.look();
+            if self.idle_bytes() > LITTLE {
+                self.much_is_idle();
+            } else {
+                self.is_much_idle.store(false, Relaxed);
+            }
             if time >= CALM && paid > 0 {
                 // `malloc_trim` walks all free blocks of the C library. It is called only after at
                 // least as many bytes were given back as are still leased, which bounds its cost
                 // per byte.
                 self.trim_inner(TRIMMED_FROM.max(self.depot.leases.leased()));
             }
+        } else {
+            self.pages.look();
         }
-        self.pages.look();
     }
 
     /// Returns the cached bytes: those on pages, and those that thread caches and the depot have
@@ -264,7 +271,10 @@ impl Cache {
                 }
             }
         }
-        self.return_lease(fewer, moved.min(fewer));
+        // Blocks that were put in while the class was closed have no lease yet.
+        let unleased = moved.saturating_sub(fewer);
+        self.depot.leases.take(unleased);
+        self.return_lease(fewer, moved - unleased);
     }
 
     /// Gives cached memory back, the oldest first, from the pages and then from the depot, until at
@@ -302,6 +312,12 @@ impl Cache {
             }
         }
         self.trim(usize::MAX, inner)
+    }
+
+    /// Takes over the thread caches of the threads that a forked child does not have.
+    pub(crate) fn in_child(&self, own: &ThreadCache) {
+        self.thread_caches.keep_alone(own);
+        self.return_lease(own.forget_lost_lease(), 0);
     }
 
     /// Gives up the thread cache of a thread that ends. Its blocks move to the depot, with their

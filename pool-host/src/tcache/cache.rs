@@ -335,6 +335,11 @@ impl Cache {
         drop(held);
         // SAFETY: the batch is empty, or holds `block`, for which the caller guarantees this.
         unsafe { self.keep(class, batch, inner) };
+        if class.is_paged()
+            && let Some(local) = local
+        {
+            self.freed_large(local, class.bytes());
+        }
     }
 }
 

@@ -115,6 +115,19 @@ impl ThreadCache {
         counter.store(counter.load(Relaxed) + 1, Relaxed);
     }
 
+    /// Takes out of the books what is leased for no bin, in a forked child: a thread that is not
+    /// there was giving it back. Returns the bytes.
+    pub(super) fn forget_lost_lease(&self) -> usize {
+        let of_bin =
+            |class: Class| usize::from(self.bin(class).limit.load(Relaxed)) * class.bytes();
+        let backed: usize = Class::all().map(of_bin).sum();
+        let lost = self.leased().saturating_sub(backed);
+        if lost > 0 {
+            self.leased.store(backed, Relaxed);
+        }
+        lost
+    }
+
     /// Returns whether a thread holds it at the moment.
     pub(super) fn is_held(&self) -> bool {
         self.held.load(Relaxed)

@@ -73,11 +73,20 @@ impl Cache {
     /// Notes that the thread of `own` freed a large block of this size. If many bytes are cached
     /// now, has threads read the clock soon.
     #[inline]
-    fn freed_large(&self, own: &ThreadCache, bytes: usize) {
-        if self.is_much_idle.load(Relaxed) || !own.frees(bytes, LITTLE) {
-            return;
-        }
+    pub(super) fn freed_large(&self, own: &ThreadCache, bytes: usize) {
         // `idle_bytes` takes 150 ns, so it is called after 16 MiB, 32 MiB, 64 MiB and so on.
+        if own.frees(bytes, LITTLE) {
+            self.sum_up();
+        }
+    }
+
+    /// Gives back what is beyond the limit, and has threads read the clock soon if much is cached.
+    #[cold]
+    fn sum_up(&self) {
+        if self.idle_bytes() > self.limit.load(Relaxed) {
+            // Runs in slots count as used until they are swept.
+            self.pages.give_back_slots();
+        }
         if self.idle_bytes() > LITTLE {
             self.much_is_idle();
         }
@@ -114,7 +123,7 @@ impl Cache {
             }
         } else {
             // SAFETY: the caller guarantees that this cache allocated the block with this layout.
-            // It is not on the pages, so `from_inner` got it from `inner` with this layout, or
+            // It is not on the pages, so `ask_inner` got it from `inner` with this layout, or
             // `Tcache::realloc` had `inner` resize it to this layout.
             unsafe { inner.free(block, layout) };
         }

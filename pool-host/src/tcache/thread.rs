@@ -57,7 +57,7 @@ pub(super) fn watch_forks() -> bool {
     }
     extern "C" fn in_child() {
         CACHE.pages.after_fork();
-        CACHE.thread_caches.keep_alone(THREAD_CACHE.get());
+        CACHE.in_child(THREAD_CACHE.get());
         background::in_child();
     }
     if cfg!(miri) {

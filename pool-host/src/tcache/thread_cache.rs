@@ -126,9 +126,10 @@ impl ThreadCache {
     pub(crate) fn take(&self, class: Class) -> Option<*mut u8> {
         let bin = self.bins.get(class.number())?;
         let state = bin.state.load(Relaxed);
-        // No turns. This also holds for the static, empty thread cache, which threads without one
+        // No turns, or no blocks: nothing is stored, since a visitor would see a length below 0.
+        // There are no turns in the static, empty thread cache either, which threads without one
         // share and must not write to.
-        if state <= LEN {
+        if state <= LEN || state & LEN == 0 {
             return None;
         }
         let taken = state.wrapping_sub(TAKEN);

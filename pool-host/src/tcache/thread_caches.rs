@@ -59,7 +59,9 @@ impl ThreadCaches {
     /// for good. Its blocks are lost to the child.
     pub(crate) fn keep_alone(&self, own: &ThreadCache) {
         // Only another thread can have held it: it was taking back what this one did not use.
-        own.held.store(false, Relaxed);
+        if own.held.load(Relaxed) {
+            own.held.store(false, Relaxed);
+        }
         let others = self.iter().filter(|local| !ptr::eq(*local, own));
         let is_whole = |local: &&ThreadCache| !local.held.load(Relaxed);
         others.filter(is_whole).for_each(|local| local.in_use.store(false, Relaxed));
@@ -72,13 +74,13 @@ impl ThreadCaches {
     /// caches.
     pub(crate) fn next_leased(&self, most: usize) -> impl Iterator<Item = &'static ThreadCache> {
         let start = at(&self.cursor);
-        let from_hand = std::iter::successors(start, |local| at(&local.next));
+        let from_cursor = std::iter::successors(start, |local| at(&local.next));
         let stop = start.map_or(ptr::null(), ptr::from_ref);
         let before = self.iter().take_while(move |local| !ptr::eq(*local, stop));
-        let thread_caches = from_hand.chain(before).take(LOOKS);
-        thread_caches.filter(|local| local.leased() > 0).take(most).inspect(|local| {
+        let looked_at = from_cursor.chain(before).take(LOOKS).inspect(|local| {
             self.cursor.store(local.next.load(Relaxed), Relaxed);
-        })
+        });
+        looked_at.filter(|local| local.leased() > 0).take(most)
     }
 
     /// Returns all thread caches, the newest first.

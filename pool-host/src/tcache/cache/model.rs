@@ -213,6 +213,32 @@ fn model_each_block_of_a_closed_bin_has_one_owner() {
     });
 }
 
+/// A thread asks an empty bin for blocks while the bin is closed: no visitor takes blocks that are
+/// not there, and the limit does not rise.
+#[test]
+fn model_an_empty_bin_has_no_blocks_to_take_back() {
+    check(|| {
+        let world = world();
+        let class = Class::numbered(0);
+        let local = world.cache.thread_caches.enter().unwrap();
+        let held = local.hold().unwrap();
+        held.set_limit(class, 3);
+        held.count_allocation(class, 100);
+        let mut closed = [None; AT_ONCE];
+        held.close_idle(&mut closed);
+        held.settle(class);
+        let owner = thread::spawn(move || (0..3).filter_map(|_| local.take(class)).count());
+        for _ in 0..3 {
+            if held.close_idle(&mut closed) > 0 {
+                assert!(barrier::heavy());
+                assert_eq!(held.take_closed(closed[0].unwrap()).0, 0);
+                assert!(held.limit(class) <= 3);
+            }
+        }
+        assert_eq!(owner.join().unwrap(), 0);
+    });
+}
+
 fn addr(block: *mut u8) -> usize {
     block.addr()
 }

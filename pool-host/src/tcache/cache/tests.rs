@@ -426,6 +426,42 @@ fn a_thousand_short_threads_leave_no_block_and_no_lease_behind() {
     assert_eq!((below.live(), cache.depot.leases.leased()), (0, 0));
 }
 
+/// A thread that reads the clock itself keeps the classes that it uses.
+#[test]
+fn a_visit_leaves_a_thread_what_it_uses() {
+    let below = Below::new(usize::MAX);
+    let cache = cache(64 * MIB, MIB);
+    let local = cache.thread_caches.enter();
+    for second in 1..6 {
+        let block = allocate(&cache, local, 64, &below);
+        free(&cache, local, 64, block, &below);
+        cache.look(1000 * second, local, &below.inner());
+        assert_eq!(check(&cache, &below, 0).thread_cache_bytes, 64, "after {second} s");
+    }
+}
+
+/// While much is cached, hits take the slow path often enough to read the clock.
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no pages of ours")]
+fn hits_read_the_clock_more_often_while_much_is_cached() {
+    let below = Below::new(usize::MAX);
+    let cache = cache(512 * MIB, MIB);
+    let local = cache.thread_caches.enter();
+    let slow_turns = |pairs: u32| {
+        let before = local.unwrap().turns.load(Relaxed);
+        for _ in 0..pairs {
+            let block = allocate(&cache, local, 64, &below);
+            free(&cache, local, 64, block, &below);
+        }
+        local.unwrap().turns.load(Relaxed) - before
+    };
+    slow_turns(2);
+    assert_eq!(slow_turns(100), 0);
+    let large = allocate(&cache, local, 32 * MIB, &below);
+    free(&cache, local, 32 * MIB, large, &below);
+    assert!(slow_turns(100) >= 5);
+}
+
 #[test]
 fn a_thread_cache_that_cannot_flush_passes_its_blocks_to_the_next_thread() {
     let below = Below::new(usize::MAX);
