@@ -53,7 +53,7 @@ pub(crate) fn threads(deep: bool) -> Vec<String> {
     let test = |what: &str| format!("test --locked -Zbuild-std --target {TARGET} {what}");
     let mut lines = vec![
         test("--package pool-core --test lives --test limits"),
-        test("--package pool-host --lib -- depot tcache pages"),
+        test("--package pool-host --lib -- depot tcache random_blocks"),
     ];
     if deep {
         lines = vec![test("--package pool-core"), test("--package pool-host")];

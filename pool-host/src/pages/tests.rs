@@ -198,6 +198,29 @@ fn what_was_just_freed_serves_another_length_before_clean_pages_do() {
 }
 
 #[test]
+fn free_pages_beyond_the_limit_go_back_without_decay() {
+    let pages = Pages::new();
+    pages.configure(8 * MIB, 0);
+    let blocks: Vec<_> = (0..16).map(|_| pages.take(4 * MIB, 1).expect("memory").block).collect();
+    for block in blocks {
+        // SAFETY: the test owns the block, which has that many bytes, and does not use it after
+        // `give`.
+        unsafe {
+            block.write_bytes(1, 4 * MIB);
+            pages.give(block);
+        }
+    }
+    let mut steps = 0;
+    while pages.idle_bytes() > 8 * MIB {
+        pages.give_back_slots();
+        steps += 1;
+        assert!(steps < 1000, "{:?}", pages.stats());
+    }
+    assert_eq!(pages.stats().slots, 0);
+    assert!(pages.stats().dirty <= 8 * MIB as u64);
+}
+
+#[test]
 fn what_was_not_needed_lately_goes_back_in_bounded_steps() {
     let pages = Pages::new();
     // Windows of 30 s, so that none ends while the test writes.

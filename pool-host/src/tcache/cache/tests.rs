@@ -7,6 +7,7 @@
 
 use super::super::aging::MOST;
 use super::super::bound::ATTEMPTS;
+use super::super::held::AT_ONCE;
 use super::super::stats::TcacheStats;
 use super::*;
 use crate::depot::MAGAZINE;
@@ -462,6 +463,43 @@ fn hits_read_the_clock_more_often_while_much_is_cached() {
     assert!(slow_turns(100) >= 5);
 }
 
+/// A thread that took back a class of the forking thread is not there: its lease is given back.
+#[test]
+fn a_forked_child_has_no_lease_that_a_thread_was_giving_back() {
+    let below = Below::new(usize::MAX);
+    let cache = cache(64 * MIB, MIB);
+    let own = cache.thread_caches.enter().unwrap();
+    let block = allocate(&cache, Some(own), 5000, &below);
+    free(&cache, Some(own), 5000, block, &below);
+    let visitor = own.hold().unwrap();
+    let mut closed = [None; AT_ONCE];
+    // The first time the class was used, so it is closed the second time.
+    assert_eq!(visitor.close_idle(&mut closed) + visitor.close_idle(&mut closed), 1);
+    std::mem::forget(visitor);
+    cache.in_child(own);
+    assert_eq!((own.leased(), cache.depot.leases.leased()), (0, 0));
+    let block = allocate(&cache, Some(own), 5000, &below);
+    free(&cache, Some(own), 5000, block, &below);
+    assert!(own.leased() > 0, "it caches again");
+}
+
+/// Without decay too, runs that were freed a moment ago are part of the bound.
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no pages of ours")]
+fn large_blocks_beyond_the_limit_do_not_stay_in_slots() {
+    let below = Below::new(usize::MAX);
+    let cache = Cache::new();
+    cache.configure(4 * MIB, MIB, 0, 0);
+    let local = cache.thread_caches.enter();
+    let sizes: Vec<usize> = (0..16).map(|more| 8 * MIB + more * PAGE).collect();
+    let blocks: Vec<_> =
+        sizes.iter().map(|bytes| allocate(&cache, local, *bytes, &below)).collect();
+    for (bytes, block) in sizes.iter().zip(blocks) {
+        free(&cache, local, *bytes, block, &below);
+    }
+    assert_eq!(cache.pages.stats().slots, 0);
+}
+
 #[test]
 fn a_thread_cache_that_cannot_flush_passes_its_blocks_to_the_next_thread() {
     let below = Below::new(usize::MAX);
@@ -505,7 +543,7 @@ fn a_forked_child_reuses_the_thread_caches_of_absent_threads() {
     let cache = cache(64 * MIB, MIB);
     let [own, other, held] = [(); 3].map(|()| cache.thread_caches.enter().unwrap());
     let _held = held.hold();
-    cache.thread_caches.keep_alone(own);
+    cache.in_child(own);
     assert!(std::ptr::eq(cache.thread_caches.enter().unwrap(), other));
     assert_eq!(cache.thread_caches.iter().count(), 3);
     cache.thread_caches.enter().unwrap();
