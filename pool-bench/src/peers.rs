@@ -135,15 +135,44 @@ fn in_turns(
     (0..spread.processes).map(process).collect()
 }
 
-/// Runs all cases, or a few small ones. What is left out is told in `notes`. `before`: a folder
-/// with another build.
+/// The cases that are measured, and the folder of another build beside this one.
+pub(crate) struct Chosen<'a> {
+    cases: &'a [String],
+    before: Option<&'a Path>,
+}
+
+impl<'a> Chosen<'a> {
+    /// All cases, unless some are named.
+    ///
+    /// # Errors
+    ///
+    /// A name of no case.
+    pub(crate) fn new(cases: &'a [String], before: Option<&'a Path>) -> Result<Self, BadInput> {
+        let shared = self::cases().into_iter().map(|((name, _), _)| name);
+        let mut known: Vec<&str> = shared.chain(["gcc_cc1"]).chain(clients::names()).collect();
+        known.dedup();
+        match cases.iter().find(|case| !known.contains(&case.as_str())) {
+            Some(unknown) => {
+                let expected = format!("one of {}", known.join(", "));
+                Err(BadInput::new(format!("case `{unknown}`"), expected))
+            }
+            None => Ok(Self { cases, before }),
+        }
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.cases.is_empty() || self.cases.iter().any(|case| case == name)
+    }
+}
+
+/// Runs all cases, or a few small ones. What is left out is told in `notes`.
 ///
 /// # Errors
 ///
 /// A case that did not come to an end.
 pub(crate) fn run(
     smoke: bool,
-    before: Option<&Path>,
+    chosen: &Chosen<'_>,
     spread: &Spread,
     notes: &mut Vec<String>,
     tick: impl Fn(&str),
@@ -154,19 +183,21 @@ pub(crate) fn run(
         for tuned in settings.iter().filter(|tuned| may_tune || !**tuned) {
             let suffix = if *tuned { ", tuned" } else { "" };
             tick(&format!("{name} {size}{suffix}"));
-            if !smoke || size <= KIB {
+            if chosen.has(name) && (!smoke || size <= KIB) {
                 let size = size.to_string();
                 let mut arguments = vec!["peer", "host", name, &size];
                 arguments.extend(smoke.then_some("--smoke"));
                 let variables: &[(&str, &str)] = if *tuned { &TUNING } else { &[] };
-                let processes = in_turns(before, spread, &arguments, variables)?;
+                let processes = in_turns(chosen.before, spread, &arguments, variables)?;
                 rows.extend(named(rounds::pool(processes, &REFERENCES), *tuned));
             }
         }
     }
     tick("gcc_cc1");
-    rows.extend(named(one_by_one(smoke, spread)?, false));
-    rows.extend(clients::run(smoke, before, spread, notes, tick)?);
+    if chosen.has("gcc_cc1") {
+        rows.extend(named(one_by_one(smoke, spread)?, false));
+    }
+    rows.extend(clients::run(smoke, chosen, spread, notes, tick)?);
     Ok(rows)
 }
 
@@ -258,5 +289,18 @@ pub(crate) fn case(
             replayed::run(&root.join("traces/gcc_cc1.ptrace.csv.zst"), peer, process)
         }
         _ => Err(BadInput::new(format!("case `{name}`"), "a name that `bench --peers` prints")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_case_is_named_beside_those_that_there_are() {
+        let named = |case: &str| Chosen::new(&[case.to_owned()], None).map(|_| ());
+        let bad = named("pear").unwrap_err().to_string();
+        assert!(bad.contains("case `pear`") && bad.contains("pair, pair-64"), "{bad}");
+        assert!(named("gray-scott").is_ok());
     }
 }

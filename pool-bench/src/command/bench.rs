@@ -46,6 +46,9 @@ pub(super) struct Bench {
     /// some).
     #[arg(long, requires = "peers")]
     pub(super) peer: Vec<String>,
+    /// With `--peers host`: the cases to measure, such as pair,pair-64,candle; all unless named.
+    #[arg(long, requires = "peers", value_delimiter = ',')]
+    pub(super) case: Vec<String>,
     /// A folder with `pool-bench` and `bench-clients` of another build: with `--peers host` its
     /// tcache takes turns with this one's.
     #[arg(long, requires = "peers")]

@@ -118,8 +118,10 @@ impl Bench {
         spread: &Spread,
         results: &mut Results,
     ) -> Result<(), BadInput> {
-        if self.before.is_some() && (group, self.backend.is_empty()) != (Group::Host, true) {
-            return Err(BadInput::new("`--before` with these peers", "`--peers host --before`"));
+        let is_host = (group, self.backend.is_empty()) == (Group::Host, true);
+        if !is_host && (self.before.is_some() || !self.case.is_empty()) {
+            let what = "`--before` or `--case` with these peers";
+            return Err(BadInput::new(what, "`--peers host`"));
         }
         results.rows = match (self.backend.as_slice(), group) {
             ([], Group::Host) if self.peer.is_empty() => self.beside_the_tcache(spread, results)?,
@@ -182,8 +184,8 @@ impl Bench {
             bar.inc(1);
         };
         let rows = {
-            let before = self.before.as_deref();
-            crate::peers::run(self.smoke, before, spread, &mut results.notes, tick)?
+            let chosen = crate::peers::Chosen::new(&self.case, self.before.as_deref())?;
+            crate::peers::run(self.smoke, &chosen, spread, &mut results.notes, tick)?
         };
         bar.finish_and_clear();
         Ok(rows)

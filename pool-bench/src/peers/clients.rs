@@ -1,14 +1,14 @@
 //! Real programs under each allocator: training with candle on sequences of varying length, and
 //! arrow's builders. They are a program of their own (`peers/clients`), which xtask builds.
 
-use super::{BEFORE, Row};
+use super::{BEFORE, Chosen, Row};
 use crate::apart::Spread;
 use crate::input::BadInput;
 use crate::rounds;
 use crate::statistics::Orders;
 use crate::{environment, statistics};
 use serde::Deserialize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 /// How many steps [`run`] tells.
@@ -33,6 +33,11 @@ struct Told {
     resident_peak_bytes: u64,
 }
 
+/// The names of the cases.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    CASES.iter().map(|(name, _)| *name)
+}
+
 /// Runs each case under each allocator, in random order within each round.
 ///
 /// # Errors
@@ -40,7 +45,7 @@ struct Told {
 /// A process that fails.
 pub(super) fn run(
     smoke: bool,
-    before: Option<&Path>,
+    chosen: &Chosen<'_>,
     spread: &Spread,
     notes: &mut Vec<String>,
     tick: impl Fn(&str),
@@ -51,12 +56,15 @@ pub(super) fn run(
     };
     let mut contenders: Vec<(&str, &str, PathBuf)> =
         ALLOCATORS.iter().map(|name| (*name, *name, program.clone())).collect();
-    if let Some(folder) = before {
+    if let Some(folder) = chosen.before {
         contenders.push((BEFORE, "tcache", folder.join("bench-clients")));
     }
     let mut rows = Vec::new();
     for (name, case) in CASES {
         tick(name);
+        if !chosen.has(name) {
+            continue;
+        }
         let (mut orders, mut drawn) = (Orders::new(spread.seed), Vec::new());
         let mut samples = vec![Vec::new(); contenders.len()];
         let mut resident = vec![Vec::new(); contenders.len()];
