@@ -371,7 +371,7 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
 // cache, the free list or the pages when it is handed out. The same pure function of the layout
 // finds its class on the way in and out.
 unsafe impl<A: GlobalAlloc + Sync + 'static> GlobalAlloc for Tcache<A> {
-    // Each way out is a return or a call in its place, so nothing is saved on the free list.
+    // Each way out is a return or a tail call, so no register is saved on the stack.
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some(class) = Class::of(layout) else { return self.allocate_large(layout) };

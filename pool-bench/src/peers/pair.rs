@@ -80,7 +80,7 @@ fn pooled(pool: &BucketPool<HostAllocator>, pairs: Pairs) -> f64 {
     (cpu_ns() - start) as f64 / f64::from(pairs.count)
 }
 
-/// Blocks of so many bytes, with this alignment.
+/// Measures blocks of `bytes` bytes that are aligned to `align`.
 pub(super) fn run(case: &str, bytes: usize, align: usize, process: &Process) -> Vec<Row> {
     let count = match bytes {
         _ if process.smoke => 10,
