@@ -237,11 +237,13 @@ impl Pages {
             if zeroed {
                 self.fresh.fetch_add(1, Relaxed);
             }
+            if zeroed {
+                return Some((first, zeroed, self.turn(inside, now, pages)));
+            }
             // A dirty run served, so the number of dirty pages did not rise and no page need
             // return to the system.
-            let budget = if zeroed { self.turn(inside, now, pages) } else { 0 };
             self.note(inside, now);
-            Some((first, zeroed, budget))
+            Some((first, zeroed, 0))
         })?;
         self.give_back(budget);
         Some(Taken { block: self.address(first), zeroed })

@@ -1,5 +1,6 @@
-//! Real programs under each allocator: training with candle on sequences of varying length, and
-//! arrow's builders. They are a program of their own (`peers/clients`), which xtask builds.
+//! Real programs under each allocator: training with candle on sequences of varying length, arrow's
+//! builders, and Gray-Scott with ndarray. They are a program by themselves (`peers/clients`), which
+//! xtask builds.
 
 use super::{BEFORE, Chosen, Row};
 use crate::apart::Spread;
@@ -51,7 +52,9 @@ pub(super) fn run(
     tick: impl Fn(&str),
 ) -> Result<Vec<Row>, BadInput> {
     let Some(program) = std::env::var_os(PROGRAM).map(PathBuf::from) else {
-        notes.push("left out: candle and arrow, since their program was not built".into());
+        notes.push(
+            "left out: candle, arrow and Gray-Scott, since their program was not built".into(),
+        );
         return Ok(Vec::new());
     };
     let mut contenders: Vec<(&str, &str, PathBuf)> =

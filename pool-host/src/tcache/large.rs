@@ -169,15 +169,14 @@ impl Cache {
             None => self.count_large(local, true),
         }
         match class {
-            Some(_) => self.counted_allocation(held.as_ref(), class),
+            Some(class) => self.count_resized(held.as_ref(), class),
             None => self.count_large(local, false),
         }
         Some(block)
     }
 
     /// Counts a request that moved no block into or out of a thread cache.
-    fn counted_allocation(&self, held: Option<&Held<'_>>, class: Option<Class>) {
-        let Some(class) = class else { return };
+    fn count_resized(&self, held: Option<&Held<'_>>, class: Class) {
         match held {
             // This does not set the bin's turns, which the hot path counts down.
             Some(held) => held.count_resized(class),
