@@ -1,7 +1,8 @@
 //! Host memory for bucketpool.
 //!
 //! [`HostAllocator`] and [`PinnedAllocator`] give memory to pools. [`Tcache`] is a global allocator
-//! that caches the blocks that a program frees.
+//! that caches the blocks that a program frees. [`PageHeap`] serves large blocks to an allocator in
+//! another language, which frees them by their address alone.
 #![deny(unsafe_code)]
 #![cfg_attr(
     any(loom, shuttle),
@@ -11,6 +12,8 @@
 mod allocator;
 #[cfg(feature = "ndarray")]
 mod array;
+#[cfg(not(loom))]
+mod background;
 #[cfg(all(feature = "allocator-api2", not(loom)))]
 mod collections;
 mod depot;
@@ -18,10 +21,14 @@ mod fork;
 mod global;
 mod limits;
 #[cfg(not(loom))]
+mod page_heap;
+#[cfg(not(loom))]
 mod pages;
 mod pinned;
 #[cfg(not(loom))]
 mod pressure;
+#[cfg(not(loom))]
+mod settings;
 mod system;
 #[cfg(not(loom))]
 mod tcache;
@@ -34,6 +41,8 @@ pub use array::{AllocateArray, PooledArray};
 pub use collections::InPool;
 pub use fork::ProcessClock;
 pub use global::{global, global_small_tensors};
+#[cfg(not(loom))]
+pub use page_heap::{PageHeap, PageHeapStats};
 pub use pinned::{AtLockLimit, PinnedAllocator, PinnedBlock, PinnedView};
 #[cfg(not(loom))]
 pub use tcache::{Tcache, TcacheStats};

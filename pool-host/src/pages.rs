@@ -1,15 +1,15 @@
 //! Large blocks on pages: one reserved range of addresses that is divided into runs of pages.
 //!
 //! ```text
-//!   Pages::take      here       rounds the request up to pages
-//!     Slots::take    slots.rs   HOT: one exchange, for a run of this length that was just freed
-//!     Runs::take     runs.rs    under the lock: a dirty run, if need be after the slots are
-//!                               emptied; else a clean run; else the range grows
+//!   Pages::take      here          rounds the request up to pages
+//!     Slots::take    slots.rs      HOT: one exchange, for a run of this length that was just freed
+//!     Runs::take     runs.rs       under the lock: a dirty run, if need be after the slots are
+//!                                  emptied; else a clean run; else the range grows
 //!   Pages::give      here
-//!     Slots::put     slots.rs   HOT: one exchange
-//!     Runs::release  runs.rs    under the lock: coalesces the run with its free neighbours
-//!     give_back      here       returns pages beyond the recent need to the system, the oldest
-//!                               first, a bounded number of pages in a call
+//!     Slots::put     slots.rs      HOT: one exchange
+//!     Runs::release  runs.rs       under the lock: coalesces the run with its free neighbours
+//!     give_back      give_back.rs  returns pages beyond the recent need to the system, the oldest
+//!                                  first, a bounded number of pages in a call
 //! ```
 //!
 //! A free run is dirty (it holds old contents and has memory behind it) or clean (it has no memory
@@ -18,8 +18,9 @@
 //! in slots, and the runs that are being returned to the system. Nothing in this module allocates.
 #![expect(unsafe_code, reason = "blocks are addresses in a range that the system reserved")]
 
+mod give_back;
 mod heap;
-mod lock;
+pub(crate) mod lock;
 mod need;
 mod runs;
 mod slots;
@@ -30,7 +31,6 @@ mod tests;
 use crate::system;
 use heap::Heap;
 use lock::ForkLock;
-use need::Need;
 use runs::{Page, PageState, Run};
 use slots::Slots;
 use space::Space;
@@ -57,9 +57,6 @@ const ROOMY: usize = 1 << 20;
 /// It is so far from all blocks that [`Pages::has`] is false for each of them, in whichever order
 /// a thread sees the stores to `base` and `bytes`.
 const NOWHERE: *mut u8 = ptr::without_provenance_mut(1 << (usize::BITS - 1));
-/// Refusals by the system after which [`Pages::trim`] stops. The system refuses a run of which the
-/// program has locked a page.
-const REFUSALS: u32 = 64;
 
 /// Allocator of large blocks on pages.
 #[derive(Debug)]
@@ -82,6 +79,8 @@ pub(crate) struct Pages {
     next_look: AtomicU64,
     /// Requests that clean pages served. Growth of a block in place is not counted.
     fresh: AtomicU64,
+    /// Pages that were returned to the system.
+    returned: AtomicU64,
     /// Whether the range may use huge pages.
     huge: AtomicBool,
 }
@@ -93,7 +92,7 @@ pub(crate) struct Taken {
     pub(crate) zeroed: bool,
 }
 
-/// Figures of [`Pages`]: bytes, and one count.
+/// Figures of [`Pages`]: bytes, and one count of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PagesStats {
     /// Bytes of the program's blocks and of the runs in slots.
@@ -104,6 +103,10 @@ pub(crate) struct PagesStats {
     pub(crate) dirty: u64,
     /// Requests that clean pages served. Growth of a block in place is not counted.
     pub(crate) fresh: u64,
+    /// High-water mark of `used`.
+    pub(crate) used_peak: u64,
+    /// Bytes that were returned to the system, in sum.
+    pub(crate) returned: u64,
 }
 
 impl Pages {
@@ -120,6 +123,7 @@ impl Pages {
             dirty: AtomicU64::new(0),
             next_look: AtomicU64::new(0),
             fresh: AtomicU64::new(0),
+            returned: AtomicU64::new(0),
             huge: AtomicBool::new(false),
         }
     }
@@ -130,6 +134,11 @@ impl Pages {
     /// this off.
     pub(crate) fn configure(&self, limit: usize, decay: u64) {
         self.inside.enter(|inside| inside.need.configure((limit / PAGE) as u64, decay));
+    }
+
+    /// Sets the bound on dirty bytes.
+    pub(crate) fn limit(&self, limit: usize) {
+        self.inside.enter(|inside| inside.need.limit = (limit / PAGE) as u64);
     }
 
     /// Sets the bound on dirty bytes, and the factor by which the retention time is shortened.
@@ -161,7 +170,7 @@ impl Pages {
     }
 
     /// Returns the bytes of a block from here. The caller must own it.
-    #[cfg(test)]
+    #[inline]
     pub(crate) fn bytes_of(&self, block: *mut u8) -> usize {
         self.run_of(block).1 as usize * PAGE
     }
@@ -249,22 +258,21 @@ impl Pages {
         Some(Taken { block: self.address(first), zeroed })
     }
 
-    /// Takes back a block.
+    /// Takes back a block. Returns its bytes.
     ///
     /// # Safety
     ///
     /// The block must come from these pages, the caller must own it, and no thread may use it
     /// again.
     #[inline]
-    pub(crate) unsafe fn give(&self, block: *mut u8) {
+    pub(crate) unsafe fn give(&self, block: *mut u8) -> usize {
         let (first, pages) = self.run_of(block);
-        if self.slots.put(first, pages, own_shard()) {
-            if self.is_wet.load(Relaxed) {
-                self.look();
-            }
-            return;
+        if !self.slots.put(first, pages, own_shard()) {
+            self.give_run(first, pages);
+        } else if self.is_wet.load(Relaxed) {
+            self.look();
         }
-        self.give_run(first, pages);
+        pages as usize * PAGE
     }
 
     /// Frees a run under the lock.
@@ -315,35 +323,42 @@ impl Pages {
         done
     }
 
+    /// Resizes a block to at least `bytes` bytes, in place or else by moving its first `kept` bytes
+    /// to a block that is aligned to `align` and has room for more growth.
+    ///
+    /// Returns the resized block; `None` if that is not possible, and then the block is unchanged.
+    ///
+    /// # Safety
+    ///
+    /// The block must come from these pages, the caller must own it, and both it and the result
+    /// must hold `kept` bytes. Unless the result is `None`, the caller may use only the result.
+    pub(crate) unsafe fn resize_or_move(
+        &self,
+        block: *mut u8,
+        kept: usize,
+        bytes: usize,
+        align: usize,
+    ) -> Option<*mut u8> {
+        // SAFETY: the caller guarantees that the block is its own. When it shrinks, the caller uses
+        // no bytes behind the new end.
+        if unsafe { self.resize(block, bytes) } {
+            return Some(block);
+        }
+        let moved = self.take_to_grow(bytes, align)?.block;
+        // SAFETY: the caller guarantees that both blocks hold `kept` bytes. They do not overlap,
+        // since both are in use.
+        unsafe { moved.copy_from_nonoverlapping(block, kept) };
+        // SAFETY: the caller owns the block and uses only the result.
+        unsafe { self.give(block) };
+        Some(moved)
+    }
+
     /// Takes a block to which the contents of a block that cannot grow in place will move.
     ///
     /// From [`ROOMY`] bytes on it comes from a long run, if there is one, so that the next growth
     /// need not move it again.
     pub(crate) fn take_to_grow(&self, bytes: usize, align: usize) -> Option<Taken> {
         self.take_run(Self::pages_of(bytes)?, Self::align_of(align)?, bytes >= ROOMY)
-    }
-
-    /// Gives dirty pages back to the system, the oldest first. Returns the number of bytes.
-    ///
-    /// It stops when at least `bytes` bytes are given back, no dirty page is left, or the system
-    /// has refused 64 times because the program has locked the pages.
-    pub(crate) fn trim(&self, bytes: usize) -> usize {
-        let there = self.inside.enter(|inside| {
-            self.sweep(inside);
-            usize::try_from(inside.runs.dirty).unwrap_or(usize::MAX).saturating_mul(PAGE)
-        });
-        // Bytes that other threads free meanwhile are not for this call, or it might not end.
-        let bytes = bytes.min(there);
-        let (mut went, mut refusals) = (0, 0);
-        while went < bytes && refusals < REFUSALS {
-            match self.give_back_some((bytes - went).div_ceil(PAGE) as u64, |dirty, _| dirty) {
-                None => break,
-                Some(0) => refusals += 1,
-                Some(some) => went += some as usize * PAGE,
-            }
-        }
-        self.inside.enter(|inside| self.note(inside, system::coarse_milliseconds()));
-        went
     }
 
     /// Returns about how many bytes are cached: dirty runs and runs in slots.
@@ -360,100 +375,9 @@ impl Pages {
             slots: bytes(self.slots.pages()),
             dirty: bytes(inside.runs.dirty),
             fresh: self.fresh.load(Relaxed),
+            used_peak: bytes(inside.need.most),
+            returned: bytes(self.returned.load(Relaxed)),
         })
-    }
-
-    /// Returns pages beyond the recent need to the system, if it is time to.
-    ///
-    /// Callers call it now and then from outside this module, so that pages return to the system
-    /// while the program takes and frees no block on pages. Without work it costs one clock
-    /// reading.
-    pub(crate) fn look(&self) {
-        if system::coarse_milliseconds() >= self.next_look.load(Relaxed) {
-            self.look_now();
-        }
-    }
-
-    /// Returns pages beyond the recent need to the system, a bounded number in a call.
-    #[cold]
-    fn look_now(&self) {
-        if !self.is_there() {
-            return;
-        }
-        let now = system::coarse_milliseconds();
-        let budget = self.inside.enter(|inside| self.turn(inside, now, 0));
-        self.give_back(budget);
-    }
-
-    /// Publishes what the lock guards, for those who only want to know.
-    fn note(&self, inside: &Heap, now: u64) {
-        self.dirty.store(inside.runs.dirty, Relaxed);
-        self.is_wet.store(inside.need.is_wet(inside.runs.dirty), Relaxed);
-        self.next_look.store(inside.need.next_look(now, inside.runs.dirty), Relaxed);
-    }
-
-    /// Frees the runs in slots, so that they count as free, and gives back what is more than the
-    /// limit or the recent need, a bounded number of pages.
-    #[cold]
-    pub(crate) fn give_back_slots(&self) {
-        let now = system::coarse_milliseconds();
-        let budget = self.inside.enter(|inside| {
-            self.sweep(inside);
-            self.turn(inside, now, u32::MAX)
-        });
-        self.give_back(budget);
-    }
-
-    /// Updates the window and the lock-free figures. Returns how many pages this call, which takes
-    /// or frees `own` pages itself, should return to the system.
-    fn turn(&self, inside: &mut Heap, now: u64, own: u32) -> u64 {
-        if inside.need.is_over(now) {
-            // Runs in slots are not needed, so they must not count as live in the next window.
-            self.sweep(inside);
-            inside.need.turn(now);
-        }
-        self.note(inside, now);
-        inside.need.budget(now, own).min(inside.need.excess(inside.runs.dirty))
-    }
-
-    /// Frees all runs in slots, so that they coalesce and can return to the system. Returns whether
-    /// there were any.
-    fn sweep(&self, inside: &mut Heap) -> bool {
-        let mut any = false;
-        for (first, pages) in self.slots.drain() {
-            any = true;
-            inside.need.down(pages);
-            inside.runs.release(Run { first, pages, state: PageState::Dirty });
-        }
-        any
-    }
-
-    /// Returns pages beyond the recent need to the system, at most `budget`.
-    fn give_back(&self, mut budget: u64) {
-        while budget > 0 {
-            let went = self.give_back_some(budget, |dirty, need| need.excess(dirty));
-            let Some(went) = went.filter(|went| *went > 0) else { return };
-            budget = budget.saturating_sub(went.into());
-        }
-    }
-
-    /// Returns pages at the end of the oldest dirty run to the system, without holding the lock.
-    ///
-    /// At most `most` pages, and at most as many as `excess` computes. The result is the number of
-    /// pages: 0 if the system refuses them, which makes their run the newest; `None` if there is no
-    /// page to return.
-    fn give_back_some(&self, most: u64, excess: impl Fn(u64, &Need) -> u64) -> Option<u32> {
-        let oldest = self.inside.enter(|inside| {
-            let excess = excess(inside.runs.dirty, &inside.need);
-            inside.runs.take_oldest(u32::try_from(excess.min(most)).unwrap_or(u32::MAX))
-        });
-        let (first, pages) = oldest?;
-        // SAFETY: `take_oldest` returned pages of the range that were free, and marked them as used
-        // under the lock, so no other thread takes them until `release` below.
-        let clean = unsafe { space::forget(self.address(first), pages as usize * PAGE) };
-        let state = if clean { PageState::Clean } else { PageState::Dirty };
-        self.inside.enter(|inside| inside.runs.release(Run { first, pages, state }));
-        Some(if clean { pages } else { 0 })
     }
 
     /// Returns whether the range is reserved. The first call reserves it.
@@ -496,7 +420,7 @@ impl Pages {
 
 /// Returns a number that differs between most threads.
 #[inline]
-fn own_shard() -> usize {
+pub(crate) fn own_shard() -> usize {
     // The addresses of threads differ by a power of two and some pages, so the top bits of the
     // product differ.
     thread_pointer().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (usize::BITS - 16)

@@ -23,7 +23,6 @@ mod checked;
 mod held;
 mod inner;
 mod large;
-mod settings;
 mod stats;
 mod thread;
 mod thread_cache;
@@ -32,10 +31,10 @@ mod thread_caches;
 pub use stats::TcacheStats;
 
 use crate::depot::Class;
+use crate::settings::{Mode, Settings};
 use crate::system;
 use checked::CHECKED;
 use inner::Inner;
-use settings::{Mode, Settings};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -79,8 +78,9 @@ use thread::{CACHE, own_thread_cache, thread_cache, watch_forks};
 ///
 /// `BUCKETPOOL_HOST` is read once, when memory is first asked for: words, separated by commas, of
 /// `off`, `on` (even under a sanitizer or Valgrind, where it otherwise passes through), `check`
-/// ([`Tcache::checked`]), `background` ([`Tcache::background`]), `huge` ([`Tcache::huge_pages`]),
-/// `limit=SIZE`, `lease=SIZE`, `decay=MILLISECONDS` (0 for never).
+/// ([`Tcache::checked`]), `background` and `background=off` ([`Tcache::background`]), `huge`
+/// ([`Tcache::huge_pages`]), `stats` (a summary on stderr when the process exits), `limit=SIZE`,
+/// `lease=SIZE`, `decay=MILLISECONDS` (0 for never).
 #[derive(Debug)]
 pub struct Tcache<A = System> {
     inner: A,
@@ -100,6 +100,11 @@ const CHECKING: u8 = 3;
 /// Who owns the cache.
 static OWNER: AtomicUsize = AtomicUsize::new(0);
 static NEXT_ID: AtomicUsize = AtomicUsize::new(1);
+
+/// Prints the summary of the process's tcache; for the word `stats`.
+extern "C" fn print_stats() {
+    system::summarize(&CACHE.stats());
+}
 
 impl Tcache<System> {
     /// Over the system's allocator.
@@ -212,9 +217,7 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
     #[cold]
     fn decide(&self) -> bool {
         let settings = self.settings.with_environment();
-        let watched = settings.mode == Mode::Auto && system::is_watched();
-        let may = !watched && settings.mode != Mode::Off;
-        let serves = may && self.claim() && watch_forks();
+        let serves = !settings.is_off() && self.claim() && watch_forks();
         if serves {
             let lease = usize::try_from(settings.thread_lease).unwrap_or(usize::MAX);
             let now = system::coarse_milliseconds();
@@ -224,6 +227,9 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
             }
             if settings.background {
                 background::want::<A>();
+            }
+            if settings.stats {
+                system::at_exit(print_stats);
             }
         }
         let role = match settings.mode {
@@ -290,7 +296,7 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
         if !self.serves() {
             return self.allocate_past(layout, zeroed);
         }
-        if background::is_wanted() {
+        if background::THREAD.is_wanted() {
             background::start::<A>();
         }
         let taken = match Class::of(layout) {

@@ -1,4 +1,4 @@
-//! The lock of the pages. It is held during a fork, so the child finds the value consistent.
+//! A lock that is held during a fork, so that the child finds the value consistent.
 #![expect(unsafe_code, reason = "a lock hands out what it guards")]
 
 use crate::system;
@@ -22,7 +22,7 @@ const NOBODY: usize = 0;
 ///
 /// Waiting has no bound, so no code under the lock may call the program.
 #[derive(Debug)]
-pub(super) struct ForkLock<T> {
+pub(crate) struct ForkLock<T> {
     held: AtomicBool,
     /// Number of the thread that holds the lock during a fork; [`NOBODY`] otherwise. In the child
     /// it remains until `after_fork` runs there. That thread may enter meanwhile, because other
@@ -37,14 +37,14 @@ unsafe impl<T: Send> Sync for ForkLock<T> {}
 
 impl<T> ForkLock<T> {
     /// Creates an unlocked value.
-    pub(super) const fn new(value: T) -> Self {
+    pub(crate) const fn new(value: T) -> Self {
         let (held, forking) = (AtomicBool::new(false), AtomicUsize::new(NOBODY));
         Self { held, forking, value: UnsafeCell::new(value) }
     }
 
     /// Runs `work` on the value under the lock. `work` must not enter the lock again and must not
     /// panic: the lock would stay held.
-    pub(super) fn enter<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
+    pub(crate) fn enter<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
         let is_forking = !self.try_hold() && self.wait();
         // SAFETY: this thread holds the lock: it took it above and releases it below, or it took it
         // in `before_fork` and releases it in `after_fork`. So no other thread refers to the value.
@@ -83,7 +83,7 @@ impl<T> ForkLock<T> {
     }
 
     /// Takes the lock before a fork, for the calling thread.
-    pub(super) fn before_fork(&self) {
+    pub(crate) fn before_fork(&self) {
         if !self.try_hold() {
             self.wait();
         }
@@ -92,7 +92,7 @@ impl<T> ForkLock<T> {
 
     /// Releases the lock after a fork, in parent and child. Does nothing if this thread did not
     /// take it, which happens if the handlers were registered during the fork.
-    pub(super) fn after_fork(&self) {
+    pub(crate) fn after_fork(&self) {
         if self.forking.load(Relaxed) == own_number() {
             self.forking.store(NOBODY, Relaxed);
             self.held.store(false, Release);

@@ -29,6 +29,8 @@ const SOON: u64 = 4;
 pub(super) struct Need {
     /// Pages of blocks, and of runs in slots.
     pub(super) live: u64,
+    /// High-water mark of `live`.
+    pub(super) most: u64,
     /// Peak of `live` in this window.
     peak: u64,
     /// Peak of `live` in the window before.
@@ -50,6 +52,7 @@ impl Need {
     pub(super) const fn new() -> Self {
         Self {
             live: 0,
+            most: 0,
             peak: 0,
             before: 0,
             window_began: 0,
@@ -71,6 +74,7 @@ impl Need {
     pub(super) fn up(&mut self, pages: u32) {
         self.live += u64::from(pages);
         self.peak = self.peak.max(self.live);
+        self.most = self.most.max(self.live);
     }
 
     /// Subtracts live pages.

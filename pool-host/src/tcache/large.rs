@@ -148,21 +148,11 @@ impl Cache {
     ) -> Option<*mut u8> {
         let class = Class::of(new);
         let bytes = class.map_or(new.size(), Class::bytes);
-        // SAFETY: the caller guarantees that the block is on the pages. When it shrinks, the caller
-        // no longer uses the bytes after the new end.
-        let block = if unsafe { self.pages.resize(block, bytes) } {
-            block
-        } else {
-            let moved = self.pages.take_to_grow(bytes, self.align_of(new))?.block;
-            // SAFETY: the old block holds `old.size()` bytes, the new one holds `bytes`, which is
-            // at least `new.size()`; the copy is the smaller of both sizes. The blocks do not
-            // overlap, since both are live.
-            unsafe { moved.copy_from_nonoverlapping(block, old.size().min(new.size())) };
-            // SAFETY: the block is on the pages, its contents were moved, and the caller does not
-            // use it again.
-            unsafe { self.pages.give(block) };
-            moved
-        };
+        let (kept, align) = (old.size().min(new.size()), self.align_of(new));
+        // SAFETY: the caller guarantees that the block is on the pages and uses only the result.
+        // The old block holds `old.size()` bytes, and the new one `bytes`, which is at least
+        // `new.size()`.
+        let block = unsafe { self.pages.resize_or_move(block, kept, bytes, align) }?;
         let held = local.and_then(ThreadCache::hold);
         match Class::of(old) {
             Some(old) => self.count_free(held.as_ref(), old),

@@ -1,17 +1,17 @@
-//! The settings of a tcache: those of its builder, and those that the environment overrides.
+//! The settings of an allocator: those of its builder, and those that the environment overrides.
 
 use crate::{limits, system};
 use std::time::Duration;
 
-/// Name of the environment variable. Each tcache reads it once.
+/// Name of the environment variable. Each allocator reads it once.
 const VARIABLE: &std::ffi::CStr = c"BUCKETPOOL_HOST";
 
-/// The settings of a tcache.
+/// The settings of a [`Tcache`](crate::Tcache) or a [`PageHeap`](crate::PageHeap).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     /// The cached limit in bytes; 0 for the default that `limits` computes.
     pub(crate) cached_limit: u64,
-    /// The most bytes that a thread cache may lease.
+    /// The most bytes that a thread cache may lease. A page heap has no thread caches.
     pub(crate) thread_lease: u64,
     /// Milliseconds until unneeded cached memory has been given back; 0 for never.
     pub(crate) decay: u64,
@@ -19,11 +19,13 @@ pub(crate) struct Settings {
     pub(crate) huge_pages: bool,
     /// Whether a background thread gives unneeded memory back while the program sleeps.
     pub(crate) background: bool,
+    /// Whether a summary goes to stderr when the process exits.
+    pub(crate) stats: bool,
     /// Whether it caches, checks or passes requests through.
     pub(crate) mode: Mode,
 }
 
-/// The mode of a tcache.
+/// The mode of an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Cache, but pass requests through if a sanitizer or Valgrind watches the program.
@@ -32,18 +34,19 @@ pub(crate) enum Mode {
     On,
     /// Pass all requests to the inner allocator.
     Off,
-    /// Detect heap errors of the program instead of caching; slow.
+    /// Detect heap errors of the program instead of caching; slow. A page heap does not do this.
     Checked,
 }
 
 impl Settings {
-    /// The settings of a tcache whose builder sets nothing.
+    /// The settings of an allocator whose builder sets nothing.
     pub(crate) const DEFAULT: Self = Self {
         cached_limit: 0,
         thread_lease: 1 << 20,
         decay: 1000,
         huge_pages: false,
         background: false,
+        stats: false,
         mode: Mode::Auto,
     };
 
@@ -65,6 +68,25 @@ impl Settings {
         usize::try_from(limit).unwrap_or(usize::MAX)
     }
 
+    /// Returns whether the allocator passes all requests on: the settings say so, or a sanitizer or
+    /// Valgrind watches the program and the settings do not insist.
+    pub(crate) fn is_off(&self) -> bool {
+        self.mode == Mode::Off || self.mode == Mode::Auto && system::is_watched()
+    }
+
+    /// Reports words that a page heap does not use, on stderr.
+    pub(crate) fn report_ineffective(&self) {
+        let check = (self.mode == Mode::Checked).then_some("check");
+        let lease = (self.thread_lease != Self::DEFAULT.thread_lease).then_some("lease");
+        for word in [check, lease].into_iter().flatten() {
+            system::say(&[
+                b"bucketpool: BUCKETPOOL_HOST: `",
+                word.as_bytes(),
+                b"` is for programs that have a Tcache; it has no effect here\n",
+            ]);
+        }
+    }
+
     /// Returns these settings, overridden by those of the environment.
     ///
     /// An invalid word is reported on stderr and ignored.
@@ -76,8 +98,9 @@ impl Settings {
                 system::say(&[
                     b"bucketpool: BUCKETPOOL_HOST: `",
                     word,
-                    b"` is none of off, on, check, background, huge, limit=SIZE, lease=SIZE, \
-                      decay=MILLISECONDS; SIZE is in bytes, or with K, M or G. It is ignored.\n",
+                    b"` is none of off, on, check, background, background=off, huge, stats, \
+                      limit=SIZE, lease=SIZE, decay=MILLISECONDS; SIZE is in bytes, or with K, M \
+                      or G. It is ignored.\n",
                 ]);
             }
         }
@@ -91,6 +114,8 @@ impl Settings {
             b"on" => self.mode = Mode::On,
             b"check" => self.mode = Mode::Checked,
             b"background" => self.background = true,
+            b"background=off" => self.background = false,
+            b"stats" => self.stats = true,
             b"huge" => self.huge_pages = true,
             _ => {
                 let equals = word.iter().position(|byte| *byte == b'=')?;
@@ -131,17 +156,27 @@ mod tests {
     #[test]
     fn words_of_the_environment() {
         let mut settings = Settings::DEFAULT;
-        for word in ["off", "limit=512M", "lease=64K", "decay=250", "background", "huge"] {
+        for word in ["off", "limit=512M", "lease=64K", "decay=250", "background", "huge", "stats"] {
             assert!(settings.apply(word.as_bytes()).is_some(), "{word}");
         }
         assert!(settings.mode == Mode::Off && settings.background && settings.huge_pages);
+        assert!(settings.stats);
+        assert!(settings.apply(b"background=off").is_some() && !settings.background);
         assert_eq!(
             (settings.cached_limit, settings.thread_lease, settings.decay),
             (512 << 20, 64 << 10, 250)
         );
-        for word in
-            ["", "of", "limit", "limit=", "limit=K", "limit=-1", "limit=99999999999G", "x=1"]
-        {
+        for word in [
+            "",
+            "of",
+            "limit",
+            "limit=",
+            "limit=K",
+            "background=on",
+            "limit=-1",
+            "limit=99999999999G",
+            "x=1",
+        ] {
             assert!(settings.apply(word.as_bytes()).is_none(), "{word}");
         }
         assert_eq!(settings.cached_limit, 512 << 20, "a word that is wrong changes nothing");

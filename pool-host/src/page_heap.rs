@@ -1,0 +1,334 @@
+//! [`PageHeap`]: large blocks on pages, for allocators that do not know the size of what is freed.
+//!
+//! ```text
+//!   PageHeap::allocate     here
+//!     Pages::take_recent   pages.rs   HOT: one exchange
+//!     allocate_slow        here       under the lock; the system's limits with the first request
+//!   PageHeap::free         here
+//!     Pages::give          pages.rs   HOT: one exchange
+//!     check_limit          here       after 16 MiB: whether too much is cached
+//!   all heaps              heaps.rs   forks, the background thread
+//! ```
+#![expect(unsafe_code, reason = "blocks are addresses")]
+
+mod heaps;
+mod stats;
+#[cfg(all(test, not(any(miri, shuttle))))]
+mod tests;
+
+pub use stats::PageHeapStats;
+
+use crate::pages::{Pages, Taken, own_shard};
+use crate::settings::Settings;
+use crate::system;
+use stats::ShardCounts;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
+use std::time::Duration;
+
+/// Freed bytes of one shard after which [`PageHeap::free`] looks whether too much is cached.
+const CHECKED_EVERY: usize = 16 << 20;
+/// Bytes of pages from which on the background thread is worth having.
+const THREAD_FROM: u64 = 8 << 20;
+/// Factor by which memory returns to the system faster while the system is short of it.
+const HASTE: u64 = 4;
+
+/// A heap of large blocks on pages of 4 KiB, which finds a block by its address.
+///
+/// It is for allocators whose `free` gets an address and no size, such as C's `malloc` family. A
+/// block has no header. A block that a thread just freed serves the next request of its length, in
+/// about 10 ns; pages that no request needs return to the system.
+///
+/// A heap is static, since its blocks may outlive each other user of it. It serves requests once
+/// [`PageHeap::start`] was called. No call allocates memory elsewhere, and none uses a thread-local
+/// variable, so a `malloc` may call it at any time. Like `malloc` it may not be called from a
+/// signal handler. A child after `fork` may use it.
+///
+/// ```
+/// use pool_host::PageHeap;
+///
+/// static HEAP: PageHeap = PageHeap::new().cached_limit(512 << 20);
+///
+/// assert!(HEAP.allocate(1 << 20, 16).is_none()); // not started
+/// assert!(HEAP.start());
+/// let block = HEAP.allocate(1 << 20, 16).ok_or("no memory")?;
+/// assert!(HEAP.has(block.as_ptr()));
+/// // SAFETY: `block` came from this heap, and is not used again.
+/// unsafe { HEAP.free(block) };
+/// assert_eq!(HEAP.allocate(1 << 20, 16), Some(block)); // the same memory, warm
+/// # Ok::<(), &str>(())
+/// ```
+#[derive(Debug)]
+pub struct PageHeap {
+    pages: Pages,
+    counts: ShardCounts,
+    settings: Settings,
+    /// Whether requests are served.
+    started: AtomicBool,
+    /// Whether `limit` has its value. The first request computes it, as that takes system calls
+    /// that most short programs need not make.
+    limited: AtomicBool,
+    /// Limit on cached bytes.
+    limit: AtomicUsize,
+    /// The heap that was started before this one; null for the first.
+    next: AtomicPtr<PageHeap>,
+}
+
+impl Default for PageHeap {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl PageHeap {
+    /// Creates a heap that is not started.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            pages: Pages::new(),
+            counts: ShardCounts::new(),
+            settings: Settings::DEFAULT,
+            started: AtomicBool::new(false),
+            limited: AtomicBool::new(false),
+            limit: AtomicUsize::new(0),
+            next: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// Sets how many bytes may be cached. By default an eighth of the memory that the process may
+    /// use, by its control groups and `RLIMIT_AS` too, and at most 1 GiB.
+    ///
+    /// Threads look at it after each 16 MiB that they free. What is beyond it goes back in bounded
+    /// steps: up to 16 MiB in a call, and 160 MiB in a second.
+    #[must_use]
+    pub const fn cached_limit(mut self, bytes: u64) -> Self {
+        // 0 in the settings is the default.
+        self.settings.cached_limit = if bytes == 0 { 1 } else { bytes };
+        self
+    }
+
+    /// Sets after how long pages that no request needs have gone back; 1 s by default, `None` for
+    /// never. Pages keep what the peaks of the last such time needed, a quarter of it, and 1 MiB.
+    #[must_use]
+    pub const fn decay(mut self, time: Option<Duration>) -> Self {
+        self.settings.decay = Settings::milliseconds(time);
+        self
+    }
+
+    /// Has a thread look after the heap, so that pages return to the system while the program
+    /// sleeps or takes no large block. All heaps of the process share one thread. It starts when a
+    /// heap has 8 MiB of pages. Off by default.
+    ///
+    /// Without it, calls of this heap do that work, and a program that makes none keeps its pages.
+    #[must_use]
+    pub const fn background(mut self, on: bool) -> Self {
+        self.settings.background = on;
+        self
+    }
+
+    /// Starts the heap, so that it serves requests. Returns whether it does; a second call changes
+    /// nothing.
+    ///
+    /// It does not if the C library cannot register handlers for `fork`.
+    pub fn start(&'static self) -> bool {
+        self.start_with(&self.settings)
+    }
+
+    /// Starts the heap as [`PageHeap::start`] does, with the words of the environment variable
+    /// `BUCKETPOOL_HOST` over the settings.
+    ///
+    /// It does not start if a word is `off`, or if a sanitizer or Valgrind watches the program and
+    /// no word is `on`. The other words are `background`, `background=off`, `huge` (advises the
+    /// system to make huge pages), `stats` (prints [`PageHeap::stats`] on stderr when the process
+    /// exits), `limit=SIZE` and `decay=MILLISECONDS`. A line on stderr reports an unknown word, and
+    /// those that have no effect on a page heap: `check` and `lease`.
+    ///
+    /// It reads the environment with `getenv`, and calls `dlsym`, which may allocate.
+    pub fn start_by_environment(&'static self) -> bool {
+        let settings = self.settings.with_environment();
+        settings.report_ineffective();
+        if settings.is_off() {
+            return false;
+        }
+        let started = self.start_with(&settings);
+        if started && settings.stats {
+            heaps::print_at_exit();
+        }
+        started
+    }
+
+    fn start_with(&'static self, settings: &Settings) -> bool {
+        if self.started.load(Acquire) {
+            return true;
+        }
+        if settings.huge_pages {
+            self.pages.use_huge_pages();
+        }
+        self.pages.configure(usize::MAX, settings.decay);
+        if settings.cached_limit > 0 {
+            self.set_limit(settings.limit());
+        }
+        let added = heaps::add(self, settings.background);
+        self.started.store(added, Release);
+        added
+    }
+
+    /// Changes the limit on cached bytes and the decay of a heap that serves requests. `None`
+    /// stands for the default limit, and for pages that never go back.
+    ///
+    /// What is beyond the new limit goes back with the next calls.
+    pub fn configure(&self, cached_limit: Option<u64>, decay: Option<Duration>) {
+        let cached_limit = cached_limit.map_or(0, |bytes| bytes.max(1));
+        let settings = Settings { cached_limit, ..Settings::DEFAULT };
+        self.pages.configure(usize::MAX, Settings::milliseconds(decay));
+        self.set_limit(settings.limit());
+    }
+
+    fn set_limit(&self, limit: usize) {
+        self.limited.store(true, Relaxed);
+        self.limit.store(limit, Relaxed);
+        self.pages.limit(limit);
+    }
+
+    /// Returns a block of at least `bytes` bytes; its contents are not specified.
+    ///
+    /// `align` must be a power of two. Returns `None` if there are no addresses or no memory, for
+    /// more than 256 GiB, for an alignment above 2 MiB, and if the heap is not started. It uses
+    /// whole pages, so it is meant for blocks of 64 KiB and more.
+    #[inline]
+    pub fn allocate(&self, bytes: usize, align: usize) -> Option<NonNull<u8>> {
+        let recent = self.pages.take_recent(bytes.max(1), align);
+        let Some(block) = recent else { return self.allocate_slow(bytes, align, false) };
+        self.counts.add_allocation(own_shard());
+        NonNull::new(block)
+    }
+
+    /// Returns a block of at least `bytes` bytes that read as zeroes; otherwise as
+    /// [`PageHeap::allocate`]. Pages that come from the system are not written.
+    #[inline]
+    pub fn allocate_zeroed(&self, bytes: usize, align: usize) -> Option<NonNull<u8>> {
+        let recent = self.pages.take_recent(bytes.max(1), align);
+        let Some(block) = recent else { return self.allocate_slow(bytes, align, true) };
+        self.counts.add_allocation(own_shard());
+        // SAFETY: the block holds at least that many bytes, and this thread owns it.
+        unsafe { block.write_bytes(0, bytes) };
+        NonNull::new(block)
+    }
+
+    #[cold]
+    fn allocate_slow(&self, bytes: usize, align: usize, zeroed: bool) -> Option<NonNull<u8>> {
+        if !self.started.load(Acquire) {
+            return None;
+        }
+        system::keeping_errno(|| {
+            if !self.limited.load(Relaxed) {
+                self.set_limit(Settings::DEFAULT.limit());
+            }
+            let Taken { block, zeroed: is_zero } = self.pages.take(bytes.max(1), align)?;
+            self.counts.add_allocation(own_shard());
+            heaps::wake_thread(&self.pages);
+            if zeroed && !is_zero {
+                // SAFETY: the block holds at least that many bytes, and this thread owns it.
+                unsafe { block.write_bytes(0, bytes) };
+            }
+            NonNull::new(block)
+        })
+    }
+
+    /// Frees a block. It does not change `errno`.
+    ///
+    /// # Safety
+    ///
+    /// The block must come from this heap and must not be used again.
+    #[inline]
+    pub unsafe fn free(&self, block: NonNull<u8>) {
+        // SAFETY: as the caller says.
+        let bytes = unsafe { self.pages.give(block.as_ptr()) };
+        if self.counts.add_freed(own_shard(), bytes, CHECKED_EVERY) {
+            self.check_limit();
+        }
+    }
+
+    /// Gives back what is beyond the limit. Runs in slots, which the pages do not count as free,
+    /// may be more than it.
+    #[cold]
+    fn check_limit(&self) {
+        if self.pages.idle_bytes() > self.limit.load(Relaxed) {
+            self.pages.give_back_slots();
+        }
+    }
+
+    /// Returns whether an address is in this heap.
+    ///
+    /// It costs two loads and a comparison.
+    #[inline]
+    #[must_use]
+    pub fn has(&self, address: *const u8) -> bool {
+        self.pages.has(address.cast_mut())
+    }
+
+    /// Returns how many bytes a block holds, which is at least what was asked for.
+    ///
+    /// # Safety
+    ///
+    /// The block must come from this heap and must be in use.
+    #[inline]
+    #[must_use]
+    pub unsafe fn usable_bytes(&self, block: NonNull<u8>) -> usize {
+        self.pages.bytes_of(block.as_ptr())
+    }
+
+    /// Resizes a block to at least `bytes` bytes, in place or by moving what it holds. Returns the
+    /// resized block, which is aligned to `align`; `None` if there is no memory, and then the block
+    /// is unchanged.
+    ///
+    /// A block that moves gets a place with room for more growth. A block that shrinks by less than
+    /// an eighth keeps its pages.
+    ///
+    /// # Safety
+    ///
+    /// The block must come from this heap with this alignment, and must be in use. Unless the
+    /// result is `None`, only the result may be used from then on.
+    #[must_use]
+    pub unsafe fn resize(
+        &self,
+        block: NonNull<u8>,
+        bytes: usize,
+        align: usize,
+    ) -> Option<NonNull<u8>> {
+        let (start, bytes) = (block.as_ptr(), bytes.max(1));
+        let kept = self.pages.bytes_of(start).min(bytes);
+        system::keeping_errno(|| {
+            // SAFETY: the caller guarantees that the block is in use and from this heap. Both it
+            // and the result hold `kept` bytes.
+            let resized = unsafe { self.pages.resize_or_move(start, kept, bytes, align) }?;
+            heaps::wake_thread(&self.pages);
+            NonNull::new(resized)
+        })
+    }
+
+    /// Gives cached pages back to the system, the oldest first, until at least `bytes` bytes went
+    /// or none is left. Returns the bytes that went.
+    pub fn trim(&self, bytes: u64) -> u64 {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        system::keeping_errno(|| self.pages.trim(bytes) as u64)
+    }
+
+    /// Returns what it has counted, and the bytes that it has.
+    #[must_use]
+    pub fn stats(&self) -> PageHeapStats {
+        PageHeapStats::of(&self.pages.stats(), &self.counts, self.limit.load(Relaxed))
+    }
+
+    /// Runs the work that is due, for the background thread. Returns the cached bytes.
+    ///
+    /// With `is_short` the system is short of memory, and pages return sooner.
+    fn look(&self, is_short: bool) -> usize {
+        self.pages.adjust(self.limit.load(Relaxed), if is_short { HASTE } else { 1 });
+        self.check_limit();
+        self.pages.look();
+        self.pages.idle_bytes()
+    }
+}

@@ -1,0 +1,108 @@
+//! Tests of page heaps.
+
+use super::*;
+
+const MIB: usize = 1 << 20;
+
+fn free(heap: &PageHeap, block: NonNull<u8>) {
+    // SAFETY: each test frees its own blocks, once.
+    unsafe { heap.free(block) };
+}
+
+#[test]
+fn a_heap_that_is_not_started_serves_nothing() {
+    static HEAP: PageHeap = PageHeap::new();
+    assert_eq!(HEAP.allocate(MIB, 16), None);
+    assert_eq!(HEAP.allocate_zeroed(MIB, 16), None);
+    assert_eq!((HEAP.trim(1), HEAP.stats()), (0, PageHeapStats::default()));
+    let own = 0_u8;
+    assert!(!HEAP.has(&raw const own) && !HEAP.has(ptr::null()));
+}
+
+#[test]
+fn a_freed_block_is_reused_and_zeroed_on_request() {
+    static HEAP: PageHeap = PageHeap::new();
+    assert!(HEAP.start() && HEAP.start(), "a second start changes nothing");
+    let block = HEAP.allocate(MIB, 16).unwrap();
+    // SAFETY: the block is this test's own, of 1 MiB.
+    unsafe { block.as_ptr().write_bytes(7, MIB) };
+    free(&HEAP, block);
+    let again = HEAP.allocate_zeroed(MIB, 16).unwrap();
+    assert_eq!(again, block);
+    // SAFETY: as above.
+    let bytes = unsafe { std::slice::from_raw_parts(again.as_ptr(), MIB) };
+    assert!(bytes.iter().all(|byte| *byte == 0));
+    free(&HEAP, again);
+    let stats = HEAP.stats();
+    assert_eq!((stats.allocations, stats.misses, stats.live_bytes), (2, 1, 0));
+    assert_eq!((stats.cached_bytes, stats.live_peak_bytes), (MIB as u64, MIB as u64));
+}
+
+#[test]
+fn requests_that_no_page_serves_get_nothing() {
+    static HEAP: PageHeap = PageHeap::new();
+    assert!(HEAP.start());
+    assert_eq!(HEAP.allocate(usize::MAX, 16), None);
+    assert_eq!(HEAP.allocate(1 << 39, 16), None, "more than 256 GiB");
+    assert_eq!(HEAP.allocate(MIB, 4 * MIB), None, "aligned to more than 2 MiB");
+    let block = HEAP.allocate(0, 1).unwrap();
+    // SAFETY: the block is in use.
+    assert!(unsafe { HEAP.usable_bytes(block) } > 0, "0 bytes are one page");
+    // SAFETY: as above.
+    assert_eq!(unsafe { HEAP.resize(block, 1 << 39, 16) }, None);
+    assert!(HEAP.has(block.as_ptr()));
+    free(&HEAP, block);
+}
+
+#[test]
+fn a_block_keeps_its_contents_when_it_is_resized() {
+    static HEAP: PageHeap = PageHeap::new();
+    assert!(HEAP.start());
+    let block = HEAP.allocate(MIB, 16).unwrap();
+    // Its neighbour keeps the block from growing in place.
+    let neighbour = HEAP.allocate(MIB, 16).unwrap();
+    // SAFETY: the block is this test's own, of 1 MiB.
+    unsafe { block.as_ptr().write_bytes(3, MIB) };
+    let block = [2 * MIB, 64 << 10, 30 * MIB].into_iter().fold(block, |block, bytes| {
+        // SAFETY: the block is in use, and only the result is used from here on.
+        let block = unsafe { HEAP.resize(block, bytes, 16) }.unwrap();
+        // SAFETY: the block is in use.
+        assert!(unsafe { HEAP.usable_bytes(block) } >= bytes);
+        // SAFETY: the block has always held 64 KiB, which were written above.
+        let bytes = unsafe { std::slice::from_raw_parts(block.as_ptr(), 64 << 10) };
+        assert!(bytes.iter().all(|byte| *byte == 3));
+        block
+    });
+    free(&HEAP, block);
+    free(&HEAP, neighbour);
+}
+
+#[test]
+fn what_is_beyond_the_limit_goes_back_in_steps() {
+    static HEAP: PageHeap = PageHeap::new().cached_limit(8 << 20).decay(None);
+    assert!(HEAP.start());
+    let lengths = (1..=8).map(|mib| mib * MIB);
+    let blocks: Vec<_> = lengths.map(|bytes| HEAP.allocate(bytes, 16).unwrap()).collect();
+    for block in blocks {
+        free(&HEAP, block);
+    }
+    assert!(HEAP.stats().cached_bytes > 8 << 20, "{}", HEAP.stats());
+    // Ends only if the looks hold the limit.
+    while HEAP.look(false) > 8 * MIB {}
+    assert!(HEAP.stats().cached_bytes > 7 << 20, "{}: no more than needed", HEAP.stats());
+    HEAP.configure(Some(1), None);
+    while HEAP.look(false) > 0 {}
+    assert_eq!(HEAP.stats().cached_limit_bytes, 1);
+}
+
+#[test]
+fn what_is_trimmed_is_counted() {
+    static HEAP: PageHeap = PageHeap::new().decay(None);
+    assert!(HEAP.start());
+    let block = HEAP.allocate(4 * MIB, 16).unwrap();
+    free(&HEAP, block);
+    assert_eq!(HEAP.trim(u64::MAX), 4 << 20);
+    let stats = HEAP.stats();
+    assert_eq!((stats.cached_bytes, stats.returned_bytes), (0, 4 << 20));
+    assert!(stats.to_string().ends_with("4.00 MiB given back"), "{stats}");
+}

@@ -1,0 +1,137 @@
+//! Returns dirty pages to the system: beyond the recent need, beyond the limit, and on `trim`.
+//!
+//! Calls of the program do this work, and a background thread if there is one: a bounded number of
+//! pages in a call, without the lock during the system call.
+#![expect(unsafe_code, reason = "pages are returned by their addresses")]
+
+use super::heap::Heap;
+use super::need::Need;
+use super::runs::{PageState, Run};
+use super::{PAGE, Pages, space};
+use crate::system;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Refusals by the system after which [`Pages::trim`] stops. The system refuses a run of which the
+/// program has locked a page.
+const REFUSALS: u32 = 64;
+
+impl Pages {
+    /// Gives dirty pages back to the system, the oldest first. Returns the number of bytes.
+    ///
+    /// It stops when at least `bytes` bytes are given back, no dirty page is left, or the system
+    /// has refused 64 times because the program has locked the pages.
+    pub(crate) fn trim(&self, bytes: usize) -> usize {
+        let there = self.inside.enter(|inside| {
+            self.sweep(inside);
+            usize::try_from(inside.runs.dirty).unwrap_or(usize::MAX).saturating_mul(PAGE)
+        });
+        // Bytes that other threads free meanwhile are not for this call, or it might not end.
+        let bytes = bytes.min(there);
+        let (mut went, mut refusals) = (0, 0);
+        while went < bytes && refusals < REFUSALS {
+            match self.give_back_some((bytes - went).div_ceil(PAGE) as u64, |dirty, _| dirty) {
+                None => break,
+                Some(0) => refusals += 1,
+                Some(some) => went += some as usize * PAGE,
+            }
+        }
+        self.inside.enter(|inside| self.note(inside, system::coarse_milliseconds()));
+        went
+    }
+
+    /// Returns pages beyond the recent need to the system, if it is time to.
+    ///
+    /// Callers call it now and then from outside this module, so that pages return to the system
+    /// while the program takes and frees no block on pages. Without work it costs one clock
+    /// reading.
+    pub(crate) fn look(&self) {
+        if system::coarse_milliseconds() >= self.next_look.load(Relaxed) {
+            self.look_now();
+        }
+    }
+
+    /// Returns pages beyond the recent need to the system, a bounded number in a call.
+    #[cold]
+    fn look_now(&self) {
+        if !self.is_there() {
+            return;
+        }
+        let now = system::coarse_milliseconds();
+        let budget = self.inside.enter(|inside| self.turn(inside, now, 0));
+        self.give_back(budget);
+    }
+
+    /// Publishes what the lock guards, for those who only want to know.
+    pub(super) fn note(&self, inside: &Heap, now: u64) {
+        self.dirty.store(inside.runs.dirty, Relaxed);
+        self.is_wet.store(inside.need.is_wet(inside.runs.dirty), Relaxed);
+        self.next_look.store(inside.need.next_look(now, inside.runs.dirty), Relaxed);
+    }
+
+    /// Frees the runs in slots, so that they count as free, and gives back what is more than the
+    /// limit or the recent need, a bounded number of pages.
+    #[cold]
+    pub(crate) fn give_back_slots(&self) {
+        let now = system::coarse_milliseconds();
+        let budget = self.inside.enter(|inside| {
+            self.sweep(inside);
+            self.turn(inside, now, u32::MAX)
+        });
+        self.give_back(budget);
+    }
+
+    /// Updates the window and the lock-free figures. Returns how many pages this call, which takes
+    /// or frees `own` pages itself, should return to the system.
+    pub(super) fn turn(&self, inside: &mut Heap, now: u64, own: u32) -> u64 {
+        if inside.need.is_over(now) {
+            // Runs in slots are not needed, so they must not count as live in the next window.
+            self.sweep(inside);
+            inside.need.turn(now);
+        }
+        self.note(inside, now);
+        inside.need.budget(now, own).min(inside.need.excess(inside.runs.dirty))
+    }
+
+    /// Frees all runs in slots, so that they coalesce and can return to the system. Returns whether
+    /// there were any.
+    pub(super) fn sweep(&self, inside: &mut Heap) -> bool {
+        let mut any = false;
+        for (first, pages) in self.slots.drain() {
+            any = true;
+            inside.need.down(pages);
+            inside.runs.release(Run { first, pages, state: PageState::Dirty });
+        }
+        any
+    }
+
+    /// Returns pages beyond the recent need to the system, at most `budget`.
+    pub(super) fn give_back(&self, mut budget: u64) {
+        while budget > 0 {
+            let went = self.give_back_some(budget, |dirty, need| need.excess(dirty));
+            let Some(went) = went.filter(|went| *went > 0) else { return };
+            budget = budget.saturating_sub(went.into());
+        }
+    }
+
+    /// Returns pages at the end of the oldest dirty run to the system, without holding the lock.
+    ///
+    /// At most `most` pages, and at most as many as `excess` computes. The result is the number of
+    /// pages: 0 if the system refuses them, which makes their run the newest; `None` if there is no
+    /// page to return.
+    fn give_back_some(&self, most: u64, excess: impl Fn(u64, &Need) -> u64) -> Option<u32> {
+        let oldest = self.inside.enter(|inside| {
+            let excess = excess(inside.runs.dirty, &inside.need);
+            inside.runs.take_oldest(u32::try_from(excess.min(most)).unwrap_or(u32::MAX))
+        });
+        let (first, pages) = oldest?;
+        // SAFETY: `take_oldest` returned pages of the range that were free, and marked them as used
+        // under the lock, so no other thread takes them until `release` below.
+        let clean = unsafe { space::forget(self.address(first), pages as usize * PAGE) };
+        if clean {
+            self.returned.fetch_add(pages.into(), Relaxed);
+        }
+        let state = if clean { PageState::Clean } else { PageState::Dirty };
+        self.inside.enter(|inside| inside.runs.release(Run { first, pages, state }));
+        Some(if clean { pages } else { 0 })
+    }
+}
