@@ -111,10 +111,12 @@ fn watch_forks() -> bool {
     registered
 }
 
-/// Has each heap print its statistics when the process exits. It is called once in a process.
+/// Has each heap that served a request print its statistics when the process exits. It is called
+/// once in a process.
 pub(super) fn print_at_exit() {
     extern "C" fn print() {
-        all().for_each(|heap| system::summarize(&heap.stats()));
+        let stats = all().map(PageHeap::stats);
+        stats.filter(|stats| stats.allocations > 0).for_each(|stats| system::summarize(&stats));
     }
     system::at_exit(print);
 }

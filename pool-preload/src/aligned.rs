@@ -1,0 +1,80 @@
+//! The functions of C that return aligned blocks.
+
+use crate::heap::{self, ALIGN};
+use crate::libc_next::{__libc_memalign, errno, set_errno};
+use libc::c_int;
+use std::ptr;
+
+/// Size of a page in bytes, to which `valloc` aligns.
+const PAGE: usize = 4 << 10;
+
+/// Returns a block that is aligned to `align`; null with `errno` if there is no memory.
+///
+/// An alignment that is no power of two is rounded up to one, as in the C library.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn memalign(align: usize, bytes: usize) -> *mut u8 {
+    if heap::wants(bytes)
+        && let Some(align) = align.checked_next_power_of_two()
+    {
+        let block = heap::allocate(bytes, align.max(ALIGN));
+        if !block.is_null() {
+            return block;
+        }
+    }
+    // SAFETY: the C library's `memalign` takes any alignment and size.
+    unsafe { __libc_memalign(align, bytes) }
+}
+
+/// Returns a block that is aligned to `align`; null with `errno` if there is no memory, or if
+/// `align` is no power of two.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn aligned_alloc(align: usize, bytes: usize) -> *mut u8 {
+    if !align.is_power_of_two() {
+        set_errno(libc::EINVAL);
+        return ptr::null_mut();
+    }
+    memalign(align, bytes)
+}
+
+/// Stores a block that is aligned to `align` at `result`, and returns 0; otherwise returns the
+/// error and stores nothing. `errno` stays as it is.
+///
+/// # Safety
+///
+/// `result` may be written.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn posix_memalign(
+    result: *mut *mut u8,
+    align: usize,
+    bytes: usize,
+) -> c_int {
+    if !align.is_power_of_two() || !align.is_multiple_of(size_of::<*mut u8>()) {
+        return libc::EINVAL;
+    }
+    let before = errno();
+    let block = memalign(align, bytes);
+    if block.is_null() {
+        set_errno(before);
+        return libc::ENOMEM;
+    }
+    // SAFETY: as the caller says.
+    unsafe { result.write(block) };
+    0
+}
+
+/// Returns a block that is aligned to a page; null with `errno` if there is no memory.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn valloc(bytes: usize) -> *mut u8 {
+    memalign(PAGE, bytes)
+}
+
+/// Returns a block of whole pages that is aligned to a page; null with `errno` if there is no
+/// memory.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn pvalloc(bytes: usize) -> *mut u8 {
+    let Some(bytes) = bytes.checked_next_multiple_of(PAGE) else {
+        set_errno(libc::ENOMEM);
+        return ptr::null_mut();
+    };
+    memalign(PAGE, bytes)
+}

@@ -1,0 +1,158 @@
+//! The functions of C that a program allocates with (the C library's manual, "Replacing malloc").
+
+use crate::heap::{self, ALIGN, HEAP};
+use crate::libc_next::{self, __libc_calloc, __libc_free, __libc_malloc, __libc_realloc};
+use libc::c_int;
+use std::ptr::{self, NonNull};
+
+/// Returns a block of at least `bytes` bytes; null with `errno` if there is no memory.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn malloc(bytes: usize) -> *mut u8 {
+    if heap::wants(bytes) {
+        return malloc_large(bytes);
+    }
+    // SAFETY: the C library's `malloc` takes any size.
+    unsafe { __libc_malloc(bytes) }
+}
+
+/// Allocates from the heap. A function, so that [`malloc`] saves no register for it.
+#[inline(never)]
+extern "C" fn malloc_large(bytes: usize) -> *mut u8 {
+    let block = heap::allocate(bytes, ALIGN);
+    if !block.is_null() {
+        return block;
+    }
+    // SAFETY: the C library's `malloc` takes any size.
+    unsafe { __libc_malloc(bytes) }
+}
+
+/// Frees a block; nothing happens for null. `errno` stays as it is.
+///
+/// # Safety
+///
+/// The block comes from a function of this family, is in use, and is not used again.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn free(block: *mut u8) {
+    if HEAP.has(block) {
+        // SAFETY: as the caller says; the block is in the heap.
+        return unsafe { free_large(block) };
+    }
+    // SAFETY: as the caller says; what is not in the heap is the C library's.
+    unsafe { __libc_free(block) };
+}
+
+/// Frees a block of the heap. A function, so that [`free`] saves no register for it.
+///
+/// # Safety
+///
+/// As for [`free`]; the block is in the heap.
+#[inline(never)]
+unsafe extern "C" fn free_large(block: *mut u8) {
+    // SAFETY: the heap is not at address 0.
+    let block = unsafe { NonNull::new_unchecked(block) };
+    // SAFETY: as the caller says.
+    unsafe { HEAP.free(block) };
+}
+
+/// Frees a block as [`free`] does. The size is not needed.
+///
+/// # Safety
+///
+/// As for [`free`].
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn free_sized(block: *mut u8, _bytes: usize) {
+    // SAFETY: as the caller says.
+    unsafe { free(block) };
+}
+
+/// Frees a block as [`free`] does. Alignment and size are not needed.
+///
+/// # Safety
+///
+/// As for [`free`].
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn free_aligned_sized(block: *mut u8, _align: usize, _bytes: usize) {
+    // SAFETY: as the caller says.
+    unsafe { free(block) };
+}
+
+/// Returns a block for `count` elements of `each` bytes that reads as zeroes; null with `errno` if
+/// there is no memory.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn calloc(count: usize, each: usize) -> *mut u8 {
+    if let Some(bytes) = count.checked_mul(each)
+        && heap::wants(bytes)
+    {
+        let block = heap::allocate_zeroed(bytes);
+        if !block.is_null() {
+            return block;
+        }
+    }
+    // SAFETY: the C library's `calloc` takes any sizes, and reports a product that overflows.
+    unsafe { __libc_calloc(count, each) }
+}
+
+/// Resizes a block, in place or by moving what it holds; null with `errno` if there is no memory,
+/// and then the block is unchanged. A size of 0 frees the block, as in the C library.
+///
+/// # Safety
+///
+/// As for [`free`], unless the result is null for a size above 0.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn realloc(block: *mut u8, bytes: usize) -> *mut u8 {
+    let own = heap::own(block);
+    if own.is_none() && !heap::wants(bytes) {
+        // SAFETY: as the caller says; the block is the C library's, or null.
+        return unsafe { __libc_realloc(block, bytes) };
+    }
+    if block.is_null() {
+        return malloc(bytes);
+    }
+    if bytes == 0 {
+        // SAFETY: as the caller says.
+        unsafe { free(block) };
+        return ptr::null_mut();
+    }
+    if let Some(own) = own
+        && heap::wants(bytes)
+    {
+        // SAFETY: as the caller says; the block is in the heap.
+        if let Some(resized) = unsafe { HEAP.resize(own, bytes, ALIGN) } {
+            return resized.as_ptr();
+        }
+    }
+    let resized = malloc(bytes);
+    if !resized.is_null() {
+        // SAFETY: as the caller says.
+        let kept = unsafe { malloc_usable_size(block) }.min(bytes);
+        // SAFETY: both blocks are in use and hold that many bytes.
+        unsafe { resized.copy_from_nonoverlapping(block, kept) };
+        // SAFETY: as the caller says.
+        unsafe { free(block) };
+    }
+    resized
+}
+
+/// Returns how many bytes a block holds; 0 for null.
+///
+/// # Safety
+///
+/// The block comes from a function of this family and is in use.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn malloc_usable_size(block: *mut u8) -> usize {
+    match heap::own(block) {
+        // SAFETY: as the caller says; the block is in the heap.
+        Some(block) => unsafe { HEAP.usable_bytes(block) },
+        None if block.is_null() => 0,
+        // SAFETY: as the caller says; what is not in the heap is the C library's.
+        None => unsafe { libc_next::usable_bytes(block) },
+    }
+}
+
+/// Gives cached memory back to the system, here and in the C library, which keeps `pad` bytes.
+/// Returns 1 if any went, else 0.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn malloc_trim(pad: usize) -> c_int {
+    let went = HEAP.trim(u64::MAX) > 0;
+    c_int::from(libc_next::trim(pad) || went)
+}

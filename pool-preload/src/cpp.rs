@@ -1,0 +1,175 @@
+//! `operator new` and `operator delete` of C++, by their names in the Itanium C++ ABI.
+//!
+//! A form without an exception to throw is [`malloc`], [`memalign`] or [`free`]. If there is no
+//! memory, the C++ library's own form takes over, which calls the program's handler and throws.
+//!
+//! A program may replace some forms and rely on the C++ library's others, which call the replaced
+//! ones. So once a program has replaced a form, the C++ library's own forms serve the others too.
+
+use crate::aligned::memalign;
+use crate::c::{free, malloc};
+use crate::libc_next::Next;
+use std::ffi::{CStr, c_void};
+use std::mem;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// Whether the program replaces a form that the C++ library's other forms call.
+static REPLACED: AtomicBool = AtomicBool::new(false);
+
+/// Libraries of C++ that may be loaded where [`libc::RTLD_NEXT`] does not look: by `dlopen`.
+const LIBRARIES: [&CStr; 2] = [c"libstdc++.so.6", c"libc++.so.1"];
+
+/// Looks whether the program replaces a form that others call.
+pub(crate) fn find_replaced() {
+    let forms: [(&CStr, *const c_void); 6] = [
+        (c"_Znwm", _Znwm as *const c_void),
+        (c"_Znam", _Znam as *const c_void),
+        (c"_ZdlPv", _ZdlPv as *const c_void),
+        (c"_ZdaPv", _ZdaPv as *const c_void),
+        (c"_ZnwmSt11align_val_t", _ZnwmSt11align_val_t as *const c_void),
+        (c"_ZdlPvSt11align_val_t", _ZdlPvSt11align_val_t as *const c_void),
+    ];
+    let replaced = forms.into_iter().any(|(name, own)| {
+        // SAFETY: the name ends with a zero byte; the address is compared only.
+        let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+        !first.is_null() && !ptr::eq(first, own)
+    });
+    REPLACED.store(replaced, Relaxed);
+}
+
+/// Returns the C++ library's own form; null if none is loaded.
+#[cold]
+fn library_form(next: &Next) -> *mut c_void {
+    let found = next.address();
+    if !found.is_null() {
+        return found;
+    }
+    let loaded = LIBRARIES.iter().find_map(|library| {
+        // SAFETY: the name ends with a zero byte. With `RTLD_NOLOAD` nothing is loaded.
+        let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        // SAFETY: the handle is that of a library which stays loaded, since its count went up.
+        (!handle.is_null()).then(|| unsafe { libc::dlsym(handle, next.name.as_ptr()) })
+    });
+    loaded.unwrap_or(ptr::null_mut())
+}
+
+/// Defines forms of `operator new`: `NAME(arguments) = allocation`.
+macro_rules! new {
+    ($($(#[$doc:meta])* $name:ident ($($arg:ident: $type:ty),+) = $allocation:expr;)+) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        ///
+        /// As C++ says: the alignment is a power of two.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C-unwind" fn $name($($arg: $type),+) -> *mut u8 {
+            type Form = unsafe extern "C-unwind" fn($($type),+) -> *mut u8;
+            const NAME: &CStr = name(concat!(stringify!($name), "\0"));
+            static NEXT: Next = Next::new(NAME);
+            if !REPLACED.load(Relaxed) {
+                let block = $allocation;
+                if !block.is_null() {
+                    return block;
+                }
+            }
+            let form = library_form(&NEXT);
+            if form.is_null() {
+                return $allocation; // a program without a C++ library has no handler either
+            }
+            // SAFETY: the C++ library's form of this name has this signature.
+            let form = unsafe { mem::transmute::<*mut c_void, Form>(form) };
+            // SAFETY: as the caller says.
+            unsafe { form($($arg),+) }
+        }
+    )+};
+}
+
+/// Defines forms of `operator delete`: `NAME(arguments)`. The first argument is the block.
+macro_rules! delete {
+    ($($(#[$doc:meta])* $name:ident ($block:ident $(, $arg:ident: $type:ty)*);)+) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        ///
+        /// As C++ says: the block comes from the form of `new` that goes with this one, and is not
+        /// used again.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C-unwind" fn $name($block: *mut u8 $(, $arg: $type)*) {
+            type Form = unsafe extern "C-unwind" fn(*mut u8 $(, $type)*);
+            const NAME: &CStr = name(concat!(stringify!($name), "\0"));
+            static NEXT: Next = Next::new(NAME);
+            let is_replaced = REPLACED.load(Relaxed);
+            let form = if is_replaced { library_form(&NEXT) } else { ptr::null_mut() };
+            if form.is_null() {
+                $(let _ = $arg;)*
+                // SAFETY: as the caller says; `new` here is `malloc` or `memalign`.
+                return unsafe { free($block) };
+            }
+            // SAFETY: the C++ library's form of this name has this signature.
+            let form = unsafe { mem::transmute::<*mut c_void, Form>(form) };
+            // SAFETY: as the caller says.
+            unsafe { form($block $(, $arg)*) }
+        }
+    )+};
+}
+
+/// Converts a text that ends with a zero byte.
+const fn name(text: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(text.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => c"",
+    }
+}
+
+/// The value `std::nothrow`, of which only the type matters.
+type NoThrow = *const c_void;
+
+new! {
+    /// `operator new(bytes)`
+    _Znwm(bytes: usize) = malloc(bytes);
+    /// `operator new[](bytes)`
+    _Znam(bytes: usize) = malloc(bytes);
+    /// `operator new(bytes, nothrow)`
+    _ZnwmRKSt9nothrow_t(bytes: usize, nothrow: NoThrow) = malloc(bytes);
+    /// `operator new[](bytes, nothrow)`
+    _ZnamRKSt9nothrow_t(bytes: usize, nothrow: NoThrow) = malloc(bytes);
+    /// `operator new(bytes, align)`
+    _ZnwmSt11align_val_t(bytes: usize, align: usize) = memalign(align, bytes);
+    /// `operator new[](bytes, align)`
+    _ZnamSt11align_val_t(bytes: usize, align: usize) = memalign(align, bytes);
+    /// `operator new(bytes, align, nothrow)`
+    _ZnwmSt11align_val_tRKSt9nothrow_t(bytes: usize, align: usize, nothrow: NoThrow) =
+        memalign(align, bytes);
+    /// `operator new[](bytes, align, nothrow)`
+    _ZnamSt11align_val_tRKSt9nothrow_t(bytes: usize, align: usize, nothrow: NoThrow) =
+        memalign(align, bytes);
+}
+
+delete! {
+    /// `operator delete(block)`
+    _ZdlPv(block);
+    /// `operator delete[](block)`
+    _ZdaPv(block);
+    /// `operator delete(block, bytes)`. The address tells where the block is, so the size is not
+    /// needed, and a wrong one does no harm.
+    _ZdlPvm(block, bytes: usize);
+    /// `operator delete[](block, bytes)`
+    _ZdaPvm(block, bytes: usize);
+    /// `operator delete(block, nothrow)`
+    _ZdlPvRKSt9nothrow_t(block, nothrow: NoThrow);
+    /// `operator delete[](block, nothrow)`
+    _ZdaPvRKSt9nothrow_t(block, nothrow: NoThrow);
+    /// `operator delete(block, align)`
+    _ZdlPvSt11align_val_t(block, align: usize);
+    /// `operator delete[](block, align)`
+    _ZdaPvSt11align_val_t(block, align: usize);
+    /// `operator delete(block, bytes, align)`
+    _ZdlPvmSt11align_val_t(block, bytes: usize, align: usize);
+    /// `operator delete[](block, bytes, align)`
+    _ZdaPvmSt11align_val_t(block, bytes: usize, align: usize);
+    /// `operator delete(block, align, nothrow)`
+    _ZdlPvSt11align_val_tRKSt9nothrow_t(block, align: usize, nothrow: NoThrow);
+    /// `operator delete[](block, align, nothrow)`
+    _ZdaPvSt11align_val_tRKSt9nothrow_t(block, align: usize, nothrow: NoThrow);
+}

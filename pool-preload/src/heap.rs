@@ -1,0 +1,47 @@
+//! The heap of large blocks, and which requests it serves.
+
+use pool_host::PageHeap;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// The heap of the process.
+pub(crate) static HEAP: PageHeap = PageHeap::new().background(true);
+
+/// Size in bytes from which requests are for the heap. A smaller block is never in it, unless
+/// `realloc` shrank it there.
+pub(crate) const LARGE: usize = 64 << 10;
+/// Alignment in bytes of a block whose request names none (`alignof(max_align_t)`).
+pub(crate) const ALIGN: usize = 16;
+
+/// The least size that the heap serves: [`LARGE`] once the library is started.
+static LEAST: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// Has the heap serve requests from [`LARGE`] on.
+pub(crate) fn serve() {
+    LEAST.store(LARGE, Relaxed);
+}
+
+/// Returns whether a request of this size is for the heap.
+#[inline]
+pub(crate) fn wants(bytes: usize) -> bool {
+    bytes >= LEAST.load(Relaxed)
+}
+
+/// Returns a block of the heap; null if there is no memory.
+#[inline]
+pub(crate) fn allocate(bytes: usize, align: usize) -> *mut u8 {
+    HEAP.allocate(bytes, align).map_or(ptr::null_mut(), NonNull::as_ptr)
+}
+
+/// Returns a block of the heap that reads as zeroes; null if there is no memory.
+#[inline]
+pub(crate) fn allocate_zeroed(bytes: usize) -> *mut u8 {
+    HEAP.allocate_zeroed(bytes, ALIGN).map_or(ptr::null_mut(), NonNull::as_ptr)
+}
+
+/// Returns the block at an address if it is in the heap.
+#[inline]
+pub(crate) fn own(block: *mut u8) -> Option<NonNull<u8>> {
+    // SAFETY: the heap is not at address 0.
+    HEAP.has(block).then(|| unsafe { NonNull::new_unchecked(block) })
+}

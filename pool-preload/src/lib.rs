@@ -1,0 +1,33 @@
+//! `libbucketpool.so`: `malloc` for programs that are not changed.
+//!
+//! The dynamic linker puts a preloaded library before the C library, so the program's calls of
+//! `malloc`, `free` and the rest of the family come here, and those of C++'s `new` and `delete`.
+//! Blocks from 64 KiB are pages of a [`PageHeap`]; smaller ones are the C library's, by the names
+//! that it keeps for this purpose (`__libc_malloc`). The address tells whose a block is, so no
+//! block has a header.
+//!
+//! ```text
+//!   c.rs          malloc, free, calloc, realloc, malloc_usable_size, malloc_trim
+//!   aligned.rs    memalign, aligned_alloc, posix_memalign, valloc, pvalloc
+//!   cpp.rs        operator new and delete, in all forms
+//!   heap.rs       which requests the heap serves; HOT: one comparison for a small block
+//!   libc_next.rs  the C library's own functions
+//!   start.rs      reads the settings when the library is loaded
+//! ```
+//!
+//! Nothing here has a thread-local variable, so no thread needs memory for one, and a library that
+//! is loaded later finds the room for its own. Until the library is started, and if the settings
+//! say `off`, every request goes to the C library.
+#![cfg(all(target_os = "linux", target_env = "gnu"))]
+#![expect(unsafe_code, reason = "C functions are exported and called")]
+
+mod aligned;
+mod c;
+mod cpp;
+mod heap;
+mod libc_next;
+mod start;
+
+// For the link above.
+#[expect(unused_imports, reason = "the documentation names it")]
+use pool_host::PageHeap;

@@ -1,0 +1,19 @@
+//! Reads the settings when the dynamic linker loads the library, before `main`.
+
+use crate::{cpp, heap};
+
+/// The dynamic linker calls what lies here, before the program's own constructors.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;
+
+/// Starts the heap, unless the environment says `off`.
+///
+/// Looking up names and registering fork handlers may allocate. The C library serves that, since
+/// the heap serves no request before the last line.
+extern "C" fn start() {
+    cpp::find_replaced();
+    if heap::HEAP.start_by_environment() {
+        heap::serve();
+    }
+}
