@@ -142,8 +142,8 @@ impl PageHeap {
     /// It does not start if a word is `off`, or if a sanitizer or Valgrind watches the program and
     /// no word is `on`. The other words are `background`, `background=off`, `huge` (advises the
     /// system to make huge pages), `stats` (prints [`PageHeap::stats`] on stderr when a process
-    /// that used the heap exits), `limit=SIZE` and `decay=MILLISECONDS`. A line on stderr reports an unknown word, and
-    /// those that have no effect on a page heap: `check` and `lease`.
+    /// that used the heap exits), `limit=SIZE` and `decay=MILLISECONDS`. A line on stderr reports
+    /// an unknown word, and those that have no effect on a page heap: `check` and `lease`.
     ///
     /// It reads the environment with `getenv`, and calls `dlsym`, which may allocate.
     pub fn start_by_environment(&'static self) -> bool {

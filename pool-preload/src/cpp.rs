@@ -10,7 +10,7 @@ use crate::aligned::memalign;
 use crate::c::{free, malloc};
 use crate::libc_next::Next;
 use std::ffi::{CStr, c_void};
-use std::mem;
+use std::mem::{self, MaybeUninit};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -22,20 +22,33 @@ const LIBRARIES: [&CStr; 2] = [c"libstdc++.so.6", c"libc++.so.1"];
 
 /// Looks whether the program replaces a form that others call.
 pub(crate) fn find_replaced() {
-    let forms: [(&CStr, *const c_void); 6] = [
-        (c"_Znwm", _Znwm as *const c_void),
-        (c"_Znam", _Znam as *const c_void),
-        (c"_ZdlPv", _ZdlPv as *const c_void),
-        (c"_ZdaPv", _ZdaPv as *const c_void),
-        (c"_ZnwmSt11align_val_t", _ZnwmSt11align_val_t as *const c_void),
-        (c"_ZdlPvSt11align_val_t", _ZdlPvSt11align_val_t as *const c_void),
+    let forms = [
+        c"_Znwm",
+        c"_Znam",
+        c"_ZdlPv",
+        c"_ZdaPv",
+        c"_ZnwmSt11align_val_t",
+        c"_ZdlPvSt11align_val_t",
     ];
-    let replaced = forms.into_iter().any(|(name, own)| {
-        // SAFETY: the name ends with a zero byte; the address is compared only.
-        let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-        !first.is_null() && !ptr::eq(first, own)
+    let own = library_of((&raw const REPLACED).cast());
+    let replaced = forms.into_iter().any(|form| {
+        // SAFETY: the name ends with a zero byte.
+        let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, form.as_ptr()) };
+        !first.is_null() && library_of(first) != own
     });
     REPLACED.store(replaced, Relaxed);
+}
+
+/// Returns where the library begins that has this address; null if none has it.
+///
+/// The address of an exported function would not do: that name means the program's own function if
+/// it has one.
+fn library_of(address: *const c_void) -> *mut c_void {
+    let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: `dladdr` writes one `Dl_info` to `found`, if it finds the library.
+    unsafe { libc::dladdr(address, found.as_mut_ptr()) };
+    // SAFETY: all fields are pointers, and zero bytes are null pointers.
+    unsafe { found.assume_init() }.dli_fbase
 }
 
 /// Returns the C++ library's own form; null if none is loaded.

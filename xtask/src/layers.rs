@@ -11,6 +11,10 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+/// The crates whose modules have a table.
+const CRATES: [&str; 7] =
+    ["pool-core", "pool-host", "pool-preload", "pool-cuda", "pool-wgpu", "pool-bench", "xtask"];
+
 /// For each name, what it may use; in the order of the rows.
 type Layers = Vec<(String, BTreeSet<String>)>;
 
@@ -29,7 +33,7 @@ pub(crate) fn check(root: &Path) -> Vec<String> {
         None => faults.push("ARCHITECTURE.md: no layer table under `### crates`".into()),
         Some(layers) => compare("crate", layers, &crate_edges(root), &mut faults),
     }
-    for krate in ["pool-core", "pool-host", "pool-cuda", "pool-wgpu", "pool-bench", "xtask"] {
+    for krate in CRATES {
         let folder = root.join(krate).join("src");
         if !folder.is_dir() {
             continue;

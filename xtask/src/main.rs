@@ -14,6 +14,7 @@ mod layers;
 mod outside;
 mod plain;
 mod platforms;
+mod preload;
 mod prose;
 mod shape;
 mod source;
@@ -29,6 +30,8 @@ cargo xtask bench  [OPTIONS]           workloads against direct allocation, and 
 cargo xtask replay TRACE.. [OPTIONS]   replay traces under each policy
 cargo xtask record COMMAND..           run a command and keep what it prints as a record
 cargo xtask compare RECORD RECORD      whether one record repeats another
+cargo xtask run PROGRAM [ARGUMENT..]   run any program with libbucketpool.so as its malloc
+cargo xtask install FOLDER             copy libbucketpool.so and bucketpool-run there
 cargo xtask ci [--deep] [--only STEP]  everything CI runs; a table of its steps at the end
 cargo xtask gpu-bundle [--try]         what a machine with a GPU needs for its tests and benches
 cargo xtask web                        the WebGPU tests in Node; fetches what they need
@@ -55,6 +58,8 @@ fn main() -> ExitCode {
     }
     match args.first().map(String::as_str) {
         Some("bench" | "replay" | "record" | "compare") => bench::run(&root, &args),
+        Some("run") => preload::run(&root, &args[1..]),
+        Some("install") => preload::install(&root, &args[1..]),
         Some("ci") => ci::run(&root, &args[1..]),
         Some("gpu-bundle") => bundle::run(&root, &args[1..]),
         Some("web") => web::run(&root),
@@ -64,7 +69,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Some(other) => {
-            let tasks = "bench, replay, record, compare, ci, gpu-bundle, web, tidy";
+            let tasks = "bench, replay, record, compare, run, install, ci, gpu-bundle, web, tidy";
             eprintln!("error: task `{other}`; expected one of {tasks}");
             ExitCode::from(BAD_INPUT)
         }

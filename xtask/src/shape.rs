@@ -10,9 +10,10 @@ use std::path::Path;
 const LONGEST: [(&str, usize, &str); 2] =
     [("README.md", 150, "docs/"), ("ARCHITECTURE.md", 250, "docs/")];
 /// Crates whose types have one name each.
-const CRATES: [&str; 8] = [
+const CRATES: [&str; 9] = [
     "pool-core",
     "pool-host",
+    "pool-preload",
     "pool-cuda",
     "pool-cuda/double",
     "pool-wgpu",

@@ -10,8 +10,15 @@ use std::path::Path;
 use std::process::Command;
 
 /// The crates that a record may measure.
-const CRATES: [&str; 6] =
-    ["pool-core", "pool-host", "pool-cuda", "pool-wgpu", "pool-bench", "pool-cuda/double"];
+const CRATES: [&str; 7] = [
+    "pool-core",
+    "pool-host",
+    "pool-preload",
+    "pool-cuda",
+    "pool-wgpu",
+    "pool-bench",
+    "pool-cuda/double",
+];
 /// Other people's crates whose version changes a figure.
 const PEERS: [&str; 16] = [
     "mimalloc",
@@ -126,6 +133,9 @@ fn measured(command: &str) -> Vec<&'static str> {
     let mut crates = vec!["pool-core", "pool-bench"];
     if !only || names("host") {
         crates.push("pool-host");
+    }
+    if names("programs") || names("numpy") {
+        crates.push("pool-preload");
     }
     if names("cuda") {
         crates.push("pool-cuda");

@@ -1,0 +1,6 @@
+//! Programs with `libbucketpool.so` preloaded.
+
+mod programs;
+mod script;
+mod settings;
+mod setup;

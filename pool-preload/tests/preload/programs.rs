@@ -1,0 +1,68 @@
+//! Programs in C and C++ that check what `malloc` promises, with the library preloaded.
+
+use crate::setup::{compiled, errors, is_done, library, run};
+use std::path::Path;
+
+/// Settings that each program runs with.
+const SETTINGS: [&str; 3] = ["", "limit=1M,decay=1", "huge,background=off"];
+
+/// Compiles a program, and runs it with each of the settings. It reports what is wrong itself.
+fn check(source: &str, arguments: &[&Path]) {
+    // One program relies on forms of `delete` that it does not define, on purpose.
+    let quiet = if source == "replaced.cpp" { ["-Wno-sized-deallocation"].as_slice() } else { &[] };
+    let program = compiled(source, quiet);
+    for settings in SETTINGS {
+        is_done(&run(&program, arguments, settings));
+    }
+}
+
+#[test]
+fn each_function_of_the_malloc_family_keeps_its_contract() {
+    check("family.c", &[]);
+}
+
+#[test]
+fn each_form_of_new_and_delete_allocates_throws_and_frees() {
+    check("operators.cpp", &[]);
+}
+
+#[test]
+fn forms_that_a_program_replaces_serve_the_others() {
+    check("replaced.cpp", &[]);
+}
+
+#[test]
+fn threads_exchange_blocks_end_and_fork() {
+    check("threads.c", &[]);
+}
+
+#[test]
+fn fork_handlers_and_constructors_may_allocate() {
+    let late = compiled("late.c", &["-shared", "-fPIC"]);
+    check("handlers.c", &[&late]);
+}
+
+#[test]
+fn a_library_that_is_off_passes_all_on() {
+    for source in ["operators.cpp", "threads.c"] {
+        is_done(&run(&compiled(source, &[]), &[], "off"));
+    }
+}
+
+#[test]
+fn memory_returns_while_the_program_sleeps() {
+    let program = compiled("returns.c", &[]);
+    is_done(&run(&program, &[], "decay=50"));
+}
+
+#[test]
+fn below_an_address_limit_the_c_library_serves() {
+    let program = compiled("threads.c", &[]);
+    let mut command = std::process::Command::new("sh");
+    // 600 000 KiB: less than the smallest range of addresses that the heap reserves, times four.
+    command.args(["-c", "ulimit -v 600000; exec \"$0\""]).arg(program);
+    command.env("LD_PRELOAD", library()).env("BUCKETPOOL_HOST", "stats");
+    let output = command.output().expect("a shell");
+    is_done(&output);
+    assert_eq!(errors(&output), "", "no block came from the heap");
+}

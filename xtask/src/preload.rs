@@ -1,0 +1,95 @@
+//! `cargo xtask run` and `cargo xtask install`: the library that is preloaded.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// The script that checks a program and runs it with the library.
+const SCRIPT: &str = "pool-preload/bucketpool-run";
+
+/// Builds the library. Returns its path, or the code to end with if it does not build.
+pub(crate) fn build(root: &Path) -> Result<PathBuf, ExitCode> {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+    command.args(["build", "--quiet", "--locked", "--package", "pool-preload"]);
+    command.args(["--profile", "preload"]).current_dir(root);
+    if !command.status().is_ok_and(|status| status.success()) {
+        eprintln!("error: libbucketpool.so does not build; the lines above say why");
+        return Err(ExitCode::FAILURE);
+    }
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
+    Ok(target.join("preload").join("libbucketpool.so"))
+}
+
+/// Builds the library and runs a program with it.
+pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
+    let args = args.strip_prefix(&["--".to_owned()]).unwrap_or(args);
+    if args.is_empty() {
+        eprintln!("error: nothing behind `run`; expected a program and its arguments");
+        return ExitCode::from(crate::BAD_INPUT);
+    }
+    let library = match build(root) {
+        Ok(library) => library,
+        Err(code) => return code,
+    };
+    let mut command = Command::new(root.join(SCRIPT));
+    // Cargo's own settings are not for the program.
+    for (name, _) in std::env::vars_os().filter(|(name, _)| is_cargos(name)) {
+        command.env_remove(name);
+    }
+    if let Some(folders) = std::env::var_os("LD_LIBRARY_PATH") {
+        let folders = without_cargos(&folders, &library);
+        command.env("LD_LIBRARY_PATH", &folders);
+        if folders.is_empty() {
+            command.env_remove("LD_LIBRARY_PATH");
+        }
+    }
+    let error = command.args(args).env("BUCKETPOOL_LIBRARY", library).exec();
+    eprintln!("error: {SCRIPT}: {error}");
+    ExitCode::FAILURE
+}
+
+/// Returns whether cargo sets this variable for the programs that it runs.
+fn is_cargos(name: &OsStr) -> bool {
+    let name = name.to_string_lossy();
+    name == "CARGO" || name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
+}
+
+/// Returns the folders of libraries without those that cargo has added: the folder of builds, and
+/// the toolchain's.
+fn without_cargos(folders: &OsStr, library: &Path) -> OsString {
+    let builds = library.ancestors().nth(2);
+    let toolchain = std::env::var_os("CARGO").map(PathBuf::from);
+    let toolchain = toolchain.as_deref().and_then(|cargo| cargo.ancestors().nth(2));
+    let is_cargos = |folder: &PathBuf| {
+        [builds, toolchain].into_iter().flatten().any(|cargos| folder.starts_with(cargos))
+    };
+    let kept = std::env::split_paths(folders).filter(|folder| !is_cargos(folder));
+    std::env::join_paths(kept).unwrap_or_default()
+}
+
+/// Builds the library, and copies it and the script into a folder.
+pub(crate) fn install(root: &Path, args: &[String]) -> ExitCode {
+    let [folder] = args else {
+        eprintln!("error: {} words behind `install`; expected one folder", args.len());
+        return ExitCode::from(crate::BAD_INPUT);
+    };
+    let library = match build(root) {
+        Ok(library) => library,
+        Err(code) => return code,
+    };
+    let folder = Path::new(folder);
+    let copied = fs::create_dir_all(folder).and_then(|()| {
+        // A program may have the old library mapped, so it is not written over.
+        let _ = fs::remove_file(folder.join("libbucketpool.so"));
+        fs::copy(&library, folder.join("libbucketpool.so"))?;
+        fs::copy(root.join(SCRIPT), folder.join("bucketpool-run"))
+    });
+    if let Err(error) = copied {
+        eprintln!("error: {}: {error}; expected a folder that can be written", folder.display());
+        return ExitCode::FAILURE;
+    }
+    println!("{}", folder.join("bucketpool-run").display());
+    ExitCode::SUCCESS
+}
