@@ -15,6 +15,7 @@ mod outside;
 mod plain;
 mod platforms;
 mod preload;
+mod programs;
 mod prose;
 mod shape;
 mod source;
@@ -32,6 +33,7 @@ cargo xtask record COMMAND..           run a command and keep what it prints as 
 cargo xtask compare RECORD RECORD      whether one record repeats another
 cargo xtask run PROGRAM [ARGUMENT..]   run any program with libbucketpool.so as its malloc
 cargo xtask install FOLDER             copy libbucketpool.so and bucketpool-run there
+cargo xtask programs [--deep]          programs with our malloc and with the C library's
 cargo xtask ci [--deep] [--only STEP]  everything CI runs; a table of its steps at the end
 cargo xtask gpu-bundle [--try]         what a machine with a GPU needs for its tests and benches
 cargo xtask web                        the WebGPU tests in Node; fetches what they need
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
         Some("bench" | "replay" | "record" | "compare") => bench::run(&root, &args),
         Some("run") => preload::run(&root, &args[1..]),
         Some("install") => preload::install(&root, &args[1..]),
+        Some("programs") => programs::run(&root, &args[1..]),
         Some("ci") => ci::run(&root, &args[1..]),
         Some("gpu-bundle") => bundle::run(&root, &args[1..]),
         Some("web") => web::run(&root),
@@ -69,7 +72,8 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Some(other) => {
-            let tasks = "bench, replay, record, compare, run, install, ci, gpu-bundle, web, tidy";
+            let tasks =
+                "bench, replay, record, compare, run, install, programs, ci, gpu-bundle, web, tidy";
             eprintln!("error: task `{other}`; expected one of {tasks}");
             ExitCode::from(BAD_INPUT)
         }

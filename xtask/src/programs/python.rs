@@ -1,0 +1,135 @@
+//! CPython's own tests and NumPy's, in an environment that is made for them.
+
+use super::outcomes::{self, Outcomes};
+use super::{Malloc, Program};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::rc::Rc;
+
+/// The packages from the Python package index.
+const PACKAGES: [&str; 3] = ["numpy==2.4.6", "pytest==9.2.0", "hypothesis==6.170.15"];
+/// Modules of CPython's `test` package for each run of CI.
+const MODULES: [&str; 5] = ["test_json", "test_re", "test_pickle", "test_mmap", "test_threading"];
+/// Further modules with `--deep`.
+const DEEP_MODULES: [&str; 34] = [
+    "test_array",
+    "test_asyncio",
+    "test_bytes",
+    "test_bz2",
+    "test_collections",
+    "test_csv",
+    "test_ctypes",
+    "test_decimal",
+    "test_dict",
+    "test_fork1",
+    "test_gc",
+    "test_email",
+    "test_hashlib",
+    "test_itertools",
+    "test_io",
+    "test_list",
+    "test_long",
+    "test_lzma",
+    "test_memoryview",
+    "test_os",
+    "test_queue",
+    "test_set",
+    "test_signal",
+    "test_sqlite3",
+    "test_ssl",
+    "test_struct",
+    "test_shutil",
+    "test_subprocess",
+    "test_tempfile",
+    "test_thread",
+    "test_unicode",
+    "test_weakref",
+    "test_xml_etree",
+    "test_zlib",
+];
+/// A module of ours over CPython's tests.
+const MULTIPROCESSING: &str = "test_multiprocessing_fork";
+/// NumPy's tests for each run of CI.
+const NUMPY: [&str; 2] = ["numpy._core.tests.test_indexing", "numpy.lib.tests.test_stride_tricks"];
+/// NumPy's tests with `--deep`.
+const DEEP_NUMPY: [&str; 2] = ["numpy._core", "numpy.lib"];
+
+/// An interpreter with the packages.
+pub(super) struct Python(PathBuf);
+
+impl Python {
+    /// Makes the environment in this folder, unless it is there. Says why that failed.
+    pub(super) fn prepare(folder: &Path) -> Result<Self, String> {
+        let environment = folder.join("python");
+        let python = environment.join("bin/python");
+        let run = |command: &mut Command, what: &str| match command.output() {
+            Ok(said) if said.status.success() => Ok(()),
+            Ok(said) => Err(format!("{what}: {}", String::from_utf8_lossy(&said.stderr).trim())),
+            Err(error) => Err(format!("{what}: {error}")),
+        };
+        if !python.is_file() {
+            run(Command::new("python3").args(["-m", "venv"]).arg(&environment), "python3 -m venv")?;
+        }
+        let mut pip = Command::new(&python);
+        pip.args(["-m", "pip", "install", "--quiet"]).args(PACKAGES);
+        run(&mut pip, "pip install")?;
+        run(Command::new(&python).args(["-c", "import test.libregrtest"]), "CPython's tests")?;
+        Ok(Self(python))
+    }
+
+    /// Returns the suites; with `deep`, many more.
+    pub(super) fn programs(self, deep: bool) -> Vec<Program> {
+        let python = Rc::new(self);
+        let further = DEEP_MODULES.into_iter().chain([MULTIPROCESSING]).filter(|_| deep);
+        let modules = MODULES.into_iter().chain(further);
+        let suites = if deep { DEEP_NUMPY } else { NUMPY };
+        let cpython = modules.map(|module| {
+            let python = Rc::clone(&python);
+            let run = move |malloc: &Malloc<'_>| python.cpython(module, malloc);
+            Program { name: format!("CPython, {module}"), run: Box::new(run) }
+        });
+        let numpy = suites.into_iter().map(|suite| {
+            let python = Rc::clone(&python);
+            let run = move |malloc: &Malloc<'_>| python.numpy(suite, malloc);
+            Program { name: format!("NumPy, {suite}"), run: Box::new(run) }
+        });
+        cpython.chain(numpy).collect()
+    }
+
+    /// Runs a module of CPython's tests, with `malloc` for objects too.
+    fn cpython(&self, module: &str, malloc: &Malloc<'_>) -> Result<Outcomes, String> {
+        let report = malloc.folder.join("report.xml");
+        let mut python = malloc.command(&self.0);
+        python.args(["-m", "test", "--timeout", "900", "--junit-xml"]).arg(&report);
+        if module == MULTIPROCESSING {
+            let text = include_str!("test_multiprocessing_fork.py");
+            let file = malloc.folder.join(format!("{module}.py"));
+            fs::write(&file, text).map_err(|error| format!("{}: {error}", file.display()))?;
+            python.arg("--testdir").arg(&malloc.folder);
+        }
+        python.arg(module).env("PYTHONMALLOC", "malloc");
+        reported(python, &report)
+    }
+
+    /// Runs tests that NumPy brings along.
+    fn numpy(&self, suite: &str, malloc: &Malloc<'_>) -> Result<Outcomes, String> {
+        let report = malloc.folder.join("report.xml");
+        let mut python = malloc.command(&self.0);
+        python.args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider", "--pyargs", suite]);
+        python.arg(format!("--junit-xml={}", report.display()));
+        reported(python, &report)
+    }
+}
+
+/// Runs a suite and reads its report. The exit status is not asked: a test may fail with both
+/// mallocs.
+fn reported(mut suite: Command, report: &Path) -> Result<Outcomes, String> {
+    let said = suite.output().map_err(|error| error.to_string())?;
+    outcomes::read(report).map_err(|why| {
+        let output = [said.stdout, said.stderr].concat();
+        let output = String::from_utf8_lossy(&output);
+        let last = output.trim().lines().last().unwrap_or_default().to_owned();
+        format!("{}, {why}: {last}", said.status)
+    })
+}
