@@ -19,7 +19,13 @@ const PREFIXES: [&str; 11] = [
     "LD_PRELOAD",
 ];
 /// Names by which xtask, or the bundle, speaks to this program.
-const OURS: [&str; 3] = ["BUCKETPOOL_ROOT", "BUCKETPOOL_BUILD", "BUCKETPOOL_CLIENTS"];
+const OURS: [&str; 5] = [
+    "BUCKETPOOL_ROOT",
+    "BUCKETPOOL_BUILD",
+    "BUCKETPOOL_CLIENTS",
+    "BUCKETPOOL_PRELOAD",
+    "BUCKETPOOL_PYTHON",
+];
 
 /// The variables of this process that would change what a contender does, as `NAME=VALUE`.
 #[must_use]

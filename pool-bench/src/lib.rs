@@ -19,6 +19,7 @@ pub mod machine;
 #[cfg(feature = "peers")]
 pub mod peers;
 pub mod place;
+pub mod preload;
 pub mod record;
 pub mod replay;
 pub mod report;

@@ -2,7 +2,8 @@
 //! release mode for these, and passes everything on.
 
 use crate::driver::{self, Driver};
-use crate::{instructions, sources};
+use crate::programs::Python;
+use crate::{instructions, preload, sources};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -24,7 +25,10 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
             false => left_out.push(driver),
         }
     }
-    if args.iter().any(|arg| arg == "--peers") && asked.is_none() {
+    let is_preload = is_preload(args);
+    if is_preload {
+        (features, left_out) = (Vec::new(), Vec::new());
+    } else if args.iter().any(|arg| arg == "--peers") && asked.is_none() {
         features = vec!["peers"];
         left_out.clear();
     }
@@ -63,11 +67,27 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
             Err(why) => return fail(&why),
         }
     }
+    if is_preload {
+        match preload::build(root) {
+            Ok(library) => run.env("BUCKETPOOL_PRELOAD", library),
+            Err(code) => return code,
+        };
+        match Python::prepare(root) {
+            Ok(python) => run.env("BUCKETPOOL_PYTHON", python.path()),
+            Err(why) => return fail(&why),
+        };
+    }
     driver::environment(&mut run);
     match run.status() {
         Ok(status) => ExitCode::from(status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(1)),
         Err(error) => fail(&format!("pool-bench did not start: {error}")),
     }
+}
+
+/// Returns whether the arguments ask for `--peers preload`.
+fn is_preload(args: &[String]) -> bool {
+    args.iter().any(|arg| arg == "--peers=preload")
+        || args.windows(2).any(|pair| pair == ["--peers", "preload"])
 }
 
 /// Where cargo has put the measuring binary.

@@ -1,9 +1,11 @@
-//! `cargo xtask programs`: programs that know nothing of bucketpool, with the C library's malloc and
-//! with ours. Both must give the same results.
+//! `cargo xtask programs`: programs that know nothing of bucketpool, with the C library's malloc
+//! and with ours. Both must give the same results.
 
 mod outcomes;
 mod python;
 mod tools;
+
+pub(crate) use python::Python;
 
 use crate::preload;
 use outcomes::Outcomes;
@@ -17,11 +19,13 @@ use std::time::Instant;
 /// and time fail now and then under any malloc.
 const ATTEMPTS: usize = 3;
 
+/// Runs a program with a malloc; returns its results, or why there are none.
+type Run = dyn Fn(&Malloc<'_>) -> Result<Outcomes, String>;
+
 /// A program that is run twice.
 struct Program {
     name: String,
-    /// Runs it with what `malloc` adds to a command, in a folder of its own.
-    run: Box<dyn Fn(&Malloc<'_>) -> Result<Outcomes, String>>,
+    run: Box<Run>,
 }
 
 /// The malloc of a run.
@@ -60,7 +64,7 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
     };
     let folder = root.join("target/programs");
     let mut programs = tools::programs(root);
-    match python::Python::prepare(&folder) {
+    match Python::prepare(root) {
         Ok(python) => programs.extend(python.programs(deep)),
         Err(why) => println!("not run: CPython's and NumPy's tests, since {why}"),
     }

@@ -46,9 +46,13 @@ pub(super) struct Bench {
     /// some).
     #[arg(long, requires = "peers")]
     pub(super) peer: Vec<String>,
-    /// With `--peers host`: the cases to measure, such as pair,pair-64,candle; all unless named.
+    /// With `--peers host` or `preload`: the cases to measure, such as pair,candle or larson,numpy;
+    /// all unless named.
     #[arg(long, requires = "peers", value_delimiter = ',')]
     pub(super) case: Vec<String>,
+    /// With `--peers preload`: a checkout of mimalloc-bench, whose programs are compiled and run.
+    #[arg(long, requires = "peers", value_name = "FOLDER")]
+    pub(super) programs: Option<std::path::PathBuf>,
     /// A folder with `pool-bench` and `bench-clients` of another build: with `--peers host` its
     /// tcache takes turns with this one's.
     #[arg(long, requires = "peers")]

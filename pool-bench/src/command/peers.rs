@@ -23,6 +23,8 @@ pub(super) enum Group {
     /// Global allocators in a program that runs for long: parked threads, the slowest calls, and
     /// what stays resident.
     Service,
+    /// Libraries that are preloaded under programs that are not changed.
+    Preload,
 }
 
 /// A case of `bench --peers`, in this process; prints rows.
@@ -119,9 +121,16 @@ impl Bench {
         results: &mut Results,
     ) -> Result<(), BadInput> {
         let is_host = (group, self.backend.is_empty()) == (Group::Host, true);
-        if !is_host && (self.before.is_some() || !self.case.is_empty()) {
-            let what = "`--before` or `--case` with these peers";
-            return Err(BadInput::new(what, "`--peers host`"));
+        let is_preload = (group, self.backend.is_empty()) == (Group::Preload, true);
+        if !is_host && self.before.is_some() {
+            return Err(BadInput::new("`--before` with these peers", "`--peers host`"));
+        }
+        if !is_host && !is_preload && !self.case.is_empty() {
+            let what = "`--case` with these peers";
+            return Err(BadInput::new(what, "`--peers host` or `--peers preload`"));
+        }
+        if !is_preload && self.programs.is_some() {
+            return Err(BadInput::new("`--programs` with these peers", "`--peers preload`"));
         }
         results.rows = match (self.backend.as_slice(), group) {
             ([], Group::Host) if self.peer.is_empty() => self.beside_the_tcache(spread, results)?,
@@ -129,6 +138,7 @@ impl Bench {
             ([], Group::Pools | Group::Service) if self.peer.is_empty() => {
                 self.beside_pools(group == Group::Service, spread)?
             }
+            ([], Group::Preload) if self.peer.is_empty() => self.preloaded(spread, results)?,
             ([backend @ Backend::Cuda], Group::Host) => self.beside_ours(*backend, spread)?,
             ([backend @ Backend::Wgpu], Group::Host) if self.peer.is_empty() => {
                 self.beside_ours(*backend, spread)?
@@ -137,12 +147,27 @@ impl Bench {
                 return Err(BadInput::new(
                     "`--peers` with this group, these backends or programs",
                     "`--peers`, `--peers arena`, `--peers pools`, `--peers service`, \
+                     `--peers preload`, \
                      `--backend wgpu --peers`, or `--backend cuda --peers` with any number of \
                      `--peer NAME=COMMAND`",
                 ));
             }
         };
         Ok(())
+    }
+
+    /// Programs that are not changed, under each malloc that can be preloaded.
+    fn preloaded(&self, spread: &Spread, results: &mut Results) -> Result<Vec<Row>, BadInput> {
+        let bar = ticking(crate::preload::steps());
+        let tick = |case: &str| {
+            bar.set_message(case.to_owned());
+            bar.inc(1);
+        };
+        let programs = self.programs.as_deref();
+        let notes = &mut results.notes;
+        let rows = crate::preload::run(self.smoke, &self.case, programs, spread, notes, tick)?;
+        bar.finish_and_clear();
+        Ok(rows)
     }
 
     /// VRAM or wgpu buffers beside the other ways to have them.

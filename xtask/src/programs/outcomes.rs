@@ -1,10 +1,10 @@
-//! What became of each test of a program, from a report in `JUnit`'s format.
+//! The outcome of each test of a program, from a report in JUnit's format.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// The name of each test, with what became of it.
+/// The name of each test, with its outcome.
 pub(super) type Outcomes = BTreeMap<String, String>;
 
 /// Reads a report. Tests of one name, such as subtests, are one test that has the worst outcome.

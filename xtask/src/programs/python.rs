@@ -49,19 +49,19 @@ const DEEP_MODULES: [&str; 34] = [
     "test_zlib",
 ];
 /// A module of ours over CPython's tests.
-const MULTIPROCESSING: &str = "test_multiprocessing_fork";
+const MULTIPROCESSING: &str = "test_processes";
 /// NumPy's tests for each run of CI.
 const NUMPY: [&str; 2] = ["numpy._core.tests.test_indexing", "numpy.lib.tests.test_stride_tricks"];
 /// NumPy's tests with `--deep`.
 const DEEP_NUMPY: [&str; 2] = ["numpy._core", "numpy.lib"];
 
 /// An interpreter with the packages.
-pub(super) struct Python(PathBuf);
+pub(crate) struct Python(PathBuf);
 
 impl Python {
-    /// Makes the environment in this folder, unless it is there. Says why that failed.
-    pub(super) fn prepare(folder: &Path) -> Result<Self, String> {
-        let environment = folder.join("python");
+    /// Makes the environment, unless it is there. Says why that failed.
+    pub(crate) fn prepare(root: &Path) -> Result<Self, String> {
+        let environment = root.join("target/programs/python");
         let python = environment.join("bin/python");
         let run = |command: &mut Command, what: &str| match command.output() {
             Ok(said) if said.status.success() => Ok(()),
@@ -76,6 +76,11 @@ impl Python {
         run(&mut pip, "pip install")?;
         run(Command::new(&python).args(["-c", "import test.libregrtest"]), "CPython's tests")?;
         Ok(Self(python))
+    }
+
+    /// Returns the path of the interpreter.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
     }
 
     /// Returns the suites; with `deep`, many more.
@@ -103,7 +108,7 @@ impl Python {
         let mut python = malloc.command(&self.0);
         python.args(["-m", "test", "--timeout", "900", "--junit-xml"]).arg(&report);
         if module == MULTIPROCESSING {
-            let text = include_str!("test_multiprocessing_fork.py");
+            let text = include_str!("test_processes.py");
             let file = malloc.folder.join(format!("{module}.py"));
             fs::write(&file, text).map_err(|error| format!("{}: {error}", file.display()))?;
             python.arg("--testdir").arg(&malloc.folder);

@@ -1,7 +1,7 @@
 //! Programs of every day: git, SQLite, a compiler, and one in C++ with threads.
 
 use super::outcomes::Outcomes;
-use super::{Malloc, Program};
+use super::{Malloc, Program, Run};
 use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
 use std::fs;
@@ -26,8 +26,6 @@ pub(super) fn programs(root: &Path) -> Vec<Program> {
     ];
     all.into_iter().flatten().collect()
 }
-
-type Run = dyn Fn(&Malloc<'_>) -> Result<Outcomes, String>;
 
 /// Runs a command to its end; returns what it printed.
 fn output(command: &mut Command) -> Result<Vec<u8>, String> {
