@@ -322,6 +322,11 @@ impl PageHeap {
         PageHeapStats::of(&self.pages.stats(), &self.counts, self.limit.load(Relaxed))
     }
 
+    /// Sets the high-water mark of the live bytes to what is live now.
+    pub fn reset_peak(&self) {
+        self.pages.reset_peak();
+    }
+
     /// Runs the work that is due, for the background thread. Returns the cached bytes.
     ///
     /// With `is_short` the system is short of memory, and pages return sooner.

@@ -141,6 +141,11 @@ impl Pages {
         self.inside.enter(|inside| inside.need.limit = (limit / PAGE) as u64);
     }
 
+    /// Sets the high-water mark of the used bytes to what is used now.
+    pub(crate) fn reset_peak(&self) {
+        self.inside.enter(|inside| inside.need.most = inside.need.live);
+    }
+
     /// Sets the bound on dirty bytes, and the factor by which the retention time is shortened.
     /// `haste` must be at least 1.
     pub(crate) fn adjust(&self, limit: usize, haste: u64) {

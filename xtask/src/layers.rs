@@ -12,8 +12,16 @@ use std::path::Path;
 use std::process::Command;
 
 /// The crates whose modules have a table.
-const CRATES: [&str; 7] =
-    ["pool-core", "pool-host", "pool-preload", "pool-cuda", "pool-wgpu", "pool-bench", "xtask"];
+const CRATES: [&str; 8] = [
+    "pool-core",
+    "pool-host",
+    "pool-preload",
+    "pool-python",
+    "pool-cuda",
+    "pool-wgpu",
+    "pool-bench",
+    "xtask",
+];
 
 /// For each name, what it may use; in the order of the rows.
 type Layers = Vec<(String, BTreeSet<String>)>;

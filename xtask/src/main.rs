@@ -22,6 +22,7 @@ mod source;
 mod sources;
 mod tidy;
 mod web;
+mod wheel;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -34,6 +35,7 @@ cargo xtask compare RECORD RECORD      whether one record repeats another
 cargo xtask run PROGRAM [ARGUMENT..]   run any program with libbucketpool.so as its malloc
 cargo xtask install FOLDER             copy libbucketpool.so and bucketpool-run there
 cargo xtask programs [--deep]          programs with our malloc and with the C library's
+cargo xtask wheel                      build and install the Python package, and run its tests
 cargo xtask ci [--deep] [--only STEP]  everything CI runs; a table of its steps at the end
 cargo xtask gpu-bundle [--try]         what a machine with a GPU needs for its tests and benches
 cargo xtask web                        the WebGPU tests in Node; fetches what they need
@@ -47,7 +49,7 @@ const BAD_INPUT: u8 = 2;
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let root = root();
-    let alone = ["web"];
+    let alone = ["web", "wheel"];
     if let [task, further, ..] = args.as_slice()
         && alone.contains(&task.as_str())
     {
@@ -66,14 +68,15 @@ fn main() -> ExitCode {
         Some("ci") => ci::run(&root, &args[1..]),
         Some("gpu-bundle") => bundle::run(&root, &args[1..]),
         Some("web") => web::run(&root),
+        Some("wheel") => wheel::run(&root),
         Some("tidy") => tidy::run(&root, &args[1..]),
         None | Some("help" | "--help" | "-h") => {
             println!("{USAGE}");
             ExitCode::SUCCESS
         }
         Some(other) => {
-            let tasks =
-                "bench, replay, record, compare, run, install, programs, ci, gpu-bundle, web, tidy";
+            let tasks = "bench, replay, record, compare, run, install, programs, wheel, ci, \
+                         gpu-bundle, web, tidy";
             eprintln!("error: task `{other}`; expected one of {tasks}");
             ExitCode::from(BAD_INPUT)
         }

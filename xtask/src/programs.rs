@@ -64,8 +64,8 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
     };
     let folder = root.join("target/programs");
     let mut programs = tools::programs(root);
-    match Python::prepare(root) {
-        Ok(python) => programs.extend(python.programs(deep)),
+    match Python::prepare(root).and_then(|python| python.install(root).map(|()| python)) {
+        Ok(python) => programs.extend(python.programs(root, deep)),
         Err(why) => println!("not run: CPython's and NumPy's tests, since {why}"),
     }
     let mut differ = 0;

@@ -10,10 +10,11 @@ use std::path::Path;
 const LONGEST: [(&str, usize, &str); 2] =
     [("README.md", 150, "docs/"), ("ARCHITECTURE.md", 250, "docs/")];
 /// Crates whose types have one name each.
-const CRATES: [&str; 9] = [
+const CRATES: [&str; 10] = [
     "pool-core",
     "pool-host",
     "pool-preload",
+    "pool-python",
     "pool-cuda",
     "pool-cuda/double",
     "pool-wgpu",

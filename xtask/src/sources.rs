@@ -10,10 +10,11 @@ use std::path::Path;
 use std::process::Command;
 
 /// The crates that a record may measure.
-const CRATES: [&str; 7] = [
+const CRATES: [&str; 8] = [
     "pool-core",
     "pool-host",
     "pool-preload",
+    "pool-python",
     "pool-cuda",
     "pool-wgpu",
     "pool-bench",

@@ -104,5 +104,8 @@ fn what_is_trimmed_is_counted() {
     assert_eq!(HEAP.trim(u64::MAX), 4 << 20);
     let stats = HEAP.stats();
     assert_eq!((stats.cached_bytes, stats.returned_bytes), (0, 4 << 20));
+    assert_eq!(stats.live_peak_bytes, 4 << 20);
+    HEAP.reset_peak();
+    assert_eq!(HEAP.stats().live_peak_bytes, 0);
     assert!(stats.to_string().ends_with("4.00 MiB given back"), "{stats}");
 }

@@ -62,20 +62,30 @@ impl Python {
     /// Makes the environment, unless it is there. Says why that failed.
     pub(crate) fn prepare(root: &Path) -> Result<Self, String> {
         let environment = root.join("target/programs/python");
-        let python = environment.join("bin/python");
-        let run = |command: &mut Command, what: &str| match command.output() {
-            Ok(said) if said.status.success() => Ok(()),
-            Ok(said) => Err(format!("{what}: {}", String::from_utf8_lossy(&said.stderr).trim())),
-            Err(error) => Err(format!("{what}: {error}")),
-        };
-        if !python.is_file() {
-            run(Command::new("python3").args(["-m", "venv"]).arg(&environment), "python3 -m venv")?;
+        let python = Self(environment.join("bin/python"));
+        if !python.0.is_file() {
+            run(Command::new("python3").args(["-m", "venv"]).arg(&environment))?;
         }
-        let mut pip = Command::new(&python);
-        pip.args(["-m", "pip", "install", "--quiet"]).args(PACKAGES);
-        run(&mut pip, "pip install")?;
-        run(Command::new(&python).args(["-c", "import test.libregrtest"]), "CPython's tests")?;
-        Ok(Self(python))
+        python.packages(&PACKAGES)?;
+        Ok(python)
+    }
+
+    /// Installs packages from the Python package index.
+    pub(crate) fn packages(&self, packages: &[&str]) -> Result<(), String> {
+        run(Command::new(&self.0).args(["-m", "pip", "install", "--quiet"]).args(packages))
+    }
+
+    /// Builds the package of this repository and installs it.
+    pub(crate) fn install(&self, root: &Path) -> Result<(), String> {
+        run(Command::new(&self.0).args(["-m", "pip", "install", "--quiet", "."]).current_dir(root))
+    }
+
+    /// Creates a command that runs the interpreter in a folder.
+    pub(crate) fn command(&self, arguments: &[&str], folder: &Path) -> Command {
+        let mut command = Command::new(&self.0);
+        command.args(arguments).current_dir(folder);
+        command.env_remove("BUCKETPOOL_HOST").env_remove("LD_PRELOAD");
+        command
     }
 
     /// Returns the path of the interpreter.
@@ -83,23 +93,46 @@ impl Python {
         &self.0
     }
 
-    /// Returns the suites; with `deep`, many more.
-    pub(super) fn programs(self, deep: bool) -> Vec<Program> {
+    /// Returns the suites; with `deep`, many more. Tests of CPython are left out if it came without
+    /// them.
+    pub(super) fn programs(self, root: &Path, deep: bool) -> Vec<Program> {
         let python = Rc::new(self);
+        let plugins = root.join("pool-python/tests");
         let further = DEEP_MODULES.into_iter().chain([MULTIPROCESSING]).filter(|_| deep);
         let modules = MODULES.into_iter().chain(further);
+        let has_tests = run(Command::new(&python.0).args(["-c", "import test.libregrtest"]));
+        if let Err(why) = &has_tests {
+            println!("not run: CPython's tests, since {why}");
+        }
+        let modules = modules.filter(|_| has_tests.is_ok());
         let suites = if deep { DEEP_NUMPY } else { NUMPY };
         let cpython = modules.map(|module| {
             let python = Rc::clone(&python);
             let run = move |malloc: &Malloc<'_>| python.cpython(module, malloc);
             Program { name: format!("CPython, {module}"), run: Box::new(run) }
         });
-        let numpy = suites.into_iter().map(|suite| {
+        let preloaded = suites.into_iter().map(|suite| {
             let python = Rc::clone(&python);
-            let run = move |malloc: &Malloc<'_>| python.numpy(suite, malloc);
+            let run = move |malloc: &Malloc<'_>| {
+                let mut tests = malloc.command(&python.0);
+                tests.args(["-m", "pytest"]);
+                numpy(tests, suite, &malloc.folder)
+            };
             Program { name: format!("NumPy, {suite}"), run: Box::new(run) }
         });
-        cpython.chain(numpy).collect()
+        let handler = suites.into_iter().map(|suite| {
+            let (python, plugins) = (Rc::clone(&python), plugins.clone());
+            let run = move |malloc: &Malloc<'_>| {
+                let mut tests = python.command(&[], &malloc.folder);
+                tests.args(["-m", "pytest"]);
+                if malloc.library.is_some() {
+                    tests.args(["-p", "bucketpool_handler"]).env("PYTHONPATH", &plugins);
+                }
+                numpy(tests, suite, &malloc.folder)
+            };
+            Program { name: format!("NumPy, {suite}, the handler"), run: Box::new(run) }
+        });
+        cpython.chain(preloaded).chain(handler).collect()
     }
 
     /// Runs a module of CPython's tests, with `malloc` for objects too.
@@ -116,15 +149,26 @@ impl Python {
         python.arg(module).env("PYTHONMALLOC", "malloc");
         reported(python, &report)
     }
+}
 
-    /// Runs tests that NumPy brings along.
-    fn numpy(&self, suite: &str, malloc: &Malloc<'_>) -> Result<Outcomes, String> {
-        let report = malloc.folder.join("report.xml");
-        let mut python = malloc.command(&self.0);
-        python.args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider", "--pyargs", suite]);
-        python.arg(format!("--junit-xml={}", report.display()));
-        reported(python, &report)
+/// Runs a command of preparation.
+fn run(command: &mut Command) -> Result<(), String> {
+    match command.output() {
+        Ok(said) if said.status.success() => Ok(()),
+        Ok(said) => {
+            let why = String::from_utf8_lossy(&said.stderr);
+            Err(format!("{command:?}: {}", why.trim().lines().last().unwrap_or_default()))
+        }
+        Err(error) => Err(format!("{command:?}: {error}")),
     }
+}
+
+/// Runs tests that NumPy brings along, by a command of pytest.
+fn numpy(mut pytest: Command, suite: &str, folder: &Path) -> Result<Outcomes, String> {
+    let report = folder.join("report.xml");
+    pytest.args(["--quiet", "-p", "no:cacheprovider", "--pyargs", suite]);
+    pytest.arg(format!("--junit-xml={}", report.display()));
+    reported(pytest, &report)
 }
 
 /// Runs a suite and reads its report. The exit status is not asked: a test may fail with both

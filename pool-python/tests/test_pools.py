@@ -1,0 +1,273 @@
+"""Pools as NumPy's data handler: where arrays are, how long they live, threads, forks, bad input."""
+
+import asyncio
+import doctest
+import gc
+import multiprocessing
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import bucketpool
+import bucketpool.numpy
+import numpy
+import pytest
+from numpy._core.multiarray import get_handler_name
+
+LARGE = 1 << 20
+OURS, NUMPYS = "bucketpool", "default_allocator"
+
+
+@pytest.fixture(autouse=True)
+def no_pool_is_left():
+    yield
+    bucketpool.numpy.uninstall()
+    assert get_handler_name(numpy.zeros(1)) == NUMPYS
+
+
+def test_arrays_of_the_block_are_in_the_pool_and_others_are_not():
+    before = numpy.ones(LARGE)
+    with bucketpool.numpy.pooled() as pool:
+        small, large = numpy.ones(10), numpy.ones(LARGE)
+        assert get_handler_name(small) == get_handler_name(large) == OURS
+        assert pool.stats()["live_bytes"] == large.nbytes
+    after = numpy.ones(LARGE)
+    assert get_handler_name(before) == get_handler_name(after) == NUMPYS
+    assert (large == 1).all()
+
+
+def test_memory_of_a_freed_array_is_used_again_and_zeroed_on_request():
+    with bucketpool.numpy.pooled() as pool:
+        first = numpy.full(LARGE, 7.0)
+        address = first.ctypes.data
+        del first
+        second = numpy.zeros(LARGE)
+        assert second.ctypes.data == address
+        assert not second.any()
+        stats = pool.stats()
+        assert (stats["allocations"], stats["misses"]) == (2, 1)
+
+
+def test_blocks_nest_and_each_has_its_pool():
+    with bucketpool.numpy.pooled() as outer:
+        a = numpy.ones(LARGE)
+        with bucketpool.numpy.pooled() as inner:
+            b = numpy.ones(LARGE)
+            with bucketpool.numpy.pooled(outer):
+                c = numpy.ones(LARGE)
+        d = numpy.ones(LARGE)
+    assert outer.stats()["live_bytes"] == a.nbytes + c.nbytes + d.nbytes
+    assert inner.stats()["live_bytes"] == b.nbytes
+
+
+def test_the_handler_is_back_after_an_exception():
+    with pytest.raises(ZeroDivisionError), bucketpool.numpy.pooled():
+        1 / 0
+    assert get_handler_name(numpy.ones(1)) == NUMPYS
+
+
+def test_arrays_outlive_their_block_and_their_pool():
+    with bucketpool.numpy.pooled() as pool:
+        arrays = [numpy.full(LARGE, float(i)) for i in range(4)]
+        view = arrays[3][::2]
+    del pool
+    gc.collect()
+    live = bucketpool.stats()["live_bytes"]
+    # The next pool must not be where the arrays are.
+    with bucketpool.numpy.pooled() as other:
+        noise = [numpy.full(LARGE, -1.0) for _ in range(8)]
+        assert other.stats()["live_bytes"] == 8 * noise[0].nbytes
+    for i, array in enumerate(arrays):
+        assert (array == i).all()
+    del arrays, noise, array
+    assert (view == 3).all()
+    del view
+    gc.collect()
+    assert bucketpool.stats()["live_bytes"] < live
+
+
+def test_a_pool_that_is_gone_gives_its_memory_back():
+    with bucketpool.numpy.pooled(decay=None) as pool:
+        numpy.ones(LARGE)
+    assert pool.stats()["cached_bytes"] > 0
+    before = bucketpool.stats()["returned_bytes"]
+    del pool
+    gc.collect()
+    assert bucketpool.stats()["returned_bytes"] > before
+
+
+@pytest.mark.parametrize("elements", [[10, LARGE, 20, LARGE, 4 * LARGE, LARGE, 1]])
+def test_a_resized_array_keeps_what_it_holds(elements):
+    with bucketpool.numpy.pooled():
+        array = numpy.full(elements[0], 5.0)
+        for count in elements[1:]:
+            kept = min(count, array.size)
+            array.resize(count, refcheck=False)
+            assert (array[:kept] == 5).all()
+            assert not array[kept:].any()
+            array[:] = 5
+
+
+def test_install_serves_this_thread_and_new_ones():
+    old = threading.Event()
+    ready = threading.Event()
+    names = {}
+
+    def waits():
+        ready.set()
+        old.wait()
+        names["old"] = get_handler_name(numpy.ones(LARGE))
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    ready.wait()
+    pool = bucketpool.numpy.install(limit="64M")
+    assert bucketpool.numpy.installed() is pool
+    assert get_handler_name(numpy.ones(1)) == OURS
+    with ThreadPoolExecutor(2) as executor:
+        assert executor.submit(lambda: get_handler_name(numpy.ones(1))).result() == OURS
+    old.set()
+    thread.join()
+    assert names["old"] == NUMPYS, "a thread that runs already keeps its handler"
+    bucketpool.numpy.uninstall()
+    with ThreadPoolExecutor(1) as executor:
+        assert executor.submit(lambda: get_handler_name(numpy.ones(1))).result() == NUMPYS
+
+
+def test_a_second_install_replaces_the_first():
+    first, second = bucketpool.numpy.install(), bucketpool.numpy.install()
+    array = numpy.ones(LARGE)
+    assert (first.stats()["live_bytes"], second.stats()["live_bytes"]) == (0, array.nbytes)
+    bucketpool.numpy.uninstall()
+    bucketpool.numpy.uninstall()
+    assert bucketpool.numpy.installed() is None
+
+
+def test_threads_have_their_own_blocks_and_free_each_others_arrays():
+    left = []
+    lock = threading.Lock()
+
+    def work(number):
+        with bucketpool.numpy.pooled(limit="16M"):
+            for step in range(200):
+                array = numpy.full(10_000 + 997 * (step % 50), float(number))
+                with lock:
+                    left.append((number, array))
+                    if len(left) > 20:
+                        other, taken = left.pop(0)
+                        assert (taken == other).all()
+        assert get_handler_name(numpy.ones(1)) == NUMPYS
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(left) == 20
+    for number, array in left:
+        assert (array == number).all()
+
+
+def test_tasks_have_their_own_blocks():
+    async def task(pool):
+        with bucketpool.numpy.pooled(pool):
+            await asyncio.sleep(0)
+            array = numpy.ones(LARGE)
+            await asyncio.sleep(0)
+            return pool.stats()["live_bytes"] == array.nbytes
+
+    async def both():
+        return await asyncio.gather(*(task(bucketpool.Pool()) for _ in range(3)))
+
+    assert asyncio.run(both()) == [True] * 3
+
+
+def square(number):
+    array = numpy.full(LARGE, float(number))
+    return get_handler_name(array), float((array * array).sum())
+
+
+def test_a_forked_child_uses_its_pools():
+    with bucketpool.numpy.pooled() as pool:
+        array = numpy.full(LARGE, 3.0)
+        child = os.fork()
+        if child == 0:
+            ok = False
+            try:
+                more = array + 1
+                ok = bool((more == 4).all()) and pool.stats()["live_bytes"] == 2 * array.nbytes
+            finally:
+                os._exit(0 if ok else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert pool.stats()["live_bytes"] == array.nbytes
+
+
+def test_workers_of_multiprocessing_use_an_installed_pool():
+    bucketpool.numpy.install()
+    with multiprocessing.get_context("fork").Pool(2) as workers:
+        results = workers.map(square, range(8))
+    assert results == [(OURS, float(LARGE * i * i)) for i in range(8)]
+
+
+def test_trim_gives_back_at_least_what_is_asked_for():
+    pool = bucketpool.Pool(decay=None)
+    with bucketpool.numpy.pooled(pool):
+        arrays = [numpy.ones(LARGE) for _ in range(4)]
+        del arrays
+    cached = pool.stats()["cached_bytes"]
+    assert cached == 4 * 8 * LARGE
+    assert 8 * LARGE <= pool.trim("8M") < cached
+    assert pool.trim() == pool.stats()["returned_bytes"] - (8 * LARGE)
+    assert (pool.stats()["cached_bytes"], pool.stats()["returned_bytes"]) == (0, cached)
+    assert bucketpool.trim(0) == 0
+
+
+def test_an_impossible_array_raises_memory_error():
+    with bucketpool.numpy.pooled(), pytest.raises(MemoryError):
+        numpy.ones(1 << 56)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"limit": "lots"}, ValueError, '"lots" is no size; expected bytes, or text such as "512M"'),
+        ({"limit": "M"}, ValueError, '"M" is no size'),
+        ({"limit": "5KM"}, ValueError, '"5KM" is no size'),
+        ({"limit": "99999999999G"}, ValueError, "is no size"),
+        ({"limit": -1}, ValueError, "-1 is no size"),
+        ({"limit": 1.5}, ValueError, "1.5 is no size"),
+        ({"limit": []}, TypeError, r"\[\] is no size"),
+        ({"decay": -1.0}, ValueError, "decay: -1 s: .* expected seconds, or None"),
+        ({"decay": "soon"}, TypeError, "decay"),
+    ],
+)
+def test_a_wrong_limit_is_named(arguments, error, text):
+    for make in (bucketpool.Pool, bucketpool.numpy.install):
+        with pytest.raises(error, match=text):
+            make(**arguments)
+    with pytest.raises(error, match=text), bucketpool.numpy.pooled(**arguments):
+        pass
+    assert bucketpool.numpy.installed() is None
+
+
+def test_a_pool_and_limits_for_another_contradict_each_other():
+    pool = bucketpool.Pool()
+    with pytest.raises(TypeError, match="expected one of them"):
+        bucketpool.numpy.install(pool, limit=5)
+    with pytest.raises(TypeError, match="expected one of them"), bucketpool.numpy.pooled(pool, decay=2):
+        pass
+
+
+def test_statistics_are_those_that_the_types_promise():
+    names = set(bucketpool.Pool().stats())
+    assert names == set(bucketpool.stats())
+    assert names == {
+        "allocations", "misses", "live_bytes", "live_peak_bytes",
+        "cached_bytes", "returned_bytes", "cached_limit_bytes",
+    }  # fmt: skip
+    assert repr(bucketpool.Pool()).startswith("<bucketpool.Pool: 0 large blocks")
+
+
+def test_examples_in_the_documentation_run():
+    failed, tried = doctest.testmod(bucketpool.numpy)
+    assert (failed, tried > 0) == (0, True)
