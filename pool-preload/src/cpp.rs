@@ -78,22 +78,29 @@ macro_rules! new {
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C-unwind" fn $name($($arg: $type),+) -> *mut u8 {
             type Form = unsafe extern "C-unwind" fn($($type),+) -> *mut u8;
-            const NAME: &CStr = name(concat!(stringify!($name), "\0"));
-            static NEXT: Next = Next::new(NAME);
+            // The C++ library's form. A function, so that the other way saves few registers.
+            #[cold]
+            #[inline(never)]
+            unsafe extern "C-unwind" fn library($($arg: $type),+) -> *mut u8 {
+                const NAME: &CStr = name(concat!(stringify!($name), "\0"));
+                static NEXT: Next = Next::new(NAME);
+                let form = library_form(&NEXT);
+                if form.is_null() {
+                    return $allocation; // a program without a C++ library has no handler either
+                }
+                // SAFETY: the C++ library's form of this name has this signature.
+                let form = unsafe { mem::transmute::<*mut c_void, Form>(form) };
+                // SAFETY: as the caller says.
+                unsafe { form($($arg),+) }
+            }
             if !REPLACED.load(Relaxed) {
                 let block = $allocation;
                 if !block.is_null() {
                     return block;
                 }
             }
-            let form = library_form(&NEXT);
-            if form.is_null() {
-                return $allocation; // a program without a C++ library has no handler either
-            }
-            // SAFETY: the C++ library's form of this name has this signature.
-            let form = unsafe { mem::transmute::<*mut c_void, Form>(form) };
             // SAFETY: as the caller says.
-            unsafe { form($($arg),+) }
+            unsafe { library($($arg),+) }
         }
     )+};
 }
@@ -110,19 +117,28 @@ macro_rules! delete {
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C-unwind" fn $name($block: *mut u8 $(, $arg: $type)*) {
             type Form = unsafe extern "C-unwind" fn(*mut u8 $(, $type)*);
-            const NAME: &CStr = name(concat!(stringify!($name), "\0"));
-            static NEXT: Next = Next::new(NAME);
-            let is_replaced = REPLACED.load(Relaxed);
-            let form = if is_replaced { library_form(&NEXT) } else { ptr::null_mut() };
-            if form.is_null() {
-                $(let _ = $arg;)*
-                // SAFETY: as the caller says; `new` here is `malloc` or `memalign`.
-                return unsafe { free($block) };
+            // The C++ library's form. A function, so that the other way saves no registers.
+            #[cold]
+            #[inline(never)]
+            unsafe extern "C-unwind" fn library($block: *mut u8 $(, $arg: $type)*) {
+                const NAME: &CStr = name(concat!(stringify!($name), "\0"));
+                static NEXT: Next = Next::new(NAME);
+                let form = library_form(&NEXT);
+                if form.is_null() {
+                    // SAFETY: as the caller says; then `new` here was `malloc` or `memalign`.
+                    return unsafe { free($block) };
+                }
+                // SAFETY: the C++ library's form of this name has this signature.
+                let form = unsafe { mem::transmute::<*mut c_void, Form>(form) };
+                // SAFETY: as the caller says.
+                unsafe { form($block $(, $arg)*) }
             }
-            // SAFETY: the C++ library's form of this name has this signature.
-            let form = unsafe { mem::transmute::<*mut c_void, Form>(form) };
-            // SAFETY: as the caller says.
-            unsafe { form($block $(, $arg)*) }
+            if REPLACED.load(Relaxed) {
+                // SAFETY: as the caller says.
+                return unsafe { library($block $(, $arg)*) };
+            }
+            // SAFETY: as the caller says; `new` here is `malloc` or `memalign`.
+            unsafe { free($block) }
         }
     )+};
 }

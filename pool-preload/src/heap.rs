@@ -2,7 +2,6 @@
 
 use pool_host::PageHeap;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// The heap of the process.
 pub(crate) static HEAP: PageHeap = PageHeap::new().background(true);
@@ -13,18 +12,10 @@ pub(crate) const LARGE: usize = 64 << 10;
 /// Alignment in bytes of a block whose request names none (`alignof(max_align_t)`).
 pub(crate) const ALIGN: usize = 16;
 
-/// The least size that the heap serves: [`LARGE`] once the library is started.
-static LEAST: AtomicUsize = AtomicUsize::new(usize::MAX);
-
-/// Has the heap serve requests from [`LARGE`] on.
-pub(crate) fn serve() {
-    LEAST.store(LARGE, Relaxed);
-}
-
-/// Returns whether a request of this size is for the heap.
+/// Returns whether a request of this size is for the heap, which refuses it until it is started.
 #[inline]
 pub(crate) fn wants(bytes: usize) -> bool {
-    bytes >= LEAST.load(Relaxed)
+    bytes >= LARGE
 }
 
 /// Returns a block of the heap; null if there is no memory.

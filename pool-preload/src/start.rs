@@ -10,10 +10,8 @@ static START: extern "C" fn() = start;
 /// Starts the heap, unless the environment says `off`.
 ///
 /// Looking up names and registering fork handlers may allocate. The C library serves that, since
-/// the heap serves no request before the last line.
+/// the heap serves no request before it is started.
 extern "C" fn start() {
     cpp::find_replaced();
-    if heap::HEAP.start_by_environment() {
-        heap::serve();
-    }
+    heap::HEAP.start_by_environment();
 }

@@ -48,13 +48,16 @@ impl Malloc<'_> {
     }
 }
 
-/// Runs the programs, or with `--deep` many more of them, and prints a line for each.
+/// Runs the programs, or with `--deep` many more of them, and prints a line for each. With
+/// `--only NAME` only those whose name holds NAME.
 pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
-    let deep = match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
-        [] => false,
-        ["--deep"] => true,
+    let (deep, only) = match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        [] => (false, ""),
+        ["--deep"] => (true, ""),
+        ["--only", name] => (false, *name),
+        ["--deep", "--only", name] => (true, *name),
         [other, ..] => {
-            eprintln!("error: `{other}` behind `programs`; expected --deep or nothing");
+            eprintln!("error: `{other}` behind `programs`; expected --deep or --only NAME");
             return ExitCode::from(crate::BAD_INPUT);
         }
     };
@@ -68,6 +71,7 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
         Ok(python) => programs.extend(python.programs(root, deep)),
         Err(why) => println!("not run: CPython's and NumPy's tests, since {why}"),
     }
+    programs.retain(|program| program.name.contains(only));
     let mut differ = 0;
     for program in &programs {
         let start = Instant::now();

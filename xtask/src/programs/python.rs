@@ -167,6 +167,8 @@ fn run(command: &mut Command) -> Result<(), String> {
 fn numpy(mut pytest: Command, suite: &str, folder: &Path) -> Result<Outcomes, String> {
     let report = folder.join("report.xml");
     pytest.args(["--quiet", "-p", "no:cacheprovider", "--pyargs", suite]);
+    // Or pytest looks for settings above the folder, and names its tests after the place of these.
+    pytest.args(["-c", "/dev/null", "--rootdir"]).arg(folder);
     pytest.arg(format!("--junit-xml={}", report.display()));
     reported(pytest, &report)
 }
