@@ -39,6 +39,10 @@ def expression(elements, seconds):
 
 
 smoke = "--smoke" in sys.argv
+if "--install" in sys.argv:
+    import bucketpool.numpy
+
+    bucketpool.numpy.install()
 for elements in SIZES[:2] if smoke else SIZES:
     ns = expression(elements, 0.001 if smoke else 0.1)
     print(json.dumps({"elements": elements, "ns": ns, "resident_bytes": resident_bytes()}))

@@ -14,10 +14,16 @@ use std::path::{Path, PathBuf};
 
 /// Rounds; each contender has a process in each.
 const ROUNDS: usize = 5;
+/// Rounds of short programs with threads, whose speed differs much between processes.
+const SHORT_ROUNDS: usize = 15;
 /// The malloc that needs no library.
 const GLIBC: &str = "glibc";
+/// glibc once more: its difference from glibc is noise.
+const CONTROL: &str = "glibc, control";
 /// Ours.
 const OURS: &str = "bucketpool";
+/// The Python package's pool behind NumPy, over the C library's malloc.
+const HANDLER: &str = "NumPy's handler";
 /// Where xtask says our library is.
 const LIBRARY: &str = "BUCKETPOOL_PRELOAD";
 /// Other libraries: the name, where Debian installs it, and the package.
@@ -32,6 +38,8 @@ struct Malloc {
     name: &'static str,
     /// The library to preload; `None` for the C library's.
     library: Option<PathBuf>,
+    /// Whether NumPy allocates its arrays from a pool of the Python package.
+    handler: bool,
 }
 
 /// Measures a case under a malloc, in a process.
@@ -40,6 +48,10 @@ type Run = dyn Fn(&Malloc) -> Result<Vec<Figure>, BadInput>;
 /// A case: what it is called in tables, and the process that measures it.
 struct ProcessCase {
     name: String,
+    /// Whether it has arrays of NumPy.
+    is_numpy: bool,
+    /// Rounds, unless it is a smoke test.
+    rounds: usize,
     run: Box<Run>,
 }
 
@@ -83,8 +95,9 @@ pub(crate) fn run(
     let mut rows = Vec::new();
     for case in &cases {
         tick(&case.name);
-        let rounds = if smoke { 1 } else { ROUNDS };
-        rows.extend(one(case, &mallocs, rounds, spread)?);
+        let rounds = if smoke { 1 } else { case.rounds };
+        let fitting = mallocs.iter().filter(|malloc| case.is_numpy || !malloc.handler);
+        rows.extend(one(case, &fitting.collect::<Vec<_>>(), rounds, spread)?);
     }
     Ok(rows)
 }
@@ -97,7 +110,7 @@ pub(crate) fn steps() -> u64 {
 /// Runs a case under each malloc, in random order within each round.
 fn one(
     case: &ProcessCase,
-    mallocs: &[Malloc],
+    mallocs: &[&Malloc],
     rounds: usize,
     spread: &Spread,
 ) -> Result<Vec<Row>, BadInput> {
@@ -106,14 +119,14 @@ fn one(
     for _ in 0..rounds {
         let order = orders.next(mallocs.len());
         for at in &order {
-            figures[*at].push((case.run)(&mallocs[*at])?);
+            figures[*at].push((case.run)(mallocs[*at])?);
         }
         drawn.push(vec![order.iter().map(ToString::to_string).collect()]);
     }
     let mut rows: Vec<Row> = Vec::new();
     let parts = figures[0][0].iter().map(|figure| (figure.what, figure.size)).enumerate();
     for (part, (what, size)) in parts {
-        let row = |(malloc, rounds): (&Malloc, &Vec<Vec<Figure>>)| {
+        let row = |(malloc, rounds): (&&Malloc, &Vec<Vec<Figure>>)| {
             let of = |round: &Vec<Figure>| round[part].resident_bytes as f64;
             let resident: Vec<f64> = rounds.iter().map(of).collect();
             Row {
@@ -146,11 +159,17 @@ fn mallocs(notes: &mut Vec<String>) -> Result<Vec<Malloc>, BadInput> {
         let what = "`--peers preload`: there is no library to preload";
         return Err(BadInput::new(what, "`cargo xtask bench --peers preload`, which builds it"));
     };
-    let mut mallocs =
-        vec![Malloc { name: OURS, library: Some(library) }, Malloc { name: GLIBC, library: None }];
+    let mut mallocs = vec![
+        Malloc { name: OURS, library: Some(library), handler: false },
+        Malloc { name: GLIBC, library: None, handler: false },
+        Malloc { name: CONTROL, library: None, handler: false },
+        Malloc { name: HANDLER, library: None, handler: true },
+    ];
     for (name, library, package) in OTHERS {
         match Path::new(library).is_file() {
-            true => mallocs.push(Malloc { name, library: Some(library.into()) }),
+            true => {
+                mallocs.push(Malloc { name, library: Some(library.into()), handler: false });
+            }
             false => notes.push(format!("left out: {name}; `apt-get install {package}` brings it")),
         }
     }

@@ -49,11 +49,11 @@ fn group_limit_bytes(root: &[u8]) -> Option<u64> {
             continue;
         };
         let is_memory = controllers.split(|byte| *byte == b',').any(|name| name == b"memory");
-        let mounts: [(&[u8], &[u8]); 2] = match controllers.is_empty() {
+        let mounts: &[(&[u8], &[u8])] = match controllers.is_empty() {
             true => {
-                [(b"/sys/fs/cgroup", b"memory.max"), (b"/sys/fs/cgroup/unified", b"memory.max")]
+                &[(b"/sys/fs/cgroup", b"memory.max"), (b"/sys/fs/cgroup/unified", b"memory.max")]
             }
-            false if is_memory => [(b"/sys/fs/cgroup/memory", b"memory.limit_in_bytes"); 2],
+            false if is_memory => &[(b"/sys/fs/cgroup/memory", b"memory.limit_in_bytes")],
             false => continue,
         };
         for (mount, file) in mounts {

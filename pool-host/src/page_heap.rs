@@ -32,8 +32,6 @@ use std::time::Duration;
 const CHECKED_EVERY: usize = 16 << 20;
 /// Bytes of pages from which on the background thread is worth having.
 const THREAD_FROM: u64 = 8 << 20;
-/// Factor by which memory returns to the system faster while the system is short of it.
-const HASTE: u64 = 4;
 
 /// A heap of large blocks on pages of 4 KiB, which finds a block by its address.
 ///
@@ -67,9 +65,6 @@ pub struct PageHeap {
     settings: Settings,
     /// Whether requests are served.
     started: AtomicBool,
-    /// Whether `limit` has its value. The first request computes it, as that takes system calls
-    /// that most short programs need not make.
-    limited: AtomicBool,
     /// Limit on cached bytes.
     limit: AtomicUsize,
     /// The heap that was started before this one; null for the first.
@@ -91,7 +86,6 @@ impl PageHeap {
             counts: ShardCounts::new(),
             settings: Settings::DEFAULT,
             started: AtomicBool::new(false),
-            limited: AtomicBool::new(false),
             limit: AtomicUsize::new(0),
             next: AtomicPtr::new(ptr::null_mut()),
         }
@@ -166,10 +160,10 @@ impl PageHeap {
         if settings.huge_pages {
             self.pages.use_huge_pages();
         }
+        // The limit is read from files, now rather than with the first request: later a program may
+        // have forbidden itself to open files.
         self.pages.configure(usize::MAX, settings.decay);
-        if settings.cached_limit > 0 {
-            self.set_limit(settings.limit());
-        }
+        self.set_limit(settings.limit());
         let added = heaps::add(self, settings.background);
         self.started.store(added, Release);
         added
@@ -187,7 +181,6 @@ impl PageHeap {
     }
 
     fn set_limit(&self, limit: usize) {
-        self.limited.store(true, Relaxed);
         self.limit.store(limit, Relaxed);
         self.pages.limit(limit);
     }
@@ -223,9 +216,6 @@ impl PageHeap {
             return None;
         }
         system::keeping_errno(|| {
-            if !self.limited.load(Relaxed) {
-                self.set_limit(Settings::DEFAULT.limit());
-            }
             let Taken { block, zeroed: is_zero } = self.pages.take(bytes.max(1), align)?;
             self.counts.add_allocation(own_shard());
             heaps::wake_thread(&self.pages);
@@ -329,9 +319,8 @@ impl PageHeap {
 
     /// Runs the work that is due, for the background thread. Returns the cached bytes.
     ///
-    /// With `is_short` the system is short of memory, and pages return sooner.
-    fn look(&self, is_short: bool) -> usize {
-        self.pages.adjust(self.limit.load(Relaxed), if is_short { HASTE } else { 1 });
+    /// It opens no file: a program that is not ours may have forbidden itself to.
+    fn look(&self) -> usize {
         self.check_limit();
         self.pages.look();
         self.pages.idle_bytes()

@@ -72,7 +72,7 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
             Ok(library) => run.env("BUCKETPOOL_PRELOAD", library),
             Err(code) => return code,
         };
-        match Python::prepare(root) {
+        match Python::prepare(root).and_then(|python| python.install(root).map(|()| python)) {
             Ok(python) => run.env("BUCKETPOOL_PYTHON", python.path()),
             Err(why) => return fail(&why),
         };

@@ -18,8 +18,11 @@ const LONG_MODELS: &str =
 
 /// Programs beside ours that are workspaces of their own, and the command that fails where a lock
 /// file does not go with the manifests.
-const PEERS: [&str; 2] = ["pool-bench/peers/clients", "pool-bench/peers/cubecl"];
+const PEERS: [&str; 3] = ["pool-bench/peers/clients", "pool-bench/peers/cubecl", CLIENTS];
 const LOCKED: &str = "update --quiet --locked --workspace";
+
+/// Examples of other people's crates on bucketpool, which have a workspace and a target folder.
+const CLIENTS: &str = "examples/clients";
 
 /// A step: a name, and the cargo commands that must all pass.
 struct Step {
@@ -33,6 +36,7 @@ struct Step {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tool {
     Plain,
+    Clients,
     Loom,
     Shuttle,
     Miri,
@@ -85,6 +89,9 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
         println!("not run: the check of feature {feature}; it wants `{cure}`");
     }
     println!("not run: the WebGPU tests; `cargo xtask web` fetches what they need");
+    if !has_python() {
+        println!("not run: programs and the Python package; they want Python 3.10 with venv");
+    }
     if !has_nightly {
         println!("not run: Miri and ThreadSanitizer; they want `{}`", outside::CURE);
     } else if !deep {
@@ -133,6 +140,10 @@ fn steps(deep: bool) -> Vec<Step> {
     let platforms = platforms.flat_map(platforms::Platform::checks);
     let platforms = platforms.map(|line| words(&line)).collect();
     let peers = PEERS.map(|folder| words(&format!("{LOCKED} --manifest-path {folder}/Cargo.toml")));
+    let clients = ["arrow", "vortex", "candle"].map(|name| {
+        let manifest = format!("--manifest-path {CLIENTS}/Cargo.toml");
+        words(&format!("run --quiet --locked --release {manifest} --example {name} -- --smoke"))
+    });
     let bench = |further| format!("run --quiet --locked --package xtask -- {further}");
     let under = |lines: Vec<String>| lines.iter().map(|line| words(line)).collect();
     vec![
@@ -146,6 +157,9 @@ fn steps(deep: bool) -> Vec<Step> {
         step("doc tests", "test --locked --workspace --all-features --doc"),
         step("doc", "doc --locked --workspace --all-features --no-deps"),
         several("examples", examples, Tool::Plain),
+        several("Rust clients", clients.to_vec(), Tool::Clients),
+        several("programs, preloaded", python(&bench("programs")), Tool::Plain),
+        several("Python package", python(&bench("wheel")), Tool::Plain),
         several("models, all orders", vec![words(MODELS)], Tool::Loom),
         several("models, at random", vec![words(LONG_MODELS)], Tool::Shuttle),
         several("Miri", under(outside::miri(deep)), Tool::Miri),
@@ -160,6 +174,18 @@ fn steps(deep: bool) -> Vec<Step> {
 fn instructions(line: &str) -> Vec<Vec<String>> {
     let words = line.split_whitespace().map(str::to_owned).collect();
     if instructions::is_here() { vec![words] } else { Vec::new() }
+}
+
+/// Whether Python can make environments here, for CPython's and NumPy's tests.
+fn has_python() -> bool {
+    let asked = Command::new("python3").args(["-c", "import ensurepip, venv"]).output();
+    asked.is_ok_and(|said| said.status.success())
+}
+
+/// A step that wants Python; without it the step is not run.
+fn python(line: &str) -> Vec<Vec<String>> {
+    let words = line.split_whitespace().map(str::to_owned).collect();
+    if has_python() { vec![words] } else { Vec::new() }
 }
 
 /// All combinations of the features, as arguments of cargo.
@@ -200,6 +226,11 @@ impl Tool {
         };
         match self {
             Self::Plain => Command::new(env!("CARGO")),
+            Self::Clients => {
+                let mut cargo = Command::new(env!("CARGO"));
+                target(&mut cargo, "clients");
+                cargo
+            }
             Self::Loom | Self::Shuttle => {
                 let checker = if self == Self::Loom { "loom" } else { "shuttle" };
                 let mut cargo = Command::new(env!("CARGO"));

@@ -1,6 +1,6 @@
 //! NumPy: expressions with temporaries, and what stays resident after them.
 
-use super::{Figure, Malloc, ProcessCase, measure};
+use super::{Figure, Malloc, ProcessCase, ROUNDS, measure};
 use crate::input::BadInput;
 use serde::Deserialize;
 use std::path::PathBuf;
@@ -28,7 +28,9 @@ pub(super) fn case(smoke: bool, notes: &mut Vec<String>) -> Option<ProcessCase> 
         return None;
     };
     let run = move |malloc: &Malloc| {
-        let arguments = ["-c", SCRIPT, if smoke { "--smoke" } else { "" }];
+        let mut arguments = vec!["-c", SCRIPT];
+        arguments.extend(smoke.then_some("--smoke"));
+        arguments.extend(malloc.handler.then_some("--install"));
         let (_, printed) = measure(malloc, &python, &arguments)?;
         let read = |line: &str| {
             let told: NumpyLine = serde_json::from_str(line).map_err(|error| {
@@ -40,5 +42,10 @@ pub(super) fn case(smoke: bool, notes: &mut Vec<String>) -> Option<ProcessCase> 
         };
         printed.lines().map(read).collect()
     };
-    Some(ProcessCase { name: "NumPy (a+b)*(a-b), f32".into(), run: Box::new(run) })
+    Some(ProcessCase {
+        is_numpy: true,
+        rounds: ROUNDS,
+        name: "NumPy (a+b)*(a-b), f32".into(),
+        run: Box::new(run),
+    })
 }

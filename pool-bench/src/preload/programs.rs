@@ -1,7 +1,7 @@
 //! Programs in C and C++ that allocate much: two of ours, and those of mimalloc-bench if there is a
 //! checkout of it.
 
-use super::{Figure, Malloc, ProcessCase, measure};
+use super::{Figure, Malloc, ProcessCase, ROUNDS, SHORT_ROUNDS, measure};
 use crate::input::BadInput;
 use crate::place;
 use std::path::{Path, PathBuf};
@@ -160,7 +160,12 @@ pub(super) fn cases(
         };
         let built = program.build(&folder)?;
         let run = move |malloc: &Malloc| program.run(malloc, &built, &folder, smoke);
-        cases.push(ProcessCase { name: program.name.into(), run: Box::new(run) });
+        let rounds = match program.speed {
+            Speed::Rate(..) => SHORT_ROUNDS,
+            Speed::Cpu | Speed::Wall => ROUNDS,
+        };
+        let (name, run) = (program.name.into(), Box::new(run));
+        cases.push(ProcessCase { name, is_numpy: false, rounds, run });
     }
     if !left_out.is_empty() {
         notes.push(format!(

@@ -4,13 +4,10 @@ use super::{PageHeap, THREAD_FROM};
 use crate::background::{Background, look_forever};
 use crate::pages::Pages;
 use crate::pages::lock::ForkLock;
-use crate::{pressure, system};
+use crate::system;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
-
-/// Looks of the background thread between two reads of the system's memory pressure.
-const FEEL_EVERY: u32 = 10;
 
 /// The heap that was started last. Each knows the one before it, so this is the list of all.
 ///
@@ -78,14 +75,7 @@ pub(super) fn wake_thread(pages: &Pages) {
 }
 
 extern "C" fn run(_: *mut c_void) -> *mut c_void {
-    let (mut looks, mut is_short) = (0_u32, false);
-    look_forever(|| {
-        if looks % FEEL_EVERY == 0 {
-            is_short = pressure::is_memory_short();
-        }
-        looks = looks.wrapping_add(1);
-        all().map(|heap| heap.look(is_short)).sum()
-    })
+    look_forever(|| all().map(PageHeap::look).sum())
 }
 
 /// Registers handlers that hold all locks over a fork, so that the child finds the heaps

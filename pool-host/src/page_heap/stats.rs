@@ -21,7 +21,7 @@ pub struct PageHeapStats {
     pub cached_bytes: u64,
     /// Bytes that were given back to the system, in sum.
     pub returned_bytes: u64,
-    /// The limit on cached bytes; 0 before the first request.
+    /// The limit on cached bytes; 0 before the start.
     pub cached_limit_bytes: u64,
 }
 

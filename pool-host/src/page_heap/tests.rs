@@ -88,10 +88,10 @@ fn what_is_beyond_the_limit_goes_back_in_steps() {
     }
     assert!(HEAP.stats().cached_bytes > 8 << 20, "{}", HEAP.stats());
     // Ends only if the looks hold the limit.
-    while HEAP.look(false) > 8 * MIB {}
+    while HEAP.look() > 8 * MIB {}
     assert!(HEAP.stats().cached_bytes > 7 << 20, "{}: no more than needed", HEAP.stats());
     HEAP.configure(Some(1), None);
-    while HEAP.look(false) > 0 {}
+    while HEAP.look() > 0 {}
     assert_eq!(HEAP.stats().cached_limit_bytes, 1);
 }
 
