@@ -1,6 +1,7 @@
 """Builds the wheel: maturin does, after ``libbucketpool.so`` is built and put beside the package.
 
-maturin builds one library for a wheel, and this package has two.
+maturin builds one library for a wheel, and this package has two. There is no source distribution:
+the package is built from a checkout of the whole repository.
 """
 
 import os
@@ -32,8 +33,11 @@ def _add_library() -> None:
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
     build = ["build", "--locked", "--package", "pool-preload", "--profile", "preload"]
     subprocess.run([cargo, *build, "--target-dir", str(target)], cwd=ROOT, check=True)
-    shutil.copy2(target / "preload/libbucketpool.so", PACKAGE)
-    shutil.copy2(ROOT / "pool-preload/bucketpool-run", PACKAGE)
+    for file in (target / "preload/libbucketpool.so", ROOT / "pool-preload/bucketpool-run"):
+        # A program may have the old library mapped, so it is not written over.
+        copy = PACKAGE / (file.name + ".new")
+        shutil.copy2(file, copy)
+        os.replace(copy, PACKAGE / file.name)
 
 
 def build_wheel(*arguments: object, **named: object) -> str:

@@ -63,6 +63,8 @@ pub struct PageHeap {
     pages: Pages,
     counts: ShardCounts,
     settings: Settings,
+    /// The most bytes of addresses to reserve.
+    addresses: u64,
     /// Whether requests are served.
     started: AtomicBool,
     /// Limit on cached bytes.
@@ -85,6 +87,7 @@ impl PageHeap {
             pages: Pages::new(),
             counts: ShardCounts::new(),
             settings: Settings::DEFAULT,
+            addresses: u64::MAX,
             started: AtomicBool::new(false),
             limit: AtomicUsize::new(0),
             next: AtomicPtr::new(ptr::null_mut()),
@@ -119,6 +122,15 @@ impl PageHeap {
     #[must_use]
     pub const fn background(mut self, on: bool) -> Self {
         self.settings.background = on;
+        self
+    }
+
+    /// Sets how many bytes of addresses the heap may reserve: all of its blocks have their place
+    /// there. By default 1 TiB, or less if the system has fewer. A process has 128 TiB on x86-64,
+    /// so a program with many heaps should set it; at least 256 MiB.
+    #[must_use]
+    pub const fn addresses(mut self, bytes: u64) -> Self {
+        self.addresses = bytes;
         self
     }
 
@@ -157,6 +169,7 @@ impl PageHeap {
         if self.started.load(Acquire) {
             return true;
         }
+        self.pages.reserve_at_most(usize::try_from(self.addresses).unwrap_or(usize::MAX));
         if settings.huge_pages {
             self.pages.use_huge_pages();
         }
@@ -167,6 +180,11 @@ impl PageHeap {
         let added = heaps::add(self, settings.background);
         self.started.store(added, Release);
         added
+    }
+
+    /// Requests the background thread (see [`PageHeap::background`]) for all heaps of the process.
+    pub fn request_background(&'static self) {
+        heaps::want_thread();
     }
 
     /// Changes the limit on cached bytes and the decay of a heap that serves requests. `None`

@@ -83,6 +83,8 @@ pub(crate) struct Pages {
     returned: AtomicU64,
     /// Whether the range may use huge pages.
     huge: AtomicBool,
+    /// The most bytes of addresses that the range may have.
+    most: AtomicUsize,
 }
 
 /// A block, with a flag that is true if all of its bytes are zero.
@@ -125,6 +127,7 @@ impl Pages {
             fresh: AtomicU64::new(0),
             returned: AtomicU64::new(0),
             huge: AtomicBool::new(false),
+            most: AtomicUsize::new(usize::MAX),
         }
     }
 
@@ -134,6 +137,8 @@ impl Pages {
     /// this off.
     pub(crate) fn configure(&self, limit: usize, decay: u64) {
         self.inside.enter(|inside| inside.need.configure((limit / PAGE) as u64, decay));
+        // It was computed with the retention time before this one.
+        self.next_look.store(0, Relaxed);
     }
 
     /// Sets the bound on dirty bytes.
@@ -160,6 +165,11 @@ impl Pages {
     /// Permits huge pages. Has no effect after the first request.
     pub(crate) fn use_huge_pages(&self) {
         self.huge.store(true, Relaxed);
+    }
+
+    /// Limits the addresses that are reserved. Has no effect after the first request.
+    pub(crate) fn reserve_at_most(&self, bytes: usize) {
+        self.most.store(bytes, Relaxed);
     }
 
     /// Returns whether the range is reserved. The first request reserves it.
@@ -401,7 +411,10 @@ impl Pages {
             if inside.space.is_some() {
                 return true;
             }
-            let Some(space) = Space::reserve(self.huge.load(Relaxed)) else { return false };
+            let Some(space) = Space::reserve(self.most.load(Relaxed), self.huge.load(Relaxed))
+            else {
+                return false;
+            };
             self.base.store(space.base, Relaxed);
             self.map.store(space.map, Relaxed);
             self.bytes.store(space.bytes, Release);

@@ -6,10 +6,10 @@
 
 use crate::heap::Heap;
 use pool_host::PageHeap;
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyImportError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::{ffi, types::PyCapsule};
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::mem;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -22,6 +22,9 @@ const NAME: &CStr = c"bucketpool";
 const VERSION: u8 = 1;
 /// Place of `PyDataMem_SetHandler` in NumPy's table of functions (since 1.22).
 const SET_HANDLER: usize = 304;
+/// Place of `PyArray_GetNDArrayCFeatureVersion`, and what it returns from NumPy 1.22 on.
+const FEATURE_VERSION: usize = 211;
+const FEATURES_OF_1_22: c_uint = 0x0f;
 /// Size in bytes from which arrays are in the heap.
 const LARGE: usize = 64 << 10;
 /// Alignment in bytes of an array's data.
@@ -89,18 +92,31 @@ pub(crate) fn set_handler<'py>(
     py: Python<'py>,
     handler: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
+    type FeatureVersion = unsafe extern "C" fn() -> c_uint;
     type SetHandler = unsafe extern "C" fn(*mut ffi::PyObject) -> *mut ffi::PyObject;
-    let table = py.import("numpy._core._multiarray_umath").or_else(|_| {
-        py.import("numpy.core._multiarray_umath") // before NumPy 2
-    })?;
-    let table = table.getattr("_ARRAY_API")?;
+    let numpy = py.import("numpy")?;
+    // NumPy 2 has another name for it.
+    let core = if numpy.hasattr("_core")? { "_core" } else { "core" };
+    let table = py.import(format!("numpy.{core}._multiarray_umath"))?.getattr("_ARRAY_API")?;
     let table = table.cast::<PyCapsule>()?;
     // SAFETY: the capsule has no name, and holds the address of NumPy's table.
     let table = unsafe { ffi::PyCapsule_GetPointer(table.as_ptr(), ptr::null()) };
     let Some(table) = NonNull::new(table.cast::<*const c_void>()) else {
         return Err(PyErr::fetch(py));
     };
-    // SAFETY: the table has more entries since NumPy 1.22, which the package requires.
+    // SAFETY: the table of each NumPy since 1.4 has this entry.
+    let entry = unsafe { table.add(FEATURE_VERSION) };
+    // SAFETY: as above; the entries are addresses of functions.
+    let version = unsafe { entry.read() };
+    // SAFETY: `PyArray_GetNDArrayCFeatureVersion` has this signature.
+    let version = unsafe { mem::transmute::<*const c_void, FeatureVersion>(version) };
+    // SAFETY: it has no preconditions.
+    if unsafe { version() } < FEATURES_OF_1_22 {
+        let version = numpy.getattr("__version__")?;
+        let why = format!("NumPy {version} has no data handlers; expected 1.22 or later");
+        return Err(PyImportError::new_err(why));
+    }
+    // SAFETY: the table has this entry since NumPy 1.22, as was checked above.
     let entry = unsafe { table.add(SET_HANDLER) };
     // SAFETY: as above; the entries are addresses of functions.
     let set = unsafe { entry.read() };

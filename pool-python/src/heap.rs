@@ -1,5 +1,6 @@
 //! The heaps of this process. A heap stays forever, since its addresses do; one whose pool is gone
 //! serves the next pool.
+#![expect(unsafe_code, reason = "the system is called through C")]
 
 use pool_host::{PageHeap, PageHeapStats};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,14 +26,32 @@ pub(crate) struct Heap {
     pages: &'static PageHeap,
     /// Counts of the pools that had the heap before.
     before: PageHeapStats,
+    /// Whether a thread looks after the heap.
+    background: bool,
+}
+
+/// Returns how many addresses a heap may reserve: twice the memory of the machine, and at least 64
+/// GiB. A heap keeps them, and a process may have many.
+fn addresses() -> u64 {
+    // SAFETY: `sysconf` takes a number and returns a number.
+    let [pages, bytes] =
+        [libc::_SC_PHYS_PAGES, libc::_SC_PAGESIZE].map(|name| unsafe { libc::sysconf(name) });
+    let memory = u64::try_from(pages).unwrap_or(0) * u64::try_from(bytes).unwrap_or(0);
+    (2 * memory).max(64 << 30)
 }
 
 impl Heap {
-    /// Takes a heap with these limits. `None` if the C library cannot register handlers for a fork.
-    pub(crate) fn new(limit: Option<u64>, decay: Option<Duration>) -> Option<Arc<Self>> {
+    /// Takes a heap with these limits; with `background` a thread looks after all heaps. `None` if
+    /// the C library cannot register handlers for a fork.
+    pub(crate) fn new(
+        limit: Option<u64>,
+        decay: Option<Duration>,
+        background: bool,
+    ) -> Option<Arc<Self>> {
         let unused = heaps().unused.pop();
         let pages = unused.unwrap_or_else(|| {
-            let heap: &'static PageHeap = Box::leak(Box::new(PageHeap::new().background(true)));
+            let heap = PageHeap::new().addresses(addresses());
+            let heap: &'static PageHeap = Box::leak(Box::new(heap));
             heaps().all.push(heap);
             heap
         });
@@ -40,9 +59,12 @@ impl Heap {
             heaps().unused.push(pages);
             return None;
         }
+        if background {
+            pages.request_background();
+        }
         pages.configure(limit, decay);
         pages.reset_peak();
-        Some(Arc::new(Self { pages, before: pages.stats() }))
+        Some(Arc::new(Self { pages, before: pages.stats(), background }))
     }
 
     /// Returns the heap.
@@ -61,9 +83,15 @@ impl Heap {
 }
 
 impl Drop for Heap {
-    /// Gives the memory back. No array is in the heap: each held a reference.
+    /// Lets the next pool have the heap, with its memory. What no pool needs returns to the system
+    /// after a second. No array is in the heap: each held a reference.
     fn drop(&mut self) {
-        self.pages.trim(u64::MAX);
+        if self.background {
+            let limit = self.pages.stats().cached_limit_bytes;
+            self.pages.configure(Some(limit), Some(Duration::from_secs(1)));
+        } else {
+            self.pages.trim(u64::MAX);
+        }
         heaps().unused.push(self.pages);
     }
 }

@@ -14,7 +14,8 @@ mod pool;
 use pyo3::prelude::*;
 
 /// Pools for NumPy's arrays.
-#[pymodule(name = "_bucketpool")]
+// The list of heaps is guarded over a fork by the interpreter lock.
+#[pymodule(name = "_bucketpool", gil_used = true)]
 fn bucketpool(contents: &Bound<'_, PyModule>) -> PyResult<()> {
     contents.add_class::<pool::Pool>()?;
     contents.add_function(wrap_pyfunction!(pool::stats, contents)?)?;

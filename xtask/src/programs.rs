@@ -69,9 +69,22 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
     let mut programs = tools::programs(root);
     match Python::prepare(root).and_then(|python| python.install(root).map(|()| python)) {
         Ok(python) => programs.extend(python.programs(root, deep)),
-        Err(why) => println!("not run: CPython's and NumPy's tests, since {why}"),
+        Err(why) => {
+            eprintln!("error: no Python with NumPy: {why}");
+            return ExitCode::FAILURE;
+        }
+    }
+    if let Err(why) = is_loaded(&folder, &library) {
+        eprintln!("error: {why}");
+        return ExitCode::FAILURE;
     }
     programs.retain(|program| program.name.contains(only));
+    if programs.is_empty() {
+        eprintln!(
+            "error: no program has `{only}` in its name; without --only all names are printed"
+        );
+        return ExitCode::from(crate::BAD_INPUT);
+    }
     let mut differ = 0;
     for program in &programs {
         let start = Instant::now();
@@ -87,6 +100,18 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
     }
     println!("\n{} programs give the same results, {differ} do not", programs.len() - differ);
     if differ == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Checks that the dynamic linker loads the library: otherwise all results would be the same.
+fn is_loaded(folder: &Path, library: &Path) -> Result<(), String> {
+    let malloc = Malloc { library: Some(library), folder: folder.to_path_buf() };
+    let said = malloc.command("cat").arg("/proc/self/maps").output();
+    let said = said.map_err(|error| format!("cat: {error}"))?;
+    let maps = String::from_utf8_lossy(&said.stdout);
+    match maps.contains("libbucketpool.so") {
+        true => Ok(()),
+        false => Err(format!("{} is not loaded into programs", library.display())),
+    }
 }
 
 /// Runs a program with both mallocs until each result with ours was seen without it too. Returns

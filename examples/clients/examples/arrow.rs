@@ -26,7 +26,7 @@ fn pooled(
     for (row, value) in memory.chunks_exact_mut(size_of::<f64>()).take(rows).enumerate() {
         value.copy_from_slice(&(seed * row as f64).to_ne_bytes());
     }
-    let (start, bytes) = (NonNull::from(&mut memory[0]), rows * size_of::<f64>());
+    let (start, bytes) = (NonNull::from(&mut memory[..]).cast(), rows * size_of::<f64>());
     // The pooled buffer is not used any more after an unwinding panic, so it may be asserted.
     let owner = Arc::new(AssertUnwindSafe(memory));
     // SAFETY: `start` is the first of `bytes` initialised bytes of the buffer that the owner keeps.

@@ -7,7 +7,16 @@ const ROUNDS: usize = 15;
 
 /// Returns the CPU time of this thread in nanoseconds.
 pub fn cpu_ns() -> f64 {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
+    nanoseconds(ClockId::ThreadCPUTime)
+}
+
+/// Returns the CPU time of all threads of this process in nanoseconds.
+pub fn process_cpu_ns() -> f64 {
+    nanoseconds(ClockId::ProcessCPUTime)
+}
+
+fn nanoseconds(clock: ClockId) -> f64 {
+    let time = clock_gettime(clock);
     time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
 }
 
@@ -45,7 +54,8 @@ pub fn compare<R: PartialEq + std::fmt::Debug>(
     );
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// Returns the median, the upper one of two.
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }

@@ -43,9 +43,14 @@ pub(super) fn add(heap: &'static PageHeap, background: bool) -> bool {
         heaps.last = Some(heap);
     });
     if background {
-        THREAD.want();
+        want_thread();
     }
     true
+}
+
+/// Requests the background thread, which starts once a heap has many pages.
+pub(super) fn want_thread() {
+    THREAD.want();
 }
 
 /// Iterates over the heaps from this one on.

@@ -96,6 +96,28 @@ fn what_is_beyond_the_limit_goes_back_in_steps() {
 }
 
 #[test]
+fn a_shorter_decay_holds_at_once() {
+    static HEAP: PageHeap = PageHeap::new().decay(None);
+    assert!(HEAP.start());
+    free(&HEAP, HEAP.allocate(8 * MIB, 16).unwrap());
+    HEAP.look();
+    HEAP.configure(None, Some(Duration::from_millis(1)));
+    // Ends only if pages go back by the new decay; a quarter of the peak and 1 MiB stay at first.
+    while HEAP.look() > 3 * MIB {}
+    assert!(HEAP.stats().returned_bytes >= 5 << 20, "{}", HEAP.stats());
+}
+
+#[test]
+fn a_heap_reserves_no_more_addresses_than_it_may() {
+    static HEAP: PageHeap = PageHeap::new().addresses(1 << 30);
+    assert!(HEAP.start());
+    assert_eq!(HEAP.allocate(2 << 30, 16), None);
+    let block = HEAP.allocate(500 << 20, 16).unwrap();
+    assert!(HEAP.has(block.as_ptr()) && !HEAP.has(block.as_ptr().wrapping_add(1 << 30)));
+    free(&HEAP, block);
+}
+
+#[test]
 fn what_is_trimmed_is_counted() {
     static HEAP: PageHeap = PageHeap::new().decay(None);
     assert!(HEAP.start());

@@ -32,13 +32,14 @@ unsafe impl Send for Space {}
 
 impl Space {
     /// Reserves the addresses. Returns `None` if the system has too few, for instance under
-    /// `RLIMIT_AS`. With `huge` the range may use huge pages.
-    pub(super) fn reserve(huge: bool) -> Option<Self> {
+    /// `RLIMIT_AS`. The range has at most `most` bytes. With `huge` it may use huge pages.
+    pub(super) fn reserve(most: usize, huge: bool) -> Option<Self> {
         if cfg!(miri) {
             return None; // Miri cannot map addresses without access
         }
-        let most = system::address_limit_bytes().map(|limit| limit / PART_OF_LIMIT);
-        let may = |bytes: &&usize| most.is_none_or(|most| **bytes as u64 <= most);
+        let part = system::address_limit_bytes().map(|limit| limit / PART_OF_LIMIT);
+        let may =
+            |bytes: &&usize| **bytes <= most && part.is_none_or(|part| **bytes as u64 <= part);
         SIZES.iter().filter(may).find_map(|bytes| {
             let base = reserve(bytes + ALIGN)?;
             let map_bytes = bytes / PAGE * size_of::<Page>();

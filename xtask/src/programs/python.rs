@@ -128,7 +128,11 @@ impl Python {
                 if malloc.library.is_some() {
                     tests.args(["-p", "bucketpool_handler"]).env("PYTHONPATH", &plugins);
                 }
-                numpy(tests, suite, &malloc.folder)
+                let outcomes = numpy(tests, suite, &malloc.folder)?;
+                match malloc.library {
+                    Some(_) => arrays(&malloc.folder).map(|()| outcomes),
+                    None => Ok(outcomes),
+                }
             };
             Program { name: format!("NumPy, {suite}, the handler"), run: Box::new(run) }
         });
@@ -160,6 +164,15 @@ fn run(command: &mut Command) -> Result<(), String> {
             Err(format!("{command:?}: {}", why.trim().lines().last().unwrap_or_default()))
         }
         Err(error) => Err(format!("{command:?}: {error}")),
+    }
+}
+
+/// Checks that arrays came from the pool: the plugin writes how many.
+fn arrays(folder: &Path) -> Result<(), String> {
+    let text = fs::read_to_string(folder.join("arrays")).unwrap_or_default();
+    match text.parse::<u64>() {
+        Ok(1..) => Ok(()),
+        _ => Err(format!("`{text}` arrays came from the pool; expected some")),
     }
 }
 
