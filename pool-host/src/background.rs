@@ -48,8 +48,17 @@ impl Background {
         let _ = self.0.compare_exchange(THERE, WANTED, Relaxed, Relaxed);
     }
 
-    /// Starts the thread if it was requested and is not yet started. It runs `run`, which must not
-    /// return.
+    /// Notes that the thread ends. A later call of [`Background::start`] starts it again.
+    pub(crate) fn end(&self) {
+        let _ = self.0.compare_exchange(THERE, WANTED, Relaxed, Relaxed);
+    }
+
+    /// Takes [`Background::end`] back. Returns false if another thread was started since.
+    pub(crate) fn stay(&self) -> bool {
+        self.0.compare_exchange(WANTED, THERE, Relaxed, Relaxed).is_ok()
+    }
+
+    /// Starts the thread if it was requested and is not yet started. It runs `run`.
     ///
     /// Allocations that starting the thread causes are served as usual: the state no longer
     /// requests the thread. If the system cannot create it, a line on stderr says so, and no call
@@ -79,17 +88,20 @@ impl Background {
         if failed {
             return system::say(&[b"bucketpool: the system makes no background thread\n"]);
         }
-        // SAFETY: `pthread_create` succeeded, so `thread` is a joinable thread. It never ends, and
-        // no code joins or detaches it elsewhere.
+        // SAFETY: `pthread_create` succeeded, so `thread` is a joinable thread. No code joins or
+        // detaches it elsewhere.
         unsafe { libc::pthread_detach(thread) };
     }
 }
 
-/// Reads the clock forever. `look` runs the work that is due and returns the cached bytes.
-pub(crate) fn look_forever(mut look: impl FnMut() -> usize) -> ! {
+/// Reads the clock again and again. `look` runs the work that is due and returns the cached
+/// bytes.
+///
+/// Returns once the cached bytes have not changed for a while and `ends` says so.
+pub(crate) fn look_again(mut look: impl FnMut() -> usize, mut ends: impl FnMut() -> bool) {
     system::name_thread(c"bucketpool");
     let (mut idle, mut same) = (0, 0);
-    loop {
+    while same < SAME || !ends() {
         system::sleep_milliseconds(if same < SAME { SOON } else { LATER });
         let now = look();
         same = if now == idle { same + 1 } else { 0 };

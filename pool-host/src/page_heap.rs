@@ -30,6 +30,8 @@ use std::time::Duration;
 
 /// Freed bytes of one shard after which [`PageHeap::free`] looks whether too much is cached.
 const CHECKED_EVERY: usize = 16 << 20;
+/// Bytes beyond the limit that one look of the background thread gives back.
+const STEP: usize = 8 << 20;
 /// Bytes of pages from which on the background thread is worth having.
 const THREAD_FROM: u64 = 8 << 20;
 
@@ -40,9 +42,9 @@ const THREAD_FROM: u64 = 8 << 20;
 /// about 10 ns; pages that no request needs return to the system.
 ///
 /// A heap is static, since its blocks may outlive each other user of it. It serves requests once
-/// [`PageHeap::start`] was called. No call allocates memory elsewhere, and none uses a thread-local
-/// variable, so a `malloc` may call it at any time. Like `malloc` it may not be called from a
-/// signal handler. A child after `fork` may use it.
+/// [`PageHeap::start`] was called. Requests and frees use no thread-local variable and no memory of
+/// another allocator, but for making the background thread, so a `malloc` may call them at any
+/// time. Like `malloc` it may not be called from a signal handler. A child after `fork` may use it.
 ///
 /// ```
 /// use pool_host::PageHeap;
@@ -97,8 +99,8 @@ impl PageHeap {
     /// Sets how many bytes may be cached. By default an eighth of the memory that the process may
     /// use, by its control groups and `RLIMIT_AS` too, and at most 1 GiB.
     ///
-    /// Threads look at it after each 16 MiB that they free. What is beyond it goes back in bounded
-    /// steps: up to 16 MiB in a call, and 160 MiB in a second.
+    /// A thread looks at it after each 16 MiB that it frees, and gives back up to twice what it
+    /// freed. So a block of 4 GiB goes back at once, as it does in glibc.
     #[must_use]
     pub const fn cached_limit(mut self, bytes: u64) -> Self {
         // 0 in the settings is the default.
@@ -116,7 +118,7 @@ impl PageHeap {
 
     /// Has a thread look after the heap, so that pages return to the system while the program
     /// sleeps or takes no large block. All heaps of the process share one thread. It starts when a
-    /// heap has 8 MiB of pages. Off by default.
+    /// heap has 8 MiB of pages, and ends when none has. Off by default.
     ///
     /// Without it, calls of this heap do that work, and a program that makes none keeps its pages.
     #[must_use]
@@ -205,11 +207,14 @@ impl PageHeap {
 
     /// Returns a block of at least `bytes` bytes; its contents are not specified.
     ///
-    /// `align` must be a power of two. Returns `None` if there are no addresses or no memory, for
-    /// more than 256 GiB, for an alignment above 2 MiB, and if the heap is not started. It uses
+    /// Returns `None` if there are no addresses or no memory, for more than 256 GiB, for an
+    /// alignment that is no power of two or above 2 MiB, and if the heap is not started. It uses
     /// whole pages, so it is meant for blocks of 64 KiB and more.
     #[inline]
     pub fn allocate(&self, bytes: usize, align: usize) -> Option<NonNull<u8>> {
+        if !align.is_power_of_two() {
+            return None;
+        }
         let recent = self.pages.take_recent(bytes.max(1), align);
         let Some(block) = recent else { return self.allocate_slow(bytes, align, false) };
         self.counts.add_allocation(own_shard());
@@ -220,6 +225,9 @@ impl PageHeap {
     /// [`PageHeap::allocate`]. Pages that come from the system are not written.
     #[inline]
     pub fn allocate_zeroed(&self, bytes: usize, align: usize) -> Option<NonNull<u8>> {
+        if !align.is_power_of_two() {
+            return None;
+        }
         let recent = self.pages.take_recent(bytes.max(1), align);
         let Some(block) = recent else { return self.allocate_slow(bytes, align, true) };
         self.counts.add_allocation(own_shard());
@@ -254,17 +262,17 @@ impl PageHeap {
     pub unsafe fn free(&self, block: NonNull<u8>) {
         // SAFETY: as the caller says.
         let bytes = unsafe { self.pages.give(block.as_ptr()) };
-        if self.counts.add_freed(own_shard(), bytes, CHECKED_EVERY) {
-            self.check_limit();
+        if let Some(freed) = self.counts.add_freed(own_shard(), bytes, CHECKED_EVERY) {
+            self.check_limit(freed);
         }
     }
 
-    /// Gives back what is beyond the limit. Runs in slots, which the pages do not count as free,
-    /// may be more than it.
+    /// Gives back what is beyond the limit, at most twice what was freed since the last call. Runs
+    /// in slots, which the pages do not count as free, may be more than the limit.
     #[cold]
-    fn check_limit(&self) {
+    fn check_limit(&self, freed: usize) {
         if self.pages.idle_bytes() > self.limit.load(Relaxed) {
-            self.pages.give_back_slots();
+            self.pages.give_back_beyond_limit(freed.saturating_mul(2));
         }
     }
 
@@ -293,7 +301,7 @@ impl PageHeap {
     /// is unchanged.
     ///
     /// A block that moves gets a place with room for more growth. A block that shrinks by less than
-    /// an eighth keeps its pages.
+    /// an eighth and 256 KiB keeps its pages.
     ///
     /// # Safety
     ///
@@ -339,7 +347,7 @@ impl PageHeap {
     ///
     /// It opens no file: a program that is not ours may have forbidden itself to.
     fn look(&self) -> usize {
-        self.check_limit();
+        self.check_limit(STEP);
         self.pages.look();
         self.pages.idle_bytes()
     }

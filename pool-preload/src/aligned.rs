@@ -5,8 +5,12 @@ use crate::libc_next::{__libc_memalign, errno, set_errno};
 use libc::c_int;
 use std::ptr;
 
-/// Size of a page in bytes, to which `valloc` aligns.
-const PAGE: usize = 4 << 10;
+/// Returns the size of a page in bytes, to which `valloc` aligns.
+fn page() -> usize {
+    // SAFETY: `sysconf` takes a number and returns a number.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(bytes).unwrap_or(4 << 10)
+}
 
 /// Returns a block that is aligned to `align`; null with `errno` if there is no memory.
 ///
@@ -25,14 +29,9 @@ pub(crate) extern "C" fn memalign(align: usize, bytes: usize) -> *mut u8 {
     unsafe { __libc_memalign(align, bytes) }
 }
 
-/// Returns a block that is aligned to `align`; null with `errno` if there is no memory, or if
-/// `align` is no power of two.
+/// Returns a block that is aligned to `align`, as [`memalign`] does.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn aligned_alloc(align: usize, bytes: usize) -> *mut u8 {
-    if !align.is_power_of_two() {
-        set_errno(libc::EINVAL);
-        return ptr::null_mut();
-    }
     memalign(align, bytes)
 }
 
@@ -65,16 +64,16 @@ pub(crate) unsafe extern "C" fn posix_memalign(
 /// Returns a block that is aligned to a page; null with `errno` if there is no memory.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn valloc(bytes: usize) -> *mut u8 {
-    memalign(PAGE, bytes)
+    memalign(page(), bytes)
 }
 
 /// Returns a block of whole pages that is aligned to a page; null with `errno` if there is no
 /// memory.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn pvalloc(bytes: usize) -> *mut u8 {
-    let Some(bytes) = bytes.checked_next_multiple_of(PAGE) else {
+    let Some(bytes) = bytes.checked_next_multiple_of(page()) else {
         set_errno(libc::ENOMEM);
         return ptr::null_mut();
     };
-    memalign(PAGE, bytes)
+    memalign(page(), bytes)
 }

@@ -100,37 +100,58 @@ pub(crate) extern "C" fn calloc(count: usize, each: usize) -> *mut u8 {
 /// As for [`free`], unless the result is null for a size above 0.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn realloc(block: *mut u8, bytes: usize) -> *mut u8 {
-    let own = heap::own(block);
-    if own.is_none() && !heap::wants(bytes) {
+    let Some(own) = heap::own(block) else {
         // SAFETY: as the caller says; the block is the C library's, or null.
-        return unsafe { __libc_realloc(block, bytes) };
-    }
-    if block.is_null() {
-        return malloc(bytes);
-    }
+        return unsafe { realloc_small(block, bytes) };
+    };
     if bytes == 0 {
         // SAFETY: as the caller says.
         unsafe { free(block) };
         return ptr::null_mut();
     }
-    if let Some(own) = own
-        && heap::wants(bytes)
-    {
+    if heap::wants(bytes) {
         // SAFETY: as the caller says; the block is in the heap.
         if let Some(resized) = unsafe { HEAP.resize(own, bytes, ALIGN) } {
             return resized.as_ptr();
         }
     }
-    let resized = malloc(bytes);
+    // SAFETY: the C library's `malloc` takes any size.
+    let resized = unsafe { __libc_malloc(bytes) };
     if !resized.is_null() {
-        // SAFETY: as the caller says.
-        let kept = unsafe { malloc_usable_size(block) }.min(bytes);
+        // SAFETY: as the caller says; the block is in the heap.
+        let kept = unsafe { HEAP.usable_bytes(own) }.min(bytes);
         // SAFETY: both blocks are in use and hold that many bytes.
         unsafe { resized.copy_from_nonoverlapping(block, kept) };
         // SAFETY: as the caller says.
         unsafe { free(block) };
     }
     resized
+}
+
+/// Resizes a block of the C library, or allocates for null. A block that grows large moves to the
+/// heap; what the heap refuses stays with the C library, which may move pages instead of bytes.
+///
+/// # Safety
+///
+/// As for [`realloc`]; the block is the C library's, or null.
+unsafe fn realloc_small(block: *mut u8, bytes: usize) -> *mut u8 {
+    if heap::wants(bytes) {
+        let moved = heap::allocate(bytes, ALIGN);
+        if !moved.is_null() && block.is_null() {
+            return moved;
+        }
+        if !moved.is_null() {
+            // SAFETY: as the caller says.
+            let kept = unsafe { libc_next::usable_bytes(block) }.min(bytes);
+            // SAFETY: both blocks are in use and hold that many bytes.
+            unsafe { moved.copy_from_nonoverlapping(block, kept) };
+            // SAFETY: as the caller says.
+            unsafe { __libc_free(block) };
+            return moved;
+        }
+    }
+    // SAFETY: as the caller says.
+    unsafe { __libc_realloc(block, bytes) }
 }
 
 /// Returns how many bytes a block holds; 0 for null.

@@ -12,31 +12,48 @@ use crate::libc_next::Next;
 use std::ffi::{CStr, c_void};
 use std::mem::{self, MaybeUninit};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// Whether the program replaces a form that the C++ library's other forms call.
-static REPLACED: AtomicBool = AtomicBool::new(false);
+/// Whether the program replaces a form that the C++ library's other forms call: one of the three
+/// values below.
+static REPLACED: AtomicU8 = AtomicU8::new(UNKNOWN);
+/// No form was called yet, and the library is not started.
+const UNKNOWN: u8 = 0;
+const NO: u8 = 1;
+const YES: u8 = 2;
+
+/// The forms that others call.
+const CALLED: [&CStr; 8] = [
+    c"_Znwm",
+    c"_Znam",
+    c"_ZdlPv",
+    c"_ZdaPv",
+    c"_ZnwmSt11align_val_t",
+    c"_ZnamSt11align_val_t",
+    c"_ZdlPvSt11align_val_t",
+    c"_ZdaPvSt11align_val_t",
+];
 
 /// Libraries of C++ that may be loaded where [`libc::RTLD_NEXT`] does not look: by `dlopen`.
 const LIBRARIES: [&CStr; 2] = [c"libstdc++.so.6", c"libc++.so.1"];
 
-/// Looks whether the program replaces a form that others call.
-pub(crate) fn find_replaced() {
-    let forms = [
-        c"_Znwm",
-        c"_Znam",
-        c"_ZdlPv",
-        c"_ZdaPv",
-        c"_ZnwmSt11align_val_t",
-        c"_ZdlPvSt11align_val_t",
-    ];
-    let own = library_of((&raw const REPLACED).cast());
-    let replaced = forms.into_iter().any(|form| {
-        // SAFETY: the name ends with a zero byte.
-        let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, form.as_ptr()) };
-        !first.is_null() && library_of(first) != own
-    });
-    REPLACED.store(replaced, Relaxed);
+/// Returns whether the program replaces a form that others call.
+///
+/// The first call looks it up. Constructors of other libraries may call a form before this library
+/// is started, so each form may make that call.
+#[cold]
+pub(crate) fn is_replaced() -> bool {
+    if REPLACED.load(Relaxed) == UNKNOWN {
+        let own = library_of((&raw const REPLACED).cast());
+        let is_other = |form: &CStr| {
+            // SAFETY: the name ends with a zero byte.
+            let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, form.as_ptr()) };
+            !first.is_null() && library_of(first) != own
+        };
+        let replaced = CALLED.into_iter().any(is_other);
+        REPLACED.store(if replaced { YES } else { NO }, Relaxed);
+    }
+    REPLACED.load(Relaxed) == YES
 }
 
 /// Returns where the library begins that has this address; null if none has it.
@@ -84,6 +101,12 @@ macro_rules! new {
             unsafe extern "C-unwind" fn library($($arg: $type),+) -> *mut u8 {
                 const NAME: &CStr = name(concat!(stringify!($name), "\0"));
                 static NEXT: Next = Next::new(NAME);
+                if !is_replaced() {
+                    let block = $allocation;
+                    if !block.is_null() {
+                        return block;
+                    }
+                }
                 let form = library_form(&NEXT);
                 if form.is_null() {
                     return $allocation; // a program without a C++ library has no handler either
@@ -93,7 +116,7 @@ macro_rules! new {
                 // SAFETY: as the caller says.
                 unsafe { form($($arg),+) }
             }
-            if !REPLACED.load(Relaxed) {
+            if REPLACED.load(Relaxed) == NO {
                 let block = $allocation;
                 if !block.is_null() {
                     return block;
@@ -123,6 +146,10 @@ macro_rules! delete {
             unsafe extern "C-unwind" fn library($block: *mut u8 $(, $arg: $type)*) {
                 const NAME: &CStr = name(concat!(stringify!($name), "\0"));
                 static NEXT: Next = Next::new(NAME);
+                if !is_replaced() {
+                    // SAFETY: as the caller says; `new` here is `malloc` or `memalign`.
+                    return unsafe { free($block) };
+                }
                 let form = library_form(&NEXT);
                 if form.is_null() {
                     // SAFETY: as the caller says; then `new` here was `malloc` or `memalign`.
@@ -133,7 +160,7 @@ macro_rules! delete {
                 // SAFETY: as the caller says.
                 unsafe { form($block $(, $arg)*) }
             }
-            if REPLACED.load(Relaxed) {
+            if REPLACED.load(Relaxed) != NO {
                 // SAFETY: as the caller says.
                 return unsafe { library($block $(, $arg)*) };
             }

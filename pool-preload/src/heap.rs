@@ -6,8 +6,7 @@ use std::ptr::{self, NonNull};
 /// The heap of the process.
 pub(crate) static HEAP: PageHeap = PageHeap::new().background(true);
 
-/// Size in bytes from which requests are for the heap. A smaller block is never in it, unless
-/// `realloc` shrank it there.
+/// Size in bytes from which requests are for the heap. A smaller block is never in it.
 pub(crate) const LARGE: usize = 64 << 10;
 /// Alignment in bytes of a block whose request names none (`alignof(max_align_t)`).
 pub(crate) const ALIGN: usize = 16;

@@ -15,9 +15,8 @@
 //!   start.rs      reads the settings when the library is loaded
 //! ```
 //!
-//! Nothing here has a thread-local variable, so no thread needs memory for one, and a library that
-//! is loaded later finds the room for its own. Until the library is started, and if the settings
-//! say `off`, every request goes to the C library.
+//! No request and no free uses a thread-local variable, so no thread needs memory for one. Until
+//! the library is started, and if the settings say `off`, every request goes to the C library.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 #![expect(unsafe_code, reason = "C functions are exported and called")]
 

@@ -46,14 +46,23 @@ impl Next {
     }
 }
 
+static USABLE_SIZE: Next = Next::new(c"malloc_usable_size");
+static TRIM: Next = Next::new(c"malloc_trim");
+
+/// Looks the functions up. Later calls might have to wait for the lock of the dynamic linker, which
+/// a thread holds while constructors of a library run.
+pub(crate) fn find() {
+    USABLE_SIZE.address();
+    TRIM.address();
+}
+
 /// Returns the bytes that a block of the C library holds.
 ///
 /// # Safety
 ///
 /// The block is the C library's and in use.
 pub(crate) unsafe fn usable_bytes(block: *mut u8) -> usize {
-    static FUNCTION: Next = Next::new(c"malloc_usable_size");
-    let function = FUNCTION.address();
+    let function = USABLE_SIZE.address();
     if function.is_null() {
         return 0;
     }
@@ -65,8 +74,7 @@ pub(crate) unsafe fn usable_bytes(block: *mut u8) -> usize {
 
 /// Has the C library give free memory back. Returns whether any went.
 pub(crate) fn trim(pad: usize) -> bool {
-    static FUNCTION: Next = Next::new(c"malloc_trim");
-    let function = FUNCTION.address();
+    let function = TRIM.address();
     if function.is_null() {
         return false;
     }

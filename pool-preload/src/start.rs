@@ -1,6 +1,6 @@
 //! Reads the settings when the dynamic linker loads the library, before `main`.
 
-use crate::{cpp, heap};
+use crate::{cpp, heap, libc_next};
 
 /// The dynamic linker calls what lies here, before the program's own constructors.
 #[used]
@@ -12,6 +12,7 @@ static START: extern "C" fn() = start;
 /// Looking up names and registering fork handlers may allocate. The C library serves that, since
 /// the heap serves no request before it is started.
 extern "C" fn start() {
-    cpp::find_replaced();
+    cpp::is_replaced();
+    libc_next::find();
     heap::HEAP.start_by_environment();
 }

@@ -1,18 +1,23 @@
 //! All page heaps of the process: what happens to them on a fork, and their background thread.
 
 use super::{PageHeap, THREAD_FROM};
-use crate::background::{Background, look_forever};
+use crate::background::{Background, look_again};
 use crate::pages::Pages;
 use crate::pages::lock::ForkLock;
 use crate::system;
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// The heap that was started last. Each knows the one before it, so this is the list of all.
 ///
 /// Lock order: this lock, then those of the heaps.
-static HEAPS: ForkLock<Heaps> = ForkLock::new(Heaps { last: None, watches_forks: false });
+static HEAPS: ForkLock<Heaps> = ForkLock::new(Heaps { last: None });
+/// Whether the handlers for a fork are registered.
+static WATCHES_FORKS: OnceLock<bool> = OnceLock::new();
+/// Whether the statistics are printed when the process exits.
+static PRINTS: OnceLock<()> = OnceLock::new();
 
 /// The thread that looks after all heaps that want it.
 static THREAD: Background = Background::new();
@@ -20,8 +25,6 @@ static THREAD: Background = Background::new();
 #[derive(Debug)]
 struct Heaps {
     last: Option<&'static PageHeap>,
-    /// Whether the handlers for a fork are registered.
-    watches_forks: bool,
 }
 
 /// Adds a heap to the list; with `background`, the thread will look after all heaps. A heap that is
@@ -29,9 +32,7 @@ struct Heaps {
 ///
 /// Returns false if the C library cannot register the handlers for a fork.
 pub(super) fn add(heap: &'static PageHeap, background: bool) -> bool {
-    // Registering may allocate, and then the lock must be free.
-    if !HEAPS.enter(|heaps| std::mem::replace(&mut heaps.watches_forks, true)) && !watch_forks() {
-        HEAPS.enter(|heaps| heaps.watches_forks = false);
+    if !WATCHES_FORKS.get_or_init(watch_forks) {
         return false;
     }
     HEAPS.enter(|heaps| {
@@ -70,17 +71,31 @@ fn all() -> impl Iterator<Item = &'static PageHeap> {
 /// Starts the background thread if it is wanted and these pages are many.
 #[inline]
 pub(super) fn wake_thread(pages: &Pages) {
-    if !THREAD.is_wanted() {
-        return;
-    }
-    let stats = pages.stats();
-    if stats.used + stats.dirty >= THREAD_FROM {
+    if THREAD.is_wanted() && is_much(pages) {
         THREAD.start(run);
     }
 }
 
+/// Returns whether there are enough pages for a thread to look after them.
+fn is_much(pages: &Pages) -> bool {
+    let stats = pages.stats();
+    stats.used + stats.dirty >= THREAD_FROM
+}
+
+/// Looks after all heaps, and ends when none has many pages: a process whose main thread has ended
+/// lives as long as its other threads.
 extern "C" fn run(_: *mut c_void) -> *mut c_void {
-    look_forever(|| all().map(PageHeap::look).sum())
+    let is_any_much = || all().any(|heap| is_much(&heap.pages));
+    let ends = || {
+        if is_any_much() {
+            return false;
+        }
+        THREAD.end();
+        // A heap that grew meanwhile did not start a thread.
+        !(is_any_much() && THREAD.stay())
+    };
+    look_again(|| all().map(PageHeap::look).sum(), ends);
+    ptr::null_mut()
 }
 
 /// Registers handlers that hold all locks over a fork, so that the child finds the heaps
@@ -106,12 +121,11 @@ fn watch_forks() -> bool {
     registered
 }
 
-/// Has each heap that served a request print its statistics when the process exits. It is called
-/// once in a process.
+/// Has each heap that served a request print its statistics when the process exits, once.
 pub(super) fn print_at_exit() {
     extern "C" fn print() {
         let stats = all().map(PageHeap::stats);
         stats.filter(|stats| stats.allocations > 0).for_each(|stats| system::summarize(&stats));
     }
-    system::at_exit(print);
+    PRINTS.get_or_init(|| system::at_exit(print));
 }

@@ -80,7 +80,7 @@ pub(super) struct ShardCounts([Count; SHARDS]);
 #[repr(align(128))]
 struct Count {
     allocations: AtomicU64,
-    /// Bytes freed since [`ShardCounts::add_freed`] last returned true.
+    /// Bytes freed since [`ShardCounts::add_freed`] last returned a sum.
     freed: AtomicUsize,
 }
 
@@ -102,15 +102,15 @@ impl ShardCounts {
         allocations.store(allocations.load(Relaxed).wrapping_add(1), Relaxed);
     }
 
-    /// Counts freed bytes of the thread with this number. Returns true each time that a shard has
-    /// counted `every` bytes.
+    /// Counts freed bytes of the thread with this number. Returns the sum each time that a shard
+    /// has counted `every` bytes, and begins again.
     #[inline]
-    pub(super) fn add_freed(&self, own: usize, bytes: usize, every: usize) -> bool {
+    pub(super) fn add_freed(&self, own: usize, bytes: usize, every: usize) -> Option<usize> {
         let freed = &self.0[own % SHARDS].freed;
         let sum = freed.load(Relaxed).saturating_add(bytes);
         let is_time = sum >= every;
         freed.store(if is_time { 0 } else { sum }, Relaxed);
-        is_time
+        is_time.then_some(sum)
     }
 
     fn allocations(&self) -> u64 {

@@ -69,6 +69,28 @@ impl Pages {
     }
 
     /// Frees the runs in slots, so that they count as free, and gives back what is more than the
+    /// limit, at most `most` bytes and at least a page if there is as much.
+    ///
+    /// For a caller that freed about as many bytes since the last call: it pays for its own.
+    #[cold]
+    pub(crate) fn give_back_beyond_limit(&self, most: usize) {
+        let now = system::coarse_milliseconds();
+        let beyond = self.inside.enter(|inside| {
+            self.sweep(inside);
+            self.note(inside, now);
+            inside.runs.dirty.saturating_sub(inside.need.limit)
+        });
+        let mut rest = beyond.min((most / PAGE) as u64);
+        while rest > 0 {
+            let limit = |dirty: u64, need: &Need| dirty.saturating_sub(need.limit);
+            let went = self.give_back_some(rest, limit).filter(|went| *went > 0);
+            let Some(went) = went else { break };
+            rest = rest.saturating_sub(went.into());
+        }
+        self.inside.enter(|inside| self.note(inside, now));
+    }
+
+    /// Frees the runs in slots, so that they count as free, and gives back what is more than the
     /// limit or the recent need, a bounded number of pages.
     #[cold]
     pub(crate) fn give_back_slots(&self) {

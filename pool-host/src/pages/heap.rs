@@ -47,8 +47,10 @@ impl Heap {
             return Some((first, PageState::Clean));
         }
         let needed = pages.checked_add(align - 1)?;
+        // The first page of the range is never free.
         let have = self.runs.clean_at_end().map_or(0, |run| run.pages);
-        if self.grow(needed.saturating_sub(have)).is_some()
+        let lacking = needed.saturating_sub(have) + u32::from(self.runs.end() == 0);
+        if self.grow(lacking).is_some()
             && let Some(run) = self.runs.clean_at_end().filter(|run| run.pages >= needed)
         {
             return Some((self.runs.take_from(run, pages, align), PageState::Clean));

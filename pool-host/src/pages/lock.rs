@@ -110,7 +110,10 @@ fn own_number() -> usize {
 /// Sleeps for [`SLEEP_NS`] nanoseconds, or until a signal arrives.
 fn sleep() {
     let time = libc::timespec { tv_sec: 0, tv_nsec: SLEEP_NS };
+    let rest = std::ptr::null_mut::<libc::timespec>();
+    // Not the function `nanosleep`: a thread that is to be cancelled would end in it, and `malloc`
+    // must not end a thread.
     // SAFETY: `time` is a valid `timespec` during the call, and the second pointer may be null.
-    let sleep = || unsafe { libc::nanosleep(&raw const time, std::ptr::null_mut()) };
+    let sleep = || unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, rest) };
     system::keeping_errno(sleep);
 }

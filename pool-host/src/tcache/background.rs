@@ -5,12 +5,12 @@
 
 use super::inner::Inner;
 use super::thread::CACHE;
-use crate::background::{Background, look_forever};
+use crate::background::{Background, look_again};
 use crate::system;
 use std::alloc::GlobalAlloc;
 use std::ffi::c_void;
 use std::mem::needs_drop;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 /// The thread of the process's tcache.
 pub(super) static THREAD: Background = Background::new();
@@ -40,8 +40,10 @@ extern "C" fn run<A: GlobalAlloc>(_: *mut c_void) -> *mut c_void {
     // a value of no bytes accesses no memory, so the dangling pointer, which is aligned and not
     // null, is enough for one. A value of `A` exists: the `Tcache` that owns the cache has one.
     let inner = Inner(unsafe { NonNull::<A>::dangling().as_ref() });
-    look_forever(|| {
+    let look = || {
         CACHE.look_now(None, &inner);
         CACHE.idle_bytes()
-    })
+    };
+    look_again(look, || false);
+    ptr::null_mut()
 }

@@ -8,9 +8,12 @@ const SETTINGS: [&str; 3] = ["", "limit=1M,decay=1", "huge,background=off"];
 
 /// Compiles a program, and runs it with each of the settings. It reports what is wrong itself.
 fn check(source: &str, arguments: &[&Path]) {
-    // One program relies on forms of `delete` that it does not define, on purpose.
-    let quiet = if source == "replaced.cpp" { ["-Wno-sized-deallocation"].as_slice() } else { &[] };
-    let program = compiled(source, quiet);
+    check_linked(source, &[], arguments);
+}
+
+/// Does the same with further arguments of the compiler.
+fn check_linked(source: &str, further: &[&str], arguments: &[&Path]) {
+    let program = compiled(source, further);
     for settings in SETTINGS {
         is_done(&run(&program, arguments, settings));
     }
@@ -28,7 +31,10 @@ fn each_form_of_new_and_delete_allocates_throws_and_frees() {
 
 #[test]
 fn forms_that_a_program_replaces_serve_the_others() {
-    check("replaced.cpp", &[]);
+    let library = compiled("linked.cpp", &["-shared", "-fPIC", "-std=c++17"]);
+    let library = library.display().to_string();
+    // It relies on forms of `delete` that it does not define, on purpose.
+    check_linked("replaced.cpp", &["-std=c++17", "-Wno-sized-deallocation", &library], &[]);
 }
 
 #[test]
@@ -46,6 +52,28 @@ fn fork_handlers_and_constructors_may_allocate() {
 fn a_library_that_is_off_passes_all_on() {
     for source in ["operators.cpp", "threads.c"] {
         is_done(&run(&compiled(source, &[]), &[], "off"));
+    }
+}
+
+#[test]
+fn a_process_ends_with_its_last_thread() {
+    is_done(&run(&compiled("ends.c", &[]), &[], "decay=50"));
+}
+
+#[test]
+fn a_thread_is_not_cancelled_inside_of_malloc() {
+    check("cancelled.c", &[]);
+}
+
+#[test]
+fn a_growing_block_of_the_c_library_stays_there_while_the_heap_refuses() {
+    let program = compiled("grows.c", &[]);
+    for settings in ["off", "limit=1M"] {
+        let mut command = std::process::Command::new("sh");
+        // 900 000 KiB have room for a block of 500 MiB, and not for a copy of it.
+        command.args(["-c", "ulimit -v 900000; exec \"$0\""]).arg(&program);
+        command.env("LD_PRELOAD", library()).env("BUCKETPOOL_HOST", settings);
+        is_done(&command.output().expect("a shell"));
     }
 }
 

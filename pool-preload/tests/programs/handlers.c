@@ -1,5 +1,5 @@
-// Allocates in fork handlers that were registered before and after those of the library, in a child
-// of `vfork`, and in the constructor of a library that is loaded late.
+// Allocates in fork handlers, in a child of `fork`, and in the constructor of a library that is loaded
+// late; a child of `vfork` starts another program.
 #define _GNU_SOURCE
 #include "check.h"
 #include <dlfcn.h>
@@ -20,7 +20,6 @@ static void allocate(void) {
     }
 }
 
-// Runs before the library's own start where the dynamic linker starts it first.
 __attribute__((constructor)) static void early(void) {
     allocate();
     CHECK(pthread_atfork(allocate, allocate, allocate) == 0);

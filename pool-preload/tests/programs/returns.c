@@ -1,4 +1,4 @@
-// Frees 256 MiB, and waits until the resident memory has fallen, without a call of malloc.
+// Frees 256 MiB, and waits until the resident memory has fallen, without a large block meanwhile.
 #include "check.h"
 #include <stdlib.h>
 #include <string.h>
