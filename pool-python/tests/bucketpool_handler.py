@@ -3,6 +3,8 @@
 import pathlib
 
 import bucketpool.numpy
+import numpy
+from numpy._core.multiarray import get_handler_name
 
 
 def pytest_configure(config):
@@ -10,5 +12,5 @@ def pytest_configure(config):
 
 
 def pytest_sessionfinish():
-    """Writes how many arrays came from the pool, for those who run the tests."""
-    pathlib.Path("arrays").write_text(str(bucketpool.stats()["allocations"]))
+    """Writes which handler arrays have, for those who run the tests."""
+    pathlib.Path("handler").write_text(get_handler_name(numpy.zeros(1)))
