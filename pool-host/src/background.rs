@@ -43,12 +43,8 @@ impl Background {
         self.0.load(Relaxed) == WANTED
     }
 
-    /// Requests the thread again in a forked child, which does not inherit it.
-    pub(crate) fn in_child(&self) {
-        let _ = self.0.compare_exchange(THERE, WANTED, Relaxed, Relaxed);
-    }
-
-    /// Notes that the thread ends. A later call of [`Background::start`] starts it again.
+    /// Notes that the thread ends, or that this is a forked child, which does not inherit it. A
+    /// later call of [`Background::start`] starts it again.
     pub(crate) fn end(&self) {
         let _ = self.0.compare_exchange(THERE, WANTED, Relaxed, Relaxed);
     }

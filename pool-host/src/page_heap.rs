@@ -3,7 +3,7 @@
 //! ```text
 //!   PageHeap::allocate     here
 //!     Pages::take_recent   pages.rs   HOT: one exchange
-//!     allocate_slow        here       under the lock; the system's limits with the first request
+//!     allocate_slow        here       under the lock
 //!   PageHeap::free         here
 //!     Pages::give          pages.rs   HOT: one exchange
 //!     check_limit          here       after 16 MiB: whether too much is cached
@@ -177,8 +177,7 @@ impl PageHeap {
         }
         // The limit is read from files, now rather than with the first request: later a program may
         // have forbidden itself to open files.
-        self.pages.configure(usize::MAX, settings.decay);
-        self.set_limit(settings.limit());
+        self.apply(settings);
         let added = heaps::add(self, settings.background);
         self.started.store(added, Release);
         added
@@ -195,14 +194,15 @@ impl PageHeap {
     /// What is beyond the new limit goes back with the next calls.
     pub fn configure(&self, cached_limit: Option<u64>, decay: Option<Duration>) {
         let cached_limit = cached_limit.map_or(0, |bytes| bytes.max(1));
-        let settings = Settings { cached_limit, ..Settings::DEFAULT };
-        self.pages.configure(usize::MAX, Settings::milliseconds(decay));
-        self.set_limit(settings.limit());
+        let decay = Settings::milliseconds(decay);
+        let settings = Settings { cached_limit, decay, ..Settings::DEFAULT };
+        self.apply(&settings);
     }
 
-    fn set_limit(&self, limit: usize) {
+    fn apply(&self, settings: &Settings) {
+        let limit = settings.limit();
         self.limit.store(limit, Relaxed);
-        self.pages.limit(limit);
+        self.pages.configure(limit, settings.decay);
     }
 
     /// Returns a block of at least `bytes` bytes; its contents are not specified.

@@ -141,11 +141,6 @@ impl Pages {
         self.next_look.store(0, Relaxed);
     }
 
-    /// Sets the bound on dirty bytes.
-    pub(crate) fn limit(&self, limit: usize) {
-        self.inside.enter(|inside| inside.need.limit = (limit / PAGE) as u64);
-    }
-
     /// Sets the high-water mark of the used bytes to what is used now.
     pub(crate) fn reset_peak(&self) {
         self.inside.enter(|inside| inside.need.most = inside.need.live);

@@ -111,7 +111,7 @@ fn watch_forks() -> bool {
     }
     extern "C" fn in_child() {
         in_parent();
-        THREAD.in_child();
+        THREAD.end();
     }
     #[expect(unsafe_code, reason = "the system is called through C")]
     // SAFETY: the three functions have the signature that `pthread_atfork` asks for, live as long

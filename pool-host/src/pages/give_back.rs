@@ -69,7 +69,7 @@ impl Pages {
     }
 
     /// Frees the runs in slots, so that they count as free, and gives back what is more than the
-    /// limit, at most `most` bytes and at least a page if there is as much.
+    /// limit, at most `most` bytes.
     ///
     /// For a caller that freed about as many bytes since the last call: it pays for its own.
     #[cold]
@@ -80,13 +80,8 @@ impl Pages {
             self.note(inside, now);
             inside.runs.dirty.saturating_sub(inside.need.limit)
         });
-        let mut rest = beyond.min((most / PAGE) as u64);
-        while rest > 0 {
-            let limit = |dirty: u64, need: &Need| dirty.saturating_sub(need.limit);
-            let went = self.give_back_some(rest, limit).filter(|went| *went > 0);
-            let Some(went) = went else { break };
-            rest = rest.saturating_sub(went.into());
-        }
+        let budget = beyond.min((most / PAGE) as u64);
+        self.give_back_at_most(budget, |dirty, need| dirty.saturating_sub(need.limit));
         self.inside.enter(|inside| self.note(inside, now));
     }
 
@@ -127,9 +122,15 @@ impl Pages {
     }
 
     /// Returns pages beyond the recent need to the system, at most `budget`.
-    pub(super) fn give_back(&self, mut budget: u64) {
+    pub(super) fn give_back(&self, budget: u64) {
+        self.give_back_at_most(budget, |dirty, need| need.excess(dirty));
+    }
+
+    /// Returns the pages that `excess` computes to the system, at most `budget`, until the system
+    /// refuses some.
+    fn give_back_at_most(&self, mut budget: u64, excess: impl Fn(u64, &Need) -> u64) {
         while budget > 0 {
-            let went = self.give_back_some(budget, |dirty, need| need.excess(dirty));
+            let went = self.give_back_some(budget, &excess);
             let Some(went) = went.filter(|went| *went > 0) else { return };
             budget = budget.saturating_sub(went.into());
         }

@@ -58,7 +58,7 @@ pub(super) fn watch_forks() -> bool {
     extern "C" fn in_child() {
         CACHE.pages.after_fork();
         CACHE.in_child(THREAD_CACHE.get());
-        background::THREAD.in_child();
+        background::THREAD.end();
     }
     if cfg!(miri) {
         return true;
