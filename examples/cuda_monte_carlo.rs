@@ -60,7 +60,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     println!("100 paths, the last says {last:.4}\n{}", pool.stats());
 
-    let capture = CudaCapture::begin(&pool, &streams[0])?;
+    // SAFETY: the kernels use buffers of the capture only.
+    let capture = unsafe { CudaCapture::begin(&pool, &streams[0]) }?;
     let result = throw(&kernels, &pool, &streams[0], 7)?;
     let mut graph = capture.end()?;
     for stream in &streams {

@@ -125,6 +125,9 @@ impl<A: DeviceAllocator> DeviceAllocator for Counted<A> {
         self.calls.gave_back(block.bytes);
         Ok(())
     }
+    fn release_kept(&self) -> Result<(), DeviceError> {
+        self.inner.release_kept()
+    }
     fn view<'b>(
         &'b self,
         block: &'b Self::Block,

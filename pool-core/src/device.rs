@@ -90,6 +90,16 @@ pub trait DeviceAllocator: Send + Sync + 'static {
     /// would not have it back, and it is lost.
     fn free(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError>;
 
+    /// Gives back memory that the allocator itself keeps for its next calls, and that pools do not
+    /// count. [`BucketPool::trim`](crate::BucketPool::trim), `shrink_to` and `clear` call it.
+    ///
+    /// # Errors
+    ///
+    /// The device's refusal.
+    fn release_kept(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// `bytes` bytes of `block` from `offset` on, for work on `on`. The caller stays inside the
     /// block; a backend for which straying would be undefined behaviour checks.
     fn view<'b>(

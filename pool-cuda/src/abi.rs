@@ -10,6 +10,11 @@ const DEVICE: u32 = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 const READ_AND_WRITE: u32 = 3;
 
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+pub(crate) const FILE_HANDLE: u32 = 1;
+/// `CU_MEM_HANDLE_TYPE_FABRIC`.
+pub(crate) const FABRIC_HANDLE: u32 = 8;
+
 /// `CUmemLocation`: a device.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -26,7 +31,10 @@ pub(crate) struct Properties {
     handles: u32,
     location: DeviceLocation,
     windows: usize,
-    flags: u64,
+    compression: u8,
+    rdma: u8,
+    usage: u16,
+    reserved: [u8; 4],
 }
 
 /// `CUmemPoolProps`.
@@ -62,7 +70,26 @@ impl DeviceLocation {
 
 impl Properties {
     pub(crate) fn on(location: DeviceLocation) -> Self {
-        Self { allocation: PINNED, handles: 0, location, windows: 0, flags: 0 }
+        Self {
+            allocation: PINNED,
+            handles: 0,
+            location,
+            windows: 0,
+            compression: 0,
+            rdma: 0,
+            usage: 0,
+            reserved: [0; 4],
+        }
+    }
+
+    /// Lets the memory be exported as a kind of handle too.
+    pub(crate) fn export_as(&mut self, kind: u32) {
+        self.handles |= kind;
+    }
+
+    /// Lets network cards reach the memory.
+    pub(crate) fn allow_rdma(&mut self) {
+        self.rdma = 1;
     }
 
     pub(crate) fn as_ptr(&self) -> *const sys::CUmemAllocationProp {
@@ -87,5 +114,10 @@ impl Access {
 
     pub(crate) fn as_ptr(&self) -> *const sys::CUmemAccessDesc {
         std::ptr::from_ref(self).cast()
+    }
+
+    /// Returns the address of the first of several.
+    pub(crate) fn first(several: &[Self]) -> *const sys::CUmemAccessDesc {
+        several.as_ptr().cast()
     }
 }

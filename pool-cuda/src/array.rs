@@ -137,11 +137,12 @@ impl<T, A: Vram> CudaArray<T, A> {
     /// or the work is in a capture that cannot have it) is told by the context's next call.
     fn used_on<'a>(&'a self, on: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
         let known = self.buffer.allocator().cuda_device().known(on);
-        if self.buffer.record_stream(known.as_ref().unwrap_or(&self.home)).is_err() {
+        // cudarc does not tell when its work is given to the stream: the use lasts to the drop.
+        let Ok(()) = self.buffer.use_until_drop(known.as_ref().unwrap_or(&self.home)) else {
             let why = sys::CUresult::CUDA_ERROR_INVALID_HANDLE;
             on.context().record_err(Err::<(), _>(DriverError(why)));
             return (self.at, SyncOnDrop::Sync(None));
-        }
+        };
         let guard = match known {
             Some(_) => SyncOnDrop::Sync(None),
             None => guard(self.home.raw(), on),
@@ -206,7 +207,7 @@ pub fn into_slice<T: Pod + DeviceRepr, S: Whole>(
         return Err(refused(Why::Unsupported));
     }
     let elements = crate::memory::size(block.size() / element)?;
-    block.record_stream(&known)?;
+    drop(block.on(&known)?);
     let (block, _) = block.into_raw().map_err(|_part| refused(Why::Unsupported))?;
     // SAFETY: a whole allocation of the driver's, by a call that a `CudaSlice` may free; of so many
     // elements, any bits of which are valid; the stream is behind what used it, as just ordered.

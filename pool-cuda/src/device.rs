@@ -124,7 +124,8 @@ impl CudaDevice {
     /// # Safety
     ///
     /// The handle is a stream of this device's context, and its owner keeps it until
-    /// [`PoolStream::retire`] has returned.
+    /// [`PoolStream::retire`] has returned. No thread allocates, uses a buffer or launches a graph
+    /// on the stream while it is retired.
     pub unsafe fn wrap_stream(&self, handle: sys::CUstream) -> Result<PoolStream, DeviceError> {
         if let Some(fault) = self.driver().fault() {
             return Err(fault);

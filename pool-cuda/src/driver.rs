@@ -1,6 +1,7 @@
 //! Calls of the driver: in the right context, not in a forked process, not once the device is gone.
 #![expect(unsafe_code, reason = "the driver is called through C")]
 
+use crate::capturing::{Captures, Counted};
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, DriverError, result};
 use pool_core::{DeviceError, Why};
@@ -16,8 +17,9 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 /// The driver, as one context of one device uses it.
 pub(crate) struct Driver {
     context: Kept<Arc<CudaContext>>,
-    /// The code with which the device was lost; 0 while it is there.
+    /// The code with which the device was lost; 0 while it works.
     lost: AtomicU32,
+    captures: Arc<Captures>,
 }
 
 /// What a forked process must not drop, since dropping it calls the driver.
@@ -58,7 +60,8 @@ impl<T> Drop for Kept<T> {
 impl Driver {
     pub(crate) fn new(context: Arc<CudaContext>) -> Self {
         notice_forks();
-        Self { context: Kept::new(context), lost: AtomicU32::new(0) }
+        let (lost, captures) = (AtomicU32::new(0), Captures::of(&context));
+        Self { context: Kept::new(context), lost, captures }
     }
 
     pub(crate) fn context(&self) -> &Arc<CudaContext> {
@@ -119,6 +122,24 @@ impl Driver {
             let _ = exchange_mode(&mut mode);
             done
         })
+    }
+
+    /// Waits on the host for all work of the context.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::NotSubmitted`] while a stream of the context is under capture: the driver would
+    /// refuse the call and invalidate the capture (CUDA Programming Guide, "Prohibited and
+    /// Unhandled Operations"). Captures that this crate has not begun are not known.
+    pub(crate) fn synchronize(&self) -> Result<(), DeviceError> {
+        let wait = || self.relaxed("cuCtxSynchronize", result::ctx::synchronize);
+        let refused = DeviceError::new(Why::NotSubmitted, "cuCtxSynchronize in a capture", 0);
+        self.captures.without(wait).unwrap_or(Err(refused))
+    }
+
+    /// Counts a capture that begins.
+    pub(crate) fn begin_capture(&self) -> Counted {
+        self.captures.begin()
     }
 
     /// A refusal in the words of the port; notes it if the device is gone.

@@ -34,7 +34,7 @@ impl RawStream {
     }
 
     /// Whether this thread can give it work.
-    fn is_reachable(&self) -> bool {
+    pub(crate) fn is_reachable(&self) -> bool {
         self.thread.is_none_or(|of| of == thread::current().id())
     }
 }
@@ -97,6 +97,16 @@ impl CudaDriver {
     }
 }
 
+impl CudaDriver {
+    /// Returns whether a stream is under capture. The driver asks nothing of the device for it.
+    pub(crate) fn is_captured(&self, on: &RawStream) -> Result<bool, DeviceError> {
+        // SAFETY: the stream is kept alive by its `Arc`.
+        let ask = || unsafe { result::stream::is_capturing(on.cu_stream()) };
+        let status = self.0.driver.call("cuStreamIsCapturing", ask)?;
+        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+}
+
 impl EventDriver for CudaDriver {
     type Raw = RawStream;
     type Event = CudaEvent;
@@ -108,9 +118,21 @@ impl EventDriver for CudaDriver {
             return Err(fault);
         }
         if !on.is_reachable() {
-            self.0.driver.relaxed("cuCtxSynchronize", result::ctx::synchronize)?;
+            self.0.driver.synchronize()?;
             return Ok(CudaEvent { raw: None, events: self.0.clone() });
         }
+        let event = self.record_edge(on)?;
+        let captured = self.is_captured(on);
+        if captured != Ok(false) {
+            event.destroy();
+            captured?;
+            let call = "cuEventRecord on a stream that another library captures";
+            return Err(DeviceError::new(Why::NotSubmitted, call, 0));
+        }
+        Ok(event)
+    }
+
+    fn record_edge(&self, on: &RawStream) -> Result<CudaEvent, DeviceError> {
         let raw = self.event()?;
         let event = CudaEvent { raw: Some(raw), events: self.0.clone() };
         // SAFETY: the event was created in this context and nobody else has it; the stream is kept
@@ -157,6 +179,18 @@ impl EventDriver for CudaDriver {
 
     fn fault(&self) -> Option<DeviceError> {
         self.0.driver.fault()
+    }
+}
+
+impl CudaEvent {
+    /// Destroys an event that must not be used again.
+    fn destroy(mut self) {
+        if let Some(RawEvent(event)) = self.raw.take() {
+            // SAFETY: this was the only user of the event.
+            let destroy = || unsafe { result::event::destroy(event) };
+            // A refusal leaves one event behind.
+            let _ = self.events.driver.call("cuEventDestroy", destroy);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "the driver is called through C")]
 
 use crate::array::Vram;
+use crate::capturing::Counted;
 use crate::device::CudaDevice;
 use crate::driver::forked;
 use crate::events::CudaStreamOf;
@@ -20,8 +21,8 @@ use std::marker::PhantomData;
 /// Page-locked buffers are refused in a capture, since the CPU could not know when a launch touches
 /// them; so is every other pool's memory on its streams.
 ///
-/// It stays on its thread, as the driver asks. Dropping it ends the capture and throws its work
-/// away.
+/// It stays on its thread, as the driver demands. Dropping it ends the capture and discards its
+/// work.
 ///
 /// ```
 /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
@@ -34,7 +35,8 @@ use std::marker::PhantomData;
 /// let stream = device.context().new_stream()?;
 /// let on = device.stream(&stream)?;
 ///
-/// let capture = CudaCapture::begin(&pool, &on)?;
+/// // SAFETY: the captured work uses memory of the capture only.
+/// let capture = unsafe { CudaCapture::begin(&pool, &on) }?;
 /// let scratch = pool.allocate_on(&on, MIB)?;
 /// stream.memset_zeros(&mut &*scratch.on(&on)?)?;
 /// drop(scratch);
@@ -50,6 +52,8 @@ pub struct CudaCapture<A: Vram> {
     forked: Vec<CudaStreamOf>,
     /// Taken by its end.
     private: Option<PrivatePool<A>>,
+    /// Dropped after the driver was told to end it.
+    _counted: Counted,
     /// The driver ends a capture on the thread that began it.
     not_send: PhantomData<*const ()>,
 }
@@ -73,16 +77,35 @@ struct Instance {
 unsafe impl Send for Instance {}
 
 impl<A: Vram> CudaCapture<A> {
-    /// From here on, what `on` is given is captured.
+    /// Begins a capture of what `on` is given from now on.
     ///
     /// # Errors
     ///
-    /// [`Why::NotSubmitted`](pool_core::Why::NotSubmitted) for a stream under capture, or what the
-    /// driver said; nothing is captured then.
-    pub fn begin(pool: &BucketPool<A>, on: &CudaStreamOf) -> Result<Self, DeviceError> {
+    /// [`Why::NotSubmitted`](pool_core::Why::NotSubmitted) for a stream under capture, or the
+    /// driver's refusal; nothing is captured then.
+    ///
+    /// # Safety
+    ///
+    /// Captured work records addresses, and each launch reads or writes there (CUDA Programming
+    /// Guide, "Creating a Graph Using Stream Capture"); cudarc's borrows end with the call that is
+    /// captured, so the compiler does not check them. The caller keeps all memory that captured
+    /// work uses, and that the capture has not allocated from `pool`, alive, in place and not
+    /// otherwise borrowed until the last launch of the graph has run: host memory, pageable and
+    /// page-locked, and device memory. So a `Vec` that `memcpy_htod` has copied in a capture must
+    /// live as long as the graph.
+    ///
+    /// ```compile_fail,E0133
+    /// # use pool_core::BucketPool;
+    /// # use pool_cuda::{CudaAllocator, CudaCapture, CudaStreamOf};
+    /// # fn capture(pool: &BucketPool<CudaAllocator>, on: &CudaStreamOf) {
+    /// let capture = CudaCapture::begin(pool, on); // unsafe
+    /// # }
+    /// ```
+    pub unsafe fn begin(pool: &BucketPool<A>, on: &CudaStreamOf) -> Result<Self, DeviceError> {
         let device = pool.allocator().cuda_device().clone();
         let private = PrivatePool::new(pool);
         device.clock().begin_capture(on)?;
+        let counted = device.driver().begin_capture();
         let begun = private.bind(on).and_then(|()| on.raw().handle()).and_then(|stream| {
             // Calls of other threads are none of this capture's business.
             let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -96,7 +119,8 @@ impl<A: Vram> CudaCapture<A> {
             return Err(error);
         }
         let (origin, not_send) = (on.clone(), PhantomData);
-        Ok(Self { device, origin, forked: Vec::new(), private: Some(private), not_send })
+        let (forked, private) = (Vec::new(), Some(private));
+        Ok(Self { device, origin, forked, private, _counted: counted, not_send })
     }
 
     /// Takes another stream into the capture, behind what `after` was given so far.

@@ -51,6 +51,15 @@ pub trait Source: Send + Sync + Sized + 'static {
         after: &[MarkOf<CudaMemory<Self>>],
     ) -> Result<(), DeviceError>;
 
+    /// Gives back what it keeps for its next calls.
+    ///
+    /// # Errors
+    ///
+    /// The driver's refusal.
+    fn release_kept(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// The calls of virtual memory, where this is such.
     fn pages(_memory: &CudaMemory<Self>) -> Option<PageCalls<CudaMemory<Self>>> {
         None
@@ -156,6 +165,10 @@ impl<S: Source> DeviceAllocator for CudaMemory<S> {
     fn free(&self, block: CudaBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
         self.check(&block, "free memory of another allocator")?;
         self.source.give(&self.device, &block, after)
+    }
+
+    fn release_kept(&self) -> Result<(), DeviceError> {
+        self.source.release_kept()
     }
 
     fn view<'b>(

@@ -1,240 +1,246 @@
-//! Virtual memory: addresses first, pages behind them when they are needed.
+//! Virtual memory: reserved addresses, at which pieces of memory are mapped when they are needed.
 #![expect(unsafe_code, reason = "the driver is called through C")]
 
-use crate::abi::{Access, DeviceLocation, Properties};
+mod pieces;
+
+use crate::abi::{Access, DeviceLocation, FABRIC_HANDLE, FILE_HANDLE, Properties};
 use crate::block::CudaBlock;
 use crate::device::CudaDevice;
 use crate::driver::has;
 use crate::events::CudaStreamOf;
 use crate::memory::{CudaMemory, Source, size};
-use cudarc::driver::{DriverError, sys};
-use parking_lot::Mutex;
-use pool_core::{DeviceError, MarkOf, Memory, PageCalls, StreamClock, VirtualMemory, Why};
-use std::collections::BTreeSet;
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+use pieces::Pieces;
+use pool_core::{DeviceError, MIB, MarkOf, Memory, PageCalls, StreamClock, VirtualMemory, Why};
 use std::ops::Range;
 
-/// How many times the device's memory an arena may have addresses for: holes cost nothing else.
+/// How many times the device's memory an arena may reserve addresses for. Addresses cost nothing
+/// else.
 const ADDRESSES_PER_BYTE: u64 = 8;
+/// Number of unmapped pieces that an allocator keeps unless its configuration says otherwise.
+const KEPT: usize = 2;
 
-/// Device memory of one GPU in pages, most of 2 MiB, that are put behind reserved addresses and
-/// taken from behind them: for an arena in pages
-/// ([`PoolBuilder::arena`](pool_core::PoolBuilder::arena)).
+/// Device memory of one GPU in pieces that are mapped at reserved addresses, for an arena in pages
+/// ([`PoolBuilder::arena`](pool_core::PoolBuilder::arena)): the arena's page is one piece.
 ///
-/// As an allocator of whole blocks it hands out whole pages.
+/// Without an arena it hands out blocks of whole granules of the driver, most often 2 MiB, each
+/// with a piece of its own.
 pub type CudaVmmAllocator = CudaMemory<Pages>;
+
+/// How a [`CudaVmmAllocator`] makes its memory.
+///
+/// ```
+/// use pool_core::MIB;
+/// use pool_cuda::VmmConfig;
+///
+/// let config = VmmConfig { piece_bytes: 2 * MIB, peers: vec![1], ..VmmConfig::default() };
+/// assert!(!config.rdma);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VmmConfig {
+    /// Bytes of one physical piece: a power of two, at least the driver's granule. 32 MiB by
+    /// default.
+    ///
+    /// The driver's calls cost time for each piece: to create, map, set access and unmap one of 2
+    /// MiB took 193, 1.5, 36 and 26 us on an A100, and 7.6, 1, 21 and 11 us on another machine.
+    /// Smaller pieces give memory back in smaller parts.
+    pub piece_bytes: u64,
+    /// Number of unmapped pieces that stay for the next mapping, so that the arena can move memory
+    /// without creating it anew. 2 by default. The pool does not count them as reserved;
+    /// [`BucketPool::trim`](pool_core::BucketPool::trim), `shrink_to` and `clear` give them back.
+    pub kept_pieces: usize,
+    /// Ordinals of other devices that may use the memory. None by default.
+    pub peers: Vec<usize>,
+    /// The kinds of handle that the memory can be exported as. None by default. The kind is fixed
+    /// when a piece is made, so a library that registers memory with a network card or passes it to
+    /// another process fails, or copies through the host, if its kind is missing.
+    pub exported_as: Vec<Exported>,
+    /// Whether a network card can reach the memory (`gpuDirectRDMACapable`). Off by default.
+    pub rdma: bool,
+}
+
+/// A kind of handle that memory can be exported as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Exported {
+    /// A POSIX file descriptor, for processes of the same machine.
+    File,
+    /// A fabric handle, for other machines of an `NVLink` domain.
+    Fabric,
+}
+
+impl Default for VmmConfig {
+    fn default() -> Self {
+        let (peers, exported_as) = (Vec::new(), Vec::new());
+        Self { piece_bytes: 32 * MIB, kept_pieces: KEPT, peers, exported_as, rdma: false }
+    }
+}
 
 /// Memory by `cuMemCreate` and `cuMemMap`.
 #[derive(Debug)]
 pub struct Pages {
     device: CudaDevice,
-    page: u64,
-    /// Whose memory it is, and who may use it: the device itself and its peers.
-    location: DeviceLocation,
-    access: Vec<DeviceLocation>,
-    /// Pages that have memory behind them, by address.
-    mapped: Mutex<BTreeSet<u64>>,
-    /// What the driver would not take back, to be offered again with the next call.
-    astray: Mutex<Vec<Astray>>,
-}
-
-/// What a refused step left behind.
-#[derive(Clone, Copy, Debug)]
-enum Astray {
-    /// Memory whose own handle was not released; what maps it keeps it.
-    Handle(u64),
-    /// Mapped pages: where, and how many bytes.
-    Mapped(u64, u64),
-    /// Reserved addresses: where, and how many bytes.
-    Addresses(u64, usize),
+    /// The driver's granule.
+    granule: u64,
+    /// Bytes of a piece, which is the page of an arena.
+    piece: u64,
+    pieces: Pieces,
 }
 
 impl CudaVmmAllocator {
-    /// The memory of a device, for itself and for `peers`, the ordinals of devices that can reach
-    /// it.
+    /// Creates an allocator of the memory of a device, for itself and for `peers`, the ordinals of
+    /// devices that can reach it.
     ///
     /// # Errors
     ///
-    /// [`Why::Unsupported`] if the driver or the device has no virtual memory, or what it said.
+    /// As for [`CudaVmmAllocator::with`].
     pub fn new(device: CudaDevice, peers: &[usize]) -> Result<Self, DeviceError> {
-        let attribute =
-            sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
-        let supported = device.has_attribute(attribute)?
-            && has(&[b"cuMemAddressReserve\0", b"cuMemCreate\0", b"cuMemMap\0"]);
-        if !supported {
+        Self::with(device, &VmmConfig { peers: peers.to_vec(), ..VmmConfig::default() })
+    }
+
+    /// Creates an allocator of the memory of a device.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Unsupported`] if the driver or the device has no virtual memory, cannot export it as
+    /// the configuration demands or open it to RDMA, or if the piece is no power of two of the
+    /// driver's granules; or the driver's refusal.
+    pub fn with(device: CudaDevice, config: &VmmConfig) -> Result<Self, DeviceError> {
+        let needs = |attribute, what| match device.has_attribute(attribute)? {
+            true => Ok(()),
+            false => Err(DeviceError::new(Why::Unsupported, what, 0)),
+        };
+        let supported = Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+        needs(supported, "virtual memory of the driver")?;
+        if !has(&[b"cuMemAddressReserve\0", b"cuMemCreate\0", b"cuMemMap\0"]) {
             return Err(DeviceError::new(Why::Unsupported, "virtual memory of the driver", 0));
         }
-        let location = DeviceLocation::of(device.ordinal());
-        let properties = Properties::on(location);
-        let mut page = 0;
-        device.driver().call("cuMemGetAllocationGranularity", || {
-            let option =
-                sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
-            // SAFETY: the properties have the driver's layout (abi.rs) and live through the call.
-            unsafe {
-                sys::cuMemGetAllocationGranularity(&raw mut page, properties.as_ptr(), option)
-            }
-            .result()
-        })?;
-        let peers = peers.iter().map(|peer| DeviceLocation::of(*peer));
-        let access = [location].into_iter().chain(peers).collect();
-        let (page, mapped) = (page as u64, Mutex::default());
-        let (whose, astray) = (device.clone(), Mutex::default());
-        let pages = Pages { device: whose, page, location, access, mapped, astray };
-        Ok(Self::from(device, pages))
+        let mut properties = Properties::on(DeviceLocation::of(device.ordinal()));
+        for kind in &config.exported_as {
+            needs(kind.attribute(), kind.name())?;
+            properties.export_as(kind.flag());
+        }
+        if config.rdma {
+            let supported = Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
+            needs(supported, "virtual memory for RDMA")?;
+            properties.allow_rdma();
+        }
+        let granule = granule(&device, &properties)?;
+        let piece = config.piece_bytes;
+        if !piece.is_power_of_two() || piece == 0 || !piece.is_multiple_of(granule) {
+            let what = "`piece_bytes`: expected a power of two, at least the driver's granule";
+            return Err(DeviceError::new(Why::Unsupported, what, 0));
+        }
+        let who = std::iter::once(device.ordinal()).chain(config.peers.iter().copied());
+        let access = who.map(|ordinal| Access::of(DeviceLocation::of(ordinal))).collect();
+        let pieces = Pieces::new(properties, access, piece, config.kept_pieces);
+        Ok(Self::from(device.clone(), Pages { device, granule, piece, pieces }))
+    }
+
+    /// Returns the bytes of unmapped pieces that the allocator keeps.
+    #[must_use]
+    pub fn kept_bytes(&self) -> u64 {
+        self.source().pieces.kept_bytes()
+    }
+
+    fn wait(&self, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
+        after.iter().try_for_each(|mark| self.device().clock().synchronize(*mark))
     }
 }
 
-impl Pages {
-    /// One piece of memory behind an address. The memory is the mapping's from then on, and goes
-    /// with it.
-    fn put(&self, at: sys::CUdeviceptr, page: usize) -> Result<(), DriverError> {
-        let (properties, mut memory) = (Properties::on(self.location), 0);
+impl Exported {
+    fn attribute(self) -> Attribute {
+        match self {
+            Self::File => {
+                Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+            }
+            Self::Fabric => Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::File => "virtual memory exported as a file descriptor",
+            Self::Fabric => "virtual memory exported as a fabric handle",
+        }
+    }
+
+    fn flag(self) -> u32 {
+        match self {
+            Self::File => FILE_HANDLE,
+            Self::Fabric => FABRIC_HANDLE,
+        }
+    }
+}
+
+fn granule(device: &CudaDevice, properties: &Properties) -> Result<u64, DeviceError> {
+    let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+    let mut granule = 0;
+    device.driver().call("cuMemGetAllocationGranularity", || {
         // SAFETY: the properties have the driver's layout (abi.rs) and live through the call.
-        unsafe { sys::cuMemCreate(&raw mut memory, page, properties.as_ptr(), 0) }.result()?;
-        // SAFETY: the address is reserved, and nothing is behind it, as `commit` is promised.
-        let mapped = unsafe { sys::cuMemMap(at, page, 0, memory, 0) }.result();
-        // SAFETY: made above; what maps it keeps it.
-        let released = unsafe { sys::cuMemRelease(memory) }.result();
-        if released.is_err() {
-            self.astray.lock().push(Astray::Handle(memory));
-        }
-        mapped
+        unsafe { sys::cuMemGetAllocationGranularity(&raw mut granule, properties.as_ptr(), option) }
+            .result()
+    })?;
+    Ok(granule as u64)
+}
+
+impl Pages {
+    fn reserve(&self, bytes: usize) -> Result<sys::CUdeviceptr, DeviceError> {
+        let mut at = 0;
+        self.device.driver().relaxed("cuMemAddressReserve", || {
+            // SAFETY: requests addresses anywhere.
+            unsafe { sys::cuMemAddressReserve(&raw mut at, bytes, 0, 0, 0) }.result()
+        })?;
+        Ok(at)
     }
 
-    /// Offers what the driver would not take back once more.
-    fn offer_again(&self) {
-        let offers = std::mem::take(&mut *self.astray.lock());
-        for astray in offers {
-            let taken = match astray {
-                // SAFETY: made by `put`, and not released yet.
-                Astray::Handle(memory) => unsafe { sys::cuMemRelease(memory) }.result(),
-                Astray::Mapped(at, bytes) => Self::unmap(at, bytes),
-                // SAFETY: reserved with so many bytes; the driver refuses while something is behind
-                // them, and pages are offered before their addresses.
-                Astray::Addresses(at, n) => unsafe { sys::cuMemAddressFree(at, n) }.result(),
-            };
-            if taken.is_err() {
-                self.astray.lock().push(astray);
-            }
-        }
+    fn map(&self, at: u64, bytes: u64, piece: u64) -> Result<(), DeviceError> {
+        let call = "cuMemCreate, cuMemMap or cuMemSetAccess";
+        self.device.driver().relaxed(call, || self.pieces.map(at, bytes, piece))
     }
 
-    fn unmap(at: sys::CUdeviceptr, bytes: u64) -> Result<(), DriverError> {
-        let bytes = usize::try_from(bytes).unwrap_or(0);
-        // SAFETY: all of it is mapped, in whole pages, as the callers say, and no work uses it.
-        unsafe { sys::cuMemUnmap(at, bytes) }.result()
+    fn unmap(&self, range: Range<u64>) -> Result<(), DeviceError> {
+        self.device.driver().relaxed("cuMemUnmap", || self.pieces.unmap(range))
     }
 
-    /// Takes the memory behind a range, all of which has some.
-    fn take_all(&self, pages: Range<u64>) -> Result<(), DriverError> {
-        self.offer_again();
-        Self::unmap(pages.start, pages.end - pages.start)?;
-        let mut mapped = self.mapped.lock();
-        let gone: Vec<u64> = mapped.range(pages).copied().collect();
-        for page in gone {
-            mapped.remove(&page);
-        }
-        Ok(())
-    }
-
-    /// Takes whatever memory is behind a range, in as few calls as it lies in pieces.
-    fn take_any(&self, range: &Range<u64>) -> Result<(), DriverError> {
-        let mut pieces: Vec<Range<u64>> = Vec::new();
-        for page in self.mapped.lock().range(range.clone()) {
-            match pieces.last_mut() {
-                Some(last) if last.end == *page => last.end += self.page,
-                _ => pieces.push(*page..page + self.page),
-            }
-        }
-        pieces.into_iter().try_for_each(|piece| self.take_all(piece))
-    }
-
-    /// Memory behind all of a range, in pieces of so many bytes, or behind none of it.
-    fn put_all(&self, at: sys::CUdeviceptr, bytes: u64, piece: u64) -> Result<(), DriverError> {
-        self.offer_again();
-        let size = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
-        let mut behind = 0;
-        let mut all = || {
-            while behind < bytes {
-                self.put(at + behind, size(piece))?;
-                behind += piece;
-            }
-            self.access.iter().try_for_each(|who| {
-                let access = Access::of(*who);
-                // SAFETY: all of it is mapped by now; the description has the driver's layout.
-                unsafe { sys::cuMemSetAccess(at, size(bytes), access.as_ptr(), 1) }.result()
-            })
-        };
-        let done = all();
-        if done.is_err() && behind > 0 && Self::unmap(at, behind).is_err() {
-            self.astray.lock().push(Astray::Mapped(at, behind));
-        }
-        done
-    }
-
-    /// Gives addresses back behind which there is nothing; what the driver would not take it is
-    /// offered again.
+    /// Gives addresses back at which nothing is mapped. If the driver refuses, the next call offers
+    /// them again.
     fn unreserve(&self, at: sys::CUdeviceptr, bytes: usize) {
         let free = || {
-            // SAFETY: reserved with so many bytes, and nothing is behind them, as the callers say.
+            // SAFETY: reserved with this length, and nothing is mapped there, as the callers
+            // guarantee.
             unsafe { sys::cuMemAddressFree(at, bytes) }.result()
         };
         if self.device.driver().relaxed("cuMemAddressFree", free).is_err() {
-            self.astray.lock().push(Astray::Addresses(at, bytes));
+            self.pieces.refused_addresses(at, bytes);
         }
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        if !self.astray.get_mut().is_empty() {
-            let again = || {
-                self.offer_again();
-                Ok(())
-            };
-            // Where the device is gone, so is what it would not take back.
-            let _ = self.device.driver().relaxed("cuMemRelease", again);
+        if !self.pieces.keeps_nothing() {
+            // If the device is lost, so is its memory.
+            let _ = self.release_kept();
         }
     }
-}
-
-/// The calls that put memory behind addresses, as a refusal names them.
-const PUTTING: &str = "cuMemCreate, cuMemMap or cuMemSetAccess";
-
-impl CudaVmmAllocator {
-    fn wait(&self, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
-        after.iter().try_for_each(|mark| self.device().clock().synchronize(*mark))
-    }
-}
-
-fn reserve(device: &CudaDevice, bytes: usize) -> Result<sys::CUdeviceptr, DeviceError> {
-    let mut at = 0;
-    device.driver().relaxed("cuMemAddressReserve", || {
-        // SAFETY: asks for addresses anywhere.
-        unsafe { sys::cuMemAddressReserve(&raw mut at, bytes, 0, 0, 0) }.result()
-    })?;
-    Ok(at)
 }
 
 impl Source for Pages {
     const MEMORY: Memory = Memory::DEVICE;
 
     fn granule(&self) -> u64 {
-        self.page
+        self.granule
     }
 
     fn take(
         &self,
-        device: &CudaDevice,
+        _device: &CudaDevice,
         bytes: usize,
         _on: &CudaStreamOf,
     ) -> Result<sys::CUdeviceptr, DeviceError> {
-        let at = reserve(device, bytes)?;
-        let put = || self.put_all(at, bytes as u64, bytes as u64);
-        if let Err(refused) = device.driver().relaxed(PUTTING, put) {
-            self.unreserve(at, bytes);
-            return Err(refused);
-        }
+        let at = self.reserve(bytes)?;
+        self.map(at, bytes as u64, bytes as u64).inspect_err(|_| self.unreserve(at, bytes))?;
         Ok(at)
     }
 
@@ -244,13 +250,19 @@ impl Source for Pages {
         block: &CudaBlock,
         after: &[MarkOf<CudaVmmAllocator>],
     ) -> Result<(), DeviceError> {
-        // Unmapping waits for nothing.
+        // `cuMemUnmap` is not documented to wait for the work that uses the memory.
         after.iter().try_for_each(|mark| device.clock().synchronize(*mark))?;
         let bytes = size(block.bytes)?;
-        let range = block.at..block.at + block.bytes;
-        device.driver().relaxed("cuMemUnmap", || self.take_all(range))?;
+        self.unmap(block.at..block.at + block.bytes)?;
         self.unreserve(block.at, bytes);
         Ok(())
+    }
+
+    fn release_kept(&self) -> Result<(), DeviceError> {
+        self.device.driver().relaxed("cuMemRelease", || {
+            self.pieces.release_kept();
+            Ok(())
+        })
     }
 
     fn pages(memory: &CudaVmmAllocator) -> Option<PageCalls<CudaVmmAllocator>> {
@@ -260,7 +272,7 @@ impl Source for Pages {
 
 impl VirtualMemory for CudaVmmAllocator {
     fn page_bytes(&self) -> u64 {
-        self.source().page
+        self.source().piece
     }
 
     fn address_space(&self) -> u64 {
@@ -269,19 +281,14 @@ impl VirtualMemory for CudaVmmAllocator {
     }
 
     fn reserve(&self, bytes: u64) -> Result<CudaBlock, DeviceError> {
-        let at = reserve(self.device(), size(bytes)?)?;
+        let at = self.source().reserve(size(bytes)?)?;
         Ok(CudaBlock { at, bytes, owner: self.owner() })
     }
 
     fn commit(&self, block: &CudaBlock, pages: Range<u64>) -> Result<(), DeviceError> {
         self.check(block, "cuMemMap of another allocator's addresses")?;
         let (at, bytes) = (block.at + pages.start, pages.end - pages.start);
-        let (pages, page) = (self.source(), self.page_bytes());
-        let put = || pages.put_all(at, bytes, page);
-        self.device().driver().relaxed(PUTTING, put)?;
-        let mut mapped = pages.mapped.lock();
-        mapped.extend((at..at + bytes).step_by(usize::try_from(page).unwrap_or(usize::MAX)));
-        Ok(())
+        self.source().map(at, bytes, self.page_bytes())
     }
 
     fn decommit(
@@ -292,20 +299,15 @@ impl VirtualMemory for CudaVmmAllocator {
     ) -> Result<(), DeviceError> {
         self.check(block, "cuMemUnmap of another allocator's addresses")?;
         self.wait(after)?;
-        let range = block.at + pages.start..block.at + pages.end;
-        self.device().driver().relaxed("cuMemUnmap", || self.source().take_all(range))
+        self.source().unmap(block.at + pages.start..block.at + pages.end)
     }
 
     fn release(&self, block: CudaBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
         self.check(&block, "cuMemAddressFree of another allocator's addresses")?;
         self.wait(after)?;
-        let range = block.at..block.at + block.bytes;
-        let take = || {
-            self.source().offer_again();
-            self.source().take_any(&range)
-        };
-        self.device().driver().relaxed("cuMemUnmap", take)?;
-        self.source().unreserve(block.at, size(block.bytes)?);
+        let (range, pages) = (block.at..block.at + block.bytes, self.source());
+        self.device().driver().relaxed("cuMemUnmap", || pages.pieces.unmap_any(range))?;
+        pages.unreserve(block.at, size(block.bytes)?);
         Ok(())
     }
 }

@@ -1,27 +1,35 @@
 //! `cuMemAllocFromPoolAsync` and `cuMemFreeAsync`: memory in the order of streams, from a pool of
-//! the driver's that is this allocator's own.
+//! the driver that belongs to this allocator alone.
 #![expect(unsafe_code, reason = "the driver is called through C")]
 
 use crate::abi::{Access, DeviceLocation, PoolProperties};
 use crate::block::CudaBlock;
-use crate::device::CudaDevice;
+use crate::device::{CudaDevice, PoolStream};
 use crate::driver::has;
 use crate::events::CudaStreamOf;
-use crate::memory::{CudaMemory, Source, Whole};
+use crate::memory::{CudaMemory, Source, Whole, size};
 use cudarc::driver::{result, sys};
-use pool_core::{Allocating, DeviceError, MarkOf, Memory, Order, StreamClock, Why};
+use parking_lot::Mutex;
+use pool_core::{Allocating, DeviceError, Mark, MarkOf, Memory, Order, StreamClock, Why};
 use std::ptr;
 
-/// Device memory of one GPU from a private `cuMemPool`. Blocks come and go in the order of
-/// streams, so neither stops the device.
+/// Device memory of one GPU from a private `cuMemPool`. The driver hands blocks out and takes them
+/// back in the order of streams, so neither call stops the device.
+///
+/// A block whose last use was on one stream is freed on that stream, so the stream's next request
+/// reuses it at once (CUDA Programming Guide, "Reuse Policies"). A block that several streams used
+/// is freed on a stream of the allocator, which waits for them on the device.
+///
+/// Before a request fails for want of memory, the allocator waits for its frees and trims the
+/// driver's pool, because the driver counts freed memory as in use until it has seen the free pass.
 pub type CudaAsyncAllocator = CudaMemory<StreamOrdered>;
 
-/// Memory from a pool of the driver's.
+/// Memory from a pool of the driver.
 pub struct StreamOrdered {
     pool: PoolHandle,
-    /// Frees are given to this stream, behind the work that used the memory, so that they hold up
-    /// nobody. The driver hands the memory on behind it.
-    freeing: CudaStreamOf,
+    freeing: OwnStream,
+    /// The last free on each stream that no trim has waited for.
+    freed: Mutex<Vec<Mark>>,
     device: CudaDevice,
 }
 
@@ -32,13 +40,14 @@ unsafe impl Send for PoolHandle {}
 unsafe impl Sync for PoolHandle {}
 
 impl CudaAsyncAllocator {
-    /// A pool of the driver's on `device` that keeps up to `release_threshold` bytes of freed
-    /// memory: 0 gives all of it back whenever something waits for the device, as the driver's own
-    /// default does; `u64::MAX` keeps all.
+    /// Creates a pool of the driver on `device` that keeps up to `release_threshold` bytes of freed
+    /// memory: 0 gives all of it back at each synchronisation, as the driver's own default does;
+    /// `u64::MAX` keeps all.
     ///
     /// # Errors
     ///
-    /// [`Why::Unsupported`] if the driver or the device has no memory pools, or what it said.
+    /// [`Why::Unsupported`] if the driver or the device has no memory pools, or the driver's
+    /// refusal.
     pub fn new(device: CudaDevice, release_threshold: u64) -> Result<Self, DeviceError> {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
         let supported = device.has_attribute(attribute)?
@@ -46,74 +55,136 @@ impl CudaAsyncAllocator {
         if !supported {
             return Err(DeviceError::new(Why::Unsupported, "memory pools of the driver", 0));
         }
-        let stream = device.driver().call("cuStreamCreate", || device.context().new_stream())?;
-        let freeing = device.stream(&stream)?;
+        let freeing = OwnStream::new(&device)?;
         let properties = PoolProperties::on(DeviceLocation::of(device.ordinal()));
         let mut pool = ptr::null_mut();
-        device.driver().call("cuMemPoolCreate", || {
+        device.driver().relaxed("cuMemPoolCreate", || {
             // SAFETY: the properties have the driver's layout (abi.rs) and live through the call.
             unsafe { sys::cuMemPoolCreate(&raw mut pool, properties.as_ptr()) }.result()
         })?;
-        let source = StreamOrdered { pool: PoolHandle(pool), freeing, device: device.clone() };
+        let (pool, freed) = (PoolHandle(pool), Mutex::default());
+        let source = StreamOrdered { pool, freeing, freed, device: device.clone() };
+        let pool = source.pool.0;
         let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         let mut value = release_threshold;
-        device.driver().call("cuMemPoolSetAttribute", || {
+        device.driver().relaxed("cuMemPoolSetAttribute", || {
             // SAFETY: the attribute is a 64-bit number, which the driver reads.
             unsafe { sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut value).cast()) }.result()
         })?;
         Ok(Self::from(device, source))
     }
 
-    /// The driver's pool, for calls that are not here. It lives as long as the allocator.
+    /// Returns the driver's pool, for calls that are not here. It lives as long as the allocator.
     #[must_use]
     pub fn as_raw(&self) -> sys::CUmemoryPool {
         self.source().pool.0
     }
 
-    /// Lets another device's work use this pool's memory, what is handed out already too
-    /// (`cuMemPoolSetAccess`). Access between contexts
+    /// Lets another device's work use this pool's memory, blocks that are handed out already
+    /// included (`cuMemPoolSetAccess`). Access between contexts
     /// ([`CudaDevice::enable_access_to`]) does not reach the driver's pools.
     ///
     /// # Errors
     ///
-    /// [`Why::Unsupported`] if the device cannot reach this one, or what the driver said.
+    /// [`Why::Unsupported`] if the device cannot reach this one, or the driver's refusal.
     pub fn let_use(&self, peer: &CudaDevice) -> Result<(), DeviceError> {
         peer.can_reach(self.device())?;
         let access = Access::of(DeviceLocation::of(peer.ordinal()));
         let pool = self.source().pool.0;
-        self.device().driver().call("cuMemPoolSetAccess", || {
+        self.device().driver().relaxed("cuMemPoolSetAccess", || {
             // SAFETY: one description in the driver's layout (abi.rs), which lives through the
             // call; the pool lives as long as this allocator.
             unsafe { sys::cuMemPoolSetAccess(pool, access.as_ptr(), 1) }.result()
         })
     }
 
-    /// What the driver's pool has taken from the device, in bytes, in use or kept.
+    /// Returns the bytes that the driver's pool has taken from the device, in use or kept.
     ///
     /// # Errors
     ///
-    /// What the driver said.
+    /// The driver's refusal.
     pub fn reserved_bytes(&self) -> Result<u64, DeviceError> {
         let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
         let (pool, mut value) = (self.source().pool.0, 0_u64);
-        self.device().driver().call("cuMemPoolGetAttribute", || {
+        self.device().driver().relaxed("cuMemPoolGetAttribute", || {
             // SAFETY: the attribute is a 64-bit number, which the driver writes.
             unsafe { sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut value).cast()) }.result()
         })?;
         Ok(value)
     }
 
-    /// Gives back what the driver's pool keeps, but for `keep` bytes.
+    /// Waits on the host for this allocator's frees, and gives back what the driver's pool keeps,
+    /// but for `keep` bytes. Frees on a stream under capture are not waited for.
     ///
     /// # Errors
     ///
-    /// What the driver said.
+    /// The driver's refusal.
     pub fn trim_to(&self, keep: u64) -> Result<(), DeviceError> {
-        let (pool, keep) = (self.source().pool.0, crate::memory::size(keep)?);
-        self.device().driver().relaxed("cuMemPoolTrimTo", || {
-            // SAFETY: the pool lives as long as this allocator.
-            unsafe { sys::cuMemPoolTrimTo(pool, keep) }.result()
+        self.source().trim(size(keep)?)
+    }
+}
+
+impl StreamOrdered {
+    fn allocate(&self, bytes: usize, on: &CudaStreamOf) -> Result<sys::CUdeviceptr, DeviceError> {
+        // In a capture the call would become a node of the graph, and the memory the graph's own.
+        // A capture of another library is not the clock's, so the driver is asked too.
+        let captured = self.device.clock().is_capturing(on)
+            || (on.raw().is_reachable() && self.device.events().is_captured(on.raw())?);
+        let (mut at, on) = (0, if captured { self.freeing.stream() } else { on });
+        let stream = on.raw().handle()?;
+        self.device.driver().relaxed("cuMemAllocFromPoolAsync", || {
+            // SAFETY: the pool lives as long as `self`, the stream as long as it is borrowed.
+            unsafe { sys::cuMemAllocFromPoolAsync(&raw mut at, bytes, self.pool.0, stream) }
+                .result()?;
+            if !captured {
+                return Ok(());
+            }
+            // The graph can run at any time from now on, so the allocation must have happened.
+            // SAFETY: as above.
+            let waited = unsafe { result::stream::synchronize(stream) };
+            waited.inspect_err(|_| {
+                // SAFETY: allocated above, on this stream, and not handed out.
+                let _ = unsafe { result::free_async(at, stream) };
+            })
+        })?;
+        Ok(at)
+    }
+
+    /// Lets the driver see that all frees have passed, and gives back what it keeps beyond `keep`
+    /// bytes. Frees on a stream under capture are not waited for.
+    fn trim(&self, keep: usize) -> Result<(), DeviceError> {
+        let clock = self.device.clock();
+        for mark in std::mem::take(&mut *self.freed.lock()) {
+            match clock.synchronize(mark) {
+                Err(refused) if refused.why == Why::NotSubmitted => self.note_free(mark),
+                other => other?,
+            }
+        }
+        self.device.driver().relaxed("cuMemPoolTrimTo", || {
+            // SAFETY: the pool lives as long as `self`.
+            unsafe { sys::cuMemPoolTrimTo(self.pool.0, keep) }.result()
         })
+    }
+
+    fn free_on(&self, block: &CudaBlock, on: &CudaStreamOf) -> Result<(), DeviceError> {
+        let stream = on.raw().handle()?;
+        self.device.driver().relaxed("cuMemFreeAsync", || {
+            // SAFETY: a block is made in `allocate` only and moved into `free`, so it is freed
+            // once; the stream is behind the work that used the block, as the callers guarantee.
+            unsafe { result::free_async(block.at, stream) }
+        })?;
+        self.note_free(self.device.clock().mark(on));
+        Ok(())
+    }
+
+    /// Remembers the last free on each stream.
+    fn note_free(&self, mark: Mark) {
+        let clock = self.device.clock();
+        let mut freed = self.freed.lock();
+        match freed.iter_mut().find(|known| clock.same_stream(**known, mark)) {
+            Some(known) => *known = clock.later(*known, mark),
+            None => freed.push(mark),
+        }
     }
 }
 
@@ -122,47 +193,40 @@ impl Source for StreamOrdered {
 
     fn take(
         &self,
-        device: &CudaDevice,
+        _device: &CudaDevice,
         bytes: usize,
         on: &CudaStreamOf,
     ) -> Result<sys::CUdeviceptr, DeviceError> {
-        // In a capture the call would become a node of the graph, and the memory the graph's own.
-        let captured = device.clock().is_capturing(on);
-        let (mut at, on) = (0, if captured { &self.freeing } else { on });
-        let stream = on.raw().handle()?;
-        device.driver().relaxed("cuMemAllocFromPoolAsync", || {
-            // SAFETY: the pool lives as long as `self`, the stream as long as it is borrowed.
-            unsafe { sys::cuMemAllocFromPoolAsync(&raw mut at, bytes, self.pool.0, stream) }
-                .result()?;
-            if !captured {
-                return Ok(());
+        match self.allocate(bytes, on) {
+            Err(full) if full.why == Why::OutOfMemory && self.trim(0).is_ok() => {
+                self.allocate(bytes, on)
             }
-            // Waited for now, it is there for the graph, whenever that runs.
-            // SAFETY: as above.
-            let waited = unsafe { result::stream::synchronize(stream) };
-            waited.inspect_err(|_| {
-                // SAFETY: allocated above, on this stream, and nobody's yet.
-                let _ = unsafe { result::free_async(at, stream) };
-            })
-        })?;
-        Ok(at)
+            other => other,
+        }
     }
 
-    /// Waits for nothing: the free itself is behind `after`, on the device.
+    /// Waits for nothing on the host: the free follows `after` on the device.
     fn give(
         &self,
         device: &CudaDevice,
         block: &CudaBlock,
         after: &[MarkOf<CudaAsyncAllocator>],
     ) -> Result<(), DeviceError> {
-        if device.clock().order(&self.freeing, after)? == Order::NotYet {
+        let clock = device.clock();
+        if let [mark] = after {
+            let own = |stream: &CudaStreamOf| {
+                let free = stream.raw().is_reachable()
+                    && device.events().is_captured(stream.raw()) == Ok(false);
+                free.then(|| self.free_on(block, stream))
+            };
+            if let Some(freed) = clock.on_stream_of(*mark, own).flatten() {
+                return freed;
+            }
+        }
+        if clock.order(self.freeing.stream(), after)? == Order::NotYet {
             return Err(DeviceError::new(Why::NotSubmitted, "cuMemFreeAsync", 0));
         }
-        device.driver().relaxed("cuMemFreeAsync", || {
-            // SAFETY: a block is made in `allocate` only and moved into `free`, so it is freed
-            // once; the stream is behind the work that used it, as just ordered.
-            unsafe { result::free_async(block.at, self.freeing.raw().cu_stream()) }
-        })
+        self.free_on(block, self.freeing.stream())
     }
 }
 
@@ -171,13 +235,12 @@ impl Whole for StreamOrdered {}
 impl Drop for StreamOrdered {
     fn drop(&mut self) {
         let pool = self.pool.0;
-        // What is still being freed is finished by the driver; that the device is gone, or that the
-        // process is a fork, leaves nothing to do.
+        // The driver finishes frees that are queued. If the device is lost, or the process is a
+        // fork, nothing is left to do.
         let _ = self.device.driver().relaxed("cuMemPoolDestroy", || {
             // SAFETY: made in `new` and destroyed once.
             unsafe { sys::cuMemPoolDestroy(pool) }.result()
         });
-        let _ = self.device.retire(&self.freeing);
     }
 }
 
@@ -185,4 +248,51 @@ impl std::fmt::Debug for StreamOrdered {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("StreamOrdered").field("device", &self.device).finish_non_exhaustive()
     }
+}
+
+/// A stream that the allocator has created for itself.
+///
+/// cudarc's own `new_stream` would switch the user's context to its multi-stream mode, in which
+/// each use of a `CudaSlice` records events.
+struct OwnStream {
+    device: CudaDevice,
+    /// Taken by the drop.
+    stream: Option<PoolStream>,
+}
+
+impl OwnStream {
+    fn new(device: &CudaDevice) -> Result<Self, DeviceError> {
+        let handle = device.driver().call("cuStreamCreate", || {
+            result::stream::create(result::stream::StreamKind::NonBlocking)
+        })?;
+        // SAFETY: the stream was just created in this context; it is destroyed after its
+        // retirement.
+        let wrapped = unsafe { device.wrap_stream(handle) };
+        let stream = wrapped.inspect_err(|_| destroy(device, handle))?;
+        Ok(Self { device: device.clone(), stream: Some(stream) })
+    }
+
+    fn stream(&self) -> &CudaStreamOf {
+        match &self.stream {
+            Some(stream) => stream,
+            None => unreachable!("taken by the drop only"),
+        }
+    }
+}
+
+impl Drop for OwnStream {
+    fn drop(&mut self) {
+        let Some(stream) = self.stream.take() else { return };
+        let handle = stream.raw().cu_stream();
+        // A stream that could not be retired stays, with what is queued on it.
+        if stream.retire().is_ok() {
+            destroy(&self.device, handle);
+        }
+    }
+}
+
+fn destroy(device: &CudaDevice, stream: sys::CUstream) {
+    // SAFETY: created by `OwnStream::new`, retired or never registered, and destroyed once.
+    let destroy = || unsafe { result::stream::destroy(stream) };
+    let _ = device.driver().call("cuStreamDestroy", destroy);
 }

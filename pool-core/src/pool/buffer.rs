@@ -95,21 +95,73 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn on<'b>(&'b self, stream: &'b StreamOf<A>) -> Result<Use<'b, A>, DeviceError> {
-        self.record_stream(stream)?;
+        self.order(stream)?;
+        self.begin_use(stream);
         Ok(Use { view: self.view(stream), stream, buffer: self })
     }
 
-    /// Notes that `stream` uses the buffer until it is dropped, for uses that no [`Use`] covers: a
-    /// use that begins and does not end.
+    /// Records that `stream` uses the buffer until it is dropped. Makes no device call.
+    ///
+    /// It is for code that orders its streams itself, as `torch.Tensor.record_stream` is: the
+    /// caller orders `stream` after the buffer's allocation and after its earlier uses.
+    /// [`PooledBuffer::on`] and [`PooledBuffer::use_until_drop`] do both. When another stream
+    /// requests the block after the drop, it waits for `stream` too. In a capture, use
+    /// [`PooledBuffer::on`]: only then a launch waits for the buffer's earlier uses.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Foreign`] if the stream belongs to another device or has ended,
+    /// [`Why::NotSubmitted`] for a page-locked buffer on a stream under capture, and the reason if
+    /// the device is lost.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, DeviceAllocator, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let (load, compute) = (pool.allocator().stream(), pool.allocator().stream());
+    /// let tile = pool.allocate_on(&load, 4096)?;
+    /// pool.allocator().kernel(&load, &*tile.on(&load)?);
+    /// let address = tile.on(&compute)?; // orders `compute` after `load`
+    /// tile.record_stream(&compute)?;
+    /// drop(address);
+    /// // A library keeps the address, and gives work to `compute` until the tile is dropped.
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn record_stream(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
+        self.may_use_on(stream)?;
+        self.begin_use(stream);
+        Ok(())
+    }
+
+    /// Orders `stream` as [`PooledBuffer::on`] does, and records that it uses the buffer until the
+    /// drop: for code that cannot tell when a use ends.
     ///
     /// # Errors
     ///
     /// As for [`PooledBuffer::on`].
-    pub fn record_stream(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let compute = pool.allocator().stream();
+    /// let tile = pool.allocate(4096)?;
+    /// tile.use_until_drop(&compute)?; // work that `compute` is given from here on may use it
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn use_until_drop(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
         self.order(stream)?;
+        self.begin_use(stream);
+        Ok(())
+    }
+
+    fn begin_use(&self, stream: &StreamOf<A>) {
         let clock = self.allocator().clock();
         self.record.marks.lock().begin(clock, clock.mark(stream));
-        Ok(())
     }
 
     /// The memory for the CPU: blocks the host until all that was done with the buffer, recorded
@@ -139,7 +191,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         self.record.view(self.allocator(), self.record.requested, stream)
     }
 
-    fn order(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
+    fn may_use_on(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
         let clock = self.allocator().clock();
         if let Some(fault) = clock.fault() {
             return Err(fault);
@@ -156,6 +208,12 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
             let call = "use memory that the CPU can touch in a capture";
             return Err(DeviceError::new(Why::NotSubmitted, call, 0));
         }
+        Ok(())
+    }
+
+    fn order(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
+        self.may_use_on(stream)?;
+        let clock = self.allocator().clock();
         let mut behind = self.record.marks.lock().behind(clock, stream, A::MEMORY.cpu_touches);
         if let Some(id) = self.record.private {
             behind.extend(self.store().privates.behind(id));

@@ -13,6 +13,12 @@ use crate::stream::clock::StreamClock;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+/// Gives back what the allocator keeps too.
+fn with_kept<A: DeviceAllocator>(store: &Store<A>, (bytes, refusal): GivenBack) -> GivenBack {
+    let kept = store.allocator.release_kept();
+    (bytes, refusal.or(kept.err()))
+}
+
 impl<A: DeviceAllocator> BucketPool<A> {
     /// Takes idle blocks from the device ahead of time: for each `(bytes, count)`, `count` blocks
     /// of the class of `bytes`.
@@ -53,7 +59,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// The first refusal of the device. The other blocks went back all the same; what it refused
     /// is lost, and counted in [`PoolStats::lost_bytes`].
     pub fn shrink_to(&self, reserved: u64) -> Result<u64, AllocError> {
-        self.giving_back(|store| store.shrink_to(reserved))
+        self.giving_back(|store| with_kept(store, store.shrink_to(reserved)))
     }
 
     /// Gives back at least `bytes` idle bytes, oldest first, or all there are. Returns the bytes
@@ -63,7 +69,10 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// As for [`BucketPool::shrink_to`].
     pub fn trim(&self, bytes: u64) -> Result<u64, AllocError> {
-        self.giving_back(|store| store.trim(bytes))
+        self.giving_back(|store| match bytes {
+            0 => store.trim(0),
+            _ => with_kept(store, store.trim(bytes)),
+        })
     }
 
     /// Gives back all idle blocks, after waiting for the device to finish with them. Returns the
@@ -73,7 +82,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// As for [`BucketPool::shrink_to`].
     pub fn clear(&self) -> Result<u64, AllocError> {
-        self.giving_back(Store::clear)
+        self.giving_back(|store| with_kept(store, store.clear()))
     }
 
     /// Gives back what has been idle for longer than the pool's

@@ -166,20 +166,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Queues giving a block back: it goes when its turn comes, and is used until then.
-    ///
-    /// # Errors
-    ///
-    /// [`Why::Foreign`] for an address at which no block begins, or when the script says so.
-    pub fn free_in_order(&mut self, on: usize, at: u64) -> Result<(), DeviceError> {
-        self.script.check(SimCall::Free, Why::Other, "sim free")?;
-        let bytes = self.memory.block_at(at)?;
-        self.give_use(on, at..at + bytes, "free", Op::Free(at));
-        self.calls.frees += 1;
-        Ok(())
-    }
-
-    fn gone(&mut self, bytes: &Range<u64>) {
+    /// Notes that memory goes. It is a hazard if a stream still uses the memory.
+    pub fn gone(&mut self, bytes: &Range<u64>) {
         let Self { shadow, streams, .. } = self;
         shadow.gone(bytes, |stream| streams.get(stream).map_or(u64::MAX, |queue| queue.done));
     }
@@ -248,8 +236,6 @@ impl Engine {
             Op::Write { at, bytes } => self.memory.write(*at, bytes),
             Op::Fill { bytes, byte } => self.memory.fill(bytes, *byte),
             Op::Effect(effect) => effect(&mut Contents(&mut self.memory)),
-            // It began a block when it was given, and addresses are not used twice.
-            Op::Free(at) => drop(self.memory.free(*at)),
         }
     }
 

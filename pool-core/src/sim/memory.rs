@@ -17,6 +17,9 @@ pub(super) struct SimMemory {
     pub(super) held: u64,
     pub(super) held_peak: u64,
     next: u64,
+    /// Addresses of blocks that went, by bytes and alignment. The newest serve again first, as an
+    /// address that means another block now is what a test should meet.
+    spare: HashMap<(u64, u64), Vec<u64>>,
     blocks: BTreeMap<u64, Block>,
     contents: HashMap<u64, Box<[u8]>>,
 }
@@ -25,6 +28,7 @@ pub(super) struct SimMemory {
 #[derive(Debug)]
 struct Block {
     bytes: u64,
+    alignment: u64,
     committed: Option<BTreeMap<u64, u64>>,
 }
 
@@ -48,6 +52,7 @@ impl SimMemory {
             held: 0,
             held_peak: 0,
             next: ALIGNMENT,
+            spare: HashMap::new(),
             blocks: BTreeMap::new(),
             contents: HashMap::new(),
         }
@@ -61,31 +66,40 @@ impl SimMemory {
         Ok(())
     }
 
-    fn addresses(&mut self, bytes: u64, call: &'static str) -> Result<u64, DeviceError> {
-        let end = bytes.max(1).checked_next_multiple_of(ALIGNMENT);
-        let next = end.and_then(|bytes| self.next.checked_add(bytes)).ok_or(full(call))?;
-        Ok(std::mem::replace(&mut self.next, next))
+    fn addresses(
+        &mut self,
+        bytes: u64,
+        alignment: u64,
+        call: &'static str,
+    ) -> Result<u64, DeviceError> {
+        if let Some(at) = self.spare.get_mut(&(bytes, alignment)).and_then(Vec::pop) {
+            return Ok(at);
+        }
+        let start = self.next.checked_next_multiple_of(alignment).ok_or(full(call))?;
+        let taken = bytes.max(1).checked_next_multiple_of(ALIGNMENT);
+        self.next = taken.and_then(|taken| start.checked_add(taken)).ok_or(full(call))?;
+        Ok(start)
     }
 
     pub(super) fn allocate(&mut self, bytes: u64) -> Result<u64, DeviceError> {
         let before = self.held;
         self.hold(bytes, "sim allocate")?;
-        let at = self.addresses(bytes, "sim allocate").inspect_err(|_| self.held = before)?;
-        self.blocks.insert(at, Block { bytes, committed: None });
+        let at = self.addresses(bytes, ALIGNMENT, "sim allocate");
+        let at = at.inspect_err(|_| self.held = before)?;
+        self.blocks.insert(at, Block { bytes, alignment: ALIGNMENT, committed: None });
         Ok(at)
     }
 
     pub(super) fn reserve(&mut self, bytes: u64, alignment: u64) -> Result<u64, DeviceError> {
-        let aligned = self.next.checked_next_multiple_of(alignment);
-        self.next = aligned.ok_or(full("sim reserve"))?;
-        let at = self.addresses(bytes, "sim reserve")?;
-        self.blocks.insert(at, Block { bytes, committed: Some(BTreeMap::new()) });
+        let at = self.addresses(bytes, alignment, "sim reserve")?;
+        self.blocks.insert(at, Block { bytes, alignment, committed: Some(BTreeMap::new()) });
         Ok(at)
     }
 
     /// Takes a block or a reservation back. Returns the ranges that had memory behind them.
     pub(super) fn free(&mut self, at: u64) -> Result<Vec<Range<u64>>, DeviceError> {
         let block = self.blocks.remove(&at).ok_or(unknown("sim free"))?;
+        self.spare.entry((block.bytes, block.alignment)).or_default().push(at);
         let all = BTreeMap::from([(at, at + block.bytes)]);
         let ranges = block.committed.unwrap_or(all).into_iter();
         let ranges: Vec<Range<u64>> = ranges.map(|(start, end)| start..end).collect();
@@ -94,11 +108,6 @@ impl SimMemory {
             self.forget(range);
         }
         Ok(ranges)
-    }
-
-    /// The bytes of the block that begins at an address.
-    pub(super) fn block_at(&self, at: u64) -> Result<u64, DeviceError> {
-        self.blocks.get(&at).map(|block| block.bytes).ok_or(unknown("sim free"))
     }
 
     /// Puts memory behind a range of a reservation that has none anywhere.

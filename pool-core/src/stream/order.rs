@@ -84,6 +84,12 @@ impl<C: StreamClock> Taker<'_, C> {
         self.cpu_touches || self.steal.allows(self.clock, self.on, mark)
     }
 
+    /// Returns whether memory behind `mark` is ready, by a query if it must be. Nothing waits.
+    pub(crate) fn see_done(&self, mark: C::Mark) -> Result<Order, DeviceError> {
+        let done = self.is_ready(mark) || self.clock.is_done(mark)?;
+        Ok(if done { Order::Ordered } else { Order::NotYet })
+    }
+
     /// Makes it ready, if that is possible without blocking the host.
     pub(crate) fn make_ready(&self, mark: C::Mark) -> Result<Order, DeviceError> {
         match self.cpu_touches {

@@ -27,7 +27,7 @@ const EVENTS_KEPT: usize = 16;
 /// Retired streams that are asked after when another stream comes or goes.
 const RETIRED_ASKED: usize = 4;
 
-/// The four device calls that stream order needs.
+/// The device calls that stream order needs.
 pub trait EventDriver: Send + Sync + 'static {
     /// The device's own stream.
     type Raw: Send + Sync + 'static;
@@ -37,8 +37,17 @@ pub trait EventDriver: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// What the device said.
+    /// The device's refusal. [`Why::NotSubmitted`] if a capture that the clock does not know has
+    /// `on`: the event would be an edge of its graph.
     fn record(&self, on: &Self::Raw) -> Result<Self::Event, DeviceError>;
+    /// Records an edge of a capture that has `on`.
+    ///
+    /// # Errors
+    ///
+    /// The device's refusal.
+    fn record_edge(&self, on: &Self::Raw) -> Result<Self::Event, DeviceError> {
+        self.record(on)
+    }
     /// Makes what `on` is given from here on wait for `event`, on the device.
     ///
     /// # Errors
@@ -146,8 +155,13 @@ impl<D: EventDriver> Timeline<D> {
         }
         // A mark of this epoch or an earlier one is all there will be.
         let last = Mark { timeline: self.id, stream: slot.id, epoch: slot.epoch.load(SeqCst) };
-        self.event_after(last).inspect_err(|_| slot.ended.store(false, SeqCst))?;
-        slot.last.store(slot.epoch.load(SeqCst), SeqCst);
+        let event = self.event_after(last).inspect_err(|_| slot.ended.store(false, SeqCst))?;
+        // Without an event all of it is done. An epoch that another thread has begun meanwhile has
+        // no event yet, so it does not count.
+        let final_epoch = event.map_or(last.epoch + 1, |recorded| recorded.epoch);
+        slot.last.store(final_epoch, SeqCst);
+        // Calls that other threads make on the stream end before its owner may destroy it.
+        drop(slot.calls.write());
         self.forget_done(slot);
         self.forget_retired();
         Ok(())
@@ -190,6 +204,7 @@ impl<D: EventDriver> Timeline<D> {
     /// stream's later work is waited for with it. `None` if all of it is done.
     fn event_after(&self, mark: Mark) -> Result<Option<Arc<Recorded<D::Event>>>, DeviceError> {
         let Some(slot) = self.slot(mark)? else { return Ok(None) };
+        let _call = slot.calls.read();
         let clock = {
             let known = slot.known.lock();
             let epoch = slot.epoch_of(mark);
@@ -239,6 +254,18 @@ impl<D: EventDriver> Timeline<D> {
         for other in slots.values() {
             other.known.lock().clock.remove(&slot.id);
         }
+    }
+
+    /// Runs a call on the stream of a mark. The stream stays alive during the call. Returns `None`
+    /// without the call if the stream is retired or under a capture that the clock knows. The call
+    /// must not ask the clock about the same stream: it could wait for itself.
+    pub fn on_stream_of<T>(&self, mark: Mark, call: impl FnOnce(&Stream<D>) -> T) -> Option<T> {
+        let slot = self.slot(mark).ok()??;
+        let _call = slot.calls.read();
+        if slot.is_retired() || slot.is_capturing() {
+            return None;
+        }
+        Some(call(&Stream(slot.clone())))
     }
 
     fn order_after(&self, on: &Slot<D>, mark: Mark) -> Result<(), DeviceError> {

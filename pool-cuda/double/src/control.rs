@@ -1,7 +1,8 @@
 //! What tests ask of the double, beside the driver's own interface.
 #![expect(unsafe_code, reason = "symbols are exported by name")]
 
-use crate::code::Code;
+use crate::code::{self, Code};
+use crate::cost::SETS;
 use crate::pointer::Name;
 use crate::script::Fault;
 use crate::state::{DEVICES, State, call, state};
@@ -19,15 +20,27 @@ pub extern "C" fn cuda_double_seed(seed: u64) {
     state().engine.seed(seed);
 }
 
-/// Queues a kernel that uses these bytes and does nothing to them.
+/// Queues a kernel that uses these bytes and does nothing to them. Where its device may not use
+/// them, the context is lost when the kernel runs.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_kernel(stream: usize, at: u64, bytes: usize) -> Code {
     call("a kernel", |state| {
-        let (on, device) = state.stream(stream)?;
-        let range = state.check(at, bytes, device)?;
-        state.engine.kernel(on, range);
+        let on = state.stream(stream)?;
+        let range = at..at.saturating_add(bytes as u64);
+        if state.may_use(&range, on.device) {
+            state.engine.kernel(on.number, range);
+            return Ok(());
+        }
+        let (lost, uses) = (state.lost.clone(), [(0..0, "stray kernel"), (0..0, "stray kernel")]);
+        state.engine.later(on.number, uses, move |_| lost.lose(on.device, code::ILLEGAL_ADDRESS));
         Ok(())
     })
+}
+
+/// Lets the calls of which the documentation leaves it open wait for the device, or not.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuda_double_calls_wait(they_do: bool) {
+    state().calls_wait = they_do;
 }
 
 /// The CPU uses these bytes of page-locked memory now.
@@ -64,6 +77,19 @@ pub extern "C" fn cuda_double_held() -> u64 {
     (0..DEVICES).map(|device| state.held(device)).sum()
 }
 
+/// Bytes of device memory that are taken: handed out, mapped, or kept by memory pools.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuda_double_taken() -> u64 {
+    let state = state();
+    (0..DEVICES).map(|device| state.taken(device)).sum()
+}
+
+/// Pieces of memory that were made so that RDMA can reach them.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuda_double_for_rdma() -> usize {
+    state().pages.for_rdma()
+}
+
 /// Bytes of host memory that are page-locked.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_pinned() -> u64 {
@@ -74,14 +100,22 @@ pub extern "C" fn cuda_double_pinned() -> u64 {
 /// back.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_leftovers() -> usize {
-    let state = state();
-    state.pages.leftovers() + state.pools.len() + state.graphs.len()
+    let state = &mut *state();
+    state.forget_destroyed();
+    state.pages.leftovers() + state.stores.len() + state.graphs.len()
 }
 
 /// Calls of a name, refused ones among them; of all for an empty name.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_count(name: Name) -> u64 {
     state().script.count(&name.get())
+}
+
+/// Nanoseconds of the calls of virtual memory so far, by one of two sets of published costs.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuda_double_cost(set: usize) -> u64 {
+    let state = state();
+    SETS.get(set).map_or(0, |costs| costs.total(|name| state.script.count(name)))
 }
 
 /// Lets calls of a name, of any for an empty one, fail: after `skip` more, `times` times, with
@@ -94,7 +128,8 @@ pub extern "C" fn cuda_double_fail(name: Name, skip: u64, times: u64, code: Code
 /// The devices are gone: each call says `code` from here on.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_lose(code: Code) {
-    state().script.lose(code);
+    let state = state();
+    (0..DEVICES).for_each(|device| state.lost.lose(device, code));
 }
 
 /// Events that exist.
@@ -106,7 +141,9 @@ pub extern "C" fn cuda_double_events() -> usize {
 /// Nothing fails any more, and the devices are there again.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_mend() {
-    state().script.mend();
+    let state = &mut *state();
+    state.script.mend();
+    state.lost.mend();
 }
 
 /// A call of a name says that it was done and does nothing: the one after `skip` more. A query says

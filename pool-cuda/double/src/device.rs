@@ -10,6 +10,8 @@ use std::ffi::{c_char, c_int, c_uint};
 const VERSION: c_int = 12080;
 /// The attributes that are told; the others are 0.
 const VIRTUAL_MEMORY: c_uint = 102;
+const FILE_HANDLES: c_uint = 103;
+const RDMA: c_uint = 110;
 const MEMORY_POOLS: c_uint = 115;
 
 #[unsafe(no_mangle)]
@@ -61,7 +63,7 @@ pub extern "C" fn cuDeviceGetName(name: Host, bytes: c_int, _device: c_int) -> C
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceTotalMem_v2(bytes: Out<usize>, _device: c_int) -> Code {
     call("cuDeviceTotalMem_v2", |_| {
-        bytes.put(usize::try_from(CAPACITY).unwrap_or(usize::MAX));
+        bytes.put(usize::try_from(*CAPACITY).unwrap_or(usize::MAX));
         Ok(())
     })
 }
@@ -73,7 +75,10 @@ pub extern "C" fn cuDeviceGetAttribute(
     _device: c_int,
 ) -> Code {
     call("cuDeviceGetAttribute", |_| {
-        value.put(c_int::from(matches!(attribute, VIRTUAL_MEMORY | MEMORY_POOLS)));
+        value.put(c_int::from(matches!(
+            attribute,
+            VIRTUAL_MEMORY | FILE_HANDLES | RDMA | MEMORY_POOLS
+        )));
         Ok(())
     })
 }
@@ -110,9 +115,11 @@ pub extern "C" fn cuCtxSetCurrent(context: usize) -> Code {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSynchronize() -> Code {
     call("cuCtxSynchronize", |state| {
-        state.not_in_capture()?;
+        let device = current()?;
+        state.stops_device(device)?;
         state.engine.synchronize_all();
-        Ok(())
+        state.give_back_to_thresholds();
+        state.lost.check(device)
     })
 }
 
@@ -138,9 +145,9 @@ pub extern "C" fn cuCtxEnablePeerAccess(context: usize, _flags: c_uint) -> Code 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) -> Code {
     call("cuMemGetInfo_v2", |state| {
-        let held = state.held(current()?);
-        free.put(usize::try_from(CAPACITY - held.min(CAPACITY)).unwrap_or(0));
-        total.put(usize::try_from(CAPACITY).unwrap_or(usize::MAX));
+        let taken = state.taken(current()?);
+        free.put(usize::try_from(*CAPACITY - taken.min(*CAPACITY)).unwrap_or(0));
+        total.put(usize::try_from(*CAPACITY).unwrap_or(usize::MAX));
         Ok(())
     })
 }

@@ -3,7 +3,7 @@
 
 use crate::code::{self, Code};
 use crate::pointer::{Host, Out};
-use crate::state::call;
+use crate::state::{State, call, current};
 use std::alloc::{self, Layout};
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
@@ -41,7 +41,7 @@ fn layout(bytes: usize) -> Result<Layout, Code> {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemHostAlloc(at: Out<Host>, bytes: usize, _flags: c_uint) -> Code {
     call("cuMemHostAlloc", |state| {
-        state.not_in_capture()?;
+        state.unsafe_call()?;
         if bytes == 0 {
             return Err(code::INVALID_VALUE);
         }
@@ -57,15 +57,26 @@ pub extern "C" fn cuMemHostAlloc(at: Out<Host>, bytes: usize, _flags: c_uint) ->
     })
 }
 
-/// Waits for the device, as the driver does.
+/// Takes page-locked memory away: at once, or when the device is idle, as `CUDA_DOUBLE` says. The
+/// driver's documentation leaves it open.
+fn unlock(state: &mut State, at: u64, bytes: usize) -> Result<(), Code> {
+    if state.calls_wait {
+        state.engine.synchronize_all();
+    }
+    state.hosts.0.remove(&at);
+    state.taking(current()?, |state| {
+        state.engine.gone(&(at..at + bytes as u64));
+        Ok(())
+    })
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFreeHost(at: Host) -> Code {
     call("cuMemFreeHost", |state| {
-        state.not_in_capture()?;
+        state.unsafe_call()?;
         let known = state.hosts.0.get(&at.address()).filter(|locked| locked.owned);
         let bytes = known.ok_or(code::INVALID_VALUE)?.bytes;
-        state.engine.synchronize_all();
-        state.hosts.0.remove(&at.address());
+        unlock(state, at.address(), bytes)?;
         let memory = std::ptr::with_exposed_provenance_mut(
             usize::try_from(at.address()).unwrap_or_default(),
         );
@@ -78,7 +89,7 @@ pub extern "C" fn cuMemFreeHost(at: Host) -> Code {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemHostRegister_v2(at: Host, bytes: usize, _flags: c_uint) -> Code {
     call("cuMemHostRegister_v2", |state| {
-        state.not_in_capture()?;
+        state.unsafe_call()?;
         let range = at.address()..at.address() + bytes as u64;
         let before = state.hosts.0.range(..range.end).next_back();
         if before.is_some_and(|(start, locked)| start + locked.bytes as u64 > range.start) {
@@ -92,11 +103,9 @@ pub extern "C" fn cuMemHostRegister_v2(at: Host, bytes: usize, _flags: c_uint) -
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemHostUnregister(at: Host) -> Code {
     call("cuMemHostUnregister", |state| {
-        state.not_in_capture()?;
+        state.unsafe_call()?;
         let known = state.hosts.0.get(&at.address()).filter(|locked| !locked.owned);
-        known.ok_or(code::HOST_MEMORY_NOT_REGISTERED)?;
-        state.engine.synchronize_all();
-        state.hosts.0.remove(&at.address());
-        Ok(())
+        let bytes = known.ok_or(code::HOST_MEMORY_NOT_REGISTERED)?.bytes;
+        unlock(state, at.address(), bytes)
     })
 }

@@ -3,74 +3,94 @@
 
 use crate::code::{self, Code};
 use crate::pointer::{Host, Out};
-use crate::state::{State, call, current, said};
+use crate::state::{Origin, State, Stream, call, current, said};
+use std::ops::Range;
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemAlloc_v2(at: Out<u64>, bytes: usize) -> Code {
     call("cuMemAlloc_v2", |state| {
-        state.not_in_capture()?;
-        at.put(state.allocate(bytes, current()?, None)?);
+        state.unsafe_call()?;
+        at.put(state.allocate(bytes, current()?, Origin::Device)?);
         Ok(())
     })
 }
 
-/// Waits for the device, as the driver usually does; it promises nothing. With
-/// `CUDA_DOUBLE_FREE=at-once` in the environment it does not wait, and a free under work that uses
-/// the memory is the end of the context, as after a kernel that strays.
+/// Waits for the device, or does not, as `CUDA_DOUBLE` says: the driver's documentation leaves it
+/// open.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFree_v2(at: u64) -> Code {
     call("cuMemFree_v2", |state| {
-        state.not_in_capture()?;
-        let owned = state.memory.get(&at).ok_or(code::INVALID_VALUE)?;
-        if owned.device != current()? {
+        state.unsafe_call()?;
+        let device = current()?;
+        let known = state.memory.get(&at).ok_or(code::INVALID_VALUE)?;
+        if known.device != device {
             return Err(code::INVALID_VALUE);
         }
-        if !state.frees_at_once {
+        if let Origin::Pool(pool) = known.origin {
+            // Allowed of a pool's memory too: it waits for the device then.
+            state.engine.synchronize_all();
+            let owned = state.memory.remove(&at).ok_or(code::INVALID_VALUE)?;
+            return state.free_to_store(pool, at..at + owned.bytes, device);
+        }
+        if state.calls_wait {
             state.engine.synchronize_all();
         }
-        let before = state.engine.hazards().len();
-        said(state.engine.free(at))?;
-        state.memory.remove(&at);
-        if state.frees_at_once && state.engine.hazards().len() > before {
-            state.script.lose(code::ILLEGAL_ADDRESS);
-            return Err(code::ILLEGAL_ADDRESS);
-        }
-        Ok(())
+        state.taking(device, |state| {
+            said(state.engine.free(at))?;
+            state.memory.remove(&at);
+            Ok(())
+        })
     })
 }
 
-/// Page-locked memory is read when the copy's turn comes; other memory before the call returns, as
-/// the driver does.
+impl State {
+    /// Returns whether host memory is used when the work's turn comes. Page-locked memory is; other
+    /// memory in a capture only, which records its address.
+    fn is_used_late(&self, host: &Range<u64>, on: Stream) -> bool {
+        self.hosts.holds(host) || self.engine.is_capturing(on.number)
+    }
+}
+
+/// The range of host memory that a copy uses, as the shadow of uses knows it. Nothing is known of
+/// memory that is not page-locked.
+fn known(state: &State, host: Range<u64>) -> Range<u64> {
+    if state.hosts.holds(&host) { host } else { 0..0 }
+}
+
+/// Reads page-locked memory when the copy's turn comes, other memory before the call returns. In a
+/// capture the address is recorded, and is read in each launch.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: Host, bytes: usize, stream: usize) -> Code {
     call("cuMemcpyHtoDAsync_v2", |state| {
-        let (on, device) = state.stream(stream)?;
-        let range = state.check(to, bytes, device)?;
+        let on = state.stream(stream)?;
+        let range = state.copied(to, bytes, on.device)?;
         let source = from.address()..from.address() + bytes as u64;
-        if state.hosts.holds(&source) {
-            let uses = [(source, "copy from"), (range, "copy to")];
-            state.engine.later(on, uses, move |memory| memory.write(to, &from.read(bytes)));
+        if state.is_used_late(&source, on) {
+            let uses = [(known(state, source), "copy from"), (range, "copy to")];
+            let copy = move |memory: &mut pool_core::sim::engine::Contents<'_>| {
+                memory.write(to, &from.read(bytes));
+            };
+            state.engine.later(on.number, uses, copy);
         } else {
-            state.engine.write(on, to, from.read(bytes));
+            state.engine.write(on.number, to, from.read(bytes));
         }
         Ok(())
     })
 }
 
-/// Into page-locked memory when the copy's turn comes. Into other memory it waits for the stream,
-/// as the driver does.
+/// Writes page-locked memory when the copy's turn comes. Into other memory it waits for the stream;
+/// in a capture the address is recorded, and is written in each launch.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyDtoHAsync_v2(to: Host, from: u64, bytes: usize, stream: usize) -> Code {
     call("cuMemcpyDtoHAsync_v2", |state| {
-        let (on, device) = state.stream(stream)?;
-        let range = state.check(from, bytes, device)?;
+        let on = state.stream(stream)?;
+        let range = state.copied(from, bytes, on.device)?;
         let target = to.address()..to.address() + bytes as u64;
-        if state.hosts.holds(&target) {
-            let uses = [(range.clone(), "copy from"), (target, "copy to")];
-            state.engine.later(on, uses, move |memory| to.write(&memory.read(&range)));
+        if state.is_used_late(&target, on) {
+            let uses = [(range.clone(), "copy from"), (known(state, target), "copy to")];
+            state.engine.later(on.number, uses, move |memory| to.write(&memory.read(&range)));
         } else {
-            in_capture(state, on)?;
-            to.write(&state.engine.read(on, range));
+            to.write(&state.engine.read(on.number, range));
         }
         Ok(())
     })
@@ -79,10 +99,11 @@ pub extern "C" fn cuMemcpyDtoHAsync_v2(to: Host, from: u64, bytes: usize, stream
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) -> Code {
     call("cuMemcpyDtoDAsync_v2", |state| {
-        let (on, device) = state.stream(stream)?;
-        let (source, target) = (state.check(from, bytes, device)?, state.check(to, bytes, device)?);
+        let on = state.stream(stream)?;
+        let source = state.copied(from, bytes, on.device)?;
+        let target = state.copied(to, bytes, on.device)?;
         let uses = [(source.clone(), "copy from"), (target, "copy to")];
-        state.engine.later(on, uses, move |memory| {
+        state.engine.later(on.number, uses, move |memory| {
             let bytes = memory.read(&source);
             memory.write(to, &bytes);
         });
@@ -93,14 +114,9 @@ pub extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream:
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemsetD8Async(at: u64, byte: u8, bytes: usize, stream: usize) -> Code {
     call("cuMemsetD8Async", |state| {
-        let (on, device) = state.stream(stream)?;
-        let range = state.check(at, bytes, device)?;
-        state.engine.fill(on, range, byte);
+        let on = state.stream(stream)?;
+        let range = state.copied(at, bytes, on.device)?;
+        state.engine.fill(on.number, range, byte);
         Ok(())
     })
-}
-
-/// What waits for a stream cannot be captured.
-fn in_capture(state: &State, on: usize) -> Result<(), Code> {
-    if state.engine.is_capturing(on) { Err(code::STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
 }

@@ -3,8 +3,8 @@
 
 use crate::code::{self, Code};
 use crate::device::device;
-use crate::pointer::{InOut, Out};
-use crate::state::{CAPACITY, call, said};
+use crate::pointer::{Host, InOut, Out};
+use crate::state::{CAPACITY, State, call, current, said};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{c_int, c_uint, c_ulonglong};
 use std::ops::Range;
@@ -12,7 +12,11 @@ use std::ops::Range;
 /// Memory comes in multiples of this many bytes, as on today's devices.
 const GRANULE: u64 = 2 << 20;
 
-/// `CUmemAllocationProp`, as far as it is read: its device.
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR` and `CU_MEM_HANDLE_TYPE_FABRIC`.
+const FILE: c_uint = 1;
+const FABRIC: c_uint = 8;
+
+/// `CUmemAllocationProp`, but for what only Windows reads.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Properties {
@@ -20,6 +24,10 @@ pub struct Properties {
     handles: c_uint,
     location: c_uint,
     device: c_int,
+    windows: usize,
+    compression: u8,
+    rdma: u8,
+    rest: [u8; 6],
 }
 
 /// `CUmemAccessDesc`.
@@ -47,6 +55,8 @@ pub(crate) struct Pages {
     reserved: HashMap<u64, u64>,
     memory: HashMap<u64, Memory>,
     next: u64,
+    /// Handles of memory that is gone. The newest serves again first.
+    spare: Vec<u64>,
     /// By address: the memory behind it.
     mapped: BTreeMap<u64, Mapped>,
 }
@@ -55,8 +65,11 @@ pub(crate) struct Pages {
 struct Memory {
     bytes: u64,
     device: usize,
-    held: bool,
+    /// How many times the program holds its handle.
+    held: usize,
     mappings: usize,
+    handles: c_uint,
+    rdma: bool,
 }
 
 struct Mapped {
@@ -87,7 +100,12 @@ impl Pages {
         until >= range.end
     }
 
-    /// The mappings that a range is made of, whole.
+    /// Returns how many pieces of memory were made so that RDMA can reach them.
+    pub(crate) fn for_rdma(&self) -> usize {
+        self.memory.values().filter(|memory| memory.rdma).count()
+    }
+
+    /// Returns the mappings that a range is made of, whole.
     fn whole(&self, range: &Range<u64>) -> Result<Vec<u64>, Code> {
         let inside: Vec<_> = self.mapped.range(range.clone()).collect();
         let bytes: u64 = inside.iter().map(|(_, mapped)| mapped.bytes).sum();
@@ -98,8 +116,9 @@ impl Pages {
     }
 
     fn forget_unused(&mut self, memory: u64) {
-        if self.memory.get(&memory).is_some_and(|m| !m.held && m.mappings == 0) {
+        if self.memory.get(&memory).is_some_and(|m| m.held == 0 && m.mappings == 0) {
             self.memory.remove(&memory);
+            self.spare.push(memory);
         }
     }
 }
@@ -161,15 +180,24 @@ pub extern "C" fn cuMemCreate(
     _flags: c_ulonglong,
 ) -> Code {
     call("cuMemCreate", |state| {
-        state.not_in_capture()?;
-        let (bytes, of) = (whole_granules(bytes)?, device(properties.get().device)?);
-        if state.held(of).saturating_add(bytes) > CAPACITY {
+        state.unsafe_call()?;
+        let properties = properties.get();
+        let (bytes, of) = (whole_granules(bytes)?, device(properties.device)?);
+        if properties.handles & !(FILE | FABRIC) != 0 {
+            return Err(code::NOT_SUPPORTED);
+        }
+        if state.taken(of).saturating_add(bytes) > *CAPACITY {
             return Err(code::OUT_OF_MEMORY);
         }
+        let (handles, rdma) = (properties.handles, properties.rdma > 0);
         let pages = &mut state.pages;
-        pages.next += 1;
-        pages.memory.insert(pages.next, Memory { bytes, device: of, held: true, mappings: 0 });
-        handle.put(pages.next);
+        let number = pages.spare.pop().unwrap_or_else(|| {
+            pages.next += 1;
+            pages.next
+        });
+        let memory = Memory { bytes, device: of, held: 1, mappings: 0, handles, rdma };
+        pages.memory.insert(number, memory);
+        handle.put(number);
         Ok(())
     })
 }
@@ -177,8 +205,9 @@ pub extern "C" fn cuMemCreate(
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemRelease(handle: u64) -> Code {
     call("cuMemRelease", |state| {
-        let memory = state.pages.memory.get_mut(&handle).filter(|memory| memory.held);
-        memory.ok_or(code::INVALID_VALUE)?.held = false;
+        state.unsafe_call()?;
+        let memory = state.pages.memory.get_mut(&handle).filter(|memory| memory.held > 0);
+        memory.ok_or(code::INVALID_VALUE)?.held -= 1;
         state.pages.forget_unused(handle);
         Ok(())
     })
@@ -193,9 +222,10 @@ pub extern "C" fn cuMemMap(
     _flags: c_ulonglong,
 ) -> Code {
     call("cuMemMap", |state| {
+        state.unsafe_call()?;
         let bytes = whole_granules(bytes)?;
         let memory = state.pages.memory.get_mut(&handle).ok_or(code::INVALID_VALUE)?;
-        if !memory.held || memory.bytes != bytes {
+        if memory.held == 0 || memory.bytes != bytes {
             return Err(code::INVALID_VALUE);
         }
         said(state.engine.commit(&(at..at + bytes)))?;
@@ -214,26 +244,31 @@ pub extern "C" fn cuMemSetAccess(
     count: usize,
 ) -> Code {
     call("cuMemSetAccess", |state| {
-        if count != 1 {
-            return Err(code::INVALID_VALUE);
-        }
-        let who = access.get().device()?;
-        for part in state.pages.whole(&(at..at + bytes as u64))? {
+        state.unsafe_call()?;
+        let who = access.all(count).into_iter().map(Access::device);
+        let who: Vec<usize> = who.collect::<Result<_, _>>()?;
+        let parts = state.pages.whole(&(at..at + bytes as u64))?;
+        state.waits_for_device();
+        state.script.add("handles: access", (parts.len() * count) as u64);
+        for part in parts {
             if let Some(mapped) = state.pages.mapped.get_mut(&part) {
-                mapped.may_use.insert(who);
+                mapped.may_use.extend(&who);
             }
         }
         Ok(())
     })
 }
 
-/// Waits for nothing; mappings go whole.
+/// Mappings go whole.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemUnmap(at: u64, bytes: usize) -> Code {
     call("cuMemUnmap", |state| {
+        state.unsafe_call()?;
         let range = at..at + bytes as u64;
         let parts = state.pages.whole(&range)?;
-        said(state.engine.decommit(&range))?;
+        state.waits_for_device();
+        state.script.add("handles: unmap", parts.len() as u64);
+        state.taking(current()?, |state| said(state.engine.decommit(&range)))?;
         for part in parts {
             let Some(mapped) = state.pages.mapped.remove(&part) else { continue };
             if let Some(memory) = state.pages.memory.get_mut(&mapped.memory) {
@@ -243,4 +278,48 @@ pub extern "C" fn cuMemUnmap(at: u64, bytes: usize) -> Code {
         }
         Ok(())
     })
+}
+
+/// Returns one more hold on the memory behind an address.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemRetainAllocationHandle(handle: Out<u64>, at: Host) -> Code {
+    call("cuMemRetainAllocationHandle", |state| {
+        let pages = &mut state.pages;
+        let (start, mapped) =
+            pages.mapped.range(..=at.address()).next_back().ok_or(code::INVALID_VALUE)?;
+        let inside = at.address() < start + mapped.bytes;
+        let number = Some(mapped.memory).filter(|_| inside).ok_or(code::INVALID_VALUE)?;
+        pages.memory.get_mut(&number).ok_or(code::INVALID_VALUE)?.held += 1;
+        handle.put(number);
+        Ok(())
+    })
+}
+
+/// Refuses memory that was not made for this type of handle. What is exported is a number that no
+/// other process knows.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemExportToShareableHandle(
+    exported: Out<c_int>,
+    handle: u64,
+    kind: c_uint,
+    _flags: c_ulonglong,
+) -> Code {
+    call("cuMemExportToShareableHandle", |state| {
+        let memory = state.pages.memory.get(&handle).ok_or(code::INVALID_VALUE)?;
+        if kind == 0 || memory.handles & kind != kind {
+            return Err(code::INVALID_VALUE);
+        }
+        exported.put(c_int::try_from(handle).unwrap_or(-1));
+        Ok(())
+    })
+}
+
+impl State {
+    /// Waits for the device, or does not, as `CUDA_DOUBLE` says. The documentation marks the calls
+    /// that change mappings as synchronous, and does not say for what they wait.
+    fn waits_for_device(&mut self) {
+        if self.calls_wait {
+            self.engine.synchronize_all();
+        }
+    }
 }

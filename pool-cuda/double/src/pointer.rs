@@ -25,6 +25,12 @@ impl<T: Copy> InOut<T> {
         unsafe { self.0.read() }
     }
 
+    /// Returns the values of an array.
+    pub(crate) fn all(&self, count: usize) -> Vec<T> {
+        // SAFETY: callers pass a pointer to so many values.
+        unsafe { slice::from_raw_parts(self.0, count) }.to_vec()
+    }
+
     pub(crate) fn put(&self, value: T) {
         // SAFETY: as above.
         unsafe { self.0.write(value) }

@@ -5,8 +5,14 @@ use crate::code::{self, Code};
 use crate::device::device;
 use crate::pages::Access;
 use crate::pointer::{InOut, Out};
-use crate::state::{DEVICES, State, call, current, said};
+use crate::state::{Origin, State, call, current};
+use crate::store::Store;
 use std::ffi::{c_int, c_uint};
+
+/// `CUmemPool_attribute`.
+const THRESHOLD: c_uint = 4;
+const RESERVED: c_uint = 5;
+const USED: c_uint = 7;
 
 /// `CUmemPoolProps`, as far as it is read: its device.
 #[repr(C)]
@@ -21,9 +27,10 @@ pub struct PoolProperties {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemPoolCreate(pool: Out<usize>, properties: InOut<PoolProperties>) -> Code {
     call("cuMemPoolCreate", |state| {
+        state.unsafe_call()?;
         let of = device(properties.get().device)?;
         let handle = state.new_handle();
-        state.pools.insert(handle, of);
+        state.stores.insert(handle, Store::new(of));
         pool.put(handle);
         Ok(())
     })
@@ -41,55 +48,60 @@ pub extern "C" fn cuDeviceGetDefaultMemPool(pool: Out<usize>, of: c_int) -> Code
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemPoolDestroy(pool: usize) -> Code {
     call("cuMemPoolDestroy", |state| {
-        state.pools.remove(&pool).map(|_| ()).ok_or(code::INVALID_VALUE)
+        state.unsafe_call()?;
+        state.destroy_store(pool)
     })
 }
 
-/// What a pool keeps is not modelled: freed memory is the device's when its turn comes.
+/// The release threshold is kept; the reuse policies are all on.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuMemPoolSetAttribute(
-    pool: usize,
-    _attribute: c_uint,
-    _value: InOut<u64>,
-) -> Code {
-    call("cuMemPoolSetAttribute", |state| known(state, pool).map(|_| ()))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemPoolGetAttribute(
-    pool: usize,
-    _attribute: c_uint,
-    value: InOut<u64>,
-) -> Code {
-    call("cuMemPoolGetAttribute", |state| {
-        let held = state.held(known(state, pool)?);
-        value.put(held);
+pub extern "C" fn cuMemPoolSetAttribute(pool: usize, attribute: c_uint, value: InOut<u64>) -> Code {
+    call("cuMemPoolSetAttribute", |state| {
+        state.unsafe_call()?;
+        let store = state.stores.get(pool)?;
+        if attribute == THRESHOLD {
+            store.threshold = value.get();
+        }
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuMemPoolTrimTo(pool: usize, _bytes: usize) -> Code {
-    call("cuMemPoolTrimTo", |state| known(state, pool).map(|_| ()))
+pub extern "C" fn cuMemPoolGetAttribute(pool: usize, attribute: c_uint, value: InOut<u64>) -> Code {
+    call("cuMemPoolGetAttribute", |state| {
+        state.unsafe_call()?;
+        let store = state.stores.get(pool)?;
+        value.put(match attribute {
+            THRESHOLD => store.threshold,
+            RESERVED => store.reserved,
+            USED => store.used,
+            _ => return Err(code::NOT_SUPPORTED),
+        });
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemPoolTrimTo(pool: usize, keep: usize) -> Code {
+    call("cuMemPoolTrimTo", |state| {
+        state.unsafe_call()?;
+        state.trim_store(pool, keep as u64)
+    })
 }
 
 /// Of one device at a time, which is given access and never loses it.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemPoolSetAccess(pool: usize, access: InOut<Access>, count: usize) -> Code {
     call("cuMemPoolSetAccess", |state| {
-        let own = known(state, pool)?;
+        state.unsafe_call()?;
+        let store = state.stores.get(pool)?;
         let who = access.get().device()?;
-        if count != 1 || who == own {
+        if count != 1 || who == store.device {
             return Err(code::INVALID_VALUE);
         }
-        state.pool_access.insert((pool, who));
+        store.access.insert(who);
         Ok(())
     })
-}
-
-fn known(state: &State, pool: usize) -> Result<usize, Code> {
-    let first = pool.checked_sub(1).filter(|device| *device < DEVICES);
-    first.or_else(|| state.pools.get(&pool).copied()).ok_or(code::INVALID_VALUE)
 }
 
 #[unsafe(no_mangle)]
@@ -105,7 +117,7 @@ pub extern "C" fn cuMemAllocFromPoolAsync(
     })
 }
 
-/// From a pool of the device that is there from the start.
+/// Allocates from the pool of the device that is there from the start.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemAllocAsync(at: Out<u64>, bytes: usize, stream: usize) -> Code {
     call("cuMemAllocAsync", |state| {
@@ -114,27 +126,44 @@ pub extern "C" fn cuMemAllocAsync(at: Out<u64>, bytes: usize, stream: usize) -> 
     })
 }
 
+/// In a capture the call is a node of the graph, and the memory is the graph's.
 fn in_order(state: &mut State, bytes: usize, pool: usize, stream: usize) -> Result<u64, Code> {
-    let device = known(state, pool)?;
-    let (on, _) = state.stream(stream)?;
-    if state.engine.is_capturing(on) {
-        return Err(code::STREAM_CAPTURE_UNSUPPORTED); // a node of the graph in the driver; not here
+    let on = state.stream(stream)?;
+    let Some(capture) = state.engine.capture_of(on.number) else {
+        return state.take_from_store(pool, bytes, on.number);
+    };
+    let device = state.stores.get(pool)?.device;
+    let at = state.allocate(bytes, device, Origin::Graph)?;
+    state.engine.kernel(on.number, at..at + bytes as u64);
+    if let Some(capture) = state.captures.get_mut(capture) {
+        capture.memory.push(at);
     }
-    let at = state.allocate(bytes, device, Some(pool))?;
-    // Usable after this point of the stream only.
-    state.engine.kernel(on, at..at + bytes as u64);
     Ok(at)
 }
 
+/// Memory of `cuMemAlloc` goes back when its turn would come: the call waits for it. In a capture
+/// only memory of a graph can be freed. That stays until the graph goes.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFreeAsync(at: u64, stream: usize) -> Code {
     call("cuMemFreeAsync", |state| {
-        let (on, _) = state.stream(stream)?;
-        if !state.memory.contains_key(&at) {
-            return Err(code::INVALID_VALUE);
+        let on = state.stream(stream)?;
+        let known = state.memory.get(&at).ok_or(code::INVALID_VALUE)?;
+        let (range, origin) = (at..at + known.bytes, known.origin);
+        let captured = state.engine.capture_of(on.number);
+        match (origin, captured) {
+            (Origin::Graph, _) => state.engine.kernel(on.number, range),
+            (Origin::Pool(pool), None) => {
+                state.memory.remove(&at);
+                state.free_to_store(pool, range, on.number)?;
+            }
+            (Origin::Device, None) => {
+                state.engine.kernel(on.number, range);
+                state.engine.synchronize_stream(on.number);
+                state.engine.free(at).map_err(code::of)?;
+                state.memory.remove(&at);
+            }
+            (_, Some(capture)) => return state.breaks(capture, code::INVALID_VALUE),
         }
-        said(state.engine.free_in_order(on, at))?;
-        state.memory.remove(&at);
         Ok(())
     })
 }

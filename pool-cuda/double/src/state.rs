@@ -1,19 +1,26 @@
 //! The one machine that this driver runs: its devices, and what was handed out of them.
 
+use crate::capture::Captures;
 use crate::code::{self, Code};
+use crate::graph::GraphMemory;
+use crate::lost::Lost;
 use crate::script::{Gate, Script};
+use crate::store::Stores;
 use parking_lot::{Mutex, MutexGuard};
 use pool_core::DeviceError;
-use pool_core::sim::engine::{Engine, Event, Graph};
+use pool_core::sim::engine::{Engine, Event};
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::thread::{self, ThreadId};
 
-/// Bytes of each device unless a test says otherwise.
-pub(crate) const CAPACITY: u64 = 1 << 30;
-/// Devices that there are.
+/// Bytes of each device: 1 GiB, or as many as `CUDA_DOUBLE_GIB` says.
+pub(crate) static CAPACITY: LazyLock<u64> = LazyLock::new(|| {
+    let gib = std::env::var("CUDA_DOUBLE_GIB").ok().and_then(|gib| gib.parse().ok());
+    gib.unwrap_or(1_u64) << 30
+});
+/// Number of devices.
 pub(crate) const DEVICES: usize = 2;
 /// Handles of primary contexts: this, and the device.
 const CONTEXTS: usize = 0xC0_DE00;
@@ -28,38 +35,58 @@ thread_local!(pub(crate) static CURRENT: Cell<usize> = const { Cell::new(0) });
 pub(crate) struct State {
     pub(crate) engine: Engine,
     pub(crate) script: Script,
+    pub(crate) lost: Lost,
+    pub(crate) captures: Captures,
     handles: usize,
+    /// Handles of what was destroyed. The newest serves again first, as any kind of thing.
+    spare: Vec<usize>,
     pub(crate) streams: HashMap<usize, Stream>,
     per_thread: HashMap<(ThreadId, usize), usize>,
-    /// Events by handle; none before its first recording.
-    pub(crate) events: HashMap<usize, Option<Event>>,
+    pub(crate) events: HashMap<usize, Recorded>,
     /// What each device has handed out, by address.
     pub(crate) memory: BTreeMap<u64, Owned>,
-    /// Memory pools, by handle: their device.
-    pub(crate) pools: HashMap<usize, usize>,
-    /// Which devices may use which pool's memory, besides its own.
-    pub(crate) pool_access: HashSet<(usize, usize)>,
+    pub(crate) stores: Stores,
     pub(crate) pages: crate::pages::Pages,
     pub(crate) hosts: crate::host::Hosts,
     /// Graphs, and graphs that can be launched, by handle.
-    pub(crate) graphs: HashMap<usize, std::sync::Arc<Graph>>,
+    pub(crate) graphs: HashMap<usize, Arc<GraphMemory>>,
     /// Contexts whose memory others may reach: who, and whose.
     pub(crate) peers: HashSet<(usize, usize)>,
-    /// Whether `cuMemFree` frees without waiting for the device.
-    pub(crate) frees_at_once: bool,
+    /// Whether the calls of which the documentation leaves it open wait for the device:
+    /// `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister`, `cuMemUnmap` and `cuMemSetAccess`.
+    pub(crate) calls_wait: bool,
 }
 
+#[derive(Clone, Copy)]
 pub(crate) struct Stream {
     pub(crate) number: usize,
     pub(crate) device: usize,
+    /// Whether it takes part in the implicit order of the legacy stream.
+    pub(crate) blocking: bool,
+}
+
+/// An event, and its last recording if there was one.
+pub(crate) struct Recorded {
+    pub(crate) device: usize,
+    pub(crate) event: Option<Event>,
 }
 
 /// A block, and the device that it is memory of.
 pub(crate) struct Owned {
     pub(crate) bytes: u64,
     pub(crate) device: usize,
-    /// The pool that it came from.
-    pub(crate) pool: Option<usize>,
+    pub(crate) origin: Origin,
+}
+
+/// Where a block comes from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// `cuMemAlloc`.
+    Device,
+    /// A memory pool, by its handle.
+    Pool(usize),
+    /// A node of a graph.
+    Graph,
 }
 
 pub(crate) fn state() -> MutexGuard<'static, State> {
@@ -67,26 +94,33 @@ pub(crate) fn state() -> MutexGuard<'static, State> {
     STATE.lock()
 }
 
-/// One call of the driver: counted, refused where the script says so, and otherwise done.
+/// Calls that work in a context that is lost.
+const NEED_NO_CONTEXT: [&str; 5] =
+    ["cuInit", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuDeviceGet", "cuDeviceGetCount"];
+
+/// Runs one call of the driver: counted, refused where the script or a lost context says so.
 pub(crate) fn call(name: &'static str, work: impl FnOnce(&mut State) -> Result<(), Code>) -> Code {
     let state = &mut *state();
-    let done = match state.script.gate(name) {
-        Ok(Gate::Open) => work(state),
-        Ok(Gate::Pretend) => Ok(()),
-        Err(code) => Err(code),
+    let alive = match current() {
+        Ok(device) if !NEED_NO_CONTEXT.contains(&name) => state.lost.check(device),
+        _ => Ok(()),
+    };
+    let done = match (state.script.gate(name), alive) {
+        (_, Err(code)) | (Err(code), _) => Err(code),
+        (Ok(Gate::Open), Ok(())) => work(state),
+        (Ok(Gate::Pretend), Ok(())) => Ok(()),
     };
     done.err().unwrap_or(code::SUCCESS)
 }
 
-/// The answer of the simulated device as the driver's.
+/// Turns the answer of the simulated device into the driver's.
 pub(crate) fn said<T>(result: Result<T, DeviceError>) -> Result<T, Code> {
     result.map_err(code::of)
 }
 
-/// The device whose context is current.
+/// Returns the device whose context is current.
 pub(crate) fn current() -> Result<usize, Code> {
-    let device = CURRENT.get().checked_sub(CONTEXTS).filter(|device| *device < DEVICES);
-    device.ok_or(code::INVALID_CONTEXT)
+    device_of(CURRENT.get())
 }
 
 pub(crate) fn context_of(device: usize) -> usize {
@@ -107,101 +141,139 @@ impl State {
         Self {
             engine,
             script: Script::default(),
+            lost: Lost::default(),
+            captures: Captures::default(),
             handles: HANDLES,
+            spare: Vec::new(),
             streams: HashMap::new(),
             per_thread: HashMap::new(),
             events: HashMap::new(),
             memory: BTreeMap::new(),
-            pools: HashMap::new(),
-            pool_access: HashSet::new(),
+            stores: Stores::default(),
             pages: crate::pages::Pages::default(),
             hosts: crate::host::Hosts::default(),
             graphs: HashMap::new(),
             peers: HashSet::new(),
-            frees_at_once: std::env::var_os("CUDA_DOUBLE_FREE").is_some_and(|how| how == "at-once"),
+            calls_wait: std::env::var_os("CUDA_DOUBLE").is_none_or(|how| how != "at-once"),
         }
     }
 
     pub(crate) fn new_handle(&mut self) -> usize {
-        self.handles += 1;
-        self.handles
+        self.spare.pop().unwrap_or_else(|| {
+            self.handles += 1;
+            self.handles
+        })
     }
 
-    /// The number of a stream, and its device. What a small handle means depends on who asks.
-    pub(crate) fn stream(&mut self, handle: usize) -> Result<(usize, usize), Code> {
+    /// Lets a handle serve again, for anything.
+    pub(crate) fn destroyed(&mut self, handle: usize) {
+        self.spare.push(handle);
+    }
+
+    /// Returns a stream that work may be given to: neither its context nor its capture is lost.
+    pub(crate) fn stream(&mut self, handle: usize) -> Result<Stream, Code> {
+        let stream = self.any_stream(handle)?;
+        self.lost.check(stream.device)?;
+        if stream.number < DEVICES {
+            self.legacy_stream_is_used(stream.device)?;
+        }
+        self.is_valid(stream.number)?;
+        Ok(stream)
+    }
+
+    /// Returns a stream in whatever state. What a small handle means depends on the caller.
+    pub(crate) fn any_stream(&mut self, handle: usize) -> Result<Stream, Code> {
         if let Some(stream) = self.streams.get(&handle) {
-            return Ok((stream.number, stream.device));
+            return Ok(*stream);
         }
         let device = current()?;
-        match handle {
-            0 | LEGACY => Ok((device, device)),
+        let number = match handle {
+            0 | LEGACY => device,
             PER_THREAD => {
                 let of_thread = self.per_thread.entry((thread::current().id(), device));
-                Ok((*of_thread.or_insert_with(|| self.engine.new_stream()), device))
+                *of_thread.or_insert_with(|| self.engine.new_stream())
             }
-            _ => Err(code::INVALID_HANDLE),
-        }
+            _ => return Err(code::INVALID_HANDLE),
+        };
+        Ok(Stream { number, device, blocking: true })
     }
 
-    /// Whether all of a range is memory that `device` may use. If not, the context is done for, as
-    /// after a kernel that strays.
-    pub(crate) fn check(
-        &mut self,
-        at: u64,
-        bytes: usize,
-        device: usize,
-    ) -> Result<Range<u64>, Code> {
+    /// Returns the streams of the legacy stream's implicit order among some.
+    pub(crate) fn blocks_legacy(&self, numbers: impl Iterator<Item = usize>) -> bool {
+        let non_blocking = self.streams.values().filter(|stream| !stream.blocking);
+        let non_blocking: HashSet<usize> = non_blocking.map(|stream| stream.number).collect();
+        numbers.into_iter().any(|number| !non_blocking.contains(&number))
+    }
+
+    /// Returns the range of a copy or a fill. Addresses that the device may not use are refused.
+    pub(crate) fn copied(&self, at: u64, bytes: usize, device: usize) -> Result<Range<u64>, Code> {
         let range = at..at.saturating_add(bytes as u64);
-        if self.hosts.holds(&range) || (self.engine.holds(&range) && self.may_use(&range, device)) {
-            return Ok(range);
-        }
-        self.script.lose(code::ILLEGAL_ADDRESS);
-        Err(code::ILLEGAL_ADDRESS)
+        if self.may_use(&range, device) { Ok(range) } else { Err(code::INVALID_VALUE) }
     }
 
-    fn may_use(&self, range: &Range<u64>, device: usize) -> bool {
+    /// Returns whether all of a range is memory that a device may use.
+    pub(crate) fn may_use(&self, range: &Range<u64>, device: usize) -> bool {
+        self.hosts.holds(range) || (self.engine.holds(range) && self.is_memory_of(range, device))
+    }
+
+    fn is_memory_of(&self, range: &Range<u64>, device: usize) -> bool {
         match self.memory.range(..=range.start).next_back() {
             Some((at, owned)) if range.start < at + owned.bytes => {
-                owned.device == device
-                    || owned.pool.map_or_else(
-                        || self.peers.contains(&(device, owned.device)),
-                        |pool| self.pool_access.contains(&(pool, device)),
-                    )
+                let reached = || match owned.origin {
+                    Origin::Pool(pool) => self.stores.may_use(pool, device),
+                    Origin::Device | Origin::Graph => self.peers.contains(&(device, owned.device)),
+                };
+                range.end <= at + owned.bytes && (owned.device == device || reached())
             }
             _ => self.pages.may_use(range, device),
         }
     }
 
-    /// Bytes of a device that are handed out.
+    /// Returns the bytes of a device that are handed out.
     pub(crate) fn held(&self, device: usize) -> u64 {
         let blocks = self.memory.values().filter(|owned| owned.device == device);
         blocks.map(|owned| owned.bytes).sum::<u64>() + self.pages.held(device)
     }
 
-    /// Takes a block of a device, or of a pool on it.
+    /// Returns the bytes of a device that are taken: handed out, or kept by a memory pool.
+    pub(crate) fn taken(&self, device: usize) -> u64 {
+        let whole =
+            |owned: &&Owned| owned.device == device && !matches!(owned.origin, Origin::Pool(_));
+        let blocks: u64 = self.memory.values().filter(whole).map(|owned| owned.bytes).sum();
+        blocks + self.pages.held(device) + self.stores.reserved(device)
+    }
+
+    /// Takes a block of a device.
     pub(crate) fn allocate(
         &mut self,
         bytes: usize,
         device: usize,
-        pool: Option<usize>,
+        origin: Origin,
     ) -> Result<u64, Code> {
         if bytes == 0 {
             return Err(code::INVALID_VALUE);
         }
         let bytes = bytes as u64;
-        if self.held(device).saturating_add(bytes) > CAPACITY {
+        if self.taken(device).saturating_add(bytes) > *CAPACITY {
             return Err(code::OUT_OF_MEMORY);
         }
         let at = said(self.engine.allocate(bytes))?;
-        self.memory.insert(at, Owned { bytes, device, pool });
+        self.memory.insert(at, Owned { bytes, device, origin });
         Ok(at)
     }
 
-    /// Under a capture, a call that would stop the device is refused to a thread that has not said
-    /// that it knows what it does.
-    pub(crate) fn not_in_capture(&self) -> Result<(), Code> {
-        if self.engine.is_any_capturing() && !crate::graph::is_relaxed() {
-            return Err(code::STREAM_CAPTURE_UNSUPPORTED);
+    /// Runs a step that takes memory away. A step that takes memory from under work that uses it
+    /// is the end of the context, as after a kernel that strays.
+    pub(crate) fn taking(
+        &mut self,
+        device: usize,
+        take: impl FnOnce(&mut Self) -> Result<(), Code>,
+    ) -> Result<(), Code> {
+        let before = self.engine.hazards().len();
+        take(self)?;
+        if self.engine.hazards().len() > before {
+            self.lost.lose(device, code::ILLEGAL_ADDRESS);
+            return Err(code::ILLEGAL_ADDRESS);
         }
         Ok(())
     }

@@ -1,10 +1,12 @@
 //! Graphs through cudarc's real calls.
 
-use crate::harness::{count, double, fail, hazards, held, kernel, leftovers, memory_calls, run};
+use crate::harness::{
+    capture, count, double, fail, hazards, held, kernel, leftovers, memory_calls, run,
+};
 use pool_core::{ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, StreamClock, Why};
 use pool_cuda::{
-    AllocateCudaArray, CudaAllocator, CudaAsyncAllocator, CudaCapture, CudaDevice,
-    CudaPinnedAllocator, CudaStreamOf, CudaVmmAllocator, Vram, into_slice,
+    AllocateCudaArray, CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPinnedAllocator,
+    CudaStreamOf, CudaVmmAllocator, Vram, into_slice,
 };
 
 fn streams<A: Vram>(pool: &BucketPool<A>, how_many: usize) -> Vec<CudaStreamOf> {
@@ -21,7 +23,7 @@ fn forbidden() -> u64 {
 fn a_chain_is_captured_and_launched<A: Vram>(pool: BucketPool<A>) {
     let [s, other] = streams(&pool, 2).try_into().unwrap();
     kernel(&pool.allocate_on(&s, MIB).unwrap(), &s); // something idle, behind work outside
-    let capture = CudaCapture::begin(&pool, &s).unwrap();
+    let captured = capture(&pool, &s).unwrap();
     let before = (forbidden(), count("cuEventRecord"));
     let result = pool.allocate_on(&s, MIB).unwrap();
     for _ in 0..10 {
@@ -30,7 +32,7 @@ fn a_chain_is_captured_and_launched<A: Vram>(pool: BucketPool<A>) {
         kernel(&result, &s);
     }
     assert_eq!((forbidden(), count("cuEventRecord")), before, "no event, no query in a capture");
-    let mut graph = capture.end().unwrap();
+    let mut graph = captured.end().unwrap();
     assert_eq!(pool.stats().served_by.private, 9, "the scratch of each step is the same block");
     let steady = memory_calls();
     for stream in [&s, &other, &s] {
@@ -74,22 +76,22 @@ fn forked_streams_share_what_the_edges_order() {
     let _one = double();
     let pool = BucketPool::new(CudaAllocator::new(0).unwrap());
     let [s, t] = streams(&pool, 2).try_into().unwrap();
-    let mut capture = CudaCapture::begin(&pool, &s).unwrap();
+    let mut captured = capture(&pool, &s).unwrap();
     let input = pool.allocate_on(&s, MIB).unwrap();
     kernel(&input, &s);
-    capture.fork(&t, &s).unwrap();
+    captured.fork(&t, &s).unwrap();
     kernel(&input, &t);
     kernel(&pool.allocate_on(&s, MIB).unwrap(), &s);
     kernel(&pool.allocate_on(&t, MIB).unwrap(), &t);
     assert_eq!(pool.stats().misses, 3, "side by side");
-    capture.join(&s, &t).unwrap();
+    captured.join(&s, &t).unwrap();
     let both = [pool.allocate_on(&s, MIB).unwrap(), pool.allocate_on(&s, MIB).unwrap()];
     for buffer in &both {
         kernel(buffer, &s);
     }
     assert_eq!(pool.stats().misses, 3, "after both");
     drop((both, input));
-    let mut graph = capture.end().unwrap();
+    let mut graph = captured.end().unwrap();
     for _ in 0..3 {
         graph.launch(&s, &[]).unwrap();
         graph.launch(&t, &[]).unwrap();
@@ -105,10 +107,10 @@ fn a_launch_waits_for_an_input_that_another_stream_loads() {
     let [s, load] = streams(&pool, 2).try_into().unwrap();
     let input = pool.allocate_on(&load, MIB).unwrap();
     kernel(&input, &load);
-    let capture = CudaCapture::begin(&pool, &s).unwrap();
+    let captured = capture(&pool, &s).unwrap();
     kernel(&input, &s);
     assert_eq!(input.on(&load).unwrap_err().why, Why::NotSubmitted);
-    let mut graph = capture.end().unwrap();
+    let mut graph = captured.end().unwrap();
     graph.launch(&s, &[]).unwrap();
     assert_eq!(hazards(), 0);
     kernel(&input, &load);
@@ -127,9 +129,9 @@ fn a_launch_elsewhere_waits_for_what_the_captured_stream_was_given_before() {
     let [s, t] = streams(&pool, 2).try_into().unwrap();
     let input = pool.allocate_on(&s, MIB).unwrap();
     kernel(&input, &s);
-    let capture = CudaCapture::begin(&pool, &s).unwrap();
+    let captured = capture(&pool, &s).unwrap();
     kernel(&input, &s);
-    let mut graph = capture.end().unwrap();
+    let mut graph = captured.end().unwrap();
     graph.launch(&t, &[]).unwrap();
     assert_eq!(hazards(), 0);
 }
@@ -140,9 +142,9 @@ fn edges_of_a_graph_order_nothing_outside_of_it() {
     let pool = BucketPool::new(CudaAllocator::new(0).unwrap());
     let [s, t] = streams(&pool, 2).try_into().unwrap();
     kernel(&pool.allocate_on(&s, MIB).unwrap(), &s);
-    let mut capture = CudaCapture::begin(&pool, &s).unwrap();
-    capture.fork(&t, &s).unwrap();
-    drop(capture.end().unwrap());
+    let mut captured = capture(&pool, &s).unwrap();
+    captured.fork(&t, &s).unwrap();
+    drop(captured.end().unwrap());
     // t is not behind s: only in the graph was it.
     kernel(&pool.allocate_on(&t, MIB).unwrap(), &t);
     assert_eq!((pool.stats().misses, hazards()), (1, 0));
@@ -161,16 +163,16 @@ fn a_capture_takes_from_its_own_pool_only() {
     t.raw().memset_zeros(&mut other.allocate_array_on::<u8>(&t, &[16]).unwrap()).unwrap();
     drop(pending.on(&t).unwrap());
     drop(pending); // only a query tells that it is done
-    let mut capture = CudaCapture::begin(&pool, &s).unwrap();
+    let mut captured = capture(&pool, &s).unwrap();
     assert_eq!(other.allocate_on(&s, KIB).unwrap_err().why(), Why::NotSubmitted);
     assert_eq!(host.allocate_on(&s, KIB).unwrap_err().why(), Why::NotSubmitted);
     assert_eq!(staging.on(&s).unwrap_err().why, Why::NotSubmitted);
-    assert_eq!(capture.join(&s, &t).unwrap_err().why, Why::NotSubmitted);
-    assert_eq!(capture.fork(&s, &t).unwrap_err().why, Why::NotSubmitted);
+    assert_eq!(captured.join(&s, &t).unwrap_err().why, Why::NotSubmitted);
+    assert_eq!(captured.fork(&s, &t).unwrap_err().why, Why::NotSubmitted);
     let asked = count("cuEventQuery");
     drop(host.allocate(KIB).unwrap()); // on another stream: the query is none of the capture's
     assert_eq!(count("cuEventQuery"), asked + 1);
-    drop(capture.end().unwrap());
+    drop(captured.end().unwrap());
     assert!(other.allocate_on(&s, KIB).is_ok());
 }
 
@@ -179,10 +181,10 @@ fn a_buffer_that_outlives_its_graph_is_behind_the_last_launch() {
     let _one = double();
     let pool = BucketPool::new(CudaAllocator::new(0).unwrap());
     let [s, t] = streams(&pool, 2).try_into().unwrap();
-    let capture = CudaCapture::begin(&pool, &s).unwrap();
+    let captured = capture(&pool, &s).unwrap();
     let result = pool.allocate_on(&s, MIB).unwrap();
     kernel(&result, &s);
-    let mut graph = capture.end().unwrap();
+    let mut graph = captured.end().unwrap();
     graph.launch(&t, &[]).unwrap();
     drop(graph);
     drop(result);
@@ -195,12 +197,12 @@ fn a_block_of_a_graph_is_nobodys_slice() {
     let _one = double();
     let pool = BucketPool::new(CudaAllocator::new(0).unwrap());
     let [s] = streams(&pool, 1).try_into().unwrap();
-    let capture = CudaCapture::begin(&pool, &s).unwrap();
+    let captured = capture(&pool, &s).unwrap();
     let detached = pool.allocate_on(&s, KIB).unwrap().detach();
     drop(pool.allocate_on(&s, KIB).unwrap().detach());
     drop(pool.allocate_on(&s, KIB).unwrap());
     assert_eq!(pool.stats().served_by.private, 0, "what was detached is not lent again");
-    let graph = capture.end().unwrap();
+    let graph = captured.end().unwrap();
     assert_eq!(into_slice::<u8, _>(detached, s.raw()).unwrap_err().why, Why::Unsupported);
     assert_eq!((pool.stats().private_bytes, held()), (3 * KIB, 3 * KIB));
     drop(graph);
@@ -220,14 +222,14 @@ fn what_a_capture_lacks_comes_from_the_device_whatever_the_capture_forbids() {
     }
     drop(idle); // so that freeing them waits for their events
     assert_eq!(pool.stats().cached_bytes, 4 * MIB);
-    let capture = CudaCapture::begin(&pool, &s).unwrap();
+    let captured = capture(&pool, &s).unwrap();
     // Idle blocks go back to make room: `cuMemFree` and `cuMemAlloc` under the capture.
     let buffers = [(); 3].map(|()| pool.allocate_on(&s, MIB).unwrap());
     assert_eq!(pool.allocate_on(&s, 2 * MIB).unwrap_err().why(), Why::Limit);
     for buffer in &buffers {
         kernel(buffer, &s);
     }
-    let mut graph = capture.end().unwrap();
+    let mut graph = captured.end().unwrap();
     graph.launch(&s, &[]).unwrap();
     assert_eq!(hazards(), 0);
 }
@@ -238,25 +240,25 @@ fn a_capture_that_fails_or_is_dropped_leaves_nothing_bound() {
     let pool = BucketPool::new(CudaAllocator::new(0).unwrap());
     let [s, t] = streams(&pool, 2).try_into().unwrap();
     let legacy = pool.allocator().clock().default_stream();
-    assert_eq!(CudaCapture::begin(&pool, legacy).unwrap_err().why, Why::NotSubmitted);
+    assert_eq!(capture(&pool, legacy).unwrap_err().why, Why::NotSubmitted);
     for step in ["cuEventRecord", "cuStreamBeginCapture_v2"] {
         fail(step, 0, 1, 0);
-        assert!(CudaCapture::begin(&pool, &s).is_err(), "{step}");
+        assert!(capture(&pool, &s).is_err(), "{step}");
     }
     for step in ["cuStreamEndCapture", "cuGraphInstantiateWithFlags"] {
-        let mut capture = CudaCapture::begin(&pool, &s).unwrap();
-        assert_eq!(CudaCapture::begin(&pool, &s).unwrap_err().why, Why::NotSubmitted);
-        capture.fork(&t, &s).unwrap();
+        let mut captured = capture(&pool, &s).unwrap();
+        assert_eq!(capture(&pool, &s).unwrap_err().why, Why::NotSubmitted);
+        captured.fork(&t, &s).unwrap();
         drop(pool.allocate_on(&s, KIB));
         fail(step, 0, 1, 0);
-        assert!(capture.end().is_err(), "{step}");
+        assert!(captured.end().is_err(), "{step}");
         let before = pool.stats().served_by.private;
         kernel(&pool.allocate_on(&s, KIB).unwrap(), &t);
         assert_eq!(pool.stats().served_by.private, before, "{step}: bound no more");
     }
-    let capture = CudaCapture::begin(&pool, &s).unwrap();
+    let captured = capture(&pool, &s).unwrap();
     drop(pool.allocate_on(&s, KIB));
-    drop(capture);
+    drop(captured);
     kernel(&pool.allocate_on(&s, KIB).unwrap(), &t);
     assert_eq!((leftovers(), hazards()), (0, 0));
 }

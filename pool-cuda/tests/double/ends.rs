@@ -1,8 +1,8 @@
 //! The ends of a process and of a device.
 
-use crate::harness::{count, double, fail, held, kernel, lose, memory_calls};
+use crate::harness::{capture, count, double, fail, held, kernel, lose, memory_calls};
 use pool_core::{BucketPool, KIB, MIB, PooledBuffer, StreamClock, Why};
-use pool_cuda::{CudaAllocator, CudaCapture, CudaDevice, CudaPinnedAllocator, CudaStreamOf};
+use pool_cuda::{CudaAllocator, CudaDevice, CudaPinnedAllocator, CudaStreamOf};
 
 struct Program {
     device: CudaDevice,
@@ -36,7 +36,7 @@ fn every_call_says(why: Why, program: &Program) {
     assert_eq!(pool.warm_up(&[(MIB, 1)]).unwrap_err().why(), why);
     let bytes = [pool.trim(MIB), pool.shrink_to(0), pool.clear()];
     assert!(bytes.into_iter().all(|done| done.unwrap_err().why() == why));
-    assert_eq!(CudaCapture::begin(pool, stream).unwrap_err().why, why);
+    assert_eq!(capture(pool, stream).unwrap_err().why, why);
     assert_eq!(device.retire(stream).unwrap_err().why, why);
 }
 
@@ -114,7 +114,9 @@ fn after_device_lost_every_call_says_so_and_the_counters_end_at_zero() {
 fn a_stray_kernel_ends_the_device() {
     let _one = double();
     let program = program();
-    assert_eq!(crate::harness::kernel_at(&program.stream, 1 << 40, 16), 700);
+    assert_eq!(crate::harness::kernel_at(&program.stream, 1 << 40, 16), 0, "it is queued");
+    assert!(program.pool.allocate(MIB).is_ok(), "it has not run");
+    crate::harness::run();
     assert_eq!(program.pool.allocate(300 * MIB).unwrap_err().why(), Why::Lost);
 }
 

@@ -3,8 +3,8 @@
 use crate::stand_in::stand_in;
 use cudarc::driver::sys;
 use parking_lot::{Mutex, MutexGuard};
-use pool_core::PooledBuffer;
-use pool_cuda::{CudaStreamOf, Vram};
+use pool_core::{BucketPool, DeviceError, PooledBuffer};
+use pool_cuda::{CudaCapture, CudaStreamOf, Vram};
 use std::ffi::CString;
 use std::sync::LazyLock;
 
@@ -121,12 +121,47 @@ pub(crate) fn touch(bytes: &[u8]) {
 
 /// A kernel that uses bytes at an address.
 pub(crate) fn kernel_at(on: &CudaStreamOf, at: u64, bytes: u64) -> u32 {
-    let kernel = call::<extern "C" fn(usize, u64, usize) -> u32>(b"cuda_double_kernel");
-    kernel(on.raw().cu_stream().addr(), at, usize::try_from(bytes).unwrap())
+    kernel_on(on.raw().cu_stream().addr(), at, usize::try_from(bytes).unwrap())
+}
+
+/// A kernel that uses bytes at an address, on a stream by its handle.
+pub(crate) fn kernel_on(on: usize, at: u64, bytes: usize) -> u32 {
+    call::<extern "C" fn(usize, u64, usize) -> u32>(b"cuda_double_kernel")(on, at, bytes)
+}
+
+/// Nanoseconds of the calls of virtual memory so far, by two sets of published costs.
+pub(crate) fn cost_sets() -> [u64; 2] {
+    let cost = call::<extern "C" fn(usize) -> u64>(b"cuda_double_cost");
+    [0, 1].map(|set| cost(set))
 }
 
 /// A kernel that uses all of a buffer.
 pub(crate) fn kernel<A: Vram>(buffer: &PooledBuffer<A>, on: &CudaStreamOf) {
     let view = buffer.on(on).unwrap();
     assert_eq!(kernel_at(on, view.as_ptr(), buffer.size()), 0);
+}
+
+/// Begins a capture.
+pub(crate) fn capture<A: Vram>(
+    pool: &BucketPool<A>,
+    on: &CudaStreamOf,
+) -> Result<CudaCapture<A>, DeviceError> {
+    // SAFETY: where a test copies pageable memory in a capture, it keeps that memory until the last
+    // launch has run.
+    unsafe { CudaCapture::begin(pool, on) }
+}
+
+/// Bytes of device memory that are taken: handed out, mapped, or kept by the driver's pools.
+pub(crate) fn taken() -> u64 {
+    call::<extern "C" fn() -> u64>(b"cuda_double_taken")()
+}
+
+/// Lets the calls of which the documentation leaves it open wait for the device, or not.
+pub(crate) fn calls_wait(they_do: bool) {
+    call::<extern "C" fn(bool)>(b"cuda_double_calls_wait")(they_do);
+}
+
+/// Pieces of memory that were made so that RDMA can reach them.
+pub(crate) fn for_rdma() -> usize {
+    call::<extern "C" fn() -> usize>(b"cuda_double_for_rdma")()
 }

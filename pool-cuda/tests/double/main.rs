@@ -5,6 +5,7 @@
 #![expect(unsafe_code, reason = "the double's control functions are called through C")]
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
+mod audit;
 mod captures;
 #[path = "../gpu/checks.rs"]
 mod checks;
@@ -13,6 +14,7 @@ mod harness;
 mod host;
 mod interop;
 mod refusals;
+mod rules;
 mod schedules;
 mod several;
 mod stand_in;

@@ -2,10 +2,12 @@
 //! next call works.
 
 use crate::harness::{count, double, fail, hazards, held, mend, pinned, reset, seed};
-use pool_core::{ArenaConfig, BucketPool, DeviceError, KIB, MIB, PoolBuilder, PooledBuffer};
+use pool_core::{
+    ArenaConfig, BucketPool, DeviceAllocator, DeviceError, KIB, MIB, PoolBuilder, PooledBuffer,
+};
 use pool_cuda::{
     CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPinnedAllocator, CudaVmmAllocator,
-    PinnedBytes, Vram,
+    PinnedBytes, VmmConfig, Vram,
 };
 
 /// What went wrong: the driver's, or one of cudarc's own calls.
@@ -63,6 +65,7 @@ fn tiles<A: Vram>(
 
 /// The accounts, as the driver keeps them.
 fn exact<A: Vram>(pool: &BucketPool<A>, host: &BucketPool<CudaPinnedAllocator>, at: &str) {
+    DeviceAllocator::release_kept(pool.allocator()).unwrap();
     let (vram, locked) = (pool.stats(), host.stats());
     assert_eq!((vram.requested_bytes, vram.allocated_bytes), (0, 0), "{at}");
     assert_eq!((vram.reserved_bytes, locked.reserved_bytes), (held(), pinned()), "{at}");
@@ -113,7 +116,8 @@ fn in_order(device: CudaDevice) -> Result<PoolBuilder<CudaAsyncAllocator>, Devic
 }
 
 fn pages(device: CudaDevice) -> Result<PoolBuilder<CudaVmmAllocator>, DeviceError> {
-    let memory = CudaVmmAllocator::new(device, &[])?;
+    let config = VmmConfig { piece_bytes: 2 * MIB, ..VmmConfig::default() };
+    let memory = CudaVmmAllocator::with(device, &config)?;
     Ok(BucketPool::builder(memory).arena(ArenaConfig::grow()))
 }
 

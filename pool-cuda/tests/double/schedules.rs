@@ -1,12 +1,12 @@
 //! Random schedules over several streams, through cudarc's real code, with the check of every use.
 
 use crate::harness::{
-    count, double, expected_hazards, hazards, kernel, pretend, reset, seed, touch,
+    capture, count, double, expected_hazards, hazards, kernel, pretend, reset, seed, touch,
 };
-use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PoolBuilder, PooledBuffer};
+use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PoolBuilder, PooledBuffer, StealPolicy};
 use pool_cuda::{
-    CudaAllocator, CudaAsyncAllocator, CudaCapture, CudaDevice, CudaPinnedAllocator, CudaStreamOf,
-    CudaVmmAllocator, PinnedBytes, Vram,
+    CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPinnedAllocator, CudaStreamOf,
+    CudaVmmAllocator, PinnedBytes, VmmConfig, Vram,
 };
 
 /// Schedules of each kind of memory; `SCHEDULES` says another number.
@@ -100,12 +100,12 @@ fn graph<A: Vram>(
     streams: &[CudaStreamOf],
 ) {
     let Some(input) = live.get(dice.roll(4)) else { return };
-    let capture = CudaCapture::begin(pool, on).unwrap();
+    let captured = capture(pool, on).unwrap();
     let result = pool.allocate_on(on, KIB).unwrap();
     kernel(&result, on);
     kernel(&pool.allocate_on(on, 2 * KIB).unwrap(), on);
     kernel(input, on);
-    let mut graph = capture.end().unwrap();
+    let mut graph = captured.end().unwrap();
     for _ in 0..dice.roll(3) {
         graph.launch(&streams[dice.roll(4)], &[input, &result]).unwrap();
         kernel(&result, &streams[dice.roll(4)]);
@@ -128,7 +128,8 @@ fn plain(device: CudaDevice) -> PoolBuilder<CudaAllocator> {
 }
 
 fn pages(device: CudaDevice) -> PoolBuilder<CudaVmmAllocator> {
-    let memory = CudaVmmAllocator::new(device, &[]).unwrap();
+    let config = VmmConfig { piece_bytes: 2 * MIB, ..VmmConfig::default() };
+    let memory = CudaVmmAllocator::with(device, &config).unwrap();
     BucketPool::builder(memory).arena(ArenaConfig::grow())
 }
 
@@ -154,7 +155,8 @@ fn no_use_is_out_of_order_in_segments() {
 
 /// Of all waits, or queries, of some schedules, each removed in a run of its own: how many were
 /// noticed, and how many there are.
-fn noticed(call: &str, what: What) -> (u64, u64) {
+fn noticed(call: &str, what: What, steal: StealPolicy) -> (u64, u64) {
+    let plain = |device| plain(device).steal(steal);
     let _one = double();
     let (mut noticed, mut all) = (0, 0);
     for number in 1..=100 {
@@ -173,14 +175,23 @@ fn noticed(call: &str, what: What) -> (u64, u64) {
 
 #[test]
 fn a_wait_that_is_removed_is_noticed() {
-    let (noticed, all) = noticed("cuStreamWaitEvent", What::StreamsOnly);
+    let (noticed, all) = noticed("cuStreamWaitEvent", What::StreamsOnly, StealPolicy::Wait);
     assert!(all > 100, "{all} waits are too few to say anything");
     assert_eq!(noticed, all);
 }
 
 #[test]
 fn a_query_that_lies_is_noticed() {
-    let (noticed, all) = noticed("cuEventQuery", What::NoFrees);
+    // Without steals, all queries are about page-locked memory.
+    let (noticed, all) = noticed("cuEventQuery", What::NoFrees, StealPolicy::Never);
     assert!(all > 100, "{all} queries are too few to say anything");
     assert_eq!(noticed, all);
+}
+
+#[test]
+fn a_query_that_lies_to_a_thief_is_noticed_unless_another_wait_orders_the_same() {
+    // A block of several streams' marks: the wait for one of them may order the others too.
+    let (noticed, all) = noticed("cuEventQuery", What::StreamsOnly, StealPolicy::Wait);
+    assert!(all > 50, "{all} queries are too few to say anything");
+    assert!(noticed * 4 >= all * 3, "{noticed} of {all}");
 }

@@ -1,6 +1,6 @@
 //! Two devices.
 
-use crate::harness::{count, double, fail, hazards, held, kernel, kernel_at};
+use crate::harness::{count, double, fail, hazards, held, kernel, kernel_at, run};
 use pool_core::{BucketPool, KIB, MIB, Why};
 use pool_cuda::{
     CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPools, CudaStreamOf, CudaView, use_on_peer,
@@ -73,6 +73,12 @@ fn a_peer_uses_a_buffer_in_order() {
     assert_eq!(hazards(), 0);
 }
 
+/// The code with which a device is lost, as its next call says.
+fn lost_code(device: &CudaDevice) -> Option<i64> {
+    let call = BucketPool::new(CudaAllocator::on(device.clone())).allocate(MIB);
+    call.err().map(|error| error.figures().cause.code)
+}
+
 #[test]
 fn without_access_the_other_device_is_refused() {
     let _one = double();
@@ -82,8 +88,10 @@ fn without_access_the_other_device_is_refused() {
     let pool = BucketPool::new(CudaAllocator::on(here.clone()));
     let buffer = pool.allocate_on(&home, KIB).unwrap();
     let kernel = |view: &CudaView<'_>| kernel_at(&theirs, view.as_ptr(), KIB);
-    let used = use_on_peer(&buffer, &home, (&there, &theirs), kernel);
-    assert_eq!(used, Ok(700), "as on a device: an illegal address");
+    assert_eq!(use_on_peer(&buffer, &home, (&there, &theirs), kernel), Ok(0), "it is queued");
+    run();
+    assert_eq!(lost_code(&there), Some(700), "as on a device: an illegal address");
+    assert_eq!(lost_code(&here), None, "the other context works on");
 }
 
 #[test]
@@ -95,14 +103,20 @@ fn a_pool_of_the_drivers_says_itself_who_may_use_it() {
     let used = |pool: &BucketPool<CudaAsyncAllocator>| {
         let buffer = pool.allocate_on(&home, KIB).unwrap();
         let kernel = |view: &CudaView<'_>| kernel_at(&theirs, view.as_ptr(), KIB);
-        use_on_peer(&buffer, &home, (&there, &theirs), kernel).unwrap()
+        assert_eq!(use_on_peer(&buffer, &home, (&there, &theirs), kernel), Ok(0));
+        run();
+        lost_code(&there)
     };
     pool.allocator().let_use(&there).unwrap();
     pool.allocator().let_use(&there).unwrap(); // a second time is no fault
-    assert_eq!((used(&pool), hazards()), (0, 0));
+    assert_eq!((used(&pool), hazards()), (None, 0));
     assert_eq!(pool.allocator().let_use(&here).unwrap_err().why, Why::Unsupported, "itself");
 
     let closed = BucketPool::new(CudaAsyncAllocator::new(here.clone(), u64::MAX).unwrap());
     there.enable_access_to(&here).unwrap();
-    assert_eq!(used(&closed), 700, "access between contexts is not access to the driver's pools");
+    assert_eq!(
+        used(&closed),
+        Some(700),
+        "access between contexts is not access to the driver's pools"
+    );
 }

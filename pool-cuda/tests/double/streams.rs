@@ -6,7 +6,7 @@ use crate::harness::{
 use cudarc::driver::{CudaContext, result};
 use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, MIB, PoolBuilder, StreamClock, Why};
 use pool_cuda::{
-    CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaStreamOf, CudaVmmAllocator, Vram,
+    CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaStreamOf, CudaVmmAllocator, VmmConfig, Vram,
 };
 use std::thread;
 
@@ -30,10 +30,10 @@ fn steady<A: Vram>(pool: &BucketPool<A>) {
             kernel(&buffer, t);
         }
     };
-    (0..60).for_each(turn); // until each stream has as many events as it remembers
+    (0..300).for_each(turn); // until each stream has as many events as it remembers
     let (memory, created, recorded) =
         (memory_calls(), count("cuEventCreate"), count("cuEventRecord"));
-    (60..360).for_each(turn);
+    (300..600).for_each(turn);
     assert_eq!((memory_calls(), count("cuEventCreate")), (memory, created));
     let records = count("cuEventRecord") - recorded;
     assert!(records > 0 && records <= 450, "{records} events recorded");
@@ -239,6 +239,7 @@ fn failed_steps_are_undone<A: Vram>(make: impl Fn(CudaDevice) -> PoolBuilder<A>,
         if !matches!(step, "cuMemRelease" | "cuMemAddressFree") {
             fail(step, skip, u64::MAX, 2);
             let error = pool.allocate(10 * MIB).unwrap_err();
+            pool.clear().unwrap();
             assert_eq!(
                 (error.why(), held(), pool.stats().reserved_bytes),
                 (Why::OutOfMemory, 0, 0)
@@ -258,11 +259,15 @@ fn whole_blocks_in_pages_come_and_go_whole() {
 
 #[test]
 fn pages_go_back_where_one_of_them_fails() {
-    let make = |device| {
-        let memory = CudaVmmAllocator::new(device, &[]).unwrap();
-        BucketPool::builder(memory).arena(ArenaConfig::pages(2 * MIB, 0.0))
-    };
+    let make =
+        |device| BucketPool::builder(small_pieces(device)).arena(ArenaConfig::pages(2 * MIB, 0.0));
     failed_steps_are_undone(make, 2);
+}
+
+/// Virtual memory in pieces of the driver's granule.
+fn small_pieces(device: CudaDevice) -> CudaVmmAllocator {
+    let config = VmmConfig { piece_bytes: 2 * MIB, ..VmmConfig::default() };
+    CudaVmmAllocator::with(device, &config).unwrap()
 }
 
 #[test]
@@ -270,8 +275,8 @@ fn an_arena_gives_single_pages_back() {
     let _one = double();
     let device = device();
     let on = device.clock().default_stream().clone();
-    let memory = CudaVmmAllocator::new(device, &[]).unwrap();
-    let pool = BucketPool::builder(memory).arena(ArenaConfig::pages(2 * MIB, 0.05)).build();
+    let pool = BucketPool::builder(small_pieces(device));
+    let pool = pool.arena(ArenaConfig::pages(2 * MIB, 0.05)).build();
     let buffers: Vec<_> = (0..8).map(|_| pool.allocate(2 * MIB).unwrap()).collect();
     for buffer in &buffers {
         kernel(buffer, &on);

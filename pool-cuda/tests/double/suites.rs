@@ -14,3 +14,17 @@ fn what_is_asked_on_a_gpu() {
         println!("ok: {name}");
     }
 }
+
+/// The driver's documentation leaves open whether some calls wait for the device. All other tests
+/// run once more in a process in which none of these calls does.
+#[test]
+fn all_passes_where_frees_and_mappings_do_not_wait() {
+    if std::env::var_os("CUDA_DOUBLE").is_some() {
+        return; // this is that process, or the caller has chosen
+    }
+    let tests = std::env::current_exe().unwrap();
+    let mut again = std::process::Command::new(tests);
+    let said = again.env("CUDA_DOUBLE", "at-once").output().unwrap();
+    let text = String::from_utf8_lossy(&said.stdout);
+    assert!(said.status.success(), "with CUDA_DOUBLE=at-once: {text}");
+}

@@ -151,7 +151,8 @@ fn captures(device: &CudaDevice) {
     let pool = BucketPool::new(CudaAllocator::on(device.clone()));
     let input = pool.allocate_on(&s, MIB).unwrap();
     raw[0].memcpy_htod(&vec![3; 1 << 20], &mut &*input.on(&s).unwrap()).unwrap();
-    let mut capture = CudaCapture::begin(&pool, &s).unwrap();
+    // SAFETY: all buffers that the captured work uses outlive the graph.
+    let mut capture = unsafe { CudaCapture::begin(&pool, &s) }.unwrap();
     let result = pool.allocate_on(&s, MIB).unwrap();
     capture.fork(&t, &s).unwrap();
     for _ in 0..4 {

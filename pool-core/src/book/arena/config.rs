@@ -74,9 +74,9 @@ impl ArenaConfig {
 
     /// Commits a page of `page_bytes` bytes only where a block lies, and gives wholly free pages
     /// back before it commits more than `1 + slack` times the most bytes that were ever handed out
-    /// at once. While streams still use what is free, that may be passed by a sixteenth before the
-    /// host waits for them. A `slack` of 0.05 is a good start; less memory costs more calls. A page
-    /// is at least as large as the device's.
+    /// at once, or two pages more than those. While streams still use what is free, that may be
+    /// passed by a sixteenth before the host waits for them. A `slack` of 0.05 is a good start;
+    /// less memory costs more calls. A page is at least as large as the device's.
     pub fn pages(page_bytes: u64, slack: f64) -> Self {
         let most = 1.0 + OWN_SHARE_OF_SLACK * slack.max(0.0);
         Self::from(Source::Pages { bytes: page_bytes.clamp(1, 1 << 40).next_power_of_two(), most })
@@ -201,13 +201,20 @@ impl ArenaConfig {
         matches!(self.source, Source::Torch | Source::Blocks)
     }
 
-    /// What may be committed, given the most bytes that were handed out at once.
+    /// Returns the bytes that may stay committed, given the most bytes that were handed out at
+    /// once: at least two pages more than those, so that growth does not give a page back for each
+    /// that it takes.
+    pub(crate) fn committed_limit(&self, used_peak: u64, page_bytes: u64) -> u64 {
+        self.ahead_limit(used_peak, page_bytes).max(used_peak.saturating_add(2 * page_bytes))
+    }
+
+    /// Returns the bytes that growth may commit ahead of requests.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "a float cast saturates, and the factor is 1 or more"
     )]
-    pub(crate) fn committed_limit(&self, used_peak: u64, page_bytes: u64) -> u64 {
+    pub(crate) fn ahead_limit(&self, used_peak: u64, page_bytes: u64) -> u64 {
         let Source::Pages { most, .. } = self.source else { return u64::MAX };
         let kept = KEPT_MOST.min((used_peak / KEPT_SHARE).max(2 * page_bytes));
         ((used_peak as f64 * most) as u64).max(used_peak.saturating_add(kept))

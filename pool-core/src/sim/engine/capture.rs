@@ -81,7 +81,7 @@ impl Captures {
                 graph.steps.push((branch, Step::Wait(number)));
                 Ok(true)
             }
-            _ => refuse("sim wait for another capture", 903),
+            _ => refuse("sim wait for another capture", 902),
         }
     }
 }
@@ -94,7 +94,7 @@ impl Engine {
     /// [`Why::NotSubmitted`] if the stream is under capture already.
     pub fn begin_capture(&mut self, on: usize) -> Result<(), DeviceError> {
         if self.captures.of_stream.contains_key(&on) {
-            return refuse("sim begin capture", 1);
+            return refuse("sim begin capture", 401);
         }
         let id = self.captures.next;
         self.captures.next += 1;
@@ -110,24 +110,32 @@ impl Engine {
     /// [`Why::NotSubmitted`] if none began there, or if a stream that it took in was not joined:
     /// the first stream does not wait for all that the other was given.
     pub fn end_capture(&mut self, on: usize) -> Result<Graph, DeviceError> {
-        let Some((id, 0)) = self.captures.of_stream.get(&on).copied() else {
-            return refuse("sim end capture", 1);
+        let id = match self.captures.of_stream.get(&on) {
+            Some((id, 0)) => *id,
+            Some(_) => return refuse("sim end of a capture of another stream", 903),
+            None => return refuse("sim end capture", 401),
         };
         self.captures.of_stream.retain(|_, (of, _)| *of != id);
         let graph = self.captures.graphs.remove(&id).unwrap_or_default();
         if graph.is_joined() { Ok(graph) } else { refuse("sim end of an unjoined capture", 904) }
     }
 
-    /// Whether a stream is under capture.
+    /// Returns whether a stream is under capture.
     #[must_use]
     pub fn is_capturing(&self, on: usize) -> bool {
-        self.captures.of_stream.contains_key(&on)
+        self.capture_of(on).is_some()
     }
 
-    /// Whether any stream is.
+    /// Returns the number of the capture that a stream is under. No number is used twice.
     #[must_use]
-    pub fn is_any_capturing(&self) -> bool {
-        !self.captures.of_stream.is_empty()
+    pub fn capture_of(&self, on: usize) -> Option<u64> {
+        self.captures.of_stream.get(&on).map(|(id, _)| *id)
+    }
+
+    /// Returns the streams of a capture, in no order.
+    pub fn streams_of(&self, capture: u64) -> impl Iterator<Item = usize> {
+        let streams = self.captures.of_stream.iter();
+        streams.filter(move |(_, (of, _))| *of == capture).map(|(stream, _)| *stream)
     }
 
     /// Gives a graph to a stream: what follows on it runs after all of the graph. Branches run on

@@ -18,6 +18,14 @@ pub struct Event {
     pub(super) captured: Option<(u64, usize)>,
 }
 
+impl Event {
+    /// Returns the number of the capture that it is an edge of.
+    #[must_use]
+    pub fn capture(&self) -> Option<u64> {
+        self.captured.map(|(id, _)| id)
+    }
+}
+
 /// A stream. `clock`: what its next operation is ordered after. `late`: given, not yet run.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
@@ -46,8 +54,6 @@ pub(super) enum Op {
         byte: u8,
     },
     Effect(Effect),
-    /// A block goes back in the order of the stream.
-    Free(u64),
 }
 
 impl fmt::Debug for Op {
@@ -59,7 +65,6 @@ impl fmt::Debug for Op {
             Self::Write { .. } => "Write",
             Self::Fill { .. } => "Fill",
             Self::Effect(_) => "Effect",
-            Self::Free(_) => "Free",
         })
     }
 }
@@ -126,6 +131,20 @@ impl Engine {
             self.host.merge(&event.clock);
         }
         Ok(done)
+    }
+
+    /// Returns whether an event has passed. Unlike with [`Engine::query`], the host does not learn
+    /// of it.
+    pub fn has_passed(&mut self, event: &Event) -> bool {
+        self.pass(event.stream);
+        self.streams[event.stream].done >= event.at
+    }
+
+    /// Returns whether what `on` is given from here on already runs after an event.
+    #[must_use]
+    pub fn is_after(&self, on: usize, event: &Event) -> bool {
+        let queue = &self.streams[on];
+        queue.clock.of(event.stream).max(self.host.of(event.stream)) >= event.at
     }
 
     /// Events at the head of a queue pass, and waits for what is done: only work runs late.

@@ -41,6 +41,9 @@ impl<D: EventDriver> Timeline<D> {
         let (clock, awaited) = (known.clock.clone(), vec![before]);
         known.captured = Some(Captured { clock, awaited });
         slot.captured_from.store(slot.epoch.load(SeqCst), SeqCst);
+        drop(known);
+        // Calls that other threads make on the stream end before the capture begins.
+        drop(slot.calls.write());
         Ok(())
     }
 
@@ -68,7 +71,7 @@ impl<D: EventDriver> Timeline<D> {
             return Err(not_submitted("join streams that are not both captured"));
         }
         let epoch = after.epoch.fetch_add(1, SeqCst) + 1;
-        let event = self.driver.record(&after.raw)?;
+        let event = self.driver.record_edge(&after.raw)?;
         self.driver.wait(&on.raw, &event)?;
         let passed_on = after.known.lock().clock.clone();
         on.known.lock().note_after(passed_on, after.id, epoch);

@@ -1,7 +1,7 @@
 //! One stream of a timeline: its epochs, its latest events, and what it is ordered after.
 
 use super::{EventDriver, Mark};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
@@ -20,9 +20,12 @@ pub(super) struct Slot<D: EventDriver> {
     pub(super) done_before: AtomicU64,
     /// Nothing more is given to it.
     pub(super) ended: AtomicBool,
-    /// And its last event, of this epoch, is recorded or done; 0 before that. A mark that is taken
-    /// later is one of the time before.
+    /// Epoch of the stream's final event; 0 while the stream lives. Marks taken after retirement
+    /// are clamped to it.
     pub(super) last: AtomicU64,
+    /// Shared by the calls that a pool makes on a stream for another one: events, and frees.
+    /// Retirement and captures wait for them. Calls for the taker's own stream do not hold it.
+    pub(super) calls: RwLock<()>,
     /// Marks of this epoch and later ones lie in a capture that has not ended; 0 without one.
     pub(super) captured_from: AtomicU64,
     pub(super) known: Mutex<Known<D::Event>>,
@@ -77,6 +80,7 @@ impl<D: EventDriver> Slot<D> {
             done_before: AtomicU64::new(0),
             ended: AtomicBool::new(false),
             last: AtomicU64::new(0),
+            calls: RwLock::new(()),
             captured_from: AtomicU64::new(0),
             known: Mutex::new(Known { events, clock, captured: None }),
         }

@@ -93,7 +93,8 @@ impl<A: DeviceAllocator> Store<A> {
         let peak = state.book.used_peak.max(used);
         let most = state.book.config.committed_limit(peak, page).min(limit);
         let needed = self.ledger.reserved().saturating_add(placement.missing);
-        let ahead = if ahead { most.saturating_sub(needed) } else { 0 };
+        let ahead_limit = state.book.config.ahead_limit(peak, page).min(limit);
+        let ahead = if ahead { ahead_limit.saturating_sub(needed) } else { 0 };
         let ids = state.book.take_out(&placement, page, ahead);
         let pieces = ids.into_iter().filter_map(|id| state.piece(id)).collect::<Vec<_>>();
         let idle = state.idle_pages(page, needed.saturating_sub(most));

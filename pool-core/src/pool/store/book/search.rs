@@ -17,6 +17,8 @@ use crate::stream::order::{After, StealPolicy, Taker};
 
 /// Streams that are asked about for one request, unless it would be refused.
 const STREAMS: usize = 16;
+/// Streams that are queried before the taker's stream waits for one of them.
+const QUERIED: usize = 2;
 
 /// How far a search goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,12 +41,13 @@ impl<A: DeviceAllocator> Store<A> {
         Some(lent.grant(want))
     }
 
-    /// Serves a request with a range that is not ready, without blocking the host: first where an
-    /// event exists, then by recording one.
+    /// Serves a request with a range that is not ready, without blocking the host: first one of
+    /// which a query finds the work done, then one behind an event that exists, then one behind an
+    /// event that is recorded now.
     ///
     /// # Errors
     ///
-    /// What the device said when no range could be had.
+    /// The device's refusal, if no range could be had.
     #[cold]
     pub(crate) fn take_not_ready(
         &self,
@@ -53,11 +56,21 @@ impl<A: DeviceAllocator> Store<A> {
     ) -> Result<Option<Grant<A>>, DeviceError> {
         let taker = self.taker(want);
         let mut refusal = None;
+        if !taker.cpu_touches && taker.steal > StealPolicy::Never {
+            // Work that waits for the taker's next kernel must not make the taker wait.
+            let known = Taker { steal: StealPolicy::Ordered, ..taker };
+            match self.ask(want, &known, (Effort::Bounded, QUERIED), |mark| known.see_done(mark)) {
+                Ok(None) => {}
+                Ok(found) => return Ok(found),
+                Err(error) => refusal = Some(error),
+            }
+        }
         let steps = [StealPolicy::Never, StealPolicy::Ordered, StealPolicy::Wait];
         // Whatever the CPU touches is asked about once: the host waits for no event.
         let last = |step: &StealPolicy| !taker.cpu_touches || *step == taker.steal;
         for steal in steps.into_iter().filter(|step| *step <= taker.steal).filter(last) {
-            match self.ask(want, &Taker { steal, ..taker }, effort) {
+            let step = Taker { steal, ..taker };
+            match self.ask(want, &step, (effort, STREAMS), |mark| step.make_ready(mark)) {
                 Ok(None) => {}
                 Ok(found) => return Ok(found),
                 Err(error) => refusal = refusal.or(Some(error)),
@@ -72,15 +85,16 @@ impl<A: DeviceAllocator> Store<A> {
         &self,
         want: &Want<'_, A>,
         taker: &Taker<'_, A::Clock>,
-        effort: Effort,
+        (effort, streams): (Effort, usize),
+        make_ready: impl Fn(MarkOf<A>) -> Result<Order, DeviceError>,
     ) -> Result<Option<Grant<A>>, DeviceError> {
         let (mut refused, mut refusal) = (Vec::new(), None);
-        while effort == Effort::All || refused.len() < STREAMS {
+        while effort == Effort::All || refused.len() < streams {
             let asked = self.take_out(want, taker, &refused, effort);
             let Some(mut asked) = asked else { break };
             let mut behind = None;
             for mark in asked.pieces.iter().flat_map(|piece| piece.after.marks()) {
-                match taker.make_ready(*mark) {
+                match make_ready(*mark) {
                     Ok(Order::Ordered) => {}
                     Ok(Order::NotYet) => behind = Some(*mark),
                     Err(error) => {

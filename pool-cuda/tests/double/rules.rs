@@ -1,0 +1,6 @@
+//! The double follows the driver's documentation: a test for each item of section E of the audit of
+//! November 2026. Code numbers are those of `CUresult`.
+
+mod calls;
+mod captures;
+mod memory;
