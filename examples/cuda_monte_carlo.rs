@@ -7,7 +7,7 @@
 #[expect(dead_code, reason = "this program uses one of them")]
 mod kernels;
 
-use bucketpool::cuda::{CudaAllocator, CudaCapture, CudaDevice, CudaStreamOf};
+use bucketpool::cuda::{CudaAllocator, CudaCapture, CudaDevice, PoolStream};
 use bucketpool::{BucketPool, MIB, PooledBuffer};
 use kernels::{Kernel, Kernels};
 use std::error::Error;
@@ -21,7 +21,7 @@ type Pool = BucketPool<CudaAllocator>;
 fn throw(
     kernels: &Kernels,
     pool: &Pool,
-    on: &CudaStreamOf,
+    on: &PoolStream,
     seed: u32,
 ) -> Result<PooledBuffer<CudaAllocator>, Box<dyn Error>> {
     let inside = pool.allocate_on(on, MIB)?;
@@ -32,7 +32,7 @@ fn throw(
     Ok(inside)
 }
 
-fn pi(inside: &PooledBuffer<CudaAllocator>, on: &CudaStreamOf) -> Result<f64, Box<dyn Error>> {
+fn pi(inside: &PooledBuffer<CudaAllocator>, on: &PoolStream) -> Result<f64, Box<dyn Error>> {
     let counts = on.raw().clone_dtoh(&*inside.on(on)?)?;
     on.raw().synchronize()?;
     let number =

@@ -3,7 +3,7 @@
 
 use crate::block::{CudaView, guard};
 use crate::device::CudaDevice;
-use crate::events::{CudaDriver, CudaStreamOf};
+use crate::events::{CudaDriver, PoolStream};
 use crate::memory::{CudaMemory, Source, Whole};
 use bytemuck::Pod;
 use cudarc::driver::{
@@ -18,11 +18,11 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// Allocators of VRAM.
+/// An allocator of VRAM.
 pub trait Vram:
     for<'b> DeviceAllocator<Clock = Timeline<CudaDriver>, View<'b> = CudaView<'b>>
 {
-    /// The device that it is memory of.
+    /// Returns the device of this memory.
     fn cuda_device(&self) -> &CudaDevice;
 }
 
@@ -33,9 +33,9 @@ impl<S: Source> Vram for CudaMemory<S> {
 }
 
 /// An array in a pooled buffer of VRAM. cudarc's copies and fills take it as they take a
-/// `CudaSlice`; each orders its stream behind what was done with the array before, and is recorded.
-/// The stream is to be known to the device ([`CudaDevice::stream`]); one that is not is waited for
-/// by the host, each time.
+/// `CudaSlice`; each orders its stream behind the array's earlier uses, and is recorded as a use.
+/// Register the stream with the device ([`CudaDevice::stream`]). For one that is not registered,
+/// the host waits at each use.
 ///
 /// For a kernel, `builder.arg(&*array.on(&stream)?)`.
 ///
@@ -56,15 +56,15 @@ impl<S: Source> Vram for CudaMemory<S> {
 pub struct CudaArray<T, A: Vram> {
     buffer: PooledBuffer<A>,
     at: sys::CUdeviceptr,
-    home: CudaStreamOf,
+    home: PoolStream,
     shape: Box<[usize]>,
     element: PhantomData<T>,
 }
 
-/// Arrays of a pool.
+/// Allocation of arrays from a pool.
 pub trait AllocateCudaArray<A: Vram> {
-    /// An array of this shape for the device's default stream. It shows what the last user of its
-    /// memory left there, unless the pool clears it.
+    /// Allocates an array of this shape for the device's default stream. It contains whatever the
+    /// previous user of its memory left there, unless the pool zeroes it.
     ///
     /// # Errors
     ///
@@ -75,14 +75,14 @@ pub trait AllocateCudaArray<A: Vram> {
         shape: &[usize],
     ) -> Result<CudaArray<T, A>, AllocError>;
 
-    /// The same for work on `stream`.
+    /// Allocates an array of this shape for work on `stream`.
     ///
     /// # Errors
     ///
-    /// The same, and as for [`BucketPool::allocate_on`].
+    /// As for [`AllocateCudaArray::allocate_array`] and [`BucketPool::allocate_on`].
     fn allocate_array_on<T: Pod + DeviceRepr>(
         &self,
-        stream: &CudaStreamOf,
+        stream: &PoolStream,
         shape: &[usize],
     ) -> Result<CudaArray<T, A>, AllocError>;
 }
@@ -97,13 +97,13 @@ impl<A: Vram> AllocateCudaArray<A> for BucketPool<A> {
 
     fn allocate_array_on<T: Pod + DeviceRepr>(
         &self,
-        stream: &CudaStreamOf,
+        stream: &PoolStream,
         shape: &[usize],
     ) -> Result<CudaArray<T, A>, AllocError> {
         let bytes = shape.iter().try_fold(size_of::<T>(), |bytes, axis| bytes.checked_mul(*axis));
-        // What no address space holds, the pool refuses in its own words.
+        // The pool refuses a size that no address space holds, with its own error.
         let buffer = self.allocate_on(stream, bytes.map_or(u64::MAX, |bytes| bytes as u64))?;
-        // The first use, on its own stream: nothing to be ordered, so only a fault refuses it.
+        // The first use, on its own stream, orders nothing, so only a lost device refuses it.
         let at = buffer.on(stream).map_or(0, |used| used.as_ptr());
         let (home, shape) = (stream.clone(), shape.into());
         Ok(CudaArray { buffer, at, home, shape, element: PhantomData })
@@ -111,30 +111,31 @@ impl<A: Vram> AllocateCudaArray<A> for BucketPool<A> {
 }
 
 impl<T, A: Vram> CudaArray<T, A> {
-    /// How many elements each axis has.
+    /// Returns the number of elements of each axis.
     #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The memory for work that is given to `stream` while the [`Use`] lives, a kernel's above all.
+    /// Returns the memory for work on `stream` while the [`Use`] lives, such as a kernel.
     ///
     /// # Errors
     ///
     /// As for [`PooledBuffer::on`].
-    pub fn on<'b>(&'b self, stream: &'b CudaStreamOf) -> Result<Use<'b, A>, DeviceError> {
+    pub fn on<'b>(&'b self, stream: &'b PoolStream) -> Result<Use<'b, A>, DeviceError> {
         self.buffer.on(stream)
     }
 
-    /// The buffer, without its type.
+    /// Returns the buffer, without its type.
     #[must_use]
     pub fn into_buffer(self) -> PooledBuffer<A> {
         self.buffer
     }
 
-    /// cudarc names the stream only here and takes no error. Where the stream is not known, or of
-    /// another device, the host waits before and after. A use that is refused (the device is gone,
-    /// or the work is in a capture that cannot have it) is told by the context's next call.
+    /// Records a use by one of cudarc's calls, which takes no error. For a stream that is not
+    /// registered, or of another device, the host waits before and after. If the use is refused
+    /// (the device is lost, or the work is in a capture that cannot have it), the context's next
+    /// call reports it.
     fn used_on<'a>(&'a self, on: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
         let known = self.buffer.allocator().cuda_device().known(on);
         // cudarc does not tell when its work is given to the stream: the use lasts to the drop.
@@ -183,15 +184,14 @@ impl<T, A: Vram> fmt::Debug for CudaArray<T, A> {
 }
 
 /// Turns a whole block of [`CudaAllocator`](crate::CudaAllocator) or
-/// [`CudaAsyncAllocator`](crate::CudaAsyncAllocator) into cudarc's own `CudaSlice`, which frees it
-/// by itself, in the order of `stream`. It no longer counts under the pool's limit.
+/// [`CudaAsyncAllocator`](crate::CudaAsyncAllocator) into cudarc's `CudaSlice`, which frees it in
+/// the order of `stream`. It no longer counts under the pool's limit.
 ///
 /// # Errors
 ///
-/// [`Why::Foreign`] for a stream that the device does not know, [`Why::Unsupported`] for a buffer
-/// that is no whole number of elements, is kept for a graph, or is a part of a segment of an arena;
-/// or what the driver said. The block
-/// went back to the device's pool then.
+/// [`Why::Foreign`] for a stream that is not registered, [`Why::Unsupported`] for a buffer that is
+/// no whole number of elements, is kept for a graph, or is a part of a segment of an arena; or the
+/// driver's refusal. The block went back to the device's pool then.
 ///
 /// # Panics
 ///
@@ -209,7 +209,8 @@ pub fn into_slice<T: Pod + DeviceRepr, S: Whole>(
     let elements = crate::memory::size(block.size() / element)?;
     drop(block.on(&known)?);
     let (block, _) = block.into_raw().map_err(|_part| refused(Why::Unsupported))?;
-    // SAFETY: a whole allocation of the driver's, by a call that a `CudaSlice` may free; of so many
-    // elements, any bits of which are valid; the stream is behind what used it, as just ordered.
+    // SAFETY: the block is a whole allocation of a call that a `CudaSlice` may free. It holds
+    // `elements` elements, of which any bits are valid. The stream was just ordered behind its
+    // uses.
     Ok(unsafe { stream.upgrade_device_ptr(block.as_ptr(), elements) })
 }

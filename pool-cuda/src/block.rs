@@ -1,4 +1,4 @@
-//! A block of VRAM, and what a program uses of it: an address that cudarc's calls take.
+//! A block of VRAM, and the view of it that cudarc's calls take.
 #![expect(unsafe_code, reason = "a view is passed to kernels as its address")]
 
 use cudarc::driver::{
@@ -17,14 +17,14 @@ pub struct CudaBlock {
 }
 
 impl CudaBlock {
-    /// The address on the device, for a block that left its pool.
+    /// Returns the address on the device, for a block that left its pool.
     #[must_use]
     pub fn as_ptr(&self) -> sys::CUdeviceptr {
         self.at
     }
 }
 
-/// Which allocator a block is of. Numbers are never used twice.
+/// The number of the allocator of a block. No number is used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner(u64);
 
@@ -49,8 +49,8 @@ pub struct CudaView<'b> {
     block: PhantomData<&'b CudaBlock>,
 }
 
-// SAFETY: pushes the address, a plain number that a kernel may be given; it is read from the view,
-// which is borrowed as long as the arguments.
+// SAFETY: pushes the address, which is a plain number, from the view, which is borrowed as long as
+// the arguments.
 unsafe impl<'a, 'b: 'a> PushKernelArg<&'b CudaView<'_>> for LaunchArgs<'a> {
     fn arg(&mut self, view: &'b CudaView<'_>) -> &mut Self {
         self.arg(&view.at)
@@ -63,22 +63,21 @@ impl CudaView<'_> {
         Self { at, bytes, stream, block: PhantomData }
     }
 
-    /// The address on the device; what a kernel takes.
+    /// Returns the address on the device, which kernels take.
     #[must_use]
     pub fn as_ptr(&self) -> sys::CUdeviceptr {
         self.at
     }
 
-    /// The ordinal of the device.
+    /// Returns the ordinal of the device.
     #[must_use]
     pub fn device_id(&self) -> usize {
         self.stream.context().ordinal()
     }
 }
 
-/// cudarc names the stream only here and takes no error. On another stream than the memory is
-/// ordered on: slow and right. What a device-side wait cannot do, as between contexts, the host
-/// does.
+/// Orders one of cudarc's calls on `on` behind the stream `home` that the memory is ordered on.
+/// cudarc takes no error here. Between contexts, or if the driver refuses, the host waits.
 pub(crate) fn guard<'a>(home: &CudaStream, on: &'a CudaStream) -> SyncOnDrop<'a> {
     let same_context = on.context().cu_ctx() == home.context().cu_ctx();
     if same_context && on.cu_stream() == home.cu_stream() {

@@ -3,13 +3,13 @@
 
 use crate::block::CudaBlock;
 use crate::device::CudaDevice;
-use crate::events::CudaStreamOf;
+use crate::events::PoolStream;
 use crate::memory::{CudaMemory, Source, Whole};
 use cudarc::driver::{result, sys};
 use pool_core::{DeviceError, MarkOf, Memory, StreamClock};
 
-/// Device memory of one GPU by `cuMemAlloc`. Taking a block stops the device for a moment and so
-/// does giving one back; a pool is what keeps both rare.
+/// Device memory of one GPU by `cuMemAlloc` and `cuMemFree`. Both calls may stop the device for a
+/// moment; a pool keeps them rare.
 pub type CudaAllocator = CudaMemory<Blocking>;
 
 /// Memory by `cuMemAlloc`.
@@ -17,7 +17,7 @@ pub type CudaAllocator = CudaMemory<Blocking>;
 pub struct Blocking(());
 
 impl CudaAllocator {
-    /// The memory of the device with this ordinal.
+    /// Opens a device by its ordinal, for its memory.
     ///
     /// # Errors
     ///
@@ -26,7 +26,7 @@ impl CudaAllocator {
         CudaDevice::new(ordinal).map(Self::on)
     }
 
-    /// The memory of a device that the program has opened.
+    /// Creates an allocator of the memory of a device.
     #[must_use]
     pub fn on(device: CudaDevice) -> Self {
         Self::from(device, Blocking(()))
@@ -40,13 +40,13 @@ impl Source for Blocking {
         &self,
         device: &CudaDevice,
         bytes: usize,
-        _on: &CudaStreamOf,
+        _on: &PoolStream,
     ) -> Result<sys::CUdeviceptr, DeviceError> {
-        // SAFETY: asks the driver for memory; the context is current.
+        // SAFETY: requests memory; the context is current.
         device.driver().relaxed("cuMemAlloc", || unsafe { result::malloc_sync(bytes) })
     }
 
-    /// Waits for `after`, and then for the device, since `cuMemFree` does.
+    /// Waits for `after` on the host. `cuMemFree` itself may wait for the device.
     fn give(
         &self,
         device: &CudaDevice,
@@ -56,8 +56,8 @@ impl Source for Blocking {
         for mark in after {
             device.clock().synchronize(*mark)?;
         }
-        // SAFETY: a block is made in `allocate` only and moved into `free`, so it is freed once;
-        // the work that used it is done, as just waited for.
+        // SAFETY: only `allocate` makes blocks, and `free` takes them by value, so each is freed
+        // once. The work that used the block is done: the loop above waited for it.
         device.driver().relaxed("cuMemFree", || unsafe { result::free_sync(block.at) })
     }
 }

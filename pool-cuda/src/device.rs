@@ -1,8 +1,8 @@
-//! A device: its context, its clock, its streams. All allocators of a device share one.
+//! A device: its context, its clock, its streams. All allocators of a GPU share one.
 #![expect(unsafe_code, reason = "streams of other libraries come as handles")]
 
 use crate::driver::{Driver, forked, is_present, refusal};
-use crate::events::{CudaDriver, CudaStreamOf, RawStream};
+use crate::events::{CudaDriver, PoolStream, RawStream};
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use parking_lot::Mutex;
 use pool_core::{DeviceError, StreamClock, Timeline, Why};
@@ -12,15 +12,16 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
-/// `CU_STREAM_LEGACY`: the null stream by its other name.
+/// `CU_STREAM_LEGACY`: another handle of the null stream.
 const LEGACY: usize = 1;
-/// `CU_STREAM_PER_THREAD`: a handle that means another stream on each thread.
+/// `CU_STREAM_PER_THREAD`: a handle that means a different stream on each thread.
 const PER_THREAD: usize = 2;
 
-/// A GPU, with the clock of its streams. Clones are the same device; allocators that are to share
-/// streams and buffers' order share one.
+/// A GPU, with the clock of its streams. Clones are the same device. Allocators that share streams
+/// must share one device.
 ///
-/// Its context is current while a pool works, and the caller's own again when the call returns.
+/// A pool makes the device's context current during its calls, and the caller's context again
+/// before it returns.
 #[derive(Clone)]
 pub struct CudaDevice(Arc<Inner>);
 
@@ -28,14 +29,14 @@ struct Inner {
     driver: Arc<Driver>,
     events: CudaDriver,
     clock: Timeline<CudaDriver>,
-    /// Registered streams. The clock keeps each, so its handle is not used again.
-    streams: Mutex<HashMap<StreamKey, CudaStreamOf>>,
+    /// Registered streams. The clock keeps each alive, so the driver does not reuse its handle.
+    streams: Mutex<HashMap<StreamKey, PoolStream>>,
     total_bytes: u64,
 }
 
 type StreamKey = (usize, Option<ThreadId>);
 
-/// What a stream is known by. The per-thread default stream is its thread's.
+/// Returns the key of a stream: its handle, and the thread of a per-thread default stream.
 fn key(stream: &CudaStream) -> StreamKey {
     match stream.cu_stream().addr() {
         LEGACY => (0, None),
@@ -45,12 +46,12 @@ fn key(stream: &CudaStream) -> StreamKey {
 }
 
 impl CudaDevice {
-    /// The device with this ordinal, by its primary context.
+    /// Opens the device with this ordinal, in its primary context.
     ///
     /// # Errors
     ///
-    /// [`Why::Unsupported`] if no driver library can be loaded or there is no such device, or what
-    /// the driver said.
+    /// [`Why::Unsupported`] if no driver library can be loaded or there is no such device, or the
+    /// driver's refusal.
     pub fn new(ordinal: usize) -> Result<Self, DeviceError> {
         if !is_present() {
             return Err(DeviceError::new(Why::Unsupported, "no driver library (libcuda)", 0));
@@ -61,20 +62,20 @@ impl CudaDevice {
         let failed = |e| refusal("cuDevicePrimaryCtxRetain", e);
         let before = result::init().and_then(|()| result::ctx::get_current());
         let before = before.map_err(|e| refusal("cuInit", e))?;
-        // cudarc makes the new context current; the caller's stays so.
+        // cudarc makes the new context current; the caller's becomes current again below.
         let context = CudaContext::new(ordinal).map_err(failed)?;
         if let Some(before) = before {
-            // SAFETY: it was current a moment ago, so it is alive.
+            // SAFETY: this context was current at the start of the call, so it is alive.
             unsafe { result::ctx::set_current(before) }.map_err(failed)?;
         }
         Self::in_context(context)
     }
 
-    /// The device of a context that the program has already.
+    /// Opens the device of a context that the program has already.
     ///
     /// # Errors
     ///
-    /// What the driver said when it was asked how much memory there is.
+    /// The driver's refusal to tell how much memory the device has.
     pub fn in_context(context: Arc<CudaContext>) -> Result<Self, DeviceError> {
         if let Some(forked) = forked() {
             return Err(forked);
@@ -90,17 +91,18 @@ impl CudaDevice {
         Ok(Self(Arc::new(Inner { driver, events, clock, streams, total_bytes })))
     }
 
-    /// Makes one of the program's streams known, once; it is kept alive until it is retired. The
-    /// legacy default stream is known from the start, and gets events like any other: its implicit
-    /// order does not cover non-blocking streams, which cudarc's are.
+    /// Registers one of the program's streams, and keeps it alive until it is retired. A second
+    /// call returns the same registration. The legacy default stream is registered from the start,
+    /// and gets events like any other: its implicit order does not cover non-blocking streams,
+    /// which cudarc's are.
     ///
-    /// The per-thread default stream is the calling thread's. It can be waited for from other
-    /// threads, but only by stopping the host: prefer streams that have a handle of their own.
+    /// The per-thread default stream is the calling thread's. Other threads can wait for it only on
+    /// the host: prefer streams that have a handle.
     ///
     /// # Errors
     ///
     /// [`Why::Foreign`] for a stream of another context.
-    pub fn stream(&self, stream: &Arc<CudaStream>) -> Result<CudaStreamOf, DeviceError> {
+    pub fn stream(&self, stream: &Arc<CudaStream>) -> Result<PoolStream, DeviceError> {
         if let Some(fault) = self.driver().fault() {
             return Err(fault);
         }
@@ -115,46 +117,46 @@ impl CudaDevice {
         Ok(known.clone())
     }
 
-    /// A stream that another library owns, by its handle.
+    /// Registers a stream that another library owns, by its handle.
     ///
     /// # Errors
     ///
-    /// [`Why::Other`] if the handle is known already.
+    /// [`Why::Other`] if the handle is registered already.
     ///
     /// # Safety
     ///
     /// The handle is a stream of this device's context, and its owner keeps it until
-    /// [`PoolStream::retire`] has returned. No thread allocates, uses a buffer or launches a graph
-    /// on the stream while it is retired.
-    pub unsafe fn wrap_stream(&self, handle: sys::CUstream) -> Result<PoolStream, DeviceError> {
+    /// [`BorrowedStream::retire`] has returned. No thread allocates, uses a buffer or launches a
+    /// graph on the stream while it is retired.
+    pub unsafe fn wrap_stream(&self, handle: sys::CUstream) -> Result<BorrowedStream, DeviceError> {
         if let Some(fault) = self.driver().fault() {
             return Err(fault);
         }
-        // SAFETY: as the caller says; after its retirement nothing is called with it.
+        // SAFETY: as the caller guarantees; after its retirement no call uses the handle.
         let stream = unsafe { self.context().wrap_borrowed_stream(handle) };
         if self.0.streams.lock().contains_key(&key(&stream)) {
             return Err(DeviceError::new(Why::Other, "wrap a stream that is known already", 0));
         }
-        Ok(PoolStream { on: self.stream(&stream)?, device: self.clone() })
+        Ok(BorrowedStream { on: self.stream(&stream)?, device: self.clone() })
     }
 
-    /// A stream ends, as far as the device's pools go: what it was given still runs, and memory
-    /// that it used serves others behind its last event. Its thread calls this for a per-thread
-    /// default stream.
+    /// Ends the registration of a stream. Its queued work still runs, and memory that it used
+    /// serves other streams behind its last event. For a per-thread default stream, its own thread
+    /// makes this call.
     ///
     /// # Errors
     ///
-    /// [`Why::Foreign`] for a stream that is not known (any more), [`Why::Unsupported`] for the
-    /// legacy default stream, or what the driver said; the stream goes on then.
-    pub fn retire(&self, stream: &CudaStreamOf) -> Result<(), DeviceError> {
+    /// [`Why::Foreign`] for a stream that is not registered, [`Why::Unsupported`] for the legacy
+    /// default stream, or the driver's refusal; the stream stays registered then.
+    pub fn retire(&self, stream: &PoolStream) -> Result<(), DeviceError> {
         self.clock().retire(stream)?;
         let mut streams = self.0.streams.lock();
         streams.retain(|_, known| !std::ptr::eq(known.raw(), stream.raw()));
         Ok(())
     }
 
-    /// The stream of this device that a stream of cudarc's is known as.
-    pub(crate) fn known(&self, stream: &CudaStream) -> Option<CudaStreamOf> {
+    /// Returns the registration of one of cudarc's streams.
+    pub(crate) fn known(&self, stream: &CudaStream) -> Option<PoolStream> {
         let ours = forked().is_none() && stream.context().cu_ctx() == self.context().cu_ctx();
         ours.then(|| self.0.streams.lock().get(&key(stream)).cloned()).flatten()
     }
@@ -175,25 +177,25 @@ impl CudaDevice {
         &self.0.events
     }
 
-    /// The clock that all allocators of the device share.
+    /// Returns the clock that all allocators of the device share.
     #[must_use]
     pub fn clock(&self) -> &Timeline<CudaDriver> {
         &self.0.clock
     }
 
-    /// The context that all calls are made in.
+    /// Returns the context in which all calls are made.
     #[must_use]
     pub fn context(&self) -> &Arc<CudaContext> {
         self.0.driver.context()
     }
 
-    /// The ordinal of the device.
+    /// Returns the ordinal of the device.
     #[must_use]
     pub fn ordinal(&self) -> usize {
         self.context().ordinal()
     }
 
-    /// All the memory that the device has, in bytes.
+    /// Returns the bytes of memory that the device has.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.0.total_bytes
@@ -206,20 +208,20 @@ impl fmt::Debug for CudaDevice {
     }
 }
 
-/// A stream of another library. It must be retired before its owner destroys it.
+/// A registered stream of another library. Retire it before its owner destroys it.
 #[derive(Debug)]
-#[must_use = "it must be retired before its owner destroys the stream"]
-pub struct PoolStream {
-    on: CudaStreamOf,
+#[must_use = "retire it before its owner destroys the stream"]
+pub struct BorrowedStream {
+    on: PoolStream,
     device: CudaDevice,
 }
 
-impl PoolStream {
-    /// Records the stream's last event; its owner may destroy it once this has returned `Ok`.
+impl BorrowedStream {
+    /// Records the stream's last event. The owner may destroy the stream once this returns `Ok`.
     ///
     /// # Errors
     ///
-    /// As for [`CudaDevice::retire`], with the stream, which goes on.
+    /// As for [`CudaDevice::retire`], with the stream, which stays registered.
     pub fn retire(self) -> Result<(), (Self, DeviceError)> {
         match self.device.retire(&self.on) {
             Ok(()) => Ok(()),
@@ -228,10 +230,10 @@ impl PoolStream {
     }
 }
 
-/// The stream, as pools take it.
-impl Deref for PoolStream {
-    type Target = CudaStreamOf;
-    fn deref(&self) -> &CudaStreamOf {
+/// The registered stream, which pools take.
+impl Deref for BorrowedStream {
+    type Target = PoolStream;
+    fn deref(&self) -> &PoolStream {
         &self.on
     }
 }

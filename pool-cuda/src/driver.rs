@@ -1,4 +1,4 @@
-//! Calls of the driver: in the right context, not in a forked process, not once the device is gone.
+//! Calls of the driver: in the right context, not in a forked process, not on a lost device.
 #![expect(unsafe_code, reason = "the driver is called through C")]
 
 use crate::capturing::{Captures, Counted};
@@ -10,11 +10,11 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-/// Whether this process was forked after a device was opened. The driver's handles are of no use
+/// Whether this process was forked after a device was opened. The driver's handles are invalid
 /// then, and its calls undefined (CUDA C Programming Guide, "Initialization").
 static FORKED: AtomicBool = AtomicBool::new(false);
 
-/// The driver, as one context of one device uses it.
+/// The driver in one context of one device.
 pub(crate) struct Driver {
     context: Kept<Arc<CudaContext>>,
     /// The code with which the device was lost; 0 while it works.
@@ -22,7 +22,7 @@ pub(crate) struct Driver {
     captures: Arc<Captures>,
 }
 
-/// What a forked process must not drop, since dropping it calls the driver.
+/// A value that a forked process must not drop, because its drop calls the driver.
 pub(crate) struct Kept<T>(ManuallyDrop<T>);
 
 impl<T> Kept<T> {
@@ -44,14 +44,14 @@ impl<T> Drop for Kept<T> {
             return;
         }
         let before = result::ctx::get_current();
-        // SAFETY: dropped here only, and once.
+        // SAFETY: this drop runs once, and nothing else drops the value.
         unsafe { ManuallyDrop::drop(&mut self.0) }
         // cudarc's own drops make its context current and leave it so.
         if let Ok(callers) = before
             && result::ctx::get_current() != before
         {
-            // SAFETY: it was current before, and what was dropped was ours. If the driver refuses,
-            // the process ends or the device is gone.
+            // SAFETY: this context was current before the drop, and the dropped value was not it.
+            // If the driver refuses, the process ends or the device is lost.
             let _ = unsafe { result::ctx::set_current(callers.unwrap_or(ptr::null_mut())) };
         }
     }
@@ -68,7 +68,7 @@ impl Driver {
         &self.context
     }
 
-    /// Why no call can succeed.
+    /// Returns why no call can succeed, or `None`.
     #[inline]
     pub(crate) fn fault(&self) -> Option<DeviceError> {
         if let Some(forked) = forked() {
@@ -80,7 +80,7 @@ impl Driver {
         }
     }
 
-    /// Makes a call with the context current, and the caller's own current again afterwards.
+    /// Makes a call in the context, and makes the caller's context current again afterwards.
     pub(crate) fn call<T>(
         &self,
         name: &'static str,
@@ -101,14 +101,13 @@ impl Driver {
         };
         set(self.context.cu_ctx())?;
         let done = work().map_err(|e| self.refusal(name, e));
-        // The call has done what it says; that the caller's context is not back, his next call
-        // says.
+        // If restoring the caller's context fails, the caller's next CUDA call reports the error.
         let _ = set(callers.unwrap_or(ptr::null_mut()));
         done
     }
 
-    /// The same for a call that a capture which this thread has begun would forbid: one that takes
-    /// memory, gives it back, or asks after an event. It is none of the capture's work.
+    /// Makes a call that a capture of this thread would forbid, in the relaxed capture mode: a call
+    /// that takes memory, gives it back, or queries an event. The call is not captured.
     pub(crate) fn relaxed<T>(
         &self,
         name: &'static str,
@@ -118,7 +117,7 @@ impl Driver {
             let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
             exchange_mode(&mut mode)?;
             let done = work();
-            // The mode is the thread's own: setting it back is the same call, which just worked.
+            // The first exchange succeeded, and this one differs in the mode only.
             let _ = exchange_mode(&mut mode);
             done
         })
@@ -142,7 +141,7 @@ impl Driver {
         self.captures.begin()
     }
 
-    /// A refusal in the words of the port; notes it if the device is gone.
+    /// Converts the driver's error, and notes it if the device is lost.
     fn refusal(&self, call: &'static str, error: DriverError) -> DeviceError {
         let error = refusal(call, error);
         if error.why == Why::Lost {
@@ -153,11 +152,11 @@ impl Driver {
 }
 
 fn exchange_mode(mode: &mut sys::CUstreamCaptureMode) -> Result<(), DriverError> {
-    // SAFETY: takes a mode and leaves the one of before there.
+    // SAFETY: `mode` is a live reference, which the call reads and writes.
     unsafe { sys::cuThreadExchangeStreamCaptureMode(mode) }.result()
 }
 
-/// The driver's answer in the words of the port; the code is the driver's own.
+/// Converts the driver's error. The code stays the driver's.
 pub(crate) fn refusal(call: &'static str, error: DriverError) -> DeviceError {
     use CUresult as R;
     let why = match error.0 {
@@ -166,8 +165,8 @@ pub(crate) fn refusal(call: &'static str, error: DriverError) -> DeviceError {
         | R::CUDA_ERROR_INVALID_DEVICE
         | R::CUDA_ERROR_NOT_SUPPORTED
         | R::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED => Why::Unsupported,
-        // After these no call of the context succeeds any more. The first is the end of the
-        // process, when the driver is unloaded before our last drops.
+        // After these no call of the context succeeds. The first comes at the end of the process,
+        // when the driver is unloaded before our last drops.
         R::CUDA_ERROR_DEINITIALIZED
         | R::CUDA_ERROR_CONTEXT_IS_DESTROYED
         | R::CUDA_ERROR_DEVICE_UNAVAILABLE
@@ -196,22 +195,22 @@ pub(crate) fn refusal(call: &'static str, error: DriverError) -> DeviceError {
     DeviceError::new(why, call, i64::from(error.0 as u32))
 }
 
-/// The refusal in a process that was forked after a device was opened.
+/// Returns the error of a process that was forked after a device was opened.
 pub(crate) fn forked() -> Option<DeviceError> {
     let fault = DeviceError::new(Why::Forked, "a call to the driver", 0);
     FORKED.load(Relaxed).then_some(fault)
 }
 
-/// Whether a driver library can be loaded. cudarc panics at the first call without one.
+/// Returns whether a driver library can be loaded. Without one, cudarc panics at the first call.
 pub(crate) fn is_present() -> bool {
-    // SAFETY: loads libraries by the driver's names, which run their initialisers; a driver's are
-    // harmless, and whoever puts something else under that name is trusted by every CUDA program.
+    // SAFETY: loads a library by the driver's names, which runs its initialisers. A driver's are
+    // harmless. Every CUDA program trusts the files that have these names.
     unsafe { sys::is_culib_present() }
 }
 
-/// Whether the driver has all of these functions. cudarc panics at a call of one that is missing.
+/// Returns whether the driver has all of these functions. cudarc panics at a call of a missing one.
 pub(crate) fn has(names: &[&[u8]]) -> bool {
-    // SAFETY: the library is there, since a context was made.
+    // SAFETY: the library is loaded, because a context exists.
     let library = unsafe { sys::culib() };
     // SAFETY: looks the symbol up, and does not call it.
     names.iter().all(|name| unsafe { library.get::<unsafe extern "C" fn()>(*name) }.is_ok())
@@ -225,12 +224,12 @@ fn notice_forks() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
         // SAFETY: registers a function that stores one flag, which is legal in a forked child. If
-        // it cannot be registered, a fork is not noticed.
+        // the registration fails, forks are not noticed.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
 }
 
-/// Nothing forks here.
+/// This platform has no `fork`.
 #[cfg(not(unix))]
 fn notice_forks() {}
 

@@ -1,4 +1,4 @@
-//! The events that stream order asks of the driver.
+//! Events of the driver, for stream order.
 #![expect(unsafe_code, reason = "the driver is called through C")]
 
 use crate::driver::{Driver, Kept, forked};
@@ -10,14 +10,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
-/// A CUDA stream that a device's clock knows.
-pub type CudaStreamOf = Stream<CudaDriver>;
+/// A CUDA stream that is registered with its device
+/// ([`CudaDevice::stream`](crate::CudaDevice::stream)). Pools take these.
+pub type PoolStream = Stream<CudaDriver>;
 
 /// The driver's own stream.
 pub struct RawStream {
     stream: Kept<Arc<CudaStream>>,
-    /// The thread whose default stream it is, if it is one thread's: the driver's handle for it
-    /// means another stream on each thread.
+    /// The thread whose default stream it is, for a per-thread default stream: the driver's handle
+    /// means a different stream on each thread.
     thread: Option<ThreadId>,
 }
 
@@ -26,20 +27,20 @@ impl RawStream {
         Self { stream: Kept::new(stream), thread }
     }
 
-    /// The driver's handle, for work that this thread gives it.
+    /// Returns the driver's handle, for work that this thread submits.
     pub(crate) fn handle(&self) -> Result<sys::CUstream, DeviceError> {
         let call = "the per-thread default stream of another thread";
         let refused = DeviceError::new(Why::Foreign, call, 0);
         if self.is_reachable() { Ok(self.cu_stream()) } else { Err(refused) }
     }
 
-    /// Whether this thread can give it work.
+    /// Returns whether this thread can submit work to it.
     pub(crate) fn is_reachable(&self) -> bool {
         self.thread.is_none_or(|of| of == thread::current().id())
     }
 }
 
-/// cudarc's stream. The per-thread default stream is another one on another thread.
+/// cudarc's stream. A per-thread default stream is a different stream on each thread.
 impl std::ops::Deref for RawStream {
     type Target = Arc<CudaStream>;
     fn deref(&self) -> &Arc<CudaStream> {
@@ -47,12 +48,12 @@ impl std::ops::Deref for RawStream {
     }
 }
 
-/// Records events, waits for them, asks for them.
+/// Records events, waits for them, and queries them.
 #[derive(Clone)]
 pub struct CudaDriver(Arc<Events>);
 
-/// The events of a device. They are used again, so a steady program creates none; the last of the
-/// driver and its events destroys them.
+/// The events of a device. They are reused, so a steady program creates none. They are destroyed
+/// when the last owner is dropped.
 struct Events {
     driver: Arc<Driver>,
     idle: Mutex<Vec<RawEvent>>,
@@ -66,9 +67,9 @@ unsafe impl Send for RawEvent {}
 // SAFETY: as above; the driver locks for itself.
 unsafe impl Sync for RawEvent {}
 
-/// An event. Dropping it makes it idle.
+/// An event. Its drop makes the driver's event available for reuse.
 pub struct CudaEvent {
-    /// None for what has passed already.
+    /// `None` if the work was done already.
     raw: Option<RawEvent>,
     events: Arc<Events>,
 }
@@ -111,8 +112,8 @@ impl EventDriver for CudaDriver {
     type Raw = RawStream;
     type Event = CudaEvent;
 
-    /// The default stream of another thread cannot be given an event. The host waits for the whole
-    /// context then: slow, and right.
+    /// On the default stream of another thread no event can be recorded. The host then waits for
+    /// the whole context, which is slow.
     fn record(&self, on: &RawStream) -> Result<CudaEvent, DeviceError> {
         if let Some(fault) = self.fault() {
             return Err(fault);
@@ -135,8 +136,8 @@ impl EventDriver for CudaDriver {
     fn record_edge(&self, on: &RawStream) -> Result<CudaEvent, DeviceError> {
         let raw = self.event()?;
         let event = CudaEvent { raw: Some(raw), events: self.0.clone() };
-        // SAFETY: the event was created in this context and nobody else has it; the stream is kept
-        // alive by its `Arc`.
+        // SAFETY: the event was created in this context and has no other user; its `Arc` keeps the
+        // stream alive.
         self.call("cuEventRecord", || unsafe { result::event::record(raw.0, on.cu_stream()) })?;
         Ok(event)
     }
@@ -144,7 +145,7 @@ impl EventDriver for CudaDriver {
     fn wait(&self, on: &RawStream, event: &CudaEvent) -> Result<(), DeviceError> {
         let Some(raw) = event.raw else { return Ok(()) };
         if !on.is_reachable() {
-            // It cannot be made to wait; what the host has seen done it is after.
+            // The stream cannot be made to wait. What the host has seen done is before its work.
             return self.synchronize(event);
         }
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
@@ -207,8 +208,8 @@ impl Drop for CudaEvent {
 impl Drop for Events {
     fn drop(&mut self) {
         for RawEvent(event) in self.idle.get_mut().drain(..) {
-            // Where the device is gone, or the process is a fork, there is nothing to destroy.
-            // SAFETY: nobody holds an event any more, since each holds this list.
+            // If the device is lost, or the process is a fork, there is nothing to destroy.
+            // SAFETY: no event has a user: each user holds this list.
             let _ = self.driver.call("cuEventDestroy", || unsafe { result::event::destroy(event) });
         }
     }

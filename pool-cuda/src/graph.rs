@@ -1,25 +1,25 @@
-//! Captures and graphs: what they allocate is theirs for as long as they can be launched.
+//! Captures and graphs, with the memory that they allocate.
 #![expect(unsafe_code, reason = "the driver is called through C")]
 
 use crate::array::Vram;
 use crate::capturing::Counted;
 use crate::device::CudaDevice;
 use crate::driver::forked;
-use crate::events::CudaStreamOf;
+use crate::events::PoolStream;
 use cudarc::driver::{result, sys};
 use pool_core::{BucketPool, DeviceError, PooledBuffer, PrivatePool, Why};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// A capture that is going on. What is allocated for its streams comes from a [`PrivatePool`]; what
-/// is freed is used again in the capture, where its edges order it. The pool makes no call on a
-/// capturing stream but those that [`CudaCapture::fork`] and [`CudaCapture::join`] ask for.
+/// A capture that is going on. Allocations for its streams come from a [`PrivatePool`]; freed
+/// memory is reused in the capture where its edges order the reuse. The pool makes no call on a
+/// capturing stream but those of [`CudaCapture::fork`] and [`CudaCapture::join`].
 ///
 /// Buffers from outside that captured work uses must live as long as the graph. A launch waits for
-/// what was done with them before the capture used them; what is done with them, and with buffers
-/// of the capture that are still held, between launches is ordered if they are named at the launch.
-/// Page-locked buffers are refused in a capture, since the CPU could not know when a launch touches
-/// them; so is every other pool's memory on its streams.
+/// their uses before the capture. Uses between launches, of them and of buffers of the capture that
+/// are still held, are ordered for the buffers that the launch names. Page-locked buffers are
+/// refused in a capture, since the CPU could not know when a launch touches them; so is the memory
+/// of every other pool on the capture's streams.
 ///
 /// It stays on its thread, as the driver demands. Dropping it ends the capture and discards its
 /// work.
@@ -48,32 +48,33 @@ use std::marker::PhantomData;
 /// ```
 pub struct CudaCapture<A: Vram> {
     device: CudaDevice,
-    origin: CudaStreamOf,
-    forked: Vec<CudaStreamOf>,
+    origin: PoolStream,
+    forked: Vec<PoolStream>,
     /// Taken by its end.
     private: Option<PrivatePool<A>>,
     /// Dropped after the driver was told to end it.
     _counted: Counted,
-    /// The driver ends a capture on the thread that began it.
+    /// The driver ends a capture only on the thread that began it.
     not_send: PhantomData<*const ()>,
 }
 
-/// Captured work that can be launched again and again, with the memory that it uses.
+/// Captured work that can be launched many times, with the memory that it uses.
 pub struct CudaGraph<A: Vram> {
-    /// Before the memory, so that it goes first.
+    /// Declared before the memory, so that it is dropped first.
     instance: Instance,
     private: PrivatePool<A>,
 }
 
-/// A graph of the driver's and its instance.
+/// A graph of the driver, and its instance.
 struct Instance {
     device: CudaDevice,
     graph: sys::CUgraph,
-    /// Null until it is made.
+    /// Null until `instantiated` sets it.
     ready: sys::CUgraphExec,
 }
 
-// SAFETY: the driver lets any thread use a graph, one at a time; `launch` borrows it alone.
+// SAFETY: the driver lets any thread use a graph, one thread at a time; `launch` borrows it
+// exclusively.
 unsafe impl Send for Instance {}
 
 impl<A: Vram> CudaCapture<A> {
@@ -96,12 +97,12 @@ impl<A: Vram> CudaCapture<A> {
     ///
     /// ```compile_fail,E0133
     /// # use pool_core::BucketPool;
-    /// # use pool_cuda::{CudaAllocator, CudaCapture, CudaStreamOf};
-    /// # fn capture(pool: &BucketPool<CudaAllocator>, on: &CudaStreamOf) {
+    /// # use pool_cuda::{CudaAllocator, CudaCapture, PoolStream};
+    /// # fn capture(pool: &BucketPool<CudaAllocator>, on: &PoolStream) {
     /// let capture = CudaCapture::begin(pool, on); // unsafe
     /// # }
     /// ```
-    pub unsafe fn begin(pool: &BucketPool<A>, on: &CudaStreamOf) -> Result<Self, DeviceError> {
+    pub unsafe fn begin(pool: &BucketPool<A>, on: &PoolStream) -> Result<Self, DeviceError> {
         let device = pool.allocator().cuda_device().clone();
         let private = PrivatePool::new(pool);
         device.clock().begin_capture(on)?;
@@ -123,12 +124,12 @@ impl<A: Vram> CudaCapture<A> {
         Ok(Self { device, origin, forked, private, _counted: counted, not_send })
     }
 
-    /// Takes another stream into the capture, behind what `after` was given so far.
+    /// Takes another stream into the capture, behind the work of `after` so far.
     ///
     /// # Errors
     ///
     /// As for [`CudaCapture::begin`].
-    pub fn fork(&mut self, on: &CudaStreamOf, after: &CudaStreamOf) -> Result<(), DeviceError> {
+    pub fn fork(&mut self, on: &PoolStream, after: &PoolStream) -> Result<(), DeviceError> {
         let (clock, private) = (self.device.clock(), self.private.as_ref());
         if !clock.is_capturing(after) {
             return Err(DeviceError::new(Why::NotSubmitted, "fork behind no captured stream", 0));
@@ -146,13 +147,13 @@ impl<A: Vram> CudaCapture<A> {
         Ok(())
     }
 
-    /// Inside the capture, `on` waits for what `after` was given so far. Blocks that `after` has
+    /// Orders `on` inside the capture behind the work of `after` so far. Blocks that `after` has
     /// freed serve `on` from then on.
     ///
     /// # Errors
     ///
-    /// What the driver said.
-    pub fn join(&self, on: &CudaStreamOf, after: &CudaStreamOf) -> Result<(), DeviceError> {
+    /// The driver's refusal.
+    pub fn join(&self, on: &PoolStream, after: &PoolStream) -> Result<(), DeviceError> {
         self.device.clock().join_captured(on, after)
     }
 
@@ -160,7 +161,7 @@ impl<A: Vram> CudaCapture<A> {
     ///
     /// # Errors
     ///
-    /// What the driver said; the work is thrown away then.
+    /// The driver's refusal; the work is discarded then.
     pub fn end(mut self) -> Result<CudaGraph<A>, DeviceError> {
         let joined = self.forked.iter().try_for_each(|forked| self.join(&self.origin, forked));
         let ended = self.stop();
@@ -200,7 +201,7 @@ impl Instance {
     fn instantiated(mut self) -> Result<Self, DeviceError> {
         self.ready = self.device.driver().relaxed("cuGraphInstantiate", || {
             let flags = sys::CUgraphInstantiate_flags(0);
-            // SAFETY: the graph was ended a moment ago, and is nobody else's.
+            // SAFETY: `stop` made the graph, and it has no other user.
             unsafe { result::graph::instantiate(self.graph, flags) }
         })?;
         Ok(self)
@@ -209,7 +210,7 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        // What is running goes on; the driver frees the instance after it.
+        // Launches that run go on; the driver frees the instance after them.
         let driver = self.device.driver();
         if !self.ready.is_null() {
             // SAFETY: made by `instantiated`, and destroyed once.
@@ -225,16 +226,17 @@ impl Drop for Instance {
 }
 
 impl<A: Vram> CudaGraph<A> {
-    /// Gives the graph to a stream, behind its earlier launches and behind what the captured work
-    /// was ordered behind. `uses` are the buffers that it uses and that others use between
-    /// launches, inputs and results: the launch is ordered behind those uses, and they behind it.
+    /// Launches the graph on a stream, behind its earlier launches and behind the work that the
+    /// captured work was ordered behind. `uses` are the buffers that the graph uses and that other
+    /// code uses between launches, inputs and results: the launch is ordered behind those uses, and
+    /// they behind it.
     ///
     /// # Errors
     ///
-    /// As for [`PooledBuffer::on`], or what the driver said; then nothing was launched.
+    /// As for [`PooledBuffer::on`], or the driver's refusal; then nothing was launched.
     pub fn launch(
         &mut self,
-        on: &CudaStreamOf,
+        on: &PoolStream,
         uses: &[&PooledBuffer<A>],
     ) -> Result<(), DeviceError> {
         let _in_use: Vec<_> = uses.iter().map(|buffer| buffer.on(on)).collect::<Result<_, _>>()?;
@@ -249,7 +251,7 @@ impl<A: Vram> CudaGraph<A> {
         })
     }
 
-    /// Bytes that are kept for the graph and that no buffer has.
+    /// Returns the bytes that are kept for the graph and that no buffer has.
     #[must_use]
     pub fn cached_bytes(&self) -> u64 {
         self.private.cached_bytes()

@@ -1,9 +1,9 @@
-//! Device memory, however the driver is asked for it: what the three allocators of VRAM share.
+//! Device memory: the code that the three allocators of VRAM share.
 #![expect(unsafe_code, reason = "the driver is called through C")]
 
 use crate::block::{CudaBlock, CudaView, Owner};
 use crate::device::CudaDevice;
-use crate::events::{CudaDriver, CudaStreamOf};
+use crate::events::{CudaDriver, PoolStream};
 use cudarc::driver::{result, sys};
 use pool_core::{
     DeviceAllocator, DeviceError, MarkOf, Memory, PageCalls, Request, Sliceable, Timeline,
@@ -12,17 +12,18 @@ use pool_core::{
 use std::fmt;
 use std::ops::Range;
 
-/// What device memory is aligned to at least (CUDA C Programming Guide, "Device Memory Accesses").
+/// Bytes that device memory is aligned to (CUDA C Programming Guide, "Device Memory Accesses").
 const ALIGNMENT: u64 = 256;
-/// Sizes are rounded to this, as CUDA's and `PyTorch`'s allocators do.
+/// Bytes that sizes are rounded up to, as CUDA's and `PyTorch`'s allocators do.
 pub(crate) const GRANULE: u64 = 512;
 
-/// How the driver is asked for memory. Not to be implemented elsewhere; its module is private.
+/// The driver calls of one kind of device memory. Its module is private: only this crate implements
+/// it.
 pub trait Source: Send + Sync + Sized + 'static {
-    /// How this memory behaves.
+    /// Properties of this memory.
     const MEMORY: Memory;
 
-    /// Sizes are multiples of this many bytes.
+    /// Returns the bytes that sizes are multiples of.
     fn granule(&self) -> u64 {
         GRANULE
     }
@@ -31,19 +32,19 @@ pub trait Source: Send + Sync + Sized + 'static {
     ///
     /// # Errors
     ///
-    /// What the driver said; nothing was taken then.
+    /// The driver's refusal; nothing was taken then.
     fn take(
         &self,
         device: &CudaDevice,
         bytes: usize,
-        on: &CudaStreamOf,
+        on: &PoolStream,
     ) -> Result<sys::CUdeviceptr, DeviceError>;
 
-    /// Gives it back, after the work before `after`.
+    /// Gives memory back, after the work before `after`.
     ///
     /// # Errors
     ///
-    /// What the driver said; the memory is lost then.
+    /// The driver's refusal; the memory is lost then.
     fn give(
         &self,
         device: &CudaDevice,
@@ -60,13 +61,13 @@ pub trait Source: Send + Sync + Sized + 'static {
         Ok(())
     }
 
-    /// The calls of virtual memory, where this is such.
+    /// Returns the calls of virtual memory, for memory that has them.
     fn pages(_memory: &CudaMemory<Self>) -> Option<PageCalls<CudaMemory<Self>>> {
         None
     }
 }
 
-/// Memory that a `CudaSlice` of cudarc's may free: whole blocks, by calls that suit its own.
+/// Memory that a `CudaSlice` may free: whole blocks, from calls that match cudarc's free.
 pub trait Whole: Source {}
 
 impl<S: Whole> WholeBlocks for CudaMemory<S> {}
@@ -100,21 +101,16 @@ impl<S: Source> CudaMemory<S> {
         Err(DeviceError::new(Why::Foreign, call, 0))
     }
 
-    /// The device that it is memory of.
+    /// Returns the device of this memory.
     #[must_use]
     pub fn device(&self) -> &CudaDevice {
         &self.device
     }
 
-    fn clear(
-        &self,
-        at: sys::CUdeviceptr,
-        bytes: u64,
-        on: &CudaStreamOf,
-    ) -> Result<(), DeviceError> {
+    fn clear(&self, at: sys::CUdeviceptr, bytes: u64, on: &PoolStream) -> Result<(), DeviceError> {
         let (bytes, stream) = (size(bytes)?, on.raw().handle()?);
         self.device.driver().call("cuMemsetD8Async", || {
-            // SAFETY: the callers below vouch for the bytes.
+            // SAFETY: the callers below guarantee that the bytes are in a block.
             unsafe { result::memset_d8_async(at, 0, bytes, stream) }
         })
     }
@@ -154,7 +150,7 @@ impl<S: Source> DeviceAllocator for CudaMemory<S> {
         aligned(alignment, ALIGNMENT)
     }
 
-    fn allocate(&self, request: Request<()>, on: &CudaStreamOf) -> Result<CudaBlock, DeviceError> {
+    fn allocate(&self, request: Request<()>, on: &PoolStream) -> Result<CudaBlock, DeviceError> {
         let too_large = DeviceError::new(Why::TooLarge, "round up to a granule", 0);
         let bytes = request.bytes.max(1).checked_next_multiple_of(self.source.granule());
         let bytes = bytes.ok_or(too_large)?;
@@ -176,18 +172,13 @@ impl<S: Source> DeviceAllocator for CudaMemory<S> {
         block: &'b CudaBlock,
         offset: u64,
         bytes: u64,
-        on: &CudaStreamOf,
+        on: &PoolStream,
     ) -> CudaView<'b> {
         CudaView::new(block.at + offset, bytes, (**on.raw()).clone())
     }
 
-    /// The pool clears no more than the block holds, and nobody else has the block.
-    fn zero(
-        &self,
-        block: &mut CudaBlock,
-        bytes: u64,
-        on: &CudaStreamOf,
-    ) -> Result<(), DeviceError> {
+    /// Zeroes at most the bytes of the block, which has no other user.
+    fn zero(&self, block: &mut CudaBlock, bytes: u64, on: &PoolStream) -> Result<(), DeviceError> {
         self.clear(block.at, bytes.min(block.bytes), on)
     }
 }
@@ -205,7 +196,7 @@ impl<S: Source> Sliceable for CudaMemory<S> {
         &self,
         block: &CudaBlock,
         bytes: Range<u64>,
-        on: &CudaStreamOf,
+        on: &PoolStream,
     ) -> Result<(), DeviceError> {
         self.clear(block.at + bytes.start, bytes.end - bytes.start, on)
     }

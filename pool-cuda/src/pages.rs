@@ -7,7 +7,7 @@ use crate::abi::{Access, DeviceLocation, FABRIC_HANDLE, FILE_HANDLE, Properties}
 use crate::block::CudaBlock;
 use crate::device::CudaDevice;
 use crate::driver::has;
-use crate::events::CudaStreamOf;
+use crate::events::PoolStream;
 use crate::memory::{CudaMemory, Source, size};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use pieces::Pieces;
@@ -23,8 +23,8 @@ const KEPT: usize = 2;
 /// Device memory of one GPU in pieces that are mapped at reserved addresses, for an arena in pages
 /// ([`PoolBuilder::arena`](pool_core::PoolBuilder::arena)): the arena's page is one piece.
 ///
-/// Without an arena it hands out blocks of whole granules of the driver, most often 2 MiB, each
-/// with a piece of its own.
+/// Without an arena it hands out blocks of whole granules of the driver, most often 2 MiB. Each
+/// block is one piece.
 pub type CudaVmmAllocator = CudaMemory<Pages>;
 
 /// How a [`CudaVmmAllocator`] makes its memory.
@@ -237,7 +237,7 @@ impl Source for Pages {
         &self,
         _device: &CudaDevice,
         bytes: usize,
-        _on: &CudaStreamOf,
+        _on: &PoolStream,
     ) -> Result<sys::CUdeviceptr, DeviceError> {
         let at = self.reserve(bytes)?;
         self.map(at, bytes as u64, bytes as u64).inspect_err(|_| self.unreserve(at, bytes))?;

@@ -1,9 +1,9 @@
-//! Several devices: a pool for each behind one handle, and the use of one's memory by another.
+//! Several devices: one handle for their pools, and use of one device's memory by another.
 #![expect(unsafe_code, reason = "the driver is called through C")]
 
 use crate::array::Vram;
 use crate::device::CudaDevice;
-use crate::events::CudaStreamOf;
+use crate::events::PoolStream;
 use crate::memory::{CudaMemory, Source};
 use cudarc::driver::sys;
 use pool_core::{
@@ -11,9 +11,8 @@ use pool_core::{
     StreamClock, Why,
 };
 
-/// A pool for each of several devices. A buffer knows its device
-/// ([`PooledBuffer::allocator`]); a stream of another is refused, unless it is asked for by
-/// [`use_on_peer`].
+/// A pool for each of several devices. A buffer knows its device ([`PooledBuffer::allocator`]). A
+/// stream of another device is refused, except in [`use_on_peer`].
 ///
 /// ```
 /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
@@ -36,7 +35,7 @@ pub struct CudaPools<S: Source> {
 }
 
 impl<S: Source> CudaPools<S> {
-    /// One handle for these pools, each of another device.
+    /// Creates one handle for pools of different devices.
     pub fn new(
         first: BucketPool<CudaMemory<S>>,
         others: impl IntoIterator<Item = BucketPool<CudaMemory<S>>>,
@@ -48,13 +47,13 @@ impl<S: Source> CudaPools<S> {
         std::iter::once(&self.first).chain(&self.others)
     }
 
-    /// The pool of the device with this ordinal.
+    /// Returns the pool of the device with this ordinal.
     #[must_use]
     pub fn device(&self, ordinal: usize) -> Option<&BucketPool<CudaMemory<S>>> {
         self.all().find(|pool| pool.allocator().device().ordinal() == ordinal)
     }
 
-    /// A buffer on the device of `stream`, for work on it.
+    /// Allocates a buffer on the device of `stream`, for work on that stream.
     ///
     /// # Errors
     ///
@@ -62,15 +61,15 @@ impl<S: Source> CudaPools<S> {
     /// pool here.
     pub fn allocate_on(
         &self,
-        stream: &CudaStreamOf,
+        stream: &PoolStream,
         bytes: u64,
     ) -> Result<PooledBuffer<CudaMemory<S>>, AllocError> {
         let owner = self.all().find(|pool| pool.allocator().clock().owns(stream));
-        // Where none does, the first says so in its own words.
+        // If no pool does, the first one returns the error.
         owner.unwrap_or(&self.first).allocate_on(stream, bytes)
     }
 
-    /// The figures of each pool, with its device's ordinal.
+    /// Returns the statistics of each pool, with its device's ordinal.
     #[must_use]
     pub fn stats(&self) -> Vec<(usize, PoolStats)> {
         let of =
@@ -80,11 +79,11 @@ impl<S: Source> CudaPools<S> {
 }
 
 impl CudaDevice {
-    /// Whether this device can reach memory of `peer`; an error if not.
+    /// Returns an error unless this device can reach memory of `peer`.
     pub(crate) fn can_reach(&self, peer: &Self) -> Result<(), DeviceError> {
         let (mut can, from, to) = (0, self.context().cu_device(), peer.context().cu_device());
         self.driver().call("cuDeviceCanAccessPeer", || {
-            // SAFETY: asks about two devices that exist.
+            // SAFETY: both devices exist; the result is a live local variable.
             unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, from, to) }.result()
         })?;
         if can == 0 {
@@ -93,17 +92,17 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Lets this device's work use memory of `peer` that `cuMemAlloc` has handed out there.
-    /// (Virtual memory says who may use it when it is made, a pool of the driver's when it is
-    /// asked: [`CudaAsyncAllocator::let_use`](crate::CudaAsyncAllocator::let_use).)
+    /// Lets this device's work use memory of `peer` that `cuMemAlloc` has handed out there. Virtual
+    /// memory has its own list ([`VmmConfig::peers`](crate::VmmConfig)), and a pool of the driver
+    /// has [`CudaAsyncAllocator::let_use`](crate::CudaAsyncAllocator::let_use).
     ///
     /// # Errors
     ///
-    /// [`Why::Unsupported`] if the devices cannot reach each other, or what the driver said.
+    /// [`Why::Unsupported`] if the devices cannot reach each other, or the driver's refusal.
     pub fn enable_access_to(&self, peer: &Self) -> Result<(), DeviceError> {
         self.can_reach(peer)?;
         self.driver().call("cuCtxEnablePeerAccess", || {
-            // SAFETY: the peer's context is kept alive by its `Arc`.
+            // SAFETY: its `Arc` keeps the peer's context alive.
             match unsafe { sys::cuCtxEnablePeerAccess(peer.context().cu_ctx(), 0) } {
                 sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
                 other => other.result(),
@@ -112,23 +111,22 @@ impl CudaDevice {
     }
 }
 
-/// Lets `work` give work to a stream of another device, which was given access to the buffer's
-/// ([`CudaDevice::enable_access_to`],
+/// Runs `work`, which submits work to a stream of another device that has access to the buffer's
+/// device ([`CudaDevice::enable_access_to`],
 /// [`CudaAsyncAllocator::let_use`](crate::CudaAsyncAllocator::let_use)).
 ///
-/// The stream is ordered behind what was done with the buffer, and afterwards the buffer waits for
-/// what the stream was given: an event each way, since two devices have two clocks. `home` is any
-/// stream of the buffer's own device: it is what is ordered, so choose one that has nothing better
-/// to do.
+/// The stream is ordered behind the buffer's earlier uses, and `home` behind the stream's work: an
+/// event each way, since two devices have two clocks. `home` is any stream of the buffer's own
+/// device; choose one that has little to do.
 ///
 /// # Errors
 ///
 /// [`Why::Foreign`] if `stream` is not one of `device`, [`Why::NotSubmitted`] if a stream is under
-/// capture, or what the driver said; `work` was not called then.
+/// capture, or the driver's refusal; `work` was not called then.
 pub fn use_on_peer<A: Vram, R>(
     buffer: &PooledBuffer<A>,
-    home: &CudaStreamOf,
-    (device, stream): (&CudaDevice, &CudaStreamOf),
+    home: &PoolStream,
+    (device, stream): (&CudaDevice, &PoolStream),
     work: impl FnOnce(&A::View<'_>) -> R,
 ) -> Result<R, DeviceError> {
     let here = buffer.allocator().cuda_device();
@@ -146,12 +144,12 @@ pub fn use_on_peer<A: Vram, R>(
     // `_behind` goes first, and then `used` ends, on a stream that is behind the other's.
 }
 
-/// When it goes, `home` waits for what `stream` was given, also where the work has panicked.
+/// Its drop orders `home` behind the work of `stream`, also if the work has panicked.
 struct Behind<'a> {
     here: &'a CudaDevice,
-    home: &'a CudaStreamOf,
+    home: &'a PoolStream,
     device: &'a CudaDevice,
-    stream: &'a CudaStreamOf,
+    stream: &'a PoolStream,
 }
 
 impl Drop for Behind<'_> {
@@ -159,7 +157,7 @@ impl Drop for Behind<'_> {
         let after = self.device.events().record(self.stream.raw());
         let behind = after.and_then(|after| self.here.events().wait(self.home.raw(), &after));
         if behind.is_err() {
-            // The host waits instead; if that fails too, the device is gone.
+            // The host waits instead. If that fails too, the device is lost.
             let clock = self.device.clock();
             let _ = clock.synchronize(clock.mark(self.stream));
         }

@@ -1,9 +1,9 @@
-//! Page-locked host memory: what the device copies from and to without the CPU.
+//! Page-locked host memory, which the device copies from and to without the CPU.
 #![expect(unsafe_code, reason = "the driver is called through C, and memory comes as a pointer")]
 
 use crate::block::Owner;
 use crate::device::CudaDevice;
-use crate::events::{CudaDriver, CudaStreamOf};
+use crate::events::{CudaDriver, PoolStream};
 use crate::memory::{GRANULE, aligned, size};
 use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop, result, sys};
 use pool_core::{
@@ -18,19 +18,19 @@ use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
 
-/// What page-locked memory is aligned to: a page of the host.
+/// Bytes that page-locked memory is aligned to: a page of the host.
 const PAGE: usize = 4096;
 /// Parts of it are aligned to [`GRANULE`].
 const ALIGNMENT: u64 = GRANULE;
 
 /// Host memory that the driver has page-locked, for all contexts, so that copies between it and a
-/// device run by themselves. It is cached by the CPU, never write-combined, so reading back from it
-/// is as fast as from any memory.
+/// device need no CPU. The CPU caches it (it is not write-combined), so the CPU reads it as fast as
+/// any memory.
 ///
-/// The CPU can touch it, so a buffer that a stream has used is handed out again only once a query
-/// has seen the stream done with it. It is scarce, and the driver takes milliseconds to lock it:
-/// an [`arena`](pool_core::PoolBuilder::arena) over it splits blocks to size, without the half that
-/// powers of two would waste.
+/// The CPU can touch it, so a buffer that a stream has used serves again only once a query has
+/// found that use done. Page-locking takes milliseconds, and the system limits it. An
+/// [`arena`](pool_core::PoolBuilder::arena) splits blocks to size, where powers of two waste up to
+/// half.
 ///
 /// ```
 /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
@@ -59,7 +59,7 @@ pub struct CudaPinnedAllocator {
     owner: Owner,
 }
 
-/// Who makes the memory.
+/// The call that makes the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Locking {
     /// The driver: `cuMemHostAlloc`.
@@ -76,26 +76,26 @@ pub struct PinnedBlock {
     owner: Owner,
 }
 
-// SAFETY: it is a pointer to memory that is nobody else's.
+// SAFETY: the memory behind the pointer has no other owner.
 unsafe impl Send for PinnedBlock {}
-// SAFETY: as above; through a shared block the memory is not touched.
+// SAFETY: as above; a shared block does not touch the memory.
 unsafe impl Sync for PinnedBlock {}
 
 impl CudaPinnedAllocator {
-    /// Memory by `cuMemHostAlloc`.
+    /// Creates an allocator of memory by `cuMemHostAlloc`.
     #[must_use]
     pub fn on(device: CudaDevice) -> Self {
         Self { device, by: Locking::Driver, owner: Owner::new() }
     }
 
-    /// Memory of this program, which `cuMemHostRegister` locks: for those who want it from the
-    /// program's own allocator.
+    /// Creates an allocator of this program's memory, which `cuMemHostRegister` locks: for memory
+    /// that must come from the program's own allocator.
     #[must_use]
     pub fn registered(device: CudaDevice) -> Self {
         Self { device, by: Locking::Registration, owner: Owner::new() }
     }
 
-    /// The device whose streams it is ordered with.
+    /// Returns the device whose streams the memory is ordered with.
     #[must_use]
     pub fn device(&self) -> &CudaDevice {
         &self.device
@@ -104,7 +104,7 @@ impl CudaPinnedAllocator {
     fn take(&self, bytes: usize) -> Result<NonNull<u8>, DeviceError> {
         match self.by {
             Locking::Driver => self.device.driver().relaxed("cuMemHostAlloc", || {
-                // SAFETY: asks the driver for memory. Not write-combined: the CPU may read it.
+                // SAFETY: requests memory. It is not write-combined: the CPU may read it.
                 let at = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }?;
                 NonNull::new(at.cast()).ok_or(NO_MEMORY)
             }),
@@ -159,18 +159,14 @@ impl DeviceAllocator for CudaPinnedAllocator {
         aligned(alignment, ALIGNMENT)
     }
 
-    fn allocate(
-        &self,
-        request: Request<()>,
-        _on: &CudaStreamOf,
-    ) -> Result<PinnedBlock, DeviceError> {
+    fn allocate(&self, request: Request<()>, _on: &PoolStream) -> Result<PinnedBlock, DeviceError> {
         let too_large = DeviceError::new(Why::TooLarge, "cuMemHostAlloc", 0);
         let bytes = request.bytes.max(1).checked_next_multiple_of(GRANULE).ok_or(too_large)?;
         let bytes = size(bytes)?;
         Ok(PinnedBlock { at: self.take(bytes)?, bytes, owner: self.owner })
     }
 
-    /// Waits for `after`, and then for the device, since the driver does.
+    /// Waits for `after` on the host. The driver's call may wait for the device.
     fn free(&self, block: PinnedBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
         if block.owner != self.owner {
             return Err(DeviceError::new(Why::Foreign, "free memory of another allocator", 0));
@@ -179,8 +175,8 @@ impl DeviceAllocator for CudaPinnedAllocator {
         let (driver, at) = (self.device.driver(), block.at.as_ptr());
         match self.by {
             Locking::Driver => driver.relaxed("cuMemFreeHost", || {
-                // SAFETY: a block is made in `allocate` only and moved in here, so it is freed
-                // once; the work that used it is done, as just waited for.
+                // SAFETY: only `allocate` makes blocks, and this call takes them by value, so each
+                // is freed once. The work that used the block is done, as just waited for.
                 unsafe { result::free_host(at.cast()) }
             }),
             Locking::Registration => {
@@ -189,7 +185,7 @@ impl DeviceAllocator for CudaPinnedAllocator {
                     unsafe { sys::cuMemHostUnregister(at.cast()) }.result()
                 })?;
                 let layout = layout(block.bytes)?;
-                // SAFETY: allocated with this layout in `register`; nothing locks it any more.
+                // SAFETY: `register` allocated it with this layout, and it is unlocked.
                 unsafe { alloc::dealloc(at, layout) };
                 Ok(())
             }
@@ -201,7 +197,7 @@ impl DeviceAllocator for CudaPinnedAllocator {
         block: &'b PinnedBlock,
         offset: u64,
         bytes: u64,
-        on: &CudaStreamOf,
+        on: &PoolStream,
     ) -> PinnedRange<'b> {
         let whole = 0..block.bytes as u64;
         let end = offset.checked_add(bytes).filter(|end| *end <= whole.end);
@@ -213,12 +209,12 @@ impl DeviceAllocator for CudaPinnedAllocator {
         PinnedRange { at, bytes, stream: (**on.raw()).clone(), block: PhantomData }
     }
 
-    /// By the CPU: a block that is handed out has been seen done.
+    /// Zeroes by the CPU: a query has found all uses of a block done before it is handed out.
     fn zero(
         &self,
         block: &mut PinnedBlock,
         bytes: u64,
-        on: &CudaStreamOf,
+        on: &PoolStream,
     ) -> Result<(), DeviceError> {
         let part = 0..bytes.min(block.bytes as u64);
         // SAFETY: the block is borrowed alone.
@@ -235,11 +231,11 @@ impl Sliceable for CudaPinnedAllocator {
         &self,
         block: &PinnedBlock,
         bytes: Range<u64>,
-        on: &CudaStreamOf,
+        on: &PoolStream,
     ) -> Result<(), DeviceError> {
         let part = self.view(block, bytes.start, bytes.end - bytes.start, on);
-        // SAFETY: inside the block, as the view has checked; the caller vouches that nobody uses
-        // these bytes.
+        // SAFETY: inside the block, as the view has checked; the caller guarantees that these bytes
+        // have no other user.
         unsafe { part.at.write_bytes(0, part.bytes) };
         Ok(())
     }
@@ -256,13 +252,13 @@ impl fmt::Debug for CudaPinnedAllocator {
     }
 }
 
-/// Page-locked buffers as bytes of the CPU's.
+/// Access of the CPU to page-locked buffers.
 pub trait PinnedBytes {
-    /// The bytes that were asked for, once every copy from or to them is done.
+    /// Waits until every copy from or to the buffer is done, and returns the requested bytes.
     ///
     /// # Errors
     ///
-    /// What the driver said.
+    /// The driver's refusal.
     fn bytes(&mut self) -> Result<&mut [u8], DeviceError>;
 }
 
@@ -279,9 +275,8 @@ where
     }
 }
 
-/// A range of page-locked memory in use on a stream: what cudarc's copies on that stream take,
-/// `stream.memcpy_htod(&*used, &mut device)`, and where it is written
-/// `stream.memcpy_dtoh(&device, &mut &*used)`.
+/// A range of page-locked memory in use on a stream. cudarc's copies on that stream take it:
+/// `stream.memcpy_htod(&*used, &mut device)`, and `stream.memcpy_dtoh(&device, &mut &*used)`.
 ///
 /// The CPU does not read or write through it, since a copy may be going on;
 /// [`PinnedBytes::bytes`](crate::PinnedBytes::bytes) waits for the copies.
@@ -299,26 +294,26 @@ unsafe impl Send for PinnedRange<'_> {}
 unsafe impl Sync for PinnedRange<'_> {}
 
 impl PinnedRange<'_> {
-    /// Where the bytes are; the device knows them under the same address.
+    /// Returns the address of the bytes, which is the same on the device.
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.at
     }
 
-    /// How many bytes there are.
+    /// Returns the number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// cudarc names the stream only here and takes no error. Another stream than the use's is
-    /// waited for before and after: slow and right.
+    /// Orders a call of cudarc's on another stream than the use's, which is slow. cudarc takes no
+    /// error here.
     fn guard<'a>(&'a self, on: &'a CudaStream) -> SyncOnDrop<'a> {
         crate::block::guard(&self.stream, on)
     }

@@ -4,9 +4,9 @@
 
 use crate::abi::{Access, DeviceLocation, PoolProperties};
 use crate::block::CudaBlock;
-use crate::device::{CudaDevice, PoolStream};
+use crate::device::{BorrowedStream, CudaDevice};
 use crate::driver::has;
-use crate::events::CudaStreamOf;
+use crate::events::PoolStream;
 use crate::memory::{CudaMemory, Source, Whole, size};
 use cudarc::driver::{result, sys};
 use parking_lot::Mutex;
@@ -125,7 +125,7 @@ impl CudaAsyncAllocator {
 }
 
 impl StreamOrdered {
-    fn allocate(&self, bytes: usize, on: &CudaStreamOf) -> Result<sys::CUdeviceptr, DeviceError> {
+    fn allocate(&self, bytes: usize, on: &PoolStream) -> Result<sys::CUdeviceptr, DeviceError> {
         // In a capture the call would become a node of the graph, and the memory the graph's own.
         // A capture of another library is not the clock's, so the driver is asked too.
         let captured = self.device.clock().is_capturing(on)
@@ -166,7 +166,7 @@ impl StreamOrdered {
         })
     }
 
-    fn free_on(&self, block: &CudaBlock, on: &CudaStreamOf) -> Result<(), DeviceError> {
+    fn free_on(&self, block: &CudaBlock, on: &PoolStream) -> Result<(), DeviceError> {
         let stream = on.raw().handle()?;
         self.device.driver().relaxed("cuMemFreeAsync", || {
             // SAFETY: a block is made in `allocate` only and moved into `free`, so it is freed
@@ -195,7 +195,7 @@ impl Source for StreamOrdered {
         &self,
         _device: &CudaDevice,
         bytes: usize,
-        on: &CudaStreamOf,
+        on: &PoolStream,
     ) -> Result<sys::CUdeviceptr, DeviceError> {
         match self.allocate(bytes, on) {
             Err(full) if full.why == Why::OutOfMemory && self.trim(0).is_ok() => {
@@ -214,7 +214,7 @@ impl Source for StreamOrdered {
     ) -> Result<(), DeviceError> {
         let clock = device.clock();
         if let [mark] = after {
-            let own = |stream: &CudaStreamOf| {
+            let own = |stream: &PoolStream| {
                 let free = stream.raw().is_reachable()
                     && device.events().is_captured(stream.raw()) == Ok(false);
                 free.then(|| self.free_on(block, stream))
@@ -257,7 +257,7 @@ impl std::fmt::Debug for StreamOrdered {
 struct OwnStream {
     device: CudaDevice,
     /// Taken by the drop.
-    stream: Option<PoolStream>,
+    stream: Option<BorrowedStream>,
 }
 
 impl OwnStream {
@@ -272,7 +272,7 @@ impl OwnStream {
         Ok(Self { device: device.clone(), stream: Some(stream) })
     }
 
-    fn stream(&self) -> &CudaStreamOf {
+    fn stream(&self) -> &PoolStream {
         match &self.stream {
             Some(stream) => stream,
             None => unreachable!("taken by the drop only"),

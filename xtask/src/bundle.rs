@@ -93,8 +93,8 @@ fn check_answers(out: &Path) -> io::Result<()> {
             return Err(io::Error::other(format!("question {number} failed: {why}")));
         }
     }
-    if answered != (1..=11).collect::<Vec<u64>>() {
-        return Err(io::Error::other(format!("questions {answered:?} of 1 to 11 were answered")));
+    if answered != (1..=12).collect::<Vec<u64>>() {
+        return Err(io::Error::other(format!("questions {answered:?} of 1 to 12 were answered")));
     }
     for line in fs::read_to_string(out.join("peers.jsonl"))?.lines() {
         if line.contains("CUDA_ERROR_ILLEGAL_ADDRESS") || line.contains("code 700") {

@@ -2,12 +2,12 @@
 
 use super::contender::{Allocator, Contenders, Refused};
 use super::driver::Gpu;
-use bucketpool::cuda::{CudaAllocator, CudaDevice, CudaStreamOf, CudaVmmAllocator, Vram};
+use bucketpool::cuda::{CudaAllocator, CudaDevice, CudaVmmAllocator, PoolStream, Vram};
 use bucketpool::{ArenaConfig, BucketPolicy, BucketPool, PoolBuilder, PooledBuffer, StealPolicy};
 
 struct PooledVram<A: Vram> {
     gpu: Gpu,
-    streams: Vec<CudaStreamOf>,
+    streams: Vec<PoolStream>,
     pool: BucketPool<A>,
 }
 

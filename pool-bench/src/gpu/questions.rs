@@ -5,6 +5,7 @@
 
 mod captures;
 mod costs;
+mod loader;
 mod pages;
 mod programs;
 mod sources;
@@ -37,7 +38,7 @@ use call;
 /// A question: its number, what it asks, and what answers it.
 type Question = (u32, &'static str, fn(&Inquiry<'_>) -> Result<Value, Refused>);
 
-const QUESTIONS: [Question; 11] = [
+const QUESTIONS: [Question; 12] = [
     (1, "tests and examples", programs::tests_and_examples),
     (2, "virtual memory: cost by size, and who waits", pages::virtual_memory),
     (3, "calls inside a THREAD_LOCAL capture, relaxed", captures::calls),
@@ -49,6 +50,7 @@ const QUESTIONS: [Question; 11] = [
     (9, "frees on a separate stream beside the same stream", waits::separate_stream),
     (10, "costs of single calls, and tiles end to end", costs::single_calls),
     (11, "traces by how the pool takes its memory", sources::traces_by_source),
+    (12, "page-locked memory of a loader", loader::page_locked),
 ];
 
 /// The device and the programs that a question may use.

@@ -7,7 +7,7 @@ use super::kernels::{Kernel, Kernels};
 use crate::apart::Process;
 use crate::rounds::{Rounds, Row};
 use bucketpool::cuda::cudarc::driver::result;
-use bucketpool::cuda::{CudaAllocator, CudaStreamOf};
+use bucketpool::cuda::{CudaAllocator, PoolStream};
 use bucketpool::{BucketPool, PooledBuffer, StreamClock, preset};
 use std::time::Instant;
 
@@ -78,7 +78,7 @@ struct Programs {
     tiles: Tiles,
     pool: BucketPool<CudaAllocator>,
     direct: Direct,
-    on: [CudaStreamOf; 2],
+    on: [PoolStream; 2],
 }
 
 fn programs(count: u64, passes: u32) -> Result<Programs, Refused> {
@@ -103,7 +103,7 @@ impl Tiles {
     fn pooled(
         &self,
         pool: &BucketPool<CudaAllocator>,
-        [load, compute]: &[CudaStreamOf; 2],
+        [load, compute]: &[PoolStream; 2],
     ) -> Result<(), Refused> {
         let refused = |error: bucketpool::AllocError| Refused(error.to_string());
         let [loading, computing] = [&self.gpu.streams[0], &self.gpu.streams[1]];
@@ -210,7 +210,7 @@ impl Tiles {
 fn fill(
     kernels: &Kernels,
     buffer: &PooledBuffer<CudaAllocator>,
-    on: &CudaStreamOf,
+    on: &PoolStream,
     value: u32,
 ) -> Result<(), Refused> {
     let used = buffer.on(on)?;

@@ -7,8 +7,8 @@ use pool_core::{
     StreamClock, Why,
 };
 use pool_cuda::{
-    AllocateCudaArray, CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaStreamOf,
-    CudaVmmAllocator, Exported, VmmConfig,
+    AllocateCudaArray, CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaVmmAllocator, Exported,
+    PoolStream, VmmConfig,
 };
 use std::thread;
 
@@ -16,7 +16,7 @@ fn device() -> CudaDevice {
     CudaDevice::new(0).unwrap()
 }
 
-fn stream(device: &CudaDevice) -> CudaStreamOf {
+fn stream(device: &CudaDevice) -> PoolStream {
     device.stream(&device.context().new_stream().unwrap()).unwrap()
 }
 

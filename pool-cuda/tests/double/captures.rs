@@ -6,10 +6,10 @@ use crate::harness::{
 use pool_core::{ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, StreamClock, Why};
 use pool_cuda::{
     AllocateCudaArray, CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPinnedAllocator,
-    CudaStreamOf, CudaVmmAllocator, Vram, into_slice,
+    CudaVmmAllocator, PoolStream, Vram, into_slice,
 };
 
-fn streams<A: Vram>(pool: &BucketPool<A>, how_many: usize) -> Vec<CudaStreamOf> {
+fn streams<A: Vram>(pool: &BucketPool<A>, how_many: usize) -> Vec<PoolStream> {
     let device = pool.allocator().cuda_device();
     let new = |_| device.stream(&device.context().new_stream().unwrap()).unwrap();
     (0..how_many).map(new).collect()

@@ -2,11 +2,11 @@
 
 use crate::harness::{capture, count, double, fail, held, kernel, lose, memory_calls};
 use pool_core::{BucketPool, KIB, MIB, PooledBuffer, StreamClock, Why};
-use pool_cuda::{CudaAllocator, CudaDevice, CudaPinnedAllocator, CudaStreamOf};
+use pool_cuda::{CudaAllocator, CudaDevice, CudaPinnedAllocator, PoolStream};
 
 struct Program {
     device: CudaDevice,
-    stream: CudaStreamOf,
+    stream: PoolStream,
     pool: BucketPool<CudaAllocator>,
     host: BucketPool<CudaPinnedAllocator>,
     lives: PooledBuffer<CudaAllocator>,

@@ -4,7 +4,7 @@ use crate::stand_in::stand_in;
 use cudarc::driver::sys;
 use parking_lot::{Mutex, MutexGuard};
 use pool_core::{BucketPool, DeviceError, PooledBuffer};
-use pool_cuda::{CudaCapture, CudaStreamOf, Vram};
+use pool_cuda::{CudaCapture, PoolStream, Vram};
 use std::ffi::CString;
 use std::sync::LazyLock;
 
@@ -120,7 +120,7 @@ pub(crate) fn touch(bytes: &[u8]) {
 }
 
 /// A kernel that uses bytes at an address.
-pub(crate) fn kernel_at(on: &CudaStreamOf, at: u64, bytes: u64) -> u32 {
+pub(crate) fn kernel_at(on: &PoolStream, at: u64, bytes: u64) -> u32 {
     kernel_on(on.raw().cu_stream().addr(), at, usize::try_from(bytes).unwrap())
 }
 
@@ -136,7 +136,7 @@ pub(crate) fn cost_sets() -> [u64; 2] {
 }
 
 /// A kernel that uses all of a buffer.
-pub(crate) fn kernel<A: Vram>(buffer: &PooledBuffer<A>, on: &CudaStreamOf) {
+pub(crate) fn kernel<A: Vram>(buffer: &PooledBuffer<A>, on: &PoolStream) {
     let view = buffer.on(on).unwrap();
     assert_eq!(kernel_at(on, view.as_ptr(), buffer.size()), 0);
 }
@@ -144,7 +144,7 @@ pub(crate) fn kernel<A: Vram>(buffer: &PooledBuffer<A>, on: &CudaStreamOf) {
 /// Begins a capture.
 pub(crate) fn capture<A: Vram>(
     pool: &BucketPool<A>,
-    on: &CudaStreamOf,
+    on: &PoolStream,
 ) -> Result<CudaCapture<A>, DeviceError> {
     // SAFETY: where a test copies pageable memory in a capture, it keeps that memory until the last
     // launch has run.

@@ -5,8 +5,8 @@ use crate::harness::{
 };
 use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PoolBuilder, PooledBuffer, StealPolicy};
 use pool_cuda::{
-    CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPinnedAllocator, CudaStreamOf,
-    CudaVmmAllocator, PinnedBytes, VmmConfig, Vram,
+    CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPinnedAllocator, CudaVmmAllocator,
+    PinnedBytes, PoolStream, VmmConfig, Vram,
 };
 
 /// Schedules of each kind of memory; `SCHEDULES` says another number.
@@ -50,7 +50,7 @@ fn schedule<A: Vram>(
     let calm = what != What::Everything;
     let device = CudaDevice::new(0).unwrap();
     let new = |_| device.stream(&device.context().new_stream().unwrap()).unwrap();
-    let mut streams: Vec<CudaStreamOf> = (0..4).map(new).collect();
+    let mut streams: Vec<PoolStream> = (0..4).map(new).collect();
     let pool = make(device.clone()).cached_limit(if calm { MIB } else { 64 * KIB }).build();
     let host = BucketPool::new(CudaPinnedAllocator::on(device.clone()));
     let mut live: Vec<PooledBuffer<A>> = Vec::new();
@@ -95,9 +95,9 @@ fn schedule<A: Vram>(
 fn graph<A: Vram>(
     pool: &BucketPool<A>,
     live: &[PooledBuffer<A>],
-    on: &CudaStreamOf,
+    on: &PoolStream,
     dice: &mut Dice,
-    streams: &[CudaStreamOf],
+    streams: &[PoolStream],
 ) {
     let Some(input) = live.get(dice.roll(4)) else { return };
     let captured = capture(pool, on).unwrap();

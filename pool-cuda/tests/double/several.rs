@@ -3,14 +3,14 @@
 use crate::harness::{count, double, fail, hazards, held, kernel, kernel_at, run};
 use pool_core::{BucketPool, KIB, MIB, Why};
 use pool_cuda::{
-    CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPools, CudaStreamOf, CudaView, use_on_peer,
+    CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPools, CudaView, PoolStream, use_on_peer,
 };
 
 fn devices() -> [CudaDevice; 2] {
     [0, 1].map(|ordinal| CudaDevice::new(ordinal).unwrap())
 }
 
-fn stream(device: &CudaDevice) -> CudaStreamOf {
+fn stream(device: &CudaDevice) -> PoolStream {
     device.stream(&device.context().new_stream().unwrap()).unwrap()
 }
 

@@ -6,7 +6,7 @@ use crate::harness::{
 use cudarc::driver::{CudaContext, result};
 use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, MIB, PoolBuilder, StreamClock, Why};
 use pool_cuda::{
-    CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaStreamOf, CudaVmmAllocator, VmmConfig, Vram,
+    CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaVmmAllocator, PoolStream, VmmConfig, Vram,
 };
 use std::thread;
 
@@ -14,7 +14,7 @@ fn device() -> CudaDevice {
     CudaDevice::new(0).unwrap()
 }
 
-fn streams(device: &CudaDevice, how_many: usize) -> Vec<CudaStreamOf> {
+fn streams(device: &CudaDevice, how_many: usize) -> Vec<PoolStream> {
     let new = |_| device.stream(&device.context().new_stream().unwrap()).unwrap();
     (0..how_many).map(new).collect()
 }
