@@ -3,8 +3,10 @@
 
 use crate::block::{CudaBlock, CudaView, Owner};
 use crate::device::CudaDevice;
+use crate::driver::forked;
 use crate::events::{CudaDriver, PoolStream};
 use cudarc::driver::{result, sys};
+use parking_lot::Mutex;
 use pool_core::{
     DeviceAllocator, DeviceError, MarkOf, Memory, PageCalls, Request, Sliceable, Timeline,
     WholeBlocks, Why,
@@ -79,11 +81,17 @@ pub struct CudaMemory<S: Source> {
     device: CudaDevice,
     source: S,
     owner: Owner,
+    /// Blocks that pools gave back while another library captured a stream that used them. Each
+    /// later call tries to free them.
+    waiting: Mutex<Vec<Waiting<S>>>,
 }
+
+/// A block, and the marks of its last uses.
+type Waiting<S> = (CudaBlock, Vec<MarkOf<CudaMemory<S>>>);
 
 impl<S: Source> CudaMemory<S> {
     pub(crate) fn from(device: CudaDevice, source: S) -> Self {
-        Self { device, source, owner: Owner::new() }
+        Self { device, source, owner: Owner::new(), waiting: Mutex::default() }
     }
 
     pub(crate) fn source(&self) -> &S {
@@ -105,6 +113,18 @@ impl<S: Source> CudaMemory<S> {
     #[must_use]
     pub fn device(&self) -> &CudaDevice {
         &self.device
+    }
+
+    /// Frees the blocks that wait. Those that the driver still refuses wait on.
+    fn free_waiting(&self) {
+        if self.waiting.lock().is_empty() {
+            return;
+        }
+        let waiting = std::mem::take(&mut *self.waiting.lock());
+        let refused =
+            |(block, after): &Waiting<S>| self.source.give(&self.device, block, after).is_err();
+        let refused: Vec<_> = waiting.into_iter().filter(refused).collect();
+        self.waiting.lock().extend(refused);
     }
 
     fn clear(&self, at: sys::CUdeviceptr, bytes: u64, on: &PoolStream) -> Result<(), DeviceError> {
@@ -154,16 +174,26 @@ impl<S: Source> DeviceAllocator for CudaMemory<S> {
         let too_large = DeviceError::new(Why::TooLarge, "round up to a granule", 0);
         let bytes = request.bytes.max(1).checked_next_multiple_of(self.source.granule());
         let bytes = bytes.ok_or(too_large)?;
+        self.free_waiting();
         let at = self.source.take(&self.device, size(bytes)?, on)?;
         Ok(CudaBlock { at, bytes, owner: self.owner })
     }
 
     fn free(&self, block: CudaBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
         self.check(&block, "free memory of another allocator")?;
-        self.source.give(&self.device, &block, after)
+        self.free_waiting();
+        match self.source.give(&self.device, &block, after) {
+            // Another library captures a stream that used the block.
+            Err(refused) if refused.why == Why::NotSubmitted => {
+                self.waiting.lock().push((block, after.to_vec()));
+                Ok(())
+            }
+            other => other,
+        }
     }
 
     fn release_kept(&self) -> Result<(), DeviceError> {
+        self.free_waiting();
         self.source.release_kept()
     }
 
@@ -205,5 +235,15 @@ impl<S: Source> Sliceable for CudaMemory<S> {
 impl<S: Source> fmt::Debug for CudaMemory<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CudaMemory").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+impl<S: Source> Drop for CudaMemory<S> {
+    fn drop(&mut self) {
+        // In a forked child a thread that is not there may hold the lock.
+        if forked().is_none() {
+            // A block that still waits stays with the device: no later call could free it.
+            self.free_waiting();
+        }
     }
 }

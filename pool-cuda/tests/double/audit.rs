@@ -68,6 +68,21 @@ fn a2_no_stream_waits_for_an_event_in_another_librarys_capture() {
 }
 
 #[test]
+fn a2_a_block_that_goes_back_in_another_librarys_capture_is_freed_after_it() {
+    let _one = double();
+    let pool = BucketPool::new(CudaAllocator::on(device()));
+    let s = stream(pool.allocator().device());
+    kernel(&pool.allocate_on(&s, MIB).unwrap(), &s);
+    s.raw().begin_capture(Mode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+    assert_eq!(pool.clear().unwrap(), MIB);
+    assert_eq!((held(), pool.stats().lost_bytes), (MIB, 0), "it waits");
+    let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    s.raw().end_capture(flags).unwrap();
+    drop(pool.allocate_on(&s, KIB).unwrap());
+    assert_eq!((held(), hazards()), (KIB, 0));
+}
+
+#[test]
 fn a3_no_capture_is_broken_by_a_wait_for_the_context() {
     let _one = double();
     let device = device();
