@@ -54,6 +54,11 @@ pub struct VmmConfig {
     /// The kinds of handle that the memory can be exported as. None by default. The kind is fixed
     /// when a piece is made, so a library that registers memory with a network card or passes it to
     /// another process fails, or copies through the host, if its kind is missing.
+    ///
+    /// `cuMemRetainAllocationHandle` of a buffer's address returns the handle of its piece, for
+    /// `cuMemExportToShareableHandle`. In an arena a piece holds other blocks too, and the address
+    /// has another piece once the arena has given the first one back: export blocks of a pool
+    /// without an arena, or keep the buffer alive.
     pub exported_as: Vec<Exported>,
     /// Whether a network card can reach the memory (`gpuDirectRDMACapable`). Off by default.
     pub rdma: bool,

@@ -1,4 +1,4 @@
-//! What tests ask of the double, beside the driver's own interface.
+//! Functions for tests: they set the double up and read its counts.
 #![expect(unsafe_code, reason = "symbols are exported by name")]
 
 use crate::code::{self, Code};
@@ -7,14 +7,14 @@ use crate::pointer::Name;
 use crate::script::Fault;
 use crate::state::{DEVICES, State, call, state};
 
-/// A new machine: nothing handed out, nothing counted, no script. Streams and events of before are
-/// gone.
+/// Starts a new machine: no memory handed out, no calls counted, no script. Earlier streams and
+/// events are invalid.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_reset() {
     *state() = State::new();
 }
 
-/// From here on queued work runs now and then between calls: the same work for the same seed.
+/// Lets queued work run now and then between calls from now on: the same work for the same seed.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_seed(seed: u64) {
     state().engine.seed(seed);
@@ -37,13 +37,13 @@ pub extern "C" fn cuda_double_kernel(stream: usize, at: u64, bytes: usize) -> Co
     })
 }
 
-/// Lets the calls of which the documentation leaves it open wait for the device, or not.
+/// Sets whether the calls wait for the device of which the documentation leaves that open.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_calls_wait(they_do: bool) {
     state().calls_wait = they_do;
 }
 
-/// The CPU uses these bytes of page-locked memory now.
+/// Notes that the CPU uses these bytes of page-locked memory now.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_touch(at: u64, bytes: usize) {
     state().engine.touch(at..at + bytes as u64);
@@ -55,13 +55,13 @@ pub extern "C" fn cuda_double_run() {
     state().engine.run();
 }
 
-/// Uses that were not ordered after the use before them.
+/// Returns the number of uses that were not ordered after the use before them.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_hazards() -> usize {
     state().engine.hazards().len()
 }
 
-/// Tells the first few of them on stderr.
+/// Prints the first three of these uses on stderr.
 #[unsafe(no_mangle)]
 #[expect(clippy::print_stderr, reason = "asked for by a test that fails")]
 pub extern "C" fn cuda_double_tell_hazards() {
@@ -70,34 +70,34 @@ pub extern "C" fn cuda_double_tell_hazards() {
     }
 }
 
-/// Bytes of device memory that are handed out, or mapped.
+/// Returns the bytes of device memory that are handed out, or mapped.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_held() -> u64 {
     let state = state();
     (0..DEVICES).map(|device| state.held(device)).sum()
 }
 
-/// Bytes of device memory that are taken: handed out, mapped, or kept by memory pools.
+/// Returns the bytes of device memory that are taken: handed out, mapped, or kept by memory pools.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_taken() -> u64 {
     let state = state();
     (0..DEVICES).map(|device| state.taken(device)).sum()
 }
 
-/// Pieces of memory that were made so that RDMA can reach them.
+/// Returns the number of pieces of memory that RDMA can reach.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_for_rdma() -> usize {
     state().pages.for_rdma()
 }
 
-/// Bytes of host memory that are page-locked.
+/// Returns the bytes of page-locked host memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_pinned() -> u64 {
     state().hosts.held()
 }
 
-/// Reserved addresses, memory without addresses, memory pools and graphs that nobody has given
-/// back.
+/// Returns the number of reservations, pieces of memory, memory pools and graphs that the program
+/// has not given back.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_leftovers() -> usize {
     let state = &mut *state();
@@ -105,40 +105,41 @@ pub extern "C" fn cuda_double_leftovers() -> usize {
     state.pages.leftovers() + state.stores.len() + state.graphs.len()
 }
 
-/// Calls of a name, refused ones among them; of all for an empty name.
+/// Returns the number of calls of a name, refused calls included; all calls for an empty name.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_count(name: Name) -> u64 {
     state().script.count(&name.get())
 }
 
-/// Nanoseconds of the calls of virtual memory so far, by one of two sets of published costs.
+/// Returns the nanoseconds of the calls of virtual memory so far, by one of two sets of published
+/// costs.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_cost(set: usize) -> u64 {
     let state = state();
     SETS.get(set).map_or(0, |costs| costs.total(|name| state.script.count(name)))
 }
 
-/// Lets calls of a name, of any for an empty one, fail: after `skip` more, `times` times, with
-/// `code`, or with what suits the call for 0.
+/// Lets calls of a name fail, or all calls for an empty name: after `skip` more, `times` times,
+/// with `code`, or with the code that suits the call for 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_fail(name: Name, skip: u64, times: u64, code: Code) {
     state().script.fail(Fault { name: name.get(), skip, times, code });
 }
 
-/// The devices are gone: each call says `code` from here on.
+/// Loses both contexts: each later call returns `code`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_lose(code: Code) {
     let state = state();
     (0..DEVICES).for_each(|device| state.lost.lose(device, code));
 }
 
-/// Events that exist.
+/// Returns the number of events.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_events() -> usize {
     state().events.len()
 }
 
-/// Nothing fails any more, and the devices are there again.
+/// Ends all failures, and restores both contexts.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_mend() {
     let state = &mut *state();
@@ -146,8 +147,8 @@ pub extern "C" fn cuda_double_mend() {
     state.lost.mend();
 }
 
-/// A call of a name says that it was done and does nothing: the one after `skip` more. A query says
-/// that its event has passed.
+/// Lets one call of a name do nothing and report success: the one after `skip` more. A query
+/// reports that its event has passed.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_pretend(name: Name, skip: u64) {
     state().script.pretend(name.get(), skip);

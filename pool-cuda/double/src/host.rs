@@ -9,21 +9,21 @@ use std::collections::BTreeMap;
 use std::ffi::c_uint;
 use std::ops::Range;
 
-/// What page-locked memory is aligned to.
+/// Bytes that page-locked memory is aligned to.
 const PAGE: usize = 4096;
 
-/// What is page-locked, by address.
+/// Page-locked memory, by address.
 #[derive(Default)]
 pub(crate) struct Hosts(BTreeMap<u64, Locked>);
 
 struct Locked {
     bytes: usize,
-    /// The driver's own, not registered memory of the program.
+    /// Whether it is the driver's own, and not registered memory of the program.
     owned: bool,
 }
 
 impl Hosts {
-    /// Whether all of a range is page-locked.
+    /// Returns whether all of a range is page-locked.
     pub(crate) fn holds(&self, bytes: &Range<u64>) -> bool {
         let locked = self.0.range(..=bytes.start).next_back();
         locked.is_some_and(|(at, locked)| bytes.end <= at + locked.bytes as u64)

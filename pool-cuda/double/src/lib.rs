@@ -2,7 +2,7 @@
 //!
 //! It lets the real CUDA code of `pool-cuda`, and cudarc's own loader, run in tests on machines
 //! without a GPU. It is a double and no emulator: memory is bytes of this process at made-up
-//! addresses, streams run late (when somebody synchronizes), and no kernel exists. A figure that
+//! addresses, streams run late (when a call waits for them), and no kernel exists. A figure that
 //! was not taken on a GPU is no GPU figure.
 //!
 //! Each `cu*` function is the driver's of the same name. What the driver's documentation forbids is

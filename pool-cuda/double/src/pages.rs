@@ -61,7 +61,7 @@ pub(crate) struct Pages {
     mapped: BTreeMap<u64, Mapped>,
 }
 
-/// Memory that was made; gone when nobody holds it and nothing maps it.
+/// A piece of memory. It is freed when the program holds no handle of it and it is mapped nowhere.
 struct Memory {
     bytes: u64,
     device: usize,

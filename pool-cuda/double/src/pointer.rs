@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::slice;
 
-/// Where a result goes.
+/// A pointer to a result.
 #[repr(transparent)]
 pub struct Out<T>(*mut T);
 
@@ -15,7 +15,7 @@ impl<T> Out<T> {
     }
 }
 
-/// What is read, and in some calls written.
+/// A value that a call reads, and in some calls writes.
 #[repr(transparent)]
 pub struct InOut<T>(*mut T);
 
@@ -27,7 +27,7 @@ impl<T: Copy> InOut<T> {
 
     /// Returns the values of an array.
     pub(crate) fn all(&self, count: usize) -> Vec<T> {
-        // SAFETY: callers pass a pointer to so many values.
+        // SAFETY: callers pass a pointer to `count` values.
         unsafe { slice::from_raw_parts(self.0, count) }.to_vec()
     }
 
@@ -69,12 +69,12 @@ impl Host {
     }
 
     pub(crate) fn read(self, bytes: usize) -> Vec<u8> {
-        // SAFETY: the caller of a copy vouches for so many bytes until it is done.
+        // SAFETY: the caller of a copy guarantees `bytes` bytes until the copy is done.
         unsafe { slice::from_raw_parts(self.0.cast(), bytes) }.to_vec()
     }
 
     pub(crate) fn write(self, bytes: &[u8]) {
-        // SAFETY: the caller of a copy vouches for so many bytes until it is done.
+        // SAFETY: the caller of a copy guarantees that many bytes until the copy is done.
         let target = unsafe { slice::from_raw_parts_mut(self.0.cast(), bytes.len()) };
         target.copy_from_slice(bytes);
     }

@@ -1,9 +1,9 @@
-//! Which calls came, and which must fail.
+//! Counts of calls, and the calls that must fail.
 
 use crate::code::{self, Code};
 use std::collections::HashMap;
 
-/// The calls so far, and what must go wrong.
+/// The calls so far, and the failures that a test has requested.
 #[derive(Default)]
 pub(crate) struct Script {
     counts: HashMap<&'static str, u64>,
@@ -12,7 +12,7 @@ pub(crate) struct Script {
     pretended: Option<(String, u64)>,
 }
 
-/// What becomes of a call.
+/// The outcome that the script has for a call.
 #[derive(PartialEq, Eq)]
 pub(crate) enum Gate {
     Open,
@@ -47,7 +47,7 @@ impl Script {
         *self.counts.entry(name).or_default() += how_many;
     }
 
-    /// Counts a call, and returns what becomes of it.
+    /// Counts a call, and returns the outcome that the script has for it.
     pub(crate) fn gate(&mut self, name: &'static str) -> Result<Gate, Code> {
         self.add(name, 1);
         let of_name = |fault: &&mut Fault| fault.name.is_empty() || fault.name == name;

@@ -1,4 +1,4 @@
-//! The one machine that this driver runs: its devices, and what was handed out of them.
+//! The one machine that this driver runs: its devices, and the blocks that they have handed out.
 
 use crate::capture::Captures;
 use crate::code::{self, Code};
@@ -43,7 +43,7 @@ pub(crate) struct State {
     pub(crate) streams: HashMap<usize, Stream>,
     per_thread: HashMap<(ThreadId, usize), usize>,
     pub(crate) events: HashMap<usize, Recorded>,
-    /// What each device has handed out, by address.
+    /// Blocks that the devices have handed out, by address.
     pub(crate) memory: BTreeMap<u64, Owned>,
     pub(crate) stores: Stores,
     pub(crate) pages: crate::pages::Pages,

@@ -29,7 +29,7 @@ pub extern "C" fn cuStreamCreateWithPriority(
     cuStreamCreate(stream, flags)
 }
 
-/// What was given to the stream still runs; nothing more can be given to it.
+/// The stream's queued work still runs. The stream takes no more work.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamDestroy_v2(stream: usize) -> Code {
     call("cuStreamDestroy_v2", |state| {

@@ -89,17 +89,17 @@ pub(crate) fn pinned() -> u64 {
     call::<extern "C" fn() -> u64>(b"cuda_double_pinned")()
 }
 
-/// Addresses, memory pools and graphs that nobody has given back.
+/// Reservations, memory pools and graphs that the program has not given back.
 pub(crate) fn leftovers() -> usize {
     call::<extern "C" fn() -> usize>(b"cuda_double_leftovers")()
 }
 
-/// Events that nobody has destroyed.
+/// Events that the program has not destroyed.
 pub(crate) fn events() -> usize {
     call::<extern "C" fn() -> usize>(b"cuda_double_events")()
 }
 
-/// Uses out of order; if there are any, they are told.
+/// Returns the number of uses out of order, and prints the first ones.
 pub(crate) fn hazards() -> usize {
     let hazards = expected_hazards();
     if hazards > 0 {
@@ -108,7 +108,7 @@ pub(crate) fn hazards() -> usize {
     hazards
 }
 
-/// The same where they are expected.
+/// Returns the number of uses out of order, in a test that expects some.
 pub(crate) fn expected_hazards() -> usize {
     call::<extern "C" fn() -> usize>(b"cuda_double_hazards")()
 }

@@ -10,7 +10,7 @@ use pool_cuda::{
     PinnedBytes, VmmConfig, Vram,
 };
 
-/// What went wrong: the driver's, or one of cudarc's own calls.
+/// An error of the driver, or of one of cudarc's own calls.
 type Refused = Box<dyn std::error::Error>;
 
 /// Batches of three vectors each, uploaded through page-locked memory, freed out of

@@ -26,9 +26,9 @@ impl Dice {
     }
 }
 
-/// What a schedule does. Where the host learns that the device is done, by a query, a free or the
-/// end of a stream, a wait before that is not needed any more in hindsight; so to see that each is
-/// noticed, there is none of that.
+/// The kinds of steps of a schedule. Where the host learns that the device is done, by a query, a
+/// free or the end of a stream, a wait before that turns out to be unnecessary. A test that every
+/// removed wait is noticed leaves these steps out.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum What {
     Everything,
@@ -90,8 +90,8 @@ fn schedule<A: Vram>(
     expected_hazards()
 }
 
-/// A capture on `on` that uses a buffer from outside and scratch memory of its own, launched on any
-/// streams; its result is read on any, and it is loaded anew on any.
+/// Captures work on `on` that uses a buffer from outside and its own scratch memory, launches it on
+/// any streams, reads its result on any stream, and loads its input anew on any stream.
 fn graph<A: Vram>(
     pool: &BucketPool<A>,
     live: &[PooledBuffer<A>],
@@ -153,8 +153,8 @@ fn no_use_is_out_of_order_in_segments() {
     all(|device| plain(device).arena(ArenaConfig::segments(16 * KIB)));
 }
 
-/// Of all waits, or queries, of some schedules, each removed in a run of its own: how many were
-/// noticed, and how many there are.
+/// Removes each wait, or query, of some schedules in a separate run. Returns how many removals were
+/// noticed, and how many there were.
 fn noticed(call: &str, what: What, steal: StealPolicy) -> (u64, u64) {
     let plain = |device| plain(device).steal(steal);
     let _one = double();

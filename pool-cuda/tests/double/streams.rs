@@ -141,7 +141,7 @@ fn a_wrapped_stream_is_retired_before_its_owner_destroys_it() {
     let (theirs, error) = theirs.retire().unwrap_err();
     assert_eq!((error.why, error.call), (Why::Other, "cuEventRecord"));
     theirs.retire().unwrap();
-    // SAFETY: created above; nobody uses it any more.
+    // SAFETY: created above, and not used afterwards.
     unsafe { result::stream::destroy(handle) }.unwrap();
     let other = streams(&device, 1).remove(0);
     kernel(&pool.allocate_on(&other, KIB).unwrap(), &other);

@@ -1,4 +1,4 @@
-//! What is asked of each allocator on a GPU, the conformance suite first of all, on the double.
+//! Runs the checks for a GPU on the double, the conformance suite among them.
 
 use crate::checks::CHECKS;
 use crate::harness::{double, hazards, held, leftovers, pinned, run};

@@ -1,4 +1,4 @@
-//! What is asked of the allocators, on a GPU as on the double.
+//! Checks of the allocators, for a GPU and for the double.
 
 use cudarc::driver::result;
 use pool_core::conformance::{self, Probe};
@@ -166,7 +166,7 @@ fn captures(device: &CudaDevice) {
     let mut graph = capture.end().unwrap();
     for stream in [&s, &t, &s] {
         graph.launch(stream, &[&input, &result]).unwrap();
-        // Somebody else's memory, overwritten at once: none of the graph's.
+        // Memory outside of the graph, overwritten at once.
         let other = pool.allocate_on(stream, MIB).unwrap();
         stream.raw().memset_zeros(&mut &*other.on(stream).unwrap()).unwrap();
         assert!(contents(&result).iter().all(|byte| *byte == 3));
@@ -184,7 +184,7 @@ fn wrapped_stream(device: &CudaDevice) {
     theirs.raw().memset_zeros(&mut &*buffer.on(&theirs).unwrap()).unwrap();
     drop(buffer);
     theirs.retire().unwrap();
-    // SAFETY: created above; nobody uses it any more.
+    // SAFETY: created above, and not used afterwards.
     unsafe { result::stream::destroy(handle) }.unwrap();
     assert!(contents(&pool.allocate(MIB).unwrap()).iter().all(|byte| *byte == 0));
     assert_eq!(pool.stats().misses, 1);

@@ -1,0 +1,237 @@
+//! Section B of the audit: what is slow, or not as claimed.
+
+use super::{device, stream};
+use crate::harness::{capture, count, double, for_rdma, hazards, held, kernel, run, taken};
+use cudarc::driver::sys::{self, CUstreamCaptureMode as Mode};
+use pool_core::{
+    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, Request, StealPolicy,
+    StreamClock, Why,
+};
+use pool_cuda::{CudaAllocator, CudaAsyncAllocator, CudaVmmAllocator, Exported, VmmConfig};
+
+/// Virtual memory in pieces of the driver's granule.
+fn small_pieces() -> VmmConfig {
+    VmmConfig { piece_bytes: 2 * MIB, ..VmmConfig::default() }
+}
+
+/// Why `CudaCapture::begin` is unsafe: its own example that does not compile is in its docs.
+#[test]
+fn b10_a_block_is_not_freed_in_another_librarys_capture() {
+    let _one = double();
+    let memory = CudaAsyncAllocator::new(device(), u64::MAX).unwrap();
+    let s = stream(memory.device());
+    let pool = BucketPool::builder(memory).cached_limit(0).build();
+    kernel(&pool.allocate_on(&s, MIB).unwrap(), &s);
+    s.raw().begin_capture(Mode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+    let _ = pool.trim(0);
+    assert!(s.raw().capture_status().is_ok_and(|status| status as u32 == 1), "it goes on");
+    let buffer = pool.allocate_on(&s, MIB).unwrap();
+    let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    drop(s.raw().end_capture(flags).unwrap());
+    kernel(&buffer, &s); // it was none of the graph's
+    run();
+    assert!(pool.allocate_on(&s, 2 * MIB).is_ok(), "the device lives");
+    assert_eq!(hazards(), 0);
+}
+
+#[test]
+fn b7_an_arena_has_a_handle_for_32_mib_and_maps_unmapped_pieces_again() {
+    let _one = double();
+    let memory = CudaVmmAllocator::with(device(), &VmmConfig::default()).unwrap();
+    let pool = BucketPool::builder(memory).arena(ArenaConfig::grow()).build();
+    drop(pool.allocate(256 * MIB).unwrap());
+    assert_eq!(count("cuMemCreate"), 8);
+    pool.clear().unwrap();
+    assert_eq!((held(), pool.allocator().kept_bytes()), (0, 0), "a clear gives all back");
+
+    let memory = CudaVmmAllocator::with(device(), &small_pieces()).unwrap();
+    let arena = ArenaConfig::pages(2 * MIB, 0.0);
+    let pool = BucketPool::builder(memory).policy(BucketPolicy::Exact).arena(arena).build();
+    let before = count("cuMemCreate");
+    let blocks: Vec<_> = (0..16).map(|_| pool.allocate(2 * MIB).unwrap()).collect();
+    drop(blocks.into_iter().step_by(2).collect::<Vec<_>>());
+    // No stretch of free pages is long enough: pages move.
+    let _large = pool.allocate(16 * MIB).unwrap();
+    let created = count("cuMemCreate") - before;
+    assert!(created < 24, "{created} pieces were made for at most 24 pages");
+}
+
+#[test]
+fn b7_kept_pieces_go_back_before_the_device_is_full() {
+    let _one = double();
+    let config = VmmConfig { kept_pieces: 8, ..VmmConfig::default() };
+    let memory = CudaVmmAllocator::with(device(), &config).unwrap();
+    let on = memory.device().clock().default_stream().clone();
+    let request = |bytes| Request { bytes, kind: () };
+    // Blocks of one piece each, which stay when they are freed.
+    let blocks = [(); 8].map(|()| memory.allocate(request(32 * MIB), &on).unwrap());
+    for block in blocks {
+        memory.free(block, &[]).unwrap();
+    }
+    assert_eq!((memory.kept_bytes(), held()), (256 * MIB, 256 * MIB));
+    let large = memory.allocate(request(1000 * MIB), &on).unwrap();
+    assert_eq!((memory.kept_bytes(), held()), (0, 1000 * MIB));
+    memory.free(large, &[]).unwrap();
+}
+
+#[test]
+fn b8_a_drop_makes_no_call_that_may_wait_for_the_device() {
+    let _one = double();
+    let memory = CudaVmmAllocator::with(device(), &small_pieces()).unwrap();
+    let arena = ArenaConfig::pages(2 * MIB, 0.0);
+    let pool = BucketPool::builder(memory).arena(arena).cached_limit(2 * MIB).build();
+    let on = pool.allocator().device().clock().default_stream().clone();
+    let buffers: Vec<_> = (0..8).map(|_| pool.allocate(2 * MIB).unwrap()).collect();
+    for buffer in &buffers {
+        kernel(buffer, &on);
+    }
+    let before = (count("cuMemUnmap"), count("cuMemSetAccess"), count("cuEventSynchronize"));
+    drop(buffers);
+    let after = (count("cuMemUnmap"), count("cuMemSetAccess"), count("cuEventSynchronize"));
+    assert_eq!(after, before);
+}
+
+#[test]
+fn b9_growth_of_a_page_at_a_time_gives_no_page_back() {
+    let _one = double();
+    let memory = CudaVmmAllocator::with(device(), &small_pieces()).unwrap();
+    let pool = BucketPool::builder(memory).arena(ArenaConfig::grow()).build();
+    let (first, second) = (pool.allocate(2 * MIB).unwrap(), pool.allocate(2 * MIB).unwrap());
+    drop(first);
+    let _third = pool.allocate(3 * MIB).unwrap();
+    assert_eq!(count("cuMemUnmap"), 0, "the page of the first stays");
+    drop(second);
+}
+
+#[test]
+fn b10_a_block_is_freed_on_the_stream_that_used_it_and_serves_it_again_at_once() {
+    let _one = double();
+    let memory = CudaAsyncAllocator::new(device(), u64::MAX).unwrap();
+    let s = stream(memory.device());
+    let pool = BucketPool::builder(memory).cached_limit(0).build();
+    let first = pool.allocate_on(&s, MIB).unwrap();
+    kernel(&first, &s);
+    let at = first.on(&s).unwrap().as_ptr();
+    drop(first);
+    let (records, waits) = (count("cuEventRecord"), count("cuStreamWaitEvent"));
+    pool.trim(0).unwrap();
+    assert_eq!((count("cuEventRecord"), count("cuStreamWaitEvent")), (records, waits));
+    let second = pool.allocate_on(&s, MIB).unwrap();
+    assert_eq!((second.on(&s).unwrap().as_ptr(), taken()), (at, 2 * MIB));
+    kernel(&second, &s);
+    assert_eq!(hazards(), 0);
+}
+
+#[test]
+fn b11_freed_memory_is_seen_before_a_request_fails() {
+    let _one = double();
+    let memory = CudaAsyncAllocator::new(device(), u64::MAX).unwrap();
+    let s = stream(memory.device());
+    let pool = BucketPool::builder(memory).policy(BucketPolicy::Exact).cached_limit(0).build();
+    let first = pool.allocate_on(&s, 600 * MIB).unwrap();
+    kernel(&first, &s);
+    drop(first);
+    pool.trim(0).unwrap();
+    let second = pool.allocate_on(&s, 700 * MIB).unwrap();
+    kernel(&second, &s);
+    drop(second);
+    pool.trim(0).unwrap();
+    pool.allocator().trim_to(0).unwrap();
+    assert_eq!((taken(), hazards()), (0, 0), "a trim waits for the frees");
+}
+
+#[test]
+fn b12_no_second_stream_of_cudarcs_is_made() {
+    let _one = double();
+    let device = device();
+    let memory = CudaAsyncAllocator::new(device.clone(), 0).unwrap();
+    assert!(!device.context().is_in_multi_stream_mode());
+    assert_eq!(count("cuStreamCreate"), 1);
+    drop(memory);
+    assert_eq!(count("cuStreamDestroy_v2"), 1);
+}
+
+#[test]
+fn b13_a_recorded_use_makes_no_call_until_another_stream_wants_the_block() {
+    let _one = double();
+    let pool = BucketPool::new(CudaAllocator::on(device()));
+    let (s, t) = (stream(pool.allocator().device()), stream(pool.allocator().device()));
+    let buffer = pool.allocate_on(&s, MIB).unwrap();
+    kernel(&buffer, &s);
+    let calls = count("");
+    buffer.record_stream(&t).unwrap();
+    drop(buffer);
+    assert_eq!(count(""), calls, "recorded, no more");
+    let waits = count("cuStreamWaitEvent");
+    let again = pool.allocate_on(&s, MIB).unwrap();
+    kernel(&again, &s);
+    assert_eq!((count("cuStreamWaitEvent"), pool.stats().misses, hazards()), (waits + 1, 1, 0));
+}
+
+#[test]
+fn b13_work_that_is_done_is_not_waited_for() {
+    let _one = double();
+    let pool = BucketPool::builder(CudaAllocator::on(device()));
+    let pool = pool.arena(ArenaConfig::segments(MIB).steal(StealPolicy::Wait)).build();
+    let (s, t) = (stream(pool.allocator().device()), stream(pool.allocator().device()));
+    let both = [pool.allocate_on(&s, 512 * KIB).unwrap(), pool.allocate_on(&s, 512 * KIB).unwrap()];
+    for buffer in &both {
+        kernel(buffer, &s);
+    }
+    drop(both);
+    let take = || pool.allocate_on(&t, 512 * KIB).unwrap();
+    let first = take();
+    kernel(&first, &t);
+    let waits = count("cuStreamWaitEvent");
+    assert_eq!(waits, 1, "an event is recorded, and waited for");
+    let u = stream(pool.allocator().device());
+    run();
+    // The second half is behind the same event, which has passed.
+    kernel(&pool.allocate_on(&u, 512 * KIB).unwrap(), &u);
+    assert_eq!((count("cuStreamWaitEvent"), pool.stats().misses, hazards()), (waits, 1, 0));
+}
+
+#[test]
+fn b14_a_pool_of_the_driver_is_asked_and_trimmed_beside_a_capture() {
+    let _one = double();
+    let device = device();
+    let pool = BucketPool::new(CudaAsyncAllocator::new(device.clone(), u64::MAX).unwrap());
+    let s = stream(&device);
+    let captured = capture(&pool, &s).unwrap();
+    let other = CudaAsyncAllocator::new(device, 0).unwrap();
+    assert_eq!(other.reserved_bytes(), Ok(0));
+    other.trim_to(0).unwrap();
+    drop(other);
+    assert!(captured.end().is_ok());
+}
+
+#[test]
+fn b15_memory_is_exported_as_it_was_made() {
+    let _one = double();
+    let exported = |config: &VmmConfig| {
+        let memory = CudaVmmAllocator::with(device(), config).unwrap();
+        let pool = BucketPool::new(memory);
+        let buffer = pool.allocate(2 * MIB).unwrap();
+        let at = buffer.on(pool.allocator().device().clock().default_stream()).unwrap().as_ptr();
+        let (mut handle, mut file) = (0, 0_i32);
+        let kind = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        let at = std::ptr::with_exposed_provenance_mut(usize::try_from(at).unwrap());
+        // SAFETY: the address is mapped; the call writes a local variable.
+        let retained = unsafe { sys::cuMemRetainAllocationHandle(&raw mut handle, at) };
+        retained.result().unwrap();
+        let out = (&raw mut file).cast();
+        // SAFETY: retained above; the call writes a local variable.
+        let done = unsafe { sys::cuMemExportToShareableHandle(out, handle, kind, 0) };
+        // SAFETY: retained above, and released once.
+        unsafe { sys::cuMemRelease(handle) }.result().unwrap();
+        (done as u32, for_rdma())
+    };
+    assert_eq!(exported(&VmmConfig::default()), (1, 0));
+    let open = VmmConfig { exported_as: vec![Exported::File], rdma: true, ..small_pieces() };
+    assert_eq!(exported(&open), (0, 1));
+    let fabric = VmmConfig { exported_as: vec![Exported::Fabric], ..small_pieces() };
+    let error = CudaVmmAllocator::with(device(), &fabric).unwrap_err();
+    assert_eq!(error.why, Why::Unsupported);
+    let odd = VmmConfig { piece_bytes: 3 * MIB, ..VmmConfig::default() };
+    assert_eq!(CudaVmmAllocator::with(device(), &odd).unwrap_err().why, Why::Unsupported);
+}
