@@ -96,10 +96,8 @@ impl CudaDriver {
     ) -> Result<(), DeviceError> {
         self.0.driver.call(name, work)
     }
-}
 
-impl CudaDriver {
-    /// Returns whether a stream is under capture. The driver asks nothing of the device for it.
+    /// Returns whether a stream is under capture. The driver answers without the device.
     pub(crate) fn is_captured(&self, on: &RawStream) -> Result<bool, DeviceError> {
         // SAFETY: the stream is kept alive by its `Arc`.
         let ask = || unsafe { result::stream::is_capturing(on.cu_stream()) };

@@ -130,7 +130,7 @@ impl StreamOrdered {
         // A capture of another library is not the clock's, so the driver is asked too.
         let captured = self.device.clock().is_capturing(on)
             || (on.raw().is_reachable() && self.device.events().is_captured(on.raw())?);
-        let (mut at, on) = (0, if captured { self.freeing.stream() } else { on });
+        let (mut at, on) = (0, if captured { &self.freeing.stream } else { on });
         let stream = on.raw().handle()?;
         self.device.driver().relaxed("cuMemAllocFromPoolAsync", || {
             // SAFETY: the pool lives as long as `self`, the stream as long as it is borrowed.
@@ -154,12 +154,18 @@ impl StreamOrdered {
     /// bytes. Frees on a stream under capture are not waited for.
     fn trim(&self, keep: usize) -> Result<(), DeviceError> {
         let clock = self.device.clock();
-        for mark in std::mem::take(&mut *self.freed.lock()) {
-            match clock.synchronize(mark) {
-                Err(refused) if refused.why == Why::NotSubmitted => self.note_free(mark),
-                other => other?,
+        // The lock is not held during the waits.
+        let freed = std::mem::take(&mut *self.freed.lock());
+        let mut refusal = Ok(());
+        for mark in freed {
+            if let Err(error) = clock.synchronize(mark) {
+                self.note_free(mark);
+                if error.why != Why::NotSubmitted {
+                    refusal = refusal.and(Err(error));
+                }
             }
         }
+        refusal?;
         self.device.driver().relaxed("cuMemPoolTrimTo", || {
             // SAFETY: the pool lives as long as `self`.
             unsafe { sys::cuMemPoolTrimTo(self.pool.0, keep) }.result()
@@ -223,10 +229,11 @@ impl Source for StreamOrdered {
                 return freed;
             }
         }
-        if clock.order(self.freeing.stream(), after)? == Order::NotYet {
+        let freeing: &PoolStream = &self.freeing.stream;
+        if clock.order(freeing, after)? == Order::NotYet {
             return Err(DeviceError::new(Why::NotSubmitted, "cuMemFreeAsync", 0));
         }
-        self.free_on(block, self.freeing.stream())
+        self.free_on(block, freeing)
     }
 }
 
@@ -256,8 +263,7 @@ impl std::fmt::Debug for StreamOrdered {
 /// each use of a `CudaSlice` records events.
 struct OwnStream {
     device: CudaDevice,
-    /// Taken by the drop.
-    stream: Option<BorrowedStream>,
+    stream: BorrowedStream,
 }
 
 impl OwnStream {
@@ -269,24 +275,15 @@ impl OwnStream {
         // retirement.
         let wrapped = unsafe { device.wrap_stream(handle) };
         let stream = wrapped.inspect_err(|_| destroy(device, handle))?;
-        Ok(Self { device: device.clone(), stream: Some(stream) })
-    }
-
-    fn stream(&self) -> &PoolStream {
-        match &self.stream {
-            Some(stream) => stream,
-            None => unreachable!("taken by the drop only"),
-        }
+        Ok(Self { device: device.clone(), stream })
     }
 }
 
 impl Drop for OwnStream {
     fn drop(&mut self) {
-        let Some(stream) = self.stream.take() else { return };
-        let handle = stream.raw().cu_stream();
-        // A stream that could not be retired stays, with what is queued on it.
-        if stream.retire().is_ok() {
-            destroy(&self.device, handle);
+        // A stream that could not be retired stays, with its queued work.
+        if self.device.retire(&self.stream).is_ok() {
+            destroy(&self.device, self.stream.raw().cu_stream());
         }
     }
 }

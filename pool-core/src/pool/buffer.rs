@@ -95,8 +95,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn on<'b>(&'b self, stream: &'b StreamOf<A>) -> Result<Use<'b, A>, DeviceError> {
-        self.order(stream)?;
-        self.begin_use(stream);
+        self.use_until_drop(stream)?; // the drop of the `Use` ends it
         Ok(Use { view: self.view(stream), stream, buffer: self })
     }
 

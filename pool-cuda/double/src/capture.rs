@@ -63,7 +63,7 @@ impl State {
     /// or asks after an event.
     pub(crate) fn unsafe_call(&mut self) -> Result<(), Code> {
         let (here, mode) = (thread::current().id(), MODE.get());
-        self.forbidden(code::STREAM_CAPTURE_UNSUPPORTED, |capture| match mode {
+        self.forbidden(|capture| match mode {
             RELAXED => false,
             _ if capture.thread == here => capture.mode != RELAXED,
             GLOBAL => capture.mode == GLOBAL,
@@ -73,7 +73,7 @@ impl State {
 
     /// Checks a wait for all of a device.
     pub(crate) fn stops_device(&mut self, device: usize) -> Result<(), Code> {
-        self.forbidden(code::STREAM_CAPTURE_UNSUPPORTED, |capture| capture.device == device)
+        self.forbidden(|capture| capture.device == device)
     }
 
     /// Checks a wait for a stream, or a query.
@@ -87,8 +87,7 @@ impl State {
     /// Checks work for the legacy stream: it would order the blocking streams of its device.
     pub(crate) fn legacy_stream_is_used(&mut self, device: usize) -> Result<(), Code> {
         let forbid = self.captures_beside_legacy(device);
-        self.captures.invalidate(&forbid);
-        if forbid.is_empty() { Ok(()) } else { Err(code::STREAM_CAPTURE_IMPLICIT) }
+        self.broken(&forbid, code::STREAM_CAPTURE_IMPLICIT)
     }
 
     /// Returns the captures of blocking streams of a device.
@@ -112,13 +111,17 @@ impl State {
 
     /// Refuses a call that breaks a capture.
     pub(crate) fn breaks(&mut self, capture: u64, code: Code) -> Result<(), Code> {
-        self.captures.invalidate(&[capture]);
-        Err(code)
+        self.broken(&[capture], code)
     }
 
-    fn forbidden(&mut self, code: Code, forbids: impl Fn(&Capture) -> bool) -> Result<(), Code> {
+    fn forbidden(&mut self, forbids: impl Fn(&Capture) -> bool) -> Result<(), Code> {
         let forbid = self.captures.that(forbids);
-        self.captures.invalidate(&forbid);
-        if forbid.is_empty() { Ok(()) } else { Err(code) }
+        self.broken(&forbid, code::STREAM_CAPTURE_UNSUPPORTED)
+    }
+
+    /// Refuses a call that breaks these captures, if there are any.
+    fn broken(&mut self, captures: &[u64], code: Code) -> Result<(), Code> {
+        self.captures.invalidate(captures);
+        if captures.is_empty() { Ok(()) } else { Err(code) }
     }
 }

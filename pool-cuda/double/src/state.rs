@@ -198,11 +198,11 @@ impl State {
         Ok(Stream { number, device, blocking: true })
     }
 
-    /// Returns the streams of the legacy stream's implicit order among some.
-    pub(crate) fn blocks_legacy(&self, numbers: impl Iterator<Item = usize>) -> bool {
+    /// Returns whether any of these streams takes part in the legacy stream's implicit order.
+    pub(crate) fn blocks_legacy(&self, mut numbers: impl Iterator<Item = usize>) -> bool {
         let non_blocking = self.streams.values().filter(|stream| !stream.blocking);
         let non_blocking: HashSet<usize> = non_blocking.map(|stream| stream.number).collect();
-        numbers.into_iter().any(|number| !non_blocking.contains(&number))
+        numbers.any(|number| !non_blocking.contains(&number))
     }
 
     /// Returns the range of a copy or a fill. Addresses that the device may not use are refused.

@@ -7,7 +7,7 @@
 //! frees have passed: at a synchronisation, beyond the release threshold, or by a trim.
 
 use crate::code::{self, Code};
-use crate::state::{CAPACITY, Origin, Owned, State, said};
+use crate::state::{CAPACITY, DEVICES, Origin, Owned, State, said};
 use pool_core::sim::engine::{Engine, Event};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -146,8 +146,7 @@ impl Stores {
 
     /// Returns a memory pool that the program has not destroyed.
     pub(crate) fn get(&mut self, handle: usize) -> Result<&mut Store, Code> {
-        if let Some(device) = handle.checked_sub(1).filter(|device| *device < crate::state::DEVICES)
-        {
+        if let Some(device) = handle.checked_sub(1).filter(|device| *device < DEVICES) {
             return Ok(self.0.entry(handle).or_insert_with(|| Store::new(device)));
         }
         self.0.get_mut(&handle).filter(|store| !store.destroyed).ok_or(code::INVALID_VALUE)
@@ -163,7 +162,7 @@ impl Stores {
 
     /// Returns how many pools there are that the program has made.
     pub(crate) fn len(&self) -> usize {
-        self.0.keys().filter(|handle| **handle > crate::state::DEVICES).count()
+        self.0.keys().filter(|handle| **handle > DEVICES).count()
     }
 }
 

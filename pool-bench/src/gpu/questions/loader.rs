@@ -8,6 +8,8 @@
 use super::{Inquiry, Refused};
 use bucketpool::cuda::{CudaAllocator, CudaDevice, CudaPinnedAllocator, PinnedBytes, PoolStream};
 use bucketpool::{ArenaConfig, BucketPolicy, BucketPool, PoolBuilder, PooledBuffer, Why};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -24,6 +26,8 @@ const STAGED: usize = 3;
 const SAMPLE: [u64; 2] = [3 * 224 * 224 * 2, 1536];
 /// Most samples of a batch.
 const SAMPLES: u64 = 32;
+/// The seed of the batches' lengths.
+const SEED: u64 = 7;
 /// The most that a pool may page-lock.
 const LIMIT: u64 = 512 * MIB;
 
@@ -64,7 +68,7 @@ struct Loader {
     host: Host,
     on: PoolStream,
     target: PooledBuffer<CudaAllocator>,
-    random: u64,
+    random: SmallRng,
     /// Whether all copies are done when the next buffer is requested.
     keeps_up: bool,
     /// Nanoseconds of requests and drops, and how many requests.
@@ -77,15 +81,7 @@ impl Loader {
         let vram = BucketPool::new(CudaAllocator::on(device.clone()));
         let refused = |error: bucketpool::AllocError| Refused(error.to_string());
         let target = vram.allocate_on(&on, KEYS_AND_VALUES[0]).map_err(refused)?;
-        Ok(Self { host, on, target, random: 7, keeps_up, took: (0, 0) })
-    }
-
-    /// Marsaglia's xorshift.
-    fn random(&mut self, below: u64) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random % below
+        Ok(Self { host, on, target, random: SmallRng::seed_from_u64(SEED), keeps_up, took: (0, 0) })
     }
 
     /// Requests a buffer. Once the limit is reached, waits for the copies and tries again, as a
@@ -133,7 +129,7 @@ impl Loader {
                 self.copy(&mut block)?;
                 kept.push_back(block);
             }
-            let samples = SAMPLES - self.random(SAMPLES / 2);
+            let samples = SAMPLES - self.random.random_range(0..SAMPLES / 2);
             for bytes in SAMPLE {
                 let mut part = self.request(samples * bytes)?;
                 self.copy(&mut part)?;

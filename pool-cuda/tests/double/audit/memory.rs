@@ -141,6 +141,26 @@ fn b11_freed_memory_is_seen_before_a_request_fails() {
 }
 
 #[test]
+fn b11_a_trim_leaves_out_a_free_in_another_librarys_capture_and_waits_for_it_later() {
+    let _one = double();
+    let memory = CudaAsyncAllocator::new(device(), u64::MAX).unwrap();
+    let (s, t) = (stream(memory.device()), stream(memory.device()));
+    let pool = BucketPool::builder(memory).cached_limit(0).build();
+    for on in [&s, &t] {
+        kernel(&pool.allocate_on(on, 2 * MIB).unwrap(), on);
+        pool.trim(0).unwrap();
+    }
+    s.raw().begin_capture(Mode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+    pool.allocator().trim_to(0).unwrap();
+    assert!(s.raw().capture_status().is_ok_and(|status| status as u32 == 1), "it goes on");
+    assert_eq!(taken(), 2 * MIB, "the free on the captured stream has not been seen");
+    let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    s.raw().end_capture(flags).unwrap();
+    pool.allocator().trim_to(0).unwrap();
+    assert_eq!((taken(), hazards()), (0, 0));
+}
+
+#[test]
 fn b12_no_second_stream_of_cudarcs_is_made() {
     let _one = double();
     let device = device();
