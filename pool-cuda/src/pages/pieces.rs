@@ -2,8 +2,8 @@
 //!
 //! Each piece has a handle, and each driver call costs time for each handle that it touches, so
 //! pieces are large, and a few that are unmapped stay for the next mapping. Setting access and
-//! unmapping may wait for the device. An open pool makes both calls in a miss and in a trim, where a
-//! wait is acceptable, and in no drop.
+//! unmapping may wait for the device. An open pool makes both calls in a miss and in a trim, where
+//! a wait is acceptable, and in no drop.
 #![expect(unsafe_code, reason = "the driver is called through C")]
 
 use crate::abi::{Access, Properties};
