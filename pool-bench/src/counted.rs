@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "host memory stays host memory when it is counted")]
 
 use bucketpool::{
-    DeviceAllocator, DeviceError, HostMemory, MarkOf, Memory, PageCalls, Request, Sliceable,
+    DeviceAllocator, DeviceError, DeviceStats, HostMemory, MarkOf, Memory, PageCalls, Request, Sliceable,
     StreamOf, Why,
 };
 use std::ops::Range;
@@ -35,6 +35,16 @@ pub struct Asked {
     pub frees: u64,
     /// The most bytes held at once.
     pub peak_bytes: u64,
+}
+
+impl Asked {
+    /// With the calls as a pool of an arena counts them, which knows how many pages a commit has.
+    #[must_use]
+    pub fn counted_by(self, arena: Option<DeviceStats>) -> Self {
+        let calls = |stats: DeviceStats| (stats.num_device_alloc, stats.num_device_free);
+        let (allocations, frees) = arena.map_or((self.allocations, self.frees), calls);
+        Self { allocations, frees, ..self }
+    }
 }
 
 /// A block that carries its size.
@@ -149,9 +159,10 @@ impl<A: DeviceAllocator> DeviceAllocator for Counted<A> {
 
 impl<A: Sliceable> Sliceable for Counted<A> {
     fn pages(&self) -> Option<PageCalls<Self>> {
-        let PageCalls { page_bytes, address_space, .. } = self.inner.pages()?;
+        let PageCalls { page_bytes, handle_per_page, address_space, .. } = self.inner.pages()?;
         Some(PageCalls {
             page_bytes,
+            handle_per_page,
             address_space,
             // Addresses cost nothing; committed ranges count as allocations.
             reserve: |counted, bytes| {

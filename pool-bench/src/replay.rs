@@ -163,7 +163,8 @@ fn run<A: DeviceAllocator>(
     let ((), ns) = if on_device { timed_wall(work) } else { timed(work) };
     // What the last drops owe belongs to the trace.
     let _ = pool.trim(0);
-    outcome(trace, spec, backend, bound, &pool.stats(), calls.asked(), ns)
+    let asked = calls.asked().counted_by(pool.device_stats());
+    outcome(trace, spec, backend, bound, &pool.stats(), asked, ns)
 }
 
 /// What a replay came to.

@@ -107,7 +107,7 @@ impl<A: HostMemory> Source for HostPool<A> {
         u64::from(buffer[buffer.len() / 2])
     }
     fn asked(&self) -> Asked {
-        self.calls.asked()
+        self.calls.asked().counted_by(self.pool.device_stats())
     }
     fn stats(&self) -> PoolStats {
         self.pool.stats()
@@ -189,7 +189,7 @@ impl<A: DeviceAllocator> Source for DevicePool<A> {
         finish(self.pool.allocator());
     }
     fn asked(&self) -> Asked {
-        self.calls.asked()
+        self.calls.asked().counted_by(self.pool.device_stats())
     }
     fn stats(&self) -> PoolStats {
         self.pool.stats()

@@ -10,7 +10,7 @@ use crate::spec::PolicySpec;
 use crate::trace::{Step, Trace};
 use bucketpool::sim::{SimDevice, SimDriver, SimStream, SimView};
 use bucketpool::{
-    BucketPool, DeviceAllocator, PoolBuilder, PoolStats, PooledBuffer, StealPolicy, Timeline,
+    BucketPool, DeviceAllocator, DeviceStats, PoolBuilder, PoolStats, PooledBuffer, StealPolicy, Timeline,
     ZeroPolicy,
 };
 use std::collections::VecDeque;
@@ -126,8 +126,14 @@ fn run<A: OnSim>(
         // What the last drops owe belongs to the trace.
         let _ = pool.trim(0);
     }
-    let mut sum = PoolStats::default();
-    for stats in lanes.pools.iter().map(BucketPool::stats) {
+    let (mut sum, mut arenas) = (PoolStats::default(), None::<DeviceStats>);
+    for pool in &lanes.pools {
+        if let Some(stats) = pool.device_stats() {
+            let arenas = arenas.get_or_insert_default();
+            arenas.num_device_alloc += stats.num_device_alloc;
+            arenas.num_device_free += stats.num_device_free;
+        }
+        let stats = pool.stats();
         sum.hits += stats.hits;
         sum.misses += stats.misses;
         sum.bypasses += stats.bypasses;
@@ -142,7 +148,7 @@ fn run<A: OnSim>(
         violations: device.hazards(),
     };
     let bound = settings.cached_limit.unwrap_or_else(|| make().bound_on_cached_bytes()).to_string();
-    let outcome = outcome(trace, spec, settings.backend, bound, &sum, calls.asked(), ns);
+    let outcome = outcome(trace, spec, settings.backend, bound, &sum, calls.asked().counted_by(arenas), ns);
     Outcome { streams: Some(on_streams), ..outcome }
 }
 

@@ -241,6 +241,10 @@ pub trait VirtualMemory: Sliceable {
     /// Memory comes and goes in multiples of this many bytes.
     fn page_bytes(&self) -> u64;
 
+    /// Whether each page is an object of the device with a handle of its own. The pool's figures
+    /// then count each page as a call, however many pages one commit has.
+    fn handle_per_page(&self) -> bool;
+
     /// How many bytes of addresses an arena should ask for: more than it will ever commit.
     fn address_space(&self) -> u64;
 
@@ -285,6 +289,8 @@ pub trait VirtualMemory: Sliceable {
 pub struct PageCalls<A: DeviceAllocator> {
     /// Memory is committed and decommitted in multiples of this many bytes.
     pub page_bytes: u64,
+    /// Whether each page counts as a call.
+    pub handle_per_page: bool,
     /// Bytes of addresses that a reservation has.
     pub address_space: u64,
     /// [`VirtualMemory::reserve`].
@@ -321,12 +327,20 @@ impl<A: VirtualMemory> PageCalls<A> {
     pub fn of(allocator: &A) -> Self {
         Self {
             page_bytes: allocator.page_bytes(),
+            handle_per_page: allocator.handle_per_page(),
             address_space: allocator.address_space(),
             reserve: A::reserve,
             commit: A::commit,
             decommit: A::decommit,
             release: A::release,
         }
+    }
+}
+
+impl<A: DeviceAllocator> PageCalls<A> {
+    /// The calls that it takes to commit or decommit this many bytes, as the figures count them.
+    pub(crate) fn calls_for(&self, bytes: u64) -> u64 {
+        if self.handle_per_page { bytes / self.page_bytes } else { 1 }
     }
 }
 

@@ -315,6 +315,10 @@ impl VirtualMemory for SimDevice {
         engine::ALIGNMENT
     }
 
+    fn handle_per_page(&self) -> bool {
+        true
+    }
+
     /// Addresses are plenty, so that one reservation does.
     fn address_space(&self) -> u64 {
         1 << 48

@@ -42,6 +42,20 @@ fn three_streams_that_hand_buffers_on_make_no_memory_call_and_one_event_a_hand_o
 }
 
 #[test]
+fn each_page_with_a_handle_counts_as_a_call() {
+    let pool = bare(&SimDevice::new(), ArenaConfig::pages(64 * KIB, 0.0));
+    let calls = |pool: &BucketPool<SimDevice>| {
+        let stats = pool.device_stats().unwrap();
+        (stats.num_device_alloc, stats.num_device_free)
+    };
+    let megabyte = pool.allocate(MIB).unwrap();
+    assert_eq!(calls(&pool), (18, 0), "16 pages, and two ahead of the next request");
+    drop(megabyte);
+    pool.clear().unwrap();
+    assert_eq!(calls(&pool), (18, 18));
+}
+
+#[test]
 fn a_stream_that_is_ordered_already_takes_without_an_event() {
     let device = SimDevice::new();
     let pool = bare(&device, ArenaConfig::grow());

@@ -99,6 +99,9 @@ impl<const CPU: bool> VirtualMemory for Fated<CPU> {
     fn page_bytes(&self) -> u64 {
         self.device.page_bytes()
     }
+    fn handle_per_page(&self) -> bool {
+        self.device.handle_per_page()
+    }
     fn address_space(&self) -> u64 {
         self.device.address_space()
     }

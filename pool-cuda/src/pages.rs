@@ -280,6 +280,10 @@ impl VirtualMemory for CudaVmmAllocator {
         self.source().piece
     }
 
+    fn handle_per_page(&self) -> bool {
+        true
+    }
+
     fn address_space(&self) -> u64 {
         let wanted = self.device().total_bytes().saturating_mul(ADDRESSES_PER_BYTE);
         wanted.next_multiple_of(self.page_bytes())

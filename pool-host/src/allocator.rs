@@ -229,6 +229,10 @@ impl VirtualMemory for HostAllocator {
         system::page_bytes()
     }
 
+    fn handle_per_page(&self) -> bool {
+        false
+    }
+
     /// Returns twice the machine's physical memory, or 64 GiB if the system does not tell it.
     fn address_space(&self) -> u64 {
         system::physical_bytes().map_or(1 << 36, |bytes| 2 * bytes)

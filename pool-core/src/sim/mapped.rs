@@ -81,6 +81,9 @@ impl VirtualMemory for MappedSim {
     fn page_bytes(&self) -> u64 {
         self.0.page_bytes()
     }
+    fn handle_per_page(&self) -> bool {
+        self.0.handle_per_page()
+    }
     fn address_space(&self) -> u64 {
         self.0.address_space()
     }

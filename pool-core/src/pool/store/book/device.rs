@@ -152,7 +152,7 @@ impl<A: DeviceAllocator> Store<A> {
             if gone.is_ok() || gone.is_err_and(DeviceError::is_end_of_device) {
                 self.ledger.give_back(piece.bytes());
                 state.calls.reserved_bytes.down(false, piece.bytes());
-                state.calls.num_device_free += 1;
+                state.calls.num_device_free += pages.calls_for(piece.bytes());
                 given_back += if gone.is_ok() { piece.bytes() } else { 0 };
                 piece.hole = true;
             }

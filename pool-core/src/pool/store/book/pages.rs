@@ -136,7 +136,7 @@ impl<A: DeviceAllocator> Store<A> {
             reservation.took(piece.bytes());
             let mut state = self.book.lock();
             state.calls.reserved_bytes.up(false, piece.bytes());
-            state.calls.num_device_alloc += 1;
+            state.calls.num_device_alloc += pages.calls_for(piece.bytes());
             (piece.hole, piece.fresh) = (false, true);
         }
         let Some(refusal) = refusal else { return Ok(()) };
