@@ -2,8 +2,8 @@
 #![expect(unsafe_code, reason = "host memory stays host memory when it is counted")]
 
 use bucketpool::{
-    DeviceAllocator, DeviceError, DeviceStats, HostMemory, MarkOf, Memory, PageCalls, Request, Sliceable,
-    StreamOf, Why,
+    DeviceAllocator, DeviceError, DeviceStats, HostMemory, MarkOf, Memory, PageCalls, Request,
+    Sliceable, StreamOf, Why,
 };
 use std::ops::Range;
 use std::ptr::NonNull;

@@ -10,8 +10,8 @@ use crate::spec::PolicySpec;
 use crate::trace::{Step, Trace};
 use bucketpool::sim::{SimDevice, SimDriver, SimStream, SimView};
 use bucketpool::{
-    BucketPool, DeviceAllocator, DeviceStats, PoolBuilder, PoolStats, PooledBuffer, StealPolicy, Timeline,
-    ZeroPolicy,
+    BucketPool, DeviceAllocator, DeviceStats, PoolBuilder, PoolStats, PooledBuffer, StealPolicy,
+    Timeline, ZeroPolicy,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -148,7 +148,8 @@ fn run<A: OnSim>(
         violations: device.hazards(),
     };
     let bound = settings.cached_limit.unwrap_or_else(|| make().bound_on_cached_bytes()).to_string();
-    let outcome = outcome(trace, spec, settings.backend, bound, &sum, calls.asked().counted_by(arenas), ns);
+    let outcome =
+        outcome(trace, spec, settings.backend, bound, &sum, calls.asked().counted_by(arenas), ns);
     Outcome { streams: Some(on_streams), ..outcome }
 }
 

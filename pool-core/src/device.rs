@@ -82,12 +82,13 @@ pub trait DeviceAllocator: Send + Sync + 'static {
         on: &StreamOf<Self>,
     ) -> Result<Self::Block, DeviceError>;
 
-    /// Gives a block back. Its memory may serve again once all of `after` is done.
+    /// Gives a block back. Its memory may serve again once all of `after` is done; until then the
+    /// allocator may keep it, and the pool counts it as given back.
     ///
     /// # Errors
     ///
     /// What the device said. The block is gone whatever happens: an error means that the device
-    /// would not have it back, and it is lost.
+    /// would not have it back, and the pool counts it as lost.
     fn free(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError>;
 
     /// Gives back memory that the allocator itself keeps for its next calls, and that pools do not
@@ -241,7 +242,7 @@ pub trait VirtualMemory: Sliceable {
     /// Memory comes and goes in multiples of this many bytes.
     fn page_bytes(&self) -> u64;
 
-    /// Whether each page is an object of the device with a handle of its own. The pool's figures
+    /// Whether each page is the device's own object, with its own handle. The pool's figures
     /// then count each page as a call, however many pages one commit has.
     fn handle_per_page(&self) -> bool;
 

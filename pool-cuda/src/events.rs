@@ -10,6 +10,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
+/// The driver's handle `CU_STREAM_LEGACY` (`cuda.h`).
+const LEGACY: usize = 1;
+
 /// A CUDA stream that is registered with its device
 /// ([`CudaDevice::stream`](crate::CudaDevice::stream)). Pools take these.
 pub type PoolStream = Stream<CudaDriver>;
@@ -32,6 +35,11 @@ impl RawStream {
         let call = "the per-thread default stream of another thread";
         let refused = DeviceError::new(Why::Foreign, call, 0);
         if self.is_reachable() { Ok(self.cu_stream()) } else { Err(refused) }
+    }
+
+    /// Returns whether it is the legacy default stream, which waits for all blocking streams.
+    fn is_legacy(&self) -> bool {
+        matches!(self.cu_stream().addr(), 0 | LEGACY)
     }
 
     /// Returns whether this thread can submit work to it.
@@ -97,12 +105,16 @@ impl CudaDriver {
         self.0.driver.call(name, work)
     }
 
-    /// Returns whether a stream is under capture. The driver answers without the device.
+    /// Returns whether a stream is under capture, or is the legacy default stream beside a captured
+    /// stream that waits for it. The driver answers without the device.
     pub(crate) fn is_captured(&self, on: &RawStream) -> Result<bool, DeviceError> {
         // SAFETY: the stream is kept alive by its `Arc`.
         let ask = || unsafe { result::stream::is_capturing(on.cu_stream()) };
-        let status = self.0.driver.call("cuStreamIsCapturing", ask)?;
-        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+        match self.0.driver.call("cuStreamIsCapturing", ask) {
+            Ok(status) => Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE),
+            Err(error) if error.why == Why::NotSubmitted => Ok(true),
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -120,13 +132,19 @@ impl EventDriver for CudaDriver {
             self.0.driver.synchronize()?;
             return Ok(CudaEvent { raw: None, events: self.0.clone() });
         }
+        let call = "cuEventRecord on a stream that another library captures";
+        let refused = DeviceError::new(Why::NotSubmitted, call, 0);
+        // A record on the legacy stream would break the capture of each stream that waits for it.
+        if on.is_legacy() && self.is_captured(on)? {
+            return Err(refused);
+        }
         let event = self.record_edge(on)?;
+        // A capture may have begun meanwhile.
         let captured = self.is_captured(on);
         if captured != Ok(false) {
             event.destroy();
             captured?;
-            let call = "cuEventRecord on a stream that another library captures";
-            return Err(DeviceError::new(Why::NotSubmitted, call, 0));
+            return Err(refused);
         }
         Ok(event)
     }

@@ -39,6 +39,7 @@ mod pages;
 mod peers;
 mod pinned;
 mod stream_ordered;
+mod waiting;
 
 pub use array::{AllocateCudaArray, CudaArray, Vram, into_slice};
 pub use block::{CudaBlock, CudaView};

@@ -5,8 +5,8 @@ use crate::block::{CudaBlock, CudaView, Owner};
 use crate::device::CudaDevice;
 use crate::driver::forked;
 use crate::events::{CudaDriver, PoolStream};
+use crate::waiting::Waiting;
 use cudarc::driver::{result, sys};
-use parking_lot::Mutex;
 use pool_core::{
     DeviceAllocator, DeviceError, MarkOf, Memory, PageCalls, Request, Sliceable, Timeline,
     WholeBlocks, Why,
@@ -81,17 +81,14 @@ pub struct CudaMemory<S: Source> {
     device: CudaDevice,
     source: S,
     owner: Owner,
-    /// Blocks that pools gave back while another library captured a stream that used them. Each
-    /// later call tries to free them.
-    waiting: Mutex<Vec<Waiting<S>>>,
+    /// Blocks that wait for the end of a capture. Each later call tries to free them: an
+    /// allocation those whose work is done, other calls all.
+    waiting: Waiting<CudaBlock>,
 }
-
-/// A block, and the marks of its last uses.
-type Waiting<S> = (CudaBlock, Vec<MarkOf<CudaMemory<S>>>);
 
 impl<S: Source> CudaMemory<S> {
     pub(crate) fn from(device: CudaDevice, source: S) -> Self {
-        Self { device, source, owner: Owner::new(), waiting: Mutex::default() }
+        Self { device, source, owner: Owner::new(), waiting: Waiting::default() }
     }
 
     pub(crate) fn source(&self) -> &S {
@@ -115,16 +112,26 @@ impl<S: Source> CudaMemory<S> {
         &self.device
     }
 
-    /// Frees the blocks that wait. Those that the driver still refuses wait on.
-    fn free_waiting(&self) {
-        if self.waiting.lock().is_empty() {
-            return;
-        }
-        let waiting = std::mem::take(&mut *self.waiting.lock());
-        let refused =
-            |(block, after): &Waiting<S>| self.source.give(&self.device, block, after).is_err();
-        let refused: Vec<_> = waiting.into_iter().filter(refused).collect();
-        self.waiting.lock().extend(refused);
+    /// Returns the bytes that pools gave back and the device still holds, because another library
+    /// captures a stream that used them. Pools do not count them as reserved.
+    #[must_use]
+    pub fn waiting_bytes(&self) -> u64 {
+        if forked().is_some() { 0 } else { self.waiting.sum(|block| block.bytes) }
+    }
+
+    fn give(&self, block: &CudaBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
+        self.source.give(&self.device, block, after)
+    }
+
+    /// Frees a block of this allocator, or lets it wait for the end of another library's capture.
+    pub(crate) fn free_or_wait(
+        &self,
+        block: CudaBlock,
+        after: &[MarkOf<Self>],
+    ) -> Result<(), DeviceError> {
+        // In a forked child a thread that is not there may hold a lock.
+        forked().map_or(Ok(()), Err)?;
+        self.waiting.free(block, after, |block, after| self.give(block, after))
     }
 
     fn clear(&self, at: sys::CUdeviceptr, bytes: u64, on: &PoolStream) -> Result<(), DeviceError> {
@@ -174,27 +181,21 @@ impl<S: Source> DeviceAllocator for CudaMemory<S> {
         let too_large = DeviceError::new(Why::TooLarge, "round up to a granule", 0);
         let bytes = request.bytes.max(1).checked_next_multiple_of(self.source.granule());
         let bytes = bytes.ok_or(too_large)?;
-        self.free_waiting();
+        forked().map_or(Ok(()), Err)?;
+        self.waiting.free_done(self.clock(), |block, after| self.give(block, after));
         let at = self.source.take(&self.device, size(bytes)?, on)?;
         Ok(CudaBlock { at, bytes, owner: self.owner })
     }
 
     fn free(&self, block: CudaBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
         self.check(&block, "free memory of another allocator")?;
-        self.free_waiting();
-        match self.source.give(&self.device, &block, after) {
-            // Another library captures a stream that used the block.
-            Err(refused) if refused.why == Why::NotSubmitted => {
-                self.waiting.lock().push((block, after.to_vec()));
-                Ok(())
-            }
-            other => other,
-        }
+        self.free_or_wait(block, after)
     }
 
     fn release_kept(&self) -> Result<(), DeviceError> {
-        self.free_waiting();
-        self.source.release_kept()
+        forked().map_or(Ok(()), Err)?;
+        let freed = self.waiting.free_all(|block, after| self.give(block, after));
+        freed.and(self.source.release_kept())
     }
 
     fn view<'b>(
@@ -243,7 +244,7 @@ impl<S: Source> Drop for CudaMemory<S> {
         // In a forked child a thread that is not there may hold the lock.
         if forked().is_none() {
             // A block that still waits stays with the device: no later call could free it.
-            self.free_waiting();
+            let _ = self.waiting.free_all(|block, after| self.give(block, after));
         }
     }
 }

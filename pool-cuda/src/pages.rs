@@ -6,13 +6,14 @@ mod pieces;
 use crate::abi::{Access, DeviceLocation, FABRIC_HANDLE, FILE_HANDLE, Properties};
 use crate::block::CudaBlock;
 use crate::device::CudaDevice;
-use crate::driver::has;
+use crate::driver::{forked, has};
 use crate::events::PoolStream;
 use crate::memory::{CudaMemory, Source, size};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use pieces::Pieces;
 use pool_core::{DeviceError, MIB, MarkOf, Memory, PageCalls, StreamClock, VirtualMemory, Why};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// How many times the device's memory an arena may reserve addresses for. Addresses cost nothing
 /// else.
@@ -142,10 +143,41 @@ impl CudaVmmAllocator {
         Ok(Self::from(device.clone(), Pages { device, granule, piece, pieces }))
     }
 
-    /// Returns the bytes of unmapped pieces that the allocator keeps.
+    /// Returns the bytes of unmapped pieces that the allocator keeps, and of those that the driver
+    /// refused to take back.
     #[must_use]
     pub fn kept_bytes(&self) -> u64 {
-        self.source().pieces.kept_bytes()
+        // In a forked child a thread that is not there may hold the lock.
+        if forked().is_some() { 0 } else { self.source().pieces.kept_bytes() }
+    }
+
+    /// Calls `watcher` before a range of addresses loses its memory, which other memory may replace
+    /// later. A library that has registered the range (a network card, NCCL) must end the
+    /// registration there. The call runs on the thread that needs or frees memory, after the work
+    /// that used the range, and must neither block nor panic.
+    ///
+    /// ```
+    /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+    /// # double::stand_in(); // in the place of the driver
+    /// use pool_core::{ArenaConfig, BucketPool, MIB};
+    /// use pool_cuda::{CudaDevice, CudaVmmAllocator};
+    /// use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+    /// use std::sync::Arc;
+    ///
+    /// let memory = CudaVmmAllocator::new(CudaDevice::new(0)?, &[])?;
+    /// let unmapped = Arc::new(AtomicU64::new(0));
+    /// let count = unmapped.clone();
+    /// memory.on_unmap(move |range| {
+    ///     count.fetch_add(range.end - range.start, Relaxed);
+    /// });
+    /// let pool = BucketPool::builder(memory).arena(ArenaConfig::grow()).build();
+    /// drop(pool.allocate(64 * MIB)?);
+    /// pool.clear()?;
+    /// assert!(unmapped.load(Relaxed) >= 64 * MIB);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn on_unmap(&self, watcher: impl Fn(Range<u64>) + Send + Sync + 'static) {
+        self.source().pieces.watch(Arc::new(watcher));
     }
 
     fn wait(&self, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
@@ -257,17 +289,19 @@ impl Source for Pages {
     ) -> Result<(), DeviceError> {
         // `cuMemUnmap` is not documented to wait for the work that uses the memory.
         after.iter().try_for_each(|mark| device.clock().synchronize(*mark))?;
-        let bytes = size(block.bytes)?;
-        self.unmap(block.at..block.at + block.bytes)?;
+        let (range, bytes) = (block.at..block.at + block.bytes, size(block.bytes)?);
+        let unmap = || self.pieces.unmap_any(range.clone());
+        let unmapped = device.driver().relaxed("cuMemUnmap", unmap);
+        if unmapped.is_err() {
+            self.pieces.refused_mapping(range, bytes);
+            return unmapped;
+        }
         self.unreserve(block.at, bytes);
         Ok(())
     }
 
     fn release_kept(&self) -> Result<(), DeviceError> {
-        self.device.driver().relaxed("cuMemRelease", || {
-            self.pieces.release_kept();
-            Ok(())
-        })
+        self.device.driver().relaxed("cuMemRelease", || self.pieces.release_kept())
     }
 
     fn pages(memory: &CudaVmmAllocator) -> Option<PageCalls<CudaVmmAllocator>> {
@@ -313,10 +347,6 @@ impl VirtualMemory for CudaVmmAllocator {
 
     fn release(&self, block: CudaBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
         self.check(&block, "cuMemAddressFree of another allocator's addresses")?;
-        self.wait(after)?;
-        let (range, pages) = (block.at..block.at + block.bytes, self.source());
-        self.device().driver().relaxed("cuMemUnmap", || pages.pieces.unmap_any(range))?;
-        pages.unreserve(block.at, size(block.bytes)?);
-        Ok(())
+        self.free_or_wait(block, after)
     }
 }

@@ -3,11 +3,13 @@
 
 use crate::block::Owner;
 use crate::device::CudaDevice;
+use crate::driver::forked;
 use crate::events::{CudaDriver, PoolStream};
 use crate::memory::{GRANULE, aligned, size};
+use crate::waiting::Waiting;
 use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop, result, sys};
 use pool_core::{
-    Clearing, DeviceAllocator, DeviceError, MarkOf, Memory, PageCalls, PooledBuffer, Request,
+    Clearing, DeviceAllocator, DeviceError, Mark, MarkOf, Memory, PageCalls, PooledBuffer, Request,
     Sliceable, StreamClock, Timeline, WholeBlocks, Why,
 };
 use std::alloc::{self, Layout};
@@ -57,6 +59,8 @@ pub struct CudaPinnedAllocator {
     device: CudaDevice,
     by: Locking,
     owner: Owner,
+    /// Blocks that wait for the end of another library's capture.
+    waiting: Waiting<PinnedBlock>,
 }
 
 /// The call that makes the memory.
@@ -85,14 +89,14 @@ impl CudaPinnedAllocator {
     /// Creates an allocator of memory by `cuMemHostAlloc`.
     #[must_use]
     pub fn on(device: CudaDevice) -> Self {
-        Self { device, by: Locking::Driver, owner: Owner::new() }
+        Self { device, by: Locking::Driver, owner: Owner::new(), waiting: Waiting::default() }
     }
 
     /// Creates an allocator of this program's memory, which `cuMemHostRegister` locks: for memory
     /// that must come from the program's own allocator.
     #[must_use]
     pub fn registered(device: CudaDevice) -> Self {
-        Self { device, by: Locking::Registration, owner: Owner::new() }
+        Self { device, by: Locking::Registration, owner: Owner::new(), waiting: Waiting::default() }
     }
 
     /// Returns the device whose streams the memory is ordered with.
@@ -109,6 +113,29 @@ impl CudaPinnedAllocator {
                 NonNull::new(at.cast()).ok_or(NO_MEMORY)
             }),
             Locking::Registration => self.register(bytes),
+        }
+    }
+
+    /// Gives a block back, which the callers have taken by value and drop if this succeeds.
+    fn give(&self, block: &PinnedBlock, after: &[Mark]) -> Result<(), DeviceError> {
+        after.iter().try_for_each(|mark| self.device.clock().synchronize(*mark))?;
+        let (driver, at) = (self.device.driver(), block.at.as_ptr());
+        match self.by {
+            Locking::Driver => driver.relaxed("cuMemFreeHost", || {
+                // SAFETY: only `allocate` makes blocks, and `free` takes them by value, so each is
+                // freed once. The work that used the block is done, as just waited for.
+                unsafe { result::free_host(at.cast()) }
+            }),
+            Locking::Registration => {
+                driver.relaxed("cuMemHostUnregister", || {
+                    // SAFETY: as above.
+                    unsafe { sys::cuMemHostUnregister(at.cast()) }.result()
+                })?;
+                let layout = layout(block.bytes)?;
+                // SAFETY: `register` allocated it with this layout, and it is unlocked.
+                unsafe { alloc::dealloc(at, layout) };
+                Ok(())
+            }
         }
     }
 
@@ -163,6 +190,8 @@ impl DeviceAllocator for CudaPinnedAllocator {
         let too_large = DeviceError::new(Why::TooLarge, "cuMemHostAlloc", 0);
         let bytes = request.bytes.max(1).checked_next_multiple_of(GRANULE).ok_or(too_large)?;
         let bytes = size(bytes)?;
+        forked().map_or(Ok(()), Err)?;
+        self.waiting.free_done(self.clock(), |block, after| self.give(block, after));
         Ok(PinnedBlock { at: self.take(bytes)?, bytes, owner: self.owner })
     }
 
@@ -171,25 +200,13 @@ impl DeviceAllocator for CudaPinnedAllocator {
         if block.owner != self.owner {
             return Err(DeviceError::new(Why::Foreign, "free memory of another allocator", 0));
         }
-        after.iter().try_for_each(|mark| self.device.clock().synchronize(*mark))?;
-        let (driver, at) = (self.device.driver(), block.at.as_ptr());
-        match self.by {
-            Locking::Driver => driver.relaxed("cuMemFreeHost", || {
-                // SAFETY: only `allocate` makes blocks, and this call takes them by value, so each
-                // is freed once. The work that used the block is done, as just waited for.
-                unsafe { result::free_host(at.cast()) }
-            }),
-            Locking::Registration => {
-                driver.relaxed("cuMemHostUnregister", || {
-                    // SAFETY: as above.
-                    unsafe { sys::cuMemHostUnregister(at.cast()) }.result()
-                })?;
-                let layout = layout(block.bytes)?;
-                // SAFETY: `register` allocated it with this layout, and it is unlocked.
-                unsafe { alloc::dealloc(at, layout) };
-                Ok(())
-            }
-        }
+        forked().map_or(Ok(()), Err)?;
+        self.waiting.free(block, after, |block, after| self.give(block, after))
+    }
+
+    fn release_kept(&self) -> Result<(), DeviceError> {
+        forked().map_or(Ok(()), Err)?;
+        self.waiting.free_all(|block, after| self.give(block, after))
     }
 
     fn view<'b>(
@@ -242,6 +259,16 @@ impl Sliceable for CudaPinnedAllocator {
 }
 
 impl WholeBlocks for CudaPinnedAllocator {}
+
+impl Drop for CudaPinnedAllocator {
+    fn drop(&mut self) {
+        // In a forked child a thread that is not there may hold the lock.
+        if forked().is_none() {
+            // A block that still waits stays page-locked: no later call could free it.
+            let _ = self.waiting.free_all(|block, after| self.give(block, after));
+        }
+    }
+}
 
 impl fmt::Debug for CudaPinnedAllocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

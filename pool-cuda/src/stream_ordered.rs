@@ -5,7 +5,7 @@
 use crate::abi::{Access, DeviceLocation, PoolProperties};
 use crate::block::CudaBlock;
 use crate::device::{BorrowedStream, CudaDevice};
-use crate::driver::has;
+use crate::driver::{forked, has};
 use crate::events::PoolStream;
 use crate::memory::{CudaMemory, Source, Whole, size};
 use cudarc::driver::{result, sys};
@@ -22,12 +22,18 @@ use std::ptr;
 ///
 /// Before a request fails for want of memory, the allocator waits for its frees and trims the
 /// driver's pool, because the driver counts freed memory as in use until it has seen the free pass.
+/// What the driver's pool keeps is the business of its `release_threshold`: a pool's `trim` and
+/// `clear` leave it, because the host would have to wait for each free.
+/// [`CudaAsyncAllocator::trim_to`] gives it back.
 pub type CudaAsyncAllocator = CudaMemory<StreamOrdered>;
 
 /// Memory from a pool of the driver.
 pub struct StreamOrdered {
     pool: PoolHandle,
+    /// Frees blocks that several streams used.
     freeing: OwnStream,
+    /// Allocates for captures. The host waits for it, so nothing else is on it.
+    allocating: OwnStream,
     /// The last free on each stream that no trim has waited for.
     freed: Mutex<Vec<Mark>>,
     device: CudaDevice,
@@ -55,7 +61,7 @@ impl CudaAsyncAllocator {
         if !supported {
             return Err(DeviceError::new(Why::Unsupported, "memory pools of the driver", 0));
         }
-        let freeing = OwnStream::new(&device)?;
+        let (freeing, allocating) = (OwnStream::new(&device)?, OwnStream::new(&device)?);
         let properties = PoolProperties::on(DeviceLocation::of(device.ordinal()));
         let mut pool = ptr::null_mut();
         device.driver().relaxed("cuMemPoolCreate", || {
@@ -63,7 +69,7 @@ impl CudaAsyncAllocator {
             unsafe { sys::cuMemPoolCreate(&raw mut pool, properties.as_ptr()) }.result()
         })?;
         let (pool, freed) = (PoolHandle(pool), Mutex::default());
-        let source = StreamOrdered { pool, freeing, freed, device: device.clone() };
+        let source = StreamOrdered { pool, freeing, allocating, freed, device: device.clone() };
         let pool = source.pool.0;
         let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         let mut value = release_threshold;
@@ -113,6 +119,12 @@ impl CudaAsyncAllocator {
         Ok(value)
     }
 
+    /// Returns the number of streams with frees that the allocator has not seen pass.
+    #[must_use]
+    pub fn unseen_frees(&self) -> usize {
+        if forked().is_some() { 0 } else { self.source().freed.lock().len() }
+    }
+
     /// Waits on the host for this allocator's frees, and gives back what the driver's pool keeps,
     /// but for `keep` bytes. Frees on a stream under capture are not waited for.
     ///
@@ -130,7 +142,7 @@ impl StreamOrdered {
         // A capture of another library is not the clock's, so the driver is asked too.
         let captured = self.device.clock().is_capturing(on)
             || (on.raw().is_reachable() && self.device.events().is_captured(on.raw())?);
-        let (mut at, on) = (0, if captured { &self.freeing.stream } else { on });
+        let (mut at, on) = (0, if captured { &self.allocating.stream } else { on });
         let stream = on.raw().handle()?;
         self.device.driver().relaxed("cuMemAllocFromPoolAsync", || {
             // SAFETY: the pool lives as long as `self`, the stream as long as it is borrowed.
@@ -153,16 +165,19 @@ impl StreamOrdered {
     /// Lets the driver see that all frees have passed, and gives back what it keeps beyond `keep`
     /// bytes. Frees on a stream under capture are not waited for.
     fn trim(&self, keep: usize) -> Result<(), DeviceError> {
+        forked().map_or(Ok(()), Err)?;
         let clock = self.device.clock();
-        // The lock is not held during the waits.
-        let freed = std::mem::take(&mut *self.freed.lock());
+        // The lock is not held during the waits, and each mark stays until it was waited for, so
+        // that another thread's trim waits for it too.
+        let freed = self.freed.lock().clone();
         let mut refusal = Ok(());
         for mark in freed {
-            if let Err(error) = clock.synchronize(mark) {
-                self.note_free(mark);
-                if error.why != Why::NotSubmitted {
-                    refusal = refusal.and(Err(error));
-                }
+            match clock.synchronize(mark) {
+                Ok(()) => self.freed.lock().retain(|known| {
+                    !clock.same_stream(*known, mark) || !clock.is_later(mark, *known)
+                }),
+                Err(error) if error.why == Why::NotSubmitted => {}
+                Err(error) => refusal = refusal.and(Err(error)),
             }
         }
         refusal?;
@@ -187,10 +202,13 @@ impl StreamOrdered {
     fn note_free(&self, mark: Mark) {
         let clock = self.device.clock();
         let mut freed = self.freed.lock();
-        match freed.iter_mut().find(|known| clock.same_stream(**known, mark)) {
-            Some(known) => *known = clock.later(*known, mark),
-            None => freed.push(mark),
+        if let Some(known) = freed.iter_mut().find(|known| clock.same_stream(**known, mark)) {
+            *known = clock.later(*known, mark);
+            return;
         }
+        // Streams come and go; what has passed is not waited for.
+        freed.retain(|known| !clock.is_seen_done(*known));
+        freed.push(mark);
     }
 }
 
@@ -225,8 +243,12 @@ impl Source for StreamOrdered {
                     && device.events().is_captured(stream.raw()) == Ok(false);
                 free.then(|| self.free_on(block, stream))
             };
-            if let Some(freed) = clock.on_stream_of(*mark, own).flatten() {
-                return freed;
+            match clock.on_stream_of(*mark, own).flatten() {
+                Some(Err(error)) if error.why == Why::Lost => return Err(error),
+                // If another library began a capture after the question, the driver has refused
+                // the free, and the block goes the other way.
+                Some(Err(_)) | None => {}
+                Some(Ok(())) => return Ok(()),
             }
         }
         let freeing: &PoolStream = &self.freeing.stream;
@@ -281,7 +303,11 @@ impl OwnStream {
 
 impl Drop for OwnStream {
     fn drop(&mut self) {
-        // A stream that could not be retired stays, with its queued work.
+        // In a forked child a thread that is not there may hold a lock. A stream that could not be
+        // retired stays, with its queued work.
+        if forked().is_some() {
+            return;
+        }
         if self.device.retire(&self.stream).is_ok() {
             destroy(&self.device, self.stream.raw().cu_stream());
         }

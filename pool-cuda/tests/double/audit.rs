@@ -1,9 +1,10 @@
 //! A test for each item of sections A and B of the audit of November 2026 that the double can show:
 //! section A here, section B beside.
 
+mod beside;
 mod memory;
 
-use crate::harness::{capture, count, double, fail, hazards, held, kernel};
+use crate::harness::{capture, count, double, fail, hazards, held, kernel, run};
 use cudarc::driver::sys::{self, CUstreamCaptureMode as Mode};
 use pool_core::{BucketPool, KIB, MIB, Why};
 use pool_cuda::{AllocateCudaArray, CudaAllocator, CudaDevice, PoolStream};
@@ -69,6 +70,7 @@ fn a2_a_block_that_goes_back_in_another_librarys_capture_is_freed_after_it() {
     assert_eq!((held(), pool.stats().lost_bytes), (MIB, 0), "it waits");
     let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
     s.raw().end_capture(flags).unwrap();
+    run();
     drop(pool.allocate_on(&s, KIB).unwrap());
     assert_eq!((held(), hazards()), (KIB, 0));
 }

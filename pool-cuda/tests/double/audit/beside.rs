@@ -1,0 +1,292 @@
+//! Other libraries' captures, other threads, and a driver that refuses: beside them no memory is
+//! lost.
+
+use super::{device, stream};
+use crate::harness::{
+    capture, double, fail, hazards, held, kernel, kernel_at, leftovers, mend, pinned, reset, run,
+};
+use cudarc::driver::sys::{self, CUstreamCaptureMode as Mode};
+use pool_core::{
+    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, StreamClock, VirtualMemory,
+    Why,
+};
+use pool_cuda::{
+    CudaAllocator, CudaAsyncAllocator, CudaPinnedAllocator, CudaVmmAllocator, PoolStream, VmmConfig,
+};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+fn begin(on: &PoolStream) {
+    on.raw().begin_capture(Mode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+}
+
+fn end(on: &PoolStream) {
+    let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    drop(on.raw().end_capture(flags));
+}
+
+#[test]
+fn an_event_on_the_legacy_stream_breaks_no_capture_of_a_blocking_stream() {
+    let _one = double();
+    let device = device();
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let legacy = device.clock().default_stream().clone();
+    let other = stream(&device);
+    let mut raw = std::ptr::null_mut();
+    // SAFETY: creates a stream that waits for the legacy stream.
+    unsafe { sys::cuStreamCreate(&raw mut raw, 0) }.result().unwrap();
+    // SAFETY: just created in this context, and never destroyed.
+    let blocking = unsafe { device.wrap_stream(raw) }.unwrap();
+    kernel(&pool.allocate_on(&legacy, MIB).unwrap(), &legacy);
+    let captured = capture(&pool, &blocking).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| pool.allocate_on(&other, MIB).unwrap());
+    });
+    assert!(captured.end().is_ok(), "the capture goes on");
+}
+
+#[test]
+fn a_miss_on_the_legacy_stream_beside_such_a_capture_is_served() {
+    let _one = double();
+    let device = device();
+    let memory = CudaAsyncAllocator::new(device.clone(), u64::MAX).unwrap();
+    let pool = BucketPool::new(memory);
+    let legacy = device.clock().default_stream().clone();
+    let mut raw = std::ptr::null_mut();
+    // SAFETY: creates a stream that waits for the legacy stream.
+    unsafe { sys::cuStreamCreate(&raw mut raw, 0) }.result().unwrap();
+    // SAFETY: just created in this context, and never destroyed.
+    let blocking = unsafe { device.wrap_stream(raw) }.unwrap();
+    let captured = capture(&pool, &blocking).unwrap();
+    assert!(pool.allocate_on(&legacy, MIB).is_ok());
+    assert!(captured.end().is_ok(), "the capture goes on");
+}
+
+#[test]
+fn page_locked_memory_waits_for_the_end_of_a_capture() {
+    let _one = double();
+    let device = device();
+    let (pool, s) = (BucketPool::new(CudaPinnedAllocator::on(device.clone())), stream(&device));
+    let buffer = pool.allocate(MIB).unwrap();
+    drop(buffer.on(&s).unwrap());
+    drop(buffer);
+    begin(&s);
+    pool.clear().unwrap();
+    assert_eq!(pinned(), MIB, "the capture may use it");
+    end(&s);
+    pool.clear().unwrap();
+    assert_eq!((pinned(), pool.stats().lost_bytes), (0, 0));
+}
+
+#[test]
+fn a_reservation_that_goes_beside_a_capture_waits_for_its_end() {
+    let _one = double();
+    let device = device();
+    let memory = CudaVmmAllocator::with(device.clone(), &VmmConfig::default()).unwrap();
+    let s = stream(&device);
+    let block = memory.reserve(256 * MIB).unwrap();
+    memory.commit(&block, 0..64 * MIB).unwrap();
+    memory.commit(&block, 128 * MIB..192 * MIB).unwrap();
+    let mark = device.clock().mark(&s);
+    begin(&s);
+    VirtualMemory::release(&memory, block, &[mark]).unwrap();
+    assert_eq!(memory.waiting_bytes(), 256 * MIB, "the capture may use it");
+    end(&s);
+    memory.release_kept().unwrap();
+    assert_eq!((memory.waiting_bytes(), held()), (0, 0));
+    drop(memory);
+    assert_eq!(leftovers(), 0);
+}
+
+#[test]
+fn what_a_refused_unmap_left_is_offered_again() {
+    let _one = double();
+    let memory = || CudaVmmAllocator::with(device(), &VmmConfig::default()).unwrap();
+    for arena in [true, false] {
+        let pool = match arena {
+            true => BucketPool::builder(memory()).arena(ArenaConfig::grow()).build(),
+            false => BucketPool::new(memory()),
+        };
+        drop(pool.allocate(64 * MIB).unwrap());
+        fail("cuMemUnmap", 0, 1, 999);
+        drop(pool);
+        assert_eq!((held(), leftovers()), (0, 0), "arena: {arena}");
+        mend();
+    }
+}
+
+#[test]
+fn a_refusal_of_a_block_that_waited_is_told_once() {
+    let _one = double();
+    let pool = BucketPool::new(CudaAllocator::on(device()));
+    let s = stream(pool.allocator().device());
+    kernel(&pool.allocate_on(&s, MIB).unwrap(), &s);
+    begin(&s);
+    pool.clear().unwrap();
+    assert_eq!(pool.allocator().waiting_bytes(), MIB);
+    end(&s);
+    fail("cuMemFree_v2", 0, 1, 1);
+    assert_eq!(pool.clear().unwrap_err().why(), Why::Other);
+    assert_eq!((pool.clear().is_ok(), pool.allocator().waiting_bytes()), (true, 0));
+    mend();
+}
+
+#[test]
+fn a_miss_waits_for_no_block_of_another_stream() {
+    let _one = double();
+    let pool = BucketPool::new(CudaAllocator::on(device()));
+    let (s, t) = (stream(pool.allocator().device()), stream(pool.allocator().device()));
+    kernel(&pool.allocate_on(&s, MIB).unwrap(), &s);
+    begin(&s);
+    pool.clear().unwrap();
+    end(&s);
+    drop(pool.allocate_on(&t, 2 * MIB).unwrap());
+    assert_eq!(pool.allocator().waiting_bytes(), MIB, "its work is not done");
+    run();
+    drop(pool.allocate_on(&t, 4 * MIB).unwrap());
+    assert_eq!(pool.allocator().waiting_bytes(), 0);
+}
+
+#[test]
+fn pieces_that_the_driver_refuses_are_told_and_counted() {
+    let _one = double();
+    let memory = CudaVmmAllocator::with(device(), &VmmConfig::default()).unwrap();
+    let pool = BucketPool::builder(memory).arena(ArenaConfig::grow()).build();
+    drop(pool.allocate(64 * MIB).unwrap());
+    fail("cuMemRelease", 0, 100, 999);
+    assert!(pool.clear().is_err());
+    assert_eq!(pool.allocator().kept_bytes(), held());
+    assert!(held() > 0);
+    mend();
+    pool.clear().unwrap();
+    assert_eq!((pool.allocator().kept_bytes(), held()), (0, 0));
+}
+
+#[test]
+fn a_refused_request_keeps_no_pieces() {
+    let _one = double();
+    let memory = CudaVmmAllocator::with(device(), &VmmConfig::default()).unwrap();
+    let pool = BucketPool::builder(memory).arena(ArenaConfig::grow()).build();
+    assert!(pool.allocate(2000 * MIB).is_err());
+    assert_eq!(held(), 0);
+}
+
+#[test]
+fn two_misses_at_once_find_what_was_freed() {
+    let _one = double();
+    for _ in 0..20 {
+        reset();
+        let device = device();
+        let memory = CudaAsyncAllocator::new(device.clone(), u64::MAX).unwrap();
+        let pool = BucketPool::builder(memory).policy(BucketPolicy::Exact).cached_limit(0).build();
+        for _ in 0..30 {
+            let s = stream(&device);
+            let buffer = pool.allocate_on(&s, 32 * MIB).unwrap();
+            kernel(&buffer, &s);
+            drop(buffer);
+            pool.trim(0).unwrap();
+        }
+        let barrier = Barrier::new(2);
+        let request = || {
+            device.context().bind_to_thread().unwrap();
+            let s = stream(&device);
+            barrier.wait();
+            let buffer = pool.allocate_on(&s, 400 * MIB);
+            barrier.wait(); // both are alive together
+            buffer.map(drop)
+        };
+        thread::scope(|scope| {
+            let threads = [scope.spawn(request), scope.spawn(request)];
+            for thread in threads {
+                thread.join().unwrap().unwrap();
+            }
+        });
+        drop(pool);
+        run();
+    }
+}
+
+#[test]
+fn an_allocation_for_a_capture_waits_for_no_other_stream() {
+    let _one = double();
+    let device = device();
+    let memory = CudaAsyncAllocator::new(device.clone(), u64::MAX).unwrap();
+    let pool = BucketPool::builder(memory).cached_limit(0).build();
+    let (s, t, c) = (stream(&device), stream(&device), stream(&device));
+    let buffer = pool.allocate_on(&s, MIB).unwrap();
+    kernel(&buffer, &s);
+    buffer.record_stream(&t).unwrap();
+    kernel_at(&t, 0, 0); // work that the pool did not order
+    let event = t.raw().record_event(None).unwrap();
+    drop(buffer);
+    pool.trim(0).unwrap(); // freed behind both
+    let captured = capture(&pool, &c).unwrap();
+    let buffer = pool.allocate_on(&c, MIB).unwrap();
+    assert!(!event.is_complete(), "the host did not wait for `t`");
+    drop((buffer, captured.end()));
+    run();
+    assert_eq!(hazards(), 0);
+}
+
+#[test]
+fn a_free_that_fell_into_another_librarys_capture_is_not_lost() {
+    let _one = double();
+    let device = device();
+    let memory = CudaAsyncAllocator::new(device.clone(), u64::MAX).unwrap();
+    let s = stream(&device);
+    let pool = BucketPool::builder(memory).cached_limit(0).build();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            device.context().bind_to_thread().unwrap();
+            while !stop.load(Relaxed) {
+                pool.trim(0).unwrap();
+            }
+        });
+        for _ in 0..300 {
+            drop((0..20).map(|_| pool.allocate_on(&s, KIB).unwrap()).collect::<Vec<_>>());
+            begin(&s);
+            thread::yield_now();
+            // The free may have ended the capture: only the program can serialise the two.
+            end(&s);
+        }
+        stop.store(true, Relaxed);
+    });
+    pool.clear().unwrap();
+    run();
+    assert_eq!(pool.stats().lost_bytes, 0);
+}
+
+#[test]
+fn frees_of_streams_that_are_gone_are_forgotten() {
+    let _one = double();
+    let device = device();
+    let memory = CudaAsyncAllocator::new(device.clone(), u64::MAX).unwrap();
+    let pool = BucketPool::builder(memory).cached_limit(0).build();
+    for _ in 0..100 {
+        let s = stream(&device);
+        drop(pool.allocate_on(&s, KIB).unwrap());
+        pool.trim(0).unwrap();
+        device.clock().synchronize(device.clock().mark(&s)).unwrap();
+        device.retire(&s).unwrap();
+    }
+    assert!(pool.allocator().unseen_frees() < 4, "{}", pool.allocator().unseen_frees());
+}
+
+#[test]
+fn a_watcher_hears_of_each_range_before_it_is_unmapped() {
+    let _one = double();
+    let memory = CudaVmmAllocator::with(device(), &VmmConfig::default()).unwrap();
+    let (heard, at_that_time) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (count, then) = (heard.clone(), at_that_time.clone());
+    memory.on_unmap(move |range| {
+        count.fetch_add(range.end - range.start, Relaxed);
+        then.store(held(), Relaxed);
+    });
+    let pool = BucketPool::builder(memory).arena(ArenaConfig::grow()).build();
+    drop(pool.allocate(64 * MIB).unwrap());
+    let before = held();
+    pool.clear().unwrap();
+    assert_eq!((heard.load(Relaxed), at_that_time.load(Relaxed)), (before, before));
+}
