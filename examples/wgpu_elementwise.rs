@@ -43,7 +43,7 @@ impl Step {
         Self { pipeline, layout }
     }
 
-    /// `to = 2 * from + 1`. The bind group is kept: pooled buffers are the same ones again.
+    /// `to = 2 * from + 1`. The bind group is cached: pooled buffers are the same ones again.
     fn run(
         &self,
         device: &WgpuAllocator,
@@ -70,16 +70,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         let on = scope.stream();
         let mut current = pool.allocate_on(&on, bytes)?;
         let numbers: Vec<u8> = (0..NUMBERS).flat_map(|_| f32::from(frame).to_ne_bytes()).collect();
-        scope.upload(&uploads, current.on(&on)?.buffer(), 0, &numbers)?;
+        scope.upload(&uploads, &current.on(&on)?, 0, &numbers)?;
         for _ in 0..STEPS {
             let next = pool.allocate_on(&on, bytes)?;
             let (from, to) = (current.on(&on)?, next.on(&on)?);
             step.run(&device, &mut scope, (&from, &to))?;
             drop((from, to));
             current = next;
+            scope.end_step(); // what was dropped serves the next steps
         }
-        let back = scope.read_back(&backs, current.on(&on)?.buffer(), 0, bytes)?;
-        scope.submit();
+        let back = scope.read_back(&backs, &current.on(&on)?, 0, bytes)?;
+        scope.submit()?;
         // 2 x + 1, four times.
         let expected = (16.0 * f32::from(frame) + 15.0).to_ne_bytes();
         let wrong = back.wait(|shown| shown.chunks(4).filter(|n| **n != expected).count())?;
@@ -89,7 +90,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     println!(
         "10 frames of {STEPS} steps, all right; {} bind groups\n{}",
-        device.kept_bind_groups(),
+        device.cached_bind_groups(),
         pool.stats()
     );
     Ok(())

@@ -24,14 +24,14 @@ fn main() -> Result<(), Box<dyn Error>> {
             let data = vec![frame ^ upload; 64 * 1024];
             let buffer = pool.allocate_on(&on, 64 * KIB)?;
             let view = buffer.on(&on)?;
-            scope.upload(&uploads, view.buffer(), view.offset(), &data)?;
+            scope.upload(&uploads, &view, 0, &data)?;
             if upload == frame % UPLOADS {
-                let back = scope.read_back(&backs, view.buffer(), view.offset(), 64 * KIB)?;
+                let back = scope.read_back(&backs, &view, 0, 64 * KIB)?;
                 on_their_way.push_back((frame ^ upload, back));
             }
         }
-        scope.submit();
-        // The device works two frames behind; what came is read without waiting.
+        scope.submit()?;
+        // The device works two frames behind; results are read once they are here.
         device.device().poll(PollType::Poll)?;
         while on_their_way.len() > 2 {
             let Some((expected, back)) = on_their_way.pop_front() else { break };

@@ -9,6 +9,8 @@ pub use standing::{Standing, biases, pool};
 use crate::backend::Backend;
 use crate::counted::Asked;
 use crate::counted::Counted;
+#[cfg(feature = "wgpu")]
+use crate::frames::WgpuDirect;
 use crate::machine::{page_faults, timed, timed_wall};
 use crate::source::{DeviceDirect, DevicePool, HostDirect, HostPool};
 use crate::spec::{self, PolicySpec};
@@ -157,7 +159,10 @@ pub fn contender(
             }
             let device = WgpuAllocator::on_default_adapter();
             let device = device.map_err(|error| Failed(error.to_string()))?;
-            on_device(device, PolicySpec::without_arena, spec.as_ref(), true)
+            match spec {
+                None => Box::new(WgpuDirect::new(device)),
+                spec => on_device(device, PolicySpec::without_arena, spec.as_ref(), true),
+            }
         }
         #[cfg(not(all(feature = "cuda", feature = "wgpu")))]
         (other, _) => return Err(Failed(format!("`{}` was not built in", other.name()))),

@@ -2,7 +2,9 @@
 //! that touches little, a copy that fills a large buffer, dense work.
 
 mod device;
+mod direct;
 mod kernels;
+mod many;
 mod uploads;
 
 use crate::apart::Process;
@@ -11,6 +13,8 @@ use bucketpool::MIB;
 use bucketpool::wgpu::WgpuAllocator;
 use device::{Failed, FrameBench};
 use kernels::Work;
+
+pub(crate) use direct::WgpuDirect;
 
 /// Runs all cases.
 ///
@@ -24,6 +28,7 @@ pub(crate) fn run(process: &Process) -> Result<Vec<Row>, Failed> {
     let small = |bytes: u64| if process.smoke { MIB } else { bytes };
     rows.extend(bench.uploads()?);
     rows.extend(bench.read_by_a_kernel()?);
+    rows.extend(bench.many()?);
     let bytes = small(16 * MIB);
     let little = Work { bytes, groups: 1, kernels: 1, frames: 1, room: true };
     let groups = u32::try_from(bytes / 16 / 64).unwrap_or(u32::MAX);

@@ -176,8 +176,9 @@ pub enum Clearing {
     AtOnce,
     /// In the order of the stream that it is asked for on.
     InOrder,
-    /// On the default stream only, ahead of all that is not submitted yet. A block that is to be
-    /// cleared must then be ready for the default stream.
+    /// Ahead of what is not submitted yet, on a stream that
+    /// [`StreamClock::ahead_of`](crate::StreamClock::ahead_of) returns. A block that is to be
+    /// cleared must then be ready for that stream.
     Ahead,
 }
 

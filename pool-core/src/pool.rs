@@ -191,7 +191,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
         // Where clearing runs ahead, the block must be ready ahead too.
         let clears = zeroed || self.zero != ZeroPolicy::Never;
         let ahead = clears && matches!(A::MEMORY.clearing, Clearing::Ahead);
-        let on = if ahead { clock.default_stream() } else { stream };
+        let ahead = ahead.then(|| clock.ahead_of(stream));
+        let on = ahead.as_ref().unwrap_or(stream);
         let Some(want) = self.want((stream, on), bytes, kind) else {
             return Err(self.refuse_early((stream, on), bytes, kind));
         };

@@ -1,23 +1,25 @@
 //! Whole wgpu buffers, keyed by their usage flags.
 
+use crate::binding::Binding;
 use crate::clock::{Scopes, WgpuStream};
 use crate::gone;
-use crate::groups::Groups;
+use crate::memory;
 use crate::readbacks::ReadBacks;
 use crate::scope::Scope;
 use crate::shared::{Owed, Shared, lost, now};
+use crate::staging::InFlight;
 use crate::uploads::{FrameData, Uploads};
 use crate::view::{Bindable, Usage, WgpuBlock, WgpuView};
-use parking_lot::Mutex;
 use pool_core::{
     Clearing, DeviceAllocator, DeviceError, MarkOf, Memory, Request, WholeBlocks, Why, ZeroPolicy,
 };
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
 use wgpu::{
     BindGroup, BindGroupDescriptor, BindGroupEntry, BindGroupLayout, Buffer, BufferUsages,
-    COPY_BUFFER_ALIGNMENT, Device, ErrorFilter, Features, PollType, Queue,
+    COPY_BUFFER_ALIGNMENT, Device, ErrorFilter, Features, PollType, Queue, TextureView,
 };
 
 /// Uses of buffers that the CPU maps: those come and go by callbacks, through [`Uploads`] and
@@ -28,21 +30,45 @@ const MAPPABLE: BufferUsages = BufferUsages::MAP_READ.union(BufferUsages::MAP_WR
 #[derive(Clone)]
 pub struct WgpuAllocator {
     clock: Scopes,
-    largest: u64,
-    groups: Arc<Mutex<Groups>>,
+    label: Arc<str>,
+    total_bytes: Option<u64>,
 }
 
 impl WgpuAllocator {
     /// Buffers of this device, within the limits that it was requested with. Ask for
     /// `adapter.limits()`: wgpu's defaults are smaller than most devices.
     ///
-    /// It takes the device's one callback for its loss, after which every call says so. A device
-    /// has one allocator: two would not know of each other's scopes.
+    /// It takes the device's one callback for its loss, after which every call says so. If another
+    /// library takes it later, [`WgpuAllocator::faults`] tells. A device has one allocator: two
+    /// would not know of each other's scopes.
     #[must_use]
     pub fn new(device: Device, queue: Queue) -> Self {
-        let largest = device.limits().max_buffer_size;
+        let new = Self::without_lost_callback(device, queue);
+        new.shared().learn_of_loss();
+        new
+    }
+
+    /// Buffers of a device whose callback for its loss belongs to another library. The program
+    /// calls [`WgpuAllocator::mark_lost`] from that callback: without it the pool would hand out
+    /// buffers of a device that is gone.
+    #[must_use]
+    pub fn without_lost_callback(device: Device, queue: Queue) -> Self {
+        let total_bytes = memory::total_bytes(&device);
         let clock = Scopes::new(Arc::new(Shared::new(device, queue)));
-        Self { clock, largest, groups: Arc::default() }
+        Self { clock, label: "bucketpool".into(), total_bytes }
+    }
+
+    /// Names its buffers, for graphics debuggers: `name`, a number and the bytes. `bucketpool`
+    /// unless it is called. The allocators of one device may have different names.
+    #[must_use]
+    pub fn labelled(self, name: &str) -> Self {
+        Self { label: name.into(), ..self }
+    }
+
+    /// From now on every call says that the device is lost. For a program whose own callback was
+    /// told; it may be called from there.
+    pub fn mark_lost(&self) {
+        self.shared().mark_lost();
     }
 
     /// Buffers of the adapter that wgpu prefers, with all its limits, and with buffers that the CPU
@@ -74,21 +100,85 @@ impl WgpuAllocator {
         Scope::open(&self.clock)
     }
 
+    /// Tells that the commands behind a scope's prologue ([`Scope::prologue`]) were submitted, so
+    /// that its blocks serve other scopes at once. `on` is the stream of that scope. Called before
+    /// the submission, it lets others overwrite what the commands use.
+    pub fn submitted(&self, on: &WgpuStream) {
+        let open = self.clock.open_scopes();
+        if self.clock.made(on) && open.is_yielded(on.scope()) {
+            open.close_submitted(on.scope());
+        }
+    }
+
+    /// Faults of the program since the last call, of the kind that no other call can return, oldest
+    /// first, 64 at most:
+    ///
+    /// - a prologue that was left out, refused by wgpu, or submitted behind the commands that it is
+    ///   for; known once those are done;
+    /// - in debug builds, a scope that was dropped without [`Scope::submit`] and
+    ///   [`Scope::prologue`] after the program had taken buffers of it and not its encoder, so that
+    ///   the buffers may be in an encoder that the pool does not know;
+    /// - a callback for the loss of the device that replaced the pool's.
+    ///
+    /// What wgpu does not show: a use of a scope's buffer in another encoder, where the scope's
+    /// own encoder was taken too; and a clone of a buffer or a bind group that outlives its pooled
+    /// buffer, before the buffer goes back to wgpu ([`WgpuAllocator::kept_clones`]).
+    #[must_use]
+    pub fn faults(&self) -> Vec<DeviceError> {
+        self.clock.receipts().look();
+        self.shared().take_faults()
+    }
+
     /// The device.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.shared().device
     }
 
-    fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
         self.clock.shared()
     }
 
-    /// Staging memory for uploads, in chunks of so many bytes, of which at most `kept_bytes` are
-    /// kept.
+    /// Staging memory for uploads, in chunks of `chunk_bytes` bytes, of which at most `kept_bytes`
+    /// bytes are kept at rest. What scopes and the device have is not bounded.
     #[must_use]
     pub fn uploads(&self, chunk_bytes: u64, kept_bytes: u64) -> Uploads {
-        Uploads::new(self.shared().clone(), None, chunk_bytes, kept_bytes)
+        self.bounded_uploads(chunk_bytes, kept_bytes, InFlight::Unbounded)
+    }
+
+    /// Staging memory for uploads with a bound on what scopes and the device have, so that a
+    /// program that is faster than its device does not take more and more memory.
+    ///
+    /// ```
+    /// # use pool_core::{KIB, MIB, Why};
+    /// # use pool_wgpu::{InFlight, Unpooled, WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let device = WgpuAllocator::new(device, queue);
+    /// # let target = device.device().create_buffer(&wgpu::BufferDescriptor {
+    /// #     label: None,
+    /// #     size: 256 * KIB,
+    /// #     usage: wgpu::BufferUsages::COPY_DST,
+    /// #     mapped_at_creation: false,
+    /// # });
+    /// let uploads = device.bounded_uploads(64 * KIB, MIB, InFlight::Refuse(128 * KIB));
+    /// let mut scope = device.scope();
+    /// let data = vec![0; 64 * 1024];
+    /// scope.upload(&uploads, &Unpooled(&target), 0, &data)?;
+    /// scope.upload(&uploads, &Unpooled(&target), 64 * KIB, &data)?;
+    /// let refused = scope.upload(&uploads, &Unpooled(&target), 128 * KIB, &data);
+    /// assert_eq!(refused.unwrap_err().why, Why::Limit);
+    /// # }
+    /// # Ok::<(), pool_core::DeviceError>(())
+    /// ```
+    #[must_use]
+    pub fn bounded_uploads(
+        &self,
+        chunk_bytes: u64,
+        kept_bytes: u64,
+        in_flight: InFlight,
+    ) -> Uploads {
+        Uploads::new(self.shared().clone(), (chunk_bytes, kept_bytes), in_flight)
     }
 
     /// Memory for data of a frame that shaders read where the CPU has put it, in chunks like those
@@ -104,27 +194,40 @@ impl WgpuAllocator {
         chunk_bytes: u64,
         kept_bytes: u64,
     ) -> Result<FrameData, DeviceError> {
+        self.bounded_frame_data(usages, chunk_bytes, kept_bytes, InFlight::Unbounded)
+    }
+
+    /// Memory for data of a frame with a bound, as [`WgpuAllocator::bounded_uploads`] has.
+    ///
+    /// # Errors
+    ///
+    /// As for [`WgpuAllocator::frame_data`].
+    pub fn bounded_frame_data(
+        &self,
+        usages: BufferUsages,
+        chunk_bytes: u64,
+        kept_bytes: u64,
+        in_flight: InFlight,
+    ) -> Result<FrameData, DeviceError> {
         if !self.device().features().contains(Features::MAPPABLE_PRIMARY_BUFFERS) {
             let call = "frame data without MAPPABLE_PRIMARY_BUFFERS";
             return Err(DeviceError::new(Why::Unsupported, call, 0));
         }
-        let limits = self.device().limits();
-        let uniform = limits.min_uniform_buffer_offset_alignment;
-        let alignment = u64::from(uniform.max(limits.min_storage_buffer_offset_alignment));
-        let chunks = Uploads::new(self.shared().clone(), Some(usages), chunk_bytes, kept_bytes);
-        Ok(FrameData { chunks, alignment })
+        let sizes = (chunk_bytes, kept_bytes);
+        Ok(FrameData::new(self.shared().clone(), usages, sizes, in_flight))
     }
 
-    /// Memory to read results back through, of which at most `kept_bytes` are kept.
+    /// Memory to read results back through, of which at most `kept_bytes` are kept idle.
     #[must_use]
     pub fn read_backs(&self, kept_bytes: u64) -> ReadBacks {
         ReadBacks::new(self.shared().clone(), kept_bytes)
     }
 
-    /// A bind group of these views by their binding numbers, kept for the next time they are bound
-    /// alike, by the same layout: a pooled buffer is the same buffer each time. (A layout that is
-    /// asked of a pipeline is another one each time it is asked for.) At most 256 are kept, and
-    /// those of a buffer that goes back to wgpu go first.
+    /// A bind group of these resources by their binding numbers, cached for the next time they are
+    /// bound alike, by the same layout: a pooled buffer is the same buffer each time. (A layout
+    /// that is asked of a pipeline is another one each time it is asked for.) At most 256 are
+    /// cached ([`WgpuAllocator::limit_bind_groups`]), the least recently used goes first, and those
+    /// of a buffer that goes back to wgpu go with it.
     ///
     /// ```
     /// # use pool_core::{BucketPool, KIB};
@@ -150,9 +253,9 @@ impl WgpuAllocator {
     ///     let on = scope.stream();
     ///     let buffer = pool.allocate_on(&on, KIB)?;
     ///     let group = pool.allocator().bind_group(&layout, &[(0, &buffer.on(&on)?)])?;
-    ///     scope.submit();
+    ///     scope.submit()?;
     /// }
-    /// assert_eq!(pool.allocator().kept_bind_groups(), 1);
+    /// assert_eq!(pool.allocator().cached_bind_groups(), 1);
     /// # }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -166,31 +269,35 @@ impl WgpuAllocator {
         layout: &BindGroupLayout,
         views: &[(u32, &dyn Bindable)],
     ) -> Result<BindGroup, DeviceError> {
-        self.shared().living()?; // or the group would be invalid, and kept
-        let mut entries = Vec::new();
-        for (binding, view) in views {
-            entries.push(BindGroupEntry { binding: *binding, resource: view.piece().binding()? });
+        self.shared().living()?; // or the group would be invalid, and cached
+        let mut bound = Vec::with_capacity(views.len());
+        for (number, view) in views {
+            bound.push((*number, view.bound()?));
         }
-        let bound = |(number, view): &(u32, &dyn Bindable)| {
-            let WgpuView { buffer, offset, bytes } = view.piece();
-            (*number, Buffer::clone(buffer), *offset, *bytes)
-        };
-        let key = (layout.clone(), views.iter().map(bound).collect());
-        if let Some(group) = self.groups.lock().find(&key) {
+        let key = Arc::new((layout.clone(), bound));
+        if let Some(group) = self.shared().groups.lock().find(&key) {
             return Ok(group);
         }
-        let descriptor = BindGroupDescriptor { label: None, layout, entries: &entries };
+        let bound = key.1.iter();
+        let entries: Vec<_> = bound
+            .map(|(binding, bound)| BindGroupEntry {
+                binding: *binding,
+                resource: bound.resource(),
+            })
+            .collect();
+        let label = Some(&*self.label);
+        let descriptor = BindGroupDescriptor { label, layout, entries: &entries };
         let (group, refused) = self
             .shared()
             .refused(ErrorFilter::Validation, || self.device().create_bind_group(&descriptor));
         if refused {
             return Err(DeviceError::new(Why::Unsupported, "create_bind_group", 0));
         }
-        self.groups.lock().keep(key, group.clone());
+        self.shared().groups.lock().insert(&key, group.clone());
         Ok(group)
     }
 
-    /// Clears a range ahead of what `on` does with it.
+    /// Zeroes a range ahead of what `on` does with it.
     pub(crate) fn clear(
         &self,
         block: &WgpuBlock,
@@ -203,19 +310,19 @@ impl WgpuAllocator {
         Err(DeviceError::new(Why::Other, "clear_buffer", 0))
     }
 
-    /// Lets go of the bind groups that are kept for a buffer: for one that left its pool.
+    /// Drops the bind groups that are cached for a buffer: for one that left its pool.
     pub fn forget_bind_groups(&self, buffer: &Buffer) {
-        self.groups.lock().forget(buffer);
+        self.shared().groups.lock().forget_buffer(buffer);
     }
 
-    /// What went back to wgpu and lives on there, since somebody holds a clone of the buffer, a
-    /// bind group of it or an encoder that uses it: its labels. While it was pooled, that somebody
-    /// saw the data of others. For tests, and between frames: submits what the queue was given to
-    /// write, and waits for the device.
+    /// Returns the labels of buffers that went back to wgpu and live on there, since the program
+    /// holds a clone of them, a bind group or an encoder that uses them. While such a buffer was
+    /// pooled, the program saw the data of others through the clone. For tests, and between frames:
+    /// submits what the queue was given to write, and waits for the device.
     ///
     /// # Errors
     ///
-    /// [`Why::Unsupported`] in a release build, which labels no buffers, and where wgpu gives no
+    /// [`Why::Unsupported`] in a release build, which remembers no labels, and where wgpu gives no
     /// report of what it holds: it does on Vulkan and DX12. [`Why::Lost`] if the device is gone.
     /// An instance that discards labels (`InstanceFlags::DISCARD_HAL_LABELS`) finds nothing.
     pub fn kept_clones(&self) -> Result<Vec<String>, DeviceError> {
@@ -227,10 +334,21 @@ impl WgpuAllocator {
         shared.gone.alive(&shared.device).ok_or(unknown)
     }
 
-    /// Bind groups that are kept.
+    /// Drops the bind groups that are cached for a view of a texture: a cached group keeps its
+    /// textures alive.
+    pub fn forget_bind_groups_of(&self, view: &TextureView) {
+        self.shared().groups.lock().forget(&Binding::Texture(view.clone()));
+    }
+
+    /// Caches at most `most` bind groups from now on; 256 unless it is called.
+    pub fn limit_bind_groups(&self, most: NonZeroUsize) {
+        self.shared().groups.lock().limit(most);
+    }
+
+    /// Bind groups that are cached.
     #[must_use]
-    pub fn kept_bind_groups(&self) -> usize {
-        self.groups.lock().len()
+    pub fn cached_bind_groups(&self) -> usize {
+        self.shared().groups.lock().len()
     }
 
     /// Its queue. What it writes belongs to the default stream.
@@ -263,7 +381,11 @@ impl DeviceAllocator for WgpuAllocator {
     }
 
     fn largest(&self) -> u64 {
-        self.largest
+        self.shared().limits.max_buffer_size
+    }
+
+    fn total_bytes(&self) -> Option<u64> {
+        self.total_bytes
     }
 
     /// A whole buffer begins where any binding may.
@@ -276,17 +398,18 @@ impl DeviceAllocator for WgpuAllocator {
     }
 
     fn allocate(&self, request: Request<Usage>, _: &WgpuStream) -> Result<WgpuBlock, DeviceError> {
-        if request.bytes > self.largest {
-            let code = i64::try_from(self.largest).unwrap_or(i64::MAX);
+        let largest = self.largest();
+        if request.bytes > largest {
+            let code = i64::try_from(largest).unwrap_or(i64::MAX);
             return Err(DeviceError::new(Why::TooLarge, "max_buffer_size", code));
         }
         if request.kind.flags().intersects(MAPPABLE) {
-            // What is mapped must not be submitted, and nobody here would know.
+            // A mapped buffer must not be submitted, and the pool would not know that it is.
             return Err(DeviceError::new(Why::Unsupported, "pool a buffer that can be mapped", 0));
         }
-        let label = gone::label(request.bytes);
+        let label = gone::label(&self.label, request.bytes);
         let buffer = self.shared().create(&wgpu::BufferDescriptor {
-            label: label.as_deref(),
+            label: Some(&label),
             size: request.bytes,
             usage: request.kind.flags(),
             mapped_at_creation: false,
@@ -294,10 +417,10 @@ impl DeviceAllocator for WgpuAllocator {
         Ok(WgpuBlock { buffer: buffer?, label })
     }
 
-    /// Drops the buffer, and the bind groups that are kept for it. Never destroys it: somebody may
-    /// hold a clone.
+    /// Drops the buffer, and the bind groups that are cached for it. Never destroys it: the
+    /// program may hold a clone.
     fn free(&self, block: WgpuBlock, _after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
-        self.groups.lock().forget(&block.buffer);
+        self.shared().groups.lock().forget_buffer(&block.buffer);
         let WgpuBlock { buffer, label } = block;
         drop(buffer);
         self.shared().gone.note(label, self.device());
@@ -309,9 +432,9 @@ impl DeviceAllocator for WgpuAllocator {
         block: &'b WgpuBlock,
         offset: u64,
         bytes: u64,
-        _on: &WgpuStream,
+        on: &WgpuStream,
     ) -> WgpuView<'b> {
-        WgpuView { buffer: &block.buffer, offset, bytes }
+        WgpuView { buffer: &block.buffer, offset, bytes, on: *on, clock: &self.clock }
     }
 
     fn zero(&self, block: &mut WgpuBlock, bytes: u64, on: &WgpuStream) -> Result<(), DeviceError> {

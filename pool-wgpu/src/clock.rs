@@ -1,155 +1,184 @@
 //! The clock of a wgpu device: which scopes are open, and so what is ordered for whom.
 //!
 //! A device has one queue, and what is submitted runs in that order. So a block is ordered for
-//! everybody as soon as the scope that used it is submitted, and for nobody else before.
+//! all scopes as soon as the scope that used it is submitted, and for no other scope before.
 
+use crate::open::{NotOpen, OpenScopes, QUEUE, step_of};
+use crate::receipts::Receipts;
 use crate::shared::{Owed, Shared, lost};
-use parking_lot::Mutex;
+use crate::signals::Signals;
 use pool_core::{DeviceError, Order, StreamClock, Why};
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use wgpu::PollType;
-
-/// The scope that is always there: the queue's own writes, ahead of the next submission.
-const QUEUE: u64 = 0;
+use wgpu::{CommandEncoder, PollType};
 
 /// A stream of a wgpu device: a scope, or the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WgpuStream {
     clock: u64,
     scope: u64,
+    /// Zeroing ahead of the commands of the scope's present step, instead of those commands.
+    ahead: bool,
 }
 
 /// The clock of a wgpu device.
 #[derive(Clone)]
-pub struct Scopes(Arc<Open>);
+pub struct Scopes(Arc<Inner>);
 
-/// Which scopes are open.
-struct Open {
+struct Inner {
     queue_stream: WgpuStream,
     shared: Arc<Shared>,
-    next: AtomicU64,
-    /// And what each owes ahead of its commands. Nobody takes another scope's: between taking and
-    /// submitting, a block of it could come to somebody whose write is then cleared away.
-    numbers: Mutex<BTreeMap<u64, Vec<Owed>>>,
+    open: Arc<OpenScopes>,
+    receipts: Receipts,
+    signals: Arc<Signals>,
+}
+
+impl WgpuStream {
+    /// Whether it is the queue's own stream.
+    pub(crate) fn is_queue(self) -> bool {
+        self.scope == QUEUE
+    }
+
+    /// The number of its scope.
+    pub(crate) fn scope(self) -> u64 {
+        self.scope
+    }
 }
 
 impl Scopes {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        let queue_stream = WgpuStream { clock: shared.id, scope: QUEUE };
-        let (next, numbers) = (AtomicU64::new(QUEUE + 1), Mutex::default());
-        Self(Arc::new(Open { queue_stream, shared, next, numbers }))
-    }
-
-    /// Opens a scope: its number.
-    pub(crate) fn open(&self) -> u64 {
-        let scope = self.0.next.fetch_add(1, Relaxed);
-        self.0.numbers.lock().insert(scope, Vec::new());
-        scope
-    }
-
-    /// Closes a scope. What it still owes is owed by commands that never ran, and must not be left
-    /// out: its blocks may be used by others now. So it is open while anything is owed.
-    pub(crate) fn close(&self, scope: u64) {
-        loop {
-            let owed = {
-                let mut numbers = self.0.numbers.lock();
-                match numbers.get_mut(&scope).map(std::mem::take) {
-                    Some(owed) if !owed.is_empty() => owed,
-                    _ => {
-                        numbers.remove(&scope);
-                        return;
-                    }
-                }
-            };
-            self.0.shared.clear_now(&owed);
-        }
-    }
-
-    /// What an open scope owes, which the caller submits.
-    pub(crate) fn take_owed(&self, scope: u64) -> Vec<Owed> {
-        self.0.numbers.lock().get_mut(&scope).map(std::mem::take).unwrap_or_default()
+        let queue_stream = WgpuStream { clock: shared.id, scope: QUEUE, ahead: false };
+        let receipts = Receipts::new(shared.clone());
+        let (open, signals) = (Arc::default(), Arc::default());
+        Self(Arc::new(Inner { queue_stream, shared, open, receipts, signals }))
     }
 
     pub(crate) fn stream(&self, scope: u64) -> WgpuStream {
-        WgpuStream { clock: self.0.shared.id, scope }
+        WgpuStream { clock: self.0.shared.id, scope, ahead: false }
+    }
+
+    /// Whether a stream is of this device.
+    pub(crate) fn made(&self, on: &WgpuStream) -> bool {
+        on.clock == self.0.shared.id
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.0.shared
     }
 
-    /// Clears a range ahead of what `on` does with it: with the scope's submission; for the queue
+    pub(crate) fn open_scopes(&self) -> &Arc<OpenScopes> {
+        &self.0.open
+    }
+
+    pub(crate) fn receipts(&self) -> &Receipts {
+        &self.0.receipts
+    }
+
+    /// Closes a scope once its prologue and these commands are submitted or dropped.
+    pub(crate) fn close_after(
+        &self,
+        scope: u64,
+        both: (&CommandEncoder, &CommandEncoder),
+    ) -> Result<(), DeviceError> {
+        self.0.signals.close_after(&self.0.shared, &self.0.open, scope, both)
+    }
+
+    /// Learns which prologues were submitted: wgpu tells it from inside a poll.
+    pub(crate) fn learn_of_submissions(&self) {
+        if self.0.open.any_yielded() {
+            // A lost device is told by the next call.
+            let _ = self.0.shared.device.poll(PollType::Poll);
+        }
+    }
+
+    /// Closes a scope whose commands will never be submitted, or were.
+    pub(crate) fn close(&self, scope: u64) {
+        self.0.open.close(scope, &self.0.shared);
+    }
+
+    /// Zeroes a range ahead of what `on` does with it: with the scope's submission; for the queue
     /// now, since its own writes run ahead of every submission. Returns whether wgpu accepted it,
     /// as far as that is known.
     pub(crate) fn clear(&self, on: &WgpuStream, owed: Owed) -> bool {
-        if let Some(of_scope) = self.0.numbers.lock().get_mut(&on.scope) {
-            of_scope.push(owed);
-            return true;
+        match self.0.open.owe(on.scope, owed) {
+            Ok(()) => true,
+            Err((owed, NotOpen::Closed)) => self.0.shared.clear_now(&[owed]),
+            // Its prologue would not zero this, and zeroing now could come too early.
+            Err((_, NotOpen::Yielded)) => false,
         }
-        self.0.shared.clear_now(&[owed])
     }
 }
 
 impl StreamClock for Scopes {
     type Stream = WgpuStream;
     type Mark = u64;
+    const UNTIL_DROP: bool = true;
 
     fn default_stream(&self) -> &WgpuStream {
         &self.0.queue_stream
     }
-    /// A scope that was submitted or dropped is no stream any more: work for it would be recorded
-    /// elsewhere.
+    /// A scope that has ended is no stream any more: work for it would be recorded elsewhere.
     fn owns(&self, on: &WgpuStream) -> bool {
-        let open = || self.0.numbers.lock().contains_key(&on.scope);
-        on.clock == self.0.shared.id && (on.scope == QUEUE || open())
+        on.clock == self.0.shared.id && (on.is_queue() || self.0.open.takes_work(on.scope))
     }
     fn fault(&self) -> Option<DeviceError> {
         self.0.shared.is_lost().then(lost)
     }
-    fn mark(&self, on: &WgpuStream) -> u64 {
-        on.scope
+    fn ahead_of(&self, on: &WgpuStream) -> WgpuStream {
+        WgpuStream { ahead: true, ..*on }
     }
-    /// A scope has one point: where it is submitted.
+    /// A mark is a scope, and a step of it.
+    fn mark(&self, on: &WgpuStream) -> u64 {
+        let scope = if on.ahead { QUEUE } else { on.scope };
+        self.0.open.mark(scope)
+    }
     fn latest(&self, mark: u64) -> u64 {
-        mark
+        self.0.open.mark(step_of(mark).0)
     }
     fn same_stream(&self, a: u64, b: u64) -> bool {
-        a == b
+        step_of(a).0 == step_of(b).0
     }
-    fn later(&self, a: u64, _b: u64) -> u64 {
-        a
+    fn later(&self, a: u64, b: u64) -> u64 {
+        a.max(b)
     }
     fn is_later(&self, a: u64, b: u64) -> bool {
-        a == b
+        self.same_stream(a, b) && a >= b
     }
     /// One queue, so one lane.
     fn lane(&self, _mark: u64) -> u64 {
         0
     }
     fn is_ordered(&self, on: &WgpuStream, after: u64) -> bool {
-        after == on.scope || self.is_submitted(after)
+        let scope = step_of(after).0;
+        match on.scope == scope {
+            true if on.ahead && scope != QUEUE => after < self.0.open.mark(scope),
+            true => true,
+            false => self.is_submitted(after),
+        }
     }
     fn order(&self, on: &WgpuStream, after: &[u64]) -> Result<Order, DeviceError> {
-        let ordered = after.iter().all(|mark| self.is_ordered(on, *mark));
+        let ordered = || after.iter().all(|mark| self.is_ordered(on, *mark));
+        let ordered = ordered() || {
+            self.learn_of_submissions();
+            ordered()
+        };
         Ok(if ordered { Order::Ordered } else { Order::NotYet })
     }
     fn is_submitted(&self, after: u64) -> bool {
-        after == QUEUE || !self.0.numbers.lock().contains_key(&after)
+        let (scope, step) = step_of(after);
+        scope == QUEUE || self.0.open.is_submitted(scope, step)
     }
     /// wgpu tells of the whole queue only, so nothing is remembered.
     fn is_seen_done(&self, _after: u64) -> bool {
         false
     }
+    /// In a browser a poll tells nothing, so it is refused there.
     fn is_done(&self, after: u64) -> Result<bool, DeviceError> {
         if !self.is_submitted(after) {
             return Ok(false);
         }
-        if self.0.shared.is_lost() {
-            return Err(lost());
-        }
+        self.0.shared.living()?;
+        no_browser("ask in a browser whether work is done")?;
         let status = self.0.shared.device.poll(PollType::Poll).map_err(|_| lost())?;
         Ok(status.is_queue_empty())
     }
@@ -158,15 +187,21 @@ impl StreamClock for Scopes {
             let code = i64::try_from(after).unwrap_or(-1);
             return Err(DeviceError::new(Why::NotSubmitted, "wait for an open scope", code));
         }
-        if self.0.shared.is_lost() {
-            return Err(lost());
-        }
+        self.0.shared.living()?;
+        no_browser("wait in a browser, where a program must not block")?;
         self.0.shared.device.poll(PollType::wait_indefinitely()).map(|_| ()).map_err(|_| lost())
+    }
+}
+
+fn no_browser(call: &'static str) -> Result<(), DeviceError> {
+    match cfg!(target_family = "wasm") {
+        true => Err(DeviceError::new(Why::Unsupported, call, 0)),
+        false => Ok(()),
     }
 }
 
 impl fmt::Debug for Scopes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scopes").field("open", &self.0.numbers.lock().len()).finish_non_exhaustive()
+        f.debug_struct("Scopes").field("open", &self.0.open.count()).finish_non_exhaustive()
     }
 }

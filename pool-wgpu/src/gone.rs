@@ -1,6 +1,6 @@
 //! Clones that outlive their pooled buffers, found in debug builds by wgpu's report of what it
-//! holds. That report names allocations, so each buffer is given a name of its own; whether a
-//! clone is alive while the buffer is pooled, nothing tells.
+//! holds. That report names allocations, so each buffer has its own name; whether a clone is alive
+//! while the buffer is pooled, nothing tells.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashSet};
@@ -12,16 +12,17 @@ use wgpu::Device;
 pub(crate) struct Gone(Mutex<BTreeSet<String>>);
 
 /// A name that no other buffer has.
-pub(crate) fn label(bytes: u64) -> Option<String> {
+pub(crate) fn label(of: &str, bytes: u64) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    let number = || NEXT.fetch_add(1, Relaxed);
-    cfg!(debug_assertions).then(|| format!("bucketpool {}: {bytes} bytes", number()))
+    format!("{of} {}: {bytes} bytes", NEXT.fetch_add(1, Relaxed))
 }
 
 impl Gone {
     /// A buffer went back to wgpu. Where many did, those that are gone for good are forgotten.
-    pub(crate) fn note(&self, label: Option<String>, device: &Device) {
-        let Some(label) = label else { return };
+    pub(crate) fn note(&self, label: String, device: &Device) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
         let count = {
             let mut labels = self.0.lock();
             labels.insert(label);
@@ -32,7 +33,7 @@ impl Gone {
         }
     }
 
-    /// Which of those are alive; the others are forgotten. `None` where nobody can know.
+    /// Returns those that are alive; the others are forgotten. `None` where wgpu does not tell.
     pub(crate) fn alive(&self, device: &Device) -> Option<Vec<String>> {
         if !cfg!(debug_assertions) {
             return None;

@@ -1,9 +1,9 @@
 //! wgpu buffers for bucketpool.
 //!
 //! A stream is a [`Scope`]: the commands of one encoder at a time, which [`Scope::submit`] ends. A
-//! buffer that is dropped while its scope is open serves nobody but that scope until it is
-//! submitted; so it cannot reach somebody whose work is submitted first. The queue's own writes are
-//! a stream of their own, the default one.
+//! buffer that is dropped while its scope is open serves no other scope until that one is
+//! submitted; so it cannot reach work that is submitted first. The queue's own writes are the
+//! default stream.
 //!
 //! wgpu promises that a buffer reads as zeroes, and keeps the promise once for each buffer. So a
 //! pool over it clears a block before it hands it out again, unless it is built with
@@ -17,10 +17,10 @@
 //! buffer went back to wgpu ([`WgpuAllocator::kept_clones`]); before that, nothing can.
 //!
 //! Vulkan is built in, and run in CI. Metal, DX12 and WebGPU are features of the same names, which
-//! CI compiles; WebGPU was run over Dawn (`cargo xtask web`), the other two nobody has run. A
-//! browser lets nobody wait: request the device there yourself ([`WgpuAllocator::new`]), await
-//! results ([`ReadBack`]), and have wgpu's own handler tell the errors of creation, which come too
-//! late for a pool to return them.
+//! CI compiles; WebGPU was run over Dawn (`cargo xtask web`), the other two were not run. In a
+//! browser a program must not block: request the device there yourself ([`WgpuAllocator::new`]),
+//! await results ([`ReadBack`]), and have wgpu's own handler tell the errors of creation, which
+//! come too late for a pool to return them.
 //!
 //! A device that is lost is told by every call here, as soon as wgpu tells: once what was submitted
 //! has ended. A driver that fails underneath makes wgpu itself panic, in whatever polls.
@@ -37,32 +37,45 @@
 //! {
 //!     let on = scope.stream();
 //!     let used = buffer.on(&on)?;
-//!     scope.encoder().clear_buffer(used.buffer(), used.offset(), None);
+//!     scope.encoder().clear_buffer(used.buffer()?, used.offset(), None);
 //! }
-//! scope.submit();
+//! scope.submit()?;
 //! # }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![deny(unsafe_code)]
 
 mod allocator;
+mod arrival;
+mod binding;
 mod clock;
+mod eager;
 mod gone;
 mod groups;
+mod lend;
+mod memory;
+mod open;
+mod readback;
 mod readbacks;
+mod receipts;
+mod recording;
 mod scope;
 mod shared;
+mod signals;
 mod slabs;
+mod staging;
 mod uploads;
 mod view;
 
 pub use allocator::WgpuAllocator;
 pub use clock::{Scopes, WgpuStream};
-pub use readbacks::{ReadBack, ReadBacks};
+pub use readback::ReadBack;
+pub use readbacks::ReadBacks;
 pub use scope::Scope;
 pub use slabs::{ReadWrite, Role, SlabView, Uniform, WgpuSlabs};
-pub use uploads::{FrameData, Uploads};
-pub use view::{Bindable, Usage, WgpuBlock, WgpuView};
+pub use staging::InFlight;
+pub use uploads::{FrameData, Placed, Uploads};
+pub use view::{Bindable, BufferPart, Unpooled, Usage, WgpuBlock, WgpuView};
 
 /// The wgpu that this crate was built with.
 pub use wgpu;

@@ -1,76 +1,79 @@
-//! Read-back: buffers that the CPU reads, handed out by their callbacks and used again.
+//! Memory for read-backs: chunks that a scope fills with copies and the CPU reads.
+//!
+//! wgpu maps a chunk after a submission that it refused, too: the chunk then shows old bytes. So
+//! each chunk ends with a stamp that the commands change, and a chunk whose stamp is the old one
+//! brought nothing.
 
-use crate::shared::{Shared, lost};
+use crate::arrival::{Arrival, Outcome};
+use crate::shared::Shared;
 use parking_lot::Mutex;
-use pool_core::{DeviceError, Why};
+use pool_core::{DeviceError, KIB, MIB, Why};
+use std::collections::BTreeMap;
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, Waker};
 use wgpu::{
-    Buffer, BufferAsyncError, BufferDescriptor, BufferUsages, COPY_BUFFER_ALIGNMENT, MapMode,
-    PollType, SubmissionIndex,
+    Buffer, BufferDescriptor, BufferUsages, COPY_BUFFER_ALIGNMENT, CommandEncoder, MAP_ALIGNMENT,
+    MapMode, SubmissionIndex,
 };
+
+/// Bytes at the end of a chunk: a stamp of one word, and padding.
+const STAMP: u64 = 8;
+/// The first chunk of a scope has at least this many bytes, and each later one twice those of the
+/// one before, up to a bound.
+const LEAST: u64 = KIB;
+const MOST: u64 = 4 * MIB;
 
 /// Memory that results are read back through. Clones are the same.
 ///
-/// [`Scope::read_back`](crate::Scope::read_back) copies into it and gives a [`ReadBack`], which is
-/// ready once the scope was submitted and its work is done: await it, or call
-/// [`ReadBack::wait`]. Its buffer serves others once the bytes were lent.
+/// [`Scope::read_back`](crate::Scope::read_back) copies into it and gives a
+/// [`ReadBack`](crate::ReadBack), which is ready once the scope was submitted and its work is done.
+/// The read-backs of a scope share chunks; a chunk serves again once its last read-back is dropped.
 #[derive(Clone)]
-pub struct ReadBacks(Arc<ReadBacksInner>);
+pub struct ReadBacks(pub(crate) Arc<ReadMemory>);
 
-struct ReadBacksInner {
-    shared: Arc<Shared>,
+/// The chunks of one purpose.
+pub(crate) struct ReadMemory {
+    pub(crate) shared: Arc<Shared>,
+    /// Bytes of idle chunks that are kept.
     kept_bytes: u64,
+    /// Bytes of all chunks.
     bytes: AtomicU64,
-    /// Buffers that were read, and are unmapped, the oldest first.
-    idle: Mutex<Vec<Buffer>>,
+    idle: Mutex<Idle>,
+    /// A word of ones, for stamps; made when it is first needed.
+    ones: OnceLock<Buffer>,
 }
 
-/// Bytes on their way back.
-#[derive(Debug)]
-#[must_use = "the bytes are lost if nobody reads them"]
-pub struct ReadBack {
-    of: ReadBacks,
-    buffer: Option<Buffer>,
+/// Unmapped chunks that no read-back uses.
+#[derive(Default)]
+struct Idle {
+    by_size: BTreeMap<u64, Vec<ReadBuffer>>,
     bytes: u64,
-    came: Receiver<Result<(), BufferAsyncError>>,
-    way: Arc<Way>,
-    outcome: Option<Result<(), BufferAsyncError>>,
 }
 
-/// What both ends know.
-#[derive(Debug, Default)]
-struct Way {
-    /// The submission that brings the bytes; with it, a callback will come.
-    asked: OnceLock<SubmissionIndex>,
-    waker: Mutex<Option<Waker>>,
-}
-
-impl Way {
-    fn wake(&self) {
-        let waker = self.waker.lock().take();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-}
-
-/// What a scope does once it is submitted. Dropped before that, it tells whoever waits.
-pub(crate) struct Asked {
+/// A buffer, and whether its stamp is set.
+struct ReadBuffer {
     buffer: Buffer,
-    bytes: u64,
-    came: Option<Sender<Result<(), BufferAsyncError>>>,
-    way: Arc<Way>,
+    stamped: bool,
 }
 
-/// What is mapped: whole words, and at least one.
-fn in_words(bytes: u64) -> u64 {
-    bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT).max(COPY_BUFFER_ALIGNMENT)
+/// A chunk that is filled, on its way, or read.
+pub(crate) struct ReadChunk {
+    of: Arc<ReadMemory>,
+    /// Taken by the drop.
+    chunk: Option<ReadBuffer>,
+    pub(crate) arrival: Arc<Arrival>,
+    /// Whether the stamp changed, once a caller has looked.
+    brought: OnceLock<bool>,
+    /// Commands of the program fill it, which may run although the ones that map it were dropped.
+    elsewhere: bool,
+}
+
+/// A chunk that a scope fills.
+pub(crate) struct Filling {
+    pub(crate) chunk: Arc<ReadChunk>,
+    used: u64,
 }
 
 fn refused(call: &'static str) -> DeviceError {
@@ -79,8 +82,8 @@ fn refused(call: &'static str) -> DeviceError {
 
 impl ReadBacks {
     pub(crate) fn new(shared: Arc<Shared>, kept_bytes: u64) -> Self {
-        let (bytes, idle) = (AtomicU64::new(0), Mutex::default());
-        Self(Arc::new(ReadBacksInner { shared, kept_bytes, bytes, idle }))
+        let (bytes, idle, ones) = (AtomicU64::new(0), Mutex::default(), OnceLock::new());
+        Self(Arc::new(ReadMemory { shared, kept_bytes, bytes, idle, ones }))
     }
 
     /// Bytes of all buffers, on their way or idle.
@@ -93,174 +96,208 @@ impl ReadBacks {
         Arc::ptr_eq(&self.0.shared, shared)
     }
 
-    /// A buffer of at least so many bytes, and both ends of what becomes of it.
-    pub(crate) fn begin(&self, bytes: u64) -> Result<(ReadBack, Asked, Buffer), DeviceError> {
-        let buffer = self.take(bytes)?;
-        let (tell, came) = channel();
-        let way = Arc::new(Way::default());
-        let asked = Asked { buffer: buffer.clone(), bytes, came: Some(tell), way: way.clone() };
-        let (of, kept) = (self.clone(), Some(buffer.clone()));
-        let back = ReadBack { of, buffer: kept, bytes, came, way, outcome: None };
-        Ok((back, asked, buffer))
+    /// A chunk with room for `bytes` bytes, behind one of `before` bytes in the same scope.
+    pub(crate) fn fill(
+        &self,
+        bytes: u64,
+        before: u64,
+        elsewhere: bool,
+    ) -> Result<Filling, DeviceError> {
+        self.0.ones()?; // for the stamps
+        let needed = bytes.checked_add(STAMP).ok_or(refused("read back"))?;
+        let wanted = before.saturating_mul(2).clamp(LEAST, MOST).max(needed);
+        // The lock is not held while a chunk is made: wgpu may run callbacks then.
+        let idle = self.0.idle.lock().take(needed, wanted);
+        let chunk = match idle {
+            Some(chunk) => chunk,
+            None => self.0.make(needed, wanted)?,
+        };
+        let (of, arrival, brought) = (self.0.clone(), Arc::default(), OnceLock::new());
+        let chunk = Arc::new(ReadChunk { of, chunk: Some(chunk), arrival, brought, elsewhere });
+        Ok(Filling { chunk, used: 0 })
     }
+}
 
-    /// The smallest idle one that is large enough and not four times too large, else a new one.
-    fn take(&self, bytes: u64) -> Result<Buffer, DeviceError> {
-        let words = in_words(bytes);
-        let mut idle = self.0.idle.lock();
-        let fits = |buffer: &&Buffer| buffer.size() >= words && buffer.size() / 4 <= words;
-        let best = idle.iter().filter(fits).map(Buffer::size).min();
-        if let Some(at) = best.and_then(|best| idle.iter().position(|b| b.size() == best)) {
-            return Ok(idle.remove(at));
+impl Idle {
+    /// The smallest chunk that has room and is not four times too large.
+    fn take(&mut self, needed: u64, wanted: u64) -> Option<ReadBuffer> {
+        let most = wanted.saturating_mul(4);
+        let (size, _) = self.by_size.range(needed..=most).next()?;
+        let size = *size;
+        let chunks = self.by_size.get_mut(&size)?;
+        let chunk = chunks.pop()?;
+        if chunks.is_empty() {
+            self.by_size.remove(&size);
         }
-        drop(idle);
+        self.bytes -= size;
+        Some(chunk)
+    }
+}
+
+impl ReadMemory {
+    fn make(&self, needed: u64, wanted: u64) -> Result<ReadBuffer, DeviceError> {
         // Rounded, so that it serves others too; not beyond what the device can have.
-        let rounded = words.checked_next_power_of_two().unwrap_or(words);
-        let most = self.0.shared.device.limits().max_buffer_size;
-        let size = if rounded <= most { rounded } else { words };
-        let buffer = self.0.shared.create(&BufferDescriptor {
-            label: None,
+        let most = self.shared.limits.max_buffer_size;
+        let size = match wanted.checked_next_power_of_two() {
+            Some(rounded) if rounded <= most => rounded,
+            _ => needed.next_multiple_of(MAP_ALIGNMENT),
+        };
+        let buffer = self.shared.create(&BufferDescriptor {
+            label: Some("bucketpool read-back"),
             size,
             usage: BufferUsages::MAP_READ | BufferUsages::COPY_DST,
             mapped_at_creation: false,
         })?;
-        self.0.bytes.fetch_add(size, Relaxed);
-        Ok(buffer)
+        self.bytes.fetch_add(size, Relaxed);
+        Ok(ReadBuffer { buffer, stamped: false })
     }
 
-    /// Keeps a buffer that was read; the oldest idle ones go beyond what is kept.
-    fn give(&self, buffer: Buffer) {
-        let mut idle = self.0.idle.lock();
-        idle.push(buffer);
-        while self.reserved_bytes() > self.0.kept_bytes && !idle.is_empty() {
-            self.0.bytes.fetch_sub(idle.remove(0).size(), Relaxed);
+    /// Keeps an idle chunk, if it is within the bound.
+    fn give(&self, chunk: ReadBuffer) {
+        let size = chunk.buffer.size();
+        let mut idle = self.idle.lock();
+        if idle.bytes + size > self.kept_bytes {
+            self.bytes.fetch_sub(size, Relaxed);
+            return;
         }
+        idle.bytes += size;
+        idle.by_size.entry(size).or_default().push(chunk);
+    }
+
+    /// A word of ones to copy from.
+    fn ones(&self) -> Result<&Buffer, DeviceError> {
+        if let Some(ones) = self.ones.get() {
+            return Ok(ones);
+        }
+        let ones = self.shared.create(&BufferDescriptor {
+            label: Some("bucketpool stamp"),
+            size: STAMP,
+            usage: BufferUsages::COPY_SRC,
+            mapped_at_creation: true,
+        })?;
+        let mapped = ones.get_mapped_range_mut(..);
+        mapped.map_err(|_| refused("map a stamp"))?.slice(..).fill(0xFF);
+        ones.unmap();
+        Ok(self.ones.get_or_init(|| ones))
     }
 }
 
-impl Asked {
-    /// After the commands that copy into it were submitted.
-    pub(crate) fn map(mut self, by: &SubmissionIndex) {
-        let Some(came) = self.came.take() else { return };
-        let way = self.way.clone();
-        self.buffer.map_async(MapMode::Read, ..in_words(self.bytes), move |mapped| {
-            // Whoever does not wait any more has dropped the other end.
-            let _ = came.send(mapped);
-            way.wake();
+impl Filling {
+    /// Returns where `bytes` bytes begin, if there is room.
+    pub(crate) fn room(&mut self, bytes: u64) -> Option<u64> {
+        let at = self.used.next_multiple_of(MAP_ALIGNMENT);
+        let end = at.checked_add(bytes)?;
+        let fits = end <= self.chunk.size() - STAMP;
+        fits.then(|| {
+            self.used = end;
+            at
+        })
+    }
+
+    /// Ends the chunk: `stamp` changes its stamp, and it is mapped after `last` is submitted.
+    pub(crate) fn end(&self, stamp: &mut CommandEncoder) {
+        self.stamp(stamp);
+        self.map_after(stamp);
+    }
+
+    /// Changes the stamp by these commands.
+    pub(crate) fn stamp(&self, commands: &mut CommandEncoder) {
+        let Some(ReadBuffer { buffer, stamped }) = &self.chunk.chunk else { return };
+        let at = buffer.size() - STAMP;
+        if *stamped {
+            commands.clear_buffer(buffer, at, Some(COPY_BUFFER_ALIGNMENT));
+        } else {
+            self.set_word(commands, at);
+        }
+    }
+
+    /// Sets the word at `at` by these commands.
+    pub(crate) fn set_word(&self, commands: &mut CommandEncoder, at: u64) {
+        if let (Some(buffer), Some(ones)) = (self.chunk.buffer(), self.chunk.of.ones.get()) {
+            commands.copy_buffer_to_buffer(ones, 0, buffer, at, COPY_BUFFER_ALIGNMENT);
+        }
+    }
+
+    /// Begins a chunk that commands of the program fill behind a prologue: the prologue zeroes the
+    /// stamps of its read-backs, and changes the one of the chunk.
+    pub(crate) fn begin_elsewhere(&self, prologue: &mut CommandEncoder) {
+        if let Some(buffer) = self.chunk.buffer() {
+            prologue.clear_buffer(buffer, 0, Some(buffer.size() - STAMP));
+        }
+        self.stamp(prologue);
+    }
+
+    /// Maps the chunk once these commands are submitted and done.
+    pub(crate) fn map_after(&self, commands: &CommandEncoder) {
+        let Some(ReadBuffer { buffer, .. }) = &self.chunk.chunk else { return };
+        let tell = self.chunk.arrival.tell();
+        commands.map_buffer_on_submit(buffer, MapMode::Read, .., move |mapped| {
+            tell.mapped(&mapped);
         });
-        // Not before: whoever sees it waits for a callback.
-        let _ = self.way.asked.set(by.clone());
+    }
+
+    pub(crate) fn submitted(&self, by: &SubmissionIndex) {
+        self.chunk.arrival.submitted(by);
+    }
+
+    /// Its commands are dropped.
+    pub(crate) fn abandon(self) {
+        drop(self.chunk.arrival.tell());
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.chunk.size()
+    }
+
+    pub(crate) fn is_of(&self, through: &ReadBacks) -> bool {
+        Arc::ptr_eq(&self.chunk.of, &through.0)
     }
 }
 
-impl Drop for Asked {
+impl ReadChunk {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.of.shared
+    }
+
+    pub(crate) fn buffer(&self) -> Option<&Buffer> {
+        self.chunk.as_ref().map(|chunk| &chunk.buffer)
+    }
+
+    fn size(&self) -> u64 {
+        self.buffer().map_or(STAMP, Buffer::size)
+    }
+
+    /// Whether its commands ran. The chunk is mapped.
+    pub(crate) fn brought(&self) -> bool {
+        *self.brought.get_or_init(|| {
+            let Some(ReadBuffer { buffer, stamped }) = &self.chunk else { return false };
+            let at = buffer.size() - STAMP;
+            let stamp = buffer.get_mapped_range(at..at + COPY_BUFFER_ALIGNMENT);
+            stamp.is_ok_and(|word| (word[0] != 0) != *stamped)
+        })
+    }
+}
+
+impl Drop for ReadChunk {
     fn drop(&mut self) {
-        if let Some(came) = self.came.take() {
-            drop(came); // first, so that who is woken finds it gone
-            self.way.wake();
+        let size = self.size();
+        let brought = self.arrival.outcome() == Some(Outcome::Mapped) && self.brought();
+        let Some(mut chunk) = self.chunk.take() else { return };
+        if self.of.shared.is_lost() {
+            self.of.bytes.fetch_sub(size, Relaxed);
+            return;
         }
-    }
-}
-
-impl ReadBack {
-    /// Blocks until the bytes are there, and lends them. Waits for its own submission and what came
-    /// before, not for later ones.
-    ///
-    /// # Errors
-    ///
-    /// [`Why::NotSubmitted`] if the scope was dropped, refused by wgpu or is still open,
-    /// [`Why::Lost`] if the device is gone, [`Why::Unsupported`] in a browser, or what wgpu said.
-    pub fn wait<R>(mut self, read: impl FnOnce(&[u8]) -> R) -> Result<R, DeviceError> {
-        if !self.is_here()? {
-            self.of.0.shared.living()?;
-            let Some(submission) = self.way.asked.get() else {
-                let call = "wait for a scope that is not submitted";
-                return Err(DeviceError::new(Why::NotSubmitted, call, 0));
-            };
-            let until =
-                PollType::Wait { submission_index: Some(submission.clone()), timeout: None };
-            self.of.0.shared.device.poll(until).map_err(|_| lost())?;
-            if cfg!(target_family = "wasm") && !self.is_here()? {
-                let call = "wait in a browser, where nobody may block: await it";
-                return Err(DeviceError::new(Why::Unsupported, call, 0));
+        match self.arrival.outcome() {
+            Some(Outcome::Mapped) => {
+                chunk.stamped ^= brought;
+                chunk.buffer.unmap();
+                self.of.give(chunk);
             }
-            // Another thread's poll may have taken the callback, and not called it yet.
-            let outcome = self.came.recv();
-            self.outcome = Some(outcome.map_err(|_| refused("Buffer::map_async"))?);
-        }
-        self.lend(read)
-    }
-
-    /// Whether the bytes are there. Makes no device call; a submit or a poll makes it true.
-    ///
-    /// # Errors
-    ///
-    /// As for [`ReadBack::wait`].
-    pub fn is_here(&mut self) -> Result<bool, DeviceError> {
-        if self.outcome.is_none() {
-            self.outcome = match self.came.try_recv() {
-                Ok(outcome) => Some(outcome),
-                Err(std::sync::mpsc::TryRecvError::Empty) => None,
-                Err(std::sync::mpsc::TryRecvError::Disconnected) => {
-                    self.of.0.shared.living()?;
-                    let call = "read back from a scope that was dropped or refused";
-                    return Err(DeviceError::new(Why::NotSubmitted, call, 0));
-                }
-            };
-        }
-        match &self.outcome {
-            Some(Err(_)) if self.of.0.shared.is_lost() => Err(lost()),
-            Some(Err(_)) => Err(refused("Buffer::map_async")),
-            outcome => Ok(outcome.is_some()),
-        }
-    }
-
-    /// Lends the bytes, if they are there; the buffer serves others from then on.
-    ///
-    /// # Errors
-    ///
-    /// As for [`ReadBack::wait`], and [`Why::NotSubmitted`] if they are not there.
-    pub fn lend<R>(mut self, read: impl FnOnce(&[u8]) -> R) -> Result<R, DeviceError> {
-        if !self.is_here()? {
-            return Err(DeviceError::new(Why::NotSubmitted, "read before the work is done", 0));
-        }
-        self.of.0.shared.living()?;
-        let buffer = self.buffer.as_ref().ok_or(refused("read a second time"))?;
-        let shown = {
-            let mapped = buffer.get_mapped_range(..in_words(self.bytes));
-            let mapped = mapped.map_err(|_| refused("Buffer::get_mapped_range"))?;
-            read(&mapped[..usize::try_from(self.bytes).unwrap_or(0)])
-        };
-        buffer.unmap();
-        // Not before: a reader that panics leaves it to the drop.
-        if let Some(buffer) = self.buffer.take() {
-            self.of.give(buffer);
-        }
-        Ok(shown)
-    }
-}
-
-/// Ready when the bytes are there: then [`ReadBack::lend`] lends them. Somebody must submit or poll
-/// meanwhile, since wgpu tells it from inside of those.
-impl Future for ReadBack {
-    type Output = Result<(), DeviceError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        // First the waker, so that no callback is missed in between.
-        *self.way.waker.lock() = Some(context.waker().clone());
-        match self.is_here() {
-            Ok(true) => Poll::Ready(Ok(())),
-            Ok(false) => Poll::Pending,
-            Err(error) => Poll::Ready(Err(error)),
-        }
-    }
-}
-
-impl Drop for ReadBack {
-    fn drop(&mut self) {
-        // It may be on its way: it is not used again, and wgpu keeps it until then.
-        if let Some(buffer) = self.buffer.take() {
-            self.of.0.bytes.fetch_sub(buffer.size(), Relaxed);
+            Some(Outcome::NotSubmitted) if !self.elsewhere => self.of.give(chunk),
+            // Commands may still write to it: wgpu keeps it until then, and it is not used again.
+            Some(Outcome::NotSubmitted | Outcome::Refused) | None => {
+                self.of.bytes.fetch_sub(size, Relaxed);
+            }
         }
     }
 }

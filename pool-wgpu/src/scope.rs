@@ -1,93 +1,94 @@
-//! Scopes: the streams of wgpu, each the commands of one encoder.
+//! Scopes: the streams of wgpu, each the commands of one frame.
 
 use crate::clock::{Scopes, WgpuStream};
-use crate::readbacks::{Asked, ReadBack, ReadBacks};
-use crate::shared::Shared;
-use crate::uploads::{Chunk, FrameData, Unmapped, Uploads};
+use crate::open::OpenScopes;
+use crate::readback::ReadBack;
+use crate::readbacks::{Filling, ReadBacks};
+use crate::recording::Recording;
+use crate::shared::{Owed, Shared, clear};
+use crate::staging::{Chunk, Staging, Unmapped};
+use crate::uploads::{FrameData, Placed, Uploads};
+use crate::view::{BufferPart, Place};
 use pool_core::{DeviceError, Why};
 use std::fmt;
 use std::sync::Arc;
 use wgpu::{
-    Buffer, BufferUsages, COPY_BUFFER_ALIGNMENT, CommandEncoder, CommandEncoderDescriptor,
-    SubmissionIndex,
+    BufferUsages, COPY_BUFFER_ALIGNMENT, CommandBuffer, CommandEncoder, SubmissionIndex, WriteOnly,
 };
 
-/// A stream of wgpu: the commands of one encoder, submitted together unless [`Scope::flush`] hands
-/// over a part before.
+/// A stream of wgpu: commands that are submitted together, unless [`Scope::flush`] hands over a
+/// part before. It ends in one of three ways.
 ///
-/// Commands that were not handed over do not run if the scope is dropped without
-/// [`Scope::submit`]. The blocks that they used are then free for other requests.
+/// - [`Scope::submit`] submits the scope's own encoder ([`Scope::encoder`]).
+/// - [`Scope::prologue`] returns a command buffer that zeroes buffers and copies uploads, for a
+///   program that has its own encoder and its own `submit`. The program submits it ahead of its
+///   commands, in the same call or before.
+/// - A drop: commands that were not handed over do not run. The blocks that they used are then free
+///   for other requests.
 ///
 /// # Your own encoder and your own submit
 ///
-/// The pool knows only the scope's encoder and the scope's submissions. Beside them, three rules
-/// hold; breaking one overwrites data, and no call reports it.
-///
-/// 1. Allocate for the scope's stream (`pool.allocate_on(&scope.stream(), bytes)`), not for the
-///    default stream: a buffer of the default stream is free for other requests as soon as it is
-///    dropped, even if your own encoder has not been submitted.
-/// 2. Call [`Scope::flush`] before your own `queue.submit`. It hands over the zeroing of the
-///    scope's buffers and the copies of its uploads. Without it they run after your commands.
-/// 3. Drop the buffers and the scope after your own `queue.submit`.
-///
-/// ```no_run
-/// # fn commands(_: &mut wgpu::CommandEncoder, _: &pool_wgpu::WgpuView<'_>) {}
-/// # fn frame(
-/// #     pool: &pool_core::BucketPool<pool_wgpu::WgpuAllocator>,
-/// #     mut encoder: wgpu::CommandEncoder,
-/// # ) -> Result<(), Box<dyn std::error::Error>> {
-/// let mut scope = pool.allocator().scope();
-/// let stream = scope.stream();
-/// let buffer = pool.allocate_on(&stream, 4096)?; // rule 1
-/// commands(&mut encoder, &*buffer.on(&stream)?); // your own encoder
-/// scope.flush(); // rule 2
-/// pool.allocator().queue().submit([encoder.finish()]);
-/// drop(buffer); // rule 3
-/// drop(scope);
-/// # Ok(())
-/// # }
 /// ```
+/// # #[cfg(feature = "noop")] {
+/// # use pool_core::{BucketPool, KIB, MIB};
+/// # use pool_wgpu::{WgpuAllocator, wgpu};
+/// # let (device, queue) = wgpu::Device::noop(&Default::default());
+/// # let allocator = WgpuAllocator::new(device.clone(), queue.clone());
+/// # let uploads = allocator.uploads(64 * KIB, MIB);
+/// # let pool = BucketPool::new(allocator);
+/// let mut scope = pool.allocator().scope();
+/// let on = scope.stream();
+/// let buffer = pool.allocate_on(&on, 4096)?;
+/// scope.upload(&uploads, &buffer.on(&on)?, 0, &[1; 64])?;
+/// let mut encoder = device.create_command_encoder(&Default::default()); // your own
+/// encoder.clear_buffer(buffer.on(&on)?.buffer()?, 64, Some(64));
+/// let prologue = scope.prologue(&mut encoder)?;
+/// queue.submit([prologue, encoder.finish()]); // your own
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// The pool learns of the submission at the next poll or submission after it, or at once by
+/// [`WgpuAllocator::submitted`](crate::WgpuAllocator::submitted). Buffers of the scope can be
+/// dropped before the submission: they serve no other scope until then.
 pub struct Scope {
     id: u64,
-    encoder: Option<CommandEncoder>,
-    /// Memory that it has written to and the device has not been told of yet.
-    chunks: Vec<Chunk>,
-    /// And data of it that the device knows, which later commands may still read.
-    placed: Vec<Unmapped>,
-    /// Results that its copies go to.
-    reads: Vec<Asked>,
-    /// The last upload, not in the encoder yet: neighbours become one copy.
-    last: Option<Copy>,
-    eager: bool,
     clock: Scopes,
-}
-
-/// A copy out of staging memory that may still grow at its end.
-struct Copy {
-    from: Buffer,
-    start: u64,
-    to: Buffer,
-    at: u64,
-    bytes: u64,
+    recording: Recording,
+    /// Placed data that the device knows and later commands may still read.
+    placed: Vec<Unmapped>,
+    /// Memory that its read-backs go to,
+    reads: Vec<Filling>,
+    /// and those by commands of the program.
+    reads_elsewhere: Vec<Filling>,
+    eager: bool,
+    /// It was handed over as a prologue.
+    yielded: bool,
+    /// Its commands were submitted, and it ends.
+    submitted: bool,
 }
 
 impl Scope {
     pub(crate) fn open(clock: &Scopes) -> Self {
+        clock.learn_of_submissions();
         Self {
-            id: clock.open(),
-            encoder: None,
-            chunks: Vec::new(),
+            id: clock.open_scopes().open(),
+            clock: clock.clone(),
+            recording: Recording::default(),
             placed: Vec::new(),
             reads: Vec::new(),
-            last: None,
+            reads_elsewhere: Vec::new(),
             eager: false,
-            clock: clock.clone(),
+            yielded: false,
+            submitted: false,
         }
     }
 
     /// From now on the scope is flushed ([`Scope::flush`]) each time an upload finds its chunk
     /// full: the device copies while the CPU writes the next one. Each chunk costs a submission
-    /// then, and what is left of chunks that data was placed in.
+    /// then, and what is left of chunks that data was placed in. Faster on some machines and slower
+    /// on others: [`WgpuAllocator::eager_uploads_pay`](crate::WgpuAllocator::eager_uploads_pay)
+    /// measures it.
     pub fn upload_eagerly(&mut self) {
         self.eager = true;
     }
@@ -102,17 +103,32 @@ impl Scope {
         self.clock.shared()
     }
 
-    /// The encoder of this scope, made when it is first asked for, and anew after a flush. It is
-    /// lent: whoever swaps it for another's takes the commands out of their scope's order.
+    fn table(&self) -> &Arc<OpenScopes> {
+        self.clock.open_scopes()
+    }
+
+    /// The encoder of this scope, made when it is first asked for, and anew after a flush or a
+    /// step. It is lent: a program that swaps it for another one takes the commands out of their
+    /// scope's order.
     #[must_use]
     pub fn encoder(&mut self) -> &mut CommandEncoder {
-        let device = &self.clock.shared().device;
-        let fresh = || device.create_command_encoder(&CommandEncoderDescriptor::default());
-        let encoder = self.encoder.get_or_insert_with(fresh);
-        if let Some(Copy { from, start, to, at, bytes }) = self.last.take() {
-            encoder.copy_buffer_to_buffer(&from, start, &to, at, bytes);
+        self.table().record(self.id);
+        self.own_encoder()
+    }
+
+    fn own_encoder(&mut self) -> &mut CommandEncoder {
+        self.recording.encoder(self.clock.shared())
+    }
+
+    /// Whether a part of a buffer is of this scope's stream.
+    fn may_use(&self, place: &Place<'_>) -> Result<(), DeviceError> {
+        match place.on {
+            Some(on) if on != self.stream() => {
+                let call = "a view of another stream: use the buffer on this scope";
+                Err(DeviceError::new(Why::Foreign, call, 0))
+            }
+            _ => Ok(()),
         }
-        encoder
     }
 
     /// Writes `data` into a buffer in the order of this scope: a copy by the CPU into staging
@@ -122,120 +138,167 @@ impl Scope {
     /// # Errors
     ///
     /// [`Why::Unsupported`] where offset or length is no multiple of 4 bytes or the buffer is too
-    /// short, [`Why::Foreign`] for uploads of another device, [`Why::OutOfMemory`] where staging
-    /// memory cannot be had.
+    /// short, [`Why::Foreign`] for uploads of another device or a view of another stream,
+    /// [`Why::OutOfMemory`] where staging memory cannot be had, and [`Why::Limit`] where it would
+    /// pass the bound that the uploads were made with.
     pub fn upload(
         &mut self,
         through: &Uploads,
-        to: &Buffer,
+        to: &dyn BufferPart,
         offset: u64,
         data: &[u8],
     ) -> Result<(), DeviceError> {
-        let bytes = data.len() as u64;
-        if !through.is_of(self.shared()) {
+        let write = |mut memory: WriteOnly<'_, [u8]>| memory.copy_from_slice(data);
+        self.upload_with(through, to, offset, data.len() as u64, write)
+    }
+
+    /// Writes into a buffer what `write` puts into staging memory itself, without a copy before.
+    /// `write` must fill all of it: the rest is another upload's data.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Scope::upload`].
+    pub fn upload_with<R>(
+        &mut self,
+        through: &Uploads,
+        to: &dyn BufferPart,
+        offset: u64,
+        bytes: u64,
+        write: impl FnOnce(WriteOnly<'_, [u8]>) -> R,
+    ) -> Result<R, DeviceError> {
+        if !Arc::ptr_eq(&through.0.shared, self.shared()) {
             return Err(DeviceError::new(Why::Foreign, "upload through another device's", 0));
         }
         self.shared().living()?;
-        fits(
-            to,
-            BufferUsages::COPY_DST,
-            offset,
-            bytes,
-            "upload: offset and length in words, inside of the buffer",
-        )?;
+        let place = to.place();
+        self.may_use(&place)?;
+        let what = "upload: offset and length in words, inside of the buffer";
+        let (at, _) = place.range(BufferUsages::COPY_DST, offset, bytes, what)?;
         if bytes == 0 {
-            return Ok(());
+            return Ok(write(WriteOnly::from_mut(&mut [])));
         }
-        if self.eager && !self.has_room(through, bytes) {
-            self.flush();
+        let alignment = COPY_BUFFER_ALIGNMENT;
+        if self.eager && !self.recording.has_room(&through.0, bytes, alignment) {
+            self.flush()?;
         }
-        let (from, at) = self.stage(through, data, COPY_BUFFER_ALIGNMENT)?;
-        if let Some(last) = &mut self.last
-            && (&last.from, last.start + last.bytes) == (&from, at)
-            && (&last.to, last.at + last.bytes) == (to, offset)
-        {
-            last.bytes += bytes;
-            return Ok(());
-        }
-        let _ = self.encoder(); // what came before it goes first
-        self.last = Some(Copy { from, start: at, to: to.clone(), at: offset, bytes });
-        Ok(())
+        let (chunk, start, written) = self.stage(&through.0, bytes, alignment, write)?;
+        self.recording.copy((chunk, start), (place.buffer, at), bytes);
+        Ok(written)
     }
 
     /// Puts `data` where shaders of this scope can read it: one copy by the CPU, and none by the
-    /// device. Returns the buffer and where in it; used by another scope it is a validation error,
-    /// since it is mapped by then.
+    /// device.
     ///
     /// # Errors
     ///
     /// [`Why::Foreign`] for data of another device, [`Why::OutOfMemory`] where memory cannot be
     /// had, [`Why::Lost`] where the device is gone.
-    pub fn place(&mut self, into: &FrameData, data: &[u8]) -> Result<(Buffer, u64), DeviceError> {
-        if !into.chunks.is_of(self.shared()) {
+    pub fn place(&mut self, into: &FrameData, data: &[u8]) -> Result<Placed, DeviceError> {
+        if !Arc::ptr_eq(&into.staging.shared, self.shared()) {
             return Err(DeviceError::new(Why::Foreign, "place another device's data", 0));
         }
-        self.stage(&into.chunks, data, into.alignment)
+        let bytes = data.len() as u64;
+        let write = |mut memory: WriteOnly<'_, [u8]>| memory.copy_from_slice(data);
+        let (chunk, offset, ()) = self.stage(&into.staging, bytes, into.alignment, write)?;
+        let buffer = self.recording.chunk_mut(chunk).buffer.clone();
+        Ok(Placed { buffer, offset, bytes, on: self.stream(), clock: self.clock.clone() })
     }
 
-    /// Whether the last chunk of these takes so many bytes more; or there is none yet.
-    fn has_room(&self, through: &Uploads, bytes: u64) -> bool {
-        let last = self.chunks.iter().rev().find(|chunk| chunk.is_of(through));
-        last.is_none_or(|chunk| chunk.has_room(bytes, COPY_BUFFER_ALIGNMENT))
-    }
-
-    /// Writes data into a chunk of this scope's own.
-    fn stage(
+    /// Lends room in a chunk of this scope. Returns which chunk, and where in it.
+    fn stage<R>(
         &mut self,
-        through: &Uploads,
-        data: &[u8],
+        through: &Arc<Staging>,
+        bytes: u64,
         alignment: u64,
-    ) -> Result<(Buffer, u64), DeviceError> {
+        write: impl FnOnce(WriteOnly<'_, [u8]>) -> R,
+    ) -> Result<(usize, u64, R), DeviceError> {
         self.shared().living()?; // whose mapped memory would be gone
-        let mut of_these = self.chunks.iter_mut().rev().filter(|chunk| chunk.is_of(through));
-        if let Some(last) = of_these.next()
-            && let Some(at) = last.write(data, alignment)
-        {
-            return Ok((last.buffer.clone(), at));
-        }
-        let mut chunk = through.chunk(data.len() as u64)?;
+        let number = self.recording.chunk(through, bytes, alignment)?;
+        let chunk = self.recording.chunk_mut(number);
         let none = DeviceError::new(Why::OutOfMemory, "room in a staging buffer", 0);
-        let at = chunk.write(data, alignment).ok_or(none)?;
-        let buffer = chunk.buffer.clone();
-        self.chunks.push(chunk);
-        Ok((buffer, at))
+        let (at, written) = chunk.write(bytes, alignment, write)?.ok_or(none)?;
+        Ok((number, at, written))
     }
 
-    /// Copies bytes of a buffer back to the CPU, in the order of this scope. Where wgpu refuses the
-    /// scope's commands the read-back says so, unless another thread submits at the same moment:
-    /// then it shows what its memory held before, so heed what wgpu's own handler tells.
+    /// Copies bytes of a buffer back to the CPU, by the scope's own encoder.
     ///
     /// # Errors
     ///
-    /// As for [`Scope::upload`].
+    /// As for [`Scope::upload`]. Commands that wgpu refuses bring nothing back, which the read-back
+    /// tells.
     pub fn read_back(
         &mut self,
         through: &ReadBacks,
-        from: &Buffer,
+        from: &dyn BufferPart,
         offset: u64,
         bytes: u64,
+    ) -> Result<ReadBack, DeviceError> {
+        let (back, place) = (self.begin_read(through, from, offset, bytes, false)?, from.place());
+        copy_back(self.encoder(), &place, offset, &back);
+        Ok(back)
+    }
+
+    /// Copies bytes of a buffer back by commands of the program, which are submitted behind the
+    /// scope's prologue and no later than the encoder that the prologue is for.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Scope::read_back`].
+    pub fn read_back_in(
+        &mut self,
+        commands: &mut CommandEncoder,
+        through: &ReadBacks,
+        from: &dyn BufferPart,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<ReadBack, DeviceError> {
+        let back = self.begin_read(through, from, offset, bytes, true)?;
+        copy_back(commands, &from.place(), offset, &back);
+        if let (Some(word), Some(last)) = (back.word, self.reads_elsewhere.last()) {
+            last.set_word(commands, word);
+        }
+        Ok(back)
+    }
+
+    fn begin_read(
+        &mut self,
+        through: &ReadBacks,
+        from: &dyn BufferPart,
+        offset: u64,
+        bytes: u64,
+        elsewhere: bool,
     ) -> Result<ReadBack, DeviceError> {
         if !through.is_of(self.shared()) {
             return Err(DeviceError::new(Why::Foreign, "read back through another device's", 0));
         }
         self.shared().living()?;
+        let place = from.place();
+        self.may_use(&place)?;
         let words = bytes.checked_next_multiple_of(COPY_BUFFER_ALIGNMENT).unwrap_or(u64::MAX);
-        fits(
-            from,
-            BufferUsages::COPY_SRC,
-            offset,
-            words,
-            "read back: offset in words, inside of the buffer",
-        )?;
-        let (back, asked, to) = through.begin(bytes)?;
-        if bytes > 0 {
-            self.encoder().copy_buffer_to_buffer(from, offset, &to, 0, words);
+        let what = "read back: offset in words, inside of the buffer";
+        place.range(BufferUsages::COPY_SRC, offset, words, what)?;
+        // Commands of the program set a word behind the bytes.
+        let needed = if elsewhere { words + COPY_BUFFER_ALIGNMENT } else { words };
+        let reads = if elsewhere { &mut self.reads_elsewhere } else { &mut self.reads };
+        let back = |filling: &Filling, at| ReadBack {
+            chunk: filling.chunk.clone(),
+            at,
+            bytes,
+            word: elsewhere.then_some(at + words),
+        };
+        let mut before = 0;
+        // Only the last, so that the one that is filled is known.
+        if let Some(last) = reads.last_mut().filter(|last| last.is_of(through)) {
+            if let Some(at) = last.room(needed) {
+                return Ok(back(last, at));
+            }
+            before = last.size();
         }
-        self.reads.push(asked);
+        let mut filling = through.fill(needed, before, elsewhere)?;
+        let none = DeviceError::new(Why::OutOfMemory, "room in a read-back buffer", 0);
+        let at = filling.room(needed).ok_or(none)?;
+        let back = back(&filling, at);
+        reads.push(filling);
         Ok(back)
     }
 
@@ -245,93 +308,169 @@ impl Scope {
     ///
     /// [`Why::Unsupported`] where wgpu would refuse the whole submission: both are the same buffer,
     /// as two pieces of one slab are, a usage is missing, or offsets and length are not in words,
-    /// or do not fit.
+    /// or do not fit; [`Why::Foreign`] for a view of another stream.
     pub fn copy(
         &mut self,
-        (from, start): (&Buffer, u64),
-        (to, at): (&Buffer, u64),
+        (from, start): (&dyn BufferPart, u64),
+        (to, at): (&dyn BufferPart, u64),
         bytes: u64,
     ) -> Result<(), DeviceError> {
-        if from == to {
+        let (from, to) = (from.place(), to.place());
+        if from.buffer == to.buffer {
             let call = "copy inside of one wgpu buffer: take blocks of two pools";
             return Err(DeviceError::new(Why::Unsupported, call, 0));
         }
         self.shared().living()?;
-        fits(
-            from,
-            BufferUsages::COPY_SRC,
-            start,
-            bytes,
-            "copy: offset and length in words, inside of the source",
-        )?;
-        fits(
-            to,
-            BufferUsages::COPY_DST,
-            at,
-            bytes,
-            "copy: offset and length in words, inside of the target",
-        )?;
-        self.encoder().copy_buffer_to_buffer(from, start, to, at, bytes);
+        self.may_use(&from)?;
+        self.may_use(&to)?;
+        let what = "copy: offset and length in words, inside of the source";
+        let (start, _) = from.range(BufferUsages::COPY_SRC, start, bytes, what)?;
+        let what = "copy: offset and length in words, inside of the target";
+        let (at, _) = to.range(BufferUsages::COPY_DST, at, bytes, what)?;
+        self.encoder().copy_buffer_to_buffer(from.buffer, start, to.buffer, at, bytes);
         Ok(())
     }
 
-    /// Hands what was recorded so far to the device, behind the clears that are owed for it: the
-    /// device begins while the CPU goes on. The scope stays open, and its blocks stay its own.
-    /// Chunks that it wrote to are not written to again before they were mapped again, those of
-    /// [`FrameData`] not before the scope ends.
-    pub fn flush(&mut self) -> SubmissionIndex {
-        let (staging, bound): (Vec<_>, Vec<_>) =
-            self.chunks.drain(..).map(Chunk::unmap).partition(Unmapped::is_staging);
-        self.placed.extend(bound);
-        if self.last.is_some() {
-            let _ = self.encoder();
+    /// Ends a step: buffers that were dropped so far can serve this scope again, zeroed in between
+    /// where the pool zeroes. It costs a command buffer, and a submission where something is
+    /// zeroed. It does nothing if the step has no commands in the scope's own encoder.
+    ///
+    /// Without steps a pool that zeroes takes a fresh block for each request of a scope, since it
+    /// zeroes ahead of the scope's commands.
+    pub fn end_step(&mut self) {
+        if !self.recording.has_step() {
+            return;
         }
-        let commands = self.encoder.take().map(CommandEncoder::finish);
-        let shared = self.clock.shared();
-        // By themselves: what wgpu refuses, it refuses as a whole, and these are owed all the same.
-        shared.clear_now(&self.clock.take_owed(self.id));
-        let index = shared.queue.submit(commands);
-        staging.into_iter().for_each(Unmapped::map_again);
-        // Copies that were refused brought nothing back; whoever waits is told.
-        let reads = self.reads.drain(..);
-        if reads.len() > 0 && shared.has(&index) {
-            reads.for_each(|read| read.map(&index));
-        }
-        index
+        let owed = self.table().take_owed(self.id);
+        let Self { recording, clock, .. } = self;
+        recording.end_step(owed, clock.shared());
+        self.table().next_step(self.id);
     }
 
-    /// Submits the commands, behind the clears that are owed.
-    #[expect(clippy::must_use_candidate, reason = "few wait for this one submission")]
-    pub fn submit(mut self) -> SubmissionIndex {
-        let index = self.flush();
-        // Closed after that: whoever looks in between finds it open, which is only cautious.
+    /// Hands what was recorded so far to the device, behind the zeroing that it needs: the
+    /// device begins while the CPU goes on. The scope stays open; blocks that were dropped before
+    /// serve all other requests. Chunks that it wrote to are not written to again before they were
+    /// mapped again, those of [`FrameData`] not before the scope ends.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Lost`] if the device is gone.
+    pub fn flush(&mut self) -> Result<SubmissionIndex, DeviceError> {
+        let reads: Vec<Filling> = self.reads.drain(..).collect();
+        for filling in &reads {
+            filling.end(self.own_encoder());
+        }
+        let owed = self.table().take_owed(self.id);
+        let Self { recording, clock, .. } = self;
+        let shared = clock.shared();
+        recording.end_step(owed, shared);
+        let chunks = recording.take_chunks().into_iter().map(Chunk::unmap);
+        let (staging, bound): (Vec<_>, Vec<_>) = chunks.partition(Unmapped::is_staging);
+        self.placed.extend(bound);
+        let index = recording.submit(shared);
+        self.table().flushed(self.id);
+        for chunk in staging {
+            chunk.map_again(Some(&index));
+        }
+        for filling in &reads {
+            filling.submitted(&index);
+        }
+        self.shared().living()?;
+        Ok(index)
+    }
+
+    /// Submits the commands, behind the zeroing that they need.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::NotSubmitted`] if the scope's buffers must be in another encoder: the program has
+    /// taken a buffer ([`WgpuView::buffer`](crate::WgpuView::buffer), [`Scope::lend`]) and never
+    /// the scope's encoder, and the scope had to zero; or it has called [`Scope::read_back_in`].
+    /// The zeroing now comes after that encoder if it is submitted already. Use
+    /// [`Scope::prologue`]. [`Why::Lost`] if the device is gone. The scope has ended all the same.
+    pub fn submit(mut self) -> Result<SubmissionIndex, DeviceError> {
+        let late = !self.reads_elsewhere.is_empty()
+            || self.table().is_used_elsewhere(self.id) && self.table().owes(self.id);
+        let submitted = self.flush();
+        self.submitted = true;
+        // Closed after that: a thread that looks in between finds it open, which is only cautious.
         drop(self);
-        index
+        if late {
+            let call = "submit a scope whose buffers are in another encoder: use its prologue";
+            return Err(DeviceError::new(Why::NotSubmitted, call, 0));
+        }
+        submitted
+    }
+
+    /// Ends the scope and returns what must run ahead of the program's own commands: zeroing, and
+    /// the copies of its uploads. The program submits it ahead of them, in the same call or before;
+    /// `commands` is the last of its encoders that use the scope's buffers, and is submitted no
+    /// earlier than the others. If both are dropped, the scope never ran.
+    ///
+    /// The buffers serve other scopes once `commands` was submitted, which the pool learns at the
+    /// next poll or submission, or by
+    /// [`WgpuAllocator::submitted`](crate::WgpuAllocator::submitted). A prologue that was left out,
+    /// refused or submitted too late is told by
+    /// [`WgpuAllocator::faults`](crate::WgpuAllocator::faults). While the prologue is neither
+    /// submitted nor dropped, the buffers stay the scope's.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Unsupported`] if the scope has its own commands, which [`Scope::submit`] submits;
+    /// [`Why::OutOfMemory`] and [`Why::Lost`] as the device says. The scope has ended, unsubmitted.
+    pub fn prologue(mut self, commands: &mut CommandEncoder) -> Result<CommandBuffer, DeviceError> {
+        self.shared().living()?;
+        if self.table().has_recorded(self.id) || self.recording.has_commands() {
+            let call = "a prologue of a scope that has its own commands: submit it";
+            return Err(DeviceError::new(Why::Unsupported, call, 0));
+        }
+        let receipt = self.clock.receipts().new_receipt()?;
+        let mut prologue = self.shared().encoder("bucketpool prologue");
+        self.clock.close_after(self.id, (&prologue, commands))?;
+        self.yielded = true;
+        let owed: Vec<Owed> = self.table().yield_owed(self.id);
+        clear(&mut prologue, &owed);
+        self.recording.copies_into(&mut prologue);
+        self.clock.receipts().issue(&receipt, &mut prologue, commands);
+        for chunk in self.recording.take_chunks().into_iter().map(Chunk::unmap) {
+            let after = if chunk.is_staging() { &prologue } else { &*commands };
+            chunk.map_after(after);
+        }
+        self.placed.drain(..).for_each(|chunk| chunk.map_after(commands));
+        for filling in self.reads_elsewhere.drain(..) {
+            filling.begin_elsewhere(&mut prologue);
+            filling.map_after(commands);
+        }
+        Ok(prologue.finish())
     }
 }
 
-/// Whether wgpu takes the copy; it would refuse the whole submission.
-fn fits(
-    buffer: &Buffer,
-    usage: BufferUsages,
-    at: u64,
-    bytes: u64,
-    what: &'static str,
-) -> Result<(), DeviceError> {
-    let words = COPY_BUFFER_ALIGNMENT;
-    let in_words = at.is_multiple_of(words) && bytes.is_multiple_of(words);
-    let inside = at.checked_add(bytes).is_some_and(|end| end <= buffer.size());
-    let refused = |call| Err(DeviceError::new(Why::Unsupported, call, 0));
-    if !buffer.usage().contains(usage) {
-        return refused("copy without COPY_SRC or COPY_DST");
+fn copy_back(commands: &mut CommandEncoder, from: &Place<'_>, offset: u64, back: &ReadBack) {
+    if back.bytes > 0
+        && let Some(to) = back.chunk.buffer()
+    {
+        let words = back.bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT);
+        commands.copy_buffer_to_buffer(from.buffer, from.offset + offset, to, back.at, words);
     }
-    if in_words && inside { Ok(()) } else { refused(what) }
 }
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        let never_submitted = self.chunks.drain(..).map(Chunk::unmap);
-        never_submitted.chain(self.placed.drain(..)).for_each(Unmapped::map_again);
+        self.reads.drain(..).chain(self.reads_elsewhere.drain(..)).for_each(Filling::abandon);
+        if self.yielded {
+            return;
+        }
+        // Commands that were recorded and not handed over are dropped before their buffers serve
+        // others. The zeroing that they needed is done all the same.
+        let (owed, chunks) = self.recording.forget();
+        self.table().put_back(self.id, owed);
+        let may_be_used = !self.submitted && self.table().is_used_elsewhere(self.id);
+        if cfg!(debug_assertions) && may_be_used {
+            let call = "drop a scope whose buffers may be in another encoder: use its prologue";
+            self.shared().note(DeviceError::new(Why::NotSubmitted, call, 0));
+        }
+        chunks.into_iter().for_each(Chunk::give_back);
+        self.placed.drain(..).for_each(|chunk| chunk.map_again(None));
         self.clock.close(self.id);
     }
 }

@@ -1,7 +1,9 @@
-//! What all of one device's allocators and scopes share: the device, its queue, how ranges are
-//! cleared, and whether it is lost.
+//! The state that all allocators and scopes of one device share: the device, its queue and limits,
+//! how buffers are made and zeroed, whether the device is lost, and which faults were noticed.
 
 use crate::gone::Gone;
+use crate::groups::Groups;
+use parking_lot::Mutex;
 use pool_core::{DeviceError, Why};
 use std::future::Future;
 use std::ops::Range;
@@ -9,22 +11,30 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 use wgpu::{
-    Buffer, BufferDescriptor, COPY_BUFFER_ALIGNMENT, CommandBuffer, CommandEncoderDescriptor,
-    Device, ErrorFilter, PollError, PollType, Queue, SubmissionIndex,
+    Buffer, BufferDescriptor, COPY_BUFFER_ALIGNMENT, CommandEncoder, CommandEncoderDescriptor,
+    Device, ErrorFilter, Limits, PollType, Queue,
 };
+
+/// Faults that are remembered at most.
+const MOST_FAULTS: usize = 64;
 
 pub(crate) struct Shared {
     /// Numbers are never used twice.
     pub(crate) id: u64,
     pub(crate) device: Device,
     pub(crate) queue: Queue,
+    pub(crate) limits: Limits,
     pub(crate) gone: Gone,
+    pub(crate) groups: Mutex<Groups>,
     lost: Arc<AtomicBool>,
+    /// The device's one callback for its loss is another's by now.
+    replaced: Arc<AtomicBool>,
+    faults: Mutex<Vec<DeviceError>>,
 }
 
 /// A range that must read as zeroes before its scope's commands run.
+#[derive(Clone)]
 pub(crate) struct Owed {
     buffer: Buffer,
     bytes: Range<u64>,
@@ -38,14 +48,42 @@ impl Owed {
     }
 }
 
+/// The callback for the loss of the device. Dropped before it was called, it was replaced.
+struct Told {
+    lost: Arc<AtomicBool>,
+    replaced: Arc<AtomicBool>,
+}
+
+impl Told {
+    fn lose(&self) {
+        self.lost.store(true, Relaxed);
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.replaced.fetch_or(!self.lost.load(Relaxed), Relaxed);
+    }
+}
+
 impl Shared {
     pub(crate) fn new(device: Device, queue: Queue) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let lost = Arc::new(AtomicBool::new(false));
-        let told = lost.clone();
-        device.set_device_lost_callback(move |_, _| told.store(true, Relaxed));
-        let id = NEXT.fetch_add(1, Relaxed);
-        Self { id, device, queue, gone: Gone::default(), lost }
+        let (id, limits) = (NEXT.fetch_add(1, Relaxed), device.limits());
+        let (gone, groups, faults) = (Gone::default(), Mutex::default(), Mutex::default());
+        let (lost, replaced) = (Arc::default(), Arc::default());
+        Self { id, device, queue, limits, gone, groups, lost, replaced, faults }
+    }
+
+    /// Takes the device's one callback for its loss.
+    pub(crate) fn learn_of_loss(&self) {
+        let (lost, replaced) = (self.lost.clone(), self.replaced.clone());
+        let told = Told { lost, replaced };
+        self.device.set_device_lost_callback(move |_, _| told.lose());
+    }
+
+    pub(crate) fn mark_lost(&self) {
+        self.lost.store(true, Relaxed);
     }
 
     pub(crate) fn is_lost(&self) -> bool {
@@ -55,6 +93,24 @@ impl Shared {
     /// An error once the device is lost.
     pub(crate) fn living(&self) -> Result<(), DeviceError> {
         if self.is_lost() { Err(lost()) } else { Ok(()) }
+    }
+
+    /// Remembers a fault of the program that no call can return.
+    pub(crate) fn note(&self, fault: DeviceError) {
+        let mut faults = self.faults.lock();
+        if faults.len() < MOST_FAULTS {
+            faults.push(fault);
+        }
+    }
+
+    /// The faults since the last call.
+    pub(crate) fn take_faults(&self) -> Vec<DeviceError> {
+        let mut faults = std::mem::take(&mut *self.faults.lock());
+        if self.replaced.swap(false, Relaxed) {
+            let call = "the device-lost callback was replaced: call `mark_lost` from the new one";
+            faults.push(DeviceError::new(Why::Other, call, 0));
+        }
+        faults
     }
 
     /// A new buffer, checked before anybody gets it.
@@ -84,29 +140,16 @@ impl Shared {
         (made, now(scope.pop()).flatten().is_some())
     }
 
-    /// Whether the device was given a submission; a refused one has an index too, which the next
-    /// one makes look right: where another thread submits in between, nobody can tell.
-    pub(crate) fn has(&self, submission: &SubmissionIndex) -> bool {
-        let (submission_index, timeout) = (Some(submission.clone()), Some(Duration::ZERO));
-        let asked = self.device.poll(PollType::Wait { submission_index, timeout });
-        !matches!(asked, Err(PollError::WrongSubmissionIndex(..)))
+    pub(crate) fn encoder(&self, label: &'static str) -> CommandEncoder {
+        self.device.create_command_encoder(&CommandEncoderDescriptor { label: Some(label) })
     }
 
-    /// Clears, as one command buffer.
-    fn clears(&self, owed: &[Owed]) -> CommandBuffer {
-        let mut encoder = self.device.create_command_encoder(&CommandEncoderDescriptor::default());
-        for Owed { buffer, bytes } in owed {
-            encoder.clear_buffer(buffer, bytes.start, Some(bytes.end - bytes.start));
-        }
-        encoder.finish()
-    }
-
-    /// Submits clears by themselves. Returns whether wgpu accepted all of them.
+    /// Submits zeroing by itself. Returns whether wgpu accepted all of it.
     pub(crate) fn clear_now(&self, owed: &[Owed]) -> bool {
         if owed.is_empty() || self.clear_together(owed) {
             return true;
         }
-        // A buffer that cannot be cleared must not take the others with it.
+        // A buffer that cannot be zeroed must not take the others with it.
         for one in owed.chunks(1).filter(|one| one.len() < owed.len()) {
             self.clear_together(one);
         }
@@ -114,7 +157,19 @@ impl Shared {
     }
 
     fn clear_together(&self, owed: &[Owed]) -> bool {
-        !self.refused(ErrorFilter::Validation, || self.queue.submit([self.clears(owed)])).1
+        let submit = || {
+            let mut encoder = self.encoder("bucketpool zeroing");
+            clear(&mut encoder, owed);
+            self.queue.submit([encoder.finish()])
+        };
+        !self.refused(ErrorFilter::Validation, submit).1
+    }
+}
+
+/// Records the zeroing of ranges.
+pub(crate) fn clear(encoder: &mut CommandEncoder, owed: &[Owed]) {
+    for Owed { buffer, bytes } in owed {
+        encoder.clear_buffer(buffer, bytes.start, Some(bytes.end - bytes.start));
     }
 }
 
@@ -122,7 +177,7 @@ pub(crate) fn lost() -> DeviceError {
     DeviceError::new(Why::Lost, "the wgpu device", 0)
 }
 
-/// What a future gives at once: native devices do not make anybody wait here.
+/// The value of a future that is ready at once, as those of native devices are here.
 pub(crate) fn now<T>(future: impl Future<Output = T>) -> Option<T> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => Some(value),

@@ -7,16 +7,17 @@
 #![expect(unsafe_code, reason = "the port's; wgpu checks every range")]
 
 use crate::allocator::WgpuAllocator;
+use crate::binding::Binding;
 use crate::clock::{Scopes, WgpuStream};
-use crate::view::sealed::Piece;
-use crate::view::{Bindable, Usage, WgpuBlock, WgpuView};
+use crate::view::sealed::{Bound, Part};
+use crate::view::{Bindable, BufferPart, Place, Usage, WgpuBlock, WgpuView};
 use pool_core::{DeviceAllocator, DeviceError, MarkOf, Memory, PageCalls, Request, Sliceable, Why};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 use wgpu::{BindingResource, Buffer, BufferUsages, Limits};
 
-/// What all pieces of a slab are bound as.
+/// The binding that all pieces of a slab have.
 pub trait Role: Send + Sync + 'static {
     /// The uses of a slab.
     const USAGES: BufferUsages;
@@ -61,7 +62,7 @@ impl Role for ReadWrite {
 /// let on = scope.stream();
 /// let (a, b) = (pool.allocate_on(&on, 64)?, pool.allocate_on(&on, 64)?);
 /// let (a, b) = (a.on(&on)?, b.on(&on)?);
-/// assert_eq!(a.buffer(), b.buffer()); // two pieces of one
+/// assert_eq!(a.buffer()?, b.buffer()?); // two pieces of one
 /// assert_eq!((b.offset() - a.offset()) % 256, 0);
 /// # }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -110,9 +111,21 @@ impl SlabView<'_, ReadWrite> {
 
 impl<'b, R: Role> SlabView<'b, R> {
     /// The slab.
-    #[must_use]
-    pub fn buffer(&self) -> &'b Buffer {
+    ///
+    /// # Errors
+    ///
+    /// As for [`WgpuView::buffer`].
+    pub fn buffer(&self) -> Result<&'b Buffer, DeviceError> {
         self.view.buffer()
+    }
+
+    /// Writes `data` at `offset` of the piece by the queue.
+    ///
+    /// # Errors
+    ///
+    /// As for [`WgpuView::write`].
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
+        self.view.write(offset, data)
     }
 
     /// Where the piece begins in it.
@@ -128,13 +141,20 @@ impl<'b, R: Role> SlabView<'b, R> {
     }
 }
 
-impl<R: Role> Piece for SlabView<'_, R> {
-    fn piece(&self) -> &WgpuView<'_> {
-        &self.view
+impl<R: Role> Bound for SlabView<'_, R> {
+    fn bound(&self) -> Result<Binding, DeviceError> {
+        self.view.bound()
+    }
+}
+
+impl<R: Role> Part for SlabView<'_, R> {
+    fn place(&self) -> Place<'_> {
+        self.view.place()
     }
 }
 
 impl<R: Role> Bindable for SlabView<'_, R> {}
+impl<R: Role> BufferPart for SlabView<'_, R> {}
 
 impl<R: Role> DeviceAllocator for WgpuSlabs<R> {
     type Block = WgpuBlock;
@@ -148,11 +168,15 @@ impl<R: Role> DeviceAllocator for WgpuSlabs<R> {
     }
 
     fn granule(&self) -> u64 {
-        u64::from(R::alignment(&self.device.device().limits()))
+        u64::from(R::alignment(&self.device.shared().limits))
     }
 
     fn largest(&self) -> u64 {
         self.device.largest()
+    }
+
+    fn total_bytes(&self) -> Option<u64> {
+        self.device.total_bytes()
     }
 
     fn aligned(&self, _kind: (), alignment: u64) -> Result<(), DeviceError> {

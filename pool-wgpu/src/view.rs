@@ -1,14 +1,17 @@
-//! What is in a pool, what it is for, and how it is lent.
+//! Blocks of a pool, their uses, and views of them.
 
+use crate::binding::Binding;
+use crate::clock::{Scopes, WgpuStream};
 use pool_core::{DeviceAllocator, DeviceError, Use, Why};
 use wgpu::{
-    BindingResource, Buffer, BufferBinding, BufferSize, BufferUsages, COPY_BUFFER_ALIGNMENT,
+    BindingResource, Buffer, BufferBinding, BufferUsages, COPY_BUFFER_ALIGNMENT, Sampler,
+    TextureView,
 };
 
-/// What a buffer may be used for; a block serves again for the same flags only.
+/// Uses of a buffer; a block serves again for the same flags only.
 ///
 /// Storage, and copying in both directions, by default. `COPY_DST` is always among them, since that
-/// is what clearing needs. Buffers that can be mapped are refused.
+/// is what zeroing needs. Buffers that can be mapped are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Usage(BufferUsages);
 
@@ -16,50 +19,118 @@ pub struct Usage(BufferUsages);
 #[derive(Debug)]
 pub struct WgpuBlock {
     pub(crate) buffer: Buffer,
-    /// In debug builds, to find clones by.
-    pub(crate) label: Option<String>,
+    /// Its number, by which debug builds find clones.
+    pub(crate) label: String,
 }
 
-/// A range of a buffer in use.
+/// A range of a buffer in use on one stream.
 #[derive(Debug)]
 pub struct WgpuView<'b> {
     pub(crate) buffer: &'b Buffer,
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
+    pub(crate) on: WgpuStream,
+    pub(crate) clock: &'b Scopes,
 }
 
-/// What a kept bind group is made of
-/// ([`WgpuAllocator::bind_group`](crate::WgpuAllocator::bind_group)): a view of a whole buffer, or
-/// of a piece of a slab.
-pub trait Bindable: sealed::Piece {}
+/// A buffer that no pool has, as the source or target of a scope's copies: its order is the
+/// program's business.
+#[derive(Clone, Copy, Debug)]
+pub struct Unpooled<'b>(pub &'b Buffer);
 
-/// Views are ours: nobody else's say what they show.
+/// A resource of a cached bind group
+/// ([`WgpuAllocator::bind_group`](crate::WgpuAllocator::bind_group)): a view of a pooled buffer or
+/// of a piece of a slab, placed data, a texture view, or a sampler.
+pub trait Bindable: sealed::Bound {}
+
+/// Bytes of a buffer that a scope copies to or from: a view of a pooled buffer or of a piece of a
+/// slab, which must be of that scope's stream, or an [`Unpooled`] buffer.
+pub trait BufferPart: sealed::Part {}
+
+/// Traits that only this crate implements: another's view could show any memory.
 pub(crate) mod sealed {
-    use super::WgpuView;
+    use super::{Binding, DeviceError, Place};
 
-    pub trait Piece {
-        fn piece(&self) -> &WgpuView<'_>;
+    pub trait Bound {
+        /// Returns the resource.
+        ///
+        /// # Errors
+        ///
+        /// Why it cannot be bound.
+        fn bound(&self) -> Result<Binding, DeviceError>;
+    }
+
+    pub trait Part {
+        fn place(&self) -> Place<'_>;
     }
 }
 
-impl sealed::Piece for WgpuView<'_> {
-    fn piece(&self) -> &WgpuView<'_> {
-        self
+/// A range of a buffer, and the stream that it may be used on: any, where there is none.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'b> {
+    pub(crate) buffer: &'b Buffer,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+    pub(crate) on: Option<WgpuStream>,
+}
+
+impl sealed::Bound for WgpuView<'_> {
+    fn bound(&self) -> Result<Binding, DeviceError> {
+        self.may_lend()?;
+        Binding::buffer(self.buffer, self.offset, self.bytes, &self.clock.shared().limits)
+    }
+}
+
+impl sealed::Part for WgpuView<'_> {
+    fn place(&self) -> Place<'_> {
+        let Self { buffer, offset, bytes, on, .. } = *self;
+        Place { buffer, offset, bytes, on: Some(on) }
+    }
+}
+
+impl sealed::Part for Unpooled<'_> {
+    fn place(&self) -> Place<'_> {
+        Place { buffer: self.0, offset: 0, bytes: self.0.size(), on: None }
+    }
+}
+
+impl sealed::Bound for TextureView {
+    fn bound(&self) -> Result<Binding, DeviceError> {
+        Ok(Binding::Texture(self.clone()))
+    }
+}
+
+impl sealed::Bound for Sampler {
+    fn bound(&self) -> Result<Binding, DeviceError> {
+        Ok(Binding::Sampler(self.clone()))
+    }
+}
+
+impl<'b, A: DeviceAllocator> sealed::Bound for Use<'b, A>
+where
+    A::View<'b>: sealed::Bound,
+{
+    fn bound(&self) -> Result<Binding, DeviceError> {
+        (**self).bound()
+    }
+}
+
+impl<'b, A: DeviceAllocator> sealed::Part for Use<'b, A>
+where
+    A::View<'b>: sealed::Part,
+{
+    fn place(&self) -> Place<'_> {
+        (**self).place()
     }
 }
 
 impl Bindable for WgpuView<'_> {}
-
-impl<'b, A: DeviceAllocator> sealed::Piece for Use<'b, A>
-where
-    A::View<'b>: sealed::Piece,
-{
-    fn piece(&self) -> &WgpuView<'_> {
-        (**self).piece()
-    }
-}
-
+impl Bindable for TextureView {}
+impl Bindable for Sampler {}
 impl<'b, A: DeviceAllocator> Bindable for Use<'b, A> where A::View<'b>: Bindable {}
+impl BufferPart for WgpuView<'_> {}
+impl BufferPart for Unpooled<'_> {}
+impl<'b, A: DeviceAllocator> BufferPart for Use<'b, A> where A::View<'b>: BufferPart {}
 
 impl Usage {
     /// These uses, and `COPY_DST`.
@@ -90,10 +161,19 @@ impl WgpuBlock {
 }
 
 impl<'b> WgpuView<'b> {
-    /// The buffer. A clone of it that is kept past the pooled buffer sees the next owner's data.
-    #[must_use]
-    pub fn buffer(&self) -> &'b Buffer {
-        self.buffer
+    /// Lends the buffer, for commands of the view's scope or of the encoder that its prologue is
+    /// for ([`Scope::prologue`](crate::Scope::prologue)). A clone of it that is kept past the
+    /// pooled buffer sees the next owner's data.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Unsupported`] for a view on the queue's own stream: the pool could not know when an
+    /// encoder that uses the buffer is submitted, and would hand it on before. Use the buffer on a
+    /// scope instead (`buffer.on(&scope.stream())`); [`WgpuView::write`] needs no scope.
+    pub fn buffer(&self) -> Result<&'b Buffer, DeviceError> {
+        self.may_lend()?;
+        self.clock.open_scopes().lend(self.on.scope());
+        Ok(self.buffer)
     }
 
     /// Where the bytes begin in it.
@@ -108,17 +188,81 @@ impl<'b> WgpuView<'b> {
         self.bytes
     }
 
-    /// What a bind group takes.
+    /// The binding of these bytes, for a bind group.
     ///
     /// # Errors
     ///
-    /// [`Why::Unsupported`] for a view of no bytes, which wgpu cannot bind.
+    /// As for [`WgpuView::buffer`]; [`Why::Unsupported`] for a view of no bytes, which wgpu cannot
+    /// bind, and [`Why::TooLarge`] for one beyond the device's limit for one binding.
     pub fn binding(&self) -> Result<BindingResource<'b>, DeviceError> {
-        let empty = DeviceError::new(Why::Unsupported, "bind a buffer of 0 bytes", 0);
-        // In whole words, which every block holds.
-        let words = self.bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT);
-        let size = BufferSize::new(words).ok_or(empty)?;
+        self.may_lend()?;
         let (buffer, offset) = (self.buffer, self.offset);
-        Ok(BindingResource::Buffer(BufferBinding { buffer, offset, size: Some(size) }))
+        match Binding::buffer(buffer, offset, self.bytes, &self.clock.shared().limits)? {
+            Binding::Buffer(_, offset, size) => {
+                Ok(BindingResource::Buffer(BufferBinding { buffer, offset, size: Some(size) }))
+            }
+            _ => Ok(BindingResource::Buffer(BufferBinding { buffer, offset, size: None })),
+        }
+    }
+
+    /// Writes `data` at `offset` of the view by the queue (`Queue::write_buffer`): ahead of what is
+    /// submitted next.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Unsupported`] for a view of a scope, whose own commands may come before
+    /// ([`Scope::upload`](crate::Scope::upload) writes in their order), and where offset or length
+    /// is no multiple of 4 bytes or the view is too short; [`Why::Lost`] if the device is gone.
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
+        let shared = self.clock.shared();
+        shared.living()?;
+        if !self.on.is_queue() {
+            let call = "write by the queue in a scope: upload in it";
+            return Err(DeviceError::new(Why::Unsupported, call, 0));
+        }
+        let place = sealed::Part::place(self);
+        let what = "write: offset and length in words, inside of the view";
+        let (at, _) = place.range(BufferUsages::COPY_DST, offset, data.len() as u64, what)?;
+        shared.queue.write_buffer(self.buffer, at, data);
+        Ok(())
+    }
+
+    /// Whether the buffer may be used in an encoder.
+    fn may_lend(&self) -> Result<(), DeviceError> {
+        if self.on.is_queue() {
+            let call = "a buffer of the queue's stream in an encoder: use it on a scope";
+            return Err(DeviceError::new(Why::Unsupported, call, 0));
+        }
+        Ok(())
+    }
+}
+
+impl Place<'_> {
+    /// Where a copy of these bytes begins and ends in the buffer. wgpu would refuse the whole
+    /// submission for one that does not fit.
+    pub(crate) fn range(
+        &self,
+        usage: BufferUsages,
+        offset: u64,
+        bytes: u64,
+        what: &'static str,
+    ) -> Result<(u64, u64), DeviceError> {
+        let words = COPY_BUFFER_ALIGNMENT;
+        let refused = |call| Err(DeviceError::new(Why::Unsupported, call, 0));
+        if !self.buffer.usage().contains(usage) {
+            return refused("copy without COPY_SRC or COPY_DST");
+        }
+        let at = self.offset.checked_add(offset);
+        let end = at.and_then(|at| at.checked_add(bytes));
+        // The rounding tail belongs to the view.
+        let most = (self.offset + self.bytes).next_multiple_of(words).min(self.buffer.size());
+        match (at, end) {
+            (Some(at), Some(end))
+                if at.is_multiple_of(words) && bytes.is_multiple_of(words) && end <= most =>
+            {
+                Ok((at, end))
+            }
+            _ => refused(what),
+        }
     }
 }

@@ -17,12 +17,13 @@ fn a_device_without_a_report_says_so() {
 fn a_clone_is_found_once_its_buffer_went_back_to_wgpu() {
     let Some(device) = vulkan() else { return };
     let pool = BucketPool::new(device.clone());
-    let on = of_the_queue(&device);
+    let scope = device.scope();
+    let on = scope.stream();
     let (kept, other) = (pool.allocate(1000).unwrap(), pool.allocate(2 * KIB).unwrap());
-    let clone = kept.on(&on).unwrap().buffer().clone();
+    let clone = kept.on(&on).unwrap().buffer().unwrap().clone();
     // What the queue is to write holds the buffer too, until it is submitted.
-    device.queue().write_buffer(other.on(&on).unwrap().buffer(), 0, &[1; 16]);
-    drop((kept, other));
+    other.on(&of_the_queue(&device)).unwrap().write(0, &[1; 16]).unwrap();
+    drop((kept, other, scope));
     assert!(device.kept_clones().unwrap().is_empty(), "nothing tells while it is pooled");
     pool.clear().unwrap();
     let found = device.kept_clones().unwrap();

@@ -16,14 +16,16 @@ fn fill(buffer: &mut PooledBuffer<WgpuAllocator>, byte: u8) {
     let allocator = buffer.allocator();
     let view = buffer.on(allocator.clock().default_stream()).unwrap();
     let bytes = usize::try_from(view.size().next_multiple_of(4)).unwrap();
-    allocator.queue().write_buffer(view.buffer(), view.offset(), &vec![byte; bytes]);
+    view.write(0, &vec![byte; bytes]).unwrap();
     allocator.queue().submit([]);
 }
 
 fn contents(buffer: &PooledBuffer<WgpuAllocator>) -> Vec<u8> {
     let allocator = buffer.allocator();
-    let (device, queue) = (allocator.device(), allocator.queue());
-    let view = buffer.on(allocator.clock().default_stream()).unwrap();
+    let device = allocator.device();
+    let mut scope = allocator.scope();
+    let on = scope.stream();
+    let view = buffer.on(&on).unwrap();
     let bytes = view.size().next_multiple_of(4).max(4);
     let back = device.create_buffer(&wgpu::BufferDescriptor {
         label: None,
@@ -31,9 +33,9 @@ fn contents(buffer: &PooledBuffer<WgpuAllocator>) -> Vec<u8> {
         usage: BufferUsages::MAP_READ | BufferUsages::COPY_DST,
         mapped_at_creation: false,
     });
-    let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-    encoder.copy_buffer_to_buffer(view.buffer(), view.offset(), &back, 0, bytes);
-    queue.submit([encoder.finish()]);
+    let from = view.buffer().unwrap();
+    scope.encoder().copy_buffer_to_buffer(from, view.offset(), &back, 0, bytes);
+    scope.submit().unwrap();
     back.slice(..).map_async(wgpu::MapMode::Read, Result::unwrap);
     device.poll(PollType::wait_indefinitely()).unwrap();
     let mapped = back.slice(..).get_mapped_range().unwrap();
@@ -53,10 +55,12 @@ fn a_vulkan_device_passes_the_suite() {
     conformance::run(make, Probe { fill, contents });
 }
 
-/// The buffer behind a pooled one, in use by the queue for a moment.
+/// The buffer behind a pooled one, in use by a scope for a moment.
 fn buffer_of(buffer: &PooledBuffer<WgpuAllocator>) -> wgpu::Buffer {
-    let view = buffer.on(buffer.allocator().clock().default_stream()).unwrap();
-    view.buffer().clone()
+    let scope = buffer.allocator().scope();
+    let on = scope.stream();
+    let view = buffer.on(&on).unwrap();
+    view.buffer().unwrap().clone()
 }
 
 #[test]
@@ -66,21 +70,33 @@ fn a_buffer_dropped_in_an_open_scope_serves_that_scope_only() {
         let (mut one, two) = (pool.allocator().scope(), pool.allocator().scope());
         let (on_one, on_two) = (one.stream(), two.stream());
         let a = pool.allocate_on(&on_one, 4096).unwrap();
-        let first = a.on(&on_one).unwrap().buffer().clone();
+        let first = a.on(&on_one).unwrap().buffer().unwrap().clone();
         one.encoder().clear_buffer(&first, 0, None);
         drop(a); // the encoder is not submitted
         let b = pool.allocate_on(&on_two, 4096).unwrap();
-        assert_ne!(*b.on(&on_two).unwrap().buffer(), first, "another scope: a fresh buffer");
+        assert_ne!(
+            *b.on(&on_two).unwrap().buffer().unwrap(),
+            first,
+            "another scope: a fresh buffer"
+        );
         let queue = pool.allocate(4096).unwrap();
         assert_ne!(buffer_of(&queue), first, "Queue::write_buffer would run first as well");
         let c = pool.allocate_on(&on_one, 4096).unwrap();
-        assert_eq!(*c.on(&on_one).unwrap().buffer(), first, "the same scope: in order behind it");
+        assert_eq!(
+            *c.on(&on_one).unwrap().buffer().unwrap(),
+            first,
+            "the same scope: in order behind it"
+        );
         assert_eq!(c.on(&on_two).unwrap_err().why, Why::NotSubmitted);
         drop(c);
-        one.submit();
+        one.submit().unwrap();
         let d = pool.allocate_on(&on_two, 4096).unwrap();
-        assert_eq!(*d.on(&on_two).unwrap().buffer(), first, "submitted: ready for everybody");
-        two.submit();
+        assert_eq!(
+            *d.on(&on_two).unwrap().buffer().unwrap(),
+            first,
+            "submitted: ready for everybody"
+        );
+        two.submit().unwrap();
         assert_eq!((pool.stats().hits, pool.stats().misses), (2, 3));
     }
 }
@@ -109,13 +125,13 @@ fn a_clearing_pool_never_clears_a_block_of_an_open_scope_behind_its_back() {
         let mut scope = pool.allocator().scope();
         let on = scope.stream();
         let a = pool.allocate_on(&on, 4096).unwrap();
-        let first = a.on(&on).unwrap().buffer().clone();
+        let first = a.on(&on).unwrap().buffer().unwrap().clone();
         scope.encoder().clear_buffer(&first, 0, None);
         drop(a);
         // Clearing runs ahead of the scope, so the scope's own earlier commands would come after.
         let b = pool.allocate_on(&on, 4096).unwrap();
-        assert_ne!(*b.on(&on).unwrap().buffer(), first);
-        scope.submit();
+        assert_ne!(*b.on(&on).unwrap().buffer().unwrap(), first);
+        scope.submit().unwrap();
         let mut c = pool.allocate(4096).unwrap();
         assert_eq!(buffer_of(&c), first);
         fill(&mut c, 7);
@@ -168,7 +184,7 @@ fn a_scope_that_was_submitted_is_no_stream_any_more() {
     let scope = pool.allocator().scope();
     let stale = scope.stream();
     let buffer = pool.allocate_on(&stale, KIB).unwrap();
-    scope.submit();
+    scope.submit().unwrap();
     assert_eq!(pool.allocate_on(&stale, KIB).unwrap_err().why(), Why::Foreign);
     assert_eq!(buffer.on(&stale).unwrap_err().why, Why::Foreign);
     let queue = *pool.allocator().clock().default_stream();
@@ -183,16 +199,15 @@ fn work_of_an_open_scope_is_ahead_of_nobody() {
     drop(buffer.on(&scope.stream()).unwrap());
     // `Queue::write_buffer` would run ahead of the scope, which uses the buffer already.
     assert_eq!(buffer.on(&queue).unwrap_err().why, Why::NotSubmitted);
-    scope.submit();
+    scope.submit().unwrap();
     assert!(buffer.on(&queue).is_ok());
 }
 
 #[test]
 fn a_buffer_that_cannot_be_cleared_is_an_error_and_not_kept() {
     let pool = BucketPool::new(noop());
-    let queue = *pool.allocator().clock().default_stream();
     let buffer = pool.allocate(KIB).unwrap();
-    let clone = buffer.on(&queue).unwrap().buffer().clone();
+    let clone = buffer_of(&buffer);
     drop(buffer);
     clone.destroy(); // a clone kept past the drop, and destroyed
     assert_eq!(pool.allocate(KIB).unwrap_err().why(), Why::Other);
@@ -206,7 +221,7 @@ fn a_stranger_and_a_scope_without_commands() {
     assert_eq!(pool.allocate_on(&scope.stream(), 1).unwrap_err().why(), Why::Foreign);
     let buffer = pool.allocate(1).unwrap();
     assert_eq!(buffer.on(&scope.stream()).unwrap_err().why, Why::Foreign);
-    scope.submit();
+    scope.submit().unwrap();
 }
 
 #[test]
@@ -217,6 +232,6 @@ fn clearing_the_pool_leaves_what_waits_for_an_open_scope() {
     drop(pool.allocate(2 * KIB).unwrap());
     let unsubmitted = pool.clear().unwrap();
     assert_eq!(unsubmitted, 2 * KIB);
-    scope.submit();
+    scope.submit().unwrap();
     assert_eq!(pool.clear().unwrap(), KIB);
 }

@@ -5,7 +5,7 @@
 mod present;
 
 use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PooledBuffer, Why, ZeroPolicy};
-use pool_wgpu::{ReadWrite, Uniform, Usage, WgpuAllocator, WgpuSlabs};
+use pool_wgpu::{ReadWrite, Uniform, Unpooled, Usage, WgpuAllocator, WgpuSlabs};
 use present::{devices, of_the_queue, uncleared};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -26,11 +26,13 @@ fn clears_go_with_the_frame_and_ahead_of_its_work() {
                 let view = buffer.on(&on).unwrap();
                 // The whole block, the rounding tail among it.
                 let whole = buffer.allocated_size();
-                backs_of_turn.push(scope.read_back(&backs, view.buffer(), 0, whole).unwrap());
+                let _ = scope.encoder(); // where the raw buffer is used
+                let raw = Unpooled(view.buffer().unwrap());
+                backs_of_turn.push(scope.read_back(&backs, &raw, 0, whole).unwrap());
                 let all = usize::try_from(whole).unwrap();
-                scope.upload(&uploads, view.buffer(), 0, &canary[..all]).unwrap();
+                scope.upload(&uploads, &raw, 0, &canary[..all]).unwrap();
             }
-            scope.submit();
+            scope.submit().unwrap();
             for back in backs_of_turn {
                 let dirty = back.wait(|shown| shown.iter().filter(|b| **b != 0).count()).unwrap();
                 assert_eq!(dirty, 0, "turn {turn}");
@@ -48,17 +50,18 @@ fn a_buffer_that_cannot_be_cleared_takes_no_other_with_it() {
         let mut scope = device.scope();
         let on = scope.stream();
         let dirty = [KIB, 2 * KIB].map(|bytes| pool.allocate_on(&on, bytes).unwrap());
-        let raw = dirty.each_ref().map(|buffer| buffer.on(&on).unwrap().buffer().clone());
+        let raw = dirty.each_ref().map(|buffer| buffer.on(&on).unwrap().buffer().unwrap().clone());
         for buffer in &raw {
-            scope.upload(&uploads, buffer, 0, &[0xAB; 1024]).unwrap();
+            scope.upload(&uploads, &Unpooled(buffer), 0, &[0xAB; 1024]).unwrap();
         }
         drop(dirty);
-        scope.submit();
+        let _ = scope.encoder(); // where the raw buffers are used
+        scope.submit().unwrap();
         let scope = device.scope();
         let again = [KIB, 2 * KIB].map(|bytes| pool.allocate_on(&scope.stream(), bytes).unwrap());
         assert_eq!(pool.stats().hits, 2);
         raw[1].destroy();
-        scope.submit();
+        scope.submit().unwrap();
         assert_eq!(shown(&device, &again[0]), [0; 1024], "another's data");
     }
 }
@@ -72,9 +75,9 @@ fn handed_on(
     let mut scope = device.scope();
     let on = scope.stream();
     let dirty = pool.allocate_on(&on, KIB).unwrap();
-    scope.upload(&uploads, dirty.on(&on).unwrap().buffer(), 0, &[0xAB; 1024]).unwrap();
+    scope.upload(&uploads, &dirty.on(&on).unwrap(), 0, &[0xAB; 1024]).unwrap();
     drop(dirty);
-    scope.submit();
+    scope.submit().unwrap();
     let scope = device.scope();
     let again = pool.allocate_on(&scope.stream(), KIB).unwrap();
     assert_eq!(pool.stats().hits, 1);
@@ -86,8 +89,8 @@ fn shown(device: &WgpuAllocator, buffer: &PooledBuffer<WgpuAllocator>) -> Vec<u8
     let mut scope = device.scope();
     let on = scope.stream();
     let view = buffer.on(&on).unwrap();
-    let back = scope.read_back(&backs, view.buffer(), 0, KIB).unwrap();
-    scope.submit();
+    let back = scope.read_back(&backs, &view, 0, KIB).unwrap();
+    scope.submit().unwrap();
     back.wait(<[u8]>::to_vec).unwrap()
 }
 
@@ -114,15 +117,14 @@ fn a_clear_of_an_abandoned_scope_does_not_come_later() {
         assert_eq!(pool.stats().misses, 1);
         let queue = of_the_queue(&device);
         let view = buffer.on(&queue).unwrap();
-        device.queue().write_buffer(view.buffer(), 0, &[5; 1024]);
-        let raw = view.buffer().clone();
+        view.write(0, &[5; 1024]).unwrap();
         drop(view);
         let mut scope = device.scope();
         let on = scope.stream();
         let used = buffer.on(&on).unwrap();
-        let back = scope.read_back(&backs, &raw, 0, KIB).unwrap();
+        let back = scope.read_back(&backs, &used, 0, KIB).unwrap();
         drop(used);
-        scope.submit();
+        scope.submit().unwrap();
         assert!(back.wait(|shown| shown == [5; 1024]).unwrap(), "the clear came after the write");
     }
 }
@@ -143,15 +145,15 @@ fn frames_of_varying_sizes_stay_within_the_bound_and_agree_with_wgpus_report() {
                 let bytes = (frame * 37 + part * 11) % 97 * 8 * KIB + 4;
                 let buffer = pool.allocate_on(&on, bytes).unwrap();
                 let view = buffer.on(&on).unwrap();
-                scope.encoder().clear_buffer(view.buffer(), 0, None);
+                scope.encoder().clear_buffer(view.buffer().unwrap(), 0, None);
             }
-            scope.submit();
+            scope.submit().unwrap();
             let stats = pool.stats();
             assert!(stats.cached_bytes <= 4 * MIB, "frame {frame}: {stats}");
         }
         // The noop device gives no report.
         if let (Some(before), Some(after)) = (before, taken()) {
-            // wgpu comes and goes with a few hundred bytes of its own.
+            // wgpu comes and goes with a few hundred bytes itself.
             let ours = pool.stats().reserved_bytes;
             assert!((after - before).abs_diff(ours) < 4 * KIB, "{after} - {before}, {ours}");
         }
@@ -177,11 +179,11 @@ fn slabs_are_cut_at_the_devices_alignment() {
             assert!(u.offset().is_multiple_of(limits.min_uniform_buffer_offset_alignment.into()));
             assert!(s.offset().is_multiple_of(limits.min_storage_buffer_offset_alignment.into()));
             assert!(u.uniform().is_ok() && s.read_write().is_ok());
-            scope.upload(&uploads, u.buffer(), u.offset(), &[turn; 100]).unwrap();
-            scope.copy((u.buffer(), u.offset()), (s.buffer(), s.offset()), 100).unwrap();
-            shown.push((turn, scope.read_back(&backs, s.buffer(), s.offset(), 300).unwrap()));
+            scope.upload(&uploads, &u, 0, &[turn; 100]).unwrap();
+            scope.copy((&u, 0), (&s, 0), 100).unwrap();
+            shown.push((turn, scope.read_back(&backs, &s, 0, 300).unwrap()));
         }
-        scope.submit();
+        scope.submit().unwrap();
         for (turn, back) in shown {
             let right = |shown: &[u8]| {
                 shown[..100].iter().all(|b| *b == turn) && shown[100..].iter().all(|b| *b == 0)
@@ -204,19 +206,19 @@ fn a_piece_that_an_open_scope_used_serves_no_other_scope() {
         let place = |on: &_| {
             let piece = pool.allocate_on(on, 300).unwrap();
             let view = piece.on(on).unwrap();
-            (view.buffer().clone(), view.offset())
+            (view.buffer().unwrap().clone(), view.offset())
         };
         let (first, second) = (device.scope(), device.scope());
         let used = place(&first.stream());
         assert_eq!(place(&first.stream()), used, "its own scope has it again");
         assert_ne!(place(&second.stream()), used, "the first scope may be submitted later");
-        first.submit();
+        first.submit().unwrap();
         let third = device.scope();
         assert_eq!(place(&third.stream()), used);
         // What an open scope used does not take the untouched rest of the slab with it.
         assert_eq!(pool.stats().reserved_bytes, MIB);
-        second.submit();
-        third.submit();
+        second.submit().unwrap();
+        third.submit().unwrap();
         // Once all work is submitted, all of the slab serves one request.
         let last = device.scope();
         let _whole = pool.allocate_on(&last.stream(), MIB).unwrap();
@@ -241,30 +243,32 @@ fn storage_layout(device: &WgpuAllocator) -> wgpu::BindGroupLayout {
 }
 
 #[test]
-fn bind_groups_are_kept_until_a_buffer_goes() {
+fn m4_bind_groups_are_cached_until_a_buffer_goes() {
     for device in devices() {
         let layout = storage_layout(&device);
         let pool = BucketPool::new(device.clone());
         let bind = |bytes: u64| {
-            let buffer = pool.allocate(bytes).unwrap();
-            let on = of_the_queue(&device);
+            let scope = device.scope();
+            let on = scope.stream();
+            let buffer = pool.allocate_on(&on, bytes).unwrap();
             let view = buffer.on(&on).unwrap();
             device.bind_group(&layout, &[(0, &view)])
         };
         let (first, again) = (bind(KIB).unwrap(), bind(KIB).unwrap());
-        assert_eq!((first == again, device.kept_bind_groups()), (true, 1));
+        assert_eq!((first == again, device.cached_bind_groups()), (true, 1));
         assert_ne!(bind(2 * KIB).unwrap(), first);
-        assert_eq!(device.kept_bind_groups(), 2);
+        assert_eq!(device.cached_bind_groups(), 2);
         pool.clear().unwrap();
-        assert_eq!(device.kept_bind_groups(), 0, "the buffers went");
+        assert_eq!(device.cached_bind_groups(), 0, "the buffers went");
         for elements in 1..=300 {
             bind(elements * 256).unwrap(); // other sizes of few buffers
         }
-        assert_eq!(device.kept_bind_groups(), 256);
+        assert_eq!(device.cached_bind_groups(), 256);
         let empty = bind(0).unwrap_err();
         assert_eq!((empty.why, empty.call), (Why::Unsupported, "bind a buffer of 0 bytes"));
         let uniform = Usage::new(BufferUsages::UNIFORM);
-        let on = of_the_queue(&device);
+        let scope = device.scope();
+        let on = scope.stream();
         let wrong = pool.allocate_kind(&on, KIB, uniform).unwrap();
         let wrong = device.bind_group(&layout, &[(0, &wrong.on(&on).unwrap())]).unwrap_err();
         assert_eq!((wrong.why, wrong.call), (Why::Unsupported, "create_bind_group"));
@@ -282,24 +286,28 @@ fn after_the_device_is_lost_every_call_says_so() {
         let mut scope = device.scope();
         let raw = {
             let on = scope.stream();
-            buffer.on(&on).unwrap().buffer().clone()
+            buffer.on(&on).unwrap().buffer().unwrap().clone()
         };
         scope.place(&data, &[1; 64]).unwrap();
-        let on_its_way = scope.read_back(&backs, &raw, 0, 64).unwrap();
-        scope.flush();
+        let on_its_way = scope.read_back(&backs, &Unpooled(&raw), 0, 64).unwrap();
+        scope.flush().unwrap();
         scope.place(&data, &[1; 64]).unwrap();
-        scope.upload(&uploads, &raw, 0, &[1; 64]).unwrap();
-        let back = scope.read_back(&backs, &raw, 0, 64).unwrap();
+        scope.upload(&uploads, &Unpooled(&raw), 0, &[1; 64]).unwrap();
+        let back = scope.read_back(&backs, &Unpooled(&raw), 0, 64).unwrap();
         let layout = storage_layout(&device);
-        let held = pool.allocate(KIB).unwrap();
-        let on = of_the_queue(&device);
+        let other = device.scope();
+        let on = other.stream();
+        let held = pool.allocate_on(&on, KIB).unwrap();
         let view = held.on(&on).unwrap();
         device.device().destroy();
         // wgpu tells once what was submitted has ended.
         let _ = device.device().poll(PollType::wait_indefinitely());
         assert_eq!(pool.allocate(3 * MIB).unwrap_err().why(), Why::Lost, "a miss");
-        assert_eq!(scope.upload(&uploads, &raw, 0, &[1; 64]).unwrap_err().why, Why::Lost);
-        assert_eq!(scope.read_back(&backs, &raw, 0, 64).unwrap_err().why, Why::Lost);
+        assert_eq!(
+            scope.upload(&uploads, &Unpooled(&raw), 0, &[1; 64]).unwrap_err().why,
+            Why::Lost
+        );
+        assert_eq!(scope.read_back(&backs, &Unpooled(&raw), 0, 64).unwrap_err().why, Why::Lost);
         assert_eq!(scope.place(&data, &[1; 64]).unwrap_err().why, Why::Lost);
         assert_eq!(device.bind_group(&layout, &[(0, &view)]).unwrap_err().why, Why::Lost);
         drop(view);
@@ -307,6 +315,7 @@ fn after_the_device_is_lost_every_call_says_so() {
         drop(scope);
         assert_eq!(back.wait(|_| ()).unwrap_err().why, Why::Lost);
         assert_eq!(on_its_way.wait(|_| ()).unwrap_err().why, Why::Lost);
+        drop((back, on_its_way));
         assert_eq!((uploads.reserved_bytes(), data.reserved_bytes()), (0, 0));
         assert_eq!(backs.reserved_bytes(), 0);
         assert_eq!(pool.allocate(2 * KIB).unwrap_err().why(), Why::Lost, "what would be a hit");
@@ -329,9 +338,9 @@ fn a_refused_submission_does_not_take_the_clears_with_it() {
         scope.encoder().clear_buffer(&destroyed, 0, None);
         let backs = device.read_backs(MIB);
         let on = scope.stream();
-        let back = scope.read_back(&backs, again.on(&on).unwrap().buffer(), 0, KIB).unwrap();
+        let back = scope.read_back(&backs, &again.on(&on).unwrap(), 0, KIB).unwrap();
         destroyed.destroy();
-        scope.submit();
+        scope.submit().unwrap();
         assert_eq!(back.wait(|_| ()).unwrap_err().why, Why::NotSubmitted, "nothing came back");
         let mut popped = pin!(refused.pop());
         let told = popped.as_mut().poll(&mut Context::from_waker(Waker::noop()));
@@ -347,17 +356,18 @@ fn pieces_of_slabs_keep_their_bind_groups_too() {
         let pool = BucketPool::builder(slabs).arena(ArenaConfig::segments(MIB)).build();
         let layout = storage_layout(&device);
         let bind = |bytes: u64| {
-            let on = of_the_queue(&device);
+            let scope = device.scope();
+            let on = scope.stream();
             let piece = pool.allocate_on(&on, bytes).unwrap();
             let view = piece.on(&on).unwrap();
             device.bind_group(&layout, &[(0, &view)]).unwrap()
         };
         let (first, again) = (bind(KIB), bind(KIB));
-        assert_eq!((first == again, device.kept_bind_groups()), (true, 1));
+        assert_eq!((first == again, device.cached_bind_groups()), (true, 1));
         let held = pool.allocate(KIB).unwrap(); // the same place, so that the next is another
         assert_ne!(bind(KIB), first);
         drop(held);
         pool.clear().unwrap();
-        assert_eq!(device.kept_bind_groups(), 0, "the slab went");
+        assert_eq!(device.cached_bind_groups(), 0, "the slab went");
     }
 }

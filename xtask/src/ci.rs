@@ -132,7 +132,7 @@ fn steps(deep: bool) -> Vec<Step> {
     let vulkan = driver::ALL.iter().any(|driver| driver.backend == "wgpu" && driver.is_here());
     let mut examples = vec![words(&example("custom_backend")), words(&example("on_host"))];
     if vulkan {
-        for name in ["on_wgpu", "wgpu_elementwise", "wgpu_frames"] {
+        for name in ["on_wgpu", "wgpu_elementwise", "wgpu_frames", "engines"] {
             examples.push(words(&example(name)));
         }
     }

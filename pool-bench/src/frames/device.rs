@@ -12,7 +12,7 @@ use std::num::NonZeroU64;
 use std::time::Instant;
 
 /// Frames that count, and those of a smoke test.
-const ROUNDS: (usize, usize) = (31, 2);
+const ROUNDS: (usize, usize) = (155, 2);
 /// Frames before that: pools fill.
 const COLD: usize = 3;
 
@@ -80,6 +80,15 @@ impl FrameBench {
         let layout = pipeline.get_bind_group_layout(0);
         let rounds = if process.smoke { ROUNDS.1 } else { process.share(ROUNDS.0) };
         Self { device, pipeline, layout, rounds, seed: process.seed }
+    }
+
+    /// Rounds before those that count, and those.
+    pub(super) fn rounds(&self) -> (usize, usize) {
+        (COLD, self.rounds)
+    }
+
+    pub(super) fn seed(&self) -> u64 {
+        self.seed
     }
 
     pub(super) fn gpu(&self) -> (&Device, &Queue) {

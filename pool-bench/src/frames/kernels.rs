@@ -1,16 +1,16 @@
-//! Buffers that a frame computes in or copies to: pooled, fresh, and one that somebody keeps by
+//! Buffers that a frame computes in or copies to: pooled, fresh, and one that the program keeps by
 //! hand, which no pool can be ahead of.
 
 use super::device::{Contender, Failed, FrameBench, contest, said};
 use crate::rounds::Row;
 use bucketpool::wgpu::wgpu::{Buffer, SubmissionIndex};
-use bucketpool::wgpu::{Usage, WgpuAllocator};
+use bucketpool::wgpu::{Unpooled, Usage, WgpuAllocator};
 use bucketpool::{BucketPool, ZeroPolicy};
 
-/// What is measured: frames one after the other, two of them in flight if there are several; in
-/// each so many kernels, each of so many groups of 64 vectors, on a buffer of its own. Whether
-/// wgpu, which takes memory in blocks of 64 MiB and more, has room for a fresh one or must ask the
-/// driver depends on what else the application holds.
+/// The work that is measured: `frames` frames one after the other, two of them in flight if there
+/// are several; in each `kernels` kernels of `groups` groups of 64 vectors, each on its own buffer.
+/// Whether wgpu, which takes memory in blocks of 64 MiB and more, has room for a fresh one or must
+/// ask the driver depends on what else the application holds.
 #[derive(Clone, Copy)]
 pub(super) struct Work {
     pub(super) bytes: u64,
@@ -56,7 +56,7 @@ impl FrameBench {
             let group = pool.allocator().bind_group(&self.layout, &[(0, &view)]).map_err(said)?;
             self.dispatch(scope.encoder(), &group, work.groups);
         }
-        Ok(scope.submit())
+        scope.submit().map_err(said)
     }
 
     fn fresh(&self, work: Work) -> SubmissionIndex {
@@ -69,8 +69,8 @@ impl FrameBench {
         self.gpu().1.submit([encoder.finish()])
     }
 
-    /// Buffers of the application's own: so many that wgpu has begun another block of memory, which
-    /// has room, or one less; none where wgpu tells of no blocks.
+    /// The application's own buffers: as many as it takes until wgpu has begun another block of
+    /// memory, which has room, or one less; none where wgpu tells of no blocks.
     fn others(&self, work: Work, fresh: impl Fn() -> Buffer) -> Vec<Buffer> {
         let device = self.gpu().0;
         let taken = || device.generate_allocator_report().map(|report| report.total_reserved_bytes);
@@ -121,9 +121,8 @@ impl FrameBench {
             let on = scope.stream();
             let buffer = never.allocate_on(&on, bytes).map_err(|error| error.to_string())?;
             let view = buffer.on(&on).map_err(said)?;
-            let (from, to) = ((source, 0), (view.buffer(), view.offset()));
-            scope.copy(from, to, bytes).map_err(said)?;
-            scope.submit();
+            scope.copy((&Unpooled(source), 0), (&view, 0), bytes).map_err(said)?;
+            scope.submit().map_err(said)?;
             self.wait()
         };
         let fresh = move || {

@@ -14,6 +14,10 @@ pub trait StreamClock: Send + Sync + 'static {
     /// A point in a stream.
     type Mark: Copy + Debug + Send + Sync + 'static;
 
+    /// Whether a use lasts until its buffer is dropped: where a program can keep what it was lent,
+    /// such as a bind group, and use it again later in the same stream.
+    const UNTIL_DROP: bool = false;
+
     /// The stream that `allocate` without a stream means, so that one program text serves all
     /// devices.
     fn default_stream(&self) -> &Self::Stream;
@@ -31,6 +35,13 @@ pub trait StreamClock: Send + Sync + 'static {
     /// which runs the work later, and again. Makes no device call.
     fn takes_work(&self, _on: &Self::Stream) -> bool {
         true
+    }
+
+    /// A stream for zeroing that runs ahead of what `on` is given from here on
+    /// ([`Clearing::Ahead`](crate::Clearing::Ahead)): memory that this stream may have can be
+    /// zeroed ahead. Makes no device call.
+    fn ahead_of(&self, _on: &Self::Stream) -> Self::Stream {
+        self.default_stream().clone()
     }
 
     /// The point that `on` has reached: after everything given to it so far. Makes no device call.

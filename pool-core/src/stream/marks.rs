@@ -60,7 +60,7 @@ impl<C: StreamClock> Marks<C> {
     /// Whether each use has ended.
     #[inline]
     pub(crate) fn are_closed(&self) -> bool {
-        self.also.is_none() && self.home.open == 0
+        self.also.is_none() && self.home.open == 0 && !C::UNTIL_DROP
     }
 
     #[inline]
@@ -73,7 +73,7 @@ impl<C: StreamClock> Marks<C> {
     pub(crate) fn behind(&self, clock: &C, on: &C::Stream, cpu_touches: bool) -> Vec<C::Mark> {
         let counted = self.newest_first().filter(|used| used.touched || !cpu_touches);
         let now = |used: &Used<C::Mark>| {
-            if used.open > 0 { clock.latest(used.last) } else { used.last }
+            if used.open > 0 || C::UNTIL_DROP { clock.latest(used.last) } else { used.last }
         };
         counted.map(now).filter(|mark| !clock.is_ordered(on, *mark)).collect()
     }
@@ -112,7 +112,8 @@ impl<C: StreamClock> Marks<C> {
             return;
         }
         let also = self.also.iter_mut().flat_map(|also| also.iter_mut());
-        for used in also.chain([&mut self.home]).filter(|used| used.open > 0) {
+        let lasts = |used: &&mut Used<C::Mark>| used.open > 0 || C::UNTIL_DROP;
+        for used in also.chain([&mut self.home]).filter(lasts) {
             *used = Used { last: clock.latest(used.last), open: 0, ..*used };
         }
     }

@@ -30,7 +30,7 @@ pub(crate) fn devices() -> impl Iterator<Item = WgpuAllocator> {
     [Some(noop), vulkan()].into_iter().flatten()
 }
 
-/// A pool of blocks that whoever takes one overwrites.
+/// A pool that does not zero: the tests overwrite its blocks.
 pub(crate) fn uncleared(device: &WgpuAllocator) -> BucketPool<WgpuAllocator> {
     BucketPool::builder(device.clone()).zero(ZeroPolicy::Never).build()
 }

@@ -23,7 +23,7 @@ use cubecl_runtime::memory_management::{
 use cubecl_runtime::server::IoError;
 use cubecl_runtime::storage::{ComputeStorage, StorageHandle, StorageId, StorageUtilization};
 use pool_core::sim::SimDevice;
-use pool_core::{Arena, ArenaConfig, BucketPolicy, BucketPool, GIB, KIB};
+use pool_core::{ArenaConfig, BucketPool, GIB, KIB};
 use std::fmt::Debug;
 use std::hint::black_box;
 use std::sync::Arc;

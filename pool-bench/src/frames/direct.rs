@@ -1,0 +1,69 @@
+//! A fresh wgpu buffer each time, by wgpu's own calls alone.
+
+use crate::counted::Asked;
+use crate::workload::Source;
+use bucketpool::wgpu::wgpu::{
+    Buffer, BufferDescriptor, COPY_BUFFER_ALIGNMENT, CommandEncoderDescriptor, PollType,
+};
+use bucketpool::wgpu::{Usage, WgpuAllocator};
+use std::cell::Cell;
+use std::fmt;
+
+/// Direct allocation on a wgpu device. Each buffer is zeroed by a submission, which writes all of
+/// it, as it is for a pool.
+pub(crate) struct WgpuDirect {
+    device: WgpuAllocator,
+    asked: Cell<Asked>,
+    held: Cell<u64>,
+}
+
+impl WgpuDirect {
+    /// On this device; the pool's own calls are not used.
+    pub(crate) fn new(device: WgpuAllocator) -> Self {
+        Self { device, asked: Cell::default(), held: Cell::new(0) }
+    }
+}
+
+impl Source for WgpuDirect {
+    type Buffer = Buffer;
+
+    fn filled(&self, bytes: usize, _byte: u8) -> Option<Buffer> {
+        let size = (bytes as u64).next_multiple_of(COPY_BUFFER_ALIGNMENT);
+        let (label, usage) = (None, Usage::default().flags());
+        let descriptor = BufferDescriptor { label, size, usage, mapped_at_creation: false };
+        let buffer = self.device.device().create_buffer(&descriptor);
+        let descriptor = CommandEncoderDescriptor::default();
+        let mut encoder = self.device.device().create_command_encoder(&descriptor);
+        encoder.clear_buffer(&buffer, 0, None);
+        self.device.queue().submit([encoder.finish()]);
+        let (mut asked, held) = (self.asked.get(), self.held.get() + size);
+        asked.allocations += 1;
+        asked.peak_bytes = asked.peak_bytes.max(held);
+        self.held.set(held);
+        self.asked.set(asked);
+        Some(buffer)
+    }
+
+    fn give_back(&self, buffer: Buffer) -> u64 {
+        let mut asked = self.asked.get();
+        asked.frees += 1;
+        self.asked.set(asked);
+        self.held.set(self.held.get() - buffer.size());
+        1
+    }
+
+    fn finish(&self) {
+        // A lost device is told by the next call.
+        let _ = self.device.device().poll(PollType::wait_indefinitely());
+    }
+
+    fn asked(&self) -> Asked {
+        self.asked.get()
+    }
+}
+
+impl fmt::Debug for WgpuDirect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WgpuDirect").field("asked", &self.asked).finish_non_exhaustive()
+    }
+}

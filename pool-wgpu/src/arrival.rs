@@ -1,0 +1,118 @@
+//! The arrival of mapped memory: told by a callback, awaited by threads and tasks.
+
+use crate::shared::lost;
+use parking_lot::{Condvar, Mutex};
+use pool_core::DeviceError;
+use std::sync::{Arc, OnceLock};
+use std::task::Waker;
+use std::time::Duration;
+use wgpu::{BufferAsyncError, Device, PollError, PollType, SubmissionIndex};
+
+/// Time that another thread, which has polled, gets to run a callback, where it is not known
+/// whether one will come.
+const GRACE: Duration = Duration::from_millis(100);
+
+/// How a mapping ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Mapped,
+    /// wgpu refused it.
+    Refused,
+    /// The commands that it was to follow were dropped.
+    NotSubmitted,
+}
+
+/// The end of a mapping, told by a callback. It holds no buffer, because a callback lives as long
+/// as the buffer that it belongs to and would keep the device.
+#[derive(Debug, Default)]
+pub(crate) struct Arrival {
+    outcome: Mutex<Option<Outcome>>,
+    changed: Condvar,
+    wakers: Mutex<Vec<Waker>>,
+    /// The submission that the memory arrives after, where it is known.
+    by: OnceLock<SubmissionIndex>,
+}
+
+/// The end that a callback holds. Its drop tells that the callback will never run.
+pub(crate) struct Tell(Arc<Arrival>);
+
+impl Arrival {
+    pub(crate) fn tell(self: &Arc<Self>) -> Tell {
+        Tell(self.clone())
+    }
+
+    pub(crate) fn outcome(&self) -> Option<Outcome> {
+        *self.outcome.lock()
+    }
+
+    /// The submission is known: a callback will come.
+    pub(crate) fn submitted(&self, by: &SubmissionIndex) {
+        let _ = self.by.set(by.clone());
+    }
+
+    pub(crate) fn is_submitted(&self) -> bool {
+        self.by.get().is_some()
+    }
+
+    /// Wakes the task of this waker once the outcome is there.
+    pub(crate) fn wake_later(&self, waker: &Waker) {
+        let mut wakers = self.wakers.lock();
+        if !wakers.iter().any(|known| known.will_wake(waker)) {
+            wakers.push(waker.clone());
+        }
+    }
+
+    /// Blocks until the device has done the submission that this arrival follows, and its callback
+    /// has run. Where the program submits, the submission is not known: then all that is submitted
+    /// is waited for, and `None` returned if that did not bring it; a patient caller gives another
+    /// thread's poll some time to tell.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Lost`](pool_core::Why::Lost) if the device is gone.
+    pub(crate) fn wait_for_device(
+        &self,
+        device: &Device,
+        patient: bool,
+    ) -> Result<Option<Outcome>, DeviceError> {
+        let submission_index = self.by.get().cloned();
+        let is_known = submission_index.is_some();
+        let until = PollType::Wait { submission_index, timeout: None };
+        let polled = match device.poll(until) {
+            // wgpu refused the submission. It maps the memory at the next poll all the same.
+            Err(PollError::WrongSubmissionIndex(..)) => device.poll(PollType::Poll),
+            polled => polled,
+        };
+        polled.map_err(|_| lost())?;
+        // Another thread's poll may have taken the callback, and not called it yet.
+        let mut outcome = self.outcome.lock();
+        while outcome.is_none() {
+            if is_known {
+                self.changed.wait(&mut outcome);
+            } else if !patient || self.changed.wait_for(&mut outcome, GRACE).timed_out() {
+                break;
+            }
+        }
+        Ok(*outcome)
+    }
+
+    fn end(&self, how: Outcome) {
+        self.outcome.lock().get_or_insert(how);
+        self.changed.notify_all();
+        let wakers = std::mem::take(&mut *self.wakers.lock());
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Tell {
+    /// The callback was called.
+    pub(crate) fn mapped(&self, result: &Result<(), BufferAsyncError>) {
+        self.0.end(if result.is_ok() { Outcome::Mapped } else { Outcome::Refused });
+    }
+}
+
+impl Drop for Tell {
+    fn drop(&mut self) {
+        self.0.end(Outcome::NotSubmitted); // unless it was told before
+    }
+}

@@ -1,0 +1,194 @@
+//! The table of open scopes: how far each is, what must be zeroed ahead of its commands, and
+//! whether its buffers may be in an encoder that the pool does not own.
+
+use crate::shared::{Owed, Shared};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The scope that is always there: the queue's own writes, ahead of the next submission.
+pub(crate) const QUEUE: u64 = 0;
+/// Bits of a mark that count the steps of a scope.
+const STEP_BITS: u32 = 24;
+const LAST_STEP: u64 = (1 << STEP_BITS) - 1;
+
+/// The scope and the step of a mark.
+pub(crate) fn step_of(mark: u64) -> (u64, u64) {
+    (mark >> STEP_BITS, mark & LAST_STEP)
+}
+
+/// The scopes of one device that are not submitted yet.
+#[derive(Default)]
+pub(crate) struct OpenScopes {
+    last: AtomicU64,
+    scopes: Mutex<BTreeMap<u64, OpenScope>>,
+}
+
+/// The state of a scope until it is submitted.
+#[derive(Default)]
+struct OpenScope {
+    /// The present step. Steps that ended before the last flush are submitted.
+    step: u64,
+    flushed: u64,
+    /// Zeroing that must run ahead of its present step. No scope takes another's: between taking
+    /// and submitting, a block of it could come to another scope, whose write is then zeroed.
+    owed: Vec<Owed>,
+    /// Whether a buffer was lent to the program,
+    lent: bool,
+    /// and the scope's own encoder.
+    recorded: bool,
+    /// Its commands were handed to the program, which submits them.
+    yielded: bool,
+}
+
+/// Why a scope takes no work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotOpen {
+    /// It was submitted or dropped, or it is the queue.
+    Closed,
+    /// Its prologue is made.
+    Yielded,
+}
+
+impl OpenScopes {
+    /// Opens a scope: its number.
+    pub(crate) fn open(&self) -> u64 {
+        let scope = self.last.fetch_add(1, Relaxed) + 1;
+        self.scopes.lock().insert(scope, OpenScope::default());
+        scope
+    }
+
+    /// Closes a scope. The zeroing that it still owes must not be left out, although its commands
+    /// never ran: its blocks may be used by others now. So it stays open until all of that is
+    /// submitted.
+    pub(crate) fn close(&self, scope: u64, shared: &Shared) {
+        loop {
+            let owed = {
+                let mut scopes = self.scopes.lock();
+                match scopes.get_mut(&scope).map(|open| std::mem::take(&mut open.owed)) {
+                    Some(owed) if !owed.is_empty() => owed,
+                    _ => {
+                        scopes.remove(&scope);
+                        return;
+                    }
+                }
+            };
+            shared.clear_now(&owed);
+        }
+    }
+
+    /// Closes a scope whose prologue was submitted, with all that it owed.
+    pub(crate) fn close_submitted(&self, scope: u64) {
+        let closed = self.scopes.lock().remove(&scope);
+        drop(closed); // its buffers without the lock
+    }
+
+    /// Notes that a range must be zeroed ahead of the scope's present step. Gives it back with why
+    /// not.
+    pub(crate) fn owe(&self, scope: u64, owed: Owed) -> Result<(), (Owed, NotOpen)> {
+        match self.scopes.lock().get_mut(&scope) {
+            Some(open) if open.yielded => Err((owed, NotOpen::Yielded)),
+            Some(open) => {
+                open.owed.push(owed);
+                Ok(())
+            }
+            None => Err((owed, NotOpen::Closed)),
+        }
+    }
+
+    /// Takes the zeroing that the present step owes, which the caller submits.
+    pub(crate) fn take_owed(&self, scope: u64) -> Vec<Owed> {
+        let mut scopes = self.scopes.lock();
+        scopes.get_mut(&scope).map(|open| std::mem::take(&mut open.owed)).unwrap_or_default()
+    }
+
+    /// Puts back zeroing that was taken and not submitted.
+    pub(crate) fn put_back(&self, scope: u64, owed: Vec<Owed>) {
+        if let Some(open) = self.scopes.lock().get_mut(&scope) {
+            open.owed.extend(owed);
+        }
+    }
+
+    /// Returns what the prologue of a scope must zero. The scope takes no more work; what it owes
+    /// stays with it, in case that the prologue is never submitted.
+    pub(crate) fn yield_owed(&self, scope: u64) -> Vec<Owed> {
+        let mut scopes = self.scopes.lock();
+        let Some(open) = scopes.get_mut(&scope) else { return Vec::new() };
+        open.yielded = true;
+        open.owed.clone()
+    }
+
+    /// Begins the next step, which may have what the steps before used.
+    pub(crate) fn next_step(&self, scope: u64) {
+        if let Some(open) = self.scopes.lock().get_mut(&scope) {
+            open.step = (open.step + 1).min(LAST_STEP);
+        }
+    }
+
+    /// The steps so far were submitted.
+    pub(crate) fn flushed(&self, scope: u64) {
+        if let Some(open) = self.scopes.lock().get_mut(&scope) {
+            open.step = (open.step + 1).min(LAST_STEP);
+            open.flushed = open.step;
+        }
+    }
+
+    /// A buffer of the scope was lent to the program.
+    pub(crate) fn lend(&self, scope: u64) {
+        if let Some(open) = self.scopes.lock().get_mut(&scope) {
+            open.lent = true;
+        }
+    }
+
+    /// The encoder of the scope was lent.
+    pub(crate) fn record(&self, scope: u64) {
+        if let Some(open) = self.scopes.lock().get_mut(&scope) {
+            open.recorded = true;
+        }
+    }
+
+    /// Whether the program has a buffer of the scope and has not asked for the scope's encoder, so
+    /// that it must have used another one.
+    pub(crate) fn is_used_elsewhere(&self, scope: u64) -> bool {
+        self.scopes.lock().get(&scope).is_some_and(|open| open.lent && !open.recorded)
+    }
+
+    /// Whether the present step owes zeroing.
+    pub(crate) fn owes(&self, scope: u64) -> bool {
+        self.scopes.lock().get(&scope).is_some_and(|open| !open.owed.is_empty())
+    }
+
+    /// Whether the encoder of the scope was lent.
+    pub(crate) fn has_recorded(&self, scope: u64) -> bool {
+        self.scopes.lock().get(&scope).is_some_and(|open| open.recorded)
+    }
+
+    pub(crate) fn takes_work(&self, scope: u64) -> bool {
+        self.scopes.lock().get(&scope).is_some_and(|open| !open.yielded)
+    }
+
+    pub(crate) fn is_yielded(&self, scope: u64) -> bool {
+        self.scopes.lock().get(&scope).is_some_and(|open| open.yielded)
+    }
+
+    pub(crate) fn any_yielded(&self) -> bool {
+        self.scopes.lock().values().any(|open| open.yielded)
+    }
+
+    pub(crate) fn is_submitted(&self, scope: u64, step: u64) -> bool {
+        self.scopes.lock().get(&scope).is_none_or(|open| step < open.flushed)
+    }
+
+    /// The mark of the present step.
+    pub(crate) fn mark(&self, scope: u64) -> u64 {
+        if scope == QUEUE {
+            return QUEUE;
+        }
+        let step = self.scopes.lock().get(&scope).map_or(LAST_STEP, |open| open.step);
+        scope << STEP_BITS | step
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.scopes.lock().len()
+    }
+}

@@ -1,0 +1,57 @@
+//! Whether the prologues that programs submit ran ahead of their commands.
+
+use crate::arrival::Outcome;
+use crate::readbacks::{Filling, ReadBacks, ReadChunk};
+use crate::shared::Shared;
+use parking_lot::Mutex;
+use pool_core::{DeviceError, Why};
+use std::sync::Arc;
+use wgpu::CommandEncoder;
+
+/// Bytes of receipts that are kept.
+const KEPT: u64 = 64 << 10;
+
+/// The receipts of one device. A prologue stamps one, and the program's commands bring it back.
+pub(crate) struct Receipts {
+    memory: ReadBacks,
+    expected: Mutex<Vec<Arc<ReadChunk>>>,
+}
+
+impl Receipts {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { memory: ReadBacks::new(shared, KEPT), expected: Mutex::default() }
+    }
+
+    pub(crate) fn new_receipt(&self) -> Result<Filling, DeviceError> {
+        self.look();
+        self.memory.fill(0, 0, true)
+    }
+
+    /// `prologue` stamps a receipt, and it comes back after `commands`.
+    pub(crate) fn issue(
+        &self,
+        receipt: &Filling,
+        prologue: &mut CommandEncoder,
+        commands: &CommandEncoder,
+    ) {
+        receipt.stamp(prologue);
+        receipt.map_after(commands);
+        self.expected.lock().push(receipt.chunk.clone());
+    }
+
+    /// Notes the faults of prologues whose receipts came back without a stamp.
+    pub(crate) fn look(&self) {
+        let came: Vec<_> = {
+            let mut expected = self.expected.lock();
+            expected.extract_if(.., |chunk| chunk.arrival.outcome().is_some()).collect()
+        };
+        for chunk in came {
+            let shared = chunk.shared();
+            let mapped = chunk.arrival.outcome() == Some(Outcome::Mapped);
+            if mapped && !shared.is_lost() && !chunk.brought() {
+                let call = "a prologue that was left out, refused, or submitted too late";
+                shared.note(DeviceError::new(Why::NotSubmitted, call, 0));
+            }
+        }
+    }
+}

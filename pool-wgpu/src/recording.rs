@@ -1,0 +1,157 @@
+//! The commands that a scope has recorded: copies of uploads, an encoder, and the steps before.
+
+use crate::shared::{Owed, Shared};
+use crate::staging::{Chunk, Staging};
+use pool_core::DeviceError;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use wgpu::{Buffer, CommandBuffer, CommandEncoder, SubmissionIndex};
+
+/// The commands of a scope that were not handed over.
+#[derive(Default)]
+pub(crate) struct Recording {
+    steps: VecDeque<Step>,
+    encoder: Option<CommandEncoder>,
+    /// Copies that come after what the encoder has. Neighbours are one copy.
+    copies: Vec<Copy>,
+    /// Staging memory that copies read, and placed data.
+    chunks: Vec<Chunk>,
+}
+
+/// Zeroing, and the commands that follow it.
+struct Step {
+    owed: Vec<Owed>,
+    commands: Option<CommandBuffer>,
+}
+
+/// A copy out of staging memory.
+struct Copy {
+    /// Which of the chunks, and where in it.
+    from: usize,
+    start: u64,
+    to: Buffer,
+    at: u64,
+    bytes: u64,
+}
+
+impl Recording {
+    /// The encoder, with all copies that came before.
+    pub(crate) fn encoder(&mut self, shared: &Shared) -> &mut CommandEncoder {
+        let fresh = || shared.encoder("bucketpool scope");
+        let encoder = self.encoder.get_or_insert_with(fresh);
+        for copy in self.copies.drain(..) {
+            copy.record(&self.chunks, encoder);
+        }
+        encoder
+    }
+
+    /// The last chunk of this staging memory, if it has room; else a new one. Returns its number.
+    pub(crate) fn chunk(
+        &mut self,
+        of: &Arc<Staging>,
+        bytes: u64,
+        alignment: u64,
+    ) -> Result<usize, DeviceError> {
+        let last = self.chunks.iter().rposition(|chunk| chunk.is_of(of));
+        if let Some(last) = last.filter(|last| self.chunks[*last].has_room(bytes, alignment)) {
+            return Ok(last);
+        }
+        self.chunks.push(of.chunk(bytes)?);
+        Ok(self.chunks.len() - 1)
+    }
+
+    /// Whether the last chunk of this staging memory takes that many bytes more; or there is none.
+    pub(crate) fn has_room(&self, of: &Arc<Staging>, bytes: u64, alignment: u64) -> bool {
+        let last = self.chunks.iter().rev().find(|chunk| chunk.is_of(of));
+        last.is_none_or(|chunk| chunk.has_room(bytes, alignment))
+    }
+
+    pub(crate) fn chunk_mut(&mut self, number: usize) -> &mut Chunk {
+        &mut self.chunks[number]
+    }
+
+    /// All chunks, for the submission. All copies are recorded.
+    pub(crate) fn take_chunks(&mut self) -> Vec<Chunk> {
+        std::mem::take(&mut self.chunks)
+    }
+
+    /// Adds a copy, or lengthens the last one.
+    pub(crate) fn copy(
+        &mut self,
+        (from, start): (usize, u64),
+        (to, at): (&Buffer, u64),
+        bytes: u64,
+    ) {
+        if let Some(last) = self.copies.last_mut()
+            && (last.from, last.start + last.bytes) == (from, start)
+            && (&last.to, last.at + last.bytes) == (to, at)
+        {
+            last.bytes += bytes;
+            return;
+        }
+        self.copies.push(Copy { from, start, to: to.clone(), at, bytes });
+    }
+
+    pub(crate) fn has_copies(&self) -> bool {
+        !self.copies.is_empty()
+    }
+
+    /// Whether there is more than copies.
+    pub(crate) fn has_commands(&self) -> bool {
+        self.encoder.is_some() || !self.steps.is_empty()
+    }
+
+    /// Whether the present step has commands.
+    pub(crate) fn has_step(&self) -> bool {
+        self.encoder.is_some() || self.has_copies()
+    }
+
+    /// Moves the copies into an encoder.
+    pub(crate) fn copies_into(&mut self, encoder: &mut CommandEncoder) {
+        for copy in self.copies.drain(..) {
+            copy.record(&self.chunks, encoder);
+        }
+    }
+
+    /// Ends a step, behind the zeroing that it needs.
+    pub(crate) fn end_step(&mut self, owed: Vec<Owed>, shared: &Shared) {
+        if self.has_copies() {
+            let _ = self.encoder(shared);
+        }
+        let commands = self.encoder.take().map(CommandEncoder::finish);
+        if !owed.is_empty() || commands.is_some() {
+            self.steps.push_back(Step { owed, commands });
+        }
+    }
+
+    /// Submits all steps, those between which nothing is zeroed together. Zeroing has its own
+    /// submission: what wgpu refuses, it refuses as a whole, and the zeroing must be done all the
+    /// same.
+    pub(crate) fn submit(&mut self, shared: &Shared) -> SubmissionIndex {
+        let mut together = Vec::new();
+        // One at a time, so that a panic in `submit` leaves the others to be forgotten in order.
+        while let Some(next) = self.steps.front() {
+            if !next.owed.is_empty() && !together.is_empty() {
+                shared.queue.submit(std::mem::take(&mut together));
+            }
+            let Some(Step { owed, commands }) = self.steps.pop_front() else { break };
+            shared.clear_now(&owed);
+            together.extend(commands);
+        }
+        shared.queue.submit(together)
+    }
+
+    /// Drops all commands. Returns the zeroing that they needed, and the chunks that they would have
+    /// used.
+    pub(crate) fn forget(&mut self) -> (Vec<Owed>, Vec<Chunk>) {
+        let Self { steps, chunks, .. } = std::mem::take(self);
+        (steps.into_iter().flat_map(|step| step.owed).collect(), chunks)
+    }
+}
+
+impl Copy {
+    fn record(self, chunks: &[Chunk], encoder: &mut CommandEncoder) {
+        let Self { from, start, to, at, bytes } = self;
+        encoder.copy_buffer_to_buffer(&chunks[from].buffer, start, &to, at, bytes);
+    }
+}

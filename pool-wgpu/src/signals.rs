@@ -1,0 +1,144 @@
+//! Learns that commands were submitted which the program submits by itself.
+//!
+//! wgpu has no callback for a submission. But it maps a buffer after the submission that asks for
+//! it, at the next poll or submission of any thread if no commands use the buffer. So a word that
+//! no commands use is mapped after the program's commands, and its arrival tells that they were
+//! submitted, long before they are done.
+
+use crate::open::OpenScopes;
+use crate::shared::Shared;
+use parking_lot::Mutex;
+use pool_core::DeviceError;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Weak};
+use wgpu::{
+    Buffer, BufferAsyncError, BufferDescriptor, BufferUsages, CommandEncoder, MAP_ALIGNMENT,
+    MapMode,
+};
+
+/// The words of one device.
+#[derive(Default)]
+pub(crate) struct Signals(Mutex<Words>);
+
+#[derive(Default)]
+struct Words {
+    idle: Vec<Buffer>,
+    /// By a number for each.
+    asked: BTreeMap<u64, Buffer>,
+    last: u64,
+}
+
+/// The end of a scope that was handed over: once its prologue and the program's commands are both
+/// submitted or dropped. Callbacks hold it, which must keep neither the device nor a buffer.
+struct Ending {
+    signals: Weak<Signals>,
+    shared: Weak<Shared>,
+    open: Weak<OpenScopes>,
+    scope: u64,
+    was_prologue_submitted: AtomicBool,
+}
+
+/// One of the two.
+struct Half {
+    of: Arc<Ending>,
+    word: u64,
+    is_prologue: bool,
+    mapped: bool,
+    submitted: bool,
+}
+
+impl Half {
+    fn submitted(&mut self, mapped: bool) {
+        (self.submitted, self.mapped) = (true, mapped);
+    }
+}
+
+impl Drop for Half {
+    fn drop(&mut self) {
+        if self.is_prologue {
+            self.of.was_prologue_submitted.store(self.submitted, SeqCst);
+        }
+        if let Some(signals) = self.of.signals.upgrade() {
+            signals.came(self.word, self.submitted, self.mapped);
+        }
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let (Some(shared), Some(open)) = (self.shared.upgrade(), self.open.upgrade()) else {
+            return;
+        };
+        match self.was_prologue_submitted.load(SeqCst) {
+            true => open.close_submitted(self.scope),
+            // Its blocks are zeroed now.
+            false => open.close(self.scope, &shared),
+        }
+    }
+}
+
+impl Signals {
+    /// Closes a scope once its prologue and these commands are submitted or dropped.
+    pub(crate) fn close_after(
+        self: &Arc<Self>,
+        shared: &Arc<Shared>,
+        open: &Arc<OpenScopes>,
+        scope: u64,
+        (prologue, commands): (&CommandEncoder, &CommandEncoder),
+    ) -> Result<(), DeviceError> {
+        let words = [self.word(shared)?, self.word(shared)?];
+        let ending = Arc::new(Ending {
+            signals: Arc::downgrade(self),
+            shared: Arc::downgrade(shared),
+            open: Arc::downgrade(open),
+            scope,
+            was_prologue_submitted: AtomicBool::new(false),
+        });
+        for (commands, word) in [prologue, commands].into_iter().zip(words) {
+            let number = self.ask(word.clone());
+            let is_prologue = std::ptr::eq(commands, prologue);
+            let (mapped, submitted) = (false, false);
+            let mut half =
+                Half { of: ending.clone(), word: number, is_prologue, mapped, submitted };
+            let came = move |mapped: Result<(), BufferAsyncError>| half.submitted(mapped.is_ok());
+            commands.map_buffer_on_submit(&word, MapMode::Read, .., came);
+        }
+        Ok(())
+    }
+
+    /// A word that nothing uses.
+    fn word(&self, shared: &Shared) -> Result<Buffer, DeviceError> {
+        let idle = self.0.lock().idle.pop();
+        match idle {
+            Some(word) => Ok(word),
+            None => shared.create(&BufferDescriptor {
+                label: Some("bucketpool signal"),
+                size: MAP_ALIGNMENT,
+                usage: BufferUsages::MAP_READ | BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            }),
+        }
+    }
+
+    /// Notes a word that will be mapped. Returns its number.
+    fn ask(&self, word: Buffer) -> u64 {
+        let mut words = self.0.lock();
+        words.last += 1;
+        let number = words.last;
+        words.asked.insert(number, word);
+        number
+    }
+
+    /// A word serves again, unless wgpu refused to map it.
+    fn came(&self, number: u64, submitted: bool, mapped: bool) {
+        let asked = self.0.lock().asked.remove(&number);
+        let Some(word) = asked else { return };
+        if mapped {
+            word.unmap();
+        }
+        if mapped || !submitted {
+            self.0.lock().idle.push(word);
+        }
+    }
+}

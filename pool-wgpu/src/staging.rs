@@ -1,0 +1,357 @@
+//! Staging memory: chunks that are mapped when they are at rest, so that writing to one is a copy
+//! by the CPU and nothing else.
+
+use crate::arrival::{Arrival, Outcome};
+use crate::shared::Shared;
+use parking_lot::Mutex;
+use pool_core::{DeviceError, Why};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use wgpu::{
+    Buffer, BufferAsyncError, BufferDescriptor, BufferUsages, COPY_BUFFER_ALIGNMENT,
+    CommandEncoder, ErrorFilter, MAP_ALIGNMENT, MapMode, PollType, SubmissionIndex, WriteOnly,
+};
+
+/// A bound on staging memory that scopes and the device have, in bytes, and what an upload that
+/// would pass it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InFlight {
+    /// There is no bound.
+    Unbounded,
+    /// The upload blocks the host until the device has done earlier copies. Where those are all of
+    /// scopes that are still open, it is refused.
+    Wait(u64),
+    /// The upload is refused.
+    Refuse(u64),
+}
+
+/// Chunks of one purpose.
+pub(crate) struct Staging {
+    pub(crate) shared: Arc<Shared>,
+    usages: BufferUsages,
+    /// Commands use the chunks themselves, until their scope ends.
+    pub(crate) bound: bool,
+    chunk_bytes: u64,
+    /// Bytes of chunks that are kept at rest; beyond that the oldest go, with the next call.
+    kept_bytes: u64,
+    in_flight: InFlight,
+    /// Bytes of chunks that there are, at work or at rest.
+    bytes: AtomicU64,
+    /// Bytes that were mapped to be written.
+    mapped_bytes: AtomicU64,
+    chunks: Mutex<Resting>,
+}
+
+/// Chunks that no scope has.
+#[derive(Default)]
+struct Resting {
+    /// Those that the device uses, the oldest first, and how their mapping ends.
+    at_work: Vec<(Buffer, Arc<Arrival>)>,
+    /// Those that are mapped, the oldest first.
+    at_rest: Vec<Buffer>,
+}
+
+/// A chunk in the hands of a scope: mapped, and filled from the front.
+pub(crate) struct Chunk {
+    of: Arc<Staging>,
+    pub(crate) buffer: Buffer,
+    used: u64,
+}
+
+/// A chunk that the device may use.
+pub(crate) struct Unmapped {
+    of: Arc<Staging>,
+    /// Taken when it is mapped again.
+    buffer: Option<Buffer>,
+}
+
+impl Staging {
+    /// Chunks that copies read, or that `usages` bind.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        usages: Option<BufferUsages>,
+        (chunk_bytes, kept_bytes): (u64, u64),
+        in_flight: InFlight,
+    ) -> Self {
+        let (bound, usages) = (usages.is_some(), usages.unwrap_or(BufferUsages::COPY_SRC));
+        let (bytes, mapped_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        let chunks = Mutex::default();
+        let chunk_bytes = chunk_bytes.next_multiple_of(MAP_ALIGNMENT).max(MAP_ALIGNMENT);
+        Self {
+            shared,
+            usages,
+            bound,
+            chunk_bytes,
+            kept_bytes,
+            in_flight,
+            bytes,
+            mapped_bytes,
+            chunks,
+        }
+    }
+
+    /// Bytes of all chunks: in the hands of scopes, at work or at rest.
+    pub(crate) fn reserved_bytes(&self) -> u64 {
+        let mut chunks = self.chunks.lock();
+        self.take_in(&mut chunks);
+        self.trim(&mut chunks);
+        self.bytes.load(Relaxed)
+    }
+
+    pub(crate) fn mapped_bytes(&self) -> u64 {
+        self.mapped_bytes.load(Relaxed)
+    }
+
+    /// A chunk with room for `bytes` bytes: one at rest, else a new one.
+    pub(crate) fn chunk(self: &Arc<Self>, bytes: u64) -> Result<Chunk, DeviceError> {
+        self.shared.living()?;
+        let buffer = self.take(bytes).or_else(|| {
+            // Callbacks run inside a poll.
+            let _ = self.shared.device.poll(PollType::Poll);
+            self.take(bytes)
+        });
+        let buffer = match buffer {
+            Some(buffer) => buffer,
+            None => self.make(bytes)?,
+        };
+        Ok(Chunk { of: self.clone(), buffer, used: 0 })
+    }
+
+    /// The smallest chunk at rest that has room.
+    fn take(&self, bytes: u64) -> Option<Buffer> {
+        let mut chunks = self.chunks.lock();
+        self.take_in(&mut chunks);
+        let fits = chunks.at_rest.iter().enumerate().filter(|(_, chunk)| chunk.size() >= bytes);
+        let best = fits.min_by_key(|(_, chunk)| chunk.size()).map(|(at, _)| at);
+        let best = best.map(|at| chunks.at_rest.remove(at));
+        self.trim(&mut chunks);
+        best
+    }
+
+    /// A new chunk, or one that the device gives back meanwhile, where a bound says so.
+    fn make(&self, bytes: u64) -> Result<Buffer, DeviceError> {
+        let too_large = DeviceError::new(Why::TooLarge, "a staging buffer", 0);
+        let size = bytes.checked_next_multiple_of(MAP_ALIGNMENT).ok_or(too_large)?;
+        let size = size.max(self.chunk_bytes);
+        let most = match self.in_flight {
+            InFlight::Unbounded => u64::MAX,
+            InFlight::Wait(most) | InFlight::Refuse(most) => most,
+        };
+        let refused =
+            |call| Err(DeviceError::new(Why::Limit, call, i64::try_from(most).unwrap_or(i64::MAX)));
+        if size > most {
+            return refused("a chunk of staging memory larger than its bound (the code)");
+        }
+        loop {
+            if self.reserve(size, most) {
+                return self.fresh(size);
+            }
+            if matches!(self.in_flight, InFlight::Refuse(_)) {
+                return refused("staging memory in flight over its bound (the code)");
+            }
+            let came = self.wait_for_oldest()?;
+            if let Some(buffer) = self.take(bytes) {
+                return Ok(buffer);
+            }
+            if !came {
+                return refused("staging memory of open scopes over its bound (the code)");
+            }
+        }
+    }
+
+    /// Counts a chunk that is about to be made, unless scopes and the device would then have more
+    /// than `most` bytes.
+    fn reserve(&self, size: u64, most: u64) -> bool {
+        let mut chunks = self.chunks.lock();
+        self.take_in(&mut chunks);
+        self.trim(&mut chunks);
+        let resting: u64 = chunks.at_rest.iter().map(Buffer::size).sum();
+        let fits = (self.bytes.load(Relaxed) - resting).saturating_add(size) <= most;
+        if fits {
+            self.bytes.fetch_add(size, Relaxed);
+        }
+        fits
+    }
+
+    /// Waits for the chunk that the device has longest. Returns whether one came: not if all are of
+    /// scopes that are not submitted.
+    fn wait_for_oldest(&self) -> Result<bool, DeviceError> {
+        if cfg!(target_family = "wasm") {
+            return Ok(false);
+        }
+        let oldest = {
+            let mut chunks = self.chunks.lock();
+            self.take_in(&mut chunks);
+            let submitted = chunks.at_work.iter().find(|(_, arrival)| arrival.is_submitted());
+            submitted.or(chunks.at_work.first()).map(|(_, arrival)| arrival.clone())
+        };
+        match oldest {
+            Some(arrival) => Ok(arrival.wait_for_device(&self.shared.device, false)?.is_some()),
+            None => Ok(false),
+        }
+    }
+
+    /// Makes a chunk that is counted already.
+    fn fresh(&self, size: u64) -> Result<Buffer, DeviceError> {
+        let made = self.shared.create(&BufferDescriptor {
+            label: Some("bucketpool staging"),
+            size,
+            usage: BufferUsages::MAP_WRITE | self.usages,
+            mapped_at_creation: true,
+        });
+        made.inspect_err(|_| {
+            self.bytes.fetch_sub(size, Relaxed);
+        })
+    }
+
+    /// Takes in the chunks whose callbacks came.
+    fn take_in(&self, chunks: &mut Resting) {
+        let came = |(_, arrival): &mut (_, Arc<Arrival>)| arrival.outcome().is_some();
+        let came: Vec<_> = chunks.at_work.extract_if(.., came).collect();
+        for (chunk, arrival) in came {
+            match arrival.outcome() {
+                Some(Outcome::Mapped) => chunks.at_rest.push(chunk),
+                Some(Outcome::NotSubmitted) => Self::map_again(chunks, chunk, None),
+                Some(Outcome::Refused) | None => {
+                    self.bytes.fetch_sub(chunk.size(), Relaxed);
+                }
+            }
+        }
+    }
+
+    /// Asks for a chunk to be mapped. `by` is the submission that uses it, if there is one.
+    fn map_again(chunks: &mut Resting, chunk: Buffer, by: Option<&SubmissionIndex>) {
+        let arrival = Arc::<Arrival>::default();
+        if let Some(by) = by {
+            arrival.submitted(by);
+        }
+        let tell = arrival.tell();
+        chunk.map_async(MapMode::Write, .., move |mapped| tell.mapped(&mapped));
+        chunks.at_work.push((chunk, arrival));
+    }
+
+    /// Lets the oldest go beyond what is kept.
+    fn trim(&self, Resting { at_rest, .. }: &mut Resting) {
+        let mut resting: u64 = at_rest.iter().map(Buffer::size).sum();
+        while resting > self.kept_bytes {
+            let oldest = at_rest.remove(0);
+            resting -= oldest.size();
+            self.bytes.fetch_sub(oldest.size(), Relaxed);
+            if self.bound {
+                self.shared.groups.lock().forget_buffer(&oldest);
+            }
+        }
+    }
+
+    /// Gives a mapped chunk back that no commands use.
+    fn rest(&self, buffer: Buffer) {
+        let mut chunks = self.chunks.lock();
+        chunks.at_rest.push(buffer);
+        self.trim(&mut chunks);
+    }
+}
+
+fn inside(at: u64, end: u64) -> Range<usize> {
+    let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
+    place(at)..place(end)
+}
+
+impl Chunk {
+    pub(crate) fn is_of(&self, staging: &Arc<Staging>) -> bool {
+        Arc::ptr_eq(&self.of, staging)
+    }
+
+    /// Where `bytes` bytes begin and end, at the next multiple of `alignment` behind what was
+    /// written before; `None` if there is no room.
+    fn room(&self, bytes: u64, alignment: u64) -> Option<(u64, u64)> {
+        let at = self.used.next_multiple_of(alignment);
+        let end = at.checked_add(bytes).filter(|end| *end <= self.buffer.size())?;
+        Some((at, end))
+    }
+
+    pub(crate) fn has_room(&self, bytes: u64, alignment: u64) -> bool {
+        self.room(bytes, alignment).is_some()
+    }
+
+    /// Lends room for `bytes` bytes behind what was written before. Returns where it begins, or
+    /// `None` if there is none.
+    pub(crate) fn write<R>(
+        &mut self,
+        bytes: u64,
+        alignment: u64,
+        write: impl FnOnce(WriteOnly<'_, [u8]>) -> R,
+    ) -> Result<Option<(u64, R)>, DeviceError> {
+        let Some((at, end)) = self.room(bytes, alignment) else { return Ok(None) };
+        self.used = end;
+        // wgpu maps at multiples of 8 bytes, and whole words. Only this part is mapped, because a
+        // browser copies what is; and not for longer, because wgpu frees the memory of a lost
+        // device under a mapping.
+        let first = at - at % MAP_ALIGNMENT;
+        let words = end.next_multiple_of(COPY_BUFFER_ALIGNMENT);
+        self.of.mapped_bytes.fetch_add(words - first, Relaxed);
+        let mapped = self.buffer.get_mapped_range_mut(first..words);
+        let mut mapped =
+            mapped.map_err(|_| DeviceError::new(Why::Other, "map a staging buffer", 0))?;
+        Ok(Some((at, write(mapped.slice(inside(at - first, end - first))))))
+    }
+
+    /// Before the commands that use it are submitted.
+    pub(crate) fn unmap(self) -> Unmapped {
+        let Self { of, buffer, .. } = self;
+        // A lost device has none of it any more, and wgpu calls that invalid.
+        if !of.shared.is_lost() {
+            of.shared.refused(ErrorFilter::Validation, || buffer.unmap());
+        }
+        Unmapped { of, buffer: Some(buffer) }
+    }
+
+    /// Gives it back; the commands that would have used it are never submitted.
+    pub(crate) fn give_back(self) {
+        let Self { of, buffer, .. } = self;
+        match of.shared.is_lost() {
+            true => drop(of.bytes.fetch_sub(buffer.size(), Relaxed)),
+            false => of.rest(buffer),
+        }
+    }
+}
+
+impl Unmapped {
+    /// Whether only copies read it: then it is not needed once those are submitted.
+    pub(crate) fn is_staging(&self) -> bool {
+        !self.of.bound
+    }
+
+    /// The buffer, unless the device is lost.
+    fn take(&mut self) -> Option<Buffer> {
+        if self.of.shared.is_lost() { None } else { self.buffer.take() }
+    }
+
+    /// At rest once the submission that uses it is done.
+    pub(crate) fn map_again(mut self, by: Option<&SubmissionIndex>) {
+        if let Some(buffer) = self.take() {
+            let mut chunks = self.of.chunks.lock();
+            self.of.take_in(&mut chunks);
+            Staging::map_again(&mut chunks, buffer, by);
+        }
+    }
+
+    /// At rest once these commands were submitted and are done.
+    pub(crate) fn map_after(mut self, commands: &CommandEncoder) {
+        let Some(buffer) = self.take() else { return };
+        let arrival = Arc::<Arrival>::default();
+        let tell = arrival.tell();
+        let end = move |mapped: Result<(), BufferAsyncError>| tell.mapped(&mapped);
+        commands.map_buffer_on_submit(&buffer, MapMode::Write, .., end);
+        self.of.chunks.lock().at_work.push((buffer, arrival));
+    }
+}
+
+impl Drop for Unmapped {
+    /// One that is not mapped again is gone: the device is lost, or a submission panicked.
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.of.bytes.fetch_sub(buffer.size(), Relaxed);
+        }
+    }
+}
