@@ -141,8 +141,8 @@ impl Recording {
         shared.queue.submit(together)
     }
 
-    /// Drops all commands. Returns the zeroing that they needed, and the chunks that they would have
-    /// used.
+    /// Drops all commands. Returns the zeroing that they needed, and the chunks that they would
+    /// have used.
     pub(crate) fn forget(&mut self) -> (Vec<Owed>, Vec<Chunk>) {
         let Self { steps, chunks, .. } = std::mem::take(self);
         (steps.into_iter().flat_map(|step| step.owed).collect(), chunks)
