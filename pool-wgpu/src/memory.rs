@@ -4,7 +4,7 @@ use wgpu::Device;
 
 /// Bytes of the largest heap of a Vulkan device's own memory; `None` where another interface is
 /// used, which does not tell.
-#[cfg(not(target_family = "wasm"))]
+#[cfg(not(any(target_family = "wasm", target_vendor = "apple")))]
 #[expect(unsafe_code, reason = "the driver is asked through wgpu's own handles")]
 pub(crate) fn total_bytes(device: &Device) -> Option<u64> {
     // SAFETY: nothing is destroyed through the handle, and it goes before the device does.
@@ -18,8 +18,8 @@ pub(crate) fn total_bytes(device: &Device) -> Option<u64> {
     heaps.iter().filter(|heap| heap.flags.as_raw() & 1 != 0).map(|heap| heap.size).max()
 }
 
-/// A browser does not tell.
-#[cfg(target_family = "wasm")]
+/// Browsers do not tell, and wgpu has no Vulkan on Apple's devices.
+#[cfg(any(target_family = "wasm", target_vendor = "apple"))]
 pub(crate) fn total_bytes(_device: &Device) -> Option<u64> {
     None
 }

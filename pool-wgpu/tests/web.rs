@@ -7,7 +7,7 @@ use pool_core::{ArenaConfig, BucketPool, DeviceAllocator as _, KIB, MIB, StreamC
 use pool_core::{PooledBuffer, Why, ZeroPolicy};
 use pool_wgpu::{ReadBacks, Uniform, Unpooled, WgpuAllocator, WgpuSlabs};
 use wasm_bindgen_test::wasm_bindgen_test;
-use wgpu::BufferUsages;
+use wgpu::{BufferUsages, CommandEncoderDescriptor};
 
 async fn device() -> WgpuAllocator {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor {
@@ -172,7 +172,7 @@ async fn a_prologue_goes_with_the_programs_commands() {
         let buffer = pool.allocate_on(&on, KIB).unwrap();
         let view = buffer.on(&on).unwrap();
         scope.upload(&uploads, &view, 0, &[frame; 512]).unwrap();
-        let mut own = device.device().create_command_encoder(&Default::default());
+        let mut own = device.device().create_command_encoder(&CommandEncoderDescriptor::default());
         let mut back = scope.read_back_in(&mut own, &backs, &view, 0, KIB).unwrap();
         let prologue = scope.prologue(&mut own).unwrap();
         device.queue().submit([prologue, own.finish()]);
