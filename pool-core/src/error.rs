@@ -39,6 +39,8 @@ pub enum Why {
     Foreign,
     /// The work to wait for has not reached the device, so nothing can be ordered after it.
     NotSubmitted,
+    /// A request waited for memory, and its time is over.
+    TimedOut,
     /// Anything else; the code says more.
     Other,
 }
@@ -72,6 +74,7 @@ impl fmt::Display for Why {
             Self::Forked => "this process was forked from the device's",
             Self::Foreign => "it belongs to another allocator",
             Self::NotSubmitted => "the work before it is not submitted",
+            Self::TimedOut => "no memory in time",
             Self::Other => "the device refused",
         })
     }
@@ -107,6 +110,10 @@ pub struct Figures {
     pub reserved_bytes: u64,
     /// The ceiling on that; `u64::MAX` if there is none.
     pub reserved_limit_bytes: u64,
+    /// What all pools of the [`Budget`](crate::Budget) have taken.
+    pub budget_reserved_bytes: u64,
+    /// The limit of the budget; `u64::MAX` if there is none.
+    pub budget_limit_bytes: u64,
     /// Idle in the pool after everything that could go back went back.
     pub cached_bytes: u64,
     /// Of the cached bytes, those that a stream is not seen to have finished with.
@@ -144,6 +151,8 @@ pub enum Verdict {
     Pending,
     /// Enough is free, but behind work that nobody submitted.
     Unsubmitted,
+    /// The request waited for its whole time.
+    TimedOut,
     /// Memory was not what was lacking.
     Refused,
 }
@@ -154,6 +163,7 @@ impl Verdict {
         match cause.why {
             Why::OutOfMemory => Self::TruePeak,
             Why::Limit => Self::Limit,
+            Why::TimedOut => Self::TimedOut,
             _ => Self::Refused,
         }
     }
@@ -171,6 +181,10 @@ impl Verdict {
             }
             Self::Pending => "pending on events: wait for the streams, then ask again",
             Self::Unsubmitted => "behind work that is not submitted: submit it, then ask again",
+            Self::TimedOut => {
+                "buffers and earlier requests have the memory: wait longer, raise the limit, or \
+                 keep less alive at once"
+            }
             Self::Refused => "",
         }
     }
@@ -233,6 +247,10 @@ impl fmt::Display for AllocError {
             u64::MAX => f.write_str(" without a limit")?,
             limit => write!(f, " of {}", Bytes(limit))?,
         }
+        if e.budget_limit_bytes != u64::MAX {
+            let (reserved, limit) = (e.budget_reserved_bytes, e.budget_limit_bytes);
+            write!(f, ", in its budget {} of {}", Bytes(reserved), Bytes(limit))?;
+        }
         write!(
             f,
             ", cached {} (largest {}, pending {}, unsubmitted {}), given back {}",
@@ -271,6 +289,8 @@ impl Figures {
             rounded_bytes,
             reserved_bytes: 0,
             reserved_limit_bytes: u64::MAX,
+            budget_reserved_bytes: 0,
+            budget_limit_bytes: u64::MAX,
             cached_bytes: 0,
             pending_bytes: 0,
             unsubmitted_bytes: 0,

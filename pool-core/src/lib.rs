@@ -15,6 +15,7 @@ extern crate shuttle as checker;
 
 mod block;
 mod book;
+mod budget;
 mod cache;
 mod device;
 mod error;
@@ -38,6 +39,7 @@ pub mod conformance;
 pub mod sim;
 
 pub use book::arena::{ArenaConfig, RangeState, SegmentMap};
+pub use budget::{Budget, Pressure};
 pub use device::zero::ZeroPolicy;
 pub use device::{
     Allocating, Clearing, CommitCall, DecommitCall, DeviceAllocator, MarkOf, Memory, PageCalls,
@@ -53,6 +55,7 @@ pub use pool::buffer::{Detached, PooledBuffer, Use};
 pub use pool::builder::PoolBuilder;
 pub use pool::host_memory::HostMemory;
 pub use pool::private_pool::PrivatePool;
+pub use pool::waiting::AllocateAsync;
 pub use size::{Bytes, GIB, KIB, MIB};
 pub use stats::device_stats::{DeviceStats, Stat, StatArray};
 pub use stats::{PoolStats, PoolStatsSnapshot, Stages};

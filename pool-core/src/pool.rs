@@ -14,6 +14,7 @@ mod store;
 #[cfg(all(test, shuttle))]
 mod tests;
 mod upkeep;
+pub(crate) mod waiting;
 
 use crate::block::request::{Key, Want};
 use crate::device::zero::ZeroPolicy;
@@ -21,6 +22,7 @@ use crate::device::{Clearing, DeviceAllocator, StreamOf};
 use crate::error::{AllocError, DeviceError, Why};
 use crate::pool::buffer::PooledBuffer;
 use crate::pool::hold::Owner;
+use crate::pool::stages::Short;
 use crate::pool::store::{Grant, Store};
 use crate::stream::clock::StreamClock;
 use std::fmt;
@@ -51,7 +53,9 @@ pub struct BucketPool<A: DeviceAllocator> {
 impl<A: DeviceAllocator> BucketPool<A> {
     /// A pool of these blocks, which nobody has yet.
     pub(crate) fn over(store: Store<A>, zero: ZeroPolicy) -> Self {
-        Self { owner: Arc::new(Owner::new(store)), zero }
+        let owner = Arc::new(Owner::new(store));
+        owner.store().ledger.budget.join(&owner);
+        Self { owner, zero }
     }
 
     /// The allocator below.
@@ -142,7 +146,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         alignment: u64,
     ) -> Result<PooledBuffer<A>, AllocError> {
         let kind = self.store().aligned(A::Kind::default(), alignment);
-        let kind = kind.map_err(|error| self.store().refuse_early(error, bytes))?;
+        let kind = kind.map_err(|cause| self.refusal(cause, bytes))?;
         self.allocate_kind(self.allocator().clock().default_stream(), bytes, kind)
     }
 
@@ -187,6 +191,21 @@ impl<A: DeviceAllocator> BucketPool<A> {
         kind: A::Kind,
         zeroed: bool,
     ) -> Result<PooledBuffer<A>, AllocError> {
+        self.try_lend(stream, bytes, kind, zeroed).map_err(|short| {
+            // It may have given memory back that a request which waits can have.
+            self.budget().wake();
+            self.store().refuse(short, bytes)
+        })
+    }
+
+    /// Serves a request, or says why not. Counts no refusal.
+    fn try_lend(
+        &self,
+        stream: &StreamOf<A>,
+        bytes: u64,
+        kind: A::Kind,
+        zeroed: bool,
+    ) -> Result<PooledBuffer<A>, Short> {
         let clock = self.allocator().clock();
         // Where clearing runs ahead, the block must be ready ahead too.
         let clears = zeroed || self.zero != ZeroPolicy::Never;
@@ -194,7 +213,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let ahead = ahead.then(|| clock.ahead_of(stream));
         let on = ahead.as_ref().unwrap_or(stream);
         let Some(want) = self.want((stream, on), bytes, kind) else {
-            return Err(self.refuse_early((stream, on), bytes, kind));
+            return Err(Short::early(self.cause((stream, on), bytes, kind), bytes));
         };
         let Grant { record, zeroed: is_zeroed } = self.store().allocate(&want)?;
         let bytes_to_clear = match self.zero {
@@ -205,10 +224,10 @@ impl<A: DeviceAllocator> BucketPool<A> {
         };
         let mut buffer = PooledBuffer::new(&self.owner, record);
         if bytes_to_clear > 0
-            && let Err(error) = buffer.zero(bytes_to_clear, stream)
+            && let Err(cause) = buffer.zero(bytes_to_clear, stream)
         {
             drop(buffer.detach()); // whatever is wrong with it, the next one is another
-            return Err(self.store().error(error, bytes, want.class.bytes, 0));
+            return Err(Short::early(cause, bytes));
         }
         Ok(buffer)
     }
@@ -260,16 +279,6 @@ impl<A: DeviceAllocator> BucketPool<A> {
         }
     }
 
-    #[cold]
-    fn refuse_early(
-        &self,
-        streams: (&StreamOf<A>, &StreamOf<A>),
-        bytes: u64,
-        kind: A::Kind,
-    ) -> AllocError {
-        self.store().refuse_early(self.cause(streams, bytes, kind), bytes)
-    }
-
     /// The error of this pool for a request of `bytes` bytes that code above it refuses, such as an
     /// array whose memory is not aligned. Counts as a refused request.
     ///
@@ -283,7 +292,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// ```
     #[must_use]
     pub fn refusal(&self, cause: DeviceError, bytes: u64) -> AllocError {
-        self.store().refuse_early(cause, bytes)
+        self.store().refuse(Short::early(cause, bytes), bytes)
     }
 
     /// Gives a buffer back; dropping it does the same. It goes to the pool that it came from.

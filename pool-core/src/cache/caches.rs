@@ -4,7 +4,7 @@
 use super::ThreadCache;
 use super::tally::{Changes, Tally};
 #[cfg(any(loom, shuttle))]
-use crate::checker::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
+use crate::checker::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, fence};
 use crate::device::DeviceAllocator;
 use crate::lock::biased::{Biased, OtherGuard, OwnerGuard, Refused};
 use crate::thread_number;
@@ -13,7 +13,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 #[cfg(not(any(loom, shuttle)))]
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, fence};
 
 /// A cache alone on its cache lines (two of them: processors fetch them in pairs).
 #[repr(align(128))]
@@ -129,12 +129,21 @@ impl<A: DeviceAllocator> ThreadCaches<A> {
         let line = Box::into_raw(Box::new(CacheLine { cache, tally }));
         place.store(line, Release);
         self.end.fetch_max(number + 1, SeqCst);
+        // `enter_each` may not see this cache: then this thread sees what was written before that.
+        fence(SeqCst);
         self.line(number)
     }
 
     /// From now on no cache keeps a block, once it was entered.
     pub(crate) fn close(&self) {
         self.closed.store(true, SeqCst);
+    }
+
+    /// Enters each cache once, so that every section that a thread was in has ended, and what this
+    /// thread wrote before is seen in each section that begins later.
+    pub(crate) fn enter_each(&self) {
+        fence(SeqCst);
+        self.numbers().for_each(|number| drop(self.enter(number)));
     }
 
     /// Whether a thread is inside any cache, or waits to be.

@@ -6,6 +6,7 @@ use crate::device::{Clearing, DeviceAllocator, MarkOf, StreamOf, WholeBlocks};
 use crate::error::{DeviceError, Why};
 use crate::pool::hold::{Claim, Owner, put, store_at};
 use crate::pool::store::Store;
+use crate::pool::store::flags::{AWAITED, OBSERVED, ZEROES};
 use crate::stream::clock::{Order, StreamClock};
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -265,12 +266,12 @@ impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
     fn drop(&mut self) {
         let store = self.store();
         let record = &self.record;
-        let plain = record.pooled && record.private.is_none() && !store.bounds.zero_on_return;
+        let plain = record.pooled && record.private.is_none();
         if plain && !store.has_lost_handles() && self.record.marks.get_mut().are_closed() {
             // SAFETY: a buffer is dropped once, and if it is put its record is not used again.
             let record = unsafe { ManuallyDrop::take(&mut self.record) };
             // SAFETY: `new` filled the home.
-            let Err(record) = (unsafe { put(record) }) else { return };
+            let Err(record) = (unsafe { put(record, OBSERVED | AWAITED | ZEROES) }) else { return };
             self.record = ManuallyDrop::new(record);
         }
         self.drop_slow();

@@ -1,9 +1,11 @@
 //! How a pool is made.
 
 use crate::book::arena::ArenaConfig;
+use crate::budget::Budget;
+use crate::budget::ledger::Ledger;
 use crate::device::zero::ZeroPolicy;
 use crate::device::{DeviceAllocator, Sliceable};
-use crate::policy::limit::{BucketLimit, CachedLimit, FullBucket, Ledger};
+use crate::policy::limit::{BucketLimit, CachedLimit, FullBucket};
 use crate::policy::retention::Retention;
 use crate::policy::{BucketPolicy, SizeClasses};
 use crate::pool::BucketPool;
@@ -32,6 +34,7 @@ pub struct PoolBuilder<A: DeviceAllocator> {
     retention: Retention,
     fraction: Option<f64>,
     on_shortage: Option<OnShortage>,
+    budget: Budget,
     arena: Option<MakeBook<A>>,
 }
 
@@ -82,6 +85,12 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// A hard ceiling, in bytes, on what is taken from the device. None unless set.
     pub fn reserved_limit(self, bytes: u64) -> Self {
         Self { reserved_limit: bytes, ..self }
+    }
+
+    /// A limit that the pool shares with others, and that may change while it is used. The pool's
+    /// own limits hold as well.
+    pub fn budget(self, budget: &Budget) -> Self {
+        Self { budget: budget.clone(), ..self }
     }
 
     /// A bound on cached bytes, in bytes (`4 * GIB`) or as a share of the peak
@@ -246,7 +255,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
             steal,
             retention: self.retention,
         };
-        let ledger = Ledger::new(limit);
+        let ledger = Ledger::new(limit, self.budget);
         let store = Store::new((self.allocator, book), classes, bounds, ledger, self.on_shortage);
         let pool = BucketPool::over(store, self.zero);
         for blocks in self.ahead {
@@ -299,6 +308,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             retention: Retention::default(),
             fraction: None,
             on_shortage: None,
+            budget: Budget::default(),
             arena: None,
         }
     }

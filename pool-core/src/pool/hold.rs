@@ -2,10 +2,12 @@
 #![expect(unsafe_code, reason = "a buffer must not touch a reference count that threads share")]
 
 use crate::block::record::{Home, Record, RecordOwner};
+use crate::budget::{Budget, Member};
 #[cfg(any(loom, shuttle))]
 use crate::checker::sync::atomic::AtomicI64;
 use crate::device::DeviceAllocator;
 use crate::lock::LockGuard;
+use crate::pool::store::flags::AWAITED;
 use crate::pool::store::{BookState, Store};
 use std::ptr::NonNull;
 #[cfg(not(any(loom, shuttle)))]
@@ -71,7 +73,7 @@ pub(crate) unsafe fn store_at<A: DeviceAllocator>(home: &Home) -> &Store<A> {
 }
 
 /// Keeps a block that a buffer gives back in the thread's own cache, which counts the hold. Returns
-/// it if the cache cannot.
+/// it if the cache cannot, or if any of the flags `passes_cache` is set.
 ///
 /// # Safety
 ///
@@ -79,11 +81,17 @@ pub(crate) unsafe fn store_at<A: DeviceAllocator>(home: &Home) -> &Store<A> {
 #[inline]
 pub(crate) unsafe fn put<A: DeviceAllocator>(
     mut record: RecordOwner<A>,
+    passes_cache: u8,
 ) -> Result<(), RecordOwner<A>> {
     let store: *const Store<A> = record.home.0.load(Relaxed).cast();
     // SAFETY: as in `store_at`, up to the end of `put_cached`, which takes the hold.
     let store: &Store<A> = unsafe { &*store };
     let Some(mut cache) = store.caches.enter_own() else { return Err(record) };
+    // Read inside of the cache: a request that begins to wait enters it once, so either that finds
+    // the block here, or the flag is set.
+    if store.flags.any(passes_cache) {
+        return Err(record);
+    }
     record.dirty = true;
     // From leaving the cache on the store may be gone. No reference into it outlives it here, and
     // the cache is not touched after the write that leaves it (lock/biased.rs).
@@ -96,7 +104,38 @@ impl<A: DeviceAllocator> Drop for Owner<A> {
             return; // a thread that is not here any more may hold the locks
         }
         let buffers = self.store().close();
+        let awaited = self.store().awaited();
         release_closed(self.0, OPEN - buffers);
+        wake(awaited);
+    }
+}
+
+impl<A: DeviceAllocator> Member for Owner<A>
+where
+    Store<A>: Send + Sync,
+{
+    fn send_frees_past_caches(&self, on: bool) {
+        let store = self.store();
+        store.flags.set(AWAITED, on);
+        if on {
+            store.caches.enter_each();
+        }
+    }
+
+    fn give_back(&self, bytes: u64) -> u64 {
+        let store = self.store();
+        if store.is_forked() { 0 } else { store.trim(bytes).0 }
+    }
+
+    fn address(&self) -> *const () {
+        self.store().address()
+    }
+}
+
+/// Wakes the first request that waits under a budget, after a store that may be gone.
+pub(crate) fn wake(awaited: Option<Budget>) {
+    if let Some(budget) = awaited {
+        budget.wake();
     }
 }
 
@@ -122,13 +161,15 @@ impl<A: DeviceAllocator> Claim<A> {
         Self(unsafe { NonNull::new_unchecked(store) })
     }
 
-    /// Gives up the hold, in the book that `work` has worked on and returns locked.
+    /// Gives up the hold, in the book that `work` has worked on and returns locked. Wakes a request
+    /// that waits for what came free.
     #[inline]
     pub(crate) fn end(
         self,
         work: impl for<'s> FnOnce(&'s Store<A>) -> LockGuard<'s, BookState<A>>,
     ) {
         let mut book = work(self.store());
+        let awaited = self.store().awaited();
         if book.give_up() {
             // From this unlocking on the store may be gone. No reference into it outlives it here,
             // and the lock is not touched after the write that unlocks it (lock.rs, `unlock`).
@@ -137,6 +178,7 @@ impl<A: DeviceAllocator> Claim<A> {
             drop(book);
             release_closed(self.0, 1);
         }
+        wake(awaited);
     }
 }
 

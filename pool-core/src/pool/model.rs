@@ -110,3 +110,50 @@ fn a_clone_keeps_the_pool_open() {
         assert_eq!((out.blocks.load(Relaxed), out.allocators.load(Relaxed)), (0, 1));
     });
 }
+
+/// A request waits while other threads free what it needs: it is served in each order of these, so
+/// no wake-up is lost. loom reports a request that sleeps for ever as a deadlock.
+fn check_waiting(requests: usize, clones: bool) {
+    let mut model = loom::model::Builder::new();
+    (model.preemption_bound, model.max_branches) = (Some(2), 20_000);
+    model.check(move || {
+        set_number(0);
+        let out = Out::default();
+        let builder = BucketPool::builder(Counting(out.clone()));
+        let pool = builder.reserved_limit(4096).build();
+        // From the second free on its thread cache has room for the block.
+        drop(pool.allocate(4096));
+        let held = pool.allocate(4096);
+        let handles: Vec<_> = (1..=requests)
+            .map(|number| {
+                let mine = pool.clone();
+                thread::spawn(move || {
+                    set_number(number);
+                    loom::future::block_on(mine.allocate_async(4096)).is_ok()
+                })
+            })
+            .collect();
+        let kept = clones.then(|| pool.clone());
+        drop(pool);
+        drop(held);
+        let served = handles.into_iter().map(|handle| handle.join().unwrap());
+        assert_eq!(served.filter(|served| *served).count(), requests);
+        drop(kept);
+        assert_eq!((out.blocks.load(Relaxed), out.allocators.load(Relaxed)), (0, 1));
+    });
+}
+
+#[test]
+fn a_request_that_waits_is_woken() {
+    check_waiting(1, true);
+}
+
+#[test]
+fn a_request_that_waits_has_the_last_handle_of_the_pool() {
+    check_waiting(1, false);
+}
+
+#[test]
+fn two_requests_that_wait_are_both_served() {
+    check_waiting(2, true);
+}

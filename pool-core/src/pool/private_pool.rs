@@ -121,6 +121,7 @@ impl<A: DeviceAllocator> Drop for PrivatePool<A> {
         for record in store.privates.close(self.id, store.allocator.clock()) {
             drop(store.free_idle_private(record, false));
         }
+        store.ledger.budget.wake();
     }
 }
 

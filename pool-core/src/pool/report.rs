@@ -27,6 +27,8 @@ impl<A: DeviceAllocator> Store<A> {
             rounded_bytes,
             reserved_bytes: self.ledger.reserved(),
             reserved_limit_bytes: self.ledger.limit(),
+            budget_reserved_bytes: self.ledger.budget.reserved_bytes(),
+            budget_limit_bytes: self.ledger.budget.limit(),
             cached_bytes,
             pending_bytes: survey.pending,
             unsubmitted_bytes: survey.unsubmitted,

@@ -8,25 +8,56 @@
 //! 4. with an arena, neighbours that coalesce, and then 1 to 3 again;
 //! 5. the device, after the deferred frees;
 //! 6. cached memory given back, oldest first, as many bytes as are missing, and 1 to 5 again; then
-//!    all of it, again and again while another thread has memory between pool and device;
+//!    that of other pools, where the budget is short; then all of it, again and again while another
+//!    thread has memory between pool and device;
 //! 7. the program ([`PoolBuilder::on_shortage`](crate::PoolBuilder::on_shortage)), and 1 to 5
 //!    again;
 //! 8. an error that says why.
 
 use crate::block::request::Want;
+#[cfg(any(loom, shuttle))]
+use crate::checker::thread;
 use crate::device::DeviceAllocator;
 use crate::error::{AllocError, DeviceError};
 use crate::pool::store::{Effort, Grant, Store};
 use crate::stats::Stages;
+#[cfg(not(any(loom, shuttle)))]
 use std::thread;
 
 /// How often a request that is about to be refused waits for blocks in transit on other threads.
-const PATIENCE: u32 = 1000;
+const PATIENCE: u32 = if cfg!(loom) { 2 } else { 1000 };
 /// How often the program is asked to spare something for one request.
 const ASKED: u32 = 8;
 
 /// The counter of the stage that served a request.
 type Stage = fn(&mut Stages) -> &mut u64;
+
+/// Why no stage served a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Short {
+    pub(crate) cause: DeviceError,
+    /// Bytes that went back to the device in the attempt.
+    pub(crate) given_back: u64,
+    /// Bytes of the block that would have served it.
+    pub(crate) rounded: u64,
+    /// The number of the stream, for a request that was searched for.
+    pub(crate) stream: Option<u64>,
+}
+
+impl Short {
+    /// A request that is refused before memory is searched.
+    pub(crate) fn early(cause: DeviceError, requested: u64) -> Self {
+        Self { cause, given_back: 0, rounded: requested, stream: None }
+    }
+}
+
+/// The steps of stage 6.
+#[derive(Clone, Copy)]
+enum Trim {
+    Missing,
+    Others,
+    All,
+}
 
 /// A grant, and the stage that served it.
 type Found<A> = Result<Option<(Stage, Grant<A>)>, DeviceError>;
@@ -48,7 +79,7 @@ struct Progress {
 impl<A: DeviceAllocator> Store<A> {
     /// Serves a request.
     #[inline]
-    pub(crate) fn allocate(&self, want: &Want<'_, A>) -> Result<Grant<A>, AllocError> {
+    pub(crate) fn allocate(&self, want: &Want<'_, A>) -> Result<Grant<A>, Short> {
         let hit = if self.searches(want) { self.take_from_book(want) } else { None };
         match hit {
             Some(grant) => Ok(grant),
@@ -58,7 +89,7 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// The stages from 2 on. The request comes by value, so that a hit keeps it in registers.
     #[cold]
-    fn allocate_slow(&self, want: Want<'_, A>) -> Result<Grant<A>, AllocError> {
+    fn allocate_slow(&self, want: Want<'_, A>) -> Result<Grant<A>, Short> {
         let want = &want;
         let mut progress = Progress {
             given_back: 0,
@@ -72,22 +103,19 @@ impl<A: DeviceAllocator> Store<A> {
             Ok(grant) => return Ok(grant),
             Err(error) => error,
         };
-        let trimmed: Stage = |stages| &mut stages.trimmed;
-        let cleared: Stage = |stages| &mut stages.cleared;
-        let mut trims = [(self.missing(want), trimmed), (u64::MAX, cleared)].into_iter();
+        let mut trims = [Trim::Missing, Trim::Others, Trim::All].into_iter();
         while short.is_want_of_memory() {
-            match trims.next() {
-                Some((bytes, stage)) => {
-                    progress.stage = stage;
-                    progress.given_back += self.trim(bytes).0;
-                }
+            let given_back = match trims.next() {
+                Some(trim) => self.trim_for(want, trim, &mut progress.stage),
                 None if self.wait_for_others(&mut progress)
                     || self.ask_program(want, &mut progress) =>
                 {
-                    progress.given_back += self.trim(u64::MAX).0;
+                    Some(self.trim(u64::MAX).0)
                 }
                 None => break,
-            }
+            };
+            let Some(given_back) = given_back else { continue };
+            progress.given_back += given_back;
             self.book.lock().note_retry();
             progress.effort = Effort::All;
             short = match self.search_then_device(want, &mut progress) {
@@ -96,7 +124,32 @@ impl<A: DeviceAllocator> Store<A> {
             };
         }
         self.book.lock().note_refusal();
-        Err(self.refuse(progress.refused.unwrap_or(short), want, progress.given_back))
+        let cause = progress.refused.unwrap_or(short);
+        let (rounded, stream) = (want.class.bytes, Some(want.key.lane));
+        Err(Short { cause, given_back: progress.given_back, rounded, stream })
+    }
+
+    /// Gives cached memory back for a request. Returns the bytes, or `None` if there is nothing to
+    /// try in this step.
+    fn trim_for(&self, want: &Want<'_, A>, trim: Trim, stage: &mut Stage) -> Option<u64> {
+        let (own, of_budget) = self.ledger.missing(want.class.bytes);
+        *stage = |stages| &mut stages.trimmed;
+        match (trim, own.max(of_budget)) {
+            // The device is short, not a limit.
+            (Trim::Missing, 0) => Some(self.trim(want.class.bytes).0),
+            (Trim::Missing, bytes) => Some(self.trim(bytes).0),
+            (Trim::Others, _) if of_budget == 0 => None,
+            (Trim::Others, _) => Some(self.trim_others(of_budget)),
+            (Trim::All, _) => {
+                *stage = |stages| &mut stages.cleared;
+                Some(self.trim(u64::MAX).0)
+            }
+        }
+    }
+
+    /// Gives back cached memory of the other pools of the budget.
+    fn trim_others(&self, bytes: u64) -> u64 {
+        self.ledger.trim_others(self.address(), bytes)
     }
 
     /// The stages from 2 to 5. Returns the device's error: what an event refuses is told at the
@@ -214,29 +267,14 @@ impl<A: DeviceAllocator> Store<A> {
         call(want.class.bytes)
     }
 
-    /// Bytes that must go back before the request fits under the limit; as many as it asks for if
-    /// the device, not the limit, is short.
-    fn missing(&self, want: &Want<'_, A>) -> u64 {
-        let needed = self.ledger.reserved().saturating_add(want.class.bytes);
-        match needed.saturating_sub(self.ledger.limit()) {
-            0 => want.class.bytes,
-            over => over,
-        }
-    }
-
-    /// The error of a request that all stages failed to serve, counted.
-    fn refuse(&self, cause: DeviceError, want: &Want<'_, A>, given_back: u64) -> AllocError {
-        self.count_refusal();
-        let stranded = self.stranded(want.key.lane, self.bounds.steal);
-        let error = self.error(cause, want.requested, want.class.bytes, given_back);
-        error.judged(stranded, A::MEMORY.cpu_touches)
-    }
-
-    /// The error of a request that was never one, counted.
+    /// The error of a request that is refused, counted.
     #[cold]
-    pub(crate) fn refuse_early(&self, cause: DeviceError, requested: u64) -> AllocError {
+    pub(crate) fn refuse(&self, short: Short, requested: u64) -> AllocError {
+        let Short { cause, given_back, rounded, stream } = short;
         self.count_refusal();
-        self.error(cause, requested, requested, 0)
+        let error = self.error(cause, requested, rounded, given_back);
+        let Some(stream) = stream else { return error };
+        error.judged(self.stranded(stream, self.bounds.steal), A::MEMORY.cpu_touches)
     }
 
     fn count_refusal(&self) {

@@ -14,16 +14,19 @@
 //! No lock is held across a device call.
 
 mod book;
+pub(crate) mod flags;
 
 use crate::block::private::{PrivateId, Privates};
 use crate::block::record::{Record, RecordOwner};
 use crate::block::request::Want;
+use crate::budget::Budget;
+use crate::budget::ledger::Ledger;
 use crate::cache::caches::ThreadCaches;
 use crate::device::{DeviceAllocator, StreamOf};
 use crate::error::{DeviceError, Why};
 use crate::fork::ForkCheck;
 use crate::policy::SizeClasses;
-use crate::policy::limit::{BucketLimit, CachedLimit, FullBucket, Ledger};
+use crate::policy::limit::{BucketLimit, CachedLimit, FullBucket};
 use crate::policy::retention::{Retention, Ticks};
 use crate::pool::hold::Holds;
 use crate::stream::clock::StreamClock;
@@ -33,6 +36,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 pub(crate) use book::{BookState, Effort, PoolBook};
+use flags::{Flags, OBSERVED, ZEROES};
 
 /// What a pool was built with, and that does not change.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +60,8 @@ pub(crate) struct Store<A: DeviceAllocator> {
     pub(crate) classes: SizeClasses,
     pub(crate) bounds: Bounds,
     pub(crate) ledger: Ledger,
+    /// Flags that send allocations and frees past the thread caches.
+    pub(crate) flags: Flags,
     /// Blocks that a thread holds between the book and the device. Moves on cold paths only.
     in_transit: AtomicUsize,
     /// Misses that are still to come without a look into other threads' caches, and how many looks
@@ -97,6 +103,7 @@ impl<A: DeviceAllocator> Store<A> {
             classes,
             bounds,
             ledger,
+            flags: Flags::new(if bounds.zero_on_return { ZEROES } else { 0 }),
             in_transit: AtomicUsize::new(0),
             blind: AtomicU32::new(0),
             in_vain: AtomicU32::new(0),
@@ -118,7 +125,7 @@ impl<A: DeviceAllocator> Store<A> {
     ) -> Option<RecordOwner<A>> {
         let clock = self.allocator.clock();
         let plain = clock.owns(stream) && clock.fault().is_none() && clock.takes_work(stream);
-        if !plain || self.privates.are_bound() {
+        if !plain || self.privates.are_bound() || self.flags.any(OBSERVED) {
             return None;
         }
         // A bin has only sizes and kinds that the pool offers.
@@ -154,6 +161,12 @@ impl<A: DeviceAllocator> Store<A> {
             || self.ticks.is_locked()
             || self.on_shortage.is_locked()
             || self.caches.is_any_entered()
+            || self.ledger.budget.is_locked()
+    }
+
+    /// The address by which a budget tells its pools apart.
+    pub(crate) fn address(&self) -> *const () {
+        std::ptr::from_ref(self).cast()
     }
 
     /// Who asks.
@@ -161,6 +174,14 @@ impl<A: DeviceAllocator> Store<A> {
     pub(crate) fn taker<'r>(&'r self, want: &Want<'r, A>) -> Taker<'r, A::Clock> {
         let (clock, steal) = (self.allocator.clock(), self.bounds.steal);
         Taker { clock, on: want.on, steal, cpu_touches: A::MEMORY.cpu_touches }
+    }
+
+    /// The budget, if a request waits under it. Ask after memory was made available, and wake it
+    /// when no lock is held.
+    #[inline]
+    pub(crate) fn awaited(&self) -> Option<Budget> {
+        let budget = &self.ledger.budget;
+        budget.is_awaited().then(|| budget.clone())
     }
 
     /// A block of the private pool that the stream is bound to: a hit in stream order.

@@ -3,6 +3,7 @@
 use super::BucketPool;
 use crate::block::request::Want;
 use crate::book::arena::SegmentMap;
+use crate::budget::Budget;
 use crate::device::DeviceAllocator;
 use crate::error::{AllocError, Why};
 use crate::policy::retention::GivenBack;
@@ -116,6 +117,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             Some(fault) if fault.why == Why::Forked => (0, Some(fault)),
             fault => {
                 let (bytes, refusal) = work(store);
+                store.ledger.budget.wake();
                 (bytes, fault.or(refusal))
             }
         };
@@ -144,12 +146,12 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.store().ledger.reserved()
     }
 
-    /// Bytes that can still be handed out under the reserved limit: what is not reserved, and what
-    /// is cached. `u64::MAX` without a limit.
+    /// Bytes that can still be handed out under the pool's limit and its budget's: what is not
+    /// reserved, and what the pool has cached. `u64::MAX` without a limit.
     #[must_use]
     pub fn available_bytes(&self) -> u64 {
         let store = self.store();
-        match store.ledger.limit() {
+        match store.ledger.limit_now() {
             u64::MAX => u64::MAX,
             limit => limit - store.ledger.reserved().min(limit) + store.cached_bytes(),
         }
@@ -166,6 +168,38 @@ impl<A: DeviceAllocator> BucketPool<A> {
     #[must_use]
     pub fn outstanding_buffers(&self) -> BTreeMap<u64, usize> {
         self.store().survey().live
+    }
+
+    /// Changes the reserved limit, in bytes. A lower one takes effect at once: cached memory goes
+    /// back until at most `bytes` bytes are reserved, and what then exceeds it, which buffers have,
+    /// stays until they are dropped. A higher one wakes the requests that wait. Returns the bytes
+    /// given back.
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::shrink_to`]; the new limit holds all the same.
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, MIB, Why, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4 * MIB).build();
+    /// drop(pool.allocate(4 * MIB)?);
+    /// assert_eq!(pool.set_reserved_limit(MIB)?, 4 * MIB);
+    /// assert_eq!(pool.allocate(2 * MIB).unwrap_err().why(), Why::Limit);
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    pub fn set_reserved_limit(&self, bytes: u64) -> Result<u64, AllocError> {
+        self.store().ledger.set_limit(bytes);
+        self.giving_back(|store| match store.ledger.reserved() > bytes {
+            true => store.shrink_to(bytes),
+            false => (0, None),
+        })
+    }
+
+    /// The budget of the pool: the one it was built with, or its own.
+    #[must_use]
+    pub fn budget(&self) -> &Budget {
+        &self.store().ledger.budget
     }
 
     /// The figures of this moment. Stops no thread that takes and frees blocks of its own cache:

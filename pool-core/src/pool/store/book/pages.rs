@@ -88,7 +88,7 @@ impl<A: DeviceAllocator> Store<A> {
         let (page, request) = (pages.page_bytes, self.book.request(want));
         let mut state = self.book.lock();
         let placement = state.book.place(&request, taker, page)?;
-        let limit = self.ledger.limit();
+        let limit = self.ledger.limit_now();
         let used = state.book.used().saturating_add(request.bytes);
         let peak = state.book.used_peak.max(used);
         let most = state.book.config.committed_limit(peak, page).min(limit);

@@ -1,0 +1,240 @@
+//! Requests that wait for memory instead of failing.
+
+use super::BucketPool;
+use crate::budget::waiters::Turn;
+use crate::device::{DeviceAllocator, StreamOf};
+use crate::error::{AllocError, DeviceError, Why};
+use crate::pool::buffer::PooledBuffer;
+use crate::pool::stages::Short;
+use crate::stream::clock::StreamClock;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+impl<A: DeviceAllocator> BucketPool<A> {
+    /// Returns a buffer of `bytes` bytes for the device's default stream, and blocks for at most
+    /// `timeout` until there is memory for it.
+    ///
+    /// Requests that wait are served in the order of their arrival, over all pools of the
+    /// [`Budget`](crate::Budget). The first of them tries again when a buffer of these pools is
+    /// dropped, when memory goes back to the device (`trim`, `shrink_to`, `clear`, `tick`, a pool
+    /// that is dropped), and when a limit rises. [`BucketPool::allocate`] does not wait, and may be
+    /// served before them.
+    ///
+    /// While a request waits, frees in these pools take the book's lock.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::TimedOut`] with the pool's figures when the time is over. At once, and as for
+    /// [`BucketPool::allocate`], for a request that no return of memory could serve: a size above
+    /// the limit, or a device that has no memory for it although these pools have none.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, MIB, Why, sim::SimDevice};
+    /// use std::time::Duration;
+    ///
+    /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(MIB).build();
+    /// let first = pool.allocate(MIB)?;
+    /// let refused = pool.allocate_timeout(MIB, Duration::from_millis(1)).unwrap_err();
+    /// assert_eq!(refused.why(), Why::TimedOut);
+    /// std::thread::scope(|scope| {
+    ///     let second = scope.spawn(|| pool.allocate_timeout(MIB, Duration::MAX));
+    ///     drop(first);
+    ///     assert!(second.join().unwrap().is_ok());
+    /// });
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    pub fn allocate_timeout(
+        &self,
+        bytes: u64,
+        timeout: Duration,
+    ) -> Result<PooledBuffer<A>, AllocError> {
+        self.allocate_timeout_on(self.allocator().clock().default_stream(), bytes, timeout)
+    }
+
+    /// Returns a buffer for work on `stream`, and blocks for at most `timeout` until there is
+    /// memory for it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::allocate_timeout`] and [`BucketPool::allocate_on`].
+    pub fn allocate_timeout_on(
+        &self,
+        stream: &StreamOf<A>,
+        bytes: u64,
+        timeout: Duration,
+    ) -> Result<PooledBuffer<A>, AllocError> {
+        let mut request = self.allocate_async_on(stream, bytes);
+        // A request that need not wait needs no waker.
+        if let Poll::Ready(done) = request.advance(Waker::noop()) {
+            return done;
+        }
+        let deadline = Instant::now().checked_add(timeout);
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        loop {
+            if let Poll::Ready(done) = request.advance(&waker) {
+                return done;
+            }
+            match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
+                None => thread::park(),
+                Some(Duration::ZERO) => return Err(request.time_out()),
+                Some(left) => thread::park_timeout(left),
+            }
+        }
+    }
+
+    /// Returns a future of a buffer of `bytes` bytes for the device's default stream, for any
+    /// executor. It waits as [`BucketPool::allocate_timeout`] does, without a time. Dropping it
+    /// cancels the request.
+    ///
+    /// A poll makes the same calls to the device as [`BucketPool::allocate`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::allocate_timeout`], without [`Why::TimedOut`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, MIB, sim::SimDevice};
+    ///
+    /// # pollster::block_on(async {
+    /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(2 * MIB).build();
+    /// let tile = pool.allocate_async(MIB).await?;
+    /// assert_eq!(tile.size(), MIB);
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// # }).unwrap();
+    /// ```
+    pub fn allocate_async(&self, bytes: u64) -> AllocateAsync<A> {
+        self.allocate_async_on(self.allocator().clock().default_stream(), bytes)
+    }
+
+    /// Returns a future of a buffer for work on `stream`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::allocate_async`] and [`BucketPool::allocate_on`].
+    pub fn allocate_async_on(&self, stream: &StreamOf<A>, bytes: u64) -> AllocateAsync<A> {
+        AllocateAsync {
+            pool: self.clone(),
+            stream: stream.clone(),
+            bytes,
+            place: None,
+            refused: None,
+        }
+    }
+}
+
+/// A request that waits for memory: the future of [`BucketPool::allocate_async`].
+#[must_use = "a request is made when it is polled"]
+pub struct AllocateAsync<A: DeviceAllocator> {
+    pool: BucketPool<A>,
+    stream: StreamOf<A>,
+    bytes: u64,
+    /// Its number among the requests that wait.
+    place: Option<u64>,
+    /// The refusal of its last try.
+    refused: Option<Short>,
+}
+
+impl<A: DeviceAllocator> AllocateAsync<A> {
+    /// Tries, if it is its turn. `waker` is called when it should try again.
+    fn advance(&mut self, waker: &Waker) -> Poll<Result<PooledBuffer<A>, AllocError>> {
+        if self.place.is_none() {
+            if !self.pool.budget().is_awaited()
+                && let Some(done) = self.try_now()
+            {
+                return Poll::Ready(done);
+            }
+            self.place = Some(self.pool.budget().begin_waiting());
+        }
+        loop {
+            let id = self.place.unwrap_or_default();
+            if self.pool.budget().waiters().turn(id, waker) == Turn::Wait {
+                return Poll::Pending;
+            }
+            if let Some(done) = self.try_now() {
+                self.leave();
+                return Poll::Ready(done);
+            }
+        }
+    }
+
+    /// Allocates, or returns `None` if a return of memory could serve the request.
+    fn try_now(&mut self) -> Option<Result<PooledBuffer<A>, AllocError>> {
+        match self.pool.try_lend(&self.stream, self.bytes, A::Kind::default(), false) {
+            Ok(buffer) => Some(Ok(buffer)),
+            Err(short) if self.may_wait(&short) => {
+                self.refused = Some(short);
+                None
+            }
+            Err(short) => Some(Err(self.pool.store().refuse(short, self.bytes))),
+        }
+    }
+
+    /// Whether a return of memory could turn a refusal into success.
+    fn may_wait(&self, short: &Short) -> bool {
+        let ledger = &self.pool.store().ledger;
+        short.cause.is_want_of_memory()
+            && ledger.could_hold(short.rounded)
+            && ledger.budget.reserved_bytes() > 0
+    }
+
+    /// The time is over.
+    fn time_out(mut self) -> AllocError {
+        self.leave();
+        let cause = DeviceError::new(Why::TimedOut, "wait for memory", 0);
+        let short = self.refused.unwrap_or(Short::early(cause, self.bytes));
+        self.pool.store().refuse(Short { cause, ..short }, self.bytes)
+    }
+
+    fn leave(&mut self) {
+        if let Some(id) = self.place.take() {
+            self.pool.budget().end_waiting(id);
+        }
+    }
+}
+
+impl<A: DeviceAllocator> Future for AllocateAsync<A> {
+    type Output = Result<PooledBuffer<A>, AllocError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.advance(context.waker())
+    }
+}
+
+/// Nothing in it is pinned.
+impl<A: DeviceAllocator> Unpin for AllocateAsync<A> {}
+
+impl<A: DeviceAllocator> Drop for AllocateAsync<A> {
+    fn drop(&mut self) {
+        if !self.pool.store().is_forked() {
+            self.leave();
+        }
+    }
+}
+
+impl<A: DeviceAllocator> fmt::Debug for AllocateAsync<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let waits = self.place.is_some();
+        f.debug_struct("AllocateAsync")
+            .field("bytes", &self.bytes)
+            .field("waits", &waits)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Wakes a thread that waits.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}

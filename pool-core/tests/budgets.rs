@@ -1,0 +1,127 @@
+//! One limit for several pools.
+
+use pool_core::sim::SimDevice;
+use pool_core::{BucketPool, Budget, MIB, Why};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+/// Pools of several devices under one budget.
+fn pools<const N: usize>(budget: &Budget) -> [BucketPool<SimDevice>; N] {
+    [(); N].map(|()| BucketPool::builder(SimDevice::new()).budget(budget).build())
+}
+
+#[test]
+fn pools_of_several_devices_share_one_limit() {
+    let budget = Budget::new(3 * MIB);
+    let [a, b] = pools(&budget);
+    let held = (a.allocate(MIB).unwrap(), b.allocate(2 * MIB).unwrap());
+    let refused = a.allocate(MIB).unwrap_err();
+    assert_eq!((refused.why(), budget.reserved_bytes()), (Why::Limit, 3 * MIB));
+    insta::assert_snapshot!(refused);
+    drop(held);
+}
+
+#[test]
+fn a_pool_that_is_short_takes_what_others_cache() {
+    let budget = Budget::new(4 * MIB);
+    let [a, b, c] = pools(&budget);
+    drop((a.allocate(MIB).unwrap(), b.allocate(MIB).unwrap()));
+    let kept = c.allocate(2 * MIB).unwrap();
+    let more = c.allocate(2 * MIB).unwrap();
+    assert_eq!((a.reserved_bytes(), b.reserved_bytes(), c.reserved_bytes()), (0, 0, 4 * MIB));
+    assert_eq!((kept.size() + more.size(), budget.reserved_bytes()), (4 * MIB, 4 * MIB));
+    assert_eq!(c.stats().served_by.trimmed, 1);
+}
+
+#[test]
+fn a_lower_limit_gives_cached_memory_back_and_leaves_buffers_alone() {
+    let budget = Budget::default();
+    let [a, b] = pools(&budget);
+    let held = a.allocate(2 * MIB).unwrap();
+    drop((a.allocate(MIB).unwrap(), b.allocate(MIB).unwrap()));
+    assert_eq!(budget.set_limit(3 * MIB), MIB);
+    assert_eq!(budget.set_limit(MIB), MIB);
+    assert_eq!((budget.reserved_bytes(), held.size()), (2 * MIB, 2 * MIB));
+    assert_eq!(b.allocate(4096).unwrap_err().why(), Why::Limit);
+    drop(held);
+    assert!(b.allocate(MIB).is_ok());
+}
+
+#[test]
+fn a_pool_that_goes_gives_its_bytes_back_to_the_budget() {
+    let budget = Budget::new(2 * MIB);
+    let [a, b] = pools(&budget);
+    let last = a.allocate(MIB).unwrap();
+    drop(a.allocate(MIB).unwrap());
+    drop(a);
+    assert_eq!(budget.reserved_bytes(), MIB);
+    drop(last);
+    assert_eq!(budget.reserved_bytes(), 0);
+    assert!(b.allocate(2 * MIB).is_ok());
+}
+
+#[test]
+fn a_refused_device_call_reserves_nothing_in_the_budget() {
+    let budget = Budget::new(8 * MIB);
+    let pool = BucketPool::builder(SimDevice::with_capacity(MIB)).budget(&budget).build();
+    assert_eq!(pool.allocate(2 * MIB).unwrap_err().why(), Why::OutOfMemory);
+    assert_eq!(budget.reserved_bytes(), 0);
+}
+
+#[test]
+fn the_limit_of_a_pool_can_change_while_it_is_used() {
+    let pool = BucketPool::builder(SimDevice::new()).reserved_limit(2 * MIB).build();
+    let held = pool.allocate(2 * MIB).unwrap();
+    assert_eq!(pool.allocate(MIB).unwrap_err().why(), Why::Limit);
+    pool.set_reserved_limit(3 * MIB).unwrap();
+    drop(pool.allocate(MIB).unwrap());
+    assert_eq!(pool.set_reserved_limit(0).unwrap(), MIB);
+    drop(held);
+    assert_eq!(pool.stats().reserved_peak_bytes, 3 * MIB);
+}
+
+#[test]
+fn marks_call_once_each_time_they_are_reached() {
+    let budget = Budget::new(10 * MIB);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    for share in [0.5, 0.8] {
+        let seen = seen.clone();
+        budget.on_high_water(share, move |pressure| {
+            seen.lock().unwrap().push((share, pressure.reserved_bytes / MIB));
+        });
+    }
+    let [pool] = pools(&budget);
+    let mut held: Vec<_> = (0..9).map(|_| pool.allocate(MIB).unwrap()).collect();
+    assert_eq!(*seen.lock().unwrap(), [(0.5, 5), (0.8, 8)]);
+    held.truncate(6);
+    pool.clear().unwrap(); // below 0.8, not below 0.5
+    held.extend((0..3).map(|_| pool.allocate(MIB).unwrap()));
+    assert_eq!(*seen.lock().unwrap(), [(0.5, 5), (0.8, 8), (0.8, 8)]);
+    budget.set_limit(4 * MIB);
+    assert_eq!(budget.reserved_bytes(), 9 * MIB);
+}
+
+#[test]
+fn a_mark_can_trim_ahead_of_failure() {
+    let (budget, given_back) = (Budget::new(4 * MIB), Arc::new(AtomicU64::new(0)));
+    let note = given_back.clone();
+    budget.on_high_water(0.75, move |pressure| {
+        note.store(pressure.trim(pressure.requested_bytes), Relaxed);
+    });
+    let [a, b] = pools(&budget);
+    drop(a.allocate(2 * MIB).unwrap());
+    let held = b.allocate(MIB).unwrap();
+    assert_eq!((given_back.load(Relaxed), a.reserved_bytes()), (2 * MIB, 0));
+    drop(held);
+}
+
+#[test]
+fn a_panic_in_a_mark_reserves_nothing() {
+    let budget = Budget::new(2 * MIB);
+    budget.on_high_water(0.5, |_| panic!("on purpose"));
+    let [pool] = pools(&budget);
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| pool.allocate(MIB)));
+    assert!(caught.is_err());
+    assert_eq!((budget.reserved_bytes(), pool.reserved_bytes()), (0, 0));
+    assert!(pool.allocate(4096).is_ok());
+}

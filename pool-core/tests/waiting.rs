@@ -1,0 +1,202 @@
+//! Requests that wait for memory: who is served when, and what wakes them.
+
+use pool_core::sim::SimDevice;
+use pool_core::{ArenaConfig, BucketPool, Budget, MIB, PooledBuffer, Why};
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+type Pool = BucketPool<SimDevice>;
+
+/// A pool of 1 MiB blocks of which `blocks` fit.
+fn pool_of(blocks: u64) -> Pool {
+    BucketPool::builder(SimDevice::new()).reserved_limit(blocks * MIB).build()
+}
+
+/// Counts its calls.
+#[derive(Default)]
+struct Calls(AtomicUsize);
+
+impl Wake for Calls {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+fn poll<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output> {
+    pin!(future).poll(&mut Context::from_waker(waker))
+}
+
+#[test]
+fn a_request_that_is_served_at_once_waits_for_nothing() {
+    let pool = pool_of(1);
+    assert_eq!(pool.allocate_timeout(MIB, Duration::ZERO).unwrap().size(), MIB);
+    assert_eq!(pollster::block_on(pool.allocate_async(MIB)).unwrap().size(), MIB);
+    assert_eq!(pool.budget().waiting(), 0);
+}
+
+#[test]
+fn a_dropped_buffer_wakes_the_first_request_and_no_other() {
+    let (pool, calls) = (pool_of(1), [Arc::new(Calls::default()), Arc::new(Calls::default())]);
+    let wakers = calls.clone().map(Waker::from);
+    let held = pool.allocate(MIB).unwrap();
+    let mut requests = [pool.allocate_async(MIB), pool.allocate_async(MIB)];
+    for (request, waker) in requests.iter_mut().zip(&wakers) {
+        assert!(poll(request, waker).is_pending());
+    }
+    assert_eq!(pool.budget().waiting(), 2);
+    drop(held);
+    assert_eq!(calls.clone().map(|calls| calls.0.load(SeqCst)), [1, 0]);
+    // The second may not take what the first was woken for.
+    assert!(poll(&mut requests[1], &wakers[1]).is_pending());
+    let Poll::Ready(Ok(first)) = poll(&mut requests[0], &wakers[0]) else { panic!("not served") };
+    drop(first);
+    assert!(poll(&mut requests[1], &wakers[1]).is_ready());
+    assert_eq!((pool.budget().waiting(), pool.stats().failures), (0, 0));
+}
+
+#[test]
+fn a_cancelled_request_leaks_nothing_and_passes_its_turn_on() {
+    let (pool, calls) = (pool_of(1), Arc::new(Calls::default()));
+    let waker = Waker::from(calls.clone());
+    let held = pool.allocate(MIB).unwrap();
+    let (mut first, mut second) = (pool.allocate_async(MIB), pool.allocate_async(MIB));
+    assert!(poll(&mut first, Waker::noop()).is_pending());
+    assert!(poll(&mut second, &waker).is_pending());
+    drop(held); // wakes the first, which does not come any more
+    drop(first);
+    assert_eq!(calls.0.load(SeqCst), 1);
+    assert!(poll(&mut second, &waker).is_ready());
+    drop(second);
+    assert_eq!((pool.budget().waiting(), pool.allocated_bytes()), (0, 0));
+    assert!(pool.allocate(MIB).is_ok());
+}
+
+#[test]
+fn a_request_that_no_return_could_serve_is_refused_at_once() {
+    let pool = pool_of(2);
+    let refused = pool.allocate_timeout(3 * MIB, Duration::MAX).unwrap_err();
+    assert_eq!(refused.why(), Why::Limit);
+    let small = BucketPool::new(SimDevice::with_capacity(MIB));
+    let refused = small.allocate_timeout(2 * MIB, Duration::MAX).unwrap_err();
+    assert_eq!((refused.why(), small.stats().failures), (Why::OutOfMemory, 1));
+}
+
+#[test]
+fn a_request_whose_time_is_over_says_so_with_figures() {
+    let pool = pool_of(1);
+    let _held = pool.allocate(MIB).unwrap();
+    let refused = pool.allocate_timeout(MIB, Duration::from_micros(1)).unwrap_err();
+    assert_eq!(refused.why(), Why::TimedOut);
+    assert_eq!(refused.figures().reserved_bytes, MIB);
+    assert_eq!((pool.budget().waiting(), pool.stats().failures), (0, 1));
+    insta::assert_snapshot!(refused);
+}
+
+#[test]
+fn a_trim_and_a_limit_that_rises_wake_the_first_request() {
+    let budget = Budget::new(2 * MIB);
+    let pools = [(); 2].map(|()| BucketPool::builder(SimDevice::new()).budget(&budget).build());
+    let held = [pools[0].allocate(MIB).unwrap(), pools[1].allocate(MIB).unwrap()];
+    let mut request = pools[0].allocate_async(MIB);
+    assert!(poll(&mut request, Waker::noop()).is_pending());
+    budget.set_limit(3 * MIB);
+    let Poll::Ready(Ok(third)) = poll(&mut request, Waker::noop()) else { panic!("not served") };
+
+    let calls = Arc::new(Calls::default());
+    let waker = Waker::from(calls.clone());
+    let mut request = pools[0].allocate_async(MIB);
+    assert!(poll(&mut request, &waker).is_pending());
+    drop(held); // in both pools; that of the second is given back for the first
+    assert_eq!(calls.0.load(SeqCst), 1);
+    assert!(poll(&mut request, &waker).is_ready());
+    drop(third);
+}
+
+/// A request finds the blocks of other threads' caches, and is woken by what they free later.
+#[test]
+fn frees_into_other_threads_caches_are_seen() {
+    for arena in [false, true] {
+        let builder = BucketPool::builder(SimDevice::new()).reserved_limit(8 * MIB);
+        let pool = match arena {
+            true => builder.arena(ArenaConfig::grow()).build(),
+            false => builder.build(),
+        };
+        let held: Vec<_> = (0..8).map(|_| pool.allocate(MIB).unwrap()).collect();
+        std::thread::scope(|scope| {
+            for buffer in held {
+                scope.spawn(move || drop(buffer));
+            }
+            let mine: Vec<PooledBuffer<_>> =
+                (0..8).map(|_| pool.allocate_timeout(MIB, Duration::MAX).unwrap()).collect();
+            assert_eq!(mine.len(), 8);
+        });
+        assert_eq!(pool.budget().waiting(), 0);
+    }
+}
+
+#[test]
+fn sixty_four_tasks_on_two_threads_share_three_blocks_in_order() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
+    let (pool, order) = (pool_of(3), Arc::new(Mutex::new(Vec::new())));
+    let held = pool.allocate(3 * MIB).unwrap_err(); // rounds up to 4 MiB
+    assert_eq!(held.why(), Why::Limit);
+    let held: Vec<_> = (0..3).map(|_| pool.allocate(MIB).unwrap()).collect();
+    let tasks: Vec<_> = (0..64)
+        .map(|number| {
+            let (mut request, order) = (pool.allocate_async(MIB), order.clone());
+            assert!(poll(&mut request, Waker::noop()).is_pending()); // it has its place now
+            runtime.spawn(async move {
+                if number == 20 {
+                    return None; // cancelled
+                }
+                let buffer = request.await.unwrap();
+                order.lock().unwrap().push(number);
+                tokio::task::yield_now().await;
+                drop(buffer);
+                Some(number)
+            })
+        })
+        .collect();
+    drop(held);
+    let done = runtime.block_on(async {
+        let mut done = 0;
+        for task in tasks {
+            done += usize::from(task.await.unwrap().is_some());
+        }
+        done
+    });
+    assert_eq!(done, 63);
+    let order = order.lock().unwrap();
+    for (at, number) in order.iter().enumerate() {
+        let place = if *number > 20 { number - 1 } else { *number };
+        // Of those that were served before it, two may not have noted it yet.
+        assert!(at.abs_diff(place) <= 2, "{number} at {at}: {order:?}");
+    }
+    assert_eq!((pool.budget().waiting(), pool.allocated_bytes()), (0, 0));
+    assert_eq!(pool.stats().failures, 1);
+}
+
+#[test]
+fn one_block_is_handed_on_strictly_in_order() {
+    let (pool, order) = (pool_of(1), Arc::new(Mutex::new(Vec::new())));
+    let held = pool.allocate(MIB).unwrap();
+    std::thread::scope(|scope| {
+        for number in 0..16 {
+            let (pool, order) = (&pool, order.clone());
+            scope.spawn(move || {
+                let buffer = pool.allocate_timeout(MIB, Duration::MAX).unwrap();
+                order.lock().unwrap().push(number);
+                drop(buffer);
+            });
+            while pool.budget().waiting() <= number {
+                std::thread::yield_now();
+            }
+        }
+        drop(held);
+    });
+    assert_eq!(*order.lock().unwrap(), (0..16).collect::<Vec<_>>());
+}
