@@ -25,6 +25,7 @@ mod lock;
 #[cfg(any(loom, shuttle))]
 #[path = "lock/modelled.rs"]
 mod lock;
+mod observe;
 mod policy;
 mod pool;
 pub mod preset;
@@ -47,6 +48,10 @@ pub use device::{
 };
 pub use error::{AllocError, DeviceError, Figures, Verdict, Why};
 pub use fork::{forks, watch_forks};
+pub use observe::breakdown::{Breakdown, RequestCounts};
+pub use observe::leaks::{LeakTracker, LiveBuffer};
+pub use observe::rmm_log::RmmLog;
+pub use observe::{EventKind, Observer, PoolEvent, Reason};
 pub use policy::BucketPolicy;
 pub use policy::limit::{CachedLimit, FullBucket};
 pub use policy::retention::Retention;

@@ -13,7 +13,9 @@ use std::fmt;
 /// inside the pool; while threads are, each may be off by what they do meanwhile. The fields that
 /// say "at least" do not know all of what other threads cache; [`BucketPool::stats_exact`] does.
 /// Peaks of live and cached bytes add up what each thread had at most since its cache told the
-/// pool, which need not have been at one moment.
+/// pool, which need not have been at one moment; they are at most the reserved peak. At rest
+/// `requested <= allocated <= active <= reserved` holds, and `requested <= allocated <= reserved`
+/// of the peaks.
 ///
 /// All are 0 in a forked child that cannot use the pool ([`Why::Forked`](crate::Why::Forked)).
 ///

@@ -4,6 +4,7 @@
 //! capture allocates comes from a private pool, goes back to it, and serves nobody else for as long
 //! as the graph can be launched. All of this is off the hot path: one flag is read there.
 
+use crate::block::flags::{BOUND, Flags};
 use crate::block::record::{Record, RecordOwner};
 use crate::block::request::Want;
 use crate::device::{DeviceAllocator, MarkOf};
@@ -58,28 +59,35 @@ impl<A: DeviceAllocator> Privates<A> {
     }
 
     /// Binds a stream to a pool; returns false if it is bound already.
-    pub(crate) fn bind(&self, lane: u64, id: PrivateId) -> bool {
+    pub(crate) fn bind(&self, lane: u64, id: PrivateId, flags: &Flags) -> bool {
         let book = &mut *self.book.lock();
         let free = !book.of_lane.contains_key(&lane);
         if free {
             book.of_lane.insert(lane, id);
-            self.bound.store(true, Relaxed);
+            self.note_bound(book, flags);
         }
         free
     }
 
     /// Lets go of one stream.
-    pub(crate) fn unbind_one(&self, lane: u64) {
+    pub(crate) fn unbind_one(&self, lane: u64, flags: &Flags) {
         let book = &mut *self.book.lock();
         book.of_lane.remove(&lane);
-        self.bound.store(!book.of_lane.is_empty(), Relaxed);
+        self.note_bound(book, flags);
     }
 
     /// Lets go of all streams of a pool.
-    pub(crate) fn unbind(&self, id: PrivateId) {
+    pub(crate) fn unbind(&self, id: PrivateId, flags: &Flags) {
         let book = &mut *self.book.lock();
         book.of_lane.retain(|_, of| *of != id);
-        self.bound.store(!book.of_lane.is_empty(), Relaxed);
+        self.note_bound(book, flags);
+    }
+
+    /// Notes whether any stream is bound, under the lock.
+    fn note_bound(&self, book: &PrivateBook<A>, flags: &Flags) {
+        let any = !book.of_lane.is_empty();
+        self.bound.store(any, Relaxed);
+        flags.set(BOUND, any);
     }
 
     /// Whether a thread has the lock.
@@ -188,8 +196,13 @@ impl<A: DeviceAllocator> Privates<A> {
 
     /// The owner of a pool goes. Returns its idle blocks, which are anybody's once the launches are
     /// done.
-    pub(crate) fn close(&self, id: PrivateId, clock: &A::Clock) -> Vec<RecordOwner<A>> {
-        self.unbind(id);
+    pub(crate) fn close(
+        &self,
+        id: PrivateId,
+        clock: &A::Clock,
+        flags: &Flags,
+    ) -> Vec<RecordOwner<A>> {
+        self.unbind(id, flags);
         let book = &mut *self.book.lock();
         let Some(pool) = book.pools.get_mut(&id) else { return Vec::new() };
         pool.closed = true;

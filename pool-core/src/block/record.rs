@@ -6,6 +6,9 @@
 use crate::block::private::PrivateId;
 use crate::block::request::Want;
 use crate::device::{DeviceAllocator, MarkOf, StreamOf};
+use crate::observe::About;
+use crate::observe::tag::Tag;
+use crate::stream::clock::StreamClock;
 use crate::stream::marks::Marks;
 use parking_lot::Mutex;
 use std::ops::{Deref, DerefMut};
@@ -31,6 +34,8 @@ pub(crate) struct Record<A: DeviceAllocator> {
     pub(crate) pooled: bool,
     /// Whether old contents may show.
     pub(crate) dirty: bool,
+    /// The tag of its request, in a pool with observers.
+    pub(crate) tag: Tag,
     /// Allocations so far when it was freed into a thread cache.
     pub(crate) turn: u64,
     /// Blocks that the thread cache had kept until then.
@@ -87,6 +92,7 @@ impl<A: DeviceAllocator> Record<A> {
             requested: want.requested,
             pooled: want.class.pooled(),
             dirty: false,
+            tag: Tag::default(),
             turn: 0,
             stamp: 0,
             private: want.private,
@@ -103,6 +109,17 @@ impl<A: DeviceAllocator> Record<A> {
         on: &StreamOf<A>,
     ) -> A::View<'b> {
         allocator.view(self.part.segment(), self.part.offset, bytes, on)
+    }
+
+    /// Returns the fields of an event of this block.
+    pub(crate) fn about(&self, clock: &A::Clock) -> About {
+        About {
+            tag: self.tag,
+            stream: clock.lane(self.marks.lock().home()),
+            id: std::ptr::from_ref(self) as u64,
+            requested: self.requested,
+            bytes: self.bytes,
+        }
     }
 
     /// Whether it has the size and the kind of a request.

@@ -1,12 +1,13 @@
 //! What a program holds: a buffer that returns its block when it is dropped.
 #![expect(unsafe_code, reason = "moving the block out of a buffer that is being dropped")]
 
+use crate::block::flags::{AWAITED, OBSERVED, ZEROES};
 use crate::block::record::{Record, RecordOwner};
 use crate::device::{Clearing, DeviceAllocator, MarkOf, StreamOf, WholeBlocks};
 use crate::error::{DeviceError, Why};
+use crate::observe::EventKind;
 use crate::pool::hold::{Claim, Owner, put, store_at};
 use crate::pool::store::Store;
-use crate::pool::store::flags::{AWAITED, OBSERVED, ZEROES};
 use crate::stream::clock::{Order, StreamClock};
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -264,30 +265,52 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
 impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
     #[inline]
     fn drop(&mut self) {
-        let store = self.store();
-        let record = &self.record;
-        let plain = record.pooled && record.private.is_none();
-        if plain && !store.has_lost_handles() && self.record.marks.get_mut().are_closed() {
-            // SAFETY: a buffer is dropped once, and if it is put its record is not used again.
-            let record = unsafe { ManuallyDrop::take(&mut self.record) };
-            // SAFETY: `new` filled the home.
-            let Err(record) = (unsafe { put(record, OBSERVED | AWAITED | ZEROES) }) else { return };
-            self.record = ManuallyDrop::new(record);
+        if !self.drop_into_cache(OBSERVED | AWAITED | ZEROES) {
+            self.drop_slow();
         }
-        self.drop_slow();
     }
 }
 
 impl<A: DeviceAllocator> PooledBuffer<A> {
+    /// Gives the block back to the thread's own cache. Returns false if that cannot keep it, or if
+    /// any of the flags `passes_cache` is set. Only the drop calls it.
+    #[inline]
+    fn drop_into_cache(&mut self, passes_cache: u8) -> bool {
+        let (store, record) = (self.store(), &self.record);
+        let plain = record.pooled && record.private.is_none() && !store.has_lost_handles();
+        if !plain || !self.record.marks.get_mut().are_closed() {
+            return false;
+        }
+        // SAFETY: a buffer is dropped once, and if it is put its record is not used again.
+        let record = unsafe { ManuallyDrop::take(&mut self.record) };
+        // SAFETY: `new` filled the home.
+        let Err(record) = (unsafe { put(record, passes_cache) }) else { return true };
+        self.record = ManuallyDrop::new(record);
+        false
+    }
+
+    /// Tells the observers that the buffer is freed.
+    #[cold]
+    fn tell_freed(&self) {
+        let about = self.record.about(self.allocator().clock());
+        self.store().tell(EventKind::Free, about);
+    }
+
     /// Gives back what the thread's own cache did not keep. Only the drop calls it.
     #[inline(never)]
     fn drop_slow(&mut self) {
+        if self.store().is_forked() {
+            return; // a thread that is not here any more may hold the locks
+        }
+        if self.store().flags.any(OBSERVED) {
+            self.tell_freed();
+            if self.drop_into_cache(AWAITED | ZEROES) {
+                return;
+            }
+        }
         let Record { home, part, marks, bytes, .. } = &mut **self.record;
         // SAFETY: as in `store`.
         let store: &Store<A> = unsafe { store_at(home) };
-        if store.is_forked() {
-            return; // a thread that is not here any more may hold the locks
-        }
         let mut zeroed = false;
         // Only where no stream can still be reading, and where the call is legal anywhere.
         if store.bounds.zero_on_return && A::MEMORY.clearing == Clearing::AtOnce {
@@ -370,6 +393,7 @@ impl<A: DeviceAllocator> Detached<A> {
             drop(ManuallyDrop::into_inner(buffer));
             return Ok(());
         }
+        buffer.tell_freed();
         // SAFETY: the buffer is not dropped and not used again.
         let (claim, record) = unsafe { buffer.take_parts() };
         if !claim.store().book.is_blocks() {
@@ -396,6 +420,7 @@ impl<A: WholeBlocks> Detached<A> {
             return Err(self);
         }
         let mut buffer = ManuallyDrop::new(self.0);
+        buffer.tell_freed();
         // SAFETY: the buffer is not dropped and not used again.
         let (claim, mut record) = unsafe { buffer.take_parts() };
         claim.store().privates.release(claim.store().allocator.clock(), &mut record);

@@ -5,6 +5,7 @@ use crate::budget::Budget;
 use crate::budget::ledger::Ledger;
 use crate::device::zero::ZeroPolicy;
 use crate::device::{DeviceAllocator, Sliceable};
+use crate::observe::{Observer, Observers};
 use crate::policy::limit::{BucketLimit, CachedLimit, FullBucket};
 use crate::policy::retention::Retention;
 use crate::policy::{BucketPolicy, SizeClasses};
@@ -35,6 +36,7 @@ pub struct PoolBuilder<A: DeviceAllocator> {
     fraction: Option<f64>,
     on_shortage: Option<OnShortage>,
     budget: Budget,
+    observers: Observers,
     arena: Option<MakeBook<A>>,
 }
 
@@ -85,6 +87,21 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// A hard ceiling, in bytes, on what is taken from the device. None unless set.
     pub fn reserved_limit(self, bytes: u64) -> Self {
         Self { reserved_limit: bytes, ..self }
+    }
+
+    /// Names the pool, for observers and in its `Debug` output. Empty unless set.
+    pub fn name(mut self, name: &str) -> Self {
+        self.observers.name = name.into();
+        self
+    }
+
+    /// Adds an observer, which is told of each request, free and eviction.
+    ///
+    /// The pool keeps the observer until the last buffer is dropped. An observer that holds a clone
+    /// of the pool keeps the pool open.
+    pub fn observer(mut self, observer: Arc<impl Observer>) -> Self {
+        self.observers.all.push(observer);
+        self
     }
 
     /// A limit that the pool shares with others, and that may change while it is used. The pool's
@@ -256,7 +273,13 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
             retention: self.retention,
         };
         let ledger = Ledger::new(limit, self.budget);
-        let store = Store::new((self.allocator, book), classes, bounds, ledger, self.on_shortage);
+        let store = Store::new(
+            (self.allocator, book),
+            classes,
+            bounds,
+            ledger,
+            (self.on_shortage, self.observers),
+        );
         let pool = BucketPool::over(store, self.zero);
         for blocks in self.ahead {
             // Refused: the first request of that size says so, if it is still so then.
@@ -309,6 +332,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             fraction: None,
             on_shortage: None,
             budget: Budget::default(),
+            observers: Observers::default(),
             arena: None,
         }
     }

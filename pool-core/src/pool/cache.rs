@@ -3,8 +3,9 @@
 use crate::block::request::Want;
 use crate::device::DeviceAllocator;
 use crate::error::{DeviceError, Why};
+use crate::observe::Reason;
 use crate::policy::retention::GivenBack;
-use crate::pool::store::Store;
+use crate::pool::store::{Goal, Store};
 use std::time::Duration;
 
 impl<A: DeviceAllocator> Store<A> {
@@ -25,10 +26,12 @@ impl<A: DeviceAllocator> Store<A> {
         and(self.pay(), || self.trim_to_cached_limit())
     }
 
-    /// Gives back what drops could not, and free memory, oldest first, until at least `bytes` went.
-    pub(crate) fn trim(&self, bytes: u64) -> GivenBack {
+    /// Gives back what drops could not, and free memory, oldest first, until the bytes of `goal`
+    /// went.
+    pub(crate) fn trim(&self, goal: Goal) -> GivenBack {
         let settled = self.settle();
-        and(settled, || self.trim_book(bytes.saturating_sub(settled.0)))
+        let bytes = goal.bytes.saturating_sub(settled.0);
+        and(settled, || self.trim_book(Goal { bytes, ..goal }))
     }
 
     /// Gives back what has been free for too long at `now`.
@@ -41,14 +44,15 @@ impl<A: DeviceAllocator> Store<A> {
     pub(crate) fn shrink_to(&self, target: u64) -> GivenBack {
         let bytes = self.ledger.reserved().saturating_sub(target);
         let paid = self.pay();
-        and(paid, || self.shrink_book(bytes.saturating_sub(paid.0)))
+        let (bytes, reason) = (bytes.saturating_sub(paid.0), Reason::Asked);
+        and(paid, || self.shrink_book(Goal { bytes, reason }))
     }
 
     /// Gives back all free memory, after waiting for the work that used it. What is behind work
     /// that is not submitted stays where it is.
     pub(crate) fn clear(&self) -> GivenBack {
         // A free waits for the marks, where that is more than the device's own business.
-        and(self.pay(), || self.trim_book(u64::MAX))
+        and(self.pay(), || self.trim_book(Goal::all(Reason::Asked)))
     }
 }
 

@@ -1,13 +1,13 @@
 //! The pointers that keep a store alive, and the only unsafe code about its life.
 #![expect(unsafe_code, reason = "a buffer must not touch a reference count that threads share")]
 
+use crate::block::flags::AWAITED;
 use crate::block::record::{Home, Record, RecordOwner};
 use crate::budget::{Budget, Member};
 #[cfg(any(loom, shuttle))]
 use crate::checker::sync::atomic::AtomicI64;
 use crate::device::DeviceAllocator;
 use crate::lock::LockGuard;
-use crate::pool::store::flags::AWAITED;
 use crate::pool::store::{BookState, Store};
 use std::ptr::NonNull;
 #[cfg(not(any(loom, shuttle)))]
@@ -124,7 +124,7 @@ where
 
     fn give_back(&self, bytes: u64) -> u64 {
         let store = self.store();
-        if store.is_forked() { 0 } else { store.trim(bytes).0 }
+        if store.is_forked() { 0 } else { store.trim_short(bytes) }
     }
 
     fn address(&self) -> *const () {

@@ -58,7 +58,8 @@ impl<A: DeviceAllocator> PrivatePool<A> {
         if !clock.owns(stream) {
             return Err(DeviceError::new(Why::Foreign, "bind a stream of another device", 0));
         }
-        if self.pool.store().privates.bind(clock.lane(clock.mark(stream)), self.id) {
+        let lane = clock.lane(clock.mark(stream));
+        if self.pool.store().privates.bind(lane, self.id, &self.pool.store().flags) {
             return Ok(());
         }
         Err(DeviceError::new(Why::Other, "bind a stream that is bound already", 0))
@@ -67,14 +68,15 @@ impl<A: DeviceAllocator> PrivatePool<A> {
     /// One stream is bound no more.
     pub fn unbind_one(&self, stream: &StreamOf<A>) {
         let clock = self.pool.allocator().clock();
-        self.pool.store().privates.unbind_one(clock.lane(clock.mark(stream)));
+        let (store, lane) = (self.pool.store(), clock.lane(clock.mark(stream)));
+        store.privates.unbind_one(lane, &store.flags);
     }
 
     /// The capture has ended: no stream is bound any more, and whatever is done with the memory is
     /// ordered behind `after`, launches first of all.
     pub fn end(&self, after: &[MarkOf<A>]) {
         let (clock, privates) = (self.pool.allocator().clock(), &self.pool.store().privates);
-        privates.unbind(self.id);
+        privates.unbind(self.id, &self.pool.store().flags);
         for mark in after {
             privates.put_behind(self.id, clock, *mark);
         }
@@ -118,7 +120,7 @@ impl<A: DeviceAllocator> Drop for PrivatePool<A> {
         if store.is_forked() {
             return;
         }
-        for record in store.privates.close(self.id, store.allocator.clock()) {
+        for record in store.privates.close(self.id, store.allocator.clock(), &store.flags) {
             drop(store.free_idle_private(record, false));
         }
         store.ledger.budget.wake();

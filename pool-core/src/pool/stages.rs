@@ -19,7 +19,9 @@ use crate::block::request::Want;
 use crate::checker::thread;
 use crate::device::DeviceAllocator;
 use crate::error::{AllocError, DeviceError};
-use crate::pool::store::{Effort, Grant, Store};
+use crate::observe::tag::Tag;
+use crate::observe::{About, EventKind, Reason};
+use crate::pool::store::{Effort, Goal, Grant, Store};
 use crate::stats::Stages;
 #[cfg(not(any(loom, shuttle)))]
 use std::thread;
@@ -110,7 +112,7 @@ impl<A: DeviceAllocator> Store<A> {
                 None if self.wait_for_others(&mut progress)
                     || self.ask_program(want, &mut progress) =>
                 {
-                    Some(self.trim(u64::MAX).0)
+                    Some(self.trim_short(u64::MAX))
                 }
                 None => break,
             };
@@ -136,15 +138,20 @@ impl<A: DeviceAllocator> Store<A> {
         *stage = |stages| &mut stages.trimmed;
         match (trim, own.max(of_budget)) {
             // The device is short, not a limit.
-            (Trim::Missing, 0) => Some(self.trim(want.class.bytes).0),
-            (Trim::Missing, bytes) => Some(self.trim(bytes).0),
+            (Trim::Missing, 0) => Some(self.trim_short(want.class.bytes)),
+            (Trim::Missing, bytes) => Some(self.trim_short(bytes)),
             (Trim::Others, _) if of_budget == 0 => None,
             (Trim::Others, _) => Some(self.trim_others(of_budget)),
             (Trim::All, _) => {
                 *stage = |stages| &mut stages.cleared;
-                Some(self.trim(u64::MAX).0)
+                Some(self.trim_short(u64::MAX))
             }
         }
+    }
+
+    /// Gives back at least `bytes` bytes of cached memory, since a request needs them.
+    pub(crate) fn trim_short(&self, bytes: u64) -> u64 {
+        self.trim(Goal { bytes, reason: Reason::Shortage }).0
     }
 
     /// Gives back cached memory of the other pools of the budget.
@@ -199,7 +206,7 @@ impl<A: DeviceAllocator> Store<A> {
     fn search_arena(&self, want: &Want<'_, A>, effort: Effort) -> Found<A> {
         if self.book.is_uncached() {
             // What frees left is the device's; a refusal is counted there.
-            let _ = self.trim_book(u64::MAX);
+            let _ = self.trim_book(Goal::all(Reason::Bound));
             return Ok(None);
         }
         let mut refused = None;
@@ -269,9 +276,11 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// The error of a request that is refused, counted.
     #[cold]
-    pub(crate) fn refuse(&self, short: Short, requested: u64) -> AllocError {
+    pub(crate) fn refuse(&self, short: Short, requested: u64, tag: Tag) -> AllocError {
         let Short { cause, given_back, rounded, stream } = short;
         self.count_refusal();
+        let about = About { stream: stream.unwrap_or(0), requested, tag, ..About::default() };
+        self.tell(EventKind::Refuse(cause.why), about);
         let error = self.error(cause, requested, rounded, given_back);
         let Some(stream) = stream else { return error };
         error.judged(self.stranded(stream, self.bounds.steal), A::MEMORY.cpu_touches)

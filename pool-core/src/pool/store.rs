@@ -14,8 +14,8 @@
 //! No lock is held across a device call.
 
 mod book;
-pub(crate) mod flags;
 
+use crate::block::flags::{BOUND, Flags, OBSERVED, ZEROES};
 use crate::block::private::{PrivateId, Privates};
 use crate::block::record::{Record, RecordOwner};
 use crate::block::request::Want;
@@ -25,6 +25,7 @@ use crate::cache::caches::ThreadCaches;
 use crate::device::{DeviceAllocator, StreamOf};
 use crate::error::{DeviceError, Why};
 use crate::fork::ForkCheck;
+use crate::observe::{About, EventKind, Observers, Reason};
 use crate::policy::SizeClasses;
 use crate::policy::limit::{BucketLimit, CachedLimit, FullBucket};
 use crate::policy::retention::{Retention, Ticks};
@@ -36,7 +37,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 pub(crate) use book::{BookState, Effort, PoolBook};
-use flags::{Flags, OBSERVED, ZEROES};
 
 /// What a pool was built with, and that does not change.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +71,7 @@ pub(crate) struct Store<A: DeviceAllocator> {
     pub(crate) ticks: Mutex<Ticks>,
     /// Dropped when the pool is closed: it may hold buffers, which hold the store.
     pub(crate) on_shortage: Mutex<Option<OnShortage>>,
+    observers: Observers,
     pub(crate) holds: Holds,
     forks: ForkCheck,
     /// Dropped before the book, which has the slots of their records.
@@ -80,9 +81,25 @@ pub(crate) struct Store<A: DeviceAllocator> {
     pub(crate) book: PoolBook<A>,
 }
 
+/// How much cached memory is to go back, and why.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Goal {
+    pub(crate) bytes: u64,
+    pub(crate) reason: Reason,
+}
+
+impl Goal {
+    /// All of it.
+    pub(crate) fn all(reason: Reason) -> Self {
+        Self { bytes: u64::MAX, reason }
+    }
+}
+
 /// A block on its way out.
 pub(crate) struct Grant<A: DeviceAllocator> {
     pub(crate) record: RecordOwner<A>,
+    /// Whether the device served the request.
+    pub(crate) fresh: bool,
     /// Whether all of it reads as zeroes.
     pub(crate) zeroed: bool,
 }
@@ -93,7 +110,7 @@ impl<A: DeviceAllocator> Store<A> {
         classes: SizeClasses,
         bounds: Bounds,
         ledger: Ledger,
-        on_shortage: Option<OnShortage>,
+        (on_shortage, observers): (Option<OnShortage>, Observers),
     ) -> Self {
         let limited = book.is_blocks() && bounds.bucket != BucketLimit::NONE;
         Self {
@@ -103,7 +120,11 @@ impl<A: DeviceAllocator> Store<A> {
             classes,
             bounds,
             ledger,
-            flags: Flags::new(if bounds.zero_on_return { ZEROES } else { 0 }),
+            flags: Flags::new(
+                if bounds.zero_on_return { ZEROES } else { 0 }
+                    | if observers.are_any() { OBSERVED } else { 0 },
+            ),
+            observers,
             in_transit: AtomicUsize::new(0),
             blind: AtomicU32::new(0),
             in_vain: AtomicU32::new(0),
@@ -125,7 +146,7 @@ impl<A: DeviceAllocator> Store<A> {
     ) -> Option<RecordOwner<A>> {
         let clock = self.allocator.clock();
         let plain = clock.owns(stream) && clock.fault().is_none() && clock.takes_work(stream);
-        if !plain || self.privates.are_bound() || self.flags.any(OBSERVED) {
+        if !plain || self.flags.any(BOUND | OBSERVED) {
             return None;
         }
         // A bin has only sizes and kinds that the pool offers.
@@ -176,6 +197,19 @@ impl<A: DeviceAllocator> Store<A> {
         Taker { clock, on: want.on, steal, cpu_touches: A::MEMORY.cpu_touches }
     }
 
+    /// Tells the observers of an event, if there are any. Call it with no lock held.
+    #[inline]
+    pub(crate) fn tell(&self, kind: EventKind, about: About) {
+        if self.observers.are_any() {
+            self.observers.tell(kind, about);
+        }
+    }
+
+    /// Tells the observers that cached memory went back to the device.
+    pub(crate) fn tell_eviction(&self, reason: Reason, bytes: u64) {
+        self.tell(EventKind::Evict(reason), About { bytes, ..About::default() });
+    }
+
     /// The budget, if a request waits under it. Ask after memory was made available, and wake it
     /// when no lock is held.
     #[inline]
@@ -206,7 +240,7 @@ impl<A: DeviceAllocator> Store<A> {
         self.caches.close();
         let buffers = self.close_book();
         // No caller is left to be told.
-        let (_, _) = (self.pay(), self.trim_book(u64::MAX));
+        let (_, _) = (self.pay(), self.trim_book(Goal::all(Reason::Closed)));
         buffers
     }
 }

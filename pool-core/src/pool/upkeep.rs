@@ -6,8 +6,9 @@ use crate::book::arena::SegmentMap;
 use crate::budget::Budget;
 use crate::device::DeviceAllocator;
 use crate::error::{AllocError, Why};
+use crate::observe::Reason;
 use crate::policy::retention::GivenBack;
-use crate::pool::store::Store;
+use crate::pool::store::{Goal, Store};
 use crate::stats::PoolStats;
 use crate::stats::device_stats::DeviceStats;
 use crate::stream::clock::StreamClock;
@@ -70,9 +71,10 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// As for [`BucketPool::shrink_to`].
     pub fn trim(&self, bytes: u64) -> Result<u64, AllocError> {
+        let goal = Goal { bytes, reason: Reason::Asked };
         self.giving_back(|store| match bytes {
-            0 => store.trim(0),
-            _ => with_kept(store, store.trim(bytes)),
+            0 => store.trim(goal),
+            _ => with_kept(store, store.trim(goal)),
         })
     }
 

@@ -4,6 +4,7 @@ use super::BucketPool;
 use crate::budget::waiters::Turn;
 use crate::device::{DeviceAllocator, StreamOf};
 use crate::error::{AllocError, DeviceError, Why};
+use crate::observe::{About, EventKind};
 use crate::pool::buffer::PooledBuffer;
 use crate::pool::stages::Short;
 use crate::stream::clock::StreamClock;
@@ -153,6 +154,11 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
                 return Poll::Ready(done);
             }
             self.place = Some(self.pool.budget().begin_waiting());
+            let clock = self.pool.allocator().clock();
+            let stream = clock.lane(clock.mark(&self.stream));
+            let (tag, requested) = (self.pool.tag, self.bytes);
+            let about = About { tag, stream, requested, ..About::default() };
+            self.pool.store().tell(EventKind::Wait, about);
         }
         loop {
             let id = self.place.unwrap_or_default();
@@ -174,7 +180,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
                 self.refused = Some(short);
                 None
             }
-            Err(short) => Some(Err(self.pool.store().refuse(short, self.bytes))),
+            Err(short) => Some(Err(self.pool.store().refuse(short, self.bytes, self.pool.tag))),
         }
     }
 
@@ -191,7 +197,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
         self.leave();
         let cause = DeviceError::new(Why::TimedOut, "wait for memory", 0);
         let short = self.refused.unwrap_or(Short::early(cause, self.bytes));
-        self.pool.store().refuse(Short { cause, ..short }, self.bytes)
+        self.pool.store().refuse(Short { cause, ..short }, self.bytes, self.pool.tag)
     }
 
     fn leave(&mut self) {

@@ -11,6 +11,7 @@ use crate::cache::ThreadCache;
 use crate::device::{DeviceAllocator, MarkOf};
 use crate::error::{DeviceError, Why};
 use crate::lock::LockGuard;
+use crate::observe::Reason;
 use crate::policy::limit::FullBucket;
 use crate::policy::retention::GivenBack;
 use crate::pool::store::{Bounds, Store};
@@ -150,7 +151,7 @@ impl<A: DeviceAllocator> Store<A> {
             let Some(gone) = state.gone(number, &segment, after) else { continue };
             let _in_transit = InTransit::new(&self.in_transit);
             drop(state);
-            let (went, refused) = self.free_segment(gone);
+            let (went, refused) = self.free_segment(gone, Some(Reason::Bound));
             given_back += went;
             refusal = refusal.or(refused);
         }
@@ -160,7 +161,7 @@ impl<A: DeviceAllocator> Store<A> {
     /// Frees a detached block on the device now. Returns its refusal.
     pub(crate) fn free_detached(&self, record: RecordOwner<A>) -> Option<DeviceError> {
         let (gone, _in_transit) = self.remove_live(record)?;
-        self.free_segment(gone).1
+        self.free_segment(gone, None).1
     }
 
     /// A detached block leaves the pool's figures for good, not by way of the device. Returns it,

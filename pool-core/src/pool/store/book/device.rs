@@ -5,6 +5,7 @@ use super::BookState;
 use crate::book::node::State;
 use crate::device::{DeviceAllocator, MarkOf, PageCalls};
 use crate::error::DeviceError;
+use crate::observe::Reason;
 use crate::policy::retention::GivenBack;
 use crate::pool::store::Store;
 use crate::stream::clock::StreamClock;
@@ -126,16 +127,18 @@ impl<A: DeviceAllocator> Store<A> {
         pages: &PageCalls<A>,
         mut moving: Moving<'_, A>,
         wait: bool,
+        reason: Reason,
     ) -> GivenBack {
         let is_done = |mark: &MarkOf<A>| self.allocator.clock().is_done(*mark) == Ok(true);
         let may = |piece: &&mut Piece<A>| wait || piece.after.marks().iter().all(is_done);
-        self.decommit_each(pages, moving.pieces.iter_mut().filter(may))
+        self.decommit_each(pages, moving.pieces.iter_mut().filter(may), Some(reason))
     }
 
     pub(super) fn decommit_each<'p>(
         &self,
         pages: &PageCalls<A>,
         pieces: impl Iterator<Item = &'p mut Piece<A>>,
+        reason: Option<Reason>,
     ) -> GivenBack
     where
         A: 'p,
@@ -155,6 +158,10 @@ impl<A: DeviceAllocator> Store<A> {
                 state.calls.num_device_free += pages.calls_for(piece.bytes());
                 given_back += if gone.is_ok() { piece.bytes() } else { 0 };
                 piece.hole = true;
+                drop(state);
+                if let Some(reason) = reason {
+                    self.tell_eviction(reason, piece.bytes());
+                }
             }
         }
         (given_back, refusal)

@@ -9,8 +9,9 @@ use crate::book::segment::BookSegment;
 use crate::device::{DeviceAllocator, MarkOf, PageCalls};
 use crate::error::DeviceError;
 use crate::lock::LockGuard;
+use crate::observe::Reason;
 use crate::policy::retention::GivenBack;
-use crate::pool::store::Store;
+use crate::pool::store::{Goal, Store};
 use crate::stream::order::After;
 use std::time::Duration;
 
@@ -37,18 +38,19 @@ pub(super) struct GoneSegment<A: DeviceAllocator> {
 
 impl<A: DeviceAllocator> Store<A> {
     /// Gives free memory back, the oldest first, until at least `bytes` bytes went.
-    pub(crate) fn trim_book(&self, bytes: u64) -> GivenBack {
-        if let Some(page) = self.book.page_bytes().filter(|_| bytes >= self.ledger.reserved()) {
+    pub(crate) fn trim_book(&self, goal: Goal) -> GivenBack {
+        let all = goal.bytes >= self.ledger.reserved();
+        if let Some(page) = self.book.page_bytes().filter(|_| all) {
             self.coalesce_pages(page);
         }
-        self.give_back_older(bytes, u64::MAX)
+        self.give_back_older(goal, u64::MAX)
     }
 
     /// Gives free memory back, the largest range first, until at least `bytes` bytes went.
-    pub(crate) fn shrink_book(&self, bytes: u64) -> GivenBack {
+    pub(crate) fn shrink_book(&self, goal: Goal) -> GivenBack {
         let mut found = self.candidates();
         found.sort_unstable_by_key(|candidate| std::cmp::Reverse(candidate.bytes));
-        self.give_back_each(&found, bytes)
+        self.give_back_each(&found, goal)
     }
 
     /// Gives back what has been free for longer than the retention of the pool.
@@ -61,7 +63,7 @@ impl<A: DeviceAllocator> Store<A> {
         };
         match self.ticks.lock().tick(now, at, self.bounds.retention) {
             0 => (0, None),
-            before => self.give_back_older(u64::MAX, before),
+            before => self.give_back_older(Goal::all(Reason::Age), before),
         }
     }
 
@@ -81,7 +83,7 @@ impl<A: DeviceAllocator> Store<A> {
         let found = state.book.pick_returnable(excess, self.book.page_bytes());
         let mut ids = found.iter().map(|found| found.id);
         let first = ids.find(|id| state.book.is_submitted(clock, *id));
-        first.map_or((0, None), |id| self.give_back_range(state, id, u64::MAX))
+        first.map_or((0, None), |id| self.give_back_range(state, id, Goal::all(Reason::Bound)))
     }
 
     /// Gives back all that is above the cached limit.
@@ -106,23 +108,24 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Gives back memory that was freed before `before`, the oldest first, until at least `bytes`
     /// bytes went.
-    pub(super) fn give_back_older(&self, bytes: u64, before: u64) -> GivenBack {
-        if bytes == 0 {
+    pub(super) fn give_back_older(&self, goal: Goal, before: u64) -> GivenBack {
+        if goal.bytes == 0 {
             return (0, None);
         }
         let mut found = self.candidates();
         found.retain(|candidate| candidate.freed_at < before);
         found.sort_unstable_by_key(|candidate| (candidate.freed_at, candidate.nth));
-        self.give_back_each(&found, bytes)
+        self.give_back_each(&found, goal)
     }
 
-    fn give_back_each(&self, found: &[Candidate], bytes: u64) -> GivenBack {
+    fn give_back_each(&self, found: &[Candidate], goal: Goal) -> GivenBack {
         let (mut given_back, mut refusal) = (0, None);
         for candidate in found {
-            if given_back >= bytes {
+            if given_back >= goal.bytes {
                 break;
             }
-            let (went, refused) = self.give_back_one(candidate, bytes - given_back);
+            let rest = Goal { bytes: goal.bytes - given_back, ..goal };
+            let (went, refused) = self.give_back_one(candidate, rest);
             given_back += went;
             refusal = refusal.or(refused);
         }
@@ -130,11 +133,11 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// Gives one free range back, or enough pages of it; nothing if it has changed meanwhile.
-    fn give_back_one(&self, found: &Candidate, bytes: u64) -> GivenBack {
+    fn give_back_one(&self, found: &Candidate, goal: Goal) -> GivenBack {
         let state = self.book.lock();
         let same = state.book.nodes[found.id].freed_at == found.freed_at;
         match same && state.book.is_free(found.id) {
-            true => self.give_back_range(state, found.id, bytes),
+            true => self.give_back_range(state, found.id, goal),
             false => (0, None),
         }
     }
@@ -145,7 +148,7 @@ impl<A: DeviceAllocator> Store<A> {
         &self,
         mut state: LockGuard<'_, BookState<A>>,
         id: u32,
-        bytes: u64,
+        goal: Goal,
     ) -> GivenBack {
         if !state.book.is_submitted(self.allocator.clock(), id) {
             return (0, None);
@@ -155,13 +158,13 @@ impl<A: DeviceAllocator> Store<A> {
             state.counts.evictions += u64::from(self.bounds.statistics);
             let _in_transit = InTransit::new(&self.in_transit);
             drop(state);
-            return self.free_segment(segment);
+            return self.free_segment(segment, Some(goal.reason));
         };
-        let Some(piece) = state.take_pages(pages, id, bytes) else { return (0, None) };
+        let Some(piece) = state.take_pages(pages, id, goal.bytes) else { return (0, None) };
         state.counts.evictions += u64::from(self.bounds.statistics);
         let moving = self.moving(vec![piece]);
         drop(state);
-        self.decommit(pages, moving, true)
+        self.decommit(pages, moving, true, goal.reason)
     }
 
     /// Coalesces free neighbours that share a page, a portion under the lock at a time: what two
@@ -228,10 +231,16 @@ impl<A: DeviceAllocator> Store<A> {
         )]
         let most = (limit as f64 * share) as u64;
         // The next device call reports a refusal.
-        let _ = self.give_back_older(wanted.saturating_sub(most), average + 1);
+        let goal = Goal { bytes: wanted.saturating_sub(most), reason: Reason::Shortage };
+        let _ = self.give_back_older(goal, average + 1);
     }
 
-    pub(super) fn free_segment(&self, segment: GoneSegment<A>) -> GivenBack {
+    /// Frees a segment that was taken out of the book. `reason`: why it was evicted, if it was.
+    pub(super) fn free_segment(
+        &self,
+        segment: GoneSegment<A>,
+        reason: Option<Reason>,
+    ) -> GivenBack {
         let GoneSegment { block, bytes, small, after } = segment;
         let waits = !self.is_seen_done(after.marks());
         // SAFETY: `remove_segment` gives a segment only if all of it was free, and its ranges are
@@ -249,6 +258,10 @@ impl<A: DeviceAllocator> Store<A> {
                 state.calls.reserved_bytes.down(small, bytes);
                 state.calls.num_device_free += 1;
                 self.ledger.give_back(bytes);
+                drop(state);
+                if let Some(reason) = reason {
+                    self.tell_eviction(reason, bytes);
+                }
                 (if freed.is_ok() { bytes } else { 0 }, freed.err())
             }
         }

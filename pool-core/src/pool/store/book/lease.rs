@@ -75,7 +75,7 @@ impl<A: DeviceAllocator> Store<A> {
         record.requested = want.requested;
         record.marks.get_mut().restart(taker.clock.mark(want.stream));
         let zeroed = !record.dirty;
-        Some(Grant { record, zeroed })
+        Some(Grant { record, fresh: false, zeroed })
     }
 
     /// Keeps a block in the thread's own cache, or returns it.

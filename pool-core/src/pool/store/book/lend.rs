@@ -27,7 +27,7 @@ impl<A: DeviceAllocator> Lent<A> {
         // SAFETY: slots do not move. The range is live and was not lent before, so no code has the
         // record of its number, and none gets it before the owner frees the range.
         let record = unsafe { RecordOwner::in_slot(self.slot, record) };
-        Grant { record, zeroed: !self.dirty }
+        Grant { record, fresh: false, zeroed: !self.dirty }
     }
 }
 

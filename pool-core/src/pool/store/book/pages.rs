@@ -7,6 +7,7 @@ use crate::block::request::Want;
 use crate::book::place::Placement;
 use crate::device::{DeviceAllocator, PageCalls};
 use crate::error::{DeviceError, Why};
+use crate::observe::Reason;
 use crate::pool::store::Store;
 use crate::size::MIB;
 use crate::stream::clock::Order;
@@ -61,7 +62,7 @@ impl<A: DeviceAllocator> Store<A> {
                 None => self.reserve_addresses(pages, want)?,
             }
         };
-        self.decommit(pages, idle, wait);
+        self.decommit(pages, idle, wait, Reason::Bound);
         let ready = ready(taker, &pieces.pieces);
         ready.and_then(|()| self.commit(pages, &mut pieces.pieces))?;
         let rest = self.fresh_marks(want.on);
@@ -142,7 +143,7 @@ impl<A: DeviceAllocator> Store<A> {
         let Some(refusal) = refusal else { return Ok(()) };
         drop(reservation);
         // What the device keeps is free memory from now on.
-        self.decommit_each(pages, pieces.iter_mut().filter(|piece| piece.fresh));
+        self.decommit_each(pages, pieces.iter_mut().filter(|piece| piece.fresh), None);
         Err(refusal)
     }
 }

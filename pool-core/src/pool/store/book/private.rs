@@ -20,7 +20,7 @@ impl<A: DeviceAllocator> Store<A> {
         state.figures.out(record.bytes, want.requested);
         let zeroed = !record.dirty;
         state.count_hit(want, zeroed, self.bounds.statistics);
-        Grant { record, zeroed }
+        Grant { record, fresh: false, zeroed }
     }
 
     /// Frees a block into the private pool that it belongs to, or into the book if that is gone.

@@ -68,6 +68,11 @@ impl<A: DeviceAllocator> Store<A> {
         let (requested_bytes, requested_peak_bytes) = figures.requested.now();
         let (allocated_bytes, allocated_peak_bytes) = figures.allocated.now();
         let cached_bytes = state.book.cached_bytes().saturating_add_signed(cached);
+        // Peaks add up what each thread had at most, not at one moment. The device was asked for at
+        // least as much as was ever allocated at once.
+        let reserved_peak_bytes = self.ledger.peak();
+        let allocated_peak_bytes = allocated_peak_bytes.min(reserved_peak_bytes);
+        let requested_peak_bytes = requested_peak_bytes.min(allocated_peak_bytes);
         PoolStats {
             keys: survey.free.len() as u64,
             cached_buffers: survey.free_in_book + blocks,
@@ -77,9 +82,9 @@ impl<A: DeviceAllocator> Store<A> {
             allocated_peak_bytes,
             active_bytes: allocated_bytes + survey.pending,
             cached_bytes,
-            peak_cached_bytes: cached_peak,
+            peak_cached_bytes: cached_peak.min(reserved_peak_bytes),
             reserved_bytes: self.ledger.reserved(),
-            reserved_peak_bytes: self.ledger.peak(),
+            reserved_peak_bytes,
             private_bytes,
             ..state.counted(&figures, self.bounds.statistics)
         }

@@ -18,7 +18,7 @@ impl<A: DeviceAllocator> Store<A> {
         let lent = state.lend(id, want, self.allocator.clock()).ok_or(nothing)?;
         state.count_miss(want, self.bounds.statistics);
         self.book.show_turn(state.book.turn);
-        Ok(lent.grant(want))
+        Ok(Grant { fresh: true, ..lent.grant(want) })
     }
 
     /// A live range of memory from the device, which is not lent yet.

@@ -7,6 +7,8 @@ use crate::checker::sync::atomic::AtomicU8;
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 
+/// A stream is bound to a private pool.
+pub(crate) const BOUND: u8 = 8;
 /// The pool has observers.
 pub(crate) const OBSERVED: u8 = 1;
 /// A request waits for memory.

@@ -1,0 +1,121 @@
+//! A log of requests and frees in the columns of RMM's logging adaptor.
+
+use super::{EventKind, Observer, PoolEvent};
+use parking_lot::Mutex;
+use std::fmt;
+use std::io::{self, Write};
+use std::time::{Duration, SystemTime};
+
+/// Writes each allocation, refusal and free as a line of RMM's `logging_resource_adaptor`: an
+/// [`Observer`].
+///
+/// The columns are `Thread,Time,Action,Pointer,Size,Stream`: a number for the thread, the time of
+/// day in UTC (RMM: local time) to the microsecond, `allocate`, `allocate failure` or `free`, a
+/// number that no other live buffer has, requested bytes, and the number of the stream. (RMM 25.12,
+/// `logging_resource_adaptor_impl.cpp`.)
+///
+/// A line that cannot be written is counted ([`RmmLog::lost`]); requests go on. Writing is
+/// buffered: [`RmmLog::flush`], or the drop of the writer, writes what is left.
+///
+/// ```
+/// use pool_core::{BucketPool, RmmLog, sim::SimDevice};
+/// use std::sync::Arc;
+///
+/// let log = Arc::new(RmmLog::new(Vec::new())?);
+/// let pool = BucketPool::builder(SimDevice::new()).observer(log.clone()).build();
+/// drop(pool.allocate(4096)?);
+/// drop(pool);
+/// let written = Arc::into_inner(log).map(RmmLog::into_inner).transpose()?.unwrap_or_default();
+/// let lines: Vec<&str> = std::str::from_utf8(&written)?.lines().collect();
+/// assert_eq!(lines[0], "Thread,Time,Action,Pointer,Size,Stream");
+/// assert!(lines[1].contains(",allocate,0x") && lines[1].ends_with(",4096,0x0"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct RmmLog<W: Write + Send + 'static> {
+    out: Mutex<Sink<W>>,
+}
+
+struct Sink<W: Write> {
+    writer: io::BufWriter<W>,
+    lost: u64,
+}
+
+impl<W: Write + Send + 'static> RmmLog<W> {
+    /// Begins a log with the line that names the columns.
+    ///
+    /// # Errors
+    ///
+    /// What the writer says.
+    pub fn new(writer: W) -> io::Result<Self> {
+        let mut writer = io::BufWriter::new(writer);
+        writeln!(writer, "Thread,Time,Action,Pointer,Size,Stream")?;
+        Ok(Self { out: Mutex::new(Sink { writer, lost: 0 }) })
+    }
+
+    /// Writes what is buffered.
+    ///
+    /// # Errors
+    ///
+    /// What the writer says.
+    pub fn flush(&self) -> io::Result<()> {
+        self.out.lock().writer.flush()
+    }
+
+    /// Returns how many lines could not be written.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.out.lock().lost
+    }
+
+    /// Ends the log. Returns the writer.
+    ///
+    /// # Errors
+    ///
+    /// What the writer says of the lines that were buffered.
+    pub fn into_inner(self) -> io::Result<W> {
+        self.out.into_inner().writer.into_inner().map_err(io::IntoInnerError::into_error)
+    }
+}
+
+impl<W: Write + Send + 'static> Observer for RmmLog<W> {
+    fn event(&self, event: &PoolEvent<'_>) {
+        let action = match event.kind {
+            EventKind::Hit | EventKind::Miss | EventKind::Bypass => "allocate",
+            EventKind::Refuse(_) => "allocate failure",
+            EventKind::Free => "free",
+            _ => return,
+        };
+        let PoolEvent { id, requested_bytes, stream, .. } = event;
+        let thread = crate::thread_number::get();
+        // The time under the lock, so that times do not fall.
+        let mut out = self.out.lock();
+        let now = TimeOfDay::now();
+        let line =
+            writeln!(out.writer, "{thread},{now},{action},{id:#x},{requested_bytes},{stream:#x}");
+        out.lost += u64::from(line.is_err());
+    }
+}
+
+impl<W: Write + Send + 'static> fmt::Debug for RmmLog<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RmmLog").field("lost", &self.lost()).finish_non_exhaustive()
+    }
+}
+
+/// The time since midnight, UTC.
+struct TimeOfDay(Duration);
+
+impl TimeOfDay {
+    fn now() -> Self {
+        Self(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
+    }
+}
+
+impl fmt::Display for TimeOfDay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0.as_secs() % (24 * 60 * 60);
+        let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+        let micros = self.0.subsec_micros();
+        write!(f, "{hours:02}:{minutes:02}:{:02}.{micros:06}", seconds % 60)
+    }
+}

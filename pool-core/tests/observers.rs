@@ -1,0 +1,258 @@
+//! Events that observers are told, and the observers of the crate.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use pool_core::sim::SimDevice;
+use pool_core::{
+    ArenaConfig, Breakdown, BucketPool, EventKind, KIB, LeakTracker, MIB, PoolBuilder, PoolEvent,
+    PooledBuffer, Reason, Retention, RmmLog, Why,
+};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+type Builder = PoolBuilder<SimDevice>;
+
+/// Events as text.
+#[derive(Clone, Default)]
+struct Seen(Arc<Mutex<Vec<String>>>);
+
+impl Seen {
+    fn observe(&self, builder: Builder) -> BucketPool<SimDevice> {
+        let seen = self.0.clone();
+        let note = move |event: &PoolEvent<'_>| {
+            let PoolEvent { kind, pool, tag, stream, requested_bytes, bytes, .. } = event;
+            let line = format!("{pool} {kind:?} {tag:?} {stream} {requested_bytes} {bytes}");
+            seen.lock().unwrap().push(line);
+        };
+        builder.observer(Arc::new(note)).build()
+    }
+
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+fn builder() -> Builder {
+    BucketPool::builder(SimDevice::new())
+}
+
+#[test]
+fn each_event_is_told_with_its_name_tag_stream_and_sizes() {
+    let seen = Seen::default();
+    let pool = seen.observe(builder().name("tiles").window(1..=MIB).reserved_limit(4 * MIB));
+    let stream = pool.allocator().stream();
+    drop(pool.allocate(3000).unwrap());
+    drop(pool.tagged("load").allocate(4000).unwrap());
+    drop(pool.allocate_on(&stream, 5000).unwrap());
+    drop(pool.allocate(2 * MIB).unwrap());
+    assert_eq!(pool.allocate(5 * MIB).unwrap_err().why(), Why::Limit);
+    drop(pool.allocate(100).unwrap().detach());
+    pool.clear().unwrap();
+    insta::assert_snapshot!(seen.take().join("\n"));
+}
+
+#[test]
+fn each_reason_of_an_eviction_is_told() {
+    let seen = Seen::default();
+    let reasons = |builder: Builder, act: fn(BucketPool<SimDevice>)| {
+        act(seen.observe(builder));
+        let evictions = seen.take().into_iter().filter(|event| event.contains("Evict"));
+        evictions.collect::<Vec<_>>().join("\n")
+    };
+    let evicts = |text: String, reason: Reason| {
+        assert!(text.contains(&format!("{:?}", EventKind::Evict(reason))), "{reason}: {text:?}");
+    };
+    let bound = reasons(builder().cached_limit(MIB), |pool| {
+        drop([pool.allocate(MIB / 2).unwrap(), pool.allocate(MIB / 2).unwrap()]);
+        drop(pool.allocate(MIB / 4).unwrap());
+        pool.trim(0).unwrap();
+        std::mem::forget(pool);
+    });
+    evicts(bound, Reason::Bound);
+    let minute = Retention { time: Some(Duration::from_mins(1)), ..Retention::default() };
+    let age = reasons(builder().retention(minute), |pool| {
+        drop(pool.allocate(MIB).unwrap());
+        pool.tick(Duration::ZERO).unwrap();
+        pool.tick(Duration::from_secs(61)).unwrap();
+        std::mem::forget(pool);
+    });
+    evicts(age, Reason::Age);
+    let shortage = reasons(builder().reserved_limit(MIB), |pool| {
+        drop(pool.allocate(MIB / 2).unwrap());
+        drop(pool.allocate(MIB).unwrap());
+        std::mem::forget(pool);
+    });
+    evicts(shortage, Reason::Shortage);
+    let asked = reasons(builder().arena(ArenaConfig::grow()), |pool| {
+        drop(pool.allocate(MIB).unwrap());
+        pool.clear().unwrap();
+        std::mem::forget(pool);
+    });
+    evicts(asked, Reason::Asked);
+    let closed = reasons(builder(), |pool| drop(pool.allocate(MIB).unwrap()));
+    evicts(closed, Reason::Closed);
+}
+
+/// Random operations, the same for the same seed.
+fn operate(pool: &BucketPool<SimDevice>, seed: u64) {
+    let (mut random, mut held) = (StdRng::seed_from_u64(seed), Vec::new());
+    let streams = [pool.allocator().stream(), pool.allocator().stream()];
+    for _ in 0..4000 {
+        let bytes = 1 << random.random_range(4..16);
+        match random.random_range(0..20) {
+            0..10 => {
+                let stream = &streams[random.random_range(0..2)];
+                held.extend(pool.allocate_on(stream, random.random_range(1..=bytes)));
+            }
+            10..19 if !held.is_empty() => {
+                drop(held.swap_remove(random.random_range(0..held.len())));
+            }
+            _ => drop(pool.trim(bytes)),
+        }
+    }
+}
+
+#[test]
+fn a_pool_does_the_same_with_observers_and_without() {
+    for arena in [false, true] {
+        let of = |builder: Builder| match arena {
+            true => builder.arena(ArenaConfig::grow()).reserved_limit(MIB),
+            false => builder.cached_limit(256 * KIB).reserved_limit(MIB),
+        };
+        let (plain, seen) = (of(builder()).build(), Seen::default());
+        let observed = seen.observe(of(builder()));
+        let [with, without] = [&observed, &plain].map(|pool| {
+            operate(pool, 7);
+            (pool.stats_exact(), pool.allocator().calls())
+        });
+        assert_eq!(with, without);
+        let events = seen.take();
+        let count = |kind: &str| events.iter().filter(|event| event.contains(kind)).count() as u64;
+        let stats = with.0;
+        assert_eq!((count("Hit"), count("Miss")), (stats.hits, stats.misses));
+        assert_eq!((count("Free"), count("Refuse")), (stats.deallocations, stats.failures));
+    }
+}
+
+/// Replays a log in RMM's columns. Returns operations, and requested bytes.
+fn replay(log: &str, pool: &BucketPool<SimDevice>) -> (u64, u64) {
+    let (mut live, mut operations, mut bytes) = (HashMap::new(), 0, 0);
+    for line in log.lines().skip(1) {
+        let fields: Vec<&str> = line.split(',').collect();
+        let &[_, _, action, id, size, _] = fields.as_slice() else { panic!("{line}") };
+        let size: u64 = size.parse().unwrap();
+        operations += u64::from(action != "allocate failure");
+        match action {
+            "allocate" => {
+                bytes += size;
+                assert!(live.insert(id.to_owned(), pool.allocate(size).unwrap()).is_none());
+            }
+            "free" => assert_eq!(live.remove(id).unwrap().size(), size),
+            refused => assert_eq!(refused, "allocate failure"),
+        }
+    }
+    (operations, bytes)
+}
+
+#[test]
+fn the_log_replays_to_the_same_operations_and_bytes_with_all_observers_on() {
+    let log = Arc::new(RmmLog::new(Vec::new()).unwrap());
+    let (leaks, breakdown) = (Arc::new(LeakTracker::default()), Arc::new(Breakdown::default()));
+    let pool = builder()
+        .reserved_limit(MIB)
+        .observer(log.clone())
+        .observer(leaks.clone())
+        .observer(breakdown.clone())
+        .build();
+    operate(&pool, 11);
+    let stats = pool.stats_exact();
+    assert!(leaks.live().is_empty(), "{leaks}");
+    drop(pool);
+    assert_eq!(log.lost(), 0);
+    let log = Arc::into_inner(log).unwrap().into_inner().unwrap();
+    let replayed = builder().build();
+    let (operations, bytes) = replay(std::str::from_utf8(&log).unwrap(), &replayed);
+    let served = stats.allocations - stats.failures;
+    assert_eq!(operations, served + stats.deallocations);
+    assert_eq!(bytes, stats.from_device_bytes + stats.from_pool_bytes);
+    let again = replayed.stats_exact();
+    assert_eq!((again.allocations, again.deallocations), (served, stats.deallocations));
+    assert_eq!(again.from_device_bytes + again.from_pool_bytes, bytes);
+    let by_stream = breakdown.by_stream();
+    assert_eq!(by_stream.len(), 2);
+    assert_eq!(by_stream.values().map(|counts| counts.allocations).sum::<u64>(), served);
+    assert_eq!(breakdown.by_tag()[""].hits, stats.hits);
+}
+
+#[inline(never)]
+fn plant_a_leak(pool: &BucketPool<SimDevice>) -> PooledBuffer<SimDevice> {
+    pool.tagged("planted").allocate(3 * KIB).unwrap()
+}
+
+#[test]
+fn a_planted_leak_is_reported_with_its_backtrace() {
+    let leaks = Arc::new(LeakTracker::default());
+    let pool = builder().observer(leaks.clone()).build();
+    drop(pool.allocate(MIB).unwrap());
+    std::mem::forget(plant_a_leak(&pool));
+    let live = leaks.live();
+    assert_eq!((live.len(), live[0].bytes, live[0].tag), (1, 3 * KIB, "planted"));
+    let report = leaks.to_string();
+    assert!(report.starts_with("1 live buffers, 3.00 KiB\n1 buffers, 3.00 KiB, tag \"planted\""));
+    assert!(report.contains("plant_a_leak"), "{report}");
+}
+
+#[test]
+fn an_observer_that_panics_or_allocates_disturbs_nothing() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let (count, inner) = (calls.clone(), Arc::new(Mutex::new(None::<BucketPool<SimDevice>>)));
+    let other = inner.clone();
+    let observer = move |_: &PoolEvent<'_>| {
+        count.fetch_add(1, SeqCst);
+        if let Some(pool) = &*other.lock().unwrap_or_else(std::sync::PoisonError::into_inner) {
+            drop(pool.allocate(64)); // not observed
+        }
+        panic!("on purpose");
+    };
+    let pool = builder().observer(Arc::new(observer)).build();
+    *inner.lock().unwrap() = Some(pool.clone());
+    drop(pool.allocate(MIB).unwrap());
+    assert_eq!(calls.load(SeqCst), 2);
+    assert_eq!((pool.allocated_bytes(), pool.stats().deallocations), (0, 3));
+    *inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = None;
+}
+
+/// Buffers go round fifty threads. At rest no figure contradicts another.
+#[test]
+fn figures_agree_after_fifty_threads_have_handed_buffers_around() {
+    for cached_limit in [u64::MAX, MIB] {
+        let pool = builder().cached_limit(cached_limit).build();
+        let (give, take) = std::sync::mpsc::channel::<PooledBuffer<SimDevice>>();
+        let take = Arc::new(Mutex::new(take));
+        std::thread::scope(|scope| {
+            for number in 0..50_u64 {
+                let (pool, give, take) = (pool.clone(), give.clone(), take.clone());
+                let hand_on = move |round: u64| {
+                    let bytes = 1 + (number * 977 + round * 131) % (32 * KIB);
+                    give.send(pool.allocate(bytes).unwrap()).unwrap();
+                    drop(take.lock().unwrap().try_recv());
+                };
+                scope.spawn(move || (0..100).for_each(hand_on));
+            }
+        });
+        drop(give);
+        drop(take);
+        let stats = pool.stats_exact();
+        assert_eq!((stats.allocations, stats.deallocations), (5000, 5000), "{stats}");
+        assert_eq!((stats.requested_bytes, stats.allocated_bytes), (0, 0), "{stats}");
+        assert_eq!(stats.hits + stats.misses, 5000, "{stats}");
+        assert_eq!(stats.reserved_bytes, stats.cached_bytes, "{stats}");
+        assert!(stats.requested_peak_bytes <= stats.allocated_peak_bytes, "{stats}");
+        assert!(stats.allocated_peak_bytes <= stats.reserved_peak_bytes, "{stats}");
+        assert!(stats.peak_cached_bytes <= stats.reserved_peak_bytes, "{stats}");
+        assert!(stats.cached_bytes <= stats.peak_cached_bytes, "{stats}");
+    }
+}
