@@ -2,7 +2,7 @@
 //! `cargo run --release --features cuda --example cuda_embedding`
 #![expect(clippy::print_stdout, reason = "an example tells what it did")]
 
-use bucketpool::cuda::{AllocateCudaArray, CudaAllocator, CudaDevice};
+use bucketpool::cuda::{CudaAllocator, CudaDevice};
 use bucketpool::{GIB, preset};
 use std::error::Error;
 
@@ -16,12 +16,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     for batch in 0..200_u16 {
         let rows = 1 + usize::from(batch) * 37 % 512;
         let vectors = vec![f32::from(batch); rows * DIMENSION];
-        let mut tokens = pool.allocate_array_on::<f32>(&on, &[rows, DIMENSION])?;
-        stream.memcpy_htod(&vectors, &mut tokens)?; // cudarc's own call takes the array
-        let mut hidden = pool.allocate_array_on::<f32>(&on, &[rows, DIMENSION])?;
-        stream.memcpy_dtod(&tokens, &mut hidden)?;
-        let shown = stream.clone_dtoh(&hidden)?;
-        if shown != vectors {
+        let mut tokens = pool.allocate_array_on::<f32>(&on, [rows, DIMENSION])?;
+        tokens.write_on(&on, &vectors)?;
+        let hidden = pool.allocate_array_on::<f32>(&on, [rows, DIMENSION])?;
+        // cudarc's own calls take the memory in use on their stream.
+        let (from, to) = (tokens.on(&on)?, hidden.on(&on)?);
+        stream.memcpy_dtod(&from.typed::<f32>(), &mut to.typed())?;
+        drop((from, to));
+        if hidden.to_vec()? != vectors {
             return Err(format!("batch {batch} came back wrong").into());
         }
     }

@@ -4,8 +4,8 @@
 #![expect(clippy::expect_used, clippy::print_stdout, reason = "an example that must not fail")]
 #![expect(clippy::cast_possible_truncation, reason = "buffers are read whole, into memory")]
 
-use bucketpool::conformance::{self, Probe};
-use bucketpool::{DeviceAllocator, DeviceError, Immediate, Memory, PooledBuffer, Request, Why};
+use bucketpool::conformance;
+use bucketpool::{DeviceAllocator, DeviceError, Immediate, Memory, Request, Transfer, Why};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::{env, fs::File, io, os::unix::fs::FileExt, process};
 
@@ -60,20 +60,32 @@ impl DeviceAllocator for FileAllocator {
     }
 }
 
-fn fill(buffer: &mut PooledBuffer<FileAllocator>, byte: u8) {
-    let (file, at, bytes) = *buffer.on(&()).expect("no stream to wait for");
-    file.write_all_at(&vec![byte; bytes as usize], at).expect("a disk with room");
-}
+impl Transfer for FileAllocator {
+    unsafe fn write(
+        &self,
+        to: &Self::View<'_>,
+        offset: u64,
+        from: &[u8],
+        (): &(),
+    ) -> Result<(), DeviceError> {
+        let failed = |_| DeviceError::new(Why::Other, "write", 0);
+        to.0.write_all_at(from, to.1 + offset).map_err(failed)
+    }
 
-fn contents(buffer: &PooledBuffer<FileAllocator>) -> Vec<u8> {
-    let (file, at, bytes) = *buffer.on(&()).expect("no stream to wait for");
-    let mut contents = vec![0; bytes as usize];
-    file.read_exact_at(&mut contents, at).expect("a readable file");
-    contents
+    unsafe fn read(
+        &self,
+        from: &Self::View<'_>,
+        offset: u64,
+        to: &mut [u8],
+        (): &(),
+    ) -> Result<(), DeviceError> {
+        let failed = |_| DeviceError::new(Why::Other, "read", 0);
+        from.0.read_exact_at(to, from.1 + offset).map_err(failed)
+    }
 }
 
 fn main() {
     let make = || FileAllocator::new().expect("a folder for temporary files");
-    conformance::run(make, Probe { fill, contents });
+    conformance::run(make);
     println!("a file passes the suite");
 }

@@ -1,4 +1,5 @@
 //! Tiles through a pool of host memory: `cargo run --features host --example on_host`.
+#![expect(clippy::print_stdout, reason = "an example tells what it did")]
 
 #[path = "shared/tiles.rs"]
 mod tiles;
@@ -6,6 +7,7 @@ mod tiles;
 use bucketpool::host::HostAllocator;
 use std::error::Error;
 
-fn main() -> Result<(), Box<dyn Error>> {
-    Ok(tiles::run(HostAllocator::new())?)
+fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
+    println!("{}", tiles::run(HostAllocator::new())?);
+    Ok(())
 }

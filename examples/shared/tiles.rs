@@ -1,21 +1,46 @@
-//! The body that `on_host`, `on_cuda` and `on_wgpu` share: a pipeline over tiles, four arrays each.
+//! One program for every memory: tiles of points on four threads, in a budget for two of them.
 #![expect(clippy::print_stdout, reason = "an example tells what it did")]
 
-use bucketpool::{AllocError, DeviceAllocator, preset};
+use bucketpool::{BucketPool, Budget, MIB, PooledArray, Transfer, Why};
+use std::{error::Error, thread, time::Duration};
 
-/// Bytes of one point in each array: position, normal, 12 features, 20 neighbours.
-const BYTES_PER_POINT: [u64; 4] = [12, 12, 48, 80];
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Runs ten tiles through a pool over any device.
-pub(crate) fn run<A: DeviceAllocator>(device: A) -> Result<(), AllocError> {
-    let pool = preset::tile_pipeline(device).build();
-    for tile in 0..10 {
-        let points = 100_000 + tile * 7_919;
-        let arrays: Result<Vec<_>, _> =
-            BYTES_PER_POINT.iter().map(|bytes| pool.allocate(points * bytes)).collect();
-        drop(arrays?); // here a program would compute
+/// The sum of a tile's coordinates, halved, as the device has them.
+fn half<A: Transfer>(pool: &BucketPool<A>, points: &[f32]) -> Result<f32> {
+    let mut tile = PooledArray::from_slice(pool, [points.len() / 3, 3], points)?;
+    let halves: Vec<f32> = tile.to_vec()?.iter().map(|coordinate| coordinate / 2.0).collect();
+    tile.write(&halves)?; // here a program would launch a kernel on `tile.on(&stream)?`
+    Ok(tile.to_vec()?.iter().sum())
+}
+
+/// Runs 40 tiles through a pool over any memory. Returns its statistics as JSON.
+pub(crate) fn run<A: Transfer>(memory: A) -> Result<String> {
+    let budget = Budget::new(4 * MIB);
+    budget.on_high_water(0.9, |now| println!("{} bytes are reserved", now.reserved_bytes));
+    let pool = BucketPool::builder(memory).budget(&budget).name("tiles").build();
+    let patient = pool.waiting(Duration::from_mins(1));
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..4_u8)
+            .map(|thread| {
+                let pool = &patient;
+                scope.spawn(move || -> Result<()> {
+                    let points = vec![f32::from(thread); 3 * 100_000];
+                    let expected = points.iter().sum::<f32>() / 2.0;
+                    (0..10).try_for_each(|_| match half(pool, &points)? {
+                        sum if (sum - expected).abs() <= expected / 1000.0 => Ok(()),
+                        sum => Err(format!("the sum is {sum}, not {expected}").into()),
+                    })
+                })
+            })
+            .collect();
+        threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| "a panic")?)
+    })?;
+    match pool.allocate(5 * MIB) {
+        Err(refused) if refused.why() == Why::Limit => println!("5 MiB: {refused}"),
+        other => return Err(format!("above the limit: {other:?}").into()),
     }
-    println!("{}", pool.stats());
-    assert!(pool.stats().hit_rate() > 0.5, "tiles share their blocks");
-    Ok(())
+    let stats = pool.stats_exact();
+    assert!(stats.failures == 1 && stats.hit_rate() > 0.5, "{stats}");
+    Ok(serde_json::to_string(&stats.snapshot())?)
 }

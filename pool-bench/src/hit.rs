@@ -3,7 +3,9 @@
 use crate::input::BadInput;
 use bucketpool::host::{HostAllocator, Tcache};
 use bucketpool::sim::SimDevice;
-use bucketpool::{ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, PoolBuilder, preset};
+use bucketpool::{
+    AnyPool, ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, PoolBuilder, preset,
+};
 use std::alloc::{GlobalAlloc, Layout};
 use std::hint::black_box;
 
@@ -15,12 +17,13 @@ const SIZES: u64 = 500;
 type Path = (&'static str, fn(u64) -> Option<()>);
 
 /// Every path. The names stand in `instructions.json`.
-pub const PATHS: [Path; 12] = [
+pub const PATHS: [Path; 13] = [
     ("host, pow2, 4 KiB", |pairs| one(host(BucketPolicy::PowerOfTwo), 4 * KIB, pairs)),
     ("host, exact, 4 KiB", |pairs| one(host(BucketPolicy::Exact), 4 * KIB, pairs)),
     ("host, fit:2, 4 KiB", |pairs| one(host(BucketPolicy::Fit { alpha: 2.0 }), 4 * KIB, pairs)),
     ("host, pow2, 4 MiB", |pairs| one(host(BucketPolicy::PowerOfTwo), 4096 * KIB, pairs)),
     ("host, exact, 500 sizes", |pairs| many(host(BucketPolicy::Exact), pairs)),
+    ("host, pow2, 4 KiB, as AnyPool", any),
     ("sim, pow2, 4 KiB", |pairs| one(BucketPool::builder(SimDevice::new()), 4 * KIB, pairs)),
     ("sim, pow2, used on a stream", used),
     ("sim, arena, 500 sizes", |pairs| {
@@ -52,6 +55,15 @@ fn one<A: DeviceAllocator>(builder: PoolBuilder<A>, bytes: u64, pairs: u64) -> O
     let pool = builder.build();
     for _ in 0..=pairs {
         drop(black_box(pool.allocate(black_box(bytes)).ok()?));
+    }
+    Some(())
+}
+
+/// By a pool whose memory is known when the program runs.
+fn any(pairs: u64) -> Option<()> {
+    let pool = AnyPool::from(host(BucketPolicy::PowerOfTwo).build());
+    for _ in 0..=pairs {
+        drop(black_box(pool.allocate(black_box(4 * KIB)).ok()?));
     }
     Some(())
 }

@@ -1,107 +1,65 @@
 //! The suite that every backend passes, whatever its memory.
 //!
-//! A test of a backend is one line, `conformance::run(MyAllocator::new, Probe::host())`. The suite
-//! sees memory through a [`Probe`]; other memory than the host's says how a buffer is filled and
-//! read.
+//! A test of a backend is one line, `conformance::run(MyAllocator::new)`. The suite writes and
+//! reads memory by the copies of [`Transfer`].
 #![expect(clippy::unwrap_used, reason = "a suite of tests: a panic is how it reports")]
-#![cfg_attr(feature = "sim", expect(clippy::missing_panics_doc, reason = "as above"))]
 
 use crate::{
-    ArenaConfig, BucketPolicy, BucketPool, CachedLimit, DeviceAllocator, HostMemory, KIB, MIB,
-    PoolBuilder, PooledBuffer, Sliceable, Why, ZeroPolicy,
+    ArenaConfig, BucketPolicy, BucketPool, CachedLimit, KIB, MIB, PoolBuilder, PooledBuffer,
+    Sliceable, Transfer, Why, ZeroPolicy,
 };
 use std::thread;
 
-/// How the suite writes and reads a buffer. Both have happened when the call returns.
-#[derive(Debug)]
-pub struct Probe<A: DeviceAllocator> {
-    /// Fills all bytes that were asked for.
-    pub fill: fn(&mut PooledBuffer<A>, u8),
-    /// All bytes that were asked for.
-    pub contents: fn(&PooledBuffer<A>) -> Vec<u8>,
-}
-
-impl<A: DeviceAllocator> Clone for Probe<A> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<A: DeviceAllocator> Copy for Probe<A> {}
-
-impl<A: HostMemory> Probe<A> {
-    /// Through the slice that a host buffer derefs to.
-    #[must_use]
-    pub fn host() -> Self {
-        Self { fill: |buffer, byte| (**buffer).fill(byte), contents: |buffer| buffer.to_vec() }
-    }
-}
-
-#[cfg(feature = "sim")]
-impl Probe<crate::sim::SimDevice> {
-    /// Through the simulated device's own copies, on its default stream.
-    #[must_use]
-    pub fn sim() -> Self {
-        use crate::stream::clock::StreamClock;
-        Self {
-            fill: |buffer, byte| {
-                let device = buffer.allocator();
-                let on = device.clock().default_stream();
-                device.fill(on, &buffer.on(on).unwrap(), byte);
-            },
-            contents: |buffer| {
-                let device = buffer.allocator();
-                let on = device.clock().default_stream();
-                device.read(on, &buffer.on(on).unwrap())
-            },
-        }
-    }
+/// Fills all bytes that were requested.
+fn fill<A: Transfer>(buffer: &mut PooledBuffer<A>, byte: u8) {
+    let bytes = vec![byte; usize::try_from(buffer.size()).unwrap()];
+    buffer.write_at(0, &bytes).unwrap();
 }
 
 /// Runs the whole suite over allocators that `make` makes. Each check gets a fresh one.
 ///
 /// ```
-/// use pool_core::{conformance::{self, Probe}, sim::SimDevice};
+/// use pool_core::{conformance, sim::SimDevice};
 ///
-/// conformance::run(SimDevice::new, Probe::sim());
+/// conformance::run(SimDevice::new);
 /// ```
 ///
 /// # Panics
 ///
 /// At the first thing that the backend does otherwise than the port asks.
-pub fn run<A: DeviceAllocator>(make: impl Fn() -> A, probe: Probe<A>) {
+pub fn run<A: Transfer>(make: impl Fn() -> A) {
     blocks_are_reused(make());
     cached_bytes_are_bounded(make());
     cached_blocks_go_back(make());
-    detached_blocks_leave(make(), probe);
-    run_on(&|| BucketPool::builder(make()), probe);
+    detached_blocks_leave(make());
+    run_on(&|| BucketPool::builder(make()));
 }
 
 /// Runs the part of the suite that also holds for pools with an arena: there a freed block is no
 /// call to the device.
 ///
 /// ```
-/// use pool_core::{ArenaConfig, conformance::{self, Probe}, sim::SimDevice};
+/// use pool_core::{ArenaConfig, conformance, sim::SimDevice};
 ///
-/// conformance::run_arena(SimDevice::new, &ArenaConfig::torch(), Probe::sim());
+/// conformance::run_arena(SimDevice::new, &ArenaConfig::torch());
 /// ```
 ///
 /// # Panics
 ///
 /// As for [`run`].
-pub fn run_arena<A: Sliceable>(make: impl Fn() -> A, config: &ArenaConfig, probe: Probe<A>) {
-    run_on(&|| BucketPool::builder(make()).arena(config.clone()), probe);
+pub fn run_arena<A: Sliceable + Transfer>(make: impl Fn() -> A, config: &ArenaConfig) {
+    run_on(&|| BucketPool::builder(make()).arena(config.clone()));
 }
 
-fn run_on<A: DeviceAllocator>(make: &impl Fn() -> PoolBuilder<A>, probe: Probe<A>) {
-    sizes(make(), probe);
-    contents_belong_to_their_owner(&make().build(), probe);
-    zeroed_memory_reads_as_zeroes(make, probe);
+fn run_on<A: Transfer>(make: &impl Fn() -> PoolBuilder<A>) {
+    sizes(make());
+    contents_belong_to_their_owner(&make().build());
+    zeroed_memory_reads_as_zeroes(make);
     limits_hold(make);
     impossible_sizes_are_refused(make());
-    alignments(&make().build(), probe);
+    alignments(&make().build());
     any_order_of_drops(make);
-    threads_share_a_pool(make, probe);
+    threads_share_a_pool(make);
 }
 
 fn policies() -> [BucketPolicy; 4] {
@@ -114,7 +72,7 @@ fn policies() -> [BucketPolicy; 4] {
 }
 
 /// The figures of a pool add up.
-fn check<A: DeviceAllocator>(pool: &BucketPool<A>) {
+fn check<A: Transfer>(pool: &BucketPool<A>) {
     let s = pool.stats();
     assert_eq!(s.allocations, s.hits + s.misses + s.bypasses + s.failures, "{s:#?}");
     assert!(s.requested_bytes <= s.allocated_bytes, "{s:#?}");
@@ -124,7 +82,7 @@ fn check<A: DeviceAllocator>(pool: &BucketPool<A>) {
     assert_eq!(s.allocated_bytes, pool.allocated_bytes(), "{s:#?}");
 }
 
-fn sizes<A: DeviceAllocator>(builder: PoolBuilder<A>, probe: Probe<A>) {
+fn sizes<A: Transfer>(builder: PoolBuilder<A>) {
     let pool = builder.policy(BucketPolicy::Exact).build();
     let granule = pool.granule();
     for bytes in [0, 1, granule - 1, granule, granule + 1, 4095, 4096, 4097, MIB - 1, MIB] {
@@ -132,29 +90,29 @@ fn sizes<A: DeviceAllocator>(builder: PoolBuilder<A>, probe: Probe<A>) {
         assert_eq!(buffer.size(), bytes);
         assert!(buffer.allocated_size() >= bytes.max(1));
         assert!(buffer.allocated_size().is_multiple_of(granule));
-        (probe.fill)(&mut buffer, 0x5A);
-        assert_eq!((probe.contents)(&buffer), vec![0x5A; usize::try_from(bytes).unwrap()]);
+        fill(&mut buffer, 0x5A);
+        assert_eq!(buffer.contents().unwrap(), vec![0x5A; usize::try_from(bytes).unwrap()]);
         check(&pool);
     }
 }
 
-fn contents_belong_to_their_owner<A: DeviceAllocator>(pool: &BucketPool<A>, probe: Probe<A>) {
+fn contents_belong_to_their_owner<A: Transfer>(pool: &BucketPool<A>) {
     let mut live = Vec::new();
     for turn in 0..100_u8 {
         let mut buffer = pool.allocate(u64::from(turn) * 97).unwrap();
-        (probe.fill)(&mut buffer, turn);
+        fill(&mut buffer, turn);
         live.push((turn, buffer));
         if turn % 3 == 0 {
             live.remove(usize::from(turn) / 4);
         }
     }
     for (turn, buffer) in &live {
-        assert!((probe.contents)(buffer).iter().all(|byte| byte == turn), "buffer {turn}");
+        assert!(buffer.contents().unwrap().iter().all(|byte| byte == turn), "buffer {turn}");
     }
     check(pool);
 }
 
-fn blocks_are_reused<A: DeviceAllocator>(allocator: A) {
+fn blocks_are_reused<A: Transfer>(allocator: A) {
     let pool = BucketPool::new(allocator);
     for _ in 0..10 {
         drop(pool.allocate(3000).unwrap());
@@ -164,10 +122,7 @@ fn blocks_are_reused<A: DeviceAllocator>(allocator: A) {
     assert_eq!((stats.deallocations, stats.returns, stats.keys), (10, 10, 1));
 }
 
-fn zeroed_memory_reads_as_zeroes<A: DeviceAllocator>(
-    make: &impl Fn() -> PoolBuilder<A>,
-    probe: Probe<A>,
-) {
+fn zeroed_memory_reads_as_zeroes<A: Transfer>(make: &impl Fn() -> PoolBuilder<A>) {
     for zero in [ZeroPolicy::Never, ZeroPolicy::OnAllocate, ZeroPolicy::OnReturn] {
         let pool = make().zero(zero).build();
         pool.warm_up(&[(700, 1), (5000, 1)]).unwrap();
@@ -177,9 +132,9 @@ fn zeroed_memory_reads_as_zeroes<A: DeviceAllocator>(
                     ZeroPolicy::Never => pool.allocate_zeroed(bytes).unwrap(),
                     _ => pool.allocate(bytes).unwrap(),
                 };
-                let dirty = (probe.contents)(&buffer).iter().filter(|byte| **byte != 0).count();
+                let dirty = buffer.contents().unwrap().iter().filter(|byte| **byte != 0).count();
                 assert_eq!(dirty, 0, "{zero:?}, {bytes} bytes");
-                (probe.fill)(&mut buffer, 0xEE);
+                fill(&mut buffer, 0xEE);
             }
         }
     }
@@ -187,12 +142,12 @@ fn zeroed_memory_reads_as_zeroes<A: DeviceAllocator>(
 
 /// What limits are tried in: 1 KiB, or 2 MiB where memory comes in such pages, so that nothing at
 /// all fits under 64 KiB.
-fn limit_unit<A: DeviceAllocator>(make: &impl Fn() -> PoolBuilder<A>) -> u64 {
+fn limit_unit<A: Transfer>(make: &impl Fn() -> PoolBuilder<A>) -> u64 {
     let small = make().reserved_limit(64 * KIB).build();
     if small.allocate(1).is_ok() { KIB } else { 2 * MIB }
 }
 
-fn limits_hold<A: DeviceAllocator>(make: &impl Fn() -> PoolBuilder<A>) {
+fn limits_hold<A: Transfer>(make: &impl Fn() -> PoolBuilder<A>) {
     let unit = limit_unit(make);
     for policy in policies() {
         let pool = make().policy(policy).reserved_limit(64 * unit).build();
@@ -208,7 +163,7 @@ fn limits_hold<A: DeviceAllocator>(make: &impl Fn() -> PoolBuilder<A>) {
     }
 }
 
-fn impossible_sizes_are_refused<A: DeviceAllocator>(builder: PoolBuilder<A>) {
+fn impossible_sizes_are_refused<A: Transfer>(builder: PoolBuilder<A>) {
     let pool = builder.policy(BucketPolicy::Exact).build();
     for bytes in [u64::MAX, u64::MAX - 511, i64::MAX.unsigned_abs() + 1] {
         let error = pool.allocate(bytes).unwrap_err();
@@ -218,7 +173,7 @@ fn impossible_sizes_are_refused<A: DeviceAllocator>(builder: PoolBuilder<A>) {
     assert!(pool.allocate(1).is_ok());
 }
 
-fn alignments<A: DeviceAllocator>(pool: &BucketPool<A>, probe: Probe<A>) {
+fn alignments<A: Transfer>(pool: &BucketPool<A>) {
     for bad in [0, 3, 48, u64::MAX] {
         let error = pool.allocate_aligned(100, bad).unwrap_err();
         assert_eq!(error.why(), Why::Unsupported, "alignment {bad}");
@@ -226,13 +181,13 @@ fn alignments<A: DeviceAllocator>(pool: &BucketPool<A>, probe: Probe<A>) {
     assert!(pool.allocate_aligned(100, 1).is_ok());
     for alignment in [64, 256, 4096, MIB] {
         match pool.allocate_aligned(100, alignment) {
-            Ok(mut buffer) => (probe.fill)(&mut buffer, 1),
+            Ok(mut buffer) => fill(&mut buffer, 1),
             Err(error) => assert_eq!(error.why(), Why::Unsupported, "alignment {alignment}"),
         }
     }
 }
 
-fn cached_bytes_are_bounded<A: DeviceAllocator>(allocator: A) {
+fn cached_bytes_are_bounded<A: Transfer>(allocator: A) {
     let pool = BucketPool::builder(allocator)
         .policy(BucketPolicy::Exact)
         .cached_limit(64 * KIB)
@@ -252,11 +207,11 @@ fn cached_bytes_are_bounded<A: DeviceAllocator>(allocator: A) {
 }
 
 /// A small block: 1 KiB, or what the memory hands out at least.
-fn unit<A: DeviceAllocator>(pool: &BucketPool<A>) -> u64 {
+fn unit<A: Transfer>(pool: &BucketPool<A>) -> u64 {
     KIB.next_multiple_of(pool.granule())
 }
 
-fn cached_blocks_go_back<A: DeviceAllocator>(allocator: A) {
+fn cached_blocks_go_back<A: Transfer>(allocator: A) {
     let pool = BucketPool::builder(allocator).cached_limit(CachedLimit::Unlimited).build();
     let unit = unit(&pool);
     pool.warm_up(&[(unit, 8), (64 * unit, 2)]).unwrap();
@@ -271,20 +226,20 @@ fn cached_blocks_go_back<A: DeviceAllocator>(allocator: A) {
     check(&pool);
 }
 
-fn detached_blocks_leave<A: DeviceAllocator>(allocator: A, probe: Probe<A>) {
+fn detached_blocks_leave<A: Transfer>(allocator: A) {
     let pool = BucketPool::new(allocator);
     let mut block = pool.allocate(1000).unwrap().detach();
-    (probe.fill)(&mut block, 3);
+    fill(&mut block, 3);
     assert_eq!((block.size(), block.allocated_size()), (1000, unit(&pool)));
     assert_eq!(pool.stats().reserved_bytes, unit(&pool));
     block.free().unwrap();
     assert_eq!((pool.stats().reserved_bytes, pool.cached_buffers().len()), (0, 0));
     let block = pool.allocate(1000).unwrap().detach();
     drop(pool);
-    assert!((probe.contents)(&block).len() == 1000);
+    assert!(block.contents().unwrap().len() == 1000);
 }
 
-fn any_order_of_drops<A: DeviceAllocator>(make: &impl Fn() -> PoolBuilder<A>) {
+fn any_order_of_drops<A: Transfer>(make: &impl Fn() -> PoolBuilder<A>) {
     let (pool, other) = (make().build(), make().build());
     let (kept, moved, late) = (pool.allocate(1), pool.allocate(2), other.allocate(3));
     drop(pool.allocate(100));
@@ -296,7 +251,7 @@ fn any_order_of_drops<A: DeviceAllocator>(make: &impl Fn() -> PoolBuilder<A>) {
     drop(other);
 }
 
-fn threads_share_a_pool<A: DeviceAllocator>(make: &impl Fn() -> PoolBuilder<A>, probe: Probe<A>) {
+fn threads_share_a_pool<A: Transfer>(make: &impl Fn() -> PoolBuilder<A>) {
     let (limit, cached) = (1024 * limit_unit(make), 256 * KIB);
     let pool = make().reserved_limit(limit).cached_limit(cached).build();
     thread::scope(|scope| {
@@ -305,8 +260,8 @@ fn threads_share_a_pool<A: DeviceAllocator>(make: &impl Fn() -> PoolBuilder<A>, 
             scope.spawn(move || {
                 for turn in 0..200_u64 {
                     let mut buffer = pool.allocate(turn * 37 % 9000).unwrap();
-                    (probe.fill)(&mut buffer, thread);
-                    assert!((probe.contents)(&buffer).iter().all(|byte| *byte == thread));
+                    fill(&mut buffer, thread);
+                    assert!(buffer.contents().unwrap().iter().all(|byte| *byte == thread));
                 }
             });
         }

@@ -4,6 +4,7 @@
 //! Everything that hands out memory is a [`DeviceAllocator`]; a counter or a fault injector is one
 //! over another. `examples/custom_backend.rs` is the shortest complete one.
 
+pub(crate) mod transfer;
 pub(crate) mod zero;
 
 use crate::device::zero::ZeroPolicy;

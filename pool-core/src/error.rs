@@ -9,13 +9,14 @@ use thiserror::Error;
 /// Small, `Copy` and without a heap: it is made when memory has run out, inside a global allocator
 /// too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("{call}: {why}{}", Code(*code))]
+#[error("{call}: {why}{}", Code(*why, *code))]
 pub struct DeviceError {
     /// What kind of refusal this is; what a caller can act on.
     pub why: Why,
     /// The call that failed, in the device's own words, such as `cuMemAlloc`.
     pub call: &'static str,
-    /// The device's own code for it, 0 where it has none.
+    /// The device's own code for it, 0 where it has none. For [`Why::TooLarge`] the most bytes that
+    /// are possible, and for [`Why::OutOfRange`] the last byte that was asked for, where known.
     pub code: i64,
 }
 
@@ -39,6 +40,8 @@ pub enum Why {
     Foreign,
     /// The work to wait for has not reached the device, so nothing can be ordered after it.
     NotSubmitted,
+    /// Bytes beyond the end of a buffer.
+    OutOfRange,
     /// A request waited for memory, and its time is over.
     TimedOut,
     /// Anything else; the code says more.
@@ -74,6 +77,7 @@ impl fmt::Display for Why {
             Self::Forked => "this process was forked from the device's",
             Self::Foreign => "it belongs to another allocator",
             Self::NotSubmitted => "the work before it is not submitted",
+            Self::OutOfRange => "beyond the end",
             Self::TimedOut => "no memory in time",
             Self::Other => "the device refused",
         })
@@ -81,11 +85,16 @@ impl fmt::Display for Why {
 }
 
 /// A code as it is shown behind its call: not at all where there is none.
-struct Code(i64);
+struct Code(Why, i64);
 
 impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0 == 0 { Ok(()) } else { write!(f, " (code {})", self.0) }
+        match self {
+            Self(_, 0) => Ok(()),
+            Self(Why::TooLarge, most) => write!(f, ", at most {most} B"),
+            Self(Why::OutOfRange, end) => write!(f, ", at byte {end}"),
+            Self(_, code) => write!(f, " (code {code})"),
+        }
     }
 }
 

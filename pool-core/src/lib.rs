@@ -13,11 +13,13 @@ extern crate loom as checker;
 #[cfg(shuttle)]
 extern crate shuttle as checker;
 
+mod array;
 mod block;
 mod book;
 mod budget;
 mod cache;
 mod device;
+mod erased;
 mod error;
 mod fork;
 #[cfg(not(any(loom, shuttle)))]
@@ -39,13 +41,17 @@ pub mod conformance;
 #[cfg(feature = "sim")]
 pub mod sim;
 
+pub use array::PooledArray;
+pub use array::shape::Shape;
 pub use book::arena::{ArenaConfig, RangeState, SegmentMap};
 pub use budget::{Budget, Pressure};
+pub use device::transfer::{Arrival, Transfer, TransferLater};
 pub use device::zero::ZeroPolicy;
 pub use device::{
     Allocating, Clearing, CommitCall, DecommitCall, DeviceAllocator, MarkOf, Memory, PageCalls,
     ReleaseCall, Request, Sliceable, StreamOf, VirtualMemory, WholeBlocks,
 };
+pub use erased::{AnyBuffer, AnyPool};
 pub use error::{AllocError, DeviceError, Figures, Verdict, Why};
 pub use fork::{forks, watch_forks};
 pub use observe::breakdown::{Breakdown, RequestCounts};

@@ -13,6 +13,7 @@ mod stages;
 mod store;
 #[cfg(all(test, shuttle))]
 mod tests;
+mod transfer;
 mod upkeep;
 pub(crate) mod waiting;
 
@@ -30,7 +31,9 @@ use crate::pool::stages::Short;
 use crate::pool::store::{Grant, Store};
 use crate::stream::clock::StreamClock;
 use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A pool of blocks of one kind of memory: freed blocks stay warm and are handed out again.
 ///
@@ -53,6 +56,8 @@ pub struct BucketPool<A: DeviceAllocator> {
     owner: Arc<Owner<A>>,
     zero: ZeroPolicy,
     tag: Tag,
+    /// How long a request of this handle waits for memory.
+    patience: Option<Duration>,
 }
 
 impl<A: DeviceAllocator> BucketPool<A> {
@@ -60,7 +65,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     pub(crate) fn over(store: Store<A>, zero: ZeroPolicy) -> Self {
         let owner = Arc::new(Owner::new(store));
         owner.store().ledger.budget.join(&owner);
-        Self { owner, zero, tag: Tag::default() }
+        Self { owner, zero, tag: Tag::default(), patience: None }
     }
 
     /// The allocator below.
@@ -155,6 +160,22 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.allocate_kind(self.allocator().clock().default_stream(), bytes, kind)
     }
 
+    /// A buffer for work on `stream` that starts at a multiple of `alignment` bytes.
+    pub(crate) fn allocate_for(
+        &self,
+        stream: &StreamOf<A>,
+        bytes: u64,
+        alignment: u64,
+        zeroed: bool,
+    ) -> Result<PooledBuffer<A>, AllocError> {
+        let kind = A::Kind::default();
+        if alignment <= self.allocator().alignment_of(kind) {
+            return self.lend(stream, bytes, kind, zeroed);
+        }
+        let kind = self.store().aligned(kind, alignment);
+        self.lend(stream, bytes, kind.map_err(|cause| self.refusal(cause, bytes))?, zeroed)
+    }
+
     /// A buffer of a given kind of memory for work on `stream`: the call that all others make.
     ///
     /// # Errors
@@ -196,11 +217,18 @@ impl<A: DeviceAllocator> BucketPool<A> {
         kind: A::Kind,
         zeroed: bool,
     ) -> Result<PooledBuffer<A>, AllocError> {
-        self.try_lend(stream, bytes, kind, zeroed).map_err(|short| {
-            // It may have given memory back that a request which waits can have.
-            self.budget().wake();
-            self.store().refuse(short, bytes, self.tag)
-        })
+        let short = match self.try_lend(stream, bytes, kind, zeroed) {
+            Ok(buffer) => return Ok(buffer),
+            Err(short) => short,
+        };
+        // It may have given memory back that a request which waits can have.
+        self.budget().wake();
+        if let Some(timeout) = self.patience
+            && short.cause.is_want_of_memory()
+        {
+            return self.wait_for(stream, bytes, (kind, zeroed), timeout);
+        }
+        Err(self.store().refuse(short, bytes, self.tag))
     }
 
     /// Serves a request, or says why not. Counts no refusal.
@@ -341,9 +369,14 @@ impl<A: DeviceAllocator> BucketPool<A> {
     }
 }
 
+/// As for [`PooledBuffer`].
+impl<A: DeviceAllocator> UnwindSafe for BucketPool<A> {}
+impl<A: DeviceAllocator> RefUnwindSafe for BucketPool<A> {}
+
 impl<A: DeviceAllocator> Clone for BucketPool<A> {
     fn clone(&self) -> Self {
-        Self { owner: self.owner.clone(), zero: self.zero, tag: self.tag }
+        let Self { zero, tag, patience, .. } = *self;
+        Self { owner: self.owner.clone(), zero, tag, patience }
     }
 }
 

@@ -8,6 +8,7 @@ mod mapped;
 mod memory;
 mod script;
 mod shadow;
+mod transfer;
 
 use crate::device::{
     DeviceAllocator, MarkOf, Memory, PageCalls, Request, Sliceable, VirtualMemory, WholeBlocks,
@@ -25,6 +26,7 @@ use std::sync::Arc;
 pub use engine::Graph;
 pub use mapped::MappedSim;
 pub use script::{SimCall, SimCalls};
+pub use transfer::SimArrival;
 
 /// A stream of a [`SimDevice`].
 pub type SimStream = Stream<SimDriver>;

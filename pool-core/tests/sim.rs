@@ -1,12 +1,12 @@
 //! The simulated device passes the suite, with an arena and without.
 
-use pool_core::conformance::{self, Probe};
+use pool_core::conformance;
 use pool_core::sim::SimDevice;
 use pool_core::{ArenaConfig, KIB};
 
 #[test]
 fn simulated_memory_passes_the_suite() {
-    conformance::run(SimDevice::new, Probe::sim());
+    conformance::run(SimDevice::new);
 }
 
 #[test]
@@ -18,6 +18,6 @@ fn arenas_over_simulated_memory_pass_the_suite() {
         ArenaConfig::torch(),
         ArenaConfig::segments(16 * KIB).uncached(),
     ] {
-        conformance::run_arena(|| SimDevice::new().seeded(7), &config, Probe::sim());
+        conformance::run_arena(|| SimDevice::new().seeded(7), &config);
     }
 }

@@ -38,10 +38,12 @@ mod memory;
 mod pages;
 mod peers;
 mod pinned;
+mod sizes;
 mod stream_ordered;
+mod transfer;
 mod waiting;
 
-pub use array::{AllocateCudaArray, CudaArray, Vram, into_slice};
+pub use array::{TypedView, Vram, into_slice};
 pub use block::{CudaBlock, CudaView};
 pub use blocking::CudaAllocator;
 pub use device::{BorrowedStream, CudaDevice};
@@ -52,6 +54,7 @@ pub use pages::{CudaVmmAllocator, Exported, VmmConfig};
 pub use peers::{CudaPools, use_on_peer};
 pub use pinned::{CudaPinnedAllocator, PinnedBlock, PinnedBytes, PinnedRange};
 pub use stream_ordered::CudaAsyncAllocator;
+pub use transfer::CudaArrival;
 
 /// The cudarc that this crate was built with.
 pub use cudarc;

@@ -5,19 +5,23 @@ use crate::block::{CudaBlock, CudaView, Owner};
 use crate::device::CudaDevice;
 use crate::driver::forked;
 use crate::events::{CudaDriver, PoolStream};
+use crate::pinned::CudaPinnedAllocator;
+use crate::sizes::{GRANULE, aligned, size};
 use crate::waiting::Waiting;
 use cudarc::driver::{result, sys};
 use pool_core::{
-    DeviceAllocator, DeviceError, MarkOf, Memory, PageCalls, Request, Sliceable, Timeline,
-    WholeBlocks, Why,
+    BucketPool, DeviceAllocator, DeviceError, MIB, MarkOf, Memory, PageCalls, Request, Sliceable,
+    Timeline, WholeBlocks, Why,
 };
 use std::fmt;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 /// Bytes that device memory is aligned to (CUDA C Programming Guide, "Device Memory Accesses").
 const ALIGNMENT: u64 = 256;
-/// Bytes that sizes are rounded up to, as CUDA's and `PyTorch`'s allocators do.
-pub(crate) const GRANULE: u64 = 512;
+
+/// Bytes of idle page-locked memory that an allocator keeps for copies.
+const STAGING_KEPT: u64 = 64 * MIB;
 
 /// The driver calls of one kind of device memory. Its module is private: only this crate implements
 /// it.
@@ -84,11 +88,22 @@ pub struct CudaMemory<S: Source> {
     /// Blocks that wait for the end of a capture. Each later call tries to free them: an
     /// allocation those whose work is done, other calls all.
     waiting: Waiting<CudaBlock>,
+    /// Page-locked memory for copies that the host does not wait for; made by the first of them.
+    staging: OnceLock<BucketPool<CudaPinnedAllocator>>,
 }
 
 impl<S: Source> CudaMemory<S> {
     pub(crate) fn from(device: CudaDevice, source: S) -> Self {
-        Self { device, source, owner: Owner::new(), waiting: Waiting::default() }
+        let (owner, waiting) = (Owner::new(), Waiting::default());
+        Self { device, source, owner, waiting, staging: OnceLock::new() }
+    }
+
+    /// Returns the page-locked memory for copies.
+    pub(crate) fn staging(&self) -> &BucketPool<CudaPinnedAllocator> {
+        self.staging.get_or_init(|| {
+            let memory = CudaPinnedAllocator::on(self.device.clone());
+            BucketPool::builder(memory).cached_limit(STAGING_KEPT).build()
+        })
     }
 
     pub(crate) fn source(&self) -> &S {
@@ -141,17 +156,6 @@ impl<S: Source> CudaMemory<S> {
             unsafe { result::memset_d8_async(at, 0, bytes, stream) }
         })
     }
-}
-
-pub(crate) fn size(bytes: u64) -> Result<usize, DeviceError> {
-    usize::try_from(bytes).map_err(|_| DeviceError::new(Why::TooLarge, "a size on this machine", 0))
-}
-
-pub(crate) fn aligned(alignment: u64, most: u64) -> Result<(), DeviceError> {
-    if alignment.is_power_of_two() && alignment <= most {
-        return Ok(());
-    }
-    Err(DeviceError::new(Why::Unsupported, "alignment of CUDA memory", 0))
 }
 
 impl<S: Source> DeviceAllocator for CudaMemory<S> {

@@ -5,7 +5,7 @@ use crate::block::Owner;
 use crate::device::CudaDevice;
 use crate::driver::forked;
 use crate::events::{CudaDriver, PoolStream};
-use crate::memory::{GRANULE, aligned, size};
+use crate::sizes::{GRANULE, aligned, size};
 use crate::waiting::Waiting;
 use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop, result, sys};
 use pool_core::{

@@ -6,7 +6,7 @@ use crate::system;
 use crate::virtual_memory as pages;
 use pool_core::{
     DeviceAllocator, DeviceError, HostMemory, Immediate, MarkOf, Memory, PageCalls, Request,
-    Sliceable, StreamOf, VirtualMemory, WholeBlocks, Why,
+    Sliceable, StreamOf, Transfer, VirtualMemory, WholeBlocks, Why,
 };
 use std::alloc::{self, Layout};
 use std::marker::PhantomData;
@@ -279,6 +279,30 @@ unsafe impl HostMemory for HostAllocator {
     #[inline]
     fn bytes(view: &HostView<'_>) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(view.at, view.bytes)
+    }
+}
+
+impl Transfer for HostAllocator {
+    unsafe fn write(
+        &self,
+        to: &HostView<'_>,
+        offset: u64,
+        from: &[u8],
+        _on: &(),
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller guarantees what `copy_in` asks for.
+        unsafe { Self::copy_in(to, offset, from) }
+    }
+
+    unsafe fn read(
+        &self,
+        from: &HostView<'_>,
+        offset: u64,
+        to: &mut [u8],
+        _on: &(),
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller guarantees what `copy_out` asks for.
+        unsafe { Self::copy_out(from, offset, to) }
     }
 }
 

@@ -10,8 +10,6 @@
 )]
 
 mod allocator;
-#[cfg(feature = "ndarray")]
-mod array;
 #[cfg(not(loom))]
 mod background;
 #[cfg(all(feature = "allocator-api2", not(loom)))]
@@ -35,8 +33,6 @@ mod tcache;
 mod virtual_memory;
 
 pub use allocator::{Alignment, HostAllocator, HostBlock, HostView};
-#[cfg(feature = "ndarray")]
-pub use array::{AllocateArray, PooledArray};
 #[cfg(all(feature = "allocator-api2", not(loom)))]
 pub use collections::InPool;
 pub use fork::ProcessClock;
@@ -44,6 +40,7 @@ pub use global::{global, global_small_tensors};
 #[cfg(not(loom))]
 pub use page_heap::{PageHeap, PageHeapStats};
 pub use pinned::{AtLockLimit, PinnedAllocator, PinnedBlock, PinnedView};
+pub use pool_core::PooledArray;
 #[cfg(not(loom))]
 pub use tcache::{Tcache, TcacheStats};
 

@@ -6,7 +6,7 @@ use crate::virtual_memory as pages;
 use crate::{system, virtual_memory};
 use pool_core::{
     DeviceAllocator, DeviceError, HostMemory, MarkOf, Memory, PageCalls, Request, Sliceable,
-    StreamOf, WholeBlocks, Why,
+    StreamOf, Transfer, WholeBlocks, Why,
 };
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -234,6 +234,30 @@ unsafe impl HostMemory for PinnedAllocator {
     #[inline]
     fn bytes(view: &PinnedView<'_>) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(view.at, view.bytes)
+    }
+}
+
+impl Transfer for PinnedAllocator {
+    unsafe fn write(
+        &self,
+        to: &PinnedView<'_>,
+        offset: u64,
+        from: &[u8],
+        _on: &(),
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller guarantees what `copy_in` asks for.
+        unsafe { Self::copy_in(to, offset, from) }
+    }
+
+    unsafe fn read(
+        &self,
+        from: &PinnedView<'_>,
+        offset: u64,
+        to: &mut [u8],
+        _on: &(),
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller guarantees what `copy_out` asks for.
+        unsafe { Self::copy_out(from, offset, to) }
     }
 }
 

@@ -121,11 +121,11 @@ fn an_arena_aligns_buffers_as_requested_or_refuses() {
 #[test]
 fn an_array_is_refused_where_its_memory_is_not_aligned() {
     let pool = BucketPool::new(Shifted { lies: true, ..Shifted::default() });
-    let error = PooledArray::<u128, _, _>::new(&pool, 10).unwrap_err();
+    let error = PooledArray::<u128, _>::from_elem(&pool, 10, 1).unwrap_err();
     assert_eq!(error.why(), Why::Unsupported, "{error}");
-    let empty = PooledArray::<[u8; 0], _, _>::new(&pool, 10).unwrap();
+    let empty = PooledArray::<[u8; 0], _>::new(&pool, 10).unwrap();
     assert_eq!(empty.view().len(), 10);
-    let array = PooledArray::<u64, _, _>::from_elem(&pool, 10, 7).unwrap();
+    let array = PooledArray::<u64, _>::from_elem(&pool, 10, 7).unwrap();
     assert_eq!((array.view().len(), array.view().sum()), (10, 70));
 }
 
@@ -150,7 +150,7 @@ fn a_slice_is_no_longer_than_its_view() {
     let pool = BucketPool::new(Shifted { short: 30, ..Shifted::default() });
     let buffer = pool.allocate(100).unwrap();
     assert_eq!((buffer.size(), buffer.len()), (100, 70));
-    assert!(PooledArray::<u8, _, _>::new(&pool, 100).is_err());
+    assert!(PooledArray::<u8, _>::from_elem(&pool, 100, 1).is_err());
 }
 
 #[test]

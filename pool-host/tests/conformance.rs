@@ -1,26 +1,26 @@
 //! Conformance suite of `pool-core`, run on host memory and on locked memory.
 
-use pool_core::conformance::{self, Probe};
+use pool_core::conformance;
 use pool_core::{ArenaConfig, BucketPool, KIB};
 use pool_host::{HostAllocator, PinnedAllocator};
 
 #[test]
 fn host_memory_passes_the_conformance_suite() {
-    conformance::run(HostAllocator::new, Probe::host());
+    conformance::run(HostAllocator::new);
 }
 
 #[test]
 fn locked_memory_passes_the_conformance_suite() {
-    conformance::run(PinnedAllocator::new, Probe::host());
+    conformance::run(PinnedAllocator::new);
     let config = ArenaConfig::segments(16 * KIB);
-    conformance::run_arena(PinnedAllocator::new, &config, Probe::host());
+    conformance::run_arena(PinnedAllocator::new, &config);
 }
 
 #[test]
 fn arenas_over_host_memory_pass_the_conformance_suite() {
     let pages = ArenaConfig::pages(4 * KIB, 0.0);
     for config in [ArenaConfig::grow(), pages, ArenaConfig::segments(16 * KIB)] {
-        conformance::run_arena(HostAllocator::new, &config, Probe::host());
+        conformance::run_arena(HostAllocator::new, &config);
     }
 }
 

@@ -3,11 +3,10 @@
 
 use allocator_api2::alloc::{Allocator, Layout};
 use allocator_api2::vec::Vec;
-use ndarray::{Axis, Zip, array};
+use ndarray::{Axis, Ix2, Ix3, Zip, array};
 use pool_core::{BucketPolicy, BucketPool, KIB, Why};
-use pool_host::{
-    AllocateArray, HostAllocator, InPool, PinnedAllocator, PooledArray, Tcache, global,
-};
+use pool_host::{HostAllocator, InPool, PinnedAllocator, PooledArray, Tcache, global};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 static TCACHE: Tcache = Tcache::new();
 
@@ -67,21 +66,73 @@ fn a_vector_grows_in_the_tcache() {
 #[test]
 fn arrays_are_views_of_pooled_memory() {
     let pool = pool();
-    let mut a = PooledArray::<f64, _, _>::zeros(&pool, (2, 3)).unwrap();
-    assert_eq!(a.view(), array![[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]);
-    a.view_mut().row_mut(1).fill(2.0);
-    assert_eq!((a.view().sum_axis(Axis(0)), a.shape()), (array![2.0, 2.0, 2.0], [2, 3].as_slice()));
+    let mut a = PooledArray::<f64, _>::zeros(&pool, (2, 3)).unwrap();
+    let zeros = array![[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]];
+    assert_eq!(a.view_as::<Ix2>(), Some(zeros.view()));
+    assert!(a.view_as::<Ix3>().is_none());
+    a.view_mut_as::<Ix2>().unwrap().row_mut(1).fill(2.0);
+    assert_eq!(a.view().sum_axis(Axis(0)), array![2.0, 2.0, 2.0].into_dyn());
     let b = PooledArray::from_elem(&pool, (2, 3), 3.0).unwrap();
     let product = &a.view() * &b.view();
-    Zip::from(a.view_mut()).and(product.view()).for_each(|a, p| *a = *p);
+    Zip::from(&mut a).and(&product).and(&b).for_each(|a, p, _b| *a = *p);
     assert_eq!(&*a, [0.0, 0.0, 0.0, 6.0, 6.0, 6.0]);
     assert_eq!(pool.allocated_bytes(), 2 * 64, "in steps of 64 bytes");
-    drop((a, b));
-    let dirty = PooledArray::<f64, _, _>::new(&pool, 6).unwrap();
+    let copy = PooledArray::from_view(&pool, &a.view().reversed_axes()).unwrap();
+    assert_eq!((copy.shape(), copy[[2, 1]]), (&[3, 2][..], 6.0));
+    drop((a, b, copy));
+    let dirty = PooledArray::<f64, _>::new(&pool, 6).unwrap();
     assert!(dirty.iter().any(|number| *number != 0.0), "the same memory, as it was left");
     drop(dirty);
-    assert_eq!(&*PooledArray::<f64, _, _>::zeros(&pool, [6]).unwrap(), [0.0; 6]);
+    assert_eq!(&*PooledArray::<f64, _>::zeros(&pool, [6]).unwrap(), [0.0; 6]);
 }
+
+#[test]
+fn operators_take_their_results_from_the_pool_of_their_operands() {
+    let pool = pool();
+    let a = PooledArray::from_slice(&pool, (2, 2), &[1.0, 2.0, 3.0, 4.0_f64]).unwrap();
+    let b = PooledArray::from_elem(&pool, (2, 2), 2.0).unwrap();
+    assert_eq!(*(&a + &b), [3.0, 4.0, 5.0, 6.0]);
+    assert_eq!(*(&a - &b), [-1.0, 0.0, 1.0, 2.0]);
+    assert_eq!(*(&a * 10.0), [10.0, 20.0, 30.0, 40.0]);
+    assert_eq!(*(-&a), [-1.0, -2.0, -3.0, -4.0]);
+    assert_eq!(
+        *(&b - a.clone()),
+        [1.0, 0.0, -1.0, -2.0],
+        "left minus right, in the right's memory"
+    );
+    let before = pool.stats().allocations;
+    let mut c = (&a + &b) / 2.0 - &b + a.clone();
+    assert_eq!(pool.stats().allocations - before, 2, "one for the sum, one for the clone");
+    c += 1.0;
+    c *= &a;
+    assert_eq!((&c[..], c[[1, 1]], c.sum()), (&[1.5, 6.0, 13.5, 24.0][..], 24.0, 45.0));
+    c[[0, 1]] = 0.5;
+    assert_eq!((c[1], &c[2..], c.elements()), (0.5, &[13.5, 24.0][..], 4));
+    let words = a.map(|value| value.to_bits()).unwrap();
+    assert_eq!((words.shape(), words[0]), (a.shape(), 1.0_f64.to_bits()));
+    assert_eq!(c.to_vec().unwrap(), c[..]);
+    assert_eq!(pool.stats().failures, 0);
+}
+
+#[test]
+fn arrays_of_two_shapes_are_refused_by_name() {
+    let pool = pool();
+    let [a, b] = [(2, 3), (3, 2)].map(|shape| PooledArray::from_elem(&pool, shape, 1_u8).unwrap());
+    assert_eq!(a.zip_with(&b, |a, b| a + b).unwrap_err().why(), Why::Unsupported);
+    for add in [|a: &Bytes, b: &Bytes| a + b, |a: &Bytes, b: &Bytes| a.clone() + b] {
+        let caught = catch_unwind(AssertUnwindSafe(|| add(&a, &b)));
+        let message = *caught.unwrap_err().downcast::<String>().unwrap();
+        assert!(message.contains("shape"), "{message}");
+    }
+    let caught = catch_unwind(AssertUnwindSafe(|| a[[1, 3]]));
+    let message = *caught.unwrap_err().downcast::<String>().unwrap();
+    assert_eq!(message, "index [1, 3] is outside of an array of the shape [2, 3]");
+    let refused = PooledArray::from_slice(&pool, 3, &[1_u32, 2]).unwrap_err();
+    assert_eq!(refused.why(), Why::OutOfRange, "{refused}");
+}
+
+/// An array of bytes in host memory.
+type Bytes = PooledArray<u8, HostAllocator>;
 
 #[test]
 fn arrays_have_any_shape_that_fits_in_memory() {

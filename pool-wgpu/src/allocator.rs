@@ -11,7 +11,8 @@ use crate::staging::InFlight;
 use crate::uploads::{FrameData, Uploads};
 use crate::view::{Bindable, Usage, WgpuBlock, WgpuView};
 use pool_core::{
-    Clearing, DeviceAllocator, DeviceError, MarkOf, Memory, Request, WholeBlocks, Why, ZeroPolicy,
+    Clearing, DeviceAllocator, DeviceError, MIB, MarkOf, Memory, Request, WholeBlocks, Why,
+    ZeroPolicy,
 };
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -26,12 +27,17 @@ use wgpu::{
 /// [`ReadBacks`].
 const MAPPABLE: BufferUsages = BufferUsages::MAP_READ.union(BufferUsages::MAP_WRITE);
 
+/// Bytes of cached memory that the port's copies keep to read through.
+const READ_THROUGH_KEPT: u64 = 4 * MIB;
+
 /// Buffers of one wgpu device. Clones are the same.
 #[derive(Clone)]
 pub struct WgpuAllocator {
     clock: Scopes,
     label: Arc<str>,
     total_bytes: Option<u64>,
+    /// The memory that the port's copies read through.
+    read_through: ReadBacks,
 }
 
 impl WgpuAllocator {
@@ -55,7 +61,8 @@ impl WgpuAllocator {
     pub fn without_lost_callback(device: Device, queue: Queue) -> Self {
         let total_bytes = memory::total_bytes(&device);
         let clock = Scopes::new(Arc::new(Shared::new(device, queue)));
-        Self { clock, label: "bucketpool".into(), total_bytes }
+        let read_through = ReadBacks::new(clock.shared().clone(), READ_THROUGH_KEPT);
+        Self { clock, label: "bucketpool".into(), total_bytes, read_through }
     }
 
     /// Names its buffers, for graphics debuggers: `name`, a number and the bytes. `bucketpool`
@@ -133,6 +140,10 @@ impl WgpuAllocator {
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.shared().device
+    }
+
+    pub(crate) fn read_through(&self) -> &ReadBacks {
+        &self.read_through
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -400,7 +411,7 @@ impl DeviceAllocator for WgpuAllocator {
     fn allocate(&self, request: Request<Usage>, _: &WgpuStream) -> Result<WgpuBlock, DeviceError> {
         let largest = self.largest();
         if request.bytes > largest {
-            let code = i64::try_from(largest).unwrap_or(i64::MAX);
+            let code = i64::try_from(largest).unwrap_or(i64::MAX); // the most that is possible
             return Err(DeviceError::new(Why::TooLarge, "max_buffer_size", code));
         }
         if request.kind.flags().intersects(MAPPABLE) {

@@ -64,6 +64,7 @@ mod shared;
 mod signals;
 mod slabs;
 mod staging;
+mod transfer;
 mod uploads;
 mod view;
 
@@ -74,6 +75,7 @@ pub use readbacks::ReadBacks;
 pub use scope::Scope;
 pub use slabs::{ReadWrite, Role, SlabView, Uniform, WgpuSlabs};
 pub use staging::InFlight;
+pub use transfer::WgpuArrival;
 pub use uploads::{FrameData, Placed, Uploads};
 pub use view::{Bindable, BufferPart, Unpooled, Usage, WgpuBlock, WgpuView};
 

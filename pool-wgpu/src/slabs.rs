@@ -87,6 +87,12 @@ impl<R: Role> WgpuSlabs<R> {
     }
 }
 
+impl<R: Role> WgpuSlabs<R> {
+    pub(crate) fn device(&self) -> &WgpuAllocator {
+        &self.device
+    }
+}
+
 impl SlabView<'_, Uniform> {
     /// A uniform binding.
     ///
@@ -126,6 +132,10 @@ impl<'b, R: Role> SlabView<'b, R> {
     /// As for [`WgpuView::write`].
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
         self.view.write(offset, data)
+    }
+
+    pub(crate) fn view(&self) -> &WgpuView<'b> {
+        &self.view
     }
 
     /// Where the piece begins in it.

@@ -130,7 +130,8 @@ fn steps(deep: bool) -> Vec<Step> {
         words(&format!("clippy --quiet --locked --no-default-features {features} -- -D warnings"))
     });
     let vulkan = driver::ALL.iter().any(|driver| driver.backend == "wgpu" && driver.is_here());
-    let mut examples = vec![words(&example("custom_backend")), words(&example("on_host"))];
+    let everywhere = ["custom_backend", "on_host", "on_sim"];
+    let mut examples = everywhere.map(|name| words(&example(name))).to_vec();
     if vulkan {
         for name in ["on_wgpu", "wgpu_elementwise", "wgpu_frames", "engines"] {
             examples.push(words(&example(name)));

@@ -170,6 +170,7 @@ unsafe impl<A: DeviceAllocator> Send for SegmentBlock<A> {}
 unsafe impl<A: DeviceAllocator> Sync for SegmentBlock<A> {}
 
 /// The owner of the record in a slot.
+#[repr(transparent)]
 pub(crate) struct RecordOwner<A: DeviceAllocator>(NonNull<Record<A>>);
 
 impl<A: DeviceAllocator> RecordOwner<A> {

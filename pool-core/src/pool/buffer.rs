@@ -12,6 +12,8 @@ use crate::stream::clock::{Order, StreamClock};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::ptr::NonNull;
 
 /// A block on loan from a [`BucketPool`](crate::BucketPool). Dropping it gives the block back;
 /// that never fails and never panics.
@@ -22,6 +24,7 @@ use std::ops::Deref;
 ///
 /// Unless the pool clears its blocks ([`ZeroPolicy`](crate::ZeroPolicy)), a buffer shows what the
 /// last user of its block left there.
+#[repr(transparent)]
 pub struct PooledBuffer<A: DeviceAllocator> {
     /// The block; with it goes a hold on the store, which the buffer gives up with the record.
     record: ManuallyDrop<RecordOwner<A>>,
@@ -39,6 +42,46 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     fn store(&self) -> &Store<A> {
         // SAFETY: `new` filled the home, and the hold leaves it with the record only.
         unsafe { store_at(&self.record.home) }
+    }
+
+    /// The buffer as a pointer without its type. It is not dropped.
+    #[inline]
+    pub(crate) fn into_raw(self) -> NonNull<()> {
+        // SAFETY: a transparent wrapper of one pointer, which is not null and not dropped.
+        unsafe { std::mem::transmute(self) }
+    }
+
+    /// The buffer of such a pointer.
+    ///
+    /// # Safety
+    ///
+    /// `raw` came from `into_raw` of this type, and nobody else has it.
+    #[inline]
+    pub(crate) unsafe fn from_raw(raw: NonNull<()>) -> Self {
+        // SAFETY: as in `into_raw`, and as the caller promises.
+        unsafe { std::mem::transmute(raw) }
+    }
+
+    /// The buffer of such a pointer, borrowed.
+    ///
+    /// # Safety
+    ///
+    /// `raw` came from `into_raw` of this type.
+    #[inline]
+    pub(crate) unsafe fn of_raw(raw: &NonNull<()>) -> &Self {
+        // SAFETY: as above; the buffer is a transparent wrapper of the pointer.
+        unsafe { &*std::ptr::from_ref(raw).cast() }
+    }
+
+    /// The buffer of such a pointer, borrowed alone.
+    ///
+    /// # Safety
+    ///
+    /// As for `of_raw`.
+    #[inline]
+    pub(crate) unsafe fn of_raw_mut(raw: &mut NonNull<()>) -> &mut Self {
+        // SAFETY: as above.
+        unsafe { &mut *std::ptr::from_mut(raw).cast() }
     }
 
     /// Bytes that were asked for.
@@ -261,6 +304,11 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         (claim, record)
     }
 }
+
+/// A panic leaves no buffer and no pool in between: the book's lock is held by no foreign code, and
+/// what a device call had taken out is put back.
+impl<A: DeviceAllocator> UnwindSafe for PooledBuffer<A> {}
+impl<A: DeviceAllocator> RefUnwindSafe for PooledBuffer<A> {}
 
 impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
     #[inline]

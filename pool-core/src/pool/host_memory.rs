@@ -2,9 +2,10 @@
 #![expect(unsafe_code, reason = "a slice over memory that an allocator vouches for")]
 
 use crate::device::DeviceAllocator;
+use crate::error::{DeviceError, Why};
 use crate::pool::buffer::PooledBuffer;
 use crate::stream::clock::StreamClock;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 
 /// Memory that the CPU reads and writes through a pointer. A buffer of it derefs to its bytes.
@@ -28,6 +29,63 @@ pub unsafe trait HostMemory:
 {
     /// The bytes of a view.
     fn bytes(view: &Self::View<'_>) -> NonNull<[u8]>;
+
+    /// Copies `from` into a view from byte `offset` on: the body of
+    /// [`Transfer::write`](crate::Transfer::write) of host memory.
+    ///
+    /// # Safety
+    ///
+    /// No other code uses these bytes of the view meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::OutOfRange`] if they lie outside of the view.
+    unsafe fn copy_in(view: &Self::View<'_>, offset: u64, from: &[u8]) -> Result<(), DeviceError> {
+        // SAFETY: valid, initialised bytes, as the trait promises, which no other code uses, as the
+        // caller promises.
+        let bytes = unsafe { Self::bytes(view).as_mut() };
+        let range = part(bytes.len(), offset, from.len(), "write to host memory")?;
+        bytes[range].copy_from_slice(from);
+        Ok(())
+    }
+
+    /// Copies bytes of a view from byte `offset` on into `to`: the body of
+    /// [`Transfer::read`](crate::Transfer::read) of host memory.
+    ///
+    /// # Safety
+    ///
+    /// No other code writes these bytes of the view meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::OutOfRange`] if they lie outside of the view.
+    unsafe fn copy_out(
+        view: &Self::View<'_>,
+        offset: u64,
+        to: &mut [u8],
+    ) -> Result<(), DeviceError> {
+        // SAFETY: valid, initialised bytes, as the trait promises, which no other code writes, as
+        // the caller promises.
+        let bytes = unsafe { Self::bytes(view).as_ref() };
+        let range = part(bytes.len(), offset, to.len(), "read from host memory")?;
+        to.copy_from_slice(&bytes[range]);
+        Ok(())
+    }
+}
+
+/// The range of a part of `bytes` bytes, if it has one.
+fn part(
+    bytes: usize,
+    offset: u64,
+    part: usize,
+    call: &'static str,
+) -> Result<Range<usize>, DeviceError> {
+    let start = usize::try_from(offset).unwrap_or(usize::MAX);
+    let end = start.saturating_add(part);
+    if end <= bytes {
+        return Ok(start..end);
+    }
+    Err(DeviceError::new(Why::OutOfRange, call, i64::try_from(end).unwrap_or(i64::MAX)))
 }
 
 // Here and not in the host crate: the orphan rule wants it beside `PooledBuffer`.

@@ -71,7 +71,18 @@ impl<A: DeviceAllocator> BucketPool<A> {
         bytes: u64,
         timeout: Duration,
     ) -> Result<PooledBuffer<A>, AllocError> {
-        let mut request = self.allocate_async_on(stream, bytes);
+        self.wait_for(stream, bytes, (A::Kind::default(), false), timeout)
+    }
+
+    /// Blocks for at most `timeout` until there is memory of a kind, zeroed or not.
+    pub(super) fn wait_for(
+        &self,
+        stream: &StreamOf<A>,
+        bytes: u64,
+        what: (A::Kind, bool),
+        timeout: Duration,
+    ) -> Result<PooledBuffer<A>, AllocError> {
+        let mut request = self.request(stream, bytes, what);
         // A request that need not wait needs no waker.
         if let Poll::Ready(done) = request.advance(Waker::noop()) {
             return done;
@@ -88,6 +99,28 @@ impl<A: DeviceAllocator> BucketPool<A> {
                 Some(left) => thread::park_timeout(left),
             }
         }
+    }
+
+    /// Returns a handle of this pool whose requests wait for at most `timeout` where others would
+    /// be refused for want of memory: those for arrays, for zeroed or aligned memory, and of clones
+    /// too. They wait as [`BucketPool::allocate_timeout`] does.
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, MIB, PooledArray, sim::SimDevice};
+    /// use std::time::Duration;
+    ///
+    /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(MIB).build();
+    /// let patient = pool.waiting(Duration::MAX);
+    /// std::thread::scope(|scope| {
+    ///     for _ in 0..4 {
+    ///         scope.spawn(|| PooledArray::<f32, _>::zeros(&patient, [512, 512]).unwrap());
+    ///     }
+    /// });
+    /// assert_eq!(pool.stats().failures, 0);
+    /// ```
+    #[must_use]
+    pub fn waiting(&self, timeout: Duration) -> Self {
+        Self { patience: Some(timeout), ..self.clone() }
     }
 
     /// Returns a future of a buffer of `bytes` bytes for the device's default stream, for any
@@ -122,13 +155,17 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// As for [`BucketPool::allocate_async`] and [`BucketPool::allocate_on`].
     pub fn allocate_async_on(&self, stream: &StreamOf<A>, bytes: u64) -> AllocateAsync<A> {
-        AllocateAsync {
-            pool: self.clone(),
-            stream: stream.clone(),
-            bytes,
-            place: None,
-            refused: None,
-        }
+        self.request(stream, bytes, (A::Kind::default(), false))
+    }
+
+    fn request(
+        &self,
+        stream: &StreamOf<A>,
+        bytes: u64,
+        (kind, zeroed): (A::Kind, bool),
+    ) -> AllocateAsync<A> {
+        let (pool, stream) = (self.clone(), stream.clone());
+        AllocateAsync { pool, stream, bytes, kind, zeroed, place: None, refused: None }
     }
 }
 
@@ -138,6 +175,8 @@ pub struct AllocateAsync<A: DeviceAllocator> {
     pool: BucketPool<A>,
     stream: StreamOf<A>,
     bytes: u64,
+    kind: A::Kind,
+    zeroed: bool,
     /// Its number among the requests that wait.
     place: Option<u64>,
     /// The refusal of its last try.
@@ -174,7 +213,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
 
     /// Allocates, or returns `None` if a return of memory could serve the request.
     fn try_now(&mut self) -> Option<Result<PooledBuffer<A>, AllocError>> {
-        match self.pool.try_lend(&self.stream, self.bytes, A::Kind::default(), false) {
+        match self.pool.try_lend(&self.stream, self.bytes, self.kind, self.zeroed) {
             Ok(buffer) => Some(Ok(buffer)),
             Err(short) if self.may_wait(&short) => {
                 self.refused = Some(short);

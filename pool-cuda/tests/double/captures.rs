@@ -5,8 +5,8 @@ use crate::harness::{
 };
 use pool_core::{ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, StreamClock, Why};
 use pool_cuda::{
-    AllocateCudaArray, CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPinnedAllocator,
-    CudaVmmAllocator, PoolStream, Vram, into_slice,
+    CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPinnedAllocator, CudaVmmAllocator,
+    PoolStream, Vram, into_slice,
 };
 
 fn streams<A: Vram>(pool: &BucketPool<A>, how_many: usize) -> Vec<PoolStream> {
@@ -160,7 +160,9 @@ fn a_capture_takes_from_its_own_pool_only() {
     let [s, t] = streams(&pool, 2).try_into().unwrap();
     let staging = host.allocate(KIB).unwrap();
     let pending = host.allocate(KIB).unwrap();
-    t.raw().memset_zeros(&mut other.allocate_array_on::<u8>(&t, &[16]).unwrap()).unwrap();
+    let cleared = other.allocate_on(&t, 16).unwrap();
+    t.raw().memset_zeros(&mut &*cleared.on(&t).unwrap()).unwrap();
+    drop(cleared);
     drop(pending.on(&t).unwrap());
     drop(pending); // only a query tells that it is done
     let mut captured = capture(&pool, &s).unwrap();

@@ -1,9 +1,10 @@
 //! Views, typed arrays and raw blocks in cudarc's own calls.
 
 use crate::harness::{double, hazards, held, run};
-use cudarc::driver::DevicePtr;
-use pool_core::{ArenaConfig, BucketPool, DeviceAllocator, KIB, StreamClock, Why};
-use pool_cuda::{AllocateCudaArray, CudaAllocator, CudaAsyncAllocator, CudaDevice, into_slice};
+use pool_core::{ArenaConfig, Arrival, BucketPool, DeviceAllocator, KIB, StreamClock, Why};
+use pool_cuda::{
+    CudaAllocator, CudaAsyncAllocator, CudaCapture, CudaDevice, CudaPinnedAllocator, into_slice,
+};
 
 #[test]
 fn a_view_is_right_on_another_stream_too() {
@@ -29,20 +30,25 @@ fn arrays_go_into_copies_on_any_stream_and_are_recorded() {
     let unknown = device.context().new_stream().unwrap();
     let pool = BucketPool::builder(CudaAllocator::on(device)).arena(ArenaConfig::torch()).build();
     for turn in 0..20_u8 {
-        let mut a = pool.allocate_array_on::<f32>(&on[0], &[64, 4]).unwrap();
+        let a = pool.allocate_array_on::<f32>(&on[0], [64, 4]).unwrap();
         assert_eq!((a.shape(), held() > 0), (&[64, 4][..], true));
-        let mut b = pool.allocate_array_on::<f32>(&on[1], &[256]).unwrap();
-        raw[0].memcpy_htod(&[f32::from(turn); 256], &mut a).unwrap();
-        raw[1].memcpy_dtod(&a, &mut b).unwrap(); // behind the copy on the first
-        raw[0].memset_zeros(&mut a).unwrap(); // behind the copy on the second
-        assert_eq!(unknown.clone_dtoh(&b).unwrap(), vec![f32::from(turn); 256]);
-        assert_eq!(raw[2].clone_dtoh(&a).unwrap(), vec![0.0; 256]);
+        let b = pool.allocate_array_on::<f32>(&on[1], 256).unwrap();
+        let values = [f32::from(turn); 256];
+        raw[0].memcpy_htod(&values, &mut a.on(&on[0]).unwrap().typed::<f32>()).unwrap();
+        // Behind the copy on the first.
+        let (from, to) = (a.on(&on[1]).unwrap(), b.on(&on[1]).unwrap());
+        raw[1].memcpy_dtod(&from.typed::<f32>(), &mut to.typed()).unwrap();
+        drop((from, to));
+        // Behind the copy on the second.
+        raw[0].memset_zeros(&mut a.on(&on[0]).unwrap().typed::<f32>()).unwrap();
+        assert_eq!(unknown.clone_dtoh(&b.on(&on[1]).unwrap().typed::<f32>()).unwrap(), values);
+        let zeros = raw[2].clone_dtoh(&a.on(&on[2]).unwrap().typed::<f32>()).unwrap();
+        assert_eq!(zeros, vec![0.0; 256]);
         // Both are dropped while nothing says that the streams are done with them.
     }
     run();
     assert_eq!(hazards(), 0);
-    let shape = [usize::MAX, 2];
-    assert_eq!(pool.allocate_array::<f32>(&shape).unwrap_err().why(), Why::TooLarge);
+    assert_eq!(pool.allocate_array::<f32>([usize::MAX, 2]).unwrap_err().why(), Why::TooLarge);
 }
 
 #[test]
@@ -53,25 +59,60 @@ fn a_stream_of_another_device_waits_by_the_host() {
     let raw = device.context().new_stream().unwrap();
     let on = device.stream(&raw).unwrap();
     let pool = BucketPool::new(CudaAllocator::on(device));
-    let mut array = pool.allocate_array_on::<u8>(&on, &[1024]).unwrap();
-    raw.memcpy_htod(&[7; 1024], &mut array).unwrap();
+    let array = pool.allocate_array_on::<u8>(&on, 1024).unwrap();
+    let used = array.on(&on).unwrap();
+    raw.memcpy_htod(&[7; 1024], &mut used.typed::<u8>()).unwrap();
     let stream = peer.context().new_stream().unwrap();
-    assert_eq!(stream.clone_dtoh(&array).unwrap(), vec![7; 1024]);
-    raw.memset_zeros(&mut array).unwrap();
+    assert_eq!(stream.clone_dtoh(&used.typed::<u8>()).unwrap(), vec![7; 1024]);
+    raw.memset_zeros(&mut used.typed::<u8>()).unwrap();
     assert_eq!(hazards(), 0);
 }
 
 #[test]
-fn a_use_that_is_refused_is_told_by_the_next_call() {
+fn an_array_of_a_lost_device_is_refused_to_copies() {
     let _one = double();
     let device = CudaDevice::new(0).unwrap();
     let pool = BucketPool::new(CudaAllocator::on(device.clone()));
-    let array = pool.allocate_array::<u8>(&[16]).unwrap();
+    let mut array = pool.allocate_array::<u8>(16).unwrap();
     crate::harness::lose(719);
     assert!(pool.allocate(1 << 20).is_err(), "finds out");
     crate::harness::mend();
-    drop(array.device_ptr(device.clock().default_stream().raw()));
-    assert!(device.context().check_err().is_err());
+    assert_eq!(array.on(device.clock().default_stream()).unwrap_err().why, Why::Lost);
+    assert_eq!(array.write(&[0; 16]).unwrap_err().why, Why::Lost);
+    assert_eq!(array.to_vec().unwrap_err().why, Why::Lost);
+}
+
+/// The port's copies: on each memory, with and without waiting, and out of order on no stream.
+#[test]
+fn bytes_go_in_and_out_of_each_kind_of_memory() {
+    let _one = double();
+    let device = CudaDevice::new(0).unwrap();
+    let raw = [(); 2].map(|()| device.context().new_stream().unwrap());
+    let on = [0, 1].map(|stream| device.stream(&raw[stream]).unwrap());
+    let host = BucketPool::new(CudaPinnedAllocator::on(device.clone()));
+    let mut locked = host.allocate(1000).unwrap();
+    locked.write_at(3, &[9; 7]).unwrap();
+    let mut seven = [0; 7];
+    locked.read_at_on(&on[0], 3, &mut seven).unwrap();
+    assert_eq!(seven, [9; 7]);
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let mut arrivals = Vec::new();
+    for turn in 0..20_u8 {
+        let mut buffer = pool.allocate_on(&on[0], 1000).unwrap();
+        buffer.write_later(&on[0], 0, &[turn; 1000]).unwrap();
+        buffer.write_at_on(&on[1], 500, &[turn + 100; 500]).unwrap();
+        arrivals.push((turn, buffer.read_later(&on[0], 499, 2).unwrap()));
+        assert_eq!(buffer.write_at(999, &[0; 2]).unwrap_err().why, Why::OutOfRange);
+    }
+    for (turn, arrival) in arrivals {
+        assert_eq!(arrival.wait().unwrap(), [turn, turn + 100]);
+    }
+    let mut buffer = pool.allocate_on(&on[0], 16).unwrap();
+    // SAFETY: the capture takes no work.
+    let captured = unsafe { CudaCapture::begin(&pool, &on[0]) }.unwrap();
+    assert_eq!(buffer.write_at_on(&on[0], 0, &[1]).unwrap_err().why, Why::NotSubmitted);
+    drop(captured.end().unwrap());
+    assert_eq!(hazards(), 0);
 }
 
 #[test]

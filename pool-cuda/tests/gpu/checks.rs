@@ -1,13 +1,11 @@
 //! Checks of the allocators, for a GPU and for the double.
 
 use cudarc::driver::result;
-use pool_core::conformance::{self, Probe};
-use pool_core::{
-    ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, StreamClock, Timeline,
-};
+use pool_core::conformance;
+use pool_core::{ArenaConfig, BucketPool, KIB, MIB};
 use pool_cuda::{
-    AllocateCudaArray, CudaAllocator, CudaAsyncAllocator, CudaCapture, CudaDevice, CudaDriver,
-    CudaPinnedAllocator, CudaVmmAllocator, PinnedBytes, PinnedRange, Vram, into_slice,
+    CudaAllocator, CudaAsyncAllocator, CudaCapture, CudaDevice, CudaPinnedAllocator,
+    CudaVmmAllocator, PinnedBytes, into_slice,
 };
 use std::thread;
 
@@ -29,71 +27,36 @@ pub(crate) const CHECKS: [Check; 12] = [
     ("threads share a pool, contents checked", threads),
 ];
 
-fn fill<A: Vram>(buffer: &mut PooledBuffer<A>, byte: u8) {
-    let on = buffer.allocator().clock().default_stream().clone();
-    let bytes = vec![byte; usize::try_from(buffer.size()).unwrap()];
-    if !bytes.is_empty() {
-        on.raw().memcpy_htod(&bytes, &mut &*buffer.on(&on).unwrap()).unwrap();
-        on.raw().synchronize().unwrap();
-    }
-}
-
-fn contents<A: Vram>(buffer: &PooledBuffer<A>) -> Vec<u8> {
-    let on = buffer.allocator().clock().default_stream();
-    let mut bytes = vec![0; usize::try_from(buffer.size()).unwrap()];
-    if !bytes.is_empty() {
-        on.raw().memcpy_dtoh(&*buffer.on(on).unwrap(), &mut bytes).unwrap();
-        on.raw().synchronize().unwrap();
-    }
-    bytes
-}
-
-fn pinned_probe<A>() -> Probe<A>
-where
-    A: for<'b> DeviceAllocator<Clock = Timeline<CudaDriver>, View<'b> = PinnedRange<'b>>,
-{
-    Probe {
-        fill: |buffer, byte| buffer.bytes().unwrap().fill(byte),
-        contents: |buffer| {
-            let on = buffer.allocator().clock().default_stream();
-            let view = buffer.on(on).unwrap();
-            on.raw().synchronize().unwrap();
-            // SAFETY: as many bytes as the view has; the one stream that used them is done.
-            unsafe { std::slice::from_raw_parts(view.as_ptr().as_ptr(), view.len()) }.to_vec()
-        },
-    }
-}
-
 fn by_alloc(device: &CudaDevice) {
-    conformance::run(|| CudaAllocator::on(device.clone()), Probe { fill, contents });
+    conformance::run(|| CudaAllocator::on(device.clone()));
 }
 
 fn in_order(device: &CudaDevice) {
     let make = || CudaAsyncAllocator::new(device.clone(), u64::MAX).unwrap();
-    conformance::run(make, Probe { fill, contents });
+    conformance::run(make);
 }
 
 fn in_pages(device: &CudaDevice) {
     let make = || CudaVmmAllocator::new(device.clone(), &[]).unwrap();
-    conformance::run(make, Probe { fill, contents });
+    conformance::run(make);
 }
 
 fn arena_in_pages(device: &CudaDevice) {
     let memory = || CudaVmmAllocator::new(device.clone(), &[]).unwrap();
-    conformance::run_arena(memory, &ArenaConfig::grow(), Probe { fill, contents });
+    conformance::run_arena(memory, &ArenaConfig::grow());
 }
 
 fn arena_of_segments(device: &CudaDevice) {
     let memory = || CudaAllocator::on(device.clone());
-    conformance::run_arena(memory, &ArenaConfig::torch(), Probe { fill, contents });
+    conformance::run_arena(memory, &ArenaConfig::torch());
 }
 
 fn page_locked(device: &CudaDevice) {
-    conformance::run(|| CudaPinnedAllocator::on(device.clone()), pinned_probe());
+    conformance::run(|| CudaPinnedAllocator::on(device.clone()));
 }
 
 fn registered(device: &CudaDevice) {
-    conformance::run(|| CudaPinnedAllocator::registered(device.clone()), pinned_probe());
+    conformance::run(|| CudaPinnedAllocator::registered(device.clone()));
 }
 
 /// Each turn a block is filled with the turn's byte and copied to a second one on another stream,
@@ -133,13 +96,16 @@ fn arrays(device: &CudaDevice) {
     let on: Vec<_> = raw.iter().map(|raw| device.stream(raw).unwrap()).collect();
     let pool = BucketPool::new(CudaAllocator::on(device.clone()));
     for turn in 0..50_u8 {
-        let mut a = pool.allocate_array_on::<f32>(&on[0], &[64, 64]).unwrap();
-        let mut b = pool.allocate_array_on::<f32>(&on[1], &[4096]).unwrap();
-        raw[0].memcpy_htod(&[f32::from(turn); 4096], &mut a).unwrap();
-        raw[1].memcpy_dtod(&a, &mut b).unwrap();
-        raw[0].memset_zeros(&mut a).unwrap();
-        assert_eq!(raw[1].clone_dtoh(&b).unwrap(), vec![f32::from(turn); 4096]);
-        assert_eq!(raw[1].clone_dtoh(&a).unwrap(), vec![0.0; 4096]);
+        let a = pool.allocate_array_on::<f32>(&on[0], [64, 64]).unwrap();
+        let b = pool.allocate_array_on::<f32>(&on[1], 4096).unwrap();
+        let values = [f32::from(turn); 4096];
+        raw[0].memcpy_htod(&values, &mut a.on(&on[0]).unwrap().typed::<f32>()).unwrap();
+        let (from, to) = (a.on(&on[1]).unwrap(), b.on(&on[1]).unwrap());
+        raw[1].memcpy_dtod(&from.typed::<f32>(), &mut to.typed()).unwrap();
+        drop((from, to));
+        raw[0].memset_zeros(&mut a.on(&on[0]).unwrap().typed::<f32>()).unwrap();
+        assert_eq!(raw[1].clone_dtoh(&b.on(&on[1]).unwrap().typed::<f32>()).unwrap(), values);
+        assert_eq!(a.to_vec().unwrap(), vec![0.0; 4096]);
     }
     let slice = into_slice::<u8, _>(pool.allocate_on(&on[0], KIB).unwrap().detach(), &raw[0]);
     drop(slice.unwrap());
@@ -169,7 +135,7 @@ fn captures(device: &CudaDevice) {
         // Memory outside of the graph, overwritten at once.
         let other = pool.allocate_on(stream, MIB).unwrap();
         stream.raw().memset_zeros(&mut &*other.on(stream).unwrap()).unwrap();
-        assert!(contents(&result).iter().all(|byte| *byte == 3));
+        assert!(result.contents().unwrap().iter().all(|byte| *byte == 3));
     }
     assert_eq!(pool.stats().served_by.private, 6, "{:?}", pool.stats());
 }
@@ -186,7 +152,7 @@ fn wrapped_stream(device: &CudaDevice) {
     theirs.retire().unwrap();
     // SAFETY: created above, and not used afterwards.
     unsafe { result::stream::destroy(handle) }.unwrap();
-    assert!(contents(&pool.allocate(MIB).unwrap()).iter().all(|byte| *byte == 0));
+    assert!(pool.allocate(MIB).unwrap().contents().unwrap().iter().all(|byte| *byte == 0));
     assert_eq!(pool.stats().misses, 1);
 }
 

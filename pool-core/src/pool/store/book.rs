@@ -125,7 +125,7 @@ impl<A: Sliceable> PoolBook<A> {
         let whole = A::Kind::default();
         let refused = device_pages.is_none() && allocator.aligned(whole, granule).is_err();
         let alignment = match refused {
-            true => granule.min(allocator.alignment_of(whole)),
+            true => best_alignment(allocator, granule),
             false => alignment_in_segment,
         };
         let pages = device_pages.map(|(bytes, pages)| PageCalls {
@@ -147,6 +147,15 @@ impl<A: Sliceable> PoolBook<A> {
             state: Lock::new(BookState::new(config)),
         }
     }
+}
+
+/// Returns the largest alignment up to `most`, a power of two, that segments can have.
+fn best_alignment<A: DeviceAllocator>(allocator: &A, most: u64) -> u64 {
+    let whole = A::Kind::default();
+    let mut alignments = std::iter::successors(Some(most), |alignment| Some(alignment / 2));
+    let offered = |alignment: &u64| *alignment <= 1 || allocator.aligned(whole, *alignment).is_ok();
+    let best = alignments.find(offered).unwrap_or(1);
+    best.max(most.min(allocator.alignment_of(whole)))
 }
 
 impl<A: DeviceAllocator> PoolBook<A> {

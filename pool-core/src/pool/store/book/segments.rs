@@ -54,7 +54,7 @@ impl<A: DeviceAllocator> Store<A> {
     fn allocate_segment(&self, want: &Want<'_, A>, bytes: u64) -> Result<A::Block, DeviceError> {
         let mut reservation = self.ledger.reserve(bytes)?;
         // The segment has the alignment that its ranges promise.
-        let aligned = || self.allocator.aligned(want.key.kind, self.book.granule).ok();
+        let aligned = || self.allocator.aligned(want.key.kind, self.book.alignment).ok();
         let kind = if self.book.is_blocks() { None } else { aligned() };
         let request = Request { bytes, kind: kind.unwrap_or(want.key.kind) };
         let block = self.allocator.allocate(request, want.on)?;

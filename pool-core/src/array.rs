@@ -1,0 +1,292 @@
+//! Typed arrays in pooled buffers, the same on every backend.
+
+mod arithmetic;
+mod host;
+#[cfg(feature = "ndarray")]
+mod ndarray;
+pub(crate) mod shape;
+
+use crate::device::transfer::Transfer;
+use crate::device::{DeviceAllocator, StreamOf};
+use crate::error::{AllocError, DeviceError, Why};
+use crate::pool::BucketPool;
+use crate::pool::buffer::{PooledBuffer, Use};
+use crate::stream::clock::StreamClock;
+use bytemuck::Pod;
+use shape::Shape;
+use std::fmt;
+use std::marker::PhantomData;
+
+/// An array of elements in a pooled buffer, in row-major order. Dropping it returns the buffer.
+///
+/// On every backend a program writes and reads the elements, and [`PooledArray::on`] lends the
+/// memory to a stream, as [`PooledBuffer::on`] does: to kernels and copies of cudarc, or as a
+/// binding of wgpu. In host memory the array derefs to a slice, has `a[[row, column]]`, operators
+/// whose results come from the same pool, and with the feature `ndarray` views and `Zip`.
+///
+/// An array holds its pool, by an atomic reference count that threads share. Results of operations
+/// come from there.
+///
+/// # Examples
+///
+/// ```
+/// use pool_core::{BucketPool, PooledArray, Transfer};
+///
+/// /// On any device.
+/// fn negate<A: Transfer>(pool: &BucketPool<A>) -> Result<Vec<f32>, Box<dyn std::error::Error>> {
+///     let mut array = PooledArray::from_slice(pool, [2, 2], &[1.0_f32, 2.0, 3.0, 4.0])?;
+///     let values: Vec<f32> = array.to_vec()?.iter().map(|value| -value).collect();
+///     array.write(&values)?;
+///     Ok(array.to_vec()?)
+/// }
+/// let pool = BucketPool::new(pool_core::sim::SimDevice::new());
+/// assert_eq!(negate(&pool)?, [-1.0, -2.0, -3.0, -4.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct PooledArray<T, A: DeviceAllocator> {
+    buffer: PooledBuffer<A>,
+    pool: BucketPool<A>,
+    shape: Shape,
+    element: PhantomData<T>,
+}
+
+impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
+    /// Allocates an array for the device's default stream, without initialising its elements: it
+    /// contains what the previous user of its memory left there. Use it if all elements are written
+    /// next, and [`PooledArray::zeros`] otherwise.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`BucketPool::allocate_aligned`], and [`Why::TooLarge`] for a shape of more
+    /// than `isize::MAX` bytes.
+    pub fn new(pool: &BucketPool<A>, shape: impl Into<Shape>) -> Result<Self, AllocError> {
+        Self::new_on(pool, pool.allocator().clock().default_stream(), shape)
+    }
+
+    /// Allocates an array for work on `stream`, without initialising its elements.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PooledArray::new`], and [`Why::Foreign`] for a stream of another device.
+    pub fn new_on(
+        pool: &BucketPool<A>,
+        stream: &StreamOf<A>,
+        shape: impl Into<Shape>,
+    ) -> Result<Self, AllocError> {
+        Self::make(pool, stream, shape.into(), false)
+    }
+
+    /// Allocates an array for the device's default stream whose elements are zero.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PooledArray::new`].
+    pub fn zeros(pool: &BucketPool<A>, shape: impl Into<Shape>) -> Result<Self, AllocError> {
+        Self::zeros_on(pool, pool.allocator().clock().default_stream(), shape)
+    }
+
+    /// Allocates an array for work on `stream` whose elements are zero.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PooledArray::new_on`].
+    pub fn zeros_on(
+        pool: &BucketPool<A>,
+        stream: &StreamOf<A>,
+        shape: impl Into<Shape>,
+    ) -> Result<Self, AllocError> {
+        Self::make(pool, stream, shape.into(), true)
+    }
+
+    fn make(
+        pool: &BucketPool<A>,
+        stream: &StreamOf<A>,
+        shape: Shape,
+        zeroed: bool,
+    ) -> Result<Self, AllocError> {
+        let bytes = shape.elements().and_then(|elements| elements.checked_mul(size_of::<T>()));
+        let bytes = bytes.filter(|bytes| *bytes <= isize::MAX.unsigned_abs());
+        // For a shape that is too large, the pool refuses `u64::MAX` bytes with its own error.
+        let bytes = bytes.map_or(u64::MAX, |bytes| bytes as u64);
+        let buffer = pool.allocate_for(stream, bytes, align_of::<T>() as u64, zeroed)?;
+        Ok(Self { buffer, pool: pool.clone(), shape, element: PhantomData })
+    }
+
+    /// Returns the number of elements of each axis.
+    #[must_use]
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Returns the number of all elements.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Returns the pool that the array belongs to.
+    #[must_use]
+    pub fn pool(&self) -> &BucketPool<A> {
+        &self.pool
+    }
+
+    /// Returns the buffer.
+    #[must_use]
+    pub fn buffer(&self) -> &PooledBuffer<A> {
+        &self.buffer
+    }
+
+    /// Returns the buffer, without its type.
+    #[must_use]
+    pub fn into_buffer(self) -> PooledBuffer<A> {
+        self.buffer
+    }
+
+    /// Returns the memory for work on `stream` while the [`Use`] lives, such as a kernel.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PooledBuffer::on`].
+    pub fn on<'b>(&'b self, stream: &'b StreamOf<A>) -> Result<Use<'b, A>, DeviceError> {
+        self.buffer.on(stream)
+    }
+}
+
+impl<T: Pod, A: Transfer> PooledArray<T, A> {
+    /// Allocates an array with these elements, in row-major order, for the device's default stream.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PooledArray::new`] and [`PooledArray::write`].
+    pub fn from_slice(
+        pool: &BucketPool<A>,
+        shape: impl Into<Shape>,
+        elements: &[T],
+    ) -> Result<Self, AllocError> {
+        Self::from_slice_on(pool, pool.allocator().clock().default_stream(), shape, elements)
+    }
+
+    /// Allocates an array with these elements, in row-major order, for work on `stream`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PooledArray::new_on`] and [`PooledArray::write_on`].
+    pub fn from_slice_on(
+        pool: &BucketPool<A>,
+        stream: &StreamOf<A>,
+        shape: impl Into<Shape>,
+        elements: &[T],
+    ) -> Result<Self, AllocError> {
+        let mut array = Self::new_on(pool, stream, shape)?;
+        let written = array.write_on(stream, elements);
+        written.map_err(|cause| pool.refusal(cause, array.buffer.size()))?;
+        Ok(array)
+    }
+
+    /// Overwrites all elements, on the device's default stream.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PooledArray::write_on`].
+    pub fn write(&mut self, elements: &[T]) -> Result<(), DeviceError> {
+        let on = self.buffer.allocator().clock().default_stream().clone();
+        self.write_on(&on, elements)
+    }
+
+    /// Overwrites all elements, in the order of `stream`.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::OutOfRange`] for another number of elements than the array has, or as for
+    /// [`PooledBuffer::write_at_on`].
+    pub fn write_on(&mut self, stream: &StreamOf<A>, elements: &[T]) -> Result<(), DeviceError> {
+        self.check(elements.len(), "write other elements than the array has")?;
+        self.buffer.write_at_on(stream, 0, bytemuck::cast_slice(elements))
+    }
+
+    /// Reads all elements, on the device's default stream. Blocks until they are there.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PooledArray::read_on`].
+    pub fn read(&self, to: &mut [T]) -> Result<(), DeviceError> {
+        self.read_on(self.buffer.allocator().clock().default_stream(), to)
+    }
+
+    /// Reads all elements, after all work that `stream` was given. Blocks until they are there.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::OutOfRange`] for another number of elements than the array has, or as for
+    /// [`PooledBuffer::read_at_on`].
+    pub fn read_on(&self, stream: &StreamOf<A>, to: &mut [T]) -> Result<(), DeviceError> {
+        self.check(to.len(), "read other elements than the array has")?;
+        self.buffer.read_at_on(stream, 0, bytemuck::cast_slice_mut(to))
+    }
+
+    /// Returns all elements in row-major order, on the device's default stream.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PooledArray::read`].
+    pub fn to_vec(&self) -> Result<Vec<T>, DeviceError> {
+        let mut elements = vec![T::zeroed(); self.elements()];
+        self.read(&mut elements)?;
+        Ok(elements)
+    }
+
+    fn check(&self, elements: usize, call: &'static str) -> Result<(), DeviceError> {
+        if elements == self.elements() {
+            return Ok(());
+        }
+        let bytes = elements.saturating_mul(size_of::<T>());
+        let end = i64::try_from(bytes).unwrap_or(i64::MAX);
+        Err(DeviceError::new(Why::OutOfRange, call, end))
+    }
+}
+
+impl<A: DeviceAllocator> BucketPool<A> {
+    /// Allocates an array without initialising it, as [`PooledArray::new`] does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PooledArray::new`].
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let points = pool.allocate_array::<f32>([100, 3])?;
+    /// assert_eq!((points.shape(), points.buffer().size()), (&[100, 3][..], 1200));
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    pub fn allocate_array<T: Pod>(
+        &self,
+        shape: impl Into<Shape>,
+    ) -> Result<PooledArray<T, A>, AllocError> {
+        PooledArray::new(self, shape)
+    }
+
+    /// Allocates an array for work on `stream`, as [`PooledArray::new_on`] does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PooledArray::new_on`].
+    pub fn allocate_array_on<T: Pod>(
+        &self,
+        stream: &StreamOf<A>,
+        shape: impl Into<Shape>,
+    ) -> Result<PooledArray<T, A>, AllocError> {
+        PooledArray::new_on(self, stream, shape)
+    }
+}
+
+impl<T, A: DeviceAllocator> fmt::Debug for PooledArray<T, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (shape, buffer) = (&self.shape, &self.buffer);
+        f.debug_struct("PooledArray")
+            .field("shape", shape)
+            .field("buffer", buffer)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,202 @@
+//! Bytes into device memory and page-locked memory and out of them, by the port's copies.
+#![expect(unsafe_code, reason = "the driver is called through C")]
+
+use crate::block::CudaView;
+use crate::events::{CudaDriver, PoolStream};
+use crate::memory::{CudaMemory, Source};
+use crate::pinned::{CudaPinnedAllocator, PinnedBytes, PinnedRange};
+use crate::sizes::size;
+use cudarc::driver::result;
+use pool_core::{
+    AllocError, Arrival, DeviceAllocator, DeviceError, Mark, PooledBuffer, StreamClock, Timeline,
+    Transfer, TransferLater, Why,
+};
+use std::fmt;
+use std::slice;
+
+/// Bytes on their way to the program, in page-locked memory: what [`TransferLater::read_later`]
+/// gives.
+pub struct CudaArrival {
+    buffer: PooledBuffer<CudaPinnedAllocator>,
+    mark: Mark,
+}
+
+/// Refuses a stream under capture, where a copy of the host's bytes would run when they are gone.
+fn takes_work(clock: &Timeline<CudaDriver>, on: &PoolStream) -> Result<(), DeviceError> {
+    if clock.takes_work(on) {
+        return Ok(());
+    }
+    Err(DeviceError::new(Why::NotSubmitted, "copy bytes of the host in a capture", 0))
+}
+
+impl<S: Source> CudaMemory<S> {
+    /// Gives a copy into device memory to a stream.
+    ///
+    /// # Safety
+    ///
+    /// The bytes lie inside of the view. `from` stays as it is until the copy is done.
+    unsafe fn copy_in(
+        &self,
+        to: &CudaView<'_>,
+        offset: u64,
+        from: &[u8],
+        on: &PoolStream,
+    ) -> Result<(), DeviceError> {
+        let stream = on.raw().handle()?;
+        self.device().driver().call("cuMemcpyHtoDAsync", || {
+            // SAFETY: as the caller promises.
+            unsafe { result::memcpy_htod_async(to.as_ptr() + offset, from, stream) }
+        })
+    }
+
+    /// Gives a copy out of device memory to a stream.
+    ///
+    /// # Safety
+    ///
+    /// The bytes lie inside of the view. No other code uses `to` until the copy is done.
+    unsafe fn copy_out(
+        &self,
+        from: &CudaView<'_>,
+        offset: u64,
+        to: &mut [u8],
+        on: &PoolStream,
+    ) -> Result<(), DeviceError> {
+        let stream = on.raw().handle()?;
+        self.device().driver().call("cuMemcpyDtoHAsync", || {
+            // SAFETY: as the caller promises.
+            unsafe { result::memcpy_dtoh_async(to, from.as_ptr() + offset, stream) }
+        })
+    }
+
+    /// Returns page-locked memory for a copy on a stream.
+    fn stage(
+        &self,
+        bytes: u64,
+        on: &PoolStream,
+    ) -> Result<PooledBuffer<CudaPinnedAllocator>, DeviceError> {
+        let refused = |error: AllocError| error.figures().cause;
+        self.staging().allocate_on(on, bytes).map_err(refused)
+    }
+}
+
+impl<S: Source> Transfer for CudaMemory<S> {
+    /// Blocks the host until the copy is done: the driver may read page-locked bytes later.
+    unsafe fn write(
+        &self,
+        to: &CudaView<'_>,
+        offset: u64,
+        from: &[u8],
+        on: &PoolStream,
+    ) -> Result<(), DeviceError> {
+        let clock = self.clock();
+        takes_work(clock, on)?;
+        // SAFETY: inside of the view, as the caller promises; the wait below outlasts the copy.
+        let given = unsafe { self.copy_in(to, offset, from, on) };
+        given.and(clock.synchronize(clock.mark(on)))
+    }
+
+    unsafe fn read(
+        &self,
+        from: &CudaView<'_>,
+        offset: u64,
+        to: &mut [u8],
+        on: &PoolStream,
+    ) -> Result<(), DeviceError> {
+        let clock = self.clock();
+        takes_work(clock, on)?;
+        // SAFETY: as above.
+        let given = unsafe { self.copy_out(from, offset, to, on) };
+        given.and(clock.synchronize(clock.mark(on)))
+    }
+}
+
+impl<S: Source> TransferLater for CudaMemory<S> {
+    type Arrival = CudaArrival;
+
+    unsafe fn write_later(
+        &self,
+        to: &CudaView<'_>,
+        offset: u64,
+        from: &[u8],
+        on: &PoolStream,
+    ) -> Result<(), DeviceError> {
+        takes_work(self.clock(), on)?;
+        let mut staged = self.stage(from.len() as u64, on)?;
+        staged.bytes()?.copy_from_slice(from);
+        let used = staged.on(on)?;
+        // SAFETY: the buffer is borrowed by its use, and the CPU writes it no more.
+        let bytes = unsafe { slice::from_raw_parts(used.as_ptr().as_ptr(), used.len()) };
+        // SAFETY: inside of the view, as the caller promises. The staged buffer serves again once
+        // the copy is done, since it is used on the copy's stream.
+        unsafe { self.copy_in(to, offset, bytes, on) }
+    }
+
+    unsafe fn read_later(
+        &self,
+        from: &CudaView<'_>,
+        offset: u64,
+        bytes: u64,
+        on: &PoolStream,
+    ) -> Result<CudaArrival, DeviceError> {
+        takes_work(self.clock(), on)?;
+        let staged = self.stage(bytes, on)?;
+        {
+            let used = staged.on(on)?;
+            // SAFETY: the buffer was just allocated, and no other code has it.
+            let to = unsafe { slice::from_raw_parts_mut(used.as_ptr().as_ptr(), used.len()) };
+            // SAFETY: as above; the CPU reads the staged buffer after the copy (`PinnedBytes`).
+            unsafe { self.copy_out(from, offset, to, on)? };
+        }
+        Ok(CudaArrival { buffer: staged, mark: self.clock().mark(on) })
+    }
+}
+
+impl Transfer for CudaPinnedAllocator {
+    /// Blocks the host until the work that `on` was given is done: the CPU copies the bytes.
+    unsafe fn write(
+        &self,
+        to: &PinnedRange<'_>,
+        offset: u64,
+        from: &[u8],
+        on: &PoolStream,
+    ) -> Result<(), DeviceError> {
+        self.clock().synchronize(self.clock().mark(on))?;
+        // SAFETY: inside of the view, as the caller promises.
+        let at = unsafe { to.as_ptr().add(size(offset)?) };
+        // SAFETY: as above, and without other users; streams are done with the bytes, as just
+        // waited for.
+        unsafe { at.as_ptr().copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+        Ok(())
+    }
+
+    unsafe fn read(
+        &self,
+        from: &PinnedRange<'_>,
+        offset: u64,
+        to: &mut [u8],
+        on: &PoolStream,
+    ) -> Result<(), DeviceError> {
+        self.clock().synchronize(self.clock().mark(on))?;
+        // SAFETY: as above.
+        let at = unsafe { from.as_ptr().add(size(offset)?) };
+        // SAFETY: as above; all bytes are initialised (`PinnedBytes`).
+        unsafe { at.as_ptr().copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+}
+
+impl Arrival for CudaArrival {
+    fn is_here(&self) -> Result<bool, DeviceError> {
+        self.buffer.allocator().clock().is_done(self.mark)
+    }
+
+    fn wait(mut self) -> Result<Vec<u8>, DeviceError> {
+        Ok(self.buffer.bytes()?.to_vec())
+    }
+}
+
+impl fmt::Debug for CudaArrival {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaArrival").field("buffer", &self.buffer).finish_non_exhaustive()
+    }
+}
