@@ -112,6 +112,9 @@ struct Replay {
     /// Each lane of the trace as a stream of the simulated device, whose work runs late.
     #[arg(long)]
     streams: bool,
+    /// Also write a record with command, date and machine to pool-bench/records.
+    #[arg(long)]
+    record: bool,
     #[command(flatten)]
     output: Output,
 }
@@ -124,7 +127,7 @@ struct Replay {
 pub fn run(cli: Cli, typed: &str) -> Result<String, BadInput> {
     match cli.command {
         Command::Bench(bench) => bench.run(typed),
-        Command::Replay(replay) => replay.run(),
+        Command::Replay(replay) => replay.run(typed),
         Command::Record(record) => record.run(),
         Command::Compare(Compare { a, b }) => compare::records(&a, &b),
         Command::Contest(contest) => contest.run(),
@@ -190,12 +193,22 @@ fn recorded(run: &record::Run, lines: &[String]) -> Result<String, BadInput> {
     file.map_err(|error| unwritable(&error))
 }
 
+impl Results {
+    /// Writes a record of them, and notes its name.
+    fn record(&mut self, run: &record::Run) -> Result<(), BadInput> {
+        let file = recorded(run, &self.json());
+        let file = file.inspect_err(|_| eprintln!("{}", self.tables()))?; // or it was for nothing
+        self.notes.push(format!("recorded in {RECORDS}/{file}"));
+        Ok(())
+    }
+}
+
 fn unwritable(error: &io::Error) -> BadInput {
     BadInput::new(format!("{RECORDS}: {error}"), "a writable folder")
 }
 
 impl Replay {
-    fn run(self) -> Result<String, BadInput> {
+    fn run(self, typed: &str) -> Result<String, BadInput> {
         let mut policies = spec::list(self.policy.as_deref().unwrap_or(POLICIES))?;
         let mut results = Results::default();
         if self.policy.is_none() && self.backend == Backend::Wgpu {
@@ -207,6 +220,10 @@ impl Replay {
             return Err(BadInput::new(what, "backend `sim`, whose size it is"));
         }
         self.output.probe()?;
+        if self.record {
+            record::probe(&root().join(RECORDS)).map_err(|error| unwritable(&error))?;
+        }
+        let run = record::Run::begin(typed, None);
         let settings = Settings {
             backend: self.backend,
             cached_limit: self.cached_limit.as_deref().map(sizes::cached_limit).transpose()?,
@@ -216,6 +233,9 @@ impl Replay {
             results.replay_on_streams(&self.trace, &policies, settings)?;
         } else {
             results.replay(&self.trace, &policies, settings, false)?;
+        }
+        if self.record {
+            results.record(&run)?;
         }
         self.output.put(&results)
     }

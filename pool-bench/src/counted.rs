@@ -118,6 +118,9 @@ impl<A: DeviceAllocator> DeviceAllocator for Counted<A> {
     fn total_bytes(&self) -> Option<u64> {
         self.inner.total_bytes()
     }
+    fn free_bytes(&self) -> Option<u64> {
+        self.inner.free_bytes()
+    }
     fn aligned(&self, kind: A::Kind, alignment: u64) -> Result<A::Kind, DeviceError> {
         self.inner.aligned(kind, alignment)
     }

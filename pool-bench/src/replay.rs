@@ -12,6 +12,8 @@ use bucketpool::{
     Bytes, CachedLimit, DeviceAllocator, PoolBuilder, PoolStats, Sliceable, ZeroPolicy,
 };
 use serde::Serialize;
+use std::hint::black_box;
+use std::mem::MaybeUninit;
 
 /// How traces are replayed.
 #[derive(Clone, Copy, Debug)]
@@ -101,6 +103,50 @@ pub fn replay(trace: &Trace, spec: &PolicySpec, settings: Settings) -> Result<Ou
         }
         other => Err(absent(other, "not built in")),
     }
+}
+
+/// Replays a trace by the allocator of this process, without a pool: what pools are compared with.
+///
+/// # Errors
+///
+/// A trace that does not fit this machine's memory.
+pub fn replay_directly(trace: &Trace) -> Result<Outcome, BadInput> {
+    fits_this_machine(trace, CachedLimit::Bytes(0))?;
+    let mut slots: Vec<Option<Box<[MaybeUninit<u8>]>>> = Vec::new();
+    slots.resize_with(trace.slots, || None);
+    let ((), ns) = timed(|| {
+        for step in &trace.steps {
+            match *step {
+                Step::Allocate { slot, bytes, .. } => {
+                    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+                    slots[slot as usize] = Some(black_box(Box::new_uninit_slice(bytes)));
+                }
+                Step::Free { slot, .. } => slots[slot as usize] = None,
+                Step::Use { .. } => {}
+            }
+        }
+    });
+    let frees = trace.ops - trace.allocations;
+    Ok(Outcome {
+        trace: trace.name.clone(),
+        policy: "direct".into(),
+        backend: Backend::Host,
+        cached_limit: CachedLimit::Bytes(0).to_string(),
+        ops: trace.ops,
+        allocations: trace.allocations,
+        live_peak_bytes: trace.live_peak_bytes,
+        reserved_peak_bytes: trace.live_peak_bytes,
+        hits: 0,
+        misses: trace.allocations,
+        bypasses: 0,
+        ooms: 0,
+        evictions: 0,
+        hit_rate: 0.0,
+        device_allocations: trace.allocations,
+        device_frees: frees,
+        ns_per_op: ns as f64 / trace.steps.len() as f64,
+        streams: None,
+    })
 }
 
 /// The size of the simulated device, which the largest request must fit in.

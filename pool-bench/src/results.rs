@@ -1,6 +1,7 @@
 //! What a command came to, as tables, as JSON, in a file.
 #![expect(clippy::print_stderr, reason = "what was left out is said, wherever the results go")]
 
+use crate::backend::Backend;
 use crate::contest::Standing;
 use crate::input::BadInput;
 use crate::replay::{self, Outcome, Settings};
@@ -54,6 +55,10 @@ impl Results {
         let traces = read_all(files)?;
         let bar = progress((files.len() * policies.len()) as u64, "traces");
         for (file, trace) in files.iter().zip(&traces) {
+            if settings.backend == Backend::Host {
+                let direct = replay::replay_directly(trace);
+                self.outcomes.push(direct.map_err(|bad| bad.in_file(file.display()))?);
+            }
             for policy in policies {
                 match replay::replay(trace, policy, settings) {
                     Ok(outcome) => self.outcomes.push(outcome),

@@ -87,11 +87,14 @@ fn broken_arguments_are_named_with_what_was_expected() {
     insta::assert_snapshot!(cases.join("\n"));
 }
 
-/// Replays a small trace; the one line of JSON without its time.
+/// Replays a small trace; the one line of JSON of the last policy without its time.
 fn replayed(name: &str, lines: &str, args: &[&str]) -> serde_json::Value {
     let trace = file(name, format!("{HEAD}{lines}"));
     let output = pool_bench(&[&["replay", trace.to_str().unwrap(), "--json"], args].concat());
-    let mut object: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    // On the host the first line is direct allocation.
+    let mut object: serde_json::Value =
+        serde_json::from_str(text.lines().next_back().unwrap()).unwrap();
     assert!(object["ns_per_op"].as_f64().unwrap() >= 0.0);
     object.as_object_mut().unwrap().remove("ns_per_op");
     object
@@ -120,6 +123,38 @@ fn a_replay_on_real_memory_counts_the_same_calls() {
     let host = replayed("host.ptrace.csv", lines, &["--policy", "exact", "--backend", "host"]);
     assert_eq!((&host["backend"], &host["device_allocations"]), (&"host".into(), &2.into()));
     assert_eq!(host["cached_limit"], "25%");
+}
+
+#[test]
+fn a_replay_on_the_host_has_a_row_of_direct_allocation_and_can_be_recorded() {
+    let root = file("recorded/traces/none", "").parent().unwrap().parent().unwrap().to_owned();
+    fs::create_dir_all(root.join("pool-bench/records")).unwrap();
+    let trace = file("direct.ptrace.csv", format!("{HEAD}a,0,600,0,0\na,1,700,0,0\nf,0,,0,0\n"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pool-bench"));
+    command.args(["replay", trace.to_str().unwrap(), "--backend", "host", "--policy", "exact"]);
+    let output = command.args(["--json", "--record"]).env("BUCKETPOOL_ROOT", &root).output();
+    let output = output.unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && stderr.contains("recorded in "), "{stderr}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let direct: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    assert_eq!((&direct["policy"], &direct["misses"]), (&"direct".into(), &2.into()));
+    assert_eq!((&direct["device_allocations"], &direct["device_frees"]), (&2.into(), &1.into()));
+    let records = fs::read_dir(root.join("pool-bench/records")).unwrap().flatten();
+    let newest = records.map(|entry| entry.path()).max().unwrap();
+    assert!(fs::read_to_string(newest).unwrap().contains("\"direct\""));
+}
+
+#[test]
+fn a_bench_outside_of_a_checkout_is_refused_before_anything_runs() {
+    let root = file("nowhere/file", "").parent().unwrap().to_owned();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pool-bench"));
+    let output = command.arg("bench").env("BUCKETPOOL_ROOT", root).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(
+        stderr.ends_with("expected the folder of the bundled traces; run `cargo xtask bench`\n")
+    );
 }
 
 #[test]

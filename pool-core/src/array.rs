@@ -30,7 +30,8 @@ use std::marker::PhantomData;
 /// # Examples
 ///
 /// ```
-/// use pool_core::{BucketPool, PooledArray, Transfer};
+/// # use pool_core as bucketpool;
+/// use bucketpool::{BucketPool, PooledArray, Transfer};
 ///
 /// /// On any device.
 /// fn negate<A: Transfer>(pool: &BucketPool<A>) -> Result<Vec<f32>, Box<dyn std::error::Error>> {
@@ -253,7 +254,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// As for [`PooledArray::new`].
     ///
     /// ```
-    /// use pool_core::{BucketPool, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
     /// let points = pool.allocate_array::<f32>([100, 3])?;

@@ -24,7 +24,8 @@ use waiters::Waiters;
 /// # Examples
 ///
 /// ```
-/// use pool_core::{BucketPool, Budget, MIB, Why, sim::SimDevice};
+/// # use pool_core as bucketpool;
+/// use bucketpool::{BucketPool, Budget, MIB, Why, sim::SimDevice};
 ///
 /// let budget = Budget::new(8 * MIB);
 /// let [weights, scratch] =
@@ -161,7 +162,8 @@ impl Budget {
     /// # Examples
     ///
     /// ```
-    /// use pool_core::{BucketPool, Budget, MIB, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, Budget, MIB, sim::SimDevice};
     /// use std::sync::{Arc, atomic::{AtomicU64, Ordering::Relaxed}};
     ///
     /// let (budget, seen) = (Budget::new(10 * MIB), Arc::new(AtomicU64::new(0)));

@@ -19,7 +19,8 @@ fn fill<A: Transfer>(buffer: &mut PooledBuffer<A>, byte: u8) {
 /// Runs the whole suite over allocators that `make` makes. Each check gets a fresh one.
 ///
 /// ```
-/// use pool_core::{conformance, sim::SimDevice};
+/// # use pool_core as bucketpool;
+/// use bucketpool::{conformance, sim::SimDevice};
 ///
 /// conformance::run(SimDevice::new);
 /// ```
@@ -39,7 +40,8 @@ pub fn run<A: Transfer>(make: impl Fn() -> A) {
 /// call to the device.
 ///
 /// ```
-/// use pool_core::{ArenaConfig, conformance, sim::SimDevice};
+/// # use pool_core as bucketpool;
+/// use bucketpool::{ArenaConfig, conformance, sim::SimDevice};
 ///
 /// conformance::run_arena(SimDevice::new, &ArenaConfig::torch());
 /// ```

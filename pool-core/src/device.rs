@@ -15,6 +15,11 @@ use std::hash::Hash;
 use std::ops::Range;
 
 /// Hands out blocks of one kind of memory.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no memory that a pool runs over",
+    note = "give a pool an allocator: `HostAllocator::new()`, `CudaAllocator::new(0)?`, \
+            `WgpuAllocator`, `SimDevice::new()`, or your own `DeviceAllocator`"
+)]
 pub trait DeviceAllocator: Send + Sync + 'static {
     /// What the device handed out, whole. Owned: no `Clone`, no `Copy` and no public constructor,
     /// so that a second free cannot be written. No `Drop` either: giving memory back needs the
@@ -56,6 +61,12 @@ pub trait DeviceAllocator: Send + Sync + 'static {
     /// All the memory that the device has, in bytes, where it says so: what a share of it is
     /// reckoned from.
     fn total_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    /// The memory that the device has free, in bytes, where its driver tells: for other programs
+    /// too. Asks the driver.
+    fn free_bytes(&self) -> Option<u64> {
         None
     }
 
@@ -205,6 +216,10 @@ impl Memory {
 
 /// Memory whose blocks may be cut: any part of a block, at a multiple of 512 bytes, is as good as a
 /// block of its own.
+#[diagnostic::on_unimplemented(
+    message = "blocks of `{Self}` cannot be split, so its pools have no arena",
+    note = "leave out `.arena(..)`; of wgpu buffers, `WgpuSlabs` can be split"
+)]
 pub trait Sliceable: DeviceAllocator {
     /// Parts of a block are multiples of this many bytes, where that is less than whole blocks are.
     fn part_granule(&self) -> u64 {
@@ -240,6 +255,10 @@ pub trait Sliceable: DeviceAllocator {
 
 /// Memory whose addresses can be had without memory behind them. Each call does all that it was
 /// asked or nothing.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no addresses without memory behind them",
+    note = "arenas over it take whole segments: `ArenaConfig::segments(bytes)`"
+)]
 pub trait VirtualMemory: Sliceable {
     /// Memory comes and goes in multiples of this many bytes.
     fn page_bytes(&self) -> u64;
@@ -320,7 +339,8 @@ impl<A: VirtualMemory> PageCalls<A> {
     /// The calls of this allocator.
     ///
     /// ```
-    /// use pool_core::{PageCalls, Sliceable, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{PageCalls, Sliceable, sim::SimDevice};
     ///
     /// let device = SimDevice::new();
     /// let pages = PageCalls::of(&device);
@@ -349,4 +369,9 @@ impl<A: DeviceAllocator> PageCalls<A> {
 
 /// An allocator whose blocks are the device's own allocations, not pieces of one, so that a block
 /// may leave for code that frees it with the device's own call.
+#[diagnostic::on_unimplemented(
+    message = "blocks of `{Self}` are pieces of larger allocations, which the device cannot \
+            free alone",
+    note = "keep the buffer, or `free` what was detached"
+)]
 pub trait WholeBlocks: DeviceAllocator {}

@@ -20,7 +20,8 @@ use std::sync::Arc;
 /// # Examples
 ///
 /// ```
-/// use pool_core::{AnyPool, BucketPool, KIB, sim::{MappedSim, SimDevice}};
+/// # use pool_core as bucketpool;
+/// use bucketpool::{AnyPool, BucketPool, KIB, sim::{MappedSim, SimDevice}};
 ///
 /// let mapped = std::env::args().count() > 5;
 /// let pool: AnyPool = match mapped {

@@ -132,6 +132,9 @@ pub struct Figures {
     /// Of the cached bytes, those that only another stream could have had without a wait that the
     /// [`StealPolicy`](crate::StealPolicy) rules out.
     pub stranded_bytes: u64,
+    /// What the device has free for anybody, where its driver tells and memory of the device was
+    /// short.
+    pub device_free_bytes: Option<u64>,
     /// The largest idle block, or free range, that is left.
     pub largest_free_bytes: u64,
     /// Idle bytes given back to the device in the attempt.
@@ -256,6 +259,9 @@ impl fmt::Display for AllocError {
             u64::MAX => f.write_str(" without a limit")?,
             limit => write!(f, " of {}", Bytes(limit))?,
         }
+        if let Some(free) = e.device_free_bytes {
+            write!(f, ", the device has {} free", Bytes(free))?;
+        }
         if e.budget_limit_bytes != u64::MAX {
             let (reserved, limit) = (e.budget_reserved_bytes, e.budget_limit_bytes);
             write!(f, ", in its budget {} of {}", Bytes(reserved), Bytes(limit))?;
@@ -300,6 +306,7 @@ impl Figures {
             reserved_limit_bytes: u64::MAX,
             budget_reserved_bytes: 0,
             budget_limit_bytes: u64::MAX,
+            device_free_bytes: None,
             cached_bytes: 0,
             pending_bytes: 0,
             unsubmitted_bytes: 0,

@@ -26,7 +26,8 @@ use tag::Tag;
 /// # Examples
 ///
 /// ```
-/// use pool_core::{BucketPool, EventKind, PoolEvent, sim::SimDevice};
+/// # use pool_core as bucketpool;
+/// use bucketpool::{BucketPool, EventKind, PoolEvent, sim::SimDevice};
 /// use std::sync::{Arc, atomic::{AtomicU64, Ordering::Relaxed}};
 ///
 /// let misses = Arc::new(AtomicU64::new(0));
@@ -44,6 +45,11 @@ use tag::Tag;
 /// assert_eq!(misses.load(Relaxed), 1);
 /// # Ok::<(), pool_core::AllocError>(())
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot observe a pool",
+    note = "an observer is `Arc::new(|event: &PoolEvent<'_>| ..)`, or a type that implements \
+            `Observer`"
+)]
 pub trait Observer: Send + Sync + 'static {
     /// Takes note of an event.
     fn event(&self, event: &PoolEvent<'_>);

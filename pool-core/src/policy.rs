@@ -34,7 +34,8 @@ impl BucketPolicy {
     /// empty list everything goes past the pool.
     ///
     /// ```
-    /// use pool_core::{BucketPolicy, KIB};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPolicy, KIB};
     ///
     /// let policy = BucketPolicy::tiered(&[16 * KIB, 4 * KIB]);
     /// assert_eq!(policy, BucketPolicy::Tiered(vec![4 * KIB, 16 * KIB]));

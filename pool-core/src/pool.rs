@@ -41,7 +41,8 @@ use std::time::Duration;
 /// to the device, and so do the buffers as they are dropped.
 ///
 /// ```
-/// use pool_core::{BucketPolicy, BucketPool, MIB, sim::SimDevice};
+/// # use pool_core as bucketpool;
+/// use bucketpool::{BucketPolicy, BucketPool, MIB, sim::SimDevice};
 ///
 /// let pool = BucketPool::builder(SimDevice::new())
 ///     .policy(BucketPolicy::PowerOfTwo)
@@ -74,6 +75,12 @@ impl<A: DeviceAllocator> BucketPool<A> {
         &self.store().allocator
     }
 
+    /// Returns the stream that requests without one are for.
+    #[must_use]
+    pub fn default_stream(&self) -> &StreamOf<A> {
+        self.allocator().clock().default_stream()
+    }
+
     /// Sizes of blocks are multiples of this many bytes, whatever the policy.
     #[cfg(feature = "conformance")]
     pub(crate) fn granule(&self) -> u64 {
@@ -97,7 +104,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// whatever the device said.
     ///
     /// ```
-    /// use pool_core::{BucketPool, MIB, Why, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, MIB, Why, sim::SimDevice};
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4 * MIB).build();
     /// let error = pool.allocate(5 * MIB).unwrap_err();
@@ -285,7 +293,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// tags; requests of further ones carry none.
     ///
     /// ```
-    /// use pool_core::{Breakdown, BucketPool, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{Breakdown, BucketPool, sim::SimDevice};
     /// use std::sync::Arc;
     ///
     /// let by_tag = Arc::new(Breakdown::default());
@@ -351,7 +360,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// array whose memory is not aligned. Counts as a refused request.
     ///
     /// ```
-    /// use pool_core::{BucketPool, DeviceError, Why, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, DeviceError, Why, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
     /// let cause = DeviceError::new(Why::Unsupported, "alignment of an element", 0);

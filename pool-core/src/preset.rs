@@ -70,7 +70,8 @@ pub fn tile_pipeline_for<A: DeviceAllocator>(allocator: A, tiles: TileUse) -> Po
 /// is refused.
 ///
 /// ```
-/// use pool_core::{MIB, preset, sim::SimDevice};
+/// # use pool_core as bucketpool;
+/// use bucketpool::{MIB, preset, sim::SimDevice};
 ///
 /// let pool = preset::embedding(SimDevice::new()).build();
 /// let table = pool.allocate(47 * MIB)?; // past the pool
@@ -97,7 +98,8 @@ pub fn embedding<A: DeviceAllocator>(allocator: A) -> PoolBuilder<A> {
 /// at other streams' blocks; here that is one stage of several.
 ///
 /// ```
-/// use pool_core::{MIB, preset, sim::SimDevice};
+/// # use pool_core as bucketpool;
+/// use bucketpool::{MIB, preset, sim::SimDevice};
 ///
 /// let pool = preset::caching(SimDevice::new()).build();
 /// drop(pool.allocate(4 * MIB)?);
@@ -119,7 +121,8 @@ pub fn caching<A: Sliceable>(device: A) -> PoolBuilder<A> {
 /// [`PoolBuilder::cached_limit`].
 ///
 /// ```
-/// use pool_core::{MIB, preset, sim::SimDevice};
+/// # use pool_core as bucketpool;
+/// use bucketpool::{MIB, preset, sim::SimDevice};
 ///
 /// let pool = preset::ndarray(SimDevice::new()).build();
 /// drop(pool.allocate(4000)?);
@@ -163,7 +166,8 @@ pub const SMALL_BLOCKS: [(u64, usize); 9] = [
 /// former.
 ///
 /// ```
-/// use pool_core::{preset, sim::SimDevice};
+/// # use pool_core as bucketpool;
+/// use bucketpool::{preset, sim::SimDevice};
 ///
 /// let pool = preset::small_tensors(SimDevice::new()).build();
 /// assert_eq!(pool.cached_buffers()[&64], 16);

@@ -35,7 +35,8 @@ pub type SimStream = Stream<SimDriver>;
 /// over it is gone.
 ///
 /// ```
-/// use pool_core::{BucketPool, sim::{SimCall, SimDevice}};
+/// # use pool_core as bucketpool;
+/// use bucketpool::{BucketPool, sim::{SimCall, SimDevice}};
 ///
 /// let device = SimDevice::new();
 /// let pool = BucketPool::new(device.clone());
@@ -251,6 +252,12 @@ impl DeviceAllocator for SimDevice {
 
     fn total_bytes(&self) -> Option<u64> {
         Some(self.driver.0.lock().capacity()).filter(|capacity| *capacity != u64::MAX)
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        let engine = self.driver.0.lock();
+        let capacity = Some(engine.capacity()).filter(|capacity| *capacity != u64::MAX);
+        capacity.map(|capacity| capacity - engine.held_bytes())
     }
 
     /// Addresses are not memory, so any alignment up to a page will do.

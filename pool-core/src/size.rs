@@ -16,7 +16,8 @@ pub(crate) const LARGEST: u64 = i64::MAX.unsigned_abs();
 /// Shows a number of bytes in the unit that fits it.
 ///
 /// ```
-/// use pool_core::{Bytes, MIB};
+/// # use pool_core as bucketpool;
+/// use bucketpool::{Bytes, MIB};
 ///
 /// assert_eq!(Bytes(3 * MIB / 2).to_string(), "1.50 MiB");
 /// assert_eq!(Bytes(512).to_string(), "512 B");

@@ -24,7 +24,8 @@ use std::fmt;
 /// [`BucketPool::stats_exact`]: crate::BucketPool::stats_exact
 ///
 /// ```
-/// use pool_core::{BucketPool, sim::SimDevice};
+/// # use pool_core as bucketpool;
+/// use bucketpool::{BucketPool, sim::SimDevice};
 ///
 /// let pool = BucketPool::new(SimDevice::new());
 /// for _ in 0..4 {
@@ -130,7 +131,8 @@ impl PoolStats {
     /// The same figures, and the two rates, for serde.
     ///
     /// ```
-    /// use pool_core::{PoolStats, PoolStatsSnapshot};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{PoolStats, PoolStatsSnapshot};
     ///
     /// let snapshot: PoolStatsSnapshot = PoolStats::default().snapshot();
     /// let json = serde_json::to_string(&snapshot)?;

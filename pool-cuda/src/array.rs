@@ -36,8 +36,9 @@ impl<S: Source> Vram for CudaMemory<S> {
 /// ```
 /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
 /// # double::stand_in(); // in the place of the driver
-/// use pool_core::BucketPool;
-/// use pool_cuda::CudaAllocator;
+/// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+/// use bucketpool::BucketPool;
+/// use bucketpool::cuda::CudaAllocator;
 ///
 /// let pool = BucketPool::new(CudaAllocator::new(0)?);
 /// let stream = pool.allocator().device().context().new_stream()?;

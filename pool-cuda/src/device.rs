@@ -195,6 +195,16 @@ impl CudaDevice {
         self.context().ordinal()
     }
 
+    /// Returns the bytes of memory that no program has, as the driver knows them now.
+    ///
+    /// # Errors
+    ///
+    /// The driver's refusal.
+    pub fn free_bytes(&self) -> Result<u64, DeviceError> {
+        let info = self.driver().relaxed("cuMemGetInfo", result::mem_get_info)?;
+        Ok(info.0 as u64)
+    }
+
     /// Returns the bytes of memory that the device has.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {

@@ -27,8 +27,9 @@ use std::marker::PhantomData;
 /// ```
 /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
 /// # double::stand_in(); // in the place of the driver
-/// use pool_core::{BucketPool, MIB};
-/// use pool_cuda::{CudaAllocator, CudaCapture};
+/// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+/// use bucketpool::{BucketPool, MIB};
+/// use bucketpool::cuda::{CudaAllocator, CudaCapture};
 ///
 /// let pool = BucketPool::new(CudaAllocator::new(0)?);
 /// let device = pool.allocator().device().clone();

@@ -6,8 +6,9 @@
 //! ```
 //! # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
 //! # double::stand_in(); // in the place of the driver
-//! use pool_core::{BucketPool, GIB, MIB};
-//! use pool_cuda::{CudaAllocator, CudaDevice};
+//! # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+//! use bucketpool::{BucketPool, GIB, MIB};
+//! use bucketpool::cuda::{CudaAllocator, CudaDevice};
 //!
 //! let device = CudaDevice::new(0)?;
 //! let stream = device.context().new_stream()?;

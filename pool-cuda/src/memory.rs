@@ -177,6 +177,10 @@ impl<S: Source> DeviceAllocator for CudaMemory<S> {
         Some(self.device.total_bytes())
     }
 
+    fn free_bytes(&self) -> Option<u64> {
+        self.device.free_bytes().ok()
+    }
+
     fn aligned(&self, _kind: (), alignment: u64) -> Result<(), DeviceError> {
         aligned(alignment, ALIGNMENT)
     }

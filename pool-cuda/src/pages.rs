@@ -32,8 +32,9 @@ pub type CudaVmmAllocator = CudaMemory<Pages>;
 /// How a [`CudaVmmAllocator`] makes its memory.
 ///
 /// ```
-/// use pool_core::MIB;
-/// use pool_cuda::VmmConfig;
+/// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+/// use bucketpool::MIB;
+/// use bucketpool::cuda::VmmConfig;
 ///
 /// let config = VmmConfig { piece_bytes: 2 * MIB, peers: vec![1], ..VmmConfig::default() };
 /// assert!(!config.rdma);
@@ -160,8 +161,9 @@ impl CudaVmmAllocator {
     /// ```
     /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
     /// # double::stand_in(); // in the place of the driver
-    /// use pool_core::{ArenaConfig, BucketPool, MIB};
-    /// use pool_cuda::{CudaDevice, CudaVmmAllocator};
+    /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+    /// use bucketpool::{ArenaConfig, BucketPool, MIB};
+    /// use bucketpool::cuda::{CudaDevice, CudaVmmAllocator};
     /// use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
     /// use std::sync::Arc;
     ///

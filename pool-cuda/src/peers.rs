@@ -17,8 +17,9 @@ use pool_core::{
 /// ```
 /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
 /// # double::stand_in(); // in the place of the driver
-/// use pool_core::{BucketPool, MIB};
-/// use pool_cuda::{CudaAllocator, CudaPools};
+/// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+/// use bucketpool::{BucketPool, MIB};
+/// use bucketpool::cuda::{CudaAllocator, CudaPools};
 ///
 /// let on_device = |ordinal| CudaAllocator::new(ordinal).map(BucketPool::new);
 /// let pools = CudaPools::new(on_device(0)?, [on_device(1)?]);

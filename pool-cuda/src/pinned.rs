@@ -37,8 +37,9 @@ const ALIGNMENT: u64 = GRANULE;
 /// ```
 /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
 /// # double::stand_in(); // in the place of the driver
-/// use pool_core::{BucketPool, KIB};
-/// use pool_cuda::{CudaAllocator, CudaDevice, CudaPinnedAllocator, PinnedBytes};
+/// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+/// use bucketpool::{BucketPool, KIB};
+/// use bucketpool::cuda::{CudaAllocator, CudaDevice, CudaPinnedAllocator, PinnedBytes};
 ///
 /// let device = CudaDevice::new(0)?;
 /// let stream = device.context().new_stream()?;

@@ -22,8 +22,9 @@ use std::ptr::NonNull;
 /// writes the zeroes itself for larger alignments.
 ///
 /// ```
-/// use pool_core::BucketPool;
-/// use pool_host::HostAllocator;
+/// # mod bucketpool { pub use pool_core::*; pub mod host { pub use pool_host::*; } }
+/// use bucketpool::BucketPool;
+/// use bucketpool::host::HostAllocator;
 ///
 /// let pool = BucketPool::new(HostAllocator::new());
 /// let mut buffer = pool.allocate(1000)?;

@@ -16,8 +16,9 @@ use std::ptr::{self, NonNull};
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
-/// use pool_core::BucketPool;
-/// use pool_host::{InPool, PinnedAllocator};
+/// # mod bucketpool { pub use pool_core::*; pub mod host { pub use pool_host::*; } }
+/// use bucketpool::BucketPool;
+/// use bucketpool::host::{InPool, PinnedAllocator};
 ///
 /// let pool = BucketPool::new(PinnedAllocator::new());
 /// let mut locked: Vec<u64, _> = Vec::with_capacity_in(1000, InPool::new(&pool));

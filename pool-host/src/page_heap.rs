@@ -47,7 +47,8 @@ const THREAD_FROM: u64 = 8 << 20;
 /// time. Like `malloc` it may not be called from a signal handler. A child after `fork` may use it.
 ///
 /// ```
-/// use pool_host::PageHeap;
+/// # mod bucketpool { pub use pool_core::*; pub mod host { pub use pool_host::*; } }
+/// use bucketpool::host::PageHeap;
 ///
 /// static HEAP: PageHeap = PageHeap::new().cached_limit(512 << 20);
 ///

@@ -38,8 +38,9 @@ pub enum AtLockLimit {
 /// unless [`AtLockLimit::Unlocked`] allows it.
 ///
 /// ```
-/// use pool_core::{ArenaConfig, BucketPool, KIB};
-/// use pool_host::PinnedAllocator;
+/// # mod bucketpool { pub use pool_core::*; pub mod host { pub use pool_host::*; } }
+/// use bucketpool::{ArenaConfig, BucketPool, KIB};
+/// use bucketpool::host::PinnedAllocator;
 ///
 /// let config = ArenaConfig::segments(64 * KIB);
 /// let pool = BucketPool::builder(PinnedAllocator::new()).arena(config).build();

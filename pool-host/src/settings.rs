@@ -99,8 +99,8 @@ impl Settings {
                     b"bucketpool: BUCKETPOOL_HOST: `",
                     word,
                     b"` is none of off, on, check, background, background=off, huge, stats, \
-                      limit=SIZE, lease=SIZE, decay=MILLISECONDS; SIZE is in bytes, or with K, M \
-                      or G. It is ignored.\n",
+                      limit=SIZE, lease=SIZE, decay=MILLISECONDS; SIZE has K, M or G, or \
+                      is a number of bytes from 4096 on. It is ignored.\n",
                 ]);
             }
         }
@@ -137,14 +137,15 @@ fn number(digits: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// Parses a size in bytes, with an optional unit K, M or G (powers of 1024).
+/// Parses a size in bytes, with an optional unit K, M or G (powers of 1024). Refuses a number from
+/// 1 to 4095 without a unit, which is far more often meant in MiB.
 fn size(text: &[u8]) -> Option<u64> {
     let (last, digits) = text.split_last()?;
     let unit = match last {
         b'K' => 1 << 10,
         b'M' => 1 << 20,
         b'G' => 1 << 30,
-        _ => return number(text),
+        _ => return number(text).filter(|bytes| !(1..4096).contains(bytes)),
     };
     number(digits)?.checked_mul(unit)
 }
@@ -174,6 +175,8 @@ mod tests {
             "limit=K",
             "background=on",
             "limit=-1",
+            "limit=64",
+            "lease=4095",
             "limit=99999999999G",
             "x=1",
         ] {

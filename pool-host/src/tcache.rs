@@ -45,7 +45,8 @@ use thread::{CACHE, own_thread_cache, thread_cache, watch_forks};
 /// Two lines, and temporaries of `ndarray` and the like stop page-faulting:
 ///
 /// ```
-/// use pool_host::Tcache;
+/// # mod bucketpool { pub use pool_core::*; pub mod host { pub use pool_host::*; } }
+/// use bucketpool::host::Tcache;
 ///
 /// #[global_allocator]
 /// static ALLOCATOR: Tcache = Tcache::new();

@@ -26,8 +26,9 @@
 //! has ended. A driver that fails underneath makes wgpu itself panic, in whatever polls.
 //!
 //! ```
-//! use pool_core::BucketPool;
-//! use pool_wgpu::WgpuAllocator;
+//! # mod bucketpool { pub use pool_core::*; pub mod wgpu { pub use pool_wgpu::*; } }
+//! use bucketpool::BucketPool;
+//! use bucketpool::wgpu::WgpuAllocator;
 //!
 //! # #[cfg(feature = "noop")] {
 //! # let (device, queue) = pool_wgpu::wgpu::Device::noop(&Default::default());

@@ -50,8 +50,9 @@ impl Role for ReadWrite {
 /// Buffers of one device that a pool with an arena splits.
 ///
 /// ```
-/// use pool_core::{ArenaConfig, BucketPool, MIB};
-/// use pool_wgpu::{Uniform, WgpuAllocator, WgpuSlabs};
+/// # mod bucketpool { pub use pool_core::*; pub mod wgpu { pub use pool_wgpu::*; } }
+/// use bucketpool::{ArenaConfig, BucketPool, MIB};
+/// use bucketpool::wgpu::{Uniform, WgpuAllocator, WgpuSlabs};
 ///
 /// # #[cfg(feature = "noop")] {
 /// # let (device, queue) = pool_wgpu::wgpu::Device::noop(&Default::default());

@@ -21,8 +21,9 @@ use wgpu::{Buffer, BufferUsages};
 /// upload. No buffer is made once there are enough.
 ///
 /// ```
-/// use pool_core::{BucketPool, KIB, MIB};
-/// use pool_wgpu::WgpuAllocator;
+/// # mod bucketpool { pub use pool_core::*; pub mod wgpu { pub use pool_wgpu::*; } }
+/// use bucketpool::{BucketPool, KIB, MIB};
+/// use bucketpool::wgpu::WgpuAllocator;
 ///
 /// # #[cfg(feature = "noop")] {
 /// # let (device, queue) = pool_wgpu::wgpu::Device::noop(&Default::default());
@@ -54,8 +55,9 @@ pub struct Uploads(pub(crate) Arc<Staging>);
 /// it are another frame's.
 ///
 /// ```
-/// use pool_core::{KIB, MIB};
-/// use pool_wgpu::{WgpuAllocator, wgpu};
+/// # mod bucketpool { pub use pool_core::*; pub mod wgpu { pub use pool_wgpu::*; } }
+/// use bucketpool::{KIB, MIB};
+/// use bucketpool::wgpu::{WgpuAllocator, wgpu};
 ///
 /// # #[cfg(feature = "noop")] {
 /// # let required_features = wgpu::Features::MAPPABLE_PRIMARY_BUFFERS;

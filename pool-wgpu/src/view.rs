@@ -2,7 +2,7 @@
 
 use crate::binding::Binding;
 use crate::clock::{Scopes, WgpuStream};
-use pool_core::{DeviceAllocator, DeviceError, Use, Why};
+use pool_core::{DeviceAllocator, DeviceError, StreamClock, Use, Why};
 use wgpu::{
     BindingResource, Buffer, BufferBinding, BufferUsages, COPY_BUFFER_ALIGNMENT, Sampler,
     TextureView,
@@ -170,6 +170,7 @@ impl<'b> WgpuView<'b> {
     /// [`Why::Unsupported`] for a view on the queue's own stream: the pool could not know when an
     /// encoder that uses the buffer is submitted, and would hand it on before. Use the buffer on a
     /// scope instead (`buffer.on(&scope.stream())`); [`WgpuView::write`] needs no scope.
+    /// [`Why::Foreign`] once the scope was submitted.
     pub fn buffer(&self) -> Result<&'b Buffer, DeviceError> {
         self.may_lend()?;
         self.clock.open_scopes().lend(self.on.scope());
@@ -232,6 +233,10 @@ impl<'b> WgpuView<'b> {
         if self.on.is_queue() {
             let call = "a buffer of the queue's stream in an encoder: use it on a scope";
             return Err(DeviceError::new(Why::Unsupported, call, 0));
+        }
+        if !self.clock.owns(&self.on) {
+            let call = "a use that outlives its scope's submit: use the buffer on another scope";
+            return Err(DeviceError::new(Why::Foreign, call, 0));
         }
         Ok(())
     }

@@ -236,3 +236,18 @@ fn bytes_and_arrays_go_in_and_out_of_buffers() {
         assert!(!too_large.contains("code"), "{too_large}");
     }
 }
+
+#[test]
+fn a_use_that_outlives_its_scopes_submit_lends_nothing() {
+    for device in devices() {
+        let pool = BucketPool::new(device);
+        let scope = pool.allocator().scope();
+        let on = scope.stream();
+        let buffer = pool.allocate_on(&on, 64).unwrap();
+        let used = buffer.on(&on).unwrap();
+        assert!(used.buffer().is_ok());
+        scope.submit().unwrap();
+        assert_eq!(used.buffer().unwrap_err().why, Why::Foreign);
+        assert_eq!(used.binding().unwrap_err().why, Why::Foreign);
+    }
+}

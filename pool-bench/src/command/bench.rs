@@ -1,6 +1,6 @@
 //! `bench`: workloads on every backend that is here, traces, or other allocators beside ours.
 
-use super::{NO_ARENAS_ON_WGPU, POLICIES, recorded, unwritable};
+use super::{NO_ARENAS_ON_WGPU, POLICIES, unwritable};
 use crate::apart::Spread;
 use crate::backend::Backend;
 use crate::contest::{self, Child, Failed, Standing, Terms};
@@ -92,6 +92,9 @@ impl Bench {
         if self.record {
             record::probe(&root().join(RECORDS)).map_err(|error| unwritable(&error))?;
         }
+        if traces && self.peers.is_none() {
+            place::traces(self.smoke)?;
+        }
         let from_time = || {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             now.as_secs()
@@ -134,13 +137,7 @@ impl Bench {
 
     fn put(&self, run: &record::Run, mut results: Results) -> Result<String, BadInput> {
         if self.record {
-            match recorded(run, &results.json()) {
-                Ok(file) => results.notes.push(format!("recorded in {RECORDS}/{file}")),
-                Err(bad) => {
-                    eprintln!("{}", results.tables()); // or the run was for nothing
-                    return Err(bad);
-                }
-            }
+            results.record(run)?;
         }
         self.output.put(&results)
     }

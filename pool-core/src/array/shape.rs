@@ -7,7 +7,8 @@ use std::ops::Deref;
 /// The number of elements of each axis. Up to four axes take no heap.
 ///
 /// ```
-/// use pool_core::Shape;
+/// # use pool_core as bucketpool;
+/// use bucketpool::Shape;
 ///
 /// assert_eq!(*Shape::from([2, 3]), [2, 3]);
 /// assert_eq!(Shape::from((2, 3)), Shape::from(&[2, 3][..]));

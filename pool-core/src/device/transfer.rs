@@ -7,6 +7,11 @@ use crate::error::DeviceError;
 ///
 /// [`PooledBuffer::write_at`](crate::PooledBuffer::write_at) and
 /// [`PooledArray`](crate::PooledArray) are made of it.
+#[diagnostic::on_unimplemented(
+    message = "a program cannot write and read `{Self}` by copies",
+    note = "generic code asks for `A: Transfer`; a new kind of memory implements it beside \
+            `DeviceAllocator`"
+)]
 pub trait Transfer: DeviceAllocator {
     /// Copies `from` into the view from byte `offset` on, in the order of `on`. `from` may be used
     /// again when the call returns; work that `on` is given from then on sees the bytes.
@@ -51,6 +56,10 @@ pub trait Transfer: DeviceAllocator {
 
 /// Memory whose copies need not be waited for: the bytes go through staging memory that the device
 /// reaches by itself.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no staging memory, so its copies are waited for",
+    note = "use `write_at` and `read_at`"
+)]
 pub trait TransferLater: Transfer {
     /// Bytes on their way to the program.
     type Arrival: Arrival;

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 /// Counts requests and bytes by stream and by tag: an [`Observer`].
 ///
 /// ```
-/// use pool_core::{Breakdown, BucketPool, KIB, sim::SimDevice};
+/// # use pool_core as bucketpool;
+/// use bucketpool::{Breakdown, BucketPool, KIB, sim::SimDevice};
 /// use std::sync::Arc;
 ///
 /// let breakdown = Arc::new(Breakdown::default());

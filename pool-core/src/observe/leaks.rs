@@ -14,7 +14,8 @@ use std::sync::Arc;
 /// tables (`debug = "line-tables-only"` in the profile).
 ///
 /// ```
-/// use pool_core::{BucketPool, LeakTracker, sim::SimDevice};
+/// # use pool_core as bucketpool;
+/// use bucketpool::{BucketPool, LeakTracker, sim::SimDevice};
 /// use std::sync::Arc;
 ///
 /// let tracker = Arc::new(LeakTracker::default());

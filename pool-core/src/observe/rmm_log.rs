@@ -18,7 +18,8 @@ use std::time::{Duration, SystemTime};
 /// buffered: [`RmmLog::flush`], or the drop of the writer, writes what is left.
 ///
 /// ```
-/// use pool_core::{BucketPool, RmmLog, sim::SimDevice};
+/// # use pool_core as bucketpool;
+/// use bucketpool::{BucketPool, RmmLog, sim::SimDevice};
 /// use std::sync::Arc;
 ///
 /// let log = Arc::new(RmmLog::new(Vec::new())?);

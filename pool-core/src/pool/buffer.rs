@@ -129,7 +129,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Examples
     ///
     /// ```
-    /// use pool_core::{BucketPool, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
     /// let (load, compute) = (pool.allocator().stream(), pool.allocator().stream());
@@ -161,7 +162,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Examples
     ///
     /// ```
-    /// use pool_core::{BucketPool, DeviceAllocator, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, DeviceAllocator, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
     /// let (load, compute) = (pool.allocator().stream(), pool.allocator().stream());
@@ -189,7 +191,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Examples
     ///
     /// ```
-    /// use pool_core::{BucketPool, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
     /// let compute = pool.allocator().stream();

@@ -37,7 +37,7 @@ pub struct PoolBuilder<A: DeviceAllocator> {
     on_shortage: Option<OnShortage>,
     budget: Budget,
     observers: Observers,
-    arena: Option<MakeBook<A>>,
+    book: Option<MakeBook<A>>,
 }
 
 /// Makes the book of an arena: where the device is known to be sliceable.
@@ -53,7 +53,8 @@ impl<A: Sliceable> PoolBuilder<A> {
     /// [`PoolBuilder::bucket_limit`] has no effect.
     ///
     /// ```
-    /// use pool_core::{ArenaConfig, BucketPool, MIB, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{ArenaConfig, BucketPool, MIB, sim::SimDevice};
     ///
     /// let device = SimDevice::new();
     /// let pool = BucketPool::builder(device.clone()).arena(ArenaConfig::grow()).build();
@@ -64,7 +65,7 @@ impl<A: Sliceable> PoolBuilder<A> {
     /// # Ok::<(), pool_core::AllocError>(())
     /// ```
     pub fn arena(self, config: ArenaConfig) -> Self {
-        Self { arena: Some((config, PoolBook::new)), ..self }
+        Self { book: Some((config, PoolBook::new)), ..self }
     }
 }
 
@@ -151,7 +152,8 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// closure holds. A closure that holds a clone of the pool keeps the pool open.
     ///
     /// ```
-    /// use pool_core::{BucketPool, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, sim::SimDevice};
     /// use std::sync::{Arc, Mutex};
     ///
     /// let spare = Arc::new(Mutex::new(None));
@@ -180,7 +182,8 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// [`FullBucket::EvictOldest`] unless set.
     ///
     /// ```
-    /// use pool_core::{BucketPool, FullBucket, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, FullBucket, sim::SimDevice};
     ///
     /// let device = SimDevice::new();
     /// let pool = BucketPool::builder(device.clone())
@@ -208,7 +211,8 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// and counts the others as bypasses.
     ///
     /// ```
-    /// use pool_core::{BucketPool, MIB, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, MIB, sim::SimDevice};
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).window(1..=64 * MIB).build();
     /// drop(pool.allocate(65 * MIB)?);
@@ -244,11 +248,11 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         let limit = self.reserved_limit.min(self.share_of_device());
         let (mut granule, mut largest) = (self.allocator.granule(), self.allocator.largest());
         let (mut limit, mut steal) = (limit, self.steal);
-        let policy = self.policy.unwrap_or(match &self.arena {
+        let policy = self.policy.unwrap_or(match &self.book {
             Some(_) => BucketPolicy::Exact,
             None => BucketPolicy::PowerOfTwo,
         });
-        let book = match self.arena {
+        let book = match self.book {
             Some((config, make)) => {
                 (limit, steal) = (limit.min(config.reserved_limit), steal.min(config.steal));
                 let book = make(&self.allocator, config);
@@ -333,7 +337,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             on_shortage: None,
             budget: Budget::default(),
             observers: Observers::default(),
-            arena: None,
+            book: None,
         }
     }
 }

@@ -24,6 +24,11 @@ use std::ptr::NonNull;
 ///
 /// Sizes and alignments are not part of this promise. They come from safe methods, so code that
 /// needs them checks the slice that it gets.
+#[diagnostic::on_unimplemented(
+    message = "the CPU cannot reach `{Self}` through a slice",
+    note = "on other memory write and read by `write_at`, `read_at` and `contents`, or use it \
+            on a stream by `on(&stream)`"
+)]
 pub unsafe trait HostMemory:
     DeviceAllocator<Clock: StreamClock<Stream = (), Mark = ()>>
 {

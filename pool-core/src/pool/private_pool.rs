@@ -17,7 +17,8 @@ use std::fmt;
 /// A backend's capture is built on this; `CudaCapture` in `pool-cuda` is one.
 ///
 /// ```
-/// use pool_core::{BucketPool, MIB, PrivatePool, sim::SimDevice};
+/// # use pool_core as bucketpool;
+/// use bucketpool::{BucketPool, MIB, PrivatePool, sim::SimDevice};
 ///
 /// let pool = BucketPool::new(SimDevice::new());
 /// let stream = pool.allocator().stream();

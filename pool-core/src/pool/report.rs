@@ -2,7 +2,7 @@
 //! it was, and what to do about it.
 
 use crate::device::DeviceAllocator;
-use crate::error::{AllocError, DeviceError, Figures, Verdict};
+use crate::error::{AllocError, DeviceError, Figures, Verdict, Why};
 use crate::pool::store::Store;
 
 impl<A: DeviceAllocator> Store<A> {
@@ -29,6 +29,10 @@ impl<A: DeviceAllocator> Store<A> {
             reserved_limit_bytes: self.ledger.limit(),
             budget_reserved_bytes: self.ledger.budget.reserved_bytes(),
             budget_limit_bytes: self.ledger.budget.limit(),
+            device_free_bytes: match cause.why {
+                Why::OutOfMemory => self.allocator.free_bytes(),
+                _ => None,
+            },
             cached_bytes,
             pending_bytes: survey.pending,
             unsubmitted_bytes: survey.unsubmitted,

@@ -29,7 +29,8 @@ impl<A: Transfer> PooledBuffer<A> {
     /// # Examples
     ///
     /// ```
-    /// use pool_core::{BucketPool, Why, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, Why, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
     /// let mut buffer = pool.allocate(8)?;
@@ -118,7 +119,8 @@ impl<A: TransferLater> PooledBuffer<A> {
     /// # Examples
     ///
     /// ```
-    /// use pool_core::{Arrival, BucketPool, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{Arrival, BucketPool, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
     /// let stream = pool.allocator().stream();

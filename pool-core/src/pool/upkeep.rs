@@ -33,7 +33,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// taken before that stay.
     ///
     /// ```
-    /// use pool_core::{BucketPool, MIB, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, MIB, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
     /// pool.warm_up(&[(4 * MIB, 16)])?;
@@ -93,7 +94,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// time since the program began, so that a test can make it pass. Returns the bytes given back.
     ///
     /// ```
-    /// use pool_core::{BucketPool, Retention, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, Retention, sim::SimDevice};
     /// use std::time::Duration;
     ///
     /// let minute = Retention { time: Some(Duration::from_secs(60)), ..Retention::default() };
@@ -136,7 +138,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// Bytes taken from the device and not given back: of live buffers and of cached blocks.
     ///
     /// ```
-    /// use pool_core::{BucketPool, KIB, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, KIB, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
     /// drop(pool.allocate(4 * KIB)?);
@@ -157,6 +160,29 @@ impl<A: DeviceAllocator> BucketPool<A> {
             u64::MAX => u64::MAX,
             limit => limit - store.ledger.reserved().min(limit) + store.cached_bytes(),
         }
+    }
+
+    /// Returns all the memory that the device has, in bytes, where it tells.
+    #[must_use]
+    pub fn device_total_bytes(&self) -> Option<u64> {
+        self.allocator().total_bytes()
+    }
+
+    /// Returns the memory that the device has free, in bytes, where its driver tells. Asks the
+    /// driver. What the pool has cached is not free for the driver.
+    ///
+    /// ```
+    /// use pool_core::{BucketPool, MIB, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::with_capacity(8 * MIB));
+    /// let _buffer = pool.allocate(2 * MIB)?;
+    /// assert_eq!(pool.device_total_bytes(), Some(8 * MIB));
+    /// assert_eq!(pool.device_free_bytes(), Some(6 * MIB));
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    #[must_use]
+    pub fn device_free_bytes(&self) -> Option<u64> {
+        self.allocator().free_bytes()
     }
 
     /// The sizes that have idle blocks, in bytes, and how many each.
@@ -182,7 +208,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// As for [`BucketPool::shrink_to`]; the new limit holds all the same.
     ///
     /// ```
-    /// use pool_core::{BucketPool, MIB, Why, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, MIB, Why, sim::SimDevice};
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4 * MIB).build();
     /// drop(pool.allocate(4 * MIB)?);
@@ -219,7 +246,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// block.
     ///
     /// ```
-    /// use pool_core::{BucketPool, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
     /// std::thread::scope(|scope| {
@@ -237,7 +265,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// an arena.
     ///
     /// ```
-    /// use pool_core::{ArenaConfig, BucketPool, MIB, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{ArenaConfig, BucketPool, MIB, sim::SimDevice};
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::torch()).build();
     /// let _tensor = pool.allocate(4 * MIB)?;
@@ -256,7 +285,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// the number of ranges.
     ///
     /// ```
-    /// use pool_core::{ArenaConfig, BucketPool, MIB, RangeState, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{ArenaConfig, BucketPool, MIB, RangeState, sim::SimDevice};
     ///
     /// let config = ArenaConfig::segments(2 * MIB);
     /// let pool = BucketPool::builder(SimDevice::new()).arena(config).build();

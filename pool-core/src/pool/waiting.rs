@@ -37,7 +37,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// # Examples
     ///
     /// ```
-    /// use pool_core::{BucketPool, MIB, Why, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, MIB, Why, sim::SimDevice};
     /// use std::time::Duration;
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(MIB).build();
@@ -106,7 +107,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// too. They wait as [`BucketPool::allocate_timeout`] does.
     ///
     /// ```
-    /// use pool_core::{BucketPool, MIB, PooledArray, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, MIB, PooledArray, sim::SimDevice};
     /// use std::time::Duration;
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(MIB).build();
@@ -136,7 +138,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// # Examples
     ///
     /// ```
-    /// use pool_core::{BucketPool, MIB, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, MIB, sim::SimDevice};
     ///
     /// # pollster::block_on(async {
     /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(2 * MIB).build();

@@ -26,7 +26,8 @@ use std::str::FromStr;
 /// [`BadSetting`] for a value that its key does not take.
 ///
 /// ```
-/// use pool_core::preset::Caching;
+/// # use pool_core as bucketpool;
+/// use bucketpool::preset::Caching;
 ///
 /// let text = "max_split_size_mb:256,trace_malloc_mode:1,caching_allocator:False";
 /// let settings: Caching = text.parse()?;
@@ -103,7 +104,8 @@ impl Caching {
     /// [`BadSetting`] for a value that its key does not take, or for text that is not UTF-8.
     ///
     /// ```
-    /// use pool_core::preset::Caching;
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::preset::Caching;
     ///
     /// let settings = Caching::from_env("MY_PROGRAM_ALLOC_CONF")?; // not set here
     /// assert_eq!(settings, Caching::default());

@@ -12,7 +12,8 @@ use std::ops::Range;
 /// hand it out only when it has seen the streams done with it.
 ///
 /// ```
-/// use pool_core::{BucketPool, sim::{MappedSim, SimDevice}};
+/// # use pool_core as bucketpool;
+/// use bucketpool::{BucketPool, sim::{MappedSim, SimDevice}};
 ///
 /// let device = SimDevice::new();
 /// let pool = BucketPool::new(MappedSim(device.clone()));
@@ -40,6 +41,9 @@ impl DeviceAllocator for MappedSim {
     }
     fn total_bytes(&self) -> Option<u64> {
         self.0.total_bytes()
+    }
+    fn free_bytes(&self) -> Option<u64> {
+        self.0.free_bytes()
     }
     fn aligned(&self, kind: (), alignment: u64) -> Result<(), DeviceError> {
         self.0.aligned(kind, alignment)

@@ -62,7 +62,8 @@ impl StatArray {
 /// The figures of an arena, by the names of `PyTorch`'s `DeviceStats`.
 ///
 /// ```
-/// use pool_core::{ArenaConfig, BucketPool, MIB, sim::SimDevice};
+/// # use pool_core as bucketpool;
+/// use bucketpool::{ArenaConfig, BucketPool, MIB, sim::SimDevice};
 ///
 /// let pool = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::torch()).build();
 /// let _tensor = pool.allocate(4 * MIB)?;
@@ -112,7 +113,8 @@ impl DeviceStats {
     /// `allocated_bytes.all.current`.
     ///
     /// ```
-    /// use pool_core::{ArenaConfig, BucketPool, MIB, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{ArenaConfig, BucketPool, MIB, sim::SimDevice};
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::torch()).build();
     /// let _tensor = pool.allocate(4 * MIB)?;

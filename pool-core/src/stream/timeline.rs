@@ -104,7 +104,8 @@ impl<D: EventDriver> Timeline<D> {
     /// Makes one of the device's streams known. Each raw stream is registered once.
     ///
     /// ```
-    /// use pool_core::{DeviceAllocator, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{DeviceAllocator, sim::SimDevice};
     ///
     /// let device = SimDevice::new();
     /// let stream = device.stream(); // registers a new simulated stream
@@ -124,7 +125,8 @@ impl<D: EventDriver> Timeline<D> {
     /// it may be open: work that is given to it afterwards is not waited for.
     ///
     /// ```
-    /// use pool_core::{BucketPool, sim::SimDevice, DeviceAllocator};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, sim::SimDevice, DeviceAllocator};
     ///
     /// let device = SimDevice::new();
     /// let pool = BucketPool::new(device.clone());

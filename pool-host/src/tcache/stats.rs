@@ -3,6 +3,7 @@
 use super::cache::Cache;
 use crate::depot::Class;
 use pool_core::Bytes;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -13,7 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 ///
 /// Sizes are those of classes and pages, not the requested ones: `dealloc` knows the requested
 /// size, but to count it would cost two more additions for each hit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TcacheStats {
     /// Requests that were served or failed, without those of a tcache that passes through.

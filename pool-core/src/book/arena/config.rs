@@ -7,7 +7,8 @@ use crate::stream::order::StealPolicy;
 /// be changed.
 ///
 /// ```
-/// use pool_core::{ArenaConfig, KIB};
+/// # use pool_core as bucketpool;
+/// use bucketpool::{ArenaConfig, KIB};
 ///
 /// let config = ArenaConfig::pages(64 * KIB, 0.05).granule(256);
 /// ```

@@ -1,9 +1,10 @@
 //! The segments of an arena and their ranges, for tests and for people who look for fragmentation.
 
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// A segment of an arena: a block of the device, or a reservation of its addresses.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SegmentMap {
     /// Its bytes.
@@ -13,7 +14,7 @@ pub struct SegmentMap {
 }
 
 /// The state of a range of a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum RangeState {
     /// A buffer has it, or it is kept for a graph.

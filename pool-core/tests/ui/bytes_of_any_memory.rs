@@ -1,0 +1,16 @@
+//! A slice of memory that the CPU may not reach.
+use pool_core::{BucketPool, DeviceAllocator, PooledArray, HostMemory};
+
+fn zero<A: DeviceAllocator>(pool: &BucketPool<A>) {
+    pool.allocate(8).unwrap().fill(0);
+}
+
+fn sum<A: HostMemory>(array: &PooledArray<f32, A>) -> f32 {
+    array.sum()
+}
+
+fn main() {
+    let pool = BucketPool::new(pool_core::sim::SimDevice::new());
+    zero(&pool);
+    sum(&pool.allocate_array(8).unwrap());
+}

@@ -1,0 +1,7 @@
+//! An observer that takes no event.
+use pool_core::{BucketPool, sim::SimDevice};
+use std::sync::Arc;
+
+fn main() {
+    BucketPool::builder(SimDevice::new()).observer(Arc::new("count")).build();
+}
