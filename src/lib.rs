@@ -2,14 +2,14 @@
 
 pub use pool_core::{
     AllocError, AllocateAsync, Allocating, AnyBuffer, AnyPool, ArenaConfig, Arrival, Breakdown,
-    BucketPolicy, BucketPool, Budget, Bytes, CachedLimit, Clearing, CommitCall, DecommitCall,
-    Detached, DeviceAllocator, DeviceError, DeviceStats, EventDriver, EventKind, Figures,
-    FullBucket, GIB, HostMemory, Immediate, KIB, LeakTracker, LiveBuffer, MIB, Mark, MarkOf,
-    Memory, Observer, Order, PageCalls, PoolBuilder, PoolEvent, PoolStats, PoolStatsSnapshot,
-    PooledArray, PooledBuffer, Pressure, PrivatePool, RangeState, Reason, ReleaseCall, Request,
-    RequestCounts, Retention, RmmLog, SegmentMap, Shape, Sliceable, Stages, Stat, StatArray,
-    StealPolicy, Stream, StreamClock, StreamOf, Timeline, Transfer, TransferLater, Use, Verdict,
-    VirtualMemory, WholeBlocks, Why, ZeroPolicy,
+    BucketPolicy, BucketPool, Budget, Bytes, CachedLimit, Clearing, CommitCall, Damage,
+    DecommitCall, Detached, DeviceAllocator, DeviceError, DeviceStats, EventDriver, EventKind,
+    Figures, FullBucket, GIB, HostMemory, Immediate, KIB, LeakTracker, LiveBuffer, MIB, Mark,
+    MarkOf, Memory, Misuse, Observer, Order, PageCalls, PoolBuilder, PoolEvent, PoolStats,
+    PoolStatsSnapshot, PooledArray, PooledBuffer, Pressure, PrivatePool, RangeState, Reason,
+    ReleaseCall, Request, RequestCounts, Retention, RmmLog, SegmentMap, Shape, Sliceable, Stages,
+    Stat, StatArray, StealPolicy, Stream, StreamClock, StreamOf, Timeline, Transfer, TransferLater,
+    Use, Verdict, VirtualMemory, WholeBlocks, Why, ZeroPolicy,
 };
 
 pub use pool_core::preset;

@@ -64,6 +64,7 @@ pub use policy::retention::Retention;
 pub use pool::BucketPool;
 pub use pool::buffer::{Detached, PooledBuffer, Use};
 pub use pool::builder::PoolBuilder;
+pub use pool::guards::{Damage, Misuse};
 pub use pool::host_memory::HostMemory;
 pub use pool::private_pool::PrivatePool;
 pub use pool::waiting::AllocateAsync;

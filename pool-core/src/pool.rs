@@ -3,6 +3,7 @@
 pub(crate) mod buffer;
 pub(crate) mod builder;
 mod cache;
+pub(crate) mod guards;
 mod hold;
 pub(crate) mod host_memory;
 #[cfg(all(test, loom))]
@@ -273,6 +274,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             drop(buffer.detach()); // whatever is wrong with it, the next one is another
             return Err(Short::early(cause, bytes));
         }
+        buffer.guard(fresh, is_zeroed || bytes_to_clear > 0);
         Ok(buffer)
     }
 
@@ -321,7 +323,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         if store.fault().is_some() || !clock.owns(stream) || !store.offers(kind) {
             return None;
         }
-        let class = store.classes.of(requested)?;
+        let class = store.classes.of(requested.checked_add(store.guard_bytes())?)?;
         let lane = clock.lane(clock.mark(on));
         let private = store.privates.of(lane);
         if private.is_none() && !clock.takes_work(on) {
@@ -344,7 +346,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             fault
         } else if !clock.owns(stream) {
             because(Why::Foreign, "allocate on a stream that this device does not have")
-        } else if store.classes.of(requested).is_none() {
+        } else if store.classes.of(requested.saturating_add(store.guard_bytes())).is_none() {
             because(Why::TooLarge, "round up to a size class")
         } else if !store.offers(kind) {
             because(Why::Unsupported, "alignment above the granule")

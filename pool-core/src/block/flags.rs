@@ -9,7 +9,7 @@ use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 
 /// A stream is bound to a private pool.
 pub(crate) const BOUND: u8 = 8;
-/// The pool has observers.
+/// The pool has observers or guards.
 pub(crate) const OBSERVED: u8 = 1;
 /// A request waits for memory.
 pub(crate) const AWAITED: u8 = 2;

@@ -340,6 +340,26 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         false
     }
 
+    /// Sets the guard of a buffer that a program gets, if the pool has guards.
+    pub(crate) fn guard(&mut self, fresh: bool, zeroed: bool) {
+        let store = self.store();
+        if let Some(guards) = &store.guards {
+            let reused = !fresh && !zeroed && store.book.is_blocks();
+            // SAFETY: the buffer is borrowed alone, so no code has a slice of its bytes.
+            unsafe { guards.lend(&store.allocator, &self.record, reused) };
+        }
+    }
+
+    /// Checks the guard of a buffer that is freed, if the pool has guards.
+    #[cold]
+    fn check_guard(&mut self) {
+        let store = self.store();
+        if let Some(guards) = &store.guards {
+            // SAFETY: as in `guard`.
+            unsafe { guards.free(&store.allocator, &self.record) };
+        }
+    }
+
     /// Tells the observers that the buffer is freed.
     #[cold]
     fn tell_freed(&self) {
@@ -355,6 +375,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         }
         if self.store().flags.any(OBSERVED) {
             self.tell_freed();
+            self.check_guard();
             if self.drop_into_cache(AWAITED | ZEROES) {
                 return;
             }
@@ -445,6 +466,7 @@ impl<A: DeviceAllocator> Detached<A> {
             return Ok(());
         }
         buffer.tell_freed();
+        buffer.check_guard();
         // SAFETY: the buffer is not dropped and not used again.
         let (claim, record) = unsafe { buffer.take_parts() };
         if !claim.store().book.is_blocks() {

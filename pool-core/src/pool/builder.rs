@@ -10,6 +10,8 @@ use crate::policy::limit::{BucketLimit, CachedLimit, FullBucket};
 use crate::policy::retention::Retention;
 use crate::policy::{BucketPolicy, SizeClasses};
 use crate::pool::BucketPool;
+use crate::pool::guards::{Damage, Guards};
+use crate::pool::host_memory::HostMemory;
 use crate::pool::store::{Bounds, OnShortage, PoolBook, Store};
 use crate::stream::order::StealPolicy;
 use std::fmt;
@@ -37,6 +39,7 @@ pub struct PoolBuilder<A: DeviceAllocator> {
     on_shortage: Option<OnShortage>,
     budget: Budget,
     observers: Observers,
+    guards: Option<Guards<A>>,
     book: Option<MakeBook<A>>,
 }
 
@@ -66,6 +69,19 @@ impl<A: Sliceable> PoolBuilder<A> {
     /// ```
     pub fn arena(self, config: ArenaConfig) -> Self {
         Self { book: Some((config, PoolBook::new)), ..self }
+    }
+}
+
+impl<A: HostMemory> PoolBuilder<A> {
+    /// Finds writes behind the end of a buffer, and to memory that was freed: each buffer has at
+    /// least 16 bytes more, whose contents are checked when it is freed, and freed memory is filled
+    /// with 0xDD and checked when it is handed out again (with an arena it is not checked, since
+    /// blocks are split). `report` is told what was found, on the thread that frees or requests; a
+    /// panic in it is caught.
+    ///
+    /// For tests: each request and free touches all bytes of the block.
+    pub fn guards(self, report: impl Fn(&Damage) + Send + Sync + 'static) -> Self {
+        Self { guards: Some(Guards::new(Arc::new(report))), ..self }
     }
 }
 
@@ -282,7 +298,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
             classes,
             bounds,
             ledger,
-            (self.on_shortage, self.observers),
+            (self.on_shortage, self.observers, self.guards),
         );
         let pool = BucketPool::over(store, self.zero);
         for blocks in self.ahead {
@@ -337,6 +353,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             on_shortage: None,
             budget: Budget::default(),
             observers: Observers::default(),
+            guards: None,
             book: None,
         }
     }

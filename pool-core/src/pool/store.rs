@@ -29,6 +29,7 @@ use crate::observe::{About, EventKind, Observers, Reason};
 use crate::policy::SizeClasses;
 use crate::policy::limit::{BucketLimit, CachedLimit, FullBucket};
 use crate::policy::retention::{Retention, Ticks};
+use crate::pool::guards::{GUARD_BYTES, Guards};
 use crate::pool::hold::Holds;
 use crate::stream::clock::StreamClock;
 use crate::stream::order::{StealPolicy, Taker};
@@ -72,6 +73,7 @@ pub(crate) struct Store<A: DeviceAllocator> {
     /// Dropped when the pool is closed: it may hold buffers, which hold the store.
     pub(crate) on_shortage: Mutex<Option<OnShortage>>,
     observers: Observers,
+    pub(crate) guards: Option<Guards<A>>,
     pub(crate) holds: Holds,
     forks: ForkCheck,
     /// Dropped before the book, which has the slots of their records.
@@ -110,7 +112,7 @@ impl<A: DeviceAllocator> Store<A> {
         classes: SizeClasses,
         bounds: Bounds,
         ledger: Ledger,
-        (on_shortage, observers): (Option<OnShortage>, Observers),
+        (on_shortage, observers, guards): (Option<OnShortage>, Observers, Option<Guards<A>>),
     ) -> Self {
         let limited = book.is_blocks() && bounds.bucket != BucketLimit::NONE;
         Self {
@@ -122,9 +124,10 @@ impl<A: DeviceAllocator> Store<A> {
             ledger,
             flags: Flags::new(
                 if bounds.zero_on_return { ZEROES } else { 0 }
-                    | if observers.are_any() { OBSERVED } else { 0 },
+                    | if observers.are_any() || guards.is_some() { OBSERVED } else { 0 },
             ),
             observers,
+            guards,
             in_transit: AtomicUsize::new(0),
             blind: AtomicU32::new(0),
             in_vain: AtomicU32::new(0),
@@ -195,6 +198,12 @@ impl<A: DeviceAllocator> Store<A> {
     pub(crate) fn taker<'r>(&'r self, want: &Want<'r, A>) -> Taker<'r, A::Clock> {
         let (clock, steal) = (self.allocator.clock(), self.bounds.steal);
         Taker { clock, on: want.on, steal, cpu_touches: A::MEMORY.cpu_touches }
+    }
+
+    /// Bytes that are requested beyond those of a buffer.
+    #[inline]
+    pub(crate) fn guard_bytes(&self) -> u64 {
+        if self.guards.is_some() { GUARD_BYTES } else { 0 }
     }
 
     /// Tells the observers of an event, if there are any. Call it with no lock held.

@@ -1,0 +1,134 @@
+//! Guards of host memory: bytes behind each buffer that a program must not write, and freed memory
+//! that it must not write either.
+#![expect(unsafe_code, reason = "bytes of blocks that no buffer has are read and written")]
+
+use crate::block::record::Record;
+use crate::device::DeviceAllocator;
+use crate::pool::host_memory::HostMemory;
+use crate::stream::clock::StreamClock;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Bytes behind each buffer, at least.
+pub(crate) const GUARD_BYTES: u64 = 16;
+/// The byte of a guard.
+const GUARD: u8 = 0xFB;
+/// The byte of freed memory.
+const FREED: u8 = 0xDD;
+
+/// A fault of the program that guards have found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Damage {
+    /// The misuse.
+    pub misuse: Misuse,
+    /// The tag of the buffer's request ([`BucketPool::tagged`](crate::BucketPool::tagged)); for
+    /// memory that is written after it was freed, of the request that is given it next.
+    pub tag: &'static str,
+    /// Bytes that this request has.
+    pub requested_bytes: u64,
+    /// The first byte that was overwritten, from the start of the buffer.
+    pub at: u64,
+}
+
+/// The misuses that guards find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Misuse {
+    /// Bytes behind the end of a buffer were written; found when the buffer is freed.
+    WrittenBehindEnd,
+    /// A cached block was written; found when it is handed out again.
+    WrittenAfterFree,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (at, requested) = (self.at, self.requested_bytes);
+        match self.misuse {
+            Misuse::WrittenBehindEnd => {
+                write!(f, "byte {at} of a buffer of {requested} was written")
+            }
+            Misuse::WrittenAfterFree => {
+                write!(f, "byte {at} was written after it was freed; found for {requested} bytes")
+            }
+        }?;
+        if self.tag.is_empty() { Ok(()) } else { write!(f, ", tag {:?}", self.tag) }
+    }
+}
+
+type Report = dyn Fn(&Damage) + Send + Sync;
+
+/// The guards of a pool.
+pub(crate) struct Guards<A: DeviceAllocator> {
+    bytes: for<'b> fn(&A::View<'b>) -> NonNull<[u8]>,
+    report: Arc<Report>,
+}
+
+impl<A: DeviceAllocator> Clone for Guards<A> {
+    fn clone(&self) -> Self {
+        Self { bytes: self.bytes, report: self.report.clone() }
+    }
+}
+
+impl<A: DeviceAllocator> Guards<A> {
+    pub(crate) fn new(report: Arc<Report>) -> Self
+    where
+        A: HostMemory,
+    {
+        Self { bytes: A::bytes, report }
+    }
+
+    /// All bytes of a block.
+    fn block(&self, allocator: &A, record: &Record<A>) -> NonNull<[u8]> {
+        let on = allocator.clock().default_stream();
+        (self.bytes)(&record.view(allocator, record.bytes, on))
+    }
+
+    /// Sets the guard of a block that a buffer gets. `reused`: a freed block, whole, so that its
+    /// bytes must be as [`Guards::free`] left them.
+    ///
+    /// # Safety
+    ///
+    /// No other code uses the bytes of the block meanwhile.
+    pub(crate) unsafe fn lend(&self, allocator: &A, record: &Record<A>, reused: bool) {
+        let end = usize::try_from(record.requested).unwrap_or(usize::MAX);
+        let (tag, requested_bytes) = (record.tag.name(), record.requested);
+        // SAFETY: `HostMemory` promises valid, initialised bytes that no other block has, and the
+        // caller that no other code uses them.
+        let block = unsafe { self.block(allocator, record).as_mut() };
+        let written = block.iter().position(|byte| *byte != FREED).filter(|_| reused);
+        if let Some(guard) = block.get_mut(end..) {
+            guard.fill(GUARD);
+        }
+        if let Some(at) = written {
+            self.tell(Misuse::WrittenAfterFree, tag, requested_bytes, at);
+        }
+    }
+
+    /// Checks the guard of a buffer that is freed, and marks its memory as freed.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Guards::lend`].
+    pub(crate) unsafe fn free(&self, allocator: &A, record: &Record<A>) {
+        let end = usize::try_from(record.requested).unwrap_or(usize::MAX);
+        let (tag, requested_bytes) = (record.tag.name(), record.requested);
+        // SAFETY: `HostMemory` promises valid, initialised bytes that no other block has, and the
+        // caller that no other code uses them.
+        let block = unsafe { self.block(allocator, record).as_mut() };
+        let guard = block.get(end..).unwrap_or_default();
+        let written = guard.iter().position(|byte| *byte != GUARD);
+        block.fill(FREED);
+        if let Some(at) = written {
+            self.tell(Misuse::WrittenBehindEnd, tag, requested_bytes, end + at);
+        }
+    }
+
+    fn tell(&self, misuse: Misuse, tag: &'static str, requested_bytes: u64, at: usize) {
+        let damage = Damage { misuse, tag, requested_bytes, at: at as u64 };
+        // The panic hook has reported it; a drop may not panic.
+        let _ = catch_unwind(AssertUnwindSafe(|| (self.report)(&damage)));
+    }
+}
