@@ -3,7 +3,7 @@
 
 use crate::block::flags::AWAITED;
 use crate::block::record::{Home, Record, RecordOwner};
-use crate::budget::{Budget, Member};
+use crate::budget::Member;
 #[cfg(any(loom, shuttle))]
 use crate::checker::sync::atomic::AtomicI64;
 use crate::device::DeviceAllocator;
@@ -104,9 +104,10 @@ impl<A: DeviceAllocator> Drop for Owner<A> {
             return; // a thread that is not here any more may hold the locks
         }
         let buffers = self.store().close();
-        let awaited = self.store().awaited();
+        // Asked after the store is gone: what it still has goes back to the budget then.
+        let budget = self.store().ledger.budget.clone();
         release_closed(self.0, OPEN - buffers);
-        wake(awaited);
+        budget.wake();
     }
 }
 
@@ -129,13 +130,6 @@ where
 
     fn address(&self) -> *const () {
         self.store().address()
-    }
-}
-
-/// Wakes the first request that waits under a budget, after a store that may be gone.
-pub(crate) fn wake(awaited: Option<Budget>) {
-    if let Some(budget) = awaited {
-        budget.wake();
     }
 }
 
@@ -169,16 +163,20 @@ impl<A: DeviceAllocator> Claim<A> {
         work: impl for<'s> FnOnce(&'s Store<A>) -> LockGuard<'s, BookState<A>>,
     ) {
         let mut book = work(self.store());
-        let awaited = self.store().awaited();
+        let mut awaited = self.store().awaited();
         if book.give_up() {
             // From this unlocking on the store may be gone. No reference into it outlives it here,
             // and the lock is not touched after the write that unlocks it (lock.rs, `unlock`).
             drop(book);
         } else {
             drop(book);
+            // As in the owner's drop.
+            awaited = Some(self.store().ledger.budget.clone());
             release_closed(self.0, 1);
         }
-        wake(awaited);
+        if let Some(budget) = awaited {
+            budget.wake();
+        }
     }
 }
 

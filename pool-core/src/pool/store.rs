@@ -186,6 +186,7 @@ impl<A: DeviceAllocator> Store<A> {
             || self.on_shortage.is_locked()
             || self.caches.is_any_entered()
             || self.ledger.budget.is_locked()
+            || self.ledger.budget.is_awaited() // by a thread that is not here any more
     }
 
     /// The address by which a budget tells its pools apart.
