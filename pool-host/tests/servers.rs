@@ -9,6 +9,7 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -56,18 +57,29 @@ fn worker(seed: usize) -> libc::pid_t {
     }
 }
 
+/// The test runs in its own process, and forks only when its eight threads run. The standard library
+/// holds a lock of its own while it registers a thread's stack, as the thread starts or ends. A child
+/// that is forked in between can never start a thread, whatever the allocator is.
 #[test]
 fn forked_workers_of_a_threaded_server_allocate_and_end() {
-    let stop = AtomicBool::new(false);
+    if !is_alone() {
+        let test = "forked_workers_of_a_threaded_server_allocate_and_end";
+        let output = again(test, "", None);
+        assert!(output.status.success(), "{output:?}");
+        return;
+    }
+    let (stop, start) = (AtomicBool::new(false), Barrier::new(9));
     thread::scope(|scope| {
         for thread in 0..8 {
-            let stop = &stop;
+            let (stop, start) = (&stop, &start);
             scope.spawn(move || {
+                start.wait();
                 while !stop.load(Relaxed) {
                     assert!(serve(thread));
                 }
             });
         }
+        start.wait();
         let workers: Vec<_> = (0..16).map(worker).collect();
         let statuses = workers.into_iter().map(|worker| {
             let mut status = -1;
