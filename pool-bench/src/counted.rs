@@ -35,10 +35,13 @@ pub struct Asked {
     pub frees: u64,
     /// The most bytes held at once.
     pub peak_bytes: u64,
+    /// Successful calls, where a range of pages is one call.
+    pub ranges: u64,
 }
 
 impl Asked {
-    /// With the calls as a pool of an arena counts them, which knows how many pages a commit has.
+    /// Replaces the allocations and frees by those that the pool of an arena counts: it knows how
+    /// many handles a range of pages has.
     #[must_use]
     pub fn counted_by(self, arena: Option<DeviceStats>) -> Self {
         let calls = |stats: DeviceStats| (stats.num_device_alloc, stats.num_device_free);
@@ -75,11 +78,9 @@ impl<A> Counted<A> {
 impl Calls {
     /// The counts by now.
     pub fn asked(&self) -> Asked {
-        Asked {
-            allocations: self.allocations.load(Relaxed),
-            frees: self.frees.load(Relaxed),
-            peak_bytes: self.peak_bytes.load(Relaxed),
-        }
+        let (allocations, frees) = (self.allocations.load(Relaxed), self.frees.load(Relaxed));
+        let peak_bytes = self.peak_bytes.load(Relaxed);
+        Asked { allocations, frees, peak_bytes, ranges: allocations + frees }
     }
 
     fn took(&self, bytes: u64) {
@@ -162,10 +163,10 @@ impl<A: DeviceAllocator> DeviceAllocator for Counted<A> {
 
 impl<A: Sliceable> Sliceable for Counted<A> {
     fn pages(&self) -> Option<PageCalls<Self>> {
-        let PageCalls { page_bytes, handle_per_page, address_space, .. } = self.inner.pages()?;
+        let PageCalls { page_bytes, handles, address_space, .. } = self.inner.pages()?;
         Some(PageCalls {
             page_bytes,
-            handle_per_page,
+            handles,
             address_space,
             // Addresses cost nothing; committed ranges count as allocations.
             reserve: |counted, bytes| {

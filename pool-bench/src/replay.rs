@@ -47,6 +47,8 @@ pub struct Outcome {
     pub hit_rate: f64,
     pub device_allocations: u64,
     pub device_frees: u64,
+    /// Allocations and frees of the device, where a range of pages is one call.
+    pub device_ranges: u64,
     pub ns_per_op: f64,
     #[serde(flatten)]
     pub streams: Option<OnStreams>,
@@ -93,7 +95,7 @@ pub fn replay(trace: &Trace, spec: &PolicySpec, settings: Settings) -> Result<Ou
         #[cfg(feature = "wgpu")]
         Backend::Wgpu => {
             if spec.arena.is_some() {
-                let what = format!("policy `{}` on wgpu: its buffers are not cut", spec.text);
+                let what = format!("policy `{}` on wgpu: it does not split its buffers", spec.text);
                 return Err(BadInput::new(what, "a policy without an arena"));
             }
             let device = bucketpool::wgpu::WgpuAllocator::on_default_adapter();
@@ -144,6 +146,7 @@ pub fn replay_directly(trace: &Trace) -> Result<Outcome, BadInput> {
         hit_rate: 0.0,
         device_allocations: trace.allocations,
         device_frees: frees,
+        device_ranges: trace.allocations + frees,
         ns_per_op: ns as f64 / trace.steps.len() as f64,
         streams: None,
     })
@@ -240,6 +243,7 @@ pub(crate) fn outcome(
         hit_rate: stats.hits as f64 / trace.allocations as f64,
         device_allocations: asked.allocations,
         device_frees: asked.frees,
+        device_ranges: asked.ranges,
         ns_per_op: ns as f64 / trace.steps.len() as f64,
         streams: None,
     }

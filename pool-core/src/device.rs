@@ -263,9 +263,8 @@ pub trait VirtualMemory: Sliceable {
     /// Memory comes and goes in multiples of this many bytes.
     fn page_bytes(&self) -> u64;
 
-    /// Whether each page is the device's own object, with its own handle. The pool's figures
-    /// then count each page as a call, however many pages one commit has.
-    fn handle_per_page(&self) -> bool;
+    /// The device's objects behind pages. The pool's figures count a call for each.
+    fn handles(&self) -> Handles;
 
     /// How many bytes of addresses an arena should ask for: more than it will ever commit.
     fn address_space(&self) -> u64;
@@ -311,8 +310,8 @@ pub trait VirtualMemory: Sliceable {
 pub struct PageCalls<A: DeviceAllocator> {
     /// Memory is committed and decommitted in multiples of this many bytes.
     pub page_bytes: u64,
-    /// Whether each page counts as a call.
-    pub handle_per_page: bool,
+    /// [`VirtualMemory::handles`].
+    pub handles: Handles,
     /// Bytes of addresses that a reservation has.
     pub address_space: u64,
     /// [`VirtualMemory::reserve`].
@@ -323,6 +322,17 @@ pub struct PageCalls<A: DeviceAllocator> {
     pub decommit: DecommitCall<A>,
     /// [`VirtualMemory::release`].
     pub release: ReleaseCall<A>,
+}
+
+/// The device's objects behind the pages that one call commits or decommits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handles {
+    /// None: a range of pages is one call, however long it is.
+    None,
+    /// One for each page of the arena, however large a page is.
+    Page,
+    /// One for each part of this many bytes.
+    Bytes(u64),
 }
 
 /// The type of [`PageCalls::commit`].
@@ -350,7 +360,7 @@ impl<A: VirtualMemory> PageCalls<A> {
     pub fn of(allocator: &A) -> Self {
         Self {
             page_bytes: allocator.page_bytes(),
-            handle_per_page: allocator.handle_per_page(),
+            handles: allocator.handles(),
             address_space: allocator.address_space(),
             reserve: A::reserve,
             commit: A::commit,
@@ -363,7 +373,11 @@ impl<A: VirtualMemory> PageCalls<A> {
 impl<A: DeviceAllocator> PageCalls<A> {
     /// The calls that it takes to commit or decommit this many bytes, as the figures count them.
     pub(crate) fn calls_for(&self, bytes: u64) -> u64 {
-        if self.handle_per_page { bytes / self.page_bytes } else { 1 }
+        match self.handles {
+            Handles::None => 1,
+            Handles::Page => bytes / self.page_bytes,
+            Handles::Bytes(each) => bytes / each,
+        }
     }
 }
 

@@ -48,8 +48,8 @@ pub use budget::{Budget, Pressure};
 pub use device::transfer::{Arrival, Transfer, TransferLater};
 pub use device::zero::ZeroPolicy;
 pub use device::{
-    Allocating, Clearing, CommitCall, DecommitCall, DeviceAllocator, MarkOf, Memory, PageCalls,
-    ReleaseCall, Request, Sliceable, StreamOf, VirtualMemory, WholeBlocks,
+    Allocating, Clearing, CommitCall, DecommitCall, DeviceAllocator, Handles, MarkOf, Memory,
+    PageCalls, ReleaseCall, Request, Sliceable, StreamOf, VirtualMemory, WholeBlocks,
 };
 pub use erased::{AnyBuffer, AnyPool};
 pub use error::{AllocError, DeviceError, Figures, Verdict, Why};

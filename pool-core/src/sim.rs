@@ -11,7 +11,8 @@ mod shadow;
 mod transfer;
 
 use crate::device::{
-    DeviceAllocator, MarkOf, Memory, PageCalls, Request, Sliceable, VirtualMemory, WholeBlocks,
+    DeviceAllocator, Handles, MarkOf, Memory, PageCalls, Request, Sliceable, VirtualMemory,
+    WholeBlocks,
 };
 use crate::error::{DeviceError, Why};
 use crate::stream::clock::StreamClock;
@@ -324,8 +325,8 @@ impl VirtualMemory for SimDevice {
         engine::ALIGNMENT
     }
 
-    fn handle_per_page(&self) -> bool {
-        true
+    fn handles(&self) -> Handles {
+        Handles::Page
     }
 
     /// Addresses are plenty, so that one reservation does.

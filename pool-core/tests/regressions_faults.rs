@@ -3,8 +3,8 @@
 
 use pool_core::sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
 use pool_core::{
-    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, KIB, MIB, Mark, Memory,
-    PageCalls, PooledBuffer, Request, Sliceable, StreamClock, Timeline, VirtualMemory, Why,
+    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, Handles, KIB, MIB, Mark,
+    Memory, PageCalls, PooledBuffer, Request, Sliceable, StreamClock, Timeline, VirtualMemory, Why,
     ZeroPolicy,
 };
 use std::ops::Range;
@@ -99,8 +99,8 @@ impl<const CPU: bool> VirtualMemory for Fated<CPU> {
     fn page_bytes(&self) -> u64 {
         self.device.page_bytes()
     }
-    fn handle_per_page(&self) -> bool {
-        self.device.handle_per_page()
+    fn handles(&self) -> Handles {
+        self.device.handles()
     }
     fn address_space(&self) -> u64 {
         self.device.address_space()

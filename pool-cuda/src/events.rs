@@ -105,6 +105,19 @@ impl CudaDriver {
         self.0.driver.call(name, work)
     }
 
+    /// Refuses work on the legacy stream while a stream that waits for it is under capture: the work
+    /// would break the capture.
+    pub(crate) fn spare_captures(
+        &self,
+        on: &RawStream,
+        call: &'static str,
+    ) -> Result<(), DeviceError> {
+        if on.is_legacy() && self.is_captured(on)? {
+            return Err(DeviceError::new(Why::NotSubmitted, call, 0));
+        }
+        Ok(())
+    }
+
     /// Returns whether a stream is under capture, or is the legacy default stream beside a captured
     /// stream that waits for it. The driver answers without the device.
     pub(crate) fn is_captured(&self, on: &RawStream) -> Result<bool, DeviceError> {
@@ -133,18 +146,14 @@ impl EventDriver for CudaDriver {
             return Ok(CudaEvent { raw: None, events: self.0.clone() });
         }
         let call = "cuEventRecord on a stream that another library captures";
-        let refused = DeviceError::new(Why::NotSubmitted, call, 0);
-        // A record on the legacy stream would break the capture of each stream that waits for it.
-        if on.is_legacy() && self.is_captured(on)? {
-            return Err(refused);
-        }
+        self.spare_captures(on, call)?;
         let event = self.record_edge(on)?;
         // A capture may have begun meanwhile.
         let captured = self.is_captured(on);
         if captured != Ok(false) {
             event.destroy();
             captured?;
-            return Err(refused);
+            return Err(DeviceError::new(Why::NotSubmitted, call, 0));
         }
         Ok(event)
     }
@@ -164,6 +173,7 @@ impl EventDriver for CudaDriver {
             // The stream cannot be made to wait. What the host has seen done is before its work.
             return self.synchronize(event);
         }
+        self.spare_captures(on, "cuStreamWaitEvent on the legacy stream beside a capture")?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         self.call("cuStreamWaitEvent", || {
             // SAFETY: the event lives as long as it is borrowed, the stream as long as its `Arc`.

@@ -109,7 +109,7 @@ impl<A: Vram> CudaCapture<A> {
         device.clock().begin_capture(on)?;
         let counted = device.driver().begin_capture();
         let begun = private.bind(on).and_then(|()| on.raw().handle()).and_then(|stream| {
-            // Calls of other threads are none of this capture's business.
+            // In this mode calls of other threads do not break the capture.
             let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
             device.driver().call("cuStreamBeginCapture", || {
                 // SAFETY: the stream is kept alive by its `Arc`.

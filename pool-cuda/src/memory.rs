@@ -58,6 +58,11 @@ pub trait Source: Send + Sync + Sized + 'static {
         after: &[MarkOf<CudaMemory<Self>>],
     ) -> Result<(), DeviceError>;
 
+    /// Returns the bytes of device memory behind a block. Addresses need not have any.
+    fn held_bytes(&self, block: &CudaBlock) -> u64 {
+        block.bytes
+    }
+
     /// Gives back what it keeps for its next calls.
     ///
     /// # Errors
@@ -85,8 +90,8 @@ pub struct CudaMemory<S: Source> {
     device: CudaDevice,
     source: S,
     owner: Owner,
-    /// Blocks that wait for the end of a capture. Each later call tries to free them: an
-    /// allocation those whose work is done, other calls all.
+    /// Blocks that wait for the end of a capture. An allocation frees some of those whose work is
+    /// done. A trim, and an allocation for which the device has no memory, free all.
     waiting: Waiting<CudaBlock>,
     /// Page-locked memory for copies that the host does not wait for; made by the first of them.
     staging: OnceLock<BucketPool<CudaPinnedAllocator>>,
@@ -131,7 +136,7 @@ impl<S: Source> CudaMemory<S> {
     /// captures a stream that used them. Pools do not count them as reserved.
     #[must_use]
     pub fn waiting_bytes(&self) -> u64 {
-        if forked().is_some() { 0 } else { self.waiting.sum(|block| block.bytes) }
+        if forked().is_some() { 0 } else { self.waiting.sum(|block| self.source.held_bytes(block)) }
     }
 
     fn give(&self, block: &CudaBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
@@ -151,6 +156,8 @@ impl<S: Source> CudaMemory<S> {
 
     fn clear(&self, at: sys::CUdeviceptr, bytes: u64, on: &PoolStream) -> Result<(), DeviceError> {
         let (bytes, stream) = (size(bytes)?, on.raw().handle()?);
+        let call = "cuMemsetD8Async on the legacy stream beside a capture";
+        self.device.events().spare_captures(on.raw(), call)?;
         self.device.driver().call("cuMemsetD8Async", || {
             // SAFETY: the callers below guarantee that the bytes are in a block.
             unsafe { result::memset_d8_async(at, 0, bytes, stream) }
@@ -190,8 +197,10 @@ impl<S: Source> DeviceAllocator for CudaMemory<S> {
         let bytes = request.bytes.max(1).checked_next_multiple_of(self.source.granule());
         let bytes = bytes.ok_or(too_large)?;
         forked().map_or(Ok(()), Err)?;
-        self.waiting.free_done(self.clock(), |block, after| self.give(block, after));
-        let at = self.source.take(&self.device, size(bytes)?, on)?;
+        let give = |block: &CudaBlock, after: &[MarkOf<Self>]| self.give(block, after);
+        self.waiting.free_done(self.clock(), give);
+        let take = || self.source.take(&self.device, size(bytes)?, on);
+        let at = self.waiting.or_free_all(give, take)?;
         Ok(CudaBlock { at, bytes, owner: self.owner })
     }
 
@@ -251,7 +260,7 @@ impl<S: Source> Drop for CudaMemory<S> {
     fn drop(&mut self) {
         // In a forked child a thread that is not there may hold the lock.
         if forked().is_none() {
-            // A block that still waits stays with the device: no later call could free it.
+            // A block that still waits is leaked: no later call could free it.
             let _ = self.waiting.free_all(|block, after| self.give(block, after));
         }
     }

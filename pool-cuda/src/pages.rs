@@ -12,7 +12,9 @@ use crate::memory::{CudaMemory, Source};
 use crate::sizes::size;
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use pieces::Pieces;
-use pool_core::{DeviceError, MIB, MarkOf, Memory, PageCalls, StreamClock, VirtualMemory, Why};
+use pool_core::{
+    DeviceError, Handles, MIB, MarkOf, Memory, PageCalls, StreamClock, VirtualMemory, Why,
+};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -295,12 +297,19 @@ impl Source for Pages {
         let (range, bytes) = (block.at..block.at + block.bytes, size(block.bytes)?);
         let unmap = || self.pieces.unmap_any(range.clone());
         let unmapped = device.driver().relaxed("cuMemUnmap", unmap);
-        if unmapped.is_err() {
-            self.pieces.refused_mapping(range, bytes);
+        if let Err(refused) = unmapped {
+            // A block whose unmap falls into a capture waits for the end of the capture.
+            if refused.why != Why::NotSubmitted {
+                self.pieces.refused_mapping(range, bytes);
+            }
             return unmapped;
         }
         self.unreserve(block.at, bytes);
         Ok(())
+    }
+
+    fn held_bytes(&self, block: &CudaBlock) -> u64 {
+        self.pieces.mapped_bytes(block.at..block.at + block.bytes)
     }
 
     fn release_kept(&self) -> Result<(), DeviceError> {
@@ -317,8 +326,8 @@ impl VirtualMemory for CudaVmmAllocator {
         self.source().piece
     }
 
-    fn handle_per_page(&self) -> bool {
-        true
+    fn handles(&self) -> Handles {
+        Handles::Bytes(self.page_bytes())
     }
 
     fn address_space(&self) -> u64 {

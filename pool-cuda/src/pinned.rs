@@ -192,8 +192,10 @@ impl DeviceAllocator for CudaPinnedAllocator {
         let bytes = request.bytes.max(1).checked_next_multiple_of(GRANULE).ok_or(too_large)?;
         let bytes = size(bytes)?;
         forked().map_or(Ok(()), Err)?;
-        self.waiting.free_done(self.clock(), |block, after| self.give(block, after));
-        Ok(PinnedBlock { at: self.take(bytes)?, bytes, owner: self.owner })
+        let give = |block: &PinnedBlock, after: &[MarkOf<Self>]| self.give(block, after);
+        self.waiting.free_done(self.clock(), give);
+        let at = self.waiting.or_free_all(give, || self.take(bytes))?;
+        Ok(PinnedBlock { at, bytes, owner: self.owner })
     }
 
     /// Waits for `after` on the host. The driver's call may wait for the device.

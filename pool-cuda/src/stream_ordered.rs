@@ -23,8 +23,8 @@ use std::ptr;
 ///
 /// Before a request fails for want of memory, the allocator waits for its frees and trims the
 /// driver's pool, because the driver counts freed memory as in use until it has seen the free pass.
-/// What the driver's pool keeps is the business of its `release_threshold`: a pool's `trim` and
-/// `clear` leave it, because the host would have to wait for each free.
+/// `release_threshold` decides what the driver's pool keeps: a pool's `trim` and `clear` leave it,
+/// because the host would have to wait for each free.
 /// [`CudaAsyncAllocator::trim_to`] gives it back.
 pub type CudaAsyncAllocator = CudaMemory<StreamOrdered>;
 
@@ -120,7 +120,8 @@ impl CudaAsyncAllocator {
         Ok(value)
     }
 
-    /// Returns the number of streams with frees that the allocator has not seen pass.
+    /// Returns the number of streams with frees that the allocator has not seen pass; for tests.
+    #[doc(hidden)]
     #[must_use]
     pub fn unseen_frees(&self) -> usize {
         if forked().is_some() { 0 } else { self.source().freed.lock().len() }

@@ -5,8 +5,8 @@
 use crate::system;
 use crate::virtual_memory as pages;
 use pool_core::{
-    DeviceAllocator, DeviceError, HostMemory, Immediate, MarkOf, Memory, PageCalls, Request,
-    Sliceable, StreamOf, Transfer, VirtualMemory, WholeBlocks, Why,
+    DeviceAllocator, DeviceError, Handles, HostMemory, Immediate, MarkOf, Memory, PageCalls,
+    Request, Sliceable, StreamOf, Transfer, VirtualMemory, WholeBlocks, Why,
 };
 use std::alloc::{self, Layout};
 use std::marker::PhantomData;
@@ -230,8 +230,8 @@ impl VirtualMemory for HostAllocator {
         system::page_bytes()
     }
 
-    fn handle_per_page(&self) -> bool {
-        false
+    fn handles(&self) -> Handles {
+        Handles::None
     }
 
     /// Returns twice the machine's physical memory, or 64 GiB if the system does not tell it.

@@ -2,7 +2,8 @@
 
 use super::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
 use crate::device::{
-    DeviceAllocator, MarkOf, Memory, PageCalls, Request, Sliceable, VirtualMemory, WholeBlocks,
+    DeviceAllocator, Handles, MarkOf, Memory, PageCalls, Request, Sliceable, VirtualMemory,
+    WholeBlocks,
 };
 use crate::error::DeviceError;
 use crate::stream::timeline::Timeline;
@@ -85,8 +86,8 @@ impl VirtualMemory for MappedSim {
     fn page_bytes(&self) -> u64 {
         self.0.page_bytes()
     }
-    fn handle_per_page(&self) -> bool {
-        self.0.handle_per_page()
+    fn handles(&self) -> Handles {
+        self.0.handles()
     }
     fn address_space(&self) -> u64 {
         self.0.address_space()

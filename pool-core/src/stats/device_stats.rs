@@ -102,7 +102,7 @@ pub struct DeviceStats {
     /// Times that the host waited for streams, to give memory back.
     pub num_sync_all_streams: u64,
     /// Calls that took memory from the device. Of pages with a handle each
-    /// ([`VirtualMemory::handle_per_page`](crate::VirtualMemory::handle_per_page)) each counts.
+    /// ([`VirtualMemory::handles`](crate::VirtualMemory::handles)) each counts.
     pub num_device_alloc: u64,
     /// Calls that gave some back, counted in the same way.
     pub num_device_free: u64,

@@ -262,7 +262,7 @@ pub extern "C" fn cuMemSetAccess(
 /// Mappings go whole.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemUnmap(at: u64, bytes: usize) -> Code {
-    call("cuMemUnmap", |state| {
+    let unmapped = call("cuMemUnmap", |state| {
         state.unsafe_call()?;
         let range = at..at + bytes as u64;
         let parts = state.pages.whole(&range)?;
@@ -277,7 +277,10 @@ pub extern "C" fn cuMemUnmap(at: u64, bytes: usize) -> Code {
             state.pages.forget_unused(mapped.memory);
         }
         Ok(())
-    })
+    });
+    // Other threads may map the addresses before the caller sees the answer.
+    std::thread::yield_now();
+    unmapped
 }
 
 /// Returns one more hold on the memory behind an address.

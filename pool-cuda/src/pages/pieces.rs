@@ -37,8 +37,7 @@ struct Watchers(Mutex<Vec<Watcher>>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Mapped pieces, by address. A range that is being mapped or unmapped belongs to the thread
-    /// that does so.
+    /// Mapped pieces, by address. The thread that unmaps a range has its pieces meanwhile.
     mapped: BTreeMap<u64, Piece>,
     /// Unmapped pieces, for the next mapping.
     kept: Vec<u64>,
@@ -73,6 +72,12 @@ enum Unmapped {
 impl fmt::Debug for Watchers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Watchers").field(&self.0.lock().len()).finish()
+    }
+}
+
+impl State {
+    fn mapped_bytes(&self, range: Range<u64>) -> u64 {
+        self.mapped.range(range).map(|(_, piece)| piece.bytes).sum()
     }
 }
 
@@ -167,10 +172,21 @@ impl Pieces {
         for watcher in watchers {
             watcher(range.clone());
         }
+        // The pieces leave the table first: another thread may map the range as soon as it is
+        // unmapped, and two threads may unmap it at once.
+        let stretch = self.take_out(&range);
+        if stretch.is_empty() {
+            return Ok(());
+        }
         // SAFETY: all of the range is mapped in whole pieces, as the callers guarantee, and no work
-        // uses it: they have waited for its marks.
-        unsafe { sys::cuMemUnmap(range.start, size(range.end - range.start)) }.result()?;
-        let gone = self.take_unmapped(&range, pieces);
+        // uses it: they have waited for its marks. No other thread unmaps the pieces: this one took
+        // them out of the table.
+        let unmap = unsafe { sys::cuMemUnmap(range.start, size(range.end - range.start)) };
+        if let Err(refused) = unmap.result() {
+            self.state.lock().mapped.extend(stretch);
+            return Err(refused);
+        }
+        let gone = self.keep_some(stretch, pieces);
         for Piece { bytes, handle } in gone {
             // What the driver refuses is offered again.
             let _ = self.release(handle, bytes);
@@ -178,18 +194,24 @@ impl Pieces {
         Ok(())
     }
 
-    /// Takes the pieces of a range that was unmapped out of the table. Keeps as many as it may and
-    /// returns the others.
-    fn take_unmapped(&self, range: &Range<u64>, pieces: Unmapped) -> Vec<Piece> {
+    /// Takes the pieces of a range out of the table.
+    fn take_out(&self, range: &Range<u64>) -> BTreeMap<u64, Piece> {
         let state = &mut *self.state.lock();
         state.refused.retain(|refused| match refused {
             Refused::Mapped(mapped) => !range.contains(&mapped.start),
             Refused::Handle(..) | Refused::Addresses(..) => true,
         });
-        let at: Vec<u64> = state.mapped.range(range.clone()).map(|(at, _)| *at).collect();
-        let gone = at.into_iter().filter_map(|at| state.mapped.remove(&at));
+        let mut taken = state.mapped.split_off(&range.start);
+        let mut above = taken.split_off(&range.end);
+        state.mapped.append(&mut above);
+        taken
+    }
+
+    /// Keeps as many of the unmapped pieces as it may, and returns the others.
+    fn keep_some(&self, unmapped: BTreeMap<u64, Piece>, pieces: Unmapped) -> Vec<Piece> {
+        let state = &mut *self.state.lock();
         let mut released = Vec::new();
-        for piece in gone {
+        for piece in unmapped.into_values() {
             let room = state.kept.len() < self.most_kept;
             if pieces == Unmapped::Kept && room && piece.bytes == self.piece {
                 state.kept.push(piece.handle);
@@ -236,14 +258,20 @@ impl Pieces {
         done
     }
 
-    /// Returns the bytes of the pieces that are mapped nowhere and did not go back.
+    /// Returns the bytes of the kept pieces, and of those that the driver refused to take back.
     pub(super) fn kept_bytes(&self) -> u64 {
         let state = self.state.lock();
         let refused = state.refused.iter().map(|refused| match refused {
             Refused::Handle(_, bytes) => *bytes,
-            Refused::Mapped(_) | Refused::Addresses(..) => 0,
+            Refused::Mapped(range) => state.mapped_bytes(range.clone()),
+            Refused::Addresses(..) => 0,
         });
         state.kept.len() as u64 * self.piece + refused.sum::<u64>()
+    }
+
+    /// Returns the bytes of the pieces that are mapped in a range.
+    pub(super) fn mapped_bytes(&self, range: Range<u64>) -> u64 {
+        self.state.lock().mapped_bytes(range)
     }
 
     /// Notes addresses that the driver refused to take back.

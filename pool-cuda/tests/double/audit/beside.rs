@@ -11,7 +11,8 @@ use pool_core::{
     Why,
 };
 use pool_cuda::{
-    CudaAllocator, CudaAsyncAllocator, CudaPinnedAllocator, CudaVmmAllocator, PoolStream, VmmConfig,
+    BorrowedStream, CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPinnedAllocator,
+    CudaVmmAllocator, PoolStream, VmmConfig,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Barrier};
@@ -19,6 +20,15 @@ use std::thread;
 
 fn begin(on: &PoolStream) {
     on.raw().begin_capture(Mode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+}
+
+/// A new stream that waits for the legacy stream.
+fn blocking(device: &CudaDevice) -> BorrowedStream {
+    let mut raw = std::ptr::null_mut();
+    // SAFETY: creates a stream.
+    unsafe { sys::cuStreamCreate(&raw mut raw, 0) }.result().unwrap();
+    // SAFETY: just created in this context, and never destroyed.
+    unsafe { device.wrap_stream(raw) }.unwrap()
 }
 
 fn end(on: &PoolStream) {
@@ -32,12 +42,7 @@ fn an_event_on_the_legacy_stream_breaks_no_capture_of_a_blocking_stream() {
     let device = device();
     let pool = BucketPool::new(CudaAllocator::on(device.clone()));
     let legacy = device.clock().default_stream().clone();
-    let other = stream(&device);
-    let mut raw = std::ptr::null_mut();
-    // SAFETY: creates a stream that waits for the legacy stream.
-    unsafe { sys::cuStreamCreate(&raw mut raw, 0) }.result().unwrap();
-    // SAFETY: just created in this context, and never destroyed.
-    let blocking = unsafe { device.wrap_stream(raw) }.unwrap();
+    let (other, blocking) = (stream(&device), blocking(&device));
     kernel(&pool.allocate_on(&legacy, MIB).unwrap(), &legacy);
     let captured = capture(&pool, &blocking).unwrap();
     thread::scope(|scope| {
@@ -46,18 +51,92 @@ fn an_event_on_the_legacy_stream_breaks_no_capture_of_a_blocking_stream() {
     assert!(captured.end().is_ok(), "the capture goes on");
 }
 
+/// A steal makes the requesting stream wait for another one. On the legacy stream the wait would
+/// break the capture, so the pool requests fresh memory instead.
 #[test]
-fn a_miss_on_the_legacy_stream_beside_such_a_capture_is_served() {
+fn a_request_on_the_legacy_stream_steals_nothing_while_a_blocking_stream_is_captured() {
+    let _one = double();
+    let device = device();
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let legacy = device.clock().default_stream().clone();
+    let (other, blocking) = (stream(&device), blocking(&device));
+    kernel(&pool.allocate_on(&other, MIB).unwrap(), &other);
+    let captured = capture(&pool, &blocking).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| pool.allocate_on(&legacy, MIB).unwrap());
+    });
+    assert!(captured.end().is_ok(), "the capture goes on");
+}
+
+#[test]
+fn zeroing_on_the_legacy_stream_is_refused_while_a_blocking_stream_is_captured() {
+    let _one = double();
+    let device = device();
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let (legacy, blocking) = (device.clock().default_stream().clone(), blocking(&device));
+    let captured = capture(&pool, &blocking).unwrap();
+    let refused = pool.allocate_zeroed_on(&legacy, MIB).unwrap_err();
+    assert_eq!(refused.why(), Why::NotSubmitted);
+    assert!(captured.end().is_ok(), "the capture goes on");
+    assert!(pool.allocate_zeroed_on(&legacy, MIB).is_ok());
+}
+
+/// A capture has ended, but its work still runs, when the device has no memory left.
+#[test]
+fn a_request_waits_for_blocks_of_an_ended_capture_before_it_is_out_of_memory() {
+    let _one = double();
+    let pool = BucketPool::new(CudaAllocator::on(device()));
+    let (s, t) = (stream(pool.allocator().device()), stream(pool.allocator().device()));
+    let large = 600 * MIB;
+    kernel(&pool.allocate_on(&s, large).unwrap(), &s);
+    begin(&s);
+    pool.clear().unwrap();
+    end(&s);
+    assert!(pool.allocate_on(&t, large).is_ok());
+    assert_eq!(pool.allocator().waiting_bytes(), 0);
+}
+
+/// A refused rollback leaves pieces at addresses that the pool takes for empty. Threads that map and
+/// unmap there at once must not lose a piece, nor give one piece two places.
+#[test]
+fn threads_that_map_where_a_rollback_was_refused_share_no_piece() {
+    let _one = double();
+    for _ in 0..300 {
+        reset();
+        let memory = CudaVmmAllocator::with(device(), &VmmConfig::default()).unwrap();
+        let block = memory.reserve(256 * MIB).unwrap();
+        fail("cuMemSetAccess", 0, 1, 2);
+        fail("cuMemUnmap", 0, 1, 999);
+        assert!(memory.commit(&block, 0..64 * MIB).is_err());
+        mend();
+        let barrier = Barrier::new(3);
+        thread::scope(|scope| {
+            for half in [0..32 * MIB, 32 * MIB..64 * MIB] {
+                let (memory, block, barrier) = (&memory, &block, &barrier);
+                scope.spawn(move || {
+                    memory.device().context().bind_to_thread().unwrap();
+                    barrier.wait();
+                    while memory.commit(block, half.clone()).is_err() {}
+                    memory.decommit(block, half, &[]).unwrap();
+                });
+            }
+            barrier.wait();
+            memory.release_kept().unwrap();
+        });
+        VirtualMemory::release(&memory, block, &[]).unwrap();
+        memory.release_kept().unwrap();
+        assert_eq!((memory.kept_bytes(), held()), (0, 0));
+    }
+}
+
+#[test]
+fn a_miss_on_the_legacy_stream_is_served_while_a_blocking_stream_is_captured() {
     let _one = double();
     let device = device();
     let memory = CudaAsyncAllocator::new(device.clone(), u64::MAX).unwrap();
     let pool = BucketPool::new(memory);
     let legacy = device.clock().default_stream().clone();
-    let mut raw = std::ptr::null_mut();
-    // SAFETY: creates a stream that waits for the legacy stream.
-    unsafe { sys::cuStreamCreate(&raw mut raw, 0) }.result().unwrap();
-    // SAFETY: just created in this context, and never destroyed.
-    let blocking = unsafe { device.wrap_stream(raw) }.unwrap();
+    let blocking = blocking(&device);
     let captured = capture(&pool, &blocking).unwrap();
     assert!(pool.allocate_on(&legacy, MIB).is_ok());
     assert!(captured.end().is_ok(), "the capture goes on");
@@ -91,7 +170,7 @@ fn a_reservation_that_goes_beside_a_capture_waits_for_its_end() {
     let mark = device.clock().mark(&s);
     begin(&s);
     VirtualMemory::release(&memory, block, &[mark]).unwrap();
-    assert_eq!(memory.waiting_bytes(), 256 * MIB, "the capture may use it");
+    assert_eq!(memory.waiting_bytes(), 128 * MIB, "the capture may use what is mapped");
     end(&s);
     memory.release_kept().unwrap();
     assert_eq!((memory.waiting_bytes(), held()), (0, 0));
