@@ -8,7 +8,7 @@ use crate::lock::Lock;
 use crate::size::{Bytes, LARGEST};
 use parking_lot::Mutex;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::sync::{Arc, Weak};
 use waiters::Waiters;
 
@@ -46,6 +46,8 @@ struct Shared {
     reserved: AtomicU64,
     /// Reserved bytes from which on `marks` must be looked at.
     lowest_mark: AtomicU64,
+    /// Whether a mark was reached, and reserved bytes were not seen below it since.
+    disarmed: AtomicBool,
     marks: Mutex<Vec<HighWater>>,
     waiters: Waiters,
     pools: Lock<Vec<Weak<dyn Member>>>,
@@ -104,6 +106,7 @@ impl Budget {
             limit: AtomicU64::new(limit),
             reserved: AtomicU64::new(0),
             lowest_mark: AtomicU64::new(u64::MAX),
+            disarmed: AtomicBool::new(false),
             marks: Mutex::default(),
             waiters: Waiters::new(),
             pools: Lock::new(Vec::new()),
@@ -136,24 +139,29 @@ impl Budget {
     #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
     pub fn set_limit(&self, limit: u64) -> u64 {
         self.0.limit.store(limit, SeqCst);
-        self.note_lowest_mark(&self.0.marks.lock());
+        {
+            let mut marks = self.0.marks.lock();
+            self.note_lowest_mark(&marks);
+            self.arm(&mut marks, self.reserved_bytes());
+        }
         fence(SeqCst);
-        let given_back = self.trim(self.reserved_bytes().saturating_sub(limit));
-        self.wake();
-        given_back
+        self.trim(self.reserved_bytes().saturating_sub(limit))
     }
 
     /// Gives back at least `bytes` bytes of cached memory of the pools, or all there is. Returns
     /// the bytes given back.
     #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
     pub fn trim(&self, bytes: u64) -> u64 {
-        self.trim_but(bytes, std::ptr::null())
+        let given_back = self.trim_but(bytes, std::ptr::null()).unwrap_or(0);
+        self.wake();
+        given_back
     }
 
-    /// Calls `call` when reserved bytes reach `share` of the limit, 0 to 1, on the thread whose
-    /// request reaches it, before the device is called and with no lock held. `call` may drop
-    /// buffers, trim, or tell the program to use less. It is called again once reserved bytes were
-    /// below the mark in between. Without a limit it is not called.
+    /// Calls `call` when a request would take reserved bytes to `share` of the limit, 0 to 1, or
+    /// beyond: on the thread of the request, before the device is called or the request is refused,
+    /// and with no lock held. `call` may drop buffers, trim, or tell the program to use less. It is
+    /// called again after memory has gone back that leaves reserved bytes below the mark, or after
+    /// the limit has changed to the same effect. Without a limit it is not called.
     ///
     /// A `call` that panics unwinds through the request, which takes nothing then. The budget keeps
     /// `call` as long as it lives, so `call` must not hold a pool of this budget, or buffers of
@@ -188,9 +196,7 @@ impl Budget {
 
     /// Reserves bytes for a call to a device, or leaves everything as it is.
     fn reserve(&self, bytes: u64) -> Result<(), DeviceError> {
-        let limit = self.limit().min(LARGEST);
-        let fits = |reserved: u64| reserved.checked_add(bytes).filter(|sum| *sum <= limit);
-        match self.0.reserved.try_update(SeqCst, SeqCst, fits) {
+        match self.try_reserve(bytes) {
             Ok(before) => {
                 // The bytes are given back if a call panics.
                 let back = Back { budget: self, bytes };
@@ -198,8 +204,20 @@ impl Budget {
                 std::mem::forget(back);
                 Ok(())
             }
-            Err(_) => Err(DeviceError::new(Why::Limit, "limit of the budget", 0)),
+            Err(before) => {
+                // The call may make room.
+                self.tell_pressure(before.saturating_add(bytes), bytes);
+                let refused = |_| DeviceError::new(Why::Limit, "limit of the budget", 0);
+                self.try_reserve(bytes).map(drop).map_err(refused)
+            }
         }
+    }
+
+    /// Adds to the reserved bytes unless that exceeds the limit. Returns what they were before.
+    fn try_reserve(&self, bytes: u64) -> Result<u64, u64> {
+        let limit = self.limit().min(LARGEST);
+        let fits = |reserved: u64| reserved.checked_add(bytes).filter(|sum| *sum <= limit);
+        self.0.reserved.try_update(SeqCst, SeqCst, fits)
     }
 
     /// Calls what is due at a high-water mark.
@@ -215,6 +233,9 @@ impl Budget {
                 .filter_map(|mark| std::mem::take(&mut mark.armed).then(|| mark.call.clone()));
             due.collect()
         };
+        if !due.is_empty() {
+            self.0.disarmed.store(true, Relaxed);
+        }
         let (reserved_bytes, limit_bytes, requested_bytes) = (reserved, limit, requested);
         let pressure = Pressure { reserved_bytes, limit_bytes, requested_bytes, budget: self };
         for call in due {
@@ -225,12 +246,17 @@ impl Budget {
     /// Bytes went back to a device, or were not taken.
     fn give_back(&self, bytes: u64) {
         let before = self.0.reserved.fetch_sub(bytes, SeqCst);
-        if before >= self.0.lowest_mark.load(Relaxed) {
-            let limit = self.limit();
-            let mut marks = self.0.marks.lock();
-            let passed = marks.iter_mut().filter(|mark| before - bytes < mark.bytes(limit));
-            passed.for_each(|mark| mark.armed = true);
+        if self.0.disarmed.load(Relaxed) {
+            self.arm(&mut self.0.marks.lock(), before - bytes);
         }
+    }
+
+    /// Arms the marks above a number of reserved bytes.
+    fn arm(&self, marks: &mut [HighWater], reserved: u64) {
+        let limit = self.limit();
+        let passed = marks.iter_mut().filter(|mark| reserved < mark.bytes(limit));
+        passed.for_each(|mark| mark.armed = true);
+        self.0.disarmed.store(!marks.iter().all(|mark| mark.armed), Relaxed);
     }
 
     /// Bytes that may still be reserved.
@@ -238,16 +264,15 @@ impl Budget {
         self.limit().saturating_sub(self.reserved_bytes())
     }
 
-    /// Trims all pools but the one at an address.
-    fn trim_but(&self, bytes: u64, but: *const ()) -> u64 {
-        if bytes == 0 {
-            return 0;
-        }
+    /// Trims all pools but the one at an address; `None` if there are no others.
+    fn trim_but(&self, bytes: u64, but: *const ()) -> Option<u64> {
         let pools: Vec<_> = self.0.pools.lock().iter().filter_map(Weak::upgrade).collect();
-        pools.iter().filter(|pool| pool.address() != but).fold(0, |given_back, pool| {
+        let mut others = pools.iter().filter(|pool| pool.address() != but).peekable();
+        others.peek()?;
+        Some(others.fold(0, |given_back, pool| {
             let more = bytes.saturating_sub(given_back);
             given_back + if more > 0 { pool.give_back(more) } else { 0 }
-        })
+        }))
     }
 
     /// Adds a pool.
@@ -270,7 +295,7 @@ impl Budget {
             }
             members
         };
-        // The last of a pool may go here: without the lock.
+        // This may be the last reference to a pool, whose drop takes the lock.
         drop(pools);
     }
 

@@ -12,13 +12,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use tag::Tag;
 
-/// Is told what a pool does. A closure is one; [`Breakdown`](crate::Breakdown),
+/// Receives the events of a pool. A closure is one; [`Breakdown`](crate::Breakdown),
 /// [`LeakTracker`](crate::LeakTracker) and [`RmmLog`](crate::RmmLog) are others.
 ///
 /// The pool calls it on the thread of the request or free, with no lock held: after an allocation,
 /// before a free, after an eviction. Calls of several threads overlap, and the order of two of them
 /// need not be that of the two operations. A panic in it is caught and forgotten, since a drop may
-/// not panic. What it allocates from pools itself is not observed.
+/// not panic. What it allocates and frees itself is not observed, so it must not free a buffer that
+/// other code allocated: a leak tracker would keep it.
 ///
 /// A pool with observers takes and frees each block off the hit path, at some dozens of
 /// nanoseconds more. One without them pays one load and one branch.

@@ -226,16 +226,30 @@ impl<A: DeviceAllocator> BucketPool<A> {
         kind: A::Kind,
         zeroed: bool,
     ) -> Result<PooledBuffer<A>, AllocError> {
-        let short = match self.try_lend(stream, bytes, kind, zeroed) {
-            Ok(buffer) => return Ok(buffer),
-            Err(short) => short,
-        };
-        // It may have given memory back that a request which waits can have.
-        self.budget().wake();
         if let Some(timeout) = self.patience
-            && short.cause.is_want_of_memory()
+            && self.budget().is_awaited()
         {
-            return self.wait_for(stream, bytes, (kind, zeroed), timeout);
+            // It may not pass the requests that wait already.
+            return self.wait_for(stream, bytes, (kind, zeroed), timeout, None);
+        }
+        let lent = self.try_lend(stream, bytes, kind, zeroed);
+        let short = match lent {
+            Ok(buffer) => {
+                // It may have given more back than it needed.
+                self.budget().wake();
+                return Ok(buffer);
+            }
+            // A thread that is not here any more may hold the lock of those that wait.
+            Err(short) if short.cause.why == Why::Forked => short,
+            Err(short) => {
+                self.budget().wake();
+                short
+            }
+        };
+        if let Some(timeout) = self.patience
+            && self.may_wait(&short)
+        {
+            return self.wait_for(stream, bytes, (kind, zeroed), timeout, Some(short));
         }
         Err(self.store().refuse(short, bytes, self.tag))
     }
@@ -271,6 +285,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         if bytes_to_clear > 0
             && let Err(cause) = buffer.zero(bytes_to_clear, stream)
         {
+            buffer.guard(fresh, true);
             drop(buffer.detach()); // whatever is wrong with it, the next one is another
             return Err(Short::early(cause, bytes));
         }

@@ -1,7 +1,7 @@
 //! One limit for several pools.
 
 use pool_core::sim::SimDevice;
-use pool_core::{BucketPool, Budget, MIB, Why};
+use pool_core::{ArenaConfig, BucketPool, Budget, MIB, Why};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -31,6 +31,30 @@ fn a_pool_that_is_short_takes_what_others_cache() {
     assert_eq!((a.reserved_bytes(), b.reserved_bytes(), c.reserved_bytes()), (0, 0, 4 * MIB));
     assert_eq!((kept.size() + more.size(), budget.reserved_bytes()), (4 * MIB, 4 * MIB));
     assert_eq!(c.stats().served_by.trimmed, 1);
+}
+
+/// The device is full, and no limit is: what other pools of the budget cache serves the request.
+#[test]
+fn a_pool_of_a_full_device_takes_what_others_cache() {
+    let (device, budget) = (SimDevice::with_capacity(4 * MIB), Budget::default());
+    let [a, b] = [(); 2].map(|()| BucketPool::builder(device.clone()).budget(&budget).build());
+    for bytes in [MIB, 2 * MIB] {
+        drop(a.allocate(bytes).unwrap());
+    }
+    assert_eq!(b.allocate(4 * MIB).unwrap().size(), 4 * MIB);
+    assert_eq!(a.reserved_bytes(), 0);
+}
+
+/// A request takes a whole page of the device, for which there is less room than for its bytes.
+#[test]
+fn an_arena_whose_page_exceeds_what_is_left_takes_what_others_cache() {
+    let budget = Budget::new(3 * MIB);
+    let [other] = pools(&budget);
+    drop(other.allocate(2 * MIB).unwrap());
+    let builder = BucketPool::builder(SimDevice::new()).budget(&budget);
+    let pool = builder.arena(ArenaConfig::pages(2 * MIB, 0.0)).build();
+    assert!(pool.allocate(4096).is_ok());
+    assert_eq!(other.reserved_bytes(), 0);
 }
 
 #[test]
@@ -99,6 +123,36 @@ fn marks_call_once_each_time_they_are_reached() {
     assert_eq!(*seen.lock().unwrap(), [(0.5, 5), (0.8, 8), (0.8, 8)]);
     budget.set_limit(4 * MIB);
     assert_eq!(budget.reserved_bytes(), 9 * MIB);
+}
+
+#[test]
+fn a_limit_that_rises_arms_the_marks_above_the_reserved_bytes() {
+    let (budget, calls) = (Budget::new(10 * MIB), Arc::new(AtomicU64::new(0)));
+    let count = calls.clone();
+    budget.on_high_water(0.9, move |_| {
+        count.fetch_add(1, Relaxed);
+    });
+    let [pool] = pools(&budget);
+    let mut held: Vec<_> = (0..9).map(|_| pool.allocate(MIB).unwrap()).collect();
+    assert_eq!(calls.load(Relaxed), 1);
+    budget.set_limit(20 * MIB);
+    held.extend((9..18).map(|_| pool.allocate(MIB).unwrap()));
+    assert_eq!(calls.load(Relaxed), 2, "18 of 20 MiB");
+}
+
+/// A request that passes the mark and the limit at once may be served by what the call drops.
+#[test]
+fn a_mark_is_told_of_a_request_that_would_exceed_the_limit() {
+    let (budget, spare) = (Budget::new(10 * MIB), Arc::new(Mutex::new(None)));
+    let [pool] = pools(&budget);
+    let taken = spare.clone();
+    budget.on_high_water(0.9, move |pressure| {
+        assert_eq!(pressure.reserved_bytes, 12 * MIB);
+        drop(taken.lock().unwrap().take());
+        pressure.trim(pressure.requested_bytes);
+    });
+    *spare.lock().unwrap() = Some(pool.allocate(8 * MIB).unwrap());
+    assert!(pool.allocate(4 * MIB).is_ok());
 }
 
 #[test]

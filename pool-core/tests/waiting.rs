@@ -86,6 +86,28 @@ fn a_request_that_no_return_could_serve_is_refused_at_once() {
 }
 
 #[test]
+fn a_request_that_no_return_could_serve_is_refused_at_once_behind_others_too() {
+    let pool = pool_of(1);
+    let _held = pool.allocate(MIB).unwrap();
+    let mut first = pool.allocate_async(MIB);
+    assert!(poll(&mut first, Waker::noop()).is_pending());
+    let refused = pool.allocate_timeout(3 * MIB, Duration::MAX).unwrap_err();
+    assert_eq!((refused.why(), pool.budget().waiting()), (Why::Limit, 1));
+}
+
+#[test]
+fn a_handle_that_waits_does_not_pass_requests_that_wait_already() {
+    let pool = pool_of(1);
+    let held = pool.allocate(MIB).unwrap();
+    let mut first = pool.allocate_async(MIB);
+    assert!(poll(&mut first, Waker::noop()).is_pending());
+    drop(held);
+    let refused = pool.waiting(Duration::from_micros(1)).allocate(MIB).unwrap_err();
+    assert_eq!(refused.why(), Why::TimedOut);
+    assert!(poll(&mut first, Waker::noop()).is_ready());
+}
+
+#[test]
 fn a_request_whose_time_is_over_says_so_with_figures() {
     let pool = pool_of(1);
     let _held = pool.allocate(MIB).unwrap();

@@ -8,8 +8,10 @@
 
 use pool_core::{AllocError, ArenaConfig, BucketPolicy, BucketPool, KIB, MIB, Why};
 use pool_host::HostAllocator;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
+use std::time::Duration;
 
 type Pool = BucketPool<HostAllocator>;
 
@@ -25,6 +27,23 @@ fn pools() -> [(&'static str, Pool); 3] {
         ("limit", builder().cached_limit(MIB).build()),
         ("arena", builder().arena(ArenaConfig::grow()).build()),
     ]
+}
+
+/// Runs a test of this program again in its own process, unless this is that process. Returns
+/// whether it did.
+///
+/// The standard library holds a lock of its own while a thread starts or ends. A child that is
+/// forked in between can start no thread. So no other test may run meanwhile.
+fn ran_alone(test: &str) -> bool {
+    if std::env::var_os("ALONE").is_some() {
+        return false;
+    }
+    let mut program = std::process::Command::new(std::env::current_exe().unwrap());
+    program.args(["--exact", test, "--nocapture"]).env("ALONE", "1");
+    let output = program.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    print!("{}", String::from_utf8_lossy(&output.stdout));
+    true
 }
 
 /// Allocates blocks of many sizes, with hits and misses, and frees them. Returns whether each kept
@@ -84,9 +103,13 @@ fn fork(pool: &Pool) -> i32 {
 #[test]
 #[cfg_attr(miri, ignore = "Miri has no `fork`")]
 fn in_children_of_a_busy_process_a_pool_works_or_reports_the_fork() {
+    if ran_alone("in_children_of_a_busy_process_a_pool_works_or_reports_the_fork") {
+        return;
+    }
     for (name, pool) in pools() {
-        let stop = AtomicBool::new(false);
+        let (stop, start) = (AtomicBool::new(false), Barrier::new(3));
         let busy = |seed| {
+            start.wait();
             while !stop.load(Relaxed) {
                 assert!(churn(&pool, seed).unwrap());
                 pool.trim(MIB).unwrap();
@@ -97,6 +120,7 @@ fn in_children_of_a_busy_process_a_pool_works_or_reports_the_fork() {
                 let busy = &busy;
                 scope.spawn(move || busy(seed));
             }
+            start.wait(); // no thread starts while this one forks
             let statuses: Vec<i32> = (0..CHILDREN).map(|_| fork(&pool)).collect();
             stop.store(true, Relaxed);
             statuses
@@ -111,10 +135,51 @@ fn in_children_of_a_busy_process_a_pool_works_or_reports_the_fork() {
 #[test]
 #[cfg_attr(miri, ignore = "Miri has no `fork`")]
 fn in_a_child_of_a_quiet_process_a_pool_works() {
+    if ran_alone("in_a_child_of_a_quiet_process_a_pool_works") {
+        return;
+    }
     for (name, pool) in pools() {
         let parked = pool.clone();
         thread::spawn(move || churn(&parked, 5)).join().unwrap().unwrap();
         assert_eq!((name, fork(&pool)), (name, 0));
         assert!(churn(&pool, 6).unwrap(), "{name}: the parent goes on");
     }
+}
+
+/// A thread of the parent waited for memory at the fork. It is not in the child, so a request there
+/// must not wait behind it.
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no `fork`")]
+fn in_a_child_no_request_waits_behind_one_of_the_parent() {
+    if ran_alone("in_a_child_no_request_waits_behind_one_of_the_parent") {
+        return;
+    }
+    let pool = BucketPool::builder(HostAllocator::new()).reserved_limit(MIB).build();
+    let held = pool.allocate(MIB).unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| pool.allocate_timeout(MIB, Duration::MAX).map(drop));
+        while pool.budget().waiting() == 0 {
+            thread::yield_now();
+        }
+        // SAFETY: as in `fork`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as in `fork`.
+            unsafe { libc::alarm(SECONDS) };
+            let refusals = [
+                pool.allocate_timeout(MIB, Duration::MAX).unwrap_err(),
+                pool.waiting(Duration::MAX).allocate(MIB).unwrap_err(),
+                pool.allocate(MIB).unwrap_err(),
+            ];
+            let well = refusals.iter().all(|refusal| refusal.why() == Why::Forked);
+            // SAFETY: as in `fork`.
+            unsafe { libc::_exit(i32::from(!well)) }
+        }
+        let mut status = -1;
+        // SAFETY: `status` is a live local variable that `waitpid` may write to.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!(status, 0);
+        drop(held);
+        waits.join().unwrap().unwrap();
+    });
 }

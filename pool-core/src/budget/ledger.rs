@@ -76,9 +76,9 @@ impl Ledger {
         bytes <= self.limit().min(self.budget.limit()).min(LARGEST)
     }
 
-    /// Gives back cached memory of the other pools of the budget. `own`: the address of this pool's
-    /// store.
-    pub(crate) fn trim_others(&self, own: *const (), bytes: u64) -> u64 {
+    /// Gives back cached memory of the other pools of the budget; `None` if there are none. `own`:
+    /// the address of this pool's store.
+    pub(crate) fn trim_others(&self, own: *const (), bytes: u64) -> Option<u64> {
         self.budget.trim_but(bytes, own)
     }
 

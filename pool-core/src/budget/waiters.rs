@@ -65,6 +65,11 @@ impl Waiters {
         self.line.is_locked()
     }
 
+    /// Whether a request is the first.
+    pub(crate) fn is_first(&self, id: u64) -> bool {
+        self.line.lock().waiting.front().is_some_and(|waiter| waiter.id == id)
+    }
+
     /// Adds a request. Returns its number, and whether no other waits.
     pub(crate) fn join(&self) -> (u64, bool) {
         let mut line = self.line.lock();

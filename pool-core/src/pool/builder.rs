@@ -162,7 +162,8 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
 
     /// Called when all else has failed and a request would be refused, with its bytes: a program
     /// may drop buffers here, and says whether it is worth another try. It is asked at most eight
-    /// times for a request, on the thread that made it, with no lock held.
+    /// times for a request, on the thread that made it, with no lock held; for a request that waits
+    /// ([`BucketPool::allocate_timeout`]), at most eight times at each of its tries.
     ///
     /// The pool drops the closure when its last clone is dropped, and with it the buffers that the
     /// closure holds. A closure that holds a clone of the pool keeps the pool open.

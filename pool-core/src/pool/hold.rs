@@ -117,6 +117,9 @@ where
 {
     fn send_frees_past_caches(&self, on: bool) {
         let store = self.store();
+        if store.is_forked() {
+            return; // a thread that is not here any more may hold a cache
+        }
         store.flags.set(AWAITED, on);
         if on {
             store.caches.enter_each();

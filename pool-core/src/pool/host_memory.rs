@@ -46,11 +46,13 @@ pub unsafe trait HostMemory:
     ///
     /// [`Why::OutOfRange`] if they lie outside of the view.
     unsafe fn copy_in(view: &Self::View<'_>, offset: u64, from: &[u8]) -> Result<(), DeviceError> {
-        // SAFETY: valid, initialised bytes, as the trait promises, which no other code uses, as the
-        // caller promises.
-        let bytes = unsafe { Self::bytes(view).as_mut() };
+        let bytes = Self::bytes(view);
         let range = part(bytes.len(), offset, from.len(), "write to host memory")?;
-        bytes[range].copy_from_slice(from);
+        // SAFETY: the range lies in the view.
+        let to = unsafe { bytes.cast::<u8>().add(range.start) };
+        // SAFETY: the trait promises valid bytes. No other code uses them, as the caller promises,
+        // so `from` is elsewhere.
+        unsafe { to.copy_from_nonoverlapping(NonNull::from(from).cast(), from.len()) };
         Ok(())
     }
 
@@ -69,11 +71,13 @@ pub unsafe trait HostMemory:
         offset: u64,
         to: &mut [u8],
     ) -> Result<(), DeviceError> {
-        // SAFETY: valid, initialised bytes, as the trait promises, which no other code writes, as
-        // the caller promises.
-        let bytes = unsafe { Self::bytes(view).as_ref() };
+        let bytes = Self::bytes(view);
         let range = part(bytes.len(), offset, to.len(), "read from host memory")?;
-        to.copy_from_slice(&bytes[range]);
+        // SAFETY: the range lies in the view.
+        let from = unsafe { bytes.cast::<u8>().add(range.start) };
+        // SAFETY: the trait promises valid, initialised bytes. No other code writes them, as the
+        // caller promises, so `to`, which is borrowed alone, is elsewhere.
+        unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut *to).cast(), to.len()) };
         Ok(())
     }
 }

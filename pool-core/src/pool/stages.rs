@@ -8,8 +8,8 @@
 //! 4. with an arena, neighbours that coalesce, and then 1 to 3 again;
 //! 5. the device, after the deferred frees;
 //! 6. cached memory given back, oldest first, as many bytes as are missing, and 1 to 5 again; then
-//!    that of other pools, where the budget is short; then all of it, again and again while another
-//!    thread has memory between pool and device;
+//!    as many of the other pools of the budget; then all of the pool, and all of the others, again
+//!    and again while another thread has memory between pool and device;
 //! 7. the program ([`PoolBuilder::on_shortage`](crate::PoolBuilder::on_shortage)), and 1 to 5
 //!    again;
 //! 8. an error that says why.
@@ -59,6 +59,7 @@ enum Trim {
     Missing,
     Others,
     All,
+    AllOthers,
 }
 
 /// A grant, and the stage that served it.
@@ -105,7 +106,7 @@ impl<A: DeviceAllocator> Store<A> {
             Ok(grant) => return Ok(grant),
             Err(error) => error,
         };
-        let mut trims = [Trim::Missing, Trim::Others, Trim::All].into_iter();
+        let mut trims = [Trim::Missing, Trim::Others, Trim::All, Trim::AllOthers].into_iter();
         while short.is_want_of_memory() {
             let given_back = match trims.next() {
                 Some(trim) => self.trim_for(want, trim, &mut progress.stage),
@@ -134,18 +135,24 @@ impl<A: DeviceAllocator> Store<A> {
     /// Gives cached memory back for a request. Returns the bytes, or `None` if there is nothing to
     /// try in this step.
     fn trim_for(&self, want: &Want<'_, A>, trim: Trim, stage: &mut Stage) -> Option<u64> {
-        let (own, of_budget) = self.ledger.missing(want.class.bytes);
-        *stage = |stages| &mut stages.trimmed;
-        match (trim, own.max(of_budget)) {
-            // The device is short, not a limit.
-            (Trim::Missing, 0) => Some(self.trim_short(want.class.bytes)),
-            (Trim::Missing, bytes) => Some(self.trim_short(bytes)),
-            (Trim::Others, _) if of_budget == 0 => None,
-            (Trim::Others, _) => Some(self.trim_others(of_budget)),
-            (Trim::All, _) => {
-                *stage = |stages| &mut stages.cleared;
-                Some(self.trim_short(u64::MAX))
-            }
+        let bytes = self.book.bytes_to_grow(want.class.bytes);
+        let (own, of_budget) = self.ledger.missing(bytes);
+        let missing = match own.max(of_budget) {
+            0 => bytes, // the device is short, not a limit
+            missing => missing,
+        };
+        *stage = match trim {
+            Trim::Missing | Trim::Others => |stages| &mut stages.trimmed,
+            Trim::All | Trim::AllOthers => |stages| &mut stages.cleared,
+        };
+        // Other pools cannot help a pool that is at its own limit.
+        let by_others = own == 0 || of_budget > 0;
+        match trim {
+            Trim::Missing => Some(self.trim_short(missing)),
+            Trim::All => Some(self.trim_short(u64::MAX)),
+            Trim::Others if by_others => self.trim_others(missing),
+            Trim::AllOthers if by_others => self.trim_others(u64::MAX),
+            Trim::Others | Trim::AllOthers => None,
         }
     }
 
@@ -154,8 +161,8 @@ impl<A: DeviceAllocator> Store<A> {
         self.trim(Goal { bytes, reason: Reason::Shortage }).0
     }
 
-    /// Gives back cached memory of the other pools of the budget.
-    fn trim_others(&self, bytes: u64) -> u64 {
+    /// Gives back cached memory of the other pools of the budget; `None` if there are none.
+    fn trim_others(&self, bytes: u64) -> Option<u64> {
         self.ledger.trim_others(self.address(), bytes)
     }
 

@@ -44,12 +44,21 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// ```
     pub fn warm_up(&self, classes: &[(u64, usize)]) -> Result<(), AllocError> {
         let on = self.allocator().clock().default_stream();
+        let guarded = self.store().guards.is_some();
         for (bytes, count) in classes {
+            if guarded {
+                // Guards know freed memory by its contents.
+                let buffers = std::iter::repeat_with(|| self.allocate(*bytes)).take(*count);
+                buffers.collect::<Result<Vec<_>, _>>()?;
+                continue;
+            }
             let want = self.want((on, on), *bytes, A::Kind::default());
             let want = want.ok_or_else(|| self.cause((on, on), *bytes, A::Kind::default()));
             let want = want.map(|want| Want { private: None, ..want });
             let warm = want.and_then(|want| self.store().warm_up(&want, *count));
-            warm.map_err(|error| self.store().error(error, *bytes, *bytes, 0))?;
+            // It may have given memory back for blocks that it did not get in the end.
+            warm.inspect_err(|_| self.budget().wake())
+                .map_err(|error| self.store().error(error, *bytes, *bytes, 0))?;
         }
         Ok(())
     }
@@ -172,7 +181,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// driver. What the pool has cached is not free for the driver.
     ///
     /// ```
-    /// use pool_core::{BucketPool, MIB, sim::SimDevice};
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, MIB, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::with_capacity(8 * MIB));
     /// let _buffer = pool.allocate(2 * MIB)?;

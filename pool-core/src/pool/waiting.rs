@@ -28,6 +28,10 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// While a request waits, frees in these pools take the book's lock.
     ///
+    /// The submit of work wakes no request. So one that needs memory behind work that is not
+    /// submitted (an open scope of wgpu, a capture) waits for the next return of memory, or until
+    /// its time is over: submit before you wait.
+    ///
     /// # Errors
     ///
     /// [`Why::TimedOut`] with the pool's figures when the time is over. At once, and as for
@@ -72,18 +76,21 @@ impl<A: DeviceAllocator> BucketPool<A> {
         bytes: u64,
         timeout: Duration,
     ) -> Result<PooledBuffer<A>, AllocError> {
-        self.wait_for(stream, bytes, (A::Kind::default(), false), timeout)
+        self.wait_for(stream, bytes, (A::Kind::default(), false), timeout, None)
     }
 
-    /// Blocks for at most `timeout` until there is memory of a kind, zeroed or not.
+    /// Blocks for at most `timeout` until there is memory of a kind, zeroed or not. `refused`: the
+    /// refusal of a try that the caller has made.
     pub(super) fn wait_for(
         &self,
         stream: &StreamOf<A>,
         bytes: u64,
         what: (A::Kind, bool),
         timeout: Duration,
+        refused: Option<Short>,
     ) -> Result<PooledBuffer<A>, AllocError> {
         let mut request = self.request(stream, bytes, what);
+        request.refused = refused;
         // A request that need not wait needs no waker.
         if let Poll::Ready(done) = request.advance(Waker::noop()) {
             return done;
@@ -96,7 +103,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             }
             match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
                 None => thread::park(),
-                Some(Duration::ZERO) => return Err(request.time_out()),
+                Some(Duration::ZERO) => return request.time_out(),
                 Some(left) => thread::park_timeout(left),
             }
         }
@@ -161,6 +168,14 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.request(stream, bytes, (A::Kind::default(), false))
     }
 
+    /// Whether a return of memory could turn a refusal into success.
+    pub(super) fn may_wait(&self, short: &Short) -> bool {
+        let ledger = &self.store().ledger;
+        short.cause.is_want_of_memory()
+            && ledger.could_hold(short.rounded)
+            && ledger.budget.reserved_bytes() > 0
+    }
+
     fn request(
         &self,
         stream: &StreamOf<A>,
@@ -190,12 +205,15 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
     /// Tries, if it is its turn. `waker` is called when it should try again.
     fn advance(&mut self, waker: &Waker) -> Poll<Result<PooledBuffer<A>, AllocError>> {
         if self.place.is_none() {
-            if !self.pool.budget().is_awaited()
+            if self.tries_before_it_waits()
                 && let Some(done) = self.try_now()
             {
                 return Poll::Ready(done);
             }
-            self.place = Some(self.pool.budget().begin_waiting());
+            let budget = self.pool.budget();
+            self.place = Some(budget.begin_waiting());
+            // What the try above gave back may serve a request that began to wait meanwhile.
+            budget.wake();
             let clock = self.pool.allocator().clock();
             let stream = clock.lane(clock.mark(&self.stream));
             let (tag, requested) = (self.pool.tag, self.bytes);
@@ -214,11 +232,21 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
         }
     }
 
+    /// Whether it tries before it waits: not behind requests that wait already, unless it could be
+    /// refused at once.
+    fn tries_before_it_waits(&self) -> bool {
+        if !self.pool.budget().is_awaited() {
+            return self.refused.is_none();
+        }
+        let want = self.pool.want((&self.stream, &self.stream), self.bytes, self.kind);
+        want.is_none_or(|want| !self.pool.store().ledger.could_hold(want.class.bytes))
+    }
+
     /// Allocates, or returns `None` if a return of memory could serve the request.
     fn try_now(&mut self) -> Option<Result<PooledBuffer<A>, AllocError>> {
         match self.pool.try_lend(&self.stream, self.bytes, self.kind, self.zeroed) {
             Ok(buffer) => Some(Ok(buffer)),
-            Err(short) if self.may_wait(&short) => {
+            Err(short) if self.pool.may_wait(&short) => {
                 self.refused = Some(short);
                 None
             }
@@ -226,20 +254,18 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
         }
     }
 
-    /// Whether a return of memory could turn a refusal into success.
-    fn may_wait(&self, short: &Short) -> bool {
-        let ledger = &self.pool.store().ledger;
-        short.cause.is_want_of_memory()
-            && ledger.could_hold(short.rounded)
-            && ledger.budget.reserved_bytes() > 0
-    }
-
-    /// The time is over.
-    fn time_out(mut self) -> AllocError {
+    /// The time is over. Tries once more if it is the first: work that was not submitted when it
+    /// tried last, so that memory behind it could not be had, may be submitted now.
+    fn time_out(mut self) -> Result<PooledBuffer<A>, AllocError> {
+        let is_first = self.place.is_some_and(|id| self.pool.budget().waiters().is_first(id));
+        if is_first && let Some(done) = self.try_now() {
+            self.leave();
+            return done;
+        }
         self.leave();
         let cause = DeviceError::new(Why::TimedOut, "wait for memory", 0);
         let short = self.refused.unwrap_or(Short::early(cause, self.bytes));
-        self.pool.store().refuse(Short { cause, ..short }, self.bytes, self.pool.tag)
+        Err(self.pool.store().refuse(Short { cause, ..short }, self.bytes, self.pool.tag))
     }
 
     fn leave(&mut self) {

@@ -201,6 +201,12 @@ impl<A: DeviceAllocator> PoolBook<A> {
         self.blocks
     }
 
+    /// The bytes that the device must give for a request of this many: whole pages, if it has any.
+    pub(crate) fn bytes_to_grow(&self, bytes: u64) -> u64 {
+        let page = self.pages.as_ref().map_or(1, |pages| pages.page_bytes);
+        bytes.checked_next_multiple_of(page).unwrap_or(bytes)
+    }
+
     /// Whether threads cache blocks: not where it would change where blocks are placed.
     pub(crate) fn has_caches(&self) -> bool {
         self.caches

@@ -2,6 +2,7 @@
 //! both has entered the cache first.
 
 use super::BookState;
+use crate::block::flags::AWAITED;
 use crate::block::record::RecordOwner;
 use crate::block::request::{Key, Want};
 use crate::cache::tally::Changes;
@@ -113,7 +114,9 @@ impl<A: DeviceAllocator> Store<A> {
         state.settle(&mut cache);
         state.figures.freed(bytes, record.requested);
         self.book.show_turn(state.book.turn);
-        let fits = record.pooled && bytes <= self.caches.largest;
+        // A request that waits, perhaps of another thread, has the next claim on the block.
+        let awaited = self.flags.any(AWAITED);
+        let fits = record.pooled && bytes <= self.caches.largest && !awaited;
         let room = fits && state.extend_lease(&mut cache, (key, bytes), &self.bounds);
         let more = if room { state.grant_rooms(&mut cache, key, bytes, &self.bounds) } else { 0 };
         record.turn = cache.turn();
