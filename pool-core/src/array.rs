@@ -40,7 +40,7 @@ use std::marker::PhantomData;
 ///     array.write(&values)?;
 ///     Ok(array.to_vec()?)
 /// }
-/// let pool = BucketPool::new(pool_core::sim::SimDevice::new());
+/// let pool = BucketPool::new(bucketpool::sim::SimDevice::new());
 /// assert_eq!(negate(&pool)?, [-1.0, -2.0, -3.0, -4.0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

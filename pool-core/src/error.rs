@@ -16,7 +16,8 @@ pub struct DeviceError {
     /// The call that failed, in the device's own words, such as `cuMemAlloc`.
     pub call: &'static str,
     /// The device's own code for it, 0 where it has none. For [`Why::TooLarge`] the most bytes that
-    /// are possible, and for [`Why::OutOfRange`] the last byte that was asked for, where known.
+    /// are possible, for [`Why::OutOfRange`] the last byte that was asked for, where known, and for
+    /// [`Why::Unaligned`] the offset or the length.
     pub code: i64,
 }
 
@@ -42,6 +43,8 @@ pub enum Why {
     NotSubmitted,
     /// Bytes beyond the end of a buffer.
     OutOfRange,
+    /// An offset or a length is no multiple of the device's words.
+    Unaligned,
     /// A request waited for memory, and its time is over.
     TimedOut,
     /// Anything else; the code says more.
@@ -78,6 +81,7 @@ impl fmt::Display for Why {
             Self::Foreign => "it belongs to another allocator",
             Self::NotSubmitted => "the work before it is not submitted",
             Self::OutOfRange => "beyond the end",
+            Self::Unaligned => "an offset or a length is no multiple of a word",
             Self::TimedOut => "no memory in time",
             Self::Other => "the device refused",
         })
@@ -93,6 +97,7 @@ impl fmt::Display for Code {
             Self(_, 0) => Ok(()),
             Self(Why::TooLarge, most) => write!(f, ", at most {most} B"),
             Self(Why::OutOfRange, end) => write!(f, ", at byte {end}"),
+            Self(Why::Unaligned, bytes) => write!(f, ": {bytes} B"),
             Self(_, code) => write!(f, " (code {code})"),
         }
     }

@@ -228,8 +228,11 @@ fn an_observer_that_panics_or_allocates_disturbs_nothing() {
 /// Buffers go round fifty threads. At rest no figure contradicts another.
 #[test]
 fn figures_agree_after_fifty_threads_have_handed_buffers_around() {
-    for cached_limit in [u64::MAX, MIB] {
-        let pool = builder().cached_limit(cached_limit).build();
+    for (arena, cached_limit) in [(false, u64::MAX), (false, MIB), (true, u64::MAX), (true, MIB)] {
+        let pool = match arena {
+            true => builder().arena(ArenaConfig::grow()).cached_limit(cached_limit).build(),
+            false => builder().cached_limit(cached_limit).build(),
+        };
         let (give, take) = std::sync::mpsc::channel::<PooledBuffer<SimDevice>>();
         let take = Arc::new(Mutex::new(take));
         std::thread::scope(|scope| {
@@ -245,7 +248,7 @@ fn figures_agree_after_fifty_threads_have_handed_buffers_around() {
         });
         drop(give);
         drop(take);
-        let stats = pool.stats_exact();
+        let stats = pool.stats();
         assert_eq!((stats.allocations, stats.deallocations), (5000, 5000), "{stats}");
         assert_eq!((stats.requested_bytes, stats.allocated_bytes), (0, 0), "{stats}");
         assert_eq!(stats.hits + stats.misses, 5000, "{stats}");
@@ -254,5 +257,7 @@ fn figures_agree_after_fifty_threads_have_handed_buffers_around() {
         assert!(stats.allocated_peak_bytes <= stats.reserved_peak_bytes, "{stats}");
         assert!(stats.peak_cached_bytes <= stats.reserved_peak_bytes, "{stats}");
         assert!(stats.cached_bytes <= stats.peak_cached_bytes, "{stats}");
+        let ordered = [stats.requested_bytes, stats.allocated_bytes, stats.active_bytes];
+        assert!(ordered.is_sorted() && stats.active_bytes <= stats.reserved_bytes, "{stats}");
     }
 }

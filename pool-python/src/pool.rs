@@ -121,10 +121,17 @@ fn dict_of<'py>(py: Python<'py>, stats: &PageHeapStats) -> PyResult<Bound<'py, P
     Ok(dict)
 }
 
-/// Reads a size: a number of bytes, or a number with K, M or G (powers of 1024).
+/// Reads a size: a number of bytes, or a number with K, M or G (powers of 1024). Refuses 1 to 4095
+/// bytes, which are far more often meant in MiB.
 fn bytes_of(size: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let too_few = |bytes: u64| {
+        (1..4096).contains(&bytes).then(|| {
+            let error = format!("{bytes} bytes; expected 4096 or more, or \"{bytes}M\" for MiB");
+            PyValueError::new_err(error)
+        })
+    };
     if let Ok(bytes) = size.extract::<u64>() {
-        return Ok(bytes);
+        return too_few(bytes).map_or(Ok(bytes), Err);
     }
     let expected = "expected bytes, or text such as \"512M\" (K, M or G)";
     let Ok(text) = size.extract::<String>() else {
@@ -150,6 +157,9 @@ fn bytes_of(size: &Bound<'_, PyAny>) -> PyResult<u64> {
         ),
     };
     let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    if let Some(error) = bytes.filter(|_| unit == 1).and_then(too_few) {
+        return Err(error);
+    }
     bytes.ok_or_else(|| PyValueError::new_err(format!("\"{text}\" is no size; {expected}")))
 }
 

@@ -337,6 +337,8 @@ def test_an_impossible_array_raises_memory_error():
         ({"limit": "5KM"}, ValueError, '"5KM" is no size'),
         ({"limit": "99999999999G"}, ValueError, "is no size"),
         ({"limit": -1}, ValueError, "-1 is no size"),
+        ({"limit": 64}, ValueError, '64 bytes; expected 4096 or more, or "64M" for MiB'),
+        ({"limit": "64"}, ValueError, '64 bytes; expected 4096 or more, or "64M" for MiB'),
         ({"limit": 1.5}, ValueError, "1.5 is no size"),
         ({"limit": []}, TypeError, r"\[\] is no size"),
         ({"decay": -1.0}, ValueError, "decay: -1 s: .* expected seconds, or None"),
@@ -355,7 +357,7 @@ def test_a_wrong_limit_is_named(arguments, error, text):
 def test_a_pool_and_limits_for_another_contradict_each_other():
     pool = bucketpool.Pool()
     with pytest.raises(TypeError, match="expected one of them"):
-        bucketpool.numpy.install(pool, limit=5)
+        bucketpool.numpy.install(pool, limit=5000)
     with pytest.raises(TypeError, match="expected one of them"), bucketpool.numpy.pooled(pool, decay=2):
         pass
 

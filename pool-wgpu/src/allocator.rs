@@ -121,14 +121,15 @@ impl WgpuAllocator {
     /// first, 64 at most:
     ///
     /// - a prologue that was left out, refused by wgpu, or submitted behind the commands that it is
-    ///   for; known once those are done;
+    ///   for, in the same call or a later one; known once those are done;
     /// - in debug builds, a scope that was dropped without [`Scope::submit`] and
     ///   [`Scope::prologue`] after the program had taken buffers of it and not its encoder, so that
     ///   the buffers may be in an encoder that the pool does not know;
     /// - a callback for the loss of the device that replaced the pool's.
     ///
     /// What wgpu does not show: a use of a scope's buffer in another encoder, where the scope's
-    /// own encoder was taken too; and a clone of a buffer or a bind group that outlives its pooled
+    /// own encoder was taken too, or where the scope was flushed behind it; an earlier encoder of
+    /// the frame that was submitted before the prologue; and a clone of a buffer or a bind group that outlives its pooled
     /// buffer, before the buffer goes back to wgpu ([`WgpuAllocator::kept_clones`]).
     #[must_use]
     pub fn faults(&self) -> Vec<DeviceError> {
@@ -260,10 +261,13 @@ impl WgpuAllocator {
     /// # });
     /// let pool = BucketPool::new(WgpuAllocator::new(device, queue));
     /// for _ in 0..10 {
-    ///     let scope = pool.allocator().scope();
+    ///     let mut scope = pool.allocator().scope();
     ///     let on = scope.stream();
     ///     let buffer = pool.allocate_on(&on, KIB)?;
     ///     let group = pool.allocator().bind_group(&layout, &[(0, &buffer.on(&on)?)])?;
+    ///     let mut pass = scope.encoder().begin_compute_pass(&Default::default());
+    ///     pass.set_bind_group(0, &group, &[]);
+    ///     drop(pass);
     ///     scope.submit()?;
     /// }
     /// assert_eq!(pool.allocator().cached_bind_groups(), 1);

@@ -6,11 +6,11 @@
 //! default stream.
 //!
 //! wgpu promises that a buffer reads as zeroes, and keeps the promise once for each buffer. So a
-//! pool over it clears a block before it hands it out again, unless it is built with
+//! pool over it zeroes a block before it hands it out again, unless it is built with
 //! `ZeroPolicy::Never`. The clearing is submitted with the scope, ahead of its commands.
 //!
 //! What the CPU writes and reads goes through [`Uploads`], [`FrameData`] and [`ReadBacks`]; buffers
-//! that can be mapped are in no pool. [`WgpuSlabs`] are for an arena to cut.
+//! that can be mapped are in no pool. [`WgpuSlabs`] are for an arena, which splits them.
 //!
 //! Only a borrowed `&wgpu::Buffer` is lent. `wgpu::Buffer` is `Clone`: a clone that is kept past
 //! the drop of its pooled buffer shows what the next owner writes. A debug build finds one once the

@@ -33,9 +33,9 @@ struct OpenScope {
     /// Zeroing that must run ahead of its present step. No scope takes another's: between taking
     /// and submitting, a block of it could come to another scope, whose write is then zeroed.
     owed: Vec<Owed>,
-    /// Whether a buffer was lent to the program,
+    /// Whether a buffer was lent to the program.
     lent: bool,
-    /// and the scope's own encoder.
+    /// Whether the scope's own encoder was lent to the program.
     recorded: bool,
     /// Its commands were handed to the program, which submits them.
     yielded: bool,

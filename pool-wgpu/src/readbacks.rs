@@ -276,6 +276,13 @@ impl ReadChunk {
             stamp.is_ok_and(|word| (word[0] != 0) != *stamped)
         })
     }
+
+    /// Whether commands have set the word at `at`. The chunk is mapped.
+    pub(crate) fn has_word(&self, at: u64) -> bool {
+        let Some(buffer) = self.buffer() else { return false };
+        let word = buffer.get_mapped_range(at..at + COPY_BUFFER_ALIGNMENT);
+        word.is_ok_and(|word| word[0] != 0)
+    }
 }
 
 impl Drop for ReadChunk {

@@ -6,7 +6,7 @@ use crate::shared::Shared;
 use parking_lot::Mutex;
 use pool_core::{DeviceError, Why};
 use std::sync::Arc;
-use wgpu::CommandEncoder;
+use wgpu::{COPY_BUFFER_ALIGNMENT, CommandEncoder};
 
 /// Bytes of receipts that are kept.
 const KEPT: u64 = 64 << 10;
@@ -24,22 +24,24 @@ impl Receipts {
 
     pub(crate) fn new_receipt(&self) -> Result<Filling, DeviceError> {
         self.look();
-        self.memory.fill(0, 0, true)
+        self.memory.fill(COPY_BUFFER_ALIGNMENT, 0, true)
     }
 
-    /// `prologue` stamps a receipt, and it comes back after `commands`.
+    /// `prologue` zeroes the first word of a receipt and stamps the receipt, and `commands` set the
+    /// word. So the stamp and the word are both there only if the prologue ran before the commands.
     pub(crate) fn issue(
         &self,
         receipt: &Filling,
         prologue: &mut CommandEncoder,
-        commands: &CommandEncoder,
+        commands: &mut CommandEncoder,
     ) {
-        receipt.stamp(prologue);
+        receipt.begin_elsewhere(prologue);
+        receipt.set_word(commands, 0);
         receipt.map_after(commands);
         self.expected.lock().push(receipt.chunk.clone());
     }
 
-    /// Notes the faults of prologues whose receipts came back without a stamp.
+    /// Notes the faults of prologues whose receipts came back without the stamp or the word.
     pub(crate) fn look(&self) {
         let came: Vec<_> = {
             let mut expected = self.expected.lock();
@@ -48,7 +50,7 @@ impl Receipts {
         for chunk in came {
             let shared = chunk.shared();
             let mapped = chunk.arrival.outcome() == Some(Outcome::Mapped);
-            if mapped && !shared.is_lost() && !chunk.brought() {
+            if mapped && !shared.is_lost() && !(chunk.brought() && chunk.has_word(0)) {
                 let call = "a prologue that was left out, refused, or submitted too late";
                 shared.note(DeviceError::new(Why::NotSubmitted, call, 0));
             }

@@ -57,9 +57,11 @@ pub struct Scope {
     recording: Recording,
     /// Placed data that the device knows and later commands may still read.
     placed: Vec<Unmapped>,
-    /// Memory that its read-backs go to,
+    /// Memory that read-backs of the present step go to.
     reads: Vec<Filling>,
-    /// and those by commands of the program.
+    /// Memory that read-backs of earlier steps go to, which are not submitted yet.
+    reads_before: Vec<Filling>,
+    /// Memory that read-backs by commands of the program go to.
     reads_elsewhere: Vec<Filling>,
     eager: bool,
     /// It was handed over as a prologue.
@@ -77,6 +79,7 @@ impl Scope {
             recording: Recording::default(),
             placed: Vec::new(),
             reads: Vec::new(),
+            reads_before: Vec::new(),
             reads_elsewhere: Vec::new(),
             eager: false,
             yielded: false,
@@ -137,8 +140,8 @@ impl Scope {
     ///
     /// # Errors
     ///
-    /// [`Why::Unsupported`] where offset or length is no multiple of 4 bytes or the buffer is too
-    /// short, [`Why::Foreign`] for uploads of another device or a view of another stream,
+    /// [`Why::Unaligned`] where offset or length is no multiple of 4 bytes, [`Why::OutOfRange`] where
+    /// the buffer is too short, [`Why::Foreign`] for uploads of another device or a view of another stream,
     /// [`Why::OutOfMemory`] where staging memory cannot be had, and [`Why::Limit`] where it would
     /// pass the bound that the uploads were made with.
     pub fn upload(
@@ -172,8 +175,7 @@ impl Scope {
         self.shared().living()?;
         let place = to.place();
         self.may_use(&place)?;
-        let what = "upload: offset and length in words, inside of the buffer";
-        let (at, _) = place.range(BufferUsages::COPY_DST, offset, bytes, what)?;
+        let (at, _) = place.range(BufferUsages::COPY_DST, offset, bytes, "upload")?;
         if bytes == 0 {
             return Ok(write(WriteOnly::from_mut(&mut [])));
         }
@@ -234,7 +236,7 @@ impl Scope {
         bytes: u64,
     ) -> Result<ReadBack, DeviceError> {
         let (back, place) = (self.begin_read(through, from, offset, bytes, false)?, from.place());
-        copy_back(self.encoder(), &place, offset, &back);
+        copy_back(self.own_encoder(), &place, offset, &back);
         Ok(back)
     }
 
@@ -275,8 +277,7 @@ impl Scope {
         let place = from.place();
         self.may_use(&place)?;
         let words = bytes.checked_next_multiple_of(COPY_BUFFER_ALIGNMENT).unwrap_or(u64::MAX);
-        let what = "read back: offset in words, inside of the buffer";
-        place.range(BufferUsages::COPY_SRC, offset, words, what)?;
+        place.range(BufferUsages::COPY_SRC, offset, words, "read back")?;
         // Commands of the program set a word behind the bytes.
         let needed = if elsewhere { words + COPY_BUFFER_ALIGNMENT } else { words };
         let reads = if elsewhere { &mut self.reads_elsewhere } else { &mut self.reads };
@@ -306,9 +307,10 @@ impl Scope {
     ///
     /// # Errors
     ///
-    /// [`Why::Unsupported`] where wgpu would refuse the whole submission: both are the same buffer,
-    /// as two pieces of one slab are, a usage is missing, or offsets and length are not in words,
-    /// or do not fit; [`Why::Foreign`] for a view of another stream.
+    /// Where wgpu would refuse the whole submission: [`Why::Unsupported`] if both are the same
+    /// buffer, as two pieces of one slab are, or a usage is missing, [`Why::Unaligned`] if an offset
+    /// or the length is no multiple of 4 bytes, [`Why::OutOfRange`] if they do not fit.
+    /// [`Why::Foreign`] for a view of another stream.
     pub fn copy(
         &mut self,
         (from, start): (&dyn BufferPart, u64),
@@ -323,11 +325,10 @@ impl Scope {
         self.shared().living()?;
         self.may_use(&from)?;
         self.may_use(&to)?;
-        let what = "copy: offset and length in words, inside of the source";
-        let (start, _) = from.range(BufferUsages::COPY_SRC, start, bytes, what)?;
-        let what = "copy: offset and length in words, inside of the target";
-        let (at, _) = to.range(BufferUsages::COPY_DST, at, bytes, what)?;
-        self.encoder().copy_buffer_to_buffer(from.buffer, start, to.buffer, at, bytes);
+        let (start, _) =
+            from.range(BufferUsages::COPY_SRC, start, bytes, "copy out of a buffer")?;
+        let (at, _) = to.range(BufferUsages::COPY_DST, at, bytes, "copy into a buffer")?;
+        self.own_encoder().copy_buffer_to_buffer(from.buffer, start, to.buffer, at, bytes);
         Ok(())
     }
 
@@ -341,10 +342,20 @@ impl Scope {
         if !self.recording.has_step() {
             return;
         }
+        self.end_reads();
         let owed = self.table().take_owed(self.id);
         let Self { recording, clock, .. } = self;
         recording.end_step(owed, clock.shared());
         self.table().next_step(self.id);
+    }
+
+    /// Ends the chunks that the present step fills. wgpu may refuse one step and not another, so
+    /// each chunk is of one step, and its stamp tells whether that step ran.
+    fn end_reads(&mut self) {
+        for filling in std::mem::take(&mut self.reads) {
+            filling.end(self.own_encoder());
+            self.reads_before.push(filling);
+        }
     }
 
     /// Hands what was recorded so far to the device, behind the zeroing that it needs: the
@@ -352,14 +363,14 @@ impl Scope {
     /// serve all other requests. Chunks that it wrote to are not written to again before they were
     /// mapped again, those of [`FrameData`] not before the scope ends.
     ///
+    /// A program with its own encoder must not flush behind its own submit: zeroing would come
+    /// after its commands, and no later call could tell.
+    ///
     /// # Errors
     ///
     /// [`Why::Lost`] if the device is gone.
     pub fn flush(&mut self) -> Result<SubmissionIndex, DeviceError> {
-        let reads: Vec<Filling> = self.reads.drain(..).collect();
-        for filling in &reads {
-            filling.end(self.own_encoder());
-        }
+        self.end_reads();
         let owed = self.table().take_owed(self.id);
         let Self { recording, clock, .. } = self;
         let shared = clock.shared();
@@ -372,7 +383,7 @@ impl Scope {
         for chunk in staging {
             chunk.map_again(Some(&index));
         }
-        for filling in &reads {
+        for filling in self.reads_before.drain(..) {
             filling.submitted(&index);
         }
         self.shared().living()?;
@@ -456,7 +467,8 @@ fn copy_back(commands: &mut CommandEncoder, from: &Place<'_>, offset: u64, back:
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        self.reads.drain(..).chain(self.reads_elsewhere.drain(..)).for_each(Filling::abandon);
+        let reads = [&mut self.reads, &mut self.reads_before, &mut self.reads_elsewhere];
+        reads.into_iter().flat_map(std::mem::take).for_each(Filling::abandon);
         if self.yielded {
             return;
         }

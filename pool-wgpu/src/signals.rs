@@ -24,7 +24,7 @@ pub(crate) struct Signals(Mutex<Words>);
 #[derive(Default)]
 struct Words {
     idle: Vec<Buffer>,
-    /// By a number for each.
+    /// The words that are to be mapped, by their numbers.
     asked: BTreeMap<u64, Buffer>,
     last: u64,
 }
@@ -39,7 +39,7 @@ struct Ending {
     was_prologue_submitted: AtomicBool,
 }
 
-/// One of the two.
+/// The prologue of a scope, or the program's commands, until they are submitted or dropped.
 struct Half {
     of: Arc<Ending>,
     word: u64,

@@ -26,6 +26,16 @@ pub enum InFlight {
     Refuse(u64),
 }
 
+impl InFlight {
+    /// The bound in bytes.
+    fn most(self) -> u64 {
+        match self {
+            Self::Unbounded => u64::MAX,
+            Self::Wait(most) | Self::Refuse(most) => most,
+        }
+    }
+}
+
 /// Chunks of one purpose.
 pub(crate) struct Staging {
     pub(crate) shared: Arc<Shared>,
@@ -52,7 +62,7 @@ struct Resting {
     at_rest: Vec<Buffer>,
 }
 
-/// A chunk in the hands of a scope: mapped, and filled from the front.
+/// A chunk that a scope fills from the front. It is mapped.
 pub(crate) struct Chunk {
     of: Arc<Staging>,
     pub(crate) buffer: Buffer,
@@ -91,7 +101,7 @@ impl Staging {
         }
     }
 
-    /// Bytes of all chunks: in the hands of scopes, at work or at rest.
+    /// Bytes of all chunks: those that scopes fill, those at work and those at rest.
     pub(crate) fn reserved_bytes(&self) -> u64 {
         let mut chunks = self.chunks.lock();
         self.take_in(&mut chunks);
@@ -118,11 +128,13 @@ impl Staging {
         Ok(Chunk { of: self.clone(), buffer, used: 0 })
     }
 
-    /// The smallest chunk at rest that has room.
+    /// The smallest chunk at rest that has room and does not pass the bound.
     fn take(&self, bytes: u64) -> Option<Buffer> {
         let mut chunks = self.chunks.lock();
         self.take_in(&mut chunks);
-        let fits = chunks.at_rest.iter().enumerate().filter(|(_, chunk)| chunk.size() >= bytes);
+        let room = self.in_flight.most() - self.in_flight_bytes(&chunks).min(self.in_flight.most());
+        let fits = chunks.at_rest.iter().enumerate();
+        let fits = fits.filter(|(_, chunk)| (bytes..=room).contains(&chunk.size()));
         let best = fits.min_by_key(|(_, chunk)| chunk.size()).map(|(at, _)| at);
         let best = best.map(|at| chunks.at_rest.remove(at));
         self.trim(&mut chunks);
@@ -134,10 +146,7 @@ impl Staging {
         let too_large = DeviceError::new(Why::TooLarge, "a staging buffer", 0);
         let size = bytes.checked_next_multiple_of(MAP_ALIGNMENT).ok_or(too_large)?;
         let size = size.max(self.chunk_bytes);
-        let most = match self.in_flight {
-            InFlight::Unbounded => u64::MAX,
-            InFlight::Wait(most) | InFlight::Refuse(most) => most,
-        };
+        let most = self.in_flight.most();
         let refused =
             |call| Err(DeviceError::new(Why::Limit, call, i64::try_from(most).unwrap_or(i64::MAX)));
         if size > most {
@@ -160,14 +169,18 @@ impl Staging {
         }
     }
 
+    /// Bytes of the chunks that scopes fill or the device uses.
+    fn in_flight_bytes(&self, chunks: &Resting) -> u64 {
+        self.bytes.load(Relaxed) - chunks.at_rest.iter().map(Buffer::size).sum::<u64>()
+    }
+
     /// Counts a chunk that is about to be made, unless scopes and the device would then have more
     /// than `most` bytes.
     fn reserve(&self, size: u64, most: u64) -> bool {
         let mut chunks = self.chunks.lock();
         self.take_in(&mut chunks);
         self.trim(&mut chunks);
-        let resting: u64 = chunks.at_rest.iter().map(Buffer::size).sum();
-        let fits = (self.bytes.load(Relaxed) - resting).saturating_add(size) <= most;
+        let fits = self.in_flight_bytes(&chunks).saturating_add(size) <= most;
         if fits {
             self.bytes.fetch_add(size, Relaxed);
         }
@@ -296,7 +309,7 @@ impl Chunk {
         Ok(Some((at, write(mapped.slice(inside(at - first, end - first))))))
     }
 
-    /// Before the commands that use it are submitted.
+    /// Unmaps the chunk, which must happen before the commands that use it are submitted.
     pub(crate) fn unmap(self) -> Unmapped {
         let Self { of, buffer, .. } = self;
         // A lost device has none of it any more, and wgpu calls that invalid.

@@ -27,7 +27,7 @@ fn put(to: &WgpuView<'_>, offset: u64, from: &[u8]) -> Result<(), DeviceError> {
     let end = offset + from.len() as u64;
     if end != to.size() {
         let call = "write a part of a word, other than at the end of a buffer";
-        return Err(DeviceError::new(Why::Unsupported, call, 0));
+        return Err(DeviceError::new(Why::Unaligned, call, i64::try_from(end).unwrap_or(i64::MAX)));
     }
     // The bytes up to the next word are the rounding tail.
     let mut words = from.to_vec();

@@ -96,14 +96,14 @@ pub struct Placed {
 }
 
 impl Uploads {
-    /// Bytes of all chunks: in the hands of scopes, at work or at rest.
+    /// Bytes of all chunks: those that scopes fill, those at work and those at rest.
     #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
         self.0.reserved_bytes()
     }
 
-    /// Bytes that were mapped to be written so far: whole chunks, or in a browser, which copies
-    /// them twice more, what is written.
+    /// Bytes of staging memory that were mapped for writing so far. A browser copies what is mapped
+    /// twice more.
     #[must_use]
     pub fn mapped_bytes(&self) -> u64 {
         self.0.mapped_bytes()
@@ -115,7 +115,7 @@ impl Uploads {
 }
 
 impl FrameData {
-    /// Bytes of all chunks: in the hands of scopes, at work or at rest.
+    /// Bytes of all chunks: those that scopes fill, those at work and those at rest.
     #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
         self.staging.reserved_bytes()

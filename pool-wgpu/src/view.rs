@@ -76,7 +76,7 @@ pub struct Place<'b> {
 
 impl sealed::Bound for WgpuView<'_> {
     fn bound(&self) -> Result<Binding, DeviceError> {
-        self.may_lend()?;
+        self.lend()?;
         Binding::buffer(self.buffer, self.offset, self.bytes, &self.clock.shared().limits)
     }
 }
@@ -172,8 +172,7 @@ impl<'b> WgpuView<'b> {
     /// scope instead (`buffer.on(&scope.stream())`); [`WgpuView::write`] needs no scope.
     /// [`Why::Foreign`] once the scope was submitted.
     pub fn buffer(&self) -> Result<&'b Buffer, DeviceError> {
-        self.may_lend()?;
-        self.clock.open_scopes().lend(self.on.scope());
+        self.lend()?;
         Ok(self.buffer)
     }
 
@@ -196,7 +195,7 @@ impl<'b> WgpuView<'b> {
     /// As for [`WgpuView::buffer`]; [`Why::Unsupported`] for a view of no bytes, which wgpu cannot
     /// bind, and [`Why::TooLarge`] for one beyond the device's limit for one binding.
     pub fn binding(&self) -> Result<BindingResource<'b>, DeviceError> {
-        self.may_lend()?;
+        self.lend()?;
         let (buffer, offset) = (self.buffer, self.offset);
         match Binding::buffer(buffer, offset, self.bytes, &self.clock.shared().limits)? {
             Binding::Buffer(_, offset, size) => {
@@ -212,8 +211,9 @@ impl<'b> WgpuView<'b> {
     /// # Errors
     ///
     /// [`Why::Unsupported`] for a view of a scope, whose own commands may come before
-    /// ([`Scope::upload`](crate::Scope::upload) writes in their order), and where offset or length
-    /// is no multiple of 4 bytes or the view is too short; [`Why::Lost`] if the device is gone.
+    /// ([`Scope::upload`](crate::Scope::upload) writes in their order), [`Why::Unaligned`] where
+    /// offset or length is no multiple of 4 bytes, [`Why::OutOfRange`] where the view is too short,
+    /// and [`Why::Lost`] if the device is lost.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
         let shared = self.clock.shared();
         shared.living()?;
@@ -222,14 +222,13 @@ impl<'b> WgpuView<'b> {
             return Err(DeviceError::new(Why::Unsupported, call, 0));
         }
         let place = sealed::Part::place(self);
-        let what = "write: offset and length in words, inside of the view";
-        let (at, _) = place.range(BufferUsages::COPY_DST, offset, data.len() as u64, what)?;
+        let (at, _) = place.range(BufferUsages::COPY_DST, offset, data.len() as u64, "write")?;
         shared.queue.write_buffer(self.buffer, at, data);
         Ok(())
     }
 
-    /// Whether the buffer may be used in an encoder.
-    fn may_lend(&self) -> Result<(), DeviceError> {
+    /// Notes that the program has the buffer, if it may use it in an encoder.
+    fn lend(&self) -> Result<(), DeviceError> {
         if self.on.is_queue() {
             let call = "a buffer of the queue's stream in an encoder: use it on a scope";
             return Err(DeviceError::new(Why::Unsupported, call, 0));
@@ -238,6 +237,7 @@ impl<'b> WgpuView<'b> {
             let call = "a use that outlives its scope's submit: use the buffer on another scope";
             return Err(DeviceError::new(Why::Foreign, call, 0));
         }
+        self.clock.open_scopes().lend(self.on.scope());
         Ok(())
     }
 }
@@ -250,24 +250,32 @@ impl Place<'_> {
         usage: BufferUsages,
         offset: u64,
         bytes: u64,
-        what: &'static str,
+        call: &'static str,
     ) -> Result<(u64, u64), DeviceError> {
         let words = COPY_BUFFER_ALIGNMENT;
-        let refused = |call| Err(DeviceError::new(Why::Unsupported, call, 0));
         if !self.buffer.usage().contains(usage) {
-            return refused("copy without COPY_SRC or COPY_DST");
+            return Err(DeviceError::new(Why::Unsupported, "copy without COPY_SRC or COPY_DST", 0));
+        }
+        for count in [offset, bytes] {
+            if !count.is_multiple_of(words) {
+                return Err(DeviceError::new(Why::Unaligned, call, value_of(count)));
+            }
         }
         let at = self.offset.checked_add(offset);
         let end = at.and_then(|at| at.checked_add(bytes));
         // The rounding tail belongs to the view.
         let most = (self.offset + self.bytes).next_multiple_of(words).min(self.buffer.size());
         match (at, end) {
-            (Some(at), Some(end))
-                if at.is_multiple_of(words) && bytes.is_multiple_of(words) && end <= most =>
-            {
-                Ok((at, end))
+            (Some(at), Some(end)) if end <= most => Ok((at, end)),
+            _ => {
+                let end = value_of(offset.saturating_add(bytes));
+                Err(DeviceError::new(Why::OutOfRange, call, end))
             }
-            _ => refused(what),
         }
     }
+}
+
+/// A number of bytes as an error has it.
+fn value_of(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
 }

@@ -219,6 +219,37 @@ fn m6_a_refused_read_back_shows_no_old_bytes_whoever_submits_meanwhile() {
     }
 }
 
+/// Zeroing between two steps makes two submissions of them, of which wgpu may refuse the first.
+#[test]
+fn m6_a_read_back_of_a_refused_step_shows_no_old_bytes_although_the_next_step_ran() {
+    for device in devices() {
+        let (source, backs) = (own(&device, KIB), device.read_backs(MIB));
+        let pool = BucketPool::new(device.clone());
+        device.queue().write_buffer(&source, 0, &[0xAB; 1024]);
+        let read = |destroyed: &Buffer, destroys: bool| {
+            let mut scope = device.scope();
+            let on = scope.stream();
+            let block = pool.allocate_on(&on, KIB).unwrap();
+            scope.encoder().clear_buffer(destroyed, 0, None);
+            let back = scope.read_back(&backs, &Unpooled(&source), 0, KIB).unwrap();
+            drop(block);
+            scope.end_step();
+            let again = pool.allocate_on(&on, KIB).unwrap();
+            scope.encoder().clear_buffer(again.on(&on).unwrap().buffer().unwrap(), 0, Some(4));
+            if destroys {
+                destroyed.destroy();
+            }
+            let refused = device.device().push_error_scope(wgpu::ErrorFilter::Validation);
+            scope.submit().unwrap();
+            drop(refused.pop());
+            back.wait(<[u8]>::to_vec)
+        };
+        assert_eq!(read(&own(&device, KIB), false).unwrap(), [0xAB; 1024]);
+        let error = read(&own(&device, KIB), true).unwrap_err();
+        assert_eq!(error.why, Why::NotSubmitted, "{error}");
+    }
+}
+
 #[test]
 fn m7_an_upload_is_written_in_place() {
     for device in devices() {
@@ -302,6 +333,26 @@ fn slow(device: &WgpuAllocator) -> (wgpu::ComputePipeline, wgpu::BindGroup) {
         }],
     });
     (pipeline, group)
+}
+
+#[test]
+fn m9_chunks_at_rest_are_under_the_bound_too() {
+    for device in devices() {
+        let target = own(&device, MIB);
+        let uploads = device.bounded_uploads(512 * KIB, 16 * MIB, InFlight::Refuse(MIB));
+        let mut scope = device.scope();
+        for part in 0..2 {
+            let data = vec![1; 512 * 1024];
+            scope.upload(&uploads, &Unpooled(&target), part * 512 * KIB, &data).unwrap();
+        }
+        scope.submit().unwrap();
+        device.device().poll(PollType::wait_indefinitely()).unwrap();
+        assert_eq!(uploads.reserved_bytes(), MIB, "two chunks at rest");
+        let mut scope = device.scope();
+        scope.upload(&uploads, &Unpooled(&target), 0, &vec![2; 1024 * 1024]).unwrap();
+        let refused = scope.upload(&uploads, &Unpooled(&target), 0, &[3; 4]).unwrap_err();
+        assert_eq!(refused.why, Why::Limit);
+    }
 }
 
 #[test]

@@ -218,7 +218,7 @@ fn bytes_and_arrays_go_in_and_out_of_buffers() {
         let mut three = [0; 3];
         buffer.read_at(998, &mut three).unwrap();
         assert_eq!(three, [3, 4, 5]);
-        assert_eq!(buffer.write_at(0, &[1]).unwrap_err().why, Why::Unsupported, "half a word");
+        assert_eq!(buffer.write_at(0, &[1]).unwrap_err().why, Why::Unaligned, "part of a word");
         assert_eq!(buffer.write_at(1000, &[1; 4]).unwrap_err().why, Why::OutOfRange);
         let on = *pool.allocator().clock().default_stream();
         buffer.write_later(&on, 0, &[9; 8]).unwrap();

@@ -220,6 +220,34 @@ fn a_prologue_that_is_submitted_too_late_is_told() {
 }
 
 #[test]
+fn a_prologue_behind_its_commands_in_one_submit_is_told() {
+    for device in devices() {
+        let pool = BucketPool::new(device.clone());
+        let (scope, _buffer) = owed(&device, &pool);
+        let mut own = encoder(&device);
+        let prologue = scope.prologue(&mut own).unwrap();
+        device.queue().submit([own.finish(), prologue]);
+        device.device().poll(PollType::wait_indefinitely()).unwrap();
+        assert_eq!(device.faults().len(), 1);
+    }
+}
+
+#[test]
+fn h1a_commands_that_use_a_binding_are_seen_behind_a_scopes_own_copies() {
+    for device in devices() {
+        let pool = BucketPool::new(device.clone());
+        let (mut scope, buffer) = owed(&device, &pool);
+        let on = scope.stream();
+        let backs = device.read_backs(MIB);
+        let view = buffer.on(&on).unwrap();
+        view.binding().unwrap(); // into the program's own bind group and encoder
+        let _back = scope.read_back(&backs, &view, 0, KIB).unwrap();
+        drop(view);
+        assert_eq!(scope.submit().unwrap_err().why, Why::NotSubmitted);
+    }
+}
+
+#[test]
 fn what_an_abandoned_frame_would_have_zeroed_is_zeroed() {
     for device in devices() {
         let pool = BucketPool::new(device.clone());

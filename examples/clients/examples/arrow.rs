@@ -8,7 +8,6 @@ use arrow_buffer::{Buffer, ScalarBuffer};
 use bucketpool::host::HostAllocator;
 use bucketpool::{AllocError, BucketPolicy, BucketPool, MIB, PooledBuffer};
 use bucketpool_clients::compare;
-use std::panic::AssertUnwindSafe;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -27,8 +26,7 @@ fn pooled(
         value.copy_from_slice(&(seed * row as f64).to_ne_bytes());
     }
     let (start, bytes) = (NonNull::from(&mut memory[..]).cast(), rows * size_of::<f64>());
-    // The pooled buffer is not used any more after an unwinding panic, so it may be asserted.
-    let owner = Arc::new(AssertUnwindSafe(memory));
+    let owner = Arc::new(memory);
     // SAFETY: `start` is the first of `bytes` initialised bytes of the buffer that the owner keeps.
     // A pooled buffer does not move its memory, and no code but the array reads it from here on.
     let buffer = unsafe { Buffer::from_custom_allocation(start, bytes, owner) };

@@ -1,4 +1,5 @@
-//! Operators of arrays in host memory. Results come from the pool of the left side.
+//! Operators of arrays in host memory. A result is in the memory of an operand that is passed by
+//! value, or else in new memory of the pool of the left side.
 
 use super::PooledArray;
 use crate::pool::host_memory::HostMemory;

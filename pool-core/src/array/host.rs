@@ -6,7 +6,8 @@ use crate::pool::BucketPool;
 use crate::pool::host_memory::HostMemory;
 use bytemuck::Pod;
 use std::iter::Sum;
-use std::ops::{Deref, DerefMut, Index, IndexMut, Range, RangeFrom, RangeFull, RangeTo};
+use std::ops::{Deref, DerefMut, Index, IndexMut};
+use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
 
 impl<T: Pod, A: HostMemory> PooledArray<T, A> {
     /// Allocates an array and sets each element to `value`.
@@ -149,7 +150,15 @@ macro_rules! index_as_slice {
     )*};
 }
 
-index_as_slice!(usize, Range<usize>, RangeFrom<usize>, RangeTo<usize>, RangeFull);
+index_as_slice!(
+    usize,
+    Range<usize>,
+    RangeFrom<usize>,
+    RangeTo<usize>,
+    RangeInclusive<usize>,
+    RangeToInclusive<usize>,
+    RangeFull
+);
 
 impl<T: Pod, A: HostMemory> PooledArray<T, A> {
     #[expect(clippy::panic, reason = "an index outside is a fault of the program, as in a slice")]

@@ -13,18 +13,19 @@ use std::ops::Deref;
 /// assert_eq!(*Shape::from([2, 3]), [2, 3]);
 /// assert_eq!(Shape::from((2, 3)), Shape::from(&[2, 3][..]));
 /// assert_eq!(Shape::from(6).elements(), Some(6));
-/// assert_eq!(Shape::from([usize::MAX, 2]).elements(), None);
+/// assert_eq!(Shape::from([usize::MAX / 2, 2]).elements(), None);
 /// ```
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Shape(SmallVec<[usize; 4]>);
 
 impl Shape {
-    /// Returns the number of all elements; `None` if it exceeds `usize::MAX`, as if no axis was 0.
+    /// Returns the number of all elements; `None` if it exceeds `isize::MAX`, as if no axis was 0.
     #[must_use]
     pub fn elements(&self) -> Option<usize> {
         // `ndarray` limits the product of the axes that are not 0, even if another axis is 0.
         let axes = self.0.iter().filter(|axis| **axis > 0);
         let product = axes.copied().try_fold(1_usize, usize::checked_mul)?;
+        isize::try_from(product).ok()?;
         Some(if self.0.contains(&0) { 0 } else { product })
     }
 
