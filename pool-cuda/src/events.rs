@@ -105,8 +105,8 @@ impl CudaDriver {
         self.0.driver.call(name, work)
     }
 
-    /// Refuses work on the legacy stream while a stream that waits for it is under capture: the work
-    /// would break the capture.
+    /// Refuses work on the legacy stream while a stream that waits for it is under capture: the
+    /// work would break the capture.
     pub(crate) fn spare_captures(
         &self,
         on: &RawStream,

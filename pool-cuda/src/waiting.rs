@@ -41,8 +41,8 @@ impl<B> Waiting<B> {
         }
     }
 
-    /// Frees blocks whose work is done, without a wait on the host. Looks at [`LOOKED_AT`] blocks at
-    /// most; the next call looks at others.
+    /// Frees blocks whose work is done, without a wait on the host. Looks at [`LOOKED_AT`] blocks
+    /// at most; the next call looks at others.
     pub(crate) fn free_done(
         &self,
         clock: &Timeline<CudaDriver>,
@@ -93,8 +93,8 @@ impl<B> Waiting<B> {
         goes: impl Fn(&[Mark]) -> bool,
         give: impl Fn(&B, &[Mark]) -> Result<(), DeviceError>,
     ) {
-        // One block at a time leaves the queue, so that other threads see those that still wait, and
-        // no lock is held during the driver's calls.
+        // One block at a time leaves the queue, so that other threads see those that still wait,
+        // and no lock is held during the driver's calls.
         let count = self.blocks.lock().len().min(most);
         for _ in 0..count {
             let Some((block, after)) = self.blocks.lock().pop_front() else { return };

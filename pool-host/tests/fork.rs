@@ -32,7 +32,7 @@ fn pools() -> [(&'static str, Pool); 3] {
 /// Runs a test of this program again in its own process, unless this is that process. Returns
 /// whether it did.
 ///
-/// The standard library holds a lock of its own while a thread starts or ends. A child that is
+/// The standard library holds its own lock while a thread starts or ends. A child that is
 /// forked in between can start no thread. So no other test may run meanwhile.
 fn ran_alone(test: &str) -> bool {
     if std::env::var_os("ALONE").is_some() {

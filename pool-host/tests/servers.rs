@@ -57,9 +57,9 @@ fn worker(seed: usize) -> libc::pid_t {
     }
 }
 
-/// The test runs in its own process, and forks only when its eight threads run. The standard library
-/// holds a lock of its own while it registers a thread's stack, as the thread starts or ends. A child
-/// that is forked in between can never start a thread, whatever the allocator is.
+/// The test runs in its own process, and forks only when its eight threads run. The standard
+/// library holds its own lock while it registers a thread's stack, as the thread starts or
+/// ends. A child that is forked in between can never start a thread, whatever the allocator is.
 #[test]
 fn forked_workers_of_a_threaded_server_allocate_and_end() {
     if !is_alone() {

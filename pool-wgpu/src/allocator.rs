@@ -127,10 +127,11 @@ impl WgpuAllocator {
     ///   the buffers may be in an encoder that the pool does not know;
     /// - a callback for the loss of the device that replaced the pool's.
     ///
-    /// What wgpu does not show: a use of a scope's buffer in another encoder, where the scope's
-    /// own encoder was taken too, or where the scope was flushed behind it; an earlier encoder of
-    /// the frame that was submitted before the prologue; and a clone of a buffer or a bind group that outlives its pooled
-    /// buffer, before the buffer goes back to wgpu ([`WgpuAllocator::kept_clones`]).
+    /// What wgpu does not show: a use of a scope's buffer in another encoder, where the scope's own
+    /// encoder was taken too, or where the scope was flushed behind it; an earlier encoder of the
+    /// frame that was submitted before the prologue; and a clone of a buffer or a bind group that
+    /// outlives its pooled buffer, before the buffer goes back to wgpu
+    /// ([`WgpuAllocator::kept_clones`]).
     #[must_use]
     pub fn faults(&self) -> Vec<DeviceError> {
         self.clock.receipts().look();

@@ -140,10 +140,10 @@ impl Scope {
     ///
     /// # Errors
     ///
-    /// [`Why::Unaligned`] where offset or length is no multiple of 4 bytes, [`Why::OutOfRange`] where
-    /// the buffer is too short, [`Why::Foreign`] for uploads of another device or a view of another stream,
-    /// [`Why::OutOfMemory`] where staging memory cannot be had, and [`Why::Limit`] where it would
-    /// pass the bound that the uploads were made with.
+    /// [`Why::Unaligned`] where offset or length is no multiple of 4 bytes, [`Why::OutOfRange`]
+    /// where the buffer is too short, [`Why::Foreign`] for uploads of another device or a view of
+    /// another stream, [`Why::OutOfMemory`] where staging memory cannot be had, and [`Why::Limit`]
+    /// where it would pass the bound that the uploads were made with.
     pub fn upload(
         &mut self,
         through: &Uploads,
@@ -308,8 +308,8 @@ impl Scope {
     /// # Errors
     ///
     /// Where wgpu would refuse the whole submission: [`Why::Unsupported`] if both are the same
-    /// buffer, as two pieces of one slab are, or a usage is missing, [`Why::Unaligned`] if an offset
-    /// or the length is no multiple of 4 bytes, [`Why::OutOfRange`] if they do not fit.
+    /// buffer, as two pieces of one slab are, or a usage is missing, [`Why::Unaligned`] if an
+    /// offset or the length is no multiple of 4 bytes, [`Why::OutOfRange`] if they do not fit.
     /// [`Why::Foreign`] for a view of another stream.
     pub fn copy(
         &mut self,

@@ -96,8 +96,8 @@ fn a_request_waits_for_blocks_of_an_ended_capture_before_it_is_out_of_memory() {
     assert_eq!(pool.allocator().waiting_bytes(), 0);
 }
 
-/// A refused rollback leaves pieces at addresses that the pool takes for empty. Threads that map and
-/// unmap there at once must not lose a piece, nor give one piece two places.
+/// A refused rollback leaves pieces at addresses that the pool takes for empty. Threads that map
+/// and unmap there at once must not lose a piece, nor give one piece two places.
 #[test]
 fn threads_that_map_where_a_rollback_was_refused_share_no_piece() {
     let _one = double();
