@@ -4,12 +4,12 @@ pub use pool_core::{
     AllocError, AllocateAsync, Allocating, AnyBuffer, AnyPool, ArenaConfig, Arrival, Breakdown,
     BucketPolicy, BucketPool, Budget, Bytes, CachedLimit, Clearing, CommitCall, Damage,
     DecommitCall, Detached, DeviceAllocator, DeviceError, DeviceStats, EventDriver, EventKind,
-    Figures, FullBucket, GIB, HostMemory, Immediate, KIB, LeakTracker, LiveBuffer, MIB, Mark,
-    MarkOf, Memory, Misuse, Observer, Order, PageCalls, PoolBuilder, PoolEvent, PoolStats,
-    PoolStatsSnapshot, PooledArray, PooledBuffer, Pressure, PrivatePool, RangeState, Reason,
-    ReleaseCall, Request, RequestCounts, Retention, RmmLog, SegmentMap, Shape, Sliceable, Stages,
-    Stat, StatArray, StealPolicy, Stream, StreamClock, StreamOf, Timeline, Transfer, TransferLater,
-    Use, Verdict, VirtualMemory, WholeBlocks, Why, ZeroPolicy,
+    Figures, FullBucket, GIB, Handles, HostMemory, Immediate, KIB, LeakTracker, LiveBuffer, MIB,
+    Mark, MarkOf, Memory, MemoryMap, Misuse, Observer, Order, PageCalls, PoolBuilder, PoolEvent,
+    PoolStats, PoolStatsSnapshot, PooledArray, PooledBuffer, Pressure, PrivatePool, RangeMap,
+    RangeState, Reason, ReleaseCall, Request, RequestCounts, Retention, RmmLog, SegmentMap, Shape,
+    Sliceable, Stages, Stat, StatArray, StealPolicy, Stream, StreamClock, StreamOf, Timeline,
+    Transfer, TransferLater, Use, Verdict, VirtualMemory, WholeBlocks, Why, ZeroPolicy, tag_name,
 };
 
 pub use pool_core::preset;
@@ -30,6 +30,12 @@ pub mod host {
 #[cfg(feature = "wgpu")]
 pub mod wgpu {
     pub use pool_wgpu::*;
+}
+
+/// Traces: a recorder, and the formats of other tools.
+#[cfg(feature = "trace")]
+pub mod trace {
+    pub use pool_trace::*;
 }
 
 #[cfg(feature = "conformance")]

@@ -20,10 +20,17 @@ impl BadInput {
         Self(line.to_owned())
     }
 
+    /// The same, in a line of a file whose name comes before it.
+    #[must_use]
+    pub fn in_line(self, line: u64) -> Self {
+        Self(format!("line {line}: {}", self.0))
+    }
+
     /// The same, in a file.
     #[must_use]
     pub fn in_file(self, file: impl fmt::Display) -> Self {
-        Self(format!("{file}: {}", self.0))
+        let comma = if self.0.starts_with("line ") { "," } else { ":" };
+        Self(format!("{file}{comma} {}", self.0))
     }
 }
 

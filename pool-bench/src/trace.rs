@@ -1,17 +1,11 @@
-//! Reads `.ptrace.csv` traces, plain or compressed with zstd. The format is told in
-//! `traces/README.md`.
+//! Traces as a replay takes them: buffers in slots, and what must be known before it begins.
 
 use crate::input::BadInput;
+use pool_trace::{Kind, Log, Operation};
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io;
 use std::path::Path;
-
-/// Largest size in a trace, in bytes: what a process can address today.
-const SIZE_LIMIT: u64 = 1 << 47;
-const COLUMNS: &str = "op,id,size,lane,dt_ns";
-/// Lanes are dense ids of threads and streams; nobody has so many.
-const LANES_MOST: u32 = 1 << 16;
 
 /// A trace, decoded and checked.
 #[derive(Debug, Default)]
@@ -32,6 +26,8 @@ pub struct Trace {
     pub largest: (u64, u64),
     /// Lanes: threads, or streams.
     pub lanes: usize,
+    /// Operations that the recorder could not keep up with, and that are missing.
+    pub lost: u64,
 }
 
 /// One step of a replay. Buffers live in numbered slots, which are used again.
@@ -62,134 +58,62 @@ pub enum Step {
     },
 }
 
-/// Reads a trace.
+/// Reads a trace: a `.ptrace.csv` file, a log of RMM, or a snapshot of `PyTorch`.
 ///
 /// # Errors
 ///
 /// A file that cannot be read, or a line that breaks the format; file and line are named.
 pub fn read(path: &Path) -> Result<Trace, BadInput> {
-    let file = path.display();
-    let unreadable = |error: &io::Error| {
-        BadInput::new(format!("{file}: {error}"), "a readable .ptrace.csv or .ptrace.csv.zst file")
-    };
+    let log = read_log(path)?;
+    let mut trace = Trace::of(&log).map_err(|bad| bad.in_file(path.display()))?;
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
     let name = name.unwrap_or_default();
-    let source = BufReader::new(File::open(path).map_err(|error| unreadable(&error))?);
-    let lines: Box<dyn BufRead> = if path.extension().is_some_and(|e| e == "zst") {
-        let decoder = zstd::stream::read::Decoder::with_buffer(source);
-        Box::new(BufReader::new(decoder.map_err(|error| unreadable(&error))?))
-    } else {
-        Box::new(source)
-    };
-    let mut rows = Vec::new();
-    for (at, line) in (1..).zip(lines.lines()) {
-        let line = line.map_err(|error| {
-            let what = format!("{file}, line {at}: {error}");
-            BadInput::new(what, "text, compressed with zstd if the name ends in .zst")
-        })?;
-        let row = parse(line.trim_end(), rows.is_empty());
-        let row = row.map_err(|bad| bad.in_file(format!("{file}, line {at}")))?;
-        rows.extend(row.map(|row| (at, row)));
-    }
-    let mut replay = Reader::new(&rows);
-    for (at, row) in &rows {
-        replay.row(*at, row).map_err(|bad| bad.in_file(format!("{file}, line {at}")))?;
-    }
-    let mut trace = replay.trace;
-    if trace.allocations == 0 {
-        return Err(BadInput::new(
-            format!("{file}: the trace is empty"),
-            "at least one allocation",
-        ));
-    }
     name.split('.').next().unwrap_or_default().clone_into(&mut trace.name);
-    trace.ops = rows.len() as u64;
     Ok(trace)
 }
 
-/// An operation, as it stands in a line.
-#[derive(Clone, Copy)]
-struct TraceRow {
-    lane: u32,
-    op: Op,
-}
-
-#[derive(Clone, Copy)]
-enum Op {
-    Allocate {
-        id: u64,
-        bytes: u64,
-    },
-    FreeRequested {
-        id: u64,
-    },
-    FreeCompleted {
-        id: u64,
-    },
-    Use {
-        id: u64,
-    },
-    /// Events, and what the recorded allocator did: no steps of ours.
-    Other,
-}
-
-fn parse(line: &str, first: bool) -> Result<Option<TraceRow>, BadInput> {
-    if let Some(header) = line.strip_prefix('#') {
-        return match header.strip_prefix("ptrace,") {
-            None | Some("1") => Ok(None),
-            Some(version) => Err(BadInput::new(format!("version `{version}`"), "version 1")),
+/// Reads the operations of a trace.
+///
+/// # Errors
+///
+/// As for [`read`].
+pub fn read_log(path: &Path) -> Result<Log, BadInput> {
+    let file = path.display();
+    let unreadable = |error: io::Error| {
+        BadInput::new(format!("{file}: {error}"), "a readable .ptrace.csv or .ptrace.csv.zst file")
+    };
+    let source = File::open(path).map_err(unreadable)?;
+    if source.metadata().map_err(unreadable)?.is_dir() {
+        return Err(unreadable(io::ErrorKind::IsADirectory.into()));
+    }
+    pool_trace::read(source).map_err(|bad| {
+        let found = match bad.line {
+            Some(line) => format!("{file}, line {line}: {}", bad.found),
+            None => format!("{file}: {}", bad.found),
         };
-    }
-    if first && line == COLUMNS {
-        return Ok(None);
-    }
-    if first && line.trim_start_matches('\u{feff}').starts_with(['o', '#']) {
-        let what = format!("`{}` before the first operation", start_of(line));
-        return Err(BadInput::new(what, format!("the line `#ptrace,1`, then `{COLUMNS}`")));
-    }
-    let fields: Vec<&str> = line.split(',').collect();
-    let [op, id, size, lane, dt] = fields[..] else {
-        let what = format!("{} fields in `{}`", fields.len(), start_of(line));
-        return Err(BadInput::new(what, format!("5: {COLUMNS}")));
-    };
-    if !dt.is_empty() {
-        number("dt_ns", dt)?;
-    }
-    let lane = if lane.is_empty() { 0 } else { number("lane", lane)? };
-    let lane = u32::try_from(lane).ok().filter(|lane| *lane < LANES_MOST);
-    let lane = lane.ok_or_else(|| BadInput::new("lane beyond 65535", "dense ids of lanes"))?;
-    let op = match op {
-        "a" => Op::Allocate { id: number("id", id)?, bytes: size_of(size)? },
-        "f" => Op::FreeRequested { id: number("id", id)? },
-        "d" => Op::FreeCompleted { id: number("id", id)? },
-        "r" => Op::Use { id: number("id", id)? },
-        "x" | "S" | "s" => size_of(size).map(|_| Op::Other)?,
-        "e" => Op::Other,
-        _ => {
-            let what = format!("op `{}`", start_of(op));
-            return Err(BadInput::new(what, "one of a, f, d, r, e, x, S, s"));
+        BadInput::new(found, bad.expected)
+    })
+}
+
+impl Trace {
+    /// The steps of a log.
+    ///
+    /// # Errors
+    ///
+    /// A free of an unknown id, an id that comes again, or no allocation.
+    pub fn of(log: &Log) -> Result<Self, BadInput> {
+        let mut reader = Reader::new(&log.operations);
+        for operation in &log.operations {
+            let line = operation.line;
+            reader.row(operation).map_err(|bad| bad.in_line(line))?;
         }
-    };
-    Ok(Some(TraceRow { lane, op }))
-}
-
-fn number(name: &str, text: &str) -> Result<u64, BadInput> {
-    let bad = |_| BadInput::new(format!("{name} `{}`", start_of(text)), "a number");
-    text.parse().map_err(bad)
-}
-
-fn size_of(text: &str) -> Result<u64, BadInput> {
-    match number("size", text)? {
-        bytes if bytes > SIZE_LIMIT => {
-            Err(BadInput::new(format!("size {bytes}"), "at most 2^47 bytes"))
+        let mut trace = reader.trace;
+        if trace.allocations == 0 {
+            return Err(BadInput::new("the trace is empty", "at least one allocation"));
         }
-        bytes => Ok(bytes),
+        (trace.ops, trace.lost) = (log.operations.len() as u64, log.lost);
+        Ok(trace)
     }
-}
-
-/// Enough of a text to recognise it.
-fn start_of(text: &str) -> String {
-    text.chars().take(40).collect()
 }
 
 /// What became of an id.
@@ -215,11 +139,9 @@ struct Reader {
 }
 
 impl Reader {
-    fn new(rows: &[(u64, TraceRow)]) -> Self {
-        let completed = rows.iter().filter_map(|(_, row)| match &row.op {
-            Op::FreeCompleted { id } => Some(*id),
-            _ => None,
-        });
+    fn new(operations: &[Operation]) -> Self {
+        let completed = operations.iter().filter(|one| one.kind == Kind::FreeCompleted);
+        let completed = completed.map(|one| one.id);
         Self {
             trace: Trace::default(),
             blocks: HashMap::new(),
@@ -229,21 +151,21 @@ impl Reader {
         }
     }
 
-    fn row(&mut self, at: u64, row: &TraceRow) -> Result<(), BadInput> {
-        let lane = row.lane;
+    fn row(&mut self, operation: &Operation) -> Result<(), BadInput> {
+        let Operation { kind, id, bytes, lane, line, .. } = *operation;
         self.trace.lanes = self.trace.lanes.max(lane as usize + 1);
-        match row.op {
-            Op::Allocate { id, bytes } => self.allocate(at, id, bytes, lane),
-            Op::FreeRequested { id } => self.free(id, lane),
-            Op::FreeCompleted { id } => self.complete(id, lane),
-            Op::Use { id } => {
+        match kind {
+            Kind::Allocate => self.allocate(line, id, bytes, lane),
+            Kind::Free => self.free(id, lane),
+            Kind::FreeCompleted => self.complete(id, lane),
+            Kind::Use => {
                 // A use of what is gone says nothing.
                 if let Some(Block::Live { slot, .. }) = self.blocks.get(&id) {
                     self.trace.steps.push(Step::Use { slot: *slot, lane });
                 }
                 Ok(())
             }
-            Op::Other => Ok(()),
+            _ => Ok(()),
         }
     }
 

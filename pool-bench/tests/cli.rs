@@ -55,7 +55,7 @@ fn broken_traces_are_named_with_file_line_and_what_was_expected() {
         refused_trace("short.ptrace.csv", csv("a,0,100\n")),
         refused_trace("op.ptrace.csv", csv("q,0,100,0,0\n")),
         refused_trace("huge.ptrace.csv", csv("a,0,140737488355329,0,0\n")),
-        refused_trace("version.ptrace.csv", "#ptrace,2\n"),
+        refused_trace("version.ptrace.csv", "#ptrace,3\n"),
         refused_trace("columns.ptrace.csv", "#ptrace,1\nop,id,bytes,lane,dt_ns\na,0,1,0,0\n"),
         refused_trace("mark.ptrace.csv", format!("\u{feff}{HEAD}a,0,1,0,0\n")),
         refused_trace("empty.ptrace.csv", ""),

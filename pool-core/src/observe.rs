@@ -73,6 +73,8 @@ pub struct PoolEvent<'e> {
     /// The tag of the request ([`BucketPool::tagged`](crate::BucketPool::tagged)), also when its
     /// buffer is freed; empty unless set, and for an eviction.
     pub tag: &'static str,
+    /// The number of the tag in this process ([`tag_name`](crate::tag_name)); 0 for none.
+    pub tag_number: u16,
     /// The number of the stream that the request was for
     /// ([`StreamClock::lane`](crate::StreamClock::lane)); 0 for an eviction.
     pub stream: u64,
@@ -153,7 +155,8 @@ impl Observers {
     pub(crate) fn tell(&self, kind: EventKind, about: About) {
         let About { tag, stream, id, requested: requested_bytes, bytes } = about;
         let pool = &*self.name;
-        let event = PoolEvent { kind, pool, tag: tag.name(), stream, id, requested_bytes, bytes };
+        let (tag, tag_number) = (tag.name(), tag.number());
+        let event = PoolEvent { kind, pool, tag, tag_number, stream, id, requested_bytes, bytes };
         // A thread whose locals are gone tells nothing.
         let entered = INSIDE.try_with(|inside| !inside.replace(true)).unwrap_or(false);
         if !entered {

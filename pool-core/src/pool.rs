@@ -18,7 +18,7 @@ mod transfer;
 mod upkeep;
 pub(crate) mod waiting;
 
-use crate::block::flags::OBSERVED;
+use crate::block::flags::{BOUND, OBSERVED};
 use crate::block::record::RecordOwner;
 use crate::block::request::{Key, Want};
 use crate::device::zero::ZeroPolicy;
@@ -210,11 +210,29 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ) -> Result<PooledBuffer<A>, AllocError> {
         if !zeroed
             && self.zero == ZeroPolicy::Never
-            && let Some(record) = self.store().hit(stream, bytes, kind)
+            && let Some(record) = self.store().hit(stream, bytes, kind, BOUND | OBSERVED)
         {
             return Ok(PooledBuffer::new(&self.owner, record));
         }
         self.lend_slow(stream, bytes, kind, zeroed)
+    }
+
+    /// A hit in the thread's own cache of a pool that has observers, and no guards.
+    fn hit_observed(
+        &self,
+        stream: &StreamOf<A>,
+        bytes: u64,
+        kind: A::Kind,
+    ) -> Option<PooledBuffer<A>> {
+        let store = self.store();
+        if !store.flags.any(OBSERVED) || store.guards.is_some() || self.zero != ZeroPolicy::Never {
+            return None;
+        }
+        let mut record = store.hit(stream, bytes, kind, BOUND)?;
+        record.tag = self.tag;
+        let home = record.marks.get_mut().home();
+        store.tell(EventKind::Hit, record.about(self.allocator().clock().lane(home)));
+        Some(PooledBuffer::new(&self.owner, record))
     }
 
     /// What is not a hit in the thread's own cache, or must be zeroed.
@@ -226,6 +244,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
         kind: A::Kind,
         zeroed: bool,
     ) -> Result<PooledBuffer<A>, AllocError> {
+        if !zeroed && let Some(buffer) = self.hit_observed(stream, bytes, kind) {
+            return Ok(buffer);
+        }
         if let Some(timeout) = self.patience
             && self.budget().is_awaited()
         {
@@ -302,7 +323,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
             (true, false) => EventKind::Bypass,
             (false, _) => EventKind::Hit,
         };
-        self.store().tell(kind, record.about(self.allocator().clock()));
+        let home = record.marks.get_mut().home();
+        self.store().tell(kind, record.about(self.allocator().clock().lane(home)));
     }
 
     /// The same pool, whose requests carry a tag that observers are told

@@ -235,12 +235,13 @@ fn the_map_shows_what_is_where() {
     let pool = bare(&device, ArenaConfig::pages(64 * KIB, 0.0));
     let (a, _b) = (pool.allocate(64 * KIB).unwrap(), pool.allocate(64 * KIB).unwrap());
     drop(a);
-    let map = &pool.map()[0];
-    let states: Vec<_> = map.ranges.iter().map(|(range, state)| (range.start, *state)).collect();
+    let map = &pool.map().segments[0];
+    let states: Vec<_> = map.ranges.iter().map(|one| (one.range.start, one.state)).collect();
     assert_eq!(states[..2], [(0, RangeState::Free), (64 * KIB, RangeState::Used)]);
     assert_eq!(states.last().unwrap().1, RangeState::Hole);
     pool.clear().unwrap();
-    assert_eq!(pool.map()[0].ranges[0], (0..64 * KIB, RangeState::Hole));
+    let first = &pool.map().segments[0].ranges[0];
+    assert_eq!((first.range.clone(), first.state), (0..64 * KIB, RangeState::Hole));
     assert_eq!(device.held_bytes(), 64 * KIB);
 }
 

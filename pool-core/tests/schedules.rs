@@ -210,16 +210,19 @@ impl<A: Simulated> Run<A> {
     fn check(&self) {
         let map = self.pool.map();
         let (mut used, mut free, mut held) = (0, 0, 0);
-        for segment in &map {
+        for segment in &map.segments {
             let mut at = 0;
-            for (range, state) in &segment.ranges {
-                assert_eq!(range.start, at, "{map:?}");
-                at = range.end;
-                let bytes = range.end - range.start;
+            for one in &segment.ranges {
+                assert_eq!(one.range.start, at, "{map:?}");
+                at = one.range.end;
+                let bytes = one.bytes();
                 assert!(bytes > 0, "{map:?}");
-                used += if *state == RangeState::Used { bytes } else { 0 };
-                free += if *state == RangeState::Free { bytes } else { 0 };
-                held += if *state == RangeState::Hole { 0 } else { bytes };
+                match one.state {
+                    RangeState::Used | RangeState::Private => used += bytes,
+                    RangeState::Hole => continue,
+                    _ => free += bytes,
+                }
+                held += bytes;
             }
             assert_eq!(at, segment.bytes, "{map:?}");
         }

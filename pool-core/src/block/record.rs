@@ -8,7 +8,6 @@ use crate::block::request::Want;
 use crate::device::{DeviceAllocator, MarkOf, StreamOf};
 use crate::observe::About;
 use crate::observe::tag::Tag;
-use crate::stream::clock::StreamClock;
 use crate::stream::marks::Marks;
 use parking_lot::Mutex;
 use std::ops::{Deref, DerefMut};
@@ -111,11 +110,11 @@ impl<A: DeviceAllocator> Record<A> {
         allocator.view(self.part.segment(), self.part.offset, bytes, on)
     }
 
-    /// Returns the fields of an event of this block.
-    pub(crate) fn about(&self, clock: &A::Clock) -> About {
+    /// Returns the fields of an event of this block, of the stream with this number.
+    pub(crate) fn about(&self, stream: u64) -> About {
         About {
             tag: self.tag,
-            stream: clock.lane(self.marks.lock().home()),
+            stream,
             id: std::ptr::from_ref(self) as u64,
             requested: self.requested,
             bytes: self.bytes,
@@ -249,6 +248,13 @@ impl<T> Slab<T> {
         }
         // SAFETY: the index is below the length of the chunk, which lives as long as the slab.
         unsafe { self.chunks[chunk].cast::<T>().add(at) }
+    }
+
+    /// The address of the slot of a number; 0 if there is none.
+    pub(crate) fn address(&self, number: u32) -> u64 {
+        let (chunk, at) = (number as usize / CHUNK, number as usize % CHUNK);
+        let start = self.chunks.get(chunk).map(|chunk| chunk.addr().get());
+        start.map_or(0, |start| (start + at * size_of::<T>()) as u64)
     }
 
     #[cold]

@@ -5,4 +5,4 @@ mod config;
 mod map;
 
 pub use config::ArenaConfig;
-pub use map::{RangeState, SegmentMap};
+pub use map::{MemoryMap, RangeMap, RangeState, SegmentMap};

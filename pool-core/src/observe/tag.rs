@@ -20,10 +20,24 @@ impl Tag {
         Self(u16::try_from(at + 1).unwrap_or(0))
     }
 
+    pub(crate) fn number(self) -> u16 {
+        self.0
+    }
+
     /// Returns its name; empty for no tag.
     pub(crate) fn name(self) -> &'static str {
-        let names = NAMES.read();
-        let at = usize::from(self.0).checked_sub(1);
-        at.and_then(|at| names.get(at).copied()).unwrap_or("")
+        let Some(at) = usize::from(self.0).checked_sub(1) else { return "" };
+        NAMES.read().get(at).copied().unwrap_or("")
     }
+}
+
+/// Returns the name of the tag with a number ([`PoolEvent::tag_number`](crate::PoolEvent::tag_number)):
+/// empty for 0, and for a number that no tag has.
+///
+/// ```
+/// assert_eq!(pool_core::tag_name(0), "");
+/// ```
+#[must_use]
+pub fn tag_name(number: u16) -> &'static str {
+    Tag(number).name()
 }

@@ -362,9 +362,12 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
 
     /// Tells the observers that the buffer is freed.
     #[cold]
-    fn tell_freed(&self) {
-        let about = self.record.about(self.allocator().clock());
-        self.store().tell(EventKind::Free, about);
+    fn tell_freed(&mut self) {
+        let Record { home, marks, .. } = &mut **self.record;
+        // SAFETY: as in `store`.
+        let store: &Store<A> = unsafe { store_at(home) };
+        let stream = store.allocator.clock().lane(marks.get_mut().home());
+        self.store().tell(EventKind::Free, self.record.about(stream));
     }
 
     /// Gives back what the thread's own cache did not keep. Only the drop calls it.

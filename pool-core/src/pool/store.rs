@@ -15,7 +15,7 @@
 
 mod book;
 
-use crate::block::flags::{BOUND, Flags, OBSERVED, ZEROES};
+use crate::block::flags::{Flags, OBSERVED, ZEROES};
 use crate::block::private::{PrivateId, Privates};
 use crate::block::record::{Record, RecordOwner};
 use crate::block::request::Want;
@@ -139,17 +139,19 @@ impl<A: DeviceAllocator> Store<A> {
         }
     }
 
-    /// A hit in the thread's own cache. `None` for all that needs a closer look.
+    /// A hit in the thread's own cache. `None` for all that needs a closer look, and if any of the
+    /// flags `passes_cache` is set.
     #[inline]
     pub(crate) fn hit(
         &self,
         stream: &StreamOf<A>,
         requested: u64,
         kind: A::Kind,
+        passes_cache: u8,
     ) -> Option<RecordOwner<A>> {
         let clock = self.allocator.clock();
         let plain = clock.owns(stream) && clock.fault().is_none() && clock.takes_work(stream);
-        if !plain || self.flags.any(BOUND | OBSERVED) {
+        if !plain || self.flags.any(passes_cache) {
             return None;
         }
         // A bin has only sizes and kinds that the pool offers.

@@ -2,7 +2,7 @@
 
 use super::BucketPool;
 use crate::block::request::Want;
-use crate::book::arena::SegmentMap;
+use crate::book::arena::MemoryMap;
 use crate::budget::Budget;
 use crate::device::DeviceAllocator;
 use crate::error::{AllocError, Why};
@@ -291,8 +291,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
         (!store.book.is_blocks() && !store.is_forked()).then(|| store.device_stats())
     }
 
-    /// All segments of the arena as they are now; none in a pool without an arena. Costs time in
-    /// the number of ranges.
+    /// All memory of the pool as it is now: segments and their ranges, with state, stream and age.
+    /// Moves the blocks of all thread caches into the book. Costs time in the number of ranges.
     ///
     /// ```
     /// # use pool_core as bucketpool;
@@ -301,18 +301,19 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// let config = ArenaConfig::segments(2 * MIB);
     /// let pool = BucketPool::builder(SimDevice::new()).arena(config).build();
     /// let _buffer = pool.allocate(MIB)?;
-    /// let map = pool.map();
-    /// assert_eq!(map[0].ranges, [(0..MIB, RangeState::Used), (MIB..2 * MIB, RangeState::Free)]);
+    /// let ranges = &pool.map().segments[0].ranges;
+    /// assert_eq!((ranges[0].range.clone(), ranges[0].state), (0..MIB, RangeState::Used));
+    /// assert_eq!((ranges[1].range.clone(), ranges[1].state), (MIB..2 * MIB, RangeState::Free));
     /// # Ok::<(), pool_core::AllocError>(())
     /// ```
     #[must_use]
-    pub fn map(&self) -> Vec<SegmentMap> {
+    pub fn map(&self) -> MemoryMap {
         let store = self.store();
-        if store.book.is_blocks() || store.is_forked() {
-            return Vec::new();
+        if store.is_forked() {
+            return MemoryMap::default();
         }
         store.collect();
-        store.book.map()
+        store.book.map(store.allocator.clock())
     }
 
     /// Sets all counts to 0 and lets the peaks start again from the current bytes.

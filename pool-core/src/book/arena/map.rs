@@ -1,26 +1,195 @@
-//! The segments of an arena and their ranges, for tests and for people who look for fragmentation.
+//! The memory of a pool as a picture: its segments and their ranges.
 
+use crate::size::Bytes;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::ops::Range;
 
-/// A segment of an arena: a block of the device, or a reservation of its addresses.
+/// All memory that a pool has from its device, at one moment.
+///
+/// `Display` draws it for a terminal, a line each segment: `#` is used, `.` is free, `~` is free
+/// behind work that is not seen done, `p` is kept for a graph, and a space has no memory. A character
+/// shows what most of its bytes are.
+///
+/// ```
+/// # use pool_core as bucketpool;
+/// use bucketpool::{ArenaConfig, BucketPool, MIB, sim::SimDevice};
+///
+/// let config = ArenaConfig::segments(4 * MIB);
+/// let pool = BucketPool::builder(SimDevice::new()).arena(config).build();
+/// let held = [(); 3].map(|()| pool.allocate(MIB));
+/// let [_first, second, _third] = held;
+/// drop(second);
+/// let map = pool.map();
+/// assert_eq!((map.free_bytes(), map.largest_free_bytes()), (2 * MIB, MIB));
+/// assert_eq!(map.fragmentation(), 0.5);
+/// let picture = map.to_string();
+/// assert!(picture.contains("################................################................"));
+/// # Ok::<(), pool_core::AllocError>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct MemoryMap {
+    /// The segments, the oldest number first.
+    pub segments: Vec<SegmentMap>,
+}
+
+/// A segment: a block of the device, or a reservation of its addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SegmentMap {
     /// Its bytes.
     pub bytes: u64,
-    /// Its ranges in the order of their addresses, which are offsets in bytes. They tile it.
-    pub ranges: Vec<(Range<u64>, RangeState)>,
+    /// Its ranges in the order of their addresses. They tile it. Without an arena there is one.
+    pub ranges: Vec<RangeMap>,
+}
+
+/// A range of a segment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct RangeMap {
+    /// Offsets in bytes from the start of the segment.
+    pub range: Range<u64>,
+    /// Its state.
+    pub state: RangeState,
+    /// The number of the stream that used it last, while it is not used; `None` for none or several.
+    pub stream: Option<u64>,
+    /// The number by which events know its buffer ([`PoolEvent::id`](crate::PoolEvent::id)), while it
+    /// is used: a [`LeakTracker`](crate::LeakTracker) has its tag and its requested bytes. Else 0.
+    pub id: u64,
+    /// Allocations of the pool since it was freed; 0 while it is used.
+    pub age: u64,
 }
 
 /// The state of a range of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum RangeState {
-    /// A buffer has it, or it is kept for a graph.
+    /// A buffer has it.
     Used,
+    /// Kept for a graph.
+    Private,
     /// Free, with memory behind it.
     Free,
+    /// Free, behind work that is not seen done.
+    Pending,
     /// Addresses without memory.
     Hole,
+}
+
+impl RangeState {
+    /// The character of a picture.
+    fn sign(self) -> char {
+        match self {
+            Self::Used => '#',
+            Self::Private => 'p',
+            Self::Free => '.',
+            Self::Pending => '~',
+            Self::Hole => ' ',
+        }
+    }
+}
+
+impl RangeMap {
+    /// Its size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    /// Whether it is free: pending or not.
+    #[must_use]
+    pub fn is_free(&self) -> bool {
+        matches!(self.state, RangeState::Free | RangeState::Pending)
+    }
+}
+
+impl MemoryMap {
+    fn free_ranges(&self) -> impl Iterator<Item = u64> {
+        let ranges = self.segments.iter().flat_map(|segment| &segment.ranges);
+        ranges.filter(|range| range.is_free()).map(RangeMap::bytes)
+    }
+
+    /// Free bytes, those of pending ranges included.
+    #[must_use]
+    pub fn free_bytes(&self) -> u64 {
+        self.free_ranges().sum()
+    }
+
+    /// Bytes of the largest free range: the largest request that needs nothing from the device.
+    #[must_use]
+    pub fn largest_free_bytes(&self) -> u64 {
+        self.free_ranges().max().unwrap_or(0)
+    }
+
+    /// External fragmentation, from 0 to 1: `1 - largest_free_bytes / free_bytes`; 0 if nothing is
+    /// free.
+    #[must_use]
+    pub fn fragmentation(&self) -> f64 {
+        match self.free_bytes() {
+            0 => 0.0,
+            free => 1.0 - self.largest_free_bytes() as f64 / free as f64,
+        }
+    }
+}
+
+/// Characters of a segment in a picture.
+const WIDTH: u64 = 64;
+
+/// Writes one character for each part of a segment: the state of most of its bytes.
+fn draw(segment: &SegmentMap, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let signs = [
+        RangeState::Used,
+        RangeState::Private,
+        RangeState::Free,
+        RangeState::Pending,
+        RangeState::Hole,
+    ];
+    let at = |part: u64| {
+        u64::try_from(u128::from(segment.bytes) * u128::from(part) / u128::from(WIDTH))
+            .unwrap_or(u64::MAX)
+    };
+    let mut first = 0;
+    for part in 0..WIDTH {
+        let (start, end) = (at(part), at(part + 1));
+        let mut bytes = [0; 5];
+        let ranges = &segment.ranges[first..];
+        for (number, range) in ranges.iter().enumerate() {
+            if range.range.start >= end {
+                break;
+            }
+            let (from, to) = (range.range.start.max(start), range.range.end.min(end));
+            let state = signs.iter().position(|state| *state == range.state).unwrap_or(0);
+            bytes[state] += to.saturating_sub(from);
+            if range.range.end <= end {
+                first =
+                    first.max(ranges.len().min(number + 1) + segment.ranges.len() - ranges.len());
+            }
+        }
+        let most = (0..5).max_by_key(|state| (bytes[*state], 5 - *state)).unwrap_or(0);
+        write!(f, "{}", signs[most].sign())?;
+    }
+    Ok(())
+}
+
+impl fmt::Display for MemoryMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, segment) in self.segments.iter().enumerate() {
+            let bytes = |state| {
+                let ranges = segment.ranges.iter().filter(|range| range.state == state);
+                ranges.map(RangeMap::bytes).sum::<u64>()
+            };
+            let committed = segment.bytes - bytes(RangeState::Hole);
+            let used = bytes(RangeState::Used) + bytes(RangeState::Private);
+            write!(f, "{number:>4} {:>12} |", Bytes(committed).to_string())?;
+            draw(segment, f)?;
+            writeln!(f, "| {} used", Bytes(used))?;
+        }
+        let (free, largest) = (Bytes(self.free_bytes()), Bytes(self.largest_free_bytes()));
+        write!(
+            f,
+            "{free} free, the largest range {largest}, fragmentation {:.2}",
+            self.fragmentation()
+        )
+    }
 }

@@ -3,7 +3,7 @@
 use super::give_back::NODES;
 use super::{BookState, PoolBook};
 use crate::block::record::Record;
-use crate::book::arena::{RangeState, SegmentMap};
+use crate::book::arena::{MemoryMap, RangeMap, RangeState, SegmentMap};
 use crate::book::figures::BlockClass;
 use crate::book::list::UsedBy;
 use crate::book::node::State;
@@ -14,7 +14,6 @@ use crate::stats::device_stats::DeviceStats;
 use crate::stream::clock::StreamClock;
 use crate::stream::order::StealPolicy;
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 /// Sums over the ranges of a book, in bytes.
 #[derive(Clone, Debug, Default)]
@@ -121,24 +120,18 @@ impl<A: DeviceAllocator> PoolBook<A> {
     }
 
     /// All segments and their ranges.
-    pub(crate) fn map(&self) -> Vec<SegmentMap> {
-        let mut segments: BTreeMap<u32, Vec<(Range<u64>, RangeState)>> = BTreeMap::new();
+    pub(crate) fn map(&self, clock: &A::Clock) -> MemoryMap {
+        let mut segments: BTreeMap<u32, Vec<RangeMap>> = BTreeMap::new();
         self.each_range(|state, id| {
-            let node = &state.book.nodes[id];
-            let is = match node.state {
-                State::Live | State::Private => RangeState::Used,
-                _ if state.book.is_hole(id) => RangeState::Hole,
-                State::Moving { hole: true } => RangeState::Hole,
-                _ => RangeState::Free,
-            };
-            segments.entry(node.segment).or_default().push((node.range(), is));
+            let ranges = segments.entry(state.book.nodes[id].segment).or_default();
+            ranges.push(state.range_map(clock, id));
         });
-        let map = segments.into_values().map(|mut ranges| {
-            ranges.sort_by_key(|(range, _)| range.start);
-            let bytes = ranges.last().map_or(0, |(range, _)| range.end);
+        let segments = segments.into_values().map(|mut ranges| {
+            ranges.sort_by_key(|range| range.range.start);
+            let bytes = ranges.last().map_or(0, |range| range.range.end);
             SegmentMap { bytes, ranges }
         });
-        map.collect()
+        MemoryMap { segments: segments.collect() }
     }
 
     /// Sets all counts to 0 and lets the peaks start again from the current figures.
@@ -155,6 +148,30 @@ impl<A: DeviceAllocator> PoolBook<A> {
         state.calls.reset_peak();
         state.calls.reset_accumulated();
         state.book.reset_cached_peak();
+    }
+}
+
+impl<A: DeviceAllocator> BookState<A> {
+    /// A range, as a map shows it.
+    fn range_map(&self, clock: &A::Clock, id: u32) -> RangeMap {
+        let node = &self.book.nodes[id];
+        let marks = node.marks.marks();
+        let state = match node.state {
+            State::Live => RangeState::Used,
+            State::Private => RangeState::Private,
+            _ if self.book.is_hole(id) => RangeState::Hole,
+            State::Moving { hole: true } => RangeState::Hole,
+            _ if marks.iter().all(|mark| clock.is_seen_done(*mark)) => RangeState::Free,
+            _ => RangeState::Pending,
+        };
+        let is_used = state == RangeState::Used;
+        let stream = match marks {
+            [mark] if !is_used => Some(clock.lane(*mark)),
+            _ => None,
+        };
+        let age = if is_used { 0 } else { self.book.turn.saturating_sub(node.freed_at) };
+        let id = if is_used { self.records.address(id) } else { 0 };
+        RangeMap { range: node.range(), state, stream, id, age }
     }
 }
 

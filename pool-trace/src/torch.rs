@@ -1,0 +1,359 @@
+//! The memory snapshot of `PyTorch` (`torch.cuda.memory._dump_snapshot`), a pickle of plain
+//! containers, which `memory_viz` shows (`torch/csrc/cuda/memory_snapshot.cpp`,
+//! `torch/cuda/_memory_viz.py` of torch 2.15).
+
+mod fields;
+
+use crate::malformed::Malformed;
+use crate::operation::{Kind, Log, Operation};
+use crate::ptrace::{LANES_MOST, SIZE_LIMIT};
+use fields::{dict, list, number, number_or, of, text};
+use pool_core::{MemoryMap, RangeMap, RangeState, SegmentMap};
+use serde_pickle::{DeOptions, HashableValue, SerOptions, Value};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::{self, Read, Write};
+
+/// The address of the first block that [`write`] invents.
+const FIRST_ADDRESS: u64 = 0x7f00_0000_0000;
+/// Sizes of invented blocks are multiples of this, as `PyTorch`'s are.
+const GRANULE: u64 = 512;
+
+/// An entry of a device's trace.
+struct Entry {
+    micros: u64,
+    device: usize,
+    action: Action,
+    address: u64,
+    bytes: u64,
+    stream: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Action {
+    Allocate,
+    FreeRequested,
+    FreeCompleted,
+    SegmentAllocate,
+    SegmentFree,
+    OutOfMemory,
+}
+
+/// Reads the trace of a snapshot. A snapshot that began late has blocks which were allocated before:
+/// they are the first allocations. A free whose completion comes next is one operation. Lanes are the
+/// streams of all devices.
+///
+/// # Errors
+///
+/// A pickle that is cut off, that would construct an object, or that is no snapshot.
+///
+/// ```
+/// use pool_trace::{ptrace, torch};
+///
+/// let log = ptrace::read("op,id,size,lane,dt_ns\na,0,64,0,0\nf,0,,0,2000\n".as_bytes())?;
+/// let mut pickle = Vec::new();
+/// torch::write(&log, &Default::default(), &mut pickle)?;
+/// let again = torch::read(&pickle[..])?;
+/// assert_eq!(again.without_lines().operations, log.without_lines().operations);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn read(source: impl Read) -> Result<Log, Malformed> {
+    let expected = "a snapshot of torch.cuda.memory: a pickle of dicts, lists, numbers and text";
+    let value: Value =
+        serde_pickle::value_from_reader(source, DeOptions::new()).map_err(|error| {
+            Malformed::new(format!("a pickle that cannot be read: {error}"), expected)
+        })?;
+    let snapshot = dict(&value, "the snapshot")?;
+    let traces = list(of(snapshot, "device_traces", "the snapshot")?, "`device_traces`")?;
+    let mut entries = Vec::new();
+    for (device, trace) in traces.iter().enumerate() {
+        for (at, entry) in list(trace, "a trace of `device_traces`")?.iter().enumerate() {
+            entries.extend(entry_of(entry, device, at)?);
+        }
+    }
+    // Devices have one clock. The sort keeps the order of entries of the same microsecond.
+    entries.sort_by_key(|entry| entry.micros);
+    let before = live_before(snapshot, &entries)?;
+    log_of(&before, &entries)
+}
+
+fn entry_of(value: &Value, device: usize, at: usize) -> Result<Option<Entry>, Malformed> {
+    let what = format!("entry {at} of device {device}");
+    let entry = dict(value, &what)?;
+    let action = match text(of(entry, "action", &what)?, "`action`")? {
+        "alloc" => Action::Allocate,
+        "free_requested" => Action::FreeRequested,
+        "free_completed" | "free" => Action::FreeCompleted,
+        "segment_alloc" | "segment_map" => Action::SegmentAllocate,
+        "segment_free" | "segment_unmap" => Action::SegmentFree,
+        "oom" => Action::OutOfMemory,
+        _ => return Ok(None), // snapshot, annotate, and what later versions add
+    };
+    let bytes = number(of(entry, "size", &what)?, &what)?;
+    if bytes > SIZE_LIMIT {
+        return Err(Malformed::new(format!("{what}: size {bytes}"), "at most 2^47 bytes"));
+    }
+    let address = match action {
+        Action::OutOfMemory => 0, // it has `device_free` in this place
+        _ => number(of(entry, "addr", &what)?, &what)?,
+    };
+    let micros = number_or(entry, "time_us", 0)?;
+    let stream = number_or(entry, "stream", 0)?;
+    Ok(Some(Entry { micros, device, action, address, bytes, stream }))
+}
+
+/// Returns the blocks that were allocated before the trace began: those that it frees without an
+/// allocation, and those that are live in the end and that it does not allocate.
+fn live_before(
+    snapshot: &BTreeMap<HashableValue, Value>,
+    entries: &[Entry],
+) -> Result<Vec<(usize, u64, u64, u64)>, Malformed> {
+    let (mut before, mut seen) = (Vec::new(), BTreeSet::new());
+    for Entry { device, action, address, bytes, stream, .. } in entries {
+        let frees = matches!(action, Action::FreeRequested | Action::FreeCompleted);
+        if *action == Action::Allocate {
+            seen.insert((*device, *address));
+        } else if frees && seen.insert((*device, *address)) {
+            before.push((*device, *address, *bytes, *stream));
+        }
+    }
+    let Some(segments) = snapshot.get(&HashableValue::String("segments".into())) else {
+        return Ok(before);
+    };
+    for segment in list(segments, "`segments`")? {
+        let segment = dict(segment, "a segment")?;
+        let device = usize::try_from(number_or(segment, "device", 0)?).unwrap_or(0);
+        let (stream, mut address) =
+            (number_or(segment, "stream", 0)?, number_or(segment, "address", 0)?);
+        for block in list(of(segment, "blocks", "a segment")?, "`blocks`")? {
+            let block = dict(block, "a block")?;
+            let size = number(of(block, "size", "a block")?, "a block")?;
+            let at = number_or(block, "address", address)?;
+            address = at.saturating_add(size);
+            let state = text(of(block, "state", "a block")?, "`state`")?;
+            if state == "active_allocated" && seen.insert((device, at)) {
+                before.push((device, at, number_or(block, "requested_size", size)?, stream));
+            }
+        }
+    }
+    Ok(before)
+}
+
+fn log_of(before: &[(usize, u64, u64, u64)], entries: &[Entry]) -> Result<Log, Malformed> {
+    let mut streams: BTreeSet<(usize, u64)> =
+        entries.iter().map(|entry| (entry.device, entry.stream)).collect();
+    streams.extend(before.iter().map(|(device, _, _, stream)| (*device, *stream)));
+    if streams.len() > LANES_MOST as usize {
+        return Err(Malformed::new(format!("{} streams", streams.len()), "at most 65536"));
+    }
+    let lanes: HashMap<(usize, u64), u32> = streams.into_iter().zip(0..).collect();
+    let mut reading = Reading { log: Log::default(), lanes, live: HashMap::new(), next: 0 };
+    reading.log.source = "PyTorch snapshot".into();
+    for (device, address, bytes, stream) in before {
+        reading.allocate((*device, *address), *bytes, (*device, *stream), 0);
+    }
+    let mut last = entries.first().map_or(0, |entry| entry.micros);
+    for (at, entry) in (1..).zip(entries) {
+        let dt_ns = 1000 * (entry.micros - last);
+        last = entry.micros;
+        reading.entry(entry, entries.get(at), dt_ns);
+        if let Some(one) = reading.log.operations.last_mut() {
+            one.line = at as u64;
+        }
+    }
+    Ok(reading.log)
+}
+
+/// A log that is being made.
+struct Reading {
+    log: Log,
+    lanes: HashMap<(usize, u64), u32>,
+    /// The allocation at an address, and whether its free was requested.
+    live: HashMap<(usize, u64), (u64, bool)>,
+    next: u64,
+}
+
+impl Reading {
+    fn push(&mut self, kind: Kind, id: u64, bytes: u64, stream: (usize, u64), dt_ns: u64) {
+        let lane = self.lanes.get(&stream).copied().unwrap_or(0);
+        let one = Operation { kind, id, bytes, lane, dt_ns, ..Operation::default() };
+        self.log.operations.push(one);
+    }
+
+    fn allocate(&mut self, at: (usize, u64), bytes: u64, stream: (usize, u64), dt_ns: u64) {
+        let id = self.next;
+        self.next += 1;
+        if let Some((before, _)) = self.live.insert(at, (id, false)) {
+            // Its free is missing: the trace is a ring that had overflowed.
+            self.push(Kind::Free, before, 0, stream, dt_ns);
+        }
+        self.push(Kind::Allocate, id, bytes, stream, dt_ns);
+    }
+
+    fn entry(&mut self, entry: &Entry, next: Option<&Entry>, dt_ns: u64) {
+        let (at, stream) = ((entry.device, entry.address), (entry.device, entry.stream));
+        match entry.action {
+            Action::Allocate => self.allocate(at, entry.bytes, stream, dt_ns),
+            Action::FreeRequested => {
+                let Some((id, requested)) = self.live.get_mut(&at) else { return };
+                if std::mem::replace(requested, true) {
+                    return;
+                }
+                let id = *id;
+                let completes = next.is_some_and(|next| {
+                    next.action == Action::FreeCompleted && (next.device, next.address) == at
+                });
+                if completes {
+                    self.live.remove(&at);
+                }
+                self.push(Kind::Free, id, 0, stream, dt_ns);
+            }
+            Action::FreeCompleted => match self.live.remove(&at) {
+                Some((id, true)) => self.push(Kind::FreeCompleted, id, 0, stream, dt_ns),
+                Some((id, false)) => self.push(Kind::Free, id, 0, stream, dt_ns),
+                None => {}
+            },
+            Action::SegmentAllocate => {
+                self.push(Kind::DeviceAllocate, 0, entry.bytes, stream, dt_ns)
+            }
+            Action::SegmentFree => self.push(Kind::DeviceFree, 0, entry.bytes, stream, dt_ns),
+            Action::OutOfMemory => self.push(Kind::Refuse, 0, entry.bytes, stream, dt_ns),
+        }
+    }
+}
+
+/// Writes a snapshot that `memory_viz` opens: the operations as the trace of device 0, and the
+/// memory map of a pool ([`BucketPool::map`](pool_core::BucketPool::map)) as its segments. Addresses
+/// of the trace are invented, since a log has none. A lane is a stream. Uses and events are left
+/// out: the format has no place for them.
+///
+/// # Errors
+///
+/// What the writer says.
+pub fn write(log: &Log, map: &MemoryMap, out: &mut impl Write) -> io::Result<()> {
+    let mut entries = Vec::new();
+    let (mut live, mut address, mut ns) = (HashMap::new(), FIRST_ADDRESS, 0);
+    let completed: BTreeSet<u64> = log
+        .operations
+        .iter()
+        .filter(|one| one.kind == Kind::FreeCompleted)
+        .map(|one| one.id)
+        .collect();
+    for one in &log.operations {
+        ns += one.dt_ns;
+        let mut push = |action: &str, address: u64, bytes: u64| {
+            entries.push(entry(log, one, action, address, bytes, ns / 1000));
+        };
+        match one.kind {
+            Kind::Allocate => {
+                live.insert(one.id, (address, one.bytes));
+                push("alloc", address, one.bytes);
+                address += one.bytes.max(1).next_multiple_of(GRANULE);
+            }
+            Kind::Free => {
+                let Some((address, bytes)) = live.get(&one.id).copied() else { continue };
+                push("free_requested", address, bytes);
+                if !completed.contains(&one.id) {
+                    push("free_completed", address, bytes);
+                }
+            }
+            Kind::FreeCompleted => {
+                let Some((address, bytes)) = live.get(&one.id).copied() else { continue };
+                push("free_completed", address, bytes);
+            }
+            Kind::DeviceAllocate => push("segment_alloc", 0, one.bytes),
+            Kind::DeviceFree => push("segment_free", 0, one.bytes),
+            Kind::Refuse => push("oom", 0, one.bytes),
+            Kind::Use | Kind::Event => {}
+        }
+    }
+    let settings = dict_of([("PYTORCH_CUDA_ALLOC_CONF", Value::String(String::new()))]);
+    let snapshot = dict_of([
+        ("segments", Value::List(segments(map))),
+        ("device_traces", Value::List(vec![Value::List(entries)])),
+        ("allocator_settings", settings),
+    ]);
+    let written = serde_pickle::value_to_writer(out, &snapshot, SerOptions::new());
+    written.map_err(io::Error::other)
+}
+
+fn entry(log: &Log, one: &Operation, action: &str, address: u64, bytes: u64, micros: u64) -> Value {
+    let place = if action == "oom" { "device_free" } else { "addr" };
+    let stack = usize::try_from(one.stack).ok().and_then(|at| log.stacks.get(at.checked_sub(1)?));
+    let tag = usize::try_from(one.tag).ok().and_then(|at| log.tags.get(at.checked_sub(1)?));
+    dict_of([
+        ("action", Value::String(action.into())),
+        (place, int(address)),
+        ("size", int(bytes)),
+        ("stream", int(one.lane.into())),
+        ("time_us", int(micros)),
+        ("frames", Value::List(frames(stack.map_or("", String::as_str)))),
+        ("user_metadata", Value::String(tag.cloned().unwrap_or_default())),
+    ])
+}
+
+fn frames(stack: &str) -> Vec<Value> {
+    let names = stack.split(';').filter(|name| !name.is_empty());
+    let frame = |name: &str| {
+        dict_of([
+            ("name", Value::String(name.into())),
+            ("filename", Value::String(String::new())),
+            ("line", int(0)),
+        ])
+    };
+    names.map(frame).collect()
+}
+
+fn segments(map: &MemoryMap) -> Vec<Value> {
+    // Addresses of segments are invented too: a pool knows offsets only.
+    let mut address = FIRST_ADDRESS >> 1;
+    let segment = |segment: &SegmentMap| {
+        let start = address;
+        address += segment.bytes.next_multiple_of(1 << 21);
+        let blocks: Vec<Value> = segment.ranges.iter().map(|range| block(range, start)).collect();
+        let used = |active: bool| {
+            let ranges = segment.ranges.iter();
+            let counts =
+                |state| state == RangeState::Used || active && state == RangeState::Pending;
+            ranges.filter(|range| counts(range.state)).map(|range| range.bytes()).sum()
+        };
+        dict_of([
+            ("device", int(0)),
+            ("address", int(start)),
+            ("total_size", int(segment.bytes)),
+            ("allocated_size", int(used(false))),
+            ("active_size", int(used(true))),
+            ("requested_size", int(used(false))),
+            ("stream", int(segment.ranges.iter().find_map(|range| range.stream).unwrap_or(0))),
+            ("segment_type", Value::String("large".into())),
+            ("segment_pool_id", Value::Tuple(vec![int(0), int(0)])),
+            ("is_expandable", Value::Bool(false)),
+            ("frames", Value::List(Vec::new())),
+            ("blocks", Value::List(blocks)),
+        ])
+    };
+    map.segments.iter().map(segment).collect()
+}
+
+fn block(range: &RangeMap, start: u64) -> Value {
+    let state = match range.state {
+        RangeState::Used => "active_allocated",
+        RangeState::Pending => "active_pending_free",
+        _ => "inactive",
+    };
+    dict_of([
+        ("address", int(start + range.range.start)),
+        ("size", int(range.bytes())),
+        ("requested_size", int(range.bytes())),
+        ("state", Value::String(state.into())),
+        ("frames", Value::List(Vec::new())),
+    ])
+}
+
+fn int(number: u64) -> Value {
+    i64::try_from(number).map_or_else(|_| Value::Int(number.into()), Value::I64)
+}
+
+fn dict_of<const N: usize>(fields: [(&str, Value); N]) -> Value {
+    let fields = fields.map(|(name, value)| (HashableValue::String(name.into()), value));
+    Value::Dict(fields.into_iter().collect())
+}

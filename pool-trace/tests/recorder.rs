@@ -1,0 +1,174 @@
+//! A recorder's file tells what the pool did.
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use pool_core::sim::SimDevice;
+use pool_core::{BucketPool, KIB, MIB, PooledBuffer};
+use pool_trace::{Kind, Log, Recorder, RecorderOptions, ptrace};
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tempfile::TempDir;
+
+struct Setting {
+    _folder: TempDir,
+    file: PathBuf,
+    recorder: Arc<Recorder>,
+    pool: BucketPool<SimDevice>,
+}
+
+fn setting(change: impl FnOnce(&mut RecorderOptions)) -> Setting {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("test.ptrace.csv.zst");
+    let mut options = RecorderOptions::default();
+    options.source = "test".into();
+    change(&mut options);
+    let recorder = Arc::new(Recorder::with(&file, options).unwrap());
+    let builder = BucketPool::builder(SimDevice::new()).reserved_limit(64 * MIB);
+    let pool = builder.observer(recorder.clone()).build();
+    Setting { _folder: folder, file, recorder, pool }
+}
+
+impl Setting {
+    fn log(&self) -> Log {
+        ptrace::read(File::open(&self.file).unwrap()).unwrap()
+    }
+}
+
+fn kinds(log: &Log) -> Vec<(Kind, u64, u64)> {
+    log.operations.iter().map(|one| (one.kind, one.id, one.bytes)).collect()
+}
+
+#[test]
+fn requests_frees_and_refusals_are_in_the_file_in_their_order() {
+    let test = setting(|_| {});
+    let first = test.pool.allocate(3 * KIB).unwrap();
+    let second = test.pool.allocate(5 * KIB).unwrap();
+    drop(first);
+    assert!(test.pool.allocate(100 * MIB).is_err());
+    let third = test.pool.allocate(3 * KIB).unwrap();
+    drop((second, third));
+    let recorded = test.recorder.finish().unwrap();
+    let expected = [
+        (Kind::Allocate, 0, 3 * KIB),
+        (Kind::Allocate, 1, 5 * KIB),
+        (Kind::Free, 0, 0),
+        (Kind::Refuse, 0, 100 * MIB),
+        (Kind::Allocate, 2, 3 * KIB),
+        (Kind::Free, 1, 0),
+        (Kind::Free, 2, 0),
+    ];
+    let log = test.log();
+    assert_eq!(kinds(&log), expected);
+    assert_eq!((recorded.operations, recorded.lost, log.source.as_str()), (7, 0, "test"));
+}
+
+#[test]
+fn streams_are_lanes_and_tags_have_names() {
+    let test = setting(|_| {});
+    let stream = test.pool.allocator().stream();
+    drop(test.pool.tagged("loader").allocate(KIB).unwrap());
+    drop(test.pool.tagged("layer").allocate_on(&stream, KIB).unwrap());
+    drop(test.pool.allocate(KIB).unwrap());
+    test.recorder.finish().unwrap();
+    let log = test.log();
+    assert_eq!(log.tags, ["loader", "layer"]);
+    let told: Vec<_> = log.operations.iter().map(|one| (one.lane, one.tag)).collect();
+    assert_eq!(told, [(0, 1), (0, 1), (1, 2), (1, 2), (0, 0), (0, 0)]);
+}
+
+/// A recorder that begins late, or goes on after a pause, begins with what is live.
+#[test]
+fn a_file_begins_with_the_buffers_that_are_live() {
+    let test = setting(|options| options.paused = true);
+    let before = test.pool.allocate(KIB).unwrap();
+    drop(test.pool.allocate(2 * KIB).unwrap());
+    test.recorder.resume();
+    let during = test.pool.allocate(4 * KIB).unwrap();
+    test.recorder.pause();
+    drop(during);
+    let unseen = test.pool.allocate(8 * KIB).unwrap();
+    test.recorder.resume();
+    drop((before, unseen));
+    let recorded = test.recorder.finish().unwrap();
+    let expected = [
+        (Kind::Allocate, 0, KIB),
+        (Kind::Allocate, 2, 4 * KIB),
+        (Kind::Free, 0, 0), // the pause ends what is live
+        (Kind::Free, 2, 0),
+        (Kind::Allocate, 3, KIB),
+        (Kind::Allocate, 5, 8 * KIB),
+        (Kind::Free, 3, 0),
+        (Kind::Free, 5, 0),
+    ];
+    assert_eq!(kinds(&test.log()), expected);
+    assert_eq!((recorded.baseline, recorded.unknown), (3, 0));
+}
+
+#[test]
+fn a_ring_that_is_full_loses_operations_and_says_how_many() {
+    let test = setting(|options| options.capacity = 2);
+    for _ in 0..20_000 {
+        drop(test.pool.allocate(KIB).unwrap());
+    }
+    let recorded = test.recorder.finish().unwrap();
+    let log = test.log();
+    assert!(recorded.lost > 0, "{recorded:?}");
+    assert_eq!(log.lost, recorded.lost);
+    assert_eq!(recorded.operations, log.operations.len() as u64);
+    // Frees of lost allocations are left out, and an address that comes again ends the one before.
+    let mut live = std::collections::HashSet::new();
+    for one in &log.operations {
+        match one.kind {
+            Kind::Allocate => assert!(live.insert(one.id)),
+            _ => assert!(live.remove(&one.id)),
+        }
+    }
+}
+
+#[test]
+fn backtraces_name_the_function_that_requested() {
+    #[inline(never)]
+    fn requests_here(pool: &BucketPool<SimDevice>) -> PooledBuffer<SimDevice> {
+        pool.allocate(KIB).unwrap()
+    }
+    let test = setting(|options| options.backtraces = true);
+    for _ in 0..3 {
+        drop(requests_here(&test.pool));
+    }
+    test.recorder.finish().unwrap();
+    let log = test.log();
+    assert_eq!(log.stacks.len(), 1, "{:?}", log.stacks);
+    assert!(log.stacks[0].contains("requests_here"), "{:?}", log.stacks);
+    assert_eq!(log.operations.iter().filter(|one| one.stack == 1).count(), 3);
+}
+
+#[test]
+fn operations_of_several_threads_are_all_there() {
+    let test = setting(|_| {});
+    std::thread::scope(|scope| {
+        for thread in 0..4_u64 {
+            let pool = &test.pool;
+            scope.spawn(move || {
+                for round in 0..500 {
+                    drop(pool.allocate(1 + thread * 1000 + round % 7).unwrap());
+                }
+            });
+        }
+    });
+    let recorded = test.recorder.finish().unwrap();
+    let log = test.log();
+    assert_eq!((recorded.operations, recorded.lost), (4000, 0));
+    let bytes: u64 = log.operations.iter().map(|one| one.bytes).sum();
+    let expected: u64 = (0..4).map(|t| (0..500).map(|r| 1 + t * 1000 + r % 7).sum::<u64>()).sum();
+    assert_eq!(bytes, expected);
+}
+
+#[test]
+fn a_recorder_that_has_ended_says_so_and_the_pool_goes_on() {
+    let test = setting(|_| {});
+    test.recorder.finish().unwrap();
+    drop(test.pool.allocate(KIB).unwrap());
+    assert!(test.recorder.finish().is_err());
+    assert!(test.log().operations.is_empty());
+    assert!(Recorder::create("/no/such/folder/x.ptrace.csv.zst").is_err());
+}
