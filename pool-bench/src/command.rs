@@ -1,6 +1,7 @@
 //! The command line: what `cargo xtask bench` and `cargo xtask replay` pass on.
 #![expect(clippy::print_stderr, reason = "what was left out is said, wherever the results go")]
 
+pub(crate) mod advise;
 mod bench;
 mod peers;
 
@@ -37,6 +38,8 @@ pub struct Cli {
 enum Command {
     Bench(bench::Bench),
     Replay(Replay),
+    Advise(advise::Advise),
+    Report(Report),
     Record(Record),
     Compare(Compare),
     /// One contender of a workload, in this process.
@@ -128,6 +131,8 @@ pub fn run(cli: Cli, typed: &str) -> Result<String, BadInput> {
     match cli.command {
         Command::Bench(bench) => bench.run(typed),
         Command::Replay(replay) => replay.run(typed),
+        Command::Advise(advise) => advise.run(typed),
+        Command::Report(report) => report.run(typed),
         Command::Record(record) => record.run(),
         Command::Compare(Compare { a, b }) => compare::records(&a, &b),
         Command::Contest(contest) => contest.run(),
@@ -237,6 +242,37 @@ impl Replay {
         if self.record {
             results.record(&run)?;
         }
+        let limit = settings.cached_limit;
+        let sections = || results.sections(&self.trace, &policies, limit);
+        self.output.report(typed, "Replays of traces", sections, &results.notes)?;
         self.output.put(&results)
+    }
+}
+
+/// Writes a report of traces: every policy on each, as one HTML page.
+#[derive(Debug, Args)]
+struct Report {
+    /// Traces; the bundled ones unless named.
+    trace: Vec<PathBuf>,
+    /// The page.
+    #[arg(long, default_value = "report.html")]
+    out: PathBuf,
+}
+
+impl Report {
+    fn run(self, typed: &str) -> Result<String, BadInput> {
+        let traces = match self.trace.is_empty() {
+            true => crate::place::traces(false)?,
+            false => self.trace,
+        };
+        let policies = spec::list(POLICIES)?;
+        let settings = Settings { backend: Backend::Sim, cached_limit: None, capacity: None };
+        let mut results = Results::default();
+        let output = Output { report: Some(self.out.clone()), ..Output::default() };
+        output.probe()?;
+        results.replay(&traces, &policies, settings, false)?;
+        let sections = || results.sections(&traces, &policies, None);
+        output.report(typed, "Replays of traces", sections, &results.notes)?;
+        Ok(format!("{}", self.out.display()))
     }
 }

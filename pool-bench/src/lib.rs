@@ -2,6 +2,7 @@
 //! `cargo xtask replay`.
 #![deny(unsafe_code)]
 
+pub mod advise;
 pub mod apart;
 pub mod backend;
 pub mod command;
@@ -16,6 +17,7 @@ pub mod gpu;
 pub mod hit;
 pub mod input;
 pub mod machine;
+pub mod page;
 #[cfg(feature = "peers")]
 pub mod peers;
 pub mod place;
@@ -30,6 +32,7 @@ pub mod source;
 pub mod spec;
 pub mod statistics;
 pub mod streams;
+pub mod timeline;
 pub mod trace;
 pub mod tree;
 pub mod workload;

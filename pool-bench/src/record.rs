@@ -74,6 +74,22 @@ impl Run {
         let (command, load_before) = (command.to_owned(), load());
         Self { command, seed, load_before, environment: environment::found() }
     }
+
+    /// The command, as typed.
+    #[must_use]
+    pub fn command(&self) -> &str {
+        &self.command
+    }
+}
+
+/// Returns processor, cores and memory in one line, and the date.
+#[must_use]
+pub fn machine_and_date() -> (String, String) {
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let (processor, memory) =
+        (first_of("/proc/cpuinfo", "model name"), first_of("/proc/meminfo", "MemTotal"));
+    let date = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    (format!("{processor}, {cores} cores, {memory}"), date)
 }
 
 /// Whether a record can be written there: makes the folder, and a file that goes again.

@@ -4,12 +4,14 @@ mod across;
 
 pub use across::across_backends;
 
+use crate::advise::Advised;
 use crate::contest::Standing;
 use crate::replay::Outcome;
 use crate::rounds::Row;
 use crate::statistics::geometric_mean;
 use bucketpool::Bytes;
 use comfy_table::{Cell, CellAlignment, Table, presets};
+use std::cmp::Ordering::Equal;
 
 /// Replays, one row each.
 #[must_use]
@@ -269,3 +271,56 @@ fn calls_per_1000(calls: u64, allocations: u64) -> String {
 
 #[cfg(test)]
 mod tests;
+
+/// The policies of `advise` on each trace, the least memory first, and the bounds of the traces.
+#[must_use]
+pub fn advice(advised: &Advised) -> Vec<String> {
+    let mut policies = table(&[
+        "trace",
+        "policy",
+        "cached limit",
+        "over live",
+        "calls/1000",
+        "handles/1000",
+        "capacity",
+        "by",
+    ]);
+    let mut rows: Vec<_> = advised.advice.iter().collect();
+    rows.sort_by(|a, b| {
+        (&a.trace, a.over_live).partial_cmp(&(&b.trace, b.over_live)).unwrap_or(Equal)
+    });
+    for one in rows {
+        policies.add_row(row(&[
+            &one.trace,
+            &shortened(&one.policy),
+            &one.cached_limit,
+            &format!("{:.3}", one.over_live),
+            &format!("{:.1}", one.calls_per_1000),
+            &format!("{:.1}", one.handles_per_1000),
+            &one.capacity_over_live.map_or_else(String::new, |over| format!("{over:.2}")),
+            one.by,
+        ]));
+    }
+    let mut bounds =
+        table(&["trace", "live peak", "plan over live", "classes over pow2, second half", "whole"]);
+    for one in &advised.bounds {
+        bounds.add_row(row(&[
+            &one.trace,
+            &Bytes(one.live_peak_bytes).to_string(),
+            &reserved_over_live(one.plan_bytes, one.live_peak_bytes),
+            &format!("{:.2}", one.second_half_over_pow2),
+            &format!("{:.2}", one.whole_over_pow2),
+        ]));
+    }
+    vec![policies.to_string(), bounds.to_string()]
+}
+
+/// A policy without its many learned classes.
+fn shortened(policy: &str) -> String {
+    match policy.split_once(':') {
+        Some(("tiered", classes)) if classes.len() > 24 => {
+            format!("tiered: {} learned classes", classes.split('+').count())
+        }
+        _ => policy.to_owned(),
+    }
+}

@@ -1,29 +1,37 @@
 //! What a command came to, as tables, as JSON, in a file.
 #![expect(clippy::print_stderr, reason = "what was left out is said, wherever the results go")]
 
+use crate::advise::Advised;
 use crate::backend::Backend;
+use crate::command::advise;
 use crate::contest::Standing;
 use crate::input::BadInput;
+use crate::page::{Page, Section, contents};
 use crate::replay::{self, Outcome, Settings};
 use crate::report;
 use crate::rounds::Row;
 use crate::spec::PolicySpec;
 use crate::streams::{self, Arrangement};
 use crate::trace::{self, Trace};
+use crate::{record, timeline};
+use bucketpool::CachedLimit;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct Output {
     /// One JSON object a line instead of tables.
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
     /// Write to this file instead of standard output.
     #[arg(long)]
-    out: Option<PathBuf>,
+    pub(crate) out: Option<PathBuf>,
+    /// Also write a report to this file: one HTML page that works from disk.
+    #[arg(long)]
+    pub(crate) report: Option<PathBuf>,
 }
 
 /// What a command came to.
@@ -33,6 +41,8 @@ pub(crate) struct Results {
     pub(crate) outcomes: Vec<Outcome>,
     /// Contenders beside peers.
     pub(crate) rows: Vec<Row>,
+    /// What `advise` came to, and whether its configuration is part of the text.
+    pub(crate) advised: Option<(Advised, bool)>,
     /// What was left out and why, and what is wrong with the measurement.
     pub(crate) notes: Vec<String>,
     /// Whether every table is shown.
@@ -106,7 +116,40 @@ impl Results {
         }
         let standings = self.standings.iter().map(line);
         let outcomes = self.outcomes.iter().map(line);
-        standings.chain(outcomes).chain(self.rows.iter().map(line)).collect()
+        let advised = self.advised.iter().flat_map(|(advised, _)| {
+            advised.advice.iter().map(line).chain(advised.bounds.iter().map(line))
+        });
+        standings.chain(outcomes).chain(self.rows.iter().map(line)).chain(advised).collect()
+    }
+
+    /// The sections of a page about replays.
+    pub(crate) fn sections(
+        &self,
+        files: &[PathBuf],
+        policies: &[PolicySpec],
+        limit: Option<CachedLimit>,
+    ) -> Vec<Section> {
+        let traces = read_all(files).unwrap_or_default();
+        let bar = progress((traces.len() * policies.len()) as u64, "timelines");
+        let mut sections: Vec<Section> = contents::across(&self.outcomes).into_iter().collect();
+        for trace in &traces {
+            let watched: Vec<_> = policies
+                .iter()
+                .map(|policy| {
+                    bar.inc(1);
+                    (policy, timeline::watch(trace, policy, limit))
+                })
+                .collect();
+            sections.push(contents::trace(trace, &watched, &self.outcomes));
+        }
+        bar.finish_and_clear();
+        sections
+    }
+
+    /// The sections of a page about workloads, peers and traces.
+    pub(crate) fn page_sections(&self) -> Vec<Section> {
+        let parts = [contents::standings(&self.standings), contents::peers(&self.rows)];
+        parts.into_iter().flatten().chain(contents::across(&self.outcomes)).collect()
     }
 
     pub(crate) fn tables(&self) -> String {
@@ -130,6 +173,9 @@ impl Results {
         if !streams.is_empty() {
             parts.push(report::on_streams(&streams));
         }
+        if let Some((advised, in_text)) = &self.advised {
+            parts.push(advise::tables(advised, *in_text));
+        }
         if !self.rows.is_empty() {
             parts.extend(report::contenders(&self.rows));
             parts.extend(report::over_cases(&self.rows));
@@ -141,14 +187,30 @@ impl Results {
 impl Output {
     /// Whether results can be put there, asked before they are made.
     pub(crate) fn probe(&self) -> Result<(), BadInput> {
-        let Some(path) = &self.out else { return Ok(()) };
-        let is_new = !path.exists();
-        let opened = fs::OpenOptions::new().append(true).create(true).open(path);
-        opened.map_err(|error| unwritable(path, &error))?;
-        if is_new {
-            let _ = fs::remove_file(path); // an empty one would look like results
+        for path in self.out.iter().chain(&self.report) {
+            let is_new = !path.exists();
+            let opened = fs::OpenOptions::new().append(true).create(true).open(path);
+            opened.map_err(|error| unwritable(path, &error))?;
+            if is_new {
+                let _ = fs::remove_file(path); // an empty one would look like results
+            }
         }
         Ok(())
+    }
+
+    /// Writes the report, if one was asked for.
+    pub(crate) fn report(
+        &self,
+        typed: &str,
+        title: &str,
+        sections: impl FnOnce() -> Vec<Section>,
+        notes: &[String],
+    ) -> Result<(), BadInput> {
+        let Some(path) = &self.report else { return Ok(()) };
+        let (machine, date) = record::machine_and_date();
+        let (title, command, notes) = (title.to_owned(), typed.to_owned(), notes.to_vec());
+        let page = Page { title, command, date, machine, notes, sections: sections() };
+        page.write(path)
     }
 
     pub(crate) fn put(&self, results: &Results) -> Result<String, BadInput> {

@@ -18,6 +18,7 @@ mod block;
 mod book;
 mod budget;
 mod cache;
+mod config;
 mod device;
 mod erased;
 mod error;
@@ -46,6 +47,7 @@ pub use array::PooledArray;
 pub use array::shape::Shape;
 pub use book::arena::{ArenaConfig, MemoryMap, RangeMap, RangeState, SegmentMap};
 pub use budget::{Budget, Pressure};
+pub use config::{ConfigError, PoolConfig};
 pub use device::transfer::{Arrival, Transfer, TransferLater};
 pub use device::zero::ZeroPolicy;
 pub use device::{

@@ -30,6 +30,8 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 cargo xtask bench  [OPTIONS]           workloads against direct allocation, and traces
 cargo xtask replay TRACE.. [OPTIONS]   replay traces under each policy
+cargo xtask advise TRACE.. [OPTIONS]   which policy these traces ask for, and its configuration
+cargo xtask report [TRACE..]           every policy on traces, as one HTML page
 cargo xtask record COMMAND..           run a command and keep what it prints as a record
 cargo xtask compare RECORD RECORD      whether one record repeats another
 cargo xtask run PROGRAM [ARGUMENT..]   run any program with libbucketpool.so as its malloc
@@ -61,7 +63,9 @@ fn main() -> ExitCode {
         return ExitCode::from(BAD_INPUT);
     }
     match args.first().map(String::as_str) {
-        Some("bench" | "replay" | "record" | "compare") => bench::run(&root, &args),
+        Some("bench" | "replay" | "advise" | "report" | "record" | "compare") => {
+            bench::run(&root, &args)
+        }
         Some("run") => preload::run(&root, &args[1..]),
         Some("install") => preload::install(&root, &args[1..]),
         Some("programs") => programs::run(&root, &args[1..]),
@@ -75,7 +79,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Some(other) => {
-            let tasks = "bench, replay, record, compare, run, install, programs, wheel, ci, \
+            let tasks = "bench, replay, advise, report, record, compare, run, install, programs, wheel, ci, \
                          gpu-bundle, web, tidy";
             eprintln!("error: task `{other}`; expected one of {tasks}");
             ExitCode::from(BAD_INPUT)

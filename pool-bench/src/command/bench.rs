@@ -136,6 +136,8 @@ impl Bench {
     }
 
     fn put(&self, run: &record::Run, mut results: Results) -> Result<String, BadInput> {
+        let sections = || results.page_sections();
+        self.output.report(run.command(), "Memory pools compared", sections, &results.notes)?;
         if self.record {
             results.record(run)?;
         }

@@ -1,0 +1,55 @@
+//! `advise`: which policy a trace asks for.
+
+use crate::advise::{self, Advised};
+use crate::input::BadInput;
+use crate::page::contents;
+use crate::results::{Output, Results, progress};
+use crate::trace;
+use clap::Args;
+use std::fs;
+use std::path::PathBuf;
+
+/// Compares every policy with its best parameters on traces, and says which one to take.
+#[derive(Debug, Args)]
+pub(super) struct Advise {
+    /// Traces: .ptrace.csv, an RMM log, or a snapshot of PyTorch; plain or with .zst.
+    #[arg(required = true)]
+    trace: Vec<PathBuf>,
+    /// Write the configuration to this TOML file, which `BucketPool::from_config` loads. Unless
+    /// named, it is printed behind the tables.
+    #[arg(long)]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
+}
+
+impl Advise {
+    pub(super) fn run(self, typed: &str) -> Result<String, BadInput> {
+        let traces: Result<Vec<_>, _> = self.trace.iter().map(|file| trace::read(file)).collect();
+        let traces = traces?;
+        self.output.probe()?;
+        let bar = progress(advise::ticks(traces.len()), "policies");
+        let advised = advise::advise(&traces, || bar.inc(1))?;
+        bar.finish_and_clear();
+        if let Some(path) = &self.config {
+            fs::write(path, advised.choice.toml()).map_err(|error| {
+                let what = format!("{}: {error}", path.display());
+                BadInput::new(what, "a file that can be written")
+            })?;
+        }
+        let sections = || vec![contents::advice(&advised)];
+        self.output.report(typed, "Which policy to take", sections, &[])?;
+        let in_text = self.config.is_none();
+        self.output.put(&Results { advised: Some((advised, in_text)), ..Results::default() })
+    }
+}
+
+/// Tables, the sentence, and the configuration unless a file has it.
+pub(crate) fn tables(advised: &Advised, in_text: bool) -> String {
+    let mut parts = crate::report::advice(advised);
+    parts.push(advised.choice.sentence());
+    if in_text {
+        parts.push(advised.choice.toml().trim_end().to_owned());
+    }
+    parts.join("\n\n")
+}

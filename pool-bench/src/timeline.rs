@@ -1,0 +1,120 @@
+//! A replay watched: live and reserved bytes over its operations, maps of the memory, and the time of
+//! each operation.
+
+use crate::counted::Counted;
+use crate::spec::PolicySpec;
+use crate::trace::{Step, Trace};
+use bucketpool::sim::SimDevice;
+use bucketpool::{BucketPool, CachedLimit, MemoryMap, PooledBuffer, ZeroPolicy};
+use std::time::Instant;
+
+/// Moments at which bytes are read.
+const MOMENTS: usize = 800;
+/// Moments at which the map is read.
+const MAPS: usize = 24;
+/// A map with more ranges than this is left out: no picture shows them.
+const RANGES_MOST: usize = 3000;
+
+/// A replay on the simulated device, watched.
+#[derive(Clone, Debug, Default)]
+pub struct Timeline {
+    /// Operations before each moment.
+    pub at: Vec<u64>,
+    /// Requested bytes of live buffers.
+    pub live: Vec<u64>,
+    /// Bytes that the pool had from the device.
+    pub reserved: Vec<u64>,
+    /// Operations before a map, and the map.
+    pub maps: Vec<(u64, MemoryMap)>,
+    /// Nanoseconds of each allocation and free, the fastest first.
+    pub ns: Vec<u32>,
+}
+
+type Pool = BucketPool<Counted<SimDevice>>;
+
+fn pool(spec: &PolicySpec, limit: Option<CachedLimit>) -> Pool {
+    let builder = spec.builder(Counted::new(SimDevice::new())).zero(ZeroPolicy::Never);
+    match limit {
+        Some(limit) => builder.cached_limit(limit).build(),
+        None => builder.build(),
+    }
+}
+
+/// Replays a trace twice: once for its bytes, and once for the time of each operation.
+#[must_use]
+pub fn watch(trace: &Trace, spec: &PolicySpec, limit: Option<CachedLimit>) -> Timeline {
+    let mut timeline = Timeline { ns: times(trace, &pool(spec, limit)), ..Timeline::default() };
+    let pool = pool(spec, limit);
+    let mut slots: Vec<Option<PooledBuffer<_>>> = Vec::new();
+    slots.resize_with(trace.slots, || None);
+    let mut sizes = vec![0; trace.slots];
+    let (every, map_every) =
+        (trace.steps.len().div_ceil(MOMENTS).max(1), trace.steps.len().div_ceil(MAPS).max(1));
+    let (mut live, mut peak) = (0_u64, (0_u64, 0_u64));
+    for (number, step) in trace.steps.iter().enumerate() {
+        if number % every == 0 {
+            // The highest of the moments since the last, so that no peak is hidden.
+            timeline.at.push(number as u64);
+            timeline.live.push(peak.0.max(live));
+            timeline.reserved.push(peak.1.max(pool.reserved_bytes()));
+            peak = (0, 0);
+        }
+        if number % map_every == 0 {
+            timeline.add_map(number as u64, &pool);
+        }
+        match *step {
+            Step::Allocate { slot, bytes, .. } => {
+                slots[slot as usize] = pool.allocate(bytes).ok();
+                sizes[slot as usize] = bytes;
+                live += bytes;
+            }
+            Step::Free { slot, .. } => {
+                slots[slot as usize] = None;
+                live = live.saturating_sub(std::mem::take(&mut sizes[slot as usize]));
+            }
+            Step::Use { .. } => {}
+        }
+        peak = (peak.0.max(live), peak.1.max(pool.reserved_bytes()));
+    }
+    timeline
+}
+
+impl Timeline {
+    fn add_map(&mut self, number: u64, pool: &Pool) {
+        let map = pool.map();
+        let ranges: usize = map.segments.iter().map(|segment| segment.ranges.len()).sum();
+        if ranges <= RANGES_MOST {
+            self.maps.push((number, map));
+        }
+    }
+
+    /// Returns the time of the operation that is slower than a share of all, 0 to 1.
+    #[must_use]
+    pub fn quantile(&self, share: f64) -> Option<f64> {
+        let last = self.ns.len().checked_sub(1)?;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a share of a length"
+        )]
+        let at = (last as f64 * share.clamp(0.0, 1.0)).round() as usize;
+        self.ns.get(at).map(|ns| f64::from(*ns))
+    }
+}
+
+fn times(trace: &Trace, pool: &Pool) -> Vec<u32> {
+    let mut slots: Vec<Option<PooledBuffer<_>>> = Vec::new();
+    slots.resize_with(trace.slots, || None);
+    let mut ns = Vec::with_capacity(trace.steps.len());
+    for step in &trace.steps {
+        let start = Instant::now();
+        match *step {
+            Step::Allocate { slot, bytes, .. } => slots[slot as usize] = pool.allocate(bytes).ok(),
+            Step::Free { slot, .. } => slots[slot as usize] = None,
+            Step::Use { .. } => continue,
+        }
+        ns.push(u32::try_from(start.elapsed().as_nanos()).unwrap_or(u32::MAX));
+    }
+    ns.sort_unstable();
+    ns
+}
