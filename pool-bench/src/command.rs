@@ -3,6 +3,7 @@
 
 pub(crate) mod advise;
 mod bench;
+mod convert;
 mod peers;
 
 use crate::backend::Backend;
@@ -40,6 +41,7 @@ enum Command {
     Replay(Replay),
     Advise(advise::Advise),
     Report(Report),
+    Convert(convert::Convert),
     Record(Record),
     Compare(Compare),
     /// One contender of a workload, in this process.
@@ -133,6 +135,7 @@ pub fn run(cli: Cli, typed: &str) -> Result<String, BadInput> {
         Command::Replay(replay) => replay.run(typed),
         Command::Advise(advise) => advise.run(typed),
         Command::Report(report) => report.run(typed),
+        Command::Convert(convert) => convert.run(),
         Command::Record(record) => record.run(),
         Command::Compare(Compare { a, b }) => compare::records(&a, &b),
         Command::Contest(contest) => contest.run(),

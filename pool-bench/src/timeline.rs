@@ -79,6 +79,34 @@ pub fn watch(trace: &Trace, spec: &PolicySpec, limit: Option<CachedLimit>) -> Ti
     timeline
 }
 
+/// Returns the memory map of a pool at the moment when most requested bytes are live.
+#[must_use]
+pub fn map_at_live_peak(trace: &Trace, spec: &PolicySpec) -> MemoryMap {
+    let pool = pool(spec, None);
+    let mut slots: Vec<Option<PooledBuffer<_>>> = Vec::new();
+    slots.resize_with(trace.slots, || None);
+    let mut sizes = vec![0; trace.slots];
+    let mut live = 0;
+    for step in &trace.steps {
+        match *step {
+            Step::Allocate { slot, bytes, .. } => {
+                slots[slot as usize] = pool.allocate(bytes).ok();
+                sizes[slot as usize] = bytes;
+                live += bytes;
+                if live == trace.live_peak_bytes {
+                    return pool.map();
+                }
+            }
+            Step::Free { slot, .. } => {
+                slots[slot as usize] = None;
+                live -= std::mem::take(&mut sizes[slot as usize]);
+            }
+            Step::Use { .. } => {}
+        }
+    }
+    pool.map()
+}
+
 impl Timeline {
     fn add_map(&mut self, number: u64, pool: &Pool) {
         let map = pool.map();

@@ -60,7 +60,13 @@ pub fn read(source: impl Read) -> Result<Log, Malformed> {
     let expected = "a snapshot of torch.cuda.memory: a pickle of dicts, lists, numbers and text";
     let value: Value =
         serde_pickle::value_from_reader(source, DeOptions::new()).map_err(|error| {
-            Malformed::new(format!("a pickle that cannot be read: {error}"), expected)
+            match error.to_string() {
+                // The reader constructs nothing, so it knows no name of a class or function.
+                text if text.contains("global") => {
+                    Malformed::new("a pickle that would construct an object", expected)
+                }
+                text => Malformed::new(format!("a pickle that cannot be read: {text}"), expected),
+            }
         })?;
     let snapshot = dict(&value, "the snapshot")?;
     let traces = list(of(snapshot, "device_traces", "the snapshot")?, "`device_traces`")?;
@@ -272,7 +278,7 @@ pub fn write(log: &Log, map: &MemoryMap, out: &mut impl Write) -> io::Result<()>
         ("device_traces", Value::List(vec![Value::List(entries)])),
         ("allocator_settings", settings),
     ]);
-    let written = serde_pickle::value_to_writer(out, &snapshot, SerOptions::new());
+    let written = serde_pickle::value_to_writer(out, &snapshot, SerOptions::new().proto_v2());
     written.map_err(io::Error::other)
 }
 
@@ -306,7 +312,7 @@ fn frames(stack: &str) -> Vec<Value> {
 fn segments(map: &MemoryMap) -> Vec<Value> {
     // Addresses of segments are invented too: a pool knows offsets only.
     let mut address = FIRST_ADDRESS >> 1;
-    let segment = |segment: &SegmentMap| {
+    let mut segment = |segment: &SegmentMap| {
         let start = address;
         address += segment.bytes.next_multiple_of(1 << 21);
         let blocks: Vec<Value> = segment.ranges.iter().map(|range| block(range, start)).collect();
@@ -331,7 +337,25 @@ fn segments(map: &MemoryMap) -> Vec<Value> {
             ("blocks", Value::List(blocks)),
         ])
     };
-    map.segments.iter().map(segment).collect()
+    map.segments.iter().flat_map(stretches).map(|one| segment(&one)).collect()
+}
+
+/// Returns the parts of a segment that have memory, each as a segment. The snapshot has no place for
+/// addresses without memory.
+fn stretches(segment: &SegmentMap) -> Vec<SegmentMap> {
+    let holes = |range: &RangeMap| range.state == RangeState::Hole;
+    let parts = segment.ranges.split(holes).filter(|part| !part.is_empty());
+    let moved = |part: &[RangeMap]| {
+        let start = part[0].range.start;
+        let mut one = segment.clone();
+        one.ranges = part.to_vec();
+        for range in &mut one.ranges {
+            range.range = range.range.start - start..range.range.end - start;
+        }
+        one.bytes = one.ranges.last().map_or(0, |range| range.range.end);
+        one
+    };
+    parts.map(moved).collect()
 }
 
 fn block(range: &RangeMap, start: u64) -> Value {

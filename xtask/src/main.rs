@@ -32,6 +32,7 @@ cargo xtask bench  [OPTIONS]           workloads against direct allocation, and 
 cargo xtask replay TRACE.. [OPTIONS]   replay traces under each policy
 cargo xtask advise TRACE.. [OPTIONS]   which policy these traces ask for, and its configuration
 cargo xtask report [TRACE..]           every policy on traces, as one HTML page
+cargo xtask convert TRACE FILE         a trace for PyTorch's memory_viz, RMM or Perfetto
 cargo xtask record COMMAND..           run a command and keep what it prints as a record
 cargo xtask compare RECORD RECORD      whether one record repeats another
 cargo xtask run PROGRAM [ARGUMENT..]   run any program with libbucketpool.so as its malloc
@@ -63,7 +64,7 @@ fn main() -> ExitCode {
         return ExitCode::from(BAD_INPUT);
     }
     match args.first().map(String::as_str) {
-        Some("bench" | "replay" | "advise" | "report" | "record" | "compare") => {
+        Some("bench" | "replay" | "advise" | "report" | "convert" | "record" | "compare") => {
             bench::run(&root, &args)
         }
         Some("run") => preload::run(&root, &args[1..]),
@@ -79,7 +80,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Some(other) => {
-            let tasks = "bench, replay, advise, report, record, compare, run, install, programs, wheel, ci, \
+            let tasks = "bench, replay, advise, report, convert, record, compare, run, install, programs, wheel, ci, \
                          gpu-bundle, web, tidy";
             eprintln!("error: task `{other}`; expected one of {tasks}");
             ExitCode::from(BAD_INPUT)

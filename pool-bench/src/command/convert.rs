@@ -1,0 +1,89 @@
+//! `convert`: a trace in the format of another tool.
+
+use crate::input::BadInput;
+use crate::spec;
+use crate::timeline;
+use crate::trace::{self, Trace};
+use bucketpool::MemoryMap;
+use clap::Args;
+use pool_trace::{Log, perfetto, ptrace, rmm, torch};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+/// Writes a trace in another format, which the name of the new file tells.
+#[derive(Debug, Args)]
+pub(super) struct Convert {
+    /// The trace: .ptrace.csv, an RMM log, or a snapshot of PyTorch; plain or with .zst.
+    trace: PathBuf,
+    /// The new file: .ptrace.csv, .ptrace.csv.zst, .rmm.csv, .pickle (a snapshot for PyTorch's
+    /// memory_viz), or .json (counters for Perfetto).
+    to: PathBuf,
+    /// With .pickle: a policy, whose memory map at the live peak becomes the snapshot's segments.
+    #[arg(long)]
+    policy: Option<String>,
+}
+
+impl Convert {
+    pub(super) fn run(self) -> Result<String, BadInput> {
+        let name = self.to.to_string_lossy().into_owned();
+        let is = |end: &str| name.ends_with(end);
+        if self.policy.is_some() && !is(".pickle") {
+            return Err(BadInput::new(format!("`--policy` for {name}"), "a .pickle file"));
+        }
+        let log = trace::read_log(&self.trace)?;
+        let map = match &self.policy {
+            Some(policy) => map_at_peak(&log, policy)?,
+            None => MemoryMap::default(),
+        };
+        let unwritable = |error: io::Error| {
+            BadInput::new(format!("{name}: {error}"), "a file that can be written")
+        };
+        if ![".ptrace.csv", ".ptrace.csv.zst", ".rmm.csv", ".pickle", ".json"]
+            .iter()
+            .any(|end| is(end))
+        {
+            let expected =
+                "a name that ends in .ptrace.csv, .ptrace.csv.zst, .rmm.csv, .pickle or .json";
+            return Err(BadInput::new(format!("`{name}`"), expected));
+        }
+        let mut out = BufWriter::new(File::create(&self.to).map_err(unwritable)?);
+        let written = match () {
+            () if is(".zst") => compressed(&log, &mut out),
+            () if is(".ptrace.csv") => ptrace::write(&log, &mut out),
+            () if is(".rmm.csv") => rmm::write(&log, &mut out),
+            () if is(".pickle") => torch::write(&log, &map, &mut out),
+            () => perfetto::write(&log, &mut out),
+        };
+        written.and_then(|()| out.flush()).map_err(unwritable)?;
+        Ok(format!("{} operations in {name}", log.operations.len()))
+    }
+}
+
+fn compressed(log: &Log, out: &mut impl Write) -> io::Result<()> {
+    let mut encoder = zstd::stream::write::Encoder::new(out, 19)?;
+    ptrace::write(log, &mut encoder)?;
+    encoder.finish().map(drop)
+}
+
+fn map_at_peak(log: &Log, policy: &str) -> Result<MemoryMap, BadInput> {
+    let trace = Trace::of(log)?;
+    let spec = spec::list(policy)?;
+    let [spec] = &spec[..] else {
+        return Err(BadInput::new(format!("policies `{policy}`"), "one policy"));
+    };
+    Ok(timeline::map_at_live_peak(&trace, spec))
+}
+
+/// Compresses a trace that a program has written, in its place.
+pub(crate) fn compress(path: &Path) -> Result<Log, BadInput> {
+    let log = trace::read_log(path)?;
+    let unwritable = |error: io::Error| {
+        BadInput::new(format!("{}: {error}", path.display()), "a file that can be written")
+    };
+    let new = path.with_extension("new");
+    let mut out = BufWriter::new(File::create(&new).map_err(unwritable)?);
+    compressed(&log, &mut out).and_then(|()| out.flush()).map_err(unwritable)?;
+    std::fs::rename(&new, path).map_err(unwritable)?;
+    Ok(log)
+}

@@ -1,0 +1,207 @@
+//! Logs of other tools, written by their own writers, and what is written for them.
+//!
+//! `samples/torch_*.pickle` are snapshots of torch 2.15's caching allocator, over a stand-in for the
+//! CUDA runtime: by the C++ writer (`_memory_snapshot_pickled`), by `_dump_snapshot` (protocol 4), and
+//! in protocol 5. `samples/rmm.csv` is a log of RMM 26.10's `LoggingResourceAdaptor` over a callback
+//! resource, of three threads and five streams.
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use pool_core::sim::SimDevice;
+use pool_core::{ArenaConfig, BucketPool, MIB};
+use pool_trace::{Kind, Log, Operation, perfetto, ptrace, rmm, torch};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+fn sample(name: &str) -> Vec<u8> {
+    std::fs::read(format!("{}/tests/samples/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
+}
+
+fn count(log: &Log, kind: Kind) -> usize {
+    log.operations.iter().filter(|one| one.kind == kind).count()
+}
+
+/// Asserts that a free ends a live allocation, and that ids do not come again.
+fn check(log: &Log) {
+    let (mut live, mut seen) = (HashSet::new(), HashSet::new());
+    for one in &log.operations {
+        match one.kind {
+            Kind::Allocate => {
+                assert!(seen.insert(one.id) && live.insert(one.id), "{one:?}");
+            }
+            Kind::Free => assert!(live.contains(&one.id), "{one:?}"),
+            Kind::FreeCompleted => assert!(live.remove(&one.id), "{one:?}"),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn snapshots_of_pytorchs_writers_are_one_log() {
+    let logs = ["cpp", "py4", "py5"].map(|writer| {
+        let log = pool_trace::read(&sample(&format!("torch_{writer}.pickle"))[..]).unwrap();
+        check(&log);
+        log
+    });
+    let [cpp, py4, py5] = logs.map(|log| log.without_lines().operations);
+    assert_eq!(py4, py5);
+    assert_eq!(cpp.len(), py4.len());
+    let kinds = |operations: &[Operation]| {
+        let what = |one: &Operation| (one.kind, one.id, one.bytes, one.lane);
+        operations.iter().map(what).collect::<Vec<_>>()
+    };
+    assert_eq!(kinds(&cpp), kinds(&py4));
+    assert!(
+        py4.iter().any(|one| one.kind == Kind::FreeCompleted),
+        "a recorded stream delays a free"
+    );
+    let lanes: HashSet<u32> = py4.iter().map(|one| one.lane).collect();
+    assert!(lanes.len() >= 2, "{lanes:?}");
+}
+
+#[test]
+fn a_log_of_rmms_adaptor_is_read_whole() {
+    let text = String::from_utf8(sample("rmm.csv")).unwrap();
+    let log = pool_trace::read(text.as_bytes()).unwrap();
+    check(&log);
+    let lines = |action: &str| text.lines().filter(|line| line.contains(action)).count();
+    assert_eq!(count(&log, Kind::Allocate), lines(",allocate,"));
+    assert_eq!(count(&log, Kind::Refuse), lines(",allocate failure,"));
+    assert_eq!(count(&log, Kind::Free), lines(",free,"));
+    let lanes: HashSet<u32> = log.operations.iter().map(|one| one.lane).collect();
+    assert_eq!(lanes.len(), 5);
+    let ns: u64 = log.operations.iter().map(|one| one.dt_ns).sum();
+    assert!((1_000_000..10_000_000_000).contains(&ns), "{ns}");
+}
+
+/// Operations that each format has a place for: allocations, frees and refusals of two lanes.
+fn plain() -> Log {
+    let mut operations = Vec::new();
+    let mut push = |kind, id, bytes, lane| {
+        operations.push(Operation { kind, id, bytes, lane, dt_ns: 3000, ..Operation::default() });
+    };
+    for id in 0..50 {
+        push(Kind::Allocate, id, 1000 * (id + 1), u32::from(id % 3 == 0));
+        if id % 2 == 1 {
+            push(Kind::Free, id - 1, 0, u32::from(id % 5 == 0));
+        }
+        if id % 20 == 7 {
+            push(Kind::Refuse, 0, 1 << 40, 0);
+        }
+    }
+    operations[0].dt_ns = 0;
+    Log { operations, ..Log::default() }
+}
+
+#[test]
+fn a_round_trip_through_each_format_keeps_operations_sizes_streams_and_order() {
+    let log = plain();
+    let mut text = Vec::new();
+    ptrace::write(&log, &mut text).unwrap();
+    assert_eq!(pool_trace::read(&text[..]).unwrap().without_lines(), log);
+    text.clear();
+    rmm::write(&log, &mut text).unwrap();
+    assert_eq!(pool_trace::read(&text[..]).unwrap().without_lines().operations, log.operations);
+    text.clear();
+    torch::write(&log, &pool_core::MemoryMap::default(), &mut text).unwrap();
+    assert_eq!(pool_trace::read(&text[..]).unwrap().without_lines().operations, log.operations);
+}
+
+#[test]
+fn what_other_tools_wrote_survives_a_round_trip() {
+    let log = pool_trace::read(&sample("torch_cpp.pickle")[..]).unwrap();
+    let mut pickle = Vec::new();
+    torch::write(&log, &pool_core::MemoryMap::default(), &mut pickle).unwrap();
+    let again = pool_trace::read(&pickle[..]).unwrap();
+    assert_eq!(again.without_lines().operations, log.without_lines().operations);
+    let log = pool_trace::read(&sample("rmm.csv")[..]).unwrap();
+    let mut text = Vec::new();
+    rmm::write(&log, &mut text).unwrap();
+    let again = pool_trace::read(&text[..]).unwrap();
+    assert_eq!(again.without_lines().operations, log.without_lines().operations);
+}
+
+#[test]
+fn tags_stacks_and_losses_stay_in_a_trace() {
+    let one =
+        Operation { kind: Kind::Allocate, bytes: 8, tag: 2, stack: 1, ..Operation::default() };
+    let log = Log {
+        source: "a program".into(),
+        operations: vec![one],
+        tags: vec!["loader".into(), "layer, 2".into()],
+        stacks: vec!["inner;outer".into()],
+        lost: 3,
+    };
+    let mut text = Vec::new();
+    ptrace::write(&log, &mut text).unwrap();
+    assert_eq!(ptrace::read(&text[..]).unwrap().without_lines(), log);
+}
+
+#[test]
+fn perfetto_gets_counters_over_time() {
+    let mut text = Vec::new();
+    perfetto::write(&plain(), &mut text).unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    let events = json["traceEvents"].as_array().unwrap();
+    let mut last: HashMap<&str, f64> = HashMap::new();
+    let mut counters: BTreeMap<&str, usize> = BTreeMap::new();
+    for event in events.iter().filter(|event| event["ph"] == "C") {
+        let name = event["name"].as_str().unwrap();
+        let at = event["ts"].as_f64().unwrap();
+        assert!(last.insert(name, at).is_none_or(|before| before <= at));
+        *counters.entry(name).or_default() += 1;
+    }
+    assert_eq!(counters["live bytes"], 75);
+    assert_eq!(events.last().unwrap()["args"]["count"], 25);
+}
+
+/// A pickle of these bytes behind the mark of protocol 2.
+fn pickled(body: &[u8]) -> Vec<u8> {
+    [&[0x80, 2], body, b"."].concat()
+}
+
+#[test]
+fn bad_input_gets_one_clear_line() {
+    let cut = sample("torch_cpp.pickle");
+    let header = "Thread,Time,Action,Pointer,Size,Stream\n";
+    let with = |line: &str| [header, line].concat().into_bytes();
+    let bad: Vec<(&str, Vec<u8>)> = vec![
+        ("a snapshot that is cut off", cut[..cut.len() / 2].to_vec()),
+        ("a pickle that calls os.system", pickled(b"cos\nsystem\n(X\x02\0\0\0lstR")),
+        ("a pickle of a class", pickled(b"ccollections\nOrderedDict\n)R")),
+        ("a pickle of a number", pickled(b"K\x01")),
+        ("a dict without traces", pickled(b"}")),
+        ("traces that are a number", pickled(b"}X\x0d\0\0\0device_tracesK\x01s")),
+        ("a log without a column", b"Thread,Time,Action,Pointer,Stream\n".to_vec()),
+        ("a log with a short line", with("1,0:0:0.1,allocate\n")),
+        ("a log with an unknown action", with("1,0:0:0.1,grab,0x1,8,0\n")),
+        ("a log with a bad size", with("1,0:0:0.1,allocate,0x1,-8,0\n")),
+        ("a log with a bad time", with("1,noon,allocate,0x1,8,0\n")),
+        ("a log with a bad pointer", with("1,0:0:0.1,allocate,there,8,0\n")),
+        ("a tag without a name", b"#ptrace,2\n#tag,1\n".to_vec()),
+        ("a tag out of order", b"#ptrace,2\n#tag,2,b\n".to_vec()),
+        ("an unknown tag", b"#ptrace,2\nop,id,size,lane,dt_ns,tag,stack\na,0,8,0,0,1,\n".to_vec()),
+    ];
+    let lines: Vec<String> = bad
+        .into_iter()
+        .map(|(what, bytes)| match pool_trace::read(&bytes[..]) {
+            Ok(log) => panic!("{what} was read: {log:?}"),
+            Err(error) => format!("{what}: {error}"),
+        })
+        .collect();
+    assert!(lines.iter().all(|line| !line.contains('\n')), "{lines:?}");
+    insta::assert_snapshot!(lines.join("\n"));
+}
+
+/// The snapshot of a live pool has its segments, whose blocks add up.
+#[test]
+fn the_snapshot_of_a_pool_has_its_memory_map() {
+    let builder = BucketPool::builder(SimDevice::new());
+    let pool = builder.arena(ArenaConfig::segments(8 * MIB)).build();
+    let held: Vec<_> = (1..=3).map(|size| pool.allocate(size * MIB).unwrap()).collect();
+    let mut pickle = Vec::new();
+    torch::write(&Log::default(), &pool.map(), &mut pickle).unwrap();
+    // Read back, live blocks of a snapshot are allocations from before its trace.
+    let log = torch::read(&pickle[..]).unwrap();
+    let sizes: Vec<u64> = log.operations.iter().map(|one| one.bytes).collect();
+    assert_eq!(sizes, [MIB, 2 * MIB, 3 * MIB]);
+    drop(held);
+}
