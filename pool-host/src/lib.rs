@@ -30,6 +30,12 @@ mod settings;
 mod system;
 #[cfg(not(loom))]
 mod tcache;
+#[cfg(all(feature = "trace", not(any(loom, shuttle))))]
+#[doc(hidden)]
+pub mod tracing;
+#[cfg(not(all(feature = "trace", not(any(loom, shuttle)))))]
+#[path = "tracing/absent.rs"]
+mod tracing;
 mod virtual_memory;
 
 pub use allocator::{Alignment, HostAllocator, HostBlock, HostView};

@@ -1,6 +1,6 @@
 //! The settings of an allocator: those of its builder, and those that the environment overrides.
 
-use crate::{limits, system};
+use crate::{limits, system, tracing};
 use std::time::Duration;
 
 /// Name of the environment variable. Each allocator reads it once.
@@ -99,8 +99,9 @@ impl Settings {
                     b"bucketpool: BUCKETPOOL_HOST: `",
                     word,
                     b"` is none of off, on, check, background, background=off, huge, stats, \
-                      limit=SIZE, lease=SIZE, decay=MILLISECONDS; SIZE has K, M or G, or \
-                      is a number of bytes from 4096 on. It is ignored.\n",
+                      limit=SIZE, lease=SIZE, decay=MILLISECONDS, trace=FILE (with the feature \
+                      `trace`); SIZE has K, M or G, or is a number of bytes from 4096 on. It is \
+                      ignored.\n",
                 ]);
             }
         }
@@ -124,6 +125,7 @@ impl Settings {
                     b"limit" => self.cached_limit = size(value)?.max(1),
                     b"lease" => self.thread_lease = size(value)?,
                     b"decay" => self.decay = number(value)?,
+                    b"trace" if tracing::name_file(value) => {}
                     _ => return None,
                 }
             }

@@ -32,7 +32,7 @@ pub use stats::TcacheStats;
 
 use crate::depot::Class;
 use crate::settings::{Mode, Settings};
-use crate::system;
+use crate::{system, tracing};
 use checked::CHECKED;
 use inner::Inner;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -81,7 +81,8 @@ use thread::{CACHE, own_thread_cache, thread_cache, watch_forks};
 /// `off`, `on` (even under a sanitizer or Valgrind, where it otherwise passes through), `check`
 /// ([`Tcache::checked`]), `background` and `background=off` ([`Tcache::background`]), `huge`
 /// ([`Tcache::huge_pages`]), `stats` (a summary on stderr when the process exits), `limit=SIZE`,
-/// `lease=SIZE`, `decay=MILLISECONDS` (0 for never).
+/// `lease=SIZE`, `decay=MILLISECONDS` (0 for never), and with the feature `trace` `trace=FILE`, which
+/// records all requests and frees to a `.ptrace.csv.zst` file.
 #[derive(Debug)]
 pub struct Tcache<A = System> {
     inner: A,
@@ -97,6 +98,8 @@ const SERVING: u8 = 1;
 const PASSING: u8 = 2;
 /// It looks for mistakes, and caches nothing.
 const CHECKING: u8 = 3;
+/// It serves, and records each request and free.
+const TRACING: u8 = 4;
 
 /// Who owns the cache.
 static OWNER: AtomicUsize = AtomicUsize::new(0);
@@ -203,10 +206,15 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
     #[inline]
     fn serves(&self) -> bool {
         match self.role.load(Relaxed) {
-            SERVING => true,
+            SERVING | TRACING => true,
             PASSING | CHECKING => false,
             _ => self.decide(),
         }
+    }
+
+    /// Whether it records; known once [`Tcache::serves`] was asked.
+    fn traces(&self) -> bool {
+        self.role.load(Relaxed) == TRACING
     }
 
     /// Whether it looks for mistakes; known once [`Tcache::serves`] was asked.
@@ -235,13 +243,14 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
         }
         let role = match settings.mode {
             Mode::Checked if serves => CHECKING,
+            _ if serves && tracing::begin() => TRACING,
             _ if serves => SERVING,
             _ => PASSING,
         };
         // What the first thread decided holds.
         match self.role.compare_exchange(UNDECIDED, role, Relaxed, Relaxed) {
-            Ok(_) => role == SERVING,
-            Err(first) => first == SERVING,
+            Ok(_) => [SERVING, TRACING].contains(&role),
+            Err(first) => [SERVING, TRACING].contains(&first),
         }
     }
 
@@ -297,6 +306,21 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
         if !self.serves() {
             return self.allocate_past(layout, zeroed);
         }
+        if !self.traces() {
+            return self.allocate_slow(layout, zeroed);
+        }
+        let cached = Class::of(layout).and_then(|class| thread_cache().take(class));
+        let block = cached.unwrap_or_else(|| self.allocate_slow(layout, zeroed));
+        if zeroed && cached.is_some() {
+            // SAFETY: a block of this class holds that many bytes.
+            unsafe { block.write_bytes(0, layout.size()) };
+        }
+        tracing::allocated(block, layout.size());
+        block
+    }
+
+    /// Allocates what the thread cache does not have.
+    fn allocate_slow(&self, layout: Layout, zeroed: bool) -> *mut u8 {
         if background::THREAD.is_wanted() {
             background::start::<A>();
         }
@@ -313,6 +337,12 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
 
     #[inline(never)]
     unsafe fn free_otherwise(&self, block: *mut u8, layout: Layout) {
+        if self.traces() {
+            tracing::freed(block);
+            if Class::of(layout).is_some_and(|class| thread_cache().put(class, block)) {
+                return;
+            }
+        }
         match Class::of(layout) {
             // SAFETY: as the caller says; what has a class was allocated as a block of it.
             Some(class) if self.serves() => unsafe {
@@ -327,6 +357,15 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
             // SAFETY: as the caller says; the same layout went past us in `alloc`.
             _ => unsafe { self.inner.dealloc(block, layout) },
         }
+    }
+
+    /// Records that a block was resized, if all is recorded. Returns the new block.
+    fn resized(&self, old: *mut u8, new: *mut u8, bytes: usize) -> *mut u8 {
+        if self.traces() {
+            tracing::freed(old);
+            tracing::allocated(new, bytes);
+        }
+        new
     }
 
     /// Past the cache.
@@ -421,19 +460,19 @@ unsafe impl<A: GlobalAlloc + Sync + 'static> GlobalAlloc for Tcache<A> {
         if self.serves() {
             let (old_class, new_class) = (Class::of(layout), Class::of(new));
             if old_class.is_some() && old_class == new_class {
-                return block;
+                return self.resized(block, block, new_bytes);
             }
             let on_pages = new_class.is_none_or(Class::is_paged) && CACHE.pages.has(block);
             // SAFETY: as the caller says, and the block is on pages.
             let resized = || unsafe { CACHE.resize(own_thread_cache(), block, layout, new) };
             if on_pages && let Some(resized) = resized() {
-                return resized;
+                return self.resized(block, resized, new_bytes);
             }
             if old_class.is_none() && new_class.is_none() && !CACHE.pages.has(block) {
                 // SAFETY: as the caller says; pages had none, and the inner allocator was asked.
                 let resized = unsafe { self.inner.realloc(block, layout, new_bytes) };
                 if !resized.is_null() {
-                    return resized;
+                    return self.resized(block, resized, new_bytes);
                 }
                 // `alloc` below gives back what is cached before it gives up.
             }

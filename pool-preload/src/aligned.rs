@@ -3,6 +3,7 @@
 use crate::heap::{self, ALIGN};
 use crate::libc_next::{__libc_memalign, errno, set_errno};
 use libc::c_int;
+use pool_host::tracing;
 use std::ptr;
 
 /// Returns the size of a page in bytes, to which `valloc` aligns.
@@ -17,6 +18,14 @@ fn page() -> usize {
 /// An alignment that is no power of two is rounded up to one, as in the C library.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn memalign(align: usize, bytes: usize) -> *mut u8 {
+    let block = memalign_plain(align, bytes);
+    if tracing::is_on() {
+        tracing::allocated(block, bytes);
+    }
+    block
+}
+
+fn memalign_plain(align: usize, bytes: usize) -> *mut u8 {
     if heap::wants(bytes)
         && let Some(align) = align.checked_next_power_of_two()
     {

@@ -3,16 +3,33 @@
 use crate::heap::{self, ALIGN, HEAP};
 use crate::libc_next::{self, __libc_calloc, __libc_free, __libc_malloc, __libc_realloc};
 use libc::c_int;
+use pool_host::tracing;
 use std::ptr::{self, NonNull};
 
 /// Returns a block of at least `bytes` bytes; null with `errno` if there is no memory.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn malloc(bytes: usize) -> *mut u8 {
+    if tracing::is_on() {
+        return malloc_traced(bytes);
+    }
+    malloc_plain(bytes)
+}
+
+#[inline]
+fn malloc_plain(bytes: usize) -> *mut u8 {
     if heap::wants(bytes) {
         return malloc_large(bytes);
     }
     // SAFETY: the C library's `malloc` takes any size.
     unsafe { __libc_malloc(bytes) }
+}
+
+#[cold]
+#[inline(never)]
+extern "C" fn malloc_traced(bytes: usize) -> *mut u8 {
+    let block = malloc_plain(bytes);
+    tracing::allocated(block, bytes);
+    block
 }
 
 /// Allocates from the heap. A function, so that [`malloc`] saves no register for it.
@@ -33,6 +50,20 @@ extern "C" fn malloc_large(bytes: usize) -> *mut u8 {
 /// The block comes from a function of this family, is in use, and is not used again.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn free(block: *mut u8) {
+    if tracing::is_on() {
+        tracing::freed(block);
+    }
+    // SAFETY: as the caller says.
+    unsafe { free_plain(block) };
+}
+
+/// Frees a block as [`free`] does, unrecorded.
+///
+/// # Safety
+///
+/// As for [`free`].
+#[inline]
+unsafe fn free_plain(block: *mut u8) {
     if HEAP.has(block) {
         // SAFETY: as the caller says; the block is in the heap.
         return unsafe { free_large(block) };
@@ -80,6 +111,15 @@ pub(crate) unsafe extern "C" fn free_aligned_sized(block: *mut u8, _align: usize
 /// there is no memory.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn calloc(count: usize, each: usize) -> *mut u8 {
+    if tracing::is_on() {
+        let block = calloc_plain(count, each);
+        tracing::allocated(block, count.saturating_mul(each));
+        return block;
+    }
+    calloc_plain(count, each)
+}
+
+fn calloc_plain(count: usize, each: usize) -> *mut u8 {
     if let Some(bytes) = count.checked_mul(each)
         && heap::wants(bytes)
     {
@@ -100,13 +140,37 @@ pub(crate) extern "C" fn calloc(count: usize, each: usize) -> *mut u8 {
 /// As for [`free`], unless the result is null for a size above 0.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn realloc(block: *mut u8, bytes: usize) -> *mut u8 {
+    if !tracing::is_on() {
+        // SAFETY: as the caller says.
+        return unsafe { realloc_plain(block, bytes) };
+    }
+    // SAFETY: as the caller says.
+    let before = unsafe { malloc_usable_size(block) };
+    // Before another thread can have the old block.
+    tracing::freed(block);
+    // SAFETY: as the caller says.
+    let resized = unsafe { realloc_plain(block, bytes) };
+    if !resized.is_null() {
+        tracing::allocated(resized, bytes);
+    } else if bytes > 0 && !block.is_null() {
+        tracing::allocated(block, before); // it is unchanged
+    }
+    resized
+}
+
+/// Resizes a block as [`realloc`] does, unrecorded.
+///
+/// # Safety
+///
+/// As for [`realloc`].
+unsafe fn realloc_plain(block: *mut u8, bytes: usize) -> *mut u8 {
     let Some(own) = heap::own(block) else {
         // SAFETY: as the caller says; the block is the C library's, or null.
         return unsafe { realloc_small(block, bytes) };
     };
     if bytes == 0 {
         // SAFETY: as the caller says.
-        unsafe { free(block) };
+        unsafe { free_plain(block) };
         return ptr::null_mut();
     }
     if heap::wants(bytes) {
@@ -123,7 +187,7 @@ pub(crate) unsafe extern "C" fn realloc(block: *mut u8, bytes: usize) -> *mut u8
         // SAFETY: both blocks are in use and hold that many bytes.
         unsafe { resized.copy_from_nonoverlapping(block, kept) };
         // SAFETY: as the caller says.
-        unsafe { free(block) };
+        unsafe { free_plain(block) };
     }
     resized
 }

@@ -15,4 +15,5 @@ extern "C" fn start() {
     cpp::is_replaced();
     libc_next::find();
     heap::HEAP.start_by_environment();
+    pool_host::tracing::begin();
 }

@@ -11,6 +11,7 @@ mod malformed;
 mod operation;
 pub mod perfetto;
 pub mod ptrace;
+pub mod raw;
 mod recorder;
 pub mod rmm;
 mod ticks;

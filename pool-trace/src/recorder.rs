@@ -1,7 +1,7 @@
 //! An observer that writes the requests and frees of pools to a file.
 
 mod live;
-mod writer;
+pub(crate) mod writer;
 
 use crate::operation::Kind;
 use crate::ticks;
@@ -129,18 +129,18 @@ impl Mark {
 
 /// An operation on its way to the writer.
 #[derive(Clone, Copy, Debug)]
-struct Event {
-    kind: Kind,
-    address: u64,
-    bytes: u64,
-    stream: u64,
-    ticks: u64,
-    tag: u16,
-    stack: u32,
+pub(crate) struct Event {
+    pub(crate) kind: Kind,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) stream: u64,
+    pub(crate) ticks: u64,
+    pub(crate) tag: u16,
+    pub(crate) stack: u32,
 }
 
 impl Event {
-    fn to_words(self) -> [u64; WORDS] {
+    pub(crate) fn to_words(self) -> [u64; WORDS] {
         let Self { kind, address, bytes, stream, ticks, tag, stack } = self;
         let kind = match kind {
             Kind::Free => 1,
@@ -184,8 +184,10 @@ impl Recorder {
             stacks: Mutex::default(),
             ends: AtomicBool::new(false),
         });
-        let writer = Writer::new(File::create(file)?, &source, shared.clone(), !paused)?;
-        let writer = std::thread::Builder::new().name("recorder".into()).spawn(|| writer.run())?;
+        let writer = Writer::new(File::create(file)?, &source, !paused)?;
+        let of = shared.clone();
+        let work = move || writer.run(&of.ring, &of.ends, &|number| of.take_stack(number));
+        let writer = std::thread::Builder::new().name("recorder".into()).spawn(work)?;
         let (writer, process) = (Mutex::new(Some(writer)), std::process::id());
         Ok(Self { shared, backtraces, writer, process })
     }

@@ -33,6 +33,7 @@ cargo xtask replay TRACE.. [OPTIONS]   replay traces under each policy
 cargo xtask advise TRACE.. [OPTIONS]   which policy these traces ask for, and its configuration
 cargo xtask report [TRACE..]           every policy on traces, as one HTML page
 cargo xtask convert TRACE FILE         a trace for PyTorch's memory_viz, RMM or Perfetto
+cargo xtask record FILE PROGRAM..      record a program; FILE ends in .ptrace.csv.zst
 cargo xtask record COMMAND..           run a command and keep what it prints as a record
 cargo xtask compare RECORD RECORD      whether one record repeats another
 cargo xtask run PROGRAM [ARGUMENT..]   run any program with libbucketpool.so as its malloc
@@ -62,6 +63,12 @@ fn main() -> ExitCode {
         }
         eprintln!("error: `{further}` behind `{task}`; expected nothing there");
         return ExitCode::from(BAD_INPUT);
+    }
+    if let [task, file, program @ ..] = args.as_slice()
+        && task == "record"
+        && (file.ends_with(".ptrace.csv.zst") || file.ends_with(".ptrace.csv"))
+    {
+        return preload::record(&root, std::path::Path::new(file), program);
     }
     match args.first().map(String::as_str) {
         Some("bench" | "replay" | "advise" | "report" | "convert" | "record" | "compare") => {

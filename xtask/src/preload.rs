@@ -33,21 +33,72 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
         Ok(library) => library,
         Err(code) => return code,
     };
+    let error = command(root, &library).args(args).exec();
+    eprintln!("error: {SCRIPT}: {error}");
+    ExitCode::FAILURE
+}
+
+/// Returns the script, in the environment that the program would have without cargo.
+fn command(root: &Path, library: &Path) -> Command {
     let mut command = Command::new(root.join(SCRIPT));
     // Cargo's own settings are not for the program.
     for (name, _) in std::env::vars_os().filter(|(name, _)| is_cargos(name)) {
         command.env_remove(name);
     }
     if let Some(folders) = std::env::var_os("LD_LIBRARY_PATH") {
-        let folders = without_cargos(&folders, &library);
+        let folders = without_cargos(&folders, library);
         command.env("LD_LIBRARY_PATH", &folders);
         if folders.is_empty() {
             command.env_remove("LD_LIBRARY_PATH");
         }
     }
-    let error = command.args(args).env("BUCKETPOOL_LIBRARY", library).exec();
-    eprintln!("error: {SCRIPT}: {error}");
-    ExitCode::FAILURE
+    command.env("BUCKETPOOL_LIBRARY", library);
+    command
+}
+
+/// Builds the library, runs a program with it, and keeps the trace of the process with the most
+/// operations as `file`. A program may be a script that starts others, each of which has a trace.
+pub(crate) fn record(root: &Path, file: &Path, args: &[String]) -> ExitCode {
+    let args = args.strip_prefix(&["--".to_owned()]).unwrap_or(args);
+    if args.is_empty() {
+        eprintln!(
+            "error: nothing behind `{}`; expected a program and its arguments",
+            file.display()
+        );
+        return ExitCode::from(crate::BAD_INPUT);
+    }
+    let library = match build(root) {
+        Ok(library) => library,
+        Err(code) => return code,
+    };
+    let folder = file.with_extension(format!("parts-{}", std::process::id()));
+    if let Err(error) = fs::create_dir(&folder).and_then(|()| fs::canonicalize(&folder).map(drop)) {
+        eprintln!("error: {}: {error}; expected a folder that can be written", file.display());
+        return ExitCode::from(crate::BAD_INPUT);
+    }
+    let part = fs::canonicalize(&folder).unwrap_or(folder.clone()).join("part.ptrace.csv.zst");
+    let words = std::env::var("BUCKETPOOL_HOST").map_or(String::new(), |words| words + ",");
+    let words = format!("{words}trace={}", part.display());
+    let status = command(root, &library).args(args).env("BUCKETPOOL_HOST", words).status();
+    let code = match status {
+        Ok(status) => status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1),
+        Err(error) => {
+            eprintln!("error: {SCRIPT}: {error}");
+            1
+        }
+    };
+    let parts = fs::read_dir(&folder).into_iter().flatten().flatten();
+    let parts = parts.filter_map(|part| Some((part.metadata().ok()?.len(), part.path())));
+    let kept = match parts.max() {
+        Some((bytes, part)) if bytes > 0 => fs::rename(part, file).is_ok(),
+        _ => false,
+    };
+    let _ = fs::remove_dir_all(&folder);
+    match kept {
+        true => eprintln!("recorded {}; next: cargo xtask advise {0}", file.display()),
+        false => eprintln!("error: no process left a trace; expected a dynamically linked program"),
+    }
+    ExitCode::from(if code == 0 && !kept { 1 } else { code })
 }
 
 /// Returns whether cargo sets this variable for the programs that it runs.

@@ -9,7 +9,7 @@ use clap::Args;
 use pool_trace::{Log, perfetto, ptrace, rmm, torch};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Writes a trace in another format, which the name of the new file tells.
 #[derive(Debug, Args)]
@@ -73,17 +73,4 @@ fn map_at_peak(log: &Log, policy: &str) -> Result<MemoryMap, BadInput> {
         return Err(BadInput::new(format!("policies `{policy}`"), "one policy"));
     };
     Ok(timeline::map_at_live_peak(&trace, spec))
-}
-
-/// Compresses a trace that a program has written, in its place.
-pub(crate) fn compress(path: &Path) -> Result<Log, BadInput> {
-    let log = trace::read_log(path)?;
-    let unwritable = |error: io::Error| {
-        BadInput::new(format!("{}: {error}", path.display()), "a file that can be written")
-    };
-    let new = path.with_extension("new");
-    let mut out = BufWriter::new(File::create(&new).map_err(unwritable)?);
-    compressed(&log, &mut out).and_then(|()| out.flush()).map_err(unwritable)?;
-    std::fs::rename(&new, path).map_err(unwritable)?;
-    Ok(log)
 }

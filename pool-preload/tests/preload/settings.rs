@@ -36,6 +36,27 @@ fn a_wrong_word_is_named_and_ignored() {
     insta::assert_snapshot!(said("sats,limit=x,background=off"));
 }
 
+/// The file has each block of the program, and those of the C library; each is freed or live.
+#[test]
+fn a_trace_has_all_requests_and_frees() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("blocks.ptrace.csv.zst");
+    let text = said(&format!("trace={}", file.display()));
+    assert!(text.contains("operations in") && text.ends_with(", 0 lost\n"), "{text}");
+    let log = pool_trace::read(std::fs::File::open(&file).unwrap()).unwrap();
+    let large = log.operations.iter().filter(|one| one.bytes == 4 << 20);
+    assert_eq!(large.count(), 64);
+    let mut live = std::collections::HashSet::new();
+    for one in &log.operations {
+        match one.kind {
+            pool_trace::Kind::Allocate => assert!(live.insert(one.id)),
+            pool_trace::Kind::Free => assert!(live.remove(&one.id)),
+            _ => {}
+        }
+    }
+    assert!(live.len() < 64, "{}", live.len());
+}
+
 #[test]
 fn words_for_a_tcache_have_no_effect_and_say_so() {
     insta::assert_snapshot!(said("check,lease=2M"));

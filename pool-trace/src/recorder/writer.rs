@@ -1,17 +1,18 @@
 //! The thread of a recorder: takes records out of the ring, and writes them compressed.
 
 use super::live::{Buffer, Live, Meaning};
-use super::{Event, Mark, Recorded, Shared};
+use super::{Event, Mark, Recorded};
 use crate::operation::{Kind, Names, Operation};
 use crate::ptrace;
 use crate::ticks::Ticks;
+use pool_core::ring::{Ring, Slot};
 use std::backtrace::Backtrace;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 /// How long the thread sleeps when the ring is empty.
@@ -23,9 +24,11 @@ const FRAME: Duration = Duration::from_secs(1);
 /// The level of zstd.
 const LEVEL: i32 = 1;
 
+/// Returns the backtrace of a number, once.
+pub(crate) type StackOf<'s> = &'s dyn Fn(u32) -> Option<Backtrace>;
+
 /// The writer of one file.
-pub(super) struct Writer {
-    shared: Arc<Shared>,
+pub(crate) struct Writer {
     out: zstd::stream::write::Encoder<'static, File>,
     text: String,
     live: Live,
@@ -37,48 +40,32 @@ pub(super) struct Writer {
     last: u64,
     /// Whether operations are written.
     writes: bool,
-    /// Lost operations that the file knows of.
-    lost: u64,
     recorded: Recorded,
     frame: Instant,
 }
 
 impl Writer {
-    pub(super) fn new(
-        file: File,
-        source: &str,
-        shared: Arc<Shared>,
-        writes: bool,
-    ) -> io::Result<Self> {
+    pub(crate) fn new(file: File, source: &str, writes: bool) -> io::Result<Self> {
         let out = zstd::stream::write::Encoder::new(file, LEVEL)?;
         let (live, lanes, tags, stacks) = Default::default();
         let text = ptrace::header(source, true);
         let (ticks, last, frame) = (Ticks::new(), crate::ticks::now(), Instant::now());
-        let (lost, recorded) = (0, Recorded::default());
-        Ok(Self {
-            shared,
-            out,
-            text,
-            live,
-            lanes,
-            tags,
-            stacks,
-            ticks,
-            last,
-            writes,
-            lost,
-            recorded,
-            frame,
-        })
+        let recorded = Recorded::default();
+        Ok(Self { out, text, live, lanes, tags, stacks, ticks, last, writes, recorded, frame })
     }
 
-    /// Writes until the recorder ends.
-    pub(super) fn run(mut self) -> io::Result<Recorded> {
+    /// Writes what a ring gets, until `ends` is set and the ring is empty.
+    pub(crate) fn run<S: Deref<Target = [Slot]>>(
+        mut self,
+        ring: &Ring<S>,
+        ends: &AtomicBool,
+        stack_of: StackOf<'_>,
+    ) -> io::Result<Recorded> {
         loop {
-            let ends = self.shared.ends.load(SeqCst);
+            let is_last = ends.load(SeqCst);
             self.ticks.measure();
-            let any = self.drain()?;
-            if ends && !any {
+            let any = self.drain(ring, stack_of)?;
+            if is_last && !any {
                 break;
             }
             if self.frame.elapsed() > FRAME {
@@ -94,13 +81,17 @@ impl Writer {
     }
 
     /// Writes what the ring has. Returns whether it had any.
-    fn drain(&mut self) -> io::Result<bool> {
+    fn drain<S: Deref<Target = [Slot]>>(
+        &mut self,
+        ring: &Ring<S>,
+        stack_of: StackOf<'_>,
+    ) -> io::Result<bool> {
         let mut any = false;
-        while let Some(words) = self.shared.ring.pop() {
+        while let Some(words) = ring.pop() {
             any = true;
             match Mark::of_words(words) {
-                Some(mark) => self.follow(mark),
-                None => self.write(Event::of_words(words)),
+                Some(mark) => self.follow(mark, stack_of),
+                None => self.write(Event::of_words(words), stack_of),
             }
             if self.text.len() > PORTION {
                 self.out.write_all(self.text.as_bytes())?;
@@ -110,9 +101,9 @@ impl Writer {
                 }
             }
         }
-        let lost = self.shared.ring.lost();
-        if lost > self.lost {
-            (self.lost, self.recorded.lost) = (lost, lost);
+        let lost = ring.lost();
+        if lost > self.recorded.lost {
+            self.recorded.lost = lost;
             let _ = writeln!(self.text, "#lost,{lost}");
         }
         Ok(any)
@@ -130,47 +121,47 @@ impl Writer {
     }
 
     /// Stops to write, or begins again with all that is live.
-    fn follow(&mut self, mark: Mark) {
+    fn follow(&mut self, mark: Mark, stack_of: StackOf<'_>) {
         let writes = mark == Mark::Resume;
         if writes && !self.writes {
             let live = self.live.all();
             let _ = writeln!(self.text, "#baseline,{}", live.len());
             self.recorded.baseline += live.len() as u64;
             for Buffer { id, event } in live {
-                self.write_as(Event { ticks: self.last, ..event }, id, Kind::Allocate);
+                self.write_as(Event { ticks: self.last, ..event }, id, Kind::Allocate, stack_of);
             }
         } else if self.writes && !writes {
             // What is live is written again when the recorder is resumed, so it ends here.
             for Buffer { id, event } in self.live.all() {
-                self.write_as(Event { ticks: self.last, ..event }, id, Kind::Free);
+                self.write_as(Event { ticks: self.last, ..event }, id, Kind::Free, stack_of);
             }
             self.live.renumber();
         }
         self.writes = writes;
     }
 
-    fn write(&mut self, event: Event) {
+    fn write(&mut self, event: Event, stack_of: StackOf<'_>) {
         let meaning = self.live.follow(event);
         if !self.writes {
             return;
         }
         match meaning {
-            Meaning::Allocated(id) => self.write_as(event, id, Kind::Allocate),
+            Meaning::Allocated(id) => self.write_as(event, id, Kind::Allocate, stack_of),
             Meaning::Replaced(before, id) => {
-                self.write_as(event, before, Kind::Free);
-                self.write_as(event, id, Kind::Allocate);
+                self.write_as(event, before, Kind::Free, stack_of);
+                self.write_as(event, id, Kind::Allocate, stack_of);
             }
-            Meaning::Freed(id) => self.write_as(event, id, Kind::Free),
+            Meaning::Freed(id) => self.write_as(event, id, Kind::Free, stack_of),
             Meaning::Unknown => self.recorded.unknown += 1,
-            Meaning::Refused => self.write_as(event, 0, Kind::Refuse),
+            Meaning::Refused => self.write_as(event, 0, Kind::Refuse, stack_of),
         }
     }
 
-    fn write_as(&mut self, event: Event, id: u64, kind: Kind) {
+    fn write_as(&mut self, event: Event, id: u64, kind: Kind, stack_of: StackOf<'_>) {
         let lanes = u32::try_from(self.lanes.len()).unwrap_or(u32::MAX);
         let lane = *self.lanes.entry(event.stream).or_insert(lanes);
         let tag = self.tag(event.tag);
-        let stack = if kind == Kind::Allocate { self.stack(event.stack) } else { 0 };
+        let stack = if kind == Kind::Allocate { self.stack(event.stack, stack_of) } else { 0 };
         let dt_ns = self.ticks.nanoseconds(event.ticks.saturating_sub(self.last));
         self.last = self.last.max(event.ticks);
         let lane = lane.min(ptrace::LANES_MOST - 1);
@@ -189,8 +180,8 @@ impl Writer {
         number
     }
 
-    fn stack(&mut self, number: u32) -> u32 {
-        let Some(backtrace) = self.shared.take_stack(number) else { return 0 };
+    fn stack(&mut self, number: u32, stack_of: StackOf<'_>) -> u32 {
+        let Some(backtrace) = stack_of(number) else { return 0 };
         let names = function_names(&backtrace);
         let (number, is_new) = self.stacks.number(&names);
         if is_new {

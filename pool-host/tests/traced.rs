@@ -1,0 +1,74 @@
+//! A program whose global allocator is a `Tcache`, recorded: `BUCKETPOOL_HOST=trace=FILE`.
+#![cfg(all(target_os = "linux", feature = "trace", not(miri)))]
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use pool_host::Tcache;
+use pool_trace::{Kind, Log};
+use std::collections::HashMap;
+use std::process::Command;
+use std::thread;
+
+#[global_allocator]
+static ALLOCATOR: Tcache = Tcache::new();
+
+/// Sizes that no other code of the program requests.
+const SIZES: [usize; 4] = [1_357, 70_001, 300_007, 5_000_011];
+const ROUNDS: usize = 50;
+const THREADS: usize = 3;
+
+/// Allocates, grows and frees, on several threads.
+fn work() {
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                for _ in 0..ROUNDS {
+                    let blocks = SIZES.map(|bytes| vec![1_u8; bytes]);
+                    let zeroed = SIZES.map(|bytes| vec![0_u8; bytes]);
+                    assert!(zeroed.iter().flatten().all(|byte| *byte == 0));
+                    drop((blocks, zeroed));
+                }
+                let mut grows = Vec::with_capacity(2_222);
+                grows.resize(2_222, 7_u8);
+                grows.reserve_exact(90_000);
+                assert!(grows.iter().all(|byte| *byte == 7) && grows.capacity() == 92_222);
+            });
+        }
+    });
+}
+
+#[test]
+fn all_requests_and_frees_of_all_threads_are_in_the_file() {
+    if std::env::var_os("TRACED").is_some() {
+        return work();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tcache.ptrace.csv.zst");
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program.args(["--exact", "all_requests_and_frees_of_all_threads_are_in_the_file"]);
+    let words = format!("on,trace={}", file.display());
+    let output = program.env("TRACED", "1").env("BUCKETPOOL_HOST", words).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let log: Log = pool_trace::read(std::fs::File::open(&file).unwrap()).unwrap();
+    assert_eq!(log.lost, 0);
+    let mut live: HashMap<u64, u64> = HashMap::new();
+    let mut counts: HashMap<u64, (usize, usize)> = HashMap::new();
+    for one in &log.operations {
+        match one.kind {
+            Kind::Allocate => {
+                assert!(live.insert(one.id, one.bytes).is_none());
+                counts.entry(one.bytes).or_default().0 += 1;
+            }
+            Kind::Free => {
+                let bytes = live.remove(&one.id).unwrap();
+                counts.entry(bytes).or_default().1 += 1;
+            }
+            _ => {}
+        }
+    }
+    let each = 2 * ROUNDS * THREADS;
+    for bytes in SIZES {
+        assert_eq!(counts[&(bytes as u64)], (each, each), "{bytes}");
+    }
+    // Growth is a free and an allocation.
+    assert_eq!((counts[&2_222], counts[&92_222]), ((THREADS, THREADS), (THREADS, THREADS)));
+}

@@ -1,0 +1,50 @@
+//! A recorder in parts, for allocators: records as words of a ring, and a writer that runs on a thread
+//! of the allocator's own. [`Recorder`](crate::Recorder) is the same for pools.
+
+use crate::operation::Kind;
+use crate::recorder::writer::Writer;
+use crate::recorder::{Event, Recorded};
+use crate::ticks;
+use pool_core::ring::{Ring, Slot, WORDS};
+use std::fs::File;
+use std::io;
+use std::ops::Deref;
+use std::sync::atomic::AtomicBool;
+
+/// Returns the record of an allocation: the address of the block, bytes requested, and a number for
+/// the thread.
+#[must_use]
+pub fn allocated(address: u64, bytes: u64, thread: u64) -> [u64; WORDS] {
+    words(Kind::Allocate, address, bytes, thread)
+}
+
+/// Returns the record of a free. It must be put before the block is free for other threads.
+#[must_use]
+pub fn freed(address: u64, thread: u64) -> [u64; WORDS] {
+    words(Kind::Free, address, 0, thread)
+}
+
+/// Returns the record of a request that was refused.
+#[must_use]
+pub fn refused(bytes: u64, thread: u64) -> [u64; WORDS] {
+    words(Kind::Refuse, 0, bytes, thread)
+}
+
+fn words(kind: Kind, address: u64, bytes: u64, stream: u64) -> [u64; WORDS] {
+    Event { kind, address, bytes, stream, ticks: ticks::now(), tag: 0, stack: 0 }.to_words()
+}
+
+/// Writes what is put into a ring to a file, until `ends` is set and the ring is empty. The calling
+/// thread is the ring's only reader.
+///
+/// # Errors
+///
+/// What the system says of the file.
+pub fn write<S: Deref<Target = [Slot]>>(
+    ring: &Ring<S>,
+    file: File,
+    source: &str,
+    ends: &AtomicBool,
+) -> io::Result<Recorded> {
+    Writer::new(file, source, true)?.run(ring, ends, &|_| None)
+}
