@@ -12,12 +12,8 @@ use std::sync::Arc;
 
 type Pool = BucketPool<HostAllocator>;
 
-fn pool(observer: Option<Arc<dyn Observer>>) -> Pool {
-    let builder = BucketPool::builder(HostAllocator::new());
-    match observer {
-        Some(observer) => builder.observer(observer).build(),
-        None => builder.build(),
-    }
+fn observed(observer: Arc<impl Observer>) -> Pool {
+    BucketPool::builder(HostAllocator::new()).observer(observer).build()
 }
 
 fn recorder() -> Arc<Recorder> {
@@ -28,9 +24,9 @@ fn recorder() -> Arc<Recorder> {
 
 fn pools() -> [(&'static str, Pool); 3] {
     [
-        ("without an observer", pool(None)),
-        ("an empty observer", pool(Some(Arc::new(|_: &PoolEvent<'_>| {})))),
-        ("a recorder", pool(Some(recorder()))),
+        ("without an observer", BucketPool::new(HostAllocator::new())),
+        ("an empty observer", observed(Arc::new(|_: &PoolEvent<'_>| {}))),
+        ("a recorder", observed(recorder())),
     ]
 }
 
