@@ -293,7 +293,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             return Err(Short::early(self.cause((stream, on), bytes, kind), bytes));
         };
         let Grant { mut record, fresh, zeroed: is_zeroed } = self.store().allocate(&want)?;
-        if self.store().flags.any(OBSERVED) {
+        if self.store().flags.any(OBSERVED) || (fresh && self.store().has_observers()) {
             self.tell_served(&want, &mut record, fresh);
         }
         let bytes_to_clear = match self.zero {

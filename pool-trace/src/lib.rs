@@ -8,12 +8,16 @@
 #![deny(unsafe_code)]
 
 mod malformed;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 mod operation;
 pub mod perfetto;
 pub mod ptrace;
 pub mod raw;
 mod recorder;
 pub mod rmm;
+#[cfg(feature = "tracing")]
+mod spans;
 mod ticks;
 pub mod torch;
 
@@ -22,6 +26,8 @@ use std::io::{BufRead, BufReader, Cursor, Read};
 pub use malformed::Malformed;
 pub use operation::{Kind, Log, Operation};
 pub use recorder::{Recorded, Recorder, RecorderOptions};
+#[cfg(feature = "tracing")]
+pub use spans::Spans;
 
 /// Reads a log of any of the formats: `.ptrace.csv`, RMM's log or a snapshot of `PyTorch`, each plain
 /// or in zstd frames. The first bytes tell which it is.

@@ -124,7 +124,7 @@ impl<A: DeviceAllocator> Store<A> {
             ledger,
             flags: Flags::new(
                 if bounds.zero_on_return { ZEROES } else { 0 }
-                    | if observers.are_any() || guards.is_some() { OBSERVED } else { 0 },
+                    | if observers.see_hits() || guards.is_some() { OBSERVED } else { 0 },
             ),
             observers,
             guards,
@@ -207,6 +207,11 @@ impl<A: DeviceAllocator> Store<A> {
     #[inline]
     pub(crate) fn guard_bytes(&self) -> u64 {
         if self.guards.is_some() { GUARD_BYTES } else { 0 }
+    }
+
+    /// Whether there are observers. Those that do not see hits have no flag.
+    pub(crate) fn has_observers(&self) -> bool {
+        self.observers.are_any()
     }
 
     /// Tells the observers of an event, if there are any. Call it with no lock held.

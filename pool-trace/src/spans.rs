@@ -1,0 +1,60 @@
+//! Misses, evictions and refusals of a pool as events of the [`tracing`] facade.
+
+use pool_core::{EventKind, Observer, PoolEvent, Reason};
+use tracing::{debug, info, warn};
+
+/// Reports what a pool does besides hits and frees, to the subscriber of the program: an
+/// [`Observer`] with the target `bucketpool`.
+///
+/// | event | level |
+/// |---|---|
+/// | `miss`, `bypass` | debug |
+/// | `evict` for a limit, an age, or because the program asked | debug |
+/// | `evict` because a request was short of memory, `wait` | info |
+/// | `refuse` | warn |
+///
+/// It does not see hits and frees, which pay nothing for it.
+///
+/// ```
+/// # mod bucketpool { pub use pool_core::*; pub use pool_trace as trace; }
+/// use bucketpool::trace::Spans;
+/// use bucketpool::{BucketPool, sim::SimDevice};
+/// use std::sync::Arc;
+///
+/// let pool = BucketPool::builder(SimDevice::new()).name("tiles").observer(Arc::new(Spans)).build();
+/// drop(pool.allocate(4096)?); // an event `miss`
+/// # Ok::<(), pool_core::AllocError>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Spans;
+
+impl Observer for Spans {
+    fn sees_hits(&self) -> bool {
+        false
+    }
+
+    fn event(&self, event: &PoolEvent<'_>) {
+        let PoolEvent { pool, tag, stream, requested_bytes, bytes, .. } = *event;
+        match event.kind {
+            EventKind::Miss => {
+                debug!(target: "bucketpool", pool, tag, stream, requested_bytes, bytes, "miss");
+            }
+            EventKind::Bypass => {
+                debug!(target: "bucketpool", pool, tag, stream, requested_bytes, bytes, "bypass");
+            }
+            EventKind::Evict(Reason::Shortage) => {
+                info!(target: "bucketpool", pool, bytes, reason = "shortage", "evict");
+            }
+            EventKind::Evict(reason) => {
+                debug!(target: "bucketpool", pool, bytes, reason = %reason, "evict");
+            }
+            EventKind::Wait => {
+                info!(target: "bucketpool", pool, tag, stream, requested_bytes, "wait");
+            }
+            EventKind::Refuse(why) => {
+                warn!(target: "bucketpool", pool, tag, stream, requested_bytes, why = %why, "refuse");
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What a service sees of its pools: a scrape by Prometheus, and events of `tracing`.
+#![cfg(all(feature = "metrics", feature = "tracing"))]
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use pool_core::sim::SimDevice;
+use pool_core::{BucketPool, KIB, MIB};
+use pool_trace::Spans;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+/// Reads one page over HTTP.
+fn scrape(address: SocketAddr) -> String {
+    let mut stream = loop {
+        match TcpStream::connect(address) {
+            Ok(stream) => break stream,
+            Err(_) => std::thread::yield_now(), // the exporter begins to listen
+        }
+    };
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    page
+}
+
+#[test]
+fn a_scrape_has_the_figures_of_the_pool() {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let exporter = metrics_exporter_prometheus::PrometheusBuilder::new();
+    exporter.with_http_listener(address).install().unwrap();
+    let pool = BucketPool::new(SimDevice::new());
+    let held = pool.allocate(3 * KIB).unwrap();
+    drop(pool.allocate(4 * KIB).unwrap());
+    drop(pool.allocate(4 * KIB).unwrap());
+    pool_trace::metrics::publish("tiles", &pool.stats());
+    let page = scrape(address);
+    for line in [
+        "bucketpool_hits_total{pool=\"tiles\"} 1",
+        "bucketpool_misses_total{pool=\"tiles\"} 2",
+        "bucketpool_requested_bytes{pool=\"tiles\"} 3072",
+        "bucketpool_reserved_bytes{pool=\"tiles\"} 8192",
+    ] {
+        assert!(page.contains(line), "{line} in {page}");
+    }
+    drop(held);
+    pool_trace::metrics::publish("tiles", &pool.stats());
+    assert!(scrape(address).contains("bucketpool_requested_bytes{pool=\"tiles\"} 0"));
+}
+
+/// Keeps the message of each event.
+#[derive(Clone, Default)]
+struct Messages(Arc<Mutex<Vec<String>>>);
+
+impl Visit for &Messages {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "message" {
+            self.0.lock().unwrap().push(format!("{value:?}"));
+        }
+    }
+}
+
+impl Subscriber for Messages {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut &*self);
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn misses_evictions_and_refusals_are_events_and_hits_are_none() {
+    let messages = Messages::default();
+    let builder = BucketPool::builder(SimDevice::new()).reserved_limit(2 * MIB);
+    let pool = builder.observer(Arc::new(Spans)).build();
+    tracing::subscriber::with_default(messages.clone(), || {
+        drop(pool.allocate(MIB).unwrap());
+        drop(pool.allocate(MIB).unwrap()); // a hit
+        drop(pool.allocate(2 * MIB).unwrap()); // the first block goes for it
+        assert!(pool.allocate(8 * MIB).is_err());
+    });
+    let told = messages.0.lock().unwrap().clone();
+    assert_eq!(told[..3], ["miss", "evict", "miss"]);
+    assert_eq!(told.last().unwrap(), "refuse");
+    assert_eq!(pool.stats().hits, 1);
+}
