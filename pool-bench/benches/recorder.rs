@@ -1,4 +1,4 @@
-//! What a recorder costs: a hit and its free, and tensors of a trace whose bytes are written.
+//! The cost of a recorder: a hit and its free, and tensors of a trace whose bytes are written.
 #![expect(clippy::unwrap_used, reason = "a bench")]
 
 use bucketpool::host::HostAllocator;

@@ -1,5 +1,5 @@
-//! Which policy a trace asks for: every policy with its best parameters, predicted from the trace or
-//! replayed, beside the least that any could need.
+//! Which policy a trace asks for: every policy with its best parameters, predicted from the trace
+//! or replayed, beside the least that any could need.
 
 pub mod classes;
 pub mod plan;
@@ -10,7 +10,7 @@ use crate::replay::{Settings, replay};
 use crate::spec::{self, PolicySpec};
 use crate::trace::{Step, Trace};
 use bucketpool::{CachedLimit, PoolConfig};
-use classes::{Reserved, class_of, learn, power_of_two, reserved};
+use classes::{ReservedByClasses, class_of, learn, power_of_two, reserved};
 use serde::Serialize;
 
 /// Device calls per 1000 allocations that the advice allows.
@@ -33,9 +33,9 @@ pub struct Advice {
     pub policy: String,
     /// The cached limit, as `replay` takes it; `none` without one.
     pub cached_limit: String,
-    /// Reserved peak, in bytes.
+    /// ReservedByClasses peak, in bytes.
     pub reserved_peak_bytes: u64,
-    /// Reserved peak over the live peak.
+    /// ReservedByClasses peak over the live peak.
     pub over_live: f64,
     /// Device calls per 1000 allocations, where a range of pages is one call.
     pub calls_per_1000: f64,
@@ -48,7 +48,7 @@ pub struct Advice {
     pub by: &'static str,
 }
 
-/// What a trace can be compared with; one line of `--json`.
+/// The bounds that a trace can be compared with; one line of `--json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Bounds {
     /// The trace.
@@ -243,9 +243,9 @@ impl Candidate {
     }
 }
 
-/// What a bucket policy without a cached limit reserves, computed from the trace; `None` for others.
+/// Computes what a bucket policy without a cached limit reserves on a trace; `None` for others.
 #[must_use]
-pub fn computed(spec: &PolicySpec, trace: &Trace) -> Option<Reserved> {
+pub fn computed(spec: &PolicySpec, trace: &Trace) -> Option<ReservedByClasses> {
     let steps = &trace.steps;
     let plain = spec.granule.is_none() && spec.arena.is_none();
     match spec.text.split(':').next()? {

@@ -1,8 +1,8 @@
 //! A report as one HTML page that works from disk: the data of its plots and tables.
 //!
 //! The page is a template with a script that draws the data (`page/page.html`, `page.css`,
-//! `page.js`), and uPlot, a kept plotting library under the MIT licence (`page/uplot`), all inside of
-//! one file. [`contents`] makes the data of each command.
+//! `page.js`), and uPlot, a kept plotting library under the MIT licence (`page/uplot`), all inside
+//! of one file. [`contents`] makes the data of each command.
 
 pub mod contents;
 
@@ -19,7 +19,7 @@ const PLOT_LIBRARY_CSS: &str = include_str!("page/uplot/uPlot.min.css");
 
 /// A page.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Page {
+pub struct ReportPage {
     /// The heading.
     pub title: String,
     /// The command, as typed.
@@ -28,7 +28,7 @@ pub struct Page {
     pub date: String,
     /// Processor, cores, memory.
     pub machine: String,
-    /// What was left out, and what is wrong with the measurement.
+    /// Notes: parts that were left out, and faults of the measurement.
     pub notes: Vec<String>,
     /// Sections, in order.
     pub sections: Vec<Section>,
@@ -39,16 +39,16 @@ pub struct Page {
 pub struct Section {
     /// The heading.
     pub title: String,
-    /// What it shows, in a few sentences.
+    /// A few sentences about it.
     pub text: String,
     /// Plots and tables.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<PageBlock>,
 }
 
 /// A plot or a table. Each has a title, and a caption that says how to read it.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-pub enum Block {
+pub enum PageBlock {
     /// Lines over one axis.
     Lines {
         /// The title.
@@ -203,7 +203,7 @@ impl Column {
     }
 }
 
-impl Page {
+impl ReportPage {
     /// The page as HTML.
     #[must_use]
     pub fn html(&self) -> String {
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn data_cannot_end_its_script_nor_be_taken_for_a_placeholder() {
         let notes = vec!["</script><b>".into(), "{{SCRIPT}}".into()];
-        let page = Page { title: "a < b".into(), notes, ..Page::default() };
+        let page = ReportPage { title: "a < b".into(), notes, ..ReportPage::default() };
         let html = page.html();
         assert!(html.contains("a &lt; b") && !html.contains("</script><b>"));
         assert_eq!(html.matches("{{SCRIPT}}").count(), 1, "the text of the note alone");

@@ -272,9 +272,19 @@ fn calls_per_1000(calls: u64, allocations: u64) -> String {
 #[cfg(test)]
 mod tests;
 
-/// The policies of `advise` on each trace, the least memory first, and the bounds of the traces.
+/// The tables of `advise`, its sentence, and the configuration unless a file has it.
 #[must_use]
-pub fn advice(advised: &Advised) -> Vec<String> {
+pub fn advised(advised: &Advised, has_file: bool) -> String {
+    let mut parts = advice(advised);
+    parts.push(advised.choice.sentence());
+    if !has_file {
+        parts.push(advised.choice.toml().trim_end().to_owned());
+    }
+    parts.join("\n\n")
+}
+
+/// The policies of `advise` on each trace, the least memory first, and the bounds of the traces.
+fn advice(advised: &Advised) -> Vec<String> {
     let mut policies = table(&[
         "trace",
         "policy",

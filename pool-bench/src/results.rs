@@ -3,10 +3,9 @@
 
 use crate::advise::Advised;
 use crate::backend::Backend;
-use crate::command::advise;
 use crate::contest::Standing;
 use crate::input::BadInput;
-use crate::page::{Page, Section, contents};
+use crate::page::{ReportPage, Section, contents};
 use crate::replay::{self, Outcome, Settings};
 use crate::report;
 use crate::rounds::Row;
@@ -41,7 +40,7 @@ pub(crate) struct Results {
     pub(crate) outcomes: Vec<Outcome>,
     /// Contenders beside peers.
     pub(crate) rows: Vec<Row>,
-    /// What `advise` came to, and whether its configuration is part of the text.
+    /// What `advise` came to, and whether a file has its configuration.
     pub(crate) advised: Option<(Advised, bool)>,
     /// What was left out and why, and what is wrong with the measurement.
     pub(crate) notes: Vec<String>,
@@ -173,8 +172,8 @@ impl Results {
         if !streams.is_empty() {
             parts.push(report::on_streams(&streams));
         }
-        if let Some((advised, in_text)) = &self.advised {
-            parts.push(advise::tables(advised, *in_text));
+        if let Some((advised, has_file)) = &self.advised {
+            parts.push(report::advised(advised, *has_file));
         }
         if !self.rows.is_empty() {
             parts.extend(report::contenders(&self.rows));
@@ -209,7 +208,7 @@ impl Output {
         let Some(path) = &self.report else { return Ok(()) };
         let (machine, date) = record::machine_and_date();
         let (title, command, notes) = (title.to_owned(), typed.to_owned(), notes.to_vec());
-        let page = Page { title, command, date, machine, notes, sections: sections() };
+        let page = ReportPage { title, command, date, machine, notes, sections: sections() };
         page.write(path)
     }
 

@@ -1,5 +1,5 @@
-//! A replay watched: live and reserved bytes over its operations, maps of the memory, and the time of
-//! each operation.
+//! A replay watched: live and reserved bytes over its operations, maps of the memory, and the time
+//! of each operation.
 
 use crate::counted::Counted;
 use crate::spec::PolicySpec;

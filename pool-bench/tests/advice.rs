@@ -1,4 +1,4 @@
-//! What `advise` says of the bundled traces.
+//! The advice for the bundled traces.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use pool_bench::advise::{self, Advised, computed};

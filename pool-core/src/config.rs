@@ -9,7 +9,8 @@ use crate::pool::builder::PoolBuilder;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The configuration of a pool, as `cargo xtask advise` writes it: TOML or any other format of serde.
+/// The configuration of a pool, as `cargo xtask advise` writes it: TOML or any other format of
+/// serde.
 ///
 /// ```toml
 /// policy = "tiered"             # exact, pow2, tiered, fit, arena

@@ -21,9 +21,9 @@ use tag::Tag;
 /// not panic. What it allocates and frees itself is not observed, so it must not free a buffer that
 /// other code allocated: a leak tracker would keep it.
 ///
-/// A hit and its free of a pool with an observer take some 20 nanoseconds more, and what the observer
-/// does. A pool without one, or with such that do not see hits ([`Observer::sees_hits`]), pays one
-/// load and one branch.
+/// A hit and its free of a pool with an observer take some 20 nanoseconds more, and what the
+/// observer does. A pool without one, or with such that do not see hits ([`Observer::sees_hits`]),
+/// pays one load and one branch.
 ///
 /// # Examples
 ///

@@ -20,7 +20,7 @@ pub const WORDS: usize = 7;
 /// from the system as it is.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-pub struct Slot {
+pub struct RingSlot {
     /// The number of its record, from 1 on; 0 for none.
     number: AtomicU64,
     words: [AtomicU64; WORDS],
@@ -41,30 +41,30 @@ pub struct Slot {
 pub struct Ring<S> {
     slots: S,
     /// Records that were put.
-    head: Line,
+    head: OwnLine,
     /// Records that were read.
-    tail: Line,
-    lost: Line,
+    tail: OwnLine,
+    lost: OwnLine,
 }
 
 /// A counter on its own cache line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Line(AtomicU64);
+struct OwnLine(AtomicU64);
 
 /// Returns `count` empty slots, at least 2, rounded up to a power of two.
 #[must_use]
-pub fn slots(count: usize) -> Box<[Slot]> {
+pub fn slots(count: usize) -> Box<[RingSlot]> {
     let count = count.clamp(2, 1 << 30).next_power_of_two();
-    std::iter::repeat_with(Slot::default).take(count).collect()
+    std::iter::repeat_with(RingSlot::default).take(count).collect()
 }
 
-impl<S: Deref<Target = [Slot]>> Ring<S> {
+impl<S: Deref<Target = [RingSlot]>> Ring<S> {
     /// Creates an empty ring. If the number of slots is no power of two, only the largest power of
     /// two among them is used.
     #[must_use]
     pub fn new(slots: S) -> Self {
-        let [head, tail, lost] = [(); 3].map(|()| Line::default());
+        let [head, tail, lost] = [(); 3].map(|()| OwnLine::default());
         Self { slots, head, tail, lost }
     }
 
@@ -73,7 +73,7 @@ impl<S: Deref<Target = [Slot]>> Ring<S> {
         if slots == 0 { 0 } else { 1 << slots.ilog2() }
     }
 
-    fn slot(&self, number: u64) -> &Slot {
+    fn slot(&self, number: u64) -> &RingSlot {
         let at = number & (self.capacity() - 1);
         &self.slots[usize::try_from(at).unwrap_or(0)]
     }

@@ -81,8 +81,8 @@ use thread::{CACHE, own_thread_cache, thread_cache, watch_forks};
 /// `off`, `on` (even under a sanitizer or Valgrind, where it otherwise passes through), `check`
 /// ([`Tcache::checked`]), `background` and `background=off` ([`Tcache::background`]), `huge`
 /// ([`Tcache::huge_pages`]), `stats` (a summary on stderr when the process exits), `limit=SIZE`,
-/// `lease=SIZE`, `decay=MILLISECONDS` (0 for never), and with the feature `trace` `trace=FILE`, which
-/// records all requests and frees to a `.ptrace.csv.zst` file.
+/// `lease=SIZE`, `decay=MILLISECONDS` (0 for never), and with the feature `trace` `trace=FILE`,
+/// which records all requests and frees to a `.ptrace.csv.zst` file.
 #[derive(Debug)]
 pub struct Tcache<A = System> {
     inner: A,

@@ -1,14 +1,14 @@
 //! Recording of all requests and frees of an allocator, for the word `trace=FILE`: a ring in mapped
 //! memory, and a thread that writes it to the file.
 //!
-//! The calls of the writer's own thread are not recorded, so it may allocate. In a child after `fork`
-//! nothing is recorded. Once the program has taken the word, each request and free costs about 25 ns
-//! more; without it a load.
+//! The calls of the writer's own thread are not recorded, so it may allocate. In a child after
+//! `fork` nothing is recorded. Once the program has taken the word, each request and free costs
+//! about 25 ns more; without it a load.
 #![expect(unsafe_code, reason = "memory is mapped, and a thread is made through C")]
 
 use crate::background::Background;
 use crate::system;
-use pool_core::ring::{Ring, Slot};
+use pool_core::ring::{Ring, RingSlot};
 use pool_trace::raw;
 use std::ffi::{OsStr, c_void};
 use std::fs::File;
@@ -31,7 +31,7 @@ const LOOKS: u32 = 100_000;
 
 /// Whether requests and frees are recorded.
 static ON: AtomicBool = AtomicBool::new(false);
-static RING: OnceLock<Ring<&'static [Slot]>> = OnceLock::new();
+static RING: OnceLock<Ring<&'static [RingSlot]>> = OnceLock::new();
 /// The name of the file, and how many bytes of it are used.
 static NAME: OnceLock<([u8; NAME_MOST], usize)> = OnceLock::new();
 /// The number of the writer's thread.
@@ -78,18 +78,18 @@ extern "C" fn in_child() {
 }
 
 /// Maps the slots of the ring: fresh pages are zeroes, which are empty slots.
-fn map_slots() -> Option<&'static [Slot]> {
+fn map_slots() -> Option<&'static [RingSlot]> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let bytes = CAPACITY * size_of::<Slot>();
+    let bytes = CAPACITY * size_of::<RingSlot>();
     // SAFETY: a new anonymous mapping anywhere touches no memory of the program.
     let at = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
     if at == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: the mapping has that many bytes, is aligned to a page, reads as zeroes, which are valid
-    // slots, and is never unmapped. Only shared references to it exist: slots are atomics.
-    Some(unsafe { std::slice::from_raw_parts(at.cast::<Slot>(), CAPACITY) })
+    // SAFETY: the mapping has that many bytes, is aligned to a page, reads as zeroes, which are
+    // valid slots, and is never unmapped. Only shared references to it exist: slots are atomics.
+    Some(unsafe { std::slice::from_raw_parts(at.cast::<RingSlot>(), CAPACITY) })
 }
 
 /// Returns whether requests and frees are recorded.

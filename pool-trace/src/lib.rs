@@ -1,10 +1,10 @@
 //! Traces: the requests and frees of a program, recorded, written, and read again.
 //!
-//! A [`Recorder`] observes pools and writes a `.ptrace.csv.zst` file, which `cargo xtask replay` and
-//! `cargo xtask advise` read. [`ptrace`] is that format, [`rmm`] the log of RMM's logging adaptor,
-//! [`torch`] the memory snapshot of `PyTorch`, and [`perfetto`] counters for Perfetto's viewer. Each
-//! becomes a [`Log`], or is written from one. This crate reads no clock of a device and makes no
-//! pool.
+//! A [`Recorder`] observes pools and writes a `.ptrace.csv.zst` file, which `cargo xtask replay`
+//! and `cargo xtask advise` read. [`ptrace`] is that format, [`rmm`] the log of RMM's logging
+//! adaptor, [`torch`] the memory snapshot of `PyTorch`, and [`perfetto`] counters for Perfetto's
+//! viewer. Each becomes a [`Log`], or is written from one. This crate reads no clock of a device
+//! and makes no pool.
 #![deny(unsafe_code)]
 
 mod malformed;
@@ -29,8 +29,8 @@ pub use recorder::{Recorded, Recorder, RecorderOptions};
 #[cfg(feature = "tracing")]
 pub use spans::Spans;
 
-/// Reads a log of any of the formats: `.ptrace.csv`, RMM's log or a snapshot of `PyTorch`, each plain
-/// or in zstd frames. The first bytes tell which it is.
+/// Reads a log of any of the formats: `.ptrace.csv`, RMM's log or a snapshot of `PyTorch`, each
+/// plain or in zstd frames. The first bytes tell which it is.
 ///
 /// ```
 /// let rmm = "Thread,Time,Action,Pointer,Size,Stream\n1,0:0:0,allocate,0x1,64,0x0\n";

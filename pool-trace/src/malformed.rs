@@ -1,4 +1,4 @@
-//! What is wrong with a file that was read.
+//! The error for a file that breaks its format.
 
 use std::fmt;
 
@@ -7,9 +7,9 @@ use std::fmt;
 pub struct Malformed {
     /// The line, or `None` for a file without lines.
     pub line: Option<u64>,
-    /// What was found.
+    /// The text or value that was found.
     pub found: String,
-    /// What was expected.
+    /// The text or value that was expected.
     pub expected: String,
 }
 

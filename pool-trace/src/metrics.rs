@@ -1,7 +1,7 @@
 //! The statistics of a pool as metrics of the [`metrics`] facade, for Prometheus and the like.
 //!
-//! Metrics are read from [`BucketPool::stats`](pool_core::BucketPool::stats) when they are published,
-//! so a hit pays nothing. Publish before each scrape, or on a timer.
+//! Metrics are read from [`BucketPool::stats`](pool_core::BucketPool::stats) when they are
+//! published, so a hit pays nothing. Publish before each scrape, or on a timer.
 
 use metrics::{Label, counter, gauge};
 use pool_core::PoolStats;
@@ -9,9 +9,10 @@ use pool_core::PoolStats;
 /// Publishes the statistics of a pool under a name, as the label `pool`.
 ///
 /// | metric | kind | unit |
-/// |---|---|---|
-/// | `bucketpool_hits_total`, `_misses_total`, `_bypasses_total`, `_failures_total`, `_evictions_total`, `_deallocations_total` | counter | requests, blocks, frees |
-/// | `bucketpool_requested_bytes`, `_allocated_bytes`, `_active_bytes`, `_reserved_bytes`, `_cached_bytes`, `_lost_bytes` | gauge | bytes |
+/// |---|---|---| | `bucketpool_hits_total`, `_misses_total`, `_bypasses_total`, `_failures_total`,
+/// `_evictions_total`, `_deallocations_total` | counter | requests, blocks, frees |
+/// | `bucketpool_requested_bytes`, `_allocated_bytes`, `_active_bytes`, `_reserved_bytes`,
+/// `_cached_bytes`, `_lost_bytes` | gauge | bytes |
 /// | `bucketpool_reserved_peak_bytes` | gauge | bytes |
 ///
 /// ```

@@ -32,7 +32,8 @@ pub fn write(log: &Log, out: &mut impl Write) -> io::Result<()> {
     write!(out, "{{\"traceEvents\":[{process}")?;
     for one in &log.operations {
         ns += one.dt_ns;
-        let counter = |name: &str, values: Value| json!({ "name": name, "ph": "C", "pid": 1, "ts": ns as f64 / 1000.0, "args": values });
+        let micros = ns as f64 / 1000.0;
+        let counter = |name: &str, values: Value| counter(name, micros, &values);
         match one.kind {
             Kind::Allocate => {
                 sizes.insert(one.id, (one.bytes, one.lane));
@@ -58,4 +59,11 @@ pub fn write(log: &Log, out: &mut impl Write) -> io::Result<()> {
         write!(out, ",\n{}", counter("live buffers", json!({ "count": sizes.len() })))?;
     }
     writeln!(out, "\n],\"displayTimeUnit\":\"ns\"}}")
+}
+
+/// The value of a counter at a time.
+fn counter(name: &str, micros: f64, values: &Value) -> Value {
+    json!({
+        "name": name, "ph": "C", "pid": 1, "ts": micros, "args": values,
+    })
 }

@@ -1,7 +1,7 @@
 //! The format `.ptrace.csv`, plain or in zstd frames. docs/traces.md tells it.
 //!
-//! A line each operation. Version 1 has the columns `op,id,size,lane,dt_ns`; version 2 has `tag` and
-//! `stack` too, whose names stand in `#tag,NUMBER,NAME` and `#stack,NUMBER,NAMES` lines.
+//! A line each operation. Version 1 has the columns `op,id,size,lane,dt_ns`; version 2 has `tag`
+//! and `stack` too, whose names stand in `#tag,NUMBER,NAME` and `#stack,NUMBER,NAMES` lines.
 
 use crate::malformed::{Malformed, start_of};
 use crate::operation::{Kind, Log, Operation};
@@ -13,7 +13,7 @@ pub const SIZE_LIMIT: u64 = 1 << 47;
 /// Lanes have numbers below this.
 pub const LANES_MOST: u32 = 1 << 16;
 
-/// What a file should be that cannot be read.
+/// The expected contents of a file that cannot be read.
 pub(crate) const READABLE: &str = "text, compressed with zstd if the name ends in .zst";
 const COLUMNS: &str = "op,id,size,lane,dt_ns";
 const COLUMNS_2: &str = "op,id,size,lane,dt_ns,tag,stack";

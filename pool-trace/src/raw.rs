@@ -1,11 +1,11 @@
-//! A recorder in parts, for allocators: records as words of a ring, and a writer that runs on a thread
-//! of the allocator's own. [`Recorder`](crate::Recorder) is the same for pools.
+//! A recorder in parts, for allocators: records as words of a ring, and a writer that runs on a
+//! thread of the allocator's own. [`Recorder`](crate::Recorder) is the same for pools.
 
 use crate::operation::Kind;
 use crate::recorder::writer::Writer;
 use crate::recorder::{Event, Recorded};
 use crate::ticks;
-use pool_core::ring::{Ring, Slot, WORDS};
+use pool_core::ring::{Ring, RingSlot, WORDS};
 use std::fs::File;
 use std::io;
 use std::ops::Deref;
@@ -40,7 +40,7 @@ fn words(kind: Kind, address: u64, bytes: u64, stream: u64) -> [u64; WORDS] {
 /// # Errors
 ///
 /// What the system says of the file.
-pub fn write<S: Deref<Target = [Slot]>>(
+pub fn write<S: Deref<Target = [RingSlot]>>(
     ring: &Ring<S>,
     file: File,
     source: &str,

@@ -5,7 +5,7 @@ pub(crate) mod writer;
 
 use crate::operation::Kind;
 use crate::ticks;
-use pool_core::ring::{Ring, Slot, WORDS, slots};
+use pool_core::ring::{Ring, RingSlot, WORDS, slots};
 use pool_core::{EventKind, Observer, PoolEvent};
 use std::backtrace::Backtrace;
 use std::fmt;
@@ -21,11 +21,11 @@ use writer::Writer;
 ///
 /// A request or free puts a record of 64 bytes into a ring; a thread of the recorder takes it out,
 /// writes it and compresses it. If that thread cannot keep up, the ring is full, and the newest
-/// records are lost: [`Recorded::lost`] and a `#lost` line of the file count them. The file is whole
-/// up to the last second at any time, so a program that is killed leaves a trace too.
+/// records are lost: [`Recorded::lost`] and a `#lost` line of the file count them. The file is
+/// whole up to the last second at any time, so a program that is killed leaves a trace too.
 ///
-/// One recorder can observe several pools. A lane of the file is a stream of a pool. In a child after
-/// `fork` nothing is recorded.
+/// One recorder can observe several pools. A lane of the file is a stream of a pool. In a child
+/// after `fork` nothing is recorded.
 ///
 /// # Examples
 ///
@@ -55,9 +55,9 @@ pub struct Recorder {
     process: u32,
 }
 
-/// What the threads of pools share with the writer.
+/// The state that the threads of pools share with the writer.
 struct Shared {
-    ring: Ring<Box<[Slot]>>,
+    ring: Ring<Box<[RingSlot]>>,
     /// Backtraces whose records are in the ring, by their numbers less 1.
     stacks: Mutex<Vec<Option<Backtrace>>>,
     ends: AtomicBool,
@@ -90,14 +90,14 @@ impl Default for RecorderOptions {
     }
 }
 
-/// What a recorder has written.
+/// The counts of a recorder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Recorded {
     /// Operations in the file.
     pub operations: u64,
-    /// Buffers that were live when the recorder began to write, or resumed; each is an allocation in
-    /// the file.
+    /// Buffers that were live when the recorder began to write, or resumed; each is an allocation
+    /// in the file.
     pub baseline: u64,
     /// Operations that found the ring full and are not in the file.
     pub lost: u64,

@@ -1,8 +1,8 @@
 //! The CSV log of RMM's `logging_resource_adaptor`: columns
 //! `Thread,Time,Action,Pointer,Size,Stream` (RMM 25.12, `logging_resource_adaptor_impl.cpp`).
 //!
-//! The log has the time of day without a date, pointers that come again, and requested bytes. It has
-//! no events, so a replay of several streams knows no order between them.
+//! The log has the time of day without a date, pointers that come again, and requested bytes. It
+//! has no events, so a replay of several streams knows no order between them.
 
 use crate::malformed::{Malformed, start_of};
 use crate::operation::{Kind, Log, Operation};

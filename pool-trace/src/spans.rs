@@ -21,7 +21,8 @@ use tracing::{debug, info, warn};
 /// use bucketpool::{BucketPool, sim::SimDevice};
 /// use std::sync::Arc;
 ///
-/// let pool = BucketPool::builder(SimDevice::new()).name("tiles").observer(Arc::new(Spans)).build();
+/// let pool =
+/// BucketPool::builder(SimDevice::new()).name("tiles").observer(Arc::new(Spans)).build();
 /// drop(pool.allocate(4096)?); // an event `miss`
 /// # Ok::<(), pool_core::AllocError>(())
 /// ```
@@ -35,12 +36,13 @@ impl Observer for Spans {
 
     fn event(&self, event: &PoolEvent<'_>) {
         let PoolEvent { pool, tag, stream, requested_bytes, bytes, .. } = *event;
+        let requested = requested_bytes;
         match event.kind {
             EventKind::Miss => {
-                debug!(target: "bucketpool", pool, tag, stream, requested_bytes, bytes, "miss");
+                debug!(target: "bucketpool", pool, tag, stream, requested, bytes, "miss");
             }
             EventKind::Bypass => {
-                debug!(target: "bucketpool", pool, tag, stream, requested_bytes, bytes, "bypass");
+                debug!(target: "bucketpool", pool, tag, stream, requested, bytes, "bypass");
             }
             EventKind::Evict(Reason::Shortage) => {
                 info!(target: "bucketpool", pool, bytes, reason = "shortage", "evict");
@@ -49,10 +51,10 @@ impl Observer for Spans {
                 debug!(target: "bucketpool", pool, bytes, reason = %reason, "evict");
             }
             EventKind::Wait => {
-                info!(target: "bucketpool", pool, tag, stream, requested_bytes, "wait");
+                info!(target: "bucketpool", pool, tag, stream, requested, "wait");
             }
             EventKind::Refuse(why) => {
-                warn!(target: "bucketpool", pool, tag, stream, requested_bytes, why = %why, "refuse");
+                warn!(target: "bucketpool", pool, tag, stream, requested, why = %why, "refuse");
             }
             _ => {}
         }

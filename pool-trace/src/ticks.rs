@@ -6,8 +6,8 @@
 
 use std::time::Instant;
 
-/// Returns the ticks of now. The counter of x86-64 runs at a constant rate on processors since 2008;
-/// elsewhere ticks are nanoseconds.
+/// Returns the ticks of now. The counter of x86-64 runs at a constant rate on processors since
+/// 2008; elsewhere ticks are nanoseconds.
 #[inline]
 pub(crate) fn now() -> u64 {
     #[cfg(target_arch = "x86_64")]

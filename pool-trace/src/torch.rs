@@ -38,9 +38,9 @@ enum Action {
     OutOfMemory,
 }
 
-/// Reads the trace of a snapshot. A snapshot that began late has blocks which were allocated before:
-/// they are the first allocations. A free whose completion comes next is one operation. Lanes are the
-/// streams of all devices.
+/// Reads the trace of a snapshot. A snapshot that began late has blocks which were allocated
+/// before: they are the first allocations. A free whose completion comes next is one operation.
+/// Lanes are the streams of all devices.
 ///
 /// # Errors
 ///
@@ -228,9 +228,9 @@ impl Reading {
 }
 
 /// Writes a snapshot that `memory_viz` opens: the operations as the trace of device 0, and the
-/// memory map of a pool ([`BucketPool::map`](pool_core::BucketPool::map)) as its segments. Addresses
-/// of the trace are invented, since a log has none. A lane is a stream. Uses and events are left
-/// out: the format has no place for them.
+/// memory map of a pool ([`BucketPool::map`](pool_core::BucketPool::map)) as its segments.
+/// Addresses of the trace are invented, since a log has none. A lane is a stream. Uses and events
+/// are left out: the format has no place for them.
 ///
 /// # Errors
 ///
@@ -340,8 +340,8 @@ fn segments(map: &MemoryMap) -> Vec<Value> {
     map.segments.iter().flat_map(stretches).map(|one| segment(&one)).collect()
 }
 
-/// Returns the parts of a segment that have memory, each as a segment. The snapshot has no place for
-/// addresses without memory.
+/// Returns the parts of a segment that have memory, each as a segment. The snapshot has no place
+/// for addresses without memory.
 fn stretches(segment: &SegmentMap) -> Vec<SegmentMap> {
     let holes = |range: &RangeMap| range.state == RangeState::Hole;
     let parts = segment.ranges.split(holes).filter(|part| !part.is_empty());

@@ -1,9 +1,9 @@
 //! Logs of other tools, written by their own writers, and what is written for them.
 //!
-//! `samples/torch_*.pickle` are snapshots of torch 2.15's caching allocator, over a stand-in for the
-//! CUDA runtime: by the C++ writer (`_memory_snapshot_pickled`), by `_dump_snapshot` (protocol 4), and
-//! in protocol 5. `samples/rmm.csv` is a log of RMM 26.10's `LoggingResourceAdaptor` over a callback
-//! resource, of three threads and five streams.
+//! `samples/torch_*.pickle` are snapshots of torch 2.15's caching allocator, over a stand-in for
+//! the CUDA runtime: by the C++ writer (`_memory_snapshot_pickled`), by `_dump_snapshot` (protocol
+//! 4), and in protocol 5. `samples/rmm.csv` is a log of RMM 26.10's `LoggingResourceAdaptor` over a
+//! callback resource, of three threads and five streams.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use pool_core::sim::SimDevice;

@@ -1,4 +1,4 @@
-//! What a service sees of its pools: a scrape by Prometheus, and events of `tracing`.
+//! Pools as a service sees them: a scrape by Prometheus, and events of `tracing`.
 #![cfg(all(feature = "metrics", feature = "tracing"))]
 #![expect(clippy::unwrap_used, reason = "a test")]
 

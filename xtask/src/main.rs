@@ -87,8 +87,8 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Some(other) => {
-            let tasks = "bench, replay, advise, report, convert, record, compare, run, install, programs, wheel, ci, \
-                         gpu-bundle, web, tidy";
+            let tasks = "bench, replay, advise, report, convert, record, compare, run, install, \
+                         programs, wheel, ci, gpu-bundle, web, tidy";
             eprintln!("error: task `{other}`; expected one of {tasks}");
             ExitCode::from(BAD_INPUT)
         }

@@ -2,8 +2,9 @@
 //! programme.
 //!
 //! A bucket pool without a cached limit ends with `sum over classes of size * P`, where `P` is the
-//! most blocks of the class that were live at once. `P` of the sizes in `(S[i], S[j]]` does not depend
-//! on the other classes, so the best boundaries are a shortest path, and the programme is exact.
+//! most blocks of the class that were live at once. `P` of the sizes in `(S[i], S[j]]` does not
+//! depend on the other classes, so the best boundaries are a shortest path, and the programme is
+//! exact.
 
 use crate::trace::Step;
 use std::collections::BTreeMap;
@@ -20,22 +21,22 @@ const RATIO_MOST: u64 = 4;
 /// Classes are added up to this many times the largest size, for requests that have not come yet.
 const BEYOND: u64 = 8;
 
-/// What a rule reserves on a trace, and its device calls.
+/// The bytes that a rule reserves on a trace, and its device calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reserved {
+pub struct ReservedByClasses {
     /// The most bytes that the pool has from the device at once.
     pub peak_bytes: u64,
     /// Allocations and frees of the device.
     pub calls: u64,
 }
 
-/// Computes what a bucket pool without a cached limit reserves under a rounding rule. `class` returns
-/// the size of a request's class, or `None` if the request bypasses the pool.
+/// Computes what a bucket pool without a cached limit reserves under a rounding rule. `class`
+/// returns the size of a request's class, or `None` if the request bypasses the pool.
 #[must_use]
-pub fn reserved(steps: &[Step], class: impl Fn(u64) -> Option<u64>) -> Reserved {
+pub fn reserved(steps: &[Step], class: impl Fn(u64) -> Option<u64>) -> ReservedByClasses {
     let mut live: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
     let mut slots: Vec<(u64, bool)> = Vec::new();
-    let (mut bytes, mut sum) = (0_u64, Reserved::default());
+    let (mut bytes, mut sum) = (0_u64, ReservedByClasses::default());
     for step in steps {
         match *step {
             Step::Allocate { slot, bytes: requested, .. } => {
@@ -87,8 +88,8 @@ pub fn power_of_two(bytes: u64) -> u64 {
     bytes.max(512).next_power_of_two()
 }
 
-/// Learns the classes that reserve the least on these steps, with a penalty of `call_bytes` bytes for
-/// each block that is taken from the device, and adds classes for sizes that have not come.
+/// Learns the classes that reserve the least on these steps, with a penalty of `call_bytes` bytes
+/// for each block that is taken from the device, and adds classes for sizes that have not come.
 #[must_use]
 pub fn learn(steps: &[Step], call_bytes: u64) -> Vec<u64> {
     let sizes = distinct_sizes(steps);
@@ -180,7 +181,7 @@ fn best_boundaries(sizes: &[u64], live: &[Vec<u32>], call_bytes: u64) -> Vec<Vec
             costs[from + 1][to] = cost(Some(from), to);
         }
     }
-    // The least cost of the sizes up to `to` with so many classes, and where the last one begins.
+    // The least cost of the sizes up to `to` with that many classes, and where the last one begins.
     let mut least: Vec<(u64, usize)> = (0..count).map(|to| (costs[0][to], 0)).collect();
     let mut begins = vec![vec![0; count]];
     let mut found = vec![boundaries(sizes, &begins)];
@@ -255,10 +256,10 @@ mod tests {
     fn a_class_reserves_the_most_blocks_that_were_live_at_once() {
         let script = steps(&[(0, 100), (1, 200), (0, 0), (2, 90), (1, 0), (3, 300)]);
         let of = |classes: &[u64]| reserved(&script, |bytes| class_of(classes, bytes));
-        assert_eq!(of(&[100, 300]), Reserved { peak_bytes: 400, calls: 2 });
-        assert_eq!(of(&[300]), Reserved { peak_bytes: 600, calls: 2 });
+        assert_eq!(of(&[100, 300]), ReservedByClasses { peak_bytes: 400, calls: 2 });
+        assert_eq!(of(&[300]), ReservedByClasses { peak_bytes: 600, calls: 2 });
         // 200 and 300 bypass: they are there only while they are live.
-        assert_eq!(of(&[100]), Reserved { peak_bytes: 400, calls: 4 });
+        assert_eq!(of(&[100]), ReservedByClasses { peak_bytes: 400, calls: 4 });
     }
 
     /// Every set of boundaries, for as many classes.

@@ -1,6 +1,6 @@
 //! `advise`: which policy a trace asks for.
 
-use crate::advise::{self, Advised};
+use crate::advise;
 use crate::input::BadInput;
 use crate::page::contents;
 use crate::results::{Output, Results, progress};
@@ -39,17 +39,7 @@ impl Advise {
         }
         let sections = || vec![contents::advice(&advised)];
         self.output.report(typed, "Which policy to take", sections, &[])?;
-        let in_text = self.config.is_none();
-        self.output.put(&Results { advised: Some((advised, in_text)), ..Results::default() })
+        let has_file = self.config.is_some();
+        self.output.put(&Results { advised: Some((advised, has_file)), ..Results::default() })
     }
-}
-
-/// Tables, the sentence, and the configuration unless a file has it.
-pub(crate) fn tables(advised: &Advised, in_text: bool) -> String {
-    let mut parts = crate::report::advice(advised);
-    parts.push(advised.choice.sentence());
-    if in_text {
-        parts.push(advised.choice.toml().trim_end().to_owned());
-    }
-    parts.join("\n\n")
 }

@@ -1,6 +1,6 @@
 //! The sections of a page for each command.
 
-use super::{Axis, Bar, Block, Column, Frame, Range, Section, Segment, Series};
+use super::{Axis, Bar, Column, Frame, PageBlock, Range, Section, Segment, Series};
 use crate::advise::Advised;
 use crate::contest::Standing;
 use crate::replay::Outcome;
@@ -40,7 +40,7 @@ pub fn trace(trace: &Trace, watched: &[(&PolicySpec, Timeline)], outcomes: &[Out
     Section { title: trace.name.clone(), text, blocks }
 }
 
-fn bytes_over_time(trace: &Trace, watched: &[(&PolicySpec, Timeline)]) -> Option<Block> {
+fn bytes_over_time(trace: &Trace, watched: &[(&PolicySpec, Timeline)]) -> Option<PageBlock> {
     let (_, first) = watched.first()?;
     let values = |bytes: &[u64]| bytes.iter().map(|bytes| Some(*bytes as f64)).collect();
     let mut series = vec![Series { name: "live".into(), values: values(&first.live) }];
@@ -48,7 +48,7 @@ fn bytes_over_time(trace: &Trace, watched: &[(&PolicySpec, Timeline)]) -> Option
         name: spec.text.clone(),
         values: values(&timeline.reserved),
     }));
-    Some(Block::Lines {
+    Some(PageBlock::Lines {
         title: format!("{}: live and reserved bytes", trace.name),
         caption:
             "The line `live` is what the program had requested. The other lines are what each \
@@ -65,7 +65,7 @@ fn bytes_over_time(trace: &Trace, watched: &[(&PolicySpec, Timeline)]) -> Option
     })
 }
 
-fn reserved_over_live(outcomes: &[&Outcome]) -> Block {
+fn reserved_over_live(outcomes: &[&Outcome]) -> PageBlock {
     let bar = |one: &&Outcome| Bar {
         group: one.cached_limit_text(),
         name: one.policy.clone(),
@@ -73,7 +73,7 @@ fn reserved_over_live(outcomes: &[&Outcome]) -> Block {
         low: None,
         high: None,
     };
-    Block::Bars {
+    PageBlock::Bars {
         title: "Reserved peak over live peak".into(),
         caption: "1 is the least that any policy can need. The line marks it.".into(),
         value: Axis::new("reserved peak / live peak", ""),
@@ -84,14 +84,14 @@ fn reserved_over_live(outcomes: &[&Outcome]) -> Block {
 }
 
 /// The maps of the first policy that has an arena.
-fn map_over_time(watched: &[(&PolicySpec, Timeline)]) -> Option<Block> {
+fn map_over_time(watched: &[(&PolicySpec, Timeline)]) -> Option<PageBlock> {
     let (spec, timeline) = watched.iter().find(|(spec, _)| spec.arena.is_some())?;
     let frames: Vec<Frame> = timeline
         .maps
         .iter()
         .map(|(at, map)| Frame { label: format!("after {at} operations"), segments: segments(map) })
         .collect();
-    (!frames.is_empty()).then(|| Block::Map {
+    (!frames.is_empty()).then(|| PageBlock::Map {
         title: format!("Memory map under `{}`", spec.text),
         caption: "Each row is a segment of the arena, from its first byte to its last. The slider \
                   chooses the moment."
@@ -124,19 +124,19 @@ fn segments(map: &MemoryMap) -> Vec<Segment> {
     map.segments.iter().map(segment).filter(|segment| segment.bytes > 0).collect()
 }
 
-fn latencies(watched: &[(&PolicySpec, Timeline)]) -> Block {
+fn latencies(watched: &[(&PolicySpec, Timeline)]) -> PageBlock {
     let series = watched.iter().map(|(spec, timeline)| Series {
         name: spec.text.clone(),
         values: SHARES.iter().map(|share| timeline.quantile(share / 100.0)).collect(),
     });
     // The slowest of n operations: an axis on which 90, 99 and 99.9 % are as far apart.
     let rarity = |share: &f64| 100.0 / (100.0 - share).max(0.001);
-    Block::Lines {
+    PageBlock::Lines {
         title: "Time of an allocation or a free".into(),
-        caption: "One operation in so many takes longer than the line says: at 100 the line is the \
-                  time of the 99th percentile. On the simulated device, whose calls take no time of \
-                  their own."
-            .into(),
+        caption:
+            "One operation in so many takes longer than the line says: at 100 the line is the \
+                  time of the 99th percentile. Calls of the simulated device take no time."
+                .into(),
         x: Axis::new("one operation in", "count"),
         y: Axis::new("time", "ns"),
         x_values: SHARES.iter().map(rarity).collect(),
@@ -148,7 +148,7 @@ fn latencies(watched: &[(&PolicySpec, Timeline)]) -> Block {
 }
 
 /// The live peak of each lane, where a trace has several.
-fn peaks_by_lane(trace: &Trace) -> Option<Block> {
+fn peaks_by_lane(trace: &Trace) -> Option<PageBlock> {
     if trace.lanes < 2 {
         return None;
     }
@@ -176,7 +176,7 @@ fn peaks_by_lane(trace: &Trace) -> Option<Block> {
         low: None,
         high: None,
     };
-    Some(Block::Bars {
+    Some(PageBlock::Bars {
         title: "Live peak of each stream".into(),
         caption:
             "A lane of the trace is a stream or a thread. Peaks of several lanes need not be at \
@@ -189,7 +189,7 @@ fn peaks_by_lane(trace: &Trace) -> Option<Block> {
     })
 }
 
-fn figures(outcomes: &[&Outcome]) -> Block {
+fn figures(outcomes: &[&Outcome]) -> PageBlock {
     let row = |one: &&Outcome| {
         let calls = one.device_allocations + one.device_frees;
         let per_1000 = 1000.0 * calls as f64 / one.allocations.max(1) as f64;
@@ -204,7 +204,7 @@ fn figures(outcomes: &[&Outcome]) -> Block {
             rounded(one.ns_per_op, 1),
         ]
     };
-    Block::Table {
+    PageBlock::Table {
         title: "All figures".into(),
         caption: "Calls are those of the device, per 1000 allocations.".into(),
         columns: vec![
@@ -243,7 +243,7 @@ pub fn across(outcomes: &[Outcome]) -> Option<Section> {
             "Each policy on each trace. Less memory and fewer calls are better; no policy is best \
                in both."
                 .into(),
-        blocks: vec![Block::Bars {
+        blocks: vec![PageBlock::Bars {
             title: "Reserved peak over live peak".into(),
             caption: "1 is the least that any policy can need.".into(),
             value: Axis::new("reserved peak / live peak", ""),
@@ -275,7 +275,7 @@ pub fn standings(standings: &[Standing]) -> Option<Section> {
                 high: Some(ratio.high),
             })
         });
-        Block::Bars {
+        PageBlock::Bars {
             title: format!("Workloads on {backend}: times as fast as direct allocation"),
             caption: "The line marks direct allocation. Whiskers are 95 % intervals of the median."
                 .into(),
@@ -322,7 +322,7 @@ pub fn peers(rows: &[Row]) -> Option<Section> {
             })
             .collect::<Vec<_>>()
     };
-    let mut blocks = vec![Block::Bars {
+    let mut blocks = vec![PageBlock::Bars {
         title: "Time of each contender".into(),
         caption: "Medians over the rounds of all processes.".into(),
         value: Axis::new("time", "ns"),
@@ -332,7 +332,7 @@ pub fn peers(rows: &[Row]) -> Option<Section> {
     }];
     let ratios: Vec<Bar> = rows.iter().flat_map(times).collect();
     if !ratios.is_empty() {
-        blocks.push(Block::Bars {
+        blocks.push(PageBlock::Bars {
             title: "Times as long as another contender in the same round".into(),
             caption: "Below 1 the contender is faster. Whiskers are 95 % intervals of the median."
                 .into(),
@@ -403,7 +403,7 @@ pub fn advice(advised: &Advised) -> Section {
         ]
     };
     let blocks = vec![
-        Block::Bars {
+        PageBlock::Bars {
             title: "Policies with few device calls: reserved peak over live peak".into(),
             caption:
                 "Only policies with at most 10 device calls per 1000 allocations. 1 is the least \
@@ -414,7 +414,7 @@ pub fn advice(advised: &Advised) -> Section {
             log: true,
             bars: advised.advice.iter().filter(few).map(bar).collect(),
         },
-        Block::Table {
+        PageBlock::Table {
             title: "All policies".into(),
             caption:
                 "Calls per 1000 allocations: where a range of pages is one call, and where each \
@@ -433,7 +433,7 @@ pub fn advice(advised: &Advised) -> Section {
             ],
             rows: advised.advice.iter().map(row).collect(),
         },
-        Block::Table {
+        PageBlock::Table {
             title: "What can be had".into(),
             caption: "The plan knows all of the trace beforehand. The last columns are learned \
                       classes, from the first half of the traces, over powers of two."

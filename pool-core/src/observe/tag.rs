@@ -31,8 +31,9 @@ impl Tag {
     }
 }
 
-/// Returns the name of the tag with a number ([`PoolEvent::tag_number`](crate::PoolEvent::tag_number)):
-/// empty for 0, and for a number that no tag has.
+/// Returns the name of the tag with a number
+/// ([`PoolEvent::tag_number`](crate::PoolEvent::tag_number)): empty for 0, and for a number that no
+/// tag has.
 ///
 /// ```
 /// assert_eq!(pool_core::tag_name(0), "");

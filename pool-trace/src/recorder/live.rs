@@ -19,7 +19,7 @@ pub(super) struct Buffer {
     pub(super) event: Event,
 }
 
-/// What a record means.
+/// The meaning of a record.
 #[derive(Debug)]
 pub(super) enum Meaning {
     /// The allocation of this number.

@@ -5,7 +5,7 @@ use super::{Event, Mark, Recorded};
 use crate::operation::{Kind, Names, Operation};
 use crate::ptrace;
 use crate::ticks::Ticks;
-use pool_core::ring::{Ring, Slot};
+use pool_core::ring::{Ring, RingSlot};
 use std::backtrace::Backtrace;
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -55,7 +55,7 @@ impl Writer {
     }
 
     /// Writes what a ring gets, until `ends` is set and the ring is empty.
-    pub(crate) fn run<S: Deref<Target = [Slot]>>(
+    pub(crate) fn run<S: Deref<Target = [RingSlot]>>(
         mut self,
         ring: &Ring<S>,
         ends: &AtomicBool,
@@ -81,7 +81,7 @@ impl Writer {
     }
 
     /// Writes what the ring has. Returns whether it had any.
-    fn drain<S: Deref<Target = [Slot]>>(
+    fn drain<S: Deref<Target = [RingSlot]>>(
         &mut self,
         ring: &Ring<S>,
         stack_of: StackOf<'_>,

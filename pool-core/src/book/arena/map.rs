@@ -8,8 +8,8 @@ use std::ops::Range;
 /// All memory that a pool has from its device, at one moment.
 ///
 /// `Display` draws it for a terminal, a line each segment: `#` is used, `.` is free, `~` is free
-/// behind work that is not seen done, `p` is kept for a graph, and a space has no memory. A character
-/// shows what most of its bytes are.
+/// behind work that is not seen done, `p` is kept for a graph, and a space has no memory. A
+/// character shows what most of its bytes are.
 ///
 /// ```
 /// # use pool_core as bucketpool;
@@ -52,10 +52,12 @@ pub struct RangeMap {
     pub range: Range<u64>,
     /// Its state.
     pub state: RangeState,
-    /// The number of the stream that used it last, while it is not used; `None` for none or several.
+    /// The number of the stream that used it last, while it is not used; `None` for none or
+    /// several.
     pub stream: Option<u64>,
-    /// The number by which events know its buffer ([`PoolEvent::id`](crate::PoolEvent::id)), while it
-    /// is used: a [`LeakTracker`](crate::LeakTracker) has its tag and its requested bytes. Else 0.
+    /// The number by which events know its buffer ([`PoolEvent::id`](crate::PoolEvent::id)), while
+    /// it is used: a [`LeakTracker`](crate::LeakTracker) has its tag and its requested bytes. Else
+    /// 0.
     pub id: u64,
     /// Allocations of the pool since it was freed; 0 while it is used.
     pub age: u64,
