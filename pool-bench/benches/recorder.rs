@@ -37,7 +37,7 @@ fn hits(criterion: &mut Criterion) {
         let burst = || (0..1000).for_each(|_| drop(black_box(pool.allocate(4096).unwrap())));
         group.throughput(criterion::Throughput::Elements(1000));
         group.bench_function(name, |b| {
-            b.iter_batched(|| std::thread::yield_now(), |()| burst(), BatchSize::PerIteration);
+            b.iter_batched(std::thread::yield_now, |()| burst(), BatchSize::PerIteration);
         });
     }
 }

@@ -33,9 +33,9 @@ pub struct Advice {
     pub policy: String,
     /// The cached limit, as `replay` takes it; `none` without one.
     pub cached_limit: String,
-    /// ReservedByClasses peak, in bytes.
+    /// Reserved peak, in bytes.
     pub reserved_peak_bytes: u64,
-    /// ReservedByClasses peak over the live peak.
+    /// Reserved peak over the live peak.
     pub over_live: f64,
     /// Device calls per 1000 allocations, where a range of pages is one call.
     pub calls_per_1000: f64,

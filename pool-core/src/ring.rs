@@ -145,6 +145,14 @@ impl<S> fmt::Debug for Ring<S> {
 mod tests {
     use super::*;
 
+    /// Pushes a record whose words agree, as soon as there is room.
+    fn push(ring: &Ring<Box<[RingSlot]>>, thread: u64, number: u64) {
+        let record = [thread, number, number, number, number, number, number];
+        while !ring.push(record) {
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
     fn records_of_several_threads_arrive_whole_and_in_the_order_of_each_thread() {
         let ring = Ring::new(slots(64));
@@ -153,14 +161,7 @@ mod tests {
         std::thread::scope(|scope| {
             for thread in 0..threads {
                 let ring = &ring;
-                scope.spawn(move || {
-                    for number in 1..=each {
-                        let record = [thread, number, number, number, number, number, number];
-                        while !ring.push(record) {
-                            std::thread::yield_now();
-                        }
-                    }
-                });
+                scope.spawn(move || (1..=each).for_each(|number| push(ring, thread, number)));
             }
             let mut seen = 0;
             while seen < threads * each {

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{
-    AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+    AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
     Ordering::SeqCst,
 };
 
@@ -35,7 +35,7 @@ static RING: OnceLock<Ring<&'static [RingSlot]>> = OnceLock::new();
 /// The name of the file, and how many bytes of it are used.
 static NAME: OnceLock<([u8; NAME_MOST], usize)> = OnceLock::new();
 /// The number of the writer's thread.
-static WRITER: AtomicUsize = AtomicUsize::new(0);
+static WRITER: AtomicU64 = AtomicU64::new(0);
 static ENDS: AtomicBool = AtomicBool::new(false);
 static DONE: AtomicBool = AtomicBool::new(false);
 static THREAD: Background = Background::new();
@@ -99,9 +99,9 @@ pub fn is_on() -> bool {
 }
 
 /// Returns a number of the calling thread.
-fn thread() -> usize {
-    // SAFETY: it has no preconditions. Its number is an address of memory of the C library.
-    (unsafe { libc::pthread_self() }) as usize
+fn thread() -> u64 {
+    // SAFETY: it has no preconditions.
+    unsafe { libc::pthread_self() }
 }
 
 fn push(words: impl FnOnce(u64) -> [u64; 7]) {
@@ -110,7 +110,7 @@ fn push(words: impl FnOnce(u64) -> [u64; 7]) {
         return;
     }
     if let Some(ring) = RING.get() {
-        ring.push(words(thread as u64));
+        ring.push(words(thread));
     }
     if THREAD.is_wanted() {
         THREAD.start(run);

@@ -42,7 +42,6 @@ fn ran_alone(test: &str) -> bool {
     program.args(["--exact", test, "--nocapture"]).env("ALONE", "1");
     let output = program.output().unwrap();
     assert!(output.status.success(), "{output:?}");
-    print!("{}", String::from_utf8_lossy(&output.stdout));
     true
 }
 

@@ -1,6 +1,5 @@
 //! A program whose global allocator is a `Tcache`, recorded: `BUCKETPOOL_HOST=trace=FILE`.
 #![cfg(all(target_os = "linux", feature = "trace", not(miri)))]
-#![expect(clippy::unwrap_used, reason = "a test")]
 
 use pool_host::Tcache;
 use pool_trace::{Kind, Log};

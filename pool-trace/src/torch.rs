@@ -219,7 +219,7 @@ impl Reading {
                 None => {}
             },
             Action::SegmentAllocate => {
-                self.push(Kind::DeviceAllocate, 0, entry.bytes, stream, dt_ns)
+                self.push(Kind::DeviceAllocate, 0, entry.bytes, stream, dt_ns);
             }
             Action::SegmentFree => self.push(Kind::DeviceFree, 0, entry.bytes, stream, dt_ns),
             Action::OutOfMemory => self.push(Kind::Refuse, 0, entry.bytes, stream, dt_ns),
@@ -320,7 +320,7 @@ fn segments(map: &MemoryMap) -> Vec<Value> {
             let ranges = segment.ranges.iter();
             let counts =
                 |state| state == RangeState::Used || active && state == RangeState::Pending;
-            ranges.filter(|range| counts(range.state)).map(|range| range.bytes()).sum()
+            ranges.filter(|range| counts(range.state)).map(RangeMap::bytes).sum()
         };
         dict_of([
             ("device", int(0)),

@@ -44,20 +44,17 @@ pub fn reserved(steps: &[Step], class: impl Fn(u64) -> Option<u64>) -> ReservedB
                 if slots.len() <= slot {
                     slots.resize(slot + 1, (0, false));
                 }
-                slots[slot] = match class(requested) {
-                    Some(size) => {
-                        let (now, most) = live.entry(size).or_default();
-                        *now += 1;
-                        if *now > *most {
-                            *most = *now;
-                            (bytes, sum.calls) = (bytes + size, sum.calls + 1);
-                        }
-                        (size, true)
+                slots[slot] = if let Some(size) = class(requested) {
+                    let (now, most) = live.entry(size).or_default();
+                    *now += 1;
+                    if *now > *most {
+                        *most = *now;
+                        (bytes, sum.calls) = (bytes + size, sum.calls + 1);
                     }
-                    None => {
-                        (bytes, sum.calls) = (bytes + requested.max(1), sum.calls + 1);
-                        (requested.max(1), false)
-                    }
+                    (size, true)
+                } else {
+                    (bytes, sum.calls) = (bytes + requested.max(1), sum.calls + 1);
+                    (requested.max(1), false)
                 };
                 sum.peak_bytes = sum.peak_bytes.max(bytes);
             }
@@ -118,10 +115,12 @@ fn distinct_sizes(steps: &[Step]) -> Vec<u64> {
     // Coarser for larger sizes: the same share of each is lost.
     for bits in (0..=10).rev() {
         let round = |bytes: u64| {
-            let step = 1 << (63 - bytes.leading_zeros()).saturating_sub(bits).max(9);
+            let step = 1 << bytes.ilog2().saturating_sub(bits).max(9);
             bytes.next_multiple_of(step)
         };
-        sizes.iter_mut().for_each(|bytes| *bytes = round(*bytes));
+        for bytes in &mut sizes {
+            *bytes = round(*bytes);
+        }
         sizes.sort_unstable();
         sizes.dedup();
         if sizes.len() <= SIZES_MOST {
@@ -174,13 +173,14 @@ fn best_boundaries(sizes: &[u64], live: &[Vec<u32>], call_bytes: u64) -> Vec<Vec
         };
         u64::from(most.unwrap_or(0)) * (sizes[to] + call_bytes)
     };
-    let mut costs = vec![vec![0; count]; count + 1];
-    for to in 0..count {
-        costs[0][to] = cost(None, to);
-        for from in 0..to {
-            costs[from + 1][to] = cost(Some(from), to);
-        }
-    }
+    // The row of `from` is one later: row 0 holds the classes that begin with the smallest size.
+    let rows = std::iter::once(None).chain((0..count).map(Some));
+    let costs: Vec<Vec<u64>> = rows
+        .map(|from| {
+            let begins = from.map_or(0, |from| from + 1);
+            (0..count).map(|to| if to < begins { 0 } else { cost(from, to) }).collect()
+        })
+        .collect();
     // The least cost of the sizes up to `to` with that many classes, and where the last one begins.
     let mut least: Vec<(u64, usize)> = (0..count).map(|to| (costs[0][to], 0)).collect();
     let mut begins = vec![vec![0; count]];
@@ -241,7 +241,7 @@ fn guard(mut classes: Vec<u64>) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rand::rngs::StdRng;
+    use rand::rngs::SmallRng;
     use rand::{RngExt, SeedableRng};
 
     fn steps(script: &[(u32, u64)]) -> Vec<Step> {
@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn the_programme_finds_the_least_for_each_number_of_classes() {
         for seed in 0..40 {
-            let mut random = StdRng::seed_from_u64(seed);
+            let mut random = SmallRng::seed_from_u64(seed);
             let mut live = [false; 8];
             let script: Vec<(u32, u64)> = (0..60)
                 .map(|_| {

@@ -17,7 +17,7 @@ pub(super) struct Convert {
     /// The trace: .ptrace.csv, an RMM log, or a snapshot of PyTorch; plain or with .zst.
     trace: PathBuf,
     /// The new file: .ptrace.csv, .ptrace.csv.zst, .rmm.csv, .pickle (a snapshot for PyTorch's
-    /// memory_viz), or .json (counters for Perfetto).
+    /// `memory_viz`), or .json (counters for Perfetto).
     to: PathBuf,
     /// With .pickle: a policy, whose memory map at the live peak becomes the snapshot's segments.
     #[arg(long)]

@@ -1,7 +1,7 @@
 //! The sections of a page for each command.
 
 use super::{Axis, Bar, Column, Frame, PageBlock, Range, Section, Segment, Series};
-use crate::advise::Advised;
+use crate::advise::{Advice, Advised, Bounds, CALLS_MOST};
 use crate::contest::Standing;
 use crate::replay::Outcome;
 use crate::rounds::Row;
@@ -268,7 +268,7 @@ pub fn standings(standings: &[Standing]) -> Option<Section> {
         let bars = of.filter_map(|one| {
             let ratio = one.times_direct.as_ref()?;
             Some(Bar {
-                group: one.workload.name().into(),
+                group: one.workload.name(),
                 name: one.policy.clone(),
                 value: ratio.median,
                 low: Some(ratio.low),
@@ -366,12 +366,17 @@ impl Outcome {
 /// The advice: memory against device calls, and all figures.
 #[must_use]
 pub fn advice(advised: &Advised) -> Section {
-    let few = |one: &&crate::advise::Advice| one.calls_per_1000 <= crate::advise::CALLS_MOST;
+    let blocks =
+        vec![few_calls(&advised.advice), advised_figures(&advised.advice), bounds(advised)];
+    Section { title: "Advice".into(), text: advised.choice.sentence(), blocks }
+}
+
+fn few_calls(advice: &[Advice]) -> PageBlock {
     let short = |policy: &str| match policy.split_once(':') {
         Some(("tiered", _)) => "tiered, learned".to_owned(),
         _ => policy.to_owned(),
     };
-    let bar = |one: &crate::advise::Advice| Bar {
+    let bar = |one: &Advice| Bar {
         group: one.trace.clone(),
         name: match one.cached_limit.as_str() {
             "none" => short(&one.policy),
@@ -381,7 +386,21 @@ pub fn advice(advised: &Advised) -> Section {
         low: None,
         high: None,
     };
-    let row = |one: &crate::advise::Advice| {
+    let few = advice.iter().filter(|one| one.calls_per_1000 <= CALLS_MOST);
+    PageBlock::Bars {
+        title: "Policies with few device calls: reserved peak over live peak".into(),
+        caption: "Only policies with at most 10 device calls per 1000 allocations. 1 is the least \
+                  that any policy can need."
+            .into(),
+        value: Axis::new("reserved peak / live peak", ""),
+        reference: Some(1.0),
+        log: true,
+        bars: few.map(bar).collect(),
+    }
+}
+
+fn advised_figures(advice: &[Advice]) -> PageBlock {
+    let row = |one: &Advice| {
         vec![
             json!(one.trace),
             json!(one.policy),
@@ -393,7 +412,28 @@ pub fn advice(advised: &Advised) -> Section {
             json!(one.by),
         ]
     };
-    let bound = |one: &crate::advise::Bounds| {
+    PageBlock::Table {
+        title: "All policies".into(),
+        caption: "Calls per 1000 allocations: where a range of pages is one call, and where each \
+                  page is one. Capacity is the smallest device without a refused request, over \
+                  the live peak."
+            .into(),
+        columns: vec![
+            Column::text("trace"),
+            Column::text("policy"),
+            Column::text("cached limit"),
+            Column::number("over live", ""),
+            Column::number("calls/1000", ""),
+            Column::number("handles/1000", ""),
+            Column::number("capacity", ""),
+            Column::text("by"),
+        ],
+        rows: advice.iter().map(row).collect(),
+    }
+}
+
+fn bounds(advised: &Advised) -> PageBlock {
+    let row = |one: &Bounds| {
         vec![
             json!(one.trace),
             json!(one.live_peak_bytes),
@@ -402,51 +442,18 @@ pub fn advice(advised: &Advised) -> Section {
             rounded(one.whole_over_pow2, 3),
         ]
     };
-    let blocks = vec![
-        PageBlock::Bars {
-            title: "Policies with few device calls: reserved peak over live peak".into(),
-            caption:
-                "Only policies with at most 10 device calls per 1000 allocations. 1 is the least \
-                      that any policy can need."
-                    .into(),
-            value: Axis::new("reserved peak / live peak", ""),
-            reference: Some(1.0),
-            log: true,
-            bars: advised.advice.iter().filter(few).map(bar).collect(),
-        },
-        PageBlock::Table {
-            title: "All policies".into(),
-            caption:
-                "Calls per 1000 allocations: where a range of pages is one call, and where each \
-                      page is one. Capacity is the smallest device without a refused request, over \
-                      the live peak."
-                    .into(),
-            columns: vec![
-                Column::text("trace"),
-                Column::text("policy"),
-                Column::text("cached limit"),
-                Column::number("over live", ""),
-                Column::number("calls/1000", ""),
-                Column::number("handles/1000", ""),
-                Column::number("capacity", ""),
-                Column::text("by"),
-            ],
-            rows: advised.advice.iter().map(row).collect(),
-        },
-        PageBlock::Table {
-            title: "What can be had".into(),
-            caption: "The plan knows all of the trace beforehand. The last columns are learned \
-                      classes, from the first half of the traces, over powers of two."
-                .into(),
-            columns: vec![
-                Column::text("trace"),
-                Column::number("live peak", "bytes"),
-                Column::number("plan over live", ""),
-                Column::number("second half over pow2", ""),
-                Column::number("whole over pow2", ""),
-            ],
-            rows: advised.bounds.iter().map(bound).collect(),
-        },
-    ];
-    Section { title: "Advice".into(), text: advised.choice.sentence(), blocks }
+    PageBlock::Table {
+        title: "What can be had".into(),
+        caption: "The plan knows all of the trace beforehand. The last columns are learned \
+                  classes, from the first half of the traces, over powers of two."
+            .into(),
+        columns: vec![
+            Column::text("trace"),
+            Column::number("live peak", "bytes"),
+            Column::number("plan over live", ""),
+            Column::number("second half over pow2", ""),
+            Column::number("whole over pow2", ""),
+        ],
+        rows: advised.bounds.iter().map(row).collect(),
+    }
 }
