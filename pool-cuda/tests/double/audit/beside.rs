@@ -110,16 +110,15 @@ fn threads_that_map_where_a_rollback_was_refused_share_no_piece() {
         assert!(memory.commit(&block, 0..64 * MIB).is_err());
         mend();
         let barrier = Barrier::new(3);
+        let map_and_unmap = |half: std::ops::Range<u64>| {
+            memory.device().context().bind_to_thread().unwrap();
+            barrier.wait();
+            while memory.commit(&block, half.clone()).is_err() {}
+            memory.decommit(&block, half, &[]).unwrap();
+        };
         thread::scope(|scope| {
-            for half in [0..32 * MIB, 32 * MIB..64 * MIB] {
-                let (memory, block, barrier) = (&memory, &block, &barrier);
-                scope.spawn(move || {
-                    memory.device().context().bind_to_thread().unwrap();
-                    barrier.wait();
-                    while memory.commit(block, half.clone()).is_err() {}
-                    memory.decommit(block, half, &[]).unwrap();
-                });
-            }
+            scope.spawn(|| map_and_unmap(0..32 * MIB));
+            scope.spawn(|| map_and_unmap(32 * MIB..64 * MIB));
             barrier.wait();
             memory.release_kept().unwrap();
         });
