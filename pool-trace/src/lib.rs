@@ -16,10 +16,10 @@ pub mod ptrace;
 pub mod raw;
 mod recorder;
 pub mod rmm;
-#[cfg(feature = "tracing")]
-mod spans;
 mod ticks;
 pub mod torch;
+#[cfg(feature = "tracing")]
+mod tracing_events;
 
 use std::io::{BufRead, BufReader, Cursor, Read};
 
@@ -27,7 +27,7 @@ pub use malformed::Malformed;
 pub use operation::{Kind, Log, Operation};
 pub use recorder::{Recorded, Recorder, RecorderOptions};
 #[cfg(feature = "tracing")]
-pub use spans::Spans;
+pub use tracing_events::TracingEvents;
 
 /// Reads a log of any of the formats: `.ptrace.csv`, RMM's log or a snapshot of `PyTorch`, each
 /// plain or in zstd frames. The first bytes tell which it is.

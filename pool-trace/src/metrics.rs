@@ -8,12 +8,13 @@ use pool_core::PoolStats;
 
 /// Publishes the statistics of a pool under a name, as the label `pool`.
 ///
-/// | metric | kind | unit |
-/// |---|---|---| | `bucketpool_hits_total`, `_misses_total`, `_bypasses_total`, `_failures_total`,
-/// `_evictions_total`, `_deallocations_total` | counter | requests, blocks, frees |
-/// | `bucketpool_requested_bytes`, `_allocated_bytes`, `_active_bytes`, `_reserved_bytes`,
-/// `_cached_bytes`, `_lost_bytes` | gauge | bytes |
-/// | `bucketpool_reserved_peak_bytes` | gauge | bytes |
+/// - Counters of requests: `bucketpool_hits_total`, `bucketpool_misses_total`,
+///   `bucketpool_bypasses_total`, `bucketpool_failures_total`.
+/// - Counters of blocks: `bucketpool_evictions_total`, and of frees,
+///   `bucketpool_deallocations_total`.
+/// - Gauges in bytes: `bucketpool_requested_bytes`, `bucketpool_allocated_bytes`,
+///   `bucketpool_active_bytes`, `bucketpool_reserved_bytes`, `bucketpool_cached_bytes`,
+///   `bucketpool_lost_bytes`, `bucketpool_reserved_peak_bytes`.
 ///
 /// ```
 /// # mod bucketpool { pub use pool_core::*; pub use pool_trace as trace; }

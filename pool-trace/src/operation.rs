@@ -1,5 +1,7 @@
 //! The operations of a trace.
 
+use std::collections::BTreeSet;
+
 /// One operation of a program, or of the allocator that was recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Operation {
@@ -60,6 +62,12 @@ pub struct Log {
 }
 
 impl Log {
+    /// Returns the numbers of the allocations whose free was completed later than it was requested.
+    pub(crate) fn completed_later(&self) -> BTreeSet<u64> {
+        let completed = self.operations.iter().filter(|one| one.kind == Kind::FreeCompleted);
+        completed.map(|one| one.id).collect()
+    }
+
     /// Returns the operations without where they were read from, for comparisons.
     #[must_use]
     pub fn without_lines(mut self) -> Self {

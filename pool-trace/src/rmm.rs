@@ -187,12 +187,7 @@ fn micros_of(time: &str) -> Option<u64> {
 /// ```
 pub fn write(log: &Log, out: &mut impl Write) -> io::Result<()> {
     let mut sizes = HashMap::new();
-    let completed: BTreeSet<u64> = log
-        .operations
-        .iter()
-        .filter(|one| one.kind == Kind::FreeCompleted)
-        .map(|one| one.id)
-        .collect();
+    let completed = log.completed_later();
     let (mut text, mut ns) = (format!("{}\n", COLUMNS.join(",")), 0);
     for one in &log.operations {
         ns += one.dt_ns;

@@ -238,12 +238,7 @@ impl Reading {
 pub fn write(log: &Log, map: &MemoryMap, out: &mut impl Write) -> io::Result<()> {
     let mut entries = Vec::new();
     let (mut live, mut address, mut ns) = (HashMap::new(), FIRST_ADDRESS, 0);
-    let completed: BTreeSet<u64> = log
-        .operations
-        .iter()
-        .filter(|one| one.kind == Kind::FreeCompleted)
-        .map(|one| one.id)
-        .collect();
+    let completed = log.completed_later();
     for one in &log.operations {
         ns += one.dt_ns;
         let mut push = |action: &str, address: u64, bytes: u64| {

@@ -4,7 +4,7 @@
 
 use pool_core::sim::SimDevice;
 use pool_core::{BucketPool, KIB, MIB};
-use pool_trace::Spans;
+use pool_trace::TracingEvents;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
@@ -82,7 +82,7 @@ impl Subscriber for Messages {
 fn misses_evictions_and_refusals_are_events_and_hits_are_none() {
     let messages = Messages::default();
     let builder = BucketPool::builder(SimDevice::new()).reserved_limit(2 * MIB);
-    let pool = builder.observer(Arc::new(Spans)).build();
+    let pool = builder.observer(Arc::new(TracingEvents)).build();
     tracing::subscriber::with_default(messages.clone(), || {
         drop(pool.allocate(MIB).unwrap());
         drop(pool.allocate(MIB).unwrap()); // a hit

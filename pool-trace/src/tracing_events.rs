@@ -17,19 +17,19 @@ use tracing::{debug, info, warn};
 ///
 /// ```
 /// # mod bucketpool { pub use pool_core::*; pub use pool_trace as trace; }
-/// use bucketpool::trace::Spans;
+/// use bucketpool::trace::TracingEvents;
 /// use bucketpool::{BucketPool, sim::SimDevice};
 /// use std::sync::Arc;
 ///
-/// let pool =
-/// BucketPool::builder(SimDevice::new()).name("tiles").observer(Arc::new(Spans)).build();
+/// let builder = BucketPool::builder(SimDevice::new()).name("tiles");
+/// let pool = builder.observer(Arc::new(TracingEvents)).build();
 /// drop(pool.allocate(4096)?); // an event `miss`
 /// # Ok::<(), pool_core::AllocError>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Spans;
+pub struct TracingEvents;
 
-impl Observer for Spans {
+impl Observer for TracingEvents {
     fn sees_hits(&self) -> bool {
         false
     }
