@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// A [`BucketPool`] of any memory. Clones are the same pool.
 ///
-/// A hit costs 24 instructions more than in a pool of a known memory. Requests are for the device's
+/// A hit costs 25 instructions more than in a pool of a known memory. Requests are for the device's
 /// default stream; [`AnyPool::downcast_ref`] gives the pool with its streams.
 ///
 /// # Examples

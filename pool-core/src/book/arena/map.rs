@@ -137,39 +137,33 @@ impl MemoryMap {
 
 /// Characters of a segment in a picture.
 const WIDTH: u64 = 64;
+/// All states; where two have as many bytes, the first of them is drawn.
+const STATES: [RangeState; 5] = [
+    RangeState::Used,
+    RangeState::Private,
+    RangeState::Free,
+    RangeState::Pending,
+    RangeState::Hole,
+];
 
 /// Writes one character for each part of a segment: the state of most of its bytes.
 fn draw(segment: &SegmentMap, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let signs = [
-        RangeState::Used,
-        RangeState::Private,
-        RangeState::Free,
-        RangeState::Pending,
-        RangeState::Hole,
-    ];
-    let at = |part: u64| {
-        u64::try_from(u128::from(segment.bytes) * u128::from(part) / u128::from(WIDTH))
-            .unwrap_or(u64::MAX)
+    let start_of = |part: u64| {
+        let start = u128::from(segment.bytes) * u128::from(part) / u128::from(WIDTH);
+        u64::try_from(start).unwrap_or(u64::MAX)
     };
-    let mut first = 0;
     for part in 0..WIDTH {
-        let (start, end) = (at(part), at(part + 1));
-        let mut bytes = [0; 5];
-        let ranges = &segment.ranges[first..];
-        for (number, range) in ranges.iter().enumerate() {
-            if range.range.start >= end {
-                break;
-            }
-            let (from, to) = (range.range.start.max(start), range.range.end.min(end));
-            let state = signs.iter().position(|state| *state == range.state).unwrap_or(0);
-            bytes[state] += to.saturating_sub(from);
-            if range.range.end <= end {
-                first =
-                    first.max(ranges.len().min(number + 1) + segment.ranges.len() - ranges.len());
-            }
+        let (start, end) = (start_of(part), start_of(part + 1));
+        let first = segment.ranges.partition_point(|one| one.range.end <= start);
+        let inside = segment.ranges[first..].iter().take_while(|one| one.range.start < end);
+        let mut bytes = [0; STATES.len()];
+        for one in inside {
+            let state = STATES.iter().position(|state| *state == one.state).unwrap_or(0);
+            bytes[state] += one.range.end.min(end) - one.range.start.max(start);
         }
-        let most = (0..5).max_by_key(|state| (bytes[*state], 5 - *state)).unwrap_or(0);
-        write!(f, "{}", signs[most].sign())?;
+        // Of several that are most, `max_by_key` takes the last.
+        let most = (0..STATES.len()).rev().max_by_key(|state| bytes[*state]).unwrap_or(0);
+        write!(f, "{}", STATES[most].sign())?;
     }
     Ok(())
 }
