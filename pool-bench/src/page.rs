@@ -2,12 +2,15 @@
 //!
 //! The page is a template with a script that draws the data (`page/page.html`, `page.css`,
 //! `page.js`), and uPlot, a kept plotting library under the MIT licence (`page/uplot`), all inside
-//! of one file. [`contents`] makes the data of each command.
+//! of one file. [`advice`], [`replays`] and [`timings`] make the sections.
 
-pub mod contents;
+pub mod advice;
+pub mod replays;
+pub mod timings;
 
 use crate::input::BadInput;
 use serde::Serialize;
+use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
@@ -103,7 +106,7 @@ pub enum PageBlock {
         /// The columns.
         columns: Vec<Column>,
         /// The rows: numbers or text.
-        rows: Vec<Vec<serde_json::Value>>,
+        rows: Vec<Vec<Value>>,
     },
 }
 
@@ -203,6 +206,12 @@ impl Column {
     }
 }
 
+/// A number for a table, rounded to a number of decimal places.
+fn rounded(value: f64, places: i32) -> Value {
+    let factor = 10_f64.powi(places);
+    json!((value * factor).round() / factor)
+}
+
 impl ReportPage {
     /// The page as HTML.
     #[must_use]
@@ -261,7 +270,7 @@ mod tests {
         let start = html.find(r#"id="data""#).and_then(|at| html[at..].find('{').map(|to| at + to));
         let data = &html[start.unwrap()..];
         let data = &data[..data.find("</script>").unwrap()];
-        let read: serde_json::Value = serde_json::from_str(data.trim()).unwrap();
+        let read: Value = serde_json::from_str(data.trim()).unwrap();
         assert_eq!(read["notes"][0], "</script><b>");
     }
 }

@@ -5,7 +5,7 @@ use crate::advise::Advised;
 use crate::backend::Backend;
 use crate::contest::Standing;
 use crate::input::BadInput;
-use crate::page::{ReportPage, Section, contents};
+use crate::page::{ReportPage, Section, replays, timings};
 use crate::replay::{self, Outcome, Settings};
 use crate::report;
 use crate::rounds::Row;
@@ -130,7 +130,7 @@ impl Results {
     ) -> Vec<Section> {
         let traces = read_all(files).unwrap_or_default();
         let bar = progress((traces.len() * policies.len()) as u64, "timelines");
-        let mut sections: Vec<Section> = contents::across(&self.outcomes).into_iter().collect();
+        let mut sections: Vec<Section> = replays::across(&self.outcomes).into_iter().collect();
         for trace in &traces {
             let watched: Vec<_> = policies
                 .iter()
@@ -139,7 +139,7 @@ impl Results {
                     (policy, timeline::watch(trace, policy, limit))
                 })
                 .collect();
-            sections.push(contents::trace(trace, &watched, &self.outcomes));
+            sections.push(replays::trace(trace, &watched, &self.outcomes));
         }
         bar.finish_and_clear();
         sections
@@ -147,8 +147,8 @@ impl Results {
 
     /// The sections of a page about workloads, peers and traces.
     pub(crate) fn page_sections(&self) -> Vec<Section> {
-        let parts = [contents::standings(&self.standings), contents::peers(&self.rows)];
-        parts.into_iter().flatten().chain(contents::across(&self.outcomes)).collect()
+        let parts = [timings::standings(&self.standings), timings::peers(&self.rows)];
+        parts.into_iter().flatten().chain(replays::across(&self.outcomes)).collect()
     }
 
     pub(crate) fn tables(&self) -> String {

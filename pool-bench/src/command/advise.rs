@@ -2,7 +2,7 @@
 
 use crate::advise;
 use crate::input::BadInput;
-use crate::page::contents;
+use crate::page::advice::advice;
 use crate::results::{Output, Results, progress};
 use crate::trace;
 use clap::Args;
@@ -37,7 +37,7 @@ impl Advise {
                 BadInput::new(what, "a file that can be written")
             })?;
         }
-        let sections = || vec![contents::advice(&advised)];
+        let sections = || vec![advice(&advised)];
         self.output.report(typed, "Which policy to take", sections, &[])?;
         let has_file = self.config.is_some();
         self.output.put(&Results { advised: Some((advised, has_file)), ..Results::default() })

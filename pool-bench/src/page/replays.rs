@@ -1,15 +1,12 @@
-//! The sections of a page for each command.
+//! The section of a page for each trace, and the one for all of them.
 
-use super::{Axis, Bar, Column, Frame, PageBlock, Range, Section, Segment, Series};
-use crate::advise::{Advice, Advised, Bounds, CALLS_MOST};
-use crate::contest::Standing;
+use super::{Axis, Bar, Column, Frame, PageBlock, Range, Section, Segment, Series, rounded};
 use crate::replay::Outcome;
-use crate::rounds::Row;
 use crate::spec::PolicySpec;
 use crate::timeline::Timeline;
 use crate::trace::{Step, Trace};
 use bucketpool::{MemoryMap, RangeState};
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// Shares of the operations whose time a plot shows, in percent.
 const SHARES: [f64; 9] = [50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.99, 100.0];
@@ -50,11 +47,9 @@ fn bytes_over_time(trace: &Trace, watched: &[(&PolicySpec, Timeline)]) -> Option
     }));
     Some(PageBlock::Lines {
         title: format!("{}: live and reserved bytes", trace.name),
-        caption:
-            "The line `live` is what the program had requested. The other lines are what each \
-                  policy had from the device. Each point is the highest value since the point \
-                  before."
-                .into(),
+        caption: "The line `live` is what the program had requested; the others are what each \
+                  policy had from the device. A point is the highest value since the one before."
+            .into(),
         x: Axis::new("operations", "count"),
         y: Axis::new("memory", "bytes"),
         x_values: first.at.iter().map(|at| *at as f64).collect(),
@@ -133,10 +128,9 @@ fn latencies(watched: &[(&PolicySpec, Timeline)]) -> PageBlock {
     let rarity = |share: &f64| 100.0 / (100.0 - share).max(0.001);
     PageBlock::Lines {
         title: "Time of an allocation or a free".into(),
-        caption:
-            "One operation in so many takes longer than the line says: at 100 the line is the \
-                  time of the 99th percentile. Calls of the simulated device take no time."
-                .into(),
+        caption: "One operation in so many takes longer than the line says: at 100 the line is \
+                  the 99th percentile. Calls of the simulated device take no time."
+            .into(),
         x: Axis::new("one operation in", "count"),
         y: Axis::new("time", "ns"),
         x_values: SHARES.iter().map(rarity).collect(),
@@ -178,10 +172,8 @@ fn peaks_by_lane(trace: &Trace) -> Option<PageBlock> {
     };
     Some(PageBlock::Bars {
         title: "Live peak of each stream".into(),
-        caption:
-            "A lane of the trace is a stream or a thread. Peaks of several lanes need not be at \
-                  the same moment."
-                .into(),
+        caption: "A lane is a stream or a thread. Lanes reach their peaks at different moments."
+            .into(),
         value: Axis::new("live peak", "bytes"),
         reference: None,
         log: false,
@@ -221,11 +213,6 @@ fn figures(outcomes: &[&Outcome]) -> PageBlock {
     }
 }
 
-fn rounded(value: f64, digits: i32) -> Value {
-    let factor = 10_f64.powi(digits);
-    json!((value * factor).round() / factor)
-}
-
 /// Policies over several traces.
 #[must_use]
 pub fn across(outcomes: &[Outcome]) -> Option<Section> {
@@ -239,10 +226,7 @@ pub fn across(outcomes: &[Outcome]) -> Option<Section> {
     };
     several.then(|| Section {
         title: "All traces".into(),
-        text:
-            "Each policy on each trace. Less memory and fewer calls are better; no policy is best \
-               in both."
-                .into(),
+        text: "Each policy on each trace. No policy is best in both memory and calls.".into(),
         blocks: vec![PageBlock::Bars {
             title: "Reserved peak over live peak".into(),
             caption: "1 is the least that any policy can need.".into(),
@@ -252,98 +236,6 @@ pub fn across(outcomes: &[Outcome]) -> Option<Section> {
             bars: outcomes.iter().map(bar).collect(),
         }],
     })
-}
-
-/// Workloads: how many times as fast as direct allocation.
-#[must_use]
-pub fn standings(standings: &[Standing]) -> Option<Section> {
-    if standings.is_empty() {
-        return None;
-    }
-    let mut backends: Vec<String> = standings.iter().map(|one| one.backend.name()).collect();
-    backends.sort_unstable();
-    backends.dedup();
-    let blocks = backends.into_iter().map(|backend| {
-        let of = standings.iter().filter(|one| one.backend.name() == backend);
-        let bars = of.filter_map(|one| {
-            let ratio = one.times_direct.as_ref()?;
-            Some(Bar {
-                group: one.workload.name(),
-                name: one.policy.clone(),
-                value: ratio.median,
-                low: Some(ratio.low),
-                high: Some(ratio.high),
-            })
-        });
-        PageBlock::Bars {
-            title: format!("Workloads on {backend}: times as fast as direct allocation"),
-            caption: "The line marks direct allocation. Whiskers are 95 % intervals of the median."
-                .into(),
-            value: Axis::new("times as fast", ""),
-            reference: Some(1.0),
-            log: true,
-            bars: bars.collect(),
-        }
-    });
-    Some(Section {
-        title: "Workloads".into(),
-        text:
-            "Each contender took turns with direct allocation in the same process, in random order."
-                .into(),
-        blocks: blocks.collect(),
-    })
-}
-
-/// Contenders beside peers: the median of each, and how many times as long as ours.
-#[must_use]
-pub fn peers(rows: &[Row]) -> Option<Section> {
-    if rows.is_empty() {
-        return None;
-    }
-    let bar = |row: &Row| {
-        let size = if row.size > 0 { format!(", {}", row.size) } else { String::new() };
-        Some(Bar {
-            group: format!("{}{size} {}", row.case, row.settings).trim().to_owned(),
-            name: row.contender.clone(),
-            value: row.ns?,
-            low: None,
-            high: None,
-        })
-    };
-    let times = |row: &Row| {
-        row.times
-            .iter()
-            .map(|(than, ratio)| Bar {
-                group: format!("{} {}", row.case, row.settings).trim().to_owned(),
-                name: format!("{} over {than}", row.contender),
-                value: ratio.median,
-                low: Some(ratio.low),
-                high: Some(ratio.high),
-            })
-            .collect::<Vec<_>>()
-    };
-    let mut blocks = vec![PageBlock::Bars {
-        title: "Time of each contender".into(),
-        caption: "Medians over the rounds of all processes.".into(),
-        value: Axis::new("time", "ns"),
-        reference: None,
-        log: true,
-        bars: rows.iter().filter_map(bar).collect(),
-    }];
-    let ratios: Vec<Bar> = rows.iter().flat_map(times).collect();
-    if !ratios.is_empty() {
-        blocks.push(PageBlock::Bars {
-            title: "Times as long as another contender in the same round".into(),
-            caption: "Below 1 the contender is faster. Whiskers are 95 % intervals of the median."
-                .into(),
-            value: Axis::new("times as long", ""),
-            reference: Some(1.0),
-            log: true,
-            bars: ratios,
-        });
-    }
-    let text = "Contenders took turns in random order, in several processes.".into();
-    Some(Section { title: "Peers".into(), text, blocks })
 }
 
 impl Outcome {
@@ -360,100 +252,5 @@ impl Outcome {
             "none" => self.policy.clone(),
             limit => format!("{}, {limit}", self.policy),
         }
-    }
-}
-
-/// The advice: memory against device calls, and all figures.
-#[must_use]
-pub fn advice(advised: &Advised) -> Section {
-    let blocks =
-        vec![few_calls(&advised.advice), advised_figures(&advised.advice), bounds(advised)];
-    Section { title: "Advice".into(), text: advised.choice.sentence(), blocks }
-}
-
-fn few_calls(advice: &[Advice]) -> PageBlock {
-    let short = |policy: &str| match policy.split_once(':') {
-        Some(("tiered", _)) => "tiered, learned".to_owned(),
-        _ => policy.to_owned(),
-    };
-    let bar = |one: &Advice| Bar {
-        group: one.trace.clone(),
-        name: match one.cached_limit.as_str() {
-            "none" => short(&one.policy),
-            limit => format!("{}, {limit}", short(&one.policy)),
-        },
-        value: one.over_live,
-        low: None,
-        high: None,
-    };
-    let few = advice.iter().filter(|one| one.calls_per_1000 <= CALLS_MOST);
-    PageBlock::Bars {
-        title: "Policies with few device calls: reserved peak over live peak".into(),
-        caption: "Only policies with at most 10 device calls per 1000 allocations. 1 is the least \
-                  that any policy can need."
-            .into(),
-        value: Axis::new("reserved peak / live peak", ""),
-        reference: Some(1.0),
-        log: true,
-        bars: few.map(bar).collect(),
-    }
-}
-
-fn advised_figures(advice: &[Advice]) -> PageBlock {
-    let row = |one: &Advice| {
-        vec![
-            json!(one.trace),
-            json!(one.policy),
-            json!(one.cached_limit),
-            rounded(one.over_live, 3),
-            rounded(one.calls_per_1000, 1),
-            rounded(one.handles_per_1000, 1),
-            one.capacity_over_live.map_or(Value::Null, |over| rounded(over, 3)),
-            json!(one.by),
-        ]
-    };
-    PageBlock::Table {
-        title: "All policies".into(),
-        caption: "Calls per 1000 allocations: where a range of pages is one call, and where each \
-                  page is one. Capacity is the smallest device without a refused request, over \
-                  the live peak."
-            .into(),
-        columns: vec![
-            Column::text("trace"),
-            Column::text("policy"),
-            Column::text("cached limit"),
-            Column::number("over live", ""),
-            Column::number("calls/1000", ""),
-            Column::number("handles/1000", ""),
-            Column::number("capacity", ""),
-            Column::text("by"),
-        ],
-        rows: advice.iter().map(row).collect(),
-    }
-}
-
-fn bounds(advised: &Advised) -> PageBlock {
-    let row = |one: &Bounds| {
-        vec![
-            json!(one.trace),
-            json!(one.live_peak_bytes),
-            rounded(one.plan_bytes as f64 / one.live_peak_bytes.max(1) as f64, 3),
-            rounded(one.second_half_over_pow2, 3),
-            rounded(one.whole_over_pow2, 3),
-        ]
-    };
-    PageBlock::Table {
-        title: "What can be had".into(),
-        caption: "The plan knows all of the trace beforehand. The last columns are learned \
-                  classes, from the first half of the traces, over powers of two."
-            .into(),
-        columns: vec![
-            Column::text("trace"),
-            Column::number("live peak", "bytes"),
-            Column::number("plan over live", ""),
-            Column::number("second half over pow2", ""),
-            Column::number("whole over pow2", ""),
-        ],
-        rows: advised.bounds.iter().map(row).collect(),
     }
 }
