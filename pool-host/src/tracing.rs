@@ -2,8 +2,7 @@
 //! memory, and a thread that writes it to the file.
 //!
 //! The calls of the writer's own thread are not recorded, so it may allocate. In a child after
-//! `fork` nothing is recorded. Once the program has taken the word, each request and free costs
-//! about 25 ns more; without it a load.
+//! `fork` nothing is recorded. Without the word, each request and free has one load more.
 #![expect(unsafe_code, reason = "memory is mapped, and a thread is made through C")]
 
 use crate::background::Background;
