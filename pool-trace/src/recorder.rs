@@ -8,6 +8,7 @@ use crate::ticks;
 use pool_core::ring::{Ring, RingSlot, WORDS, slots};
 use pool_core::{EventKind, Observer, PoolEvent};
 use std::backtrace::Backtrace;
+use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -58,9 +59,16 @@ pub struct Recorder {
 /// The state that the threads of pools share with the writer.
 struct Shared {
     ring: Ring<Box<[RingSlot]>>,
-    /// Backtraces whose records are in the ring, by their numbers less 1.
-    stacks: Mutex<Vec<Option<Backtrace>>>,
+    /// Backtraces whose records are in the ring.
+    stacks: Mutex<Stacks>,
     ends: AtomicBool,
+}
+
+/// Backtraces by their numbers, which begin with 1.
+#[derive(Default)]
+struct Stacks {
+    by_number: HashMap<u32, Backtrace>,
+    last: u32,
 }
 
 /// How a [`Recorder`] records.
@@ -254,20 +262,28 @@ impl Observer for Recorder {
             tag: event.tag_number,
             stack,
         };
-        self.shared.ring.push(event.to_words());
+        if !self.shared.ring.push(event.to_words()) {
+            let _ = self.shared.take_stack(stack); // its record is lost
+        }
     }
 }
 
 impl Shared {
     fn add_stack(&self, backtrace: Backtrace) -> u32 {
         let mut stacks = self.stacks.lock().unwrap_or_else(PoisonError::into_inner);
-        stacks.push(Some(backtrace));
-        u32::try_from(stacks.len()).unwrap_or(0)
+        // Those of a full turn before have left the ring.
+        stacks.last = stacks.last.checked_add(1).unwrap_or(1);
+        let number = stacks.last;
+        stacks.by_number.insert(number, backtrace);
+        number
     }
 
     fn take_stack(&self, number: u32) -> Option<Backtrace> {
-        let at = usize::try_from(number).ok()?.checked_sub(1)?;
-        self.stacks.lock().unwrap_or_else(PoisonError::into_inner).get_mut(at)?.take()
+        if number == 0 {
+            return None; // most records have none
+        }
+        let mut stacks = self.stacks.lock().unwrap_or_else(PoisonError::into_inner);
+        stacks.by_number.remove(&number)
     }
 }
 

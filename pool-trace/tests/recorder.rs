@@ -143,6 +143,21 @@ fn backtraces_name_the_function_that_requested() {
 }
 
 #[test]
+fn a_buffer_keeps_its_backtrace_over_a_pause() {
+    let test = setting(|options| options.backtraces = true);
+    let held = test.pool.allocate(KIB).unwrap();
+    test.recorder.pause();
+    let unseen = test.pool.allocate(KIB).unwrap();
+    test.recorder.resume();
+    drop((held, unseen));
+    test.recorder.finish().unwrap();
+    let log = test.log();
+    let allocations = log.operations.iter().filter(|one| one.kind == Kind::Allocate);
+    let stacks: Vec<u32> = allocations.map(|one| one.stack).collect();
+    assert!(stacks.len() == 3 && stacks.iter().all(|stack| *stack > 0), "{stacks:?}");
+}
+
+#[test]
 fn operations_of_several_threads_are_all_there() {
     let test = setting(|_| {});
     std::thread::scope(|scope| {

@@ -24,7 +24,7 @@ const FRAME: Duration = Duration::from_secs(1);
 /// The level of zstd.
 const LEVEL: i32 = 1;
 
-/// Returns the backtrace of a number, once.
+/// Returns the backtrace of a number and forgets it.
 pub(crate) type StackOf<'s> = &'s dyn Fn(u32) -> Option<Backtrace>;
 
 /// The writer of one file.
@@ -89,9 +89,13 @@ impl Writer {
         let mut any = false;
         while let Some(words) = ring.pop() {
             any = true;
-            match Mark::of_words(words) {
-                Some(mark) => self.follow(mark, stack_of),
-                None => self.write(Event::of_words(words), stack_of),
+            if let Some(mark) = Mark::of_words(words) {
+                self.follow(mark);
+            } else {
+                let event = Event::of_words(words);
+                // Also while it is paused: what is live then is written when it is resumed.
+                let stack = self.stack(event.stack, stack_of);
+                self.write(Event { stack, ..event });
             }
             if self.text.len() > PORTION {
                 self.out.write_all(self.text.as_bytes())?;
@@ -121,47 +125,47 @@ impl Writer {
     }
 
     /// Stops to write, or begins again with all that is live.
-    fn follow(&mut self, mark: Mark, stack_of: StackOf<'_>) {
+    fn follow(&mut self, mark: Mark) {
         let writes = mark == Mark::Resume;
         if writes && !self.writes {
             let live = self.live.all();
             let _ = writeln!(self.text, "#baseline,{}", live.len());
             self.recorded.baseline += live.len() as u64;
             for Buffer { id, event } in live {
-                self.write_as(Event { ticks: self.last, ..event }, id, Kind::Allocate, stack_of);
+                self.write_as(Event { ticks: self.last, ..event }, id, Kind::Allocate);
             }
         } else if self.writes && !writes {
             // What is live is written again when the recorder is resumed, so it ends here.
             for Buffer { id, event } in self.live.all() {
-                self.write_as(Event { ticks: self.last, ..event }, id, Kind::Free, stack_of);
+                self.write_as(Event { ticks: self.last, ..event }, id, Kind::Free);
             }
             self.live.renumber();
         }
         self.writes = writes;
     }
 
-    fn write(&mut self, event: Event, stack_of: StackOf<'_>) {
+    fn write(&mut self, event: Event) {
         let meaning = self.live.follow(event);
         if !self.writes {
             return;
         }
         match meaning {
-            Meaning::Allocated(id) => self.write_as(event, id, Kind::Allocate, stack_of),
+            Meaning::Allocated(id) => self.write_as(event, id, Kind::Allocate),
             Meaning::Replaced(before, id) => {
-                self.write_as(event, before, Kind::Free, stack_of);
-                self.write_as(event, id, Kind::Allocate, stack_of);
+                self.write_as(event, before, Kind::Free);
+                self.write_as(event, id, Kind::Allocate);
             }
-            Meaning::Freed(id) => self.write_as(event, id, Kind::Free, stack_of),
+            Meaning::Freed(id) => self.write_as(event, id, Kind::Free),
             Meaning::Unknown => self.recorded.unknown += 1,
-            Meaning::Refused => self.write_as(event, 0, Kind::Refuse, stack_of),
+            Meaning::Refused => self.write_as(event, 0, Kind::Refuse),
         }
     }
 
-    fn write_as(&mut self, event: Event, id: u64, kind: Kind, stack_of: StackOf<'_>) {
+    fn write_as(&mut self, event: Event, id: u64, kind: Kind) {
         let lanes = u32::try_from(self.lanes.len()).unwrap_or(u32::MAX);
         let lane = *self.lanes.entry(event.stream).or_insert(lanes);
         let tag = self.tag(event.tag);
-        let stack = if kind == Kind::Allocate { self.stack(event.stack, stack_of) } else { 0 };
+        let stack = if kind == Kind::Allocate { event.stack } else { 0 };
         let dt_ns = self.ticks.nanoseconds(event.ticks.saturating_sub(self.last));
         self.last = self.last.max(event.ticks);
         let lane = lane.min(ptrace::LANES_MOST - 1);
