@@ -24,11 +24,33 @@ pub(super) struct Convert {
     policy: Option<String>,
 }
 
+/// The formats, by the end of a file's name.
+const FORMATS: [(&str, Format); 5] = [
+    (".ptrace.csv", Format::Ptrace),
+    (".ptrace.csv.zst", Format::Compressed),
+    (".rmm.csv", Format::Rmm),
+    (".pickle", Format::Snapshot),
+    (".json", Format::Perfetto),
+];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Format {
+    Ptrace,
+    Compressed,
+    Rmm,
+    Snapshot,
+    Perfetto,
+}
+
 impl Convert {
     pub(super) fn run(self) -> Result<String, BadInput> {
         let name = self.to.to_string_lossy().into_owned();
-        let is = |end: &str| name.ends_with(end);
-        if self.policy.is_some() && !is(".pickle") {
+        let format = FORMATS.iter().find(|(end, _)| name.ends_with(end)).map(|(_, format)| *format);
+        let format = format.ok_or_else(|| {
+            let ends: Vec<&str> = FORMATS.iter().map(|(end, _)| *end).collect();
+            BadInput::new(format!("`{name}`"), format!("a name that ends in {}", ends.join(", ")))
+        })?;
+        if self.policy.is_some() && format != Format::Snapshot {
             return Err(BadInput::new(format!("`--policy` for {name}"), "a .pickle file"));
         }
         let log = trace::read_log(&self.trace)?;
@@ -39,21 +61,13 @@ impl Convert {
         let unwritable = |error: io::Error| {
             BadInput::new(format!("{name}: {error}"), "a file that can be written")
         };
-        if ![".ptrace.csv", ".ptrace.csv.zst", ".rmm.csv", ".pickle", ".json"]
-            .iter()
-            .any(|end| is(end))
-        {
-            let expected =
-                "a name that ends in .ptrace.csv, .ptrace.csv.zst, .rmm.csv, .pickle or .json";
-            return Err(BadInput::new(format!("`{name}`"), expected));
-        }
         let mut out = BufWriter::new(File::create(&self.to).map_err(unwritable)?);
-        let written = match () {
-            () if is(".zst") => compressed(&log, &mut out),
-            () if is(".ptrace.csv") => ptrace::write(&log, &mut out),
-            () if is(".rmm.csv") => rmm::write(&log, &mut out),
-            () if is(".pickle") => torch::write(&log, &map, &mut out),
-            () => perfetto::write(&log, &mut out),
+        let written = match format {
+            Format::Ptrace => ptrace::write(&log, &mut out),
+            Format::Compressed => compressed(&log, &mut out),
+            Format::Rmm => rmm::write(&log, &mut out),
+            Format::Snapshot => torch::write(&log, &map, &mut out),
+            Format::Perfetto => perfetto::write(&log, &mut out),
         };
         written.and_then(|()| out.flush()).map_err(unwritable)?;
         Ok(format!("{} operations in {name}", log.operations.len()))
