@@ -72,11 +72,15 @@ pub(crate) fn record(root: &Path, file: &Path, args: &[String]) -> ExitCode {
         Err(code) => return code,
     };
     let folder = file.with_extension(format!("parts-{}", std::process::id()));
-    if let Err(error) = fs::create_dir(&folder).and_then(|()| fs::canonicalize(&folder).map(drop)) {
-        eprintln!("error: {}: {error}; expected a folder that can be written", file.display());
-        return ExitCode::from(crate::BAD_INPUT);
-    }
-    let part = fs::canonicalize(&folder).unwrap_or(folder.clone()).join("part.ptrace.csv.zst");
+    // The program may change its folder, so the name of its trace is a full one.
+    let folder = match fs::create_dir(&folder).and_then(|()| fs::canonicalize(&folder)) {
+        Ok(folder) => folder,
+        Err(error) => {
+            eprintln!("error: {}: {error}; expected a folder that can be written", file.display());
+            return ExitCode::from(crate::BAD_INPUT);
+        }
+    };
+    let part = folder.join("part.ptrace.csv.zst");
     let words = std::env::var("BUCKETPOOL_HOST").map_or(String::new(), |words| words + ",");
     let words = format!("{words}trace={}", part.display());
     let status = command(root, &library).args(args).env("BUCKETPOOL_HOST", words).status();
