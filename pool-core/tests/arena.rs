@@ -240,6 +240,9 @@ fn the_map_shows_what_is_where() {
     // A map makes no device call, and nobody has asked yet whether the stream is done.
     assert_eq!(states[..2], [(0, RangeState::Pending), (64 * KIB, RangeState::Used)]);
     assert_eq!(states.last().unwrap().1, RangeState::Hole);
+    let clock = device.clock();
+    clock.synchronize(clock.mark(clock.default_stream())).unwrap();
+    assert_eq!(pool.map().segments[0].ranges[0].state, RangeState::Free);
     pool.clear().unwrap();
     let first = &pool.map().segments[0].ranges[0];
     assert_eq!((first.range.clone(), first.state), (0..64 * KIB, RangeState::Hole));

@@ -73,6 +73,20 @@ fn a_log_of_rmms_adaptor_is_read_whole() {
 }
 
 /// Operations that each format has a place for: allocations, frees and refusals of two lanes.
+#[test]
+fn a_log_of_rmms_adaptor_goes_on_after_midnight_and_a_small_step_back_is_no_day() {
+    let times = ["23:59:59.000001", "00:00:01.000001", "00:00:01.000000", "00:00:02.000000"];
+    let rows = times.iter().map(|time| format!("1,{time},allocate,0x1,64,0x0\n"));
+    let text = format!("Thread,Time,Action,Pointer,Size,Stream\n{}", rows.collect::<String>());
+    let log = rmm::read(text.as_bytes()).unwrap();
+    let allocations = log.operations.iter().filter(|one| one.kind == Kind::Allocate);
+    let ids: HashSet<u64> = allocations.map(|one| one.id).collect();
+    assert_eq!(ids.len(), 4);
+    let passed: u64 = log.operations.iter().map(|one| one.dt_ns).sum();
+    assert_eq!(passed, 3_000_000_000, "2 s over midnight, then 1 s");
+    check(&log);
+}
+
 fn plain() -> Log {
     let mut operations = Vec::new();
     let mut push = |kind, id, bytes, lane| {

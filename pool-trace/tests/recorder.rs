@@ -1,12 +1,14 @@
 //! A recorder's file tells what the pool did.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+use pool_core::ring::{Ring, slots};
 use pool_core::sim::SimDevice;
 use pool_core::{BucketPool, KIB, MIB, PooledBuffer};
-use pool_trace::{Kind, Log, Recorder, RecorderOptions, ptrace};
+use pool_trace::{Kind, Log, Recorder, RecorderOptions, ptrace, raw};
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use tempfile::TempDir;
 
 struct Setting {
@@ -140,6 +142,22 @@ fn backtraces_name_the_function_that_requested() {
     assert_eq!(log.stacks.len(), 1, "{:?}", log.stacks);
     assert!(log.stacks[0].contains("requests_here"), "{:?}", log.stacks);
     assert_eq!(log.operations.iter().filter(|one| one.stack == 1).count(), 3);
+}
+
+#[test]
+fn an_address_whose_free_was_lost_ends_the_block_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("raw.ptrace.csv.zst");
+    let ring = Ring::new(slots(4));
+    for record in [raw::allocated(1, 64, 0), raw::allocated(1, 32, 0), raw::freed(1, 0)] {
+        assert!(ring.push(record));
+    }
+    let out = File::create(&file).unwrap();
+    raw::write(&ring, out, "test", &AtomicBool::new(true)).unwrap();
+    let log = ptrace::read(File::open(&file).unwrap()).unwrap();
+    let (allocate, free) = (Kind::Allocate, Kind::Free);
+    let expected = [(allocate, 0, 64), (free, 0, 0), (allocate, 1, 32), (free, 1, 0)];
+    assert_eq!(kinds(&log), expected);
 }
 
 #[test]
