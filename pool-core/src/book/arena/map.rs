@@ -23,7 +23,7 @@ use std::ops::Range;
 /// let map = pool.map();
 /// assert_eq!((map.free_bytes(), map.largest_free_bytes()), (2 * MIB, MIB));
 /// assert_eq!(map.fragmentation(), 0.5);
-/// // Nobody has asked yet whether the stream of the second is done: `~`.
+/// // The pool has not asked yet whether the stream of the second is done: `~`.
 /// let picture = map.to_string();
 /// assert!(picture.contains("################~~~~~~~~~~~~~~~~################................"));
 /// # Ok::<(), pool_core::AllocError>(())
