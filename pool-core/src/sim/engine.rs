@@ -4,7 +4,7 @@ mod capture;
 mod streams;
 
 use super::memory::SimMemory;
-use super::script::{Script, SimCall, SimCalls};
+use super::script::{Faults, SimCall, SimCalls};
 use super::shadow::{Shadow, ShadowUse, VectorClock};
 use crate::error::{DeviceError, Why};
 use capture::Captures;
@@ -45,7 +45,7 @@ pub struct Engine {
     id: u64,
     memory: SimMemory,
     calls: SimCalls,
-    script: Script,
+    script: Faults,
     streams: Vec<Queue>,
     /// What the host has seen done, and so all that it gives from then on is ordered after.
     host: VectorClock,
@@ -64,7 +64,7 @@ impl Engine {
             id: NEXT.fetch_add(1, Relaxed),
             memory: SimMemory::new(capacity),
             calls: SimCalls::default(),
-            script: Script::default(),
+            script: Faults::default(),
             streams: vec![Queue::default()],
             host: VectorClock::default(),
             shadow: Shadow::default(),

@@ -47,7 +47,7 @@ pub struct SimCalls {
 
 /// What is to fail.
 #[derive(Debug, Default)]
-pub(super) struct Script(Vec<Fault>);
+pub(super) struct Faults(Vec<Fault>);
 
 #[derive(Debug)]
 struct Fault {
@@ -56,7 +56,7 @@ struct Fault {
     times: u64,
 }
 
-impl Script {
+impl Faults {
     pub(super) fn fail(&mut self, call: SimCall, skip: u64, times: u64) {
         self.0.push(Fault { call, skip, times });
     }

@@ -8,12 +8,12 @@ use std::collections::HashMap;
 #[derive(Debug, Default)]
 pub struct Graph {
     branches: usize,
-    steps: Vec<(usize, Step)>,
+    steps: Vec<(usize, InGraph)>,
     events: usize,
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum InGraph {
     Use { op: Op, bytes: Range<u64>, what: &'static str },
     Record(usize),
     Wait(usize),
@@ -47,7 +47,7 @@ impl Captures {
         what: &'static str,
     ) -> bool {
         let Some((_, branch, graph)) = self.branch(on) else { return false };
-        let step = Step::Use { op: op.clone(), bytes: bytes.clone(), what };
+        let step = InGraph::Use { op: op.clone(), bytes: bytes.clone(), what };
         graph.steps.push((branch, step));
         true
     }
@@ -57,7 +57,7 @@ impl Captures {
         let (id, branch, graph) = self.branch(on)?;
         let number = graph.events;
         graph.events += 1;
-        graph.steps.push((branch, Step::Record(number)));
+        graph.steps.push((branch, InGraph::Record(number)));
         let (clock, captured) = (VectorClock::default(), Some((id, number)));
         Some(Event { stream: on, at: 0, clock, captured })
     }
@@ -78,7 +78,7 @@ impl Captures {
         });
         match self.branch(on) {
             Some((id, branch, graph)) if id == of => {
-                graph.steps.push((branch, Step::Wait(number)));
+                graph.steps.push((branch, InGraph::Wait(number)));
                 Ok(true)
             }
             _ => refuse("sim wait for another capture", 902),
@@ -151,13 +151,13 @@ impl Engine {
         for (branch, step) in &graph.steps {
             let stream = streams[*branch];
             match step {
-                Step::Use { op, bytes, what } => {
+                InGraph::Use { op, bytes, what } => {
                     self.give_use(stream, bytes.clone(), what, op.clone());
                 }
-                Step::Record(number) => {
+                InGraph::Record(number) => {
                     events.insert(*number, self.event(stream));
                 }
-                Step::Wait(number) => {
+                InGraph::Wait(number) => {
                     if let Some(event) = events.get(number) {
                         self.wait_for(stream, event);
                     }
@@ -176,11 +176,11 @@ impl Graph {
         for (at, (branch, step)) in self.steps.iter().enumerate() {
             reached[*branch][*branch] = at + 1;
             match step {
-                Step::Use { .. } => last[*branch] = at + 1,
-                Step::Record(number) => {
+                InGraph::Use { .. } => last[*branch] = at + 1,
+                InGraph::Record(number) => {
                     recorded.insert(*number, reached[*branch].clone());
                 }
-                Step::Wait(number) => {
+                InGraph::Wait(number) => {
                     let known = recorded.get(number).cloned().unwrap_or_default();
                     for (mine, theirs) in reached[*branch].iter_mut().zip(known) {
                         *mine = theirs.max(*mine);

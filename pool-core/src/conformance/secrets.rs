@@ -1,0 +1,178 @@
+//! The promises of a `ZeroPolicy`: no byte of an owner reaches the next one, and where the policy
+//! says so none reaches the device. The rounding tail of a block is part of it.
+#![expect(clippy::naive_bytecount, reason = "a test: no need for speed")]
+#![expect(clippy::unwrap_used, reason = "a suite of tests: a panic is how it reports")]
+#![expect(unsafe_code, reason = "the port's copies, of whole blocks that a call owns")]
+
+use crate::device::transfer::Transfer;
+use crate::device::{DeviceAllocator, MarkOf, Memory, Request, StreamOf};
+use crate::error::DeviceError;
+use crate::stream::clock::StreamClock;
+use crate::{BucketPool, CachedLimit, ZeroPolicy};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The byte that owners write.
+const CANARY: u8 = 0xC5;
+/// Owners use less of a block of 1 KiB than all of it, and the next one uses more.
+const SIZES: [u64; 6] = [1024, 1, 700, 1023, 5, 1024];
+
+/// An allocator that counts canaries in every block that goes back to the device.
+struct Watched<A> {
+    inner: A,
+    found: Arc<AtomicU64>,
+}
+
+/// A block and its bytes.
+struct Sized<B>(B, u64);
+
+impl<A: Transfer> DeviceAllocator for Watched<A> {
+    type Block = Sized<A::Block>;
+    type View<'b> = A::View<'b>;
+    type Kind = A::Kind;
+    type Clock = A::Clock;
+    const MEMORY: Memory = A::MEMORY;
+
+    fn clock(&self) -> &A::Clock {
+        self.inner.clock()
+    }
+
+    fn granule(&self) -> u64 {
+        self.inner.granule()
+    }
+
+    fn largest(&self) -> u64 {
+        self.inner.largest()
+    }
+
+    fn aligned(&self, kind: A::Kind, alignment: u64) -> Result<A::Kind, DeviceError> {
+        self.inner.aligned(kind, alignment)
+    }
+
+    fn alignment_of(&self, kind: A::Kind) -> u64 {
+        self.inner.alignment_of(kind)
+    }
+
+    fn allocate(
+        &self,
+        request: Request<A::Kind>,
+        on: &StreamOf<Self>,
+    ) -> Result<Self::Block, DeviceError> {
+        self.inner.allocate(request, on).map(|block| Sized(block, request.bytes))
+    }
+
+    fn free(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
+        let on = self.clock().default_stream().clone();
+        let mut bytes = vec![0; usize::try_from(block.1).unwrap()];
+        let whole = self.inner.view(&block.0, 0, block.1, &on);
+        for mark in after {
+            self.clock().synchronize(*mark)?;
+        }
+        // SAFETY: the view is the whole block, which the caller gave up; its last uses are done.
+        unsafe { self.inner.read(&whole, 0, &mut bytes, &on)? };
+        drop(whole);
+        let canaries = bytes.iter().filter(|byte| **byte == CANARY).count();
+        self.found.fetch_add(canaries as u64, Relaxed);
+        self.inner.free(block.0, after)
+    }
+
+    fn view<'b>(
+        &'b self,
+        block: &'b Self::Block,
+        offset: u64,
+        bytes: u64,
+        on: &StreamOf<Self>,
+    ) -> Self::View<'b> {
+        self.inner.view(&block.0, offset, bytes, on)
+    }
+
+    fn zero(
+        &self,
+        block: &mut Self::Block,
+        bytes: u64,
+        on: &StreamOf<Self>,
+    ) -> Result<(), DeviceError> {
+        self.inner.zero(&mut block.0, bytes, on)
+    }
+}
+
+impl<A: Transfer> Transfer for Watched<A> {
+    unsafe fn write(
+        &self,
+        to: &Self::View<'_>,
+        offset: u64,
+        from: &[u8],
+        on: &StreamOf<Self>,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller vouches for the same.
+        unsafe { self.inner.write(to, offset, from, on) }
+    }
+
+    unsafe fn read(
+        &self,
+        from: &Self::View<'_>,
+        offset: u64,
+        to: &mut [u8],
+        on: &StreamOf<Self>,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller vouches for the same.
+        unsafe { self.inner.read(from, offset, to, on) }
+    }
+}
+
+/// The policies that zero, over allocators that `make` makes.
+pub(super) fn run<A: Transfer>(make: &impl Fn() -> A) {
+    no_owner_sees_anothers_bytes(make());
+    a_block_is_zeroed_whole_before_it_is_handed_out(make());
+    if A::MEMORY.free_in_drop {
+        no_byte_reaches_the_device(make());
+    }
+}
+
+fn watched<A: Transfer>(inner: A, zero: ZeroPolicy) -> (BucketPool<Watched<A>>, Arc<AtomicU64>) {
+    let found = Arc::new(AtomicU64::new(0));
+    let builder = BucketPool::builder(Watched { inner, found: found.clone() });
+    let pool = builder.zero(zero).cached_limit(CachedLimit::Unlimited).build();
+    (pool, found)
+}
+
+fn use_all<A: Transfer>(pool: &BucketPool<Watched<A>>, bytes: u64) {
+    let mut buffer = pool.allocate(bytes).unwrap();
+    let seen = buffer.contents().unwrap().into_iter().filter(|byte| *byte == CANARY).count();
+    assert_eq!(seen, 0, "{seen} of {bytes} bytes are another owner's");
+    let canaries = vec![CANARY; usize::try_from(bytes).unwrap()];
+    buffer.write_at(0, &canaries).unwrap();
+}
+
+fn no_owner_sees_anothers_bytes<A: Transfer>(inner: A) {
+    let (pool, _) = watched(inner, ZeroPolicy::OnReturn);
+    for bytes in SIZES {
+        use_all(&pool, bytes);
+    }
+    assert!(pool.stats().hits > 3, "blocks were reused");
+}
+
+/// The first owner used all of the block; the second asks for one byte of it and detaches it, so
+/// that the device gets the whole block as it was handed out.
+fn a_block_is_zeroed_whole_before_it_is_handed_out<A: Transfer>(inner: A) {
+    let (pool, found) = watched(inner, ZeroPolicy::OnAllocate);
+    for bytes in SIZES {
+        use_all(&pool, bytes);
+    }
+    pool.allocate(1).unwrap().detach().free().unwrap();
+    let found = found.load(Relaxed);
+    assert_eq!(found, 0, "{found} bytes of the first owner in the second's rounding tail");
+}
+
+fn no_byte_reaches_the_device<A: Transfer>(inner: A) {
+    let (pool, found) = watched(inner, ZeroPolicy::OnReturn);
+    for bytes in SIZES {
+        use_all(&pool, bytes);
+    }
+    let large = 9 * crate::MIB; // larger than what is kept
+    use_all(&pool, large);
+    pool.clear().unwrap();
+    drop(pool);
+    let found = found.load(Relaxed);
+    assert_eq!(found, 0, "{found} bytes of an owner reached the device");
+}

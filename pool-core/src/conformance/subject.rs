@@ -1,0 +1,124 @@
+//! The memory that a script runs over: how to build a pool, and how to look at its device.
+
+use super::script::Script;
+use super::shrink;
+use crate::device::transfer::Transfer;
+use crate::{ArenaConfig, BucketPool, PoolBuilder, Sliceable};
+use std::fmt;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// A combination of an allocator and an arena that scripts are run over.
+///
+/// ```
+/// # use pool_core as bucketpool;
+/// use bucketpool::conformance::{Script, Subject};
+/// use bucketpool::sim::SimDevice;
+///
+/// let subject = Subject::new(SimDevice::new).device(SimDevice::held_bytes, |_, _, _| ());
+/// let script: Script = "policy exact\nallocate 1000\nfree 0\ntrim 1\n".parse()?;
+/// assert!(subject.check(&script).is_ok());
+/// subject.try_random(0..10, 40);
+/// # Ok::<(), bucketpool::conformance::BadScript>(())
+/// ```
+pub struct Subject<'m, A: Transfer> {
+    builder: Box<dyn Fn() -> PoolBuilder<A> + 'm>,
+    pub(super) has_arena: bool,
+    pub(super) held: Option<fn(&A) -> u64>,
+    pub(super) fail: Option<fn(&A, u64, u64)>,
+}
+
+#[expect(clippy::panic, reason = "a suite of tests: a panic is how it reports")]
+impl<'m, A: Transfer> Subject<'m, A> {
+    /// Pools of whole blocks over allocators that `make` makes.
+    pub fn new(make: impl Fn() -> A + 'm) -> Self {
+        let builder = Box::new(move || BucketPool::builder(make()));
+        Self { builder, has_arena: false, held: None, fail: None }
+    }
+
+    /// Adds a look at the device. `held` returns the bytes that it has handed out, and
+    /// `fail(device, call, skip)` lets the call number `call` modulo the number of calls fail once,
+    /// after `skip` more of its kind.
+    #[must_use]
+    pub fn device(self, held: fn(&A) -> u64, fail: fn(&A, u64, u64)) -> Self {
+        Self { held: Some(held), fail: Some(fail), ..self }
+    }
+
+    /// The pool that a script asks for.
+    pub(super) fn pool(&self, script: &Script) -> BucketPool<A> {
+        let settings = &script.settings;
+        let mut builder = (self.builder)().zero(settings.zero);
+        if !self.has_arena {
+            builder = builder.policy(settings.policy.clone());
+        }
+        builder = builder.cached_limit(settings.cached);
+        if let Some(bytes) = settings.reserved {
+            builder = builder.reserved_limit(bytes);
+        }
+        if let Some(blocks) = settings.bucket {
+            builder = builder.bucket_limit(blocks);
+        }
+        builder.build()
+    }
+
+    /// Runs a script, comparing the pool with the model after each step.
+    ///
+    /// # Errors
+    ///
+    /// The first difference, or the message of a panic, with the step that it came after.
+    pub fn check(&self, script: &Script) -> Result<(), String> {
+        match catch_unwind(AssertUnwindSafe(|| super::model::check(self, script))) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(violation)) => Err(violation.to_string()),
+            Err(panic) => Err(format!("panic: {}", message(&*panic))),
+        }
+    }
+
+    /// Runs the random scripts of these seeds, of `steps` steps each.
+    ///
+    /// # Panics
+    ///
+    /// At the first script that [`Subject::check`] refuses, with its seed and the shortest script
+    /// that is still refused: a file for `tests/regressions`.
+    pub fn try_random(&self, seeds: Range<u64>, steps: usize) {
+        self.try_random_with(seeds, steps, |_| ());
+    }
+
+    /// [`Subject::try_random`] over scripts that `edit` has changed, such as their policy.
+    ///
+    /// # Panics
+    ///
+    /// As for [`Subject::try_random`].
+    pub fn try_random_with(&self, seeds: Range<u64>, steps: usize, edit: impl Fn(&mut Script)) {
+        for seed in seeds {
+            let mut script = Script::random(seed, steps);
+            edit(&mut script);
+            let Err(found) = self.check(&script) else { continue };
+            let least = shrink::shrunk(script, |script| self.check(script).is_err());
+            let why = self.check(&least).err().unwrap_or(found);
+            panic!("seed {seed}: {why}\nthe shortest script that shows it:\n\n{least}");
+        }
+    }
+}
+
+impl<A: Transfer + Sliceable> Subject<'_, A> {
+    /// Puts an arena over the allocators.
+    #[must_use]
+    pub fn arena(self, config: &ArenaConfig) -> Self {
+        let (make, config) = (self.builder, config.clone());
+        let builder = Box::new(move || make().arena(config.clone()));
+        Self { builder, has_arena: true, ..self }
+    }
+}
+
+impl<A: Transfer> fmt::Debug for Subject<'_, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subject").field("has_arena", &self.has_arena).finish_non_exhaustive()
+    }
+}
+
+/// The text of a panic.
+fn message(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("of another type")
+}

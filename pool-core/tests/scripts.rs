@@ -1,0 +1,87 @@
+//! Random scripts and those that once found a fault, compared with a naive model after each step,
+//! over the simulated device, whose calls fail now and then.
+//!
+//! A failure prints the shortest script that shows it: save it in `tests/regressions`, where it is
+//! run from then on. `BUCKETPOOL_SEED` and `BUCKETPOOL_SCRIPTS` choose other scripts.
+
+use pool_core::conformance::{Script, Step, Subject};
+use pool_core::sim::{SimCall, SimDevice};
+use pool_core::{ArenaConfig, KIB};
+use std::path::Path;
+
+const CALLS: [SimCall; 8] = [
+    SimCall::Allocate,
+    SimCall::Free,
+    SimCall::Record,
+    SimCall::Wait,
+    SimCall::Query,
+    SimCall::Reserve,
+    SimCall::Commit,
+    SimCall::Decommit,
+];
+
+fn subject() -> Subject<'static, SimDevice> {
+    Subject::new(SimDevice::new).device(SimDevice::held_bytes, |device, call, skip| {
+        device.fail(CALLS[usize::try_from(call % 8).unwrap()], skip, 1);
+    })
+}
+
+fn subjects() -> Vec<Subject<'static, SimDevice>> {
+    let arenas = [
+        ArenaConfig::grow(),
+        ArenaConfig::pages(4 * KIB, 0.1),
+        ArenaConfig::segments(16 * KIB),
+        ArenaConfig::torch(),
+        ArenaConfig::segments(16 * KIB).uncached(),
+    ];
+    let arenas = arenas.iter().map(|config| subject().arena(config));
+    std::iter::once(subject()).chain(arenas).collect()
+}
+
+fn setting(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).map_or(otherwise, |text| text.parse().unwrap())
+}
+
+#[test]
+fn random_scripts_agree_with_the_model() {
+    let first = setting("BUCKETPOOL_SEED", 1000);
+    let count = setting("BUCKETPOOL_SCRIPTS", if cfg!(miri) { 2 } else { 300 });
+    for subject in subjects() {
+        subject.try_random(first..first + count, 80);
+    }
+}
+
+#[test]
+fn scripts_that_found_a_fault_pass() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/regressions");
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let script: Script = std::fs::read_to_string(&path).unwrap().parse().unwrap();
+        for subject in subjects() {
+            let checked = subject.check(&script);
+            assert_eq!(checked, Ok(()), "{} over {subject:?}", path.display());
+        }
+        count += 1;
+    }
+    assert!(count > 0, "no script was found");
+}
+
+#[test]
+fn a_script_is_its_text() {
+    for seed in 0..200 {
+        let script = Script::random(seed, 50);
+        assert_eq!(script.to_string().parse(), Ok(script), "seed {seed}");
+    }
+    let error = "policy exact\nallocate much\n".parse::<Script>().unwrap_err();
+    insta::assert_snapshot!(error);
+}
+
+/// A script of any bytes has a step for each three, and the same seed gives the same script.
+#[test]
+fn any_bytes_are_a_script() {
+    assert_eq!(Script::decode(&[]).steps, []);
+    assert_eq!(Script::decode(&[255; 6]).steps, [Step::Fail(0, 0)]);
+    assert_eq!(Script::random(7, 50), Script::random(7, 50));
+    assert_ne!(Script::random(7, 50), Script::random(8, 50));
+}

@@ -1,0 +1,72 @@
+//! Random scripts over host memory, with and without an arena, compared with a naive model after
+//! each step. Host memory is fast, so this is where long runs are made:
+//!
+//! ```console
+//! $ BUCKETPOOL_OPERATIONS=100000000 \
+//!     cargo test --release -p pool-host --test scripts -- --nocapture
+//! ```
+//!
+//! runs that many operations for each policy. `BUCKETPOOL_SEED` is the first seed.
+
+use pool_core::conformance::{Script, Subject};
+use pool_core::{ArenaConfig, BucketPolicy, KIB};
+use pool_host::HostAllocator;
+
+/// Steps of a script, and operations of each policy in a run of the tests.
+const STEPS: u64 = 100;
+const OPERATIONS: u64 = if cfg!(miri) { 300 } else { 20_000 };
+
+fn setting(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).map_or(otherwise, |text| text.parse().unwrap())
+}
+
+/// Runs scripts until they have had enough operations.
+fn run(name: &str, subject: &Subject<'_, HostAllocator>, policy: Option<&BucketPolicy>) {
+    let operations = setting("BUCKETPOOL_OPERATIONS", OPERATIONS);
+    let first = setting("BUCKETPOOL_SEED", 0);
+    let scripts = operations.div_ceil(STEPS);
+    subject.try_random_with(first..first + scripts, STEPS as usize, |script: &mut Script| {
+        if let Some(policy) = policy {
+            script.settings.policy = policy.clone();
+        }
+    });
+    println!("{name}: {} operations from seed {first} on, 0 violations", scripts * STEPS);
+}
+
+#[test]
+fn random_scripts_over_each_policy_agree_with_the_model() {
+    let policies = [
+        ("exact", BucketPolicy::Exact),
+        ("pow2", BucketPolicy::PowerOfTwo),
+        ("tiered", BucketPolicy::tiered(&[256, 4 * KIB, 5000, 20 * KIB])),
+        ("fit", BucketPolicy::Fit { alpha: 2.0 }),
+    ];
+    std::thread::scope(|scope| {
+        for half in policies.chunks(2) {
+            scope.spawn(move || {
+                for (name, policy) in half {
+                    run(name, &Subject::new(HostAllocator::new), Some(policy));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn random_scripts_over_each_arena_agree_with_the_model() {
+    let arenas = [
+        ("grow", ArenaConfig::grow()),
+        ("pages", ArenaConfig::pages(4 * KIB, 0.1)),
+        ("segments", ArenaConfig::segments(64 * KIB)),
+        ("torch", ArenaConfig::torch()),
+    ];
+    std::thread::scope(|scope| {
+        for half in arenas.chunks(2) {
+            scope.spawn(move || {
+                for (name, config) in half {
+                    run(name, &Subject::new(HostAllocator::new).arena(config), None);
+                }
+            });
+        }
+    });
+}
