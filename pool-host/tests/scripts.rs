@@ -7,13 +7,14 @@
 //! ```
 //!
 //! runs that many operations for each policy. `BUCKETPOOL_SEED` is the first seed.
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests; a long run says what it did")]
 
 use pool_core::conformance::{Script, Subject};
 use pool_core::{ArenaConfig, BucketPolicy, KIB};
 use pool_host::HostAllocator;
 
 /// Steps of a script, and operations of each policy in a run of the tests.
-const STEPS: u64 = 100;
+const STEPS: usize = 100;
 const OPERATIONS: u64 = if cfg!(miri) { 300 } else { 20_000 };
 
 fn setting(name: &str, otherwise: u64) -> u64 {
@@ -24,13 +25,13 @@ fn setting(name: &str, otherwise: u64) -> u64 {
 fn run(name: &str, subject: &Subject<'_, HostAllocator>, policy: Option<&BucketPolicy>) {
     let operations = setting("BUCKETPOOL_OPERATIONS", OPERATIONS);
     let first = setting("BUCKETPOOL_SEED", 0);
-    let scripts = operations.div_ceil(STEPS);
-    subject.try_random_with(first..first + scripts, STEPS as usize, |script: &mut Script| {
+    let scripts = operations.div_ceil(STEPS as u64);
+    subject.try_random_with(first..first + scripts, STEPS, |script: &mut Script| {
         if let Some(policy) = policy {
             script.settings.policy = policy.clone();
         }
     });
-    println!("{name}: {} operations from seed {first} on, 0 violations", scripts * STEPS);
+    println!("{name}: {} operations from seed {first} on, 0 violations", scripts * STEPS as u64);
 }
 
 #[test]
