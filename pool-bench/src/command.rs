@@ -13,6 +13,7 @@ use crate::place::{RECORDS, root};
 use crate::replay::Settings;
 use crate::results::{Output, Results};
 use crate::spec;
+use crate::trace::Trace;
 use crate::workload::Workload;
 use crate::{compare, environment, hit, record, sizes};
 use clap::{Args, Parser, Subcommand};
@@ -33,6 +34,13 @@ const NO_ARENAS_ON_WGPU: &str =
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
+}
+
+/// Says on stderr which traces are not whole.
+fn say_what_is_missing(traces: &[Trace]) {
+    for missing in traces.iter().filter_map(Trace::missing) {
+        eprintln!("noted: {missing}");
+    }
 }
 
 #[derive(Debug, Subcommand)]

@@ -62,6 +62,7 @@ impl Results {
         leave_out: bool,
     ) -> Result<(), BadInput> {
         let traces = read_all(files)?;
+        self.notes.extend(traces.iter().filter_map(Trace::missing));
         let bar = progress((files.len() * policies.len()) as u64, "traces");
         for (file, trace) in files.iter().zip(&traces) {
             if settings.backend == Backend::Host {
@@ -93,6 +94,7 @@ impl Results {
         settings: Settings,
     ) -> Result<(), BadInput> {
         let traces = read_all(files)?;
+        self.notes.extend(traces.iter().filter_map(Trace::missing));
         let all = files.len() * policies.len() * Arrangement::ALL.len();
         let bar = progress(all as u64, "streams");
         for (file, trace) in files.iter().zip(&traces) {

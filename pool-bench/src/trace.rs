@@ -28,6 +28,8 @@ pub struct Trace {
     pub lanes: usize,
     /// Operations that the recorder could not keep up with, and that are missing.
     pub lost: u64,
+    /// Whether the program was killed, and what it did last is missing.
+    pub is_cut_off: bool,
 }
 
 /// One step of a replay. Buffers live in numbered slots, which are used again.
@@ -96,6 +98,16 @@ pub fn read_log(path: &Path) -> Result<Log, BadInput> {
 }
 
 impl Trace {
+    /// Says which operations of the program are not in the trace; `None` if all are.
+    #[must_use]
+    pub fn missing(&self) -> Option<String> {
+        let lost = (self.lost > 0).then(|| format!("the recorder lost {} operations", self.lost));
+        let cut = "the program was killed, and its last operations are missing".to_owned();
+        let cut = self.is_cut_off.then_some(cut);
+        let parts: Vec<String> = lost.into_iter().chain(cut).collect();
+        (!parts.is_empty()).then(|| format!("{}: {}", self.name, parts.join("; ")))
+    }
+
     /// The steps of a log.
     ///
     /// # Errors
@@ -112,6 +124,7 @@ impl Trace {
             return Err(BadInput::new("the trace is empty", "at least one allocation"));
         }
         (trace.ops, trace.lost) = (log.operations.len() as u64, log.lost);
+        trace.is_cut_off = log.is_cut_off;
         Ok(trace)
     }
 }

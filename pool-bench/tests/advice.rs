@@ -96,3 +96,26 @@ fn a_timeline_has_the_peaks_of_its_replay() {
     assert_eq!(timeline.reserved.iter().max(), Some(&outcome.reserved_peak_bytes));
     assert!(timeline.quantile(0.5) <= timeline.quantile(1.0) && !timeline.maps.is_empty());
 }
+
+/// A few allocations teach no classes and repay no device call, and are no error.
+#[test]
+fn a_trace_of_a_few_allocations_gets_advice_too() {
+    for count in [1, 3, 40] {
+        let operation = |id| {
+            let bytes = 1000 + 100 * id;
+            pool_trace::Operation {
+                kind: pool_trace::Kind::Allocate,
+                id,
+                bytes,
+                ..Default::default()
+            }
+        };
+        let log = pool_trace::Log {
+            operations: (0..count).map(operation).collect(),
+            ..Default::default()
+        };
+        let choice = advise::advise(&[Trace::of(&log).unwrap()], || {}).unwrap().choice;
+        let sentence = choice.sentence();
+        assert!(sentence.ends_with("1000 allocations, the fewest of all."), "{sentence}");
+    }
+}

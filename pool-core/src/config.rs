@@ -6,8 +6,14 @@ use crate::policy::BucketPolicy;
 use crate::policy::limit::CachedLimit;
 use crate::pool::BucketPool;
 use crate::pool::builder::PoolBuilder;
+use crate::size::GIB;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+
+/// The smallest page of an arena, in bytes: what the command line takes.
+const PAGE_LEAST: u64 = 4 << 10;
+/// The largest share: one that is meant in per cent is refused.
+const SHARE_MOST: f64 = 10.0;
 
 /// The configuration of a pool, as `cargo xtask advise` writes it: TOML or any other format of
 /// serde.
@@ -94,6 +100,7 @@ impl PoolConfig {
             "pow2" => Ok(BucketPolicy::PowerOfTwo),
             "tiered" => Ok(BucketPolicy::tiered(&self.classes)),
             "fit" => Ok(BucketPolicy::Fit { alpha }),
+            "" => Err(wrong("no `policy`", "one of exact, pow2, tiered, fit, arena")),
             other => {
                 Err(wrong(format!("policy `{other}`"), "one of exact, pow2, tiered, fit, arena"))
             }
@@ -118,15 +125,19 @@ impl PoolConfig {
         if self.cached_limit.is_some() && self.cached_share.is_some() {
             return Err(wrong("`cached_limit` and `cached_share`", "one of them"));
         }
-        let share = self.cached_share.or(self.slack).unwrap_or(0.0);
-        if !(share.is_finite() && share >= 0.0) {
-            return Err(wrong(format!("a share of {share}"), "0 or more"));
+        for (key, share) in [("cached_share", self.cached_share), ("slack", self.slack)] {
+            if share.is_some_and(|share| !(0.0..=SHARE_MOST).contains(&share)) {
+                let found = format!("`{key} = {}`", share.unwrap_or_default());
+                return Err(wrong(found, "a share from 0 to 10; 0.25 is 25 %"));
+            }
         }
-        if self.granule == Some(0) {
-            return Err(wrong("`granule = 0`", "1 byte or more"));
+        if let Some(bytes) = self.granule.filter(|bytes| !(1..=GIB).contains(bytes)) {
+            return Err(wrong(format!("`granule = {bytes}`"), "bytes, from 1 to 1 GiB"));
         }
-        if self.page_bytes.is_some_and(|bytes| !bytes.is_power_of_two()) {
-            return Err(wrong("`page_bytes` that is no power of two", "a power of two"));
+        let is_page = |bytes: u64| bytes.is_power_of_two() && (PAGE_LEAST..=GIB).contains(&bytes);
+        if let Some(bytes) = self.page_bytes.filter(|bytes| !is_page(*bytes)) {
+            let expected = "a power of two from 4096 to 1 GiB";
+            return Err(wrong(format!("`page_bytes = {bytes}`"), expected));
         }
         Ok(())
     }

@@ -47,6 +47,7 @@ pub use array::PooledArray;
 pub use array::shape::Shape;
 pub use book::arena::{ArenaConfig, MemoryMap, RangeMap, RangeState, SegmentMap};
 pub use budget::{Budget, Pressure};
+pub use bytemuck::Pod;
 pub use config::{ConfigError, PoolConfig};
 pub use device::transfer::{Arrival, Transfer, TransferLater};
 pub use device::zero::ZeroPolicy;

@@ -92,6 +92,23 @@ fn crowd(pool: &BucketPool<Ceiling>, seed: u64) -> u64 {
     refused
 }
 
+/// One request that can never fit costs the others none of their hits.
+#[test]
+fn a_request_above_the_limit_takes_no_cached_memory() {
+    let arenas = [None, Some(pool_core::ArenaConfig::segments(MIB))];
+    for arena in arenas {
+        let builder = BucketPool::builder(SimDevice::new()).reserved_limit(4 * MIB);
+        let pool = match arena {
+            Some(config) => builder.arena(config).build(),
+            None => builder.cached_limit(CachedLimit::Unlimited).build(),
+        };
+        drop(pool.allocate(MIB).unwrap());
+        let error = pool.allocate(5 * MIB).unwrap_err();
+        assert_eq!((error.why(), error.figures().given_back_bytes), (Why::Limit, 0));
+        assert_eq!(pool.stats().cached_bytes, MIB);
+    }
+}
+
 #[test]
 fn eight_threads_at_the_reserved_limit_never_pass_it() {
     let inner = SimDevice::new();

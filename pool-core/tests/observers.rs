@@ -48,6 +48,7 @@ fn each_event_is_told_with_its_name_tag_stream_and_sizes() {
     drop(pool.tagged("load").allocate(4000).unwrap());
     drop(pool.allocate_on(&stream, 5000).unwrap());
     drop(pool.allocate(2 * MIB).unwrap());
+    drop(pool.allocate(4 * MIB).unwrap()); // all of the limit
     assert_eq!(pool.allocate(5 * MIB).unwrap_err().why(), Why::Limit);
     drop(pool.allocate(100).unwrap().detach());
     pool.clear().unwrap();

@@ -3,6 +3,7 @@
 //!
 //! A failure prints the shortest script that shows it: save it in `tests/regressions`, where it is
 //! run from then on. `BUCKETPOOL_SEED` and `BUCKETPOOL_SCRIPTS` choose other scripts.
+#![expect(clippy::unwrap_used, reason = "tests")]
 
 use pool_core::conformance::{Script, Step, Subject};
 use pool_core::sim::{SimCall, SimDevice};

@@ -58,11 +58,11 @@ impl Background {
     ///
     /// Allocations that starting the thread causes are served as usual: the state no longer
     /// requests the thread. If the system cannot create it, a line on stderr says so, and no call
-    /// tries again.
+    /// tries again. Returns false if this call could not create it.
     #[cold]
-    pub(crate) fn start(&self, run: extern "C" fn(*mut c_void) -> *mut c_void) {
+    pub(crate) fn start(&self, run: extern "C" fn(*mut c_void) -> *mut c_void) -> bool {
         if self.0.compare_exchange(WANTED, THERE, Relaxed, Relaxed).is_err() {
-            return;
+            return true;
         }
         let (mut thread, mut before) = (0, system::no_signals());
         // The new thread inherits the mask of this one. It must block all signals, so that the
@@ -82,11 +82,13 @@ impl Background {
         };
         block(libc::SIG_SETMASK, &before, ptr::null_mut());
         if failed {
-            return system::say(&[b"bucketpool: the system makes no background thread\n"]);
+            system::say(&[b"bucketpool: the system makes no background thread\n"]);
+            return false;
         }
         // SAFETY: `pthread_create` succeeded, so `thread` is a joinable thread. No code joins or
         // detaches it elsewhere.
         unsafe { libc::pthread_detach(thread) };
+        true
     }
 }
 

@@ -50,6 +50,12 @@ pub use pool_core::PooledArray;
 #[cfg(not(loom))]
 pub use tcache::{Tcache, TcacheStats};
 
+/// Parses the words of `BUCKETPOOL_HOST`, for the fuzz target of that name.
+#[cfg(fuzzing)]
+pub fn fuzz_settings(words: &[u8]) {
+    settings::Settings::DEFAULT.with_words(words);
+}
+
 /// The `allocator-api2` crate whose `Allocator` [`InPool`] implements.
 #[cfg(all(feature = "allocator-api2", not(loom)))]
 pub use allocator_api2;

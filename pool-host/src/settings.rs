@@ -91,9 +91,13 @@ impl Settings {
     ///
     /// An invalid word is reported on stderr and ignored.
     pub(crate) fn with_environment(self) -> Self {
-        let value = system::variable(VARIABLE).unwrap_or_default();
+        self.with_words(system::variable(VARIABLE).unwrap_or_default())
+    }
+
+    /// Returns these settings, overridden by words.
+    pub(crate) fn with_words(self, words: &[u8]) -> Self {
         let mut settings = self;
-        for word in value.split(|byte| *byte == b',').filter(|word| !word.is_empty()) {
+        for word in words.split(|byte| *byte == b',').filter(|word| !word.is_empty()) {
             if settings.apply(word).is_none() {
                 system::say(&[
                     b"bucketpool: BUCKETPOOL_HOST: `",

@@ -36,6 +36,7 @@ use crate::{system, tracing};
 use checked::CHECKED;
 use inner::Inner;
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 use thread::{CACHE, own_thread_cache, thread_cache, watch_forks};
@@ -359,13 +360,24 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
         }
     }
 
-    /// Records that a block was resized, if all is recorded. Returns the new block.
-    fn resized(&self, old: *mut u8, new: *mut u8, bytes: usize) -> *mut u8 {
-        if self.traces() {
-            tracing::freed(old);
-            tracing::allocated(new, bytes);
+    /// Resizes a block, and records that if all is recorded: its free first, since another thread
+    /// may get the old block at once. `None` if `resize` returns null, and the block stays.
+    fn resized(
+        &self,
+        old: (*mut u8, usize),
+        bytes: usize,
+        resize: impl FnOnce() -> *mut u8,
+    ) -> Option<*mut u8> {
+        let traces = self.traces();
+        if traces {
+            tracing::freed(old.0);
         }
-        new
+        let new = resize();
+        let (block, bytes) = if new.is_null() { old } else { (new, bytes) };
+        if traces {
+            tracing::allocated(block, bytes);
+        }
+        (!new.is_null()).then_some(new)
     }
 
     /// Past the cache.
@@ -459,20 +471,23 @@ unsafe impl<A: GlobalAlloc + Sync + 'static> GlobalAlloc for Tcache<A> {
         let new = unsafe { Layout::from_size_align_unchecked(new_bytes, layout.align()) };
         if self.serves() {
             let (old_class, new_class) = (Class::of(layout), Class::of(new));
+            let old = (block, layout.size());
             if old_class.is_some() && old_class == new_class {
-                return self.resized(block, block, new_bytes);
+                self.resized(old, new_bytes, || block);
+                return block;
             }
             let on_pages = new_class.is_none_or(Class::is_paged) && CACHE.pages.has(block);
             // SAFETY: as the caller says, and the block is on pages.
-            let resized = || unsafe { CACHE.resize(own_thread_cache(), block, layout, new) };
-            if on_pages && let Some(resized) = resized() {
-                return self.resized(block, resized, new_bytes);
+            let resize = || unsafe { CACHE.resize(own_thread_cache(), block, layout, new) };
+            let resize = || resize().unwrap_or(ptr::null_mut());
+            if on_pages && let Some(resized) = self.resized(old, new_bytes, resize) {
+                return resized;
             }
             if old_class.is_none() && new_class.is_none() && !CACHE.pages.has(block) {
                 // SAFETY: as the caller says; pages had none, and the inner allocator was asked.
-                let resized = unsafe { self.inner.realloc(block, layout, new_bytes) };
-                if !resized.is_null() {
-                    return self.resized(block, resized, new_bytes);
+                let resize = || unsafe { self.inner.realloc(block, layout, new_bytes) };
+                if let Some(resized) = self.resized(old, new_bytes, resize) {
+                    return resized;
                 }
                 // `alloc` below gives back what is cached before it gives up.
             }

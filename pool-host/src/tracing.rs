@@ -9,9 +9,10 @@ use crate::background::Background;
 use crate::system;
 use pool_core::ring::{Ring, RingSlot};
 use pool_trace::raw;
-use std::ffi::{OsStr, c_void};
+use std::ffi::{OsStr, c_int, c_void};
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr;
@@ -104,6 +105,9 @@ fn thread() -> u64 {
 }
 
 fn push(words: impl FnOnce(u64) -> [u64; 7]) {
+    if !is_on() {
+        return; // the recorder has ended, or this is a forked child
+    }
     let thread = thread();
     if thread == WRITER.load(Relaxed) {
         return;
@@ -111,8 +115,8 @@ fn push(words: impl FnOnce(u64) -> [u64; 7]) {
     if let Some(ring) = RING.get() {
         ring.push(words(thread));
     }
-    if THREAD.is_wanted() {
-        THREAD.start(run);
+    if THREAD.is_wanted() && !THREAD.start(run) {
+        in_child(); // nothing will ever read the ring, as in a forked child
     }
 }
 
@@ -148,15 +152,30 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
     ptr::null_mut()
 }
 
+/// The least descriptor of the file, where the limit allows it.
+const HIGH: c_int = 900;
+
 fn write() -> io::Result<String> {
     let none = || io::Error::other("no ring");
     let (name, used) = NAME.get().ok_or_else(none)?;
-    let (file, path) = create(Path::new(OsStr::from_bytes(&name[..*used])))?;
+    let (file, path) = created(Path::new(OsStr::from_bytes(&name[..*used])))?;
     let source = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
     let recorded = raw::write(RING.get().ok_or_else(none)?, file, source.trim(), &ENDS)?;
     let (operations, lost) = (recorded.operations, recorded.lost);
     let path = path.display();
     Ok(format!("bucketpool: {operations} operations in {path}, {lost} lost\n"))
+}
+
+/// Creates the file under a high descriptor: shells and daemons use the low ones for their own.
+fn created(path: &Path) -> io::Result<(File, PathBuf)> {
+    let (file, path) = create(path)?;
+    // SAFETY: the descriptor is open, since `file` owns it.
+    let high = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH) };
+    if high < 0 {
+        return Ok((file, path)); // the limit on descriptors is lower
+    }
+    // SAFETY: the call succeeded, so `high` is an open descriptor that nothing else owns.
+    Ok((unsafe { File::from_raw_fd(high) }, path))
 }
 
 /// Creates the file; if it exists, one whose name has the number of the process too.

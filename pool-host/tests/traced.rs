@@ -71,3 +71,57 @@ fn all_requests_and_frees_of_all_threads_are_in_the_file() {
     // Growth is a free and an allocation.
     assert_eq!((counts[&2_222], counts[&92_222]), ((THREADS, THREADS), (THREADS, THREADS)));
 }
+
+/// A program that is killed while it records at a high rate leaves a trace that is read.
+#[test]
+fn a_killed_program_leaves_a_trace() {
+    if std::env::var_os("TRACED").is_some() {
+        loop {
+            drop(std::hint::black_box(vec![1_u8; SIZES[0]]));
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("killed.ptrace.csv.zst");
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program.args(["--exact", "a_killed_program_leaves_a_trace"]);
+    let words = format!("on,trace={}", file.display());
+    let program = program.env("TRACED", "1").env("BUCKETPOOL_HOST", words);
+    let mut program = program.stdout(std::process::Stdio::null()).spawn().unwrap();
+    // Until more than one block of zstd is in the file.
+    while std::fs::metadata(&file).map_or(0, |data| data.len()) < 1 << 17 {
+        assert!(program.try_wait().unwrap().is_none(), "the program ended");
+        thread::yield_now();
+    }
+    program.kill().unwrap();
+    program.wait().unwrap();
+    let log = pool_trace::read(std::fs::File::open(&file).unwrap()).unwrap();
+    assert!(log.operations.len() > 10_000, "{} operations", log.operations.len());
+}
+
+/// The low descriptors are the program's: a shell moves its own there, over what they had.
+#[test]
+fn the_file_has_a_high_descriptor() {
+    if std::env::var_os("TRACED").is_some() {
+        work();
+        let traced = |one: std::fs::DirEntry| {
+            let to = std::fs::read_link(one.path()).ok()?;
+            to.to_string_lossy().contains("ptrace").then(|| one.file_name().len())
+        };
+        // The recorder's thread creates the file.
+        let digits = loop {
+            let open = std::fs::read_dir("/proc/self/fd").unwrap();
+            match open.filter_map(|one| traced(one.unwrap())).max() {
+                Some(digits) => break digits,
+                None => thread::yield_now(),
+            }
+        };
+        assert_eq!(digits, 3, "digits of the descriptor");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program.args(["--exact", "the_file_has_a_high_descriptor"]);
+    let words = format!("on,trace={}", folder.path().join("fd.ptrace.csv.zst").display());
+    let output = program.env("TRACED", "1").env("BUCKETPOOL_HOST", words).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}

@@ -31,7 +31,8 @@ pub(crate) const ZSTD: [u8; 4] = 0xFD2F_B528_u32.to_le_bytes();
 ///
 /// # Errors
 ///
-/// The first line that breaks the format, or that cannot be read.
+/// The first line that breaks the format, or that cannot be read. A last zstd frame that is cut off
+/// is no error: [`Log::is_cut_off`].
 pub fn read(source: impl Read) -> Result<Log, Malformed> {
     let mut source = BufReader::new(source);
     let start = source.fill_buf().map_err(|error| Malformed::new(error, "a readable file"))?;
@@ -46,7 +47,15 @@ pub fn read(source: impl Read) -> Result<Log, Malformed> {
 fn read_lines(source: impl BufRead) -> Result<Log, Malformed> {
     let mut log = Log::default();
     for (at, line) in (1..).zip(source.lines()) {
-        let line = line.map_err(|error| Malformed::new(error, READABLE).in_line(at))?;
+        let line = match line {
+            Ok(line) => line,
+            // A program that is killed leaves its last frame unfinished.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && at > 1 => {
+                log.is_cut_off = true;
+                break;
+            }
+            Err(error) => return Err(Malformed::new(error, READABLE).in_line(at)),
+        };
         read_line(&mut log, line.trim_end(), at).map_err(|error| error.in_line(at))?;
     }
     Ok(log)
@@ -99,7 +108,8 @@ fn read_line(log: &mut Log, line: &str, at: u64) -> Result<(), Malformed> {
     }
     if has_size(operation.kind) {
         operation.bytes = number("size", size)?;
-        if operation.bytes > SIZE_LIMIT {
+        // A refused request may be of any size.
+        if operation.bytes > SIZE_LIMIT && operation.kind != Kind::Refuse {
             let what = format!("size {}", operation.bytes);
             return Err(Malformed::new(what, "at most 2^47 bytes"));
         }

@@ -22,10 +22,13 @@ use writer::Writer;
 ///
 /// A request or free puts a record of 64 bytes into a ring; a thread of the recorder takes it out,
 /// writes it and compresses it. If that thread cannot keep up, the ring is full, and the newest
-/// records are lost: [`Recorded::lost`] and a `#lost` line of the file count them. The file is
-/// whole up to the last second at any time, so a program that is killed leaves a trace too.
+/// records are lost: [`Recorded::lost`] and a `#lost` line of the file count them. A
+/// program that is killed leaves a trace without its last operations
+/// ([`Log::is_cut_off`](crate::Log::is_cut_off)).
 ///
-/// One recorder can observe several pools. A lane of the file is a stream of a pool. In a child
+/// One recorder can observe several pools. A lane of the file is a stream; streams of the same
+/// number of different devices share one, so a device whose streams matter wants a recorder for
+/// itself. In a child
 /// after `fork` nothing is recorded.
 ///
 /// # Examples
@@ -87,7 +90,7 @@ pub struct RecorderOptions {
 
 impl Default for RecorderOptions {
     fn default() -> Self {
-        let source = std::env::args().next().unwrap_or_default();
+        let source = std::env::args_os().next().unwrap_or_default();
         let source = Path::new(&source).file_name().unwrap_or_default();
         Self {
             capacity: 1 << 18,
@@ -194,7 +197,10 @@ impl Recorder {
         });
         let writer = Writer::new(File::create(file)?, &source, !paused)?;
         let of = shared.clone();
-        let work = move || writer.run(&of.ring, &of.ends, &|number| of.take_stack(number));
+        let work = move || {
+            let shared = Ending(of);
+            writer.run(&shared.0.ring, &shared.0.ends, &|number| shared.0.take_stack(number))
+        };
         let writer = std::thread::Builder::new().name("recorder".into()).spawn(work)?;
         let (writer, process) = (Mutex::new(Some(writer)), std::process::id());
         Ok(Self { shared, backtraces, writer, process })
@@ -265,6 +271,16 @@ impl Observer for Recorder {
         if !self.shared.ring.push(event.to_words()) {
             let _ = self.shared.take_stack(stack); // its record is lost
         }
+    }
+}
+
+/// Ends the recording when the writer's thread ends, also by an error or a panic: nothing reads the
+/// ring then.
+struct Ending(Arc<Shared>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.ends.store(true, SeqCst);
     }
 }
 

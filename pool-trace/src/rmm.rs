@@ -62,7 +62,7 @@ pub fn read(source: impl Read) -> Result<Log, Malformed> {
             let found = format!("{} streams", lanes.len());
             return Err(Malformed::new(found, "at most 65536").in_line(line));
         }
-        let dt_ns = 1000 * last.map_or(0, |last: u64| since(last, micros));
+        let dt_ns = last.map_or(0, |last: u64| since(last, micros)).saturating_mul(1000);
         last = Some(micros);
         let mut one = Operation { kind, bytes, lane, dt_ns, line, ..Operation::default() };
         match kind {
@@ -90,7 +90,7 @@ pub fn read(source: impl Read) -> Result<Log, Malformed> {
 fn since(last: u64, now: u64) -> u64 {
     match now.checked_sub(last) {
         Some(micros) => micros,
-        None if last - now > MICROS_A_DAY / 2 => now + MICROS_A_DAY - last,
+        None if last < MICROS_A_DAY && last - now > MICROS_A_DAY / 2 => now + MICROS_A_DAY - last,
         None => 0,
     }
 }
@@ -132,7 +132,9 @@ fn row(line: &str, at: u64, order: [usize; 6]) -> Result<Row, Malformed> {
             return Err(Malformed::new(found, "allocate, allocate failure or free"));
         }
     };
-    let bytes = size.parse::<u64>().ok().filter(|bytes| *bytes <= SIZE_LIMIT);
+    // A refused request may be of any size.
+    let fits = |bytes: &u64| kind == Kind::Refuse || *bytes <= SIZE_LIMIT;
+    let bytes = size.parse::<u64>().ok().filter(fits);
     let expected = "a number of bytes, at most 2^47";
     let bytes =
         bytes.ok_or_else(|| Malformed::new(format!("size `{}`", start_of(&size)), expected))?;
@@ -186,11 +188,12 @@ fn micros_of(time: &str) -> Option<u64> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn write(log: &Log, out: &mut impl Write) -> io::Result<()> {
-    let mut sizes = HashMap::new();
+    // The pointer and the size of each allocation.
+    let mut blocks: HashMap<u64, (u64, u64)> = HashMap::new();
     let completed = log.completed_later();
     let (mut text, mut ns) = (format!("{}\n", COLUMNS.join(",")), 0);
     for one in &log.operations {
-        ns += one.dt_ns;
+        ns = one.dt_ns.saturating_add(ns);
         let action = match one.kind {
             Kind::Allocate => "allocate",
             Kind::Refuse => "allocate failure",
@@ -198,15 +201,19 @@ pub fn write(log: &Log, out: &mut impl Write) -> io::Result<()> {
             Kind::Free | Kind::FreeCompleted => "free",
             _ => continue,
         };
-        let bytes = match one.kind {
-            Kind::Allocate => *sizes.entry(one.id).or_insert(one.bytes),
-            Kind::Refuse => one.bytes,
-            _ => sizes.get(&one.id).copied().unwrap_or(0),
+        let (pointer, bytes) = match one.kind {
+            Kind::Refuse => (None, one.bytes),
+            Kind::Allocate => {
+                let next = (blocks.len() as u64 + 1) << 8;
+                let (pointer, bytes) = *blocks.entry(one.id).or_insert((next, one.bytes));
+                (Some(pointer), bytes)
+            }
+            _ => match blocks.get(&one.id) {
+                Some((pointer, bytes)) => (Some(*pointer), *bytes),
+                None => continue, // allocated before the log began
+            },
         };
-        let pointer = match one.kind {
-            Kind::Refuse => "(nil)".into(),
-            _ => format!("{:#x}", (one.id + 1) << 8),
-        };
+        let pointer = pointer.map_or_else(|| "(nil)".into(), |pointer| format!("{pointer:#x}"));
         let micros = ns / 1000 % MICROS_A_DAY;
         let seconds = micros / 1_000_000;
         let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);

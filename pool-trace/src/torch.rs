@@ -95,7 +95,7 @@ fn entry_of(value: &Value, device: usize, at: usize) -> Result<Option<Entry>, Ma
         _ => return Ok(None), // snapshot, annotate, and what later versions add
     };
     let bytes = number(of(entry, "size", &what)?, &what)?;
-    if bytes > SIZE_LIMIT {
+    if bytes > SIZE_LIMIT && action != Action::OutOfMemory {
         return Err(Malformed::new(format!("{what}: size {bytes}"), "at most 2^47 bytes"));
     }
     let address = match action {
@@ -135,6 +135,12 @@ fn live_before(
             let size = number(of(block, "size", "a block")?, "a block")?;
             let at = number_or(block, "address", address)?;
             address = at.saturating_add(size);
+            if size > SIZE_LIMIT {
+                return Err(Malformed::new(
+                    format!("a block of {size} bytes"),
+                    "at most 2^47 bytes",
+                ));
+            }
             let state = text(of(block, "state", "a block")?, "`state`")?;
             if state == "active_allocated" && seen.insert((device, at)) {
                 before.push((device, at, number_or(block, "requested_size", size)?, stream));
@@ -159,7 +165,7 @@ fn log_of(before: &[(usize, u64, u64, u64)], entries: &[Entry]) -> Result<Log, M
     }
     let mut last = entries.first().map_or(0, |entry| entry.micros);
     for (at, entry) in (1..).zip(entries) {
-        let dt_ns = 1000 * (entry.micros - last);
+        let dt_ns = (entry.micros - last).saturating_mul(1000);
         last = entry.micros;
         reading.entry(entry, entries.get(at), dt_ns);
         if let Some(one) = reading.log.operations.last_mut() {

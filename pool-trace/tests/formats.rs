@@ -10,6 +10,7 @@ use pool_core::sim::SimDevice;
 use pool_core::{ArenaConfig, BucketPool, MIB};
 use pool_trace::{Kind, Log, Operation, perfetto, ptrace, rmm, torch};
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt::Write as _;
 
 fn sample(name: &str) -> Vec<u8> {
     std::fs::read(format!("{}/tests/samples/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
@@ -138,6 +139,7 @@ fn tags_stacks_and_losses_stay_in_a_trace() {
     let one =
         Operation { kind: Kind::Allocate, bytes: 8, tag: 2, stack: 1, ..Operation::default() };
     let log = Log {
+        is_cut_off: false,
         source: "a program".into(),
         operations: vec![one],
         tags: vec!["loader".into(), "layer, 2".into()],
@@ -218,4 +220,34 @@ fn the_snapshot_of_a_pool_has_its_memory_map() {
     let sizes: Vec<u64> = log.operations.iter().map(|one| one.bytes).collect();
     assert_eq!(sizes, [MIB, 2 * MIB, 3 * MIB]);
     drop(held);
+}
+
+/// A program that is killed leaves a frame without an end. All complete lines of it are read.
+#[test]
+fn a_frame_that_is_cut_off_keeps_its_complete_lines() {
+    let mut text = String::from("#ptrace,1\nop,id,size,lane,dt_ns\n");
+    for id in 0..100_000_u64 {
+        writeln!(text, "a,{id},{},0,{}", id * 7919 % 10_007, id * 31 % 1009).unwrap();
+    }
+    let whole = zstd::encode_all(text.as_bytes(), 1).unwrap();
+    for share in [2, 3, 9] {
+        let log = pool_trace::read(&whole[..whole.len() * share / 10]).unwrap();
+        assert!(log.is_cut_off, "{share} tenths");
+        assert!(log.operations.len() > 5000 * share, "{} operations", log.operations.len());
+        assert!((0..).zip(&log.operations).all(|(id, one)| one.id == id));
+    }
+    assert!(!pool_trace::read(&whole[..]).unwrap().is_cut_off);
+}
+
+/// A refused request may be larger than any memory: that is why it was refused.
+#[test]
+fn refused_requests_of_any_size_are_read() {
+    let ptrace = "op,id,size,lane,dt_ns\nx,,18446744073709551615,0,0\n";
+    let rmm = "Thread,Time,Action,Pointer,Size,Stream\n\
+               1,0:0:0,allocate failure,(nil),18446744073709551615,0\n";
+    for text in [ptrace, rmm] {
+        assert_eq!(pool_trace::read(text.as_bytes()).unwrap().operations[0].bytes, u64::MAX);
+    }
+    let allocated = "op,id,size,lane,dt_ns\na,0,18446744073709551615,0,0\n";
+    assert!(pool_trace::read(allocated.as_bytes()).is_err());
 }

@@ -18,11 +18,23 @@ const LONG_MODELS: &str =
 
 /// Programs beside ours that are workspaces of their own, and the command that fails where a lock
 /// file does not go with the manifests.
-const PEERS: [&str; 3] = ["pool-bench/peers/clients", "pool-bench/peers/cubecl", CLIENTS];
+const PEERS: [&str; 4] = ["pool-bench/peers/clients", "pool-bench/peers/cubecl", CLIENTS, "fuzz"];
 const LOCKED: &str = "update --quiet --locked --workspace";
 
 /// Examples of other people's crates on bucketpool, which have a workspace and a target folder.
 const CLIENTS: &str = "examples/clients";
+
+/// The crates that go to a registry. Cargo builds each from its tarball, in the order of their
+/// dependencies.
+const PUBLISHED: [&str; 7] = [
+    "pool-core",
+    "pool-trace",
+    "pool-host",
+    "pool-preload",
+    "pool-cuda",
+    "pool-wgpu",
+    "bucketpool",
+];
 
 /// A step: a name, and the cargo commands that must all pass.
 struct Step {
@@ -41,6 +53,8 @@ enum Tool {
     Shuttle,
     Miri,
     ThreadSanitizer,
+    Fuzz,
+    Nightly,
 }
 
 /// What became of a step.
@@ -89,6 +103,12 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
         println!("not run: the check of feature {feature}; it wants `{cure}`");
     }
     println!("not run: the WebGPU tests; `cargo xtask web` fetches what they need");
+    for tool in ["deny", "fuzz"].iter().filter(|tool| !has_cargo(tool)) {
+        println!("not run: the step of cargo-{tool}; `cargo install --locked cargo-{tool}`");
+    }
+    if !deep {
+        println!("not run: the search for new fuzz inputs; `cargo xtask ci --deep`");
+    }
     if !has_python() {
         println!("not run: programs and the Python package; they want Python 3.11 with venv");
     }
@@ -147,6 +167,7 @@ fn steps(deep: bool) -> Vec<Step> {
     });
     let bench = |further| format!("run --quiet --locked --package xtask -- {further}");
     let under = |lines: Vec<String>| lines.iter().map(|line| words(line)).collect();
+    let packages = format!("package --allow-dirty --package {}", PUBLISHED.join(" --package "));
     vec![
         step("format", "fmt --all --check"),
         step("tidy", "run --quiet --locked --package xtask -- tidy"),
@@ -161,6 +182,10 @@ fn steps(deep: bool) -> Vec<Step> {
         several("Rust clients", clients.to_vec(), Tool::Clients),
         several("programs, preloaded", python(&bench("programs")), Tool::Plain),
         several("Python package", python(&bench("wheel")), Tool::Plain),
+        several("saved fuzz inputs", vec![words(FUZZ_INPUTS)], Tool::Fuzz),
+        several("fuzzing", if deep { fuzzing() } else { Vec::new() }, Tool::Nightly),
+        several("licences and sources", deny(), Tool::Plain),
+        step("packages", &packages),
         several("models, all orders", vec![words(MODELS)], Tool::Loom),
         several("models, at random", vec![words(LONG_MODELS)], Tool::Shuttle),
         several("Miri", under(outside::miri(deep)), Tool::Miri),
@@ -169,6 +194,41 @@ fn steps(deep: bool) -> Vec<Step> {
         several("bench --smoke", vec![words(&bench("bench --smoke"))], Tool::Plain),
         several("GPU bundle, on the double", vec![words(&bench("gpu-bundle --try"))], Tool::Plain),
     ]
+}
+
+/// The saved inputs of the fuzz targets, without a fuzzer.
+const FUZZ_INPUTS: &str = "test --quiet --locked --manifest-path fuzz/Cargo.toml --lib";
+/// The targets, and how long each is looked at.
+const FUZZ_TARGETS: [&str; 8] =
+    ["script", "ptrace", "rmm", "torch", "any_trace", "settings", "config", "sizes"];
+const FUZZ_SECONDS: u32 = 300;
+
+/// New inputs for each fuzz target, which go to `fuzz/found`.
+fn fuzzing() -> Vec<Vec<String>> {
+    if !has_cargo("fuzz") {
+        return Vec::new();
+    }
+    let words = |line: String| line.split_whitespace().map(str::to_owned).collect();
+    let run = |name: &&str| {
+        let found = format!("fuzz/found/{name}");
+        let _ = std::fs::create_dir_all(&found); // cargo-fuzz says so where it cannot write
+        words(format!(
+            "fuzz run {name} {found} fuzz/corpus/{name} -- -max_total_time={FUZZ_SECONDS}"
+        ))
+    };
+    FUZZ_TARGETS.iter().map(run).collect()
+}
+
+/// Licences, sources and wildcards of all dependencies, by `deny.toml`.
+fn deny() -> Vec<Vec<String>> {
+    let words = ["deny", "check", "bans", "licenses", "sources"].map(str::to_owned);
+    if has_cargo("deny") { vec![words.to_vec()] } else { Vec::new() }
+}
+
+/// Whether cargo has this command.
+fn has_cargo(name: &str) -> bool {
+    let asked = Command::new(env!("CARGO")).args([name, "--version"]).output();
+    asked.is_ok_and(|said| said.status.success())
 }
 
 /// Counting needs valgrind; without it the step is not run.
@@ -220,7 +280,7 @@ impl Step {
 impl Tool {
     /// Whether it wants a nightly toolchain.
     fn is_outside(self) -> bool {
-        matches!(self, Self::Miri | Self::ThreadSanitizer)
+        matches!(self, Self::Miri | Self::ThreadSanitizer | Self::Nightly)
     }
 
     fn cargo(self, root: &Path) -> Command {
@@ -234,6 +294,12 @@ impl Tool {
                 target(&mut cargo, "clients");
                 cargo
             }
+            Self::Fuzz => {
+                let mut cargo = Command::new(env!("CARGO"));
+                target(&mut cargo, "fuzz");
+                cargo
+            }
+            Self::Nightly => outside::nightly(),
             Self::Loom | Self::Shuttle => {
                 let checker = if self == Self::Loom { "loom" } else { "shuttle" };
                 let mut cargo = Command::new(env!("CARGO"));

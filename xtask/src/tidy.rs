@@ -100,6 +100,7 @@ fn is_root(file: &Path) -> bool {
         || stem == "main"
         || stem == "build"
         || folder.ends_with("tests/ui") // trybuild's
+        || folder.ends_with("src/bin")
         || (["tests", "benches", "examples"].iter().any(|name| folder.ends_with(name))
             && folder.parent().is_some_and(|package| package.join("Cargo.toml").is_file()))
 }

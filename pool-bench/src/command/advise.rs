@@ -27,6 +27,7 @@ impl Advise {
     pub(super) fn run(self, typed: &str) -> Result<String, BadInput> {
         let traces: Result<Vec<_>, _> = self.trace.iter().map(|file| trace::read(file)).collect();
         let traces = traces?;
+        super::say_what_is_missing(&traces);
         self.output.probe()?;
         let bar = progress(advise::ticks(traces.len()), "policies");
         let advised = advise::advise(&traces, || bar.inc(1))?;

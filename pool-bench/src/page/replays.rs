@@ -29,10 +29,7 @@ pub fn trace(trace: &Trace, watched: &[(&PolicySpec, Timeline)], outcomes: &[Out
         trace.allocations,
         bucketpool::Bytes(trace.live_peak_bytes),
         trace.slots,
-        match trace.lost {
-            0 => String::new(),
-            lost => format!(" The recorder lost {lost} operations."),
-        }
+        trace.missing().map_or_else(String::new, |missing| format!(" Of {missing}."))
     );
     Section { title: trace.name.clone(), text, blocks }
 }

@@ -108,9 +108,12 @@ impl<A: DeviceAllocator> Store<A> {
         };
         let mut trims = [Trim::Missing, Trim::Others, Trim::All, Trim::AllOthers].into_iter();
         while short.is_want_of_memory() {
+            // A request above the limit takes no cached memory from those below it.
+            let is_hopeless = !self.ledger.could_hold(want.class.bytes);
             let given_back = match trims.next() {
+                Some(_) if is_hopeless => None,
                 Some(trim) => self.trim_for(want, trim, &mut progress.stage),
-                None if self.wait_for_others(&mut progress)
+                None if !is_hopeless && self.wait_for_others(&mut progress)
                     || self.ask_program(want, &mut progress) =>
                 {
                     Some(self.trim_short(u64::MAX))

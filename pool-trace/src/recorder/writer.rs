@@ -12,6 +12,7 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,8 @@ use std::time::{Duration, Instant};
 const PAUSE: Duration = Duration::from_millis(1);
 /// Text that is compressed at once, in bytes.
 const PORTION: usize = 1 << 16;
+/// Sleeps that the end of a recorder waits for a thread which has taken a slot and not filled it.
+const LAST_WAITS: u32 = 100;
 /// How often a zstd frame ends, so that the file is whole up to there.
 const FRAME: Duration = Duration::from_secs(1);
 /// The level of zstd.
@@ -29,7 +32,7 @@ pub(crate) type StackOf<'s> = &'s dyn Fn(u32) -> Option<Backtrace>;
 
 /// The writer of one file.
 pub(crate) struct Writer {
-    out: zstd::stream::write::Encoder<'static, File>,
+    out: zstd::stream::write::Encoder<'static, Arc<File>>,
     text: String,
     live: Live,
     lanes: HashMap<u64, u32>,
@@ -46,7 +49,7 @@ pub(crate) struct Writer {
 
 impl Writer {
     pub(crate) fn new(file: File, source: &str, writes: bool) -> io::Result<Self> {
-        let out = zstd::stream::write::Encoder::new(file, LEVEL)?;
+        let out = zstd::stream::write::Encoder::new(Arc::new(file), LEVEL)?;
         let (live, lanes, tags, stacks) = Default::default();
         let text = ptrace::header(source, true);
         let (ticks, last, frame) = (Ticks::new(), crate::ticks::now(), Instant::now());
@@ -61,13 +64,17 @@ impl Writer {
         ends: &AtomicBool,
         stack_of: StackOf<'_>,
     ) -> io::Result<Recorded> {
+        let mut waits = 0;
         loop {
             let is_last = ends.load(SeqCst);
             self.ticks.measure();
             let any = self.drain(ring, stack_of)?;
-            if is_last && !any {
+            // A thread may be between taking a slot and filling it.
+            if is_last && !any && (ring.unread() == 0 || waits == LAST_WAITS) {
+                self.recorded.lost += ring.unread();
                 break;
             }
+            waits += u32::from(is_last && !any);
             if self.frame.elapsed() > FRAME {
                 self.end_frame()?;
             }
@@ -117,7 +124,7 @@ impl Writer {
     fn end_frame(&mut self) -> io::Result<()> {
         self.out.write_all(self.text.as_bytes())?;
         self.text.clear();
-        let file = self.out.get_ref().try_clone()?;
+        let file = self.out.get_ref().clone();
         let next = zstd::stream::write::Encoder::new(file, LEVEL)?;
         std::mem::replace(&mut self.out, next).finish()?;
         self.frame = Instant::now();
