@@ -43,6 +43,9 @@ impl DeviceAllocator for FileAllocator {
         if alignment == 1 { Ok(()) } else { Err(refused) }
     }
     fn allocate(&self, request: Request<()>, (): &()) -> Result<Range, DeviceError> {
+        if request.bytes > 1 << 40 {
+            return Err(DeviceError::new(Why::TooLarge, "a range of a file", 0));
+        }
         let at = self.end.fetch_add(request.bytes, Relaxed);
         let full = |_| DeviceError::new(Why::OutOfMemory, "write", 0);
         self.file.write_all_at(&[0], at + request.bytes - 1).map_err(full)?; // ends there

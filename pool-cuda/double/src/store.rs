@@ -177,13 +177,13 @@ impl State {
         if bytes == 0 {
             return Err(code::INVALID_VALUE);
         }
-        let whole = (bytes as u64).next_multiple_of(PART);
+        let whole = (bytes as u64).checked_next_multiple_of(PART).ok_or(code::OUT_OF_MEMORY)?;
         let device = self.stores.get(pool)?.device;
         let room = *CAPACITY - self.taken(device).min(*CAPACITY);
         let (engine, store) = (&mut self.engine, self.stores.get(pool)?);
         store.settle(engine);
         let mut found = store.take(engine, whole, on, false)?;
-        let chunk = whole.next_multiple_of(CHUNK);
+        let chunk = whole.checked_next_multiple_of(CHUNK).ok_or(code::OUT_OF_MEMORY)?;
         if found.is_none() && chunk <= room {
             let start = said(engine.allocate(chunk))?;
             store.chunks.insert(start, chunk);
