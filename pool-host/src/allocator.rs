@@ -171,6 +171,13 @@ impl DeviceAllocator for HostAllocator {
         system::physical_bytes()
     }
 
+    /// glibc keeps what the pool frees, once a large block has raised its mmap threshold: this has
+    /// it give free pages to the system. Costs one step for each free block of a page and more.
+    fn release_kept(&self) -> Result<(), DeviceError> {
+        system::trim_c_heap();
+        Ok(())
+    }
+
     #[inline]
     fn view<'b>(
         &'b self,

@@ -20,6 +20,14 @@ pub(crate) fn coarse_milliseconds() -> u64 {
     part(now.tv_sec, 1000) + part(now.tv_nsec, 1) / 1_000_000
 }
 
+/// Has glibc give free memory back to the system; with another C library, does nothing.
+pub(crate) fn trim_c_heap() {
+    #[cfg(all(target_env = "gnu", not(miri)))]
+    // SAFETY: `malloc_trim` has no preconditions. It is thread-safe, and gives back only memory
+    // that the C library knows as free.
+    keeping_errno(|| unsafe { libc::malloc_trim(0) });
+}
+
 /// Does work whose system calls may fail, and leaves this thread's `errno` as it was: a program
 /// expects that a free does not change it.
 pub(crate) fn keeping_errno<R>(work: impl FnOnce() -> R) -> R {

@@ -39,6 +39,39 @@ fn clear_returns_the_pages_of_an_arena_to_the_system() {
     assert!(pool.allocate(256 << 20).unwrap().iter().step_by(4096).all(|byte| *byte == 0));
 }
 
+/// glibc raises its mmap threshold when a large block is freed, and then keeps what it gets back.
+#[cfg(target_env = "gnu")]
+#[test]
+fn clear_returns_blocks_that_the_c_library_would_keep() {
+    let _alone = ALONE.lock();
+    if std::env::var_os("MALLOC_ARENA_MAX").is_none() {
+        // In the heap of the main thread, as in most programs.
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        again.args(["--exact", "clear_returns_blocks_that_the_c_library_would_keep"]);
+        let output = again.env("MALLOC_ARENA_MAX", "1").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    let pool = BucketPool::new(HostAllocator::new());
+    for bytes in [1 << 20, 4 << 20, 30 << 20] {
+        drop(pool.allocate(bytes).unwrap());
+        pool.clear().unwrap();
+    }
+    let before = resident();
+    let mut live = Vec::new();
+    for _ in 0..400 {
+        let mut buffer = pool.allocate(512 << 10).unwrap();
+        buffer.fill(7);
+        // A block above it in the heap, whose end cannot move then.
+        live.push((buffer, vec![1_u8; 1 << 10]));
+    }
+    assert!(resident() - before >= 180 << 20);
+    let small: Vec<_> = live.into_iter().map(|(_, small)| small).collect();
+    assert!(pool.clear().unwrap() >= 200 << 20);
+    let stays = resident().saturating_sub(before);
+    assert!(stays < 20 << 20, "{stays} bytes stay beside {} small blocks", small.len());
+}
+
 #[cfg(feature = "allocator-api2")]
 #[test]
 fn dropping_an_unfilled_collection_touches_none_of_its_pages() {

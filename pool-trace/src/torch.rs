@@ -2,6 +2,7 @@
 //! containers, which `memory_viz` shows (`torch/csrc/cuda/memory_snapshot.cpp`,
 //! `torch/cuda/_memory_viz.py` of torch 2.15).
 
+mod bounds;
 mod fields;
 
 use crate::malformed::Malformed;
@@ -56,10 +57,16 @@ enum Action {
 /// assert_eq!(again.without_lines().operations, log.without_lines().operations);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn read(source: impl Read) -> Result<Log, Malformed> {
+pub fn read(mut source: impl Read) -> Result<Log, Malformed> {
+    let mut pickle = Vec::new();
+    let all = source.read_to_end(&mut pickle);
+    all.map_err(|error| Malformed::new(error, "a file that can be read to its end"))?;
     let expected = "a snapshot of torch.cuda.memory: a pickle of dicts, lists, numbers and text";
+    if let Some(excess) = bounds::excess(&pickle) {
+        return Err(Malformed::new(format!("a pickle of {excess}"), expected));
+    }
     let value: Value =
-        serde_pickle::value_from_reader(source, DeOptions::new()).map_err(|error| {
+        serde_pickle::value_from_slice(&pickle, DeOptions::new()).map_err(|error| {
             match error.to_string() {
                 // The reader constructs nothing, so it knows no name of a class or function.
                 text if text.contains("global") => {

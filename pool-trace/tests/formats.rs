@@ -251,3 +251,21 @@ fn refused_requests_of_any_size_are_read() {
     let allocated = "op,id,size,lane,dt_ns\na,0,18446744073709551615,0,0\n";
     assert!(pool_trace::read(allocated.as_bytes()).is_err());
 }
+
+/// A small pickle may nest or repeat without end. It is refused before it is unfolded.
+#[test]
+fn a_pickle_that_unfolds_to_too_much_is_refused() {
+    let deep = [b"\x80\x02".as_slice(), &[b']'; 300_000], &[b'a'; 299_999], b"."].concat();
+    // Each list holds the one before twice: 2^40 values.
+    let mut wide = b"\x80\x02]q\x00".to_vec();
+    for level in 1..40 {
+        wide.extend([b']', b'q', level, b'h', level - 1, b'a', b'h', level - 1, b'a']);
+    }
+    wide.push(b'.');
+    // A list is put into the outer one while it is empty, and filled then.
+    let inward = b"\x80\x02]q\x00]q\x01ah\x01h\x00a0.".to_vec();
+    for (what, pickle) in [("levels", deep), ("values", wide), ("holds itself", inward)] {
+        let error = torch::read(&pickle[..]).unwrap_err().to_string();
+        assert!(error.contains(what) && error.lines().count() == 1, "{error}");
+    }
+}

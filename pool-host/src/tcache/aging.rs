@@ -175,10 +175,7 @@ impl Cache {
             return;
         }
         self.untrimmed.store(0, Relaxed);
-        #[cfg(all(target_env = "gnu", not(miri)))]
-        // SAFETY: `malloc_trim` has no preconditions. It is thread-safe, and gives back only memory
-        // that the C library knows as free.
-        system::keeping_errno(|| unsafe { libc::malloc_trim(0) });
+        system::trim_c_heap();
     }
 
     /// Notes that the program grows by `bytes`, and gives cached blocks back when it has grown by
