@@ -5,6 +5,7 @@ pub(crate) mod advise;
 mod bench;
 mod convert;
 mod peers;
+mod soak;
 
 use crate::backend::Backend;
 use crate::contest;
@@ -50,6 +51,7 @@ enum Command {
     Advise(advise::Advise),
     Report(Report),
     Convert(convert::Convert),
+    Soak(soak::Soak),
     Record(Record),
     Compare(Compare),
     /// One contender of a workload, in this process.
@@ -144,6 +146,7 @@ pub fn run(cli: Cli, typed: &str) -> Result<String, BadInput> {
         Command::Advise(advise) => advise.run(typed),
         Command::Report(report) => report.run(typed),
         Command::Convert(convert) => convert.run(),
+        Command::Soak(soak) => soak.run(typed),
         Command::Record(record) => record.run(),
         Command::Compare(Compare { a, b }) => compare::records(&a, &b),
         Command::Contest(contest) => contest.run(),

@@ -28,6 +28,7 @@ pub mod report;
 mod results;
 pub mod rounds;
 pub mod sizes;
+pub mod soak;
 pub mod source;
 pub mod spec;
 pub mod statistics;

@@ -124,6 +124,45 @@ impl Orders {
     }
 }
 
+/// The slope of a line through points, by least squares, and its standard error.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Slope {
+    /// Growth for each unit.
+    pub slope: f64,
+    /// The standard error of `slope`.
+    pub error: f64,
+}
+
+impl Slope {
+    /// Fits a line. Fewer than three points have no slope and no error.
+    #[must_use]
+    pub fn of(points: impl Iterator<Item = (f64, f64)>) -> Self {
+        let points: Vec<_> = points.collect();
+        let count = points.len() as f64;
+        if count < 3.0 {
+            return Self::default();
+        }
+        let sum = |of: &dyn Fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>();
+        let (x, y) = (sum(&|point| point.0) / count, sum(&|point| point.1) / count);
+        let spread = sum(&|point| (point.0 - x).powi(2));
+        let slope = sum(&|point| (point.0 - x) * (point.1 - y)) / spread;
+        let rest = sum(&|point| (point.1 - y - slope * (point.0 - x)).powi(2));
+        Self { slope, error: (rest / (count - 2.0) / spread).sqrt() }
+    }
+
+    /// Returns whether the growth over `units` is more than three errors, and more than `noise`.
+    #[must_use]
+    pub fn grows(&self, units: f64, noise: f64) -> bool {
+        self.slope > 3.0 * self.error && self.slope * units > noise
+    }
+}
+
+impl fmt::Display for Slope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.0} (error {:.0})", self.slope, self.error)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,5 +222,17 @@ mod tests {
             let first = rounds(7).iter().filter(|order| order[0] == place).count();
             assert!((10..45).contains(&first), "contender {place} begins {first} of 100 rounds");
         }
+    }
+
+    #[test]
+    fn a_line_that_rises_more_than_its_noise_grows() {
+        let at = |rise: f64| (0..100_i32).map(move |x| (f64::from(x), rise * f64::from(x)));
+        let noise = || [9.0, -9.0].into_iter().cycle();
+        let noisy = |rise| at(rise).zip(noise()).map(|((x, y), noise)| (x, y + noise));
+        assert!((Slope::of(at(3.0)).slope - 3.0).abs() < 1e-9);
+        assert!(Slope::of(noisy(1.0)).grows(100.0, 50.0), "{}", Slope::of(noisy(1.0)));
+        assert!(!Slope::of(noisy(0.0)).grows(100.0, 50.0), "{}", Slope::of(noisy(0.0)));
+        assert!(!Slope::of(at(0.1)).grows(100.0, 50.0), "less than the noise that is allowed");
+        assert_eq!(Slope::of(at(1.0).take(2)), Slope::default());
     }
 }

@@ -255,7 +255,8 @@ fn refused_requests_of_any_size_are_read() {
 /// A small pickle may nest or repeat without end. It is refused before it is unfolded.
 #[test]
 fn a_pickle_that_unfolds_to_too_much_is_refused() {
-    let deep = [b"\x80\x02".as_slice(), &[b']'; 300_000], &[b'a'; 299_999], b"."].concat();
+    let (lists, appends) = ("]".repeat(300_000), "a".repeat(299_999));
+    let deep = [b"\x80\x02".as_slice(), lists.as_bytes(), appends.as_bytes(), b"."].concat();
     // Each list holds the one before twice: 2^40 values.
     let mut wide = b"\x80\x02]q\x00".to_vec();
     for level in 1..40 {

@@ -36,6 +36,7 @@ cargo xtask convert TRACE FILE         a trace for PyTorch's memory_viz, RMM or 
 cargo xtask record FILE PROGRAM..      record a program; FILE ends in .ptrace.csv.zst
 cargo xtask record COMMAND..           run a command and keep what it prints as a record
 cargo xtask compare RECORD RECORD      whether one record repeats another
+cargo xtask soak [--minutes M]         whether pools grow over time, while device calls fail
 cargo xtask run PROGRAM [ARGUMENT..]   run any program with libbucketpool.so as its malloc
 cargo xtask install FOLDER             copy libbucketpool.so and bucketpool-run there
 cargo xtask programs [--deep]          programs with our malloc and with the C library's
@@ -71,9 +72,9 @@ fn main() -> ExitCode {
         return preload::record(&root, std::path::Path::new(file), program);
     }
     match args.first().map(String::as_str) {
-        Some("bench" | "replay" | "advise" | "report" | "convert" | "record" | "compare") => {
-            bench::run(&root, &args)
-        }
+        Some(
+            "bench" | "replay" | "advise" | "report" | "convert" | "record" | "compare" | "soak",
+        ) => bench::run(&root, &args),
         Some("run") => preload::run(&root, &args[1..]),
         Some("install") => preload::install(&root, &args[1..]),
         Some("programs") => programs::run(&root, &args[1..]),
@@ -87,8 +88,8 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Some(other) => {
-            let tasks = "bench, replay, advise, report, convert, record, compare, run, install, \
-                         programs, wheel, ci, gpu-bundle, web, tidy";
+            let tasks = "bench, replay, advise, report, convert, record, compare, soak, run, \
+                         install, programs, wheel, ci, gpu-bundle, web, tidy";
             eprintln!("error: task `{other}`; expected one of {tasks}");
             ExitCode::from(BAD_INPUT)
         }

@@ -58,6 +58,7 @@ struct Fault {
 
 impl Faults {
     pub(super) fn fail(&mut self, call: SimCall, skip: u64, times: u64) {
+        self.0.retain(|fault| fault.times > 0);
         self.0.push(Fault { call, skip, times });
     }
 

@@ -1,0 +1,214 @@
+//! A soak: threads replay traces over shared pools, again and again, while device calls fail. What
+//! the pools and the process hold must not grow once they are warm.
+
+use crate::input::BadInput;
+use crate::machine::resident;
+use crate::statistics::Slope;
+use crate::trace::{Step, Trace};
+use bucketpool::host::HostAllocator;
+use bucketpool::sim::{SimCall, SimDevice};
+use bucketpool::{ArenaConfig, BucketPool, DeviceAllocator, KIB, PooledBuffer};
+use serde::{Deserialize, Serialize};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Steps of a trace in one round, so that a round takes about a second.
+const STEPS: usize = 20_000;
+/// One of this many samples, from the start, warms the pools up.
+const WARM: usize = 4;
+/// Calls of the simulated device that fail now and then.
+const FAULTS: [SimCall; 5] =
+    [SimCall::Allocate, SimCall::Free, SimCall::Commit, SimCall::Decommit, SimCall::Query];
+
+/// The figures after one round, when all buffers are dropped.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    seconds: f64,
+    reserved: u64,
+    resident: u64,
+    descriptors: u64,
+}
+
+/// The outcome of a soak; one line of its record.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Soaked {
+    /// Minutes that it took.
+    pub soak_minutes: f64,
+    /// Threads that replayed.
+    pub threads: usize,
+    /// Rounds, each of which replays a part of a trace on each thread over each pool.
+    pub rounds: u64,
+    /// Requests and frees.
+    pub operations: u64,
+    /// Requests that were refused because a call of the device failed.
+    pub refused: u64,
+    /// Bytes that the pools hold, per hour.
+    pub reserved: Slope,
+    /// Resident bytes of the process, per hour.
+    pub resident: Slope,
+    /// Open file descriptors, per hour.
+    pub descriptors: Slope,
+}
+
+/// The pools that a soak shares between its threads.
+struct Pools {
+    buckets: BucketPool<HostAllocator>,
+    pages: BucketPool<HostAllocator>,
+    device: SimDevice,
+    faulty: BucketPool<SimDevice>,
+    faulty_arena: BucketPool<SimDevice>,
+}
+
+impl Pools {
+    fn new() -> Self {
+        let device = SimDevice::new();
+        let host = || BucketPool::builder(HostAllocator::new());
+        let sim = || BucketPool::builder(device.clone());
+        Self {
+            buckets: host().build(),
+            pages: host().arena(ArenaConfig::pages(64 * KIB, 0.05)).build(),
+            faulty: sim().build(),
+            faulty_arena: sim().arena(ArenaConfig::pages(64 * KIB, 0.05)).build(),
+            device,
+        }
+    }
+
+    /// Bytes that all of them hold. What the device refused to take back is not growth of a pool.
+    fn reserved(&self) -> u64 {
+        let of = |stats: bucketpool::PoolStats| stats.reserved_bytes - stats.lost_bytes;
+        [
+            of(self.buckets.stats_exact()),
+            of(self.pages.stats_exact()),
+            of(self.faulty.stats_exact()),
+            of(self.faulty_arena.stats_exact()),
+        ]
+        .iter()
+        .sum()
+    }
+
+    /// Checks that the figures of each pool add up when no buffer is live.
+    fn check(&self) -> Result<(), BadInput> {
+        let all = [self.buckets.stats_exact(), self.pages.stats_exact()];
+        let all = all.into_iter().chain([self.faulty.stats_exact()]);
+        for stats in all.chain([self.faulty_arena.stats_exact()]) {
+            let parts = stats.cached_bytes + stats.lost_bytes;
+            if stats.allocated_bytes != 0 || stats.reserved_bytes != parts {
+                let what = format!("figures that do not add up when nothing is live: {stats}");
+                return Err(BadInput::new(what, "reserved = cached + lost"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Operations of all threads.
+#[derive(Default)]
+struct SoakCounts {
+    operations: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// Replays parts of `traces` on `threads` threads for this long. `tick` is called after each round
+/// with the seconds that have passed.
+///
+/// # Errors
+///
+/// Figures of a pool that do not add up.
+pub fn soak(
+    traces: &[Trace],
+    threads: usize,
+    time: Duration,
+    mut tick: impl FnMut(u64),
+) -> Result<Soaked, BadInput> {
+    let (pools, counts, start) = (Pools::new(), SoakCounts::default(), Instant::now());
+    let mut samples = Vec::new();
+    let mut rounds = 0;
+    while start.elapsed() < time {
+        thread::scope(|scope| {
+            for number in 0..threads {
+                let trace = &traces[(number + rounds) % traces.len()];
+                let (pools, counts, at) = (&pools, &counts, number + rounds * threads);
+                scope.spawn(move || round(pools, counts, trace, at));
+            }
+        });
+        rounds += 1;
+        pools.check()?;
+        let seconds = start.elapsed().as_secs_f64();
+        let (reserved, resident, descriptors) = (pools.reserved(), resident(), descriptors());
+        samples.push(Sample { seconds, reserved, resident, descriptors });
+        tick(start.elapsed().as_secs());
+    }
+    let warm = &samples[samples.len() / WARM..];
+    let slope = |of: fn(&Sample) -> u64| {
+        Slope::of(warm.iter().map(|sample| (sample.seconds / 3600.0, of(sample) as f64)))
+    };
+    Ok(Soaked {
+        soak_minutes: start.elapsed().as_secs_f64() / 60.0,
+        threads,
+        rounds: rounds as u64,
+        operations: counts.operations.load(Relaxed),
+        refused: counts.refused.load(Relaxed),
+        reserved: slope(|sample| sample.reserved),
+        resident: slope(|sample| sample.resident),
+        descriptors: slope(|sample| sample.descriptors),
+    })
+}
+
+/// One thread's part of a round: a part of a trace over each pool, where a call of the device fails
+/// in the middle.
+fn round(pools: &Pools, counts: &SoakCounts, trace: &Trace, number: usize) {
+    let from = number * STEPS % trace.steps.len().max(1);
+    let steps = &trace.steps[from..trace.steps.len().min(from + STEPS)];
+    pools.device.fail(FAULTS[number % FAULTS.len()], number as u64 % 7, 1 + number as u64 % 3);
+    replay(&pools.buckets, trace, steps, counts);
+    replay(&pools.pages, trace, steps, counts);
+    replay(&pools.faulty, trace, steps, counts);
+    replay(&pools.faulty_arena, trace, steps, counts);
+    pools.device.run();
+}
+
+fn replay<A: DeviceAllocator>(
+    pool: &BucketPool<A>,
+    trace: &Trace,
+    steps: &[Step],
+    counts: &SoakCounts,
+) {
+    let mut live: Vec<Option<PooledBuffer<A>>> = Vec::new();
+    live.resize_with(trace.slots, || None);
+    let mut refused = 0;
+    for step in steps {
+        match *step {
+            Step::Allocate { slot, bytes, .. } => {
+                let got = pool.allocate(bytes);
+                refused += u64::from(got.is_err());
+                live[slot as usize] = got.ok();
+            }
+            Step::Free { slot, .. } => live[slot as usize] = None,
+            Step::Use { .. } => {}
+        }
+    }
+    counts.operations.fetch_add(steps.len() as u64, Relaxed);
+    counts.refused.fetch_add(refused, Relaxed);
+}
+
+/// Open file descriptors of this process; 0 where the system does not tell.
+fn descriptors() -> u64 {
+    std::fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count() as u64)
+}
+
+impl Soaked {
+    /// Returns the figures that grow by more than their error allows.
+    #[must_use]
+    pub fn growing(&self) -> Vec<String> {
+        let mib = f64::from(1 << 20);
+        let figures = [
+            ("reserved bytes", self.reserved, mib),
+            ("resident bytes", self.resident, 8.0 * mib),
+            ("file descriptors", self.descriptors, 1.0),
+        ];
+        let hours = self.soak_minutes / 60.0;
+        let grows = figures.into_iter().filter(|(_, slope, noise)| slope.grows(hours, *noise));
+        grows.map(|(name, slope, _)| format!("{name} grow by {slope} per hour")).collect()
+    }
+}
