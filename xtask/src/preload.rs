@@ -2,10 +2,12 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, ExitStatus};
 
+/// The programs that leave a trace.
+const TRACED: &str = "a dynamically linked program that allocates memory";
 /// The script that checks a program and runs it with the library.
 const SCRIPT: &str = "pool-preload/bucketpool-run";
 
@@ -81,11 +83,19 @@ pub(crate) fn record(root: &Path, file: &Path, args: &[String]) -> ExitCode {
         }
     };
     let part = folder.join("part.ptrace.csv.zst");
+    if part.to_str().is_none_or(|part| part.contains(',')) {
+        let _ = fs::remove_dir_all(&folder);
+        eprintln!("error: {}: a folder without a comma, in UTF-8, is expected", folder.display());
+        return ExitCode::from(crate::BAD_INPUT);
+    }
+    // Ctrl-C and SIGTERM end the program, which shares them, and then its trace is kept. Should
+    // there be no handler, they end this process too.
+    let _ = ctrlc::set_handler(|| ());
     let words = std::env::var("BUCKETPOOL_HOST").map_or(String::new(), |words| words + ",");
     let words = format!("{words}trace={}", part.display());
     let status = command(root, &library).args(args).env("BUCKETPOOL_HOST", words).status();
     let code = match status {
-        Ok(status) => status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1),
+        Ok(status) => exit_code(status),
         Err(error) => {
             eprintln!("error: {SCRIPT}: {error}");
             1
@@ -100,9 +110,16 @@ pub(crate) fn record(root: &Path, file: &Path, args: &[String]) -> ExitCode {
     let _ = fs::remove_dir_all(&folder);
     match kept {
         true => eprintln!("recorded {}; next: cargo xtask advise {0}", file.display()),
-        false => eprintln!("error: no process left a trace; expected a dynamically linked program"),
+        false => eprintln!("error: no process left a trace; expected {TRACED}"),
     }
     ExitCode::from(if code == 0 && !kept { 1 } else { code })
+}
+
+/// Returns the exit code of a program; 128 and the number of the signal that ended it, as shells
+/// do.
+fn exit_code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
 /// Returns whether cargo sets this variable for the programs that it runs.
