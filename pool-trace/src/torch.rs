@@ -2,16 +2,15 @@
 //! containers, which `memory_viz` shows (`torch/csrc/cuda/memory_snapshot.cpp`,
 //! `torch/cuda/_memory_viz.py` of torch 2.15).
 
-mod bounds;
-mod fields;
+mod pickle;
 
 use crate::malformed::Malformed;
 use crate::operation::{Kind, Log, Operation};
 use crate::ptrace::{LANES_MOST, SIZE_LIMIT};
-use fields::{dict, list, number, number_or, of, text};
+use pickle::Pickle;
 use pool_core::{MemoryMap, RangeMap, RangeState, SegmentMap};
-use serde_pickle::{DeOptions, HashableValue, SerOptions, Value};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use serde_pickle::{HashableValue, SerOptions, Value};
+use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Read, Write};
 
 /// The address of the first block that [`write`] invents.
@@ -61,25 +60,12 @@ pub fn read(mut source: impl Read) -> Result<Log, Malformed> {
     let mut pickle = Vec::new();
     let all = source.read_to_end(&mut pickle);
     all.map_err(|error| Malformed::new(error, "a file that can be read to its end"))?;
-    let expected = "a snapshot of torch.cuda.memory: a pickle of dicts, lists, numbers and text";
-    if let Some(excess) = bounds::excess(&pickle) {
-        return Err(Malformed::new(format!("a pickle of {excess}"), expected));
-    }
-    let value: Value =
-        serde_pickle::value_from_slice(&pickle, DeOptions::new()).map_err(|error| {
-            match error.to_string() {
-                // The reader constructs nothing, so it knows no name of a class or function.
-                text if text.contains("global") => {
-                    Malformed::new("a pickle that would construct an object", expected)
-                }
-                text => Malformed::new(format!("a pickle that cannot be read: {text}"), expected),
-            }
-        })?;
-    let snapshot = dict(&value, "the snapshot")?;
-    let traces = list(of(snapshot, "device_traces", "the snapshot")?, "`device_traces`")?;
+    let pickle = Pickle::read(&pickle)?;
+    let snapshot = pickle.root();
+    let traces = snapshot.of("device_traces", "the snapshot")?.list("`device_traces`")?;
     let mut entries = Vec::new();
-    for (device, trace) in traces.iter().enumerate() {
-        for (at, entry) in list(trace, "a trace of `device_traces`")?.iter().enumerate() {
+    for (device, trace) in traces.enumerate() {
+        for (at, entry) in trace.list("a trace of `device_traces`")?.enumerate() {
             entries.extend(entry_of(entry, device, at)?);
         }
     }
@@ -89,10 +75,13 @@ pub fn read(mut source: impl Read) -> Result<Log, Malformed> {
     log_of(&before, &entries)
 }
 
-fn entry_of(value: &Value, device: usize, at: usize) -> Result<Option<Entry>, Malformed> {
+fn entry_of(
+    entry: pickle::Value<'_>,
+    device: usize,
+    at: usize,
+) -> Result<Option<Entry>, Malformed> {
     let what = format!("entry {at} of device {device}");
-    let entry = dict(value, &what)?;
-    let action = match text(of(entry, "action", &what)?, "`action`")? {
+    let action = match entry.of("action", &what)?.text("`action`")? {
         "alloc" => Action::Allocate,
         "free_requested" => Action::FreeRequested,
         "free_completed" | "free" => Action::FreeCompleted,
@@ -101,23 +90,23 @@ fn entry_of(value: &Value, device: usize, at: usize) -> Result<Option<Entry>, Ma
         "oom" => Action::OutOfMemory,
         _ => return Ok(None), // snapshot, annotate, and what later versions add
     };
-    let bytes = number(of(entry, "size", &what)?, &what)?;
+    let bytes = entry.of("size", &what)?.number(&what)?;
     if bytes > SIZE_LIMIT && action != Action::OutOfMemory {
         return Err(Malformed::new(format!("{what}: size {bytes}"), "at most 2^47 bytes"));
     }
     let address = match action {
         Action::OutOfMemory => 0, // it has `device_free` in this place
-        _ => number(of(entry, "addr", &what)?, &what)?,
+        _ => entry.of("addr", &what)?.number(&what)?,
     };
-    let micros = number_or(entry, "time_us", 0)?;
-    let stream = number_or(entry, "stream", 0)?;
+    let micros = entry.number_or("time_us", 0)?;
+    let stream = entry.number_or("stream", 0)?;
     Ok(Some(Entry { micros, device, action, address, bytes, stream }))
 }
 
 /// Returns the blocks that were allocated before the trace began: those that it frees without an
 /// allocation, and those that are live in the end and that it does not allocate.
 fn live_before(
-    snapshot: &BTreeMap<HashableValue, Value>,
+    snapshot: pickle::Value<'_>,
     entries: &[Entry],
 ) -> Result<Vec<(usize, u64, u64, u64)>, Malformed> {
     let (mut before, mut seen) = (Vec::new(), BTreeSet::new());
@@ -129,18 +118,16 @@ fn live_before(
             before.push((*device, *address, *bytes, *stream));
         }
     }
-    let Some(segments) = snapshot.get(&HashableValue::String("segments".into())) else {
+    let Some(segments) = snapshot.get("segments", "the snapshot")? else {
         return Ok(before);
     };
-    for segment in list(segments, "`segments`")? {
-        let segment = dict(segment, "a segment")?;
-        let device = usize::try_from(number_or(segment, "device", 0)?).unwrap_or(0);
+    for segment in segments.list("`segments`")? {
+        let device = usize::try_from(segment.number_or("device", 0)?).unwrap_or(0);
         let (stream, mut address) =
-            (number_or(segment, "stream", 0)?, number_or(segment, "address", 0)?);
-        for block in list(of(segment, "blocks", "a segment")?, "`blocks`")? {
-            let block = dict(block, "a block")?;
-            let size = number(of(block, "size", "a block")?, "a block")?;
-            let at = number_or(block, "address", address)?;
+            (segment.number_or("stream", 0)?, segment.number_or("address", 0)?);
+        for block in segment.of("blocks", "a segment")?.list("`blocks`")? {
+            let size = block.of("size", "a block")?.number("a block")?;
+            let at = block.number_or("address", address)?;
             address = at.saturating_add(size);
             if size > SIZE_LIMIT {
                 return Err(Malformed::new(
@@ -148,9 +135,9 @@ fn live_before(
                     "at most 2^47 bytes",
                 ));
             }
-            let state = text(of(block, "state", "a block")?, "`state`")?;
+            let state = block.of("state", "a block")?.text("`state`")?;
             if state == "active_allocated" && seen.insert((device, at)) {
-                before.push((device, at, number_or(block, "requested_size", size)?, stream));
+                before.push((device, at, block.number_or("requested_size", size)?, stream));
             }
         }
     }
