@@ -3,7 +3,7 @@
 //! `cargo xtask ci` runs the saved inputs in `corpus` through them; `cargo xtask ci --deep` looks
 //! for new ones, five minutes for each target.
 
-use pool_core::conformance::{Script, Subject};
+use pool_core::conformance::{DeviceHooks, Script, Subject};
 use pool_core::sim::{SimCall, SimDevice};
 use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, PoolConfig};
 use pool_host::HostAllocator;
@@ -14,7 +14,9 @@ use pool_trace::{Log, Malformed};
 pub fn script(bytes: &[u8]) {
     let script = Script::decode(&bytes[..bytes.len().min(1 << 10)]);
     let host = || Subject::new(HostAllocator::new);
-    let sim = || Subject::new(SimDevice::new).device(SimDevice::held_bytes, fail);
+    let pending = SimDevice::pending_failures;
+    let hooks = DeviceHooks { held: SimDevice::held_bytes, fail, pending };
+    let sim = || Subject::new(SimDevice::new).device(hooks);
     let checked = match bytes.last().map_or(0, |byte| byte % 6) {
         0 => host().check(&script),
         1 => host().arena(&ArenaConfig::pages(4 * KIB, 0.1)).check(&script),

@@ -4,7 +4,7 @@
 //! A run of the tests takes the first operations of each bundled trace. A long run takes more:
 //!
 //! ```console
-//! $ BUCKETPOOL_OPERATIONS=1000000 \
+//! $ BUCKETPOOL_OPERATIONS=2000 \
 //!     cargo test --release -p pool-bench --test failures -- --nocapture
 //! ```
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests; a long run says what it did")]
@@ -82,14 +82,20 @@ fn with_failure(mut replay: Replay<'_>, call: SimCall, skip: u64, times: u64) {
     let parts = stats.allocated_bytes + stats.cached_bytes + stats.lost_bytes;
     assert_eq!((stats.reserved_bytes, device.held_bytes()), (parts, parts), "{what}: {stats}");
     if times == 1 {
-        // One refusal is retried after cached memory was given back.
-        assert!(replay.refused == 0 || parts > 0, "{what}: {} refused", replay.refused);
+        // One refusal is retried, at most it refuses one request.
+        assert!(replay.refused <= 1, "{what}: {} refused", replay.refused);
         assert!(pool.allocate(1000).is_ok(), "{what}: the next call");
     }
     replay.live.clear();
-    let _ = pool.clear(); // refused by a device that refuses every free
+    let cleared = pool.clear().and_then(|_| pool.clear());
     let stats = pool.stats();
     assert_eq!((stats.allocated_bytes, stats.requested_bytes), (0, 0), "{what}");
+    if times == 1 && device.pending_failures() == 0 && cleared.is_ok() {
+        let lost = stats.lost_bytes;
+        assert_eq!((stats.reserved_bytes, device.held_bytes()), (lost, lost), "{what}: {stats}");
+        let gives_back = matches!(call, SimCall::Free | SimCall::Decommit);
+        assert!(lost == 0 || gives_back, "{what}: {lost} bytes are lost");
+    }
     drop(pool);
     assert_eq!(device.clones(), 1, "{what}: a buffer or a pool is still there");
     let takes_back = matches!(call, SimCall::Free | SimCall::Decommit | SimCall::Query);

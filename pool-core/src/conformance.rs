@@ -19,13 +19,13 @@ mod subject;
 
 pub use model::Violation;
 pub use script::{BadScript, Script, Settings, Step};
-pub use subject::Subject;
+pub use subject::{DeviceHooks, Subject};
 
 use crate::{ArenaConfig, BucketPool, Sliceable, Transfer};
 
 /// Scripts of one run of the suite, and the steps of each.
-const SCRIPTS: u64 = 60;
-const STEPS: usize = 60;
+const SCRIPTS: u64 = if cfg!(miri) { 2 } else { 60 };
+const STEPS: usize = if cfg!(miri) { 20 } else { 60 };
 
 /// Runs the suites over allocators that `make` makes. Each check gets a fresh one.
 ///
@@ -62,5 +62,6 @@ pub fn run<A: Transfer>(make: impl Fn() -> A) {
 pub fn run_arena<A: Sliceable + Transfer>(make: impl Fn() -> A, config: &ArenaConfig) {
     port_suite::run_parts(&make);
     pool_suite::run_on(&|| BucketPool::builder(make()).arena(config.clone()));
+    secrets::no_owner_sees_anothers_bytes(BucketPool::builder(make()).arena(config.clone()));
     Subject::new(make).arena(config).try_random(0..SCRIPTS, STEPS);
 }

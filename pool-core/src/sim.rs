@@ -155,6 +155,12 @@ impl SimDevice {
         self.driver.0.lock().fail(call, skip, times);
     }
 
+    /// How many calls are still to fail.
+    #[must_use]
+    pub fn pending_failures(&self) -> u64 {
+        self.driver.0.lock().pending_failures()
+    }
+
     /// Uses that were not ordered after the use before them, so far.
     #[must_use]
     pub fn hazards(&self) -> usize {

@@ -107,6 +107,14 @@ fn a_request_above_the_limit_takes_no_cached_memory() {
         assert_eq!((error.why(), error.figures().given_back_bytes), (Why::Limit, 0));
         assert_eq!(pool.stats().cached_bytes, MIB);
     }
+    let asked = Arc::new(AtomicU64::new(0));
+    let seen = asked.clone();
+    let builder = BucketPool::builder(SimDevice::new()).reserved_limit(4 * MIB);
+    let builder = builder.on_shortage(move |_| seen.fetch_add(1, SeqCst) < 3);
+    let pool = builder.cached_limit(CachedLimit::Unlimited).build();
+    drop(pool.allocate(MIB).unwrap());
+    assert_eq!(pool.allocate(5 * MIB).unwrap_err().why(), Why::Limit);
+    assert_eq!((asked.load(SeqCst), pool.stats().cached_bytes), (4, MIB));
 }
 
 #[test]

@@ -5,9 +5,9 @@
 //! run from then on. `BUCKETPOOL_SEED` and `BUCKETPOOL_SCRIPTS` choose other scripts.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::conformance::{Script, Step, Subject};
+use pool_core::conformance::{DeviceHooks, Script, Step, Subject};
 use pool_core::sim::{SimCall, SimDevice};
-use pool_core::{ArenaConfig, KIB};
+use pool_core::{ArenaConfig, BucketPolicy, KIB, ZeroPolicy};
 use std::path::Path;
 
 const CALLS: [SimCall; 8] = [
@@ -22,8 +22,12 @@ const CALLS: [SimCall; 8] = [
 ];
 
 fn subject() -> Subject<'static, SimDevice> {
-    Subject::new(SimDevice::new).device(SimDevice::held_bytes, |device, call, skip| {
-        device.fail(CALLS[usize::try_from(call % 8).unwrap()], skip, 1);
+    Subject::new(SimDevice::new).device(DeviceHooks {
+        held: SimDevice::held_bytes,
+        fail: |device, call, skip| {
+            device.fail(CALLS[usize::try_from(call % 8).unwrap()], skip, 1);
+        },
+        pending: SimDevice::pending_failures,
     })
 }
 
@@ -85,4 +89,26 @@ fn any_bytes_are_a_script() {
     assert_eq!(Script::decode(&[255; 6]).steps, [Step::Fail(0, 0)]);
     assert_eq!(Script::random(7, 50), Script::random(7, 50));
     assert_ne!(Script::random(7, 50), Script::random(8, 50));
+}
+
+/// Random scripts reach every setting and every step.
+#[test]
+fn random_scripts_reach_everything() {
+    let scripts: Vec<Script> = (0..1000).map(|seed| Script::random(seed, 60)).collect();
+    let settings = || scripts.iter().map(|script| &script.settings);
+    for zero in [ZeroPolicy::Never, ZeroPolicy::OnReturn, ZeroPolicy::OnAllocate] {
+        assert!(settings().any(|settings| settings.zero == zero), "{zero:?}");
+    }
+    assert!(settings().any(|settings| settings.policy == BucketPolicy::Exact));
+    assert!(settings().any(|settings| settings.policy == BucketPolicy::PowerOfTwo));
+    assert!(settings().any(|settings| matches!(settings.policy, BucketPolicy::Tiered(_))));
+    assert!(settings().any(|settings| matches!(settings.policy, BucketPolicy::Fit { .. })));
+    assert!(settings().any(|settings| settings.reserved.is_some()));
+    assert!(settings().any(|settings| settings.bucket.is_some()));
+    let names = scripts.iter().flat_map(|script| &script.steps).map(|step| {
+        let text = step.to_string();
+        text.split(' ').next().unwrap_or_default().to_owned()
+    });
+    let names: std::collections::BTreeSet<String> = names.collect();
+    assert_eq!(names.len(), 11, "{names:?}");
 }

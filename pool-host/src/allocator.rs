@@ -12,6 +12,7 @@ use std::alloc::{self, Layout};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Host memory from the program's global allocator, at any alignment.
 ///
@@ -117,6 +118,11 @@ impl HostView<'_> {
     }
 }
 
+/// Bytes that all pools gave to the global allocator since the C library was last asked to trim.
+static FREED: AtomicUsize = AtomicUsize::new(0);
+/// Fewer freed bytes than this are not worth a walk through the heap.
+const TRIMMED: usize = 1 << 20;
+
 impl DeviceAllocator for HostAllocator {
     type Block = HostBlock;
     type View<'b> = HostView<'b>;
@@ -159,6 +165,7 @@ impl DeviceAllocator for HostAllocator {
             // is moved in here. Any `HostAllocator` may free it, because all of them call the
             // global allocator.
             unsafe { alloc::dealloc(block.base.as_ptr(), layout) };
+            FREED.fetch_add(block.bytes, Relaxed);
         }
         Ok(())
     }
@@ -173,8 +180,12 @@ impl DeviceAllocator for HostAllocator {
 
     /// glibc keeps what the pool frees, once a large block has raised its mmap threshold: this has
     /// it give free pages to the system. Costs one step for each free block of a page and more.
+    /// Does nothing until at least [`TRIMMED`] bytes were freed since the last time.
     fn release_kept(&self) -> Result<(), DeviceError> {
-        system::trim_c_heap();
+        if FREED.load(Relaxed) >= TRIMMED {
+            FREED.store(0, Relaxed);
+            system::trim_c_heap();
+        }
         Ok(())
     }
 

@@ -167,7 +167,8 @@ fn steps(deep: bool) -> Vec<Step> {
     });
     let bench = |further| format!("run --quiet --locked --package xtask -- {further}");
     let under = |lines: Vec<String>| lines.iter().map(|line| words(line)).collect();
-    let packages = format!("package --allow-dirty --package {}", PUBLISHED.join(" --package "));
+    let packages =
+        format!("package --locked --allow-dirty --package {}", PUBLISHED.join(" --package "));
     vec![
         step("format", "fmt --all --check"),
         step("tidy", "run --quiet --locked --package xtask -- tidy"),
@@ -203,18 +204,15 @@ const FUZZ_TARGETS: [&str; 8] =
     ["script", "ptrace", "rmm", "torch", "any_trace", "settings", "config", "sizes"];
 const FUZZ_SECONDS: u32 = 300;
 
-/// New inputs for each fuzz target, which go to `fuzz/found`.
+/// A search for new inputs of each fuzz target, which go to its folder in `fuzz/corpus`; git
+/// ignores them by their names.
 fn fuzzing() -> Vec<Vec<String>> {
     if !has_cargo("fuzz") {
         return Vec::new();
     }
     let words = |line: String| line.split_whitespace().map(str::to_owned).collect();
     let run = |name: &&str| {
-        let found = format!("fuzz/found/{name}");
-        let _ = std::fs::create_dir_all(&found); // cargo-fuzz says so where it cannot write
-        words(format!(
-            "fuzz run {name} {found} fuzz/corpus/{name} -- -max_total_time={FUZZ_SECONDS}"
-        ))
+        words(format!("fuzz run {name} fuzz/corpus/{name} -- -max_total_time={FUZZ_SECONDS}"))
     };
     FUZZ_TARGETS.iter().map(run).collect()
 }

@@ -37,19 +37,18 @@ impl Soak {
         let threads = usize::try_from(self.threads).unwrap_or(1);
         let soaked = soak(&all?, threads, time, |seconds| bar.set_position(seconds))?;
         bar.finish_and_clear();
-        if self.record {
-            let line = serde_json::to_string(&soaked).unwrap_or_default();
-            super::recorded(&run, &[line])?;
-        }
-        let before =
-            if self.record { earlier() } else { [earlier(), vec![soaked.clone()]].concat() };
-        let (minutes, operations) = before
-            .iter()
-            .fold((0.0, 0), |sum, one| (sum.0 + one.soak_minutes, sum.1 + one.operations));
         let growing = soaked.growing();
         if !growing.is_empty() {
             return Err(BadInput::new(growing.join("; "), "figures that stay the same"));
         }
+        if self.record {
+            let line = serde_json::to_string(&soaked).unwrap_or_default();
+            super::recorded(&run, &[line])?;
+        }
+        let recorded = earlier();
+        let all = if self.record { recorded } else { [recorded, vec![soaked.clone()]].concat() };
+        let minutes: f64 = all.iter().map(|one| one.soak_minutes).sum();
+        let operations: u64 = all.iter().map(|one| one.operations).sum();
         Ok(format!(
             "{:.1} minutes, {} threads, {} rounds, {} operations, {} refused: nothing grows\n\
              reserved bytes {} per hour; resident {}; file descriptors {}\n\

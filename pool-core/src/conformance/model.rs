@@ -63,8 +63,10 @@ struct Run<'s, A: Transfer> {
     /// The most that may be reserved: the limit, or what was reserved when it was lowered.
     ceiling: u64,
     now: u64,
-    /// Whether some call of the device was made to fail.
+    /// Whether a call of the device may fail in this step.
     has_faults: bool,
+    /// Bytes that the device did not take back when a call of it failed.
+    lost: u64,
     next_byte: u8,
     scratch: Vec<u8>,
 }
@@ -105,12 +107,16 @@ impl<'s, A: Transfer> Run<'s, A> {
             ceiling: limit,
             now: 0,
             has_faults: false,
+            lost: 0,
             next_byte: 1,
             scratch: Vec::new(),
         }
     }
 
     fn step(&mut self, step: Step) -> Result<(), String> {
+        let pending =
+            self.subject.device.map_or(0, |device| (device.pending)(self.pool.allocator()));
+        self.has_faults = pending > 0;
         match step {
             Step::Allocate(bytes) => self.allocate(bytes, false),
             Step::Zeroed(bytes) => self.allocate(bytes, true),
@@ -131,9 +137,8 @@ impl<'s, A: Transfer> Run<'s, A> {
                 self.given_back(given).map(|_| ())
             }
             Step::Fail(call, skip) => {
-                if let Some(fail) = self.subject.fail {
-                    fail(self.pool.allocator(), call, skip);
-                    self.has_faults = true;
+                if let Some(device) = self.subject.device {
+                    (device.fail)(self.pool.allocator(), call, skip);
                 }
                 Ok(())
             }
@@ -176,8 +181,13 @@ impl<'s, A: Transfer> Run<'s, A> {
         self.refused += 1;
         let asked = error.figures().requested_bytes;
         expect!(asked == bytes, "the error for {bytes} bytes says {asked}");
+        // An arena's free ranges may be too short, but only a limit makes that a refusal.
+        expect!(
+            self.has_faults || self.limit < u64::MAX,
+            "refused without a limit and without a fault of the device: {error}"
+        );
         if !self.subject.has_arena && !self.has_faults {
-            let live = self.live_bytes();
+            let live = self.live_bytes() + self.lost;
             expect!(
                 error.why() == Why::Limit && live.saturating_add(block) > self.limit,
                 "refused with {live} bytes live, a block of {block}, a limit of {}: {error}",
@@ -226,8 +236,9 @@ impl<'s, A: Transfer> Run<'s, A> {
     fn shrink(&mut self, bytes: u64) -> Result<(), String> {
         self.given_back(self.pool.shrink_to(bytes))?;
         if !self.subject.has_arena && !self.has_faults {
-            let (reserved, live) = (self.pool.stats().reserved_bytes, self.live_bytes());
-            expect!(reserved <= bytes.max(live), "{reserved} bytes stay, {live} of them live");
+            let (reserved, live) =
+                (self.pool.stats().reserved_bytes, self.live_bytes() + self.lost);
+            expect!(reserved <= bytes.max(live), "{reserved} stay, {live} of them live or lost");
         }
         Ok(())
     }
@@ -235,8 +246,9 @@ impl<'s, A: Transfer> Run<'s, A> {
     fn clear(&mut self) -> Result<(), String> {
         self.given_back(self.pool.clear())?;
         if !self.has_faults && (!self.subject.has_arena || self.live.is_empty()) {
-            let (reserved, live) = (self.pool.stats().reserved_bytes, self.live_bytes());
-            expect!(reserved == live, "{reserved} bytes stay, {live} of them live");
+            let (reserved, live) =
+                (self.pool.stats().reserved_bytes, self.live_bytes() + self.lost);
+            expect!(reserved == live, "{reserved} stay, {live} of them live or lost");
         }
         Ok(())
     }
@@ -271,11 +283,13 @@ impl<'s, A: Transfer> Run<'s, A> {
         for (name, is, expected) in pairs {
             expect!(is == expected, "{name}: {is}, expected {expected}");
         }
-        if let Some(held) = self.subject.held {
-            let held = held(self.pool.allocator());
+        if let Some(device) = self.subject.device {
+            let held = (device.held)(self.pool.allocator());
             expect!(s.reserved_bytes == held, "{} reserved, {held} held", s.reserved_bytes);
         }
-        expect!(s.lost_bytes == 0 || self.has_faults, "{} bytes are lost", s.lost_bytes);
+        let lost = s.lost_bytes;
+        expect!(lost == self.lost || self.has_faults, "{lost} bytes are lost, not {}", self.lost);
+        self.lost = lost;
         let most = self.ceiling;
         expect!(s.reserved_bytes <= most, "{} reserved of {most} allowed", s.reserved_bytes);
         self.ceiling = self.limit.max(most.min(s.reserved_bytes));
@@ -302,10 +316,10 @@ impl<'s, A: Transfer> Run<'s, A> {
 
     fn end(mut self) -> Result<(), String> {
         while !self.live.is_empty() {
-            self.free(0)?;
+            self.step(Step::Free(0))?;
         }
         self.compare()?;
-        self.clear()?;
+        self.step(Step::Clear)?;
         self.compare()
     }
 

@@ -114,8 +114,11 @@ impl Script {
         let head = |at: usize| head.get(at).copied().unwrap_or(0);
         let settings = Settings {
             policy: policy_of(head(0)),
-            zero: [ZeroPolicy::Never, ZeroPolicy::OnReturn, ZeroPolicy::OnAllocate]
-                [usize::from(head(1).saturating_sub(128) / 64).min(2)],
+            zero: match head(1) {
+                0..128 => ZeroPolicy::Never,
+                128..192 => ZeroPolicy::OnReturn,
+                192.. => ZeroPolicy::OnAllocate,
+            },
             cached: match head(2) {
                 0..128 => CachedLimit::Unlimited,
                 bits => CachedLimit::Bytes(u64::from(bits - 128) * KIB),

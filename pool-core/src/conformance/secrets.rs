@@ -8,7 +8,7 @@ use crate::device::transfer::Transfer;
 use crate::device::{Clearing, DeviceAllocator, MarkOf, Memory, Request, StreamOf};
 use crate::error::DeviceError;
 use crate::stream::clock::StreamClock;
-use crate::{BucketPool, CachedLimit, ZeroPolicy};
+use crate::{BucketPool, CachedLimit, PoolBuilder, ZeroPolicy};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -122,7 +122,8 @@ impl<A: Transfer> Transfer for Watched<A> {
 
 /// The policies that zero, over allocators that `make` makes.
 pub(super) fn run<A: Transfer>(make: &impl Fn() -> A) {
-    no_owner_sees_anothers_bytes(make());
+    let hits = no_owner_sees_anothers_bytes(BucketPool::builder(make()));
+    assert!(hits > 3, "blocks were reused {hits} times");
     a_block_is_zeroed_whole_before_it_is_handed_out(make());
     // Elsewhere a drop may not give the device work, and a block is zeroed when it serves again.
     if A::MEMORY.free_in_drop && matches!(A::MEMORY.clearing, Clearing::AtOnce) {
@@ -137,7 +138,7 @@ fn watched<A: Transfer>(inner: A, zero: ZeroPolicy) -> (BucketPool<Watched<A>>, 
     (pool, found)
 }
 
-fn use_all<A: Transfer>(pool: &BucketPool<Watched<A>>, bytes: u64) {
+fn use_all<A: Transfer>(pool: &BucketPool<A>, bytes: u64) {
     let mut buffer = pool.allocate(bytes).unwrap();
     let seen = buffer.contents().unwrap().into_iter().filter(|byte| *byte == CANARY).count();
     assert_eq!(seen, 0, "{seen} of {bytes} bytes are another owner's");
@@ -145,12 +146,16 @@ fn use_all<A: Transfer>(pool: &BucketPool<Watched<A>>, bytes: u64) {
     buffer.write_at(0, &canaries).unwrap();
 }
 
-fn no_owner_sees_anothers_bytes<A: Transfer>(inner: A) {
-    let (pool, _) = watched(inner, ZeroPolicy::OnReturn);
-    for bytes in SIZES {
-        use_all(&pool, bytes);
+/// Owners of all sizes follow each other; in a pool with an arena their blocks are split and
+/// coalesced. Returns how many were hits.
+pub(super) fn no_owner_sees_anothers_bytes<A: Transfer>(builder: PoolBuilder<A>) -> u64 {
+    let pool = builder.zero(ZeroPolicy::OnReturn).cached_limit(CachedLimit::Unlimited).build();
+    for turn in 0..3 {
+        for bytes in SIZES.into_iter().chain([5000, 40_000]) {
+            use_all(&pool, bytes + turn);
+        }
     }
-    assert!(pool.stats().hits > 3, "blocks were reused");
+    pool.stats().hits
 }
 
 /// The first owner used all of the block; the second asks for one byte of it and detaches it, so
@@ -172,6 +177,9 @@ fn no_byte_reaches_the_device<A: Transfer>(inner: A) {
     }
     let large = 9 * crate::MIB; // larger than what is kept
     use_all(&pool, large);
+    let mut detached = pool.allocate(700).unwrap();
+    detached.write_at(0, &[CANARY; 700]).unwrap();
+    detached.detach().free().unwrap();
     pool.clear().unwrap();
     drop(pool);
     let found = found.load(Relaxed);

@@ -15,7 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// use bucketpool::conformance::{Script, Subject};
 /// use bucketpool::sim::SimDevice;
 ///
-/// let subject = Subject::new(SimDevice::new).device(SimDevice::held_bytes, |_, _, _| ());
+/// let subject = Subject::new(SimDevice::new);
 /// let script: Script = "policy exact\nallocate 1000\nfree 0\ntrim 1\n".parse()?;
 /// assert!(subject.check(&script).is_ok());
 /// subject.try_random(0..10, 40);
@@ -24,8 +24,32 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub struct Subject<'m, A: Transfer> {
     builder: Box<dyn Fn() -> PoolBuilder<A> + 'm>,
     pub(super) has_arena: bool,
-    pub(super) held: Option<fn(&A) -> u64>,
-    pub(super) fail: Option<fn(&A, u64, u64)>,
+    pub(super) device: Option<DeviceHooks<A>>,
+}
+
+/// How the suite looks at the device of an allocator, and lets its calls fail.
+pub struct DeviceHooks<A> {
+    /// Returns the bytes that the device has handed out.
+    pub held: fn(&A) -> u64,
+    /// Lets the call of this number, modulo the number of calls, fail once, after that many more
+    /// of its kind.
+    pub fail: fn(&A, u64, u64),
+    /// Returns how many calls are still to fail.
+    pub pending: fn(&A) -> u64,
+}
+
+impl<A> Clone for DeviceHooks<A> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A> Copy for DeviceHooks<A> {}
+
+impl<A> fmt::Debug for DeviceHooks<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceHooks").finish_non_exhaustive()
+    }
 }
 
 #[expect(clippy::panic, reason = "a suite of tests: a panic is how it reports")]
@@ -33,15 +57,13 @@ impl<'m, A: Transfer> Subject<'m, A> {
     /// Pools of whole blocks over allocators that `make` makes.
     pub fn new(make: impl Fn() -> A + 'm) -> Self {
         let builder = Box::new(move || BucketPool::builder(make()));
-        Self { builder, has_arena: false, held: None, fail: None }
+        Self { builder, has_arena: false, device: None }
     }
 
-    /// Adds a look at the device. `held` returns the bytes that it has handed out, and
-    /// `fail(device, call, skip)` lets the call number `call` modulo the number of calls fail once,
-    /// after `skip` more of its kind.
+    /// Adds a look at the device.
     #[must_use]
-    pub fn device(self, held: fn(&A) -> u64, fail: fn(&A, u64, u64)) -> Self {
-        Self { held: Some(held), fail: Some(fail), ..self }
+    pub fn device(self, device: DeviceHooks<A>) -> Self {
+        Self { device: Some(device), ..self }
     }
 
     /// The pool that a script asks for.

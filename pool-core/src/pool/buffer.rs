@@ -370,6 +370,20 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         self.store().tell(EventKind::Free, self.record.about(stream));
     }
 
+    /// Zeroes a block that comes back, if the pool does that: only where no stream can still be
+    /// reading, and where the call is legal anywhere. Returns whether it is zeroed.
+    fn zero_on_return(&mut self) -> bool {
+        let Record { home, part, marks, bytes, .. } = &mut **self.record;
+        // SAFETY: as in `store`.
+        let store: &Store<A> = unsafe { store_at(home) };
+        if !store.bounds.zero_on_return || A::MEMORY.clearing != Clearing::AtOnce {
+            return false;
+        }
+        let clock = store.allocator.clock();
+        let done = marks.get_mut().all_are(|mark| clock.is_seen_done(mark));
+        done && store.zero(part, *bytes, clock.default_stream()).is_ok()
+    }
+
     /// Gives back what the thread's own cache did not keep. Only the drop calls it.
     #[inline(never)]
     fn drop_slow(&mut self) {
@@ -383,17 +397,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
                 return;
             }
         }
-        let Record { home, part, marks, bytes, .. } = &mut **self.record;
-        // SAFETY: as in `store`.
-        let store: &Store<A> = unsafe { store_at(home) };
-        let mut zeroed = false;
-        // Only where no stream can still be reading, and where the call is legal anywhere.
-        if store.bounds.zero_on_return && A::MEMORY.clearing == Clearing::AtOnce {
-            let clock = store.allocator.clock();
-            let done = marks.get_mut().all_are(|mark| clock.is_seen_done(mark));
-            let on = clock.default_stream();
-            zeroed = done && store.zero(part, *bytes, on).is_ok();
-        }
+        let zeroed = self.zero_on_return();
         // SAFETY: a buffer is dropped once, and nothing follows in this function.
         let (claim, parts) = unsafe { self.take_parts() };
         claim.end(|store| store.free_to_book(parts, zeroed));
@@ -470,10 +474,11 @@ impl<A: DeviceAllocator> Detached<A> {
         }
         buffer.tell_freed();
         buffer.check_guard();
+        let zeroed = buffer.zero_on_return();
         // SAFETY: the buffer is not dropped and not used again.
         let (claim, record) = unsafe { buffer.take_parts() };
         if !claim.store().book.is_blocks() {
-            claim.end(|store| store.free_to_book(record, false));
+            claim.end(|store| store.free_to_book(record, zeroed));
             return Ok(());
         }
         let refusal = claim.store().free_detached(record);

@@ -116,7 +116,9 @@ impl<A: DeviceAllocator> Store<A> {
                 None if !is_hopeless && self.wait_for_others(&mut progress)
                     || self.ask_program(want, &mut progress) =>
                 {
-                    Some(self.trim_short(u64::MAX))
+                    // The program may have raised the limit.
+                    let fits = self.ledger.could_hold(want.class.bytes);
+                    Some(if fits { self.trim_short(u64::MAX) } else { 0 })
                 }
                 None => break,
             };

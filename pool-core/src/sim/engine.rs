@@ -244,6 +244,12 @@ impl Engine {
         self.script.fail(call, skip, times);
     }
 
+    /// How many calls are still to fail.
+    #[must_use]
+    pub fn pending_failures(&self) -> u64 {
+        self.script.pending()
+    }
+
     /// Whether anything is queued.
     #[must_use]
     pub fn is_busy(&self) -> bool {

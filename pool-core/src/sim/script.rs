@@ -62,6 +62,10 @@ impl Faults {
         self.0.push(Fault { call, skip, times });
     }
 
+    pub(super) fn pending(&self) -> u64 {
+        self.0.iter().map(|fault| fault.times).sum()
+    }
+
     /// Whether a call that comes now is to fail; counts it.
     pub(super) fn check(
         &mut self,

@@ -71,7 +71,7 @@ impl Writer {
             let any = self.drain(ring, stack_of)?;
             // A thread may be between taking a slot and filling it.
             if is_last && !any && (ring.unread() == 0 || waits == LAST_WAITS) {
-                self.recorded.lost += ring.unread();
+                self.note_lost(ring.lost() + ring.unread());
                 break;
             }
             waits += u32::from(is_last && !any);
@@ -112,12 +112,15 @@ impl Writer {
                 }
             }
         }
-        let lost = ring.lost();
+        self.note_lost(ring.lost());
+        Ok(any)
+    }
+
+    fn note_lost(&mut self, lost: u64) {
         if lost > self.recorded.lost {
             self.recorded.lost = lost;
             let _ = writeln!(self.text, "#lost,{lost}");
         }
-        Ok(any)
     }
 
     /// Ends the frame, and begins the next.
