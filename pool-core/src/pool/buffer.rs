@@ -372,11 +372,15 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
 
     /// Zeroes a block that comes back, if the pool does that: only where no stream can still be
     /// reading, and where the call is legal anywhere. Returns whether it is zeroed.
+    #[inline]
     fn zero_on_return(&mut self) -> bool {
+        if A::MEMORY.clearing != Clearing::AtOnce {
+            return false;
+        }
         let Record { home, part, marks, bytes, .. } = &mut **self.record;
         // SAFETY: as in `store`.
         let store: &Store<A> = unsafe { store_at(home) };
-        if !store.bounds.zero_on_return || A::MEMORY.clearing != Clearing::AtOnce {
+        if !store.bounds.zero_on_return {
             return false;
         }
         let clock = store.allocator.clock();
