@@ -155,7 +155,12 @@ impl SimDevice {
         self.driver.0.lock().fail(call, skip, times);
     }
 
-    /// How many calls are still to fail.
+    /// Lets no more calls fail, whatever [`SimDevice::fail`] has asked for.
+    pub fn stop_failing(&self) {
+        self.driver.0.lock().stop_failing();
+    }
+
+    /// Returns how many calls are still to fail.
     #[must_use]
     pub fn pending_failures(&self) -> u64 {
         self.driver.0.lock().pending_failures()

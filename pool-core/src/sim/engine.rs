@@ -45,7 +45,7 @@ pub struct Engine {
     id: u64,
     memory: SimMemory,
     calls: SimCalls,
-    script: Faults,
+    faults: Faults,
     streams: Vec<Queue>,
     /// What the host has seen done, and so all that it gives from then on is ordered after.
     host: VectorClock,
@@ -64,7 +64,7 @@ impl Engine {
             id: NEXT.fetch_add(1, Relaxed),
             memory: SimMemory::new(capacity),
             calls: SimCalls::default(),
-            script: Faults::default(),
+            faults: Faults::default(),
             streams: vec![Queue::default()],
             host: VectorClock::default(),
             shadow: Shadow::default(),
@@ -98,7 +98,7 @@ impl Engine {
     /// [`Why::OutOfMemory`] over the capacity, or when the script says so.
     pub fn allocate(&mut self, bytes: u64) -> Result<u64, DeviceError> {
         self.drift();
-        self.script.check(SimCall::Allocate, Why::OutOfMemory, "sim allocate")?;
+        self.faults.check(SimCall::Allocate, Why::OutOfMemory, "sim allocate")?;
         let at = self.memory.allocate(bytes)?;
         self.calls.allocations += 1;
         Ok(at)
@@ -110,7 +110,7 @@ impl Engine {
     ///
     /// [`Why::Foreign`] for an address at which no block begins, or when the script says so.
     pub fn free(&mut self, at: u64) -> Result<(), DeviceError> {
-        self.script.check(SimCall::Free, Why::Other, "sim free")?;
+        self.faults.check(SimCall::Free, Why::Other, "sim free")?;
         for range in self.memory.free(at)? {
             self.gone(&range);
         }
@@ -133,7 +133,7 @@ impl Engine {
     ///
     /// As for [`Engine::reserve`].
     pub fn reserve_aligned(&mut self, bytes: u64, alignment: u64) -> Result<u64, DeviceError> {
-        self.script.check(SimCall::Reserve, Why::OutOfMemory, "sim reserve")?;
+        self.faults.check(SimCall::Reserve, Why::OutOfMemory, "sim reserve")?;
         let at = self.memory.reserve(bytes, alignment)?;
         self.calls.reservations += 1;
         Ok(at)
@@ -147,7 +147,7 @@ impl Engine {
     /// [`Why::Foreign`] outside a reservation, or when the script says so.
     pub fn commit(&mut self, pages: &Range<u64>) -> Result<(), DeviceError> {
         self.drift();
-        self.script.check(SimCall::Commit, Why::OutOfMemory, "sim commit")?;
+        self.faults.check(SimCall::Commit, Why::OutOfMemory, "sim commit")?;
         self.memory.commit(pages)?;
         self.calls.commits += 1;
         Ok(())
@@ -159,7 +159,7 @@ impl Engine {
     ///
     /// [`Why::Other`] where there is none, or when the script says so.
     pub fn decommit(&mut self, pages: &Range<u64>) -> Result<(), DeviceError> {
-        self.script.check(SimCall::Decommit, Why::Other, "sim decommit")?;
+        self.faults.check(SimCall::Decommit, Why::Other, "sim decommit")?;
         self.memory.decommit(pages)?;
         self.gone(pages);
         self.calls.decommits += 1;
@@ -241,13 +241,18 @@ impl Engine {
 
     /// Lets a kind of call fail: after `skip` more of its kind, `times` times.
     pub fn fail(&mut self, call: SimCall, skip: u64, times: u64) {
-        self.script.fail(call, skip, times);
+        self.faults.fail(call, skip, times);
     }
 
-    /// How many calls are still to fail.
+    /// Lets no more calls fail.
+    pub fn stop_failing(&mut self) {
+        self.faults.clear();
+    }
+
+    /// Returns how many calls are still to fail.
     #[must_use]
     pub fn pending_failures(&self) -> u64 {
-        self.script.pending()
+        self.faults.pending()
     }
 
     /// Whether anything is queued.

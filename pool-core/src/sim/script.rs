@@ -23,6 +23,20 @@ pub enum SimCall {
     Decommit,
 }
 
+impl SimCall {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Allocate,
+        Self::Free,
+        Self::Record,
+        Self::Wait,
+        Self::Query,
+        Self::Reserve,
+        Self::Commit,
+        Self::Decommit,
+    ];
+}
+
 /// Successful calls of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -45,7 +59,7 @@ pub struct SimCalls {
     pub decommits: u64,
 }
 
-/// What is to fail.
+/// Calls that are to fail.
 #[derive(Debug, Default)]
 pub(super) struct Faults(Vec<Fault>);
 
@@ -60,6 +74,10 @@ impl Faults {
     pub(super) fn fail(&mut self, call: SimCall, skip: u64, times: u64) {
         self.0.retain(|fault| fault.times > 0);
         self.0.push(Fault { call, skip, times });
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
     }
 
     pub(super) fn pending(&self) -> u64 {

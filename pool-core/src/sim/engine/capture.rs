@@ -8,12 +8,12 @@ use std::collections::HashMap;
 #[derive(Debug, Default)]
 pub struct Graph {
     branches: usize,
-    steps: Vec<(usize, InGraph)>,
+    steps: Vec<(usize, GraphStep)>,
     events: usize,
 }
 
 #[derive(Clone, Debug)]
-enum InGraph {
+enum GraphStep {
     Use { op: Op, bytes: Range<u64>, what: &'static str },
     Record(usize),
     Wait(usize),
@@ -47,7 +47,7 @@ impl Captures {
         what: &'static str,
     ) -> bool {
         let Some((_, branch, graph)) = self.branch(on) else { return false };
-        let step = InGraph::Use { op: op.clone(), bytes: bytes.clone(), what };
+        let step = GraphStep::Use { op: op.clone(), bytes: bytes.clone(), what };
         graph.steps.push((branch, step));
         true
     }
@@ -57,7 +57,7 @@ impl Captures {
         let (id, branch, graph) = self.branch(on)?;
         let number = graph.events;
         graph.events += 1;
-        graph.steps.push((branch, InGraph::Record(number)));
+        graph.steps.push((branch, GraphStep::Record(number)));
         let (clock, captured) = (VectorClock::default(), Some((id, number)));
         Some(Event { stream: on, at: 0, clock, captured })
     }
@@ -78,7 +78,7 @@ impl Captures {
         });
         match self.branch(on) {
             Some((id, branch, graph)) if id == of => {
-                graph.steps.push((branch, InGraph::Wait(number)));
+                graph.steps.push((branch, GraphStep::Wait(number)));
                 Ok(true)
             }
             _ => refuse("sim wait for another capture", 902),
@@ -151,13 +151,13 @@ impl Engine {
         for (branch, step) in &graph.steps {
             let stream = streams[*branch];
             match step {
-                InGraph::Use { op, bytes, what } => {
+                GraphStep::Use { op, bytes, what } => {
                     self.give_use(stream, bytes.clone(), what, op.clone());
                 }
-                InGraph::Record(number) => {
+                GraphStep::Record(number) => {
                     events.insert(*number, self.event(stream));
                 }
-                InGraph::Wait(number) => {
+                GraphStep::Wait(number) => {
                     if let Some(event) = events.get(number) {
                         self.wait_for(stream, event);
                     }
@@ -176,11 +176,11 @@ impl Graph {
         for (at, (branch, step)) in self.steps.iter().enumerate() {
             reached[*branch][*branch] = at + 1;
             match step {
-                InGraph::Use { .. } => last[*branch] = at + 1,
-                InGraph::Record(number) => {
+                GraphStep::Use { .. } => last[*branch] = at + 1,
+                GraphStep::Record(number) => {
                     recorded.insert(*number, reached[*branch].clone());
                 }
-                InGraph::Wait(number) => {
+                GraphStep::Wait(number) => {
                     let known = recorded.get(number).cloned().unwrap_or_default();
                     for (mine, theirs) in reached[*branch].iter_mut().zip(known) {
                         *mine = theirs.max(*mine);

@@ -83,7 +83,7 @@ impl Engine {
     /// When the script says so.
     pub fn record(&mut self, on: usize) -> Result<Event, DeviceError> {
         self.drift();
-        self.script.check(SimCall::Record, Why::Other, "sim record")?;
+        self.faults.check(SimCall::Record, Why::Other, "sim record")?;
         self.calls.records += 1;
         Ok(self.captures.record(on).unwrap_or_else(|| self.event(on)))
     }
@@ -99,7 +99,7 @@ impl Engine {
     ///
     /// When the script says so.
     pub fn wait(&mut self, on: usize, event: &Event) -> Result<(), DeviceError> {
-        self.script.check(SimCall::Wait, Why::Other, "sim wait")?;
+        self.faults.check(SimCall::Wait, Why::Other, "sim wait")?;
         let captured = self.captures.wait(on, event)?;
         self.calls.waits += 1;
         if !captured {
@@ -120,7 +120,7 @@ impl Engine {
     /// When the script says so.
     pub fn query(&mut self, event: &Event) -> Result<bool, DeviceError> {
         self.drift();
-        self.script.check(SimCall::Query, Why::Other, "sim query")?;
+        self.faults.check(SimCall::Query, Why::Other, "sim query")?;
         if event.captured.is_some() {
             return Err(DeviceError::new(Why::NotSubmitted, "sim query of a captured event", 907));
         }
