@@ -3,8 +3,8 @@
 //! `cargo xtask ci` runs the saved inputs in `corpus` through them; `cargo xtask ci --deep` looks
 //! for new ones, five minutes for each target.
 
-use pool_core::conformance::{DeviceHooks, Script, Subject};
-use pool_core::sim::{SimCall, SimDevice};
+use pool_core::conformance::{Script, Subject};
+use pool_core::sim::SimDevice;
 use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, PoolConfig};
 use pool_host::HostAllocator;
 use pool_trace::{Log, Malformed};
@@ -14,9 +14,7 @@ use pool_trace::{Log, Malformed};
 pub fn script(bytes: &[u8]) {
     let script = Script::decode(&bytes[..bytes.len().min(1 << 10)]);
     let host = || Subject::new(HostAllocator::new);
-    let pending = SimDevice::pending_failures;
-    let hooks = DeviceHooks { held: SimDevice::held_bytes, fail, pending };
-    let sim = || Subject::new(SimDevice::new).device(hooks);
+    let sim = Subject::simulated;
     let checked = match bytes.last().map_or(0, |byte| byte % 6) {
         0 => host().check(&script),
         1 => host().arena(&ArenaConfig::pages(4 * KIB, 0.1)).check(&script),
@@ -26,20 +24,6 @@ pub fn script(bytes: &[u8]) {
         _ => sim().arena(&ArenaConfig::grow()).check(&script),
     };
     assert_eq!(checked, Ok(()), "\n{script}");
-}
-
-fn fail(device: &SimDevice, call: u64, skip: u64) {
-    let calls = [
-        SimCall::Allocate,
-        SimCall::Free,
-        SimCall::Record,
-        SimCall::Wait,
-        SimCall::Query,
-        SimCall::Reserve,
-        SimCall::Commit,
-        SimCall::Decommit,
-    ];
-    device.fail(calls[call as usize % calls.len()], skip, 1);
 }
 
 /// A `.ptrace.csv`; what is read is written and read again.
@@ -86,7 +70,6 @@ fn reads(bytes: &[u8], read: impl Fn(&[u8]) -> Result<Log, Malformed>, write: Op
 
 /// The words of `BUCKETPOOL_HOST`.
 pub fn settings(bytes: &[u8]) {
-    #[cfg(fuzzing)]
     pool_host::fuzz_settings(bytes);
     if let Ok(text) = std::str::from_utf8(bytes) {
         if let Err(error) = text.parse::<pool_core::preset::Caching>() {

@@ -6,7 +6,7 @@
 //!
 //! - The port: what each method of [`DeviceAllocator`](crate::DeviceAllocator) promises.
 //! - The pool: what a program relies on.
-//! - Secrets: what a [`ZeroPolicy`](crate::ZeroPolicy) clears.
+//! - Secrets: what a [`ZeroPolicy`](crate::ZeroPolicy) zeroes.
 //! - Scripts: random operations, compared with a naive model after each ([`Script`]).
 
 mod model;
@@ -17,9 +17,8 @@ mod secrets;
 mod shrink;
 mod subject;
 
-pub use model::Violation;
 pub use script::{BadScript, Script, Settings, Step};
-pub use subject::{DeviceHooks, Subject};
+pub use subject::Subject;
 
 use crate::{ArenaConfig, BucketPool, Sliceable, Transfer};
 

@@ -191,17 +191,7 @@ impl<A: Simulated> Run<A> {
     }
 
     fn fail_a_call(&mut self) {
-        let calls = [
-            SimCall::Allocate,
-            SimCall::Record,
-            SimCall::Wait,
-            SimCall::Query,
-            SimCall::Reserve,
-            SimCall::Commit,
-            SimCall::Decommit,
-            SimCall::Free,
-        ];
-        let (call, skip, times) = (calls[self.dice.index(8)], self.dice.below(4), 1);
+        let (call, skip, times) = (SimCall::ALL[self.dice.index(8)], self.dice.below(4), 1);
         self.device.fail(call, skip, times);
         self.failures = true;
     }

@@ -5,31 +5,10 @@
 //! run from then on. `BUCKETPOOL_SEED` and `BUCKETPOOL_SCRIPTS` choose other scripts.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::conformance::{DeviceHooks, Script, Step, Subject};
-use pool_core::sim::{SimCall, SimDevice};
+use pool_core::conformance::{Script, Step, Subject};
+use pool_core::sim::SimDevice;
 use pool_core::{ArenaConfig, BucketPolicy, KIB, ZeroPolicy};
 use std::path::Path;
-
-const CALLS: [SimCall; 8] = [
-    SimCall::Allocate,
-    SimCall::Free,
-    SimCall::Record,
-    SimCall::Wait,
-    SimCall::Query,
-    SimCall::Reserve,
-    SimCall::Commit,
-    SimCall::Decommit,
-];
-
-fn subject() -> Subject<'static, SimDevice> {
-    Subject::new(SimDevice::new).device(DeviceHooks {
-        held: SimDevice::held_bytes,
-        fail: |device, call, skip| {
-            device.fail(CALLS[usize::try_from(call % 8).unwrap()], skip, 1);
-        },
-        pending: SimDevice::pending_failures,
-    })
-}
 
 fn subjects() -> Vec<Subject<'static, SimDevice>> {
     let arenas = [
@@ -39,8 +18,8 @@ fn subjects() -> Vec<Subject<'static, SimDevice>> {
         ArenaConfig::torch(),
         ArenaConfig::segments(16 * KIB).uncached(),
     ];
-    let arenas = arenas.iter().map(|config| subject().arena(config));
-    std::iter::once(subject()).chain(arenas).collect()
+    let arenas = arenas.iter().map(|config| Subject::simulated().arena(config));
+    std::iter::once(Subject::simulated()).chain(arenas).collect()
 }
 
 fn setting(name: &str, otherwise: u64) -> u64 {

@@ -51,7 +51,8 @@ pub use pool_core::PooledArray;
 pub use tcache::{Tcache, TcacheStats};
 
 /// Parses the words of `BUCKETPOOL_HOST`, for the fuzz target of that name.
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
 pub fn fuzz_settings(words: &[u8]) {
     settings::Settings::DEFAULT.with_words(words);
 }

@@ -65,14 +65,15 @@ pub fn begin() -> bool {
     }
     // SAFETY: the handler stores a flag, which is legal in a forked child. If it cannot be
     // registered, a child would fill a ring that nothing reads.
-    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    unsafe { libc::pthread_atfork(None, None, Some(stop)) };
     system::at_exit(end);
     THREAD.want();
     ON.store(true, Release);
     true
 }
 
-extern "C" fn in_child() {
+/// Stops recording where no writer reads the ring: in a forked child, and without a thread.
+extern "C" fn stop() {
     ON.store(false, Relaxed);
     DONE.store(true, Relaxed);
 }
@@ -116,7 +117,7 @@ fn push(words: impl FnOnce(u64) -> [u64; 7]) {
         ring.push(words(thread));
     }
     if THREAD.is_wanted() && !THREAD.start(run) {
-        in_child(); // nothing will ever read the ring, as in a forked child
+        stop(); // no thread will ever read the ring
     }
 }
 

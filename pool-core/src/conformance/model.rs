@@ -15,11 +15,11 @@ use std::time::Duration;
 
 /// A difference between a pool and the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Violation {
+pub(super) struct Violation {
     /// The number of the step that it was seen after, from 1, and the step; `None` at the end.
-    pub step: Option<(usize, Step)>,
+    step: Option<(usize, Step)>,
     /// The difference.
-    pub what: String,
+    what: String,
 }
 
 impl fmt::Display for Violation {
@@ -114,8 +114,11 @@ impl<'s, A: Transfer> Run<'s, A> {
     }
 
     fn step(&mut self, step: Step) -> Result<(), String> {
-        let pending =
-            self.subject.device.map_or(0, |device| (device.pending)(self.pool.allocator()));
+        let pending = self
+            .subject
+            .device
+            .as_ref()
+            .map_or(0, |device| (device.pending)(self.pool.allocator()));
         self.has_faults = pending > 0;
         match step {
             Step::Allocate(bytes) => self.allocate(bytes, false),
@@ -137,7 +140,7 @@ impl<'s, A: Transfer> Run<'s, A> {
                 self.given_back(given).map(|_| ())
             }
             Step::Fail(call, skip) => {
-                if let Some(device) = self.subject.device {
+                if let Some(device) = &self.subject.device {
                     (device.fail)(self.pool.allocator(), call, skip);
                 }
                 Ok(())
@@ -283,7 +286,7 @@ impl<'s, A: Transfer> Run<'s, A> {
         for (name, is, expected) in pairs {
             expect!(is == expected, "{name}: {is}, expected {expected}");
         }
-        if let Some(device) = self.subject.device {
+        if let Some(device) = &self.subject.device {
             let held = (device.held)(self.pool.allocator());
             expect!(s.reserved_bytes == held, "{} reserved, {held} held", s.reserved_bytes);
         }

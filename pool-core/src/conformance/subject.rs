@@ -3,6 +3,8 @@
 use super::script::Script;
 use super::shrink;
 use crate::device::transfer::Transfer;
+#[cfg(feature = "sim")]
+use crate::sim::{SimCall, SimDevice};
 use crate::{ArenaConfig, BucketPool, PoolBuilder, Sliceable};
 use std::fmt;
 use std::ops::Range;
@@ -27,29 +29,15 @@ pub struct Subject<'m, A: Transfer> {
     pub(super) device: Option<DeviceHooks<A>>,
 }
 
-/// How the suite looks at the device of an allocator, and lets its calls fail.
-pub struct DeviceHooks<A> {
+/// How the model looks at the device of an allocator, and lets its calls fail.
+pub(super) struct DeviceHooks<A> {
     /// Returns the bytes that the device has handed out.
-    pub held: fn(&A) -> u64,
+    pub(super) held: fn(&A) -> u64,
     /// Lets the call of this number, modulo the number of calls, fail once, after that many more
     /// of its kind.
-    pub fail: fn(&A, u64, u64),
+    pub(super) fail: fn(&A, u64, u64),
     /// Returns how many calls are still to fail.
-    pub pending: fn(&A) -> u64,
-}
-
-impl<A> Clone for DeviceHooks<A> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<A> Copy for DeviceHooks<A> {}
-
-impl<A> fmt::Debug for DeviceHooks<A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceHooks").finish_non_exhaustive()
-    }
+    pub(super) pending: fn(&A) -> u64,
 }
 
 #[expect(clippy::panic, reason = "a suite of tests: a panic is how it reports")]
@@ -58,12 +46,6 @@ impl<'m, A: Transfer> Subject<'m, A> {
     pub fn new(make: impl Fn() -> A + 'm) -> Self {
         let builder = Box::new(move || BucketPool::builder(make()));
         Self { builder, has_arena: false, device: None }
-    }
-
-    /// Adds a look at the device.
-    #[must_use]
-    pub fn device(self, device: DeviceHooks<A>) -> Self {
-        Self { device: Some(device), ..self }
     }
 
     /// The pool that a script asks for.
@@ -120,6 +102,23 @@ impl<'m, A: Transfer> Subject<'m, A> {
             let why = self.check(&least).err().unwrap_or(found);
             panic!("seed {seed}: {why}\nthe shortest script that shows it:\n\n{least}");
         }
+    }
+}
+
+#[cfg(feature = "sim")]
+impl Subject<'static, SimDevice> {
+    /// Pools over the simulated device, whose calls fail where a script says so, and which tells
+    /// what it has handed out.
+    #[must_use]
+    pub fn simulated() -> Self {
+        let fail = |device: &SimDevice, call: u64, skip| {
+            let calls = SimCall::ALL;
+            let at = usize::try_from(call % calls.len() as u64).unwrap_or(0);
+            device.fail(calls[at], skip, 1);
+        };
+        let pending = SimDevice::pending_failures;
+        let device = DeviceHooks { held: SimDevice::held_bytes, fail, pending };
+        Self { device: Some(device), ..Self::new(SimDevice::new) }
     }
 }
 
