@@ -287,14 +287,9 @@ impl Tool {
         };
         match self {
             Self::Plain => Command::new(env!("CARGO")),
-            Self::Clients => {
+            Self::Clients | Self::Fuzz => {
                 let mut cargo = Command::new(env!("CARGO"));
-                target(&mut cargo, "clients");
-                cargo
-            }
-            Self::Fuzz => {
-                let mut cargo = Command::new(env!("CARGO"));
-                target(&mut cargo, "fuzz");
+                target(&mut cargo, if self == Self::Fuzz { "fuzz" } else { "clients" });
                 cargo
             }
             Self::Nightly => outside::nightly(),
