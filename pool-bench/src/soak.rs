@@ -23,8 +23,8 @@ const WARM: usize = 4;
 /// Calls of the simulated device that fail now and then.
 const FAULTS: [SimCall; 4] = [SimCall::Allocate, SimCall::Free, SimCall::Commit, SimCall::Decommit];
 
-/// The figures after some rounds, when all buffers are dropped: bytes reserved before the pools were
-/// emptied, and the rest after.
+/// The figures after some rounds, when all buffers are dropped: bytes reserved before the pools
+/// were emptied, and the rest after.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     seconds: f64,
