@@ -180,7 +180,7 @@ impl DeviceAllocator for HostAllocator {
 
     /// glibc keeps what the pool frees, once a large block has raised its mmap threshold: this has
     /// it give free pages to the system. Costs one step for each free block of a page and more.
-    /// Does nothing until at least [`TRIMMED`] bytes were freed since the last time.
+    /// Does nothing until at least 1 MiB was freed since the last time.
     fn release_kept(&self) -> Result<(), DeviceError> {
         if FREED.load(Relaxed) >= TRIMMED {
             FREED.store(0, Relaxed);
