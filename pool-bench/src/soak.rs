@@ -9,7 +9,8 @@ use bucketpool::host::HostAllocator;
 use bucketpool::sim::{SimCall, SimDevice};
 use bucketpool::{ArenaConfig, BucketPool, DeviceAllocator, KIB, PoolStats, PooledBuffer};
 use serde::{Deserialize, Serialize};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -131,7 +132,8 @@ struct SoakCounts {
     refused: AtomicU64,
 }
 
-/// Replays parts of `traces` on `threads` threads for this long. `tick` is called after each round
+/// Replays parts of `traces` on `threads` threads for this long. The threads live for all of it, as
+/// those of a service do: glibc keeps heap for each thread that ever ran. `tick` is called after each round
 /// with the seconds that have passed.
 ///
 /// # Errors
@@ -144,26 +146,37 @@ pub fn soak(
     mut tick: impl FnMut(u64),
 ) -> Result<Soaked, BadInput> {
     let (pools, counts, start) = (Pools::new(), SoakCounts::default(), Instant::now());
+    // One for each thread and one for this: a round lies between two waits.
+    let (barrier, ends) = (Barrier::new(threads + 1), AtomicBool::new(false));
+    let (pools, counts, barrier, ends) = (&pools, &counts, &barrier, &ends);
     let mut samples = Vec::new();
     let mut rounds = 0;
-    while start.elapsed() < time {
-        thread::scope(|scope| {
-            for number in 0..threads {
-                let trace = &traces[(number + rounds) % traces.len()];
-                let (pools, counts, at) = (&pools, &counts, number + rounds * threads);
-                scope.spawn(move || round(pools, counts, trace, at));
-            }
-        });
-        rounds += 1;
-        pools.check()?;
-        tick(start.elapsed().as_secs());
-        if rounds % ROUNDS == 0 {
-            let (seconds, reserved) = (start.elapsed().as_secs_f64(), pools.reserved());
-            pools.empty()?;
-            let (resident, descriptors) = (resident(), descriptors());
-            samples.push(Sample { seconds, reserved, resident, descriptors });
+    let mut outcome = Ok(());
+    thread::scope(|scope| {
+        for number in 0..threads {
+            let work = move |turn| {
+                let trace = &traces[(number + turn) % traces.len()];
+                round(pools, counts, trace, number + turn * threads);
+            };
+            scope.spawn(move || in_rounds(barrier, ends, work));
         }
-    }
+        while outcome.is_ok() && start.elapsed() < time {
+            barrier.wait();
+            barrier.wait();
+            rounds += 1;
+            tick(start.elapsed().as_secs());
+            outcome = pools.check();
+            if rounds % ROUNDS == 0 && outcome.is_ok() {
+                let (seconds, reserved) = (start.elapsed().as_secs_f64(), pools.reserved());
+                outcome = pools.empty();
+                let (resident, descriptors) = (resident(), descriptors());
+                samples.push(Sample { seconds, reserved, resident, descriptors });
+            }
+        }
+        ends.store(true, Relaxed);
+        barrier.wait();
+    });
+    outcome?;
     pools.empty()?;
     let warm = &samples[samples.len() / WARM..];
     let slope = |of: fn(&Sample) -> u64| {
@@ -179,6 +192,18 @@ pub fn soak(
         resident: slope(|sample| sample.resident),
         descriptors: slope(|sample| sample.descriptors),
     })
+}
+
+/// Works once between each two waits at the barrier, until `ends` is set.
+fn in_rounds(barrier: &Barrier, ends: &AtomicBool, work: impl Fn(usize)) {
+    for turn in 0.. {
+        barrier.wait();
+        if ends.load(Relaxed) {
+            return;
+        }
+        work(turn);
+        barrier.wait();
+    }
 }
 
 /// One thread's part of a round: a part of a trace over each pool, where a call of the device fails
