@@ -133,8 +133,8 @@ struct SoakCounts {
 }
 
 /// Replays parts of `traces` on `threads` threads for this long. The threads live for all of it, as
-/// those of a service do: glibc keeps heap for each thread that ever ran. `tick` is called after each round
-/// with the seconds that have passed.
+/// those of a service do: glibc keeps heap for each thread that ever ran. `tick` is called after
+/// each round with the seconds that have passed.
 ///
 /// # Errors
 ///
