@@ -15,6 +15,9 @@ use std::hash::Hash;
 use std::ops::Range;
 
 /// Hands out blocks of one kind of memory.
+///
+/// A call that panics counts as refused: a block that was to be freed is lost, as if the device had
+/// kept it, and the panic reaches who asked the pool.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no memory that a pool runs over",
     note = "give a pool an allocator: `HostAllocator::new()`, `CudaAllocator::new(0)?`, \

@@ -155,6 +155,12 @@ impl SimDevice {
         self.driver.0.lock().fail(call, skip, times);
     }
 
+    /// Loses the device after this many more calls: each later call that allocates, frees, orders
+    /// or waits says [`Why::Lost`].
+    pub fn lose_after(&self, calls: u64) {
+        self.driver.0.lock().lose_after(calls);
+    }
+
     /// Lets no more calls fail, whatever [`SimDevice::fail`] has asked for.
     pub fn stop_failing(&self) {
         self.driver.0.lock().stop_failing();
@@ -384,8 +390,7 @@ impl EventDriver for SimDriver {
         self.0.lock().query(&event.0)
     }
     fn synchronize(&self, event: &SimEvent) -> Result<(), DeviceError> {
-        self.0.lock().synchronize(&event.0);
-        Ok(())
+        self.0.lock().synchronize(&event.0)
     }
 }
 

@@ -2,7 +2,7 @@
 //! is lost that the device did not keep, no use is out of order, and all figures agree.
 
 use pool_core::sim::{SimCall, SimCalls, SimDevice};
-use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PooledBuffer, StealPolicy};
+use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PooledBuffer, StealPolicy, Why};
 
 /// A kind of call, and how many of it there were.
 type Count = fn(&SimCalls) -> u64;
@@ -123,4 +123,40 @@ fn a_device_that_refuses_all_calls_of_a_kind_is_survived() {
             }
         }
     }
+}
+
+/// After the last call that a device answers, requests that need it say that it is lost, drops are
+/// silent, and when the pool is cleared nothing is counted as held.
+#[test]
+fn each_call_may_be_the_last() {
+    for (name, config) in configs() {
+        let last = (0..10_000_u64).find(|calls| !is_lost_after(name, &config, *calls));
+        assert!(last.is_some_and(|calls| calls > 100), "{name}: {last:?} calls");
+    }
+}
+
+/// Runs the program on a device that is lost after this many calls, and tells whether it came to
+/// that.
+fn is_lost_after(name: &str, config: &ArenaConfig, calls: u64) -> bool {
+    let what = format!("{name}, lost after {calls} calls");
+    let device = SimDevice::new();
+    let pool = pool(&device, config.clone());
+    device.lose_after(calls);
+    program(&pool, 1);
+    let request = pool.allocate(2 * MIB);
+    let Err(error) = request else { return false };
+    assert_eq!(error.why(), Why::Lost, "{what}: {error}");
+    for bytes in [1, 700, MIB, 60 * MIB] {
+        let why = pool.allocate(bytes).map_or_else(|error| error.why(), |_hit| Why::Lost);
+        assert_eq!(why, Why::Lost, "{what}: a request of {bytes} bytes");
+    }
+    let cleared = pool.clear();
+    assert!(cleared.as_ref().map_or_else(|error| error.why() == Why::Lost, |bytes| *bytes == 0));
+    let stats = pool.stats();
+    assert_eq!((stats.allocated_bytes, stats.requested_bytes), (0, 0), "{what}: {stats}");
+    let parts = (stats.reserved_bytes, stats.cached_bytes, stats.lost_bytes);
+    assert_eq!(parts, (0, 0, 0), "{what}: {stats}");
+    drop(pool);
+    assert_eq!(device.hazards(), 0, "{what}: {:?}", device.hazard_report());
+    true
 }

@@ -244,6 +244,11 @@ impl Engine {
         self.faults.fail(call, skip, times);
     }
 
+    /// Loses the device after this many more calls.
+    pub fn lose_after(&mut self, calls: u64) {
+        self.faults.lose_after(calls);
+    }
+
     /// Lets no more calls fail.
     pub fn stop_failing(&mut self) {
         self.faults.clear();

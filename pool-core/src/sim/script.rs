@@ -59,9 +59,13 @@ pub struct SimCalls {
     pub decommits: u64,
 }
 
-/// Calls that are to fail.
+/// Calls that are to fail, and when the device is lost.
 #[derive(Debug, Default)]
-pub(super) struct Faults(Vec<Fault>);
+pub(super) struct Faults {
+    faults: Vec<Fault>,
+    /// Calls until the device is lost, if it is to be.
+    calls_left: Option<u64>,
+}
 
 #[derive(Debug)]
 struct Fault {
@@ -72,16 +76,20 @@ struct Fault {
 
 impl Faults {
     pub(super) fn fail(&mut self, call: SimCall, skip: u64, times: u64) {
-        self.0.retain(|fault| fault.times > 0);
-        self.0.push(Fault { call, skip, times });
+        self.faults.retain(|fault| fault.times > 0);
+        self.faults.push(Fault { call, skip, times });
+    }
+
+    pub(super) fn lose_after(&mut self, calls: u64) {
+        self.calls_left = Some(calls);
     }
 
     pub(super) fn clear(&mut self) {
-        self.0.clear();
+        self.faults.clear();
     }
 
     pub(super) fn pending(&self) -> u64 {
-        self.0.iter().map(|fault| fault.times).sum()
+        self.faults.iter().map(|fault| fault.times).sum()
     }
 
     /// Whether a call that comes now is to fail; counts it.
@@ -91,12 +99,23 @@ impl Faults {
         why: Why,
         name: &'static str,
     ) -> Result<(), DeviceError> {
-        for fault in self.0.iter_mut().filter(|fault| fault.call == call && fault.times > 0) {
+        self.count_toward_loss(name)?;
+        for fault in self.faults.iter_mut().filter(|fault| fault.call == call && fault.times > 0) {
             if fault.skip == 0 {
                 fault.times -= 1;
                 return Err(DeviceError::new(why, name, -1));
             }
             fault.skip -= 1;
+        }
+        Ok(())
+    }
+
+    /// Counts a call, and refuses it once the device is lost.
+    pub(super) fn count_toward_loss(&mut self, name: &'static str) -> Result<(), DeviceError> {
+        match &mut self.calls_left {
+            Some(0) => return Err(DeviceError::new(Why::Lost, name, -2)),
+            Some(left) => *left -= 1,
+            None => {}
         }
         Ok(())
     }
