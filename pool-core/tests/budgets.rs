@@ -125,6 +125,22 @@ fn marks_call_once_each_time_they_are_reached() {
     assert_eq!(budget.reserved_bytes(), 9 * MIB);
 }
 
+/// Nothing but the mark itself is reached between the two times.
+#[test]
+fn a_mark_is_armed_again_below_it() {
+    let (budget, calls) = (Budget::new(10 * MIB), Arc::new(AtomicU64::new(0)));
+    let count = calls.clone();
+    budget.on_high_water(0.5, move |_| {
+        count.fetch_add(1, Relaxed);
+    });
+    let [pool] = pools(&budget);
+    for times in 1..=3 {
+        drop(pool.allocate(6 * MIB).unwrap());
+        assert_eq!(calls.load(Relaxed), times);
+        pool.clear().unwrap();
+    }
+}
+
 #[test]
 fn a_limit_that_rises_arms_the_marks_above_the_reserved_bytes() {
     let (budget, calls) = (Budget::new(10 * MIB), Arc::new(AtomicU64::new(0)));

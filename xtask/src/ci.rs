@@ -53,6 +53,7 @@ enum Tool {
     Shuttle,
     Miri,
     ThreadSanitizer,
+    AddressSanitizer,
     Fuzz,
     Nightly,
 }
@@ -113,9 +114,9 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
         println!("not run: programs and the Python package; they want Python 3.11 with venv");
     }
     if !has_nightly {
-        println!("not run: Miri and ThreadSanitizer; they want `{}`", outside::CURE);
+        println!("not run: Miri and the sanitizers; they want `{}`", outside::CURE);
     } else if !deep {
-        println!("not run: the longer tests of Miri and ThreadSanitizer; `cargo xtask ci --deep`");
+        println!("not run: the longer tests of Miri and the sanitizers; `cargo xtask ci --deep`");
     }
     println!("\n{passed} passed, {failed} failed");
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -191,6 +192,7 @@ fn steps(deep: bool) -> Vec<Step> {
         several("models, at random", vec![words(LONG_MODELS)], Tool::Shuttle),
         several("Miri", under(outside::miri(deep)), Tool::Miri),
         several("ThreadSanitizer", under(outside::threads(deep)), Tool::ThreadSanitizer),
+        several("AddressSanitizer", under(outside::addresses(deep)), Tool::AddressSanitizer),
         several("instructions", instructions(&bench("bench --instructions")), Tool::Plain),
         several("bench --smoke", vec![words(&bench("bench --smoke"))], Tool::Plain),
         several("GPU bundle, on the double", vec![words(&bench("gpu-bundle --try"))], Tool::Plain),
@@ -278,7 +280,7 @@ impl Step {
 impl Tool {
     /// Whether it wants a nightly toolchain.
     fn is_outside(self) -> bool {
-        matches!(self, Self::Miri | Self::ThreadSanitizer | Self::Nightly)
+        matches!(self, Self::Miri | Self::ThreadSanitizer | Self::AddressSanitizer | Self::Nightly)
     }
 
     fn cargo(self, root: &Path) -> Command {
@@ -312,6 +314,14 @@ impl Tool {
                 cargo.env("RUSTFLAGS", "-Zsanitizer=thread --cfg single_fence");
                 cargo.env("INSTA_WORKSPACE_ROOT", root);
                 target(&mut cargo, "thread-sanitizer");
+                cargo
+            }
+            Self::AddressSanitizer => {
+                let mut cargo = outside::nightly();
+                cargo.env("RUSTFLAGS", "-Zsanitizer=address");
+                cargo.env("ASAN_OPTIONS", outside::ASAN_OPTIONS);
+                cargo.env("INSTA_WORKSPACE_ROOT", root);
+                target(&mut cargo, "address-sanitizer");
                 cargo
             }
         }

@@ -1,11 +1,14 @@
-//! Tools that are not part of the stable toolchain: Miri and `ThreadSanitizer`, on a nightly one.
+//! Tools that are not part of the stable toolchain: Miri, `ThreadSanitizer` and `AddressSanitizer`,
+//! on a nightly one.
 
 use std::process::Command;
 
-/// Makes both available.
+/// Makes them available.
 pub(crate) const CURE: &str = "rustup component add miri rust-src --toolchain nightly";
 /// The clock and files may be used: schedules have seeds, snapshots have files.
 pub(crate) const MIRIFLAGS: &str = "-Zmiri-disable-isolation";
+/// Cached blocks are live until their caches end, which with the process is never.
+pub(crate) const ASAN_OPTIONS: &str = "detect_leaks=0";
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Test files of pool-core that Miri ends within minutes; loops are shorter there (`cfg!(miri)`).
@@ -61,6 +64,22 @@ pub(crate) fn threads(deep: bool) -> Vec<String> {
     lines
 }
 
+/// The commands of the `AddressSanitizer` step: tests over real memory. Left out are those that lock
+/// pages, since the sanitizer makes `mlock` do nothing, that count the system's pages, or that
+/// expect blocks where only the C library's allocator puts them.
+pub(crate) fn addresses(deep: bool) -> Vec<String> {
+    let test = |what: &str| format!("test --locked -Zbuild-std --target {TARGET} {what}");
+    let mut lines = vec![
+        test("--package pool-host --test conformance --test guards --test scripts"),
+        test("--package pool-host --lib -- depot tcache --skip of_a_parked_thread"),
+    ];
+    if deep {
+        lines.push(test("--package pool-core --lib --tests"));
+        lines.push(test("--package pool-trace"));
+    }
+    lines
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,6 +87,7 @@ mod tests {
     #[test]
     fn deep_runs_more_tests() {
         assert!(miri(true).len() > miri(false).len());
+        assert!(addresses(true).len() > addresses(false).len());
         let all = threads(true).join(" ");
         assert!(!all.contains("--test ") && threads(false).join(" ").contains("--test lives"));
     }

@@ -60,6 +60,15 @@ fn nothing_wraps_near_the_end() {
     assert_eq!(classes(BucketPolicy::Exact).of(LARGEST + 1), None);
 }
 
+#[test]
+fn a_request_below_the_window_goes_past_the_pool() {
+    for policy in [BucketPolicy::Exact, BucketPolicy::PowerOfTwo] {
+        let classes = SizeClasses::new(policy, None, 1, LARGEST).within(1000..=2000);
+        let pooled = [999, 1000, 2000, 2001].map(|bytes| classes.of(bytes).map(Class::pooled));
+        assert_eq!(pooled, [Some(false), Some(true), Some(true), Some(false)]);
+    }
+}
+
 fn size() -> impl Strategy<Value = u64> {
     prop_oneof![0..100_000u64, any::<u64>()]
 }
