@@ -104,11 +104,11 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
         println!("not run: the check of feature {feature}; it wants `{cure}`");
     }
     println!("not run: the WebGPU tests; `cargo xtask web` fetches what they need");
-    for tool in ["deny", "fuzz"].iter().filter(|tool| !has_cargo(tool)) {
+    for tool in ["deny", "fuzz", "mutants"].iter().filter(|tool| !has_cargo(tool)) {
         println!("not run: the step of cargo-{tool}; `cargo install --locked cargo-{tool}`");
     }
     if !deep {
-        println!("not run: the search for new fuzz inputs; `cargo xtask ci --deep`");
+        println!("not run: the search for new fuzz inputs, and mutants; `cargo xtask ci --deep`");
     }
     if !has_python() {
         println!("not run: programs and the Python package; they want Python 3.11 with venv");
@@ -186,6 +186,11 @@ fn steps(deep: bool) -> Vec<Step> {
         several("Python package", python(&bench("wheel")), Tool::Plain),
         several("saved fuzz inputs", vec![words(FUZZ_INPUTS)], Tool::Fuzz),
         several("fuzzing", if deep { fuzzing() } else { Vec::new() }, Tool::Nightly),
+        several(
+            "mutants of the diff",
+            if deep { mutants(&bench("mutants --since")) } else { Vec::new() },
+            Tool::Plain,
+        ),
         several("licences and sources", deny(), Tool::Plain),
         step("packages", &packages),
         several("models, all orders", vec![words(MODELS)], Tool::Loom),
@@ -217,6 +222,12 @@ fn fuzzing() -> Vec<Vec<String>> {
         words(format!("fuzz run {name} fuzz/corpus/{name} -- -max_total_time={FUZZ_SECONDS}"))
     };
     FUZZ_TARGETS.iter().map(run).collect()
+}
+
+/// Changes of the lines that the last commits touched, each of which a test must see.
+fn mutants(line: &str) -> Vec<Vec<String>> {
+    let words = line.split_whitespace().map(str::to_owned).collect();
+    if has_cargo("mutants") { vec![words] } else { Vec::new() }
 }
 
 /// Licences, sources and wildcards of all dependencies, by `deny.toml`.

@@ -11,6 +11,7 @@ mod commits;
 mod driver;
 mod instructions;
 mod layers;
+mod mutants;
 mod outside;
 mod plain;
 mod platforms;
@@ -42,6 +43,7 @@ cargo xtask install FOLDER             copy libbucketpool.so and bucketpool-run 
 cargo xtask programs [--deep]          programs with our malloc and with the C library's
 cargo xtask wheel                      build and install the Python package, and run its tests
 cargo xtask ci [--deep] [--only STEP]  everything CI runs; a table of its steps at the end
+cargo xtask mutants [--since [REV]]    changes in the code that no test sees; hours for all
 cargo xtask gpu-bundle [--try]         what a machine with a GPU needs for its tests and benches
 cargo xtask web                        the WebGPU tests in Node; fetches what they need
 cargo xtask tidy [--release]           layers, dead files, words, phrases, links, lengths, commits
@@ -77,6 +79,7 @@ fn main() -> ExitCode {
         ) => bench::run(&root, &args),
         Some("run") => preload::run(&root, &args[1..]),
         Some("install") => preload::install(&root, &args[1..]),
+        Some("mutants") => mutants::run(&root, &args[1..]),
         Some("programs") => programs::run(&root, &args[1..]),
         Some("ci") => ci::run(&root, &args[1..]),
         Some("gpu-bundle") => bundle::run(&root, &args[1..]),

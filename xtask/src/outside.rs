@@ -64,8 +64,8 @@ pub(crate) fn threads(deep: bool) -> Vec<String> {
     lines
 }
 
-/// The commands of the `AddressSanitizer` step: tests over real memory. Left out are those that lock
-/// pages, since the sanitizer makes `mlock` do nothing, that count the system's pages, or that
+/// The commands of the `AddressSanitizer` step: tests over real memory. Left out are those that
+/// lock pages, since the sanitizer makes `mlock` do nothing, that count the system's pages, or that
 /// expect blocks where only the C library's allocator puts them.
 pub(crate) fn addresses(deep: bool) -> Vec<String> {
     let test = |what: &str| format!("test --locked -Zbuild-std --target {TARGET} {what}");
