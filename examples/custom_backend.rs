@@ -1,5 +1,5 @@
-//! The shortest complete backend: blocks are ranges of a file that has no name any more.
-//! It passes the suite that every backend passes, and serves a pool:
+//! The shortest complete backend: blocks are ranges of an unlinked temporary file.
+//! It passes the conformance suite that every backend passes, and serves a pool:
 //! `cargo run --features conformance --example custom_backend`
 #![expect(clippy::expect_used, clippy::print_stdout, reason = "an example that must not fail")]
 #![expect(clippy::cast_possible_truncation, reason = "buffers are read whole, into memory")]
@@ -14,7 +14,7 @@ struct FileAllocator {
     end: AtomicU64,
 }
 
-/// Owned and opaque: no `Clone`, so nobody frees it twice.
+/// A range of the file, named by its start. It is not `Clone`, so it cannot be freed twice.
 struct Range(u64);
 
 impl FileAllocator {
@@ -30,9 +30,9 @@ impl FileAllocator {
 
 impl DeviceAllocator for FileAllocator {
     type Block = Range;
-    type View<'b> = (&'b File, u64, u64); // where the bytes begin, and how many
-    type Kind = (); // there is only one sort of file
-    type Clock = Immediate; // no streams: a write has happened when it returns
+    type View<'b> = (&'b File, u64, u64); // (file, start, length)
+    type Kind = (); // there is only one kind of file memory
+    type Clock = Immediate; // no streams: a write is complete when it returns
     const MEMORY: Memory = Memory::HOST; // fresh ranges are holes, which read as zeroes
 
     fn clock(&self) -> &Immediate {
@@ -48,11 +48,12 @@ impl DeviceAllocator for FileAllocator {
         }
         let at = self.end.fetch_add(request.bytes, Relaxed);
         let full = |_| DeviceError::new(Why::OutOfMemory, "write", 0);
-        self.file.write_all_at(&[0], at + request.bytes - 1).map_err(full)?; // ends there
+        // Extends the file to the end of the range.
+        self.file.write_all_at(&[0], at + request.bytes - 1).map_err(full)?;
         Ok(Range(at))
     }
     fn free(&self, _: Range, _: &[()]) -> Result<(), DeviceError> {
-        Ok(()) // a real one would punch a hole
+        Ok(()) // a complete backend would punch a hole here
     }
     fn view<'b>(&'b self, block: &'b Range, offset: u64, bytes: u64, (): &()) -> Self::View<'b> {
         (&self.file, block.0 + offset, bytes)

@@ -1,23 +1,26 @@
-//! One free and one allocation in an arena with many live blocks, beside an ordered tree.
+//! One free and one allocation in an arena with many live blocks, compared with an ordered tree.
 //!
-//! Measured, on one thread and with 1000 to 1 000 000 live blocks: a random block is freed, and one
-//! of a fresh size is allocated. Sizes are log-uniform, 512 bytes to 8 MiB, multiples of 512 bytes.
-//! Both contenders see the same requests in the same order, and are measured after four times as
-//! many pairs as there are live blocks, so that free memory lies as it does after a while.
+//! Measured, on one thread and with 1000 to 1 000 000 live blocks: the bench frees a random block
+//! and allocates one of a fresh size. Sizes are log-uniform, 512 bytes to 8 MiB, multiples of 512
+//! bytes. Both contenders get the same requests in the same order. The measurement starts after
+//! four times as many pairs as there are live blocks, so that free memory is as fragmented as in a
+//! program that has run for a while.
 //!
-//! - `arena`: a pool with an arena in pages of a simulated device. What it does besides is measured
-//!   too: figures are counted, and when a request needs more pages they are committed, others given
-//!   back before.
-//! - `tree`: exact best fit from a `BTreeSet` by size and address, behind a mutex. No streams, no
-//!   figures, no generations, no device: it grows at its end and gives nothing back.
+//! - `arena`: a pool with an arena over the pages of a simulated device. The time includes the
+//!   other work of the pool: it counts statistics, and when a request needs more pages it decommits
+//!   other pages and then commits new ones.
+//! - `tree`: exact best fit from a `BTreeSet` by size and address, behind a mutex. It has no
+//!   streams, no statistics, no generations and no device: it grows at its end and gives nothing
+//!   back.
 //!
-//! A random block is a cache miss in the program's own list and several in the books. From 100 000
-//! live blocks on these are most of the time, and that varies with what else uses the cache.
+//! A random block is a cache miss in the program's list of live blocks and several in the
+//! contender's records. From 100 000 live blocks on, cache misses are most of the time, and the
+//! time varies with other users of the cache.
 //!
-//! Printed before each measurement: the footprint over the most live bytes, both at their peak. For
-//! the tree the footprint is the end of its highest block. The arena commits ahead up to what its
-//! configuration allows, 1.084 times the most live bytes here, so its figure says that it keeps to
-//! that, not how little would do.
+//! Before each measurement the bench prints `footprint peak / live bytes peak`. For the tree the
+//! footprint is the end of its highest block. The arena commits ahead up to what its configuration
+//! allows, 1.084 times the peak of live bytes here. Its figure therefore shows that it stays within
+//! that bound, not how little memory would be enough.
 
 use bucketpool::sim::SimDevice;
 use bucketpool::{ArenaConfig, BucketPool, PooledBuffer};
@@ -28,17 +31,17 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const LIVE: [usize; 4] = [1000, 10_000, 100_000, 1_000_000];
-/// The largest is below this power of two of units: 8 MiB.
+/// Sizes are below this power of two of units: 8 MiB.
 const OCTAVES: f64 = 14.0;
-/// Requests that are drawn at a time, so that drawing is not measured.
+/// Requests that are drawn at a time, outside the measured time.
 const DRAWN: usize = 1024;
 
-/// Hands out blocks of memory, and takes them back.
+/// An allocator that the bench measures.
 trait Contender {
     type Block;
     fn allocate(&self, bytes: u64) -> Self::Block;
     fn free(&self, block: Self::Block);
-    /// The most bytes taken from the device, and the most handed out.
+    /// Returns the peak of reserved bytes and the peak of allocated bytes.
     fn peaks(&self) -> (u64, u64);
 }
 
@@ -65,7 +68,7 @@ fn unlimited<T>() -> T {
     unreachable!("the simulated device has no end and refuses nothing")
 }
 
-/// The tree, and the bytes that are handed out.
+/// The tree, with counts of allocated bytes.
 #[derive(Default)]
 struct Counted {
     tree: Tree,
@@ -73,7 +76,7 @@ struct Counted {
     used_peak: u64,
 }
 
-/// A number of a block, and the bytes requested.
+/// The number of a block, and the bytes requested.
 type TreeBlock = (usize, u64);
 
 impl Contender for Mutex<Counted> {
@@ -100,8 +103,9 @@ impl Contender for Mutex<Counted> {
     }
 }
 
-/// Which block to free, and how many bytes to allocate then: the same for the same number before
-/// (xorshift).
+/// Pseudo-random generator (xorshift) of the block to free and the bytes to allocate.
+///
+/// The same state gives the same next draw.
 struct Draw(u64);
 
 impl Draw {
@@ -146,7 +150,7 @@ impl<C: Contender> Program<C> {
         program
     }
 
-    /// Does so many pairs. Returns how long they took, without drawing.
+    /// Runs `pairs` pairs. Returns the time that they took, without drawing.
     fn run(&mut self, pairs: u64) -> Duration {
         let (mut took, mut left) = (Duration::ZERO, pairs);
         while left > 0 {
@@ -180,7 +184,7 @@ fn measure<C: Contender>(c: &mut Criterion, name: &str, live: usize, contender: 
 }
 
 fn pairs(c: &mut Criterion) {
-    // As a test, which is not optimized, the fewest are enough.
+    // `cargo test` runs this without optimization; then the smallest case is enough.
     let measured = std::env::args().any(|argument| argument == "--bench");
     for live in LIVE.into_iter().take(if measured { LIVE.len() } else { 1 }) {
         let pool = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::grow());

@@ -1,4 +1,4 @@
-//! The command line: what `cargo xtask bench` and `cargo xtask replay` pass on.
+//! The command line that `cargo xtask bench` and `cargo xtask replay` pass on.
 #![expect(clippy::print_stderr, reason = "what was left out is said, wherever the results go")]
 
 pub(crate) mod advise;
@@ -21,7 +21,7 @@ use clap::{Args, Parser, Subcommand};
 use std::io;
 use std::path::PathBuf;
 
-/// Policies that are compared unless others are named; the classes are those of embedding batches.
+/// Policies that are compared by default. The size classes are those of embedding batches.
 const POLICIES: &str = "exact,pow2,tiered:4K+16K+64K+256K+1M+4M+16M,fit:2,arena,\
                         arena:pages=64K:slack=5%,arena:torch,preset:tile_pipeline,\
                         preset:embedding,preset:ndarray,preset:small_tensors,preset:caching";
@@ -37,7 +37,7 @@ pub struct Cli {
     command: Command,
 }
 
-/// Says on stderr which traces are not whole.
+/// Prints on stderr which traces are incomplete.
 fn say_what_is_missing(traces: &[Trace]) {
     for missing in traces.iter().filter_map(Trace::missing) {
         eprintln!("noted: {missing}");
@@ -134,11 +134,11 @@ struct Replay {
     output: Output,
 }
 
-/// Runs a command line; returns what is to be printed.
+/// Runs a command line. Returns the text to print.
 ///
 /// # Errors
 ///
-/// Bad input, in one line.
+/// Returns one line that describes the bad input.
 pub fn run(cli: Cli, typed: &str) -> Result<String, BadInput> {
     match cli.command {
         Command::Bench(bench) => bench.run(typed),
@@ -174,7 +174,7 @@ impl Contest {
     }
 }
 
-/// Objects as JSON, one a line.
+/// Returns the objects as JSON, one per line.
 fn lines(objects: &[impl serde::Serialize]) -> String {
     let lines: Vec<_> = objects.iter().filter_map(|o| serde_json::to_string(o).ok()).collect();
     lines.join("\n")
@@ -206,17 +206,18 @@ impl Record {
     }
 }
 
-/// Writes a record of what a run came to.
+/// Writes a record of a run's results. Returns the file name.
 fn recorded(run: &record::Run, lines: &[String]) -> Result<String, BadInput> {
     let file = record::write(&root().join(RECORDS), run, lines);
     file.map_err(|error| unwritable(&error))
 }
 
 impl Results {
-    /// Writes a record of them, and notes its name.
+    /// Writes a record of the results and notes the file name.
     fn record(&mut self, run: &record::Run) -> Result<(), BadInput> {
         let file = recorded(run, &self.json());
-        let file = file.inspect_err(|_| eprintln!("{}", self.tables()))?; // or it was for nothing
+        // Else the results are lost.
+        let file = file.inspect_err(|_| eprintln!("{}", self.tables()))?;
         self.notes.push(format!("recorded in {RECORDS}/{file}"));
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Workloads: pools beside direct allocation, step by step in turns.
+//! Workloads: pools compared with direct allocation, step by step in turns.
 
 mod child;
 mod standing;
@@ -22,17 +22,17 @@ use bucketpool::wgpu::WgpuAllocator;
 use bucketpool::{DeviceAllocator, PoolBuilder, PoolStats};
 use serde::{Deserialize, Serialize};
 
-/// Smoke tests run this many steps.
+/// Number of steps in a smoke test.
 pub const SMOKE_STEPS: u64 = 3;
-/// The first steps of a process, in which pools fill, count but do not enter ratios.
+/// Number of first steps of a process, in which pools fill. They count but do not enter ratios.
 pub const COLD: usize = 5;
-/// What all others are compared with.
+/// Name of the contender that all others are compared with.
 const DIRECT: &str = "direct";
-/// Direct allocation once more. It differs from [`DIRECT`] in nothing, so what sets the two apart
-/// is a fault of the measurement.
+/// Name of the control: a second contender with direct allocation. It is identical to [`DIRECT`],
+/// so a difference between the two is a fault of the measurement.
 const CONTROL: &str = "control";
 
-/// What went wrong in a contest: a benchmark is a test.
+/// Error of a contest. A benchmark is also a test.
 #[derive(Debug)]
 pub struct Failed(pub(crate) String);
 
@@ -42,49 +42,49 @@ impl std::fmt::Display for Failed {
     }
 }
 
-/// Which steps a set of contenders takes, and in which orders.
+/// The steps that a set of contenders runs, and the seed of their orders.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// The number of the first step; numbers decide sizes.
+    /// Number of the first step; the number decides the sizes.
     pub from: u64,
-    /// Steps in all.
+    /// Number of steps in all.
     pub steps: u64,
-    /// What the orders are drawn from.
+    /// Seed of the random orders.
     pub seed: u64,
 }
 
-/// One step of a contender.
+/// The measurement of one step of a contender.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Turn {
     /// Nanoseconds of the whole step.
     pub ns: u64,
     /// Page faults of the process during it.
     pub page_faults: u64,
-    /// The work, which must be the same for all.
+    /// The work of the step, which must be the same for all contenders.
     pub done: Done,
 }
 
-/// What takes turns: a contender in this process, or one in a process of its own.
+/// A contender that takes turns, in this process or in a child process.
 pub trait Contender {
-    /// Its name in a record.
+    /// Returns the name of the contender in a record.
     fn name(&self) -> &str;
 
-    /// Takes the step of this number.
+    /// Runs the step with this number.
     ///
     /// # Errors
     ///
-    /// No memory, or a process that ended.
+    /// Fails if there is no memory, or if the contender's process has ended.
     fn turn(&mut self, number: u64) -> Result<Turn, Failed>;
 
-    /// Ends, and tells what it has counted; times are left to the caller.
+    /// Ends the contender and returns its counts. The caller fills in the times.
     ///
     /// # Errors
     ///
-    /// A process that ended before.
+    /// Fails if the contender's process has already ended.
     fn end(self: Box<Self>) -> Result<Standing, Failed>;
 }
 
-/// A source of any kind.
+/// A source of buffers, without its buffer type.
 trait Steps {
     fn step(&self, workload: Workload, number: u64, small: bool) -> Option<Done>;
     fn asked(&self) -> Asked;
@@ -112,8 +112,9 @@ struct Here {
     source: Box<dyn Steps>,
 }
 
-/// The names of the contenders: direct allocation, its control, and the policies that the backend
-/// can have.
+/// Returns the names of the contenders.
+///
+/// They are direct allocation, its control, and the policies that the backend supports.
 #[must_use]
 pub fn names(backend: Backend, policies: &[PolicySpec]) -> Vec<String> {
     let is_possible = |spec: &&PolicySpec| backend != Backend::Wgpu || spec.arena.is_none();
@@ -121,12 +122,14 @@ pub fn names(backend: Backend, policies: &[PolicySpec]) -> Vec<String> {
     [DIRECT, CONTROL].map(str::to_owned).into_iter().chain(policies).collect()
 }
 
-/// A contender of this name, in this process. With `planted`, the control keeps its buffers, so
-/// that they are touched beforehand: a fault that the bench must notice.
+/// Creates the contender with this name in this process.
+///
+/// With `planted`, the control keeps its buffers, so that their pages are already touched: a fault
+/// that the bench must notice.
 ///
 /// # Errors
 ///
-/// A name that is no policy, or a device that cannot be opened.
+/// Fails if the name is no policy, or if the device cannot be opened.
 pub fn contender(
     workload: Workload,
     backend: Backend,
@@ -170,7 +173,7 @@ pub fn contender(
     Ok(Box::new(Here { name: name.to_owned(), workload, backend, smoke, source }))
 }
 
-/// Direct allocation on a device, or a pool over it.
+/// Creates a source on a device: direct allocation, or a pool over it.
 fn on_device<A: DeviceAllocator>(
     device: A,
     builder: impl Fn(&PolicySpec, Counted<A>) -> PoolBuilder<Counted<A>>,
@@ -191,7 +194,8 @@ impl Contender for Here {
     fn turn(&mut self, number: u64) -> Result<Turn, Failed> {
         let work = || self.source.step(self.workload, number, self.smoke);
         let faults = page_faults();
-        // A device works while this thread waits, so there the wall clock counts.
+        // On a device, this thread waits while the device works; so the wall clock is measured
+        // there.
         let on_this_thread = matches!(self.backend, Backend::Host | Backend::Sim);
         let (done, ns) = if on_this_thread { timed(work) } else { timed_wall(work) };
         let done = done.ok_or_else(|| Failed("no memory".into()))?;
@@ -229,18 +233,20 @@ impl Contender for Here {
     }
 }
 
-/// Steps of a full run. Devices get a quarter: their steps are longer, and differ less.
+/// Returns the number of steps of a full run. Devices run a quarter, because their steps take
+/// longer and vary less.
 #[must_use]
 pub fn steps(workload: Workload, backend: Backend) -> u64 {
     if backend == Backend::Host { workload.steps() } else { workload.steps() / 4 }
 }
 
-/// Lets contenders take turns, in random order within each step. The first is direct allocation.
-/// `tick` is called after each step.
+/// Runs the contenders in turns, in random order within each step.
+///
+/// The first contender is direct allocation. `tick` is called after each step.
 ///
 /// # Errors
 ///
-/// A contender that had no memory, or that returned other contents than another.
+/// Fails if a contender had no memory, or returned other contents than another contender.
 pub fn run(
     mut contenders: Vec<Box<dyn Contender>>,
     terms: Terms,

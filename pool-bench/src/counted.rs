@@ -1,4 +1,4 @@
-//! An allocator over an allocator that counts what reaches the device.
+//! An allocator wrapper that counts the calls that reach the device.
 #![expect(unsafe_code, reason = "host memory stays host memory when it is counted")]
 
 use bucketpool::{
@@ -10,14 +10,14 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Counts successful calls and bytes of the allocator inside.
+/// An allocator that counts successful calls and bytes of the allocator inside.
 #[derive(Debug)]
 pub struct Counted<A> {
     inner: A,
     calls: Arc<Calls>,
 }
 
-/// What a device was asked for.
+/// Counters of the calls to a device.
 #[derive(Debug, Default)]
 pub struct Calls {
     allocations: AtomicU64,
@@ -26,22 +26,23 @@ pub struct Calls {
     peak_bytes: AtomicU64,
 }
 
-/// What a device was asked for by one moment.
+/// Values of the counters at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
     /// Successful allocations.
     pub allocations: u64,
     /// Successful frees.
     pub frees: u64,
-    /// The most bytes held at once.
+    /// Peak of the bytes held at once.
     pub peak_bytes: u64,
-    /// Successful calls, where a range of pages is one call.
+    /// Successful calls, where a call for a range of pages counts as one.
     pub ranges: u64,
 }
 
 impl Asked {
-    /// Replaces the allocations and frees by those that the pool of an arena counts: it knows how
-    /// many handles a range of pages has.
+    /// Replaces the allocations and frees by those that the pool of an arena counts.
+    ///
+    /// The pool knows how many handles a range of pages has.
     #[must_use]
     pub fn counted_by(self, arena: Option<DeviceStats>) -> Self {
         let calls = |stats: DeviceStats| (stats.num_device_alloc, stats.num_device_free);
@@ -58,17 +59,17 @@ pub struct CountedBlock<B> {
 }
 
 impl<A> Counted<A> {
-    /// Counts from zero.
+    /// Wraps `inner` with counters that start at zero.
     pub fn new(inner: A) -> Self {
         Self { inner, calls: Arc::default() }
     }
 
-    /// Counts together with others of the same device.
+    /// Wraps `inner` with counters shared with other allocators of the same device.
     pub fn together(inner: A, calls: Arc<Calls>) -> Self {
         Self { inner, calls }
     }
 
-    /// The counts, which outlive the allocator.
+    /// Returns the counters, which outlive the allocator.
     #[must_use]
     pub fn calls(&self) -> Arc<Calls> {
         self.calls.clone()
@@ -76,7 +77,7 @@ impl<A> Counted<A> {
 }
 
 impl Calls {
-    /// The counts by now.
+    /// Returns the current values of the counters.
     pub fn asked(&self) -> Asked {
         let (allocations, frees) = (self.allocations.load(Relaxed), self.frees.load(Relaxed));
         let peak_bytes = self.peak_bytes.load(Relaxed);
@@ -100,8 +101,9 @@ impl<A: DeviceAllocator> DeviceAllocator for Counted<A> {
     type View<'b> = A::View<'b>;
     type Kind = A::Kind;
     type Clock = A::Clock;
-    /// Fresh memory does not count as cleared, so that `allocate_zeroed` writes all of it, as a
-    /// program would.
+    /// The properties of the inner memory, except that fresh memory does not count as zeroed.
+    ///
+    /// Therefore `allocate_zeroed` writes all of it, as a program would.
     const MEMORY: Memory = Memory { fresh_is_zeroed: false, ..A::MEMORY };
 
     fn clock(&self) -> &A::Clock {
@@ -168,7 +170,7 @@ impl<A: Sliceable> Sliceable for Counted<A> {
             page_bytes,
             handles,
             address_space,
-            // Addresses cost nothing; committed ranges count as allocations.
+            // Reserved addresses are not counted; committed ranges count as allocations.
             reserve: |counted, bytes| {
                 let pages = counted.inner.pages().ok_or_else(no_pages)?;
                 Ok(CountedBlock { block: (pages.reserve)(&counted.inner, bytes)?, bytes: 0 })
@@ -198,7 +200,7 @@ impl<A: Sliceable> Sliceable for Counted<A> {
         bytes: Range<u64>,
         on: &StreamOf<Self>,
     ) -> Result<(), DeviceError> {
-        // SAFETY: what the caller vouches for here is what is asked for there.
+        // SAFETY: the caller's promise to this function is what the inner function requires.
         unsafe { self.inner.zero_part(&block.block, bytes, on) }
     }
 }
@@ -207,7 +209,7 @@ fn no_pages() -> DeviceError {
     DeviceError::new(Why::Unsupported, "virtual memory", 0)
 }
 
-// SAFETY: blocks and views are those of the allocator inside, which makes the same promise.
+// SAFETY: blocks and views are those of the inner allocator, which makes the same promise.
 unsafe impl<A: HostMemory> HostMemory for Counted<A> {
     fn bytes(view: &Self::View<'_>) -> NonNull<[u8]> {
         A::bytes(view)

@@ -1,8 +1,8 @@
-//! VRAM: pools beside the driver's own calls and beside other allocators, on one GPU, in turns.
+//! VRAM: pools compared with the driver's calls and with other allocators, on one GPU, in turns.
 //!
-//! Each contender is asked the same question within a round, so a ratio compares what the machine
-//! was at one moment. Other libraries' allocators run in processes of their own (`child.rs`), which
-//! answer over a pipe and time themselves.
+//! Within a round each contender gets the same question, so a ratio compares contenders under the
+//! same state of the machine. Other libraries' allocators run in child processes (`child.rs`),
+//! which answer over a pipe and measure their own time.
 
 mod child;
 mod contender;
@@ -22,23 +22,24 @@ use contender::{Answer, Contenders, GpuContender, Question, Refused};
 use driver::{Direct, Ordered};
 use std::fmt::Write as _;
 
-/// Rounds of a full run, and of a smoke test.
+/// Rounds of a full run and of a smoke test.
 const ROUNDS: (usize, usize) = (9, 2);
-/// Rounds of a trace, which takes seconds.
+/// Rounds of a trace; each takes seconds.
 const ROUNDS_OF_TRACES: usize = 3;
-/// A trace of a program that has no device: its blocks are of bytes.
+/// Name of a trace of a program without a device, whose blocks are only bytes in size.
 const NOT_OF_A_DEVICE: &str = "gcc_cc1";
 /// Sizes of pairs, in bytes: 1 KiB to 1 GiB.
 const SIZES: [u64; 7] = [1 << 10, 16 << 10, 256 << 10, 2 << 20, 16 << 20, 256 << 20, 1 << 30];
-/// Threads, each with a stream of its own.
+/// Numbers of threads; each thread has its own stream.
 const THREADS: [usize; 5] = [1, 2, 4, 8, 16];
-/// More than this is not alive at once in a case of several threads.
+/// Limit of the bytes that are alive at once in a case with several threads.
 const TOGETHER: u64 = 4 << 30;
-/// How long one answer should take, so that a clock read costs nothing beside it.
+/// Target time of one answer in nanoseconds; it makes the cost of a clock read negligible.
 const ANSWER_NS: f64 = 2e7;
 
-/// A case: a question, how many operations of its unit an answer should have at first, and what is
-/// known of it.
+/// A case: its name and its question with the initial number of operations.
+///
+/// For a trace, it also has the peak of live bytes; else that is 0.
 struct GpuCase {
     name: String,
     question: Question,
@@ -76,13 +77,13 @@ fn cases(smoke: bool, traces: &[(Trace, std::path::PathBuf)]) -> Vec<GpuCase> {
     cases
 }
 
-/// The traces as the peers read them: a line for each operation.
+/// Writes the traces in the format that the peers read: one line per operation.
 fn unpacked(traces: Vec<Trace>) -> Result<Vec<(Trace, std::path::PathBuf)>, BadInput> {
     let folder = std::env::temp_dir();
     let unpack = |trace: Trace| {
         let mut text = String::new();
         for step in &trace.steps {
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = match step {
                 Step::Allocate { slot, bytes, .. } => writeln!(text, "a {slot} {bytes}"),
                 Step::Free { slot, .. } => writeln!(text, "f {slot}"),
@@ -98,11 +99,11 @@ fn unpacked(traces: Vec<Trace>) -> Result<Vec<(Trace, std::path::PathBuf)>, BadI
     traces.into_iter().map(unpack).collect()
 }
 
-/// Asks every contender every case. `peers` are `NAME=COMMAND`.
+/// Asks every contender the question of every case. `peers` are `NAME=COMMAND`.
 ///
 /// # Errors
 ///
-/// No GPU, a folder that cannot be written to.
+/// Fails if there is no GPU, or if the folder for the traces cannot be written to.
 pub(crate) fn run(
     peers: &[String],
     traces: Vec<Trace>,
@@ -116,20 +117,21 @@ pub(crate) fn run(
         all.extend(contest(&case, &mut contenders, process));
     }
     for (_, file) in &traces {
-        // Only tidying.
+        // A file that cannot be removed does not affect the results.
         let _ = std::fs::remove_file(file);
     }
-    drop(contenders); // what they keep is free for what follows
+    drop(contenders); // frees their cached memory for the programs that follow
     all.extend(whole::rows(process));
     Ok(all)
 }
 
-/// Ours, the driver's own ways, and other programs. The first is what the others are compared with.
+/// Creates our pools, the driver's own allocators, and the peers. The others are compared with the
+/// first.
 fn contenders(peers: &[String], steal_never: bool) -> Result<Contenders, Refused> {
     let mut contenders = ours::contenders(steal_never)?;
     contenders.push(("cuMemAlloc".into(), Box::new(Direct::new()?)));
     for (name, threshold) in [("cuMemAllocAsync, 0 kept", 0), ("cuMemAllocAsync, kept", u64::MAX)] {
-        // A driver without memory pools is a device like any other, without this contender.
+        // A driver without memory pools runs the bench without this contender.
         if let Ok(ordered) = Ordered::new(threshold) {
             contenders.push((name.into(), Box::new(ordered)));
         }
@@ -140,14 +142,15 @@ fn contenders(peers: &[String], steal_never: bool) -> Result<Contenders, Refused
     Ok(contenders)
 }
 
-/// The traces of programs that have a device, unpacked.
+/// Unpacks the traces of programs that have a device.
 fn unpacked_of_devices(traces: Vec<Trace>) -> Result<Vec<(Trace, std::path::PathBuf)>, BadInput> {
     let of_devices = traces.into_iter().filter(|trace| trace.name != NOT_OF_A_DEVICE);
     unpacked(of_devices.collect())
 }
 
-/// How the question is to be asked so that an answer lasts: found in two steps, since the first
-/// answer is a cold one.
+/// Returns the question with as many operations as one answer needs to reach `ANSWER_NS`.
+///
+/// It takes two steps, because the first answer is measured cold.
 fn lasting(contender: &mut dyn GpuContender, question: &Question) -> Result<Question, Refused> {
     let mut asked = question.clone();
     for wanted in [ANSWER_NS / 20.0, ANSWER_NS] {
@@ -164,7 +167,7 @@ fn contest(case: &GpuCase, contenders: &mut Contenders, process: &Process) -> Ve
         (_, true) => process.share(ROUNDS_OF_TRACES),
         _ => process.share(ROUNDS.0),
     };
-    // What all contenders keep together would not fit.
+    // The cached memory of all contenders together would not fit.
     let large = case.question.bytes() >= 16 << 20 || is_trace;
     let mut questions = Vec::new();
     for (_, contender) in contenders.iter_mut() {
@@ -202,7 +205,7 @@ fn contest(case: &GpuCase, contenders: &mut Contenders, process: &Process) -> Ve
     rows
 }
 
-/// The name of the GPU, and the version of CUDA that its driver speaks.
+/// Returns the name of the GPU and the CUDA version that its driver supports.
 #[must_use]
 pub fn machine() -> Option<String> {
     let device = bucketpool::cuda::CudaDevice::new(0).ok()?;

@@ -1,8 +1,8 @@
-//! The allocators that a program could have instead of the tcache, measured in turns.
+//! Global allocators that a program could use instead of the tcache, measured in turns.
 //!
-//! Each case runs in processes of its own, since allocators learn, and in each all contenders take
-//! turns. `default` are the settings that an allocator comes with, `tuned` those that somebody who
-//! knows it would choose for large temporaries (`TUNING`).
+//! Each case runs in separate processes, because allocators adapt to what ran before. In each
+//! process all contenders take turns. `default` means the allocator's default settings. `tuned`
+//! means settings that an expert would choose for large temporaries (`TUNING`).
 
 pub(crate) mod arena;
 mod arrays;
@@ -23,11 +23,11 @@ use bucketpool::host::Tcache;
 use std::alloc::{GlobalAlloc, System};
 use std::path::Path;
 
-/// The tcache that is measured. The binary's own memory comes from [`System`], unless a case says
+/// The tcache that is measured. The binary itself allocates from [`System`], unless a case says
 /// otherwise.
 pub(crate) static TCACHE: Tcache = Tcache::new();
 
-/// An allocator.
+/// A global allocator that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
     Tcache,
@@ -51,7 +51,7 @@ impl Peer {
         }
     }
 
-    /// Runs a job with this allocator, compiled for it.
+    /// Runs a job with this allocator; the job is compiled for it.
     pub(crate) fn run<J: Job>(self, job: J) -> J::Result {
         match self {
             Self::Tcache => job.run(&TCACHE),
@@ -63,14 +63,14 @@ impl Peer {
     }
 }
 
-/// What is done with an allocator.
+/// A job that runs with an allocator.
 pub(crate) trait Job {
     type Result;
     fn run<A: GlobalAlloc + Sync>(self, allocator: &'static A) -> Self::Result;
 }
 
-/// What somebody would set who knows the allocators: keep what was freed, however large.
-/// (jemalloc's name is that of its Rust crate.)
+/// Settings of an expert for `tuned`: keep freed memory, regardless of its size. (jemalloc's name
+/// is that of its Rust crate.)
 const TUNING: [(&str, &str); 5] = [
     ("MALLOC_MMAP_MAX_", "0"),
     ("MALLOC_TRIM_THRESHOLD_", "17179869184"),
@@ -79,21 +79,21 @@ const TUNING: [(&str, &str); 5] = [
     ("MIMALLOC_PURGE_DELAY", "-1"),
 ];
 
-/// The variables that the bench may set for a contender.
+/// Returns the variables that the bench may set for a contender.
 pub(crate) fn set_by_us() -> Vec<(&'static str, &'static str)> {
     TUNING.into_iter().chain([service::BACKGROUND, service::BOUND]).collect()
 }
 
-/// What the others are compared with, where it runs.
+/// Contenders that the others are compared with, where they run.
 const REFERENCES: [&str; 2] = ["floor", "tcache"];
 
-/// A case: its name, and bytes or elements.
+/// A case: its name, and its number of bytes or elements.
 type Case = (&'static str, u64);
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// All cases whose contenders share a process, and whether they are measured tuned as well.
+/// Returns all cases whose contenders share a process, with whether they are also measured tuned.
 fn cases() -> Vec<(Case, bool)> {
     let pair = [64, KIB, 16 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 32 * MIB, 64 * MIB];
     let arrays = [KIB, 64 * KIB, MIB, 4 * MIB, 16 * MIB];
@@ -111,11 +111,11 @@ fn cases() -> Vec<(Case, bool)> {
     cases
 }
 
-/// The tcache of another build.
+/// Name of the tcache of another build in the rows.
 const BEFORE: &str = "tcache before";
 
-/// Runs the processes of a case, and after each of them one of another build, of which the tcache
-/// counts.
+/// Runs the processes of a case. After each of them it runs one of another build, of which only the
+/// tcache counts.
 fn in_turns(
     before: Option<&Path>,
     spread: &Spread,
@@ -135,18 +135,18 @@ fn in_turns(
     (0..spread.processes).map(process).collect()
 }
 
-/// The cases that are measured, and the folder of another build beside this one.
+/// The cases that are measured, and the folder of another build to compare with.
 pub(crate) struct Chosen<'a> {
     cases: &'a [String],
     before: Option<&'a Path>,
 }
 
 impl<'a> Chosen<'a> {
-    /// All cases, unless some are named.
+    /// Chooses the named cases, or all cases if none is named.
     ///
     /// # Errors
     ///
-    /// A name of no case.
+    /// Fails if a name is not the name of a case.
     pub(crate) fn new(cases: &'a [String], before: Option<&'a Path>) -> Result<Self, BadInput> {
         let shared = self::cases().into_iter().map(|((name, _), _)| name);
         let mut known: Vec<&str> = shared.chain(["gcc_cc1"]).chain(clients::names()).collect();
@@ -165,11 +165,11 @@ impl<'a> Chosen<'a> {
     }
 }
 
-/// Runs all cases, or a few small ones. What is left out is told in `notes`.
+/// Runs all cases, or a few small ones with `smoke`. `notes` lists what was left out.
 ///
 /// # Errors
 ///
-/// A case that did not come to an end.
+/// Fails if a case did not finish.
 pub(crate) fn run(
     smoke: bool,
     chosen: &Chosen<'_>,
@@ -201,11 +201,11 @@ pub(crate) fn run(
     Ok(rows)
 }
 
-/// Runs the cases of pools beside global allocators.
+/// Runs the cases that compare pools with global allocators.
 ///
 /// # Errors
 ///
-/// A case that did not come to an end.
+/// Fails if a case did not finish.
 pub(crate) fn run_pools(
     smoke: bool,
     spread: &Spread,
@@ -228,8 +228,10 @@ fn named(rows: Vec<Row>, tuned: bool) -> impl Iterator<Item = Row> {
     rows.into_iter().map(move |row| Row { settings: settings.into(), ..row })
 }
 
-/// A recorded program, each allocator in processes that it has for itself, since what is resident
-/// belongs to a process. They take turns, in random order within each round of processes.
+/// Runs a recorded program with each allocator in separate processes.
+///
+/// Resident bytes belong to a process. The allocators take turns, in random order within each round
+/// of processes.
 fn one_by_one(smoke: bool, spread: &Spread) -> Result<Vec<Row>, BadInput> {
     let (mut rounds, mut orders) = (Vec::new(), Orders::new(spread.seed));
     for at in 0..spread.processes {
@@ -247,13 +249,13 @@ fn one_by_one(smoke: bool, spread: &Spread) -> Result<Vec<Row>, BadInput> {
     Ok(rounds::pool(rounds, &REFERENCES))
 }
 
-/// How many steps [`run`] tells.
+/// Returns how many steps [`run`] reports.
 pub(crate) fn steps() -> u64 {
     let shared: u64 = cases().iter().map(|(_, tuned)| 1 + u64::from(*tuned)).sum();
     shared + 1 + clients::STEPS
 }
 
-/// How many steps [`run_pools`] tells.
+/// Returns how many steps [`run_pools`] reports.
 pub(crate) fn steps_of_pools() -> u64 {
     pools::CASES.len() as u64
 }
@@ -262,7 +264,7 @@ pub(crate) fn steps_of_pools() -> u64 {
 ///
 /// # Errors
 ///
-/// A case that nobody knows, or a trace that cannot be read.
+/// Fails if the case is unknown, or if the trace cannot be read.
 pub(crate) fn case(
     root: &Path,
     name: &str,

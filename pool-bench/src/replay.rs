@@ -15,18 +15,18 @@ use serde::Serialize;
 use std::hint::black_box;
 use std::mem::MaybeUninit;
 
-/// How traces are replayed.
+/// Settings of a replay.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// On what memory.
+    /// Memory to replay on.
     pub backend: Backend,
-    /// The bound on idle blocks, if one was given.
+    /// Bound on cached blocks, if one was given.
     pub cached_limit: Option<CachedLimit>,
-    /// The size of the simulated device.
+    /// Size of the simulated device.
     pub capacity: Option<u64>,
 }
 
-/// What a replay came to; one line of `--json`.
+/// The result of a replay; one line of `--json`.
 #[derive(Clone, Debug, Serialize)]
 #[expect(missing_docs, reason = "the names are the documentation; README.md tells them")]
 pub struct Outcome {
@@ -42,24 +42,24 @@ pub struct Outcome {
     pub misses: u64,
     pub bypasses: u64,
     pub ooms: u64,
-    /// Cached blocks that went back to the device because of a bound.
+    /// Cached blocks that the pool gave back to the device because of a bound.
     pub evictions: u64,
     pub hit_rate: f64,
     pub device_allocations: u64,
     pub device_frees: u64,
-    /// Allocations and frees of the device, where a range of pages is one call.
+    /// Allocations and frees of the device, where a call for a range of pages counts as one.
     pub device_ranges: u64,
     pub ns_per_op: f64,
     #[serde(flatten)]
     pub streams: Option<OnStreams>,
 }
 
-/// What a replay on streams came to besides.
+/// Additional results of a replay on streams.
 #[derive(Clone, Debug, Serialize)]
 #[expect(missing_docs, reason = "the names are the documentation; README.md tells them")]
 pub struct OnStreams {
     pub streams: usize,
-    /// Who may take what another stream used last, or how streams are kept apart.
+    /// Rule for memory that another stream used last, or how the streams are separated.
     pub arrangement: &'static str,
     pub events: u64,
     pub waits: u64,
@@ -71,7 +71,8 @@ pub struct OnStreams {
 ///
 /// # Errors
 ///
-/// A capacity below the largest request; a trace that does not fit this machine's memory.
+/// Fails if the capacity is below the largest request, or if the trace does not fit this machine's
+/// memory.
 pub fn replay(trace: &Trace, spec: &PolicySpec, settings: Settings) -> Result<Outcome, BadInput> {
     let capacity = capacity(trace, settings)?;
     let backend = settings.backend;
@@ -81,7 +82,7 @@ pub fn replay(trace: &Trace, spec: &PolicySpec, settings: Settings) -> Result<Ou
     }
     let limit = settings.cached_limit.unwrap_or(CachedLimit::OfPeak(0.25));
     fits_this_machine(trace, limit)?;
-    // What an arena holds is bounded by what was alive at most.
+    // The memory of an arena is bounded by the peak of live bytes.
     let limit = if spec.arena.is_some() { settings.cached_limit } else { Some(limit) };
     match backend {
         Backend::Host => {
@@ -107,11 +108,11 @@ pub fn replay(trace: &Trace, spec: &PolicySpec, settings: Settings) -> Result<Ou
     }
 }
 
-/// Replays a trace by the allocator of this process, without a pool: what pools are compared with.
+/// Replays a trace with the allocator of this process, without a pool: the reference for pools.
 ///
 /// # Errors
 ///
-/// A trace that does not fit this machine's memory.
+/// Fails if the trace does not fit this machine's memory.
 pub fn replay_directly(trace: &Trace) -> Result<Outcome, BadInput> {
     fits_this_machine(trace, CachedLimit::Bytes(0))?;
     let mut slots: Vec<Option<Box<[MaybeUninit<u8>]>>> = Vec::new();
@@ -152,7 +153,7 @@ pub fn replay_directly(trace: &Trace) -> Result<Outcome, BadInput> {
     })
 }
 
-/// The size of the simulated device, which the largest request must fit in.
+/// Returns the size of the simulated device. Fails if the largest request does not fit in it.
 pub(crate) fn capacity(trace: &Trace, settings: Settings) -> Result<u64, BadInput> {
     let (largest, line) = trace.largest;
     let capacity = settings.capacity.unwrap_or(u64::MAX);
@@ -163,13 +164,13 @@ pub(crate) fn capacity(trace: &Trace, settings: Settings) -> Result<u64, BadInpu
     Err(BadInput::new(format!("capacity of {capacity} bytes"), format!("at least {request}")))
 }
 
-/// A kind of memory that is not there.
+/// Returns the error for a kind of memory that this machine or build does not have.
 fn absent(backend: Backend, why: impl std::fmt::Display) -> BadInput {
     let cure = backend.absence().map_or("another backend", |(_, cure)| cure);
     BadInput::new(format!("backend `{}`: {why}", backend.name()), cure)
 }
 
-/// On memory that an arena can split.
+/// Replays a trace on memory that an arena can split.
 fn sliceable<A: Sliceable>(
     device: Counted<A>,
     limit: Option<CachedLimit>,
@@ -207,16 +208,16 @@ fn run<A: DeviceAllocator>(
             }
         }
     };
-    // A device works while this thread waits, so there the wall clock counts.
+    // On a device, this thread waits while the device works; so the wall clock is measured there.
     let on_device = !matches!(backend, Backend::Host | Backend::Sim);
     let ((), ns) = if on_device { timed_wall(work) } else { timed(work) };
-    // What the last drops owe belongs to the trace.
+    // The deferred frees of the last drops belong to the trace.
     let _ = pool.trim(0);
     let asked = calls.asked().counted_by(pool.device_stats());
     outcome(trace, spec, backend, bound, &pool.stats(), asked, ns)
 }
 
-/// What a replay came to.
+/// Returns the result of a replay.
 pub(crate) fn outcome(
     trace: &Trace,
     spec: &PolicySpec,
@@ -249,7 +250,7 @@ pub(crate) fn outcome(
     }
 }
 
-/// Real memory is only risked if the trace and its cache fit half of what is free.
+/// Checks that the trace and its cache fit in half of the free memory, before real memory is used.
 fn fits_this_machine(trace: &Trace, limit: CachedLimit) -> Result<(), BadInput> {
     let needed = trace.live_peak_bytes.saturating_add(limit.bytes(trace.live_peak_bytes));
     let half = free_memory().map_or(u64::MAX, |free| free / 2);

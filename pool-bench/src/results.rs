@@ -1,4 +1,4 @@
-//! What a command came to, as tables, as JSON, in a file.
+//! The results of a command: as tables, as JSON, in a file.
 #![expect(clippy::print_stderr, reason = "what was left out is said, wherever the results go")]
 
 use crate::advise::Advised;
@@ -33,22 +33,22 @@ pub(crate) struct Output {
     pub(crate) report: Option<PathBuf>,
 }
 
-/// What a command came to.
+/// The results of a command.
 #[derive(Debug, Default)]
 pub(crate) struct Results {
     pub(crate) standings: Vec<Standing>,
     pub(crate) outcomes: Vec<Outcome>,
-    /// Contenders beside peers.
+    /// Contenders compared with peers.
     pub(crate) rows: Vec<Row>,
-    /// What `advise` came to, and whether a file has its configuration.
+    /// Result of `advise`, and whether its configuration was written to a file.
     pub(crate) advised: Option<(Advised, bool)>,
-    /// What was left out and why, and what is wrong with the measurement.
+    /// Notes on what was left out and why, and on faults of the measurement.
     pub(crate) notes: Vec<String>,
     /// Whether every table is shown.
     pub(crate) all: bool,
 }
 
-/// All of them before the first is replayed, so that a bad one costs nothing.
+/// Reads all traces before the first is replayed, so that a bad file wastes no replay.
 fn read_all(files: &[PathBuf]) -> Result<Vec<Trace>, BadInput> {
     files.iter().map(|file| trace::read(file)).collect()
 }
@@ -72,8 +72,8 @@ impl Results {
             for policy in policies {
                 match replay::replay(trace, policy, settings) {
                     Ok(outcome) => self.outcomes.push(outcome),
-                    // Among others, a trace that does not fit this machine is left out, whatever
-                    // the policy.
+                    // With several traces, one that does not fit this machine is left out for every
+                    // policy.
                     Err(bad) if leave_out => {
                         self.notes.push(format!("left out: {bad}"));
                         break;
@@ -111,7 +111,7 @@ impl Results {
     }
 
     pub(crate) fn json(&self) -> Vec<String> {
-        // Numbers and strings: serde_json has nothing to refuse.
+        // The objects hold only numbers and strings, which serde_json always accepts.
         fn line(object: &impl Serialize) -> String {
             serde_json::to_string(object).unwrap_or_default()
         }
@@ -123,7 +123,7 @@ impl Results {
         standings.chain(outcomes).chain(self.rows.iter().map(line)).chain(advised).collect()
     }
 
-    /// The sections of a page about replays.
+    /// Returns the sections of a page about replays.
     pub(crate) fn sections(
         &self,
         files: &[PathBuf],
@@ -147,7 +147,7 @@ impl Results {
         sections
     }
 
-    /// The sections of a page about workloads, peers and traces.
+    /// Returns the sections of a page about workloads, peers and traces.
     pub(crate) fn page_sections(&self) -> Vec<Section> {
         let parts = [timings::standings(&self.standings), timings::peers(&self.rows)];
         parts.into_iter().flatten().chain(replays::across(&self.outcomes)).collect()
@@ -163,7 +163,7 @@ impl Results {
         }
         let (streams, plain): (Vec<_>, Vec<_>) =
             self.outcomes.iter().cloned().partition(|outcome| outcome.streams.is_some());
-        // Beside workloads the sums over traces say enough, where there are several.
+        // Next to workloads, sums over the traces are enough if there are several traces.
         let several = plain.iter().any(|outcome| outcome.trace != plain[0].trace);
         if !plain.is_empty() && (self.all || self.standings.is_empty() || !several) {
             parts.push(report::replays(&plain));
@@ -186,20 +186,20 @@ impl Results {
 }
 
 impl Output {
-    /// Whether results can be put there, asked before they are made.
+    /// Checks that the output files can be written, before the results are computed.
     pub(crate) fn probe(&self) -> Result<(), BadInput> {
         for path in self.out.iter().chain(&self.report) {
             let is_new = !path.exists();
             let opened = fs::OpenOptions::new().append(true).create(true).open(path);
             opened.map_err(|error| unwritable(path, &error))?;
             if is_new {
-                let _ = fs::remove_file(path); // an empty one would look like results
+                let _ = fs::remove_file(path); // an empty file would look like results
             }
         }
         Ok(())
     }
 
-    /// Writes the report, if one was asked for.
+    /// Writes the report, if the user requested one.
     pub(crate) fn report(
         &self,
         typed: &str,
@@ -221,7 +221,7 @@ impl Output {
         let text = if self.json { results.json().join("\n") } else { results.tables() };
         let Some(path) = &self.out else { return Ok(text) };
         if let Err(error) = fs::write(path, format!("{text}\n")) {
-            eprintln!("{text}"); // or the run was for nothing
+            eprintln!("{text}"); // else the results are lost
             return Err(unwritable(path, &error));
         }
         Ok(String::new())
@@ -232,7 +232,7 @@ fn unwritable(path: &Path, error: &io::Error) -> BadInput {
     BadInput::new(format!("{}: {error}", path.display()), "a file that can be written")
 }
 
-/// How far long work has come.
+/// Returns a progress bar for long work.
 pub(crate) fn progress(steps: u64, what: &str) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg:22} {wide_bar} {pos}/{len} {elapsed}");
     ProgressBar::new(steps)

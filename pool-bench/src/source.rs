@@ -1,4 +1,4 @@
-//! Where a workload gets its buffers: direct allocation, or a pool, on each kind of memory.
+//! Sources of buffers for workloads: direct allocation, or a pool, on each kind of memory.
 
 use crate::counted::{Asked, Calls, Counted, CountedBlock};
 use crate::machine::free_memory;
@@ -12,14 +12,15 @@ use bucketpool::{
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
-/// Cached blocks of a pool are bounded by this many bytes, or by a 32nd of what is free: a dozen
-/// pools take turns.
+/// Limit of the cached bytes of a pool.
+///
+/// The limit is a 32nd of the free memory if that is less, because a dozen pools take turns.
 const CACHED_LIMIT: u64 = GIB;
 
 fn build<A: DeviceAllocator>(builder: PoolBuilder<A>, spec: &PolicySpec) -> BucketPool<A> {
     let builder = builder.zero(ZeroPolicy::Never);
     let limit = free_memory().map_or(CACHED_LIMIT, |free| CACHED_LIMIT.min(free / 32));
-    // What an arena holds is bounded by what was live at most. A preset has a bound of its own.
+    // The memory of an arena is bounded by the peak of live bytes. A preset sets its own bound.
     match (spec.arena.is_some(), builder.bound_on_cached_bytes()) {
         (false, CachedLimit::Unlimited) => builder.cached_limit(limit).build(),
         (false, CachedLimit::Bytes(bytes)) if bytes > limit => builder.cached_limit(limit).build(),
@@ -27,18 +28,20 @@ fn build<A: DeviceAllocator>(builder: PoolBuilder<A>, spec: &PolicySpec) -> Buck
     }
 }
 
-/// What a program without a pool does: the global allocator, each time. Counted by plain numbers,
-/// so that counting costs a pair a nanosecond or two, and no more than a pool's own counting.
+/// Direct allocation from the global allocator, as in a program without a pool.
+///
+/// Plain numbers count the calls, so that counting adds a nanosecond or two to a pair, and no more
+/// than a pool's own counting.
 #[derive(Debug, Default)]
 pub struct HostDirect {
     asked: Cell<Asked>,
     held: Cell<u64>,
-    /// Buffers that came back, where they are kept: a fault that the bench must notice.
+    /// Returned buffers, if they are kept: a fault that the bench must notice.
     kept: Option<RefCell<Vec<Vec<u8>>>>,
 }
 
 impl HostDirect {
-    /// Direct allocation, or with `keeps` something that only calls itself so.
+    /// Creates a source with direct allocation. With `keeps` it reuses returned buffers instead.
     #[must_use]
     pub fn new(keeps: bool) -> Self {
         Self { kept: keeps.then(RefCell::default), ..Self::default() }
@@ -87,7 +90,7 @@ pub struct HostPool<A: HostMemory> {
 }
 
 impl HostPool<Counted<HostAllocator>> {
-    /// A pool of this policy over host memory.
+    /// Creates a pool with this policy over host memory.
     #[must_use]
     pub fn new(spec: &PolicySpec) -> Self {
         let device = Counted::new(HostAllocator::new());
@@ -114,9 +117,10 @@ impl<A: HostMemory> Source for HostPool<A> {
     }
 }
 
-/// The device's own calls, each time. Each buffer is filled with zeroes, which writes all of it,
-/// unless the device has no memory to write. Contents are not read back: what is checked is only
-/// that each buffer came and went.
+/// Direct allocation with the device's own calls.
+///
+/// Each buffer is filled with zeroes, which writes all of it, unless the device has no memory to
+/// write. Contents are not read back; the check is only that each buffer was allocated and freed.
 #[derive(Debug)]
 pub struct DeviceDirect<A: DeviceAllocator> {
     device: Counted<A>,
@@ -124,7 +128,7 @@ pub struct DeviceDirect<A: DeviceAllocator> {
 }
 
 impl<A: DeviceAllocator> DeviceDirect<A> {
-    /// Over this device.
+    /// Creates a source with direct allocation on this device.
     pub fn new(device: A, writes: bool) -> Self {
         Self { device: Counted::new(device), writes }
     }
@@ -143,7 +147,7 @@ impl<A: DeviceAllocator> Source for DeviceDirect<A> {
         Some(block)
     }
     fn give_back(&self, block: Self::Buffer) -> u64 {
-        // Behind the work that was given to its stream: a driver may free at once.
+        // Frees after the work on the stream, because a driver may free at once.
         let clock = self.device.clock();
         let mark = clock.mark(clock.default_stream());
         u64::from(self.device.free(block, &[mark]).is_ok())
@@ -156,7 +160,7 @@ impl<A: DeviceAllocator> Source for DeviceDirect<A> {
     }
 }
 
-/// A pool over a device; buffers are filled with zeroes, as for [`DeviceDirect`].
+/// A pool over a device. Buffers are filled with zeroes, as for [`DeviceDirect`].
 #[derive(Debug)]
 pub struct DevicePool<A: DeviceAllocator> {
     pool: BucketPool<A>,
@@ -165,7 +169,7 @@ pub struct DevicePool<A: DeviceAllocator> {
 }
 
 impl<A: DeviceAllocator> DevicePool<A> {
-    /// A pool of this policy as the builder makes it, over a device whose calls are counted.
+    /// Builds a pool with this policy from the builder, over a device whose calls are counted.
     pub fn new(
         builder: PoolBuilder<A>,
         calls: Arc<Calls>,
@@ -196,7 +200,7 @@ impl<A: DeviceAllocator> Source for DevicePool<A> {
     }
 }
 
-/// Waits until the device has done what it was given. What it says is told by the next call.
+/// Waits until the device has finished its work. The next call reports an error.
 fn finish<A: DeviceAllocator>(device: &A) {
     let clock = device.clock();
     let _ = clock.synchronize(clock.mark(clock.default_stream()));

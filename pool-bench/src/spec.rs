@@ -1,4 +1,4 @@
-//! Policies as people type them: `exact:round=16,tiered:4K+16K,fit:2,arena:pages=64K:slack=5%`.
+//! Policies as users type them: `exact:round=16,tiered:4K+16K,fit:2,arena:pages=64K:slack=5%`.
 
 use crate::input::BadInput;
 use crate::sizes;
@@ -6,7 +6,7 @@ use bucketpool::{
     ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, PoolBuilder, Sliceable, preset,
 };
 
-/// A configuration by name.
+/// A named configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Preset {
     TilePipeline,
@@ -21,28 +21,28 @@ const KNOWN: &str = "exact[:round=1], pow2[:min=512], tiered:4K+16K+64K, fit:2[:
                      preset:tile_pipeline, preset:embedding, preset:caching, preset:ndarray or \
                      preset:small_tensors";
 
-/// Sizes that an arena tells apart.
+/// Default granule of an arena in bytes.
 const ARENA_GRANULE: u64 = 512;
-/// What `arena:pages=..` may hold beyond what was alive at most, unless told.
+/// Default slack of `arena:pages=..`: the share that it may hold beyond the peak of live bytes.
 const SLACK: f64 = 0.05;
 
-/// A policy, and how it was typed.
+/// A policy, with its text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PolicySpec {
-    /// As typed.
+    /// Text as the user typed it.
     pub text: String,
-    /// What it means.
+    /// Policy that the text means.
     pub policy: BucketPolicy,
-    /// Its granule, if one was given.
+    /// Granule, if one was given.
     pub granule: Option<u64>,
-    /// Its arena, if it has one.
+    /// Arena, if the policy has one.
     pub arena: Option<ArenaConfig>,
-    /// The configuration that it stands for, if it is one.
+    /// Preset, if the text names one.
     preset: Option<Preset>,
 }
 
 impl PolicySpec {
-    /// A builder of pools of this policy, with its arena if it has one.
+    /// Returns a builder of pools with this policy, with its arena if it has one.
     pub fn builder<A: Sliceable>(&self, device: A) -> PoolBuilder<A> {
         let builder = self.without_arena(device);
         match &self.arena {
@@ -51,7 +51,7 @@ impl PolicySpec {
         }
     }
 
-    /// A builder of pools of this policy over a device whose blocks cannot be split.
+    /// Returns a builder of pools with this policy over a device whose blocks cannot be split.
     pub fn without_arena<A: DeviceAllocator>(&self, device: A) -> PoolBuilder<A> {
         let builder = match self.preset {
             Some(Preset::TilePipeline) => preset::tile_pipeline(device),
@@ -68,11 +68,11 @@ impl PolicySpec {
     }
 }
 
-/// Reads a list of policies, with commas between them.
+/// Parses a list of policies, separated by commas.
 ///
 /// # Errors
 ///
-/// An unknown name, an argument that it does not take, or one that it needs.
+/// Fails if a name is unknown, an argument is not accepted, or a required argument is missing.
 pub fn list(text: &str) -> Result<Vec<PolicySpec>, BadInput> {
     text.split(',').map(|spec| one(spec.trim())).collect()
 }
@@ -136,7 +136,7 @@ fn one(text: &str) -> Result<PolicySpec, BadInput> {
     Ok(PolicySpec { text: text.to_owned(), policy, granule, arena, preset })
 }
 
-/// The arguments of an arena.
+/// Parses the arguments of an arena.
 fn arena<'t>(parts: impl Iterator<Item = &'t str>) -> Result<(ArenaConfig, u64), String> {
     let (mut torch, mut pages, mut slack, mut round) = (false, None, None, ARENA_GRANULE);
     for part in parts {

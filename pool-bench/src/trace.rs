@@ -1,4 +1,4 @@
-//! Traces as a replay takes them: buffers in slots, and what must be known before it begins.
+//! Traces as a replay uses them: buffers in slots, and the totals needed before a replay starts.
 
 use crate::input::BadInput;
 use pool_trace::{Kind, Log, Operation};
@@ -7,55 +7,55 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-/// A trace, decoded and checked.
+/// A decoded and checked trace.
 #[derive(Debug, Default)]
 pub struct Trace {
-    /// The file's name up to its first dot.
+    /// File name up to its first dot.
     pub name: String,
-    /// What is done, in order.
+    /// Steps in order.
     pub steps: Vec<Step>,
-    /// Operations in the file, those without a step among them.
+    /// Operations in the file, including those without a step.
     pub ops: u64,
-    /// How many steps allocate.
+    /// Number of steps that allocate.
     pub allocations: u64,
-    /// The most requested bytes alive at once.
+    /// Peak of the requested bytes that are alive at once.
     pub live_peak_bytes: u64,
-    /// Buffers that are alive at once at most.
+    /// Peak of the buffers that are alive at once.
     pub slots: usize,
-    /// The largest request, and its line.
+    /// Largest request in bytes, and its line.
     pub largest: (u64, u64),
-    /// Lanes: threads, or streams.
+    /// Number of lanes: threads, or streams.
     pub lanes: usize,
-    /// Operations that the recorder could not keep up with, and that are missing.
+    /// Operations that are missing because the recorder could not keep up with them.
     pub lost: u64,
-    /// Whether the program was killed, and what it did last is missing.
+    /// Whether the program was killed, so that its last operations are missing.
     pub is_cut_off: bool,
 }
 
-/// One step of a replay. Buffers live in numbered slots, which are used again.
+/// One step of a replay. Buffers live in numbered slots, which are reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Fill a slot with a buffer of so many bytes.
+    /// Fill a slot with a buffer of `bytes` bytes.
     Allocate {
         /// The slot.
         slot: u32,
         /// Bytes requested.
         bytes: u64,
-        /// By which lane.
+        /// The lane that allocates.
         lane: u32,
     },
-    /// Use what a slot holds.
+    /// Use the buffer in a slot.
     Use {
         /// The slot.
         slot: u32,
-        /// On which lane.
+        /// The lane that uses it.
         lane: u32,
     },
     /// Empty a slot.
     Free {
         /// The slot.
         slot: u32,
-        /// By which lane.
+        /// The lane that frees.
         lane: u32,
     },
 }
@@ -64,7 +64,7 @@ pub enum Step {
 ///
 /// # Errors
 ///
-/// A file that cannot be read, or a line that breaks the format; file and line are named.
+/// Fails if the file cannot be read, or if a line breaks the format. The error names file and line.
 pub fn read(path: &Path) -> Result<Trace, BadInput> {
     let log = read_log(path)?;
     let mut trace = Trace::of(&log).map_err(|bad| bad.in_file(path.display()))?;
@@ -78,7 +78,7 @@ pub fn read(path: &Path) -> Result<Trace, BadInput> {
 ///
 /// # Errors
 ///
-/// As for [`read`].
+/// Fails as [`read`] does.
 pub fn read_log(path: &Path) -> Result<Log, BadInput> {
     let file = path.display();
     let unreadable = |error: io::Error| {
@@ -98,7 +98,7 @@ pub fn read_log(path: &Path) -> Result<Log, BadInput> {
 }
 
 impl Trace {
-    /// Says which operations of the program are not in the trace; `None` if all are.
+    /// Describes which operations of the program are missing from the trace; `None` if none are.
     #[must_use]
     pub fn missing(&self) -> Option<String> {
         let lost = (self.lost > 0).then(|| format!("the recorder lost {} operations", self.lost));
@@ -108,11 +108,11 @@ impl Trace {
         (!parts.is_empty()).then(|| format!("{}: {}", self.name, parts.join("; ")))
     }
 
-    /// The steps of a log.
+    /// Converts a log to a trace.
     ///
     /// # Errors
     ///
-    /// A free of an unknown id, an id that comes again, or no allocation.
+    /// Fails on a free of an unknown id, on an id that is used twice, or without an allocation.
     pub fn of(log: &Log) -> Result<Self, BadInput> {
         let mut reader = Reader::new(&log.operations);
         for operation in &log.operations {
@@ -129,13 +129,13 @@ impl Trace {
     }
 }
 
-/// What became of an id.
+/// The state of an id.
 enum Block {
     Live {
         slot: u32,
         bytes: u64,
     },
-    /// Freed, but in use on another stream until its free completes.
+    /// Freed, but used on another stream until its free completes.
     Pending {
         slot: u32,
     },
@@ -145,7 +145,7 @@ enum Block {
 struct Reader {
     trace: Trace,
     blocks: HashMap<u64, Block>,
-    /// Ids whose free completes in a line of its own.
+    /// Ids whose free completes in a separate line.
     completed_later: HashSet<u64>,
     vacant: Vec<u32>,
     live_bytes: u64,
@@ -172,7 +172,7 @@ impl Reader {
             Kind::Free => self.free(id, lane),
             Kind::FreeCompleted => self.complete(id, lane),
             Kind::Use => {
-                // A use of what is gone says nothing.
+                // A use of a freed block is ignored.
                 if let Some(Block::Live { slot, .. }) = self.blocks.get(&id) {
                     self.trace.steps.push(Step::Use { slot: *slot, lane });
                 }

@@ -1,5 +1,6 @@
-//! What the programs that the pool was asked for do with memory: which sizes, how long they live,
-//! and that every byte is written. Data, and one step of each.
+//! Workloads of the programs that the pool is built for: sizes and lifetimes of buffers.
+//!
+//! Every byte is written. The module has the data, and one step of each workload.
 
 use crate::counted::Asked;
 use bucketpool::PoolStats;
@@ -10,20 +11,21 @@ use std::collections::VecDeque;
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// Where a workload gets buffers from.
+/// A source of buffers for a workload.
 pub trait Source {
-    /// A buffer, whole.
+    /// A buffer.
     type Buffer;
-    /// A buffer of so many bytes, each written; with `byte`, where the CPU can read it again.
-    /// `None` if there is no memory.
+    /// Allocates a buffer of `bytes` bytes and writes each of them.
+    ///
+    /// The bytes are set to `byte` where the CPU can read them again. `None` if there is no memory.
     fn filled(&self, bytes: usize, byte: u8) -> Option<Self::Buffer>;
-    /// Gives a buffer back. Returns what is checked: one of its bytes, or that it went.
+    /// Frees a buffer. Returns the value to check: one of its bytes, or 1 if it was freed.
     fn give_back(&self, buffer: Self::Buffer) -> u64;
     /// Waits for the device at the end of a step.
     fn finish(&self) {}
-    /// What the device was asked for.
+    /// Returns the counts of the device's calls.
     fn asked(&self) -> Asked;
-    /// What the pool has counted; without one, each request is a miss.
+    /// Returns the statistics of the pool; without a pool, each request is a miss.
     fn stats(&self) -> PoolStats {
         let mut stats = PoolStats::default();
         stats.misses = self.asked().allocations;
@@ -53,23 +55,23 @@ pub enum Workload {
     MonteCarlo,
 }
 
-/// What a step did.
+/// The work that a step did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {
-    /// Buffers taken and given back.
+    /// Buffers allocated and freed.
     pub allocations: u64,
-    /// The sum of what each buffer gave when it went: the result that is checked.
+    /// Sum of the values that the freed buffers returned: the result that is checked.
     pub checksum: u64,
 }
 
 impl Workload {
-    /// Its name on the command line.
+    /// Returns the name on the command line.
     #[must_use]
     pub fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// What it is, in a few words.
+    /// Returns a short description.
     #[must_use]
     pub fn title(self) -> &'static str {
         match self {
@@ -82,7 +84,7 @@ impl Workload {
         }
     }
 
-    /// Steps of a full run; each is one sample.
+    /// Returns the number of steps of a full run; each step is one sample.
     #[must_use]
     pub fn steps(self) -> u64 {
         match self {
@@ -92,9 +94,9 @@ impl Workload {
         }
     }
 
-    /// One step. The same number gives the same sizes, whoever serves them; `small` shrinks them.
+    /// Runs one step. The same number gives the same sizes on every source; `small` shrinks them.
     ///
-    /// `None` if the source had no memory.
+    /// Returns `None` if the source had no memory.
     pub fn step<S: Source>(self, source: &S, number: u64, small: bool) -> Option<Done> {
         let mut program = Program::new(source, number);
         let part = if small { 64 } else { 1 };
@@ -167,7 +169,7 @@ impl<'s, S: Source> Program<'s, S> {
         Self { source, live: VecDeque::new(), random, done: Done { allocations: 0, checksum: 0 } }
     }
 
-    /// A pseudo-random number from `low` to `high`; Steele, Lea and Flood's `SplitMix`.
+    /// Returns a pseudo-random number from `low` to `high` (Steele, Lea and Flood's `SplitMix`).
     fn between(&mut self, low: usize, high: usize) -> usize {
         self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.random;

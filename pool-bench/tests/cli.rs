@@ -1,4 +1,4 @@
-//! The command line: bad input is one line on stderr and exit status 2, whatever it is.
+//! The command line: each bad input gives one line on stderr and exit status 2.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
@@ -11,7 +11,7 @@ fn pool_bench(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_pool-bench")).args(args).output().unwrap()
 }
 
-/// A file in a folder of the test's own.
+/// Writes a file in a folder of this test.
 fn file(name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cli").join(name);
     fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -19,7 +19,7 @@ fn file(name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
     path
 }
 
-/// What bad input is answered with; the folder is left out, since it differs between machines.
+/// Returns the answer to bad input without the folder, which differs between machines.
 fn refusal(args: &[&str]) -> String {
     let output = pool_bench(args);
     let stderr = String::from_utf8(output.stderr).unwrap();
@@ -87,7 +87,7 @@ fn broken_arguments_are_named_with_what_was_expected() {
     insta::assert_snapshot!(cases.join("\n"));
 }
 
-/// Replays a small trace; the one line of JSON of the last policy without its time.
+/// Replays a small trace. Returns the JSON line of the last policy without its time.
 fn replayed(name: &str, lines: &str, args: &[&str]) -> serde_json::Value {
     let trace = file(name, format!("{HEAD}{lines}"));
     let output = pool_bench(&[&["replay", trace.to_str().unwrap(), "--json"], args].concat());
@@ -170,7 +170,7 @@ fn a_preset_brings_its_bounds_unless_one_is_given() {
 
 #[test]
 fn a_record_that_cannot_be_written_is_told_before_anything_runs() {
-    let root = file("root/pool-bench", ""); // a file where the folder of the records belongs
+    let root = file("root/pool-bench", ""); // a file where the folder of the records should be
     let mut command = Command::new(env!("CARGO_BIN_EXE_pool-bench"));
     command.args(["bench", "--record"]).env("BUCKETPOOL_ROOT", root.parent().unwrap());
     let output = command.output().unwrap();

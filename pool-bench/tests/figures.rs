@@ -1,7 +1,7 @@
-//! The bundled traces, replayed: the figures of an independent simulator, within 2 %.
+//! The bundled traces, replayed: figures within 2 % of those of an independent simulator.
 //!
-//! The figures are those of a survey that preceded this project; it simulated the same policies
-//! with code of its own.
+//! The expected figures come from a survey that preceded this project. The survey simulated the
+//! same policies with independent code.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use bucketpool::CachedLimit;
@@ -24,7 +24,7 @@ fn over_live(outcome: &Outcome) -> f64 {
 
 #[test]
 fn peaks_and_hits_agree_with_an_independent_simulator() {
-    // trace, policy, peak reserved over live peak, hits in per cent
+    // Trace, policy, `peak reserved / live peak`, hits in per cent.
     let expected = [
         ("resnet18_train", "exact", 1.86, 97.7),
         ("resnet18_train", "pow2", 2.66, 98.1),
@@ -61,8 +61,8 @@ fn a_quarter_of_the_peak_is_cache_enough() {
 
 #[test]
 fn the_live_peak_survives_a_device_of_little_more() {
-    // Smallest capacities of the survey: with idle blocks given back, exact sizes need no more
-    // than what is alive.
+    // Smallest capacities of the survey: if cached blocks are given back, exact sizes need no more
+    // memory than the live bytes.
     let file = format!("{}/../traces/gpt2_train.ptrace.csv.zst", env!("CARGO_MANIFEST_DIR"));
     let trace = trace::read(Path::new(&file)).unwrap();
     let capacity = trace.live_peak_bytes + trace.live_peak_bytes / 100;
@@ -72,9 +72,11 @@ fn the_live_peak_survives_a_device_of_little_more() {
     assert!(outcome.reserved_peak_bytes <= capacity);
 }
 
-/// The geometric mean of reserved over live peak on the tensor traces, the worst of them, and
-/// device calls per 1000 allocations of all together: where a range of pages is one call, and where
-/// each page is one.
+/// Returns figures of a policy over the tensor traces.
+///
+/// The figures are the geometric mean of `reserved / live peak`, the worst of them, and the device
+/// calls per 1000 allocations of all traces together: with one call per range of pages, and with
+/// one call per page.
 fn over_the_tensor_traces(policy: &str) -> (f64, f64, [f64; 2]) {
     let traces = ["resnet18_train", "gpt2_train", "bert_embed", "numpy_lidar"];
     let outcomes = traces.map(|name| replayed(name, policy, None));
@@ -88,7 +90,8 @@ fn over_the_tensor_traces(policy: &str) -> (f64, f64, [f64; 2]) {
 
 #[test]
 fn an_arena_holds_little_more_than_what_is_alive() {
-    // policy, geometric mean, worst, calls per 1000 allocations by range and by page: at most
+    // Policy, then upper bounds: geometric mean, worst, calls per 1000 allocations by range and by
+    // page.
     let expected = [
         ("arena", 1.090, 1.30, [2.2, 600.0]),
         ("arena:pages=64K:slack=5%", 1.045, 1.10, [5.0, 600.0]),

@@ -1,8 +1,9 @@
-//! The port: what a kind of memory must offer so that a pool, and anything else that is written
-//! once, can run over it.
+//! The interface between a pool and a kind of memory: the traits that a memory implements so that a
+//! pool, and other code that is generic over memory, can use it.
 //!
-//! Everything that hands out memory is a [`DeviceAllocator`]; a counter or a fault injector is one
-//! over another. `examples/custom_backend.rs` is the shortest complete one.
+//! Every source of memory is a [`DeviceAllocator`]. A counter or a fault injector is a
+//! `DeviceAllocator` that wraps another. `examples/custom_backend.rs` is the shortest complete
+//! implementation.
 
 pub(crate) mod transfer;
 pub(crate) mod zero;
@@ -14,66 +15,67 @@ use std::fmt::Debug;
 use std::hash::Hash;
 use std::ops::Range;
 
-/// Hands out blocks of one kind of memory.
+/// An allocator of blocks of one kind of memory.
 ///
 /// A call that panics counts as refused: a block that was to be freed is lost, as if the device had
-/// kept it, and the panic reaches who asked the pool.
+/// kept it, and the panic reaches the caller of the pool.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no memory that a pool runs over",
     note = "give a pool an allocator: `HostAllocator::new()`, `CudaAllocator::new(0)?`, \
             `WgpuAllocator`, `SimDevice::new()`, or your own `DeviceAllocator`"
 )]
 pub trait DeviceAllocator: Send + Sync + 'static {
-    /// What the device handed out, whole. Owned: no `Clone`, no `Copy` and no public constructor,
-    /// so that a second free cannot be written. No `Drop` either: giving memory back needs the
-    /// allocator and an order.
+    /// A whole allocation of the device. It is owned: no `Clone`, no `Copy` and no public
+    /// constructor, so that code cannot free it twice. It has no `Drop` either: a free needs the
+    /// allocator and the marks to wait for.
     type Block: Send + Sync + 'static;
 
-    /// What a program uses: an address; a buffer and an offset. The backend's own type, so that it
-    /// can carry foreign traits; the orphan rule keeps these off
-    /// [`PooledBuffer`](crate::PooledBuffer).
-    /// It borrows its block, and should not be `Clone`, so that it cannot outlive its
-    /// [`Use`](crate::Use).
+    /// The access that a program gets: an address, or a buffer and an offset.
+    ///
+    /// It is the backend's own type, so that it can implement foreign traits, which the orphan rule
+    /// forbids for [`PooledBuffer`](crate::PooledBuffer). It borrows its block, and should not be
+    /// `Clone`, so that it cannot outlive its [`Use`](crate::Use).
     type View<'b>;
 
-    /// What must match, besides the size, before a block can serve again: an alignment, usage
-    /// flags, nothing.
+    /// The properties, besides the size, in which a cached block must match a request: an
+    /// alignment, usage flags, or nothing.
     type Kind: Copy + Eq + Hash + Default + Debug + Send + Sync + 'static;
 
-    /// The order in which the device works.
+    /// The clock of the device, which defines the order of its work.
     type Clock: StreamClock;
 
-    /// How this memory behaves.
+    /// The behaviour of this memory.
     const MEMORY: Memory;
 
-    /// The clock of the device behind this allocator.
+    /// Returns the clock of the device behind this allocator.
     fn clock(&self) -> &Self::Clock;
 
-    /// Sizes that the device hands out are multiples of this many bytes. A pool rounds to it, so
-    /// that its figures are those of the device.
+    /// Returns the granule: sizes of the device's blocks are multiples of this many bytes. A pool
+    /// rounds to it, so that its figures agree with those of the device.
     fn granule(&self) -> u64 {
         1
     }
 
-    /// The largest block that the device can hand out. A size class above it is not used: the
-    /// request goes past the pool as it is.
+    /// Returns the size, in bytes, of the largest block that the device can hand out. A size class
+    /// above it is not used: the request bypasses the pool with its own size.
     fn largest(&self) -> u64 {
         u64::MAX
     }
 
-    /// All the memory that the device has, in bytes, where it says so: what a share of it is
-    /// reckoned from.
+    /// Returns the total memory of the device in bytes, or `None` if the device does not report it.
+    /// Limits that are a share of the device's memory are computed from it.
     fn total_bytes(&self) -> Option<u64> {
         None
     }
 
-    /// The memory that the device has free, in bytes, where its driver tells: for other programs
-    /// too. Asks the driver.
+    /// Returns the bytes that the device has free, for other programs too, or `None` if its driver
+    /// does not report them. Calls the driver.
     fn free_bytes(&self) -> Option<u64> {
         None
     }
 
-    /// `kind`, with blocks that start at multiples of `alignment` bytes as well.
+    /// Returns `kind` with the additional requirement that blocks start at multiples of `alignment`
+    /// bytes.
     ///
     /// # Errors
     ///
@@ -81,7 +83,7 @@ pub trait DeviceAllocator: Send + Sync + 'static {
     /// `alignment` is not a power of two.
     fn aligned(&self, kind: Self::Kind, alignment: u64) -> Result<Self::Kind, DeviceError>;
 
-    /// What blocks of a kind are aligned to, in bytes.
+    /// Returns the alignment of blocks of a kind, in bytes.
     fn alignment_of(&self, _kind: Self::Kind) -> u64 {
         1
     }
@@ -90,20 +92,20 @@ pub trait DeviceAllocator: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// What the device said; nothing was taken then.
+    /// The error of the device; nothing was taken then.
     fn allocate(
         &self,
         request: Request<Self::Kind>,
         on: &StreamOf<Self>,
     ) -> Result<Self::Block, DeviceError>;
 
-    /// Gives a block back. Its memory may serve again once all of `after` is done; until then the
-    /// allocator may keep it, and the pool counts it as given back.
+    /// Gives a block back. Its memory may be reused once all of `after` is done. Until then the
+    /// allocator may keep it, but the pool counts it as given back.
     ///
     /// # Errors
     ///
-    /// What the device said. The block is gone whatever happens: an error means that the device
-    /// would not have it back, and the pool counts it as lost.
+    /// The error of the device. The block is consumed in any case: an error means that the device
+    /// did not take it back, and the pool counts it as lost.
     fn free(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError>;
 
     /// Gives back memory that the allocator itself keeps for its next calls, and that pools do not
@@ -116,8 +118,9 @@ pub trait DeviceAllocator: Send + Sync + 'static {
         Ok(())
     }
 
-    /// `bytes` bytes of `block` from `offset` on, for work on `on`. The caller stays inside the
-    /// block; a backend for which straying would be undefined behaviour checks.
+    /// Returns a view of `bytes` bytes of `block` from `offset` on, for work on `on`. The caller
+    /// stays inside the block. A backend for which an access outside the block would be undefined
+    /// behaviour checks the range.
     fn view<'b>(
         &'b self,
         block: &'b Self::Block,
@@ -127,11 +130,11 @@ pub trait DeviceAllocator: Send + Sync + 'static {
     ) -> Self::View<'b>;
 
     /// Fills the first `bytes` bytes of a block with zeroes, in the order of `on`. The block is
-    /// borrowed alone, so nobody looks at it meanwhile.
+    /// borrowed exclusively, so no other code accesses it meanwhile.
     ///
     /// # Errors
     ///
-    /// What the device said; the contents are unknown then.
+    /// The error of the device; the contents are unknown then.
     fn zero(
         &self,
         block: &mut Self::Block,
@@ -145,60 +148,60 @@ pub type StreamOf<A> = <<A as DeviceAllocator>::Clock as StreamClock>::Stream;
 /// A mark of an allocator's device.
 pub type MarkOf<A> = <<A as DeviceAllocator>::Clock as StreamClock>::Mark;
 
-/// What a block is asked for with.
+/// A request for a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request<K> {
-    /// Bytes that the block must hold at least.
+    /// The minimum size of the block in bytes.
     pub bytes: u64,
-    /// What sort of memory it must be.
+    /// The kind of memory.
     pub kind: K,
 }
 
-/// How a kind of memory behaves, known when the program is compiled.
+/// The behaviour of a kind of memory, known at compile time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// The CPU can touch a block without asking a stream. Such a block is reused only when a query
-    /// has seen its marks done: the host is a stream that cannot wait on a device.
+    /// True if the CPU can access a block without a stream. The pool reuses such a block only after
+    /// a query has found its marks done, because the host cannot wait on the device as a stream
+    /// can.
     pub cpu_touches: bool,
-    /// Giving a block back is cheap, cannot fail and is legal anywhere, so a drop may do it. Where
-    /// this is false, what a drop would free is owed, and paid by the next call that may.
+    /// True if a free is cheap, cannot fail and is legal anywhere, so that a drop may do it. If
+    /// false, the free in a drop is deferred to the next call that may call the device.
     pub free_in_drop: bool,
-    /// A block fresh from the device reads as zeroes.
+    /// True if a block fresh from the device reads as zeroes.
     pub fresh_is_zeroed: bool,
-    /// When a fresh block may be used.
+    /// The time from which a fresh block may be used.
     pub allocating: Allocating,
-    /// When [`DeviceAllocator::zero`] happens.
+    /// The time at which [`DeviceAllocator::zero`] takes effect.
     pub clearing: Clearing,
-    /// When a pool clears blocks unless it is told otherwise: what programs over this memory
-    /// expect.
+    /// The policy of a pool that sets none: what programs over this memory expect.
     pub default_zero: ZeroPolicy,
 }
 
-/// When a fresh block may be used, in the order of a device's work.
+/// The time from which a fresh block may be used, in the order of a device's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocating {
-    /// At once, by anybody.
+    /// At once, on all streams and by the CPU where it can access the memory.
     AtOnce,
-    /// In the order of the stream that it was allocated on; elsewhere by work that is ordered after
-    /// that.
+    /// In the order of the stream that it was allocated on; on other streams by work that is
+    /// ordered after the allocation.
     InOrder,
 }
 
-/// When clearing happens, in the order of a device's work.
+/// The time at which zeroing takes effect, in the order of a device's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clearing {
-    /// When it is asked for: it has happened when the call returns.
+    /// At once: the memory is zeroed when the call returns.
     AtOnce,
-    /// In the order of the stream that it is asked for on.
+    /// In the order of the stream that the call names.
     InOrder,
-    /// Ahead of what is not submitted yet, on a stream that
+    /// Ahead of work that is not submitted yet, on a stream that
     /// [`StreamClock::ahead_of`](crate::StreamClock::ahead_of) returns. A block that is to be
-    /// cleared must then be ready for that stream.
+    /// zeroed must then be ready for that stream.
     Ahead,
 }
 
 impl Memory {
-    /// Memory behind a driver: only streams touch it, freeing stalls, contents are left over.
+    /// Memory behind a driver: only streams access it, a free stalls, and a block has old contents.
     pub const DEVICE: Self = Self {
         cpu_touches: false,
         free_in_drop: false,
@@ -217,22 +220,24 @@ impl Memory {
     };
 }
 
-/// Memory whose blocks may be cut: any part of a block, at a multiple of 512 bytes, is as good as a
-/// block of its own.
+/// Memory whose blocks can be split. A part of a block that starts at a multiple of 512 bytes can
+/// be used like a whole block.
 #[diagnostic::on_unimplemented(
     message = "blocks of `{Self}` cannot be split, so its pools have no arena",
     note = "leave out `.arena(..)`; of wgpu buffers, `WgpuSlabs` can be split"
 )]
 pub trait Sliceable: DeviceAllocator {
-    /// Parts of a block are multiples of this many bytes, where that is less than whole blocks are.
+    /// Returns the granule of parts of a block, in bytes, which may be less than that of whole
+    /// blocks.
     fn part_granule(&self) -> u64 {
         self.granule()
     }
 
-    /// The calls of virtual memory, which an arena in pages is made of: [`PageCalls::of`] for a
-    /// [`VirtualMemory`], else `None`, and an arena takes whole blocks.
+    /// Returns the calls of virtual memory, which an arena in pages needs: [`PageCalls::of`] for a
+    /// [`VirtualMemory`], else `None`. Without them an arena takes whole blocks.
     ///
-    /// Required, so that a wrapper cannot lose them: it passes on those of what it wraps.
+    /// Required, so that a wrapper does not lose them by omission. A wrapper returns those of the
+    /// allocator that it wraps.
     fn pages(&self) -> Option<PageCalls<Self>>
     where
         Self: Sized;
@@ -241,12 +246,12 @@ pub trait Sliceable: DeviceAllocator {
     ///
     /// # Safety
     ///
-    /// Nobody else uses these bytes of the block meanwhile, other than by work that `on` is ordered
+    /// No other code uses these bytes of the block meanwhile, other than work that `on` is ordered
     /// after.
     ///
     /// # Errors
     ///
-    /// What the device said; the contents are unknown then.
+    /// The error of the device; the contents are unknown then.
     #[expect(unsafe_code, reason = "who calls it vouches for the bytes")]
     unsafe fn zero_part(
         &self,
@@ -256,42 +261,43 @@ pub trait Sliceable: DeviceAllocator {
     ) -> Result<(), DeviceError>;
 }
 
-/// Memory whose addresses can be had without memory behind them. Each call does all that it was
-/// asked or nothing.
+/// Memory whose addresses can be reserved without memory behind them. Each call succeeds completely
+/// or changes nothing.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no addresses without memory behind them",
     note = "arenas over it take whole segments: `ArenaConfig::segments(bytes)`"
 )]
 pub trait VirtualMemory: Sliceable {
-    /// Memory comes and goes in multiples of this many bytes.
+    /// Returns the page size: memory is committed and decommitted in multiples of this many bytes.
     fn page_bytes(&self) -> u64;
 
-    /// The device's objects behind pages. The pool's figures count a call for each.
+    /// Returns the rule for the number of device objects behind pages. The pool's figures count one
+    /// call for each object.
     fn handles(&self) -> Handles;
 
-    /// How many bytes of addresses an arena should ask for: more than it will ever commit.
+    /// Returns the bytes of addresses that an arena should reserve: more than it will ever commit.
     fn address_space(&self) -> u64;
 
-    /// Takes `bytes` bytes of addresses, a multiple of a page, with no memory behind them.
+    /// Reserves `bytes` bytes of addresses, a multiple of a page, with no memory behind them.
     ///
     /// # Errors
     ///
-    /// What the device said.
+    /// The error of the device.
     fn reserve(&self, bytes: u64) -> Result<Self::Block, DeviceError>;
 
-    /// Puts memory behind a part of a reservation, whole pages, none of which has any.
+    /// Commits a part of a reservation: whole pages, none of which is committed.
     ///
     /// # Errors
     ///
-    /// What the device said; nothing was committed then.
+    /// The error of the device; nothing was committed then.
     fn commit(&self, block: &Self::Block, pages: Range<u64>) -> Result<(), DeviceError>;
 
-    /// Takes the memory behind a part of a reservation back, whole pages, all of which have some,
-    /// once all of `after` is done. May block the host until it is.
+    /// Decommits a part of a reservation: whole pages, all of which are committed, once all of
+    /// `after` is done. May block the host until then.
     ///
     /// # Errors
     ///
-    /// What the device said; all of it is still committed then.
+    /// The error of the device; all pages are still committed then.
     fn decommit(
         &self,
         block: &Self::Block,
@@ -299,23 +305,23 @@ pub trait VirtualMemory: Sliceable {
         after: &[MarkOf<Self>],
     ) -> Result<(), DeviceError>;
 
-    /// Gives the addresses back, and whatever memory is still behind them.
+    /// Gives the addresses back, and all memory that is still committed behind them.
     ///
     /// # Errors
     ///
-    /// What the device said; the addresses are lost then.
+    /// The error of the device; the addresses are lost then.
     fn release(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError>;
 }
 
-/// The calls of virtual memory as data, so that a pool is one type with and without them. Each is
-/// the method of [`VirtualMemory`] of that name.
+/// The calls of virtual memory as function pointers, so that pools with and without them have one
+/// type. Each is the method of [`VirtualMemory`] with the same name.
 #[derive(Clone, Copy, Debug)]
 pub struct PageCalls<A: DeviceAllocator> {
     /// Memory is committed and decommitted in multiples of this many bytes.
     pub page_bytes: u64,
     /// [`VirtualMemory::handles`].
     pub handles: Handles,
-    /// Bytes of addresses that a reservation has.
+    /// Bytes of addresses of a reservation.
     pub address_space: u64,
     /// [`VirtualMemory::reserve`].
     pub reserve: fn(&A, u64) -> Result<A::Block, DeviceError>,
@@ -327,14 +333,14 @@ pub struct PageCalls<A: DeviceAllocator> {
     pub release: ReleaseCall<A>,
 }
 
-/// The device's objects behind the pages that one call commits or decommits.
+/// The number of device objects behind the pages that one call commits or decommits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handles {
-    /// None: a range of pages is one call, however long it is.
+    /// No objects: a range of pages is one call, whatever its length.
     None,
-    /// One for each page of the arena, however large a page is.
+    /// One object for each page of the arena, whatever the page size.
     Page,
-    /// One for each part of this many bytes.
+    /// One object for each part of this many bytes.
     Bytes(u64),
 }
 
@@ -349,7 +355,7 @@ pub type ReleaseCall<A> =
     fn(&A, <A as DeviceAllocator>::Block, &[MarkOf<A>]) -> Result<(), DeviceError>;
 
 impl<A: VirtualMemory> PageCalls<A> {
-    /// The calls of this allocator.
+    /// Returns the calls of an allocator.
     ///
     /// ```
     /// # use pool_core as bucketpool;
@@ -374,7 +380,8 @@ impl<A: VirtualMemory> PageCalls<A> {
 }
 
 impl<A: DeviceAllocator> PageCalls<A> {
-    /// The calls that it takes to commit or decommit this many bytes, as the figures count them.
+    /// Returns the number of calls that commit or decommit this many bytes, as the figures count
+    /// them.
     pub(crate) fn calls_for(&self, bytes: u64) -> u64 {
         match self.handles {
             Handles::None => 1,
@@ -384,8 +391,8 @@ impl<A: DeviceAllocator> PageCalls<A> {
     }
 }
 
-/// An allocator whose blocks are the device's own allocations, not pieces of one, so that a block
-/// may leave for code that frees it with the device's own call.
+/// An allocator whose blocks are whole allocations of the device, not parts of one. Other code may
+/// therefore take a block and free it with the device's own call.
 #[diagnostic::on_unimplemented(
     message = "blocks of `{Self}` are pieces of larger allocations, which the device cannot \
             free alone",

@@ -1,69 +1,69 @@
-//! What can go wrong: the device's own word for it, and the pool's figures beside it.
+//! Errors: the error of the device, and the figures of the pool when it refused a request.
 
 use crate::size::Bytes;
 use std::{error, fmt};
 use thiserror::Error;
 
-/// Why a device, or a wrapper in front of it, refused.
+/// The error of a device, or of a wrapper in front of it.
 ///
-/// Small, `Copy` and without a heap: it is made when memory has run out, inside a global allocator
-/// too.
+/// It is small, `Copy` and needs no heap, because it is made when memory has run out, and inside a
+/// global allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{call}: {why}{}", Code(*why, *code))]
 pub struct DeviceError {
-    /// What kind of refusal this is; what a caller can act on.
+    /// The kind of the error, on which a caller can act.
     pub why: Why,
-    /// The call that failed, in the device's own words, such as `cuMemAlloc`.
+    /// The name of the call that failed, as the device names it, such as `cuMemAlloc`.
     pub call: &'static str,
-    /// The device's own code for it, 0 where it has none. For [`Why::TooLarge`] the most bytes that
-    /// are possible, for [`Why::OutOfRange`] the last byte that was asked for, where known, and for
+    /// The device's own error code, 0 if it has none. For [`Why::TooLarge`] the most bytes that are
+    /// possible, for [`Why::OutOfRange`] the last byte that was requested, where known, and for
     /// [`Why::Unaligned`] the offset or the length.
     pub code: i64,
 }
 
-/// The kinds of refusal.
+/// The kind of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Why {
-    /// The device has no memory for it. Giving idle blocks back may help.
+    /// The device has too little memory for the request. Giving cached blocks back may help.
     OutOfMemory,
-    /// A limit that somebody set would be passed. Giving idle blocks back may help.
+    /// The request would exceed a limit that the program set. Giving cached blocks back may help.
     Limit,
-    /// No device of this kind could ever serve it: the size does not fit its address space.
+    /// No device of this kind can serve the request: the size does not fit its address space.
     TooLarge,
-    /// The device, or this way of using it, cannot do that at all.
+    /// The device, or the way in which it is used, cannot do this at all.
     Unsupported,
-    /// The device is gone; nothing but dropping what it handed out makes sense.
+    /// The device is lost. The program can only drop what the device handed out.
     Lost,
-    /// This process was forked from the one that made the device's handles, which are no use here.
+    /// This process was forked from the one that made the device's handles, which it cannot use.
     Forked,
-    /// The block, or the stream, belongs to somebody else.
+    /// The block, or the stream, belongs to another allocator or device.
     Foreign,
     /// The work to wait for has not reached the device, so nothing can be ordered after it.
     NotSubmitted,
-    /// Bytes beyond the end of a buffer.
+    /// The range of bytes ends beyond the end of the buffer.
     OutOfRange,
-    /// An offset or a length is no multiple of the device's words.
+    /// An offset or a length is not a multiple of the device's word.
     Unaligned,
-    /// A request waited for memory, and its time is over.
+    /// A request waited for memory until its timeout ended.
     TimedOut,
-    /// Anything else; the code says more.
+    /// Any other error; the code says more.
     Other,
 }
 
 impl DeviceError {
-    /// A refusal of `call`, with the device's own `code`.
+    /// Returns an error of `call`, with the device's own `code`.
     #[must_use]
     pub const fn new(why: Why, call: &'static str, code: i64) -> Self {
         Self { why, call, code }
     }
 
-    /// Whether giving memory back could turn this refusal into success.
+    /// Returns whether the call could succeed after memory was given back.
     pub(crate) fn is_want_of_memory(self) -> bool {
         matches!(self.why, Why::OutOfMemory | Why::Limit)
     }
 
-    /// Whether the device, as far as this process goes, holds nothing any more.
+    /// Returns whether this process can no longer use any memory of the device.
     pub(crate) fn is_end_of_device(self) -> bool {
         matches!(self.why, Why::Lost | Why::Forked)
     }
@@ -88,7 +88,7 @@ impl fmt::Display for Why {
     }
 }
 
-/// A code as it is shown behind its call: not at all where there is none.
+/// The code of an error as it is displayed behind the call: nothing if there is no code.
 struct Code(Why, i64);
 
 impl fmt::Display for Code {
@@ -103,79 +103,81 @@ impl fmt::Display for Code {
     }
 }
 
-/// Why a pool could not do what it was asked, with its figures at that moment.
+/// The error of a pool that could not do what the caller requested, with the pool's figures at that
+/// moment.
 ///
-/// One pointer wide, so that a `Result` of it costs the hit path nothing. The device's own error is
-/// its [`source`](error::Error::source).
+/// It is one pointer wide, so that a `Result` of it costs the hit path nothing. The error of the
+/// device is its [`source`](error::Error::source).
 #[derive(Debug)]
 pub struct AllocError(Box<Figures>);
 
-/// The state of a pool when it refused. All sizes are bytes.
+/// The figures of a pool when it refused a request. All sizes are bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Figures {
-    /// What the device, or the limit, said last.
+    /// The last error of the device or of the limit.
     pub cause: DeviceError,
-    /// What the caller asked for; 0 if the call was not an allocation.
+    /// Bytes that the caller requested; 0 if the call was not an allocation.
     pub requested_bytes: u64,
-    /// What would have been taken from the device for it, after rounding.
+    /// Bytes that the request would have taken from the device, after rounding.
     pub rounded_bytes: u64,
-    /// What the pool has taken from the device and not given back.
+    /// Bytes that the pool has taken from the device and not given back.
     pub reserved_bytes: u64,
-    /// The ceiling on that; `u64::MAX` if there is none.
+    /// The limit on reserved bytes; `u64::MAX` if there is none.
     pub reserved_limit_bytes: u64,
-    /// What all pools of the [`Budget`](crate::Budget) have taken.
+    /// Bytes that all pools of the [`Budget`](crate::Budget) have reserved.
     pub budget_reserved_bytes: u64,
     /// The limit of the budget; `u64::MAX` if there is none.
     pub budget_limit_bytes: u64,
-    /// Idle in the pool after everything that could go back went back.
+    /// Bytes that are cached in the pool after it gave back all that it could.
     pub cached_bytes: u64,
-    /// Of the cached bytes, those that a stream is not seen to have finished with.
+    /// The part of the cached bytes with work on a stream that is not yet seen to be done.
     pub pending_bytes: u64,
-    /// Of the cached bytes, those behind work that has not been submitted.
+    /// The part of the cached bytes that waits for work that has not been submitted.
     pub unsubmitted_bytes: u64,
-    /// Of the cached bytes, those that only another stream could have had without a wait that the
-    /// [`StealPolicy`](crate::StealPolicy) rules out.
+    /// The part of the cached bytes that only another stream could have used without a wait, where
+    /// the [`StealPolicy`](crate::StealPolicy) rules a wait out.
     pub stranded_bytes: u64,
-    /// What the device has free for anybody, where its driver tells and memory of the device was
-    /// short.
+    /// Bytes that the device has free for all programs, where its driver reports them and memory of
+    /// the device was short.
     pub device_free_bytes: Option<u64>,
-    /// The largest idle block, or free range, that is left.
+    /// The bytes of the largest cached block, or free range, that is left.
     pub largest_free_bytes: u64,
-    /// Idle bytes given back to the device in the attempt.
+    /// Cached bytes that were given back to the device in the attempt.
     pub given_back_bytes: u64,
-    /// The cached bytes by the lane of the stream that used them last
-    /// ([`StreamClock::lane`](crate::StreamClock::lane)), the most first; `None` where no stream
-    /// did, or several.
+    /// The cached bytes by the id of the stream that used them last
+    /// ([`StreamClock::lane`](crate::StreamClock::lane)), the most first; `None` where no stream,
+    /// or several, used them.
     pub cached_by_stream: Vec<(Option<u64>, u64)>,
-    /// Why it failed.
+    /// The reason of the failure.
     pub verdict: Verdict,
 }
 
-/// Why memory ran out.
+/// The reason why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verdict {
     /// Buffers in use and the request together need more than the device has.
     TruePeak,
-    /// The same, with a limit that somebody set instead of the device.
+    /// Buffers in use and the request together need more than a limit that the program set.
     Limit,
-    /// Enough is free, but not in one piece.
+    /// Enough memory is free, but not in one piece.
     Fragmentation,
-    /// Enough is free, but other streams used it last and may not be waited for.
+    /// Enough memory is free, but other streams used it last and the policy allows no wait for
+    /// them.
     Stranded,
-    /// Enough is free, but a stream is not done with it, and the CPU may touch it.
+    /// Enough memory is free, but a stream is not done with it, and the CPU may access it.
     Pending,
-    /// Enough is free, but behind work that nobody submitted.
+    /// Enough memory is free, but it waits for work that was not submitted.
     Unsubmitted,
-    /// The request waited for its whole time.
+    /// The request waited until its timeout ended.
     TimedOut,
-    /// Memory was not what was lacking.
+    /// The cause was not a lack of memory.
     Refused,
 }
 
 impl Verdict {
-    /// What can be said before free memory is looked at.
+    /// Returns the verdict that follows from the cause alone, before free memory is considered.
     pub(crate) fn of_cause(cause: DeviceError) -> Self {
         match cause.why {
             Why::OutOfMemory => Self::TruePeak,
@@ -185,7 +187,8 @@ impl Verdict {
         }
     }
 
-    /// What to do about it; nothing where the cause says it all.
+    /// Returns the advice that the error displays; an empty string where the cause is clear without
+    /// one.
     fn advice(self) -> &'static str {
         match self {
             Self::TruePeak => "a true peak: keep less alive at once, or take a larger device",
@@ -213,7 +216,7 @@ impl AllocError {
         Self(Box::new(figures))
     }
 
-    /// The same with a verdict, now that it is known how much is out of the taker's reach.
+    /// Sets the verdict, given the cached bytes that the requesting stream could not use.
     #[cold]
     pub(crate) fn judged(mut self, stranded: u64, cpu_touches: bool) -> Self {
         let e = &mut *self.0;
@@ -230,19 +233,19 @@ impl AllocError {
         self
     }
 
-    /// What kind of refusal this is.
+    /// Returns the kind of the error.
     #[must_use]
     pub fn why(&self) -> Why {
         self.0.cause.why
     }
 
-    /// Why it failed.
+    /// Returns the reason of the failure.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         self.0.verdict
     }
 
-    /// The state of the pool when it refused.
+    /// Returns the figures of the pool when it refused the request.
     #[must_use]
     pub fn figures(&self) -> &Figures {
         &self.0
@@ -301,7 +304,8 @@ impl fmt::Display for AllocError {
 }
 
 impl Figures {
-    /// A refusal by a pool that may not be looked into: its locks are a dead thread's.
+    /// Returns the figures of a pool that cannot be inspected: threads that do not exist any more
+    /// hold its locks.
     pub(crate) fn unknown(cause: DeviceError, requested_bytes: u64, rounded_bytes: u64) -> Self {
         Self {
             cause,
@@ -323,7 +327,8 @@ impl Figures {
         }
     }
 
-    /// The share of cached bytes outside the largest free block, 0 to 1; 0 if nothing is cached.
+    /// Returns the share of cached bytes outside the largest free block, 0 to 1; 0 if nothing is
+    /// cached.
     #[must_use]
     pub fn fragmentation(&self) -> f64 {
         match self.cached_bytes {

@@ -1,7 +1,8 @@
-//! A lock that is taken by one swap and given up by a plain store: half of what a lock that can put
-//! threads to sleep costs, for sections that are a few dozen instructions long and mostly alone.
+//! A spin lock that a swap takes and a plain store releases. It costs half as much as a lock that
+//! can put threads to sleep. It is for sections of a few dozen instructions that are mostly
+//! uncontended.
 //!
-//! Absent: fairness. Who waits spins for a moment, then lets others run, and in the end sleeps.
+//! The lock is not fair. A thread that waits spins for a moment, then yields, and finally sleeps.
 #![expect(unsafe_code, reason = "`lock_api` asks for a promise")]
 
 mod atomics;
@@ -14,24 +15,25 @@ use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Orderi
 use std::thread;
 use std::time::Duration;
 
-/// A value behind such a lock.
+/// A value behind a spin lock.
 pub(crate) type Lock<T> = lock_api::Mutex<Swap, T>;
-/// What holds it.
+/// The guard of a [`Lock`].
 pub(crate) type LockGuard<'l, T> = lock_api::MutexGuard<'l, Swap, T>;
 
-/// Pauses before the second look at a lock that is held. Each look after that waits twice as long,
-/// up to the most; from then on others are let run in between.
+/// Pauses before the second read of a lock that is held. The pauses double with each read, up to
+/// [`PAUSES_MOST`]; from then on the waiting thread yields between reads.
 const PAUSES: u32 = 4;
 const PAUSES_MOST: u32 = 64;
-/// How often others are let run, before the one who waits sleeps: on the same processor a thread of
-/// higher priority would keep the one that has the lock from running for ever.
+/// Yields before the waiting thread sleeps. Without the sleep a waiting thread of higher priority
+/// could prevent the lock's holder on the same processor from ever running.
 const TURNS: u32 = 256;
 const SLEEP: Duration = Duration::from_micros(50);
 
 pub(crate) struct Swap(AtomicBool);
 
-// SAFETY: `lock` returns, and `try_lock` says true, only after a swap found the flag down and put
-// it up; only `unlock` puts it down. Acquire and Release order what is done in between.
+// SAFETY: `lock` returns, and `try_lock` returns true, only after a swap found the flag false and
+// set it to true; only `unlock` sets it to false. Acquire and Release order the accesses in
+// between.
 unsafe impl RawMutex for Swap {
     const INIT: Self = Self(AtomicBool::new(false));
     type GuardMarker = GuardNoSend;
@@ -53,8 +55,8 @@ unsafe impl RawMutex for Swap {
         self.0.load(Relaxed)
     }
 
-    /// The last thing that touches the lock, so whoever takes it next may free it
-    /// (`hold.rs`).
+    /// Releases the lock. This store is the last access to the lock, so the thread that takes it
+    /// next may free it (`hold.rs`).
     #[inline]
     unsafe fn unlock(&self) {
         self.0.store(false, Release);
@@ -62,8 +64,8 @@ unsafe impl RawMutex for Swap {
 }
 
 impl Swap {
-    /// Waits. A look takes the cache line from whoever has the lock, and with it what that thread
-    /// writes next, so there are few.
+    /// Waits for the lock, and takes it. A read takes the cache line from the thread that holds the
+    /// lock, together with the data that this thread writes next, so reads are few.
     #[cold]
     fn wait(&self) {
         let (mut pauses, mut turns) = (PAUSES, 0);

@@ -1,4 +1,4 @@
-//! Size classes: which block size serves a request. Pure arithmetic, nothing else.
+//! Size classes: the block size that serves a request. This module is pure arithmetic.
 
 pub(crate) mod limit;
 pub(crate) mod retention;
@@ -9,29 +9,29 @@ use std::ops::RangeInclusive;
 /// The rule by which requests are rounded to size classes.
 ///
 /// Sizes of classes are multiples of the pool's granule
-/// ([`PoolBuilder::granule`](crate::PoolBuilder::granule)). Which one to take is a question of the
-/// sizes that come: `cargo xtask replay` answers it for a recorded trace.
+/// ([`PoolBuilder::granule`](crate::PoolBuilder::granule)). The best policy depends on the sizes
+/// that a program requests: `cargo xtask replay` compares policies for a recorded trace.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum BucketPolicy {
-    /// A class for each size. No rounding; reuse only for the same size again.
+    /// A class for each size. No rounding; a block is reused only for requests of its size.
     Exact,
     /// The next power of two. Up to half of a block is unused; few classes, so few misses.
     PowerOfTwo,
-    /// The smallest of these classes that holds the request, ascending. Above the largest a
-    /// request goes past the pool. Made by [`BucketPolicy::tiered`].
+    /// The smallest of these classes, in ascending order, that holds the request. A request above
+    /// the largest class bypasses the pool. Made by [`BucketPolicy::tiered`].
     Tiered(Vec<u64>),
-    /// A class for each size, and a request of `s` bytes takes the smallest idle block in
-    /// `[s, alpha * s]`, whole. `alpha` below 1 counts as 1.
+    /// A class for each size. A request of `s` bytes takes the smallest cached block in
+    /// `[s, alpha * s]` without a split. `alpha` below 1 counts as 1.
     Fit {
-        /// How much larger than the request a block may be; 2.0 wastes at most half of it.
+        /// The largest ratio of block size to request; 2.0 wastes at most half of a block.
         alpha: f64,
     },
 }
 
 impl BucketPolicy {
-    /// Any list of classes, in bytes, in any order. Zeroes and repetitions are dropped; with an
-    /// empty list everything goes past the pool.
+    /// Returns a policy with these classes, in bytes, in any order. Zeroes and duplicates are
+    /// dropped. With an empty list all requests bypass the pool.
     ///
     /// ```
     /// # use pool_core as bucketpool;
@@ -48,11 +48,11 @@ impl BucketPolicy {
         Self::Tiered(classes)
     }
 
-    /// The granule that a pool with this policy has unless it is given one, in bytes.
+    /// Returns the granule, in bytes, of a pool with this policy that sets none.
     ///
-    /// 512 where blocks of different sizes meet in one class (the rounding that CUDA's own
-    /// allocator and `PyTorch`'s make), 1 where every byte counts. A pool of exact sizes has what
-    /// its memory is aligned to, if that is more.
+    /// It is 512 where blocks of different sizes meet in one class (the rounding of CUDA's own
+    /// allocator and of `PyTorch`), and 1 where every byte counts. A pool of exact sizes uses the
+    /// alignment of its memory, if that is more.
     #[must_use]
     pub fn default_granule(&self) -> u64 {
         match self {
@@ -62,24 +62,24 @@ impl BucketPolicy {
     }
 }
 
-/// A policy made ready for one device: the classes of a pool.
+/// The size classes of a pool: a policy for one device.
 #[derive(Clone, Debug)]
 pub(crate) struct SizeClasses {
     policy: BucketPolicy,
     granule: u64,
-    /// What the device's sizes are multiples of.
+    /// The device's granule, in bytes.
     device_granule: u64,
     /// The largest block of the device.
     largest: u64,
-    /// The requests that are kept.
+    /// The request sizes whose blocks are cached.
     window: RangeInclusive<u64>,
     quick: Quick,
-    /// How much larger than its class a block may be.
+    /// The largest ratio of block size to class size.
     alpha: f64,
 }
 
-/// The common rules in as few steps as they can be, for requests of up to `most` bytes; checked
-/// against the long way in the tests.
+/// The common policies in few steps, for requests of up to `most` bytes. Tests compare them with
+/// the general path.
 #[derive(Clone, Copy, Debug)]
 enum Quick {
     /// The next power of two, from `least` on.
@@ -98,10 +98,11 @@ enum Quick {
 /// The class of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Class {
-    /// The size of a block taken from the device for this request.
+    /// The size of the block that the device allocates for the request.
     pub(crate) bytes: u64,
-    /// The largest idle block that may serve it; 0 if its blocks are not kept, and the request goes
-    /// past the pool. (Two words and no more: a flag beside them would cost a stalled copy.)
+    /// The largest cached block that may serve the request; 0 if its blocks are not cached and the
+    /// request bypasses the pool. (The struct has only two words: a flag beside them would cost a
+    /// stalled copy.)
     pub(crate) up_to: u64,
 }
 
@@ -114,13 +115,13 @@ impl SizeClasses {
     ) -> Self {
         let device_granule = device_granule.max(1);
         let granule = granule.unwrap_or_else(|| policy.default_granule()).max(1);
-        // A list may be made without `tiered`, and the search needs it in order.
+        // The program can make a list without `tiered`, but the search needs it sorted.
         let policy = match policy {
             BucketPolicy::Tiered(classes) => BucketPolicy::tiered(&classes),
             other => other,
         };
         let quick = Quick::of(&policy, granule.max(device_granule), largest);
-        // Powers of two are multiples of each other; other granules go the long way.
+        // Powers of two are multiples of each other; other granules take the general path.
         let plain = granule.is_power_of_two() && device_granule.is_power_of_two();
         let quick = if plain { quick } else { Quick::Never };
         let window = 0..=u64::MAX;
@@ -131,14 +132,14 @@ impl SizeClasses {
         Self { policy, granule, device_granule, largest, window, quick, alpha }
     }
 
-    /// The same; but requests of other sizes than these go past the pool.
+    /// Restricts the classes to a window: requests of other sizes bypass the pool.
     pub(crate) fn within(self, window: RangeInclusive<u64>) -> Self {
         let quick = self.quick.within(&window);
         Self { window, quick, ..self }
     }
 
-    /// The class of a request, or `None` where rounding would pass [`LARGEST`]. A request of no
-    /// bytes gets the smallest class.
+    /// Returns the class of a request, or `None` if rounding would exceed [`LARGEST`]. A request of
+    /// no bytes gets the smallest class.
     #[inline]
     pub(crate) fn of(&self, requested: u64) -> Option<Class> {
         match self.quick(requested) {
@@ -148,7 +149,7 @@ impl SizeClasses {
         }
     }
 
-    /// The bytes of the class of a request, where a few steps give it.
+    /// Returns the bytes of the class of a request, if the quick path can compute it.
     #[inline]
     pub(crate) fn quick(&self, requested: u64) -> Option<u64> {
         match self.quick {
@@ -211,7 +212,7 @@ impl SizeClasses {
 }
 
 impl Quick {
-    /// `granule` is a power of two.
+    /// Returns the quick path of a policy. `granule` is a power of two.
     fn of(policy: &BucketPolicy, granule: u64, largest: u64) -> Self {
         let most = largest.min(LARGEST);
         match policy {
@@ -239,7 +240,7 @@ impl Quick {
     }
 }
 
-/// The next multiple, without a division where it is of a power of two.
+/// Rounds up to the next multiple, without a division if `multiple` is a power of two.
 #[inline]
 fn rounded_up(bytes: u64, multiple: u64) -> Option<u64> {
     if multiple.is_power_of_two() {
@@ -257,14 +258,14 @@ impl Class {
         Self { bytes, up_to: 0 }
     }
 
-    /// Whether its blocks are kept.
+    /// Returns whether blocks of this class are cached.
     #[inline]
     pub(crate) fn pooled(self) -> bool {
         self.up_to > 0
     }
 }
 
-/// `bytes * alpha`, at least `bytes`; saturates.
+/// Returns `bytes * alpha`, at least `bytes`; saturates.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

@@ -1,4 +1,4 @@
-//! The pool: the face of the crate.
+//! `BucketPool`, the main type of the crate.
 
 pub(crate) mod buffer;
 pub(crate) mod builder;
@@ -36,10 +36,10 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A pool of blocks of one kind of memory: freed blocks stay warm and are handed out again.
+/// A pool of blocks of one kind of memory, which caches freed blocks and reuses them.
 ///
-/// Clones are the same pool. A pool may be dropped before its buffers; what is idle then goes back
-/// to the device, and so do the buffers as they are dropped.
+/// Clones are handles to one pool. A pool may be dropped before its buffers: the pool gives its
+/// cached blocks back to the device, and each buffer gives its block back when it is dropped.
 ///
 /// ```
 /// # use pool_core as bucketpool;
@@ -58,19 +58,19 @@ pub struct BucketPool<A: DeviceAllocator> {
     owner: Arc<Owner<A>>,
     zero: ZeroPolicy,
     tag: Tag,
-    /// How long a request of this handle waits for memory.
+    /// The timeout of requests of this handle that wait for memory.
     patience: Option<Duration>,
 }
 
 impl<A: DeviceAllocator> BucketPool<A> {
-    /// A pool of these blocks, which nobody has yet.
+    /// Makes a pool over a store that has no owner yet.
     pub(crate) fn over(store: Store<A>, zero: ZeroPolicy) -> Self {
         let owner = Arc::new(Owner::new(store));
         owner.store().ledger.budget.join(&owner);
         Self { owner, zero, tag: Tag::default(), patience: None }
     }
 
-    /// The allocator below.
+    /// Returns the pool's allocator.
     #[must_use]
     pub fn allocator(&self) -> &A {
         &self.store().allocator
@@ -82,7 +82,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.allocator().clock().default_stream()
     }
 
-    /// Sizes of blocks are multiples of this many bytes, whatever the policy.
+    /// Returns the granule: sizes of blocks are multiples of this many bytes, whatever the policy.
     #[cfg(feature = "conformance")]
     pub(crate) fn granule(&self) -> u64 {
         match self.store().book.is_blocks() {
@@ -96,13 +96,13 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.owner.store()
     }
 
-    /// A buffer of `bytes` bytes for the device's default stream. 0 bytes are fine, and hold the
-    /// smallest class.
+    /// Allocates a buffer of `bytes` bytes for the device's default stream. A buffer of 0 bytes is
+    /// legal, and has a block of the smallest class.
     ///
     /// # Errors
     ///
-    /// [`AllocError`] with the pool's figures: out of memory, over the limit, too large, or
-    /// whatever the device said.
+    /// [`AllocError`] with the pool's figures: out of memory, over the limit, too large, or any
+    /// other error of the device.
     ///
     /// ```
     /// # use pool_core as bucketpool;
@@ -117,7 +117,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.allocate_on(self.allocator().clock().default_stream(), bytes)
     }
 
-    /// A buffer for work on `stream`.
+    /// Allocates a buffer of `bytes` bytes for work on `stream`.
     ///
     /// # Errors
     ///
@@ -131,7 +131,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.allocate_kind(stream, bytes, A::Kind::default())
     }
 
-    /// A buffer whose first `bytes` bytes read as zeroes, whatever the pool's own policy.
+    /// Allocates a buffer whose first `bytes` bytes are zero, whatever the pool's own policy.
     ///
     /// # Errors
     ///
@@ -140,7 +140,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.lend(self.allocator().clock().default_stream(), bytes, A::Kind::default(), true)
     }
 
-    /// The same for work on `stream`.
+    /// Allocates a buffer for work on `stream` whose first `bytes` bytes are zero.
     ///
     /// # Errors
     ///
@@ -153,7 +153,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.lend(stream, bytes, A::Kind::default(), true)
     }
 
-    /// A buffer that starts at a multiple of `alignment` bytes.
+    /// Allocates a buffer that starts at a multiple of `alignment` bytes.
     ///
     /// # Errors
     ///
@@ -169,7 +169,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.allocate_kind(self.allocator().clock().default_stream(), bytes, kind)
     }
 
-    /// A buffer for work on `stream` that starts at a multiple of `alignment` bytes.
+    /// Allocates a buffer for work on `stream` that starts at a multiple of `alignment` bytes.
     pub(crate) fn allocate_for(
         &self,
         stream: &StreamOf<A>,
@@ -185,7 +185,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.lend(stream, bytes, kind.map_err(|cause| self.refusal(cause, bytes))?, zeroed)
     }
 
-    /// A buffer of a given kind of memory for work on `stream`: the call that all others make.
+    /// Allocates a buffer of a given kind of memory for work on `stream`. All other allocations are
+    /// special cases of this call.
     ///
     /// # Errors
     ///
@@ -217,7 +218,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.lend_slow(stream, bytes, kind, zeroed)
     }
 
-    /// A hit in the thread's own cache of a pool that has observers, and no guards.
+    /// Serves a request from the thread's own cache, in a pool that has observers and no guards.
     fn hit_observed(
         &self,
         stream: &StreamOf<A>,
@@ -235,7 +236,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         Some(PooledBuffer::new(&self.owner, record))
     }
 
-    /// What is not a hit in the thread's own cache, or must be zeroed.
+    /// Serves a request that is not a hit in the thread's own cache, or that must be zeroed.
     #[inline(never)]
     fn lend_slow(
         &self,
@@ -250,17 +251,18 @@ impl<A: DeviceAllocator> BucketPool<A> {
         if let Some(timeout) = self.patience
             && self.budget().is_awaited()
         {
-            // It may not pass the requests that wait already.
+            // The request must not overtake the requests that wait already.
             return self.wait_for(stream, bytes, (kind, zeroed), timeout, None);
         }
         let lent = self.try_lend(stream, bytes, kind, zeroed);
         let short = match lent {
             Ok(buffer) => {
-                // It may have given more back than it needed.
+                // The request may have given more memory back than it needed.
                 self.budget().wake();
                 return Ok(buffer);
             }
-            // A thread that is not here any more may hold the lock of those that wait.
+            // A thread that does not exist in this process may hold the lock of the requests that
+            // wait.
             Err(short) if short.cause.why == Why::Forked => short,
             Err(short) => {
                 self.budget().wake();
@@ -275,7 +277,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         Err(self.store().refuse(short, bytes, self.tag))
     }
 
-    /// Serves a request, or says why not. Counts no refusal.
+    /// Serves a request, or returns why it cannot. Does not count a refusal.
     fn try_lend(
         &self,
         stream: &StreamOf<A>,
@@ -284,7 +286,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         zeroed: bool,
     ) -> Result<PooledBuffer<A>, Short> {
         let clock = self.allocator().clock();
-        // Where clearing runs ahead, the block must be ready ahead too.
+        // If zeroing runs ahead of the stream, the block must be ready ahead too.
         let clears = zeroed || self.zero != ZeroPolicy::Never;
         let ahead = clears && matches!(A::MEMORY.clearing, Clearing::Ahead);
         let ahead = ahead.then(|| clock.ahead_of(stream));
@@ -307,14 +309,14 @@ impl<A: DeviceAllocator> BucketPool<A> {
             && let Err(cause) = buffer.zero(bytes_to_clear, stream)
         {
             buffer.guard(fresh, true);
-            drop(buffer.detach()); // whatever is wrong with it, the next one is another
+            drop(buffer.detach()); // the block may be broken, so it is not cached
             return Err(Short::early(cause, bytes));
         }
         buffer.guard(fresh, is_zeroed || bytes_to_clear > 0);
         Ok(buffer)
     }
 
-    /// Tells the observers of a request that was served.
+    /// Notifies the observers of a request that was served.
     #[cold]
     fn tell_served(&self, want: &Want<'_, A>, record: &mut RecordOwner<A>, fresh: bool) {
         record.tag = self.tag;
@@ -327,9 +329,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.store().tell(kind, record.about(self.allocator().clock().lane(home)));
     }
 
-    /// The same pool, whose requests carry a tag that observers are told
-    /// ([`PoolEvent::tag`](crate::PoolEvent::tag)). Clones have it too. The process can have 65 534
-    /// tags; requests of further ones carry none.
+    /// Returns a handle to this pool whose requests carry a tag for observers
+    /// ([`PoolEvent::tag`](crate::PoolEvent::tag)). Clones of the handle have the tag too. A
+    /// process can have 65 534 tags; requests with further tags carry none.
     ///
     /// ```
     /// # use pool_core as bucketpool;
@@ -348,7 +350,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
         Self { tag: Tag::new(tag), ..self.clone() }
     }
 
-    /// A request with all that a search needs; `None` if it is refused before.
+    /// Returns a request with all data that a search needs; `None` if the pool refuses it before
+    /// the search.
     #[inline]
     fn want<'r>(
         &self,
@@ -369,7 +372,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         Some(Want { on, stream, key: Key { kind, lane }, class, requested, private })
     }
 
-    /// Why [`BucketPool::want`] gave none.
+    /// Returns the reason why [`BucketPool::want`] returned `None`.
     #[cold]
     fn cause(
         &self,
@@ -388,15 +391,15 @@ impl<A: DeviceAllocator> BucketPool<A> {
         } else if !store.offers(kind) {
             because(Why::Unsupported, "alignment above the granule")
         } else if !clock.takes_work(on) {
-            // What a graph uses must not come back before the graph goes.
+            // A graph's memory must not return to the pool before the graph is dropped.
             because(Why::NotSubmitted, "allocate on a stream that another pool's capture has")
         } else {
             because(Why::Other, "allocate while the stream changes")
         }
     }
 
-    /// The error of this pool for a request of `bytes` bytes that code above it refuses, such as an
-    /// array whose memory is not aligned. Counts as a refused request.
+    /// Returns an error of this pool for a request of `bytes` bytes that other code refuses, such
+    /// as an array whose memory is not aligned. Counts as a refused request.
     ///
     /// ```
     /// # use pool_core as bucketpool;
@@ -412,13 +415,13 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.store().refuse(Short::early(cause, bytes), bytes, self.tag)
     }
 
-    /// Gives a buffer back; dropping it does the same. It goes to the pool that it came from.
+    /// Gives a buffer back to the pool that it came from. Dropping the buffer does the same.
     pub fn deallocate(&self, buffer: PooledBuffer<A>) {
         drop(buffer);
     }
 }
 
-/// As for [`PooledBuffer`].
+/// Unwind safe for the same reason as [`PooledBuffer`].
 impl<A: DeviceAllocator> UnwindSafe for BucketPool<A> {}
 impl<A: DeviceAllocator> RefUnwindSafe for BucketPool<A> {}
 

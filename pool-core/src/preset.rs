@@ -1,6 +1,6 @@
-//! Named configurations: systems that this pool was asked for in, with their numbers.
+//! Named configurations, each with the numbers of a system that this pool was requested for.
 //!
-//! Each gives a builder, so that a number can still be changed.
+//! Each function returns a builder, so that the caller can still change a number.
 
 mod caching;
 
@@ -17,7 +17,7 @@ pub use caching::{BadSetting, Caching};
 /// The size classes of [`embedding`], in bytes: from indices to large batch buffers.
 pub const BUCKET_SIZES: [u64; 7] = [4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB];
 
-/// What a tile pipeline is used for.
+/// The use of a tile pipeline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TileUse {
@@ -36,17 +36,19 @@ pub enum TileUse {
     HighVram,
 }
 
-/// Point-cloud tiles, one after the other, four arrays each: at most 20 cached blocks of a size,
-/// and 4 GiB of them in all. A block above half of that is not kept. When the device is full, every
-/// cached block goes back and the request is tried again.
+/// Returns a builder for point-cloud tiles: one tile after the other, four arrays each.
 ///
-/// The system that this comes from kept arrays by their exact shape. Tiles differ in their number
-/// of points, so on its own workload that found nothing again; powers of two do what it meant.
+/// The pool caches at most 20 blocks of a size, and 4 GiB in all. It does not cache a block larger
+/// than half of that. When the device is full, the pool gives every cached block back and tries the
+/// request again.
+///
+/// The original system cached arrays by their exact shape. Tiles differ in their number of points,
+/// so that cache had no hits on the system's own workload. This preset uses powers of two instead.
 pub fn tile_pipeline<A: DeviceAllocator>(allocator: A) -> PoolBuilder<A> {
     tile_pipeline_for(allocator, TileUse::default())
 }
 
-/// [`tile_pipeline`], tuned for a use.
+/// Returns [`tile_pipeline`] with the bounds for one use.
 pub fn tile_pipeline_for<A: DeviceAllocator>(allocator: A, tiles: TileUse) -> PoolBuilder<A> {
     let (blocks, bytes) = match tiles {
         TileUse::SmallTiles | TileUse::LimitedVram => (15, 2 * GIB),
@@ -61,13 +63,14 @@ pub fn tile_pipeline_for<A: DeviceAllocator>(allocator: A, tiles: TileUse) -> Po
         .cached_limit(bytes)
 }
 
-/// Inference of an embedding model: the seven classes of [`BUCKET_SIZES`], at most 24 GiB taken
-/// from the device.
+/// Returns a builder for the inference of an embedding model.
 ///
-/// The system that this comes from refused what is larger than its largest class; here that goes
-/// past the pool to the device, within the limit. It checked its limit before it counted, so two
-/// threads could pass it; here the limit is reserved first. And idle blocks go back before anybody
-/// is refused.
+/// The pool has the seven classes of [`BUCKET_SIZES`], and reserves at most 24 GiB.
+///
+/// The original system refused requests above its largest class. Here they bypass the pool and go
+/// to the device, within the limit. The original checked its limit before it counted, so two
+/// threads could exceed it; here the pool reserves the limit first. The pool also gives cached
+/// blocks back before it refuses a request.
 ///
 /// ```
 /// # use pool_core as bucketpool;
@@ -88,14 +91,15 @@ pub fn embedding<A: DeviceAllocator>(allocator: A) -> PoolBuilder<A> {
         .reserved_limit(24 * GIB)
 }
 
-/// The caching allocator that machine-learning frameworks brought about, with `PyTorch`'s
-/// constants: small and large requests apart, segments that are split and made one again, streams
-/// that wait on the device. [`Caching`] has its settings; the figures are
-/// [`BucketPool::device_stats`].
+/// Returns a builder for a caching allocator like those of machine-learning frameworks.
 ///
-/// The system that this comes from handed out another stream's block after one query of its event;
-/// here a block serves another stream behind its marks. And it raised out of memory without looking
-/// at other streams' blocks; here that is one stage of several.
+/// It has `PyTorch`'s constants: separate segments for small and large requests, segments that are
+/// split and coalesced, and streams that wait on the device. [`Caching`] has its settings; the
+/// figures are [`BucketPool::device_stats`].
+///
+/// The original system gave a block to another stream after one query of its event; here the other
+/// stream is ordered behind the block's marks. The original reported out of memory without a search
+/// of other streams' blocks; here that search is one stage of several.
 ///
 /// ```
 /// # use pool_core as bucketpool;
@@ -112,13 +116,14 @@ pub fn caching<A: Sliceable>(device: A) -> PoolBuilder<A> {
     Caching::default().over(device)
 }
 
-/// Results of element-wise operations on arrays in host memory: each size for itself, requests of 1
-/// byte to 64 MiB, 8 idle blocks of a size and 2 from 1 MiB, not cleared. Blocks that come back to
-/// a full bucket go back to the device.
+/// Returns a builder for the results of element-wise operations on arrays in host memory.
 ///
-/// The system that this comes from has no bound in bytes, and on loads with many sizes kept up to
-/// 90 times the live peak; here it is 256 MiB. Change it with
-/// [`PoolBuilder::cached_limit`].
+/// Each exact size is a size class. The pool serves requests of 1 byte to 64 MiB, and caches at
+/// most 8 blocks of a size, or 2 from 1 MiB on. It does not zero blocks. A block that returns to a
+/// full bucket goes back to the device.
+///
+/// The original system has no bound in bytes, and on loads with many sizes it kept up to 90 times
+/// the live peak. Here the bound is 256 MiB. Change it with [`PoolBuilder::cached_limit`].
 ///
 /// ```
 /// # use pool_core as bucketpool;
@@ -142,8 +147,8 @@ pub fn ndarray<A: DeviceAllocator>(allocator: A) -> PoolBuilder<A> {
         .zero(ZeroPolicy::Never)
 }
 
-/// The size classes of [`small_tensors`], in bytes, and how many blocks of each are taken ahead of
-/// time.
+/// The size classes of [`small_tensors`], in bytes, and the number of blocks of each that are
+/// allocated ahead of time.
 pub const SMALL_BLOCKS: [(u64, usize); 9] = [
     (64, 16),
     (128, 16),
@@ -156,14 +161,15 @@ pub const SMALL_BLOCKS: [(u64, usize); 9] = [
     (16 * KIB, 8),
 ];
 
-/// Small tensors of training steps: the nine classes of [`SMALL_BLOCKS`], filled ahead of time;
-/// above 16 KiB past the pool; at most 16 MiB idle
-/// ([`PoolStats::peak_cached_bytes`](crate::PoolStats::peak_cached_bytes) says how much it came
-/// to).
+/// Returns a builder for the small tensors of training steps.
 ///
-/// The system that this comes from wanted a pool for the whole process and caches for each thread,
-/// and its language had neither. Here every pool has the latter, and on the host `global()` is the
-/// former.
+/// The pool has the nine classes of [`SMALL_BLOCKS`], filled ahead of time. Requests above 16 KiB
+/// bypass the pool. At most 16 MiB are cached;
+/// [`PoolStats::peak_cached_bytes`](crate::PoolStats::peak_cached_bytes) is the peak.
+///
+/// The original system needed a pool for the whole process and a cache for each thread, and its
+/// language had neither. Here every pool has thread caches, and on the host `global()` is the pool
+/// of the process.
 ///
 /// ```
 /// # use pool_core as bucketpool;

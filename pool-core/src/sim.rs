@@ -1,7 +1,8 @@
-//! A simulated device under the production code: it counts its calls, holds to a capacity, fails
-//! on demand, runs its streams late, and notices a use that is not ordered after the one before.
+//! A simulated device under the production code.
 //!
-//! It is a device for tests and for replaying traces, not a model of how long anything takes.
+//! It counts its calls, has a capacity, fails on demand, runs its streams late, and reports a use
+//! that is not ordered after the use before it. It is a device for tests and for replaying traces,
+//! not a model of how long a call takes.
 
 pub mod engine;
 mod mapped;
@@ -32,8 +33,8 @@ pub use transfer::SimArrival;
 /// A stream of a [`SimDevice`].
 pub type SimStream = Stream<SimDriver>;
 
-/// A simulated device. Clones are the same device, so that a test can look at it after the pool
-/// over it is gone.
+/// A simulated device. Clones are the same device, so that a test can inspect it after its pool is
+/// dropped.
 ///
 /// ```
 /// # use pool_core as bucketpool;
@@ -52,7 +53,7 @@ pub struct SimDevice {
     driver: SimDriver,
 }
 
-/// The events of a simulated device.
+/// The event driver of a simulated device.
 #[derive(Clone)]
 pub struct SimDriver(Arc<Mutex<Engine>>);
 
@@ -76,7 +77,7 @@ pub struct SimView<'b> {
 }
 
 impl SimView<'_> {
-    /// The bytes of the device that it shows.
+    /// Returns the address range of the view.
     #[must_use]
     pub fn bytes(&self) -> Range<u64> {
         self.at..self.at + self.bytes
@@ -84,28 +85,28 @@ impl SimView<'_> {
 }
 
 impl SimDevice {
-    /// A device without a capacity.
+    /// Creates a device without a capacity.
     #[must_use]
     pub fn new() -> Self {
         Self::with_capacity(u64::MAX)
     }
 
-    /// A device that holds at most `bytes` bytes.
+    /// Creates a device that holds at most `bytes` bytes.
     #[must_use]
     pub fn with_capacity(bytes: u64) -> Self {
         let driver = SimDriver(Arc::new(Mutex::new(Engine::new(bytes))));
         Self { clock: Arc::new(Timeline::new(driver.clone(), 0)), driver }
     }
 
-    /// From here on queued work runs now and then between calls: the same work for the same seed.
+    /// Makes queued work run now and then between calls. The same seed gives the same schedule.
     #[must_use]
     pub fn seeded(self, seed: u64) -> Self {
         self.driver.0.lock().seed(seed);
         self
     }
 
-    /// A new stream. What it is given stays queued until somebody synchronizes or
-    /// [`SimDevice::run`] is called.
+    /// Creates a stream. Its work stays queued until a caller synchronizes or calls
+    /// [`SimDevice::run`].
     #[must_use]
     pub fn stream(&self) -> SimStream {
         let raw = self.driver.0.lock().new_stream();
@@ -117,51 +118,52 @@ impl SimDevice {
         self.driver.0.lock().kernel(*on.raw(), view.bytes());
     }
 
-    /// The CPU uses all bytes of `view` now.
+    /// Uses all bytes of `view` on the CPU now.
     pub fn touch(&self, view: &SimView<'_>) {
         self.driver.0.lock().touch(view.bytes());
     }
 
-    /// Runs everything that is queued.
+    /// Runs all queued work.
     pub fn run(&self) {
         self.driver.0.lock().run();
     }
 
-    /// Runs what is queued on one stream, and what that waits for.
+    /// Runs the queued work of one stream, and the work that it waits for.
     pub fn run_stream(&self, stream: &SimStream) {
         self.driver.0.lock().run_stream(*stream.raw());
     }
 
-    /// Runs the next `operations` that are queued on one stream, and what they wait for.
+    /// Runs the next `operations` queued operations of one stream, and the work that they wait for.
     pub fn advance(&self, stream: &SimStream, operations: u64) {
         for _ in 0..operations {
             self.driver.0.lock().step(*stream.raw());
         }
     }
 
-    /// How many operations a stream was given so far.
+    /// Returns the number of operations that a stream was given so far.
     #[must_use]
     pub fn given(&self, stream: &SimStream) -> u64 {
         self.driver.0.lock().given(*stream.raw())
     }
 
-    /// Runs a stream up to an operation of it ([`SimDevice::given`]), and what that waits for.
+    /// Runs a stream up to an operation, numbered as by [`SimDevice::given`], and the work that it
+    /// waits for.
     pub fn run_to(&self, stream: &SimStream, operation: u64) {
         self.driver.0.lock().run_to(*stream.raw(), operation);
     }
 
-    /// Lets a kind of call fail: from the one after `skip` more of its kind on, `times` times.
+    /// Makes `times` calls of a kind fail, after `skip` more calls of that kind.
     pub fn fail(&self, call: SimCall, skip: u64, times: u64) {
         self.driver.0.lock().fail(call, skip, times);
     }
 
-    /// Loses the device after this many more calls: each later call that allocates, frees, orders
-    /// or waits says [`Why::Lost`].
+    /// Loses the device after this many more calls. From then on each call that allocates, frees,
+    /// orders or waits returns [`Why::Lost`].
     pub fn lose_after(&self, calls: u64) {
         self.driver.0.lock().lose_after(calls);
     }
 
-    /// Lets no more calls fail, whatever [`SimDevice::fail`] has asked for.
+    /// Cancels all failures that [`SimDevice::fail`] asked for.
     pub fn stop_failing(&self) {
         self.driver.0.lock().stop_failing();
     }
@@ -172,38 +174,38 @@ impl SimDevice {
         self.driver.0.lock().pending_failures()
     }
 
-    /// Uses that were not ordered after the use before them, so far.
+    /// Returns the number of uses so far that were not ordered after the use before them.
     #[must_use]
     pub fn hazards(&self) -> usize {
         self.driver.0.lock().hazards().len()
     }
 
-    /// Each of these uses in words.
+    /// Returns a description of each hazard.
     #[must_use]
     pub fn hazard_report(&self) -> Vec<String> {
         self.driver.0.lock().hazards().to_vec()
     }
 
-    /// Successful calls, so far.
+    /// Returns the number of successful calls so far, by kind.
     #[must_use]
     pub fn calls(&self) -> SimCalls {
         self.driver.0.lock().calls()
     }
 
-    /// Bytes that are handed out.
+    /// Returns the bytes that are handed out.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.driver.0.lock().held_bytes()
     }
 
-    /// The most bytes that were handed out at once.
+    /// Returns the peak of [`SimDevice::held_bytes`].
     #[must_use]
     pub fn held_peak_bytes(&self) -> u64 {
         self.driver.0.lock().held_peak_bytes()
     }
 
-    /// How many clones of this device there are, this one among them. A pool that is gone, and all
-    /// its buffers with it, holds none.
+    /// Returns the number of clones of this device, this one included. A pool that was dropped
+    /// together with all its buffers holds no clone.
     #[must_use]
     pub fn clones(&self) -> usize {
         Arc::strong_count(&self.clock)
@@ -214,29 +216,30 @@ impl SimDevice {
         self.driver.0.lock().fill(*on.raw(), view.bytes(), byte);
     }
 
-    /// What `stream` is given from here on goes into a graph. A stream that waits for one under
-    /// capture is taken in.
+    /// Captures the work that `stream` is given from here on into a graph. A stream that waits for
+    /// a stream under capture joins the capture.
     ///
     /// # Errors
     ///
-    /// [`Why::NotSubmitted`] for a stream under capture, or what recording an event said.
+    /// [`Why::NotSubmitted`] for a stream under capture, or the error of recording an event.
     pub fn begin_capture(&self, stream: &SimStream) -> Result<(), DeviceError> {
         self.clock.begin_capture(stream)?;
         self.driver.0.lock().begin_capture(*stream.raw())
     }
 
-    /// The capture that began on `stream` ends. Returns the graph, and what each launch must be
-    /// ordered behind.
+    /// Ends the capture that began on `stream`. Returns the graph, and the marks that each launch
+    /// must be ordered behind.
     ///
     /// # Errors
     ///
-    /// [`Why::NotSubmitted`] if none began there, or if a stream that it took in was not joined.
+    /// [`Why::NotSubmitted`] if no capture began on `stream`, or if a stream that the capture took
+    /// in was not joined.
     pub fn end_capture(&self, stream: &SimStream) -> Result<(Graph, Vec<Mark>), DeviceError> {
         let awaited = self.clock.end_capture(stream);
         self.driver.0.lock().end_capture(*stream.raw()).map(|graph| (graph, awaited))
     }
 
-    /// Gives a graph to a stream.
+    /// Queues a graph on a stream.
     pub fn launch(&self, graph: &Graph, on: &SimStream) {
         self.driver.0.lock().launch(graph, *on.raw());
     }
@@ -250,7 +253,7 @@ impl SimDevice {
         Ok(())
     }
 
-    /// What a view shows once everything given to `on` so far has run.
+    /// Returns the contents of a view after everything given to `on` so far has run.
     #[must_use]
     pub fn read(&self, on: &SimStream, view: &SimView<'_>) -> Vec<u8> {
         self.driver.0.lock().read(*on.raw(), view.bytes())
@@ -278,7 +281,7 @@ impl DeviceAllocator for SimDevice {
         capacity.map(|capacity| capacity - engine.held_bytes())
     }
 
-    /// Addresses are not memory, so any alignment up to a page will do.
+    /// Accepts each power of two up to a page: simulated addresses are not real memory.
     fn aligned(&self, _kind: (), alignment: u64) -> Result<(), DeviceError> {
         if alignment.is_power_of_two() && alignment <= engine::ALIGNMENT {
             return Ok(());
@@ -346,7 +349,7 @@ impl VirtualMemory for SimDevice {
         Handles::Page
     }
 
-    /// Addresses are plenty, so that one reservation does.
+    /// Returns 2^48 bytes. Simulated addresses are plentiful, so one reservation is enough.
     fn address_space(&self) -> u64 {
         1 << 48
     }
@@ -390,7 +393,10 @@ impl EventDriver for SimDriver {
         self.0.lock().query(&event.0)
     }
     fn synchronize(&self, event: &SimEvent) -> Result<(), DeviceError> {
-        self.0.lock().synchronize(&event.0)
+        let mut engine = self.0.lock();
+        engine.count_toward_loss("sim synchronize")?;
+        engine.synchronize(&event.0);
+        Ok(())
     }
 }
 

@@ -1,4 +1,4 @@
-//! Statistics of a pool: what is counted, and how people and programs read it.
+//! Statistics of a pool: the counted figures, and their forms as text and for serde.
 
 pub(crate) mod change;
 pub(crate) mod device_stats;
@@ -9,15 +9,20 @@ use std::fmt;
 
 /// The figures of a pool at one moment. All sizes are bytes.
 ///
-/// Exact on one thread. On several, counts, bytes and the reserved peak are exact when no thread is
-/// inside the pool; while threads are, each may be off by what they do meanwhile. The fields that
-/// say "at least" do not know all of what other threads cache; [`BucketPool::stats_exact`] does.
-/// Peaks of live and cached bytes add up what each thread had at most since its cache told the
-/// pool, which need not have been at one moment; they are at most the reserved peak. At rest
-/// `requested <= allocated <= active <= reserved` holds, and `requested <= allocated <= reserved`
-/// of the peaks.
+/// The figures are exact on one thread. With several threads, counts, bytes and the reserved peak
+/// are exact when no thread is inside the pool; otherwise each may be off by what the threads
+/// inside do meanwhile. The fields that say "at least" may miss blocks in the caches of other
+/// threads; [`BucketPool::stats_exact`] includes them.
 ///
-/// All are 0 in a forked child that cannot use the pool ([`Why::Forked`](crate::Why::Forked)).
+/// Peaks of live and cached bytes are sums of each thread's peak since its cache last reported to
+/// the pool. These peaks need not have occurred at one moment. The sums are at most the reserved
+/// peak.
+///
+/// At rest, `requested <= allocated <= active <= reserved` holds. The peaks hold
+/// `requested <= allocated <= reserved`.
+///
+/// All figures are 0 in a forked child that cannot use the pool
+/// ([`Why::Forked`](crate::Why::Forked)).
 ///
 /// A pool built without [`statistics`](crate::PoolBuilder::statistics) leaves the counts at 0.
 ///
@@ -39,96 +44,97 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PoolStats {
-    /// Requests: hits, misses, bypasses and failures together.
+    /// Requests: `allocations = hits + misses + bypasses + failures`.
     pub allocations: u64,
     /// Requests served without taking memory from the device.
     pub hits: u64,
     /// Requests of a size class that the device served.
     pub misses: u64,
-    /// Requests that fit no size class and went past the pool to the device.
+    /// Requests that fit no size class and bypassed the pool to the device.
     pub bypasses: u64,
     /// Requests that were refused.
     pub failures: u64,
-    /// Buffers that were dropped, or that left for good after `detach`.
+    /// Buffers that were dropped, or that left the pool for good after `detach`.
     pub deallocations: u64,
-    /// Of those, blocks that the pool kept at first.
+    /// Deallocations whose block the pool cached at first.
     pub returns: u64,
-    /// Hits on memory whose contents may be other than zeroes: a buffer had it before, or the
-    /// device does not zero it.
+    /// Hits on memory that may contain bytes other than zero: a buffer had it before, or the device
+    /// does not zero it.
     pub reuses: u64,
-    /// Of the hits and misses, those that the request's own bucket did not serve.
+    /// Hits and misses that the request's own bucket did not serve, by stage.
     pub served_by: Stages,
-    /// Idle blocks given back because of a bound, or because memory was short.
+    /// Cached blocks given back because of a bound, or because memory was short.
     pub evictions: u64,
-    /// Sizes that have idle blocks now; at least.
+    /// Sizes that have cached blocks now; at least.
     pub keys: u64,
-    /// Idle blocks now.
+    /// Cached blocks now.
     pub cached_buffers: u64,
-    /// What live buffers were asked for.
+    /// Bytes that live buffers requested.
     pub requested_bytes: u64,
-    /// The most of that at once: the live peak, the least that any pool must reserve.
+    /// Peak of `requested_bytes`: the live peak, the least that any pool must reserve.
     pub requested_peak_bytes: u64,
-    /// What live buffers hold, after rounding.
+    /// Bytes of live buffers after rounding.
     pub allocated_bytes: u64,
-    /// The most of that at once.
+    /// Peak of `allocated_bytes`.
     pub allocated_peak_bytes: u64,
-    /// Allocated, plus returned but not seen to be out of use by its streams; at least.
+    /// Allocated bytes, plus returned bytes that were not seen to be out of use by their streams;
+    /// at least.
     pub active_bytes: u64,
-    /// Idle blocks, owed ones among them.
+    /// Bytes of cached blocks, deferred frees included.
     pub cached_bytes: u64,
-    /// The most idle bytes at once that the pool kept, without owed ones.
+    /// Peak of the cached bytes that the pool keeps, without deferred frees.
     pub peak_cached_bytes: u64,
-    /// What is taken from the device.
+    /// Bytes taken from the device.
     pub reserved_bytes: u64,
-    /// The most of that at once.
+    /// Peak of `reserved_bytes`.
     pub reserved_peak_bytes: u64,
-    /// Asked for and served by the device, over all requests.
+    /// Requested bytes that the device served, over all requests.
     pub from_device_bytes: u64,
-    /// Asked for and served by idle blocks, over all requests.
+    /// Requested bytes that cached blocks served, over all requests.
     pub from_pool_bytes: u64,
-    /// Given back, but the device would not have it: still reserved, and out of reach.
+    /// Bytes that were given back but that the device refused: still reserved, and out of reach.
     pub lost_bytes: u64,
-    /// Of the reserved bytes, those that lie idle for graphs ([`PrivatePool`](crate::PrivatePool)).
+    /// Reserved bytes that are cached for graphs ([`PrivatePool`](crate::PrivatePool)).
     pub private_bytes: u64,
 }
 
-/// Requests by the stage that served them, where the free lists of their own thread and stream did
-/// not.
+/// Requests by the stage that served them, without those served by the free lists of their own
+/// thread and stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Stages {
-    /// A block of another thread's cache, or of another stream, that was ready.
+    /// A ready block of another thread's cache, or of another stream.
     pub elsewhere: u64,
-    /// A block behind an event, by a wait on the device or a query.
+    /// A block behind an event, after a wait on the device or a query.
     pub behind_event: u64,
     /// A free range of an arena, after neighbours of several streams had coalesced.
     pub coalesced: u64,
     /// The device.
     pub device: u64,
-    /// The device, after as much idle memory went back as was missing.
+    /// The device, after the missing amount of cached memory was given back.
     pub trimmed: u64,
-    /// The device, after all idle memory went back.
+    /// The device, after all cached memory was given back.
     pub cleared: u64,
-    /// The device, after the program spared something.
+    /// The device, after the program released something.
     pub spared: u64,
     /// The private pool that the stream is bound to.
     pub private: u64,
 }
 
 impl PoolStats {
-    /// Hits over allocations, 0 to 1; 0 before the first allocation.
+    /// Returns `hits / allocations`, 0 to 1; 0 before the first allocation.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
         share(self.hits, self.allocations)
     }
 
-    /// Bytes served by idle blocks over all bytes served, 0 to 1.
+    /// Returns the bytes served by cached blocks divided by all bytes served, 0 to 1.
     #[must_use]
     pub fn efficiency(&self) -> f64 {
         share(self.from_pool_bytes, self.from_pool_bytes + self.from_device_bytes)
     }
 
-    /// The same figures, and the two rates, for serde.
+    /// Returns the figures with the two rates, for serde.
     ///
     /// ```
     /// # use pool_core as bucketpool;
@@ -193,7 +199,7 @@ impl fmt::Display for PoolStats {
     }
 }
 
-/// [`PoolStats`] with its rates, to be written and read by programs: one flat object in JSON.
+/// [`PoolStats`] with its rates, for programs to write and read: one flat object in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PoolStatsSnapshot {

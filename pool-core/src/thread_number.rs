@@ -1,6 +1,7 @@
-//! A small number for each thread that lives: what says which thread cache is its own.
+//! Small numbers for live threads. A thread's number identifies its thread cache.
 //!
-//! A thread that ends gives its number back, so that programs with many short threads have few.
+//! A thread that ends gives its number back, so programs with many short-lived threads use few
+//! numbers.
 
 #![cfg_attr(
     all(unix, not(any(miri, loom, shuttle))),
@@ -12,16 +13,16 @@ use crate::lock::Lock;
 #[cfg(not(any(loom, shuttle)))]
 use std::cell::Cell;
 
-/// The number of threads that came when all others were taken, and of those that are ending.
+/// The number of threads that found all others taken, and of threads that are ending.
 pub(crate) const NONE: usize = NUMBERS;
-/// Numbers that there are.
+/// Numbers that threads can have.
 const NUMBERS: usize = 64 * WORDS - 1;
-/// Words of a bit for each number.
+/// Words of the bit set, which has one bit for each number.
 const WORDS: usize = 16;
-/// Not asked yet.
+/// The value before the thread's first [`get`].
 const UNKNOWN: usize = usize::MAX;
 
-/// A bit for each number that a thread has. The last one is [`NONE`], which nobody has.
+/// A bit for each number that a thread has. The last bit is [`NONE`], which no thread takes.
 #[cfg(not(any(loom, shuttle)))]
 static TAKEN: Lock<[u64; WORDS]> = Lock::new([0; WORDS]);
 
@@ -40,14 +41,15 @@ impl Drop for AtExit {
     fn drop(&mut self) {
         let number = NUMBER.replace(NONE);
         if number < NUMBERS {
-            // The lock orders what this thread did before what the next with this number does.
+            // The lock orders this thread's work before the work of the next thread with this
+            // number.
             TAKEN.lock()[number / 64] &= !(1 << (number % 64));
         }
     }
 }
 
-/// Under a checker a thread has the number that the model gives it: its threads are not the
-/// system's.
+/// The number that a model gives to each thread. Threads of a checker are not threads of the
+/// system.
 #[cfg(any(loom, shuttle))]
 pub(crate) mod modelled {
     crate::checker::thread_local! {
@@ -63,7 +65,7 @@ pub(crate) mod modelled {
 #[cfg(any(loom, shuttle))]
 pub(crate) use modelled::{get, get as known};
 
-/// This thread's own number, the same as long as it lives; [`NONE`] when it has none of its own.
+/// Returns this thread's number, the same for the thread's life, or [`NONE`] if it has none.
 #[cfg(not(any(loom, shuttle)))]
 #[inline]
 pub(crate) fn get() -> usize {
@@ -71,34 +73,34 @@ pub(crate) fn get() -> usize {
     if number == UNKNOWN { take() } else { number }
 }
 
-/// The same, or a number that nobody has before [`get`] was called.
+/// Returns this thread's number, or a number that no thread has if [`get`] was not called yet.
 #[cfg(not(any(loom, shuttle)))]
 #[inline]
 pub(crate) fn known() -> usize {
     NUMBER.get()
 }
 
-/// Takes the lock of the numbers: before a fork, so that no other thread has it in the child.
+/// Takes the lock of the numbers before a fork, so that no other thread has it in the child.
 #[cfg(all(unix, not(any(miri, loom, shuttle))))]
 pub(crate) fn hold() {
     std::mem::forget(TAKEN.lock());
 }
 
-/// Gives it up.
+/// Releases the lock of the numbers.
 ///
 /// # Safety
 ///
-/// This thread called [`hold`], or is the only one of a child whose parent did.
+/// This thread called [`hold`], or is the only thread of a child whose parent called it.
 #[cfg(all(unix, not(any(miri, loom, shuttle))))]
 pub(crate) unsafe fn let_go() {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller meets this function's safety conditions.
     unsafe { TAKEN.force_unlock() };
 }
 
 #[cfg(not(any(loom, shuttle)))]
 #[cold]
 fn take() -> usize {
-    // What this calls may come here again, and gets none then.
+    // The calls below may re-enter this function; they then get `NONE`.
     NUMBER.set(NONE);
     if AT_EXIT.try_with(|_| ()).is_err() {
         return NONE;
@@ -112,7 +114,8 @@ fn take() -> usize {
         NUMBER.set(number);
         number
     } else {
-        // For as long as this thread lives: to look each time would take the lock each time.
+        // The thread keeps `NONE` for its life: a search on each call would take the lock each
+        // time.
         NONE
     }
 }

@@ -1,5 +1,7 @@
-//! What an arena promises: reuse without the device, order without events, figures that add up, and
-//! a verdict when there really is no memory.
+//! Guarantees of an arena.
+//!
+//! An arena reuses memory without device calls, orders uses without events, and has figures that
+//! add up. It reports out of memory only when there is no memory.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use pool_core::sim::{MappedSim, SimCall, SimDevice, SimStream};
@@ -27,7 +29,7 @@ fn three_streams_that_hand_buffers_on_make_no_memory_call_and_one_event_a_hand_o
             let (from, to) = (&streams[i % 3], &streams[(i + 1) % 3]);
             let buffer = pool.allocate_on(from, 256 * KIB).unwrap();
             kernel(&device, &buffer, from);
-            kernel(&device, &buffer, to); // handed on: one event on `from`, one wait on `to`
+            kernel(&device, &buffer, to); // hand-over: one event on `from`, one wait on `to`
         };
         (0..9).for_each(turn);
         let before = device.calls();
@@ -90,7 +92,7 @@ fn each_policy_takes_from_other_streams_what_it_may() {
         let calls = device.calls();
         assert_eq!((calls.commits, calls.waits), (commits, waits), "{steal:?}");
         if steal == StealPolicy::Ordered {
-            // An event after the marks exists from here on.
+            // From here on there is an event after the marks.
             device.clock().order(&u, &[device.clock().mark(&s)]).unwrap();
             assert!(pool.allocate_on(&t, MIB).is_ok());
             assert_eq!((device.calls().commits, device.calls().waits), (2, 2));
@@ -190,15 +192,16 @@ fn the_stages_are_counted() {
     let device = SimDevice::new();
     let pool = bare(&device, ArenaConfig::pages(64 * KIB, 0.0));
     let (s, t) = (device.stream(), device.stream());
-    // The second one has room in what the first call commits ahead.
+    // The second allocation fits in the pages that the first call commits ahead.
     let (a, b) = (pool.allocate_on(&s, 256 * KIB).unwrap(), pool.allocate_on(&t, 128 * KIB));
     kernel(&device, &a, &s);
     kernel(&device, b.as_ref().unwrap(), &t);
-    drop((a, b)); // neighbours of two streams
+    drop((a, b)); // adjacent ranges of two streams
     let _whole = pool.allocate_on(&s, 384 * KIB).unwrap();
     let stages = pool.stats().served_by;
     assert_eq!((stages.device, stages.coalesced), (1, 1));
-    device.fail(SimCall::Commit, 0, 1); // with what would be committed ahead; it is less without
+    // The commit with pages ahead fails; the one without succeeds.
+    device.fail(SimCall::Commit, 0, 1);
     let _much = pool.allocate(MIB).unwrap();
     assert_eq!(pool.stats().served_by.device, 2);
     device.fail(SimCall::Commit, 0, 2);
@@ -237,7 +240,7 @@ fn the_map_shows_what_is_where() {
     drop(a);
     let map = &pool.map().segments[0];
     let states: Vec<_> = map.ranges.iter().map(|one| (one.range.start, one.state)).collect();
-    // A map makes no device call, and nobody has asked yet whether the stream is done.
+    // A map makes no device call, and no call has yet queried whether the stream is done.
     assert_eq!(states[..2], [(0, RangeState::Pending), (64 * KIB, RangeState::Used)]);
     assert_eq!(states.last().unwrap().1, RangeState::Hole);
     let clock = device.clock();
@@ -289,7 +292,7 @@ fn nothing_is_recorded_on_a_stream_that_has_ended() {
     kernel(&device, &buffer, &s);
     device.clock().retire(&s).unwrap();
     let given = device.given(&s);
-    drop(buffer); // marks the stream as late as that
+    drop(buffer); // takes a mark of the stream, which has ended
     kernel(&device, &pool.allocate(MIB).unwrap(), device.clock().default_stream());
     assert_eq!(device.given(&s), given);
     assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());

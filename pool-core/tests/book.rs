@@ -147,3 +147,40 @@ fn memory_that_stays_after_a_clear_still_serves_its_stream() {
     assert!(pool.allocate_on(&s, 40 * KIB).is_ok(), "it is the stream's own");
     drop(live);
 }
+
+/// Four ranges of 128 KiB, none of which is enough alone, are free between live ones.
+#[test]
+fn as_many_ranges_go_back_as_hold_the_bytes() {
+    let device = SimDevice::new();
+    let pool = pool(&device, ArenaConfig::pages(64 * KIB, 0.0));
+    let mut all: Vec<_> = (0..8).map(|_| pool.allocate(128 * KIB).unwrap()).collect();
+    let mut nth = 0;
+    all.retain(|_| {
+        nth += 1;
+        nth % 2 == 0
+    });
+    let (reserved, decommits) = (pool.stats().reserved_bytes, device.calls().decommits);
+    assert_eq!(pool.shrink_to(reserved - 256 * KIB).unwrap(), 256 * KIB);
+    assert_eq!((device.calls().decommits - decommits, all.len()), (2, 4));
+}
+
+/// A freed block whose use is not seen done counts as active: under its size where live blocks do.
+#[test]
+fn a_pending_block_is_active_as_small_or_as_large() {
+    for (config, bytes, expected) in [
+        (ArenaConfig::torch(), 512 * KIB, [3, 2, 1]),
+        (ArenaConfig::torch(), 12 * MIB, [3, 0, 3]),
+        (ArenaConfig::segments(32 * MIB), 512 * KIB, [3, 0, 0]),
+    ] {
+        let device = SimDevice::new();
+        let pool = pool(&device, config);
+        let s = device.stream();
+        let block = pool.allocate_on(&s, bytes).unwrap();
+        let live = [bytes, 12 * MIB].map(|bytes| pool.allocate_on(&s, bytes).unwrap());
+        kernel(&device, &block, &s);
+        drop(block);
+        let active = pool.device_stats().unwrap().active;
+        let counted = [active.all, active.small, active.large].map(|stat| stat.current);
+        assert_eq!(counted, expected, "{bytes}, and {} live", live.len());
+    }
+}

@@ -1,4 +1,4 @@
-//! Graphs: what a capture allocates stays the graph's, and is ordered with its launches.
+//! Graphs: blocks allocated in a capture belong to the graph and are ordered with its launches.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use pool_core::sim::{Graph, SimDevice, SimStream};
@@ -10,7 +10,7 @@ fn kernel(buffer: &PooledBuffer<SimDevice>, on: &SimStream) {
     buffer.allocator().kernel(on, &buffer.on(on).unwrap());
 }
 
-/// A capture on `on` of what `work` does.
+/// Captures on `on` the work that `work` does.
 fn captured(
     pool: &Pool,
     on: &SimStream,
@@ -74,7 +74,7 @@ fn what_is_freed_in_a_capture_is_used_again_in_it_and_by_nobody_else() {
     pool.clear().unwrap();
     assert_eq!(pool.stats().reserved_bytes, MIB, "the graph's");
     drop(graph);
-    // Behind the last launch now, whoever takes it.
+    // The block is now ordered after the last launch, for each stream that takes it.
     kernel(&pool.allocate_on(&other, MIB).unwrap(), &other);
     pool.clear().unwrap();
     assert_eq!((pool.stats().reserved_bytes, pool.allocator().hazards()), (0, 0));
@@ -92,7 +92,8 @@ fn streams_of_a_capture_share_blocks_where_an_edge_orders_them() {
     private.bind(&s).unwrap();
     private.bind(&t).unwrap();
     kernel(&pool.allocate_on(&s, MIB).unwrap(), &s);
-    kernel(&pool.allocate_on(&t, MIB).unwrap(), &t); // a second one: t is not after the first
+    // A second block: t is not ordered after the first use.
+    kernel(&pool.allocate_on(&t, MIB).unwrap(), &t);
     assert_eq!(pool.stats().misses, 2);
     clock.join_captured(&s, &t).unwrap();
     let (one, two) = (pool.allocate_on(&s, MIB).unwrap(), pool.allocate_on(&s, MIB).unwrap());
@@ -130,11 +131,12 @@ fn an_arena_under_a_capture_hands_out_nothing_too_early() {
             let buffer = pool.allocate_on(on, MIB / 2).unwrap();
             memory.kernel(on, &buffer.on(on).unwrap());
         };
-        use_on(&t); // late
+        use_on(&t); // its kernel has not run yet
         let private = PrivatePool::new(&pool);
         memory.begin_capture(&s).unwrap();
         private.bind(&s).unwrap();
-        use_on(&s); // not of the range that t has used: nothing of it may look as if s had waited
+        // Must not take the range that t used: no part of it may count as if s had waited for t.
+        use_on(&s);
         let (graph, awaited) = memory.end_capture(&s).unwrap();
         private.end(&awaited);
         for _ in 0..launches {
@@ -145,7 +147,7 @@ fn an_arena_under_a_capture_hands_out_nothing_too_early() {
             private.launch(&s, launch).unwrap();
         }
         drop(private);
-        use_on(&s); // launched or not, t may still be at it
+        use_on(&s); // with or without a launch, t may still use the range
         assert_eq!(memory.hazards(), 0, "{launches} launches: {:?}", memory.hazard_report());
     }
 }
@@ -173,7 +175,7 @@ fn what_lives_at_the_end_of_a_capture_is_the_graphs_too() {
     });
     let result = kept.unwrap();
     launch(&pool, &graph, &s);
-    kernel(&result, &t); // reads it, behind the launch
+    kernel(&result, &t); // reads it after the launch
     launch(&pool, &graph, &t);
     drop(result);
     kernel(&pool.allocate_on(&s, MIB).unwrap(), &s);
@@ -238,7 +240,7 @@ fn memory_behind_a_capture_does_not_coalesce_with_memory_that_serves_others() {
     let half = pool.allocate_on(&s, MIB).unwrap();
     device.begin_capture(&s).unwrap();
     kernel(&half, &s);
-    drop(half); // behind work that cannot be waited for before the launch
+    drop(half); // its last use cannot be waited for before the launch
     kernel(&pool.allocate_on(&other, MIB).unwrap(), &other);
     assert_eq!(device.calls().allocations, 1, "the other half of the segment");
     device.end_capture(&s).unwrap();
@@ -255,8 +257,8 @@ fn a_late_buffer_of_a_graph_is_behind_its_last_launch() {
         kernel(&buffer, &s);
         late = Some(buffer);
     });
-    launch(&pool, &graph, &t); // not on the stream that was captured
-    drop((graph, late)); // the graph's memory is gone first
+    launch(&pool, &graph, &t); // not the captured stream
+    drop((graph, late)); // the graph is dropped before its buffer
     kernel(&pool.allocate_on(&other, MIB).unwrap(), &other);
     let calls = pool.allocator().calls();
     assert_eq!((pool.allocator().hazards(), calls.allocations), (0, 1));

@@ -1,4 +1,4 @@
-//! Clearing is work on a stream, and somebody else may ask about that stream at any moment.
+//! Zeroing is work on a stream, and another stream may query or wait for it at any moment.
 
 use pool_core::sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
 use pool_core::{
@@ -6,7 +6,7 @@ use pool_core::{
     ZeroPolicy,
 };
 
-/// A device on which another stream is ordered behind the clearing one just before it clears.
+/// A device that orders another stream after the zeroing stream just before it zeroes.
 struct Nosy {
     device: SimDevice,
     other: SimStream,

@@ -1,5 +1,6 @@
-//! What ran out of memory, or waited in vain, in other allocators: a test for each fault, named
-//! after where it was seen.
+//! Faults of other allocators that ran out of memory or waited in vain: one test for each.
+//!
+//! Each test is named after the source of the fault, usually a project and its issue number.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use pool_core::StealPolicy::{self, Never, Ordered, Wait};
@@ -11,13 +12,13 @@ use pool_core::{
 
 type Pool<A> = BucketPool<A>;
 
-/// A pool with an arena on which nothing else is set.
+/// Creates a pool with an arena and no other settings.
 fn bare<A: VirtualMemory>(device: A, config: ArenaConfig, steal: StealPolicy) -> Pool<A> {
     let builder = BucketPool::builder(device).arena(config);
     builder.policy(BucketPolicy::Exact).steal(steal).build()
 }
 
-/// Buffers of so many KiB for a stream, which works on each.
+/// Allocates buffers of these sizes in KiB for a stream and runs a kernel on each.
 fn used<A>(
     device: &SimDevice,
     pool: &Pool<A>,
@@ -36,7 +37,7 @@ where
     buffers
 }
 
-// All that the device has was free and behind one event: out of memory.
+// All memory of the device was free but waited for one event: the allocator ran out of memory.
 #[test]
 fn pytorch_189504_a_pending_block_that_is_all_there_is_serves_again() {
     for steal in [Never, Ordered, Wait] {
@@ -49,13 +50,14 @@ fn pytorch_189504_a_pending_block_that_is_all_there_is_serves_again() {
             assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
             let calls = device.calls();
             let waited = calls.waits == 1 && calls.frees + calls.decommits == 0;
-            // Asked whether its pages may go, the device has an event, which `Ordered` may use.
+            // The query whether the pages may go back records an event, which `Ordered` may then
+            // use.
             assert!(steal == Ordered || waited == (steal == Wait), "{steal:?}, {config:?}");
         }
     }
 }
 
-// One event that never came kept the memory behind all later ones, until nothing was left.
+// An event that never completed held the memory behind all later events, until none was left.
 #[test]
 fn pytorch_183501_one_stuck_event_blocks_nobody_else() {
     for stuck_ones in [10, 40] {
@@ -65,7 +67,8 @@ fn pytorch_183501_one_stuck_event_blocks_nobody_else() {
         let (stuck, fine) = (device.stream(), device.stream());
         let (mut theirs, mut pins) = (Vec::new(), Vec::new());
         for kib in 0..stuck_ones {
-            theirs.extend(used(&device, &pool, &stuck, &[8 + kib])); // all fit better than ours
+            // Each is a better fit than the free range of `fine`.
+            theirs.extend(used(&device, &pool, &stuck, &[8 + kib]));
             pins.extend(used(&device, &pool, &stuck, &[1]));
         }
         let rest = 4096 - pool.stats().allocated_bytes / KIB;
@@ -79,7 +82,7 @@ fn pytorch_183501_one_stuck_event_blocks_nobody_else() {
     }
 }
 
-// A stream that was used once, at the start, kept 21 GB that no other stream could have.
+// A stream that was used only once, at the start, kept 21 GB that no other stream could use.
 #[test]
 fn megatron_6885_a_one_shot_stream_strands_nothing() {
     let sizes = [[512; 40], [4; 40]].concat();
@@ -101,7 +104,7 @@ fn megatron_6885_a_one_shot_stream_strands_nothing() {
     }
 }
 
-// Two streams were enough: what each freed lay between what the other did, and never became one.
+// Blocks that two streams freed alternated in memory, and were never coalesced.
 #[test]
 fn rmm_2039_what_two_streams_freed_becomes_one_again() {
     let device = SimDevice::new();
@@ -116,7 +119,7 @@ fn rmm_2039_what_two_streams_freed_becomes_one_again() {
     assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
 }
 
-// Nothing was in use, and a request below the limit was refused for want of it.
+// No memory was in use, but a request below the limit failed with out of memory.
 #[test]
 fn cupy_7678_a_limit_refuses_nobody_while_nothing_is_used() {
     for config in [ArenaConfig::segments(MIB), ArenaConfig::torch(), ArenaConfig::grow()] {
@@ -132,7 +135,7 @@ fn cupy_7678_a_limit_refuses_nobody_while_nothing_is_used() {
     }
 }
 
-// A bound on what is split, together with mapped pages: 14 GB reserved for 266 MB in use.
+// A bound on splits, together with mapped pages, led to 14 GB reserved for 266 MB in use.
 #[test]
 fn pytorch_193400_a_bound_on_splits_lets_no_pages_pile_up() {
     let device = SimDevice::new();
@@ -145,11 +148,11 @@ fn pytorch_193400_a_bound_on_splits_lets_no_pages_pile_up() {
     }
     assert!(live.iter().all(Option::is_some));
     let (peak, used_peak) = (device.held_peak_bytes(), pool.stats().allocated_peak_bytes);
-    // A sixteenth more than the arena allows, since no stream is seen to be done.
+    // The bound is a sixteenth above what the arena allows, because no stream is seen to be done.
     assert!(peak <= used_peak + used_peak / 4, "{peak} bytes for {used_peak}");
 }
 
-// Used on a second stream that nobody had noted, given back, and written by the next: NaN.
+// A block had an unrecorded use on a second stream; the next user overwrote it, which gave NaN.
 #[test]
 fn torchrec_4231_both_parts_of_a_block_wait_for_all_its_streams() {
     let device = SimDevice::new();
@@ -165,7 +168,7 @@ fn torchrec_4231_both_parts_of_a_block_wait_for_all_its_streams() {
     assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
 }
 
-// A use of a part of a block, at an offset, was not noted, and nobody was told.
+// The use of a part of a block, at an offset, was not recorded, and no error was reported.
 #[test]
 fn pytorch_27366_a_use_of_one_part_holds_back_all_that_it_becomes_part_of() {
     let device = SimDevice::new();
@@ -180,7 +183,7 @@ fn pytorch_27366_a_use_of_one_part_holds_back_all_that_it_becomes_part_of() {
     assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
 }
 
-// A stream was destroyed before the memory that it had used: an event on no stream, and a crash.
+// A stream was destroyed before memory that it had used; an event on no stream led to a crash.
 #[test]
 fn pytorch_66941_a_stream_may_end_before_its_buffers_do() {
     let device = SimDevice::new();
@@ -197,12 +200,13 @@ fn pytorch_66941_a_stream_may_end_before_its_buffers_do() {
     assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
 }
 
-// The number of a page was cut to 16 bits, so page 65 536 was page 0 again, in use or not.
+// The page number was truncated to 16 bits, so page 65 536 aliased page 0, in use or not.
 #[test]
 fn cubecl_u16_more_pages_than_65_536_do_not_alias() {
     let device = SimDevice::new();
     let pool = bare(device.clone(), ArenaConfig::pages(4 * KIB, 0.0), Wait);
-    let (s, t) = (device.stream(), device.stream()); // an alias would be used by both, in no order
+    // Both streams would use an alias without order.
+    let (s, t) = (device.stream(), device.stream());
     let mut blocks = used(&device, &pool, &s, &vec![4; 1 << 16]);
     blocks.append(&mut used(&device, &pool, &t, &vec![4; 4464]));
     assert_eq!((device.hazards(), pool.stats().allocated_bytes), (0, 70_000 * 4 * KIB));
@@ -211,7 +215,7 @@ fn cubecl_u16_more_pages_than_65_536_do_not_alias() {
     assert!(device.held_peak_bytes() < 70_200 * 4 * KIB, "they are one range again");
 }
 
-// Given back to the wrong owner: corruption that showed up later.
+// A block was returned to the wrong owner, and the corruption showed up later.
 #[test]
 fn snmalloc_848_a_buffer_goes_back_to_the_pool_that_it_came_from() {
     let device = SimDevice::new();
@@ -225,7 +229,7 @@ fn snmalloc_848_a_buffer_goes_back_to_the_pool_that_it_came_from() {
     assert_eq!(pools[1].allocated_bytes(), 0);
 }
 
-// The device went before what it had handed out, which was then given back to nobody.
+// The device was dropped before its blocks, which then had no owner to be freed by.
 #[test]
 fn wgpu_5529_pool_buffer_and_device_go_in_any_order() {
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
@@ -233,7 +237,7 @@ fn wgpu_5529_pool_buffer_and_device_go_in_any_order() {
             let observer = SimDevice::new();
             let pool = bare(observer.clone(), config, Wait);
             let (mut device, mut buffer) = (Some(observer.clone()), pool.allocate(MIB).ok());
-            drop(pool.allocate(3 * MIB)); // something free as well
+            drop(pool.allocate(3 * MIB)); // leaves a free range as well
             let mut pool = Some(pool);
             for what in order {
                 match what {

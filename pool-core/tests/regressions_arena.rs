@@ -1,5 +1,6 @@
-//! What was cut wrong, miscounted, lost or shown to a stranger in other allocators: a test for each
-//! fault, named after where it was seen.
+//! Faults of other allocators that split wrongly, miscounted, lost or exposed memory: a test each.
+//!
+//! Each test is named after the source of the fault, usually a project and its issue number.
 
 use pool_core::sim::{SimCall, SimDevice};
 use pool_core::{
@@ -13,19 +14,19 @@ use std::thread;
 
 type Pool = BucketPool<SimDevice>;
 
-/// Each way in which an arena takes memory.
+/// Returns each way in which an arena takes memory.
 fn configs() -> [ArenaConfig; 4] {
     let pages = ArenaConfig::pages(64 * KIB, 0.05);
     [ArenaConfig::segments(MIB), ArenaConfig::torch(), pages, ArenaConfig::grow()]
 }
 
-/// A pool with an arena on which nothing else is set.
+/// Creates a pool with an arena and no other settings.
 fn bare(device: &SimDevice, config: ArenaConfig) -> Pool {
     let builder = BucketPool::builder(device.clone()).arena(config);
     builder.policy(BucketPolicy::Exact).build()
 }
 
-/// The parts make the whole: for the pool, for the arena, and for the device.
+/// Asserts that the parts add up to the whole: for the pool, for the arena, and for the device.
 fn assert_exact(device: &SimDevice, pool: &Pool) {
     let (stats, below) = (pool.stats(), pool.device_stats().unwrap_or_default());
     let parts = stats.allocated_bytes + stats.cached_bytes + stats.lost_bytes;
@@ -34,7 +35,7 @@ fn assert_exact(device: &SimDevice, pool: &Pool) {
     assert!(stats.requested_bytes <= stats.allocated_bytes, "{stats}");
 }
 
-// A size just below 2^64 was rounded up to 0, and two live blocks had one address.
+// A size just below 2^64 was rounded up to 0, so two live blocks had the same address.
 #[test]
 fn pytorch_182446_the_round_up_cannot_wrap() {
     let ends = [i64::MAX.unsigned_abs() - 511, u64::MAX - (64 << 10) + 1, u64::MAX - 511];
@@ -63,7 +64,7 @@ fn pytorch_182446_the_round_up_cannot_wrap() {
     }
 }
 
-// Blocks of several sizes lay in one bucket, and one of 150 MB served a request for 200.
+// Blocks of several sizes were in one bucket, and a block of 150 MB served a request of 200 MB.
 #[test]
 fn pytorch_192722_a_range_is_never_smaller_than_its_request() {
     for config in configs() {
@@ -72,7 +73,7 @@ fn pytorch_192722_a_range_is_never_smaller_than_its_request() {
         let mut free = Vec::new();
         let mut pins = Vec::new();
         for step in 0..32 {
-            free.push(pool.allocate(MIB + step * 512).unwrap()); // neighbours among the sizes too
+            free.push(pool.allocate(MIB + step * 512).unwrap()); // sizes next to each other
             pins.push(pool.allocate(512).unwrap());
         }
         drop(free);
@@ -85,7 +86,7 @@ fn pytorch_192722_a_range_is_never_smaller_than_its_request() {
     }
 }
 
-// The size of a block was read after it had been given back; then the sum of the parts was wrong.
+// The size of a block was read after its free, so the sum of the parts was wrong.
 #[test]
 fn pytorch_159567_the_parts_make_the_whole_after_each_step() {
     for config in configs() {
@@ -107,7 +108,8 @@ fn pytorch_159567_the_parts_make_the_whole_after_each_step() {
     }
 }
 
-// A page in the middle could not be mapped: those before it stayed, and the program ended.
+// A page in the middle could not be mapped; the pages before it stayed mapped, and the program
+// ended.
 #[test]
 fn pytorch_188008_a_partial_map_failure_rolls_back() {
     for undo_fails in [false, true] {
@@ -136,7 +138,7 @@ fn pytorch_188008_a_partial_map_failure_rolls_back() {
     }
 }
 
-// One request that did not fit left a server that answered nobody any more.
+// After one request that did not fit, a server answered no further requests.
 #[test]
 fn cubecl_1531_a_refusal_leaves_a_pool_that_serves() {
     for config in configs() {
@@ -155,7 +157,7 @@ fn cubecl_1531_a_refusal_leaves_a_pool_that_serves() {
     }
 }
 
-// The limit was looked at before it was counted, so two threads passed it together.
+// The limit was checked before the bytes were counted, so two threads could exceed it together.
 #[test]
 fn seed_001_eight_threads_never_pass_the_limit() {
     for config in configs() {
@@ -175,7 +177,7 @@ fn seed_001_eight_threads_never_pass_the_limit() {
                     live.pop_front();
                 }
                 if turn == 20 {
-                    all.wait(); // no thread is done before the last one has begun
+                    all.wait(); // no thread ends before the last one starts
                 }
             }
             refused
@@ -192,7 +194,7 @@ fn seed_001_eight_threads_never_pass_the_limit() {
     }
 }
 
-// What a buffer held was shown to the next one, or to the one beside it.
+// The contents of a buffer were visible to the next user, or to the user of a neighbour.
 #[test]
 fn cve_2023_4969_the_next_tenant_sees_nothing_of_the_last() {
     for (zero, config) in [ZeroPolicy::OnAllocate, ZeroPolicy::OnReturn]
@@ -214,7 +216,7 @@ fn cve_2023_4969_the_next_tenant_sees_nothing_of_the_last() {
     }
 }
 
-// The buffers of a thread that had ended stayed where nobody looked.
+// The buffers of an ended thread stayed where no other thread looked for them.
 #[test]
 fn thread_exit_what_threads_leave_behind_is_everybodys() {
     let device = SimDevice::new();
@@ -228,7 +230,7 @@ fn thread_exit_what_threads_leave_behind_is_everybodys() {
     assert_eq!((pool.clear().unwrap(), pool.stats().reserved_bytes), (MIB, 0));
 }
 
-// A panic while a buffer was held gave its memory back twice, or not at all.
+// A panic while a buffer was held freed its memory twice, or not at all.
 #[test]
 fn arrow_10378_a_panic_gives_what_it_held_back_once() {
     for config in configs() {

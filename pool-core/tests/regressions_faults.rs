@@ -1,5 +1,6 @@
-//! What a device that breaks, or whose memory is not what it seems, did to other allocators: a test
-//! for each fault, named after where it was seen.
+//! Faults of other allocators after a device fault or a wrong view of its memory: a test for each.
+//!
+//! Each test is named after the source of the fault, usually a project and its issue number.
 
 use pool_core::sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
 use pool_core::{
@@ -11,16 +12,17 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-/// What happens to a device at one of its calls.
+/// The fault of a device at one of its calls.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fate {
     Panics,
     IsLost,
-    /// From there on it finishes what is queued while it says that it has no memory.
+    /// From this call on, the device finishes its queued work and reports that it has no memory.
     FinishesWork,
 }
 
-/// A device to which that happens. Its fresh memory counts as cleared; the CPU touches it, or not.
+/// A device with a fault at call `at`. Its fresh memory counts as zeroed. `CPU` says whether the
+/// CPU touches it.
 struct Fated<const CPU: bool> {
     device: SimDevice,
     fate: Fate,
@@ -138,7 +140,7 @@ fn pool<const CPU: bool>(
         .build()
 }
 
-/// A program that allocates, drops and trims. `ended` is told how each of its steps ended.
+/// Runs a program that allocates, drops and trims. Calls `ended` with the result of each step.
 fn program(pool: &Pool<false>, mut ended: impl FnMut(Result<(), Why>)) {
     let mut live: Vec<PooledBuffer<_>> = Vec::new();
     for turn in 0..24_u64 {
@@ -154,15 +156,15 @@ fn program(pool: &Pool<false>, mut ended: impl FnMut(Result<(), Why>)) {
     }
 }
 
-/// How many calls of the device the program makes.
+/// Returns how many device calls the program makes.
 fn calls(config: &ArenaConfig) -> u64 {
     let pool = pool(&SimDevice::new(), config.clone(), Fate::Panics, u64::MAX);
     program(&pool, |step| assert_eq!(step, Ok(())));
     pool.allocator().calls.load(SeqCst)
 }
 
-// A fitting block came free while memory was sought; it was not looked for again, and a retry by
-// hand succeeded.
+// A fitting block became free while the allocator looked for memory. The allocator did not search
+// the free blocks again, and a manual retry succeeded.
 #[test]
 fn pytorch_189504_a_block_that_comes_free_meanwhile_is_found() {
     let device = SimDevice::new();
@@ -171,13 +173,13 @@ fn pytorch_189504_a_block_that_comes_free_meanwhile_is_found() {
     let s = device.stream();
     let (_pin, block) = (pool.allocate_on(&s, 4 * KIB).unwrap(), pool.allocate_on(&s, 512 * KIB));
     device.kernel(&s, &block.as_ref().unwrap().on(&s).unwrap());
-    drop(block); // free when its kernel has run, and its segment cannot go back
+    drop(block); // becomes free when its kernel has run; its segment cannot go back
     assert_eq!(pool.allocate_on(&s, 600 * KIB).unwrap().size(), 600 * KIB);
     assert_eq!((device.calls().allocations, device.hazards()), (1, 0));
     assert!(pool.allocator().calls.load(SeqCst) > 1, "the device was not asked");
 }
 
-// A panic in the allocator below poisoned a lock, and what was given back then went back twice.
+// A panic in the upstream allocator poisoned a lock, and blocks freed after that were freed twice.
 #[test]
 fn arrow_10378_a_panic_in_the_device_is_survived() {
     for config in [ArenaConfig::segments(MIB), ArenaConfig::grow()] {
@@ -188,13 +190,13 @@ fn arrow_10378_a_panic_in_the_device_is_survived() {
             program(&pool, |step| panics += u64::from(step.is_err()));
             assert_eq!((panics, pool.stats().allocated_bytes), (1, 0), "{at}, {config:?}");
             assert!(pool.allocate(5 * MIB).is_ok(), "{at}, {config:?}");
-            // A segment that was on its way back is lost, and nothing else.
+            // Only a segment whose free was in progress is lost.
             let lost = pool.stats().lost_bytes;
             assert!(lost == 0 || config == ArenaConfig::segments(MIB), "{at}, {config:?}: {lost}");
             assert!(pool.clear().is_ok(), "{at}, {config:?}");
             assert_eq!(pool.stats().reserved_bytes, lost, "{at}, {config:?}");
             drop(pool);
-            // A segment that the device lost while it went back is all that may be missing.
+            // Only a segment that the device lost during its free may be missing.
             let calls = device.calls();
             let (taken, back) = (calls.allocations + calls.reservations, calls.frees);
             assert!(back + 1 >= taken, "{at}, {config:?}: {taken} taken, {back} given back");
@@ -202,7 +204,7 @@ fn arrow_10378_a_panic_in_the_device_is_survived() {
     }
 }
 
-// A panic in a call that takes memory left its bytes reserved, and lowered the limit for good.
+// A panic in a call that takes memory left its bytes reserved, which lowered the limit permanently.
 #[test]
 fn a_panic_in_the_device_leaves_the_limit_as_it_was() {
     let arenas = [Some(ArenaConfig::segments(MIB)), Some(ArenaConfig::grow())];
@@ -218,14 +220,14 @@ fn a_panic_in_the_device_leaves_the_limit_as_it_was() {
         let work = || pool.allocate(5 * MIB).map(drop).and_then(|()| pool.clear());
         let panics = (0..4).filter(|_| catch_unwind(AssertUnwindSafe(work)).is_err());
         assert_eq!(panics.count(), 1, "{at}, {config:?}");
-        // A segment that was on its way back is lost.
+        // A segment whose free was in progress is lost.
         let left = 6 * MIB - pool.stats().lost_bytes;
         assert_eq!(pool.available_bytes(), left, "{at}, {config:?}");
         assert!(left < 5 * MIB || pool.allocate(5 * MIB).is_ok(), "{at}, {config:?}");
     }
 }
 
-// The device was lost, and what was dropped after that counted for ever, or panicked.
+// After the device was lost, a dropped buffer stayed counted forever, or the drop panicked.
 #[test]
 fn wgpu_10301_a_lost_device_is_reported_and_drops_are_silent() {
     for config in [ArenaConfig::segments(MIB), ArenaConfig::grow()] {
@@ -242,7 +244,7 @@ fn wgpu_10301_a_lost_device_is_reported_and_drops_are_silent() {
     }
 }
 
-// Clearing was skipped where the device's buffer was new, and a pooled part of it showed old data.
+// Zeroing was skipped if the device's buffer was new, so a pooled part of it showed old data.
 #[test]
 fn wgpu_zeroing_by_buffer_does_not_take_a_used_part_for_fresh() {
     for config in [ArenaConfig::segments(3 * MIB), ArenaConfig::pages(64 * KIB, 0.0)] {
@@ -252,7 +254,7 @@ fn wgpu_zeroing_by_buffer_does_not_take_a_used_part_for_fresh() {
         let first = pool.allocate(MIB).unwrap();
         device.fill(on, &first.on(on).unwrap(), 0xEE);
         drop(first);
-        let second = pool.allocate(2 * MIB).unwrap(); // over the first, and beyond it
+        let second = pool.allocate(2 * MIB).unwrap(); // covers the first and the memory after it
         let shown = device.read(on, &second.on(on).unwrap());
         assert!(shown.iter().all(|byte| *byte == 0), "{config:?}");
         assert_eq!(device.held_bytes() / MIB, if device.calls().commits > 0 { 2 } else { 3 });

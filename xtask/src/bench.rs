@@ -1,5 +1,6 @@
-//! `bench` and `replay`: looks for the drivers of this machine, builds the measuring binary in
-//! release mode for these, and passes everything on.
+//! `bench` and `replay`: builds the measuring binary for this machine's drivers and runs it.
+//!
+//! The build is in release mode. All arguments are passed on.
 
 use crate::driver::{self, Driver};
 use crate::programs::Python;
@@ -7,10 +8,10 @@ use crate::{instructions, preload, sources};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// The program of real clients, which has a workspace of its own.
+/// Workspace of the program of real clients.
 const CLIENTS: &str = "pool-bench/peers/clients";
 
-/// Runs `pool-bench` with these arguments. Its exit status is passed on.
+/// Runs `pool-bench` with these arguments. Returns its exit status.
 pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
     let asked = asked_for(args);
     let mut features = Vec::new();
@@ -34,7 +35,7 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
     }
     let counts = args.iter().position(|arg| arg == "--instructions");
     if counts.is_some() || args.iter().any(|arg| arg == "--help" || arg == "-h") {
-        (features, left_out) = (Vec::new(), Vec::new()); // which is built in less time
+        (features, left_out) = (Vec::new(), Vec::new()); // builds faster
     }
     for driver in left_out {
         eprintln!("left out: {}, since {}", driver.backend, driver.absence());
@@ -46,7 +47,8 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
         cargo.arg("--manifest-path").arg(root.join("Cargo.toml"));
         cargo
     };
-    // Built first, so that people see it, and run quietly, so that the last line is the program's.
+    // The build runs first and shows its output; the run is quiet, so that the program prints the
+    // last line.
     match cargo(&["build"]).status() {
         Ok(status) if status.success() => {}
         Ok(_) => return fail("pool-bench did not build; the compiler says why above"),
@@ -90,7 +92,7 @@ fn is_preload(args: &[String]) -> bool {
         || args.windows(2).any(|pair| pair == ["--peers", "preload"])
 }
 
-/// Where cargo has put the measuring binary.
+/// Returns the path of the measuring binary.
 fn program(root: &Path) -> PathBuf {
     target(root).join("release/pool-bench")
 }
@@ -111,7 +113,7 @@ fn clients(root: &Path) -> Result<PathBuf, String> {
     }
 }
 
-/// The backends that the arguments name, if they name any.
+/// Returns the backends that the arguments name, or `None` if they name none.
 fn asked_for(args: &[String]) -> Option<Vec<String>> {
     let (mut args, mut named) = (args.iter(), None);
     while let Some(arg) = args.next() {

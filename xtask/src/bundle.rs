@@ -1,14 +1,16 @@
-//! `gpu-bundle`: a folder that a machine with a GPU needs nothing else for: stripped binaries, the
-//! traces, the peers' sources, and a script that runs all of it.
+//! `gpu-bundle`: a folder with all that a machine with a GPU needs for the tests and benches.
+//!
+//! The folder has stripped binaries, the traces, the peers' sources, and a script that runs all of
+//! it.
 
 use crate::sources;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{fs, io};
 
-/// What the script does; it tells its own use.
+/// The script of the bundle; it documents its own usage.
 const RUN: &str = include_str!("bundle/run");
-/// Programs: what cargo is asked to build, and the names under which they are run.
+/// Arguments of cargo that build the programs of the bundle.
 const BUILDS: [&[&str]; 3] = [
     &["test", "--no-run", "--package", "pool-cuda", "--test", "gpu"],
     &["build", "--package", "pool-bench", "--features", "cuda", "--bin", "pool-bench"],
@@ -27,8 +29,10 @@ const BUILDS: [&[&str]; 3] = [
     ],
 ];
 
-/// Makes the bundle in `target/gpu-bundle`. With `--try` it then runs there, small, on the double
-/// of libcuda, which shows that every step can be run and no more: the double has no kernels.
+/// Makes the bundle in `target/gpu-bundle`.
+///
+/// With `--try` it then runs a small version there on the double of libcuda. This only shows that
+/// every step can be run, because the double has no kernels.
 pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
     let on_double = match further {
         [] => false,
@@ -54,8 +58,10 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
     }
 }
 
-/// Runs the questions and the benches on the double, which frees memory at once, as a driver may:
-/// a contender that frees under running work then loses the device.
+/// Runs the questions and the benches on the double of libcuda.
+///
+/// The double frees memory at once, as a driver may. A contender that frees a block while work uses
+/// it then loses the device.
 fn try_on_double(root: &Path, folder: &Path) -> io::Result<()> {
     let double = root.join("target/cuda-double");
     fs::create_dir_all(&double)?;
@@ -79,8 +85,7 @@ fn try_on_double(root: &Path, folder: &Path) -> io::Result<()> {
     check_answers(&out)
 }
 
-/// Each question has one line, the calls that the double knows have answers, and no contender lost
-/// the device.
+/// Checks that each question has one line, that none failed, and that no contender lost the device.
 fn check_answers(out: &Path) -> io::Result<()> {
     let mut answered = Vec::new();
     for line in fs::read_to_string(out.join("questions.jsonl"))?.lines() {
@@ -113,12 +118,13 @@ fn make(root: &Path) -> io::Result<PathBuf> {
     for build in BUILDS {
         for program in built(root, build)? {
             let name = program.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-            // A test's file ends in a hash.
+            // The file name of a test ends in a hash.
             let name = name.unwrap_or_default().replace('-', "_");
             let name = name.split_once("gpu_").map_or(name.as_str(), |_| "gpu_test");
             let target = folder.join("bin").join(name);
             fs::copy(&program, &target)?;
-            // Smaller by a factor; without `strip` it is only larger.
+            // `strip` makes the file several times smaller; if it is missing, the file is only
+            // larger.
             let _ = Command::new("strip").arg(&target).status();
         }
     }
@@ -131,7 +137,7 @@ fn make(root: &Path) -> io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Builds, and returns the programs that came of it.
+/// Runs cargo. Returns the programs that it built.
 fn built(root: &Path, arguments: &[&str]) -> io::Result<Vec<PathBuf>> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(arguments).args(["--release", "--locked", "--message-format=json"]);
@@ -141,7 +147,7 @@ fn built(root: &Path, arguments: &[&str]) -> io::Result<Vec<PathBuf>> {
     }
     let messages = String::from_utf8_lossy(&output.stdout);
     let messages = messages.lines().filter_map(|line| serde_json::from_str(line).ok());
-    // A library has no `executable`, but files.
+    // The message for a library has no `executable`, only `filenames`.
     let program = |message: serde_json::Value| {
         let library = message["filenames"].as_array().and_then(|files| files.first().cloned());
         let is_library = message["target"]["crate_types"][0] == "cdylib";

@@ -1,6 +1,6 @@
 //! `cargo xtask ci`: everything that CI runs, step by step, with a table at the end.
 
-use crate::{driver, instructions, outside, platforms};
+use crate::{api, driver, instructions, outside, platforms};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -104,7 +104,7 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
         println!("not run: the check of feature {feature}; it wants `{cure}`");
     }
     println!("not run: the WebGPU tests; `cargo xtask web` fetches what they need");
-    for tool in ["deny", "fuzz", "mutants"].iter().filter(|tool| !has_cargo(tool)) {
+    for tool in ["deny", "fuzz", "mutants", "public-api"].iter().filter(|tool| !has_cargo(tool)) {
         println!("not run: the step of cargo-{tool}; `cargo install --locked cargo-{tool}`");
     }
     if !deep {
@@ -186,6 +186,7 @@ fn steps(deep: bool) -> Vec<Step> {
         several("Python package", python(&bench("wheel")), Tool::Plain),
         several("saved fuzz inputs", vec![words(FUZZ_INPUTS)], Tool::Fuzz),
         several("fuzzing", if deep { fuzzing() } else { Vec::new() }, Tool::Nightly),
+        several("public items", public_items(&bench("api")), Tool::Plain),
         several(
             "mutants of the diff",
             if deep { mutants(&bench("mutants --since")) } else { Vec::new() },
@@ -222,6 +223,12 @@ fn fuzzing() -> Vec<Vec<String>> {
         words(format!("fuzz run {name} fuzz/corpus/{name} -- -max_total_time={FUZZ_SECONDS}"))
     };
     FUZZ_TARGETS.iter().map(run).collect()
+}
+
+/// The listing wants cargo-public-api, and a nightly toolchain; without them it is not made.
+fn public_items(line: &str) -> Vec<Vec<String>> {
+    let words = line.split_whitespace().map(str::to_owned).collect();
+    if api::is_here() { vec![words] } else { Vec::new() }
 }
 
 /// Changes of the lines that the last commits touched, each of which a test must see.

@@ -1,16 +1,16 @@
-//! The drivers of devices: whether this machine has their libraries.
+//! Device drivers: checks whether this machine has their libraries.
 #![expect(unsafe_code, reason = "only loading a library shows that it can be loaded")]
 
 use libloading::Library;
 use std::process::Command;
 
-/// A device's driver.
+/// The driver of a device.
 pub(crate) struct Driver {
-    /// The backend that needs it; also the feature of `pool-bench`.
+    /// Backend that needs the driver; also the name of the feature of `pool-bench`.
     pub(crate) backend: &'static str,
-    /// The names by which its library is loaded.
+    /// Names by which the library is loaded.
     libraries: &'static [&'static str],
-    /// What to do where it is missing.
+    /// Advice if the library is missing.
     pub(crate) cure: &'static str,
 }
 
@@ -30,19 +30,19 @@ pub(crate) const ALL: [Driver; 2] = [
 impl Driver {
     pub(crate) fn is_here(&self) -> bool {
         self.libraries.iter().any(|name| {
-            // SAFETY: the initialisers of a driver's library are harmless; whoever puts something
-            // else under its name is trusted by every program that uses the device.
+            // SAFETY: the initialisers of a driver's library are harmless. Every program that uses
+            // the device trusts the library under this name.
             unsafe { Library::new(*name) }.is_ok()
         })
     }
 
-    /// What was looked for.
+    /// Describes which libraries could not be loaded.
     pub(crate) fn absence(&self) -> String {
         format!("none of {} can be loaded", self.libraries.join(", "))
     }
 }
 
-/// Gives Mesa a folder, where the system has set none; it complains on stderr otherwise.
+/// Sets a runtime folder for Mesa if the system has set none; else Mesa complains on stderr.
 pub(crate) fn environment(command: &mut Command) {
     if std::env::var_os("XDG_RUNTIME_DIR").is_none() {
         command.env("XDG_RUNTIME_DIR", std::env::temp_dir());

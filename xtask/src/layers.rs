@@ -1,9 +1,9 @@
-//! The layer tables, and the edges that the source really has.
+//! Checks the layer tables against the dependencies in the source.
 //!
-//! The table of crates stands in ARCHITECTURE.md, below `### crates`; the table of the modules of a
-//! crate stands in docs/layers.md, below a heading that names the crate (`### pool-core`).
-//! Each row has the name in its first column, in back ticks, and what it may use in the second:
-//! names that stand in rows above.
+//! The table of crates is in ARCHITECTURE.md, below `### crates`. The table of the modules of a
+//! crate is in docs/layers.md, below a heading that names the crate (`### pool-core`). The first
+//! column of a row has a name in back ticks. The second column has what it may use: names from rows
+//! above.
 
 use crate::source;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +11,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// The crates whose modules have a table.
+/// Crates whose modules have a table.
 const CRATES: [&str; 8] = [
     "pool-core",
     "pool-host",
@@ -23,13 +23,13 @@ const CRATES: [&str; 8] = [
     "xtask",
 ];
 
-/// For each name, what it may use; in the order of the rows.
+/// The names that each name may use, in the order of the rows.
 type Layers = Vec<(String, BTreeSet<String>)>;
 
-/// The files with layer tables.
+/// Files with layer tables.
 const FILES: [&str; 2] = ["ARCHITECTURE.md", "docs/layers.md"];
 
-/// What is wrong with the edges between crates and between modules.
+/// Returns the faults in the dependencies between crates and between modules.
 pub(crate) fn check(root: &Path) -> Vec<String> {
     let mut faults = Vec::new();
     let mut tables: BTreeMap<String, Layers> = BTreeMap::new();
@@ -79,13 +79,14 @@ fn tables(file: &str, text: &str, faults: &mut Vec<String>) -> BTreeMap<String, 
     tables
 }
 
-/// The words in back ticks of a cell.
+/// Returns the words in back ticks of a cell.
 fn quoted(cell: &str) -> Vec<String> {
     cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// Every edge must be allowed and every allowed edge must exist. Rows use only rows above them, so
-/// a tree that agrees has no knots.
+/// Checks that each dependency is allowed and that each allowed dependency exists.
+///
+/// Rows use only rows above them, so a source that agrees with the table has no cycles.
 fn compare(
     what: &str,
     layers: &Layers,
@@ -113,12 +114,12 @@ fn compare(
     }
 }
 
-/// The file with the table of crates, or of modules.
+/// Returns the file with the table of crates, or of modules.
 fn table_of(what: &str) -> &'static str {
     if what == "crate" { FILES[0] } else { FILES[1] }
 }
 
-/// Ordinary dependencies between the packages of the workspace.
+/// Returns the normal dependencies between the packages of the workspace.
 fn crate_edges(root: &Path) -> BTreeMap<String, BTreeSet<String>> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
@@ -138,7 +139,8 @@ fn crate_edges(root: &Path) -> BTreeMap<String, BTreeSet<String>> {
     edges.collect()
 }
 
-/// Uses between the top-level modules of a crate. The root only declares and re-exports.
+/// Returns the uses between the top-level modules of a crate. The root only declares and
+/// re-exports.
 fn module_edges(src: &Path) -> BTreeMap<String, BTreeSet<String>> {
     let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let inside = |file: &Path| file.strip_prefix(src).map(Path::to_path_buf).unwrap_or_default();
@@ -169,7 +171,9 @@ fn module_edges(src: &Path) -> BTreeMap<String, BTreeSet<String>> {
     edges
 }
 
-/// The module that each name comes from which `lib.rs` re-exports: `crate::Name` is an edge too.
+/// Maps each name that `lib.rs` re-exports to its module.
+///
+/// A use of `crate::Name` is a dependency on that module.
 fn reexports(lib: &str, modules: &BTreeSet<String>) -> BTreeMap<String, String> {
     let mut origins = BTreeMap::new();
     for statement in lib.split(';').filter_map(|s| s.split("pub use ").nth(1)) {

@@ -4,6 +4,7 @@
 //! its own, which `bench` and `replay` build and run.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line prints")]
 
+mod api;
 mod bench;
 mod bundle;
 mod ci;
@@ -43,6 +44,7 @@ cargo xtask install FOLDER             copy libbucketpool.so and bucketpool-run 
 cargo xtask programs [--deep]          programs with our malloc and with the C library's
 cargo xtask wheel                      build and install the Python package, and run its tests
 cargo xtask ci [--deep] [--only STEP]  everything CI runs; a table of its steps at the end
+cargo xtask api [--write]              the public items beside their listings in docs/api
 cargo xtask mutants [--since [REV]]    changes in the code that no test sees; hours for all
 cargo xtask gpu-bundle [--try]         what a machine with a GPU needs for its tests and benches
 cargo xtask web                        the WebGPU tests in Node; fetches what they need
@@ -79,6 +81,7 @@ fn main() -> ExitCode {
         ) => bench::run(&root, &args),
         Some("run") => preload::run(&root, &args[1..]),
         Some("install") => preload::install(&root, &args[1..]),
+        Some("api") => api::run(&root, &args[1..]),
         Some("mutants") => mutants::run(&root, &args[1..]),
         Some("programs") => programs::run(&root, &args[1..]),
         Some("ci") => ci::run(&root, &args[1..]),

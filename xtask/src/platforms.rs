@@ -1,12 +1,12 @@
-//! Platforms that nothing runs on here: their code is checked by the compiler only.
+//! Platforms that this machine cannot run: only the compiler checks their code.
 
 use std::path::Path;
 use std::process::Command;
 
-/// A platform, by the feature of the facade that brings its wgpu backend.
+/// A platform with the facade's feature that enables its wgpu backend.
 pub(crate) struct Platform {
     pub(crate) feature: &'static str,
-    /// As `rustc` calls it.
+    /// Target name of `rustc`.
     pub(crate) target: &'static str,
 }
 
@@ -17,14 +17,16 @@ pub(crate) const ALL: [Platform; 3] = [
 ];
 
 impl Platform {
-    /// Whether its standard library is installed, without which nothing can be checked.
+    /// Returns whether its standard library is installed, which checking needs.
     pub(crate) fn is_here(&self) -> bool {
         let asked = ["--print", "target-libdir", "--target", self.target];
         let said = Command::new("rustc").args(asked).output();
         said.is_ok_and(|said| Path::new(String::from_utf8_lossy(&said.stdout).trim()).is_dir())
     }
 
-    /// The arguments of cargo that check it; of a browser's also the tests that `web` runs.
+    /// Returns the cargo arguments that check the platform.
+    ///
+    /// For a browser they include a check of the tests that `web` runs.
     pub(crate) fn checks(&self) -> Vec<String> {
         let Self { feature, target } = self;
         let only = format!("--features {feature} --target {target}");
@@ -36,7 +38,7 @@ impl Platform {
         checks.into_iter().map(clippy).collect()
     }
 
-    /// What to do where it is missing.
+    /// Returns the command that installs the missing standard library.
     pub(crate) fn cure(&self) -> String {
         format!("rustup target add {}", self.target)
     }

@@ -1,4 +1,4 @@
-//! A contender in a process of its own: another library's allocator, which answers over a pipe.
+//! A contender in a child process: another library's allocator, which answers over a pipe.
 
 use super::contender::{Answer, GpuContender, Question, Refused};
 use crate::input::BadInput;
@@ -12,7 +12,7 @@ pub(super) struct PeerProcess {
     answers: BufReader<ChildStdout>,
 }
 
-/// One line of a peer's.
+/// One line of a peer's output.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum PeerLine {
@@ -21,7 +21,7 @@ enum PeerLine {
 }
 
 impl PeerProcess {
-    /// Starts `NAME=COMMAND`, words apart by spaces.
+    /// Starts the peer `NAME=COMMAND`; spaces separate the words of the command.
     pub(super) fn start(peer: &str) -> Result<(String, Box<dyn GpuContender>), BadInput> {
         let expected = "NAME=COMMAND, a program that answers the questions of peers/gpu/peer.hpp";
         let bad = |why: String| BadInput::new(format!("peer `{peer}`: {why}"), expected);
@@ -59,7 +59,7 @@ impl GpuContender for PeerProcess {
 
 impl Drop for PeerProcess {
     fn drop(&mut self) {
-        drop(self.questions.take()); // the end of its questions is the end of it
+        drop(self.questions.take()); // the peer ends when its input ends
         let _ = self.process.wait();
     }
 }

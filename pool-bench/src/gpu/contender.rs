@@ -1,4 +1,4 @@
-//! Who is asked, and what.
+//! The questions of the bench, and the contenders that answer them.
 
 use bucketpool::cuda::CudaDevice;
 use bucketpool::cuda::cudarc::driver::DriverError;
@@ -9,7 +9,7 @@ use std::sync::Barrier;
 use std::time::Instant;
 use std::{fmt, fs, thread};
 
-/// What every contender is asked; the words of `peers/gpu/peer.hpp`.
+/// A question to every contender, in the words of `peers/gpu/peer.hpp`.
 #[derive(Clone, Debug)]
 pub(super) enum Question {
     Pair {
@@ -22,13 +22,13 @@ pub(super) enum Question {
         bytes: u64,
         rounds: u64,
     },
-    /// A pair beside work on a second stream, which uses the block or does not.
+    /// A pair while a second stream works; with `recorded`, a use of the block there is recorded.
     Record {
         bytes: u64,
         pairs: u64,
         recorded: bool,
     },
-    /// A pair, and then the stream is waited for.
+    /// A pair, followed by a wait for the stream.
     Synced {
         bytes: u64,
         pairs: u64,
@@ -40,7 +40,7 @@ pub(super) enum Question {
 }
 
 impl Question {
-    /// Bytes of a block; 0 where there is no one size.
+    /// Returns the bytes of a block; 0 if the sizes differ.
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Self::Pair { bytes, .. }
@@ -51,7 +51,9 @@ impl Question {
         }
     }
 
-    /// The same so often that the answer takes about so many nanoseconds, given what one took.
+    /// Returns the question with enough operations for an answer of about `wanted` nanoseconds.
+    ///
+    /// `one` is the measured time of one operation.
     pub(super) fn lasting(&self, one: f64, wanted: f64) -> Self {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count")]
         let times = |one: f64| (wanted / one.max(1.0)).clamp(1.0, 1e6) as u64;
@@ -68,7 +70,7 @@ impl Question {
         }
     }
 
-    /// The line that a process of its own reads.
+    /// Returns the line that a peer's process reads.
     pub(super) fn line(&self) -> String {
         match self {
             Self::Pair { bytes, threads, pairs } => format!("pair {bytes} {threads} {pairs}"),
@@ -89,7 +91,7 @@ pub(super) struct Answer {
     pub(super) reserved_peak_bytes: u64,
 }
 
-/// Why there is no answer.
+/// The reason why there is no answer.
 #[derive(Clone, Debug)]
 pub(super) struct Refused(pub(super) String);
 
@@ -115,24 +117,24 @@ pub(super) trait GpuContender {
     fn ask(&mut self, question: &Question) -> Result<Answer, Refused>;
 }
 
-/// Contenders and their names.
+/// The contenders and their names.
 pub(super) type Contenders = Vec<(String, Box<dyn GpuContender>)>;
 
-/// What an allocator in this process must offer.
+/// An allocator in this process that can answer the questions.
 pub(super) trait Allocator: Sync {
     type Block: Send;
-    /// A block for work on the stream of this number.
+    /// Allocates a block for work on the stream with this number.
     fn take(&self, bytes: u64, stream: usize) -> Result<Self::Block, Refused>;
     fn give(&self, block: Self::Block, stream: usize) -> Result<(), Refused>;
-    /// Notes that the second stream uses it until it is given back.
+    /// Records that the second stream uses the block until the block is freed.
     fn record(&self, block: &Self::Block) -> Result<(), Refused>;
-    /// Writes so many bytes of it, on the stream of this number.
+    /// Writes `bytes` bytes of the block on the stream with this number.
     fn write(&self, block: &Self::Block, bytes: u64, stream: usize) -> Result<(), Refused>;
     /// Waits for the first stream.
     fn wait(&self) -> Result<(), Refused>;
     fn device(&self) -> &CudaDevice;
     fn reserved_peak(&self) -> u64;
-    /// Everything idle goes back, and the peak starts again.
+    /// Gives all cached memory back and resets the peak.
     fn reset(&self) -> Result<(), Refused>;
 }
 
@@ -155,7 +157,7 @@ impl<A: Allocator> GpuContender for A {
     }
 }
 
-/// All threads are there before the first begins, so that they run beside each other.
+/// Measures pairs on several threads. All threads wait for each other before they start.
 fn on_threads(
     allocator: &impl Allocator,
     bytes: u64,
@@ -184,7 +186,7 @@ fn on_threads(
             workers.into_iter().map(|worker| worker.join().unwrap_or_else(gone)).collect()
         })
     };
-    // What is still queued must not run under the next contender's clock.
+    // Queued work must not run while the next contender is measured.
     allocator.device().context().synchronize()?;
     let each: Vec<f64> = each.into_iter().collect::<Result<_, _>>()?;
     Ok(each.iter().sum::<f64>() / threads as f64)
@@ -219,7 +221,7 @@ fn record(
     let start = Instant::now();
     for _ in 0..pairs {
         let block = allocator.take(bytes, 0)?;
-        allocator.write(&others, 4, 1)?; // the second stream has something to do
+        allocator.write(&others, 4, 1)?; // gives the second stream work
         if recorded {
             allocator.record(&block)?;
         }
@@ -261,7 +263,7 @@ fn trace(allocator: &impl Allocator, file: &Path) -> Result<f64, Refused> {
     Ok(took as f64 / steps.len().max(1) as f64)
 }
 
-/// `a SLOT BYTES` or `f SLOT`.
+/// Parses `a SLOT BYTES` or `f SLOT`.
 fn step(line: &str) -> Option<(usize, Option<u64>)> {
     let mut words = line.split(' ').skip(1);
     let slot = words.next()?.parse().ok()?;

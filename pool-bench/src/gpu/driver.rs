@@ -1,4 +1,4 @@
-//! The driver's own calls, which every other contender is compared with.
+//! The driver's own allocation calls, as contenders.
 #![expect(unsafe_code, reason = "the driver is called through C")]
 
 use super::contender::{Allocator, Refused};
@@ -7,15 +7,15 @@ use bucketpool::cuda::{CudaAsyncAllocator, CudaDevice};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// As the driver says: 12080 for 12.8.
+/// Returns the driver's version number: 12080 for 12.8.
 pub(super) fn driver_version() -> Option<i32> {
     let mut version = 0;
-    // SAFETY: writes a number.
+    // SAFETY: the driver writes a number.
     unsafe { sys::cuDriverGetVersion(&raw mut version) }.result().ok()?;
     Some(version)
 }
 
-/// A device with streams, and its writes.
+/// A device with streams, and writes to its memory.
 pub(super) struct Gpu {
     pub(super) device: CudaDevice,
     pub(super) streams: Vec<Arc<CudaStream>>,
@@ -30,7 +30,7 @@ impl Gpu {
 
     pub(super) fn write(&self, at: u64, bytes: u64, stream: usize) -> Result<(), Refused> {
         let (bytes, on) = (usize::try_from(bytes).unwrap_or(0), &self.streams[stream]);
-        // SAFETY: the callers own a block of so many bytes there, for work on this stream.
+        // SAFETY: the callers own a block of at least `bytes` bytes there, for work on this stream.
         Ok(unsafe { result::memset_d8_async(at, 1, bytes, on.cu_stream()) }?)
     }
 
@@ -39,8 +39,10 @@ impl Gpu {
     }
 }
 
-/// `cuMemAlloc` and `cuMemFree` for each block. Nothing promises that `cuMemFree` waits for work
-/// that uses the block, so this waits first where there is some.
+/// `cuMemAlloc` and `cuMemFree` for each block.
+///
+/// CUDA does not guarantee that `cuMemFree` waits for work that uses the block. Therefore `give`
+/// first waits for the device if a stream has work.
 pub(super) struct Direct {
     gpu: Gpu,
     /// Whether a stream was given work since the last wait.
@@ -64,7 +66,7 @@ impl Allocator for Direct {
         if self.has_work.swap(false, Relaxed) {
             self.gpu.device.context().synchronize()?;
         }
-        // SAFETY: taken above, and given back once; no work that uses it is left.
+        // SAFETY: allocated above and freed once; no work that uses it is left.
         Ok(unsafe { result::free_sync(block) }?)
     }
     fn record(&self, _: &u64) -> Result<(), Refused> {
@@ -81,19 +83,20 @@ impl Allocator for Direct {
         &self.gpu.device
     }
     fn reserved_peak(&self) -> u64 {
-        0 // it says nothing of it
+        0 // the driver does not report it
     }
     fn reset(&self) -> Result<(), Refused> {
         Ok(())
     }
 }
 
-/// `cuMemAllocFromPoolAsync` and `cuMemFreeAsync` on the stream that uses the block, from a pool of
-/// the driver's that keeps so many bytes: 0 as it comes, all of it for a program that sets one
-/// line.
+/// `cuMemAllocFromPoolAsync` and `cuMemFreeAsync` on the stream that uses the block.
+///
+/// The driver's pool keeps up to `threshold` bytes: 0 is the driver's default; `u64::MAX` keeps
+/// all, which a program gets by setting one attribute.
 pub(super) struct Ordered {
     gpu: Gpu,
-    /// What has made the pool, and keeps it.
+    /// Owner of the driver's pool; keeps it alive.
     pool: CudaAsyncAllocator,
     event: sys::CUevent,
 }
@@ -123,10 +126,10 @@ impl Allocator for Ordered {
         Ok(at)
     }
     fn give(&self, block: u64, stream: usize) -> Result<(), Refused> {
-        // SAFETY: taken above, and given back once, in the order of the stream that used it.
+        // SAFETY: allocated above and freed once, in the order of the stream that used it.
         Ok(unsafe { result::free_async(block, self.gpu.streams[stream].cu_stream()) }?)
     }
-    /// What a program does that knows nothing better: the free waits for the other stream.
+    /// Makes the free wait for the other stream, as a program without recorded uses does.
     fn record(&self, _: &u64) -> Result<(), Refused> {
         let (home, other) = (self.gpu.streams[0].cu_stream(), self.gpu.streams[1].cu_stream());
         // SAFETY: the event and the streams are kept alive here.
@@ -155,7 +158,7 @@ impl Allocator for Ordered {
         self.pool.trim_to(0)?;
         let which = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
         let (pool, mut none) = (self.pool.as_raw(), 0_u64);
-        // SAFETY: the attribute is a 64-bit number, which the driver reads: the peak begins again.
+        // SAFETY: the attribute is a 64-bit number, which the driver reads. It resets the peak.
         unsafe { sys::cuMemPoolSetAttribute(pool, which, (&raw mut none).cast()) }.result()?;
         Ok(())
     }
@@ -163,7 +166,7 @@ impl Allocator for Ordered {
 
 impl Drop for Ordered {
     fn drop(&mut self) {
-        // SAFETY: created in `new`, and nobody else has it.
+        // SAFETY: created in `new`, and used only by `self`.
         let _ = unsafe { result::event::destroy(self.event) };
     }
 }

@@ -1,5 +1,7 @@
-//! Whole programs on the device, their results checked: point-cloud tiles with the pool and
-//! without, and a hand-over between three streams, with a control that must go wrong.
+//! Whole programs on the device, with checked results.
+//!
+//! Point-cloud tiles with and without the pool; and a hand-over between three streams, with a
+//! control that must fail.
 
 use super::contender::{Allocator, Refused};
 use super::driver::{Direct, Gpu};
@@ -11,17 +13,19 @@ use bucketpool::cuda::{CudaAllocator, PoolStream};
 use bucketpool::{BucketPool, PooledBuffer, StreamClock, preset};
 use std::time::Instant;
 
-/// Bytes of a point in each array of a tile: position, normal, 12 features, 20 neighbours.
+/// Bytes per point in each array of a tile: position, normal, 12 features, 20 neighbours.
 const BYTES_PER_POINT: [u64; 4] = [12, 12, 48, 80];
-/// Points of a tile, about.
+/// Approximate number of points of a tile.
 const POINTS: u64 = 2_000_000;
-/// How many kernels of 12 bytes a point run on each array: how much a program computes decides what
-/// allocating is beside it, so two programs are told.
+/// Numbers of kernels of 12 bytes per point that run on each array.
+///
+/// The amount of computing decides how much allocation costs in relation, so the bench reports two
+/// programs.
 const PASSES: [u32; 2] = [20, 400];
-/// Numbers in a block that is handed over: enough that the device is behind the host.
+/// Numbers in a block that is handed over: enough that the device runs behind the host.
 const COUNT: u32 = 1 << 24;
 
-/// The rows of each program; one that cannot run says why.
+/// Measures each program and returns its rows. A program that cannot run reports why.
 pub(super) fn rows(process: &Process) -> Vec<Row> {
     let mut rows = Vec::new();
     let (tiles, rounds) = if process.smoke { (5, 1) } else { (100, process.share(5)) };
@@ -46,7 +50,7 @@ fn told(took: Rounds, failures: Vec<Option<Refused>>, case: &str) -> Vec<Row> {
     rows
 }
 
-/// Two streams, what computes, and what is loaded.
+/// The tile program: its streams, its kernels, and the data that it loads.
 struct Tiles {
     gpu: Gpu,
     kernels: Kernels,
@@ -55,9 +59,11 @@ struct Tiles {
     passes: u32,
 }
 
-/// Tile n + 1 is loaded on one stream while tile n is computed on another. Three programs: with a
-/// pool, with the driver's own calls, and with no allocation at all in the loop, which shows what
-/// allocating costs end to end.
+/// Measures three tile programs.
+///
+/// The first uses a pool, the second the driver's own calls, the third no allocations in the loop.
+/// Each loads tile n + 1 on one stream while it computes tile n on another. The third program
+/// shows what allocation costs end to end.
 fn compare_tiles(case: &str, tiles: u64, rounds: usize, passes: u32, seed: u64) -> Vec<Row> {
     let names = ["bucketpool", "cuMemAlloc", "no allocation"];
     let programs = programs(tiles, passes);
@@ -137,15 +143,16 @@ impl Tiles {
                 BYTES_PER_POINT.iter().map(|bytes| direct.take(points * bytes, 0)).collect();
             let blocks = blocks?;
             self.one(&blocks, tile)?;
-            // Nothing promises that `cuMemFree` waits for the kernels.
+            // CUDA does not guarantee that `cuMemFree` waits for the kernels.
             self.gpu.streams[1].synchronize()?;
             blocks.into_iter().try_for_each(|block| direct.give(block, 0))?;
         }
         Ok(self.gpu.device.context().synchronize()?)
     }
 
-    /// Blocks of the largest tile, allocated once before the loop, two of each so that loading runs
-    /// beside computing.
+    /// Runs the tiles in blocks of the largest tile that are allocated once, before the loop.
+    ///
+    /// There are two sets of blocks, so that loading overlaps computing.
     fn kept(&self, direct: &Direct) -> Result<(), Refused> {
         self.gpu.device.context().bind_to_thread()?;
         let most = (0..8).map(Self::points).max().unwrap_or(POINTS);
@@ -155,7 +162,7 @@ impl Tiles {
         for tile in 0..self.count {
             let at = usize::from(tile % 2 == 1);
             if tile >= 2 {
-                // The tile before the last has been computed when this one overwrites it.
+                // The tile before the last must be computed before this one overwrites it.
                 self.gpu.streams[0].join(&self.gpu.streams[1])?;
             }
             self.one(&sets[at], tile)?;
@@ -170,7 +177,8 @@ impl Tiles {
         let [loading, computing] = [&self.gpu.streams[0], &self.gpu.streams[1]];
         let points = Self::points(tile);
         let from = &self.host[..Self::bytes(points)];
-        // SAFETY: a block of so many bytes; pageable memory is read before this returns.
+        // SAFETY: the block has at least this size; pageable memory is read before the call
+        // returns.
         unsafe { result::memcpy_htod_async(blocks[0], from, loading.cu_stream()) }?;
         computing.join(loading)?;
         for block in &blocks[1..] {
@@ -178,7 +186,7 @@ impl Tiles {
         }
         if tile + 1 == self.count {
             let mut shown = vec![0; Self::bytes(points)];
-            // SAFETY: a block of so many bytes, and more.
+            // SAFETY: the block is at least as large as `shown`.
             unsafe { result::memcpy_dtoh_async(&mut shown, blocks[1], computing.cu_stream()) }?;
             computing.synchronize()?;
             self.check(&shown)?;
@@ -195,7 +203,7 @@ impl Tiles {
         Ok((0..self.passes).try_for_each(add)?)
     }
 
-    /// Every number is what was loaded, and what the last kernel added.
+    /// Checks that every number is the loaded number plus the value that the last kernel added.
     fn check(&self, shown: &[u8]) -> Result<(), Refused> {
         let expected = u32::from_ne_bytes([7; 4]).wrapping_add(self.passes - 1).to_ne_bytes();
         let wrong = shown.chunks_exact(4).filter(|number| **number != expected).count();
@@ -218,9 +226,11 @@ fn fill(
     Ok(kernels.launch(on.raw(), fill)?)
 }
 
-/// Blocks go from stream to stream, each kernel adding one to what the one before has left, while
-/// another stream overwrites what it is given. A block that is handed out too early shows a wrong
-/// number; without any order some must, or the check shows nothing. Returns nanoseconds of a turn.
+/// Hands blocks from stream to stream. Returns the nanoseconds of a turn.
+///
+/// Each kernel adds one to the numbers of the kernel before, while another stream overwrites a
+/// scratch block. A block that the pool hands out too early shows a wrong number. Without any order
+/// between the streams some numbers must be wrong; otherwise the check proves nothing.
 fn hand_over(turns: u32) -> Result<f64, Refused> {
     let gpu = Gpu::new()?;
     let kernels = Kernels::load(&gpu.device)?;
@@ -263,7 +273,9 @@ fn wrong(shown: &[u8], turns: u32) -> usize {
     shown.chunks_exact(4).filter(|number| **number != turns.to_ne_bytes()).count()
 }
 
-/// The same with two blocks and no order between the streams: how many numbers are wrong.
+/// Runs the hand-over with two blocks and no order between the streams.
+///
+/// Returns how many numbers are wrong.
 fn unordered(gpu: &Gpu, kernels: &Kernels, turns: u32) -> Result<usize, Refused> {
     let pool = BucketPool::new(CudaAllocator::on(gpu.device.clone()));
     let take = || pool.allocate(u64::from(COUNT) * 4).map_err(|e| Refused(e.to_string()));

@@ -1,4 +1,4 @@
-//! One allocation and its free, again and again: CPU time of one thread.
+//! One allocation and its free, repeated: CPU time of one thread.
 #![expect(unsafe_code, reason = "allocators are called directly")]
 
 use super::{Job, Peer};
@@ -30,7 +30,7 @@ impl Job for Pairs {
         let start = cpu_ns();
         for _ in 0..self.count {
             let layout = black_box(layout);
-            // SAFETY: no size that is measured is 0.
+            // SAFETY: no measured size is 0.
             let block = unsafe { allocator.alloc(layout) };
             // SAFETY: from `alloc`, with this layout.
             unsafe { allocator.dealloc(black_box(block), layout) };
@@ -39,7 +39,7 @@ impl Job for Pairs {
     }
 }
 
-/// The least that a cache could be: an array of the thread, with a block in it.
+/// The least work that a cache can do: an array of the thread with a block in it.
 struct Floor;
 
 thread_local! {
@@ -48,7 +48,7 @@ thread_local! {
         const { [const { Cell::new(ptr::without_provenance_mut(64)) }; 8] };
 }
 
-// SAFETY: hands out addresses that nobody uses.
+// SAFETY: hands out addresses that are never accessed.
 unsafe impl GlobalAlloc for Floor {
     #[inline]
     unsafe fn alloc(&self, _: Layout) -> *mut u8 {
@@ -69,7 +69,7 @@ unsafe impl GlobalAlloc for Floor {
     }
 }
 
-/// A pool as a program has one.
+/// Measures a pool as a program uses it.
 #[inline(never)]
 fn pooled(pool: &BucketPool<HostAllocator>, pairs: Pairs) -> f64 {
     let start = cpu_ns();

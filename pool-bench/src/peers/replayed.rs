@@ -1,5 +1,6 @@
-//! A recorded program on one allocator: how much is resident when all is written, and what an
-//! operation takes.
+//! A recorded program on one allocator.
+//!
+//! Measured: the resident bytes when all is written, and the time of an operation.
 #![expect(unsafe_code, reason = "allocators are called directly")]
 
 use super::{Job, Peer};
@@ -16,12 +17,12 @@ const ROUNDS: usize = 5;
 
 struct Replayed<'t> {
     trace: &'t Trace,
-    /// Whether each byte is written, and not the first alone.
+    /// Whether each byte is written, or only the first.
     all: bool,
 }
 
 impl Job for Replayed<'_> {
-    /// Nanoseconds for all of it.
+    /// Nanoseconds of the whole program.
     type Result = f64;
 
     fn run<A: GlobalAlloc + Sync>(self, allocator: &'static A) -> f64 {
@@ -39,12 +40,12 @@ impl Job for Replayed<'_> {
                 Step::Allocate { slot, bytes, .. } => {
                     let bytes = usize::try_from(bytes.max(1)).unwrap_or(usize::MAX);
                     let Ok(layout) = Layout::from_size_align(bytes, 8) else { return f64::NAN };
-                    // SAFETY: one byte at least.
+                    // SAFETY: the layout has at least one byte.
                     let block = unsafe { allocator.alloc(layout) };
                     if block.is_null() {
                         return f64::NAN;
                     }
-                    // SAFETY: the block holds so many.
+                    // SAFETY: the block holds at least this many bytes.
                     unsafe { block.write_bytes(1, if self.all { bytes } else { 1 }) };
                     slots[slot as usize] = (block, layout);
                 }

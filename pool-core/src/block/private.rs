@@ -1,8 +1,9 @@
-//! The book of private pools: which streams are bound to one, and the idle blocks of each.
+//! Private pools: the streams that are bound to each pool, and the cached blocks of each pool.
 //!
-//! Work that is captured into a graph runs again with each launch, at the same addresses. So what a
-//! capture allocates comes from a private pool, goes back to it, and serves nobody else for as long
-//! as the graph can be launched. All of this is off the hot path: one flag is read there.
+//! Work that is captured into a graph runs again with each launch, at the same addresses. Memory
+//! that a capture allocates therefore comes from a private pool, goes back to it, and serves no
+//! other requests as long as the graph can be launched. None of this is on the hot path, which
+//! reads one flag.
 
 use crate::block::flags::{BOUND, Flags};
 use crate::block::record::{Record, RecordOwner};
@@ -13,7 +14,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// The number of a private pool: not 0, so that a record has no word for "none".
+/// The number of a private pool. It is not 0, so that `Option<PrivateId>` needs no second word.
 pub(crate) type PrivateId = std::num::NonZeroU32;
 
 pub(crate) struct Privates<A: DeviceAllocator> {
@@ -24,20 +25,21 @@ pub(crate) struct Privates<A: DeviceAllocator> {
 
 struct PrivateBook<A: DeviceAllocator> {
     next: PrivateId,
-    /// The pool of a stream, by its lane.
+    /// The pool of each bound stream, by stream id.
     of_lane: HashMap<u64, PrivateId>,
     pools: HashMap<PrivateId, Private<A>>,
 }
 
 struct Private<A: DeviceAllocator> {
-    /// Newest last.
+    /// Cached blocks, the newest last.
     idle: Vec<RecordOwner<A>>,
-    /// Blocks that somebody has.
+    /// Number of blocks in use.
     out: usize,
-    /// What the memory is behind, besides its own marks: what the captured work was ordered behind,
-    /// and the last launch on each stream.
+    /// Marks that all memory of the pool is ordered after, besides the marks of each block: those
+    /// that the captured work was ordered after, and the last launch on each stream.
     behind: Vec<MarkOf<A>>,
-    /// Its owner is gone: what comes back is anybody's, once the launches are done.
+    /// True once the owner was dropped. Blocks that are freed then may serve all requests once the
+    /// launches are done.
     closed: bool,
 }
 
@@ -48,11 +50,11 @@ impl<A: DeviceAllocator> Privates<A> {
         Self { bound: AtomicBool::new(false), book: Mutex::new(book) }
     }
 
-    /// A new pool.
+    /// Opens a pool and returns its number.
     pub(crate) fn open(&self) -> PrivateId {
         let book = &mut *self.book.lock();
         let id = book.next;
-        book.next = id.saturating_add(1); // no program opens 2^32 of them
+        book.next = id.saturating_add(1); // no program opens 2^32 pools
         let (idle, behind) = (Vec::new(), Vec::new());
         book.pools.insert(id, Private { idle, out: 0, behind, closed: false });
         id
@@ -69,42 +71,43 @@ impl<A: DeviceAllocator> Privates<A> {
         free
     }
 
-    /// Lets go of one stream.
+    /// Unbinds one stream.
     pub(crate) fn unbind_one(&self, lane: u64, flags: &Flags) {
         let book = &mut *self.book.lock();
         book.of_lane.remove(&lane);
         self.note_bound(book, flags);
     }
 
-    /// Lets go of all streams of a pool.
+    /// Unbinds all streams of a pool.
     pub(crate) fn unbind(&self, id: PrivateId, flags: &Flags) {
         let book = &mut *self.book.lock();
         book.of_lane.retain(|_, of| *of != id);
         self.note_bound(book, flags);
     }
 
-    /// Notes whether any stream is bound, under the lock.
+    /// Stores whether any stream is bound. The caller holds the lock.
     fn note_bound(&self, book: &PrivateBook<A>, flags: &Flags) {
         let any = !book.of_lane.is_empty();
         self.bound.store(any, Relaxed);
         flags.set(BOUND, any);
     }
 
-    /// Whether a thread has the lock.
+    /// Returns whether a thread holds the lock.
     pub(crate) fn is_locked(&self) -> bool {
         self.book.is_locked()
     }
 
-    /// Whether any stream is bound.
+    /// Returns whether any stream is bound.
     #[inline]
     pub(crate) fn are_bound(&self) -> bool {
         self.bound.load(Relaxed)
     }
 
-    /// The pool that a stream is bound to.
+    /// Returns the pool that a stream is bound to.
     #[inline]
     pub(crate) fn of(&self, lane: u64) -> Option<PrivateId> {
-        // Whoever binds a stream gives the work to it too, on this thread or after this thread.
+        // The thread that binds a stream also gives the work to it: it is this thread, or its work
+        // comes after that of this thread.
         if self.are_bound() { self.bound_to(lane) } else { None }
     }
 
@@ -113,7 +116,7 @@ impl<A: DeviceAllocator> Privates<A> {
         self.book.lock().of_lane.get(&lane).copied()
     }
 
-    /// The newest idle block that serves, and that is `ready`.
+    /// Takes the newest cached block that serves the request and for which `ready` returns true.
     pub(crate) fn take(
         &self,
         id: PrivateId,
@@ -128,14 +131,15 @@ impl<A: DeviceAllocator> Privates<A> {
         Some(pool.idle.remove(at))
     }
 
-    /// A block came from elsewhere into the pool and is lent at once.
+    /// Counts a block that comes from outside the pool and is in use at once.
     pub(crate) fn count_out(&self, id: PrivateId) {
         if let Some(pool) = self.book.lock().pools.get_mut(&id) {
             pool.out += 1;
         }
     }
 
-    /// Keeps a block that comes back; returns it if it is anybody's now.
+    /// Keeps a block that is freed. Returns the block if its pool is closed, so that it can serve
+    /// all requests.
     pub(crate) fn keep(
         &self,
         clock: &A::Clock,
@@ -156,7 +160,7 @@ impl<A: DeviceAllocator> Privates<A> {
         Some(record)
     }
 
-    /// A block that is out leaves the cache for good, and its pool with it.
+    /// Removes a block in use from its pool and from the cache for good.
     pub(crate) fn release(&self, clock: &A::Clock, record: &mut Record<A>) {
         let book = &mut *self.book.lock();
         let Some(id) = record.private else { return };
@@ -168,12 +172,13 @@ impl<A: DeviceAllocator> Privates<A> {
         }
     }
 
-    /// What the memory of a pool is behind, besides its own marks.
+    /// Returns the marks that all memory of a pool is ordered after, besides the marks of each
+    /// block.
     pub(crate) fn behind(&self, id: PrivateId) -> Vec<MarkOf<A>> {
         self.book.lock().pools.get(&id).map(|pool| pool.behind.clone()).unwrap_or_default()
     }
 
-    /// Notes a mark that the memory is behind: the end of a launch.
+    /// Adds a mark that all memory of the pool is ordered after, such as the end of a launch.
     pub(crate) fn put_behind(&self, id: PrivateId, clock: &A::Clock, mark: MarkOf<A>) {
         if let Some(pool) = self.book.lock().pools.get_mut(&id) {
             pool.behind.retain(|known| !clock.same_stream(*known, mark));
@@ -181,21 +186,21 @@ impl<A: DeviceAllocator> Privates<A> {
         }
     }
 
-    /// Bytes of a pool's idle blocks.
+    /// Returns the bytes of a pool's cached blocks.
     pub(crate) fn idle_bytes(&self, id: PrivateId) -> u64 {
         let book = self.book.lock();
         book.pools.get(&id).map_or(0, |pool| pool.idle.iter().map(|record| record.bytes).sum())
     }
 
-    /// Bytes of the idle blocks of all pools.
+    /// Returns the bytes of the cached blocks of all pools.
     pub(crate) fn all_idle_bytes(&self) -> u64 {
         let book = self.book.lock();
         let idle = book.pools.values().flat_map(|pool| &pool.idle);
         idle.map(|record| record.bytes).sum()
     }
 
-    /// The owner of a pool goes. Returns its idle blocks, which are anybody's once the launches are
-    /// done.
+    /// Closes a pool whose owner is dropped. Returns its cached blocks, which may serve all
+    /// requests once the launches are done.
     pub(crate) fn close(
         &self,
         id: PrivateId,

@@ -174,6 +174,11 @@ impl BookFigures {
         }
     }
 
+    /// Whether small and large requests are counted apart.
+    pub(crate) fn are_by_class(&self) -> bool {
+        self.classes.is_some()
+    }
+
     /// Blocks, bytes requested and bytes allocated as they are read.
     pub(crate) fn stats(&self) -> [StatArray; 3] {
         let all = [&self.live, &self.requested, &self.allocated];

@@ -1,21 +1,22 @@
-//! What a buffer shows before anybody has written to it.
+//! The contents of a buffer before the program has written to it.
 
-/// When a pool clears blocks.
+/// The rule by which a pool zeroes blocks.
 ///
-/// A block that is reused shows what its last user left, and a block fresh from a device may show
-/// what somebody else left: `cuMemAlloc` promises nothing. Pools that serve several tenants, or
-/// hold secrets, choose something else than `Never`.
+/// A reused block contains what its last user left in it. A block fresh from a device may contain
+/// what another program left in it: `cuMemAlloc` promises nothing. Pools that serve several
+/// tenants, or hold secrets, choose another policy than `Never`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ZeroPolicy {
-    /// Old contents are shown. For programs that overwrite what they ask for; the cheapest.
+    /// Blocks are not zeroed and have old contents. This is the cheapest policy, for programs that
+    /// overwrite what they allocate.
     #[default]
     Never,
-    /// Each block is cleared, its rounding tail too, before it is handed out.
+    /// Each block, with its rounding tail, is zeroed before it is handed out.
     OnAllocate,
-    /// Each block is cleared when it comes back, so that nothing stays in idle memory. Where a drop
-    /// must not call the device, the block is cleared before it is handed out again instead, and so
-    /// are blocks fresh from a device that does not clear them: nobody sees old contents, but they
-    /// stay in the idle block until then.
+    /// Each block is zeroed when it is freed, so that cached memory has no old contents. Where a
+    /// drop must not call the device, the block is zeroed before it is handed out again instead. So
+    /// are blocks fresh from a device that does not zero them. No buffer shows old contents then,
+    /// but they stay in the cached block until that time.
     OnReturn,
 }

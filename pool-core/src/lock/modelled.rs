@@ -1,4 +1,4 @@
-//! The same lock as loom and shuttle know it, which try the orders in which threads take it.
+//! The lock in builds for loom and shuttle, which try the orders in which threads take it.
 
 #[path = "atomics.rs"]
 mod atomics;
@@ -12,7 +12,7 @@ use crate::checker::sync::{Mutex, MutexGuard};
 /// A value behind a lock.
 #[derive(Debug)]
 pub(crate) struct Lock<T>(Mutex<T>);
-/// What holds it.
+/// The guard of a [`Lock`].
 pub(crate) type LockGuard<'l, T> = MutexGuard<'l, T>;
 
 impl<T> Lock<T> {

@@ -1,13 +1,13 @@
-//! Limits on cached blocks: in bytes, and by number for each size.
+//! Limits on cached blocks: on their bytes, and on their number for each size.
 
 use crate::size::Bytes;
 use std::fmt;
 
-/// How many idle blocks of one size may lie on one shelf.
+/// The limit on the number of cached blocks in one free list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BucketLimit {
     pub(crate) most: usize,
-    /// From so many bytes on it is another number.
+    /// The size, in bytes, from which `most_large` is the limit.
     pub(crate) large_from: u64,
     pub(crate) most_large: usize,
 }
@@ -22,26 +22,27 @@ impl BucketLimit {
     }
 }
 
-/// What happens to a block that is freed where a bucket has as many free blocks as its limit.
+/// The action when a block is freed and its bucket has as many free blocks as its limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FullBucket {
-    /// It is kept, and the block that was freed first goes back to the device.
+    /// The pool keeps the block and gives the block that was freed first back to the device.
     #[default]
     EvictOldest,
-    /// It goes back to the device itself.
+    /// The pool gives the block itself back to the device.
     RefuseNewest,
 }
 
-/// How many bytes may lie idle in a pool.
+/// The limit on the cached bytes of a pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum CachedLimit {
-    /// No bound. On recorded traces a pool of exact sizes then ends at many times the live peak.
+    /// No limit. On recorded traces a pool of exact sizes then ends at many times the peak of
+    /// allocated bytes.
     Unlimited,
     /// At most this many bytes.
     Bytes(u64),
-    /// At most this share of the most bytes that were ever allocated at once so far; 0.25 bounds
-    /// a pool to 1.25 times its live peak.
+    /// At most this share of the peak of allocated bytes so far; 0.25 bounds a pool to 1.25 times
+    /// that peak.
     OfPeak(f64),
 }
 
@@ -62,7 +63,7 @@ impl fmt::Display for CachedLimit {
 }
 
 impl CachedLimit {
-    /// The bound in bytes, given the most bytes allocated at once so far.
+    /// Returns the limit in bytes, given the peak of allocated bytes so far.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

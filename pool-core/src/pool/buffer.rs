@@ -1,4 +1,4 @@
-//! What a program holds: a buffer that returns its block when it is dropped.
+//! Pooled buffers: the type that a program uses, which returns its block when it is dropped.
 #![expect(unsafe_code, reason = "moving the block out of a buffer that is being dropped")]
 
 use crate::block::flags::{AWAITED, OBSERVED, ZEROES};
@@ -15,23 +15,24 @@ use std::ops::Deref;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 
-/// A block on loan from a [`BucketPool`](crate::BucketPool). Dropping it gives the block back;
-/// that never fails and never panics.
+/// A block in use, from a [`BucketPool`](crate::BucketPool). Dropping the buffer gives the block
+/// back; the drop never fails and never panics.
 ///
 /// Buffers, pools and devices may be dropped in any order, on any thread: the last one frees what
-/// is left. Host memory derefs to a slice of its bytes; on other memory [`PooledBuffer::on`] gives
-/// what the device's own calls take.
+/// is left. A buffer of host memory derefs to a slice of its bytes. For other memory
+/// [`PooledBuffer::on`] returns the type that the device's own calls take.
 ///
-/// Unless the pool clears its blocks ([`ZeroPolicy`](crate::ZeroPolicy)), a buffer shows what the
-/// last user of its block left there.
+/// A buffer contains what the last user of its block left in it, unless the pool zeroes its blocks
+/// ([`ZeroPolicy`](crate::ZeroPolicy)).
 #[repr(transparent)]
 pub struct PooledBuffer<A: DeviceAllocator> {
-    /// The block; with it goes a hold on the store, which the buffer gives up with the record.
+    /// The block. Its record contains a counted reference to the store, which the buffer releases
+    /// together with the record.
     record: ManuallyDrop<RecordOwner<A>>,
 }
 
 impl<A: DeviceAllocator> PooledBuffer<A> {
-    /// A buffer around a block that the owner's store has just counted out.
+    /// Makes a buffer of a block that the owner's store has just counted as in use.
     #[inline]
     pub(crate) fn new(owner: &Owner<A>, mut record: RecordOwner<A>) -> Self {
         owner.hold_for(&mut record);
@@ -40,29 +41,30 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
 
     #[inline]
     fn store(&self) -> &Store<A> {
-        // SAFETY: `new` filled the home, and the hold leaves it with the record only.
+        // SAFETY: `new` filled the home, and the reference to the store leaves the buffer only
+        // together with the record.
         unsafe { store_at(&self.record.home) }
     }
 
-    /// The buffer as a pointer without its type. It is not dropped.
+    /// Returns the buffer as a pointer without its type. The buffer is not dropped.
     #[inline]
     pub(crate) fn into_raw(self) -> NonNull<()> {
         // SAFETY: a transparent wrapper of one pointer, which is not null and not dropped.
         unsafe { std::mem::transmute(self) }
     }
 
-    /// The buffer of such a pointer.
+    /// Returns the buffer of a pointer from [`PooledBuffer::into_raw`].
     ///
     /// # Safety
     ///
-    /// `raw` came from `into_raw` of this type, and nobody else has it.
+    /// `raw` came from `into_raw` of this type, and no other code uses it.
     #[inline]
     pub(crate) unsafe fn from_raw(raw: NonNull<()>) -> Self {
         // SAFETY: as in `into_raw`, and as the caller promises.
         unsafe { std::mem::transmute(raw) }
     }
 
-    /// The buffer of such a pointer, borrowed.
+    /// Borrows the buffer of a pointer from [`PooledBuffer::into_raw`].
     ///
     /// # Safety
     ///
@@ -73,7 +75,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         unsafe { &*std::ptr::from_ref(raw).cast() }
     }
 
-    /// The buffer of such a pointer, borrowed alone.
+    /// Borrows the buffer of a pointer from [`PooledBuffer::into_raw`] exclusively.
     ///
     /// # Safety
     ///
@@ -84,47 +86,48 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         unsafe { &mut *std::ptr::from_mut(raw).cast() }
     }
 
-    /// Bytes that were asked for.
+    /// Returns the bytes that were requested.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.record.requested
     }
 
-    /// Bytes that the block holds, after rounding.
+    /// Returns the bytes of the block, after rounding.
     #[must_use]
     pub fn allocated_size(&self) -> u64 {
         self.record.bytes
     }
 
-    /// Whether it is kept for a graph ([`PrivatePool`](crate::PrivatePool)).
+    /// Returns whether the block is kept for a graph ([`PrivatePool`](crate::PrivatePool)).
     #[must_use]
     pub fn is_private(&self) -> bool {
         self.record.private.is_some()
     }
 
-    /// What sort of memory it is.
+    /// Returns the kind of the memory.
     #[must_use]
     pub fn kind(&self) -> A::Kind {
         self.record.kind
     }
 
-    /// The allocator that the block came from.
+    /// Returns the allocator that the block came from.
     #[must_use]
     pub fn allocator(&self) -> &A {
         &self.store().allocator
     }
 
-    /// The memory, for work that is given to `stream` while the [`Use`] lives.
+    /// Returns the memory, for work that is given to `stream` while the [`Use`] lives.
     ///
-    /// The stream is ordered behind the buffer's allocation and behind the uses of it that have
-    /// ended on other streams, by waits on the device if it must be. When the `Use` ends, the point
-    /// that the stream has reached is noted, and the block serves nobody else before it.
+    /// The call orders the stream after the buffer's allocation and after the uses of the buffer
+    /// that have ended on other streams, if necessary with waits on the device. When the `Use` is
+    /// dropped, the buffer records a mark of the stream, and the block serves no other request
+    /// before that mark is done.
     ///
     /// # Errors
     ///
-    /// [`Why::Foreign`] if the stream belongs to another device or has ended,
-    /// [`Why::NotSubmitted`] if the buffer was allocated for, or used in, work that has not reached
-    /// the device, or what the device said.
+    /// [`Why::Foreign`] if the stream belongs to another device or has ended, [`Why::NotSubmitted`]
+    /// if the buffer was allocated for, or used in, work that has not reached the device, or the
+    /// error of the device.
     ///
     /// # Examples
     ///
@@ -151,7 +154,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// caller orders `stream` after the buffer's allocation and after its earlier uses.
     /// [`PooledBuffer::on`] and [`PooledBuffer::use_until_drop`] do both. When another stream
     /// requests the block after the drop, it waits for `stream` too. In a capture, use
-    /// [`PooledBuffer::on`]: only then a launch waits for the buffer's earlier uses.
+    /// [`PooledBuffer::on`], because only then a launch waits for the buffer's earlier uses.
     ///
     /// # Errors
     ///
@@ -182,7 +185,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     }
 
     /// Orders `stream` as [`PooledBuffer::on`] does, and records that it uses the buffer until the
-    /// drop: for code that cannot tell when a use ends.
+    /// drop. It is for code that cannot tell when a use ends.
     ///
     /// # Errors
     ///
@@ -211,12 +214,12 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         self.record.marks.lock().begin(clock, clock.mark(stream));
     }
 
-    /// The memory for the CPU: blocks the host until all that was done with the buffer, recorded
-    /// uses among it, is done.
+    /// Returns the memory for the CPU. Blocks the host until all work with the buffer, including
+    /// recorded uses, is done.
     ///
     /// # Errors
     ///
-    /// What the device said; [`Why::NotSubmitted`] where waiting would never end.
+    /// The error of the device; [`Why::NotSubmitted`] if the wait would never end.
     pub fn on_cpu(&mut self) -> Result<A::View<'_>, DeviceError> {
         let Record { home, marks, .. } = &mut **self.record;
         // SAFETY: as in `store`.
@@ -232,7 +235,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         Ok(self.view(self.allocator().clock().default_stream()))
     }
 
-    /// The memory, for work on `stream`. Notes no use.
+    /// Returns the memory, for work on `stream`. Records no use.
     #[inline]
     pub(crate) fn view<'b>(&'b self, stream: &StreamOf<A>) -> A::View<'b> {
         self.record.view(self.allocator(), self.record.requested, stream)
@@ -251,7 +254,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
             ));
         }
         if A::MEMORY.cpu_touches && !clock.takes_work(stream) {
-            // A launch would touch it whenever it comes, and the CPU could not know.
+            // A graph launch could access the memory at any later time, and the CPU could not know.
             let call = "use memory that the CPU can touch in a capture";
             return Err(DeviceError::new(Why::NotSubmitted, call, 0));
         }
@@ -271,7 +274,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         Err(DeviceError::new(Why::NotSubmitted, "use on another stream", 0))
     }
 
-    /// Takes the block out of the cache for good: it goes back to the device, not to the pool.
+    /// Removes the block from the cache for good: it goes back to the device, not to the pool.
     ///
     /// It still comes from the pool's allocator and counts under the pool's limit until it is freed
     /// or taken by [`Detached::into_raw`].
@@ -281,7 +284,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         Detached(self)
     }
 
-    /// Clears the first `bytes` bytes of the block, in the order of `on`; a use like any other.
+    /// Zeroes the first `bytes` bytes of the block, in the order of `on`. The buffer records it as
+    /// a use.
     pub(crate) fn zero(&mut self, bytes: u64, on: &StreamOf<A>) -> Result<(), DeviceError> {
         let Record { home, part, marks, .. } = &mut **self.record;
         // SAFETY: as in `store`.
@@ -292,14 +296,14 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         Ok(())
     }
 
-    /// Moves the parts out.
+    /// Moves the reference to the store and the record out of the buffer.
     ///
     /// # Safety
     ///
     /// The buffer is not used again, its `Drop` included.
     #[inline]
     unsafe fn take_parts(&mut self) -> (Claim<A>, RecordOwner<A>) {
-        // SAFETY: the caller promises that nobody takes the record a second time.
+        // SAFETY: the caller promises that the record is not taken a second time.
         let mut record = unsafe { ManuallyDrop::take(&mut self.record) };
         // SAFETY: `new` filled the home, and the record is taken out once.
         let claim = unsafe { Claim::taken_from(&record) };
@@ -308,8 +312,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     }
 }
 
-/// A panic leaves no buffer and no pool in between: the book's lock is held by no foreign code, and
-/// what a device call had taken out is put back.
+/// A panic leaves no buffer and no pool in an inconsistent state: the pool calls no foreign code
+/// while it holds the book's lock, and puts back what it took out for a device call.
 impl<A: DeviceAllocator> UnwindSafe for PooledBuffer<A> {}
 impl<A: DeviceAllocator> RefUnwindSafe for PooledBuffer<A> {}
 
@@ -323,8 +327,8 @@ impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
 }
 
 impl<A: DeviceAllocator> PooledBuffer<A> {
-    /// Gives the block back to the thread's own cache. Returns false if that cannot keep it, or if
-    /// any of the flags `passes_cache` is set. Only the drop calls it.
+    /// Gives the block back to the thread's own cache. Returns false if the cache cannot keep it,
+    /// or if any of the flags `passes_cache` is set. Only `drop` calls it.
     #[inline]
     fn drop_into_cache(&mut self, passes_cache: u8) -> bool {
         let (store, record) = (self.store(), &self.record);
@@ -332,7 +336,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         if !plain || !self.record.marks.get_mut().are_closed() {
             return false;
         }
-        // SAFETY: a buffer is dropped once, and if it is put its record is not used again.
+        // SAFETY: a buffer is dropped once, and if the cache takes the record, it is not used
+        // again.
         let record = unsafe { ManuallyDrop::take(&mut self.record) };
         // SAFETY: `new` filled the home.
         let Err(record) = (unsafe { put(record, passes_cache) }) else { return true };
@@ -340,12 +345,12 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         false
     }
 
-    /// Sets the guard of a buffer that a program gets, if the pool has guards.
+    /// Sets the guard of a buffer that a program receives, if the pool has guards.
     pub(crate) fn guard(&mut self, fresh: bool, zeroed: bool) {
         let store = self.store();
         if let Some(guards) = &store.guards {
             let reused = !fresh && !zeroed && store.book.is_blocks();
-            // SAFETY: the buffer is borrowed alone, so no code has a slice of its bytes.
+            // SAFETY: the buffer is borrowed exclusively, so no code has a slice of its bytes.
             unsafe { guards.lend(&store.allocator, &self.record, reused) };
         }
     }
@@ -360,7 +365,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         }
     }
 
-    /// Tells the observers that the buffer is freed.
+    /// Notifies the observers that the buffer is freed.
     #[cold]
     fn tell_freed(&mut self) {
         let Record { home, marks, .. } = &mut **self.record;
@@ -370,8 +375,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         self.store().tell(EventKind::Free, self.record.about(stream));
     }
 
-    /// Zeroes a block that comes back, if the pool does that: only where no stream can still be
-    /// reading, and where the call is legal anywhere. Returns whether it is zeroed.
+    /// Zeroes a block that is freed, if the pool zeroes freed blocks. Does so only if no stream can
+    /// still read the block and the call is legal anywhere. Returns whether the block is zeroed.
     #[inline]
     fn zero_on_return(&mut self) -> bool {
         if A::MEMORY.clearing != Clearing::AtOnce {
@@ -388,11 +393,11 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         done && store.zero(part, *bytes, clock.default_stream()).is_ok()
     }
 
-    /// Gives back what the thread's own cache did not keep. Only the drop calls it.
+    /// Frees a block that the thread's own cache did not keep. Only `drop` calls it.
     #[inline(never)]
     fn drop_slow(&mut self) {
         if self.store().is_forked() {
-            return; // a thread that is not here any more may hold the locks
+            return; // a thread that does not exist in this process may hold the locks
         }
         if self.store().flags.any(OBSERVED) {
             self.tell_freed();
@@ -418,12 +423,12 @@ impl<A: DeviceAllocator> fmt::Debug for PooledBuffer<A> {
     }
 }
 
-/// A buffer in use on a stream; derefs to the device's view of it. Shared only: a view that could
-/// be swapped with another's would leave its use.
+/// A use of a buffer on a stream; derefs to the device's view of the buffer. It gives out shared
+/// references only: a view that was swapped with that of another use would outlive its own use.
 ///
-/// Its end is the mark: work that was given to the stream while it lived is waited for before the
-/// block serves again. One that is forgotten (`mem::forget`) is noticed when the buffer is dropped,
-/// and its stream counts as used until then.
+/// Its drop takes the mark: the pool waits for all work that was given to the stream while the use
+/// lived before the block serves again. If a use is forgotten (`mem::forget`), the drop of the
+/// buffer detects it. Until then its stream counts as in use.
 pub struct Use<'b, A: DeviceAllocator> {
     view: A::View<'b>,
     stream: &'b StreamOf<A>,
@@ -452,19 +457,20 @@ impl<A: DeviceAllocator> fmt::Debug for Use<'_, A> {
     }
 }
 
-/// A block that left the cache. Dropping it gives it back to the device, at once where a drop may
-/// do that, else with the pool's next miss or trim; [`Detached::free`] does it now.
+/// A block that was removed from the cache. Dropping it gives it back to the device: at once where
+/// a drop may do that, else with the pool's next miss or trim. [`Detached::free`] gives it back
+/// now.
 #[derive(Debug)]
 pub struct Detached<A: DeviceAllocator>(PooledBuffer<A>);
 
 impl<A: DeviceAllocator> Detached<A> {
     /// Gives the block back to the device now; in a pool with an arena, to the free ranges of its
-    /// segment. One of a [`PrivatePool`](crate::PrivatePool) goes back when that goes, since a
-    /// graph may still use it.
+    /// segment. A block of a [`PrivatePool`](crate::PrivatePool) goes back when that pool is
+    /// dropped, because a graph may still use it.
     ///
     /// # Errors
     ///
-    /// What the device said; the block is lost then.
+    /// The error of the device; the block is lost then.
     pub fn free(self) -> Result<(), DeviceError> {
         let mut buffer = ManuallyDrop::new(self.0);
         if let Some(fault) = buffer.store().fault()
@@ -492,14 +498,15 @@ impl<A: DeviceAllocator> Detached<A> {
 }
 
 impl<A: WholeBlocks> Detached<A> {
-    /// The device's own allocation, for code that frees it with the device's own call. It no longer
-    /// counts under the pool's limit. It may be written once all the marks are done. Where it was
-    /// kept for a graph, it must live as long as that can be launched.
+    /// Returns the device's own allocation, for code that frees it with the device's own call.
+    ///
+    /// The allocation no longer counts under the pool's limit. It may be written once all the marks
+    /// are done. If it was kept for a graph, it must live as long as the graph can be launched.
     ///
     /// # Errors
     ///
-    /// Returns `self` if the block is a part of a segment, which the device cannot free alone: in a
-    /// pool with an arena. In a forked child that cannot use the pool, too.
+    /// Returns `self` if the block is a part of a segment, as in a pool with an arena, because the
+    /// device cannot free a part. Also returns `self` in a forked child that cannot use the pool.
     pub fn into_raw(self) -> Result<(A::Block, Vec<MarkOf<A>>), Self> {
         if !self.0.store().book.is_blocks() || self.0.store().is_forked() {
             return Err(self);

@@ -1,4 +1,4 @@
-//! How a pool is made.
+//! The builder of pools.
 
 use crate::book::arena::ArenaConfig;
 use crate::budget::Budget;
@@ -18,7 +18,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// How a pool is made.
+/// The settings of a pool that is to be made.
 #[derive(Clone)]
 #[must_use = "a builder makes nothing until `build`"]
 pub struct PoolBuilder<A: DeviceAllocator> {
@@ -43,15 +43,17 @@ pub struct PoolBuilder<A: DeviceAllocator> {
     book: Option<MakeBook<A>>,
 }
 
-/// Makes the book of an arena: where the device is known to be sliceable.
+/// The configuration of an arena, and the function that makes its book. It is stored where the
+/// device is known to be sliceable.
 type MakeBook<A> = (ArenaConfig, fn(&A, ArenaConfig) -> PoolBook<A>);
 
 impl<A: Sliceable> PoolBuilder<A> {
-    /// The pool splits blocks out of large ones, and coalesces free neighbours.
+    /// Gives the pool an arena, which splits blocks out of large ones and coalesces free
+    /// neighbours.
     ///
-    /// The pool has one book of all its memory then: free ranges are its cached blocks, and
-    /// [`PoolBuilder::cached_limit`] bounds their sum. What exceeds it goes back in whole pages or
-    /// segments. Blocks are parts of segments, so
+    /// The pool then has one book of all its memory: free ranges are its cached blocks, and
+    /// [`PoolBuilder::cached_limit`] bounds their sum. Memory above that bound goes back in whole
+    /// pages or segments. Blocks are parts of segments, so
     /// [`Detached::into_raw`](crate::Detached::into_raw) returns them as an error.
     /// [`PoolBuilder::bucket_limit`] has no effect.
     ///
@@ -73,35 +75,38 @@ impl<A: Sliceable> PoolBuilder<A> {
 }
 
 impl<A: HostMemory> PoolBuilder<A> {
-    /// Finds writes behind the end of a buffer, and to memory that was freed: each buffer has at
-    /// least 16 bytes more, whose contents are checked when it is freed, and freed memory is filled
-    /// with 0xDD and checked when it is handed out again (with an arena it is not checked, since
-    /// blocks are split). `report` is told what was found, on the thread that frees or requests; a
-    /// panic in it is caught.
+    /// Detects writes beyond the end of a buffer, and writes to freed memory.
     ///
-    /// For tests: each request and free touches all bytes of the block.
+    /// Each buffer has at least 16 bytes more, whose contents are checked when it is freed. Freed
+    /// memory is filled with 0xDD and checked when it is handed out again. (With an arena it is not
+    /// checked, because the arena splits blocks.) The pool calls `report` with the damage, on the
+    /// thread that frees or requests; a panic in `report` is caught.
+    ///
+    /// It is for tests, because each request and each free touches all bytes of the block.
     pub fn guards(self, report: impl Fn(&Damage) + Send + Sync + 'static) -> Self {
         Self { guards: Some(Guards::new(Arc::new(report))), ..self }
     }
 }
 
 impl<A: DeviceAllocator> PoolBuilder<A> {
-    /// How requests are rounded to size classes. Unless set, powers of two without an arena, and
-    /// exact sizes with one, which uses the rest of a range for other requests.
+    /// Sets how requests are rounded to size classes. Unless set, powers of two without an arena,
+    /// and exact sizes with an arena, which uses the rest of a range for other requests.
     pub fn policy(self, policy: BucketPolicy) -> Self {
         Self { policy: Some(policy), ..self }
     }
 
-    /// Requests are rounded up to a multiple of this many bytes before the policy is asked; under
-    /// `PowerOfTwo` it is the smallest class. 0 counts as 1. Unless set, the policy's own
-    /// ([`BucketPolicy::default_granule`]); for exact sizes what blocks are aligned to
-    /// ([`DeviceAllocator::alignment_of`]): 64 bytes on the host, where the bytes up to the next
-    /// such multiple serve nobody else.
+    /// Sets the granule in bytes: requests are rounded up to a multiple of it before the policy
+    /// applies.
+    ///
+    /// Under `PowerOfTwo` it is the smallest class. 0 counts as 1. Unless set, it is the policy's
+    /// own ([`BucketPolicy::default_granule`]); for exact sizes it is the alignment of blocks
+    /// ([`DeviceAllocator::alignment_of`]). On the host this is 64 bytes, where the bytes up to the
+    /// next multiple of 64 cannot serve another request.
     pub fn granule(self, bytes: u64) -> Self {
         Self { granule: Some(bytes), ..self }
     }
 
-    /// A hard ceiling, in bytes, on what is taken from the device. None unless set.
+    /// Sets the limit, in bytes, on memory that is taken from the device. No limit unless set.
     pub fn reserved_limit(self, bytes: u64) -> Self {
         Self { reserved_limit: bytes, ..self }
     }
@@ -112,7 +117,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         self
     }
 
-    /// Adds an observer, which is told of each request, free and eviction.
+    /// Adds an observer, which is notified of each request, free and eviction.
     ///
     /// The pool keeps the observer until the last buffer is dropped. An observer that holds a clone
     /// of the pool keeps the pool open.
@@ -121,49 +126,54 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         self
     }
 
-    /// A limit that the pool shares with others, and that may change while it is used. The pool's
-    /// own limits hold as well.
+    /// Sets a limit that the pool shares with other pools, and that may change while it is used.
+    /// The pool's own limits hold as well.
     pub fn budget(self, budget: &Budget) -> Self {
         Self { budget: budget.clone(), ..self }
     }
 
-    /// A bound on cached bytes, in bytes (`4 * GIB`) or as a share of the peak
-    /// ([`CachedLimit::OfPeak`]). None unless set.
+    /// Sets a limit on cached bytes, in bytes (`4 * GIB`) or as a share of the peak
+    /// ([`CachedLimit::OfPeak`]). No limit unless set.
     ///
-    /// Without an arena the oldest blocks go first, and a block that alone is more than half the
-    /// bound is not kept. With an arena free ranges count, and what exceeds the bound goes back in
-    /// whole pages or segments, the smallest that is enough first.
+    /// Without an arena the pool evicts the oldest blocks first, and does not keep a block that
+    /// alone is more than half the limit. With an arena the limit applies to free ranges. What
+    /// exceeds it goes back in whole pages or segments: the pool takes the smallest that is enough
+    /// first.
     pub fn cached_limit(self, limit: impl Into<CachedLimit>) -> Self {
         Self { cached_limit: Some(limit.into()), ..self }
     }
 
-    /// The bound on cached bytes that a pool of this builder has.
+    /// Returns the limit on cached bytes of a pool of this builder.
     pub fn bound_on_cached_bytes(&self) -> CachedLimit {
         self.cached_limit.unwrap_or(CachedLimit::Unlimited)
     }
 
-    /// A ceiling on what is taken from the device as a share of all that it has, 0 to 1. The lower
-    /// of this and [`PoolBuilder::reserved_limit`] holds; where the device does not say what it
-    /// has, only the latter. (`PyTorch`: `set_per_process_memory_fraction`.)
+    /// Sets the limit on memory that is taken from the device as a share, 0 to 1, of all memory of
+    /// the device. The lower of this and [`PoolBuilder::reserved_limit`] holds. If the device does
+    /// not report its memory, only the latter holds. (`PyTorch`:
+    /// `set_per_process_memory_fraction`.)
     pub fn memory_fraction(self, share: f64) -> Self {
         Self { fraction: Some(share.clamp(0.0, 1.0)), ..self }
     }
 
-    /// When a stream may take what another used last. [`StealPolicy::Wait`] unless set.
+    /// Sets when a stream may steal memory that another stream freed. [`StealPolicy::Wait`] unless
+    /// set.
     pub fn steal(self, steal: StealPolicy) -> Self {
         Self { steal, ..self }
     }
 
-    /// How long idle memory is kept; [`BucketPool::tick`] gives back what is older. Without end
-    /// unless set.
+    /// Sets how long cached memory is kept; [`BucketPool::tick`] gives back what is older. Without
+    /// end unless set.
     pub fn retention(self, retention: Retention) -> Self {
         Self { retention, ..self }
     }
 
-    /// Called when all else has failed and a request would be refused, with its bytes: a program
-    /// may drop buffers here, and says whether it is worth another try. It is asked at most eight
-    /// times for a request, on the thread that made it, with no lock held; for a request that waits
-    /// ([`BucketPool::allocate_timeout`]), at most eight times at each of its tries.
+    /// Sets a function that the pool calls with the bytes of a request that would otherwise be
+    /// refused. The program may drop buffers in it. It returns whether the pool should try again.
+    ///
+    /// The pool calls it at most eight times for a request, on the thread that made the request,
+    /// with no lock held. For a request that waits ([`BucketPool::allocate_timeout`]), the pool
+    /// calls it at most eight times at each of its tries.
     ///
     /// The pool drops the closure when its last clone is dropped, and with it the buffers that the
     /// closure holds. A closure that holds a clone of the pool keeps the pool open.
@@ -186,16 +196,16 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         Self { on_shortage: Some(Arc::new(call)), ..self }
     }
 
-    /// At most this many idle blocks of one size, kind and stream in the whole pool; what happens
-    /// to others [`PoolBuilder::full_bucket`] says. No limit unless set. Thread caches lease their
-    /// part, so a block may be refused, or the oldest evicted, although another thread's cache has
-    /// room that it does not use.
+    /// Sets the limit on the number of cached blocks of one size, kind and stream in the whole
+    /// pool. [`PoolBuilder::full_bucket`] sets what happens to further blocks. No limit unless set.
+    /// Thread caches lease their part of the limit. The pool may therefore refuse a block, or evict
+    /// the oldest, although another thread's cache does not use its whole part.
     pub fn bucket_limit(mut self, blocks: usize) -> Self {
         self.bucket_limit.most = blocks;
         self
     }
 
-    /// What happens to a freed block where [`PoolBuilder::bucket_limit`] is reached.
+    /// Sets what happens to a freed block when [`PoolBuilder::bucket_limit`] is reached.
     /// [`FullBucket::EvictOldest`] unless set.
     ///
     /// ```
@@ -216,16 +226,17 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         Self { full_bucket, ..self }
     }
 
-    /// The same limit for sizes from `from_bytes` on, whatever [`PoolBuilder::bucket_limit`] says.
+    /// Sets the limit on cached blocks for sizes from `from_bytes` on, whatever
+    /// [`PoolBuilder::bucket_limit`] says.
     pub fn large_bucket_limit(mut self, from_bytes: u64, blocks: usize) -> Self {
         self.bucket_limit =
             BucketLimit { large_from: from_bytes, most_large: blocks, ..self.bucket_limit };
         self
     }
 
-    /// The requests, in bytes, that the pool is for. Others go past it to the device, within the
-    /// reserved limit. All unless set. A pool with an arena serves all of them from its segments,
-    /// and counts the others as bypasses.
+    /// Sets the request sizes, in bytes, that the pool caches. Other requests bypass the pool and
+    /// go to the device, within the reserved limit. All sizes unless set. A pool with an arena
+    /// serves all requests from its segments, and counts the others as bypasses.
     ///
     /// ```
     /// # use pool_core as bucketpool;
@@ -240,25 +251,26 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         Self { window: bytes, ..self }
     }
 
-    /// Idle blocks that the pool takes from the device when it is made: for each `(bytes, count)`,
-    /// `count` blocks of the class of `bytes`. What the device or a bound refuses is taken when it
-    /// is asked for; [`BucketPool::warm_up`] says why.
+    /// Sets the blocks that the pool allocates when it is made: for each `(bytes, count)`, `count`
+    /// cached blocks of the class of `bytes`. A block that the device or a limit refuses is
+    /// allocated when it is requested; [`BucketPool::warm_up`] returns the reason of a refusal.
     pub fn ahead(self, blocks: &[(u64, usize)]) -> Self {
         Self { ahead: blocks.to_vec(), ..self }
     }
 
-    /// When blocks are cleared. Unless set, what the memory's users expect
+    /// Sets when blocks are zeroed. Unless set, it is what the users of the memory expect
     /// ([`Memory::default_zero`](crate::Memory::default_zero)).
     pub fn zero(self, zero: ZeroPolicy) -> Self {
         Self { zero, ..self }
     }
 
-    /// Whether requests are counted. Bytes always are: the bounds need them. On unless set.
+    /// Turns counts of requests on or off. Bytes are always counted, because the limits need them.
+    /// On unless set.
     pub fn statistics(self, on: bool) -> Self {
         Self { statistics: on, ..self }
     }
 
-    /// Makes the pool. Takes nothing from the device but what [`PoolBuilder::ahead`] says.
+    /// Makes the pool. Takes no memory from the device except for [`PoolBuilder::ahead`].
     #[must_use]
     pub fn build(self) -> BucketPool<A> {
         let cached = self.bound_on_cached_bytes();
@@ -303,7 +315,8 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         );
         let pool = BucketPool::over(store, self.zero);
         for blocks in self.ahead {
-            // Refused: the first request of that size says so, if it is still so then.
+            // If a block is refused, the first request of that size reports it, unless it succeeds
+            // then.
             let _ = pool.warm_up(&[blocks]);
         }
         pool
@@ -328,13 +341,13 @@ impl<A: DeviceAllocator> fmt::Debug for PoolBuilder<A> {
 }
 
 impl<A: DeviceAllocator> BucketPool<A> {
-    /// A pool as a builder makes it on which nothing was set.
+    /// Makes a pool with the default settings of the builder.
     #[must_use]
     pub fn new(allocator: A) -> Self {
         Self::builder(allocator).build()
     }
 
-    /// A pool with bounds of your choice.
+    /// Returns a builder of a pool with other settings.
     pub fn builder(allocator: A) -> PoolBuilder<A> {
         PoolBuilder {
             allocator,

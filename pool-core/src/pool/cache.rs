@@ -1,4 +1,4 @@
-//! What is done to a cache by hand, or when memory is short: filling, trimming, emptying it.
+//! Explicit operations on the cache, which also run when memory is short: fill, trim and clear it.
 
 use crate::block::request::Want;
 use crate::device::DeviceAllocator;
@@ -9,7 +9,7 @@ use crate::pool::store::{Goal, Store};
 use std::time::Duration;
 
 impl<A: DeviceAllocator> Store<A> {
-    /// Takes `count` free blocks from the device ahead of time.
+    /// Allocates `count` free blocks from the device ahead of time.
     pub(crate) fn warm_up(&self, want: &Want<'_, A>, count: usize) -> Result<(), DeviceError> {
         if !want.class.pooled() {
             let call = "warm up a size that goes past the pool";
@@ -21,26 +21,26 @@ impl<A: DeviceAllocator> Store<A> {
         }
     }
 
-    /// Gives back what drops could not, and what is above the cached limit.
+    /// Does the frees that drops deferred, and gives back cached memory above the cached limit.
     pub(crate) fn settle(&self) -> GivenBack {
         and(self.pay(), || self.trim_to_cached_limit())
     }
 
-    /// Gives back what drops could not, and free memory, oldest first, until the bytes of `goal`
-    /// went.
+    /// Does the frees that drops deferred, and gives back free memory, oldest first, until it has
+    /// given back the bytes of `goal`.
     pub(crate) fn trim(&self, goal: Goal) -> GivenBack {
         let settled = self.settle();
         let bytes = goal.bytes.saturating_sub(settled.0);
         and(settled, || self.trim_book(Goal { bytes, ..goal }))
     }
 
-    /// Gives back what has been free for too long at `now`.
+    /// Gives back memory that has been free for too long at `now`.
     pub(crate) fn tick(&self, now: Duration) -> GivenBack {
         and(self.tick_book(now), || self.pay())
     }
 
-    /// Gives back what drops could not, and free memory, largest first, until at most `target`
-    /// bytes are reserved or nothing is free.
+    /// Does the frees that drops deferred, and gives back free memory, largest first, until at most
+    /// `target` bytes are reserved or no memory is free.
     pub(crate) fn shrink_to(&self, target: u64) -> GivenBack {
         let bytes = self.ledger.reserved().saturating_sub(target);
         let paid = self.pay();
@@ -48,15 +48,15 @@ impl<A: DeviceAllocator> Store<A> {
         and(paid, || self.shrink_book(Goal { bytes, reason }))
     }
 
-    /// Gives back all free memory, after waiting for the work that used it. What is behind work
-    /// that is not submitted stays where it is.
+    /// Gives back all free memory, after waiting for the work that used it. Memory that waits for
+    /// work that is not submitted stays in the pool.
     pub(crate) fn clear(&self) -> GivenBack {
-        // A free waits for the marks, where that is more than the device's own business.
+        // A free waits for the marks where the device does not do so itself.
         and(self.pay(), || self.trim_book(Goal::all(Reason::Asked)))
     }
 }
 
-/// What went back in two steps.
+/// Runs a second step and returns the bytes that both steps gave back, and the first refusal.
 fn and((bytes, refusal): GivenBack, then: impl FnOnce() -> GivenBack) -> GivenBack {
     let (more, refused) = then();
     (bytes + more, refusal.or(refused))

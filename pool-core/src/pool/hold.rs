@@ -1,4 +1,5 @@
-//! The pointers that keep a store alive, and the only unsafe code about its life.
+//! References to a store: the pointers that keep it alive, and the only unsafe code about its
+//! lifetime.
 #![expect(unsafe_code, reason = "a buffer must not touch a reference count that threads share")]
 
 use crate::block::flags::AWAITED;
@@ -14,15 +15,15 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
-/// What the owner of an open store holds: more than there can be buffers.
+/// The count that stands for the owner of an open store: more than there can be buffers.
 const OPEN: i64 = 1 << 62;
 
-/// The count that a closed store lives by.
+/// The reference count of a store.
 ///
-/// A store lives as long as its owner, or any buffer. While it is open its book, and each thread
-/// cache, counts buffers taken less buffers returned. Closing adds these up, and from then on each
-/// return counts here. The owner's own hold, [`OPEN`], keeps this count from reaching zero before
-/// the sum is in it.
+/// A store lives as long as its owner or any buffer. While it is open, its book and each thread
+/// cache count the buffers taken minus the buffers returned. Closing the store adds these counts to
+/// this one, and from then on each return subtracts from it. The owner's own count, [`OPEN`], keeps
+/// it above zero until the sum is added.
 pub(crate) struct Holds(AtomicI64);
 
 impl Holds {
@@ -31,11 +32,11 @@ impl Holds {
     }
 }
 
-/// The one owner of an open store. Dropping it closes the store.
+/// The only owner of an open store. Dropping it closes the store.
 pub(crate) struct Owner<A: DeviceAllocator>(NonNull<Store<A>>);
 
-/// A hold on a store, taken out of the record of a block that comes back. It has no `Drop`: it is
-/// given up by [`Claim::end`].
+/// A counted reference to a store, taken out of the record of a block that is freed. It has no
+/// `Drop`: [`Claim::end`] releases it.
 pub(crate) struct Claim<A: DeviceAllocator>(NonNull<Store<A>>);
 
 impl<A: DeviceAllocator> Owner<A> {
@@ -45,20 +46,20 @@ impl<A: DeviceAllocator> Owner<A> {
 
     #[inline]
     pub(crate) fn store(&self) -> &Store<A> {
-        // SAFETY: the box lives until the count of holds comes to zero, and the owner's hold, given
-        // up in `drop` only, keeps it above (`OPEN`).
+        // SAFETY: the box lives until the reference count is zero. The owner's own count, which
+        // only `drop` subtracts, keeps it above zero (`OPEN`).
         unsafe { self.0.as_ref() }
     }
 
-    /// Puts the hold of a block that the store has just counted out into its record, so that a
-    /// buffer is one pointer.
+    /// Stores the reference of a block in its record, so that a buffer is one pointer. The store
+    /// has just counted the block as in use.
     #[inline]
     pub(crate) fn hold_for(&self, record: &mut Record<A>) {
         *record.home.0.get_mut() = self.0.as_ptr().cast();
     }
 }
 
-/// The store of a block that is out.
+/// Returns the store of a block in use.
 ///
 /// # Safety
 ///
@@ -67,13 +68,13 @@ impl<A: DeviceAllocator> Owner<A> {
 #[inline]
 pub(crate) unsafe fn store_at<A: DeviceAllocator>(home: &Home) -> &Store<A> {
     let store: *const Store<A> = home.0.load(Relaxed).cast();
-    // SAFETY: the address of a store of this type, as the caller says; the hold that came with it
-    // is counted there and not given up, so nobody has freed it.
+    // SAFETY: this is the address of a store of this type, as the caller promises. The reference
+    // that came with it is counted in the store and not released, so the store is not freed.
     unsafe { &*store }
 }
 
-/// Keeps a block that a buffer gives back in the thread's own cache, which counts the hold. Returns
-/// it if the cache cannot, or if any of the flags `passes_cache` is set.
+/// Keeps a freed block in the thread's own cache, which counts the returned reference. Returns the
+/// block if the cache cannot keep it, or if any of the flags `passes_cache` is set.
 ///
 /// # Safety
 ///
@@ -84,27 +85,29 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
     passes_cache: u8,
 ) -> Result<(), RecordOwner<A>> {
     let store: *const Store<A> = record.home.0.load(Relaxed).cast();
-    // SAFETY: as in `store_at`, up to the end of `put_cached`, which takes the hold.
+    // SAFETY: as in `store_at`, up to the end of `put_cached`, which takes the reference.
     let store: &Store<A> = unsafe { &*store };
     let Some(mut cache) = store.caches.enter_own() else { return Err(record) };
-    // Read inside of the cache: a request that begins to wait enters it once, so either that finds
-    // the block here, or the flag is set.
+    // The flags are read inside the cache: a request that begins to wait enters each cache once
+    // after it sets its flag. Either it finds the block in the cache, or this read sees the flag.
     if store.flags.any(passes_cache) {
         return Err(record);
     }
     record.dirty = true;
-    // From leaving the cache on the store may be gone. No reference into it outlives it here, and
-    // the cache is not touched after the write that leaves it (lock/biased.rs).
+    // The store may be freed as soon as this thread leaves the cache. No reference into the store
+    // outlives that here, and the cache is not accessed after the write that leaves it
+    // (lock/biased.rs).
     store.put_cached(&mut cache, record)
 }
 
 impl<A: DeviceAllocator> Drop for Owner<A> {
     fn drop(&mut self) {
         if self.store().is_forked() {
-            return; // a thread that is not here any more may hold the locks
+            return; // a thread that does not exist in this process may hold the locks
         }
         let buffers = self.store().close();
-        // Asked after the store is gone: what it still has goes back to the budget then.
+        // The budget is woken after the store's reference is released: memory that the store still
+        // has goes back to the budget then.
         let budget = self.store().ledger.budget.clone();
         release_closed(self.0, OPEN - buffers);
         budget.wake();
@@ -118,7 +121,7 @@ where
     fn send_frees_past_caches(&self, on: bool) {
         let store = self.store();
         if store.is_forked() {
-            return; // a thread that is not here any more may hold a cache
+            return; // a thread that does not exist in this process may hold a cache
         }
         store.flags.set(AWAITED, on);
         if on {
@@ -139,27 +142,28 @@ where
 impl<A: DeviceAllocator> Claim<A> {
     #[inline]
     pub(crate) fn store(&self) -> &Store<A> {
-        // SAFETY: this claim's hold is counted in the store and is given up when the claim ends,
-        // so nobody has freed the store yet.
+        // SAFETY: this claim's reference is counted in the store and is released when the claim
+        // ends, so the store is not freed yet.
         unsafe { self.0.as_ref() }
     }
 
-    /// Takes the hold out of a record.
+    /// Takes the reference out of a record.
     ///
     /// # Safety
     ///
     /// As for [`store_at`].
     #[inline]
     pub(crate) unsafe fn taken_from(record: &Record<A>) -> Self {
-        // The pointer that the box gave, not one made from a reference: the last claim frees the
-        // store through it, and a shared reference gives no right to do that.
+        // This is the pointer from the box, not one made from a reference: the last claim frees the
+        // store through it, which a pointer made from a shared reference must not do.
         let store: *mut Store<A> = record.home.0.load(Relaxed).cast();
-        // SAFETY: as the caller says, `hold_for` put an owner's pointer there, which is not null.
+        // SAFETY: as the caller promises, `hold_for` put an owner's pointer there, which is not
+        // null.
         Self(unsafe { NonNull::new_unchecked(store) })
     }
 
-    /// Gives up the hold, in the book that `work` has worked on and returns locked. Wakes a request
-    /// that waits for what came free.
+    /// Releases the reference, in the book that `work` has changed and returns locked. Wakes a
+    /// request that waits for the freed memory.
     #[inline]
     pub(crate) fn end(
         self,
@@ -168,12 +172,13 @@ impl<A: DeviceAllocator> Claim<A> {
         let mut book = work(self.store());
         let mut awaited = self.store().awaited();
         if book.give_up() {
-            // From this unlocking on the store may be gone. No reference into it outlives it here,
-            // and the lock is not touched after the write that unlocks it (lock.rs, `unlock`).
+            // The store may be freed as soon as this thread unlocks the book. No reference into the
+            // store outlives that here, and the lock is not accessed after the write that unlocks
+            // it (lock.rs, `unlock`).
             drop(book);
         } else {
             drop(book);
-            // As in the owner's drop.
+            // The budget is woken after the release, as in the owner's drop.
             awaited = Some(self.store().ledger.budget.clone());
             release_closed(self.0, 1);
         }
@@ -183,21 +188,22 @@ impl<A: DeviceAllocator> Claim<A> {
     }
 }
 
-/// Gives up holds on a closed store, and frees it if they were the last.
+/// Releases references to a closed store, and frees the store if they were the last.
 fn release_closed<A: DeviceAllocator>(store: NonNull<Store<A>>, holds: i64) {
-    // SAFETY: the caller's own holds are still counted. The reference ends before the count does.
+    // SAFETY: the caller's own references are still counted. The Rust reference to the store ends
+    // before the count changes.
     let count = NonNull::from(&unsafe { store.as_ref() }.holds.0);
-    // SAFETY: as above; an atomic may be freed by others as soon as it has changed.
+    // SAFETY: as above; other threads may free an atomic as soon as it has changed.
     if unsafe { count.as_ref() }.fetch_sub(holds, AcqRel) == holds {
-        // SAFETY: the count comes to zero once, with Acquire ordering after all that the others
-        // did; so nobody else has the pointer. It came from a box in `Owner::new`.
+        // SAFETY: the count reaches zero once, with Acquire ordering after all accesses of the
+        // other threads, so no other thread has the pointer. It came from a box in `Owner::new`.
         drop(unsafe { Box::from_raw(store.as_ptr()) });
     }
 }
 
 // SAFETY: an owner is a pointer to a store, which is Sync: an allocator is Send and Sync, blocks
-// are Send, and the rest is atomics and locks. Whichever thread is last frees it, so it must be
-// Send too, and is.
+// are Send, and the rest is atomics and locks. The last thread frees the store, which can be any
+// thread, so the store must be Send too, and is.
 unsafe impl<A: DeviceAllocator> Send for Owner<A> where Store<A>: Send + Sync {}
 // SAFETY: as above.
 unsafe impl<A: DeviceAllocator> Sync for Owner<A> where Store<A>: Send + Sync {}

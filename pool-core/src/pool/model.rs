@@ -1,5 +1,6 @@
-//! A pool that is closed while buffers are out, in all interleavings, by loom: everything goes back
-//! to the device once, and the store goes once, after the last buffer. `cargo xtask ci` runs it.
+//! A loom model of a pool that is closed while buffers are in use. In all interleavings each block
+//! goes back to the device once, and the store is freed once, after the last buffer.
+//! `cargo xtask ci` runs it.
 
 use crate::device::{DeviceAllocator, Memory, Request};
 use crate::error::{DeviceError, Why};
@@ -10,7 +11,7 @@ use loom::thread;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
-/// What is out, and the allocator itself while it lives.
+/// The number of blocks in use, and of allocators that were dropped.
 #[derive(Clone, Default)]
 struct Out {
     blocks: Arc<AtomicI64>,
@@ -53,7 +54,7 @@ impl DeviceAllocator for Counting {
     }
 }
 
-/// A thread drops what it has while another closes the pool.
+/// Checks that threads may drop their buffers while another thread closes the pool.
 fn check(buffers: usize, threads: usize) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
@@ -91,7 +92,7 @@ fn a_thread_with_two_buffers() {
     check(2, 1);
 }
 
-/// A thread hits while another closes its own handle: the pool stays open.
+/// A thread allocates while another thread drops its own handle: the pool stays open.
 #[test]
 fn a_clone_keeps_the_pool_open() {
     let mut model = loom::model::Builder::new();
@@ -111,8 +112,9 @@ fn a_clone_keeps_the_pool_open() {
     });
 }
 
-/// A request waits while other threads free what it needs: it is served in each order of these, so
-/// no wake-up is lost. loom reports a request that sleeps for ever as a deadlock.
+/// Checks that a waiting request is served while other threads free the memory that it needs, in
+/// each order of these steps, so that no wake-up is lost. loom reports a request that sleeps for
+/// ever as a deadlock.
 fn check_waiting(requests: usize, clones: bool) {
     let mut model = loom::model::Builder::new();
     (model.preemption_bound, model.max_branches) = (Some(2), 20_000);

@@ -1,4 +1,5 @@
-//! A private pool: what a graph's memory is taken from, and stays in while the graph lives.
+//! Private pools: the memory of a graph is taken from a private pool, and stays in it while the
+//! graph lives.
 
 use crate::block::private::PrivateId;
 use crate::device::{DeviceAllocator, MarkOf, StreamOf};
@@ -7,14 +8,15 @@ use crate::pool::BucketPool;
 use crate::stream::clock::{Order, StreamClock};
 use std::fmt;
 
-/// Memory of a [`BucketPool`] that is kept for one graph.
+/// The part of a [`BucketPool`]'s memory that is kept for one graph.
 ///
-/// Buffers for a bound stream come from here, from the device where nothing idle serves, and go
-/// back to here when they are dropped, however late. They serve again in the order of the streams,
-/// without an event. When this is dropped, its blocks are the pool's, behind the launches that were
-/// noted; and so are buffers that are still alive then, once they are dropped.
+/// Buffers for a bound stream come from the private pool, or from the device if no cached block
+/// serves the request. They go back to the private pool when they are dropped, however late. They
+/// are reused in the order of the streams, without an event. When the private pool is dropped, its
+/// blocks go to the `BucketPool`, ordered after the recorded launches. Buffers that are still alive
+/// then go there when they are dropped.
 ///
-/// A backend's capture is built on this; `CudaCapture` in `pool-cuda` is one.
+/// A backend builds its capture on this type; an example is `CudaCapture` in `pool-cuda`.
 ///
 /// ```
 /// # use pool_core as bucketpool;
@@ -39,17 +41,17 @@ pub struct PrivatePool<A: DeviceAllocator> {
 }
 
 impl<A: DeviceAllocator> PrivatePool<A> {
-    /// Memory of `pool` for one graph.
+    /// Makes a private pool in `pool` for one graph.
     #[must_use]
     pub fn new(pool: &BucketPool<A>) -> Self {
         Self { pool: pool.clone(), id: pool.store().privates.open() }
     }
 
-    /// Buffers for `stream` come from here from now on.
+    /// Binds a stream: its buffers come from the private pool from now on.
     ///
     /// # Errors
     ///
-    /// [`Why::Foreign`] for a stream of another device, [`Why::Other`] for one that is bound
+    /// [`Why::Foreign`] for a stream of another device, [`Why::Other`] for a stream that is bound
     /// already.
     pub fn bind(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
         let clock = self.pool.allocator().clock();
@@ -66,15 +68,15 @@ impl<A: DeviceAllocator> PrivatePool<A> {
         Err(DeviceError::new(Why::Other, "bind a stream that is bound already", 0))
     }
 
-    /// One stream is bound no more.
+    /// Unbinds one stream.
     pub fn unbind_one(&self, stream: &StreamOf<A>) {
         let clock = self.pool.allocator().clock();
         let (store, lane) = (self.pool.store(), clock.lane(clock.mark(stream)));
         store.privates.unbind_one(lane, &store.flags);
     }
 
-    /// The capture has ended: no stream is bound any more, and whatever is done with the memory is
-    /// ordered behind `after`, launches first of all.
+    /// Ends the capture: unbinds all streams, and orders all later work with the memory, launches
+    /// included, after `after`.
     pub fn end(&self, after: &[MarkOf<A>]) {
         let (clock, privates) = (self.pool.allocator().clock(), &self.pool.store().privates);
         privates.unbind(self.id, &self.pool.store().flags);
@@ -83,14 +85,16 @@ impl<A: DeviceAllocator> PrivatePool<A> {
         }
     }
 
-    /// Lets `work` give a launch to `on`, behind the launches before it. What is done with the
-    /// pool's buffers from then on is ordered behind the launch. The other way round, whoever has a
-    /// buffer that the graph uses holds a [`Use`](crate::Use) of it on `on` meanwhile.
+    /// Calls `work`, which gives a launch to `on`, ordered after the launches before it.
+    ///
+    /// Later work with the pool's buffers is ordered after the launch. For the other direction,
+    /// code that has a buffer that the graph uses holds a [`Use`](crate::Use) of it on `on`
+    /// meanwhile.
     ///
     /// # Errors
     ///
-    /// [`Why::NotSubmitted`] if it cannot be ordered, what the device said, or what `work` says;
-    /// then there was no launch.
+    /// [`Why::NotSubmitted`] if the launch cannot be ordered, the error of the device, or the error
+    /// of `work`. There was no launch then.
     pub fn launch(
         &self,
         on: &StreamOf<A>,
@@ -108,7 +112,7 @@ impl<A: DeviceAllocator> PrivatePool<A> {
         Ok(())
     }
 
-    /// Bytes that lie idle here.
+    /// Returns the bytes of the cached blocks of this private pool.
     #[must_use]
     pub fn cached_bytes(&self) -> u64 {
         self.pool.store().privates.idle_bytes(self.id)

@@ -1,4 +1,4 @@
-//! The state of a pool, and what is not the business of its book (`store/book.rs`).
+//! The state of a pool, and the operations that do not belong to its book (`store/book.rs`).
 //!
 //! ```text
 //!   BucketPool::allocate        pool.rs
@@ -39,20 +39,21 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 pub(crate) use book::{BookState, Effort, PoolBook};
 
-/// What a pool was built with, and that does not change.
+/// The settings of a pool that do not change.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub(crate) cached: CachedLimit,
     pub(crate) bucket: BucketLimit,
     pub(crate) full_bucket: FullBucket,
     pub(crate) statistics: bool,
-    /// Blocks are cleared when they come back.
+    /// True if blocks are zeroed when they are freed.
     pub(crate) zero_on_return: bool,
     pub(crate) steal: StealPolicy,
     pub(crate) retention: Retention,
 }
 
-/// Called when a request would be refused, with the bytes that it lacks; true to try again.
+/// A function that the pool calls with the bytes that a request lacks, before it refuses the
+/// request. It returns true if the pool should try again.
 pub(crate) type OnShortage = Arc<dyn Fn(u64) -> bool + Send + Sync>;
 
 /// The blocks of one pool.
@@ -63,27 +64,28 @@ pub(crate) struct Store<A: DeviceAllocator> {
     pub(crate) ledger: Ledger,
     /// Flags that send allocations and frees past the thread caches.
     pub(crate) flags: Flags,
-    /// Blocks that a thread holds between the book and the device. Moves on cold paths only.
+    /// Number of blocks that a thread holds between the book and the device. Changes on cold paths
+    /// only.
     in_transit: AtomicUsize,
-    /// Misses that are still to come without a look into other threads' caches, and how many looks
-    /// in a row found nothing.
+    /// `blind` is the number of further misses that do not look into the caches of other threads.
+    /// `in_vain` is the number of such looks in a row that found no block.
     blind: AtomicU32,
     in_vain: AtomicU32,
     pub(crate) ticks: Mutex<Ticks>,
-    /// Dropped when the pool is closed: it may hold buffers, which hold the store.
+    /// Dropped when the pool is closed, because it may hold buffers, which keep the store alive.
     pub(crate) on_shortage: Mutex<Option<OnShortage>>,
     observers: Observers,
     pub(crate) guards: Option<Guards<A>>,
     pub(crate) holds: Holds,
     forks: ForkCheck,
-    /// Dropped before the book, which has the slots of their records.
+    /// Dropped before the book, which owns the slots of its records.
     pub(crate) caches: ThreadCaches<A>,
-    /// Before the book, which has the slots of their records.
+    /// Dropped before the book, which owns the slots of its records.
     pub(crate) privates: Privates<A>,
     pub(crate) book: PoolBook<A>,
 }
 
-/// How much cached memory is to go back, and why.
+/// The bytes of cached memory that are to be given back, and the reason.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Goal {
     pub(crate) bytes: u64,
@@ -91,18 +93,18 @@ pub(crate) struct Goal {
 }
 
 impl Goal {
-    /// All of it.
+    /// Returns the goal to give back all cached memory.
     pub(crate) fn all(reason: Reason) -> Self {
         Self { bytes: u64::MAX, reason }
     }
 }
 
-/// A block on its way out.
+/// A block that serves a request.
 pub(crate) struct Grant<A: DeviceAllocator> {
     pub(crate) record: RecordOwner<A>,
-    /// Whether the device served the request.
+    /// True if the block is fresh from the device.
     pub(crate) fresh: bool,
-    /// Whether all of it reads as zeroes.
+    /// True if all bytes of the block are zero.
     pub(crate) zeroed: bool,
 }
 
@@ -139,8 +141,8 @@ impl<A: DeviceAllocator> Store<A> {
         }
     }
 
-    /// A hit in the thread's own cache. `None` for all that needs a closer look, and if any of the
-    /// flags `passes_cache` is set.
+    /// Serves a request from the thread's own cache. Returns `None` for requests that need the slow
+    /// path, and if any of the flags `passes_cache` is set.
     #[inline]
     pub(crate) fn hit(
         &self,
@@ -154,11 +156,11 @@ impl<A: DeviceAllocator> Store<A> {
         if !plain || self.flags.any(passes_cache) {
             return None;
         }
-        // A bin has only sizes and kinds that the pool offers.
+        // A bin contains only sizes and kinds that the pool offers.
         self.take_cached(stream, kind, (self.classes.quick(requested)?, requested))
     }
 
-    /// Why no call can succeed that needs more than the thread's own cache.
+    /// Returns the reason why no call can succeed that needs more than the thread's own cache.
     #[inline]
     pub(crate) fn fault(&self) -> Option<DeviceError> {
         let broken = || {
@@ -168,19 +170,19 @@ impl<A: DeviceAllocator> Store<A> {
         self.allocator.clock().fault().or_else(broken)
     }
 
-    /// Whether this process is a fork of the one that made the device's handles.
+    /// Returns whether this process is a fork of the one that made the device's handles.
     #[inline]
     pub(crate) fn has_lost_handles(&self) -> bool {
         self.allocator.clock().fault().is_some_and(|fault| fault.why == Why::Forked)
     }
 
-    /// Whether this process is a fork of one that had the device's handles, or the locks.
+    /// Returns whether this process is a fork of one that had the device's handles, or the locks.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         self.fault().is_some_and(|fault| fault.why == Why::Forked)
     }
 
-    /// Whether any lock is held, but for those of single blocks.
+    /// Returns whether any lock is held, except for those of single blocks.
     fn is_held(&self) -> bool {
         self.book.is_locked()
             || self.privates.is_locked()
@@ -188,33 +190,33 @@ impl<A: DeviceAllocator> Store<A> {
             || self.on_shortage.is_locked()
             || self.caches.is_any_entered()
             || self.ledger.budget.is_locked()
-            || self.ledger.budget.is_awaited() // by a thread that is not here any more
+            || self.ledger.budget.is_awaited() // by a thread that does not exist in this process
     }
 
-    /// The address by which a budget tells its pools apart.
+    /// Returns the address by which a budget tells its pools apart.
     pub(crate) fn address(&self) -> *const () {
         std::ptr::from_ref(self).cast()
     }
 
-    /// Who asks.
+    /// Returns the stream that requests a block, with the rules for the blocks that it may take.
     #[inline]
     pub(crate) fn taker<'r>(&'r self, want: &Want<'r, A>) -> Taker<'r, A::Clock> {
         let (clock, steal) = (self.allocator.clock(), self.bounds.steal);
         Taker { clock, on: want.on, steal, cpu_touches: A::MEMORY.cpu_touches }
     }
 
-    /// Bytes that are requested beyond those of a buffer.
+    /// Returns the bytes that each request needs in addition to those of the buffer.
     #[inline]
     pub(crate) fn guard_bytes(&self) -> u64 {
         if self.guards.is_some() { GUARD_BYTES } else { 0 }
     }
 
-    /// Whether there are observers. Those that do not see hits have no flag.
+    /// Returns whether there are observers. Observers that do not see hits set no flag.
     pub(crate) fn has_observers(&self) -> bool {
         self.observers.are_any()
     }
 
-    /// Tells the observers of an event, if there are any. Call it with no lock held.
+    /// Notifies the observers of an event, if there are any. The caller holds no lock.
     #[inline]
     pub(crate) fn tell(&self, kind: EventKind, about: About) {
         if self.observers.are_any() {
@@ -222,20 +224,20 @@ impl<A: DeviceAllocator> Store<A> {
         }
     }
 
-    /// Tells the observers that cached memory went back to the device.
+    /// Notifies the observers that cached memory went back to the device.
     pub(crate) fn tell_eviction(&self, reason: Reason, bytes: u64) {
         self.tell(EventKind::Evict(reason), About { bytes, ..About::default() });
     }
 
-    /// The budget, if a request waits under it. Ask after memory was made available, and wake it
-    /// when no lock is held.
+    /// Returns the budget if a request waits under it. The caller asks after it has made memory
+    /// available, and wakes the budget when it holds no lock.
     #[inline]
     pub(crate) fn awaited(&self) -> Option<Budget> {
         let budget = &self.ledger.budget;
         budget.is_awaited().then(|| budget.clone())
     }
 
-    /// A block of the private pool that the stream is bound to: a hit in stream order.
+    /// Takes a block of the private pool that the stream is bound to: a hit in stream order.
     pub(crate) fn take_private(&self, want: &Want<'_, A>, id: PrivateId) -> Option<Grant<A>> {
         let taker = self.taker(want);
         let ready = |record: &mut Record<A>| record.marks.get_mut().is_ready(&taker);
@@ -243,20 +245,20 @@ impl<A: DeviceAllocator> Store<A> {
         Some(self.lend_private(want, record))
     }
 
-    /// Whether another thread holds blocks that may come free in a moment.
+    /// Returns whether another thread holds blocks that may become free in a moment.
     pub(crate) fn is_in_transit(&self) -> bool {
         self.in_transit.load(Relaxed) > 0
     }
 
-    /// The owner goes: nothing is kept from here on, and what is free goes back to the device.
-    /// Returns how many buffers are out.
+    /// Closes the store when its owner is dropped: the store caches no more blocks, and gives all
+    /// free memory back to the device. Returns the number of buffers in use.
     pub(crate) fn close(&self) -> i64 {
-        // Without the lock: its drop may return buffers to this store.
+        // The lock is released before the drop, which may return buffers to this store.
         let on_shortage = self.on_shortage.lock().take();
         drop(on_shortage);
         self.caches.close();
         let buffers = self.close_book();
-        // No caller is left to be told.
+        // The errors are ignored because no caller could receive them.
         let (_, _) = (self.pay(), self.trim_book(Goal::all(Reason::Closed)));
         buffers
     }

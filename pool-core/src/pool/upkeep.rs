@@ -1,4 +1,5 @@
-//! A pool between requests: taking ahead of time, giving back, and its figures.
+//! Operations of a pool other than requests: allocate ahead of time, give memory back, and read its
+//! figures.
 
 use super::BucketPool;
 use crate::block::request::Want;
@@ -15,22 +16,22 @@ use crate::stream::clock::StreamClock;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Gives back what the allocator keeps too.
+/// Gives back the memory that the allocator keeps too, and adds its refusal.
 fn with_kept<A: DeviceAllocator>(store: &Store<A>, (bytes, refusal): GivenBack) -> GivenBack {
     let kept = store.allocator.release_kept();
     (bytes, refusal.or(kept.err()))
 }
 
 impl<A: DeviceAllocator> BucketPool<A> {
-    /// Takes idle blocks from the device ahead of time: for each `(bytes, count)`, `count` blocks
-    /// of the class of `bytes`.
+    /// Allocates cached blocks from the device ahead of time: for each `(bytes, count)`, `count`
+    /// blocks of the class of `bytes`.
     ///
     /// # Errors
     ///
-    /// [`Why::Limit`] if they do not fit under the cached, the bucket or the reserved limit (a
-    /// cached limit that is a share of the peak is 0 before the first allocation),
-    /// [`Why::Unsupported`] for a size that goes past the pool, or what the device said. Blocks
-    /// taken before that stay.
+    /// [`Why::Limit`] if the blocks do not fit under the cached, the bucket or the reserved limit
+    /// (a cached limit that is a share of the peak is 0 before the first allocation),
+    /// [`Why::Unsupported`] for a size that bypasses the pool, or the error of the device. Blocks
+    /// that were allocated before the error stay.
     ///
     /// ```
     /// # use pool_core as bucketpool;
@@ -47,7 +48,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let guarded = self.store().guards.is_some();
         for (bytes, count) in classes {
             if guarded {
-                // Guards know freed memory by its contents.
+                // Guards recognise freed memory by its contents.
                 let buffers = std::iter::repeat_with(|| self.allocate(*bytes)).take(*count);
                 buffers.collect::<Result<Vec<_>, _>>()?;
                 continue;
@@ -56,26 +57,26 @@ impl<A: DeviceAllocator> BucketPool<A> {
             let want = want.ok_or_else(|| self.cause((on, on), *bytes, A::Kind::default()));
             let want = want.map(|want| Want { private: None, ..want });
             let warm = want.and_then(|want| self.store().warm_up(&want, *count));
-            // It may have given memory back for blocks that it did not get in the end.
+            // The call may have given memory back for blocks that it did not get in the end.
             warm.inspect_err(|_| self.budget().wake())
                 .map_err(|error| self.store().error(error, *bytes, *bytes, 0))?;
         }
         Ok(())
     }
 
-    /// Gives idle blocks back, largest first, until at most `reserved` bytes are taken from the
-    /// device or nothing is idle. Returns the bytes given back.
+    /// Gives cached blocks back, largest first, until at most `reserved` bytes are reserved or no
+    /// block is cached. Returns the bytes given back.
     ///
     /// # Errors
     ///
-    /// The first refusal of the device. The other blocks went back all the same; what it refused
-    /// is lost, and counted in [`PoolStats::lost_bytes`].
+    /// The first refusal of the device. The other blocks went back nevertheless. A block that the
+    /// device refused is lost, and counted in [`PoolStats::lost_bytes`].
     pub fn shrink_to(&self, reserved: u64) -> Result<u64, AllocError> {
         self.giving_back(|store| with_kept(store, store.shrink_to(reserved)))
     }
 
-    /// Gives back at least `bytes` idle bytes, oldest first, or all there are. Returns the bytes
-    /// given back. `trim(0)` only pays what drops could not.
+    /// Gives back at least `bytes` cached bytes, oldest first, or all if there are fewer. Returns
+    /// the bytes given back. `trim(0)` only does the frees that drops deferred.
     ///
     /// # Errors
     ///
@@ -88,8 +89,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
         })
     }
 
-    /// Gives back all idle blocks, after waiting for the device to finish with them. Returns the
-    /// bytes given back. What is behind work that is not submitted stays.
+    /// Gives back all cached blocks, after waiting for the device to finish with them. Returns the
+    /// bytes given back. Blocks that wait for work that is not submitted stay.
     ///
     /// # Errors
     ///
@@ -98,9 +99,11 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.giving_back(|store| with_kept(store, store.clear()))
     }
 
-    /// Gives back what has been idle for longer than the pool's
-    /// [`Retention`](crate::Retention) says, given the time `now`: the caller's own, such as the
-    /// time since the program began, so that a test can make it pass. Returns the bytes given back.
+    /// Gives back memory that has been cached for longer than the pool's
+    /// [`Retention`](crate::Retention) allows. Returns the bytes given back.
+    ///
+    /// `now` is the caller's own time, such as the time since the program began, so that a test can
+    /// advance it.
     ///
     /// ```
     /// # use pool_core as bucketpool;
@@ -125,8 +128,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     fn giving_back(&self, work: impl Fn(&Store<A>) -> GivenBack) -> Result<u64, AllocError> {
         let store = self.store();
         let (bytes, refusal) = match store.fault() {
-            // What is idle stays: a forked process can do nothing with it, and what a lost device
-            // had goes with the pool.
+            // Cached memory stays: a forked process cannot use it, and the memory of a lost device
+            // is dropped with the pool.
             Some(fault) if fault.why == Why::Forked => (0, Some(fault)),
             fault => {
                 let (bytes, refusal) = work(store);
@@ -137,14 +140,15 @@ impl<A: DeviceAllocator> BucketPool<A> {
         refusal.map_or(Ok(bytes), |error| Err(self.store().error(error, 0, 0, bytes)))
     }
 
-    /// Bytes of the blocks of live buffers, after rounding. Cached blocks are not in it:
-    /// [`BucketPool::reserved_bytes`] is what seed 001 calls `allocated_bytes`.
+    /// Returns the bytes of the blocks of live buffers, after rounding. Cached blocks are not
+    /// included: [`BucketPool::reserved_bytes`] is what seed 001 calls `allocated_bytes`.
     #[must_use]
     pub fn allocated_bytes(&self) -> u64 {
         self.store().allocated_bytes()
     }
 
-    /// Bytes taken from the device and not given back: of live buffers and of cached blocks.
+    /// Returns the bytes taken from the device and not given back: those of live buffers and of
+    /// cached blocks.
     ///
     /// ```
     /// # use pool_core as bucketpool;
@@ -160,8 +164,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.store().ledger.reserved()
     }
 
-    /// Bytes that can still be handed out under the pool's limit and its budget's: what is not
-    /// reserved, and what the pool has cached. `u64::MAX` without a limit.
+    /// Returns the bytes that can still be handed out under the pool's limit and its budget's
+    /// limit: the bytes that are not reserved, plus the bytes that the pool has cached. `u64::MAX`
+    /// without a limit.
     #[must_use]
     pub fn available_bytes(&self) -> u64 {
         let store = self.store();
@@ -171,14 +176,14 @@ impl<A: DeviceAllocator> BucketPool<A> {
         }
     }
 
-    /// Returns all the memory that the device has, in bytes, where it tells.
+    /// Returns the total memory of the device in bytes, or `None` if the device does not report it.
     #[must_use]
     pub fn device_total_bytes(&self) -> Option<u64> {
         self.allocator().total_bytes()
     }
 
-    /// Returns the memory that the device has free, in bytes, where its driver tells. Asks the
-    /// driver. What the pool has cached is not free for the driver.
+    /// Returns the free memory of the device in bytes, or `None` if its driver does not report it.
+    /// Calls the driver. For the driver, memory that the pool has cached is not free.
     ///
     /// ```
     /// # use pool_core as bucketpool;
@@ -195,27 +200,28 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.allocator().free_bytes()
     }
 
-    /// The sizes that have idle blocks, in bytes, and how many each.
+    /// Returns the number of cached blocks of each size in bytes.
     #[must_use]
     pub fn cached_buffers(&self) -> BTreeMap<u64, usize> {
         self.store().survey().free
     }
 
-    /// The sizes of blocks that are lent, in bytes, and how many each: what a program that has
-    /// cleared its pool still holds.
+    /// Returns the number of blocks in use of each size in bytes. After a program has cleared its
+    /// pool, these are the blocks that it still holds.
     #[must_use]
     pub fn outstanding_buffers(&self) -> BTreeMap<u64, usize> {
         self.store().survey().live
     }
 
-    /// Changes the reserved limit, in bytes. A lower one takes effect at once: cached memory goes
-    /// back until at most `bytes` bytes are reserved, and what then exceeds it, which buffers have,
-    /// stays until they are dropped. A higher one wakes the requests that wait. Returns the bytes
-    /// given back.
+    /// Changes the reserved limit, in bytes. Returns the bytes given back.
+    ///
+    /// A lower limit takes effect at once: cached memory goes back until at most `bytes` bytes are
+    /// reserved. If buffers use more than that, the excess stays until they are dropped. A higher
+    /// limit wakes the requests that wait.
     ///
     /// # Errors
     ///
-    /// As for [`BucketPool::shrink_to`]; the new limit holds all the same.
+    /// As for [`BucketPool::shrink_to`]; the new limit holds nevertheless.
     ///
     /// ```
     /// # use pool_core as bucketpool;
@@ -235,25 +241,26 @@ impl<A: DeviceAllocator> BucketPool<A> {
         })
     }
 
-    /// The budget of the pool: the one it was built with, or its own.
+    /// Returns the budget of the pool: the one that it was built with, or a budget for this pool
+    /// alone.
     #[must_use]
     pub fn budget(&self) -> &Budget {
         &self.store().ledger.budget
     }
 
-    /// The figures of this moment. Stops no thread that takes and frees blocks of its own cache:
-    /// while such threads run, a figure may lack, or have too much, what they do meanwhile.
+    /// Returns the current figures. Stops no thread that takes and frees blocks of its own cache.
+    /// While such threads run, a figure may miss, or count too much of, what they do meanwhile.
     ///
-    /// Takes the pool's lock for a portion of the ranges at a time, and costs time in the number of
-    /// all blocks.
+    /// Takes the pool's lock for a portion of the ranges at a time. The cost is linear in the
+    /// number of all blocks.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         self.store().stats(false)
     }
 
-    /// The same figures, exact when no thread is inside the pool. Looks into the cache of each
-    /// thread: costs some microseconds for each, and for a moment stops those that take or free a
-    /// block.
+    /// Returns the current figures, which are exact when no thread is inside the pool. Reads the
+    /// cache of each thread, which costs some microseconds for each thread. Threads that take or
+    /// free a block are stopped for a moment.
     ///
     /// ```
     /// # use pool_core as bucketpool;
@@ -271,8 +278,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.store().stats(true)
     }
 
-    /// The figures of the arena by the names of `PyTorch`'s `DeviceStats`; `None` in a pool without
-    /// an arena.
+    /// Returns the figures of the arena by the names of `PyTorch`'s `DeviceStats`; `None` in a pool
+    /// without an arena.
     ///
     /// ```
     /// # use pool_core as bucketpool;
@@ -291,8 +298,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
         (!store.book.is_blocks() && !store.is_forked()).then(|| store.device_stats())
     }
 
-    /// All memory of the pool as it is now: segments and their ranges, with state, stream and age.
-    /// Moves the blocks of all thread caches into the book. Costs time in the number of ranges.
+    /// Returns a map of all memory of the pool as it is now: segments and their ranges, with state,
+    /// stream and age. Moves the blocks of all thread caches into the book. The cost is linear in
+    /// the number of ranges.
     ///
     /// ```
     /// # use pool_core as bucketpool;
@@ -316,7 +324,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         store.book.map(store.allocator.clock())
     }
 
-    /// Sets all counts to 0 and lets the peaks start again from the current bytes.
+    /// Sets all counts to 0 and restarts the peaks from the current bytes.
     pub fn reset_stats(&self) {
         let store = self.store();
         if store.is_forked() {

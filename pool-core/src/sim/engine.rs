@@ -1,4 +1,4 @@
-//! The state of a simulated device: memory, streams that run late, and what used each byte last.
+//! The state of a simulated device: memory, streams that run late, and the last use of each byte.
 
 mod capture;
 mod streams;
@@ -19,7 +19,7 @@ pub(super) const ALIGNMENT: u64 = 4096;
 pub use capture::Graph;
 pub use streams::Event;
 
-/// What a copy does when its turn comes.
+/// The effect of a copy, applied when the copy runs.
 type Effect = Arc<dyn Fn(&mut Contents<'_>) + Send + Sync>;
 
 /// The memory of the device, as a late operation sees it.
@@ -27,19 +27,20 @@ type Effect = Arc<dyn Fn(&mut Contents<'_>) + Send + Sync>;
 pub struct Contents<'m>(&'m mut SimMemory);
 
 impl Contents<'_> {
-    /// What a range shows.
+    /// Returns the contents of a range.
     #[must_use]
     pub fn read(&mut self, bytes: &Range<u64>) -> Vec<u8> {
         self.0.read(bytes)
     }
 
-    /// Writes at an address.
+    /// Writes bytes at an address.
     pub fn write(&mut self, at: u64, bytes: &[u8]) {
         self.0.write(at, bytes);
     }
 }
 
-/// A simulated device without the port: what `SimDevice` and the double of libcuda share.
+/// A simulated device without the `DeviceAllocator` port. `SimDevice` and the test double of
+/// libcuda share it.
 #[derive(Debug)]
 pub struct Engine {
     id: u64,
@@ -47,16 +48,17 @@ pub struct Engine {
     calls: SimCalls,
     faults: Faults,
     streams: Vec<Queue>,
-    /// What the host has seen done, and so all that it gives from then on is ordered after.
+    /// Operations that the host has seen done. Work that the host gives later is ordered after
+    /// them.
     host: VectorClock,
     shadow: Shadow,
-    /// The state of the dice that let queued work run between calls; 0 for no dice.
+    /// State of the random generator that lets queued work run between calls; 0 for none.
     dice: u64,
     captures: Captures,
 }
 
 impl Engine {
-    /// A device that holds at most `capacity` bytes, with a default stream, number 0.
+    /// Creates a device that holds at most `capacity` bytes, with a default stream, number 0.
     #[must_use]
     pub fn new(capacity: u64) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -73,12 +75,12 @@ impl Engine {
         }
     }
 
-    /// From here on queued work runs now and then between calls, as the seed says.
+    /// Makes queued work run now and then between calls. The seed determines the schedule.
     pub fn seed(&mut self, seed: u64) {
         self.dice = seed | 1;
     }
 
-    /// Lets a stream that the dice name run a step, every other call. (Marsaglia's xorshift.)
+    /// Runs one step of a randomly chosen stream, on about every other call (Marsaglia's xorshift).
     fn drift(&mut self) {
         if self.dice == 0 {
             return;
@@ -91,11 +93,11 @@ impl Engine {
         }
     }
 
-    /// Takes a block.
+    /// Allocates a block and returns its address.
     ///
     /// # Errors
     ///
-    /// [`Why::OutOfMemory`] over the capacity, or when the script says so.
+    /// [`Why::OutOfMemory`] over the capacity, or if the script makes the call fail.
     pub fn allocate(&mut self, bytes: u64) -> Result<u64, DeviceError> {
         self.drift();
         self.faults.check(SimCall::Allocate, Why::OutOfMemory, "sim allocate")?;
@@ -104,11 +106,12 @@ impl Engine {
         Ok(at)
     }
 
-    /// Gives a block or a reservation back. Does not wait for anything.
+    /// Frees a block or a reservation. Does not wait for anything.
     ///
     /// # Errors
     ///
-    /// [`Why::Foreign`] for an address at which no block begins, or when the script says so.
+    /// [`Why::Foreign`] for an address at which no block begins, or if the script makes the call
+    /// fail.
     pub fn free(&mut self, at: u64) -> Result<(), DeviceError> {
         self.faults.check(SimCall::Free, Why::Other, "sim free")?;
         for range in self.memory.free(at)? {
@@ -118,16 +121,16 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes addresses without memory behind them.
+    /// Reserves addresses without memory behind them.
     ///
     /// # Errors
     ///
-    /// [`Why::OutOfMemory`] when there are no more, or when the script says so.
+    /// [`Why::OutOfMemory`] if no addresses are left, or if the script makes the call fail.
     pub fn reserve(&mut self, bytes: u64) -> Result<u64, DeviceError> {
         self.reserve_aligned(bytes, ALIGNMENT)
     }
 
-    /// The same, from a multiple of `alignment` on.
+    /// Reserves addresses that start at a multiple of `alignment`.
     ///
     /// # Errors
     ///
@@ -139,12 +142,12 @@ impl Engine {
         Ok(at)
     }
 
-    /// Puts memory behind a part of a reservation, where there is none.
+    /// Commits memory to a part of a reservation that has none.
     ///
     /// # Errors
     ///
-    /// [`Why::OutOfMemory`] over the capacity, [`Why::Other`] where there is some,
-    /// [`Why::Foreign`] outside a reservation, or when the script says so.
+    /// [`Why::OutOfMemory`] over the capacity, [`Why::Other`] if a page is committed already,
+    /// [`Why::Foreign`] outside a reservation, or if the script makes the call fail.
     pub fn commit(&mut self, pages: &Range<u64>) -> Result<(), DeviceError> {
         self.drift();
         self.faults.check(SimCall::Commit, Why::OutOfMemory, "sim commit")?;
@@ -153,11 +156,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes the memory behind a part of a reservation back. Does not wait for anything.
+    /// Decommits the memory behind a part of a reservation. Does not wait for anything.
     ///
     /// # Errors
     ///
-    /// [`Why::Other`] where there is none, or when the script says so.
+    /// [`Why::Other`] if a page is not committed, or if the script makes the call fail.
     pub fn decommit(&mut self, pages: &Range<u64>) -> Result<(), DeviceError> {
         self.faults.check(SimCall::Decommit, Why::Other, "sim decommit")?;
         self.memory.decommit(pages)?;
@@ -166,7 +169,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Notes that memory goes. It is a hazard if a stream still uses the memory.
+    /// Records that a range is freed. It is a hazard if a stream still uses the memory.
     pub fn gone(&mut self, bytes: &Range<u64>) {
         let Self { shadow, streams, .. } = self;
         shadow.gone(bytes, |stream| streams.get(stream).map_or(u64::MAX, |queue| queue.done));
@@ -183,7 +186,7 @@ impl Engine {
         self.give_use(on, bytes.clone(), "fill", Op::Fill { bytes, byte });
     }
 
-    /// What a range shows once everything given to `on` so far has run.
+    /// Returns the contents of a range after everything given to `on` so far has run.
     pub fn read(&mut self, on: usize, bytes: Range<u64>) -> Vec<u8> {
         self.give_use(on, bytes.clone(), "read", Op::Work);
         self.synchronize_stream(on);
@@ -195,14 +198,14 @@ impl Engine {
         self.give_use(on, bytes, "kernel", Op::Work);
     }
 
-    /// The CPU uses these bytes now.
+    /// Uses these bytes on the CPU now.
     pub fn touch(&mut self, bytes: Range<u64>) {
         let after = self.host.clone();
         let host = ShadowUse { stream: usize::MAX, operation: 0, what: "the CPU", after };
         self.shadow.uses(bytes, host);
     }
 
-    /// Queues work on two ranges whose effect comes when its turn does.
+    /// Queues work on two ranges. The effect is applied when the work runs.
     pub fn later(
         &mut self,
         on: usize,
@@ -224,7 +227,7 @@ impl Engine {
         self.shadow.uses(bytes, ShadowUse { stream: on, operation, what, after });
     }
 
-    /// Whether all of a range is memory that is handed out, in one block.
+    /// Returns whether all of a range is memory that is handed out, in one block.
     #[must_use]
     pub fn holds(&self, bytes: &Range<u64>) -> bool {
         self.memory.holds(bytes)
@@ -239,7 +242,7 @@ impl Engine {
         }
     }
 
-    /// Lets a kind of call fail: after `skip` more of its kind, `times` times.
+    /// Makes `times` calls of a kind fail, after `skip` more calls of that kind.
     pub fn fail(&mut self, call: SimCall, skip: u64, times: u64) {
         self.faults.fail(call, skip, times);
     }
@@ -249,7 +252,16 @@ impl Engine {
         self.faults.lose_after(calls);
     }
 
-    /// Lets no more calls fail.
+    /// Counts a call that cannot fail otherwise.
+    ///
+    /// # Errors
+    ///
+    /// A lost device.
+    pub fn count_toward_loss(&mut self, call: &'static str) -> Result<(), DeviceError> {
+        self.faults.count_toward_loss(call)
+    }
+
+    /// Cancels all failures that [`Engine::fail`] asked for.
     pub fn stop_failing(&mut self) {
         self.faults.clear();
     }
@@ -260,43 +272,43 @@ impl Engine {
         self.faults.pending()
     }
 
-    /// Whether anything is queued.
+    /// Returns whether any work is queued.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.streams.iter().any(|queue| !queue.late.is_empty())
     }
 
-    /// Which device this is; numbers are never used twice.
+    /// Returns the number of this device. No number is used twice.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Uses that were not ordered after the use before them, in words.
+    /// Returns a description of each use that was not ordered after the use before it.
     #[must_use]
     pub fn hazards(&self) -> &[String] {
         &self.shadow.hazards
     }
 
-    /// Successful calls.
+    /// Returns the number of successful calls, by kind.
     #[must_use]
     pub fn calls(&self) -> SimCalls {
         self.calls
     }
 
-    /// Bytes that are handed out.
+    /// Returns the bytes that are handed out.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.memory.held
     }
 
-    /// The most bytes that were handed out at once.
+    /// Returns the peak of [`Engine::held_bytes`].
     #[must_use]
     pub fn held_peak_bytes(&self) -> u64 {
         self.memory.held_peak
     }
 
-    /// The most bytes that can be.
+    /// Returns the most bytes that can be handed out at once.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.memory.capacity

@@ -1,14 +1,14 @@
-//! The memory of a simulated device: what is handed out, what is reserved, and what it shows.
+//! The memory of a simulated device: handed-out blocks, reservations, and contents.
 
 use super::engine::ALIGNMENT;
 use crate::error::{DeviceError, Why};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
-/// What fresh memory shows: anything but zeroes.
+/// The byte that fresh memory contains: any value but zero.
 const FRESH: u8 = 0xA5;
-/// Contents are kept in chunks of this many bytes, made when somebody writes there, so that memory
-/// that nobody writes to costs none.
+/// Bytes of a chunk of contents. The first write to a chunk creates it, so memory that is not
+/// written to costs nothing.
 const CHUNK: u64 = 4096;
 
 #[derive(Debug)]
@@ -17,8 +17,8 @@ pub(super) struct SimMemory {
     pub(super) held: u64,
     pub(super) held_peak: u64,
     next: u64,
-    /// Addresses of blocks that went, by bytes and alignment. The newest serve again first, as an
-    /// address that means another block now is what a test should meet.
+    /// Addresses of freed blocks, by bytes and alignment. The newest is reused first, so that tests
+    /// meet addresses that now mean another block.
     spare: HashMap<(u64, u64), Vec<u64>>,
     blocks: BTreeMap<u64, Block>,
     contents: HashMap<u64, Box<[u8]>>,
@@ -40,7 +40,7 @@ fn unknown(call: &'static str) -> DeviceError {
     DeviceError::new(Why::Foreign, call, 0)
 }
 
-/// An offset in a chunk.
+/// Converts an offset in a chunk to an index.
 fn index(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
@@ -58,7 +58,7 @@ impl SimMemory {
         }
     }
 
-    /// Memory of so many bytes more, if there is room.
+    /// Adds `bytes` to the bytes in use, if the capacity allows it.
     fn hold(&mut self, bytes: u64, call: &'static str) -> Result<(), DeviceError> {
         let held = self.held.checked_add(bytes).filter(|held| *held <= self.capacity);
         self.held = held.ok_or(full(call))?;
@@ -96,7 +96,7 @@ impl SimMemory {
         Ok(at)
     }
 
-    /// Takes a block or a reservation back. Returns the ranges that had memory behind them.
+    /// Frees a block or a reservation. Returns the ranges that had memory behind them.
     pub(super) fn free(&mut self, at: u64) -> Result<Vec<Range<u64>>, DeviceError> {
         let block = self.blocks.remove(&at).ok_or(unknown("sim free"))?;
         self.spare.entry((block.bytes, block.alignment)).or_default().push(at);
@@ -110,7 +110,7 @@ impl SimMemory {
         Ok(ranges)
     }
 
-    /// Puts memory behind a range of a reservation that has none anywhere.
+    /// Commits memory to a range of a reservation in which nothing is committed.
     pub(super) fn commit(&mut self, pages: &Range<u64>) -> Result<(), DeviceError> {
         let committed = self.reservation(pages, "sim commit")?;
         if committed.range(..pages.end).next_back().is_some_and(|(_, end)| *end > pages.start) {
@@ -121,7 +121,7 @@ impl SimMemory {
         Ok(())
     }
 
-    /// Takes the memory behind a range of a reservation, which has some everywhere.
+    /// Decommits a range of a reservation, all of which is committed.
     pub(super) fn decommit(&mut self, pages: &Range<u64>) -> Result<(), DeviceError> {
         if !self.holds(pages) {
             return Err(DeviceError::new(Why::Other, "sim decommit of missing pages", 0));
@@ -154,12 +154,12 @@ impl SimMemory {
         block.committed.as_mut().filter(|_| inside).ok_or(unknown(call))
     }
 
-    /// Whether all of a range is memory that is handed out, in one block.
+    /// Returns whether all of a range is memory that is handed out, in one block.
     pub(super) fn holds(&self, bytes: &Range<u64>) -> bool {
         let Some((at, block)) = self.blocks.range(..=bytes.start).next_back() else { return false };
         let Some(committed) = &block.committed else { return bytes.end <= at + block.bytes };
         let mut until = bytes.start;
-        // Ranges are kept apart even where they touch.
+        // Adjacent committed ranges are not merged.
         let first = committed.range(..=bytes.start).next_back().map(|(start, _)| *start);
         for (start, end) in committed.range(first.unwrap_or(bytes.start)..bytes.end) {
             if *start <= until && *end > until {
@@ -175,7 +175,7 @@ impl SimMemory {
         }
     }
 
-    /// The pieces of a range by chunk: the chunk, and where in it.
+    /// Splits a range by chunk. Each item is a chunk's number and the range inside the chunk.
     fn chunks(bytes: &Range<u64>) -> impl Iterator<Item = (u64, Range<usize>)> + use<> {
         let Range { start, end } = *bytes;
         let chunks = if start < end { start / CHUNK..end.div_ceil(CHUNK) } else { 0..0 };

@@ -1,30 +1,30 @@
-//! The calls of a simulated device: which there are, how often they came, and which are to fail.
+//! The calls of a simulated device: their kinds, their counts, and their scripted failures.
 
 use crate::error::{DeviceError, Why};
 
 /// The calls of a simulated device that can be made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SimCall {
-    /// Taking a block.
+    /// Allocating a block.
     Allocate,
-    /// Giving one back. The device keeps it then, and nobody can reach it.
+    /// Freeing a block. If it fails, the device keeps the block, and no caller can reach it.
     Free,
     /// Recording an event.
     Record,
-    /// Waiting for one, on the device.
+    /// Making a stream wait for an event on the device.
     Wait,
-    /// Asking for one.
+    /// Querying an event.
     Query,
-    /// Taking addresses.
+    /// Reserving addresses.
     Reserve,
-    /// Putting memory behind addresses.
+    /// Committing memory to addresses.
     Commit,
-    /// Taking it back. The device keeps it then, where it is.
+    /// Decommitting memory. If it fails, the device keeps the memory where it is.
     Decommit,
 }
 
 impl SimCall {
-    /// All of them.
+    /// All kinds of calls.
     pub const ALL: [Self; 8] = [
         Self::Allocate,
         Self::Free,
@@ -41,21 +41,21 @@ impl SimCall {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SimCalls {
-    /// Blocks taken.
+    /// Blocks allocated.
     pub allocations: u64,
-    /// Blocks given back.
+    /// Blocks and reservations freed.
     pub frees: u64,
     /// Events recorded.
     pub records: u64,
-    /// Waits on the device.
+    /// Waits for events on the device.
     pub waits: u64,
     /// Queries of events.
     pub queries: u64,
-    /// Reservations taken.
+    /// Reservations made.
     pub reservations: u64,
     /// Ranges of pages committed.
     pub commits: u64,
-    /// Ranges of pages taken back.
+    /// Ranges of pages decommitted.
     pub decommits: u64,
 }
 
@@ -63,7 +63,7 @@ pub struct SimCalls {
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     faults: Vec<Fault>,
-    /// Calls until the device is lost, if it is to be.
+    /// Calls until the device is lost; `None` if no loss is scripted.
     calls_left: Option<u64>,
 }
 
@@ -92,7 +92,7 @@ impl Faults {
         self.faults.iter().map(|fault| fault.times).sum()
     }
 
-    /// Whether a call that comes now is to fail; counts it.
+    /// Counts a call, and returns an error if the call is to fail.
     pub(super) fn check(
         &mut self,
         call: SimCall,
@@ -110,7 +110,7 @@ impl Faults {
         Ok(())
     }
 
-    /// Counts a call, and refuses it once the device is lost.
+    /// Counts a call, and returns an error once the device is lost.
     pub(super) fn count_toward_loss(&mut self, name: &'static str) -> Result<(), DeviceError> {
         match &mut self.calls_left {
             Some(0) => return Err(DeviceError::new(Why::Lost, name, -2)),

@@ -1,12 +1,14 @@
-//! Who used each byte last, with what they were ordered after: a use that is not ordered after the
-//! one before it is a hazard, whether or not it went wrong this time.
+//! The last use of each byte, and the operations that the use was ordered after.
+//!
+//! A use that is not ordered after the use before it is a hazard, even if it did no damage this
+//! time.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// For each stream, how many of its operations something is ordered after.
+/// For each stream, the number of its operations that a use or an event is ordered after.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct VectorClock(Vec<u64>);
 
@@ -38,7 +40,7 @@ pub(super) struct ShadowUse {
     pub(super) stream: usize,
     pub(super) operation: u64,
     pub(super) what: &'static str,
-    /// What it is ordered after, itself included.
+    /// Operations that the use is ordered after, itself included.
     pub(super) after: VectorClock,
 }
 
@@ -57,7 +59,7 @@ impl fmt::Display for ShadowUse {
     }
 }
 
-/// The last use of each byte, as ranges that do not overlap: where one ends, and the use.
+/// The last use of each byte. Ranges do not overlap; each has its end and its use.
 #[derive(Debug, Default)]
 pub(super) struct Shadow {
     uses: BTreeMap<u64, (u64, Arc<ShadowUse>)>,
@@ -65,7 +67,7 @@ pub(super) struct Shadow {
 }
 
 impl Shadow {
-    /// Takes out what is known of a range. Uses that reach beyond it are cut.
+    /// Removes and returns the uses of a range. Uses that reach beyond the range are split.
     fn take(&mut self, bytes: &Range<u64>) -> Vec<(Range<u64>, Arc<ShadowUse>)> {
         let mut taken = Vec::new();
         while let Some((start, (end, by))) = self.uses.range(..bytes.end).next_back() {
@@ -85,7 +87,7 @@ impl Shadow {
         taken
     }
 
-    /// These bytes are used: is that ordered after the uses before?
+    /// Records a use of a range, and a hazard if it is not ordered after the uses before.
     pub(super) fn uses(&mut self, bytes: Range<u64>, now: ShadowUse) {
         if bytes.is_empty() {
             return;
@@ -99,8 +101,8 @@ impl Shadow {
         self.uses.insert(bytes.start, (bytes.end, Arc::new(now)));
     }
 
-    /// The memory goes while operations up to `done` of each stream have run. Going while a stream
-    /// still uses it is as bad as a use out of order.
+    /// Records that a range is freed after operations up to `done` of each stream have run. Freeing
+    /// memory that a stream still uses is a hazard, as a use out of order is.
     pub(super) fn gone(&mut self, bytes: &Range<u64>, done: impl Fn(usize) -> u64) {
         for (part, before) in self.take(bytes) {
             if done(before.stream) < before.operation {

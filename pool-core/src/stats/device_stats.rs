@@ -35,7 +35,8 @@ impl Stat {
 pub struct StatArray {
     /// All.
     pub all: Stat,
-    /// Requests of at most 1 MiB.
+    /// Requests of at most 1 MiB. Blocks are told apart under
+    /// [`ArenaConfig::torch`](crate::ArenaConfig::torch) only.
     pub small: Stat,
     /// Requests above.
     pub large: Stat,

@@ -1,27 +1,28 @@
-//! The last uses of a block: one for each stream that used it.
+//! The last uses of a block, one for each stream that used it.
 
 use crate::stream::clock::StreamClock;
 use crate::stream::order::{After, Taker};
 
-/// Uses of a block, each stream's last. Moved on each hit, so it is to be small.
+/// The last use of a block on each stream. Each hit moves it, so it must be small.
 #[derive(Debug)]
 #[expect(clippy::box_collection, reason = "one word instead of three in each block")]
 pub(crate) struct Marks<C: StreamClock> {
     /// The stream that the block was allocated for.
     home: Used<C::Mark>,
-    /// The few others that it was taken to. None in most programs, and then one word.
+    /// Uses on other streams: few, and none in most programs, so that `None` costs one word.
     also: Option<Box<Vec<Used<C::Mark>>>>,
-    /// Whether its own stream used it after all of these; they are in the order of their uses.
+    /// True if the block's own stream used it after all of `also`. `also` is in the order of the
+    /// uses.
     home_is_newest: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Used<M> {
     last: M,
-    /// Whether any use began. If none did, this is only the point of the allocation.
+    /// True if any use began. If none did, `last` is only the point of the allocation.
     touched: bool,
-    /// Uses begun and not ended. Any left at the drop means that a `Use` was forgotten, or that the
-    /// stream was recorded: what it was given until then counts as used.
+    /// Uses that began and did not end. Any left at the drop mean that a `Use` was forgotten, or
+    /// that the stream was recorded: all work that the stream was given until then counts as use.
     open: u32,
 }
 
@@ -35,7 +36,7 @@ impl<C: StreamClock> Marks<C> {
         }
     }
 
-    /// As new, for the next user of a block that is ready.
+    /// Resets the marks for the next user of a block that is ready.
     #[inline]
     pub(crate) fn restart(&mut self, home: C::Mark) {
         self.also = None;
@@ -43,7 +44,7 @@ impl<C: StreamClock> Marks<C> {
         self.home_is_newest = true;
     }
 
-    /// As new, for the next user of a block that one stream used.
+    /// Resets the marks for the next user of a block that one stream used.
     #[inline]
     pub(crate) fn restart_home(&mut self, home: C::Mark) {
         debug_assert!(self.also.is_none());
@@ -51,13 +52,13 @@ impl<C: StreamClock> Marks<C> {
         self.home_is_newest = true;
     }
 
-    /// Whether they are all of one stream, the one of this mark.
+    /// Returns whether all uses are on one stream, the stream of this mark.
     #[inline]
     pub(crate) fn are_of(&self, clock: &C, mark: C::Mark) -> bool {
         self.also.is_none() && clock.same_stream(self.home.last, mark)
     }
 
-    /// Whether each use has ended.
+    /// Returns whether one stream alone used the block, and each use has ended.
     #[inline]
     pub(crate) fn are_closed(&self) -> bool {
         self.also.is_none() && self.home.open == 0 && !C::UNTIL_DROP
@@ -68,8 +69,8 @@ impl<C: StreamClock> Marks<C> {
         self.home.last
     }
 
-    /// What a new use on `on` must be ordered behind and is not yet. A use that is still open
-    /// counts up to now.
+    /// Returns the marks that a new use on `on` must be ordered behind and is not yet. The mark of
+    /// an open use is the stream's latest.
     pub(crate) fn behind(&self, clock: &C, on: &C::Stream, cpu_touches: bool) -> Vec<C::Mark> {
         let counted = self.newest_first().filter(|used| used.touched || !cpu_touches);
         let now = |used: &Used<C::Mark>| {
@@ -105,7 +106,7 @@ impl<C: StreamClock> Marks<C> {
         &mut also[newest]
     }
 
-    /// The block is given back: settles what no `Use` has ended.
+    /// Ends the uses that no `Use` has ended, when the block is freed.
     #[inline]
     pub(crate) fn close(&mut self, clock: &C) {
         if self.are_closed() {
@@ -118,14 +119,14 @@ impl<C: StreamClock> Marks<C> {
         }
     }
 
-    /// Whether one stream alone used the block, and a taker may have it as it is.
+    /// Returns whether only one stream used the block, and a taker may have it as it is.
     #[inline]
     pub(crate) fn is_one_and_ready(&self, taker: &Taker<'_, C>) -> bool {
         self.also.is_none()
             && ((taker.cpu_touches && !self.home.touched) || taker.is_ready(self.home.last))
     }
 
-    /// Whether a taker may have the block as it is. Makes no device call.
+    /// Returns whether a taker may have the block as it is. Makes no device call.
     #[inline]
     pub(crate) fn is_ready(&self, taker: &Taker<'_, C>) -> bool {
         if self.also.is_none() {
@@ -134,15 +135,18 @@ impl<C: StreamClock> Marks<C> {
         self.counted(taker.cpu_touches).all(|mark| taker.is_ready(mark))
     }
 
-    /// The marks that count. What the CPU touches was seen done when it was granted, so there only
-    /// real uses do. Elsewhere the point of the allocation does too: it is ordered after what was
-    /// before.
+    /// Returns the marks that count.
+    ///
+    /// Memory that the CPU touches was seen done when it was allocated, so only its real uses
+    /// count. For other memory the point of the allocation counts too: it is ordered after the uses
+    /// before it.
     #[inline]
     fn counted(&self, cpu_touches: bool) -> impl Iterator<Item = C::Mark> + '_ {
         self.newest_first().filter(move |used| used.touched || !cpu_touches).map(|used| used.last)
     }
 
-    /// The latest stream first: who is ordered after it is often ordered after the others already.
+    /// Returns the uses, the newest first: a stream that is ordered after the newest is often
+    /// ordered after the others already.
     #[inline]
     fn newest_first(&self) -> impl Iterator<Item = &Used<C::Mark>> + '_ {
         let home = |is_its_turn: bool| is_its_turn.then_some(&self.home).into_iter();
@@ -150,12 +154,12 @@ impl<C: StreamClock> Marks<C> {
         home(self.home_is_newest).chain(also).chain(home(!self.home_is_newest))
     }
 
-    /// Whether all marks are as `is` says.
+    /// Returns whether `is` holds for all marks.
     pub(crate) fn all_are(&self, is: impl Fn(C::Mark) -> bool) -> bool {
         self.newest_first().all(|used| is(used.last))
     }
 
-    /// The marks that the memory must be behind before it serves again.
+    /// Returns the marks that the memory must be behind before it is reused.
     #[inline]
     pub(crate) fn after(&self, cpu_touches: bool) -> After<C::Mark> {
         match (&self.also, self.home.touched || !cpu_touches) {

@@ -1,34 +1,36 @@
-//! Stream order: which marks memory waits for, and when it may serve again.
+//! Stream order: the marks that memory waits for, and the conditions under which it may be reused.
 //!
-//! A free names marks, the end of the last use on each stream. Nothing is recorded then. What
-//! waits on a device waits there, by an event that is made when somebody asks; what the CPU touches
-//! waits for a query, since the host is a stream that cannot wait on a device.
+//! A free takes marks, the end of the last use on each stream, and records no event. A device
+//! stream waits on the device, by an event that is recorded when a request needs it. Memory that
+//! the CPU touches waits for a query, since the host is a stream that cannot wait on a device.
 
 use crate::error::DeviceError;
 use crate::stream::clock::{Order, StreamClock};
 
-/// When a stream may take memory that another stream used last.
+/// The condition under which a stream may take memory that another stream used last.
 ///
-/// Memory whose marks the taker is already ordered after is free for the taking under each of
-/// these, and so is what a retired stream left behind.
+/// Each policy allows memory whose marks the taker is already ordered after, and the memory of a
+/// retired stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StealPolicy {
-    /// Never at the price of a wait. Streams do not hold each other up, and each keeps a cache of
-    /// its own.
+    /// Takes no memory that costs a wait. Streams do not delay each other, and each has a separate
+    /// cache.
     Never,
-    /// At the price of one wait on the device, where an event after the marks exists already.
+    /// Takes memory at the cost of one wait on the device, if an event after the marks exists
+    /// already.
     Ordered,
-    /// Also by recording an event now, instead of a call to the device for memory. The taker then
-    /// waits for all that the other stream has queued by now.
+    /// Also records an event now, instead of asking the device for memory. The taker then waits for
+    /// all work that the other stream has queued by now.
     #[default]
     Wait,
 }
 
 impl StealPolicy {
-    /// Whether a taker on `on` may have what is behind `mark`. Makes no device call.
+    /// Returns whether a taker on `on` may have memory behind `mark`. Makes no device call.
     ///
-    /// In a capture nothing is waited for before the launch, and what is left of a range that was
-    /// taken for one must not look as if it had been: there it is as if no wait were allowed.
+    /// In a capture, no wait happens before the launch, and the rest of a range that was split for
+    /// a capture must not look as if it had been waited for. A capture therefore takes no memory
+    /// that needs a wait.
     pub(crate) fn allows<C: StreamClock>(self, clock: &C, on: &C::Stream, mark: C::Mark) -> bool {
         if !clock.takes_work(on) {
             return clock.is_ordered(on, mark);
@@ -42,12 +44,12 @@ impl StealPolicy {
     }
 }
 
-/// Who asks for memory, and on which terms.
+/// The stream of a request, and the terms on which the request takes memory.
 pub(crate) struct Taker<'r, C: StreamClock> {
     pub(crate) clock: &'r C,
     pub(crate) on: &'r C::Stream,
     pub(crate) steal: StealPolicy,
-    /// The CPU touches the memory, so it must be seen done, whatever the stream.
+    /// True if the CPU touches the memory. Its marks must then be seen done, on whichever stream.
     pub(crate) cpu_touches: bool,
 }
 
@@ -60,7 +62,7 @@ impl<C: StreamClock> Clone for Taker<'_, C> {
 impl<C: StreamClock> Copy for Taker<'_, C> {}
 
 impl<C: StreamClock> Taker<'_, C> {
-    /// Whether memory behind `mark` may be had as it is. Makes no device call.
+    /// Returns whether memory behind `mark` may be taken as it is. Makes no device call.
     #[inline]
     pub(crate) fn is_ready(&self, mark: C::Mark) -> bool {
         match self.cpu_touches {
@@ -69,7 +71,8 @@ impl<C: StreamClock> Taker<'_, C> {
         }
     }
 
-    /// Whether memory behind all of these marks may be had as it is. Makes no device call.
+    /// Returns whether memory behind all of these marks may be taken as it is. Makes no device
+    /// call.
     #[inline]
     pub(crate) fn are_ready(&self, after: &After<C::Mark>) -> bool {
         match after {
@@ -79,18 +82,19 @@ impl<C: StreamClock> Taker<'_, C> {
         }
     }
 
-    /// Whether it may be asked for at all. Makes no device call.
+    /// Returns whether the taker may query or wait for `mark`. Makes no device call.
     pub(crate) fn may_ask(&self, mark: C::Mark) -> bool {
         self.cpu_touches || self.steal.allows(self.clock, self.on, mark)
     }
 
-    /// Returns whether memory behind `mark` is ready, by a query if it must be. Nothing waits.
+    /// Returns whether memory behind `mark` is ready, and queries the device if needed. Does not
+    /// wait.
     pub(crate) fn see_done(&self, mark: C::Mark) -> Result<Order, DeviceError> {
         let done = self.is_ready(mark) || self.clock.is_done(mark)?;
         Ok(if done { Order::Ordered } else { Order::NotYet })
     }
 
-    /// Makes it ready, if that is possible without blocking the host.
+    /// Makes memory behind `mark` ready, if that is possible without blocking the host.
     pub(crate) fn make_ready(&self, mark: C::Mark) -> Result<Order, DeviceError> {
         match self.cpu_touches {
             true if self.clock.is_done(mark)? => Ok(Order::Ordered),
@@ -100,8 +104,8 @@ impl<C: StreamClock> Taker<'_, C> {
     }
 }
 
-/// What must be done before memory serves again: the last use on each stream that used it. One in
-/// most programs, and that one without a heap.
+/// The marks that must be done before memory is reused: the last use on each stream that used it.
+/// Most programs have one mark, which needs no heap.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum After<M> {
     #[default]
@@ -128,8 +132,8 @@ impl<M: Copy> After<M> {
         }
     }
 
-    /// Whether ranges behind these marks may coalesce. If work on one of them has not reached the
-    /// device, a stream that may have the other one would have to wait for that work.
+    /// Returns whether ranges behind these marks may coalesce. If work on one of them has not
+    /// reached the device, a stream that may have the other one would have to wait for that work.
     #[inline]
     pub(crate) fn may_coalesce<C: StreamClock<Mark = M>>(&self, clock: &C, other: &Self) -> bool {
         match (self, other) {
@@ -139,7 +143,7 @@ impl<M: Copy> After<M> {
         }
     }
 
-    /// Adds the marks of another: the later one of each stream stays.
+    /// Adds the marks of `other`, and keeps the later mark of each stream.
     #[inline]
     pub(crate) fn join<C: StreamClock<Mark = M>>(&mut self, clock: &C, other: Self) {
         match (&mut *self, other) {

@@ -1,12 +1,12 @@
 //! Epochs and lazy events: the clock of a device that has streams and events.
 //!
-//! An epoch is the stretch of a stream between two events. An event is recorded when somebody asks
-//! about a mark that no event covers yet, so at most one per epoch, and none when nobody asks. What
-//! a stream has waited for is remembered and passed on with its own events, so a wait that follows
-//! from earlier waits is never made.
+//! An epoch is the stretch of a stream between two events. The clock records an event when a caller
+//! asks about a mark that no event covers yet: at most one per epoch, and none if no caller asks. A
+//! stream remembers what it has waited for and passes this on with its events, so the clock never
+//! makes a wait that follows from earlier waits.
 //!
-//! A stream that ends is retired: its last event is recorded while it can be, and stays until it is
-//! seen done. Then the stream is forgotten, and its marks count as done.
+//! A stream that ends is retired: the clock records its last event while it can, and keeps the
+//! event until it is seen done. Then the clock forgets the stream, and its marks count as done.
 
 mod capture;
 mod stream;
@@ -22,9 +22,9 @@ use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::SeqCst};
 pub use stream::Stream;
 use stream::{Recorded, Slot};
 
-/// Events of a stream that are remembered at most. Forgetting one costs a later event.
+/// Most events that are remembered per stream. Forgetting one costs a later event.
 const EVENTS_KEPT: usize = 16;
-/// Retired streams that are asked after when another stream comes or goes.
+/// Retired streams that are queried when another stream is registered or retired.
 const RETIRED_ASKED: usize = 4;
 
 /// The device calls that stream order needs.
@@ -37,45 +37,45 @@ pub trait EventDriver: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The device's refusal. [`Why::NotSubmitted`] if a capture that the clock does not know has
-    /// `on`: the event would be an edge of its graph.
+    /// The device's error. [`Why::NotSubmitted`] if `on` is in a capture that the clock does not
+    /// know: the event would be an edge of its graph.
     fn record(&self, on: &Self::Raw) -> Result<Self::Event, DeviceError>;
-    /// Records an edge of a capture that has `on`.
+    /// Records an edge of the capture that `on` is in.
     ///
     /// # Errors
     ///
-    /// The device's refusal.
+    /// The device's error.
     fn record_edge(&self, on: &Self::Raw) -> Result<Self::Event, DeviceError> {
         self.record(on)
     }
-    /// Makes what `on` is given from here on wait for `event`, on the device.
+    /// Makes the work that `on` is given from here on wait for `event`, on the device.
     ///
     /// # Errors
     ///
-    /// What the device said.
+    /// The device's error.
     fn wait(&self, on: &Self::Raw, event: &Self::Event) -> Result<(), DeviceError>;
-    /// Whether `event` has passed.
+    /// Returns whether `event` has passed.
     ///
     /// # Errors
     ///
-    /// What the device said.
+    /// The device's error.
     fn query(&self, event: &Self::Event) -> Result<bool, DeviceError>;
     /// Blocks the host until `event` has passed.
     ///
     /// # Errors
     ///
-    /// What the device said.
+    /// The device's error.
     fn synchronize(&self, event: &Self::Event) -> Result<(), DeviceError>;
-    /// As [`StreamClock::fault`].
+    /// Returns the device's fault, as [`StreamClock::fault`] does.
     fn fault(&self) -> Option<DeviceError> {
         None
     }
 }
 
-/// A point in a stream: what was given to it while its epoch was at most this.
+/// A point in a stream: the work given to it while its epoch was at most the mark's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// The timeline that it belongs to: a stranger's mark is refused.
+    /// The timeline that the mark belongs to. Other timelines refuse it.
     timeline: u32,
     stream: u32,
     epoch: u64,
@@ -86,13 +86,13 @@ pub struct Timeline<D: EventDriver> {
     id: u32,
     driver: D,
     default: Stream<D>,
-    /// Ids below this were handed out; one that is not in `slots` is retired and done.
+    /// Ids below this were handed out. An id that is not in `slots` is retired and done.
     next: AtomicU32,
     slots: RwLock<HashMap<u32, Arc<Slot<D>>>>,
 }
 
 impl<D: EventDriver> Timeline<D> {
-    /// A clock whose default stream is `default`.
+    /// Creates a clock whose default stream is `default`.
     pub fn new(driver: D, default: D::Raw) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let id = NEXT.fetch_add(1, SeqCst);
@@ -101,7 +101,7 @@ impl<D: EventDriver> Timeline<D> {
         Self { id, driver, default: Stream(slot), next: AtomicU32::new(1), slots }
     }
 
-    /// Makes one of the device's streams known. Each raw stream is registered once.
+    /// Registers one of the device's streams. Register each raw stream once.
     ///
     /// ```
     /// # use pool_core as bucketpool;
@@ -119,10 +119,12 @@ impl<D: EventDriver> Timeline<D> {
         Stream(slot)
     }
 
-    /// The stream ends: what it has queued still runs, and from here on it is refused. Call it
-    /// before the device's own stream is destroyed, since an event is recorded on it. Memory that
-    /// it used serves others behind that event, so nothing is stranded. No [`Use`](crate::Use) on
-    /// it may be open: work that is given to it afterwards is not waited for.
+    /// Ends a stream. Its queued work still runs; from here on the clock refuses the stream.
+    ///
+    /// Call it before the device's own stream is destroyed, since it records an event on that
+    /// stream. Other streams can reuse the stream's memory behind that event. No
+    /// [`Use`](crate::Use) on the stream may be open: work that is given to it afterwards is not
+    /// waited for.
     ///
     /// ```
     /// # use pool_core as bucketpool;
@@ -142,7 +144,8 @@ impl<D: EventDriver> Timeline<D> {
     /// # Errors
     ///
     /// [`Why::Foreign`] for a stream of another device, [`Why::Unsupported`] for the default
-    /// stream, which does not end, or what the device said; the stream goes on then.
+    /// stream, which does not end, or the device's error. After an error of the device the stream
+    /// goes on.
     pub fn retire(&self, stream: &Stream<D>) -> Result<(), DeviceError> {
         let refuse = |why| Err(DeviceError::new(why, "retire a stream", 0));
         let slot = &stream.0;
@@ -155,11 +158,11 @@ impl<D: EventDriver> Timeline<D> {
         if slot.ended.swap(true, SeqCst) {
             return refuse(Why::Foreign);
         }
-        // A mark of this epoch or an earlier one is all there will be.
+        // All marks of the stream are of this epoch or an earlier one.
         let last = Mark { timeline: self.id, stream: slot.id, epoch: slot.epoch.load(SeqCst) };
         let event = self.event_after(last).inspect_err(|_| slot.ended.store(false, SeqCst))?;
-        // Without an event all of it is done. An epoch that another thread has begun meanwhile has
-        // no event yet, so it does not count.
+        // Without an event, all work of the stream is done. An epoch that another thread has begun
+        // meanwhile has no event yet, so it does not count.
         let final_epoch = event.map_or(last.epoch + 1, |recorded| recorded.epoch);
         slot.last.store(final_epoch, SeqCst);
         // Calls that other threads make on the stream end before its owner may destroy it.
@@ -169,7 +172,7 @@ impl<D: EventDriver> Timeline<D> {
         Ok(())
     }
 
-    /// Forgets retired streams that are done. Asks after a few only; the others' turn comes.
+    /// Forgets retired streams that are done. Queries only a few; later calls query the others.
     fn forget_retired(&self) {
         let retired: Vec<_> = {
             let slots = self.slots.read();
@@ -182,13 +185,13 @@ impl<D: EventDriver> Timeline<D> {
             if let Some(last) = last
                 && self.driver.query(&last.event) == Ok(true)
             {
-                // Only tidying: a refusal leaves the stream for the next time.
+                // This is only cleanup: if it fails, the stream stays until the next call.
                 let _ = self.seen_done(mark, &last);
             }
         }
     }
 
-    /// The stream of a mark; `None` if it is retired and done.
+    /// Returns the stream of a mark, or `None` if it is retired and done.
     fn slot(&self, mark: Mark) -> Result<Option<Arc<Slot<D>>>, DeviceError> {
         if mark.timeline != self.id || mark.stream >= self.next.load(SeqCst) {
             return Err(DeviceError::new(Why::Foreign, "a mark of another device", 0));
@@ -196,14 +199,17 @@ impl<D: EventDriver> Timeline<D> {
         Ok(self.slots.read().get(&mark.stream).cloned())
     }
 
-    /// What the stream of one of our marks says; `gone` if it is retired and done.
+    /// Returns `says` of the stream of a mark, or `gone` if the stream is retired and done. Returns
+    /// `None` for a mark of another device.
     fn of_stream<T>(&self, mark: Mark, gone: T, says: impl FnOnce(&Slot<D>) -> T) -> Option<T> {
         let slot = self.slot(mark).ok()?;
         Some(slot.map_or(gone, |slot| says(&slot)))
     }
 
-    /// The first event that covers `mark`, or a new one: the earlier the event, the less of the
-    /// stream's later work is waited for with it. `None` if all of it is done.
+    /// Returns the first event that covers `mark`, or records one. Returns `None` if all of the
+    /// work is done.
+    ///
+    /// The earliest event is best: a wait for it includes the least of the stream's later work.
     fn event_after(&self, mark: Mark) -> Result<Option<Arc<Recorded<D::Event>>>, DeviceError> {
         let Some(slot) = self.slot(mark)? else { return Ok(None) };
         let _call = slot.calls.read();
@@ -214,7 +220,7 @@ impl<D: EventDriver> Timeline<D> {
             if let Some(first) = known.events.iter().find(covers) {
                 return Ok(Some(first.clone()));
             }
-            // Nothing is recorded on a stream that has ended: its owner may have destroyed it.
+            // No event is recorded on a stream that has ended: its owner may have destroyed it.
             if slot.done_before.load(Acquire) > epoch || slot.is_retired() {
                 return Ok(None);
             }
@@ -223,9 +229,9 @@ impl<D: EventDriver> Timeline<D> {
             }
             known.clock.clone()
         };
-        // The epoch moves BEFORE the event is recorded: a use that ends with the old epoch was
-        // given to the stream before the event. The other way round, work given between the two
-        // would count as covered.
+        // The epoch is raised BEFORE the event is recorded: a use that ends with the old epoch was
+        // given to the stream before the event. In the opposite order, work given between the two
+        // steps would count as covered.
         let epoch = slot.epoch.fetch_add(1, SeqCst) + 1;
         let new = Arc::new(Recorded { epoch, event: self.driver.record(&slot.raw)?, clock });
         let events = &mut slot.known.lock().events;
@@ -237,7 +243,7 @@ impl<D: EventDriver> Timeline<D> {
         Ok(Some(new))
     }
 
-    /// A query has seen this event pass.
+    /// Notes that a query has seen an event pass.
     fn seen_done(&self, mark: Mark, recorded: &Recorded<D::Event>) -> Result<(), DeviceError> {
         let Some(slot) = self.slot(mark)? else { return Ok(()) };
         slot.done_before.fetch_max(recorded.epoch, SeqCst);
@@ -258,9 +264,10 @@ impl<D: EventDriver> Timeline<D> {
         }
     }
 
-    /// Runs a call on the stream of a mark. The stream stays alive during the call. Returns `None`
-    /// without the call if the stream is retired or under a capture that the clock knows. The call
-    /// must not ask the clock about the same stream: it could wait for itself.
+    /// Runs a call on the stream of a mark. The stream stays alive during the call.
+    ///
+    /// Returns `None` without the call if the stream is retired or under a capture that the clock
+    /// knows. The call must not ask the clock about the same stream: it could deadlock.
     pub fn on_stream_of<T>(&self, mark: Mark, call: impl FnOnce(&Stream<D>) -> T) -> Option<T> {
         let slot = self.slot(mark).ok()??;
         let _call = slot.calls.read();
@@ -276,8 +283,8 @@ impl<D: EventDriver> Timeline<D> {
         }
         let Some(recorded) = self.event_after(mark)? else { return Ok(()) };
         self.driver.wait(&on.raw, &recorded.event)?;
-        // Only now: another thread on the same stream must not find itself ordered before the
-        // wait is in the stream.
+        // The clock is updated only after the wait: another thread on the same stream must not
+        // count as ordered before the wait is in the stream.
         // A mark taken after the stream had ended is covered by its last event.
         let covered = recorded.epoch.max(mark.epoch.saturating_add(1));
         on.known.lock().note_after(recorded.clock.clone(), mark.stream, covered);

@@ -1,18 +1,18 @@
 //! A hit in bucketpool and one in `CubeCL`'s memory management, measured in one run.
 //!
-//! Measured: on one thread, one free of the block that is out longest, and one allocation of the
-//! same size, while 1, 128, 1000 and 16 000 blocks of 64 KiB are live. After the first round each
-//! allocation is served from memory that is held already; this is asserted.
+//! Measured: on one thread, one free of the oldest live block and one allocation of the same size,
+//! while 1, 128, 1000 and 16 000 blocks of 64 KiB are live. After the first round each allocation
+//! is served from memory that is already reserved; the bench asserts this.
 //!
 //! - `bucketpool`: a pool of exact sizes with statistics on, over an arena on the pages of a
-//!   simulated device; buffers that free themselves on drop.
+//!   simulated device; buffers free themselves on drop.
 //! - `CubeCL`: `MemoryManagement::reserve` with its presets `SubSlices` and `ExclusivePages`, over
-//!   a storage that hands out numbers and no memory; handles that free themselves on drop.
+//!   a storage that hands out numbers and no memory; handles free themselves on drop.
 //!
-//! Not measured: a device, misses, a mix of sizes, several threads or streams, views of a block,
-//! and what either does besides: `CubeCL`'s mutex or channel around its memory management, and the
-//! cleanup that gives pages back. bucketpool takes its own lock, counts, and takes a mark of the
-//! stream within what is measured.
+//! Not measured: a device, misses, a mix of sizes, several threads or streams, views of a block.
+//! Also not measured: `CubeCL`'s mutex or channel around its memory management, and the cleanup
+//! that gives pages back. The measured time of bucketpool includes its lock, its statistics, and a
+//! mark of the stream.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use cubecl_ir::MemoryDeviceProperties;
@@ -31,12 +31,14 @@ use std::time::Duration;
 
 const BLOCK: u64 = 64 * KIB;
 const LIVE: [usize; 4] = [1, 128, 1000, 16_000];
-/// Blocks of both start at multiples of this.
+/// Blocks of both contenders start at multiples of this.
 const ALIGNMENT: u64 = 512;
-/// What `CubeCL` sizes its pools by: a quarter of the device, as it takes it on a GPU of 8 GiB.
+/// Largest page, from which `CubeCL` sizes its pools.
+///
+/// It is a quarter of the device, as `CubeCL` computes it on a GPU of 8 GiB.
 const LARGEST_PAGE: u64 = 2 * GIB;
 
-/// A storage without memory, which counts its pages.
+/// A storage that counts its pages and has no memory.
 #[derive(Default)]
 struct Numbers {
     pages: u64,
@@ -61,7 +63,7 @@ impl ComputeStorage for Numbers {
     fn flush(&mut self) {}
 }
 
-/// Measures a pair with `live` blocks live, all of which `allocate` makes; drops free them.
+/// Measures a pair with `live` live blocks. `allocate` makes each block; dropping it frees it.
 fn pair<B, E: Debug>(
     c: &mut Criterion,
     name: &str,

@@ -1,10 +1,10 @@
-//! How an arena takes memory from the device and splits it.
+//! The configuration of an arena: how it takes memory from the device and splits it.
 
 use crate::size::{GIB, KIB, MIB};
 use crate::stream::order::StealPolicy;
 
-/// How an arena takes memory from the device and splits it. Three are ready made; each number can
-/// be changed.
+/// The configuration of an arena: how it takes memory from the device and splits it. Three
+/// configurations are ready made; each number can be changed.
 ///
 /// ```
 /// # use pool_core as bucketpool;
@@ -25,79 +25,89 @@ pub struct ArenaConfig {
     pub(crate) uncached: bool,
 }
 
-/// Where memory comes from.
+/// The source of an arena's memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Source {
-    /// Segments whose size follows from the request.
+    /// Segments whose size depends on the request, as in `PyTorch`.
     Torch,
-    /// Segments of a multiple of this many bytes.
+    /// Segments whose size is a multiple of this many bytes.
     Segments(u64),
-    /// Pages of a reservation, of so many bytes each, committed where a block lies. Free pages go
-    /// back once committed bytes would pass `most` times the most bytes handed out at once.
+    /// Pages of a reservation, of `bytes` bytes each, committed where a block lies. The arena gives
+    /// free pages back before committed bytes would exceed `most` times the peak of allocated
+    /// bytes.
     Pages { bytes: u64, most: f64 },
-    /// Each block is a segment that is lent whole: a pool without an arena.
+    /// Each block is a whole segment: a pool without an arena.
     Blocks,
 }
 
-/// The part of the slack that is committed beyond the most allocated bytes. The rest is a reserve
-/// for pages that streams still use.
+/// The share of the slack that may be committed above the peak of allocated bytes. The rest is a
+/// reserve for pages that streams still use.
 const OWN_SHARE_OF_SLACK: f64 = 0.7;
-/// An arena in pages that may commit this many times the peak bounds what its thread caches hold
-/// by the peak only.
+/// The value of `most` from which only the peak bounds the bytes in the thread caches of an arena
+/// in pages.
 const LEASES_FROM_SLACK: f64 = 1.08;
-/// The slack of an arena that only has to grow gracefully.
+/// The slack of [`ArenaConfig::grow`].
 const SLACK_TO_GROW: f64 = 0.12;
-/// Its pages, where the device has no larger ones.
+/// The page size of [`ArenaConfig::grow`], unless the device has larger pages.
 const PAGE_TO_GROW: u64 = 64 * KIB;
-/// Free bytes that an arena in pages always keeps, so that it does not give back what it needs
-/// next: this share of the most allocated bytes, at least two pages, at most [`KEPT_MOST`].
+/// Determines the free bytes that an arena in pages always keeps, so that it does not give back
+/// pages that it needs next: `peak / KEPT_SHARE`, at least two pages, at most [`KEPT_MOST`].
 const KEPT_SHARE: u64 = 24;
 const KEPT_MOST: u64 = 512 * KIB;
 
-/// What `PyTorch`'s allocator calls small (`kSmallSize`, c10/core/AllocatorConfig.h).
+/// The largest request that `PyTorch`'s allocator calls small (`kSmallSize`,
+/// c10/core/AllocatorConfig.h).
 pub(crate) const SMALL: u64 = MIB;
-/// Its segments for small requests (`kSmallBuffer`).
+/// The segment size for small requests (`kSmallBuffer`).
 const SMALL_SEGMENT: u64 = 2 * MIB;
-/// Its segments for requests below [`LARGE`] (`kLargeBuffer`); what an oversize block may waste.
+/// The segment size for requests below [`LARGE`] (`kLargeBuffer`), and the most bytes that an
+/// oversize block may waste.
 pub(crate) const LARGE_SEGMENT: u64 = 20 * MIB;
-/// From here on a segment is as large as its request (`kMinLargeAlloc`), a multiple of
-/// [`LARGE_STEP`] (`kRoundLarge`).
+/// The request size from which a segment is as large as its request (`kMinLargeAlloc`), rounded up
+/// to a multiple of [`LARGE_STEP`] (`kRoundLarge`).
 const LARGE: u64 = 10 * MIB;
 const LARGE_STEP: u64 = 2 * MIB;
 
 impl ArenaConfig {
-    /// One arena that grows at its end, in steps that follow its size, up to 12 % beyond the most
-    /// bytes that were ever handed out at once. Before it would pass that, free pages inside go
-    /// back.
+    /// Returns the configuration of one arena that grows at its end. It grows in steps that follow
+    /// its size, up to 12 % above the peak of allocated bytes. Before it would exceed that, it
+    /// gives free pages back.
     pub fn grow() -> Self {
         Self::pages(PAGE_TO_GROW, SLACK_TO_GROW)
     }
 
-    /// Commits a page of `page_bytes` bytes only where a block lies, and gives wholly free pages
-    /// back before it commits more than `1 + slack` times the most bytes that were ever handed out
-    /// at once, or two pages more than those. While streams still use what is free, that may be
-    /// passed by a sixteenth before the host waits for them. A `slack` of 0.05 is a good start;
-    /// less memory costs more calls. A page is at least as large as the device's.
+    /// Returns the configuration of an arena that commits a page of `page_bytes` bytes only where a
+    /// block lies.
+    ///
+    /// The arena gives wholly free pages back before it commits more than `1 + slack` times the
+    /// peak of allocated bytes, or two pages more than the peak. While streams still use free
+    /// pages, committed bytes may exceed this limit by a sixteenth before the host waits for the
+    /// streams. A `slack` of 0.05 is a good start; less memory costs more calls. A page is at least
+    /// as large as the device's.
     pub fn pages(page_bytes: u64, slack: f64) -> Self {
         let most = 1.0 + OWN_SHARE_OF_SLACK * slack.max(0.0);
         Self::from(Source::Pages { bytes: page_bytes.clamp(1, 1 << 40).next_power_of_two(), most })
     }
 
-    /// The constants of `PyTorch`'s caching allocator: requests rounded to 512 bytes; up to 1 MiB
-    /// from segments of 2 MiB, split if at least 512 bytes remain; under 10 MiB from segments of
-    /// 20 MiB, from 10 MiB on from segments of a multiple of 2 MiB, split if more than 1 MiB
-    /// remains; the best fit, then the oldest segment, then the lowest offset; small and large
-    /// apart.
+    /// Returns a configuration with the constants of `PyTorch`'s caching allocator.
+    ///
+    /// Requests are rounded to 512 bytes. Requests up to 1 MiB come from segments of 2 MiB, which
+    /// are split if at least 512 bytes remain. Requests under 10 MiB come from segments of 20 MiB,
+    /// and requests from 10 MiB on from segments of a multiple of 2 MiB, which are split if more
+    /// than 1 MiB remains. A search takes the best fit, then the oldest segment, then the lowest
+    /// offset. Small and large requests use different segments.
     pub fn torch() -> Self {
         Self { apart_above: SMALL, ..Self::from(Source::Torch) }
     }
 
-    /// Segments of a multiple of `bytes` bytes, for memory without virtual addresses.
+    /// Returns the configuration of an arena whose segments are multiples of `bytes` bytes, for
+    /// memory without virtual addresses.
     pub fn segments(bytes: u64) -> Self {
         Self::from(Source::Segments(bytes.max(KIB)))
     }
 
-    /// What a pool without an arena has: blocks of the device as they are.
+    /// Returns the configuration of a pool without an arena: blocks of the device, which are not
+    /// split.
     pub(crate) fn blocks() -> Self {
         Self { granule: 1, ..Self::from(Source::Blocks) }
     }
@@ -115,37 +125,40 @@ impl ArenaConfig {
         }
     }
 
-    /// Requests are rounded up to a multiple of this many bytes: a power of two, or the next one.
-    /// At least the device's own granule and alignment, at most 1 GiB. 512 unless set.
+    /// Sets the granule in bytes: requests are rounded up to a multiple of it. The granule is
+    /// rounded up to a power of two, is at least the device's own granule and alignment, and at
+    /// most 1 GiB. 512 unless set.
     pub fn granule(self, bytes: u64) -> Self {
         Self { granule: bytes.clamp(1, GIB).next_power_of_two(), ..self }
     }
 
-    /// A hard ceiling, in bytes, on what is taken from the device. None unless set, here or by
+    /// Sets the limit, in bytes, on reserved memory. No limit unless set, here or by
     /// [`PoolBuilder::reserved_limit`](crate::PoolBuilder::reserved_limit); the lower one holds.
     pub fn reserved_limit(self, bytes: u64) -> Self {
         Self { reserved_limit: bytes, ..self }
     }
 
-    /// When a stream may take what another used last. [`StealPolicy::Wait`] unless set.
+    /// Sets when a stream may steal memory that another stream freed. [`StealPolicy::Wait`] unless
+    /// set.
     pub fn steal(self, steal: StealPolicy) -> Self {
         Self { steal, ..self }
     }
 
-    /// Free ranges above this many bytes are never split, and serve only requests that are above it
-    /// too and leave less than 20 MiB over. None unless set. (`PyTorch`: `max_split_size_mb`.)
+    /// Sets the size, in bytes, above which free ranges are never split. These ranges serve only
+    /// requests that are above this size too and leave less than 20 MiB of the range unused. No
+    /// such size unless set. (`PyTorch`: `max_split_size_mb`.)
     pub fn max_split(self, bytes: u64) -> Self {
         Self { max_split: bytes, ..self }
     }
 
-    /// Wholly free segments that nobody used for longest go back before the arena grows beyond this
-    /// share of its reserved limit: 0 to 1. Off unless set, and without a limit.
-    /// (`PyTorch`: `garbage_collection_threshold`.)
+    /// Sets the share of the reserved limit, 0 to 1, above which the arena gives segments back
+    /// before it grows. It gives back wholly free segments, the least recently used first. Off
+    /// unless set, and off without a reserved limit. (`PyTorch`: `garbage_collection_threshold`.)
     pub fn gc_threshold(self, share: f64) -> Self {
         Self { gc_threshold: Some(share), ..self }
     }
 
-    /// The bytes of a segment taken for a request.
+    /// Returns the bytes of the segment that is taken for a request.
     pub(crate) fn segment_bytes(&self, bytes: u64) -> Option<u64> {
         match self.source {
             _ if self.uncached => Some(bytes),
@@ -159,7 +172,7 @@ impl ArenaConfig {
         }
     }
 
-    /// Whether what a request leaves of a range is cut off.
+    /// Returns whether the rest of a range is split off when a request of `bytes` bytes takes it.
     #[inline]
     pub(crate) fn splits(&self, range: u64, bytes: u64) -> bool {
         let rest = range - bytes;
@@ -170,13 +183,13 @@ impl ArenaConfig {
         }
     }
 
-    /// Keeps nothing: each request is a call to the device of its own size, and each free gives
-    /// that back, with the next call that may call the device.
+    /// Turns caching off: each request is a call to the device with the size of the request. Each
+    /// free gives the memory back with the next call that may call the device.
     pub fn uncached(self) -> Self {
         Self { uncached: true, ..self }
     }
 
-    /// Bytes of a page, where memory comes in pages.
+    /// Returns the bytes of a page, or `None` if the memory does not come in pages.
     pub(crate) fn page_bytes(&self) -> Option<u64> {
         match self.source {
             Source::Pages { bytes, .. } => Some(bytes),
@@ -184,26 +197,27 @@ impl ArenaConfig {
         }
     }
 
-    /// Whether it has `PyTorch`'s constants.
+    /// Returns whether the arena has `PyTorch`'s constants.
     #[inline]
     pub(crate) fn is_torch(&self) -> bool {
         self.source == Source::Torch
     }
 
-    /// Whether segments are blocks that are lent whole.
+    /// Returns whether each block is a whole segment.
     #[inline]
     pub(crate) fn is_blocks(&self) -> bool {
         self.source == Source::Blocks
     }
 
-    /// Whether each search finds the best fit, and of equals the one of the oldest segment.
+    /// Returns whether each search finds the best fit, and among equal fits that in the oldest
+    /// segment.
     #[inline]
     pub(crate) fn is_ordered(&self) -> bool {
         matches!(self.source, Source::Torch | Source::Blocks)
     }
 
-    /// Returns the bytes that may stay committed, given the most bytes that were handed out at
-    /// once: at least two pages more than those, so that growth does not give a page back for each
+    /// Returns the bytes that may stay committed, given the peak of allocated bytes. They are at
+    /// least two pages more than the peak, so that growth does not give a page back for each page
     /// that it takes.
     pub(crate) fn committed_limit(&self, used_peak: u64, page_bytes: u64) -> u64 {
         self.ahead_limit(used_peak, page_bytes).max(used_peak.saturating_add(2 * page_bytes))
@@ -221,8 +235,8 @@ impl ArenaConfig {
         ((used_peak as f64 * most) as u64).max(used_peak.saturating_add(kept))
     }
 
-    /// The most bytes that thread caches hold. Where the slack is small there is no room for more,
-    /// and pages would come and go.
+    /// Returns the most bytes that thread caches hold. A small slack leaves no memory for more, and
+    /// the arena would commit and decommit pages again and again.
     pub(crate) fn lease_most(&self) -> u64 {
         match self.source {
             Source::Pages { most, .. } if most < LEASES_FROM_SLACK => 64 * KIB,
@@ -230,7 +244,7 @@ impl ArenaConfig {
         }
     }
 
-    /// Whether a range is one that a request may have.
+    /// Returns whether a free range of `range` bytes may serve a request of `bytes` bytes.
     #[inline]
     pub(crate) fn suits(&self, range: u64, bytes: u64) -> bool {
         self.max_split == u64::MAX

@@ -1,9 +1,9 @@
-//! Streams under capture: what they are given goes into a graph and has not reached the device.
+//! Streams under capture: their work goes into a graph and has not reached the device.
 //!
-//! Before a capture an event covers all that the stream was given, so no event is recorded on it,
-//! and none asked for, until the capture ends. What the capture gives to the stream cannot be
-//! waited for; what the capture itself would have to wait for is noted, for each launch to wait
-//! for.
+//! An event covers all work that the stream was given before the capture. Until the capture ends,
+//! the clock records no event on the stream and queries none. Captured work cannot be waited for
+//! outside of its capture. The clock notes the marks that the captured work would have to wait for,
+//! and each launch waits for them.
 
 use super::stream::{Captured, Slot, Stream};
 use super::{EventDriver, Mark, Timeline};
@@ -12,7 +12,7 @@ use crate::stream::clock::StreamClock;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
 impl Captured {
-    /// Notes what a launch must wait for, once.
+    /// Notes a mark that each launch must wait for, once.
     pub(super) fn awaits(&mut self, mark: Mark) {
         if !self.awaited.contains(&mark) {
             self.awaited.push(mark);
@@ -21,14 +21,15 @@ impl Captured {
 }
 
 impl<D: EventDriver> Timeline<D> {
-    /// What `stream` is given from here on is captured. Call it before the device's own capture
-    /// begins, since an event is recorded. No other thread uses the stream meanwhile: its event
-    /// could fall into the capture.
+    /// Begins the capture of the work that `stream` is given from here on.
+    ///
+    /// Call it before the device's own capture begins, since it records an event. No other thread
+    /// may use the stream meanwhile: its event could fall into the capture.
     ///
     /// # Errors
     ///
-    /// [`Why::Foreign`] for a stream of another device, [`Why::NotSubmitted`] for one under capture
-    /// already, or what the device said.
+    /// [`Why::Foreign`] for a stream of another device, [`Why::NotSubmitted`] for a stream that is
+    /// under capture already, or the device's error.
     pub fn begin_capture(&self, stream: &Stream<D>) -> Result<(), DeviceError> {
         let slot = self.of_ours(stream)?;
         if slot.is_capturing() {
@@ -37,7 +38,8 @@ impl<D: EventDriver> Timeline<D> {
         let before = self.mark(stream);
         self.event_after(before)?;
         let mut known = slot.known.lock();
-        // A launch elsewhere is behind what the stream was given, and what that was behind.
+        // A launch on another stream must run after the stream's work and what that was ordered
+        // after.
         let (clock, awaited) = (known.clock.clone(), vec![before]);
         known.captured = Some(Captured { clock, awaited });
         slot.captured_from.store(slot.epoch.load(SeqCst), SeqCst);
@@ -47,8 +49,10 @@ impl<D: EventDriver> Timeline<D> {
         Ok(())
     }
 
-    /// The capture of `stream` has ended. Returns what each launch must be ordered behind: what the
-    /// stream was given before, and what the captured work asked for.
+    /// Ends the capture of `stream` on this clock.
+    ///
+    /// Returns the marks that each launch must be ordered behind: the work that the stream was
+    /// given before, and the marks that the captured work asked for.
     pub fn end_capture(&self, stream: &Stream<D>) -> Vec<Mark> {
         let slot = &stream.0;
         slot.captured_from.store(0, SeqCst);
@@ -58,13 +62,15 @@ impl<D: EventDriver> Timeline<D> {
         awaited
     }
 
-    /// Inside one capture, `on` waits for all that `after` was given. The only events of a capture,
-    /// made because the program asks; they are edges of the graph.
+    /// Makes `on` wait for all work that `after` was given, inside one capture.
+    ///
+    /// These are the only events of a capture. The program asks for them, and they are edges of the
+    /// graph.
     ///
     /// # Errors
     ///
-    /// [`Why::Foreign`] for a stream of another device, [`Why::NotSubmitted`] for one that is not
-    /// under capture, or what the device said.
+    /// [`Why::Foreign`] for a stream of another device, [`Why::NotSubmitted`] for a stream that is
+    /// not under capture, or the device's error.
     pub fn join_captured(&self, on: &Stream<D>, after: &Stream<D>) -> Result<(), DeviceError> {
         let (on, after) = (self.of_ours(on)?, self.of_ours(after)?);
         if !on.is_capturing() || !after.is_capturing() {
@@ -78,7 +84,7 @@ impl<D: EventDriver> Timeline<D> {
         Ok(())
     }
 
-    /// Whether `stream` is under capture.
+    /// Returns whether `stream` is under capture.
     #[must_use]
     pub fn is_capturing(&self, stream: &Stream<D>) -> bool {
         stream.0.is_capturing()
@@ -98,7 +104,7 @@ impl<D: EventDriver> Slot<D> {
         self.captured_from.load(Acquire) > 0
     }
 
-    /// Whether a mark lies in the capture that is going on.
+    /// Returns whether a mark lies in the current capture.
     pub(super) fn is_captured(&self, mark: Mark) -> bool {
         let from = self.captured_from.load(Acquire);
         from > 0 && mark.epoch >= from

@@ -1,4 +1,4 @@
-//! One stream of a timeline: its epochs, its latest events, and what it is ordered after.
+//! One stream of a timeline: its epochs, its latest events, and the streams it is ordered after.
 
 use super::{EventDriver, Mark};
 use parking_lot::{Mutex, RwLock};
@@ -11,49 +11,50 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire};
 pub struct Stream<D: EventDriver>(pub(super) Arc<Slot<D>>);
 
 pub(super) struct Slot<D: EventDriver> {
-    /// The timeline that knows this stream; numbers are never used twice.
+    /// The timeline that knows this stream. No number is used twice.
     pub(super) timeline: u32,
     pub(super) id: u32,
     pub(super) raw: D::Raw,
     pub(super) epoch: AtomicU64,
     /// Marks of epochs below this were seen done by a query.
     pub(super) done_before: AtomicU64,
-    /// Nothing more is given to it.
+    /// True if the stream has ended: it is given no more work.
     pub(super) ended: AtomicBool,
     /// Epoch of the stream's final event; 0 while the stream lives. Marks taken after retirement
     /// are clamped to it.
     pub(super) last: AtomicU64,
-    /// Shared by the calls that a pool makes on a stream for another one: events, and frees.
-    /// Retirement and captures wait for them. Calls for the taker's own stream do not hold it.
+    /// Held shared during calls that a pool makes on a stream for another stream: events and frees.
+    /// Retirement and captures wait for these calls. Calls for the taker's own stream do not hold
+    /// it.
     pub(super) calls: RwLock<()>,
     /// Marks of this epoch and later ones lie in a capture that has not ended; 0 without one.
     pub(super) captured_from: AtomicU64,
     pub(super) known: Mutex<Known<D::Event>>,
 }
 
-/// For each stream, marks of epochs below this are covered.
+/// For each stream, the epoch below which all its marks are covered.
 pub(super) type VectorClock = HashMap<u32, u64>;
 
 pub(super) struct Known<E> {
     /// The latest events, oldest first. Those that are seen done are dropped.
     pub(super) events: VecDeque<Arc<Recorded<E>>>,
-    /// What the stream is ordered after.
+    /// The marks that the stream is ordered after.
     pub(super) clock: VectorClock,
-    /// The capture that the stream is under.
+    /// The capture that the stream is under, if any.
     pub(super) captured: Option<Captured>,
 }
 
-/// What a stream had before its capture, and what the capture came to.
+/// The state of a stream from before its capture, and the marks that the capture waits for.
 pub(super) struct Captured {
-    /// What the stream was ordered after; edges of a graph order nothing outside of it.
+    /// The marks that the stream was ordered after. Edges of a graph order nothing outside of it.
     pub(super) clock: VectorClock,
-    /// What captured work asked to be ordered behind; a launch waits for it.
+    /// The marks that captured work asked to be ordered behind. A launch waits for them.
     pub(super) awaited: Vec<Mark>,
 }
 
 impl<E> Known<E> {
-    /// From here on the stream is after a stream's marks below `epoch`, and after what that one
-    /// was after.
+    /// Notes that the stream is now after the marks of `stream` below `epoch`, and after the marks
+    /// that `stream` itself was after.
     pub(super) fn note_after(&mut self, passed_on: VectorClock, stream: u32, epoch: u64) {
         for (stream, epoch) in passed_on.into_iter().chain([(stream, epoch)]) {
             let known = self.clock.entry(stream).or_default();
@@ -62,7 +63,8 @@ impl<E> Known<E> {
     }
 }
 
-/// Covers what was marked before `epoch`, and what the stream was itself ordered after by then.
+/// A recorded event. It covers marks before `epoch`, and all that the stream was ordered after by
+/// then.
 pub(super) struct Recorded<E> {
     pub(super) epoch: u64,
     pub(super) event: E,
@@ -90,7 +92,7 @@ impl<D: EventDriver> Slot<D> {
         self.last.load(Acquire) > 0
     }
 
-    /// The epoch of a mark; of a stream that has ended, one that its last event covers.
+    /// Returns the epoch of a mark. For a stream that has ended, the last event covers the result.
     pub(super) fn epoch_of(&self, mark: Mark) -> u64 {
         match self.last.load(Acquire) {
             0 => mark.epoch,
@@ -113,7 +115,7 @@ impl<D: EventDriver> Slot<D> {
 }
 
 impl<D: EventDriver> Stream<D> {
-    /// The device's own stream.
+    /// Returns the device's own stream.
     #[must_use]
     pub fn raw(&self) -> &D::Raw {
         &self.0.raw

@@ -85,11 +85,17 @@ impl<A: DeviceAllocator> Store<A> {
         let [blocks, requested, allocated] = state.figures.stats();
         (stats.allocation, stats.requested_bytes, stats.allocated_bytes) =
             (blocks, requested, allocated);
+        let by_class = state.figures.are_by_class();
         (stats.active, stats.active_bytes) = (stats.allocation, stats.allocated_bytes);
         for (small, of) in [(true, 0), (false, 1)] {
             let (ranges, bytes) = survey.unseen[of];
-            stats.active.up(small, ranges);
-            stats.active_bytes.up(small, bytes);
+            if by_class {
+                stats.active.up(small, ranges);
+                stats.active_bytes.up(small, bytes);
+            } else {
+                stats.active.all.up(ranges);
+                stats.active_bytes.all.up(bytes);
+            }
             let (ranges, bytes) = survey.split[of];
             stats.inactive_split.up(small, ranges);
             stats.inactive_split_bytes.up(small, bytes);
