@@ -58,7 +58,7 @@ enum Tool {
     Nightly,
 }
 
-/// What became of a step.
+/// The outcome of a step.
 struct Outcome {
     name: &'static str,
     /// `None` for a step that nothing here can run.

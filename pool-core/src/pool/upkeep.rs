@@ -248,7 +248,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         &self.store().ledger.budget
     }
 
-    /// Returns the current figures. Stops no thread that takes and frees blocks of its own cache.
+    /// Returns the current figures. Stops no thread that takes and frees blocks in its cache.
     /// While such threads run, a figure may miss, or count too much of, what they do meanwhile.
     ///
     /// Takes the pool's lock for a portion of the ranges at a time. The cost is linear in the
