@@ -182,14 +182,14 @@ fn steps(deep: bool) -> Vec<Step> {
         step("doc", "doc --locked --workspace --all-features --no-deps"),
         several("examples", examples, Tool::Plain),
         several("Rust clients", clients.to_vec(), Tool::Clients),
-        several("programs, preloaded", python(&bench("programs")), Tool::Plain),
-        several("Python package", python(&bench("wheel")), Tool::Plain),
+        several("programs, preloaded", if_here(has_python(), &bench("programs")), Tool::Plain),
+        several("Python package", if_here(has_python(), &bench("wheel")), Tool::Plain),
         several("saved fuzz inputs", vec![words(FUZZ_INPUTS)], Tool::Fuzz),
         several("fuzzing", if deep { fuzzing() } else { Vec::new() }, Tool::Nightly),
-        several("public items", public_items(&bench("api")), Tool::Plain),
+        several("public items", if_here(api::is_here(), &bench("api")), Tool::Plain),
         several(
             "mutants of the diff",
-            if deep { mutants(&bench("mutants --since")) } else { Vec::new() },
+            if_here(deep && has_cargo("mutants"), &bench("mutants --since")),
             Tool::Plain,
         ),
         several("licences and sources", deny(), Tool::Plain),
@@ -199,7 +199,11 @@ fn steps(deep: bool) -> Vec<Step> {
         several("Miri", under(outside::miri(deep)), Tool::Miri),
         several("ThreadSanitizer", under(outside::threads(deep)), Tool::ThreadSanitizer),
         several("AddressSanitizer", under(outside::addresses(deep)), Tool::AddressSanitizer),
-        several("instructions", instructions(&bench("bench --instructions")), Tool::Plain),
+        several(
+            "instructions",
+            if_here(instructions::is_here(), &bench("bench --instructions")),
+            Tool::Plain,
+        ),
         several("bench --smoke", vec![words(&bench("bench --smoke"))], Tool::Plain),
         several("GPU bundle, on the double", vec![words(&bench("gpu-bundle --try"))], Tool::Plain),
     ]
@@ -225,22 +229,15 @@ fn fuzzing() -> Vec<Vec<String>> {
     FUZZ_TARGETS.iter().map(run).collect()
 }
 
-/// The listing wants cargo-public-api, and a nightly toolchain; without them it is not made.
-fn public_items(line: &str) -> Vec<Vec<String>> {
-    let words = line.split_whitespace().map(str::to_owned).collect();
-    if api::is_here() { vec![words] } else { Vec::new() }
-}
-
-/// Changes of the lines that the last commits touched, each of which a test must see.
-fn mutants(line: &str) -> Vec<Vec<String>> {
-    let words = line.split_whitespace().map(str::to_owned).collect();
-    if has_cargo("mutants") { vec![words] } else { Vec::new() }
-}
-
 /// Licences, sources and wildcards of all dependencies, by `deny.toml`.
 fn deny() -> Vec<Vec<String>> {
-    let words = ["deny", "check", "bans", "licenses", "sources"].map(str::to_owned);
-    if has_cargo("deny") { vec![words.to_vec()] } else { Vec::new() }
+    if_here(has_cargo("deny"), "deny check bans licenses sources")
+}
+
+/// The one command of a step, or none where its tool is not here: the step is shown as not run.
+fn if_here(is_here: bool, line: &str) -> Vec<Vec<String>> {
+    let words = line.split_whitespace().map(str::to_owned).collect();
+    if is_here { vec![words] } else { Vec::new() }
 }
 
 /// Whether cargo has this command.
@@ -249,24 +246,12 @@ fn has_cargo(name: &str) -> bool {
     asked.is_ok_and(|said| said.status.success())
 }
 
-/// Counting needs valgrind; without it the step is not run.
-fn instructions(line: &str) -> Vec<Vec<String>> {
-    let words = line.split_whitespace().map(str::to_owned).collect();
-    if instructions::is_here() { vec![words] } else { Vec::new() }
-}
-
 /// Whether Python can make environments here, for CPython's and NumPy's tests.
 fn has_python() -> bool {
     let asked = Command::new("python3")
         .args(["-c", "import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))"])
         .output();
     asked.is_ok_and(|said| said.status.success())
-}
-
-/// A step that wants Python; without it the step is not run.
-fn python(line: &str) -> Vec<Vec<String>> {
-    let words = line.split_whitespace().map(str::to_owned).collect();
-    if has_python() { vec![words] } else { Vec::new() }
 }
 
 /// All combinations of the features, as arguments of cargo.
