@@ -205,7 +205,7 @@ impl Candidate {
             _ => {
                 let limit = self.limit.map(CachedLimit::OfPeak);
                 let settings =
-                    Settings { backend: Backend::Sim, cached_limit: limit, capacity: None };
+                    Settings { backend: Backend::SIM, cached_limit: limit, capacity: None };
                 let outcome = replay(trace, &self.spec, settings)?;
                 let handles = outcome.device_allocations + outcome.device_frees;
                 ((outcome.reserved_peak_bytes, outcome.device_ranges, handles), "replayed")
@@ -307,7 +307,7 @@ fn smallest_capacity(trace: &Trace, spec: &PolicySpec, limit: Option<CachedLimit
             reason = "a few times the live peak"
         )]
         let capacity = Some(((live * over) as u64).max(trace.largest.0));
-        let settings = Settings { backend: Backend::Sim, cached_limit: limit, capacity };
+        let settings = Settings { backend: Backend::SIM, cached_limit: limit, capacity };
         replay(trace, spec, settings).map_or(true, |outcome| outcome.ooms > 0)
     };
     let (mut low, mut high) = (1.0, 1.0 + PRECISION);

@@ -1,58 +1,217 @@
-//! Kinds of memory that can be measured.
+//! The registry of backends: each kind of memory that can be measured, and what the bench does
+//! with it. A new one is a file beside these and a line in [`ALL`].
 
+#[cfg(not(all(feature = "cuda", feature = "wgpu")))]
+mod absent;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod host;
+mod sim;
+#[cfg(feature = "wgpu")]
+mod wgpu;
+
+use crate::apart::Process;
+use crate::input::BadInput;
+use crate::machine::Clock;
+use crate::pass::{Pass, Tally};
+use crate::rounds::Row;
+use crate::source::Steps;
+use crate::spec::PolicySpec;
+use crate::trace::Trace;
 use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
+use clap::builder::PossibleValue;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::fmt;
+use std::ops::Deref;
 
-/// A kind of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Backend {
-    /// Host memory.
-    Host,
-    /// The simulated device.
-    Sim,
-    /// VRAM by CUDA.
-    Cuda,
-    /// wgpu buffers on the default adapter.
-    Wgpu,
+/// The kinds of memory, in the order of tables.
+static ALL: [Backend; 4] = [
+    Backend::HOST,
+    Backend::SIM,
+    #[cfg(feature = "cuda")]
+    Backend(&cuda::Cuda),
+    #[cfg(not(feature = "cuda"))]
+    Backend(&absent::Absent("cuda", "VRAM by CUDA")),
+    #[cfg(feature = "wgpu")]
+    Backend(&wgpu::Wgpu),
+    #[cfg(not(feature = "wgpu"))]
+    Backend(&absent::Absent("wgpu", "wgpu buffers on the default adapter")),
+];
+
+/// A kind of memory: what the bench asks of it.
+pub trait Memory: fmt::Debug + Sync {
+    /// Returns its name on the command line and in records.
+    fn name(&self) -> &'static str;
+
+    /// Returns its title, for the help.
+    fn title(&self) -> &'static str;
+
+    /// Returns the clock of its steps.
+    fn clock(&self) -> Clock;
+
+    /// Whether it uses no memory of the machine and takes no time: it has any size, and its calls
+    /// are compared instead of times.
+    fn is_simulated(&self) -> bool {
+        false
+    }
+
+    /// Whether this program was built with it.
+    fn is_built_in(&self) -> bool {
+        true
+    }
+
+    /// Returns why an arena cannot split its blocks; `None` if it can.
+    fn unsplit(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Returns why it cannot be had here; `None` if it can.
+    fn absence(&self) -> Option<Absence> {
+        None
+    }
+
+    /// Replays a trace on a pool over it. Only a simulated one is of the given capacity, in bytes.
+    ///
+    /// # Errors
+    ///
+    /// Why its device cannot be opened.
+    fn replay(&self, pass: &Pass<'_>, capacity: u64) -> Result<Tally, String>;
+
+    /// Replays a trace without a pool, if this is a reference for pools on it.
+    fn replay_directly(&self, _trace: &Trace) -> Option<Tally> {
+        None
+    }
+
+    /// Creates the source of buffers for workloads: a pool with this policy, or direct allocation
+    /// without one. With `keeps`, direct allocation of host memory uses returned buffers again, a
+    /// fault that the bench must notice.
+    ///
+    /// # Errors
+    ///
+    /// Why its device cannot be opened.
+    fn source(&self, spec: Option<&PolicySpec>, keeps: bool) -> Result<Box<dyn Steps>, String>;
+
+    /// Returns the peers that `bench --peers` measures it beside.
+    fn peers(&self) -> Peers {
+        Peers::None
+    }
+
+    /// Measures it beside its peers and these programs, as NAME=COMMAND.
+    ///
+    /// # Errors
+    ///
+    /// A device that cannot be opened, or a peer that fails.
+    fn beside_peers(&self, _programs: &[String], _process: &Process) -> Result<Vec<Row>, BadInput> {
+        Ok(Vec::new())
+    }
+
+    /// Returns name and driver of its device, for records.
+    fn device(&self) -> Option<String> {
+        None
+    }
 }
 
-impl Backend {
-    /// Its name on the command line.
-    #[must_use]
-    pub fn name(self) -> String {
-        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-    }
+/// Peers that `bench --peers` measures a kind of memory beside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peers {
+    /// Nothing.
+    None,
+    /// Other ways to have such memory, in one program.
+    Ways,
+    /// Such ways, and programs that the command line names.
+    WaysAndPrograms,
+}
 
-    /// The kinds of memory that this program was built with.
+/// Reason that a kind of memory cannot be had, and its cure.
+#[derive(Clone, Debug)]
+pub struct Absence {
+    /// The reason.
+    pub why: String,
+    /// The cure: a machine, a driver or a build that has it.
+    pub cure: &'static str,
+}
+
+/// A kind of memory of the registry. Two are equal if their names are.
+#[derive(Clone, Copy)]
+pub struct Backend(&'static dyn Memory);
+
+impl Backend {
+    /// Host memory.
+    pub const HOST: Self = Self(&host::Host);
+    /// The simulated device.
+    pub const SIM: Self = Self(&sim::Sim);
+
+    /// Returns the kinds of memory that this program was built with.
     #[must_use]
     pub fn built_in() -> Vec<Self> {
-        let all = [
-            (Self::Host, true),
-            (Self::Sim, true),
-            (Self::Cuda, cfg!(feature = "cuda")),
-            (Self::Wgpu, cfg!(feature = "wgpu")),
-        ];
-        all.into_iter().filter(|(_, built_in)| *built_in).map(|(backend, _)| backend).collect()
+        ALL.into_iter().filter(|backend| backend.is_built_in()).collect()
     }
 
-    /// Why this kind of memory cannot be had here, and what would give it; `None` if it can.
+    /// Returns the kind of memory with this name.
     #[must_use]
-    pub fn absence(self) -> Option<(String, &'static str)> {
-        match self {
-            Self::Host | Self::Sim => None,
-            #[cfg(feature = "cuda")]
-            Self::Cuda => {
-                let error = bucketpool::cuda::CudaAllocator::new(0).err()?;
-                Some((error.to_string(), "a machine with an NVIDIA GPU and its driver"))
-            }
-            #[cfg(feature = "wgpu")]
-            Self::Wgpu => {
-                let error = bucketpool::wgpu::WgpuAllocator::on_default_adapter().err()?;
-                Some((error.to_string(), "a Vulkan driver, such as Debian's mesa-vulkan-drivers"))
-            }
-            #[cfg(not(all(feature = "cuda", feature = "wgpu")))]
-            _ => Some(("not built in".to_owned(), "a build with the feature of its name")),
-        }
+    pub fn named(name: &str) -> Option<Self> {
+        ALL.into_iter().find(|backend| backend.name() == name)
+    }
+
+    /// Whether a pool with this policy can be built over it.
+    #[must_use]
+    pub fn serves(self, spec: &PolicySpec) -> bool {
+        spec.arena.is_none() || self.unsplit().is_none()
+    }
+
+    /// Returns a note if some of the policies cannot be built over it.
+    #[must_use]
+    pub fn left_out(self, policies: &[PolicySpec]) -> Option<String> {
+        let why = self.unsplit()?;
+        let some = policies.iter().any(|spec| !self.serves(spec));
+        some.then(|| format!("left out: arenas on {}, since {why}", self.name()))
+    }
+}
+
+impl Deref for Backend {
+    type Target = dyn Memory;
+
+    fn deref(&self) -> &Self::Target {
+        self.0
+    }
+}
+
+impl PartialEq for Backend {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for Backend {}
+
+impl fmt::Debug for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl ValueEnum for Backend {
+    fn value_variants<'a>() -> &'a [Self] {
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.name()).help(self.title()))
+    }
+}
+
+impl Serialize for Backend {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for Backend {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        Self::named(&name).ok_or_else(|| {
+            let names = ALL.map(|backend| backend.name()).join(", ");
+            serde::de::Error::custom(format!("backend `{name}`; expected one of {names}"))
+        })
     }
 }

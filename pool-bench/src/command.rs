@@ -26,9 +26,6 @@ const POLICIES: &str = "exact,pow2,tiered:4K+16K+64K+256K+1M+4M+16M,fit:2,arena,
                         arena:pages=64K:slack=5%,arena:torch,preset:tile_pipeline,\
                         preset:embedding,preset:ndarray,preset:small_tensors,preset:caching";
 
-const NO_ARENAS_ON_WGPU: &str =
-    "left out: arenas on wgpu, since a wgpu buffer cannot be split into others";
-
 /// Compares memory pools.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", version)]
@@ -231,11 +228,11 @@ impl Replay {
     fn run(self, typed: &str) -> Result<String, BadInput> {
         let mut policies = spec::list(self.policy.as_deref().unwrap_or(POLICIES))?;
         let mut results = Results::default();
-        if self.policy.is_none() && self.backend == Backend::Wgpu {
-            policies.retain(|policy| policy.arena.is_none());
-            results.notes.push(NO_ARENAS_ON_WGPU.into());
+        if self.policy.is_none() {
+            results.notes.extend(self.backend.left_out(&policies));
+            policies.retain(|policy| self.backend.serves(policy));
         }
-        if self.capacity.is_some() && self.backend != Backend::Sim {
+        if self.capacity.is_some() && !self.backend.is_simulated() {
             let what = format!("`--capacity` with backend `{}`", self.backend.name());
             return Err(BadInput::new(what, "backend `sim`, whose size it is"));
         }
@@ -281,7 +278,7 @@ impl Report {
             false => self.trace,
         };
         let policies = spec::list(POLICIES)?;
-        let settings = Settings { backend: Backend::Sim, cached_limit: None, capacity: None };
+        let settings = Settings { backend: Backend::SIM, cached_limit: None, capacity: None };
         let mut results = Results::default();
         let output = Output { report: Some(self.out.clone()), ..Output::default() };
         output.probe()?;

@@ -7,19 +7,11 @@ pub use child::{Child, answer};
 pub use standing::{Standing, biases, pool};
 
 use crate::backend::Backend;
-use crate::counted::Asked;
-use crate::counted::Counted;
-#[cfg(feature = "wgpu")]
-use crate::frames::WgpuDirect;
-use crate::machine::{page_faults, timed, timed_wall};
-use crate::source::{DeviceDirect, DevicePool, HostDirect, HostPool};
+use crate::machine::page_faults;
+use crate::source::Steps;
 use crate::spec::{self, PolicySpec};
 use crate::statistics::Orders;
-use crate::workload::{Done, Source, Workload};
-use bucketpool::sim::SimDevice;
-#[cfg(feature = "wgpu")]
-use bucketpool::wgpu::WgpuAllocator;
-use bucketpool::{DeviceAllocator, PoolBuilder, PoolStats};
+use crate::workload::{Done, Workload};
 use serde::{Deserialize, Serialize};
 
 /// Number of steps in a smoke test.
@@ -84,25 +76,6 @@ pub trait Contender {
     fn end(self: Box<Self>) -> Result<Standing, Failed>;
 }
 
-/// A source of buffers, without its buffer type.
-trait Steps {
-    fn step(&self, workload: Workload, number: u64, small: bool) -> Option<Done>;
-    fn asked(&self) -> Asked;
-    fn stats(&self) -> PoolStats;
-}
-
-impl<S: Source> Steps for S {
-    fn step(&self, workload: Workload, number: u64, small: bool) -> Option<Done> {
-        workload.step(self, number, small)
-    }
-    fn asked(&self) -> Asked {
-        Source::asked(self)
-    }
-    fn stats(&self) -> PoolStats {
-        Source::stats(self)
-    }
-}
-
 /// A contender in this process.
 struct Here {
     name: String,
@@ -117,8 +90,7 @@ struct Here {
 /// They are direct allocation, its control, and the policies that the backend supports.
 #[must_use]
 pub fn names(backend: Backend, policies: &[PolicySpec]) -> Vec<String> {
-    let is_possible = |spec: &&PolicySpec| backend != Backend::Wgpu || spec.arena.is_none();
-    let policies = policies.iter().filter(is_possible).map(|spec| spec.text.clone());
+    let policies = policies.iter().filter(|spec| backend.serves(spec)).map(|s| s.text.clone());
     [DIRECT, CONTROL].map(str::to_owned).into_iter().chain(policies).collect()
 }
 
@@ -142,48 +114,13 @@ pub fn contender(
         true => None,
         false => spec::list(name).map_err(|bad| Failed(bad.to_string()))?.pop(),
     };
-    let source: Box<dyn Steps> = match (backend, &spec) {
-        (Backend::Host, None) => Box::new(HostDirect::new(planted && name == CONTROL)),
-        (Backend::Host, Some(spec)) => Box::new(HostPool::new(spec)),
-        (Backend::Sim, spec) => {
-            on_device(SimDevice::new(), PolicySpec::builder, spec.as_ref(), false)
-        }
-        #[cfg(feature = "cuda")]
-        (Backend::Cuda, spec) => {
-            let device = bucketpool::cuda::CudaAllocator::new(0);
-            let device = device.map_err(|error| Failed(error.to_string()))?;
-            on_device(device, PolicySpec::builder, spec.as_ref(), true)
-        }
-        #[cfg(feature = "wgpu")]
-        (Backend::Wgpu, spec) => {
-            if spec.as_ref().is_some_and(|spec| spec.arena.is_some()) {
-                let what = "a wgpu buffer cannot be split, so there is no arena over them";
-                return Err(Failed(what.into()));
-            }
-            let device = WgpuAllocator::on_default_adapter();
-            let device = device.map_err(|error| Failed(error.to_string()))?;
-            match spec {
-                None => Box::new(WgpuDirect::new(device)),
-                spec => on_device(device, PolicySpec::without_arena, spec.as_ref(), true),
-            }
-        }
-        #[cfg(not(all(feature = "cuda", feature = "wgpu")))]
-        (other, _) => return Err(Failed(format!("`{}` was not built in", other.name()))),
-    };
+    if let Some(why) = backend.unsplit()
+        && spec.as_ref().is_some_and(|spec| !backend.serves(spec))
+    {
+        return Err(Failed(format!("{name} on {}: {why}", backend.name())));
+    }
+    let source = backend.source(spec.as_ref(), planted && name == CONTROL).map_err(Failed)?;
     Ok(Box::new(Here { name: name.to_owned(), workload, backend, smoke, source }))
-}
-
-/// Creates a source on a device: direct allocation, or a pool over it.
-fn on_device<A: DeviceAllocator>(
-    device: A,
-    builder: impl Fn(&PolicySpec, Counted<A>) -> PoolBuilder<Counted<A>>,
-    spec: Option<&PolicySpec>,
-    writes: bool,
-) -> Box<dyn Steps> {
-    let Some(spec) = spec else { return Box::new(DeviceDirect::new(device, writes)) };
-    let device = Counted::new(device);
-    let calls = device.calls();
-    Box::new(DevicePool::new(builder(spec, device), calls, spec, writes))
 }
 
 impl Contender for Here {
@@ -194,10 +131,7 @@ impl Contender for Here {
     fn turn(&mut self, number: u64) -> Result<Turn, Failed> {
         let work = || self.source.step(self.workload, number, self.smoke);
         let faults = page_faults();
-        // On a device, this thread waits while the device works; so the wall clock is measured
-        // there.
-        let on_this_thread = matches!(self.backend, Backend::Host | Backend::Sim);
-        let (done, ns) = if on_this_thread { timed(work) } else { timed_wall(work) };
+        let (done, ns) = self.backend.clock().time(work);
         let done = done.ok_or_else(|| Failed("no memory".into()))?;
         Ok(Turn { ns, page_faults: page_faults().saturating_sub(faults), done })
     }
@@ -237,7 +171,7 @@ impl Contender for Here {
 /// longer and vary less.
 #[must_use]
 pub fn steps(workload: Workload, backend: Backend) -> u64 {
-    if backend == Backend::Host { workload.steps() } else { workload.steps() / 4 }
+    if backend == Backend::HOST { workload.steps() } else { workload.steps() / 4 }
 }
 
 /// Runs the contenders in turns, in random order within each step.
@@ -300,13 +234,13 @@ mod tests {
 
     #[test]
     fn a_control_whose_buffers_were_touched_beforehand_is_noticed() {
-        let told = biases(&pool(vec![contest(Workload::Tiles, Backend::Host, true, 1)])).join("\n");
+        let told = biases(&pool(vec![contest(Workload::Tiles, Backend::HOST, true, 1)])).join("\n");
         assert!(told.contains("biased: tiles on host") && told.contains("page faults"), "{told}");
     }
 
     #[test]
     fn processes_add_up_and_ratios_are_within_a_step() {
-        let one = |seed| contest(Workload::Equal, Backend::Sim, false, seed);
+        let one = |seed| contest(Workload::Equal, Backend::SIM, false, seed);
         let (a, b) = (one(1), one(2));
         let allocations = a[0].allocations;
         let pooled = pool(vec![a, b]);

@@ -2,7 +2,6 @@
 //! that touches little, a copy that fills a large buffer, dense work.
 
 mod device;
-mod direct;
 mod kernels;
 mod many;
 mod uploads;
@@ -13,8 +12,6 @@ use bucketpool::MIB;
 use bucketpool::wgpu::WgpuAllocator;
 use device::{Failed, FrameBench};
 use kernels::Work;
-
-pub(crate) use direct::WgpuDirect;
 
 /// Runs all cases.
 ///

@@ -18,12 +18,14 @@ pub mod hit;
 pub mod input;
 pub mod machine;
 pub mod page;
+pub mod pass;
 #[cfg(feature = "peers")]
 pub mod peers;
 pub mod place;
 pub mod preload;
 pub mod record;
 pub mod replay;
+
 pub mod report;
 mod results;
 pub mod rounds;

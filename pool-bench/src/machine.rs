@@ -24,6 +24,25 @@ pub fn timed_wall<R>(work: impl FnOnce() -> R) -> (R, u64) {
     (result, u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
 
+/// The time that a measurement takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock {
+    /// CPU time of the thread.
+    Thread,
+    /// Wall time: the thread waits while a device works.
+    Wall,
+}
+
+impl Clock {
+    /// Runs `work`. Returns its result and its time in nanoseconds.
+    pub fn time<R>(self, work: impl FnOnce() -> R) -> (R, u64) {
+        match self {
+            Self::Thread => timed(work),
+            Self::Wall => timed_wall(work),
+        }
+    }
+}
+
 /// Returns the bytes that are available to programs, or `None` if the system does not report them.
 #[must_use]
 pub fn free_memory() -> Option<u64> {

@@ -1,6 +1,7 @@
 //! Records: what was measured, with all that is needed to repeat it. Written by `--record` and
 //! never edited by hand.
 
+use crate::backend::Backend;
 use crate::environment;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -126,8 +127,8 @@ pub fn write(folder: &Path, run: &Run, lines: &[String]) -> io::Result<String> {
         kernel: text_of("/proc/sys/kernel/osrelease"),
         huge_pages: text_of("/sys/kernel/mm/transparent_hugepage/enabled"),
         glibc: said_by("getconf", "GNU_LIBC_VERSION"),
-        gpu: gpu(),
-        wgpu: adapter(),
+        gpu: device("cuda"),
+        wgpu: device("wgpu"),
         load_before: &run.load_before,
         load_after: load(),
         environment_removed: &run.environment,
@@ -154,25 +155,9 @@ pub fn write(folder: &Path, run: &Run, lines: &[String]) -> io::Result<String> {
     Ok(name)
 }
 
-#[cfg(feature = "cuda")]
-fn gpu() -> Option<String> {
-    crate::gpu::machine()
-}
-
-#[cfg(not(feature = "cuda"))]
-fn gpu() -> Option<String> {
-    None
-}
-
-#[cfg(feature = "wgpu")]
-fn adapter() -> Option<String> {
-    let info = bucketpool::wgpu::WgpuAllocator::on_default_adapter().ok()?.device().adapter_info();
-    Some(format!("{}, {} {}", info.name, info.driver, info.driver_info))
-}
-
-#[cfg(not(feature = "wgpu"))]
-fn adapter() -> Option<String> {
-    None
+/// Name and driver of the device of this kind of memory, if this program can use one.
+fn device(name: &str) -> Option<String> {
+    Backend::named(name)?.device()
 }
 
 fn load() -> String {

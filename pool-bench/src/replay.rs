@@ -1,19 +1,13 @@
 //! Replays a trace on a pool.
 
 use crate::backend::Backend;
-use crate::counted::{Asked, Calls, Counted};
 use crate::input::BadInput;
-use crate::machine::{free_memory, timed, timed_wall};
+use crate::machine::free_memory;
+use crate::pass::{Pass, Tally};
 use crate::spec::PolicySpec;
-use crate::trace::{Step, Trace};
-use bucketpool::host::HostAllocator;
-use bucketpool::sim::SimDevice;
-use bucketpool::{
-    Bytes, CachedLimit, DeviceAllocator, PoolBuilder, PoolStats, Sliceable, ZeroPolicy,
-};
+use crate::trace::Trace;
+use bucketpool::{Bytes, CachedLimit};
 use serde::Serialize;
-use std::hint::black_box;
-use std::mem::MaybeUninit;
 
 /// Settings of a replay.
 #[derive(Clone, Copy, Debug)]
@@ -71,86 +65,43 @@ pub struct OnStreams {
 ///
 /// # Errors
 ///
-/// Fails if the capacity is below the largest request, or if the trace does not fit this machine's
-/// memory.
+/// Fails if the capacity is below the largest request, if the trace does not fit this machine's
+/// memory, or if the memory cannot be had or not be split for an arena.
 pub fn replay(trace: &Trace, spec: &PolicySpec, settings: Settings) -> Result<Outcome, BadInput> {
     let capacity = capacity(trace, settings)?;
     let backend = settings.backend;
-    if backend == Backend::Sim {
-        let device = Counted::new(SimDevice::with_capacity(capacity));
-        return Ok(sliceable(device, settings.cached_limit, trace, spec, backend));
+    if let Some(why) = backend.unsplit()
+        && !backend.serves(spec)
+    {
+        let what = format!("policy `{}` on {}: {why}", spec.text, backend.name());
+        return Err(BadInput::new(what, "a policy without an arena"));
     }
-    let limit = settings.cached_limit.unwrap_or(CachedLimit::OfPeak(0.25));
-    fits_this_machine(trace, limit)?;
-    // The memory of an arena is bounded by the peak of live bytes.
-    let limit = if spec.arena.is_some() { settings.cached_limit } else { Some(limit) };
-    match backend {
-        Backend::Host => {
-            Ok(sliceable(Counted::new(HostAllocator::new()), limit, trace, spec, backend))
+    let mut cached_limit = settings.cached_limit;
+    if !backend.is_simulated() {
+        let limit = cached_limit.unwrap_or(CachedLimit::OfPeak(0.25));
+        fits_this_machine(trace, limit)?;
+        // The memory of an arena is bounded by the peak of live bytes.
+        if spec.arena.is_none() {
+            cached_limit = Some(limit);
         }
-        #[cfg(feature = "cuda")]
-        Backend::Cuda => {
-            let device = bucketpool::cuda::CudaAllocator::new(0).map_err(|e| absent(backend, e))?;
-            Ok(sliceable(Counted::new(device), limit, trace, spec, backend))
-        }
-        #[cfg(feature = "wgpu")]
-        Backend::Wgpu => {
-            if spec.arena.is_some() {
-                let what = format!("policy `{}` on wgpu: it does not split its buffers", spec.text);
-                return Err(BadInput::new(what, "a policy without an arena"));
-            }
-            let device = bucketpool::wgpu::WgpuAllocator::on_default_adapter();
-            let device = Counted::new(device.map_err(|e| absent(backend, e))?);
-            let calls = device.calls();
-            Ok(run(spec.without_arena(device), &calls, limit, trace, spec, backend))
-        }
-        other => Err(absent(other, "not built in")),
     }
+    let pass = Pass { trace, spec, cached_limit, clock: backend.clock() };
+    let tally = backend.replay(&pass, capacity).map_err(|why| absent(backend, &why))?;
+    Ok(outcome(trace, &spec.text, backend, &tally))
 }
 
-/// Replays a trace with the allocator of this process, without a pool: the reference for pools.
+/// Replays a trace without a pool, where `backend` has a reference for pools: host memory has, the
+/// allocator of this process.
 ///
 /// # Errors
 ///
 /// Fails if the trace does not fit this machine's memory.
-pub fn replay_directly(trace: &Trace) -> Result<Outcome, BadInput> {
-    fits_this_machine(trace, CachedLimit::Bytes(0))?;
-    let mut slots: Vec<Option<Box<[MaybeUninit<u8>]>>> = Vec::new();
-    slots.resize_with(trace.slots, || None);
-    let ((), ns) = timed(|| {
-        for step in &trace.steps {
-            match *step {
-                Step::Allocate { slot, bytes, .. } => {
-                    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-                    slots[slot as usize] = Some(black_box(Box::new_uninit_slice(bytes)));
-                }
-                Step::Free { slot, .. } => slots[slot as usize] = None,
-                Step::Use { .. } => {}
-            }
-        }
-    });
-    let frees = trace.ops - trace.allocations;
-    Ok(Outcome {
-        trace: trace.name.clone(),
-        policy: "direct".into(),
-        backend: Backend::Host,
-        cached_limit: CachedLimit::Bytes(0).to_string(),
-        ops: trace.ops,
-        allocations: trace.allocations,
-        live_peak_bytes: trace.live_peak_bytes,
-        reserved_peak_bytes: trace.live_peak_bytes,
-        hits: 0,
-        misses: trace.allocations,
-        bypasses: 0,
-        ooms: 0,
-        evictions: 0,
-        hit_rate: 0.0,
-        device_allocations: trace.allocations,
-        device_frees: frees,
-        device_ranges: trace.allocations + frees,
-        ns_per_op: ns as f64 / trace.steps.len() as f64,
-        streams: None,
-    })
+pub fn replay_directly(trace: &Trace, backend: Backend) -> Result<Option<Outcome>, BadInput> {
+    if !backend.is_simulated() {
+        fits_this_machine(trace, CachedLimit::Bytes(0))?;
+    }
+    let tally = backend.replay_directly(trace);
+    Ok(tally.map(|tally| outcome(trace, "direct", backend, &tally)))
 }
 
 /// Returns the size of the simulated device. Fails if the largest request does not fit in it.
@@ -165,73 +116,19 @@ pub(crate) fn capacity(trace: &Trace, settings: Settings) -> Result<u64, BadInpu
 }
 
 /// Returns the error for a kind of memory that this machine or build does not have.
-fn absent(backend: Backend, why: impl std::fmt::Display) -> BadInput {
-    let cure = backend.absence().map_or("another backend", |(_, cure)| cure);
+fn absent(backend: Backend, why: &str) -> BadInput {
+    let cure = backend.absence().map_or("another backend", |absence| absence.cure);
     BadInput::new(format!("backend `{}`: {why}", backend.name()), cure)
 }
 
-/// Replays a trace on memory that an arena can split.
-fn sliceable<A: Sliceable>(
-    device: Counted<A>,
-    limit: Option<CachedLimit>,
-    trace: &Trace,
-    spec: &PolicySpec,
-    backend: Backend,
-) -> Outcome {
-    let calls = device.calls();
-    run(spec.builder(device), &calls, limit, trace, spec, backend)
-}
-
-fn run<A: DeviceAllocator>(
-    builder: PoolBuilder<A>,
-    calls: &Calls,
-    limit: Option<CachedLimit>,
-    trace: &Trace,
-    spec: &PolicySpec,
-    backend: Backend,
-) -> Outcome {
-    let mut builder = builder.zero(ZeroPolicy::Never);
-    if let Some(limit) = limit {
-        builder = builder.cached_limit(limit);
-    }
-    let bound = builder.bound_on_cached_bytes().to_string();
-    let pool = builder.build();
-    let mut slots: Vec<_> = std::iter::repeat_with(|| None).take(trace.slots).collect();
-    let work = || {
-        for step in &trace.steps {
-            match *step {
-                Step::Allocate { slot, bytes, .. } => {
-                    slots[slot as usize] = pool.allocate(bytes).ok();
-                }
-                Step::Free { slot, .. } => slots[slot as usize] = None,
-                Step::Use { .. } => {}
-            }
-        }
-    };
-    // On a device, this thread waits while the device works; so the wall clock is measured there.
-    let on_device = !matches!(backend, Backend::Host | Backend::Sim);
-    let ((), ns) = if on_device { timed_wall(work) } else { timed(work) };
-    // The deferred frees of the last drops belong to the trace.
-    let _ = pool.trim(0);
-    let asked = calls.asked().counted_by(pool.device_stats());
-    outcome(trace, spec, backend, bound, &pool.stats(), asked, ns)
-}
-
 /// Returns the result of a replay.
-pub(crate) fn outcome(
-    trace: &Trace,
-    spec: &PolicySpec,
-    backend: Backend,
-    cached_limit: String,
-    stats: &PoolStats,
-    asked: Asked,
-    ns: u64,
-) -> Outcome {
+pub(crate) fn outcome(trace: &Trace, policy: &str, backend: Backend, tally: &Tally) -> Outcome {
+    let Tally { stats, asked, cached_limit, ns } = tally;
     Outcome {
         trace: trace.name.clone(),
-        policy: spec.text.clone(),
+        policy: policy.to_owned(),
         backend,
-        cached_limit,
+        cached_limit: cached_limit.to_string(),
         ops: trace.ops,
         allocations: trace.allocations,
         live_peak_bytes: trace.live_peak_bytes,
@@ -245,7 +142,7 @@ pub(crate) fn outcome(
         device_allocations: asked.allocations,
         device_frees: asked.frees,
         device_ranges: asked.ranges,
-        ns_per_op: ns as f64 / trace.steps.len() as f64,
+        ns_per_op: *ns as f64 / trace.steps.len() as f64,
         streams: None,
     }
 }

@@ -34,7 +34,7 @@ pub fn replays(outcomes: &[Outcome]) -> String {
         table.add_row(row(&[
             &o.trace,
             &o.policy,
-            &o.backend.name(),
+            o.backend.name(),
             &o.cached_limit,
             &Bytes(o.reserved_peak_bytes).to_string(),
             &reserved_over_live(o.reserved_peak_bytes, o.live_peak_bytes),
@@ -133,7 +133,7 @@ pub fn standings(standings: &[Standing]) -> String {
         table.add_row(row(&[
             &s.workload.name(),
             &s.policy,
-            &s.backend.name(),
+            s.backend.name(),
             &format!("{:.0}", s.ns_per_op_p50),
             &format!("{:.0}", s.ns_per_op_p99),
             &percent(s.hit_rate),

@@ -2,7 +2,6 @@
 #![expect(clippy::print_stderr, reason = "what was left out is said, wherever the results go")]
 
 use crate::advise::Advised;
-use crate::backend::Backend;
 use crate::contest::Standing;
 use crate::input::BadInput;
 use crate::page::{ReportPage, Section, replays, timings};
@@ -65,10 +64,8 @@ impl Results {
         self.notes.extend(traces.iter().filter_map(Trace::missing));
         let bar = progress((files.len() * policies.len()) as u64, "traces");
         for (file, trace) in files.iter().zip(&traces) {
-            if settings.backend == Backend::Host {
-                let direct = replay::replay_directly(trace);
-                self.outcomes.push(direct.map_err(|bad| bad.in_file(file.display()))?);
-            }
+            let direct = replay::replay_directly(trace, settings.backend);
+            self.outcomes.extend(direct.map_err(|bad| bad.in_file(file.display()))?);
             for policy in policies {
                 match replay::replay(trace, policy, settings) {
                     Ok(outcome) => self.outcomes.push(outcome),

@@ -1,15 +1,14 @@
-//! Sources of buffers for workloads: direct allocation, or a pool, on each kind of memory.
+//! Sources of buffers for workloads: direct allocation, or a pool, on any device.
 
 use crate::counted::{Asked, Calls, Counted, CountedBlock};
 use crate::machine::free_memory;
+use crate::pass::ToBuilder;
 use crate::spec::PolicySpec;
-use crate::workload::Source;
-use bucketpool::host::HostAllocator;
+use crate::workload::{Done, Source, Workload};
 use bucketpool::{
-    BucketPool, CachedLimit, DeviceAllocator, GIB, HostMemory, PoolBuilder, PoolStats,
-    PooledBuffer, Request, StreamClock, ZeroPolicy,
+    BucketPool, CachedLimit, DeviceAllocator, GIB, PoolBuilder, PoolStats, PooledBuffer, Request,
+    StreamClock, ZeroPolicy,
 };
-use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 /// Limit of the cached bytes of a pool.
@@ -17,7 +16,48 @@ use std::sync::Arc;
 /// The limit is a 32nd of the free memory if that is less, because a dozen pools take turns.
 const CACHED_LIMIT: u64 = GIB;
 
-fn build<A: DeviceAllocator>(builder: PoolBuilder<A>, spec: &PolicySpec) -> BucketPool<A> {
+/// A source of buffers, without its buffer type.
+pub trait Steps {
+    /// Runs the step of `workload` with this number, over small buffers if `small`. `None` where
+    /// there is no memory.
+    fn step(&self, workload: Workload, number: u64, small: bool) -> Option<Done>;
+    /// Returns the calls to the device so far.
+    fn asked(&self) -> Asked;
+    /// Returns the figures of the pool; zeroes where there is none.
+    fn stats(&self) -> PoolStats;
+}
+
+impl<S: Source> Steps for S {
+    fn step(&self, workload: Workload, number: u64, small: bool) -> Option<Done> {
+        workload.step(self, number, small)
+    }
+    fn asked(&self) -> Asked {
+        Source::asked(self)
+    }
+    fn stats(&self) -> PoolStats {
+        Source::stats(self)
+    }
+}
+
+/// Creates a pool with this policy over `device`, or direct allocation without a policy. With
+/// `writes`, each buffer is zeroed.
+pub fn on_device<A: DeviceAllocator + 'static>(
+    device: A,
+    to_builder: ToBuilder<A>,
+    spec: Option<&PolicySpec>,
+    writes: bool,
+) -> Box<dyn Steps> {
+    let Some(spec) = spec else { return Box::new(DeviceDirect::new(device, writes)) };
+    let device = Counted::new(device);
+    let calls = device.calls();
+    Box::new(DevicePool::new(to_builder(spec, device), calls, spec, writes))
+}
+
+/// Builds the pool of a workload. It clears nothing.
+pub(crate) fn build<A: DeviceAllocator>(
+    builder: PoolBuilder<A>,
+    spec: &PolicySpec,
+) -> BucketPool<A> {
     let builder = builder.zero(ZeroPolicy::Never);
     let limit = free_memory().map_or(CACHED_LIMIT, |free| CACHED_LIMIT.min(free / 32));
     // The memory of an arena is bounded by the peak of live bytes. A preset sets its own bound.
@@ -28,108 +68,19 @@ fn build<A: DeviceAllocator>(builder: PoolBuilder<A>, spec: &PolicySpec) -> Buck
     }
 }
 
-/// Direct allocation from the global allocator, as in a program without a pool.
-///
-/// Plain numbers count the calls, so that counting adds a nanosecond or two to a pair, and no more
-/// than a pool's own counting.
-#[derive(Debug, Default)]
-pub struct HostDirect {
-    asked: Cell<Asked>,
-    held: Cell<u64>,
-    /// Returned buffers, if they are kept: a fault that the bench must notice.
-    kept: Option<RefCell<Vec<Vec<u8>>>>,
-}
-
-impl HostDirect {
-    /// Creates a source with direct allocation. With `keeps` it reuses returned buffers instead.
-    #[must_use]
-    pub fn new(keeps: bool) -> Self {
-        Self { kept: keeps.then(RefCell::default), ..Self::default() }
-    }
-
-    fn kept(&self, bytes: usize, byte: u8) -> Option<Vec<u8>> {
-        let mut kept = self.kept.as_ref()?.borrow_mut();
-        let at = kept.iter().position(|buffer| buffer.capacity() >= bytes)?;
-        let mut buffer = kept.swap_remove(at);
-        buffer.clear();
-        buffer.resize(bytes, byte);
-        Some(buffer)
-    }
-}
-
-impl Source for HostDirect {
-    type Buffer = Vec<u8>;
-    fn filled(&self, bytes: usize, byte: u8) -> Option<Vec<u8>> {
-        let (mut asked, held) = (self.asked.get(), self.held.get() + bytes as u64);
-        asked.allocations += 1;
-        asked.peak_bytes = asked.peak_bytes.max(held);
-        self.asked.set(asked);
-        self.held.set(held);
-        Some(self.kept(bytes, byte).unwrap_or_else(|| vec![byte; bytes]))
-    }
-    fn give_back(&self, buffer: Vec<u8>) -> u64 {
-        let asked = self.asked.get();
-        self.asked.set(Asked { frees: asked.frees + 1, ..asked });
-        self.held.set(self.held.get() - buffer.len() as u64);
-        let byte = u64::from(buffer[buffer.len() / 2]);
-        if let Some(kept) = &self.kept {
-            kept.borrow_mut().push(buffer);
-        }
-        byte
-    }
-    fn asked(&self) -> Asked {
-        self.asked.get()
-    }
-}
-
-/// A pool over host memory.
-#[derive(Debug)]
-pub struct HostPool<A: HostMemory> {
-    pool: BucketPool<A>,
-    calls: Arc<Calls>,
-}
-
-impl HostPool<Counted<HostAllocator>> {
-    /// Creates a pool with this policy over host memory.
-    #[must_use]
-    pub fn new(spec: &PolicySpec) -> Self {
-        let device = Counted::new(HostAllocator::new());
-        let calls = device.calls();
-        Self { pool: build(spec.builder(device), spec), calls }
-    }
-}
-
-impl<A: HostMemory> Source for HostPool<A> {
-    type Buffer = PooledBuffer<A>;
-    fn filled(&self, bytes: usize, byte: u8) -> Option<Self::Buffer> {
-        let mut buffer = self.pool.allocate(bytes as u64).ok()?;
-        buffer.fill(byte);
-        Some(buffer)
-    }
-    fn give_back(&self, buffer: Self::Buffer) -> u64 {
-        u64::from(buffer[buffer.len() / 2])
-    }
-    fn asked(&self) -> Asked {
-        self.calls.asked().counted_by(self.pool.device_stats())
-    }
-    fn stats(&self) -> PoolStats {
-        self.pool.stats()
-    }
-}
-
 /// Direct allocation with the device's own calls.
 ///
 /// Each buffer is filled with zeroes, which writes all of it, unless the device has no memory to
 /// write. Contents are not read back; the check is only that each buffer was allocated and freed.
 #[derive(Debug)]
-pub struct DeviceDirect<A: DeviceAllocator> {
+struct DeviceDirect<A: DeviceAllocator> {
     device: Counted<A>,
     writes: bool,
 }
 
 impl<A: DeviceAllocator> DeviceDirect<A> {
     /// Creates a source with direct allocation on this device.
-    pub fn new(device: A, writes: bool) -> Self {
+    fn new(device: A, writes: bool) -> Self {
         Self { device: Counted::new(device), writes }
     }
 }
@@ -162,7 +113,7 @@ impl<A: DeviceAllocator> Source for DeviceDirect<A> {
 
 /// A pool over a device. Buffers are filled with zeroes, as for [`DeviceDirect`].
 #[derive(Debug)]
-pub struct DevicePool<A: DeviceAllocator> {
+struct DevicePool<A: DeviceAllocator> {
     pool: BucketPool<A>,
     calls: Arc<Calls>,
     writes: bool,
@@ -170,12 +121,7 @@ pub struct DevicePool<A: DeviceAllocator> {
 
 impl<A: DeviceAllocator> DevicePool<A> {
     /// Builds a pool with this policy from the builder, over a device whose calls are counted.
-    pub fn new(
-        builder: PoolBuilder<A>,
-        calls: Arc<Calls>,
-        spec: &PolicySpec,
-        writes: bool,
-    ) -> Self {
+    fn new(builder: PoolBuilder<A>, calls: Arc<Calls>, spec: &PolicySpec, writes: bool) -> Self {
         Self { pool: build(builder, spec), calls, writes }
     }
 }

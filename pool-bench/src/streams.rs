@@ -5,6 +5,7 @@ use crate::backend::Backend;
 use crate::counted::{Calls, Counted};
 use crate::input::BadInput;
 use crate::machine::timed;
+use crate::pass::Tally;
 use crate::replay::{OnStreams, Outcome, Settings, capacity, outcome};
 use crate::spec::PolicySpec;
 use crate::trace::{Step, Trace};
@@ -74,7 +75,7 @@ pub fn replay(
     settings: Settings,
     arrangement: Arrangement,
 ) -> Result<Outcome, BadInput> {
-    if settings.backend != Backend::Sim {
+    if settings.backend != Backend::SIM {
         let what = format!("streams on `{}`", settings.backend.name());
         return Err(BadInput::new(what, "backend sim, whose streams can run late"));
     }
@@ -147,9 +148,10 @@ fn run<A: OnSim>(
         waits: done.waits,
         violations: device.hazards(),
     };
-    let bound = settings.cached_limit.unwrap_or_else(|| make().bound_on_cached_bytes()).to_string();
-    let outcome =
-        outcome(trace, spec, settings.backend, bound, &sum, calls.asked().counted_by(arenas), ns);
+    let cached_limit = settings.cached_limit.unwrap_or_else(|| make().bound_on_cached_bytes());
+    let asked = calls.asked().counted_by(arenas);
+    let tally = Tally { stats: sum, asked, cached_limit, ns };
+    let outcome = outcome(trace, &spec.text, settings.backend, &tally);
     Outcome { streams: Some(on_streams), ..outcome }
 }
 

@@ -14,9 +14,9 @@ fn every_workload_gives_every_contender_the_same_result() {
         let ticks = Cell::new(0);
         let tick = || ticks.set(ticks.get() + 1);
         let new = |name: &String| {
-            contest::contender(*workload, Backend::Host, name, true, false).unwrap()
+            contest::contender(*workload, Backend::HOST, name, true, false).unwrap()
         };
-        let contenders = contest::names(Backend::Host, &policies).iter().map(new).collect();
+        let contenders = contest::names(Backend::HOST, &policies).iter().map(new).collect();
         let terms = Terms { from: 0, steps: 3, seed: 1 };
         let standings = contest::run(contenders, terms, tick);
         let standings = contest::pool(vec![standings.unwrap()]);

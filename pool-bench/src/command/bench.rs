@@ -1,8 +1,8 @@
 //! `bench`: workloads on every backend that is here, traces, or other allocators beside ours.
 
-use super::{NO_ARENAS_ON_WGPU, POLICIES, unwritable};
+use super::{POLICIES, unwritable};
 use crate::apart::Spread;
-use crate::backend::Backend;
+use crate::backend::{Absence, Backend};
 use crate::contest::{self, Child, Failed, Standing, Terms};
 use crate::input::BadInput;
 use crate::place::{self, RECORDS, root};
@@ -117,9 +117,7 @@ impl Bench {
             return self.put(&run, results);
         }
         let backends = self.backends_for_workloads(&mut results.notes)?;
-        if backends.contains(&Backend::Wgpu) && policies.iter().any(|spec| spec.arena.is_some()) {
-            results.notes.push(NO_ARENAS_ON_WGPU.into());
-        }
+        results.notes.extend(backends.iter().filter_map(|backend| backend.left_out(&policies)));
         let contests: Vec<_> = workloads
             .iter()
             .flat_map(|workload| backends.iter().map(move |backend| (*workload, *backend)))
@@ -172,11 +170,13 @@ impl Bench {
         for backend in backends {
             match backend.absence() {
                 None => here.push(backend),
-                Some((why, cure)) if asked => {
+                Some(Absence { why, cure }) if asked => {
                     let what = format!("backend `{}`: {why}", backend.name());
                     return Err(BadInput::new(what, cure));
                 }
-                Some((why, _)) => notes.push(format!("left out: {}, since {why}", backend.name())),
+                Some(Absence { why, .. }) => {
+                    notes.push(format!("left out: {}, since {why}", backend.name()));
+                }
             }
         }
         Ok(here)
@@ -234,11 +234,11 @@ impl Bench {
         results: &mut Results,
     ) -> Result<(), BadInput> {
         let files = place::traces(self.smoke)?;
-        let backends = if self.backend.is_empty() { &[Backend::Sim][..] } else { &self.backend };
+        let backends = if self.backend.is_empty() { &[Backend::SIM][..] } else { &self.backend };
         let bound = Some(sizes::cached_limit(BENCH_CACHED_LIMIT)?);
         for backend in backends {
             // Real memory is only risked under a bound.
-            let bounds = if *backend == Backend::Sim { &[None, bound][..] } else { &[bound] };
+            let bounds = if backend.is_simulated() { &[None, bound][..] } else { &[bound] };
             for cached_limit in bounds {
                 // What an arena holds is bounded by what was alive at most.
                 let apart: Vec<PolicySpec> = match cached_limit {

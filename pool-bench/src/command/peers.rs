@@ -3,8 +3,7 @@
 
 use super::bench::Bench;
 use crate::apart::{Process, Spread};
-use crate::backend::Backend;
-#[cfg(any(feature = "cuda", feature = "peers", feature = "wgpu"))]
+use crate::backend::{Absence, Backend, Peers};
 use crate::environment;
 use crate::input::BadInput;
 use crate::results::Results;
@@ -81,29 +80,19 @@ impl Case {
                 environment::check(&[])?;
                 crate::peers::arena::run(std::path::Path::new(&self.name), &self.process)
             }
-            #[cfg(feature = "wgpu")]
-            "wgpu" => {
-                environment::check(&[])?;
-                crate::frames::run(&self.process).map_err(|why| {
-                    BadInput::new(format!("backend `wgpu`: {why}"), "a run without failures")
-                })
-            }
-            #[cfg(feature = "cuda")]
-            "cuda" => {
-                environment::check(&[])?;
-                let traces: Result<Vec<_>, _> = crate::place::traces(self.process.smoke)?
-                    .iter()
-                    .map(|file| crate::trace::read(file))
-                    .collect();
-                crate::gpu::run(&self.peer, traces?, &self.process)
-            }
             other => {
-                let what = format!("peers of `{other}`: they are not built in");
-                Err(BadInput::new(what, "`cargo xtask bench --peers`"))
+                environment::check(&[])?;
+                let backend = Backend::named(other).filter(|it| it.peers() != Peers::None);
+                backend.ok_or_else(|| no_peers(other))?.beside_peers(&self.peer, &self.process)
             }
         };
         Ok(super::lines(&rows?))
     }
+}
+
+fn no_peers(group: &str) -> BadInput {
+    let what = format!("peers of `{group}`: they are not built in");
+    BadInput::new(what, "`cargo xtask bench --peers`")
 }
 
 /// A bar that moves while a case takes long.
@@ -139,8 +128,7 @@ impl Bench {
                 self.beside_pools(group == Group::Service, spread)?
             }
             ([], Group::Preload) if self.peer.is_empty() => self.preloaded(spread, results)?,
-            ([backend @ Backend::Cuda], Group::Host) => self.beside_ours(*backend, spread)?,
-            ([backend @ Backend::Wgpu], Group::Host) if self.peer.is_empty() => {
+            ([backend], Group::Host) if self.has_peers(*backend) => {
                 self.beside_ours(*backend, spread)?
             }
             _ => {
@@ -170,13 +158,22 @@ impl Bench {
         Ok(rows)
     }
 
-    /// VRAM or wgpu buffers beside the other ways to have them.
+    /// Whether this kind of memory is measured beside others, and beside the named programs.
+    fn has_peers(&self, backend: Backend) -> bool {
+        match backend.peers() {
+            Peers::None => false,
+            Peers::Ways => self.peer.is_empty(),
+            Peers::WaysAndPrograms => true,
+        }
+    }
+
+    /// A kind of memory beside the other ways to have it.
     fn beside_ours(&self, backend: Backend, spread: &Spread) -> Result<Vec<Row>, BadInput> {
-        if let Some((why, cure)) = backend.absence() {
+        if let Some(Absence { why, cure }) = backend.absence() {
             return Err(BadInput::new(format!("backend `{}`: {why}", backend.name()), cure));
         }
         let name = backend.name();
-        let mut arguments = vec!["peer", &name, "-"];
+        let mut arguments = vec!["peer", name, "-"];
         arguments.extend(self.smoke.then_some("--smoke"));
         for peer in &self.peer {
             arguments.extend(["--peer", peer]);

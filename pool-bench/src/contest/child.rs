@@ -31,7 +31,7 @@ impl Child {
     ) -> Result<Self, Failed> {
         let failed = |error: io::Error| Failed(format!("{name}: {error}"));
         let mut child = Command::new(std::env::current_exe().map_err(failed)?);
-        child.args(["contest", "--workload", &workload.name(), "--backend", &backend.name()]);
+        child.args(["contest", "--workload", &workload.name(), "--backend", backend.name()]);
         child.args(["--contender", name]).args(flags);
         child.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = environment::clean(&mut child).spawn().map_err(failed)?;

@@ -10,7 +10,7 @@ pub fn standings(standings: &[Standing]) -> Option<Section> {
     if standings.is_empty() {
         return None;
     }
-    let mut backends: Vec<String> = standings.iter().map(|one| one.backend.name()).collect();
+    let mut backends: Vec<&str> = standings.iter().map(|one| one.backend.name()).collect();
     backends.sort_unstable();
     backends.dedup();
     let blocks = backends.into_iter().map(|backend| {

@@ -30,9 +30,8 @@ pub fn across_backends(standings: &[Standing]) -> Vec<String> {
     ];
     for workload in &workloads {
         let of = |policy: &str, backend| find(standings, *workload, backend, policy);
-        let names: Vec<String> = backends.iter().map(|backend| backend.name()).collect();
-        let columns: Vec<&str> =
-            ["policy"].into_iter().chain(names.iter().map(String::as_str)).collect();
+        let names = backends.iter().map(|backend| backend.name());
+        let columns: Vec<&str> = ["policy"].into_iter().chain(names).collect();
         let mut table = table(&columns);
         for policy in &policies {
             let cell = |backend: &Backend| {
@@ -58,7 +57,7 @@ fn keep<T: PartialEq>(all: &mut Vec<T>, one: T) {
 /// The ratio that counts on a backend: of time, but on the simulated device, which has none, of
 /// device calls.
 fn ratio(standing: &Standing, direct: &Standing) -> Option<Ratio> {
-    if standing.backend != Backend::Sim {
+    if !standing.backend.is_simulated() {
         return standing.times_direct;
     }
     let calls = |s: &Standing| (s.device_allocations + s.device_frees).max(1) as f64;
@@ -68,7 +67,7 @@ fn ratio(standing: &Standing, direct: &Standing) -> Option<Ratio> {
 
 fn cell(standing: &Standing, direct: &Standing) -> String {
     let times = match ratio(standing, direct) {
-        Some(ratio) if standing.backend == Backend::Sim => format!("{:.1}", ratio.median),
+        Some(ratio) if standing.backend.is_simulated() => format!("{:.1}", ratio.median),
         Some(ratio) => ratio.to_string(),
         None => "-".into(),
     };
@@ -125,9 +124,9 @@ fn advice(
         let fastest = sums.iter().map(|(_, speed, _)| *speed).fold(0.0, f64::max);
         let fast = sums.into_iter().filter(|(_, speed, _)| *speed >= fastest * (1.0 - EQUAL));
         let (policy, speed, over) = fast.min_by(|a, b| a.2.total_cmp(&b.2))?;
-        let what = match backend {
-            Backend::Sim => format!("{speed:.0} times fewer device calls"),
-            _ => format!("{speed:.1} times as fast as direct allocation"),
+        let what = match backend.is_simulated() {
+            true => format!("{speed:.0} times fewer device calls"),
+            false => format!("{speed:.1} times as fast as direct allocation"),
         };
         Some(format!("on {} `{policy}` ({what}, {over:.2} times the live peak)", backend.name()))
     };

@@ -8,7 +8,7 @@ fn outcome(trace: &str, policy: &str) -> Outcome {
     Outcome {
         trace: trace.into(),
         policy: policy.into(),
-        backend: Backend::Sim,
+        backend: Backend::SIM,
         cached_limit: "25%".into(),
         ops: 35264,
         allocations: 17694,
@@ -58,7 +58,7 @@ fn standing() -> Standing {
     Standing {
         workload: Workload::SmallTensors,
         policy: "fit:2".into(),
-        backend: Backend::Host,
+        backend: Backend::HOST,
         steps: 200,
         ops: 800_000,
         allocations: 400_000,
@@ -107,16 +107,17 @@ fn backends_stand_beside_each_other_and_a_sentence_says_what_to_take() {
         reserved_peak_bytes: reserved,
         ..standing()
     };
+    let wgpu = Backend::named("wgpu").unwrap();
     let all = [
-        on(Backend::Host, "direct", 1.0, 4000, 1_000_000),
-        on(Backend::Host, "control", 1.0, 4000, 1_000_000),
-        on(Backend::Host, "pow2", 12.3, 40, 2_400_000),
-        on(Backend::Host, "arena", 12.0, 40, 1_090_000),
-        on(Backend::Sim, "direct", 1.0, 4000, 1_000_000),
-        on(Backend::Sim, "pow2", 0.9, 40, 2_400_000),
-        on(Backend::Sim, "arena", 0.5, 10, 1_090_000),
-        on(Backend::Wgpu, "direct", 1.0, 4000, 1_000_000),
-        on(Backend::Wgpu, "pow2", 17.7, 40, 2_400_000),
+        on(Backend::HOST, "direct", 1.0, 4000, 1_000_000),
+        on(Backend::HOST, "control", 1.0, 4000, 1_000_000),
+        on(Backend::HOST, "pow2", 12.3, 40, 2_400_000),
+        on(Backend::HOST, "arena", 12.0, 40, 1_090_000),
+        on(Backend::SIM, "direct", 1.0, 4000, 1_000_000),
+        on(Backend::SIM, "pow2", 0.9, 40, 2_400_000),
+        on(Backend::SIM, "arena", 0.5, 10, 1_090_000),
+        on(wgpu, "direct", 1.0, 4000, 1_000_000),
+        on(wgpu, "pow2", 17.7, 40, 2_400_000),
     ];
     insta::assert_snapshot!(across_backends(&all).join("\n\n"));
 }

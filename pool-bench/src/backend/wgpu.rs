@@ -1,6 +1,14 @@
-//! A fresh wgpu buffer each time, by wgpu's own calls alone.
+//! wgpu buffers on the default adapter, beside fresh buffers by wgpu's own calls alone.
 
+use super::{Absence, Memory, Peers};
+use crate::apart::Process;
 use crate::counted::Asked;
+use crate::input::BadInput;
+use crate::machine::Clock;
+use crate::pass::{Pass, Tally};
+use crate::rounds::Row;
+use crate::source::{Steps, on_device};
+use crate::spec::PolicySpec;
 use crate::workload::Source;
 use bucketpool::wgpu::wgpu::{
     Buffer, BufferDescriptor, COPY_BUFFER_ALIGNMENT, CommandEncoderDescriptor, PollType,
@@ -9,9 +17,58 @@ use bucketpool::wgpu::{Usage, WgpuAllocator};
 use std::cell::Cell;
 use std::fmt;
 
+/// wgpu buffers.
+#[derive(Debug)]
+pub(super) struct Wgpu;
+
+fn open() -> Result<WgpuAllocator, String> {
+    WgpuAllocator::on_default_adapter().map_err(|error| error.to_string())
+}
+
+impl Memory for Wgpu {
+    fn name(&self) -> &'static str {
+        "wgpu"
+    }
+    fn title(&self) -> &'static str {
+        "wgpu buffers on the default adapter"
+    }
+    fn clock(&self) -> Clock {
+        Clock::Wall
+    }
+    fn unsplit(&self) -> Option<&'static str> {
+        Some("a wgpu buffer cannot be split into others")
+    }
+    fn absence(&self) -> Option<Absence> {
+        let cure = "a Vulkan driver, such as Debian's mesa-vulkan-drivers";
+        open().err().map(|why| Absence { why, cure })
+    }
+    fn replay(&self, pass: &Pass<'_>, _capacity: u64) -> Result<Tally, String> {
+        Ok(pass.run(open()?, PolicySpec::without_arena))
+    }
+    fn source(&self, spec: Option<&PolicySpec>, _keeps: bool) -> Result<Box<dyn Steps>, String> {
+        let device = open()?;
+        Ok(match spec {
+            None => Box::new(WgpuDirect::new(device)),
+            spec => on_device(device, PolicySpec::without_arena, spec, true),
+        })
+    }
+    fn peers(&self) -> Peers {
+        Peers::Ways
+    }
+    fn beside_peers(&self, _programs: &[String], process: &Process) -> Result<Vec<Row>, BadInput> {
+        let failed =
+            |why| BadInput::new(format!("backend `wgpu`: {why}"), "a run without failures");
+        crate::frames::run(process).map_err(failed)
+    }
+    fn device(&self) -> Option<String> {
+        let info = open().ok()?.device().adapter_info();
+        Some(format!("{}, {} {}", info.name, info.driver, info.driver_info))
+    }
+}
+
 /// Direct allocation on a wgpu device. Each buffer is zeroed by a submission, which writes all of
 /// it, as it is for a pool.
-pub(crate) struct WgpuDirect {
+struct WgpuDirect {
     device: WgpuAllocator,
     asked: Cell<Asked>,
     held: Cell<u64>,
@@ -19,7 +76,7 @@ pub(crate) struct WgpuDirect {
 
 impl WgpuDirect {
     /// On this device; the pool's own calls are not used.
-    pub(crate) fn new(device: WgpuAllocator) -> Self {
+    fn new(device: WgpuAllocator) -> Self {
         Self { device, asked: Cell::default(), held: Cell::new(0) }
     }
 }

@@ -1,0 +1,47 @@
+//! A kind of memory that this program was built without.
+
+use super::{Absence, Memory, Peers};
+use crate::apart::Process;
+use crate::input::BadInput;
+use crate::machine::Clock;
+use crate::pass::{Pass, Tally};
+use crate::rounds::Row;
+use crate::source::Steps;
+use crate::spec::PolicySpec;
+
+/// Its name and title. Every use says that it is not built in.
+#[derive(Debug)]
+pub(super) struct Absent(pub(super) &'static str, pub(super) &'static str);
+
+const WHY: &str = "not built in";
+const CURE: &str = "a build with the feature of its name";
+
+impl Memory for Absent {
+    fn name(&self) -> &'static str {
+        self.0
+    }
+    fn title(&self) -> &'static str {
+        self.1
+    }
+    fn clock(&self) -> Clock {
+        Clock::Wall
+    }
+    fn is_built_in(&self) -> bool {
+        false
+    }
+    fn absence(&self) -> Option<Absence> {
+        Some(Absence { why: WHY.to_owned(), cure: CURE })
+    }
+    fn peers(&self) -> Peers {
+        Peers::WaysAndPrograms // else the message would say that there are none
+    }
+    fn beside_peers(&self, _programs: &[String], _process: &Process) -> Result<Vec<Row>, BadInput> {
+        Err(BadInput::new(format!("backend `{}`: {WHY}", self.name()), CURE))
+    }
+    fn replay(&self, _job: &Pass<'_>, _capacity: u64) -> Result<Tally, String> {
+        Err(WHY.to_owned())
+    }
+    fn source(&self, _spec: Option<&PolicySpec>, _keeps: bool) -> Result<Box<dyn Steps>, String> {
+        Err(WHY.to_owned())
+    }
+}

@@ -1,0 +1,33 @@
+//! The simulated device, of any size. Its calls are counted and take no time.
+
+use super::Memory;
+use crate::machine::Clock;
+use crate::pass::{Pass, Tally};
+use crate::source::{Steps, on_device};
+use crate::spec::PolicySpec;
+use bucketpool::sim::SimDevice;
+
+/// The simulated device.
+#[derive(Debug)]
+pub(super) struct Sim;
+
+impl Memory for Sim {
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+    fn title(&self) -> &'static str {
+        "The simulated device"
+    }
+    fn clock(&self) -> Clock {
+        Clock::Thread
+    }
+    fn is_simulated(&self) -> bool {
+        true
+    }
+    fn replay(&self, pass: &Pass<'_>, capacity: u64) -> Result<Tally, String> {
+        Ok(pass.run(SimDevice::with_capacity(capacity), PolicySpec::builder))
+    }
+    fn source(&self, spec: Option<&PolicySpec>, _keeps: bool) -> Result<Box<dyn Steps>, String> {
+        Ok(on_device(SimDevice::new(), PolicySpec::builder, spec, false))
+    }
+}

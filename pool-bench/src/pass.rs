@@ -1,0 +1,68 @@
+//! The steps of a trace on one pool, and what was counted.
+
+use crate::counted::{Asked, Counted};
+use crate::machine::Clock;
+use crate::spec::PolicySpec;
+use crate::trace::{Step, Trace};
+use bucketpool::{CachedLimit, DeviceAllocator, PoolBuilder, PoolStats, ZeroPolicy};
+
+/// Makes the builder of a pool with this policy over a device whose calls are counted:
+/// [`PolicySpec::builder`], or [`PolicySpec::without_arena`] where blocks cannot be split.
+pub type ToBuilder<A> = fn(&PolicySpec, Counted<A>) -> PoolBuilder<Counted<A>>;
+
+/// A trace, and the pool that it is replayed on.
+#[derive(Clone, Copy, Debug)]
+pub struct Pass<'a> {
+    /// The trace.
+    pub trace: &'a Trace,
+    /// Policy of the pool.
+    pub spec: &'a PolicySpec,
+    /// Bound on cached blocks; the policy's own one if `None`.
+    pub cached_limit: Option<CachedLimit>,
+    /// Clock that the steps are timed by.
+    pub clock: Clock,
+}
+
+/// Counters after all steps of a trace.
+#[derive(Clone, Copy, Debug)]
+pub struct Tally {
+    /// Figures of the pool at the end.
+    pub stats: PoolStats,
+    /// Calls to the device.
+    pub asked: Asked,
+    /// The bound on cached blocks that held.
+    pub cached_limit: CachedLimit,
+    /// Nanoseconds of all steps.
+    pub ns: u64,
+}
+
+impl Pass<'_> {
+    /// Replays the trace on a pool over `device`. A request that the pool refuses is counted, and
+    /// its later steps do nothing.
+    pub fn run<A: DeviceAllocator>(&self, device: A, to_builder: ToBuilder<A>) -> Tally {
+        let device = Counted::new(device);
+        let calls = device.calls();
+        let mut builder = to_builder(self.spec, device).zero(ZeroPolicy::Never);
+        if let Some(limit) = self.cached_limit {
+            builder = builder.cached_limit(limit);
+        }
+        let cached_limit = builder.bound_on_cached_bytes();
+        let pool = builder.build();
+        let mut slots: Vec<_> = std::iter::repeat_with(|| None).take(self.trace.slots).collect();
+        let ((), ns) = self.clock.time(|| {
+            for step in &self.trace.steps {
+                match *step {
+                    Step::Allocate { slot, bytes, .. } => {
+                        slots[slot as usize] = pool.allocate(bytes).ok();
+                    }
+                    Step::Free { slot, .. } => slots[slot as usize] = None,
+                    Step::Use { .. } => {}
+                }
+            }
+        });
+        // The deferred frees of the last drops belong to the trace.
+        let _ = pool.trim(0);
+        let asked = calls.asked().counted_by(pool.device_stats());
+        Tally { stats: pool.stats(), asked, cached_limit, ns }
+    }
+}
