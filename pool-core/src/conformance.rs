@@ -17,7 +17,7 @@ mod secrets;
 mod shrink;
 mod subject;
 
-pub use script::{BadScript, Script, Settings, Step};
+pub use script::{BadScript, Script, Settings, Step, policies};
 pub use subject::Subject;
 
 use crate::{ArenaConfig, BucketPool, Sliceable, Transfer};

@@ -215,15 +215,17 @@ impl Quick {
     /// Returns the quick path of a policy. `granule` is a power of two.
     fn of(policy: &BucketPolicy, granule: u64, largest: u64) -> Self {
         let most = largest.min(LARGEST);
+        if most < granule {
+            return Self::Never;
+        }
         match policy {
-            BucketPolicy::PowerOfTwo if most >= granule => {
+            BucketPolicy::PowerOfTwo => {
                 Self::PowerOfTwo { least: granule, most: 1 << most.ilog2() }
             }
-            BucketPolicy::Exact | BucketPolicy::Fit { .. } => match most.checked_sub(granule) {
-                Some(most) => Self::Multiple { mask: granule - 1, most },
-                None => Self::Never,
-            },
-            _ => Self::Never,
+            BucketPolicy::Exact | BucketPolicy::Fit { .. } => {
+                Self::Multiple { mask: granule - 1, most: most - granule }
+            }
+            BucketPolicy::Tiered(_) => Self::Never,
         }
     }
 

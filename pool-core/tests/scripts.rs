@@ -5,9 +5,9 @@
 //! run from then on. `BUCKETPOOL_SEED` and `BUCKETPOOL_SCRIPTS` choose other scripts.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::conformance::{Script, Step, Subject};
+use pool_core::conformance::{Script, Step, Subject, policies};
 use pool_core::sim::SimDevice;
-use pool_core::{ArenaConfig, BucketPolicy, KIB, ZeroPolicy};
+use pool_core::{ArenaConfig, KIB, ZeroPolicy};
 use std::path::Path;
 
 fn subjects() -> Vec<Subject<'static, SimDevice>> {
@@ -78,10 +78,9 @@ fn random_scripts_reach_everything() {
     for zero in [ZeroPolicy::Never, ZeroPolicy::OnReturn, ZeroPolicy::OnAllocate] {
         assert!(settings().any(|settings| settings.zero == zero), "{zero:?}");
     }
-    assert!(settings().any(|settings| settings.policy == BucketPolicy::Exact));
-    assert!(settings().any(|settings| settings.policy == BucketPolicy::PowerOfTwo));
-    assert!(settings().any(|settings| matches!(settings.policy, BucketPolicy::Tiered(_))));
-    assert!(settings().any(|settings| matches!(settings.policy, BucketPolicy::Fit { .. })));
+    for (name, policy) in policies() {
+        assert!(settings().any(|settings| settings.policy == policy), "{name}");
+    }
     assert!(settings().any(|settings| settings.reserved.is_some()));
     assert!(settings().any(|settings| settings.bucket.is_some()));
     let names = scripts.iter().flat_map(|script| &script.steps).map(|step| {

@@ -9,7 +9,7 @@
 //! runs that many operations for each policy. `BUCKETPOOL_SEED` is the first seed.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests; a long run says what it did")]
 
-use pool_core::conformance::{Script, Subject};
+use pool_core::conformance::{Script, Subject, policies};
 use pool_core::{ArenaConfig, BucketPolicy, KIB};
 use pool_host::HostAllocator;
 
@@ -36,17 +36,12 @@ fn run(name: &str, subject: &Subject<'_, HostAllocator>, policy: Option<&BucketP
 
 #[test]
 fn random_scripts_over_each_policy_agree_with_the_model() {
-    let policies = [
-        ("exact", BucketPolicy::Exact),
-        ("pow2", BucketPolicy::PowerOfTwo),
-        ("tiered", BucketPolicy::tiered(&[256, 4 * KIB, 5000, 20 * KIB])),
-        ("fit", BucketPolicy::Fit { alpha: 2.0 }),
-    ];
     std::thread::scope(|scope| {
-        for half in policies.chunks(2) {
+        for half in policies().chunks(2) {
+            let half = half.to_vec();
             scope.spawn(move || {
                 for (name, policy) in half {
-                    run(name, &Subject::new(HostAllocator::new), Some(policy));
+                    run(name, &Subject::new(HostAllocator::new), Some(&policy));
                 }
             });
         }

@@ -2,6 +2,7 @@
 
 use crate::{BucketPolicy, CachedLimit, KIB, ZeroPolicy};
 use std::fmt;
+use std::mem::discriminant;
 use std::str::FromStr;
 
 /// A pool's settings and a list of operations on it.
@@ -70,8 +71,22 @@ pub enum Step {
     Fail(u64, u64),
 }
 
-/// The classes of the tiered policy of scripts, in bytes.
-const TIERS: [u64; 4] = [256, 4 * KIB, 5000, 20 * KIB];
+/// Returns the policies of scripts, with their names in a script's text.
+///
+/// ```
+/// # use pool_core as bucketpool;
+/// let names = bucketpool::conformance::policies().map(|(name, _)| name);
+/// assert_eq!(names, ["exact", "pow2", "tiered", "fit"]);
+/// ```
+#[must_use]
+pub fn policies() -> [(&'static str, BucketPolicy); 4] {
+    [
+        ("exact", BucketPolicy::Exact),
+        ("pow2", BucketPolicy::PowerOfTwo),
+        ("tiered", BucketPolicy::tiered(&[256, 4 * KIB, 5000, 20 * KIB])),
+        ("fit", BucketPolicy::Fit { alpha: 2.0 }),
+    ]
+}
 
 impl Default for Settings {
     fn default() -> Self {
@@ -85,13 +100,11 @@ impl Default for Settings {
     }
 }
 
+/// Returns the policy of this number; numbers beyond the last one begin again.
 fn policy_of(number: u8) -> BucketPolicy {
-    match number % 4 {
-        0 => BucketPolicy::Exact,
-        1 => BucketPolicy::PowerOfTwo,
-        2 => BucketPolicy::tiered(&TIERS),
-        _ => BucketPolicy::Fit { alpha: 2.0 },
-    }
+    let policies = policies();
+    let at = usize::from(number) % policies.len();
+    policies[at].1.clone()
 }
 
 /// A size from 16 random bits: small, up to 4 KiB, up to 32 KiB, or within 1 of a power of two.
@@ -188,11 +201,9 @@ impl fmt::Display for Step {
 impl fmt::Display for Script {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Settings { policy, zero, cached, reserved, bucket } = &self.settings;
-        match policy {
-            BucketPolicy::Exact => writeln!(f, "policy exact")?,
-            BucketPolicy::Tiered(_) => writeln!(f, "policy tiered")?,
-            BucketPolicy::Fit { .. } => writeln!(f, "policy fit")?,
-            BucketPolicy::PowerOfTwo => writeln!(f, "policy pow2")?,
+        let is_it = |other: &BucketPolicy| discriminant(other) == discriminant(policy);
+        if let Some((name, _)) = policies().iter().find(|(_, other)| is_it(other)) {
+            writeln!(f, "policy {name}")?;
         }
         match zero {
             ZeroPolicy::OnReturn => writeln!(f, "zero return")?,
@@ -249,10 +260,10 @@ impl Script {
     fn take(&mut self, words: &[&str]) -> Option<()> {
         let settings = &mut self.settings;
         match *words {
-            ["policy", "exact"] => settings.policy = policy_of(0),
-            ["policy", "pow2"] => settings.policy = policy_of(1),
-            ["policy", "tiered"] => settings.policy = policy_of(2),
-            ["policy", "fit"] => settings.policy = policy_of(3),
+            ["policy", name] => {
+                let policy = policies().into_iter().find(|(known, _)| *known == name);
+                settings.policy = policy?.1;
+            }
             ["zero", "return"] => settings.zero = ZeroPolicy::OnReturn,
             ["zero", "allocate"] => settings.zero = ZeroPolicy::OnAllocate,
             ["cached", bytes] => settings.cached = CachedLimit::Bytes(bytes.parse().ok()?),
