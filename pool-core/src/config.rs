@@ -12,6 +12,8 @@ use std::fmt;
 
 /// The smallest page of an arena, in bytes: what the command line takes.
 const PAGE_LEAST: u64 = 4 << 10;
+/// The policies of a file, as an error names them.
+const POLICIES: &str = "one of exact, pow2, tiered, fit, arena";
 /// The largest share: one that is meant in per cent is refused.
 const SHARE_MOST: f64 = 10.0;
 
@@ -100,10 +102,8 @@ impl PoolConfig {
             "pow2" => Ok(BucketPolicy::PowerOfTwo),
             "tiered" => Ok(BucketPolicy::tiered(&self.classes)),
             "fit" => Ok(BucketPolicy::Fit { alpha }),
-            "" => Err(wrong("no `policy`", "one of exact, pow2, tiered, fit, arena")),
-            other => {
-                Err(wrong(format!("policy `{other}`"), "one of exact, pow2, tiered, fit, arena"))
-            }
+            "" => Err(wrong("no `policy`", POLICIES)),
+            other => Err(wrong(format!("policy `{other}`"), POLICIES)),
         }
     }
 
@@ -204,3 +204,6 @@ impl<A: Sliceable> BucketPool<A> {
         Ok(Self::builder(device).config(config)?.build())
     }
 }
+
+#[cfg(all(test, feature = "sim", feature = "conformance", not(any(loom, shuttle))))]
+mod tests;

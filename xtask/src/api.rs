@@ -1,14 +1,13 @@
 //! `cargo xtask api`: the public items of each library crate, beside their listings in `docs/api`.
 //! A change of them is seen in review, and is made on purpose.
 
+use crate::crates::{self, Crate};
 use crate::outside;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// The crates whose items a program can name.
-const CRATES: [&str; 5] = ["pool-core", "pool-trace", "pool-host", "pool-cuda", "pool-wgpu"];
 const FOLDER: &str = "docs/api";
 /// Lines of a difference that are printed for a crate.
 const SHOWN: usize = 20;
@@ -30,9 +29,11 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
         }
     };
     let mut passed = true;
-    for name in CRATES {
+    // The facade only re-exports.
+    let named = |krate: &Crate| krate.is_published && krate.is_library && !krate.folder.is_empty();
+    for Crate { name, .. } in crates::all(root).into_iter().filter(named) {
         let file = root.join(FOLDER).join(format!("{name}.txt"));
-        let outcome = listing(root, name).and_then(|now| {
+        let outcome = listing(root, &name).and_then(|now| {
             if writes {
                 return fs::write(&file, &now).map_err(|error| error.to_string());
             }

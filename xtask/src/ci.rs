@@ -1,6 +1,6 @@
 //! `cargo xtask ci`: everything that CI runs, step by step, with a table at the end.
 
-use crate::{api, driver, instructions, outside, platforms};
+use crate::{api, crates, driver, instructions, outside, platforms};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -23,18 +23,6 @@ const LOCKED: &str = "update --quiet --locked --workspace";
 
 /// Examples of other people's crates on bucketpool, which have a workspace and a target folder.
 const CLIENTS: &str = "examples/clients";
-
-/// The crates that go to a registry. Cargo builds each from its tarball, in the order of their
-/// dependencies.
-const PUBLISHED: [&str; 7] = [
-    "pool-core",
-    "pool-trace",
-    "pool-host",
-    "pool-preload",
-    "pool-cuda",
-    "pool-wgpu",
-    "bucketpool",
-];
 
 /// A step: a name, and the cargo commands that must all pass.
 struct Step {
@@ -81,7 +69,7 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
     };
     let start = Instant::now();
     let has_nightly = outside::install();
-    let mut steps = steps(deep);
+    let mut steps = steps(root, deep);
     if !has_nightly {
         for step in steps.iter_mut().filter(|step| step.tool.is_outside()) {
             step.commands.clear(); // shown as not run
@@ -142,7 +130,7 @@ fn table(outcomes: &[Outcome], all: Duration) -> String {
     lines.concat()
 }
 
-fn steps(deep: bool) -> Vec<Step> {
+fn steps(root: &Path, deep: bool) -> Vec<Step> {
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect();
     let step = |name, line| Step { name, commands: vec![words(line)], tool: Tool::Plain };
     let several = |name, commands, tool| Step { name, commands, tool };
@@ -168,8 +156,11 @@ fn steps(deep: bool) -> Vec<Step> {
     });
     let bench = |further| format!("run --quiet --locked --package xtask -- {further}");
     let under = |lines: Vec<String>| lines.iter().map(|line| words(line)).collect();
-    let packages =
-        format!("package --locked --allow-dirty --package {}", PUBLISHED.join(" --package "));
+    // Cargo builds each from its tarball, in the order of their dependencies.
+    let published = crates::all(root).into_iter().filter(|krate| krate.is_published);
+    let packages: Vec<String> =
+        published.map(|krate| format!("--package {}", krate.name)).collect();
+    let packages = format!("package --locked --allow-dirty {}", packages.join(" "));
     vec![
         step("format", "fmt --all --check"),
         step("tidy", "run --quiet --locked --package xtask -- tidy"),

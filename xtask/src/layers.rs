@@ -5,23 +5,11 @@
 //! column of a row has a name in back ticks. The second column has what it may use: names from rows
 //! above.
 
+use crate::crates::{self, Crate};
 use crate::source;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
-use std::process::Command;
-
-/// Crates whose modules have a table.
-const CRATES: [&str; 8] = [
-    "pool-core",
-    "pool-host",
-    "pool-preload",
-    "pool-python",
-    "pool-cuda",
-    "pool-wgpu",
-    "pool-bench",
-    "xtask",
-];
 
 /// The names that each name may use, in the order of the rows.
 type Layers = Vec<(String, BTreeSet<String>)>;
@@ -31,6 +19,7 @@ const FILES: [&str; 2] = ["ARCHITECTURE.md", "docs/layers.md"];
 
 /// Returns the faults in the dependencies between crates and between modules.
 pub(crate) fn check(root: &Path) -> Vec<String> {
+    let crates = crates::all(root);
     let mut faults = Vec::new();
     let mut tables: BTreeMap<String, Layers> = BTreeMap::new();
     for file in FILES {
@@ -39,13 +28,12 @@ pub(crate) fn check(root: &Path) -> Vec<String> {
     }
     match tables.get("crates") {
         None => faults.push("ARCHITECTURE.md: no layer table under `### crates`".into()),
-        Some(layers) => compare("crate", layers, &crate_edges(root), &mut faults),
+        Some(layers) => compare("crate", layers, &crate_edges(&crates), &mut faults),
     }
-    for krate in CRATES {
-        let folder = root.join(krate).join("src");
-        if !folder.is_dir() {
-            continue;
-        }
+    // The package of the root only re-exports, and a crate inside another one is part of its tests.
+    let has_layers = |krate: &&Crate| !krate.folder.is_empty() && !krate.folder.contains('/');
+    for Crate { name: krate, folder, .. } in crates.iter().filter(has_layers) {
+        let folder = root.join(folder).join("src");
         match tables.get(krate) {
             None => faults.push(format!("docs/layers.md: no layer table under `### {krate}`")),
             Some(layers) => {
@@ -119,24 +107,9 @@ fn table_of(what: &str) -> &'static str {
     if what == "crate" { FILES[0] } else { FILES[1] }
 }
 
-/// Returns the normal dependencies between the packages of the workspace.
-fn crate_edges(root: &Path) -> BTreeMap<String, BTreeSet<String>> {
-    let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
-        .current_dir(root)
-        .output();
-    let json = output.map(|output| output.stdout).unwrap_or_default();
-    let metadata: serde_json::Value = serde_json::from_slice(&json).unwrap_or_default();
-    let empty = Vec::new();
-    let packages = metadata["packages"].as_array().unwrap_or(&empty);
-    let name = |value: &serde_json::Value| value["name"].as_str().unwrap_or_default().to_owned();
-    let names: BTreeSet<String> = packages.iter().map(name).collect();
-    let edges = packages.iter().map(|package| {
-        let dependencies = package["dependencies"].as_array().unwrap_or(&empty);
-        let ordinary = dependencies.iter().filter(|dependency| dependency["kind"].is_null());
-        (name(package), ordinary.map(name).filter(|used| names.contains(used)).collect())
-    });
-    edges.collect()
+/// Returns the dependencies between the crates.
+fn crate_edges(crates: &[Crate]) -> BTreeMap<String, BTreeSet<String>> {
+    crates.iter().map(|krate| (krate.name.clone(), krate.uses.clone())).collect()
 }
 
 /// Returns the uses between the top-level modules of a crate. The root only declares and

@@ -9,6 +9,7 @@ mod bench;
 mod bundle;
 mod ci;
 mod commits;
+mod crates;
 mod driver;
 mod instructions;
 mod layers;

@@ -1,5 +1,6 @@
 //! How long documents may be, and names that a crate has twice.
 
+use crate::crates::{self, Crate};
 use crate::source;
 use crate::sources;
 use std::collections::BTreeMap;
@@ -9,19 +10,6 @@ use std::path::Path;
 /// Documents, their lines at most, and where the rest belongs.
 const LONGEST: [(&str, usize, &str); 2] =
     [("README.md", 150, "docs/"), ("ARCHITECTURE.md", 250, "docs/")];
-/// Crates whose types have one name each.
-const CRATES: [&str; 10] = [
-    "pool-core",
-    "pool-host",
-    "pool-preload",
-    "pool-python",
-    "pool-cuda",
-    "pool-cuda/double",
-    "pool-wgpu",
-    "pool-bench",
-    "xtask",
-    ".",
-];
 /// The document whose records must be of today's source before a release.
 pub(crate) const RELEASED: &str = "README.md";
 /// Another that quotes records.
@@ -39,7 +27,8 @@ pub(crate) fn lengths(root: &Path) -> Vec<String> {
 
 /// Types of one name in one crate.
 pub(crate) fn twins(root: &Path) -> Vec<String> {
-    CRATES.iter().flat_map(|name| twins_of(name, &root.join(name).join("src"))).collect()
+    let of = |krate: &Crate| twins_of(&krate.name, &root.join(&krate.folder).join("src"));
+    crates::all(root).iter().flat_map(of).collect()
 }
 
 fn twins_of(name: &str, folder: &Path) -> Vec<String> {

@@ -1,7 +1,7 @@
 //! The facts about the build that a record has: the commit, a hash of each crate's source, the
 //! compiler, and the versions of other people's crates.
 
-use crate::source;
+use crate::{crates, source};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -9,17 +9,6 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// The crates that a record may measure.
-const CRATES: [&str; 8] = [
-    "pool-core",
-    "pool-host",
-    "pool-preload",
-    "pool-python",
-    "pool-cuda",
-    "pool-wgpu",
-    "pool-bench",
-    "pool-cuda/double",
-];
 /// Other people's crates whose version changes a figure.
 const PEERS: [&str; 16] = [
     "mimalloc",
@@ -67,7 +56,8 @@ pub(crate) fn build(root: &Path) -> String {
 /// A hash of each crate: of the names and contents of its Rust files below `src`, and of its
 /// manifest.
 pub(crate) fn hashes(root: &Path) -> BTreeMap<String, String> {
-    CRATES.iter().map(|name| ((*name).to_owned(), hash(&root.join(name)))).collect()
+    let crates = crates::all(root).into_iter().filter(|krate| !krate.folder.is_empty());
+    crates.map(|krate| (krate.folder.clone(), hash(&root.join(krate.folder)))).collect()
 }
 
 fn hash(folder: &Path) -> String {
