@@ -68,22 +68,62 @@ impl Swap {
     /// lock, together with the data that this thread writes next, so reads are few.
     #[cold]
     fn wait(&self) {
-        let (mut pauses, mut turns) = (PAUSES, 0);
+        let mut pace = Pace { pauses: PAUSES, turns: 0 };
         loop {
-            for _ in 0..pauses {
+            for _ in 0..pace.pauses {
                 hint::spin_loop();
             }
             if !self.0.load(Relaxed) && !self.0.swap(true, Acquire) {
                 return;
             }
-            if pauses < PAUSES_MOST {
-                pauses *= 2;
-            } else if turns < TURNS {
-                turns += 1;
-                thread::yield_now();
-            } else {
-                thread::sleep(SLEEP);
+            match pace.next() {
+                Rest::None => {}
+                Rest::Yield => thread::yield_now(),
+                Rest::Sleep => thread::sleep(SLEEP),
             }
         }
+    }
+}
+
+/// How long a thread waits between two reads of a lock.
+struct Pace {
+    pauses: u32,
+    turns: u32,
+}
+
+/// The rest of a waiting thread after a read that found the lock held.
+#[derive(Debug, PartialEq, Eq)]
+enum Rest {
+    None,
+    Yield,
+    /// Lets a thread of lower priority run, which a real-time thread that yields does not.
+    Sleep,
+}
+
+impl Pace {
+    fn next(&mut self) -> Rest {
+        if self.pauses < PAUSES_MOST {
+            self.pauses *= 2;
+            Rest::None
+        } else if self.turns < TURNS {
+            self.turns += 1;
+            Rest::Yield
+        } else {
+            Rest::Sleep
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thread of real-time priority that only yields would starve the thread that has the lock.
+    #[test]
+    fn a_long_wait_sleeps() {
+        let mut pace = Pace { pauses: PAUSES, turns: 0 };
+        let rests: Vec<Rest> = (0..=300).map(|_| pace.next()).collect();
+        assert_eq!(rests[0], Rest::None);
+        assert!(rests[300] == Rest::Sleep && pace.pauses == PAUSES_MOST, "{:?}", rests[300]);
     }
 }

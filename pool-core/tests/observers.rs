@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 type Builder = PoolBuilder<SimDevice>;
@@ -262,4 +262,34 @@ fn figures_agree_after_fifty_threads_have_handed_buffers_around() {
         let ordered = [stats.requested_bytes, stats.allocated_bytes, stats.active_bytes];
         assert!(ordered.is_sorted() && stats.active_bytes <= stats.reserved_bytes, "{stats}");
     }
+}
+
+/// A peak is of one moment: what two threads had one after the other is not added up.
+#[test]
+fn peaks_of_threads_that_follow_each_other_do_not_add_up() {
+    let pool = builder().build();
+    let turn = Barrier::new(2);
+    let ten = || (0..10).map(|_| pool.allocate(KIB).unwrap()).collect::<Vec<_>>();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let held = ten();
+            turn.wait();
+            drop(held); // each thread has ten blocks in its cache
+            turn.wait();
+            turn.wait();
+            drop(ten());
+            turn.wait();
+        });
+        let held = ten();
+        turn.wait();
+        drop(held);
+        turn.wait();
+        pool.reset_stats();
+        drop(ten());
+        turn.wait();
+        turn.wait();
+        let stats = pool.stats();
+        assert_eq!((stats.misses, stats.hits), (0, 20), "{stats}");
+        assert_eq!((stats.requested_peak_bytes, stats.allocated_peak_bytes), (10 * KIB, 10 * KIB));
+    });
 }

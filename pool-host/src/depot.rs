@@ -14,6 +14,8 @@ mod magazine;
 #[cfg(all(test, loom))]
 mod model;
 mod sync;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;
 
 pub(crate) use class::{CLASSES, Class, LARGEST};
 use lease::Leases;

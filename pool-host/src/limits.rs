@@ -15,7 +15,13 @@ const TEXT: usize = 4096;
 
 /// Returns the least limit in bytes; `None` if the system names none.
 pub(crate) fn usable_bytes() -> Option<u64> {
-    let limits = [system::physical_bytes(), group_limit_bytes(b""), system::address_limit_bytes()];
+    usable_bytes_under(b"")
+}
+
+/// Returns the least limit; the files of the control groups are those below `root`.
+fn usable_bytes_under(root: &[u8]) -> Option<u64> {
+    let groups = group_limit_bytes(root);
+    let limits = [system::physical_bytes(), groups, system::address_limit_bytes()];
     limits.into_iter().flatten().min()
 }
 
@@ -131,15 +137,19 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// Creates a folder with these files, and returns the least limit that they name.
-    fn found(files: &[(&str, &str)]) -> Option<u64> {
+    /// Creates a folder with these files, and returns what `read` finds in it.
+    fn read_by(read: impl FnOnce(&[u8]) -> Option<u64>, files: &[(&str, &str)]) -> Option<u64> {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in files {
             let file = folder.path().join(name);
             fs::create_dir_all(file.parent().unwrap()).unwrap();
             fs::write(file, text).unwrap();
         }
-        group_limit_bytes(folder.path().to_str().unwrap().as_bytes())
+        read(folder.path().to_str().unwrap().as_bytes())
+    }
+
+    fn found(files: &[(&str, &str)]) -> Option<u64> {
+        read_by(group_limit_bytes, files)
     }
 
     #[test]
@@ -178,6 +188,12 @@ mod tests {
         assert_eq!(found(&[("proc/self/cgroup", "nonsense\n::\n0:\n")]), None);
         let long = format!("0::/{}\n", "x".repeat(2 * PATH));
         assert_eq!(found(&[("proc/self/cgroup", &long)]), None);
+    }
+
+    #[test]
+    fn a_control_group_limits_what_the_process_may_use() {
+        let files = [("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/memory.max", "1048576\n")];
+        assert_eq!(read_by(usable_bytes_under, &files), Some(1 << 20));
     }
 
     #[test]

@@ -1,3 +1,5 @@
+#![expect(clippy::unwrap_used, reason = "tests")]
+
 use super::*;
 use crate::conformance;
 use crate::sim::SimDevice;

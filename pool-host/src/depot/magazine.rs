@@ -122,6 +122,12 @@ impl Vacant {
         })?
     }
 
+    /// Runs `work` while the list is locked.
+    #[cfg(test)]
+    pub(crate) fn while_held(&self, work: impl FnOnce()) {
+        self.0.enter(|_| work());
+    }
+
     /// Takes back an empty magazine. Returns false, without effect, if the lock is held for too
     /// long.
     pub(crate) fn put(&self, magazine: &'static Magazine) -> bool {

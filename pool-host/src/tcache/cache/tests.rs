@@ -513,6 +513,23 @@ fn a_thread_cache_that_cannot_flush_passes_its_blocks_to_the_next_thread() {
     assert_eq!(allocate(&cache, Some(next), 64, &below), block);
 }
 
+/// Blocks that stayed in the cache of an ended thread decay though no thread follows it.
+#[test]
+fn blocks_of_an_ended_thread_that_could_not_flush_decay() {
+    let below = Below::new(usize::MAX);
+    let cache = cache(64 * MIB, MIB);
+    let local = cache.thread_caches.enter().unwrap();
+    let block = allocate(&cache, Some(local), 64, &below);
+    free(&cache, Some(local), 64, block, &below);
+    cache.depot.while_held(class(64), || cache.leave(local));
+    assert_eq!(check(&cache, &below, 0).thread_cache_bytes, 64);
+    for second in 1..=4 {
+        cache.look(1000 * second, None, &below.inner());
+    }
+    let stats = check(&cache, &below, 0);
+    assert_eq!((stats.thread_cache_bytes, stats.depot_bytes), (0, 0));
+}
+
 /// A free list stays locked in a child that was forked while another thread held its lock. The
 /// child must skip that list.
 #[test]
