@@ -94,11 +94,33 @@ impl<T> DevicePtrMut<T> for TypedView<'_, T> {
 ///
 /// [`Why::Foreign`] for a stream that is not registered, [`Why::Unsupported`] for a buffer that is
 /// no whole number of elements, is kept for a graph, or is a part of a segment of an arena; or the
-/// driver's refusal. The block went back to the device's pool then.
+/// driver's refusal. The block went back to the pool then, as that of a dropped buffer does.
 ///
 /// # Panics
 ///
 /// In cudarc, if the driver refuses the two events that each `CudaSlice` has.
+///
+/// # Examples
+///
+/// ```
+/// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+/// # double::stand_in(); // in the place of the driver
+/// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+/// use bucketpool::{BucketPool, KIB, Why};
+/// use bucketpool::cuda::{CudaAllocator, into_slice};
+///
+/// # let pool = BucketPool::new(CudaAllocator::new(0)?);
+/// # let device = pool.allocator().device().clone();
+/// # let stream = device.context().new_stream()?;
+/// let on = device.stream(&stream)?;
+/// let slice = into_slice::<f32, _>(pool.allocate_on(&on, KIB)?.detach(), &stream)?;
+/// assert_eq!((slice.len(), pool.stats().reserved_bytes), (256, 0));
+///
+/// let six_bytes = pool.allocate_on(&on, 6)?.detach();
+/// let refused = into_slice::<f32, _>(six_bytes, &stream).unwrap_err();
+/// assert_eq!(refused.why, Why::Unsupported);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn into_slice<T: Pod + DeviceRepr, S: Whole>(
     block: Detached<CudaMemory<S>>,
     stream: &Arc<CudaStream>,

@@ -22,6 +22,22 @@ impl CudaAllocator {
     /// # Errors
     ///
     /// As for [`CudaDevice::new`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+    /// # double::stand_in(); // in the place of the driver
+    /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+    /// use bucketpool::{BucketPool, MIB, Why};
+    /// use bucketpool::cuda::CudaAllocator;
+    ///
+    /// let pool = BucketPool::new(CudaAllocator::new(0)?);
+    /// let buffer = pool.allocate(MIB)?;
+    /// let missing = CudaAllocator::new(99).unwrap_err();
+    /// assert_eq!(missing.why, Why::Unsupported); // there is no such device
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn new(ordinal: usize) -> Result<Self, DeviceError> {
         CudaDevice::new(ordinal).map(Self::on)
     }

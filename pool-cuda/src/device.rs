@@ -52,6 +52,22 @@ impl CudaDevice {
     ///
     /// [`Why::Unsupported`] if no driver library can be loaded or there is no such device, or the
     /// driver's refusal.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+    /// # double::stand_in(); // in the place of the driver
+    /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+    /// use bucketpool::Why;
+    /// use bucketpool::cuda::CudaDevice;
+    ///
+    /// let device = CudaDevice::new(0)?;
+    /// assert_eq!(device.ordinal(), 0);
+    /// let missing = CudaDevice::new(99).unwrap_err();
+    /// assert_eq!(missing.why, Why::Unsupported); // there is no such device
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn new(ordinal: usize) -> Result<Self, DeviceError> {
         if !is_present() {
             return Err(DeviceError::new(Why::Unsupported, "no driver library (libcuda)", 0));
@@ -76,6 +92,21 @@ impl CudaDevice {
     /// # Errors
     ///
     /// The driver's refusal to tell how much memory the device has.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+    /// # double::stand_in(); // in the place of the driver
+    /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+    /// use bucketpool::cuda::CudaDevice;
+    /// use bucketpool::cuda::cudarc::driver::CudaContext;
+    ///
+    /// let context = CudaContext::new(0)?; // the program's own
+    /// let device = CudaDevice::in_context(context.clone())?;
+    /// assert_eq!(device.context().cu_ctx(), context.cu_ctx());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn in_context(context: Arc<CudaContext>) -> Result<Self, DeviceError> {
         if let Some(forked) = forked() {
             return Err(forked);
@@ -101,7 +132,26 @@ impl CudaDevice {
     ///
     /// # Errors
     ///
-    /// [`Why::Foreign`] for a stream of another context.
+    /// [`Why::Foreign`] for a stream of another context, [`Why::Lost`] and [`Why::Forked`] as for
+    /// every call.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+    /// # double::stand_in(); // in the place of the driver
+    /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+    /// use bucketpool::{BucketPool, KIB, Why};
+    /// use bucketpool::cuda::{CudaAllocator, CudaDevice};
+    ///
+    /// let (device, other) = (CudaDevice::new(0)?, CudaDevice::new(1)?);
+    /// let stream = device.context().new_stream()?;
+    /// let on = device.stream(&stream)?;
+    /// let pool = BucketPool::new(CudaAllocator::on(device));
+    /// let buffer = pool.allocate_on(&on, KIB)?;
+    /// assert_eq!(other.stream(&stream).unwrap_err().why, Why::Foreign);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn stream(&self, stream: &Arc<CudaStream>) -> Result<PoolStream, DeviceError> {
         if let Some(fault) = self.driver().fault() {
             return Err(fault);
@@ -128,6 +178,32 @@ impl CudaDevice {
     /// The handle is a stream of this device's context, and its owner keeps it until
     /// [`BorrowedStream::retire`] has returned. No thread allocates, uses a buffer or launches a
     /// graph on the stream while it is retired.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+    /// # double::stand_in(); // in the place of the driver
+    /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+    /// use bucketpool::{BucketPool, MIB, Why};
+    /// use bucketpool::cuda::{CudaAllocator, CudaDevice};
+    ///
+    /// # let device = CudaDevice::new(0)?;
+    /// # let owner = device.context().new_stream()?; // of another library
+    /// # let handle = owner.cu_stream();
+    /// // SAFETY: the stream is of this context, and its owner keeps it until it is retired.
+    /// let on = unsafe { device.wrap_stream(handle) }?;
+    /// // SAFETY: as above.
+    /// let twice = unsafe { device.wrap_stream(handle) }.unwrap_err();
+    /// assert_eq!(twice.why, Why::Other);
+    /// # let pool = BucketPool::new(CudaAllocator::on(device));
+    /// drop(pool.allocate_on(&on, MIB)?);
+    /// on.retire().map_err(|(_on, error)| error)?;
+    /// # drop(owner);
+    /// pool.allocate(MIB)?; // the same block, behind the last event of the stream
+    /// # assert_eq!(pool.stats().misses, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub unsafe fn wrap_stream(&self, handle: sys::CUstream) -> Result<BorrowedStream, DeviceError> {
         if let Some(fault) = self.driver().fault() {
             return Err(fault);
@@ -148,6 +224,26 @@ impl CudaDevice {
     ///
     /// [`Why::Foreign`] for a stream that is not registered, [`Why::Unsupported`] for the legacy
     /// default stream, or the driver's refusal; the stream stays registered then.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+    /// # double::stand_in(); // in the place of the driver
+    /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+    /// use bucketpool::{BucketPool, MIB, Why};
+    /// use bucketpool::cuda::CudaAllocator;
+    ///
+    /// let pool = BucketPool::new(CudaAllocator::new(0)?);
+    /// let device = pool.allocator().device();
+    /// let on = device.stream(&device.context().new_stream()?)?;
+    /// drop(pool.allocate_on(&on, MIB)?);
+    /// device.retire(&on)?;
+    /// assert_eq!(device.retire(&on).unwrap_err().why, Why::Foreign); // it has ended
+    /// pool.allocate(MIB)?; // the same block, behind the last event of the stream
+    /// assert_eq!(pool.stats().misses, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn retire(&self, stream: &PoolStream) -> Result<(), DeviceError> {
         self.clock().retire(stream)?;
         let mut streams = self.0.streams.lock();
@@ -200,6 +296,19 @@ impl CudaDevice {
     /// # Errors
     ///
     /// The driver's refusal.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+    /// # double::stand_in(); // in the place of the driver
+    /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+    /// use bucketpool::cuda::CudaDevice;
+    ///
+    /// let device = CudaDevice::new(0)?;
+    /// assert!(device.free_bytes()? <= device.total_bytes());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn free_bytes(&self) -> Result<u64, DeviceError> {
         let info = self.driver().relaxed("cuMemGetInfo", result::mem_get_info)?;
         Ok(info.0 as u64)
@@ -229,9 +338,12 @@ pub struct BorrowedStream {
 impl BorrowedStream {
     /// Records the stream's last event. The owner may destroy the stream once this returns `Ok`.
     ///
+    /// See [`CudaDevice::wrap_stream`] for an example.
+    ///
     /// # Errors
     ///
-    /// As for [`CudaDevice::retire`], with the stream, which stays registered.
+    /// As for [`CudaDevice::retire`], with the stream, which stays registered unless
+    /// [`Why::Foreign`] says that it had been retired.
     pub fn retire(self) -> Result<(), (Self, DeviceError)> {
         match self.device.retire(&self.on) {
             Ok(()) => Ok(()),

@@ -81,6 +81,8 @@ unsafe impl Send for Instance {}
 impl<A: Vram> CudaCapture<A> {
     /// Begins a capture of what `on` is given from now on.
     ///
+    /// See [`CudaCapture`] for an example.
+    ///
     /// # Errors
     ///
     /// [`Why::NotSubmitted`](pool_core::Why::NotSubmitted) for a stream under capture, or the
@@ -129,7 +131,33 @@ impl<A: Vram> CudaCapture<A> {
     ///
     /// # Errors
     ///
-    /// As for [`CudaCapture::begin`].
+    /// [`Why::NotSubmitted`](pool_core::Why::NotSubmitted) if `after` is not in a capture or the
+    /// other stream is in another one, [`Why::Foreign`](pool_core::Why::Foreign) for a stream of
+    /// another device, or the driver's refusal.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+    /// # double::stand_in(); // in the place of the driver
+    /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+    /// use bucketpool::{BucketPool, KIB, Why};
+    /// use bucketpool::cuda::{CudaAllocator, CudaCapture};
+    ///
+    /// # let pool = BucketPool::new(CudaAllocator::new(0)?);
+    /// # let device = pool.allocator().device().clone();
+    /// # let main = device.stream(&device.context().new_stream()?)?;
+    /// # let side = device.stream(&device.context().new_stream()?)?;
+    /// // SAFETY: the captured work uses memory of the capture only.
+    /// let mut capture = unsafe { CudaCapture::begin(&pool, &main) }?;
+    /// assert_eq!(capture.fork(&main, &side).unwrap_err().why, Why::NotSubmitted);
+    /// capture.fork(&side, &main)?; // behind `main`, which is in the capture
+    /// drop(pool.allocate_on(&side, KIB)?);
+    /// capture.join(&main, &side)?;
+    /// drop(pool.allocate_on(&main, KIB)?); // the block that `side` has freed
+    /// assert_eq!(capture.end()?.cached_bytes(), KIB);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn fork(&mut self, on: &PoolStream, after: &PoolStream) -> Result<(), DeviceError> {
         let (clock, private) = (self.device.clock(), self.private.as_ref());
         if !clock.is_capturing(after) {
@@ -151,14 +179,20 @@ impl<A: Vram> CudaCapture<A> {
     /// Orders `on` inside the capture behind the work of `after` so far. Blocks that `after` has
     /// freed serve `on` from then on.
     ///
+    /// See [`CudaCapture::fork`] for an example.
+    ///
     /// # Errors
     ///
-    /// The driver's refusal.
+    /// [`Why::NotSubmitted`](pool_core::Why::NotSubmitted) if a stream is not in the capture,
+    /// [`Why::Foreign`](pool_core::Why::Foreign) for a stream of another device, or the driver's
+    /// refusal.
     pub fn join(&self, on: &PoolStream, after: &PoolStream) -> Result<(), DeviceError> {
         self.device.clock().join_captured(on, after)
     }
 
     /// Ends the capture. Each forked stream is joined to the first.
+    ///
+    /// See [`CudaCapture`] for an example.
     ///
     /// # Errors
     ///
@@ -231,6 +265,8 @@ impl<A: Vram> CudaGraph<A> {
     /// captured work was ordered behind. `uses` are the buffers that the graph uses and that other
     /// code uses between launches, inputs and results: the launch is ordered behind those uses, and
     /// they behind it.
+    ///
+    /// See [`CudaCapture`] for an example.
     ///
     /// # Errors
     ///

@@ -103,7 +103,24 @@ impl CudaVmmAllocator {
     ///
     /// # Errors
     ///
-    /// As for [`CudaVmmAllocator::with`].
+    /// As for [`CudaVmmAllocator::with`]. A peer that does not exist is refused by the first
+    /// allocation only.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+    /// # double::stand_in(); // in the place of the driver
+    /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+    /// use bucketpool::{ArenaConfig, BucketPool, MIB};
+    /// use bucketpool::cuda::{CudaDevice, CudaVmmAllocator};
+    ///
+    /// let memory = CudaVmmAllocator::new(CudaDevice::new(0)?, &[1])?; // device 1 can use it too
+    /// let pool = BucketPool::builder(memory).arena(ArenaConfig::grow()).build();
+    /// let buffer = pool.allocate(48 * MIB)?;
+    /// assert_eq!(pool.stats().reserved_bytes, 64 * MIB); // two pieces of 32 MiB
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn new(device: CudaDevice, peers: &[usize]) -> Result<Self, DeviceError> {
         Self::with(device, &VmmConfig { peers: peers.to_vec(), ..VmmConfig::default() })
     }
@@ -115,6 +132,23 @@ impl CudaVmmAllocator {
     /// [`Why::Unsupported`] if the driver or the device has no virtual memory, cannot export it as
     /// the configuration demands or open it to RDMA, or if the piece is no power of two of the
     /// driver's granules; or the driver's refusal.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+    /// # double::stand_in(); // in the place of the driver
+    /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+    /// use bucketpool::{MIB, Why};
+    /// use bucketpool::cuda::{CudaDevice, CudaVmmAllocator, VmmConfig};
+    ///
+    /// let device = CudaDevice::new(0)?;
+    /// let config = VmmConfig { piece_bytes: 2 * MIB, ..VmmConfig::default() };
+    /// let memory = CudaVmmAllocator::with(device.clone(), &config)?;
+    /// let odd = VmmConfig { piece_bytes: 3 * MIB, ..config };
+    /// assert_eq!(CudaVmmAllocator::with(device, &odd).unwrap_err().why, Why::Unsupported);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn with(device: CudaDevice, config: &VmmConfig) -> Result<Self, DeviceError> {
         let needs = |attribute, what| match device.has_attribute(attribute)? {
             true => Ok(()),

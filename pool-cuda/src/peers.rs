@@ -56,6 +56,8 @@ impl<S: Source> CudaPools<S> {
 
     /// Allocates a buffer on the device of `stream`, for work on that stream.
     ///
+    /// See [`CudaPools`] for an example.
+    ///
     /// # Errors
     ///
     /// As for [`BucketPool::allocate_on`]; [`Why::Foreign`] for a stream of no device that has a
@@ -100,6 +102,22 @@ impl CudaDevice {
     /// # Errors
     ///
     /// [`Why::Unsupported`] if the devices cannot reach each other, or the driver's refusal.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+    /// # double::stand_in(); // in the place of the driver
+    /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+    /// use bucketpool::Why;
+    /// use bucketpool::cuda::CudaDevice;
+    ///
+    /// let (first, second) = (CudaDevice::new(0)?, CudaDevice::new(1)?);
+    /// second.enable_access_to(&first)?; // work of `second` can use memory of `first`
+    /// let itself = first.enable_access_to(&first).unwrap_err();
+    /// assert_eq!(itself.why, Why::Unsupported);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn enable_access_to(&self, peer: &Self) -> Result<(), DeviceError> {
         self.can_reach(peer)?;
         self.driver().call("cuCtxEnablePeerAccess", || {
@@ -118,12 +136,36 @@ impl CudaDevice {
 ///
 /// The stream is ordered behind the buffer's earlier uses, and `home` behind the stream's work: an
 /// event each way, since two devices have two clocks. `home` is any stream of the buffer's own
-/// device; choose one that has little to do.
+/// device; choose one that has little to do. cudarc's own copies and fills of memory of another
+/// device block the host.
 ///
 /// # Errors
 ///
 /// [`Why::Foreign`] if `stream` is not one of `device`, [`Why::NotSubmitted`] if a stream is under
 /// capture, or the driver's refusal; `work` was not called then.
+///
+/// # Examples
+///
+/// ```
+/// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+/// # double::stand_in(); // in the place of the driver
+/// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+/// use bucketpool::{BucketPool, KIB, Why};
+/// use bucketpool::cuda::{CudaAllocator, CudaDevice, use_on_peer};
+///
+/// # let (first, second) = (CudaDevice::new(0)?, CudaDevice::new(1)?);
+/// # let (home, stream) = (first.context().new_stream()?, second.context().new_stream()?);
+/// # let (home, there) = (first.stream(&home)?, second.stream(&stream)?);
+/// second.enable_access_to(&first)?;
+/// let pool = BucketPool::new(CudaAllocator::on(first));
+/// let buffer = pool.allocate_on(&home, KIB)?;
+/// use_on_peer(&buffer, &home, (&second, &there), |view| {
+///     stream.memset_zeros(&mut &*view) // blocks the host; a kernel with `view.as_ptr()` does not
+/// })??;
+/// let wrong = use_on_peer(&buffer, &home, (&second, &home), |_| ()).unwrap_err();
+/// assert_eq!(wrong.why, Why::Foreign); // `home` is no stream of `second`
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn use_on_peer<A: Vram, R>(
     buffer: &PooledBuffer<A>,
     home: &PoolStream,

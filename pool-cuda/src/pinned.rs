@@ -289,6 +289,28 @@ pub trait PinnedBytes {
     /// # Errors
     ///
     /// The driver's refusal.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+    /// # double::stand_in(); // in the place of the driver
+    /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+    /// use bucketpool::{BucketPool, KIB};
+    /// use bucketpool::cuda::{CudaAllocator, CudaPinnedAllocator, PinnedBytes};
+    ///
+    /// # let vram = BucketPool::new(CudaAllocator::new(0)?);
+    /// # let device = vram.allocator().device().clone();
+    /// # let stream = device.context().new_stream()?;
+    /// # let on = device.stream(&stream)?;
+    /// # let host = BucketPool::new(CudaPinnedAllocator::on(device));
+    /// let source = vram.allocate_on(&on, KIB)?;
+    /// let mut target = host.allocate(KIB)?;
+    /// # stream.memset_zeros(&mut &*source.on(&on)?)?;
+    /// stream.memcpy_dtoh(&*source.on(&on)?, &mut &*target.on(&on)?)?;
+    /// assert_eq!(target.bytes()?, [0; 1024]); // waits for the copy
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     fn bytes(&mut self) -> Result<&mut [u8], DeviceError>;
 }
 

@@ -51,6 +51,8 @@ impl CudaAsyncAllocator {
     /// memory: 0 gives all of it back at each synchronisation, as the driver's own default does;
     /// `u64::MAX` keeps all.
     ///
+    /// See [`CudaAsyncAllocator::trim_to`] for an example.
+    ///
     /// # Errors
     ///
     /// [`Why::Unsupported`] if the driver or the device has no memory pools, or the driver's
@@ -94,6 +96,22 @@ impl CudaAsyncAllocator {
     /// # Errors
     ///
     /// [`Why::Unsupported`] if the device cannot reach this one, or the driver's refusal.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+    /// # double::stand_in(); // in the place of the driver
+    /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+    /// use bucketpool::Why;
+    /// use bucketpool::cuda::{CudaAsyncAllocator, CudaDevice};
+    ///
+    /// let (first, second) = (CudaDevice::new(0)?, CudaDevice::new(1)?);
+    /// let memory = CudaAsyncAllocator::new(first.clone(), 0)?;
+    /// memory.let_use(&second)?; // work of `second` can use the memory
+    /// assert_eq!(memory.let_use(&first).unwrap_err().why, Why::Unsupported);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn let_use(&self, peer: &CudaDevice) -> Result<(), DeviceError> {
         peer.can_reach(self.device())?;
         let access = Access::of(DeviceLocation::of(peer.ordinal()));
@@ -106,6 +124,8 @@ impl CudaAsyncAllocator {
     }
 
     /// Returns the bytes that the driver's pool has taken from the device, in use or kept.
+    ///
+    /// See [`CudaAsyncAllocator::trim_to`] for an example.
     ///
     /// # Errors
     ///
@@ -133,6 +153,26 @@ impl CudaAsyncAllocator {
     /// # Errors
     ///
     /// The driver's refusal.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+    /// # double::stand_in(); // in the place of the driver
+    /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+    /// use bucketpool::{BucketPool, MIB};
+    /// use bucketpool::cuda::{CudaAsyncAllocator, CudaDevice};
+    ///
+    /// let memory = CudaAsyncAllocator::new(CudaDevice::new(0)?, u64::MAX)?; // keeps all
+    /// let pool = BucketPool::new(memory);
+    /// drop(pool.allocate(MIB)?);
+    /// pool.clear()?; // gives the block back to the driver's pool, which keeps its memory
+    /// assert_eq!(pool.stats().reserved_bytes, 0);
+    /// assert!(pool.allocator().reserved_bytes()? >= MIB);
+    /// pool.allocator().trim_to(0)?;
+    /// assert_eq!(pool.allocator().reserved_bytes()?, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn trim_to(&self, keep: u64) -> Result<(), DeviceError> {
         self.source().trim(size(keep)?)
     }

@@ -84,6 +84,18 @@ impl WgpuAllocator {
     /// # Errors
     ///
     /// [`Why::Unsupported`] if there is no adapter or it gives no device.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::WgpuAllocator;
+    /// match WgpuAllocator::on_default_adapter() {
+    ///     Ok(device) => drop(BucketPool::new(device).allocate(KIB)?),
+    ///     Err(error) => assert_eq!(error.why, Why::Unsupported), // there is no adapter
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn on_default_adapter() -> Result<Self, DeviceError> {
         let refused = |call| DeviceError::new(Why::Unsupported, call, 0);
         let descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
@@ -197,10 +209,27 @@ impl WgpuAllocator {
     /// Memory for data of a frame that shaders read where the CPU has put it, in chunks like those
     /// of [`WgpuAllocator::uploads`], for these uses.
     ///
+    /// See [`FrameData`] for an example on a device that has the feature.
+    ///
     /// # Errors
     ///
     /// [`Why::Unsupported`] for a device without `Features::MAPPABLE_PRIMARY_BUFFERS`, or that was
     /// requested without it: upload through staging memory there.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{KIB, MIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// let device = WgpuAllocator::new(device, queue); // without the feature
+    /// let refused = device.frame_data(wgpu::BufferUsages::UNIFORM, 64 * KIB, MIB).unwrap_err();
+    /// assert_eq!(refused.why, Why::Unsupported);
+    /// let uploads = device.uploads(64 * KIB, MIB); // instead
+    /// # }
+    /// # Ok::<(), pool_core::DeviceError>(())
+    /// ```
     pub fn frame_data(
         &self,
         usages: BufferUsages,
@@ -215,6 +244,27 @@ impl WgpuAllocator {
     /// # Errors
     ///
     /// As for [`WgpuAllocator::frame_data`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{KIB, MIB, Why};
+    /// # use pool_wgpu::{InFlight, WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let required_features = wgpu::Features::MAPPABLE_PRIMARY_BUFFERS;
+    /// # let descriptor = wgpu::DeviceDescriptor { required_features, ..Default::default() };
+    /// # let (device, queue) = wgpu::Device::noop(&descriptor);
+    /// # let device = WgpuAllocator::new(device, queue);
+    /// # let usages = wgpu::BufferUsages::UNIFORM;
+    /// let data = device.bounded_frame_data(usages, 64 * KIB, MIB, InFlight::Refuse(64 * KIB))?;
+    /// let mut scope = device.scope();
+    /// let first = scope.place(&data, &[1; 40_000])?;
+    /// let refused = scope.place(&data, &[2; 40_000]).unwrap_err(); // needs a second chunk
+    /// assert_eq!(refused.why, Why::Limit);
+    /// # scope.submit()?;
+    /// # }
+    /// # Ok::<(), pool_core::DeviceError>(())
+    /// ```
     pub fn bounded_frame_data(
         &self,
         usages: BufferUsages,
@@ -341,6 +391,24 @@ impl WgpuAllocator {
     /// [`Why::Unsupported`] in a release build, which remembers no labels, and where wgpu gives no
     /// report of what it holds: it does on Vulkan and DX12. [`Why::Lost`] if the device is gone.
     /// An instance that discards labels (`InstanceFlags::DISCARD_HAL_LABELS`) finds nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// drop(pool.allocate(KIB)?);
+    /// pool.clear()?; // gives the buffer back to wgpu
+    /// match pool.allocator().kept_clones() {
+    ///     Ok(labels) => assert!(labels.is_empty(), "{labels:?}"),
+    ///     Err(error) => assert_eq!(error.why, Why::Unsupported), // no report on this device
+    /// }
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn kept_clones(&self) -> Result<Vec<String>, DeviceError> {
         let shared = self.shared();
         shared.queue.submit([]);

@@ -26,6 +26,27 @@ impl WgpuAllocator {
     /// # Errors
     ///
     /// What the device said; [`Why::Unsupported`] in a browser, where a program must not block.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::Why;
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let device = WgpuAllocator::new(device, queue);
+    /// let eager = device.eager_uploads_pay()?; // once, at the start of the program
+    /// let mut scope = device.scope();
+    /// if eager {
+    ///     scope.upload_eagerly();
+    /// }
+    /// # scope.submit()?;
+    ///
+    /// device.mark_lost(); // as the program's own callback for the loss does
+    /// assert_eq!(device.eager_uploads_pay().unwrap_err().why, Why::Lost);
+    /// # }
+    /// # Ok::<(), pool_core::DeviceError>(())
+    /// ```
     pub fn eager_uploads_pay(&self) -> Result<bool, DeviceError> {
         if cfg!(target_family = "wasm") {
             let call = "measure uploads in a browser, where a program must not block";

@@ -8,6 +8,8 @@ use wgpu::Buffer;
 impl Scope {
     /// Takes a buffer of a pool for work of this scope.
     ///
+    /// See [`Scope::lend`] for an example.
+    ///
     /// # Errors
     ///
     /// As for [`BucketPool::allocate_on`].
@@ -30,6 +32,28 @@ impl Scope {
     /// [`Why::Foreign`](pool_core::Why::Foreign) for a buffer of another device,
     /// [`Why::NotSubmitted`](pool_core::Why::NotSubmitted) for one that another open scope uses,
     /// and [`Why::Lost`](pool_core::Why::Lost) if the device is gone.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device.clone(), queue.clone()));
+    /// let scope = pool.allocator().scope();
+    /// let buffer = scope.take(&pool, KIB)?;
+    /// let lent = scope.lend(&buffer)?; // for a library that takes wgpu's own buffers
+    /// let other = pool.allocator().scope();
+    /// assert_eq!(other.lend(&buffer).unwrap_err().why, Why::NotSubmitted);
+    ///
+    /// let mut encoder = device.create_command_encoder(&Default::default());
+    /// encoder.clear_buffer(&lent, 0, None);
+    /// let prologue = scope.prologue(&mut encoder)?;
+    /// queue.submit([prologue, encoder.finish()]);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn lend(&self, buffer: &PooledBuffer<WgpuAllocator>) -> Result<Buffer, DeviceError> {
         let on = self.stream();
         let used = buffer.on(&on)?;

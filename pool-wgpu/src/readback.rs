@@ -35,6 +35,28 @@ impl ReadBack {
     /// [`Why::NotSubmitted`] if the commands were dropped, refused by wgpu or are not submitted
     /// yet, [`Why::Lost`] if the device is gone, [`Why::Unsupported`] in a browser, or what wgpu
     /// said. The read-back stays as it is and can be waited for again.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// # let device = pool.allocator();
+    /// # let backs = device.read_backs(KIB);
+    /// # let mut scope = device.scope();
+    /// # let on = scope.stream();
+    /// # let buffer = pool.allocate_on(&on, KIB)?;
+    /// let back = scope.read_back(&backs, &buffer.on(&on)?, 0, KIB)?;
+    /// let refused = back.wait(|_bytes| ()).unwrap_err();
+    /// assert_eq!(refused.why, Why::NotSubmitted);
+    /// scope.submit()?;
+    /// assert_eq!(back.wait(<[u8]>::len)?, 1024);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn wait<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Result<R, DeviceError> {
         if !self.is_here()? {
             self.wait_for_arrival()?;
@@ -58,9 +80,12 @@ impl ReadBack {
 
     /// Whether the bytes are there. Makes no device call; a submit or a poll makes it true.
     ///
+    /// See [`ReadBack::lend`] for an example.
+    ///
     /// # Errors
     ///
-    /// As for [`ReadBack::wait`].
+    /// As for [`ReadBack::wait`] where the outcome is known. Until then it is false, also while the
+    /// commands are not submitted and on a lost device.
     pub fn is_here(&self) -> Result<bool, DeviceError> {
         let refused = |why, call| Err(DeviceError::new(why, call, 0));
         let shared = self.chunk.shared();
@@ -88,6 +113,30 @@ impl ReadBack {
     /// # Errors
     ///
     /// As for [`ReadBack::wait`], and [`Why::NotSubmitted`] if they are not there.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// # let device = pool.allocator();
+    /// # let backs = device.read_backs(KIB);
+    /// # let mut scope = device.scope();
+    /// # let on = scope.stream();
+    /// # let buffer = pool.allocate_on(&on, KIB)?;
+    /// let back = scope.read_back(&backs, &buffer.on(&on)?, 0, KIB)?;
+    /// assert!(!back.is_here()?);
+    /// assert_eq!(back.lend(|_bytes| ()).unwrap_err().why, Why::NotSubmitted);
+    /// scope.submit()?;
+    /// device.device().poll(wgpu::PollType::wait_indefinitely())?; // or each frame's own poll
+    /// assert!(back.is_here()?);
+    /// assert_eq!(back.lend(<[u8]>::len)?, 1024);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn lend<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Result<R, DeviceError> {
         if !self.is_here()? {
             return Err(DeviceError::new(Why::NotSubmitted, "read before the work is done", 0));

@@ -142,8 +142,33 @@ impl Scope {
     ///
     /// [`Why::Unaligned`] where offset or length is no multiple of 4 bytes, [`Why::OutOfRange`]
     /// where the buffer is too short, [`Why::Foreign`] for uploads of another device or a view of
-    /// another stream, [`Why::OutOfMemory`] where staging memory cannot be had, and [`Why::Limit`]
-    /// where it would pass the bound that the uploads were made with.
+    /// another stream, [`Why::OutOfMemory`] where staging memory cannot be had, [`Why::Limit`]
+    /// where it would pass the bound that the uploads were made with, [`Why::Unsupported`] for a
+    /// buffer without `COPY_DST`, and [`Why::Lost`] where the device is gone.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// # let device = pool.allocator();
+    /// # let uploads = device.uploads(64 * KIB, 64 * KIB);
+    /// # let mut scope = device.scope();
+    /// # let on = scope.stream();
+    /// # let buffer = pool.allocate_on(&on, KIB)?;
+    /// # let view = buffer.on(&on)?;
+    /// scope.upload(&uploads, &view, 0, &[1; 64])?;
+    /// let refused = scope.upload(&uploads, &view, 2, &[1; 64]).unwrap_err();
+    /// assert_eq!((refused.why, refused.code), (Why::Unaligned, 2));
+    /// let refused = scope.upload(&uploads, &view, 0, &[1; 2048]).unwrap_err();
+    /// assert_eq!((refused.why, refused.code), (Why::OutOfRange, 2048));
+    /// scope.submit()?;
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn upload(
         &mut self,
         through: &Uploads,
@@ -161,6 +186,29 @@ impl Scope {
     /// # Errors
     ///
     /// As for [`Scope::upload`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// # let device = pool.allocator();
+    /// # let uploads = device.uploads(64 * KIB, 64 * KIB);
+    /// # let mut scope = device.scope();
+    /// # let on = scope.stream();
+    /// # let buffer = pool.allocate_on(&on, KIB)?;
+    /// # let view = buffer.on(&on)?;
+    /// let fill = |mut memory: wgpu::WriteOnly<'_, [u8]>| memory.fill(7);
+    /// scope.upload_with(&uploads, &view, 0, KIB, fill)?;
+    /// let refused = scope.upload_with(&uploads, &view, KIB, 64, fill).unwrap_err();
+    /// assert_eq!(refused.why, Why::OutOfRange); // `fill` was not called
+    /// scope.submit()?;
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn upload_with<R>(
         &mut self,
         through: &Uploads,
@@ -194,7 +242,31 @@ impl Scope {
     /// # Errors
     ///
     /// [`Why::Foreign`] for data of another device, [`Why::OutOfMemory`] where memory cannot be
-    /// had, [`Why::Lost`] where the device is gone.
+    /// had, [`Why::Limit`] where it would pass the bound that the data was made with, [`Why::Lost`]
+    /// where the device is gone.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{KIB, MIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let required_features = wgpu::Features::MAPPABLE_PRIMARY_BUFFERS;
+    /// # let descriptor = wgpu::DeviceDescriptor { required_features, ..Default::default() };
+    /// # let [device, other] = [(); 2].map(|()| {
+    /// #     let (device, queue) = wgpu::Device::noop(&descriptor);
+    /// #     WgpuAllocator::new(device, queue)
+    /// # });
+    /// let uniforms = device.frame_data(wgpu::BufferUsages::UNIFORM, 64 * KIB, MIB)?;
+    /// let mut scope = device.scope();
+    /// let placed = scope.place(&uniforms, &[1; 100])?; // for `WgpuAllocator::bind_group`
+    /// assert_eq!(placed.size(), 100);
+    /// scope.submit()?;
+    /// let refused = other.scope().place(&uniforms, &[1; 100]).unwrap_err();
+    /// assert_eq!(refused.why, Why::Foreign); // `other` is another device
+    /// # }
+    /// # Ok::<(), pool_core::DeviceError>(())
+    /// ```
     pub fn place(&mut self, into: &FrameData, data: &[u8]) -> Result<Placed, DeviceError> {
         if !Arc::ptr_eq(&into.staging.shared, self.shared()) {
             return Err(DeviceError::new(Why::Foreign, "place another device's data", 0));
@@ -226,8 +298,34 @@ impl Scope {
     ///
     /// # Errors
     ///
-    /// As for [`Scope::upload`]. Commands that wgpu refuses bring nothing back, which the read-back
-    /// tells.
+    /// [`Why::Unaligned`] where the offset is no multiple of 4 bytes, [`Why::OutOfRange`] where the
+    /// buffer is too short, [`Why::Unsupported`] for a buffer without `COPY_SRC`, [`Why::Foreign`]
+    /// for read-backs of another device or a view of another stream, [`Why::OutOfMemory`] where
+    /// staging memory cannot be had, [`Why::Lost`] where the device is gone. Commands that wgpu
+    /// refuses bring nothing back, which the read-back tells.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// # let device = pool.allocator();
+    /// # let backs = device.read_backs(KIB);
+    /// # let mut scope = device.scope();
+    /// # let on = scope.stream();
+    /// # let buffer = pool.allocate_on(&on, KIB)?;
+    /// let view = buffer.on(&on)?;
+    /// let back = scope.read_back(&backs, &view, 0, 7)?; // any length
+    /// let refused = scope.read_back(&backs, &view, KIB, 4).unwrap_err();
+    /// assert_eq!(refused.why, Why::OutOfRange);
+    /// scope.submit()?;
+    /// assert_eq!(back.wait(<[u8]>::len)?, 7);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn read_back(
         &mut self,
         through: &ReadBacks,
@@ -246,6 +344,33 @@ impl Scope {
     /// # Errors
     ///
     /// As for [`Scope::read_back`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// # let device = pool.allocator();
+    /// # let uploads = device.uploads(64 * KIB, 64 * KIB);
+    /// # let mut scope = device.scope();
+    /// # let on = scope.stream();
+    /// # let buffer = pool.allocate_on(&on, KIB)?;
+    /// # let view = buffer.on(&on)?;
+    /// # let backs = device.read_backs(KIB);
+    /// scope.upload(&uploads, &view, 0, &[7; 64])?; // in the prologue
+    /// let mut encoder = device.device().create_command_encoder(&Default::default());
+    /// let back = scope.read_back_in(&mut encoder, &backs, &view, 0, 64)?;
+    /// let refused = scope.read_back_in(&mut encoder, &backs, &view, KIB, 4).unwrap_err();
+    /// assert_eq!(refused.why, Why::OutOfRange);
+    /// let prologue = scope.prologue(&mut encoder)?;
+    /// device.queue().submit([prologue, encoder.finish()]);
+    /// assert!(back.wait(|bytes| bytes == [7; 64])?);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn read_back_in(
         &mut self,
         commands: &mut CommandEncoder,
@@ -310,7 +435,27 @@ impl Scope {
     /// Where wgpu would refuse the whole submission: [`Why::Unsupported`] if both are the same
     /// buffer, as two pieces of one slab are, or a usage is missing, [`Why::Unaligned`] if an
     /// offset or the length is no multiple of 4 bytes, [`Why::OutOfRange`] if they do not fit.
-    /// [`Why::Foreign`] for a view of another stream.
+    /// [`Why::Foreign`] for a view of another stream, [`Why::Lost`] where the device is gone.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// let mut scope = pool.allocator().scope();
+    /// let on = scope.stream();
+    /// let (a, b) = (pool.allocate_on(&on, KIB)?, pool.allocate_on(&on, KIB)?);
+    /// let (a, b) = (a.on(&on)?, b.on(&on)?);
+    /// scope.copy((&a, 0), (&b, 256), 512)?;
+    /// let refused = scope.copy((&a, 0), (&a, 512), 256).unwrap_err();
+    /// assert_eq!(refused.why, Why::Unsupported); // both are the same buffer
+    /// scope.submit()?;
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn copy(
         &mut self,
         (from, start): (&dyn BufferPart, u64),
@@ -369,6 +514,32 @@ impl Scope {
     /// # Errors
     ///
     /// [`Why::Lost`] if the device is gone.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// # let device = pool.allocator();
+    /// # let uploads = device.uploads(64 * KIB, 64 * KIB);
+    /// # let mut scope = device.scope();
+    /// # let on = scope.stream();
+    /// # let buffer = pool.allocate_on(&on, KIB)?;
+    /// # let view = buffer.on(&on)?;
+    /// scope.upload(&uploads, &view, 0, &[1; 64])?;
+    /// scope.flush()?; // the device begins with the first copy
+    /// scope.upload(&uploads, &view, 64, &[2; 64])?;
+    /// scope.submit()?;
+    ///
+    /// let mut scope = device.scope();
+    /// device.mark_lost(); // as the program's own callback for the loss does
+    /// assert_eq!(scope.flush().unwrap_err().why, Why::Lost);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn flush(&mut self) -> Result<SubmissionIndex, DeviceError> {
         self.end_reads();
         let owed = self.table().take_owed(self.id);
@@ -399,6 +570,29 @@ impl Scope {
     /// the scope's encoder, and the scope had to zero; or it has called [`Scope::read_back_in`].
     /// The zeroing now comes after that encoder if it is submitted already. Use
     /// [`Scope::prologue`]. [`Why::Lost`] if the device is gone. The scope has ended all the same.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// let mut scope = pool.allocator().scope();
+    /// let buffer = scope.take(&pool, KIB)?;
+    /// let lent = scope.lend(&buffer)?;
+    /// scope.encoder().clear_buffer(&lent, 0, None);
+    /// scope.submit()?;
+    /// drop(buffer);
+    ///
+    /// let scope = pool.allocator().scope();
+    /// let buffer = scope.take(&pool, KIB)?; // the same block, which the scope must zero
+    /// let lent = scope.lend(&buffer)?; // for an encoder that is not the scope's
+    /// assert_eq!(scope.submit().unwrap_err().why, Why::NotSubmitted); // `prologue` is for this
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn submit(mut self) -> Result<SubmissionIndex, DeviceError> {
         let late = !self.reads_elsewhere.is_empty()
             || self.table().is_used_elsewhere(self.id) && self.table().owes(self.id);
@@ -425,10 +619,29 @@ impl Scope {
     /// [`WgpuAllocator::faults`](crate::WgpuAllocator::faults). While the prologue is neither
     /// submitted nor dropped, the buffers stay the scope's.
     ///
+    /// See [`Scope`] for an example that submits one.
+    ///
     /// # Errors
     ///
     /// [`Why::Unsupported`] if the scope has its own commands, which [`Scope::submit`] submits;
     /// [`Why::OutOfMemory`] and [`Why::Lost`] as the device says. The scope has ended, unsubmitted.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// let mut scope = pool.allocator().scope();
+    /// scope.encoder().insert_debug_marker("a command of the scope");
+    /// let mut encoder = pool.allocator().device().create_command_encoder(&Default::default());
+    /// let refused = scope.prologue(&mut encoder).unwrap_err();
+    /// assert_eq!(refused.why, Why::Unsupported); // `submit` is for this
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn prologue(mut self, commands: &mut CommandEncoder) -> Result<CommandBuffer, DeviceError> {
         self.shared().living()?;
         if self.table().has_recorded(self.id) || self.recording.has_commands() {

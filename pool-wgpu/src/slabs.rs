@@ -97,6 +97,8 @@ impl<R: Role> WgpuSlabs<R> {
 impl SlabView<'_, Uniform> {
     /// A uniform binding.
     ///
+    /// See [`SlabView::write`] for an example.
+    ///
     /// # Errors
     ///
     /// As for [`WgpuView::binding`].
@@ -111,6 +113,27 @@ impl SlabView<'_, ReadWrite> {
     /// # Errors
     ///
     /// As for [`WgpuView::binding`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{ArenaConfig, BucketPool, MIB, Why};
+    /// # use pool_wgpu::{ReadWrite, WgpuAllocator, WgpuSlabs, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let device = WgpuAllocator::new(device, queue);
+    /// let slabs = WgpuSlabs::<ReadWrite>::new(device.clone());
+    /// let pool = BucketPool::builder(slabs).arena(ArenaConfig::segments(MIB)).build();
+    /// let scope = device.scope();
+    /// let on = scope.stream();
+    /// let piece = pool.allocate_on(&on, 256)?;
+    /// let view = piece.on(&on)?;
+    /// let entry = wgpu::BindGroupEntry { binding: 0, resource: view.read_write()? };
+    /// scope.submit()?;
+    /// assert_eq!(view.read_write().unwrap_err().why, Why::Foreign); // the scope has ended
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn read_write(&self) -> Result<BindingResource<'_>, DeviceError> {
         self.view.binding()
     }
@@ -118,6 +141,8 @@ impl SlabView<'_, ReadWrite> {
 
 impl<'b, R: Role> SlabView<'b, R> {
     /// The slab.
+    ///
+    /// See [`WgpuSlabs`] for an example.
     ///
     /// # Errors
     ///
@@ -131,6 +156,29 @@ impl<'b, R: Role> SlabView<'b, R> {
     /// # Errors
     ///
     /// As for [`WgpuView::write`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{ArenaConfig, BucketPool, MIB, Why};
+    /// # use pool_wgpu::{Uniform, WgpuAllocator, WgpuSlabs, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let device = WgpuAllocator::new(device, queue);
+    /// let slabs = WgpuSlabs::<Uniform>::new(device.clone());
+    /// let pool = BucketPool::builder(slabs).arena(ArenaConfig::segments(MIB)).build();
+    /// let piece = pool.allocate(64)?;
+    /// piece.on(pool.default_stream())?.write(0, &[1; 64])?;
+    ///
+    /// let scope = device.scope();
+    /// let on = scope.stream();
+    /// let view = piece.on(&on)?;
+    /// let entry = wgpu::BindGroupEntry { binding: 0, resource: view.uniform()? };
+    /// let refused = view.write(0, &[2; 64]).unwrap_err(); // in a scope, `Scope::upload` writes
+    /// assert_eq!(refused.why, Why::Unsupported);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
         self.view.write(offset, data)
     }

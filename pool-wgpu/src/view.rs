@@ -170,7 +170,29 @@ impl<'b> WgpuView<'b> {
     /// [`Why::Unsupported`] for a view on the queue's own stream: the pool could not know when an
     /// encoder that uses the buffer is submitted, and would hand it on before. Use the buffer on a
     /// scope instead (`buffer.on(&scope.stream())`); [`WgpuView::write`] needs no scope.
-    /// [`Why::Foreign`] once the scope was submitted.
+    /// [`Why::Foreign`] once the scope was submitted or dropped, or its prologue was made.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// let mut scope = pool.allocator().scope();
+    /// let on = scope.stream();
+    /// let buffer = pool.allocate_on(&on, KIB)?;
+    /// let view = buffer.on(&on)?;
+    /// scope.encoder().clear_buffer(view.buffer()?, view.offset(), Some(view.size()));
+    /// scope.submit()?;
+    ///
+    /// let queue = *pool.default_stream();
+    /// let refused = buffer.on(&queue)?.buffer().unwrap_err();
+    /// assert_eq!(refused.why, Why::Unsupported);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn buffer(&self) -> Result<&'b Buffer, DeviceError> {
         self.lend()?;
         Ok(self.buffer)
@@ -194,6 +216,25 @@ impl<'b> WgpuView<'b> {
     ///
     /// As for [`WgpuView::buffer`]; [`Why::Unsupported`] for a view of no bytes, which wgpu cannot
     /// bind, and [`Why::TooLarge`] for one beyond the device's limit for one binding.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// let scope = pool.allocator().scope();
+    /// let on = scope.stream();
+    /// let buffer = pool.allocate_on(&on, KIB)?;
+    /// let view = buffer.on(&on)?;
+    /// let entry = wgpu::BindGroupEntry { binding: 0, resource: view.binding()? };
+    /// scope.submit()?;
+    /// assert_eq!(view.binding().unwrap_err().why, Why::Foreign); // the scope has ended
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn binding(&self) -> Result<BindingResource<'b>, DeviceError> {
         self.lend()?;
         let (buffer, offset) = (self.buffer, self.offset);
@@ -214,6 +255,24 @@ impl<'b> WgpuView<'b> {
     /// ([`Scope::upload`](crate::Scope::upload) writes in their order), [`Why::Unaligned`] where
     /// offset or length is no multiple of 4 bytes, [`Why::OutOfRange`] where the view is too short,
     /// and [`Why::Lost`] if the device is lost.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// let queue = *pool.default_stream();
+    /// let buffer = pool.allocate(KIB)?;
+    /// let view = buffer.on(&queue)?;
+    /// view.write(0, &[7; 16])?;
+    /// assert_eq!(view.write(0, &[7; 3]).unwrap_err().why, Why::Unaligned);
+    /// assert_eq!(view.write(KIB, &[7; 4]).unwrap_err().why, Why::OutOfRange);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
         let shared = self.clock.shared();
         shared.living()?;
