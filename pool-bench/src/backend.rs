@@ -1,5 +1,5 @@
 //! The registry of backends: each kind of memory that can be measured, and what the bench does
-//! with it. A new one is a file beside these and a line in [`ALL`].
+//! with it. A new one is a file beside these, its `mod`, and a line in [`ALL`].
 
 #[cfg(not(all(feature = "cuda", feature = "wgpu")))]
 mod absent;
@@ -39,7 +39,7 @@ static ALL: [Backend; 4] = [
 ];
 
 /// A kind of memory: what the bench asks of it.
-pub trait Memory: fmt::Debug + Sync {
+pub trait MemoryKind: fmt::Debug + Sync {
     /// Returns its name on the command line and in records.
     fn name(&self) -> &'static str;
 
@@ -133,7 +133,7 @@ pub struct Absence {
 
 /// A kind of memory of the registry. Two are equal if their names are.
 #[derive(Clone, Copy)]
-pub struct Backend(&'static dyn Memory);
+pub struct Backend(&'static dyn MemoryKind);
 
 impl Backend {
     /// Host memory.
@@ -169,7 +169,7 @@ impl Backend {
 }
 
 impl Deref for Backend {
-    type Target = dyn Memory;
+    type Target = dyn MemoryKind;
 
     fn deref(&self) -> &Self::Target {
         self.0

@@ -106,7 +106,7 @@ pub enum EventKind {
     Bypass,
     /// A buffer was dropped, or left the pool.
     Free,
-    /// Cached memory went back to the device.
+    /// Free memory went back to the device.
     Evict(Reason),
     /// A request was refused.
     Refuse(Why),
@@ -114,17 +114,20 @@ pub enum EventKind {
     Wait,
 }
 
-/// Why cached memory went back to the device.
+/// Why free memory went back to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The cached limit, the bucket limit, or the slack of an arena would have been exceeded.
+    /// The pool does not keep it: the cached limit, the bucket limit or the slack of an arena would
+    /// have been exceeded, it belongs to no size class, or it was a detached buffer's. All deferred
+    /// frees have this reason.
     Bound,
     /// It was older than the retention allows.
     Age,
-    /// A request needed the memory, of this pool or of another one of its budget.
+    /// A request needed the memory, of this pool or of another one of its budget; or the budget was
+    /// trimmed or its limit lowered.
     Shortage,
-    /// The program called `trim`, `shrink_to` or `clear`, or lowered a limit.
+    /// The program called `trim`, `shrink_to` or `clear`, or lowered the pool's own limit.
     Asked,
     /// The pool was closed.
     Closed,

@@ -1,6 +1,6 @@
 //! A kind of memory that this program was built without.
 
-use super::{Absence, Memory, Peers};
+use super::{Absence, MemoryKind, Peers};
 use crate::apart::Process;
 use crate::input::BadInput;
 use crate::machine::Clock;
@@ -16,7 +16,7 @@ pub(super) struct Absent(pub(super) &'static str, pub(super) &'static str);
 const WHY: &str = "not built in";
 const CURE: &str = "a build with the feature of its name";
 
-impl Memory for Absent {
+impl MemoryKind for Absent {
     fn name(&self) -> &'static str {
         self.0
     }

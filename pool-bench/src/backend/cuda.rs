@@ -1,6 +1,6 @@
 //! VRAM of the first GPU, by CUDA.
 
-use super::{Absence, Memory, Peers};
+use super::{Absence, MemoryKind, Peers};
 use crate::apart::Process;
 use crate::gpu;
 use crate::input::BadInput;
@@ -21,7 +21,7 @@ fn open() -> Result<CudaAllocator, String> {
     CudaAllocator::new(0).map_err(|error| error.to_string())
 }
 
-impl Memory for Cuda {
+impl MemoryKind for Cuda {
     fn name(&self) -> &'static str {
         "cuda"
     }

@@ -1,6 +1,6 @@
 //! Host memory, beside the global allocator.
 
-use super::Memory;
+use super::MemoryKind;
 use crate::counted::{Asked, Calls, Counted};
 use crate::machine::{Clock, timed};
 use crate::pass::{Pass, Tally};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct Host;
 
-impl Memory for Host {
+impl MemoryKind for Host {
     fn name(&self) -> &'static str {
         "host"
     }

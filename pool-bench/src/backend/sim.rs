@@ -1,6 +1,6 @@
 //! The simulated device, of any size. Its calls are counted and take no time.
 
-use super::Memory;
+use super::MemoryKind;
 use crate::machine::Clock;
 use crate::pass::{Pass, Tally};
 use crate::source::{Steps, on_device};
@@ -11,7 +11,7 @@ use bucketpool::sim::SimDevice;
 #[derive(Debug)]
 pub(super) struct Sim;
 
-impl Memory for Sim {
+impl MemoryKind for Sim {
     fn name(&self) -> &'static str {
         "sim"
     }

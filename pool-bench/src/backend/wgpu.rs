@@ -1,6 +1,6 @@
 //! wgpu buffers on the default adapter, beside fresh buffers by wgpu's own calls alone.
 
-use super::{Absence, Memory, Peers};
+use super::{Absence, MemoryKind, Peers};
 use crate::apart::Process;
 use crate::counted::Asked;
 use crate::input::BadInput;
@@ -25,7 +25,7 @@ fn open() -> Result<WgpuAllocator, String> {
     WgpuAllocator::on_default_adapter().map_err(|error| error.to_string())
 }
 
-impl Memory for Wgpu {
+impl MemoryKind for Wgpu {
     fn name(&self) -> &'static str {
         "wgpu"
     }

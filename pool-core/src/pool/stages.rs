@@ -4,15 +4,18 @@
 //! 1. the thread cache, and the free lists of the book ([`Store::allocate`]: the hit);
 //! 2. without an arena, the shelf and the caches of other threads; then other streams' memory that
 //!    is ready;
-//! 3. memory behind an event, by one wait on the device;
+//! 3. memory whose work a query finds done, or behind an event, by one wait on the device;
 //! 4. with an arena, neighbours that coalesce, and then 1 to 3 again;
 //! 5. the device, after the deferred frees;
-//! 6. cached memory given back, oldest first, as many bytes as are missing, and 1 to 5 again; then
-//!    as many of the other pools of the budget; then all of the pool, and all of the others, again
-//!    and again while another thread has memory between pool and device;
-//! 7. the program ([`PoolBuilder::on_shortage`](crate::PoolBuilder::on_shortage)), and 1 to 5
-//!    again;
-//! 8. an error that says why.
+//! 6. cached memory given back, oldest first, as many bytes as are missing; then as many of the
+//!    other pools of the budget;
+//! 7. everything cached of the pool; then of the other pools of the budget;
+//! 8. everything cached of the pool again, while another thread has memory between pool and device,
+//!    and each time that the program has spared something
+//!    ([`PoolBuilder::on_shortage`](crate::PoolBuilder::on_shortage));
+//! 9. an error that says why.
+//!
+//! After each step of 6, 7 and 8 the stages from 1 to 5 are tried again.
 
 use crate::block::request::Want;
 #[cfg(any(loom, shuttle))]
@@ -53,7 +56,7 @@ impl Short {
     }
 }
 
-/// The steps of stage 6.
+/// The steps of the stages 6 and 7.
 #[derive(Clone, Copy)]
 enum Trim {
     Missing,
