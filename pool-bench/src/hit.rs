@@ -17,10 +17,13 @@ const SIZES: u64 = 500;
 type Path = (&'static str, fn(u64) -> Option<()>);
 
 /// Every path. The names stand in `instructions.json`.
-pub const PATHS: [Path; 13] = [
+pub const PATHS: [Path; 14] = [
     ("host, pow2, 4 KiB", |pairs| one(host(BucketPolicy::PowerOfTwo), 4 * KIB, pairs)),
     ("host, exact, 4 KiB", |pairs| one(host(BucketPolicy::Exact), 4 * KIB, pairs)),
     ("host, fit:2, 4 KiB", |pairs| one(host(BucketPolicy::Fit { alpha: 2.0 }), 4 * KIB, pairs)),
+    ("host, tiered, 4 KiB", |pairs| {
+        one(host(BucketPolicy::tiered(&preset::BUCKET_SIZES)), 4 * KIB, pairs)
+    }),
     ("host, pow2, 4 MiB", |pairs| one(host(BucketPolicy::PowerOfTwo), 4096 * KIB, pairs)),
     ("host, exact, 500 sizes", |pairs| many(host(BucketPolicy::Exact), pairs)),
     ("host, pow2, 4 KiB, as AnyPool", any),

@@ -163,6 +163,12 @@ impl SizeClasses {
         }
     }
 
+    /// Returns the bytes of the class of a request whose blocks are cached, by the general path.
+    #[inline(never)]
+    pub(crate) fn of_cached(&self, requested: u64) -> Option<u64> {
+        self.of_any(requested).filter(|class| class.pooled()).map(|class| class.bytes)
+    }
+
     fn of_any(&self, requested: u64) -> Option<Class> {
         let least = requested.max(1);
         if !self.window.contains(&least) {

@@ -156,8 +156,12 @@ impl<A: DeviceAllocator> Store<A> {
         if !plain || self.flags.any(passes_cache) {
             return None;
         }
+        let bytes = match self.classes.quick(requested) {
+            Some(bytes) => bytes,
+            None => self.classes.of_cached(requested)?,
+        };
         // A bin contains only sizes and kinds that the pool offers.
-        self.take_cached(stream, kind, (self.classes.quick(requested)?, requested))
+        self.take_cached(stream, kind, (bytes, requested))
     }
 
     /// Returns the reason why no call can succeed that needs more than the thread's own cache.
