@@ -54,13 +54,13 @@ enum Command {
     /// One contender of a workload, in this process.
     #[command(hide = true)]
     Contest(Contest),
-    /// A hit path so many times over, for callgrind.
+    /// A hit path, repeated, for callgrind.
     #[command(hide = true)]
     Hit {
         path: Option<String>,
         pairs: Option<u64>,
     },
-    /// What only a GPU can answer, for the bundle.
+    /// Questions that only a GPU can answer, for the bundle.
     #[cfg(feature = "cuda")]
     #[command(hide = true)]
     Questions(peers::Questions),

@@ -1,16 +1,9 @@
 //! Phrases that WRITING asks us not to write, in comments and in documents.
-//!
-//! Files that are not yet rewritten stand in `xtask/not_rewritten.txt`. The list may only get
-//! shorter: a file that has no such phrase any more must leave it, and no other may enter.
 
 use crate::source;
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
-/// The files that are not yet rewritten, below the root.
-const LIST: &str = "xtask/not_rewritten.txt";
 /// This file and the list of words: they hold what they look for.
 const EXEMPT: [&str; 2] = ["xtask/src/plain.rs", "xtask/src/prose.rs"];
 
@@ -48,53 +41,18 @@ const OPENINGS: &[(&str, &str)] = &[
     ("When what ", "a noun or a verb"),
 ];
 
-/// What is wrong with comments and documents.
+/// Returns the faults of comments and documents.
 pub(crate) fn check(root: &Path) -> Vec<String> {
-    let listed = entries(&fs::read_to_string(root.join(LIST)).unwrap_or_default());
     let mut faults = Vec::new();
-    let mut unclean = BTreeSet::new();
     for extension in ["rs", "md"] {
         for file in source::files(root, extension) {
             let name = file.strip_prefix(root).unwrap_or(&file).display().to_string();
-            let text = fs::read_to_string(&file).unwrap_or_default();
-            let found =
-                if EXEMPT.contains(&name.as_str()) { vec![] } else { faults_of(&name, &text) };
-            if !found.is_empty() {
-                unclean.insert(name.clone());
-            }
-            if !listed.contains(&name) {
-                faults.extend(found);
+            if !EXEMPT.contains(&name.as_str()) {
+                faults.extend(faults_of(&name, &fs::read_to_string(&file).unwrap_or_default()));
             }
         }
     }
-    for clean in listed.difference(&unclean) {
-        faults.push(format!("{LIST}: `{clean}` has no such phrase any more; take its line out"));
-    }
-    // A file that was moved to another folder keeps its entry.
-    let name = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
-    let first: BTreeSet<_> =
-        first_list(root).as_ref().unwrap_or(&listed).iter().map(|path| name(path)).collect();
-    for new in listed.iter().filter(|path| !first.contains(&name(path))) {
-        faults.push(format!("{LIST}: `{new}` is new there; rewrite the file instead"));
-    }
     faults
-}
-
-fn entries(text: &str) -> BTreeSet<String> {
-    let lines = text.lines().map(str::trim);
-    lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned).collect()
-}
-
-/// The list as it was first committed; `None` before that, and without git.
-fn first_list(root: &Path) -> Option<BTreeSet<String>> {
-    let git = |arguments: &[&str]| {
-        let output = Command::new("git").args(arguments).current_dir(root).output().ok()?;
-        let text = String::from_utf8(output.stdout).ok()?;
-        output.status.success().then_some(text)
-    };
-    let log = git(&["log", "--diff-filter=A", "--format=%H", "--", LIST])?;
-    let first = log.lines().last()?;
-    Some(entries(&git(&["show", &format!("{first}:{LIST}")])?))
 }
 
 fn faults_of(name: &str, text: &str) -> Vec<String> {
@@ -161,10 +119,5 @@ mod tests {
         assert_eq!(faults.len(), 2, "{faults:?}");
         assert!(faults[0].starts_with("a.rs:1: a first line with `What`"), "{faults:?}");
         assert!(faults[1].starts_with("a.rs:4: a first line with `And`"), "{faults:?}");
-    }
-
-    #[test]
-    fn a_list_has_comments_and_empty_lines() {
-        assert_eq!(entries("# why\n\na.rs\n b.rs \n"), ["a.rs", "b.rs"].map(str::to_owned).into());
     }
 }
