@@ -1,0 +1,55 @@
+//! A pool holds none of its locks while it calls the device: at each call, another thread reads and
+//! uses the pool.
+
+#[path = "shared/hooked.rs"]
+mod hooked;
+
+use hooked::{Hooked, configs, program};
+use pool_core::sim::SimDevice;
+use pool_core::{BucketPool, MIB, StealPolicy};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::Duration;
+
+/// Code that runs at each call of the allocator; `None` before the pool is built.
+type Visit = Arc<Mutex<Option<Box<dyn Fn() + Send>>>>;
+
+/// Only a thread that waits for ever takes this long.
+const FOR_EVER: Duration = Duration::from_secs(20);
+
+#[test]
+fn no_lock_is_held_while_the_device_is_called() {
+    for (name, config) in configs() {
+        let (visit, calls) = (Visit::default(), Arc::new(AtomicU64::new(0)));
+        let (at_call, counted) = (visit.clone(), calls.clone());
+        let hook = move || {
+            counted.fetch_add(1, Relaxed);
+            at_call.lock().unwrap().as_ref().unwrap()();
+        };
+        let device = SimDevice::new();
+        let allocator = Hooked { device: device.clone(), hook, late: false };
+        let builder = BucketPool::builder(allocator).steal(StealPolicy::Wait);
+        let builder = builder.reserved_limit(16 * MIB).cached_limit(12 * MIB);
+        let pool = match config {
+            Some(config) => builder.arena(config).build(),
+            None => builder.build(),
+        };
+        let (visited, stuck) = (pool.clone(), AtomicBool::new(false));
+        *visit.lock().unwrap() = Some(Box::new(move || {
+            if stuck.load(Relaxed) {
+                return;
+            }
+            let (pool, (done, end)) = (visited.clone(), mpsc::channel());
+            // Each enters all thread caches and the book.
+            thread::spawn(move || done.send((pool.stats_exact(), pool.map())).unwrap());
+            let ended = end.recv_timeout(FOR_EVER);
+            stuck.store(ended.is_err(), Relaxed);
+            ended.expect("a lock is held while the device is called");
+        }));
+        assert_eq!(program(&pool, &device), 0, "{name}: a visit failed");
+        assert!(calls.load(Relaxed) > 20, "{name}: {calls:?} calls");
+        // Else the pool would keep itself alive: its allocator has the hook.
+        *visit.lock().unwrap() = Some(Box::new(|| ()));
+    }
+}
