@@ -16,11 +16,10 @@ use std::time::{Duration, Instant};
 
 /// Steps of a trace in one round, so that a round takes about a second.
 const STEPS: usize = 20_000;
-/// Rounds between two samples. What the pools cache differs between the parts of the traces, so
-/// each sample empties them first.
-const ROUNDS: usize = 8;
 /// One of this many samples, from the start, warms the pools up.
 const WARM: usize = 4;
+/// Samples that tell something.
+const SAMPLES: u64 = 20;
 /// Calls of the simulated device that fail now and then.
 const FAULTS: [SimCall; 4] = [SimCall::Allocate, SimCall::Free, SimCall::Commit, SimCall::Decommit];
 
@@ -43,6 +42,9 @@ pub struct Soaked {
     pub threads: usize,
     /// Rounds, each of which replays a part of a trace on each thread over each pool.
     pub rounds: u64,
+    /// Samples of the figures, each after all parts of all traces; 0 in old records.
+    #[serde(default)]
+    pub samples: u64,
     /// Requests and frees.
     pub operations: u64,
     /// Requests that were refused because a call of the device failed.
@@ -145,6 +147,7 @@ pub fn soak(
     time: Duration,
     mut tick: impl FnMut(u64),
 ) -> Result<Soaked, BadInput> {
+    let cycle = cycle(traces);
     let (pools, counts, start) = (Pools::new(), SoakCounts::default(), Instant::now());
     // One for each thread and one for this: a round lies between two waits.
     let (barrier, ends) = (Barrier::new(threads + 1), AtomicBool::new(false));
@@ -156,7 +159,8 @@ pub fn soak(
         for number in 0..threads {
             let work = move |turn| {
                 let trace = &traces[(number + turn) % traces.len()];
-                round(pools, counts, trace, number + turn * threads);
+                let part = turn / traces.len() % parts(trace);
+                round(pools, counts, (trace, part), number + turn * threads);
             };
             scope.spawn(move || in_rounds(barrier, ends, work));
         }
@@ -166,7 +170,7 @@ pub fn soak(
             rounds += 1;
             tick(start.elapsed().as_secs());
             outcome = pools.check();
-            if rounds % ROUNDS == 0 && outcome.is_ok() {
+            if rounds % cycle == 0 && outcome.is_ok() {
                 let (seconds, reserved) = (start.elapsed().as_secs_f64(), pools.reserved());
                 outcome = pools.empty();
                 let (resident, descriptors) = (resident(), descriptors());
@@ -186,6 +190,7 @@ pub fn soak(
         soak_minutes: start.elapsed().as_secs_f64() / 60.0,
         threads,
         rounds: rounds as u64,
+        samples: samples.len() as u64,
         operations: counts.operations.load(Relaxed),
         refused: counts.refused.load(Relaxed),
         reserved: slope(|sample| sample.reserved),
@@ -206,10 +211,20 @@ fn in_rounds(barrier: &Barrier, ends: &AtomicBool, work: impl Fn(usize)) {
     }
 }
 
-/// One thread's part of a round: a part of a trace over each pool, where a call of the device fails
-/// in the middle.
-fn round(pools: &Pools, counts: &SoakCounts, trace: &Trace, number: usize) {
-    let from = number * STEPS % trace.steps.len().max(1);
+/// Returns the number of parts that a trace has, one for a round.
+fn parts(trace: &Trace) -> usize {
+    trace.steps.len().div_ceil(STEPS).max(1)
+}
+
+/// Returns the rounds between two samples: in that many, each part of each trace was replayed. The
+/// bytes that the pools have reserved by then differ little, and each sample empties the pools.
+fn cycle(traces: &[Trace]) -> usize {
+    traces.len() * traces.iter().map(parts).max().unwrap_or(1)
+}
+
+/// Replays a part of a trace over each pool, where a call of the device fails in the middle.
+fn round(pools: &Pools, counts: &SoakCounts, (trace, part): (&Trace, usize), number: usize) {
+    let from = part * STEPS;
     let steps = &trace.steps[from..trace.steps.len().min(from + STEPS)];
     pools.device.fail(FAULTS[number % FAULTS.len()], number as u64 % 7, 1 + number as u64 % 3);
     replay(&pools.buckets, trace, steps, counts);
@@ -259,10 +274,10 @@ impl Soaked {
             ("resident bytes", self.resident, 16.0 * mib, true),
             ("file descriptors", self.descriptors, 1.0, true),
         ];
-        let is_short = self.rounds < 20 * ROUNDS as u64;
+        let is_short = self.samples < SAMPLES;
         let hours = self.soak_minutes / 60.0;
         // That reserved bytes go back is checked exactly, at each sample; what is cached before
-        // that depends on the part of a trace.
+        // that depends on how the threads' work overlaps.
         let verdict = |(name, slope, noise, is_judged): (&str, Slope, f64, bool)| {
             let is_wide = is_short || is_judged && 3.0 * slope.error * hours > noise;
             match slope.grows(hours, noise) {
@@ -291,6 +306,6 @@ mod tests {
         let soaked = soak(&[trace], 2, Duration::from_millis(50), |_| rounds += 1).unwrap();
         assert_eq!((soaked.rounds, soaked.threads), (rounds, 2));
         assert_eq!(soaked.operations, rounds * 2 * 4 * 400);
-        assert!(!soaked.growing().is_empty() || rounds >= 160, "too short to tell");
+        assert!(!soaked.growing().is_empty() || rounds >= SAMPLES, "too short to tell");
     }
 }
