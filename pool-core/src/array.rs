@@ -60,6 +60,18 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     ///
     /// The errors of [`BucketPool::allocate_aligned`], and [`Why::TooLarge`] for a shape of more
     /// than `isize::MAX` bytes.
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, PooledArray, Why, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let points = PooledArray::<f32, _>::new(&pool, [100, 3])?;
+    /// assert_eq!((points.shape(), points.elements()), (&[100, 3][..], 300));
+    /// let too_large = PooledArray::<f32, _>::new(&pool, [usize::MAX, 3]);
+    /// assert_eq!(too_large.unwrap_err().why(), Why::TooLarge);
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
     pub fn new(pool: &BucketPool<A>, shape: impl Into<Shape>) -> Result<Self, AllocError> {
         Self::new_on(pool, pool.allocator().clock().default_stream(), shape)
     }
@@ -69,6 +81,22 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     /// # Errors
     ///
     /// As for [`PooledArray::new`], and [`Why::Foreign`] for a stream of another device.
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, PooledArray, Why, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let stream = pool.allocator().stream();
+    /// let mut array = PooledArray::<u32, _>::new_on(&pool, &stream, [2])?;
+    /// array.write_on(&stream, &[1, 2])?;
+    /// let mut elements = [0; 2];
+    /// array.read_on(&stream, &mut elements)?;
+    /// assert_eq!(elements, [1, 2]);
+    /// let foreign = SimDevice::new().stream();
+    /// assert_eq!(array.write_on(&foreign, &[3, 4]).unwrap_err().why, Why::Foreign);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn new_on(
         pool: &BucketPool<A>,
         stream: &StreamOf<A>,
@@ -82,6 +110,19 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     /// # Errors
     ///
     /// As for [`PooledArray::new`].
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, PooledArray, Why, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4096).build();
+    /// let stream = pool.allocator().stream();
+    /// assert_eq!(PooledArray::<f32, _>::zeros(&pool, [2, 2])?.to_vec()?, [0.0; 4]);
+    /// assert_eq!(PooledArray::<f32, _>::zeros_on(&pool, &stream, [2, 2])?.to_vec()?, [0.0; 4]);
+    /// let too_many = PooledArray::<f32, _>::zeros(&pool, [2000]);
+    /// assert_eq!(too_many.unwrap_err().why(), Why::Limit);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn zeros(pool: &BucketPool<A>, shape: impl Into<Shape>) -> Result<Self, AllocError> {
         Self::zeros_on(pool, pool.allocator().clock().default_stream(), shape)
     }
@@ -91,6 +132,8 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     /// # Errors
     ///
     /// As for [`PooledArray::new_on`].
+    ///
+    /// See [`PooledArray::zeros`] for an example.
     pub fn zeros_on(
         pool: &BucketPool<A>,
         stream: &StreamOf<A>,
@@ -148,6 +191,19 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     /// # Errors
     ///
     /// As for [`PooledBuffer::on`].
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, PooledArray, Why, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let stream = pool.allocator().stream();
+    /// let array = PooledArray::<f32, _>::new(&pool, [1024])?;
+    /// pool.allocator().kernel(&stream, &*array.on(&stream)?);
+    /// let foreign = SimDevice::new().stream();
+    /// assert_eq!(array.on(&foreign).unwrap_err().why, Why::Foreign);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn on<'b>(&'b self, stream: &'b StreamOf<A>) -> Result<Use<'b, A>, DeviceError> {
         self.buffer.on(stream)
     }
@@ -159,6 +215,20 @@ impl<T: Pod, A: Transfer> PooledArray<T, A> {
     /// # Errors
     ///
     /// As for [`PooledArray::new`] and [`PooledArray::write`].
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, PooledArray, Why, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let stream = pool.allocator().stream();
+    /// let array = PooledArray::from_slice(&pool, [3], &[1, 2, 3])?;
+    /// let on_stream = PooledArray::from_slice_on(&pool, &stream, [3], &[1, 2, 3])?;
+    /// assert_eq!(array.to_vec()?, on_stream.to_vec()?);
+    /// let too_few = PooledArray::from_slice(&pool, [3], &[1, 2]);
+    /// assert_eq!(too_few.unwrap_err().why(), Why::OutOfRange);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn from_slice(
         pool: &BucketPool<A>,
         shape: impl Into<Shape>,
@@ -172,6 +242,8 @@ impl<T: Pod, A: Transfer> PooledArray<T, A> {
     /// # Errors
     ///
     /// As for [`PooledArray::new_on`] and [`PooledArray::write_on`].
+    ///
+    /// See [`PooledArray::from_slice`] for an example.
     pub fn from_slice_on(
         pool: &BucketPool<A>,
         stream: &StreamOf<A>,
@@ -189,6 +261,18 @@ impl<T: Pod, A: Transfer> PooledArray<T, A> {
     /// # Errors
     ///
     /// As for [`PooledArray::write_on`].
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, PooledArray, Why, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let mut array = PooledArray::new(&pool, [2, 2])?;
+    /// array.write(&[1, 2, 3, 4])?;
+    /// assert_eq!(array.to_vec()?, [1, 2, 3, 4]);
+    /// assert_eq!(array.write(&[1, 2]).unwrap_err().why, Why::OutOfRange);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn write(&mut self, elements: &[T]) -> Result<(), DeviceError> {
         let on = self.buffer.allocator().clock().default_stream().clone();
         self.write_on(&on, elements)
@@ -200,6 +284,8 @@ impl<T: Pod, A: Transfer> PooledArray<T, A> {
     ///
     /// [`Why::OutOfRange`] for another number of elements than the array has, or as for
     /// [`PooledBuffer::write_at_on`].
+    ///
+    /// See [`PooledArray::new_on`] for an example.
     pub fn write_on(&mut self, stream: &StreamOf<A>, elements: &[T]) -> Result<(), DeviceError> {
         self.check(elements.len(), "write other elements than the array has")?;
         self.buffer.write_at_on(stream, 0, bytemuck::cast_slice(elements))
@@ -210,6 +296,19 @@ impl<T: Pod, A: Transfer> PooledArray<T, A> {
     /// # Errors
     ///
     /// As for [`PooledArray::read_on`].
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, PooledArray, Why, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let array = PooledArray::from_slice(&pool, [3], &[1, 2, 3])?;
+    /// let mut elements = [0; 3];
+    /// array.read(&mut elements)?;
+    /// assert_eq!(elements, [1, 2, 3]);
+    /// assert_eq!(array.read(&mut [0; 2]).unwrap_err().why, Why::OutOfRange);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn read(&self, to: &mut [T]) -> Result<(), DeviceError> {
         self.read_on(self.buffer.allocator().clock().default_stream(), to)
     }
@@ -220,6 +319,8 @@ impl<T: Pod, A: Transfer> PooledArray<T, A> {
     ///
     /// [`Why::OutOfRange`] for another number of elements than the array has, or as for
     /// [`PooledBuffer::read_at_on`].
+    ///
+    /// See [`PooledArray::new_on`] for an example.
     pub fn read_on(&self, stream: &StreamOf<A>, to: &mut [T]) -> Result<(), DeviceError> {
         self.check(to.len(), "read other elements than the array has")?;
         self.buffer.read_at_on(stream, 0, bytemuck::cast_slice_mut(to))
@@ -230,6 +331,8 @@ impl<T: Pod, A: Transfer> PooledArray<T, A> {
     /// # Errors
     ///
     /// As for [`PooledArray::read`].
+    ///
+    /// See [`PooledArray::write`] for an example.
     pub fn to_vec(&self) -> Result<Vec<T>, DeviceError> {
         let mut elements = vec![T::zeroed(); self.elements()];
         self.read(&mut elements)?;
@@ -274,6 +377,19 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// # Errors
     ///
     /// As for [`PooledArray::new_on`].
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, Why, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let stream = pool.allocator().stream();
+    /// let points = pool.allocate_array_on::<f32>(&stream, [100, 3])?;
+    /// assert_eq!(points.elements(), 300);
+    /// let foreign = SimDevice::new().stream();
+    /// assert_eq!(pool.allocate_array_on::<f32>(&foreign, [3]).unwrap_err().why(), Why::Foreign);
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
     pub fn allocate_array_on<T: Pod>(
         &self,
         stream: &StreamOf<A>,

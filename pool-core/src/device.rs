@@ -19,6 +19,24 @@ use std::ops::Range;
 ///
 /// A call that panics counts as refused: a block that was to be freed is lost, as if the device had
 /// kept it, and the panic reaches the caller of the pool.
+///
+/// # Examples
+///
+/// ```
+/// # use pool_core as bucketpool;
+/// use bucketpool::{DeviceAllocator, Request, StreamClock, Why, sim::SimDevice};
+///
+/// let device = SimDevice::with_capacity(4096);
+/// let stream = device.stream();
+/// let kind = device.aligned((), 256)?;
+/// let mut block = device.allocate(Request { bytes: 4096, kind }, &stream)?;
+/// let second = device.allocate(Request { bytes: 1, kind }, &stream);
+/// assert_eq!(second.unwrap_err().why, Why::OutOfMemory);
+/// device.zero(&mut block, 4096, &stream)?;
+/// device.free(block, &[device.clock().mark(&stream)])?; // after the zeroing
+/// device.release_kept()?;
+/// # Ok::<(), pool_core::DeviceError>(())
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no memory that a pool runs over",
     note = "give a pool an allocator: `HostAllocator::new()`, `CudaAllocator::new(0)?`, \
@@ -222,6 +240,23 @@ impl Memory {
 
 /// Memory whose blocks can be split. A part of a block that starts at a multiple of 512 bytes can
 /// be used like a whole block.
+///
+/// # Examples
+///
+/// ```
+/// # use pool_core as bucketpool;
+/// use bucketpool::{DeviceAllocator, Request, Sliceable, Why, sim::SimDevice};
+///
+/// let device = SimDevice::with_capacity(1024);
+/// let stream = device.stream();
+/// let request = Request { bytes: 1024, kind: () };
+/// let block = device.allocate(request, &stream)?;
+/// // SAFETY: no other code uses the block.
+/// unsafe { device.zero_part(&block, 512..1024, &stream)? };
+/// assert_eq!(device.read(&stream, &device.view(&block, 512, 512, &stream)), [0; 512]);
+/// assert_eq!(device.allocate(request, &stream).unwrap_err().why, Why::OutOfMemory);
+/// # Ok::<(), pool_core::DeviceError>(())
+/// ```
 #[diagnostic::on_unimplemented(
     message = "blocks of `{Self}` cannot be split, so its pools have no arena",
     note = "leave out `.arena(..)`; of wgpu buffers, `WgpuSlabs` can be split"
@@ -263,6 +298,24 @@ pub trait Sliceable: DeviceAllocator {
 
 /// Memory whose addresses can be reserved without memory behind them. Each call succeeds completely
 /// or changes nothing.
+///
+/// # Examples
+///
+/// ```
+/// # use pool_core as bucketpool;
+/// use bucketpool::{VirtualMemory, Why, sim::SimDevice};
+///
+/// let device = SimDevice::with_capacity(8192);
+/// let page = device.page_bytes();
+/// let block = device.reserve(8 * page)?;
+/// device.commit(&block, 0..2 * page)?;
+/// let error = device.commit(&block, 2 * page..3 * page).unwrap_err();
+/// assert_eq!((error.why, device.held_bytes()), (Why::OutOfMemory, 8192));
+/// device.decommit(&block, 0..page, &[])?; // no work uses the page
+/// device.release(block, &[])?;
+/// assert_eq!(device.held_bytes(), 0);
+/// # Ok::<(), pool_core::DeviceError>(())
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no addresses without memory behind them",
     note = "arenas over it take whole segments: `ArenaConfig::segments(bytes)`"

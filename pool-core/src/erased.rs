@@ -127,6 +127,20 @@ impl AnyPool {
     /// # Errors
     ///
     /// As for [`BucketPool::allocate`].
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{AnyPool, BucketPool, KIB, Why, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(KIB).build();
+    /// let pool = AnyPool::from(pool);
+    /// let buffer = pool.allocate(100)?;
+    /// assert_eq!(buffer.size(), 100);
+    /// let zeroed = pool.allocate_zeroed(100)?;
+    /// assert_eq!(zeroed.contents()?, [0; 100]);
+    /// assert_eq!(pool.allocate(2 * KIB).unwrap_err().why(), Why::Limit);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[inline]
     pub fn allocate(&self, bytes: u64) -> Result<AnyBuffer, AllocError> {
         self.pool.allocate(bytes)
@@ -137,6 +151,8 @@ impl AnyPool {
     /// # Errors
     ///
     /// As for [`BucketPool::allocate`].
+    ///
+    /// See [`AnyPool::allocate`] for an example.
     pub fn allocate_zeroed(&self, bytes: u64) -> Result<AnyBuffer, AllocError> {
         self.pool.allocate_zeroed(bytes)
     }
@@ -146,6 +162,20 @@ impl AnyPool {
     /// # Errors
     ///
     /// As for [`BucketPool::warm_up`].
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{AnyPool, BucketPool, MIB, Why, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(8 * MIB).build();
+    /// let pool = AnyPool::from(pool);
+    /// pool.warm_up(&[(MIB, 4), (4 * MIB, 1)])?;
+    /// assert_eq!(pool.trim(1)?, MIB); // one block is enough
+    /// assert_eq!(pool.shrink_to(3 * MIB)?, 4 * MIB); // the largest first
+    /// assert_eq!(pool.clear()?, 3 * MIB);
+    /// assert_eq!(pool.warm_up(&[(MIB, 9)]).unwrap_err().why(), Why::Limit);
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
     pub fn warm_up(&self, classes: &[(u64, usize)]) -> Result<(), AllocError> {
         self.pool.warm_up(classes)
     }
@@ -155,6 +185,8 @@ impl AnyPool {
     /// # Errors
     ///
     /// As for [`BucketPool::shrink_to`].
+    ///
+    /// See [`AnyPool::warm_up`] for an example.
     pub fn shrink_to(&self, reserved: u64) -> Result<u64, AllocError> {
         self.pool.shrink_to(reserved)
     }
@@ -164,6 +196,8 @@ impl AnyPool {
     /// # Errors
     ///
     /// As for [`BucketPool::shrink_to`].
+    ///
+    /// See [`AnyPool::warm_up`] for an example.
     pub fn trim(&self, bytes: u64) -> Result<u64, AllocError> {
         self.pool.trim(bytes)
     }
@@ -173,6 +207,8 @@ impl AnyPool {
     /// # Errors
     ///
     /// As for [`BucketPool::shrink_to`].
+    ///
+    /// See [`AnyPool::warm_up`] for an example.
     pub fn clear(&self) -> Result<u64, AllocError> {
         self.pool.clear()
     }
@@ -260,6 +296,21 @@ impl AnyBuffer {
     /// # Errors
     ///
     /// As for [`PooledBuffer::write_at`].
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{AnyPool, BucketPool, Why, sim::SimDevice};
+    ///
+    /// let pool = AnyPool::from(BucketPool::new(SimDevice::new()));
+    /// let mut buffer = pool.allocate(4)?;
+    /// buffer.write_at(0, b"1234")?;
+    /// let mut middle = [0; 2];
+    /// buffer.read_at(1, &mut middle)?;
+    /// assert_eq!((&middle, &buffer.contents()?[..]), (b"23", &b"1234"[..]));
+    /// assert_eq!(buffer.write_at(3, b"56").unwrap_err().why, Why::OutOfRange);
+    /// assert_eq!(buffer.read_at(3, &mut middle).unwrap_err().why, Why::OutOfRange);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         // SAFETY: as in `size`.
         unsafe { (self.calls.write)(&mut self.buffer, offset, bytes) }
@@ -270,6 +321,8 @@ impl AnyBuffer {
     /// # Errors
     ///
     /// As for [`PooledBuffer::read_at`].
+    ///
+    /// See [`AnyBuffer::write_at`] for an example.
     pub fn read_at(&self, offset: u64, to: &mut [u8]) -> Result<(), DeviceError> {
         // SAFETY: as in `size`.
         unsafe { (self.calls.read)(&self.buffer, offset, to) }
@@ -280,6 +333,8 @@ impl AnyBuffer {
     /// # Errors
     ///
     /// As for [`PooledBuffer::read_at`].
+    ///
+    /// See [`AnyBuffer::write_at`] for an example.
     pub fn contents(&self) -> Result<Vec<u8>, DeviceError> {
         let mut bytes = vec![0; usize::try_from(self.size()).unwrap_or(usize::MAX)];
         self.read_at(0, &mut bytes)?;
@@ -315,6 +370,18 @@ impl AnyBuffer {
     /// # Errors
     ///
     /// Itself, if it is one of another memory.
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{AnyPool, BucketPool, sim::{MappedSim, SimDevice}};
+    ///
+    /// let pool = AnyPool::from(BucketPool::new(SimDevice::new()));
+    /// let buffer = pool.allocate(8)?;
+    /// let same = buffer.downcast::<MappedSim>().unwrap_err(); // the buffer, as it was
+    /// let buffer = same.downcast::<SimDevice>().unwrap();
+    /// assert_eq!(buffer.allocator().calls().allocations, 1);
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
     pub fn downcast<A: Transfer>(self) -> Result<PooledBuffer<A>, Self> {
         if !self.is_of::<A>() {
             return Err(self);

@@ -121,7 +121,24 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// # Errors
     ///
-    /// As for [`BucketPool::allocate`], and [`Why::Foreign`] for a stream of another device.
+    /// As for [`BucketPool::allocate`], [`Why::Foreign`] for a stream of another device, and
+    /// [`Why::NotSubmitted`] for a stream under a capture for which no [`PrivatePool`] of this pool
+    /// is bound.
+    ///
+    /// [`PrivatePool`]: crate::PrivatePool
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, Why, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let stream = pool.allocator().stream();
+    /// let buffer = pool.allocate_on(&stream, 4096)?;
+    /// pool.allocator().kernel(&stream, &*buffer.on(&stream)?);
+    /// let foreign = SimDevice::new().stream();
+    /// assert_eq!(pool.allocate_on(&foreign, 4096).unwrap_err().why(), Why::Foreign);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[inline]
     pub fn allocate_on(
         &self,
@@ -136,6 +153,21 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// # Errors
     ///
     /// As for [`BucketPool::allocate`].
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, KIB, Why, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(KIB).build();
+    /// let mut used = pool.allocate(4)?;
+    /// used.write_at(0, b"1234")?;
+    /// drop(used);
+    /// assert_eq!(pool.allocate_zeroed(4)?.contents()?, [0; 4]); // the same block
+    /// let stream = pool.allocator().stream();
+    /// assert_eq!(pool.allocate_zeroed_on(&stream, 4)?.contents()?, [0; 4]);
+    /// assert_eq!(pool.allocate_zeroed(2 * KIB).unwrap_err().why(), Why::Limit);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn allocate_zeroed(&self, bytes: u64) -> Result<PooledBuffer<A>, AllocError> {
         self.lend(self.allocator().clock().default_stream(), bytes, A::Kind::default(), true)
     }
@@ -145,6 +177,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// # Errors
     ///
     /// As for [`BucketPool::allocate_on`].
+    ///
+    /// See [`BucketPool::allocate_zeroed`] for an example.
     pub fn allocate_zeroed_on(
         &self,
         stream: &StreamOf<A>,
@@ -159,6 +193,17 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// As for [`BucketPool::allocate`], and [`Why::Unsupported`] for an alignment that is not a
     /// power of two or that this memory does not offer.
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, Why, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let buffer = pool.allocate_aligned(100, 256)?;
+    /// assert_eq!(buffer.on(pool.default_stream())?.bytes().start % 256, 0);
+    /// assert_eq!(pool.allocate_aligned(100, 3).unwrap_err().why(), Why::Unsupported);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn allocate_aligned(
         &self,
         bytes: u64,
@@ -191,6 +236,18 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// # Errors
     ///
     /// As for [`BucketPool::allocate_on`].
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, DeviceAllocator, Why, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::with_capacity(4096));
+    /// let kind = pool.allocator().aligned(Default::default(), 256)?;
+    /// let buffer = pool.allocate_kind(pool.default_stream(), 4096, kind)?;
+    /// let error = pool.allocate_kind(pool.default_stream(), 4096, kind).unwrap_err();
+    /// assert_eq!(error.why(), Why::OutOfMemory);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[inline]
     pub fn allocate_kind(
         &self,

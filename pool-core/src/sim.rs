@@ -221,7 +221,25 @@ impl SimDevice {
     ///
     /// # Errors
     ///
-    /// [`Why::NotSubmitted`] for a stream under capture, or the error of recording an event.
+    /// [`Why::Foreign`] for a stream of another device, [`Why::NotSubmitted`] for a stream under
+    /// capture, or the error of recording an event.
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, Why, sim::SimDevice};
+    ///
+    /// let device = SimDevice::new();
+    /// let pool = BucketPool::new(device.clone());
+    /// let stream = device.stream();
+    /// let buffer = pool.allocate_on(&stream, 4)?;
+    /// device.begin_capture(&stream)?;
+    /// assert_eq!(device.begin_capture(&stream).unwrap_err().why, Why::NotSubmitted);
+    /// device.fill(&stream, &*buffer.on(&stream)?, 7); // goes into the graph
+    /// let (graph, _) = device.end_capture(&stream)?; // its marks are of `stream` itself
+    /// device.launch(&graph, &stream);
+    /// assert_eq!(device.read(&stream, &*buffer.on(&stream)?), [7; 4]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn begin_capture(&self, stream: &SimStream) -> Result<(), DeviceError> {
         self.clock.begin_capture(stream)?;
         self.driver.0.lock().begin_capture(*stream.raw())
@@ -234,6 +252,20 @@ impl SimDevice {
     ///
     /// [`Why::NotSubmitted`] if no capture began on `stream`, or if a stream that the capture took
     /// in was not joined.
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{DeviceAllocator, StreamClock, Why, sim::SimDevice};
+    ///
+    /// let device = SimDevice::new();
+    /// let (captured, other) = (device.stream(), device.stream());
+    /// device.begin_capture(&captured)?;
+    /// let (graph, after) = device.end_capture(&captured)?;
+    /// device.clock().order(&other, &after)?;
+    /// device.launch(&graph, &other);
+    /// assert_eq!(device.end_capture(&captured).unwrap_err().why, Why::NotSubmitted);
+    /// # Ok::<(), pool_core::DeviceError>(())
+    /// ```
     pub fn end_capture(&self, stream: &SimStream) -> Result<(Graph, Vec<Mark>), DeviceError> {
         let awaited = self.clock.end_capture(stream);
         self.driver.0.lock().end_capture(*stream.raw()).map(|graph| (graph, awaited))

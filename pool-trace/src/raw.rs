@@ -40,6 +40,21 @@ fn words(kind: Kind, address: u64, bytes: u64, stream: u64) -> [u64; WORDS] {
 /// # Errors
 ///
 /// What the system says of the file.
+///
+/// ```
+/// use pool_core::ring::{Ring, slots};
+/// use pool_trace::raw;
+/// use std::{fs::File, sync::atomic::AtomicBool};
+///
+/// let folder = tempfile::tempdir()?;
+/// let file = folder.path().join("program.ptrace.csv.zst");
+/// let (ring, ends) = (Ring::new(slots(8)), AtomicBool::new(true)); // no more records follow
+/// assert!(ring.push(raw::allocated(0x1000, 64, 1)) && ring.push(raw::freed(0x1000, 1)));
+/// let recorded = raw::write(&ring, File::create(&file)?, "program", &ends)?;
+/// assert_eq!((recorded.operations, recorded.lost), (2, 0));
+/// assert!(raw::write(&ring, File::open(&file)?, "program", &ends).is_err()); // not writable
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub fn write<S: Deref<Target = [RingSlot]>>(
     ring: &Ring<S>,
     file: File,

@@ -179,6 +179,18 @@ impl Recorder {
     /// # Errors
     ///
     /// What the system says of the file or of the writer's thread.
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_trace as trace; }
+    /// use bucketpool::trace::Recorder;
+    /// use std::io::ErrorKind;
+    ///
+    /// let folder = tempfile::tempdir()?;
+    /// let recorder = Recorder::create(folder.path().join("program.ptrace.csv.zst"))?;
+    /// let error = Recorder::create(folder.path().join("missing/program.ptrace.csv.zst"));
+    /// assert_eq!(error.unwrap_err().kind(), ErrorKind::NotFound);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn create(file: impl AsRef<Path>) -> io::Result<Self> {
         Self::with(file, RecorderOptions::default())
     }
@@ -188,6 +200,20 @@ impl Recorder {
     /// # Errors
     ///
     /// As for [`Recorder::create`].
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_trace as trace; }
+    /// use bucketpool::trace::{Recorder, RecorderOptions, ptrace};
+    ///
+    /// let folder = tempfile::tempdir()?;
+    /// let file = folder.path().join("program.ptrace.csv.zst");
+    /// let mut options = RecorderOptions::default();
+    /// options.source = "training".to_owned();
+    /// Recorder::with(&file, options.clone())?.finish()?;
+    /// assert_eq!(ptrace::read(std::fs::File::open(&file)?)?.source, "training");
+    /// assert!(Recorder::with(folder.path(), options).is_err()); // a folder
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn with(file: impl AsRef<Path>, options: RecorderOptions) -> io::Result<Self> {
         let RecorderOptions { capacity, backtraces, paused, source } = options;
         let shared = Arc::new(Shared {
@@ -230,6 +256,18 @@ impl Recorder {
     ///
     /// What the system said of the file, when the writer could not go on;
     /// [`io::ErrorKind::NotFound`] if the recorder has ended already, or in a child after `fork`.
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_trace as trace; }
+    /// use bucketpool::trace::Recorder;
+    /// use std::io::ErrorKind;
+    ///
+    /// let folder = tempfile::tempdir()?;
+    /// let recorder = Recorder::create(folder.path().join("program.ptrace.csv.zst"))?;
+    /// assert_eq!(recorder.finish()?.operations, 0);
+    /// assert_eq!(recorder.finish().unwrap_err().kind(), ErrorKind::NotFound);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn finish(&self) -> io::Result<Recorded> {
         let none = || io::Error::new(io::ErrorKind::NotFound, "the recorder has ended");
         if std::process::id() != self.process {

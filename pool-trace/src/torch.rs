@@ -234,7 +234,23 @@ impl Reading {
 ///
 /// # Errors
 ///
-/// What the writer says.
+/// The error of the writer, wrapped in an error of the kind [`io::ErrorKind::Other`].
+///
+/// ```
+/// # mod bucketpool { pub use pool_core::*; pub use pool_trace as trace; }
+/// use bucketpool::trace::{ptrace, torch};
+/// use bucketpool::{ArenaConfig, BucketPool, MIB, sim::SimDevice};
+/// use std::io::ErrorKind;
+///
+/// let pool = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::torch()).build();
+/// let _tensor = pool.allocate(4 * MIB)?;
+/// let log = ptrace::read("op,id,size,lane,dt_ns\na,0,4194304,0,0\n".as_bytes())?;
+/// let mut pickle = Vec::new();
+/// torch::write(&log, &pool.map(), &mut pickle)?;
+/// let error = torch::write(&log, &pool.map(), &mut &mut [0; 16][..]).unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::Other);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn write(log: &Log, map: &MemoryMap, out: &mut impl Write) -> io::Result<()> {
     let mut entries = Vec::new();
     let (mut live, mut address, mut ns) = (HashMap::new(), FIRST_ADDRESS, 0);

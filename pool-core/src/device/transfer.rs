@@ -7,6 +7,29 @@ use crate::error::DeviceError;
 ///
 /// [`PooledBuffer::write_at`](crate::PooledBuffer::write_at) and
 /// [`PooledArray`](crate::PooledArray) are made of it.
+///
+/// # Examples
+///
+/// ```
+/// # use pool_core as bucketpool;
+/// use bucketpool::{DeviceAllocator, Request, Transfer, Why, sim::SimDevice};
+///
+/// let device = SimDevice::new();
+/// let stream = device.stream();
+/// let block = device.allocate(Request { bytes: 4, kind: () }, &stream)?;
+/// let (view, mut to) = (device.view(&block, 0, 4, &stream), [0; 2]);
+/// // SAFETY: both ranges lie inside of the view, and no other code uses the block.
+/// unsafe {
+///     device.write(&view, 0, b"1234", &stream)?;
+///     Transfer::read(&device, &view, 1, &mut to, &stream)?;
+/// }
+/// assert_eq!(&to, b"23");
+/// device.begin_capture(&stream)?; // work of the stream does not run now
+/// // SAFETY: as above.
+/// let refused = unsafe { Transfer::read(&device, &view, 1, &mut to, &stream) };
+/// assert_eq!(refused.unwrap_err().why, Why::NotSubmitted);
+/// # Ok::<(), pool_core::DeviceError>(())
+/// ```
 #[diagnostic::on_unimplemented(
     message = "a program cannot write and read `{Self}` by copies",
     note = "generic code asks for `A: Transfer`; a new kind of memory implements it beside \
@@ -56,6 +79,30 @@ pub trait Transfer: DeviceAllocator {
 
 /// Memory whose copies need not be waited for: the bytes go through staging memory that the device
 /// reaches by itself.
+///
+/// # Examples
+///
+/// ```
+/// # use pool_core as bucketpool;
+/// use bucketpool::{Arrival, DeviceAllocator, Request, TransferLater, Why, sim::SimDevice};
+///
+/// let device = SimDevice::new();
+/// let stream = device.stream();
+/// let block = device.allocate(Request { bytes: 4, kind: () }, &stream)?;
+/// let view = device.view(&block, 0, 4, &stream);
+/// // SAFETY: both ranges lie inside of the view, and no other code uses the block.
+/// let arrival = unsafe {
+///     device.write_later(&view, 0, b"1234", &stream)?;
+///     device.read_later(&view, 1, 2, &stream)?
+/// };
+/// assert!(!arrival.is_here()?); // the stream has not run yet
+/// assert_eq!(arrival.wait()?, b"23");
+/// // SAFETY: as above.
+/// let arrival = unsafe { device.read_later(&view, 1, 2, &stream)? };
+/// device.lose_after(0);
+/// assert_eq!(arrival.wait().unwrap_err().why, Why::Lost);
+/// # Ok::<(), pool_core::DeviceError>(())
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no staging memory, so its copies are waited for",
     note = "use `write_at` and `read_at`"
@@ -104,6 +151,8 @@ pub trait TransferLater: Transfer {
 }
 
 /// Bytes on their way to the program. Dropping it gives them up.
+///
+/// See [`TransferLater`] for an example.
 pub trait Arrival: Send {
     /// Returns whether they are there. Does not wait.
     ///

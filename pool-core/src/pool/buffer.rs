@@ -220,6 +220,25 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Errors
     ///
     /// The error of the device; [`Why::NotSubmitted`] if the wait would never end.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, Why, sim::{MappedSim, SimDevice}};
+    ///
+    /// let device = SimDevice::new();
+    /// let pool = BucketPool::new(MappedSim(device.clone()));
+    /// let stream = device.stream();
+    /// let mut buffer = pool.allocate_on(&stream, 4096)?;
+    /// device.kernel(&stream, &*buffer.on(&stream)?);
+    /// device.touch(&buffer.on_cpu()?); // the kernel has run
+    /// assert_eq!(device.hazards(), 0);
+    /// device.lose_after(0);
+    /// device.kernel(&stream, &*buffer.on(&stream)?);
+    /// assert_eq!(buffer.on_cpu().unwrap_err().why, Why::Lost);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn on_cpu(&mut self) -> Result<A::View<'_>, DeviceError> {
         let Record { home, marks, .. } = &mut **self.record;
         // SAFETY: as in `store`.
@@ -471,6 +490,23 @@ impl<A: DeviceAllocator> Detached<A> {
     /// # Errors
     ///
     /// The error of the device; the block is lost then.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, MIB, Why, sim::{SimCall, SimDevice}};
+    ///
+    /// let device = SimDevice::new();
+    /// let pool = BucketPool::new(device.clone());
+    /// pool.allocate(MIB)?.detach().free()?;
+    /// assert_eq!((pool.reserved_bytes(), device.held_bytes()), (0, 0));
+    /// let detached = pool.allocate(MIB)?.detach();
+    /// device.fail(SimCall::Free, 0, 1);
+    /// assert_eq!(detached.free().unwrap_err().why, Why::Other);
+    /// assert_eq!(pool.stats().lost_bytes, MIB);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn free(self) -> Result<(), DeviceError> {
         let mut buffer = ManuallyDrop::new(self.0);
         if let Some(fault) = buffer.store().fault()
@@ -507,6 +543,23 @@ impl<A: WholeBlocks> Detached<A> {
     ///
     /// Returns `self` if the block is a part of a segment, as in a pool with an arena, because the
     /// device cannot free a part. Also returns `self` in a forked child that cannot use the pool.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{ArenaConfig, BucketPool, DeviceAllocator, MIB, sim::SimDevice};
+    ///
+    /// let device = SimDevice::new();
+    /// let pool = BucketPool::new(device.clone());
+    /// let (block, after) = pool.allocate(4096)?.detach().into_raw().unwrap();
+    /// assert_eq!(pool.reserved_bytes(), 0);
+    /// device.free(block, &after)?; // the caller's own call
+    /// let arena = ArenaConfig::segments(2 * MIB);
+    /// let pool = BucketPool::builder(device).arena(arena).build();
+    /// assert!(pool.allocate(4096)?.detach().into_raw().is_err()); // a part of a segment
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn into_raw(self) -> Result<(A::Block, Vec<MarkOf<A>>), Self> {
         if !self.0.store().book.is_blocks() || self.0.store().is_forked() {
             return Err(self);

@@ -52,6 +52,24 @@ impl<A: Transfer> PooledBuffer<A> {
     ///
     /// [`Why::OutOfRange`] if they do not fit, the errors of [`PooledBuffer::on`], or what the
     /// device said.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, Why, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let stream = pool.allocator().stream();
+    /// let mut buffer = pool.allocate_on(&stream, 4)?;
+    /// buffer.write_at_on(&stream, 0, b"1234")?;
+    /// let mut middle = [0; 2];
+    /// buffer.read_at_on(&stream, 1, &mut middle)?;
+    /// assert_eq!(&middle, b"23");
+    /// let foreign = SimDevice::new().stream();
+    /// assert_eq!(buffer.write_at_on(&foreign, 0, b"5").unwrap_err().why, Why::Foreign);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn write_at_on(
         &mut self,
         stream: &StreamOf<A>,
@@ -71,6 +89,22 @@ impl<A: Transfer> PooledBuffer<A> {
     /// # Errors
     ///
     /// As for [`PooledBuffer::read_at_on`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, Why, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let mut buffer = pool.allocate(8)?;
+    /// buffer.write_at(0, b"12345678")?;
+    /// let mut middle = [0; 3];
+    /// buffer.read_at(2, &mut middle)?;
+    /// assert_eq!(&middle, b"345");
+    /// assert_eq!(buffer.read_at(6, &mut middle).unwrap_err().why, Why::OutOfRange);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn read_at(&self, offset: u64, to: &mut [u8]) -> Result<(), DeviceError> {
         self.read_at_on(self.allocator().clock().default_stream(), offset, to)
     }
@@ -82,6 +116,8 @@ impl<A: Transfer> PooledBuffer<A> {
     ///
     /// [`Why::OutOfRange`] if there are fewer, the errors of [`PooledBuffer::on`], or what the
     /// device said.
+    ///
+    /// See [`PooledBuffer::write_at_on`] for an example.
     pub fn read_at_on(
         &self,
         stream: &StreamOf<A>,
@@ -100,6 +136,8 @@ impl<A: Transfer> PooledBuffer<A> {
     /// # Errors
     ///
     /// As for [`PooledBuffer::read_at_on`].
+    ///
+    /// See [`PooledBuffer::write_at`] for an example.
     pub fn contents(&self) -> Result<Vec<u8>, DeviceError> {
         let too_large = |_| DeviceError::new(Why::TooLarge, "read from a buffer", 0);
         let mut bytes = vec![0; usize::try_from(self.size()).map_err(too_large)?];
@@ -150,6 +188,8 @@ impl<A: TransferLater> PooledBuffer<A> {
     /// # Errors
     ///
     /// As for [`PooledBuffer::read_at_on`], or for want of staging memory.
+    ///
+    /// See [`PooledBuffer::write_later`] for an example.
     pub fn read_later(
         &self,
         stream: &StreamOf<A>,

@@ -71,6 +71,20 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// The first refusal of the device. The other blocks went back nevertheless. A block that the
     /// device refused is lost, and counted in [`PoolStats::lost_bytes`].
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, MIB, Why, sim::{SimCall, SimDevice}};
+    ///
+    /// let device = SimDevice::new();
+    /// let pool = BucketPool::new(device.clone());
+    /// drop([pool.allocate(MIB)?, pool.allocate(4 * MIB)?]);
+    /// assert_eq!(pool.shrink_to(2 * MIB)?, 4 * MIB); // the largest first
+    /// device.fail(SimCall::Free, 0, 1);
+    /// assert_eq!(pool.shrink_to(0).unwrap_err().why(), Why::Other);
+    /// assert_eq!(pool.stats().lost_bytes, MIB);
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
     pub fn shrink_to(&self, reserved: u64) -> Result<u64, AllocError> {
         self.giving_back(|store| with_kept(store, store.shrink_to(reserved)))
     }
@@ -81,6 +95,20 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// # Errors
     ///
     /// As for [`BucketPool::shrink_to`].
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, MIB, Why, sim::{SimCall, SimDevice}};
+    ///
+    /// let device = SimDevice::new();
+    /// let pool = BucketPool::new(device.clone());
+    /// drop(pool.allocate(MIB)?);
+    /// drop(pool.allocate(4 * MIB)?);
+    /// assert_eq!(pool.trim(1)?, MIB); // the oldest first
+    /// device.fail(SimCall::Free, 0, 1);
+    /// assert_eq!(pool.trim(1).unwrap_err().why(), Why::Other);
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
     pub fn trim(&self, bytes: u64) -> Result<u64, AllocError> {
         let goal = Goal { bytes, reason: Reason::Asked };
         self.giving_back(|store| match bytes {
@@ -95,6 +123,20 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// # Errors
     ///
     /// As for [`BucketPool::shrink_to`].
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, MIB, Why, sim::SimDevice};
+    ///
+    /// let device = SimDevice::new();
+    /// let pool = BucketPool::new(device.clone());
+    /// drop(pool.allocate(MIB)?);
+    /// assert_eq!((pool.clear()?, device.held_bytes()), (MIB, 0));
+    /// drop(pool.allocate(MIB)?);
+    /// device.lose_after(0);
+    /// assert_eq!(pool.clear().unwrap_err().why(), Why::Lost);
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
     pub fn clear(&self) -> Result<u64, AllocError> {
         self.giving_back(|store| with_kept(store, store.clear()))
     }

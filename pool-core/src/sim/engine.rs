@@ -98,6 +98,18 @@ impl Engine {
     /// # Errors
     ///
     /// [`Why::OutOfMemory`] over the capacity, or if the script makes the call fail.
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{Why, sim::engine::Engine};
+    ///
+    /// let mut engine = Engine::new(4096);
+    /// let at = engine.allocate(4096)?;
+    /// assert_eq!(engine.allocate(1).unwrap_err().why, Why::OutOfMemory);
+    /// engine.free(at)?;
+    /// assert_eq!(engine.free(at).unwrap_err().why, Why::Foreign);
+    /// # Ok::<(), pool_core::DeviceError>(())
+    /// ```
     pub fn allocate(&mut self, bytes: u64) -> Result<u64, DeviceError> {
         self.drift();
         self.faults.check(SimCall::Allocate, Why::OutOfMemory, "sim allocate")?;
@@ -112,6 +124,8 @@ impl Engine {
     ///
     /// [`Why::Foreign`] for an address at which no block begins, or if the script makes the call
     /// fail.
+    ///
+    /// See [`Engine::allocate`] for an example.
     pub fn free(&mut self, at: u64) -> Result<(), DeviceError> {
         self.faults.check(SimCall::Free, Why::Other, "sim free")?;
         for range in self.memory.free(at)? {
@@ -126,6 +140,22 @@ impl Engine {
     /// # Errors
     ///
     /// [`Why::OutOfMemory`] if no addresses are left, or if the script makes the call fail.
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{Why, sim::engine::Engine};
+    ///
+    /// let mut engine = Engine::new(8192);
+    /// let at = engine.reserve(1 << 40)?;
+    /// engine.commit(&(at..at + 8192))?;
+    /// assert_eq!(engine.commit(&(at + 8192..at + 12288)).unwrap_err().why, Why::OutOfMemory);
+    /// engine.decommit(&(at..at + 8192))?;
+    /// assert_eq!(engine.decommit(&(at..at + 8192)).unwrap_err().why, Why::Other);
+    /// let aligned = engine.reserve_aligned(4096, 1 << 21)?;
+    /// assert_eq!(aligned % (1 << 21), 0);
+    /// engine.free(at)?;
+    /// # Ok::<(), pool_core::DeviceError>(())
+    /// ```
     pub fn reserve(&mut self, bytes: u64) -> Result<u64, DeviceError> {
         self.reserve_aligned(bytes, ALIGNMENT)
     }
@@ -135,6 +165,8 @@ impl Engine {
     /// # Errors
     ///
     /// As for [`Engine::reserve`].
+    ///
+    /// See [`Engine::reserve`] for an example.
     pub fn reserve_aligned(&mut self, bytes: u64, alignment: u64) -> Result<u64, DeviceError> {
         self.faults.check(SimCall::Reserve, Why::OutOfMemory, "sim reserve")?;
         let at = self.memory.reserve(bytes, alignment)?;
@@ -148,6 +180,8 @@ impl Engine {
     ///
     /// [`Why::OutOfMemory`] over the capacity, [`Why::Other`] if a page is committed already,
     /// [`Why::Foreign`] outside a reservation, or if the script makes the call fail.
+    ///
+    /// See [`Engine::reserve`] for an example.
     pub fn commit(&mut self, pages: &Range<u64>) -> Result<(), DeviceError> {
         self.drift();
         self.faults.check(SimCall::Commit, Why::OutOfMemory, "sim commit")?;
@@ -161,6 +195,8 @@ impl Engine {
     /// # Errors
     ///
     /// [`Why::Other`] if a page is not committed, or if the script makes the call fail.
+    ///
+    /// See [`Engine::reserve`] for an example.
     pub fn decommit(&mut self, pages: &Range<u64>) -> Result<(), DeviceError> {
         self.faults.check(SimCall::Decommit, Why::Other, "sim decommit")?;
         self.memory.decommit(pages)?;
@@ -257,6 +293,17 @@ impl Engine {
     /// # Errors
     ///
     /// A lost device.
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{Why, sim::engine::Engine};
+    ///
+    /// let mut engine = Engine::new(4096);
+    /// engine.lose_after(1);
+    /// engine.count_toward_loss("synchronize")?;
+    /// assert_eq!(engine.count_toward_loss("synchronize").unwrap_err().why, Why::Lost);
+    /// # Ok::<(), pool_core::DeviceError>(())
+    /// ```
     pub fn count_toward_loss(&mut self, call: &'static str) -> Result<(), DeviceError> {
         self.faults.count_toward_loss(call)
     }

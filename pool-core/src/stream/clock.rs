@@ -8,6 +8,26 @@ use std::fmt::Debug;
 
 /// The clock of one device. Wrappers pass on the clock of the allocator that they wrap, so that all
 /// pools over one device share its epochs.
+///
+/// # Examples
+///
+/// ```
+/// # use pool_core as bucketpool;
+/// use bucketpool::{DeviceAllocator, Order, Request, StreamClock, Why, sim::SimDevice};
+///
+/// let device = SimDevice::new();
+/// let (clock, load, compute) = (device.clock(), device.stream(), device.stream());
+/// let block = device.allocate(Request { bytes: 4, kind: () }, &load)?;
+/// device.kernel(&load, &device.view(&block, 0, 4, &load));
+/// let loaded = clock.mark(&load);
+/// assert!(!clock.is_done(loaded)?); // the kernel has not run
+/// assert_eq!(clock.order(&compute, &[loaded])?, Order::Ordered); // the host does not wait
+/// clock.synchronize(loaded)?;
+/// assert!(clock.is_done(loaded)?);
+/// let foreign = SimDevice::new().stream();
+/// assert_eq!(clock.order(&foreign, &[loaded]).unwrap_err().why, Why::Foreign);
+/// # Ok::<(), pool_core::DeviceError>(())
+/// ```
 pub trait StreamClock: Send + Sync + 'static {
     /// An ordered queue of work.
     type Stream: Clone + Send + Sync + 'static;

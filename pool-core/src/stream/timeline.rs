@@ -28,6 +28,35 @@ const EVENTS_KEPT: usize = 16;
 const RETIRED_ASKED: usize = 4;
 
 /// The device calls that stream order needs.
+///
+/// # Examples
+///
+/// ```
+/// # use pool_core as bucketpool;
+/// use bucketpool::{DeviceError, EventDriver, Why};
+///
+/// /// A device with 2 streams, whose work is done when the call returns.
+/// struct TwoStreams;
+///
+/// impl EventDriver for TwoStreams {
+///     type Raw = u32;
+///     type Event = ();
+///     fn record(&self, on: &u32) -> Result<(), DeviceError> {
+///         if *on < 2 { Ok(()) } else { Err(DeviceError::new(Why::Foreign, "record", 0)) }
+///     }
+///     fn wait(&self, _on: &u32, _event: &()) -> Result<(), DeviceError> { Ok(()) }
+///     fn query(&self, _event: &()) -> Result<bool, DeviceError> { Ok(true) }
+///     fn synchronize(&self, _event: &()) -> Result<(), DeviceError> { Ok(()) }
+/// }
+///
+/// TwoStreams.record_edge(&0)?; // by default a plain event
+/// let event = TwoStreams.record(&0)?;
+/// TwoStreams.wait(&1, &event)?;
+/// TwoStreams.synchronize(&event)?;
+/// assert!(TwoStreams.query(&event)?);
+/// assert_eq!(TwoStreams.record(&2).unwrap_err().why, Why::Foreign);
+/// # Ok::<(), pool_core::DeviceError>(())
+/// ```
 pub trait EventDriver: Send + Sync + 'static {
     /// The device's own stream.
     type Raw: Send + Sync + 'static;

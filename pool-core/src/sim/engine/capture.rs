@@ -92,6 +92,22 @@ impl Engine {
     /// # Errors
     ///
     /// [`Why::NotSubmitted`] if the stream is under capture already.
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{Why, sim::engine::Engine};
+    ///
+    /// let mut engine = Engine::new(4096);
+    /// let (stream, at) = (engine.new_stream(), engine.allocate(4096)?);
+    /// engine.begin_capture(stream)?;
+    /// assert_eq!(engine.begin_capture(stream).unwrap_err().why, Why::NotSubmitted);
+    /// engine.fill(stream, at..at + 1, 7); // goes into the graph
+    /// let graph = engine.end_capture(stream)?;
+    /// assert_eq!(engine.end_capture(stream).unwrap_err().why, Why::NotSubmitted);
+    /// engine.launch(&graph, stream);
+    /// assert_eq!(engine.read(stream, at..at + 1), [7]);
+    /// # Ok::<(), pool_core::DeviceError>(())
+    /// ```
     pub fn begin_capture(&mut self, on: usize) -> Result<(), DeviceError> {
         if self.captures.of_stream.contains_key(&on) {
             return refuse("sim begin capture", 401);
@@ -109,6 +125,8 @@ impl Engine {
     ///
     /// [`Why::NotSubmitted`] if none began there, or if a stream that it took in was not joined:
     /// the first stream does not wait for all that the other was given.
+    ///
+    /// See [`Engine::begin_capture`] for an example.
     pub fn end_capture(&mut self, on: usize) -> Result<Graph, DeviceError> {
         let id = match self.captures.of_stream.get(&on) {
             Some((id, 0)) => *id,

@@ -81,6 +81,22 @@ impl Engine {
     /// # Errors
     ///
     /// When the script says so.
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{Why, sim::{SimCall, engine::Engine}};
+    ///
+    /// let mut engine = Engine::new(4096);
+    /// let (load, compute) = (engine.new_stream(), engine.new_stream());
+    /// let at = engine.allocate(4096)?;
+    /// engine.kernel(load, at..at + 4096);
+    /// let loaded = engine.record(load)?;
+    /// engine.wait(compute, &loaded)?;
+    /// assert!(!engine.query(&loaded)?); // the kernel has not run
+    /// engine.fail(SimCall::Record, 0, 1);
+    /// assert_eq!(engine.record(load).unwrap_err().why, Why::Other);
+    /// # Ok::<(), pool_core::DeviceError>(())
+    /// ```
     pub fn record(&mut self, on: usize) -> Result<Event, DeviceError> {
         self.drift();
         self.faults.check(SimCall::Record, Why::Other, "sim record")?;
@@ -97,7 +113,10 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// When the script says so.
+    /// [`Why::NotSubmitted`] if `on` is under capture and the event is not of that capture, or if
+    /// the capture of the event has ended; [`Why::Other`] if the script makes the call fail.
+    ///
+    /// See [`Engine::record`] for an example.
     pub fn wait(&mut self, on: usize, event: &Event) -> Result<(), DeviceError> {
         self.faults.check(SimCall::Wait, Why::Other, "sim wait")?;
         let captured = self.captures.wait(on, event)?;
@@ -117,7 +136,10 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// When the script says so.
+    /// [`Why::NotSubmitted`] for an event of a capture; [`Why::Other`] if the script makes the call
+    /// fail.
+    ///
+    /// See [`Engine::record`] for an example.
     pub fn query(&mut self, event: &Event) -> Result<bool, DeviceError> {
         self.drift();
         self.faults.check(SimCall::Query, Why::Other, "sim query")?;

@@ -30,6 +30,20 @@ impl<D: EventDriver> Timeline<D> {
     ///
     /// [`Why::Foreign`] for a stream of another device, [`Why::NotSubmitted`] for a stream that is
     /// under capture already, or the device's error.
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{DeviceAllocator, Why, sim::SimDevice};
+    ///
+    /// let device = SimDevice::new();
+    /// let (clock, stream) = (device.clock(), device.stream());
+    /// clock.begin_capture(&stream)?; // the device's own capture begins next
+    /// assert!(clock.is_capturing(&stream));
+    /// assert_eq!(clock.begin_capture(&stream).unwrap_err().why, Why::NotSubmitted);
+    /// let after = clock.end_capture(&stream); // each launch is ordered behind these marks
+    /// assert_eq!((after.len(), clock.is_capturing(&stream)), (1, false));
+    /// # Ok::<(), pool_core::DeviceError>(())
+    /// ```
     pub fn begin_capture(&self, stream: &Stream<D>) -> Result<(), DeviceError> {
         let slot = self.of_ours(stream)?;
         if slot.is_capturing() {
@@ -71,6 +85,22 @@ impl<D: EventDriver> Timeline<D> {
     ///
     /// [`Why::Foreign`] for a stream of another device, [`Why::NotSubmitted`] for a stream that is
     /// not under capture, or the device's error.
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{DeviceAllocator, Why, sim::SimDevice};
+    ///
+    /// let device = SimDevice::new();
+    /// let (clock, first, second) = (device.clock(), device.stream(), device.stream());
+    /// device.begin_capture(&first)?;
+    /// assert_eq!(clock.join_captured(&second, &first).unwrap_err().why, Why::NotSubmitted);
+    /// clock.begin_capture(&second)?;
+    /// clock.join_captured(&second, &first)?; // the capture takes the second stream in
+    /// clock.join_captured(&first, &second)?; // the capture ends on the first stream
+    /// clock.end_capture(&second);
+    /// device.end_capture(&first)?;
+    /// # Ok::<(), pool_core::DeviceError>(())
+    /// ```
     pub fn join_captured(&self, on: &Stream<D>, after: &Stream<D>) -> Result<(), DeviceError> {
         let (on, after) = (self.of_ours(on)?, self.of_ours(after)?);
         if !on.is_capturing() || !after.is_capturing() {
