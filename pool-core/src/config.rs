@@ -158,6 +158,8 @@ impl<A: Sliceable> PoolBuilder<A> {
     /// # Errors
     ///
     /// A policy that is unknown, a key that belongs to another policy, or a value out of its range.
+    ///
+    /// See [`BucketPool::from_config`] for an example.
     pub fn config(self, config: &PoolConfig) -> Result<Self, ConfigError> {
         config.check()?;
         let mut builder = self.policy(config.policy()?);

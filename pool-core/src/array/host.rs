@@ -15,6 +15,8 @@ impl<T: Pod, A: HostMemory> PooledArray<T, A> {
     /// # Errors
     ///
     /// As for [`PooledArray::new`].
+    ///
+    /// `bucketpool::host::PooledArray` has an example.
     pub fn from_elem(
         pool: &BucketPool<A>,
         shape: impl Into<Shape>,
@@ -43,6 +45,8 @@ impl<T: Pod, A: HostMemory> PooledArray<T, A> {
     /// # Errors
     ///
     /// As for [`PooledArray::new`].
+    ///
+    /// See [`PooledArray::from_elem`] for an example.
     pub fn map<U: Pod>(&self, f: impl FnMut(&T) -> U) -> Result<PooledArray<U, A>, AllocError> {
         let mut result = PooledArray::new(&self.pool, self.shape.clone())?.checked()?;
         let elements = result.iter_mut().zip(self.iter().map(f));
@@ -55,6 +59,8 @@ impl<T: Pod, A: HostMemory> PooledArray<T, A> {
     /// # Errors
     ///
     /// [`Why::Unsupported`] for arrays of different shapes, or as for [`PooledArray::new`].
+    ///
+    /// See [`PooledArray::from_elem`] for an example.
     pub fn zip_with<U: Pod, V: Pod>(
         &self,
         other: &PooledArray<U, A>,
@@ -85,6 +91,8 @@ impl<T: Pod, A: HostMemory> PooledArray<T, A> {
     /// # Errors
     ///
     /// As for [`PooledArray::new`].
+    ///
+    /// See [`PooledArray::from_elem`] for an example.
     pub fn try_clone(&self) -> Result<Self, AllocError> {
         let mut copy = Self::new(&self.pool, self.shape.clone())?.checked()?;
         copy.copy_from_slice(self);

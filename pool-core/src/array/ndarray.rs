@@ -16,6 +16,8 @@ impl<T: Pod, A: HostMemory> PooledArray<T, A> {
     /// # Errors
     ///
     /// As for [`PooledArray::new`].
+    ///
+    /// See [`PooledArray::from_elem`] for an example of what fails.
     pub fn from_view<D: Dimension>(
         pool: &BucketPool<A>,
         view: &ArrayRef<T, D>,

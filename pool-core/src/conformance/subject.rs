@@ -70,6 +70,17 @@ impl<'m, A: Transfer> Subject<'m, A> {
     /// # Errors
     ///
     /// The first difference, or the message of a panic, with the step that it came after.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::conformance::Subject;
+    ///
+    /// let script = "policy exact\nallocate 100\nfree 0\nallocate 100\n".parse()?;
+    /// assert_eq!(Subject::simulated().check(&script), Ok(()));
+    /// # Ok::<(), bucketpool::conformance::BadScript>(())
+    /// ```
     pub fn check(&self, script: &Script) -> Result<(), String> {
         match catch_unwind(AssertUnwindSafe(|| super::model::check(self, script))) {
             Ok(Ok(())) => Ok(()),

@@ -46,7 +46,9 @@ impl<W: Write + Send + 'static> RmmLog<W> {
     ///
     /// # Errors
     ///
-    /// What the writer says.
+    /// The error of the writer.
+    ///
+    /// See [`RmmLog`] for an example.
     pub fn new(writer: W) -> io::Result<Self> {
         let mut writer = io::BufWriter::new(writer);
         writeln!(writer, "Thread,Time,Action,Pointer,Size,Stream")?;
@@ -57,7 +59,9 @@ impl<W: Write + Send + 'static> RmmLog<W> {
     ///
     /// # Errors
     ///
-    /// What the writer says.
+    /// The error of the writer.
+    ///
+    /// See [`RmmLog`] for an example.
     pub fn flush(&self) -> io::Result<()> {
         self.out.lock().writer.flush()
     }
@@ -72,7 +76,9 @@ impl<W: Write + Send + 'static> RmmLog<W> {
     ///
     /// # Errors
     ///
-    /// What the writer says of the lines that were buffered.
+    /// The error of the writer, for lines that were buffered.
+    ///
+    /// See [`RmmLog`] for an example.
     pub fn into_inner(self) -> io::Result<W> {
         self.out.into_inner().writer.into_inner().map_err(io::IntoInnerError::into_error)
     }

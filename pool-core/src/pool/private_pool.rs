@@ -53,6 +53,8 @@ impl<A: DeviceAllocator> PrivatePool<A> {
     ///
     /// [`Why::Foreign`] for a stream of another device, [`Why::Other`] for a stream that is bound
     /// already.
+    ///
+    /// See [`PrivatePool`] for an example.
     pub fn bind(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
         let clock = self.pool.allocator().clock();
         if let Some(fault) = self.pool.store().fault() {
@@ -95,6 +97,8 @@ impl<A: DeviceAllocator> PrivatePool<A> {
     ///
     /// [`Why::NotSubmitted`] if the launch cannot be ordered, the error of the device, or the error
     /// of `work`. There was no launch then.
+    ///
+    /// See [`PrivatePool`] for an example.
     pub fn launch(
         &self,
         on: &StreamOf<A>,

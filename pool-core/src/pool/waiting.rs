@@ -70,6 +70,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// # Errors
     ///
     /// As for [`BucketPool::allocate_timeout`] and [`BucketPool::allocate_on`].
+    ///
+    /// See [`BucketPool::allocate_timeout`] for an example.
     pub fn allocate_timeout_on(
         &self,
         stream: &StreamOf<A>,
