@@ -6,7 +6,8 @@
 //!     cargo test --release -p pool-host --test scripts -- --nocapture
 //! ```
 //!
-//! runs that many operations for each policy. `BUCKETPOOL_SEED` is the first seed.
+//! runs that many operations for each policy. `BUCKETPOOL_SEED` is the first seed; each hundred
+//! operations take one more, so runs whose first seeds are nearer to each other run the same scripts.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests; a long run says what it did")]
 
 use pool_core::conformance::{Script, Subject, policies};
@@ -31,7 +32,11 @@ fn run(name: &str, subject: &Subject<'_, HostAllocator>, policy: Option<&BucketP
             script.settings.policy = policy.clone();
         }
     });
-    println!("{name}: {} operations from seed {first} on, 0 violations", scripts * STEPS as u64);
+    let last = first + scripts - 1;
+    println!(
+        "{name}: {} operations, seeds {first} to {last}, 0 violations",
+        scripts * STEPS as u64
+    );
 }
 
 #[test]
