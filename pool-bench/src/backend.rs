@@ -1,5 +1,6 @@
 //! The registry of backends: each kind of memory that can be measured, and what the bench does
-//! with it. A new one is a file beside these, its `mod`, and a line in [`ALL`].
+//! with it. A new one is a file beside these, its `mod`, and a line in [`ALL`]. Records name the
+//! devices of CUDA and wgpu only (`record.rs`).
 
 #[cfg(not(all(feature = "cuda", feature = "wgpu")))]
 mod absent;
@@ -31,12 +32,15 @@ static ALL: [Backend; 4] = [
     #[cfg(feature = "cuda")]
     Backend(&cuda::Cuda),
     #[cfg(not(feature = "cuda"))]
-    Backend(&absent::Absent("cuda", "VRAM by CUDA")),
+    Backend(&absent::Absent { name: "cuda", title: CUDA }),
     #[cfg(feature = "wgpu")]
     Backend(&wgpu::Wgpu),
     #[cfg(not(feature = "wgpu"))]
-    Backend(&absent::Absent("wgpu", "wgpu buffers on the default adapter")),
+    Backend(&absent::Absent { name: "wgpu", title: WGPU }),
 ];
+
+const CUDA: &str = "VRAM by CUDA";
+const WGPU: &str = "wgpu buffers on the default adapter";
 
 /// A kind of memory: what the bench asks of it.
 pub trait MemoryKind: fmt::Debug + Sync {
@@ -70,15 +74,15 @@ pub trait MemoryKind: fmt::Debug + Sync {
         None
     }
 
-    /// Replays a trace on a pool over it. Only a simulated one is of the given capacity, in bytes.
+    /// Replays a trace on a pool over it. `capacity` is the size of a simulated one, in bytes.
     ///
     /// # Errors
     ///
     /// Why its device cannot be opened.
     fn replay(&self, pass: &Pass<'_>, capacity: u64) -> Result<Tally, String>;
 
-    /// Replays a trace without a pool, if this is a reference for pools on it.
-    fn replay_directly(&self, _trace: &Trace) -> Option<Tally> {
+    /// Returns the function that replays a trace without a pool, if there is such a reference.
+    fn reference(&self) -> Option<fn(&Trace) -> Tally> {
         None
     }
 
@@ -102,7 +106,8 @@ pub trait MemoryKind: fmt::Debug + Sync {
     ///
     /// A device that cannot be opened, or a peer that fails.
     fn beside_peers(&self, _programs: &[String], _process: &Process) -> Result<Vec<Row>, BadInput> {
-        Ok(Vec::new())
+        let what = format!("peers of `{}`", self.name());
+        Err(BadInput::new(what, "a kind of memory that has some"))
     }
 
     /// Returns name and driver of its device, for records.
@@ -111,14 +116,14 @@ pub trait MemoryKind: fmt::Debug + Sync {
     }
 }
 
-/// Peers that `bench --peers` measures a kind of memory beside.
+/// The contenders of a kind of memory in `bench --peers`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peers {
     /// Nothing.
     None,
-    /// Other ways to have such memory, in one program.
+    /// Other ways to allocate this kind of memory, in one program.
     Ways,
-    /// Such ways, and programs that the command line names.
+    /// Other ways to allocate it, and programs that the command line names.
     WaysAndPrograms,
 }
 

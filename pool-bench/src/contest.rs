@@ -117,7 +117,7 @@ pub fn contender(
     if let Some(why) = backend.unsplit()
         && spec.as_ref().is_some_and(|spec| !backend.serves(spec))
     {
-        return Err(Failed(format!("{name} on {}: {why}", backend.name())));
+        return Err(Failed(why.to_owned()));
     }
     let source = backend.source(spec.as_ref(), planted && name == CONTROL).map_err(Failed)?;
     Ok(Box::new(Here { name: name.to_owned(), workload, backend, smoke, source }))

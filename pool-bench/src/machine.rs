@@ -24,7 +24,7 @@ pub fn timed_wall<R>(work: impl FnOnce() -> R) -> (R, u64) {
     (result, u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// The time that a measurement takes.
+/// The clock of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
     /// CPU time of the thread.

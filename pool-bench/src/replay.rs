@@ -90,18 +90,16 @@ pub fn replay(trace: &Trace, spec: &PolicySpec, settings: Settings) -> Result<Ou
     Ok(outcome(trace, &spec.text, backend, &tally))
 }
 
-/// Replays a trace without a pool, where `backend` has a reference for pools: host memory has, the
-/// allocator of this process.
+/// Replays a trace without a pool; `None` if `backend` has no such reference. That of host memory
+/// is the allocator of this process.
 ///
 /// # Errors
 ///
 /// Fails if the trace does not fit this machine's memory.
 pub fn replay_directly(trace: &Trace, backend: Backend) -> Result<Option<Outcome>, BadInput> {
-    if !backend.is_simulated() {
-        fits_this_machine(trace, CachedLimit::Bytes(0))?;
-    }
-    let tally = backend.replay_directly(trace);
-    Ok(tally.map(|tally| outcome(trace, "direct", backend, &tally)))
+    let Some(reference) = backend.reference() else { return Ok(None) };
+    fits_this_machine(trace, CachedLimit::Bytes(0))?;
+    Ok(Some(outcome(trace, "direct", backend, &reference(trace))))
 }
 
 /// Returns the size of the simulated device. Fails if the largest request does not fit in it.

@@ -64,8 +64,14 @@ impl Results {
         self.notes.extend(traces.iter().filter_map(Trace::missing));
         let bar = progress((files.len() * policies.len()) as u64, "traces");
         for (file, trace) in files.iter().zip(&traces) {
-            let direct = replay::replay_directly(trace, settings.backend);
-            self.outcomes.extend(direct.map_err(|bad| bad.in_file(file.display()))?);
+            match replay::replay_directly(trace, settings.backend) {
+                Ok(direct) => self.outcomes.extend(direct),
+                Err(bad) if leave_out => {
+                    self.notes.push(format!("left out: {bad}"));
+                    continue;
+                }
+                Err(bad) => return Err(bad.in_file(file.display())),
+            }
             for policy in policies {
                 match replay::replay(trace, policy, settings) {
                     Ok(outcome) => self.outcomes.push(outcome),

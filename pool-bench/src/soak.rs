@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 const STEPS: usize = 20_000;
 /// One of this many samples, from the start, warms the pools up.
 const WARM: usize = 4;
-/// Samples that tell something.
+/// Fewest samples for a verdict.
 const SAMPLES: u64 = 20;
 /// Calls of the simulated device that fail now and then.
 const FAULTS: [SimCall; 4] = [SimCall::Allocate, SimCall::Free, SimCall::Commit, SimCall::Decommit];
@@ -42,7 +42,7 @@ pub struct Soaked {
     pub threads: usize,
     /// Rounds, each of which replays a part of a trace on each thread over each pool.
     pub rounds: u64,
-    /// Samples of the figures, each after all parts of all traces; 0 in old records.
+    /// Samples of the figures, each after all parts of all traces; 0 if a record has none.
     #[serde(default)]
     pub samples: u64,
     /// Requests and frees.
@@ -216,8 +216,8 @@ fn parts(trace: &Trace) -> usize {
     trace.steps.len().div_ceil(STEPS).max(1)
 }
 
-/// Returns the rounds between two samples: in that many, each part of each trace was replayed. The
-/// bytes that the pools have reserved by then differ little, and each sample empties the pools.
+/// Returns the number of rounds between two samples. In these rounds each thread replays each part
+/// of each trace, so the pools reserve about as much before each sample. A sample empties them.
 fn cycle(traces: &[Trace]) -> usize {
     traces.len() * traces.iter().map(parts).max().unwrap_or(1)
 }
@@ -274,12 +274,15 @@ impl Soaked {
             ("resident bytes", self.resident, 16.0 * mib, true),
             ("file descriptors", self.descriptors, 1.0, true),
         ];
-        let is_short = self.samples < SAMPLES;
+        if self.samples < SAMPLES {
+            let found = self.samples;
+            return vec![format!("{found} samples are too few to tell, of {SAMPLES}: run longer")];
+        }
         let hours = self.soak_minutes / 60.0;
         // That reserved bytes go back is checked exactly, at each sample; what is cached before
         // that depends on how the threads' work overlaps.
         let verdict = |(name, slope, noise, is_judged): (&str, Slope, f64, bool)| {
-            let is_wide = is_short || is_judged && 3.0 * slope.error * hours > noise;
+            let is_wide = is_judged && 3.0 * slope.error * hours > noise;
             match slope.grows(hours, noise) {
                 true => Some(format!("{name} grow by {slope} per hour")),
                 false if is_wide => Some(format!("{name}: {slope} per hour is too wide to tell")),
@@ -293,6 +296,22 @@ impl Soaked {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_thread_replays_each_part_of_each_trace_between_two_samples() {
+        let long = |parts: usize| Trace {
+            steps: vec![Step::Free { slot: 0, lane: 0 }; parts * STEPS],
+            ..Trace::default()
+        };
+        let traces = [long(1), long(3)];
+        assert_eq!(cycle(&traces), 6);
+        let replayed = |turn: usize| {
+            let at = turn % traces.len();
+            (at, turn / traces.len() % parts(&traces[at]))
+        };
+        let all: std::collections::BTreeSet<_> = (0..6).map(replayed).collect();
+        assert_eq!(all.into_iter().collect::<Vec<_>>(), [(0, 0), (1, 0), (1, 1), (1, 2)]);
+    }
 
     /// A soak whose calls fail ends, and leaves nothing but what the device did not take back.
     #[test]

@@ -53,7 +53,7 @@ pub fn on_device<A: DeviceAllocator + 'static>(
     Box::new(DevicePool::new(to_builder(spec, device), calls, spec, writes))
 }
 
-/// Builds the pool of a workload. It clears nothing.
+/// Builds the pool of a workload. Buffers are not zeroed.
 pub(crate) fn build<A: DeviceAllocator>(
     builder: PoolBuilder<A>,
     spec: &PolicySpec,

@@ -68,7 +68,7 @@ impl Swap {
     /// lock, together with the data that this thread writes next, so reads are few.
     #[cold]
     fn wait(&self) {
-        let mut pace = Pace { pauses: PAUSES, turns: 0 };
+        let mut pace = Pace::START;
         loop {
             for _ in 0..pace.pauses {
                 hint::spin_loop();
@@ -101,6 +101,8 @@ enum Rest {
 }
 
 impl Pace {
+    const START: Self = Self { pauses: PAUSES, turns: 0 };
+
     fn next(&mut self) -> Rest {
         if self.pauses < PAUSES_MOST {
             self.pauses *= 2;
@@ -121,7 +123,7 @@ mod tests {
     /// A thread of real-time priority that only yields would starve the thread that has the lock.
     #[test]
     fn a_long_wait_sleeps() {
-        let mut pace = Pace { pauses: PAUSES, turns: 0 };
+        let mut pace = Pace::START;
         let rests: Vec<Rest> = (0..=300).map(|_| pace.next()).collect();
         assert_eq!(rests[0], Rest::None);
         assert!(rests[300] == Rest::Sleep && pace.pauses == PAUSES_MOST, "{:?}", rests[300]);

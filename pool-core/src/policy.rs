@@ -163,7 +163,8 @@ impl SizeClasses {
         }
     }
 
-    /// Returns the bytes of the class of a request whose blocks are cached, by the general path.
+    /// Returns the bytes of the class of a request for which [`SizeClasses::quick`] returns `None`;
+    /// `None` for a bypass. (One function for both costs a hit three instructions.)
     #[inline(never)]
     pub(crate) fn of_cached(&self, requested: u64) -> Option<u64> {
         self.of_any(requested).filter(|class| class.pooled()).map(|class| class.bytes)

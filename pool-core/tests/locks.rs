@@ -1,5 +1,5 @@
-//! A pool holds none of its locks while it calls the device: at each call, another thread reads and
-//! uses the pool.
+//! A pool is in no thread cache and has not locked its book while it calls its allocator: at each
+//! call, another thread enters them.
 
 #[path = "shared/hooked.rs"]
 mod hooked;
@@ -8,24 +8,25 @@ use hooked::{Hooked, configs, program};
 use pool_core::sim::SimDevice;
 use pool_core::{BucketPool, MIB, StealPolicy};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
 /// Code that runs at each call of the allocator; `None` before the pool is built.
-type Visit = Arc<Mutex<Option<Box<dyn Fn() + Send>>>>;
+type Visit = Arc<Mutex<Option<Arc<dyn Fn() + Send + Sync>>>>;
 
 /// Only a thread that waits for ever takes this long.
-const FOR_EVER: Duration = Duration::from_secs(20);
+const FOR_EVER: Duration = Duration::from_mins(1);
 
 #[test]
-fn no_lock_is_held_while_the_device_is_called() {
+fn caches_and_book_are_open_while_the_allocator_is_called() {
     for (name, config) in configs() {
         let (visit, calls) = (Visit::default(), Arc::new(AtomicU64::new(0)));
         let (at_call, counted) = (visit.clone(), calls.clone());
         let hook = move || {
             counted.fetch_add(1, Relaxed);
-            at_call.lock().unwrap().as_ref().unwrap()();
+            let visit = at_call.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            visit.unwrap()();
         };
         let device = SimDevice::new();
         let allocator = Hooked { device: device.clone(), hook, late: false };
@@ -36,20 +37,20 @@ fn no_lock_is_held_while_the_device_is_called() {
             None => builder.build(),
         };
         let (visited, stuck) = (pool.clone(), AtomicBool::new(false));
-        *visit.lock().unwrap() = Some(Box::new(move || {
+        *visit.lock().unwrap() = Some(Arc::new(move || {
             if stuck.load(Relaxed) {
                 return;
             }
             let (pool, (done, end)) = (visited.clone(), mpsc::channel());
-            // Each enters all thread caches and the book.
+            // The figures enter all thread caches and the book, the map the book.
             thread::spawn(move || done.send((pool.stats_exact(), pool.map())).unwrap());
             let ended = end.recv_timeout(FOR_EVER);
             stuck.store(ended.is_err(), Relaxed);
-            ended.expect("a lock is held while the device is called");
+            ended.expect("a cache or the book is locked while the allocator is called");
         }));
         assert_eq!(program(&pool, &device), 0, "{name}: a visit failed");
         assert!(calls.load(Relaxed) > 20, "{name}: {calls:?} calls");
         // Else the pool would keep itself alive: its allocator has the hook.
-        *visit.lock().unwrap() = Some(Box::new(|| ()));
+        *visit.lock().unwrap() = Some(Arc::new(|| ()));
     }
 }

@@ -409,6 +409,6 @@ impl Depot {
     /// Runs `work` while the free list of a class is locked.
     #[cfg(test)]
     pub(crate) fn while_held(&self, class: Class, work: impl FnOnce()) {
-        self.list(class).enter(class, |_| work());
+        assert!(self.list(class).enter(class, |_| work()).is_some(), "the lock was had");
     }
 }

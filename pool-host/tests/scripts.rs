@@ -6,8 +6,8 @@
 //!     cargo test --release -p pool-host --test scripts -- --nocapture
 //! ```
 //!
-//! runs that many operations for each policy. `BUCKETPOOL_SEED` is the first seed; each hundred
-//! operations take one more, so runs whose first seeds are nearer to each other run the same scripts.
+//! runs that many operations for each policy. `BUCKETPOOL_SEED` is the first seed. Each hundred
+//! operations take one more: runs whose first seeds are nearer to each other run the same scripts.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests; a long run says what it did")]
 
 use pool_core::conformance::{Script, Subject, policies};

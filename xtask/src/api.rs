@@ -28,10 +28,17 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
             return ExitCode::from(crate::BAD_INPUT);
         }
     };
+    let crates = match crates::all(root) {
+        Ok(crates) => crates,
+        Err(why) => {
+            eprintln!("error: {why}");
+            return ExitCode::FAILURE;
+        }
+    };
     let mut passed = true;
     // The facade only re-exports.
     let named = |krate: &Crate| krate.is_published && krate.is_library && !krate.folder.is_empty();
-    for Crate { name, .. } in crates::all(root).into_iter().filter(named) {
+    for Crate { name, .. } in crates.into_iter().filter(named) {
         let file = root.join(FOLDER).join(format!("{name}.txt"));
         let outcome = listing(root, &name).and_then(|now| {
             if writes {

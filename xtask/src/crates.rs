@@ -20,18 +20,24 @@ pub(crate) struct Crate {
     pub(crate) is_library: bool,
 }
 
-/// Returns all crates. Without Cargo there are none, and every check of them fails.
-pub(crate) fn all(root: &Path) -> Vec<Crate> {
+/// Returns all crates, or why Cargo does not tell them.
+pub(crate) fn all(root: &Path) -> Result<Vec<Crate>, String> {
+    let failed = |why: &str| format!("cargo metadata: {why}");
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
         .current_dir(root)
-        .output();
-    let json = output.map(|output| output.stdout).unwrap_or_default();
-    let metadata: Value = serde_json::from_slice(&json).unwrap_or_default();
+        .output()
+        .map_err(|error| failed(&error.to_string()))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        return Err(failed(said.lines().last().unwrap_or_default()));
+    }
+    let json = serde_json::from_slice(&output.stdout);
+    let metadata: Value = json.map_err(|error| failed(&error.to_string()))?;
     let root = metadata["workspace_root"].as_str().unwrap_or_default();
     let packages = list(&metadata["packages"]);
     let names: BTreeSet<String> = packages.iter().map(|package| text(&package["name"])).collect();
-    packages.iter().map(|package| of(package, root, &names)).collect()
+    Ok(packages.iter().map(|package| of(package, root, &names)).collect())
 }
 
 fn of(package: &Value, root: &str, names: &BTreeSet<String>) -> Crate {
@@ -39,11 +45,11 @@ fn of(package: &Value, root: &str, names: &BTreeSet<String>) -> Crate {
     let uses = ordinary.map(|used| text(&used["name"])).filter(|name| names.contains(name));
     let manifest = text(&package["manifest_path"]);
     let below = manifest.strip_prefix(root).unwrap_or(&manifest);
-    let folder = below.trim_end_matches("Cargo.toml").trim_matches(['/', '\\']).to_owned();
+    let folder = below.trim_end_matches("Cargo.toml").replace('\\', "/");
     let kinds = list(&package["targets"]).iter().flat_map(|target| list(&target["kind"]));
     Crate {
         name: text(&package["name"]),
-        folder,
+        folder: folder.trim_matches('/').to_owned(),
         uses: uses.collect(),
         // An empty list of registries.
         is_published: !package["publish"].as_array().is_some_and(Vec::is_empty),
@@ -64,9 +70,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_folder_without_a_workspace_is_told() {
+        let error = all(Path::new("/")).err().unwrap();
+        assert!(error.starts_with("cargo metadata: error: could not find `Cargo.toml`"), "{error}");
+    }
+
+    #[test]
     fn a_crate_is_what_its_manifest_says() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let all = all(root);
+        let all = all(root).unwrap();
         let named = |name: &str| all.iter().find(|krate| krate.name == name).unwrap();
         let (core, bench) = (named("pool-core"), named("pool-bench"));
         assert!(core.is_published && core.is_library && core.uses.is_empty());

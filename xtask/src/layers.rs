@@ -19,7 +19,10 @@ const FILES: [&str; 2] = ["ARCHITECTURE.md", "docs/layers.md"];
 
 /// Returns the faults in the dependencies between crates and between modules.
 pub(crate) fn check(root: &Path) -> Vec<String> {
-    let crates = crates::all(root);
+    let crates = match crates::all(root) {
+        Ok(crates) => crates,
+        Err(why) => return vec![why],
+    };
     let mut faults = Vec::new();
     let mut tables: BTreeMap<String, Layers> = BTreeMap::new();
     for file in FILES {
@@ -31,7 +34,13 @@ pub(crate) fn check(root: &Path) -> Vec<String> {
         Some(layers) => compare("crate", layers, &crate_edges(&crates), &mut faults),
     }
     // The package of the root only re-exports, and a crate inside another one is part of its tests.
-    let has_layers = |krate: &&Crate| !krate.folder.is_empty() && !krate.folder.contains('/');
+    let is_inside = |folder: &str| {
+        crates.iter().any(|outer| {
+            let inner = folder.strip_prefix(&outer.folder).filter(|_| !outer.folder.is_empty());
+            inner.is_some_and(|rest| rest.starts_with('/'))
+        })
+    };
+    let has_layers = |krate: &&Crate| !krate.folder.is_empty() && !is_inside(&krate.folder);
     for Crate { name: krate, folder, .. } in crates.iter().filter(has_layers) {
         let folder = root.join(folder).join("src");
         match tables.get(krate) {

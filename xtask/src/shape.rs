@@ -28,7 +28,7 @@ pub(crate) fn lengths(root: &Path) -> Vec<String> {
 /// Types of one name in one crate.
 pub(crate) fn twins(root: &Path) -> Vec<String> {
     let of = |krate: &Crate| twins_of(&krate.name, &root.join(&krate.folder).join("src"));
-    crates::all(root).iter().flat_map(of).collect()
+    crates::all(root).map_or_else(|why| vec![why], |crates| crates.iter().flat_map(of).collect())
 }
 
 fn twins_of(name: &str, folder: &Path) -> Vec<String> {

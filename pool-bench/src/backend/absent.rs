@@ -9,19 +9,22 @@ use crate::rounds::Row;
 use crate::source::Steps;
 use crate::spec::PolicySpec;
 
-/// Its name and title. Every use says that it is not built in.
+/// A kind of memory whose every use says that it is not built in.
 #[derive(Debug)]
-pub(super) struct Absent(pub(super) &'static str, pub(super) &'static str);
+pub(super) struct Absent {
+    pub(super) name: &'static str,
+    pub(super) title: &'static str,
+}
 
 const WHY: &str = "not built in";
 const CURE: &str = "a build with the feature of its name";
 
 impl MemoryKind for Absent {
     fn name(&self) -> &'static str {
-        self.0
+        self.name
     }
     fn title(&self) -> &'static str {
-        self.1
+        self.title
     }
     fn clock(&self) -> Clock {
         Clock::Wall
@@ -38,7 +41,7 @@ impl MemoryKind for Absent {
     fn beside_peers(&self, _programs: &[String], _process: &Process) -> Result<Vec<Row>, BadInput> {
         Err(BadInput::new(format!("backend `{}`: {WHY}", self.name()), CURE))
     }
-    fn replay(&self, _job: &Pass<'_>, _capacity: u64) -> Result<Tally, String> {
+    fn replay(&self, _pass: &Pass<'_>, _capacity: u64) -> Result<Tally, String> {
         Err(WHY.to_owned())
     }
     fn source(&self, _spec: Option<&PolicySpec>, _keeps: bool) -> Result<Box<dyn Steps>, String> {

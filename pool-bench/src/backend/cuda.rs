@@ -26,7 +26,7 @@ impl MemoryKind for Cuda {
         "cuda"
     }
     fn title(&self) -> &'static str {
-        "VRAM by CUDA"
+        super::CUDA
     }
     fn clock(&self) -> Clock {
         Clock::Wall

@@ -32,8 +32,8 @@ impl MemoryKind for Host {
     fn replay(&self, pass: &Pass<'_>, _capacity: u64) -> Result<Tally, String> {
         Ok(pass.run(HostAllocator::new(), PolicySpec::builder))
     }
-    fn replay_directly(&self, trace: &Trace) -> Option<Tally> {
-        Some(replay_directly(trace))
+    fn reference(&self) -> Option<fn(&Trace) -> Tally> {
+        Some(replay_directly)
     }
     fn source(&self, spec: Option<&PolicySpec>, keeps: bool) -> Result<Box<dyn Steps>, String> {
         Ok(match spec {

@@ -30,7 +30,7 @@ impl MemoryKind for Wgpu {
         "wgpu"
     }
     fn title(&self) -> &'static str {
-        "wgpu buffers on the default adapter"
+        super::WGPU
     }
     fn clock(&self) -> Clock {
         Clock::Wall

@@ -14,6 +14,8 @@
 //! No lock is held across a device call.
 
 mod book;
+#[cfg(all(test, feature = "sim", not(any(loom, shuttle))))]
+mod tests;
 
 use crate::block::flags::{Flags, OBSERVED, ZEROES};
 use crate::block::private::{PrivateId, Privates};

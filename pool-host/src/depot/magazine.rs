@@ -125,7 +125,7 @@ impl Vacant {
     /// Runs `work` while the list is locked.
     #[cfg(test)]
     pub(crate) fn while_held(&self, work: impl FnOnce()) {
-        self.0.enter(|_| work());
+        assert!(self.0.enter(|_| work()).is_some(), "the lock was had");
     }
 
     /// Takes back an empty magazine. Returns false, without effect, if the lock is held for too
