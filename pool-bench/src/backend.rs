@@ -1,5 +1,5 @@
 //! The registry of backends: each kind of memory that can be measured, and what the bench does
-//! with it. A new one is a file beside these, its `mod`, and a line in [`ALL`]. Records name the
+//! with it. A new one is a file beside these, its `mod`, and a line in `ALL`. Records name the
 //! devices of CUDA and wgpu only (`record.rs`).
 
 #[cfg(not(all(feature = "cuda", feature = "wgpu")))]
