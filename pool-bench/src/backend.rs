@@ -74,12 +74,12 @@ pub trait MemoryKind: fmt::Debug + Sync {
         None
     }
 
-    /// Replays a trace on a pool over it. `capacity` is the size of a simulated one, in bytes.
+    /// Replays a trace on a pool over it.
     ///
     /// # Errors
     ///
     /// Why its device cannot be opened.
-    fn replay(&self, pass: &Pass<'_>, capacity: u64) -> Result<Tally, String>;
+    fn replay(&self, pass: &Pass<'_>) -> Result<Tally, String>;
 
     /// Returns the function that replays a trace without a pool, if there is such a reference.
     fn reference(&self) -> Option<fn(&Trace) -> Tally> {
@@ -158,18 +158,23 @@ impl Backend {
         ALL.into_iter().find(|backend| backend.name() == name)
     }
 
+    /// Returns why no pool with this policy can be built over it; `None` if one can.
+    #[must_use]
+    pub fn refusal(self, spec: &PolicySpec) -> Option<&'static str> {
+        self.unsplit().filter(|_| spec.arena.is_some())
+    }
+
     /// Whether a pool with this policy can be built over it.
     #[must_use]
     pub fn serves(self, spec: &PolicySpec) -> bool {
-        spec.arena.is_none() || self.unsplit().is_none()
+        self.refusal(spec).is_none()
     }
 
     /// Returns a note if some of the policies cannot be built over it.
     #[must_use]
     pub fn left_out(self, policies: &[PolicySpec]) -> Option<String> {
-        let why = self.unsplit()?;
-        let some = policies.iter().any(|spec| !self.serves(spec));
-        some.then(|| format!("left out: arenas on {}, since {why}", self.name()))
+        let why = policies.iter().find_map(|spec| self.refusal(spec))?;
+        Some(format!("left out: arenas on {}, since {why}", self.name()))
     }
 }
 

@@ -114,9 +114,7 @@ pub fn contender(
         true => None,
         false => spec::list(name).map_err(|bad| Failed(bad.to_string()))?.pop(),
     };
-    if let Some(why) = backend.unsplit()
-        && spec.as_ref().is_some_and(|spec| !backend.serves(spec))
-    {
+    if let Some(why) = spec.as_ref().and_then(|spec| backend.refusal(spec)) {
         return Err(Failed(why.to_owned()));
     }
     let source = backend.source(spec.as_ref(), planted && name == CONTROL).map_err(Failed)?;

@@ -25,7 +25,6 @@ pub mod place;
 pub mod preload;
 pub mod record;
 pub mod replay;
-
 pub mod report;
 mod results;
 pub mod rounds;

@@ -19,6 +19,8 @@ pub struct Pass<'a> {
     pub spec: &'a PolicySpec,
     /// Bound on cached blocks; the policy's own one if `None`.
     pub cached_limit: Option<CachedLimit>,
+    /// Size of a simulated device, in bytes.
+    pub capacity: u64,
     /// Clock that the steps are timed by.
     pub clock: Clock,
 }

@@ -70,9 +70,7 @@ pub struct OnStreams {
 pub fn replay(trace: &Trace, spec: &PolicySpec, settings: Settings) -> Result<Outcome, BadInput> {
     let capacity = capacity(trace, settings)?;
     let backend = settings.backend;
-    if let Some(why) = backend.unsplit()
-        && !backend.serves(spec)
-    {
+    if let Some(why) = backend.refusal(spec) {
         let what = format!("policy `{}` on {}: {why}", spec.text, backend.name());
         return Err(BadInput::new(what, "a policy without an arena"));
     }
@@ -85,8 +83,8 @@ pub fn replay(trace: &Trace, spec: &PolicySpec, settings: Settings) -> Result<Ou
             cached_limit = Some(limit);
         }
     }
-    let pass = Pass { trace, spec, cached_limit, clock: backend.clock() };
-    let tally = backend.replay(&pass, capacity).map_err(|why| absent(backend, &why))?;
+    let pass = Pass { trace, spec, cached_limit, capacity, clock: backend.clock() };
+    let tally = backend.replay(&pass).map_err(|why| absent(backend, &why))?;
     Ok(outcome(trace, &spec.text, backend, &tally))
 }
 

@@ -1,11 +1,8 @@
 //! A kind of memory that this program was built without.
 
 use super::{Absence, MemoryKind, Peers};
-use crate::apart::Process;
-use crate::input::BadInput;
 use crate::machine::Clock;
 use crate::pass::{Pass, Tally};
-use crate::rounds::Row;
 use crate::source::Steps;
 use crate::spec::PolicySpec;
 
@@ -38,10 +35,7 @@ impl MemoryKind for Absent {
     fn peers(&self) -> Peers {
         Peers::WaysAndPrograms // else the message would say that there are none
     }
-    fn beside_peers(&self, _programs: &[String], _process: &Process) -> Result<Vec<Row>, BadInput> {
-        Err(BadInput::new(format!("backend `{}`: {WHY}", self.name()), CURE))
-    }
-    fn replay(&self, _pass: &Pass<'_>, _capacity: u64) -> Result<Tally, String> {
+    fn replay(&self, _pass: &Pass<'_>) -> Result<Tally, String> {
         Err(WHY.to_owned())
     }
     fn source(&self, _spec: Option<&PolicySpec>, _keeps: bool) -> Result<Box<dyn Steps>, String> {

@@ -35,7 +35,7 @@ impl MemoryKind for Cuda {
         let cure = "a machine with an NVIDIA GPU and its driver";
         open().err().map(|why| Absence { why, cure })
     }
-    fn replay(&self, pass: &Pass<'_>, _capacity: u64) -> Result<Tally, String> {
+    fn replay(&self, pass: &Pass<'_>) -> Result<Tally, String> {
         Ok(pass.run(open()?, PolicySpec::builder))
     }
     fn source(&self, spec: Option<&PolicySpec>, _keeps: bool) -> Result<Box<dyn Steps>, String> {

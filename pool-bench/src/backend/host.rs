@@ -29,7 +29,7 @@ impl MemoryKind for Host {
     fn clock(&self) -> Clock {
         Clock::Thread
     }
-    fn replay(&self, pass: &Pass<'_>, _capacity: u64) -> Result<Tally, String> {
+    fn replay(&self, pass: &Pass<'_>) -> Result<Tally, String> {
         Ok(pass.run(HostAllocator::new(), PolicySpec::builder))
     }
     fn reference(&self) -> Option<fn(&Trace) -> Tally> {

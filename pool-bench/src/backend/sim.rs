@@ -24,8 +24,8 @@ impl MemoryKind for Sim {
     fn is_simulated(&self) -> bool {
         true
     }
-    fn replay(&self, pass: &Pass<'_>, capacity: u64) -> Result<Tally, String> {
-        Ok(pass.run(SimDevice::with_capacity(capacity), PolicySpec::builder))
+    fn replay(&self, pass: &Pass<'_>) -> Result<Tally, String> {
+        Ok(pass.run(SimDevice::with_capacity(pass.capacity), PolicySpec::builder))
     }
     fn source(&self, spec: Option<&PolicySpec>, _keeps: bool) -> Result<Box<dyn Steps>, String> {
         Ok(on_device(SimDevice::new(), PolicySpec::builder, spec, false))

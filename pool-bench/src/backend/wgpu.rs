@@ -42,7 +42,7 @@ impl MemoryKind for Wgpu {
         let cure = "a Vulkan driver, such as Debian's mesa-vulkan-drivers";
         open().err().map(|why| Absence { why, cure })
     }
-    fn replay(&self, pass: &Pass<'_>, _capacity: u64) -> Result<Tally, String> {
+    fn replay(&self, pass: &Pass<'_>) -> Result<Tally, String> {
         Ok(pass.run(open()?, PolicySpec::without_arena))
     }
     fn source(&self, spec: Option<&PolicySpec>, _keeps: bool) -> Result<Box<dyn Steps>, String> {

@@ -500,15 +500,22 @@ fn large_blocks_beyond_the_limit_do_not_stay_in_slots() {
     assert_eq!(cache.pages.stats().slots, 0);
 }
 
+/// A thread frees a block of 64 bytes and ends while the free list is locked, so the block stays
+/// in its cache. Returns the block.
+fn leave_unflushed(cache: &Cache, below: &Below) -> *mut u8 {
+    let local = cache.thread_caches.enter().unwrap();
+    let block = allocate(cache, Some(local), 64, below);
+    free(cache, Some(local), 64, block, below);
+    cache.depot.while_held(class(64), || cache.leave(local));
+    assert_eq!(check(cache, below, 0).thread_cache_bytes, 64);
+    block
+}
+
 #[test]
 fn a_thread_cache_that_cannot_flush_passes_its_blocks_to_the_next_thread() {
     let below = Below::new(usize::MAX);
     let cache = cache(64 * MIB, MIB);
-    let local = cache.thread_caches.enter().unwrap();
-    let block = allocate(&cache, Some(local), 64, &below);
-    free(&cache, Some(local), 64, block, &below);
-    cache.depot.while_held(class(64), || cache.leave(local));
-    assert_eq!(check(&cache, &below, 0).thread_cache_bytes, 64);
+    let block = leave_unflushed(&cache, &below);
     let next = cache.thread_caches.enter().unwrap();
     assert_eq!(allocate(&cache, Some(next), 64, &below), block);
 }
@@ -518,11 +525,7 @@ fn a_thread_cache_that_cannot_flush_passes_its_blocks_to_the_next_thread() {
 fn blocks_of_an_ended_thread_that_could_not_flush_decay() {
     let below = Below::new(usize::MAX);
     let cache = cache(64 * MIB, MIB);
-    let local = cache.thread_caches.enter().unwrap();
-    let block = allocate(&cache, Some(local), 64, &below);
-    free(&cache, Some(local), 64, block, &below);
-    cache.depot.while_held(class(64), || cache.leave(local));
-    assert_eq!(check(&cache, &below, 0).thread_cache_bytes, 64);
+    leave_unflushed(&cache, &below);
     for second in 1..=4 {
         cache.look(1000 * second, None, &below.inner());
     }
