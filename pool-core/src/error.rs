@@ -146,8 +146,8 @@ pub struct Figures {
     /// Cached bytes that were given back to the device in the attempt.
     pub given_back_bytes: u64,
     /// The cached bytes by the id of the stream that used them last
-    /// ([`StreamClock::lane`](crate::StreamClock::lane)), the most first; `None` where no stream,
-    /// or several, used them.
+    /// ([`StreamClock::stream_id`](crate::StreamClock::stream_id)), the most first; `None` where no
+    /// stream, or several, used them.
     pub cached_by_stream: Vec<(Option<u64>, u64)>,
     /// The reason of the failure.
     pub verdict: Verdict,
@@ -285,10 +285,10 @@ impl fmt::Display for AllocError {
         )?;
         if e.cached_by_stream.len() > 1 {
             f.write_str("; cached by stream")?;
-            for (at, (lane, bytes)) in e.cached_by_stream.iter().enumerate() {
+            for (at, (stream_id, bytes)) in e.cached_by_stream.iter().enumerate() {
                 f.write_str(if at == 0 { " " } else { ", " })?;
-                match lane {
-                    Some(lane) => write!(f, "{lane}: {}", Bytes(*bytes))?,
+                match stream_id {
+                    Some(stream_id) => write!(f, "{stream_id}: {}", Bytes(*bytes))?,
                     None => write!(f, "none: {}", Bytes(*bytes))?,
                 }
             }

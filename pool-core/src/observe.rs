@@ -83,7 +83,7 @@ pub struct PoolEvent<'e> {
     /// The number of the tag in this process ([`tag_name`](crate::tag_name)); 0 for none.
     pub tag_number: u16,
     /// The number of the stream that the request was for
-    /// ([`StreamClock::lane`](crate::StreamClock::lane)); 0 for an eviction.
+    /// ([`StreamClock::stream_id`](crate::StreamClock::stream_id)); 0 for an eviction.
     pub stream: u64,
     /// A number that no other live buffer of the process has; 0 for an event without a buffer.
     pub id: u64,

@@ -20,7 +20,7 @@ pub(crate) mod waiting;
 
 use crate::block::flags::{BOUND, OBSERVED};
 use crate::block::record::RecordOwner;
-use crate::block::request::{Key, Want};
+use crate::block::request::{Key, PoolRequest};
 use crate::device::zero::ZeroPolicy;
 use crate::device::{Clearing, DeviceAllocator, StreamOf};
 use crate::error::{AllocError, DeviceError, Why};
@@ -289,7 +289,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let mut record = store.hit(stream, bytes, kind, BOUND)?;
         record.tag = self.tag;
         let home = record.marks.get_mut().home();
-        store.tell(EventKind::Hit, record.about(self.allocator().clock().lane(home)));
+        store.tell(EventKind::Hit, record.about(self.allocator().clock().stream_id(home)));
         Some(PooledBuffer::new(&self.owner, record))
     }
 
@@ -348,12 +348,12 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let ahead = clears && matches!(A::MEMORY.clearing, Clearing::Ahead);
         let ahead = ahead.then(|| clock.ahead_of(stream));
         let on = ahead.as_ref().unwrap_or(stream);
-        let Some(want) = self.want((stream, on), bytes, kind) else {
+        let Some(request) = self.pool_request((stream, on), bytes, kind) else {
             return Err(Short::early(self.cause((stream, on), bytes, kind), bytes));
         };
-        let Grant { mut record, fresh, zeroed: is_zeroed } = self.store().allocate(&want)?;
+        let Grant { mut record, fresh, zeroed: is_zeroed } = self.store().allocate(&request)?;
         if self.store().flags.any(OBSERVED) || (fresh && self.store().has_observers()) {
-            self.tell_served(&want, &mut record, fresh);
+            self.tell_served(&request, &mut record, fresh);
         }
         let bytes_to_clear = match self.zero {
             _ if is_zeroed => 0,
@@ -375,15 +375,15 @@ impl<A: DeviceAllocator> BucketPool<A> {
 
     /// Notifies the observers of a request that was served.
     #[cold]
-    fn tell_served(&self, want: &Want<'_, A>, record: &mut RecordOwner<A>, fresh: bool) {
+    fn tell_served(&self, request: &PoolRequest<'_, A>, record: &mut RecordOwner<A>, fresh: bool) {
         record.tag = self.tag;
-        let kind = match (fresh, want.class.pooled()) {
+        let kind = match (fresh, request.class.pooled()) {
             (true, true) => EventKind::Miss,
             (true, false) => EventKind::Bypass,
             (false, _) => EventKind::Hit,
         };
         let home = record.marks.get_mut().home();
-        self.store().tell(kind, record.about(self.allocator().clock().lane(home)));
+        self.store().tell(kind, record.about(self.allocator().clock().stream_id(home)));
     }
 
     /// Returns a handle to this pool whose requests carry a tag for observers
@@ -410,26 +410,26 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// Returns a request with all data that a search needs; `None` if the pool refuses it before
     /// the search.
     #[inline]
-    fn want<'r>(
+    fn pool_request<'r>(
         &self,
         (stream, on): (&'r StreamOf<A>, &'r StreamOf<A>),
         requested: u64,
         kind: A::Kind,
-    ) -> Option<Want<'r, A>> {
+    ) -> Option<PoolRequest<'r, A>> {
         let (store, clock) = (self.store(), self.allocator().clock());
         if store.fault().is_some() || !clock.owns(stream) || !store.offers(kind) {
             return None;
         }
         let class = store.classes.of(requested.checked_add(store.guard_bytes())?)?;
-        let lane = clock.lane(clock.mark(on));
-        let private = store.privates.of(lane);
+        let stream_id = clock.stream_id(clock.mark(on));
+        let private = store.privates.of(stream_id);
         if private.is_none() && !clock.takes_work(on) {
             return None;
         }
-        Some(Want { on, stream, key: Key { kind, lane }, class, requested, private })
+        Some(PoolRequest { on, stream, key: Key { kind, stream_id }, class, requested, private })
     }
 
-    /// Returns the reason why [`BucketPool::want`] returned `None`.
+    /// Returns the reason why [`BucketPool::pool_request`] returned `None`.
     #[cold]
     fn cause(
         &self,

@@ -54,8 +54,8 @@ impl StreamClock for ProcessClock {
         Immediate.is_later(a, b)
     }
     #[inline]
-    fn lane(&self, mark: ()) -> u64 {
-        Immediate.lane(mark)
+    fn stream_id(&self, mark: ()) -> u64 {
+        Immediate.stream_id(mark)
     }
     #[inline]
     fn is_ordered(&self, on: &(), after: ()) -> bool {

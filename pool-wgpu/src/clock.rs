@@ -144,8 +144,8 @@ impl StreamClock for Scopes {
     fn is_later(&self, a: u64, b: u64) -> bool {
         self.same_stream(a, b) && a >= b
     }
-    /// One queue, so one lane.
-    fn lane(&self, _mark: u64) -> u64 {
+    /// One queue, so one stream id.
+    fn stream_id(&self, _mark: u64) -> u64 {
         0
     }
     fn is_ordered(&self, on: &WgpuStream, after: u64) -> bool {

@@ -7,7 +7,7 @@
 
 use crate::block::flags::{BOUND, Flags};
 use crate::block::record::{Record, RecordOwner};
-use crate::block::request::Want;
+use crate::block::request::PoolRequest;
 use crate::device::{DeviceAllocator, MarkOf};
 use crate::stream::clock::StreamClock;
 use parking_lot::Mutex;
@@ -26,7 +26,7 @@ pub(crate) struct Privates<A: DeviceAllocator> {
 struct PrivateBook<A: DeviceAllocator> {
     next: PrivateId,
     /// The pool of each bound stream, by stream id.
-    of_lane: HashMap<u64, PrivateId>,
+    by_stream: HashMap<u64, PrivateId>,
     pools: HashMap<PrivateId, Private<A>>,
 }
 
@@ -46,7 +46,7 @@ struct Private<A: DeviceAllocator> {
 impl<A: DeviceAllocator> Privates<A> {
     pub(crate) fn new() -> Self {
         let book =
-            PrivateBook { next: PrivateId::MIN, of_lane: HashMap::new(), pools: HashMap::new() };
+            PrivateBook { next: PrivateId::MIN, by_stream: HashMap::new(), pools: HashMap::new() };
         Self { bound: AtomicBool::new(false), book: Mutex::new(book) }
     }
 
@@ -61,33 +61,33 @@ impl<A: DeviceAllocator> Privates<A> {
     }
 
     /// Binds a stream to a pool; returns false if it is bound already.
-    pub(crate) fn bind(&self, lane: u64, id: PrivateId, flags: &Flags) -> bool {
+    pub(crate) fn bind(&self, stream_id: u64, id: PrivateId, flags: &Flags) -> bool {
         let book = &mut *self.book.lock();
-        let free = !book.of_lane.contains_key(&lane);
+        let free = !book.by_stream.contains_key(&stream_id);
         if free {
-            book.of_lane.insert(lane, id);
+            book.by_stream.insert(stream_id, id);
             self.note_bound(book, flags);
         }
         free
     }
 
     /// Unbinds one stream.
-    pub(crate) fn unbind_one(&self, lane: u64, flags: &Flags) {
+    pub(crate) fn unbind_one(&self, stream_id: u64, flags: &Flags) {
         let book = &mut *self.book.lock();
-        book.of_lane.remove(&lane);
+        book.by_stream.remove(&stream_id);
         self.note_bound(book, flags);
     }
 
     /// Unbinds all streams of a pool.
     pub(crate) fn unbind(&self, id: PrivateId, flags: &Flags) {
         let book = &mut *self.book.lock();
-        book.of_lane.retain(|_, of| *of != id);
+        book.by_stream.retain(|_, of| *of != id);
         self.note_bound(book, flags);
     }
 
     /// Stores whether any stream is bound. The caller holds the lock.
     fn note_bound(&self, book: &PrivateBook<A>, flags: &Flags) {
-        let any = !book.of_lane.is_empty();
+        let any = !book.by_stream.is_empty();
         self.bound.store(any, Relaxed);
         flags.set(BOUND, any);
     }
@@ -105,27 +105,27 @@ impl<A: DeviceAllocator> Privates<A> {
 
     /// Returns the pool that a stream is bound to.
     #[inline]
-    pub(crate) fn of(&self, lane: u64) -> Option<PrivateId> {
+    pub(crate) fn of(&self, stream_id: u64) -> Option<PrivateId> {
         // The thread that binds a stream also gives the work to it: it is this thread, or its work
         // comes after that of this thread.
-        if self.are_bound() { self.bound_to(lane) } else { None }
+        if self.are_bound() { self.bound_to(stream_id) } else { None }
     }
 
     #[cold]
-    fn bound_to(&self, lane: u64) -> Option<PrivateId> {
-        self.book.lock().of_lane.get(&lane).copied()
+    fn bound_to(&self, stream_id: u64) -> Option<PrivateId> {
+        self.book.lock().by_stream.get(&stream_id).copied()
     }
 
     /// Takes the newest cached block that serves the request and for which `ready` returns true.
     pub(crate) fn take(
         &self,
         id: PrivateId,
-        want: &Want<'_, A>,
+        request: &PoolRequest<'_, A>,
         mut ready: impl FnMut(&mut Record<A>) -> bool,
     ) -> Option<RecordOwner<A>> {
         let book = &mut *self.book.lock();
         let pool = book.pools.get_mut(&id)?;
-        let serves = |record: &mut RecordOwner<A>| record.serves(want) && ready(record);
+        let serves = |record: &mut RecordOwner<A>| record.serves(request) && ready(record);
         let at = pool.idle.iter_mut().rposition(serves)?;
         pool.out += 1;
         Some(pool.idle.remove(at))

@@ -4,7 +4,7 @@
 #![expect(unsafe_code, reason = "a record has one owner, which holds its address")]
 
 use crate::block::private::PrivateId;
-use crate::block::request::Want;
+use crate::block::request::PoolRequest;
 use crate::device::{DeviceAllocator, MarkOf, StreamOf};
 use crate::observe::About;
 use crate::observe::tag::Tag;
@@ -81,20 +81,25 @@ impl<A: DeviceAllocator> Part<A> {
 impl<A: DeviceAllocator> Record<A> {
     /// A record of a block that is lent for a request.
     #[inline]
-    pub(crate) fn new(part: Part<A>, bytes: u64, want: &Want<'_, A>, mark: MarkOf<A>) -> Self {
+    pub(crate) fn new(
+        part: Part<A>,
+        bytes: u64,
+        request: &PoolRequest<'_, A>,
+        mark: MarkOf<A>,
+    ) -> Self {
         Self {
             part,
             marks: Mutex::new(Marks::new(mark)),
-            kind: want.key.kind,
+            kind: request.key.kind,
             home: Home::default(),
             bytes,
-            requested: want.requested,
-            pooled: want.class.pooled(),
+            requested: request.requested,
+            pooled: request.class.pooled(),
             dirty: false,
             tag: Tag::default(),
             turn: 0,
             stamp: 0,
-            private: want.private,
+            private: request.private,
             older: None,
         }
     }
@@ -122,9 +127,9 @@ impl<A: DeviceAllocator> Record<A> {
     }
 
     /// Whether it has the size and the kind of a request.
-    pub(crate) fn serves(&self, want: &Want<'_, A>) -> bool {
-        let kept = self.pooled == want.class.pooled(); // what was detached is not lent again
-        kept && want.sizes().contains(&self.bytes) && self.kind == want.key.kind
+    pub(crate) fn serves(&self, request: &PoolRequest<'_, A>) -> bool {
+        let kept = self.pooled == request.class.pooled(); // what was detached is not lent again
+        kept && request.sizes().contains(&self.bytes) && self.kind == request.key.kind
     }
 
     /// Removes it from its private pool, behind what that was.

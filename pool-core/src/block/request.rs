@@ -10,11 +10,11 @@ use std::ops::RangeInclusive;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key<K> {
     pub(crate) kind: K,
-    pub(crate) lane: u64,
+    pub(crate) stream_id: u64,
 }
 
 /// A request, with all that a search needs.
-pub(crate) struct Want<'r, A: DeviceAllocator> {
+pub(crate) struct PoolRequest<'r, A: DeviceAllocator> {
     /// The stream that the memory must be ready for.
     pub(crate) on: &'r StreamOf<A>,
     /// The stream that uses it: another one only where zeroing runs ahead on the default stream.
@@ -26,15 +26,15 @@ pub(crate) struct Want<'r, A: DeviceAllocator> {
     pub(crate) private: Option<PrivateId>,
 }
 
-impl<A: DeviceAllocator> Clone for Want<'_, A> {
+impl<A: DeviceAllocator> Clone for PoolRequest<'_, A> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<A: DeviceAllocator> Copy for Want<'_, A> {}
+impl<A: DeviceAllocator> Copy for PoolRequest<'_, A> {}
 
-impl<A: DeviceAllocator> Want<'_, A> {
+impl<A: DeviceAllocator> PoolRequest<'_, A> {
     /// The sizes of blocks that may serve.
     pub(crate) fn sizes(&self) -> RangeInclusive<u64> {
         self.class.bytes..=self.class.up_to

@@ -30,9 +30,9 @@ impl UsedBy {
     pub(crate) fn of_marks<C: StreamClock>(clock: &C, marks: &[C::Mark]) -> Self {
         match marks {
             [] => Self::NoStream,
-            [one] => Self::Stream(clock.lane(*one)),
+            [one] => Self::Stream(clock.stream_id(*one)),
             [first, rest @ ..] => match rest.iter().all(|mark| clock.same_stream(*first, *mark)) {
-                true => Self::Stream(clock.lane(*first)),
+                true => Self::Stream(clock.stream_id(*first)),
                 false => Self::Several,
             },
         }

@@ -44,7 +44,7 @@ impl<const ONE: bool> StreamClock for Streams<ONE> {
     fn is_later(&self, a: (u64, u64), b: (u64, u64)) -> bool {
         a.0 == b.0 && a.1 >= b.1
     }
-    fn lane(&self, mark: (u64, u64)) -> u64 {
+    fn stream_id(&self, mark: (u64, u64)) -> u64 {
         if ONE { 0 } else { mark.0 }
     }
     fn is_ordered(&self, on: &u64, after: (u64, u64)) -> bool {

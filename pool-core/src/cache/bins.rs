@@ -63,7 +63,7 @@ pub(super) struct Bin<A: DeviceAllocator> {
 
 impl<A: DeviceAllocator> Bin<A> {
     fn vacant() -> Self {
-        let key = Key { kind: A::Kind::default(), lane: 0 };
+        let key = Key { kind: A::Kind::default(), stream_id: 0 };
         Self { bytes: 0, key, blocks: Stack(None), room: 0 }
     }
 
@@ -151,7 +151,7 @@ impl<A: DeviceAllocator> Bins<A> {
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "below the number of slots")]
     fn first_slot(&self, key: Key<A::Kind>, bytes: u64) -> usize {
-        let mixed = (bytes ^ key.lane.rotate_right(16)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mixed = (bytes ^ key.stream_id.rotate_right(16)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         (mixed >> self.shift) as usize & (self.slots.len() - 1)
     }
 
@@ -188,7 +188,7 @@ impl<A: DeviceAllocator> Bins<A> {
             if 2 * (self.used + 1) > self.slots.len() && !self.make_room() {
                 return None;
             }
-            self.several_streams |= *self.stream.get_or_insert(key.lane) != key.lane;
+            self.several_streams |= *self.stream.get_or_insert(key.stream_id) != key.stream_id;
             let at = self.slot(key, bytes);
             let bin = &mut self.slots[at];
             (bin.bytes, bin.key) = (bytes, key);
@@ -265,9 +265,9 @@ impl<A: DeviceAllocator> Bins<A> {
     ) -> Option<RecordOwner<A>> {
         self.full = false;
         if !self.several_streams && sizes.start() == sizes.end() {
-            let lane = self.stream?;
+            let stream_id = self.stream?;
             let limited = self.limited;
-            return self.find(Key { kind, lane }, *sizes.start())?.give_up(limited);
+            return self.find(Key { kind, stream_id }, *sizes.start())?.give_up(limited);
         }
         while let Some(bin) = self.slots.get_mut(*from) {
             let is_like = sizes.contains(&bin.bytes) && bin.key.kind == kind;

@@ -390,7 +390,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         let Record { home, marks, .. } = &mut **self.record;
         // SAFETY: as in `store`.
         let store: &Store<A> = unsafe { store_at(home) };
-        let stream = store.allocator.clock().lane(marks.get_mut().home());
+        let stream = store.allocator.clock().stream_id(marks.get_mut().home());
         self.store().tell(EventKind::Free, self.record.about(stream));
     }
 

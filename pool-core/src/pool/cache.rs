@@ -1,6 +1,6 @@
 //! Explicit operations on the cache, which also run when memory is short: fill, trim and clear it.
 
-use crate::block::request::Want;
+use crate::block::request::PoolRequest;
 use crate::device::DeviceAllocator;
 use crate::error::{DeviceError, Why};
 use crate::observe::Reason;
@@ -10,14 +10,18 @@ use std::time::Duration;
 
 impl<A: DeviceAllocator> Store<A> {
     /// Allocates `count` free blocks from the device ahead of time.
-    pub(crate) fn warm_up(&self, want: &Want<'_, A>, count: usize) -> Result<(), DeviceError> {
-        if !want.class.pooled() {
+    pub(crate) fn warm_up(
+        &self,
+        request: &PoolRequest<'_, A>,
+        count: usize,
+    ) -> Result<(), DeviceError> {
+        if !request.class.pooled() {
             let call = "warm up a size that goes past the pool";
             return Err(DeviceError::new(Why::Unsupported, call, 0));
         }
         match self.book.is_blocks() {
-            true => self.warm_up_blocks(want, count),
-            false => self.warm_up_ranges(want, count),
+            true => self.warm_up_blocks(request, count),
+            false => self.warm_up_ranges(request, count),
         }
     }
 

@@ -63,8 +63,8 @@ impl<A: DeviceAllocator> PrivatePool<A> {
         if !clock.owns(stream) {
             return Err(DeviceError::new(Why::Foreign, "bind a stream of another device", 0));
         }
-        let lane = clock.lane(clock.mark(stream));
-        if self.pool.store().privates.bind(lane, self.id, &self.pool.store().flags) {
+        let stream_id = clock.stream_id(clock.mark(stream));
+        if self.pool.store().privates.bind(stream_id, self.id, &self.pool.store().flags) {
             return Ok(());
         }
         Err(DeviceError::new(Why::Other, "bind a stream that is bound already", 0))
@@ -73,8 +73,8 @@ impl<A: DeviceAllocator> PrivatePool<A> {
     /// Unbinds one stream.
     pub fn unbind_one(&self, stream: &StreamOf<A>) {
         let clock = self.pool.allocator().clock();
-        let (store, lane) = (self.pool.store(), clock.lane(clock.mark(stream)));
-        store.privates.unbind_one(lane, &store.flags);
+        let (store, stream_id) = (self.pool.store(), clock.stream_id(clock.mark(stream)));
+        store.privates.unbind_one(stream_id, &store.flags);
     }
 
     /// Ends the capture: unbinds all streams, and orders all later work with the memory, launches

@@ -2,8 +2,8 @@
 //! and then searches again.
 //!
 //! 1. the thread cache, and the free lists of the book ([`Store::allocate`]: the hit);
-//! 2. without an arena, the shelf and the caches of other threads; then other streams' memory that
-//!    is ready;
+//! 2. without an arena, the transfer cache and the caches of other threads; then other streams'
+//!    memory that is ready;
 //! 3. memory whose work a query finds done, or behind an event, by one wait on the device;
 //! 4. with an arena, neighbours that coalesce, and then 1 to 3 again;
 //! 5. the device, after the deferred frees;
@@ -17,7 +17,7 @@
 //!
 //! After each step of 6, 7 and 8 the stages from 1 to 5 are tried again.
 
-use crate::block::request::Want;
+use crate::block::request::PoolRequest;
 #[cfg(any(loom, shuttle))]
 use crate::checker::thread;
 use crate::device::DeviceAllocator;
@@ -85,18 +85,18 @@ struct Progress {
 impl<A: DeviceAllocator> Store<A> {
     /// Serves a request.
     #[inline]
-    pub(crate) fn allocate(&self, want: &Want<'_, A>) -> Result<Grant<A>, Short> {
-        let hit = if self.searches(want) { self.take_from_book(want) } else { None };
+    pub(crate) fn allocate(&self, request: &PoolRequest<'_, A>) -> Result<Grant<A>, Short> {
+        let hit = if self.searches(request) { self.take_from_book(request) } else { None };
         match hit {
             Some(grant) => Ok(grant),
-            None => self.allocate_slow(*want),
+            None => self.allocate_slow(*request),
         }
     }
 
     /// The stages from 2 on. The request comes by value, so that a hit keeps it in registers.
     #[cold]
-    fn allocate_slow(&self, want: Want<'_, A>) -> Result<Grant<A>, Short> {
-        let want = &want;
+    fn allocate_slow(&self, request: PoolRequest<'_, A>) -> Result<Grant<A>, Short> {
+        let request = &request;
         let mut progress = Progress {
             given_back: 0,
             patience: PATIENCE,
@@ -105,22 +105,22 @@ impl<A: DeviceAllocator> Store<A> {
             effort: Effort::Bounded,
             refused: None,
         };
-        let mut short = match self.search_then_device(want, &mut progress) {
+        let mut short = match self.search_then_device(request, &mut progress) {
             Ok(grant) => return Ok(grant),
             Err(error) => error,
         };
         let mut trims = [Trim::Missing, Trim::Others, Trim::All, Trim::AllOthers].into_iter();
         while short.is_want_of_memory() {
             // A request above the limit takes no cached memory from those below it.
-            let is_hopeless = !self.ledger.could_hold(want.class.bytes);
+            let is_hopeless = !self.ledger.could_hold(request.class.bytes);
             let given_back = match trims.next() {
                 Some(_) if is_hopeless => None,
-                Some(trim) => self.trim_for(want, trim, &mut progress.stage),
+                Some(trim) => self.trim_for(request, trim, &mut progress.stage),
                 None if !is_hopeless && self.wait_for_others(&mut progress)
-                    || self.ask_program(want, &mut progress) =>
+                    || self.ask_program(request, &mut progress) =>
                 {
                     // The program may have raised the limit.
-                    let fits = self.ledger.could_hold(want.class.bytes);
+                    let fits = self.ledger.could_hold(request.class.bytes);
                     Some(if fits { self.trim_short(u64::MAX) } else { 0 })
                 }
                 None => break,
@@ -129,21 +129,21 @@ impl<A: DeviceAllocator> Store<A> {
             progress.given_back += given_back;
             self.book.lock().note_retry();
             progress.effort = Effort::All;
-            short = match self.search_then_device(want, &mut progress) {
+            short = match self.search_then_device(request, &mut progress) {
                 Ok(grant) => return Ok(grant),
                 Err(error) => error,
             };
         }
         self.book.lock().note_refusal();
         let cause = progress.refused.unwrap_or(short);
-        let (rounded, stream) = (want.class.bytes, Some(want.key.lane));
+        let (rounded, stream) = (request.class.bytes, Some(request.key.stream_id));
         Err(Short { cause, given_back: progress.given_back, rounded, stream })
     }
 
     /// Gives cached memory back for a request. Returns the bytes, or `None` if there is nothing to
     /// try in this step.
-    fn trim_for(&self, want: &Want<'_, A>, trim: Trim, stage: &mut Stage) -> Option<u64> {
-        let bytes = self.book.bytes_to_grow(want.class.bytes);
+    fn trim_for(&self, request: &PoolRequest<'_, A>, trim: Trim, stage: &mut Stage) -> Option<u64> {
+        let bytes = self.book.bytes_to_grow(request.class.bytes);
         let (own, of_budget) = self.ledger.missing(bytes);
         let missing = match own.max(of_budget) {
             0 => bytes, // the device is short, not a limit
@@ -178,47 +178,47 @@ impl<A: DeviceAllocator> Store<A> {
     /// end, since giving memory back may still help.
     fn search_then_device(
         &self,
-        want: &Want<'_, A>,
+        request: &PoolRequest<'_, A>,
         progress: &mut Progress,
     ) -> Result<Grant<A>, DeviceError> {
         progress.refused = None;
-        let private = want.private.and_then(|id| self.take_private(want, id));
+        let private = request.private.and_then(|id| self.take_private(request, id));
         if let Some(grant) = private {
             return Ok(self.served(|stages| &mut stages.private, grant));
         }
         let found = match self.book.is_blocks() {
-            true => self.search_blocks(want, progress.effort),
-            false => self.search_arena(want, progress.effort),
+            true => self.search_blocks(request, progress.effort),
+            false => self.search_arena(request, progress.effort),
         };
         if let Some((stage, grant)) = note(found, &mut progress.refused) {
-            self.count_out_of_private(want);
+            self.count_out_of_private(request);
             return Ok(self.served(stage, grant));
         }
         progress.given_back += self.settle().0;
-        let fresh = self.grow(want).inspect(|_| self.count_out_of_private(want));
+        let fresh = self.grow(request).inspect(|_| self.count_out_of_private(request));
         fresh.map(|fresh| self.served(progress.stage, fresh))
     }
 
     /// Whether free memory may serve a request: not where it goes past a pool without an arena. A
     /// private pool is searched before.
-    fn searches(&self, want: &Want<'_, A>) -> bool {
-        want.private.is_none() && (want.class.pooled() || !self.book.is_blocks())
+    fn searches(&self, request: &PoolRequest<'_, A>) -> bool {
+        request.private.is_none() && (request.class.pooled() || !self.book.is_blocks())
     }
 
     /// The stages 2 and 3 without an arena.
-    fn search_blocks(&self, want: &Want<'_, A>, effort: Effort) -> Found<A> {
-        if !self.searches(want) {
+    fn search_blocks(&self, request: &PoolRequest<'_, A>, effort: Effort) -> Found<A> {
+        if !self.searches(request) {
             return Ok(None);
         }
-        let gathered = self.gather(want, effort) || effort == Effort::All;
-        if gathered && let Some(grant) = self.take_from_book(want) {
+        let gathered = self.gather(request, effort) || effort == Effort::All;
+        if gathered && let Some(grant) = self.take_from_book(request) {
             return Ok(Some((|stages| &mut stages.elsewhere, grant)));
         }
-        self.search_streams(want, effort)
+        self.search_streams(request, effort)
     }
 
     /// The stages from 2 to 4 with an arena.
-    fn search_arena(&self, want: &Want<'_, A>, effort: Effort) -> Found<A> {
+    fn search_arena(&self, request: &PoolRequest<'_, A>, effort: Effort) -> Found<A> {
         if self.book.is_uncached() {
             // What frees left is the device's; a refusal is counted there.
             let _ = self.trim_book(Goal::all(Reason::Bound));
@@ -226,15 +226,15 @@ impl<A: DeviceAllocator> Store<A> {
         }
         let mut refused = None;
         // A request without a private pool has just searched them, in stage 1.
-        let own_first = want.private.is_some() || effort == Effort::All;
+        let own_first = request.private.is_some() || effort == Effort::All;
         for coalesced in [false, true] {
-            if coalesced && !self.coalesce_book(want, effort) {
+            if coalesced && !self.coalesce_book(request, effort) {
                 break;
             }
-            let own = (own_first || coalesced).then(|| self.take_from_book(want)).flatten();
+            let own = (own_first || coalesced).then(|| self.take_from_book(request)).flatten();
             let found = match own {
                 Some(grant) => Some(((|stages| &mut stages.elsewhere) as Stage, grant)),
-                None => note(self.search_streams(want, effort), &mut refused),
+                None => note(self.search_streams(request, effort), &mut refused),
             };
             if let Some((stage, grant)) = found {
                 let by_coalescing: Stage = |stages| &mut stages.coalesced;
@@ -245,17 +245,17 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// The stages 2 and 3: memory of other streams, and behind events.
-    fn search_streams(&self, want: &Want<'_, A>, effort: Effort) -> Found<A> {
-        if let Some(grant) = self.take_others_ready(want, effort) {
+    fn search_streams(&self, request: &PoolRequest<'_, A>, effort: Effort) -> Found<A> {
+        if let Some(grant) = self.take_others_ready(request, effort) {
             return Ok(Some((|stages| &mut stages.elsewhere, grant)));
         }
-        let found = self.take_not_ready(want, effort)?;
+        let found = self.take_not_ready(request, effort)?;
         Ok(found.map(|grant| ((|stages| &mut stages.behind_event) as Stage, grant)))
     }
 
     /// Counts a block of the book that a private pool has from now on.
-    fn count_out_of_private(&self, want: &Want<'_, A>) {
-        if let Some(id) = want.private {
+    fn count_out_of_private(&self, request: &PoolRequest<'_, A>) {
+        if let Some(id) = request.private {
             self.privates.count_out(id);
         }
     }
@@ -279,14 +279,14 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// Asks the program to drop something.
-    fn ask_program(&self, want: &Want<'_, A>, progress: &mut Progress) -> bool {
+    fn ask_program(&self, request: &PoolRequest<'_, A>, progress: &mut Progress) -> bool {
         let Some(call) = self.on_shortage.lock().clone() else { return false };
         if progress.asked == 0 {
             return false;
         }
         progress.asked -= 1;
         progress.stage = |stages| &mut stages.spared;
-        call(want.class.bytes)
+        call(request.class.bytes)
     }
 
     /// The error of a request that is refused, counted.

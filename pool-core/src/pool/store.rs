@@ -20,7 +20,7 @@ mod tests;
 use crate::block::flags::{Flags, OBSERVED, ZEROES};
 use crate::block::private::{PrivateId, Privates};
 use crate::block::record::{Record, RecordOwner};
-use crate::block::request::Want;
+use crate::block::request::PoolRequest;
 use crate::budget::Budget;
 use crate::budget::ledger::Ledger;
 use crate::cache::caches::ThreadCaches;
@@ -206,9 +206,9 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Returns the stream that requests a block, with the rules for the blocks that it may take.
     #[inline]
-    pub(crate) fn taker<'r>(&'r self, want: &Want<'r, A>) -> Taker<'r, A::Clock> {
+    pub(crate) fn taker<'r>(&'r self, request: &PoolRequest<'r, A>) -> Taker<'r, A::Clock> {
         let (clock, steal) = (self.allocator.clock(), self.bounds.steal);
-        Taker { clock, on: want.on, steal, cpu_touches: A::MEMORY.cpu_touches }
+        Taker { clock, on: request.on, steal, cpu_touches: A::MEMORY.cpu_touches }
     }
 
     /// Returns the bytes that each request needs in addition to those of the buffer.
@@ -244,11 +244,15 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// Takes a block of the private pool that the stream is bound to: a hit in stream order.
-    pub(crate) fn take_private(&self, want: &Want<'_, A>, id: PrivateId) -> Option<Grant<A>> {
-        let taker = self.taker(want);
+    pub(crate) fn take_private(
+        &self,
+        request: &PoolRequest<'_, A>,
+        id: PrivateId,
+    ) -> Option<Grant<A>> {
+        let taker = self.taker(request);
         let ready = |record: &mut Record<A>| record.marks.get_mut().is_ready(&taker);
-        let record = self.privates.take(id, want, ready)?;
-        Some(self.lend_private(want, record))
+        let record = self.privates.take(id, request, ready)?;
+        Some(self.lend_private(request, record))
     }
 
     /// Returns whether another thread holds blocks that may become free in a moment.

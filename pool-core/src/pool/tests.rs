@@ -111,7 +111,7 @@ fn check(pool: &Pool) {
         leases += cache.lease;
     }
     let state = store.book.lock();
-    assert_eq!(state.leased(), leases + state.shelved());
+    assert_eq!(state.leased(), leases + state.transfer_bytes());
     drop(state);
     assert!(pool.trim(0).is_ok());
     assert!(stats.cached_bytes >= cached, "owed blocks are cached, and are not buffers: {stats}");

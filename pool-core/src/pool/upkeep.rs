@@ -2,7 +2,7 @@
 //! figures.
 
 use super::BucketPool;
-use crate::block::request::Want;
+use crate::block::request::PoolRequest;
 use crate::book::arena::MemoryMap;
 use crate::budget::Budget;
 use crate::device::DeviceAllocator;
@@ -53,10 +53,10 @@ impl<A: DeviceAllocator> BucketPool<A> {
                 buffers.collect::<Result<Vec<_>, _>>()?;
                 continue;
             }
-            let want = self.want((on, on), *bytes, A::Kind::default());
-            let want = want.ok_or_else(|| self.cause((on, on), *bytes, A::Kind::default()));
-            let want = want.map(|want| Want { private: None, ..want });
-            let warm = want.and_then(|want| self.store().warm_up(&want, *count));
+            let request = self.pool_request((on, on), *bytes, A::Kind::default());
+            let request = request.ok_or_else(|| self.cause((on, on), *bytes, A::Kind::default()));
+            let request = request.map(|request| PoolRequest { private: None, ..request });
+            let warm = request.and_then(|request| self.store().warm_up(&request, *count));
             // The call may have given memory back for blocks that it did not get in the end.
             warm.inspect_err(|_| self.budget().wake())
                 .map_err(|error| self.store().error(error, *bytes, *bytes, 0))?;

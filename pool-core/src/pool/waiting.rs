@@ -217,7 +217,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
             // What the try above gave back may serve a request that began to wait meanwhile.
             budget.wake();
             let clock = self.pool.allocator().clock();
-            let stream = clock.lane(clock.mark(&self.stream));
+            let stream = clock.stream_id(clock.mark(&self.stream));
             let (tag, requested) = (self.pool.tag, self.bytes);
             let about = About { tag, stream, requested, ..About::default() };
             self.pool.store().tell(EventKind::Wait, about);
@@ -240,8 +240,8 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
         if !self.pool.budget().is_awaited() {
             return self.refused.is_none();
         }
-        let want = self.pool.want((&self.stream, &self.stream), self.bytes, self.kind);
-        want.is_none_or(|want| !self.pool.store().ledger.could_hold(want.class.bytes))
+        let request = self.pool.pool_request((&self.stream, &self.stream), self.bytes, self.kind);
+        request.is_none_or(|request| !self.pool.store().ledger.could_hold(request.class.bytes))
     }
 
     /// Allocates, or returns `None` if a return of memory could serve the request.

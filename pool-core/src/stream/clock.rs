@@ -86,7 +86,7 @@ pub trait StreamClock: Send + Sync + 'static {
     fn is_later(&self, a: Self::Mark, b: Self::Mark) -> bool;
 
     /// Returns the stream id of a mark. A request tries cached blocks with its stream's id first.
-    fn lane(&self, mark: Self::Mark) -> u64;
+    fn stream_id(&self, mark: Self::Mark) -> u64;
 
     /// Returns whether the work that `on` is given from here on already runs after `after`. Makes
     /// no device call, so a pool may ask while it holds a lock.
@@ -179,7 +179,7 @@ impl StreamClock for Immediate {
         true
     }
     #[inline]
-    fn lane(&self, _mark: ()) -> u64 {
+    fn stream_id(&self, _mark: ()) -> u64 {
         0
     }
     #[inline]

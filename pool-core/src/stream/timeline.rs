@@ -371,7 +371,7 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
     }
 
     #[inline]
-    fn lane(&self, mark: Mark) -> u64 {
+    fn stream_id(&self, mark: Mark) -> u64 {
         mark.stream.into()
     }
 

@@ -21,7 +21,7 @@ mod warm;
 
 use super::{Grant, Store};
 use crate::block::record::{Part, Record, RecordOwner, SegmentBlock, Slab};
-use crate::block::request::{Key, Want};
+use crate::block::request::{Key, PoolRequest};
 use crate::book::arena::ArenaConfig;
 use crate::book::figures::BookFigures;
 use crate::book::list::Group;
@@ -86,7 +86,7 @@ pub(crate) struct BookState<A: DeviceAllocator> {
     blocks: Vec<Option<SegmentBlock<A>>>,
     /// Blocks that threads which only free have put there for those that take: a cache of no
     /// thread. Before the slots of its records.
-    shelf: Option<Box<ThreadCache<A>>>,
+    transfer: Option<Box<ThreadCache<A>>>,
     records: Slab<Record<A>>,
     figures: BookFigures,
     /// Cold counts; `counted` adds what follows from the figures.
@@ -97,7 +97,7 @@ pub(crate) struct BookState<A: DeviceAllocator> {
     not_kept: u64,
     /// The calls to the device, and segments.
     calls: DeviceStats,
-    /// Bytes that all thread caches may hold, and the shelf.
+    /// Bytes that all thread caches may hold, and the transfer cache.
     leased: u64,
     /// A cache was refused a lease that others have, and when their leases may end.
     crowded: bool,
@@ -246,11 +246,11 @@ impl<A: DeviceAllocator> PoolBook<A> {
     }
 
     #[inline]
-    fn request(&self, want: &Want<'_, A>) -> BookRequest<A::Kind> {
-        let bytes = want.class.bytes;
-        let group = Group { kind: want.key.kind, small: bytes <= self.apart_above };
-        let up_to = if self.blocks { want.class.up_to } else { u64::MAX };
-        BookRequest { bytes, up_to, group, stream: want.key.lane }
+    fn book_request(&self, request: &PoolRequest<'_, A>) -> BookRequest<A::Kind> {
+        let bytes = request.class.bytes;
+        let group = Group { kind: request.key.kind, small: bytes <= self.apart_above };
+        let up_to = if self.blocks { request.class.up_to } else { u64::MAX };
+        BookRequest { bytes, up_to, group, stream: request.key.stream_id }
     }
 }
 
@@ -259,7 +259,7 @@ impl<A: DeviceAllocator> BookState<A> {
         Self {
             figures: BookFigures::new(config.is_torch()),
             leased: 0,
-            shelf: None,
+            transfer: None,
             crowded: false,
             crowded_at: 0,
             rooms: HashMap::new(),
@@ -275,18 +275,18 @@ impl<A: DeviceAllocator> BookState<A> {
         }
     }
 
-    /// Bytes that all thread caches may hold, and the shelf.
+    /// Bytes that all thread caches may hold, and the transfer cache.
     #[cfg(test)]
     pub(crate) fn leased(&self) -> u64 {
         self.leased
     }
 
-    /// Bytes on the shelf, which are all that its lease is for.
+    /// Bytes in the transfer cache, which are all that its lease is for.
     #[cfg(test)]
-    pub(crate) fn shelved(&self) -> u64 {
-        let Some(shelf) = &self.shelf else { return 0 };
-        assert_eq!(shelf.idle(), shelf.lease);
-        shelf.lease
+    pub(crate) fn transfer_bytes(&self) -> u64 {
+        let Some(transfer) = &self.transfer else { return 0 };
+        assert_eq!(transfer.idle(), transfer.lease);
+        transfer.lease
     }
 
     /// Counts a buffer out; returns false in a closed store, which has one count for all.
@@ -342,16 +342,16 @@ impl<A: DeviceAllocator> Store<A> {
     /// A hit of a book: a free range that needs no call to the device. Looks into the thread's own
     /// cache before, closer than [`Store::hit`] does.
     #[inline]
-    pub(crate) fn take_from_book(&self, want: &Want<'_, A>) -> Option<Grant<A>> {
+    pub(crate) fn take_from_book(&self, request: &PoolRequest<'_, A>) -> Option<Grant<A>> {
         if self.book.uncached {
             return None;
         }
-        let (taker, request) = (self.taker(want), self.book.request(want));
+        let (taker, book_request) = (self.taker(request), self.book.book_request(request));
         let mut own = self.caches.wait_for_own();
         // What thread caches have is no private pool's.
-        let shared = want.private.is_none() && want.class.pooled();
+        let shared = request.private.is_none() && request.class.pooled();
         if let Some(cache) = own.as_mut().filter(|_| shared)
-            && let Some(grant) = self.take_cached_in(cache, want)
+            && let Some(grant) = self.take_cached_in(cache, request)
         {
             return Some(grant);
         }
@@ -359,32 +359,33 @@ impl<A: DeviceAllocator> Store<A> {
         let id = match &mut own {
             Some(cache) => {
                 state.settle(cache);
-                if want.class.up_to > want.class.bytes {
+                if request.class.up_to > request.class.bytes {
                     // The smallest block that serves may be one of them.
-                    state.take_back_like(taker.clock, cache, want);
-                    state
-                        .clear_shelf(|state, shelf| state.take_back_like(taker.clock, shelf, want));
+                    state.take_back_like(taker.clock, cache, request);
+                    state.drain_transfer_cache(|state, transfer| {
+                        state.take_back_like(taker.clock, transfer, request)
+                    });
                 } else if shared
-                    && state.take_from_shelf(cache, (want.key, want.class.bytes))
-                    && let Some(grant) = self.take_cached_in(cache, want)
+                    && state.take_from_transfer_cache(cache, (request.key, request.class.bytes))
+                    && let Some(grant) = self.take_cached_in(cache, request)
                 {
                     return Some(grant);
                 }
                 cache.taken += 1; // a range of the book, or else a block of the device
-                let found = state.book.take(&request, &taker);
+                let found = state.book.take(&book_request, &taker);
                 // What this thread freed a moment ago may coalesce to what it needs.
                 let may = found.is_none() && !self.book.blocks;
                 let more =
                     may && state.take_back(taker.clock, cache, PORTION, ThreadCache::pop) > 0;
-                if more { state.book.take(&request, &taker) } else { found }
+                if more { state.book.take(&book_request, &taker) } else { found }
             }
-            None => state.book.take(&request, &taker),
+            None => state.book.take(&book_request, &taker),
         }?;
-        let lent = state.lend_hit(id, want, taker.clock, self.bounds.statistics)?;
+        let lent = state.lend_hit(id, request, taker.clock, self.bounds.statistics)?;
         self.book.show_turn(state.book.turn);
         drop(state);
         drop(own);
-        Some(lent.grant(want))
+        Some(lent.grant(request))
     }
 
     /// Frees a block into the book. Returns the book, locked, in which the caller gives up its

@@ -6,7 +6,7 @@ use super::BookState;
 use super::device::InTransit;
 use super::give_back::GoneSegment;
 use crate::block::record::RecordOwner;
-use crate::block::request::{Key, Want};
+use crate::block::request::{Key, PoolRequest};
 use crate::cache::ThreadCache;
 use crate::device::{DeviceAllocator, MarkOf};
 use crate::error::{DeviceError, Why};
@@ -50,7 +50,7 @@ impl<A: DeviceAllocator> BookState<A> {
             return true;
         }
         let most = most.saturating_sub(self.rooms_of(key, bytes));
-        let (count, oldest) = self.book.count_of((key.kind, key.lane), bytes);
+        let (count, oldest) = self.book.count_of((key.kind, key.stream_id), bytes);
         if count < most {
             return true;
         }
@@ -78,7 +78,7 @@ impl<A: DeviceAllocator> BookState<A> {
             return MANY;
         }
         let leased = self.rooms_of(key, bytes);
-        let (free, _) = self.book.count_of((key.kind, key.lane), bytes);
+        let (free, _) = self.book.count_of((key.kind, key.stream_id), bytes);
         let granted = most.saturating_sub(leased + free).div_ceil(2).min(MANY as usize);
         *self.rooms.entry((key, bytes)).or_default() += granted;
         u32::try_from(granted).unwrap_or(MANY)
@@ -191,10 +191,10 @@ impl<A: DeviceAllocator> Store<A> {
     /// Takes free blocks from the device ahead of time.
     pub(crate) fn warm_up_blocks(
         &self,
-        want: &Want<'_, A>,
+        request: &PoolRequest<'_, A>,
         count: usize,
     ) -> Result<(), DeviceError> {
-        let (bytes, clock) = (want.class.bytes, self.allocator.clock());
+        let (bytes, clock) = (request.class.bytes, self.allocator.clock());
         let refuse = |call| Err(DeviceError::new(Why::Limit, call, 0));
         self.collect();
         for _ in 0..count {
@@ -206,12 +206,12 @@ impl<A: DeviceAllocator> Store<A> {
                     return refuse("cached limit");
                 }
             }
-            if self.is_bucket_full(want) {
+            if self.is_bucket_full(request) {
                 return refuse("bucket limit");
             }
-            let id = self.grow_range(want)?;
+            let id = self.grow_range(request)?;
             let mut state = self.book.lock();
-            let marks = self.fresh_marks(want.on);
+            let marks = self.fresh_marks(request.on);
             let dirty = state.book.nodes[id].dirty;
             state.book.count_out(bytes);
             state.book.free(clock, id, marks, dirty);
@@ -220,12 +220,13 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// Whether there are as many free blocks of a request's size as the pool keeps.
-    fn is_bucket_full(&self, want: &Want<'_, A>) -> bool {
-        let most = self.bounds.bucket.of(want.class.bytes);
+    fn is_bucket_full(&self, request: &PoolRequest<'_, A>) -> bool {
+        let most = self.bounds.bucket.of(request.class.bytes);
         if most == usize::MAX {
             return false;
         }
         let state = self.book.lock();
-        state.book.count_of((want.key.kind, want.key.lane), want.class.bytes).0 >= most
+        state.book.count_of((request.key.kind, request.key.stream_id), request.class.bytes).0
+            >= most
     }
 }

@@ -4,7 +4,7 @@
 use super::BookState;
 use crate::block::flags::AWAITED;
 use crate::block::record::RecordOwner;
-use crate::block::request::{Key, Want};
+use crate::block::request::{Key, PoolRequest};
 use crate::cache::tally::Changes;
 use crate::cache::{REFUSALS, ThreadCache};
 use crate::device::{DeviceAllocator, StreamOf};
@@ -50,7 +50,7 @@ impl<A: DeviceAllocator> Store<A> {
     ) -> Option<RecordOwner<A>> {
         let clock = self.allocator.clock();
         let now = clock.mark(stream);
-        let key = Key { kind, lane: clock.lane(now) };
+        let key = Key { kind, stream_id: clock.stream_id(now) };
         let (steal, cpu_touches) = (self.bounds.steal, A::MEMORY.cpu_touches);
         let taker = Taker { clock, on: stream, steal, cpu_touches };
         let ready = |marks: &Marks<A::Clock>| {
@@ -68,13 +68,13 @@ impl<A: DeviceAllocator> Store<A> {
     pub(super) fn take_cached_in(
         &self,
         cache: &mut ThreadCache<A>,
-        want: &Want<'_, A>,
+        request: &PoolRequest<'_, A>,
     ) -> Option<Grant<A>> {
-        let taker = self.taker(want);
+        let taker = self.taker(request);
         let ready = |marks: &Marks<A::Clock>| marks.is_ready(&taker);
-        let mut record = cache.take(want.key, want.class.bytes, want.requested, ready)?;
-        record.requested = want.requested;
-        record.marks.get_mut().restart(taker.clock.mark(want.stream));
+        let mut record = cache.take(request.key, request.class.bytes, request.requested, ready)?;
+        record.requested = request.requested;
+        record.marks.get_mut().restart(taker.clock.mark(request.stream));
         let zeroed = !record.dirty;
         Some(Grant { record, fresh: false, zeroed })
     }
@@ -92,8 +92,8 @@ impl<A: DeviceAllocator> Store<A> {
     /// The bin that a block belongs in.
     #[inline]
     fn key(&self, record: &mut RecordOwner<A>) -> Key<A::Kind> {
-        let lane = self.allocator.clock().lane(record.marks.get_mut().home());
-        Key { kind: record.kind, lane }
+        let stream_id = self.allocator.clock().stream_id(record.marks.get_mut().home());
+        Key { kind: record.kind, stream_id }
     }
 
     /// Frees a block that the thread's own cache had no room for: into it, if its lease can be
@@ -160,23 +160,23 @@ impl<A: DeviceAllocator> Store<A> {
     /// Moves the blocks of all thread caches into the book, a portion under the locks at a time,
     /// and ends their leases. Returns whether there were any.
     pub(crate) fn collect(&self) -> bool {
-        // The shelf twice: a thread may take a stack from it before its cache is looked at, and
-        // another may put one there after that.
-        let any = self.empty_shelf();
+        // The transfer cache twice: a thread may take a stack from it before its cache is looked
+        // at, and another may put one there after that.
+        let any = self.empty_transfer_cache();
         let any = self.caches.with(1).fold(any, |any, number| self.empty(number) | any);
-        self.empty_shelf() | any
+        self.empty_transfer_cache() | any
     }
 
-    /// Moves the blocks on the shelf into the book. Returns whether there were any. A pool with an
-    /// arena has no shelf.
-    fn empty_shelf(&self) -> bool {
+    /// Moves the blocks in the transfer cache into the book. Returns whether there were any. A pool
+    /// with an arena has no transfer cache.
+    fn empty_transfer_cache(&self) -> bool {
         if !self.book.is_blocks() {
             return false;
         }
         let (clock, mut any) = (self.allocator.clock(), false);
         loop {
-            let blocks = self.book.lock().clear_shelf(|state, shelf| {
-                state.take_back(clock, shelf, PORTION, ThreadCache::pop)
+            let blocks = self.book.lock().drain_transfer_cache(|state, transfer| {
+                state.take_back(clock, transfer, PORTION, ThreadCache::pop)
             });
             any |= blocks > 0;
             if blocks < PORTION {
@@ -207,27 +207,28 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Moves blocks that may serve a request from the caches of all threads into the book; with all
     /// effort, all blocks. Returns whether there were any.
-    pub(crate) fn gather(&self, want: &Want<'_, A>, effort: Effort) -> bool {
+    pub(crate) fn gather(&self, request: &PoolRequest<'_, A>, effort: Effort) -> bool {
         if effort == Effort::All {
             return self.collect();
         }
         let own = thread_number::get();
-        let mut with_enough = self.caches.with(want.class.bytes);
-        if with_enough.any(|number| number == own) && self.gather_one(own, want) > 0 {
+        let mut with_enough = self.caches.with(request.class.bytes);
+        if with_enough.any(|number| number == own) && self.gather_one(own, request) > 0 {
             return true;
         }
         let clock = self.allocator.clock();
-        let like =
-            |state: &mut BookState<A>, shelf: &mut _| state.take_back_like(clock, shelf, want);
-        let mut found = self.book.lock().clear_shelf(like);
+        let like = |state: &mut BookState<A>, transfer: &mut _| {
+            state.take_back_like(clock, transfer, request)
+        };
+        let mut found = self.book.lock().drain_transfer_cache(like);
         let blind = self.blind.load(Relaxed);
         if blind > 0 {
             self.blind.store(blind - 1, Relaxed);
             return found > 0;
         }
         let mut looks = 0;
-        for number in self.caches.with(want.class.bytes).filter(|number| *number != own) {
-            (looks, found) = (looks + 1, found + self.gather_one(number, want));
+        for number in self.caches.with(request.class.bytes).filter(|number| *number != own) {
+            (looks, found) = (looks + 1, found + self.gather_one(number, request));
         }
         if looks > 0 {
             let in_vain = if found > 0 { 0 } else { self.in_vain.load(Relaxed) + 1 };
@@ -237,11 +238,11 @@ impl<A: DeviceAllocator> Store<A> {
         found > 0
     }
 
-    fn gather_one(&self, number: usize, want: &Want<'_, A>) -> usize {
+    fn gather_one(&self, number: usize, request: &PoolRequest<'_, A>) -> usize {
         let Some(mut cache) = self.caches.enter(number) else { return 0 };
         let mut state = self.book.lock();
         state.settle(&mut cache);
-        state.take_back_like(self.allocator.clock(), &mut cache, want)
+        state.take_back_like(self.allocator.clock(), &mut cache, request)
     }
 
     /// Tells the book what all caches have counted, and looks at their blocks.
@@ -251,7 +252,7 @@ impl<A: DeviceAllocator> Store<A> {
             self.book.lock().settle(&mut cache);
             cache.each(&mut look);
         }
-        self.book.lock().shelf.iter().for_each(|shelf| shelf.each(&mut look));
+        self.book.lock().transfer.iter().for_each(|transfer| transfer.each(&mut look));
     }
 }
 
@@ -283,7 +284,7 @@ impl<A: DeviceAllocator> BookState<A> {
         let many = cache.blocks() >= PORTION as u64 || cache.idle() >= ONLY_FREES_MOST;
         if is_blocks && many && !cache.takes_enough(FREES_FOR_A_TAKE) {
             cache.refusals = REFUSALS;
-            if !self.put_on_shelf(cache, (key, bytes)) {
+            if !self.put_in_transfer_cache(cache, (key, bytes)) {
                 return false;
             }
             cache.refusals = 0;
@@ -347,7 +348,8 @@ impl<A: DeviceAllocator> BookState<A> {
     ) -> u32 {
         let marks = record.marks.get_mut().after(A::MEMORY.cpu_touches);
         let (range, dirty, pooled) = (record.part.range, record.dirty, record.pooled);
-        let key = Key { kind: record.kind, lane: clock.lane(record.marks.get_mut().home()) };
+        let key =
+            Key { kind: record.kind, stream_id: clock.stream_id(record.marks.get_mut().home()) };
         let bytes = record.bytes;
         record.vacate(); // as above
         let segment = self.book.nodes[range].segment;

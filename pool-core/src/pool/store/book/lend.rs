@@ -3,7 +3,7 @@
 
 use super::BookState;
 use crate::block::record::{Part, Record, RecordOwner};
-use crate::block::request::Want;
+use crate::block::request::PoolRequest;
 use crate::device::{DeviceAllocator, MarkOf};
 use crate::pool::store::Grant;
 use crate::stream::clock::StreamClock;
@@ -22,8 +22,8 @@ pub(super) struct Lent<A: DeviceAllocator> {
 impl<A: DeviceAllocator> Lent<A> {
     /// Writes the record. Needs no lock.
     #[inline]
-    pub(super) fn grant(self, want: &Want<'_, A>) -> Grant<A> {
-        let record = Record::new(self.part, self.bytes, want, self.mark);
+    pub(super) fn grant(self, request: &PoolRequest<'_, A>) -> Grant<A> {
+        let record = Record::new(self.part, self.bytes, request, self.mark);
         // SAFETY: slots do not move. The range is live and was not lent before, so no code has the
         // record of its number, and none gets it before the owner frees the range.
         let record = unsafe { RecordOwner::in_slot(self.slot, record) };
@@ -38,7 +38,7 @@ impl<A: DeviceAllocator> BookState<A> {
     pub(super) fn lend(
         &mut self,
         id: u32,
-        want: &Want<'_, A>,
+        request: &PoolRequest<'_, A>,
         clock: &A::Clock,
     ) -> Option<Lent<A>> {
         let node = &self.book.nodes[id];
@@ -46,9 +46,9 @@ impl<A: DeviceAllocator> BookState<A> {
         let block = self.blocks.get(node.segment as usize)?.as_ref()?.share();
         let part = Part { block, offset: node.offset, range: id };
         self.book.count_out(bytes);
-        self.figures.out(bytes, want.requested);
+        self.figures.out(bytes, request.requested);
         let slot = self.records.slot(id);
-        Some(Lent { part, bytes, dirty, slot, mark: clock.mark(want.stream) })
+        Some(Lent { part, bytes, dirty, slot, mark: clock.mark(request.stream) })
     }
 
     /// Lends a live range that was free memory.
@@ -56,32 +56,37 @@ impl<A: DeviceAllocator> BookState<A> {
     pub(super) fn lend_hit(
         &mut self,
         id: u32,
-        want: &Want<'_, A>,
+        request: &PoolRequest<'_, A>,
         clock: &A::Clock,
         statistics: bool,
     ) -> Option<Lent<A>> {
-        let lent = self.lend(id, want, clock)?;
-        self.count_hit(want, !lent.dirty, statistics);
+        let lent = self.lend(id, request, clock)?;
+        self.count_hit(request, !lent.dirty, statistics);
         Some(lent)
     }
 
     /// Counts a request that free memory served.
     #[inline]
-    pub(super) fn count_hit(&mut self, want: &Want<'_, A>, zeroed: bool, statistics: bool) {
+    pub(super) fn count_hit(
+        &mut self,
+        request: &PoolRequest<'_, A>,
+        zeroed: bool,
+        statistics: bool,
+    ) {
         // The rest follows from the figures (`counted`).
-        if statistics && (zeroed || !want.class.pooled()) {
-            let pooled = want.class.pooled();
+        if statistics && (zeroed || !request.class.pooled()) {
+            let pooled = request.class.pooled();
             *(if pooled { &mut self.untouched_hits } else { &mut self.counts.bypasses }) += 1;
         }
     }
 
     /// Counts a request that the device served.
-    pub(super) fn count_miss(&mut self, want: &Want<'_, A>, statistics: bool) {
+    pub(super) fn count_miss(&mut self, request: &PoolRequest<'_, A>, statistics: bool) {
         if !statistics {
             return;
         }
         let counts = &mut self.counts;
-        *(if want.class.pooled() { &mut counts.misses } else { &mut counts.bypasses }) += 1;
-        counts.from_device_bytes = counts.from_device_bytes.saturating_add(want.requested);
+        *(if request.class.pooled() { &mut counts.misses } else { &mut counts.bypasses }) += 1;
+        counts.from_device_bytes = counts.from_device_bytes.saturating_add(request.requested);
     }
 }

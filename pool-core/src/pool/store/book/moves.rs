@@ -3,17 +3,17 @@
 use super::BookState;
 use super::lease::PORTION_LIKE;
 use crate::block::record::RecordOwner;
-use crate::block::request::{Key, Want};
+use crate::block::request::{Key, PoolRequest};
 use crate::cache::ThreadCache;
 use crate::device::DeviceAllocator;
 use crate::stream::clock::StreamClock;
 
-/// Fewer blocks of a size do not go to the shelf.
-const WORTH: u64 = if cfg!(shuttle) { 2 } else { 16 };
-/// Nor do more than these, which a look at the shelf would take one by one.
-const MOST_WORTH: u64 = 1024;
-/// Blocks of a size on the shelf from which on no more are put there.
-const SHELVED: u64 = if cfg!(shuttle) { 4 } else { 256 };
+/// Fewer blocks of a size do not go to the transfer cache.
+const TRANSFER_LEAST: u64 = if cfg!(shuttle) { 2 } else { 16 };
+/// Nor do more than these, which a look at the transfer cache would take one by one.
+const TRANSFER_MOST: u64 = 1024;
+/// Blocks of a size in the transfer cache from which on no more are put there.
+const TRANSFER_FULL: u64 = if cfg!(shuttle) { 4 } else { 256 };
 
 impl<A: DeviceAllocator> BookState<A> {
     /// Moves at most `most` of the blocks of a cache into the book, as `pop` takes them out.
@@ -34,8 +34,8 @@ impl<A: DeviceAllocator> BookState<A> {
             let range = record.part.range;
             bytes += record.bytes;
             if cache.is_limited() {
-                let lane = clock.lane(record.marks.get_mut().home());
-                self.end_rooms(Key { kind: record.kind, lane }, record.bytes, 1);
+                let stream_id = clock.stream_id(record.marks.get_mut().home());
+                self.end_rooms(Key { kind: record.kind, stream_id }, record.bytes, 1);
             }
             // Before the range is free: from then on its slot may be another owner's.
             record.vacate();
@@ -55,16 +55,16 @@ impl<A: DeviceAllocator> BookState<A> {
         &mut self,
         clock: &A::Clock,
         cache: &mut ThreadCache<A>,
-        want: &Want<'_, A>,
+        request: &PoolRequest<'_, A>,
     ) -> usize {
-        let (kind, sizes, mut from) = (want.key.kind, want.sizes(), 0);
+        let (kind, sizes, mut from) = (request.key.kind, request.sizes(), 0);
         self.take_back(clock, cache, PORTION_LIKE, |cache| cache.pop_like(kind, &sizes, &mut from))
     }
 
-    /// Puts all blocks of a size on the shelf, with the lease for them, where a thread finds them
-    /// that takes such blocks: so neither it nor the one that frees them has a step under the lock
-    /// for each. Returns whether they went.
-    pub(super) fn put_on_shelf(
+    /// Puts all blocks of a size in the transfer cache, with the lease for them, where a thread
+    /// finds them that takes such blocks: so neither it nor the one that frees them has a step
+    /// under the lock for each. Returns whether they went.
+    pub(super) fn put_in_transfer_cache(
         &mut self,
         cache: &mut ThreadCache<A>,
         (key, bytes): (Key<A::Kind>, u64),
@@ -72,44 +72,44 @@ impl<A: DeviceAllocator> BookState<A> {
         if cache.is_limited() {
             return false;
         }
-        let shelf = self.shelf.get_or_insert_with(Box::default);
-        let (here, there) = (cache.count(key, bytes), shelf.count(key, bytes));
-        let is_worth = (WORTH..=MOST_WORTH).contains(&here);
-        let goes = !cache.is_closed() && is_worth && there < SHELVED;
-        let moved = if goes { cache.hand_over(shelf, key, bytes) } else { 0 };
-        (shelf.lease, cache.lease) = (shelf.lease + moved, cache.lease - moved);
+        let transfer = self.transfer.get_or_insert_with(Box::default);
+        let (here, there) = (cache.count(key, bytes), transfer.count(key, bytes));
+        let is_worth = (TRANSFER_LEAST..=TRANSFER_MOST).contains(&here);
+        let goes = !cache.is_closed() && is_worth && there < TRANSFER_FULL;
+        let moved = if goes { cache.hand_over(transfer, key, bytes) } else { 0 };
+        (transfer.lease, cache.lease) = (transfer.lease + moved, cache.lease - moved);
         moved > 0
     }
 
-    /// Takes all blocks of a size from the shelf into a cache that has none. Returns whether there
-    /// were any.
-    pub(super) fn take_from_shelf(
+    /// Takes all blocks of a size from the transfer cache into a cache that has none. Returns
+    /// whether there were any.
+    pub(super) fn take_from_transfer_cache(
         &mut self,
         cache: &mut ThreadCache<A>,
         (key, bytes): (Key<A::Kind>, u64),
     ) -> bool {
-        let Some(shelf) = self.shelf.as_mut().filter(|shelf| shelf.idle() > 0) else {
+        let Some(transfer) = self.transfer.as_mut().filter(|transfer| transfer.idle() > 0) else {
             return false;
         };
         if cache.is_closed() || cache.count(key, bytes) > 0 {
             return false;
         }
-        let moved = shelf.hand_over(cache, key, bytes);
+        let moved = transfer.hand_over(cache, key, bytes);
         let lease = cache.lease.max(cache.idle());
-        shelf.lease -= moved;
+        transfer.lease -= moved;
         self.leased = self.leased - moved + lease - cache.lease;
         cache.lease = lease;
         moved > 0
     }
 
-    /// Moves blocks of the shelf into the book, as `move_some` does it. Returns how many.
-    pub(super) fn clear_shelf(
+    /// Moves blocks of the transfer cache into the book, as `move_some` does it. Returns how many.
+    pub(super) fn drain_transfer_cache(
         &mut self,
         move_some: impl FnOnce(&mut Self, &mut ThreadCache<A>) -> usize,
     ) -> usize {
-        let Some(mut shelf) = self.shelf.take() else { return 0 };
-        let blocks = move_some(self, &mut shelf);
-        self.shelf = Some(shelf);
+        let Some(mut transfer) = self.transfer.take() else { return 0 };
+        let blocks = move_some(self, &mut transfer);
+        self.transfer = Some(transfer);
         blocks
     }
 }

@@ -3,7 +3,7 @@
 
 use super::device::{Moving, Piece};
 use crate::block::record::SegmentBlock;
-use crate::block::request::Want;
+use crate::block::request::PoolRequest;
 use crate::book::place::Placement;
 use crate::device::{DeviceAllocator, PageCalls};
 use crate::error::{DeviceError, Why};
@@ -33,17 +33,17 @@ impl<A: DeviceAllocator> Store<A> {
     pub(super) fn grow_pages(
         &self,
         pages: &PageCalls<A>,
-        want: &Want<'_, A>,
+        request: &PoolRequest<'_, A>,
     ) -> Result<u32, DeviceError> {
-        let taker = self.taker(want);
-        match self.grow_by(pages, want, &taker, true) {
+        let taker = self.taker(request);
+        match self.grow_by(pages, request, &taker, true) {
             // What the device lacks with the pages that would be committed ahead, it may have
             // without.
-            Err(error) if error.is_want_of_memory() => self.grow_by(pages, want, &taker, false),
+            Err(error) if error.is_want_of_memory() => self.grow_by(pages, request, &taker, false),
             // Where an event fails, what is not behind one will do.
             Err(_) => {
                 let taker = Taker { steal: StealPolicy::Never, ..taker };
-                self.grow_by(pages, want, &taker, true)
+                self.grow_by(pages, request, &taker, true)
             }
             grown => grown,
         }
@@ -52,20 +52,20 @@ impl<A: DeviceAllocator> Store<A> {
     fn grow_by(
         &self,
         pages: &PageCalls<A>,
-        want: &Want<'_, A>,
+        request: &PoolRequest<'_, A>,
         taker: &Taker<'_, A::Clock>,
         ahead: bool,
     ) -> Result<u32, DeviceError> {
         let Plan { placement, mut pieces, idle, wait } = loop {
-            match self.plan(pages, want, taker, ahead) {
+            match self.plan(pages, request, taker, ahead) {
                 Some(plan) => break plan,
-                None => self.reserve_addresses(pages, want)?,
+                None => self.reserve_addresses(pages, request)?,
             }
         };
         self.decommit(pages, idle, wait, Reason::Bound);
         let ready = ready(taker, &pieces.pieces);
         ready.and_then(|()| self.commit(pages, &mut pieces.pieces))?;
-        let rest = self.fresh_marks(want.on);
+        let rest = self.fresh_marks(request.on);
         let mut state = self.book.lock();
         let pieces = pieces.take_over();
         let ids: Vec<u32> = pieces.iter().map(|piece| piece.id).collect();
@@ -82,15 +82,15 @@ impl<A: DeviceAllocator> Store<A> {
     fn plan<'s>(
         &'s self,
         pages: &PageCalls<A>,
-        want: &Want<'_, A>,
+        request: &PoolRequest<'_, A>,
         taker: &Taker<'_, A::Clock>,
         ahead: bool,
     ) -> Option<Plan<'s, A>> {
-        let (page, request) = (pages.page_bytes, self.book.request(want));
+        let (page, book_request) = (pages.page_bytes, self.book.book_request(request));
         let mut state = self.book.lock();
-        let placement = state.book.place(&request, taker, page)?;
+        let placement = state.book.place(&book_request, taker, page)?;
         let limit = self.ledger.limit_now();
-        let used = state.book.used().saturating_add(request.bytes);
+        let used = state.book.used().saturating_add(book_request.bytes);
         let peak = state.book.used_peak.max(used);
         let most = state.book.config.committed_limit(peak, page).min(limit);
         let needed = self.ledger.reserved().saturating_add(placement.missing);
@@ -110,15 +110,16 @@ impl<A: DeviceAllocator> Store<A> {
     fn reserve_addresses(
         &self,
         pages: &PageCalls<A>,
-        want: &Want<'_, A>,
+        request: &PoolRequest<'_, A>,
     ) -> Result<(), DeviceError> {
         let too_large = DeviceError::new(Why::TooLarge, "reserve addresses", 0);
-        let request = self.book.request(want);
-        let needed = request.bytes.checked_next_multiple_of(pages.page_bytes).ok_or(too_large)?;
+        let book_request = self.book.book_request(request);
+        let needed =
+            book_request.bytes.checked_next_multiple_of(pages.page_bytes).ok_or(too_large)?;
         let bytes = needed.max(pages.address_space.next_multiple_of(pages.page_bytes));
         let block = (pages.reserve)(&self.allocator, bytes)?;
         let mut state = self.book.lock();
-        let whole = state.add_segment(SegmentBlock::new(block), request.group, bytes);
+        let whole = state.add_segment(SegmentBlock::new(block), book_request.group, bytes);
         state.book.put_hole(self.allocator.clock(), whole);
         Ok(())
     }

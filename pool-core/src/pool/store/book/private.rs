@@ -2,7 +2,7 @@
 
 use super::BookState;
 use crate::block::record::RecordOwner;
-use crate::block::request::Want;
+use crate::block::request::PoolRequest;
 use crate::book::node::State;
 use crate::device::DeviceAllocator;
 use crate::lock::LockGuard;
@@ -12,14 +12,18 @@ use crate::stream::marks::Marks;
 
 impl<A: DeviceAllocator> Store<A> {
     /// Lends a cached block of a private pool again.
-    pub(crate) fn lend_private(&self, want: &Want<'_, A>, mut record: RecordOwner<A>) -> Grant<A> {
+    pub(crate) fn lend_private(
+        &self,
+        request: &PoolRequest<'_, A>,
+        mut record: RecordOwner<A>,
+    ) -> Grant<A> {
         let mut state = self.settled();
         state.book.nodes[record.part.range].state = State::Live;
-        record.requested = want.requested;
-        *record.marks.get_mut() = Marks::new(self.allocator.clock().mark(want.stream));
-        state.figures.out(record.bytes, want.requested);
+        record.requested = request.requested;
+        *record.marks.get_mut() = Marks::new(self.allocator.clock().mark(request.stream));
+        state.figures.out(record.bytes, request.requested);
         let zeroed = !record.dirty;
-        state.count_hit(want, zeroed, self.bounds.statistics);
+        state.count_hit(request, zeroed, self.bounds.statistics);
         Grant { record, fresh: false, zeroed }
     }
 

@@ -23,7 +23,7 @@ impl<A: DeviceAllocator> Store<A> {
     fn reading(&self, state: &BookState<A>) -> Reading {
         let (figures, cached_peak) = (state.figures.clone(), state.book.cached_peak);
         let mut reading = Reading { figures, cached: 0, cached_peak, blocks: 0 };
-        reading.blocks = state.shelf.as_ref().map_or(0, |shelf| shelf.blocks());
+        reading.blocks = state.transfer.as_ref().map_or(0, |transfer| transfer.blocks());
         for (changes, blocks) in self.caches.untold() {
             let kept = state.book.kept().saturating_add_signed(reading.cached);
             let most = kept.saturating_sub_signed(changes.allocated.low);
@@ -97,8 +97,8 @@ impl<A: DeviceAllocator> Store<A> {
             own.each(|record| survey.add_cached(self.allocator.clock(), record));
         }
         let state = self.book.lock();
-        if let Some(shelf) = &state.shelf {
-            shelf.each(|record| survey.add_cached(self.allocator.clock(), record));
+        if let Some(transfer) = &state.transfer {
+            transfer.each(|record| survey.add_cached(self.allocator.clock(), record));
         }
         drop(state);
         survey

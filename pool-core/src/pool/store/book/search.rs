@@ -4,7 +4,7 @@
 use super::device::Moving;
 use super::give_back::NODES;
 use super::{BookState, PoolBook};
-use crate::block::request::Want;
+use crate::block::request::PoolRequest;
 use crate::book::BookRequest;
 use crate::book::list::UsedBy;
 use crate::book::node::{RangeNode, State};
@@ -32,13 +32,17 @@ pub(crate) enum Effort {
 impl<A: DeviceAllocator> Store<A> {
     /// Serves a request with a range of another stream that is ready as it is.
     #[cold]
-    pub(crate) fn take_others_ready(&self, want: &Want<'_, A>, effort: Effort) -> Option<Grant<A>> {
-        let (taker, request) = (self.taker(want), self.book.request(want));
-        let of = |user: UsedBy| effort == Effort::All || !user.is_own(request.stream);
+    pub(crate) fn take_others_ready(
+        &self,
+        request: &PoolRequest<'_, A>,
+        effort: Effort,
+    ) -> Option<Grant<A>> {
+        let (taker, book_request) = (self.taker(request), self.book.book_request(request));
+        let of = |user: UsedBy| effort == Effort::All || !user.is_own(book_request.stream);
         let ready = |marks: &After<MarkOf<A>>| taker.are_ready(marks);
-        let (mut state, id) = self.book.take_accepted(&request, of, ready, effort)?;
-        let lent = state.lend_hit(id, want, taker.clock, self.bounds.statistics)?;
-        Some(lent.grant(want))
+        let (mut state, id) = self.book.take_accepted(&book_request, of, ready, effort)?;
+        let lent = state.lend_hit(id, request, taker.clock, self.bounds.statistics)?;
+        Some(lent.grant(request))
     }
 
     /// Serves a request with a range that is not ready, without blocking the host: first one of
@@ -51,15 +55,16 @@ impl<A: DeviceAllocator> Store<A> {
     #[cold]
     pub(crate) fn take_not_ready(
         &self,
-        want: &Want<'_, A>,
+        request: &PoolRequest<'_, A>,
         effort: Effort,
     ) -> Result<Option<Grant<A>>, DeviceError> {
-        let taker = self.taker(want);
+        let taker = self.taker(request);
         let mut refusal = None;
         if !taker.cpu_touches && taker.steal > StealPolicy::Never {
             // Work that waits for the taker's next kernel must not make the taker wait.
             let known = Taker { steal: StealPolicy::Ordered, ..taker };
-            match self.ask(want, &known, (Effort::Bounded, QUERIED), |mark| known.see_done(mark)) {
+            match self.ask(request, &known, (Effort::Bounded, QUERIED), |mark| known.see_done(mark))
+            {
                 Ok(None) => {}
                 Ok(found) => return Ok(found),
                 Err(error) => refusal = Some(error),
@@ -70,7 +75,7 @@ impl<A: DeviceAllocator> Store<A> {
         let last = |step: &StealPolicy| !taker.cpu_touches || *step == taker.steal;
         for steal in steps.into_iter().filter(|step| *step <= taker.steal).filter(last) {
             let step = Taker { steal, ..taker };
-            match self.ask(want, &step, (effort, STREAMS), |mark| step.make_ready(mark)) {
+            match self.ask(request, &step, (effort, STREAMS), |mark| step.make_ready(mark)) {
                 Ok(None) => {}
                 Ok(found) => return Ok(found),
                 Err(error) => refusal = refusal.or(Some(error)),
@@ -83,14 +88,14 @@ impl<A: DeviceAllocator> Store<A> {
     /// tried, so a stream that is stuck does not hold up a request that has a choice.
     fn ask(
         &self,
-        want: &Want<'_, A>,
+        request: &PoolRequest<'_, A>,
         taker: &Taker<'_, A::Clock>,
         (effort, streams): (Effort, usize),
         make_ready: impl Fn(MarkOf<A>) -> Result<Order, DeviceError>,
     ) -> Result<Option<Grant<A>>, DeviceError> {
         let (mut refused, mut refusal) = (Vec::new(), None);
         while effort == Effort::All || refused.len() < streams {
-            let asked = self.take_out(want, taker, &refused, effort);
+            let asked = self.take_out(request, taker, &refused, effort);
             let Some(mut asked) = asked else { break };
             let mut behind = None;
             for mark in asked.pieces.iter().flat_map(|piece| piece.after.marks()) {
@@ -110,8 +115,8 @@ impl<A: DeviceAllocator> Store<A> {
             let mut state = self.book.lock();
             let Some(piece) = asked.take_over().pop() else { break };
             state.book.nodes[piece.id].state = State::Live;
-            let lent = state.lend_hit(piece.id, want, taker.clock, self.bounds.statistics);
-            return Ok(lent.map(|lent| lent.grant(want)));
+            let lent = state.lend_hit(piece.id, request, taker.clock, self.bounds.statistics);
+            return Ok(lent.map(|lent| lent.grant(request)));
         }
         refusal.map_or(Ok(None), Err)
     }
@@ -120,18 +125,18 @@ impl<A: DeviceAllocator> Store<A> {
     /// stream that was refused, nor behind a later one: each stream is asked about once.
     fn take_out<'s>(
         &'s self,
-        want: &Want<'_, A>,
+        request: &PoolRequest<'_, A>,
         taker: &Taker<'_, A::Clock>,
         refused: &[MarkOf<A>],
         effort: Effort,
     ) -> Option<Moving<'s, A>> {
-        let (clock, request) = (taker.clock, self.book.request(want));
+        let (clock, book_request) = (taker.clock, self.book.book_request(request));
         let behind = |mark: &MarkOf<A>| refused.iter().any(|old| clock.is_later(*mark, *old));
         let may = |after: &After<MarkOf<A>>| {
             let marks = after.marks();
             !marks.iter().any(behind) && marks.iter().all(|mark| taker.may_ask(*mark))
         };
-        let (mut state, id) = self.book.take_accepted(&request, |_| true, may, effort)?;
+        let (mut state, id) = self.book.take_accepted(&book_request, |_| true, may, effort)?;
         state.book.nodes[id].state = State::Moving { hole: false };
         let piece = state.piece(id)?;
         Some(self.moving(vec![piece]))
@@ -140,13 +145,13 @@ impl<A: DeviceAllocator> Store<A> {
     /// Moves what thread caches hold into the book, and coalesces neighbours of several streams
     /// that may be waited for. Returns whether that made any range larger.
     #[cold]
-    pub(crate) fn coalesce_book(&self, want: &Want<'_, A>, effort: Effort) -> bool {
-        let taker = self.taker(want);
+    pub(crate) fn coalesce_book(&self, request: &PoolRequest<'_, A>, effort: Effort) -> bool {
+        let taker = self.taker(request);
         let mut any = self.collect();
         let can = |mark: &MarkOf<A>| taker.may_ask(*mark) && taker.clock.is_submitted(*mark);
         let may = |marks: &[MarkOf<A>]| marks.iter().all(can);
-        let request = self.book.request(want);
-        if !self.book.lock().book.may_be_apart(&request) {
+        let book_request = self.book.book_request(request);
+        if !self.book.lock().book.may_be_apart(&book_request) {
             return any;
         }
         let mut from = match effort {
@@ -173,21 +178,21 @@ impl<A: DeviceAllocator> PoolBook<A> {
     /// locked.
     fn take_accepted(
         &self,
-        request: &BookRequest<A::Kind>,
+        book_request: &BookRequest<A::Kind>,
         of: impl Fn(UsedBy) -> bool,
         accept: impl Fn(&After<MarkOf<A>>) -> bool,
         effort: Effort,
     ) -> Option<(LockGuard<'_, BookState<A>>, u32)> {
         let accept = |node: &RangeNode<MarkOf<A>>| accept(&node.marks);
         let mut state = self.lock();
-        let mut found = state.book.find(request, of, accept);
+        let mut found = state.book.find(book_request, of, accept);
         let mut next = (effort == Effort::All).then_some(0);
         while let (None, Some(from)) = (found, next) {
             drop(state);
             state = self.lock();
-            (found, next) = state.book.scan(request, from, NODES, accept);
+            (found, next) = state.book.scan(book_request, from, NODES, accept);
         }
-        let id = state.book.take_part(found?, request.bytes);
+        let id = state.book.take_part(found?, book_request.bytes);
         Some((state, id))
     }
 }

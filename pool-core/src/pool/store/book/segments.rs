@@ -2,7 +2,7 @@
 
 use super::BookState;
 use crate::block::record::SegmentBlock;
-use crate::block::request::Want;
+use crate::block::request::PoolRequest;
 use crate::book::list::Group;
 use crate::device::{DeviceAllocator, Request};
 use crate::error::{DeviceError, Why};
@@ -11,53 +11,58 @@ use crate::pool::store::{Grant, Store};
 impl<A: DeviceAllocator> Store<A> {
     /// Serves a request with memory from the device.
     #[cold]
-    pub(crate) fn grow(&self, want: &Want<'_, A>) -> Result<Grant<A>, DeviceError> {
-        let id = self.grow_range(want)?;
+    pub(crate) fn grow(&self, request: &PoolRequest<'_, A>) -> Result<Grant<A>, DeviceError> {
+        let id = self.grow_range(request)?;
         let nothing = DeviceError::new(Why::Other, "no segment of a range", 0);
         let mut state = self.book.lock();
-        let lent = state.lend(id, want, self.allocator.clock()).ok_or(nothing)?;
-        state.count_miss(want, self.bounds.statistics);
+        let lent = state.lend(id, request, self.allocator.clock()).ok_or(nothing)?;
+        state.count_miss(request, self.bounds.statistics);
         self.book.show_turn(state.book.turn);
-        Ok(Grant { fresh: true, ..lent.grant(want) })
+        Ok(Grant { fresh: true, ..lent.grant(request) })
     }
 
     /// A live range of memory from the device, which is not lent yet.
-    pub(super) fn grow_range(&self, want: &Want<'_, A>) -> Result<u32, DeviceError> {
+    pub(super) fn grow_range(&self, request: &PoolRequest<'_, A>) -> Result<u32, DeviceError> {
         match &self.book.pages {
-            Some(pages) => self.grow_pages(pages, want),
-            None => self.grow_segment(want),
+            Some(pages) => self.grow_pages(pages, request),
+            None => self.grow_segment(request),
         }
     }
 
-    fn grow_segment(&self, want: &Want<'_, A>) -> Result<u32, DeviceError> {
+    fn grow_segment(&self, request: &PoolRequest<'_, A>) -> Result<u32, DeviceError> {
         let too_large = DeviceError::new(Why::TooLarge, "round up to a segment", 0);
-        let request = self.book.request(want);
-        let segment = self.book.lock().book.config.segment_bytes(request.bytes).ok_or(too_large)?;
+        let book_request = self.book.book_request(request);
+        let segment =
+            self.book.lock().book.config.segment_bytes(book_request.bytes).ok_or(too_large)?;
         self.collect_garbage(segment);
-        let (block, bytes) = match self.allocate_segment(want, segment) {
+        let (block, bytes) = match self.allocate_segment(request, segment) {
             // What the device lacks for a whole segment it may have for the request alone.
-            Err(error) if error.is_want_of_memory() && request.bytes < segment => {
-                (self.allocate_segment(want, request.bytes)?, request.bytes)
+            Err(error) if error.is_want_of_memory() && book_request.bytes < segment => {
+                (self.allocate_segment(request, book_request.bytes)?, book_request.bytes)
             }
             taken => (taken?, segment),
         };
-        let rest = self.fresh_marks(want.on);
+        let rest = self.fresh_marks(request.on);
         let mut state = self.book.lock();
-        let id = state.add_segment(SegmentBlock::new(block), request.group, bytes);
+        let id = state.add_segment(SegmentBlock::new(block), book_request.group, bytes);
         state.book.nodes[id].dirty = !A::MEMORY.fresh_is_zeroed;
-        state.calls.segment.up(request.group.small, 1);
-        state.calls.reserved_bytes.up(request.group.small, bytes);
+        state.calls.segment.up(book_request.group.small, 1);
+        state.calls.reserved_bytes.up(book_request.group.small, bytes);
         state.calls.num_device_alloc += 1;
-        Ok(state.book.split_live(self.allocator.clock(), id, request.bytes, rest))
+        Ok(state.book.split_live(self.allocator.clock(), id, book_request.bytes, rest))
     }
 
-    fn allocate_segment(&self, want: &Want<'_, A>, bytes: u64) -> Result<A::Block, DeviceError> {
+    fn allocate_segment(
+        &self,
+        request: &PoolRequest<'_, A>,
+        bytes: u64,
+    ) -> Result<A::Block, DeviceError> {
         let mut reservation = self.ledger.reserve(bytes)?;
         // The segment has the alignment that its ranges promise.
-        let aligned = || self.allocator.aligned(want.key.kind, self.book.alignment).ok();
+        let aligned = || self.allocator.aligned(request.key.kind, self.book.alignment).ok();
         let kind = if self.book.is_blocks() { None } else { aligned() };
-        let request = Request { bytes, kind: kind.unwrap_or(want.key.kind) };
-        let block = self.allocator.allocate(request, want.on)?;
+        let upstream = Request { bytes, kind: kind.unwrap_or(request.key.kind) };
+        let block = self.allocator.allocate(upstream, request.on)?;
         reservation.took(bytes);
         Ok(block)
     }

@@ -58,7 +58,7 @@ impl<A: DeviceAllocator> Store<A> {
     pub(crate) fn stranded(&self, stream: u64, steal: StealPolicy) -> u64 {
         let clock = self.allocator.clock();
         let out_of_reach = |mark: &MarkOf<A>| {
-            clock.lane(*mark) != stream
+            clock.stream_id(*mark) != stream
                 && !clock.is_retired(*mark)
                 && match steal {
                     StealPolicy::Never => true,
@@ -172,7 +172,7 @@ impl<A: DeviceAllocator> BookState<A> {
         };
         let is_used = state == RangeState::Used;
         let stream = match marks {
-            [mark] if !is_used => Some(clock.lane(*mark)),
+            [mark] if !is_used => Some(clock.stream_id(*mark)),
             _ => None,
         };
         let age = if is_used { 0 } else { self.book.turn.saturating_sub(node.freed_at) };

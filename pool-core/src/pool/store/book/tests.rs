@@ -258,16 +258,16 @@ fn a_child_of_a_process_whose_threads_were_inside_is_refused_and_never_waits() {
 }
 
 #[test]
-fn blocks_that_are_passed_on_go_by_the_shelf() {
+fn passed_on_blocks_go_through_the_transfer_cache() {
     let pool = BucketPool::new(SimDevice::new());
-    let shelved = || pool.store().book.lock().shelved();
-    let (mut on_shelf, mut most) = (0, 0);
+    let transfer_bytes = || pool.store().book.lock().transfer_bytes();
+    let (mut in_transfer, mut most) = (0, 0);
     for round in 0..50 {
         let take = |_| pool.allocate(4 * KIB).expect("there is room");
         let taken: Vec<_> = (0..200).map(take).collect();
         most = most.max(pool.stats().reserved_bytes);
         std::thread::scope(|scope| scope.spawn(|| drop(taken)).join()).expect("the thread ends");
-        on_shelf = on_shelf.max(shelved());
+        in_transfer = in_transfer.max(transfer_bytes());
         let stats = [pool.stats(), pool.stats_exact()];
         for stats in stats {
             assert_eq!(stats.cached_bytes, stats.reserved_bytes, "round {round}");
@@ -279,22 +279,22 @@ fn blocks_that_are_passed_on_go_by_the_shelf() {
         let lease = |number| caches.enter(number).map_or(0, |cache| cache.lease);
         let leases: u64 = caches.numbers().map(lease).sum();
         let leased = pool.store().book.lock().leased();
-        assert_eq!(leased, leases + shelved(), "round {round}");
+        assert_eq!(leased, leases + transfer_bytes(), "round {round}");
     }
-    assert!(on_shelf > 0);
-    assert_eq!(most, 200 * 4 * KIB, "what lies on the shelf is used again");
+    assert!(in_transfer > 0);
+    assert_eq!(most, 200 * 4 * KIB, "what lies in the transfer cache is used again");
     assert!(pool.trim(u64::MAX).is_ok());
-    assert_eq!((shelved(), pool.stats().reserved_bytes), (0, 0));
+    assert_eq!((transfer_bytes(), pool.stats().reserved_bytes), (0, 0));
 }
 
 #[test]
-fn another_stream_finds_what_lies_on_the_shelf() {
+fn another_stream_finds_what_lies_in_the_transfer_cache() {
     let device = SimDevice::new();
     let other = device.stream();
     let pool = BucketPool::new(device);
     let taken: Vec<_> = (0..200).map(|_| pool.allocate(4 * KIB).expect("there is room")).collect();
     std::thread::scope(|scope| scope.spawn(|| drop(taken)).join()).expect("the thread ends");
-    assert!(pool.store().book.lock().shelved() > 100 * 4 * KIB);
+    assert!(pool.store().book.lock().transfer_bytes() > 100 * 4 * KIB);
     let on_other: Vec<_> = (0..200).map(|_| pool.allocate_on(&other, 4 * KIB)).collect();
     assert!(on_other.iter().all(Result::is_ok));
     assert_eq!(pool.stats().reserved_bytes, 200 * 4 * KIB);
@@ -315,12 +315,12 @@ fn a_thread_keeps_many_sizes_that_it_takes_and_frees_itself() {
 }
 
 #[test]
-fn the_smallest_block_that_fits_may_lie_on_the_shelf() {
+fn the_smallest_block_that_fits_may_lie_in_the_transfer_cache() {
     let fit = BucketPolicy::Fit { alpha: 2.0 };
     let pool = BucketPool::builder(SimDevice::new()).policy(fit).build();
     let taken: Vec<_> = (0..200).map(|_| pool.allocate(KIB).expect("there is room")).collect();
     std::thread::scope(|scope| scope.spawn(|| drop(taken)).join()).expect("the thread ends");
-    assert!(pool.store().book.lock().shelved() > 0);
+    assert!(pool.store().book.lock().transfer_bytes() > 0);
     drop(pool.allocate(2 * KIB).expect("there is room"));
     assert!(pool.trim(0).is_ok());
     let smallest = pool.allocate(KIB).expect("there is room");

@@ -1,6 +1,6 @@
 //! Memory taken ahead of time.
 
-use crate::block::request::Want;
+use crate::block::request::PoolRequest;
 use crate::device::DeviceAllocator;
 use crate::error::{DeviceError, Why};
 use crate::pool::store::Store;
@@ -11,22 +11,22 @@ impl<A: DeviceAllocator> Store<A> {
     /// Takes memory until `count` blocks of a request's size fit at once. Counts no request.
     pub(crate) fn warm_up_ranges(
         &self,
-        want: &Want<'_, A>,
+        request: &PoolRequest<'_, A>,
         count: usize,
     ) -> Result<(), DeviceError> {
         let mut ranges = Vec::new();
         let mut result = Ok(());
         for _ in 0..count {
-            let free = self.free_range(want);
+            let free = self.free_range(request);
             let is_fresh = free.is_none();
-            match free.map_or_else(|| self.grow_range(want), Ok) {
+            match free.map_or_else(|| self.grow_range(request), Ok) {
                 Ok(id) => {
                     let mut state = self.book.lock();
                     let node = &mut state.book.nodes[id];
                     if is_fresh && !A::MEMORY.cpu_touches {
                         // The device, and the streams that used parts of it, were waited for on the
                         // stream of the request only.
-                        node.marks = After::One(self.allocator.clock().mark(want.on));
+                        node.marks = After::One(self.allocator.clock().mark(request.on));
                     }
                     let bytes = node.bytes;
                     state.book.count_out(bytes);
@@ -56,8 +56,8 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// A live range out of free memory, which is not lent.
-    fn free_range(&self, want: &Want<'_, A>) -> Option<u32> {
-        let taker = self.taker(want);
-        self.book.lock().book.take(&self.book.request(want), &taker)
+    fn free_range(&self, request: &PoolRequest<'_, A>) -> Option<u32> {
+        let taker = self.taker(request);
+        self.book.lock().book.take(&self.book.book_request(request), &taker)
     }
 }
