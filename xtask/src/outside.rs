@@ -11,11 +11,12 @@ pub(crate) const MIRIFLAGS: &str = "-Zmiri-disable-isolation";
 pub(crate) const ASAN_OPTIONS: &str = "detect_leaks=0";
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Test files of pool-core that Miri ends within minutes; loops are shorter there (`cfg!(miri)`).
-const CORE: &str = "lives caching clearing cpu_visible captures book";
+/// Files of pool-core's tests that Miri ends within minutes; loops are shorter there
+/// (`cfg!(miri)`).
+const CORE: &str = "lives:: caching:: zeroing:: cpu_visible:: captures:: book::";
 /// More of them, for `--deep`, each of which takes many minutes.
-const CORE_DEEP: &str =
-    "limits presets arena streams failures regressions regressions_arena regressions_faults";
+const CORE_DEEP: &str = "limits:: presets:: arena:: streams:: failures:: regressions:: \
+                         regressions_arena:: regressions_faults::";
 /// Unit tests of pool-host without pages of the tcache, which Miri fills byte by byte.
 const HOST: &str = "depot::class";
 
@@ -38,15 +39,15 @@ pub(crate) fn nightly() -> Command {
 
 /// The commands of the Miri step.
 pub(crate) fn miri(deep: bool) -> Vec<String> {
-    let files = |names: &str| names.replace(' ', " --test ");
+    let test = |what: &str| format!("miri test --locked --package {what}");
     let mut lines = vec![
-        format!("miri test --locked --package pool-core --test {}", files(CORE)),
-        format!("miri test --locked --package pool-host --lib {HOST}"),
+        test(&format!("pool-core --test pool -- {CORE}")),
+        test(&format!("pool-host --lib {HOST}")),
     ];
     if deep {
-        let further = files(CORE_DEEP);
-        lines.push(format!("miri test --locked --package pool-core --lib --test {further}"));
-        lines.push("miri test --locked --package pool-host --lib --test conformance".to_owned());
+        lines.push(test("pool-core --lib"));
+        lines.push(test(&format!("pool-core --test pool -- {CORE_DEEP}")));
+        lines.push(test("pool-host --lib --test conformance"));
     }
     lines
 }
@@ -55,7 +56,7 @@ pub(crate) fn miri(deep: bool) -> Vec<String> {
 pub(crate) fn threads(deep: bool) -> Vec<String> {
     let test = |what: &str| format!("test --locked -Zbuild-std --target {TARGET} {what}");
     let mut lines = vec![
-        test("--package pool-core --test lives --test limits"),
+        test("--package pool-core --test pool -- lives:: limits::"),
         test("--package pool-host --lib -- depot tcache random_blocks"),
     ];
     if deep {
@@ -89,6 +90,6 @@ mod tests {
         assert!(miri(true).len() > miri(false).len());
         assert!(addresses(true).len() > addresses(false).len());
         let all = threads(true).join(" ");
-        assert!(!all.contains("--test ") && threads(false).join(" ").contains("--test lives"));
+        assert!(!all.contains("--test ") && threads(false).join(" ").contains("lives::"));
     }
 }

@@ -463,7 +463,7 @@ impl<A: DeviceAllocator> Store<A> {
         };
         let range = part.offset..part.offset + bytes;
         // SAFETY: the range is borrowed alone, and ranges that are lent do not overlap
-        // (book/check.rs; `tests/schedules.rs`).
+        // (book/check.rs; `tests/pool/schedules.rs`).
         unsafe { zero_part(&self.allocator, part.segment(), range, on) }
     }
 

@@ -3,10 +3,7 @@
 //! observers.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-#[path = "shared/hooked.rs"]
-mod hooked;
-
-use hooked::{Hooked, configs, outcome, program};
+use crate::hooked::{Hooked, configs, outcome, program};
 use pool_core::sim::SimDevice;
 use pool_core::{ArenaConfig, BucketPool, Budget, MIB, PoolEvent, StealPolicy};
 use std::panic::resume_unwind;

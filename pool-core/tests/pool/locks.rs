@@ -1,10 +1,7 @@
 //! A pool is in no thread cache and has not locked its book while it calls its allocator: at each
 //! call, another thread enters them.
 
-#[path = "shared/hooked.rs"]
-mod hooked;
-
-use hooked::{Hooked, configs, program};
+use crate::hooked::{Hooked, configs, program};
 use pool_core::sim::SimDevice;
 use pool_core::{BucketPool, MIB, StealPolicy};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

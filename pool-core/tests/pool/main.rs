@@ -1,0 +1,30 @@
+//! What a pool promises, over the simulated device. `cargo test --test pool limits::` runs one
+//! file.
+
+mod arena;
+mod book;
+mod budgets;
+mod caches;
+mod caching;
+mod captures;
+mod cpu_visible;
+mod erased;
+mod failures;
+mod hooked;
+mod limits;
+mod lives;
+mod locks;
+mod many_blocks;
+mod observers;
+mod panics;
+mod presets;
+mod refusals;
+mod regressions;
+mod regressions_arena;
+mod regressions_faults;
+mod schedules;
+mod scripts;
+mod sim;
+mod streams;
+mod waiting;
+mod zeroing;
