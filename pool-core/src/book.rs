@@ -71,9 +71,9 @@ pub(crate) struct Book<C: StreamClock, K> {
     /// Free blocks by age, where blocks are lent whole.
     ages: Ages,
     /// Blocks that go back to the device with the next call that may call it.
-    pub(crate) owed: Vec<u32>,
+    pub(crate) deferred: Vec<u32>,
     /// Their bytes.
-    owed_bytes: u64,
+    deferred_bytes: u64,
 }
 
 /// A request, with all that a search needs.
@@ -107,8 +107,8 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
             find_from: 0,
             counts: None,
             ages: Ages::EMPTY,
-            owed: Vec::new(),
-            owed_bytes: 0,
+            deferred: Vec::new(),
+            deferred_bytes: 0,
             config,
         }
     }
@@ -173,7 +173,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
 
     /// Bytes of free memory, with that which goes back to the device.
     pub(crate) fn cached_bytes(&self) -> u64 {
-        self.kept() + self.owed_bytes
+        self.kept() + self.deferred_bytes
     }
 
     /// Lets the peak of free bytes start again.
@@ -182,7 +182,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     }
 
     /// Takes over how a thread cache has changed the allocated bytes.
-    pub(crate) fn settle(&mut self, allocated: Change) {
+    pub(crate) fn add_change(&mut self, allocated: Change) {
         self.used_peak = self.used_peak.max(self.used().saturating_add_signed(allocated.peak));
         let cached = self.kept().saturating_sub_signed(allocated.low);
         self.cached_peak = self.cached_peak.max(cached);
@@ -201,17 +201,17 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         clock: &C,
         range: u32,
         marks: After<C::Mark>,
-        (dirty, freed_at): (bool, u64),
+        (unzeroed, freed_at): (bool, u64),
     ) {
         self.in_caches -= self.nodes[range].bytes.cast_signed();
-        self.free_at(clock, range, marks, (dirty, freed_at));
+        self.free_at(clock, range, marks, (unzeroed, freed_at));
     }
 
-    /// Takes a block back. A new owner must be ordered after all of `marks`. `dirty`: whether old
-    /// contents may show.
+    /// Takes a block back. A new owner must be ordered after all of `marks`. `unzeroed`: whether
+    /// old contents may show.
     #[inline]
-    pub(crate) fn free(&mut self, clock: &C, range: u32, marks: After<C::Mark>, dirty: bool) {
-        self.free_at(clock, range, marks, (dirty, self.turn));
+    pub(crate) fn free(&mut self, clock: &C, range: u32, marks: After<C::Mark>, unzeroed: bool) {
+        self.free_at(clock, range, marks, (unzeroed, self.turn));
     }
 
     #[inline]
@@ -220,11 +220,11 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         clock: &C,
         id: u32,
         marks: After<C::Mark>,
-        (dirty, freed_at): (bool, u64),
+        (unzeroed, freed_at): (bool, u64),
     ) {
         let node = &mut self.nodes[id];
         let bytes = node.bytes;
-        node.dirty = dirty;
+        node.unzeroed = unzeroed;
         node.freed_nth = 0;
         self.used -= bytes;
         self.release(clock, id, marks, freed_at);

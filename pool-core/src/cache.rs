@@ -63,8 +63,8 @@ impl<A: DeviceAllocator> ThreadCache<A> {
 
     /// Bytes of its blocks.
     #[inline]
-    pub(crate) fn idle(&self) -> u64 {
-        self.tally.idle()
+    pub(crate) fn cached_bytes(&self) -> u64 {
+        self.tally.cached()
     }
 
     /// Takes the newest block of a size and stream for `requested` bytes of it, if it is `ready`.
@@ -94,13 +94,13 @@ impl<A: DeviceAllocator> ThreadCache<A> {
         mut record: RecordOwner<A>,
         turn: u64,
     ) -> Result<(), RecordOwner<A>> {
-        let idle = self.tally.idle() + record.bytes;
-        if idle > self.lease {
+        let cached = self.tally.cached() + record.bytes;
+        if cached > self.lease {
             return Err(record);
         }
         let bin = self.bins.find(key, record.bytes).filter(|bin| bin.has_room());
         let Some(bin) = bin else { return Err(record) };
-        self.tally.back(idle, record.requested);
+        self.tally.back(cached, record.requested);
         record.turn = turn.max(self.turn.wrapping_add(self.tally.takes()));
         record.stamp = self.tally.keep();
         bin.put(record);
@@ -137,7 +137,7 @@ impl<A: DeviceAllocator> ThreadCache<A> {
         let bin = self.bins.find_or_add(key, record.bytes, more).filter(|bin| bin.has_room());
         let Some(bin) = bin else { return Err(record) };
         record.stamp = self.tally.keep();
-        self.tally.moved(self.tally.idle() + record.bytes);
+        self.tally.moved(self.tally.cached() + record.bytes);
         bin.put(record);
         Ok(())
     }
@@ -166,14 +166,14 @@ impl<A: DeviceAllocator> ThreadCache<A> {
     }
 
     /// Takes away the room that the bin of a size has from the book. Returns for how many blocks.
-    pub(crate) fn take_room(&mut self, key: Key<A::Kind>, bytes: u64) -> u32 {
-        self.bins.take_room(key, bytes)
+    pub(crate) fn take_bin_lease(&mut self, key: Key<A::Kind>, bytes: u64) -> u32 {
+        self.bins.take_bin_lease(key, bytes)
     }
 
     /// Takes away the room that the bins of an empty cache have from the book. Calls `end` for each
     /// that had any.
-    pub(crate) fn end_rooms(&mut self, end: impl FnMut(Key<A::Kind>, u64, u32)) {
-        self.bins.end_rooms(end);
+    pub(crate) fn end_bin_leases(&mut self, end: impl FnMut(Key<A::Kind>, u64, u32)) {
+        self.bins.end_bin_leases(end);
     }
 
     /// Whether 64 blocks were refused since a portion went.
@@ -213,7 +213,7 @@ impl<A: DeviceAllocator> ThreadCache<A> {
     /// Counts a block that goes to the book.
     fn leave(&mut self, record: &RecordOwner<A>) {
         self.tally.leave();
-        self.tally.moved(self.tally.idle() - record.bytes);
+        self.tally.moved(self.tally.cached() - record.bytes);
     }
 
     /// Looks at each block.

@@ -190,7 +190,7 @@ pub struct Memory {
     /// The time from which a fresh block may be used.
     pub allocating: Allocating,
     /// The time at which [`DeviceAllocator::zero`] takes effect.
-    pub clearing: Clearing,
+    pub zeroing: Zeroing,
     /// The policy of a pool that sets none: what programs over this memory expect.
     pub default_zero: ZeroPolicy,
 }
@@ -207,7 +207,7 @@ pub enum Allocating {
 
 /// The time at which zeroing takes effect, in the order of a device's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Clearing {
+pub enum Zeroing {
     /// At once: the memory is zeroed when the call returns.
     AtOnce,
     /// In the order of the stream that the call names.
@@ -225,7 +225,7 @@ impl Memory {
         free_in_drop: false,
         fresh_is_zeroed: false,
         allocating: Allocating::AtOnce,
-        clearing: Clearing::InOrder,
+        zeroing: Zeroing::InOrder,
         default_zero: ZeroPolicy::Never,
     };
     /// Ordinary memory of this process.
@@ -233,7 +233,7 @@ impl Memory {
         cpu_touches: true,
         free_in_drop: true,
         fresh_is_zeroed: true,
-        clearing: Clearing::AtOnce,
+        zeroing: Zeroing::AtOnce,
         ..Self::DEVICE
     };
 }

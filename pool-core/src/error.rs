@@ -59,7 +59,7 @@ impl DeviceError {
     }
 
     /// Returns whether the call could succeed after memory was given back.
-    pub(crate) fn is_want_of_memory(self) -> bool {
+    pub(crate) fn is_out_of_memory(self) -> bool {
         matches!(self.why, Why::OutOfMemory | Why::Limit)
     }
 

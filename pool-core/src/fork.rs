@@ -34,12 +34,12 @@ pub fn watch_forks() {
     }
     extern "C" fn in_parent() {
         // SAFETY: `before` has run on this thread.
-        unsafe { thread_number::let_go() };
+        unsafe { thread_number::release() };
     }
     extern "C" fn in_child() {
         FORKS.fetch_add(1, Relaxed);
         // SAFETY: as above.
-        unsafe { thread_number::let_go() };
+        unsafe { thread_number::release() };
     }
     // Once, and without a lock, which could be held for ever in a child.
     static WATCHED: AtomicBool = AtomicBool::new(false);

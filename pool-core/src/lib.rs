@@ -52,8 +52,8 @@ pub use config::{ConfigError, PoolConfig};
 pub use device::transfer::{Arrival, Transfer, TransferLater};
 pub use device::zero::ZeroPolicy;
 pub use device::{
-    Allocating, Clearing, CommitCall, DecommitCall, DeviceAllocator, Handles, MarkOf, Memory,
-    PageCalls, ReleaseCall, Request, Sliceable, StreamOf, VirtualMemory, WholeBlocks,
+    Allocating, CommitCall, DecommitCall, DeviceAllocator, Handles, MarkOf, Memory, PageCalls,
+    ReleaseCall, Request, Sliceable, StreamOf, VirtualMemory, WholeBlocks, Zeroing,
 };
 pub use erased::{AnyBuffer, AnyPool};
 pub use error::{AllocError, DeviceError, Figures, Verdict, Why};

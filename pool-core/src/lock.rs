@@ -56,7 +56,7 @@ unsafe impl RawMutex for Swap {
     }
 
     /// Releases the lock. This store is the last access to the lock, so the thread that takes it
-    /// next may free it (`hold.rs`).
+    /// next may free it (`reference.rs`).
     #[inline]
     unsafe fn unlock(&self) {
         self.0.store(false, Release);

@@ -4,11 +4,11 @@ pub(crate) mod buffer;
 pub(crate) mod builder;
 mod cache;
 pub(crate) mod guards;
-mod hold;
 pub(crate) mod host_memory;
 #[cfg(all(test, loom))]
 mod model;
 pub(crate) mod private_pool;
+mod reference;
 mod report;
 mod stages;
 mod store;
@@ -22,12 +22,12 @@ use crate::block::flags::{BOUND, OBSERVED};
 use crate::block::record::RecordOwner;
 use crate::block::request::{Key, PoolRequest};
 use crate::device::zero::ZeroPolicy;
-use crate::device::{Clearing, DeviceAllocator, StreamOf};
+use crate::device::{DeviceAllocator, StreamOf, Zeroing};
 use crate::error::{AllocError, DeviceError, Why};
 use crate::observe::EventKind;
 use crate::observe::tag::Tag;
 use crate::pool::buffer::PooledBuffer;
-use crate::pool::hold::Owner;
+use crate::pool::reference::Owner;
 use crate::pool::stages::Short;
 use crate::pool::store::{Grant, Store};
 use crate::stream::clock::StreamClock;
@@ -288,8 +288,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
         }
         let mut record = store.hit(stream, bytes, kind, BOUND)?;
         record.tag = self.tag;
-        let home = record.marks.get_mut().home();
-        store.tell(EventKind::Hit, record.about(self.allocator().clock().stream_id(home)));
+        let own = record.marks.get_mut().own();
+        store.tell(EventKind::Hit, record.about(self.allocator().clock().stream_id(own)));
         Some(PooledBuffer::new(&self.owner, record))
     }
 
@@ -344,8 +344,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ) -> Result<PooledBuffer<A>, Short> {
         let clock = self.allocator().clock();
         // If zeroing runs ahead of the stream, the block must be ready ahead too.
-        let clears = zeroed || self.zero != ZeroPolicy::Never;
-        let ahead = clears && matches!(A::MEMORY.clearing, Clearing::Ahead);
+        let zeroes = zeroed || self.zero != ZeroPolicy::Never;
+        let ahead = zeroes && matches!(A::MEMORY.zeroing, Zeroing::Ahead);
         let ahead = ahead.then(|| clock.ahead_of(stream));
         let on = ahead.as_ref().unwrap_or(stream);
         let Some(request) = self.pool_request((stream, on), bytes, kind) else {
@@ -355,21 +355,21 @@ impl<A: DeviceAllocator> BucketPool<A> {
         if self.store().flags.any(OBSERVED) || (fresh && self.store().has_observers()) {
             self.tell_served(&request, &mut record, fresh);
         }
-        let bytes_to_clear = match self.zero {
+        let bytes_to_zero = match self.zero {
             _ if is_zeroed => 0,
             ZeroPolicy::Never if zeroed => bytes,
             ZeroPolicy::Never => 0,
             ZeroPolicy::OnAllocate | ZeroPolicy::OnReturn => record.bytes,
         };
         let mut buffer = PooledBuffer::new(&self.owner, record);
-        if bytes_to_clear > 0
-            && let Err(cause) = buffer.zero(bytes_to_clear, stream)
+        if bytes_to_zero > 0
+            && let Err(cause) = buffer.zero(bytes_to_zero, stream)
         {
             buffer.guard(fresh, true);
             drop(buffer.detach()); // the block may be broken, so it is not cached
             return Err(Short::early(cause, bytes));
         }
-        buffer.guard(fresh, is_zeroed || bytes_to_clear > 0);
+        buffer.guard(fresh, is_zeroed || bytes_to_zero > 0);
         Ok(buffer)
     }
 
@@ -382,8 +382,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
             (true, false) => EventKind::Bypass,
             (false, _) => EventKind::Hit,
         };
-        let home = record.marks.get_mut().home();
-        self.store().tell(kind, record.about(self.allocator().clock().stream_id(home)));
+        let own = record.marks.get_mut().own();
+        self.store().tell(kind, record.about(self.allocator().clock().stream_id(own)));
     }
 
     /// Returns a handle to this pool whose requests carry a tag for observers

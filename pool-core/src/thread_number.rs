@@ -92,7 +92,7 @@ pub(crate) fn hold() {
 ///
 /// This thread called [`hold`], or is the only thread of a child whose parent called it.
 #[cfg(all(unix, not(any(miri, loom, shuttle))))]
-pub(crate) unsafe fn let_go() {
+pub(crate) unsafe fn release() {
     // SAFETY: the caller meets this function's safety conditions.
     unsafe { TAKEN.force_unlock() };
 }

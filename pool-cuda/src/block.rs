@@ -76,16 +76,16 @@ impl CudaView<'_> {
     }
 }
 
-/// Orders one of cudarc's calls on `on` behind the stream `home` that the memory is ordered on.
+/// Orders one of cudarc's calls on `on` behind the stream `own` that the memory is ordered on.
 /// cudarc takes no error here. Between contexts, or if the driver refuses, the host waits.
-pub(crate) fn guard<'a>(home: &CudaStream, on: &'a CudaStream) -> SyncOnDrop<'a> {
-    let same_context = on.context().cu_ctx() == home.context().cu_ctx();
-    if same_context && on.cu_stream() == home.cu_stream() {
+pub(crate) fn guard<'a>(own: &CudaStream, on: &'a CudaStream) -> SyncOnDrop<'a> {
+    let same_context = on.context().cu_ctx() == own.context().cu_ctx();
+    if same_context && on.cu_stream() == own.cu_stream() {
         return SyncOnDrop::Sync(None);
     }
-    if !same_context || on.join(home).is_err() {
+    if !same_context || on.join(own).is_err() {
         // A second time, since the first may tell an error that some drop has left.
-        let waited = home.synchronize().or_else(|_| home.synchronize());
+        let waited = own.synchronize().or_else(|_| own.synchronize());
         on.context().record_err(waited);
     }
     SyncOnDrop::Sync(Some(on))

@@ -154,7 +154,12 @@ impl<S: Source> CudaMemory<S> {
         self.waiting.free(block, after, |block, after| self.give(block, after))
     }
 
-    fn clear(&self, at: sys::CUdeviceptr, bytes: u64, on: &PoolStream) -> Result<(), DeviceError> {
+    fn zero_at(
+        &self,
+        at: sys::CUdeviceptr,
+        bytes: u64,
+        on: &PoolStream,
+    ) -> Result<(), DeviceError> {
         let (bytes, stream) = (size(bytes)?, on.raw().handle()?);
         let call = "cuMemsetD8Async on the legacy stream beside a capture";
         self.device.events().spare_captures(on.raw(), call)?;
@@ -227,7 +232,7 @@ impl<S: Source> DeviceAllocator for CudaMemory<S> {
 
     /// Zeroes at most the bytes of the block, which has no other user.
     fn zero(&self, block: &mut CudaBlock, bytes: u64, on: &PoolStream) -> Result<(), DeviceError> {
-        self.clear(block.at, bytes.min(block.bytes), on)
+        self.zero_at(block.at, bytes.min(block.bytes), on)
     }
 }
 
@@ -246,7 +251,7 @@ impl<S: Source> Sliceable for CudaMemory<S> {
         bytes: Range<u64>,
         on: &PoolStream,
     ) -> Result<(), DeviceError> {
-        self.clear(block.at + bytes.start, bytes.end - bytes.start, on)
+        self.zero_at(block.at + bytes.start, bytes.end - bytes.start, on)
     }
 }
 

@@ -134,8 +134,8 @@ impl CudaDevice {
 /// device ([`CudaDevice::enable_access_to`],
 /// [`CudaAsyncAllocator::let_use`](crate::CudaAsyncAllocator::let_use)).
 ///
-/// The stream is ordered behind the buffer's earlier uses, and `home` behind the stream's work: an
-/// event each way, since two devices have two clocks. `home` is any stream of the buffer's own
+/// The stream is ordered behind the buffer's earlier uses, and `own` behind the stream's work: an
+/// event each way, since two devices have two clocks. `own` is any stream of the buffer's own
 /// device; choose one that has little to do. cudarc's own copies and fills of memory of another
 /// device block the host.
 ///
@@ -154,21 +154,21 @@ impl CudaDevice {
 /// use bucketpool::cuda::{CudaAllocator, CudaDevice, use_on_peer};
 ///
 /// # let (first, second) = (CudaDevice::new(0)?, CudaDevice::new(1)?);
-/// # let (home, stream) = (first.context().new_stream()?, second.context().new_stream()?);
-/// # let (home, there) = (first.stream(&home)?, second.stream(&stream)?);
+/// # let (own, stream) = (first.context().new_stream()?, second.context().new_stream()?);
+/// # let (own, there) = (first.stream(&own)?, second.stream(&stream)?);
 /// second.enable_access_to(&first)?;
 /// let pool = BucketPool::new(CudaAllocator::on(first));
-/// let buffer = pool.allocate_on(&home, KIB)?;
-/// use_on_peer(&buffer, &home, (&second, &there), |view| {
+/// let buffer = pool.allocate_on(&own, KIB)?;
+/// use_on_peer(&buffer, &own, (&second, &there), |view| {
 ///     stream.memset_zeros(&mut &*view) // blocks the host; a kernel with `view.as_ptr()` does not
 /// })??;
-/// let wrong = use_on_peer(&buffer, &home, (&second, &home), |_| ()).unwrap_err();
-/// assert_eq!(wrong.why, Why::Foreign); // `home` is no stream of `second`
+/// let wrong = use_on_peer(&buffer, &own, (&second, &own), |_| ()).unwrap_err();
+/// assert_eq!(wrong.why, Why::Foreign); // `own` is no stream of `second`
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn use_on_peer<A: Vram, R>(
     buffer: &PooledBuffer<A>,
-    home: &PoolStream,
+    own: &PoolStream,
     (device, stream): (&CudaDevice, &PoolStream),
     work: impl FnOnce(&A::View<'_>) -> R,
 ) -> Result<R, DeviceError> {
@@ -176,21 +176,21 @@ pub fn use_on_peer<A: Vram, R>(
     if !device.clock().owns(stream) {
         return Err(DeviceError::new(Why::Foreign, "use on a stream of another device", 0));
     }
-    if here.clock().is_capturing(home) || device.clock().is_capturing(stream) {
+    if here.clock().is_capturing(own) || device.clock().is_capturing(stream) {
         return Err(DeviceError::new(Why::NotSubmitted, "use on a peer in a capture", 0));
     }
-    let used = buffer.on(home)?;
-    let before = here.events().record(home.raw())?;
+    let used = buffer.on(own)?;
+    let before = here.events().record(own.raw())?;
     device.events().wait(stream.raw(), &before)?;
-    let _behind = Behind { here, home, device, stream };
+    let _behind = Behind { here, own, device, stream };
     Ok(work(&used))
     // `_behind` goes first, and then `used` ends, on a stream that is behind the other's.
 }
 
-/// Its drop orders `home` behind the work of `stream`, also if the work has panicked.
+/// Its drop orders `own` behind the work of `stream`, also if the work has panicked.
 struct Behind<'a> {
     here: &'a CudaDevice,
-    home: &'a PoolStream,
+    own: &'a PoolStream,
     device: &'a CudaDevice,
     stream: &'a PoolStream,
 }
@@ -198,7 +198,7 @@ struct Behind<'a> {
 impl Drop for Behind<'_> {
     fn drop(&mut self) {
         let after = self.device.events().record(self.stream.raw());
-        let behind = after.and_then(|after| self.here.events().wait(self.home.raw(), &after));
+        let behind = after.and_then(|after| self.here.events().wait(self.own.raw(), &after));
         if behind.is_err() {
             // The host waits instead. If that fails too, the device is lost.
             let clock = self.device.clock();

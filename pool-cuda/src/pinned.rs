@@ -9,8 +9,8 @@ use crate::sizes::{GRANULE, aligned, size};
 use crate::waiting::Waiting;
 use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop, result, sys};
 use pool_core::{
-    Clearing, DeviceAllocator, DeviceError, Mark, MarkOf, Memory, PageCalls, PooledBuffer, Request,
-    Sliceable, StreamClock, Timeline, WholeBlocks, Why,
+    DeviceAllocator, DeviceError, Mark, MarkOf, Memory, PageCalls, PooledBuffer, Request,
+    Sliceable, StreamClock, Timeline, WholeBlocks, Why, Zeroing,
 };
 use std::alloc::{self, Layout};
 use std::fmt;
@@ -172,8 +172,7 @@ impl DeviceAllocator for CudaPinnedAllocator {
     type View<'b> = PinnedRange<'b>;
     type Kind = ();
     type Clock = Timeline<CudaDriver>;
-    const MEMORY: Memory =
-        Memory { cpu_touches: true, clearing: Clearing::AtOnce, ..Memory::DEVICE };
+    const MEMORY: Memory = Memory { cpu_touches: true, zeroing: Zeroing::AtOnce, ..Memory::DEVICE };
 
     fn clock(&self) -> &Timeline<CudaDriver> {
         self.device.clock()
@@ -322,7 +321,7 @@ where
         let PinnedRange { at, bytes, .. } = self.on_cpu()?;
         // SAFETY: inside the block (`CudaPinnedAllocator::view`); the buffer is borrowed alone and
         // no stream is working on it any more, nor can be given work while it is; the memory is the
-        // driver's, or was cleared when it was allocated.
+        // driver's, or was zeroed when it was allocated.
         Ok(unsafe { slice::from_raw_parts_mut(at.as_ptr(), bytes) })
     }
 }
@@ -381,7 +380,7 @@ impl HostSlice<u8> for PinnedRange<'_> {
         stream: &'a CudaStream,
     ) -> (&'a [u8], SyncOnDrop<'a>) {
         // SAFETY: inside the block (`CudaPinnedAllocator::view`), which is borrowed; the memory is
-        // the driver's, or was cleared when it was allocated. The caller gives it to `stream` only.
+        // the driver's, or was zeroed when it was allocated. The caller gives it to `stream` only.
         (unsafe { slice::from_raw_parts(self.at.as_ptr(), self.bytes) }, self.guard(stream))
     }
 

@@ -17,8 +17,8 @@ const LATER: u32 = 500;
 /// Consecutive reads with unchanged cached bytes, after which the thread sleeps for [`LATER`].
 const SAME: u32 = 40;
 
-const UNWANTED: u8 = 0;
-const WANTED: u8 = 1;
+const NOT_REQUESTED: u8 = 0;
+const REQUESTED: u8 = 1;
 const THERE: u8 = 2;
 
 /// Whether a background thread is wanted, and whether it is there.
@@ -26,32 +26,32 @@ const THERE: u8 = 2;
 pub(crate) struct Background(AtomicU8);
 
 impl Background {
-    /// Creates the state of a thread that no code wants.
+    /// Creates the state of a thread that no code has requested.
     pub(crate) const fn new() -> Self {
-        Self(AtomicU8::new(UNWANTED))
+        Self(AtomicU8::new(NOT_REQUESTED))
     }
 
     /// Requests the thread. The next call of [`Background::start`] starts it.
-    pub(crate) fn want(&self) {
+    pub(crate) fn request(&self) {
         // Another thread may have come here at once, and may have started it.
-        let _ = self.0.compare_exchange(UNWANTED, WANTED, Relaxed, Relaxed);
+        let _ = self.0.compare_exchange(NOT_REQUESTED, REQUESTED, Relaxed, Relaxed);
     }
 
     /// Returns whether the thread was requested and is not yet started.
     #[inline]
-    pub(crate) fn is_wanted(&self) -> bool {
-        self.0.load(Relaxed) == WANTED
+    pub(crate) fn is_requested(&self) -> bool {
+        self.0.load(Relaxed) == REQUESTED
     }
 
     /// Notes that the thread ends, or that this is a forked child, which does not inherit it. A
     /// later call of [`Background::start`] starts it again.
     pub(crate) fn end(&self) {
-        let _ = self.0.compare_exchange(THERE, WANTED, Relaxed, Relaxed);
+        let _ = self.0.compare_exchange(THERE, REQUESTED, Relaxed, Relaxed);
     }
 
     /// Takes [`Background::end`] back. Returns false if another thread was started since.
     pub(crate) fn stay(&self) -> bool {
-        self.0.compare_exchange(WANTED, THERE, Relaxed, Relaxed).is_ok()
+        self.0.compare_exchange(REQUESTED, THERE, Relaxed, Relaxed).is_ok()
     }
 
     /// Starts the thread if it was requested and is not yet started. It runs `run`.
@@ -61,7 +61,7 @@ impl Background {
     /// tries again. Returns false if this call could not create it.
     #[cold]
     pub(crate) fn start(&self, run: extern "C" fn(*mut c_void) -> *mut c_void) -> bool {
-        if self.0.compare_exchange(WANTED, THERE, Relaxed, Relaxed).is_err() {
+        if self.0.compare_exchange(REQUESTED, THERE, Relaxed, Relaxed).is_err() {
             return true;
         }
         let (mut thread, mut before) = (0, system::no_signals());

@@ -72,7 +72,7 @@ unsafe impl<A: HostMemory> Allocator for InPool<A> {
     }
 
     // A collection may leave uninitialised bytes in the block, such as padding. The next buffer of
-    // this block derefs to them, so `settle` makes them initialised.
+    // this block derefs to them, so `freeze` makes them initialised.
     unsafe fn deallocate(&self, data: NonNull<u8>, layout: Layout) {
         // SAFETY: the caller guarantees that `allocate` returned `data`, and `allocate` wrote a
         // `PooledBuffer` directly before it, inside the same buffer.
@@ -84,7 +84,7 @@ unsafe impl<A: HostMemory> Allocator for InPool<A> {
         let bytes = offset::<A>(layout) + layout.size();
         // SAFETY: `allocate` checked with the same layout that the slice has that many bytes, and
         // `HostMemory` guarantees that the slice stays the same. The caller no longer uses them.
-        unsafe { settle(start, bytes) };
+        unsafe { freeze(start, bytes) };
     }
 }
 
@@ -93,7 +93,7 @@ unsafe impl<A: HostMemory> Allocator for InPool<A> {
 /// # Safety
 ///
 /// `bytes` bytes from `start` on are valid for reads and writes, and no other code uses them.
-unsafe fn settle(start: *mut u8, bytes: usize) {
+unsafe fn freeze(start: *mut u8, bytes: usize) {
     // Each byte in memory has a value in hardware. The compiler does not look into the assembly, so
     // it must assume that the assembly read all these bytes and wrote them back.
     #[cfg(all(not(miri), any(target_arch = "x86_64", target_arch = "aarch64")))]

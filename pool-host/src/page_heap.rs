@@ -186,7 +186,7 @@ impl PageHeap {
 
     /// Requests the background thread (see [`PageHeap::background`]) for all heaps of the process.
     pub fn request_background(&'static self) {
-        heaps::want_thread();
+        heaps::request_thread();
     }
 
     /// Changes the limit on cached bytes and the decay of a heap that serves requests. `None`

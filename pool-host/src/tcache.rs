@@ -227,7 +227,7 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
     #[cold]
     fn decide(&self) -> bool {
         let settings = self.settings.with_environment();
-        let serves = !settings.is_off() && self.claim() && watch_forks();
+        let serves = !settings.is_off() && self.take_cache() && watch_forks();
         if serves {
             let lease = usize::try_from(settings.thread_lease).unwrap_or(usize::MAX);
             let now = system::coarse_milliseconds();
@@ -236,7 +236,7 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
                 CACHE.use_huge_pages();
             }
             if settings.background {
-                background::want::<A>();
+                background::request::<A>();
             }
             if settings.stats {
                 system::at_exit(print_stats);
@@ -255,9 +255,9 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
         }
     }
 
-    /// Whether this one owns the cache. It never changes hands: its blocks belong to one inner
+    /// Whether this one owns the cache. The owner never changes: the blocks belong to one inner
     /// allocator.
-    fn claim(&self) -> bool {
+    fn take_cache(&self) -> bool {
         if self.id.load(Relaxed) == 0 {
             let id = NEXT_ID.fetch_add(1, Relaxed);
             let _ = self.id.compare_exchange(0, id, Relaxed, Relaxed);
@@ -322,7 +322,7 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
 
     /// Allocates what the thread cache does not have.
     fn allocate_slow(&self, layout: Layout, zeroed: bool) -> *mut u8 {
-        if background::THREAD.is_wanted() {
+        if background::THREAD.is_requested() {
             background::start::<A>();
         }
         let taken = match Class::of(layout) {

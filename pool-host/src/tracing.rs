@@ -67,7 +67,7 @@ pub fn begin() -> bool {
     // registered, a child would fill a ring that nothing reads.
     unsafe { libc::pthread_atfork(None, None, Some(stop)) };
     system::at_exit(end);
-    THREAD.want();
+    THREAD.request();
     ON.store(true, Release);
     true
 }
@@ -116,7 +116,7 @@ fn push(words: impl FnOnce(u64) -> [u64; 7]) {
     if let Some(ring) = RING.get() {
         ring.push(words(thread));
     }
-    if THREAD.is_wanted() && !THREAD.start(run) {
+    if THREAD.is_requested() && !THREAD.start(run) {
         stop(); // no thread will ever read the ring
     }
 }
@@ -194,7 +194,7 @@ fn create(path: &Path) -> io::Result<(File, PathBuf)> {
 
 /// Ends the file when the process exits.
 extern "C" fn end() {
-    if !ON.swap(false, SeqCst) || THREAD.is_wanted() {
+    if !ON.swap(false, SeqCst) || THREAD.is_requested() {
         return;
     }
     ENDS.store(true, SeqCst);

@@ -2,17 +2,17 @@
 
 use crate::binding::Binding;
 use crate::clock::{Scopes, WgpuStream};
-use crate::gone;
+use crate::leaked;
 use crate::memory;
 use crate::readbacks::ReadBacks;
 use crate::scope::Scope;
-use crate::shared::{Owed, Shared, lost, now};
+use crate::shared::{Shared, ToZero, lost, now};
 use crate::staging::InFlight;
 use crate::uploads::{FrameData, Uploads};
 use crate::view::{Bindable, Usage, WgpuBlock, WgpuView};
 use pool_core::{
-    Clearing, DeviceAllocator, DeviceError, MIB, MarkOf, Memory, Request, WholeBlocks, Why,
-    ZeroPolicy,
+    DeviceAllocator, DeviceError, MIB, MarkOf, Memory, Request, WholeBlocks, Why, ZeroPolicy,
+    Zeroing,
 };
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -56,7 +56,7 @@ impl WgpuAllocator {
 
     /// Buffers of a device whose callback for its loss belongs to another library. The program
     /// calls [`WgpuAllocator::mark_lost`] from that callback: without it the pool would hand out
-    /// buffers of a device that is gone.
+    /// buffers of a lost device.
     #[must_use]
     pub fn without_lost_callback(device: Device, queue: Queue) -> Self {
         let total_bytes = memory::total_bytes(&device);
@@ -329,7 +329,7 @@ impl WgpuAllocator {
     /// # Errors
     ///
     /// [`Why::Unsupported`] for a view of no bytes, or for views that the layout does not take;
-    /// [`Why::Lost`] if the device is gone.
+    /// [`Why::Lost`] if the device is lost.
     pub fn bind_group(
         &self,
         layout: &BindGroupLayout,
@@ -364,13 +364,13 @@ impl WgpuAllocator {
     }
 
     /// Zeroes a range ahead of what `on` does with it.
-    pub(crate) fn clear(
+    pub(crate) fn zero_range(
         &self,
         block: &WgpuBlock,
         bytes: Range<u64>,
         on: &WgpuStream,
     ) -> Result<(), DeviceError> {
-        if self.clock.clear(on, Owed::new(&block.buffer, bytes)) {
+        if self.clock.zero(on, ToZero::new(&block.buffer, bytes)) {
             return Ok(());
         }
         Err(DeviceError::new(Why::Other, "clear_buffer", 0))
@@ -389,7 +389,7 @@ impl WgpuAllocator {
     /// # Errors
     ///
     /// [`Why::Unsupported`] in a release build, which remembers no labels, and where wgpu gives no
-    /// report of what it holds: it does on Vulkan and DX12. [`Why::Lost`] if the device is gone.
+    /// report of what it holds: it does on Vulkan and DX12. [`Why::Lost`] if the device is lost.
     /// An instance that discards labels (`InstanceFlags::DISCARD_HAL_LABELS`) finds nothing.
     ///
     /// # Examples
@@ -415,7 +415,7 @@ impl WgpuAllocator {
         shared.device.poll(PollType::wait_indefinitely()).map_err(|_| lost())?;
         shared.living()?;
         let unknown = DeviceError::new(Why::Unsupported, "report of kept clones", 0);
-        shared.gone.alive(&shared.device).ok_or(unknown)
+        shared.leaked.alive(&shared.device).ok_or(unknown)
     }
 
     /// Drops the bind groups that are cached for a view of a texture: a cached group keeps its
@@ -451,7 +451,7 @@ impl DeviceAllocator for WgpuAllocator {
     const MEMORY: Memory = Memory {
         free_in_drop: true,
         fresh_is_zeroed: true,
-        clearing: Clearing::Ahead,
+        zeroing: Zeroing::Ahead,
         default_zero: ZeroPolicy::OnAllocate,
         ..Memory::DEVICE
     };
@@ -491,7 +491,7 @@ impl DeviceAllocator for WgpuAllocator {
             // A mapped buffer must not be submitted, and the pool would not know that it is.
             return Err(DeviceError::new(Why::Unsupported, "pool a buffer that can be mapped", 0));
         }
-        let label = gone::label(&self.label, request.bytes);
+        let label = leaked::label(&self.label, request.bytes);
         let buffer = self.shared().create(&wgpu::BufferDescriptor {
             label: Some(&label),
             size: request.bytes,
@@ -507,7 +507,7 @@ impl DeviceAllocator for WgpuAllocator {
         self.shared().groups.lock().forget_buffer(&block.buffer);
         let WgpuBlock { buffer, label } = block;
         drop(buffer);
-        self.shared().gone.note(label, self.device());
+        self.shared().leaked.note(label, self.device());
         Ok(())
     }
 
@@ -522,7 +522,7 @@ impl DeviceAllocator for WgpuAllocator {
     }
 
     fn zero(&self, block: &mut WgpuBlock, bytes: u64, on: &WgpuStream) -> Result<(), DeviceError> {
-        self.clear(block, 0..bytes, on)
+        self.zero_range(block, 0..bytes, on)
     }
 }
 

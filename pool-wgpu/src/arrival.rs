@@ -69,7 +69,7 @@ impl Arrival {
     ///
     /// # Errors
     ///
-    /// [`Why::Lost`](pool_core::Why::Lost) if the device is gone.
+    /// [`Why::Lost`](pool_core::Why::Lost) if the device is lost.
     pub(crate) fn wait_for_device(
         &self,
         device: &Device,

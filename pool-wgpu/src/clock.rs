@@ -5,7 +5,7 @@
 
 use crate::open::{NotOpen, OpenScopes, QUEUE, step_of};
 use crate::receipts::Receipts;
-use crate::shared::{Owed, Shared, lost};
+use crate::shared::{Shared, ToZero, lost};
 use crate::signals::Signals;
 use pool_core::{DeviceError, Order, StreamClock, Why};
 use std::fmt;
@@ -99,10 +99,10 @@ impl Scopes {
     /// Zeroes a range ahead of what `on` does with it: with the scope's submission; for the queue
     /// now, since its own writes run ahead of every submission. Returns whether wgpu accepted it,
     /// as far as that is known.
-    pub(crate) fn clear(&self, on: &WgpuStream, owed: Owed) -> bool {
-        match self.0.open.owe(on.scope, owed) {
+    pub(crate) fn zero(&self, on: &WgpuStream, to_zero: ToZero) -> bool {
+        match self.0.open.add_zeroing(on.scope, to_zero) {
             Ok(()) => true,
-            Err((owed, NotOpen::Closed)) => self.0.shared.clear_now(&[owed]),
+            Err((to_zero, NotOpen::Closed)) => self.0.shared.zero_now(&[to_zero]),
             // Its prologue would not zero this, and zeroing now could come too early.
             Err((_, NotOpen::Yielded)) => false,
         }

@@ -31,7 +31,7 @@ impl Scope {
     ///
     /// [`Why::Foreign`](pool_core::Why::Foreign) for a buffer of another device,
     /// [`Why::NotSubmitted`](pool_core::Why::NotSubmitted) for one that another open scope uses,
-    /// and [`Why::Lost`](pool_core::Why::Lost) if the device is gone.
+    /// and [`Why::Lost`](pool_core::Why::Lost) if the device is lost.
     ///
     /// # Examples
     ///

@@ -7,7 +7,7 @@
 //!
 //! wgpu promises that a buffer reads as zeroes, and keeps the promise once for each buffer. So a
 //! pool over it zeroes a block before it hands it out again, unless it is built with
-//! `ZeroPolicy::Never`. The clearing is submitted with the scope, ahead of its commands.
+//! `ZeroPolicy::Never`. The zeroing is submitted with the scope, ahead of its commands.
 //!
 //! What the CPU writes and reads goes through [`Uploads`], [`FrameData`] and [`ReadBacks`]; buffers
 //! that can be mapped are in no pool. [`WgpuSlabs`] are for an arena, which splits them.
@@ -51,8 +51,8 @@ mod arrival;
 mod binding;
 mod clock;
 mod eager;
-mod gone;
 mod groups;
+mod leaked;
 mod lend;
 mod memory;
 mod open;

@@ -1,7 +1,7 @@
 //! The table of open scopes: how far each is, what must be zeroed ahead of its commands, and
 //! whether its buffers may be in an encoder that the pool does not own.
 
-use crate::shared::{Owed, Shared};
+use crate::shared::{Shared, ToZero};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -32,7 +32,7 @@ struct OpenScope {
     flushed: u64,
     /// Zeroing that must run ahead of its present step. No scope takes another's: between taking
     /// and submitting, a block of it could come to another scope, whose write is then zeroed.
-    owed: Vec<Owed>,
+    to_zero: Vec<ToZero>,
     /// Whether a buffer was lent to the program.
     lent: bool,
     /// Whether the scope's own encoder was lent to the program.
@@ -58,26 +58,26 @@ impl OpenScopes {
         scope
     }
 
-    /// Closes a scope. The zeroing that it still owes must not be left out, although its commands
-    /// never ran: its blocks may be used by others now. So it stays open until all of that is
-    /// submitted.
+    /// Closes a scope. Zeroing that is not submitted yet must not be left out, although its
+    /// commands never ran: its blocks may be used by others now. So it stays open until all of that
+    /// is submitted.
     pub(crate) fn close(&self, scope: u64, shared: &Shared) {
         loop {
-            let owed = {
+            let to_zero = {
                 let mut scopes = self.scopes.lock();
-                match scopes.get_mut(&scope).map(|open| std::mem::take(&mut open.owed)) {
-                    Some(owed) if !owed.is_empty() => owed,
+                match scopes.get_mut(&scope).map(|open| std::mem::take(&mut open.to_zero)) {
+                    Some(to_zero) if !to_zero.is_empty() => to_zero,
                     _ => {
                         scopes.remove(&scope);
                         return;
                     }
                 }
             };
-            shared.clear_now(&owed);
+            shared.zero_now(&to_zero);
         }
     }
 
-    /// Closes a scope whose prologue was submitted, with all that it owed.
+    /// Closes a scope whose prologue was submitted, with all its zeroing.
     pub(crate) fn close_submitted(&self, scope: u64) {
         let closed = self.scopes.lock().remove(&scope);
         drop(closed); // its buffers without the lock
@@ -85,37 +85,37 @@ impl OpenScopes {
 
     /// Notes that a range must be zeroed ahead of the scope's present step. Gives it back with why
     /// not.
-    pub(crate) fn owe(&self, scope: u64, owed: Owed) -> Result<(), (Owed, NotOpen)> {
+    pub(crate) fn add_zeroing(&self, scope: u64, to_zero: ToZero) -> Result<(), (ToZero, NotOpen)> {
         match self.scopes.lock().get_mut(&scope) {
-            Some(open) if open.yielded => Err((owed, NotOpen::Yielded)),
+            Some(open) if open.yielded => Err((to_zero, NotOpen::Yielded)),
             Some(open) => {
-                open.owed.push(owed);
+                open.to_zero.push(to_zero);
                 Ok(())
             }
-            None => Err((owed, NotOpen::Closed)),
+            None => Err((to_zero, NotOpen::Closed)),
         }
     }
 
-    /// Takes the zeroing that the present step owes, which the caller submits.
-    pub(crate) fn take_owed(&self, scope: u64) -> Vec<Owed> {
+    /// Takes the zeroing of the present step, which the caller submits.
+    pub(crate) fn take_zeroing(&self, scope: u64) -> Vec<ToZero> {
         let mut scopes = self.scopes.lock();
-        scopes.get_mut(&scope).map(|open| std::mem::take(&mut open.owed)).unwrap_or_default()
+        scopes.get_mut(&scope).map(|open| std::mem::take(&mut open.to_zero)).unwrap_or_default()
     }
 
     /// Puts back zeroing that was taken and not submitted.
-    pub(crate) fn put_back(&self, scope: u64, owed: Vec<Owed>) {
+    pub(crate) fn put_back(&self, scope: u64, to_zero: Vec<ToZero>) {
         if let Some(open) = self.scopes.lock().get_mut(&scope) {
-            open.owed.extend(owed);
+            open.to_zero.extend(to_zero);
         }
     }
 
-    /// Returns what the prologue of a scope must zero. The scope takes no more work; what it owes
+    /// Returns what the prologue of a scope must zero. The scope takes no more work; its zeroing
     /// stays with it, in case that the prologue is never submitted.
-    pub(crate) fn yield_owed(&self, scope: u64) -> Vec<Owed> {
+    pub(crate) fn yield_zeroing(&self, scope: u64) -> Vec<ToZero> {
         let mut scopes = self.scopes.lock();
         let Some(open) = scopes.get_mut(&scope) else { return Vec::new() };
         open.yielded = true;
-        open.owed.clone()
+        open.to_zero.clone()
     }
 
     /// Begins the next step, which may have what the steps before used.
@@ -153,9 +153,9 @@ impl OpenScopes {
         self.scopes.lock().get(&scope).is_some_and(|open| open.lent && !open.recorded)
     }
 
-    /// Whether the present step owes zeroing.
-    pub(crate) fn owes(&self, scope: u64) -> bool {
-        self.scopes.lock().get(&scope).is_some_and(|open| !open.owed.is_empty())
+    /// Whether the present step has zeroing.
+    pub(crate) fn has_zeroing(&self, scope: u64) -> bool {
+        self.scopes.lock().get(&scope).is_some_and(|open| !open.to_zero.is_empty())
     }
 
     /// Whether the encoder of the scope was lent.

@@ -33,7 +33,7 @@ impl ReadBack {
     /// # Errors
     ///
     /// [`Why::NotSubmitted`] if the commands were dropped, refused by wgpu or are not submitted
-    /// yet, [`Why::Lost`] if the device is gone, [`Why::Unsupported`] in a browser, or what wgpu
+    /// yet, [`Why::Lost`] if the device is lost, [`Why::Unsupported`] in a browser, or what wgpu
     /// said. The read-back stays as it is and can be waited for again.
     ///
     /// # Examples

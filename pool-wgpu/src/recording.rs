@@ -1,6 +1,6 @@
 //! The commands that a scope has recorded: copies of uploads, an encoder, and the steps before.
 
-use crate::shared::{Owed, Shared};
+use crate::shared::{Shared, ToZero};
 use crate::staging::{Chunk, Staging};
 use pool_core::DeviceError;
 use std::collections::VecDeque;
@@ -20,7 +20,7 @@ pub(crate) struct Recording {
 
 /// Zeroing, and the commands that follow it.
 struct Step {
-    owed: Vec<Owed>,
+    to_zero: Vec<ToZero>,
     commands: Option<CommandBuffer>,
 }
 
@@ -114,13 +114,13 @@ impl Recording {
     }
 
     /// Ends a step, behind the zeroing that it needs.
-    pub(crate) fn end_step(&mut self, owed: Vec<Owed>, shared: &Shared) {
+    pub(crate) fn end_step(&mut self, to_zero: Vec<ToZero>, shared: &Shared) {
         if self.has_copies() {
             let _ = self.encoder(shared);
         }
         let commands = self.encoder.take().map(CommandEncoder::finish);
-        if !owed.is_empty() || commands.is_some() {
-            self.steps.push_back(Step { owed, commands });
+        if !to_zero.is_empty() || commands.is_some() {
+            self.steps.push_back(Step { to_zero, commands });
         }
     }
 
@@ -131,11 +131,11 @@ impl Recording {
         let mut together = Vec::new();
         // One at a time, so that a panic in `submit` leaves the others to be forgotten in order.
         while let Some(next) = self.steps.front() {
-            if !next.owed.is_empty() && !together.is_empty() {
+            if !next.to_zero.is_empty() && !together.is_empty() {
                 shared.queue.submit(std::mem::take(&mut together));
             }
-            let Some(Step { owed, commands }) = self.steps.pop_front() else { break };
-            shared.clear_now(&owed);
+            let Some(Step { to_zero, commands }) = self.steps.pop_front() else { break };
+            shared.zero_now(&to_zero);
             together.extend(commands);
         }
         shared.queue.submit(together)
@@ -143,9 +143,9 @@ impl Recording {
 
     /// Drops all commands. Returns the zeroing that they needed, and the chunks that they would
     /// have used.
-    pub(crate) fn forget(&mut self) -> (Vec<Owed>, Vec<Chunk>) {
+    pub(crate) fn forget(&mut self) -> (Vec<ToZero>, Vec<Chunk>) {
         let Self { steps, chunks, .. } = std::mem::take(self);
-        (steps.into_iter().flat_map(|step| step.owed).collect(), chunks)
+        (steps.into_iter().flat_map(|step| step.to_zero).collect(), chunks)
     }
 }
 

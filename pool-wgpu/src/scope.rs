@@ -5,7 +5,7 @@ use crate::open::OpenScopes;
 use crate::readback::ReadBack;
 use crate::readbacks::{Filling, ReadBacks};
 use crate::recording::Recording;
-use crate::shared::{Owed, Shared, clear};
+use crate::shared::{Shared, ToZero, zero};
 use crate::staging::{Chunk, Staging, Unmapped};
 use crate::uploads::{FrameData, Placed, Uploads};
 use crate::view::{BufferPart, Place};
@@ -144,7 +144,7 @@ impl Scope {
     /// where the buffer is too short, [`Why::Foreign`] for uploads of another device or a view of
     /// another stream, [`Why::OutOfMemory`] where staging memory cannot be had, [`Why::Limit`]
     /// where it would pass the bound that the uploads were made with, [`Why::Unsupported`] for a
-    /// buffer without `COPY_DST`, and [`Why::Lost`] where the device is gone.
+    /// buffer without `COPY_DST`, and [`Why::Lost`] where the device is lost.
     ///
     /// # Examples
     ///
@@ -243,7 +243,7 @@ impl Scope {
     ///
     /// [`Why::Foreign`] for data of another device, [`Why::OutOfMemory`] where memory cannot be
     /// had, [`Why::Limit`] where it would pass the bound that the data was made with, [`Why::Lost`]
-    /// where the device is gone.
+    /// where the device is lost.
     ///
     /// # Examples
     ///
@@ -301,7 +301,7 @@ impl Scope {
     /// [`Why::Unaligned`] where the offset is no multiple of 4 bytes, [`Why::OutOfRange`] where the
     /// buffer is too short, [`Why::Unsupported`] for a buffer without `COPY_SRC`, [`Why::Foreign`]
     /// for read-backs of another device or a view of another stream, [`Why::OutOfMemory`] where
-    /// staging memory cannot be had, [`Why::Lost`] where the device is gone. Commands that wgpu
+    /// staging memory cannot be had, [`Why::Lost`] where the device is lost. Commands that wgpu
     /// refuses bring nothing back, which the read-back tells.
     ///
     /// # Examples
@@ -435,7 +435,7 @@ impl Scope {
     /// Where wgpu would refuse the whole submission: [`Why::Unsupported`] if both are the same
     /// buffer, as two pieces of one slab are, or a usage is missing, [`Why::Unaligned`] if an
     /// offset or the length is no multiple of 4 bytes, [`Why::OutOfRange`] if they do not fit.
-    /// [`Why::Foreign`] for a view of another stream, [`Why::Lost`] where the device is gone.
+    /// [`Why::Foreign`] for a view of another stream, [`Why::Lost`] where the device is lost.
     ///
     /// # Examples
     ///
@@ -488,9 +488,9 @@ impl Scope {
             return;
         }
         self.end_reads();
-        let owed = self.table().take_owed(self.id);
+        let to_zero = self.table().take_zeroing(self.id);
         let Self { recording, clock, .. } = self;
-        recording.end_step(owed, clock.shared());
+        recording.end_step(to_zero, clock.shared());
         self.table().next_step(self.id);
     }
 
@@ -513,7 +513,7 @@ impl Scope {
     ///
     /// # Errors
     ///
-    /// [`Why::Lost`] if the device is gone.
+    /// [`Why::Lost`] if the device is lost.
     ///
     /// # Examples
     ///
@@ -542,10 +542,10 @@ impl Scope {
     /// ```
     pub fn flush(&mut self) -> Result<SubmissionIndex, DeviceError> {
         self.end_reads();
-        let owed = self.table().take_owed(self.id);
+        let to_zero = self.table().take_zeroing(self.id);
         let Self { recording, clock, .. } = self;
         let shared = clock.shared();
-        recording.end_step(owed, shared);
+        recording.end_step(to_zero, shared);
         let chunks = recording.take_chunks().into_iter().map(Chunk::unmap);
         let (staging, bound): (Vec<_>, Vec<_>) = chunks.partition(Unmapped::is_staging);
         self.placed.extend(bound);
@@ -569,7 +569,7 @@ impl Scope {
     /// taken a buffer ([`WgpuView::buffer`](crate::WgpuView::buffer), [`Scope::lend`]) and never
     /// the scope's encoder, and the scope had to zero; or it has called [`Scope::read_back_in`].
     /// The zeroing now comes after that encoder if it is submitted already. Use
-    /// [`Scope::prologue`]. [`Why::Lost`] if the device is gone. The scope has ended all the same.
+    /// [`Scope::prologue`]. [`Why::Lost`] if the device is lost. The scope has ended all the same.
     ///
     /// # Examples
     ///
@@ -595,7 +595,7 @@ impl Scope {
     /// ```
     pub fn submit(mut self) -> Result<SubmissionIndex, DeviceError> {
         let late = !self.reads_elsewhere.is_empty()
-            || self.table().is_used_elsewhere(self.id) && self.table().owes(self.id);
+            || self.table().is_used_elsewhere(self.id) && self.table().has_zeroing(self.id);
         let submitted = self.flush();
         self.submitted = true;
         // Closed after that: a thread that looks in between finds it open, which is only cautious.
@@ -652,8 +652,8 @@ impl Scope {
         let mut prologue = self.shared().encoder("bucketpool prologue");
         self.clock.close_after(self.id, (&prologue, commands))?;
         self.yielded = true;
-        let owed: Vec<Owed> = self.table().yield_owed(self.id);
-        clear(&mut prologue, &owed);
+        let to_zero: Vec<ToZero> = self.table().yield_zeroing(self.id);
+        zero(&mut prologue, &to_zero);
         self.recording.copies_into(&mut prologue);
         self.clock.receipts().issue(&receipt, &mut prologue, commands);
         for chunk in self.recording.take_chunks().into_iter().map(Chunk::unmap) {
@@ -687,8 +687,8 @@ impl Drop for Scope {
         }
         // Commands that were recorded and not handed over are dropped before their buffers serve
         // others. The zeroing that they needed is done all the same.
-        let (owed, chunks) = self.recording.forget();
-        self.table().put_back(self.id, owed);
+        let (to_zero, chunks) = self.recording.forget();
+        self.table().put_back(self.id, to_zero);
         let may_be_used = !self.submitted && self.table().is_used_elsewhere(self.id);
         if cfg!(debug_assertions) && may_be_used {
             let call = "drop a scope whose buffers may be in another encoder: use its prologue";

@@ -1,8 +1,8 @@
 //! The state that all allocators and scopes of one device share: the device, its queue and limits,
 //! how buffers are made and zeroed, whether the device is lost, and which faults were noticed.
 
-use crate::gone::Gone;
 use crate::groups::Groups;
+use crate::leaked::LeakedClones;
 use parking_lot::Mutex;
 use pool_core::{DeviceError, Why};
 use std::future::Future;
@@ -25,7 +25,7 @@ pub(crate) struct Shared {
     pub(crate) device: Device,
     pub(crate) queue: Queue,
     pub(crate) limits: Limits,
-    pub(crate) gone: Gone,
+    pub(crate) leaked: LeakedClones,
     pub(crate) groups: Mutex<Groups>,
     lost: Arc<AtomicBool>,
     /// The device's one callback for its loss is another's by now.
@@ -35,12 +35,12 @@ pub(crate) struct Shared {
 
 /// A range that must read as zeroes before its scope's commands run.
 #[derive(Clone)]
-pub(crate) struct Owed {
+pub(crate) struct ToZero {
     buffer: Buffer,
     bytes: Range<u64>,
 }
 
-impl Owed {
+impl ToZero {
     /// Whole words, the rounding tail among them.
     pub(crate) fn new(buffer: &Buffer, bytes: Range<u64>) -> Self {
         let end = bytes.end.next_multiple_of(COPY_BUFFER_ALIGNMENT).min(buffer.size());
@@ -70,9 +70,10 @@ impl Shared {
     pub(crate) fn new(device: Device, queue: Queue) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let (id, limits) = (NEXT.fetch_add(1, Relaxed), device.limits());
-        let (gone, groups, faults) = (Gone::default(), Mutex::default(), Mutex::default());
+        let (leaked, groups, faults) =
+            (LeakedClones::default(), Mutex::default(), Mutex::default());
         let (lost, replaced) = (Arc::default(), Arc::default());
-        Self { id, device, queue, limits, gone, groups, lost, replaced, faults }
+        Self { id, device, queue, limits, leaked, groups, lost, replaced, faults }
     }
 
     /// Takes the device's one callback for its loss.
@@ -145,21 +146,21 @@ impl Shared {
     }
 
     /// Submits zeroing by itself. Returns whether wgpu accepted all of it.
-    pub(crate) fn clear_now(&self, owed: &[Owed]) -> bool {
-        if owed.is_empty() || self.clear_together(owed) {
+    pub(crate) fn zero_now(&self, to_zero: &[ToZero]) -> bool {
+        if to_zero.is_empty() || self.zero_together(to_zero) {
             return true;
         }
         // A buffer that cannot be zeroed must not take the others with it.
-        for one in owed.chunks(1).filter(|one| one.len() < owed.len()) {
-            self.clear_together(one);
+        for one in to_zero.chunks(1).filter(|one| one.len() < to_zero.len()) {
+            self.zero_together(one);
         }
         false
     }
 
-    fn clear_together(&self, owed: &[Owed]) -> bool {
+    fn zero_together(&self, to_zero: &[ToZero]) -> bool {
         let submit = || {
             let mut encoder = self.encoder("bucketpool zeroing");
-            clear(&mut encoder, owed);
+            zero(&mut encoder, to_zero);
             self.queue.submit([encoder.finish()])
         };
         !self.refused(ErrorFilter::Validation, submit).1
@@ -167,8 +168,8 @@ impl Shared {
 }
 
 /// Records the zeroing of ranges.
-pub(crate) fn clear(encoder: &mut CommandEncoder, owed: &[Owed]) {
-    for Owed { buffer, bytes } in owed {
+pub(crate) fn zero(encoder: &mut CommandEncoder, to_zero: &[ToZero]) {
+    for ToZero { buffer, bytes } in to_zero {
         encoder.clear_buffer(buffer, bytes.start, Some(bytes.end - bytes.start));
     }
 }

@@ -280,7 +280,7 @@ impl<R: Role> Sliceable for WgpuSlabs<R> {
         bytes: Range<u64>,
         on: &WgpuStream,
     ) -> Result<(), DeviceError> {
-        self.device.clear(block, bytes, on)
+        self.device.zero_range(block, bytes, on)
     }
 }
 

@@ -99,7 +99,7 @@ fn a_clearing_pool_never_clears_a_block_of_an_open_scope_behind_its_back() {
         let first = a.on(&on).unwrap().buffer().unwrap().clone();
         scope.encoder().clear_buffer(&first, 0, None);
         drop(a);
-        // Clearing runs ahead of the scope, so the scope's own earlier commands would come after.
+        // Zeroing runs ahead of the scope, so the scope's own earlier commands would come after.
         let b = pool.allocate_on(&on, 4096).unwrap();
         assert_ne!(*b.on(&on).unwrap().buffer().unwrap(), first);
         scope.submit().unwrap();

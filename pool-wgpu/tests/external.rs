@@ -47,8 +47,8 @@ fn shown(device: &WgpuAllocator, buffer: &PooledBuffer<WgpuAllocator>) -> Vec<u8
     back.wait(<[u8]>::to_vec).unwrap()
 }
 
-/// A scope, and a buffer of it that the pool owes zeroing.
-fn owed(
+/// A scope, and a buffer of it that the pool must zero.
+fn unzeroed(
     device: &WgpuAllocator,
     pool: &BucketPool<WgpuAllocator>,
 ) -> (Scope, PooledBuffer<WgpuAllocator>) {
@@ -63,7 +63,7 @@ fn owed(
 fn h1a_zeroing_that_would_come_after_the_programs_commands_is_refused() {
     for device in devices() {
         let pool = BucketPool::new(device.clone());
-        let (scope, buffer) = owed(&device, &pool);
+        let (scope, buffer) = unzeroed(&device, &pool);
         let (on, source) = (scope.stream(), source(&device, 7));
         let mut own = encoder(&device);
         let target = buffer.on(&on).unwrap().buffer().unwrap().clone();
@@ -79,7 +79,7 @@ fn h1a_zeroing_that_would_come_after_the_programs_commands_is_refused() {
 fn h1a_with_a_prologue_zeroing_comes_first() {
     for device in devices() {
         let pool = BucketPool::new(device.clone());
-        let (scope, buffer) = owed(&device, &pool);
+        let (scope, buffer) = unzeroed(&device, &pool);
         let (on, source) = (scope.stream(), source(&device, 7));
         let mut own = encoder(&device);
         let target = buffer.on(&on).unwrap().buffer().unwrap().clone();
@@ -189,7 +189,7 @@ fn uploads_and_read_backs_go_with_the_programs_commands() {
 fn a_prologue_that_is_left_out_is_told() {
     for device in devices() {
         let pool = BucketPool::new(device.clone());
-        let (scope, _buffer) = owed(&device, &pool);
+        let (scope, _buffer) = unzeroed(&device, &pool);
         let mut own = encoder(&device);
         let prologue = scope.prologue(&mut own).unwrap();
         device.queue().submit([own.finish()]);
@@ -207,7 +207,7 @@ fn a_prologue_that_is_left_out_is_told() {
 fn a_prologue_that_is_submitted_too_late_is_told() {
     for device in devices() {
         let pool = BucketPool::new(device.clone());
-        let (scope, _buffer) = owed(&device, &pool);
+        let (scope, _buffer) = unzeroed(&device, &pool);
         let mut own = encoder(&device);
         let prologue = scope.prologue(&mut own).unwrap();
         device.queue().submit([own.finish()]);
@@ -223,7 +223,7 @@ fn a_prologue_that_is_submitted_too_late_is_told() {
 fn a_prologue_behind_its_commands_in_one_submit_is_told() {
     for device in devices() {
         let pool = BucketPool::new(device.clone());
-        let (scope, _buffer) = owed(&device, &pool);
+        let (scope, _buffer) = unzeroed(&device, &pool);
         let mut own = encoder(&device);
         let prologue = scope.prologue(&mut own).unwrap();
         device.queue().submit([own.finish(), prologue]);
@@ -236,7 +236,7 @@ fn a_prologue_behind_its_commands_in_one_submit_is_told() {
 fn h1a_commands_that_use_a_binding_are_seen_behind_a_scopes_own_copies() {
     for device in devices() {
         let pool = BucketPool::new(device.clone());
-        let (mut scope, buffer) = owed(&device, &pool);
+        let (mut scope, buffer) = unzeroed(&device, &pool);
         let on = scope.stream();
         let backs = device.read_backs(MIB);
         let view = buffer.on(&on).unwrap();
@@ -251,7 +251,7 @@ fn h1a_commands_that_use_a_binding_are_seen_behind_a_scopes_own_copies() {
 fn what_an_abandoned_frame_would_have_zeroed_is_zeroed() {
     for device in devices() {
         let pool = BucketPool::new(device.clone());
-        let (scope, buffer) = owed(&device, &pool);
+        let (scope, buffer) = unzeroed(&device, &pool);
         let mut own = encoder(&device);
         let prologue = scope.prologue(&mut own).unwrap();
         drop((prologue, own));
@@ -363,7 +363,7 @@ fn h2_a_device_whose_loss_another_library_learns_of_is_marked() {
 fn zeroing_of_a_scope_that_is_dropped_after_a_step_is_done() {
     for device in devices() {
         let pool = BucketPool::new(device.clone());
-        let (mut scope, buffer) = owed(&device, &pool);
+        let (mut scope, buffer) = unzeroed(&device, &pool);
         scope.encoder().clear_buffer(&source(&device, 1), 0, None);
         scope.end_step();
         drop(scope);
@@ -375,7 +375,7 @@ fn zeroing_of_a_scope_that_is_dropped_after_a_step_is_done() {
 fn a_step_without_commands_of_the_scope_is_none() {
     for device in devices() {
         let pool = BucketPool::new(device.clone());
-        let (mut scope, buffer) = owed(&device, &pool);
+        let (mut scope, buffer) = unzeroed(&device, &pool);
         scope.end_step();
         let on = scope.stream();
         let mut own = encoder(&device);
@@ -394,7 +394,7 @@ fn a_step_without_commands_of_the_scope_is_none() {
 fn zeroing_of_later_steps_does_not_depend_on_refused_commands() {
     for device in devices() {
         let pool = BucketPool::new(device.clone());
-        let (mut scope, first) = owed(&device, &pool);
+        let (mut scope, first) = unzeroed(&device, &pool);
         let destroyed = source(&device, 1);
         scope.encoder().clear_buffer(&destroyed, 0, None);
         drop(first);
@@ -471,7 +471,7 @@ fn a_prologue_that_outlives_its_commands_keeps_the_blocks() {
 fn what_a_prologue_uploaded_stays_when_the_commands_are_dropped() {
     for device in devices() {
         let (pool, uploads) = (BucketPool::new(device.clone()), device.uploads(KIB, KIB));
-        let (mut scope, buffer) = owed(&device, &pool);
+        let (mut scope, buffer) = unzeroed(&device, &pool);
         let on = scope.stream();
         scope.upload(&uploads, &buffer.on(&on).unwrap(), 0, &[7; 1024]).unwrap();
         let mut own = encoder(&device);

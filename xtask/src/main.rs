@@ -11,6 +11,7 @@ mod ci;
 mod commits;
 mod crates;
 mod driver;
+mod identifiers;
 mod instructions;
 mod layers;
 mod mutants;

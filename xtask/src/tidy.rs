@@ -1,6 +1,6 @@
 //! `cargo xtask tidy`: rules that no compiler checks. Each fault says how to comply.
 
-use crate::{commits, layers, plain, prose, shape, source};
+use crate::{commits, identifiers, layers, plain, prose, shape, source};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,6 +28,7 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
         dead_files(root),
         prose::check(root),
         plain::check(root),
+        identifiers::check(root),
         shape::lengths(root),
         shape::twins(root),
         commits::check(root, options.commits.as_deref()),

@@ -32,7 +32,7 @@ struct PrivateBook<A: DeviceAllocator> {
 
 struct Private<A: DeviceAllocator> {
     /// Cached blocks, the newest last.
-    idle: Vec<RecordOwner<A>>,
+    cached: Vec<RecordOwner<A>>,
     /// Number of blocks in use.
     out: usize,
     /// Marks that all memory of the pool is ordered after, besides the marks of each block: those
@@ -55,8 +55,8 @@ impl<A: DeviceAllocator> Privates<A> {
         let book = &mut *self.book.lock();
         let id = book.next;
         book.next = id.saturating_add(1); // no program opens 2^32 pools
-        let (idle, behind) = (Vec::new(), Vec::new());
-        book.pools.insert(id, Private { idle, out: 0, behind, closed: false });
+        let (cached, behind) = (Vec::new(), Vec::new());
+        book.pools.insert(id, Private { cached, out: 0, behind, closed: false });
         id
     }
 
@@ -126,9 +126,9 @@ impl<A: DeviceAllocator> Privates<A> {
         let book = &mut *self.book.lock();
         let pool = book.pools.get_mut(&id)?;
         let serves = |record: &mut RecordOwner<A>| record.serves(request) && ready(record);
-        let at = pool.idle.iter_mut().rposition(serves)?;
+        let at = pool.cached.iter_mut().rposition(serves)?;
         pool.out += 1;
-        Some(pool.idle.remove(at))
+        Some(pool.cached.remove(at))
     }
 
     /// Counts a block that comes from outside the pool and is in use at once.
@@ -150,7 +150,7 @@ impl<A: DeviceAllocator> Privates<A> {
         let Some(pool) = book.pools.get_mut(&id) else { return Some(record) };
         pool.out -= 1;
         if !pool.closed {
-            pool.idle.push(record);
+            pool.cached.push(record);
             return None;
         }
         record.leave_private(clock, &pool.behind);
@@ -189,14 +189,14 @@ impl<A: DeviceAllocator> Privates<A> {
     /// Returns the bytes of a pool's cached blocks.
     pub(crate) fn idle_bytes(&self, id: PrivateId) -> u64 {
         let book = self.book.lock();
-        book.pools.get(&id).map_or(0, |pool| pool.idle.iter().map(|record| record.bytes).sum())
+        book.pools.get(&id).map_or(0, |pool| pool.cached.iter().map(|record| record.bytes).sum())
     }
 
     /// Returns the bytes of the cached blocks of all pools.
     pub(crate) fn all_idle_bytes(&self) -> u64 {
         let book = self.book.lock();
-        let idle = book.pools.values().flat_map(|pool| &pool.idle);
-        idle.map(|record| record.bytes).sum()
+        let cached = book.pools.values().flat_map(|pool| &pool.cached);
+        cached.map(|record| record.bytes).sum()
     }
 
     /// Closes a pool whose owner is dropped. Returns its cached blocks, which may serve all
@@ -211,13 +211,13 @@ impl<A: DeviceAllocator> Privates<A> {
         let book = &mut *self.book.lock();
         let Some(pool) = book.pools.get_mut(&id) else { return Vec::new() };
         pool.closed = true;
-        let mut idle = std::mem::take(&mut pool.idle);
-        for record in &mut idle {
+        let mut cached = std::mem::take(&mut pool.cached);
+        for record in &mut cached {
             record.leave_private(clock, &pool.behind);
         }
         if pool.out == 0 {
             book.pools.remove(&id);
         }
-        idle
+        cached
     }
 }

@@ -14,9 +14,9 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicPtr;
 
-/// Type-erased pointer to the owning store. `hold.rs` writes and reads it.
+/// Type-erased pointer to the owning store. `reference.rs` writes and reads it.
 #[derive(Debug, Default)]
-pub(crate) struct Home(pub(crate) AtomicPtr<()>);
+pub(crate) struct StoreAddress(pub(crate) AtomicPtr<()>);
 
 /// A block, and what belongs to it. No two are on one cache line: blocks that threads take at the
 /// same time have neighbouring slots.
@@ -25,14 +25,14 @@ pub(crate) struct Record<A: DeviceAllocator> {
     pub(crate) part: Part<A>,
     pub(crate) marks: Mutex<Marks<A::Clock>>,
     pub(crate) kind: A::Kind,
-    pub(crate) home: Home,
+    pub(crate) store_address: StoreAddress,
     pub(crate) bytes: u64,
     /// Bytes that its present owner requested.
     pub(crate) requested: u64,
     /// Whether the pool may keep it.
     pub(crate) pooled: bool,
     /// Whether old contents may show.
-    pub(crate) dirty: bool,
+    pub(crate) unzeroed: bool,
     /// The tag of its request, in a pool with observers.
     pub(crate) tag: Tag,
     /// Allocations so far when it was freed into a thread cache.
@@ -91,11 +91,11 @@ impl<A: DeviceAllocator> Record<A> {
             part,
             marks: Mutex::new(Marks::new(mark)),
             kind: request.key.kind,
-            home: Home::default(),
+            store_address: StoreAddress::default(),
             bytes,
             requested: request.requested,
             pooled: request.class.pooled(),
-            dirty: false,
+            unzeroed: false,
             tag: Tag::default(),
             turn: 0,
             stamp: 0,

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 
 impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// Makes a live block one that goes back to the device, behind `marks`.
-    pub(crate) fn owe_live(&mut self, id: u32, marks: After<C::Mark>) {
+    pub(crate) fn defer_live(&mut self, id: u32, marks: After<C::Mark>) {
         let node = &mut self.nodes[id];
         (node.marks, node.freed_at) = (marks, self.turn);
         let (segment, bytes) = (node.segment, node.bytes);
@@ -19,22 +19,22 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         if let Some(segment) = self.segments.get_mut(segment) {
             segment.used -= 1;
         }
-        self.owe(id);
+        self.defer(id);
     }
 
     /// Makes a free block one that goes back to the device.
-    pub(crate) fn owe_free(&mut self, id: u32) {
+    pub(crate) fn defer_cached(&mut self, id: u32) {
         if let Some(list) = self.list_of(id) {
             self.remove(list, id);
             self.cached -= self.nodes[id].bytes;
-            self.owe(id);
+            self.defer(id);
         }
     }
 
-    fn owe(&mut self, id: u32) {
-        self.nodes[id].state = State::Owed;
-        self.owed_bytes += self.nodes[id].bytes;
-        self.owed.push(id);
+    fn defer(&mut self, id: u32) {
+        self.nodes[id].state = State::Deferred;
+        self.deferred_bytes += self.nodes[id].bytes;
+        self.deferred.push(id);
     }
 
     /// Bytes of the free blocks that came first, of a bounded number.
@@ -93,15 +93,15 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
 
     /// Removes the last block that goes back to the device. Returns its segment, and what it is
     /// behind.
-    pub(crate) fn pop_owed(
+    pub(crate) fn pop_deferred(
         &mut self,
         goes: impl FnMut(&After<C::Mark>) -> bool,
     ) -> Option<(u32, BookSegment<K>, After<C::Mark>)> {
         let mut goes = goes;
-        let at = self.owed.iter().rposition(|id| goes(&self.nodes[*id].marks))?;
-        let id = self.owed.swap_remove(at);
+        let at = self.deferred.iter().rposition(|id| goes(&self.nodes[*id].marks))?;
+        let id = self.deferred.swap_remove(at);
         let bytes = self.nodes[id].bytes;
-        self.owed_bytes -= bytes;
+        self.deferred_bytes -= bytes;
         let number = self.nodes[id].segment;
         let marks = std::mem::take(&mut self.nodes[id].marks);
         self.nodes.remove(id);

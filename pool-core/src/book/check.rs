@@ -15,7 +15,7 @@ pub(crate) struct BytesByState {
     pub(crate) free: u64,
     pub(crate) holes: u64,
     pub(crate) moving: u64,
-    pub(crate) owed: u64,
+    pub(crate) deferred: u64,
 }
 
 impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
@@ -38,7 +38,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
                     State::Free(list) => Some(list),
                     _ => None,
                 };
-                used += u32::from(list.is_none() && node.state != State::Owed);
+                used += u32::from(list.is_none() && node.state != State::Deferred);
                 match node.state {
                     State::Live => bytes.live += node.bytes,
                     State::Private => bytes.private += node.bytes,
@@ -47,7 +47,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
                         self.check_free(clock, id, (list, last), &mut bytes);
                     }
                     State::Moving { .. } => bytes.moving += node.bytes,
-                    State::Owed => bytes.owed += node.bytes,
+                    State::Deferred => bytes.deferred += node.bytes,
                     State::Vacant => panic!("range {id} is vacant"),
                 }
                 last = list;
@@ -59,7 +59,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
             assert_eq!(list.bins.bytes(), self.bytes_in_steps(at), "list {at}");
         }
         assert_eq!(bytes.live + bytes.private, self.used);
-        assert_eq!((bytes.free, bytes.owed), (self.cached, self.owed_bytes));
+        assert_eq!((bytes.free, bytes.deferred), (self.cached, self.deferred_bytes));
         assert_eq!(ranges + self.nodes.count_vacant(), self.nodes.len(), "a number is lost");
         bytes
     }

@@ -24,7 +24,7 @@ pub(crate) enum State {
     /// Free, in the list of this number.
     Free(u16),
     /// Free, and to go back to the device.
-    Owed,
+    Deferred,
     /// In no list, for a device call without the lock; as a hole it has no memory.
     Moving { hole: bool },
 }
@@ -56,7 +56,7 @@ pub(crate) struct RangeNode<M> {
     /// The size step whose list or tree it is in, while it is free.
     pub(crate) step: u16,
     /// Whether the contents may be other than zeroes.
-    pub(crate) dirty: bool,
+    pub(crate) unzeroed: bool,
     /// Allocations so far when the larger part of the range was freed.
     pub(crate) freed_at: u64,
     /// The blocks that came into the book just before and after it, or [`NONE`] (`ages.rs`).
@@ -115,7 +115,7 @@ impl<M: Clone> Nodes<M> {
         (node.offset, node.bytes) = place;
         (node.before, node.after) = (before, after);
         node.segment = segment;
-        (node.state, node.dirty, node.freed_at) = (State::Live, false, 0);
+        (node.state, node.unzeroed, node.freed_at) = (State::Live, false, 0);
         node.freed_nth = 0;
         self.vacant = next;
         id
@@ -147,7 +147,7 @@ impl<M: Clone> Nodes<M> {
                 born: 0,
                 state: State::Vacant,
                 step: 0,
-                dirty: false,
+                unzeroed: false,
                 freed_at: 0,
                 freed_before: NONE,
                 freed_after: NONE,
@@ -182,14 +182,14 @@ impl<M: Clone> Nodes<M> {
     pub(crate) fn split_low(&mut self, id: u32, bytes: u64) -> u32 {
         let low = self.vacant();
         let rest = &mut self[id];
-        let RangeNode { segment, born, offset, before, dirty, freed_at, .. } = *rest;
+        let RangeNode { segment, born, offset, before, unzeroed, freed_at, .. } = *rest;
         (rest.offset, rest.bytes, rest.before) = (offset + bytes, rest.bytes - bytes, low);
         let marks = rest.marks.clone();
         let node = &mut self[low];
         let next = node.older;
         (node.offset, node.bytes, node.before, node.after) = (offset, bytes, before, id);
         (node.segment, node.born, node.state) = (segment, born, State::Live);
-        (node.dirty, node.freed_at, node.marks) = (dirty, freed_at, marks);
+        (node.unzeroed, node.freed_at, node.marks) = (unzeroed, freed_at, marks);
         self.vacant = next;
         if before != NONE {
             self[before].after = low;
@@ -207,13 +207,13 @@ impl<M: Clone> Nodes<M> {
         join: impl FnOnce(&mut After<M>, After<M>),
     ) {
         let vacant = std::mem::replace(&mut self.vacant, from);
-        let gone = &mut self[from];
-        let RangeNode { bytes, offset, before, after, dirty, freed_at, .. } = *gone;
-        let marks = std::mem::take(&mut gone.marks);
-        (gone.state, gone.older) = (State::Vacant, vacant);
+        let absorbed = &mut self[from];
+        let RangeNode { bytes, offset, before, after, unzeroed, freed_at, .. } = *absorbed;
+        let marks = std::mem::take(&mut absorbed.marks);
+        (absorbed.state, absorbed.older) = (State::Vacant, vacant);
         let node = &mut self[into];
         join(&mut node.marks, marks);
-        node.dirty |= dirty;
+        node.unzeroed |= unzeroed;
         if bytes > node.bytes {
             node.freed_at = freed_at;
         }

@@ -292,7 +292,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// Puts a range that is in no list among the holes.
     pub(crate) fn put_hole(&mut self, clock: &C, id: u32) {
         let node = &mut self.nodes[id];
-        (node.marks, node.dirty) = (After::Nothing, false);
+        (node.marks, node.unzeroed) = (After::Nothing, false);
         self.put_free(clock, id, UsedBy::Hole);
     }
 

@@ -314,7 +314,7 @@ fn old_contents_stay_noted_through_splits_and_coalescing() {
     book.free(&Apart, ids[0], After::One((1, 2)), true);
     for offset in [0, 512] {
         let part = book.lend(&request(512, 1), &taker(&1)).unwrap();
-        assert_eq!((book.nodes[part].offset, book.nodes[part].dirty), (offset, true));
+        assert_eq!((book.nodes[part].offset, book.nodes[part].unzeroed), (offset, true));
     }
 }
 
@@ -380,7 +380,7 @@ fn a_block_over_old_and_fresh_memory_may_show_old_contents() {
     let first = paged.allocate(&request(PAGE / 2, 1), 0);
     paged.book.free(&Apart, first, After::One((1, 1)), true);
     let second = paged.allocate(&request(3 * PAGE, 1), 0);
-    assert_eq!((paged.book.nodes[second].offset, paged.book.nodes[second].dirty), (0, true));
+    assert_eq!((paged.book.nodes[second].offset, paged.book.nodes[second].unzeroed), (0, true));
 }
 
 #[test]

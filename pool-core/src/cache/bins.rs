@@ -201,13 +201,13 @@ impl<A: DeviceAllocator> Bins<A> {
     }
 
     /// Takes away the room that the bin of a size has from the book.
-    pub(super) fn take_room(&mut self, key: Key<A::Kind>, bytes: u64) -> u32 {
+    pub(super) fn take_bin_lease(&mut self, key: Key<A::Kind>, bytes: u64) -> u32 {
         let bin = if self.limited { self.find(key, bytes) } else { None };
         bin.map_or(0, |bin| std::mem::take(&mut bin.room))
     }
 
     /// Takes away the room that empty bins have from the book. Calls `end` for each that had any.
-    pub(super) fn end_rooms(&mut self, mut end: impl FnMut(Key<A::Kind>, u64, u32)) {
+    pub(super) fn end_bin_leases(&mut self, mut end: impl FnMut(Key<A::Kind>, u64, u32)) {
         if !self.limited {
             return;
         }

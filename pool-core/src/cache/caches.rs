@@ -159,7 +159,7 @@ impl<A: DeviceAllocator> ThreadCaches<A> {
 
     /// The numbers of the caches that had at least `bytes` bytes a moment ago.
     pub(crate) fn with(&self, bytes: u64) -> impl Iterator<Item = usize> {
-        let has = move |line: &CacheLine<A>| line.tally.idle() >= bytes;
+        let has = move |line: &CacheLine<A>| line.tally.cached() >= bytes;
         self.numbers().filter(move |number| self.line(*number).is_some_and(has))
     }
 

@@ -54,8 +54,8 @@ pub(crate) struct Tally {
     live: Counter,
     requested: Counter,
     /// Bytes of the blocks here.
-    idle: Counter,
-    /// The most of `live` and `requested`, and the least and most of `idle`, since the book was
+    cached: Counter,
+    /// The most of `live` and `requested`, and the least and most of `cached`, since the book was
     /// told.
     live_peak: Counter,
     requested_peak: Counter,
@@ -72,7 +72,7 @@ struct Told {
     requested_out: Counter,
     live: Counter,
     requested: Counter,
-    idle: Counter,
+    cached: Counter,
 }
 
 /// How buffers, bytes requested and bytes allocated have changed.
@@ -97,28 +97,28 @@ impl Tally {
         if requested.cast_signed() > self.requested_peak.get().cast_signed() {
             self.requested_peak.set(requested);
         }
-        let idle = self.idle.add(bytes.wrapping_neg());
-        if idle < self.least.get() {
-            self.least.set(idle);
+        let cached = self.cached.add(bytes.wrapping_neg());
+        if cached < self.least.get() {
+            self.least.set(cached);
         }
     }
 
-    /// Counts a block that a buffer gave back. `idle`: bytes in the cache after that.
+    /// Counts a block that a buffer gave back. `cached`: bytes in the cache after that.
     #[inline]
-    pub(super) fn back(&self, idle: u64, requested: u64) {
+    pub(super) fn back(&self, cached: u64, requested: u64) {
         self.live.subtract(1);
         self.requested.subtract(requested);
-        self.idle.set(idle);
-        if idle > self.most.get() {
-            self.most.set(idle);
+        self.cached.set(cached);
+        if cached > self.most.get() {
+            self.most.set(cached);
         }
     }
 
     /// Counts a block that the book counted as free already, or that goes to it. Call
     /// [`Tally::tell`] before.
-    pub(super) fn moved(&self, idle: u64) {
-        for bytes in [&self.idle, &self.told.idle, &self.least, &self.most] {
-            bytes.set(idle);
+    pub(super) fn moved(&self, cached: u64) {
+        for bytes in [&self.cached, &self.told.cached, &self.least, &self.most] {
+            bytes.set(cached);
         }
     }
 
@@ -137,9 +137,9 @@ impl Tally {
     /// [`Tally::tell`] of both before.
     pub(super) fn hand_over(&self, to: &Self, blocks: u64, bytes: u64) {
         self.left.add(blocks);
-        self.moved(self.idle() - bytes);
+        self.moved(self.cached() - bytes);
         to.kept.add(blocks);
-        to.moved(to.idle() + bytes);
+        to.moved(to.cached() + bytes);
     }
 
     /// Blocks that buffers took.
@@ -150,15 +150,15 @@ impl Tally {
 
     /// Bytes of the blocks here.
     #[inline]
-    pub(crate) fn idle(&self) -> u64 {
-        self.idle.get()
+    pub(crate) fn cached(&self) -> u64 {
+        self.cached.get()
     }
 
     /// How many blocks are here.
     pub(crate) fn blocks(&self) -> u64 {
         // The thread inside may have changed one of them and not the other.
-        let gone = self.takes.get().wrapping_add(self.left.get());
-        self.kept.get().wrapping_sub(gone).cast_signed().max(0).cast_unsigned()
+        let out = self.takes.get().wrapping_add(self.left.get());
+        self.kept.get().wrapping_sub(out).cast_signed().max(0).cast_unsigned()
     }
 
     /// Blocks that buffers took, as the book knows it.
@@ -185,7 +185,7 @@ impl Tally {
         for requested in [&told.requested, &self.requested_peak] {
             requested.set(self.requested.get());
         }
-        self.moved(self.idle.get());
+        self.moved(self.cached.get());
         changes
     }
 
@@ -209,9 +209,9 @@ impl Tally {
             },
             // What the cache has more, buffers have less.
             allocated: Change {
-                now: change(&told.idle, &self.idle),
-                peak: change(&told.idle, &self.least),
-                low: change(&told.idle, &self.most),
+                now: change(&told.cached, &self.cached),
+                peak: change(&told.cached, &self.least),
+                low: change(&told.cached, &self.most),
                 total: since(&self.bytes_out, &told.bytes_out),
             },
         }

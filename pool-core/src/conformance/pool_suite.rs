@@ -123,7 +123,7 @@ fn limits_hold<A: Transfer>(make: &impl Fn() -> PoolBuilder<A>) {
         let error = pool.allocate(10 * unit).unwrap_err();
         assert_eq!((error.why(), error.figures().requested_bytes), (Why::Limit, 10 * unit));
         drop(live);
-        // All of it is idle and of other sizes; it goes back for the one that needs it.
+        // All of it is cached and of other sizes; it goes back for the one that needs it.
         assert!(pool.allocate(60 * unit).is_ok(), "{:?}", pool.allocate(60 * unit));
         assert!(pool.stats().reserved_peak_bytes <= 64 * unit);
         check(&pool);
@@ -163,7 +163,7 @@ fn cached_bytes_are_bounded<A: Transfer>(allocator: A) {
     for turn in 1..=40 {
         let live: Vec<_> = (0..8).map(|i| pool.allocate(turn * 100 + i % 2 * KIB)).collect();
         drop(live);
-        pool.trim(0).unwrap(); // what the drops owe
+        pool.trim(0).unwrap(); // the deferred frees
         assert!(pool.stats().cached_bytes <= 64 * KIB);
         assert!(pool.cached_buffers().values().all(|count| *count <= 3));
         check(&pool);

@@ -5,7 +5,7 @@
 #![expect(unsafe_code, reason = "the port's copies, of whole blocks that a call owns")]
 
 use crate::device::transfer::Transfer;
-use crate::device::{Clearing, DeviceAllocator, MarkOf, Memory, Request, StreamOf};
+use crate::device::{DeviceAllocator, MarkOf, Memory, Request, StreamOf, Zeroing};
 use crate::error::DeviceError;
 use crate::stream::clock::StreamClock;
 use crate::{BucketPool, CachedLimit, PoolBuilder, ZeroPolicy};
@@ -126,7 +126,7 @@ pub(super) fn run<A: Transfer>(make: &impl Fn() -> A) {
     assert!(hits > 3, "blocks were reused {hits} times");
     a_block_is_zeroed_whole_before_it_is_handed_out(make());
     // Elsewhere a drop may not give the device work, and a block is zeroed when it serves again.
-    if A::MEMORY.free_in_drop && matches!(A::MEMORY.clearing, Clearing::AtOnce) {
+    if A::MEMORY.free_in_drop && matches!(A::MEMORY.zeroing, Zeroing::AtOnce) {
         no_byte_reaches_the_device(make());
     }
 }

@@ -146,7 +146,8 @@ impl<T> DerefMut for OwnerGuard<'_, T> {
 }
 
 impl<T> Drop for OwnerGuard<'_, T> {
-    /// Touches the lock for the last time: the thread that enters next may free it (`hold.rs`).
+    /// Touches the lock for the last time: the thread that enters next may free it
+    /// (`reference.rs`).
     #[inline]
     fn drop(&mut self) {
         // SAFETY: the lock lives until `busy` is false.

@@ -3,10 +3,10 @@
 
 use crate::block::flags::{AWAITED, OBSERVED, ZEROES};
 use crate::block::record::{Record, RecordOwner};
-use crate::device::{Clearing, DeviceAllocator, MarkOf, StreamOf, WholeBlocks};
+use crate::device::{DeviceAllocator, MarkOf, StreamOf, WholeBlocks, Zeroing};
 use crate::error::{DeviceError, Why};
 use crate::observe::EventKind;
-use crate::pool::hold::{Claim, Owner, put, store_at};
+use crate::pool::reference::{Owner, StoreReference, put, store_at};
 use crate::pool::store::Store;
 use crate::stream::clock::{Order, StreamClock};
 use std::fmt;
@@ -35,15 +35,15 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// Makes a buffer of a block that the owner's store has just counted as in use.
     #[inline]
     pub(crate) fn new(owner: &Owner<A>, mut record: RecordOwner<A>) -> Self {
-        owner.hold_for(&mut record);
+        owner.set_store(&mut record);
         Self { record: ManuallyDrop::new(record) }
     }
 
     #[inline]
     fn store(&self) -> &Store<A> {
-        // SAFETY: `new` filled the home, and the reference to the store leaves the buffer only
-        // together with the record.
-        unsafe { store_at(&self.record.home) }
+        // SAFETY: `new` filled the store address, and the reference to the store leaves the buffer
+        // only together with the record.
+        unsafe { store_at(&self.record.store_address) }
     }
 
     /// Returns the buffer as a pointer without its type. The buffer is not dropped.
@@ -240,9 +240,9 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn on_cpu(&mut self) -> Result<A::View<'_>, DeviceError> {
-        let Record { home, marks, .. } = &mut **self.record;
+        let Record { store_address, marks, .. } = &mut **self.record;
         // SAFETY: as in `store`.
-        let store: &Store<A> = unsafe { store_at(home) };
+        let store: &Store<A> = unsafe { store_at(store_address) };
         let clock = store.allocator.clock();
         if let Some(fault) = clock.fault() {
             return Err(fault);
@@ -306,9 +306,9 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// Zeroes the first `bytes` bytes of the block, in the order of `on`. The buffer records it as
     /// a use.
     pub(crate) fn zero(&mut self, bytes: u64, on: &StreamOf<A>) -> Result<(), DeviceError> {
-        let Record { home, part, marks, .. } = &mut **self.record;
+        let Record { store_address, part, marks, .. } = &mut **self.record;
         // SAFETY: as in `store`.
-        let store: &Store<A> = unsafe { store_at(home) };
+        let store: &Store<A> = unsafe { store_at(store_address) };
         store.zero(part, bytes, on)?;
         let clock = store.allocator.clock();
         marks.get_mut().end(clock, clock.mark(on));
@@ -321,13 +321,13 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     ///
     /// The buffer is not used again, its `Drop` included.
     #[inline]
-    unsafe fn take_parts(&mut self) -> (Claim<A>, RecordOwner<A>) {
+    unsafe fn take_parts(&mut self) -> (StoreReference<A>, RecordOwner<A>) {
         // SAFETY: the caller promises that the record is not taken a second time.
         let mut record = unsafe { ManuallyDrop::take(&mut self.record) };
-        // SAFETY: `new` filled the home, and the record is taken out once.
-        let claim = unsafe { Claim::taken_from(&record) };
-        record.marks.get_mut().close(claim.store().allocator.clock());
-        (claim, record)
+        // SAFETY: `new` filled the store address, and the record is taken out once.
+        let reference = unsafe { StoreReference::taken_from(&record) };
+        record.marks.get_mut().close(reference.store().allocator.clock());
+        (reference, record)
     }
 }
 
@@ -358,7 +358,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         // SAFETY: a buffer is dropped once, and if the cache takes the record, it is not used
         // again.
         let record = unsafe { ManuallyDrop::take(&mut self.record) };
-        // SAFETY: `new` filled the home.
+        // SAFETY: `new` filled the store address.
         let Err(record) = (unsafe { put(record, passes_cache) }) else { return true };
         self.record = ManuallyDrop::new(record);
         false
@@ -387,10 +387,10 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// Notifies the observers that the buffer is freed.
     #[cold]
     fn tell_freed(&mut self) {
-        let Record { home, marks, .. } = &mut **self.record;
+        let Record { store_address, marks, .. } = &mut **self.record;
         // SAFETY: as in `store`.
-        let store: &Store<A> = unsafe { store_at(home) };
-        let stream = store.allocator.clock().stream_id(marks.get_mut().home());
+        let store: &Store<A> = unsafe { store_at(store_address) };
+        let stream = store.allocator.clock().stream_id(marks.get_mut().own());
         self.store().tell(EventKind::Free, self.record.about(stream));
     }
 
@@ -398,12 +398,12 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// still read the block and the call is legal anywhere. Returns whether the block is zeroed.
     #[inline]
     fn zero_on_return(&mut self) -> bool {
-        if A::MEMORY.clearing != Clearing::AtOnce {
+        if A::MEMORY.zeroing != Zeroing::AtOnce {
             return false;
         }
-        let Record { home, part, marks, bytes, .. } = &mut **self.record;
+        let Record { store_address, part, marks, bytes, .. } = &mut **self.record;
         // SAFETY: as in `store`.
-        let store: &Store<A> = unsafe { store_at(home) };
+        let store: &Store<A> = unsafe { store_at(store_address) };
         if !store.bounds.zero_on_return {
             return false;
         }
@@ -427,8 +427,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         }
         let zeroed = self.zero_on_return();
         // SAFETY: a buffer is dropped once, and nothing follows in this function.
-        let (claim, parts) = unsafe { self.take_parts() };
-        claim.end(|store| store.free_to_book(parts, zeroed));
+        let (reference, parts) = unsafe { self.take_parts() };
+        reference.release(|store| store.free_to_book(parts, zeroed));
     }
 }
 
@@ -522,13 +522,13 @@ impl<A: DeviceAllocator> Detached<A> {
         buffer.check_guard();
         let zeroed = buffer.zero_on_return();
         // SAFETY: the buffer is not dropped and not used again.
-        let (claim, record) = unsafe { buffer.take_parts() };
-        if !claim.store().book.is_blocks() {
-            claim.end(|store| store.free_to_book(record, zeroed));
+        let (reference, record) = unsafe { buffer.take_parts() };
+        if !reference.store().book.is_blocks() {
+            reference.release(|store| store.free_to_book(record, zeroed));
             return Ok(());
         }
-        let refusal = claim.store().free_detached(record);
-        claim.end(|store| store.book.lock());
+        let refusal = reference.store().free_detached(record);
+        reference.release(|store| store.book.lock());
         refusal.map_or(Ok(()), Err)
     }
 }
@@ -567,10 +567,10 @@ impl<A: WholeBlocks> Detached<A> {
         let mut buffer = ManuallyDrop::new(self.0);
         buffer.tell_freed();
         // SAFETY: the buffer is not dropped and not used again.
-        let (claim, mut record) = unsafe { buffer.take_parts() };
-        claim.store().privates.release(claim.store().allocator.clock(), &mut record);
-        let raw = claim.store().let_go(record);
-        claim.end(|store| store.book.lock());
+        let (reference, mut record) = unsafe { buffer.take_parts() };
+        reference.store().privates.release(reference.store().allocator.clock(), &mut record);
+        let raw = reference.store().take_raw(record);
+        reference.release(|store| store.book.lock());
         match raw {
             Some(raw) => Ok(raw),
             None => unreachable!("a live block has a segment"),

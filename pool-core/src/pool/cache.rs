@@ -26,37 +26,37 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// Does the frees that drops deferred, and gives back cached memory above the cached limit.
-    pub(crate) fn settle(&self) -> GivenBack {
-        and(self.pay(), || self.trim_to_cached_limit())
+    pub(crate) fn free_deferred_and_excess(&self) -> GivenBack {
+        and(self.free_deferred(), || self.trim_to_cached_limit())
     }
 
     /// Does the frees that drops deferred, and gives back free memory, oldest first, until it has
     /// given back the bytes of `goal`.
     pub(crate) fn trim(&self, goal: Goal) -> GivenBack {
-        let settled = self.settle();
-        let bytes = goal.bytes.saturating_sub(settled.0);
-        and(settled, || self.trim_book(Goal { bytes, ..goal }))
+        let freed = self.free_deferred_and_excess();
+        let bytes = goal.bytes.saturating_sub(freed.0);
+        and(freed, || self.trim_book(Goal { bytes, ..goal }))
     }
 
     /// Gives back memory that has been free for too long at `now`.
     pub(crate) fn tick(&self, now: Duration) -> GivenBack {
-        and(self.tick_book(now), || self.pay())
+        and(self.tick_book(now), || self.free_deferred())
     }
 
     /// Does the frees that drops deferred, and gives back free memory, largest first, until at most
     /// `target` bytes are reserved or no memory is free.
     pub(crate) fn shrink_to(&self, target: u64) -> GivenBack {
         let bytes = self.ledger.reserved().saturating_sub(target);
-        let paid = self.pay();
-        let (bytes, reason) = (bytes.saturating_sub(paid.0), Reason::Asked);
-        and(paid, || self.shrink_book(Goal { bytes, reason }))
+        let freed = self.free_deferred();
+        let (bytes, reason) = (bytes.saturating_sub(freed.0), Reason::Asked);
+        and(freed, || self.shrink_book(Goal { bytes, reason }))
     }
 
     /// Gives back all free memory, after waiting for the work that used it. Memory that waits for
     /// work that is not submitted stays in the pool.
     pub(crate) fn clear(&self) -> GivenBack {
         // A free waits for the marks where the device does not do so itself.
-        and(self.pay(), || self.trim_book(Goal::all(Reason::Asked)))
+        and(self.free_deferred(), || self.trim_book(Goal::all(Reason::Asked)))
     }
 }
 

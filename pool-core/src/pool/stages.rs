@@ -110,7 +110,7 @@ impl<A: DeviceAllocator> Store<A> {
             Err(error) => error,
         };
         let mut trims = [Trim::Missing, Trim::Others, Trim::All, Trim::AllOthers].into_iter();
-        while short.is_want_of_memory() {
+        while short.is_out_of_memory() {
             // A request above the limit takes no cached memory from those below it.
             let is_hopeless = !self.ledger.could_hold(request.class.bytes);
             let given_back = match trims.next() {
@@ -194,7 +194,7 @@ impl<A: DeviceAllocator> Store<A> {
             self.count_out_of_private(request);
             return Ok(self.served(stage, grant));
         }
-        progress.given_back += self.settle().0;
+        progress.given_back += self.free_deferred_and_excess().0;
         let fresh = self.grow(request).inspect(|_| self.count_out_of_private(request));
         fresh.map(|fresh| self.served(progress.stage, fresh))
     }
@@ -268,7 +268,7 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// Another thread holds blocks that come back, to the book or to the device, in a moment: lets
-    /// it, and then everything idle is worth giving back once more.
+    /// it, and then all cached memory is worth giving back once more.
     fn wait_for_others(&self, progress: &mut Progress) -> bool {
         if progress.patience == 0 || !self.is_in_transit() {
             return false;

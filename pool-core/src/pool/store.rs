@@ -7,7 +7,7 @@
 //!       Store::take_from_book   store/book.rs  one lock, a free range
 //!       Store::grow             store/book     a miss: reserve the bytes, then the device
 //!   PooledBuffer::drop          buffer.rs
-//!     put                       hold.rs        a push in the thread cache
+//!     put                       reference.rs        a push in the thread cache
 //!     Store::free_to_book       store/book.rs  one lock; what passes a bound goes back
 //! ```
 //!
@@ -32,7 +32,7 @@ use crate::policy::SizeClasses;
 use crate::policy::limit::{BucketLimit, CachedLimit, FullBucket};
 use crate::policy::retention::{Retention, Ticks};
 use crate::pool::guards::{GUARD_BYTES, Guards};
-use crate::pool::hold::Holds;
+use crate::pool::reference::ReferenceCount;
 use crate::stream::clock::StreamClock;
 use crate::stream::order::{StealPolicy, Taker};
 use parking_lot::Mutex;
@@ -78,7 +78,7 @@ pub(crate) struct Store<A: DeviceAllocator> {
     pub(crate) on_shortage: Mutex<Option<OnShortage>>,
     observers: Observers,
     pub(crate) guards: Option<Guards<A>>,
-    pub(crate) holds: Holds,
+    pub(crate) references: ReferenceCount,
     forks: ForkCheck,
     /// Dropped before the book, which owns the slots of its records.
     pub(crate) caches: ThreadCaches<A>,
@@ -137,7 +137,7 @@ impl<A: DeviceAllocator> Store<A> {
             in_vain: AtomicU32::new(0),
             ticks: Mutex::default(),
             on_shortage: Mutex::new(on_shortage),
-            holds: Holds::new(),
+            references: ReferenceCount::new(),
             forks: ForkCheck::new(),
             privates: Privates::new(),
         }
@@ -269,7 +269,7 @@ impl<A: DeviceAllocator> Store<A> {
         self.caches.close();
         let buffers = self.close_book();
         // The errors are ignored because no caller could receive them.
-        let (_, _) = (self.pay(), self.trim_book(Goal::all(Reason::Closed)));
+        let (_, _) = (self.free_deferred(), self.trim_book(Goal::all(Reason::Closed)));
         buffers
     }
 }

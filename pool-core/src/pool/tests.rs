@@ -104,17 +104,20 @@ fn check(pool: &Pool) {
     let mut leases = 0;
     for number in store.caches.numbers() {
         let Some(cache) = store.caches.enter(number) else { continue };
-        let (mut idle, mut blocks) = (0, 0);
-        cache.each(|record| (idle, blocks) = (idle + record.bytes, blocks + 1));
-        assert_eq!((cache.idle(), cache.blocks()), (idle, blocks));
-        assert!(idle <= cache.lease, "{idle} bytes in a lease of {}", cache.lease);
+        let (mut cached, mut blocks) = (0, 0);
+        cache.each(|record| (cached, blocks) = (cached + record.bytes, blocks + 1));
+        assert_eq!((cache.cached_bytes(), cache.blocks()), (cached, blocks));
+        assert!(cached <= cache.lease, "{cached} bytes in a lease of {}", cache.lease);
         leases += cache.lease;
     }
     let state = store.book.lock();
     assert_eq!(state.leased(), leases + state.transfer_bytes());
     drop(state);
     assert!(pool.trim(0).is_ok());
-    assert!(stats.cached_bytes >= cached, "owed blocks are cached, and are not buffers: {stats}");
+    assert!(
+        stats.cached_bytes >= cached,
+        "deferred frees are cached, and are not buffers: {stats}"
+    );
     assert_eq!(pool.stats().cached_bytes, pool.stats().reserved_bytes);
     assert!(pool.clear().is_ok());
     assert_eq!((pool.stats().reserved_bytes, pool.allocator().held_bytes()), (0, 0));

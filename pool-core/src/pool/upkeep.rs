@@ -372,7 +372,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         if store.is_forked() {
             return;
         }
-        store.settle_caches(|_| {});
+        store.add_counts_of_caches(|_| {});
         store.book.reset_stats();
         store.ledger.reset_peak();
     }

@@ -173,7 +173,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// Whether a return of memory could turn a refusal into success.
     pub(super) fn may_wait(&self, short: &Short) -> bool {
         let ledger = &self.store().ledger;
-        short.cause.is_want_of_memory()
+        short.cause.is_out_of_memory()
             && ledger.could_hold(short.rounded)
             && ledger.budget.reserved_bytes() > 0
     }

@@ -129,7 +129,7 @@ impl Engine {
     pub fn free(&mut self, at: u64) -> Result<(), DeviceError> {
         self.faults.check(SimCall::Free, Why::Other, "sim free")?;
         for range in self.memory.free(at)? {
-            self.gone(&range);
+            self.freed(&range);
         }
         self.calls.frees += 1;
         Ok(())
@@ -200,15 +200,15 @@ impl Engine {
     pub fn decommit(&mut self, pages: &Range<u64>) -> Result<(), DeviceError> {
         self.faults.check(SimCall::Decommit, Why::Other, "sim decommit")?;
         self.memory.decommit(pages)?;
-        self.gone(pages);
+        self.freed(pages);
         self.calls.decommits += 1;
         Ok(())
     }
 
     /// Records that a range is freed. It is a hazard if a stream still uses the memory.
-    pub fn gone(&mut self, bytes: &Range<u64>) {
+    pub fn freed(&mut self, bytes: &Range<u64>) {
         let Self { shadow, streams, .. } = self;
-        shadow.gone(bytes, |stream| streams.get(stream).map_or(u64::MAX, |queue| queue.done));
+        shadow.freed(bytes, |stream| streams.get(stream).map_or(u64::MAX, |queue| queue.done));
     }
 
     /// Queues writing `bytes` at an address.

@@ -103,7 +103,7 @@ impl Shadow {
 
     /// Records that a range is freed after operations up to `done` of each stream have run. Freeing
     /// memory that a stream still uses is a hazard, as a use out of order is.
-    pub(super) fn gone(&mut self, bytes: &Range<u64>, done: impl Fn(usize) -> u64) {
+    pub(super) fn freed(&mut self, bytes: &Range<u64>, done: impl Fn(usize) -> u64) {
         for (part, before) in self.take(bytes) {
             if done(before.stream) < before.operation {
                 let Range { start, end } = part;

@@ -62,7 +62,7 @@ pub trait StreamClock: Send + Sync + 'static {
     }
 
     /// Returns a stream for zeroing that runs ahead of the work that `on` is given from here on
-    /// ([`Clearing::Ahead`](crate::Clearing::Ahead)).
+    /// ([`Zeroing::Ahead`](crate::Zeroing::Ahead)).
     ///
     /// Memory that the returned stream may use can be zeroed ahead. Makes no device call.
     fn ahead_of(&self, _on: &Self::Stream) -> Self::Stream {

@@ -8,12 +8,12 @@ use crate::stream::order::{After, Taker};
 #[expect(clippy::box_collection, reason = "one word instead of three in each block")]
 pub(crate) struct Marks<C: StreamClock> {
     /// The stream that the block was allocated for.
-    home: Used<C::Mark>,
+    own: Used<C::Mark>,
     /// Uses on other streams: few, and none in most programs, so that `None` costs one word.
     also: Option<Box<Vec<Used<C::Mark>>>>,
     /// True if the block's own stream used it after all of `also`. `also` is in the order of the
     /// uses.
-    home_is_newest: bool,
+    own_is_newest: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -28,45 +28,41 @@ struct Used<M> {
 
 impl<C: StreamClock> Marks<C> {
     #[inline]
-    pub(crate) fn new(home: C::Mark) -> Self {
-        Self {
-            home: Used { last: home, touched: false, open: 0 },
-            also: None,
-            home_is_newest: true,
-        }
+    pub(crate) fn new(own: C::Mark) -> Self {
+        Self { own: Used { last: own, touched: false, open: 0 }, also: None, own_is_newest: true }
     }
 
     /// Resets the marks for the next user of a block that is ready.
     #[inline]
-    pub(crate) fn restart(&mut self, home: C::Mark) {
+    pub(crate) fn restart(&mut self, own: C::Mark) {
         self.also = None;
-        self.home = Used { last: home, touched: false, open: 0 };
-        self.home_is_newest = true;
+        self.own = Used { last: own, touched: false, open: 0 };
+        self.own_is_newest = true;
     }
 
     /// Resets the marks for the next user of a block that one stream used.
     #[inline]
-    pub(crate) fn restart_home(&mut self, home: C::Mark) {
+    pub(crate) fn restart_own(&mut self, own: C::Mark) {
         debug_assert!(self.also.is_none());
-        self.home = Used { last: home, touched: false, open: 0 };
-        self.home_is_newest = true;
+        self.own = Used { last: own, touched: false, open: 0 };
+        self.own_is_newest = true;
     }
 
     /// Returns whether all uses are on one stream, the stream of this mark.
     #[inline]
     pub(crate) fn are_of(&self, clock: &C, mark: C::Mark) -> bool {
-        self.also.is_none() && clock.same_stream(self.home.last, mark)
+        self.also.is_none() && clock.same_stream(self.own.last, mark)
     }
 
     /// Returns whether one stream alone used the block, and each use has ended.
     #[inline]
     pub(crate) fn are_closed(&self) -> bool {
-        self.also.is_none() && self.home.open == 0 && !C::UNTIL_DROP
+        self.also.is_none() && self.own.open == 0 && !C::UNTIL_DROP
     }
 
     #[inline]
-    pub(crate) fn home(&self) -> C::Mark {
-        self.home.last
+    pub(crate) fn own(&self) -> C::Mark {
+        self.own.last
     }
 
     /// Returns the marks that a new use on `on` must be ordered behind and is not yet. The mark of
@@ -93,9 +89,9 @@ impl<C: StreamClock> Marks<C> {
     }
 
     fn of_stream(&mut self, clock: &C, mark: C::Mark) -> &mut Used<C::Mark> {
-        self.home_is_newest = clock.same_stream(self.home.last, mark);
-        if self.home_is_newest {
-            return &mut self.home;
+        self.own_is_newest = clock.same_stream(self.own.last, mark);
+        if self.own_is_newest {
+            return &mut self.own;
         }
         let also = self.also.get_or_insert_default();
         match also.iter().position(|used| clock.same_stream(used.last, mark)) {
@@ -114,7 +110,7 @@ impl<C: StreamClock> Marks<C> {
         }
         let also = self.also.iter_mut().flat_map(|also| also.iter_mut());
         let lasts = |used: &&mut Used<C::Mark>| used.open > 0 || C::UNTIL_DROP;
-        for used in also.chain([&mut self.home]).filter(lasts) {
+        for used in also.chain([&mut self.own]).filter(lasts) {
             *used = Used { last: clock.latest(used.last), open: 0, ..*used };
         }
     }
@@ -123,14 +119,14 @@ impl<C: StreamClock> Marks<C> {
     #[inline]
     pub(crate) fn is_one_and_ready(&self, taker: &Taker<'_, C>) -> bool {
         self.also.is_none()
-            && ((taker.cpu_touches && !self.home.touched) || taker.is_ready(self.home.last))
+            && ((taker.cpu_touches && !self.own.touched) || taker.is_ready(self.own.last))
     }
 
     /// Returns whether a taker may have the block as it is. Makes no device call.
     #[inline]
     pub(crate) fn is_ready(&self, taker: &Taker<'_, C>) -> bool {
         if self.also.is_none() {
-            return (taker.cpu_touches && !self.home.touched) || taker.is_ready(self.home.last);
+            return (taker.cpu_touches && !self.own.touched) || taker.is_ready(self.own.last);
         }
         self.counted(taker.cpu_touches).all(|mark| taker.is_ready(mark))
     }
@@ -149,9 +145,9 @@ impl<C: StreamClock> Marks<C> {
     /// ordered after the others already.
     #[inline]
     fn newest_first(&self) -> impl Iterator<Item = &Used<C::Mark>> + '_ {
-        let home = |is_its_turn: bool| is_its_turn.then_some(&self.home).into_iter();
+        let own = |is_its_turn: bool| is_its_turn.then_some(&self.own).into_iter();
         let also = self.also.iter().flat_map(|also| also.iter().rev());
-        home(self.home_is_newest).chain(also).chain(home(!self.home_is_newest))
+        own(self.own_is_newest).chain(also).chain(own(!self.own_is_newest))
     }
 
     /// Returns whether `is` holds for all marks.
@@ -162,8 +158,8 @@ impl<C: StreamClock> Marks<C> {
     /// Returns the marks that the memory must be behind before it is reused.
     #[inline]
     pub(crate) fn after(&self, cpu_touches: bool) -> After<C::Mark> {
-        match (&self.also, self.home.touched || !cpu_touches) {
-            (None, true) => After::One(self.home.last),
+        match (&self.also, self.own.touched || !cpu_touches) {
+            (None, true) => After::One(self.own.last),
             (None, false) => After::Nothing,
             (Some(_), _) => self.after_several(cpu_touches),
         }

@@ -228,11 +228,16 @@ impl<D: EventDriver> Timeline<D> {
         Ok(self.slots.read().get(&mark.stream).cloned())
     }
 
-    /// Returns `says` of the stream of a mark, or `gone` if the stream is retired and done. Returns
-    /// `None` for a mark of another device.
-    fn of_stream<T>(&self, mark: Mark, gone: T, says: impl FnOnce(&Slot<D>) -> T) -> Option<T> {
+    /// Returns `says` of the stream of a mark, or `if_retired` if the stream is retired and done.
+    /// Returns `None` for a mark of another device.
+    fn of_stream<T>(
+        &self,
+        mark: Mark,
+        if_retired: T,
+        says: impl FnOnce(&Slot<D>) -> T,
+    ) -> Option<T> {
         let slot = self.slot(mark).ok()?;
-        Some(slot.map_or(gone, |slot| says(&slot)))
+        Some(slot.map_or(if_retired, |slot| says(&slot)))
     }
 
     /// Returns the first event that covers `mark`, or records one. Returns `None` if all of the

@@ -82,9 +82,9 @@ fn a_detached_block_stays_under_the_limit_until_it_goes() {
     let detached = pool.allocate(KIB).unwrap().detach();
     let _other = pool.allocate(KIB).unwrap();
     assert!(pool.allocate(KIB).is_err());
-    drop(detached); // owed: a drop makes no device call
+    drop(detached); // deferred: a drop makes no device call
     assert_eq!((device.held_bytes(), pool.stats().cached_buffers), (2 * KIB, 0));
-    assert!(pool.allocate(KIB).is_ok(), "what is owed is paid before anybody is refused");
+    assert!(pool.allocate(KIB).is_ok(), "deferred frees come before a refusal");
     assert_eq!(device.calls().frees, 1);
 }
 

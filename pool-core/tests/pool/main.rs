@@ -1,5 +1,5 @@
-//! What a pool promises, over the simulated device. `cargo test --test pool limits::` runs one
-//! file.
+//! Tests of the pool over the simulated device. `cargo test -p pool-core --test pool limits::` runs
+//! one file of them.
 
 mod arena;
 mod book;

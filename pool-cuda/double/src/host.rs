@@ -65,7 +65,7 @@ fn unlock(state: &mut State, at: u64, bytes: usize) -> Result<(), Code> {
     }
     state.hosts.0.remove(&at);
     state.taking(current()?, |state| {
-        state.engine.gone(&(at..at + bytes as u64));
+        state.engine.freed(&(at..at + bytes as u64));
         Ok(())
     })
 }

@@ -57,11 +57,11 @@ impl Store {
     }
 
     /// Notes which frees have passed, and makes one part of neighbours that have.
-    fn settle(&mut self, engine: &mut Engine) {
+    fn coalesce_passed(&mut self, engine: &mut Engine) {
         for (start, part) in &mut self.free {
             let passed = part.after.as_ref().is_some_and(|(_, event)| engine.has_passed(event));
             if passed {
-                engine.gone(&(*start..part.end));
+                engine.freed(&(*start..part.end));
                 part.after = None;
             }
         }
@@ -125,7 +125,7 @@ impl Store {
 
     /// Gives chunks back to the device until at most `keep` bytes are left.
     fn give_back(&mut self, engine: &mut Engine, keep: u64) {
-        self.settle(engine);
+        self.coalesce_passed(engine);
         for chunk in self.idle_chunks() {
             if self.reserved <= keep {
                 return;
@@ -181,7 +181,7 @@ impl State {
         let device = self.stores.get(pool)?.device;
         let room = *CAPACITY - self.taken(device).min(*CAPACITY);
         let (engine, store) = (&mut self.engine, self.stores.get(pool)?);
-        store.settle(engine);
+        store.coalesce_passed(engine);
         let mut found = store.take(engine, whole, on, false)?;
         let chunk = whole.checked_next_multiple_of(CHUNK).ok_or(code::OUT_OF_MEMORY)?;
         if found.is_none() && chunk <= room {

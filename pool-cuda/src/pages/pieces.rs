@@ -186,8 +186,8 @@ impl Pieces {
             self.state.lock().mapped.extend(stretch);
             return Err(refused);
         }
-        let gone = self.keep_some(stretch, pieces);
-        for Piece { bytes, handle } in gone {
+        let given_up = self.keep_some(stretch, pieces);
+        for Piece { bytes, handle } in given_up {
             // What the driver refuses is offered again.
             let _ = self.release(handle, bytes);
         }

@@ -44,14 +44,14 @@ pub(super) fn add(heap: &'static PageHeap, background: bool) -> bool {
         heaps.last = Some(heap);
     });
     if background {
-        want_thread();
+        request_thread();
     }
     true
 }
 
 /// Requests the background thread, which starts once a heap has many pages.
-pub(super) fn want_thread() {
-    THREAD.want();
+pub(super) fn request_thread() {
+    THREAD.request();
 }
 
 /// Iterates over the heaps from this one on.
@@ -71,7 +71,7 @@ fn all() -> impl Iterator<Item = &'static PageHeap> {
 /// Starts the background thread if it is wanted and these pages are many.
 #[inline]
 pub(super) fn wake_thread(pages: &Pages) {
-    if THREAD.is_wanted() && is_much(pages) {
+    if THREAD.is_requested() && is_much(pages) {
         THREAD.start(run);
     }
 }

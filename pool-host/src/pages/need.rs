@@ -102,8 +102,8 @@ impl Need {
     /// Begins a new window. If another whole window has elapsed since the last one ended, the
     /// current need replaces its peak.
     pub(super) fn turn(&mut self, now: u64) {
-        let gone = now.saturating_sub(self.window_began);
-        self.before = if gone < 2 * self.window / self.haste { self.peak } else { self.live };
+        let passed = now.saturating_sub(self.window_began);
+        self.before = if passed < 2 * self.window / self.haste { self.peak } else { self.live };
         (self.peak, self.window_began) = (self.live, now);
     }
 

@@ -20,9 +20,9 @@ pub(super) static THREAD: Background = Background::new();
 /// The thread needs an inner allocator of type `A` without a reference to the program's one, so `A`
 /// must have no size and no destructor. Otherwise there is no thread, and a line on stderr says
 /// why.
-pub(super) fn want<A>() {
+pub(super) fn request<A>() {
     if size_of::<A>() == 0 && !needs_drop::<A>() {
-        THREAD.want();
+        THREAD.request();
     } else {
         system::say(&[b"bucketpool: no background thread: the inner allocator has a state\n"]);
     }
@@ -36,8 +36,8 @@ pub(super) fn start<A: GlobalAlloc + Sync + 'static>() {
 
 /// Reads the clock forever, and has the cache run the work that is due.
 extern "C" fn run<A: GlobalAlloc>(_: *mut c_void) -> *mut c_void {
-    // SAFETY: `want` requests the thread only if `A` has no size and needs no drop. A reference to
-    // a value of no bytes accesses no memory, so the dangling pointer, which is aligned and not
+    // SAFETY: `request` requests the thread only if `A` has no size and needs no drop. A reference
+    // to a value of no bytes accesses no memory, so the dangling pointer, which is aligned and not
     // null, is enough for one. A value of `A` exists: the `Tcache` that owns the cache has one.
     let inner = Inner(unsafe { NonNull::<A>::dangling().as_ref() });
     let look = || {

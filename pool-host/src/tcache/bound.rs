@@ -36,7 +36,7 @@ impl Cache {
         }
         while held.leased() + bytes > most {
             let Some(other) = held.least_used(class) else { return };
-            self.settle(held, other);
+            self.compact(held, other);
             let half = held.limit(other) / 2;
             let excess = (held.limit(other) - held.room(other)).saturating_sub(half);
             let mut oldest = held.take_oldest(other, excess);

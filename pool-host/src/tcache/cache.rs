@@ -179,7 +179,7 @@ impl Cache {
         taken
     }
 
-    /// Holds this thread's thread cache, and settles a class of it.
+    /// Holds this thread's thread cache, and compacts a class of it.
     ///
     /// `None` if the thread has none, or if another thread keeps holding it.
     pub(super) fn hold<'f>(
@@ -188,16 +188,16 @@ impl Cache {
         class: Class,
     ) -> Option<Held<'f>> {
         let held = local?.hold()?;
-        self.settle(&held, class);
+        self.compact(&held, class);
         Some(held)
     }
 
-    /// Settles a class after another thread may have taken blocks back from it.
+    /// Compacts a class after another thread may have taken blocks back from it.
     ///
     /// A block that the owner was putting in while the class was closed has no lease. It is leased
     /// here, even if the sum of leases then exceeds its bound by that block.
-    pub(super) fn settle(&self, held: &Held<'_>, class: Class) {
-        let excess = held.settle(class);
+    pub(super) fn compact(&self, held: &Held<'_>, class: Class) {
+        let excess = held.compact(class);
         if excess > 0 {
             let bytes = excess * class.bytes();
             self.depot.leases.take(bytes);

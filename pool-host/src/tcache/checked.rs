@@ -226,7 +226,7 @@ impl Checked {
         let mut new = Some((address, bytes));
         // Each call of `CheckedInside::rest` takes at most one block out; the last one takes none.
         while let Some(oldest) = self.enter(|inside| inside.rest(&mut new)) {
-            let_go(oldest, inner);
+            free_entry(oldest, inner);
         }
     }
 }
@@ -234,7 +234,7 @@ impl Checked {
 /// Frees the memory of a block that has rested; aborts if the program wrote to the block meanwhile.
 ///
 /// A guarded block is not checked: its pages were inaccessible, unless the system refused that.
-fn let_go<A: GlobalAlloc>(Entry { address, layout, .. }: Entry, inner: &A) {
+fn free_entry<A: GlobalAlloc>(Entry { address, layout, .. }: Entry, inner: &A) {
     if is_guarded(layout) {
         let (pages, offset) = guarded(layout);
         // SAFETY: the mapping of a block of `with_guard` that is in the book no more.

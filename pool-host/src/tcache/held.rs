@@ -153,8 +153,8 @@ impl ThreadCache {
         let (allocations, len) = (bin.allocations(), bin.state.load(Relaxed) & LEN);
         let frees = (allocations + u64::from(len)).wrapping_sub(bin.balance.load(Relaxed));
         let frees = frees.cast_signed().max(0).cast_unsigned();
-        let gone = Some(bin.floor.load(Relaxed)).filter(|floor| *floor != CALLED).unwrap_or(0);
-        Counted { allocations, frees, blocks: len.saturating_sub(gone.into()) as usize }
+        let taken = Some(bin.floor.load(Relaxed)).filter(|floor| *floor != CALLED).unwrap_or(0);
+        Counted { allocations, frees, blocks: len.saturating_sub(taken.into()) as usize }
     }
 
     /// Returns the leased bytes of all bins together.
@@ -196,22 +196,22 @@ impl Held<'_> {
     /// Only the owner may call this, and must call it before it works on the class otherwise.
     /// Returns the blocks that have no lease: one that the owner was putting in, or one that it put
     /// back when it saw the floor, while a visitor closed the bin.
-    pub(crate) fn settle(&self, class: Class) -> usize {
+    pub(crate) fn compact(&self, class: Class) -> usize {
         let bin = self.bin(class);
-        let gone = match bin.floor.load(Relaxed) {
+        let taken = match bin.floor.load(Relaxed) {
             // A visitor that found an empty bin leaves no floor.
             0 => return self.raw_len(class).saturating_sub(self.limit(class)),
             CALLED => 0,
-            gone => gone,
+            taken => taken,
         };
         let (slots, len) = (self.slots(class), self.raw_len(class));
-        let stays = len.saturating_sub(gone.into());
+        let stays = len.saturating_sub(taken.into());
         for at in 0..stays {
             slots[at % SLOTS].store(slots[(len - stays + at) % SLOTS].load(Relaxed), Relaxed);
         }
         self.set_len(class, stays);
         let limit = bin.limit.load(Relaxed);
-        let limit = limit.saturating_sub(gone);
+        let limit = limit.saturating_sub(taken);
         bin.limit.store(limit, Relaxed);
         bin.floor.store(0, Relaxed);
         stays.saturating_sub(limit.into())
@@ -285,7 +285,7 @@ impl Held<'_> {
         self.limit(class).saturating_sub(self.raw_len(class))
     }
 
-    /// Takes the newest block out of a bin. Only the owner may call this, after [`Held::settle`].
+    /// Takes the newest block out of a bin. Only the owner may call this, after [`Held::compact`].
     pub(crate) fn pop(&self, class: Class) -> Option<*mut u8> {
         let last = self.raw_len(class).checked_sub(1)?;
         let block = self.slots(class)[last % SLOTS].load(Relaxed);
@@ -382,7 +382,7 @@ impl Held<'_> {
     ///
     /// A closed class has the limit 0 and a floor at its length, so an owner that sees both puts no
     /// block in and takes none out. After `barrier::heavy` the owner sees both. A put or a take
-    /// that loaded them earlier may still complete; [`Held::settle`] handles it. After the barrier
+    /// that loaded them earlier may still complete; [`Held::compact`] handles it. After the barrier
     /// [`Held::take_closed`] takes the blocks; if the barrier fails, [`Held::open_again`] opens the
     /// class. Unused classes that do not fit into `closed` are left for the next visit.
     pub(super) fn close_idle(&self, closed: &mut [Option<Closed>; AT_ONCE]) -> usize {

@@ -103,7 +103,7 @@ pub(crate) struct BookState<A: DeviceAllocator> {
     crowded: bool,
     crowded_at: u64,
     /// Blocks of a size that bins of thread caches may have, under a bucket limit.
-    rooms: HashMap<(Key<A::Kind>, u64), usize>,
+    bin_leases: HashMap<(Key<A::Kind>, u64), usize>,
     /// The pool is closed: free memory goes back, and the store counts the holds.
     closed: bool,
     /// The peak that the cached limit was computed from last, and the limit.
@@ -262,7 +262,7 @@ impl<A: DeviceAllocator> BookState<A> {
             transfer: None,
             crowded: false,
             crowded_at: 0,
-            rooms: HashMap::new(),
+            bin_leases: HashMap::new(),
             book: Book::new(config),
             blocks: Vec::new(),
             records: Slab::new(),
@@ -285,7 +285,7 @@ impl<A: DeviceAllocator> BookState<A> {
     #[cfg(test)]
     pub(crate) fn transfer_bytes(&self) -> u64 {
         let Some(transfer) = &self.transfer else { return 0 };
-        assert_eq!(transfer.idle(), transfer.lease);
+        assert_eq!(transfer.cached_bytes(), transfer.lease);
         transfer.lease
     }
 
@@ -358,7 +358,7 @@ impl<A: DeviceAllocator> Store<A> {
         let mut state = self.book.lock();
         let id = match &mut own {
             Some(cache) => {
-                state.settle(cache);
+                state.add_counts(cache);
                 if request.class.up_to > request.class.bytes {
                     // The smallest block that serves may be one of them.
                     state.take_back_like(taker.clock, cache, request);
@@ -399,10 +399,10 @@ impl<A: DeviceAllocator> Store<A> {
         if record.private.is_some() {
             return self.free_private(record);
         }
-        record.dirty = !zeroed;
+        record.unzeroed = !zeroed;
         let (state, segment) = self.free_uncached(record);
         if self.book.blocks {
-            return self.pay_after_free(state);
+            return self.free_deferred_in_drop(state);
         }
         if state.closed || !matches!(self.bounds.cached, CachedLimit::Unlimited) {
             return self.shrink_after_free(state, segment);

@@ -189,7 +189,7 @@ fn model_each_block_of_a_closed_bin_has_one_owner() {
         let mut closed = [None; AT_ONCE];
         held.count_allocation(class, 100);
         held.close_idle(&mut closed); // the bin was used, so it is called, not closed
-        held.settle(class);
+        held.compact(class);
         let owner = thread::spawn(move || {
             let mut out: Vec<_> = (0..2).filter_map(|_| local.take(class)).map(addr).collect();
             if let Some(last) = out.pop()
@@ -206,7 +206,7 @@ fn model_each_block_of_a_closed_bin_has_one_owner() {
             all.extend(held.copied(class, 0..taken).as_slice().iter().copied().map(addr));
         }
         all.extend(owner.join().unwrap());
-        held.settle(class);
+        held.compact(class);
         all.extend(std::iter::from_fn(|| held.pop(class)).map(addr));
         all.sort_unstable();
         assert_eq!(all, [16, 32, 48]);
@@ -226,7 +226,7 @@ fn model_an_empty_bin_has_no_blocks_to_take_back() {
         held.count_allocation(class, 100);
         let mut closed = [None; AT_ONCE];
         held.close_idle(&mut closed);
-        held.settle(class);
+        held.compact(class);
         let owner = thread::spawn(move || (0..3).filter_map(|_| local.take(class)).count());
         for _ in 0..3 {
             if held.close_idle(&mut closed) > 0 {

@@ -4,7 +4,7 @@
 
 use super::BookState;
 use super::device::InTransit;
-use super::give_back::GoneSegment;
+use super::give_back::RemovedSegment;
 use crate::block::record::RecordOwner;
 use crate::block::request::{Key, PoolRequest};
 use crate::cache::ThreadCache;
@@ -49,7 +49,7 @@ impl<A: DeviceAllocator> BookState<A> {
         if most == usize::MAX {
             return true;
         }
-        let most = most.saturating_sub(self.rooms_of(key, bytes));
+        let most = most.saturating_sub(self.bin_leases_of(key, bytes));
         let (count, oldest) = self.book.count_of((key.kind, key.stream_id), bytes);
         if count < most {
             return true;
@@ -77,26 +77,26 @@ impl<A: DeviceAllocator> BookState<A> {
         if most == usize::MAX {
             return MANY;
         }
-        let leased = self.rooms_of(key, bytes);
+        let leased = self.bin_leases_of(key, bytes);
         let (free, _) = self.book.count_of((key.kind, key.stream_id), bytes);
         let granted = most.saturating_sub(leased + free).div_ceil(2).min(MANY as usize);
-        *self.rooms.entry((key, bytes)).or_default() += granted;
+        *self.bin_leases.entry((key, bytes)).or_default() += granted;
         u32::try_from(granted).unwrap_or(MANY)
     }
 
     /// Takes back room that a bin had for blocks of a size.
-    pub(super) fn end_rooms(&mut self, key: Key<A::Kind>, bytes: u64, room: u32) {
-        if let Some(leased) = self.rooms.get_mut(&(key, bytes)) {
+    pub(super) fn end_bin_leases(&mut self, key: Key<A::Kind>, bytes: u64, room: u32) {
+        if let Some(leased) = self.bin_leases.get_mut(&(key, bytes)) {
             *leased = leased.saturating_sub(room as usize);
             if *leased == 0 {
-                self.rooms.remove(&(key, bytes));
+                self.bin_leases.remove(&(key, bytes));
             }
         }
     }
 
     /// Blocks of a size that thread caches may have.
-    fn rooms_of(&self, key: Key<A::Kind>, bytes: u64) -> usize {
-        self.rooms.get(&(key, bytes)).copied().unwrap_or(0)
+    fn bin_leases_of(&self, key: Key<A::Kind>, bytes: u64) -> usize {
+        self.bin_leases.get(&(key, bytes)).copied().unwrap_or(0)
     }
 
     /// Evicts, oldest first, until free blocks and leases have at most `bytes` bytes. Evicts none
@@ -115,7 +115,7 @@ impl<A: DeviceAllocator> BookState<A> {
     /// Notes that a free block is to go back to the device.
     fn evict(&mut self, block: Option<u32>, bounds: &Bounds) {
         if let Some(block) = block {
-            self.book.owe_free(block);
+            self.book.defer_cached(block);
             self.counts.evictions += u64::from(bounds.statistics);
         }
     }
@@ -124,22 +124,22 @@ impl<A: DeviceAllocator> BookState<A> {
 impl<A: DeviceAllocator> Store<A> {
     /// After a free: executes the deferred frees, if a drop may.
     #[inline]
-    pub(super) fn pay_after_free<'s>(
+    pub(super) fn free_deferred_in_drop<'s>(
         &'s self,
         state: LockGuard<'s, BookState<A>>,
     ) -> LockGuard<'s, BookState<A>> {
-        if state.book.owed.is_empty() || !(A::MEMORY.free_in_drop || state.closed) {
+        if state.book.deferred.is_empty() || !(A::MEMORY.free_in_drop || state.closed) {
             return state;
         }
         drop(state);
         // What the device refuses is counted as lost.
-        let _ = self.pay();
+        let _ = self.free_deferred();
         self.book.lock()
     }
 
     /// Executes the deferred frees. What is behind work that is not submitted waits for a later
     /// call, unless it may be freed anywhere, or the pool is closed.
-    pub(crate) fn pay(&self) -> GivenBack {
+    pub(crate) fn free_deferred(&self) -> GivenBack {
         let (mut given_back, mut refusal, clock) = (0, None, self.allocator.clock());
         loop {
             let mut state = self.book.lock();
@@ -147,11 +147,11 @@ impl<A: DeviceAllocator> Store<A> {
             let goes = |after: &After<MarkOf<A>>| {
                 any || after.marks().iter().all(|mark| clock.is_submitted(*mark))
             };
-            let Some((number, segment, after)) = state.book.pop_owed(goes) else { break };
-            let Some(gone) = state.gone(number, &segment, after) else { continue };
+            let Some((number, segment, after)) = state.book.pop_deferred(goes) else { break };
+            let Some(removed) = state.removed(number, &segment, after) else { continue };
             let _in_transit = InTransit::new(&self.in_transit);
             drop(state);
-            let (went, refused) = self.free_segment(gone, Some(Reason::Bound));
+            let (went, refused) = self.free_segment(removed, Some(Reason::Bound));
             given_back += went;
             refusal = refusal.or(refused);
         }
@@ -160,14 +160,14 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Frees a detached block on the device now. Returns its refusal.
     pub(crate) fn free_detached(&self, record: RecordOwner<A>) -> Option<DeviceError> {
-        let (gone, _in_transit) = self.remove_live(record)?;
-        self.free_segment(gone, None).1
+        let (removed, _in_transit) = self.remove_live(record)?;
+        self.free_segment(removed, None).1
     }
 
     /// A detached block leaves the pool's figures for good, not by way of the device. Returns it,
     /// and what it is behind.
-    pub(crate) fn let_go(&self, record: RecordOwner<A>) -> Option<(A::Block, Vec<MarkOf<A>>)> {
-        let (GoneSegment { block, bytes, after, .. }, _in_transit) = self.remove_live(record)?;
+    pub(crate) fn take_raw(&self, record: RecordOwner<A>) -> Option<(A::Block, Vec<MarkOf<A>>)> {
+        let (RemovedSegment { block, bytes, after, .. }, _in_transit) = self.remove_live(record)?;
         self.book.lock().counts.lost_bytes -= bytes;
         self.ledger.give_back(bytes);
         // SAFETY: `remove_live` took the only range of the segment out of the book, and its record
@@ -176,16 +176,19 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// Takes a live block out of the book.
-    fn remove_live(&self, mut record: RecordOwner<A>) -> Option<(GoneSegment<A>, InTransit<'_>)> {
+    fn remove_live(
+        &self,
+        mut record: RecordOwner<A>,
+    ) -> Option<(RemovedSegment<A>, InTransit<'_>)> {
         let after = record.marks.get_mut().after(A::MEMORY.cpu_touches);
         let (range, bytes, requested) = (record.part.range, record.bytes, record.requested);
-        let mut state = self.settled();
+        let mut state = self.with_own_counts();
         record.vacate();
         state.figures.freed(bytes, requested);
         state.not_kept += 1;
         let (number, segment) = state.book.remove_live(range)?;
-        let gone = state.gone(number, &segment, after)?;
-        Some((gone, InTransit::new(&self.in_transit)))
+        let removed = state.removed(number, &segment, after)?;
+        Some((removed, InTransit::new(&self.in_transit)))
     }
 
     /// Takes free blocks from the device ahead of time.
@@ -212,9 +215,9 @@ impl<A: DeviceAllocator> Store<A> {
             let id = self.grow_range(request)?;
             let mut state = self.book.lock();
             let marks = self.fresh_marks(request.on);
-            let dirty = state.book.nodes[id].dirty;
+            let unzeroed = state.book.nodes[id].unzeroed;
             state.book.count_out(bytes);
-            state.book.free(clock, id, marks, dirty);
+            state.book.free(clock, id, marks, unzeroed);
         }
         Ok(())
     }

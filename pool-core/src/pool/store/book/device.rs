@@ -51,7 +51,7 @@ impl<A: DeviceAllocator> BookState<A> {
     }
 
     /// Takes out free pages, at least `bytes` bytes or all that a bounded search finds.
-    pub(super) fn idle_pages(&mut self, page: u64, bytes: u64) -> Vec<Piece<A>> {
+    pub(super) fn spare_pages(&mut self, page: u64, bytes: u64) -> Vec<Piece<A>> {
         let found =
             if bytes > 0 { self.book.pick_returnable(bytes, Some(page)) } else { Vec::new() };
         let ids = found.into_iter().map(|found| self.book.carve(found.id, &found.part));
@@ -104,7 +104,7 @@ impl<A: DeviceAllocator> Drop for Moving<'_, A> {
             if piece.hole {
                 state.book.put_hole(clock, piece.id);
             } else {
-                state.book.nodes[piece.id].dirty |= piece.fresh;
+                state.book.nodes[piece.id].unzeroed |= piece.fresh;
                 state.book.release(clock, piece.id, piece.after, piece.freed_at);
                 state.book.rejoin(clock, piece.id);
             }
@@ -147,16 +147,16 @@ impl<A: DeviceAllocator> Store<A> {
         for piece in pieces.filter(|piece| !piece.hole) {
             let waits = !self.is_seen_done(piece.after.marks());
             let (range, marks) = (piece.range.clone(), piece.after.marks());
-            let gone = (pages.decommit)(&self.allocator, piece.segment(), range, marks);
-            refusal = refusal.or(gone.err());
+            let outcome = (pages.decommit)(&self.allocator, piece.segment(), range, marks);
+            refusal = refusal.or(outcome.err());
             let mut state = self.book.lock();
             state.calls.num_sync_all_streams += u64::from(waits);
             // A lost device has nothing.
-            if gone.is_ok() || gone.is_err_and(DeviceError::is_end_of_device) {
+            if outcome.is_ok() || outcome.is_err_and(DeviceError::is_end_of_device) {
                 self.ledger.give_back(piece.bytes());
                 state.calls.reserved_bytes.down(false, piece.bytes());
                 state.calls.num_device_free += pages.calls_for(piece.bytes());
-                given_back += if gone.is_ok() { piece.bytes() } else { 0 };
+                given_back += if outcome.is_ok() { piece.bytes() } else { 0 };
                 piece.hole = true;
                 drop(state);
                 if let Some(reason) = reason {

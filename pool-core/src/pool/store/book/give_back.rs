@@ -29,7 +29,7 @@ struct Candidate {
 }
 
 /// A segment that was taken out of the book.
-pub(super) struct GoneSegment<A: DeviceAllocator> {
+pub(super) struct RemovedSegment<A: DeviceAllocator> {
     pub(super) block: SegmentBlock<A>,
     pub(super) bytes: u64,
     small: bool,
@@ -55,7 +55,7 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Gives back what has been free for longer than the retention of the pool.
     pub(crate) fn tick_book(&self, now: Duration) -> GivenBack {
-        self.settle_caches(|_| {}); // they know how many allocations there were
+        self.add_counts_of_caches(|_| {}); // they know how many allocations there were
         let at = {
             let mut state = self.book.lock();
             state.book.turn += 1;
@@ -238,10 +238,10 @@ impl<A: DeviceAllocator> Store<A> {
     /// Frees a segment that was taken out of the book. `reason`: why it was evicted, if it was.
     pub(super) fn free_segment(
         &self,
-        segment: GoneSegment<A>,
+        segment: RemovedSegment<A>,
         reason: Option<Reason>,
     ) -> GivenBack {
-        let GoneSegment { block, bytes, small, after } = segment;
+        let RemovedSegment { block, bytes, small, after } = segment;
         let waits = !self.is_seen_done(after.marks());
         // SAFETY: `remove_segment` gives a segment only if all of it was free, and its ranges are
         // gone from the book.
@@ -286,23 +286,23 @@ impl<A: DeviceAllocator> Store<A> {
 
 impl<A: DeviceAllocator> BookState<A> {
     /// Takes the segment out that a free range is all of.
-    fn remove_segment(&mut self, id: u32) -> Option<GoneSegment<A>> {
+    fn remove_segment(&mut self, id: u32) -> Option<RemovedSegment<A>> {
         let at = self.book.nodes[id].segment;
         let (segment, after) = self.book.remove_segment(id)?;
-        self.gone(at, &segment, after)
+        self.removed(at, &segment, after)
     }
 
     /// A segment that was removed from the book, with its block.
-    pub(super) fn gone(
+    pub(super) fn removed(
         &mut self,
         at: u32,
         segment: &BookSegment<A::Kind>,
         after: After<MarkOf<A>>,
-    ) -> Option<GoneSegment<A>> {
+    ) -> Option<RemovedSegment<A>> {
         let block = self.blocks.get_mut(at as usize)?.take()?;
         // Lost until the device has accepted it: it stays so if the device refuses, or panics.
         self.counts.lost_bytes += segment.bytes;
-        Some(GoneSegment { block, bytes: segment.bytes, small: segment.group.small, after })
+        Some(RemovedSegment { block, bytes: segment.bytes, small: segment.group.small, after })
     }
 
     /// Takes pages out of the end of a free range: as many as hold `bytes` bytes, or all.

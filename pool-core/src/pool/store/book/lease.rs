@@ -60,7 +60,7 @@ impl<A: DeviceAllocator> Store<A> {
         let mut record = cache.take(key, bytes, requested, ready)?;
         drop(cache);
         record.requested = requested;
-        record.marks.get_mut().restart_home(now);
+        record.marks.get_mut().restart_own(now);
         Some(record)
     }
 
@@ -75,7 +75,7 @@ impl<A: DeviceAllocator> Store<A> {
         let mut record = cache.take(request.key, request.class.bytes, request.requested, ready)?;
         record.requested = request.requested;
         record.marks.get_mut().restart(taker.clock.mark(request.stream));
-        let zeroed = !record.dirty;
+        let zeroed = !record.unzeroed;
         Some(Grant { record, fresh: false, zeroed })
     }
 
@@ -92,7 +92,7 @@ impl<A: DeviceAllocator> Store<A> {
     /// The bin that a block belongs in.
     #[inline]
     fn key(&self, record: &mut RecordOwner<A>) -> Key<A::Kind> {
-        let stream_id = self.allocator.clock().stream_id(record.marks.get_mut().home());
+        let stream_id = self.allocator.clock().stream_id(record.marks.get_mut().own());
         Key { kind: record.kind, stream_id }
     }
 
@@ -111,7 +111,7 @@ impl<A: DeviceAllocator> Store<A> {
             let segment = state.free_or_keep(clock, record, &self.bounds);
             return (state, Some(segment));
         };
-        state.settle(&mut cache);
+        state.add_counts(&mut cache);
         state.figures.freed(bytes, record.requested);
         self.book.show_turn(state.book.turn);
         // A request that waits, perhaps of another thread, has the next claim on the block.
@@ -123,8 +123,8 @@ impl<A: DeviceAllocator> Store<A> {
         let refused = if room { cache.put_counted(key, record, more).err() } else { Some(record) };
         if refused.is_some() && cache.is_limited() {
             // What the bin has no use for now, this block may have. Without a bin it is `more`.
-            let room = cache.take_room(key, bytes).max(more);
-            state.end_rooms(key, bytes, room);
+            let room = cache.take_bin_lease(key, bytes).max(more);
+            state.end_bin_leases(key, bytes, room);
         }
         match &refused {
             None => {
@@ -148,11 +148,11 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// The book, locked, when it knows what this thread's cache has counted.
-    pub(crate) fn settled(&self) -> LockGuard<'_, BookState<A>> {
+    pub(crate) fn with_own_counts(&self) -> LockGuard<'_, BookState<A>> {
         let own = self.caches.wait_for_own();
         let mut state = self.book.lock();
         if let Some(mut cache) = own {
-            state.settle(&mut cache);
+            state.add_counts(&mut cache);
         }
         state
     }
@@ -190,7 +190,7 @@ impl<A: DeviceAllocator> Store<A> {
         let (clock, mut any) = (self.allocator.clock(), false);
         while let Some(mut cache) = self.caches.enter(number) {
             let mut state = self.book.lock();
-            state.settle(&mut cache);
+            state.add_counts(&mut cache);
             if !self.book.blocks {
                 state.leased -= std::mem::take(&mut cache.lease);
             }
@@ -198,7 +198,7 @@ impl<A: DeviceAllocator> Store<A> {
             any |= blocks > 0;
             if blocks < PORTION {
                 state.leased -= std::mem::take(&mut cache.lease);
-                cache.end_rooms(|key, bytes, room| state.end_rooms(key, bytes, room));
+                cache.end_bin_leases(|key, bytes, room| state.end_bin_leases(key, bytes, room));
                 break;
             }
         }
@@ -241,15 +241,15 @@ impl<A: DeviceAllocator> Store<A> {
     fn gather_one(&self, number: usize, request: &PoolRequest<'_, A>) -> usize {
         let Some(mut cache) = self.caches.enter(number) else { return 0 };
         let mut state = self.book.lock();
-        state.settle(&mut cache);
+        state.add_counts(&mut cache);
         state.take_back_like(self.allocator.clock(), &mut cache, request)
     }
 
     /// Tells the book what all caches have counted, and looks at their blocks.
-    pub(crate) fn settle_caches(&self, mut look: impl FnMut(&RecordOwner<A>)) {
+    pub(crate) fn add_counts_of_caches(&self, mut look: impl FnMut(&RecordOwner<A>)) {
         for number in self.caches.numbers() {
             let Some(mut cache) = self.caches.enter(number) else { continue };
-            self.book.lock().settle(&mut cache);
+            self.book.lock().add_counts(&mut cache);
             cache.each(&mut look);
         }
         self.book.lock().transfer.iter().for_each(|transfer| transfer.each(&mut look));
@@ -258,14 +258,14 @@ impl<A: DeviceAllocator> Store<A> {
 
 impl<A: DeviceAllocator> BookState<A> {
     /// Takes over what a thread cache has counted.
-    pub(in crate::pool::store) fn settle(&mut self, cache: &mut ThreadCache<A>) {
+    pub(in crate::pool::store) fn add_counts(&mut self, cache: &mut ThreadCache<A>) {
         let Some(changes) = cache.changes(self.book.turn) else { return };
         let Changes { live, requested, allocated, .. } = changes;
         self.book.turn += live.total;
         self.figures.live.add(live);
         self.figures.requested.add(requested);
         self.figures.allocated.add(allocated);
-        self.book.settle(allocated);
+        self.book.add_change(allocated);
     }
 
     /// Extends the lease of a cache so that it has room for one block more, if the bounds allow it:
@@ -277,11 +277,11 @@ impl<A: DeviceAllocator> BookState<A> {
         (key, bytes): (Key<A::Kind>, u64),
         bounds: &Bounds,
     ) -> bool {
-        if cache.idle() + bytes <= cache.lease {
+        if cache.cached_bytes() + bytes <= cache.lease {
             return true;
         }
         let (is_blocks, before) = (self.book.config.is_blocks(), cache.lease);
-        let many = cache.blocks() >= PORTION as u64 || cache.idle() >= ONLY_FREES_MOST;
+        let many = cache.blocks() >= PORTION as u64 || cache.cached_bytes() >= ONLY_FREES_MOST;
         if is_blocks && many && !cache.takes_enough(FREES_FOR_A_TAKE) {
             cache.refusals = REFUSALS;
             if !self.put_in_transfer_cache(cache, (key, bytes)) {
@@ -289,7 +289,7 @@ impl<A: DeviceAllocator> BookState<A> {
             }
             cache.refusals = 0;
         }
-        let needed = cache.idle() + bytes;
+        let needed = cache.cached_bytes() + bytes;
         let most = if cache.is_closed() { 0 } else { self.lease_bound(bounds.cached) };
         let others = self.leased - cache.lease;
         let fits = |lease: &u64| others.saturating_add(*lease) <= most;
@@ -347,17 +347,17 @@ impl<A: DeviceAllocator> BookState<A> {
         bounds: &Bounds,
     ) -> u32 {
         let marks = record.marks.get_mut().after(A::MEMORY.cpu_touches);
-        let (range, dirty, pooled) = (record.part.range, record.dirty, record.pooled);
+        let (range, unzeroed, pooled) = (record.part.range, record.unzeroed, record.pooled);
         let key =
-            Key { kind: record.kind, stream_id: clock.stream_id(record.marks.get_mut().home()) };
+            Key { kind: record.kind, stream_id: clock.stream_id(record.marks.get_mut().own()) };
         let bytes = record.bytes;
         record.vacate(); // as above
         let segment = self.book.nodes[range].segment;
         if !self.book.config.is_blocks() || self.makes_room(key, bytes, pooled, bounds) {
-            self.book.free(clock, range, marks, dirty);
+            self.book.free(clock, range, marks, unzeroed);
         } else {
             self.not_kept += 1;
-            self.book.owe_live(range, marks);
+            self.book.defer_live(range, marks);
         }
         segment
     }

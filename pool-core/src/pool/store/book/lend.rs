@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 pub(super) struct Lent<A: DeviceAllocator> {
     part: Part<A>,
     bytes: u64,
-    dirty: bool,
+    unzeroed: bool,
     slot: NonNull<Record<A>>,
     mark: MarkOf<A>,
 }
@@ -27,7 +27,7 @@ impl<A: DeviceAllocator> Lent<A> {
         // SAFETY: slots do not move. The range is live and was not lent before, so no code has the
         // record of its number, and none gets it before the owner frees the range.
         let record = unsafe { RecordOwner::in_slot(self.slot, record) };
-        Grant { record, fresh: false, zeroed: !self.dirty }
+        Grant { record, fresh: false, zeroed: !self.unzeroed }
     }
 }
 
@@ -42,13 +42,13 @@ impl<A: DeviceAllocator> BookState<A> {
         clock: &A::Clock,
     ) -> Option<Lent<A>> {
         let node = &self.book.nodes[id];
-        let (bytes, dirty) = (node.bytes, node.dirty);
+        let (bytes, unzeroed) = (node.bytes, node.unzeroed);
         let block = self.blocks.get(node.segment as usize)?.as_ref()?.share();
         let part = Part { block, offset: node.offset, range: id };
         self.book.count_out(bytes);
         self.figures.out(bytes, request.requested);
         let slot = self.records.slot(id);
-        Some(Lent { part, bytes, dirty, slot, mark: clock.mark(request.stream) })
+        Some(Lent { part, bytes, unzeroed, slot, mark: clock.mark(request.stream) })
     }
 
     /// Lends a live range that was free memory.
@@ -61,7 +61,7 @@ impl<A: DeviceAllocator> BookState<A> {
         statistics: bool,
     ) -> Option<Lent<A>> {
         let lent = self.lend(id, request, clock)?;
-        self.count_hit(request, !lent.dirty, statistics);
+        self.count_hit(request, !lent.unzeroed, statistics);
         Some(lent)
     }
 

@@ -30,12 +30,12 @@ impl<A: DeviceAllocator> BookState<A> {
         let (count, mut bytes) = (records.len(), 0);
         for mut record in records {
             let marks = record.marks.get_mut().after(A::MEMORY.cpu_touches);
-            let when = (record.dirty, record.turn);
+            let when = (record.unzeroed, record.turn);
             let range = record.part.range;
             bytes += record.bytes;
             if cache.is_limited() {
-                let stream_id = clock.stream_id(record.marks.get_mut().home());
-                self.end_rooms(Key { kind: record.kind, stream_id }, record.bytes, 1);
+                let stream_id = clock.stream_id(record.marks.get_mut().own());
+                self.end_bin_leases(Key { kind: record.kind, stream_id }, record.bytes, 1);
             }
             // Before the range is free: from then on its slot may be another owner's.
             record.vacate();
@@ -88,14 +88,15 @@ impl<A: DeviceAllocator> BookState<A> {
         cache: &mut ThreadCache<A>,
         (key, bytes): (Key<A::Kind>, u64),
     ) -> bool {
-        let Some(transfer) = self.transfer.as_mut().filter(|transfer| transfer.idle() > 0) else {
+        let Some(transfer) = self.transfer.as_mut().filter(|transfer| transfer.cached_bytes() > 0)
+        else {
             return false;
         };
         if cache.is_closed() || cache.count(key, bytes) > 0 {
             return false;
         }
         let moved = transfer.hand_over(cache, key, bytes);
-        let lease = cache.lease.max(cache.idle());
+        let lease = cache.lease.max(cache.cached_bytes());
         transfer.lease -= moved;
         self.leased = self.leased - moved + lease - cache.lease;
         cache.lease = lease;

@@ -23,7 +23,7 @@ struct Plan<'s, A: DeviceAllocator> {
     placement: Placement,
     pieces: Moving<'s, A>,
     /// Free pages that go back first.
-    idle: Moving<'s, A>,
+    spare: Moving<'s, A>,
     /// Whether the host waits for streams that still use them.
     wait: bool,
 }
@@ -39,7 +39,7 @@ impl<A: DeviceAllocator> Store<A> {
         match self.grow_by(pages, request, &taker, true) {
             // What the device lacks with the pages that would be committed ahead, it may have
             // without.
-            Err(error) if error.is_want_of_memory() => self.grow_by(pages, request, &taker, false),
+            Err(error) if error.is_out_of_memory() => self.grow_by(pages, request, &taker, false),
             // Where an event fails, what is not behind one will do.
             Err(_) => {
                 let taker = Taker { steal: StealPolicy::Never, ..taker };
@@ -56,13 +56,13 @@ impl<A: DeviceAllocator> Store<A> {
         taker: &Taker<'_, A::Clock>,
         ahead: bool,
     ) -> Result<u32, DeviceError> {
-        let Plan { placement, mut pieces, idle, wait } = loop {
+        let Plan { placement, mut pieces, spare, wait } = loop {
             match self.plan(pages, request, taker, ahead) {
                 Some(plan) => break plan,
                 None => self.reserve_addresses(pages, request)?,
             }
         };
-        self.decommit(pages, idle, wait, Reason::Bound);
+        self.decommit(pages, spare, wait, Reason::Bound);
         let ready = ready(taker, &pieces.pieces);
         ready.and_then(|()| self.commit(pages, &mut pieces.pieces))?;
         let rest = self.fresh_marks(request.on);
@@ -71,7 +71,7 @@ impl<A: DeviceAllocator> Store<A> {
         let ids: Vec<u32> = pieces.iter().map(|piece| piece.id).collect();
         for piece in pieces.iter().filter(|piece| piece.fresh) {
             // `commit` promises nothing of the contents.
-            state.book.nodes[piece.id].dirty = true;
+            state.book.nodes[piece.id].unzeroed = true;
         }
         let nothing = DeviceError::new(Why::Other, "a placement without a range", 0);
         let clock = self.allocator.clock();
@@ -98,12 +98,12 @@ impl<A: DeviceAllocator> Store<A> {
         let ahead = if ahead { ahead_limit.saturating_sub(needed) } else { 0 };
         let ids = state.book.take_out(&placement, page, ahead);
         let pieces = ids.into_iter().filter_map(|id| state.piece(id)).collect::<Vec<_>>();
-        let idle = state.idle_pages(page, needed.saturating_sub(most));
+        let spare = state.spare_pages(page, needed.saturating_sub(most));
         // A stream that is behind is waited for only if that gets out of hand.
         let behind = (most / BEHIND_PART).max(BEHIND_LEAST);
         let wait = needed > limit.min(most.saturating_add(behind));
-        let (pieces, idle) = (self.moving(pieces), self.moving(idle));
-        Some(Plan { placement, pieces, idle, wait })
+        let (pieces, spare) = (self.moving(pieces), self.moving(spare));
+        Some(Plan { placement, pieces, spare, wait })
     }
 
     /// Reserves more addresses; they cost no memory.

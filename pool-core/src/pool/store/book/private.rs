@@ -17,12 +17,12 @@ impl<A: DeviceAllocator> Store<A> {
         request: &PoolRequest<'_, A>,
         mut record: RecordOwner<A>,
     ) -> Grant<A> {
-        let mut state = self.settled();
+        let mut state = self.with_own_counts();
         state.book.nodes[record.part.range].state = State::Live;
         record.requested = request.requested;
         *record.marks.get_mut() = Marks::new(self.allocator.clock().mark(request.stream));
         state.figures.out(record.bytes, request.requested);
-        let zeroed = !record.dirty;
+        let zeroed = !record.unzeroed;
         state.count_hit(request, zeroed, self.bounds.statistics);
         Grant { record, fresh: false, zeroed }
     }
@@ -30,9 +30,9 @@ impl<A: DeviceAllocator> Store<A> {
     /// Frees a block into the private pool that it belongs to, or into the book if that is gone.
     #[cold]
     pub(super) fn free_private(&self, mut record: RecordOwner<A>) -> LockGuard<'_, BookState<A>> {
-        record.dirty = true; // a later launch of the graph may write it
+        record.unzeroed = true; // a later launch of the graph may write it
         {
-            let mut state = self.settled();
+            let mut state = self.with_own_counts();
             state.figures.freed(record.bytes, record.requested);
             state.book.nodes[record.part.range].state = State::Private;
         }
@@ -57,7 +57,7 @@ impl<A: DeviceAllocator> Store<A> {
             state.not_kept = counted;
         }
         if self.book.blocks {
-            return self.pay_after_free(state);
+            return self.free_deferred_in_drop(state);
         }
         self.shrink_after_free(state, Some(segment))
     }

@@ -37,7 +37,7 @@ impl<A: DeviceAllocator> Store<A> {
         self.collect_garbage(segment);
         let (block, bytes) = match self.allocate_segment(request, segment) {
             // What the device lacks for a whole segment it may have for the request alone.
-            Err(error) if error.is_want_of_memory() && book_request.bytes < segment => {
+            Err(error) if error.is_out_of_memory() && book_request.bytes < segment => {
                 (self.allocate_segment(request, book_request.bytes)?, book_request.bytes)
             }
             taken => (taken?, segment),
@@ -45,7 +45,7 @@ impl<A: DeviceAllocator> Store<A> {
         let rest = self.fresh_marks(request.on);
         let mut state = self.book.lock();
         let id = state.add_segment(SegmentBlock::new(block), book_request.group, bytes);
-        state.book.nodes[id].dirty = !A::MEMORY.fresh_is_zeroed;
+        state.book.nodes[id].unzeroed = !A::MEMORY.fresh_is_zeroed;
         state.calls.segment.up(book_request.group.small, 1);
         state.calls.reserved_bytes.up(book_request.group.small, bytes);
         state.calls.num_device_alloc += 1;

@@ -42,7 +42,7 @@ impl<A: DeviceAllocator> Store<A> {
             return Survey::default();
         }
         let mut survey = self.survey_book();
-        self.settle_caches(|record| survey.add_cached(self.allocator.clock(), record));
+        self.add_counts_of_caches(|record| survey.add_cached(self.allocator.clock(), record));
         survey
     }
 
@@ -221,7 +221,7 @@ impl Survey {
         let bytes = node.bytes;
         match node.state {
             State::Live => *self.live.entry(bytes).or_default() += 1,
-            State::Owed => {
+            State::Deferred => {
                 self.add_pending(clock, node.marks.marks(), bytes);
             }
             State::Free(_) if !state.book.is_hole(id) => {

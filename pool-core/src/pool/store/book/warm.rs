@@ -41,8 +41,8 @@ impl<A: DeviceAllocator> Store<A> {
         let mut state = self.book.lock();
         for id in ranges {
             let node = &mut state.book.nodes[id];
-            let (marks, dirty) = (std::mem::take(&mut node.marks), node.dirty);
-            state.book.free(self.allocator.clock(), id, marks, dirty);
+            let (marks, unzeroed) = (std::mem::take(&mut node.marks), node.unzeroed);
+            state.book.free(self.allocator.clock(), id, marks, unzeroed);
         }
         if result.is_ok() && state.excess(self.bounds.cached) > 0 {
             result = Err(DeviceError::new(Why::Limit, "cached limit", 0));

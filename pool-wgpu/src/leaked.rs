@@ -9,7 +9,7 @@ use wgpu::Device;
 
 /// Names of buffers that went back to wgpu; none in release builds.
 #[derive(Default)]
-pub(crate) struct Gone(Mutex<BTreeSet<String>>);
+pub(crate) struct LeakedClones(Mutex<BTreeSet<String>>);
 
 /// A name that no other buffer has.
 pub(crate) fn label(of: &str, bytes: u64) -> String {
@@ -17,8 +17,8 @@ pub(crate) fn label(of: &str, bytes: u64) -> String {
     format!("{of} {}: {bytes} bytes", NEXT.fetch_add(1, Relaxed))
 }
 
-impl Gone {
-    /// A buffer went back to wgpu. Where many did, those that are gone for good are forgotten.
+impl LeakedClones {
+    /// A buffer went back to wgpu. Where many did, those without a clone are forgotten.
     pub(crate) fn note(&self, label: String, device: &Device) {
         if !cfg!(debug_assertions) {
             return;
@@ -38,16 +38,17 @@ impl Gone {
         if !cfg!(debug_assertions) {
             return None;
         }
-        // First what went, then what is there: who goes in between is asked about the next time.
+        // The names are read before the report: a buffer that goes back in between is asked about
+        // next time.
         let went: Vec<String> = self.0.lock().iter().cloned().collect();
         let Some(report) = device.generate_allocator_report() else {
             self.0.lock().clear();
             return None;
         };
         let held: HashSet<String> = report.allocations.into_iter().map(|held| held.name).collect();
-        let (alive, gone): (Vec<_>, Vec<_>) = went.into_iter().partition(|l| held.contains(l));
+        let (alive, freed): (Vec<_>, Vec<_>) = went.into_iter().partition(|l| held.contains(l));
         let mut labels = self.0.lock();
-        for label in &gone {
+        for label in &freed {
             labels.remove(label);
         }
         Some(alive)

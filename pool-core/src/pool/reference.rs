@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "a buffer must not touch a reference count that threads share")]
 
 use crate::block::flags::AWAITED;
-use crate::block::record::{Home, Record, RecordOwner};
+use crate::block::record::{Record, RecordOwner, StoreAddress};
 use crate::budget::Member;
 #[cfg(any(loom, shuttle))]
 use crate::checker::sync::atomic::AtomicI64;
@@ -24,9 +24,9 @@ const OPEN: i64 = 1 << 62;
 /// cache count the buffers taken minus the buffers returned. Closing the store adds these counts to
 /// this one, and from then on each return subtracts from it. The owner's own count, [`OPEN`], keeps
 /// it above zero until the sum is added.
-pub(crate) struct Holds(AtomicI64);
+pub(crate) struct ReferenceCount(AtomicI64);
 
-impl Holds {
+impl ReferenceCount {
     pub(crate) fn new() -> Self {
         Self(AtomicI64::new(OPEN))
     }
@@ -36,8 +36,8 @@ impl Holds {
 pub(crate) struct Owner<A: DeviceAllocator>(NonNull<Store<A>>);
 
 /// A counted reference to a store, taken out of the record of a block that is freed. It has no
-/// `Drop`: [`Claim::end`] releases it.
-pub(crate) struct Claim<A: DeviceAllocator>(NonNull<Store<A>>);
+/// `Drop`: [`StoreReference::release`] releases it.
+pub(crate) struct StoreReference<A: DeviceAllocator>(NonNull<Store<A>>);
 
 impl<A: DeviceAllocator> Owner<A> {
     pub(crate) fn new(store: Store<A>) -> Self {
@@ -54,8 +54,8 @@ impl<A: DeviceAllocator> Owner<A> {
     /// Stores the reference of a block in its record, so that a buffer is one pointer. The store
     /// has just counted the block as in use.
     #[inline]
-    pub(crate) fn hold_for(&self, record: &mut Record<A>) {
-        *record.home.0.get_mut() = self.0.as_ptr().cast();
+    pub(crate) fn set_store(&self, record: &mut Record<A>) {
+        *record.store_address.0.get_mut() = self.0.as_ptr().cast();
     }
 }
 
@@ -63,11 +63,11 @@ impl<A: DeviceAllocator> Owner<A> {
 ///
 /// # Safety
 ///
-/// The home is that of a `Record<A>`, [`Owner::hold_for`] has filled it, and no [`Claim`] was taken
-/// since.
+/// The address is that of a `Record<A>`, [`Owner::set_store`] has filled it, and no
+/// [`StoreReference`] was taken since.
 #[inline]
-pub(crate) unsafe fn store_at<A: DeviceAllocator>(home: &Home) -> &Store<A> {
-    let store: *const Store<A> = home.0.load(Relaxed).cast();
+pub(crate) unsafe fn store_at<A: DeviceAllocator>(address: &StoreAddress) -> &Store<A> {
+    let store: *const Store<A> = address.0.load(Relaxed).cast();
     // SAFETY: this is the address of a store of this type, as the caller promises. The reference
     // that came with it is counted in the store and not released, so the store is not freed.
     unsafe { &*store }
@@ -84,7 +84,7 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
     mut record: RecordOwner<A>,
     passes_cache: u8,
 ) -> Result<(), RecordOwner<A>> {
-    let store: *const Store<A> = record.home.0.load(Relaxed).cast();
+    let store: *const Store<A> = record.store_address.0.load(Relaxed).cast();
     // SAFETY: as in `store_at`, up to the end of `put_cached`, which takes the reference.
     let store: &Store<A> = unsafe { &*store };
     let Some(mut cache) = store.caches.enter_own() else { return Err(record) };
@@ -93,7 +93,7 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
     if store.flags.any(passes_cache) {
         return Err(record);
     }
-    record.dirty = true;
+    record.unzeroed = true;
     // The store may be freed as soon as this thread leaves the cache. No reference into the store
     // outlives that here, and the cache is not accessed after the write that leaves it
     // (lock/biased.rs).
@@ -139,11 +139,11 @@ where
     }
 }
 
-impl<A: DeviceAllocator> Claim<A> {
+impl<A: DeviceAllocator> StoreReference<A> {
     #[inline]
     pub(crate) fn store(&self) -> &Store<A> {
-        // SAFETY: this claim's reference is counted in the store and is released when the claim
-        // ends, so the store is not freed yet.
+        // SAFETY: this reference's reference is counted in the store and is released when the
+        // reference ends, so the store is not freed yet.
         unsafe { self.0.as_ref() }
     }
 
@@ -154,10 +154,10 @@ impl<A: DeviceAllocator> Claim<A> {
     /// As for [`store_at`].
     #[inline]
     pub(crate) unsafe fn taken_from(record: &Record<A>) -> Self {
-        // This is the pointer from the box, not one made from a reference: the last claim frees the
-        // store through it, which a pointer made from a shared reference must not do.
-        let store: *mut Store<A> = record.home.0.load(Relaxed).cast();
-        // SAFETY: as the caller promises, `hold_for` put an owner's pointer there, which is not
+        // This is the pointer from the box, not one made from a reference: the last reference frees
+        // the store through it, which a pointer made from a shared reference must not do.
+        let store: *mut Store<A> = record.store_address.0.load(Relaxed).cast();
+        // SAFETY: as the caller promises, `set_store` put an owner's pointer there, which is not
         // null.
         Self(unsafe { NonNull::new_unchecked(store) })
     }
@@ -165,7 +165,7 @@ impl<A: DeviceAllocator> Claim<A> {
     /// Releases the reference, in the book that `work` has changed and returns locked. Wakes a
     /// request that waits for the freed memory.
     #[inline]
-    pub(crate) fn end(
+    pub(crate) fn release(
         self,
         work: impl for<'s> FnOnce(&'s Store<A>) -> LockGuard<'s, BookState<A>>,
     ) {
@@ -189,12 +189,12 @@ impl<A: DeviceAllocator> Claim<A> {
 }
 
 /// Releases references to a closed store, and frees the store if they were the last.
-fn release_closed<A: DeviceAllocator>(store: NonNull<Store<A>>, holds: i64) {
+fn release_closed<A: DeviceAllocator>(store: NonNull<Store<A>>, references: i64) {
     // SAFETY: the caller's own references are still counted. The Rust reference to the store ends
     // before the count changes.
-    let count = NonNull::from(&unsafe { store.as_ref() }.holds.0);
+    let count = NonNull::from(&unsafe { store.as_ref() }.references.0);
     // SAFETY: as above; other threads may free an atomic as soon as it has changed.
-    if unsafe { count.as_ref() }.fetch_sub(holds, AcqRel) == holds {
+    if unsafe { count.as_ref() }.fetch_sub(references, AcqRel) == references {
         // SAFETY: the count reaches zero once, with Acquire ordering after all accesses of the
         // other threads, so no other thread has the pointer. It came from a box in `Owner::new`.
         drop(unsafe { Box::from_raw(store.as_ptr()) });
@@ -208,6 +208,6 @@ unsafe impl<A: DeviceAllocator> Send for Owner<A> where Store<A>: Send + Sync {}
 // SAFETY: as above.
 unsafe impl<A: DeviceAllocator> Sync for Owner<A> where Store<A>: Send + Sync {}
 // SAFETY: as for `Owner`.
-unsafe impl<A: DeviceAllocator> Send for Claim<A> where Store<A>: Send + Sync {}
+unsafe impl<A: DeviceAllocator> Send for StoreReference<A> where Store<A>: Send + Sync {}
 // SAFETY: as for `Owner`.
-unsafe impl<A: DeviceAllocator> Sync for Claim<A> where Store<A>: Send + Sync {}
+unsafe impl<A: DeviceAllocator> Sync for StoreReference<A> where Store<A>: Send + Sync {}
