@@ -23,6 +23,8 @@ mod checked;
 mod held;
 mod inner;
 mod large;
+mod role;
+mod slow;
 mod stats;
 mod thread;
 mod thread_cache;
@@ -32,14 +34,13 @@ pub use stats::TcacheStats;
 
 use crate::depot::Class;
 use crate::settings::{Mode, Settings};
-use crate::{system, tracing};
-use checked::CHECKED;
 use inner::Inner;
+use role::{SERVING, UNDECIDED};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
-use thread::{CACHE, own_thread_cache, thread_cache, watch_forks};
+use thread::{CACHE, own_thread_cache, thread_cache};
 
 /// A global allocator that caches the blocks that a program frees.
 ///
@@ -92,23 +93,6 @@ pub struct Tcache<A = System> {
     role: AtomicU8,
     /// Its number, once it wants to own the cache.
     id: AtomicUsize,
-}
-
-const UNDECIDED: u8 = 0;
-const SERVING: u8 = 1;
-const PASSING: u8 = 2;
-/// It looks for mistakes, and caches nothing.
-const CHECKING: u8 = 3;
-/// It serves, and records each request and free.
-const TRACING: u8 = 4;
-
-/// Who owns the cache.
-static OWNER: AtomicUsize = AtomicUsize::new(0);
-static NEXT_ID: AtomicUsize = AtomicUsize::new(1);
-
-/// Prints the summary of the process's tcache; for the word `stats`.
-extern "C" fn print_stats() {
-    system::summarize(&CACHE.stats());
 }
 
 impl Tcache<System> {
@@ -203,76 +187,6 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
         Inner(&self.inner)
     }
 
-    /// Whether it is the cache of the process.
-    #[inline]
-    fn serves(&self) -> bool {
-        match self.role.load(Relaxed) {
-            SERVING | TRACING => true,
-            PASSING | CHECKING => false,
-            _ => self.decide(),
-        }
-    }
-
-    /// Whether it records; known once [`Tcache::serves`] was asked.
-    fn traces(&self) -> bool {
-        self.role.load(Relaxed) == TRACING
-    }
-
-    /// Whether it looks for mistakes; known once [`Tcache::serves`] was asked.
-    fn checks(&self) -> bool {
-        self.role.load(Relaxed) == CHECKING
-    }
-
-    /// Decides what it is, once. Two threads that come here at once decide the same.
-    #[cold]
-    fn decide(&self) -> bool {
-        let settings = self.settings.with_environment();
-        let serves = !settings.is_off() && self.take_cache() && watch_forks();
-        if serves {
-            let lease = usize::try_from(settings.thread_lease).unwrap_or(usize::MAX);
-            let now = system::coarse_milliseconds();
-            CACHE.configure(settings.limit(), lease, settings.decay, now);
-            if settings.huge_pages {
-                CACHE.use_huge_pages();
-            }
-            if settings.background {
-                background::request::<A>();
-            }
-            if settings.stats {
-                system::at_exit(print_stats);
-            }
-        }
-        let role = match settings.mode {
-            Mode::Checked if serves => CHECKING,
-            _ if serves && tracing::begin() => TRACING,
-            _ if serves => SERVING,
-            _ => PASSING,
-        };
-        // What the first thread decided holds.
-        match self.role.compare_exchange(UNDECIDED, role, Relaxed, Relaxed) {
-            Ok(_) => [SERVING, TRACING].contains(&role),
-            Err(first) => [SERVING, TRACING].contains(&first),
-        }
-    }
-
-    /// Whether this one owns the cache. The owner never changes: the blocks belong to one inner
-    /// allocator.
-    fn take_cache(&self) -> bool {
-        if self.id.load(Relaxed) == 0 {
-            let id = NEXT_ID.fetch_add(1, Relaxed);
-            let _ = self.id.compare_exchange(0, id, Relaxed, Relaxed);
-        }
-        let id = self.id.load(Relaxed);
-        match OWNER.compare_exchange(0, id, Relaxed, Relaxed) {
-            Ok(_) => true,
-            Err(owner) if owner == id => true,
-            Err(_) => {
-                system::say(&[b"bucketpool: a second Tcache in this process passes through\n"]);
-                false
-            }
-        }
-    }
-
     /// Allocates a block without a class. A function, so that [`GlobalAlloc::alloc`] saves no
     /// registers for it.
     #[inline(never)]
@@ -300,99 +214,6 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
         }
         // SAFETY: as the caller says.
         unsafe { self.free_otherwise(block, layout) }
-    }
-
-    #[inline(never)]
-    fn allocate_otherwise(&self, layout: Layout, zeroed: bool) -> *mut u8 {
-        if !self.serves() {
-            return self.allocate_past(layout, zeroed);
-        }
-        if !self.traces() {
-            return self.allocate_slow(layout, zeroed);
-        }
-        let cached = Class::of(layout).and_then(|class| thread_cache().take(class));
-        let block = cached.unwrap_or_else(|| self.allocate_slow(layout, zeroed));
-        if zeroed && cached.is_some() {
-            // SAFETY: a block of this class holds that many bytes.
-            unsafe { block.write_bytes(0, layout.size()) };
-        }
-        tracing::allocated(block, layout.size());
-        block
-    }
-
-    /// Allocates what the thread cache does not have.
-    fn allocate_slow(&self, layout: Layout, zeroed: bool) -> *mut u8 {
-        if background::THREAD.is_requested() {
-            background::start::<A>();
-        }
-        let taken = match Class::of(layout) {
-            Some(class) => CACHE.allocate(own_thread_cache(), class, zeroed, &self.inner()),
-            None => CACHE.allocate_large(own_thread_cache(), layout, zeroed, &self.inner()),
-        };
-        if zeroed && !taken.zeroed && !taken.block.is_null() {
-            // SAFETY: a block for this layout holds that many bytes.
-            unsafe { taken.block.write_bytes(0, layout.size()) };
-        }
-        taken.block
-    }
-
-    #[inline(never)]
-    unsafe fn free_otherwise(&self, block: *mut u8, layout: Layout) {
-        if self.traces() {
-            tracing::freed(block);
-            if Class::of(layout).is_some_and(|class| thread_cache().put(class, block)) {
-                return;
-            }
-        }
-        match Class::of(layout) {
-            // SAFETY: as the caller says; what has a class was allocated as a block of it.
-            Some(class) if self.serves() => unsafe {
-                CACHE.free(own_thread_cache(), class, block, &self.inner());
-            },
-            // SAFETY: as the caller says.
-            None if self.serves() => unsafe {
-                CACHE.free_large(own_thread_cache(), block, layout, &self.inner());
-            },
-            // SAFETY: as the caller says, or what is wrong with it is found.
-            _ if self.checks() => unsafe { CHECKED.free(block, layout, &self.inner) },
-            // SAFETY: as the caller says; the same layout went past us in `alloc`.
-            _ => unsafe { self.inner.dealloc(block, layout) },
-        }
-    }
-
-    /// Resizes a block, and records that if all is recorded: its free first, since another thread
-    /// may get the old block at once. `None` if `resize` returns null, and the block stays.
-    fn resized(
-        &self,
-        old: (*mut u8, usize),
-        bytes: usize,
-        resize: impl FnOnce() -> *mut u8,
-    ) -> Option<*mut u8> {
-        let traces = self.traces();
-        if traces {
-            tracing::freed(old.0);
-        }
-        let new = resize();
-        let (block, bytes) = if new.is_null() { old } else { (new, bytes) };
-        if traces {
-            tracing::allocated(block, bytes);
-        }
-        (!new.is_null()).then_some(new)
-    }
-
-    /// Past the cache.
-    #[cold]
-    fn allocate_past(&self, layout: Layout, zeroed: bool) -> *mut u8 {
-        if self.checks() {
-            return CHECKED.allocate(layout, zeroed, &self.inner);
-        }
-        if zeroed {
-            // SAFETY: the layout is the caller's own, who promises that it is not of 0 bytes.
-            unsafe { self.inner.alloc_zeroed(layout) }
-        } else {
-            // SAFETY: as above.
-            unsafe { self.inner.alloc(layout) }
-        }
     }
 
     /// Gives cached memory back, pages first and then blocks, oldest first, until at least `bytes`

@@ -6,8 +6,8 @@
 //!     Store::allocate           stages.rs      the stages, in order
 //!       Store::take_from_book   store/book.rs  one lock, a free range
 //!       Store::grow             store/book     a miss: reserve the bytes, then the device
-//!   PooledBuffer::drop          buffer.rs
-//!     put                       reference.rs        a push in the thread cache
+//!   PooledBuffer::drop          freeing.rs
+//!     put                       reference.rs   a push in the thread cache
 //!     Store::free_to_book       store/book.rs  one lock; what passes a bound goes back
 //! ```
 //!

@@ -1,0 +1,119 @@
+//! The drop of a buffer: into the thread's own cache, or into the book.
+#![expect(unsafe_code, reason = "moving the block out of a buffer that is being dropped")]
+
+use super::PooledBuffer;
+use crate::block::flags::{AWAITED, OBSERVED, ZEROES};
+use crate::block::record::RecordOwner;
+use crate::device::{DeviceAllocator, Zeroing};
+use crate::observe::EventKind;
+use crate::pool::reference::{StoreReference, put};
+use crate::stream::clock::StreamClock;
+use std::mem::ManuallyDrop;
+
+impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.drop_into_cache(OBSERVED | AWAITED | ZEROES) {
+            self.drop_slow();
+        }
+    }
+}
+
+impl<A: DeviceAllocator> PooledBuffer<A> {
+    /// Gives the block back to the thread's own cache. Returns false if the cache cannot keep it,
+    /// or if any of the flags `passes_cache` is set. Only `drop` calls it.
+    #[inline]
+    fn drop_into_cache(&mut self, passes_cache: u8) -> bool {
+        let (store, record) = (self.store(), &self.record);
+        let plain = record.pooled && record.private.is_none() && !store.has_lost_handles();
+        if !plain || !self.record.marks.get_mut().are_closed() {
+            return false;
+        }
+        // SAFETY: a buffer is dropped once, and if the cache takes the record, it is not used
+        // again.
+        let record = unsafe { ManuallyDrop::take(&mut self.record) };
+        // SAFETY: `new` filled the store address.
+        let Err(record) = (unsafe { put(record, passes_cache) }) else { return true };
+        self.record = ManuallyDrop::new(record);
+        false
+    }
+
+    /// Sets the guard of a buffer that a program receives, if the pool has guards.
+    pub(crate) fn guard(&mut self, fresh: bool, zeroed: bool) {
+        let store = self.store();
+        if let Some(guards) = &store.guards {
+            let reused = !fresh && !zeroed && store.book.is_blocks();
+            // SAFETY: the buffer is borrowed exclusively, so no code has a slice of its bytes.
+            unsafe { guards.lend(&store.allocator, &self.record, reused) };
+        }
+    }
+
+    /// Checks the guard of a buffer that is freed, if the pool has guards.
+    #[cold]
+    pub(super) fn check_guard(&mut self) {
+        let store = self.store();
+        if let Some(guards) = &store.guards {
+            // SAFETY: as in `guard`.
+            unsafe { guards.free(&store.allocator, &self.record) };
+        }
+    }
+
+    /// Notifies the observers that the buffer is freed.
+    #[cold]
+    pub(super) fn tell_freed(&mut self) {
+        let (store, _, marks) = self.parts();
+        let stream = store.allocator.clock().stream_id(marks.own());
+        self.store().tell(EventKind::Free, self.record.about(stream));
+    }
+
+    /// Zeroes a block that is freed, if the pool zeroes freed blocks. Does so only if no stream can
+    /// still read the block and the call is legal anywhere. Returns whether the block is zeroed.
+    #[inline]
+    pub(super) fn zero_on_return(&mut self) -> bool {
+        if A::MEMORY.zeroing != Zeroing::AtOnce {
+            return false;
+        }
+        let bytes = self.record.bytes;
+        let (store, part, marks) = self.parts();
+        if !store.bounds.zero_on_return {
+            return false;
+        }
+        let clock = store.allocator.clock();
+        let done = marks.all_are(|mark| clock.is_seen_done(mark));
+        done && store.zero(part, bytes, clock.default_stream()).is_ok()
+    }
+
+    /// Frees a block that the thread's own cache did not keep. Only `drop` calls it.
+    #[inline(never)]
+    fn drop_slow(&mut self) {
+        if self.store().is_forked() {
+            return; // a thread that does not exist in this process may hold the locks
+        }
+        if self.store().flags.any(OBSERVED) {
+            self.tell_freed();
+            self.check_guard();
+            if self.drop_into_cache(AWAITED | ZEROES) {
+                return;
+            }
+        }
+        let zeroed = self.zero_on_return();
+        // SAFETY: a buffer is dropped once, and nothing follows in this function.
+        let (reference, parts) = unsafe { self.take_parts() };
+        reference.release(|store| store.free_to_book(parts, zeroed));
+    }
+
+    /// Moves the reference to the store and the record out of the buffer.
+    ///
+    /// # Safety
+    ///
+    /// The buffer is not used again, its `Drop` included.
+    #[inline]
+    pub(super) unsafe fn take_parts(&mut self) -> (StoreReference<A>, RecordOwner<A>) {
+        // SAFETY: the caller promises that the record is not taken a second time.
+        let mut record = unsafe { ManuallyDrop::take(&mut self.record) };
+        // SAFETY: `new` filled the store address, and the record is taken out once.
+        let reference = unsafe { StoreReference::taken_from(&record) };
+        record.marks.get_mut().close(reference.store().allocator.clock());
+        (reference, record)
+    }
+}

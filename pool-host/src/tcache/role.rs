@@ -1,0 +1,100 @@
+//! The part of a [`Tcache`] in the process: it owns the cache, passes through, or finds mistakes.
+
+use super::thread::{CACHE, watch_forks};
+use super::{Tcache, background};
+use crate::settings::Mode;
+use crate::{system, tracing};
+use std::alloc::GlobalAlloc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// No request or free has come yet.
+pub(super) const UNDECIDED: u8 = 0;
+/// It owns the cache.
+pub(super) const SERVING: u8 = 1;
+/// All goes to the inner allocator.
+const PASSING: u8 = 2;
+/// It looks for mistakes, and caches nothing.
+const CHECKING: u8 = 3;
+/// It serves, and records each request and free.
+const TRACING: u8 = 4;
+
+/// Number of the `Tcache` that owns the cache; 0 for none yet.
+static OWNER: AtomicUsize = AtomicUsize::new(0);
+static NEXT_ID: AtomicUsize = AtomicUsize::new(1);
+
+/// Prints the summary of the process's tcache; for the word `stats`.
+extern "C" fn print_stats() {
+    system::summarize(&CACHE.stats());
+}
+
+impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
+    /// Whether it is the cache of the process.
+    #[inline]
+    pub(super) fn serves(&self) -> bool {
+        match self.role.load(Relaxed) {
+            SERVING | TRACING => true,
+            PASSING | CHECKING => false,
+            _ => self.decide(),
+        }
+    }
+
+    /// Whether it records; known once [`Tcache::serves`] was asked.
+    pub(super) fn traces(&self) -> bool {
+        self.role.load(Relaxed) == TRACING
+    }
+
+    /// Whether it looks for mistakes; known once [`Tcache::serves`] was asked.
+    pub(super) fn checks(&self) -> bool {
+        self.role.load(Relaxed) == CHECKING
+    }
+
+    /// Decides what it is, once. Two threads that come here at once decide the same.
+    #[cold]
+    fn decide(&self) -> bool {
+        let settings = self.settings.with_environment();
+        let serves = !settings.is_off() && self.take_cache() && watch_forks();
+        if serves {
+            let lease = usize::try_from(settings.thread_lease).unwrap_or(usize::MAX);
+            let now = system::coarse_milliseconds();
+            CACHE.configure(settings.limit(), lease, settings.decay, now);
+            if settings.huge_pages {
+                CACHE.use_huge_pages();
+            }
+            if settings.background {
+                background::request::<A>();
+            }
+            if settings.stats {
+                system::at_exit(print_stats);
+            }
+        }
+        let role = match settings.mode {
+            Mode::Checked if serves => CHECKING,
+            _ if serves && tracing::begin() => TRACING,
+            _ if serves => SERVING,
+            _ => PASSING,
+        };
+        // What the first thread decided holds.
+        match self.role.compare_exchange(UNDECIDED, role, Relaxed, Relaxed) {
+            Ok(_) => [SERVING, TRACING].contains(&role),
+            Err(first) => [SERVING, TRACING].contains(&first),
+        }
+    }
+
+    /// Whether this one owns the cache. The owner never changes: the blocks belong to one inner
+    /// allocator.
+    fn take_cache(&self) -> bool {
+        if self.id.load(Relaxed) == 0 {
+            let id = NEXT_ID.fetch_add(1, Relaxed);
+            let _ = self.id.compare_exchange(0, id, Relaxed, Relaxed);
+        }
+        let id = self.id.load(Relaxed);
+        match OWNER.compare_exchange(0, id, Relaxed, Relaxed) {
+            Ok(_) => true,
+            Err(owner) if owner == id => true,
+            Err(_) => {
+                system::say(&[b"bucketpool: a second Tcache in this process passes through\n"]);
+                false
+            }
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The end of steps and of scopes: the commands and the zeroing ahead of them go to the device.
+
+use super::Scope;
+use crate::readbacks::Filling;
+use crate::shared::{ToZero, zero};
+use crate::staging::{Chunk, Unmapped};
+use pool_core::{DeviceError, Why};
+use wgpu::{CommandBuffer, CommandEncoder, SubmissionIndex};
+
+impl Scope {
+    /// Ends a step: buffers that were dropped so far can serve this scope again, zeroed in between
+    /// where the pool zeroes. It costs a command buffer, and a submission where something is
+    /// zeroed. It does nothing if the step has no commands in the scope's own encoder.
+    ///
+    /// Without steps a pool that zeroes takes a fresh block for each request of a scope, since it
+    /// zeroes ahead of the scope's commands.
+    pub fn end_step(&mut self) {
+        if !self.recording.has_step() {
+            return;
+        }
+        self.end_reads();
+        let to_zero = self.table().take_zeroing(self.id);
+        let Self { recording, clock, .. } = self;
+        recording.end_step(to_zero, clock.shared());
+        self.table().next_step(self.id);
+    }
+
+    /// Hands what was recorded so far to the device, behind the zeroing that it needs: the
+    /// device begins while the CPU goes on. The scope stays open; blocks that were dropped before
+    /// serve all other requests. Chunks that it wrote to are not written to again before they were
+    /// mapped again, those of [`FrameData`] not before the scope ends.
+    ///
+    /// A program with its own encoder must not flush behind its own submit: zeroing would come
+    /// after its commands, and no later call could tell.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Lost`] if the device is lost.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// # let device = pool.allocator();
+    /// # let uploads = device.uploads(64 * KIB, 64 * KIB);
+    /// # let mut scope = device.scope();
+    /// # let on = scope.stream();
+    /// # let buffer = pool.allocate_on(&on, KIB)?;
+    /// # let view = buffer.on(&on)?;
+    /// scope.upload(&uploads, &view, 0, &[1; 64])?;
+    /// scope.flush()?; // the device begins with the first copy
+    /// scope.upload(&uploads, &view, 64, &[2; 64])?;
+    /// scope.submit()?;
+    ///
+    /// let mut scope = device.scope();
+    /// device.mark_lost(); // as the program's own callback for the loss does
+    /// assert_eq!(scope.flush().unwrap_err().why, Why::Lost);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn flush(&mut self) -> Result<SubmissionIndex, DeviceError> {
+        self.end_reads();
+        let to_zero = self.table().take_zeroing(self.id);
+        let Self { recording, clock, .. } = self;
+        let shared = clock.shared();
+        recording.end_step(to_zero, shared);
+        let chunks = recording.take_chunks().into_iter().map(Chunk::unmap);
+        let (staging, bound): (Vec<_>, Vec<_>) = chunks.partition(Unmapped::is_staging);
+        self.placed.extend(bound);
+        let index = recording.submit(shared);
+        self.table().flushed(self.id);
+        for chunk in staging {
+            chunk.map_again(Some(&index));
+        }
+        for filling in self.reads_before.drain(..) {
+            filling.submitted(&index);
+        }
+        self.shared().living()?;
+        Ok(index)
+    }
+
+    /// Submits the commands, behind the zeroing that they need.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::NotSubmitted`] if the scope's buffers must be in another encoder: the program has
+    /// taken a buffer ([`WgpuView::buffer`](crate::WgpuView::buffer), [`Scope::lend`]) and never
+    /// the scope's encoder, and the scope had to zero; or it has called [`Scope::read_back_in`].
+    /// The zeroing now comes after that encoder if it is submitted already. Use
+    /// [`Scope::prologue`]. [`Why::Lost`] if the device is lost. The scope has ended all the same.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// let mut scope = pool.allocator().scope();
+    /// let buffer = scope.take(&pool, KIB)?;
+    /// let lent = scope.lend(&buffer)?;
+    /// scope.encoder().clear_buffer(&lent, 0, None);
+    /// scope.submit()?;
+    /// drop(buffer);
+    ///
+    /// let scope = pool.allocator().scope();
+    /// let buffer = scope.take(&pool, KIB)?; // the same block, which the scope must zero
+    /// let lent = scope.lend(&buffer)?; // for an encoder that is not the scope's
+    /// assert_eq!(scope.submit().unwrap_err().why, Why::NotSubmitted); // `prologue` is for this
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn submit(mut self) -> Result<SubmissionIndex, DeviceError> {
+        let late = !self.reads_elsewhere.is_empty()
+            || self.table().is_used_elsewhere(self.id) && self.table().has_zeroing(self.id);
+        let submitted = self.flush();
+        self.submitted = true;
+        // Closed after that: a thread that looks in between finds it open, which is only cautious.
+        drop(self);
+        if late {
+            let call = "submit a scope whose buffers are in another encoder: use its prologue";
+            return Err(DeviceError::new(Why::NotSubmitted, call, 0));
+        }
+        submitted
+    }
+
+    /// Ends the scope and returns what must run ahead of the program's own commands: zeroing, and
+    /// the copies of its uploads. The program submits it ahead of them, in the same call or before;
+    /// `commands` is the last of its encoders that use the scope's buffers, and is submitted no
+    /// earlier than the others. If both are dropped, the scope never ran.
+    ///
+    /// The buffers serve other scopes once `commands` was submitted, which the pool learns at the
+    /// next poll or submission, or by
+    /// [`WgpuAllocator::submitted`](crate::WgpuAllocator::submitted). A prologue that was left out,
+    /// refused or submitted too late is told by
+    /// [`WgpuAllocator::faults`](crate::WgpuAllocator::faults). While the prologue is neither
+    /// submitted nor dropped, the buffers stay the scope's.
+    ///
+    /// See [`Scope`] for an example that submits one.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Unsupported`] if the scope has its own commands, which [`Scope::submit`] submits;
+    /// [`Why::OutOfMemory`] and [`Why::Lost`] as the device says. The scope has ended, unsubmitted.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// let mut scope = pool.allocator().scope();
+    /// scope.encoder().insert_debug_marker("a command of the scope");
+    /// let mut encoder = pool.allocator().device().create_command_encoder(&Default::default());
+    /// let refused = scope.prologue(&mut encoder).unwrap_err();
+    /// assert_eq!(refused.why, Why::Unsupported); // `submit` is for this
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn prologue(mut self, commands: &mut CommandEncoder) -> Result<CommandBuffer, DeviceError> {
+        self.shared().living()?;
+        if self.table().has_recorded(self.id) || self.recording.has_commands() {
+            let call = "a prologue of a scope that has its own commands: submit it";
+            return Err(DeviceError::new(Why::Unsupported, call, 0));
+        }
+        let receipt = self.clock.receipts().new_receipt()?;
+        let mut prologue = self.shared().encoder("bucketpool prologue");
+        self.clock.close_after(self.id, (&prologue, commands))?;
+        self.yielded = true;
+        let to_zero: Vec<ToZero> = self.table().yield_zeroing(self.id);
+        zero(&mut prologue, &to_zero);
+        self.recording.copies_into(&mut prologue);
+        self.clock.receipts().issue(&receipt, &mut prologue, commands);
+        for chunk in self.recording.take_chunks().into_iter().map(Chunk::unmap) {
+            let after = if chunk.is_staging() { &prologue } else { &*commands };
+            chunk.map_after(after);
+        }
+        self.placed.drain(..).for_each(|chunk| chunk.map_after(commands));
+        for filling in self.reads_elsewhere.drain(..) {
+            filling.begin_elsewhere(&mut prologue);
+            filling.map_after(commands);
+        }
+        Ok(prologue.finish())
+    }
+}
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        let reads = [&mut self.reads, &mut self.reads_before, &mut self.reads_elsewhere];
+        reads.into_iter().flat_map(std::mem::take).for_each(Filling::abandon);
+        if self.yielded {
+            return;
+        }
+        // Commands that were recorded and not handed over are dropped before their buffers serve
+        // others. The zeroing that they needed is done all the same.
+        let (to_zero, chunks) = self.recording.forget();
+        self.table().put_back(self.id, to_zero);
+        let may_be_used = !self.submitted && self.table().is_used_elsewhere(self.id);
+        if cfg!(debug_assertions) && may_be_used {
+            let call = "drop a scope whose buffers may be in another encoder: use its prologue";
+            self.shared().note(DeviceError::new(Why::NotSubmitted, call, 0));
+        }
+        chunks.into_iter().for_each(Chunk::give_back);
+        self.placed.drain(..).for_each(|chunk| chunk.map_again(None));
+        self.clock.close(self.id);
+    }
+}

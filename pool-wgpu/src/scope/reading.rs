@@ -1,0 +1,162 @@
+//! Bytes of buffers on their way back to the CPU.
+
+use super::Scope;
+use crate::readback::ReadBack;
+use crate::readbacks::{Filling, ReadBacks};
+use crate::view::{BufferPart, Place};
+use pool_core::{DeviceError, Why};
+use wgpu::{BufferUsages, COPY_BUFFER_ALIGNMENT, CommandEncoder};
+
+impl Scope {
+    /// Copies bytes of a buffer back to the CPU, by the scope's own encoder.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Unaligned`] where the offset is no multiple of 4 bytes, [`Why::OutOfRange`] where the
+    /// buffer is too short, [`Why::Unsupported`] for a buffer without `COPY_SRC`, [`Why::Foreign`]
+    /// for read-backs of another device or a view of another stream, [`Why::OutOfMemory`] where
+    /// staging memory cannot be had, [`Why::Lost`] where the device is lost. Commands that wgpu
+    /// refuses bring nothing back, which the read-back tells.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// # let device = pool.allocator();
+    /// # let backs = device.read_backs(KIB);
+    /// # let mut scope = device.scope();
+    /// # let on = scope.stream();
+    /// # let buffer = pool.allocate_on(&on, KIB)?;
+    /// let view = buffer.on(&on)?;
+    /// let back = scope.read_back(&backs, &view, 0, 7)?; // any length
+    /// let refused = scope.read_back(&backs, &view, KIB, 4).unwrap_err();
+    /// assert_eq!(refused.why, Why::OutOfRange);
+    /// scope.submit()?;
+    /// assert_eq!(back.wait(<[u8]>::len)?, 7);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn read_back(
+        &mut self,
+        through: &ReadBacks,
+        from: &dyn BufferPart,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<ReadBack, DeviceError> {
+        let (back, place) = (self.begin_read(through, from, offset, bytes, false)?, from.place());
+        copy_back(self.own_encoder(), &place, offset, &back);
+        Ok(back)
+    }
+
+    /// Copies bytes of a buffer back by commands of the program, which are submitted behind the
+    /// scope's prologue and no later than the encoder that the prologue is for.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Scope::read_back`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pool_core::{BucketPool, KIB, Why};
+    /// # use pool_wgpu::{WgpuAllocator, wgpu};
+    /// # #[cfg(feature = "noop")] {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let pool = BucketPool::new(WgpuAllocator::new(device, queue));
+    /// # let device = pool.allocator();
+    /// # let uploads = device.uploads(64 * KIB, 64 * KIB);
+    /// # let mut scope = device.scope();
+    /// # let on = scope.stream();
+    /// # let buffer = pool.allocate_on(&on, KIB)?;
+    /// # let view = buffer.on(&on)?;
+    /// # let backs = device.read_backs(KIB);
+    /// scope.upload(&uploads, &view, 0, &[7; 64])?; // in the prologue
+    /// let mut encoder = device.device().create_command_encoder(&Default::default());
+    /// let back = scope.read_back_in(&mut encoder, &backs, &view, 0, 64)?;
+    /// let refused = scope.read_back_in(&mut encoder, &backs, &view, KIB, 4).unwrap_err();
+    /// assert_eq!(refused.why, Why::OutOfRange);
+    /// let prologue = scope.prologue(&mut encoder)?;
+    /// device.queue().submit([prologue, encoder.finish()]);
+    /// assert!(back.wait(|bytes| bytes == [7; 64])?);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn read_back_in(
+        &mut self,
+        commands: &mut CommandEncoder,
+        through: &ReadBacks,
+        from: &dyn BufferPart,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<ReadBack, DeviceError> {
+        let back = self.begin_read(through, from, offset, bytes, true)?;
+        copy_back(commands, &from.place(), offset, &back);
+        if let (Some(word), Some(last)) = (back.word, self.reads_elsewhere.last()) {
+            last.set_word(commands, word);
+        }
+        Ok(back)
+    }
+
+    fn begin_read(
+        &mut self,
+        through: &ReadBacks,
+        from: &dyn BufferPart,
+        offset: u64,
+        bytes: u64,
+        elsewhere: bool,
+    ) -> Result<ReadBack, DeviceError> {
+        if !through.is_of(self.shared()) {
+            return Err(DeviceError::new(Why::Foreign, "read back through another device's", 0));
+        }
+        self.shared().living()?;
+        let place = from.place();
+        self.may_use(&place)?;
+        let words = bytes.checked_next_multiple_of(COPY_BUFFER_ALIGNMENT).unwrap_or(u64::MAX);
+        place.range(BufferUsages::COPY_SRC, offset, words, "read back")?;
+        // Commands of the program set a word behind the bytes.
+        let needed = if elsewhere { words + COPY_BUFFER_ALIGNMENT } else { words };
+        let reads = if elsewhere { &mut self.reads_elsewhere } else { &mut self.reads };
+        let back = |filling: &Filling, at| ReadBack {
+            chunk: filling.chunk.clone(),
+            at,
+            bytes,
+            word: elsewhere.then_some(at + words),
+        };
+        let mut before = 0;
+        // Only the last, so that the one that is filled is known.
+        if let Some(last) = reads.last_mut().filter(|last| last.is_of(through)) {
+            if let Some(at) = last.room(needed) {
+                return Ok(back(last, at));
+            }
+            before = last.size();
+        }
+        let mut filling = through.fill(needed, before, elsewhere)?;
+        let none = DeviceError::new(Why::OutOfMemory, "room in a read-back buffer", 0);
+        let at = filling.room(needed).ok_or(none)?;
+        let back = back(&filling, at);
+        reads.push(filling);
+        Ok(back)
+    }
+
+    /// Ends the chunks that the present step fills. wgpu may refuse one step and not another, so
+    /// each chunk is of one step, and its stamp tells whether that step ran.
+    pub(super) fn end_reads(&mut self) {
+        for filling in std::mem::take(&mut self.reads) {
+            filling.end(self.own_encoder());
+            self.reads_before.push(filling);
+        }
+    }
+}
+
+fn copy_back(commands: &mut CommandEncoder, from: &Place<'_>, offset: u64, back: &ReadBack) {
+    if back.bytes > 0
+        && let Some(to) = back.chunk.buffer()
+    {
+        let words = back.bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT);
+        commands.copy_buffer_to_buffer(from.buffer, from.offset + offset, to, back.at, words);
+    }
+}
