@@ -247,7 +247,7 @@ impl ReportPage {
     ///
     /// # Errors
     ///
-    /// What the system says of the file.
+    /// The error of the file.
     pub fn write(&self, path: &Path) -> Result<(), BadInput> {
         fs::write(path, self.html()).map_err(|error| {
             BadInput::new(format!("{}: {error}", path.display()), "a file that can be written")

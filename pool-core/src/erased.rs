@@ -3,7 +3,7 @@
 
 use crate::budget::Budget;
 use crate::device::transfer::Transfer;
-use crate::error::{AllocError, DeviceError};
+use crate::error::{AllocError, DeviceError, Why};
 use crate::pool::BucketPool;
 use crate::pool::buffer::PooledBuffer;
 use crate::stats::PoolStats;
@@ -336,7 +336,8 @@ impl AnyBuffer {
     ///
     /// See [`AnyBuffer::write_at`] for an example.
     pub fn contents(&self) -> Result<Vec<u8>, DeviceError> {
-        let mut bytes = vec![0; usize::try_from(self.size()).unwrap_or(usize::MAX)];
+        let too_large = |_| DeviceError::new(Why::TooLarge, "read from a buffer", 0);
+        let mut bytes = vec![0; usize::try_from(self.size()).map_err(too_large)?];
         self.read_at(0, &mut bytes)?;
         Ok(bytes)
     }

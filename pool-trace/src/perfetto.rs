@@ -11,7 +11,7 @@ use std::io::{self, Write};
 ///
 /// # Errors
 ///
-/// What the writer says.
+/// The error of the writer.
 ///
 /// ```
 /// use pool_trace::{perfetto, ptrace};

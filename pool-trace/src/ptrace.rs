@@ -180,7 +180,7 @@ fn number(name: &str, text: &str) -> Result<u64, Malformed> {
 ///
 /// # Errors
 ///
-/// What the writer says.
+/// The error of the writer.
 ///
 /// ```
 /// use pool_trace::{Kind, Log, Operation, ptrace};

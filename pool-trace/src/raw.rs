@@ -39,7 +39,7 @@ fn words(kind: Kind, address: u64, bytes: u64, stream: u64) -> [u64; WORDS] {
 ///
 /// # Errors
 ///
-/// What the system says of the file.
+/// The error of the file.
 ///
 /// ```
 /// use pool_core::ring::{Ring, slots};

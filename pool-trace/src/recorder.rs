@@ -178,7 +178,7 @@ impl Recorder {
     ///
     /// # Errors
     ///
-    /// What the system says of the file or of the writer's thread.
+    /// The error of the file, or of the start of the writer's thread.
     ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_trace as trace; }

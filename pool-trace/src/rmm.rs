@@ -175,7 +175,7 @@ fn micros_of(time: &str) -> Option<u64> {
 ///
 /// # Errors
 ///
-/// What the writer says.
+/// The error of the writer.
 ///
 /// ```
 /// use pool_trace::{Log, ptrace, rmm};

@@ -234,7 +234,7 @@ impl Reading {
 ///
 /// # Errors
 ///
-/// The error of the writer, wrapped in an error of the kind [`io::ErrorKind::Other`].
+/// The error of the writer.
 ///
 /// ```
 /// # mod bucketpool { pub use pool_core::*; pub use pool_trace as trace; }
@@ -248,7 +248,7 @@ impl Reading {
 /// let mut pickle = Vec::new();
 /// torch::write(&log, &pool.map(), &mut pickle)?;
 /// let error = torch::write(&log, &pool.map(), &mut &mut [0; 16][..]).unwrap_err();
-/// assert_eq!(error.kind(), ErrorKind::Other);
+/// assert_eq!(error.kind(), ErrorKind::WriteZero);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn write(log: &Log, map: &MemoryMap, out: &mut impl Write) -> io::Result<()> {
@@ -290,7 +290,10 @@ pub fn write(log: &Log, map: &MemoryMap, out: &mut impl Write) -> io::Result<()>
         ("allocator_settings", settings),
     ]);
     let written = serde_pickle::value_to_writer(out, &snapshot, SerOptions::new().proto_v2());
-    written.map_err(io::Error::other)
+    written.map_err(|error| match error {
+        serde_pickle::Error::Io(error) => error,
+        other => io::Error::other(other),
+    })
 }
 
 fn entry(log: &Log, one: &Operation, action: &str, address: u64, bytes: u64, micros: u64) -> Value {
