@@ -6,6 +6,9 @@
 //! own live peak is added.
 
 use crate::trace::{Step, Trace};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// An allocation: its size, and the steps from its first to its end.
 #[derive(Clone, Copy, Debug)]
@@ -13,31 +16,74 @@ struct Life {
     bytes: u64,
     start: usize,
     end: usize,
-    at: u64,
 }
 
-/// Returns the bytes that the plan needs.
+/// The addresses that placed allocations take, found by the time of their lives.
+///
+/// A segment tree over the steps has the number of each life in `O(log steps)` nodes, so that those
+/// which are live at a step are on the way from its leaf to the root.
+struct Placed {
+    addresses: Vec<Range<u64>>,
+    leaves: usize,
+    nodes: Vec<Vec<u32>>,
+    by_start: BTreeMap<usize, u32>,
+}
+
+impl Placed {
+    fn new(steps: usize) -> Self {
+        let (leaves, by_start) = (steps + 1, BTreeMap::new());
+        Self { addresses: Vec::new(), leaves, nodes: vec![Vec::new(); 2 * leaves], by_start }
+    }
+
+    /// Returns the addresses of the lives that overlap with this one.
+    fn beside<'p>(&'p self, life: &Life) -> impl Iterator<Item = Range<u64>> + 'p {
+        let at_leaf = life.start + self.leaves;
+        let way = std::iter::successors(Some(at_leaf), |node| Some(node / 2).filter(|up| *up > 0));
+        let at_start = way.flat_map(|node| &self.nodes[node]);
+        let later = self.by_start.range(life.start + 1..life.end).map(|(_, number)| number);
+        at_start.chain(later).map(|number| self.addresses[*number as usize].clone())
+    }
+
+    fn add(&mut self, life: &Life, addresses: Range<u64>) {
+        let number = u32::try_from(self.addresses.len()).unwrap_or(u32::MAX);
+        let (mut from, mut to) = (life.start + self.leaves, life.end + self.leaves);
+        while from < to {
+            if from % 2 == 1 {
+                self.nodes[from].push(number);
+                from += 1;
+            }
+            if to % 2 == 1 {
+                to -= 1;
+                self.nodes[to].push(number);
+            }
+            (from, to) = (from / 2, to / 2);
+        }
+        self.by_start.insert(life.start, number);
+        self.addresses.push(addresses);
+    }
+}
+
+/// Returns the bytes that the plan needs. It takes `O(n log n)` steps, and one for each pair of
+/// allocations that are live at the same time.
 #[must_use]
 pub fn greedy_by_size(trace: &Trace) -> u64 {
     let least = trace.live_peak_bytes / 10_000;
     let (mut lives, small_peak) = lives(trace, least);
-    lives.sort_by_key(|life| (std::cmp::Reverse(life.bytes), life.start));
-    let (mut placed, mut peak): (Vec<Life>, u64) = (Vec::with_capacity(lives.len()), 0);
-    let mut beside: Vec<(u64, u64)> = Vec::new();
+    lives.sort_by_key(|life| (Reverse(life.bytes), life.start));
+    let (mut placed, mut peak) = (Placed::new(trace.steps.len()), 0);
+    let mut beside: Vec<Range<u64>> = Vec::new();
     for life in lives {
         beside.clear();
-        let overlaps =
-            placed.iter().filter(|other| other.start < life.end && life.start < other.end);
-        beside.extend(overlaps.map(|other| (other.at, other.at + other.bytes)));
-        beside.sort_unstable();
+        beside.extend(placed.beside(&life));
+        beside.sort_unstable_by_key(|taken| taken.start);
         let mut at = 0;
-        for (start, end) in &beside {
-            if *start >= at + life.bytes {
+        for taken in &beside {
+            if taken.start >= at + life.bytes {
                 break;
             }
-            at = at.max(*end);
+            at = at.max(taken.end);
         }
-        placed.push(Life { at, ..life });
+        placed.add(&life, at..at + life.bytes);
         peak = peak.max(at + life.bytes);
     }
     peak + small_peak
@@ -49,7 +95,7 @@ fn lives(trace: &Trace, least: u64) -> (Vec<Life>, u64) {
     let (mut lives, mut small, mut peak) = (Vec::new(), 0_u64, 0);
     let mut end = |life: Option<(usize, u64)>, at: usize, small: &mut u64| match life {
         Some((start, bytes)) if bytes >= least => {
-            lives.push(Life { bytes, start, end: at, at: 0 });
+            lives.push(Life { bytes, start, end: at });
         }
         Some((_, bytes)) => *small -= bytes,
         None => {}
@@ -84,5 +130,32 @@ mod tests {
         let steps = vec![allocate(0, 30), allocate(1, 20), free(0), allocate(0, 25), free(1)];
         let trace = Trace { steps, slots: 2, live_peak_bytes: 50, ..Trace::default() };
         assert_eq!(greedy_by_size(&trace), 50);
+    }
+
+    #[test]
+    fn the_lives_beside_one_are_those_that_overlap_with_it() {
+        let mut random = 7_u64;
+        let mut below = |below: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) as usize % below
+        };
+        let (mut placed, mut lives) = (Placed::new(400), Vec::new());
+        for start in (0..400).map(|turn| turn * 149 % 400) {
+            let life = Life { bytes: 1, start, end: start + 1 + below(400 - start) };
+            let overlaps = |other: &&(u64, Life)| {
+                let (_, other) = other;
+                other.start < life.end && life.start < other.end
+            };
+            let mut expected: Vec<u64> = lives.iter().filter(overlaps).map(|(at, _)| *at).collect();
+            let mut found: Vec<u64> = placed.beside(&life).map(|taken| taken.start).collect();
+            found.sort_unstable();
+            expected.sort_unstable();
+            assert_eq!(found, expected, "{life:?}");
+            if below(3) > 0 {
+                placed.add(&life, start as u64..start as u64 + 1);
+                lives.push((start as u64, life));
+            }
+        }
+        assert!(lives.len() > 200);
     }
 }
