@@ -1,7 +1,7 @@
 //! Random operations on a book beside a plain list of live blocks.
 
 use super::list::{Group, UsedBy};
-use super::node::State;
+use super::node::{RangeNode, State};
 use super::{Book, BookRequest};
 use crate::book::arena::ArenaConfig;
 use crate::error::DeviceError;
@@ -275,6 +275,29 @@ fn one_segment(config: ArenaConfig, bytes: u64) -> Book<Apart, u8> {
     let whole = book.add_segment(ONE, bytes);
     book.release(&Apart, whole, After::Nothing, 0);
     book
+}
+
+#[test]
+fn a_block_that_goes_back_to_the_device_is_used_no_more() {
+    let mut book = one_segment(ArenaConfig::blocks(), MIB);
+    let block = book.lend(&request(MIB, 1), &taker(&1)).unwrap();
+    book.defer_live(block, After::One((1, 1)));
+    let bytes = book.check(&Apart);
+    assert_eq!((bytes.live, bytes.deferred, book.used()), (0, MIB, 0));
+}
+
+#[test]
+fn of_several_streams_ranges_the_smallest_serves() {
+    for sizes in [[32, 64], [64, 32]] {
+        let mut book = one_segment(ArenaConfig::grow(), MIB);
+        let ids = [(1, sizes[0]), (9, 4), (2, sizes[1]), (9, 4)]
+            .map(|(stream, kib)| book.lend(&request(kib * KIB, stream), &taker(&stream)).unwrap());
+        book.free(&Apart, ids[0], After::One((1, 1)), false);
+        book.free(&Apart, ids[2], After::One((2, 1)), false);
+        let used = |node: &RangeNode<(u64, u64)>| !node.marks.marks().is_empty();
+        let found = book.find(&request(4 * KIB, 3), |_| true, used).unwrap();
+        assert_eq!(book.nodes[found].bytes, 32 * KIB, "{sizes:?}");
+    }
 }
 
 #[test]
