@@ -79,28 +79,17 @@ pub fn watch(trace: &Trace, spec: &PolicySpec, limit: Option<CachedLimit>) -> Ti
     timeline
 }
 
-/// Returns the memory map of a pool at the moment when most requested bytes are live.
+/// Returns the memory map of a pool at the moment when most requested bytes are live. A buffer
+/// whose free is not completed yet has its memory still.
 #[must_use]
 pub fn map_at_live_peak(trace: &Trace, spec: &PolicySpec) -> MemoryMap {
     let pool = pool(spec, None);
     let mut slots: Vec<Option<PooledBuffer<_>>> = Vec::new();
     slots.resize_with(trace.slots, || None);
-    let mut sizes = vec![0; trace.slots];
-    let mut live = 0;
-    for step in &trace.steps {
+    for step in trace.steps.iter().take(trace.live_peak_step + 1) {
         match *step {
-            Step::Allocate { slot, bytes, .. } => {
-                slots[slot as usize] = pool.allocate(bytes).ok();
-                sizes[slot as usize] = bytes;
-                live += bytes;
-                if live == trace.live_peak_bytes {
-                    return pool.map();
-                }
-            }
-            Step::Free { slot, .. } => {
-                slots[slot as usize] = None;
-                live -= std::mem::take(&mut sizes[slot as usize]);
-            }
+            Step::Allocate { slot, bytes, .. } => slots[slot as usize] = pool.allocate(bytes).ok(),
+            Step::Free { slot, .. } => slots[slot as usize] = None,
             Step::Use { .. } => {}
         }
     }
@@ -145,4 +134,24 @@ fn times(trace: &Trace, pool: &Pool) -> Vec<u32> {
     }
     ns.sort_unstable();
     ns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bucketpool::{KIB, RangeState};
+
+    #[test]
+    fn the_map_at_the_live_peak_has_buffers_whose_free_is_not_completed() {
+        let text =
+            "op,id,size,lane,dt_ns\na,0,4096,0,0\nf,0,,0,0\na,1,8192,0,0\nd,0,,0,0\nf,1,,0,0\n";
+        let log = pool_trace::ptrace::read(text.as_bytes()).unwrap();
+        let trace = Trace::of(&log).unwrap();
+        assert_eq!((trace.live_peak_bytes, trace.live_peak_step), (8 * KIB, 1));
+        let exact = &crate::spec::list("exact").unwrap()[0];
+        let map = map_at_live_peak(&trace, exact);
+        let ranges = map.segments.iter().flat_map(|segment| &segment.ranges);
+        let live = ranges.filter(|range| range.state == RangeState::Used);
+        assert_eq!(live.map(bucketpool::RangeMap::bytes).sum::<u64>(), 12 * KIB);
+    }
 }

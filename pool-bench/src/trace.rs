@@ -20,6 +20,8 @@ pub struct Trace {
     pub allocations: u64,
     /// Peak of the requested bytes that are alive at once.
     pub live_peak_bytes: u64,
+    /// Number of the step that reaches this peak first.
+    pub live_peak_step: usize,
     /// Peak of the buffers that are alive at once.
     pub slots: usize,
     /// Largest request in bytes, and its line.
@@ -139,7 +141,7 @@ enum Block {
     Pending {
         slot: u32,
     },
-    Gone,
+    Freed,
 }
 
 struct Reader {
@@ -192,7 +194,9 @@ impl Reader {
             return Err(BadInput::new(format!("id {id} is used already"), "a new id"));
         }
         self.live_bytes = self.live_bytes.saturating_add(bytes);
-        trace.live_peak_bytes = trace.live_peak_bytes.max(self.live_bytes);
+        if self.live_bytes > trace.live_peak_bytes {
+            (trace.live_peak_bytes, trace.live_peak_step) = (self.live_bytes, trace.steps.len());
+        }
         if bytes > trace.largest.0 || trace.allocations == 0 {
             trace.largest = (bytes, at);
         }
@@ -210,7 +214,7 @@ impl Reader {
         if self.completed_later.contains(&id) {
             self.blocks.insert(id, Block::Pending { slot });
         } else {
-            self.gone(id, slot, lane);
+            self.end(id, slot, lane);
         }
         Ok(())
     }
@@ -223,12 +227,12 @@ impl Reader {
                 "the id of a block whose free was requested",
             ));
         };
-        self.gone(id, *slot, lane);
+        self.end(id, *slot, lane);
         Ok(())
     }
 
-    fn gone(&mut self, id: u64, slot: u32, lane: u32) {
-        self.blocks.insert(id, Block::Gone);
+    fn end(&mut self, id: u64, slot: u32, lane: u32) {
+        self.blocks.insert(id, Block::Freed);
         self.vacant.push(slot);
         self.trace.steps.push(Step::Free { slot, lane });
     }
@@ -237,7 +241,7 @@ impl Reader {
         let state = match self.blocks.get(&id) {
             None => "unknown",
             Some(Block::Live { .. }) => "live",
-            Some(Block::Pending { .. } | Block::Gone) => "freed already",
+            Some(Block::Pending { .. } | Block::Freed) => "freed already",
         };
         BadInput::new(format!("{what} of id {id}, which is {state}"), expected)
     }
