@@ -287,6 +287,28 @@ fn a_block_that_goes_back_to_the_device_is_used_no_more() {
 }
 
 #[test]
+fn parts_of_a_range_that_several_streams_used_become_one_again() {
+    let mut book = one_segment(ArenaConfig::grow(), MIB);
+    let whole = book.lend(&request(MIB, 1), &taker(&1)).unwrap();
+    let marks = || After::of(&[(1, 5), (2, 6)]);
+    book.free(&Apart, whole, marks(), false);
+    let part = book.take_part(whole, 64 * KIB);
+    book.count_out(64 * KIB);
+    book.free(&Apart, part, marks(), false);
+    assert_eq!(book.nodes.walk(part).count(), 2);
+    book.rejoin(&Apart, part);
+    assert_eq!(book.nodes.walk(part).count(), 1);
+    book.check(&Apart);
+}
+
+#[test]
+fn a_stream_owns_its_ranges_and_those_of_no_stream() {
+    assert!(UsedBy::Stream(1).is_own(1) && UsedBy::NoStream.is_own(1));
+    let others = [UsedBy::Stream(2), UsedBy::Several, UsedBy::Hole];
+    assert!(!others.iter().any(|used_by| used_by.is_own(1)));
+}
+
+#[test]
 fn of_several_streams_ranges_the_smallest_serves() {
     for sizes in [[32, 64], [64, 32]] {
         let mut book = one_segment(ArenaConfig::grow(), MIB);
