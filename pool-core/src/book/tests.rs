@@ -8,6 +8,7 @@ use crate::error::DeviceError;
 use crate::size::{KIB, MIB};
 use crate::stream::clock::{Order, StreamClock};
 use crate::stream::order::{After, StealPolicy, Taker};
+use std::ops::Range;
 
 /// Streams that wait for each other never: work of a stream is ordered after its own only. They
 /// have a number each, or all have `ONE`, as the scopes of wgpu do.
@@ -198,6 +199,22 @@ impl Paged {
         id
     }
 
+    /// Allocates pages on stream 1 at the end of what is used.
+    fn allocate_pages(&mut self, pages: u64) -> u32 {
+        self.allocate(&request(pages * PAGE, 1), 0)
+    }
+
+    /// Gives pages of a free range back, by their numbers.
+    fn make_hole(&mut self, pages: Range<u64>) {
+        let part = pages.start * PAGE..pages.end * PAGE;
+        let first = self.book.segments.get(0).unwrap().first;
+        let holds = |id: &u32| self.book.nodes[*id].range().contains(&part.start);
+        let id = self.book.nodes.walk(first).find(holds).unwrap();
+        let piece = self.book.carve(id, &part);
+        self.book.put_hole(&Apart, piece);
+        self.committed -= part.end - part.start;
+    }
+
     fn give_back(&mut self, bytes: u64) {
         for found in self.book.pick_returnable(bytes, Some(PAGE)) {
             let piece = self.book.carve(found.id, &found.part);
@@ -284,6 +301,43 @@ fn a_block_that_goes_back_to_the_device_is_used_no_more() {
     book.defer_live(block, After::One((1, 1)));
     let bytes = book.check(&Apart);
     assert_eq!((bytes.live, bytes.deferred, book.used()), (0, MIB, 0));
+}
+
+#[test]
+fn a_block_lies_over_free_pages_between_holes() {
+    let mut paged = Paged::new();
+    let block = paged.allocate_pages(12);
+    paged.book.free(&Apart, block, After::One((1, 1)), true);
+    paged.make_hole(0..10);
+    let place = paged.book.place(&request(3 * PAGE, 1), &taker(&1), PAGE).unwrap();
+    assert_eq!(place.missing, PAGE);
+    paged.book.check(&Apart);
+}
+
+#[test]
+fn of_placements_that_lack_the_same_the_one_with_fewer_calls_is_taken() {
+    let mut paged = Paged::new();
+    let [first, _live, second] = [4, 1, 3].map(|pages| paged.allocate_pages(pages));
+    for block in [first, second] {
+        paged.book.free(&Apart, block, After::One((1, 1)), true);
+    }
+    // Holes and free pages: `h ff h L h ff hhh..`. The first place for 4 pages lacks two holes.
+    [0..1, 3..4, 5..6].into_iter().for_each(|pages| paged.make_hole(pages));
+    let place = paged.book.place(&request(4 * PAGE, 1), &taker(&1), PAGE).unwrap();
+    assert_eq!((place.missing, place.block), (2 * PAGE, 6 * PAGE..10 * PAGE));
+}
+
+#[test]
+fn of_equal_ranges_the_one_that_is_split_changes_its_place() {
+    let mut book = one_segment(ArenaConfig::torch(), 2 * MIB);
+    let ids = [(); 6].map(|()| book.lend(&request(8 * KIB, 1), &taker(&1)).unwrap());
+    for id in [ids[0], ids[2], ids[4]] {
+        book.free(&Apart, id, After::One((1, 1)), false);
+    }
+    let part = book.take_part(ids[4], 512);
+    book.count_out(512);
+    assert_eq!(book.nodes[part].offset, 4 * 8 * KIB);
+    book.check(&Apart);
 }
 
 #[test]
