@@ -391,6 +391,10 @@ fn a_large_free_range_does_not_become_young_with_a_small_one() {
     let rest = book.nodes.walk(book.segments.get(0).unwrap().first).last().unwrap();
     assert_eq!(book.nodes[rest].freed_at, age);
     assert!(book.turn > 100);
+    book.free(&Apart, ids[0], After::One((1, 2)), false);
+    book.free(&Apart, ids[1], After::One((1, 2)), false); // between that one and the rest
+    let ranges: Vec<u32> = book.nodes.walk(book.segments.get(0).unwrap().first).collect();
+    assert_eq!((&ranges[..], book.nodes[ranges[0]].freed_at), (&[rest][..], age));
 }
 
 #[test]
