@@ -322,7 +322,9 @@ fn of_placements_that_lack_the_same_the_one_with_fewer_calls_is_taken() {
         paged.book.free(&Apart, block, After::One((1, 1)), true);
     }
     // Holes and free pages: `h ff h L h ff hhh..`. The first place for 4 pages lacks two holes.
-    [0..1, 3..4, 5..6].into_iter().for_each(|pages| paged.make_hole(pages));
+    for pages in [0..1, 3..4, 5..6] {
+        paged.make_hole(pages);
+    }
     let place = paged.book.place(&request(4 * PAGE, 1), &taker(&1), PAGE).unwrap();
     assert_eq!((place.missing, place.block), (2 * PAGE, 6 * PAGE..10 * PAGE));
 }

@@ -128,3 +128,20 @@ impl Line {
         first.waker.take()
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_count_from_when_they_join_until_they_leave() {
+        let waiters = Waiters::new();
+        assert!(!waiters.are_any());
+        let ((first, is_alone), (second, is_second_alone)) = (waiters.join(), waiters.join());
+        assert!(is_alone && !is_second_alone && waiters.are_any());
+        assert!(!waiters.leave(first), "the second waits");
+        assert!(waiters.are_any() && waiters.is_first(second));
+        assert!(waiters.leave(second) && !waiters.are_any());
+        assert!(!waiters.leave(second), "it has left");
+    }
+}
