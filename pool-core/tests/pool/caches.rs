@@ -340,3 +340,26 @@ fn a_pool_is_closed_while_threads_free_into_their_caches() {
         }
     }
 }
+
+#[test]
+fn more_sizes_than_a_cache_has_bins_for_are_hits_all_the_same() {
+    let pool = BucketPool::builder(SimDevice::new()).policy(BucketPolicy::Exact).build();
+    let take_all = || -> Vec<_> { (1..=6000).map(|at| pool.allocate(64 * at).unwrap()).collect() };
+    drop(take_all());
+    let before = pool.stats();
+    drop(take_all());
+    let after = pool.stats();
+    assert_eq!((after.hits - before.hits, after.misses), (6000, before.misses));
+}
+
+#[test]
+fn a_peak_that_hits_reach_is_counted() {
+    let [_, (_, pool)] = pools(&SimDevice::new());
+    let take_all = || [(); 3].map(|()| pool.allocate(KIB).unwrap());
+    let _large = pool.allocate(64 * MIB).unwrap(); // thread caches get a share of the peak
+    drop(take_all());
+    pool.reset_stats();
+    drop(take_all());
+    let counts = pool.device_stats().unwrap().allocation.all;
+    assert_eq!((counts.current, counts.peak), (1, 4));
+}
