@@ -368,3 +368,21 @@ fn what_a_refused_commit_had_reserved_is_given_back() {
     let served = (0..100).find_map(|_| pool.allocate(MIB).ok());
     assert!(served.is_some(), "{}", pool.allocate(MIB).unwrap_err());
 }
+
+#[test]
+fn a_request_of_the_split_limit_takes_a_range_whole() {
+    let pool = bare(&SimDevice::new(), ArenaConfig::torch().max_split(32 * MIB));
+    drop(pool.allocate(40 * MIB).unwrap());
+    let at_limit = pool.allocate(32 * MIB).unwrap();
+    assert_eq!(at_limit.allocated_size(), 40 * MIB);
+}
+
+#[test]
+fn the_picture_of_a_map_shows_the_state_of_most_bytes_in_each_part() {
+    let pool = bare(&SimDevice::new(), ArenaConfig::segments(4 * MIB));
+    let [_first, second, _third] = [(); 3].map(|()| pool.allocate(MIB).unwrap());
+    drop(second);
+    let map = pool.map();
+    assert_eq!((map.free_bytes(), map.largest_free_bytes()), (2 * MIB, MIB));
+    insta::assert_snapshot!(map);
+}

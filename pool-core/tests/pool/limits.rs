@@ -277,3 +277,13 @@ fn a_share_of_the_peak_survives_a_reset_of_the_statistics() {
     pool.trim(0).unwrap();
     assert_eq!(pool.stats().cached_bytes, 500, "the bound forgot the peak");
 }
+
+#[test]
+fn a_cleared_cache_leaves_its_part_of_a_bucket_limit_to_others() {
+    let pool = BucketPool::builder(SimDevice::new()).bucket_limit(8).build();
+    drop(pool.allocate(KIB).unwrap());
+    pool.clear().unwrap();
+    let keep_eight = || drop([(); 8].map(|()| pool.allocate(KIB).unwrap()));
+    thread::scope(|scope| scope.spawn(keep_eight).join().unwrap());
+    assert_eq!(pool.stats().cached_buffers, 8);
+}

@@ -63,7 +63,7 @@ impl<A: DeviceAllocator> BookState<A> {
 
     /// Grants the bin of a thread cache room for blocks of a size, half of what is left. Returns
     /// for how many blocks; 0 if it has room, or there is none.
-    pub(super) fn grant_rooms(
+    pub(super) fn grant_bin_leases(
         &mut self,
         cache: &mut ThreadCache<A>,
         key: Key<A::Kind>,

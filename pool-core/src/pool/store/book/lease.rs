@@ -118,7 +118,8 @@ impl<A: DeviceAllocator> Store<A> {
         let awaited = self.flags.any(AWAITED);
         let fits = record.pooled && bytes <= self.caches.largest && !awaited;
         let room = fits && state.extend_lease(&mut cache, (key, bytes), &self.bounds);
-        let more = if room { state.grant_rooms(&mut cache, key, bytes, &self.bounds) } else { 0 };
+        let more =
+            if room { state.grant_bin_leases(&mut cache, key, bytes, &self.bounds) } else { 0 };
         record.turn = cache.turn();
         let refused = if room { cache.put_counted(key, record, more).err() } else { Some(record) };
         if refused.is_some() && cache.is_limited() {
