@@ -503,3 +503,19 @@ fn holes_stay_holes_when_there_are_more_streams_than_lists() {
     let hole = lists.number(ONE, UsedBy::Hole);
     assert_eq!(of(hole, &lists), UsedBy::Hole);
 }
+
+#[test]
+fn ranges_are_found_from_the_largest_step_down() {
+    for ordered in [false, true] {
+        let mut lists = super::list::RangeLists::<u8>::new(9, ordered);
+        let mut nodes = super::node::Nodes::<(u64, u64)>::new();
+        let list = lists.number(ONE, UsedBy::Hole);
+        for (at, bytes) in [4 * KIB, 64 * MIB, 64 * KIB].into_iter().enumerate() {
+            let place = (at as u64 * 64 * MIB, bytes);
+            let id = nodes.add(0, place, (super::node::NONE, super::node::NONE));
+            lists.bins(list).insert(&mut nodes, id);
+        }
+        let found = lists.get(list).bins.descending(&nodes).map(|id| nodes[id].bytes);
+        assert!(found.eq([64 * MIB, 64 * KIB, 4 * KIB]), "ordered: {ordered}");
+    }
+}

@@ -20,6 +20,12 @@ fn each_policy_rounds_as_it_says() {
 }
 
 #[test]
+fn tiers_are_in_order_once_each_and_none_is_of_0_bytes() {
+    let tiered = BucketPolicy::tiered(&[64 * KIB, 0, 4 * KIB, 64 * KIB]);
+    assert_eq!(tiered, BucketPolicy::Tiered(vec![4 * KIB, 64 * KIB]));
+}
+
+#[test]
 fn the_granule_is_the_users_choice_and_the_devices() {
     let exact = SizeClasses::new(BucketPolicy::Exact, Some(16), 1, LARGEST);
     assert_eq!(exact.of(17).unwrap().bytes, 32);
