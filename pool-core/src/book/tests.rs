@@ -459,6 +459,19 @@ fn streams_of_one_number_are_not_ordered_after_each_other() {
 }
 
 #[test]
+fn a_free_segment_behind_unsubmitted_work_stays_in_parts() {
+    let (clock, mut book) = (Streams::<true>, Book::new(ArenaConfig::torch()));
+    let whole = book.add_segment(ONE, 1024);
+    book.release(&clock, whole, After::Nothing, 0);
+    let taker = Taker { clock: &clock, on: &5, steal: StealPolicy::Never, cpu_touches: false };
+    let ids = [(); 2].map(|()| book.lend(&request(512, 0), &taker).unwrap());
+    book.free(&clock, ids[0], After::One((5, 1)), false);
+    book.free(&clock, ids[1], After::One((6, 1)), false);
+    book.coalesce_free_segments(&clock, &mut 0, 1, 9);
+    assert_eq!(book.nodes.walk(book.segments.get(0).unwrap().first).count(), 2);
+}
+
+#[test]
 fn neighbours_beyond_the_first_portion_are_not_forgotten() {
     let (clock, mut book) = (Streams::<true>, Book::new(ArenaConfig::torch()));
     let whole = book.add_segment(ONE, 300 * 512);
