@@ -105,6 +105,8 @@ impl Pools {
         self.faulty.clear().map_err(failed)?;
         self.faulty_arena.clear().map_err(failed)?;
         self.check()?;
+        // What it did not take back is lost to the pools, and stays in the records of the device.
+        self.device.reclaim_refused();
         match self.reserved() {
             0 => Ok(()),
             bytes => {

@@ -51,6 +51,8 @@ pub type SimStream = Stream<SimDriver>;
 pub struct SimDevice {
     clock: Arc<Timeline<SimDriver>>,
     driver: SimDriver,
+    /// Addresses of blocks that it did not take back.
+    refused: Arc<Mutex<Vec<u64>>>,
 }
 
 /// The event driver of a simulated device.
@@ -95,7 +97,7 @@ impl SimDevice {
     #[must_use]
     pub fn with_capacity(bytes: u64) -> Self {
         let driver = SimDriver(Arc::new(Mutex::new(Engine::new(bytes))));
-        Self { clock: Arc::new(Timeline::new(driver.clone(), 0)), driver }
+        Self { clock: Arc::new(Timeline::new(driver.clone(), 0)), driver, refused: Arc::default() }
     }
 
     /// Makes queued work run now and then between calls. The same seed gives the same schedule.
@@ -166,6 +168,27 @@ impl SimDevice {
     /// Cancels all failures that [`SimDevice::fail`] asked for.
     pub fn stop_failing(&self) {
         self.driver.0.lock().stop_failing();
+    }
+
+    /// Frees the blocks whose free was refused, which no program has any more. A long test calls
+    /// it, so that the records of these blocks do not pile up.
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, sim::{SimCall, SimDevice}};
+    ///
+    /// let device = SimDevice::new();
+    /// let pool = BucketPool::new(device.clone());
+    /// drop(pool.allocate(512)?);
+    /// device.fail(SimCall::Free, 0, 1);
+    /// assert!(pool.clear().is_err());
+    /// device.reclaim_refused();
+    /// assert_eq!(device.held_bytes(), 0);
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    pub fn reclaim_refused(&self) {
+        let mut engine = self.driver.0.lock();
+        self.refused.lock().retain(|at| engine.free(*at).is_err());
     }
 
     /// Returns how many calls are still to fail.
@@ -329,12 +352,11 @@ impl DeviceAllocator for SimDevice {
 
     /// Waits for `after`, as `cuMemFree` waits for the device.
     fn free(&self, block: SimBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
-        self.wait_for(after)?;
-        let mut engine = self.driver.0.lock();
-        if block.device != engine.id() {
+        if block.device != self.driver.0.lock().id() {
             return Err(DeviceError::new(Why::Foreign, "free simulated memory", 0));
         }
-        engine.free(block.at)
+        let freed = self.wait_for(after).and_then(|()| self.driver.0.lock().free(block.at));
+        freed.inspect_err(|_| self.refused.lock().push(block.at))
     }
 
     fn view<'b>(

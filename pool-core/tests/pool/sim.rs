@@ -1,8 +1,8 @@
 //! The simulated device passes the suite, with an arena and without.
 
 use pool_core::conformance;
-use pool_core::sim::SimDevice;
-use pool_core::{ArenaConfig, KIB};
+use pool_core::sim::{SimCall, SimDevice};
+use pool_core::{ArenaConfig, BucketPool, KIB};
 
 #[test]
 fn simulated_memory_passes_the_suite() {
@@ -20,4 +20,20 @@ fn arenas_over_simulated_memory_pass_the_suite() {
     ] {
         conformance::run_arena(|| SimDevice::new().seeded(7), &config);
     }
+}
+
+#[test]
+fn a_reclaimed_block_is_freed_once_and_serves_again() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(device.clone());
+    drop(pool.allocate(4 * KIB).unwrap());
+    device.fail(SimCall::Free, 0, 2);
+    assert!(pool.clear().is_err());
+    for held in [4 * KIB, 0] {
+        device.reclaim_refused(); // the first is refused too
+        assert_eq!(device.held_bytes(), held);
+    }
+    let again = pool.allocate(4 * KIB).unwrap();
+    device.reclaim_refused();
+    assert_eq!(device.held_bytes(), 4 * KIB, "{again:?} is live");
 }
