@@ -153,7 +153,7 @@ impl OpenScopes {
         self.scopes.lock().get(&scope).is_some_and(|open| open.lent && !open.recorded)
     }
 
-    /// Whether the present step has zeroing.
+    /// Whether zeroing must run ahead of the present step.
     pub(crate) fn has_zeroing(&self, scope: u64) -> bool {
         self.scopes.lock().get(&scope).is_some_and(|open| !open.to_zero.is_empty())
     }

@@ -142,8 +142,7 @@ where
 impl<A: DeviceAllocator> StoreReference<A> {
     #[inline]
     pub(crate) fn store(&self) -> &Store<A> {
-        // SAFETY: this reference's reference is counted in the store and is released when the
-        // reference ends, so the store is not freed yet.
+        // SAFETY: the store counts this reference until `release`, so it is not freed yet.
         unsafe { self.0.as_ref() }
     }
 
@@ -154,8 +153,8 @@ impl<A: DeviceAllocator> StoreReference<A> {
     /// As for [`store_at`].
     #[inline]
     pub(crate) unsafe fn taken_from(record: &Record<A>) -> Self {
-        // This is the pointer from the box, not one made from a reference: the last reference frees
-        // the store through it, which a pointer made from a shared reference must not do.
+        // This is the pointer from the box, not one made from a `&Store`: the last `StoreReference`
+        // frees the store through it, which a pointer from a shared borrow must not do.
         let store: *mut Store<A> = record.store_address.0.load(Relaxed).cast();
         // SAFETY: as the caller promises, `set_store` put an owner's pointer there, which is not
         // null.
