@@ -132,6 +132,36 @@ mod tests {
         assert_eq!(greedy_by_size(&trace), 50);
     }
 
+    /// The plan by the definition: each allocation beside all that are placed.
+    fn by_definition(trace: &Trace) -> u64 {
+        let (mut lives, small_peak) = lives(trace, trace.live_peak_bytes / 10_000);
+        lives.sort_by_key(|life| (Reverse(life.bytes), life.start));
+        let mut placed: Vec<(Life, u64)> = Vec::new();
+        for life in lives {
+            let beside =
+                |(other, _): &&(Life, u64)| other.start < life.end && life.start < other.end;
+            let mut taken: Vec<_> =
+                placed.iter().filter(beside).map(|(other, at)| (*at, at + other.bytes)).collect();
+            taken.sort_unstable();
+            let fits =
+                |at: u64| taken.iter().all(|(from, to)| at + life.bytes <= *from || *to <= at);
+            let ends = std::iter::once(0).chain(taken.iter().map(|(_, to)| *to));
+            let at = ends.filter(|at| fits(*at)).min().unwrap();
+            placed.push((life, at));
+        }
+        placed.iter().map(|(life, at)| at + life.bytes).max().unwrap_or(0) + small_peak
+    }
+
+    #[test]
+    fn the_plan_is_that_of_its_definition() {
+        for name in ["bert_embed", "resnet18_train"] {
+            let file = format!("{}/../traces/{name}.ptrace.csv.zst", env!("CARGO_MANIFEST_DIR"));
+            let mut trace = Trace::of(&crate::trace::read_log(file.as_ref()).unwrap()).unwrap();
+            trace.steps.truncate(6000);
+            assert_eq!(greedy_by_size(&trace), by_definition(&trace), "{name}");
+        }
+    }
+
     #[test]
     fn the_lives_beside_one_are_those_that_overlap_with_it() {
         let mut random = 7_u64;
