@@ -1,6 +1,6 @@
 //! `cargo xtask ci`: everything that CI runs, step by step, with a table at the end.
 
-use crate::{api, crates, driver, instructions, outside, platforms};
+use crate::{api, driver, instructions, outside, packages, platforms, shown};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -37,6 +37,7 @@ struct Step {
 enum Tool {
     Plain,
     Clients,
+    Packages,
     Loom,
     Shuttle,
     Miri,
@@ -52,6 +53,8 @@ struct Outcome {
     /// `None` for a step that nothing here can run.
     passed: Option<bool>,
     time: Duration,
+    /// Each command that failed, with the last lines that it printed.
+    failures: Vec<(String, Vec<String>)>,
 }
 
 /// Runs all steps, also after one that failed. With `--deep` the outside tools run on all tests
@@ -106,6 +109,9 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
     } else if !deep {
         println!("not run: the longer tests of Miri and the sanitizers; `cargo xtask ci --deep`");
     }
+    for (line, said) in outcomes.iter().flat_map(|outcome| &outcome.failures) {
+        println!("\n== failed: {line}\n{}", said.join("\n"));
+    }
     println!("\n{passed} passed, {failed} failed");
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -118,7 +124,7 @@ fn table(outcomes: &[Outcome], all: Duration) -> String {
         format!("\n{:<26} {:<8} {:>8}\n", "step", "result", "seconds"),
         format!("{:-<26} {:-<8} {:->8}\n", "", "", ""),
     ];
-    for Outcome { name, passed, time } in outcomes {
+    for Outcome { name, passed, time, .. } in outcomes {
         let result = match passed {
             Some(true) => "passed",
             Some(false) => "FAILED",
@@ -179,7 +185,7 @@ fn steps(root: &Path, deep: bool) -> Vec<Step> {
             Tool::Plain,
         ),
         several("licences and sources", deny(), Tool::Plain),
-        step("packages", &packages(root)),
+        several("packages", vec![words(&packages::line(root))], Tool::Packages),
         several("models, all orders", vec![words(MODELS)], Tool::Loom),
         several("models, at random", vec![words(LONG_MODELS)], Tool::Shuttle),
         several("Miri", under(outside::miri(deep)), Tool::Miri),
@@ -213,16 +219,6 @@ fn fuzzing() -> Vec<Vec<String>> {
         words(format!("fuzz run {name} fuzz/corpus/{name} -- -max_total_time={FUZZ_SECONDS}"))
     };
     FUZZ_TARGETS.iter().map(run).collect()
-}
-
-/// Each published crate. Cargo builds it from its tarball, in the order of their dependencies.
-fn packages(root: &Path) -> String {
-    let Ok(crates) = crates::all(root) else {
-        return "metadata --no-deps --offline --format-version 1".to_owned(); // says why, and fails
-    };
-    let published = crates.iter().filter(|krate| krate.is_published);
-    let names: Vec<String> = published.map(|krate| format!("--package {}", krate.name)).collect();
-    format!("package --locked --allow-dirty {}", names.join(" "))
 }
 
 /// Licences, sources and wildcards of all dependencies, by `deny.toml`.
@@ -262,17 +258,18 @@ fn combinations() -> impl Iterator<Item = String> {
 impl Step {
     fn run(&self, root: &Path) -> Outcome {
         let start = Instant::now();
-        let mut passed = true;
+        let mut failures = Vec::new();
         for args in &self.commands {
-            println!("\n== {}: cargo {}", self.name, args.join(" "));
+            let line = format!("{}: cargo {}", self.name, args.join(" "));
+            println!("\n== {line}");
             let mut command = self.tool.cargo(root);
             command.args(args).current_dir(root);
             command.env("INSTA_UPDATE", "no").env("RUSTDOCFLAGS", "-D warnings");
             driver::environment(&mut command);
-            passed &= command.status().is_ok_and(|status| status.success());
+            failures.extend(shown::run(command).map(|lines| (line, lines)));
         }
-        let passed = (!self.commands.is_empty()).then_some(passed);
-        Outcome { name: self.name, passed, time: start.elapsed() }
+        let passed = (!self.commands.is_empty()).then_some(failures.is_empty());
+        Outcome { name: self.name, passed, time: start.elapsed(), failures }
     }
 }
 
@@ -293,6 +290,7 @@ impl Tool {
                 target(&mut cargo, if self == Self::Fuzz { "fuzz" } else { "clients" });
                 cargo
             }
+            Self::Packages => packages::cargo(root),
             Self::Nightly => outside::nightly(),
             Self::Loom | Self::Shuttle => {
                 let checker = if self == Self::Loom { "loom" } else { "shuttle" };
@@ -343,7 +341,7 @@ mod tests {
     #[test]
     fn the_table_names_what_failed() {
         let second = Duration::from_secs(1);
-        let outcome = |name, passed| Outcome { name, passed, time: second };
+        let outcome = |name, passed| Outcome { name, passed, time: second, failures: vec![] };
         let outcomes =
             [outcome("format", Some(true)), outcome("test", Some(false)), outcome("lint", None)];
         let table = table(&outcomes, 2 * second);
