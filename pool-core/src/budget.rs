@@ -380,3 +380,24 @@ impl fmt::Debug for Budget {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    /// A child made by `fork` asks this: a lock of a thread that it does not have stays locked.
+    #[test]
+    fn each_lock_of_a_budget_is_seen() {
+        let budget = Budget::new(1);
+        assert!(!budget.is_locked());
+        {
+            let _held = budget.0.marks.lock();
+            assert!(budget.is_locked());
+        }
+        {
+            let _held = budget.0.pools.lock();
+            assert!(budget.is_locked());
+        }
+        assert!(!budget.is_locked());
+    }
+}

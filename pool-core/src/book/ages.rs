@@ -71,3 +71,39 @@ impl Ages {
         std::iter::successors(some(self.oldest), move |id| some(nodes[*id].freed_after))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_with_a_number_is_put_where_it_was() {
+        for taken in 0..4 {
+            let (mut nodes, mut ages) = (Nodes::<()>::new(), Ages::EMPTY);
+            let ids = [(); 4].map(|()| nodes.add(0, (0, 64), (NONE, NONE)));
+            for id in ids {
+                ages.add(&mut nodes, id);
+            }
+            ages.remove(&mut nodes, ids[taken]);
+            assert_eq!(ages.iter(&nodes).count(), 3);
+            ages.add(&mut nodes, ids[taken]);
+            assert_eq!(ages.iter(&nodes).collect::<Vec<_>>(), ids, "of {taken}");
+            assert_eq!((ages.oldest, ages.newest), (ids[0], ids[3]));
+        }
+    }
+
+    #[test]
+    fn a_block_whose_place_is_far_from_the_oldest_is_put_near_it() {
+        let (mut nodes, mut ages) = (Nodes::<()>::new(), Ages::EMPTY);
+        let ids: Vec<u32> = (0..LOOKS + 9).map(|_| nodes.add(0, (0, 64), (NONE, NONE))).collect();
+        for id in &ids {
+            ages.add(&mut nodes, *id);
+        }
+        let last = ids[LOOKS + 8];
+        ages.remove(&mut nodes, last);
+        ages.add(&mut nodes, last);
+        let place = ages.iter(&nodes).position(|id| id == last);
+        assert_eq!(place, Some(LOOKS), "no more blocks than this are looked at");
+        assert_eq!(ages.newest, ids[LOOKS + 7]);
+    }
+}
