@@ -2,7 +2,7 @@
 
 use super::engine::ALIGNMENT;
 use crate::error::{DeviceError, Why};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// The byte that fresh memory contains: any value but zero.
@@ -19,9 +19,9 @@ pub(super) struct SimMemory {
     next: u64,
     /// Addresses of freed blocks, by bytes and alignment. The newest is reused first, so that tests
     /// meet addresses that now mean another block.
-    spare: HashMap<(u64, u64), Vec<u64>>,
+    spare: BTreeMap<(u64, u64), Vec<u64>>,
     blocks: BTreeMap<u64, Block>,
-    contents: HashMap<u64, Box<[u8]>>,
+    contents: BTreeMap<u64, Box<[u8]>>,
 }
 
 /// A block, or a reservation with the ranges that have memory behind them.
@@ -52,9 +52,9 @@ impl SimMemory {
             held: 0,
             held_peak: 0,
             next: ALIGNMENT,
-            spare: HashMap::new(),
+            spare: BTreeMap::new(),
             blocks: BTreeMap::new(),
-            contents: HashMap::new(),
+            contents: BTreeMap::new(),
         }
     }
 

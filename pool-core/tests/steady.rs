@@ -1,0 +1,159 @@
+//! Work that repeats itself takes no more memory: a cycle of requests, graphs, threads and refused
+//! calls leaves as many bytes in use in this program as the cycle before it.
+//!
+//! All bytes that the program has are counted, so there is one test: others beside it would count.
+#![expect(unsafe_code, reason = "the trait of an allocator is unsafe")]
+#![cfg(not(any(miri, loom, shuttle)))]
+
+use pool_core::conformance::policies;
+use pool_core::sim::{SimCall, SimDevice, SimStream};
+use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PoolBuilder, PooledBuffer, PrivatePool};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// Calls of the device that fail.
+const FAULTS: [SimCall; 8] = [
+    SimCall::Allocate,
+    SimCall::Free,
+    SimCall::Record,
+    SimCall::Wait,
+    SimCall::Query,
+    SimCall::Reserve,
+    SimCall::Commit,
+    SimCall::Decommit,
+];
+/// Cycles until each list has the length that it needs.
+const WARM: usize = 4;
+/// Cycles whose most bytes are compared with the most of as many before them.
+const COMPARED: usize = 10;
+/// Bytes by which the records of the simulated device differ under an arena: it has a list for each
+/// size of a segment, and trees of pages, whose nodes are as full as it happens.
+const OF_DEVICE: usize = 1024;
+
+/// The system's allocator, and the bytes that the program has from it.
+struct Counting;
+
+static IN_USE: AtomicUsize = AtomicUsize::new(0);
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+// SAFETY: each call is passed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        IN_USE.fetch_add(layout.size(), Relaxed);
+        // SAFETY: the caller promises what the system's allocator asks for.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        IN_USE.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: as above; the block is the system's.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+/// Random requests on `own` and frees, with uses on `other`; at the end all buffers go.
+fn requests(pool: &BucketPool<SimDevice>, [own, other]: &[SimStream; 2], random: &mut StdRng) {
+    let mut live: Vec<Option<PooledBuffer<SimDevice>>> = Vec::new();
+    live.resize_with(20, || None);
+    for turn in 0..120 {
+        let slot = &mut live[random.random_range(0..20)];
+        if slot.take().is_none() {
+            let bytes = random.random_range(1..64 * KIB);
+            *slot = match turn % 3 {
+                0 => pool.allocate_zeroed_on(own, bytes).ok(),
+                _ => pool.allocate_on(own, bytes).ok(),
+            };
+        }
+        if let Some(buffer) = slot
+            && turn % 4 == 0
+        {
+            drop(buffer.on(other));
+        }
+        pool.allocator().advance(own, 2);
+    }
+    for (at, buffer) in live.into_iter().flatten().enumerate() {
+        if at % 8 == 0 {
+            let _ = buffer.detach().free(); // what the device refuses, it keeps
+        }
+    }
+}
+
+/// The work of a graph, whose memory is private until it ends.
+fn graph(pool: &BucketPool<SimDevice>, streams: &[SimStream; 2], random: &mut StdRng) {
+    let private = PrivatePool::new(pool);
+    private.bind(&streams[0]).expect("a stream that is bound to nothing");
+    requests(pool, streams, random);
+    private.end(&[]);
+}
+
+/// A cycle: each call of the device fails in the middle of some work, a graph ends, and so does a
+/// thread. At its end nothing is live or cached.
+fn cycle(pool: &BucketPool<SimDevice>, streams: &[SimStream; 2]) {
+    let (device, mut random) = (pool.allocator(), StdRng::seed_from_u64(7));
+    for fault in FAULTS {
+        for skip in 0..3 {
+            device.fail(fault, skip, 1 + skip);
+            requests(pool, streams, &mut random);
+            let _ = pool.clear(); // refused or not
+            graph(pool, streams, &mut random);
+        }
+    }
+    std::thread::scope(|scope| {
+        let work = scope.spawn(|| requests(pool, streams, &mut random));
+        work.join().expect("the work of a thread");
+    });
+    device.stop_failing();
+    device.run();
+    pool.clear().expect("the device refuses nothing");
+    device.reclaim_refused();
+    assert_eq!(device.held_bytes(), 0);
+}
+
+/// The bytes in use stay the same from cycle to cycle, but for `of_device` bytes, and the pool
+/// leaves nothing when it ends.
+fn stays_the_same(
+    (name, of_device): (&str, usize),
+    build: impl FnOnce(PoolBuilder<SimDevice>) -> PoolBuilder<SimDevice>,
+) {
+    let before = IN_USE.load(Relaxed);
+    {
+        let device = SimDevice::with_capacity(64 * MIB);
+        let pool = build(BucketPool::builder(device.clone())).build();
+        let streams = [device.stream(), device.stream()];
+        let mut counts = [0; WARM + 2 * COMPARED];
+        for count in &mut counts {
+            cycle(&pool, &streams);
+            *count = IN_USE.load(Relaxed);
+        }
+        let most = |cycles: &[usize]| cycles.iter().copied().max().unwrap_or(0);
+        let (first, second) = counts[WARM..].split_at(COMPARED);
+        assert!(most(second) <= most(first) + of_device, "{name}: {counts:?} bytes");
+    }
+    assert_eq!(IN_USE.load(Relaxed), before, "{name}: bytes in use when the pool has ended");
+}
+
+/// Makes all that a program makes once, such as the list of all thread caches.
+fn cycle_of_another_pool() {
+    let device = SimDevice::new();
+    let streams = [device.stream(), device.stream()];
+    cycle(&BucketPool::new(device), &streams);
+}
+
+#[test]
+fn cycles_of_the_same_work_leave_the_same_bytes_in_use() {
+    cycle_of_another_pool();
+    for (name, policy) in policies() {
+        stays_the_same((name, 0), |pool| pool.policy(policy.clone()));
+    }
+    for (name, arena) in [
+        ("grow", ArenaConfig::grow()),
+        ("pages", ArenaConfig::pages(4 * KIB, 0.05)),
+        ("segments", ArenaConfig::segments(256 * KIB)),
+        ("torch", ArenaConfig::torch()),
+    ] {
+        stays_the_same((name, OF_DEVICE), |pool| pool.arena(arena.clone()));
+    }
+}
