@@ -1,6 +1,8 @@
 //! A soak: threads replay traces over shared pools, again and again, while device calls fail. The
 //! memory of the pools and of the process must not grow once the pools are warm.
 
+mod rounds;
+
 use crate::input::BadInput;
 use crate::machine::resident;
 use crate::statistics::Slope;
@@ -9,15 +11,20 @@ use bucketpool::host::HostAllocator;
 use bucketpool::sim::{SimCall, SimDevice};
 use bucketpool::{ArenaConfig, BucketPool, DeviceAllocator, KIB, PoolStats, PooledBuffer};
 use serde::{Deserialize, Serialize};
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::thread;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// Steps of a trace in one round, so that a round takes about a second.
 const STEPS: usize = 20_000;
-/// One of this many samples, from the start, warms the pools up.
-const WARM: usize = 4;
+/// Of this many samples, the first warms the pools up: a pool keeps records for the most blocks
+/// that it ever had at once, and how many threads have at once depends on how their work overlaps.
+const WARM: usize = 2;
+/// Bytes that memory may grow by in an hour: what pages of glibc's heap come to that hold both what
+/// is in use and what is not. The error of a line must not hide more.
+const BYTES_PER_HOUR: f64 = 4.0 * 1024.0 * 1024.0;
+/// File descriptors that may be opened in an hour and not closed; any more are a leak.
+const DESCRIPTORS_PER_HOUR: f64 = 1.0;
 /// Fewest samples for a verdict.
 const SAMPLES: u64 = 20;
 /// Calls of the simulated device that fail now and then.
@@ -49,11 +56,12 @@ pub struct Soaked {
     pub operations: u64,
     /// Requests that were refused because a call of the device failed.
     pub refused: u64,
-    /// Bytes that the pools hold, per hour.
+    /// Bytes that the pools hold before they are emptied, per hour of the second half. How much is
+    /// cached depends on how the threads' work overlaps; that all goes back is checked each time.
     pub reserved: Slope,
-    /// Resident bytes of the process, per hour.
+    /// Resident bytes of the process, per hour of the second half.
     pub resident: Slope,
-    /// Open file descriptors, per hour.
+    /// Open file descriptors, per hour of the second half.
     pub descriptors: Slope,
 }
 
@@ -107,10 +115,13 @@ impl Pools {
         self.check()?;
         // What it did not take back is lost to the pools, and stays in the records of the device.
         self.device.reclaim_refused();
-        match self.reserved() {
-            0 => Ok(()),
-            bytes => {
-                let what = format!("{bytes} bytes stay reserved after `clear`");
+        match (self.reserved(), self.device.held_bytes()) {
+            (0, 0) => Ok(()),
+            (pools, device) => {
+                let what = format!(
+                    "after `clear` the pools have {pools} bytes reserved, and the device has \
+                     {device} handed out that it did not refuse to take back"
+                );
                 Err(BadInput::new(what, "none when no buffer is live"))
             }
         }
@@ -136,52 +147,46 @@ struct SoakCounts {
     refused: AtomicU64,
 }
 
-/// Replays parts of `traces` on `threads` threads for this long. The threads live for all of it, as
-/// those of a service do: glibc keeps heap for each thread that ever ran. `tick` is called after
-/// each round with the seconds that have passed.
+/// Replays parts of `traces` on `threads` threads for this long. `tick` is called after each round
+/// with the seconds that have passed.
 ///
 /// # Errors
 ///
-/// Figures of a pool that do not add up, or memory that stays in the end.
+/// Figures of a pool that do not add up, memory that stays when no buffer is live, a thread that
+/// panics, or a system that does not tell the memory of a process.
 pub fn soak(
     traces: &[Trace],
     threads: usize,
     time: Duration,
     mut tick: impl FnMut(u64),
 ) -> Result<Soaked, BadInput> {
+    if resident() == 0 {
+        let what = "a system that does not tell the resident memory of a process";
+        return Err(BadInput::new(what, "Linux, with /proc"));
+    }
     let cycle = cycle(traces);
     let (pools, counts, start) = (Pools::new(), SoakCounts::default(), Instant::now());
-    // One for each thread and one for this: a round lies between two waits.
-    let (barrier, ends) = (Barrier::new(threads + 1), AtomicBool::new(false));
-    let (pools, counts, barrier, ends) = (&pools, &counts, &barrier, &ends);
-    let mut samples = Vec::new();
-    let mut rounds = 0;
-    let mut outcome = Ok(());
-    thread::scope(|scope| {
-        for number in 0..threads {
-            let work = move |turn| {
-                let trace = &traces[(number + turn) % traces.len()];
-                let part = turn / traces.len() % parts(trace);
-                round(pools, counts, (trace, part), number + turn * threads);
-            };
-            scope.spawn(move || in_rounds(barrier, ends, work));
+    let (mut samples, mut rounds, mut outcome) = (Vec::new(), 0, Ok(()));
+    let work = |number: usize, turn: usize| {
+        let trace = &traces[(number + turn) % traces.len()];
+        let part = turn / traces.len() % parts(trace);
+        round(&pools, &counts, (trace, part), number + turn * threads);
+    };
+    let whole = rounds::run(threads, work, || {
+        rounds += 1;
+        tick(start.elapsed().as_secs());
+        outcome = pools.check();
+        if rounds % cycle == 0 && outcome.is_ok() {
+            let (seconds, reserved) = (start.elapsed().as_secs_f64(), pools.reserved());
+            outcome = pools.empty();
+            let (resident, descriptors) = (resident(), descriptors());
+            samples.push(Sample { seconds, reserved, resident, descriptors });
         }
-        while outcome.is_ok() && start.elapsed() < time {
-            barrier.wait();
-            barrier.wait();
-            rounds += 1;
-            tick(start.elapsed().as_secs());
-            outcome = pools.check();
-            if rounds % cycle == 0 && outcome.is_ok() {
-                let (seconds, reserved) = (start.elapsed().as_secs_f64(), pools.reserved());
-                outcome = pools.empty();
-                let (resident, descriptors) = (resident(), descriptors());
-                samples.push(Sample { seconds, reserved, resident, descriptors });
-            }
-        }
-        ends.store(true, Relaxed);
-        barrier.wait();
+        outcome.is_ok() && start.elapsed() < time
     });
+    if !whole {
+        return Err(BadInput::new("a panic in a round, printed above", "rounds without one"));
+    }
     outcome?;
     pools.empty()?;
     let warm = &samples[samples.len() / WARM..];
@@ -199,18 +204,6 @@ pub fn soak(
         resident: slope(|sample| sample.resident),
         descriptors: slope(|sample| sample.descriptors),
     })
-}
-
-/// Works once between each two waits at the barrier, until `ends` is set.
-fn in_rounds(barrier: &Barrier, ends: &AtomicBool, work: impl Fn(usize)) {
-    for turn in 0.. {
-        barrier.wait();
-        if ends.load(Relaxed) {
-            return;
-        }
-        work(turn);
-        barrier.wait();
-    }
 }
 
 /// Returns the number of parts that a trace has, one for a round.
@@ -266,32 +259,48 @@ fn descriptors() -> u64 {
 }
 
 impl Soaked {
-    /// Returns the figures that grow by more than their error allows, or whose error is so large
-    /// that they tell nothing.
+    /// Returns the figures that grow, by more than three errors of the line and more than they may;
+    /// or whose error is so large that the line tells nothing.
     #[must_use]
     pub fn growing(&self) -> Vec<String> {
-        let mib = f64::from(1 << 20);
-        let figures = [
-            ("reserved bytes", self.reserved, 16.0 * mib, false),
-            ("resident bytes", self.resident, 16.0 * mib, true),
-            ("file descriptors", self.descriptors, 1.0, true),
-        ];
         if self.samples < SAMPLES {
             let found = self.samples;
             return vec![format!("{found} samples are too few to tell, of {SAMPLES}: run longer")];
         }
-        let hours = self.soak_minutes / 60.0;
-        // That reserved bytes go back is checked exactly, at each sample; what is cached before
-        // that depends on how the threads' work overlaps.
-        let verdict = |(name, slope, noise, is_judged): (&str, Slope, f64, bool)| {
-            let is_wide = is_judged && 3.0 * slope.error * hours > noise;
-            match slope.grows(hours, noise) {
-                true => Some(format!("{name} grow by {slope} per hour")),
-                false if is_wide => Some(format!("{name}: {slope} per hour is too wide to tell")),
+        let figures = [
+            ("resident bytes", self.resident, BYTES_PER_HOUR),
+            ("file descriptors", self.descriptors, DESCRIPTORS_PER_HOUR),
+        ];
+        let verdict = |(name, slope, allowed): (&str, Slope, f64)| {
+            let is_wide = 3.0 * slope.error > allowed;
+            match slope.exceeds(allowed) {
+                true => {
+                    Some(format!("{name} grow by {slope} an hour, where {allowed} are allowed"))
+                }
+                false if is_wide => {
+                    Some(format!("{name}: {slope} an hour is too wide to tell; run longer"))
+                }
                 false => None,
             }
         };
         figures.into_iter().filter_map(verdict).collect()
+    }
+}
+
+impl fmt::Display for Soaked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { soak_minutes, threads, rounds, operations, refused, .. } = self;
+        let Self { reserved, resident, descriptors, .. } = self;
+        writeln!(
+            f,
+            "{soak_minutes:.1} minutes, {threads} threads, {rounds} rounds, {operations} \
+             operations, {refused} refused"
+        )?;
+        write!(
+            f,
+            "an hour, over the second half: reserved bytes {reserved}; resident {resident}; file \
+             descriptors {descriptors}"
+        )
     }
 }
 
@@ -313,6 +322,39 @@ mod tests {
         };
         let all: std::collections::BTreeSet<_> = (0..6).map(replayed).collect();
         assert_eq!(all.into_iter().collect::<Vec<_>>(), [(0, 0), (1, 0), (1, 1), (1, 2)]);
+    }
+
+    #[test]
+    fn a_line_is_judged_by_its_error_and_by_what_it_may_rise() {
+        let of = |slope, error| Soaked {
+            soak_minutes: 40.0,
+            threads: 2,
+            rounds: 100,
+            samples: SAMPLES,
+            operations: 1,
+            refused: 0,
+            reserved: Slope::default(),
+            resident: Slope { slope, error },
+            descriptors: Slope::default(),
+        };
+        let mib = f64::from(1 << 20);
+        for (slope, error, verdict) in [
+            (3.9 * mib, 0.1 * mib, None),
+            (-9.0 * mib, 0.1 * mib, None),
+            (4.1 * mib, 0.1 * mib, Some("resident bytes grow by ")),
+            (8.3 * mib, 1.0 * mib, Some("resident bytes grow by ")),
+            (4.1 * mib, 1.4 * mib, Some("resident bytes: ")),
+            (0.0, 1.4 * mib, Some("resident bytes: ")),
+        ] {
+            let growing = of(slope, error).growing();
+            let agrees = match verdict {
+                None => growing.is_empty(),
+                Some(begin) => growing.len() == 1 && growing[0].starts_with(begin),
+            };
+            assert!(agrees, "{slope} {error}: {growing:?}");
+        }
+        let short = Soaked { samples: SAMPLES - 1, ..of(0.0, 0.0) };
+        assert!(short.growing()[0].ends_with("run longer"));
     }
 
     /// A soak whose calls fail ends, and leaves nothing but what the device did not take back.

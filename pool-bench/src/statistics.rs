@@ -150,10 +150,10 @@ impl Slope {
         Self { slope, error: (rest / (count - 2.0) / spread).sqrt() }
     }
 
-    /// Returns whether the growth over `units` is more than three errors, and more than `noise`.
+    /// Returns whether it is more than three errors, and more than `allowed` for each unit.
     #[must_use]
-    pub fn grows(&self, units: f64, noise: f64) -> bool {
-        self.slope > 3.0 * self.error && self.slope * units > noise
+    pub fn exceeds(&self, allowed: f64) -> bool {
+        self.slope > 3.0 * self.error && self.slope > allowed
     }
 }
 
@@ -225,14 +225,14 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_rises_more_than_its_noise_grows() {
+    fn a_line_that_rises_more_than_its_error_and_than_it_may_exceeds() {
         let at = |rise: f64| (0..100_i32).map(move |x| (f64::from(x), rise * f64::from(x)));
         let noise = || [9.0, -9.0].into_iter().cycle();
         let noisy = |rise| at(rise).zip(noise()).map(|((x, y), noise)| (x, y + noise));
         assert!((Slope::of(at(3.0)).slope - 3.0).abs() < 1e-9);
-        assert!(Slope::of(noisy(1.0)).grows(100.0, 50.0), "{}", Slope::of(noisy(1.0)));
-        assert!(!Slope::of(noisy(0.0)).grows(100.0, 50.0), "{}", Slope::of(noisy(0.0)));
-        assert!(!Slope::of(at(0.1)).grows(100.0, 50.0), "less than the noise that is allowed");
+        assert!(Slope::of(noisy(1.0)).exceeds(0.5), "{}", Slope::of(noisy(1.0)));
+        assert!(!Slope::of(noisy(0.0)).exceeds(0.5), "{}", Slope::of(noisy(0.0)));
+        assert!(!Slope::of(at(0.1)).exceeds(0.5), "less than is allowed");
         assert_eq!(Slope::of(at(1.0).take(2)), Slope::default());
     }
 }

@@ -13,33 +13,12 @@ const CLIENTS: &str = "pool-bench/peers/clients";
 
 /// Runs `pool-bench` with these arguments. Returns its exit status.
 pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
-    let asked = asked_for(args);
-    let mut features = Vec::new();
-    let mut left_out = Vec::new();
-    for driver in driver::ALL {
-        let named = asked.as_ref().is_some_and(|names| names.iter().any(|n| n == driver.backend));
-        let wanted = named || (asked.is_none() && args.first().is_some_and(|task| task == "bench"));
-        match driver.is_here() {
-            _ if !wanted => {}
-            true => features.push(driver.backend),
-            false if named => return refuse(&driver),
-            false => left_out.push(driver),
-        }
-    }
+    let features = match features(args) {
+        Ok(features) => features,
+        Err(driver) => return refuse(&driver),
+    };
     let is_preload = is_preload(args);
-    if is_preload {
-        (features, left_out) = (Vec::new(), Vec::new());
-    } else if args.iter().any(|arg| arg == "--peers") && asked.is_none() {
-        features = vec!["peers"];
-        left_out.clear();
-    }
     let counts = args.iter().position(|arg| arg == "--instructions");
-    if counts.is_some() || args.iter().any(|arg| arg == "--help" || arg == "-h") {
-        (features, left_out) = (Vec::new(), Vec::new()); // builds faster
-    }
-    for driver in left_out {
-        eprintln!("left out: {}, since {}", driver.backend, driver.absence());
-    }
     let cargo = |task: &[&str]| {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(task).args(["--release", "--locked", "--package", "pool-bench"]);
@@ -61,7 +40,9 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
     let mut run = cargo(&["run", "--quiet"]);
     run.arg("--").args(args).env("BUCKETPOOL_ROOT", root);
     run.env(sources::BUILD, sources::build(root));
-    if features.contains(&"peers") && !args.iter().any(|arg| arg == "arena") {
+    if features.contains(&"peers")
+        && !args.iter().any(|arg| arg == "arena" || arg == "--peers=arena")
+    {
         match clients(root) {
             Ok(program) => {
                 run.env("BUCKETPOOL_CLIENTS", program);
@@ -80,10 +61,49 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
         };
     }
     driver::environment(&mut run);
+    soak_environment(&mut run, args);
     match run.status() {
         Ok(status) => ExitCode::from(status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(1)),
         Err(error) => fail(&format!("pool-bench did not start: {error}")),
     }
+}
+
+/// Features of `pool-bench` that these arguments want; those whose driver is not here are left out,
+/// and said. Returns the driver that a named one lacks.
+fn features(args: &[String]) -> Result<Vec<&'static str>, Driver> {
+    let quick = ["--instructions", "--help", "-h"]; // builds faster
+    if is_preload(args) || args.iter().any(|arg| quick.contains(&arg.as_str())) {
+        return Ok(Vec::new());
+    }
+    let asked = asked_for(args);
+    if asked.is_none() && are_peers(args) {
+        return Ok(vec!["peers"]);
+    }
+    let mut features = Vec::new();
+    for driver in driver::ALL {
+        let named = asked.as_ref().is_some_and(|names| names.iter().any(|n| n == driver.backend));
+        let wanted = named || (asked.is_none() && args.first().is_some_and(|task| task == "bench"));
+        match driver.is_here() {
+            _ if !wanted => {}
+            true => features.push(driver.backend),
+            false if named => return Err(driver),
+            false => eprintln!("left out: {}, since {}", driver.backend, driver.absence()),
+        }
+    }
+    Ok(features)
+}
+
+/// Without this glibc keeps up to 64 MiB at the end of its heap, now and then: noise in what is
+/// resident.
+fn soak_environment(run: &mut Command, args: &[String]) {
+    if args.first().is_some_and(|task| task == "soak") {
+        run.env("MALLOC_TRIM_THRESHOLD_", "131072");
+    }
+}
+
+/// Returns whether the arguments ask for `--peers`, of any group.
+fn are_peers(args: &[String]) -> bool {
+    args.iter().any(|arg| arg == "--peers" || arg.starts_with("--peers="))
 }
 
 /// Returns whether the arguments ask for `--peers preload`.
@@ -147,10 +167,22 @@ fn fail(why: &str) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use super::asked_for;
+    use super::{are_peers, asked_for, is_preload};
 
     fn of(line: &str) -> Option<Vec<String>> {
         asked_for(&line.split(' ').map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_group_of_peers_is_named_in_two_ways_or_not_at_all() {
+        let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        for line in ["bench --peers", "bench --peers arena", "bench --peers=arena --json"] {
+            assert!(are_peers(&words(line)) && !is_preload(&words(line)), "{line}");
+        }
+        for line in ["bench --peers preload", "bench --peers=preload"] {
+            assert!(is_preload(&words(line)), "{line}");
+        }
+        assert!(!are_peers(&words("bench --smoke")));
     }
 
     #[test]

@@ -1,4 +1,5 @@
 //! `soak`: whether the pools hold more and more over time.
+#![expect(clippy::print_stderr, reason = "the figures of a run that failed are not lost")]
 
 use crate::input::BadInput;
 use crate::place::{RECORDS, root, traces};
@@ -18,7 +19,8 @@ pub(super) struct Soak {
     /// Threads that share the pools.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=256))]
     threads: u64,
-    /// Keep the outcome in pool-bench/records, which adds up over runs.
+    /// Keep the outcome in pool-bench/records, whatever it is; minutes and operations add up over
+    /// runs.
     #[arg(long)]
     record: bool,
 }
@@ -30,6 +32,9 @@ impl Soak {
         let time = time.ok_or_else(|| {
             BadInput::new(format!("--minutes {}", self.minutes), "minutes, up to 100000")
         })?;
+        if self.record {
+            record::probe(&root().join(RECORDS)).map_err(|error| super::unwritable(&error))?;
+        }
         let files = traces(false)?;
         let all: Result<Vec<_>, _> = files.iter().map(|file| trace::read(file)).collect();
         let run = record::Run::begin(typed, None);
@@ -37,30 +42,26 @@ impl Soak {
         let threads = usize::try_from(self.threads).unwrap_or(1);
         let soaked = soak(&all?, threads, time, |seconds| bar.set_position(seconds))?;
         bar.finish_and_clear();
-        let growing = soaked.growing();
-        if !growing.is_empty() {
-            return Err(BadInput::new(growing.join("; "), "figures that stay the same"));
-        }
+        let mut text = soaked.to_string();
         if self.record {
             let line = serde_json::to_string(&soaked).unwrap_or_default();
-            super::recorded(&run, &[line])?;
+            let file = super::recorded(&run, &[line]).inspect_err(|_| eprintln!("{text}"))?;
+            text = format!("{text}\nrecorded in {RECORDS}/{file}");
         }
-        let recorded = earlier();
-        let all = if self.record { recorded } else { [recorded, vec![soaked.clone()]].concat() };
+        let growing = soaked.growing();
+        if !growing.is_empty() {
+            eprintln!("{text}");
+            return Err(BadInput::new(growing.join("; "), "figures that stay the same"));
+        }
+        let mut all = earlier();
+        if !self.record {
+            all.push(soaked);
+        }
         let minutes: f64 = all.iter().map(|one| one.soak_minutes).sum();
         let operations: u64 = all.iter().map(|one| one.operations).sum();
         Ok(format!(
-            "{:.1} minutes, {} threads, {} rounds, {} operations, {} refused: nothing grows\n\
-             reserved bytes {} per hour; resident {}; file descriptors {}\n\
+            "{text}\nno figure grows by more than it may\n\
              with all recorded runs: {minutes:.0} minutes, {operations} operations",
-            soaked.soak_minutes,
-            soaked.threads,
-            soaked.rounds,
-            soaked.operations,
-            soaked.refused,
-            soaked.reserved,
-            soaked.resident,
-            soaked.descriptors,
         ))
     }
 }
