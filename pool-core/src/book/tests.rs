@@ -540,3 +540,18 @@ fn two_pages_above_the_peak_may_stay_committed_however_large_they_are() {
         assert!(limit >= MIB + 2 * page, "{limit} for pages of {page}");
     }
 }
+
+#[test]
+fn a_placement_that_lacks_no_less_is_looked_at_for_its_calls() {
+    let mut paged = Paged::new();
+    let [first, _live, second, _end] = [4, 1, 4, 1].map(|pages| paged.allocate_pages(pages));
+    for block in [first, second] {
+        paged.book.free(&Apart, block, After::One((1, 1)), true);
+    }
+    // Holes and free pages: `h ff h L hh ff L`. The smallest holes are looked at first.
+    for pages in [0..1, 3..4, 5..7] {
+        paged.make_hole(pages);
+    }
+    let place = paged.book.place(&request(4 * PAGE, 1), &taker(&1), PAGE).unwrap();
+    assert_eq!((place.missing, place.block), (2 * PAGE, 5 * PAGE..9 * PAGE));
+}
