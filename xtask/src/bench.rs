@@ -1,4 +1,5 @@
-//! `bench` and `replay`: builds the measuring binary for this machine's drivers and runs it.
+//! `bench` and other tasks that measure: builds `pool-bench` for this machine's drivers and runs
+//! it.
 //!
 //! The build is in release mode. All arguments are passed on.
 

@@ -1,5 +1,6 @@
 //! `cargo xtask ci`: everything that CI runs, step by step, with a table at the end.
 
+use crate::selection::Selection;
 use crate::{api, driver, instructions, outside, packages, platforms, shown};
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -60,28 +61,25 @@ struct Outcome {
 /// Runs all steps, also after one that failed. With `--deep` the outside tools run on all tests
 /// that they support; with `--only NAME` only steps whose name holds NAME.
 pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
-    let (deep, only) = match further.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
-        [] => (false, None),
-        ["--deep"] => (true, None),
-        ["--only", name] => (false, Some((*name).to_owned())),
-        ["--deep", "--only", name] => (true, Some((*name).to_owned())),
-        [other, ..] => {
-            eprintln!("error: `{other}` behind `ci`; expected --deep or --only NAME");
-            return ExitCode::from(crate::BAD_INPUT);
-        }
+    let bad_input = |why: &str| {
+        eprintln!("error: {why}");
+        ExitCode::from(crate::BAD_INPUT)
     };
-    let start = Instant::now();
-    let has_nightly = outside::install();
+    let selection = match Selection::read("ci", further) {
+        Ok(selection) => selection,
+        Err(why) => return bad_input(&why),
+    };
+    let (start, deep) = (Instant::now(), selection.deep);
     let mut steps = steps(root, deep);
+    if !steps.iter().any(|step| selection.holds(step.name)) {
+        return bad_input(&selection.none_of("step", steps.iter().map(|step| step.name)));
+    }
+    steps.retain(|step| selection.holds(step.name));
+    let has_nightly = outside::install();
     if !has_nightly {
         for step in steps.iter_mut().filter(|step| step.tool.is_outside()) {
             step.commands.clear(); // shown as not run
         }
-    }
-    steps.retain(|step| only.as_ref().is_none_or(|name| step.name.contains(name.as_str())));
-    if steps.is_empty() {
-        eprintln!("error: no step of this name; `cargo xtask ci` prints the names");
-        return ExitCode::from(crate::BAD_INPUT);
     }
     let outcomes: Vec<Outcome> = steps.iter().map(|step| step.run(root)).collect();
     let of = |what| outcomes.iter().filter(|outcome| outcome.passed == Some(what)).count();

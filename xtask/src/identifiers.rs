@@ -1,4 +1,4 @@
-//! Words that names in the pools' code do not have, by WRITING's table.
+//! Words that names in the pools' code do not have: pictures, each of which needs a key.
 
 use crate::source;
 use std::fs;
@@ -18,7 +18,8 @@ const PARTS: &[(&str, &str)] = &[
     ("owed", "deferred"),
     ("parcel", "block"),
     ("settle", "what it does: add_counts, free_deferred, compact"),
-    ("shelf", "transfer cache"),
+    ("settled", "what happened: added, compacted"),
+    ("shelf", "transfer cache, or size class"),
     ("spot", "placement"),
     ("want", "request"),
 ];
@@ -40,7 +41,10 @@ fn faults_of(file: &str, text: &str) -> Vec<String> {
     for (at, line) in (1..).zip(source::code_of(text).lines()) {
         for name in line.split(|c: char| !c.is_alphanumeric() && c != '_') {
             let parts = parts_of(name);
-            for (part, better) in PARTS.iter().filter(|(part, _)| parts.iter().any(|p| p == part)) {
+            // Several of one count too.
+            let has =
+                |part: &str| parts.iter().any(|one| one.strip_suffix('s').unwrap_or(one) == part);
+            for (part, better) in PARTS.iter().filter(|(part, _)| has(part)) {
                 faults.push(format!("{file}:{at}: `{name}`: write {better} instead of {part}"));
             }
         }
@@ -69,11 +73,13 @@ mod tests {
 
     #[test]
     fn parts_of_names_count_and_comments_do_not() {
-        let text = "let of_lane = 1; // the lane\nstruct ToShelf;\nconst OWED: u8 = 0;\nlet plane;";
+        let text = "let of_lane = 1; // the lane\nstruct ToShelf;\nlet claims;\n\
+                    const OWED: u8 = 0;\nlet plane;";
         let expected = [
             "a.rs:1: `of_lane`: write stream_id instead of lane",
-            "a.rs:2: `ToShelf`: write transfer cache instead of shelf",
-            "a.rs:3: `OWED`: write deferred instead of owed",
+            "a.rs:2: `ToShelf`: write transfer cache, or size class instead of shelf",
+            "a.rs:3: `claims`: write reference instead of claim",
+            "a.rs:4: `OWED`: write deferred instead of owed",
         ];
         assert_eq!(faults_of("a.rs", text), expected);
     }

@@ -1,7 +1,7 @@
 //! `cargo xtask`: everything that is done to this repository.
 //!
-//! It depends on nothing of the workspace, so that it starts at once; what measures is a binary of
-//! its own, which `bench` and `replay` build and run.
+//! It depends on nothing of the workspace, so that it starts at once; what measures is a separate
+//! binary, `pool-bench`, which `bench` and seven other tasks build and run.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line prints")]
 
 mod api;
@@ -22,6 +22,7 @@ mod platforms;
 mod preload;
 mod programs;
 mod prose;
+mod selection;
 mod shape;
 mod shown;
 mod source;
@@ -42,19 +43,19 @@ cargo xtask convert TRACE FILE         a trace for PyTorch's memory_viz, RMM or 
 cargo xtask record FILE PROGRAM..      record a program; FILE ends in .ptrace.csv.zst
 cargo xtask record COMMAND..           run a command and keep what it prints as a record
 cargo xtask compare RECORD RECORD      whether one record repeats another
-cargo xtask soak [--minutes M]         whether pools grow over time, while device calls fail
+cargo xtask soak [OPTIONS]             whether pools grow over time, while device calls fail
 cargo xtask run PROGRAM [ARGUMENT..]   run any program with libbucketpool.so as its malloc
 cargo xtask install FOLDER             copy libbucketpool.so and bucketpool-run there
-cargo xtask programs [--deep]          programs with our malloc and with the C library's
+cargo xtask programs [--deep] [--only NAME]  with our malloc and with the C library's
 cargo xtask wheel                      build and install the Python package, and run its tests
 cargo xtask ci [--deep] [--only STEP]  everything CI runs; a table of its steps at the end
 cargo xtask api [--write]              the public items beside their listings in docs/api
-cargo xtask mutants [--since [REV]]    changes in the code that no test sees; hours for all
+cargo xtask mutants [--shard K/N | --since [REV]]  changes in the code that no test sees
 cargo xtask gpu-bundle [--try]         what a machine with a GPU needs for its tests and benches
 cargo xtask web                        the WebGPU tests in Node; fetches what they need
-cargo xtask tidy [--release]           layers, dead files, words, phrases, links, lengths, commits
+cargo xtask tidy [--release] [--commits RANGE]  layers, words, names, links, lengths, commits
 
-`cargo xtask bench --help` and `cargo xtask replay --help` list the options.";
+`cargo xtask TASK --help` lists the OPTIONS of a task that has them.";
 
 /// Bad input, as for most Unix tools.
 const BAD_INPUT: u8 = 2;
@@ -99,7 +100,7 @@ fn main() -> ExitCode {
         }
         Some(other) => {
             let tasks = "bench, replay, advise, report, convert, record, compare, soak, run, \
-                         install, programs, wheel, ci, gpu-bundle, web, tidy";
+                         install, programs, wheel, ci, api, mutants, gpu-bundle, web, tidy";
             eprintln!("error: task `{other}`; expected one of {tasks}");
             ExitCode::from(BAD_INPUT)
         }

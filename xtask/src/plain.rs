@@ -1,4 +1,4 @@
-//! Phrases that WRITING asks us not to write, in comments and in documents.
+//! Phrases that are not plain English, in comments and in documents.
 
 use crate::source;
 use std::fs;
@@ -58,17 +58,25 @@ pub(crate) fn check(root: &Path) -> Vec<String> {
 fn faults_of(name: &str, text: &str) -> Vec<String> {
     let mut faults = Vec::new();
     let is_rust = Path::new(name).extension().is_some_and(|extension| extension == "rs");
-    let (mut in_code, mut in_doc) = (false, false);
+    let (mut in_code, mut in_doc, mut before) = (false, false, String::new());
     for (at, line) in (1..).zip(text.lines()) {
         in_code ^= !is_rust && line.trim_start().starts_with("```");
         let Some(prose) = (if is_rust { comment(line) } else { Some(line) }) else {
             in_doc = false;
+            before.clear();
             continue;
         };
-        let phrases = PHRASES.iter().filter(|(phrase, _)| !in_code && holds(prose, phrase));
-        for (phrase, better) in phrases {
+        if is_rust && !line.trim_start().starts_with("//") {
+            before.clear(); // a comment behind code stands alone
+        }
+        let both = format!("{before} {}", words(prose));
+        let is_here = |phrase: &str| {
+            !in_code && (holds(prose, phrase) || holds(&both, phrase) && !holds(&before, phrase))
+        };
+        for (phrase, better) in PHRASES.iter().filter(|(phrase, _)| is_here(phrase)) {
             faults.push(format!("{name}:{at}: `{phrase}`: write {better}"));
         }
+        before = last_words(words(prose));
         let doc = ["///", "//!"].iter().find_map(|mark| line.trim_start().strip_prefix(mark));
         if let Some(first) = doc.filter(|_| is_rust && !in_doc) {
             let openings =
@@ -86,6 +94,17 @@ fn faults_of(name: &str, text: &str) -> Vec<String> {
 /// The text of a comment that begins in this line.
 fn comment(line: &str) -> Option<&str> {
     line.find("//").map(|at| &line[at..])
+}
+
+/// A line of a comment or a document without the marks of a comment.
+fn words(prose: &str) -> &str {
+    prose.trim_start_matches(['/', '!']).trim()
+}
+
+/// As many words of the end of a line as a phrase can begin with.
+fn last_words(line: &str) -> String {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    words[words.len().saturating_sub(6)..].join(" ")
 }
 
 /// Whether a line holds a phrase whose first and last word are whole.
@@ -110,6 +129,17 @@ mod tests {
         ];
         assert_eq!(faults_of("a.rs", text), expected);
         assert_eq!(faults_of("a.md", "one\n```\nnobody\n```\nnobody\n").len(), 1);
+    }
+
+    #[test]
+    fn a_phrase_that_two_lines_hold_is_found_once() {
+        let text =
+            "// a folder of\n// its own, of its\n// sort\nlet a = b; // of its\nc(); // own\n";
+        assert_eq!(
+            faults_of("a.rs", text),
+            ["a.rs:2: `of its own`: write `its own`, before the noun"]
+        );
+        assert_eq!(faults_of("a.md", "a folder of its\nown\n\nof its\n\nown\n").len(), 1);
     }
 
     #[test]

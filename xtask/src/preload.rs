@@ -104,15 +104,23 @@ pub(crate) fn record(root: &Path, file: &Path, args: &[String]) -> ExitCode {
     let parts = fs::read_dir(&folder).into_iter().flatten().flatten();
     let parts = parts.filter_map(|part| Some((part.metadata().ok()?.len(), part.path())));
     let kept = match parts.max() {
-        Some((bytes, part)) if bytes > 0 => fs::rename(part, file).is_ok(),
-        _ => false,
+        Some((bytes, part)) if bytes > 0 => fs::rename(&part, file).map_err(|error| {
+            let (file, part) = (file.display(), part.display());
+            format!("{file}: {error}; expected a file that can be written. The trace is {part}")
+        }),
+        _ => {
+            let _ = fs::remove_dir_all(&folder);
+            Err(format!("no process left a trace; expected {TRACED}"))
+        }
     };
-    let _ = fs::remove_dir_all(&folder);
-    match kept {
-        true => eprintln!("recorded {}; next: cargo xtask advise {0}", file.display()),
-        false => eprintln!("error: no process left a trace; expected {TRACED}"),
+    match &kept {
+        Ok(()) => {
+            let _ = fs::remove_dir_all(&folder);
+            eprintln!("recorded {}; next: cargo xtask advise {0}", file.display());
+        }
+        Err(why) => eprintln!("error: {why}"),
     }
-    ExitCode::from(if code == 0 && !kept { 1 } else { code })
+    ExitCode::from(if code == 0 && kept.is_err() { 1 } else { code })
 }
 
 /// Returns the exit code of a program; 128 and the number of the signal that ended it, as shells

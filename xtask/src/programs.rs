@@ -8,6 +8,7 @@ mod tools;
 pub(crate) use python::Python;
 
 use crate::preload;
+use crate::selection::Selection;
 use outcomes::Outcomes;
 use std::collections::BTreeMap;
 use std::fs;
@@ -51,13 +52,10 @@ impl Malloc<'_> {
 /// Runs the programs, or with `--deep` many more of them, and prints a line for each. With
 /// `--only NAME` only those whose name holds NAME.
 pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
-    let (deep, only) = match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
-        [] => (false, ""),
-        ["--deep"] => (true, ""),
-        ["--only", name] => (false, *name),
-        ["--deep", "--only", name] => (true, *name),
-        [other, ..] => {
-            eprintln!("error: `{other}` behind `programs`; expected --deep or --only NAME");
+    let selection = match Selection::read("programs", args) {
+        Ok(selection) => selection,
+        Err(why) => {
+            eprintln!("error: {why}");
             return ExitCode::from(crate::BAD_INPUT);
         }
     };
@@ -68,7 +66,7 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
     let folder = root.join("target/programs");
     let mut programs = tools::programs(root);
     match Python::prepare(root).and_then(|python| python.install(root).map(|()| python)) {
-        Ok(python) => programs.extend(python.programs(root, deep)),
+        Ok(python) => programs.extend(python.programs(root, selection.deep)),
         Err(why) => {
             eprintln!("error: no Python with NumPy: {why}");
             return ExitCode::FAILURE;
@@ -78,13 +76,12 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
         eprintln!("error: {why}");
         return ExitCode::FAILURE;
     }
-    programs.retain(|program| program.name.contains(only));
-    if programs.is_empty() {
-        eprintln!(
-            "error: no program has `{only}` in its name; without --only all names are printed"
-        );
+    if !programs.iter().any(|program| selection.holds(&program.name)) {
+        let names = programs.iter().map(|program| program.name.as_str());
+        eprintln!("error: {}", selection.none_of("program", names));
         return ExitCode::from(crate::BAD_INPUT);
     }
+    programs.retain(|program| selection.holds(&program.name));
     let mut differ = 0;
     for program in &programs {
         let start = Instant::now();
