@@ -5,7 +5,7 @@
 
 use pool_core::conformance::{Script, Subject};
 use pool_core::sim::SimDevice;
-use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, PoolConfig};
+use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, MemoryMap, PoolConfig};
 use pool_host::HostAllocator;
 use pool_trace::{Log, Malformed};
 
@@ -26,9 +26,15 @@ pub fn script(bytes: &[u8]) {
     assert_eq!(checked, Ok(()), "\n{script}");
 }
 
-/// A `.ptrace.csv`; what is read is written and read again.
+/// A `.ptrace.csv`; what is read is written and read again, and written in the other formats.
 pub fn ptrace(bytes: &[u8]) {
-    let write = |log: &Log, out: &mut Vec<u8>| pool_trace::ptrace::write(log, out);
+    let write = |log: &Log, out: &mut Vec<u8>| {
+        pool_trace::perfetto::write(log, out)?;
+        pool_trace::rmm::write(log, out)?;
+        pool_trace::torch::write(log, &MemoryMap::default(), out)?;
+        out.clear();
+        pool_trace::ptrace::write(log, out)
+    };
     reads(bytes, |bytes| pool_trace::ptrace::read(bytes), Some(&write));
 }
 

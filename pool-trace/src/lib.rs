@@ -45,7 +45,7 @@ pub fn read(source: impl Read) -> Result<Log, Malformed> {
     let mut source = BufReader::new(source);
     let start = source.fill_buf().map_err(|error| Malformed::new(error, "a readable file"))?;
     if start.starts_with(&ptrace::ZSTD) {
-        let expected = "text or a pickle, compressed with zstd if the name ends in .zst";
+        let expected = "text or a pickle, plain or compressed with zstd";
         let decoder = zstd::stream::read::Decoder::with_buffer(source);
         let decoder = decoder.map_err(|error| Malformed::new(error, expected))?;
         return read_plain(BufReader::new(decoder));

@@ -23,7 +23,7 @@ use std::io::{self, Write};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn write(log: &Log, out: &mut impl Write) -> io::Result<()> {
-    let (mut ns, mut reserved) = (0, 0_u64);
+    let (mut ns, mut reserved) = (0_u64, 0_u64);
     let mut sizes: HashMap<u64, (u64, u32)> = HashMap::new();
     let mut lanes: BTreeMap<u32, u64> = BTreeMap::new();
     let process = json!({
@@ -31,7 +31,7 @@ pub fn write(log: &Log, out: &mut impl Write) -> io::Result<()> {
     });
     write!(out, "{{\"traceEvents\":[{process}")?;
     for one in &log.operations {
-        ns += one.dt_ns;
+        ns = one.dt_ns.saturating_add(ns);
         let micros = ns as f64 / 1000.0;
         let counter = |name: &str, values: Value| counter(name, micros, &values);
         match one.kind {

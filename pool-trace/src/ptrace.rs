@@ -14,7 +14,7 @@ pub const SIZE_LIMIT: u64 = 1 << 47;
 pub const LANES_MOST: u32 = 1 << 16;
 
 /// The expected contents of a file that cannot be read.
-pub(crate) const READABLE: &str = "text, compressed with zstd if the name ends in .zst";
+pub(crate) const READABLE: &str = "text, plain or compressed with zstd";
 const COLUMNS: &str = "op,id,size,lane,dt_ns";
 const COLUMNS_2: &str = "op,id,size,lane,dt_ns,tag,stack";
 /// The first four bytes of a zstd frame (RFC 8878).

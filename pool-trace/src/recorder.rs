@@ -244,8 +244,8 @@ impl Recorder {
 
     /// Puts a mark into the ring, and waits until there is room for it.
     fn mark(&self, mark: Mark) {
-        let gone = || self.shared.ends.load(SeqCst) || std::process::id() != self.process;
-        while !gone() && !self.shared.ring.push(mark.to_words()) {
+        let has_ended = || self.shared.ends.load(SeqCst) || std::process::id() != self.process;
+        while !has_ended() && !self.shared.ring.push(mark.to_words()) {
             std::thread::yield_now();
         }
     }
@@ -254,7 +254,7 @@ impl Recorder {
     ///
     /// # Errors
     ///
-    /// What the system said of the file, when the writer could not go on;
+    /// The error of the file, when the writer could not go on;
     /// [`io::ErrorKind::NotFound`] if the recorder has ended already, or in a child after `fork`.
     ///
     /// ```

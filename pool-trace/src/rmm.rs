@@ -63,7 +63,6 @@ pub fn read(source: impl Read) -> Result<Log, Malformed> {
             return Err(Malformed::new(found, "at most 65536").in_line(line));
         }
         let dt_ns = last.map_or(0, |last: u64| since(last, micros)).saturating_mul(1000);
-        last = Some(micros);
         let mut one = Operation { kind, bytes, lane, dt_ns, line, ..Operation::default() };
         match kind {
             Kind::Allocate => {
@@ -76,10 +75,11 @@ pub fn read(source: impl Read) -> Result<Log, Malformed> {
             }
             Kind::Free => match live.remove(&pointer) {
                 Some(id) => (one.id, one.bytes) = (id, 0),
-                None => continue,
+                None => continue, // its time counts to the next operation
             },
             _ => {}
         }
+        last = Some(micros);
         log.operations.push(one);
     }
     Ok(log)

@@ -159,10 +159,13 @@ fn log_of(before: &[(usize, u64, u64, u64)], entries: &[Entry]) -> Result<Log, M
     }
     let mut last = entries.first().map_or(0, |entry| entry.micros);
     for (at, entry) in (1..).zip(entries) {
-        let dt_ns = (entry.micros - last).saturating_mul(1000);
-        last = entry.micros;
-        reading.entry(entry, entries.get(at), dt_ns);
-        if let Some(one) = reading.log.operations.last_mut() {
+        let before = reading.log.operations.len();
+        reading.entry(entry, entries.get(at), (entry.micros - last).saturating_mul(1000));
+        // The time of an entry that is no operation counts to the next that is.
+        if reading.log.operations.len() > before {
+            last = entry.micros;
+        }
+        for one in &mut reading.log.operations[before..] {
             one.line = at as u64;
         }
     }
@@ -191,6 +194,7 @@ impl Reading {
         if let Some((before, _)) = self.live.insert(at, (id, false)) {
             // Its free is missing: the trace is a ring that had overflowed.
             self.push(Kind::Free, before, 0, stream, dt_ns);
+            return self.push(Kind::Allocate, id, bytes, stream, 0);
         }
         self.push(Kind::Allocate, id, bytes, stream, dt_ns);
     }
@@ -256,7 +260,7 @@ pub fn write(log: &Log, map: &MemoryMap, out: &mut impl Write) -> io::Result<()>
     let (mut live, mut address, mut ns) = (HashMap::new(), FIRST_ADDRESS, 0);
     let completed = log.completed_later();
     for one in &log.operations {
-        ns += one.dt_ns;
+        ns = one.dt_ns.saturating_add(ns);
         let mut push = |action: &str, address: u64, bytes: u64| {
             entries.push(entry(log, one, action, address, bytes, ns / 1000));
         };

@@ -73,7 +73,6 @@ fn a_log_of_rmms_adaptor_is_read_whole() {
     assert!((1_000_000..10_000_000_000).contains(&ns), "{ns}");
 }
 
-/// Operations that each format has a place for: allocations, frees and refusals of two lanes.
 #[test]
 fn a_log_of_rmms_adaptor_goes_on_after_midnight_and_a_small_step_back_is_no_day() {
     let times = ["23:59:59.000001", "00:00:01.000001", "00:00:01.000000", "00:00:02.000000"];
@@ -88,6 +87,37 @@ fn a_log_of_rmms_adaptor_goes_on_after_midnight_and_a_small_step_back_is_no_day(
     check(&log);
 }
 
+#[test]
+fn the_time_of_what_is_no_operation_counts_to_the_next() {
+    let text = "Thread,Time,Action,Pointer,Size,Stream\n\
+                1,10:00:00.000001,allocate,0x1,64,0x0\n\
+                1,10:00:00.000004,free,0x2,64,0x0\n\
+                1,10:00:00.000009,free,0x1,64,0x0\n";
+    let times = |log: &Log| log.operations.iter().map(|one| one.dt_ns).collect::<Vec<_>>();
+    assert_eq!(times(&rmm::read(text.as_bytes()).unwrap()), [0, 8000], "one free is of no block");
+    // A free that is completed next is one operation.
+    let text = "op,id,size,lane,dt_ns\na,0,64,0,0\nf,0,,0,3000\nd,0,,0,5000\na,1,64,0,7000\n";
+    let (log, mut pickle) = (ptrace::read(text.as_bytes()).unwrap(), Vec::new());
+    torch::write(&log, &pool_core::MemoryMap::default(), &mut pickle).unwrap();
+    let log = torch::read(&pickle[..]).unwrap();
+    assert_eq!(times(&log), [0, 3000, 12_000]);
+    assert_eq!(log.operations.iter().map(|one| one.line).collect::<Vec<_>>(), [1, 2, 4]);
+}
+
+#[test]
+fn times_that_add_up_to_more_than_a_number_holds_are_written() {
+    let text = format!("op,id,size,lane,dt_ns\na,0,64,0,{0}\nf,0,,0,{0}\n", u64::MAX);
+    let (log, mut out) = (ptrace::read(text.as_bytes()).unwrap(), Vec::new());
+    torch::write(&log, &pool_core::MemoryMap::default(), &mut out).unwrap();
+    assert_eq!(torch::read(&out[..]).unwrap().operations.len(), 2);
+    for write in [perfetto::write, rmm::write] {
+        out.clear();
+        write(&log, &mut out).unwrap();
+        assert!(!out.is_empty());
+    }
+}
+
+/// Operations that each format has a place for: allocations, frees and refusals of two lanes.
 fn plain() -> Log {
     let mut operations = Vec::new();
     let mut push = |kind, id, bytes, lane| {
