@@ -74,7 +74,7 @@ struct Candidate {
 /// The advice for some traces.
 #[derive(Clone, Debug)]
 pub struct Advised {
-    /// Each policy on each trace, the best over all traces first.
+    /// Each policy on each trace.
     pub advice: Vec<Advice>,
     /// The bounds of each trace.
     pub bounds: Vec<Bounds>,
@@ -82,8 +82,8 @@ pub struct Advised {
     pub choice: Choice,
 }
 
-/// The policy to take.
-#[derive(Clone, Debug)]
+/// The policy to take; the last line of `--json`.
+#[derive(Clone, Debug, Serialize)]
 pub struct Choice {
     /// The policy, as `replay` takes it.
     pub policy: String,

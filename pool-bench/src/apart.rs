@@ -57,7 +57,7 @@ impl Spread {
     ///
     /// # Errors
     ///
-    /// What a process that failed has said last.
+    /// The last line of a process that failed.
     pub fn run<T: DeserializeOwned>(
         &self,
         arguments: &[&str],

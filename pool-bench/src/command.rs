@@ -105,7 +105,7 @@ struct Record {
 /// Replays traces under each policy.
 #[derive(Debug, Args)]
 struct Replay {
-    /// Traces: .ptrace.csv, plain or with .zst.
+    /// Traces: .ptrace.csv, an RMM log, or a snapshot of PyTorch; plain or with .zst.
     #[arg(required = true)]
     trace: Vec<PathBuf>,
     /// Policies to compare, such as exact,pow2,tiered:4K+16K,fit:2; those of `bench` unless named.
@@ -256,8 +256,7 @@ impl Replay {
         }
         let limit = settings.cached_limit;
         let sections = || results.sections(&self.trace, &policies, limit);
-        self.output.report(typed, "Replays of traces", sections, &results.notes)?;
-        self.output.put(&results)
+        self.output.finish(&results, ("Replays of traces", typed), sections)
     }
 }
 

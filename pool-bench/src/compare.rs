@@ -61,9 +61,10 @@ pub fn records(a: &Path, b: &Path) -> Result<String, BadInput> {
 
 /// The command in the first line of a record.
 fn command(file: &Path) -> Result<String, BadInput> {
-    let text = fs::read_to_string(file).unwrap_or_default();
+    let bad = |why: String| BadInput::new(format!("{}: {why}", file.display()), "a record");
+    let text = fs::read_to_string(file).map_err(|error| bad(error.to_string()))?;
     let head: Value = serde_json::from_str(text.lines().next().unwrap_or_default())
-        .map_err(|error| BadInput::new(format!("{}: {error}", file.display()), "a record"))?;
+        .map_err(|error| bad(error.to_string()))?;
     Ok(head["command"].as_str().unwrap_or_default().to_owned())
 }
 

@@ -17,7 +17,7 @@ use kernels::Work;
 ///
 /// # Errors
 ///
-/// What the device, or a pool, said.
+/// The error of the device, or of a pool.
 pub(crate) fn run(process: &Process) -> Result<Vec<Row>, Failed> {
     let device = WgpuAllocator::on_default_adapter().map_err(|error| error.to_string())?;
     let bench = FrameBench::new(device, process);

@@ -99,7 +99,7 @@ pub fn machine_and_date() -> (String, String) {
 ///
 /// # Errors
 ///
-/// What the file system said.
+/// The error of the file system.
 pub fn probe(folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let probe = folder.join(format!(".{}", std::process::id()));
@@ -112,7 +112,7 @@ pub fn probe(folder: &Path) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// What the file system said.
+/// The error of the file system.
 pub fn write(folder: &Path, run: &Run, lines: &[String]) -> io::Result<String> {
     let date = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     let build = std::env::var(BUILD).ok().and_then(|json| serde_json::from_str(&json).ok());

@@ -12,6 +12,7 @@ use crate::statistics::geometric_mean;
 use bucketpool::Bytes;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use std::cmp::Ordering::Equal;
+use std::collections::BTreeMap;
 
 /// Replays, one row each.
 #[must_use]
@@ -49,30 +50,29 @@ pub fn replays(outcomes: &[Outcome]) -> String {
     table.to_string()
 }
 
-/// Policies over all their traces, the least memory first: the geometric mean of reserved over live
-/// peak, and device calls pooled.
+/// Policies over all their traces on a backend, the least memory first: the geometric mean of
+/// reserved over live peak, and device calls pooled.
 #[must_use]
 pub fn policies(outcomes: &[Outcome]) -> String {
-    let mut names: Vec<(&str, &str)> = Vec::new();
+    let mut groups: BTreeMap<(&str, &str, &str), Vec<&Outcome>> = BTreeMap::new();
     for o in outcomes.iter().filter(|o| o.streams.is_none() && o.live_peak_bytes > 0) {
-        if !names.contains(&(&o.policy, &o.cached_limit)) {
-            names.push((&o.policy, &o.cached_limit));
-        }
+        groups.entry((&o.policy, o.backend.name(), &o.cached_limit)).or_default().push(o);
     }
-    let mut rows: Vec<(f64, [String; 5])> = Vec::new();
-    for (policy, limit) in names {
-        let of: Vec<&Outcome> =
-            outcomes.iter().filter(|o| o.policy == policy && o.cached_limit == limit).collect();
+    let mut rows: Vec<(f64, [String; 6])> = Vec::new();
+    for ((policy, backend, limit), of) in groups {
         let ratios = || of.iter().map(|o| o.reserved_peak_bytes as f64 / o.live_peak_bytes as f64);
         let (mean, worst) = (geometric_mean(ratios()), ratios().fold(0.0, f64::max));
         let calls = of.iter().map(|o| o.device_allocations + o.device_frees).sum();
         let allocations = of.iter().map(|o| o.allocations).sum();
         let (mean_text, worst) = (format!("{mean:.3}"), format!("{worst:.3}"));
         let calls = calls_per_1000(calls, allocations);
-        rows.push((mean, [policy.into(), limit.into(), mean_text, worst, calls]));
+        let names = [policy, backend, limit].map(str::to_owned);
+        let [policy, backend, limit] = names;
+        rows.push((mean, [policy, backend, limit, mean_text, worst, calls]));
     }
     rows.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let mut table = table(&["policy", "cached limit", "over live, mean", "worst", "calls/1000"]);
+    let columns = ["policy", "on", "cached limit", "over live, mean", "worst", "calls/1000"];
+    let mut table = table(&columns);
     for (_, cells) in &rows {
         table.add_row(row(&cells.each_ref().map(String::as_str)));
     }

@@ -16,6 +16,7 @@ use bucketpool::CachedLimit;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
@@ -121,7 +122,9 @@ impl Results {
         let standings = self.standings.iter().map(line);
         let outcomes = self.outcomes.iter().map(line);
         let advised = self.advised.iter().flat_map(|(advised, _)| {
-            advised.advice.iter().map(line).chain(advised.bounds.iter().map(line))
+            let choice = line(&json!({ "choice": advised.choice }));
+            let lines = advised.advice.iter().map(line).chain(advised.bounds.iter().map(line));
+            lines.chain([choice])
         });
         standings.chain(outcomes).chain(self.rows.iter().map(line)).chain(advised).collect()
     }
@@ -191,15 +194,21 @@ impl Results {
 impl Output {
     /// Checks that the output files can be written, before the results are computed.
     pub(crate) fn probe(&self) -> Result<(), BadInput> {
-        for path in self.out.iter().chain(&self.report) {
-            let is_new = !path.exists();
-            let opened = fs::OpenOptions::new().append(true).create(true).open(path);
-            opened.map_err(|error| unwritable(path, &error))?;
-            if is_new {
-                let _ = fs::remove_file(path); // an empty file would look like results
-            }
-        }
-        Ok(())
+        self.out.iter().chain(&self.report).try_for_each(|path| probe(path))
+    }
+
+    /// Puts the results out, and then the report, if the user requested one. `title` and `typed`
+    /// are those of the report.
+    pub(crate) fn finish(
+        &self,
+        results: &Results,
+        (title, typed): (&str, &str),
+        sections: impl FnOnce() -> Vec<Section>,
+    ) -> Result<String, BadInput> {
+        let text = self.put(results)?;
+        let report = self.report(typed, title, sections, &results.notes);
+        report.inspect_err(|_| eprintln!("{text}"))?; // else the results are lost
+        Ok(text)
     }
 
     /// Writes the report, if the user requested one.
@@ -231,7 +240,18 @@ impl Output {
     }
 }
 
-fn unwritable(path: &Path, error: &io::Error) -> BadInput {
+/// Checks that a file can be written.
+pub(crate) fn probe(path: &Path) -> Result<(), BadInput> {
+    let is_new = !path.exists();
+    let opened = fs::OpenOptions::new().append(true).create(true).open(path);
+    opened.map_err(|error| unwritable(path, &error))?;
+    if is_new {
+        let _ = fs::remove_file(path); // an empty file would look like results
+    }
+    Ok(())
+}
+
+pub(crate) fn unwritable(path: &Path, error: &io::Error) -> BadInput {
     BadInput::new(format!("{}: {error}", path.display()), "a file that can be written")
 }
 

@@ -41,11 +41,16 @@ const SMALLEST_BARE: u64 = 4096;
 ///
 /// As for [`bytes`], and for such a number.
 pub fn memory(text: &str) -> Result<u64, BadInput> {
+    with_unit(text, "")
+}
+
+/// As [`memory`]. `or` is what else than a unit is expected behind a bare number.
+fn with_unit(text: &str, or: &str) -> Result<u64, BadInput> {
     let is_bare = text.bytes().all(|byte| byte.is_ascii_digit());
     match bytes(text)? {
         bytes if is_bare && (1..SMALLEST_BARE).contains(&bytes) => Err(BadInput::new(
             format!("size `{text}`, which is {text} bytes"),
-            format!("a unit, such as {text}M, or a share such as {text}%"),
+            format!("a unit, such as {text}M{or}"),
         )),
         bytes => Ok(bytes),
     }
@@ -62,7 +67,7 @@ pub fn cached_limit(text: &str) -> Result<CachedLimit, BadInput> {
     match share(text).filter(|_| text.contains(['%', '.'])) {
         Some(share) => Ok(CachedLimit::OfPeak(share)),
         None if bytes(text).is_err() => Err(bad()),
-        None => memory(text).map(CachedLimit::Bytes),
+        None => with_unit(text, &format!(", or a share such as {text}%")).map(CachedLimit::Bytes),
     }
 }
 
@@ -93,6 +98,8 @@ mod tests {
     #[test]
     fn a_bare_number_that_means_no_memory_is_refused_with_what_was_meant() {
         let said = memory("25").unwrap_err().to_string();
+        assert_eq!(said, "size `25`, which is 25 bytes; expected a unit, such as 25M");
+        let said = cached_limit("25").unwrap_err().to_string();
         let expected = "size `25`, which is 25 bytes; expected a unit, such as 25M, or a share \
                         such as 25%";
         assert_eq!(said, expected);

@@ -124,7 +124,7 @@ fn run<A: OnSim>(
     let lanes = Lanes { pools, streams: streams.collect() };
     let ((), ns) = timed(|| steps(trace, device, &lanes));
     for pool in &lanes.pools {
-        // What the last drops owe belongs to the trace.
+        // Deferred frees of the last drops belong to the trace.
         let _ = pool.trim(0);
     }
     let (mut sum, mut arenas) = (PoolStats::default(), None::<DeviceStats>);
@@ -139,6 +139,7 @@ fn run<A: OnSim>(
         sum.misses += stats.misses;
         sum.bypasses += stats.bypasses;
         sum.failures += stats.failures;
+        sum.evictions += stats.evictions;
     }
     let done = device.calls();
     let on_streams = OnStreams {

@@ -53,11 +53,8 @@ pub fn watch(trace: &Trace, spec: &PolicySpec, limit: Option<CachedLimit>) -> Ti
     let (mut live, mut peak) = (0_u64, (0_u64, 0_u64));
     for (number, step) in trace.steps.iter().enumerate() {
         if number % every == 0 {
-            // The highest of the moments since the last, so that no peak is hidden.
-            timeline.at.push(number as u64);
-            timeline.live.push(peak.0.max(live));
-            timeline.reserved.push(peak.1.max(pool.reserved_bytes()));
-            peak = (0, 0);
+            timeline.add_moment(number as u64, peak);
+            peak = (live, pool.reserved_bytes());
         }
         if number % map_every == 0 {
             timeline.add_map(number as u64, &pool);
@@ -76,6 +73,7 @@ pub fn watch(trace: &Trace, spec: &PolicySpec, limit: Option<CachedLimit>) -> Ti
         }
         peak = (peak.0.max(live), peak.1.max(pool.reserved_bytes()));
     }
+    timeline.add_moment(trace.steps.len() as u64, peak);
     timeline
 }
 
@@ -97,6 +95,13 @@ pub fn map_at_live_peak(trace: &Trace, spec: &PolicySpec) -> MemoryMap {
 }
 
 impl Timeline {
+    /// Adds the highest live and reserved bytes since the moment before, so that no peak is hidden.
+    fn add_moment(&mut self, number: u64, (live, reserved): (u64, u64)) {
+        self.at.push(number);
+        self.live.push(live);
+        self.reserved.push(reserved);
+    }
+
     fn add_map(&mut self, number: u64, pool: &Pool) {
         let map = pool.map();
         let ranges: usize = map.segments.iter().map(|segment| segment.ranges.len()).sum();
@@ -140,6 +145,21 @@ fn times(trace: &Trace, pool: &Pool) -> Vec<u32> {
 mod tests {
     use super::*;
     use bucketpool::{KIB, RangeState};
+
+    #[test]
+    fn the_last_moment_has_the_peak_since_the_one_before() {
+        let pair = |id: usize, bytes: usize| format!("a,{id},{bytes},0,0\nf,{id},,0,0\n");
+        let pairs: String = (0..MOMENTS).map(|id| pair(id, 4096)).collect();
+        let text = format!("op,id,size,lane,dt_ns\n{pairs}{}", pair(MOMENTS, 65536));
+        let log = pool_trace::ptrace::read(text.as_bytes()).unwrap();
+        let trace = Trace::of(&log).unwrap();
+        let exact = &crate::spec::list("exact").unwrap()[0];
+        let timeline = watch(&trace, exact, None);
+        assert_eq!(timeline.at.last(), Some(&(trace.steps.len() as u64)));
+        assert_eq!(timeline.live.iter().max(), Some(&trace.live_peak_bytes));
+        assert_eq!(timeline.at.len(), timeline.live.len());
+        assert_eq!(timeline.at.len(), timeline.reserved.len());
+    }
 
     #[test]
     fn the_map_at_the_live_peak_has_buffers_whose_free_is_not_completed() {

@@ -25,7 +25,7 @@ impl WgpuAllocator {
     ///
     /// # Errors
     ///
-    /// What the device said; [`Why::Unsupported`] in a browser, where a program must not block.
+    /// The error of the device; [`Why::Unsupported`] in a browser, where a program must not block.
     ///
     /// # Examples
     ///

@@ -63,8 +63,8 @@ impl Placed {
     }
 }
 
-/// Returns the bytes that the plan needs. It takes `O(n log n)` steps, and one for each pair of
-/// allocations that are live at the same time.
+/// Returns the bytes that the plan needs. It takes `O(n log n)` steps, and for each allocation the
+/// sort of those that are live at the same time.
 #[must_use]
 pub fn greedy_by_size(trace: &Trace) -> u64 {
     let least = trace.live_peak_bytes / 10_000;

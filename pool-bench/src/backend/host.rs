@@ -59,7 +59,8 @@ fn replay_directly(trace: &Trace) -> Tally {
             }
         }
     });
-    let (allocations, frees) = (trace.allocations, trace.ops - trace.allocations);
+    let allocations = trace.allocations;
+    let frees = trace.steps.iter().filter(|step| matches!(step, Step::Free { .. })).count() as u64;
     let peak_bytes = trace.live_peak_bytes;
     let mut stats = PoolStats::default();
     stats.misses = allocations;

@@ -1,9 +1,10 @@
 //! `advise`: which policy a trace asks for.
+#![expect(clippy::print_stderr, reason = "results are not lost with a file that cannot be written")]
 
 use crate::advise;
 use crate::input::BadInput;
 use crate::page::advice::advice;
-use crate::results::{Output, Results, progress};
+use crate::results::{Output, Results, probe, progress, unwritable};
 use crate::trace;
 use clap::Args;
 use std::fs;
@@ -29,18 +30,23 @@ impl Advise {
         let traces = traces?;
         super::say_what_is_missing(&traces);
         self.output.probe()?;
+        if let Some(path) = &self.config {
+            probe(path)?;
+        }
         let bar = progress(advise::ticks(traces.len()), "policies");
         let advised = advise::advise(&traces, || bar.inc(1))?;
         bar.finish_and_clear();
-        if let Some(path) = &self.config {
-            fs::write(path, advised.choice.toml()).map_err(|error| {
-                let what = format!("{}: {error}", path.display());
-                BadInput::new(what, "a file that can be written")
-            })?;
-        }
-        let sections = || vec![advice(&advised)];
-        self.output.report(typed, "Which policy to take", sections, &[])?;
-        let has_file = self.config.is_some();
-        self.output.put(&Results { advised: Some((advised, has_file)), ..Results::default() })
+        let written = self.config.as_ref().map_or(Ok(()), |path| {
+            let written = fs::write(path, advised.choice.toml());
+            written.map_err(|error| unwritable(path, &error))
+        });
+        let section = advice(&advised);
+        // A file that could not be written has its configuration behind the tables.
+        let has_file = self.config.is_some() && written.is_ok();
+        let results = Results { advised: Some((advised, has_file)), ..Results::default() };
+        let text =
+            self.output.finish(&results, ("Which policy to take", typed), || vec![section])?;
+        written.inspect_err(|_| eprintln!("{text}"))?;
+        Ok(text)
     }
 }

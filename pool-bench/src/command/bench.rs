@@ -134,12 +134,12 @@ impl Bench {
     }
 
     fn put(&self, run: &record::Run, mut results: Results) -> Result<String, BadInput> {
-        let sections = || results.page_sections();
-        self.output.report(run.command(), "Memory pools compared", sections, &results.notes)?;
         if self.record {
             results.record(run)?;
         }
-        self.output.put(&results)
+        let sections = || results.page_sections();
+        let page = ("Memory pools compared", run.command());
+        self.output.finish(&results, page, sections)
     }
 
     /// The workloads that were asked for, and whether the traces were.
@@ -245,6 +245,13 @@ impl Bench {
                     Some(_) => policies.iter().filter(|s| s.arena.is_none()).cloned().collect(),
                     None => policies.to_vec(),
                 };
+                if !backend.is_simulated() && apart.len() < policies.len() {
+                    results.notes.push(format!(
+                        "left out: arenas on {} with traces, since no limit bounds what they take; \
+                         `replay` runs them",
+                        backend.name()
+                    ));
+                }
                 let settings =
                     Settings { backend: *backend, cached_limit: *cached_limit, capacity: None };
                 results.replay(&files, &apart, settings, true)?;

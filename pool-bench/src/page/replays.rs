@@ -45,7 +45,8 @@ fn bytes_over_time(trace: &Trace, watched: &[(&PolicySpec, Timeline)]) -> Option
     Some(PageBlock::Lines {
         title: format!("{}: live and reserved bytes", trace.name),
         caption: "The line `live` is what the program had requested; the others are what each \
-                  policy had from the device. A point is the highest value since the one before."
+                  policy had from a simulated device of any size, on one stream. A point is the \
+                  highest value since the one before."
             .into(),
         x: Axis::new("operations", "count"),
         y: Axis::new("memory", "bytes"),
@@ -60,7 +61,7 @@ fn bytes_over_time(trace: &Trace, watched: &[(&PolicySpec, Timeline)]) -> Option
 fn reserved_over_live(outcomes: &[&Outcome]) -> PageBlock {
     let bar = |one: &&Outcome| Bar {
         group: one.cached_limit_text(),
-        name: one.policy.clone(),
+        name: one.contender(),
         value: one.reserved_peak_bytes as f64 / one.live_peak_bytes.max(1) as f64,
         low: None,
         high: None,
@@ -183,7 +184,7 @@ fn figures(outcomes: &[&Outcome]) -> PageBlock {
         let calls = one.device_allocations + one.device_frees;
         let per_1000 = 1000.0 * calls as f64 / one.allocations.max(1) as f64;
         vec![
-            json!(one.policy),
+            json!(one.contender()),
             json!(one.cached_limit),
             json!(one.reserved_peak_bytes),
             rounded(one.reserved_peak_bytes as f64 / one.live_peak_bytes.max(1) as f64, 3),
@@ -243,11 +244,24 @@ impl Outcome {
         }
     }
 
-    /// The policy, and its cached limit if it has one.
+    /// The policy, with what else tells it from others of a page: how streams share pools, and
+    /// which memory it was, unless it is simulated.
+    fn contender(&self) -> String {
+        let mut name = self.policy.clone();
+        if let Some(on) = &self.streams {
+            name = format!("{name}, {}", on.arrangement);
+        }
+        match self.backend.is_simulated() {
+            true => name,
+            false => format!("{name} on {}", self.backend.name()),
+        }
+    }
+
+    /// The contender, and its cached limit if it has one.
     fn named(&self) -> String {
         match self.cached_limit.as_str() {
-            "none" => self.policy.clone(),
-            limit => format!("{}, {limit}", self.policy),
+            "none" => self.contender(),
+            limit => format!("{}, {limit}", self.contender()),
         }
     }
 }

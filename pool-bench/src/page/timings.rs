@@ -37,8 +37,9 @@ pub fn standings(standings: &[Standing]) -> Option<Section> {
     });
     Some(Section {
         title: "Workloads".into(),
-        text: "Each contender and direct allocation took turns in one process, in random order."
-            .into(),
+        text:
+            "Each contender and direct allocation has a process; they took turns, in random order."
+                .into(),
         blocks: blocks.collect(),
     })
 }
@@ -49,10 +50,13 @@ pub fn peers(rows: &[Row]) -> Option<Section> {
     if rows.is_empty() {
         return None;
     }
-    let bar = |row: &Row| {
+    let group = |row: &Row| {
         let size = if row.size > 0 { format!(", {}", row.size) } else { String::new() };
+        format!("{}{size} {}", row.case, row.settings).trim().to_owned()
+    };
+    let bar = |row: &Row| {
         Some(Bar {
-            group: format!("{}{size} {}", row.case, row.settings).trim().to_owned(),
+            group: group(row),
             name: row.contender.clone(),
             value: row.ns?,
             low: None,
@@ -63,7 +67,7 @@ pub fn peers(rows: &[Row]) -> Option<Section> {
         row.times
             .iter()
             .map(|(than, ratio)| Bar {
-                group: format!("{} {}", row.case, row.settings).trim().to_owned(),
+                group: group(row),
                 name: format!("{} over {than}", row.contender),
                 value: ratio.median,
                 low: Some(ratio.low),

@@ -46,7 +46,7 @@ pub trait Transfer: DeviceAllocator {
     ///
     /// # Errors
     ///
-    /// What the device said; the contents are unknown then.
+    /// The error of the device; the contents are unknown then.
     #[expect(unsafe_code, reason = "who calls it vouches for the bytes")]
     unsafe fn write(
         &self,
@@ -65,7 +65,7 @@ pub trait Transfer: DeviceAllocator {
     ///
     /// # Errors
     ///
-    /// What the device said; [`Why::NotSubmitted`](crate::Why::NotSubmitted) where waiting would
+    /// The error of the device; [`Why::NotSubmitted`](crate::Why::NotSubmitted) where waiting would
     /// never end.
     #[expect(unsafe_code, reason = "who calls it vouches for the bytes")]
     unsafe fn read(
@@ -120,7 +120,7 @@ pub trait TransferLater: Transfer {
     ///
     /// # Errors
     ///
-    /// What the device said, also of the staging memory.
+    /// The error of the device, also of the staging memory.
     #[expect(unsafe_code, reason = "who calls it vouches for the bytes")]
     unsafe fn write_later(
         &self,
@@ -139,7 +139,7 @@ pub trait TransferLater: Transfer {
     ///
     /// # Errors
     ///
-    /// What the device said, also of the staging memory.
+    /// The error of the device, also of the staging memory.
     #[expect(unsafe_code, reason = "who calls it vouches for the bytes")]
     unsafe fn read_later(
         &self,
@@ -158,13 +158,13 @@ pub trait Arrival: Send {
     ///
     /// # Errors
     ///
-    /// What the device said.
+    /// The error of the device.
     fn is_here(&self) -> Result<bool, DeviceError>;
 
     /// Blocks until they are there, and returns them.
     ///
     /// # Errors
     ///
-    /// What the device said.
+    /// The error of the device.
     fn wait(self) -> Result<Vec<u8>, DeviceError>;
 }

@@ -390,8 +390,8 @@ impl Held<'_> {
         for class in Class::all() {
             let bin = self.bin(class);
             let (len, floor) = (bin.state.load(Relaxed) & LEN, bin.floor.load(Relaxed));
-            let is_settled = floor == 0 || floor == CALLED;
-            if bin.limit.load(Relaxed) == 0 || !is_settled {
+            let is_floor_known = floor == 0 || floor == CALLED;
+            if bin.limit.load(Relaxed) == 0 || !is_floor_known {
                 continue;
             }
             let requests = self.requests(class);
