@@ -11,7 +11,7 @@ usage: python -m bucketpool run [OPTION..] SCRIPT [ARGUMENT..]
 
 Runs Python with the same options (or another program) with bucketpool's malloc.
 BUCKETPOOL_HOST has its settings, words separated by commas: stats, limit=512M,
-decay=MILLISECONDS, background=off, huge, off.
+decay=MILLISECONDS, trace=FILE, background=off, huge, off.
 """
 
 
