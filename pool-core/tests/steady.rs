@@ -3,6 +3,7 @@
 //!
 //! All bytes that the program has are counted, so there is one test: others beside it would count.
 #![expect(unsafe_code, reason = "the trait of an allocator is unsafe")]
+#![expect(clippy::unwrap_used, reason = "tests")]
 #![cfg(not(any(miri, loom, shuttle)))]
 
 use pool_core::conformance::policies;
@@ -84,7 +85,7 @@ fn requests(pool: &BucketPool<SimDevice>, [own, other]: &[SimStream; 2], random:
 /// The work of a graph, whose memory is private until it ends.
 fn graph(pool: &BucketPool<SimDevice>, streams: &[SimStream; 2], random: &mut StdRng) {
     let private = PrivatePool::new(pool);
-    private.bind(&streams[0]).expect("a stream that is bound to nothing");
+    private.bind(&streams[0]).unwrap();
     requests(pool, streams, random);
     private.end(&[]);
 }
@@ -103,11 +104,11 @@ fn cycle(pool: &BucketPool<SimDevice>, streams: &[SimStream; 2]) {
     }
     std::thread::scope(|scope| {
         let work = scope.spawn(|| requests(pool, streams, &mut random));
-        work.join().expect("the work of a thread");
+        work.join().unwrap();
     });
     device.stop_failing();
     device.run();
-    pool.clear().expect("the device refuses nothing");
+    pool.clear().unwrap();
     device.reclaim_refused();
     assert_eq!(device.held_bytes(), 0);
 }
