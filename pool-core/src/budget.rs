@@ -62,6 +62,9 @@ pub(crate) trait Member: Send + Sync {
     /// Gives cached memory back, at least `bytes` bytes or all. Returns the bytes given back.
     fn give_back(&self, bytes: u64) -> u64;
 
+    /// Bytes that its device did not take back, which no return of memory makes available.
+    fn lost_bytes(&self) -> u64;
+
     /// The address of its store, by which a pool finds itself.
     fn address(&self) -> *const ();
 }
@@ -273,6 +276,14 @@ impl Budget {
             let more = bytes.saturating_sub(given_back);
             given_back + if more > 0 { pool.give_back(more) } else { 0 }
         }))
+    }
+
+    /// Whether the pools have memory that could still come back from their programs or go back to
+    /// their devices.
+    pub(crate) fn may_get_memory_back(&self) -> bool {
+        let pools: Vec<_> = self.0.pools.lock().iter().filter_map(Weak::upgrade).collect();
+        let lost = pools.iter().map(|pool| pool.lost_bytes()).sum();
+        self.reserved_bytes() > lost
     }
 
     /// Adds a pool.

@@ -137,7 +137,14 @@ pub enum Reason {
 #[derive(Clone, Default)]
 pub(crate) struct Observers {
     pub(crate) name: Arc<str>,
-    pub(crate) all: Vec<Arc<dyn Observer>>,
+    all: Vec<Told>,
+}
+
+/// An observer, and whether it is told of hits and frees.
+#[derive(Clone)]
+struct Told {
+    observer: Arc<dyn Observer>,
+    sees_hits: bool,
 }
 
 /// The fields of an event that are not the pool's own.
@@ -156,16 +163,21 @@ thread_local! {
 }
 
 impl Observers {
+    pub(crate) fn add(&mut self, observer: Arc<dyn Observer>) {
+        let sees_hits = observer.sees_hits();
+        self.all.push(Told { observer, sees_hits });
+    }
+
     pub(crate) fn are_any(&self) -> bool {
         !self.all.is_empty()
     }
 
     /// Whether any is told of hits and frees.
     pub(crate) fn see_hits(&self) -> bool {
-        self.all.iter().any(|observer| observer.sees_hits())
+        self.all.iter().any(|told| told.sees_hits)
     }
 
-    /// Calls all observers. Call it with no lock held.
+    /// Calls the observers that see this kind of event. Call it with no lock held.
     #[cold]
     pub(crate) fn tell(&self, kind: EventKind, about: About) {
         let About { tag, stream, id, requested: requested_bytes, bytes } = about;
@@ -177,9 +189,10 @@ impl Observers {
         if !entered {
             return;
         }
-        for observer in &self.all {
+        let is_seldom = !matches!(kind, EventKind::Hit | EventKind::Free);
+        for told in self.all.iter().filter(|told| is_seldom || told.sees_hits) {
             // The panic hook has reported it.
-            let _ = catch_unwind(AssertUnwindSafe(|| observer.event(&event)));
+            let _ = catch_unwind(AssertUnwindSafe(|| told.observer.event(&event)));
         }
         INSIDE.with(|inside| inside.set(false));
     }

@@ -30,8 +30,10 @@ use crate::pool::buffer::PooledBuffer;
 use crate::pool::reference::Owner;
 use crate::pool::stages::Short;
 use crate::pool::store::{Grant, Store};
+use crate::pool::waiting::WakeAtEnd;
 use crate::stream::clock::StreamClock;
 use std::fmt;
+use std::mem;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
@@ -334,8 +336,22 @@ impl<A: DeviceAllocator> BucketPool<A> {
         Err(self.store().refuse(short, bytes, self.tag))
     }
 
-    /// Serves a request, or returns why it cannot. Does not count a refusal.
+    /// Serves a request, or returns why it cannot. Does not count a refusal. The caller wakes the
+    /// requests that wait; a panic does so here.
     fn try_lend(
+        &self,
+        stream: &StreamOf<A>,
+        bytes: u64,
+        kind: A::Kind,
+        zeroed: bool,
+    ) -> Result<PooledBuffer<A>, Short> {
+        let woken_by_panic = WakeAtEnd(self);
+        let lent = self.lend_now(stream, bytes, kind, zeroed);
+        mem::forget(woken_by_panic);
+        lent
+    }
+
+    fn lend_now(
         &self,
         stream: &StreamOf<A>,
         bytes: u64,
@@ -362,14 +378,16 @@ impl<A: DeviceAllocator> BucketPool<A> {
             ZeroPolicy::OnAllocate | ZeroPolicy::OnReturn => record.bytes,
         };
         let mut buffer = PooledBuffer::new(&self.owner, record);
+        buffer.check_freed(fresh, is_zeroed);
         if bytes_to_zero > 0
             && let Err(cause) = buffer.zero(bytes_to_zero, stream)
         {
-            buffer.guard(fresh, true);
-            drop(buffer.detach()); // the block may be broken, so it is not cached
+            buffer.guard();
+            // The block may be broken: it goes back to the device, unless it is a part of a segment.
+            drop(buffer.detach());
             return Err(Short::early(cause, bytes));
         }
-        buffer.guard(fresh, is_zeroed || bytes_to_zero > 0);
+        buffer.guard();
         Ok(buffer)
     }
 
@@ -388,7 +406,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
 
     /// Returns a handle to this pool whose requests carry a tag for observers
     /// ([`PoolEvent::tag`](crate::PoolEvent::tag)). Clones of the handle have the tag too. A
-    /// process can have 65 534 tags; requests with further tags carry none.
+    /// process can have 65 535 tags; requests with further tags carry none.
     ///
     /// ```
     /// # use pool_core as bucketpool;

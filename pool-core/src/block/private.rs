@@ -71,11 +71,13 @@ impl<A: DeviceAllocator> Privates<A> {
         free
     }
 
-    /// Unbinds one stream.
-    pub(crate) fn unbind_one(&self, stream_id: u64, flags: &Flags) {
+    /// Unbinds a stream of a pool.
+    pub(crate) fn unbind_one(&self, stream_id: u64, id: PrivateId, flags: &Flags) {
         let book = &mut *self.book.lock();
-        book.by_stream.remove(&stream_id);
-        self.note_bound(book, flags);
+        if book.by_stream.get(&stream_id) == Some(&id) {
+            book.by_stream.remove(&stream_id);
+            self.note_bound(book, flags);
+        }
     }
 
     /// Unbinds all streams of a pool.

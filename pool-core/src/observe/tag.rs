@@ -1,23 +1,26 @@
 //! Tags of requests, as small numbers that a record has room for.
+#![expect(unsafe_code, reason = "names are shared by address, without a lock")]
 
-use parking_lot::RwLock;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Release};
 
 /// A tag. No tag is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tag(u16);
 
-/// The names of all tags of the process.
-static NAMES: RwLock<Vec<&'static str>> = RwLock::new(Vec::new());
+/// A name that is never freed, or null.
+type Name = AtomicPtr<&'static str>;
+
+/// The names of all tags of the process, before the first null. A name is written once and stays.
+/// There is no lock: a forked child could find one held for ever.
+static NAMES: [Name; u16::MAX as usize] = [const { Name::new(ptr::null_mut()) }; _];
 
 impl Tag {
-    /// Returns the tag of a name. From the 65 535th name on, no tag.
+    /// Returns the tag of a name; no tag when all numbers have names. The cost is linear in the
+    /// number of names.
     pub(crate) fn new(name: &'static str) -> Self {
-        let mut names = NAMES.write();
-        let at = names.iter().position(|known| *known == name).unwrap_or_else(|| {
-            names.push(name);
-            names.len() - 1
-        });
-        Self(u16::try_from(at + 1).unwrap_or(0))
+        let number = NAMES.iter().position(|known| is_or_becomes(known, name));
+        Self(number.and_then(|at| u16::try_from(at + 1).ok()).unwrap_or(0))
     }
 
     pub(crate) fn number(self) -> u16 {
@@ -26,9 +29,28 @@ impl Tag {
 
     /// Returns its name; empty for no tag.
     pub(crate) fn name(self) -> &'static str {
-        let Some(at) = usize::from(self.0).checked_sub(1) else { return "" };
-        NAMES.read().get(at).copied().unwrap_or("")
+        let at = usize::from(self.0).checked_sub(1);
+        at.and_then(|at| NAMES.get(at)).and_then(read).unwrap_or("")
     }
+}
+
+fn read(known: &Name) -> Option<&'static str> {
+    // SAFETY: what is not null came from `Box::leak` in `is_or_becomes`, and nothing changes it.
+    NonNull::new(known.load(Acquire)).map(|name| unsafe { *name.as_ref() })
+}
+
+/// Whether a place has this name. A place without a name gets it.
+fn is_or_becomes(known: &Name, name: &'static str) -> bool {
+    if let Some(known) = read(known) {
+        return known == name;
+    }
+    let new = ptr::from_mut(Box::leak(Box::new(name)));
+    if known.compare_exchange(ptr::null_mut(), new, Release, Acquire).is_ok() {
+        return true;
+    }
+    // SAFETY: it came from the box above, and no other thread has seen it.
+    drop(unsafe { Box::from_raw(new) });
+    read(known) == Some(name)
 }
 
 /// Returns the name of the tag with a number

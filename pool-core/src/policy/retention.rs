@@ -10,9 +10,13 @@ use std::time::Duration;
 pub struct Retention {
     /// Up to this many allocations after it was freed; without end if `None`.
     pub allocations: Option<u64>,
-    /// Up to this time after it was freed, as the ticks tell; without end if `None`.
+    /// Up to this time after it was freed, as the ticks tell, or one part in 64 longer where ticks
+    /// follow each other closely; without end if `None`.
     pub time: Option<Duration>,
 }
+
+/// The retention time is kept to within one part in this many.
+const FINENESS: u32 = 64;
 
 /// Maps tick times to counts of allocations, so that `tick` can tell which memory is older than the
 /// retention time.
@@ -25,15 +29,30 @@ impl Ticks {
     pub(crate) fn tick(&mut self, now: Duration, at: u64, retention: Retention) -> u64 {
         let by_count = retention.allocations.map_or(0, |most| at.saturating_sub(most));
         let Some(age) = retention.time else { return by_count };
-        if self.0.back().is_none_or(|(last, _)| *last <= now) {
-            self.0.push_back((now, at));
-        }
+        self.note(now, at, age / FINENESS);
         let is_old = |(then, _): &(Duration, u64)| then.saturating_add(age) <= now;
         let old = self.0.iter().take_while(|tick| is_old(tick)).count();
         // The last old one is needed for the next tick; those before it are not.
         self.0.drain(..old.saturating_sub(1));
         let by_time = if old > 0 { self.0.front().map_or(0, |(_, at)| *at) } else { 0 };
         by_count.max(by_time)
+    }
+}
+
+impl Ticks {
+    /// Notes a tick. Of ticks that follow each other in less than `apart`, the first and the last
+    /// stay, so that there are never many.
+    fn note(&mut self, now: Duration, at: u64, apart: Duration) {
+        if self.0.back().is_some_and(|(last, _)| *last > now) {
+            return;
+        }
+        let mut newest = self.0.iter().rev().map(|(then, _)| *then);
+        if let (Some(last), before) = (newest.next(), newest.next())
+            && (last == now || before.is_some_and(|before| now - before < apart))
+        {
+            self.0.pop_back();
+        }
+        self.0.push_back((now, at));
     }
 }
 

@@ -122,7 +122,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// The pool keeps the observer until the last buffer is dropped. An observer that holds a clone
     /// of the pool keeps the pool open.
     pub fn observer(mut self, observer: Arc<impl Observer>) -> Self {
-        self.observers.all.push(observer);
+        self.observers.add(observer);
         self
     }
 

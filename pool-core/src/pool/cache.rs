@@ -38,16 +38,17 @@ impl<A: DeviceAllocator> Store<A> {
         and(freed, || self.trim_book(Goal { bytes, ..goal }))
     }
 
-    /// Gives back memory that has been free for too long at `now`.
+    /// Gives back memory that has been free for too long at `now`, does the frees that drops
+    /// deferred, and gives back cached memory above the cached limit.
     pub(crate) fn tick(&self, now: Duration) -> GivenBack {
-        and(self.tick_book(now), || self.free_deferred())
+        and(self.tick_book(now), || self.free_deferred_and_excess())
     }
 
-    /// Does the frees that drops deferred, and gives back free memory, largest first, until at most
-    /// `target` bytes are reserved or no memory is free.
+    /// Does the frees that drops deferred, gives back cached memory above the cached limit, and
+    /// then free memory, largest first, until at most `target` bytes are reserved or none is free.
     pub(crate) fn shrink_to(&self, target: u64) -> GivenBack {
         let bytes = self.ledger.reserved().saturating_sub(target);
-        let freed = self.free_deferred();
+        let freed = self.free_deferred_and_excess();
         let (bytes, reason) = (bytes.saturating_sub(freed.0), Reason::Asked);
         and(freed, || self.shrink_book(Goal { bytes, reason }))
     }

@@ -86,24 +86,33 @@ impl<A: DeviceAllocator> Guards<A> {
         (self.bytes)(&record.view(allocator, record.bytes, on))
     }
 
-    /// Sets the guard of a block that a buffer gets. `reused`: a freed block, whole, so that its
-    /// bytes must be as [`Guards::free`] left them.
+    /// Checks a freed block that is about to serve again: its bytes must be as [`Guards::free`]
+    /// left them, or zero if the pool has zeroed it since.
     ///
     /// # Safety
     ///
     /// No other code uses the bytes of the block meanwhile.
-    pub(crate) unsafe fn lend(&self, allocator: &A, record: &Record<A>, reused: bool) {
-        let end = usize::try_from(record.requested).unwrap_or(usize::MAX);
-        let (tag, requested_bytes) = (record.tag.name(), record.requested);
+    pub(crate) unsafe fn check_freed(&self, allocator: &A, record: &Record<A>, zeroed: bool) {
+        let left = if zeroed { 0 } else { FREED };
         // SAFETY: `HostMemory` promises valid, initialised bytes that no other block has, and the
         // caller that no other code uses them.
+        let block = unsafe { self.block(allocator, record).as_ref() };
+        if let Some(at) = block.iter().position(|byte| *byte != left) {
+            self.tell(Misuse::WrittenAfterFree, record.tag.name(), record.requested, at);
+        }
+    }
+
+    /// Sets the guard of a block that a buffer gets.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Guards::check_freed`].
+    pub(crate) unsafe fn set(&self, allocator: &A, record: &Record<A>) {
+        let end = usize::try_from(record.requested).unwrap_or(usize::MAX);
+        // SAFETY: as in `check_freed`.
         let block = unsafe { self.block(allocator, record).as_mut() };
-        let written = block.iter().position(|byte| *byte != FREED).filter(|_| reused);
         if let Some(guard) = block.get_mut(end..) {
             guard.fill(GUARD);
-        }
-        if let Some(at) = written {
-            self.tell(Misuse::WrittenAfterFree, tag, requested_bytes, at);
         }
     }
 
@@ -111,12 +120,11 @@ impl<A: DeviceAllocator> Guards<A> {
     ///
     /// # Safety
     ///
-    /// As for [`Guards::lend`].
+    /// As for [`Guards::check_freed`].
     pub(crate) unsafe fn free(&self, allocator: &A, record: &Record<A>) {
         let end = usize::try_from(record.requested).unwrap_or(usize::MAX);
         let (tag, requested_bytes) = (record.tag.name(), record.requested);
-        // SAFETY: `HostMemory` promises valid, initialised bytes that no other block has, and the
-        // caller that no other code uses them.
+        // SAFETY: as in `check_freed`.
         let block = unsafe { self.block(allocator, record).as_mut() };
         let guard = block.get(end..).unwrap_or_default();
         let written = guard.iter().position(|byte| *byte != GUARD);

@@ -44,7 +44,10 @@ impl<A: DeviceAllocator> PrivatePool<A> {
     /// Makes a private pool in `pool` for one graph.
     #[must_use]
     pub fn new(pool: &BucketPool<A>) -> Self {
-        Self { pool: pool.clone(), id: pool.store().privates.open() }
+        let store = pool.store();
+        // A thread that does not exist in a forked process may hold the lock.
+        let id = if store.is_forked() { PrivateId::MAX } else { store.privates.open() };
+        Self { pool: pool.clone(), id }
     }
 
     /// Binds a stream: its buffers come from the private pool from now on.
@@ -70,18 +73,24 @@ impl<A: DeviceAllocator> PrivatePool<A> {
         Err(DeviceError::new(Why::Other, "bind a stream that is bound already", 0))
     }
 
-    /// Unbinds one stream.
+    /// Unbinds one stream. Does nothing for a stream that is not bound to this private pool.
     pub fn unbind_one(&self, stream: &StreamOf<A>) {
-        let clock = self.pool.allocator().clock();
-        let (store, stream_id) = (self.pool.store(), clock.stream_id(clock.mark(stream)));
-        store.privates.unbind_one(stream_id, &store.flags);
+        let (clock, store) = (self.pool.allocator().clock(), self.pool.store());
+        if !store.is_forked() && clock.owns(stream) {
+            let stream_id = clock.stream_id(clock.mark(stream));
+            store.privates.unbind_one(stream_id, self.id, &store.flags);
+        }
     }
 
     /// Ends the capture: unbinds all streams, and orders all later work with the memory, launches
-    /// included, after `after`.
+    /// included, after `after`, which are marks of this pool's device.
     pub fn end(&self, after: &[MarkOf<A>]) {
-        let (clock, privates) = (self.pool.allocator().clock(), &self.pool.store().privates);
-        privates.unbind(self.id, &self.pool.store().flags);
+        let (clock, store) = (self.pool.allocator().clock(), self.pool.store());
+        if store.is_forked() {
+            return;
+        }
+        let privates = &store.privates;
+        privates.unbind(self.id, &store.flags);
         for mark in after {
             privates.put_behind(self.id, clock, *mark);
         }
@@ -116,10 +125,12 @@ impl<A: DeviceAllocator> PrivatePool<A> {
         Ok(())
     }
 
-    /// Returns the bytes of the cached blocks of this private pool.
+    /// Returns the bytes of the cached blocks of this private pool; 0 in a forked child that cannot
+    /// use the pool.
     #[must_use]
     pub fn cached_bytes(&self) -> u64 {
-        self.pool.store().privates.idle_bytes(self.id)
+        let store = self.pool.store();
+        if store.is_forked() { 0 } else { store.privates.idle_bytes(self.id) }
     }
 }
 

@@ -35,8 +35,9 @@ impl ReferenceCount {
 /// The only owner of an open store. Dropping it closes the store.
 pub(crate) struct Owner<A: DeviceAllocator>(NonNull<Store<A>>);
 
-/// A counted reference to a store, taken out of the record of a block that is freed. It has no
-/// `Drop`: [`StoreReference::release`] releases it.
+/// A counted reference to a store, taken out of the record of a block that is freed. Its drop
+/// releases it, also by a panic; [`StoreReference::release`] does so in a book that is locked
+/// already.
 pub(crate) struct StoreReference<A: DeviceAllocator>(NonNull<Store<A>>);
 
 impl<A: DeviceAllocator> Owner<A> {
@@ -105,11 +106,26 @@ impl<A: DeviceAllocator> Drop for Owner<A> {
         if self.store().is_forked() {
             return; // a thread that does not exist in this process may hold the locks
         }
-        let buffers = self.store().close();
-        // The budget is woken after the store's reference is released: memory that the store still
-        // has goes back to the budget then.
-        let budget = self.store().ledger.budget.clone();
-        release_closed(self.0, OPEN - buffers);
+        let references = OPEN - self.store().close();
+        let closed = Closed { store: self.0, references };
+        self.store().give_all_back();
+        drop(closed);
+    }
+}
+
+/// References to a closed store. They are released when it is dropped, also by a panic of the
+/// allocator.
+struct Closed<A: DeviceAllocator> {
+    store: NonNull<Store<A>>,
+    references: i64,
+}
+
+impl<A: DeviceAllocator> Drop for Closed<A> {
+    fn drop(&mut self) {
+        // SAFETY: the references are still counted.
+        let budget = unsafe { self.store.as_ref() }.ledger.budget.clone();
+        release_closed(self.store, self.references);
+        // It is woken after the release: memory that the store still has goes back to it then.
         budget.wake();
     }
 }
@@ -134,6 +150,11 @@ where
         if store.is_forked() { 0 } else { store.trim_short(bytes) }
     }
 
+    fn lost_bytes(&self) -> u64 {
+        let store = self.store();
+        if store.is_forked() { 0 } else { store.lost_bytes() }
+    }
+
     fn address(&self) -> *const () {
         self.store().address()
     }
@@ -142,7 +163,7 @@ where
 impl<A: DeviceAllocator> StoreReference<A> {
     #[inline]
     pub(crate) fn store(&self) -> &Store<A> {
-        // SAFETY: the store counts this reference until `release`, so it is not freed yet.
+        // SAFETY: the store counts this reference until `give_up`, so it is not freed yet.
         unsafe { self.0.as_ref() }
     }
 
@@ -168,8 +189,12 @@ impl<A: DeviceAllocator> StoreReference<A> {
         self,
         work: impl for<'s> FnOnce(&'s Store<A>) -> LockGuard<'s, BookState<A>>,
     ) {
-        let mut book = work(self.store());
-        let mut awaited = self.store().awaited();
+        let store = self.0;
+        // SAFETY: as in `store`. A panic of `work` drops `self`, which gives the reference up.
+        let store_ref = unsafe { store.as_ref() };
+        let mut book = work(store_ref);
+        std::mem::forget(self);
+        let mut awaited = store_ref.awaited();
         if book.give_up() {
             // The store may be freed as soon as this thread unlocks the book. No reference into the
             // store outlives that here, and the lock is not accessed after the write that unlocks
@@ -178,12 +203,18 @@ impl<A: DeviceAllocator> StoreReference<A> {
         } else {
             drop(book);
             // The budget is woken after the release, as in the owner's drop.
-            awaited = Some(self.store().ledger.budget.clone());
-            release_closed(self.0, 1);
+            awaited = Some(store_ref.ledger.budget.clone());
+            release_closed(store, 1);
         }
         if let Some(budget) = awaited {
             budget.wake();
         }
+    }
+}
+
+impl<A: DeviceAllocator> Drop for StoreReference<A> {
+    fn drop(&mut self) {
+        Self(self.0).release(|store| store.book.lock());
     }
 }
 

@@ -11,7 +11,7 @@
 //!     Store::free_to_book       store/book.rs  one lock; what passes a bound goes back
 //! ```
 //!
-//! No lock is held across a device call.
+//! No lock is held across a call of the device, an observer or the program's own code.
 
 mod book;
 #[cfg(all(test, feature = "sim", not(any(loom, shuttle))))]
@@ -260,17 +260,20 @@ impl<A: DeviceAllocator> Store<A> {
         self.in_transit.load(Relaxed) > 0
     }
 
-    /// Closes the store when its owner is dropped: the store caches no more blocks, and gives all
-    /// free memory back to the device. Returns the number of buffers in use.
+    /// Closes the store when its owner is dropped: the store caches no more blocks. Returns the
+    /// number of buffers in use. Calls no foreign code.
     pub(crate) fn close(&self) -> i64 {
+        self.caches.close();
+        self.close_book()
+    }
+
+    /// Gives all free memory of a closed store back to the device.
+    pub(crate) fn give_all_back(&self) {
         // The lock is released before the drop, which may return buffers to this store.
         let on_shortage = self.on_shortage.lock().take();
         drop(on_shortage);
-        self.caches.close();
-        let buffers = self.close_book();
         // The errors are ignored because no caller could receive them.
         let (_, _) = (self.free_deferred(), self.trim_book(Goal::all(Reason::Closed)));
-        buffers
     }
 }
 

@@ -10,6 +10,7 @@ use crate::error::{AllocError, Why};
 use crate::observe::Reason;
 use crate::policy::retention::GivenBack;
 use crate::pool::store::{Goal, Store};
+use crate::pool::waiting::WakeAtEnd;
 use crate::stats::PoolStats;
 use crate::stats::device_stats::DeviceStats;
 use crate::stream::clock::StreamClock;
@@ -53,13 +54,14 @@ impl<A: DeviceAllocator> BucketPool<A> {
                 buffers.collect::<Result<Vec<_>, _>>()?;
                 continue;
             }
+            // A request that waits may use one of the blocks, or what was given back for them.
+            let woken = WakeAtEnd(self);
             let request = self.pool_request((on, on), *bytes, A::Kind::default());
             let request = request.ok_or_else(|| self.cause((on, on), *bytes, A::Kind::default()));
             let request = request.map(|request| PoolRequest { private: None, ..request });
             let warm = request.and_then(|request| self.store().warm_up(&request, *count));
-            // The call may have given memory back for blocks that it did not get in the end.
-            warm.inspect_err(|_| self.budget().wake())
-                .map_err(|error| self.store().error(error, *bytes, *bytes, 0))?;
+            drop(woken);
+            warm.map_err(|error| self.store().error(error, *bytes, *bytes, 0))?;
         }
         Ok(())
     }
@@ -90,7 +92,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     }
 
     /// Gives back at least `bytes` cached bytes, oldest first, or all if there are fewer. Returns
-    /// the bytes given back. `trim(0)` only does the frees that drops deferred.
+    /// the bytes given back. `trim(0)` only does the frees that drops deferred, and gives
+    /// back what is above the cached limit.
     ///
     /// # Errors
     ///

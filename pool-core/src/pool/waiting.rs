@@ -175,7 +175,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let ledger = &self.store().ledger;
         short.cause.is_out_of_memory()
             && ledger.could_hold(short.rounded)
-            && ledger.budget.reserved_bytes() > 0
+            && ledger.budget.may_get_memory_back()
     }
 
     fn request(
@@ -186,6 +186,19 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ) -> AllocateAsync<A> {
         let (pool, stream) = (self.clone(), stream.clone());
         AllocateAsync { pool, stream, bytes, kind, zeroed, place: None, refused: None }
+    }
+}
+
+/// Wakes the first request that waits when it is dropped, also by a panic: a request that fails or
+/// panics may have given memory back.
+pub(super) struct WakeAtEnd<'p, A: DeviceAllocator>(pub(super) &'p BucketPool<A>);
+
+impl<A: DeviceAllocator> Drop for WakeAtEnd<'_, A> {
+    fn drop(&mut self) {
+        // A thread that does not exist in this process may hold the lock of the requests that wait.
+        if self.0.budget().is_awaited() && !self.0.store().is_forked() {
+            self.0.budget().wake();
+        }
     }
 }
 

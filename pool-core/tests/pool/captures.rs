@@ -285,3 +285,16 @@ fn what_is_behind_a_capture_does_not_go_back_before_it_ends() {
         assert_eq!((pool.stats().reserved_bytes, pool.allocator().hazards()), (0, 0));
     }
 }
+
+#[test]
+fn a_private_pool_unbinds_only_its_own_streams() {
+    let pool = Pool::new(SimDevice::new());
+    let (on, [own, other]) = (pool.allocator().stream(), [(); 2].map(|()| PrivatePool::new(&pool)));
+    own.bind(&on).unwrap();
+    other.unbind_one(&on);
+    let foreign = SimDevice::new();
+    own.unbind_one(&foreign.stream()); // its number is that of `on`
+    assert!(pool.allocate_on(&on, MIB).unwrap().is_private());
+    own.unbind_one(&on);
+    assert!(!pool.allocate_on(&on, MIB).unwrap().is_private());
+}

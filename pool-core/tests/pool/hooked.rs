@@ -7,6 +7,7 @@ use pool_core::{
 };
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 /// The simulated device, with code that runs before or after each call that moves memory.
 pub(crate) struct Hooked<H> {
@@ -172,6 +173,7 @@ pub(crate) fn program<A: DeviceAllocator<Clock = Timeline<SimDriver>>>(
             seen(outcome(|| drop(buffer)).is_some());
         }
         let upkeep = || match turn % 16 {
+            3 => drop(pool.tick(Duration::from_secs(turn))),
             5 => device.advance(stream, 3),
             9 => drop(pool.trim(MIB)),
             12 => drop(pool.shrink_to(2 * MIB)),

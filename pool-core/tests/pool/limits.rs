@@ -1,13 +1,16 @@
 //! Bounds hold at each call of the device, not only between calls.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests; a seed replays a failure")]
 
+use crate::hooked::Hooked;
 use pool_core::{
-    BucketPolicy, BucketPool, CachedLimit, DeviceAllocator, DeviceError, KIB, MIB, MarkOf, Memory,
-    Request, StreamOf, Why, sim::SimDevice,
+    ArenaConfig, BucketPolicy, BucketPool, CachedLimit, DeviceAllocator, DeviceError, KIB, MIB,
+    MarkOf, Memory, Request, StreamOf, Why, sim::SimDevice,
 };
-use std::sync::Arc;
+use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 /// Refuses nothing, and asserts at every call that no more is taken than the ceiling.
 struct Ceiling<const FREE_IN_DROP: bool = false> {
@@ -95,17 +98,27 @@ fn crowd(pool: &BucketPool<Ceiling>, seed: u64) -> u64 {
 /// One request that can never fit costs the others none of their hits.
 #[test]
 fn a_request_above_the_limit_takes_no_cached_memory() {
-    let arenas = [None, Some(pool_core::ArenaConfig::segments(MIB))];
+    let arenas = [
+        None,
+        Some(ArenaConfig::segments(MIB)),
+        Some(ArenaConfig::torch().gc_threshold(0.1)),
+        Some(ArenaConfig::grow()),
+        Some(ArenaConfig::pages(64 * KIB, 0.0)),
+    ];
     for arena in arenas {
-        let builder = BucketPool::builder(SimDevice::new()).reserved_limit(4 * MIB);
-        let pool = match arena {
+        let device = SimDevice::new();
+        let builder = BucketPool::builder(device.clone()).reserved_limit(40 * MIB);
+        let pool = match arena.clone() {
             Some(config) => builder.arena(config).build(),
             None => builder.cached_limit(CachedLimit::Unlimited).build(),
         };
-        drop(pool.allocate(MIB).unwrap());
-        let error = pool.allocate(5 * MIB).unwrap_err();
+        let (freed, _held) = (pool.allocate(MIB).unwrap(), pool.allocate(64 * KIB).unwrap());
+        drop(freed);
+        let before = (pool.stats().cached_bytes, pool.reserved_bytes(), device.calls());
+        let error = pool.allocate(50 * MIB).unwrap_err();
         assert_eq!((error.why(), error.figures().given_back_bytes), (Why::Limit, 0));
-        assert_eq!(pool.stats().cached_bytes, MIB);
+        let after = (pool.stats().cached_bytes, pool.reserved_bytes(), device.calls());
+        assert!(before == after, "{arena:?}: {before:?} and then {after:?}");
     }
     let asked = Arc::new(AtomicU64::new(0));
     let seen = asked.clone();
@@ -259,6 +272,66 @@ fn warming_up_refuses_what_the_bounds_would_not_keep() {
     assert_eq!(warm(CachedLimit::Bytes(300), usize::MAX), (Err(Why::Limit), 3));
     assert_eq!(warm(CachedLimit::OfPeak(0.25), usize::MAX), (Err(Why::Limit), 0));
     assert_eq!(warm(CachedLimit::Unlimited, 3), (Err(Why::Limit), 3));
+}
+
+/// Room that a warm-up was promised before it called the device may be taken by then.
+#[test]
+fn a_warm_up_keeps_the_cached_limit_while_others_free() {
+    let live: Arc<Mutex<Vec<Box<dyn Any + Send>>>> = Arc::default();
+    let freed = live.clone();
+    let hook = move || drop(std::mem::take(&mut *freed.lock().unwrap()));
+    let allocator = Hooked { device: SimDevice::new(), hook, late: false };
+    let pool = BucketPool::builder(allocator).cached_limit(4 * MIB).build();
+    let two = [pool.allocate(2 * MIB).unwrap(), pool.allocate(2 * MIB).unwrap()];
+    live.lock().unwrap().extend(two.map(|buffer| Box::new(buffer) as Box<dyn Any + Send>));
+    let warmed = pool.warm_up(&[(2 * MIB, 1)]);
+    let stats = pool.stats();
+    assert!(stats.peak_cached_bytes <= 4 * MIB, "{warmed:?}: {stats}");
+}
+
+/// A drop may not free memory of this device, so that the next call for upkeep does.
+#[test]
+fn each_call_for_upkeep_gives_back_what_is_above_the_cached_limit() {
+    type Upkeep = fn(&BucketPool<SimDevice>) -> u64;
+    let calls: [(&str, Upkeep); 3] = [
+        ("tick", |pool| pool.tick(Duration::ZERO).unwrap()),
+        ("shrink_to", |pool| pool.shrink_to(u64::MAX).unwrap()),
+        ("trim", |pool| pool.trim(0).unwrap()),
+    ];
+    for (name, call) in calls {
+        let builder = BucketPool::builder(SimDevice::new()).cached_limit(MIB);
+        let pool = builder.arena(ArenaConfig::segments(MIB)).build();
+        drop([(); 4].map(|()| pool.allocate(MIB).unwrap()));
+        assert_eq!((call(&pool), pool.stats().cached_bytes), (3 * MIB, MIB), "{name}");
+    }
+}
+
+/// Neither half of such a page is a page, and each is behind another stream.
+#[test]
+fn a_free_page_that_two_streams_share_goes_back() {
+    type Upkeep = fn(&BucketPool<SimDevice>) -> u64;
+    let calls: [(&str, Upkeep); 4] = [
+        ("trim", |pool| {
+            let went = || Some(pool.trim(1).unwrap()).filter(|bytes| *bytes > 0);
+            std::iter::from_fn(went).sum()
+        }),
+        ("shrink_to", |pool| pool.shrink_to(0).unwrap()),
+        ("set_reserved_limit", |pool| pool.set_reserved_limit(0).unwrap()),
+        ("clear", |pool| pool.clear().unwrap()),
+    ];
+    for (name, call) in calls {
+        let config = ArenaConfig::pages(64 * KIB, 0.0);
+        let pool = BucketPool::builder(SimDevice::new()).arena(config).build();
+        let streams = [pool.allocator().stream(), pool.allocator().stream()];
+        let halves = streams.map(|on| {
+            pool.allocator().run(); // so that the other half of the page is ready for this stream
+            pool.allocate_on(&on, 32 * KIB).unwrap()
+        });
+        drop(halves);
+        pool.allocator().run();
+        let reserved = pool.reserved_bytes();
+        assert_eq!((call(&pool), pool.reserved_bytes()), (reserved, 0), "{name}");
+    }
 }
 
 #[test]

@@ -1,9 +1,9 @@
-//! A pool is in no thread cache and has not locked its book while it calls its allocator: at each
-//! call, another thread enters them.
+//! A pool is in no thread cache and holds no lock while it calls its allocator: at each call,
+//! another thread enters them.
 
 use crate::hooked::{Hooked, configs, program};
 use pool_core::sim::SimDevice;
-use pool_core::{BucketPool, MIB, StealPolicy};
+use pool_core::{BucketPool, MIB, Retention, StealPolicy};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
@@ -29,6 +29,7 @@ fn caches_and_book_are_open_while_the_allocator_is_called() {
         let allocator = Hooked { device: device.clone(), hook, late: false };
         let builder = BucketPool::builder(allocator).steal(StealPolicy::Wait);
         let builder = builder.reserved_limit(16 * MIB).cached_limit(12 * MIB);
+        let builder = builder.retention(Retention { allocations: Some(8), time: None });
         let pool = match config {
             Some(config) => builder.arena(config).build(),
             None => builder.build(),
@@ -39,11 +40,14 @@ fn caches_and_book_are_open_while_the_allocator_is_called() {
                 return;
             }
             let (pool, (done, end)) = (visited.clone(), mpsc::channel());
-            // The figures enter all thread caches and the book, the map the book.
-            thread::spawn(move || done.send((pool.stats_exact(), pool.map())).unwrap());
+            // The figures enter all thread caches and the book, the map the book, a tick its times.
+            thread::spawn(move || {
+                let ticked = pool.tick(Duration::ZERO);
+                done.send((pool.stats_exact(), pool.map(), ticked)).unwrap();
+            });
             let ended = end.recv_timeout(FOR_EVER);
             stuck.store(ended.is_err(), Relaxed);
-            ended.expect("a cache or the book is locked while the allocator is called");
+            ended.expect("a lock is held while the allocator is called");
         }));
         assert_eq!(program(&pool, &device), 0, "{name}: a visit failed");
         assert!(calls.load(Relaxed) > 20, "{name}: {calls:?} calls");

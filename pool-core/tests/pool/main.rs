@@ -26,5 +26,6 @@ mod schedules;
 mod scripts;
 mod sim;
 mod streams;
+mod unwinding;
 mod waiting;
 mod zeroing;

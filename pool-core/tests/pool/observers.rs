@@ -3,8 +3,8 @@
 
 use pool_core::sim::SimDevice;
 use pool_core::{
-    ArenaConfig, Breakdown, BucketPool, EventKind, KIB, LeakTracker, MIB, PoolBuilder, PoolEvent,
-    PooledBuffer, Reason, Retention, RmmLog, Why,
+    ArenaConfig, Breakdown, BucketPool, EventKind, KIB, LeakTracker, MIB, Observer, PoolBuilder,
+    PoolEvent, PooledBuffer, Reason, Retention, RmmLog, Why,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -53,6 +53,37 @@ fn each_event_is_told_with_its_name_tag_stream_and_sizes() {
     drop(pool.allocate(100).unwrap().detach());
     pool.clear().unwrap();
     insta::assert_snapshot!(seen.take().join("\n"));
+}
+
+/// Sees no hits and frees.
+struct Seldom(Arc<Mutex<Vec<EventKind>>>);
+
+impl Observer for Seldom {
+    fn event(&self, event: &PoolEvent<'_>) {
+        self.0.lock().unwrap().push(event.kind);
+    }
+
+    fn sees_hits(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn an_observer_that_does_not_see_hits_is_told_of_none_beside_others_too() {
+    for beside in [false, true] {
+        let (seen, seldom) = (Seen::default(), Arc::default());
+        let builder = builder().observer(Arc::new(Seldom(Arc::clone(&seldom))));
+        let pool = if beside { seen.observe(builder) } else { builder.build() };
+        drop(pool.allocate(MIB).unwrap());
+        drop(pool.allocate(MIB).unwrap());
+        drop(pool.allocate(MIB).unwrap().detach());
+        pool.allocate(MIB).unwrap().detach().free().unwrap();
+        drop(pool.allocate(MIB).unwrap().detach().into_raw().unwrap());
+        let told = seldom.lock().unwrap();
+        let bound = EventKind::Evict(Reason::Bound);
+        assert_eq!(*told, [EventKind::Miss, bound, EventKind::Miss, EventKind::Miss], "{beside}");
+        assert_eq!(seen.take().len(), if beside { 11 } else { 0 });
+    }
 }
 
 #[test]

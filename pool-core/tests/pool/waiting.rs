@@ -1,8 +1,10 @@
 //! Requests that wait for memory: who is served when, and what wakes them.
 
-use pool_core::sim::SimDevice;
-use pool_core::{ArenaConfig, BucketPool, Budget, MIB, PooledBuffer, Why};
+use crate::hooked::{Hooked, outcome};
+use pool_core::sim::{SimCall, SimDevice};
+use pool_core::{ArenaConfig, BucketPool, Budget, CachedLimit, MIB, PooledBuffer, Why};
 use std::future::Future;
+use std::panic::resume_unwind;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -93,6 +95,74 @@ fn a_request_that_no_return_could_serve_is_refused_at_once_behind_others_too() {
     assert!(poll(&mut first, Waker::noop()).is_pending());
     let refused = pool.allocate_timeout(3 * MIB, Duration::MAX).unwrap_err();
     assert_eq!((refused.why(), pool.budget().waiting()), (Why::Limit, 1));
+}
+
+#[test]
+fn a_request_does_not_wait_for_memory_that_is_lost() {
+    let device = SimDevice::with_capacity(MIB);
+    let pool = BucketPool::builder(device.clone()).cached_limit(CachedLimit::Unlimited).build();
+    drop(pool.allocate(MIB).unwrap());
+    device.fail(SimCall::Free, 0, 1);
+    pool.clear().unwrap_err();
+    assert_eq!(pool.stats().lost_bytes, MIB);
+    let refused = pool.allocate_timeout(MIB, Duration::from_millis(1)).unwrap_err();
+    assert_eq!(refused.why(), Why::OutOfMemory);
+}
+
+/// A request begins to wait while a call of the allocator is in progress that has reserved what it
+/// needs. Runs `work`, and returns how often the request is woken by the end of it.
+fn woken_after(arena: Option<ArenaConfig>, panics: bool, work: fn(&Hooking) -> bool) -> usize {
+    let (visit, calls) = (Visit::default(), Arc::new(Calls::default()));
+    let at_call = visit.clone();
+    let hook: Hook = Box::new(move || {
+        let visit = at_call.lock().unwrap().take();
+        if let Some(visit) = visit {
+            visit();
+        }
+    });
+    let allocator = Hooked { device: SimDevice::new(), hook, late: false };
+    let builder = BucketPool::builder(allocator).cached_limit(CachedLimit::Unlimited);
+    let builder = builder.reserved_limit(MIB);
+    let pool = match arena {
+        Some(config) => builder.arena(config).build(),
+        None => builder.build(),
+    };
+    let request = Arc::new(Mutex::new(pool.allocate_async(MIB)));
+    let (polled, waker) = (request.clone(), Waker::from(calls.clone()));
+    *visit.lock().unwrap() = Some(Box::new(move || {
+        assert!(poll(&mut *polled.lock().unwrap(), &waker).is_pending());
+        if panics {
+            resume_unwind(Box::new("on purpose"));
+        }
+    }));
+    let happened = outcome(|| assert!(work(&pool))).is_some();
+    assert!(happened != panics, "the panic was swallowed, or a call failed");
+    let woken = calls.0.load(SeqCst);
+    assert!(poll(&mut *request.lock().unwrap(), Waker::noop()).is_ready() || woken == 0);
+    woken
+}
+
+type Hook = Box<dyn Fn() + Send + Sync>;
+type Hooking = BucketPool<Hooked<Hook>>;
+/// What happens at the next call of the allocator.
+type Visit = Arc<Mutex<Option<Hook>>>;
+
+#[test]
+fn blocks_that_were_taken_ahead_of_time_wake_a_request() {
+    for arena in [None, Some(ArenaConfig::segments(MIB))] {
+        let woken = woken_after(arena.clone(), false, |pool| pool.warm_up(&[(MIB, 1)]).is_ok());
+        assert_eq!(woken, 1, "{arena:?}");
+    }
+}
+
+#[test]
+fn a_request_that_panics_wakes_a_request() {
+    for arena in [None, Some(ArenaConfig::segments(MIB))] {
+        let woken = woken_after(arena.clone(), true, |pool| pool.allocate(MIB).is_ok());
+        assert_eq!(woken, 1, "{arena:?}");
+        let woken = woken_after(arena.clone(), true, |pool| pool.warm_up(&[(MIB, 1)]).is_ok());
+        assert_eq!(woken, 1, "{arena:?}, ahead of time");
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "moving the block out of a buffer that is not dropped")]
 
 use super::PooledBuffer;
+use crate::block::flags::OBSERVED;
 use crate::device::{DeviceAllocator, MarkOf, WholeBlocks};
 use crate::error::{DeviceError, Why};
 use std::mem::ManuallyDrop;
@@ -61,8 +62,10 @@ impl<A: DeviceAllocator> Detached<A> {
             drop(ManuallyDrop::into_inner(buffer));
             return Ok(());
         }
-        buffer.tell_freed();
-        buffer.check_guard();
+        if buffer.store().flags.any(OBSERVED) {
+            buffer.tell_freed();
+            buffer.check_guard();
+        }
         let zeroed = buffer.zero_on_return();
         // SAFETY: the buffer is not dropped and not used again.
         let (reference, record) = unsafe { buffer.take_parts() };
@@ -71,7 +74,7 @@ impl<A: DeviceAllocator> Detached<A> {
             return Ok(());
         }
         let refusal = reference.store().free_detached(record);
-        reference.release(|store| store.book.lock());
+        drop(reference);
         refusal.map_or(Ok(()), Err)
     }
 }
@@ -108,12 +111,14 @@ impl<A: WholeBlocks> Detached<A> {
             return Err(self);
         }
         let mut buffer = ManuallyDrop::new(self.0);
-        buffer.tell_freed();
+        if buffer.store().flags.any(OBSERVED) {
+            buffer.tell_freed();
+        }
         // SAFETY: the buffer is not dropped and not used again.
         let (reference, mut record) = unsafe { buffer.take_parts() };
         reference.store().privates.release(reference.store().allocator.clock(), &mut record);
         let raw = reference.store().take_raw(record);
-        reference.release(|store| store.book.lock());
+        drop(reference);
         match raw {
             Some(raw) => Ok(raw),
             None => unreachable!("a live block has a segment"),

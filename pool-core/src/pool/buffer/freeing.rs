@@ -38,13 +38,25 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         false
     }
 
+    /// Checks, before the block is zeroed for a request, that nobody wrote to it while it was free,
+    /// if the pool has guards. Ranges of an arena are not checked: they are no freed buffers.
+    pub(crate) fn check_freed(&mut self, fresh: bool, zeroed: bool) {
+        let store = self.store();
+        if let Some(guards) = &store.guards
+            && !fresh
+            && store.book.is_blocks()
+        {
+            // SAFETY: the buffer is borrowed exclusively, so no code has a slice of its bytes.
+            unsafe { guards.check_freed(&store.allocator, &self.record, zeroed) };
+        }
+    }
+
     /// Sets the guard of a buffer that a program receives, if the pool has guards.
-    pub(crate) fn guard(&mut self, fresh: bool, zeroed: bool) {
+    pub(crate) fn guard(&mut self) {
         let store = self.store();
         if let Some(guards) = &store.guards {
-            let reused = !fresh && !zeroed && store.book.is_blocks();
-            // SAFETY: the buffer is borrowed exclusively, so no code has a slice of its bytes.
-            unsafe { guards.lend(&store.allocator, &self.record, reused) };
+            // SAFETY: as in `check_freed`.
+            unsafe { guards.set(&store.allocator, &self.record) };
         }
     }
 
@@ -53,7 +65,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     pub(super) fn check_guard(&mut self) {
         let store = self.store();
         if let Some(guards) = &store.guards {
-            // SAFETY: as in `guard`.
+            // SAFETY: as in `check_freed`.
             unsafe { guards.free(&store.allocator, &self.record) };
         }
     }

@@ -174,6 +174,10 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         let clock = self.allocator().clock();
         let mut behind = self.record.marks.lock().behind(clock, stream, A::MEMORY.cpu_touches);
         if let Some(id) = self.record.private {
+            // In a forked child a thread that does not exist may hold the lock.
+            if let Some(fault) = self.store().fault() {
+                return Err(fault);
+            }
             behind.extend(self.store().privates.behind(id));
         }
         if behind.is_empty() || clock.order(stream, &behind)? == Order::Ordered {

@@ -158,6 +158,13 @@ impl<A: DeviceAllocator> Store<A> {
         (given_back, refusal)
     }
 
+    /// Bytes that the device did not take back; none while a thread has memory between the pool and
+    /// the device, which counts as lost for as long.
+    pub(crate) fn lost_bytes(&self) -> u64 {
+        let state = self.book.lock();
+        if self.is_in_transit() { 0 } else { state.counts.lost_bytes }
+    }
+
     /// Frees a detached block on the device now. Returns its refusal.
     pub(crate) fn free_detached(&self, record: RecordOwner<A>) -> Option<DeviceError> {
         let (removed, _in_transit) = self.remove_live(record)?;
@@ -217,6 +224,13 @@ impl<A: DeviceAllocator> Store<A> {
             let marks = self.fresh_marks(request.on);
             let unzeroed = state.book.nodes[id].unzeroed;
             state.book.count_out(bytes);
+            // Other threads may have filled the room while the device was called.
+            if !state.makes_room(request.key, bytes, true, &self.bounds) {
+                state.not_kept += 1;
+                state.book.defer_live(id, marks);
+                drop(self.free_deferred_in_drop(state));
+                return refuse("cached limit");
+            }
             state.book.free(clock, id, marks, unzeroed);
         }
         Ok(())

@@ -7,12 +7,13 @@ use super::device::{InTransit, Piece};
 use crate::block::record::SegmentBlock;
 use crate::book::segment::BookSegment;
 use crate::device::{DeviceAllocator, MarkOf, PageCalls};
-use crate::error::DeviceError;
 use crate::lock::LockGuard;
 use crate::observe::Reason;
 use crate::policy::retention::GivenBack;
 use crate::pool::store::{Goal, Store};
 use crate::stream::order::After;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::thread;
 use std::time::Duration;
 
 /// Nodes that are looked at in one section under the lock.
@@ -39,18 +40,32 @@ pub(super) struct RemovedSegment<A: DeviceAllocator> {
 impl<A: DeviceAllocator> Store<A> {
     /// Gives free memory back, the oldest first, until at least `bytes` bytes went.
     pub(crate) fn trim_book(&self, goal: Goal) -> GivenBack {
-        let all = goal.bytes >= self.ledger.reserved();
-        if let Some(page) = self.book.page_bytes().filter(|_| all) {
-            self.coalesce_pages(page);
-        }
-        self.give_back_older(goal, u64::MAX)
+        self.give_back_coalesced(goal, |goal| self.give_back_older(goal, u64::MAX))
     }
 
     /// Gives free memory back, the largest range first, until at least `bytes` bytes went.
     pub(crate) fn shrink_book(&self, goal: Goal) -> GivenBack {
-        let mut found = self.candidates();
-        found.sort_unstable_by_key(|candidate| std::cmp::Reverse(candidate.bytes));
-        self.give_back_each(&found, goal)
+        self.give_back_coalesced(goal, |goal| {
+            let mut found = self.candidates();
+            found.sort_unstable_by_key(|candidate| std::cmp::Reverse(candidate.bytes));
+            self.give_back_each(&found, goal)
+        })
+    }
+
+    /// Gives memory back by `give_back`. Where that is not enough, pages that several streams have
+    /// used go too.
+    fn give_back_coalesced(&self, goal: Goal, give_back: impl Fn(Goal) -> GivenBack) -> GivenBack {
+        let (page, all) = (self.book.page_bytes(), goal.bytes >= self.ledger.reserved());
+        if let Some(page) = page.filter(|_| all) {
+            self.coalesce_pages(page);
+        }
+        let (given_back, refusal) = give_back(goal);
+        let Some(page) = page.filter(|_| !all && given_back < goal.bytes) else {
+            return (given_back, refusal);
+        };
+        self.coalesce_pages(page);
+        let (more, refused) = give_back(Goal { bytes: goal.bytes - given_back, ..goal });
+        (given_back + more, refusal.or(refused))
     }
 
     /// Gives back what has been free for longer than the retention of the pool.
@@ -61,7 +76,9 @@ impl<A: DeviceAllocator> Store<A> {
             state.book.turn += 1;
             state.book.turn
         };
-        match self.ticks.lock().tick(now, at, self.bounds.retention) {
+        // In its own statement, so that the lock is not held over the calls to the device.
+        let before = self.ticks.lock().tick(now, at, self.bounds.retention);
+        match before {
             0 => (0, None),
             before => self.give_back_older(Goal::all(Reason::Age), before),
         }
@@ -268,18 +285,29 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// The store goes: all segments go back, with what memory is still behind them.
+    /// A panic of the allocator keeps none of the others.
     pub(in crate::pool::store) fn release_segments(&self) {
         let mut state = self.book.lock();
+        let segments = state.blocks.iter().filter(|block| block.is_some()).count();
+        let mut released = Vec::with_capacity(segments);
         for at in 0..state.blocks.len() {
             let Some(block) = state.blocks[at].take() else { continue };
-            let marks = state.book.marks_of_segment(at);
+            released.push((block, state.book.marks_of_segment(at)));
+        }
+        drop(state);
+        let mut panic = None;
+        for (block, marks) in released {
             // SAFETY: the store goes, after the last buffer, so no range is lent.
             let block = unsafe { block.into_inner() };
-            // No caller is left to be told.
-            let _: Result<(), DeviceError> = match &self.book.pages {
+            let call = || match &self.book.pages {
                 Some(pages) => (pages.release)(&self.allocator, block, &marks),
                 None => self.allocator.free(block, &marks),
             };
+            // No caller is left to be told of a refusal.
+            panic = catch_unwind(AssertUnwindSafe(call)).err().or(panic);
+        }
+        if let Some(panic) = panic.filter(|_| !thread::panicking()) {
+            resume_unwind(panic);
         }
     }
 }

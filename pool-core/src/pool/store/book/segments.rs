@@ -12,6 +12,11 @@ impl<A: DeviceAllocator> Store<A> {
     /// Serves a request with memory from the device.
     #[cold]
     pub(crate) fn grow(&self, request: &PoolRequest<'_, A>) -> Result<Grant<A>, DeviceError> {
+        if !self.ledger.could_hold(request.class.bytes) {
+            // Refused before anything is given back for it, unless the budget's program raises the
+            // limit at this.
+            drop(self.ledger.reserve(request.class.bytes)?);
+        }
         let id = self.grow_range(request)?;
         let nothing = DeviceError::new(Why::Other, "no segment of a range", 0);
         let mut state = self.book.lock();

@@ -7,6 +7,23 @@ use crate::pool::store::Store;
 use crate::stream::clock::StreamClock;
 use crate::stream::order::After;
 
+/// Live ranges that no buffer has. They are free when it is dropped, also by a panic of the device.
+struct Taken<'s, A: DeviceAllocator> {
+    store: &'s Store<A>,
+    ids: Vec<u32>,
+}
+
+impl<A: DeviceAllocator> Drop for Taken<'_, A> {
+    fn drop(&mut self) {
+        let mut state = self.store.book.lock();
+        for id in std::mem::take(&mut self.ids) {
+            let node = &mut state.book.nodes[id];
+            let (marks, unzeroed) = (std::mem::take(&mut node.marks), node.unzeroed);
+            state.book.free(self.store.allocator.clock(), id, marks, unzeroed);
+        }
+    }
+}
+
 impl<A: DeviceAllocator> Store<A> {
     /// Takes memory until `count` blocks of a request's size fit at once. Counts no request.
     pub(crate) fn warm_up_ranges(
@@ -14,7 +31,7 @@ impl<A: DeviceAllocator> Store<A> {
         request: &PoolRequest<'_, A>,
         count: usize,
     ) -> Result<(), DeviceError> {
-        let mut ranges = Vec::new();
+        let mut ranges = Taken { store: self, ids: Vec::new() };
         let mut result = Ok(());
         for _ in 0..count {
             let free = self.free_range(request);
@@ -30,7 +47,7 @@ impl<A: DeviceAllocator> Store<A> {
                     }
                     let bytes = node.bytes;
                     state.book.count_out(bytes);
-                    ranges.push(id);
+                    ranges.ids.push(id);
                 }
                 Err(error) => {
                     result = Err(error);
@@ -38,12 +55,8 @@ impl<A: DeviceAllocator> Store<A> {
                 }
             }
         }
+        drop(ranges);
         let mut state = self.book.lock();
-        for id in ranges {
-            let node = &mut state.book.nodes[id];
-            let (marks, unzeroed) = (std::mem::take(&mut node.marks), node.unzeroed);
-            state.book.free(self.allocator.clock(), id, marks, unzeroed);
-        }
         if result.is_ok() && state.excess(self.bounds.cached) > 0 {
             result = Err(DeviceError::new(Why::Limit, "cached limit", 0));
         }
