@@ -367,18 +367,18 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let Some(request) = self.pool_request((stream, on), bytes, kind) else {
             return Err(Short::early(self.cause((stream, on), bytes, kind), bytes));
         };
-        let Grant { mut record, fresh, zeroed: is_zeroed } = self.store().allocate(&request)?;
+        let Grant { mut record, fresh, zeroed: was_zeroed } = self.store().allocate(&request)?;
         if self.store().flags.any(OBSERVED) || (fresh && self.store().has_observers()) {
             self.tell_served(&request, &mut record, fresh);
         }
+        let mut buffer = PooledBuffer::new(&self.owner, record);
+        let is_zeroed = buffer.check_freed(fresh, was_zeroed) && was_zeroed;
         let bytes_to_zero = match self.zero {
             _ if is_zeroed => 0,
             ZeroPolicy::Never if zeroed => bytes,
             ZeroPolicy::Never => 0,
-            ZeroPolicy::OnAllocate | ZeroPolicy::OnReturn => record.bytes,
+            ZeroPolicy::OnAllocate | ZeroPolicy::OnReturn => buffer.allocated_size(),
         };
-        let mut buffer = PooledBuffer::new(&self.owner, record);
-        buffer.check_freed(fresh, is_zeroed);
         if bytes_to_zero > 0
             && let Err(cause) = buffer.zero(bytes_to_zero, stream)
         {

@@ -6,7 +6,7 @@
 #![expect(unsafe_code, reason = "child processes are made")]
 #![expect(clippy::unwrap_used, reason = "a test")]
 
-use pool_core::{AllocError, ArenaConfig, BucketPolicy, BucketPool, KIB, MIB, Why};
+use pool_core::{AllocError, ArenaConfig, BucketPolicy, BucketPool, KIB, MIB, PrivatePool, Why};
 use pool_host::HostAllocator;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -76,17 +76,22 @@ fn child(pool: &Pool) -> Result<bool, AllocError> {
 /// Forks a child that uses the pool, and returns its wait status: 0 if the pool worked, `1 << 8` if
 /// the pool returned `Why::Forked`, and another value if the result was wrong or the child hung.
 fn fork(pool: &Pool) -> i32 {
+    fork_to(|| match child(pool) {
+        Ok(true) => 0,
+        Err(error) if error.why() == Why::Forked => 1,
+        _ => 2,
+    })
+}
+
+/// Forks a child that ends with what `work` returns, and returns its wait status.
+fn fork_to(work: impl FnOnce() -> i32) -> i32 {
     // SAFETY: the child uses the pool, which is under test, and the C library's allocator, which
     // may be used after `fork`. It ends by `_exit`.
     match unsafe { libc::fork() } {
         0 => {
             // SAFETY: `alarm` has no requirements on memory. It ends a child that hangs.
             unsafe { libc::alarm(SECONDS) };
-            let code = match child(pool) {
-                Ok(true) => 0,
-                Err(error) if error.why() == Why::Forked => 1,
-                _ => 2,
-            };
+            let code = work();
             // SAFETY: `_exit` has no requirements. It ends the child without running destructors.
             unsafe { libc::_exit(code) }
         }
@@ -145,6 +150,45 @@ fn in_a_child_of_a_quiet_process_a_pool_works() {
     }
 }
 
+/// A thread of the parent may be inside a private pool, or give a tag its name.
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no `fork`")]
+fn in_a_child_no_private_pool_and_no_tag_waits_for_a_thread_of_the_parent() {
+    if ran_alone("in_a_child_no_private_pool_and_no_tag_waits_for_a_thread_of_the_parent") {
+        return;
+    }
+    let pool = BucketPool::new(HostAllocator::new());
+    let (private, stop, start) = (PrivatePool::new(&pool), AtomicBool::new(false), Barrier::new(2));
+    private.bind(&()).unwrap();
+    let buffer = pool.allocate(KIB).unwrap();
+    assert!(buffer.is_private());
+    let statuses: Vec<i32> = thread::scope(|scope| {
+        scope.spawn(|| {
+            start.wait();
+            while !stop.load(Relaxed) {
+                drop((private.cached_bytes(), pool.tagged("parent")));
+            }
+        });
+        start.wait();
+        let of_children = (0..CHILDREN).map(|_| {
+            fork_to(|| {
+                let cached = (private.cached_bytes(), format!("{private:?}"));
+                let uses = buffer.on(&()).map(drop).map_err(|error| error.why);
+                let other = PrivatePool::new(&pool);
+                other.unbind_one(&());
+                other.end(&[]);
+                drop((other, pool.tagged("child")));
+                let well = cached.0 == 0 && matches!(uses, Ok(()) | Err(Why::Forked));
+                i32::from(!well)
+            })
+        });
+        let statuses = of_children.collect();
+        stop.store(true, Relaxed);
+        statuses
+    });
+    assert_eq!(statuses, [0; CHILDREN]);
+}
+
 /// A thread of the parent waited for memory at the fork. It is not in the child, so a request there
 /// must not wait behind it.
 #[test]
@@ -160,23 +204,15 @@ fn in_a_child_no_request_waits_behind_one_of_the_parent() {
         while pool.budget().waiting() == 0 {
             thread::yield_now();
         }
-        // SAFETY: as in `fork`.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: as in `fork`.
-            unsafe { libc::alarm(SECONDS) };
+        let status = fork_to(|| {
             let refusals = [
                 pool.allocate_timeout(MIB, Duration::MAX).unwrap_err(),
                 pool.waiting(Duration::MAX).allocate(MIB).unwrap_err(),
                 pool.allocate(MIB).unwrap_err(),
             ];
             let well = refusals.iter().all(|refusal| refusal.why() == Why::Forked);
-            // SAFETY: as in `fork`.
-            unsafe { libc::_exit(i32::from(!well)) }
-        }
-        let mut status = -1;
-        // SAFETY: `status` is a live local variable that `waitpid` may write to.
-        unsafe { libc::waitpid(child, &raw mut status, 0) };
+            i32::from(!well)
+        });
         assert_eq!(status, 0);
         drop(held);
         waits.join().unwrap().unwrap();

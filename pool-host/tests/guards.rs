@@ -2,7 +2,9 @@
 //! else.
 #![expect(unsafe_code, clippy::unwrap_used, reason = "tests write where a program must not")]
 
-use pool_core::{ArenaConfig, BucketPolicy, BucketPool, Damage, KIB, Misuse, PoolBuilder};
+use pool_core::{
+    ArenaConfig, BucketPolicy, BucketPool, Damage, KIB, Misuse, PoolBuilder, ZeroPolicy,
+};
 use pool_host::HostAllocator;
 use std::sync::{Arc, Mutex};
 
@@ -55,6 +57,26 @@ fn a_write_to_freed_memory_is_found_when_it_is_handed_out_again() {
     assert_eq!(again.as_ptr(), freed.cast_const());
     let found = found.lock().unwrap();
     assert_eq!((found.len(), found[0].at, found[0].misuse), (1, 5, Misuse::WrittenAfterFree));
+}
+
+/// The pool zeroes the memory when it is freed, or when it is handed out again.
+#[test]
+fn a_write_to_freed_memory_is_found_though_the_memory_is_zeroed() {
+    for zero in [ZeroPolicy::Never, ZeroPolicy::OnAllocate, ZeroPolicy::OnReturn] {
+        let (pool, found) = guarded(builder().zero(zero));
+        let mut buffer = pool.allocate(1000).unwrap();
+        let freed = buffer.as_mut_ptr();
+        drop(buffer);
+        // SAFETY: as above.
+        let inside = unsafe { freed.add(5) };
+        // SAFETY: as above.
+        unsafe { inside.write(7) };
+        let again = pool.tagged("next").allocate_zeroed(1000).unwrap();
+        assert_eq!((again.as_ptr(), &*again), (freed.cast_const(), &[0; 1000][..]), "{zero:?}");
+        let found = found.lock().unwrap();
+        assert_eq!((found.len(), found[0].at, found[0].tag), (1, 5, "next"), "{zero:?}");
+        assert_eq!(found[0].misuse, Misuse::WrittenAfterFree);
+    }
 }
 
 #[test]

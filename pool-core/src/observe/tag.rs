@@ -64,3 +64,27 @@ fn is_or_becomes(known: &Name, name: &'static str) -> bool {
 pub fn tag_name(number: u16) -> &'static str {
     Tag(number).name()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn threads_that_name_the_same_tags_get_the_same_numbers() {
+        const OF_TEST: [&str; 4] = ["tag one", "tag two", "tag three", "tag four"];
+        let of_thread = |turn: usize| {
+            let mut tags = [Tag::default(); 4];
+            (0..4).map(|at| (at + turn) % 4).for_each(|at| tags[at] = Tag::new(OF_TEST[at]));
+            tags
+        };
+        let all: Vec<_> = thread::scope(|scope| {
+            let threads = [0, 1, 2, 3].map(|turn| scope.spawn(move || of_thread(turn)));
+            threads.map(|thread| thread.join().unwrap_or_default()).into()
+        });
+        assert!(all.windows(2).all(|pair| pair[0] == pair[1]), "{all:?}");
+        assert_eq!(all[0].map(Tag::name), OF_TEST);
+        assert!(all[0].iter().all(|tag| tag_name(tag.number()) == tag.name()));
+        assert_eq!((Tag::default().name(), tag_name(u16::MAX)), ("", ""));
+    }
+}

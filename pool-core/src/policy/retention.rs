@@ -58,3 +58,33 @@ impl Ticks {
 
 /// Bytes given back to the device, and its first refusal. The rest went back all the same.
 pub(crate) type GivenBack = (u64, Option<DeviceError>);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_that_follow_each_other_closely_stay_few_and_keep_the_time() {
+        let minute = Retention { time: Some(Duration::from_secs(60)), ..Retention::default() };
+        let (mut ticks, mut most) = (Ticks::default(), 0);
+        for tick in 0..200_000_u64 {
+            let now = Duration::from_millis(tick);
+            let before = Duration::from_millis(ticks.tick(now, tick, minute));
+            most = most.max(ticks.0.len());
+            assert!(before + Duration::from_secs(60) <= now || before.is_zero(), "{now:?}");
+            let late = now.saturating_sub(before + Duration::from_secs(60));
+            assert!(now < Duration::from_secs(61) || late < Duration::from_secs(1), "{now:?}");
+        }
+        assert!(most < 2 * FINENESS as usize + 4, "{most} ticks");
+    }
+
+    #[test]
+    fn a_tick_at_the_same_time_and_one_that_runs_backwards_add_none() {
+        let never = Retention { time: Some(Duration::MAX), ..Retention::default() };
+        let mut ticks = Ticks::default();
+        for at in 0..1000 {
+            assert_eq!(ticks.tick(Duration::from_secs(at % 2), at, never), 0);
+        }
+        assert!(ticks.0.len() <= 2, "{ticks:?}");
+    }
+}

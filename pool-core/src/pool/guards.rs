@@ -87,19 +87,24 @@ impl<A: DeviceAllocator> Guards<A> {
     }
 
     /// Checks a freed block that is about to serve again: its bytes must be as [`Guards::free`]
-    /// left them, or zero if the pool has zeroed it since.
+    /// left them, or zero if the pool has zeroed it since. Returns whether they are.
     ///
     /// # Safety
     ///
     /// No other code uses the bytes of the block meanwhile.
-    pub(crate) unsafe fn check_freed(&self, allocator: &A, record: &Record<A>, zeroed: bool) {
+    pub(crate) unsafe fn check_freed(
+        &self,
+        allocator: &A,
+        record: &Record<A>,
+        zeroed: bool,
+    ) -> bool {
         let left = if zeroed { 0 } else { FREED };
         // SAFETY: `HostMemory` promises valid, initialised bytes that no other block has, and the
         // caller that no other code uses them.
         let block = unsafe { self.block(allocator, record).as_ref() };
-        if let Some(at) = block.iter().position(|byte| *byte != left) {
-            self.tell(Misuse::WrittenAfterFree, record.tag.name(), record.requested, at);
-        }
+        let Some(at) = block.iter().position(|byte| *byte != left) else { return true };
+        self.tell(Misuse::WrittenAfterFree, record.tag.name(), record.requested, at);
+        false
     }
 
     /// Sets the guard of a block that a buffer gets.

@@ -39,16 +39,16 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     }
 
     /// Checks, before the block is zeroed for a request, that nobody wrote to it while it was free,
-    /// if the pool has guards. Ranges of an arena are not checked: they are no freed buffers.
-    pub(crate) fn check_freed(&mut self, fresh: bool, zeroed: bool) {
+    /// if the pool has guards. Returns false if somebody did. Ranges of an arena are not checked:
+    /// they are no freed buffers.
+    pub(crate) fn check_freed(&mut self, fresh: bool, zeroed: bool) -> bool {
         let store = self.store();
-        if let Some(guards) = &store.guards
-            && !fresh
-            && store.book.is_blocks()
-        {
-            // SAFETY: the buffer is borrowed exclusively, so no code has a slice of its bytes.
-            unsafe { guards.check_freed(&store.allocator, &self.record, zeroed) };
+        let Some(guards) = &store.guards else { return true };
+        if fresh || !store.book.is_blocks() {
+            return true;
         }
+        // SAFETY: the buffer is borrowed exclusively, so no code has a slice of its bytes.
+        unsafe { guards.check_freed(&store.allocator, &self.record, zeroed) }
     }
 
     /// Sets the guard of a buffer that a program receives, if the pool has guards.
