@@ -137,12 +137,12 @@ pub enum Reason {
 #[derive(Clone, Default)]
 pub(crate) struct Observers {
     pub(crate) name: Arc<str>,
-    all: Vec<Told>,
+    all: Vec<Listener>,
 }
 
 /// An observer, and whether it is told of hits and frees.
 #[derive(Clone)]
-struct Told {
+struct Listener {
     observer: Arc<dyn Observer>,
     sees_hits: bool,
 }
@@ -165,7 +165,7 @@ thread_local! {
 impl Observers {
     pub(crate) fn add(&mut self, observer: Arc<dyn Observer>) {
         let sees_hits = observer.sees_hits();
-        self.all.push(Told { observer, sees_hits });
+        self.all.push(Listener { observer, sees_hits });
     }
 
     pub(crate) fn are_any(&self) -> bool {
@@ -174,7 +174,7 @@ impl Observers {
 
     /// Whether any is told of hits and frees.
     pub(crate) fn see_hits(&self) -> bool {
-        self.all.iter().any(|told| told.sees_hits)
+        self.all.iter().any(|listener| listener.sees_hits)
     }
 
     /// Calls the observers that see this kind of event. Call it with no lock held.
@@ -190,9 +190,9 @@ impl Observers {
             return;
         }
         let is_seldom = !matches!(kind, EventKind::Hit | EventKind::Free);
-        for told in self.all.iter().filter(|told| is_seldom || told.sees_hits) {
+        for listener in self.all.iter().filter(|listener| is_seldom || listener.sees_hits) {
             // The panic hook has reported it.
-            let _ = catch_unwind(AssertUnwindSafe(|| told.observer.event(&event)));
+            let _ = catch_unwind(AssertUnwindSafe(|| listener.observer.event(&event)));
         }
         INSIDE.with(|inside| inside.set(false));
     }

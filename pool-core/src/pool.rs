@@ -383,7 +383,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             && let Err(cause) = buffer.zero(bytes_to_zero, stream)
         {
             buffer.guard();
-            // The block may be broken: it goes back to the device, unless it is a part of a segment.
+            // The block may be broken: it goes to the device, unless it is a part of a segment.
             drop(buffer.detach());
             return Err(Short::early(cause, bytes));
         }

@@ -1,9 +1,12 @@
 //! The two pools of host memory that the whole process shares.
+//!
+//! Threads that ask for a pool first, at the same time, each make one, and one of the pools stays.
+//! A thread that waited for another one instead could wait for ever in a child after `fork`.
 
 use crate::allocator::HostAllocator;
 use crate::limits;
+use once_cell::race::OnceBox;
 use pool_core::{BucketPolicy, BucketPool, preset};
-use std::sync::OnceLock;
 
 /// A cached block serves a request if it is at most this many times as large.
 const SLACK: f64 = 1.25;
@@ -25,12 +28,11 @@ const SLACK: f64 = 1.25;
 /// # Ok::<(), pool_core::AllocError>(())
 /// ```
 pub fn global() -> &'static BucketPool<HostAllocator> {
-    static POOL: OnceLock<BucketPool<HostAllocator>> = OnceLock::new();
+    static POOL: OnceBox<BucketPool<HostAllocator>> = OnceBox::new();
     POOL.get_or_init(|| {
-        BucketPool::builder(HostAllocator::new())
-            .policy(BucketPolicy::Fit { alpha: SLACK })
-            .cached_limit(limits::usual_cached_limit())
-            .build()
+        let builder = BucketPool::builder(HostAllocator::new());
+        let builder = builder.policy(BucketPolicy::Fit { alpha: SLACK });
+        Box::new(builder.cached_limit(limits::usual_cached_limit()).build())
     })
 }
 
@@ -47,6 +49,6 @@ pub fn global() -> &'static BucketPool<HostAllocator> {
 /// # Ok::<(), pool_core::AllocError>(())
 /// ```
 pub fn global_small_tensors() -> &'static BucketPool<HostAllocator> {
-    static POOL: OnceLock<BucketPool<HostAllocator>> = OnceLock::new();
-    POOL.get_or_init(|| preset::small_tensors(HostAllocator::new()).build())
+    static POOL: OnceBox<BucketPool<HostAllocator>> = OnceBox::new();
+    POOL.get_or_init(|| Box::new(preset::small_tensors(HostAllocator::new()).build()))
 }

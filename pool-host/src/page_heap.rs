@@ -31,7 +31,7 @@ use std::time::Duration;
 /// Freed bytes of one shard after which [`PageHeap::free`] looks whether too much is cached.
 const CHECKED_EVERY: usize = 16 << 20;
 /// Bytes beyond the limit that one look of the background thread gives back.
-const STEP: usize = 8 << 20;
+const STEP: usize = 16 << 20;
 /// Bytes of pages from which on the background thread is worth having.
 const THREAD_FROM: u64 = 8 << 20;
 
@@ -121,7 +121,8 @@ impl PageHeap {
     /// sleeps or takes no large block. All heaps of the process share one thread. It starts when a
     /// heap has 8 MiB of pages, and ends when none has. Off by default.
     ///
-    /// Without it, calls of this heap do that work, and a program that makes none keeps its pages.
+    /// Without it, calls of this heap do that work, and a program that makes none keeps its pages,
+    /// unless another heap of the process has requested the thread.
     #[must_use]
     pub const fn background(mut self, on: bool) -> Self {
         self.settings.background = on;
@@ -348,7 +349,7 @@ impl PageHeap {
     ///
     /// It opens no file: a program that is not ours may have forbidden itself to.
     fn look(&self) -> usize {
-        self.check_limit(STEP);
+        self.check_limit(STEP / 2);
         self.pages.look();
         self.pages.idle_bytes()
     }

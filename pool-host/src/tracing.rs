@@ -40,28 +40,32 @@ static ENDS: AtomicBool = AtomicBool::new(false);
 static DONE: AtomicBool = AtomicBool::new(false);
 static THREAD: Background = Background::new();
 
-/// Takes the name of the file. Returns false if it is empty or too long.
+/// Takes the name of the file. Returns false if it is empty, too long, or another one than before.
 pub(crate) fn name_file(name: &[u8]) -> bool {
     if name.is_empty() || name.len() > NAME_MOST {
         return false;
     }
     let mut bytes = [0; NAME_MOST];
     bytes[..name.len()].copy_from_slice(name);
-    NAME.set((bytes, name.len())).is_ok()
+    let named = (bytes, name.len());
+    NAME.set(named).is_ok() || NAME.get() == Some(&named)
 }
 
 /// Begins to record, if a file is named: maps the ring and requests the writer's thread. Returns
-/// whether requests are recorded.
+/// whether requests are recorded, from now on or from when the thread that came first has begun.
 pub fn begin() -> bool {
-    if NAME.get().is_none() || RING.get().is_some() {
-        return is_on();
+    if NAME.get().is_none() {
+        return false;
+    }
+    if RING.get().is_some() {
+        return !DONE.load(Acquire);
     }
     let Some(slots) = map_slots() else {
         system::say(&[b"bucketpool: trace: no memory for the ring\n"]);
         return false;
     };
     if RING.set(Ring::new(slots)).is_err() {
-        return is_on(); // another thread was first
+        return !DONE.load(Acquire); // another thread was first
     }
     // SAFETY: the handler stores a flag, which is legal in a forked child. If it cannot be
     // registered, a child would fill a ring that nothing reads.
@@ -179,17 +183,26 @@ fn created(path: &Path) -> io::Result<(File, PathBuf)> {
     Ok((unsafe { File::from_raw_fd(high) }, path))
 }
 
-/// Creates the file; if it exists, one whose name has the number of the process too.
+/// Files of one process: a program that replaces itself (`exec`) keeps its number.
+const FILES_MOST: u32 = 1000;
+
+/// Creates the file; if it exists, one whose name has the number of the process too, and a further
+/// number if that exists.
 fn create(path: &Path) -> io::Result<(File, PathBuf)> {
-    match File::create_new(path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let (stem, rest) = name.split_once('.').unwrap_or((&name, "ptrace.csv.zst"));
-            let other = path.with_file_name(format!("{stem}-{}.{rest}", std::process::id()));
-            Ok((File::create(&other)?, other))
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let (stem, rest) = name.split_once('.').unwrap_or((&name, "ptrace.csv.zst"));
+    let process = std::process::id();
+    let others = (1..FILES_MOST).map(|number| match number {
+        1 => path.with_file_name(format!("{stem}-{process}.{rest}")),
+        number => path.with_file_name(format!("{stem}-{process}-{number}.{rest}")),
+    });
+    for path in std::iter::once(path.to_path_buf()).chain(others) {
+        match File::create_new(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            file => return Ok((file?, path)),
         }
-        file => Ok((file?, path.to_path_buf())),
     }
+    Err(io::ErrorKind::AlreadyExists.into())
 }
 
 /// Ends the file when the process exits.
@@ -204,5 +217,23 @@ extern "C" fn end() {
         }
         // SAFETY: it has no preconditions.
         unsafe { libc::usleep(100) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[expect(clippy::unwrap_used, reason = "a test")]
+    fn no_image_of_a_process_writes_over_the_file_of_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.ptrace.csv.zst");
+        let files = [(); 4].map(|()| create(&path).unwrap().1);
+        let process = std::process::id();
+        let names = files.map(|file| file.file_name().unwrap().to_string_lossy().into_owned());
+        let [second, third, fourth] =
+            ["", "-2", "-3"].map(|further| format!("t-{process}{further}.ptrace.csv.zst"));
+        assert_eq!(names, ["t.ptrace.csv.zst".to_owned(), second, third, fourth]);
     }
 }

@@ -133,23 +133,30 @@ pub(crate) unsafe fn lock(base: NonNull<u8>, bytes: usize) -> Result<(), DeviceE
 
 /// Maps `bytes` bytes and one guard page behind them, which no code may access.
 ///
-/// `bytes` is a multiple of `page`. If the system refuses the protection, the guard is accessible.
+/// `bytes` is a multiple of `page`. Returns `None` if the system has no memory, or refuses the
+/// protection: each guard is a mapping, of which a process can have `vm.max_map_count`.
 pub(crate) fn with_guard(bytes: usize, page: usize) -> Option<NonNull<u8>> {
     let base = map_pages(bytes.checked_add(page)?)?;
+    let address = base.as_ptr().expose_provenance();
     // SAFETY: the last page of what was just mapped.
-    unsafe { forbid(base.as_ptr().expose_provenance() + bytes, page) };
-    Some(base)
+    if unsafe { forbid(address + bytes, page) } {
+        return Some(base);
+    }
+    // SAFETY: all of what was just mapped, which no code uses.
+    unsafe { unmap_guarded(address, bytes + page) };
+    None
 }
 
-/// Makes pages of [`with_guard`] inaccessible. If the system refuses, they stay accessible.
+/// Makes pages of [`with_guard`] inaccessible. Returns false if the system refuses; then they stay
+/// accessible.
 ///
 /// # Safety
 ///
 /// They are of [`with_guard`], and no code uses them from now on.
-pub(crate) unsafe fn forbid(address: usize, bytes: usize) {
+pub(crate) unsafe fn forbid(address: usize, bytes: usize) -> bool {
     let base = ptr::with_exposed_provenance_mut::<libc::c_void>(address);
     // SAFETY: as the caller says. Later accesses fault.
-    let _ = unsafe { libc::mprotect(base, bytes, libc::PROT_NONE) };
+    unsafe { libc::mprotect(base, bytes, libc::PROT_NONE) == 0 }
 }
 
 /// Unmaps pages of [`with_guard`] after [`forbid`]. `bytes` includes the guard page.
@@ -159,6 +166,10 @@ pub(crate) unsafe fn forbid(address: usize, bytes: usize) {
 /// It is a whole mapping of [`with_guard`], and no code uses it from now on.
 pub(crate) unsafe fn unmap_guarded(address: usize, bytes: usize) {
     let base = ptr::with_exposed_provenance_mut::<libc::c_void>(address);
-    // SAFETY: as the caller says. If unmapping fails, the memory is lost.
-    let _ = unsafe { libc::munmap(base, bytes) };
+    // SAFETY: as the caller says.
+    if unsafe { libc::munmap(base, bytes) } != 0 {
+        // The addresses are lost, since the mapping would have to be split and there are too many.
+        // SAFETY: as the caller says; the contents may go.
+        let _ = unsafe { libc::madvise(base, bytes, libc::MADV_DONTNEED) };
+    }
 }

@@ -35,6 +35,16 @@ fn free(block: *mut u8, bytes: usize) {
 
 /// Allocates and frees blocks correctly except for `mistake`. An unknown name makes no mistake.
 fn make(mistake: &str) {
+    if mistake == "behind the end without a guard" {
+        let (pages, bytes) = take_all_mappings();
+        // The first new block may be in the place of one that has rested.
+        let guarded = [(); 8].map(|()| block(4096)).into_iter().filter(|block| !block.is_null());
+        let last = guarded.last();
+        last.into_iter().for_each(|block| unsafe { block.add(4096).write(1) });
+        // The rest of the program needs some.
+        assert_eq!(unsafe { libc::munmap(pages, bytes) }, 0);
+        return assert!(last.is_none(), "a block without a guard");
+    }
     let (small, large) = (block(100), block(10_000));
     match mistake {
         "behind the end" => unsafe { small.add(100).write(1) },
@@ -55,6 +65,7 @@ fn make(mistake: &str) {
     assert!(grown.into_iter().eq(0..50_000));
     assert!(vec![0_u8; 100_000].iter().all(|byte| *byte == 0));
     match mistake {
+        "after free, to the end" => unsafe { small.add(50).write(1) },
         "after free" => {
             unsafe { small.add(50).write(1) };
             // Freed blocks are checked before their memory is reused. These requests push the block
@@ -95,6 +106,7 @@ fn each_mistake_ends_the_process_and_is_named() {
         ("another alignment", "free with another layout than it was allocated with"),
         ("no block", "free of what is not a block"),
         ("after free", "write after free"),
+        ("after free, to the end", "write after free"),
         ("read after free of a large one", ""),
     ] {
         let output = in_child(mistake);
@@ -104,6 +116,33 @@ fn each_mistake_ends_the_process_and_is_named() {
         assert_eq!(output.status.signal(), Some(signal), "{mistake}: {text}");
         assert!(text.contains(said), "{mistake}: {text}");
     }
+}
+
+/// Takes all mappings that the process may have, by pages that differ from their neighbours.
+/// Returns where they are, and their bytes.
+fn take_all_mappings() -> (*mut libc::c_void, usize) {
+    let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+    let (most, page): (usize, usize) = (text.trim().parse().unwrap(), 4096);
+    let (access, sort) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let null = std::ptr::null_mut();
+    let base = unsafe { libc::mmap(null, 2 * most * page, access, sort, -1, 0) };
+    assert_ne!(base, libc::MAP_FAILED);
+    for at in 0..most {
+        let one = unsafe { base.byte_add((2 * at + 1) * page) };
+        if unsafe { libc::mprotect(one, page, libc::PROT_NONE) } != 0 {
+            return (base, 2 * most * page);
+        }
+    }
+    unreachable!("more than {most} mappings");
+}
+
+/// Each guard is a mapping, of which the system has no more: a block without one would not be
+/// looked after.
+#[test]
+fn a_block_that_gets_no_guard_is_refused() {
+    let output = in_child("behind the end without a guard");
+    let has_guard = output.status.signal() == Some(libc::SIGSEGV);
+    assert!(output.status.success() || has_guard, "{output:?}");
 }
 
 #[test]

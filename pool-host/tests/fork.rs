@@ -150,6 +150,38 @@ fn in_a_child_of_a_quiet_process_a_pool_works() {
     }
 }
 
+/// A thread of the parent may be making the pools of the process.
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no `fork`")]
+fn in_a_child_the_pools_of_the_process_wait_for_no_thread_of_the_parent() {
+    if ran_alone("in_a_child_the_pools_of_the_process_wait_for_no_thread_of_the_parent") {
+        return;
+    }
+    let use_both = || {
+        let small = pool_host::global_small_tensors().allocate(100).map(drop);
+        let all = pool_host::global().allocate(100).map(drop).and(small);
+        all.map_err(|error| error.why())
+    };
+    let statuses: Vec<i32> = (0..CHILDREN)
+        .map(|turn| {
+            fork_to(|| {
+                // In this process no thread has used the pools yet.
+                let start = Barrier::new(2);
+                thread::scope(|scope| {
+                    scope.spawn(|| {
+                        start.wait();
+                        let _ = use_both();
+                    });
+                    start.wait();
+                    (0..turn * 100).for_each(|_| std::hint::spin_loop());
+                    fork_to(|| i32::from(!matches!(use_both(), Ok(()) | Err(Why::Forked))))
+                })
+            })
+        })
+        .collect();
+    assert_eq!(statuses, [0; CHILDREN]);
+}
+
 /// A thread of the parent may be inside a private pool, or give a tag its name.
 #[test]
 #[cfg_attr(miri, ignore = "Miri has no `fork`")]

@@ -3,6 +3,7 @@
 
 use pool_host::Tcache;
 use pool_trace::{Kind, Log};
+use std::alloc::GlobalAlloc;
 use std::collections::HashMap;
 use std::process::Command;
 use std::thread;
@@ -70,6 +71,31 @@ fn all_requests_and_frees_of_all_threads_are_in_the_file() {
     }
     // Growth is a free and an allocation.
     assert_eq!((counts[&2_222], counts[&92_222]), ((THREADS, THREADS), (THREADS, THREADS)));
+}
+
+/// The word of the environment is right for both.
+#[test]
+fn a_second_tcache_of_a_traced_program_finds_nothing_wrong_with_the_word() {
+    static SECOND: Tcache = Tcache::new();
+    let name = "a_second_tcache_of_a_traced_program_finds_nothing_wrong_with_the_word";
+    if std::env::var_os("TRACED").is_some() {
+        let layout = std::alloc::Layout::new::<u64>();
+        #[expect(unsafe_code, reason = "a call of an allocator")]
+        // SAFETY: the layout has a size.
+        let block = unsafe { SECOND.alloc(layout) };
+        assert!(!block.is_null());
+        #[expect(unsafe_code, reason = "a call of an allocator")]
+        // SAFETY: the block was just allocated with this layout.
+        return unsafe { SECOND.dealloc(block, layout) };
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program.args(["--exact", name]);
+    let words = format!("on,trace={}", folder.path().join("two.ptrace.csv.zst").display());
+    let output = program.env("TRACED", "1").env("BUCKETPOOL_HOST", words).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.contains("a second Tcache"), "{said}");
+    assert!(!said.contains("is none of"), "{said}");
 }
 
 /// A program that is killed while it records at a high rate leaves a trace that is read.

@@ -8,10 +8,9 @@
 
 use crate::aligned::memalign;
 use crate::c::{free, malloc};
-use crate::libc_next::Next;
+use crate::libc_next::Own;
 use std::ffi::{CStr, c_void};
 use std::mem::{self, MaybeUninit};
-use std::ptr;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 /// Whether the program replaces a form that the C++ library's other forms call: one of the three
@@ -34,8 +33,8 @@ const CALLED: [&CStr; 8] = [
     c"_ZdaPvSt11align_val_t",
 ];
 
-/// Libraries of C++ that may be loaded where [`libc::RTLD_NEXT`] does not look: by `dlopen`.
-const LIBRARIES: [&CStr; 2] = [c"libstdc++.so.6", c"libc++.so.1"];
+/// The libraries of C++, of which a process has one or none.
+const LIBRARIES: &[&CStr] = &[c"libstdc++.so.6", c"libc++.so.1"];
 
 /// Returns whether the program replaces a form that others call.
 ///
@@ -68,22 +67,6 @@ fn library_of(address: *const c_void) -> *mut c_void {
     unsafe { found.assume_init() }.dli_fbase
 }
 
-/// Returns the C++ library's own form; null if none is loaded.
-#[cold]
-fn library_form(next: &Next) -> *mut c_void {
-    let found = next.address();
-    if !found.is_null() {
-        return found;
-    }
-    let loaded = LIBRARIES.iter().find_map(|library| {
-        // SAFETY: the name ends with a zero byte. With `RTLD_NOLOAD` nothing is loaded.
-        let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-        // SAFETY: the handle is that of a library which stays loaded, since its count went up.
-        (!handle.is_null()).then(|| unsafe { libc::dlsym(handle, next.name.as_ptr()) })
-    });
-    loaded.unwrap_or(ptr::null_mut())
-}
-
 /// Defines forms of `operator new`: `NAME(arguments) = allocation`.
 macro_rules! new {
     ($($(#[$doc:meta])* $name:ident ($($arg:ident: $type:ty),+) = $allocation:expr;)+) => {$(
@@ -100,14 +83,14 @@ macro_rules! new {
             #[inline(never)]
             unsafe extern "C-unwind" fn library($($arg: $type),+) -> *mut u8 {
                 const NAME: &CStr = name(concat!(stringify!($name), "\0"));
-                static NEXT: Next = Next::new(NAME);
+                static FORM: Own = Own::new(LIBRARIES, NAME);
                 if !is_replaced() {
                     let block = $allocation;
                     if !block.is_null() {
                         return block;
                     }
                 }
-                let form = library_form(&NEXT);
+                let form = FORM.address();
                 if form.is_null() {
                     return $allocation; // a program without a C++ library has no handler either
                 }
@@ -145,12 +128,12 @@ macro_rules! delete {
             #[inline(never)]
             unsafe extern "C-unwind" fn library($block: *mut u8 $(, $arg: $type)*) {
                 const NAME: &CStr = name(concat!(stringify!($name), "\0"));
-                static NEXT: Next = Next::new(NAME);
+                static FORM: Own = Own::new(LIBRARIES, NAME);
                 if !is_replaced() {
                     // SAFETY: as the caller says; `new` here is `malloc` or `memalign`.
                     return unsafe { free($block) };
                 }
-                let form = library_form(&NEXT);
+                let form = FORM.address();
                 if form.is_null() {
                     // SAFETY: as the caller says; then `new` here was `malloc` or `memalign`.
                     return unsafe { free($block) };

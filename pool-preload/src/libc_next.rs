@@ -1,4 +1,4 @@
-//! The C library's own functions, which the exported ones hide.
+//! The C library's own functions, and those of the C++ library, which the exported ones hide.
 
 use libc::c_int;
 use std::ffi::{CStr, c_void};
@@ -14,21 +14,24 @@ unsafe extern "C" {
     pub(crate) fn __libc_memalign(align: usize, bytes: usize) -> *mut u8;
 }
 
-/// A function of the next library that defines its name: one that has no second name like
-/// `__libc_malloc`.
+/// A function of a library: one that has no second name like `__libc_malloc`.
+///
+/// It is looked up in that library, and not in the next one that defines the name: another
+/// allocator may lie in between, which does not know the C library's blocks.
 #[derive(Debug)]
-pub(crate) struct Next {
-    pub(crate) name: &'static CStr,
+pub(crate) struct Own {
+    libraries: &'static [&'static CStr],
+    name: &'static CStr,
     address: AtomicPtr<c_void>,
 }
 
-impl Next {
-    /// Creates a function that is not looked up.
-    pub(crate) const fn new(name: &'static CStr) -> Self {
-        Self { name, address: AtomicPtr::new(ptr::null_mut()) }
+impl Own {
+    /// Creates a function of the first of these libraries that is loaded. It is not looked up.
+    pub(crate) const fn new(libraries: &'static [&'static CStr], name: &'static CStr) -> Self {
+        Self { libraries, name, address: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    /// Returns the address of the function; null if no library defines it.
+    /// Returns the address of the function; null if none of the libraries is loaded.
     ///
     /// The first call looks it up. `dlsym` may allocate small blocks, which the C library serves.
     #[inline]
@@ -39,15 +42,26 @@ impl Next {
 
     #[cold]
     fn find(&self) -> *mut c_void {
-        // SAFETY: the name ends with a zero byte.
-        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        let mut found = self.libraries.iter().map(|library| self.find_in(library));
+        let found = found.find(|found| !found.is_null()).unwrap_or(ptr::null_mut());
         self.address.store(found, Relaxed);
         found
     }
+
+    fn find_in(&self, library: &CStr) -> *mut c_void {
+        // SAFETY: the name ends with a zero byte. With `RTLD_NOLOAD` nothing is loaded.
+        let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        if handle.is_null() {
+            return ptr::null_mut();
+        }
+        // SAFETY: the handle is that of a library which stays loaded, since its count went up.
+        unsafe { libc::dlsym(handle, self.name.as_ptr()) }
+    }
 }
 
-static USABLE_SIZE: Next = Next::new(c"malloc_usable_size");
-static TRIM: Next = Next::new(c"malloc_trim");
+const C: &[&CStr] = &[c"libc.so.6"];
+static USABLE_SIZE: Own = Own::new(C, c"malloc_usable_size");
+static TRIM: Own = Own::new(C, c"malloc_trim");
 
 /// Looks the functions up. Later calls might have to wait for the lock of the dynamic linker, which
 /// a thread holds while constructors of a library run.

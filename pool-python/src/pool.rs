@@ -16,7 +16,8 @@ use std::time::Duration;
 /// decay: after how many seconds memory that no array needed goes back to the system; None for
 /// never.
 /// background: whether a thread gives memory back while the program does something else. It starts
-/// when a pool has 8 MiB. Without it only the arrays of this pool do that.
+/// when a pool has 8 MiB. Without it the arrays of this pool do that, and the
+/// thread if another pool has it.
 ///
 /// Arrays from 64 KiB are in the pool. They may outlive it.
 #[pyclass(module = "bucketpool", frozen)]

@@ -48,7 +48,7 @@ impl Ticks {
         }
         let mut newest = self.0.iter().rev().map(|(then, _)| *then);
         if let (Some(last), before) = (newest.next(), newest.next())
-            && (last == now || before.is_some_and(|before| now - before < apart))
+            && (last == now || before.is_some_and(|before| now.saturating_sub(before) < apart))
         {
             self.0.pop_back();
         }

@@ -47,7 +47,8 @@ fn caches_and_book_are_open_while_the_allocator_is_called() {
             });
             let ended = end.recv_timeout(FOR_EVER);
             stuck.store(ended.is_err(), Relaxed);
-            ended.expect("a lock is held while the allocator is called");
+            let (_, _, ticked) = ended.expect("a lock is held while the allocator is called");
+            ticked.expect("the simulated device refuses nothing");
         }));
         assert_eq!(program(&pool, &device), 0, "{name}: a visit failed");
         assert!(calls.load(Relaxed) > 20, "{name}: {calls:?} calls");

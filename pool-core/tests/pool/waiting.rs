@@ -1,4 +1,5 @@
 //! Requests that wait for memory: who is served when, and what wakes them.
+#![expect(clippy::unwrap_used, reason = "tests")]
 
 use crate::hooked::{Hooked, outcome};
 use pool_core::sim::{SimCall, SimDevice};
@@ -144,7 +145,7 @@ fn woken_after(arena: Option<ArenaConfig>, panics: bool, work: fn(&Hooking) -> b
 
 type Hook = Box<dyn Fn() + Send + Sync>;
 type Hooking = BucketPool<Hooked<Hook>>;
-/// What happens at the next call of the allocator.
+/// Code that runs at the next call of the allocator.
 type Visit = Arc<Mutex<Option<Hook>>>;
 
 #[test]

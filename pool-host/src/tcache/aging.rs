@@ -263,7 +263,8 @@ impl Cache {
                     // of the class, or came from the depot as one; `inner` is the allocator of all
                     // blocks of this cache. `take_closed`, after the barrier, set the floor to
                     // `blocks`, so the owner does not take these, and this thread still holds the
-                    // thread cache, so no visitor does. `hand_over` left the batch unchanged.
+                    // thread cache, so no visitor does. `hand_over` has taken those out of the
+                    // batch that it gave away.
                     unsafe { self.release(closed.class, &batch, inner) };
                 }
             }

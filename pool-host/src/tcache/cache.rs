@@ -67,6 +67,7 @@ pub(crate) struct Counts {
     pub(crate) evicted: AtomicU64,
     pub(crate) decayed: AtomicU64,
     pub(crate) bypasses: AtomicU64,
+    pub(crate) failures: AtomicU64,
     /// Requests larger than all classes by threads without a thread cache, and frees of such
     /// blocks.
     pub(crate) cacheless: [AtomicU64; 2],
@@ -124,6 +125,7 @@ impl Cache {
                 evicted: AtomicU64::new(0),
                 decayed: AtomicU64::new(0),
                 bypasses: AtomicU64::new(0),
+                failures: AtomicU64::new(0),
                 cacheless: [const { AtomicU64::new(0) }; 2],
             },
         }
@@ -175,6 +177,7 @@ impl Cache {
         if taken.block.is_null() {
             // The program did not get a block, so the request must not count as a live block.
             self.count_free(self.hold(local, class).as_ref(), class);
+            count(&self.counts.failures, 1);
         }
         taken
     }

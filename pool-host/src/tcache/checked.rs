@@ -4,7 +4,7 @@
 //! byte, and is poisoned when it is allocated. A block of at least a page, whose alignment is at
 //! most a page, ends as close to a guard page as its alignment allows. When a block is freed, a
 //! small one is poisoned again, and the pages of a guarded one become inaccessible. A freed block
-//! rests before its memory is used again.
+//! rests before its memory is used again; it is looked at then, or when the process exits.
 //!
 //! An error is reported on stderr, and the process aborts; an access to a guard page, or to a freed
 //! block that was guarded, ends it with SIGSEGV. One lock serves all threads, and a call costs a
@@ -212,13 +212,27 @@ impl Checked {
         }
         if is_guarded(layout) {
             let (pages, offset) = guarded(layout);
+            // If the system refuses, a use of the freed block is not found.
             // SAFETY: the pages of a block of `with_guard` that the program has freed.
-            unsafe { virtual_memory::forbid(address - offset, pages) };
+            let _ = unsafe { virtual_memory::forbid(address - offset, pages) };
         } else {
             // SAFETY: the block was live and holds `layout.size()` bytes; its owner gave it up.
             unsafe { poison(block, layout.size()) };
         }
         self.rest(address, layout.size(), inner);
+    }
+
+    /// Looks at all resting blocks, when the process exits. Aborts if the program wrote to one.
+    pub(super) fn check_resting(&self) {
+        // Not without end: this thread may have been inside when it called `exit`.
+        let _ = self.inside.enter(|inside| {
+            for step in 0..inside.count {
+                let address = inside.resting[(inside.first + step) % RESTING];
+                if let Some(entry) = inside.book.get(address) {
+                    check_poison(entry);
+                }
+            }
+        });
     }
 
     /// Makes a freed block rest, and frees the oldest resting blocks while there are too many.
@@ -231,25 +245,36 @@ impl Checked {
     }
 }
 
-/// Frees the memory of a block that has rested; aborts if the program wrote to the block meanwhile.
+/// Aborts if the program wrote to a resting block.
 ///
-/// A guarded block is not checked: its pages were inaccessible, unless the system refused that.
-fn free_entry<A: GlobalAlloc>(Entry { address, layout, .. }: Entry, inner: &A) {
+/// A guarded block is not checked: its pages are inaccessible, unless the system refused that.
+fn check_poison(Entry { address, layout, .. }: Entry) {
+    if is_guarded(layout) {
+        return;
+    }
+    let block = ptr::with_exposed_provenance::<u8>(address);
+    // SAFETY: the program freed the block, and its memory is still allocated: the caller holds the
+    // lock of the book in which it rests, or has just removed it. `free` wrote its `layout.size()`
+    // bytes.
+    if !unsafe { all_are(block, layout.size(), |at| POISON[at % POISON.len()]) } {
+        die(b"write after free", address, layout.size());
+    }
+}
+
+/// Frees the memory of a block that has rested; aborts if the program wrote to the block meanwhile.
+fn free_entry<A: GlobalAlloc>(entry: Entry, inner: &A) {
+    let Entry { address, layout, .. } = entry;
+    check_poison(entry);
     if is_guarded(layout) {
         let (pages, offset) = guarded(layout);
         // SAFETY: the mapping of a block of `with_guard` that is in the book no more.
         return unsafe { virtual_memory::unmap_guarded(address - offset, pages + page()) };
     }
     let block = ptr::with_exposed_provenance_mut::<u8>(address);
-    // SAFETY: the program freed the block, and its entry was just removed from the book, so only
-    // this call has it. Its `layout.size()` bytes are still allocated, and `free` wrote them.
-    if !unsafe { all_are(block, layout.size(), |at| POISON[at % POISON.len()]) } {
-        die(b"write after free", address, layout.size());
-    }
     if let Some(layout) = with_canary(layout) {
         // SAFETY: `allocate` got the block from the inner allocator with this layout, which
         // `with_canary` computes from the same layout. One `Tcache` owns `CHECKED`, so `inner` is
-        // that allocator.
+        // that allocator. The entry was just removed from the book, so only this call has it.
         unsafe { inner.dealloc(block, layout) };
     }
 }

@@ -66,6 +66,7 @@ impl Cache {
         let taken = self.fresh(layout, true, zeroed, inner);
         if taken.block.is_null() {
             self.count_large(local, true);
+            count(&self.counts.failures, 1);
         }
         taken
     }

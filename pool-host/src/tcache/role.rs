@@ -1,5 +1,6 @@
 //! The part of a [`Tcache`] in the process: it owns the cache, passes through, or finds mistakes.
 
+use super::checked::CHECKED;
 use super::thread::{CACHE, watch_forks};
 use super::{Tcache, background};
 use crate::settings::Mode;
@@ -25,6 +26,11 @@ static NEXT_ID: AtomicUsize = AtomicUsize::new(1);
 /// Prints the summary of the process's tcache; for the word `stats`.
 extern "C" fn print_stats() {
     system::summarize(&CACHE.stats());
+}
+
+/// Looks for writes to freed blocks before the process ends; for the word `check`.
+extern "C" fn check_resting() {
+    CHECKED.check_resting();
 }
 
 impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
@@ -68,7 +74,10 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
             }
         }
         let role = match settings.mode {
-            Mode::Checked if serves => CHECKING,
+            Mode::Checked if serves => {
+                system::at_exit(check_resting);
+                CHECKING
+            }
             _ if serves && tracing::begin() => TRACING,
             _ if serves => SERVING,
             _ => PASSING,

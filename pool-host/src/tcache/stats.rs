@@ -21,12 +21,12 @@ pub struct TcacheStats {
     pub allocations: u64,
     /// Blocks that the program freed.
     pub frees: u64,
-    /// Requests that were served with cached memory: `allocations - misses - bypasses`.
+    /// Requests that failed, since the system had no memory.
+    pub failures: u64,
+    /// Requests that were served with cached memory: `allocations - misses - bypasses - failures`.
     pub hits: u64,
     /// Requests that went to the inner allocator for a block of a class, or that got pages without
     /// old contents from the system.
-    ///
-    /// A request for a small block counts twice if the inner allocator first has no memory.
     pub misses: u64,
     /// Requests for large blocks that went past the cache to the inner allocator: those aligned to
     /// more than 2 MiB, and those for which the pages have no addresses or no memory.
@@ -103,6 +103,7 @@ impl Cache {
         let mut stats = TcacheStats {
             misses: self.counts.misses.load(Relaxed) + pages.fresh,
             bypasses: self.counts.bypasses.load(Relaxed),
+            failures: self.counts.failures.load(Relaxed),
             refills: self.counts.refills.load(Relaxed),
             flushes: self.counts.flushes.load(Relaxed),
             evictions: self.counts.evicted.load(Relaxed),
@@ -145,7 +146,10 @@ impl Cache {
         }
         stats.live_bytes = stats.live_bytes.saturating_add(on_pages);
         stats.thread_caches = self.thread_caches.iter().count() as u64;
-        stats.hits = stats.allocations.saturating_sub(stats.misses + stats.bypasses);
+        let not_cached = stats.misses + stats.bypasses + stats.failures;
+        stats.hits = stats.allocations.saturating_sub(not_cached);
+        // Each failure was taken out of the live blocks as if it had been freed.
+        stats.frees = stats.frees.saturating_sub(stats.failures);
         stats
     }
 }

@@ -37,6 +37,17 @@ fn forms_that_a_program_replaces_serve_the_others() {
     check_linked("replaced.cpp", &["-std=c++17", "-Wno-sized-deallocation", &library], &[]);
 }
 
+/// A program linked with another allocator finds that one behind the library.
+#[test]
+fn blocks_of_the_c_library_are_no_business_of_an_allocator_in_between() {
+    let between = compiled("between.c", &["-shared", "-fPIC"]);
+    let libraries = format!("{}:{}", library().display(), between.display());
+    for source in ["family.c", "operators.cpp"] {
+        let mut command = std::process::Command::new(compiled(source, &[]));
+        is_done(&command.env("LD_PRELOAD", &libraries).output().expect("a program"));
+    }
+}
+
 #[test]
 fn threads_exchange_blocks_end_and_fork() {
     check("threads.c", &[]);

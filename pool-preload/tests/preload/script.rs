@@ -102,7 +102,18 @@ fn a_file_that_is_no_library_is_refused() {
 
 #[test]
 fn wrong_settings_are_refused_once() {
-    let settings = ["stats,of", "limit=lots", "limit=", "decay=1s", "check"];
+    let long = format!("decay={}", u128::MAX);
+    let settings = [
+        "stats,of",
+        "limit=lots",
+        "limit=",
+        "limit=64",
+        "limit=99999999999G",
+        "limit=99999999999999M",
+        "decay=1s",
+        &long,
+        "check",
+    ];
     let lines = settings.map(|settings| refusal(&library(), settings, &["true"]));
     insta::assert_snapshot!(lines.join("\n"));
 }

@@ -38,9 +38,9 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         false
     }
 
-    /// Checks, before the block is zeroed for a request, that nobody wrote to it while it was free,
-    /// if the pool has guards. Returns false if somebody did. Ranges of an arena are not checked:
-    /// they are no freed buffers.
+    /// Checks, before the block is zeroed for a request, that it was not written while it was free,
+    /// if the pool has guards. Returns false if it was. Ranges of an arena are not checked: they
+    /// are no freed buffers.
     pub(crate) fn check_freed(&mut self, fresh: bool, zeroed: bool) -> bool {
         let store = self.store();
         let Some(guards) = &store.guards else { return true };

@@ -242,8 +242,11 @@ fn out_of_memory_gives_back_cached_memory_and_retries() {
     let all = allocate(&cache, local, 60 * KIB, &below);
     assert!(!all.is_null());
     assert_eq!(check(&cache, &below, 60 * KIB).cached_bytes(), 0);
+    let before = cache.stats();
     assert!(allocate(&cache, local, 5000, &below).is_null());
-    check(&cache, &below, 60 * KIB);
+    let after = check(&cache, &below, 60 * KIB);
+    assert_eq!((after.allocations, after.failures), (before.allocations + 1, 1));
+    assert_eq!((after.hits, after.frees), (before.hits, before.frees), "neither hit nor free");
     free(&cache, local, 60 * KIB, all, &below);
     assert!(!allocate(&cache, local, 64, &below).is_null(), "the next call works");
 }

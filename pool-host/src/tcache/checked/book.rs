@@ -143,6 +143,11 @@ impl Book {
         Some(entry)
     }
 
+    /// Returns the entry of an address.
+    pub(super) fn get(&self, address: usize) -> Option<Entry> {
+        self.find(address)?.entry()
+    }
+
     /// Removes a block, and returns its entry.
     pub(super) fn remove(&self, address: usize) -> Option<Entry> {
         let place = self.find(address)?;
