@@ -361,7 +361,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let clock = self.allocator().clock();
         // If zeroing runs ahead of the stream, the block must be ready ahead too.
         let zeroes = zeroed || self.zero != ZeroPolicy::Never;
-        let ahead = zeroes && matches!(A::MEMORY.zeroing, Zeroing::Ahead);
+        let zeroes_ahead = zeroes && matches!(A::MEMORY.zeroing, Zeroing::Ahead);
+        let ahead = zeroes_ahead || clock.reuses_ahead(stream);
         let ahead = ahead.then(|| clock.ahead_of(stream));
         let on = ahead.as_ref().unwrap_or(stream);
         let Some(request) = self.pool_request((stream, on), bytes, kind) else {

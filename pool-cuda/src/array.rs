@@ -58,9 +58,16 @@ pub struct TypedView<'u, T> {
 }
 
 impl CudaView<'_> {
-    /// Returns the bytes as elements; what is left over at the end is not among them.
+    /// Returns the bytes as elements, of which any bits are valid: the block has what its last user
+    /// left in it. What is left over at the end is not among them.
+    ///
+    /// ```compile_fail,E0277
+    /// # fn elements(view: &pool_cuda::CudaView<'_>) {
+    /// view.typed::<bool>(); // a byte of 2 is no `bool`
+    /// # }
+    /// ```
     #[must_use]
-    pub fn typed<T: DeviceRepr>(&self) -> TypedView<'_, T> {
+    pub fn typed<T: Pod + DeviceRepr>(&self) -> TypedView<'_, T> {
         TypedView { view: self, element: PhantomData }
     }
 }

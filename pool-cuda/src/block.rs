@@ -1,12 +1,14 @@
 //! A block of VRAM, and the view of it that cudarc's calls take.
 #![expect(unsafe_code, reason = "a view is passed to kernels as its address")]
 
+use crate::events::ViewStream;
 use cudarc::driver::{
     CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs, PushKernelArg, SyncOnDrop, sys,
 };
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::thread;
 
 /// A block of device memory.
 #[derive(Debug)]
@@ -45,7 +47,7 @@ impl Owner {
 pub struct CudaView<'b> {
     at: sys::CUdeviceptr,
     bytes: usize,
-    stream: Arc<CudaStream>,
+    stream: ViewStream,
     block: PhantomData<&'b CudaBlock>,
 }
 
@@ -58,7 +60,7 @@ unsafe impl<'a, 'b: 'a> PushKernelArg<&'b CudaView<'_>> for LaunchArgs<'a> {
 }
 
 impl CudaView<'_> {
-    pub(crate) fn new(at: sys::CUdeviceptr, bytes: u64, stream: Arc<CudaStream>) -> Self {
+    pub(crate) fn new(at: sys::CUdeviceptr, bytes: u64, stream: ViewStream) -> Self {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         Self { at, bytes, stream, block: PhantomData }
     }
@@ -72,13 +74,20 @@ impl CudaView<'_> {
     /// Returns the ordinal of the device.
     #[must_use]
     pub fn device_id(&self) -> usize {
-        self.stream.context().ordinal()
+        self.stream.stream.context().ordinal()
     }
 }
 
 /// Orders one of cudarc's calls on `on` behind the stream `own` that the memory is ordered on.
-/// cudarc takes no error here. Between contexts, or if the driver refuses, the host waits.
-pub(crate) fn guard<'a>(own: &CudaStream, on: &'a CudaStream) -> SyncOnDrop<'a> {
+/// cudarc takes no error here. Between contexts, for the default stream of another thread, or if
+/// the driver refuses, the host waits.
+pub(crate) fn guard<'a>(own: &ViewStream, on: &'a CudaStream) -> SyncOnDrop<'a> {
+    if own.thread.is_some_and(|of| of != thread::current().id()) {
+        let context = own.stream.context();
+        on.context().record_err(context.synchronize().or_else(|_| context.synchronize()));
+        return SyncOnDrop::Sync(Some(on));
+    }
+    let own = &own.stream;
     let same_context = on.context().cu_ctx() == own.context().cu_ctx();
     if same_context && on.cu_stream() == own.cu_stream() {
         return SyncOnDrop::Sync(None);
@@ -96,7 +105,7 @@ impl DeviceSlice<u8> for CudaView<'_> {
         self.bytes
     }
     fn stream(&self) -> &Arc<CudaStream> {
-        &self.stream
+        &self.stream.stream
     }
 }
 
@@ -112,7 +121,7 @@ impl DeviceSlice<u8> for &CudaView<'_> {
         self.bytes
     }
     fn stream(&self) -> &Arc<CudaStream> {
-        &self.stream
+        &self.stream.stream
     }
 }
 

@@ -3,7 +3,8 @@
 
 use crate::driver::{Driver, forked, is_present, refusal};
 use crate::events::{CudaDriver, PoolStream, RawStream};
-use cudarc::driver::{CudaContext, CudaStream, result, sys};
+use cudarc::driver::sys::CUresult;
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 use parking_lot::Mutex;
 use pool_core::{DeviceError, StreamClock, Timeline, Why};
 use std::collections::HashMap;
@@ -112,7 +113,10 @@ impl CudaDevice {
             return Err(forked);
         }
         let default = context.default_stream();
-        let total = context.total_mem().map_err(|e| refusal("cuDeviceTotalMem", e))?;
+        // Not by the context's own call, which would tell an error that an earlier drop has left.
+        // SAFETY: the device of a context exists.
+        let total = unsafe { result::device::total_mem(context.cu_device()) };
+        let total = total.map_err(|e| refusal("cuDeviceTotalMem", e))?;
         let driver = Arc::new(Driver::new(context));
         let (raw, events) =
             (RawStream::new(default.clone(), None), CudaDriver::new(driver.clone()));
@@ -257,12 +261,20 @@ impl CudaDevice {
         ours.then(|| self.0.streams.lock().get(&key(stream)).cloned()).flatten()
     }
 
+    /// Returns whether the device has a feature. A driver that does not know the feature refuses
+    /// the question, and so does not have it.
     pub(crate) fn has_attribute(
         &self,
         attribute: sys::CUdevice_attribute,
     ) -> Result<bool, DeviceError> {
-        let context = self.context();
-        self.driver().call("cuDeviceGetAttribute", || Ok(context.attribute(attribute)? > 0))
+        let device = self.context().cu_device();
+        self.driver().call("cuDeviceGetAttribute", || {
+            // SAFETY: the device of a context exists.
+            match unsafe { result::device::get_attribute(device, attribute) } {
+                Err(DriverError(CUresult::CUDA_ERROR_INVALID_VALUE)) => Ok(false),
+                answer => Ok(answer? > 0),
+            }
+        })
     }
 
     pub(crate) fn driver(&self) -> &Driver {

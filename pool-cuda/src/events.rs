@@ -25,6 +25,14 @@ pub struct RawStream {
     thread: Option<ThreadId>,
 }
 
+/// The stream that the memory of a view is ordered on.
+#[derive(Clone, Debug)]
+pub(crate) struct ViewStream {
+    pub(crate) stream: Arc<CudaStream>,
+    /// As for [`RawStream`].
+    pub(crate) thread: Option<ThreadId>,
+}
+
 impl RawStream {
     pub(crate) fn new(stream: Arc<CudaStream>, thread: Option<ThreadId>) -> Self {
         Self { stream: Kept::new(stream), thread }
@@ -40,6 +48,11 @@ impl RawStream {
     /// Returns whether it is the legacy default stream, which waits for all blocking streams.
     fn is_legacy(&self) -> bool {
         matches!(self.cu_stream().addr(), 0 | LEGACY)
+    }
+
+    /// Returns the stream for a view of memory that is ordered on it.
+    pub(crate) fn of_view(&self) -> ViewStream {
+        ViewStream { stream: (*self.stream).clone(), thread: self.thread }
     }
 
     /// Returns whether this thread can submit work to it.

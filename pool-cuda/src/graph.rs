@@ -7,7 +7,7 @@ use crate::device::CudaDevice;
 use crate::driver::forked;
 use crate::events::PoolStream;
 use cudarc::driver::{result, sys};
-use pool_core::{BucketPool, DeviceError, PooledBuffer, PrivatePool, Why};
+use pool_core::{BucketPool, DeviceError, PooledBuffer, PrivatePool, StreamClock, Why};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -131,7 +131,7 @@ impl<A: Vram> CudaCapture<A> {
     ///
     /// # Errors
     ///
-    /// [`Why::NotSubmitted`](pool_core::Why::NotSubmitted) if `after` is not in a capture or the
+    /// [`Why::NotSubmitted`](pool_core::Why::NotSubmitted) if `after` is not in this capture or the
     /// other stream is in another one, [`Why::Foreign`](pool_core::Why::Foreign) for a stream of
     /// another device, or the driver's refusal.
     ///
@@ -160,7 +160,7 @@ impl<A: Vram> CudaCapture<A> {
     /// ```
     pub fn fork(&mut self, on: &PoolStream, after: &PoolStream) -> Result<(), DeviceError> {
         let (clock, private) = (self.device.clock(), self.private.as_ref());
-        if !clock.is_capturing(after) {
+        if !self.has(after) {
             return Err(DeviceError::new(Why::NotSubmitted, "fork behind no captured stream", 0));
         }
         clock.begin_capture(on)?;
@@ -187,7 +187,20 @@ impl<A: Vram> CudaCapture<A> {
     /// [`Why::Foreign`](pool_core::Why::Foreign) for a stream of another device, or the driver's
     /// refusal.
     pub fn join(&self, on: &PoolStream, after: &PoolStream) -> Result<(), DeviceError> {
-        self.device.clock().join_captured(on, after)
+        let clock = self.device.clock();
+        // What is another device's, the clock says.
+        let others = [on, after].into_iter().filter(|stream| clock.owns(stream));
+        if others.into_iter().any(|stream| !self.has(stream)) {
+            let call = "join streams that are not both in this capture";
+            return Err(DeviceError::new(Why::NotSubmitted, call, 0));
+        }
+        clock.join_captured(on, after)
+    }
+
+    /// Whether a stream is in this capture.
+    fn has(&self, stream: &PoolStream) -> bool {
+        let mut own = self.forked.iter().chain([&self.origin]);
+        own.any(|own| std::ptr::eq(own.raw(), stream.raw()))
     }
 
     /// Ends the capture. Each forked stream is joined to the first.
@@ -279,6 +292,8 @@ impl<A: Vram> CudaGraph<A> {
         let _in_use: Vec<_> = uses.iter().map(|buffer| buffer.on(on)).collect::<Result<_, _>>()?;
         let Instance { device, ready, .. } = &self.instance;
         let stream = on.raw().handle()?;
+        let call = "cuGraphLaunch on the legacy stream beside a capture";
+        device.events().spare_captures(on.raw(), call)?;
         self.private.launch(on, || {
             device.driver().call("cuGraphLaunch", || {
                 // SAFETY: the instance lives as long as `self`, borrowed alone; the stream is kept

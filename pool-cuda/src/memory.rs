@@ -91,9 +91,11 @@ pub struct CudaMemory<S: Source> {
     source: S,
     owner: Owner,
     /// Blocks that wait for the end of a capture. An allocation frees some of those whose work is
-    /// done. A trim, and an allocation for which the device has no memory, free all.
+    /// done. [`DeviceAllocator::release_kept`], and an allocation for which the device has no
+    /// memory, free all.
     waiting: Waiting<CudaBlock>,
     /// Page-locked memory for copies that the host does not wait for; made by the first of them.
+    /// [`DeviceAllocator::release_kept`] gives back what is idle.
     staging: OnceLock<BucketPool<CudaPinnedAllocator>>,
 }
 
@@ -217,7 +219,9 @@ impl<S: Source> DeviceAllocator for CudaMemory<S> {
     fn release_kept(&self) -> Result<(), DeviceError> {
         forked().map_or(Ok(()), Err)?;
         let freed = self.waiting.free_all(|block, after| self.give(block, after));
-        freed.and(self.source.release_kept())
+        let staged = self.staging.get().map_or(Ok(0), BucketPool::clear);
+        let staged = staged.map(drop).map_err(|error| error.figures().cause);
+        freed.and(self.source.release_kept()).and(staged)
     }
 
     fn view<'b>(
@@ -227,7 +231,7 @@ impl<S: Source> DeviceAllocator for CudaMemory<S> {
         bytes: u64,
         on: &PoolStream,
     ) -> CudaView<'b> {
-        CudaView::new(block.at + offset, bytes, (**on.raw()).clone())
+        CudaView::new(block.at + offset, bytes, on.raw().of_view())
     }
 
     /// Zeroes at most the bytes of the block, which has no other user.

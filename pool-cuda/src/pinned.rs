@@ -4,7 +4,7 @@
 use crate::block::Owner;
 use crate::device::CudaDevice;
 use crate::driver::forked;
-use crate::events::{CudaDriver, PoolStream};
+use crate::events::{CudaDriver, PoolStream, ViewStream};
 use crate::sizes::{GRANULE, aligned, size};
 use crate::waiting::Waiting;
 use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop, result, sys};
@@ -18,7 +18,6 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::slice;
-use std::sync::Arc;
 
 /// Bytes that page-locked memory is aligned to: a page of the host.
 const PAGE: usize = 4096;
@@ -225,7 +224,7 @@ impl DeviceAllocator for CudaPinnedAllocator {
         // SAFETY: the part lies inside the block, as just checked.
         let at = unsafe { block.at.add(inside(part.start)) };
         let bytes = inside(part.end - part.start);
-        PinnedRange { at, bytes, stream: (**on.raw()).clone(), block: PhantomData }
+        PinnedRange { at, bytes, stream: on.raw().of_view(), block: PhantomData }
     }
 
     /// Zeroes by the CPU: a query has found all uses of a block done before it is handed out.
@@ -335,7 +334,7 @@ where
 pub struct PinnedRange<'b> {
     at: NonNull<u8>,
     bytes: usize,
-    stream: Arc<CudaStream>,
+    stream: ViewStream,
     block: PhantomData<&'b PinnedBlock>,
 }
 
@@ -345,7 +344,9 @@ unsafe impl Send for PinnedRange<'_> {}
 unsafe impl Sync for PinnedRange<'_> {}
 
 impl PinnedRange<'_> {
-    /// Returns the address of the bytes, which is the same on the device.
+    /// Returns the address of the bytes. It is the same on the device; for memory that the program
+    /// has registered only where the device can use the host's pointer
+    /// (`CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM`).
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.at

@@ -2,14 +2,14 @@
 #![expect(unsafe_code, reason = "the driver is called through C")]
 
 use crate::block::CudaView;
-use crate::events::{CudaDriver, PoolStream};
+use crate::events::PoolStream;
 use crate::memory::{CudaMemory, Source};
 use crate::pinned::{CudaPinnedAllocator, PinnedBytes, PinnedRange};
 use crate::sizes::size;
 use cudarc::driver::result;
 use pool_core::{
-    AllocError, Arrival, DeviceAllocator, DeviceError, Mark, PooledBuffer, StreamClock, Timeline,
-    Transfer, TransferLater, Why,
+    AllocError, Arrival, DeviceAllocator, DeviceError, Mark, PooledBuffer, StreamClock, Transfer,
+    TransferLater, Why,
 };
 use std::fmt;
 use std::slice;
@@ -21,15 +21,17 @@ pub struct CudaArrival {
     mark: Mark,
 }
 
-/// Refuses a stream under capture, where a copy of the host's bytes would run when they are gone.
-fn takes_work(clock: &Timeline<CudaDriver>, on: &PoolStream) -> Result<(), DeviceError> {
-    if clock.takes_work(on) {
-        return Ok(());
-    }
-    Err(DeviceError::new(Why::NotSubmitted, "copy bytes of the host in a capture", 0))
-}
-
 impl<S: Source> CudaMemory<S> {
+    /// Refuses a stream under capture, also under another library's, where a copy of the host's
+    /// bytes would run when they are gone; and the legacy stream beside a capture that the copy
+    /// would break.
+    fn takes_copies(&self, on: &PoolStream) -> Result<(), DeviceError> {
+        if self.clock().takes_work(on) && !self.device().events().is_captured(on.raw())? {
+            return Ok(());
+        }
+        Err(DeviceError::new(Why::NotSubmitted, "copy bytes of the host in or beside a capture", 0))
+    }
+
     /// Gives a copy into device memory to a stream.
     ///
     /// # Safety
@@ -89,7 +91,7 @@ impl<S: Source> Transfer for CudaMemory<S> {
         on: &PoolStream,
     ) -> Result<(), DeviceError> {
         let clock = self.clock();
-        takes_work(clock, on)?;
+        self.takes_copies(on)?;
         // SAFETY: inside of the view, as the caller promises; the wait below outlasts the copy.
         let given = unsafe { self.copy_in(to, offset, from, on) };
         given.and(clock.synchronize(clock.mark(on)))
@@ -103,7 +105,7 @@ impl<S: Source> Transfer for CudaMemory<S> {
         on: &PoolStream,
     ) -> Result<(), DeviceError> {
         let clock = self.clock();
-        takes_work(clock, on)?;
+        self.takes_copies(on)?;
         // SAFETY: as above.
         let given = unsafe { self.copy_out(from, offset, to, on) };
         given.and(clock.synchronize(clock.mark(on)))
@@ -120,7 +122,7 @@ impl<S: Source> TransferLater for CudaMemory<S> {
         from: &[u8],
         on: &PoolStream,
     ) -> Result<(), DeviceError> {
-        takes_work(self.clock(), on)?;
+        self.takes_copies(on)?;
         let mut staged = self.stage(from.len() as u64, on)?;
         staged.bytes()?.copy_from_slice(from);
         let used = staged.on(on)?;
@@ -138,7 +140,7 @@ impl<S: Source> TransferLater for CudaMemory<S> {
         bytes: u64,
         on: &PoolStream,
     ) -> Result<CudaArrival, DeviceError> {
-        takes_work(self.clock(), on)?;
+        self.takes_copies(on)?;
         let staged = self.stage(bytes, on)?;
         {
             let used = staged.on(on)?;

@@ -225,7 +225,6 @@ mod tests {
     use super::*;
 
     #[test]
-    #[expect(clippy::unwrap_used, reason = "a test")]
     fn no_image_of_a_process_writes_over_the_file_of_another() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("t.ptrace.csv.zst");

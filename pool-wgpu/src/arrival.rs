@@ -79,8 +79,9 @@ impl Arrival {
         let is_known = submission_index.is_some();
         let until = PollType::Wait { submission_index, timeout: None };
         let polled = match device.poll(until) {
-            // wgpu refused the submission. It maps the memory at the next poll all the same.
-            Err(PollError::WrongSubmissionIndex(..)) => device.poll(PollType::Poll),
+            // wgpu refused the submission. It maps the memory all the same, once earlier
+            // submissions that use it are done.
+            Err(PollError::WrongSubmissionIndex(..)) => device.poll(PollType::wait_indefinitely()),
             polled => polled,
         };
         polled.map_err(|_| lost())?;

@@ -127,6 +127,11 @@ impl StreamClock for Scopes {
     fn ahead_of(&self, on: &WgpuStream) -> WgpuStream {
         WgpuStream { ahead: true, ..*on }
     }
+    /// The uploads of a prologue run ahead of all commands of the program's own encoder. So a block
+    /// that these commands use may not be uploaded to for its next owner in the same prologue.
+    fn reuses_ahead(&self, on: &WgpuStream) -> bool {
+        !on.is_queue() && self.0.open.is_used_elsewhere(on.scope)
+    }
     /// A mark is a scope, and a step of it.
     fn mark(&self, on: &WgpuStream) -> u64 {
         let scope = if on.ahead { QUEUE } else { on.scope };

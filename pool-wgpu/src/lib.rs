@@ -12,9 +12,9 @@
 //! What the CPU writes and reads goes through [`Uploads`], [`FrameData`] and [`ReadBacks`]; buffers
 //! that can be mapped are in no pool. [`WgpuSlabs`] are for an arena, which splits them.
 //!
-//! Only a borrowed `&wgpu::Buffer` is lent. `wgpu::Buffer` is `Clone`: a clone that is kept past
-//! the drop of its pooled buffer shows what the next owner writes. A debug build finds one once the
-//! buffer went back to wgpu ([`WgpuAllocator::kept_clones`]); before that, nothing can.
+//! `wgpu::Buffer` is `Clone`: a clone, as [`Scope::lend`] returns one, or a bind group that is kept
+//! past the drop of its pooled buffer shows what the next owner writes. A debug build finds one
+//! once the buffer went back to wgpu ([`WgpuAllocator::kept_clones`]); before that, nothing can.
 //!
 //! Vulkan is built in, and run in CI. Metal, DX12 and WebGPU are features of the same names, which
 //! CI compiles; WebGPU was run over Dawn (`cargo xtask web`), the other two were not run. In a

@@ -50,6 +50,13 @@ pub(crate) enum NotOpen {
     Yielded,
 }
 
+impl OpenScope {
+    /// Whether the program has a buffer of the scope and has not asked for the scope's encoder.
+    fn is_used_elsewhere(&self) -> bool {
+        self.lent && !self.recorded
+    }
+}
+
 impl OpenScopes {
     /// Opens a scope: its number.
     pub(crate) fn open(&self) -> u64 {
@@ -125,9 +132,12 @@ impl OpenScopes {
         }
     }
 
-    /// The steps so far were submitted.
+    /// The steps so far were submitted. Nothing is known of a scope whose buffers may be in the
+    /// program's own encoder: that is submitted later.
     pub(crate) fn flushed(&self, scope: u64) {
-        if let Some(open) = self.scopes.lock().get_mut(&scope) {
+        if let Some(open) = self.scopes.lock().get_mut(&scope)
+            && !open.is_used_elsewhere()
+        {
             open.step = (open.step + 1).min(LAST_STEP);
             open.flushed = open.step;
         }
@@ -150,7 +160,7 @@ impl OpenScopes {
     /// Whether the program has a buffer of the scope and has not asked for the scope's encoder, so
     /// that it must have used another one.
     pub(crate) fn is_used_elsewhere(&self, scope: u64) -> bool {
-        self.scopes.lock().get(&scope).is_some_and(|open| open.lent && !open.recorded)
+        self.scopes.lock().get(&scope).is_some_and(OpenScope::is_used_elsewhere)
     }
 
     /// Whether zeroing must run ahead of the present step.

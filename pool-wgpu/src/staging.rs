@@ -226,9 +226,7 @@ impl Staging {
             match arrival.outcome() {
                 Some(Outcome::Mapped) => chunks.at_rest.push(chunk),
                 Some(Outcome::NotSubmitted) => Self::map_again(chunks, chunk, None),
-                Some(Outcome::Refused) | None => {
-                    self.bytes.fetch_sub(chunk.size(), Relaxed);
-                }
+                Some(Outcome::Refused) | None => self.forget(&chunk),
             }
         }
     }
@@ -250,10 +248,15 @@ impl Staging {
         while resting > self.kept_bytes {
             let oldest = at_rest.remove(0);
             resting -= oldest.size();
-            self.bytes.fetch_sub(oldest.size(), Relaxed);
-            if self.bound {
-                self.shared.groups.lock().forget_buffer(&oldest);
-            }
+            self.forget(&oldest);
+        }
+    }
+
+    /// A chunk goes, and the bind groups that have it.
+    fn forget(&self, chunk: &Buffer) {
+        self.bytes.fetch_sub(chunk.size(), Relaxed);
+        if self.bound {
+            self.shared.groups.lock().forget_buffer(chunk);
         }
     }
 
@@ -262,6 +265,14 @@ impl Staging {
         let mut chunks = self.chunks.lock();
         chunks.at_rest.push(buffer);
         self.trim(&mut chunks);
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        let Resting { at_work, at_rest } = std::mem::take(self.chunks.get_mut());
+        let at_work = at_work.into_iter().map(|(chunk, _)| chunk);
+        at_work.chain(at_rest).for_each(|chunk| self.forget(&chunk));
     }
 }
 
@@ -323,7 +334,7 @@ impl Chunk {
     pub(crate) fn give_back(self) {
         let Self { of, buffer, .. } = self;
         match of.shared.is_lost() {
-            true => drop(of.bytes.fetch_sub(buffer.size(), Relaxed)),
+            true => of.forget(&buffer),
             false => of.rest(buffer),
         }
     }
@@ -364,7 +375,7 @@ impl Drop for Unmapped {
     /// One that is not mapped again is gone: the device is lost, or a submission panicked.
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            self.of.bytes.fetch_sub(buffer.size(), Relaxed);
+            self.of.forget(&buffer);
         }
     }
 }

@@ -10,6 +10,7 @@ use present::{devices, noop, uncleared, vulkan};
 use std::num::NonZeroUsize;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
+use std::thread;
 use wgpu::{Buffer, BufferDescriptor, BufferUsages, PollType, ShaderStages};
 
 /// A buffer that no pool has.
@@ -110,7 +111,8 @@ fn m4_equal_bindings_are_one_group_and_the_number_of_groups_is_set() {
             }],
         });
         let pool = uncleared(&device);
-        let scope = device.scope();
+        let mut scope = device.scope();
+        let _ = scope.encoder(); // so that no other encoder is thought to use the buffers
         let on = scope.stream();
         let groups = [1001, 1004].map(|bytes| {
             let buffer = pool.allocate_on(&on, bytes).unwrap();
@@ -188,6 +190,9 @@ fn m4_placed_data_textures_and_samplers_are_bound() {
             device.device().poll(PollType::wait_indefinitely()).unwrap();
         }
         assert!(groups.iter().all(|group| *group == groups[0]), "the same chunk each frame");
+        assert_eq!(device.cached_bind_groups(), 1);
+        drop(data);
+        assert_eq!(device.cached_bind_groups(), 0, "the group keeps the chunk");
     }
 }
 
@@ -295,7 +300,7 @@ fn m8_a_read_back_that_is_polled_needs_no_other_poll() {
         scope.submit().unwrap();
         let mut context = Context::from_waker(Waker::noop());
         while back.as_mut().poll(&mut context).is_pending() {
-            std::thread::yield_now();
+            thread::yield_now();
         }
         assert!(matches!(back.as_mut().poll(&mut context), Poll::Ready(Ok(()))));
     }

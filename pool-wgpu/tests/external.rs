@@ -47,6 +47,15 @@ fn shown(device: &WgpuAllocator, buffer: &PooledBuffer<WgpuAllocator>) -> Vec<u8
     back.wait(<[u8]>::to_vec).unwrap()
 }
 
+/// The bytes of the program's own buffer.
+fn bytes_of(device: &WgpuAllocator, buffer: &Buffer) -> Vec<u8> {
+    let backs = device.read_backs(MIB);
+    let mut scope = device.scope();
+    let back = scope.read_back(&backs, &Unpooled(buffer), 0, KIB).unwrap();
+    scope.submit().unwrap();
+    back.wait(<[u8]>::to_vec).unwrap()
+}
+
 /// A scope, and a buffer of it that the pool must zero.
 fn unzeroed(
     device: &WgpuAllocator,
@@ -445,6 +454,49 @@ fn read_backs_by_the_programs_commands_show_no_old_bytes() {
         let prologue = scope.prologue(&mut own).unwrap();
         device.queue().submit([prologue, own.finish()]);
         assert!(back.wait(|shown| shown == [0x5E; 1024]).unwrap());
+    }
+}
+
+/// The uploads of a prologue run ahead of all commands of the program, also of those that used the
+/// block before.
+#[test]
+fn a_block_that_the_programs_encoder_has_used_is_uploaded_to_for_no_other_owner() {
+    for device in devices() {
+        let (pool, uploads) = (uncleared(&device), device.uploads(4 * KIB, MIB));
+        let (mut scope, mut own) = (device.scope(), encoder(&device));
+        let on = scope.stream();
+        let targets = [source(&device, 0), source(&device, 0)];
+        for (target, byte) in targets.iter().zip([1, 2]) {
+            let buffer = scope.take(&pool, KIB).unwrap();
+            scope.upload(&uploads, &buffer.on(&on).unwrap(), 0, &[byte; 1024]).unwrap();
+            own.copy_buffer_to_buffer(&scope.lend(&buffer).unwrap(), 0, target, 0, KIB);
+        }
+        let prologue = scope.prologue(&mut own).unwrap();
+        device.queue().submit([prologue, own.finish()]);
+        assert_eq!(targets.map(|target| bytes_of(&device, &target)[0]), [1, 2]);
+    }
+}
+
+/// The program's own commands are submitted later than what is flushed.
+#[test]
+fn a_flush_sets_no_block_free_that_the_programs_encoder_uses() {
+    for device in devices() {
+        let (pool, with) = (BucketPool::new(device.clone()), source(&device, 0xAB));
+        let (mut scope, mut own) = (device.scope(), encoder(&device));
+        let first = scope.take(&pool, KIB).unwrap();
+        let of_first = scope.lend(&first).unwrap();
+        own.copy_buffer_to_buffer(&with, 0, &of_first, 0, KIB);
+        drop(first);
+        scope.flush().unwrap();
+        let other = device.scope();
+        let of_other = other.take(&pool, KIB).unwrap();
+        assert!(other.lend(&of_other).unwrap() != of_first, "it serves another scope");
+        let (second, target) = (scope.take(&pool, KIB).unwrap(), source(&device, 7));
+        own.copy_buffer_to_buffer(&scope.lend(&second).unwrap(), 0, &target, 0, KIB);
+        let prologue = scope.prologue(&mut own).unwrap();
+        device.queue().submit([prologue, own.finish()]);
+        assert_eq!(bytes_of(&device, &target), [0; 1024], "it shows what its last owner left");
+        drop((of_other, other.prologue(&mut encoder(&device))));
     }
 }
 

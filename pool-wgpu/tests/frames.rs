@@ -208,7 +208,8 @@ fn a_piece_that_an_open_scope_used_serves_no_other_scope() {
             let view = piece.on(on).unwrap();
             (view.buffer().unwrap().clone(), view.offset())
         };
-        let (first, second) = (device.scope(), device.scope());
+        let (mut first, second) = (device.scope(), device.scope());
+        let _ = first.encoder(); // so that no other encoder is thought to use the pieces
         let used = place(&first.stream());
         assert_eq!(place(&first.stream()), used, "its own scope has it again");
         assert_ne!(place(&second.stream()), used, "the first scope may be submitted later");

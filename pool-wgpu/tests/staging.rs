@@ -208,6 +208,7 @@ fn a_flushed_scope_goes_on_with_its_blocks() {
         let (uploads, backs) = (device.uploads(4 * KIB, MIB), device.read_backs(MIB));
         let pool = uncleared(&device);
         let mut scope = device.scope();
+        let _ = scope.encoder(); // so that no other encoder is thought to use the buffer
         let on = scope.stream();
         let buffer = pool.allocate_on(&on, KIB).unwrap();
         let view = buffer.on(&on).unwrap();

@@ -65,14 +65,14 @@ mod tests {
 
     #[test]
     fn ticks_that_follow_each_other_closely_stay_few_and_keep_the_time() {
-        let minute = Retention { time: Some(Duration::from_secs(60)), ..Retention::default() };
+        let minute = Retention { time: Some(Duration::from_mins(1)), ..Retention::default() };
         let (mut ticks, mut most) = (Ticks::default(), 0);
         for tick in 0..200_000_u64 {
             let now = Duration::from_millis(tick);
             let before = Duration::from_millis(ticks.tick(now, tick, minute));
             most = most.max(ticks.0.len());
-            assert!(before + Duration::from_secs(60) <= now || before.is_zero(), "{now:?}");
-            let late = now.saturating_sub(before + Duration::from_secs(60));
+            assert!(before + Duration::from_mins(1) <= now || before.is_zero(), "{now:?}");
+            let late = now.saturating_sub(before + Duration::from_mins(1));
             assert!(now < Duration::from_secs(61) || late < Duration::from_secs(1), "{now:?}");
         }
         assert!(most < 2 * FINENESS as usize + 4, "{most} ticks");

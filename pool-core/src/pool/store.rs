@@ -154,7 +154,10 @@ impl<A: DeviceAllocator> Store<A> {
         passes_cache: u8,
     ) -> Option<RecordOwner<A>> {
         let clock = self.allocator.clock();
-        let plain = clock.owns(stream) && clock.fault().is_none() && clock.takes_work(stream);
+        let plain = clock.owns(stream)
+            && clock.fault().is_none()
+            && clock.takes_work(stream)
+            && !clock.reuses_ahead(stream);
         if !plain || self.flags.any(passes_cache) {
             return None;
         }

@@ -85,6 +85,13 @@ pub trait StreamClock: Send + Sync + 'static {
     /// Returns whether `a` is `b`, or a later point of the same stream.
     fn is_later(&self, a: Self::Mark, b: Self::Mark) -> bool;
 
+    /// Returns whether a request on `on` must take memory that is ready ahead of its present work,
+    /// as [`StreamClock::ahead_of`] names it, although nothing is zeroed. Makes no device call.
+    #[inline]
+    fn reuses_ahead(&self, _on: &Self::Stream) -> bool {
+        false
+    }
+
     /// Returns the stream id of a mark. A request tries cached blocks with its stream's id first.
     fn stream_id(&self, mark: Self::Mark) -> u64;
 

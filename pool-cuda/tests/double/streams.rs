@@ -1,9 +1,10 @@
 //! Streams, contexts, and what a steady program costs.
 
 use crate::harness::{
-    count, double, events, fail, hazards, held, kernel, leftovers, memory_calls, mend,
+    count, double, events, fail, hazards, held, kernel, leftovers, memory_calls, mend, run,
 };
-use cudarc::driver::{CudaContext, result};
+use cudarc::driver::sys::CUresult;
+use cudarc::driver::{CudaContext, DriverError, result};
 use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, MIB, PoolBuilder, StreamClock, Why};
 use pool_cuda::{
     CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaVmmAllocator, PoolStream, VmmConfig, Vram,
@@ -124,6 +125,30 @@ fn the_per_thread_stream_is_each_threads_own() {
     assert_eq!(format!("{here:?}"), format!("{:?}", own()));
     kernel(&buffer, &here);
     assert_eq!(hazards(), 0);
+}
+
+/// The handle is that of this thread's own default stream, on which nothing is ordered.
+#[test]
+fn work_on_the_default_stream_of_another_thread_is_waited_for() {
+    let _one = double();
+    let device = device();
+    let here = device.stream(&device.context().per_thread_stream()).unwrap();
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let buffer = pool.allocate_on(&here, KIB).unwrap();
+    kernel(&buffer, &here);
+    let used = buffer.on(&here).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let context = device.context();
+            context.bind_to_thread().unwrap();
+            context.per_thread_stream().memset_zeros(&mut &*used).unwrap();
+        });
+    });
+    drop(used);
+    drop(buffer);
+    kernel(&pool.allocate_on(&here, KIB).unwrap(), &here);
+    run();
+    assert_eq!((pool.stats().hits, hazards()), (1, 0));
 }
 
 #[test]
@@ -287,4 +312,31 @@ fn an_arena_gives_single_pages_back() {
     drop(kept);
     drop(pool);
     assert_eq!((held(), leftovers(), hazards()), (0, 0, 0));
+}
+
+/// cudarc keeps an error that a drop could not return, and tells it at its next call.
+#[test]
+fn an_error_that_a_drop_has_left_is_not_that_of_a_new_device() {
+    let _one = double();
+    let context = CudaContext::new(0).unwrap();
+    let left = || {
+        let error = CUresult::CUDA_ERROR_LAUNCH_FAILED;
+        context.record_err::<()>(Err(DriverError(error)));
+    };
+    left();
+    let device = CudaDevice::in_context(context.clone()).unwrap();
+    left();
+    assert!(CudaVmmAllocator::with(device, &VmmConfig::default()).is_ok());
+    assert!(context.check_err().is_err(), "the error is still there");
+}
+
+/// A driver before an attribute was invented.
+#[test]
+fn what_a_driver_does_not_know_is_not_supported() {
+    let _one = double();
+    let device = device();
+    fail("cuDeviceGetAttribute", 0, 100, 1);
+    let refused = CudaVmmAllocator::with(device, &VmmConfig::default()).unwrap_err();
+    mend();
+    assert_eq!(refused.why, Why::Unsupported);
 }

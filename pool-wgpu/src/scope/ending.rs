@@ -27,8 +27,10 @@ impl Scope {
 
     /// Hands what was recorded so far to the device, behind the zeroing that it needs: the
     /// device begins while the CPU goes on. The scope stays open; blocks that were dropped before
-    /// serve all other requests. Chunks that it wrote to are not written to again before they were
-    /// mapped again, those of [`FrameData`](crate::FrameData) not before the scope ends.
+    /// serve all other requests, unless the program's own encoder may use buffers of the scope:
+    /// then they serve after its submission. Chunks that it wrote to are not written to again
+    /// before they were mapped again, those of [`FrameData`](crate::FrameData) not before the scope
+    /// ends.
     ///
     /// A program with its own encoder must not flush behind its own submit: zeroing would come
     /// after its commands, and no later call could tell.

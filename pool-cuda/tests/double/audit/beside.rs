@@ -3,7 +3,8 @@
 
 use super::{device, stream};
 use crate::harness::{
-    capture, double, fail, hazards, held, kernel, kernel_at, leftovers, mend, pinned, reset, run,
+    capture, count, double, fail, hazards, held, kernel, kernel_at, leftovers, mend, pinned, reset,
+    run,
 };
 use cudarc::driver::sys::{self, CUstreamCaptureMode as Mode};
 use pool_core::{
@@ -367,4 +368,84 @@ fn a_watcher_hears_of_each_range_before_it_is_unmapped() {
     let before = held();
     pool.clear().unwrap();
     assert_eq!((heard.load(Relaxed), at_that_time.load(Relaxed)), (before, before));
+}
+
+/// A copy of the host's bytes would become a part of the graph, and run when they are gone.
+#[test]
+fn copies_are_kept_out_of_another_librarys_capture() {
+    let _one = double();
+    let device = device();
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let s = stream(&device);
+    let mut buffer = pool.allocate_on(&s, KIB).unwrap();
+    begin(&s);
+    let refused = [
+        buffer.write_later(&s, 0, &[7; 64]).unwrap_err().why,
+        buffer.read_later(&s, 0, 64).map(drop).unwrap_err().why,
+        buffer.write_at_on(&s, 0, &[7; 64]).unwrap_err().why,
+        buffer.read_at_on(&s, 0, &mut [0; 64]).unwrap_err().why,
+    ];
+    assert_eq!(refused, [Why::NotSubmitted; 4]);
+    let copies = count("cuMemcpyHtoDAsync_v2") + count("cuMemcpyDtoHAsync_v2");
+    assert_eq!(copies, 0, "the driver was given no copy");
+    end(&s);
+    buffer.write_at_on(&s, 0, &[7; 64]).unwrap();
+}
+
+#[test]
+fn copies_on_the_legacy_stream_break_no_capture_of_a_blocking_stream() {
+    let _one = double();
+    let device = device();
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let (legacy, blocking) = (device.clock().default_stream().clone(), blocking(&device));
+    let mut buffer = pool.allocate(KIB).unwrap();
+    let (on, mut graph) = (stream(&device), {
+        let captured = capture(&pool, &blocking).unwrap();
+        captured.end().unwrap()
+    });
+    graph.launch(&on, &[]).unwrap();
+    let captured = capture(&pool, &blocking).unwrap();
+    let refused = [
+        buffer.write_at(0, &[7; 64]).unwrap_err().why,
+        buffer.contents().unwrap_err().why,
+        buffer.write_later(&legacy, 0, &[7; 64]).unwrap_err().why,
+        graph.launch(&legacy, &[]).unwrap_err().why,
+    ];
+    assert_eq!(refused, [Why::NotSubmitted; 4]);
+    assert!(captured.end().is_ok(), "the capture goes on");
+    assert!(buffer.write_at(0, &[7; 64]).is_ok() && graph.launch(&legacy, &[]).is_ok());
+}
+
+#[test]
+fn streams_of_two_captures_are_not_joined() {
+    let _one = double();
+    let device = device();
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let [s, t, u] = [(); 3].map(|()| stream(&device));
+    let mut first = capture(&pool, &s).unwrap();
+    let second = capture(&pool, &t).unwrap();
+    let refused = [
+        first.join(&s, &t).unwrap_err().why,
+        first.join(&t, &s).unwrap_err().why,
+        first.fork(&u, &t).unwrap_err().why,
+        first.fork(&t, &s).unwrap_err().why,
+    ];
+    assert_eq!(refused, [Why::NotSubmitted; 4]);
+    first.fork(&u, &s).unwrap();
+    assert!(first.end().is_ok() && second.end().is_ok(), "both captures go on");
+}
+
+#[test]
+fn page_locked_memory_of_copies_goes_back_with_what_an_allocator_keeps() {
+    let _one = double();
+    let device = device();
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let s = stream(&device);
+    let bytes = vec![7; 128 << 20];
+    let mut buffer = pool.allocate_on(&s, 128 * MIB).unwrap();
+    buffer.write_later(&s, 0, &bytes).unwrap();
+    assert!(pinned() >= 128 * MIB);
+    pool.clear().unwrap();
+    assert_eq!(pinned(), 0);
+    assert!(buffer.contents().unwrap() == bytes, "the copy was waited for");
 }
