@@ -21,7 +21,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 
 /// A block in use, from a [`BucketPool`](crate::BucketPool). Dropping the buffer gives the block
-/// back; the drop never fails and never panics.
+/// back; the drop never fails, and panics only if a call of the allocator does.
 ///
 /// Buffers, pools and devices may be dropped in any order, on any thread: the last one frees what
 /// is left. A buffer of host memory derefs to a slice of its bytes. For other memory
