@@ -155,9 +155,8 @@ impl Budget {
     /// the bytes given back.
     #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
     pub fn trim(&self, bytes: u64) -> u64 {
-        let given_back = self.trim_but(bytes, std::ptr::null()).unwrap_or(0);
-        self.wake();
-        given_back
+        let _woken = WakeBudget(self.clone());
+        self.trim_but(bytes, std::ptr::null()).unwrap_or(0)
     }
 
     /// Calls `call` when a request would take reserved bytes to `share` of the limit, 0 to 1, or
@@ -348,6 +347,15 @@ impl Budget {
     /// Whether a thread has any of its locks.
     pub(crate) fn is_locked(&self) -> bool {
         self.0.marks.is_locked() || self.0.pools.is_locked() || self.0.waiters.is_locked()
+    }
+}
+
+/// Wakes the first request that waits when it is dropped, also by a panic.
+pub(crate) struct WakeBudget(pub(crate) Budget);
+
+impl Drop for WakeBudget {
+    fn drop(&mut self) {
+        self.0.wake();
     }
 }
 

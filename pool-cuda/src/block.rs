@@ -1,9 +1,12 @@
 //! A block of VRAM, and the view of it that cudarc's calls take.
 #![expect(unsafe_code, reason = "a view is passed to kernels as its address")]
 
+use crate::capturing::Captures;
 use crate::events::ViewStream;
+use cudarc::driver::sys::CUresult;
 use cudarc::driver::{
-    CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs, PushKernelArg, SyncOnDrop, sys,
+    CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, DriverError, LaunchArgs, PushKernelArg,
+    SyncOnDrop, sys,
 };
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -80,11 +83,15 @@ impl CudaView<'_> {
 
 /// Orders one of cudarc's calls on `on` behind the stream `own` that the memory is ordered on.
 /// cudarc takes no error here. Between contexts, for the default stream of another thread, or if
-/// the driver refuses, the host waits.
+/// the driver refuses, the host waits; but not for another thread's stream while a capture of this
+/// crate goes on, which such a wait would break: cudarc tells that with its next call.
 pub(crate) fn guard<'a>(own: &ViewStream, on: &'a CudaStream) -> SyncOnDrop<'a> {
     if own.thread.is_some_and(|of| of != thread::current().id()) {
         let context = own.stream.context();
-        on.context().record_err(context.synchronize().or_else(|_| context.synchronize()));
+        let wait = || context.synchronize().or_else(|_| context.synchronize());
+        let refused = DriverError(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        let waited = Captures::of(context).without(wait).unwrap_or(Err(refused));
+        on.context().record_err(waited);
         return SyncOnDrop::Sync(Some(on));
     }
     let own = &own.stream;

@@ -95,7 +95,7 @@ pub struct CudaMemory<S: Source> {
     /// memory, free all.
     waiting: Waiting<CudaBlock>,
     /// Page-locked memory for copies that the host does not wait for; made by the first of them.
-    /// [`DeviceAllocator::release_kept`] gives back what is idle.
+    /// [`DeviceAllocator::release_kept`] gives back what no copy to come has, after the copies.
     staging: OnceLock<BucketPool<CudaPinnedAllocator>>,
 }
 

@@ -174,7 +174,9 @@ fn in_a_child_the_pools_of_the_process_wait_for_no_thread_of_the_parent() {
                     });
                     start.wait();
                     (0..turn * 100).for_each(|_| std::hint::spin_loop());
-                    fork_to(|| i32::from(!matches!(use_both(), Ok(()) | Err(Why::Forked))))
+                    let status =
+                        fork_to(|| i32::from(!matches!(use_both(), Ok(()) | Err(Why::Forked))));
+                    i32::from(status != 0)
                 })
             })
         })

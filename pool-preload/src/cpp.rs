@@ -33,7 +33,7 @@ const CALLED: [&CStr; 8] = [
     c"_ZdaPvSt11align_val_t",
 ];
 
-/// The libraries of C++, of which a process has one or none.
+/// The libraries of C++. A process may have both, and a program is linked with one or none.
 const LIBRARIES: &[&CStr] = &[c"libstdc++.so.6", c"libc++.so.1"];
 
 /// Returns whether the program replaces a form that others call.

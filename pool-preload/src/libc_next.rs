@@ -2,7 +2,7 @@
 
 use libc::c_int;
 use std::ffi::{CStr, c_void};
-use std::mem;
+use std::mem::{self, MaybeUninit};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
@@ -16,8 +16,9 @@ unsafe extern "C" {
 
 /// A function of a library: one that has no second name like `__libc_malloc`.
 ///
-/// It is looked up in that library, and not in the next one that defines the name: another
-/// allocator may lie in between, which does not know the C library's blocks.
+/// It is that of the next library that defines the name, if it is one of the libraries named here:
+/// another allocator may lie in between, which does not know the C library's blocks. Else it is
+/// looked up in those.
 #[derive(Debug)]
 pub(crate) struct Own {
     libraries: &'static [&'static CStr],
@@ -42,8 +43,14 @@ impl Own {
 
     #[cold]
     fn find(&self) -> *mut c_void {
-        let mut found = self.libraries.iter().map(|library| self.find_in(library));
-        let found = found.find(|found| !found.is_null()).unwrap_or(ptr::null_mut());
+        // SAFETY: the name ends with a zero byte.
+        let next = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        let found = if self.libraries.iter().any(|library| is_in(next, library)) {
+            next
+        } else {
+            let mut found = self.libraries.iter().map(|library| self.find_in(library));
+            found.find(|found| !found.is_null()).unwrap_or(ptr::null_mut())
+        };
         self.address.store(found, Relaxed);
         found
     }
@@ -57,6 +64,21 @@ impl Own {
         // SAFETY: the handle is that of a library which stays loaded, since its count went up.
         unsafe { libc::dlsym(handle, self.name.as_ptr()) }
     }
+}
+
+/// Whether an address is in the library with this file name.
+fn is_in(address: *const c_void, library: &CStr) -> bool {
+    let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: `dladdr` writes one `Dl_info` to `found`, if it finds the library.
+    unsafe { libc::dladdr(address, found.as_mut_ptr()) };
+    // SAFETY: all fields are pointers, and zero bytes are null pointers.
+    let path = unsafe { found.assume_init() }.dli_fname;
+    if path.is_null() {
+        return false;
+    }
+    // SAFETY: a name of the dynamic linker's ends with a zero byte and stays.
+    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    path.rsplit(|byte| *byte == b'/').next() == Some(library.to_bytes())
 }
 
 const C: &[&CStr] = &[c"libc.so.6"];

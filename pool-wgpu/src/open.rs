@@ -4,7 +4,7 @@
 use crate::shared::{Shared, ToZero};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// The scope that is always there: the queue's own writes, ahead of the next submission.
 pub(crate) const QUEUE: u64 = 0;
@@ -21,6 +21,9 @@ pub(crate) fn step_of(mark: u64) -> (u64, u64) {
 #[derive(Default)]
 pub(crate) struct OpenScopes {
     last: AtomicU64,
+    /// Number of scopes whose buffers may be in the program's own encoder. Where it is 0, which is
+    /// usual, a request takes no lock to ask.
+    elsewhere: AtomicUsize,
     scopes: Mutex<BTreeMap<u64, OpenScope>>,
 }
 
@@ -75,7 +78,9 @@ impl OpenScopes {
                 match scopes.get_mut(&scope).map(|open| std::mem::take(&mut open.to_zero)) {
                     Some(to_zero) if !to_zero.is_empty() => to_zero,
                     _ => {
-                        scopes.remove(&scope);
+                        if let Some(closed) = scopes.remove(&scope) {
+                            self.is_elsewhere_no_more(&closed);
+                        }
                         return;
                     }
                 }
@@ -86,7 +91,12 @@ impl OpenScopes {
 
     /// Closes a scope whose prologue was submitted, with all its zeroing.
     pub(crate) fn close_submitted(&self, scope: u64) {
-        let closed = self.scopes.lock().remove(&scope);
+        let closed = {
+            let mut scopes = self.scopes.lock();
+            let closed = scopes.remove(&scope);
+            closed.iter().for_each(|closed| self.is_elsewhere_no_more(closed));
+            closed
+        };
         drop(closed); // its buffers without the lock
     }
 
@@ -145,22 +155,35 @@ impl OpenScopes {
 
     /// A buffer of the scope was lent to the program.
     pub(crate) fn lend(&self, scope: u64) {
-        if let Some(open) = self.scopes.lock().get_mut(&scope) {
-            open.lent = true;
+        if let Some(open) = self.scopes.lock().get_mut(&scope)
+            && !std::mem::replace(&mut open.lent, true)
+            && open.is_used_elsewhere()
+        {
+            self.elsewhere.fetch_add(1, Relaxed);
         }
     }
 
     /// The encoder of the scope was lent.
     pub(crate) fn record(&self, scope: u64) {
         if let Some(open) = self.scopes.lock().get_mut(&scope) {
+            self.is_elsewhere_no_more(open);
             open.recorded = true;
+        }
+    }
+
+    /// Counts a scope out that was closed, or whose encoder is asked for. Call it under the lock.
+    fn is_elsewhere_no_more(&self, open: &OpenScope) {
+        if open.is_used_elsewhere() {
+            self.elsewhere.fetch_sub(1, Relaxed);
         }
     }
 
     /// Whether the program has a buffer of the scope and has not asked for the scope's encoder, so
     /// that it must have used another one.
     pub(crate) fn is_used_elsewhere(&self, scope: u64) -> bool {
-        self.scopes.lock().get(&scope).is_some_and(OpenScope::is_used_elsewhere)
+        // A scope is lent by the threads that use it, and they see that.
+        self.elsewhere.load(Relaxed) > 0
+            && self.scopes.lock().get(&scope).is_some_and(OpenScope::is_used_elsewhere)
     }
 
     /// Whether zeroing must run ahead of the present step.

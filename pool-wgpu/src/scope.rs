@@ -113,6 +113,10 @@ impl Scope {
     /// The encoder of this scope, made when it is first asked for, and anew after a flush or a
     /// step. It is lent: a program that swaps it for another one takes the commands out of their
     /// scope's order.
+    ///
+    /// Ask for it before the scope's first buffers are taken out of their views. Until then the
+    /// scope's buffers may be in another encoder, so that blocks which it has dropped do not serve
+    /// it again.
     #[must_use]
     pub fn encoder(&mut self) -> &mut CommandEncoder {
         self.table().record(self.id);

@@ -461,15 +461,23 @@ fn read_backs_by_the_programs_commands_show_no_old_bytes() {
 /// block before.
 #[test]
 fn a_block_that_the_programs_encoder_has_used_is_uploaded_to_for_no_other_owner() {
-    for device in devices() {
+    let ways = devices().into_iter().flat_map(|device| [(device.clone(), false), (device, true)]);
+    for (device, steps) in ways {
         let (pool, uploads) = (uncleared(&device), device.uploads(4 * KIB, MIB));
         let (mut scope, mut own) = (device.scope(), encoder(&device));
         let on = scope.stream();
-        let targets = [source(&device, 0), source(&device, 0)];
+        let [other, targets @ ..] = [(); 3].map(|()| source(&device, 0));
         for (target, byte) in targets.iter().zip([1, 2]) {
             let buffer = scope.take(&pool, KIB).unwrap();
             scope.upload(&uploads, &buffer.on(&on).unwrap(), 0, &[byte; 1024]).unwrap();
             own.copy_buffer_to_buffer(&scope.lend(&buffer).unwrap(), 0, target, 0, KIB);
+            drop(buffer);
+            if steps {
+                // A copy of the scope, which is no step of the program's commands.
+                scope.upload(&uploads, &Unpooled(&other), 0, &[9; 64]).unwrap();
+                scope.end_step();
+                scope.flush().unwrap();
+            }
         }
         let prologue = scope.prologue(&mut own).unwrap();
         device.queue().submit([prologue, own.finish()]);

@@ -5,6 +5,7 @@ use crate::block::private::PrivateId;
 use crate::device::{DeviceAllocator, MarkOf, StreamOf};
 use crate::error::{DeviceError, Why};
 use crate::pool::BucketPool;
+use crate::pool::waiting::WakeAtEnd;
 use crate::stream::clock::{Order, StreamClock};
 use std::fmt;
 
@@ -140,10 +141,10 @@ impl<A: DeviceAllocator> Drop for PrivatePool<A> {
         if store.is_forked() {
             return;
         }
+        let _woken = WakeAtEnd(&self.pool);
         for record in store.privates.close(self.id, store.allocator.clock(), &store.flags) {
             drop(store.free_idle_private(record, false));
         }
-        store.ledger.budget.wake();
     }
 }
 

@@ -4,7 +4,7 @@
 
 use crate::block::flags::AWAITED;
 use crate::block::record::{Record, RecordOwner, StoreAddress};
-use crate::budget::Member;
+use crate::budget::{Member, WakeBudget};
 #[cfg(any(loom, shuttle))]
 use crate::checker::sync::atomic::AtomicI64;
 use crate::device::DeviceAllocator;
@@ -122,11 +122,10 @@ struct Closed<A: DeviceAllocator> {
 
 impl<A: DeviceAllocator> Drop for Closed<A> {
     fn drop(&mut self) {
-        // SAFETY: the references are still counted.
-        let budget = unsafe { self.store.as_ref() }.ledger.budget.clone();
+        // SAFETY: the references are still counted. The budget is woken after the release: memory
+        // that the store still has goes back to it then.
+        let _woken = WakeBudget(unsafe { self.store.as_ref() }.ledger.budget.clone());
         release_closed(self.store, self.references);
-        // It is woken after the release: memory that the store still has goes back to it then.
-        budget.wake();
     }
 }
 
@@ -194,7 +193,7 @@ impl<A: DeviceAllocator> StoreReference<A> {
         let store_ref = unsafe { store.as_ref() };
         let mut book = work(store_ref);
         std::mem::forget(self);
-        let mut awaited = store_ref.awaited();
+        let mut awaited = store_ref.awaited().map(WakeBudget);
         if book.give_up() {
             // The store may be freed as soon as this thread unlocks the book. No reference into the
             // store outlives that here, and the lock is not accessed after the write that unlocks
@@ -203,12 +202,10 @@ impl<A: DeviceAllocator> StoreReference<A> {
         } else {
             drop(book);
             // The budget is woken after the release, as in the owner's drop.
-            awaited = Some(store_ref.ledger.budget.clone());
+            awaited = Some(WakeBudget(store_ref.ledger.budget.clone()));
             release_closed(store, 1);
         }
-        if let Some(budget) = awaited {
-            budget.wake();
-        }
+        drop(awaited);
     }
 }
 

@@ -177,8 +177,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
             // is dropped with the pool.
             Some(fault) if fault.why == Why::Forked => (0, Some(fault)),
             fault => {
+                let _woken = WakeAtEnd(self);
                 let (bytes, refusal) = work(store);
-                store.ledger.budget.wake();
                 (bytes, fault.or(refusal))
             }
         };

@@ -223,6 +223,8 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
             if self.tries_before_it_waits()
                 && let Some(done) = self.try_now()
             {
+                // What the try gave back, and did not need, may serve a request that waits.
+                drop(WakeAtEnd(&self.pool));
                 return Poll::Ready(done);
             }
             let budget = self.pool.budget();

@@ -3,8 +3,8 @@
 
 use crate::hooked::Hooked;
 use pool_core::{
-    ArenaConfig, BucketPolicy, BucketPool, CachedLimit, DeviceAllocator, DeviceError, KIB, MIB,
-    MarkOf, Memory, Request, StreamOf, Why, sim::SimDevice,
+    ArenaConfig, BucketPolicy, BucketPool, CachedLimit, DeviceAllocator, DeviceError, FullBucket,
+    KIB, MIB, MarkOf, Memory, Request, StreamOf, Why, sim::SimDevice,
 };
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -117,6 +117,7 @@ fn a_request_above_the_limit_takes_no_cached_memory() {
         let before = (pool.stats().cached_bytes, pool.reserved_bytes(), device.calls());
         let error = pool.allocate(50 * MIB).unwrap_err();
         assert_eq!((error.why(), error.figures().given_back_bytes), (Why::Limit, 0));
+        assert_eq!(pool.warm_up(&[(50 * MIB, 1)]).unwrap_err().why(), Why::Limit);
         let after = (pool.stats().cached_bytes, pool.reserved_bytes(), device.calls());
         assert!(before == after, "{arena:?}: {before:?} and then {after:?}");
     }
@@ -287,6 +288,24 @@ fn a_warm_up_keeps_the_cached_limit_while_others_free() {
     let warmed = pool.warm_up(&[(2 * MIB, 1)]);
     let stats = pool.stats();
     assert!(stats.peak_cached_bytes <= 4 * MIB, "{warmed:?}: {stats}");
+}
+
+#[test]
+fn a_warm_up_that_finds_its_bucket_full_meanwhile_counts_no_return() {
+    let live: Arc<Mutex<Vec<Box<dyn Any + Send>>>> = Arc::default();
+    let freed = live.clone();
+    let hook = move || drop(std::mem::take(&mut *freed.lock().unwrap()));
+    let device = SimDevice::new();
+    let allocator = Hooked { device: device.clone(), hook, late: false };
+    let builder = BucketPool::builder(allocator).cached_limit(CachedLimit::Unlimited);
+    let pool = builder.bucket_limit(1).full_bucket(FullBucket::RefuseNewest).build();
+    let one = pool.allocate(MIB).unwrap();
+    live.lock().unwrap().push(Box::new(one));
+    assert_eq!(pool.warm_up(&[(MIB, 1)]).unwrap_err().why(), Why::Limit);
+    pool.trim(0).unwrap();
+    let stats = pool.stats();
+    assert_eq!((stats.deallocations, stats.returns, stats.cached_bytes), (1, 1, MIB), "{stats}");
+    assert_eq!(device.held_bytes(), MIB);
 }
 
 /// A drop may not free memory of this device, so that the next call for upkeep does.

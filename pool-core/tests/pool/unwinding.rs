@@ -2,11 +2,17 @@
 //! lost with it but the block of that call.
 
 use crate::hooked::{Hooked, outcome};
-use pool_core::sim::SimDevice;
-use pool_core::{ArenaConfig, BucketPool, Budget, CachedLimit, MIB, PoolBuilder};
+use pool_core::sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
+use pool_core::{
+    ArenaConfig, BucketPool, Budget, CachedLimit, DeviceAllocator, DeviceError, MIB, MarkOf,
+    Memory, PoolBuilder, Request, StreamClock, Timeline, ZeroPolicy, Zeroing,
+};
+use std::future::Future;
 use std::panic::resume_unwind;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::task::{Context, Wake, Waker};
 
 /// Which of the next calls panics, counted from one; 0 for none.
 type Fuse = Arc<AtomicU64>;
@@ -91,6 +97,94 @@ fn a_buffer_whose_free_panics_gives_up_its_pool() {
         };
         assert!(!happened, "detached: {is_detached}: the panic was swallowed");
         assert_eq!(device.clones(), 1, "detached: {is_detached}: the store is alive");
+    }
+}
+
+/// A device whose zeroing is done when the call returns, or panics.
+struct ZeroesAtOnce(SimDevice, Fuse);
+
+impl DeviceAllocator for ZeroesAtOnce {
+    type Block = SimBlock;
+    type View<'b> = SimView<'b>;
+    type Kind = ();
+    type Clock = Timeline<SimDriver>;
+    const MEMORY: Memory = Memory { zeroing: Zeroing::AtOnce, ..Memory::DEVICE };
+
+    fn clock(&self) -> &Timeline<SimDriver> {
+        self.0.clock()
+    }
+    fn aligned(&self, kind: (), alignment: u64) -> Result<(), DeviceError> {
+        self.0.aligned(kind, alignment)
+    }
+    fn allocate(&self, request: Request<()>, on: &SimStream) -> Result<SimBlock, DeviceError> {
+        self.0.allocate(request, on)
+    }
+    fn free(&self, block: SimBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
+        self.0.free(block, after)
+    }
+    fn view<'b>(
+        &'b self,
+        block: &'b SimBlock,
+        offset: u64,
+        bytes: u64,
+        on: &SimStream,
+    ) -> SimView<'b> {
+        self.0.view(block, offset, bytes, on)
+    }
+    fn zero(&self, block: &mut SimBlock, bytes: u64, on: &SimStream) -> Result<(), DeviceError> {
+        burn(&self.1);
+        self.0.zero(block, bytes, on)
+    }
+}
+
+#[test]
+fn a_buffer_whose_zeroing_panics_when_it_is_freed_is_free() {
+    for is_detached in [false, true] {
+        let (device, fuse) = (SimDevice::new(), Fuse::default());
+        let allocator = ZeroesAtOnce(device.clone(), fuse.clone());
+        let pool = BucketPool::builder(allocator).zero(ZeroPolicy::OnReturn).build();
+        let buffer = pool.allocate(MIB).unwrap();
+        let clock = pool.allocator().clock();
+        clock.synchronize(clock.mark(clock.default_stream())).unwrap(); // no stream may read it
+        fuse.store(1, SeqCst);
+        let happened = match is_detached {
+            true => outcome(|| assert!(buffer.detach().free().is_ok())),
+            false => outcome(|| drop(buffer)),
+        };
+        assert!(happened.is_none(), "the panic was swallowed");
+        let stats = pool.stats();
+        assert_eq!((stats.allocated_bytes, stats.deallocations), (0, 1), "{stats}");
+        drop(pool);
+        assert_eq!((device.clones(), device.held_bytes()), (1, 0));
+    }
+}
+
+/// Another pool of the budget waits for the memory that a closed pool gives back.
+#[test]
+fn a_pool_that_ends_with_a_panic_wakes_a_request() {
+    let (device, budget) = (SimDevice::new(), Budget::new(MIB));
+    let (builder, fuse) = builder(&device);
+    let pool = builder.budget(&budget).arena(ArenaConfig::grow()).build();
+    let other = BucketPool::builder(SimDevice::new()).budget(&budget).build();
+    let last = pool.allocate(MIB).unwrap();
+    drop(pool);
+    let calls = Arc::new(Calls::default());
+    let mut request = pin!(other.allocate_async(MIB));
+    let waker = Waker::from(calls.clone());
+    assert!(request.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    fuse.store(2, SeqCst); // the pages go, and then the release of the addresses panics
+    assert!(outcome(|| drop(last)).is_none(), "the panic was swallowed");
+    assert_eq!((calls.0.load(SeqCst), budget.reserved_bytes(), device.clones()), (1, 0, 1));
+    assert!(request.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
+}
+
+/// Counts its calls.
+#[derive(Default)]
+struct Calls(AtomicU64);
+
+impl Wake for Calls {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, SeqCst);
     }
 }
 

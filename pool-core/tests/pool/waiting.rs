@@ -3,7 +3,9 @@
 
 use crate::hooked::{Hooked, outcome};
 use pool_core::sim::{SimCall, SimDevice};
-use pool_core::{ArenaConfig, BucketPool, Budget, CachedLimit, MIB, PooledBuffer, Why};
+use pool_core::{
+    ArenaConfig, BucketPolicy, BucketPool, Budget, CachedLimit, MIB, PooledBuffer, Why,
+};
 use std::future::Future;
 use std::panic::resume_unwind;
 use std::pin::pin;
@@ -164,6 +166,33 @@ fn a_request_that_panics_wakes_a_request() {
         let woken = woken_after(arena.clone(), true, |pool| pool.warm_up(&[(MIB, 1)]).is_ok());
         assert_eq!(woken, 1, "{arena:?}, ahead of time");
     }
+}
+
+/// A first try gives more back than it needs while another request begins to wait.
+#[test]
+fn a_request_that_is_served_at_its_first_try_wakes_a_request() {
+    let (visit, calls) = (Visit::default(), Arc::new(Calls::default()));
+    let at_call = visit.clone();
+    let hook: Hook = Box::new(move || {
+        let visit = at_call.lock().unwrap().take();
+        if let Some(visit) = visit {
+            visit();
+        }
+    });
+    let allocator = Hooked { device: SimDevice::new(), hook, late: false };
+    let builder = BucketPool::builder(allocator).cached_limit(CachedLimit::Unlimited);
+    let pool = builder.policy(BucketPolicy::Exact).reserved_limit(8 * MIB).build();
+    drop(pool.allocate(8 * MIB).unwrap());
+    let request = Arc::new(Mutex::new(pool.allocate_async(7 * MIB)));
+    let (polled, waker) = (request.clone(), Waker::from(calls.clone()));
+    // At the free of the cached block.
+    *visit.lock().unwrap() = Some(Box::new(move || {
+        assert!(poll(&mut *polled.lock().unwrap(), &waker).is_pending());
+    }));
+    let served = pollster::block_on(pool.allocate_async(MIB)).unwrap();
+    assert!(calls.0.load(SeqCst) > 0, "7 MiB are free");
+    assert!(poll(&mut *request.lock().unwrap(), Waker::noop()).is_ready());
+    drop(served);
 }
 
 #[test]

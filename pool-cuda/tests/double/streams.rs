@@ -1,7 +1,7 @@
 //! Streams, contexts, and what a steady program costs.
 
 use crate::harness::{
-    count, double, events, fail, hazards, held, kernel, leftovers, memory_calls, mend, run,
+    capture, count, double, events, fail, hazards, held, kernel, leftovers, memory_calls, mend, run,
 };
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, DriverError, result};
@@ -149,6 +149,27 @@ fn work_on_the_default_stream_of_another_thread_is_waited_for() {
     kernel(&pool.allocate_on(&here, KIB).unwrap(), &here);
     run();
     assert_eq!((pool.stats().hits, hazards()), (1, 0));
+}
+
+/// That wait is for the whole context, which breaks captures.
+#[test]
+fn the_wait_for_another_threads_default_stream_breaks_no_capture() {
+    let _one = double();
+    let device = device();
+    let here = device.stream(&device.context().per_thread_stream()).unwrap();
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let buffer = pool.allocate_on(&here, KIB).unwrap();
+    let captured = capture(&pool, &streams(&device, 1)[0]).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let context = device.context();
+            context.bind_to_thread().unwrap();
+            let used = buffer.on(&here).unwrap();
+            let _told = context.per_thread_stream().memset_zeros(&mut &*used);
+            assert!(context.check_err().is_err(), "that it was not waited for is told");
+        });
+    });
+    assert!(captured.end().is_ok(), "the capture goes on");
 }
 
 #[test]

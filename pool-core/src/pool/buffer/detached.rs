@@ -7,6 +7,7 @@ use crate::device::{DeviceAllocator, MarkOf, WholeBlocks};
 use crate::error::{DeviceError, Why};
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
+use std::panic::resume_unwind;
 
 impl<A: DeviceAllocator> PooledBuffer<A> {
     /// Removes the block from the cache for good: it goes back to the device, not to the pool.
@@ -69,12 +70,16 @@ impl<A: DeviceAllocator> Detached<A> {
         let zeroed = buffer.zero_on_return();
         // SAFETY: the buffer is not dropped and not used again.
         let (reference, record) = unsafe { buffer.take_parts() };
-        if !reference.store().book.is_blocks() {
-            reference.release(|store| store.free_to_book(record, zeroed));
-            return Ok(());
+        let mut refusal = None;
+        if reference.store().book.is_blocks() {
+            refusal = reference.store().free_detached(record);
+            drop(reference);
+        } else {
+            reference.release(|store| store.free_to_book(record, matches!(zeroed, Ok(true))));
         }
-        let refusal = reference.store().free_detached(record);
-        drop(reference);
+        if let Err(panic) = zeroed {
+            resume_unwind(panic);
+        }
         refusal.map_or(Ok(()), Err)
     }
 }

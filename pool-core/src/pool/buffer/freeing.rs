@@ -9,6 +9,8 @@ use crate::observe::EventKind;
 use crate::pool::reference::{StoreReference, put};
 use crate::stream::clock::StreamClock;
 use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::thread;
 
 impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
     #[inline]
@@ -79,20 +81,24 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     }
 
     /// Zeroes a block that is freed, if the pool zeroes freed blocks. Does so only if no stream can
-    /// still read the block and the call is legal anywhere. Returns whether the block is zeroed.
+    /// still read the block and the call is legal anywhere. Returns whether the block is zeroed; or
+    /// a panic of the allocator, which the caller lets go on when the block is free.
     #[inline]
-    pub(super) fn zero_on_return(&mut self) -> bool {
+    pub(super) fn zero_on_return(&mut self) -> thread::Result<bool> {
         if A::MEMORY.zeroing != Zeroing::AtOnce {
-            return false;
+            return Ok(false);
         }
         let bytes = self.record.bytes;
         let (store, part, marks) = self.parts();
         if !store.bounds.zero_on_return {
-            return false;
+            return Ok(false);
         }
         let clock = store.allocator.clock();
-        let done = marks.all_are(|mark| clock.is_seen_done(mark));
-        done && store.zero(part, bytes, clock.default_stream()).is_ok()
+        if !marks.all_are(|mark| clock.is_seen_done(mark)) {
+            return Ok(false);
+        }
+        let zero = || store.zero(part, bytes, clock.default_stream()).is_ok();
+        catch_unwind(AssertUnwindSafe(zero))
     }
 
     /// Frees a block that the thread's own cache did not keep. Only `drop` calls it.
@@ -109,9 +115,12 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
             }
         }
         let zeroed = self.zero_on_return();
-        // SAFETY: a buffer is dropped once, and nothing follows in this function.
+        // SAFETY: a buffer is dropped once, and no use of it follows in this function.
         let (reference, parts) = unsafe { self.take_parts() };
-        reference.release(|store| store.free_to_book(parts, zeroed));
+        reference.release(|store| store.free_to_book(parts, matches!(zeroed, Ok(true))));
+        if let Err(panic) = zeroed {
+            resume_unwind(panic);
+        }
     }
 
     /// Moves the reference to the store and the record out of the buffer.

@@ -225,13 +225,15 @@ impl<A: DeviceAllocator> Store<A> {
             let unzeroed = state.book.nodes[id].unzeroed;
             state.book.count_out(bytes);
             // Other threads may have filled the room while the device was called.
-            if !state.makes_room(request.key, bytes, true, &self.bounds) {
-                state.not_kept += 1;
-                state.book.defer_live(id, marks);
-                drop(self.free_deferred_in_drop(state));
-                return refuse("cached limit");
+            let fits = state.makes_room(request.key, bytes, true, &self.bounds);
+            match fits {
+                true => state.book.free(clock, id, marks, unzeroed),
+                false => state.book.defer_live(id, marks),
             }
-            state.book.free(clock, id, marks, unzeroed);
+            drop(self.free_deferred_in_drop(state));
+            if !fits {
+                return refuse("cached or bucket limit, which other threads have reached");
+            }
         }
         Ok(())
     }

@@ -12,11 +12,6 @@ impl<A: DeviceAllocator> Store<A> {
     /// Serves a request with memory from the device.
     #[cold]
     pub(crate) fn grow(&self, request: &PoolRequest<'_, A>) -> Result<Grant<A>, DeviceError> {
-        if !self.ledger.could_hold(request.class.bytes) {
-            // Refused before anything is given back for it, unless the budget's program raises the
-            // limit at this.
-            drop(self.ledger.reserve(request.class.bytes)?);
-        }
         let id = self.grow_range(request)?;
         let nothing = DeviceError::new(Why::Other, "no segment of a range", 0);
         let mut state = self.book.lock();
@@ -28,6 +23,11 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// A live range of memory from the device, which is not lent yet.
     pub(super) fn grow_range(&self, request: &PoolRequest<'_, A>) -> Result<u32, DeviceError> {
+        if !self.ledger.could_hold(request.class.bytes) {
+            // Refused before anything is given back for it, unless a closure of the budget raises
+            // the limit at this.
+            drop(self.ledger.reserve(request.class.bytes)?);
+        }
         match &self.book.pages {
             Some(pages) => self.grow_pages(pages, request),
             None => self.grow_segment(request),
