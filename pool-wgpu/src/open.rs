@@ -77,12 +77,7 @@ impl OpenScopes {
                 let mut scopes = self.scopes.lock();
                 match scopes.get_mut(&scope).map(|open| std::mem::take(&mut open.to_zero)) {
                     Some(to_zero) if !to_zero.is_empty() => to_zero,
-                    _ => {
-                        if let Some(closed) = scopes.remove(&scope) {
-                            self.is_elsewhere_no_more(&closed);
-                        }
-                        return;
-                    }
+                    _ => return drop(self.remove(&mut scopes, scope)),
                 }
             };
             shared.zero_now(&to_zero);
@@ -93,11 +88,15 @@ impl OpenScopes {
     pub(crate) fn close_submitted(&self, scope: u64) {
         let closed = {
             let mut scopes = self.scopes.lock();
-            let closed = scopes.remove(&scope);
-            closed.iter().for_each(|closed| self.is_elsewhere_no_more(closed));
-            closed
+            self.remove(&mut scopes, scope)
         };
         drop(closed); // its buffers without the lock
+    }
+
+    fn remove(&self, scopes: &mut BTreeMap<u64, OpenScope>, scope: u64) -> Option<OpenScope> {
+        let closed = scopes.remove(&scope)?;
+        self.is_elsewhere_no_more(&closed);
+        Some(closed)
     }
 
     /// Notes that a range must be zeroed ahead of the scope's present step. Gives it back with why

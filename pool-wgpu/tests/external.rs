@@ -461,7 +461,7 @@ fn read_backs_by_the_programs_commands_show_no_old_bytes() {
 /// block before.
 #[test]
 fn a_block_that_the_programs_encoder_has_used_is_uploaded_to_for_no_other_owner() {
-    let ways = devices().into_iter().flat_map(|device| [(device.clone(), false), (device, true)]);
+    let ways = devices().flat_map(|device| [(device.clone(), false), (device, true)]);
     for (device, steps) in ways {
         let (pool, uploads) = (uncleared(&device), device.uploads(4 * KIB, MIB));
         let (mut scope, mut own) = (device.scope(), encoder(&device));

@@ -10,8 +10,8 @@ use wgpu::{CommandBuffer, CommandEncoder, SubmissionIndex};
 impl Scope {
     /// Ends a step: buffers that were dropped so far can serve this scope again, zeroed in between
     /// where the pool zeroes. It costs a command buffer, and a submission where something is
-    /// zeroed. It does nothing if the step has no commands in the scope's own encoder, and while the
-    /// program has taken a buffer and not that encoder: its own commands come later.
+    /// zeroed. It does nothing if the step has no commands in the scope's own encoder, and while
+    /// the program has taken a buffer and not that encoder: its own commands come later.
     ///
     /// Without steps a pool that zeroes takes a fresh block for each request of a scope, since it
     /// zeroes ahead of the scope's commands.
