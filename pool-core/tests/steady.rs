@@ -8,7 +8,10 @@
 
 use pool_core::conformance::policies;
 use pool_core::sim::{SimCall, SimDevice, SimStream};
-use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PoolBuilder, PooledBuffer, PrivatePool};
+use pool_core::{
+    ArenaConfig, BucketPool, DeviceAllocator, DeviceError, EventDriver, KIB, MIB, Mark, Memory,
+    PoolBuilder, PooledBuffer, PrivatePool, Request, Stream, Timeline,
+};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -143,9 +146,88 @@ fn cycle_of_another_pool() {
     cycle(&BucketPool::new(device), &streams);
 }
 
+/// A device that keeps nothing of its streams, blocks and events, and whose work is done at once.
+struct Bare(Timeline<BareDriver>);
+
+struct BareDriver;
+
+impl EventDriver for BareDriver {
+    type Raw = ();
+    type Event = ();
+    fn record(&self, (): &()) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn wait(&self, (): &(), (): &()) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn query(&self, (): &()) -> Result<bool, DeviceError> {
+        Ok(true)
+    }
+    fn synchronize(&self, (): &()) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+impl DeviceAllocator for Bare {
+    type Block = ();
+    type View<'b> = ();
+    type Kind = ();
+    type Clock = Timeline<BareDriver>;
+    const MEMORY: Memory = Memory::DEVICE;
+
+    fn clock(&self) -> &Timeline<BareDriver> {
+        &self.0
+    }
+    fn aligned(&self, (): (), _alignment: u64) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn allocate(&self, _request: Request<()>, _on: &Stream<BareDriver>) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn free(&self, (): (), _after: &[Mark]) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn view<'b>(&'b self, (): &'b (), _offset: u64, _bytes: u64, _on: &Stream<BareDriver>) {}
+    fn zero(&self, (): &mut (), _bytes: u64, _on: &Stream<BareDriver>) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+/// Streams of a short life make something that `reader` uses; two more streams are ordered behind
+/// what that makes, before and after the short stream has ended.
+fn short_streams(pool: &BucketPool<Bare>, [reader, before, after]: &[Stream<BareDriver>; 3]) {
+    let clock = pool.allocator().clock();
+    for _ in 0..50 {
+        let short = clock.register(());
+        let made = pool.allocate_on(&short, 4096).unwrap();
+        drop(made.on(&short).unwrap());
+        drop(made.on(reader).unwrap());
+        let results = [(); 2].map(|()| pool.allocate_on(reader, 4096).unwrap());
+        drop(results[0].on(before).unwrap());
+        drop(made);
+        clock.retire(&short).unwrap();
+        drop(results[1].on(after).unwrap());
+    }
+}
+
+/// A clock forgets the streams that have ended.
+fn streams_that_end_leave_nothing() {
+    let pool = BucketPool::new(Bare(Timeline::new(BareDriver, ())));
+    let streams = [(); 3].map(|()| pool.allocator().clock().register(()));
+    let counts: Vec<usize> = (0..WARM + 2 * COMPARED)
+        .map(|_| {
+            short_streams(&pool, &streams);
+            IN_USE.load(Relaxed)
+        })
+        .collect();
+    let (first, second) = counts[WARM..].split_at(COMPARED);
+    assert!(second.iter().max() <= first.iter().max(), "short streams: {counts:?} bytes");
+}
+
 #[test]
 fn cycles_of_the_same_work_leave_the_same_bytes_in_use() {
     cycle_of_another_pool();
+    streams_that_end_leave_nothing();
     for (name, policy) in policies() {
         stays_the_same((name, 0), |pool| pool.policy(policy.clone()));
     }

@@ -20,7 +20,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::SeqCst};
 pub use stream::Stream;
-use stream::{Recorded, Slot};
+use stream::{Recorded, Slot, VectorClock};
 
 /// Most events that are remembered per stream. Forgetting one costs a later event.
 const EVENTS_KEPT: usize = 16;
@@ -268,12 +268,13 @@ impl<D: EventDriver> Timeline<D> {
         // steps would count as covered.
         let epoch = slot.epoch.fetch_add(1, SeqCst) + 1;
         let new = Arc::new(Recorded { epoch, event: self.driver.record(&slot.raw)?, clock });
-        let events = &mut slot.known.lock().events;
+        let mut known = slot.known.lock();
+        let events = &mut known.events;
         let at = events.partition_point(|recorded| recorded.epoch < epoch);
         events.insert(at, new.clone());
-        if events.len() > EVENTS_KEPT {
-            events.pop_front();
-        }
+        let oldest = if events.len() > EVENTS_KEPT { events.pop_front() } else { None };
+        drop(known);
+        drop(oldest); // the device's own drop, so not under the lock
         Ok(Some(new))
     }
 
@@ -281,7 +282,8 @@ impl<D: EventDriver> Timeline<D> {
     fn seen_done(&self, mark: Mark, recorded: &Recorded<D::Event>) -> Result<(), DeviceError> {
         let Some(slot) = self.slot(mark)? else { return Ok(()) };
         slot.done_before.fetch_max(recorded.epoch, SeqCst);
-        slot.known.lock().events.retain(|event| event.epoch > recorded.epoch);
+        let done = slot.known.lock().take_until(recorded.epoch);
+        drop(done); // the device's own drops, so not under the lock
         self.forget_done(&slot);
         Ok(())
     }
@@ -294,7 +296,11 @@ impl<D: EventDriver> Timeline<D> {
         let mut slots = self.slots.write();
         slots.remove(&slot.id);
         for other in slots.values() {
-            other.known.lock().clock.remove(&slot.id);
+            let known = &mut *other.known.lock();
+            known.clock.remove(&slot.id);
+            if let Some(captured) = &mut known.captured {
+                captured.clock.remove(&slot.id);
+            }
         }
     }
 
@@ -321,8 +327,19 @@ impl<D: EventDriver> Timeline<D> {
         // count as ordered before the wait is in the stream.
         // A mark taken after the stream had ended is covered by its last event.
         let covered = recorded.epoch.max(mark.epoch.saturating_add(1));
-        on.known.lock().note_after(recorded.clock.clone(), mark.stream, covered);
+        self.note_after(on, &recorded.clock, mark.stream, covered);
         Ok(())
+    }
+
+    /// Notes that `on` is now after the marks of `stream` below `epoch`, and after what the clock
+    /// `passed_on` of an event says. Marks of streams that are retired and done count as done, so
+    /// these are left out: no stream keeps them.
+    fn note_after(&self, on: &Slot<D>, passed_on: &VectorClock, stream: u32, epoch: u64) {
+        // Until the end, so that no stream is forgotten meanwhile: its id would stay for ever.
+        let slots = self.slots.read();
+        let known = passed_on.iter().map(|(stream, epoch)| (*stream, *epoch));
+        let known = known.chain([(stream, epoch)]).filter(|(id, _)| slots.contains_key(id));
+        on.known.lock().note_after(known);
     }
 }
 

@@ -110,7 +110,7 @@ impl<D: EventDriver> Timeline<D> {
         let event = self.driver.record_edge(&after.raw)?;
         self.driver.wait(&on.raw, &event)?;
         let passed_on = after.known.lock().clock.clone();
-        on.known.lock().note_after(passed_on, after.id, epoch);
+        self.note_after(on, &passed_on, after.id, epoch);
         Ok(())
     }
 

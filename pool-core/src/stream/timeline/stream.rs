@@ -53,13 +53,18 @@ pub(super) struct Captured {
 }
 
 impl<E> Known<E> {
-    /// Notes that the stream is now after the marks of `stream` below `epoch`, and after the marks
-    /// that `stream` itself was after.
-    pub(super) fn note_after(&mut self, passed_on: VectorClock, stream: u32, epoch: u64) {
-        for (stream, epoch) in passed_on.into_iter().chain([(stream, epoch)]) {
+    /// Notes that the stream is now after the marks of these streams below these epochs.
+    pub(super) fn note_after(&mut self, known: impl Iterator<Item = (u32, u64)>) {
+        for (stream, epoch) in known {
             let known = self.clock.entry(stream).or_default();
             *known = epoch.max(*known);
         }
+    }
+
+    /// Takes the events out that cover no epoch above `epoch`.
+    pub(super) fn take_until(&mut self, epoch: u64) -> Vec<Arc<Recorded<E>>> {
+        let end = self.events.partition_point(|event| event.epoch <= epoch);
+        self.events.drain(..end).collect()
     }
 }
 
