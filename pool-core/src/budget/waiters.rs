@@ -85,10 +85,11 @@ impl Waiters {
         let Some(at) = line.waiting.iter().position(|waiter| waiter.id == id) else {
             return false;
         };
-        line.waiting.remove(at);
+        let left = line.waiting.remove(at);
         let last = self.count.fetch_sub(1, SeqCst) == 1;
         let next = if at == 0 { line.call_first() } else { None };
         drop(line);
+        drop(left); // its waker is foreign code, so not under the lock
         if let Some(next) = next {
             next.wake();
         }

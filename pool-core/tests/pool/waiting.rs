@@ -322,3 +322,21 @@ fn one_block_is_handed_on_strictly_in_order() {
     });
     assert_eq!(*order.lock().unwrap(), (0..16).collect::<Vec<_>>());
 }
+
+/// The state of a task that has a buffer of the pool. The last reference to it is a waker.
+struct Task(#[expect(dead_code, reason = "it is dropped")] PooledBuffer<SimDevice>);
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {}
+}
+
+#[test]
+fn a_waker_whose_task_has_a_buffer_goes_without_a_lock() {
+    let pool = pool_of(4);
+    let waker = Waker::from(Arc::new(Task(pool.allocate(MIB).unwrap())));
+    let mut request = pool.allocate_async(4 * MIB);
+    assert!(poll(&mut request, &waker).is_pending());
+    drop(waker); // only the line has it now
+    drop(request);
+    assert_eq!((pool.budget().waiting(), pool.stats().allocated_bytes), (0, 0));
+}
