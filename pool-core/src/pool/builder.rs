@@ -37,7 +37,8 @@ pub struct PoolBuilder<A: DeviceAllocator> {
     retention: Retention,
     fraction: Option<f64>,
     on_shortage: Option<OnShortage>,
-    budget: Budget,
+    /// `None` for one of each pool's own.
+    budget: Option<Budget>,
     observers: Observers,
     guards: Option<Guards<A>>,
     book: Option<MakeBook<A>>,
@@ -129,7 +130,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// Sets a limit that the pool shares with other pools, and that may change while it is used.
     /// The pool's own limits hold as well.
     pub fn budget(self, budget: &Budget) -> Self {
-        Self { budget: budget.clone(), ..self }
+        Self { budget: Some(budget.clone()), ..self }
     }
 
     /// Sets a limit on cached bytes, in bytes (`4 * GIB`) or as a share of the peak
@@ -305,7 +306,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
             steal,
             retention: self.retention,
         };
-        let ledger = Ledger::new(limit, self.budget);
+        let ledger = Ledger::new(limit, self.budget.unwrap_or_default());
         let store = Store::new(
             (self.allocator, book),
             classes,
@@ -365,7 +366,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             retention: Retention::default(),
             fraction: None,
             on_shortage: None,
-            budget: Budget::default(),
+            budget: None,
             observers: Observers::default(),
             guards: None,
             book: None,

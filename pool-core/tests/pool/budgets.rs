@@ -195,3 +195,23 @@ fn a_panic_in_a_mark_reserves_nothing() {
     assert_eq!((budget.reserved_bytes(), pool.reserved_bytes()), (0, 0));
     assert!(pool.allocate(4096).is_ok());
 }
+
+#[test]
+fn pools_of_a_cloned_builder_share_no_budget() {
+    let builder = BucketPool::builder(SimDevice::new());
+    let [limited, other] = [builder.clone().build(), builder.build()];
+    limited.budget().set_limit(MIB);
+    drop(other.allocate(2 * MIB).unwrap());
+    limited.budget().trim(u64::MAX);
+    assert_eq!(other.stats().cached_bytes, 2 * MIB);
+    assert_eq!((limited.budget().limit(), other.budget().limit()), (MIB, u64::MAX));
+}
+
+#[test]
+fn pools_of_a_cloned_builder_share_the_budget_that_it_was_given() {
+    let budget = Budget::new(2 * MIB);
+    let builder = BucketPool::builder(SimDevice::new()).budget(&budget);
+    let [a, b] = [builder.clone().build(), builder.build()];
+    let _live = a.allocate(2 * MIB).unwrap();
+    assert_eq!(b.allocate(MIB).unwrap_err().why(), Why::Limit);
+}
