@@ -1,6 +1,7 @@
 //! One limit for several pools, and the threads and tasks that wait for memory under it.
 
 pub(crate) mod ledger;
+pub(crate) mod transit;
 pub(crate) mod waiters;
 
 use crate::error::{DeviceError, Why};
@@ -8,8 +9,9 @@ use crate::lock::Lock;
 use crate::size::{Bytes, LARGEST};
 use parking_lot::Mutex;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::sync::{Arc, Weak};
+use transit::Transit;
 use waiters::Waiters;
 
 /// A limit on the bytes that one or several pools take from their devices, which may change at any
@@ -46,10 +48,9 @@ struct Shared {
     reserved: AtomicU64,
     /// Reserved bytes from which on `marks` must be looked at.
     lowest_mark: AtomicU64,
-    /// Whether a mark was reached, and reserved bytes were not seen below it since.
-    disarmed: AtomicBool,
     marks: Mutex<Vec<HighWater>>,
     waiters: Waiters,
+    transit: Transit,
     pools: Lock<Vec<Weak<dyn Member>>>,
 }
 
@@ -109,9 +110,9 @@ impl Budget {
             limit: AtomicU64::new(limit),
             reserved: AtomicU64::new(0),
             lowest_mark: AtomicU64::new(u64::MAX),
-            disarmed: AtomicBool::new(false),
             marks: Mutex::default(),
             waiters: Waiters::new(),
+            transit: Transit::default(),
             pools: Lock::new(Vec::new()),
         }))
     }
@@ -145,9 +146,10 @@ impl Budget {
         {
             let mut marks = self.0.marks.lock();
             self.note_lowest_mark(&marks);
-            self.arm(&mut marks, self.reserved_bytes());
+            self.arm(&mut marks);
         }
         fence(SeqCst);
+        self.0.transit.note_return();
         self.trim(self.reserved_bytes().saturating_sub(limit))
     }
 
@@ -204,6 +206,8 @@ impl Budget {
                 let back = Back { budget: self, bytes };
                 self.tell_pressure(before + bytes, bytes);
                 std::mem::forget(back);
+                // A thread that gave bytes back meanwhile may have looked before the marks were told.
+                self.arm_passed();
                 Ok(())
             }
             Err(before) => {
@@ -235,9 +239,6 @@ impl Budget {
                 .filter_map(|mark| std::mem::take(&mut mark.armed).then(|| mark.call.clone()));
             due.collect()
         };
-        if !due.is_empty() {
-            self.0.disarmed.store(true, Relaxed);
-        }
         let (reserved_bytes, limit_bytes, requested_bytes) = (reserved, limit, requested);
         let pressure = Pressure { reserved_bytes, limit_bytes, requested_bytes, budget: self };
         for call in due {
@@ -247,18 +248,24 @@ impl Budget {
 
     /// Bytes went back to a device, or were not taken.
     fn give_back(&self, bytes: u64) {
-        let before = self.0.reserved.fetch_sub(bytes, SeqCst);
-        if self.0.disarmed.load(Relaxed) {
-            self.arm(&mut self.0.marks.lock(), before - bytes);
+        self.0.reserved.fetch_sub(bytes, SeqCst);
+        self.0.transit.note_return();
+        self.arm_passed();
+    }
+
+    /// Arms the marks above the reserved bytes, if there are any marks.
+    fn arm_passed(&self) {
+        if self.0.lowest_mark.load(Relaxed) < u64::MAX {
+            let mut marks = self.0.marks.lock();
+            self.arm(&mut marks);
         }
     }
 
     /// Arms the marks above a number of reserved bytes.
-    fn arm(&self, marks: &mut [HighWater], reserved: u64) {
-        let limit = self.limit();
+    fn arm(&self, marks: &mut [HighWater]) {
+        let (limit, reserved) = (self.limit(), self.0.reserved.load(SeqCst));
         let passed = marks.iter_mut().filter(|mark| reserved < mark.bytes(limit));
         passed.for_each(|mark| mark.armed = true);
-        self.0.disarmed.store(!marks.iter().all(|mark| mark.armed), Relaxed);
     }
 
     /// Bytes that may still be reserved.
@@ -323,6 +330,11 @@ impl Budget {
         if self.0.waiters.leave(id) {
             self.tell_pools();
         }
+    }
+
+    /// The memory of all its pools that is on its way to or from a device.
+    pub(crate) fn transit(&self) -> &Transit {
+        &self.0.transit
     }
 
     /// The requests that wait.

@@ -129,6 +129,10 @@ pub struct Figures {
     pub budget_reserved_bytes: u64,
     /// The limit of the budget; `u64::MAX` if there is none.
     pub budget_limit_bytes: u64,
+    /// Bytes of the blocks that buffers have, after rounding.
+    pub allocated_bytes: u64,
+    /// Bytes that the program requested for these buffers.
+    pub live_requested_bytes: u64,
     /// Bytes that are cached in the pool after it gave back all that it could.
     pub cached_bytes: u64,
     /// The part of the cached bytes with work on a stream that is not yet seen to be done.
@@ -149,6 +153,8 @@ pub struct Figures {
     /// ([`StreamClock::stream_id`](crate::StreamClock::stream_id)), the most first; `None` where no
     /// stream, or several, used them.
     pub cached_by_stream: Vec<(Option<u64>, u64)>,
+    /// True for an arena in pages, which gives memory back by the page.
+    pub in_pages: bool,
     /// The reason of the failure.
     pub verdict: Verdict,
 }
@@ -161,6 +167,9 @@ pub enum Verdict {
     TruePeak,
     /// Buffers in use and the request together need more than a limit that the program set.
     Limit,
+    /// Buffers in use and the request together would fit as they were requested, but not after
+    /// rounding to size classes, granules or pages.
+    Rounding,
     /// Enough memory is free, but not in one piece.
     Fragmentation,
     /// Enough memory is free, but other streams used it last and the policy allows no wait for
@@ -186,28 +195,6 @@ impl Verdict {
             _ => Self::Refused,
         }
     }
-
-    /// Returns the advice that the error displays; an empty string where the cause is clear without
-    /// one.
-    fn advice(self) -> &'static str {
-        match self {
-            Self::TruePeak => "a true peak: keep less alive at once, or take a larger device",
-            Self::Limit => "the limit: raise it, or keep less alive at once",
-            Self::Fragmentation => {
-                "fragmentation: an arena in pages, or fewer different sizes, would serve this"
-            }
-            Self::Stranded => {
-                "stranded in other streams: StealPolicy::Wait, or retiring streams that have ended"
-            }
-            Self::Pending => "pending on events: wait for the streams, then ask again",
-            Self::Unsubmitted => "behind work that is not submitted: submit it, then ask again",
-            Self::TimedOut => {
-                "buffers and earlier requests have the memory: wait longer, raise the limit, or \
-                 keep less alive at once"
-            }
-            Self::Refused => "",
-        }
-    }
 }
 
 impl AllocError {
@@ -216,21 +203,12 @@ impl AllocError {
         Self(Box::new(figures))
     }
 
-    /// Sets the verdict, given the cached bytes that the requesting stream could not use.
+    /// An error whose verdict follows from its figures. `cpu_touches`: the CPU may access the
+    /// memory without a stream.
     #[cold]
-    pub(crate) fn judged(mut self, stranded: u64, cpu_touches: bool) -> Self {
-        let e = &mut *self.0;
-        e.stranded_bytes = stranded;
-        let left_without = |bytes: u64| e.cached_bytes.saturating_sub(bytes) < e.rounded_bytes;
-        e.verdict = match Verdict::of_cause(e.cause) {
-            Verdict::Refused => Verdict::Refused,
-            plain if left_without(0) => plain,
-            _ if left_without(e.unsubmitted_bytes) => Verdict::Unsubmitted,
-            _ if cpu_touches && left_without(e.pending_bytes) => Verdict::Pending,
-            _ if left_without(stranded) => Verdict::Stranded,
-            _ => Verdict::Fragmentation,
-        };
-        self
+    pub(crate) fn judged(mut figures: Figures, cpu_touches: bool) -> Self {
+        figures.verdict = figures.judge(cpu_touches);
+        Self::new(figures)
     }
 
     /// Returns the kind of the error.
@@ -274,6 +252,12 @@ impl fmt::Display for AllocError {
             let (reserved, limit) = (e.budget_reserved_bytes, e.budget_limit_bytes);
             write!(f, ", in its budget {} of {}", Bytes(reserved), Bytes(limit))?;
         }
+        if e.allocated_bytes > 0 {
+            write!(f, ", in buffers {}", Bytes(e.allocated_bytes))?;
+            if e.allocated_bytes != e.live_requested_bytes {
+                write!(f, " ({} requested)", Bytes(e.live_requested_bytes))?;
+            }
+        }
         write!(
             f,
             ", cached {} (largest {}, pending {}, unsubmitted {}), given back {}",
@@ -296,7 +280,7 @@ impl fmt::Display for AllocError {
         if e.cached_bytes > 0 {
             write!(f, "; fragmentation {:.0} %", 100.0 * e.fragmentation())?;
         }
-        match e.verdict.advice() {
+        match e.advice() {
             "" => Ok(()),
             advice => write!(f, "; {advice}"),
         }
@@ -306,15 +290,17 @@ impl fmt::Display for AllocError {
 impl Figures {
     /// Returns the figures of a pool that cannot be inspected: threads that do not exist any more
     /// hold its locks.
-    pub(crate) fn unknown(cause: DeviceError, requested_bytes: u64, rounded_bytes: u64) -> Self {
+    pub(crate) fn unknown(cause: DeviceError) -> Self {
         Self {
             cause,
-            requested_bytes,
-            rounded_bytes,
+            requested_bytes: 0,
+            rounded_bytes: 0,
             reserved_bytes: 0,
             reserved_limit_bytes: u64::MAX,
             budget_reserved_bytes: 0,
             budget_limit_bytes: u64::MAX,
+            allocated_bytes: 0,
+            live_requested_bytes: 0,
             device_free_bytes: None,
             cached_bytes: 0,
             pending_bytes: 0,
@@ -323,7 +309,79 @@ impl Figures {
             largest_free_bytes: 0,
             given_back_bytes: 0,
             cached_by_stream: Vec::new(),
+            in_pages: false,
             verdict: Verdict::of_cause(cause),
+        }
+    }
+
+    /// Returns the bytes that would serve the request if all free memory were in one piece and ready:
+    /// what is cached, and what the limits and the device still have. A device that does not report
+    /// its memory, and was short of it, has none.
+    fn free_bytes(&self) -> u64 {
+        let by_limit = self.reserved_limit_bytes.saturating_sub(self.reserved_bytes);
+        let by_budget = self.budget_limit_bytes.saturating_sub(self.budget_reserved_bytes);
+        let at_device = match (self.device_free_bytes, self.cause.why) {
+            (Some(free), _) => free,
+            (None, Why::Limit) => u64::MAX,
+            (None, _) => 0,
+        };
+        self.cached_bytes.saturating_add(by_limit.min(by_budget).min(at_device))
+    }
+
+    /// Returns the verdict that follows from the figures.
+    fn judge(&self, cpu_touches: bool) -> Verdict {
+        let plain = Verdict::of_cause(self.cause);
+        if plain == Verdict::Refused {
+            return plain;
+        }
+        let free = self.free_bytes();
+        let is_enough_without = |bytes: u64| free.saturating_sub(bytes) >= self.rounded_bytes;
+        if !is_enough_without(0) {
+            let rounding = self.allocated_bytes.saturating_sub(self.live_requested_bytes);
+            let would_fit = free.saturating_add(rounding) >= self.requested_bytes;
+            return if would_fit && plain != Verdict::TimedOut { Verdict::Rounding } else { plain };
+        }
+        match self.unsubmitted_bytes {
+            bytes if !is_enough_without(bytes) => Verdict::Unsubmitted,
+            _ if cpu_touches && !is_enough_without(self.pending_bytes) => Verdict::Pending,
+            _ if !is_enough_without(self.stranded_bytes) => Verdict::Stranded,
+            _ => Verdict::Fragmentation,
+        }
+    }
+
+    /// Returns the advice that the error displays; an empty string where the cause is clear without
+    /// one.
+    fn advice(&self) -> &'static str {
+        let limit = self.reserved_limit_bytes.min(self.budget_limit_bytes);
+        match self.verdict {
+            Verdict::TruePeak if self.allocated_bytes == 0 => {
+                "this request alone needs more than the device has free"
+            }
+            Verdict::TruePeak => "a true peak: keep less alive at once, or take a larger device",
+            Verdict::Limit if self.rounded_bytes > limit => {
+                "this request alone is above the limit: raise the limit"
+            }
+            Verdict::Limit => "the limit: raise it, or keep less alive at once",
+            Verdict::Rounding => {
+                "rounding: it would fit as requested; take a policy with finer classes, or an arena"
+            }
+            Verdict::Fragmentation if self.in_pages => {
+                "fragmentation: buffers that live long lie between the free pages; smaller pages \
+                 would serve this"
+            }
+            Verdict::Fragmentation => {
+                "fragmentation: an arena in pages, or fewer different sizes, would serve this"
+            }
+            Verdict::Stranded => {
+                "stranded in other streams: StealPolicy::Wait, or retiring streams that have ended"
+            }
+            Verdict::Pending => "pending on events: wait for the streams, then ask again",
+            Verdict::Unsubmitted => "behind work that is not submitted: submit it, then ask again",
+            Verdict::TimedOut => {
+                "buffers and earlier requests have the memory: wait longer, raise the limit, or \
+                 keep less alive at once"
+            }
+            Verdict::Refused => "",
         }
     }
 

@@ -29,8 +29,10 @@ impl Ledger {
     pub(crate) fn reserve(&self, bytes: u64) -> Result<Reservation<'_>, DeviceError> {
         let limit = self.limit().min(LARGEST);
         let fits = |reserved: u64| reserved.checked_add(bytes).filter(|sum| *sum <= limit);
-        if self.reserved.try_update(SeqCst, SeqCst, fits).is_err() {
-            return Err(DeviceError::new(Why::Limit, "reserved limit", 0));
+        if let Err(reserved) = self.reserved.try_update(SeqCst, SeqCst, fits) {
+            let is_possible = reserved.saturating_add(bytes) <= LARGEST;
+            let why = if is_possible { Why::Limit } else { Why::TooLarge };
+            return Err(DeviceError::new(why, "reserved limit", 0));
         }
         // Its drop gives back what the budget refuses.
         let mut reservation = Reservation { ledger: self, bytes, in_budget: 0 };
@@ -52,6 +54,7 @@ impl Ledger {
 
     pub(crate) fn set_limit(&self, limit: u64) {
         self.limit.store(limit, SeqCst);
+        self.budget.transit().note_return();
     }
 
     /// The limit of the pool itself, or what the budget leaves it where that is less.
@@ -127,6 +130,8 @@ impl Drop for Reservation<'_> {
         self.ledger.reserved.fetch_sub(self.bytes, SeqCst);
         if self.in_budget > 0 {
             self.ledger.budget.give_back(self.in_budget);
+        } else if self.bytes > 0 {
+            self.ledger.budget.transit().note_return();
         }
     }
 }

@@ -142,9 +142,8 @@ impl<A: DeviceAllocator> Drop for PrivatePool<A> {
             return;
         }
         let _woken = WakeAtEnd(&self.pool);
-        for record in store.privates.close(self.id, store.allocator.clock(), &store.flags) {
-            drop(store.free_idle_private(record, false));
-        }
+        let records = store.privates.close(self.id, store.allocator.clock(), &store.flags);
+        store.free_private_blocks(records);
     }
 }
 

@@ -1,12 +1,11 @@
-//! The figures of a pool around a refusal, and the verdict: which of the ways to run out of memory
-//! it was, and what to do about it.
+//! The figures of a pool around a refusal.
 
 use crate::device::DeviceAllocator;
 use crate::error::{AllocError, DeviceError, Figures, Verdict, Why};
 use crate::pool::store::Store;
 
 impl<A: DeviceAllocator> Store<A> {
-    /// The figures of this moment around a refusal.
+    /// An error with the figures of this moment, for a call that is no search for memory.
     #[cold]
     pub(crate) fn error(
         &self,
@@ -15,32 +14,45 @@ impl<A: DeviceAllocator> Store<A> {
         rounded_bytes: u64,
         given_back_bytes: u64,
     ) -> AllocError {
+        let figures = self.figures(cause, None);
+        AllocError::new(Figures { requested_bytes, rounded_bytes, given_back_bytes, ..figures })
+    }
+
+    /// The figures of this moment, without those of a request. `stream`: the number of the stream
+    /// that requests memory. Cost: linear in the number of ranges; a call of the device where its
+    /// memory was short.
+    #[cold]
+    pub(crate) fn figures(&self, cause: DeviceError, stream: Option<u64>) -> Figures {
         if self.is_forked() {
-            return AllocError::new(Figures::unknown(cause, requested_bytes, rounded_bytes));
+            return Figures::unknown(cause);
         }
-        let (survey, cached_bytes) = (self.survey(), self.cached_bytes());
+        let (survey, in_use) = (self.survey(), self.in_use());
+        let stranded_bytes = stream.map_or(0, |id| self.stranded(id, self.bounds.steal));
         let mut cached_by_stream: Vec<_> = survey.by_stream.into_iter().collect();
         cached_by_stream.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-        AllocError::new(Figures {
+        Figures {
             cause,
-            requested_bytes,
-            rounded_bytes,
+            requested_bytes: 0,
+            rounded_bytes: 0,
             reserved_bytes: self.ledger.reserved(),
             reserved_limit_bytes: self.ledger.limit(),
             budget_reserved_bytes: self.ledger.budget.reserved_bytes(),
             budget_limit_bytes: self.ledger.budget.limit(),
+            allocated_bytes: in_use.allocated,
+            live_requested_bytes: in_use.requested,
             device_free_bytes: match cause.why {
                 Why::OutOfMemory => self.allocator.free_bytes(),
                 _ => None,
             },
-            cached_bytes,
+            cached_bytes: in_use.cached,
             pending_bytes: survey.pending,
             unsubmitted_bytes: survey.unsubmitted,
-            stranded_bytes: 0,
+            stranded_bytes,
             largest_free_bytes: survey.largest_free,
-            given_back_bytes,
+            given_back_bytes: 0,
             cached_by_stream,
+            in_pages: self.book.has_pages(),
             verdict: Verdict::of_cause(cause),
-        })
+        }
     }
 }

@@ -21,24 +21,32 @@ use crate::block::request::PoolRequest;
 #[cfg(any(loom, shuttle))]
 use crate::checker::thread;
 use crate::device::DeviceAllocator;
-use crate::error::{AllocError, DeviceError};
+use crate::error::{AllocError, DeviceError, Figures};
 use crate::observe::tag::Tag;
 use crate::observe::{About, EventKind, Reason};
-use crate::pool::store::{Effort, Goal, Grant, Store};
+use crate::pool::store::{Effort, Goal, Grant, Returned, Store};
 use crate::stats::Stages;
 #[cfg(not(any(loom, shuttle)))]
-use std::thread;
+use std::{thread, time::Duration};
 
-/// How often a request that is about to be refused waits for blocks in transit on other threads.
-const PATIENCE: u32 = if cfg!(loom) { 2 } else { 1000 };
+/// How often a request that is about to be refused waits for memory that other threads have on its
+/// way.
+const MAX_WAITS: u32 = if cfg!(loom) { 2 } else { 1000 };
+/// The waits that only yield. Each later one sleeps for [`REST`].
+#[cfg(not(any(loom, shuttle)))]
+const MAX_YIELDS: u32 = 100;
+#[cfg(not(any(loom, shuttle)))]
+const REST: Duration = Duration::from_micros(100);
+/// How often it searches again because other threads have returned memory during its search.
+const MAX_REPEATS: u32 = if cfg!(loom) { 2 } else { 64 };
 /// How often the program is asked to spare something for one request.
-const ASKED: u32 = 8;
+const MAX_SHORTAGE_CALLS: u32 = 8;
 
 /// The counter of the stage that served a request.
 type Stage = fn(&mut Stages) -> &mut u64;
 
 /// Why no stage served a request.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Short {
     pub(crate) cause: DeviceError,
     /// Bytes that went back to the device in the attempt.
@@ -47,12 +55,14 @@ pub(crate) struct Short {
     pub(crate) rounded: u64,
     /// The number of the stream, for a request that was searched for.
     pub(crate) stream: Option<u64>,
+    /// The figures of the pool at the search that failed, for a request that lacked memory.
+    pub(crate) figures: Option<Box<Figures>>,
 }
 
 impl Short {
     /// A request that is refused before memory is searched.
     pub(crate) fn early(cause: DeviceError, requested: u64) -> Self {
-        Self { cause, given_back: 0, rounded: requested, stream: None }
+        Self { cause, given_back: 0, rounded: requested, stream: None, figures: None }
     }
 }
 
@@ -72,8 +82,14 @@ type Found<A> = Result<Option<(Stage, Grant<A>)>, DeviceError>;
 struct Progress {
     /// Bytes that went back to the device for it.
     given_back: u64,
-    patience: u32,
-    asked: u32,
+    /// How often it may still wait, search again, and ask the program.
+    waits: u32,
+    repeats: u32,
+    shortage_calls: u32,
+    /// What had come back to the pool before the last search.
+    returned: Option<Returned>,
+    /// The figures of the pool at the last search, for the error.
+    figures: Option<Box<Figures>>,
     /// The counter of a request that the device serves now.
     stage: Stage,
     /// How far a book is searched.
@@ -99,8 +115,11 @@ impl<A: DeviceAllocator> Store<A> {
         let request = &request;
         let mut progress = Progress {
             given_back: 0,
-            patience: PATIENCE,
-            asked: ASKED,
+            waits: MAX_WAITS,
+            repeats: MAX_REPEATS,
+            shortage_calls: MAX_SHORTAGE_CALLS,
+            returned: None,
+            figures: None,
             stage: |stages| &mut stages.device,
             effort: Effort::Bounded,
             refused: None,
@@ -112,15 +131,15 @@ impl<A: DeviceAllocator> Store<A> {
         let mut trims = [Trim::Missing, Trim::Others, Trim::All, Trim::AllOthers].into_iter();
         while short.is_out_of_memory() {
             // A request above the limit takes no cached memory from those below it.
-            let is_hopeless = !self.ledger.could_hold(request.class.bytes);
+            let is_hopeless = !self.could_hold(request.class.bytes);
             let given_back = match trims.next() {
                 Some(_) if is_hopeless => None,
                 Some(trim) => self.trim_for(request, trim, &mut progress.stage),
-                None if !is_hopeless && self.wait_for_others(&mut progress)
+                None if !is_hopeless && self.others_return(request, short, &mut progress)
                     || self.ask_program(request, &mut progress) =>
                 {
                     // The program may have raised the limit.
-                    let fits = self.ledger.could_hold(request.class.bytes);
+                    let fits = self.could_hold(request.class.bytes);
                     Some(if fits { self.trim_short(u64::MAX) } else { 0 })
                 }
                 None => break,
@@ -129,6 +148,7 @@ impl<A: DeviceAllocator> Store<A> {
             progress.given_back += given_back;
             self.book.lock().note_retry();
             progress.effort = Effort::All;
+            progress.returned = Some(self.returned());
             short = match self.search_then_device(request, &mut progress) {
                 Ok(grant) => return Ok(grant),
                 Err(error) => error,
@@ -136,8 +156,17 @@ impl<A: DeviceAllocator> Store<A> {
         }
         self.book.lock().note_refusal();
         let cause = progress.refused.unwrap_or(short);
-        let (rounded, stream) = (request.class.bytes, Some(request.key.stream_id));
-        Err(Short { cause, given_back: progress.given_back, rounded, stream })
+        let bytes = request.class.bytes;
+        let rounded = if self.could_hold(bytes) { bytes } else { self.book.bytes_to_grow(bytes) };
+        let stream = Some(request.key.stream_id);
+        let (given_back, figures) = (progress.given_back, progress.figures);
+        Err(Short { cause, given_back, rounded, stream, figures })
+    }
+
+    /// Whether the limits are large enough for a request of `bytes` bytes alone, in whole pages
+    /// where the device has pages.
+    pub(crate) fn could_hold(&self, bytes: u64) -> bool {
+        self.ledger.could_hold(self.book.bytes_to_grow(bytes))
     }
 
     /// Gives cached memory back for a request. Returns the bytes, or `None` if there is nothing to
@@ -267,24 +296,36 @@ impl<A: DeviceAllocator> Store<A> {
         grant
     }
 
-    /// Another thread holds blocks that come back, to the book or to the device, in a moment: lets
-    /// it, and then all cached memory is worth giving back once more.
-    fn wait_for_others(&self, progress: &mut Progress) -> bool {
-        if progress.patience == 0 || !self.is_in_transit() {
+    /// Whether other threads have returned memory since the last search began, or do so in a
+    /// moment, for which this waits: then all cached memory is worth giving back once more. If not,
+    /// notes the figures of the pool, which are those of that search.
+    fn others_return(
+        &self,
+        request: &PoolRequest<'_, A>,
+        refusal: DeviceError,
+        progress: &mut Progress,
+    ) -> bool {
+        if self.transit().is_any() && progress.waits > 0 {
+            progress.waits -= 1;
+            rest(MAX_WAITS - progress.waits);
+            return true;
+        }
+        progress.figures = Some(Box::new(self.figures(refusal, Some(request.key.stream_id))));
+        let is_quiet = !self.transit().is_any() && progress.returned == Some(self.returned());
+        if is_quiet || progress.repeats == 0 {
             return false;
         }
-        progress.patience -= 1;
-        thread::yield_now();
+        progress.repeats -= 1;
         true
     }
 
     /// Asks the program to drop something.
     fn ask_program(&self, request: &PoolRequest<'_, A>, progress: &mut Progress) -> bool {
         let Some(call) = self.on_shortage.lock().clone() else { return false };
-        if progress.asked == 0 {
+        if progress.shortage_calls == 0 {
             return false;
         }
-        progress.asked -= 1;
+        progress.shortage_calls -= 1;
         progress.stage = |stages| &mut stages.spared;
         call(request.class.bytes)
     }
@@ -292,13 +333,17 @@ impl<A: DeviceAllocator> Store<A> {
     /// The error of a request that is refused, counted.
     #[cold]
     pub(crate) fn refuse(&self, short: Short, requested: u64, tag: Tag) -> AllocError {
-        let Short { cause, given_back, rounded, stream } = short;
+        let Short { cause, given_back, rounded, stream, figures } = short;
         self.count_refusal();
         let about = About { stream: stream.unwrap_or(0), requested, tag, ..About::default() };
         self.tell(EventKind::Refuse(cause.why), about);
-        let error = self.error(cause, requested, rounded, given_back);
-        let Some(stream) = stream else { return error };
-        error.judged(self.stranded(stream, self.bounds.steal), A::MEMORY.cpu_touches)
+        let mut figures = *figures.unwrap_or_else(|| Box::new(self.figures(cause, stream)));
+        (figures.requested_bytes, figures.rounded_bytes) = (requested, rounded);
+        (figures.cause, figures.given_back_bytes) = (cause, given_back);
+        match stream {
+            Some(_) => AllocError::judged(figures, A::MEMORY.cpu_touches),
+            None => AllocError::new(figures),
+        }
     }
 
     fn count_refusal(&self) {
@@ -306,6 +351,17 @@ impl<A: DeviceAllocator> Store<A> {
             self.book.lock().counts.failures += u64::from(self.bounds.statistics);
         }
     }
+}
+
+/// Lets other threads run: `waits` counts the calls for one request, of which later ones sleep, since
+/// the other thread may not have a processor.
+fn rest(waits: u32) {
+    #[cfg(not(any(loom, shuttle)))]
+    if waits > MAX_YIELDS {
+        return thread::sleep(REST);
+    }
+    let _ = waits;
+    thread::yield_now();
 }
 
 /// Keeps an error for the case that the device refuses too. Returns what was found.

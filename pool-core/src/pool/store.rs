@@ -23,6 +23,7 @@ use crate::block::record::{Record, RecordOwner};
 use crate::block::request::PoolRequest;
 use crate::budget::Budget;
 use crate::budget::ledger::Ledger;
+use crate::budget::transit::Transit;
 use crate::cache::caches::ThreadCaches;
 use crate::device::{DeviceAllocator, StreamOf};
 use crate::error::{DeviceError, Why};
@@ -37,9 +38,9 @@ use crate::stream::clock::StreamClock;
 use crate::stream::order::{StealPolicy, Taker};
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::AtomicU32;
 
-pub(crate) use book::{BookState, Effort, PoolBook};
+pub(crate) use book::{BookState, Effort, PoolBook, Returned};
 
 /// The settings of a pool that do not change.
 #[derive(Clone, Copy, Debug)]
@@ -66,9 +67,6 @@ pub(crate) struct Store<A: DeviceAllocator> {
     pub(crate) ledger: Ledger,
     /// Flags that send allocations and frees past the thread caches.
     pub(crate) flags: Flags,
-    /// Number of blocks that a thread holds between the book and the device. Changes on cold paths
-    /// only.
-    in_transit: AtomicUsize,
     /// `blind` is the number of further misses that do not look into the caches of other threads.
     /// `in_vain` is the number of such looks in a row that found no block.
     blind: AtomicU32,
@@ -132,7 +130,6 @@ impl<A: DeviceAllocator> Store<A> {
             ),
             observers,
             guards,
-            in_transit: AtomicUsize::new(0),
             blind: AtomicU32::new(0),
             in_vain: AtomicU32::new(0),
             ticks: Mutex::default(),
@@ -258,9 +255,9 @@ impl<A: DeviceAllocator> Store<A> {
         Some(self.lend_private(request, record))
     }
 
-    /// Returns whether another thread holds blocks that may become free in a moment.
-    pub(crate) fn is_in_transit(&self) -> bool {
-        self.in_transit.load(Relaxed) > 0
+    /// Returns the memory that threads have outside of all lists, in all pools of the budget.
+    pub(crate) fn transit(&self) -> &Transit {
+        self.ledger.budget.transit()
     }
 
     /// Closes the store when its owner is dropped: the store caches no more blocks. Returns the

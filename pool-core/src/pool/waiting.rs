@@ -256,7 +256,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
             return self.refused.is_none();
         }
         let request = self.pool.pool_request((&self.stream, &self.stream), self.bytes, self.kind);
-        request.is_none_or(|request| !self.pool.store().ledger.could_hold(request.class.bytes))
+        request.is_none_or(|request| !self.pool.store().could_hold(request.class.bytes))
     }
 
     /// Allocates, or returns `None` if a return of memory could serve the request.
@@ -281,7 +281,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
         }
         self.leave();
         let cause = DeviceError::new(Why::TimedOut, "wait for memory", 0);
-        let short = self.refused.unwrap_or(Short::early(cause, self.bytes));
+        let short = self.refused.take().unwrap_or_else(|| Short::early(cause, self.bytes));
         Err(self.pool.store().refuse(Short { cause, ..short }, self.bytes, self.pool.tag))
     }
 

@@ -6,8 +6,8 @@
 
 use pool_core::sim::{MappedSim, SimCall, SimDevice, SimStream};
 use pool_core::{
-    ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, RangeState, Retention,
-    StealPolicy, StreamClock, Verdict, Why,
+    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, RangeState,
+    Retention, StealPolicy, StreamClock, Verdict, Why,
 };
 use std::time::Duration;
 
@@ -385,4 +385,90 @@ fn the_picture_of_a_map_shows_the_state_of_most_bytes_in_each_part() {
     let map = pool.map();
     assert_eq!((map.free_bytes(), map.largest_free_bytes()), (2 * MIB, MIB));
     insta::assert_snapshot!(map);
+}
+
+#[test]
+fn what_is_free_at_the_device_or_under_the_limit_counts_as_free() {
+    for is_limited in [false, true] {
+        let device = if is_limited { SimDevice::new() } else { SimDevice::with_capacity(16 * MIB) };
+        let limit = if is_limited { 16 * MIB } else { u64::MAX };
+        let builder = BucketPool::builder(device).arena(ArenaConfig::segments(MIB));
+        let pool = builder.reserved_limit(limit).build();
+        drop(pool.allocate(11 * MIB).unwrap());
+        let _live = pool.allocate(MIB).unwrap();
+        let error = pool.allocate(11 * MIB).unwrap_err();
+        // 1 and 11 of 16 MiB: 10 MiB are cached, 5 MiB were never taken.
+        assert_eq!(error.verdict(), Verdict::Fragmentation, "limited: {is_limited}: {error}");
+    }
+}
+
+#[test]
+fn a_request_that_only_its_rounding_keeps_out_is_told_so() {
+    let of_device = SimDevice::with_capacity(15 * MIB);
+    let pool = BucketPool::builder(of_device).policy(BucketPolicy::PowerOfTwo).build();
+    let alone = pool.allocate(9 * MIB).unwrap_err();
+    assert_eq!((alone.verdict(), alone.figures().rounded_bytes), (Verdict::Rounding, 16 * MIB));
+    let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4 * MIB).build();
+    let _live = pool.allocate(3 * MIB).unwrap();
+    let beside = pool.allocate(MIB).unwrap_err();
+    assert_eq!(beside.verdict(), Verdict::Rounding, "{beside}");
+    let figures = (beside.figures().allocated_bytes, beside.figures().live_requested_bytes);
+    assert_eq!(figures, (4 * MIB, 3 * MIB));
+    insta::assert_snapshot!(beside);
+    assert_eq!(pool.allocate(2 * MIB).unwrap_err().verdict(), Verdict::Limit);
+}
+
+#[test]
+fn a_request_above_the_limit_alone_is_told_so() {
+    let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4 * MIB).build();
+    let error = pool.allocate(5 * MIB).unwrap_err();
+    assert_eq!(error.verdict(), Verdict::Limit);
+    assert!(error.to_string().contains("this request alone is above the limit"), "{error}");
+}
+
+#[test]
+fn an_arena_in_pages_is_not_advised_to_be_one() {
+    let pool =
+        BucketPool::builder(SimDevice::with_capacity(MIB)).arena(ArenaConfig::grow()).build();
+    let all: Vec<_> = std::iter::from_fn(|| pool.allocate(48 * KIB).ok()).collect();
+    let _every_other: Vec<_> = all.into_iter().step_by(2).collect();
+    let error = pool.allocate(256 * KIB).unwrap_err();
+    assert_eq!(error.verdict(), Verdict::Fragmentation, "{error}");
+    assert!(!error.to_string().contains("an arena in pages"), "{error}");
+}
+
+/// In whole pages it is above the limit.
+#[test]
+fn a_request_that_fits_only_without_its_pages_evicts_nothing() {
+    let config = ArenaConfig::pages(64 * KIB, 0.05);
+    let builder = BucketPool::builder(SimDevice::new()).arena(config).reserved_limit(1000 * KIB);
+    let pool = builder.build();
+    drop(pool.allocate(900 * KIB).unwrap());
+    let cached = pool.stats().cached_bytes;
+    let error = pool.allocate(990 * KIB).unwrap_err();
+    assert_eq!((error.why(), error.verdict()), (Why::Limit, Verdict::Rounding), "{error}");
+    assert_eq!(error.figures().rounded_bytes, 1024 * KIB);
+    assert_eq!(pool.stats().cached_bytes, cached);
+    let waiting = pool.allocate_timeout(990 * KIB, Duration::MAX).unwrap_err();
+    assert_eq!(waiting.why(), Why::Limit, "no return of memory could serve it");
+}
+
+#[test]
+fn the_largest_size_is_refused_whatever_the_granule() {
+    let largest = i64::MAX.unsigned_abs();
+    for granule in [1, 512] {
+        let configs =
+            [ArenaConfig::pages(64 * KIB, 0.05), ArenaConfig::grow(), ArenaConfig::segments(MIB)];
+        for config in configs.into_iter().chain([ArenaConfig::torch()]) {
+            let config = config.granule(granule);
+            let pool = BucketPool::builder(SimDevice::new()).arena(config.clone()).build();
+            let live = pool.allocate(4096).unwrap();
+            for bytes in [largest, largest - 64 * KIB, largest - 1] {
+                let error = pool.allocate(bytes).unwrap_err();
+                assert_eq!(error.why(), Why::TooLarge, "{config:?}, {bytes} B: {error}");
+            }
+            drop(live);
+            assert!(pool.allocate(2 * MIB).is_ok() && pool.clear().is_ok());
+        }
+    }
 }

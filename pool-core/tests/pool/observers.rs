@@ -81,8 +81,9 @@ fn an_observer_that_does_not_see_hits_is_told_of_none_beside_others_too() {
         drop(pool.allocate(MIB).unwrap().detach().into_raw().unwrap());
         let told = seldom.lock().unwrap();
         let bound = EventKind::Evict(Reason::Bound);
-        assert_eq!(*told, [EventKind::Miss, bound, EventKind::Miss, EventKind::Miss], "{beside}");
-        assert_eq!(seen.take().len(), if beside { 11 } else { 0 });
+        let miss = EventKind::Miss;
+        assert_eq!(*told, [miss, bound, miss, bound, miss], "{beside}");
+        assert_eq!(seen.take().len(), if beside { 12 } else { 0 });
     }
 }
 
@@ -323,4 +324,24 @@ fn peaks_of_threads_that_follow_each_other_do_not_add_up() {
         assert_eq!((stats.misses, stats.hits), (0, 20), "{stats}");
         assert_eq!((stats.requested_peak_bytes, stats.allocated_peak_bytes), (10 * KIB, 10 * KIB));
     });
+}
+
+#[test]
+fn a_detached_block_is_evicted_however_it_goes() {
+    for is_dropped in [true, false] {
+        let seen = Seen::default();
+        let pool = seen.observe(builder());
+        let detached = pool.allocate(4096).unwrap().detach();
+        seen.take();
+        if is_dropped {
+            drop(detached);
+            pool.clear().unwrap(); // a drop calls no device
+        } else {
+            detached.free().unwrap();
+        }
+        let evictions: Vec<_> =
+            seen.take().into_iter().filter(|line| line.contains("Evict")).collect();
+        assert_eq!(evictions.len(), 1, "dropped: {is_dropped}: {evictions:?}");
+        assert!(evictions[0].contains("Evict(Bound)"), "dropped: {is_dropped}: {evictions:?}");
+    }
 }

@@ -5,7 +5,7 @@ use crate::hooked::{Hooked, outcome};
 use pool_core::sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
 use pool_core::{
     ArenaConfig, BucketPool, Budget, CachedLimit, DeviceAllocator, DeviceError, MIB, MarkOf,
-    Memory, PoolBuilder, Request, StreamClock, Timeline, ZeroPolicy, Zeroing,
+    Memory, PoolBuilder, PrivatePool, Request, StreamClock, Timeline, ZeroPolicy, Zeroing,
 };
 use std::future::Future;
 use std::panic::resume_unwind;
@@ -100,15 +100,17 @@ fn a_buffer_whose_free_panics_gives_up_its_pool() {
     }
 }
 
-/// A device whose zeroing is done when the call returns, or panics.
-struct ZeroesAtOnce(SimDevice, Fuse);
+/// A device whose zeroing is done when the call returns, and which a drop may call. Both its zeroing
+/// and its free may panic.
+struct AtOnce(SimDevice, Fuse);
 
-impl DeviceAllocator for ZeroesAtOnce {
+impl DeviceAllocator for AtOnce {
     type Block = SimBlock;
     type View<'b> = SimView<'b>;
     type Kind = ();
     type Clock = Timeline<SimDriver>;
-    const MEMORY: Memory = Memory { zeroing: Zeroing::AtOnce, ..Memory::DEVICE };
+    const MEMORY: Memory =
+        Memory { zeroing: Zeroing::AtOnce, free_in_drop: true, ..Memory::DEVICE };
 
     fn clock(&self) -> &Timeline<SimDriver> {
         self.0.clock()
@@ -120,6 +122,7 @@ impl DeviceAllocator for ZeroesAtOnce {
         self.0.allocate(request, on)
     }
     fn free(&self, block: SimBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
+        burn(&self.1);
         self.0.free(block, after)
     }
     fn view<'b>(
@@ -141,7 +144,7 @@ impl DeviceAllocator for ZeroesAtOnce {
 fn a_buffer_whose_zeroing_panics_when_it_is_freed_is_free() {
     for is_detached in [false, true] {
         let (device, fuse) = (SimDevice::new(), Fuse::default());
-        let allocator = ZeroesAtOnce(device.clone(), fuse.clone());
+        let allocator = AtOnce(device.clone(), fuse.clone());
         let pool = BucketPool::builder(allocator).zero(ZeroPolicy::OnReturn).build();
         let buffer = pool.allocate(MIB).unwrap();
         let clock = pool.allocator().clock();
@@ -198,4 +201,23 @@ fn an_arena_that_panics_while_it_warms_up_keeps_what_it_has() {
     let stats = pool.stats();
     assert_eq!((stats.cached_bytes, stats.reserved_bytes, stats.lost_bytes), (MIB, MIB, 0));
     assert_eq!((pool.clear().unwrap(), device.held_bytes()), (MIB, 0));
+}
+
+#[test]
+fn a_private_pool_whose_blocks_panic_when_they_go_loses_only_those() {
+    let (device, fuse) = (SimDevice::new(), Fuse::default());
+    // Nothing is cached, so each block goes to the device.
+    let allocator = AtOnce(device, fuse.clone());
+    let pool = BucketPool::builder(allocator).cached_limit(0).build();
+    let private = PrivatePool::new(&pool);
+    private.bind(pool.default_stream()).unwrap();
+    let live: Vec<_> = (0..4).map(|_| pool.allocate(MIB).unwrap()).collect();
+    drop(live);
+    private.end(&[]);
+    assert_eq!(pool.stats().private_bytes, 4 * MIB);
+    fuse.store(2, SeqCst);
+    assert!(outcome(|| drop(private)).is_none(), "the panic was swallowed");
+    pool.clear().unwrap();
+    let stats = pool.stats_exact();
+    assert_eq!((stats.private_bytes, stats.lost_bytes, stats.reserved_bytes), (0, MIB, MIB));
 }

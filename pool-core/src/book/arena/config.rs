@@ -1,6 +1,6 @@
 //! The configuration of an arena: how it takes memory from the device and splits it.
 
-use crate::size::{GIB, KIB, MIB};
+use crate::size::{GIB, KIB, LARGEST, MIB};
 use crate::stream::order::StealPolicy;
 
 /// The configuration of an arena: how it takes memory from the device and splits it. Three
@@ -158,9 +158,10 @@ impl ArenaConfig {
         Self { gc_threshold: Some(share), ..self }
     }
 
-    /// Returns the bytes of the segment that is taken for a request.
+    /// Returns the bytes of the segment that is taken for a request; `None` for one that no address
+    /// space holds.
     pub(crate) fn segment_bytes(&self, bytes: u64) -> Option<u64> {
-        match self.source {
+        let rounded = match self.source {
             _ if self.uncached => Some(bytes),
             Source::Torch if bytes <= SMALL => Some(SMALL_SEGMENT),
             Source::Torch if bytes < LARGE => Some(LARGE_SEGMENT),
@@ -169,7 +170,8 @@ impl ArenaConfig {
                 bytes.checked_next_multiple_of(step)
             }
             Source::Blocks => Some(bytes),
-        }
+        };
+        [rounded, Some(bytes)].into_iter().flatten().find(|bytes| *bytes <= LARGEST)
     }
 
     /// Returns whether the rest of a range is split off when a request of `bytes` bytes takes it.

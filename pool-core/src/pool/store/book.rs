@@ -12,6 +12,7 @@ mod moves;
 mod pages;
 mod private;
 mod reading;
+mod returned;
 mod search;
 mod segments;
 mod survey;
@@ -40,6 +41,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use lease::PORTION;
+pub(crate) use returned::Returned;
 pub(crate) use search::Effort;
 
 /// The book of a pool, and the constants that go with it.
@@ -95,6 +97,8 @@ pub(crate) struct BookState<A: DeviceAllocator> {
     untouched_hits: u64,
     /// Frees of blocks that became no free memory of the book's.
     not_kept: u64,
+    /// How often blocks went from one cache to another.
+    hand_overs: u64,
     /// The calls to the device, and segments.
     calls: DeviceStats,
     /// Bytes that all thread caches may hold, and the transfer cache.
@@ -269,6 +273,7 @@ impl<A: DeviceAllocator> BookState<A> {
             counts: PoolStats::default(),
             untouched_hits: 0,
             not_kept: 0,
+            hand_overs: 0,
             calls: DeviceStats::default(),
             closed: false,
             limit_at: (u64::MAX, 0),

@@ -3,10 +3,10 @@
 #![expect(unsafe_code, reason = "the block of a segment leaves its box")]
 
 use super::BookState;
-use super::device::InTransit;
 use super::give_back::RemovedSegment;
 use crate::block::record::RecordOwner;
 use crate::block::request::{Key, PoolRequest};
+use crate::budget::transit::InTransit;
 use crate::cache::ThreadCache;
 use crate::device::{DeviceAllocator, MarkOf};
 use crate::error::{DeviceError, Why};
@@ -149,7 +149,7 @@ impl<A: DeviceAllocator> Store<A> {
             };
             let Some((number, segment, after)) = state.book.pop_deferred(goes) else { break };
             let Some(removed) = state.removed(number, &segment, after) else { continue };
-            let _in_transit = InTransit::new(&self.in_transit);
+            let _in_transit = InTransit::new(self.transit());
             drop(state);
             let (went, refused) = self.free_segment(removed, Some(Reason::Bound));
             given_back += went;
@@ -162,13 +162,13 @@ impl<A: DeviceAllocator> Store<A> {
     /// the device, which counts as lost for as long.
     pub(crate) fn lost_bytes(&self) -> u64 {
         let state = self.book.lock();
-        if self.is_in_transit() { 0 } else { state.counts.lost_bytes }
+        if self.transit().is_any() { 0 } else { state.counts.lost_bytes }
     }
 
     /// Frees a detached block on the device now. Returns its refusal.
     pub(crate) fn free_detached(&self, record: RecordOwner<A>) -> Option<DeviceError> {
         let (removed, _in_transit) = self.remove_live(record)?;
-        self.free_segment(removed, None).1
+        self.free_segment(removed, Some(Reason::Bound)).1
     }
 
     /// A detached block leaves the pool's figures for good, not by way of the device. Returns it,
@@ -195,7 +195,7 @@ impl<A: DeviceAllocator> Store<A> {
         state.not_kept += 1;
         let (number, segment) = state.book.remove_live(range)?;
         let removed = state.removed(number, &segment, after)?;
-        Some((removed, InTransit::new(&self.in_transit)))
+        Some((removed, InTransit::new(self.transit())))
     }
 
     /// Takes free blocks from the device ahead of time.
@@ -219,6 +219,7 @@ impl<A: DeviceAllocator> Store<A> {
             if self.is_bucket_full(request) {
                 return refuse("bucket limit");
             }
+            let _in_transit = InTransit::new(self.transit()); // until it is free memory
             let id = self.grow_range(request)?;
             let mut state = self.book.lock();
             let marks = self.fresh_marks(request.on);

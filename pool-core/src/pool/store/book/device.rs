@@ -12,7 +12,6 @@ use crate::stream::clock::StreamClock;
 use crate::stream::order::After;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// A range that is in no list.
 pub(super) struct Piece<A: DeviceAllocator> {
@@ -60,23 +59,6 @@ impl<A: DeviceAllocator> BookState<A> {
     }
 }
 
-/// Memory that this thread has outside the book, and that others may wait for.
-pub(super) struct InTransit<'s>(&'s AtomicUsize);
-
-impl<'s> InTransit<'s> {
-    /// Counts it. Call it under the lock of the book.
-    pub(super) fn new(count: &'s AtomicUsize) -> Self {
-        count.fetch_add(1, Relaxed);
-        Self(count)
-    }
-}
-
-impl Drop for InTransit<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
-    }
-}
-
 /// Pieces that this thread has taken out. What is left of them when it is dropped is put into the
 /// lists again, as what it is then: also if a call to the device panics.
 pub(super) struct Moving<'s, A: DeviceAllocator> {
@@ -89,7 +71,7 @@ pub(super) struct Moving<'s, A: DeviceAllocator> {
 impl<A: DeviceAllocator> Moving<'_, A> {
     /// Takes the pieces over, which are live from now on. Call it under the lock of the book.
     pub(super) fn take_over(&mut self) -> Vec<Piece<A>> {
-        self.store.in_transit.fetch_sub(std::mem::take(&mut self.counted), Relaxed);
+        self.store.transit().end(std::mem::take(&mut self.counted));
         std::mem::take(&mut self.pieces)
     }
 }
@@ -116,7 +98,7 @@ impl<A: DeviceAllocator> Store<A> {
     /// Notes that this thread has pieces which may be free in a moment. Call it under the lock.
     pub(super) fn moving(&self, pieces: Vec<Piece<A>>) -> Moving<'_, A> {
         let counted = pieces.len();
-        self.in_transit.fetch_add(counted, Relaxed);
+        self.transit().begin(counted);
         Moving { store: self, pieces, counted }
     }
 

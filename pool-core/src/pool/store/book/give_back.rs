@@ -3,9 +3,10 @@
 #![expect(unsafe_code, reason = "the block of a segment leaves its box")]
 
 use super::BookState;
-use super::device::{InTransit, Piece};
+use super::device::Piece;
 use crate::block::record::SegmentBlock;
 use crate::book::segment::BookSegment;
+use crate::budget::transit::InTransit;
 use crate::device::{DeviceAllocator, MarkOf, PageCalls};
 use crate::lock::LockGuard;
 use crate::observe::Reason;
@@ -173,7 +174,7 @@ impl<A: DeviceAllocator> Store<A> {
         let Some(pages) = &self.book.pages else {
             let Some(segment) = state.remove_segment(id) else { return (0, None) };
             state.counts.evictions += u64::from(self.bounds.statistics);
-            let _in_transit = InTransit::new(&self.in_transit);
+            let _in_transit = InTransit::new(self.transit());
             drop(state);
             return self.free_segment(segment, Some(goal.reason));
         };

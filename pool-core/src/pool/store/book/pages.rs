@@ -9,7 +9,7 @@ use crate::device::{DeviceAllocator, PageCalls};
 use crate::error::{DeviceError, Why};
 use crate::observe::Reason;
 use crate::pool::store::Store;
-use crate::size::MIB;
+use crate::size::{LARGEST, MIB};
 use crate::stream::clock::Order;
 use crate::stream::order::{StealPolicy, Taker};
 
@@ -116,6 +116,9 @@ impl<A: DeviceAllocator> Store<A> {
         let book_request = self.book.book_request(request);
         let needed =
             book_request.bytes.checked_next_multiple_of(pages.page_bytes).ok_or(too_large)?;
+        if needed > LARGEST {
+            return Err(too_large);
+        }
         let bytes = needed.max(pages.address_space.next_multiple_of(pages.page_bytes));
         let block = (pages.reserve)(&self.allocator, bytes)?;
         let mut state = self.book.lock();

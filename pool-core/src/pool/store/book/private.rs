@@ -37,28 +37,45 @@ impl<A: DeviceAllocator> Store<A> {
             state.book.nodes[record.part.range].state = State::Private;
         }
         if let Some(anybodys) = self.privates.keep(self.allocator.clock(), record) {
-            return self.free_idle_private(anybodys, true);
+            return self.free_without_private(anybodys);
         }
         let mut state = self.book.lock();
         state.not_kept += 1;
         state
     }
 
-    /// Frees a block whose private pool is gone. `from_buffer`: not one that lay there.
-    pub(crate) fn free_idle_private(
-        &self,
-        record: RecordOwner<A>,
-        from_buffer: bool,
-    ) -> LockGuard<'_, BookState<A>> {
+    /// Frees a block that a buffer had and whose private pool is gone.
+    fn free_without_private(&self, record: RecordOwner<A>) -> LockGuard<'_, BookState<A>> {
         let mut state = self.book.lock();
-        let counted = state.not_kept;
         let segment = state.free_or_keep(self.allocator.clock(), record, &self.bounds);
-        if !from_buffer {
+        self.give_back_in_drop(state, segment)
+    }
+
+    /// Frees the blocks that lay in a private pool which is gone. All of them are free memory before
+    /// the device is called, so a panic of the device loses one block at most.
+    pub(crate) fn free_private_blocks(&self, records: Vec<RecordOwner<A>>) {
+        let mut segments = Vec::with_capacity(records.len());
+        for record in records {
+            let mut state = self.book.lock();
+            let counted = state.not_kept; // no buffer gave it back
+            segments.push(state.free_or_keep(self.allocator.clock(), record, &self.bounds));
             state.not_kept = counted;
         }
-        if self.book.blocks {
-            return self.free_deferred_in_drop(state);
+        self.transit().note_return();
+        for segment in segments {
+            drop(self.give_back_in_drop(self.book.lock(), segment));
         }
-        self.shrink_after_free(state, Some(segment))
+    }
+
+    /// After a free in a segment: gives back what passes the bounds, if a drop may.
+    fn give_back_in_drop<'s>(
+        &'s self,
+        state: LockGuard<'s, BookState<A>>,
+        segment: u32,
+    ) -> LockGuard<'s, BookState<A>> {
+        match self.book.blocks {
+            true => self.free_deferred_in_drop(state),
+            false => self.shrink_after_free(state, Some(segment)),
+        }
     }
 }

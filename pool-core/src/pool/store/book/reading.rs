@@ -8,9 +8,19 @@ use crate::device::DeviceAllocator;
 use crate::pool::store::Store;
 use crate::stats::PoolStats;
 
+/// Bytes of one moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InUse {
+    /// Of the blocks that buffers have, and as they were requested.
+    pub(crate) allocated: u64,
+    pub(crate) requested: u64,
+    /// Of free memory.
+    pub(crate) cached: u64,
+}
+
 /// Figures of one moment.
-struct Reading {
-    figures: BookFigures,
+pub(super) struct Reading {
+    pub(super) figures: BookFigures,
     /// Bytes that thread caches have, beyond those that the book knows of.
     cached: i64,
     /// The most that was free and serves again.
@@ -20,7 +30,7 @@ struct Reading {
 }
 
 impl<A: DeviceAllocator> Store<A> {
-    fn reading(&self, state: &BookState<A>) -> Reading {
+    pub(super) fn reading(&self, state: &BookState<A>) -> Reading {
         let (figures, cached_peak) = (state.figures.clone(), state.book.cached_peak);
         let mut reading = Reading { figures, cached: 0, cached_peak, blocks: 0 };
         reading.blocks = state.transfer.as_ref().map_or(0, |transfer| transfer.blocks());
@@ -35,6 +45,17 @@ impl<A: DeviceAllocator> Store<A> {
             reading.figures.allocated.add(changes.allocated);
         }
         reading
+    }
+
+    /// Bytes in buffers and in caches, at one moment.
+    pub(crate) fn in_use(&self) -> InUse {
+        let state = self.book.lock();
+        let Reading { figures, cached, .. } = self.reading(&state);
+        InUse {
+            allocated: figures.allocated.now().0,
+            requested: figures.requested.now().0,
+            cached: state.book.cached_bytes().saturating_add_signed(cached),
+        }
     }
 
     /// Bytes of free memory.

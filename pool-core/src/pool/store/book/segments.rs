@@ -4,6 +4,7 @@ use super::BookState;
 use crate::block::record::SegmentBlock;
 use crate::block::request::PoolRequest;
 use crate::book::list::Group;
+use crate::budget::transit::InTransit;
 use crate::device::{DeviceAllocator, Request};
 use crate::error::{DeviceError, Why};
 use crate::pool::store::{Grant, Store};
@@ -23,10 +24,11 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// A live range of memory from the device, which is not lent yet.
     pub(super) fn grow_range(&self, request: &PoolRequest<'_, A>) -> Result<u32, DeviceError> {
-        if !self.ledger.could_hold(request.class.bytes) {
+        let bytes = self.book.bytes_to_grow(request.class.bytes);
+        if !self.ledger.could_hold(bytes) {
             // Refused before anything is given back for it, unless a closure of the budget raises
             // the limit at this.
-            drop(self.ledger.reserve(request.class.bytes)?);
+            drop(self.ledger.reserve(bytes)?);
         }
         match &self.book.pages {
             Some(pages) => self.grow_pages(pages, request),
@@ -40,6 +42,8 @@ impl<A: DeviceAllocator> Store<A> {
         let segment =
             self.book.lock().book.config.segment_bytes(book_request.bytes).ok_or(too_large)?;
         self.collect_garbage(segment);
+        // Its bytes are reserved before its ranges are in the book.
+        let _in_transit = InTransit::new(self.transit());
         let (block, bytes) = match self.allocate_segment(request, segment) {
             // What the device lacks for a whole segment it may have for the request alone.
             Err(error) if error.is_out_of_memory() && book_request.bytes < segment => {

@@ -1,6 +1,7 @@
 //! Memory taken ahead of time.
 
 use crate::block::request::PoolRequest;
+use crate::budget::transit::InTransit;
 use crate::device::DeviceAllocator;
 use crate::error::{DeviceError, Why};
 use crate::pool::store::Store;
@@ -11,6 +12,8 @@ use crate::stream::order::After;
 struct Taken<'s, A: DeviceAllocator> {
     store: &'s Store<A>,
     ids: Vec<u32>,
+    /// A request that finds none of them waits until they are free.
+    _in_transit: InTransit<'s>,
 }
 
 impl<A: DeviceAllocator> Drop for Taken<'_, A> {
@@ -31,7 +34,8 @@ impl<A: DeviceAllocator> Store<A> {
         request: &PoolRequest<'_, A>,
         count: usize,
     ) -> Result<(), DeviceError> {
-        let mut ranges = Taken { store: self, ids: Vec::new() };
+        let mut ranges =
+            Taken { store: self, ids: Vec::new(), _in_transit: InTransit::new(self.transit()) };
         let mut result = Ok(());
         for _ in 0..count {
             let free = self.free_range(request);
