@@ -30,7 +30,7 @@ pub struct Trace {
     pub lanes: usize,
     /// Operations that are missing because the recorder could not keep up with them.
     pub lost: u64,
-    /// Whether the program was killed, so that its last operations are missing.
+    /// Whether the end of the log is missing: its program was killed, or the copy is not whole.
     pub is_cut_off: bool,
 }
 
@@ -104,7 +104,7 @@ impl Trace {
     #[must_use]
     pub fn missing(&self) -> Option<String> {
         let lost = (self.lost > 0).then(|| format!("the recorder lost {} operations", self.lost));
-        let cut = "the program was killed, and its last operations are missing".to_owned();
+        let cut = "the log is cut off, and the last operations of its program are missing".to_owned();
         let cut = self.is_cut_off.then_some(cut);
         let parts: Vec<String> = lost.into_iter().chain(cut).collect();
         (!parts.is_empty()).then(|| format!("{}: {}", self.name, parts.join("; ")))

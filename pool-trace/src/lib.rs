@@ -7,6 +7,7 @@
 //! and makes no pool.
 #![deny(unsafe_code)]
 
+mod lines;
 mod malformed;
 #[cfg(feature = "metrics")]
 pub mod metrics;
@@ -63,7 +64,8 @@ fn read_plain(mut source: impl BufRead) -> Result<Log, Malformed> {
     let is_rmm = rmm::COLUMNS
         .iter()
         .all(|column| std::str::from_utf8(&start).is_ok_and(|line| line.contains(column)))
-        || start.starts_with(b"Thread,");
+        || start.starts_with(b"Thread,")
+        || std::str::from_utf8(&start).is_ok_and(rmm::is_row);
     let is_pickle = start.first() == Some(&PICKLE);
     let whole = Cursor::new(start).chain(source);
     match (is_pickle, is_rmm) {

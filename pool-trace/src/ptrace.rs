@@ -3,6 +3,7 @@
 //! A line each operation. Version 1 has the columns `op,id,size,lane,dt_ns`; version 2 has `tag`
 //! and `stack` too, whose names stand in `#tag,NUMBER,NAME` and `#stack,NUMBER,NAMES` lines.
 
+use crate::lines::{Line, Lines};
 use crate::malformed::{Malformed, start_of};
 use crate::operation::{Kind, Log, Operation};
 use std::fmt::Write as _;
@@ -31,8 +32,8 @@ pub(crate) const ZSTD: [u8; 4] = 0xFD2F_B528_u32.to_le_bytes();
 ///
 /// # Errors
 ///
-/// The first line that breaks the format, or that cannot be read. A last zstd frame that is cut off
-/// is no error: [`Log::is_cut_off`].
+/// The first line that breaks the format, or that cannot be read. A last zstd frame, or a last line,
+/// that is cut off is no error: [`Log::is_cut_off`].
 pub fn read(source: impl Read) -> Result<Log, Malformed> {
     let mut source = BufReader::new(source);
     let start = source.fill_buf().map_err(|error| Malformed::new(error, "a readable file"))?;
@@ -45,19 +46,18 @@ pub fn read(source: impl Read) -> Result<Log, Malformed> {
 }
 
 fn read_lines(source: impl BufRead) -> Result<Log, Malformed> {
-    let mut log = Log::default();
-    for (at, line) in (1..).zip(source.lines()) {
-        let line = match line {
-            Ok(line) => line,
-            // A program that is killed leaves its last frame unfinished.
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && at > 1 => {
-                log.is_cut_off = true;
-                break;
-            }
-            Err(error) => return Err(Malformed::new(error, READABLE).in_line(at)),
-        };
-        read_line(&mut log, line.trim_end(), at).map_err(|error| error.in_line(at))?;
+    let (mut log, mut lines) = (Log::default(), Lines::new(source));
+    while let Some(Line { number, text, is_ended }) = lines.next()? {
+        // A copy may end in the middle of a line.
+        let fields = text.split(',').count();
+        if !is_ended && number > 1 && fields < COLUMNS.split(',').count() && !text.starts_with('#')
+        {
+            log.is_cut_off = true;
+            break;
+        }
+        read_line(&mut log, text.trim_end(), number).map_err(|error| error.in_line(number))?;
     }
+    log.is_cut_off |= lines.is_cut_off;
     Ok(log)
 }
 

@@ -4,12 +4,13 @@
 //! The log has the time of day without a date, pointers that come again, and requested bytes. It
 //! has no events, so a replay of several streams knows no order between them.
 
+use crate::lines::{Line, Lines};
 use crate::malformed::{Malformed, start_of};
 use crate::operation::{Kind, Log, Operation};
 use crate::ptrace::{LANES_MOST, SIZE_LIMIT};
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 
 /// The columns, in RMM's order. A log may have them in another one.
 pub const COLUMNS: [&str; 6] = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"];
@@ -40,21 +41,26 @@ struct Row {
 ///
 /// # Errors
 ///
-/// A missing column, or the first line that breaks the format.
+/// A missing column or header line, or the first line that breaks the format. A last line that is
+/// cut off is no error: RMM buffers its log, and a crash loses the end ([`Log::is_cut_off`]).
 pub fn read(source: impl Read) -> Result<Log, Malformed> {
-    let mut lines = (1..).zip(BufReader::new(source).lines());
-    let head = lines.next().map(|(_, line)| text(line, 1)).transpose()?.unwrap_or_default();
+    let mut lines = Lines::new(BufReader::new(source));
+    let head = lines.next()?.map(|line| line.text).unwrap_or_default();
     let order = order_of(&head)?;
-    let mut rows = Vec::new();
-    for (at, line) in lines {
-        let line = text(line, at)?;
-        if !line.trim().is_empty() {
-            rows.push(row(&line, at, order).map_err(|error| error.in_line(at))?);
+    let (mut rows, mut is_cut_off) = (Vec::new(), false);
+    while let Some(Line { number, text, is_ended }) = lines.next()? {
+        if !is_ended && is_cut(&text) {
+            is_cut_off = true;
+            break;
+        }
+        if !text.trim().is_empty() {
+            rows.push(row(&text, number, order).map_err(|error| error.in_line(number))?);
         }
     }
+    is_cut_off |= lines.is_cut_off;
     let streams: BTreeSet<u64> = rows.iter().map(|row| row.stream).collect();
     let lanes: HashMap<u64, u32> = streams.into_iter().zip(0..).collect();
-    let mut log = Log { source: "RMM log".into(), ..Log::default() };
+    let mut log = Log { source: "RMM log".into(), is_cut_off, ..Log::default() };
     let (mut live, mut next, mut last) = (HashMap::new(), 0, None);
     for Row { line, micros, kind, pointer, bytes, stream } in rows {
         let lane = lanes[&stream];
@@ -95,12 +101,34 @@ fn since(last: u64, now: u64) -> u64 {
     }
 }
 
-fn text(line: io::Result<String>, at: u64) -> Result<String, Malformed> {
-    line.map_err(|error| Malformed::new(error, "text").in_line(at))
+/// Whether a line without an end is the beginning of a row: a column is missing, or the address in
+/// the last one.
+fn is_cut(line: &str) -> bool {
+    let fields = line.split(',').count();
+    fields < COLUMNS.len() || line.ends_with([',', 'x'])
+}
+
+/// Whether a line is a row of a log in RMM's order of columns.
+pub(crate) fn is_row(line: &str) -> bool {
+    let fields: Vec<&str> = line.split(',').map(str::trim).collect();
+    fields.len() == COLUMNS.len() && kind_of(fields[2]).is_some()
+}
+
+fn kind_of(action: &str) -> Option<Kind> {
+    match action {
+        "allocate" => Some(Kind::Allocate),
+        "allocate failure" => Some(Kind::Refuse),
+        "free" | "deallocate" => Some(Kind::Free),
+        _ => None,
+    }
 }
 
 /// Returns where each of [`COLUMNS`] is.
 fn order_of(head: &str) -> Result<[usize; 6], Malformed> {
+    if is_row(head) {
+        let found = format!("`{}` without a header line", start_of(head));
+        return Err(Malformed::new(found, format!("the line {}", COLUMNS.join(","))).in_line(1));
+    }
     let names: Vec<&str> = head.trim_start_matches('\u{feff}').split(',').map(str::trim).collect();
     let mut order = [0; 6];
     for (at, column) in order.iter_mut().zip(COLUMNS) {
@@ -123,15 +151,10 @@ fn row(line: &str, at: u64, order: [usize; 6]) -> Result<Row, Malformed> {
     let (time, action) = (field(time, "Time")?, field(action, "Action")?);
     let (pointer, size) = (field(pointer, "Pointer")?, field(size, "Size")?);
     let stream = field(stream, "Stream")?;
-    let kind = match action.as_str() {
-        "allocate" => Kind::Allocate,
-        "allocate failure" => Kind::Refuse,
-        "free" | "deallocate" => Kind::Free,
-        _ => {
-            let found = format!("action `{}`", start_of(&action));
-            return Err(Malformed::new(found, "allocate, allocate failure or free"));
-        }
-    };
+    let kind = kind_of(&action).ok_or_else(|| {
+        let found = format!("action `{}`", start_of(&action));
+        Malformed::new(found, "allocate, allocate failure or free")
+    })?;
     // A refused request may be of any size.
     let fits = |bytes: &u64| kind == Kind::Refuse || *bytes <= SIZE_LIMIT;
     let bytes = size.parse::<u64>().ok().filter(fits);

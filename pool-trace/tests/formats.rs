@@ -312,3 +312,53 @@ fn a_snapshot_whose_entries_share_frames_is_read() {
         assert_eq!(sizes, [512, 1024, 1536, 2048, 0], "{name}");
     }
 }
+
+/// What RMM had in its buffer when the program crashed is lost, down to the middle of a line.
+#[test]
+fn a_log_of_rmm_that_a_crash_has_cut_is_read_to_its_last_whole_line() {
+    let whole = "Thread,Time,Action,Pointer,Size,Stream\n\
+                 7,10:00:00.000001,allocate,0x10,4096,0x0\n";
+    let last = "7,10:00:00.000003,free,0x10,4096,0x0";
+    let expected = pool_trace::read(whole.as_bytes()).unwrap();
+    assert!(!expected.is_cut_off);
+    for end in 1..=last.len() {
+        let text = format!("{whole}{}", &last[..end]);
+        let plain = pool_trace::read(text.as_bytes()).unwrap();
+        let mut zstd = zstd_of(&text);
+        let compressed = pool_trace::read(&zstd[..]).unwrap();
+        assert_eq!(plain, compressed);
+        let is_whole = last[..end].matches(',').count() == 5 && !text.ends_with([',', 'x']);
+        assert_eq!(
+            (plain.operations.len(), plain.is_cut_off),
+            (1 + usize::from(is_whole), !is_whole)
+        );
+        // The frame lacks its end too.
+        zstd.truncate(zstd.len() - 4);
+        let cut = pool_trace::read(&zstd[..]);
+        assert!(cut.is_err() || cut.unwrap().is_cut_off, "{}", &last[..end]);
+    }
+    let middle = format!("{whole}7,10:00:00.000003,free,0x10\n{last}\n");
+    let error = pool_trace::read(middle.as_bytes()).unwrap_err().to_string();
+    assert!(error.starts_with("line 3: no `Size`"), "{error}");
+}
+
+#[test]
+fn a_log_of_rmm_without_its_header_line_is_told_the_columns() {
+    let text = "7,10:00:00.000001,allocate,0x10,4096,0x0\n7,10:00:00.000003,free,0x10,4096,0x0\n";
+    let error = pool_trace::read(text.as_bytes()).unwrap_err().to_string();
+    assert!(error.contains("without a header line"), "{error}");
+    assert!(error.contains("Thread,Time,Action,Pointer,Size,Stream"), "{error}");
+}
+
+#[test]
+fn a_copy_of_a_trace_that_ends_in_a_line_is_read_to_the_line_before() {
+    let text = "#ptrace,1\nop,id,size,lane,dt_ns\na,0,4096,0,0\nf,0,,";
+    let log = pool_trace::read(text.as_bytes()).unwrap();
+    assert_eq!((log.operations.len(), log.is_cut_off), (1, true));
+    let error = pool_trace::read(format!("{text}\n").as_bytes()).unwrap_err().to_string();
+    assert!(error.starts_with("line 4: 4 fields"), "{error}");
+}
+
+fn zstd_of(text: &str) -> Vec<u8> {
+    zstd::stream::encode_all(text.as_bytes(), 3).unwrap()
+}

@@ -1,0 +1,57 @@
+//! Lines of a log whose end may be missing: its program crashed, and what it had not written yet is
+//! lost, down to the middle of a line.
+
+use crate::malformed::Malformed;
+use crate::ptrace::READABLE;
+use std::io::{self, BufRead};
+
+/// One line, without its end.
+pub(crate) struct Line {
+    /// From 1 on.
+    pub(crate) number: u64,
+    pub(crate) text: String,
+    /// Whether the end of the line is there. The last line of a log may lack it, whole or not.
+    pub(crate) is_ended: bool,
+}
+
+/// The lines of a log, up to its end or to where it was cut off.
+pub(crate) struct Lines<R> {
+    source: R,
+    number: u64,
+    /// Whether a compressed log ends in the middle of a frame.
+    pub(crate) is_cut_off: bool,
+}
+
+impl<R: BufRead> Lines<R> {
+    pub(crate) fn new(source: R) -> Self {
+        Self { source, number: 0, is_cut_off: false }
+    }
+
+    /// Returns the next line; `None` at the end.
+    ///
+    /// # Errors
+    ///
+    /// A line that cannot be read, or that is no text. The end of a compressed log that is cut off
+    /// is no error, unless it comes in the first line.
+    pub(crate) fn next(&mut self) -> Result<Option<Line>, Malformed> {
+        self.number += 1;
+        let (mut bytes, number) = (Vec::new(), self.number);
+        match self.source.read_until(b'\n', &mut bytes) {
+            Ok(0) => return Ok(None),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                if number > 1 {
+                    self.is_cut_off = true;
+                    return Ok(None);
+                }
+                let found = "a file that is cut off before its first line ends";
+                return Err(Malformed::new(found, READABLE).in_line(1));
+            }
+            Err(error) => return Err(Malformed::new(error, READABLE).in_line(number)),
+        }
+        let is_ended = bytes.pop_if(|last| *last == b'\n').is_some();
+        let text = String::from_utf8(bytes)
+            .map_err(|error| Malformed::new(error, READABLE).in_line(number))?;
+        Ok(Some(Line { number, text, is_ended }))
+    }
+}
