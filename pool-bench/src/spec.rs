@@ -2,19 +2,8 @@
 
 use crate::input::BadInput;
 use crate::sizes;
-use bucketpool::{
-    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, PoolBuilder, Sliceable, preset,
-};
-
-/// A named configuration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Preset {
-    TilePipeline,
-    Embedding,
-    Caching,
-    Ndarray,
-    SmallTensors,
-}
+use bucketpool::preset::{self, Preset};
+use bucketpool::{ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, PoolBuilder, Sliceable};
 
 const KNOWN: &str = "exact[:round=1], pow2[:min=512], tiered:4K+16K+64K, fit:2[:round=512], \
                      arena[:round=512], arena:torch, arena:pages=64K[:slack=5%], \
@@ -54,11 +43,7 @@ impl PolicySpec {
     /// Returns a builder of pools with this policy over a device whose blocks cannot be split.
     pub fn without_arena<A: DeviceAllocator>(&self, device: A) -> PoolBuilder<A> {
         let builder = match self.preset {
-            Some(Preset::TilePipeline) => preset::tile_pipeline(device),
-            Some(Preset::Embedding) => preset::embedding(device),
-            Some(Preset::Caching) => BucketPool::builder(device),
-            Some(Preset::Ndarray) => preset::ndarray(device),
-            Some(Preset::SmallTensors) => preset::small_tensors(device),
+            Some(preset) => preset.set_blocks(BucketPool::builder(device)),
             None => BucketPool::builder(device).policy(self.policy.clone()),
         };
         match self.granule {
@@ -101,12 +86,10 @@ fn one(text: &str) -> Result<PolicySpec, BadInput> {
         }
     }
     let preset = match (name, values.as_slice()) {
-        ("preset", ["tile_pipeline"]) => Some(Preset::TilePipeline),
-        ("preset", ["embedding"]) => Some(Preset::Embedding),
-        ("preset", ["caching"]) => Some(Preset::Caching),
-        ("preset", ["ndarray"]) => Some(Preset::Ndarray),
-        ("preset", ["small_tensors"]) => Some(Preset::SmallTensors),
-        ("preset", _) => return Err(bad("there is no preset of this name".into())),
+        ("preset", names) => {
+            let preset = if let [name] = names { name.parse::<Preset>().ok() } else { None };
+            Some(preset.ok_or_else(|| bad("there is no preset of this name".into()))?)
+        }
         _ => None,
     };
     let policy = match (name, values.as_slice()) {

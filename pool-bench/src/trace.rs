@@ -104,7 +104,8 @@ impl Trace {
     #[must_use]
     pub fn missing(&self) -> Option<String> {
         let lost = (self.lost > 0).then(|| format!("the recorder lost {} operations", self.lost));
-        let cut = "the log is cut off, and the last operations of its program are missing".to_owned();
+        let cut =
+            "the log is cut off, and the last operations of its program are missing".to_owned();
         let cut = self.is_cut_off.then_some(cut);
         let parts: Vec<String> = lost.into_iter().chain(cut).collect();
         (!parts.is_empty()).then(|| format!("{}: {}", self.name, parts.join("; ")))

@@ -6,6 +6,7 @@ use crate::policy::BucketPolicy;
 use crate::policy::limit::CachedLimit;
 use crate::pool::BucketPool;
 use crate::pool::builder::PoolBuilder;
+use crate::preset::{Preset, UnknownPreset};
 use crate::size::GIB;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -13,7 +14,7 @@ use std::fmt;
 /// The smallest page of an arena, in bytes: what the command line takes.
 const PAGE_LEAST: u64 = 4 << 10;
 /// The policies of a file, as an error names them.
-const POLICIES: &str = "one of exact, pow2, tiered, fit, arena";
+const POLICIES: &str = "one of exact, pow2, tiered, fit, arena, or preset:NAME";
 /// The largest share: one that is meant in per cent is refused.
 const SHARE_MOST: f64 = 10.0;
 
@@ -21,7 +22,7 @@ const SHARE_MOST: f64 = 10.0;
 /// serde.
 ///
 /// ```toml
-/// policy = "tiered"             # exact, pow2, tiered, fit, arena
+/// policy = "tiered"             # exact, pow2, tiered, fit, arena, or preset:NAME
 /// classes = [4096, 65536]       # of `tiered`, in bytes
 /// # granule = 512               # sizes are multiples of it, in bytes
 /// # alpha = 2.0                 # of `fit`
@@ -30,12 +31,16 @@ const SHARE_MOST: f64 = 10.0;
 /// cached_share = 0.25           # of the peak; or
 /// # cached_limit = 67108864     # in bytes
 /// # reserved_limit = 8589934592 # in bytes
+/// # bucket_limit = 20           # cached blocks of one size
+/// # ahead = [[64, 16]]          # blocks that are allocated ahead: bytes, count
 /// ```
+///
+/// `preset:NAME` is a [`Preset`](crate::preset::Preset); the other keys override what it sets.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct PoolConfig {
-    /// `exact`, `pow2`, `tiered`, `fit` or `arena`.
+    /// `exact`, `pow2`, `tiered`, `fit`, `arena`, or `preset:` and the name of a preset.
     pub policy: String,
     /// The classes of `tiered` in bytes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -61,25 +66,28 @@ pub struct PoolConfig {
     /// The limit on reserved bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved_limit: Option<u64>,
+    /// The limit on the number of cached blocks of one size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bucket_limit: Option<usize>,
+    /// Blocks that are allocated when the pool is made: bytes, and how many.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ahead: Option<Vec<(u64, usize)>>,
 }
 
-/// A configuration that contradicts itself.
+/// A configuration that contradicts itself: what it says, and what was expected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConfigError {
-    what: String,
-    expected: &'static str,
-}
+pub struct ConfigError(String);
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; expected {}", self.what, self.expected)
+        f.write_str(&self.0)
     }
 }
 
 impl std::error::Error for ConfigError {}
 
 fn wrong(what: impl fmt::Display, expected: &'static str) -> ConfigError {
-    ConfigError { what: what.to_string(), expected }
+    ConfigError(format!("{what}; expected {expected}"))
 }
 
 impl PoolConfig {
@@ -87,6 +95,12 @@ impl PoolConfig {
     #[must_use]
     pub fn of(policy: &str) -> Self {
         Self { policy: policy.into(), ..Self::default() }
+    }
+
+    fn preset(&self) -> Result<Option<Preset>, ConfigError> {
+        let Some(name) = self.policy.strip_prefix("preset:") else { return Ok(None) };
+        let unknown = |error: UnknownPreset| ConfigError(error.to_string());
+        name.parse().map(Some).map_err(unknown)
     }
 
     fn policy(&self) -> Result<BucketPolicy, ConfigError> {
@@ -119,6 +133,15 @@ impl PoolConfig {
         belongs(self.alpha.is_some(), "alpha", "fit", "it with `fit` only")?;
         belongs(self.page_bytes.is_some(), "page_bytes", "arena", "it with `arena` only")?;
         belongs(self.slack.is_some(), "slack", "arena", "it with `arena` only")?;
+        let is_arena = matches!(self.policy.as_str(), "arena" | "preset:caching");
+        if self.bucket_limit.is_some() && is_arena {
+            let found = format!("`bucket_limit` with policy `{}`", self.policy);
+            return Err(wrong(found, "it with policies without an arena only"));
+        }
+        if self.granule.is_some() && self.policy == "preset:caching" {
+            let expected = "another policy: this one has PyTorch's granule, 512 bytes";
+            return Err(wrong("`granule` with policy `preset:caching`", expected));
+        }
         if self.slack.is_some() && self.page_bytes.is_none() {
             return Err(wrong("`slack` without `page_bytes`", "both"));
         }
@@ -162,7 +185,10 @@ impl<A: Sliceable> PoolBuilder<A> {
     /// See [`BucketPool::from_config`] for an example.
     pub fn config(self, config: &PoolConfig) -> Result<Self, ConfigError> {
         config.check()?;
-        let mut builder = self.policy(config.policy()?);
+        let mut builder = match config.preset()? {
+            Some(preset) => preset.set(self),
+            None => self.policy(config.policy()?),
+        };
         if let Some(bytes) = config.granule {
             builder = builder.granule(bytes);
         }
@@ -177,6 +203,12 @@ impl<A: Sliceable> PoolBuilder<A> {
         }
         if let Some(bytes) = config.reserved_limit {
             builder = builder.reserved_limit(bytes);
+        }
+        if let Some(blocks) = config.bucket_limit {
+            builder = builder.bucket_limit(blocks);
+        }
+        if let Some(blocks) = &config.ahead {
+            builder = builder.ahead(blocks);
         }
         Ok(builder)
     }

@@ -1,8 +1,10 @@
 //! Named configurations, each with the numbers of a system that this pool was requested for.
 //!
-//! Each function returns a builder, so that the caller can still change a number.
+//! Each function returns a builder, so that the caller can still change a number. [`Preset`] is the
+//! same by name, for files and command lines.
 
 mod caching;
+mod named;
 
 use crate::device::zero::ZeroPolicy;
 use crate::device::{DeviceAllocator, Sliceable};
@@ -13,6 +15,7 @@ use crate::pool::builder::PoolBuilder;
 use crate::size::{GIB, KIB, MIB};
 
 pub use caching::{BadSetting, Caching};
+pub use named::{Preset, UnknownPreset};
 
 /// The size classes of [`embedding`], in bytes: from indices to large batch buffers.
 pub const BUCKET_SIZES: [u64; 7] = [4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB];
@@ -39,8 +42,8 @@ pub enum TileUse {
 /// Returns a builder for point-cloud tiles: one tile after the other, four arrays each.
 ///
 /// The pool caches at most 20 blocks of a size, and 4 GiB in all. It does not cache a block larger
-/// than half of that. When the device is full, the pool gives every cached block back and tries the
-/// request again.
+/// than half of that. When the device is full, the pool gives cached blocks back, first the missing
+/// bytes and then all, and tries the request again.
 ///
 /// The original system cached arrays by their exact shape. Tiles differ in their number of points,
 /// so that cache had no hits on the system's own workload. This preset uses powers of two instead.
@@ -50,6 +53,10 @@ pub fn tile_pipeline<A: DeviceAllocator>(allocator: A) -> PoolBuilder<A> {
 
 /// Returns [`tile_pipeline`] with the bounds for one use.
 pub fn tile_pipeline_for<A: DeviceAllocator>(allocator: A, tiles: TileUse) -> PoolBuilder<A> {
+    tiles_on(BucketPool::builder(allocator), tiles)
+}
+
+fn tiles_on<A: DeviceAllocator>(builder: PoolBuilder<A>, tiles: TileUse) -> PoolBuilder<A> {
     let (blocks, bytes) = match tiles {
         TileUse::SmallTiles | TileUse::LimitedVram => (15, 2 * GIB),
         TileUse::MediumTiles => (20, 4 * GIB),
@@ -57,10 +64,7 @@ pub fn tile_pipeline_for<A: DeviceAllocator>(allocator: A, tiles: TileUse) -> Po
         TileUse::Batch => (30, 8 * GIB),
         TileUse::HighVram => (40, 10 * GIB),
     };
-    BucketPool::builder(allocator)
-        .policy(BucketPolicy::PowerOfTwo)
-        .bucket_limit(blocks)
-        .cached_limit(bytes)
+    builder.policy(BucketPolicy::PowerOfTwo).bucket_limit(blocks).cached_limit(bytes)
 }
 
 /// Returns a builder for the inference of an embedding model.
@@ -86,9 +90,11 @@ pub fn tile_pipeline_for<A: DeviceAllocator>(allocator: A, tiles: TileUse) -> Po
 /// # Ok::<(), pool_core::AllocError>(())
 /// ```
 pub fn embedding<A: DeviceAllocator>(allocator: A) -> PoolBuilder<A> {
-    BucketPool::builder(allocator)
-        .policy(BucketPolicy::tiered(&BUCKET_SIZES))
-        .reserved_limit(24 * GIB)
+    embedding_on(BucketPool::builder(allocator))
+}
+
+fn embedding_on<A: DeviceAllocator>(builder: PoolBuilder<A>) -> PoolBuilder<A> {
+    builder.policy(BucketPolicy::tiered(&BUCKET_SIZES)).reserved_limit(24 * GIB)
 }
 
 /// Returns a builder for a caching allocator like those of machine-learning frameworks.
@@ -136,7 +142,11 @@ pub fn caching<A: Sliceable>(device: A) -> PoolBuilder<A> {
 /// # Ok::<(), pool_core::AllocError>(())
 /// ```
 pub fn ndarray<A: DeviceAllocator>(allocator: A) -> PoolBuilder<A> {
-    BucketPool::builder(allocator)
+    ndarray_on(BucketPool::builder(allocator))
+}
+
+fn ndarray_on<A: DeviceAllocator>(builder: PoolBuilder<A>) -> PoolBuilder<A> {
+    builder
         .policy(BucketPolicy::Exact)
         .granule(1)
         .window(1..=64 * MIB)
@@ -168,8 +178,8 @@ pub const SMALL_BLOCKS: [(u64, usize); 9] = [
 /// [`PoolStats::peak_cached_bytes`](crate::PoolStats::peak_cached_bytes) is the peak.
 ///
 /// The original system needed a pool for the whole process and a cache for each thread, and its
-/// language had neither. Here every pool has thread caches, and on the host `global()` is the pool
-/// of the process.
+/// language had neither. Here every pool has thread caches, and on the host
+/// `global_small_tensors()` is such a pool for the process.
 ///
 /// ```
 /// # use pool_core as bucketpool;
@@ -182,9 +192,10 @@ pub const SMALL_BLOCKS: [(u64, usize); 9] = [
 /// # Ok::<(), pool_core::AllocError>(())
 /// ```
 pub fn small_tensors<A: DeviceAllocator>(allocator: A) -> PoolBuilder<A> {
+    small_tensors_on(BucketPool::builder(allocator))
+}
+
+fn small_tensors_on<A: DeviceAllocator>(builder: PoolBuilder<A>) -> PoolBuilder<A> {
     let classes = SMALL_BLOCKS.map(|(bytes, _)| bytes);
-    BucketPool::builder(allocator)
-        .policy(BucketPolicy::tiered(&classes))
-        .cached_limit(16 * MIB)
-        .ahead(&SMALL_BLOCKS)
+    builder.policy(BucketPolicy::tiered(&classes)).cached_limit(16 * MIB).ahead(&SMALL_BLOCKS)
 }

@@ -82,6 +82,8 @@ pub struct PoolStats {
     pub active_bytes: u64,
     /// Bytes of cached blocks, deferred frees included.
     pub cached_bytes: u64,
+    /// The part of the cached bytes that goes back with the next call that may call the device.
+    pub deferred_bytes: u64,
     /// Peak of the cached bytes that the pool keeps, without deferred frees.
     pub peak_cached_bytes: u64,
     /// Bytes taken from the device.
@@ -94,6 +96,12 @@ pub struct PoolStats {
     pub from_pool_bytes: u64,
     /// Bytes that were given back but that the device refused: still reserved, and out of reach.
     pub lost_bytes: u64,
+    /// The limit on reserved bytes: that of the pool, or of its budget where that is lower; `None`
+    /// without a limit.
+    pub reserved_limit_bytes: Option<u64>,
+    /// The limit on cached bytes, at the current peak where it is a share of that; `None` without a
+    /// limit.
+    pub cached_limit_bytes: Option<u64>,
     /// Reserved bytes that are cached for graphs ([`PrivatePool`](crate::PrivatePool)).
     pub private_bytes: u64,
 }
@@ -169,18 +177,30 @@ impl fmt::Display for PoolStats {
             "frees        {}: {} kept, {} reused, {} evicted",
             self.deallocations, self.returns, self.reuses, self.evictions
         )?;
-        for (name, now, peak) in [
-            ("requested", self.requested_bytes, Some(self.requested_peak_bytes)),
-            ("allocated", self.allocated_bytes, Some(self.allocated_peak_bytes)),
-            ("reserved", self.reserved_bytes, Some(self.reserved_peak_bytes)),
-            ("cached", self.cached_bytes, None),
-        ] {
-            write!(f, "{name:<12} {}", Bytes(now))?;
-            match peak {
-                Some(peak) => writeln!(f, ", peak {}", Bytes(peak))?,
-                None => writeln!(f, " in {} blocks of {} sizes", self.cached_buffers, self.keys)?,
+        let of_limit = |f: &mut fmt::Formatter<'_>, bytes, limit: Option<u64>| match limit {
+            Some(limit) => {
+                let used = percent(share(bytes, limit));
+                write!(f, ", {used} of the limit of {}", Bytes(limit))
             }
+            None => Ok(()),
+        };
+        for (name, now, peak, limit) in [
+            ("requested", self.requested_bytes, self.requested_peak_bytes, None),
+            ("allocated", self.allocated_bytes, self.allocated_peak_bytes, None),
+            ("reserved", self.reserved_bytes, self.reserved_peak_bytes, self.reserved_limit_bytes),
+        ] {
+            write!(f, "{name:<12} {}, peak {}", Bytes(now), Bytes(peak))?;
+            of_limit(f, now, limit)?;
+            writeln!(f)?;
         }
+        let (blocks, sizes) = (self.cached_buffers, self.keys);
+        let kept = self.cached_bytes.saturating_sub(self.deferred_bytes);
+        write!(f, "cached       {} in {blocks} blocks of {sizes} sizes", Bytes(self.cached_bytes))?;
+        if self.deferred_bytes > 0 {
+            write!(f, ", {} of it to be freed", Bytes(self.deferred_bytes))?;
+        }
+        of_limit(f, kept, self.cached_limit_bytes)?;
+        writeln!(f)?;
         write!(
             f,
             "served       {} by the pool, {} by the device ({} reused)",

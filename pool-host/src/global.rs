@@ -36,8 +36,7 @@ pub fn global() -> &'static BucketPool<HostAllocator> {
     })
 }
 
-/// Returns a second pool of the process, with the size classes of seed 003:
-/// [`preset::small_tensors`].
+/// Returns a second pool of the process: [`preset::small_tensors`].
 ///
 /// The first call makes it. It is for tensors of 64 B to 16 KiB. It caches at most 16 MiB, and
 /// holds some cached blocks from the start. Larger requests go past it.

@@ -33,10 +33,16 @@ impl Count {
         class_stats(&self.all, &self.classes)
     }
 
-    /// Sets the sums of what was counted up and down to 0, and the peaks to the current figures.
-    pub(crate) fn reset(&mut self) {
-        self.all.reset();
-        self.classes.iter_mut().for_each(Level::reset);
+    /// Sets the peaks to the current figures.
+    pub(crate) fn reset_peaks(&mut self) {
+        self.all.reset_peak();
+        self.classes.iter_mut().for_each(Level::reset_peak);
+    }
+
+    /// Sets the sums of what was counted up and down to 0.
+    pub(crate) fn reset_counts(&mut self) {
+        self.all.reset_counts();
+        self.classes.iter_mut().for_each(Level::reset_counts);
     }
 }
 
@@ -119,8 +125,11 @@ impl Level {
         }
     }
 
-    fn reset(&mut self) {
+    fn reset_peak(&mut self) {
         self.peak = self.now;
+    }
+
+    fn reset_counts(&mut self) {
         self.before = (self.total, self.total.wrapping_sub(self.now().0));
     }
 }
@@ -144,14 +153,19 @@ impl BookFigures {
         Self { classes: classes.then(Box::default), ..Self::default() }
     }
 
-    /// Sets the sums to 0, and the peaks to the current figures.
-    pub(crate) fn reset(&mut self) {
-        for level in [&mut self.live, &mut self.requested, &mut self.allocated] {
-            level.reset();
-        }
-        for class in self.classes.iter_mut().flat_map(|classes| classes.as_flattened_mut()) {
-            class.reset();
-        }
+    /// Sets the peaks to the current figures.
+    pub(crate) fn reset_peaks(&mut self) {
+        self.levels().for_each(Level::reset_peak);
+    }
+
+    /// Sets the sums to 0.
+    pub(crate) fn reset_counts(&mut self) {
+        self.levels().for_each(Level::reset_counts);
+    }
+
+    fn levels(&mut self) -> impl Iterator<Item = &mut Level> {
+        let classes = self.classes.iter_mut().flat_map(|classes| classes.as_flattened_mut());
+        [&mut self.live, &mut self.requested, &mut self.allocated].into_iter().chain(classes)
     }
 
     /// Counts a block out.

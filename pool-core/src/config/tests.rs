@@ -51,7 +51,41 @@ fn each_contradiction_has_one_line() {
         "policy = 'exact'\ncached_share = -0.1",
         "policy = 'exact'\ncached_limit = -1",
         "policy = 'exact'\nlimit = 1",
+        "policy = 'preset:tiles'",
+        "policy = 'preset:caching'\ngranule = 256",
+        "policy = 'preset:embedding'\nclasses = [4096]",
+        "policy = 'arena'\nbucket_limit = 8",
     ];
     let refusals: Vec<String> = texts.into_iter().map(refusal).collect();
     insta::assert_snapshot!(refusals.join("\n"));
+}
+
+#[test]
+fn a_preset_of_a_file_is_that_of_its_name_and_other_keys_override_it() {
+    for preset in Preset::ALL {
+        let config = PoolConfig::of(&format!("preset:{preset}"));
+        let pool = BucketPool::from_config(SimDevice::new(), &config).unwrap();
+        let same = preset.set(BucketPool::builder(SimDevice::new())).build();
+        let limits = |pool: &BucketPool<SimDevice>| {
+            let stats = pool.stats();
+            let live = pool.allocate(3000).unwrap();
+            let reserved = pool.reserved_bytes();
+            (stats.reserved_limit_bytes, stats.cached_limit_bytes, live.allocated_size(), reserved)
+        };
+        assert_eq!(limits(&pool), limits(&same), "{preset}");
+    }
+    let text = "policy = 'preset:small_tensors'\ncached_limit = 1048576\nahead = [[64, 2]]\n\
+                reserved_limit = 2097152";
+    let config: PoolConfig = toml::from_str(text).unwrap();
+    let pool = BucketPool::from_config(SimDevice::new(), &config).unwrap();
+    assert_eq!(pool.cached_buffers().into_iter().collect::<Vec<_>>(), [(64, 2)]);
+    let stats = pool.stats();
+    let limits = (stats.cached_limit_bytes, stats.reserved_limit_bytes);
+    assert_eq!(limits, (Some(1 << 20), Some(2 << 20)));
+    let text = "policy = 'preset:tile_pipeline'\nbucket_limit = 1";
+    let config: PoolConfig = toml::from_str(text).unwrap();
+    let pool = BucketPool::from_config(SimDevice::new(), &config).unwrap();
+    drop([pool.allocate(4096).unwrap(), pool.allocate(4096).unwrap()]);
+    assert_eq!(pool.cached_buffers()[&4096], 1);
+    assert_eq!(toml::from_str::<PoolConfig>(&toml::to_string(&config).unwrap()).unwrap(), config);
 }

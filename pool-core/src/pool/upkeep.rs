@@ -186,7 +186,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     }
 
     /// Returns the bytes of the blocks of live buffers, after rounding. Cached blocks are not
-    /// included: [`BucketPool::reserved_bytes`] is what seed 001 calls `allocated_bytes`.
+    /// included; [`BucketPool::reserved_bytes`] includes them.
     #[must_use]
     pub fn allocated_bytes(&self) -> u64 {
         self.store().allocated_bytes()
@@ -369,14 +369,62 @@ impl<A: DeviceAllocator> BucketPool<A> {
         store.book.map(store.allocator.clock())
     }
 
-    /// Sets all counts to 0 and restarts the peaks from the current bytes.
+    /// Sets all counts to 0 and restarts the peaks from the current bytes:
+    /// [`BucketPool::reset_counts`] and [`BucketPool::reset_peaks`].
     pub fn reset_stats(&self) {
+        self.reset_counts();
+        self.reset_peaks();
+    }
+
+    /// Sets all counts to 0: requests, hits, frees, evictions, calls of the device, and bytes served.
+    /// Peaks stay. (`PyTorch`: `reset_accumulated_memory_stats`.)
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, KIB, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// drop(pool.allocate(4 * KIB)?);
+    /// pool.reset_counts();
+    /// let stats = pool.stats();
+    /// assert_eq!((stats.allocations, stats.requested_peak_bytes), (0, 4 * KIB));
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    pub fn reset_counts(&self) {
+        if let Some(store) = self.store_to_reset() {
+            store.book.reset_counts();
+        }
+    }
+
+    /// Restarts the peaks from the current bytes. Counts stay. (`PyTorch`:
+    /// `reset_peak_memory_stats`.)
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, KIB, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// drop(pool.allocate(4 * KIB)?);
+    /// pool.reset_peaks();
+    /// let stats = pool.stats();
+    /// assert_eq!((stats.allocations, stats.requested_peak_bytes), (1, 0));
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    pub fn reset_peaks(&self) {
+        if let Some(store) = self.store_to_reset() {
+            store.book.reset_peaks();
+            store.ledger.reset_peak();
+        }
+    }
+
+    /// The store, after each thread cache has told its counts; `None` in a forked child that cannot
+    /// use it.
+    fn store_to_reset(&self) -> Option<&Store<A>> {
         let store = self.store();
         if store.is_forked() {
-            return;
+            return None;
         }
         store.add_counts_of_caches(|_| {});
-        store.book.reset_stats();
-        store.ledger.reset_peak();
+        Some(store)
     }
 }

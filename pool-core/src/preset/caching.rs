@@ -1,7 +1,7 @@
 //! A caching allocator like `PyTorch`'s: its constants, its settings, its uncached mode.
 
 use crate::book::arena::ArenaConfig;
-use crate::device::Sliceable;
+use crate::device::{DeviceAllocator, Sliceable};
 use crate::pool::BucketPool;
 use crate::pool::builder::PoolBuilder;
 use crate::size::MIB;
@@ -13,8 +13,8 @@ use std::str::FromStr;
 ///
 /// | key | value | default |
 /// |---|---|---|
-/// | `max_split_size_mb` | whole MiB, above 20 | 512, as in seed 004 |
-/// | `garbage_collection_threshold` | a share of the limit, above 0 and below 1 | off |
+/// | `max_split_size_mb` | whole MiB, above 20 | 512 |
+/// | `garbage_collection_threshold` | a share of the limit, or of the device's memory where that is less, above 0 and below 1 | off |
 /// | `per_process_memory_fraction` | a share of the device's memory, above 0 and up to 1 | 1 |
 /// | `caching_allocator` | `True` or `False` | `True` |
 ///
@@ -42,7 +42,8 @@ use std::str::FromStr;
 pub struct Caching {
     /// Free ranges above this many MiB are not split. `None` for no bound.
     pub max_split_mib: Option<u64>,
-    /// Free segments go back before the arena grows beyond this share of its limit.
+    /// Free segments go back before the arena grows beyond this share of its limit, or of the
+    /// device's memory.
     pub gc_threshold: Option<f64>,
     /// The share of the device's memory that is the limit.
     pub memory_fraction: Option<f64>,
@@ -52,7 +53,7 @@ pub struct Caching {
     pub unknown: Vec<String>,
 }
 
-/// The bound of seed 004 on ranges that are split.
+/// The bound on ranges that are split.
 const MAX_SPLIT_MIB: u64 = 512;
 
 impl Default for Caching {
@@ -123,19 +124,40 @@ impl Caching {
         }
     }
 
-    /// Settings that have no effect, one line each: keys that are not known here, and a collection
-    /// threshold without a limit that it could be a share of.
+    /// Settings that have no effect, one line each: keys that are not known here.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
-        let unknown = self.unknown.iter().map(|setting| format!("{setting} has no effect"));
-        let without_limit = self.gc_threshold.filter(|_| self.memory_fraction.is_none());
-        let without_limit = without_limit.map(|share| {
+        self.unknown.iter().map(|setting| format!("{setting} has no effect")).collect()
+    }
+
+    /// As [`Caching::warnings`], and settings that have no effect over this device: a collection
+    /// threshold or a fraction, where the device does not tell how much memory it has.
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{GIB, preset::Caching, sim::SimDevice};
+    ///
+    /// let settings: Caching = "garbage_collection_threshold:0.8".parse()?;
+    /// assert_eq!(settings.warnings_over(&SimDevice::with_capacity(GIB)), [""; 0]);
+    /// let told = settings.warnings_over(&SimDevice::new()); // it has no capacity
+    /// assert!(told[0].starts_with("garbage_collection_threshold:0.8 has no effect"));
+    /// # Ok::<(), pool_core::preset::BadSetting>(())
+    /// ```
+    #[must_use]
+    pub fn warnings_over(&self, device: &impl DeviceAllocator) -> Vec<String> {
+        let unknown_total = device.total_bytes().is_none();
+        let shares = [
+            ("garbage_collection_threshold", self.gc_threshold),
+            ("per_process_memory_fraction", self.memory_fraction),
+        ];
+        let set = shares.into_iter().filter_map(|(key, share)| Some((key, share?)));
+        let without_total = set.filter(|_| unknown_total).map(|(key, share)| {
             format!(
-                "garbage_collection_threshold:{share} has no effect without a limit; set \
-                 per_process_memory_fraction, or reserved_limit of the pool"
+                "{key}:{share} has no effect, since the device does not tell its memory; set the \
+                 reserved_limit of the pool"
             )
         });
-        unknown.chain(without_limit).collect()
+        self.warnings().into_iter().chain(without_total).collect()
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<(), BadSetting> {

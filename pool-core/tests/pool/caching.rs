@@ -72,6 +72,17 @@ fn garbage_is_collected_near_the_limit() {
 }
 
 #[test]
+fn without_a_limit_garbage_is_collected_near_the_memory_of_the_device() {
+    let settings: Caching = "garbage_collection_threshold:0.5".parse().unwrap();
+    let device = SimDevice::with_capacity(100 * MIB);
+    let pool = settings.over(device.clone()).build();
+    drop(pool.allocate(30 * MIB).unwrap());
+    let _other = pool.allocate(40 * MIB).unwrap();
+    assert_eq!(device.held_bytes(), 40 * MIB, "70 would be above half of the device");
+    assert_eq!(pool.stats().served_by.trimmed, 0, "and nobody was refused");
+}
+
+#[test]
 fn a_fraction_of_the_device_is_the_limit() {
     let settings: Caching = "per_process_memory_fraction:0.25".parse().unwrap();
     let pool = settings.over(SimDevice::with_capacity(128 * MIB)).build();
@@ -116,15 +127,16 @@ fn what_is_wrong_with_a_setting_is_named() {
 fn settings_without_effect_are_kept_as_warnings() {
     let text = "max_split_size:256,expandable_segments:True,trace_malloc_mode:1,verbose";
     let settings: Caching = text.parse().unwrap();
-    assert_eq!(settings.max_split_mib, Some(512), "the default of seed 004");
+    assert_eq!(settings.max_split_mib, Some(512), "the default");
     let warnings = settings.warnings();
     let expected =
         ["max_split_size:256", "expandable_segments:True", "trace_malloc_mode:1", "verbose"];
     assert_eq!(warnings, expected.map(|setting| format!("{setting} has no effect")));
-    let threshold: Caching = "garbage_collection_threshold:0.8".parse().unwrap();
-    assert!(threshold.warnings()[0].contains("no effect without a limit"));
     let both = "garbage_collection_threshold:0.8,per_process_memory_fraction:0.5";
-    assert_eq!(both.parse::<Caching>().unwrap().warnings(), Vec::<String>::new());
+    let both: Caching = both.parse().unwrap();
+    assert_eq!(both.warnings(), Vec::<String>::new());
+    assert_eq!(both.warnings_over(&SimDevice::with_capacity(MIB)), Vec::<String>::new());
+    assert_eq!(both.warnings_over(&SimDevice::new()).len(), 2, "it tells no capacity");
 }
 
 #[test]

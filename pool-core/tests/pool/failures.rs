@@ -128,7 +128,8 @@ fn requests_at_the_ends_of_the_range() {
 
 #[test]
 fn statistics_are_read_by_people() {
-    let pool = BucketPool::builder(SimDevice::new()).cached_limit(4 * MIB).build();
+    let builder = BucketPool::builder(SimDevice::new()).cached_limit(4 * MIB);
+    let pool = builder.reserved_limit(16 * MIB).build();
     let live = pool.allocate(3000).unwrap();
     for turn in 0..9 {
         drop(pool.allocate(1000 * (1 + turn % 3)));

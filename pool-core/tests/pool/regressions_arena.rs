@@ -159,7 +159,7 @@ fn cubecl_1531_a_refusal_leaves_a_pool_that_serves() {
 
 // The limit was checked before the bytes were counted, so two threads could exceed it together.
 #[test]
-fn seed_001_eight_threads_never_pass_the_limit() {
+fn eight_threads_never_pass_the_limit() {
     for config in configs() {
         let device = SimDevice::new();
         let builder =

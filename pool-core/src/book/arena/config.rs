@@ -151,9 +151,10 @@ impl ArenaConfig {
         Self { max_split: bytes, ..self }
     }
 
-    /// Sets the share of the reserved limit, 0 to 1, above which the arena gives segments back
-    /// before it grows. It gives back wholly free segments, the least recently used first. Off
-    /// unless set, and off without a reserved limit. (`PyTorch`: `garbage_collection_threshold`.)
+    /// Sets the share of the reserved limit, or of the device's memory where that is less, 0 to 1,
+    /// above which the arena gives segments back before it grows. It gives back wholly free
+    /// segments, the least recently used first. Off unless set, and off without a limit over a
+    /// device that does not tell its memory. (`PyTorch`: `garbage_collection_threshold`.)
     pub fn gc_threshold(self, share: f64) -> Self {
         Self { gc_threshold: Some(share), ..self }
     }

@@ -227,11 +227,14 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Before `bytes` more are taken from the device: gives back segments that have been free for
     /// as long as the average of those that are, or longer, until the pool holds at most its share
-    /// of the limit.
+    /// of the limit, or of the device's memory where that is less.
     pub(super) fn collect_garbage(&self, bytes: u64) {
+        let Some(share) = self.book.lock().book.config.gc_threshold else { return };
         let (limit, reserved) = (self.ledger.limit(), self.ledger.reserved());
-        let share = self.book.lock().book.config.gc_threshold.filter(|_| limit != u64::MAX);
-        let Some(share) = share else { return };
+        let limit = limit.min(self.allocator.total_bytes().unwrap_or(u64::MAX));
+        if limit == u64::MAX {
+            return; // nothing that it could be a share of
+        }
         let wanted = reserved.saturating_add(bytes);
         if wanted as f64 <= limit as f64 * share {
             return;

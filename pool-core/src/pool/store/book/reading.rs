@@ -84,7 +84,8 @@ impl<A: DeviceAllocator> Store<A> {
         }
         let survey = if exact { self.survey() } else { self.survey_alone() };
         let private_bytes = self.privates.all_idle_bytes();
-        let state = self.book.lock();
+        let mut state = self.book.lock();
+        let cached_limit = state.cached_limit(self.bounds.cached);
         let Reading { figures, cached, cached_peak, blocks } = self.reading(&state);
         let (requested_bytes, requested_peak_bytes) = figures.requested.now();
         let (allocated_bytes, allocated_peak_bytes) = figures.allocated.now();
@@ -103,9 +104,13 @@ impl<A: DeviceAllocator> Store<A> {
             allocated_peak_bytes,
             active_bytes: allocated_bytes + survey.pending,
             cached_bytes,
+            deferred_bytes: cached_bytes
+                .saturating_sub(state.book.kept().saturating_add_signed(cached)),
             peak_cached_bytes: cached_peak.min(reserved_peak_bytes),
             reserved_bytes: self.ledger.reserved(),
             reserved_peak_bytes,
+            reserved_limit_bytes: limit(self.ledger.limit().min(self.ledger.budget.limit())),
+            cached_limit_bytes: limit(cached_limit),
             private_bytes,
             ..state.counted(&figures, self.bounds.statistics)
         }
@@ -124,6 +129,11 @@ impl<A: DeviceAllocator> Store<A> {
         drop(state);
         survey
     }
+}
+
+/// A limit as it is reported.
+fn limit(bytes: u64) -> Option<u64> {
+    (bytes != u64::MAX).then_some(bytes)
 }
 
 impl<A: DeviceAllocator> BookState<A> {

@@ -140,19 +140,29 @@ impl<A: DeviceAllocator> PoolBook<A> {
         MemoryMap { segments: segments.collect() }
     }
 
-    /// Sets all counts to 0 and lets the peaks start again from the current figures.
-    pub(crate) fn reset_stats(&self) {
+    /// Sets all counts to 0.
+    pub(crate) fn reset_counts(&self) {
         let mut state = self.lock();
         let lost_bytes = state.counts.lost_bytes;
         state.counts = PoolStats { lost_bytes, ..Default::default() };
         (state.untouched_hits, state.not_kept) = (0, 0);
-        state.figures.reset();
+        state.figures.reset_counts();
         if let Some(split) = &mut state.book.split {
-            split.ranges.reset();
-            split.bytes.reset();
+            split.ranges.reset_counts();
+            split.bytes.reset_counts();
+        }
+        state.calls.reset_accumulated();
+    }
+
+    /// Lets the peaks start again from the current figures.
+    pub(crate) fn reset_peaks(&self) {
+        let mut state = self.lock();
+        state.figures.reset_peaks();
+        if let Some(split) = &mut state.book.split {
+            split.ranges.reset_peaks();
+            split.bytes.reset_peaks();
         }
         state.calls.reset_peak();
-        state.calls.reset_accumulated();
         state.book.reset_cached_peak();
     }
 }
