@@ -143,7 +143,7 @@ fn steps(root: &Path, deep: bool) -> Vec<Step> {
         words(&format!("clippy --quiet --locked --no-default-features {features} -- -D warnings"))
     });
     let vulkan = driver::ALL.iter().any(|driver| driver.backend == "wgpu" && driver.is_here());
-    let everywhere = ["custom_backend", "on_host", "on_sim"];
+    let everywhere = ["custom_backend", "on_host", "on_sim", "tile_batch"];
     let mut examples = everywhere.map(|name| words(&example(name))).to_vec();
     if vulkan {
         for name in ["on_wgpu", "wgpu_elementwise", "wgpu_frames", "engines"] {
