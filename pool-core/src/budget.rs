@@ -206,7 +206,8 @@ impl Budget {
                 let back = Back { budget: self, bytes };
                 self.tell_pressure(before + bytes, bytes);
                 std::mem::forget(back);
-                // A thread that gave bytes back meanwhile may have looked before the marks were told.
+                // A thread that gave bytes back meanwhile may have looked before the marks were
+                // told.
                 self.arm_passed();
                 Ok(())
             }

@@ -314,9 +314,9 @@ impl Figures {
         }
     }
 
-    /// Returns the bytes that would serve the request if all free memory were in one piece and ready:
-    /// what is cached, and what the limits and the device still have. A device that does not report
-    /// its memory, and was short of it, has none.
+    /// Returns the bytes that would serve the request if all free memory were in one piece and
+    /// ready: those that are cached, and those that the limits and the device still have. A device
+    /// that does not report its memory, and was short of it, has none.
     fn free_bytes(&self) -> u64 {
         let by_limit = self.reserved_limit_bytes.saturating_sub(self.reserved_bytes);
         let by_budget = self.budget_limit_bytes.saturating_sub(self.budget_reserved_bytes);

@@ -63,7 +63,8 @@ pub struct PoolStats {
     pub reuses: u64,
     /// Hits and misses that the request's own bucket did not serve, by stage.
     pub served_by: Stages,
-    /// Cached blocks given back because of a bound, or because memory was short.
+    /// Cached blocks that went back to the device, for whatever reason, and blocks that a full
+    /// bucket refused.
     pub evictions: u64,
     /// Sizes that have cached blocks now; at least.
     pub keys: u64,

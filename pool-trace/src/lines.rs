@@ -2,8 +2,10 @@
 //! lost, down to the middle of a line.
 
 use crate::malformed::Malformed;
-use crate::ptrace::READABLE;
 use std::io::{self, BufRead};
+
+/// The expected contents of a file that cannot be read.
+pub(crate) const READABLE: &str = "text, plain or compressed with zstd";
 
 /// One line, without its end.
 pub(crate) struct Line {

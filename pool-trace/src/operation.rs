@@ -59,8 +59,8 @@ pub struct Log {
     pub stacks: Vec<String>,
     /// Operations that were not recorded, because the recorder could not keep up.
     pub lost: u64,
-    /// Whether the file ends in the middle of a zstd frame or of a line: the program was killed, and
-    /// what it did last is missing.
+    /// Whether the file ends in the middle of a zstd frame or of a line: the program was killed,
+    /// and its last operations are missing.
     pub is_cut_off: bool,
 }
 

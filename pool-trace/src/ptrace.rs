@@ -14,8 +14,6 @@ pub const SIZE_LIMIT: u64 = 1 << 47;
 /// Lanes have numbers below this.
 pub const LANES_MOST: u32 = 1 << 16;
 
-/// The expected contents of a file that cannot be read.
-pub(crate) const READABLE: &str = "text, plain or compressed with zstd";
 const COLUMNS: &str = "op,id,size,lane,dt_ns";
 const COLUMNS_2: &str = "op,id,size,lane,dt_ns,tag,stack";
 /// The first four bytes of a zstd frame (RFC 8878).
@@ -32,8 +30,8 @@ pub(crate) const ZSTD: [u8; 4] = 0xFD2F_B528_u32.to_le_bytes();
 ///
 /// # Errors
 ///
-/// The first line that breaks the format, or that cannot be read. A last zstd frame, or a last line,
-/// that is cut off is no error: [`Log::is_cut_off`].
+/// The first line that breaks the format, or that cannot be read. A last zstd frame or line that is
+/// cut off is no error: [`Log::is_cut_off`].
 pub fn read(source: impl Read) -> Result<Log, Malformed> {
     let mut source = BufReader::new(source);
     let start = source.fill_buf().map_err(|error| Malformed::new(error, "a readable file"))?;

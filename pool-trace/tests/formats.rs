@@ -313,7 +313,7 @@ fn a_snapshot_whose_entries_share_frames_is_read() {
     }
 }
 
-/// What RMM had in its buffer when the program crashed is lost, down to the middle of a line.
+/// A crash loses the lines that RMM has buffered, down to the middle of one.
 #[test]
 fn a_log_of_rmm_that_a_crash_has_cut_is_read_to_its_last_whole_line() {
     let whole = "Thread,Time,Action,Pointer,Size,Stream\n\

@@ -13,7 +13,7 @@ crate::checker::thread_local! {
     static RETURNS_HERE: std::cell::Cell<u64> = std::cell::Cell::new(0);
 }
 
-/// Counts of what is on its way, and of what came back. They change on cold paths only.
+/// Counts of memory on its way, and of returns. They change on cold paths only.
 #[derive(Debug, Default)]
 pub(crate) struct Transit {
     /// Blocks, ranges and reservations that a thread has outside of all lists.
@@ -36,7 +36,7 @@ impl Transit {
     /// Counts `count` pieces of memory that have arrived.
     pub(crate) fn end(&self, count: usize) {
         if count > 0 {
-            // First, so that whoever sees the count at 0 sees the return.
+            // First, so that a thread that sees the count at 0 sees the return.
             self.note_return();
             self.count.fetch_sub(count, Release);
         }

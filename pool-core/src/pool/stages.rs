@@ -86,7 +86,7 @@ struct Progress {
     waits: u32,
     repeats: u32,
     shortage_calls: u32,
-    /// What had come back to the pool before the last search.
+    /// How much had come back to the pool before the last search.
     returned: Option<Returned>,
     /// The figures of the pool at the last search, for the error.
     figures: Option<Box<Figures>>,
@@ -353,8 +353,8 @@ impl<A: DeviceAllocator> Store<A> {
     }
 }
 
-/// Lets other threads run: `waits` counts the calls for one request, of which later ones sleep, since
-/// the other thread may not have a processor.
+/// Lets other threads run. `waits` counts the calls for one request: later ones sleep, since the
+/// other thread may not have a processor.
 fn rest(waits: u32) {
     #[cfg(not(any(loom, shuttle)))]
     if waits > MAX_YIELDS {

@@ -376,8 +376,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.reset_peaks();
     }
 
-    /// Sets all counts to 0: requests, hits, frees, evictions, calls of the device, and bytes served.
-    /// Peaks stay. (`PyTorch`: `reset_accumulated_memory_stats`.)
+    /// Sets all counts to 0: requests, hits, frees, evictions, calls of the device, and bytes
+    /// served. Peaks stay. (`PyTorch`: `reset_accumulated_memory_stats`.)
     ///
     /// ```
     /// # use pool_core as bucketpool;

@@ -14,9 +14,11 @@ use std::str::FromStr;
 /// | key | value | default |
 /// |---|---|---|
 /// | `max_split_size_mb` | whole MiB, above 20 | 512 |
-/// | `garbage_collection_threshold` | a share of the limit, or of the device's memory where that is less, above 0 and below 1 | off |
+/// | `garbage_collection_threshold` | a share above 0 and below 1 | off |
 /// | `per_process_memory_fraction` | a share of the device's memory, above 0 and up to 1 | 1 |
 /// | `caching_allocator` | `True` or `False` | `True` |
+///
+/// The threshold is a share of the limit, or of the device's memory where that is less.
 ///
 /// Other keys, such as `trace_malloc_mode`, have no effect and are no error: programs share one
 /// variable. [`Caching::warnings`] names them.

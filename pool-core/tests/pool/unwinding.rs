@@ -100,8 +100,8 @@ fn a_buffer_whose_free_panics_gives_up_its_pool() {
     }
 }
 
-/// A device whose zeroing is done when the call returns, and which a drop may call. Both its zeroing
-/// and its free may panic.
+/// A device whose zeroing is done when the call returns, and which a drop may call. Both its
+/// zeroing and its free may panic.
 struct AtOnce(SimDevice, Fuse);
 
 impl DeviceAllocator for AtOnce {

@@ -51,8 +51,8 @@ impl<A: DeviceAllocator> Store<A> {
         self.give_back_in_drop(state, segment)
     }
 
-    /// Frees the blocks that lay in a private pool which is gone. All of them are free memory before
-    /// the device is called, so a panic of the device loses one block at most.
+    /// Frees the blocks that lay in a private pool which is gone. All of them are free memory
+    /// before the device is called, so a panic of the device loses one block at most.
     pub(crate) fn free_private_blocks(&self, records: Vec<RecordOwner<A>>) {
         let mut segments = Vec::with_capacity(records.len());
         for record in records {

@@ -12,7 +12,7 @@ pub(crate) struct Returned {
     freed: u64,
     /// How often blocks went from one cache to another.
     hand_overs: u64,
-    /// What other threads returned to the lists and limits of the budget's pools.
+    /// Returns of other threads to the lists and limits of the budget's pools.
     by_others: u64,
 }
 
