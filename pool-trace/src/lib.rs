@@ -60,7 +60,7 @@ const PICKLE: u8 = 0x80;
 fn read_plain(mut source: impl BufRead) -> Result<Log, Malformed> {
     let mut start = Vec::new();
     let first = source.by_ref().take(1 << 10).read_until(b'\n', &mut start);
-    first.map_err(|error| Malformed::new(error, lines::READABLE).in_line(1))?;
+    first.map_err(|error| lines::unreadable(&error).in_line(1))?;
     let is_rmm = rmm::COLUMNS
         .iter()
         .all(|column| std::str::from_utf8(&start).is_ok_and(|line| line.contains(column)))

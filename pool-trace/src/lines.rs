@@ -7,6 +7,16 @@ use std::io::{self, BufRead};
 /// The expected contents of a file that cannot be read.
 pub(crate) const READABLE: &str = "text, plain or compressed with zstd";
 
+/// The error of a file that could not be read.
+pub(crate) fn unreadable(error: &io::Error) -> Malformed {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            Malformed::new("a compressed file that is cut off", "whole frames of zstd")
+        }
+        _ => Malformed::new(error, READABLE),
+    }
+}
+
 /// One line, without its end.
 pub(crate) struct Line {
     /// From 1 on.
@@ -46,14 +56,13 @@ impl<R: BufRead> Lines<R> {
                     self.is_cut_off = true;
                     return Ok(None);
                 }
-                let found = "a file that is cut off before its first line ends";
-                return Err(Malformed::new(found, READABLE).in_line(1));
+                return Err(unreadable(&error).in_line(1));
             }
-            Err(error) => return Err(Malformed::new(error, READABLE).in_line(number)),
+            Err(error) => return Err(unreadable(&error).in_line(number)),
         }
         let is_ended = bytes.pop_if(|last| *last == b'\n').is_some();
-        let text = String::from_utf8(bytes)
-            .map_err(|error| Malformed::new(error, READABLE).in_line(number))?;
+        let no_text = |_| Malformed::new("bytes that are no UTF-8", READABLE).in_line(number);
+        let text = String::from_utf8(bytes).map_err(no_text)?;
         Ok(Some(Line { number, text, is_ended }))
     }
 }
