@@ -129,6 +129,16 @@ pub trait StreamClock: Send + Sync + 'static {
         false
     }
 
+    /// Returns whether nothing has to be ordered behind the stream of a mark any more.
+    ///
+    /// The stream is given no more work, every other stream is ordered behind its work, and where
+    /// the CPU can touch the memory, that work was seen done. A buffer forgets such marks. Makes no
+    /// device call.
+    #[inline]
+    fn is_obsolete(&self, _mark: Self::Mark) -> bool {
+        false
+    }
+
     /// Queries the device, and returns whether `after` is done.
     ///
     /// # Errors

@@ -67,7 +67,10 @@ impl<C: StreamClock> Marks<C> {
 
     /// Returns the marks that a new use on `on` must be ordered behind and is not yet. The mark of
     /// an open use is the stream's latest.
-    pub(crate) fn behind(&self, clock: &C, on: &C::Stream, cpu_touches: bool) -> Vec<C::Mark> {
+    pub(crate) fn behind(&mut self, clock: &C, on: &C::Stream, cpu_touches: bool) -> Vec<C::Mark> {
+        if let Some(also) = &mut self.also {
+            forget_obsolete(clock, also);
+        }
         let counted = self.newest_first().filter(|used| used.touched || !cpu_touches);
         let now = |used: &Used<C::Mark>| {
             if used.open > 0 || C::UNTIL_DROP { clock.latest(used.last) } else { used.last }
@@ -94,9 +97,11 @@ impl<C: StreamClock> Marks<C> {
             return &mut self.own;
         }
         let also = self.also.get_or_insert_default();
-        match also.iter().position(|used| clock.same_stream(used.last, mark)) {
-            Some(at) => also[at..].rotate_left(1),
-            None => also.push(Used { last: mark, touched: true, open: 0 }),
+        if let Some(at) = also.iter().position(|used| clock.same_stream(used.last, mark)) {
+            also[at..].rotate_left(1);
+        } else {
+            forget_obsolete(clock, also);
+            also.push(Used { last: mark, touched: true, open: 0 });
         }
         let newest = also.len() - 1;
         &mut also[newest]
@@ -169,4 +174,10 @@ impl<C: StreamClock> Marks<C> {
     fn after_several(&self, cpu_touches: bool) -> After<C::Mark> {
         After::of(&self.counted(cpu_touches).collect::<Vec<_>>())
     }
+}
+
+/// Forgets the uses that nothing has to wait for any more. Otherwise a buffer that lives long would
+/// have a mark of each stream that has ended: wgpu has a stream for each frame.
+fn forget_obsolete<C: StreamClock>(clock: &C, uses: &mut Vec<Used<C::Mark>>) {
+    uses.retain(|used| !clock.is_obsolete(used.last));
 }

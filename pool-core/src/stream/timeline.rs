@@ -441,6 +441,11 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
         self.of_stream(mark, true, Slot::is_retired).unwrap_or(false)
     }
 
+    /// A stream that is retired and done is forgotten.
+    fn is_obsolete(&self, mark: Mark) -> bool {
+        self.of_stream(mark, true, |_| false).unwrap_or(false)
+    }
+
     fn is_done(&self, after: Mark) -> Result<bool, DeviceError> {
         if self.is_seen_done(after) {
             return Ok(true);

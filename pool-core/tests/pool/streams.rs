@@ -196,3 +196,43 @@ fn memory_that_was_warmed_up_over_a_used_range_is_behind_its_uses() {
     kernel(&device, &pool.allocate_on(&t, MIB).unwrap(), &t);
     assert_eq!((device.hazards(), pool.stats().hits), (0, 1), "{:?}", device.hazard_report());
 }
+
+#[test]
+fn a_buffer_that_is_used_on_many_streams_keeps_few_marks_of_those_that_ended() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(device.clone());
+    let weights = pool.allocate(4096).unwrap();
+    for _ in 0..1000 {
+        let once = device.stream();
+        kernel(&device, &weights, &once);
+        device.clock().retire(&once).unwrap();
+        device.run();
+    }
+    let (block, marks) = weights.detach().into_raw().unwrap();
+    assert!(marks.len() <= 3, "{} marks of 1000 streams", marks.len());
+    device.free(block, &marks).unwrap();
+    assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+}
+
+#[test]
+fn a_use_on_a_stream_that_ended_is_waited_for_until_it_is_done() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(device.clone());
+    let (s, once) = (device.stream(), device.stream());
+    let weights = pool.allocate(4096).unwrap();
+    kernel(&device, &weights, &once);
+    let clock = device.clock();
+    let mark = clock.mark(&once);
+    assert!(!clock.is_obsolete(mark), "the stream lives");
+    clock.retire(&once).unwrap();
+    assert!(!clock.is_obsolete(mark), "its work has not run");
+    weights.record_stream(&s).unwrap(); // another stream, which is not ordered behind it
+    drop(weights);
+    kernel(&device, &pool.allocate_on(&s, 4096).unwrap(), &s);
+    assert_eq!((pool.stats().hits, device.hazards()), (1, 0), "{:?}", device.hazard_report());
+    device.run();
+    assert!(clock.is_done(mark).unwrap());
+    assert!(clock.is_obsolete(mark));
+    let foreign = SimDevice::new();
+    assert!(!clock.is_obsolete(foreign.clock().mark(&foreign.stream())), "of another device");
+}
