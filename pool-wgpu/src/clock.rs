@@ -177,6 +177,12 @@ impl StreamClock for Scopes {
     fn is_seen_done(&self, _after: u64) -> bool {
         false
     }
+    /// A scope that is closed was submitted, so that all that is submitted later comes after it, or
+    /// never runs.
+    fn is_obsolete(&self, mark: u64) -> bool {
+        let scope = step_of(mark).0;
+        scope != QUEUE && self.0.open.is_closed(scope)
+    }
     /// In a browser a poll tells nothing, so it is refused there.
     fn is_done(&self, after: u64) -> Result<bool, DeviceError> {
         if !self.is_submitted(after) {

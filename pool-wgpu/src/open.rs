@@ -4,7 +4,9 @@
 use crate::shared::{Shared, ToZero};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 
 /// The scope that is always there: the queue's own writes, ahead of the next submission.
 pub(crate) const QUEUE: u64 = 0;
@@ -21,6 +23,9 @@ pub(crate) fn step_of(mark: u64) -> (u64, u64) {
 #[derive(Default)]
 pub(crate) struct OpenScopes {
     last: AtomicU64,
+    /// All scopes below this number are closed. Buffers that live long have marks of many of those,
+    /// and need no lock to see that.
+    closed_below: AtomicU64,
     /// Number of scopes whose buffers may be in the program's own encoder. Where it is 0, which is
     /// usual, a request takes no lock to ask.
     elsewhere: AtomicUsize,
@@ -63,8 +68,10 @@ impl OpenScope {
 impl OpenScopes {
     /// Opens a scope: its number.
     pub(crate) fn open(&self) -> u64 {
+        // Under the lock, so that no scope is counted as closed before it is in the table.
+        let mut scopes = self.scopes.lock();
         let scope = self.last.fetch_add(1, Relaxed) + 1;
-        self.scopes.lock().insert(scope, OpenScope::default());
+        scopes.insert(scope, OpenScope::default());
         scope
     }
 
@@ -96,6 +103,10 @@ impl OpenScopes {
     fn remove(&self, scopes: &mut BTreeMap<u64, OpenScope>, scope: u64) -> Option<OpenScope> {
         let closed = scopes.remove(&scope)?;
         self.is_elsewhere_no_more(&closed);
+        let oldest = scopes.first_key_value().map(|(oldest, _)| *oldest);
+        let oldest = oldest.unwrap_or(self.last.load(Relaxed) + 1);
+        // A thread that sees this has seen the submission, too.
+        self.closed_below.store(oldest, Release);
         Some(closed)
     }
 
@@ -207,8 +218,18 @@ impl OpenScopes {
         self.scopes.lock().values().any(|open| open.yielded)
     }
 
+    /// Whether a scope that was opened was submitted or dropped.
+    pub(crate) fn is_closed(&self, scope: u64) -> bool {
+        self.is_old(scope) || !self.scopes.lock().contains_key(&scope)
+    }
+
+    /// Whether a scope and all scopes before it are closed. Takes no lock.
+    fn is_old(&self, scope: u64) -> bool {
+        scope < self.closed_below.load(Acquire)
+    }
+
     pub(crate) fn is_submitted(&self, scope: u64, step: u64) -> bool {
-        self.scopes.lock().get(&scope).is_none_or(|open| step < open.flushed)
+        self.is_old(scope) || self.scopes.lock().get(&scope).is_none_or(|open| step < open.flushed)
     }
 
     /// The mark of the present step.
@@ -216,7 +237,10 @@ impl OpenScopes {
         if scope == QUEUE {
             return QUEUE;
         }
-        let step = self.scopes.lock().get(&scope).map_or(LAST_STEP, |open| open.step);
+        let step = match self.is_old(scope) {
+            true => LAST_STEP,
+            false => self.scopes.lock().get(&scope).map_or(LAST_STEP, |open| open.step),
+        };
         scope << STEP_BITS | step
     }
 

@@ -372,3 +372,57 @@ fn pieces_of_slabs_keep_their_bind_groups_too() {
         assert_eq!(device.cached_bind_groups(), 0, "the slab went");
     }
 }
+
+/// Uses a buffer in many scopes, each of which is submitted. Returns the number of its marks.
+fn marks_after_frames(device: &WgpuAllocator, frames: u32) -> usize {
+    let pool = BucketPool::new(device.clone());
+    let mesh = pool.allocate(KIB).unwrap();
+    for _ in 0..frames {
+        let mut scope = device.scope();
+        let on = scope.stream();
+        scope.encoder().clear_buffer(mesh.on(&on).unwrap().buffer().unwrap(), 0, Some(4));
+        scope.submit().unwrap();
+    }
+    mesh.detach().into_raw().unwrap().1.len()
+}
+
+#[test]
+fn a_buffer_that_is_used_in_many_scopes_keeps_few_marks() {
+    for device in devices() {
+        let marks = marks_after_frames(&device, 10_000);
+        assert!(marks <= 2, "{marks} marks: one of its own stream, one of the last scope");
+    }
+}
+
+#[test]
+fn a_scope_that_stays_open_keeps_no_marks_of_others() {
+    for device in devices() {
+        let loading = device.scope(); // older than all others
+        let marks = marks_after_frames(&device, 100);
+        assert!(marks <= 2, "{marks} marks: one of its own stream, one of the last scope");
+        drop(loading);
+    }
+}
+
+#[test]
+fn a_use_in_an_open_scope_stays_among_the_marks() {
+    for device in devices() {
+        let pool = BucketPool::builder(device.clone()).zero(ZeroPolicy::Never).build();
+        let mesh = pool.allocate(KIB).unwrap();
+        let open = device.scope();
+        drop(mesh.on(&open.stream()).unwrap());
+        // Uses that nothing is known of: they are not ordered behind the open scope.
+        for _ in 0..10 {
+            let other = device.scope();
+            mesh.record_stream(&other.stream()).unwrap();
+            drop(other);
+        }
+        drop(mesh);
+        let other = device.scope();
+        drop(pool.allocate_on(&other.stream(), KIB).unwrap());
+        assert_eq!(pool.stats().hits, 0, "the open scope may use the block");
+        drop(open);
+        drop(pool.allocate_on(&other.stream(), KIB).unwrap());
+        assert_eq!(pool.stats().hits, 1);
+    }
+}
