@@ -55,6 +55,7 @@ mod groups;
 mod leaked;
 mod lend;
 mod memory;
+mod nonces;
 mod open;
 mod readback;
 mod readbacks;

@@ -22,7 +22,7 @@ pub struct ReadBack {
     pub(crate) chunk: Arc<ReadChunk>,
     pub(crate) at: u64,
     pub(crate) bytes: u64,
-    /// Where commands of the program set a word when they copy the bytes.
+    /// Where commands of the program copy the nonce to when they copy the bytes.
     pub(crate) word: Option<u64>,
 }
 
@@ -102,10 +102,7 @@ impl ReadBack {
 
     /// Whether commands of the program have copied the bytes. The chunk is mapped.
     fn was_copied(&self) -> bool {
-        let Some(word) = self.word else { return true };
-        let end = word + COPY_BUFFER_ALIGNMENT;
-        let mapped = self.chunk.buffer().map(|buffer| buffer.get_mapped_range(self.at..end));
-        matches!(mapped, Some(Ok(mapped)) if mapped.last().is_some_and(|byte| *byte != 0))
+        self.word.is_none_or(|at| self.chunk.has_word(at))
     }
 
     /// Lends the bytes, if they are there.

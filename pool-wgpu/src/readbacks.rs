@@ -1,10 +1,10 @@
 //! Memory for read-backs: chunks that a scope fills with copies and the CPU reads.
 //!
 //! wgpu maps a chunk after a submission that it refused, too: the chunk then shows old bytes. So
-//! each chunk ends with a stamp that the commands change, and a chunk whose stamp is the old one
-//! brought nothing.
+//! the commands stamp the end of the chunk with a nonce, and a chunk without it brought nothing.
 
 use crate::arrival::{Arrival, Outcome};
+use crate::nonces::{Nonce, Nonces};
 use crate::shared::Shared;
 use parking_lot::Mutex;
 use pool_core::{DeviceError, KIB, MIB, Why};
@@ -14,12 +14,11 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use wgpu::{
-    Buffer, BufferDescriptor, BufferUsages, COPY_BUFFER_ALIGNMENT, CommandEncoder, MAP_ALIGNMENT,
-    MapMode, SubmissionIndex,
+    Buffer, BufferDescriptor, BufferUsages, CommandEncoder, MAP_ALIGNMENT, MapMode, SubmissionIndex,
 };
 
-/// Bytes at the end of a chunk: a stamp of one word, and padding.
-const STAMP: u64 = 8;
+/// Bytes at the end of a chunk.
+const STAMP: u64 = Nonce::BYTES;
 /// The first chunk of a scope has at least this many bytes, and each later one twice those of the
 /// one before, up to a bound.
 const LEAST: u64 = KIB;
@@ -41,30 +40,25 @@ pub(crate) struct ReadMemory {
     /// Bytes of all chunks.
     bytes: AtomicU64,
     idle: Mutex<Idle>,
-    /// A word of ones, for stamps; made when it is first needed.
-    ones: OnceLock<Buffer>,
+    nonces: Nonces,
 }
 
 /// Unmapped chunks that no read-back uses.
 #[derive(Default)]
 struct Idle {
-    by_size: BTreeMap<u64, Vec<ReadBuffer>>,
+    by_size: BTreeMap<u64, Vec<Buffer>>,
     bytes: u64,
-}
-
-/// A buffer, and whether its stamp is set.
-struct ReadBuffer {
-    buffer: Buffer,
-    stamped: bool,
 }
 
 /// A chunk that is filled, on its way, or read.
 pub(crate) struct ReadChunk {
     of: Arc<ReadMemory>,
     /// Taken by the drop.
-    chunk: Option<ReadBuffer>,
+    buffer: Option<Buffer>,
+    /// The bytes of the nonce of this use of the buffer.
+    nonce: [u8; 8],
     pub(crate) arrival: Arc<Arrival>,
-    /// Whether the stamp changed, once a caller has looked.
+    /// Whether it is stamped, once a caller has looked.
     brought: OnceLock<bool>,
     /// Commands of the program fill it, which may run although the ones that map it were dropped.
     elsewhere: bool,
@@ -73,6 +67,7 @@ pub(crate) struct ReadChunk {
 /// A chunk that a scope fills.
 pub(crate) struct Filling {
     pub(crate) chunk: Arc<ReadChunk>,
+    nonce: Nonce,
     used: u64,
 }
 
@@ -82,8 +77,8 @@ fn refused(call: &'static str) -> DeviceError {
 
 impl ReadBacks {
     pub(crate) fn new(shared: Arc<Shared>, kept_bytes: u64) -> Self {
-        let (bytes, idle, ones) = (AtomicU64::new(0), Mutex::default(), OnceLock::new());
-        Self(Arc::new(ReadMemory { shared, kept_bytes, bytes, idle, ones }))
+        let (bytes, idle, nonces) = (AtomicU64::new(0), Mutex::default(), Nonces::default());
+        Self(Arc::new(ReadMemory { shared, kept_bytes, bytes, idle, nonces }))
     }
 
     /// Bytes of all buffers, on their way or idle.
@@ -103,24 +98,30 @@ impl ReadBacks {
         before: u64,
         elsewhere: bool,
     ) -> Result<Filling, DeviceError> {
-        self.0.ones()?; // for the stamps
+        let nonce = self.0.nonces.next(&self.0.shared)?;
         let needed = bytes.checked_add(STAMP).ok_or(refused("read back"))?;
         let wanted = before.saturating_mul(2).clamp(LEAST, MOST).max(needed);
         // The lock is not held while a chunk is made: wgpu may run callbacks then.
         let idle = self.0.idle.lock().take(needed, wanted);
-        let chunk = match idle {
-            Some(chunk) => chunk,
+        let buffer = match idle {
+            Some(buffer) => buffer,
             None => self.0.make(needed, wanted)?,
         };
-        let (of, arrival, brought) = (self.0.clone(), Arc::default(), OnceLock::new());
-        let chunk = Arc::new(ReadChunk { of, chunk: Some(chunk), arrival, brought, elsewhere });
-        Ok(Filling { chunk, used: 0 })
+        let chunk = Arc::new(ReadChunk {
+            of: self.0.clone(),
+            buffer: Some(buffer),
+            nonce: nonce.bytes(),
+            arrival: Arc::default(),
+            brought: OnceLock::new(),
+            elsewhere,
+        });
+        Ok(Filling { chunk, nonce, used: 0 })
     }
 }
 
 impl Idle {
     /// The smallest chunk that has room and is not four times too large.
-    fn take(&mut self, needed: u64, wanted: u64) -> Option<ReadBuffer> {
+    fn take(&mut self, needed: u64, wanted: u64) -> Option<Buffer> {
         let most = wanted.saturating_mul(4);
         let (size, _) = self.by_size.range(needed..=most).next()?;
         let size = *size;
@@ -135,7 +136,7 @@ impl Idle {
 }
 
 impl ReadMemory {
-    fn make(&self, needed: u64, wanted: u64) -> Result<ReadBuffer, DeviceError> {
+    fn make(&self, needed: u64, wanted: u64) -> Result<Buffer, DeviceError> {
         // Rounded, so that it serves others too; not beyond what the device can have.
         let most = self.shared.limits.max_buffer_size;
         let size = match wanted.checked_next_power_of_two() {
@@ -149,12 +150,12 @@ impl ReadMemory {
             mapped_at_creation: false,
         })?;
         self.bytes.fetch_add(size, Relaxed);
-        Ok(ReadBuffer { buffer, stamped: false })
+        Ok(buffer)
     }
 
     /// Keeps an idle chunk, if it is within the bound.
-    fn give(&self, chunk: ReadBuffer) {
-        let size = chunk.buffer.size();
+    fn give(&self, chunk: Buffer) {
+        let size = chunk.size();
         let mut idle = self.idle.lock();
         if idle.bytes + size > self.kept_bytes {
             self.bytes.fetch_sub(size, Relaxed);
@@ -162,23 +163,6 @@ impl ReadMemory {
         }
         idle.bytes += size;
         idle.by_size.entry(size).or_default().push(chunk);
-    }
-
-    /// A word of ones to copy from.
-    fn ones(&self) -> Result<&Buffer, DeviceError> {
-        if let Some(ones) = self.ones.get() {
-            return Ok(ones);
-        }
-        let ones = self.shared.create(&BufferDescriptor {
-            label: Some("bucketpool stamp"),
-            size: STAMP,
-            usage: BufferUsages::COPY_SRC,
-            mapped_at_creation: true,
-        })?;
-        let mapped = ones.get_mapped_range_mut(..);
-        mapped.map_err(|_| refused("map a stamp"))?.slice(..).fill(0xFF);
-        ones.unmap();
-        Ok(self.ones.get_or_init(|| ones))
     }
 }
 
@@ -194,32 +178,25 @@ impl Filling {
         })
     }
 
-    /// Ends the chunk: `stamp` changes its stamp, and it is mapped after `last` is submitted.
-    pub(crate) fn end(&self, stamp: &mut CommandEncoder) {
-        self.stamp(stamp);
-        self.map_after(stamp);
+    /// Ends the chunk: `last` stamps it, and it is mapped after `last` is submitted.
+    pub(crate) fn end(&self, last: &mut CommandEncoder) {
+        self.stamp(last);
+        self.map_after(last);
     }
 
-    /// Changes the stamp by these commands.
-    pub(crate) fn stamp(&self, commands: &mut CommandEncoder) {
-        let Some(ReadBuffer { buffer, stamped }) = &self.chunk.chunk else { return };
-        let at = buffer.size() - STAMP;
-        if *stamped {
-            commands.clear_buffer(buffer, at, Some(COPY_BUFFER_ALIGNMENT));
-        } else {
-            self.set_word(commands, at);
-        }
+    fn stamp(&self, commands: &mut CommandEncoder) {
+        self.set_word(commands, self.chunk.size() - STAMP);
     }
 
-    /// Sets the word at `at` by these commands.
+    /// Copies the nonce to `at` by these commands.
     pub(crate) fn set_word(&self, commands: &mut CommandEncoder, at: u64) {
-        if let (Some(buffer), Some(ones)) = (self.chunk.buffer(), self.chunk.of.ones.get()) {
-            commands.copy_buffer_to_buffer(ones, 0, buffer, at, COPY_BUFFER_ALIGNMENT);
+        if let Some(buffer) = self.chunk.buffer() {
+            self.nonce.copy(commands, buffer, at);
         }
     }
 
-    /// Begins a chunk that commands of the program fill behind a prologue: the prologue zeroes the
-    /// stamps of its read-backs, and changes the one of the chunk.
+    /// Begins a chunk that commands of the program fill behind a prologue: the prologue zeroes it,
+    /// so that words which ran ahead of the prologue do not count, and stamps it.
     pub(crate) fn begin_elsewhere(&self, prologue: &mut CommandEncoder) {
         if let Some(buffer) = self.chunk.buffer() {
             prologue.clear_buffer(buffer, 0, Some(buffer.size() - STAMP));
@@ -229,7 +206,7 @@ impl Filling {
 
     /// Maps the chunk once these commands are submitted and done.
     pub(crate) fn map_after(&self, commands: &CommandEncoder) {
-        let Some(ReadBuffer { buffer, .. }) = &self.chunk.chunk else { return };
+        let Some(buffer) = self.chunk.buffer() else { return };
         let tell = self.chunk.arrival.tell();
         commands.map_buffer_on_submit(buffer, MapMode::Read, .., move |mapped| {
             tell.mapped(&mapped);
@@ -260,7 +237,7 @@ impl ReadChunk {
     }
 
     pub(crate) fn buffer(&self) -> Option<&Buffer> {
-        self.chunk.as_ref().map(|chunk| &chunk.buffer)
+        self.buffer.as_ref()
     }
 
     fn size(&self) -> u64 {
@@ -269,38 +246,31 @@ impl ReadChunk {
 
     /// Whether its commands ran. The chunk is mapped.
     pub(crate) fn brought(&self) -> bool {
-        *self.brought.get_or_init(|| {
-            let Some(ReadBuffer { buffer, stamped }) = &self.chunk else { return false };
-            let at = buffer.size() - STAMP;
-            let stamp = buffer.get_mapped_range(at..at + COPY_BUFFER_ALIGNMENT);
-            stamp.is_ok_and(|word| (word[0] != 0) != *stamped)
-        })
+        *self.brought.get_or_init(|| self.has_word(self.size() - STAMP))
     }
 
-    /// Whether commands have set the word at `at`. The chunk is mapped.
+    /// Whether commands have copied the nonce to `at`. The chunk is mapped.
     pub(crate) fn has_word(&self, at: u64) -> bool {
         let Some(buffer) = self.buffer() else { return false };
-        let word = buffer.get_mapped_range(at..at + COPY_BUFFER_ALIGNMENT);
-        word.is_ok_and(|word| word[0] != 0)
+        let mapped = buffer.get_mapped_range(at - at % MAP_ALIGNMENT..at + Nonce::BYTES);
+        mapped.is_ok_and(|bytes| bytes.ends_with(&self.nonce))
     }
 }
 
 impl Drop for ReadChunk {
     fn drop(&mut self) {
         let size = self.size();
-        let brought = self.arrival.outcome() == Some(Outcome::Mapped) && self.brought();
-        let Some(mut chunk) = self.chunk.take() else { return };
+        let Some(buffer) = self.buffer.take() else { return };
         if self.of.shared.is_lost() {
             self.of.bytes.fetch_sub(size, Relaxed);
             return;
         }
         match self.arrival.outcome() {
             Some(Outcome::Mapped) => {
-                chunk.stamped ^= brought;
-                chunk.buffer.unmap();
-                self.of.give(chunk);
+                buffer.unmap();
+                self.of.give(buffer);
             }
-            Some(Outcome::NotSubmitted) if !self.elsewhere => self.of.give(chunk),
+            Some(Outcome::NotSubmitted) if !self.elsewhere => self.of.give(buffer),
             // Commands may still write to it: wgpu keeps it until then, and it is not used again.
             Some(Outcome::NotSubmitted | Outcome::Refused) | None => {
                 self.of.bytes.fetch_sub(size, Relaxed);

@@ -1,12 +1,13 @@
 //! Whether the prologues that programs submit ran ahead of their commands.
 
 use crate::arrival::Outcome;
+use crate::nonces::Nonce;
 use crate::readbacks::{Filling, ReadBacks, ReadChunk};
 use crate::shared::Shared;
 use parking_lot::Mutex;
 use pool_core::{DeviceError, Why};
 use std::sync::Arc;
-use wgpu::{COPY_BUFFER_ALIGNMENT, CommandEncoder};
+use wgpu::CommandEncoder;
 
 /// Bytes of receipts that are kept.
 const KEPT: u64 = 64 << 10;
@@ -24,7 +25,7 @@ impl Receipts {
 
     pub(crate) fn new_receipt(&self) -> Result<Filling, DeviceError> {
         self.look();
-        self.memory.fill(COPY_BUFFER_ALIGNMENT, 0, true)
+        self.memory.fill(Nonce::BYTES, 0, true)
     }
 
     /// `prologue` zeroes the first word of a receipt and stamps the receipt, and `commands` set the

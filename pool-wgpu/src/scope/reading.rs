@@ -1,6 +1,7 @@
 //! Bytes of buffers on their way back to the CPU.
 
 use super::Scope;
+use crate::nonces::Nonce;
 use crate::readback::ReadBack;
 use crate::readbacks::{Filling, ReadBacks};
 use crate::view::{BufferPart, Place};
@@ -117,8 +118,8 @@ impl Scope {
         self.may_use(&place)?;
         let words = bytes.checked_next_multiple_of(COPY_BUFFER_ALIGNMENT).unwrap_or(u64::MAX);
         place.range(BufferUsages::COPY_SRC, offset, words, "read back")?;
-        // Commands of the program set a word behind the bytes.
-        let needed = if elsewhere { words + COPY_BUFFER_ALIGNMENT } else { words };
+        // Commands of the program copy the nonce behind the bytes.
+        let needed = if elsewhere { words + Nonce::BYTES } else { words };
         let reads = if elsewhere { &mut self.reads_elsewhere } else { &mut self.reads };
         let back = |filling: &Filling, at| ReadBack {
             chunk: filling.chunk.clone(),
