@@ -78,8 +78,10 @@ impl Table {
         let mapped = buffer.get_mapped_range_mut(..);
         let refused = DeviceError::new(Why::Other, "map a table of nonces", 0);
         mapped.map_err(|_| refused)?.slice(..).copy_from_slice(&numbers);
-        buffer.unmap();
-        Ok(Self { buffer, first, used: 0 })
+        match shared.unmap(&buffer) {
+            true => Ok(Self { buffer, first, used: 0 }),
+            false => Err(refused),
+        }
     }
 
     fn next(&mut self) -> Option<Nonce> {

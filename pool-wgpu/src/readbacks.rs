@@ -266,13 +266,11 @@ impl Drop for ReadChunk {
             return;
         }
         match self.arrival.outcome() {
-            Some(Outcome::Mapped) => {
-                buffer.unmap();
-                self.of.give(buffer);
-            }
+            Some(Outcome::Mapped) if self.of.shared.unmap(&buffer) => self.of.give(buffer),
             Some(Outcome::NotSubmitted) if !self.elsewhere => self.of.give(buffer),
-            // Commands may still write to it: wgpu keeps it until then, and it is not used again.
-            Some(Outcome::NotSubmitted | Outcome::Refused) | None => {
+            // The device is destroyed, or commands may still write to it: wgpu keeps it until then,
+            // and it is not used again.
+            _ => {
                 self.of.bytes.fetch_sub(size, Relaxed);
             }
         }

@@ -141,6 +141,13 @@ impl Shared {
         (made, now(scope.pop()).flatten().is_some())
     }
 
+    /// Unmaps a buffer. Returns whether it can be used: wgpu refuses to unmap a buffer of a
+    /// destroyed device, and calls the callbacks of mapped buffers before it tells that loss.
+    /// Without a scope of errors, the program's poll would panic inside of such a callback.
+    pub(crate) fn unmap(&self, buffer: &Buffer) -> bool {
+        !self.is_lost() && !self.refused(ErrorFilter::Validation, || buffer.unmap()).1
+    }
+
     pub(crate) fn encoder(&self, label: &'static str) -> CommandEncoder {
         self.device.create_command_encoder(&CommandEncoderDescriptor { label: Some(label) })
     }

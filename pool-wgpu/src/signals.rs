@@ -59,8 +59,9 @@ impl Drop for Half {
         if self.is_prologue {
             self.of.was_prologue_submitted.store(self.submitted, SeqCst);
         }
-        if let Some(signals) = self.of.signals.upgrade() {
-            signals.came(self.word, self.submitted, self.mapped);
+        if let (Some(signals), Some(shared)) = (self.of.signals.upgrade(), self.of.shared.upgrade())
+        {
+            signals.came(&shared, self);
         }
     }
 }
@@ -130,14 +131,12 @@ impl Signals {
         number
     }
 
-    /// A word serves again, unless wgpu refused to map it.
-    fn came(&self, number: u64, submitted: bool, mapped: bool) {
-        let asked = self.0.lock().asked.remove(&number);
+    /// A word serves again, unless wgpu refused to map it or to unmap it.
+    fn came(&self, shared: &Shared, half: &Half) {
+        let asked = self.0.lock().asked.remove(&half.word);
         let Some(word) = asked else { return };
-        if mapped {
-            word.unmap();
-        }
-        if mapped || !submitted {
+        let serves = if half.mapped { shared.unmap(&word) } else { !half.submitted };
+        if serves {
             self.0.lock().idle.push(word);
         }
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use wgpu::{
     Buffer, BufferAsyncError, BufferDescriptor, BufferUsages, COPY_BUFFER_ALIGNMENT,
-    CommandEncoder, ErrorFilter, MAP_ALIGNMENT, MapMode, PollType, SubmissionIndex, WriteOnly,
+    CommandEncoder, MAP_ALIGNMENT, MapMode, PollType, SubmissionIndex, WriteOnly,
 };
 
 /// A bound on staging memory that scopes and the device have, in bytes, and what an upload that
@@ -323,10 +323,7 @@ impl Chunk {
     /// Unmaps the chunk, which must happen before the commands that use it are submitted.
     pub(crate) fn unmap(self) -> Unmapped {
         let Self { of, buffer, .. } = self;
-        // A lost device has none of it any more, and wgpu calls that invalid.
-        if !of.shared.is_lost() {
-            of.shared.refused(ErrorFilter::Validation, || buffer.unmap());
-        }
+        of.shared.unmap(&buffer);
         Unmapped { of, buffer: Some(buffer) }
     }
 
