@@ -183,7 +183,8 @@ impl<A: DeviceAllocator> Privates<A> {
     /// Adds a mark that all memory of the pool is ordered after, such as the end of a launch.
     pub(crate) fn put_behind(&self, id: PrivateId, clock: &A::Clock, mark: MarkOf<A>) {
         if let Some(pool) = self.book.lock().pools.get_mut(&id) {
-            pool.behind.retain(|known| !clock.same_stream(*known, mark));
+            let counts = |known| !clock.same_stream(known, mark) && !clock.is_obsolete(known);
+            pool.behind.retain(|known| counts(*known));
             pool.behind.push(mark);
         }
     }

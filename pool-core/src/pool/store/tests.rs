@@ -1,5 +1,5 @@
 use crate::sim::SimDevice;
-use crate::{BucketPolicy, BucketPool, KIB};
+use crate::{BucketPolicy, BucketPool, DeviceAllocator, KIB, StreamClock};
 
 /// Each policy, granule and window hits in the thread's own cache, without the lock of the book.
 #[test]
@@ -28,4 +28,21 @@ fn a_freed_block_is_in_the_threads_own_cache_for_its_class() {
     drop(windowed.allocate(1000).unwrap());
     let bypass = windowed.store().hit(windowed.default_stream(), 999, (), 0);
     assert!(bypass.is_none(), "a bypass hits nothing");
+}
+
+/// As if a graph were launched on many streams of one launch each.
+#[test]
+fn a_private_pool_keeps_few_marks_of_streams_that_ended() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(device.clone());
+    let (clock, privates) = (device.clock(), &pool.store().privates);
+    let id = privates.open();
+    for _ in 0..1000 {
+        let once = device.stream();
+        privates.put_behind(id, clock, clock.mark(&once));
+        clock.retire(&once).unwrap();
+        device.run();
+    }
+    let marks = privates.behind(id).len();
+    assert!(marks <= 3, "{marks} marks of 1000 streams");
 }
