@@ -36,7 +36,8 @@ struct Private<A: DeviceAllocator> {
     /// Number of blocks in use.
     out: usize,
     /// Marks that all memory of the pool is ordered after, besides the marks of each block: those
-    /// that the captured work was ordered after, and the last launch on each stream.
+    /// that the captured work was ordered after, and the last launch on each stream. At most one of
+    /// each stream, the latest.
     behind: Vec<MarkOf<A>>,
     /// True once the owner was dropped. Blocks that are freed then may serve all requests once the
     /// launches are done.
@@ -180,12 +181,16 @@ impl<A: DeviceAllocator> Privates<A> {
         self.book.lock().pools.get(&id).map(|pool| pool.behind.clone()).unwrap_or_default()
     }
 
-    /// Adds a mark that all memory of the pool is ordered after, such as the end of a launch.
+    /// Adds a mark that all memory of the pool is ordered after, such as the end of a launch. Keeps
+    /// the later mark of each stream: the marks of a capture come in the order in which its work
+    /// used the buffers.
     pub(crate) fn put_behind(&self, id: PrivateId, clock: &A::Clock, mark: MarkOf<A>) {
-        if let Some(pool) = self.book.lock().pools.get_mut(&id) {
-            let counts = |known| !clock.same_stream(known, mark) && !clock.is_obsolete(known);
-            pool.behind.retain(|known| counts(*known));
-            pool.behind.push(mark);
+        let book = &mut *self.book.lock();
+        let Some(pool) = book.pools.get_mut(&id) else { return };
+        pool.behind.retain(|known| !clock.is_obsolete(*known));
+        match pool.behind.iter_mut().find(|known| clock.same_stream(**known, mark)) {
+            Some(known) => *known = clock.later(*known, mark),
+            None => pool.behind.push(mark),
         }
     }
 

@@ -2,7 +2,10 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use pool_core::sim::{Graph, SimDevice, SimStream};
-use pool_core::{ArenaConfig, BucketPool, DeviceAllocator, MIB, PooledBuffer, PrivatePool, Why};
+use pool_core::{
+    ArenaConfig, BucketPool, DeviceAllocator, MIB, Mark, PooledBuffer, PrivatePool, StreamClock,
+    Why,
+};
 
 type Pool = BucketPool<SimDevice>;
 
@@ -119,6 +122,70 @@ fn a_launch_waits_for_what_the_captured_work_was_behind() {
     let graph = captured(&pool, &s, |_| kernel(&input, &s));
     launch(&pool, &graph, &s);
     assert_eq!(pool.allocator().hazards(), 0);
+}
+
+/// Two inputs are last used on one stream, with an event between the two uses. The captured work
+/// uses the later one first.
+#[test]
+fn a_launch_waits_for_the_later_of_two_marks_of_one_stream() {
+    let pool = Pool::new(SimDevice::new());
+    let [copy, s, other] = [(); 3].map(|()| pool.allocator().stream());
+    let (early, late) =
+        (pool.allocate_on(&copy, MIB).unwrap(), pool.allocate_on(&copy, MIB).unwrap());
+    kernel(&early, &copy);
+    drop(early.on(&other).unwrap()); // records an event on `copy`
+    kernel(&late, &copy);
+    let graph = captured(&pool, &s, |_| {
+        kernel(&late, &s);
+        kernel(&early, &s);
+    });
+    launch(&pool, &graph, &s);
+    let device = pool.allocator();
+    assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+}
+
+/// Calls `with` with each order of `items`.
+fn each_order<T: Clone>(items: &[T], with: &mut impl FnMut(&[T])) {
+    fn swap_in<T: Clone>(order: &mut [T], at: usize, with: &mut impl FnMut(&[T])) {
+        if at == order.len() {
+            return with(order);
+        }
+        for other in at..order.len() {
+            order.swap(at, other);
+            swap_in(order, at + 1, with);
+            order.swap(at, other);
+        }
+    }
+    swap_in(&mut items.to_vec(), 0, with);
+}
+
+/// The marks of a private pool are those of the capture, and the last launch on each stream.
+#[test]
+fn a_launch_waits_for_the_marks_of_a_capture_in_whatever_order_they_come() {
+    each_order(&[(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)], &mut |order: &[(usize, usize)]| {
+        let pool = Pool::new(SimDevice::new());
+        let device = pool.allocator();
+        let [s, t, other, first, second] = [(); 5].map(|()| device.stream());
+        let used_by = |stream: &SimStream, times: usize| -> Vec<(PooledBuffer<SimDevice>, Mark)> {
+            let use_one = |_| {
+                let buffer = pool.allocate_on(stream, MIB).unwrap();
+                kernel(&buffer, stream);
+                let mark = device.clock().mark(stream);
+                device.clock().order(&other, &[mark]).unwrap(); // ends the epoch of the mark
+                (buffer, mark)
+            };
+            (0..times).map(use_one).collect()
+        };
+        let used = [used_by(&first, 3), used_by(&second, 2)];
+        let graph = captured(&pool, &s, |_| {
+            let all = used.iter().flatten();
+            all.for_each(|(buffer, _)| device.kernel(&s, &buffer.on(&s).unwrap()));
+        });
+        let private = PrivatePool::new(&pool);
+        private.end(&order.iter().map(|(of, at)| used[*of][*at].1).collect::<Vec<_>>());
+        launch(&pool, &(private, graph.1), &t);
+        assert_eq!(device.hazards(), 0, "{order:?}: {:?}", device.hazard_report());
+    });
 }
 
 #[test]
