@@ -105,8 +105,9 @@ impl<A: DeviceAllocator> PrivatePool<A> {
     ///
     /// # Errors
     ///
-    /// [`Why::NotSubmitted`] if the launch cannot be ordered, the error of the device, or the error
-    /// of `work`. There was no launch then.
+    /// [`Why::NotSubmitted`] if the launch cannot be ordered, or if `on` is under capture: the
+    /// graph of that capture would use this graph's memory, in launches that are not ordered with
+    /// it. Otherwise the error of the device, or the error of `work`. There was no launch then.
     ///
     /// See [`PrivatePool`] for an example.
     pub fn launch(
@@ -117,6 +118,9 @@ impl<A: DeviceAllocator> PrivatePool<A> {
         let (clock, privates) = (self.pool.allocator().clock(), &self.pool.store().privates);
         if let Some(fault) = self.pool.store().fault() {
             return Err(fault);
+        }
+        if !clock.takes_work(on) {
+            return Err(DeviceError::new(Why::NotSubmitted, "launch a graph in a capture", 0));
         }
         if clock.order(on, &privates.behind(self.id))? == Order::NotYet {
             return Err(DeviceError::new(Why::NotSubmitted, "launch a graph", 0));

@@ -188,6 +188,27 @@ fn a_launch_waits_for_the_marks_of_a_capture_in_whatever_order_they_come() {
     });
 }
 
+/// The graph of that capture would use the memory of the first one, which only launches of the
+/// first one are ordered with.
+#[test]
+fn a_graph_is_not_launched_into_a_capture() {
+    let pool = Pool::new(SimDevice::new());
+    let (s, t) = (pool.allocator().stream(), pool.allocator().stream());
+    let (private, graph) = captured(&pool, &s, |pool| {
+        kernel(&pool.allocate_on(&s, MIB).unwrap(), &s);
+    });
+    let outer = captured(&pool, &s, |pool| {
+        let launched = private.launch(&s, || {
+            pool.allocator().launch(&graph, &s);
+            Ok(())
+        });
+        assert_eq!(launched.unwrap_err().why, Why::NotSubmitted);
+    });
+    launch(&pool, &(private, graph), &t);
+    launch(&pool, &outer, &s);
+    assert_eq!(pool.allocator().hazards(), 0);
+}
+
 #[test]
 fn an_arena_under_a_capture_hands_out_nothing_too_early() {
     for launches in 0..3 {
