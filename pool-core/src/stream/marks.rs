@@ -78,6 +78,16 @@ impl<C: StreamClock> Marks<C> {
         counted.map(now).filter(|mark| !clock.is_ordered(on, *mark)).collect()
     }
 
+    /// Returns the marks of all uses so far, for a wait that ends none of them. The mark of an open
+    /// use is the stream's latest.
+    pub(crate) fn until_now(&self, clock: &C, cpu_touches: bool) -> Vec<C::Mark> {
+        let counted = self.newest_first().filter(|used| used.touched || !cpu_touches);
+        let now = |used: &Used<C::Mark>| {
+            if used.open > 0 || C::UNTIL_DROP { clock.latest(used.last) } else { used.last }
+        };
+        counted.map(now).collect()
+    }
+
     pub(crate) fn begin(&mut self, clock: &C, mark: C::Mark) {
         let used = self.of_stream(clock, mark);
         used.touched = true;

@@ -188,6 +188,25 @@ fn a_launch_waits_for_the_marks_of_a_capture_in_whatever_order_they_come() {
     });
 }
 
+#[test]
+fn the_cpu_waits_for_the_launches_of_a_graph() {
+    let pool = Pool::new(SimDevice::new());
+    let (s, t) = (pool.allocator().stream(), pool.allocator().stream());
+    let mut result = None;
+    let graph = captured(&pool, &s, |pool| {
+        let buffer = pool.allocate_on(&s, MIB).unwrap();
+        kernel(&buffer, &s);
+        result = Some(buffer);
+    });
+    let mut result = result.unwrap();
+    for stream in [&t, &s, &t] {
+        launch(&pool, &graph, stream);
+        pool.allocator().touch(&result.on_cpu().unwrap());
+    }
+    let device = pool.allocator();
+    assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+}
+
 /// The graph of that capture would use the memory of the first one, which only launches of the
 /// first one are ordered with.
 #[test]

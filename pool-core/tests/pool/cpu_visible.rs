@@ -23,6 +23,21 @@ fn a_buffer_with_a_queued_copy_is_not_handed_out_before_the_copy_is_done() {
 }
 
 #[test]
+fn a_buffer_of_a_recorded_stream_is_not_handed_out_before_its_last_copy_is_done() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(MappedSim(device.clone()));
+    let s = device.stream();
+    let mut buffer = pool.allocate_on(&s, 4096).unwrap();
+    buffer.use_until_drop(&s).unwrap();
+    device.touch(&buffer.on_cpu().unwrap());
+    let kept = buffer.on_cpu().unwrap();
+    device.kernel(&s, &kept); // a copy, by a library that has kept the address
+    drop(buffer);
+    device.touch(&pool.allocate_on(&s, 4096).unwrap().on_cpu().unwrap());
+    assert_eq!((pool.stats().hits, device.hazards()), (0, 0), "{:?}", device.hazard_report());
+}
+
+#[test]
 fn a_pending_block_is_passed_over_for_one_that_is_done() {
     let device = SimDevice::new();
     let pool = BucketPool::new(MappedSim(device.clone()));

@@ -98,6 +98,69 @@ fn a_recorded_stream_counts_until_the_drop() {
     assert_eq!(device.calls().waits - waits, 1, "u knows t's past, not what came until the drop");
 }
 
+/// The CPU looks at the buffer, and then the recorded stream is given more work.
+#[test]
+fn a_recorded_stream_counts_until_the_drop_although_the_cpu_has_used_the_buffer() {
+    for record in [PooledBuffer::record_stream, PooledBuffer::use_until_drop] {
+        let device = SimDevice::new();
+        let pool = BucketPool::new(device.clone());
+        let (load, compute) = (device.stream(), device.stream());
+        let mut buffer = pool.allocate_on(&load, 512).unwrap();
+        record(&buffer, &compute).unwrap();
+        device.touch(&buffer.on_cpu().unwrap());
+        let kept = buffer.on_cpu().unwrap();
+        device.kernel(&compute, &kept); // by a library that has kept the address
+        drop(buffer);
+        kernel(&device, &pool.allocate_on(&load, 512).unwrap(), &load);
+        assert_eq!((pool.stats().hits, device.hazards()), (1, 0), "{:?}", device.hazard_report());
+    }
+}
+
+#[test]
+fn another_stream_waits_for_a_recorded_one_although_the_cpu_has_used_the_buffer() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(device.clone());
+    let (s, t) = (device.stream(), device.stream());
+    let mut buffer = pool.allocate_on(&s, 512).unwrap();
+    buffer.use_until_drop(&s).unwrap();
+    let kept = buffer.on_cpu().unwrap();
+    device.kernel(&s, &kept);
+    kernel(&device, &buffer, &t);
+    assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+}
+
+/// The use began in an earlier epoch than the work that the CPU waits for.
+#[test]
+fn the_cpu_waits_for_the_latest_work_of_a_recorded_stream() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(device.clone());
+    let (s, other) = (device.stream(), device.stream());
+    let mut buffer = pool.allocate_on(&s, 512).unwrap();
+    buffer.use_until_drop(&s).unwrap();
+    for _ in 0..3 {
+        device.clock().order(&other, &[device.clock().mark(&s)]).unwrap(); // ends the epoch
+        let kept = buffer.on_cpu().unwrap();
+        device.kernel(&s, &kept);
+        device.touch(&buffer.on_cpu().unwrap());
+    }
+    assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
+}
+
+/// Work that is given to the stream after an ended use is none of the buffer's.
+#[test]
+fn the_cpu_waits_for_no_work_after_the_uses_of_a_buffer() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(device.clone());
+    let (s, other) = (device.stream(), device.stream());
+    let (mut buffer, later) = (pool.allocate_on(&s, 512).unwrap(), pool.allocate(512).unwrap());
+    kernel(&device, &buffer, &s);
+    device.clock().order(&other, &[device.clock().mark(&s)]).unwrap(); // ends the epoch
+    kernel(&device, &later, &s);
+    device.touch(&buffer.on_cpu().unwrap());
+    let last = device.clock().mark(&s);
+    assert_eq!((device.clock().is_done(last), device.hazards()), (Ok(false), 0));
+}
+
 #[test]
 fn strangers_are_refused() {
     let (device, other) = (SimDevice::new(), SimDevice::new());

@@ -1,7 +1,8 @@
 //! Uses of a buffer on streams and by the CPU: the order before a use, and the mark after it.
 
 use super::PooledBuffer;
-use crate::device::{DeviceAllocator, StreamOf};
+use crate::block::private::PrivateId;
+use crate::device::{DeviceAllocator, MarkOf, StreamOf};
 use crate::error::{DeviceError, Why};
 use crate::stream::clock::{Order, StreamClock};
 use std::fmt;
@@ -106,8 +107,12 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         self.record.marks.lock().begin(clock, clock.mark(stream));
     }
 
-    /// Returns the memory for the CPU. Blocks the host until all work with the buffer, including
-    /// recorded uses, is done.
+    /// Returns the memory for the CPU. Blocks the host until all work with the buffer is done:
+    /// recorded uses, of which it waits for all that their streams were given so far, and launches
+    /// of a graph that the buffer was allocated for.
+    ///
+    /// Uses that last until the drop go on: give their streams no work with the buffer while the
+    /// CPU uses it.
     ///
     /// # Errors
     ///
@@ -132,14 +137,15 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn on_cpu(&mut self) -> Result<A::View<'_>, DeviceError> {
-        let (store, _, marks) = self.parts();
-        let clock = store.allocator.clock();
-        if let Some(fault) = clock.fault() {
+        if let Some(fault) = self.allocator().clock().fault() {
             return Err(fault);
         }
-        marks.close(clock);
-        let after = marks.after(A::MEMORY.cpu_touches);
-        after.marks().iter().try_for_each(|mark| clock.synchronize(*mark))?;
+        let private = self.record.private;
+        let launches = private.map_or(Ok(Vec::new()), |id| self.launches(id))?;
+        let (store, _, marks) = self.parts();
+        let clock = store.allocator.clock();
+        let uses = marks.until_now(clock, A::MEMORY.cpu_touches);
+        uses.iter().chain(&launches).try_for_each(|mark| clock.synchronize(*mark))?;
         Ok(self.view(self.allocator().clock().default_stream()))
     }
 
@@ -174,16 +180,22 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         let clock = self.allocator().clock();
         let mut behind = self.record.marks.lock().behind(clock, stream, A::MEMORY.cpu_touches);
         if let Some(id) = self.record.private {
-            // In a forked child a thread that does not exist may hold the lock.
-            if let Some(fault) = self.store().fault() {
-                return Err(fault);
-            }
-            behind.extend(self.store().privates.behind(id));
+            behind.extend(self.launches(id)?);
         }
         if behind.is_empty() || clock.order(stream, &behind)? == Order::Ordered {
             return Ok(());
         }
         Err(DeviceError::new(Why::NotSubmitted, "use on another stream", 0))
+    }
+
+    /// Returns the marks of the launches that may use the buffer, which is kept for a graph.
+    #[cold]
+    fn launches(&self, id: PrivateId) -> Result<Vec<MarkOf<A>>, DeviceError> {
+        // In a forked child a thread that does not exist may hold the lock.
+        if let Some(fault) = self.store().fault() {
+            return Err(fault);
+        }
+        Ok(self.store().privates.behind(id))
     }
 }
 
