@@ -1,8 +1,10 @@
 //! Page-locked memory: the host is a stream that cannot wait on a device.
 
 use crate::harness::{count, double, hazards, pinned, run, touch};
-use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PooledBuffer};
-use pool_cuda::{CudaAllocator, CudaDevice, CudaPinnedAllocator, PinnedBytes};
+use cudarc::driver::result;
+use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PooledBuffer, StreamClock, ZeroPolicy};
+use pool_cuda::{CudaAllocator, CudaDevice, CudaPinnedAllocator, PinnedBytes, PoolStream};
+use std::slice;
 
 #[test]
 fn a_buffer_whose_copy_is_pending_is_not_handed_out() {
@@ -65,4 +67,76 @@ fn an_arena_wastes_no_power_of_two() {
     drop(batches);
     drop(pool);
     assert_eq!(pinned(), 0);
+}
+
+/// A library keeps the address of a buffer, as `record_stream` allows, and copies from it on the
+/// recorded stream while no `Use` of the buffer lives.
+struct Library {
+    stream: PoolStream,
+    target: PooledBuffer<CudaAllocator>,
+}
+
+impl Library {
+    fn new(device: &CudaDevice) -> Self {
+        let stream = device.stream(&device.context().new_stream().unwrap()).unwrap();
+        let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+        let target = pool.allocate_on(&stream, KIB).unwrap();
+        Self { stream, target }
+    }
+
+    fn copies(&self, from: *const u8) {
+        let to = self.target.on(&self.stream).unwrap();
+        // SAFETY: the bytes of a page-locked buffer; its block stays page-locked in its pool.
+        let from = unsafe { slice::from_raw_parts(from, 1024) };
+        let stream = self.stream.raw().cu_stream();
+        // SAFETY: the target has as many bytes; both streams and blocks live on.
+        unsafe { result::memcpy_htod_async(to.as_ptr(), from, stream) }.unwrap();
+    }
+
+    fn copied(&self) -> Vec<u8> {
+        let mut shown = vec![0; 1024];
+        let copied = &*self.target.on(&self.stream).unwrap();
+        self.stream.raw().memcpy_dtoh(copied, &mut shown).unwrap();
+        shown
+    }
+}
+
+#[test]
+fn a_buffer_of_a_recorded_stream_is_not_handed_out_while_a_late_copy_is_pending() {
+    let _one = double();
+    let device = CudaDevice::new(0).unwrap();
+    let (host, library) =
+        (BucketPool::new(CudaPinnedAllocator::on(device.clone())), Library::new(&device));
+    let mut source = host.allocate(KIB).unwrap();
+    source.record_stream(&library.stream).unwrap();
+    for byte in [1, 2] {
+        let bytes = source.bytes().unwrap(); // waits for the copy before
+        touch(bytes);
+        bytes.fill(byte);
+        library.copies(bytes.as_ptr());
+    }
+    drop(source);
+    let mut next = host.allocate(KIB).unwrap();
+    next.bytes().unwrap().fill(3);
+    assert_eq!((host.stats().misses, host.stats().hits), (2, 0), "the copy is pending");
+    assert_eq!(library.copied()[..4], [2; 4]);
+    assert_eq!(hazards(), 0);
+}
+
+#[test]
+fn a_freed_buffer_of_a_recorded_stream_is_not_zeroed_while_a_late_copy_is_pending() {
+    let _one = double();
+    let device = CudaDevice::new(0).unwrap();
+    let host = BucketPool::builder(CudaPinnedAllocator::on(device.clone()));
+    let (host, library) = (host.zero(ZeroPolicy::OnReturn).build(), Library::new(&device));
+    let mut source = host.allocate(KIB).unwrap();
+    let bytes = source.bytes().unwrap();
+    bytes.fill(7);
+    let at = bytes.as_ptr();
+    source.record_stream(&library.stream).unwrap();
+    let clock = device.clock();
+    assert_eq!(clock.is_done(clock.mark(&library.stream)), Ok(true), "nothing is queued so far");
+    library.copies(at);
+    drop(source);
+    assert_eq!(library.copied()[..4], [7; 4]);
 }

@@ -94,6 +94,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
             return Ok(false);
         }
         let clock = store.allocator.clock();
+        // A recorded use lasts until now.
+        marks.close(clock);
         if !marks.all_are(|mark| clock.is_seen_done(mark)) {
             return Ok(false);
         }
