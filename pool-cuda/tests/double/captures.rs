@@ -264,3 +264,25 @@ fn a_capture_that_fails_or_is_dropped_leaves_nothing_bound() {
     kernel(&pool.allocate_on(&s, KIB).unwrap(), &t);
     assert_eq!((leftovers(), hazards()), (0, 0));
 }
+
+/// Two inputs are last used on one stream, with an event between the two uses. The captured work
+/// uses the later one first.
+#[test]
+fn a_launch_waits_for_the_later_of_two_marks_of_one_stream() {
+    let _one = double();
+    let pool = BucketPool::new(CudaAllocator::new(0).unwrap());
+    let [copy, s, t, other] = streams(&pool, 4).try_into().unwrap();
+    let (early, late) =
+        (pool.allocate_on(&copy, KIB).unwrap(), pool.allocate_on(&copy, KIB).unwrap());
+    kernel(&early, &copy);
+    drop(early.on(&other).unwrap()); // records an event on `copy`
+    kernel(&late, &copy);
+    let mut captured = capture(&pool, &s).unwrap();
+    captured.fork(&t, &s).unwrap();
+    kernel(&late, &s);
+    kernel(&early, &t);
+    let mut graph = captured.end().unwrap();
+    graph.launch(&s, &[]).unwrap();
+    run();
+    assert_eq!(hazards(), 0);
+}
