@@ -1,7 +1,7 @@
 //! A device: its context, its clock, its streams. All allocators of a GPU share one.
 #![expect(unsafe_code, reason = "streams of other libraries come as handles")]
 
-use crate::driver::{Driver, forked, is_present, refusal};
+use crate::driver::{CallersContext, Driver, forked, is_present, refusal};
 use crate::events::{CudaDriver, PoolStream, RawStream};
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
@@ -79,12 +79,9 @@ impl CudaDevice {
         let failed = |e| refusal("cuDevicePrimaryCtxRetain", e);
         let before = result::init().and_then(|()| result::ctx::get_current());
         let before = before.map_err(|e| refusal("cuInit", e))?;
-        // cudarc makes the new context current; the caller's becomes current again below.
+        // cudarc makes the new context current. It stays so only on a thread that had none.
+        let _callers = before.map(|before| CallersContext::from(Some(before)));
         let context = CudaContext::new(ordinal).map_err(failed)?;
-        if let Some(before) = before {
-            // SAFETY: this context was current at the start of the call, so it is alive.
-            unsafe { result::ctx::set_current(before) }.map_err(failed)?;
-        }
         Self::in_context(context)
     }
 

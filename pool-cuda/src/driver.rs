@@ -3,7 +3,7 @@
 
 use crate::capturing::{Captures, Counted};
 use cudarc::driver::sys::{self, CUresult};
-use cudarc::driver::{CudaContext, DriverError, result};
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 use pool_core::{DeviceError, Why};
 use std::mem::ManuallyDrop;
 use std::ptr;
@@ -22,38 +22,72 @@ pub(crate) struct Driver {
     captures: Arc<Captures>,
 }
 
-/// A value that a forked process must not drop, because its drop calls the driver.
-pub(crate) struct Kept<T>(ManuallyDrop<T>);
+/// The context of the calling thread. Its drop makes the context current again, also when a panic
+/// passes.
+///
+/// It may be another library's context, and broken. What the driver says of it is no fault of this
+/// device, and is left to the caller's next CUDA call.
+pub(crate) struct CallersContext(sys::CUcontext);
 
-impl<T> Kept<T> {
+/// From what is current to the thread: a context, or none.
+impl From<Option<sys::CUcontext>> for CallersContext {
+    fn from(current: Option<sys::CUcontext>) -> Self {
+        Self(current.unwrap_or(ptr::null_mut()))
+    }
+}
+
+impl Drop for CallersContext {
+    fn drop(&mut self) {
+        // SAFETY: the context was current when the call began, so the caller keeps it alive during
+        // the call.
+        let _ = unsafe { result::ctx::set_current(self.0) };
+    }
+}
+
+/// A value of cudarc's that a forked process must not drop, because its drop calls the driver.
+pub(crate) struct Kept<T: OfContext>(ManuallyDrop<T>);
+
+/// A value of cudarc's whose drop makes its context current and leaves it so.
+pub(crate) trait OfContext {
+    fn cu_ctx(&self) -> sys::CUcontext;
+}
+
+impl OfContext for Arc<CudaContext> {
+    fn cu_ctx(&self) -> sys::CUcontext {
+        CudaContext::cu_ctx(self)
+    }
+}
+
+impl OfContext for Arc<CudaStream> {
+    fn cu_ctx(&self) -> sys::CUcontext {
+        self.context().cu_ctx()
+    }
+}
+
+impl<T: OfContext> Kept<T> {
     pub(crate) fn new(value: T) -> Self {
         Self(ManuallyDrop::new(value))
     }
 }
 
-impl<T> std::ops::Deref for Kept<T> {
+impl<T: OfContext> std::ops::Deref for Kept<T> {
     type Target = T;
     fn deref(&self) -> &T {
         &self.0
     }
 }
 
-impl<T> Drop for Kept<T> {
+impl<T: OfContext> Drop for Kept<T> {
     fn drop(&mut self) {
         if FORKED.load(Relaxed) {
             return;
         }
-        let before = result::ctx::get_current();
+        // If the value's own context was current, it still is, or was destroyed with the value.
+        let own = self.0.cu_ctx();
+        let callers = result::ctx::get_current().ok().filter(|current| *current != Some(own));
+        let _callers = callers.map(CallersContext::from);
         // SAFETY: this drop runs once, and nothing else drops the value.
         unsafe { ManuallyDrop::drop(&mut self.0) }
-        // cudarc's own drops make its context current and leave it so.
-        if let Ok(callers) = before
-            && result::ctx::get_current() != before
-        {
-            // SAFETY: this context was current before the drop, and the dropped value was not it.
-            // If the driver refuses, the process ends or the device is lost.
-            let _ = unsafe { result::ctx::set_current(callers.unwrap_or(ptr::null_mut())) };
-        }
     }
 }
 
@@ -86,24 +120,37 @@ impl Driver {
         name: &'static str,
         work: impl FnOnce() -> Result<T, DriverError>,
     ) -> Result<T, DeviceError> {
+        self.in_context(work)?.map_err(|e| self.refusal(name, e))
+    }
+
+    /// Makes a call that names a context or an event of another device. If the driver says that a
+    /// context is lost, it may be the other one: this device is not noted as lost. Where it is, its
+    /// next call says so.
+    pub(crate) fn call_naming_peer<T>(
+        &self,
+        name: &'static str,
+        work: impl FnOnce() -> Result<T, DriverError>,
+    ) -> Result<T, DeviceError> {
+        self.in_context(work)?.map_err(|e| refusal(name, e))
+    }
+
+    /// Runs `work` in the context. The caller's context is current again afterwards, also when
+    /// `work` panics.
+    fn in_context<T>(&self, work: impl FnOnce() -> T) -> Result<T, DeviceError> {
         if let Some(fault) = self.fault() {
             return Err(fault);
         }
-        let callers = result::ctx::get_current().map_err(|e| self.refusal("cuCtxGetCurrent", e))?;
-        if callers == Some(self.context.cu_ctx()) {
-            return work().map_err(|e| self.refusal(name, e));
+        // The answer is about the caller's context, and notes no fault of this device.
+        let callers = result::ctx::get_current().map_err(|e| refusal("cuCtxGetCurrent", e))?;
+        let own = self.context.cu_ctx();
+        if callers == Some(own) {
+            return Ok(work());
         }
-        let set = |context| {
-            // SAFETY: a context that is alive: ours by its `Arc`, the caller's since it was
-            // current.
-            unsafe { result::ctx::set_current(context) }
-                .map_err(|e| self.refusal("cuCtxSetCurrent", e))
-        };
-        set(self.context.cu_ctx())?;
-        let done = work().map_err(|e| self.refusal(name, e));
-        // If restoring the caller's context fails, the caller's next CUDA call reports the error.
-        let _ = set(callers.unwrap_or(ptr::null_mut()));
-        done
+        let _callers = CallersContext::from(callers);
+        // SAFETY: its `Arc` keeps the context alive.
+        let set = unsafe { result::ctx::set_current(own) };
+        set.map_err(|e| self.refusal("cuCtxSetCurrent", e))?;
+        Ok(work())
     }
 
     /// Makes a call that a capture of this thread would forbid, in the relaxed capture mode: a call
@@ -114,12 +161,8 @@ impl Driver {
         work: impl FnOnce() -> Result<T, DriverError>,
     ) -> Result<T, DeviceError> {
         self.call(name, || {
-            let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-            exchange_mode(&mut mode)?;
-            let done = work();
-            // The first exchange succeeded, and this one differs in the mode only.
-            let _ = exchange_mode(&mut mode);
-            done
+            let _callers = CallersMode::relaxed()?;
+            work()
         })
     }
 
@@ -148,6 +191,25 @@ impl Driver {
             self.lost.store(u32::try_from(error.code).unwrap_or(u32::MAX), Relaxed);
         }
         error
+    }
+}
+
+/// The capture mode of the calling thread. Its drop restores the mode, also when a panic passes.
+struct CallersMode(sys::CUstreamCaptureMode);
+
+impl CallersMode {
+    /// Sets the relaxed mode.
+    fn relaxed() -> Result<Self, DriverError> {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        exchange_mode(&mut mode)?;
+        Ok(Self(mode))
+    }
+}
+
+impl Drop for CallersMode {
+    fn drop(&mut self) {
+        // The first exchange succeeded, and this one differs in the mode only.
+        let _ = exchange_mode(&mut self.0);
     }
 }
 

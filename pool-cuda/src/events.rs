@@ -188,10 +188,13 @@ impl EventDriver for CudaDriver {
         }
         self.spare_captures(on, "cuStreamWaitEvent on the legacy stream beside a capture")?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        self.call("cuStreamWaitEvent", || {
-            // SAFETY: the event lives as long as it is borrowed, the stream as long as its `Arc`.
-            unsafe { result::stream::wait_event(on.cu_stream(), raw.0, flags) }
-        })
+        // SAFETY: the event lives as long as it is borrowed, the stream as long as its `Arc`.
+        let wait = || unsafe { result::stream::wait_event(on.cu_stream(), raw.0, flags) };
+        if Arc::ptr_eq(&self.0, &event.events) {
+            self.call("cuStreamWaitEvent", wait)
+        } else {
+            self.0.driver.call_naming_peer("cuStreamWaitEvent", wait)
+        }
     }
 
     fn query(&self, event: &CudaEvent) -> Result<bool, DeviceError> {

@@ -120,7 +120,7 @@ impl CudaDevice {
     /// ```
     pub fn enable_access_to(&self, peer: &Self) -> Result<(), DeviceError> {
         self.can_reach(peer)?;
-        self.driver().call("cuCtxEnablePeerAccess", || {
+        self.driver().call_naming_peer("cuCtxEnablePeerAccess", || {
             // SAFETY: its `Arc` keeps the peer's context alive.
             match unsafe { sys::cuCtxEnablePeerAccess(peer.context().cu_ctx(), 0) } {
                 sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),

@@ -104,11 +104,13 @@ pub extern "C" fn cuCtxGetCurrent(context: Out<usize>) -> Code {
     })
 }
 
+/// A context that is lost becomes current, and the call returns its code: the documentation says
+/// that the call "may also return error codes from previous, asynchronous launches".
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSetCurrent(context: usize) -> Code {
-    call("cuCtxSetCurrent", |_| {
+    call("cuCtxSetCurrent", |state| {
         CURRENT.set(context);
-        Ok(())
+        device_of(context).map_or(Ok(()), |device| state.lost.check(device))
     })
 }
 
@@ -138,6 +140,7 @@ pub extern "C" fn cuCtxEnablePeerAccess(context: usize, _flags: c_uint) -> Code 
         if from == to {
             return Err(code::PEER_ACCESS_UNSUPPORTED);
         }
+        state.lost.check(to)?;
         if state.peers.insert((from, to)) { Ok(()) } else { Err(code::PEER_ACCESS_ALREADY_ENABLED) }
     })
 }

@@ -1,7 +1,7 @@
 //! Two devices.
 
-use crate::harness::{count, double, fail, hazards, held, kernel, kernel_at, run};
-use pool_core::{BucketPool, KIB, MIB, Why};
+use crate::harness::{count, double, fail, hazards, held, kernel, kernel_at, mend, run};
+use pool_core::{BucketPool, KIB, MIB, StreamClock, Why};
 use pool_cuda::{
     CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPools, CudaView, PoolStream, use_on_peer,
 };
@@ -119,4 +119,58 @@ fn a_pool_of_the_drivers_says_itself_who_may_use_it() {
         Some(700),
         "access between contexts is not access to the driver's pools"
     );
+}
+
+/// The faults of a peer's context that a call may return where it names the peer.
+#[test]
+fn a_lost_peer_is_no_fault_of_this_device() {
+    let _one = double();
+    let [here, there] = devices();
+    let (home, theirs) = (stream(&here), stream(&there));
+    let pool = BucketPool::new(CudaAllocator::on(here.clone()));
+    let buffer = pool.allocate_on(&home, KIB).unwrap();
+    use_on_peer(&buffer, &home, (&there, &theirs), |_| {
+        fail("cuStreamWaitEvent", 0, 1, 700); // of this device for an event of the peer
+    })
+    .unwrap();
+    assert_eq!((here.clock().fault(), there.clock().fault()), (None, None));
+    lose_peer(&theirs);
+    assert_eq!(here.enable_access_to(&there).unwrap_err().why, Why::Lost);
+    assert_eq!(here.clock().fault(), None);
+    assert!(pool.allocate_on(&home, MIB).is_ok());
+}
+
+/// The threads of the peer's context go on to use this device.
+#[test]
+fn the_callers_broken_context_is_no_fault_of_this_device() {
+    let _one = double();
+    let [here, there] = devices();
+    let theirs = stream(&there);
+    let pool = BucketPool::new(CudaAllocator::on(here.clone()));
+    there.context().bind_to_thread().unwrap();
+    lose_peer(&theirs);
+    let mut misses = vec![pool.allocate(MIB).unwrap()];
+    assert_eq!(here.clock().fault(), None);
+    mend();
+    // Destroyed by another library, and still current to this thread. The second call of each name
+    // is the one that makes the caller's context current again.
+    for (call, skip) in [("cuCtxGetCurrent", 0), ("cuCtxSetCurrent", 1)] {
+        for code in [709, 201] {
+            there.context().bind_to_thread().unwrap();
+            fail(call, skip, 1, code);
+            misses.extend(pool.allocate(MIB));
+            mend();
+            assert_eq!(here.clock().fault(), None, "{code} of {call}");
+            misses.push(pool.allocate(MIB).unwrap());
+        }
+    }
+    there.context().bind_to_thread().unwrap();
+    fail("cuCtxSetCurrent", 1, 1, 709);
+    assert_eq!(CudaDevice::new(0).map(drop), Ok(()), "nor of one that is opened");
+}
+
+/// A kernel of the peer strays, and runs.
+fn lose_peer(theirs: &PoolStream) {
+    assert_eq!(kernel_at(theirs, 1 << 40, 16), 0, "it is queued");
+    run();
 }

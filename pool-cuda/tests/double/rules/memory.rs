@@ -96,7 +96,7 @@ fn e17_an_error_comes_late_and_stays_with_its_context() {
     assert_eq!([(); 3].map(|()| code(allocate(1))), [700; 3]);
     second.bind_to_thread().unwrap();
     assert_eq!(code(allocate(1)), 0, "the other context works");
-    first.bind_to_thread().unwrap();
+    assert_eq!(code(first.bind_to_thread()), 700, "so does the call that makes it current");
     assert_eq!(code(allocate(1)), 700);
 }
 
