@@ -9,8 +9,9 @@ use bytemuck::Pod;
 use cudarc::driver::{
     CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop, sys,
 };
-use pool_core::{Detached, DeviceAllocator, DeviceError, Timeline, Why};
+use pool_core::{Detached, DeviceAllocator, DeviceError, StreamClock, Timeline, Why};
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 /// An allocator of VRAM.
@@ -97,15 +98,22 @@ impl<T> DevicePtrMut<T> for TypedView<'_, T> {
 /// [`CudaAsyncAllocator`](crate::CudaAsyncAllocator) into cudarc's `CudaSlice`, which frees it in
 /// the order of `stream`. It no longer counts under the pool's limit.
 ///
+/// `stream` is ordered behind all uses of the block, and the slice's events are recorded there, so
+/// that cudarc orders other streams behind them. cudarc orders no slice while the program has made
+/// no stream through it, or has disabled its event tracking: order other streams behind `stream`
+/// then.
+///
 /// # Errors
 ///
 /// [`Why::Foreign`] for a stream that is not registered, [`Why::Unsupported`] for a buffer that is
-/// no whole number of elements, is kept for a graph, or is a part of a segment of an arena; or the
-/// driver's refusal. The block went back to the pool then, as that of a dropped buffer does.
+/// no whole number of elements, is kept for a graph, or is a part of a segment of an arena,
+/// [`Why::NotSubmitted`] for a stream under capture; or the driver's refusal. The block went back
+/// to the pool then, as that of a dropped buffer does.
 ///
 /// # Panics
 ///
-/// In cudarc, if the driver refuses the two events that each `CudaSlice` has.
+/// In cudarc, if the driver refuses the two events that each `CudaSlice` has. The block goes back
+/// to the pool then too.
 ///
 /// # Examples
 ///
@@ -133,16 +141,62 @@ pub fn into_slice<T: Pod + DeviceRepr, S: Whole>(
     stream: &Arc<CudaStream>,
 ) -> Result<CudaSlice<T>, DeviceError> {
     let refused = |why| DeviceError::new(why, "into a CudaSlice", 0);
-    let known = block.allocator().device().known(stream).ok_or(refused(Why::Foreign))?;
+    let device = block.allocator().device().clone();
+    let known = device.known(stream).ok_or(refused(Why::Foreign))?;
     let element = size_of::<T>().max(1) as u64;
     if block.is_private() || !block.size().is_multiple_of(element) {
         return Err(refused(Why::Unsupported));
     }
+    if !device.clock().takes_work(&known) {
+        return Err(refused(Why::NotSubmitted));
+    }
     let elements = crate::sizes::size(block.size() / element)?;
-    drop(block.on(&known)?);
-    let (block, _) = block.into_raw().map_err(|_part| refused(Why::Unsupported))?;
-    // SAFETY: the block is a whole allocation of a call that a `CudaSlice` may free. It holds
-    // `elements` elements, of which any bits are valid. The stream was just ordered behind its
-    // uses.
-    Ok(unsafe { stream.upgrade_device_ptr(block.as_ptr(), elements) })
+    let at = block.on(&known)?.as_ptr();
+    // The pool owns the block until the slice is complete, and so gets it back if cudarc panics.
+    // SAFETY: the block is a whole allocation of a call that a `CudaSlice` may free (`Whole`). It
+    // holds `elements` elements, of which any bits are valid (`Pod`). The slice is dropped below
+    // only when the pool has given the block up.
+    let (slice, has_events) = unsafe { slice_at(&device, at, elements, stream) }?;
+    let clock = device.clock();
+    // Without its events, other streams are ordered by a wait of the host.
+    let ordered = if has_events { Ok(()) } else { clock.synchronize(clock.mark(&known)) };
+    let raw = |()| block.into_raw().map_err(|_part| refused(Why::Unsupported));
+    match ordered.and_then(raw) {
+        Ok(_raw) => Ok(ManuallyDrop::into_inner(slice)),
+        Err(error) => {
+            let give_up = || Ok(ManuallyDrop::into_inner(slice).leak());
+            // On a lost device the events stay.
+            let _ = device.driver().call("cuEventDestroy", give_up);
+            Err(error)
+        }
+    }
+}
+
+/// Returns a slice of a block, and whether its events were recorded behind the work that `stream`
+/// was given so far.
+///
+/// # Safety
+///
+/// The block lies at the address, is an allocation that a `CudaSlice` may free, and holds as many
+/// elements. The slice is not dropped while a pool owns the block.
+unsafe fn slice_at<T: Pod + DeviceRepr>(
+    device: &CudaDevice,
+    at: sys::CUdeviceptr,
+    elements: usize,
+    stream: &Arc<CudaStream>,
+) -> Result<(ManuallyDrop<CudaSlice<T>>, bool), DeviceError> {
+    let context = stream.context();
+    device.driver().call("cuEventCreate", || {
+        // An error that an earlier drop has left would make cudarc panic. cudarc tells it later.
+        let left = context.check_err();
+        // SAFETY: as the caller promises.
+        let slice = unsafe { stream.upgrade_device_ptr(at, elements) };
+        let mut slice = ManuallyDrop::new(slice);
+        // The drops of these guards record the events.
+        drop(slice.device_ptr_mut(stream));
+        drop(slice.device_ptr(stream));
+        let recorded = context.check_err();
+        context.record_err(left.and(recorded));
+        Ok((slice, recorded.is_ok()))
+    })
 }

@@ -1,10 +1,23 @@
 //! Views, typed arrays and raw blocks in cudarc's own calls.
 
-use crate::harness::{double, hazards, held, run};
+use crate::harness::{capture, count, double, fail, hazards, held, kernel, kernel_at, mend, run};
+use cudarc::driver::sys::CUresult;
+use cudarc::driver::{DevicePtr, DevicePtrMut, DriverError, result};
 use pool_core::{ArenaConfig, Arrival, BucketPool, DeviceAllocator, KIB, StreamClock, Why};
 use pool_cuda::{
-    CudaAllocator, CudaAsyncAllocator, CudaCapture, CudaDevice, CudaPinnedAllocator, into_slice,
+    CudaAllocator, CudaAsyncAllocator, CudaCapture, CudaDevice, CudaPinnedAllocator, PoolStream,
+    into_slice,
 };
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+fn stream(device: &CudaDevice) -> PoolStream {
+    device.stream(&device.context().new_stream().unwrap()).unwrap()
+}
+
+/// Whether the context of a device is current to this thread.
+fn is_current(device: &CudaDevice) -> bool {
+    result::ctx::get_current() == Ok(Some(device.context().cu_ctx()))
+}
 
 #[test]
 fn a_view_is_right_on_another_stream_too() {
@@ -76,7 +89,7 @@ fn an_array_of_a_lost_device_is_refused_to_copies() {
     let mut array = pool.allocate_array::<u8>(16).unwrap();
     crate::harness::lose(719);
     assert!(pool.allocate(1 << 20).is_err(), "finds out");
-    crate::harness::mend();
+    mend();
     assert_eq!(array.on(device.clock().default_stream()).unwrap_err().why, Why::Lost);
     assert_eq!(array.write(&[0; 16]).unwrap_err().why, Why::Lost);
     assert_eq!(array.to_vec().unwrap_err().why, Why::Lost);
@@ -156,4 +169,112 @@ fn a_raw_block_leaves_the_accounts_and_is_the_callers() {
     assert_eq!(pool.allocator().free(stranger, &none).unwrap_err().why, Why::Foreign);
     pool.allocator().free(block, &marks).unwrap();
     assert_eq!(held(), KIB, "the stranger's is lost: nobody else may free it");
+}
+
+/// cudarc orders a slice on other streams by its events, as it does for slices that it has filled.
+#[test]
+fn a_slice_on_another_stream_is_behind_the_work_with_its_block() {
+    let _one = double();
+    let device = CudaDevice::new(0).unwrap();
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let [s, t, u] = [(); 3].map(|()| stream(&device));
+    let block = || {
+        let buffer = pool.allocate_on(&s, KIB).unwrap();
+        kernel(&buffer, &s);
+        kernel(&buffer, &u);
+        into_slice::<u8, _>(buffer.detach(), s.raw()).unwrap()
+    };
+    let (read, mut written) = (block(), block());
+    {
+        let (at, _recorded) = read.device_ptr(t.raw());
+        assert_eq!(kernel_at(&t, at, KIB), 0);
+        let (at, _recorded) = written.device_ptr_mut(t.raw());
+        assert_eq!(kernel_at(&t, at, KIB), 0);
+    }
+    run();
+    assert_eq!(hazards(), 0);
+}
+
+#[test]
+fn a_slice_whose_events_are_refused_is_behind_the_work_with_its_block() {
+    let _one = double();
+    let device = CudaDevice::new(0).unwrap();
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let (s, t) = (stream(&device), stream(&device));
+    let buffer = pool.allocate_on(&s, KIB).unwrap();
+    kernel(&buffer, &s);
+    fail("cuEventRecord", 0, 1, 0);
+    let slice = into_slice::<u8, _>(buffer.detach(), s.raw()).unwrap();
+    assert_eq!(count("cuEventSynchronize"), 1, "the host waits instead");
+    assert!(device.context().check_err().is_err(), "cudarc tells it");
+    {
+        let (at, _recorded) = slice.device_ptr(t.raw());
+        assert_eq!(kernel_at(&t, at, KIB), 0);
+    }
+    run();
+    assert_eq!(hazards(), 0);
+}
+
+#[test]
+fn the_callers_context_is_back_after_a_block_became_a_slice() {
+    let _one = double();
+    let (device, other) = (CudaDevice::new(0).unwrap(), CudaDevice::new(1).unwrap());
+    let s = stream(&device);
+    let (whole, parts) = (
+        BucketPool::new(CudaAllocator::on(device.clone())),
+        BucketPool::builder(CudaAllocator::on(device)).arena(ArenaConfig::grow()).build(),
+    );
+    other.context().bind_to_thread().unwrap();
+    let block = whole.allocate_on(&s, KIB).unwrap().detach();
+    let slice = into_slice::<u8, _>(block, s.raw()).unwrap();
+    assert!(is_current(&other));
+    let part = parts.allocate_on(&s, KIB).unwrap().detach();
+    assert_eq!(into_slice::<u8, _>(part, s.raw()).unwrap_err().why, Why::Unsupported);
+    assert!(is_current(&other), "after a refusal");
+    drop(slice);
+}
+
+/// cudarc panics where the driver refuses one of the two events of a slice.
+#[test]
+fn a_block_goes_back_when_cudarc_makes_no_slice_of_it() {
+    let _one = double();
+    let (device, other) = (CudaDevice::new(0).unwrap(), CudaDevice::new(1).unwrap());
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let s = stream(&device);
+    other.context().bind_to_thread().unwrap();
+    for refused in 0..2 {
+        let block = pool.allocate_on(&s, KIB).unwrap().detach();
+        fail("cuEventCreate", refused, 1, 0);
+        let made = catch_unwind(AssertUnwindSafe(|| into_slice::<u8, _>(block, s.raw())));
+        mend();
+        assert!(made.is_err(), "event {refused}");
+        assert!(is_current(&other), "event {refused}");
+        pool.clear().unwrap();
+        assert_eq!((pool.stats().reserved_bytes, held()), (0, 0), "event {refused}");
+    }
+}
+
+#[test]
+fn a_block_becomes_a_slice_whatever_error_an_earlier_drop_has_left() {
+    let _one = double();
+    let device = CudaDevice::new(0).unwrap();
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let block = pool.allocate(KIB).unwrap().detach();
+    let left = DriverError(CUresult::CUDA_ERROR_LAUNCH_FAILED);
+    device.context().record_err::<()>(Err(left));
+    let slice = into_slice::<u8, _>(block, &device.context().default_stream());
+    assert!(slice.is_ok());
+    assert_eq!(device.context().check_err(), Err(left), "the error is still there");
+}
+
+#[test]
+fn a_block_becomes_no_slice_on_a_stream_under_capture() {
+    let _one = double();
+    let device = CudaDevice::new(0).unwrap();
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let s = stream(&device);
+    let block = pool.allocate_on(&s, KIB).unwrap().detach();
+    let captured = capture(&pool, &s).unwrap();
+    assert_eq!(into_slice::<u8, _>(block, s.raw()).unwrap_err().why, Why::NotSubmitted);
+    assert!(captured.end().is_ok(), "the capture goes on");
 }
