@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "a view is passed to kernels as its address")]
 
 use crate::capturing::Captures;
+use crate::driver::CallersContext;
 use crate::events::ViewStream;
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{
@@ -85,7 +86,11 @@ impl CudaView<'_> {
 /// cudarc takes no error here. Between contexts, for the default stream of another thread, or if
 /// the driver refuses, the host waits; but not for another thread's stream while a capture of this
 /// crate goes on, which such a wait would break: cudarc tells that with its next call.
+///
+/// cudarc has made the context of its call current already, and calls the driver next, so the same
+/// context is current afterwards.
 pub(crate) fn guard<'a>(own: &ViewStream, on: &'a CudaStream) -> SyncOnDrop<'a> {
+    let _callers = CallersContext::of_thread();
     if own.thread.is_some_and(|of| of != thread::current().id()) {
         let context = own.stream.context();
         let wait = || context.synchronize().or_else(|_| context.synchronize());

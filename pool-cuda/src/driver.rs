@@ -29,6 +29,13 @@ pub(crate) struct Driver {
 /// device, and is left to the caller's next CUDA call.
 pub(crate) struct CallersContext(sys::CUcontext);
 
+impl CallersContext {
+    /// Returns `None` if the driver refuses the question.
+    pub(crate) fn of_thread() -> Option<Self> {
+        result::ctx::get_current().ok().map(Self::from)
+    }
+}
+
 /// From what is current to the thread: a context, or none.
 impl From<Option<sys::CUcontext>> for CallersContext {
     fn from(current: Option<sys::CUcontext>) -> Self {

@@ -2,13 +2,14 @@
 
 use crate::harness::{capture, count, double, fail, hazards, held, kernel, kernel_at, mend, run};
 use cudarc::driver::sys::CUresult;
-use cudarc::driver::{DevicePtr, DevicePtrMut, DriverError, result};
+use cudarc::driver::{DevicePtr, DevicePtrMut, DriverError, HostSlice, result};
 use pool_core::{ArenaConfig, Arrival, BucketPool, DeviceAllocator, KIB, StreamClock, Why};
 use pool_cuda::{
     CudaAllocator, CudaAsyncAllocator, CudaCapture, CudaDevice, CudaPinnedAllocator, PoolStream,
     into_slice,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
 
 fn stream(device: &CudaDevice) -> PoolStream {
     device.stream(&device.context().new_stream().unwrap()).unwrap()
@@ -277,4 +278,39 @@ fn a_block_becomes_no_slice_on_a_stream_under_capture() {
     let captured = capture(&pool, &s).unwrap();
     assert_eq!(into_slice::<u8, _>(block, s.raw()).unwrap_err().why, Why::NotSubmitted);
     assert!(captured.end().is_ok(), "the capture goes on");
+}
+
+/// cudarc makes the context of its stream current, asks for the address, and calls the driver.
+#[test]
+fn an_address_for_a_stream_of_another_device_leaves_that_devices_context_current() {
+    let _one = double();
+    let (here, there) = (CudaDevice::new(0).unwrap(), CudaDevice::new(1).unwrap());
+    let pool = BucketPool::new(CudaAllocator::on(here.clone()));
+    let host = BucketPool::new(CudaPinnedAllocator::on(here.clone()));
+    let (s, t) = (stream(&here), stream(&there));
+    let (buffer, locked) = (pool.allocate_on(&s, KIB).unwrap(), host.allocate(KIB).unwrap());
+    let (used, used_locked) = (buffer.on(&s).unwrap(), locked.on(&s).unwrap());
+    there.context().bind_to_thread().unwrap();
+    let (_at, recorded) = DevicePtr::<u8>::device_ptr(&*used, t.raw());
+    assert!(is_current(&there), "of a view");
+    drop(recorded);
+    let elements = used.typed::<f32>();
+    let (_at, recorded) = elements.device_ptr(t.raw());
+    assert!(is_current(&there), "of elements");
+    drop(recorded);
+    // SAFETY: no work is given to the stream.
+    let (_bytes, recorded) = unsafe { (*used_locked).stream_synced_slice(t.raw()) };
+    assert!(is_current(&there), "of page-locked memory");
+    drop(recorded);
+    let own = here.context().per_thread_stream();
+    here.context().bind_to_thread().unwrap();
+    let own = here.stream(&own).unwrap();
+    let used = buffer.on(&own).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            there.context().bind_to_thread().unwrap();
+            let (_at, _recorded) = DevicePtr::<u8>::device_ptr(&*used, t.raw());
+            assert!(is_current(&there), "of memory on another thread's stream");
+        });
+    });
 }

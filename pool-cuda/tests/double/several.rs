@@ -73,6 +73,26 @@ fn a_peer_uses_a_buffer_in_order() {
     assert_eq!(hazards(), 0);
 }
 
+/// Its handle is null, and so means the stream of the current context.
+#[test]
+fn cudarc_writes_a_peers_buffer_on_the_default_stream_that_it_was_given() {
+    let _one = double();
+    let [here, there] = devices();
+    there.enable_access_to(&here).unwrap();
+    let pool = BucketPool::new(CudaAllocator::on(here.clone()));
+    let (home, theirs) = (stream(&here), there.clock().default_stream().clone());
+    let raw = there.context().default_stream();
+    let buffer = pool.allocate_on(&home, KIB).unwrap();
+    let written = use_on_peer(&buffer, &home, (&there, &theirs), |view| {
+        raw.memset_zeros(&mut &*view) // returns when the stream that it was given is done
+    });
+    assert_eq!(written, Ok(Ok(())));
+    drop(buffer);
+    kernel(&pool.allocate_on(&home, KIB).unwrap(), &home);
+    run();
+    assert_eq!(hazards(), 0);
+}
+
 /// The code with which a device is lost, as its next call says.
 fn lost_code(device: &CudaDevice) -> Option<i64> {
     let call = BucketPool::new(CudaAllocator::on(device.clone())).allocate(MIB);
