@@ -29,8 +29,8 @@ impl<S: Source> Vram for CudaMemory<S> {
 }
 
 /// The elements of an array in VRAM that is in use on a stream, as cudarc's copies and fills take
-/// them. A copy on another stream waits for the use's stream; [`PooledArray::on`] with that stream
-/// is cheaper.
+/// them. A copy on another stream waits for the use's stream, except in a capture
+/// ([`CudaView`]); [`PooledArray::on`] with that stream is cheaper.
 ///
 /// For a kernel, `builder.arg(&*array.on(&stream)?)`.
 ///

@@ -18,8 +18,13 @@ use std::marker::PhantomData;
 /// Buffers from outside that captured work uses must live as long as the graph. A launch waits for
 /// their uses before the capture. Uses between launches, of them and of buffers of the capture that
 /// are still held, are ordered for the buffers that the launch names. Page-locked buffers are
-/// refused in a capture, since the CPU could not know when a launch touches them; so is the memory
-/// of every other pool on the capture's streams.
+/// refused in a capture, since the CPU could not know when a launch touches them; so are the memory
+/// of every other pool on the capture's streams, and launches of graphs there.
+///
+/// Give the view of a buffer ([`CudaView`](crate::CudaView)) to cudarc's calls on the stream of its
+/// use only, where that stream or the call's is under capture. On another stream, the call is
+/// ordered behind nothing, and cudarc's next call says `CUDA_ERROR_STREAM_CAPTURE_ISOLATION`; the
+/// capture goes on.
 ///
 /// It stays on its thread, as the driver demands. Dropping it ends the capture and discards its
 /// work.
@@ -96,7 +101,8 @@ impl<A: Vram> CudaCapture<A> {
     /// work uses, and that the capture has not allocated from `pool`, alive, in place and not
     /// otherwise borrowed until the last launch of the graph has run: host memory, pageable and
     /// page-locked, and device memory. So a `Vec` that `memcpy_htod` has copied in a capture must
-    /// live as long as the graph.
+    /// live as long as the graph. The caller gives views of buffers to calls on the stream of their
+    /// use only, while that stream or the call's is under capture.
     ///
     /// ```compile_fail,E0133
     /// # use pool_core::BucketPool;

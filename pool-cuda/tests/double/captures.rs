@@ -3,11 +3,16 @@
 use crate::harness::{
     capture, count, double, fail, hazards, held, kernel, leftovers, memory_calls, run,
 };
+use cudarc::driver::DriverError;
+use cudarc::driver::sys::{
+    CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode as Mode, CUstreamCaptureStatus,
+};
 use pool_core::{ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, StreamClock, Why};
 use pool_cuda::{
     CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPinnedAllocator, CudaVmmAllocator,
     PoolStream, Vram, into_slice,
 };
+use std::thread;
 
 fn streams<A: Vram>(pool: &BucketPool<A>, how_many: usize) -> Vec<PoolStream> {
     let device = pool.allocator().cuda_device();
@@ -285,4 +290,63 @@ fn a_launch_waits_for_the_later_of_two_marks_of_one_stream() {
     graph.launch(&s, &[]).unwrap();
     run();
     assert_eq!(hazards(), 0);
+}
+
+/// To wait for a stream in a capture would take the other stream into it, and the host cannot wait
+/// for it then. cudarc takes no error from a view, and tells it with its next call.
+#[test]
+fn a_view_on_another_stream_than_its_use_breaks_no_capture() {
+    let _one = double();
+    let pool = BucketPool::new(CudaAllocator::new(0).unwrap());
+    let device = pool.allocator().device().clone();
+    let host = BucketPool::new(CudaPinnedAllocator::on(device.clone()));
+    let [s, t, outside] = streams(&pool, 3).try_into().unwrap();
+    let mut captured = capture(&pool, &s).unwrap();
+    captured.fork(&t, &s).unwrap();
+    let (of_capture, other) =
+        (pool.allocate_on(&s, KIB).unwrap(), pool.allocate_on(&outside, KIB).unwrap());
+    let locked = host.allocate_on(&outside, KIB).unwrap();
+    let in_capture = of_capture.on(&s).unwrap();
+    let (used, used_locked) = (other.on(&outside).unwrap(), locked.on(&outside).unwrap());
+    let told = || assert_eq!(device.context().check_err(), Err(isolation()));
+    outside.raw().memset_zeros(&mut &*in_capture).unwrap();
+    told(); // of a call outside of the capture
+    t.raw().memset_zeros(&mut &*in_capture).unwrap();
+    told(); // of a call in the capture
+    s.raw().memset_zeros(&mut &*used).unwrap();
+    told(); // of memory that is used outside of the capture
+    s.raw().memcpy_htod(&*used_locked, &mut &*in_capture).unwrap();
+    told(); // of page-locked memory that is used there
+    let own = device.stream(&device.context().per_thread_stream()).unwrap();
+    let used = other.on(&own).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            s.raw().memset_zeros(&mut &*used).unwrap();
+            told(); // of memory that is used on another thread's stream
+        });
+    });
+    let status = outside.raw().capture_status().unwrap();
+    assert_eq!(status, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE);
+    assert!(captured.end().is_ok(), "the capture goes on");
+}
+
+#[test]
+fn a_view_on_another_stream_breaks_no_capture_of_another_library() {
+    let _one = double();
+    let pool = BucketPool::new(CudaAllocator::new(0).unwrap());
+    let device = pool.allocator().device().clone();
+    let [s, theirs] = streams(&pool, 2).try_into().unwrap();
+    let buffer = pool.allocate_on(&s, KIB).unwrap();
+    let used = buffer.on(&s).unwrap();
+    theirs.raw().begin_capture(Mode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+    theirs.raw().memset_zeros(&mut &*used).unwrap();
+    assert_eq!(device.context().check_err(), Err(isolation()));
+    let status = theirs.raw().capture_status().unwrap();
+    assert_eq!(status, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE);
+    let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    assert!(theirs.raw().end_capture(flags).is_ok(), "it goes on");
+}
+
+fn isolation() -> DriverError {
+    DriverError(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION)
 }
