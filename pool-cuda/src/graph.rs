@@ -289,17 +289,25 @@ impl<A: Vram> CudaGraph<A> {
     ///
     /// # Errors
     ///
-    /// As for [`PooledBuffer::on`], or the driver's refusal; then nothing was launched.
+    /// [`Why::NotSubmitted`] for a stream under capture, also under another library's, and for the
+    /// legacy default stream beside a captured stream that waits for it: a graph that contains this
+    /// one would use its memory in launches that are not ordered with it. Otherwise as for
+    /// [`PooledBuffer::on`], or the driver's refusal. Nothing was launched then.
     pub fn launch(
         &mut self,
         on: &PoolStream,
         uses: &[&PooledBuffer<A>],
     ) -> Result<(), DeviceError> {
-        let _in_use: Vec<_> = uses.iter().map(|buffer| buffer.on(on)).collect::<Result<_, _>>()?;
         let Instance { device, ready, .. } = &self.instance;
+        if !device.clock().owns(on) {
+            return Err(DeviceError::new(Why::Foreign, "launch on a stream of another device", 0));
+        }
         let stream = on.raw().handle()?;
-        let call = "cuGraphLaunch on the legacy stream beside a capture";
-        device.events().spare_captures(on.raw(), call)?;
+        if device.clock().is_capturing(on) || device.events().is_captured(on.raw())? {
+            let call = "cuGraphLaunch in or beside a capture";
+            return Err(DeviceError::new(Why::NotSubmitted, call, 0));
+        }
+        let _in_use: Vec<_> = uses.iter().map(|buffer| buffer.on(on)).collect::<Result<_, _>>()?;
         self.private.launch(on, || {
             device.driver().call("cuGraphLaunch", || {
                 // SAFETY: the instance lives as long as `self`, borrowed alone; the stream is kept

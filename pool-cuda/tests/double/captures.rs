@@ -292,6 +292,48 @@ fn a_launch_waits_for_the_later_of_two_marks_of_one_stream() {
     assert_eq!(hazards(), 0);
 }
 
+#[test]
+fn a_graph_is_launched_into_no_capture() {
+    let _one = double();
+    let pool = BucketPool::new(CudaAllocator::new(0).unwrap());
+    let [s, t, load] = streams(&pool, 3).try_into().unwrap();
+    let input = pool.allocate_on(&load, KIB).unwrap();
+    kernel(&input, &load);
+    let captured = capture(&pool, &s).unwrap();
+    kernel(&pool.allocate_on(&s, KIB).unwrap(), &s);
+    kernel(&input, &s);
+    let mut inner = captured.end().unwrap();
+    let launches = count("cuGraphLaunch");
+    let captured = capture(&pool, &s).unwrap();
+    assert_eq!(inner.launch(&s, &[&input]).unwrap_err().why, Why::NotSubmitted);
+    assert!(input.on(&load).is_ok(), "the refused launch is no use of it");
+    let mut outer = captured.end().unwrap();
+    t.raw().begin_capture(Mode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+    assert_eq!(inner.launch(&t, &[]).unwrap_err().why, Why::NotSubmitted, "not the clock's");
+    let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    t.raw().end_capture(flags).unwrap();
+    assert_eq!(count("cuGraphLaunch"), launches, "the driver was given no launch");
+    inner.launch(&t, &[&input]).unwrap();
+    drop(inner);
+    kernel(&pool.allocate_on(&load, KIB).unwrap(), &load);
+    outer.launch(&s, &[]).unwrap();
+    run();
+    assert_eq!(hazards(), 0);
+}
+
+/// A launch asks the driver about the stream, whose owner may have destroyed it.
+#[test]
+fn a_graph_is_launched_on_no_stream_that_has_ended() {
+    let _one = double();
+    let pool = BucketPool::new(CudaAllocator::new(0).unwrap());
+    let [s, ended] = streams(&pool, 2).try_into().unwrap();
+    let mut graph = capture(&pool, &s).unwrap().end().unwrap();
+    pool.allocator().device().retire(&ended).unwrap();
+    let asked = count("cuStreamIsCapturing");
+    assert_eq!(graph.launch(&ended, &[]).unwrap_err().why, Why::Foreign);
+    assert_eq!(count("cuStreamIsCapturing"), asked);
+}
+
 /// To wait for a stream in a capture would take the other stream into it, and the host cannot wait
 /// for it then. cudarc takes no error from a view, and tells it with its next call.
 #[test]
