@@ -8,6 +8,7 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 use parking_lot::Mutex;
 use pool_core::{DeviceError, StreamClock, Timeline, Why};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -37,10 +38,13 @@ struct Inner {
 
 type StreamKey = (usize, Option<ThreadId>);
 
+/// The key of the legacy default stream.
+const DEFAULT: StreamKey = (0, None);
+
 /// Returns the key of a stream: its handle, and the thread of a per-thread default stream.
 fn key(stream: &CudaStream) -> StreamKey {
     match stream.cu_stream().addr() {
-        LEGACY => (0, None),
+        LEGACY => DEFAULT,
         PER_THREAD => (PER_THREAD, Some(thread::current().id())),
         handle => (handle, None),
     }
@@ -170,15 +174,23 @@ impl CudaDevice {
 
     /// Registers a stream that another library owns, by its handle.
     ///
+    /// The driver's own handles have no owner. The null handle and `CU_STREAM_LEGACY` are the
+    /// legacy default stream, whose registration each call returns; to retire it does nothing.
+    /// `CU_STREAM_PER_THREAD` is the calling thread's default stream. A library that was compiled
+    /// for per-thread default streams (`CUDA_API_PER_THREAD_DEFAULT_STREAM`) says null and means
+    /// `CU_STREAM_PER_THREAD`: pass that handle for it.
+    ///
     /// # Errors
     ///
-    /// [`Why::Other`] if the handle is registered already.
+    /// [`Why::Other`] if the handle is registered already and is not the legacy default stream.
     ///
     /// # Safety
     ///
-    /// The handle is a stream of this device's context, and its owner keeps it until
-    /// [`BorrowedStream::retire`] has returned. No thread allocates, uses a buffer or launches a
-    /// graph on the stream while it is retired.
+    /// The handle is a stream of this device's context. Its owner keeps it until
+    /// [`BorrowedStream::retire`] or [`CudaDevice::retire`] has returned `Ok`. Until the drop of
+    /// the `BorrowedStream` is enough if the driver takes the event that the drop records: the
+    /// stream is under no capture, and the device has memory for an event. No thread allocates,
+    /// uses a buffer or launches a graph on the stream while it is retired.
     ///
     /// # Examples
     ///
@@ -211,10 +223,22 @@ impl CudaDevice {
         }
         // SAFETY: as the caller guarantees; after its retirement no call uses the handle.
         let stream = unsafe { self.context().wrap_borrowed_stream(handle) };
-        if self.0.streams.lock().contains_key(&key(&stream)) {
-            return Err(DeviceError::new(Why::Other, "wrap a stream that is known already", 0));
+        let key = key(&stream);
+        if key == DEFAULT {
+            let on = self.clock().default_stream().clone();
+            return Ok(BorrowedStream { on, device: self.clone(), retires: false });
         }
-        Ok(BorrowedStream { on: self.stream(&stream)?, device: self.clone() })
+        // One lock: of two threads that wrap a handle, one owns the registration.
+        match self.0.streams.lock().entry(key) {
+            Entry::Occupied(_) => {
+                Err(DeviceError::new(Why::Other, "wrap a stream that is known already", 0))
+            }
+            Entry::Vacant(unknown) => {
+                let on = self.clock().register(RawStream::new(stream, key.1));
+                unknown.insert(on.clone());
+                Ok(BorrowedStream { on, device: self.clone(), retires: true })
+            }
+        }
     }
 
     /// Ends the registration of a stream. Its queued work still runs, and memory that it used
@@ -337,15 +361,22 @@ impl fmt::Debug for CudaDevice {
 }
 
 /// A registered stream of another library. Retire it before its owner destroys it.
+///
+/// A drop retires it too, but cannot say that the driver has refused, as it does for a stream under
+/// capture. The stream stays registered then, and so it does if another thread drops a per-thread
+/// default stream, or if [`BorrowedStream::keep`] was called.
 #[derive(Debug)]
-#[must_use = "retire it before its owner destroys the stream"]
+#[must_use = "its drop retires the stream"]
 pub struct BorrowedStream {
     on: PoolStream,
     device: CudaDevice,
+    /// Whether the drop retires the stream.
+    retires: bool,
 }
 
 impl BorrowedStream {
     /// Records the stream's last event. The owner may destroy the stream once this returns `Ok`.
+    /// Does nothing for the legacy default stream, which does not end.
     ///
     /// See [`CudaDevice::wrap_stream`] for an example.
     ///
@@ -353,10 +384,59 @@ impl BorrowedStream {
     ///
     /// As for [`CudaDevice::retire`], with the stream, which stays registered unless
     /// [`Why::Foreign`] says that it had been retired.
-    pub fn retire(self) -> Result<(), (Self, DeviceError)> {
+    pub fn retire(mut self) -> Result<(), (Self, DeviceError)> {
+        if !self.retires {
+            return Ok(());
+        }
         match self.device.retire(&self.on) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.retires = false;
+                Ok(())
+            }
             Err(error) => Err((self, error)),
+        }
+    }
+
+    /// Returns the registration, which stays until [`CudaDevice::retire`] ends it: for a stream
+    /// that lives as long as the program, or whose owner tells when it ends.
+    ///
+    /// The promise of [`CudaDevice::wrap_stream`] holds on: the owner keeps the stream until
+    /// `retire` has returned `Ok`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
+    /// # double::stand_in(); // in the place of the driver
+    /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
+    /// use bucketpool::{BucketPool, MIB};
+    /// use bucketpool::cuda::{CudaAllocator, CudaDevice, PoolStream};
+    ///
+    /// # let device = CudaDevice::new(0)?;
+    /// # let owner = device.context().new_stream()?; // of another library
+    /// # let handle = owner.cu_stream();
+    /// // SAFETY: the stream is of this context, and its owner keeps it until it is retired below.
+    /// let on: PoolStream = unsafe { device.wrap_stream(handle) }?.keep();
+    /// let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    /// assert!(pool.allocate_on(&on, MIB).is_ok());
+    /// device.retire(&on)?;
+    /// # drop(owner);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn keep(mut self) -> PoolStream {
+        self.retires = false;
+        self.on.clone()
+    }
+}
+
+impl Drop for BorrowedStream {
+    fn drop(&mut self) {
+        // In a forked child a thread that is not there may hold a lock. For the default stream of
+        // another thread the host would wait for the whole context.
+        if self.retires && forked().is_none() && self.on.raw().is_reachable() {
+            // A refusal cannot be told.
+            let _ = self.device.retire(&self.on);
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use crate::abi::{Access, DeviceLocation, PoolProperties};
 use crate::block::CudaBlock;
-use crate::device::{BorrowedStream, CudaDevice};
+use crate::device::CudaDevice;
 use crate::driver::{forked, has};
 use crate::events::PoolStream;
 use crate::memory::{CudaMemory, Source, Whole};
@@ -293,7 +293,7 @@ impl Source for StreamOrdered {
                 Some(Ok(())) => return Ok(()),
             }
         }
-        let freeing: &PoolStream = &self.freeing.stream;
+        let freeing = &self.freeing.stream;
         if clock.order(freeing, after)? == Order::NotYet {
             return Err(DeviceError::new(Why::NotSubmitted, "cuMemFreeAsync", 0));
         }
@@ -327,7 +327,7 @@ impl std::fmt::Debug for StreamOrdered {
 /// each use of a `CudaSlice` records events.
 struct OwnStream {
     device: CudaDevice,
-    stream: BorrowedStream,
+    stream: PoolStream,
 }
 
 impl OwnStream {
@@ -338,7 +338,7 @@ impl OwnStream {
         // SAFETY: the stream was just created in this context; it is destroyed after its
         // retirement.
         let wrapped = unsafe { device.wrap_stream(handle) };
-        let stream = wrapped.inspect_err(|_| destroy(device, handle))?;
+        let stream = wrapped.inspect_err(|_| destroy(device, handle))?.keep();
         Ok(Self { device: device.clone(), stream })
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::harness::{capture, count, double, fail, held, kernel, lose, memory_calls};
 use pool_core::{BucketPool, KIB, MIB, PooledBuffer, StreamClock, Why};
-use pool_cuda::{CudaAllocator, CudaDevice, CudaPinnedAllocator, PoolStream};
+use pool_cuda::{BorrowedStream, CudaAllocator, CudaDevice, CudaPinnedAllocator, PoolStream};
 
 struct Program {
     device: CudaDevice,
@@ -10,6 +10,7 @@ struct Program {
     pool: BucketPool<CudaAllocator>,
     host: BucketPool<CudaPinnedAllocator>,
     lives: PooledBuffer<CudaAllocator>,
+    wrapped: BorrowedStream,
 }
 
 /// A program in the middle of its work: something lives, something is idle, events are out.
@@ -22,12 +23,14 @@ fn program() -> Program {
     kernel(&lives, device.clock().default_stream());
     drop(pool.allocate_on(&stream, MIB).unwrap());
     drop(host.allocate(KIB).unwrap());
-    Program { device, stream, pool, host, lives }
+    // SAFETY: `CU_STREAM_PER_THREAD` always exists.
+    let wrapped = unsafe { device.wrap_stream(std::ptr::without_provenance_mut(2)) }.unwrap();
+    Program { device, stream, pool, host, lives, wrapped }
 }
 
 /// Every call says `why`, hits among them.
 fn every_call_says(why: Why, program: &Program) {
-    let Program { device, stream, pool, host, lives } = program;
+    let Program { device, stream, pool, host, lives, .. } = program;
     assert_eq!(pool.allocate_on(stream, MIB).unwrap_err().why(), why, "what would be a hit");
     assert_eq!(pool.allocate_zeroed(64 * MIB).unwrap_err().why(), why);
     assert_eq!(host.allocate(KIB).unwrap_err().why(), why);
@@ -48,7 +51,8 @@ fn in_child(program: Program) -> i32 {
         let raw = program.stream.raw();
         assert_eq!(CudaDevice::new(0).unwrap_err().why, Why::Forked);
         assert_eq!(program.device.stream(raw).unwrap_err().why, Why::Forked);
-        let Program { device, stream, pool, host, lives } = program;
+        let Program { device, stream, pool, host, lives, wrapped } = program;
+        drop(wrapped);
         assert_eq!(lives.detach().free().unwrap_err().why, Why::Forked);
         drop((pool, host, stream, device));
     }));
@@ -96,8 +100,8 @@ fn after_device_lost_every_call_says_so_and_the_counters_end_at_zero() {
         assert_eq!((error.why(), error.figures().cause.code), (Why::Lost, code.into()));
         let calls = memory_calls() + count("cuEventRecord") + count("cuEventDestroy_v2");
         every_call_says(Why::Lost, &program);
-        let Program { device, stream, pool, host, lives } = program;
-        drop((lives, stream));
+        let Program { device, stream, pool, host, lives, wrapped } = program;
+        drop((lives, stream, wrapped));
         assert!(pool.clear().is_err() && host.clear().is_err());
         let stats = [pool.stats(), host.stats()];
         for stats in stats {
@@ -125,6 +129,6 @@ fn the_end_of_the_driver_is_silent() {
     let _one = double();
     let program = program();
     fail("", 0, u64::MAX, 4); // CUDA_ERROR_DEINITIALIZED, as at the end of a process
-    let Program { device, stream, pool, host, lives } = program;
-    drop((pool, lives, host, stream, device)); // nothing panics, nothing is printed
+    let Program { device, stream, pool, host, lives, wrapped } = program;
+    drop((pool, lives, host, stream, wrapped, device)); // nothing panics, nothing is printed
 }

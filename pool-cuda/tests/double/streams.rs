@@ -9,6 +9,8 @@ use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, MIB, PoolBuilder, St
 use pool_cuda::{
     CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaVmmAllocator, PoolStream, VmmConfig, Vram,
 };
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread;
 
 fn device() -> CudaDevice {
@@ -95,8 +97,7 @@ fn the_legacy_stream_gets_events_like_any_other() {
     kernel(&buffer, &s);
     assert_eq!((count("cuStreamWaitEvent"), hazards()), (1, 0));
     // SAFETY: `CU_STREAM_LEGACY` is the null stream.
-    let again =
-        unsafe { device.context().wrap_borrowed_stream(std::ptr::without_provenance_mut(1)) };
+    let again = unsafe { device.context().wrap_borrowed_stream(ptr::without_provenance_mut(1)) };
     let again = device.stream(&again).unwrap();
     assert_eq!(format!("{again:?}"), format!("{:?}", device.clock().default_stream()));
 }
@@ -195,6 +196,113 @@ fn a_wrapped_stream_is_retired_before_its_owner_destroys_it() {
     // The driver may give the same handle to a new stream, which is another one.
     let again = device.context().new_stream().unwrap();
     assert!(pool.allocate_on(&device.stream(&again).unwrap(), KIB).is_ok());
+}
+
+#[test]
+fn a_wrapped_stream_that_is_dropped_is_retired() {
+    let _one = double();
+    let device = device();
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let other = streams(&device, 1).remove(0);
+    let handle = result::stream::create(result::stream::StreamKind::NonBlocking).unwrap();
+    // SAFETY: a stream of this context, destroyed after the drop, which no capture forbids.
+    let theirs = unsafe { device.wrap_stream(handle) }.unwrap();
+    kernel(&pool.allocate_on(&theirs, KIB).unwrap(), &theirs);
+    let registered = theirs.clone();
+    drop(theirs);
+    assert_eq!(pool.allocate_on(&registered, KIB).unwrap_err().why(), Why::Foreign);
+    // SAFETY: created above, and not used afterwards.
+    unsafe { result::stream::destroy(handle) }.unwrap();
+    kernel(&pool.allocate_on(&other, KIB).unwrap(), &other);
+    assert_eq!((pool.stats().misses, hazards()), (1, 0), "its memory is not stranded");
+    // The driver gives the same handle to a new stream.
+    let again = result::stream::create(result::stream::StreamKind::NonBlocking).unwrap();
+    assert_eq!(again, handle);
+    // SAFETY: as above.
+    let theirs = unsafe { device.wrap_stream(again) }.unwrap();
+    assert!(pool.allocate_on(&theirs, KIB).is_ok());
+}
+
+#[test]
+fn a_wrapped_stream_that_is_kept_stays_registered_until_it_is_retired() {
+    let _one = double();
+    let device = device();
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let owner = device.context().new_stream().unwrap();
+    // SAFETY: the owner keeps the stream to the end.
+    let kept = unsafe { device.wrap_stream(owner.cu_stream()) }.unwrap().keep();
+    assert!(pool.allocate_on(&kept, KIB).is_ok());
+    device.retire(&kept).unwrap();
+    assert_eq!(pool.allocate_on(&kept, KIB).unwrap_err().why(), Why::Foreign);
+}
+
+#[test]
+fn one_of_two_threads_that_wrap_a_handle_owns_the_registration() {
+    const ROUNDS: usize = 5000;
+    let _one = double();
+    let device = device();
+    let owner = device.context().new_stream().unwrap();
+    let handle = owner.cu_stream().addr();
+    let (ready, tried, owners) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+    // Both threads go on at once, sooner than after a lock.
+    let both = |count: &AtomicUsize, round: usize| {
+        count.fetch_add(1, SeqCst);
+        while count.load(SeqCst) < 2 * (round + 1) {
+            thread::yield_now();
+        }
+    };
+    let wrap = || {
+        for round in 0..ROUNDS {
+            both(&ready, round);
+            // SAFETY: the owner keeps the stream to the end.
+            let wrapped = unsafe { device.wrap_stream(ptr::without_provenance_mut(handle)) };
+            owners.fetch_add(usize::from(wrapped.is_ok()), SeqCst);
+            both(&tried, round);
+        }
+    };
+    thread::scope(|scope| {
+        scope.spawn(wrap);
+        scope.spawn(wrap);
+    });
+    assert_eq!(owners.into_inner(), ROUNDS);
+}
+
+#[test]
+fn the_null_handle_is_the_default_stream() {
+    let _one = double();
+    let device = device();
+    let pool = BucketPool::new(CudaAllocator::on(device.clone()));
+    let default = device.clock().default_stream();
+    for handle in [ptr::null_mut(), ptr::without_provenance_mut(1), ptr::null_mut()] {
+        // SAFETY: `CU_STREAM_LEGACY` and the null handle always exist.
+        let wrapped = unsafe { device.wrap_stream(handle) }.unwrap();
+        assert_eq!(format!("{:?}", *wrapped), format!("{default:?}"));
+        kernel(&pool.allocate_on(&wrapped, KIB).unwrap(), &wrapped);
+        wrapped.retire().unwrap();
+        kernel(&pool.allocate_on(default, KIB).unwrap(), default);
+    }
+    assert_eq!((pool.stats().misses, hazards()), (1, 0));
+}
+
+#[test]
+fn the_per_thread_handle_is_the_default_stream_of_the_calling_thread() {
+    let _one = double();
+    let device = device();
+    // SAFETY: `CU_STREAM_PER_THREAD` always exists.
+    let wrap = || unsafe { device.wrap_stream(ptr::without_provenance_mut(2)) };
+    let here = wrap().unwrap();
+    let of_thread = device.stream(&device.context().per_thread_stream()).unwrap();
+    assert_eq!(format!("{:?}", *here), format!("{of_thread:?}"));
+    let waits = count("cuCtxSynchronize");
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            device.context().bind_to_thread().unwrap();
+            let there = wrap().unwrap();
+            assert_ne!(format!("{:?}", *here), format!("{:?}", *there));
+            drop(here); // not its own thread: to retire it, the host would wait for the context
+        });
+    });
+    assert_eq!((count("cuCtxSynchronize"), device.retire(&of_thread)), (waits, Ok(())));
 }
 
 #[test]
