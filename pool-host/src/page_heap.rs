@@ -155,6 +155,9 @@ impl PageHeap {
     /// that used the heap exits), `limit=SIZE` and `decay=MILLISECONDS`. A line on stderr reports
     /// an unknown word, and those that have no effect on a page heap: `check` and `lease`.
     ///
+    /// In a set-user-ID, set-group-ID or otherwise privileged program (`AT_SECURE`) it reads no
+    /// word, since a user without the privileges chooses the environment.
+    ///
     /// It reads the environment with `getenv`, and calls `dlsym`, which may allocate.
     pub fn start_by_environment(&'static self) -> bool {
         let settings = self.settings.with_environment();

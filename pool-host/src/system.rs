@@ -69,11 +69,22 @@ fn signals(fill: unsafe extern "C" fn(*mut libc::sigset_t) -> libc::c_int) -> li
     unsafe { set.assume_init() }
 }
 
-/// Returns the value of an environment variable.
+/// Returns whether the program has privileges that the user who started it may lack: it is
+/// set-user-ID, set-group-ID or has file capabilities (`AT_SECURE`).
+fn has_gained_privileges() -> bool {
+    // SAFETY: `getauxval` takes a number and reads what the kernel passed to the process.
+    !cfg!(miri) && unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// Returns the value of an environment variable; `None` in a program that has gained privileges,
+/// where the environment is a stranger's.
 ///
 /// It calls `getenv`, because `std::env` allocates a string. The caller must not keep the value
 /// after the next change of the environment.
 pub(crate) fn variable(name: &CStr) -> Option<&'static [u8]> {
+    if has_gained_privileges() {
+        return None;
+    }
     // SAFETY: `name` ends with a zero byte. A program that changes the environment guarantees that
     // no other thread reads it meanwhile (`std::env::set_var`).
     let value = unsafe { libc::getenv(name.as_ptr()) };

@@ -84,7 +84,8 @@ use thread::{CACHE, own_thread_cache, thread_cache};
 /// ([`Tcache::checked`]), `background` and `background=off` ([`Tcache::background`]), `huge`
 /// ([`Tcache::huge_pages`]), `stats` (a summary on stderr when the process exits), `limit=SIZE`,
 /// `lease=SIZE`, `decay=MILLISECONDS` (0 for never), and with the feature `trace` `trace=FILE`,
-/// which records all requests and frees to a `.ptrace.csv.zst` file.
+/// which records all requests and frees to a `.ptrace.csv.zst` file. A set-user-ID, set-group-ID or
+/// otherwise privileged program (`AT_SECURE`) does not read it.
 #[derive(Debug)]
 pub struct Tcache<A = System> {
     inner: A,

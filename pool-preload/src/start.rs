@@ -12,8 +12,23 @@ static START: extern "C" fn() = start;
 /// Looking up names and registering fork handlers may allocate. The C library serves that, since
 /// the heap serves no request before it is started.
 extern "C" fn start() {
+    forget_foreign_settings();
     cpp::is_replaced();
     libc_next::find();
     heap::HEAP.start_by_environment();
     pool_host::tracing::begin();
+}
+
+/// Removes the settings from the environment of a program with privileges that the user who started
+/// it may lack (`AT_SECURE`).
+///
+/// The library reads no settings there. A program that such a program starts may have all of its
+/// privileges and would read them, so they go, as the dynamic linker removes `LD_PRELOAD`.
+fn forget_foreign_settings() {
+    // SAFETY: `getauxval` takes a number and reads what the kernel passed to the process.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+        // SAFETY: the name ends with a zero byte. The dynamic linker runs this before `main`, when
+        // the process has one thread, so no other thread uses the environment.
+        unsafe { libc::unsetenv(c"BUCKETPOOL_HOST".as_ptr()) };
+    }
 }

@@ -1,6 +1,7 @@
 //! The words of `BUCKETPOOL_HOST` in a program with the library preloaded.
 
-use crate::setup::{compiled, errors, is_done, run};
+use crate::setup::{compiled, errors, is_done, library, run};
+use std::process::Command;
 
 /// Runs a program that takes 64 blocks of 4 MiB, and returns what it writes to stderr, without its
 /// number.
@@ -60,4 +61,25 @@ fn a_trace_has_all_requests_and_frees() {
 #[test]
 fn words_for_a_tcache_have_no_effect_and_say_so() {
     insta::assert_snapshot!(said("check,lease=2M"));
+}
+
+/// A user who starts a privileged program chooses its environment, and must not choose files that
+/// it writes. The dynamic linker loads the library into such a program if it is linked with it or
+/// if `/etc/ld.so.preload` names it.
+#[test]
+fn a_program_with_gained_privileges_takes_no_settings() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("secret.ptrace.csv.zst");
+    let library = library().display().to_string();
+    let path = format!("-Wl,-rpath,{}", library.trim_end_matches("libbucketpool.so"));
+    let program = compiled("secure.c", &["-Wl,--no-as-needed", &library, &path]);
+    // A real user ID that is not the effective one counts as gained privileges.
+    let mut command = Command::new("setpriv");
+    command.arg("--ruid=65534").arg(program).env_remove("LD_PRELOAD");
+    command.env("BUCKETPOOL_HOST", format!("stats,limit=x,trace={}", file.display()));
+    let output = command.output().expect("setpriv of util-linux");
+    assert!(!errors(&output).contains("setpriv"), "needs root: {}", errors(&output));
+    is_done(&output);
+    assert_eq!(errors(&output), "", "no word was read");
+    assert!(!file.exists(), "no file was written");
 }
