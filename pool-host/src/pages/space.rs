@@ -83,16 +83,23 @@ impl Space {
 /// Reserves addresses that no code may touch yet.
 ///
 /// They do not count as memory, even under strict overcommit. The part that [`allow`] makes usable
-/// counts, so the system can refuse it there.
+/// counts, so the system can refuse it there. Core dumps leave them out: gdb's `gcore` would write
+/// them all, 1 TiB.
 fn reserve(bytes: usize) -> Option<*mut u8> {
     let how = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: the address is null and `MAP_FIXED` is not set, so the system chooses unused
     // addresses and no existing mapping changes.
     let base = unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_NONE, how, -1, 0) };
-    (base != libc::MAP_FAILED).then_some(base.cast())
+    if base == libc::MAP_FAILED {
+        return None;
+    }
+    // A refusal makes core dumps larger, and is ignored.
+    // SAFETY: `mmap` just mapped these bytes. This advice changes no contents.
+    let _ = unsafe { libc::madvise(base, bytes, libc::MADV_DONTDUMP) };
+    Some(base.cast())
 }
 
-/// Makes a part of the addresses from `base` readable and writable.
+/// Makes a part of the addresses from `base` readable and writable, and puts it into core dumps.
 fn allow(base: *mut u8, part: std::ops::Range<usize>) -> Option<()> {
     if part.is_empty() {
         return Some(());
@@ -102,7 +109,13 @@ fn allow(base: *mut u8, part: std::ops::Range<usize>) -> Option<()> {
     // SAFETY: the callers pass parts of a range from `reserve` that no code uses yet, so no
     // reference is affected.
     let done = unsafe { libc::mprotect(start, part.len(), access) };
-    (done == 0).then_some(())
+    if done != 0 {
+        return None;
+    }
+    // SAFETY: as above; this advice changes no contents. The system refuses it only where it has
+    // refused that of `reserve`, and then the part was never left out.
+    let _ = unsafe { libc::madvise(start, part.len(), libc::MADV_DODUMP) };
+    Some(())
 }
 
 /// Returns the memory behind addresses to the system.

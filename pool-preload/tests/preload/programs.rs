@@ -105,3 +105,8 @@ fn below_an_address_limit_the_c_library_serves() {
     is_done(&output);
     assert_eq!(errors(&output), "", "no block came from the heap");
 }
+
+#[test]
+fn core_dumps_have_blocks_and_no_reserved_addresses() {
+    check("dumps.c", &[]);
+}
