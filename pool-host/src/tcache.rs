@@ -164,9 +164,10 @@ impl<A> Tcache<A> {
     }
 
     /// Starts a thread with the first miss, which gives memory back while the program sleeps. It
-    /// looks every 50 ms, and every 500 ms when nothing changes. Off by default. Nothing happens,
-    /// and a line on stderr says so, over an inner allocator with fields: the thread has no
-    /// reference to one.
+    /// looks every 50 ms, and every 500 ms when nothing changes. It is made as that of
+    /// [`PageHeap::background`](crate::PageHeap::background), so frees of the inner allocator get
+    /// 128 KiB of stack there. Off by default. Nothing happens, and a line on stderr says so, over
+    /// an inner allocator with fields: the thread has no reference to one.
     #[must_use]
     pub const fn background(mut self, on: bool) -> Self {
         self.settings.background = on;

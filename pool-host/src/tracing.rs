@@ -5,7 +5,7 @@
 //! `fork` nothing is recorded. Without the word, each request and free has one load more.
 #![expect(unsafe_code, reason = "memory is mapped, and a thread is made through C")]
 
-use crate::background::Background;
+use crate::background::{Background, confine};
 use crate::system;
 use pool_core::ring::{Ring, RingSlot};
 use pool_trace::raw;
@@ -29,6 +29,9 @@ const NAME_MOST: usize = 1024;
 /// Times that the end of the process looks for the end of the writer.
 const LOOKS: u32 = 100_000;
 
+/// Stack of the writer in bytes: it compresses.
+const STACK: usize = 1 << 20;
+
 /// Whether requests and frees are recorded.
 static ON: AtomicBool = AtomicBool::new(false);
 static RING: OnceLock<Ring<&'static [RingSlot]>> = OnceLock::new();
@@ -38,7 +41,7 @@ static NAME: OnceLock<([u8; NAME_MOST], usize)> = OnceLock::new();
 static WRITER: AtomicU64 = AtomicU64::new(0);
 static ENDS: AtomicBool = AtomicBool::new(false);
 static DONE: AtomicBool = AtomicBool::new(false);
-static THREAD: Background = Background::new();
+static THREAD: Background = Background::new(STACK);
 
 /// Takes the name of the file. Returns false if it is empty, too long, or another one than before.
 pub(crate) fn name_file(name: &[u8]) -> bool {
@@ -164,6 +167,7 @@ fn write() -> io::Result<String> {
     let none = || io::Error::other("no ring");
     let (name, used) = NAME.get().ok_or_else(none)?;
     let (file, path) = created(Path::new(OsStr::from_bytes(&name[..*used])))?;
+    confine(); // only the file may have needed privileges
     let source = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
     let recorded = raw::write(RING.get().ok_or_else(none)?, file, source.trim(), &ENDS)?;
     let (operations, lost) = (recorded.operations, recorded.lost);

@@ -1,7 +1,7 @@
 //! All page heaps of the process: what happens to them on a fork, and their background thread.
 
 use super::{PageHeap, THREAD_FROM};
-use crate::background::{Background, look_again};
+use crate::background::{Background, LOOKING_STACK, look_again};
 use crate::pages::Pages;
 use crate::pages::lock::ForkLock;
 use crate::system;
@@ -20,7 +20,7 @@ static WATCHES_FORKS: OnceLock<bool> = OnceLock::new();
 static PRINTS: OnceLock<()> = OnceLock::new();
 
 /// The thread that looks after all heaps that want it.
-static THREAD: Background = Background::new();
+static THREAD: Background = Background::new(LOOKING_STACK);
 
 #[derive(Debug)]
 struct Heaps {

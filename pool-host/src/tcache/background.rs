@@ -5,7 +5,7 @@
 
 use super::inner::Inner;
 use super::thread::CACHE;
-use crate::background::{Background, look_again};
+use crate::background::{Background, LOOKING_STACK, look_again};
 use crate::system;
 use std::alloc::GlobalAlloc;
 use std::ffi::c_void;
@@ -13,7 +13,7 @@ use std::mem::needs_drop;
 use std::ptr::{self, NonNull};
 
 /// The thread of the process's tcache.
-pub(super) static THREAD: Background = Background::new();
+pub(super) static THREAD: Background = Background::new(LOOKING_STACK);
 
 /// Requests the background thread. The next request on the slow path starts it.
 ///

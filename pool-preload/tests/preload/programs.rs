@@ -110,3 +110,22 @@ fn below_an_address_limit_the_c_library_serves() {
 fn core_dumps_have_blocks_and_no_reserved_addresses() {
     check("dumps.c", &[]);
 }
+
+#[test]
+fn the_thread_of_the_library_has_no_privileges_of_the_program() {
+    is_done(&run(&compiled("privileges.c", &[]), &[], ""));
+}
+
+#[test]
+fn the_thread_of_the_library_runs_as_the_main_thread_on_a_small_stack() {
+    let program = compiled("scheduling.c", &[]);
+    let mut command = std::process::Command::new("sh");
+    // Threads without a size of their own get stacks of 1 000 000 KiB.
+    command.args(["-c", "ulimit -s 1000000; exec \"$0\" 900000000"]).arg(&program);
+    is_done(&command.env("LD_PRELOAD", library()).output().expect("a shell"));
+}
+
+#[test]
+fn the_thread_of_the_library_makes_no_call_that_a_filter_may_not_know() {
+    is_done(&run(&compiled("filtered.c", &[]), &[], ""));
+}
