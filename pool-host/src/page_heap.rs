@@ -45,6 +45,8 @@ const THREAD_FROM: u64 = 8 << 20;
 /// [`PageHeap::start`] was called. Requests and frees use no thread-local variable and no memory of
 /// another allocator, but for making the background thread, so a `malloc` may call them at any
 /// time. Like `malloc` it may not be called from a signal handler. A child after `fork` may use it.
+/// While a thread forks, requests of other threads are refused unless a recently freed block serves
+/// them: an allocator over the heap passes them to another one, as where there is no memory.
 ///
 /// ```
 /// # mod bucketpool { pub use pool_core::*; pub mod host { pub use pool_host::*; } }
@@ -68,6 +70,8 @@ pub struct PageHeap {
     settings: Settings,
     /// The most bytes of addresses to reserve.
     addresses: u64,
+    /// Whether a call has begun to start the heap.
+    starts: AtomicBool,
     /// Whether requests are served.
     started: AtomicBool,
     /// Limit on cached bytes.
@@ -91,6 +95,7 @@ impl PageHeap {
             counts: ShardCounts::new(),
             settings: Settings::DEFAULT,
             addresses: u64::MAX,
+            starts: AtomicBool::new(false),
             started: AtomicBool::new(false),
             limit: AtomicUsize::new(0),
             next: AtomicPtr::new(ptr::null_mut()),
@@ -121,7 +126,8 @@ impl PageHeap {
     /// sleeps or takes no large block. All heaps of the process share one thread. It starts when a
     /// heap has 8 MiB of pages, and ends when none has. It runs as the main thread does, never in
     /// real time, with a stack of 128 KiB and of all capabilities with `CAP_SETUID` and
-    /// `CAP_SETGID` only; if a seccomp filter is in force it keeps what it inherits. Off by default.
+    /// `CAP_SETGID` only; if a seccomp filter is in force it keeps what it inherits. Off by
+    /// default.
     ///
     /// Without it, calls of this heap do that work, and a program that makes none keeps its pages,
     /// unless another heap of the process has requested the thread.
@@ -175,8 +181,8 @@ impl PageHeap {
     }
 
     fn start_with(&'static self, settings: &Settings) -> bool {
-        if self.started.load(Acquire) {
-            return true;
+        if self.starts.swap(true, Relaxed) {
+            return self.is_started_soon();
         }
         self.pages.reserve_at_most(usize::try_from(self.addresses).unwrap_or(usize::MAX));
         if settings.huge_pages {
@@ -187,7 +193,21 @@ impl PageHeap {
         self.apply(settings);
         let added = heaps::add(self, settings.background);
         self.started.store(added, Release);
+        self.starts.store(added, Relaxed);
         added
+    }
+
+    /// Returns whether the heap serves requests, once the call that starts it had time to end. A
+    /// thread that made the call may not exist, in a forked child.
+    fn is_started_soon(&self) -> bool {
+        const MAX_YIELDS: u32 = 1000;
+        (0..MAX_YIELDS).any(|_| {
+            let is_started = self.started.load(Acquire);
+            if !is_started {
+                std::thread::yield_now();
+            }
+            is_started
+        })
     }
 
     /// Requests the background thread (see [`PageHeap::background`]) for all heaps of the process.
@@ -215,8 +235,8 @@ impl PageHeap {
     /// Returns a block of at least `bytes` bytes; its contents are not specified.
     ///
     /// Returns `None` if there are no addresses or no memory, for more than 256 GiB, for an
-    /// alignment that is no power of two or above 2 MiB, and if the heap is not started. It uses
-    /// whole pages, so it is meant for blocks of 64 KiB and more.
+    /// alignment that is no power of two or above 2 MiB, while another thread forks, and if the
+    /// heap is not started. It uses whole pages, so it is meant for blocks of 64 KiB and more.
     #[inline]
     pub fn allocate(&self, bytes: usize, align: usize) -> Option<NonNull<u8>> {
         if !align.is_power_of_two() {
@@ -304,8 +324,8 @@ impl PageHeap {
     }
 
     /// Resizes a block to at least `bytes` bytes, in place or by moving what it holds. Returns the
-    /// resized block, which is aligned to `align`; `None` if there is no memory, and then the block
-    /// is unchanged.
+    /// resized block, which is aligned to `align`; `None` if there is no memory, and for a block
+    /// that would grow while another thread forks, and then the block is unchanged.
     ///
     /// A block that moves gets a place with room for more growth. A block that shrinks by less than
     /// an eighth and 256 KiB keeps its pages.
@@ -333,7 +353,7 @@ impl PageHeap {
     }
 
     /// Gives cached pages back to the system, the oldest first, until at least `bytes` bytes went
-    /// or none is left. Returns the bytes that went.
+    /// or none is left. Returns the bytes that went: 0 while another thread forks.
     pub fn trim(&self, bytes: u64) -> u64 {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         system::keeping_errno(|| self.pages.trim(bytes) as u64)

@@ -16,8 +16,13 @@
 //! behind it and reads as zeroes). A map records where each run begins and ends, so a block has no
 //! header and is freed by its address alone. The map's used runs are the program's blocks, the runs
 //! in slots, and the runs that are being returned to the system. Nothing in this module allocates.
+//!
+//! No thread waits for the lock while another thread forks. A request that needs the lock is then
+//! refused, for the caller to serve otherwise; a free is done later (`deferred.rs`); work that
+//! gives memory back is left to later calls.
 #![expect(unsafe_code, reason = "blocks are addresses in a range that the system reserved")]
 
+mod deferred;
 mod give_back;
 mod heap;
 pub(crate) mod lock;
@@ -29,6 +34,7 @@ mod space;
 mod tests;
 
 use crate::system;
+use deferred::{Deferral, Deferred};
 use heap::Heap;
 use lock::ForkLock;
 use runs::{Page, PageState, Run};
@@ -62,6 +68,7 @@ const NOWHERE: *mut u8 = ptr::without_provenance_mut(1 << (usize::BITS - 1));
 #[derive(Debug)]
 pub(crate) struct Pages {
     inside: ForkLock<Heap>,
+    deferred: Deferred,
     slots: Slots,
     /// Start of the reserved range; [`NOWHERE`] before the first request.
     base: AtomicPtr<u8>,
@@ -73,8 +80,11 @@ pub(crate) struct Pages {
     refused: AtomicBool,
     /// Whether enough pages are dirty that a free into a slot also calls [`Pages::look`].
     is_wet: AtomicBool,
-    /// Number of dirty pages when [`Pages::turn`] last ran.
+    /// Number of dirty pages when [`Pages::note`] last ran.
     dirty: AtomicU64,
+    /// Number of used pages when [`Pages::note`] last ran, and its high-water mark.
+    used: AtomicU64,
+    used_peak: AtomicU64,
     /// Time in milliseconds from which [`Pages::look`] returns pages to the system.
     next_look: AtomicU64,
     /// Requests that clean pages served. Growth of a block in place is not counted.
@@ -116,6 +126,7 @@ impl Pages {
     pub(crate) const fn new() -> Self {
         Self {
             inside: ForkLock::new(Heap::new()),
+            deferred: Deferred::new(),
             slots: Slots::new(),
             base: AtomicPtr::new(NOWHERE),
             bytes: AtomicUsize::new(0),
@@ -123,6 +134,8 @@ impl Pages {
             refused: AtomicBool::new(false),
             is_wet: AtomicBool::new(false),
             dirty: AtomicU64::new(0),
+            used: AtomicU64::new(0),
+            used_peak: AtomicU64::new(0),
             next_look: AtomicU64::new(0),
             fresh: AtomicU64::new(0),
             returned: AtomicU64::new(0),
@@ -136,25 +149,64 @@ impl Pages {
     /// Dirty pages that no request needed for `decay` milliseconds return to the system; 0 turns
     /// this off.
     pub(crate) fn configure(&self, limit: usize, decay: u64) {
-        self.inside.enter(|inside| inside.need.configure((limit / PAGE) as u64, decay));
+        let configure = |inside: &mut Heap| inside.need.configure((limit / PAGE) as u64, decay);
+        if self.enter(configure).is_none() {
+            self.deferred.set(limit, decay);
+        }
         // It was computed with the retention time before this one.
         self.next_look.store(0, Relaxed);
     }
 
     /// Sets the high-water mark of the used bytes to what is used now.
     pub(crate) fn reset_peak(&self) {
-        self.inside.enter(|inside| inside.need.most = inside.need.live);
+        if self.enter(|inside| inside.need.most = inside.need.live).is_none() {
+            self.deferred.reset_peak();
+        }
     }
 
     /// Sets the bound on dirty bytes, and the factor by which the retention time is shortened.
-    /// `haste` must be at least 1.
+    /// `haste` must be at least 1. Callers call it again and again; while another thread forks it
+    /// does nothing.
     pub(crate) fn adjust(&self, limit: usize, haste: u64) {
         if self.is_there() {
-            self.inside.enter(|inside| {
+            self.enter(|inside| {
                 inside.need.limit = (limit / PAGE) as u64;
                 inside.need.haste = haste;
             });
         }
+    }
+
+    /// Runs `work` under the lock, after what was deferred. Returns `None` if another thread forks.
+    fn enter<R>(&self, work: impl FnOnce(&mut Heap) -> R) -> Option<R> {
+        self.inside.enter(|inside| {
+            if self.deferred.is_any() {
+                self.do_deferred(inside);
+            }
+            work(inside)
+        })
+    }
+
+    /// Does the work that calls deferred during a fork.
+    #[cold]
+    fn do_deferred(&self, inside: &mut Heap) {
+        for (first, what) in self.deferred.take(|first| self.page(first as usize)) {
+            let Run { pages, .. } = inside.runs.at(first);
+            if what == Deferral::Freed {
+                inside.need.down(pages);
+            }
+            inside.runs.release(Run { first, pages, state: what.state() });
+        }
+        if let Some((limit, decay)) = self.deferred.take_settings() {
+            inside.need.configure((limit / PAGE) as u64, decay);
+        }
+        if self.deferred.take_reset_peak() {
+            inside.need.most = inside.need.live;
+        }
+    }
+
+    /// Leaves a used run, which the caller owns, to the next thread that has the lock.
+    fn defer(&self, first: u32, what: Deferral) {
+        self.deferred.push(first, self.page(first as usize), what);
     }
 
     /// Permits huge pages. Has no effect after the first request.
@@ -191,12 +243,17 @@ impl Pages {
     #[expect(clippy::cast_possible_truncation, reason = "the range has fewer than 2^30 pages")]
     fn run_of(&self, block: *mut u8) -> (u32, u32) {
         let first = (block.addr() - self.base.load(Relaxed).addr()) / PAGE;
-        // SAFETY: `Space::grow` made the map's entries of all usable pages readable for good, and a
-        // block has usable pages only. The stores of `base` and `map` happen before this load: they
-        // precede the lock or slot from which the block came, and the caller owns the block. The
-        // entry is atomic, and its tag changes only in calls of the block's owner.
-        let page = unsafe { &*self.map.load(Relaxed).wrapping_add(first) };
-        (first as u32, page.pages())
+        (first as u32, self.page(first).pages())
+    }
+
+    /// Returns the map's entry of the first page of a run. The caller must own the run.
+    #[inline]
+    fn page(&self, first: usize) -> &Page {
+        // SAFETY: `Space::grow` made the map's entries of all usable pages readable and writable
+        // for good, and a run has usable pages only. The stores of `base` and `map` happen before
+        // this load: they precede the lock or slot from which the run came, and the caller owns the
+        // run. The entry is atomic, and its tag changes only in calls of the run's owner.
+        unsafe { &*self.map.load(Relaxed).wrapping_add(first) }
     }
 
     /// Returns the address of a page.
@@ -207,8 +264,8 @@ impl Pages {
 
     /// Takes a block of at least `bytes` bytes, which must not be 0.
     ///
-    /// Returns `None` if there are no addresses or no memory, for more than [`LARGEST`] bytes, and
-    /// for an alignment above 2 MiB.
+    /// Returns `None` if there are no addresses or no memory, for more than [`LARGEST`] bytes, for
+    /// an alignment above 2 MiB, and if the lock is needed while another thread forks.
     pub(crate) fn take(&self, bytes: usize, align: usize) -> Option<Taken> {
         if let Some(block) = self.take_recent(bytes, align) {
             return Some(Taken { block, zeroed: false });
@@ -244,7 +301,7 @@ impl Pages {
             return None;
         }
         let now = system::coarse_milliseconds();
-        let (first, zeroed, budget) = self.inside.enter(|inside| {
+        let taken = self.enter(|inside| {
             let mut found = inside.take_dirty(pages, align, roomy);
             // Runs in slots that were just freed serve before clean pages do.
             if found.is_none() && self.sweep(inside) {
@@ -263,7 +320,8 @@ impl Pages {
             // return to the system.
             self.note(inside, now);
             Some((first, zeroed, 0))
-        })?;
+        });
+        let (first, zeroed, budget) = taken??;
         self.give_back(budget);
         Some(Taken { block: self.address(first), zeroed })
     }
@@ -285,20 +343,24 @@ impl Pages {
         pages as usize * PAGE
     }
 
-    /// Frees a run under the lock.
+    /// Frees a run under the lock, or later if another thread forks.
     #[cold]
     fn give_run(&self, first: u32, pages: u32) {
         let now = system::coarse_milliseconds();
-        let budget = self.inside.enter(|inside| {
+        let budget = self.enter(|inside| {
             inside.need.down(pages);
             inside.runs.release(Run { first, pages, state: PageState::Dirty });
             self.turn(inside, now, pages)
         });
-        self.give_back(budget);
+        match budget {
+            Some(budget) => self.give_back(budget),
+            None => self.defer(first, Deferral::Freed),
+        }
     }
 
     /// Resizes a block in place to at least `bytes` bytes. Returns false if that is not possible;
-    /// the block is then unchanged. A block that would shrink by little keeps its pages.
+    /// the block is then unchanged. A block that would shrink by little keeps its pages, and so
+    /// does one that would shrink while another thread forks.
     ///
     /// # Safety
     ///
@@ -313,7 +375,7 @@ impl Pages {
             return true;
         }
         let now = system::coarse_milliseconds();
-        let (done, budget) = self.inside.enter(|inside| {
+        let entered = self.enter(|inside| {
             if wanted > pages {
                 let done = inside.extend(first, pages, wanted, false)
                     || (self.sweep(inside) && inside.extend(first, pages, wanted, false))
@@ -329,6 +391,7 @@ impl Pages {
             });
             (true, self.turn(inside, now, less))
         });
+        let Some((done, budget)) = entered else { return wanted <= pages };
         self.give_back(budget);
         done
     }
@@ -377,20 +440,26 @@ impl Pages {
         usize::try_from(pages).unwrap_or(usize::MAX).saturating_mul(PAGE)
     }
 
-    /// Returns the current figures.
+    /// Returns the current figures; while another thread forks, some of them are those that
+    /// [`Pages::note`] published last.
     pub(crate) fn stats(&self) -> PagesStats {
         let bytes = |pages: u64| pages * PAGE as u64;
-        self.inside.enter(|inside| PagesStats {
-            used: bytes(inside.need.live),
+        let figures = |inside: &mut Heap| [inside.need.live, inside.runs.dirty, inside.need.most];
+        let published =
+            || [&self.used, &self.dirty, &self.used_peak].map(|pages| pages.load(Relaxed));
+        let [used, dirty, used_peak] = self.enter(figures).unwrap_or_else(published);
+        PagesStats {
+            used: bytes(used),
             slots: bytes(self.slots.pages()),
-            dirty: bytes(inside.runs.dirty),
+            dirty: bytes(dirty),
             fresh: self.fresh.load(Relaxed),
-            used_peak: bytes(inside.need.most),
+            used_peak: bytes(used_peak),
             returned: bytes(self.returned.load(Relaxed)),
-        })
+        }
     }
 
-    /// Returns whether the range is reserved. The first call reserves it.
+    /// Returns whether the range is reserved. The first call reserves it, unless another thread
+    /// forks.
     fn is_ready(&self) -> bool {
         self.bytes.load(Acquire) > 0 || self.reserve()
     }
@@ -402,7 +471,7 @@ impl Pages {
         if self.refused.load(Relaxed) {
             return false;
         }
-        let reserved = self.inside.enter(|inside| {
+        let reserved = self.enter(|inside| {
             if inside.space.is_some() {
                 return true;
             }
@@ -416,6 +485,7 @@ impl Pages {
             inside.space = Some(space);
             true
         });
+        let Some(reserved) = reserved else { return false };
         self.refused.store(!reserved, Relaxed);
         reserved
     }
@@ -425,9 +495,15 @@ impl Pages {
         self.inside.before_fork();
     }
 
-    /// Releases the lock after a fork, in parent and child.
+    /// Releases the lock after a fork, in the parent.
     pub(crate) fn after_fork(&self) {
-        self.inside.after_fork();
+        self.inside.after_fork(|inside| self.do_deferred(inside));
+    }
+
+    /// Releases the lock after a fork, in the child. If it was not held for the fork and another
+    /// thread had it, requests that need it are refused from now on.
+    pub(crate) fn in_child(&self) {
+        self.inside.in_child(|inside| self.do_deferred(inside));
     }
 }
 

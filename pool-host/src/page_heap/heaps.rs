@@ -3,17 +3,15 @@
 use super::{PageHeap, THREAD_FROM};
 use crate::background::{Background, LOOKING_STACK, look_again};
 use crate::pages::Pages;
-use crate::pages::lock::ForkLock;
 use crate::system;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-/// The heap that was started last. Each knows the one before it, so this is the list of all.
-///
-/// Lock order: this lock, then those of the heaps.
-static HEAPS: ForkLock<Heaps> = ForkLock::new(Heaps { last: None });
+/// The heap that was started last; null before the first. Each knows the one before it, so this is
+/// the list of all. A heap is added once, and stays.
+static LAST: AtomicPtr<PageHeap> = AtomicPtr::new(ptr::null_mut());
 /// Whether the handlers for a fork are registered.
 static WATCHES_FORKS: OnceLock<bool> = OnceLock::new();
 /// Whether the statistics are printed when the process exits.
@@ -22,27 +20,24 @@ static PRINTS: OnceLock<()> = OnceLock::new();
 /// The thread that looks after all heaps that want it.
 static THREAD: Background = Background::new(LOOKING_STACK);
 
-#[derive(Debug)]
-struct Heaps {
-    last: Option<&'static PageHeap>,
-}
-
-/// Adds a heap to the list; with `background`, the thread will look after all heaps. A heap that is
-/// in the list already is not added again.
+/// Adds a heap to the list, in which it must not be yet; with `background`, the thread will look
+/// after all heaps.
 ///
 /// Returns false if the C library cannot register the handlers for a fork.
 pub(super) fn add(heap: &'static PageHeap, background: bool) -> bool {
     if !WATCHES_FORKS.get_or_init(watch_forks) {
         return false;
     }
-    HEAPS.enter(|heaps| {
-        if each(heaps.last).any(|other| ptr::eq(other, heap)) {
-            return;
+    let mut last = LAST.load(Relaxed);
+    loop {
+        heap.next.store(last, Relaxed);
+        let added = ptr::from_ref(heap).cast_mut();
+        // Release: the heap and its link happen before what others do with them.
+        match LAST.compare_exchange_weak(last, added, Release, Relaxed) {
+            Ok(_) => break,
+            Err(other) => last = other,
         }
-        let before = heaps.last.map_or(ptr::null_mut(), |last| ptr::from_ref(last).cast_mut());
-        heap.next.store(before, Relaxed);
-        heaps.last = Some(heap);
-    });
+    }
     if background {
         request_thread();
     }
@@ -54,18 +49,13 @@ pub(super) fn request_thread() {
     THREAD.request();
 }
 
-/// Iterates over the heaps from this one on.
-fn each(last: Option<&'static PageHeap>) -> impl Iterator<Item = &'static PageHeap> {
-    #[expect(unsafe_code, reason = "the list is of addresses")]
-    // SAFETY: `add` stored null, or the address of a static heap, before it published this heap
-    // under the lock, which the caller holds or has held since.
-    let before = |heap: &&'static PageHeap| unsafe { heap.next.load(Relaxed).as_ref() };
-    std::iter::successors(last, before)
-}
-
 /// Iterates over all heaps.
 fn all() -> impl Iterator<Item = &'static PageHeap> {
-    each(HEAPS.enter(|heaps| heaps.last))
+    #[expect(unsafe_code, reason = "the list is of addresses")]
+    // SAFETY: `add` stores null, or the address of a static heap, in `LAST` and in `next` of a heap
+    // before it puts that heap into the list.
+    let at = |heap: &AtomicPtr<PageHeap>| unsafe { heap.load(Acquire).as_ref() };
+    std::iter::successors(at(&LAST), move |heap| at(&heap.next))
 }
 
 /// Starts the background thread if it is wanted and these pages are many.
@@ -98,19 +88,17 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
     ptr::null_mut()
 }
 
-/// Registers handlers that hold all locks over a fork, so that the child finds the heaps
+/// Registers handlers that hold the locks of all heaps over a fork, so that the child finds them
 /// consistent.
 fn watch_forks() -> bool {
     extern "C" fn before() {
-        HEAPS.before_fork();
         all().for_each(|heap| heap.pages.before_fork());
     }
     extern "C" fn in_parent() {
         all().for_each(|heap| heap.pages.after_fork());
-        HEAPS.after_fork();
     }
     extern "C" fn in_child() {
-        in_parent();
+        all().for_each(|heap| heap.pages.in_child());
         THREAD.end();
     }
     #[expect(unsafe_code, reason = "the system is called through C")]

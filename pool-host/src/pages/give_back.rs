@@ -4,6 +4,7 @@
 //! pages in a call, without the lock during the system call.
 #![expect(unsafe_code, reason = "pages are returned by their addresses")]
 
+use super::deferred::Deferral;
 use super::heap::Heap;
 use super::need::Need;
 use super::runs::{PageState, Run};
@@ -18,13 +19,14 @@ const REFUSALS: u32 = 64;
 impl Pages {
     /// Gives dirty pages back to the system, the oldest first. Returns the number of bytes.
     ///
-    /// It stops when at least `bytes` bytes are given back, no dirty page is left, or the system
-    /// has refused 64 times because the program has locked the pages.
+    /// It stops when at least `bytes` bytes are given back, no dirty page is left, another thread
+    /// forks, or the system has refused 64 times because the program has locked the pages.
     pub(crate) fn trim(&self, bytes: usize) -> usize {
-        let there = self.inside.enter(|inside| {
+        let there = self.enter(|inside| {
             self.sweep(inside);
             usize::try_from(inside.runs.dirty).unwrap_or(usize::MAX).saturating_mul(PAGE)
         });
+        let Some(there) = there else { return 0 };
         // Bytes that other threads free meanwhile are not for this call, or it might not end.
         let bytes = bytes.min(there);
         let (mut went, mut refusals) = (0, 0);
@@ -35,7 +37,7 @@ impl Pages {
                 Some(some) => went += some as usize * PAGE,
             }
         }
-        self.inside.enter(|inside| self.note(inside, system::coarse_milliseconds()));
+        self.enter(|inside| self.note(inside, system::coarse_milliseconds()));
         went
     }
 
@@ -57,13 +59,15 @@ impl Pages {
             return;
         }
         let now = system::coarse_milliseconds();
-        let budget = self.inside.enter(|inside| self.turn(inside, now, 0));
-        self.give_back(budget);
+        let budget = self.enter(|inside| self.turn(inside, now, 0));
+        self.give_back(budget.unwrap_or(0));
     }
 
     /// Publishes what the lock guards, for those who only want to know.
     pub(super) fn note(&self, inside: &Heap, now: u64) {
         self.dirty.store(inside.runs.dirty, Relaxed);
+        self.used.store(inside.need.live, Relaxed);
+        self.used_peak.store(inside.need.most, Relaxed);
         self.is_wet.store(inside.need.is_wet(inside.runs.dirty), Relaxed);
         self.next_look.store(inside.need.next_look(now, inside.runs.dirty), Relaxed);
     }
@@ -75,14 +79,14 @@ impl Pages {
     #[cold]
     pub(crate) fn give_back_beyond_limit(&self, most: usize) {
         let now = system::coarse_milliseconds();
-        let beyond = self.inside.enter(|inside| {
+        let beyond = self.enter(|inside| {
             self.sweep(inside);
             self.note(inside, now);
             inside.runs.dirty.saturating_sub(inside.need.limit)
         });
-        let budget = beyond.min((most / PAGE) as u64);
+        let budget = beyond.unwrap_or(0).min((most / PAGE) as u64);
         self.give_back_at_most(budget, |dirty, need| dirty.saturating_sub(need.limit));
-        self.inside.enter(|inside| self.note(inside, now));
+        self.enter(|inside| self.note(inside, now));
     }
 
     /// Frees the runs in slots, so that they count as free, and gives back what is more than the
@@ -90,11 +94,11 @@ impl Pages {
     #[cold]
     pub(crate) fn give_back_slots(&self) {
         let now = system::coarse_milliseconds();
-        let budget = self.inside.enter(|inside| {
+        let budget = self.enter(|inside| {
             self.sweep(inside);
             self.turn(inside, now, u32::MAX)
         });
-        self.give_back(budget);
+        self.give_back(budget.unwrap_or(0));
     }
 
     /// Updates the window and the lock-free figures. Returns how many pages this call, which takes
@@ -140,21 +144,24 @@ impl Pages {
     ///
     /// At most `most` pages, and at most as many as `excess` computes. The result is the number of
     /// pages: 0 if the system refuses them, which makes their run the newest; `None` if there is no
-    /// page to return.
+    /// page to return, and if another thread forks.
     fn give_back_some(&self, most: u64, excess: impl Fn(u64, &Need) -> u64) -> Option<u32> {
-        let oldest = self.inside.enter(|inside| {
+        let oldest = self.enter(|inside| {
             let excess = excess(inside.runs.dirty, &inside.need);
             inside.runs.take_oldest(u32::try_from(excess.min(most)).unwrap_or(u32::MAX))
         });
-        let (first, pages) = oldest?;
+        let (first, pages) = oldest??;
         // SAFETY: `take_oldest` returned pages of the range that were free, and marked them as used
         // under the lock, so no other thread takes them until `release` below.
         let clean = unsafe { space::forget(self.address(first), pages as usize * PAGE) };
         if clean {
             self.returned.fetch_add(pages.into(), Relaxed);
         }
-        let state = if clean { PageState::Clean } else { PageState::Dirty };
-        self.inside.enter(|inside| inside.runs.release(Run { first, pages, state }));
+        let what = if clean { Deferral::Returned } else { Deferral::Refused };
+        let run = Run { first, pages, state: what.state() };
+        if self.enter(|inside| inside.runs.release(run)).is_none() {
+            self.defer(first, what);
+        }
         Some(if clean { pages } else { 0 })
     }
 }

@@ -1,4 +1,8 @@
 //! A lock that is held during a fork, so that the child finds the value consistent.
+//!
+//! Only a thread that forks too waits for a lock that is held for a fork. The C library takes its
+//! own locks for a fork after this one, such as that of the list of files, and a thread that has
+//! one of them may allocate.
 #![expect(unsafe_code, reason = "a lock hands out what it guards")]
 
 use crate::system;
@@ -17,16 +21,20 @@ const SLEEP_NS: i64 = 50_000;
 
 /// Thread number that stands for no thread.
 const NOBODY: usize = 0;
+/// Thread number that stands for a thread of the parent, which had the lock and is not in the
+/// child.
+const LOST: usize = usize::MAX;
 
 /// A value behind a lock that does not allocate.
 ///
-/// Waiting has no bound, so no code under the lock may call the program.
+/// Waiting for a thread that does not fork has no bound, so no code under the lock may call the
+/// program.
 #[derive(Debug)]
 pub(crate) struct ForkLock<T> {
     held: AtomicBool,
     /// Number of the thread that holds the lock during a fork; [`NOBODY`] otherwise. In the child
-    /// it remains until `after_fork` runs there. That thread may enter meanwhile, because other
-    /// fork handlers allocate.
+    /// it remains until `in_child` runs there. That thread may enter meanwhile, because other fork
+    /// handlers allocate. [`LOST`] in a child that can never have the lock.
     forking: AtomicUsize,
     value: UnsafeCell<T>,
 }
@@ -42,18 +50,19 @@ impl<T> ForkLock<T> {
         Self { held, forking, value: UnsafeCell::new(value) }
     }
 
-    /// Runs `work` on the value under the lock. `work` must not enter the lock again and must not
-    /// panic: the lock would stay held.
-    pub(crate) fn enter<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
-        let is_forking = !self.try_hold() && self.wait();
+    /// Runs `work` on the value under the lock. Returns `None`, without waiting, if another thread
+    /// holds the lock for a fork. `work` must not enter the lock again and must not panic: the lock
+    /// would stay held.
+    pub(crate) fn enter<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+        let hold = if self.try_hold() { Hold::Taken } else { self.wait()? };
         // SAFETY: this thread holds the lock: it took it above and releases it below, or it took it
         // in `before_fork` and releases it in `after_fork`. So no other thread refers to the value.
         // No other reference of this thread exists, because `work` does not enter again.
         let result = work(unsafe { &mut *self.value.get() });
-        if !is_forking {
+        if hold == Hold::Taken {
             self.held.store(false, Release);
         }
-        result
+        Some(result)
     }
 
     /// Tries to take the lock. Returns whether it did; it may fail spuriously.
@@ -61,42 +70,73 @@ impl<T> ForkLock<T> {
         self.held.compare_exchange_weak(false, true, Acquire, Relaxed).is_ok()
     }
 
-    /// Waits for the lock and takes it. Returns true, without waiting, if this thread already holds
-    /// it for a fork.
+    /// Waits for the lock and takes it, unless this thread already holds it for a fork. Returns
+    /// `None`, without waiting, if another thread does.
     #[cold]
-    fn wait(&self) -> bool {
+    fn wait(&self) -> Option<Hold> {
         let (own, mut looks) = (own_number(), 0_u32);
         loop {
             if self.try_hold() {
-                return false;
+                return Some(Hold::Taken);
             }
-            if self.forking.load(Relaxed) == own {
-                return true;
-            }
-            looks = looks.saturating_add(1);
-            match looks {
-                ..=LOOKS => std::hint::spin_loop(),
-                _ if looks <= LOOKS + TURNS => std::thread::yield_now(),
-                _ => sleep(),
+            match self.forking.load(Relaxed) {
+                NOBODY => pause(&mut looks),
+                forking => return (forking == own).then_some(Hold::ForFork),
             }
         }
     }
 
-    /// Takes the lock before a fork, for the calling thread.
+    /// Takes the lock before a fork, for the calling thread. Waits for other forks.
     pub(crate) fn before_fork(&self) {
-        if !self.try_hold() {
-            self.wait();
+        let mut looks = 0;
+        while !self.try_hold() {
+            if self.forking.load(Relaxed) == LOST {
+                return;
+            }
+            pause(&mut looks);
         }
         self.forking.store(own_number(), Relaxed);
     }
 
-    /// Releases the lock after a fork, in parent and child. Does nothing if this thread did not
-    /// take it, which happens if the handlers were registered during the fork.
-    pub(crate) fn after_fork(&self) {
+    /// Runs `work` on the value, and releases the lock after a fork, in parent and child. Does
+    /// nothing if this thread did not take it, which happens if the handlers were registered, or
+    /// the value was made known to them, during the fork.
+    pub(crate) fn after_fork(&self, work: impl FnOnce(&mut T)) {
         if self.forking.load(Relaxed) == own_number() {
+            // SAFETY: this thread took the lock in `before_fork` and releases it below, so no other
+            // thread refers to the value. This thread is in no `work`.
+            work(unsafe { &mut *self.value.get() });
             self.forking.store(NOBODY, Relaxed);
             self.held.store(false, Release);
         }
+    }
+
+    /// Does what [`ForkLock::after_fork`] does, in the child. If another thread of the parent had
+    /// the lock, no thread of the child ever gets it.
+    pub(crate) fn in_child(&self, work: impl FnOnce(&mut T)) {
+        self.after_fork(work);
+        if self.held.load(Relaxed) {
+            self.forking.store(LOST, Relaxed);
+        }
+    }
+}
+
+/// How a thread holds the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hold {
+    /// It took the lock, and releases it after its work.
+    Taken,
+    /// It forks, and releases the lock after that.
+    ForFork,
+}
+
+/// Waits for a moment, the longer the more `looks` there were.
+fn pause(looks: &mut u32) {
+    *looks = looks.saturating_add(1);
+    match *looks {
+        ..=LOOKS => std::hint::spin_loop(),
+        looks if looks <= LOOKS + TURNS => std::thread::yield_now(),
+        _ => sleep(),
     }
 }
 

@@ -48,8 +48,9 @@ impl Run {
 
 /// The map's entry of a page.
 ///
-/// Without the lock, a thread reads only the tag of the first page of a block that it owns, and no
-/// other thread writes to that tag. All other accesses are under the lock.
+/// Without the lock, a thread uses only the entry of the first page of a run that it owns: it reads
+/// the tag, to which no other thread writes, and links the run when it frees it during a fork. All
+/// other accesses are under the lock.
 #[derive(Debug, Default)]
 pub(super) struct Page {
     /// Length of the run that begins or ends at this page, shifted left by two, and its state in
@@ -80,6 +81,18 @@ impl Page {
     #[inline]
     pub(super) fn pages(&self) -> u32 {
         self.tag.load(Relaxed) >> 2
+    }
+
+    /// Links the used run that begins at this page to the next one of the list of deferred runs,
+    /// with what is to be done with it. A used run is in no free list, so its links are free.
+    pub(super) fn defer(&self, next: u32, what: u32) {
+        self.next.store(next, Relaxed);
+        self.previous.store(what, Relaxed);
+    }
+
+    /// Returns what [`Page::defer`] stored.
+    pub(super) fn deferred(&self) -> (u32, u32) {
+        (self.next.load(Relaxed), self.previous.load(Relaxed))
     }
 
     fn set(&self, pages: u32, state: PageState) {

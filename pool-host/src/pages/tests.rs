@@ -6,7 +6,7 @@
 
 use super::*;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Barrier, Mutex};
 use std::thread;
 
 const MIB: usize = 1 << 20;
@@ -241,7 +241,7 @@ fn what_was_not_needed_lately_goes_back_in_bounded_steps() {
     // The test supplies the time: each step is 31 s later.
     while before > 4 * MIB as u64 {
         now += 31_000;
-        let budget = pages.inside.enter(|inside| pages.turn(inside, now, 0));
+        let budget = pages.enter(|inside| pages.turn(inside, now, 0)).unwrap_or(0);
         pages.give_back(budget);
         let dirty = pages.stats().dirty;
         // `dirty` can rise, because the runs in slots become dirty runs.
@@ -315,7 +315,7 @@ fn a_run_that_was_not_looked_at_serves_before_a_request_is_refused() {
     let pages = Pages::new();
     let take = |count: usize| pages.take(count * PAGE, 1).map(|taken| taken.block);
     let short: Vec<_> = (0..8).map(|_| (take(1025), take(1)).0.expect("memory")).collect();
-    let rest = pages.inside.enter(|inside| inside.runs.clean_at_end()).expect("the end is free");
+    let rest = pages.enter(|inside| inside.runs.clean_at_end()).flatten().expect("the end is free");
     assert!(take(rest.pages as usize - 1080).is_some());
     for block in short {
         // SAFETY: the test owns the blocks and does not use them again.
@@ -338,7 +338,7 @@ fn a_child_goes_on_and_the_thread_that_forks_is_let_in() {
         unsafe { libc::alarm(20) };
         // An allocation by another fork handler that runs before that of the pages.
         let early = pages.take(MIB, 1).is_some();
-        pages.after_fork();
+        pages.in_child();
         let late = pages.take(3 * MIB, 1).is_some() && pages.has(kept);
         // SAFETY: `_exit` has no preconditions; it ends the child without running exit handlers.
         unsafe { libc::_exit(i32::from(!(early && late))) };
@@ -350,18 +350,187 @@ fn a_child_goes_on_and_the_thread_that_forks_is_let_in() {
     assert_eq!(status, 0);
 }
 
-#[test]
-fn the_lock_is_free_after_a_fork_and_open_to_its_handlers() {
-    let pages = Arc::new(Pages::new());
+/// Runs `work` on another thread while this thread holds the lock for a fork. The other thread must
+/// not wait for that.
+fn while_this_thread_forks<R: Send>(pages: &Pages, work: impl FnOnce() -> R + Send) -> R {
     pages.before_fork();
-    let own = pages.take(MIB, 1);
-    assert!(own.is_some(), "the thread that forks allocates in other handlers");
-    let (sent, came) = mpsc::channel();
-    let other = pages.clone();
-    let waits =
-        thread::spawn(move || sent.send(other.take(MIB, 1).map(|taken| taken.block.addr())));
-    assert!(came.try_recv().is_err(), "another thread waits");
+    let result = thread::scope(|scope| scope.spawn(work).join()).expect("no panic");
     pages.after_fork();
-    assert!(came.recv().expect("it goes on").is_some());
-    assert!(waits.join().expect("no panic").is_ok());
+    result
+}
+
+#[test]
+fn handlers_of_a_fork_may_allocate_and_free() {
+    let pages = Pages::new();
+    pages.before_fork();
+    let own = pages.take(MIB, 1).expect("the thread that forks is let in");
+    // SAFETY: the test owns the block and does not use it again.
+    unsafe { pages.give(own.block) };
+    pages.after_fork();
+    assert_eq!(pages.trim(usize::MAX), MIB);
+}
+
+#[test]
+fn no_thread_waits_for_another_that_forks() {
+    let pages = Pages::new();
+    assert!(while_this_thread_forks(&pages, || pages.take(MIB, 1).is_none()), "no range yet");
+    let block = pages.take(MIB, 1).expect("the refusal was not for good").block.addr();
+    let at = |address: usize| pages.base.load(Relaxed).with_addr(address);
+    while_this_thread_forks(&pages, || {
+        assert!(pages.take(2 * MIB, 1).is_none() && pages.take_to_grow(MIB, 1).is_none());
+        // SAFETY: the test owns the block; it uses no byte of it.
+        let resize = |bytes| unsafe { pages.resize_or_move(at(block), 0, bytes, 1) };
+        assert_eq!(resize(2 * MIB), None, "it cannot grow");
+        assert_eq!(resize(PAGE), Some(at(block)), "it keeps its pages");
+        assert_eq!((pages.bytes_of(at(block)), pages.trim(usize::MAX)), (MIB, 0));
+        assert_eq!(pages.stats().used, MIB as u64);
+        pages.give_back_slots();
+        pages.give_back_beyond_limit(usize::MAX);
+        pages.look();
+    });
+    // SAFETY: the test owns the block and does not use it again.
+    unsafe { pages.give(at(block)) };
+    assert_eq!(pages.trim(usize::MAX), MIB);
+}
+
+#[test]
+fn what_is_set_during_a_fork_holds_after_it() {
+    let pages = Pages::new();
+    let block = pages.take(4 * MIB, 1).expect("there is memory").block;
+    // SAFETY: the test owns the block and does not use it again.
+    unsafe { pages.give(block) };
+    pages.configure(usize::MAX, 0);
+    while_this_thread_forks(&pages, || {
+        pages.configure(0, 0);
+        pages.reset_peak();
+    });
+    assert_eq!(pages.stats().used_peak, 4 << 20, "the block was in a slot");
+    pages.give_back_beyond_limit(usize::MAX);
+    assert_eq!((pages.stats().dirty, pages.stats().used), (0, 0), "nothing may be cached now");
+    while_this_thread_forks(&pages, || pages.reset_peak());
+    assert_eq!(pages.stats().used_peak, 0);
+}
+
+#[test]
+fn blocks_that_are_freed_during_a_fork_are_free_in_parent_and_child() {
+    const COUNT: usize = 100;
+    let pages = Pages::new();
+    let blocks: Vec<_> = (0..COUNT)
+        .map(|_| Block { start: pages.take(MIB, 1).expect("memory").block, bytes: MIB, byte: 7 })
+        .collect();
+    pages.before_fork();
+    let give = || {
+        for block in blocks {
+            block.fill();
+            // SAFETY: this thread owns the block and does not use it again.
+            unsafe { pages.give(block.start) };
+        }
+    };
+    thread::scope(|scope| scope.spawn(give).join()).expect("no panic");
+    // SAFETY: the child uses only `pages`, whose lock this thread holds, and system calls, and ends
+    // with `_exit`.
+    let child = unsafe { libc::fork() };
+    // Whether all blocks are free, once: as one run, from the start of the range on.
+    let all_are_free = || {
+        pages.trim(usize::MAX);
+        let stats = pages.stats();
+        let run = pages.take(COUNT * MIB, 1).map(|taken| taken.block);
+        (stats.used, stats.dirty) == (0, 0) && run == Some(pages.address(1))
+    };
+    if child == 0 {
+        // SAFETY: `alarm` has no preconditions. Its signal ends a child that waits without bound.
+        unsafe { libc::alarm(20) };
+        pages.in_child();
+        // SAFETY: `_exit` has no preconditions; it ends the child without running exit handlers.
+        unsafe { libc::_exit(i32::from(!all_are_free())) };
+    }
+    pages.after_fork();
+    assert!(all_are_free(), "{:?}", pages.stats());
+    let mut status = 1;
+    // SAFETY: `child` is this process's child, and `status` is valid for the write.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+}
+
+#[test]
+fn threads_go_on_while_another_forks_again_and_again() {
+    let (pages, left, is_done) = (Pages::new(), Mutex::new(Vec::new()), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Relaxed) {
+                pages.before_fork();
+                thread::yield_now();
+                pages.after_fork();
+            }
+        });
+        let work = |seed: u8| {
+            let mut live = VecDeque::new();
+            for (step, byte) in (0..20_000).zip((1..=200).cycle()) {
+                let bytes = 1 + (usize::from(seed) + step * 7919) % (2 * MIB);
+                // Refused while the other thread forks.
+                if let Some(Taken { block, .. }) = pages.take(bytes, 1) {
+                    let block = Block { start: block, bytes, byte };
+                    block.fill();
+                    live.push_back(block);
+                }
+                if live.len() > 20
+                    && let Some(block) = live.pop_front()
+                {
+                    block.check(seed.into());
+                    // SAFETY: this thread owns the block and does not use it again.
+                    unsafe { pages.give(block.start) };
+                }
+            }
+            left.lock().expect("no panic").extend(live);
+        };
+        let workers = [1, 2].map(|seed| scope.spawn(move || work(seed)));
+        for worker in workers {
+            worker.join().expect("no panic");
+        }
+        is_done.store(true, Relaxed);
+    });
+    for block in left.into_inner().expect("no panic") {
+        block.check(0);
+        // SAFETY: no thread uses the block again.
+        unsafe { pages.give(block.start) };
+    }
+    pages.trim(usize::MAX);
+    let stats = pages.stats();
+    assert_eq!((stats.used, stats.dirty), (0, 0), "each block was freed once");
+}
+
+#[test]
+fn a_child_whose_parent_lost_the_lock_waits_for_nobody() {
+    let pages = Pages::new();
+    let block = pages.take(MIB, 1).expect("there is memory").block;
+    let (holds, ends) = (Barrier::new(2), Barrier::new(2));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            pages.enter(|_| {
+                holds.wait();
+                ends.wait();
+            })
+        });
+        holds.wait();
+        // As if the handlers had been registered during the fork.
+        // SAFETY: the child uses only `pages` and system calls, and ends with `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: `alarm` has no preconditions. Its signal ends a child that waits.
+            unsafe { libc::alarm(20) };
+            pages.in_child();
+            let refused = pages.take(2 * MIB, 1).is_none();
+            // SAFETY: the child owns its copy of the block and does not use it again.
+            unsafe { pages.give(block) };
+            pages.before_fork();
+            pages.after_fork();
+            // SAFETY: `_exit` has no preconditions.
+            unsafe { libc::_exit(i32::from(!refused)) };
+        }
+        ends.wait();
+        let mut status = 1;
+        // SAFETY: `child` is this process's child, and `status` is valid for the write.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+    });
 }

@@ -39,9 +39,9 @@ thread_local! {
 
 /// Registers handlers that the C library calls before and after each fork.
 ///
-/// The lock of the pages is held over the fork, so that the child finds them consistent. In the
-/// child the thread caches of the other threads become free to use, except one that a thread held
-/// during the fork.
+/// The lock of the pages is held over the fork, so that the child finds them consistent. Requests
+/// of other threads that need it go to the inner allocator meanwhile. In the child the thread
+/// caches of the other threads become free to use, except one that a thread held during the fork.
 ///
 /// The handlers are registered with the first request. Those before a fork run in reverse order of
 /// registration and those after it in order, so these are the last to run before a fork and the
@@ -56,7 +56,7 @@ pub(super) fn watch_forks() -> bool {
         CACHE.pages.after_fork();
     }
     extern "C" fn in_child() {
-        CACHE.pages.after_fork();
+        CACHE.pages.in_child();
         CACHE.in_child(THREAD_CACHE.get());
         background::THREAD.end();
     }

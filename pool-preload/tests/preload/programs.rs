@@ -60,6 +60,18 @@ fn fork_handlers_and_constructors_may_allocate() {
 }
 
 #[test]
+fn a_fork_beside_threads_in_stdio_goes_on() {
+    check("stdio.c", &[]);
+}
+
+#[test]
+fn fork_handlers_may_take_locks_under_which_threads_allocate() {
+    let registers = compiled("registers.c", &["-shared", "-fPIC"]);
+    let registers = registers.display().to_string();
+    check_linked("registered.c", &[&registers], &[]);
+}
+
+#[test]
 fn a_library_that_is_off_passes_all_on() {
     for source in ["operators.cpp", "threads.c"] {
         is_done(&run(&compiled(source, &[]), &[], "off"));
