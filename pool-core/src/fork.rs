@@ -26,27 +26,17 @@ pub fn forks() -> u32 {
 /// From now on forks are counted.
 #[cfg(all(unix, not(any(miri, loom, shuttle))))]
 pub fn watch_forks() {
-    use crate::thread_number;
     use std::sync::atomic::AtomicBool;
 
-    extern "C" fn before() {
-        thread_number::hold();
-    }
-    extern "C" fn in_parent() {
-        // SAFETY: `before` has run on this thread.
-        unsafe { thread_number::release() };
-    }
     extern "C" fn in_child() {
         FORKS.fetch_add(1, Relaxed);
-        // SAFETY: as above.
-        unsafe { thread_number::release() };
     }
     // Once, and without a lock, which could be held for ever in a child.
     static WATCHED: AtomicBool = AtomicBool::new(false);
     if !WATCHED.swap(true, Relaxed) {
-        // SAFETY: registers functions that store two words, which is legal in a forked child. If
+        // SAFETY: registers a function that adds to a word, which is legal in a forked child. If
         // the system refuses for want of memory, a fork is not noticed.
-        unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     }
 }
 

@@ -2,16 +2,14 @@
 //!
 //! A thread that ends gives its number back, so programs with many short-lived threads use few
 //! numbers.
+//!
+//! Numbers are taken and given back without a lock, so a thread can have one while another forks,
+//! and so can a child.
 
-#![cfg_attr(
-    all(unix, not(any(miri, loom, shuttle))),
-    expect(unsafe_code, reason = "a lock is held over a fork")
-)]
-
-#[cfg(not(any(loom, shuttle)))]
-use crate::lock::Lock;
 #[cfg(not(any(loom, shuttle)))]
 use std::cell::Cell;
+#[cfg(not(any(loom, shuttle)))]
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 /// The number of threads that found all others taken, and of threads that are ending.
 pub(crate) const NONE: usize = NUMBERS;
@@ -24,7 +22,7 @@ const UNKNOWN: usize = usize::MAX;
 
 /// A bit for each number that a thread has. The last bit is [`NONE`], which no thread takes.
 #[cfg(not(any(loom, shuttle)))]
-static TAKEN: Lock<[u64; WORDS]> = Lock::new([0; WORDS]);
+static TAKEN: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 
 #[cfg(not(any(loom, shuttle)))]
 thread_local! {
@@ -41,9 +39,9 @@ impl Drop for AtExit {
     fn drop(&mut self) {
         let number = NUMBER.replace(NONE);
         if number < NUMBERS {
-            // The lock orders this thread's work before the work of the next thread with this
-            // number.
-            TAKEN.lock()[number / 64] &= !(1 << (number % 64));
+            // Release: this thread's work happens before the work of the next thread with this
+            // number, which `take` acquires.
+            TAKEN[number / 64].fetch_and(!(1 << (number % 64)), Release);
         }
     }
 }
@@ -80,23 +78,6 @@ pub(crate) fn known() -> usize {
     NUMBER.get()
 }
 
-/// Takes the lock of the numbers before a fork, so that no other thread has it in the child.
-#[cfg(all(unix, not(any(miri, loom, shuttle))))]
-pub(crate) fn hold() {
-    std::mem::forget(TAKEN.lock());
-}
-
-/// Releases the lock of the numbers.
-///
-/// # Safety
-///
-/// This thread called [`hold`], or is the only thread of a child whose parent called it.
-#[cfg(all(unix, not(any(miri, loom, shuttle))))]
-pub(crate) unsafe fn release() {
-    // SAFETY: the caller meets this function's safety conditions.
-    unsafe { TAKEN.force_unlock() };
-}
-
 #[cfg(not(any(loom, shuttle)))]
 #[cold]
 fn take() -> usize {
@@ -105,19 +86,19 @@ fn take() -> usize {
     if AT_EXIT.try_with(|_| ()).is_err() {
         return NONE;
     }
-    let taken = &mut *TAKEN.lock();
-    let Some(word) = taken.iter().position(|word| *word != u64::MAX) else { return NONE };
-    let bit = taken[word].trailing_ones() as usize;
-    let number = 64 * word + bit;
-    if number < NUMBERS {
-        taken[word] |= 1 << bit;
+    let taken = TAKEN.iter().enumerate().find_map(|(word, taken)| {
+        // The last bit stands for no number.
+        let all = if word == WORDS - 1 { u64::MAX >> 1 } else { u64::MAX };
+        let with_first_free = |bits: u64| (bits != all).then(|| bits | (bits + 1));
+        let before = taken.fetch_update(Acquire, Relaxed, with_first_free).ok()?;
+        Some(64 * word + before.trailing_ones() as usize)
+    });
+    if let Some(number) = taken {
         NUMBER.set(number);
-        number
-    } else {
-        // The thread keeps `NONE` for its life: a search on each call would take the lock each
-        // time.
-        NONE
     }
+    // A thread without a number keeps `NONE` for its life: a search on each call would read all
+    // words each time.
+    taken.unwrap_or(NONE)
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]

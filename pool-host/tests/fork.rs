@@ -252,3 +252,32 @@ fn in_a_child_no_request_waits_behind_one_of_the_parent() {
         waits.join().unwrap().unwrap();
     });
 }
+
+/// A pool's first call on a thread gives the thread a number. The C library's `fork` takes its own
+/// locks after all handlers, so no thread may wait for a handler's lock.
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no `fork`")]
+fn a_thread_begins_to_use_a_pool_while_another_forks() {
+    /// Whether the handler below lets a thread use a pool.
+    static USES: AtomicBool = AtomicBool::new(false);
+    /// Runs after the handlers of pools, which were registered later.
+    extern "C" fn before() {
+        if USES.load(Relaxed) {
+            let other = thread::spawn(|| pools().iter().all(|(_, pool)| churn(pool, 3).unwrap()));
+            assert!(other.join().unwrap());
+        }
+    }
+    if ran_alone("a_thread_begins_to_use_a_pool_while_another_forks") {
+        return;
+    }
+    // SAFETY: the handler lives as long as the process. It runs in the parent only, where a thread
+    // may be made.
+    assert_eq!(unsafe { libc::pthread_atfork(Some(before), None, None) }, 0);
+    let [(_, pool), ..] = pools();
+    USES.store(true, Relaxed);
+    // SAFETY: `alarm` has no requirements on memory. It ends this process if it hangs.
+    unsafe { libc::alarm(SECONDS) };
+    assert_eq!(fork(&pool), 0);
+    // SAFETY: as above.
+    unsafe { libc::alarm(0) };
+}
