@@ -12,7 +12,7 @@ use std::alloc::{self, Layout};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 /// Host memory from the program's global allocator, at any alignment.
 ///
@@ -56,9 +56,13 @@ pub struct HostBlock {
     /// Usable size in bytes.
     bytes: usize,
     alignment: Alignment,
-    /// Whether [`VirtualMemory::reserve`] made the block, so that `free` must unmap it.
-    mapped: bool,
+    /// 0 if the global allocator made the block. If [`VirtualMemory::reserve`] did, so that `free`
+    /// must unmap it, 1 and the number of [`DUMP_STEP`]s from its start on that core dumps have.
+    mapped: AtomicU32,
 }
+
+/// Bytes by which the part of a reserved block grows that core dumps have.
+const DUMP_STEP: usize = 64 << 20;
 
 impl HostBlock {
     /// Returns the address of the first aligned byte.
@@ -70,6 +74,28 @@ impl HostBlock {
         // alignment or below, `alloc_zeroed` returned an aligned base and `skipped` is 0; so it is
         // for a mapping, whose base is aligned to a page.
         unsafe { self.base.add(skipped) }
+    }
+
+    fn is_mapped(&self) -> bool {
+        self.mapped.load(Relaxed) > 0
+    }
+
+    /// Puts the bytes before `end` into core dumps, if the block is reserved addresses.
+    fn dump_up_to(&self, end: usize) {
+        let steps = u32::try_from(end.div_ceil(DUMP_STEP)).unwrap_or(u32::MAX - 1);
+        let before = self.mapped.load(Relaxed);
+        if before == 0 || steps < before {
+            return;
+        }
+        let start = (before - 1) as usize * DUMP_STEP;
+        let end = (steps as usize).saturating_mul(DUMP_STEP).min(self.bytes);
+        // SAFETY: `start` is less than `end`, since `steps` is at least `before`, and `end` is at
+        // most the size of the block, which is one mapping of `pages::reserve`.
+        let first = unsafe { self.base.add(start) };
+        // SAFETY: as above, the range is inside that mapping.
+        unsafe { pages::dump(first, end - start) };
+        // Two threads that come here at once may both do it.
+        self.mapped.fetch_max(steps + 1, Relaxed);
     }
 
     /// Returns the layout to request for a block of `bytes` bytes, with room to align within.
@@ -150,13 +176,13 @@ impl DeviceAllocator for HostAllocator {
         // SAFETY: the layout's size is not 0, because `bytes` is at least 1.
         let base = unsafe { alloc::alloc_zeroed(layout) };
         let base = NonNull::new(base).ok_or(DeviceError::new(Why::OutOfMemory, "alloc", 0))?;
-        Ok(HostBlock { base, bytes, alignment: request.kind, mapped: false })
+        Ok(HostBlock { base, bytes, alignment: request.kind, mapped: AtomicU32::new(0) })
     }
 
     fn free(&self, block: HostBlock, _after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
-        if block.mapped {
+        if block.is_mapped() {
             // SAFETY: `mapped` is only set by `reserve`, which got this base and size from
-            // `pages::map`. The block is moved in here, so no safe code uses the range again.
+            // `pages::reserve`. The block is moved in here, so no safe code uses the range again.
             return unsafe { pages::unmap(block.base, block.bytes) };
         }
         if let Some(layout) = HostBlock::layout(block.bytes, block.alignment) {
@@ -241,7 +267,8 @@ impl Sliceable for HostAllocator {
 
 /// Address ranges from `mmap`, readable and writable at once.
 ///
-/// The system adds a page when the program first writes to it, so `commit` only checks its range.
+/// The system adds a page when the program first writes to it, so `commit` only checks its range,
+/// and puts it into core dumps: gdb's `gcore` would write all that is reserved.
 /// `decommit` gives pages back by `MADV_DONTNEED`.
 impl VirtualMemory for HostAllocator {
     fn page_bytes(&self) -> u64 {
@@ -258,12 +285,14 @@ impl VirtualMemory for HostAllocator {
     }
 
     fn reserve(&self, bytes: u64) -> Result<HostBlock, DeviceError> {
-        let (base, bytes) = pages::map(bytes)?;
-        Ok(HostBlock { base, bytes, alignment: Alignment::default(), mapped: true })
+        let (base, bytes) = pages::reserve(bytes)?;
+        Ok(HostBlock { base, bytes, alignment: Alignment::default(), mapped: AtomicU32::new(1) })
     }
 
     fn commit(&self, block: &HostBlock, pages: Range<u64>) -> Result<(), DeviceError> {
-        pages::inside(block.bytes, &pages, "commit").map(|_| ())
+        let (offset, bytes) = pages::inside(block.bytes, &pages, "commit")?;
+        block.dump_up_to(offset + bytes);
+        Ok(())
     }
 
     fn decommit(
@@ -273,13 +302,13 @@ impl VirtualMemory for HostAllocator {
         _after: &[MarkOf<Self>],
     ) -> Result<(), DeviceError> {
         let (offset, bytes) = pages::inside(block.bytes, &pages, "madvise")?;
-        if !block.mapped {
+        if !block.is_mapped() {
             return Err(DeviceError::new(Why::Foreign, "madvise", 0));
         }
         // SAFETY: `pages::inside` checked that the offset is at most `block.bytes`, and a mapped
         // block is one mapping of that size.
         let start = unsafe { block.base.add(offset) };
-        // SAFETY: the range lies inside one mapping from `pages::map`, as checked above. Its
+        // SAFETY: the range lies inside one mapping from `pages::reserve`, as checked above. Its
         // contents are lost and read as zeroes from here on, which is initialised memory. The
         // arena guarantees that no buffer uses the range.
         unsafe { pages::forget(start, bytes) }

@@ -26,6 +26,32 @@ pub(crate) fn map(bytes: u64) -> Result<(NonNull<u8>, usize), DeviceError> {
     Ok((base, bytes))
 }
 
+/// Maps addresses as [`map`] does, and leaves them out of core dumps until [`dump`] puts them
+/// there.
+pub(crate) fn reserve(bytes: u64) -> Result<(NonNull<u8>, usize), DeviceError> {
+    let (base, bytes) = map(bytes)?;
+    if !cfg!(miri) {
+        // A refusal makes core dumps larger, and is ignored.
+        // SAFETY: `map` just mapped these bytes. This advice changes no contents.
+        let _ = unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_DONTDUMP) };
+    }
+    Ok((base, bytes))
+}
+
+/// Puts an address range into core dumps.
+///
+/// # Safety
+///
+/// The range lies in one mapping from [`reserve`].
+pub(crate) unsafe fn dump(base: NonNull<u8>, bytes: usize) {
+    if !cfg!(miri) {
+        // The system refuses it only where it has refused the advice of `reserve`, and then the
+        // range was never left out.
+        // SAFETY: the caller guarantees that the range is mapped. This advice changes no contents.
+        let _ = unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_DODUMP) };
+    }
+}
+
 fn map_pages(bytes: usize) -> Option<NonNull<u8>> {
     // Miri has no overcommit and does not support the flag.
     let overcommit = if cfg!(miri) { 0 } else { libc::MAP_NORESERVE };
@@ -52,7 +78,7 @@ fn reason() -> &'static str {
 ///
 /// # Safety
 ///
-/// [`map`] returned `base` and `bytes`, and no code uses the range again.
+/// [`map`] or [`reserve`] returned `base` and `bytes`, and no code uses the range again.
 pub(crate) unsafe fn unmap(base: NonNull<u8>, bytes: usize) -> Result<(), DeviceError> {
     // SAFETY: the caller guarantees that this is a whole mapping that is not used again.
     let done = unsafe { libc::munmap(base.as_ptr().cast(), bytes) };
@@ -64,7 +90,7 @@ pub(crate) unsafe fn unmap(base: NonNull<u8>, bytes: usize) -> Result<(), Device
 ///
 /// # Safety
 ///
-/// The range lies in one mapping from [`map`], and no code relies on its contents.
+/// The range lies in one mapping from [`map`] or [`reserve`], and no code relies on its contents.
 pub(crate) unsafe fn forget(base: NonNull<u8>, bytes: usize) -> Result<(), DeviceError> {
     // SAFETY: the caller guarantees that the range is mapped and that its contents may be lost.
     let done = unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_DONTNEED) };
