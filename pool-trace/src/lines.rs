@@ -22,15 +22,14 @@ pub(crate) struct Line {
     /// From 1 on.
     pub(crate) number: u64,
     pub(crate) text: String,
-    /// Whether the end of the line is there. The last line of a log may lack it, whole or not.
-    pub(crate) is_ended: bool,
 }
 
 /// The lines of a log, up to its end or to where it was cut off.
 pub(crate) struct Lines<R> {
     source: R,
     number: u64,
-    /// Whether a compressed log ends in the middle of a frame.
+    /// Whether the log ends in the middle of a compressed frame or of a line. Writers end each
+    /// line, so a last line without an end may lack anything, a digit for example, and is left out.
     pub(crate) is_cut_off: bool,
 }
 
@@ -43,26 +42,28 @@ impl<R: BufRead> Lines<R> {
     ///
     /// # Errors
     ///
-    /// A line that cannot be read, or that is no text. The end of a compressed log that is cut off
-    /// is no error, unless it comes in the first line.
+    /// A line that cannot be read, or that is no text. A log that is cut off in a later line than
+    /// its first is no error.
     pub(crate) fn next(&mut self) -> Result<Option<Line>, Malformed> {
         self.number += 1;
         let (mut bytes, number) = (Vec::new(), self.number);
-        match self.source.read_until(b'\n', &mut bytes) {
+        let read = self.source.read_until(b'\n', &mut bytes);
+        let is_ended = bytes.pop_if(|last| *last == b'\n').is_some();
+        match read {
             Ok(0) => return Ok(None),
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                if number > 1 {
-                    self.is_cut_off = true;
-                    return Ok(None);
-                }
-                return Err(unreadable(&error).in_line(1));
+            Ok(_) if !is_ended && number > 1 => {
+                self.is_cut_off = true;
+                return Ok(None);
+            }
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && number > 1 => {
+                self.is_cut_off = true;
+                return Ok(None);
             }
             Err(error) => return Err(unreadable(&error).in_line(number)),
+            Ok(_) => {}
         }
-        let is_ended = bytes.pop_if(|last| *last == b'\n').is_some();
         let no_text = |_| Malformed::new("bytes that are no UTF-8", READABLE).in_line(number);
         let text = String::from_utf8(bytes).map_err(no_text)?;
-        Ok(Some(Line { number, text, is_ended }))
+        Ok(Some(Line { number, text }))
     }
 }

@@ -45,17 +45,10 @@ pub fn read(source: impl Read) -> Result<Log, Malformed> {
 
 fn read_lines(source: impl BufRead) -> Result<Log, Malformed> {
     let (mut log, mut lines) = (Log::default(), Lines::new(source));
-    while let Some(Line { number, text, is_ended }) = lines.next()? {
-        // A copy may end in the middle of a line.
-        let fields = text.split(',').count();
-        if !is_ended && number > 1 && fields < COLUMNS.split(',').count() && !text.starts_with('#')
-        {
-            log.is_cut_off = true;
-            break;
-        }
+    while let Some(Line { number, text }) = lines.next()? {
         read_line(&mut log, text.trim_end(), number).map_err(|error| error.in_line(number))?;
     }
-    log.is_cut_off |= lines.is_cut_off;
+    log.is_cut_off = lines.is_cut_off;
     Ok(log)
 }
 

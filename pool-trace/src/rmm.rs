@@ -47,17 +47,13 @@ pub fn read(source: impl Read) -> Result<Log, Malformed> {
     let mut lines = Lines::new(BufReader::new(source));
     let head = lines.next()?.map(|line| line.text).unwrap_or_default();
     let order = order_of(&head)?;
-    let (mut rows, mut is_cut_off) = (Vec::new(), false);
-    while let Some(Line { number, text, is_ended }) = lines.next()? {
-        if !is_ended && is_cut(&text) {
-            is_cut_off = true;
-            break;
-        }
+    let mut rows = Vec::new();
+    while let Some(Line { number, text }) = lines.next()? {
         if !text.trim().is_empty() {
             rows.push(row(&text, number, order).map_err(|error| error.in_line(number))?);
         }
     }
-    is_cut_off |= lines.is_cut_off;
+    let is_cut_off = lines.is_cut_off;
     let streams: BTreeSet<u64> = rows.iter().map(|row| row.stream).collect();
     let lanes: HashMap<u64, u32> = streams.into_iter().zip(0..).collect();
     let mut log = Log { source: "RMM log".into(), is_cut_off, ..Log::default() };
@@ -99,13 +95,6 @@ fn since(last: u64, now: u64) -> u64 {
         None if last < MICROS_A_DAY && last - now > MICROS_A_DAY / 2 => now + MICROS_A_DAY - last,
         None => 0,
     }
-}
-
-/// Whether a line without an end is the beginning of a row: a column is missing, or the address in
-/// the last one.
-fn is_cut(line: &str) -> bool {
-    let fields = line.split(',').count();
-    fields < COLUMNS.len() || line.ends_with([',', 'x'])
 }
 
 /// Whether a line is a row of a log in RMM's order of columns.
