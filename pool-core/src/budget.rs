@@ -66,6 +66,9 @@ pub(crate) trait Member: Send + Sync {
     /// Bytes that its device did not take back, which no return of memory makes available.
     fn lost_bytes(&self) -> u64;
 
+    /// Blocks that its buffers gave back, and that went from one cache to another. It never falls.
+    fn returned_blocks(&self) -> u64;
+
     /// The address of its store, by which a pool finds itself.
     fn address(&self) -> *const ();
 }
@@ -293,6 +296,12 @@ impl Budget {
         self.reserved_bytes() > lost
     }
 
+    /// Blocks that the buffers of all pools gave back. It changes when a pool comes or goes, too.
+    pub(crate) fn returned_blocks(&self) -> u64 {
+        let pools: Vec<_> = self.0.pools.lock().iter().filter_map(Weak::upgrade).collect();
+        pools.iter().fold(0, |sum, pool| sum.wrapping_add(pool.returned_blocks()))
+    }
+
     /// Adds a pool.
     pub(crate) fn join(&self, pool: &Arc<impl Member + 'static>) {
         let weak = Arc::downgrade(pool);
@@ -328,7 +337,8 @@ impl Budget {
 
     /// Removes a request from those that wait: it was served, refused or given up.
     pub(crate) fn end_waiting(&self, id: u64) {
-        if self.0.waiters.leave(id) {
+        let (is_last, _left) = self.0.waiters.leave(id);
+        if is_last {
             self.tell_pools();
         }
     }

@@ -226,6 +226,11 @@ impl<A: DeviceAllocator> ThreadCache<A> {
         (self.closed, self.lease) = (true, 0);
     }
 
+    /// Blocks that were put here so far.
+    pub(crate) fn kept(&self) -> u64 {
+        self.tally.kept()
+    }
+
     /// How many blocks there are.
     pub(crate) fn blocks(&self) -> u64 {
         self.tally.blocks()

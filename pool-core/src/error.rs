@@ -133,6 +133,10 @@ pub struct Figures {
     pub allocated_bytes: u64,
     /// Bytes that the program requested for these buffers.
     pub live_requested_bytes: u64,
+    /// Bytes that are kept for graphs ([`PrivatePool`](crate::PrivatePool)).
+    pub private_bytes: u64,
+    /// Bytes that the device did not take back, which are out of reach.
+    pub lost_bytes: u64,
     /// Bytes that are cached in the pool after it gave back all that it could.
     pub cached_bytes: u64,
     /// The part of the cached bytes with work on a stream that is not yet seen to be done.
@@ -203,12 +207,12 @@ impl AllocError {
         Self(Box::new(figures))
     }
 
-    /// An error whose verdict follows from its figures. `cpu_touches`: the CPU may access the
-    /// memory without a stream.
+    /// An error of this cause. Its verdict follows from the figures and their own cause, which is
+    /// that of the last search. `cpu_touches`: the CPU may access the memory without a stream.
     #[cold]
-    pub(crate) fn judged(mut figures: Figures, cpu_touches: bool) -> Self {
-        figures.verdict = figures.judge(cpu_touches);
-        Self::new(figures)
+    pub(crate) fn judged(figures: Figures, cause: DeviceError, cpu_touches: bool) -> Self {
+        let verdict = figures.judge(cause, cpu_touches);
+        Self::new(Figures { cause, verdict, ..figures })
     }
 
     /// Returns the kind of the error.
@@ -258,6 +262,11 @@ impl fmt::Display for AllocError {
                 write!(f, " ({} requested)", Bytes(e.live_requested_bytes))?;
             }
         }
+        for (bytes, what) in [(e.private_bytes, "kept for graphs"), (e.lost_bytes, "lost")] {
+            if bytes > 0 {
+                write!(f, ", {what} {}", Bytes(bytes))?;
+            }
+        }
         write!(
             f,
             ", cached {} (largest {}, pending {}, unsubmitted {}), given back {}",
@@ -277,7 +286,7 @@ impl fmt::Display for AllocError {
                 }
             }
         }
-        if e.cached_bytes > 0 {
+        if e.fragmentation() > 0.0 {
             write!(f, "; fragmentation {:.0} %", 100.0 * e.fragmentation())?;
         }
         match e.advice() {
@@ -301,6 +310,8 @@ impl Figures {
             budget_limit_bytes: u64::MAX,
             allocated_bytes: 0,
             live_requested_bytes: 0,
+            private_bytes: 0,
+            lost_bytes: 0,
             device_free_bytes: None,
             cached_bytes: 0,
             pending_bytes: 0,
@@ -328,9 +339,9 @@ impl Figures {
         self.cached_bytes.saturating_add(by_limit.min(by_budget).min(at_device))
     }
 
-    /// Returns the verdict that follows from the figures.
-    fn judge(&self, cpu_touches: bool) -> Verdict {
-        let plain = Verdict::of_cause(self.cause);
+    /// Returns the verdict of an error of this cause that follows from the figures.
+    fn judge(&self, cause: DeviceError, cpu_touches: bool) -> Verdict {
+        let plain = Verdict::of_cause(cause);
         if plain == Verdict::Refused {
             return plain;
         }
@@ -349,11 +360,22 @@ impl Figures {
         }
     }
 
+    /// Whether memory is reserved that neither a buffer nor the cache of this pool has.
+    fn is_kept_elsewhere(&self) -> bool {
+        let limit = self.reserved_limit_bytes.min(self.budget_limit_bytes);
+        let in_pool = self.cached_bytes < self.reserved_bytes;
+        let in_budget = limit != u64::MAX && self.budget_reserved_bytes > self.reserved_bytes;
+        self.allocated_bytes == 0 && (in_pool || in_budget) && self.rounded_bytes <= limit
+    }
+
     /// Returns the advice that the error displays; an empty string where the cause is clear without
     /// one.
     fn advice(&self) -> &'static str {
         let limit = self.reserved_limit_bytes.min(self.budget_limit_bytes);
         match self.verdict {
+            Verdict::TruePeak | Verdict::Limit if self.is_kept_elsewhere() => {
+                "no buffer has it: drop graphs that keep memory, or other pools"
+            }
             Verdict::TruePeak if self.allocated_bytes == 0 => {
                 "this request alone needs more than the device has free"
             }
@@ -362,6 +384,9 @@ impl Figures {
                 "this request alone is above the limit: raise the limit"
             }
             Verdict::Limit => "the limit: raise it, or keep less alive at once",
+            Verdict::Rounding if self.in_pages => {
+                "rounding to whole pages: it would fit as requested; take smaller pages"
+            }
             Verdict::Rounding => {
                 "rounding: it would fit as requested; take a policy with finer classes, or an arena"
             }

@@ -313,7 +313,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
             // The request must not overtake the requests that wait already.
             return self.wait_for(stream, bytes, (kind, zeroed), timeout, None);
         }
-        let lent = self.try_lend(stream, bytes, kind, zeroed);
+        let joins_line = self.patience.is_some();
+        let lent = self.try_lend(stream, bytes, (kind, zeroed), joins_line);
         let short = match lent {
             Ok(buffer) => {
                 // The request may have given more memory back than it needed.
@@ -337,16 +338,17 @@ impl<A: DeviceAllocator> BucketPool<A> {
     }
 
     /// Serves a request, or returns why it cannot. Does not count a refusal. The caller wakes the
-    /// requests that wait; a panic does so here.
+    /// requests that wait; a panic does so here. `joins_line`: the caller waits in the line if the
+    /// request is refused.
     fn try_lend(
         &self,
         stream: &StreamOf<A>,
         bytes: u64,
-        kind: A::Kind,
-        zeroed: bool,
+        (kind, zeroed): (A::Kind, bool),
+        joins_line: bool,
     ) -> Result<PooledBuffer<A>, Short> {
         let woken_by_panic = WakeAtEnd(self);
-        let lent = self.lend_now(stream, bytes, kind, zeroed);
+        let lent = self.lend_now(stream, bytes, (kind, zeroed), joins_line);
         mem::forget(woken_by_panic);
         lent
     }
@@ -355,8 +357,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
         &self,
         stream: &StreamOf<A>,
         bytes: u64,
-        kind: A::Kind,
-        zeroed: bool,
+        (kind, zeroed): (A::Kind, bool),
+        joins_line: bool,
     ) -> Result<PooledBuffer<A>, Short> {
         let clock = self.allocator().clock();
         // If zeroing runs ahead of the stream, the block must be ready ahead too.
@@ -368,6 +370,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let Some(request) = self.pool_request((stream, on), bytes, kind) else {
             return Err(Short::early(self.cause((stream, on), bytes, kind), bytes));
         };
+        let request = PoolRequest { joins_line, ..request };
         let Grant { mut record, fresh, zeroed: was_zeroed } = self.store().allocate(&request)?;
         if self.store().flags.any(OBSERVED) || (fresh && self.store().has_observers()) {
             self.tell_served(&request, &mut record, fresh);
@@ -445,7 +448,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
         if private.is_none() && !clock.takes_work(on) {
             return None;
         }
-        Some(PoolRequest { on, stream, key: Key { kind, stream_id }, class, requested, private })
+        let (key, joins_line) = (Key { kind, stream_id }, false);
+        Some(PoolRequest { on, stream, key, class, requested, private, joins_line })
     }
 
     /// Returns the reason why [`BucketPool::pool_request`] returned `None`.

@@ -3,7 +3,7 @@
 
 use pool_core::conformance;
 use pool_core::sim::SimDevice;
-use pool_core::{AllocError, ArenaConfig, BucketPool, KIB, MIB, Sliceable, Transfer};
+use pool_core::{AllocError, ArenaConfig, BucketPool, Budget, KIB, MIB, Sliceable, Transfer};
 use pool_host::HostAllocator;
 use std::hint::black_box;
 use std::thread;
@@ -97,5 +97,31 @@ fn every_kind_of_pool_under_a_limit_serves_four_threads() {
 fn an_arena_of_segments_passes_the_suite_twenty_times() {
     for _ in 0..20 {
         conformance::run_arena(HostAllocator::new, &ArenaConfig::segments(MIB));
+    }
+}
+
+/// As many bytes as the threads have alive at once fit, and no more. Each block belongs to another
+/// pool than the one before it.
+#[test]
+fn pools_that_share_a_tight_budget_serve_all_their_threads() {
+    const BYTES: u64 = 9000; // 16 KiB of a power of two
+    for (pools, threads) in [(2, 2), (2, 4), (4, 4), (3, 8)] {
+        for _ in 0..40 {
+            let budget = Budget::new(threads as u64 * 16 * KIB);
+            let build = |_| BucketPool::builder(HostAllocator::new()).budget(&budget).build();
+            let all: Vec<_> = (0..pools).map(build).collect();
+            let requests = |thread: usize| {
+                let pool = |turn: usize| &all[(turn * 7 + thread * 3 + turn / 5) % pools];
+                (0..300).filter_map(|turn| pool(turn).allocate(BYTES).err()).collect::<Vec<_>>()
+            };
+            let refused: Vec<AllocError> = thread::scope(|scope| {
+                let requests = &requests;
+                let threads: Vec<_> =
+                    (0..threads).map(|thread| scope.spawn(move || requests(thread))).collect();
+                threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+            });
+            let first = refused.first().map(ToString::to_string);
+            assert_eq!(first, None, "{pools} pools, {threads} threads: {} refused", refused.len());
+        }
     }
 }

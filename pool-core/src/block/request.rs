@@ -24,6 +24,8 @@ pub(crate) struct PoolRequest<'r, A: DeviceAllocator> {
     pub(crate) requested: u64,
     /// The private pool that the stream is bound to.
     pub(crate) private: Option<PrivateId>,
+    /// Whether it joins the line of requests that wait if it is refused.
+    pub(crate) joins_line: bool,
 }
 
 impl<A: DeviceAllocator> Clone for PoolRequest<'_, A> {

@@ -103,11 +103,6 @@ impl Level {
         self.now = self.now.wrapping_sub_unsigned(by);
     }
 
-    /// The sum of what was counted down. It wraps, so that differences stay right.
-    pub(crate) fn down_total(&self) -> u64 {
-        self.total.wrapping_sub(self.now.cast_unsigned())
-    }
-
     /// The figure now, and at most.
     pub(crate) fn now(&self) -> (u64, u64) {
         (self.now.max(0).cast_unsigned(), self.peak.max(0).cast_unsigned())

@@ -31,7 +31,7 @@ struct Line {
     waiting: VecDeque<Waiter>,
 }
 
-struct Waiter {
+pub(crate) struct Waiter {
     id: u64,
     waker: Option<Waker>,
     /// Whether memory was made available since it looked last.
@@ -79,21 +79,22 @@ impl Waiters {
         (id, self.count.fetch_add(1, SeqCst) == 0)
     }
 
-    /// Removes a request, and wakes the next if it was the first. Returns whether none is left.
-    pub(crate) fn leave(&self, id: u64) -> bool {
+    /// Removes a request, and wakes the next if it was the first. Returns whether none is left, and
+    /// the request with its waker, which the caller drops when it holds no lock.
+    pub(crate) fn leave(&self, id: u64) -> (bool, Option<Waiter>) {
         let mut line = self.line.lock();
         let Some(at) = line.waiting.iter().position(|waiter| waiter.id == id) else {
-            return false;
+            return (false, None);
         };
         let left = line.waiting.remove(at);
         let last = self.count.fetch_sub(1, SeqCst) == 1;
         let next = if at == 0 { line.call_first() } else { None };
         drop(line);
-        drop(left); // its waker is foreign code, so not under the lock
         if let Some(next) = next {
             next.wake();
         }
-        last
+        // Its waker is foreign code: not under the lock, and last, since its drop may panic.
+        (last, left)
     }
 
     /// Lets a request try if it is the first and memory was made available since its last try.
@@ -140,9 +141,9 @@ mod tests {
         assert!(!waiters.are_any());
         let ((first, is_alone), (second, is_second_alone)) = (waiters.join(), waiters.join());
         assert!(is_alone && !is_second_alone && waiters.are_any());
-        assert!(!waiters.leave(first), "the second waits");
+        assert!(!waiters.leave(first).0, "the second waits");
         assert!(waiters.are_any() && waiters.is_first(second));
-        assert!(waiters.leave(second) && !waiters.are_any());
-        assert!(!waiters.leave(second), "it has left");
+        assert!(waiters.leave(second).0 && !waiters.are_any());
+        assert!(!waiters.leave(second).0, "it has left");
     }
 }

@@ -171,6 +171,12 @@ impl<A: DeviceAllocator> ThreadCaches<A> {
         lines.map(|line| (line.tally.untold(), line.tally.blocks()))
     }
 
+    /// Blocks that were put into any cache so far. Enters none.
+    pub(crate) fn kept(&self) -> u64 {
+        let lines = self.numbers().filter_map(|number| self.line(number));
+        lines.fold(0, |sum, line| sum.wrapping_add(line.tally.kept()))
+    }
+
     /// The cache of a number, if there is one.
     pub(crate) fn enter(&self, number: usize) -> Option<Inside<'_, A>> {
         if number == thread_number::get() {

@@ -161,6 +161,11 @@ impl Tally {
         self.kept.get().wrapping_sub(out).cast_signed().max(0).cast_unsigned()
     }
 
+    /// Blocks that were put here. It never falls.
+    pub(crate) fn kept(&self) -> u64 {
+        self.kept.get()
+    }
+
     /// Blocks that buffers took, as the book knows it.
     pub(super) fn told_takes(&self) -> u64 {
         self.told.takes.get()

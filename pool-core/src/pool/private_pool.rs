@@ -2,6 +2,7 @@
 //! graph lives.
 
 use crate::block::private::PrivateId;
+use crate::budget::transit::InTransit;
 use crate::device::{DeviceAllocator, MarkOf, StreamOf};
 use crate::error::{DeviceError, Why};
 use crate::pool::BucketPool;
@@ -146,8 +147,9 @@ impl<A: DeviceAllocator> Drop for PrivatePool<A> {
             return;
         }
         let _woken = WakeAtEnd(&self.pool);
+        let in_transit = InTransit::new(store.transit());
         let records = store.privates.close(self.id, store.allocator.clock(), &store.flags);
-        store.free_private_blocks(records);
+        store.free_private_blocks(records, in_transit);
     }
 }
 

@@ -154,6 +154,11 @@ where
         if store.is_forked() { 0 } else { store.lost_bytes() }
     }
 
+    fn returned_blocks(&self) -> u64 {
+        let store = self.store();
+        if store.is_forked() { 0 } else { store.returned_blocks() }
+    }
+
     fn address(&self) -> *const () {
         self.store().address()
     }

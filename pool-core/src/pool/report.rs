@@ -40,6 +40,8 @@ impl<A: DeviceAllocator> Store<A> {
             budget_limit_bytes: self.ledger.budget.limit(),
             allocated_bytes: in_use.allocated,
             live_requested_bytes: in_use.requested,
+            private_bytes: self.privates.all_idle_bytes(),
+            lost_bytes: in_use.lost,
             device_free_bytes: match cause.why {
                 Why::OutOfMemory => self.allocator.free_bytes(),
                 _ => None,

@@ -10,9 +10,9 @@
 //! 6. cached memory given back, oldest first, as many bytes as are missing; then as many of the
 //!    other pools of the budget;
 //! 7. everything cached of the pool; then of the other pools of the budget;
-//! 8. everything cached of the pool again, while another thread has memory between pool and device,
-//!    and each time that the program has spared something
-//!    ([`PoolBuilder::on_shortage`](crate::PoolBuilder::on_shortage));
+//! 8. everything cached again: once other threads have returned the memory that they had on its
+//!    way, as often as memory came back during the last search, and each time that the program has
+//!    spared something ([`PoolBuilder::on_shortage`](crate::PoolBuilder::on_shortage));
 //! 9. an error that says why.
 //!
 //! After each step of 6, 7 and 8 the stages from 1 to 5 are tried again.
@@ -57,12 +57,21 @@ pub(crate) struct Short {
     pub(crate) stream: Option<u64>,
     /// The figures of the pool at the search that failed, for a request that lacked memory.
     pub(crate) figures: Option<Box<Figures>>,
+    /// How much had come back before that search.
+    pub(crate) returned: Option<Returned>,
 }
 
 impl Short {
     /// A request that is refused before memory is searched.
     pub(crate) fn early(cause: DeviceError, requested: u64) -> Self {
-        Self { cause, given_back: 0, rounded: requested, stream: None, figures: None }
+        Self {
+            cause,
+            given_back: 0,
+            rounded: requested,
+            stream: None,
+            figures: None,
+            returned: None,
+        }
     }
 }
 
@@ -86,7 +95,7 @@ struct Progress {
     waits: u32,
     repeats: u32,
     shortage_calls: u32,
-    /// How much had come back to the pool before the last search.
+    /// How much had come back to the pools before the last trims and search.
     returned: Option<Returned>,
     /// The figures of the pool at the last search, for the error.
     figures: Option<Box<Figures>>,
@@ -132,6 +141,8 @@ impl<A: DeviceAllocator> Store<A> {
         while short.is_out_of_memory() {
             // A request above the limit takes no cached memory from those below it.
             let is_hopeless = !self.could_hold(request.class.bytes);
+            // Before the trims: what comes back after them may need another one.
+            let returned = self.returned();
             let given_back = match trims.next() {
                 Some(_) if is_hopeless => None,
                 Some(trim) => self.trim_for(request, trim, &mut progress.stage),
@@ -140,7 +151,7 @@ impl<A: DeviceAllocator> Store<A> {
                 {
                     // The program may have raised the limit.
                     let fits = self.could_hold(request.class.bytes);
-                    Some(if fits { self.trim_short(u64::MAX) } else { 0 })
+                    Some(if fits { self.trim_all(request, &mut progress.stage) } else { 0 })
                 }
                 None => break,
             };
@@ -148,7 +159,7 @@ impl<A: DeviceAllocator> Store<A> {
             progress.given_back += given_back;
             self.book.lock().note_retry();
             progress.effort = Effort::All;
-            progress.returned = Some(self.returned());
+            progress.returned = Some(returned);
             short = match self.search_then_device(request, &mut progress) {
                 Ok(grant) => return Ok(grant),
                 Err(error) => error,
@@ -159,8 +170,8 @@ impl<A: DeviceAllocator> Store<A> {
         let bytes = request.class.bytes;
         let rounded = if self.could_hold(bytes) { bytes } else { self.book.bytes_to_grow(bytes) };
         let stream = Some(request.key.stream_id);
-        let (given_back, figures) = (progress.given_back, progress.figures);
-        Err(Short { cause, given_back, rounded, stream, figures })
+        let Progress { given_back, figures, returned, .. } = progress;
+        Err(Short { cause, given_back, rounded, stream, figures, returned })
     }
 
     /// Whether the limits are large enough for a request of `bytes` bytes alone, in whole pages
@@ -191,6 +202,14 @@ impl<A: DeviceAllocator> Store<A> {
             Trim::AllOthers if by_others => self.trim_others(u64::MAX),
             Trim::Others | Trim::AllOthers => None,
         }
+    }
+
+    /// Gives all cached memory back, and that of other pools of the budget if it can help.
+    fn trim_all(&self, request: &PoolRequest<'_, A>, stage: &mut Stage) -> u64 {
+        let before = *stage;
+        let trims = [Trim::All, Trim::AllOthers].map(|trim| self.trim_for(request, trim, stage));
+        *stage = before;
+        trims.into_iter().flatten().sum()
     }
 
     /// Gives back at least `bytes` bytes of cached memory, since a request needs them.
@@ -296,23 +315,30 @@ impl<A: DeviceAllocator> Store<A> {
         grant
     }
 
-    /// Whether other threads have returned memory since the last search began, or do so in a
-    /// moment, for which this waits: then all cached memory is worth giving back once more. If not,
-    /// notes the figures of the pool, which are those of that search.
+    /// Whether other threads have returned memory since the last search and the trims before it
+    /// began, or do so in a moment, for which this waits. If not, notes the figures of the pool,
+    /// which are those of that search.
     fn others_return(
         &self,
         request: &PoolRequest<'_, A>,
         refusal: DeviceError,
         progress: &mut Progress,
     ) -> bool {
-        if self.transit().is_any() && progress.waits > 0 {
-            progress.waits -= 1;
-            rest(MAX_WAITS - progress.waits);
+        let is_same = |progress: &Progress| progress.returned == Some(self.returned());
+        // A request that joins the line is woken by what it would wait for here.
+        let waits = !request.joins_line && self.transit().is_any_of_others();
+        if waits && progress.waits > 0 {
+            while progress.waits > 0 && self.transit().is_any_of_others() && is_same(progress) {
+                progress.waits -= 1;
+                rest(MAX_WAITS - progress.waits);
+            }
+            progress.waits = progress.waits.saturating_sub(1);
             return true;
         }
-        progress.figures = Some(Box::new(self.figures(refusal, Some(request.key.stream_id))));
-        let is_quiet = !self.transit().is_any() && progress.returned == Some(self.returned());
-        if is_quiet || progress.repeats == 0 {
+        if is_same(progress) || progress.repeats == 0 {
+            progress.figures = Some(Box::new(self.figures(refusal, Some(request.key.stream_id))));
+        }
+        if is_same(progress) || progress.repeats == 0 {
             return false;
         }
         progress.repeats -= 1;
@@ -333,16 +359,16 @@ impl<A: DeviceAllocator> Store<A> {
     /// The error of a request that is refused, counted.
     #[cold]
     pub(crate) fn refuse(&self, short: Short, requested: u64, tag: Tag) -> AllocError {
-        let Short { cause, given_back, rounded, stream, figures } = short;
+        let Short { cause, given_back, rounded, stream, figures, .. } = short;
         self.count_refusal();
         let about = About { stream: stream.unwrap_or(0), requested, tag, ..About::default() };
         self.tell(EventKind::Refuse(cause.why), about);
         let mut figures = *figures.unwrap_or_else(|| Box::new(self.figures(cause, stream)));
         (figures.requested_bytes, figures.rounded_bytes) = (requested, rounded);
-        (figures.cause, figures.given_back_bytes) = (cause, given_back);
+        figures.given_back_bytes = given_back;
         match stream {
-            Some(_) => AllocError::judged(figures, A::MEMORY.cpu_touches),
-            None => AllocError::new(figures),
+            Some(_) => AllocError::judged(figures, cause, A::MEMORY.cpu_touches),
+            None => AllocError::new(Figures { cause, ..figures }),
         }
     }
 

@@ -172,10 +172,12 @@ impl<A: DeviceAllocator> BucketPool<A> {
 
     /// Whether a return of memory could turn a refusal into success.
     pub(super) fn may_wait(&self, short: &Short) -> bool {
-        let ledger = &self.store().ledger;
+        let (store, ledger) = (self.store(), &self.store().ledger);
+        // All that was reserved may have gone back since the search that failed.
+        let came_back = || short.returned.is_some_and(|before| before != store.returned());
         short.cause.is_out_of_memory()
             && ledger.could_hold(short.rounded)
-            && ledger.budget.may_get_memory_back()
+            && (ledger.budget.may_get_memory_back() || came_back())
     }
 
     fn request(
@@ -261,7 +263,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
 
     /// Allocates, or returns `None` if a return of memory could serve the request.
     fn try_now(&mut self) -> Option<Result<PooledBuffer<A>, AllocError>> {
-        match self.pool.try_lend(&self.stream, self.bytes, self.kind, self.zeroed) {
+        match self.pool.try_lend(&self.stream, self.bytes, (self.kind, self.zeroed), true) {
             Ok(buffer) => Some(Ok(buffer)),
             Err(short) if self.pool.may_wait(&short) => {
                 self.refused = Some(short);

@@ -48,8 +48,8 @@ impl Preset {
         }
     }
 
-    /// As [`Preset::set`], for a device whose blocks cannot be split: [`Preset::Caching`], which is
-    /// an arena, sets nothing.
+    /// Sets what the preset sets but an arena, for a device whose blocks cannot be split. So
+    /// [`Preset::Caching`] sets nothing.
     pub fn set_blocks<A: DeviceAllocator>(self, builder: PoolBuilder<A>) -> PoolBuilder<A> {
         match self {
             Self::TilePipeline => tiles_on(builder, TileUse::default()),

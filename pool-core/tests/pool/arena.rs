@@ -448,6 +448,7 @@ fn a_request_that_fits_only_without_its_pages_evicts_nothing() {
     let error = pool.allocate(990 * KIB).unwrap_err();
     assert_eq!((error.why(), error.verdict()), (Why::Limit, Verdict::Rounding), "{error}");
     assert_eq!(error.figures().rounded_bytes, 1024 * KIB);
+    assert!(error.to_string().contains("smaller pages"), "{error}");
     assert_eq!(pool.stats().cached_bytes, cached);
     let waiting = pool.allocate_timeout(990 * KIB, Duration::MAX).unwrap_err();
     assert_eq!(waiting.why(), Why::Limit, "no return of memory could serve it");

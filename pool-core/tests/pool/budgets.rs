@@ -215,3 +215,15 @@ fn pools_of_a_cloned_builder_share_the_budget_that_it_was_given() {
     let _live = a.allocate(2 * MIB).unwrap();
     assert_eq!(b.allocate(MIB).unwrap_err().why(), Why::Limit);
 }
+
+/// The program spares a buffer of another pool than the one that is short.
+#[test]
+fn a_request_is_served_by_what_the_program_spares_in_another_pool() {
+    let budget = Budget::new(MIB);
+    let [other] = pools(&budget);
+    let spare = Arc::new(Mutex::new(Some(other.allocate(MIB).unwrap())));
+    let builder = BucketPool::builder(SimDevice::new()).budget(&budget);
+    let pool = builder.on_shortage(move |_| spare.lock().unwrap().take().is_some()).build();
+    let served = pool.allocate(MIB);
+    assert!(served.is_ok(), "{}", served.unwrap_err());
+}

@@ -405,3 +405,15 @@ fn a_private_pool_unbinds_only_its_own_streams() {
     own.unbind_one(&on);
     assert!(!pool.allocate_on(&on, MIB).unwrap().is_private());
 }
+
+#[test]
+fn memory_that_a_graph_keeps_is_in_the_error() {
+    let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4 * MIB).build();
+    let private = PrivatePool::new(&pool);
+    private.bind(pool.default_stream()).unwrap();
+    drop(pool.allocate(4 * MIB).unwrap());
+    private.end(&[]);
+    let error = pool.allocate(MIB).unwrap_err();
+    assert_eq!(error.figures().private_bytes, 4 * MIB);
+    insta::assert_snapshot!(error);
+}

@@ -3,8 +3,9 @@
 
 use crate::hooked::Hooked;
 use pool_core::{
-    ArenaConfig, BucketPolicy, BucketPool, CachedLimit, DeviceAllocator, DeviceError, FullBucket,
-    KIB, MIB, MarkOf, Memory, Request, StreamOf, Why, sim::SimDevice,
+    ArenaConfig, BucketPolicy, BucketPool, CachedLimit, DeviceAllocator, DeviceError, EventKind,
+    FullBucket, KIB, MIB, MarkOf, Memory, PoolEvent, PooledBuffer, Request, StreamOf, Why,
+    sim::SimDevice,
 };
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -378,4 +379,24 @@ fn a_cleared_cache_leaves_its_part_of_a_bucket_limit_to_others() {
     let keep_eight = || drop([(); 8].map(|()| pool.allocate(KIB).unwrap()));
     thread::scope(|scope| scope.spawn(keep_eight).join().unwrap());
     assert_eq!(pool.stats().cached_buffers, 8);
+}
+
+/// While a request gives cached memory back, another thread frees a buffer of another size.
+#[test]
+fn memory_that_comes_back_during_the_last_trim_serves_the_request() {
+    let spare: Arc<Mutex<Vec<PooledBuffer<SimDevice>>>> = Arc::default();
+    let dropped = spare.clone();
+    let on_eviction = move |event: &PoolEvent<'_>| {
+        if let EventKind::Evict(_) = event.kind {
+            let one = dropped.lock().unwrap().pop();
+            thread::scope(|scope| drop(scope.spawn(|| drop(one))));
+        }
+    };
+    let builder = BucketPool::builder(SimDevice::new()).reserved_limit(64 * KIB);
+    let pool = builder.observer(Arc::new(on_eviction)).build();
+    drop(pool.allocate(16 * KIB).unwrap());
+    *spare.lock().unwrap() =
+        vec![pool.allocate(32 * KIB).unwrap(), pool.allocate(8 * KIB).unwrap()];
+    let served = pool.allocate(64 * KIB);
+    assert!(served.is_ok(), "{}", served.unwrap_err());
 }

@@ -4,7 +4,7 @@
 use crate::hooked::{Hooked, outcome};
 use pool_core::sim::{SimCall, SimDevice};
 use pool_core::{
-    ArenaConfig, BucketPolicy, BucketPool, Budget, CachedLimit, MIB, PooledBuffer, Why,
+    ArenaConfig, BucketPolicy, BucketPool, Budget, CachedLimit, MIB, PooledBuffer, Verdict, Why,
 };
 use std::future::Future;
 use std::panic::resume_unwind;
@@ -339,4 +339,39 @@ fn a_waker_whose_task_has_a_buffer_goes_without_a_lock() {
     drop(waker); // only the line has it now
     drop(request);
     assert_eq!((pool.budget().waiting(), pool.stats().allocated_bytes), (0, 0));
+}
+
+/// The first request that waits is cancelled, and its waker's drop panics.
+#[test]
+fn a_waker_whose_drop_panics_wakes_the_next_request() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            resume_unwind(Box::new("on purpose"));
+        }
+    }
+    impl Wake for Bomb {
+        fn wake(self: Arc<Self>) {}
+    }
+    let (pool, calls) = (pool_of(4), Arc::new(Calls::default()));
+    let live = pool.allocate(4 * MIB).unwrap();
+    let (mut first, mut second) = (pool.allocate_async(4 * MIB), pool.allocate_async(MIB));
+    assert!(poll(&mut first, Waker::noop()).is_pending());
+    assert!(poll(&mut second, &Waker::from(calls.clone())).is_pending());
+    let bomb = Waker::from(Arc::new(Bomb));
+    assert!(poll(&mut first, &bomb).is_pending());
+    drop(bomb);
+    assert!(outcome(|| drop(first)).is_none(), "the panic was swallowed");
+    drop(live);
+    assert_eq!(calls.0.load(SeqCst), 1);
+}
+
+#[test]
+fn a_request_whose_time_is_over_has_the_verdict_of_one_that_does_not_wait() {
+    let builder = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::segments(MIB));
+    let pool = builder.reserved_limit(16 * MIB).build();
+    drop(pool.allocate(11 * MIB).unwrap());
+    let _live = pool.allocate(MIB).unwrap();
+    let refused = pool.allocate_timeout(11 * MIB, Duration::from_millis(1)).unwrap_err();
+    assert_eq!((refused.why(), refused.verdict()), (Why::TimedOut, Verdict::Fragmentation));
 }

@@ -97,8 +97,8 @@ pub(crate) struct BookState<A: DeviceAllocator> {
     untouched_hits: u64,
     /// Frees of blocks that became no free memory of the book's.
     not_kept: u64,
-    /// How often blocks went from one cache to another.
-    hand_overs: u64,
+    /// Blocks that buffers gave back to the book.
+    frees: u64,
     /// The calls to the device, and segments.
     calls: DeviceStats,
     /// Bytes that all thread caches may hold, and the transfer cache.
@@ -273,7 +273,7 @@ impl<A: DeviceAllocator> BookState<A> {
             counts: PoolStats::default(),
             untouched_hits: 0,
             not_kept: 0,
-            hand_overs: 0,
+            frees: 0,
             calls: DeviceStats::default(),
             closed: false,
             limit_at: (u64::MAX, 0),

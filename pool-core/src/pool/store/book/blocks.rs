@@ -158,8 +158,8 @@ impl<A: DeviceAllocator> Store<A> {
         (given_back, refusal)
     }
 
-    /// Bytes that the device did not take back; none while a thread has memory between the pool and
-    /// the device, which counts as lost for as long.
+    /// Bytes that the device did not take back; none while a thread has memory on its way, in any
+    /// pool of the budget, which counts as lost for as long.
     pub(crate) fn lost_bytes(&self) -> u64 {
         let state = self.book.lock();
         if self.transit().is_any() { 0 } else { state.counts.lost_bytes }

@@ -354,6 +354,7 @@ impl<A: DeviceAllocator> BookState<A> {
         let bytes = record.bytes;
         record.vacate(); // as above
         let segment = self.book.nodes[range].segment;
+        self.frees = self.frees.wrapping_add(1);
         if !self.book.config.is_blocks() || self.makes_room(key, bytes, pooled, bounds) {
             self.book.free(clock, range, marks, unzeroed);
         } else {

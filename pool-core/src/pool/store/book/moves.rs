@@ -77,7 +77,6 @@ impl<A: DeviceAllocator> BookState<A> {
         let is_worth = (TRANSFER_LEAST..=TRANSFER_MOST).contains(&here);
         let goes = !cache.is_closed() && is_worth && there < TRANSFER_FULL;
         let moved = if goes { cache.hand_over(transfer, key, bytes) } else { 0 };
-        self.hand_overs += u64::from(goes);
         (transfer.lease, cache.lease) = (transfer.lease + moved, cache.lease - moved);
         moved > 0
     }
@@ -97,7 +96,6 @@ impl<A: DeviceAllocator> BookState<A> {
             return false;
         }
         let moved = transfer.hand_over(cache, key, bytes);
-        self.hand_overs += 1;
         let lease = cache.lease.max(cache.cached_bytes());
         transfer.lease -= moved;
         self.leased = self.leased - moved + lease - cache.lease;

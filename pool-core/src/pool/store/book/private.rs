@@ -4,6 +4,7 @@ use super::BookState;
 use crate::block::record::RecordOwner;
 use crate::block::request::PoolRequest;
 use crate::book::node::State;
+use crate::budget::transit::InTransit;
 use crate::device::DeviceAllocator;
 use crate::lock::LockGuard;
 use crate::pool::store::{Grant, Store};
@@ -31,6 +32,7 @@ impl<A: DeviceAllocator> Store<A> {
     #[cold]
     pub(super) fn free_private(&self, mut record: RecordOwner<A>) -> LockGuard<'_, BookState<A>> {
         record.unzeroed = true; // a later launch of the graph may write it
+        let _in_transit = InTransit::new(self.transit());
         {
             let mut state = self.with_own_counts();
             state.figures.freed(record.bytes, record.requested);
@@ -53,7 +55,11 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Frees the blocks that lay in a private pool which is gone. All of them are free memory
     /// before the device is called, so a panic of the device loses one block at most.
-    pub(crate) fn free_private_blocks(&self, records: Vec<RecordOwner<A>>) {
+    pub(crate) fn free_private_blocks(
+        &self,
+        records: Vec<RecordOwner<A>>,
+        in_transit: InTransit<'_>,
+    ) {
         let mut segments = Vec::with_capacity(records.len());
         for record in records {
             let mut state = self.book.lock();
@@ -61,7 +67,7 @@ impl<A: DeviceAllocator> Store<A> {
             segments.push(state.free_or_keep(self.allocator.clock(), record, &self.bounds));
             state.not_kept = counted;
         }
-        self.transit().note_return();
+        drop(in_transit);
         for segment in segments {
             drop(self.give_back_in_drop(self.book.lock(), segment));
         }

@@ -16,11 +16,13 @@ pub(crate) struct InUse {
     pub(crate) requested: u64,
     /// Of free memory.
     pub(crate) cached: u64,
+    /// Bytes that the device did not take back.
+    pub(crate) lost: u64,
 }
 
 /// Figures of one moment.
-pub(super) struct Reading {
-    pub(super) figures: BookFigures,
+struct Reading {
+    figures: BookFigures,
     /// Bytes that thread caches have, beyond those that the book knows of.
     cached: i64,
     /// The most that was free and serves again.
@@ -30,7 +32,7 @@ pub(super) struct Reading {
 }
 
 impl<A: DeviceAllocator> Store<A> {
-    pub(super) fn reading(&self, state: &BookState<A>) -> Reading {
+    fn reading(&self, state: &BookState<A>) -> Reading {
         let (figures, cached_peak) = (state.figures.clone(), state.book.cached_peak);
         let mut reading = Reading { figures, cached: 0, cached_peak, blocks: 0 };
         reading.blocks = state.transfer.as_ref().map_or(0, |transfer| transfer.blocks());
@@ -47,7 +49,7 @@ impl<A: DeviceAllocator> Store<A> {
         reading
     }
 
-    /// Bytes in buffers and in caches, at one moment.
+    /// Bytes in buffers, in caches and lost, at one moment.
     pub(crate) fn in_use(&self) -> InUse {
         let state = self.book.lock();
         let Reading { figures, cached, .. } = self.reading(&state);
@@ -55,6 +57,7 @@ impl<A: DeviceAllocator> Store<A> {
             allocated: figures.allocated.now().0,
             requested: figures.requested.now().0,
             cached: state.book.cached_bytes().saturating_add_signed(cached),
+            lost: state.counts.lost_bytes,
         }
     }
 

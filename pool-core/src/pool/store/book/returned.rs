@@ -4,24 +4,31 @@
 use crate::device::DeviceAllocator;
 use crate::pool::store::Store;
 
-/// How much memory has come back to a pool, and to its budget, so far. If it is the same before
-/// and after a search, and nothing is on its way, the search has seen all free memory.
+/// How much memory has come back to the pools of a budget so far. If it is the same before and
+/// after a search, and nothing is on its way, the search has seen all memory that was free at one
+/// moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Returned {
-    /// Bytes of the blocks that buffers gave back.
-    freed: u64,
-    /// How often blocks went from one cache to another.
-    hand_overs: u64,
-    /// Returns of other threads to the lists and limits of the budget's pools.
+    /// Blocks that buffers gave back, and that went from one cache to another, in all pools.
+    blocks: u64,
+    /// How often other threads returned memory to a list or to a limit.
     by_others: u64,
 }
 
 impl<A: DeviceAllocator> Store<A> {
-    /// Reads how much memory has come back so far. Cost: linear in the number of thread caches.
+    /// Reads how much memory has come back so far. Cost: a lock for each pool of the budget, and a
+    /// read for each thread cache.
     pub(crate) fn returned(&self) -> Returned {
         let by_others = self.transit().returns_of_others();
+        Returned { blocks: self.ledger.budget.returned_blocks(), by_others }
+    }
+
+    /// Blocks of this pool that buffers gave back, and that went from one cache to another. It
+    /// never falls.
+    pub(crate) fn returned_blocks(&self) -> u64 {
         let state = self.book.lock();
-        let freed = self.reading(&state).figures.allocated.down_total();
-        Returned { freed, hand_overs: state.hand_overs, by_others }
+        let in_transfer = state.transfer.as_ref().map_or(0, |transfer| transfer.kept());
+        let to_book = state.frees.wrapping_add(in_transfer);
+        self.caches.kept().wrapping_add(to_book)
     }
 }
