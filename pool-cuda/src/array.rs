@@ -147,7 +147,7 @@ pub fn into_slice<T: Pod + DeviceRepr, S: Whole>(
     if block.is_private() || !block.size().is_multiple_of(element) {
         return Err(refused(Why::Unsupported));
     }
-    if !device.clock().takes_work(&known) {
+    if !device.clock().takes_work(&known) || device.events().is_captured(known.raw())? {
         return Err(refused(Why::NotSubmitted));
     }
     let elements = crate::sizes::size(block.size() / element)?;

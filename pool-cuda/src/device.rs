@@ -187,10 +187,15 @@ impl CudaDevice {
     /// # Safety
     ///
     /// The handle is a stream of this device's context. Its owner keeps it until
-    /// [`BorrowedStream::retire`] or [`CudaDevice::retire`] has returned `Ok`. Until the drop of
-    /// the `BorrowedStream` is enough if the driver takes the event that the drop records: the
-    /// stream is under no capture, and the device has memory for an event. No thread allocates,
-    /// uses a buffer or launches a graph on the stream while it is retired.
+    /// [`BorrowedStream::retire`] or [`CudaDevice::retire`] has returned `Ok`. The drop of the
+    /// `BorrowedStream` retires it too if the driver takes the event that the drop records: the
+    /// stream is under no capture, and the device has memory for an event.
+    ///
+    /// No thread allocates, uses a buffer or launches a graph on the stream during its retirement
+    /// or after it. Buffers that it uses until their drop
+    /// ([`record_stream`](pool_core::PooledBuffer::record_stream),
+    /// [`use_until_drop`](pool_core::PooledBuffer::use_until_drop)) are dropped before: nothing
+    /// waits for work that it is given later. [`BorrowedStream::keep`] leaves it registered.
     ///
     /// # Examples
     ///

@@ -147,8 +147,11 @@ impl Driver {
         if let Some(fault) = self.fault() {
             return Err(fault);
         }
-        // The answer is about the caller's context, and notes no fault of this device.
-        let callers = result::ctx::get_current().map_err(|e| refusal("cuCtxGetCurrent", e))?;
+        // The answer is about the caller's context: no fault of this device, which has its memory.
+        let callers = result::ctx::get_current().map_err(|error| DeviceError {
+            why: Why::Other,
+            ..refusal("cuCtxGetCurrent", error)
+        })?;
         let own = self.context.cu_ctx();
         if callers == Some(own) {
             return Ok(work());

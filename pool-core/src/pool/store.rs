@@ -25,7 +25,7 @@ use crate::budget::Budget;
 use crate::budget::ledger::Ledger;
 use crate::budget::transit::Transit;
 use crate::cache::caches::ThreadCaches;
-use crate::device::{DeviceAllocator, StreamOf};
+use crate::device::{DeviceAllocator, MarkOf, StreamOf};
 use crate::error::{DeviceError, Why};
 use crate::fork::ForkCheck;
 use crate::observe::{About, EventKind, Observers, Reason};
@@ -250,6 +250,11 @@ impl<A: DeviceAllocator> Store<A> {
         id: PrivateId,
     ) -> Option<Grant<A>> {
         let taker = self.taker(request);
+        // What the CPU touches, it may touch only when no launch uses it.
+        let is_done = |mark: &MarkOf<A>| taker.clock.is_done(*mark) == Ok(true);
+        if taker.cpu_touches && !self.privates.behind(id).iter().all(is_done) {
+            return None;
+        }
         let ready = |record: &mut Record<A>| record.marks.get_mut().is_ready(&taker);
         let record = self.privates.take(id, request, ready)?;
         Some(self.lend_private(request, record))

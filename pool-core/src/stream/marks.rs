@@ -70,6 +70,9 @@ impl<C: StreamClock> Marks<C> {
     pub(crate) fn behind(&mut self, clock: &C, on: &C::Stream, cpu_touches: bool) -> Vec<C::Mark> {
         if let Some(also) = &mut self.also {
             forget_obsolete(clock, also);
+            if also.is_empty() {
+                self.also = None; // a block that one stream uses fits a thread cache
+            }
         }
         let counted = self.newest_first().filter(|used| used.touched || !cpu_touches);
         let now = |used: &Used<C::Mark>| {

@@ -18,7 +18,7 @@ use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst};
 pub use stream::Stream;
 use stream::{Recorded, Slot, VectorClock};
 
@@ -118,6 +118,8 @@ pub struct Timeline<D: EventDriver> {
     /// Ids below this were handed out. An id that is not in `slots` is retired and done.
     next: AtomicU32,
     slots: RwLock<HashMap<u32, Arc<Slot<D>>>>,
+    /// The retired stream that was queried last.
+    last_queried: AtomicU32,
 }
 
 impl<D: EventDriver> Timeline<D> {
@@ -127,7 +129,8 @@ impl<D: EventDriver> Timeline<D> {
         let id = NEXT.fetch_add(1, SeqCst);
         let slot = Arc::new(Slot::new(id, 0, default));
         let slots = RwLock::new(HashMap::from([(0, slot.clone())]));
-        Self { id, driver, default: Stream(slot), next: AtomicU32::new(1), slots }
+        let [next, last_queried] = [1, 0].map(AtomicU32::new);
+        Self { id, driver, default: Stream(slot), next, slots, last_queried }
     }
 
     /// Registers one of the device's streams. Register each raw stream once.
@@ -201,13 +204,19 @@ impl<D: EventDriver> Timeline<D> {
         Ok(())
     }
 
-    /// Forgets retired streams that are done. Queries only a few; later calls query the others.
+    /// Forgets retired streams that are done. Queries only a few, in turn, so that streams whose
+    /// work takes long hide no others.
     fn forget_retired(&self) {
-        let retired: Vec<_> = {
+        let mut retired: Vec<_> = {
             let slots = self.slots.read();
-            let retired = slots.values().filter(|slot| slot.is_retired());
-            retired.take(RETIRED_ASKED).cloned().collect()
+            slots.values().filter(|slot| slot.is_retired()).cloned().collect()
         };
+        let last = self.last_queried.load(Relaxed);
+        retired.sort_unstable_by_key(|slot| (slot.id <= last, slot.id));
+        retired.truncate(RETIRED_ASKED);
+        if let Some(slot) = retired.last() {
+            self.last_queried.store(slot.id, Relaxed);
+        }
         for slot in retired {
             let last = slot.known.lock().events.back().cloned();
             let mark = Mark { timeline: self.id, stream: slot.id, epoch: 0 };

@@ -299,3 +299,26 @@ fn a_use_on_a_stream_that_ended_is_waited_for_until_it_is_done() {
     let foreign = SimDevice::new();
     assert!(!clock.is_obsolete(foreign.clock().mark(&foreign.stream())), "of another device");
 }
+
+#[test]
+fn streams_that_run_long_hide_no_others_that_have_ended() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(device.clone());
+    let [long, short] = [20, 5].map(|count| -> Vec<_> {
+        let begin = |_| {
+            let stream = device.stream();
+            kernel(&device, &pool.allocate_on(&stream, 512).unwrap(), &stream);
+            stream
+        };
+        (0..count).map(begin).collect()
+    });
+    let marks: Vec<_> = short.iter().map(|stream| device.clock().mark(stream)).collect();
+    for stream in long.iter().chain(&short) {
+        device.clock().retire(stream).unwrap();
+    }
+    short.iter().for_each(|stream| device.run_stream(stream));
+    // Each new stream queries four of those that have ended.
+    let _more: Vec<_> = (0..25_usize.div_ceil(4)).map(|_| device.stream()).collect();
+    let obsolete = marks.iter().filter(|mark| device.clock().is_obsolete(**mark)).count();
+    assert_eq!(obsolete, marks.len());
+}

@@ -2,7 +2,9 @@
 
 use crate::harness::{count, double, hazards, pinned, run, touch};
 use cudarc::driver::result;
-use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PooledBuffer, StreamClock, ZeroPolicy};
+use pool_core::{
+    ArenaConfig, BucketPool, KIB, MIB, PooledBuffer, PrivatePool, StreamClock, ZeroPolicy,
+};
 use pool_cuda::{CudaAllocator, CudaDevice, CudaPinnedAllocator, PinnedBytes, PoolStream};
 use std::slice;
 
@@ -139,4 +141,31 @@ fn a_freed_buffer_of_a_recorded_stream_is_not_zeroed_while_a_late_copy_is_pendin
     library.copies(at);
     drop(source);
     assert_eq!(library.copied()[..4], [7; 4]);
+}
+
+/// As if a launch of a graph copied from memory that the graph's private pool keeps.
+#[test]
+fn memory_of_a_private_pool_is_not_zeroed_while_a_launch_reads_it() {
+    for zero in [ZeroPolicy::OnReturn, ZeroPolicy::Never] {
+        let _one = double();
+        let device = CudaDevice::new(0).unwrap();
+        let host = BucketPool::builder(CudaPinnedAllocator::on(device.clone()));
+        let (host, library) = (host.zero(zero).build(), Library::new(&device));
+        let private = PrivatePool::new(&host);
+        private.bind(host.default_stream()).unwrap();
+        let mut source = host.allocate(KIB).unwrap();
+        let bytes = source.bytes().unwrap();
+        bytes.fill(7);
+        let at = bytes.as_ptr();
+        private
+            .launch(&library.stream, || {
+                library.copies(at);
+                Ok(())
+            })
+            .unwrap();
+        drop(source);
+        let zeroed = host.allocate_zeroed(KIB).unwrap();
+        assert_eq!(library.copied()[..4], [7; 4], "{zero:?}");
+        drop(zeroed);
+    }
 }

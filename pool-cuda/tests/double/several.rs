@@ -180,6 +180,14 @@ fn the_callers_broken_context_is_no_fault_of_this_device() {
             fail(call, skip, 1, code);
             misses.extend(pool.allocate(MIB));
             mend();
+            there.context().bind_to_thread().unwrap();
+            misses.pop(); // cached, so that there is something to give back
+            let reserved = pool.reserved_bytes();
+            fail(call, skip, 1, code);
+            let went = pool.clear().unwrap_or_default();
+            mend();
+            assert_eq!(pool.reserved_bytes(), reserved - went, "{code} of {call}");
+            assert_eq!(held(), pool.reserved_bytes(), "{code} of {call}: what the driver has");
             assert_eq!(here.clock().fault(), None, "{code} of {call}");
             misses.push(pool.allocate(MIB).unwrap());
         }

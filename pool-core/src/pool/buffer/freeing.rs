@@ -88,10 +88,10 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         if A::MEMORY.zeroing != Zeroing::AtOnce {
             return Ok(false);
         }
-        let bytes = self.record.bytes;
+        let (bytes, is_private) = (self.record.bytes, self.record.private.is_some());
         let (store, part, marks) = self.parts();
-        if !store.bounds.zero_on_return {
-            return Ok(false);
+        if !store.bounds.zero_on_return || is_private {
+            return Ok(false); // a launch of the graph may use the memory, now or later
         }
         let clock = store.allocator.clock();
         // A recorded use lasts until now.
