@@ -93,9 +93,10 @@ impl HostBlock {
         // most the size of the block, which is one mapping of `pages::reserve`.
         let first = unsafe { self.base.add(start) };
         // SAFETY: as above, the range is inside that mapping.
-        unsafe { pages::dump(first, end - start) };
-        // Two threads that come here at once may both do it.
-        self.mapped.fetch_max(steps + 1, Relaxed);
+        if unsafe { pages::dump(first, end - start) } {
+            // Two threads that come here at once may both do it.
+            self.mapped.fetch_max(steps + 1, Relaxed);
+        }
     }
 
     /// Returns the layout to request for a block of `bytes` bytes, with room to align within.

@@ -17,9 +17,9 @@
 //! header and is freed by its address alone. The map's used runs are the program's blocks, the runs
 //! in slots, and the runs that are being returned to the system. Nothing in this module allocates.
 //!
-//! No thread waits for the lock while another thread forks. A request that needs the lock is then
-//! refused, for the caller to serve otherwise; a free is done later (`deferred.rs`); work that
-//! gives memory back is left to later calls.
+//! No thread waits for the lock while another thread forks, unless it forks too. A request that
+//! needs the lock is then refused, for the caller to serve otherwise; a free is done later
+//! (`deferred.rs`); work that gives memory back is left to later calls.
 #![expect(unsafe_code, reason = "blocks are addresses in a range that the system reserved")]
 
 mod deferred;
@@ -31,7 +31,7 @@ mod runs;
 mod slots;
 mod space;
 #[cfg(all(test, not(any(miri, loom, shuttle))))]
-mod tests;
+pub(crate) mod tests;
 
 use crate::system;
 use deferred::{Deferral, Deferred};

@@ -38,18 +38,15 @@ pub(crate) fn reserve(bytes: u64) -> Result<(NonNull<u8>, usize), DeviceError> {
     Ok((base, bytes))
 }
 
-/// Puts an address range into core dumps.
+/// Puts an address range into core dumps. Returns whether it is there: the system may have no room
+/// for one mapping more.
 ///
 /// # Safety
 ///
 /// The range lies in one mapping from [`reserve`].
-pub(crate) unsafe fn dump(base: NonNull<u8>, bytes: usize) {
-    if !cfg!(miri) {
-        // The system refuses it only where it has refused the advice of `reserve`, and then the
-        // range was never left out.
-        // SAFETY: the caller guarantees that the range is mapped. This advice changes no contents.
-        let _ = unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_DODUMP) };
-    }
+pub(crate) unsafe fn dump(base: NonNull<u8>, bytes: usize) -> bool {
+    // SAFETY: the caller guarantees that the range is mapped. This advice changes no contents.
+    cfg!(miri) || unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_DODUMP) } == 0
 }
 
 fn map_pages(bytes: usize) -> Option<NonNull<u8>> {

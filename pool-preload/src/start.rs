@@ -27,8 +27,9 @@ extern "C" fn start() {
 fn forget_foreign_settings() {
     // SAFETY: `getauxval` takes a number and reads what the kernel passed to the process.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
-        // SAFETY: the name ends with a zero byte. The dynamic linker runs this before `main`, when
-        // the process has one thread, so no other thread uses the environment.
+        // SAFETY: the name ends with a zero byte. The dynamic linker runs this before `main`. A
+        // library whose constructor has started a thread by then, and lets it read the environment,
+        // does so beside all other constructors, too.
         unsafe { libc::unsetenv(c"BUCKETPOOL_HOST".as_ptr()) };
     }
 }

@@ -179,7 +179,10 @@ fn give_up_privileges() {
     let mut sets = [Capabilities { effective: 0, permitted: 0, inheritable: 0 }; 2];
     // SAFETY: both live through the call, which writes two of `Capabilities` for this version.
     let known = unsafe { libc::syscall(libc::SYS_capget, &raw mut header, sets.as_mut_ptr()) == 0 };
-    let kept = if known { CAP_SETGID | CAP_SETUID } else { 0 };
+    if !known {
+        return; // without these two the program might not be able to give up root
+    }
+    let kept = CAP_SETGID | CAP_SETUID;
     let [low, _] = sets;
     // What is not inheritable is not ambient either.
     let low = Capabilities {

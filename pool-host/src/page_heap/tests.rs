@@ -1,6 +1,7 @@
 //! Tests of page heaps.
 
 use super::*;
+use crate::pages::tests::without_forks;
 
 const MIB: usize = 1 << 20;
 
@@ -22,6 +23,7 @@ fn a_heap_that_is_not_started_serves_nothing() {
 #[test]
 fn the_first_request_may_have_any_size() {
     static HEAPS: [PageHeap; 4] = [const { PageHeap::new() }; 4];
+    let _quiet = without_forks();
     for (heap, bytes) in HEAPS.iter().zip([1, 64 * MIB, 128 * MIB, 64 * MIB - 4096]) {
         assert!(heap.start());
         let block = heap.allocate(bytes, 16);
@@ -33,6 +35,7 @@ fn the_first_request_may_have_any_size() {
 #[test]
 fn a_freed_block_is_reused_and_zeroed_on_request() {
     static HEAP: PageHeap = PageHeap::new();
+    let _quiet = without_forks();
     assert!(HEAP.start() && HEAP.start(), "a second start changes nothing");
     let block = HEAP.allocate(MIB, 16).unwrap();
     // SAFETY: the block is this test's own, of 1 MiB.
@@ -52,6 +55,7 @@ fn a_freed_block_is_reused_and_zeroed_on_request() {
 #[test]
 fn requests_that_no_page_serves_get_nothing() {
     static HEAP: PageHeap = PageHeap::new();
+    let _quiet = without_forks();
     assert!(HEAP.start());
     assert_eq!(HEAP.allocate(usize::MAX, 16), None);
     assert_eq!(HEAP.allocate(1 << 39, 16), None, "more than 256 GiB");
@@ -69,6 +73,7 @@ fn requests_that_no_page_serves_get_nothing() {
 #[test]
 fn a_block_keeps_its_contents_when_it_is_resized() {
     static HEAP: PageHeap = PageHeap::new();
+    let _quiet = without_forks();
     assert!(HEAP.start());
     let block = HEAP.allocate(MIB, 16).unwrap();
     // Its neighbour keeps the block from growing in place.
@@ -92,6 +97,7 @@ fn a_block_keeps_its_contents_when_it_is_resized() {
 #[test]
 fn what_is_beyond_the_limit_goes_back_with_the_next_frees() {
     static HEAP: PageHeap = PageHeap::new().cached_limit(8 << 20).decay(None);
+    let _quiet = without_forks();
     assert!(HEAP.start());
     let lengths = (1..=8).map(|mib| mib * MIB);
     let blocks: Vec<_> = lengths.map(|bytes| HEAP.allocate(bytes, 16).unwrap()).collect();
@@ -113,6 +119,7 @@ fn what_is_beyond_the_limit_goes_back_with_the_next_frees() {
 #[test]
 fn a_shorter_decay_holds_at_once() {
     static HEAP: PageHeap = PageHeap::new().decay(None);
+    let _quiet = without_forks();
     assert!(HEAP.start());
     free(&HEAP, HEAP.allocate(8 * MIB, 16).unwrap());
     HEAP.look();
@@ -125,6 +132,7 @@ fn a_shorter_decay_holds_at_once() {
 #[test]
 fn a_heap_reserves_no_more_addresses_than_it_may() {
     static HEAP: PageHeap = PageHeap::new().addresses(1 << 30);
+    let _quiet = without_forks();
     assert!(HEAP.start());
     assert_eq!(HEAP.allocate(2 << 30, 16), None);
     let block = HEAP.allocate(500 << 20, 16).unwrap();
@@ -135,6 +143,7 @@ fn a_heap_reserves_no_more_addresses_than_it_may() {
 #[test]
 fn what_is_trimmed_is_counted() {
     static HEAP: PageHeap = PageHeap::new().decay(None);
+    let _quiet = without_forks();
     assert!(HEAP.start());
     let block = HEAP.allocate(4 * MIB, 16).unwrap();
     free(&HEAP, block);

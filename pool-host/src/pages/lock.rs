@@ -36,18 +36,20 @@ pub(crate) struct ForkLock<T> {
     /// it remains until `in_child` runs there. That thread may enter meanwhile, because other fork
     /// handlers allocate. [`LOST`] in a child that can never have the lock.
     forking: AtomicUsize,
+    /// Forks that the thread which forks makes in its fork handlers, one inside the other.
+    nested: AtomicUsize,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: only `enter` reaches the value, for one thread at a time; `T: Send` permits that it is
-// another thread each time.
+// SAFETY: only the thread that holds the lock reaches the value, in `enter` and `after_fork`;
+// `T: Send` permits that it is another thread each time.
 unsafe impl<T: Send> Sync for ForkLock<T> {}
 
 impl<T> ForkLock<T> {
     /// Creates an unlocked value.
     pub(crate) const fn new(value: T) -> Self {
-        let (held, forking) = (AtomicBool::new(false), AtomicUsize::new(NOBODY));
-        Self { held, forking, value: UnsafeCell::new(value) }
+        let (forking, nested) = (AtomicUsize::new(NOBODY), AtomicUsize::new(0));
+        Self { held: AtomicBool::new(false), forking, nested, value: UnsafeCell::new(value) }
     }
 
     /// Runs `work` on the value under the lock. Returns `None`, without waiting, if another thread
@@ -86,23 +88,33 @@ impl<T> ForkLock<T> {
         }
     }
 
-    /// Takes the lock before a fork, for the calling thread. Waits for other forks.
+    /// Takes the lock before a fork, for the calling thread. Waits for forks of other threads.
     pub(crate) fn before_fork(&self) {
-        let mut looks = 0;
+        let (own, mut looks) = (own_number(), 0);
         while !self.try_hold() {
-            if self.forking.load(Relaxed) == LOST {
-                return;
+            match self.forking.load(Relaxed) {
+                LOST => return,
+                forking if forking == own => {
+                    // A fork handler of this thread forks.
+                    self.nested.fetch_add(1, Relaxed);
+                    return;
+                }
+                _ => pause(&mut looks),
             }
-            pause(&mut looks);
         }
-        self.forking.store(own_number(), Relaxed);
+        self.forking.store(own, Relaxed);
     }
 
     /// Runs `work` on the value, and releases the lock after a fork, in parent and child. Does
     /// nothing if this thread did not take it, which happens if the handlers were registered, or
     /// the value was made known to them, during the fork.
     pub(crate) fn after_fork(&self, work: impl FnOnce(&mut T)) {
-        if self.forking.load(Relaxed) == own_number() {
+        if self.forking.load(Relaxed) != own_number() {
+            return;
+        }
+        if self.nested.load(Relaxed) > 0 {
+            self.nested.fetch_sub(1, Relaxed);
+        } else {
             // SAFETY: this thread took the lock in `before_fork` and releases it below, so no other
             // thread refers to the value. This thread is in no `work`.
             work(unsafe { &mut *self.value.get() });
@@ -114,8 +126,9 @@ impl<T> ForkLock<T> {
     /// Does what [`ForkLock::after_fork`] does, in the child. If another thread of the parent had
     /// the lock, no thread of the child ever gets it.
     pub(crate) fn in_child(&self, work: impl FnOnce(&mut T)) {
-        self.after_fork(work);
-        if self.held.load(Relaxed) {
+        if self.forking.load(Relaxed) == own_number() {
+            self.after_fork(work);
+        } else if self.held.load(Relaxed) {
             self.forking.store(LOST, Relaxed);
         }
     }

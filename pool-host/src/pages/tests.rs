@@ -6,7 +6,7 @@
 
 use super::*;
 use std::collections::VecDeque;
-use std::sync::{Barrier, Mutex};
+use std::sync::{Barrier, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread;
 
 const MIB: usize = 1 << 20;
@@ -325,8 +325,22 @@ fn a_run_that_was_not_looked_at_serves_before_a_request_is_refused() {
     assert!(take(1070).is_some());
 }
 
+/// Tests of started heaps, which are refused memory while a test forks, and those that fork.
+static FORKS: RwLock<()> = RwLock::new(());
+
+/// No test forks until the drop.
+pub(crate) fn without_forks() -> RwLockReadGuard<'static, ()> {
+    FORKS.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// No test of a started heap runs until the drop.
+fn with_forks() -> RwLockWriteGuard<'static, ()> {
+    FORKS.write().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[test]
 fn a_child_goes_on_and_the_thread_that_forks_is_let_in() {
+    let _alone = with_forks();
     let pages = Pages::new();
     let kept = pages.take(MIB, 1).expect("there is memory").block;
     pages.before_fork();
@@ -368,6 +382,21 @@ fn handlers_of_a_fork_may_allocate_and_free() {
     unsafe { pages.give(own.block) };
     pages.after_fork();
     assert_eq!(pages.trim(usize::MAX), MIB);
+}
+
+#[test]
+fn a_fork_handler_may_fork() {
+    let pages = Pages::new();
+    pages.before_fork();
+    pages.before_fork();
+    pages.after_fork();
+    let refused = thread::scope(|scope| scope.spawn(|| pages.take(MIB, 1).is_none()).join());
+    assert!(refused.expect("no panic"), "the outer fork goes on");
+    pages.before_fork();
+    pages.in_child();
+    pages.after_fork();
+    let served = thread::scope(|scope| scope.spawn(|| pages.take(MIB, 1).is_some()).join());
+    assert!(served.expect("no panic"), "both have ended");
 }
 
 #[test]
@@ -414,6 +443,7 @@ fn what_is_set_during_a_fork_holds_after_it() {
 #[test]
 fn blocks_that_are_freed_during_a_fork_are_free_in_parent_and_child() {
     const COUNT: usize = 100;
+    let _alone = with_forks();
     let pages = Pages::new();
     let blocks: Vec<_> = (0..COUNT)
         .map(|_| Block { start: pages.take(MIB, 1).expect("memory").block, bytes: MIB, byte: 7 })
@@ -454,25 +484,45 @@ fn blocks_that_are_freed_during_a_fork_are_free_in_parent_and_child() {
 
 #[test]
 fn threads_go_on_while_another_forks_again_and_again() {
+    const STEPS: usize = 5000;
+    const REFUSED: u64 = 100;
     let (pages, left, is_done) = (Pages::new(), Mutex::new(Vec::new()), AtomicBool::new(false));
+    let (served, refused) = (AtomicU64::new(0), AtomicU64::new(0));
+    let take = |bytes| {
+        loop {
+            match pages.take(bytes, 1) {
+                Some(taken) => return taken.block,
+                None => refused.fetch_add(1, Relaxed),
+            };
+            thread::yield_now();
+        }
+    };
     thread::scope(|scope| {
         scope.spawn(|| {
+            // A request is refused in each fork, and one is served between two of them.
+            let wait = |count: &AtomicU64| {
+                let before = count.load(Relaxed);
+                while count.load(Relaxed) == before && !is_done.load(Relaxed) {
+                    thread::yield_now();
+                }
+            };
             while !is_done.load(Relaxed) {
                 pages.before_fork();
-                thread::yield_now();
+                wait(&refused);
                 pages.after_fork();
+                wait(&served);
             }
         });
         let work = |seed: u8| {
             let mut live = VecDeque::new();
-            for (step, byte) in (0..20_000).zip((1..=200).cycle()) {
+            let goes_on = |step: &usize| *step < STEPS || refused.load(Relaxed) < REFUSED;
+            for (step, byte) in (0..).take_while(goes_on).zip((1..=200).cycle()) {
                 let bytes = 1 + (usize::from(seed) + step * 7919) % (2 * MIB);
-                // Refused while the other thread forks.
-                if let Some(Taken { block, .. }) = pages.take(bytes, 1) {
-                    let block = Block { start: block, bytes, byte };
-                    block.fill();
-                    live.push_back(block);
-                }
+                let start = take(bytes);
+                let block = Block { start, bytes, byte };
+                block.fill();
+                live.push_back(block);
+                served.fetch_add(1, Relaxed);
                 if live.len() > 20
                     && let Some(block) = live.pop_front()
                 {
@@ -484,10 +534,9 @@ fn threads_go_on_while_another_forks_again_and_again() {
             left.lock().expect("no panic").extend(live);
         };
         let workers = [1, 2].map(|seed| scope.spawn(move || work(seed)));
-        for worker in workers {
-            worker.join().expect("no panic");
-        }
+        let ended = workers.map(thread::ScopedJoinHandle::join);
         is_done.store(true, Relaxed);
+        assert!(ended.iter().all(Result::is_ok), "a worker has panicked");
     });
     for block in left.into_inner().expect("no panic") {
         block.check(0);
@@ -501,6 +550,7 @@ fn threads_go_on_while_another_forks_again_and_again() {
 
 #[test]
 fn a_child_whose_parent_lost_the_lock_waits_for_nobody() {
+    let _alone = with_forks();
     let pages = Pages::new();
     let block = pages.take(MIB, 1).expect("there is memory").block;
     let (holds, ends) = (Barrier::new(2), Barrier::new(2));
