@@ -316,7 +316,9 @@ fn streams_that_run_long_hide_no_others_that_have_ended() {
     for stream in long.iter().chain(&short) {
         device.clock().retire(stream).unwrap();
     }
-    short.iter().for_each(|stream| device.run_stream(stream));
+    for stream in &short {
+        device.run_stream(stream);
+    }
     // Each new stream queries four of those that have ended.
     let _more: Vec<_> = (0..25_usize.div_ceil(4)).map(|_| device.stream()).collect();
     let obsolete = marks.iter().filter(|mark| device.clock().is_obsolete(**mark)).count();
