@@ -68,17 +68,26 @@ impl<C: StreamClock> Marks<C> {
     /// Returns the marks that a new use on `on` must be ordered behind and is not yet. The mark of
     /// an open use is the stream's latest.
     pub(crate) fn behind(&mut self, clock: &C, on: &C::Stream, cpu_touches: bool) -> Vec<C::Mark> {
-        if let Some(also) = &mut self.also {
-            forget_obsolete(clock, also);
-            if also.is_empty() {
-                self.also = None; // a block that one stream uses fits a thread cache
-            }
+        if self.also.is_some() {
+            self.forget_ended(clock);
         }
         let counted = self.newest_first().filter(|used| used.touched || !cpu_touches);
         let now = |used: &Used<C::Mark>| {
             if used.open > 0 || C::UNTIL_DROP { clock.latest(used.last) } else { used.last }
         };
         counted.map(now).filter(|mark| !clock.is_ordered(on, *mark)).collect()
+    }
+
+    /// Forgets uses that nothing has to wait for any more. Without others the block fits a thread
+    /// cache again.
+    #[cold]
+    #[inline(never)]
+    fn forget_ended(&mut self, clock: &C) {
+        let Some(also) = &mut self.also else { return };
+        forget_obsolete(clock, also);
+        if also.is_empty() {
+            self.also = None;
+        }
     }
 
     /// Returns the marks of all uses so far, for a wait that ends none of them. The mark of an open
