@@ -3,10 +3,11 @@
 //! The table of crates is in ARCHITECTURE.md, below `### crates`. The table of the modules of a
 //! crate is in docs/layers.md, below a heading that names the crate (`### pool-core`). The first
 //! column of a row has a name in back ticks. The second column has what it may use: names from rows
-//! above.
+//! above. Below the top level no table is kept: the modules of a folder may not use each other in a
+//! circle. A module and its children are one room, so an edge between them counts nowhere.
 
 use crate::crates::{self, Crate};
-use crate::source;
+use crate::source::{ModulePath, Modules};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
@@ -14,6 +15,17 @@ use std::path::Path;
 /// The names that each name may use, in the order of the rows.
 type Layers = Vec<(String, BTreeSet<String>)>;
 
+/// Modules of one folder that use each other in a circle, as `crate folder: members`. This list
+/// may only get shorter (a test counts it): a new circle is a fault, and so is a row that is gone.
+const CYCLES: [&str; 7] = [
+    "cuda-double : capture, device, graph, host, lost, pages, state, store",
+    "pool-bench command: bench, peers",
+    "pool-core block: private, record, request",
+    "pool-core conformance: model, subject",
+    "pool-core pool: buffer, guards, host_memory, reference, store",
+    "pool-core sim: engine, memory",
+    "pool-host tcache: background, thread",
+];
 /// Files with layer tables.
 const FILES: [&str; 2] = ["ARCHITECTURE.md", "docs/layers.md"];
 
@@ -41,16 +53,34 @@ pub(crate) fn check(root: &Path) -> Vec<String> {
         })
     };
     let has_layers = |krate: &&Crate| !krate.folder.is_empty() && !is_inside(&krate.folder);
-    for Crate { name: krate, folder, .. } in crates.iter().filter(has_layers) {
-        let folder = root.join(folder).join("src");
-        match tables.get(krate) {
-            None => faults.push(format!("docs/layers.md: no layer table under `### {krate}`")),
+    let mut circles = BTreeSet::new();
+    for krate @ Crate { name, folder, .. } in &crates {
+        let modules = Modules::of(&root.join(folder).join("src"));
+        circles.extend(cycles(&modules).into_iter().map(|circle| format!("{name} {circle}")));
+        if !has_layers(&krate) {
+            continue;
+        }
+        match tables.get(name) {
+            None => faults.push(format!("docs/layers.md: no layer table under `### {name}`")),
             Some(layers) => {
-                compare(&format!("{krate}: module"), layers, &module_edges(&folder), &mut faults);
+                let edges = edges_in(&modules, &Vec::new());
+                compare(&format!("{name}: module"), layers, &edges, &mut faults);
             }
         }
     }
+    faults.extend(compare_cycles(&CYCLES, &circles));
     faults
+}
+
+/// Checks that the circles that exist are those that are listed.
+fn compare_cycles(listed: &[&str], found: &BTreeSet<String>) -> Vec<String> {
+    let new = found.iter().filter(|circle| !listed.contains(&circle.as_str()));
+    let new = new.map(|circle| format!("modules in a circle: {circle}; cut one of their imports"));
+    let gone = listed.iter().filter(|circle| !found.contains(**circle));
+    let gone = gone.map(|circle| {
+        format!("`{circle}` is no circle as listed; shorten CYCLES in xtask/src/layers.rs")
+    });
+    new.chain(gone).collect()
 }
 
 fn tables(file: &str, text: &str, faults: &mut Vec<String>) -> BTreeMap<String, Layers> {
@@ -121,51 +151,45 @@ fn crate_edges(crates: &[Crate]) -> BTreeMap<String, BTreeSet<String>> {
     crates.iter().map(|krate| (krate.name.clone(), krate.uses.clone())).collect()
 }
 
-/// Returns the uses between the top-level modules of a crate. The root only declares and
-/// re-exports.
-fn module_edges(src: &Path) -> BTreeMap<String, BTreeSet<String>> {
+/// Returns the uses between the children of the module at `folder`, and of each module below a
+/// child. The module itself, which declares them, is no child.
+fn edges_in(modules: &Modules, folder: &ModulePath) -> BTreeMap<String, BTreeSet<String>> {
+    let child = |path: &ModulePath| path.strip_prefix(folder.as_slice())?.first().cloned();
     let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    let inside = |file: &Path| file.strip_prefix(src).map(Path::to_path_buf).unwrap_or_default();
-    let top = |file: &Path| {
-        let first = inside(file).components().next().map(|c| c.as_os_str().to_owned());
-        first.unwrap_or_default().to_string_lossy().trim_end_matches(".rs").to_owned()
-    };
-    let files = source::files(src, "rs");
-    let is_test = |file: &Path| file.file_stem().is_some_and(|stem| stem == "tests");
-    let code: Vec<_> = files.iter().filter(|file| !is_test(file)).collect();
-    let mut names: BTreeSet<String> = code.iter().map(|file| top(file)).collect();
-    names.retain(|name| name != "lib" && name != "main");
-    let text_of = |file: &Path| source::code_of(&fs::read_to_string(file).unwrap_or_default());
-    let reexports = reexports(&text_of(&src.join("lib.rs")), &names);
-    for file in code {
-        let name = top(file);
-        if !names.contains(&name) {
-            continue;
-        }
-        let depth = inside(file).components().count();
-        let named = source::modules_named(&text_of(file), depth);
-        let used = named.into_iter().filter_map(|named| {
-            if names.contains(&named) { Some(named) } else { reexports.get(&named).cloned() }
-        });
+    for (path, _) in modules.iter() {
+        let Some(name) = child(path) else { continue };
+        let used = modules.used_by(path).filter_map(|used| child(&used));
         let used = used.filter(|used| *used != name);
         edges.entry(name.clone()).or_default().extend(used);
     }
     edges
 }
 
-/// Maps each name that `lib.rs` re-exports to its module.
-///
-/// A use of `crate::Name` is a dependency on that module.
-fn reexports(lib: &str, modules: &BTreeSet<String>) -> BTreeMap<String, String> {
-    let mut origins = BTreeMap::new();
-    for statement in lib.split(';').filter_map(|s| s.split("pub use ").nth(1)) {
-        let Some((module, names)) = statement.split_once("::") else { continue };
-        if modules.contains(module) {
-            let words = names.split(|c: char| !c.is_alphanumeric() && c != '_');
-            origins.extend(words.map(|word| (word.to_owned(), module.to_owned())));
+/// Returns the groups of children of any folder that use each other in a circle, each as
+/// `folder: a, b`.
+fn cycles(modules: &Modules) -> BTreeSet<String> {
+    let in_folder = |(folder, _): (&ModulePath, _)| {
+        let edges = edges_in(modules, folder);
+        let named: BTreeSet<String> =
+            edges.keys().filter_map(|name| circle(&edges, name)).collect();
+        let place = folder.join("/");
+        named.into_iter().map(move |names| format!("{place}: {names}")).collect::<Vec<_>>()
+    };
+    modules.iter().flat_map(in_folder).collect()
+}
+
+/// Returns the modules that `name` reaches and that reach it, if there are any.
+fn circle(edges: &BTreeMap<String, BTreeSet<String>>, name: &String) -> Option<String> {
+    let reached = |from: &String| {
+        let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
+        while let Some(at) = next.pop() {
+            next.extend(edges[at].iter().filter(|used| seen.insert((*used).clone())));
         }
-    }
-    origins
+        seen
+    };
+    let members = reached(name).into_iter().filter(|other| reached(other).contains(name));
+    let members: Vec<String> = members.collect();
+    (!members.is_empty()).then(|| members.join(", "))
 }
 
 #[cfg(test)]
@@ -200,10 +224,61 @@ mod tests {
         assert_eq!(faults, expected);
     }
 
+    /// Writes a crate and reads its modules.
+    fn crate_of(name: &str, files: &[(&str, &str)]) -> Modules {
+        let folder = std::env::temp_dir().join(format!("xtask-{name}-{}", std::process::id()));
+        for (file, text) in files {
+            let file = folder.join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        }
+        let modules = Modules::of(&folder);
+        fs::remove_dir_all(folder).unwrap();
+        modules
+    }
+
     #[test]
-    fn a_name_that_the_root_reexports_is_an_edge() {
-        let modules = BTreeSet::from(["pool".to_owned()]);
-        let origins = reexports("mod pool; pub use pool::{BucketPool, Builder};", &modules);
-        assert_eq!(origins.get("BucketPool").map(String::as_str), Some("pool"));
+    fn uses_are_found_through_paths_groups_reexports_and_macros() {
+        let modules = crate_of(
+            "edges",
+            &[
+                ("lib.rs", "mod a; mod b; mod c; mod d; pub use b::{Deep, Near as Far};"),
+                ("a.rs", "use crate::{Deep, c}; fn f() { assert!(super::d::is()); }"),
+                ("b.rs", "mod deep; pub use deep::Deep; pub struct Near; // crate::a"),
+                ("b/deep.rs", "pub struct Deep; #[cfg(test)] mod tests { use crate::c; }"),
+                ("c.rs", "use std::fmt; pub fn g(_: crate::Far) { \"crate::a\"; }"),
+                ("d.rs", "pub fn is() -> bool { true }"),
+            ],
+        );
+        let edges = edges_in(&modules, &Vec::new());
+        let of = |name: &str| edges[name].iter().map(String::as_str).collect::<Vec<_>>();
+        assert_eq!((of("a"), of("b"), of("c")), (vec!["b", "c", "d"], vec![], vec!["b"]));
+        assert_eq!(cycles(&modules), BTreeSet::new());
+    }
+
+    #[test]
+    fn a_circle_below_the_top_level_is_found() {
+        let modules = crate_of(
+            "circle",
+            &[
+                ("lib.rs", "mod room;"),
+                ("room.rs", "mod a; mod b; mod c; pub(crate) use c::C;"),
+                ("room/a.rs", "use super::b::B; pub struct A;"),
+                ("room/b.rs", "pub struct B(super::C);"),
+                ("room/c.rs", "pub struct C(super::a::A);"),
+            ],
+        );
+        let found = cycles(&modules);
+        assert_eq!(found, BTreeSet::from(["room: a, b, c".to_owned()]));
+        let new = compare_cycles(&[], &found);
+        assert_eq!(new, ["modules in a circle: room: a, b, c; cut one of their imports"]);
+        assert_eq!(compare_cycles(&["room: a, b, c"], &found), Vec::<String>::new());
+        assert_eq!(compare_cycles(&["room: a, b, c", "room: d, e"], &found).len(), 1);
+    }
+
+    #[test]
+    fn the_list_of_circles_gets_shorter_only() {
+        let members = CYCLES.iter().map(|circle| circle.matches(',').count() + 1).sum::<usize>();
+        assert!(CYCLES.len() <= 7 && members <= 24, "{} circles of {members}", CYCLES.len());
     }
 }

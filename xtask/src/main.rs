@@ -11,17 +11,15 @@ mod ci;
 mod commits;
 mod crates;
 mod driver;
-mod identifiers;
 mod instructions;
 mod layers;
+mod links;
 mod mutants;
 mod outside;
 mod packages;
-mod plain;
 mod platforms;
 mod preload;
 mod programs;
-mod prose;
 mod selection;
 mod shape;
 mod shown;
@@ -53,7 +51,7 @@ cargo xtask api [--write]              the public items beside their listings in
 cargo xtask mutants [--shard K/N | --since [REV]]  changes in the code that no test sees
 cargo xtask gpu-bundle [--try]         what a machine with a GPU needs for its tests and benches
 cargo xtask web                        the WebGPU tests in Node; fetches what they need
-cargo xtask tidy [--release] [--commits RANGE]  layers, words, names, links, lengths, commits
+cargo xtask tidy [--release] [--commits RANGE]  layers, names, links, lengths, commits
 
 `cargo xtask TASK --help` lists the OPTIONS of a task that has them.";
 

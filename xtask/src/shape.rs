@@ -1,9 +1,9 @@
 //! How long documents may be, and names that a crate has twice.
 
 use crate::crates::{self, Crate};
-use crate::source;
+use crate::source::Modules;
 use crate::sources;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -32,40 +32,19 @@ pub(crate) fn twins(root: &Path) -> Vec<String> {
 }
 
 fn twins_of(name: &str, folder: &Path) -> Vec<String> {
-    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for file in source::files(folder, "rs") {
-        let is_test = |part: &std::ffi::OsStr| part == "tests" || part == "tests.rs";
-        if file.iter().any(is_test) {
-            continue;
-        }
-        let code = source::code_of(&fs::read_to_string(&file).unwrap_or_default());
-        let place = file.strip_prefix(folder).unwrap_or(&file).display().to_string();
-        for found in types(&code) {
-            places.entry(found).or_default().push(place.clone());
+    let modules = Modules::of(folder);
+    let mut places: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    for (path, module) in modules.iter() {
+        for found in &module.types {
+            places.entry(found).or_default().insert(path.join("::"));
         }
     }
     let twice = places.into_iter().filter(|(_, places)| places.len() > 1);
-    let fault = |(found, places): (String, Vec<String>)| {
-        format!("{name}: `{found}` is a type in {}; rename all but one", places.join(" and in "))
+    let fault = |(found, places): (&str, BTreeSet<String>)| {
+        let places = Vec::from_iter(places).join("` and in `");
+        format!("{name}: `{found}` is a type in `{places}`; rename all but one")
     };
     twice.map(fault).collect()
-}
-
-/// The types that a file declares.
-fn types(code: &str) -> Vec<String> {
-    let words = ["struct ", "enum ", "trait ", "union "];
-    let declared = |line: &str| {
-        let line = line.trim_start();
-        let line = line.strip_prefix("pub").map_or(line, |rest| match rest.strip_prefix('(') {
-            Some(scope) => scope.split_once(')').map_or("", |(_, rest)| rest).trim_start(),
-            None => rest.trim_start(),
-        });
-        let line = line.strip_prefix("unsafe ").unwrap_or(line);
-        let name = words.iter().find_map(|word| line.strip_prefix(word))?;
-        let name: String = name.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-        (!name.is_empty()).then_some(name)
-    };
-    code.lines().filter_map(declared).collect()
 }
 
 /// Records that a document quotes and that no longer speak of today's source.
@@ -97,13 +76,6 @@ fn quoted(text: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn types_are_found_whatever_their_visibility() {
-        let code = "pub struct A;\npub(crate) enum B {}\n    struct C<T>(T);\n\
-                    pub unsafe trait D {}\nlet structure = 1;\n";
-        assert_eq!(types(code), ["A", "B", "C", "D"]);
-    }
 
     #[test]
     fn links_to_records_are_found_once() {

@@ -1,8 +1,7 @@
 //! `cargo xtask tidy`: rules that no compiler checks. Each fault says how to comply.
 
-use crate::{commits, identifiers, layers, plain, prose, shape, source};
+use crate::{commits, layers, links, shape, source};
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -26,9 +25,7 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
     let mut faults = [
         layers::check(root),
         dead_files(root),
-        prose::check(root),
-        plain::check(root),
-        identifiers::check(root),
+        links::check(root),
         shape::lengths(root),
         shape::twins(root),
         commits::check(root, options.commits.as_deref()),
@@ -48,9 +45,7 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
         println!("{fault}");
     }
     if faults.is_empty() {
-        println!(
-            "tidy: layers, files, words, phrases, links, lengths, names and commits are in order"
-        );
+        println!("tidy: layers, files, links, lengths, names and commits are in order");
         return ExitCode::SUCCESS;
     }
     eprintln!("error: {} things to tidy, listed above", faults.len());
@@ -84,9 +79,7 @@ fn dead_files(root: &Path) -> Vec<String> {
     let mut reached: BTreeSet<PathBuf> = BTreeSet::new();
     let mut next: Vec<PathBuf> = all.iter().filter(|file| is_root(file)).cloned().collect();
     while let Some(file) = next.pop() {
-        let text = fs::read_to_string(&file).unwrap_or_default();
-        next.extend(source::submodules(&file, &source::code_of(&text)).into_iter().flatten());
-        next.extend(source::paths(&file, &text));
+        next.extend(source::declared(&file));
         reached.insert(file);
     }
     let dead = all.iter().filter(|file| !reached.contains(*file));
