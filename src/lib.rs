@@ -1,16 +1,16 @@
 #![doc = include_str!("../README.md")]
 
 pub use pool_core::{
-    AllocError, AllocateAsync, Allocating, AnyBuffer, AnyPool, ArenaConfig, Arrival, Breakdown,
-    BucketPolicy, BucketPool, Budget, Bytes, CachedLimit, CommitCall, ConfigError, Damage,
-    DecommitCall, Detached, DeviceAllocator, DeviceError, DeviceStats, EventDriver, EventKind,
-    Figures, FullBucket, GIB, Handles, HostMemory, Immediate, KIB, LeakTracker, LiveBuffer, MIB,
-    Mark, MarkOf, Memory, MemoryMap, Misuse, Observer, Order, PageCalls, PoolBuilder, PoolConfig,
-    PoolEvent, PoolStats, PoolStatsSnapshot, PooledArray, PooledBuffer, Pressure, PrivatePool,
-    RangeMap, RangeState, Reason, ReleaseCall, Request, RequestCounts, Retention, RmmLog,
-    SegmentMap, Shape, Sliceable, Stages, Stat, StatArray, StealPolicy, Stream, StreamClock,
-    StreamOf, Timeline, Transfer, TransferLater, Use, Verdict, VirtualMemory, WholeBlocks, Why,
-    ZeroPolicy, Zeroing, tag_name,
+    AllocError, AllocateAsync, Allocating, AnyBuffer, AnyPool, ArenaConfig, Arrival, BadPolicy,
+    BadSize, Breakdown, BucketPolicy, BucketPool, Budget, Bytes, CachedLimit, CommitCall,
+    ConfigError, Damage, DecommitCall, Detached, DeviceAllocator, DeviceError, DeviceStats,
+    EventDriver, EventKind, Figures, FullBucket, GIB, Growth, Handles, HostMemory, Immediate, KIB,
+    LeakTracker, LiveBuffer, MIB, Mark, MarkOf, Memory, MemoryMap, Misuse, Observer, Order,
+    PageCalls, PolicySpec, PoolBuilder, PoolConfig, PoolEvent, PoolStats, PoolStatsSnapshot,
+    PooledArray, PooledBuffer, Pressure, PrivatePool, RangeMap, RangeState, Reason, ReleaseCall,
+    Request, RequestCounts, Retention, RmmLog, SegmentMap, Shape, SizeText, Sliceable, Stages,
+    Stat, StatArray, StealPolicy, Stream, StreamClock, StreamOf, Timeline, Transfer, TransferLater,
+    Use, Verdict, VirtualMemory, WholeBlocks, Why, ZeroPolicy, Zeroing, tag_name,
 };
 
 pub use pool_core::preset;

@@ -5,7 +5,7 @@
 
 use pool_core::conformance::{Script, Subject};
 use pool_core::sim::SimDevice;
-use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, MemoryMap, PoolConfig};
+use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, MemoryMap, PolicySpec, PoolConfig};
 use pool_host::HostAllocator;
 use pool_trace::{Log, Malformed};
 
@@ -84,9 +84,13 @@ pub fn settings(bytes: &[u8]) {
     }
 }
 
-/// A configuration file; a pool that it describes serves a request.
+/// A configuration file; a pool that it describes serves a request. Its text may be that of a
+/// policy too, which is then printed as it is read.
 pub fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(spec) = text.parse::<PolicySpec>() {
+        assert_eq!(spec.to_string().parse(), Ok(spec), "{text}");
+    }
     let Ok(config) = toml::from_str::<PoolConfig>(text) else { return };
     match BucketPool::from_config(SimDevice::new(), &config) {
         Ok(pool) => drop(pool.allocate(1000)),

@@ -7,9 +7,9 @@ pub mod plan;
 use crate::backend::Backend;
 use crate::input::BadInput;
 use crate::replay::{Settings, replay};
-use crate::spec::{self, PolicySpec};
+use crate::spec::{self, NamedPolicy};
 use crate::trace::{Step, Trace};
-use bucketpool::{CachedLimit, PoolConfig};
+use bucketpool::{BucketPolicy, CachedLimit, PolicySpec, PoolConfig};
 use classes::{ReservedByClasses, class_of, learn, power_of_two, reserved};
 use serde::Serialize;
 
@@ -67,7 +67,7 @@ pub struct Bounds {
 /// A configuration to compare.
 #[derive(Clone, Debug)]
 struct Candidate {
-    spec: PolicySpec,
+    policy: NamedPolicy,
     limit: Option<f64>,
 }
 
@@ -181,15 +181,17 @@ fn second_half(trace: &Trace) -> Vec<Step> {
 }
 
 fn candidates(learned: &[u64]) -> Result<Vec<Candidate>, BadInput> {
-    let classes: Vec<String> = learned.iter().map(u64::to_string).collect();
+    let blocks = |policy| PolicySpec::Blocks { policy, granule: None }.into();
+    let mut policies: Vec<NamedPolicy> =
+        vec![blocks(BucketPolicy::Exact), blocks(BucketPolicy::PowerOfTwo)];
     // The first half of a trace of one allocation teaches nothing.
-    let tiered = (!classes.is_empty()).then(|| format!(",tiered:{}", classes.join("+")));
-    let bucket = format!("exact,pow2{}", tiered.unwrap_or_default());
+    policies.extend((!learned.is_empty()).then(|| blocks(BucketPolicy::tiered(learned))));
+    policies.extend(spec::list(REPLAYED)?);
     let mut candidates = Vec::new();
-    for spec in spec::list(&format!("{bucket},{REPLAYED}"))? {
-        let limits: &[Option<f64>] = if spec.arena.is_some() { &[None] } else { &LIMITS };
-        candidates
-            .extend(limits.iter().map(|limit| Candidate { spec: spec.clone(), limit: *limit }));
+    for policy in policies {
+        let limits: &[Option<f64>] = if policy.has_arena() { &[None] } else { &LIMITS };
+        let with = |limit: &Option<f64>| Candidate { policy: policy.clone(), limit: *limit };
+        candidates.extend(limits.iter().map(with));
     }
     Ok(candidates)
 }
@@ -200,21 +202,21 @@ impl Candidate {
     }
 
     fn on(&self, trace: &Trace) -> Result<Advice, BadInput> {
-        let (of, by) = match computed(&self.spec, trace) {
+        let (of, by) = match computed(&self.policy.spec, trace) {
             Some(of) if self.limit.is_none() => ((of.peak_bytes, of.calls, of.calls), "computed"),
             _ => {
                 let limit = self.limit.map(CachedLimit::OfPeak);
                 let settings =
                     Settings { backend: Backend::SIM, cached_limit: limit, capacity: None };
-                let outcome = replay(trace, &self.spec, settings)?;
-                let handles = outcome.device_allocations + outcome.device_frees;
-                ((outcome.reserved_peak_bytes, outcome.device_ranges, handles), "replayed")
+                let outcome = replay(trace, &self.policy, settings)?;
+                let calls = outcome.device_allocations + outcome.device_frees;
+                ((outcome.reserved_peak_bytes, calls, outcome.device_handles), "replayed")
             }
         };
         let per_1000 = |calls: u64| 1000.0 * calls as f64 / trace.allocations as f64;
         Ok(Advice {
             trace: trace.name.clone(),
-            policy: self.spec.text.clone(),
+            policy: self.policy.text.clone(),
             cached_limit: self.limit_text(),
             reserved_peak_bytes: of.0,
             over_live: of.0 as f64 / trace.live_peak_bytes.max(1) as f64,
@@ -226,20 +228,7 @@ impl Candidate {
     }
 
     fn config(&self) -> PoolConfig {
-        let name = self.spec.text.split(':').next().unwrap_or_default();
-        let mut config = PoolConfig::of(name);
-        for part in self.spec.text.split(':').skip(1) {
-            match part.split_once('=') {
-                Some(("pages", bytes)) => config.page_bytes = crate::sizes::bytes(bytes).ok(),
-                Some(("slack", share)) => config.slack = crate::sizes::share(share),
-                None if name == "fit" => config.alpha = part.parse().ok(),
-                None if name == "tiered" => {
-                    config.classes =
-                        part.split('+').filter_map(|class| class.parse().ok()).collect();
-                }
-                _ => {}
-            }
-        }
+        let mut config = PoolConfig::of(self.policy.spec.clone());
         config.cached_share = self.limit;
         config
     }
@@ -248,17 +237,12 @@ impl Candidate {
 /// Computes what a bucket policy without a cached limit reserves on a trace; `None` for others.
 #[must_use]
 pub fn computed(spec: &PolicySpec, trace: &Trace) -> Option<ReservedByClasses> {
+    let PolicySpec::Blocks { policy, granule: None } = spec else { return None };
     let steps = &trace.steps;
-    let plain = spec.granule.is_none() && spec.arena.is_none();
-    match spec.text.split(':').next()? {
-        "exact" if plain => Some(reserved(steps, |bytes| Some(bytes.max(1)))),
-        "pow2" if plain => Some(reserved(steps, |bytes| Some(power_of_two(bytes)))),
-        "tiered" if plain => match &spec.policy {
-            bucketpool::BucketPolicy::Tiered(classes) => {
-                Some(reserved(steps, |bytes| class_of(classes, bytes)))
-            }
-            _ => None,
-        },
+    match policy {
+        BucketPolicy::Exact => Some(reserved(steps, |bytes| Some(bytes.max(1)))),
+        BucketPolicy::PowerOfTwo => Some(reserved(steps, |bytes| Some(power_of_two(bytes)))),
+        BucketPolicy::Tiered(classes) => Some(reserved(steps, |bytes| class_of(classes, bytes))),
         _ => None,
     }
 }
@@ -281,15 +265,14 @@ fn choose(
         let weighted = weighted.map(|(row, trace)| row.calls_per_1000 * trace.allocations as f64);
         (candidate, mean, weighted.sum::<f64>() / all)
     });
-    // `arena:torch` has no place in a configuration file.
-    let choices: Vec<_> = choices.filter(|one| one.0.spec.text != "arena:torch").collect();
+    let choices: Vec<_> = choices.collect();
     let few = choices.iter().filter(|one| one.2 <= CALLS_MOST);
     let best = few.min_by(|a, b| a.1.total_cmp(&b.1));
     let best = best.or_else(|| choices.iter().min_by(|a, b| a.2.total_cmp(&b.2)));
     let (candidate, over_live, calls_per_1000) =
         *best.ok_or_else(|| BadInput::new("no policy to choose from", "a trace"))?;
     Ok(Choice {
-        policy: candidate.spec.text.clone(),
+        policy: candidate.policy.text.clone(),
         cached_limit: candidate.limit_text(),
         over_live,
         calls_per_1000,
@@ -298,7 +281,7 @@ fn choose(
 }
 
 /// The smallest capacity without a refused request, over the live peak.
-fn smallest_capacity(trace: &Trace, spec: &PolicySpec, limit: Option<CachedLimit>) -> Option<f64> {
+fn smallest_capacity(trace: &Trace, spec: &NamedPolicy, limit: Option<CachedLimit>) -> Option<f64> {
     let live = trace.live_peak_bytes.max(1) as f64;
     let fails = |over: f64| {
         #[expect(

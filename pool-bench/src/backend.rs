@@ -17,7 +17,7 @@ use crate::machine::Clock;
 use crate::pass::{Pass, Tally};
 use crate::rounds::Row;
 use crate::source::Steps;
-use crate::spec::PolicySpec;
+use crate::spec::NamedPolicy;
 use crate::trace::Trace;
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
@@ -93,7 +93,7 @@ pub trait MemoryKind: fmt::Debug + Sync {
     /// # Errors
     ///
     /// Why its device cannot be opened.
-    fn source(&self, spec: Option<&PolicySpec>, keeps: bool) -> Result<Box<dyn Steps>, String>;
+    fn source(&self, spec: Option<&NamedPolicy>, keeps: bool) -> Result<Box<dyn Steps>, String>;
 
     /// Returns the peers that `bench --peers` measures it beside.
     fn peers(&self) -> Peers {
@@ -160,19 +160,19 @@ impl Backend {
 
     /// Returns why no pool with this policy can be built over it; `None` if one can.
     #[must_use]
-    pub fn refusal(self, spec: &PolicySpec) -> Option<&'static str> {
-        self.unsplit().filter(|_| spec.arena.is_some())
+    pub fn refusal(self, spec: &NamedPolicy) -> Option<&'static str> {
+        self.unsplit().filter(|_| spec.has_arena())
     }
 
     /// Whether a pool with this policy can be built over it.
     #[must_use]
-    pub fn serves(self, spec: &PolicySpec) -> bool {
+    pub fn serves(self, spec: &NamedPolicy) -> bool {
         self.refusal(spec).is_none()
     }
 
     /// Returns a note if some of the policies cannot be built over it.
     #[must_use]
-    pub fn left_out(self, policies: &[PolicySpec]) -> Option<String> {
+    pub fn left_out(self, policies: &[NamedPolicy]) -> Option<String> {
         let why = policies.iter().find_map(|spec| self.refusal(spec))?;
         Some(format!("left out: arenas on {}, since {why}", self.name()))
     }

@@ -9,7 +9,7 @@ pub use standing::{Standing, biases, pool};
 use crate::backend::Backend;
 use crate::machine::page_faults;
 use crate::source::Steps;
-use crate::spec::{self, PolicySpec};
+use crate::spec::{self, NamedPolicy};
 use crate::statistics::Orders;
 use crate::workload::{Done, Workload};
 use serde::{Deserialize, Serialize};
@@ -89,7 +89,7 @@ struct Here {
 ///
 /// They are direct allocation, its control, and the policies that the backend supports.
 #[must_use]
-pub fn names(backend: Backend, policies: &[PolicySpec]) -> Vec<String> {
+pub fn names(backend: Backend, policies: &[NamedPolicy]) -> Vec<String> {
     let policies = policies.iter().filter(|spec| backend.serves(spec)).map(|s| s.text.clone());
     [DIRECT, CONTROL].map(str::to_owned).into_iter().chain(policies).collect()
 }

@@ -29,25 +29,23 @@ pub struct Calls {
 /// Values of the counters at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
-    /// Successful allocations.
+    /// Successful calls that took memory, whatever the number of pages of each.
     pub allocations: u64,
-    /// Successful frees.
+    /// Successful calls that gave memory back.
     pub frees: u64,
     /// Peak of the bytes held at once.
     pub peak_bytes: u64,
-    /// Successful calls, where a call for a range of pages counts as one.
-    pub ranges: u64,
+    /// Pieces of memory that these calls made and freed: the handles of a range of pages, where the
+    /// device has one for each page, and else as many as calls.
+    pub handles: u64,
 }
 
 impl Asked {
-    /// Replaces the allocations and frees by those that the pool of an arena counts.
-    ///
-    /// The pool knows how many handles a range of pages has.
+    /// Takes the handles from the statistics of an arena, which knows how many a range of pages has.
     #[must_use]
-    pub fn counted_by(self, arena: Option<DeviceStats>) -> Self {
-        let calls = |stats: DeviceStats| (stats.num_device_alloc, stats.num_device_free);
-        let (allocations, frees) = arena.map_or((self.allocations, self.frees), calls);
-        Self { allocations, frees, ..self }
+    pub fn with_handles_of(self, arena: Option<DeviceStats>) -> Self {
+        let of = |stats: DeviceStats| stats.num_device_alloc + stats.num_device_free;
+        Self { handles: arena.map_or(self.handles, of), ..self }
     }
 }
 
@@ -81,7 +79,7 @@ impl Calls {
     pub fn asked(&self) -> Asked {
         let (allocations, frees) = (self.allocations.load(Relaxed), self.frees.load(Relaxed));
         let peak_bytes = self.peak_bytes.load(Relaxed);
-        Asked { allocations, frees, peak_bytes, ranges: allocations + frees }
+        Asked { allocations, frees, peak_bytes, handles: allocations + frees }
     }
 
     fn took(&self, bytes: u64) {

@@ -2,13 +2,13 @@
 
 use crate::counted::{Asked, Counted};
 use crate::machine::Clock;
-use crate::spec::PolicySpec;
+use crate::spec::NamedPolicy;
 use crate::trace::{Step, Trace};
 use bucketpool::{CachedLimit, DeviceAllocator, PoolBuilder, PoolStats, ZeroPolicy};
 
 /// Makes the builder of a pool with this policy over a device whose calls are counted:
-/// [`PolicySpec::builder`], or [`PolicySpec::without_arena`] where blocks cannot be split.
-pub type ToBuilder<A> = fn(&PolicySpec, Counted<A>) -> PoolBuilder<Counted<A>>;
+/// [`NamedPolicy::builder`], or [`NamedPolicy::without_arena`] where blocks cannot be split.
+pub type ToBuilder<A> = fn(&NamedPolicy, Counted<A>) -> PoolBuilder<Counted<A>>;
 
 /// A trace, and the pool that it is replayed on.
 #[derive(Clone, Copy, Debug)]
@@ -16,7 +16,7 @@ pub struct Pass<'a> {
     /// The trace.
     pub trace: &'a Trace,
     /// Policy of the pool.
-    pub spec: &'a PolicySpec,
+    pub spec: &'a NamedPolicy,
     /// Bound on cached blocks; the policy's own one if `None`.
     pub cached_limit: Option<CachedLimit>,
     /// Size of a simulated device, in bytes.
@@ -64,7 +64,7 @@ impl Pass<'_> {
         });
         // The deferred frees of the last drops belong to the trace.
         let _ = pool.trim(0);
-        let asked = calls.asked().counted_by(pool.device_stats());
+        let asked = calls.asked().with_handles_of(pool.device_stats());
         Tally { stats: pool.stats(), asked, cached_limit, ns }
     }
 }

@@ -4,7 +4,7 @@ use crate::backend::Backend;
 use crate::input::BadInput;
 use crate::machine::free_memory;
 use crate::pass::{Pass, Tally};
-use crate::spec::PolicySpec;
+use crate::spec::NamedPolicy;
 use crate::trace::Trace;
 use bucketpool::{Bytes, CachedLimit};
 use serde::Serialize;
@@ -39,10 +39,11 @@ pub struct Outcome {
     /// Cached blocks that the pool gave back to the device because of a bound.
     pub evictions: u64,
     pub hit_rate: f64,
+    /// Successful calls that took memory from the device, however many pages one covers.
     pub device_allocations: u64,
     pub device_frees: u64,
-    /// Allocations and frees of the device, where a call for a range of pages counts as one.
-    pub device_ranges: u64,
+    /// Pieces of memory that these calls made and freed.
+    pub device_handles: u64,
     pub ns_per_op: f64,
     #[serde(flatten)]
     pub streams: Option<OnStreams>,
@@ -67,7 +68,7 @@ pub struct OnStreams {
 ///
 /// Fails if the capacity is below the largest request, if the trace does not fit this machine's
 /// memory, or if the memory cannot be had or not be split for an arena.
-pub fn replay(trace: &Trace, spec: &PolicySpec, settings: Settings) -> Result<Outcome, BadInput> {
+pub fn replay(trace: &Trace, spec: &NamedPolicy, settings: Settings) -> Result<Outcome, BadInput> {
     let capacity = capacity(trace, settings)?;
     let backend = settings.backend;
     if let Some(why) = backend.refusal(spec) {
@@ -79,7 +80,7 @@ pub fn replay(trace: &Trace, spec: &PolicySpec, settings: Settings) -> Result<Ou
         let limit = cached_limit.unwrap_or(CachedLimit::OfPeak(0.25));
         fits_this_machine(trace, limit)?;
         // The memory of an arena is bounded by the peak of live bytes.
-        if spec.arena.is_none() {
+        if !spec.has_arena() {
             cached_limit = Some(limit);
         }
     }
@@ -137,7 +138,7 @@ pub(crate) fn outcome(trace: &Trace, policy: &str, backend: Backend, tally: &Tal
         hit_rate: stats.hits as f64 / trace.allocations as f64,
         device_allocations: asked.allocations,
         device_frees: asked.frees,
-        device_ranges: asked.ranges,
+        device_handles: asked.handles,
         ns_per_op: *ns as f64 / trace.steps.len() as f64,
         streams: None,
     }

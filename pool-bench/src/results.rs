@@ -8,7 +8,7 @@ use crate::page::{ReportPage, Section, replays, timings};
 use crate::replay::{self, Outcome, Settings};
 use crate::report;
 use crate::rounds::Row;
-use crate::spec::PolicySpec;
+use crate::spec::NamedPolicy;
 use crate::streams::{self, Arrangement};
 use crate::trace::{self, Trace};
 use crate::{record, timeline};
@@ -57,7 +57,7 @@ impl Results {
     pub(crate) fn replay(
         &mut self,
         files: &[PathBuf],
-        policies: &[PolicySpec],
+        policies: &[NamedPolicy],
         settings: Settings,
         leave_out: bool,
     ) -> Result<(), BadInput> {
@@ -94,7 +94,7 @@ impl Results {
     pub(crate) fn replay_on_streams(
         &mut self,
         files: &[PathBuf],
-        policies: &[PolicySpec],
+        policies: &[NamedPolicy],
         settings: Settings,
     ) -> Result<(), BadInput> {
         let traces = read_all(files)?;
@@ -133,7 +133,7 @@ impl Results {
     pub(crate) fn sections(
         &self,
         files: &[PathBuf],
-        policies: &[PolicySpec],
+        policies: &[NamedPolicy],
         limit: Option<CachedLimit>,
     ) -> Vec<Section> {
         let traces = read_all(files).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! Sizes as people type them: `4K`, `1.5G`, `25%`.
 
 use crate::input::BadInput;
-use bucketpool::CachedLimit;
+use bucketpool::{CachedLimit, SizeText};
 
 const EXPECTED: &str = "bytes such as 4096, or with K, M or G (binary) such as 64K";
 const EXPECTED_SHARE: &str = "bytes such as 64M, or a share of the peak such as 25% or 0.25";
@@ -12,23 +12,8 @@ const EXPECTED_SHARE: &str = "bytes such as 64M, or a share of the peak such as 
 ///
 /// Anything else, and what does not fit 64 bits.
 pub fn bytes(text: &str) -> Result<u64, BadInput> {
-    let bad = || BadInput::new(format!("size `{text}`"), EXPECTED);
-    let (number, shift) = match text.char_indices().last().ok_or_else(bad)? {
-        (at, 'K' | 'k') => (&text[..at], 10),
-        (at, 'M' | 'm') => (&text[..at], 20),
-        (at, 'G' | 'g') => (&text[..at], 30),
-        _ => (text, 0),
-    };
-    if let Ok(whole) = number.parse::<u64>() {
-        return whole.checked_mul(1 << shift).ok_or_else(bad);
-    }
-    let part: f64 = number.parse().map_err(|_| bad())?;
-    let bytes = part * f64::from(1_u32 << shift);
-    if shift == 0 || !part.is_finite() || part < 0.0 || bytes >= 2_f64.powi(63) {
-        return Err(bad());
-    }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
-    Ok(bytes.round() as u64)
+    let bytes = text.parse().map(|SizeText(bytes)| bytes);
+    bytes.map_err(|_| BadInput::new(format!("size `{text}`"), EXPECTED))
 }
 
 /// Bare numbers from 1 to below this are refused where a whole memory is meant: `25` is 25 % or

@@ -3,7 +3,7 @@
 use crate::counted::{Asked, Calls, Counted, CountedBlock};
 use crate::machine::free_memory;
 use crate::pass::ToBuilder;
-use crate::spec::PolicySpec;
+use crate::spec::NamedPolicy;
 use crate::workload::{Done, Source, Workload};
 use bucketpool::{
     BucketPool, CachedLimit, DeviceAllocator, GIB, PoolBuilder, PoolStats, PooledBuffer, Request,
@@ -44,7 +44,7 @@ impl<S: Source> Steps for S {
 pub fn on_device<A: DeviceAllocator + 'static>(
     device: A,
     to_builder: ToBuilder<A>,
-    spec: Option<&PolicySpec>,
+    spec: Option<&NamedPolicy>,
     writes: bool,
 ) -> Box<dyn Steps> {
     let Some(spec) = spec else { return Box::new(DeviceDirect::new(device, writes)) };
@@ -56,12 +56,12 @@ pub fn on_device<A: DeviceAllocator + 'static>(
 /// Builds the pool of a workload. Buffers are not zeroed.
 pub(crate) fn build<A: DeviceAllocator>(
     builder: PoolBuilder<A>,
-    spec: &PolicySpec,
+    spec: &NamedPolicy,
 ) -> BucketPool<A> {
     let builder = builder.zero(ZeroPolicy::Never);
     let limit = free_memory().map_or(CACHED_LIMIT, |free| CACHED_LIMIT.min(free / 32));
     // The memory of an arena is bounded by the peak of live bytes. A preset sets its own bound.
-    match (spec.arena.is_some(), builder.bound_on_cached_bytes()) {
+    match (spec.has_arena(), builder.bound_on_cached_bytes()) {
         (false, CachedLimit::Unlimited) => builder.cached_limit(limit).build(),
         (false, CachedLimit::Bytes(bytes)) if bytes > limit => builder.cached_limit(limit).build(),
         _ => builder.build(),
@@ -121,7 +121,7 @@ struct DevicePool<A: DeviceAllocator> {
 
 impl<A: DeviceAllocator> DevicePool<A> {
     /// Builds a pool with this policy from the builder, over a device whose calls are counted.
-    fn new(builder: PoolBuilder<A>, calls: Arc<Calls>, spec: &PolicySpec, writes: bool) -> Self {
+    fn new(builder: PoolBuilder<A>, calls: Arc<Calls>, spec: &NamedPolicy, writes: bool) -> Self {
         Self { pool: build(builder, spec), calls, writes }
     }
 }
@@ -139,7 +139,7 @@ impl<A: DeviceAllocator> Source for DevicePool<A> {
         finish(self.pool.allocator());
     }
     fn asked(&self) -> Asked {
-        self.calls.asked().counted_by(self.pool.device_stats())
+        self.calls.asked().with_handles_of(self.pool.device_stats())
     }
     fn stats(&self) -> PoolStats {
         self.pool.stats()

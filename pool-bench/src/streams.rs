@@ -7,7 +7,7 @@ use crate::input::BadInput;
 use crate::machine::timed;
 use crate::pass::Tally;
 use crate::replay::{OnStreams, Outcome, Settings, capacity, outcome};
-use crate::spec::PolicySpec;
+use crate::spec::NamedPolicy;
 use crate::trace::{Step, Trace};
 use bucketpool::sim::{SimDevice, SimDriver, SimStream, SimView};
 use bucketpool::{
@@ -71,7 +71,7 @@ impl<A> OnSim for A where
 /// Another backend than the simulated device; a capacity below the largest request.
 pub fn replay(
     trace: &Trace,
-    spec: &PolicySpec,
+    spec: &NamedPolicy,
     settings: Settings,
     arrangement: Arrangement,
 ) -> Result<Outcome, BadInput> {
@@ -104,7 +104,7 @@ impl<A: OnSim> Lanes<A> {
 
 fn run<A: OnSim>(
     trace: &Trace,
-    spec: &PolicySpec,
+    spec: &NamedPolicy,
     settings: Settings,
     arrangement: Arrangement,
     device: &SimDevice,
@@ -150,7 +150,7 @@ fn run<A: OnSim>(
         violations: device.hazards(),
     };
     let cached_limit = settings.cached_limit.unwrap_or_else(|| make().bound_on_cached_bytes());
-    let asked = calls.asked().counted_by(arenas);
+    let asked = calls.asked().with_handles_of(arenas);
     let tally = Tally { stats: sum, asked, cached_limit, ns };
     let outcome = outcome(trace, &spec.text, settings.backend, &tally);
     Outcome { streams: Some(on_streams), ..outcome }

@@ -2,7 +2,7 @@
 //! of each operation.
 
 use crate::counted::Counted;
-use crate::spec::PolicySpec;
+use crate::spec::NamedPolicy;
 use crate::trace::{Step, Trace};
 use bucketpool::sim::SimDevice;
 use bucketpool::{BucketPool, CachedLimit, MemoryMap, PooledBuffer, ZeroPolicy};
@@ -32,7 +32,7 @@ pub struct Timeline {
 
 type Pool = BucketPool<Counted<SimDevice>>;
 
-fn pool(spec: &PolicySpec, limit: Option<CachedLimit>) -> Pool {
+fn pool(spec: &NamedPolicy, limit: Option<CachedLimit>) -> Pool {
     let builder = spec.builder(Counted::new(SimDevice::new())).zero(ZeroPolicy::Never);
     match limit {
         Some(limit) => builder.cached_limit(limit).build(),
@@ -42,7 +42,7 @@ fn pool(spec: &PolicySpec, limit: Option<CachedLimit>) -> Pool {
 
 /// Replays a trace twice: once for its bytes, and once for the time of each operation.
 #[must_use]
-pub fn watch(trace: &Trace, spec: &PolicySpec, limit: Option<CachedLimit>) -> Timeline {
+pub fn watch(trace: &Trace, spec: &NamedPolicy, limit: Option<CachedLimit>) -> Timeline {
     let mut timeline = Timeline { ns: times(trace, &pool(spec, limit)), ..Timeline::default() };
     let pool = pool(spec, limit);
     let mut slots: Vec<Option<PooledBuffer<_>>> = Vec::new();
@@ -80,7 +80,7 @@ pub fn watch(trace: &Trace, spec: &PolicySpec, limit: Option<CachedLimit>) -> Ti
 /// Returns the memory map of a pool at the moment when most requested bytes are live. A buffer
 /// whose free is not completed yet has its memory still.
 #[must_use]
-pub fn map_at_live_peak(trace: &Trace, spec: &PolicySpec) -> MemoryMap {
+pub fn map_at_live_peak(trace: &Trace, spec: &NamedPolicy) -> MemoryMap {
     let pool = pool(spec, None);
     let mut slots: Vec<Option<PooledBuffer<_>>> = Vec::new();
     slots.resize_with(trace.slots, || None);

@@ -11,7 +11,7 @@
 
 use bucketpool::sim::{SimCall, SimDevice};
 use bucketpool::{BucketPool, CachedLimit, PooledBuffer, Why};
-use pool_bench::spec::{self, PolicySpec};
+use pool_bench::spec::{self, NamedPolicy};
 use pool_bench::trace::{self, Step};
 use std::path::Path;
 
@@ -26,13 +26,13 @@ fn operations() -> usize {
 /// A replay of the first operations of a trace.
 struct Replay<'t> {
     steps: &'t [Step],
-    spec: &'t PolicySpec,
+    spec: &'t NamedPolicy,
     live: Vec<Option<PooledBuffer<SimDevice>>>,
     refused: u64,
 }
 
 impl<'t> Replay<'t> {
-    fn new(trace: &'t trace::Trace, spec: &'t PolicySpec) -> Self {
+    fn new(trace: &'t trace::Trace, spec: &'t NamedPolicy) -> Self {
         let steps = &trace.steps[..trace.steps.len().min(operations())];
         let mut live = Vec::new();
         live.resize_with(trace.slots, || None);

@@ -75,23 +75,22 @@ fn the_live_peak_survives_a_device_of_little_more() {
 /// Returns figures of a policy over the tensor traces.
 ///
 /// The figures are the geometric mean of `reserved / live peak`, the worst of them, and the device
-/// calls per 1000 allocations of all traces together: with one call per range of pages, and with
-/// one call per page.
+/// calls per 1000 allocations of all traces together, and the handles that they touch.
 fn over_the_tensor_traces(policy: &str) -> (f64, f64, [f64; 2]) {
     let traces = ["resnet18_train", "gpt2_train", "bert_embed", "numpy_lidar"];
     let outcomes = traces.map(|name| replayed(name, policy, None));
     let mean = outcomes.iter().map(|o| over_live(o).ln()).sum::<f64>() / 4.0;
     let worst = outcomes.iter().map(over_live).fold(0.0, f64::max);
-    let ranges: u64 = outcomes.iter().map(|o| o.device_ranges).sum();
-    let pages: u64 = outcomes.iter().map(|o| o.device_allocations + o.device_frees).sum();
+    let calls: u64 = outcomes.iter().map(|o| o.device_allocations + o.device_frees).sum();
+    let handles: u64 = outcomes.iter().map(|o| o.device_handles).sum();
     let allocations: u64 = outcomes.iter().map(|o| o.allocations).sum();
-    (mean.exp(), worst, [ranges, pages].map(|calls| 1000.0 * calls as f64 / allocations as f64))
+    (mean.exp(), worst, [calls, handles].map(|count| 1000.0 * count as f64 / allocations as f64))
 }
 
 #[test]
 fn an_arena_holds_little_more_than_what_is_alive() {
-    // Policy, then upper bounds: geometric mean, worst, calls per 1000 allocations by range and by
-    // page.
+    // Policy, then upper bounds: geometric mean, worst, calls and handles per 1000
+    // allocations.
     let expected = [
         ("arena", 1.090, 1.30, [2.2, 600.0]),
         ("arena:pages=64K:slack=5%", 1.045, 1.10, [5.0, 600.0]),

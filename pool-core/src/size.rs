@@ -1,6 +1,7 @@
 //! Bytes: the units people write, and how a number of bytes is shown and read.
 
 use std::fmt;
+use std::str::FromStr;
 
 /// Bytes in a kibibyte, 2^10.
 pub const KIB: u64 = 1 << 10;
@@ -36,5 +37,72 @@ impl fmt::Display for Bytes {
             _ => (60, "EiB"),
         };
         f.pad(&format!("{:.2} {name}", self.0 as f64 / (1_u64 << shift) as f64))
+    }
+}
+
+/// A number of bytes as people type it: `4096`, `64K`, `1.5G`; K, M and G are binary.
+///
+/// # Errors
+///
+/// [`BadSize`] for other text, and for what does not fit 64 bits.
+///
+/// ```
+/// # use pool_core as bucketpool;
+/// use bucketpool::{KIB, SizeText};
+///
+/// assert_eq!("1.5K".parse(), Ok(SizeText(1536)));
+/// assert_eq!(SizeText(64 * KIB).to_string(), "64K");
+/// let error = "64KB".parse::<SizeText>().unwrap_err();
+/// assert_eq!(error.to_string(), "size `64KB`; expected bytes such as 4096, or with K, M or G \
+///     (binary) such as 64K");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SizeText(pub u64);
+
+/// A text that is no number of bytes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("size `{0}`; expected bytes such as 4096, or with K, M or G (binary) such as 64K")]
+pub struct BadSize(String);
+
+impl FromStr for SizeText {
+    type Err = BadSize;
+
+    fn from_str(text: &str) -> Result<Self, BadSize> {
+        Self::read(text).ok_or_else(|| BadSize(text.to_owned()))
+    }
+}
+
+impl SizeText {
+    fn read(text: &str) -> Option<Self> {
+        let (number, shift) = match text.char_indices().last()? {
+            (at, 'K' | 'k') => (&text[..at], 10),
+            (at, 'M' | 'm') => (&text[..at], 20),
+            (at, 'G' | 'g') => (&text[..at], 30),
+            _ => (text, 0),
+        };
+        if let Ok(whole) = number.parse::<u64>() {
+            return whole.checked_mul(1 << shift).map(Self);
+        }
+        let part: f64 = number.parse().ok()?;
+        let bytes = part * f64::from(1_u32 << shift);
+        if shift == 0 || !(0.0..2_f64.powi(63)).contains(&bytes) {
+            return None;
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "checked above"
+        )]
+        Some(Self(bytes.round() as u64))
+    }
+}
+
+impl fmt::Display for SizeText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [(GIB, 'G'), (MIB, 'M'), (KIB, 'K')];
+        match units.into_iter().find(|(unit, _)| self.0 >= *unit && self.0.is_multiple_of(*unit)) {
+            Some((unit, name)) => write!(f, "{}{name}", self.0 / unit),
+            None => write!(f, "{}", self.0),
+        }
     }
 }

@@ -45,8 +45,8 @@ fn random_scripts_over_each_policy_agree_with_the_model() {
         for half in policies().chunks(2) {
             let half = half.to_vec();
             scope.spawn(move || {
-                for (name, policy) in half {
-                    run(name, &Subject::new(HostAllocator::new), Some(&policy));
+                for policy in half {
+                    run(&format!("{policy:?}"), &Subject::new(HostAllocator::new), Some(&policy));
                 }
             });
         }

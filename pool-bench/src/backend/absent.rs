@@ -4,7 +4,7 @@ use super::{Absence, MemoryKind, Peers};
 use crate::machine::Clock;
 use crate::pass::{Pass, Tally};
 use crate::source::Steps;
-use crate::spec::PolicySpec;
+use crate::spec::NamedPolicy;
 
 /// A kind of memory whose every use says that it is not built in.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl MemoryKind for Absent {
     fn replay(&self, _pass: &Pass<'_>) -> Result<Tally, String> {
         Err(WHY.to_owned())
     }
-    fn source(&self, _spec: Option<&PolicySpec>, _keeps: bool) -> Result<Box<dyn Steps>, String> {
+    fn source(&self, _spec: Option<&NamedPolicy>, _keeps: bool) -> Result<Box<dyn Steps>, String> {
         Err(WHY.to_owned())
     }
 }

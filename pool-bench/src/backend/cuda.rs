@@ -9,7 +9,7 @@ use crate::pass::{Pass, Tally};
 use crate::place;
 use crate::rounds::Row;
 use crate::source::{Steps, on_device};
-use crate::spec::PolicySpec;
+use crate::spec::NamedPolicy;
 use crate::trace;
 use bucketpool::cuda::CudaAllocator;
 
@@ -36,10 +36,10 @@ impl MemoryKind for Cuda {
         open().err().map(|why| Absence { why, cure })
     }
     fn replay(&self, pass: &Pass<'_>) -> Result<Tally, String> {
-        Ok(pass.run(open()?, PolicySpec::builder))
+        Ok(pass.run(open()?, NamedPolicy::builder))
     }
-    fn source(&self, spec: Option<&PolicySpec>, _keeps: bool) -> Result<Box<dyn Steps>, String> {
-        Ok(on_device(open()?, PolicySpec::builder, spec, true))
+    fn source(&self, spec: Option<&NamedPolicy>, _keeps: bool) -> Result<Box<dyn Steps>, String> {
+        Ok(on_device(open()?, NamedPolicy::builder, spec, true))
     }
     fn peers(&self) -> Peers {
         Peers::WaysAndPrograms

@@ -5,7 +5,7 @@ use crate::counted::{Asked, Calls, Counted};
 use crate::machine::{Clock, timed};
 use crate::pass::{Pass, Tally};
 use crate::source::{Steps, build};
-use crate::spec::PolicySpec;
+use crate::spec::NamedPolicy;
 use crate::trace::{Step, Trace};
 use crate::workload::Source;
 use bucketpool::host::HostAllocator;
@@ -30,12 +30,12 @@ impl MemoryKind for Host {
         Clock::Thread
     }
     fn replay(&self, pass: &Pass<'_>) -> Result<Tally, String> {
-        Ok(pass.run(HostAllocator::new(), PolicySpec::builder))
+        Ok(pass.run(HostAllocator::new(), NamedPolicy::builder))
     }
     fn reference(&self) -> Option<fn(&Trace) -> Tally> {
         Some(replay_directly)
     }
-    fn source(&self, spec: Option<&PolicySpec>, keeps: bool) -> Result<Box<dyn Steps>, String> {
+    fn source(&self, spec: Option<&NamedPolicy>, keeps: bool) -> Result<Box<dyn Steps>, String> {
         Ok(match spec {
             None => Box::new(HostDirect::new(keeps)),
             Some(spec) => Box::new(HostPool::new(spec)),
@@ -66,7 +66,7 @@ fn replay_directly(trace: &Trace) -> Tally {
     stats.misses = allocations;
     Tally {
         stats,
-        asked: Asked { allocations, frees, peak_bytes, ranges: allocations + frees },
+        asked: Asked { allocations, frees, peak_bytes, handles: allocations + frees },
         cached_limit: CachedLimit::Bytes(0),
         ns,
     }
@@ -134,7 +134,7 @@ struct HostPool<A: HostMemory> {
 
 impl HostPool<Counted<HostAllocator>> {
     /// Creates a pool with this policy over host memory.
-    fn new(spec: &PolicySpec) -> Self {
+    fn new(spec: &NamedPolicy) -> Self {
         let device = Counted::new(HostAllocator::new());
         let calls = device.calls();
         Self { pool: build(spec.builder(device), spec), calls }
@@ -152,7 +152,7 @@ impl<A: HostMemory> Source for HostPool<A> {
         u64::from(buffer[buffer.len() / 2])
     }
     fn asked(&self) -> Asked {
-        self.calls.asked().counted_by(self.pool.device_stats())
+        self.calls.asked().with_handles_of(self.pool.device_stats())
     }
     fn stats(&self) -> PoolStats {
         self.pool.stats()

@@ -4,7 +4,7 @@ use super::MemoryKind;
 use crate::machine::Clock;
 use crate::pass::{Pass, Tally};
 use crate::source::{Steps, on_device};
-use crate::spec::PolicySpec;
+use crate::spec::NamedPolicy;
 use bucketpool::sim::SimDevice;
 
 /// The simulated device.
@@ -25,9 +25,9 @@ impl MemoryKind for Sim {
         true
     }
     fn replay(&self, pass: &Pass<'_>) -> Result<Tally, String> {
-        Ok(pass.run(SimDevice::with_capacity(pass.capacity), PolicySpec::builder))
+        Ok(pass.run(SimDevice::with_capacity(pass.capacity), NamedPolicy::builder))
     }
-    fn source(&self, spec: Option<&PolicySpec>, _keeps: bool) -> Result<Box<dyn Steps>, String> {
-        Ok(on_device(SimDevice::new(), PolicySpec::builder, spec, false))
+    fn source(&self, spec: Option<&NamedPolicy>, _keeps: bool) -> Result<Box<dyn Steps>, String> {
+        Ok(on_device(SimDevice::new(), NamedPolicy::builder, spec, false))
     }
 }

@@ -8,7 +8,7 @@ use crate::machine::Clock;
 use crate::pass::{Pass, Tally};
 use crate::rounds::Row;
 use crate::source::{Steps, on_device};
-use crate::spec::PolicySpec;
+use crate::spec::NamedPolicy;
 use crate::workload::Source;
 use bucketpool::wgpu::wgpu::{
     Buffer, BufferDescriptor, COPY_BUFFER_ALIGNMENT, CommandEncoderDescriptor, PollType,
@@ -43,13 +43,13 @@ impl MemoryKind for Wgpu {
         open().err().map(|why| Absence { why, cure })
     }
     fn replay(&self, pass: &Pass<'_>) -> Result<Tally, String> {
-        Ok(pass.run(open()?, PolicySpec::without_arena))
+        Ok(pass.run(open()?, NamedPolicy::without_arena))
     }
-    fn source(&self, spec: Option<&PolicySpec>, _keeps: bool) -> Result<Box<dyn Steps>, String> {
+    fn source(&self, spec: Option<&NamedPolicy>, _keeps: bool) -> Result<Box<dyn Steps>, String> {
         let device = open()?;
         Ok(match spec {
             None => Box::new(WgpuDirect::new(device)),
-            spec => on_device(device, PolicySpec::without_arena, spec, true),
+            spec => on_device(device, NamedPolicy::without_arena, spec, true),
         })
     }
     fn peers(&self) -> Peers {

@@ -8,7 +8,7 @@ use crate::input::BadInput;
 use crate::place::{self, RECORDS, root};
 use crate::replay::Settings;
 use crate::results::{Output, Results, progress};
-use crate::spec::{self, PolicySpec};
+use crate::spec::{self, NamedPolicy};
 use crate::workload::Workload;
 use crate::{environment, record, rounds, sizes};
 use clap::{Args, ValueEnum};
@@ -185,7 +185,7 @@ impl Bench {
     fn contests(
         &self,
         contests: &[(Workload, Backend)],
-        policies: &[PolicySpec],
+        policies: &[NamedPolicy],
         spread: &Spread,
     ) -> Result<Vec<Standing>, BadInput> {
         let mut standings = Vec::new();
@@ -208,7 +208,7 @@ impl Bench {
         &self,
         workload: Workload,
         backend: Backend,
-        policies: &[PolicySpec],
+        policies: &[NamedPolicy],
         spread: &Spread,
         set: u64,
     ) -> Result<Vec<Standing>, BadInput> {
@@ -230,7 +230,7 @@ impl Bench {
 
     fn replay_traces(
         &self,
-        policies: &[PolicySpec],
+        policies: &[NamedPolicy],
         results: &mut Results,
     ) -> Result<(), BadInput> {
         let files = place::traces(self.smoke)?;
@@ -241,8 +241,8 @@ impl Bench {
             let bounds = if backend.is_simulated() { &[None, bound][..] } else { &[bound] };
             for cached_limit in bounds {
                 // What an arena holds is bounded by what was alive at most.
-                let apart: Vec<PolicySpec> = match cached_limit {
-                    Some(_) => policies.iter().filter(|s| s.arena.is_none()).cloned().collect(),
+                let apart: Vec<NamedPolicy> = match cached_limit {
+                    Some(_) => policies.iter().filter(|s| !s.has_arena()).cloned().collect(),
                     None => policies.to_vec(),
                 };
                 if !backend.is_simulated() && apart.len() < policies.len() {

@@ -2,7 +2,7 @@
 
 use super::{Axis, Bar, Column, Frame, PageBlock, Range, Section, Segment, Series, rounded};
 use crate::replay::Outcome;
-use crate::spec::PolicySpec;
+use crate::spec::NamedPolicy;
 use crate::timeline::Timeline;
 use crate::trace::{Step, Trace};
 use bucketpool::{MemoryMap, RangeState};
@@ -13,7 +13,7 @@ const SHARES: [f64; 9] = [50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.99, 100.0
 
 /// Replays of one trace: memory over time, the map, times and figures of each policy.
 #[must_use]
-pub fn trace(trace: &Trace, watched: &[(&PolicySpec, Timeline)], outcomes: &[Outcome]) -> Section {
+pub fn trace(trace: &Trace, watched: &[(&NamedPolicy, Timeline)], outcomes: &[Outcome]) -> Section {
     let of: Vec<&Outcome> = outcomes.iter().filter(|one| one.trace == trace.name).collect();
     let mut blocks = Vec::new();
     blocks.extend(bytes_over_time(trace, watched));
@@ -34,7 +34,7 @@ pub fn trace(trace: &Trace, watched: &[(&PolicySpec, Timeline)], outcomes: &[Out
     Section { title: trace.name.clone(), text, blocks }
 }
 
-fn bytes_over_time(trace: &Trace, watched: &[(&PolicySpec, Timeline)]) -> Option<PageBlock> {
+fn bytes_over_time(trace: &Trace, watched: &[(&NamedPolicy, Timeline)]) -> Option<PageBlock> {
     let (_, first) = watched.first()?;
     let values = |bytes: &[u64]| bytes.iter().map(|bytes| Some(*bytes as f64)).collect();
     let mut series = vec![Series { name: "live".into(), values: values(&first.live) }];
@@ -77,8 +77,8 @@ fn reserved_over_live(outcomes: &[&Outcome]) -> PageBlock {
 }
 
 /// The maps of the first policy that has an arena.
-fn map_over_time(watched: &[(&PolicySpec, Timeline)]) -> Option<PageBlock> {
-    let (spec, timeline) = watched.iter().find(|(spec, _)| spec.arena.is_some())?;
+fn map_over_time(watched: &[(&NamedPolicy, Timeline)]) -> Option<PageBlock> {
+    let (spec, timeline) = watched.iter().find(|(spec, _)| spec.has_arena())?;
     let frames: Vec<Frame> = timeline
         .maps
         .iter()
@@ -117,7 +117,7 @@ fn segments(map: &MemoryMap) -> Vec<Segment> {
     map.segments.iter().map(segment).filter(|segment| segment.bytes > 0).collect()
 }
 
-fn latencies(watched: &[(&PolicySpec, Timeline)]) -> PageBlock {
+fn latencies(watched: &[(&NamedPolicy, Timeline)]) -> PageBlock {
     let series = watched.iter().map(|(spec, timeline)| Series {
         name: spec.text.clone(),
         values: SHARES.iter().map(|share| timeline.quantile(share / 100.0)).collect(),

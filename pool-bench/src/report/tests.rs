@@ -20,7 +20,7 @@ fn outcome(trace: &str, policy: &str) -> Outcome {
         ooms: 1,
         evictions: 42,
         hit_rate: 16000.0 / 17694.0,
-        device_ranges: 1690,
+        device_handles: 2993,
         device_allocations: 1693,
         device_frees: 1300,
         ns_per_op: 66.4,

@@ -112,7 +112,7 @@ fn limit_unit<A: Transfer>(make: &impl Fn() -> PoolBuilder<A>) -> u64 {
 
 fn limits_hold<A: Transfer>(make: &impl Fn() -> PoolBuilder<A>) {
     let unit = limit_unit(make);
-    for (_, policy) in super::policies() {
+    for policy in super::policies() {
         let policy = match policy {
             BucketPolicy::Tiered(_) => BucketPolicy::tiered(&[KIB, 16 * KIB, 64 * KIB]),
             other => other,

@@ -1,6 +1,6 @@
 //! Scripts: the settings of a pool and the operations on it, as text that people read and edit.
 
-use crate::{BucketPolicy, CachedLimit, KIB, ZeroPolicy};
+use crate::{BucketPolicy, CachedLimit, KIB, PolicySpec, ZeroPolicy};
 use std::fmt;
 use std::str::FromStr;
 
@@ -70,32 +70,23 @@ pub enum Step {
     Fail(u64, u64),
 }
 
-/// Returns the policies of scripts, with their names in a script's text.
+/// Returns the policies of scripts.
 ///
 /// ```
 /// # use pool_core as bucketpool;
-/// assert!(bucketpool::conformance::policies().iter().any(|(name, _)| *name == "pow2"));
+/// use bucketpool::BucketPolicy;
+///
+/// assert!(bucketpool::conformance::policies().contains(&BucketPolicy::PowerOfTwo));
 /// ```
 #[must_use]
-pub fn policies() -> Vec<(&'static str, BucketPolicy)> {
+pub fn policies() -> Vec<BucketPolicy> {
     // A script of random bytes has the number of its policy: new ones come last.
-    let all = [
+    vec![
         BucketPolicy::Exact,
         BucketPolicy::PowerOfTwo,
         BucketPolicy::tiered(&[256, 4 * KIB, 5000, 20 * KIB]),
         BucketPolicy::Fit { alpha: 2.0 },
-    ];
-    all.into_iter().map(|policy| (name_of(&policy), policy)).collect()
-}
-
-/// Returns the name of a policy in a script's text.
-fn name_of(policy: &BucketPolicy) -> &'static str {
-    match policy {
-        BucketPolicy::Exact => "exact",
-        BucketPolicy::PowerOfTwo => "pow2",
-        BucketPolicy::Tiered(_) => "tiered",
-        BucketPolicy::Fit { .. } => "fit",
-    }
+    ]
 }
 
 impl Default for Settings {
@@ -114,7 +105,7 @@ impl Default for Settings {
 fn policy_of(number: u8) -> BucketPolicy {
     let policies = policies();
     let at = usize::from(number) % policies.len();
-    policies[at].1.clone()
+    policies[at].clone()
 }
 
 /// A size from 16 random bits: small, up to 4 KiB, up to 32 KiB, or within 1 of a power of two.
@@ -211,7 +202,7 @@ impl fmt::Display for Step {
 impl fmt::Display for Script {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Settings { policy, zero, cached, reserved, bucket } = &self.settings;
-        writeln!(f, "policy {}", name_of(policy))?;
+        writeln!(f, "policy {}", PolicySpec::Blocks { policy: policy.clone(), granule: None })?;
         match zero {
             ZeroPolicy::OnReturn => writeln!(f, "zero return")?,
             ZeroPolicy::OnAllocate => writeln!(f, "zero allocate")?,
@@ -267,10 +258,10 @@ impl Script {
     fn take(&mut self, words: &[&str]) -> Option<()> {
         let settings = &mut self.settings;
         match *words {
-            ["policy", name] => {
-                let policy = policies().into_iter().find(|(known, _)| *known == name);
-                settings.policy = policy?.1;
-            }
+            ["policy", text] => match text.parse().ok()? {
+                PolicySpec::Blocks { policy, granule: None } => settings.policy = policy,
+                _ => return None,
+            },
             ["zero", "return"] => settings.zero = ZeroPolicy::OnReturn,
             ["zero", "allocate"] => settings.zero = ZeroPolicy::OnAllocate,
             ["cached", bytes] => settings.cached = CachedLimit::Bytes(bytes.parse().ok()?),

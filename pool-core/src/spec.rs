@@ -1,0 +1,326 @@
+//! A policy as text, for files and command lines: `tiered:4K+64K`, `arena:pages=64K:slack=5%`.
+//!
+//! This is the only place that reads or writes the text.
+
+use crate::book::arena::ArenaConfig;
+use crate::device::{DeviceAllocator, Sliceable};
+use crate::policy::BucketPolicy;
+use crate::pool::builder::PoolBuilder;
+use crate::preset::Preset;
+use crate::size::{GIB, KIB, SizeText};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+/// The default granule of an arena, in bytes.
+const ARENA_GRANULE: u64 = 512;
+/// The largest granule of an arena, in bytes.
+const MAX_ARENA_GRANULE: u64 = 4 * KIB;
+/// The default slack of `arena:pages=..`: the share that it may hold beyond the peak of live bytes.
+const SLACK: f64 = 0.05;
+/// The bytes that a page may have.
+const PAGES: RangeInclusive<u64> = 4 * KIB..=GIB;
+/// The largest slack: a larger number was meant in per cent.
+const MAX_SLACK: f64 = 10.0;
+
+/// A policy with its granule, an arena, or a preset: what `--policy` and the key `policy` of a
+/// [`PoolConfig`](crate::PoolConfig) say.
+///
+/// ```text
+/// exact[:round=1]  pow2[:min=512]  tiered:4K+16K+64K  fit:2[:round=512]  preset:NAME
+/// arena[:round=512]  arena:pages=64K[:slack=5%][:round=512]  arena:torch[:round=512]
+/// ```
+///
+/// Sizes are bytes, or have K, M or G (binary) behind them. `round` and `min` set the granule.
+/// What is printed can be read again and is as short as it can be.
+///
+/// # Errors
+///
+/// [`BadPolicy`] for other text.
+///
+/// ```
+/// # use pool_core as bucketpool;
+/// use bucketpool::{BucketPolicy, BucketPool, PolicySpec, sim::SimDevice};
+///
+/// let spec: PolicySpec = "tiered:4096+65536".parse()?;
+/// assert_eq!(spec.to_string(), "tiered:4K+64K");
+/// let pool = spec.set(BucketPool::builder(SimDevice::new())).build();
+/// assert_eq!(pool.allocate(5000)?.allocated_size(), 65536);
+///
+/// let error = "fit:0.5".parse::<PolicySpec>().unwrap_err().to_string();
+/// assert!(error.starts_with("policy `fit:0.5`: `0.5` is no factor of 1 or more; expected exact"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum PolicySpec {
+    /// Whole blocks in size classes.
+    Blocks {
+        /// The rule of the classes.
+        policy: BucketPolicy,
+        /// Sizes of classes are multiples of this many bytes;
+        /// [`BucketPolicy::default_granule`] if `None`.
+        granule: Option<u64>,
+    },
+    /// Segments that are split and coalesced.
+    Arena {
+        /// How the arena takes memory from the device.
+        growth: Growth,
+        /// Requests are rounded up to a multiple of this many bytes, a power of two.
+        granule: u64,
+    },
+    /// A preset, with all that it sets.
+    Preset(Preset),
+}
+
+/// How an arena takes memory from the device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Growth {
+    /// [`ArenaConfig::grow`].
+    Grow,
+    /// [`ArenaConfig::torch`].
+    Torch,
+    /// [`ArenaConfig::pages`].
+    Pages {
+        /// Bytes of a page, a power of two from 4 KiB to 1 GiB.
+        bytes: u64,
+        /// The share of the peak of live bytes that may be held beyond it, 0 to 10.
+        slack: f64,
+    },
+}
+
+/// A text that is no policy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("policy `{text}`: {why}; expected {}", Self::EXPECTED)]
+pub struct BadPolicy {
+    text: String,
+    why: String,
+}
+
+impl BadPolicy {
+    /// The texts that a policy may have.
+    pub const EXPECTED: &str = "exact[:round=1], pow2[:min=512], tiered:4K+16K+64K, \
+        fit:2[:round=512], arena[:round=512], arena:torch, arena:pages=64K[:slack=5%], \
+        preset:tile_pipeline, preset:embedding, preset:caching, preset:ndarray or \
+        preset:small_tensors";
+
+    /// Returns what is wrong with the text, without the text and what was expected.
+    #[must_use]
+    pub fn why(&self) -> &str {
+        &self.why
+    }
+}
+
+impl PolicySpec {
+    /// Sets the policy, and the arena if there is one. A preset sets its limits too.
+    pub fn set<A: Sliceable>(&self, builder: PoolBuilder<A>) -> PoolBuilder<A> {
+        match self {
+            Self::Preset(preset) => preset.set(builder),
+            Self::Blocks { .. } => self.set_blocks(builder),
+            Self::Arena { growth, granule } => builder.arena(growth.config().granule(*granule)),
+        }
+    }
+
+    /// Sets what [`PolicySpec::set`] sets but an arena, for a device whose blocks cannot be split.
+    pub fn set_blocks<A: DeviceAllocator>(&self, builder: PoolBuilder<A>) -> PoolBuilder<A> {
+        match self {
+            Self::Preset(preset) => preset.set_blocks(builder),
+            Self::Arena { .. } => builder,
+            Self::Blocks { policy, granule } => {
+                let builder = builder.policy(policy.clone());
+                match granule {
+                    Some(bytes) => builder.granule(*bytes),
+                    None => builder,
+                }
+            }
+        }
+    }
+
+    /// Returns whether a pool with this policy has an arena.
+    #[must_use]
+    pub fn has_arena(&self) -> bool {
+        matches!(self, Self::Arena { .. } | Self::Preset(Preset::Caching))
+    }
+}
+
+impl Growth {
+    fn config(self) -> ArenaConfig {
+        match self {
+            Self::Grow => ArenaConfig::grow(),
+            Self::Torch => ArenaConfig::torch(),
+            Self::Pages { bytes, slack } => ArenaConfig::pages(bytes, slack),
+        }
+    }
+}
+
+impl FromStr for PolicySpec {
+    type Err = BadPolicy;
+
+    fn from_str(text: &str) -> Result<Self, BadPolicy> {
+        read(text).map_err(|why| BadPolicy { text: text.to_owned(), why })
+    }
+}
+
+/// An argument: a value, or a value with its key.
+type Argument<'t> = (Option<&'t str>, &'t str);
+
+fn read(text: &str) -> Result<PolicySpec, String> {
+    let mut parts = text.split(':');
+    let name = parts.next().unwrap_or_default();
+    let arguments: Vec<Argument<'_>> = parts
+        .map(|part| part.split_once('=').map_or((None, part), |(key, value)| (Some(key), value)))
+        .collect();
+    match (name, arguments.as_slice()) {
+        ("arena", arguments) => read_arena(arguments),
+        ("preset", [(None, name)]) => {
+            name.parse().map(PolicySpec::Preset).map_err(|_| format!("there is no preset `{name}`"))
+        }
+        ("preset", _) => Err("it takes the name of a preset".into()),
+        ("exact", arguments) => blocks(BucketPolicy::Exact, "round", arguments),
+        ("pow2", arguments) => blocks(BucketPolicy::PowerOfTwo, "min", arguments),
+        ("tiered", [(None, classes)]) => {
+            let classes: Option<Vec<u64>> = classes.split('+').map(size).collect();
+            let classes = classes.ok_or("its classes are no sizes")?;
+            match classes.iter().all(|class| *class == 0) {
+                true => Err("it has no class".into()),
+                false => blocks(BucketPolicy::tiered(&classes), "round", &[]),
+            }
+        }
+        ("tiered", _) => Err("it takes one list of classes".into()),
+        ("fit", [(None, factor), arguments @ ..]) => match factor.parse::<f64>() {
+            Ok(alpha) if alpha.is_finite() && alpha >= 1.0 => {
+                blocks(BucketPolicy::Fit { alpha }, "round", arguments)
+            }
+            _ => Err(format!("`{factor}` is no factor of 1 or more")),
+        },
+        ("fit", _) => Err("it takes one factor".into()),
+        _ => Err("there is no policy of this name".into()),
+    }
+}
+
+/// Reads the arguments behind a policy of whole blocks: at most a granule, by this key.
+fn blocks(
+    policy: BucketPolicy,
+    granule_key: &str,
+    arguments: &[Argument<'_>],
+) -> Result<PolicySpec, String> {
+    let mut granule = None;
+    for (key, value) in arguments {
+        match key {
+            Some(key) if *key == granule_key => {
+                let bytes = size(value).filter(|bytes| (1..=GIB).contains(bytes));
+                granule = Some(bytes.ok_or_else(|| format!("`{value}` is no size, 1 to 1G"))?);
+            }
+            Some(key) => return Err(format!("there is no `{key}`")),
+            None => return Err(format!("`{value}` has no place")),
+        }
+    }
+    Ok(PolicySpec::Blocks { policy, granule })
+}
+
+fn read_arena(arguments: &[Argument<'_>]) -> Result<PolicySpec, String> {
+    let (mut is_torch, mut pages, mut slack, mut granule) = (false, None, None, ARENA_GRANULE);
+    for (key, value) in arguments {
+        match key {
+            None if *value == "torch" => is_torch = true,
+            None => return Err(format!("`{value}` has no place")),
+            Some("pages") => {
+                let bytes = size(value).filter(|bytes| bytes.is_power_of_two());
+                let bytes = bytes.filter(|bytes| PAGES.contains(bytes));
+                let no_page = || format!("`{value}` is no page: a power of two, 4K to 1G");
+                pages = Some(bytes.ok_or_else(no_page)?);
+            }
+            Some("slack") => {
+                let share = share(value).filter(|share| *share <= MAX_SLACK);
+                let no_share = || format!("`{value}` is no share, 0% to 1000%");
+                slack = Some(share.ok_or_else(no_share)?);
+            }
+            Some("round") => {
+                let bytes = size(value).filter(|bytes| bytes.is_power_of_two());
+                let bytes = bytes.filter(|bytes| *bytes <= MAX_ARENA_GRANULE);
+                granule = bytes.ok_or_else(|| format!("`{value}` is no power of two, up to 4K"))?;
+            }
+            Some(key) => return Err(format!("there is no `{key}`")),
+        }
+    }
+    let growth = match (is_torch, pages, slack) {
+        (false, None, None) => Growth::Grow,
+        (true, None, None) => Growth::Torch,
+        (false, Some(bytes), slack) => Growth::Pages { bytes, slack: slack.unwrap_or(SLACK) },
+        (false, None, Some(_)) => return Err("`slack` needs `pages`".into()),
+        (true, _, _) => return Err("`torch` has no pages".into()),
+    };
+    Ok(PolicySpec::Arena { growth, granule })
+}
+
+fn size(text: &str) -> Option<u64> {
+    text.parse().ok().map(|SizeText(bytes)| bytes)
+}
+
+/// Reads a share that is not negative: `5%` or `0.05`.
+fn share(text: &str) -> Option<f64> {
+    let share = match text.strip_suffix('%') {
+        Some(percent) => percent.parse::<f64>().ok()? / 100.0,
+        None => text.parse().ok()?,
+    };
+    Some(share).filter(|share| share.is_finite() && *share >= 0.0)
+}
+
+impl fmt::Display for PolicySpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Preset(preset) => write!(f, "preset:{preset}"),
+            Self::Blocks { policy, granule } => {
+                match policy {
+                    BucketPolicy::Exact => f.write_str("exact")?,
+                    BucketPolicy::PowerOfTwo => f.write_str("pow2")?,
+                    BucketPolicy::Fit { alpha } => write!(f, "fit:{alpha}")?,
+                    BucketPolicy::Tiered(classes) => {
+                        let classes = classes.iter().map(|class| SizeText(*class).to_string());
+                        write!(f, "tiered:{}", classes.collect::<Vec<_>>().join("+"))?;
+                    }
+                }
+                let key = if *policy == BucketPolicy::PowerOfTwo { "min" } else { "round" };
+                granule.map_or(Ok(()), |bytes| write!(f, ":{key}={}", SizeText(bytes)))
+            }
+            Self::Arena { growth, granule } => {
+                f.write_str("arena")?;
+                match growth {
+                    Growth::Grow => {}
+                    Growth::Torch => f.write_str(":torch")?,
+                    Growth::Pages { bytes, slack } => {
+                        write!(f, ":pages={}:slack={}", SizeText(*bytes), share_text(*slack))?;
+                    }
+                }
+                match *granule {
+                    ARENA_GRANULE => Ok(()),
+                    bytes => write!(f, ":round={}", SizeText(bytes)),
+                }
+            }
+        }
+    }
+}
+
+/// A share as text: in per cent, if that is read as the same number.
+fn share_text(share: f64) -> String {
+    let per_cent = (share * 1e10).round() / 1e8;
+    #[expect(clippy::float_cmp, reason = "read again, it must be the same number")]
+    if per_cent / 100.0 == share { format!("{per_cent}%") } else { share.to_string() }
+}
+
+impl Serialize for PolicySpec {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for PolicySpec {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;
