@@ -13,6 +13,8 @@ pub use pool_core::{
     Use, Verdict, VirtualMemory, WholeBlocks, Why, ZeroPolicy, Zeroing, tag_name,
 };
 
+#[cfg(pool_counts)]
+pub use pool_core::counts;
 pub use pool_core::preset;
 
 /// CUDA: VRAM of a GPU, through cudarc.

@@ -6,6 +6,7 @@ mod bench;
 mod convert;
 mod peers;
 mod soak;
+mod threads;
 
 use crate::backend::Backend;
 use crate::contest;
@@ -64,6 +65,12 @@ enum Command {
     #[cfg(feature = "cuda")]
     #[command(hide = true)]
     Questions(peers::Questions),
+    /// One contender of `bench --threads`, for strace.
+    #[command(hide = true)]
+    OnThreads(threads::OnThreads),
+    /// What threads hand to each other, in a build that counts.
+    #[command(hide = true)]
+    Counts,
     /// A case of `bench --peers`, in this process.
     #[command(hide = true)]
     Peer(peers::Case),
@@ -153,6 +160,8 @@ pub fn run(cli: Cli, typed: &str) -> Result<String, BadInput> {
         }
         #[cfg(feature = "cuda")]
         Command::Questions(questions) => questions.run(),
+        Command::OnThreads(threads) => threads.run(),
+        Command::Counts => threads::counts(),
         Command::Peer(case) => case.run(),
     }
 }

@@ -19,10 +19,11 @@ const PREFIXES: [&str; 11] = [
     "LD_PRELOAD",
 ];
 /// Names by which xtask, or the bundle, speaks to this program.
-const OURS: [&str; 5] = [
+const OURS: [&str; 6] = [
     "BUCKETPOOL_ROOT",
     "BUCKETPOOL_BUILD",
     "BUCKETPOOL_CLIENTS",
+    "BUCKETPOOL_COUNTING",
     "BUCKETPOOL_PRELOAD",
     "BUCKETPOOL_PYTHON",
 ];

@@ -14,6 +14,7 @@ pub mod environment;
 pub mod frames;
 #[cfg(feature = "cuda")]
 pub mod gpu;
+pub mod heap;
 pub mod hit;
 pub mod input;
 pub mod machine;
@@ -34,6 +35,7 @@ pub mod source;
 pub mod spec;
 pub mod statistics;
 pub mod streams;
+pub mod threads;
 pub mod timeline;
 pub mod trace;
 pub mod tree;

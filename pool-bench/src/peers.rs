@@ -16,16 +16,12 @@ mod threads;
 
 use crate::apart::Process;
 use crate::apart::Spread;
+pub(crate) use crate::heap::TCACHE;
 use crate::input::BadInput;
 use crate::rounds::{self, Row};
 use crate::statistics::Orders;
-use bucketpool::host::Tcache;
 use std::alloc::{GlobalAlloc, System};
 use std::path::Path;
-
-/// The tcache that is measured. The binary itself allocates from [`System`], unless a case says
-/// otherwise.
-pub(crate) static TCACHE: Tcache = Tcache::new();
 
 /// A global allocator that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -40,6 +40,10 @@ pub(crate) struct Results {
     pub(crate) outcomes: Vec<Outcome>,
     /// Contenders compared with peers.
     pub(crate) rows: Vec<Row>,
+    /// Contenders on threads.
+    pub(crate) threads: Vec<Row>,
+    /// What they counted: objects of JSON.
+    pub(crate) counts: Vec<serde_json::Value>,
     /// Result of `advise`, and whether its configuration was written to a file.
     pub(crate) advised: Option<(Advised, bool)>,
     /// Notes on what was left out and why, and on faults of the measurement.
@@ -126,7 +130,9 @@ impl Results {
             let lines = advised.advice.iter().map(line).chain(advised.bounds.iter().map(line));
             lines.chain([choice])
         });
-        standings.chain(outcomes).chain(self.rows.iter().map(line)).chain(advised).collect()
+        let rows = self.rows.iter().chain(&self.threads).map(line);
+        let counts = self.counts.iter().map(line);
+        standings.chain(outcomes).chain(rows).chain(counts).chain(advised).collect()
     }
 
     /// Returns the sections of a page about replays.
@@ -187,6 +193,8 @@ impl Results {
             parts.extend(report::contenders(&self.rows));
             parts.extend(report::over_cases(&self.rows));
         }
+        parts.extend(report::threads::times(&self.threads));
+        parts.extend(report::threads::counts(&self.counts));
         parts.join("\n\n")
     }
 }

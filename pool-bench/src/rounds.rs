@@ -117,15 +117,28 @@ impl Rounds {
         Self::run(names, (1, rounds), seed, |at| Ok::<_, ()>(work(at))).0
     }
 
+    /// Rounds that were run elsewhere: the samples of each contender, and the order of each round.
+    #[must_use]
+    pub fn of_samples(
+        names: Vec<String>,
+        samples: Vec<Vec<Option<f64>>>,
+        orders: &[Vec<usize>],
+    ) -> Self {
+        let orders = orders.iter().map(|order| order.iter().copied().filter_map(place).collect());
+        let (faults, orders) = (Vec::new(), orders.collect());
+        Self { names, samples, faults, orders }
+    }
+
     /// A row for each contender, ratios not computed yet ([`pool`]).
     #[must_use]
     pub fn rows(self, case: &str, size: u64) -> Vec<Row> {
-        let contenders = self.names.into_iter().zip(self.samples).zip(self.faults);
+        let faults = self.faults.into_iter().map(Some).chain(std::iter::repeat(None));
+        let contenders = self.names.into_iter().zip(self.samples).zip(faults);
         let row = |((contender, samples), faults)| Row {
             case: case.into(),
             size,
             contender,
-            page_faults: Some(faults),
+            page_faults: faults,
             samples: vec![samples],
             ..Row::default()
         };

@@ -19,6 +19,8 @@ mod book;
 mod budget;
 mod cache;
 mod config;
+#[cfg(pool_counts)]
+pub mod counts;
 mod device;
 mod erased;
 mod error;
@@ -37,6 +39,7 @@ mod size;
 mod spec;
 mod stats;
 mod stream;
+mod sync;
 mod thread_number;
 
 #[cfg(feature = "conformance")]

@@ -9,9 +9,9 @@ mod atomics;
 mod barrier;
 pub(crate) mod biased;
 
+use crate::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use parking_lot::lock_api::{self, GuardNoSend, RawMutex};
 use std::hint;
-use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::thread;
 use std::time::Duration;
 

@@ -2,6 +2,7 @@
 //! of `mmap` for arenas in pages.
 #![expect(unsafe_code, reason = "the global allocator is called through pointers")]
 
+use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use crate::system;
 use crate::virtual_memory as pages;
 use pool_core::{
@@ -12,7 +13,6 @@ use std::alloc::{self, Layout};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 /// Host memory from the program's global allocator, at any alignment.
 ///

@@ -27,6 +27,7 @@ mod pinned;
 mod pressure;
 #[cfg(not(loom))]
 mod settings;
+mod sync;
 mod system;
 #[cfg(not(loom))]
 mod tcache;

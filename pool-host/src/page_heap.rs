@@ -20,12 +20,12 @@ pub use stats::PageHeapStats;
 
 use crate::pages::{Pages, Taken, own_shard};
 use crate::settings::Settings;
+use crate::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 use crate::system;
 use stats::ShardCounts;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
-};
 use std::time::Duration;
 
 /// Freed bytes of one shard after which [`PageHeap::free`] looks whether too much is cached.

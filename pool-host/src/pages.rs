@@ -33,6 +33,10 @@ mod space;
 #[cfg(all(test, not(any(miri, loom, shuttle))))]
 pub(crate) mod tests;
 
+use crate::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
+    Ordering::Release,
+};
 use crate::system;
 use deferred::{Deferral, Deferred};
 use heap::Heap;
@@ -41,10 +45,6 @@ use runs::{Page, PageState, Run};
 use slots::Slots;
 use space::Space;
 use std::ptr;
-use std::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
-    Ordering::Release,
-};
 
 /// Page size of this module in bytes. At least the system's page size, because the system takes
 /// memory back in its own pages.
@@ -509,16 +509,23 @@ impl Pages {
 
 /// Returns a number that differs between most threads.
 #[inline]
+#[cfg(not(pool_counts))]
 pub(crate) fn own_shard() -> usize {
     // The addresses of threads differ by a power of two and some pages, so the top bits of the
     // product differ.
     thread_pointer().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (usize::BITS - 16)
 }
 
+/// The number of the thread in a build that counts, which is the same in each run.
+#[cfg(pool_counts)]
+pub(crate) fn own_shard() -> usize {
+    pool_core::counts::thread()
+}
+
 /// Returns the address of the thread's own data. It uses no thread-local variable, since a library
 /// may have to allocate memory for its variables.
 #[inline]
-#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[cfg(all(target_arch = "x86_64", not(any(miri, pool_counts))))]
 fn thread_pointer() -> usize {
     let pointer: usize;
     // SAFETY: reads the first word of the thread's control block, which holds its own address
@@ -534,7 +541,7 @@ fn thread_pointer() -> usize {
 }
 
 #[inline]
-#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+#[cfg(not(any(pool_counts, all(target_arch = "x86_64", not(miri)))))]
 fn thread_pointer() -> usize {
     // SAFETY: `pthread_self` has no preconditions.
     let thread = unsafe { libc::pthread_self() };

@@ -11,6 +11,7 @@ use std::fmt::{self, Write};
 /// ago).
 ///
 /// The call reads memory that the kernel shares with the process, which takes about 10 ns.
+#[cfg(not(pool_counts))]
 pub(crate) fn coarse_milliseconds() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `clock_gettime` writes one `timespec` to `now`, which lives through the call.
@@ -18,6 +19,12 @@ pub(crate) fn coarse_milliseconds() -> u64 {
     // A negative number, which this clock does not return, would count as 0.
     let part = |value: i64, per: u64| u64::try_from(value).unwrap_or(0).saturating_mul(per);
     part(now.tv_sec, 1000) + part(now.tv_nsec, 1) / 1_000_000
+}
+
+/// The time of a build that counts, which is the same in each run.
+#[cfg(pool_counts)]
+pub(crate) fn coarse_milliseconds() -> u64 {
+    pool_core::counts::milliseconds()
 }
 
 /// Has glibc give free memory back to the system; with another C library, does nothing.

@@ -34,11 +34,11 @@ pub use stats::TcacheStats;
 
 use crate::depot::Class;
 use crate::settings::{Mode, Settings};
+use crate::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use inner::Inner;
 use role::{SERVING, UNDECIDED};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 use thread::{CACHE, own_thread_cache, thread_cache};
 

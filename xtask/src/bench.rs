@@ -5,7 +5,7 @@
 
 use crate::driver::{self, Driver};
 use crate::programs::Python;
-use crate::{instructions, preload, sources};
+use crate::{counts, instructions, preload, sources};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -19,7 +19,11 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
         Err(driver) => return refuse(&driver),
     };
     let is_preload = is_preload(args);
-    let counts = args.iter().position(|arg| arg == "--instructions");
+    let at = |flag: &str| args.iter().position(|arg| arg == flag);
+    if let Some(at) = at("--counts") {
+        return counts::run(root, &[&args[1..at], &args[at + 1..]].concat());
+    }
+    let (instructions, threads) = (at("--instructions"), at("--threads"));
     let cargo = |task: &[&str]| {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(task).args(["--release", "--locked", "--package", "pool-bench"]);
@@ -34,14 +38,23 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
         Ok(_) => return fail("pool-bench did not build; the compiler says why above"),
         Err(error) => return fail(&format!("cargo did not start: {error}")),
     }
-    if let Some(at) = counts {
+    if let Some(at) = instructions {
         let further = [&args[1..at], &args[at + 1..]].concat();
         return instructions::run(root, &program(root), &further);
     }
     let mut run = cargo(&["run", "--quiet"]);
     run.arg("--").args(args).env("BUCKETPOOL_ROOT", root);
     run.env(sources::BUILD, sources::build(root));
+    if threads.is_some() && !args.iter().any(|arg| arg == "--smoke") {
+        match counts::build(root) {
+            Ok(program) => {
+                run.env("BUCKETPOOL_COUNTING", program);
+            }
+            Err(why) => return fail(&why),
+        }
+    }
     if features.contains(&"peers")
+        && threads.is_none()
         && !args.iter().any(|arg| arg == "arena" || arg == "--peers=arena")
     {
         match clients(root) {
@@ -77,7 +90,8 @@ fn features(args: &[String]) -> Result<Vec<&'static str>, Driver> {
         return Ok(Vec::new());
     }
     let asked = asked_for(args);
-    if asked.is_none() && are_peers(args) {
+    let on_threads = args.iter().any(|arg| arg == "--threads");
+    if asked.is_none() && (on_threads || are_peers(args)) {
         return Ok(vec!["peers"]);
     }
     let mut features = Vec::new();

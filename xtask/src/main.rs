@@ -9,6 +9,7 @@ mod bench;
 mod bundle;
 mod ci;
 mod commits;
+mod counts;
 mod crates;
 mod driver;
 mod instructions;

@@ -135,7 +135,7 @@ fn measured(command: &str) -> Vec<&'static str> {
     if names("cuda") {
         crates.push("pool-cuda");
     }
-    if names("wgpu") || (!only && !names("--peers")) {
+    if names("wgpu") || (!only && !names("--peers") && !names("--threads")) {
         crates.push("pool-wgpu");
     }
     crates

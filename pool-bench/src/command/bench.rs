@@ -57,6 +57,13 @@ pub(super) struct Bench {
     /// tcache takes turns with this one's.
     #[arg(long, requires = "peers")]
     pub(super) before: Option<std::path::PathBuf>,
+    /// Pools of host memory and global allocators on 1, 2, 4, .. threads, up to twice the cores,
+    /// instead of workloads; beside them what threads hand to each other, and system calls.
+    #[arg(long, conflicts_with_all = ["workload", "peers", "backend"])]
+    threads: bool,
+    /// What threads hand to each other, beside its snapshot (xtask runs this).
+    #[arg(long)]
+    counts: bool,
     /// Instructions of each hit path, counted by callgrind (xtask runs this).
     #[arg(long)]
     instructions: bool,
@@ -87,12 +94,16 @@ impl Bench {
             let what = "`--instructions` without callgrind";
             return Err(BadInput::new(what, "`cargo xtask bench --instructions`"));
         }
+        if self.counts {
+            let what = "`--counts` of a build that does not count";
+            return Err(BadInput::new(what, "`cargo xtask bench --counts`"));
+        }
         // A folder that cannot be written is found before the minutes of a run, not after.
         self.output.probe()?;
         if self.record {
             record::probe(&root().join(RECORDS)).map_err(|error| unwritable(&error))?;
         }
-        if traces && self.peers.is_none() {
+        if traces && self.peers.is_none() && !self.threads {
             place::traces(self.smoke)?;
         }
         let from_time = || {
@@ -109,6 +120,10 @@ impl Bench {
                 // Replays on the simulated device run here.
                 results.notes.push("traces were replayed beside these variables".into());
             }
+        }
+        if self.threads {
+            self.on_threads(&policies, seed, &mut results)?;
+            return self.put(&run, results);
         }
         let spread = Spread::new(self.smoke, seed);
         if let Some(group) = self.peers {

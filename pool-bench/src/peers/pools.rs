@@ -1,16 +1,16 @@
 //! Pools of host memory beside global allocators, on the jobs of a program with threads: sizes that
 //! take turns, threads that have their own buffers, a thread among many that are parked, and blocks
 //! that one thread takes and another frees.
-#![expect(unsafe_code, reason = "allocators are called directly")]
 
 use super::{Job, Peer};
 use crate::apart::Process;
+use crate::heap::{Global, Heap};
 use crate::machine::{cpu_ns, timed_wall};
 use crate::rounds::{Rounds, Row};
 use bucketpool::host::HostAllocator;
-use bucketpool::{BucketPolicy, BucketPool, PooledBuffer};
+use bucketpool::{BucketPolicy, BucketPool};
 use parking_lot::Mutex;
-use std::alloc::{GlobalAlloc, Layout};
+use std::alloc::GlobalAlloc;
 use std::hint::black_box;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -37,47 +37,6 @@ const LIVE: usize = 64;
 const ON_THE_WAY: usize = 16;
 const BATCH: usize = 16;
 
-/// Memory that threads share; a block frees itself.
-trait Blocks: Sync {
-    type Block: Send;
-    fn take(&self, bytes: usize) -> Self::Block;
-}
-
-impl Blocks for BucketPool<HostAllocator> {
-    type Block = Option<PooledBuffer<HostAllocator>>;
-    #[inline]
-    fn take(&self, bytes: usize) -> Self::Block {
-        self.allocate(bytes as u64).ok()
-    }
-}
-
-/// A global allocator.
-struct Global<A: 'static>(&'static A);
-
-/// A block of it.
-struct Owned<A: GlobalAlloc + 'static>(*mut u8, Layout, &'static A);
-
-// SAFETY: its owner alone has the block, and a global allocator frees on any thread.
-unsafe impl<A: GlobalAlloc + Sync> Send for Owned<A> {}
-
-impl<A: GlobalAlloc> Drop for Owned<A> {
-    #[inline]
-    fn drop(&mut self) {
-        // SAFETY: `take` got it from this allocator, with this layout.
-        unsafe { self.2.dealloc(self.0, self.1) };
-    }
-}
-
-impl<A: GlobalAlloc + Sync> Blocks for Global<A> {
-    type Block = Owned<A>;
-    #[inline]
-    fn take(&self, bytes: usize) -> Owned<A> {
-        let layout = Layout::from_size_align(bytes, 8).unwrap_or(Layout::new::<u64>());
-        // SAFETY: no size that is measured is 0.
-        Owned(unsafe { self.0.alloc(layout) }, layout, self.0)
-    }
-}
-
 /// A job, and how many blocks it takes.
 #[derive(Clone, Copy)]
 struct PoolJob<'j> {
@@ -88,7 +47,7 @@ struct PoolJob<'j> {
 
 impl PoolJob<'_> {
     /// Nanoseconds for each block, of the CPU where one thread is measured, else of the wall.
-    fn over<B: Blocks>(self, blocks: &B) -> f64 {
+    fn over<B: Heap>(self, blocks: &B) -> f64 {
         let ns = match self.job {
             "sizes" => self.sizes(blocks),
             "own buffers" => self.own_buffers(blocks),
@@ -100,26 +59,26 @@ impl PoolJob<'_> {
 
     /// Takes a block of one size after the other and frees it.
     #[inline(never)]
-    fn sizes<B: Blocks>(self, blocks: &B) -> f64 {
+    fn sizes<B: Heap>(self, blocks: &B) -> f64 {
         let sizes: Vec<usize> = (1..=self.size).map(|at| at * STEP).collect();
-        drop(sizes.iter().map(|bytes| blocks.take(*bytes)).collect::<Vec<_>>());
+        drop(sizes.iter().map(|bytes| blocks.allocate(*bytes)).collect::<Vec<_>>());
         let start = cpu_ns();
         for bytes in sizes.iter().cycle().take(self.count) {
-            drop(black_box(blocks.take(black_box(*bytes))));
+            drop(black_box(blocks.allocate(black_box(*bytes))));
         }
         (cpu_ns() - start) as f64
     }
 
     /// Replaces the oldest of a few blocks of 16 sizes.
-    fn replace<B: Blocks>(blocks: &B, count: usize) {
+    fn replace<B: Heap>(blocks: &B, count: usize) {
         let size = |at: usize| (at * 7 % 16 + 1) * STEP;
-        let mut held: Vec<_> = (0..LIVE).map(|at| blocks.take(size(at))).collect();
+        let mut held: Vec<_> = (0..LIVE).map(|at| blocks.allocate(size(at))).collect();
         for at in 0..count {
-            held[at % LIVE] = black_box(blocks.take(size(at)));
+            held[at % LIVE] = black_box(blocks.allocate(size(at)));
         }
     }
 
-    fn own_buffers<B: Blocks>(self, blocks: &B) -> f64 {
+    fn own_buffers<B: Heap>(self, blocks: &B) -> f64 {
         let start = Barrier::new(self.size);
         let work = || {
             start.wait();
@@ -135,7 +94,7 @@ impl PoolJob<'_> {
 
     /// Replaces blocks on one thread among some that are parked, and have blocks, and two that are
     /// busy.
-    fn parked<B: Blocks>(self, blocks: &B) -> f64 {
+    fn parked<B: Heap>(self, blocks: &B) -> f64 {
         let (ready, end) = (Barrier::new(self.size + 1), Barrier::new(self.size + 1));
         let stop = AtomicBool::new(false);
         let busy = || {
@@ -165,7 +124,7 @@ impl PoolJob<'_> {
     }
 
     /// One thread takes blocks of a size, another frees them.
-    fn handed_over<B: Blocks>(self, blocks: &B) -> f64 {
+    fn handed_over<B: Heap>(self, blocks: &B) -> f64 {
         let way: Mutex<Vec<Vec<B::Block>>> = Mutex::new(Vec::new());
         let batches = self.count / BATCH;
         let free = || {
@@ -177,7 +136,7 @@ impl PoolJob<'_> {
             }
         };
         let pass_on = || {
-            let batch = (0..BATCH).map(|_| blocks.take(self.size)).collect();
+            let batch = (0..BATCH).map(|_| blocks.allocate(self.size)).collect();
             while way.lock().len() >= ON_THE_WAY {
                 thread::yield_now();
             }

@@ -4,8 +4,8 @@
 #[cfg(any(loom, shuttle))]
 use crate::checker::sync::atomic::AtomicU8;
 #[cfg(not(any(loom, shuttle)))]
-use std::sync::atomic::AtomicU8;
-use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
+use crate::sync::atomic::AtomicU8;
+use crate::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 
 /// A stream is bound to a private pool.
 pub(crate) const BOUND: u8 = 8;

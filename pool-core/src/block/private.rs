@@ -10,9 +10,9 @@ use crate::block::record::{Record, RecordOwner};
 use crate::block::request::PoolRequest;
 use crate::device::{DeviceAllocator, MarkOf};
 use crate::stream::clock::StreamClock;
-use parking_lot::Mutex;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The number of a private pool. It is not 0, so that `Option<PrivateId>` needs no second word.
 pub(crate) type PrivateId = std::num::NonZeroU32;

@@ -9,10 +9,10 @@ use crate::device::{DeviceAllocator, MarkOf, StreamOf};
 use crate::observe::About;
 use crate::observe::tag::Tag;
 use crate::stream::marks::Marks;
-use parking_lot::Mutex;
+use crate::sync::Mutex;
+use crate::sync::atomic::AtomicPtr;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicPtr;
 
 /// Type-erased pointer to the owning store. `reference.rs` writes and reads it.
 #[derive(Debug, Default)]

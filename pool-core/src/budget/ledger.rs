@@ -3,7 +3,7 @@
 use super::Budget;
 use crate::error::{DeviceError, Why};
 use crate::size::LARGEST;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 /// Bytes taken from the device, never above the limit of the pool, nor above that of its budget.
 ///

@@ -2,7 +2,7 @@
 //! pool. No search sees it, so a request that is about to be refused waits for it.
 
 use crate::fork::forks;
-use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
+use crate::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
 
 #[cfg(not(any(loom, shuttle)))]
 thread_local! {

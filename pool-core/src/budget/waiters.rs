@@ -13,9 +13,9 @@
 #[cfg(any(loom, shuttle))]
 use crate::checker::sync::atomic::AtomicUsize;
 use crate::lock::Lock;
-use std::collections::VecDeque;
 #[cfg(not(any(loom, shuttle)))]
-use std::sync::atomic::AtomicUsize;
+use crate::sync::atomic::AtomicUsize;
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering::SeqCst;
 use std::task::Waker;
 

@@ -7,13 +7,13 @@ use super::tally::{Changes, Tally};
 use crate::checker::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, fence};
 use crate::device::DeviceAllocator;
 use crate::lock::biased::{Biased, OtherGuard, OwnerGuard, Refused};
+#[cfg(not(any(loom, shuttle)))]
+use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, fence};
 use crate::thread_number;
 use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-#[cfg(not(any(loom, shuttle)))]
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, fence};
 
 /// A cache alone on its cache lines (two of them: processors fetch them in pairs).
 #[repr(align(128))]

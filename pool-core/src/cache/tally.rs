@@ -7,7 +7,7 @@ use crate::stats::change::Change;
 #[cfg(shuttle)]
 use crate::checker::sync::atomic::AtomicU64;
 #[cfg(not(shuttle))]
-use std::sync::atomic::AtomicU64;
+use crate::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// A number that one thread at a time changes.

@@ -4,12 +4,12 @@
 use crate::checker::sync;
 #[cfg(any(loom, shuttle))]
 pub(super) use crate::checker::sync::atomic::{AtomicBool, fence};
+#[cfg(not(any(loom, shuttle)))]
+pub(super) use crate::sync::atomic::{AtomicBool, fence};
 #[cfg(any(loom, shuttle))]
 pub(super) use modelled::*;
 #[cfg(not(any(loom, shuttle)))]
 use std::sync;
-#[cfg(not(any(loom, shuttle)))]
-pub(super) use std::sync::atomic::{AtomicBool, fence};
 use std::sync::{PoisonError, TryLockError};
 
 /// A mutex whose threads sleep without a table that all mutexes share: in a child of `fork` a lock

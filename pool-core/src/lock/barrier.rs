@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering::SeqCst;
 /// Whether [`everywhere`] reaches the other threads. Registers the process on first use.
 #[cfg(all(target_os = "linux", not(any(miri, loom, shuttle, single_fence))))]
 pub(crate) fn is_available() -> bool {
+    use crate::sync::atomic::{AtomicU8, Ordering::Relaxed};
     use rustix::thread::{MembarrierCommand, MembarrierQuery, membarrier, membarrier_query};
-    use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
     // Several threads may ask at once. A lock here could be held for ever in a child of `fork`.
     const YES: u8 = 1;
     const NO: u8 = 2;
@@ -41,6 +41,8 @@ pub(crate) fn is_available() -> bool {
 )]
 pub(crate) fn everywhere() {
     fence(SeqCst);
+    #[cfg(pool_counts)]
+    crate::counts::barrier();
     #[cfg(all(target_os = "linux", not(any(miri, loom, shuttle, single_fence))))]
     {
         // `is_available` has registered the process; a child of `fork` inherits that.

@@ -1,7 +1,7 @@
 //! Statistics by stream and by tag.
 
 use super::{EventKind, Observer, PoolEvent};
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

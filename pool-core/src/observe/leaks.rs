@@ -2,7 +2,7 @@
 
 use super::{EventKind, Observer, PoolEvent};
 use crate::size::Bytes;
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use std::backtrace::Backtrace;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;

@@ -1,7 +1,7 @@
 //! A log of requests and frees in the columns of RMM's logging adaptor.
 
 use super::{EventKind, Observer, PoolEvent};
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use std::fmt;
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime};

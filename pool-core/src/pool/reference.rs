@@ -10,9 +10,9 @@ use crate::checker::sync::atomic::AtomicI64;
 use crate::device::DeviceAllocator;
 use crate::lock::LockGuard;
 use crate::pool::store::{BookState, Store};
-use std::ptr::NonNull;
 #[cfg(not(any(loom, shuttle)))]
-use std::sync::atomic::AtomicI64;
+use crate::sync::atomic::AtomicI64;
+use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 /// The count that stands for the owner of an open store: more than there can be buffers.

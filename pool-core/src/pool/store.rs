@@ -36,9 +36,9 @@ use crate::pool::guards::{GUARD_BYTES, Guards};
 use crate::pool::reference::ReferenceCount;
 use crate::stream::clock::StreamClock;
 use crate::stream::order::{StealPolicy, Taker};
-use parking_lot::Mutex;
+use crate::sync::Mutex;
+use crate::sync::atomic::AtomicU32;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 
 pub(crate) use book::{BookState, Effort, PoolBook, Returned};
 

@@ -13,12 +13,12 @@ mod stream;
 
 use crate::error::{DeviceError, Why};
 use crate::stream::clock::{Order, StreamClock};
+use crate::sync::RwLock;
+use crate::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst};
 use capture::not_submitted;
-use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst};
 pub use stream::Stream;
 use stream::{Recorded, Slot, VectorClock};
 

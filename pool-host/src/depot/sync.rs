@@ -1,14 +1,14 @@
 //! Atomics and a try-lock, built on the standard library, or on loom or shuttle in their models.
 #![expect(unsafe_code, reason = "a lock hands out what it guards")]
 
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) use crate::sync::atomic;
 #[cfg(loom)]
 use loom::cell::UnsafeCell;
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic;
 #[cfg(shuttle)]
 pub(crate) use shuttle::sync::atomic;
-#[cfg(not(any(loom, shuttle)))]
-pub(crate) use std::sync::atomic;
 
 #[cfg(not(loom))]
 use std::cell::UnsafeCell;

@@ -3,11 +3,11 @@
 use super::{PageHeap, THREAD_FROM};
 use crate::background::{Background, LOOKING_STACK, look_again};
 use crate::pages::Pages;
+use crate::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use crate::system;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 /// The heap that was started last; null before the first. Each knows the one before it, so this is
 /// the list of all. A heap is added once, and stays.

@@ -1,9 +1,9 @@
 //! The statistics of a page heap.
 
 use crate::pages::PagesStats;
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use pool_core::Bytes;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// Counters of a page heap, and the bytes that it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -11,7 +11,7 @@
 //! thread that pushed it had freed it.
 
 use super::runs::{Page, PageState};
-use std::sync::atomic::{
+use crate::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
     Ordering::Release,
 };

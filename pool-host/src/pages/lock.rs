@@ -5,11 +5,11 @@
 //! one of them may allocate.
 #![expect(unsafe_code, reason = "a lock hands out what it guards")]
 
-use crate::system;
-use std::cell::UnsafeCell;
-use std::sync::atomic::{
+use crate::sync::atomic::{
     AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
+use crate::system;
+use std::cell::UnsafeCell;
 
 /// Looks at a held lock before the first yield of the processor.
 const LOOKS: u32 = 64;

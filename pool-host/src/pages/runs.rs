@@ -6,7 +6,7 @@
 //! neighbours from it, in constant time. Nothing here touches the pages themselves, allocates, or
 //! calls the system.
 
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// End of a list. Page 0 is always used and no block has it, so no free run begins there.
 const NONE: u32 = 0;

@@ -2,7 +2,7 @@
 //!
 //! One exchange takes a run or puts it in. The lock would cost two threads twenty times as much.
 
-use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use crate::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 /// Number of shards. Most threads begin at different ones.
 const SHARDS: usize = 8;

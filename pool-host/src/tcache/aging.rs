@@ -234,7 +234,10 @@ impl Cache {
         }
         let Some(held) = local.hold() else { return };
         let mut closed = [None; AT_ONCE];
-        if held.close_idle(&mut closed) == 0 {
+        let found = held.close_idle(&mut closed);
+        #[cfg(pool_counts)]
+        pool_core::counts::look(found > 0);
+        if found == 0 {
             return;
         }
         let is_safe = barrier::heavy();

@@ -5,8 +5,8 @@
 //! running threads of the process (Linux, `membarrier(2)`; about 1.4 us).
 #![expect(unsafe_code, reason = "the system is called through C")]
 
+use crate::sync::atomic::{AtomicU8, Ordering::Relaxed, Ordering::SeqCst, compiler_fence, fence};
 use crate::system;
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed, Ordering::SeqCst, compiler_fence, fence};
 
 /// Whether a tool runs the program by the rules of the language (Miri, shuttle). Such tools do not
 /// model `membarrier`, so both sides use a fence.
@@ -44,6 +44,8 @@ pub(super) fn light() {
 pub(super) fn heavy() -> bool {
     fence(SeqCst);
     switch();
+    #[cfg(pool_counts)]
+    pool_core::counts::barrier();
     MODELLED || (is_there() && call(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED))
 }
 

@@ -18,8 +18,8 @@ use super::thread_cache::ThreadCache;
 use super::thread_caches::ThreadCaches;
 use crate::depot::{Batch, Class, Depot, LARGEST, MAGAZINE};
 use crate::pages::{Pages, Taken};
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::alloc::{GlobalAlloc, Layout};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// A cache of freed blocks: the thread caches, the depot and the pages.
 #[derive(Debug)]

@@ -8,7 +8,7 @@
 use super::barrier;
 use super::thread_cache::{Bin, CALLED, LEN, SLOTS, TURNS, ThreadCache};
 use crate::depot::{Batch, CLASSES, Class, LARGEST, MAGAZINE};
-use std::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use crate::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 /// Requests larger than all classes between two reads of the clock. Programs use their blocks for
 /// longer.

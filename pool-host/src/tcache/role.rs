@@ -4,9 +4,9 @@ use super::checked::CHECKED;
 use super::thread::{CACHE, watch_forks};
 use super::{Tcache, background};
 use crate::settings::Mode;
+use crate::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use crate::{system, tracing};
 use std::alloc::GlobalAlloc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// No request or free has come yet.
 pub(super) const UNDECIDED: u8 = 0;

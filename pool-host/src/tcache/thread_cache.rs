@@ -17,12 +17,12 @@
 
 use super::barrier;
 use crate::depot::{CLASSES, Class};
-use crate::virtual_memory::Zeroed;
-use std::ptr;
-use std::sync::atomic::{
+use crate::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed,
     Ordering::Release,
 };
+use crate::virtual_memory::Zeroed;
+use std::ptr;
 
 /// Slots of a bin. The class decides how many of them are used.
 pub(super) const SLOTS: usize = 64;

@@ -4,9 +4,9 @@
 //! cache is never unmapped, so their number is the peak number of threads alive at the same time.
 
 use super::thread_cache::ThreadCache;
+use crate::sync::atomic::{AtomicPtr, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
 use crate::virtual_memory;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
 
 /// The most thread caches that one call of [`ThreadCaches::next_leased`] looks at.
 const LOOKS: usize = 1 << 12;

@@ -36,9 +36,9 @@ use crate::stats::PoolStats;
 use crate::stats::device_stats::DeviceStats;
 use crate::stream::clock::StreamClock;
 use crate::stream::order::After;
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use lease::PORTION;
 pub(crate) use returned::Returned;

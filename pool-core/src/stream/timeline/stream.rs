@@ -1,11 +1,11 @@
 //! One stream of a timeline: its epochs, its latest events, and the streams it is ordered after.
 
 use super::{EventDriver, Mark};
-use parking_lot::{Mutex, RwLock};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire};
+use crate::sync::{Mutex, RwLock};
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire};
 
 /// A stream that a [`Timeline`](super::Timeline) knows. Clones are the same stream.
 pub struct Stream<D: EventDriver>(pub(super) Arc<Slot<D>>);

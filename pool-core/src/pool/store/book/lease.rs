@@ -200,6 +200,7 @@ impl<A: DeviceAllocator> Store<A> {
             if blocks < PORTION {
                 state.leased -= std::mem::take(&mut cache.lease);
                 cache.end_bin_leases(|key, bytes, room| state.end_bin_leases(key, bytes, room));
+                count_look(number, blocks);
                 break;
             }
         }
@@ -243,7 +244,9 @@ impl<A: DeviceAllocator> Store<A> {
         let Some(mut cache) = self.caches.enter(number) else { return 0 };
         let mut state = self.book.lock();
         state.add_counts(&mut cache);
-        state.take_back_like(self.allocator.clock(), &mut cache, request)
+        let blocks = state.take_back_like(self.allocator.clock(), &mut cache, request);
+        count_look(number, blocks);
+        blocks
     }
 
     /// Tells the book what all caches have counted, and looks at their blocks.
@@ -255,6 +258,16 @@ impl<A: DeviceAllocator> Store<A> {
         }
         self.book.lock().transfer.iter().for_each(|transfer| transfer.each(&mut look));
     }
+}
+
+/// Counts a look into the cache of another thread, in a build that counts.
+fn count_look(number: usize, blocks: usize) {
+    #[cfg(pool_counts)]
+    if number != thread_number::get() {
+        crate::counts::look(blocks > 0);
+    }
+    #[cfg(not(pool_counts))]
+    let _ = (number, blocks);
 }
 
 impl<A: DeviceAllocator> BookState<A> {

@@ -1,0 +1,207 @@
+//! The free run: threads as fast as they can, contenders in turns within each round.
+
+use super::contender::{OnHeap, ThreadContender};
+use super::load::{CASES, HeapGroup, Mail, ThreadLoad, Worker};
+use crate::heap::Heap;
+use crate::rounds::{self, Rounds, Row};
+use crate::spec::NamedPolicy;
+use crate::statistics::Orders;
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The contender that the others are compared with.
+const REFERENCE: &str = "mimalloc";
+/// Rounds of each load on each number of threads.
+const ROUNDS: usize = 5;
+/// How long a contender runs in a round; before that, a quarter as long to warm up.
+const TIME: Duration = Duration::from_millis(30);
+/// Operations between two looks at the clock.
+const BETWEEN: u32 = 16;
+/// A round is tried this often until two threads have two cores.
+const MAX_TRIES: usize = 20;
+/// How long two threads spin to see whether they have two cores.
+const SPIN: Duration = Duration::from_millis(2);
+/// The share of the time that each of the two must have had.
+const SHARE: f64 = 0.9;
+
+/// The figures of a run, and how many rounds were discarded.
+#[derive(Debug, Default)]
+pub struct Ran {
+    /// A row for each load, number of threads (its size) and contender.
+    pub rows: Vec<Row>,
+    /// Rounds in which two spinning threads did not get two cores.
+    pub discarded: usize,
+    /// Rounds that were kept although they did not: none of many tries had two cores.
+    pub doubtful: usize,
+}
+
+/// The numbers of threads: powers of two up to twice the cores.
+#[must_use]
+pub fn numbers() -> Vec<usize> {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    (0..=(2 * cores).ilog2()).map(|shift| 1 << shift).collect()
+}
+
+/// How many times [`run`] calls `tick`.
+#[must_use]
+pub fn steps(smoke: bool) -> u64 {
+    (CASES.len() * numbers().len() * rounds(smoke)) as u64
+}
+
+fn rounds(smoke: bool) -> usize {
+    if smoke { 1 } else { ROUNDS }
+}
+
+/// Runs all loads on all numbers of threads. `tick` is called after each round.
+pub fn run(policies: &[NamedPolicy], smoke: bool, seed: u64, mut tick: impl FnMut(&str)) -> Ran {
+    let (mut ran, mut orders) = (Ran::default(), Orders::new(seed));
+    let time = if smoke { TIME / 30 } else { TIME };
+    for load in CASES {
+        let contenders = ThreadContender::of(&load, policies);
+        for threads in numbers() {
+            let mut samples = vec![Vec::new(); contenders.len()];
+            let mut taken = Vec::new();
+            for _ in 0..rounds(smoke) {
+                let order = orders.next(contenders.len());
+                let took: Vec<(usize, f64)> = ran.round(smoke, || {
+                    let run =
+                        |at: &usize| (*at, contenders[*at].with(FreeRun { load, threads, time }));
+                    order.iter().map(run).collect()
+                });
+                for (at, ns) in took {
+                    samples[at].push(Some(ns));
+                }
+                taken.push(order);
+                tick(load.name);
+            }
+            let names: Vec<String> = contenders.iter().map(ThreadContender::name).collect();
+            let rounds = Rounds::of_samples(names, samples, &taken);
+            let rows = rounds::pool(vec![rounds.rows(load.name, threads as u64)], &[REFERENCE]);
+            ran.rows.extend(rows);
+        }
+    }
+    ran
+}
+
+impl Ran {
+    /// Runs a round until two threads had two cores before it and after it.
+    fn round<R>(&mut self, smoke: bool, mut work: impl FnMut() -> R) -> R {
+        for _ in 1..if smoke { 1 } else { MAX_TRIES } {
+            let before = two_cores();
+            let result = work();
+            if before && two_cores() {
+                return result;
+            }
+            self.discarded += 1;
+        }
+        self.doubtful += usize::from(!smoke);
+        work()
+    }
+}
+
+/// Whether two threads that spin get two cores.
+fn two_cores() -> bool {
+    let spin = || {
+        let (start, cpu) = (Instant::now(), crate::machine::cpu_ns());
+        while start.elapsed() < SPIN {
+            std::hint::spin_loop();
+        }
+        let had = (crate::machine::cpu_ns() - cpu) as f64;
+        had >= SHARE * start.elapsed().as_nanos() as f64
+    };
+    thread::scope(|scope| {
+        let other = scope.spawn(spin);
+        let own = spin();
+        other.join().is_ok_and(|other| other) && own
+    })
+}
+
+/// A load on threads that run at once; returns nanoseconds of an operation on its thread.
+struct FreeRun {
+    load: ThreadLoad,
+    threads: usize,
+    time: Duration,
+}
+
+impl OnHeap for FreeRun {
+    type Result = f64;
+
+    fn on<H: Heap>(self, heap: &H) -> f64 {
+        let (mail, start) = (Mail::new(self.threads), Barrier::new(self.threads));
+        // A block of some MiB takes as long as a thousand small ones.
+        let between = if self.load.touch == usize::MAX { BETWEEN } else { 1 };
+        let work = |number: usize| {
+            let mut worker = Worker::new(heap, self.load, &mail, number);
+            start.wait();
+            (0..2 * self.load.live).for_each(|_| worker.operation());
+            run_for(&mut worker, between, self.time / 4);
+            run_for(&mut worker, between, self.time)
+        };
+        let mut ran = thread::scope(|scope| {
+            let others: Vec<_> =
+                (1..self.threads).map(|number| scope.spawn(move || work(number))).collect();
+            let own = work(0);
+            let others = others.into_iter().filter_map(|thread| thread.join().ok());
+            others.chain([own]).collect::<Vec<_>>()
+        });
+        let (time, operations) = ran.drain(..).fold((0.0, 0), |(time, operations), (took, ops)| {
+            (time + took.as_nanos() as f64, operations + ops)
+        });
+        time / operations as f64
+    }
+}
+
+/// Runs operations for this long, `between` of them between two looks at the clock. Returns the
+/// time and their number.
+fn run_for<H: Heap>(worker: &mut Worker<'_, H>, between: u32, time: Duration) -> (Duration, u64) {
+    let (start, mut operations) = (Instant::now(), 0_u64);
+    loop {
+        (0..between).for_each(|_| worker.operation());
+        operations += u64::from(between);
+        let took = start.elapsed();
+        if took >= time {
+            return (took, operations);
+        }
+    }
+}
+
+/// Runs one contender with a fixed number of operations, for a program that counts system calls.
+pub fn fixed(contender: &ThreadContender, load: ThreadLoad, threads: usize, operations: u64) {
+    contender.with(Fixed { load, threads, operations });
+}
+
+struct Fixed {
+    load: ThreadLoad,
+    threads: usize,
+    operations: u64,
+}
+
+impl OnHeap for Fixed {
+    type Result = ();
+
+    fn on<H: Heap>(self, heap: &H) {
+        let mail = Mail::new(self.threads);
+        let (mail, share) = (&mail, self.operations / self.threads as u64);
+        let load = self.load;
+        thread::scope(|scope| {
+            for number in 0..self.threads {
+                scope.spawn(move || {
+                    let mut worker = Worker::new(heap, load, mail, number);
+                    (0..share).for_each(|_| worker.operation());
+                });
+            }
+        });
+    }
+}
+
+/// Returns the load of this name.
+#[must_use]
+pub fn named(name: &str) -> Option<ThreadLoad> {
+    CASES.into_iter().find(|load| load.name == name)
+}
+
+/// Returns the loads of pools, and of allocators.
+pub fn of(group: HeapGroup) -> impl Iterator<Item = ThreadLoad> {
+    CASES.into_iter().filter(move |load| load.group == group)
+}
