@@ -44,4 +44,4 @@ pub mod trace {
 #[cfg(feature = "conformance")]
 pub use pool_core::conformance;
 #[cfg(feature = "sim")]
-pub use pool_core::sim;
+pub use pool_core::{TestThreads, sim};

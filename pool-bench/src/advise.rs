@@ -206,8 +206,12 @@ impl Candidate {
             Some(of) if self.limit.is_none() => ((of.peak_bytes, of.calls, of.calls), "computed"),
             _ => {
                 let limit = self.limit.map(CachedLimit::OfPeak);
-                let settings =
-                    Settings { backend: Backend::SIM, cached_limit: limit, capacity: None };
+                let settings = Settings {
+                    backend: Backend::SIM,
+                    cached_limit: limit,
+                    capacity: None,
+                    lanes: None,
+                };
                 let outcome = replay(trace, &self.policy, settings)?;
                 let calls = outcome.device_allocations + outcome.device_frees;
                 ((outcome.reserved_peak_bytes, calls, outcome.device_handles), "replayed")
@@ -290,7 +294,8 @@ fn smallest_capacity(trace: &Trace, spec: &NamedPolicy, limit: Option<CachedLimi
             reason = "a few times the live peak"
         )]
         let capacity = Some(((live * over) as u64).max(trace.largest.0));
-        let settings = Settings { backend: Backend::SIM, cached_limit: limit, capacity };
+        let settings =
+            Settings { backend: Backend::SIM, cached_limit: limit, capacity, lanes: None };
         replay(trace, spec, settings).map_or(true, |outcome| outcome.ooms > 0)
     };
     let (mut low, mut high) = (1.0, 1.0 + PRECISION);

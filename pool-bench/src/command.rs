@@ -109,6 +109,12 @@ struct Record {
     command: Vec<String>,
 }
 
+/// Reads the number of lanes.
+fn lanes(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| (1..=256).contains(count));
+    count.ok_or_else(|| "expected a number of threads, 1 to 256".into())
+}
+
 /// Replays traces under each policy.
 #[derive(Debug, Args)]
 struct Replay {
@@ -128,6 +134,13 @@ struct Replay {
     /// The size of the simulated device.
     #[arg(long, allow_hyphen_values = true)]
     capacity: Option<String>,
+    /// Threads that take turns of 1 to 8 steps: they have caches of their own, and hand buffers to
+    /// each other. The order is the same for the same `--seed`.
+    #[arg(long, value_parser = lanes, conflicts_with = "streams")]
+    lanes: Option<usize>,
+    /// The seed of the order of `--lanes`.
+    #[arg(long, default_value_t = 1, requires = "lanes")]
+    seed: u64,
     /// Each lane of the trace as a stream of the simulated device, whose work runs late.
     #[arg(long)]
     streams: bool,
@@ -254,6 +267,7 @@ impl Replay {
             backend: self.backend,
             cached_limit: self.cached_limit.as_deref().map(sizes::cached_limit).transpose()?,
             capacity: self.capacity.as_deref().map(sizes::memory).transpose()?,
+            lanes: self.lanes.map(|lanes| (lanes, self.seed)),
         };
         if self.streams {
             results.replay_on_streams(&self.trace, &policies, settings)?;
@@ -286,7 +300,8 @@ impl Report {
             false => self.trace,
         };
         let policies = spec::list(POLICIES)?;
-        let settings = Settings { backend: Backend::SIM, cached_limit: None, capacity: None };
+        let settings =
+            Settings { backend: Backend::SIM, cached_limit: None, capacity: None, lanes: None };
         let mut results = Results::default();
         let output = Output { report: Some(self.out.clone()), ..Output::default() };
         output.probe()?;

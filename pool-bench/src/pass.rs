@@ -4,7 +4,9 @@ use crate::counted::{Asked, Counted};
 use crate::machine::Clock;
 use crate::spec::NamedPolicy;
 use crate::trace::{Step, Trace};
-use bucketpool::{CachedLimit, DeviceAllocator, PoolBuilder, PoolStats, ZeroPolicy};
+use bucketpool::{CachedLimit, DeviceAllocator, PoolBuilder, PoolStats, TestThreads, ZeroPolicy};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
 
 /// Makes the builder of a pool with this policy over a device whose calls are counted:
 /// [`NamedPolicy::builder`], or [`NamedPolicy::without_arena`] where blocks cannot be split.
@@ -21,6 +23,9 @@ pub struct Pass<'a> {
     pub cached_limit: Option<CachedLimit>,
     /// Size of a simulated device, in bytes.
     pub capacity: u64,
+    /// Threads that take turns of 1 to 8 steps, and the seed of their order; all steps are done by
+    /// one thread if `None`.
+    pub lanes: Option<(usize, u64)>,
     /// Clock that the steps are timed by.
     pub clock: Clock,
 }
@@ -51,8 +56,8 @@ impl Pass<'_> {
         let cached_limit = builder.bound_on_cached_bytes();
         let pool = builder.build();
         let mut slots: Vec<_> = std::iter::repeat_with(|| None).take(self.trace.slots).collect();
-        let ((), ns) = self.clock.time(|| {
-            for step in &self.trace.steps {
+        let mut do_steps = |steps: &[Step]| {
+            for step in steps {
                 match *step {
                     Step::Allocate { slot, bytes, .. } => {
                         slots[slot as usize] = pool.allocate(bytes).ok();
@@ -61,10 +66,31 @@ impl Pass<'_> {
                     Step::Use { .. } => {}
                 }
             }
+        };
+        let ((), ns) = self.clock.time(|| match self.lanes {
+            None => do_steps(&self.trace.steps),
+            Some((lanes, seed)) => {
+                let mut threads = TestThreads::new(lanes);
+                for (thread, steps) in turns(&self.trace.steps, lanes, seed) {
+                    threads.as_thread(thread, || do_steps(steps));
+                }
+            }
         });
         // The deferred frees of the last drops belong to the trace.
         let _ = pool.trim(0);
         let asked = calls.asked().with_handles_of(pool.device_stats());
         Tally { stats: pool.stats(), asked, cached_limit, ns }
     }
+}
+
+/// Cuts steps into turns of 1 to 8, each of a thread; the same for the same seed.
+fn turns(steps: &[Step], lanes: usize, seed: u64) -> impl Iterator<Item = (usize, &[Step])> {
+    const MAX_TURN: usize = 8;
+    let (mut random, mut rest) = (SmallRng::seed_from_u64(seed), steps);
+    std::iter::from_fn(move || {
+        let length = random.random_range(1..=MAX_TURN).min(rest.len());
+        let (turn, behind) = rest.split_at(length);
+        rest = behind;
+        (length > 0).then(|| (random.random_range(0..lanes), turn))
+    })
 }

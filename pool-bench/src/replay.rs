@@ -18,6 +18,8 @@ pub struct Settings {
     pub cached_limit: Option<CachedLimit>,
     /// Size of the simulated device.
     pub capacity: Option<u64>,
+    /// Threads that take turns, and the seed of their order.
+    pub lanes: Option<(usize, u64)>,
 }
 
 /// The result of a replay; one line of `--json`.
@@ -84,7 +86,8 @@ pub fn replay(trace: &Trace, spec: &NamedPolicy, settings: Settings) -> Result<O
             cached_limit = Some(limit);
         }
     }
-    let pass = Pass { trace, spec, cached_limit, capacity, clock: backend.clock() };
+    let lanes = settings.lanes;
+    let pass = Pass { trace, spec, cached_limit, capacity, lanes, clock: backend.clock() };
     let tally = backend.replay(&pass).map_err(|why| absent(backend, &why))?;
     Ok(outcome(trace, &spec.text, backend, &tally))
 }

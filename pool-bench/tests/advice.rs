@@ -22,7 +22,8 @@ fn advised(name: &str) -> Advised {
 
 #[test]
 fn what_is_computed_from_a_trace_is_what_a_replay_counts() {
-    let settings = Settings { backend: Backend::SIM, cached_limit: None, capacity: None };
+    let settings =
+        Settings { backend: Backend::SIM, cached_limit: None, capacity: None, lanes: None };
     for name in TENSORS.into_iter().chain(["gcc_cc1"]) {
         let trace = bundled(name);
         for spec in spec::list("exact,pow2,tiered:4K+16K+64K+256K+1M+4M+16M,tiered:1G").unwrap() {
@@ -91,7 +92,8 @@ fn a_timeline_has_the_peaks_of_its_replay() {
     let trace = bundled("bert_embed");
     let spec = spec::list("arena").unwrap().remove(0);
     let timeline = timeline::watch(&trace, &spec, None);
-    let settings = Settings { backend: Backend::SIM, cached_limit: None, capacity: None };
+    let settings =
+        Settings { backend: Backend::SIM, cached_limit: None, capacity: None, lanes: None };
     let outcome = replay(&trace, &spec, settings).unwrap();
     assert_eq!(timeline.live.iter().max(), Some(&trace.live_peak_bytes));
     assert_eq!(timeline.reserved.iter().max(), Some(&outcome.reserved_peak_bytes));

@@ -14,7 +14,7 @@ use std::path::Path;
 fn replayed(name: &str, policy: &str, cached_limit: Option<CachedLimit>) -> Outcome {
     let file = format!("{}/../traces/{name}.ptrace.csv.zst", env!("CARGO_MANIFEST_DIR"));
     let trace = trace::read(Path::new(&file)).unwrap();
-    let settings = Settings { backend: Backend::SIM, cached_limit, capacity: None };
+    let settings = Settings { backend: Backend::SIM, cached_limit, capacity: None, lanes: None };
     replay(&trace, &spec::list(policy).unwrap()[0], settings).unwrap()
 }
 
@@ -66,7 +66,12 @@ fn the_live_peak_survives_a_device_of_little_more() {
     let file = format!("{}/../traces/gpt2_train.ptrace.csv.zst", env!("CARGO_MANIFEST_DIR"));
     let trace = trace::read(Path::new(&file)).unwrap();
     let capacity = trace.live_peak_bytes + trace.live_peak_bytes / 100;
-    let settings = Settings { backend: Backend::SIM, cached_limit: None, capacity: Some(capacity) };
+    let settings = Settings {
+        backend: Backend::SIM,
+        cached_limit: None,
+        capacity: Some(capacity),
+        lanes: None,
+    };
     let outcome = replay(&trace, &spec::list("exact").unwrap()[0], settings).unwrap();
     assert_eq!(outcome.ooms, 0);
     assert!(outcome.reserved_peak_bytes <= capacity);
@@ -134,7 +139,8 @@ fn pytorchs_constants_agree_with_an_independent_simulator() {
 fn streams_share_an_arena_without_a_violation() {
     let file = format!("{}/../traces/bert_embed.ptrace.csv.zst", env!("CARGO_MANIFEST_DIR"));
     let trace = trace::read(Path::new(&file)).unwrap();
-    let settings = Settings { backend: Backend::SIM, cached_limit: None, capacity: None };
+    let settings =
+        Settings { backend: Backend::SIM, cached_limit: None, capacity: None, lanes: None };
     let spec = &spec::list("arena").unwrap()[0];
     for arrangement in Arrangement::ALL {
         let outcome = streams::replay(&trace, spec, settings, arrangement).unwrap();
@@ -144,4 +150,21 @@ fn streams_share_an_arena_without_a_violation() {
         let one = arrangement == Arrangement::OneStream;
         assert_eq!((on.streams, on.waits == 0), if one { (1, true) } else { (3, false) });
     }
+}
+
+#[test]
+fn lanes_take_the_same_turns_for_the_same_seed() {
+    let file = format!("{}/../traces/bert_embed.ptrace.csv.zst", env!("CARGO_MANIFEST_DIR"));
+    let trace = trace::read(Path::new(&file)).unwrap();
+    let with = |lanes| {
+        let settings =
+            Settings { backend: Backend::SIM, cached_limit: None, capacity: None, lanes };
+        let outcome = replay(&trace, &spec::list("exact").unwrap()[0], settings).unwrap();
+        assert_eq!((outcome.ooms, outcome.hits + outcome.misses), (0, outcome.allocations));
+        (outcome.hits, outcome.reserved_peak_bytes)
+    };
+    assert_eq!(with(Some((8, 1))), with(Some((8, 1))));
+    let one = with(None);
+    assert_eq!(with(Some((1, 1))), one, "a thread's turns are its steps");
+    assert!(with(Some((8, 1))).0 <= one.0);
 }

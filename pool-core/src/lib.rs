@@ -46,6 +46,8 @@ mod thread_number;
 pub mod conformance;
 #[cfg(feature = "sim")]
 pub mod sim;
+#[cfg(feature = "sim")]
+pub use thread_number::TestThreads;
 
 pub use array::PooledArray;
 pub use array::shape::Shape;

@@ -37,12 +37,7 @@ struct AtExit;
 #[cfg(not(any(loom, shuttle)))]
 impl Drop for AtExit {
     fn drop(&mut self) {
-        let number = NUMBER.replace(NONE);
-        if number < NUMBERS {
-            // Release: this thread's work happens before the work of the next thread with this
-            // number, which `take` acquires.
-            TAKEN[number / 64].fetch_and(!(1 << (number % 64)), Release);
-        }
+        give_back(NUMBER.replace(NONE));
     }
 }
 
@@ -60,6 +55,23 @@ pub(crate) mod modelled {
         NUMBER.with(|own| own.set(number));
     }
 }
+/// A checker has its own threads.
+#[cfg(all(any(feature = "conformance", feature = "sim"), any(loom, shuttle)))]
+#[expect(missing_docs, reason = "as below")]
+#[derive(Debug)]
+pub struct TestThreads;
+#[cfg(all(any(feature = "conformance", feature = "sim"), any(loom, shuttle)))]
+#[expect(missing_docs, reason = "as below")]
+impl TestThreads {
+    #[must_use]
+    pub fn new(_: usize) -> Self {
+        Self
+    }
+    pub fn as_thread<R>(&mut self, _: usize, work: impl FnOnce() -> R) -> R {
+        work()
+    }
+}
+
 #[cfg(any(loom, shuttle))]
 pub(crate) use modelled::{get, get as known};
 
@@ -86,19 +98,91 @@ fn take() -> usize {
     if AT_EXIT.try_with(|_| ()).is_err() {
         return NONE;
     }
-    let taken = TAKEN.iter().enumerate().find_map(|(word, taken)| {
-        // The last bit stands for no number.
-        let all = if word == WORDS - 1 { u64::MAX >> 1 } else { u64::MAX };
-        let with_first_free = |bits: u64| (bits != all).then(|| bits | (bits + 1));
-        let before = taken.fetch_update(Acquire, Relaxed, with_first_free).ok()?;
-        Some(64 * word + before.trailing_ones() as usize)
-    });
+    let taken = take_free();
     if let Some(number) = taken {
         NUMBER.set(number);
     }
     // A thread without a number keeps `NONE` for its life: a search on each call would read all
     // words each time.
     taken.unwrap_or(NONE)
+}
+
+/// Takes the lowest number that no thread has.
+#[cfg(not(any(loom, shuttle)))]
+fn take_free() -> Option<usize> {
+    TAKEN.iter().enumerate().find_map(|(word, taken)| {
+        // The last bit stands for no number.
+        let all = if word == WORDS - 1 { u64::MAX >> 1 } else { u64::MAX };
+        let with_first_free = |bits: u64| (bits != all).then(|| bits | (bits + 1));
+        let before = taken.fetch_update(Acquire, Relaxed, with_first_free).ok()?;
+        Some(64 * word + before.trailing_ones() as usize)
+    })
+}
+
+/// Gives a number back.
+#[cfg(not(any(loom, shuttle)))]
+fn give_back(number: usize) {
+    if number < NUMBERS {
+        // Release: this thread's work happens before the work of the next thread with this number,
+        // which `take_free` acquires.
+        TAKEN[number / 64].fetch_and(!(1 << (number % 64)), Release);
+    }
+}
+
+/// Threads of a test that do not run: one thread takes the place of each in turn, so that a seed
+/// decides which thread does what, and a failing test can be repeated.
+///
+/// In a pool, the thread caches of these threads are used. Anything else that belongs to a thread,
+/// such as its thread-local variables, remains that of the thread that takes the place.
+///
+/// ```
+/// # use pool_core as bucketpool;
+/// use bucketpool::{BucketPool, conformance::TestThreads, sim::SimDevice};
+///
+/// let pool = BucketPool::new(SimDevice::new());
+/// let mut threads = TestThreads::new(2);
+/// let buffer = threads.as_thread(0, || pool.allocate(4096))?;
+/// threads.as_thread(1, || drop(buffer)); // into the cache of the second thread
+/// assert_eq!(pool.stats().cached_bytes, 4096);
+/// # Ok::<(), pool_core::AllocError>(())
+/// ```
+#[cfg(all(any(feature = "conformance", feature = "sim"), not(any(loom, shuttle))))]
+#[derive(Debug)]
+pub struct TestThreads(Vec<usize>);
+
+#[cfg(all(any(feature = "conformance", feature = "sim"), not(any(loom, shuttle))))]
+impl TestThreads {
+    /// Returns this many threads, which do not run. Beyond about a thousand threads in the process
+    /// they have no caches, like others.
+    #[must_use]
+    pub fn new(count: usize) -> Self {
+        Self((0..count).map(|_| take_free().unwrap_or(NONE)).collect())
+    }
+
+    /// Does `work` in the place of thread `thread`, modulo the number of threads; without any, as
+    /// the calling thread.
+    ///
+    /// The exclusive reference is what makes it sound: no two threads have one number at once.
+    pub fn as_thread<R>(&mut self, thread: usize, work: impl FnOnce() -> R) -> R {
+        /// Sets the thread's own number again, also when `work` panics.
+        struct Own(usize);
+        impl Drop for Own {
+            fn drop(&mut self) {
+                NUMBER.set(self.0);
+            }
+        }
+        let Some(number) = self.0.get(thread % self.0.len().max(1)) else { return work() };
+        let _own = Own(get());
+        NUMBER.set(*number);
+        work()
+    }
+}
+
+#[cfg(all(any(feature = "conformance", feature = "sim"), not(any(loom, shuttle))))]
+impl Drop for TestThreads {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(give_back);
+    }
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]

@@ -267,8 +267,12 @@ impl Bench {
                         backend.name()
                     ));
                 }
-                let settings =
-                    Settings { backend: *backend, cached_limit: *cached_limit, capacity: None };
+                let settings = Settings {
+                    backend: *backend,
+                    cached_limit: *cached_limit,
+                    capacity: None,
+                    lanes: None,
+                };
                 results.replay(&files, &apart, settings, true)?;
             }
         }

@@ -62,6 +62,8 @@ pub enum Step {
     Shrink(u64),
     /// `clear`.
     Clear,
+    /// The next steps are done by the thread of this number.
+    Thread(u64),
     /// `tick`, this many seconds after the last.
     Tick(u64),
     /// `set_reserved_limit`, in bytes.
@@ -120,6 +122,9 @@ fn size_of(bits: u16) -> u64 {
 }
 
 impl Script {
+    /// Threads that take turns in random scripts.
+    pub(super) const THREADS: u64 = 4;
+
     /// The script of any bytes: five for the settings, three for each step. Missing bytes are
     /// zeroes, so no input is refused.
     #[must_use]
@@ -168,7 +173,8 @@ impl Step {
         match byte(0) {
             0..104 => Self::Allocate(size),
             104..120 => Self::Zeroed(size),
-            120..208 => Self::Free(number),
+            120..196 => Self::Free(number),
+            196..208 => Self::Thread(number % Script::THREADS),
             208..216 => Self::Write(number),
             216..220 => Self::Detach(number),
             220..228 => Self::Trim(size),
@@ -192,6 +198,7 @@ impl fmt::Display for Step {
             Self::Trim(bytes) => write!(f, "trim {bytes}"),
             Self::Shrink(bytes) => write!(f, "shrink {bytes}"),
             Self::Clear => write!(f, "clear"),
+            Self::Thread(number) => write!(f, "thread {number}"),
             Self::Tick(seconds) => write!(f, "tick {seconds}"),
             Self::Limit(bytes) => write!(f, "limit {bytes}"),
             Self::Fail(call, skip) => write!(f, "fail {call} {skip}"),
@@ -289,6 +296,7 @@ impl Step {
             "detach" => Self::Detach(number),
             "trim" => Self::Trim(number),
             "shrink" => Self::Shrink(number),
+            "thread" => Self::Thread(number),
             "tick" => Self::Tick(number),
             "limit" => Self::Limit(number),
             _ => return None,

@@ -60,6 +60,7 @@ fn smaller(step: Step) -> Option<Step> {
         Step::Tick(seconds) => Step::Tick(half(seconds)?),
         Step::Limit(bytes) => Step::Limit(half(bytes)?),
         Step::Fail(call, skip) => Step::Fail(call, half(skip)?),
+        Step::Thread(number) => Step::Thread(half(number)?),
         Step::Clear => return None,
     })
 }

@@ -8,7 +8,7 @@
 use pool_core::sim::{MappedSim, SimCall, SimDevice, SimDriver, SimStream, SimView};
 use pool_core::{
     ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, PooledBuffer, RangeState,
-    Retention, StealPolicy, Timeline, VirtualMemory,
+    Retention, StealPolicy, TestThreads, Timeline, VirtualMemory,
 };
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,6 +16,11 @@ use std::time::Duration;
 
 /// Schedules of a CI run.
 const SCHEDULES: u64 = 200_000;
+/// Threads that take turns in a schedule.
+const THREADS: usize = 4;
+/// One schedule of this many has several threads: each look into the cache of another is a system
+/// call.
+const SEEDS_OF_ONE_WITH_THREADS: u64 = 20;
 /// Steps of a schedule at most.
 const STEPS: u64 = 40;
 
@@ -239,8 +244,11 @@ impl<A: Simulated> Run<A> {
 
 fn schedule<A: Simulated>(seed: u64) {
     let mut run = Run::<A>::new(seed);
+    let has_threads = seed.is_multiple_of(SEEDS_OF_ONE_WITH_THREADS);
+    let mut threads = TestThreads::new(if has_threads { THREADS } else { 0 });
     for now in 0..=run.dice.below(STEPS) {
-        run.step(now);
+        let thread = run.dice.index(THREADS);
+        threads.as_thread(thread, || run.step(now));
         run.check();
     }
     let (clean, device) = (!run.failures, run.device.clone());
