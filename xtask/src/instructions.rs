@@ -15,7 +15,7 @@ const MOST: u64 = 105;
 /// Pairs of the two runs whose difference is counted, so that start and end do not count.
 const PAIRS: [u64; 2] = [2000, 4000];
 /// Installs callgrind on Debian.
-const CURE: &str = "apt-get install valgrind";
+pub(crate) const CURE: &str = "apt-get install valgrind";
 
 /// Counts, prints a table, and compares with the snapshot, or writes it with `--update`.
 pub(crate) fn run(root: &Path, program: &Path, further: &[String]) -> ExitCode {

@@ -26,6 +26,8 @@ mod shape;
 mod shown;
 mod source;
 mod sources;
+mod step;
+mod test;
 mod tidy;
 mod web;
 mod wheel;
@@ -47,7 +49,8 @@ cargo xtask run PROGRAM [ARGUMENT..]   run any program with libbucketpool.so as 
 cargo xtask install FOLDER             copy libbucketpool.so and bucketpool-run there
 cargo xtask programs [--deep] [--only NAME]  with our malloc and with the C library's
 cargo xtask wheel                      build and install the Python package, and run its tests
-cargo xtask ci [--deep] [--only STEP]  everything CI runs; a table of its steps at the end
+cargo xtask test                       format, tests, doc tests, examples, lint: a few minutes
+cargo xtask ci [--rest] [--deep] [--only STEP]  test, and then everything else that CI runs
 cargo xtask api [--write]              the public items beside their listings in docs/api
 cargo xtask mutants [--shard K/N | --since [REV]]  changes in the code that no test sees
 cargo xtask gpu-bundle [--try]         what a machine with a GPU needs for its tests and benches
@@ -88,6 +91,7 @@ fn main() -> ExitCode {
         Some("api") => api::run(&root, &args[1..]),
         Some("mutants") => mutants::run(&root, &args[1..]),
         Some("programs") => programs::run(&root, &args[1..]),
+        Some("test") => test::run(&root, &args[1..]),
         Some("ci") => ci::run(&root, &args[1..]),
         Some("gpu-bundle") => bundle::run(&root, &args[1..]),
         Some("web") => web::run(&root),
@@ -99,7 +103,7 @@ fn main() -> ExitCode {
         }
         Some(other) => {
             let tasks = "bench, replay, advise, report, convert, record, compare, soak, run, \
-                         install, programs, wheel, ci, api, mutants, gpu-bundle, web, tidy";
+                         install, programs, wheel, test, ci, api, mutants, gpu-bundle, web, tidy";
             eprintln!("error: task `{other}`; expected one of {tasks}");
             ExitCode::from(BAD_INPUT)
         }

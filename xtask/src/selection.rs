@@ -5,6 +5,8 @@
 pub(crate) struct Selection {
     /// More than there is time for each day.
     pub(crate) deep: bool,
+    /// What `cargo xtask test` does not run.
+    pub(crate) rest: bool,
     /// Only what has this in its name.
     only: Option<String>,
 }
@@ -16,6 +18,7 @@ impl Selection {
         while let Some(word) = words.next() {
             match word.as_str() {
                 "--deep" => selection.deep = true,
+                "--rest" if task == "ci" => selection.rest = true,
                 "--only" => {
                     let name = words.next().ok_or("`--only` alone; expected --only NAME")?;
                     selection.only = Some(name.clone());

@@ -1,0 +1,50 @@
+//! `cargo xtask test`: what a newcomer runs. A few minutes, with Rust and a C compiler.
+
+use crate::step::{self, Step};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// All crates that build without wgpu and without Python.
+const PACKAGES: &str = "--package pool-core --package pool-trace --package pool-host \
+                        --package pool-preload --package pool-cuda --package cuda-double \
+                        --package pool-bench --package xtask --package bucketpool";
+/// Their features, without those that need wgpu.
+const FEATURES: &str = "--features pool-core/sim,pool-core/conformance,pool-core/ndarray,\
+                        pool-host/trace,pool-host/allocator-api2,pool-host/ndarray,\
+                        pool-trace/metrics,pool-trace/tracing,bucketpool/cuda,bucketpool/sim,\
+                        bucketpool/conformance,bucketpool/trace,bucketpool/metrics,\
+                        bucketpool/tracing,bucketpool/ndarray,bucketpool/allocator-api2";
+
+/// Runs the steps.
+pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
+    if let [other, ..] = further {
+        eprintln!("error: `{other}` behind `test`; expected nothing");
+        return ExitCode::from(crate::BAD_INPUT);
+    }
+    let left_out = "wgpu, Python, other feature sets and platforms, Miri, the sanitizers, models, \
+                    fuzz inputs, counts and instructions; `cargo xtask ci`";
+    step::run(root, &steps(), &[left_out.to_owned()])
+}
+
+/// The steps. The tests replay the bundled traces and check the figures, run the command line, and
+/// run CUDA on the double of libcuda.
+pub(crate) fn steps() -> Vec<Step> {
+    let example = |name: &str| {
+        step::words(&format!("run --quiet --locked {PACKAGES} {FEATURES} --example {name}"))
+    };
+    let examples = ["on_host", "on_sim", "custom_backend", "tile_batch"];
+    let mut shown = Step::new("examples", "");
+    shown.commands = examples.map(example).to_vec();
+    vec![
+        Step::new("format", "fmt --all --check"),
+        Step::new(
+            "test",
+            &format!(
+                "test --locked {PACKAGES} {FEATURES} --lib --bins --tests --examples --no-fail-fast"
+            ),
+        ),
+        Step::new("doc tests", &format!("test --locked {PACKAGES} {FEATURES} --doc")),
+        shown,
+        Step::new("lint", &format!("clippy --locked {PACKAGES} --all-targets -- -D warnings")),
+    ]
+}
