@@ -9,9 +9,13 @@ use std::process::{Command, ExitCode};
 /// The features of the facade that are combined.
 const FEATURES: [&str; 4] = ["host", "cuda", "wgpu", "sim"];
 
-/// What `cargo xtask test` leaves out, since wgpu takes minutes to build.
-const WGPU_TESTS: &str = "test --locked --package pool-wgpu --package pool-python --all-features \
-                          --all-targets --no-fail-fast";
+/// The tests that `cargo xtask test` leaves out.
+const OTHER_TESTS: [&str; 3] = [
+    "test --locked --package pool-wgpu --package pool-python --all-features --all-targets \
+     --no-fail-fast",
+    "test --locked --package pool-preload --no-fail-fast",
+    "test --locked --package pool-core --test mistakes",
+];
 
 /// The protocols in all interleavings. Other flags mean another build of everything, elsewhere.
 const MODELS: &str =
@@ -118,7 +122,7 @@ fn steps(root: &Path, deep: bool) -> Vec<Step> {
         several("lock files of the peers", peers.to_vec(), Tool::Plain),
         several("lint, 16 feature sets", combined.collect(), Tool::Plain),
         several("lint, other platforms", platforms, Tool::Plain),
-        step("tests of wgpu and Python", WGPU_TESTS),
+        several("other tests", OTHER_TESTS.map(words).to_vec(), Tool::Plain),
         step("doc tests of wgpu", "test --locked --package pool-wgpu --all-features --doc"),
         step("doc", "doc --locked --workspace --all-features --no-deps"),
         several("examples on wgpu", examples, Tool::Plain),

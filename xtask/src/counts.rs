@@ -107,11 +107,11 @@ mod tests {
                  \"looks\":0.0,\"failed_looks\":0.0,\"device_calls\":1.5,\"barriers\":0.0}}\n"
             )
         };
-        let before = [row("pow2", 2.0), row("exact", 3.0)].concat();
+        let before = [row("pow2", 2.25), row("exact", 3.0)].concat();
         assert_eq!(differences(&before, &before), Vec::<String>::new());
         let now = [row("pow2", 2.5), row("fit", 3.0)].concat();
         let expected = [
-            "own, pow2: transfers 2.5 per 1000, was 2.0",
+            "own, pow2: transfers 2.5 per 1000, was 2.25",
             "own, fit: the snapshot has no such row",
             "own, exact: only the snapshot has this row",
         ];
