@@ -65,6 +65,12 @@ enum Command {
     #[cfg(feature = "cuda")]
     #[command(hide = true)]
     Questions(peers::Questions),
+    /// Orders between streams behind a slow kernel, for the bundle; all cases unless one is named.
+    #[cfg(feature = "cuda")]
+    #[command(hide = true)]
+    SlowWork {
+        case: Option<String>,
+    },
     /// One contender of `bench --threads`, for strace.
     #[command(hide = true)]
     OnThreads(threads::OnThreads),
@@ -173,6 +179,11 @@ pub fn run(cli: Cli, typed: &str) -> Result<String, BadInput> {
         }
         #[cfg(feature = "cuda")]
         Command::Questions(questions) => questions.run(),
+        #[cfg(feature = "cuda")]
+        Command::SlowWork { case } => {
+            environment::check(&[])?;
+            crate::gpu::slow::run(case.as_deref()).map(|()| String::new())
+        }
         Command::OnThreads(threads) => threads.run(),
         Command::Counts => threads::counts(),
         Command::Peer(case) => case.run(),

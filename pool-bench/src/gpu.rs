@@ -11,6 +11,7 @@ mod driver;
 mod kernels;
 mod ours;
 pub(crate) mod questions;
+pub(crate) mod slow;
 mod whole;
 
 use crate::apart::Process;

@@ -3,7 +3,7 @@
 //! The folder has stripped binaries, the traces, the peers' sources, and a script that runs all of
 //! it.
 
-use crate::sources;
+use crate::{counts, sources};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{fs, io};
@@ -11,9 +11,10 @@ use std::{fs, io};
 /// The script of the bundle; it documents its own usage.
 const RUN: &str = include_str!("bundle/run");
 /// Arguments of cargo that build the programs of the bundle.
-const BUILDS: [&[&str]; 3] = [
+const BUILDS: [&[&str]; 4] = [
     &["test", "--no-run", "--package", "pool-cuda", "--test", "gpu"],
-    &["build", "--package", "pool-bench", "--features", "cuda", "--bin", "pool-bench"],
+    &["test", "--no-run", "--package", "pool-wgpu", "--tests"],
+    &["build", "--package", "pool-bench", "--features", "cuda,peers", "--bin", "pool-bench"],
     &[
         "build",
         "--package",
@@ -42,7 +43,7 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
             return ExitCode::from(crate::BAD_INPUT);
         }
     };
-    let made = make(root).and_then(|folder| match on_double {
+    let made = make(root, on_double).and_then(|folder| match on_double {
         true => try_on_double(root, &folder).map(|()| folder),
         false => Ok(folder),
     });
@@ -74,9 +75,11 @@ fn try_on_double(root: &Path, folder: &Path) -> io::Result<()> {
     let out = folder.join("tried");
     let mut run = Command::new(folder.join("run"));
     run.arg(&out).arg("--smoke");
-    for step in ["questions", "peers", "workloads"] {
+    for step in ["threads", "questions", "slow-work", "peers", "workloads"] {
         run.args(["--only", step]);
     }
+    // The double has one core as any program, and all steps get their time.
+    run.env("RUN_SECONDS", "1200");
     run.env("LD_LIBRARY_PATH", &double).env("CUDA_DOUBLE", "at-once");
     let status = run.status()?;
     if !status.success() {
@@ -98,8 +101,14 @@ fn check_answers(out: &Path) -> io::Result<()> {
             return Err(io::Error::other(format!("question {number} failed: {why}")));
         }
     }
-    if answered != (1..=12).collect::<Vec<u64>>() {
-        return Err(io::Error::other(format!("questions {answered:?} of 1 to 12 were answered")));
+    if answered != (2..=12).collect::<Vec<u64>>() {
+        return Err(io::Error::other(format!("questions {answered:?} of 2 to 12 were answered")));
+    }
+    for line in fs::read_to_string(out.join("slow-work.jsonl"))?.lines() {
+        let line: serde_json::Value = serde_json::from_str(line)?;
+        if line["good"] != serde_json::Value::Bool(true) {
+            return Err(io::Error::other(format!("a case of slow work: {line}")));
+        }
     }
     for line in fs::read_to_string(out.join("peers.jsonl"))?.lines() {
         if line.contains("CUDA_ERROR_ILLEGAL_ADDRESS") || line.contains("code 700") {
@@ -109,18 +118,25 @@ fn check_answers(out: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn make(root: &Path) -> io::Result<PathBuf> {
+/// Makes the folder. On the double there is no device of wgpu, so its tests are left out.
+fn make(root: &Path, on_double: bool) -> io::Result<PathBuf> {
     let folder = root.join("target/gpu-bundle");
     if folder.exists() {
         fs::remove_dir_all(&folder)?;
     }
     fs::create_dir_all(folder.join("bin"))?;
-    for build in BUILDS {
+    for build in BUILDS.iter().filter(|build| !(on_double && build.contains(&"pool-wgpu"))) {
         for program in built(root, build)? {
             let name = program.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-            // The file name of a test ends in a hash.
-            let name = name.unwrap_or_default().replace('-', "_");
-            let name = name.split_once("gpu_").map_or(name.as_str(), |_| "gpu_test");
+            let name = name.unwrap_or_default();
+            // The file name of a test ends in a hash, which those of programs do not have.
+            let name = match (build[0], name.rsplit_once('-')) {
+                ("test", Some((test, _))) if build.contains(&"pool-wgpu") => {
+                    format!("wgpu_test_{test}")
+                }
+                ("test", Some((test, _))) => format!("{test}_test"),
+                _ => name.replace('-', "_"),
+            };
             let target = folder.join("bin").join(name);
             fs::copy(&program, &target)?;
             // `strip` makes the file several times smaller; if it is missing, the file is only
@@ -128,6 +144,8 @@ fn make(root: &Path) -> io::Result<PathBuf> {
             let _ = Command::new("strip").arg(&target).status();
         }
     }
+    let counting = counts::build(root).map_err(io::Error::other)?;
+    fs::copy(counting, folder.join("bin/pool_bench_counts"))?;
     copy_all(&root.join("traces"), &folder.join("traces"))?;
     copy_all(&root.join("pool-bench/peers/gpu"), &folder.join("peers"))?;
     fs::write(folder.join("build.json"), sources::build(root))?;

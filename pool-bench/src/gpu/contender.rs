@@ -134,8 +134,8 @@ pub(super) trait Allocator: Sync {
     fn wait(&self) -> Result<(), Refused>;
     fn device(&self) -> &CudaDevice;
     fn reserved_peak(&self) -> u64;
-    /// Gives all cached memory back and resets the peak.
-    fn reset(&self) -> Result<(), Refused>;
+    /// Gives all cached memory back, and forgets the peak and all else that was learned.
+    fn reset(&mut self) -> Result<(), Refused>;
 }
 
 impl<A: Allocator> GpuContender for A {
@@ -233,7 +233,7 @@ fn record(
     Ok(ns)
 }
 
-fn trace(allocator: &impl Allocator, file: &Path) -> Result<f64, Refused> {
+fn trace(allocator: &mut impl Allocator, file: &Path) -> Result<f64, Refused> {
     let text = fs::read_to_string(file).map_err(|error| Refused(error.to_string()))?;
     let steps: Vec<(usize, Option<u64>)> = text.lines().filter_map(step).collect();
     let slots = steps.iter().map(|(slot, _)| slot + 1).max().unwrap_or(0);

@@ -85,7 +85,7 @@ impl Allocator for Direct {
     fn reserved_peak(&self) -> u64 {
         0 // the driver does not report it
     }
-    fn reset(&self) -> Result<(), Refused> {
+    fn reset(&mut self) -> Result<(), Refused> {
         Ok(())
     }
 }
@@ -154,7 +154,7 @@ impl Allocator for Ordered {
         let read = unsafe { sys::cuMemPoolGetAttribute(pool, which, (&raw mut value).cast()) };
         read.result().map_or(0, |()| value)
     }
-    fn reset(&self) -> Result<(), Refused> {
+    fn reset(&mut self) -> Result<(), Refused> {
         self.pool.trim_to(0)?;
         let which = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
         let (pool, mut none) = (self.pool.as_raw(), 0_u64);

@@ -8,17 +8,21 @@ use bucketpool::{ArenaConfig, BucketPolicy, BucketPool, PoolBuilder, PooledBuffe
 struct PooledVram<A: Vram> {
     gpu: Gpu,
     streams: Vec<PoolStream>,
+    make: Make<A>,
     pool: BucketPool<A>,
 }
 
+/// Makes the builder of a pool over a device.
+type Make<A> = Box<dyn Fn(CudaDevice) -> Result<PoolBuilder<A>, Refused> + Send + Sync>;
+
 impl<A: Vram> PooledVram<A> {
     fn new(
-        make: impl FnOnce(CudaDevice) -> Result<PoolBuilder<A>, Refused>,
+        make: impl Fn(CudaDevice) -> Result<PoolBuilder<A>, Refused> + Send + Sync + 'static,
     ) -> Result<Self, Refused> {
         let gpu = Gpu::new()?;
         let streams: Result<_, _> = gpu.streams.iter().map(|s| gpu.device.stream(s)).collect();
         let pool = make(gpu.device.clone())?.build();
-        Ok(Self { streams: streams?, pool, gpu })
+        Ok(Self { streams: streams?, make: Box::new(make), pool, gpu })
     }
 }
 
@@ -53,9 +57,10 @@ impl<A: Vram> Allocator for PooledVram<A> {
     fn reserved_peak(&self) -> u64 {
         self.pool.stats().reserved_peak_bytes
     }
-    fn reset(&self) -> Result<(), Refused> {
+    /// An arena keeps its share of the highest peak that it ever had, so this is a new pool.
+    fn reset(&mut self) -> Result<(), Refused> {
         self.pool.clear().map_err(|error| Refused(error.to_string()))?;
-        self.pool.reset_stats();
+        self.pool = (self.make)(self.gpu.device.clone())?.build();
         Ok(())
     }
 }
@@ -63,15 +68,15 @@ impl<A: Vram> Allocator for PooledVram<A> {
 /// The first is what the others are compared with.
 pub(super) fn contenders(steal_never: bool) -> Result<Contenders, Refused> {
     let steal = if steal_never { StealPolicy::Never } else { StealPolicy::Wait };
-    let whole = PooledVram::new(|device| {
+    let whole = PooledVram::new(move |device| {
         Ok(BucketPool::builder(CudaAllocator::on(device))
             .policy(BucketPolicy::PowerOfTwo)
             .steal(steal))
     })?;
-    let torch = PooledVram::new(|device| {
+    let torch = PooledVram::new(move |device| {
         Ok(BucketPool::builder(CudaAllocator::on(device)).arena(ArenaConfig::torch()).steal(steal))
     })?;
-    let pages = PooledVram::new(|device| {
+    let pages = PooledVram::new(move |device| {
         let memory = CudaVmmAllocator::new(device, &[])?;
         Ok(BucketPool::builder(memory).arena(ArenaConfig::grow()).steal(steal))
     });

@@ -1,6 +1,6 @@
 //! The questions that only a GPU can answer, in the order in which the answers decide work: one
 //! JSON line each, written at once, so that a run that is cut off has told what it knew.
-//! `docs/gpu-day.md` says how to read the answers.
+//! `docs/gpu.md` has the answers of an H100.
 #![expect(unsafe_code, reason = "the driver is asked directly")]
 
 mod captures;
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 /// The kernel beside which calls are timed.
-const BUSY: Duration = Duration::from_millis(100);
+pub(super) const BUSY: Duration = Duration::from_millis(100);
 /// A call that takes this share of the kernel's time has waited for it.
 const WAITED: f64 = 0.5;
 
@@ -33,7 +33,7 @@ macro_rules! call {
         unsafe { sys::$function($($argument),*) } as u32
     };
 }
-use call;
+pub(super) use call;
 
 /// A question: its number, what it asks, and what answers it.
 type Question = (u32, &'static str, fn(&Inquiry<'_>) -> Result<Value, Refused>);
@@ -63,7 +63,7 @@ struct Inquiry<'q> {
 }
 
 /// A kernel that lasts about [`BUSY`].
-struct Busy {
+pub(super) struct Busy {
     kernels: Kernels,
     block: u64,
     tries: u32,
@@ -107,7 +107,7 @@ fn tell(line: &Value) {
 
 impl Busy {
     /// Finds how long the kernel must try.
-    fn new(gpu: &Gpu) -> Result<Self, Refused> {
+    pub(super) fn new(gpu: &Gpu) -> Result<Self, Refused> {
         let kernels = Kernels::load(&gpu.device)?;
         let mut block = 0;
         done(call!(cuMemAlloc_v2(&raw mut block, 4096)), "cuMemAlloc")?;
@@ -124,7 +124,7 @@ impl Busy {
         Ok(busy)
     }
 
-    fn begin(&self, on: &CudaStream) -> Result<(), Refused> {
+    pub(super) fn begin(&self, on: &CudaStream) -> Result<(), Refused> {
         let kernel =
             Kernel::ThrowDarts { inside: self.block, seed: 1, tries: self.tries, count: 256 };
         Ok(self.kernels.launch(on, kernel)?)
@@ -176,6 +176,6 @@ impl Inquiry<'_> {
 }
 
 /// Refuses a code that is none of success.
-fn done(code: u32, call: &str) -> Result<(), Refused> {
+pub(super) fn done(code: u32, call: &str) -> Result<(), Refused> {
     if code == 0 { Ok(()) } else { Err(Refused(format!("{call}: code {code}"))) }
 }

@@ -28,12 +28,12 @@ const COUNT: u32 = 1 << 24;
 /// Measures each program and returns its rows. A program that cannot run reports why.
 pub(super) fn rows(process: &Process) -> Vec<Row> {
     let mut rows = Vec::new();
-    let (tiles, rounds) = if process.smoke { (5, 1) } else { (100, process.share(5)) };
+    let (tiles, rounds) = if process.smoke { (5, 1) } else { (50, process.share(3)) };
     for passes in PASSES {
         let case = format!("{tiles} point-cloud tiles, {passes} kernels an array, end to end");
         rows.extend(compare_tiles(&case, tiles, rounds, passes, process.seed));
     }
-    let turns = if process.smoke { 30 } else { 1000 };
+    let turns = if process.smoke { 30 } else { 300 };
     let names = ["bucketpool"];
     let case = "hand-over between three streams, contents checked";
     let (took, failures) = Rounds::run(&names, (0, 1), process.seed, |_| hand_over(turns));
