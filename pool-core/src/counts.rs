@@ -1,5 +1,5 @@
-//! SharingCounts of what threads hand to each other, for builds with `--cfg pool_counts`
-//! (`cargo xtask bench --threads` and a test of pool-bench make one; no other build has this).
+//! Counts of what threads hand to each other, for builds with `--cfg pool_counts`
+//! (`cargo xtask bench --threads` and `--counts` make one; no other build has this).
 //!
 //! On one core nothing shows what a shared word costs on sixteen. So such a build counts: each
 //! atomic and each lock knows which thread wrote it last. A *transfer* is the first access of a
@@ -27,7 +27,7 @@ thread_local! {
     static THREAD: Cell<u8> = const { Cell::new(0) };
 }
 
-/// SharingCounts since the process began.
+/// Counts since the process began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SharingCounts {
     /// Accesses to a lock or a shared word whose last writer was another thread, the first of each
@@ -52,7 +52,7 @@ pub fn now() -> SharingCounts {
     }
 }
 
-/// SharingCounts this thread's accesses from now on as those of thread `number`, below [`MAX_THREADS`];
+/// Counts this thread's accesses from now on as those of thread `number`, below [`MAX_THREADS`];
 /// not at all with `None`.
 pub fn count_as(number: Option<u8>) {
     THREAD.set(number.map_or(0, |number| number % MAX_THREADS + 1));
@@ -64,7 +64,7 @@ pub fn thread() -> usize {
     THREAD.get().into()
 }
 
-/// SharingCounts a look at what another thread's cache holds.
+/// Counts a look at what another thread's cache holds.
 pub fn look(found: bool) {
     if THREAD.get() > 0 {
         LOOKS.fetch_add(1, Relaxed);
@@ -72,7 +72,7 @@ pub fn look(found: bool) {
     }
 }
 
-/// SharingCounts a call of `membarrier`.
+/// Counts a call of `membarrier`.
 pub fn barrier() {
     if THREAD.get() > 0 {
         BARRIERS.fetch_add(1, Relaxed);

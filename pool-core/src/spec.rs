@@ -28,12 +28,13 @@ const MAX_SLACK: f64 = 10.0;
 /// [`PoolConfig`](crate::PoolConfig) say.
 ///
 /// ```text
-/// exact[:round=1]  pow2[:min=512]  tiered:4K+16K+64K  fit:2[:round=512]  preset:NAME
+/// exact[:round=1]  pow2[:min=512]  tiered:4K+16K+64K[:round=1]  fit:2[:round=512]  preset:NAME
 /// arena[:round=512]  arena:pages=64K[:slack=5%][:round=512]  arena:torch[:round=512]
 /// ```
 ///
 /// Sizes are bytes, or have K, M or G (binary) behind them. `round` and `min` set the granule.
-/// What is printed can be read again and is as short as it can be.
+/// A policy that was read is printed so that it is read as the same one; a value that no text means,
+/// such as a factor below 1, is not.
 ///
 /// # Errors
 ///
@@ -180,12 +181,12 @@ fn read(text: &str) -> Result<PolicySpec, String> {
         ("preset", _) => Err("it takes the name of a preset".into()),
         ("exact", arguments) => blocks(BucketPolicy::Exact, "round", arguments),
         ("pow2", arguments) => blocks(BucketPolicy::PowerOfTwo, "min", arguments),
-        ("tiered", [(None, classes)]) => {
+        ("tiered", [(None, classes), arguments @ ..]) => {
             let classes: Option<Vec<u64>> = classes.split('+').map(size).collect();
             let classes = classes.ok_or("its classes are no sizes")?;
             match classes.iter().all(|class| *class == 0) {
                 true => Err("it has no class".into()),
-                false => blocks(BucketPolicy::tiered(&classes), "round", &[]),
+                false => blocks(BucketPolicy::tiered(&classes), "round", arguments),
             }
         }
         ("tiered", _) => Err("it takes one list of classes".into()),
@@ -209,6 +210,7 @@ fn blocks(
     let mut granule = None;
     for (key, value) in arguments {
         match key {
+            Some(key) if granule.is_some() => return Err(format!("`{key}` is there twice")),
             Some(key) if *key == granule_key => {
                 let bytes = size(value).filter(|bytes| (1..=GIB).contains(bytes));
                 granule = Some(bytes.ok_or_else(|| format!("`{value}` is no size, 1 to 1G"))?);
@@ -222,7 +224,10 @@ fn blocks(
 
 fn read_arena(arguments: &[Argument<'_>]) -> Result<PolicySpec, String> {
     let (mut is_torch, mut pages, mut slack, mut granule) = (false, None, None, ARENA_GRANULE);
-    for (key, value) in arguments {
+    for (at, (key, value)) in arguments.iter().enumerate() {
+        if arguments[..at].iter().any(|(before, _)| before == key) {
+            return Err(format!("`{}` is there twice", key.unwrap_or(value)));
+        }
         match key {
             None if *value == "torch" => is_torch = true,
             None => return Err(format!("`{value}` has no place")),

@@ -7,6 +7,7 @@ fn each_text_means_a_policy_and_is_printed_in_its_shortest_form() {
     let blocks = |policy, granule| PolicySpec::Blocks { policy, granule };
     let arena = |growth, granule| PolicySpec::Arena { growth, granule };
     let pages = |bytes, slack| Growth::Pages { bytes, slack };
+    let tiered_16 = blocks(BucketPolicy::tiered(&[4 * KIB]), Some(16));
     let cases = [
         ("exact", "exact", blocks(BucketPolicy::Exact, None)),
         ("exact:round=16", "exact:round=16", blocks(BucketPolicy::Exact, Some(16))),
@@ -16,6 +17,7 @@ fn each_text_means_a_policy_and_is_printed_in_its_shortest_form() {
             "tiered:4K+64K",
             blocks(BucketPolicy::tiered(&[4 * KIB, 64 * KIB]), None),
         ),
+        ("tiered:4K:round=16", "tiered:4K:round=16", tiered_16),
         (
             "fit:1.50:round=1K",
             "fit:1.5:round=1K",
@@ -48,7 +50,10 @@ fn what_is_wrong_is_named() {
         "tiered",
         "tiered:a",
         "tiered:0",
-        "tiered:1K:round=3",
+        "tiered:1K:min=3",
+        "pow2:min=512:min=1K",
+        "arena:pages=64K:pages=2M",
+        "arena:torch:torch",
         "fit",
         "fit:0.5",
         "fit:nan",

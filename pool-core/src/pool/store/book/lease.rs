@@ -200,7 +200,7 @@ impl<A: DeviceAllocator> Store<A> {
             if blocks < PORTION {
                 state.leased -= std::mem::take(&mut cache.lease);
                 cache.end_bin_leases(|key, bytes, room| state.end_bin_leases(key, bytes, room));
-                count_look(number, blocks);
+                count_look(number, usize::from(any));
                 break;
             }
         }
