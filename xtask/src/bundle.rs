@@ -49,7 +49,15 @@ pub(crate) fn run(root: &Path, further: &[String]) -> ExitCode {
     });
     match made {
         Ok(folder) => {
-            println!("{}: carry it to a machine with a GPU and run `./run`", folder.display());
+            match on_double {
+                true => println!("{}: every step ran on the double", folder.display()),
+                false => {
+                    println!(
+                        "{}: carry it to a machine with a GPU and run `./run`",
+                        folder.display()
+                    );
+                }
+            }
             ExitCode::SUCCESS
         }
         Err(error) => {
@@ -104,11 +112,16 @@ fn check_answers(out: &Path) -> io::Result<()> {
     if answered != (2..=12).collect::<Vec<u64>>() {
         return Err(io::Error::other(format!("questions {answered:?} of 2 to 12 were answered")));
     }
+    let mut cases = 0;
     for line in fs::read_to_string(out.join("slow-work.jsonl"))?.lines() {
         let line: serde_json::Value = serde_json::from_str(line)?;
-        if line["good"] != serde_json::Value::Bool(true) {
+        cases += 1;
+        if line["good"] == serde_json::Value::Bool(false) {
             return Err(io::Error::other(format!("a case of slow work: {line}")));
         }
+    }
+    if cases < 20 {
+        return Err(io::Error::other(format!("{cases} of 20 cases of slow work have a line")));
     }
     for line in fs::read_to_string(out.join("peers.jsonl"))?.lines() {
         if line.contains("CUDA_ERROR_ILLEGAL_ADDRESS") || line.contains("code 700") {
@@ -145,7 +158,9 @@ fn make(root: &Path, on_double: bool) -> io::Result<PathBuf> {
         }
     }
     let counting = counts::build(root).map_err(io::Error::other)?;
-    fs::copy(counting, folder.join("bin/pool_bench_counts"))?;
+    let counts = folder.join("bin/pool_bench_counts");
+    fs::copy(counting, &counts)?;
+    let _ = Command::new("strip").arg(&counts).status();
     copy_all(&root.join("traces"), &folder.join("traces"))?;
     copy_all(&root.join("pool-bench/peers/gpu"), &folder.join("peers"))?;
     fs::write(folder.join("build.json"), sources::build(root))?;

@@ -9,10 +9,14 @@ use std::process::{Command, ExitCode};
 /// The features of the facade that are combined.
 const FEATURES: [&str; 4] = ["host", "cuda", "wgpu", "sim"];
 
+/// The doc tests that `cargo xtask test` leaves out.
+const OTHER_DOCUMENTED: &str = "test --locked --package pool-host --package pool-trace --package \
+                                pool-cuda --package pool-wgpu --all-features --doc";
 /// The tests that `cargo xtask test` leaves out.
-const OTHER_TESTS: [&str; 3] = [
+const OTHER_TESTS: [&str; 4] = [
     "test --locked --package pool-wgpu --package pool-python --all-features --all-targets \
      --no-fail-fast",
+    "test --locked --package pool-bench --all-features --all-targets --no-fail-fast",
     "test --locked --package pool-preload --no-fail-fast",
     "test --locked --package pool-core --test mistakes",
 ];
@@ -123,7 +127,7 @@ fn steps(root: &Path, deep: bool) -> Vec<Step> {
         several("lint, 16 feature sets", combined.collect(), Tool::Plain),
         several("lint, other platforms", platforms, Tool::Plain),
         several("other tests", OTHER_TESTS.map(words).to_vec(), Tool::Plain),
-        step("doc tests of wgpu", "test --locked --package pool-wgpu --all-features --doc"),
+        step("other doc tests", OTHER_DOCUMENTED),
         step("doc", "doc --locked --workspace --all-features --no-deps"),
         several("examples on wgpu", examples, Tool::Plain),
         several("Rust clients", clients.to_vec(), Tool::Clients),

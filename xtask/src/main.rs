@@ -49,7 +49,7 @@ cargo xtask run PROGRAM [ARGUMENT..]   run any program with libbucketpool.so as 
 cargo xtask install FOLDER             copy libbucketpool.so and bucketpool-run there
 cargo xtask programs [--deep] [--only NAME]  with our malloc and with the C library's
 cargo xtask wheel                      build and install the Python package, and run its tests
-cargo xtask test                       format, tests, doc tests, examples, lint: a few minutes
+cargo xtask test                       format, tests, examples, doc tests: a few minutes
 cargo xtask ci [--rest] [--deep] [--only STEP]  test, and then everything else that CI runs
 cargo xtask api [--write]              the public items beside their listings in docs/api
 cargo xtask mutants [--shard K/N | --since [REV]]  changes in the code that no test sees

@@ -24,8 +24,9 @@ impl Selection {
                     selection.only = Some(name.clone());
                 }
                 other => {
+                    let rest = if task == "ci" { " or --rest" } else { "" };
                     return Err(format!(
-                        "`{other}` behind `{task}`; expected --deep or --only NAME"
+                        "`{other}` behind `{task}`; expected --deep, --only NAME{rest}"
                     ));
                 }
             }
