@@ -114,7 +114,9 @@ impl<A: GlobalAlloc + Sync> Heap for Global<A> {
     fn allocate(&self, bytes: usize) -> Owned<A> {
         let layout = Layout::from_size_align(bytes, 8).unwrap_or(Layout::new::<u64>());
         // SAFETY: no size that is measured is 0.
-        Owned(unsafe { self.0.alloc(layout) }, layout, self.0)
+        let block = unsafe { self.0.alloc(layout) };
+        assert!(!block.is_null(), "{} bytes were refused", layout.size());
+        Owned(block, layout, self.0)
     }
 
     #[inline]

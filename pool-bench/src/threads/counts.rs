@@ -1,4 +1,4 @@
-//! SharingCounts that explain the times: what threads hand to each other, the same in each run.
+//! Counts that explain the times: what threads hand to each other, the same in each run.
 //!
 //! Eight threads take turns of 1 to 8 operations by a baton, in an order drawn from a seed. The
 //! build counts what goes from one thread to another (`pool_core::counts`), and the device its
@@ -50,7 +50,7 @@ pub struct Counted1000 {
     pub barriers: f64,
 }
 
-/// SharingCounts all loads with all contenders of this project.
+/// Counts all loads with all contenders of this project.
 #[must_use]
 pub fn all(policies: &[NamedPolicy]) -> Vec<Counted1000> {
     let mut rows = Vec::new();
@@ -147,7 +147,17 @@ impl OnHeap for Baton<'_> {
             found.calls = calls - if end { found.calls } else { 0 };
         };
         let end = order.len();
+        /// Ends the process if a thread panics: the others would wait for its turn for ever.
+        struct Abort;
+        impl Drop for Abort {
+            fn drop(&mut self) {
+                if thread::panicking() {
+                    std::process::abort();
+                }
+            }
+        }
         let work = |thread: usize| {
+            let _abort = Abort;
             let mut worker = Worker::new(heap, self.load, &mail, thread);
             let own = order.iter().enumerate().filter(|(_, (of, _))| *of == thread);
             for (number, (_, operations)) in own {

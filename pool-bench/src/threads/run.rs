@@ -7,6 +7,7 @@ use crate::rounds::{self, Rounds, Row};
 use crate::spec::NamedPolicy;
 use crate::statistics::Orders;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -88,10 +89,11 @@ impl Ran {
     /// Runs a round until two threads had two cores before it and after it.
     fn round<R>(&mut self, smoke: bool, mut work: impl FnMut() -> R) -> R {
         for _ in 1..if smoke { 1 } else { MAX_TRIES } {
-            let before = two_cores();
-            let result = work();
-            if before && two_cores() {
-                return result;
+            if two_cores() {
+                let result = work();
+                if two_cores() {
+                    return result;
+                }
             }
             self.discarded += 1;
         }
@@ -129,14 +131,16 @@ impl OnHeap for FreeRun {
 
     fn on<H: Heap>(self, heap: &H) -> f64 {
         let (mail, start) = (Mail::new(self.threads), Barrier::new(self.threads));
+        let stop = AtomicBool::new(false);
         // A block of some MiB takes as long as a thousand small ones.
         let between = if self.load.touch == usize::MAX { BETWEEN } else { 1 };
         let work = |number: usize| {
             let mut worker = Worker::new(heap, self.load, &mail, number);
-            start.wait();
             (0..2 * self.load.live).for_each(|_| worker.operation());
-            run_for(&mut worker, between, self.time / 4);
-            run_for(&mut worker, between, self.time)
+            run_for(&mut worker, between, self.time / 4, &AtomicBool::new(false));
+            // All threads are timed at once: from here until the first has had its time.
+            start.wait();
+            run_for(&mut worker, between, self.time, &stop)
         };
         let mut ran = thread::scope(|scope| {
             let others: Vec<_> =
@@ -152,15 +156,21 @@ impl OnHeap for FreeRun {
     }
 }
 
-/// Runs operations for this long, `between` of them between two looks at the clock. Returns the
-/// time and their number.
-fn run_for<H: Heap>(worker: &mut Worker<'_, H>, between: u32, time: Duration) -> (Duration, u64) {
+/// Runs operations for this long, or until another thread had its time; `between` of them between
+/// two looks at the clock. Returns the time and their number.
+fn run_for<H: Heap>(
+    worker: &mut Worker<'_, H>,
+    between: u32,
+    time: Duration,
+    stop: &AtomicBool,
+) -> (Duration, u64) {
     let (start, mut operations) = (Instant::now(), 0_u64);
     loop {
         (0..between).for_each(|_| worker.operation());
         operations += u64::from(between);
         let took = start.elapsed();
-        if took >= time {
+        if took >= time || stop.load(Relaxed) {
+            stop.store(true, Relaxed);
             return (took, operations);
         }
     }
