@@ -14,8 +14,8 @@ const CLIENTS: &str = "pool-bench/peers/clients";
 
 /// Runs `pool-bench` with these arguments. Returns its exit status.
 pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
-    let features = match features(args) {
-        Ok(features) => features,
+    let (features, left_out) = match features(args) {
+        Ok(found) => found,
         Err(driver) => return refuse(&driver),
     };
     let is_preload = is_preload(args);
@@ -76,25 +76,29 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
     }
     driver::environment(&mut run);
     soak_environment(&mut run, args);
-    match run.status() {
+    let ran = run.status();
+    for line in left_out {
+        eprintln!("{line}");
+    }
+    match ran {
         Ok(status) => ExitCode::from(status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(1)),
         Err(error) => fail(&format!("pool-bench did not start: {error}")),
     }
 }
 
-/// Features of `pool-bench` that these arguments want; those whose driver is not here are left out,
-/// and said. Returns the driver that a named one lacks.
-fn features(args: &[String]) -> Result<Vec<&'static str>, Driver> {
+/// Features of `pool-bench` that these arguments want, and a line for each whose driver is not here:
+/// it is left out. Returns the driver that a named one lacks.
+fn features(args: &[String]) -> Result<(Vec<&'static str>, Vec<String>), Driver> {
     let quick = ["--instructions", "--help", "-h"]; // builds faster
     if is_preload(args) || args.iter().any(|arg| quick.contains(&arg.as_str())) {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), Vec::new()));
     }
     let asked = asked_for(args);
     let on_threads = args.iter().any(|arg| arg == "--threads");
     if asked.is_none() && (on_threads || are_peers(args)) {
-        return Ok(vec!["peers"]);
+        return Ok((vec!["peers"], Vec::new()));
     }
-    let mut features = Vec::new();
+    let (mut features, mut left_out) = (Vec::new(), Vec::new());
     for driver in driver::ALL {
         let named = asked.as_ref().is_some_and(|names| names.iter().any(|n| n == driver.backend));
         let wanted = named || (asked.is_none() && args.first().is_some_and(|task| task == "bench"));
@@ -102,10 +106,15 @@ fn features(args: &[String]) -> Result<Vec<&'static str>, Driver> {
             _ if !wanted => {}
             true => features.push(driver.backend),
             false if named => return Err(driver),
-            false => eprintln!("left out: {}, since {}", driver.backend, driver.absence()),
+            false => left_out.push(format!(
+                "left out: {}, since {}; it wants {}",
+                driver.backend,
+                driver.absence(),
+                driver.cure
+            )),
         }
     }
-    Ok(features)
+    Ok((features, left_out))
 }
 
 /// Without this glibc keeps up to 64 MiB at the end of its heap, now and then: noise in what is

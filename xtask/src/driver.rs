@@ -23,7 +23,7 @@ pub(crate) const ALL: [Driver; 2] = [
     Driver {
         backend: "wgpu",
         libraries: &["libvulkan.so.1", "libvulkan.so", "vulkan-1.dll"],
-        cure: "a Vulkan driver, such as Debian's mesa-vulkan-drivers and libvulkan1",
+        cure: "a Vulkan driver, such as `apt-get install mesa-vulkan-drivers libvulkan1`",
     },
 ];
 
