@@ -14,16 +14,15 @@ const CLIENTS: &str = "pool-bench/peers/clients";
 
 /// Runs `pool-bench` with these arguments. Returns its exit status.
 pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
+    let at = |flag: &str| args.iter().position(|arg| arg == flag);
+    let without = |at: usize| [&args[1..at], &args[at + 1..]].concat();
+    if let Some(at) = at("--counts").filter(|_| args[0] == "bench") {
+        return counts::run(root, &without(at));
+    }
     let (features, left_out) = match features(args) {
         Ok(found) => found,
         Err(driver) => return refuse(&driver),
     };
-    let is_preload = is_preload(args);
-    let at = |flag: &str| args.iter().position(|arg| arg == flag);
-    if let Some(at) = at("--counts") {
-        return counts::run(root, &[&args[1..at], &args[at + 1..]].concat());
-    }
-    let (instructions, threads) = (at("--instructions"), at("--threads"));
     let cargo = |task: &[&str]| {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(task).args(["--release", "--locked", "--package", "pool-bench"]);
@@ -38,52 +37,53 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
         Ok(_) => return fail("pool-bench did not build; the compiler says why above"),
         Err(error) => return fail(&format!("cargo did not start: {error}")),
     }
-    if let Some(at) = instructions {
-        let further = [&args[1..at], &args[at + 1..]].concat();
-        return instructions::run(root, &program(root), &further);
+    if let Some(at) = at("--instructions") {
+        return instructions::run(root, &program(root), &without(at));
     }
     let mut run = cargo(&["run", "--quiet"]);
     run.arg("--").args(args).env("BUCKETPOOL_ROOT", root);
     run.env(sources::BUILD, sources::build(root));
-    if threads.is_some() && !args.iter().any(|arg| arg == "--smoke") {
-        match counts::build(root) {
-            Ok(program) => {
-                run.env("BUCKETPOOL_COUNTING", program);
-            }
-            Err(why) => return fail(&why),
-        }
-    }
-    if features.contains(&"peers")
-        && threads.is_none()
-        && !args.iter().any(|arg| arg == "arena" || arg == "--peers=arena")
-    {
-        match clients(root) {
-            Ok(program) => {
-                run.env("BUCKETPOOL_CLIENTS", program);
-            }
-            Err(why) => return fail(&why),
-        }
-    }
-    if is_preload {
-        match preload::build(root) {
-            Ok(library) => run.env("BUCKETPOOL_PRELOAD", library),
-            Err(code) => return code,
-        };
-        match Python::prepare(root).and_then(|python| python.install(root).map(|()| python)) {
-            Ok(python) => run.env("BUCKETPOOL_PYTHON", python.path()),
-            Err(why) => return fail(&why),
-        };
+    if let Err(why) = programs_beside(root, args, &features, &mut run) {
+        return fail(&why);
     }
     driver::environment(&mut run);
     soak_environment(&mut run, args);
-    let ran = run.status();
-    for line in left_out {
-        eprintln!("{line}");
-    }
-    match ran {
+    match run.status() {
+        Ok(status) if status.success() => {
+            // Behind a failure the last line is what was wrong.
+            for line in left_out {
+                eprintln!("{line}");
+            }
+            ExitCode::SUCCESS
+        }
         Ok(status) => ExitCode::from(status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(1)),
         Err(error) => fail(&format!("pool-bench did not start: {error}")),
     }
+}
+
+/// Builds the programs that the measuring one runs beside itself, and tells it where they are.
+fn programs_beside(
+    root: &Path,
+    args: &[String],
+    features: &[&str],
+    run: &mut Command,
+) -> Result<(), String> {
+    let has = |flag: &str| args.iter().any(|arg| arg == flag);
+    if has("--threads") {
+        if !has("--smoke") {
+            run.env("BUCKETPOOL_COUNTING", counts::build(root)?);
+        }
+    } else if features.contains(&"peers") && !has("arena") && !has("--peers=arena") {
+        run.env("BUCKETPOOL_CLIENTS", clients(root)?);
+    }
+    if is_preload(args) {
+        let library = preload::build(root).map_err(|_| "the preload library did not build")?;
+        run.env("BUCKETPOOL_PRELOAD", library);
+        let python = Python::prepare(root)?;
+        python.install(root)?;
+        run.env("BUCKETPOOL_PYTHON", python.path());
+    }
+    Ok(())
 }
 
 /// Features of `pool-bench` that these arguments want, and a line for each whose driver is not here:
