@@ -8,9 +8,9 @@ pub use pool_core::{
     LeakTracker, LiveBuffer, MIB, Mark, MarkOf, Memory, MemoryMap, Misuse, Observer, Order,
     PageCalls, PolicySpec, PoolBuilder, PoolConfig, PoolEvent, PoolStats, PoolStatsSnapshot,
     PooledArray, PooledBuffer, Pressure, PrivatePool, RangeMap, RangeState, Reason, ReleaseCall,
-    Request, RequestCounts, Retention, RmmLog, SegmentMap, Shape, SizeText, Sliceable, Stages,
-    Stat, StatArray, StealPolicy, Stream, StreamClock, StreamOf, Timeline, Transfer, TransferLater,
-    Use, Verdict, VirtualMemory, WholeBlocks, Why, ZeroPolicy, Zeroing, tag_name,
+    Request, RequestCounts, Retention, RmmLog, SegmentMap, Shape, ShareText, SizeText, Sliceable,
+    Stages, Stat, StatArray, StealPolicy, Stream, StreamClock, StreamOf, Timeline, Transfer,
+    TransferLater, Use, Verdict, VirtualMemory, WholeBlocks, Why, ZeroPolicy, Zeroing, tag_name,
 };
 
 #[cfg(pool_counts)]
@@ -41,7 +41,9 @@ pub mod trace {
     pub use pool_trace::*;
 }
 
+#[cfg(any(feature = "sim", feature = "conformance"))]
+pub use pool_core::TestThreads;
 #[cfg(feature = "conformance")]
 pub use pool_core::conformance;
 #[cfg(feature = "sim")]
-pub use pool_core::{TestThreads, sim};
+pub use pool_core::sim;

@@ -115,13 +115,16 @@ pub fn advise(traces: &[Trace], mut tick: impl FnMut()) -> Result<Advised, BadIn
     }
     let choice = choose(&candidates, &advice, traces)?;
     for (number, trace) in traces.iter().enumerate() {
-        let best = advice.iter_mut().skip(number).step_by(traces.len());
-        let mut best: Vec<&mut Advice> =
-            best.filter(|one| one.calls_per_1000 <= CALLS_MOST).collect();
-        best.sort_by(|a, b| a.over_live.total_cmp(&b.over_live));
-        for one in best.into_iter().take(3) {
-            let spec = spec::list(&one.policy)?.remove(0);
-            one.capacity_over_live = smallest_capacity(trace, &spec, limit_of(&one.cached_limit));
+        let of_trace = advice.iter_mut().skip(number).step_by(traces.len());
+        let mut best: Vec<(&Candidate, &mut Advice)> = candidates
+            .iter()
+            .zip(of_trace)
+            .filter(|(_, one)| one.calls_per_1000 <= CALLS_MOST)
+            .collect();
+        best.sort_by(|(_, a), (_, b)| a.over_live.total_cmp(&b.over_live));
+        for (candidate, one) in best.into_iter().take(3) {
+            let limit = candidate.limit.map(CachedLimit::OfPeak);
+            one.capacity_over_live = smallest_capacity(trace, &candidate.policy, limit);
             tick();
         }
     }
@@ -249,10 +252,6 @@ pub fn computed(spec: &PolicySpec, trace: &Trace) -> Option<ReservedByClasses> {
         BucketPolicy::Tiered(classes) => Some(reserved(steps, |bytes| class_of(classes, bytes))),
         _ => None,
     }
-}
-
-fn limit_of(text: &str) -> Option<CachedLimit> {
-    crate::sizes::share(text.trim_end_matches("none")).map(CachedLimit::OfPeak)
 }
 
 /// The candidate with the least memory, as the geometric mean over the traces, among those with few

@@ -1,7 +1,7 @@
 //! Sizes as people type them: `4K`, `1.5G`, `25%`.
 
 use crate::input::BadInput;
-use bucketpool::{CachedLimit, SizeText};
+use bucketpool::{CachedLimit, ShareText, SizeText};
 
 const EXPECTED: &str = "bytes such as 4096, or with K, M or G (binary) such as 64K";
 const EXPECTED_SHARE: &str = "bytes such as 64M, or a share of the peak such as 25% or 0.25";
@@ -49,21 +49,11 @@ fn with_unit(text: &str, or: &str) -> Result<u64, BadInput> {
 pub fn cached_limit(text: &str) -> Result<CachedLimit, BadInput> {
     let bad = || BadInput::new(format!("cached limit `{text}`"), EXPECTED_SHARE);
     // A whole number is bytes, and 1.5G has a point too.
-    match share(text).filter(|_| text.contains(['%', '.'])) {
-        Some(share) => Ok(CachedLimit::OfPeak(share)),
+    match text.parse().ok().filter(|_| text.contains(['%', '.'])) {
+        Some(ShareText(share)) => Ok(CachedLimit::OfPeak(share)),
         None if bytes(text).is_err() => Err(bad()),
         None => with_unit(text, &format!(", or a share such as {text}%")).map(CachedLimit::Bytes),
     }
-}
-
-/// A share: `5%` or `0.05`, not negative.
-#[must_use]
-pub fn share(text: &str) -> Option<f64> {
-    let share = match text.strip_suffix('%') {
-        Some(percent) => percent.parse::<f64>().ok()? / 100.0,
-        None => text.parse().ok()?,
-    };
-    Some(share).filter(|share| share.is_finite() && *share >= 0.0)
 }
 
 #[cfg(test)]

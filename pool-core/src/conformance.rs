@@ -17,7 +17,6 @@ mod secrets;
 mod shrink;
 mod subject;
 
-pub use crate::thread_number::TestThreads;
 pub use script::{BadScript, Script, Settings, Step, policies};
 pub use subject::Subject;
 

@@ -91,15 +91,15 @@ pub fn advance(milliseconds: u64) {
 }
 
 /// Who wrote a word last, and who has read it since.
-#[derive(Default)]
-struct LineState {
+#[derive(Debug, Default)]
+pub(crate) struct LineState {
     writer: std_atomic::AtomicU8,
     readers: std_atomic::AtomicU64,
 }
 
 impl LineState {
     #[expect(clippy::declare_interior_mutable_const, reason = "each use is a new line")]
-    const NEW: Self =
+    pub(crate) const NEW: Self =
         Self { writer: std_atomic::AtomicU8::new(0), readers: std_atomic::AtomicU64::new(0) };
 
     fn read(&self) {
@@ -114,7 +114,7 @@ impl LineState {
         }
     }
 
-    fn write(&self) {
+    pub(crate) fn written(&self) {
         self.read();
         self.writer.store(THREAD.get(), Relaxed);
         self.readers.store(0, Relaxed);
@@ -177,11 +177,11 @@ macro_rules! atomics {
                 self.value.load(order)
             }
             pub fn store(&self, value: $value, order: Ordering) {
-                self.line.write();
+                self.line.written();
                 self.value.store(value, order);
             }
             pub fn swap(&self, value: $value, order: Ordering) -> $value {
-                self.line.write();
+                self.line.written();
                 self.value.swap(value, order)
             }
             pub fn get_mut(&mut self) -> &mut $value {
@@ -194,7 +194,7 @@ macro_rules! atomics {
             pub fn compare_exchange(
                 &self, old: $value, new: $value, set: Ordering, fetch: Ordering,
             ) -> Result<$value, $value> {
-                self.line.write();
+                self.line.written();
                 self.value.compare_exchange(old, new, set, fetch)
             }
             #[expect(clippy::missing_errors_doc, reason = "as in the standard library")]
@@ -207,7 +207,7 @@ macro_rules! atomics {
             pub fn fetch_update(
                 &self, set: Ordering, fetch: Ordering, with: impl FnMut($value) -> Option<$value>,
             ) -> Result<$value, $value> {
-                self.line.write();
+                self.line.written();
                 self.value.fetch_update(set, fetch, with)
             }
             pub fn update(
@@ -247,7 +247,7 @@ macro_rules! numbers {
     )* };
     (each $value:ty: $($method:ident)*) => { $(
         pub fn $method(&self, value: $value, order: Ordering) -> $value {
-            self.line.write();
+            self.line.written();
             self.value.$method(value, order)
         }
     )* };
@@ -281,11 +281,11 @@ unsafe impl lock_api::RawMutex for CountedLock<parking_lot::RawMutex> {
 
     fn lock(&self) {
         self.lock.lock();
-        self.line.write();
+        self.line.written();
     }
     fn try_lock(&self) -> bool {
         let taken = self.lock.try_lock();
-        self.line.write();
+        self.line.written();
         taken
     }
     unsafe fn unlock(&self) {
@@ -301,11 +301,11 @@ unsafe impl lock_api::RawRwLock for CountedLock<parking_lot::RawRwLock> {
 
     fn lock_shared(&self) {
         self.lock.lock_shared();
-        self.line.write();
+        self.line.written();
     }
     fn try_lock_shared(&self) -> bool {
         let taken = self.lock.try_lock_shared();
-        self.line.write();
+        self.line.written();
         taken
     }
     unsafe fn unlock_shared(&self) {
@@ -314,11 +314,11 @@ unsafe impl lock_api::RawRwLock for CountedLock<parking_lot::RawRwLock> {
     }
     fn lock_exclusive(&self) {
         self.lock.lock_exclusive();
-        self.line.write();
+        self.line.written();
     }
     fn try_lock_exclusive(&self) -> bool {
         let taken = self.lock.try_lock_exclusive();
-        self.line.write();
+        self.line.written();
         taken
     }
     unsafe fn unlock_exclusive(&self) {

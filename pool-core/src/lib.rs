@@ -46,7 +46,7 @@ mod thread_number;
 pub mod conformance;
 #[cfg(feature = "sim")]
 pub mod sim;
-#[cfg(feature = "sim")]
+#[cfg(any(feature = "sim", feature = "conformance"))]
 pub use thread_number::TestThreads;
 
 pub use array::PooledArray;
@@ -79,7 +79,7 @@ pub use pool::guards::{Damage, Misuse};
 pub use pool::host_memory::HostMemory;
 pub use pool::private_pool::PrivatePool;
 pub use pool::waiting::AllocateAsync;
-pub use size::{BadSize, Bytes, GIB, KIB, MIB, SizeText};
+pub use size::{BadShare, BadSize, Bytes, GIB, KIB, MIB, ShareText, SizeText};
 pub use spec::{BadPolicy, Growth, PolicySpec};
 pub use stats::device_stats::{DeviceStats, Stat, StatArray};
 pub use stats::{PoolStats, PoolStatsSnapshot, Stages};

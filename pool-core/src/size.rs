@@ -106,3 +106,47 @@ impl fmt::Display for SizeText {
         }
     }
 }
+
+/// A share as people type it: `5%` or `0.05`, not negative.
+///
+/// # Errors
+///
+/// [`BadShare`] for other text.
+///
+/// ```
+/// # use pool_core as bucketpool;
+/// use bucketpool::ShareText;
+///
+/// assert_eq!("5%".parse(), Ok(ShareText(0.05)));
+/// assert_eq!(ShareText(0.05).to_string(), "5%");
+/// assert!("-5%".parse::<ShareText>().is_err());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub struct ShareText(pub f64);
+
+/// A text that is no share.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("share `{0}`; expected a share such as 25% or 0.25")]
+pub struct BadShare(String);
+
+impl FromStr for ShareText {
+    type Err = BadShare;
+
+    fn from_str(text: &str) -> Result<Self, BadShare> {
+        let share = match text.strip_suffix('%') {
+            Some(percent) => percent.parse::<f64>().map(|percent| percent / 100.0),
+            None => text.parse(),
+        };
+        let share = share.ok().filter(|share| share.is_finite() && *share >= 0.0);
+        share.map(Self).ok_or_else(|| BadShare(text.to_owned()))
+    }
+}
+
+impl fmt::Display for ShareText {
+    /// In per cent, if that is read as the same number.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let per_cent = (self.0 * 1e10).round() / 1e8;
+        #[expect(clippy::float_cmp, reason = "read again, it must be the same number")]
+        if per_cent / 100.0 == self.0 { write!(f, "{per_cent}%") } else { self.0.fmt(f) }
+    }
+}

@@ -7,7 +7,7 @@ use crate::device::{DeviceAllocator, Sliceable};
 use crate::policy::BucketPolicy;
 use crate::pool::builder::PoolBuilder;
 use crate::preset::Preset;
-use crate::size::{GIB, KIB, SizeText};
+use crate::size::{GIB, KIB, ShareText, SizeText};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -264,13 +264,8 @@ fn size(text: &str) -> Option<u64> {
     text.parse().ok().map(|SizeText(bytes)| bytes)
 }
 
-/// Reads a share that is not negative: `5%` or `0.05`.
 fn share(text: &str) -> Option<f64> {
-    let share = match text.strip_suffix('%') {
-        Some(percent) => percent.parse::<f64>().ok()? / 100.0,
-        None => text.parse().ok()?,
-    };
-    Some(share).filter(|share| share.is_finite() && *share >= 0.0)
+    text.parse().ok().map(|ShareText(share)| share)
 }
 
 impl fmt::Display for PolicySpec {
@@ -296,7 +291,7 @@ impl fmt::Display for PolicySpec {
                     Growth::Grow => {}
                     Growth::Torch => f.write_str(":torch")?,
                     Growth::Pages { bytes, slack } => {
-                        write!(f, ":pages={}:slack={}", SizeText(*bytes), share_text(*slack))?;
+                        write!(f, ":pages={}:slack={}", SizeText(*bytes), ShareText(*slack))?;
                     }
                 }
                 match *granule {
@@ -306,13 +301,6 @@ impl fmt::Display for PolicySpec {
             }
         }
     }
-}
-
-/// A share as text: in per cent, if that is read as the same number.
-fn share_text(share: f64) -> String {
-    let per_cent = (share * 1e10).round() / 1e8;
-    #[expect(clippy::float_cmp, reason = "read again, it must be the same number")]
-    if per_cent / 100.0 == share { format!("{per_cent}%") } else { share.to_string() }
 }
 
 impl Serialize for PolicySpec {

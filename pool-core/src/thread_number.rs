@@ -137,7 +137,7 @@ fn give_back(number: usize) {
 ///
 /// ```
 /// # use pool_core as bucketpool;
-/// use bucketpool::{BucketPool, conformance::TestThreads, sim::SimDevice};
+/// use bucketpool::{BucketPool, TestThreads, sim::SimDevice};
 ///
 /// let pool = BucketPool::new(SimDevice::new());
 /// let mut threads = TestThreads::new(2);

@@ -44,7 +44,8 @@ pub struct Counted1000 {
     pub looks: f64,
     /// Looks that found nothing.
     pub failed_looks: f64,
-    /// Calls of the device; for the tcache, of the allocator below it.
+    /// Calls of the device; for the tcache, of the allocator below it; for `global()`, misses,
+    /// bypasses and evictions.
     pub device_calls: f64,
     /// Calls of `membarrier`.
     pub barriers: f64,
@@ -129,6 +130,17 @@ impl BatonTurn {
     }
 }
 
+/// Ends the process if a thread panics: the others would wait for its turn for ever.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
 impl OnHeap for Baton<'_> {
     type Result = Difference;
 
@@ -147,17 +159,8 @@ impl OnHeap for Baton<'_> {
             found.calls = calls - if end { found.calls } else { 0 };
         };
         let end = order.len();
-        /// Ends the process if a thread panics: the others would wait for its turn for ever.
-        struct Abort;
-        impl Drop for Abort {
-            fn drop(&mut self) {
-                if thread::panicking() {
-                    std::process::abort();
-                }
-            }
-        }
         let work = |thread: usize| {
-            let _abort = Abort;
+            let _abort = AbortOnPanic;
             let mut worker = Worker::new(heap, self.load, &mail, thread);
             let own = order.iter().enumerate().filter(|(_, (of, _))| *of == thread);
             for (number, (_, operations)) in own {

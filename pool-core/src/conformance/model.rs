@@ -3,12 +3,12 @@
 //! The model knows the live buffers, what bytes each holds, and which blocks were cached before the
 //! step. From that it predicts the figures, each hit, and which refusals are legal.
 
-use super::TestThreads;
 use super::script::{Script, Step};
 use super::subject::Subject;
 use crate::device::transfer::Transfer;
 use crate::{
-    AllocError, BucketPolicy, BucketPool, CachedLimit, PoolStats, PooledBuffer, Why, ZeroPolicy,
+    AllocError, BucketPolicy, BucketPool, CachedLimit, PoolStats, PooledBuffer, TestThreads, Why,
+    ZeroPolicy,
 };
 use std::collections::BTreeMap;
 use std::fmt;

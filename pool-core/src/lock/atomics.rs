@@ -14,12 +14,12 @@ use std::sync::{PoisonError, TryLockError};
 
 /// A mutex whose threads sleep without a table that all mutexes share: in a child of `fork` a lock
 /// of that table could be held by a thread that is not there.
-pub(super) struct Mutex<T>(sync::Mutex<T>);
+pub(super) struct Mutex<T>(sync::Mutex<T>, crate::sync::Word);
 pub(super) type MutexGuard<'l, T> = sync::MutexGuard<'l, T>;
 
 impl<T> Mutex<T> {
     pub(super) fn new(value: T) -> Self {
-        Self(sync::Mutex::new(value))
+        Self(sync::Mutex::new(value), crate::sync::Word::NEW)
     }
 
     pub(super) fn is_locked(&self) -> bool {
@@ -27,7 +27,9 @@ impl<T> Mutex<T> {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        let guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        self.1.written();
+        guard
     }
 }
 
