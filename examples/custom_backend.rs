@@ -39,8 +39,7 @@ impl DeviceAllocator for FileAllocator {
         &Immediate
     }
     fn aligned(&self, (): (), alignment: u64) -> Result<(), DeviceError> {
-        let refused = DeviceError::new(Why::Unsupported, "alignment in a file", 0);
-        if alignment == 1 { Ok(()) } else { Err(refused) }
+        DeviceError::check_alignment(alignment, 1)
     }
     fn allocate(&self, request: Request<()>, (): &()) -> Result<Range, DeviceError> {
         if request.bytes > 1 << 40 {

@@ -150,10 +150,20 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     ) -> Result<Self, AllocError> {
         let bytes = shape.elements().and_then(|elements| elements.checked_mul(size_of::<T>()));
         let bytes = bytes.filter(|bytes| *bytes <= isize::MAX.unsigned_abs());
-        // For a shape that is too large, the pool refuses `u64::MAX` bytes with its own error.
-        let bytes = bytes.map_or(u64::MAX, |bytes| bytes as u64);
-        let buffer = pool.allocate_for(stream, bytes, align_of::<T>() as u64, zeroed)?;
+        let bytes = bytes.ok_or_else(|| Self::too_large(pool, &shape))?;
+        let buffer = pool.allocate_for(stream, bytes as u64, align_of::<T>() as u64, zeroed)?;
         Ok(Self { buffer, pool: pool.clone(), shape, element: PhantomData })
+    }
+
+    #[cold]
+    fn too_large(pool: &BucketPool<A>, shape: &Shape) -> AllocError {
+        let text = format!(
+            "shape {shape:?} of elements of {} B; expected at most {} B in all",
+            size_of::<T>(),
+            isize::MAX
+        );
+        let cause = DeviceError::new(Why::TooLarge, "a shape", isize::MAX as i64);
+        pool.refusal(cause, u64::MAX).with_argument(text)
     }
 
     /// Returns the number of elements of each axis.
@@ -209,12 +219,13 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     }
 }
 
-impl<T: Pod, A: Transfer> PooledArray<T, A> {
+impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     /// Allocates an array with these elements, in row-major order, for the device's default stream.
     ///
     /// # Errors
     ///
-    /// As for [`PooledArray::new`] and [`PooledArray::write`].
+    /// [`Why::WrongLength`] for another number of elements than the shape has, or as for
+    /// [`PooledArray::new`] and [`PooledArray::write`].
     ///
     /// ```
     /// # use pool_core as bucketpool;
@@ -226,14 +237,19 @@ impl<T: Pod, A: Transfer> PooledArray<T, A> {
     /// let on_stream = PooledArray::from_slice_on(&pool, &stream, [3], &[1, 2, 3])?;
     /// assert_eq!(array.to_vec()?, on_stream.to_vec()?);
     /// let too_few = PooledArray::from_slice(&pool, [3], &[1, 2]);
-    /// assert_eq!(too_few.unwrap_err().why(), Why::OutOfRange);
+    /// let error = too_few.unwrap_err();
+    /// assert_eq!(error.why(), Why::WrongLength);
+    /// assert_eq!(error.to_string(), "2 elements for shape [3]; expected 3");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn from_slice(
         pool: &BucketPool<A>,
         shape: impl Into<Shape>,
         elements: &[T],
-    ) -> Result<Self, AllocError> {
+    ) -> Result<Self, AllocError>
+    where
+        A: Transfer,
+    {
         Self::from_slice_on(pool, pool.allocator().clock().default_stream(), shape, elements)
     }
 
@@ -241,7 +257,8 @@ impl<T: Pod, A: Transfer> PooledArray<T, A> {
     ///
     /// # Errors
     ///
-    /// As for [`PooledArray::new_on`] and [`PooledArray::write_on`].
+    /// [`Why::WrongLength`] for another number of elements than the shape has, or as for
+    /// [`PooledArray::new_on`] and [`PooledArray::write_on`].
     ///
     /// See [`PooledArray::from_slice`] for an example.
     pub fn from_slice_on(
@@ -249,11 +266,31 @@ impl<T: Pod, A: Transfer> PooledArray<T, A> {
         stream: &StreamOf<A>,
         shape: impl Into<Shape>,
         elements: &[T],
-    ) -> Result<Self, AllocError> {
+    ) -> Result<Self, AllocError>
+    where
+        A: Transfer,
+    {
+        let shape = shape.into();
+        if let Some(expected) = shape.elements().filter(|expected| *expected != elements.len()) {
+            return Err(Self::wrong_length(pool, &shape, expected, elements.len()));
+        }
         let mut array = Self::new_on(pool, stream, shape)?;
         let written = array.write_on(stream, elements);
         written.map_err(|cause| pool.refusal(cause, array.buffer.size()))?;
         Ok(array)
+    }
+
+    #[cold]
+    fn wrong_length(
+        pool: &BucketPool<A>,
+        shape: &Shape,
+        expected: usize,
+        given: usize,
+    ) -> AllocError {
+        let text = format!("{given} elements for shape {shape:?}; expected {expected}");
+        let bytes = expected.saturating_mul(size_of::<T>());
+        let cause = wrong_length("fill an array", given, expected);
+        pool.refusal(cause, bytes as u64).with_argument(text)
     }
 
     /// Overwrites all elements, on the device's default stream.
@@ -270,10 +307,15 @@ impl<T: Pod, A: Transfer> PooledArray<T, A> {
     /// let mut array = PooledArray::new(&pool, [2, 2])?;
     /// array.write(&[1, 2, 3, 4])?;
     /// assert_eq!(array.to_vec()?, [1, 2, 3, 4]);
-    /// assert_eq!(array.write(&[1, 2]).unwrap_err().why, Why::OutOfRange);
+    /// let error = array.write(&[1, 2]).unwrap_err();
+    /// assert_eq!(error.why, Why::WrongLength);
+    /// assert_eq!(error.to_string(), "write to an array: wrong number of elements: 2, expected 4");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn write(&mut self, elements: &[T]) -> Result<(), DeviceError> {
+    pub fn write(&mut self, elements: &[T]) -> Result<(), DeviceError>
+    where
+        A: Transfer,
+    {
         let on = self.buffer.allocator().clock().default_stream().clone();
         self.write_on(&on, elements)
     }
@@ -282,12 +324,15 @@ impl<T: Pod, A: Transfer> PooledArray<T, A> {
     ///
     /// # Errors
     ///
-    /// [`Why::OutOfRange`] for another number of elements than the array has, or as for
+    /// [`Why::WrongLength`] for another number of elements than the array has, or as for
     /// [`PooledBuffer::write_at_on`].
     ///
     /// See [`PooledArray::new_on`] for an example.
-    pub fn write_on(&mut self, stream: &StreamOf<A>, elements: &[T]) -> Result<(), DeviceError> {
-        self.check(elements.len(), "write other elements than the array has")?;
+    pub fn write_on(&mut self, stream: &StreamOf<A>, elements: &[T]) -> Result<(), DeviceError>
+    where
+        A: Transfer,
+    {
+        self.check(elements.len(), "write to an array")?;
         self.buffer.write_at_on(stream, 0, bytemuck::cast_slice(elements))
     }
 
@@ -306,10 +351,13 @@ impl<T: Pod, A: Transfer> PooledArray<T, A> {
     /// let mut elements = [0; 3];
     /// array.read(&mut elements)?;
     /// assert_eq!(elements, [1, 2, 3]);
-    /// assert_eq!(array.read(&mut [0; 2]).unwrap_err().why, Why::OutOfRange);
+    /// assert_eq!(array.read(&mut [0; 2]).unwrap_err().why, Why::WrongLength);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn read(&self, to: &mut [T]) -> Result<(), DeviceError> {
+    pub fn read(&self, to: &mut [T]) -> Result<(), DeviceError>
+    where
+        A: Transfer,
+    {
         self.read_on(self.buffer.allocator().clock().default_stream(), to)
     }
 
@@ -317,12 +365,15 @@ impl<T: Pod, A: Transfer> PooledArray<T, A> {
     ///
     /// # Errors
     ///
-    /// [`Why::OutOfRange`] for another number of elements than the array has, or as for
+    /// [`Why::WrongLength`] for another number of elements than the array has, or as for
     /// [`PooledBuffer::read_at_on`].
     ///
     /// See [`PooledArray::new_on`] for an example.
-    pub fn read_on(&self, stream: &StreamOf<A>, to: &mut [T]) -> Result<(), DeviceError> {
-        self.check(to.len(), "read other elements than the array has")?;
+    pub fn read_on(&self, stream: &StreamOf<A>, to: &mut [T]) -> Result<(), DeviceError>
+    where
+        A: Transfer,
+    {
+        self.check(to.len(), "read from an array")?;
         self.buffer.read_at_on(stream, 0, bytemuck::cast_slice_mut(to))
     }
 
@@ -333,20 +384,26 @@ impl<T: Pod, A: Transfer> PooledArray<T, A> {
     /// As for [`PooledArray::read`].
     ///
     /// See [`PooledArray::write`] for an example.
-    pub fn to_vec(&self) -> Result<Vec<T>, DeviceError> {
+    pub fn to_vec(&self) -> Result<Vec<T>, DeviceError>
+    where
+        A: Transfer,
+    {
         let mut elements = vec![T::zeroed(); self.elements()];
         self.read(&mut elements)?;
         Ok(elements)
     }
 
     fn check(&self, elements: usize, call: &'static str) -> Result<(), DeviceError> {
-        if elements == self.elements() {
-            return Ok(());
+        match self.elements() {
+            expected if expected == elements => Ok(()),
+            expected => Err(wrong_length(call, elements, expected)),
         }
-        let bytes = elements.saturating_mul(size_of::<T>());
-        let end = i64::try_from(bytes).unwrap_or(i64::MAX);
-        Err(DeviceError::new(Why::OutOfRange, call, end))
     }
+}
+
+fn wrong_length(call: &'static str, given: usize, expected: usize) -> DeviceError {
+    let [given, expected] = [given, expected].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
+    DeviceError::new(Why::WrongLength, call, given).expected(expected)
 }
 
 impl<A: DeviceAllocator> BucketPool<A> {

@@ -1,24 +1,24 @@
 //! The configuration of a pool as a file.
 
-use crate::device::Sliceable;
+mod number;
+
+use crate::device::{DeviceAllocator, Sliceable};
+use crate::error::config::ConfigError;
 use crate::policy::limit::CachedLimit;
 use crate::pool::BucketPool;
 use crate::pool::builder::PoolBuilder;
+use crate::pool::settings::CACHED_SHARES;
 use crate::spec::PolicySpec;
 use serde::{Deserialize, Serialize};
-use std::fmt;
-
-/// The largest share: one that is meant in per cent is refused.
-const MAX_SHARE: f64 = 10.0;
 
 /// The configuration of a pool, as `cargo xtask advise` writes it: TOML or any other format of
 /// serde.
 ///
 /// ```toml
 /// policy = "tiered:4K+64K"      # any text of a `PolicySpec`
-/// cached_share = 0.25           # of the peak; or
-/// # cached_limit = 67108864     # in bytes
-/// # reserved_limit = 8589934592 # in bytes
+/// cached_share = 0.25           # of the peak, or "25%"; or
+/// # cached_limit = "64M"        # or 67108864 bytes
+/// # reserved_limit = "8G"
 /// # bucket_limit = 20           # cached blocks of one size
 /// # ahead = [[64, 16]]          # blocks that are allocated ahead: bytes, count
 /// ```
@@ -31,13 +31,13 @@ pub struct PoolConfig {
     /// The policy; a preset, or an arena.
     pub policy: PolicySpec,
     /// The limit on cached blocks in bytes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "number::size", skip_serializing_if = "Option::is_none")]
     pub cached_limit: Option<u64>,
     /// The limit on cached blocks as a share of the allocated peak.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "number::share", skip_serializing_if = "Option::is_none")]
     pub cached_share: Option<f64>,
     /// The limit on reserved bytes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "number::size", skip_serializing_if = "Option::is_none")]
     pub reserved_limit: Option<u64>,
     /// The limit on the number of cached blocks of one size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -45,22 +45,6 @@ pub struct PoolConfig {
     /// Blocks that are allocated when the pool is made: bytes, and how many.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ahead: Option<Vec<(u64, usize)>>,
-}
-
-/// A configuration that contradicts itself: what it says, and what was expected.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConfigError(String);
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for ConfigError {}
-
-fn wrong(what: impl fmt::Display, expected: &'static str) -> ConfigError {
-    ConfigError(format!("{what}; expected {expected}"))
 }
 
 impl PoolConfig {
@@ -81,30 +65,34 @@ impl PoolConfig {
     fn check(&self) -> Result<(), ConfigError> {
         if self.bucket_limit.is_some() && self.policy.has_arena() {
             let found = format!("`bucket_limit` with policy `{}`", self.policy);
-            return Err(wrong(found, "it with policies without an arena only"));
+            return Err(ConfigError::new(found, "it with policies without an arena only"));
         }
         if self.cached_limit.is_some() && self.cached_share.is_some() {
-            return Err(wrong("`cached_limit` and `cached_share`", "one of them"));
+            return Err(ConfigError::new("`cached_limit` and `cached_share`", "one of them"));
         }
         match self.cached_share {
-            Some(share) if !(0.0..=MAX_SHARE).contains(&share) => {
+            Some(share) if !CACHED_SHARES.contains(&share) => {
                 let found = format!("`cached_share = {share}`");
-                Err(wrong(found, "a share from 0 to 10; 0.25 is 25 %"))
+                Err(ConfigError::new(found, "a share from 0 to 10; 0.25 is 25 %"))
             }
             _ => Ok(()),
         }
     }
 }
 
-impl<A: Sliceable> PoolBuilder<A> {
+impl<A: DeviceAllocator> PoolBuilder<A> {
     /// Sets what a configuration sets.
     ///
     /// # Errors
     ///
-    /// A key that contradicts another or the policy, or a share out of its range.
+    /// A key that contradicts another or the policy, or a share out of its range; and what
+    /// [`PoolBuilder::try_build`] refuses, set here or before.
     ///
     /// See [`BucketPool::from_config`] for an example.
-    pub fn config(self, config: &PoolConfig) -> Result<Self, ConfigError> {
+    pub fn config(self, config: &PoolConfig) -> Result<Self, ConfigError>
+    where
+        A: Sliceable,
+    {
         config.check()?;
         let mut builder = config.policy.set(self);
         if let Some(bytes) = config.cached_limit {
@@ -122,11 +110,12 @@ impl<A: Sliceable> PoolBuilder<A> {
         if let Some(blocks) = &config.ahead {
             builder = builder.ahead(blocks);
         }
+        builder.check()?;
         Ok(builder)
     }
 }
 
-impl<A: Sliceable> BucketPool<A> {
+impl<A: DeviceAllocator> BucketPool<A> {
     /// Creates a pool with a configuration, such as `cargo xtask advise` writes it.
     ///
     /// # Errors
@@ -146,7 +135,10 @@ impl<A: Sliceable> BucketPool<A> {
     /// assert!(error.starts_with("`bucket_limit` with policy `arena`; expected "), "{error}");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn from_config(device: A, config: &PoolConfig) -> Result<Self, ConfigError> {
+    pub fn from_config(device: A, config: &PoolConfig) -> Result<Self, ConfigError>
+    where
+        A: Sliceable,
+    {
         Ok(Self::builder(device).config(config)?.build())
     }
 }

@@ -12,6 +12,7 @@
 mod model;
 mod pool_suite;
 mod port_suite;
+mod promise;
 mod script;
 mod secrets;
 mod shrink;
@@ -37,7 +38,7 @@ const STEPS: usize = if cfg!(miri) { 20 } else { 60 };
 ///
 /// # Panics
 ///
-/// At the first promise of the port that the backend does not keep.
+/// At the first promise that the backend does not keep, with the promise and what was seen.
 pub fn run<A: Transfer>(make: impl Fn() -> A) {
     port_suite::run(&make);
     pool_suite::run(&make);
@@ -61,6 +62,6 @@ pub fn run<A: Transfer>(make: impl Fn() -> A) {
 pub fn run_arena<A: Sliceable + Transfer>(make: impl Fn() -> A, config: &ArenaConfig) {
     port_suite::run_parts(&make);
     pool_suite::run_on(&|| BucketPool::builder(make()).arena(config.clone()));
-    secrets::no_owner_sees_anothers_bytes(BucketPool::builder(make()).arena(config.clone()));
+    secrets::run_arena(|| BucketPool::builder(make()).arena(config.clone()));
     Subject::new(make).arena(config).try_random(0..SCRIPTS, STEPS);
 }

@@ -54,7 +54,7 @@ pub use array::shape::Shape;
 pub use book::arena::{ArenaConfig, MemoryMap, RangeMap, RangeState, SegmentMap};
 pub use budget::{Budget, Pressure};
 pub use bytemuck::Pod;
-pub use config::{ConfigError, PoolConfig};
+pub use config::PoolConfig;
 pub use device::transfer::{Arrival, Transfer, TransferLater};
 pub use device::zero::ZeroPolicy;
 pub use device::{
@@ -62,7 +62,9 @@ pub use device::{
     ReleaseCall, Request, Sliceable, StreamOf, VirtualMemory, WholeBlocks, Zeroing,
 };
 pub use erased::{AnyBuffer, AnyPool};
-pub use error::{AllocError, DeviceError, Figures, Verdict, Why};
+pub use error::config::ConfigError;
+pub use error::figures::{Figures, Verdict};
+pub use error::{AllocError, DeviceError, Why};
 pub use fork::{forks, watch_forks};
 pub use observe::breakdown::{Breakdown, RequestCounts};
 pub use observe::leaks::{LeakTracker, LiveBuffer};

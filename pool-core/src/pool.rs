@@ -10,6 +10,7 @@ mod model;
 pub(crate) mod private_pool;
 mod reference;
 mod report;
+pub(crate) mod settings;
 mod stages;
 mod store;
 #[cfg(all(test, shuttle))]
@@ -211,8 +212,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         bytes: u64,
         alignment: u64,
     ) -> Result<PooledBuffer<A>, AllocError> {
-        let kind = self.store().aligned(A::Kind::default(), alignment);
-        let kind = kind.map_err(|cause| self.refusal(cause, bytes))?;
+        let kind = self.kind_aligned(alignment, bytes)?;
         self.allocate_kind(self.allocator().clock().default_stream(), bytes, kind)
     }
 
@@ -228,8 +228,20 @@ impl<A: DeviceAllocator> BucketPool<A> {
         if alignment <= self.allocator().alignment_of(kind) {
             return self.lend(stream, bytes, kind, zeroed);
         }
-        let kind = self.store().aligned(kind, alignment);
-        self.lend(stream, bytes, kind.map_err(|cause| self.refusal(cause, bytes))?, zeroed)
+        self.lend(stream, bytes, self.kind_aligned(alignment, bytes)?, zeroed)
+    }
+
+    /// Returns the kind of memory whose blocks start at multiples of `alignment` bytes.
+    fn kind_aligned(&self, alignment: u64, bytes: u64) -> Result<A::Kind, AllocError> {
+        self.store().aligned(A::Kind::default(), alignment).map_err(|cause| {
+            let text = match cause {
+                DeviceError { why: Why::Unsupported, expected: most @ 1.., .. } => {
+                    format!("alignment of {alignment} B; expected a power of two up to {most}")
+                }
+                _ => format!("alignment of {alignment} B: {cause}"),
+            };
+            self.refusal(cause, bytes).with_argument(text)
+        })
     }
 
     /// Allocates a buffer of a given kind of memory for work on `stream`. All other allocations are

@@ -338,10 +338,7 @@ impl DeviceAllocator for SimDevice {
 
     /// Accepts each power of two up to a page: simulated addresses are not real memory.
     fn aligned(&self, _kind: (), alignment: u64) -> Result<(), DeviceError> {
-        if alignment.is_power_of_two() && alignment <= engine::ALIGNMENT {
-            return Ok(());
-        }
-        Err(DeviceError::new(Why::Unsupported, "alignment of simulated memory", 0))
+        DeviceError::check_alignment(alignment, engine::ALIGNMENT)
     }
 
     fn allocate(&self, request: Request<()>, _on: &SimStream) -> Result<SimBlock, DeviceError> {

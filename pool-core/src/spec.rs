@@ -2,7 +2,7 @@
 //!
 //! This is the only place that reads or writes the text.
 
-use crate::book::arena::ArenaConfig;
+use crate::book::arena::{ArenaConfig, MAX_SLACK, PAGES};
 use crate::device::{DeviceAllocator, Sliceable};
 use crate::policy::BucketPolicy;
 use crate::pool::builder::PoolBuilder;
@@ -10,7 +10,6 @@ use crate::preset::Preset;
 use crate::size::{GIB, KIB, ShareText, SizeText};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 /// The default granule of an arena, in bytes.
@@ -19,10 +18,6 @@ const ARENA_GRANULE: u64 = 512;
 const MAX_ARENA_GRANULE: u64 = 4 * KIB;
 /// The default slack of `arena:pages=..`: the share that it may hold beyond the peak of live bytes.
 const SLACK: f64 = 0.05;
-/// The bytes that a page may have.
-const PAGES: RangeInclusive<u64> = 4 * KIB..=GIB;
-/// The largest slack: a larger number was meant in per cent.
-const MAX_SLACK: f64 = 10.0;
 
 /// A policy with its granule, an arena, or a preset: what `--policy` and the key `policy` of a
 /// [`PoolConfig`](crate::PoolConfig) say.

@@ -164,6 +164,16 @@ fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
+/// A number of things, with their name in the singular.
+struct Plural(u64, &'static str);
+
+impl fmt::Display for Plural {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(count, name) = self;
+        write!(f, "{count} {name}{}", if *count == 1 { "" } else { "s" })
+    }
+}
+
 impl fmt::Display for PoolStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let percent = |rate: f64| format!("{:.1} %", 100.0 * rate);
@@ -194,9 +204,14 @@ impl fmt::Display for PoolStats {
             of_limit(f, now, limit)?;
             writeln!(f)?;
         }
-        let (blocks, sizes) = (self.cached_buffers, self.keys);
         let kept = self.cached_bytes.saturating_sub(self.deferred_bytes);
-        write!(f, "cached       {} in {blocks} blocks of {sizes} sizes", Bytes(self.cached_bytes))?;
+        write!(f, "cached       {}", Bytes(self.cached_bytes))?;
+        if self.cached_buffers > 0 {
+            write!(f, " in {}", Plural(self.cached_buffers, "block"))?;
+        }
+        if self.cached_buffers > 0 && self.keys > 0 {
+            write!(f, " of {}", Plural(self.keys, "size"))?;
+        }
         if self.deferred_bytes > 0 {
             write!(f, ", {} of it to be freed", Bytes(self.deferred_bytes))?;
         }

@@ -6,7 +6,7 @@ use crate::device::CudaDevice;
 use crate::driver::forked;
 use crate::events::{CudaDriver, PoolStream};
 use crate::pinned::CudaPinnedAllocator;
-use crate::sizes::{GRANULE, aligned, size};
+use crate::sizes::{GRANULE, size};
 use crate::waiting::Waiting;
 use cudarc::driver::{result, sys};
 use pool_core::{
@@ -196,7 +196,7 @@ impl<S: Source> DeviceAllocator for CudaMemory<S> {
     }
 
     fn aligned(&self, _kind: (), alignment: u64) -> Result<(), DeviceError> {
-        aligned(alignment, ALIGNMENT)
+        DeviceError::check_alignment(alignment, ALIGNMENT)
     }
 
     fn allocate(&self, request: Request<()>, on: &PoolStream) -> Result<CudaBlock, DeviceError> {

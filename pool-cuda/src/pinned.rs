@@ -5,7 +5,7 @@ use crate::block::Owner;
 use crate::device::CudaDevice;
 use crate::driver::forked;
 use crate::events::{CudaDriver, PoolStream, ViewStream};
-use crate::sizes::{GRANULE, aligned, size};
+use crate::sizes::{GRANULE, size};
 use crate::waiting::Waiting;
 use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop, result, sys};
 use pool_core::{
@@ -182,7 +182,7 @@ impl DeviceAllocator for CudaPinnedAllocator {
     }
 
     fn aligned(&self, _kind: (), alignment: u64) -> Result<(), DeviceError> {
-        aligned(alignment, ALIGNMENT)
+        DeviceError::check_alignment(alignment, ALIGNMENT)
     }
 
     fn allocate(&self, request: Request<()>, _on: &PoolStream) -> Result<PinnedBlock, DeviceError> {

@@ -42,6 +42,9 @@ pub struct HostAllocator {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Alignment(u32);
 
+/// The largest alignment in bytes.
+const MAX_ALIGNMENT: u32 = 1 << 31;
+
 /// Largest alignment in bytes for which `alloc_zeroed` calls `calloc` (library/std/src/sys/alloc,
 /// `MIN_ALIGN` on 64-bit machines).
 const NATURAL: usize = 16;
@@ -163,11 +166,9 @@ impl DeviceAllocator for HostAllocator {
     }
 
     fn aligned(&self, kind: Alignment, alignment: u64) -> Result<Alignment, DeviceError> {
-        let refused = DeviceError::new(Why::Unsupported, "alignment of host memory", 0);
-        match u32::try_from(alignment) {
-            Ok(alignment) if alignment.is_power_of_two() => Ok(Alignment(alignment.max(kind.0))),
-            _ => Err(refused),
-        }
+        DeviceError::check_alignment(alignment, MAX_ALIGNMENT.into())?;
+        let alignment = u32::try_from(alignment).unwrap_or(MAX_ALIGNMENT);
+        Ok(Alignment(alignment.max(kind.0)))
     }
 
     fn allocate(&self, request: Request<Alignment>, _on: &()) -> Result<HostBlock, DeviceError> {

@@ -129,14 +129,7 @@ impl DeviceAllocator for PinnedAllocator {
 
     /// Accepts any power of two up to a page, because blocks begin at pages.
     fn aligned(&self, (): (), alignment: u64) -> Result<(), DeviceError> {
-        if alignment.is_power_of_two() && alignment <= system::page_bytes() {
-            return Ok(());
-        }
-        Err(DeviceError::new(
-            Why::Unsupported,
-            "alignment of pinned memory: a power of two, up to a page",
-            0,
-        ))
+        DeviceError::check_alignment(alignment, system::page_bytes())
     }
 
     fn alignment_of(&self, (): ()) -> u64 {

@@ -475,10 +475,7 @@ impl DeviceAllocator for WgpuAllocator {
     /// A whole buffer begins where any binding may.
     fn aligned(&self, kind: Usage, alignment: u64) -> Result<Usage, DeviceError> {
         let most = u64::from(wgpu::Limits::default().min_storage_buffer_offset_alignment);
-        if alignment.is_power_of_two() && alignment <= most {
-            return Ok(kind);
-        }
-        Err(DeviceError::new(Why::Unsupported, "alignment of a wgpu buffer", 0))
+        DeviceError::check_alignment(alignment, most).map(|()| kind)
     }
 
     fn allocate(&self, request: Request<Usage>, _: &WgpuStream) -> Result<WgpuBlock, DeviceError> {

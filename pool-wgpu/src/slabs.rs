@@ -239,10 +239,7 @@ impl<R: Role> DeviceAllocator for WgpuSlabs<R> {
     }
 
     fn aligned(&self, _kind: (), alignment: u64) -> Result<(), DeviceError> {
-        if alignment.is_power_of_two() && alignment <= self.granule() {
-            return Ok(());
-        }
-        Err(DeviceError::new(Why::Unsupported, "alignment of a piece of a wgpu buffer", 0))
+        DeviceError::check_alignment(alignment, self.granule())
     }
 
     fn allocate(&self, request: Request<()>, on: &WgpuStream) -> Result<WgpuBlock, DeviceError> {

@@ -1,6 +1,7 @@
 //! Arrays in host memory: slices, indices, and results from the same pool.
 
 use super::{PooledArray, Shape};
+use crate::device::DeviceAllocator;
 use crate::error::{AllocError, DeviceError, Why};
 use crate::pool::BucketPool;
 use crate::pool::host_memory::HostMemory;
@@ -9,7 +10,7 @@ use std::iter::Sum;
 use std::ops::{Deref, DerefMut, Index, IndexMut};
 use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
 
-impl<T: Pod, A: HostMemory> PooledArray<T, A> {
+impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     /// Allocates an array and sets each element to `value`.
     ///
     /// # Errors
@@ -21,14 +22,20 @@ impl<T: Pod, A: HostMemory> PooledArray<T, A> {
         pool: &BucketPool<A>,
         shape: impl Into<Shape>,
         value: T,
-    ) -> Result<Self, AllocError> {
+    ) -> Result<Self, AllocError>
+    where
+        A: HostMemory,
+    {
         let mut array = Self::new(pool, shape)?.checked()?;
         array.fill(value);
         Ok(array)
     }
 
     /// Size and alignment come from safe methods of the backend, which may be wrong.
-    pub(super) fn checked(self) -> Result<Self, AllocError> {
+    pub(super) fn checked(self) -> Result<Self, AllocError>
+    where
+        A: HostMemory,
+    {
         let slice = bytemuck::try_cast_slice::<u8, T>(&self.buffer);
         let elements = slice.map_or(0, <[T]>::len);
         if size_of::<T>() == 0 || elements == self.elements() {
@@ -47,7 +54,10 @@ impl<T: Pod, A: HostMemory> PooledArray<T, A> {
     /// As for [`PooledArray::new`].
     ///
     /// See [`PooledArray::from_elem`] for an example.
-    pub fn map<U: Pod>(&self, f: impl FnMut(&T) -> U) -> Result<PooledArray<U, A>, AllocError> {
+    pub fn map<U: Pod>(&self, f: impl FnMut(&T) -> U) -> Result<PooledArray<U, A>, AllocError>
+    where
+        A: HostMemory,
+    {
         let mut result = PooledArray::new(&self.pool, self.shape.clone())?.checked()?;
         let elements = result.iter_mut().zip(self.iter().map(f));
         elements.for_each(|(to, value)| *to = value);
@@ -58,17 +68,24 @@ impl<T: Pod, A: HostMemory> PooledArray<T, A> {
     ///
     /// # Errors
     ///
-    /// [`Why::Unsupported`] for arrays of different shapes, or as for [`PooledArray::new`].
+    /// [`Why::ShapeMismatch`] for arrays of different shapes, or as for [`PooledArray::new`].
     ///
     /// See [`PooledArray::from_elem`] for an example.
     pub fn zip_with<U: Pod, V: Pod>(
         &self,
         other: &PooledArray<U, A>,
         mut f: impl FnMut(T, U) -> V,
-    ) -> Result<PooledArray<V, A>, AllocError> {
+    ) -> Result<PooledArray<V, A>, AllocError>
+    where
+        A: HostMemory,
+    {
         if self.shape != other.shape {
-            let cause = DeviceError::new(Why::Unsupported, "combine arrays of two shapes", 0);
-            return Err(self.pool.refusal(cause, self.buffer.size()));
+            let text = format!(
+                "arrays of shapes {:?} and {:?}; expected two arrays of one shape",
+                self.shape, other.shape
+            );
+            let cause = DeviceError::new(Why::ShapeMismatch, "combine arrays", 0);
+            return Err(self.pool.refusal(cause, self.buffer.size()).with_argument(text));
         }
         let mut result = PooledArray::new(&self.pool, self.shape.clone())?.checked()?;
         for ((to, a), b) in result.iter_mut().zip(self.iter()).zip(other.iter()) {
@@ -82,6 +99,7 @@ impl<T: Pod, A: HostMemory> PooledArray<T, A> {
     pub fn sum(&self) -> T
     where
         T: Sum<T>,
+        A: HostMemory,
     {
         self.iter().copied().sum()
     }
@@ -93,7 +111,10 @@ impl<T: Pod, A: HostMemory> PooledArray<T, A> {
     /// As for [`PooledArray::new`].
     ///
     /// See [`PooledArray::from_elem`] for an example.
-    pub fn try_clone(&self) -> Result<Self, AllocError> {
+    pub fn try_clone(&self) -> Result<Self, AllocError>
+    where
+        A: HostMemory,
+    {
         let mut copy = Self::new(&self.pool, self.shape.clone())?.checked()?;
         copy.copy_from_slice(self);
         Ok(copy)

@@ -24,6 +24,9 @@ fn each_contradiction_has_one_line() {
         "policy = 'exact'\ncached_share = 25",
         "policy = 'exact'\ncached_share = -0.1",
         "policy = 'exact'\ncached_limit = -1",
+        "policy = 'exact'\ncached_limit = '1X'",
+        "policy = 'exact'\nreserved_limit = 1.5",
+        "policy = 'exact'\ncached_share = 'all'",
         "policy = 'exact'\nlimit = 1",
         "policy = 'preset:tiles'",
         "policy = 'arena'\nbucket_limit = 8",
@@ -31,6 +34,20 @@ fn each_contradiction_has_one_line() {
     ];
     let refusals: Vec<String> = texts.into_iter().map(refusal).collect();
     insta::assert_snapshot!(refusals.join("\n"));
+}
+
+#[test]
+fn sizes_and_shares_are_numbers_or_text() {
+    let limits = |text: &str| {
+        let config: PoolConfig = toml::from_str(text).unwrap();
+        (config.reserved_limit, config.cached_limit, config.cached_share)
+    };
+    let text = "policy = 'exact'\nreserved_limit = '1G'\ncached_limit = '1.5M'";
+    assert_eq!(limits(text), (Some(1 << 30), Some(3 << 19), None));
+    let text = "policy = 'exact'\nreserved_limit = 4096\ncached_share = '25%'";
+    assert_eq!(limits(text), (Some(4096), None, Some(0.25)));
+    assert_eq!(limits("policy = 'exact'\ncached_share = 1"), (None, None, Some(1.0)));
+    assert_eq!(limits("policy = 'exact'"), (None, None, None));
 }
 
 #[test]

@@ -1,37 +1,60 @@
 //! Promises of a pool that programs rely on, over any memory.
-#![expect(clippy::unwrap_used, reason = "a suite of tests: a panic is how it reports")]
+#![expect(clippy::panic, reason = "a suite of tests: a panic is how it reports")]
 
+use super::promise::{Served, allocate, contents, promise};
 use crate::{
-    BucketPolicy, BucketPool, CachedLimit, KIB, MIB, PoolBuilder, PooledBuffer, Transfer, Why,
-    ZeroPolicy,
+    AllocError, BucketPolicy, BucketPool, CachedLimit, KIB, MIB, PoolBuilder, PooledBuffer,
+    Transfer, Why, ZeroPolicy,
 };
-use std::thread;
+use std::{fmt, thread};
 
 /// Fills all bytes that were requested.
 fn fill<A: Transfer>(buffer: &mut PooledBuffer<A>, byte: u8) {
-    let bytes = vec![byte; usize::try_from(buffer.size()).unwrap()];
-    buffer.write_at(0, &bytes).unwrap();
+    let bytes = vec![byte; usize::try_from(buffer.size()).unwrap_or(usize::MAX)];
+    buffer.write_at(0, &bytes).served(format_args!("a write of {} bytes", bytes.len()));
 }
 
 /// The part of the suite that holds for pools of whole blocks: there a free may be a call of the
 /// device.
 pub(super) fn run<A: Transfer>(make: &impl Fn() -> A) {
-    blocks_are_reused(make());
-    cached_bytes_are_bounded(make());
-    cached_blocks_go_back(make());
-    detached_blocks_leave(make());
+    promise("a pool serves a request from the block that was freed before", || {
+        blocks_are_reused(make());
+    });
+    promise("a pool keeps no more cached bytes and blocks than its limits", || {
+        cached_bytes_are_bounded(make());
+    });
+    promise("`shrink_to`, `trim` and `clear` give cached blocks back", || {
+        cached_blocks_go_back(make());
+    });
+    promise("a detached block leaves the pool, and outlives it", || detached_blocks_leave(make()));
 }
 
 /// The part that holds for every pool.
 pub(super) fn run_on<A: Transfer>(make: &impl Fn() -> PoolBuilder<A>) {
-    sizes(make());
-    contents_belong_to_their_owner(&make().build());
-    zeroed_memory_reads_as_zeroes(make);
-    limits_hold(make);
-    impossible_sizes_are_refused(make());
-    alignments(&make().build());
-    any_order_of_drops(make);
-    threads_share_a_pool(make);
+    promise("a buffer of any size holds its bytes", || sizes(make()));
+    promise("a buffer keeps its bytes while others come and go", || {
+        contents_belong_to_their_owner(&make().build());
+    });
+    promise("zeroed memory reads as zeroes, fresh or used", || zeroed_memory_reads_as_zeroes(make));
+    promise("a pool stays below its reserved limit, and reuses cached memory there", || {
+        limits_hold(make);
+    });
+    promise("impossible sizes are refused and take nothing", || {
+        impossible_sizes_are_refused(make());
+    });
+    promise("an alignment is kept, or refused with `Why::Unsupported`", || {
+        alignments(&make().build());
+    });
+    promise("pools and buffers may be dropped in any order", || any_order_of_drops(make));
+    promise("threads share a pool below its limit", || threads_share_a_pool(make));
+}
+
+/// Returns the error of a request that must be refused.
+fn refused<A: Transfer>(
+    result: Result<PooledBuffer<A>, AllocError>,
+    request: impl fmt::Display,
+) -> AllocError {
+    result.err().unwrap_or_else(|| panic!("{request} was served, expected an error"))
 }
 
 /// The figures of a pool add up.
@@ -49,12 +72,12 @@ fn sizes<A: Transfer>(builder: PoolBuilder<A>) {
     let pool = builder.policy(BucketPolicy::Exact).build();
     let granule = pool.granule();
     for bytes in [0, 1, granule - 1, granule, granule + 1, 4095, 4096, 4097, MIB - 1, MIB] {
-        let mut buffer = pool.allocate(bytes).unwrap();
+        let mut buffer = allocate(&pool, bytes);
         assert_eq!(buffer.size(), bytes);
         assert!(buffer.allocated_size() >= bytes.max(1));
         assert!(buffer.allocated_size().is_multiple_of(granule));
         fill(&mut buffer, 0x5A);
-        assert_eq!(buffer.contents().unwrap(), vec![0x5A; usize::try_from(bytes).unwrap()]);
+        assert_eq!(contents(&buffer), vec![0x5A; usize::try_from(bytes).unwrap_or(usize::MAX)]);
         check(&pool);
     }
 }
@@ -62,7 +85,7 @@ fn sizes<A: Transfer>(builder: PoolBuilder<A>) {
 fn contents_belong_to_their_owner<A: Transfer>(pool: &BucketPool<A>) {
     let mut live = Vec::new();
     for turn in 0..100_u8 {
-        let mut buffer = pool.allocate(u64::from(turn) * 97).unwrap();
+        let mut buffer = allocate(pool, u64::from(turn) * 97);
         fill(&mut buffer, turn);
         live.push((turn, buffer));
         if turn % 3 == 0 {
@@ -70,7 +93,7 @@ fn contents_belong_to_their_owner<A: Transfer>(pool: &BucketPool<A>) {
         }
     }
     for (turn, buffer) in &live {
-        assert!(buffer.contents().unwrap().iter().all(|byte| byte == turn), "buffer {turn}");
+        assert!(contents(buffer).iter().all(|byte| byte == turn), "buffer {turn}");
     }
     check(pool);
 }
@@ -78,7 +101,7 @@ fn contents_belong_to_their_owner<A: Transfer>(pool: &BucketPool<A>) {
 fn blocks_are_reused<A: Transfer>(allocator: A) {
     let pool = BucketPool::new(allocator);
     for _ in 0..10 {
-        drop(pool.allocate(3000).unwrap());
+        drop(allocate(&pool, 3000));
     }
     let stats = pool.stats();
     assert_eq!((stats.hits, stats.misses, stats.reuses), (9, 1, 9));
@@ -88,14 +111,14 @@ fn blocks_are_reused<A: Transfer>(allocator: A) {
 fn zeroed_memory_reads_as_zeroes<A: Transfer>(make: &impl Fn() -> PoolBuilder<A>) {
     for zero in [ZeroPolicy::Never, ZeroPolicy::OnAllocate, ZeroPolicy::OnReturn] {
         let pool = make().zero(zero).build();
-        pool.warm_up(&[(700, 1), (5000, 1)]).unwrap();
+        pool.warm_up(&[(700, 1), (5000, 1)]).served("`warm_up` of two blocks");
         for bytes in [1, 700, 1000, 1024, 5000] {
             for _fresh_then_used in 0..2 {
                 let mut buffer = match zero {
-                    ZeroPolicy::Never => pool.allocate_zeroed(bytes).unwrap(),
-                    _ => pool.allocate(bytes).unwrap(),
+                    ZeroPolicy::Never => pool.allocate_zeroed(bytes).served("`allocate_zeroed`"),
+                    _ => allocate(&pool, bytes),
                 };
-                let dirty = buffer.contents().unwrap().iter().filter(|byte| **byte != 0).count();
+                let dirty = contents(&buffer).iter().filter(|byte| **byte != 0).count();
                 assert_eq!(dirty, 0, "{zero:?}, {bytes} bytes");
                 fill(&mut buffer, 0xEE);
             }
@@ -120,7 +143,7 @@ fn limits_hold<A: Transfer>(make: &impl Fn() -> PoolBuilder<A>) {
         let pool = make().policy(policy).reserved_limit(64 * unit).build();
         let live: Vec<_> = std::iter::from_fn(|| pool.allocate(10 * unit).ok()).collect();
         assert!((4..=6).contains(&live.len()), "{} buffers under the limit", live.len());
-        let error = pool.allocate(10 * unit).unwrap_err();
+        let error = refused(pool.allocate(10 * unit), "a request above the limit");
         assert_eq!((error.why(), error.figures().requested_bytes), (Why::Limit, 10 * unit));
         drop(live);
         // All of it is cached and of other sizes; it goes back for the one that needs it.
@@ -133,7 +156,7 @@ fn limits_hold<A: Transfer>(make: &impl Fn() -> PoolBuilder<A>) {
 fn impossible_sizes_are_refused<A: Transfer>(builder: PoolBuilder<A>) {
     let pool = builder.policy(BucketPolicy::Exact).build();
     for bytes in [u64::MAX, u64::MAX - 511, i64::MAX.unsigned_abs() + 1] {
-        let error = pool.allocate(bytes).unwrap_err();
+        let error = refused(pool.allocate(bytes), format_args!("a request of {bytes} B"));
         assert_eq!(error.figures().requested_bytes, bytes, "{error}");
     }
     assert_eq!((pool.stats().failures, pool.stats().reserved_bytes), (3, 0));
@@ -142,7 +165,8 @@ fn impossible_sizes_are_refused<A: Transfer>(builder: PoolBuilder<A>) {
 
 fn alignments<A: Transfer>(pool: &BucketPool<A>) {
     for bad in [0, 3, 48, u64::MAX] {
-        let error = pool.allocate_aligned(100, bad).unwrap_err();
+        let buffer = pool.allocate_aligned(100, bad);
+        let error = refused(buffer, format_args!("an alignment of {bad} B"));
         assert_eq!(error.why(), Why::Unsupported, "alignment {bad}");
     }
     assert!(pool.allocate_aligned(100, 1).is_ok());
@@ -163,13 +187,13 @@ fn cached_bytes_are_bounded<A: Transfer>(allocator: A) {
     for turn in 1..=40 {
         let live: Vec<_> = (0..8).map(|i| pool.allocate(turn * 100 + i % 2 * KIB)).collect();
         drop(live);
-        pool.trim(0).unwrap(); // the deferred frees
+        pool.trim(0).served("`trim`"); // the deferred frees
         assert!(pool.stats().cached_bytes <= 64 * KIB);
         assert!(pool.cached_buffers().values().all(|count| *count <= 3));
         check(&pool);
     }
-    drop(pool.allocate(33 * KIB).unwrap());
-    pool.trim(0).unwrap();
+    drop(allocate(&pool, 33 * KIB));
+    pool.trim(0).served("`trim`");
     assert!(!pool.cached_buffers().contains_key(&(33 * KIB)), "more than half the bound is kept");
 }
 
@@ -181,13 +205,13 @@ fn unit<A: Transfer>(pool: &BucketPool<A>) -> u64 {
 fn cached_blocks_go_back<A: Transfer>(allocator: A) {
     let pool = BucketPool::builder(allocator).cached_limit(CachedLimit::Unlimited).build();
     let unit = unit(&pool);
-    pool.warm_up(&[(unit, 8), (64 * unit, 2)]).unwrap();
+    pool.warm_up(&[(unit, 8), (64 * unit, 2)]).served("`warm_up` of ten blocks");
     assert_eq!(pool.cached_buffers(), [(unit, 8), (64 * unit, 2)].into());
-    assert_eq!(pool.shrink_to(70 * unit).unwrap(), 128 * unit);
+    assert_eq!(pool.shrink_to(70 * unit).served("`shrink_to`"), 128 * unit);
     assert_eq!(pool.cached_buffers(), [(unit, 8)].into());
-    assert_eq!(pool.trim(unit + 1).unwrap(), 2 * unit);
-    let live = pool.allocate(unit).unwrap();
-    assert_eq!(pool.clear().unwrap(), 5 * unit);
+    assert_eq!(pool.trim(unit + 1).served("`trim`"), 2 * unit);
+    let live = allocate(&pool, unit);
+    assert_eq!(pool.clear().served("`clear`"), 5 * unit);
     assert_eq!((pool.stats().reserved_bytes, pool.allocated_bytes()), (unit, unit));
     drop(live);
     check(&pool);
@@ -195,15 +219,15 @@ fn cached_blocks_go_back<A: Transfer>(allocator: A) {
 
 fn detached_blocks_leave<A: Transfer>(allocator: A) {
     let pool = BucketPool::new(allocator);
-    let mut block = pool.allocate(1000).unwrap().detach();
+    let mut block = allocate(&pool, 1000).detach();
     fill(&mut block, 3);
     assert_eq!((block.size(), block.allocated_size()), (1000, unit(&pool)));
     assert_eq!(pool.stats().reserved_bytes, unit(&pool));
-    block.free().unwrap();
+    block.free().served("`free` of a detached block");
     assert_eq!((pool.stats().reserved_bytes, pool.cached_buffers().len()), (0, 0));
-    let block = pool.allocate(1000).unwrap().detach();
+    let block = allocate(&pool, 1000).detach();
     drop(pool);
-    assert!(block.contents().unwrap().len() == 1000);
+    assert_eq!(block.contents().served("a read of a detached block").len(), 1000);
 }
 
 fn any_order_of_drops<A: Transfer>(make: &impl Fn() -> PoolBuilder<A>) {
@@ -212,9 +236,10 @@ fn any_order_of_drops<A: Transfer>(make: &impl Fn() -> PoolBuilder<A>) {
     drop(pool.allocate(100));
     drop(pool.clone());
     drop(pool);
-    thread::spawn(move || drop(moved)).join().unwrap();
-    drop(kept.unwrap());
-    drop(late);
+    let joined = thread::spawn(move || drop(moved)).join();
+    assert!(joined.is_ok(), "the drop of a buffer on another thread panicked");
+    drop(kept.served("a request of 1 byte"));
+    drop(late.served("a request of 3 bytes"));
     drop(other);
 }
 
@@ -226,9 +251,9 @@ fn threads_share_a_pool<A: Transfer>(make: &impl Fn() -> PoolBuilder<A>) {
             let pool = &pool;
             scope.spawn(move || {
                 for turn in 0..200_u64 {
-                    let mut buffer = pool.allocate(turn * 37 % 9000).unwrap();
+                    let mut buffer = allocate(pool, turn * 37 % 9000);
                     fill(&mut buffer, thread);
-                    assert!(buffer.contents().unwrap().iter().all(|byte| *byte == thread));
+                    assert!(contents(&buffer).iter().all(|byte| *byte == thread));
                 }
             });
         }

@@ -1,9 +1,9 @@
 //! The promises of a `ZeroPolicy`: no byte of an owner reaches the next one, and where the policy
 //! says so none reaches the device. The rounding tail of a block is part of it.
 #![expect(clippy::naive_bytecount, reason = "a test: no need for speed")]
-#![expect(clippy::unwrap_used, reason = "a suite of tests: a panic is how it reports")]
 #![expect(unsafe_code, reason = "the port's copies, of whole blocks that a call owns")]
 
+use super::promise::{Served, allocate, contents, promise};
 use crate::device::transfer::Transfer;
 use crate::device::{DeviceAllocator, MarkOf, Memory, Request, StreamOf, Zeroing};
 use crate::error::DeviceError;
@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The byte that owners write.
 const CANARY: u8 = 0xC5;
+const NO_BYTE_OF_ANOTHER: &str = "`ZeroPolicy::OnReturn`: no owner reads a byte of another";
 /// Owners use less of a block of 1 KiB than all of it, and the next one uses more.
 const SIZES: [u64; 6] = [1024, 1, 700, 1023, 5, 1024];
 
@@ -63,7 +64,7 @@ impl<A: Transfer> DeviceAllocator for Watched<A> {
 
     fn free(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
         let on = self.clock().default_stream().clone();
-        let mut bytes = vec![0; usize::try_from(block.1).unwrap()];
+        let mut bytes = vec![0; usize::try_from(block.1).unwrap_or(usize::MAX)];
         let whole = self.inner.view(&block.0, 0, block.1, &on);
         for mark in after {
             self.clock().synchronize(*mark)?;
@@ -122,13 +123,29 @@ impl<A: Transfer> Transfer for Watched<A> {
 
 /// The policies that zero, over allocators that `make` makes.
 pub(super) fn run<A: Transfer>(make: &impl Fn() -> A) {
-    let hits = no_owner_sees_anothers_bytes(BucketPool::builder(make()));
-    assert!(hits > 3, "blocks were reused {hits} times");
-    a_block_is_zeroed_whole_before_it_is_handed_out(make());
+    promise(NO_BYTE_OF_ANOTHER, || {
+        let hits = no_owner_sees_anothers_bytes(BucketPool::builder(make()));
+        assert!(hits > 3, "blocks were reused {hits} times, expected more than 3");
+    });
+    promise(
+        "`ZeroPolicy::OnAllocate`: `zero` fills all of a block, also its rounding tail",
+        || {
+            a_block_is_zeroed_whole_before_it_is_handed_out(make());
+        },
+    );
     // Elsewhere a drop may not give the device work, and a block is zeroed when it serves again.
     if A::MEMORY.free_in_drop && matches!(A::MEMORY.zeroing, Zeroing::AtOnce) {
-        no_byte_reaches_the_device(make());
+        promise("`ZeroPolicy::OnReturn`: no byte of an owner goes back to the device", || {
+            no_byte_reaches_the_device(make());
+        });
     }
+}
+
+/// The same over pools with an arena, which `make` makes.
+pub(super) fn run_arena<A: Transfer>(make: impl Fn() -> PoolBuilder<A>) {
+    promise(NO_BYTE_OF_ANOTHER, || {
+        no_owner_sees_anothers_bytes(make());
+    });
 }
 
 fn watched<A: Transfer>(inner: A, zero: ZeroPolicy) -> (BucketPool<Watched<A>>, Arc<AtomicU64>) {
@@ -139,16 +156,16 @@ fn watched<A: Transfer>(inner: A, zero: ZeroPolicy) -> (BucketPool<Watched<A>>, 
 }
 
 fn use_all<A: Transfer>(pool: &BucketPool<A>, bytes: u64) {
-    let mut buffer = pool.allocate(bytes).unwrap();
-    let seen = buffer.contents().unwrap().into_iter().filter(|byte| *byte == CANARY).count();
+    let mut buffer = allocate(pool, bytes);
+    let seen = contents(&buffer).into_iter().filter(|byte| *byte == CANARY).count();
     assert_eq!(seen, 0, "{seen} of {bytes} bytes are another owner's");
-    let canaries = vec![CANARY; usize::try_from(bytes).unwrap()];
-    buffer.write_at(0, &canaries).unwrap();
+    let canaries = vec![CANARY; usize::try_from(bytes).unwrap_or(usize::MAX)];
+    buffer.write_at(0, &canaries).served(format_args!("a write of {bytes} bytes"));
 }
 
 /// Owners of all sizes follow each other; in a pool with an arena their blocks are split and
 /// coalesced. Returns how many were hits.
-pub(super) fn no_owner_sees_anothers_bytes<A: Transfer>(builder: PoolBuilder<A>) -> u64 {
+fn no_owner_sees_anothers_bytes<A: Transfer>(builder: PoolBuilder<A>) -> u64 {
     let pool = builder.zero(ZeroPolicy::OnReturn).cached_limit(CachedLimit::Unlimited).build();
     for turn in 0..3 {
         for bytes in SIZES.into_iter().chain([5000, 40_000]) {
@@ -165,7 +182,7 @@ fn a_block_is_zeroed_whole_before_it_is_handed_out<A: Transfer>(inner: A) {
     for bytes in SIZES {
         use_all(&pool, bytes);
     }
-    pool.allocate(1).unwrap().detach().free().unwrap();
+    allocate(&pool, 1).detach().free().served("`free` of a detached block");
     let found = found.load(Relaxed);
     assert_eq!(found, 0, "{found} bytes of the first owner in the second's rounding tail");
 }
@@ -177,10 +194,10 @@ fn no_byte_reaches_the_device<A: Transfer>(inner: A) {
     }
     let large = 9 * crate::MIB; // larger than what is kept
     use_all(&pool, large);
-    let mut detached = pool.allocate(700).unwrap();
-    detached.write_at(0, &[CANARY; 700]).unwrap();
-    detached.detach().free().unwrap();
-    pool.clear().unwrap();
+    let mut detached = allocate(&pool, 700);
+    detached.write_at(0, &[CANARY; 700]).served("a write of 700 bytes");
+    detached.detach().free().served("`free` of a detached block");
+    pool.clear().served("`clear`");
     drop(pool);
     let found = found.load(Relaxed);
     assert_eq!(found, 0, "{found} bytes of an owner reached the device");

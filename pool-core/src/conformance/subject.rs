@@ -150,7 +150,7 @@ impl<A: Transfer> fmt::Debug for Subject<'_, A> {
 }
 
 /// The text of a panic.
-fn message(panic: &(dyn std::any::Any + Send)) -> &str {
+pub(super) fn message(panic: &(dyn std::any::Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("of another type")
 }

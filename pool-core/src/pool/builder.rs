@@ -23,32 +23,38 @@ use std::sync::Arc;
 #[must_use = "a builder makes nothing until `build`"]
 pub struct PoolBuilder<A: DeviceAllocator> {
     allocator: A,
-    policy: Option<BucketPolicy>,
-    granule: Option<u64>,
+    pub(super) policy: Option<BucketPolicy>,
+    pub(super) granule: Option<u64>,
     reserved_limit: u64,
-    cached_limit: Option<CachedLimit>,
-    bucket_limit: BucketLimit,
+    pub(super) cached_limit: Option<CachedLimit>,
+    pub(super) bucket_limit: BucketLimit,
     full_bucket: FullBucket,
-    window: RangeInclusive<u64>,
+    pub(super) window: RangeInclusive<u64>,
     ahead: Vec<(u64, usize)>,
     zero: ZeroPolicy,
     statistics: bool,
     steal: StealPolicy,
     retention: Retention,
-    fraction: Option<f64>,
+    pub(super) fraction: Option<f64>,
     on_shortage: Option<OnShortage>,
     /// `None` for one of each pool's own.
     budget: Option<Budget>,
     observers: Observers,
     guards: Option<Guards<A>>,
-    book: Option<MakeBook<A>>,
+    pub(super) book: Option<MakeBook<A>>,
 }
 
 /// The configuration of an arena, and the function that makes its book. It is stored where the
 /// device is known to be sliceable.
-type MakeBook<A> = (ArenaConfig, fn(&A, ArenaConfig) -> PoolBook<A>);
+pub(super) type MakeBook<A> = (ArenaConfig, fn(&A, ArenaConfig) -> PoolBook<A>);
 
-impl<A: Sliceable> PoolBuilder<A> {
+impl<A: DeviceAllocator> PoolBuilder<A> {
+    /// Sets how requests are rounded to size classes. Unless set, powers of two without an arena,
+    /// and exact sizes with an arena, which uses the rest of a range for other requests.
+    pub fn policy(self, policy: BucketPolicy) -> Self {
+        Self { policy: Some(policy), ..self }
+    }
+
     /// Gives the pool an arena, which splits blocks out of large ones and coalesces free
     /// neighbours.
     ///
@@ -70,12 +76,13 @@ impl<A: Sliceable> PoolBuilder<A> {
     /// assert_eq!(device.calls().commits, 2);
     /// # Ok::<(), pool_core::AllocError>(())
     /// ```
-    pub fn arena(self, config: ArenaConfig) -> Self {
+    pub fn arena(self, config: ArenaConfig) -> Self
+    where
+        A: Sliceable,
+    {
         Self { book: Some((config, PoolBook::new)), ..self }
     }
-}
 
-impl<A: HostMemory> PoolBuilder<A> {
     /// Detects writes beyond the end of a buffer, and writes to freed memory.
     ///
     /// Each buffer has at least 16 bytes more, whose contents are checked when it is freed. Freed
@@ -84,16 +91,11 @@ impl<A: HostMemory> PoolBuilder<A> {
     /// thread that frees or requests; a panic in `report` is caught.
     ///
     /// It is for tests, because each request and each free touches all bytes of the block.
-    pub fn guards(self, report: impl Fn(&Damage) + Send + Sync + 'static) -> Self {
+    pub fn guards(self, report: impl Fn(&Damage) + Send + Sync + 'static) -> Self
+    where
+        A: HostMemory,
+    {
         Self { guards: Some(Guards::new(Arc::new(report))), ..self }
-    }
-}
-
-impl<A: DeviceAllocator> PoolBuilder<A> {
-    /// Sets how requests are rounded to size classes. Unless set, powers of two without an arena,
-    /// and exact sizes with an arena, which uses the rest of a range for other requests.
-    pub fn policy(self, policy: BucketPolicy) -> Self {
-        Self { policy: Some(policy), ..self }
     }
 
     /// Sets the granule in bytes: requests are rounded up to a multiple of it before the policy
@@ -154,7 +156,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// not report its memory, only the latter holds. (`PyTorch`:
     /// `set_per_process_memory_fraction`.)
     pub fn memory_fraction(self, share: f64) -> Self {
-        Self { fraction: Some(share.clamp(0.0, 1.0)), ..self }
+        Self { fraction: Some(share), ..self }
     }
 
     /// Sets when a stream may steal memory that another stream freed. [`StealPolicy::Wait`] unless
@@ -272,6 +274,9 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     }
 
     /// Makes the pool. Takes no memory from the device except for [`PoolBuilder::ahead`].
+    ///
+    /// A setting that cannot be, such as a share of 7, is replaced by the nearest one that can;
+    /// [`PoolBuilder::try_build`] refuses it.
     #[must_use]
     pub fn build(self) -> BucketPool<A> {
         let cached = self.bound_on_cached_bytes();
@@ -330,7 +335,10 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     )]
     fn share_of_device(&self) -> u64 {
         let total = self.allocator.total_bytes();
-        let share = self.fraction.zip(total).map(|(share, total)| (total as f64 * share) as u64);
+        let share = self
+            .fraction
+            .zip(total)
+            .map(|(share, total)| (total as f64 * share.clamp(0.0, 1.0)) as u64);
         share.unwrap_or(u64::MAX)
     }
 }

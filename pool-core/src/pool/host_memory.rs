@@ -94,7 +94,8 @@ fn part(
     if end <= bytes {
         return Ok(start..end);
     }
-    Err(DeviceError::new(Why::OutOfRange, call, i64::try_from(end).unwrap_or(i64::MAX)))
+    let [end, bytes] = [end, bytes].map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
+    Err(DeviceError::new(Why::OutOfRange, call, end).expected(bytes))
 }
 
 // Here and not in the host crate: the orphan rule wants it beside `PooledBuffer`.

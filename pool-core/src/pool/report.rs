@@ -1,7 +1,8 @@
 //! The figures of a pool around a refusal.
 
 use crate::device::DeviceAllocator;
-use crate::error::{AllocError, DeviceError, Figures, Verdict, Why};
+use crate::error::figures::{Figures, Verdict};
+use crate::error::{AllocError, DeviceError, Why};
 use crate::pool::store::Store;
 
 impl<A: DeviceAllocator> Store<A> {
@@ -32,6 +33,7 @@ impl<A: DeviceAllocator> Store<A> {
         cached_by_stream.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         Figures {
             cause,
+            wrong_argument: None,
             requested_bytes: 0,
             rounded_bytes: 0,
             reserved_bytes: self.ledger.reserved(),

@@ -21,7 +21,8 @@ use crate::block::request::PoolRequest;
 #[cfg(any(loom, shuttle))]
 use crate::checker::thread;
 use crate::device::DeviceAllocator;
-use crate::error::{AllocError, DeviceError, Figures};
+use crate::error::figures::Figures;
+use crate::error::{AllocError, DeviceError};
 use crate::observe::tag::Tag;
 use crate::observe::{About, EventKind, Reason};
 use crate::pool::store::{Effort, Goal, Grant, Returned, Store};

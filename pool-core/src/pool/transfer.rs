@@ -7,6 +7,10 @@ use crate::error::{DeviceError, Why};
 use crate::pool::buffer::PooledBuffer;
 use crate::stream::clock::StreamClock;
 
+fn saturated(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
 impl<A: DeviceAllocator> PooledBuffer<A> {
     /// Checks that `bytes` bytes from `offset` on are the buffer's.
     fn holds(&self, offset: u64, bytes: usize, call: &'static str) -> Result<(), DeviceError> {
@@ -14,12 +18,12 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         if end <= self.size() {
             return Ok(());
         }
-        let end = i64::try_from(end).unwrap_or(i64::MAX);
-        Err(DeviceError::new(Why::OutOfRange, call, end))
+        Err(DeviceError::new(Why::OutOfRange, call, saturated(end))
+            .expected(saturated(self.size())))
     }
 }
 
-impl<A: Transfer> PooledBuffer<A> {
+impl<A: DeviceAllocator> PooledBuffer<A> {
     /// Copies `bytes` into the buffer from byte `offset` on, on the device's default stream.
     ///
     /// # Errors
@@ -40,7 +44,10 @@ impl<A: Transfer> PooledBuffer<A> {
     /// assert_eq!(buffer.write_at(7, b"ab").unwrap_err().why, Why::OutOfRange);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+    pub fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError>
+    where
+        A: Transfer,
+    {
         let on = self.allocator().clock().default_stream().clone();
         self.write_at_on(&on, offset, bytes)
     }
@@ -75,7 +82,10 @@ impl<A: Transfer> PooledBuffer<A> {
         stream: &StreamOf<A>,
         offset: u64,
         bytes: &[u8],
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), DeviceError>
+    where
+        A: Transfer,
+    {
         self.holds(offset, bytes.len(), "write to a buffer")?;
         let used = self.on(stream)?;
         // SAFETY: inside of the buffer, as just checked; it is borrowed alone, and `on` has ordered
@@ -105,7 +115,10 @@ impl<A: Transfer> PooledBuffer<A> {
     /// assert_eq!(buffer.read_at(6, &mut middle).unwrap_err().why, Why::OutOfRange);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn read_at(&self, offset: u64, to: &mut [u8]) -> Result<(), DeviceError> {
+    pub fn read_at(&self, offset: u64, to: &mut [u8]) -> Result<(), DeviceError>
+    where
+        A: Transfer,
+    {
         self.read_at_on(self.allocator().clock().default_stream(), offset, to)
     }
 
@@ -123,7 +136,10 @@ impl<A: Transfer> PooledBuffer<A> {
         stream: &StreamOf<A>,
         offset: u64,
         to: &mut [u8],
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), DeviceError>
+    where
+        A: Transfer,
+    {
         self.holds(offset, to.len(), "read from a buffer")?;
         let used = self.on(stream)?;
         // SAFETY: inside of the buffer, as just checked; it is borrowed, so the program does not
@@ -138,7 +154,10 @@ impl<A: Transfer> PooledBuffer<A> {
     /// As for [`PooledBuffer::read_at_on`].
     ///
     /// See [`PooledBuffer::write_at`] for an example.
-    pub fn contents(&self) -> Result<Vec<u8>, DeviceError> {
+    pub fn contents(&self) -> Result<Vec<u8>, DeviceError>
+    where
+        A: Transfer,
+    {
         let too_large = |_| DeviceError::new(Why::TooLarge, "read from a buffer", 0);
         let mut bytes = vec![0; usize::try_from(self.size()).map_err(too_large)?];
         self.read_at(0, &mut bytes)?;
@@ -146,7 +165,7 @@ impl<A: Transfer> PooledBuffer<A> {
     }
 }
 
-impl<A: TransferLater> PooledBuffer<A> {
+impl<A: DeviceAllocator> PooledBuffer<A> {
     /// Copies `bytes` into the buffer from byte `offset` on, in the order of `stream`, through
     /// staging memory: does not wait for the device.
     ///
@@ -174,7 +193,10 @@ impl<A: TransferLater> PooledBuffer<A> {
         stream: &StreamOf<A>,
         offset: u64,
         bytes: &[u8],
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), DeviceError>
+    where
+        A: TransferLater,
+    {
         self.holds(offset, bytes.len(), "write to a buffer")?;
         let used = self.on(stream)?;
         // SAFETY: as in `write_at_on`.
@@ -195,7 +217,10 @@ impl<A: TransferLater> PooledBuffer<A> {
         stream: &StreamOf<A>,
         offset: u64,
         bytes: usize,
-    ) -> Result<A::Arrival, DeviceError> {
+    ) -> Result<A::Arrival, DeviceError>
+    where
+        A: TransferLater,
+    {
         self.holds(offset, bytes, "read from a buffer")?;
         let used = self.on(stream)?;
         // SAFETY: as in `read_at_on`.

@@ -3,6 +3,7 @@
 
 mod arena;
 mod book;
+mod broken_backends;
 mod budgets;
 mod caches;
 mod caching;
@@ -15,6 +16,7 @@ mod limits;
 mod lives;
 mod locks;
 mod many_blocks;
+mod messages;
 mod observers;
 mod panics;
 mod presets;
@@ -24,6 +26,7 @@ mod regressions_arena;
 mod regressions_faults;
 mod schedules;
 mod scripts;
+mod settings;
 mod sim;
 mod streams;
 mod unwinding;

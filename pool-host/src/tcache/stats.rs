@@ -80,8 +80,8 @@ impl fmt::Display for TcacheStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} allocations, {:.1} % hits, {} misses, {} past it; {} live, {} idle in \
-             {} thread caches, {} in the depot, {} in pages, of {} at most",
+            "{} allocations, {:.1} % hits, {} misses, {} bypasses; {} live; cached {} in {} thread \
+             caches, {} in the depot, {} in free pages, of {} at most",
             self.allocations,
             100.0 * self.hit_rate(),
             self.misses,

@@ -1,7 +1,9 @@
 //! The configuration of an arena: how it takes memory from the device and splits it.
 
+use crate::error::config::ConfigError;
 use crate::size::{GIB, KIB, LARGEST, MIB};
 use crate::stream::order::StealPolicy;
+use std::ops::RangeInclusive;
 
 /// The configuration of an arena: how it takes memory from the device and splits it. Three
 /// configurations are ready made; each number can be changed.
@@ -23,6 +25,8 @@ pub struct ArenaConfig {
     pub(crate) max_split: u64,
     pub(crate) gc_threshold: Option<f64>,
     pub(crate) uncached: bool,
+    /// The first value that was replaced by one that can be.
+    wrong: Option<ConfigError>,
 }
 
 /// The source of an arena's memory.
@@ -40,6 +44,10 @@ pub(crate) enum Source {
     Blocks,
 }
 
+/// The bytes that a page may have.
+pub(crate) const PAGES: RangeInclusive<u64> = 4 * KIB..=GIB;
+/// The largest slack: a larger number was meant in per cent.
+pub(crate) const MAX_SLACK: f64 = 10.0;
 /// The share of the slack that may be committed above the peak of allocated bytes. The rest is a
 /// reserve for pages that streams still use.
 const OWN_SHARE_OF_SLACK: f64 = 0.7;
@@ -86,7 +94,16 @@ impl ArenaConfig {
     /// as large as the device's.
     pub fn pages(page_bytes: u64, slack: f64) -> Self {
         let most = 1.0 + OWN_SHARE_OF_SLACK * slack.max(0.0);
-        Self::from(Source::Pages { bytes: page_bytes.clamp(1, 1 << 40).next_power_of_two(), most })
+        let bytes = page_bytes.clamp(1, 1 << 40).next_power_of_two();
+        let is_page = page_bytes.is_power_of_two() && PAGES.contains(&page_bytes);
+        let config = Self::from(Source::Pages { bytes, most }).expect(is_page, || {
+            let setting = format!("`pages` of {page_bytes} B");
+            ConfigError::new(setting, "a power of two, 4 KiB to 1 GiB")
+        });
+        config.expect((0.0..=MAX_SLACK).contains(&slack), || {
+            let setting = format!("a slack of {slack}");
+            ConfigError::new(setting, "a share from 0 to 10; 0.05 is 5 %")
+        })
     }
 
     /// Returns a configuration with the constants of `PyTorch`'s caching allocator.
@@ -103,7 +120,9 @@ impl ArenaConfig {
     /// Returns the configuration of an arena whose segments are multiples of `bytes` bytes, for
     /// memory without virtual addresses.
     pub fn segments(bytes: u64) -> Self {
-        Self::from(Source::Segments(bytes.max(KIB)))
+        Self::from(Source::Segments(bytes.max(KIB))).expect(bytes >= KIB, || {
+            ConfigError::new(format!("`segments` of {bytes} B"), "1 KiB or more")
+        })
     }
 
     /// Returns the configuration of a pool without an arena: blocks of the device, which are not
@@ -122,14 +141,31 @@ impl ArenaConfig {
             max_split: u64::MAX,
             gc_threshold: None,
             uncached: false,
+            wrong: None,
         }
+    }
+
+    /// Notes what is wrong with a value, if it is not as expected.
+    fn expect(self, is_valid: bool, wrong: impl FnOnce() -> ConfigError) -> Self {
+        let wrong = self.wrong.clone().or_else(|| (!is_valid).then(wrong));
+        Self { wrong, ..self }
+    }
+
+    /// Refuses values that were replaced when they were set.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        self.wrong.clone().map_or(Ok(()), Err)
     }
 
     /// Sets the granule in bytes: requests are rounded up to a multiple of it. The granule is
     /// rounded up to a power of two, is at least the device's own granule and alignment, and at
     /// most 1 GiB. 512 unless set.
     pub fn granule(self, bytes: u64) -> Self {
-        Self { granule: bytes.clamp(1, GIB).next_power_of_two(), ..self }
+        let is_valid = bytes.is_power_of_two() && bytes <= GIB;
+        let config = Self { granule: bytes.clamp(1, GIB).next_power_of_two(), ..self };
+        config.expect(is_valid, || {
+            let setting = format!("`granule` of {bytes} B of an arena");
+            ConfigError::new(setting, "a power of two up to 1 GiB")
+        })
     }
 
     /// Sets the limit, in bytes, on reserved memory. No limit unless set, here or by
@@ -156,7 +192,10 @@ impl ArenaConfig {
     /// segments, the least recently used first. Off unless set, and off without a limit over a
     /// device that does not tell its memory. (`PyTorch`: `garbage_collection_threshold`.)
     pub fn gc_threshold(self, share: f64) -> Self {
-        Self { gc_threshold: Some(share), ..self }
+        Self { gc_threshold: Some(share), ..self }.expect(share > 0.0 && share < 1.0, || {
+            let setting = format!("`gc_threshold` of {share}");
+            ConfigError::new(setting, "a share above 0 and below 1, such as 0.8")
+        })
     }
 
     /// Returns the bytes of the segment that is taken for a request; `None` for one that no address

@@ -1,15 +1,12 @@
 //! The memory of a pool as a picture: its segments and their ranges.
 
-use crate::size::Bytes;
 use serde::{Deserialize, Serialize};
-use std::fmt;
 use std::ops::Range;
 
 /// All memory that a pool has from its device, at one moment.
 ///
-/// `Display` draws it for a terminal, a line each segment: `#` is used, `.` is free, `~` is free
-/// behind work that is not seen done, `p` is kept for a graph, and a space has no memory. A
-/// character shows what most of its bytes are.
+/// `Display` draws what has memory for a terminal, with its legend: one line or more for each
+/// segment, all on one scale. A character shows what most of its bytes are.
 ///
 /// ```
 /// # use pool_core as bucketpool;
@@ -25,7 +22,8 @@ use std::ops::Range;
 /// assert_eq!(map.fragmentation(), 0.5);
 /// // The pool has not asked yet whether the stream of the second is done: `~`.
 /// let picture = map.to_string();
-/// assert!(picture.contains("################~~~~~~~~~~~~~~~~################................"));
+/// assert!(picture.lines().last().unwrap().starts_with("one character is 16.00 KiB (# used  "));
+/// assert_eq!(picture.matches('~').count(), 64 + 1); // 1 MiB, and the legend
 /// # Ok::<(), pool_core::AllocError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,19 +78,6 @@ pub enum RangeState {
     Hole,
 }
 
-impl RangeState {
-    /// The character of a picture.
-    fn sign(self) -> char {
-        match self {
-            Self::Used => '#',
-            Self::Private => 'p',
-            Self::Free => '.',
-            Self::Pending => '~',
-            Self::Hole => ' ',
-        }
-    }
-}
-
 impl RangeMap {
     /// Its size in bytes.
     #[must_use]
@@ -104,6 +89,25 @@ impl RangeMap {
     #[must_use]
     pub fn is_free(&self) -> bool {
         matches!(self.state, RangeState::Free | RangeState::Pending)
+    }
+}
+
+impl SegmentMap {
+    fn bytes_of(&self, states: &[RangeState]) -> u64 {
+        let ranges = self.ranges.iter().filter(|range| states.contains(&range.state));
+        ranges.map(RangeMap::bytes).sum()
+    }
+
+    /// Bytes that have memory behind them.
+    #[must_use]
+    pub fn committed_bytes(&self) -> u64 {
+        self.bytes - self.bytes_of(&[RangeState::Hole])
+    }
+
+    /// Bytes that buffers and graphs have.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.bytes_of(&[RangeState::Used, RangeState::Private])
     }
 }
 
@@ -133,60 +137,5 @@ impl MemoryMap {
             0 => 0.0,
             free => 1.0 - self.largest_free_bytes() as f64 / free as f64,
         }
-    }
-}
-
-/// Characters of a segment in a picture.
-const WIDTH: u64 = 64;
-/// All states; where two have as many bytes, the first of them is drawn.
-const STATES: [RangeState; 5] = [
-    RangeState::Used,
-    RangeState::Private,
-    RangeState::Free,
-    RangeState::Pending,
-    RangeState::Hole,
-];
-
-/// Writes one character for each part of a segment: the state of most of its bytes.
-fn draw(segment: &SegmentMap, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let start_of = |part: u64| {
-        let start = u128::from(segment.bytes) * u128::from(part) / u128::from(WIDTH);
-        u64::try_from(start).unwrap_or(u64::MAX)
-    };
-    for part in 0..WIDTH {
-        let (start, end) = (start_of(part), start_of(part + 1));
-        let first = segment.ranges.partition_point(|one| one.range.end <= start);
-        let inside = segment.ranges[first..].iter().take_while(|one| one.range.start < end);
-        let mut bytes = [0; STATES.len()];
-        for one in inside {
-            let state = STATES.iter().position(|state| *state == one.state).unwrap_or(0);
-            bytes[state] += one.range.end.min(end) - one.range.start.max(start);
-        }
-        // Of several that are most, `max_by_key` takes the last.
-        let most = (0..STATES.len()).rev().max_by_key(|state| bytes[*state]).unwrap_or(0);
-        write!(f, "{}", STATES[most].sign())?;
-    }
-    Ok(())
-}
-
-impl fmt::Display for MemoryMap {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (number, segment) in self.segments.iter().enumerate() {
-            let bytes = |state| {
-                let ranges = segment.ranges.iter().filter(|range| range.state == state);
-                ranges.map(RangeMap::bytes).sum::<u64>()
-            };
-            let committed = segment.bytes - bytes(RangeState::Hole);
-            let used = bytes(RangeState::Used) + bytes(RangeState::Private);
-            write!(f, "{number:>4} {:>12} |", Bytes(committed).to_string())?;
-            draw(segment, f)?;
-            writeln!(f, "| {} used", Bytes(used))?;
-        }
-        let (free, largest) = (Bytes(self.free_bytes()), Bytes(self.largest_free_bytes()));
-        write!(
-            f,
-            "{free} free, the largest range {largest}, fragmentation {:.2}",
-            self.fragmentation()
-        )
     }
 }

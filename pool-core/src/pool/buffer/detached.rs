@@ -84,7 +84,7 @@ impl<A: DeviceAllocator> Detached<A> {
     }
 }
 
-impl<A: WholeBlocks> Detached<A> {
+impl<A: DeviceAllocator> Detached<A> {
     /// Returns the device's own allocation, for code that frees it with the device's own call.
     ///
     /// The allocation no longer counts under the pool's limit. It may be written once all the marks
@@ -111,7 +111,10 @@ impl<A: WholeBlocks> Detached<A> {
     /// assert!(pool.allocate(4096)?.detach().into_raw().is_err()); // a part of a segment
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn into_raw(self) -> Result<(A::Block, Vec<MarkOf<A>>), Self> {
+    pub fn into_raw(self) -> Result<(A::Block, Vec<MarkOf<A>>), Self>
+    where
+        A: WholeBlocks,
+    {
         if !self.0.store().book.is_blocks() || self.0.store().is_forked() {
             return Err(self);
         }

@@ -29,7 +29,7 @@ use crate::book::list::Group;
 use crate::book::{Book, BookRequest};
 use crate::cache::ThreadCache;
 use crate::device::{Allocating, DeviceAllocator, MarkOf, PageCalls, Sliceable, StreamOf};
-use crate::error::{DeviceError, Why};
+use crate::error::DeviceError;
 use crate::lock::{Lock, LockGuard};
 use crate::policy::limit::CachedLimit;
 use crate::stats::PoolStats;
@@ -443,9 +443,7 @@ impl<A: DeviceAllocator> Store<A> {
     /// A kind whose blocks start at multiples of `alignment` bytes as well.
     pub(crate) fn aligned(&self, kind: A::Kind, alignment: u64) -> Result<A::Kind, DeviceError> {
         let aligned = self.allocator.aligned(kind, alignment)?;
-        if alignment > self.book.alignment {
-            return Err(DeviceError::new(Why::Unsupported, "alignment above the granule", 0));
-        }
+        DeviceError::check_alignment(alignment, self.book.alignment)?;
         // One kind for all ranges: segments are aligned to the granule.
         Ok(if self.book.blocks { aligned } else { kind })
     }

@@ -1,0 +1,66 @@
+//! Sizes and shares in a file: a number, or text as people type it.
+
+use crate::size::{ShareText, SizeText};
+use serde::Deserializer;
+use serde::de::{Error, Visitor};
+use std::fmt;
+
+/// Reads a size in bytes: `1073741824` or `"1G"`.
+pub(super) fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    deserializer.deserialize_any(SizeVisitor).map(Some)
+}
+
+/// Reads a share: `0.25` or `"25%"`.
+pub(super) fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    deserializer.deserialize_any(ShareVisitor).map(Some)
+}
+
+struct SizeVisitor;
+
+impl Visitor<'_> for SizeVisitor {
+    type Value = u64;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("bytes such as 4096, or text such as \"64K\"")
+    }
+
+    fn visit_u64<E: Error>(self, bytes: u64) -> Result<u64, E> {
+        Ok(bytes)
+    }
+
+    fn visit_i64<E: Error>(self, bytes: i64) -> Result<u64, E> {
+        let wrong = |_| E::custom(format!("size `{bytes}`; expected bytes such as 4096"));
+        bytes.try_into().map_err(wrong)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<u64, E> {
+        text.parse().map(|SizeText(bytes)| bytes).map_err(E::custom)
+    }
+}
+
+struct ShareVisitor;
+
+#[expect(clippy::cast_precision_loss, reason = "a share that is a whole number is small")]
+impl Visitor<'_> for ShareVisitor {
+    type Value = f64;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a share such as 0.25, or text such as \"25%\"")
+    }
+
+    fn visit_f64<E: Error>(self, share: f64) -> Result<f64, E> {
+        Ok(share)
+    }
+
+    fn visit_u64<E: Error>(self, share: u64) -> Result<f64, E> {
+        Ok(share as f64)
+    }
+
+    fn visit_i64<E: Error>(self, share: i64) -> Result<f64, E> {
+        Ok(share as f64)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<f64, E> {
+        text.parse().map(|ShareText(share)| share).map_err(E::custom)
+    }
+}

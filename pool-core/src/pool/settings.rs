@@ -1,0 +1,86 @@
+//! Settings of a pool that [`PoolBuilder::try_build`] refuses.
+
+use crate::device::DeviceAllocator;
+use crate::error::config::ConfigError;
+use crate::policy::BucketPolicy;
+use crate::policy::limit::{BucketLimit, CachedLimit};
+use crate::pool::BucketPool;
+use crate::pool::builder::PoolBuilder;
+use std::ops::RangeInclusive;
+
+/// The share of the peak that cached bytes may have. A larger number was meant in per cent.
+pub(crate) const CACHED_SHARES: RangeInclusive<f64> = 0.0..=10.0;
+
+impl<A: DeviceAllocator> PoolBuilder<A> {
+    /// Makes the pool, or refuses settings that [`PoolBuilder::build`] would replace or ignore.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] names the first such setting and what was expected: a factor of
+    /// [`BucketPolicy::Fit`] below 1, no class of [`BucketPolicy::Tiered`], a granule of 0, pages
+    /// or a granule of an arena that are not a power of two, a share out of its range, a window
+    /// without a size, or a bucket limit in a pool with an arena.
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{ArenaConfig, BucketPolicy, BucketPool, sim::SimDevice};
+    ///
+    /// let builder = BucketPool::builder(SimDevice::new());
+    /// let error = builder.clone().policy(BucketPolicy::Fit { alpha: 0.5 }).try_build().unwrap_err();
+    /// assert_eq!(error.to_string(), "`Fit { alpha: 0.5 }`; expected a factor of 1 or more");
+    /// let error = builder.clone().arena(ArenaConfig::pages(3000, 0.05)).try_build().unwrap_err();
+    /// assert_eq!(error.to_string(), "`pages` of 3000 B; expected a power of two, 4 KiB to 1 GiB");
+    /// assert!(builder.try_build().is_ok());
+    /// ```
+    pub fn try_build(self) -> Result<BucketPool<A>, ConfigError> {
+        self.check()?;
+        Ok(self.build())
+    }
+
+    /// Refuses settings that [`PoolBuilder::build`] would replace or ignore.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        if let Some(policy) = &self.policy {
+            check_policy(policy)?;
+        }
+        if self.granule == Some(0) {
+            return Err(ConfigError::new("`granule` of 0 B", "1 or more"));
+        }
+        if let Some(share) = self.fraction.filter(|share| !(0.0..=1.0).contains(share)) {
+            let setting = format!("`memory_fraction` of {share}");
+            return Err(ConfigError::new(setting, "a share from 0 to 1; 0.25 is 25 %"));
+        }
+        match self.cached_limit {
+            Some(CachedLimit::OfPeak(share)) if !CACHED_SHARES.contains(&share) => {
+                let setting = format!("`cached_limit` of {share} times the peak");
+                return Err(ConfigError::new(setting, "a share from 0 to 10; 0.25 is 25 %"));
+            }
+            _ => {}
+        }
+        if self.window.is_empty() {
+            let setting = format!("`window` of {:?} B", self.window);
+            return Err(ConfigError::new(setting, "its first size before its last"));
+        }
+        let Some((arena, _)) = &self.book else { return Ok(()) };
+        if self.bucket_limit != BucketLimit::NONE {
+            let setting = "`bucket_limit` or `large_bucket_limit` with an arena";
+            return Err(ConfigError::new(setting, "them in pools without an arena only"));
+        }
+        arena.check()
+    }
+}
+
+fn check_policy(policy: &BucketPolicy) -> Result<(), ConfigError> {
+    let is_valid = match policy {
+        BucketPolicy::Fit { alpha } => alpha.is_finite() && *alpha >= 1.0,
+        BucketPolicy::Tiered(classes) => classes.iter().any(|class| *class > 0),
+        BucketPolicy::Exact | BucketPolicy::PowerOfTwo => true,
+    };
+    let expected = match policy {
+        _ if is_valid => return Ok(()),
+        BucketPolicy::Tiered(_) => {
+            "at least one class; without one every request bypasses the pool"
+        }
+        _ => "a factor of 1 or more",
+    };
+    Err(ConfigError::new(format!("`{policy:?}`"), expected))
+}

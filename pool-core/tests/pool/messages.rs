@@ -1,0 +1,74 @@
+//! The texts of refused requests: what was wrong, with the values, and what was expected.
+
+use pool_core::sim::SimDevice;
+use pool_core::{
+    AllocError, ArenaConfig, BucketPool, Budget, GIB, KIB, MIB, PooledArray, Verdict, Why,
+};
+
+fn lines(errors: &[AllocError]) -> String {
+    let line = |error: &AllocError| format!("{:?}, {:?}: {error}\n", error.why(), error.verdict());
+    errors.iter().map(line).collect()
+}
+
+#[test]
+fn shapes_lengths_and_alignments_are_named_without_figures_of_memory() {
+    let pool = BucketPool::builder(SimDevice::new()).reserved_limit(GIB).build();
+    let arena = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::grow()).build();
+    let _other = pool.allocate(MIB).unwrap();
+    let errors = [
+        PooledArray::from_slice(&pool, [3, 3], &[0.0_f32; 8]).unwrap_err(),
+        PooledArray::from_slice(&pool, [2], &[0_u8; 3]).unwrap_err(),
+        PooledArray::<f32, _>::new(&pool, [usize::MAX, 4]).unwrap_err(),
+        PooledArray::<f64, _>::zeros(&pool, [1 << 30, 1 << 31]).unwrap_err(),
+        pool.allocate_aligned(100, 3).unwrap_err(),
+        pool.allocate_aligned(100, 0).unwrap_err(),
+        pool.allocate_aligned(100, u64::MAX).unwrap_err(),
+        pool.allocate_aligned(100, MIB).unwrap_err(),
+        arena.allocate_aligned(100, MIB).unwrap_err(),
+    ];
+    assert!(errors.iter().all(|error| error.verdict() == Verdict::Refused));
+    assert_eq!((pool.stats().failures, arena.stats().failures), (8, 1));
+    insta::assert_snapshot!(lines(&errors));
+}
+
+#[test]
+fn an_array_names_both_lengths() {
+    let pool = BucketPool::new(SimDevice::new());
+    let mut array = PooledArray::<f32, _>::zeros(&pool, [3, 3]).unwrap();
+    let mut buffer = pool.allocate(32).unwrap();
+    let errors = [
+        array.write(&[0.0; 8]).unwrap_err(),
+        array.read(&mut [0.0; 10]).unwrap_err(),
+        PooledArray::<f32, _>::zeros(&pool, 0).unwrap().read(&mut [0.0; 2]).unwrap_err(),
+        buffer.write_at(30, &[0; 3]).unwrap_err(),
+        buffer.read_at(u64::MAX, &mut [0]).unwrap_err(),
+    ];
+    insta::assert_snapshot!(errors.map(|error| format!("{:?}: {error}\n", error.why)).concat());
+}
+
+#[test]
+fn a_request_that_cannot_fit_alone_is_told_so() {
+    let limited = BucketPool::builder(SimDevice::new()).reserved_limit(4 * MIB).build();
+    let budget = Budget::new(2 * MIB);
+    let budgeted = BucketPool::builder(SimDevice::new()).budget(&budget).build();
+    let device = BucketPool::new(SimDevice::with_capacity(4 * MIB));
+    let mut errors = vec![limited.allocate(5 * MIB).unwrap_err()];
+    let _live = (limited.allocate(100).unwrap(), device.allocate(MIB).unwrap());
+    errors.push(limited.allocate(100 * MIB).unwrap_err());
+    errors.push(budgeted.allocate(3 * MIB).unwrap_err());
+    errors.push(device.allocate(1 << 60).unwrap_err());
+    for error in &errors {
+        assert!(error.to_string().contains("this request alone"), "{error}");
+        assert!(!error.to_string().contains(" 0 B"), "{error}");
+    }
+    insta::assert_snapshot!(lines(&errors));
+}
+
+#[test]
+fn a_small_request_is_shown_once() {
+    let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4 * KIB).build();
+    let _live = [pool.allocate(2048).unwrap(), pool.allocate(2000).unwrap()];
+    let error = pool.allocate(100).unwrap_err();
+    assert_eq!(error.why(), Why::Limit);
+    insta::assert_snapshot!(lines(&[error]));
+}
