@@ -79,6 +79,21 @@ impl<A: DeviceAllocator> BucketPool<A> {
         &self.store().allocator
     }
 
+    /// Returns the name that [`PoolBuilder::name`](crate::PoolBuilder::name) gave the pool; empty
+    /// if it has none.
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::builder(SimDevice::new()).name("tiles").build();
+    /// assert_eq!(pool.name(), "tiles");
+    /// ```
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.store().name()
+    }
+
     /// Returns the stream that requests without one are for.
     #[must_use]
     pub fn default_stream(&self) -> &StreamOf<A> {

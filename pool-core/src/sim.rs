@@ -55,6 +55,9 @@ pub struct SimDevice {
     refused: Arc<Mutex<Vec<u64>>>,
 }
 
+/// The name of [`SimDevice`] beside `HostAllocator`, `CudaAllocator` and `WgpuAllocator`.
+pub type SimAllocator = SimDevice;
+
 /// The event driver of a simulated device.
 #[derive(Clone)]
 pub struct SimDriver(Arc<Mutex<Engine>>);

@@ -52,8 +52,13 @@ pub struct PoolStats {
     pub misses: u64,
     /// Requests that fit no size class and bypassed the pool to the device.
     pub bypasses: u64,
-    /// Requests that were refused.
+    /// Requests that were refused, those whose timeout ended included.
     pub failures: u64,
+    /// Requests that waited for memory: those that were served later, that timed out or were
+    /// cancelled, and that wait now.
+    pub waits: u64,
+    /// Requests that waited until their timeout ended: a part of `failures`.
+    pub timeouts: u64,
     /// Buffers that were dropped, or that left the pool for good after `detach`.
     pub deallocations: u64,
     /// Deallocations whose block the pool cached at first.
@@ -183,6 +188,9 @@ impl fmt::Display for PoolStats {
             "  hits {}, misses {}, past the pool {}, refused {}",
             self.hits, self.misses, self.bypasses, self.failures
         )?;
+        if self.waits > 0 {
+            writeln!(f, "waits        {}, {} of them timed out", self.waits, self.timeouts)?;
+        }
         writeln!(
             f,
             "frees        {}: {} kept, {} reused, {} evicted",

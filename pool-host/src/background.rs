@@ -9,7 +9,7 @@ mod thread;
 
 pub(crate) use thread::confine;
 
-use crate::system;
+use crate::{stderr, system};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 /// Milliseconds of sleep between two reads of the clock while the cached bytes change.
@@ -77,7 +77,7 @@ impl Background {
             return true;
         }
         if !thread::create(run, self.stack) {
-            system::say(&[b"bucketpool: the system makes no background thread\n"]);
+            stderr::say(&[b"bucketpool: the system makes no background thread\n"]);
             return false;
         }
         true

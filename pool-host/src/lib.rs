@@ -27,6 +27,8 @@ mod pinned;
 mod pressure;
 #[cfg(not(loom))]
 mod settings;
+#[cfg(not(loom))]
+mod stderr;
 mod sync;
 mod system;
 #[cfg(not(loom))]
@@ -61,7 +63,7 @@ pub use pinned::{AtLockLimit, PinnedAllocator, PinnedBlock, PinnedView};
 /// assert_eq!((sums.sum(), sums.try_clone()?.sum()), (18.0, 18.0));
 ///
 /// let other = PooledArray::from_elem(&pool, [3, 2], 1.0_f32)?;
-/// assert_eq!(ones.zip_with(&other, |a, b| a + b).unwrap_err().why(), Why::Unsupported);
+/// assert_eq!(ones.zip_with(&other, |a, b| a + b).unwrap_err().why(), Why::ShapeMismatch);
 /// # Ok::<(), pool_core::AllocError>(())
 /// ```
 pub use pool_core::PooledArray;

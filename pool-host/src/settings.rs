@@ -1,6 +1,6 @@
 //! The settings of an allocator: those of its builder, and those that the environment overrides.
 
-use crate::{limits, system, tracing};
+use crate::{limits, stderr, system, tracing};
 use std::time::Duration;
 
 /// Name of the environment variable. Each allocator reads it once.
@@ -79,7 +79,7 @@ impl Settings {
         let check = (self.mode == Mode::Checked).then_some("check");
         let lease = (self.thread_lease != Self::DEFAULT.thread_lease).then_some("lease");
         for word in [check, lease].into_iter().flatten() {
-            system::say(&[
+            stderr::say(&[
                 b"bucketpool: BUCKETPOOL_HOST: `",
                 word.as_bytes(),
                 b"` is for programs that have a Tcache; it has no effect here\n",
@@ -98,22 +98,23 @@ impl Settings {
     pub(crate) fn with_words(self, words: &[u8]) -> Self {
         let mut settings = self;
         for word in words.split(|byte| *byte == b',').filter(|word| !word.is_empty()) {
-            if settings.apply(word).is_none() {
-                system::say(&[
+            if let Err(wrong) = settings.apply(word) {
+                let expected = wrong.expected().as_bytes();
+                let pieces: [&[u8]; 5] = [
                     b"bucketpool: BUCKETPOOL_HOST: `",
                     word,
-                    b"` is none of off, on, check, background, background=off, huge, stats, \
-                      limit=SIZE, lease=SIZE, decay=MILLISECONDS, trace=FILE (with the feature \
-                      `trace`); SIZE has K, M or G, or is a number of bytes from 4096 on. It is \
-                      ignored.\n",
-                ]);
+                    b"`: ",
+                    expected,
+                    b". It is ignored.\n",
+                ];
+                stderr::say(&pieces);
             }
         }
         settings
     }
 
-    /// Applies one word of the variable; `None` if it is invalid, and then nothing changes.
-    fn apply(&mut self, word: &[u8]) -> Option<()> {
+    /// Applies one word of the variable. Nothing changes if it is wrong.
+    fn apply(&mut self, word: &[u8]) -> Result<(), Wrong> {
         match word {
             b"off" => self.mode = Mode::Off,
             b"on" => self.mode = Mode::On,
@@ -123,18 +124,43 @@ impl Settings {
             b"stats" => self.stats = true,
             b"huge" => self.huge_pages = true,
             _ => {
-                let equals = word.iter().position(|byte| *byte == b'=')?;
+                let equals = word.iter().position(|byte| *byte == b'=').ok_or(Wrong::Word)?;
                 let (name, value) = (&word[..equals], &word[equals + 1..]);
                 match name {
-                    b"limit" => self.cached_limit = size(value)?.max(1),
-                    b"lease" => self.thread_lease = size(value)?,
-                    b"decay" => self.decay = number(value)?,
+                    b"limit" => self.cached_limit = size(value).ok_or(Wrong::Size)?.max(1),
+                    b"lease" => self.thread_lease = size(value).ok_or(Wrong::Size)?,
+                    b"decay" => self.decay = number(value).ok_or(Wrong::Time)?,
                     b"trace" if tracing::name_file(value) => {}
-                    _ => return None,
+                    _ => return Err(Wrong::Word),
                 }
             }
         }
-        Some(())
+        Ok(())
+    }
+}
+
+/// What is wrong with a word of the variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wrong {
+    /// There is no such word, or it has no such value.
+    Word,
+    /// It is followed by no size.
+    Size,
+    /// It is followed by no time.
+    Time,
+}
+
+impl Wrong {
+    /// Returns what was expected, as a sentence without its end.
+    fn expected(self) -> &'static str {
+        match self {
+            Self::Word => {
+                "expected off, on, check, background, background=off, huge, stats, limit=SIZE, \
+                 lease=SIZE, decay=MILLISECONDS, or with the feature `trace` trace=FILE"
+            }
+            Self::Size => "expected a size of 4096 bytes or more, or a number with K, M or G",
+            Self::Time => "expected a number of milliseconds, 0 for never",
+        }
     }
 }
 
@@ -164,11 +190,11 @@ mod tests {
     fn words_of_the_environment() {
         let mut settings = Settings::DEFAULT;
         for word in ["off", "limit=512M", "lease=64K", "decay=250", "background", "huge", "stats"] {
-            assert!(settings.apply(word.as_bytes()).is_some(), "{word}");
+            assert_eq!(settings.apply(word.as_bytes()), Ok(()), "{word}");
         }
         assert!(settings.mode == Mode::Off && settings.background && settings.huge_pages);
         assert!(settings.stats);
-        assert!(settings.apply(b"background=off").is_some() && !settings.background);
+        assert!(settings.apply(b"background=off").is_ok() && !settings.background);
         assert_eq!(
             (settings.cached_limit, settings.thread_lease, settings.decay),
             (512 << 20, 64 << 10, 250)
@@ -186,7 +212,12 @@ mod tests {
             "limit=99999999999G",
             "x=1",
         ] {
-            assert!(settings.apply(word.as_bytes()).is_none(), "{word}");
+            let expected = if word.contains("limit=") || word.contains("lease=") {
+                Wrong::Size
+            } else {
+                Wrong::Word
+            };
+            assert_eq!(settings.apply(word.as_bytes()), Err(expected), "{word}");
         }
         assert_eq!(settings.cached_limit, 512 << 20, "a word that is wrong changes nothing");
     }

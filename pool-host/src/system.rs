@@ -5,7 +5,6 @@
 #![expect(unsafe_code, reason = "the system is called through C")]
 
 use std::ffi::CStr;
-use std::fmt::{self, Write};
 
 /// Returns a monotonic time in milliseconds, as of the last tick of the system's clock (1 to 10 ms
 /// ago).
@@ -115,52 +114,11 @@ pub(crate) fn is_watched() -> bool {
     watchers.into_iter().any(has) || preloaded.windows(9).any(|part| part == b"vgpreload")
 }
 
-/// Writes text to stderr, one piece after the other.
-pub(crate) fn say(pieces: &[&[u8]]) {
-    for piece in pieces {
-        // SAFETY: `write` reads `piece.len()` bytes of `piece`. A failed or partial write is
-        // ignored.
-        unsafe { libc::write(libc::STDERR_FILENO, piece.as_ptr().cast(), piece.len()) };
-    }
-}
-
 /// Has the C library call a function when the process exits. If it cannot, nothing happens.
 pub(crate) fn at_exit(function: extern "C" fn()) {
     // SAFETY: the function lives as long as the process, or as the library that contains it, with
     // which the C library forgets it.
     let _ = unsafe { libc::atexit(function) };
-}
-
-/// Writes a summary to stderr, in one line that begins with the name and number of the process.
-///
-/// A summary of more than 512 bytes is cut.
-pub(crate) fn summarize(summary: &dyn fmt::Display) {
-    let (mut line, mut name) = (Line { bytes: [0; 512], used: 0 }, [0_u8; 16]);
-    // SAFETY: `PR_GET_NAME` writes at most 16 bytes, with a zero byte at the end.
-    unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
-    let name = CStr::from_bytes_until_nul(&name).ok().and_then(|name| name.to_str().ok());
-    let name = name.unwrap_or("?");
-    // SAFETY: `getpid` has no preconditions.
-    let number = unsafe { libc::getpid() };
-    // A line that is too long is cut, which is no error here.
-    let _ = write!(line, "bucketpool: {name} ({number}): {summary}");
-    say(&[&line.bytes[..line.used], b"\n"]);
-}
-
-/// Text in a buffer of fixed size, so that it needs no allocation.
-struct Line {
-    bytes: [u8; 512],
-    used: usize,
-}
-
-impl Write for Line {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        let rest = &mut self.bytes[self.used..];
-        let len = text.len().min(rest.len());
-        rest[..len].copy_from_slice(&text.as_bytes()[..len]);
-        self.used += len;
-        if len == text.len() { Ok(()) } else { Err(fmt::Error) }
-    }
 }
 
 /// Names the calling thread, for those who list threads. At most 15 bytes.

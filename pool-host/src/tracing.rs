@@ -6,7 +6,7 @@
 #![expect(unsafe_code, reason = "memory is mapped, and a thread is made through C")]
 
 use crate::background::{Background, confine};
-use crate::system;
+use crate::{stderr, system};
 use pool_core::ring::{Ring, RingSlot};
 use pool_trace::raw;
 use std::ffi::{OsStr, c_int, c_void};
@@ -64,7 +64,7 @@ pub fn begin() -> bool {
         return !DONE.load(Acquire);
     }
     let Some(slots) = map_slots() else {
-        system::say(&[b"bucketpool: trace: no memory for the ring\n"]);
+        stderr::say(&[b"bucketpool: trace: no memory for the ring\n"]);
         return false;
     };
     if RING.set(Ring::new(slots)).is_err() {
@@ -73,6 +73,7 @@ pub fn begin() -> bool {
     // SAFETY: the handler stores a flag, which is legal in a forked child. If it cannot be
     // registered, a child would fill a ring that nothing reads.
     unsafe { libc::pthread_atfork(None, None, Some(stop)) };
+    stderr::keep();
     system::at_exit(end);
     THREAD.request();
     ON.store(true, Release);
@@ -150,10 +151,10 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
     WRITER.store(thread(), SeqCst);
     system::name_thread(c"bucketpool-trace");
     match write() {
-        Ok(summary) => system::say(&[summary.as_bytes()]),
+        Ok(summary) => stderr::say_at_end(&[summary.as_bytes()]),
         Err(error) => {
             ON.store(false, SeqCst);
-            system::say(&[format!("bucketpool: trace: {error}\n").as_bytes()]);
+            stderr::say_at_end(&[format!("bucketpool: trace: {error}\n").as_bytes()]);
         }
     }
     DONE.store(true, Release);
@@ -169,7 +170,7 @@ fn write() -> io::Result<String> {
     let (file, path) = created(Path::new(OsStr::from_bytes(&name[..*used])))?;
     confine(); // only the file may have needed privileges
     let source = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
-    let recorded = raw::write(RING.get().ok_or_else(none)?, file, source.trim(), &ENDS)?;
+    let recorded = raw::write(RING.get().ok_or_else(none)?, (file, &path), source.trim(), &ENDS)?;
     let (operations, lost) = (recorded.operations, recorded.lost);
     let path = path.display();
     Ok(format!("bucketpool: {operations} operations in {path}, {lost} lost\n"))

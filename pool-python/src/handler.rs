@@ -84,7 +84,7 @@ unsafe extern "C" fn end(capsule: *mut ffi::PyObject) {
 
 /// Sets the handler of the current context. Returns the handler before it.
 ///
-/// `handler` is `Pool.handler()`, a handler that this function has returned, or `None` for NumPy's
+/// `handler` is `Pool._handler()`, a handler that this function has returned, or `None` for NumPy's
 /// own.
 #[pyfunction]
 #[pyo3(signature = (handler, /))]

@@ -57,7 +57,7 @@ impl Pool {
     }
 
     /// The capsule that `set_handler` takes.
-    fn handler<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    fn _handler<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         handler::capsule(py, &self.heap)
     }
 
@@ -100,11 +100,13 @@ pub(crate) fn trim(py: Python<'_>, bytes: Option<&Bound<'_, PyAny>>) -> PyResult
 }
 
 /// Figures that can be added up over pools.
-const ADDED: [&str; 5] = ["allocations", "misses", "live_bytes", "cached_bytes", "returned_bytes"];
+const ADDED: [&str; 6] =
+    ["allocations", "hits", "misses", "live_bytes", "cached_bytes", "returned_bytes"];
 
-fn figures(stats: &PageHeapStats) -> [(&'static str, u64); 7] {
+fn figures(stats: &PageHeapStats) -> [(&'static str, u64); 8] {
     [
         ("allocations", stats.allocations),
+        ("hits", stats.hits()),
         ("misses", stats.misses),
         ("live_bytes", stats.live_bytes),
         ("live_peak_bytes", stats.live_peak_bytes),

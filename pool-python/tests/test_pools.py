@@ -49,7 +49,7 @@ def test_memory_of_a_freed_array_is_used_again_and_zeroed_on_request():
         assert second.ctypes.data == address
         assert not second.any()
         stats = pool.stats()
-        assert (stats["allocations"], stats["misses"]) == (2, 1)
+        assert (stats["allocations"], stats["hits"], stats["misses"]) == (2, 1, 1)
 
 
 def test_blocks_nest_and_each_has_its_pool():
@@ -365,7 +365,7 @@ def test_a_pool_and_limits_for_another_contradict_each_other():
 
 
 def test_statistics_are_those_that_the_types_promise():
-    sums = {"allocations", "misses", "live_bytes", "cached_bytes", "returned_bytes"}
+    sums = {"allocations", "hits", "misses", "live_bytes", "cached_bytes", "returned_bytes"}
     assert set(bucketpool.stats()) == sums
     assert set(bucketpool.Pool().stats()) == sums | {"live_peak_bytes", "cached_limit_bytes"}
     assert repr(bucketpool.Pool()).startswith("<bucketpool.Pool: 0 large blocks")
@@ -374,3 +374,8 @@ def test_statistics_are_those_that_the_types_promise():
 def test_examples_in_the_documentation_run():
     failed, tried = doctest.testmod(bucketpool.numpy)
     assert (failed, tried > 0) == (0, True)
+
+
+def test_the_module_lists_its_own_names_only():
+    assert dir(bucketpool.numpy) == ["install", "installed", "pooled", "uninstall"]
+    assert not [name for name in dir(bucketpool.Pool) if "handler" in name and name[0] != "_"]

@@ -2,6 +2,7 @@
 //! thread of the allocator's own. [`Recorder`](crate::Recorder) is the same for pools.
 
 use crate::operation::Kind;
+use crate::recorder::sink::Sink;
 use crate::recorder::writer::Writer;
 use crate::recorder::{Event, Recorded};
 use crate::ticks;
@@ -9,6 +10,7 @@ use pool_core::ring::{Ring, RingSlot, WORDS};
 use std::fs::File;
 use std::io;
 use std::ops::Deref;
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 /// Returns the record of an allocation: the address of the block, bytes requested, and a number for
@@ -50,16 +52,16 @@ fn words(kind: Kind, address: u64, bytes: u64, stream: u64) -> [u64; WORDS] {
 /// let file = folder.path().join("program.ptrace.csv.zst");
 /// let (ring, ends) = (Ring::new(slots(8)), AtomicBool::new(true)); // no more records follow
 /// assert!(ring.push(raw::allocated(0x1000, 64, 1)) && ring.push(raw::freed(0x1000, 1)));
-/// let recorded = raw::write(&ring, File::create(&file)?, "program", &ends)?;
+/// let recorded = raw::write(&ring, (File::create(&file)?, &file), "program", &ends)?;
 /// assert_eq!((recorded.operations, recorded.lost), (2, 0));
-/// assert!(raw::write(&ring, File::open(&file)?, "program", &ends).is_err()); // not writable
+/// assert!(raw::write(&ring, (File::open(&file)?, &file), "program", &ends).is_err()); // not writable
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn write<S: Deref<Target = [RingSlot]>>(
     ring: &Ring<S>,
-    file: File,
+    (file, path): (File, &Path),
     source: &str,
     ends: &AtomicBool,
 ) -> io::Result<Recorded> {
-    Writer::new(file, source, true)?.run(ring, ends, &|_| None)
+    Writer::new(Sink::new(file, path)?, source, true).run(ring, ends, &|_| None)
 }

@@ -1,12 +1,14 @@
 //! An observer that writes the requests and frees of pools to a file.
 
 mod live;
+pub(crate) mod sink;
 pub(crate) mod writer;
 
 use crate::operation::Kind;
 use crate::ticks;
 use pool_core::ring::{Ring, RingSlot, WORDS, slots};
 use pool_core::{EventKind, Observer, PoolEvent};
+use sink::Sink;
 use std::backtrace::Backtrace;
 use std::collections::HashMap;
 use std::fmt;
@@ -18,7 +20,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use writer::Writer;
 
-/// Writes each request, free and refusal of its pools to a `.ptrace.csv.zst` file: an [`Observer`].
+/// Writes each request, free and refusal of its pools to a file: an [`Observer`]. The file is
+/// compressed with zstd if its name ends in `.zst`, and otherwise plain text.
 ///
 /// A request or free puts a record of 64 bytes into a ring; a thread of the recorder takes it out,
 /// writes it and compresses it. If that thread cannot keep up, the ring is full, and the newest
@@ -221,7 +224,7 @@ impl Recorder {
             stacks: Mutex::default(),
             ends: AtomicBool::new(false),
         });
-        let writer = Writer::new(File::create(file)?, &source, !paused)?;
+        let writer = Writer::new(Sink::new(File::create(&file)?, file.as_ref())?, &source, !paused);
         let of = shared.clone();
         let work = move || {
             let shared = Ending(of);

@@ -153,7 +153,7 @@ fn an_address_whose_free_was_lost_ends_the_block_before() {
         assert!(ring.push(record));
     }
     let out = File::create(&file).unwrap();
-    raw::write(&ring, out, "test", &AtomicBool::new(true)).unwrap();
+    raw::write(&ring, (out, &file), "test", &AtomicBool::new(true)).unwrap();
     let log = ptrace::read(File::open(&file).unwrap()).unwrap();
     let (allocate, free) = (Kind::Allocate, Kind::Free);
     let expected = [(allocate, 0, 64), (free, 0, 0), (allocate, 1, 32), (free, 1, 0)];
@@ -204,4 +204,22 @@ fn a_recorder_that_has_ended_says_so_and_the_pool_goes_on() {
     assert!(test.recorder.finish().is_err());
     assert!(test.log().operations.is_empty());
     assert!(Recorder::create("/no/such/folder/x.ptrace.csv.zst").is_err());
+}
+
+#[test]
+fn a_file_is_compressed_where_its_name_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let logs = ["a.ptrace.csv", "a.ptrace.csv.zst"].map(|name| {
+        let file = folder.path().join(name);
+        let recorder = Arc::new(Recorder::create(&file).unwrap());
+        let builder = BucketPool::builder(SimDevice::new()).observer(recorder.clone());
+        drop(builder.build().allocate(3 * KIB).unwrap());
+        recorder.finish().unwrap();
+        (std::fs::read(&file).unwrap(), kinds(&ptrace::read(File::open(&file).unwrap()).unwrap()))
+    });
+    let [(plain, operations), (compressed, same)] = logs;
+    assert!(plain.starts_with(b"#ptrace,") && plain.ends_with(b"\n"));
+    assert!(compressed.starts_with(&[0x28, 0xB5, 0x2F, 0xFD])); // a frame of zstd
+    assert_eq!(operations, [(Kind::Allocate, 0, 3 * KIB), (Kind::Free, 0, 0)]);
+    assert_eq!(operations, same);
 }

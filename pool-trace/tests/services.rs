@@ -8,6 +8,7 @@ use pool_trace::TracingEvents;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -31,23 +32,37 @@ fn a_scrape_has_the_figures_of_the_pool() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let exporter = metrics_exporter_prometheus::PrometheusBuilder::new();
     exporter.with_http_listener(address).install().unwrap();
-    let pool = BucketPool::new(SimDevice::new());
+    let builder = BucketPool::builder(SimDevice::new()).name("tiles");
+    let pool = builder.reserved_limit(16 * KIB).build();
     let held = pool.allocate(3 * KIB).unwrap();
     drop(pool.allocate(4 * KIB).unwrap());
     drop(pool.allocate(4 * KIB).unwrap());
-    pool_trace::metrics::publish("tiles", &pool.stats());
+    // It waits for what `held` and the next buffer have, in vain.
+    let next = pool.allocate(8 * KIB).unwrap();
+    pool.allocate_timeout(8 * KIB, Duration::ZERO).unwrap_err();
+    assert!(pool.allocate(64 * KIB).is_err());
+    drop(next);
+    pool_trace::metrics::publish(&pool);
     let page = scrape(address);
     for line in [
         "bucketpool_hits_total{pool=\"tiles\"} 1",
-        "bucketpool_misses_total{pool=\"tiles\"} 2",
+        "bucketpool_misses_total{pool=\"tiles\"} 3",
+        "bucketpool_failures_total{pool=\"tiles\"} 2",
+        "bucketpool_waits_total{pool=\"tiles\"} 1",
+        "bucketpool_timeouts_total{pool=\"tiles\"} 1",
+        "bucketpool_waiting_requests{pool=\"tiles\"} 0",
         "bucketpool_requested_bytes{pool=\"tiles\"} 3072",
-        "bucketpool_reserved_bytes{pool=\"tiles\"} 8192",
+        "bucketpool_reserved_bytes{pool=\"tiles\"} 12288",
+        "bucketpool_reserved_limit_bytes{pool=\"tiles\"} 16384",
+        "bucketpool_cached_limit_bytes{pool=\"tiles\"} inf",
     ] {
         assert!(page.contains(line), "{line} in {page}");
     }
     drop(held);
-    pool_trace::metrics::publish("tiles", &pool.stats());
+    pool_trace::metrics::publish(&pool);
     assert!(scrape(address).contains("bucketpool_requested_bytes{pool=\"tiles\"} 0"));
+    pool_trace::metrics::publish_stats("others", &pool.stats());
+    assert!(scrape(address).contains("bucketpool_misses_total{pool=\"others\"} 3"));
 }
 
 /// Keeps the message of each event.

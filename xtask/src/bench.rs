@@ -5,7 +5,7 @@
 
 use crate::driver::{self, Driver};
 use crate::programs::Python;
-use crate::{counts, instructions, preload, sources};
+use crate::{counts, instructions, preload, progress, sources};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -32,10 +32,8 @@ pub(crate) fn run(root: &Path, args: &[String]) -> ExitCode {
     };
     // The build runs first and shows its output; the run is quiet, so that the program prints the
     // last line.
-    match cargo(&["build"]).status() {
-        Ok(status) if status.success() => {}
-        Ok(_) => return fail("pool-bench did not build; the compiler says why above"),
-        Err(error) => return fail(&format!("cargo did not start: {error}")),
+    if !progress::build("pool-bench", cargo(&["build"])) {
+        return fail("pool-bench did not build; the compiler says why above");
     }
     if let Some(at) = at("--instructions") {
         return instructions::run(root, &program(root), &without(at));
@@ -151,9 +149,9 @@ fn clients(root: &Path) -> Result<PathBuf, String> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--release", "--locked", "--manifest-path"]);
     cargo.arg(root.join(CLIENTS).join("Cargo.toml")).env("CARGO_TARGET_DIR", &target);
-    match cargo.status() {
-        Ok(status) if status.success() => Ok(target.join("release/bench-clients")),
-        _ => Err(format!("{CLIENTS} did not build; the compiler says why above")),
+    match progress::build("the programs of clients", cargo) {
+        true => Ok(target.join("release/bench-clients")),
+        false => Err(format!("{CLIENTS} did not build; the compiler says why above")),
     }
 }
 

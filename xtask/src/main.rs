@@ -21,6 +21,7 @@ mod packages;
 mod platforms;
 mod preload;
 mod programs;
+mod progress;
 mod selection;
 mod shape;
 mod shown;
@@ -78,7 +79,7 @@ fn main() -> ExitCode {
     }
     if let [task, file, program @ ..] = args.as_slice()
         && task == "record"
-        && (file.ends_with(".ptrace.csv.zst") || file.ends_with(".ptrace.csv"))
+        && preload::is_file(file)
     {
         return preload::record(&root, std::path::Path::new(file), program);
     }

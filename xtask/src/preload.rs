@@ -1,5 +1,6 @@
 //! `cargo xtask run` and `cargo xtask install`: the library that is preloaded.
 
+use crate::progress;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -14,9 +15,9 @@ const SCRIPT: &str = "pool-preload/bucketpool-run";
 /// Builds the library. Returns its path, or the code to end with if it does not build.
 pub(crate) fn build(root: &Path) -> Result<PathBuf, ExitCode> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-    command.args(["build", "--quiet", "--locked", "--package", "pool-preload"]);
+    command.args(["build", "--locked", "--package", "pool-preload"]);
     command.args(["--profile", "preload"]).current_dir(root);
-    if !command.status().is_ok_and(|status| status.success()) {
+    if !progress::build("libbucketpool.so", command) {
         eprintln!("error: libbucketpool.so does not build; the lines above say why");
         return Err(ExitCode::FAILURE);
     }
@@ -58,10 +59,27 @@ fn command(root: &Path, library: &Path) -> Command {
     command
 }
 
+/// The ends of the names of traces.
+const TRACES: [&str; 2] = [".ptrace.csv.zst", ".ptrace.csv"];
+
+/// Returns whether the first word behind `record` is a file and no command: a trace, or a name by
+/// which a trace was meant.
+pub(crate) fn is_file(word: &str) -> bool {
+    [".csv", ".csv.zst", ".ptrace"].iter().any(|end| word.ends_with(end))
+}
+
 /// Builds the library, runs a program with it, and keeps the trace of the process with the most
 /// operations as `file`. A program may be a script that starts others, each of which has a trace.
 pub(crate) fn record(root: &Path, file: &Path, args: &[String]) -> ExitCode {
     let args = args.strip_prefix(&["--".to_owned()]).unwrap_or(args);
+    let name = file.to_string_lossy();
+    let Some(end) = TRACES.into_iter().find(|end| name.ends_with(end)) else {
+        eprintln!(
+            "error: `{name}` behind `record`; expected a file whose name ends in .ptrace.csv.zst, \
+             or in .ptrace.csv for plain text"
+        );
+        return ExitCode::from(crate::BAD_INPUT);
+    };
     if args.is_empty() {
         eprintln!(
             "error: nothing behind `{}`; expected a program and its arguments",
@@ -82,7 +100,7 @@ pub(crate) fn record(root: &Path, file: &Path, args: &[String]) -> ExitCode {
             return ExitCode::from(crate::BAD_INPUT);
         }
     };
-    let part = folder.join("part.ptrace.csv.zst");
+    let part = folder.join(format!("part{end}"));
     if part.to_str().is_none_or(|part| part.contains(',')) {
         let _ = fs::remove_dir_all(&folder);
         eprintln!("error: {}: a folder without a comma, in UTF-8, is expected", folder.display());
@@ -120,7 +138,7 @@ pub(crate) fn record(root: &Path, file: &Path, args: &[String]) -> ExitCode {
         }
         Err(why) => eprintln!("error: {why}"),
     }
-    ExitCode::from(if code == 0 && kept.is_err() { 1 } else { code })
+    ExitCode::from(if code == 0 && kept.is_err() { crate::BAD_INPUT } else { code })
 }
 
 /// Returns the exit code of a program; 128 and the number of the signal that ended it, as shells

@@ -22,7 +22,7 @@ use crate::block::request::PoolRequest;
 use crate::checker::thread;
 use crate::device::DeviceAllocator;
 use crate::error::figures::Figures;
-use crate::error::{AllocError, DeviceError};
+use crate::error::{AllocError, DeviceError, Why};
 use crate::observe::tag::Tag;
 use crate::observe::{About, EventKind, Reason};
 use crate::pool::store::{Effort, Goal, Grant, Returned, Store};
@@ -361,7 +361,7 @@ impl<A: DeviceAllocator> Store<A> {
     #[cold]
     pub(crate) fn refuse(&self, short: Short, requested: u64, tag: Tag) -> AllocError {
         let Short { cause, given_back, rounded, stream, figures, .. } = short;
-        self.count_refusal();
+        self.count_refusal(cause);
         let about = About { stream: stream.unwrap_or(0), requested, tag, ..About::default() };
         self.tell(EventKind::Refuse(cause.why), about);
         let mut figures = *figures.unwrap_or_else(|| Box::new(self.figures(cause, stream)));
@@ -373,9 +373,18 @@ impl<A: DeviceAllocator> Store<A> {
         }
     }
 
-    fn count_refusal(&self) {
-        if !self.is_forked() {
-            self.book.lock().counts.failures += u64::from(self.bounds.statistics);
+    fn count_refusal(&self, cause: DeviceError) {
+        if self.bounds.statistics && !self.is_forked() {
+            let counts = &mut self.book.lock().counts;
+            counts.failures += 1;
+            counts.timeouts += u64::from(cause.why == Why::TimedOut);
+        }
+    }
+
+    /// Counts a request that begins to wait.
+    pub(crate) fn count_wait(&self) {
+        if self.bounds.statistics && !self.is_forked() {
+            self.book.lock().counts.waits += 1;
         }
     }
 }

@@ -230,6 +230,11 @@ impl<A: DeviceAllocator> Store<A> {
         }
     }
 
+    /// Returns the name that the builder gave the pool.
+    pub(crate) fn name(&self) -> &str {
+        &self.observers.name
+    }
+
     /// Notifies the observers that cached memory went back to the device.
     pub(crate) fn tell_eviction(&self, reason: Reason, bytes: u64) {
         self.tell(EventKind::Evict(reason), About { bytes, ..About::default() });

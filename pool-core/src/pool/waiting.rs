@@ -233,6 +233,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
             self.place = Some(budget.begin_waiting());
             // What the try above gave back may serve a request that began to wait meanwhile.
             budget.wake();
+            self.pool.store().count_wait();
             let clock = self.pool.allocator().clock();
             let stream = clock.stream_id(clock.mark(&self.stream));
             let (tag, requested) = (self.pool.tag, self.bytes);

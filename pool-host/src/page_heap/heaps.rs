@@ -4,7 +4,7 @@ use super::{PageHeap, THREAD_FROM};
 use crate::background::{Background, LOOKING_STACK, look_again};
 use crate::pages::Pages;
 use crate::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-use crate::system;
+use crate::{stderr, system};
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::OnceLock;
@@ -109,11 +109,18 @@ fn watch_forks() -> bool {
     registered
 }
 
-/// Has each heap that served a request print its statistics when the process exits, once.
+/// Has each heap that served a request print its statistics when the process exits, once. Without
+/// one the process says so.
 pub(super) fn print_at_exit() {
     extern "C" fn print() {
-        let stats = all().map(PageHeap::stats);
-        stats.filter(|stats| stats.allocations > 0).for_each(|stats| system::summarize(&stats));
+        let used = || all().map(PageHeap::stats).filter(|stats| stats.allocations > 0);
+        used().for_each(|stats| stderr::summarize(&stats));
+        if used().next().is_none() {
+            stderr::summarize(&"no large block, so the C library served all");
+        }
     }
-    PRINTS.get_or_init(|| system::at_exit(print));
+    PRINTS.get_or_init(|| {
+        stderr::keep();
+        system::at_exit(print);
+    });
 }

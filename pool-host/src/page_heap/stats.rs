@@ -38,13 +38,16 @@ impl PageHeapStats {
         }
     }
 
+    /// Returns the requests that cached memory served.
+    #[must_use]
+    pub fn hits(&self) -> u64 {
+        self.allocations.saturating_sub(self.misses)
+    }
+
     /// Returns the part of the requests that cached memory served; 0 if there were no requests.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
-        if self.allocations == 0 {
-            return 0.0;
-        }
-        (self.allocations - self.misses.min(self.allocations)) as f64 / self.allocations as f64
+        if self.allocations == 0 { 0.0 } else { self.hits() as f64 / self.allocations as f64 }
     }
 }
 

@@ -6,7 +6,7 @@
 use super::inner::Inner;
 use super::thread::CACHE;
 use crate::background::{Background, LOOKING_STACK, look_again};
-use crate::system;
+use crate::stderr;
 use std::alloc::GlobalAlloc;
 use std::ffi::c_void;
 use std::mem::needs_drop;
@@ -24,7 +24,7 @@ pub(super) fn request<A>() {
     if size_of::<A>() == 0 && !needs_drop::<A>() {
         THREAD.request();
     } else {
-        system::say(&[b"bucketpool: no background thread: the inner allocator has a state\n"]);
+        stderr::say(&[b"bucketpool: no background thread: the inner allocator has a state\n"]);
     }
 }
 

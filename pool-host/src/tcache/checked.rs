@@ -14,7 +14,7 @@
 mod book;
 
 use crate::depot::TryLock;
-use crate::{system, virtual_memory};
+use crate::{stderr, system, virtual_memory};
 use book::{Book, Entry, State};
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr;
@@ -65,8 +65,8 @@ pub(super) static CHECKED: Checked = Checked {
 fn die(what: &[u8], block: usize, bytes: usize) -> ! {
     let (mut address, mut size) = ([0; 18], [0; 20]);
     let size = decimal(bytes, &mut size);
-    system::say(&[b"bucketpool: ", what, b": block ", hexadecimal(block, &mut address)]);
-    system::say(&[b" of ", size, b" bytes\n"]);
+    stderr::say(&[b"bucketpool: ", what, b": block ", hexadecimal(block, &mut address)]);
+    stderr::say(&[b" of ", size, b" bytes\n"]);
     std::process::abort()
 }
 

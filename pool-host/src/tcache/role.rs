@@ -5,7 +5,7 @@ use super::thread::{CACHE, watch_forks};
 use super::{Tcache, background};
 use crate::settings::Mode;
 use crate::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use crate::{system, tracing};
+use crate::{stderr, system, tracing};
 use std::alloc::GlobalAlloc;
 
 /// No request or free has come yet.
@@ -25,7 +25,7 @@ static NEXT_ID: AtomicUsize = AtomicUsize::new(1);
 
 /// Prints the summary of the process's tcache; for the word `stats`.
 extern "C" fn print_stats() {
-    system::summarize(&CACHE.stats());
+    stderr::summarize(&CACHE.stats());
 }
 
 /// Looks for writes to freed blocks before the process ends; for the word `check`.
@@ -70,6 +70,7 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
                 background::request::<A>();
             }
             if settings.stats {
+                stderr::keep();
                 system::at_exit(print_stats);
             }
         }
@@ -101,7 +102,7 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
             Ok(_) => true,
             Err(owner) if owner == id => true,
             Err(_) => {
-                system::say(&[b"bucketpool: a second Tcache in this process passes through\n"]);
+                stderr::say(&[b"bucketpool: a second Tcache in this process passes through\n"]);
                 false
             }
         }

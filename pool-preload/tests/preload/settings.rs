@@ -1,6 +1,7 @@
 //! The words of `BUCKETPOOL_HOST` in a program with the library preloaded.
 
 use crate::setup::{compiled, errors, is_done, library, run};
+use std::path::Path;
 use std::process::Command;
 
 /// Runs a program that takes 64 blocks of 4 MiB, and returns what it writes to stderr, without its
@@ -25,6 +26,58 @@ fn without_words_the_library_is_silent() {
 #[test]
 fn stats_prints_one_line_at_exit() {
     insta::assert_snapshot!(said("stats,decay=0,limit=512M"));
+}
+
+/// The tools of GNU, whether they take large blocks or not.
+#[test]
+fn stats_is_told_by_programs_that_close_stderr_themselves() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("numbers");
+    std::fs::write(&file, "a line\n".repeat(200_000)).unwrap();
+    let out = folder.path().join("out.tar");
+    let commands: [(&str, &[&Path]); 5] = [
+        ("sort", &[&file]),
+        ("gzip", &[Path::new("-c"), &file]),
+        ("tar", &[Path::new("-cf"), &out, &file]),
+        ("awk", &[Path::new("{print}"), &file]),
+        ("cat", &[&file]),
+    ];
+    for (program, arguments) in commands {
+        let output = run(Path::new(program), arguments, "stats");
+        assert!(output.status.success(), "{program}: {}", output.status);
+        let text = errors(&output);
+        let line = text.lines().last().unwrap_or_default();
+        let is_told = line.contains(" large blocks, ") || line.contains("no large block, ");
+        assert!(line.starts_with("bucketpool: ") && is_told, "{program}: {text}");
+    }
+}
+
+/// `sort`, `cat` and others close stderr when they exit.
+#[test]
+fn stats_and_a_trace_are_told_where_a_program_closes_stderr() {
+    let folder = tempfile::tempdir().unwrap();
+    let [own, trace] = ["own", "t.ptrace.csv"].map(|name| folder.path().join(name));
+    let program = compiled("closes.c", &[]);
+    for words in ["stats".to_owned(), format!("stats,trace={}", trace.display())] {
+        let output = run(&program, &[&own], &words);
+        is_done(&output);
+        let text = errors(&output);
+        assert!(text.contains(": 64 large blocks, "), "{text}");
+        assert_eq!(text.contains(" operations in "), words.contains("trace"), "{text}");
+        assert_eq!(std::fs::read(&own).unwrap(), b"", "a line in a file of the program");
+    }
+}
+
+/// A daemon closes all descriptors, and may open a file under the number of one that was kept.
+#[test]
+fn no_line_goes_into_a_file_of_the_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = folder.path().join("own");
+    let program = compiled("closes_all.c", &[]);
+    let output = run(&program, &[&own], "stats");
+    is_done(&output);
+    assert_eq!(errors(&output), "");
+    assert_eq!(std::fs::read(&own).unwrap(), b"");
 }
 
 #[test]

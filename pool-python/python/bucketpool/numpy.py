@@ -21,6 +21,11 @@ from ._bucketpool import Pool, set_handler
 
 __all__ = ["install", "installed", "pooled", "uninstall"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _lock = threading.Lock()
 _installed: Pool | None = None
 _starts_are_wrapped = False
@@ -48,7 +53,7 @@ def install(
     """
     global _installed
     pool = _chosen(pool, limit, decay, background)
-    set_handler(pool.handler())
+    set_handler(pool._handler())
     with _lock:
         _installed = pool
         _wrap_starts()
@@ -92,7 +97,7 @@ def pooled(
     2
     """
     pool = _chosen(pool, limit, decay, background)
-    ours = pool.handler()
+    ours = pool._handler()
     before = set_handler(ours)
     try:
         yield pool
@@ -141,7 +146,7 @@ def _wrap_starts() -> None:
         def run_pooled() -> None:
             # Before the run, so that the thread does not refer to itself.
             restore()
-            set_handler(pool.handler())
+            set_handler(pool._handler())
             thread.run()
 
         thread.__dict__["run"] = run_pooled

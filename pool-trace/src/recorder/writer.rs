@@ -1,6 +1,7 @@
-//! The thread of a recorder: takes records out of the ring, and writes them compressed.
+//! The thread of a recorder: takes records out of the ring, and writes them.
 
 use super::live::{Buffer, Live, Meaning};
+use super::sink::Sink;
 use super::{Event, Mark, Recorded};
 use crate::operation::{Kind, Names, Operation};
 use crate::ptrace;
@@ -9,10 +10,8 @@ use pool_core::ring::{Ring, RingSlot};
 use std::backtrace::Backtrace;
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::fs::File;
 use std::io::{self, Write as _};
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
@@ -24,15 +23,13 @@ const PORTION: usize = 1 << 16;
 const LAST_WAITS: u32 = 100;
 /// How often a zstd frame ends, so that the file is whole up to there.
 const FRAME: Duration = Duration::from_secs(1);
-/// The level of zstd.
-const LEVEL: i32 = 1;
 
 /// Returns the backtrace of a number and forgets it.
 pub(crate) type StackOf<'s> = &'s dyn Fn(u32) -> Option<Backtrace>;
 
 /// The writer of one file.
 pub(crate) struct Writer {
-    out: zstd::stream::write::Encoder<'static, Arc<File>>,
+    out: Sink,
     text: String,
     live: Live,
     lanes: HashMap<u64, u32>,
@@ -48,13 +45,12 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    pub(crate) fn new(file: File, source: &str, writes: bool) -> io::Result<Self> {
-        let out = zstd::stream::write::Encoder::new(Arc::new(file), LEVEL)?;
+    pub(crate) fn new(out: Sink, source: &str, writes: bool) -> Self {
         let (live, lanes, tags, stacks) = Default::default();
         let text = ptrace::header(source, true);
         let (ticks, last, frame) = (Ticks::new(), crate::ticks::now(), Instant::now());
         let recorded = Recorded::default();
-        Ok(Self { out, text, live, lanes, tags, stacks, ticks, last, writes, recorded, frame })
+        Self { out, text, live, lanes, tags, stacks, ticks, last, writes, recorded, frame }
     }
 
     /// Writes what a ring gets, until `ends` is set and the ring is empty.
@@ -83,7 +79,7 @@ impl Writer {
             }
         }
         self.out.write_all(self.text.as_bytes())?;
-        self.out.finish()?.sync_data()?;
+        self.out.finish()?;
         Ok(self.recorded)
     }
 
@@ -127,9 +123,7 @@ impl Writer {
     fn end_frame(&mut self) -> io::Result<()> {
         self.out.write_all(self.text.as_bytes())?;
         self.text.clear();
-        let file = self.out.get_ref().clone();
-        let next = zstd::stream::write::Encoder::new(file, LEVEL)?;
-        std::mem::replace(&mut self.out, next).finish()?;
+        self.out.end_frame()?;
         self.frame = Instant::now();
         Ok(())
     }
