@@ -37,9 +37,9 @@ pub struct Advice {
     pub reserved_peak_bytes: u64,
     /// Reserved peak over the live peak.
     pub over_live: f64,
-    /// Device calls per 1000 allocations, where a range of pages is one call.
+    /// Device calls per 1000 allocations, however many pages one covers.
     pub calls_per_1000: f64,
-    /// Device calls per 1000 allocations, where each page of an arena is a call.
+    /// Pieces of memory that these calls made and freed, per 1000 allocations.
     pub handles_per_1000: f64,
     /// The smallest device on which no request fails, over the live peak; only of the best.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -326,7 +326,38 @@ fn bounds(trace: &Trace, learned: &[u64]) -> Bounds {
     }
 }
 
+impl Advice {
+    /// Returns the policy, without its many learned classes.
+    #[must_use]
+    pub fn shown_policy(&self) -> String {
+        match self.policy.split_once(':') {
+            Some(("tiered", classes)) if classes.len() > 24 => {
+                format!("tiered: {} learned classes", classes.split('+').count())
+            }
+            _ => self.policy.clone(),
+        }
+    }
+}
+
 impl Choice {
+    /// Returns whether a row of the advice is about this policy with its limit.
+    #[must_use]
+    pub fn is_of(&self, one: &Advice) -> bool {
+        (&one.policy, &one.cached_limit) == (&self.policy, &self.cached_limit)
+    }
+
+    /// Returns the policy.
+    #[must_use]
+    pub fn named(&self) -> NamedPolicy {
+        self.config.policy.clone().into()
+    }
+
+    /// Returns the cached limit; `None` without one.
+    #[must_use]
+    pub fn limit(&self) -> Option<CachedLimit> {
+        self.config.cached_share.map(CachedLimit::OfPeak)
+    }
+
     /// One sentence that says what to take, and what it brings.
     #[must_use]
     pub fn sentence(&self) -> String {

@@ -11,9 +11,10 @@ mod threads;
 use crate::backend::Backend;
 use crate::contest;
 use crate::input::BadInput;
+use crate::page::advice::advice;
 use crate::place::{RECORDS, root};
 use crate::replay::Settings;
-use crate::results::{Output, Results};
+use crate::results::{Output, Results, progress, read_all};
 use crate::spec;
 use crate::trace::Trace;
 use crate::workload::Workload;
@@ -133,8 +134,8 @@ struct Replay {
     /// The memory to replay on.
     #[arg(long, value_enum, default_value = "sim")]
     backend: Backend,
-    /// A bound on cached blocks: bytes such as 64M, or a share of the peak such as 25%. Unless
-    /// named, none on `sim`, and 25% on memory that is real.
+    /// A bound on cached blocks: bytes such as 64M, or a share of the peak such as 25%. None unless
+    /// named.
     #[arg(long, allow_hyphen_values = true)]
     cached_limit: Option<String>,
     /// The size of the simulated device.
@@ -283,13 +284,14 @@ impl Replay {
         if self.streams {
             results.replay_on_streams(&self.trace, &policies, settings)?;
         } else {
-            results.replay(&self.trace, &policies, settings, false)?;
+            results.replay(&self.trace, &policies, settings, self.policy.is_none())?;
         }
         if self.record {
             results.record(&run)?;
         }
-        let limit = settings.cached_limit;
-        let sections = || results.sections(&self.trace, &policies, limit);
+        let limited: Vec<_> =
+            policies.iter().map(|policy| (policy, settings.cached_limit)).collect();
+        let sections = || results.sections(&self.trace, &limited);
         self.output.finish(&results, ("Replays of traces", typed), sections)
     }
 }
@@ -299,6 +301,10 @@ impl Replay {
 struct Report {
     /// Traces; the bundled ones unless named.
     trace: Vec<PathBuf>,
+    /// Policies to compare, such as exact,pow2,tiered:4K+16K,fit:2; those of `bench` unless named.
+    /// The policy that `advise` picks for these traces is always there.
+    #[arg(long, allow_hyphen_values = true)]
+    policy: Option<String>,
     /// The page.
     #[arg(long, default_value = "report.html")]
     out: PathBuf,
@@ -310,14 +316,28 @@ impl Report {
             true => crate::place::traces(false)?,
             false => self.trace,
         };
-        let policies = spec::list(POLICIES)?;
+        let mut policies = spec::list(self.policy.as_deref().unwrap_or(POLICIES))?;
         let settings =
             Settings { backend: Backend::SIM, cached_limit: None, capacity: None, lanes: None };
         let mut results = Results::default();
         let output = Output { report: Some(self.out.clone()), ..Output::default() };
         output.probe()?;
+        let read = read_all(&traces)?;
+        let bar = progress(crate::advise::ticks(read.len()), "policies");
+        let advised = crate::advise::advise(&read, || bar.inc(1))?;
+        bar.finish_and_clear();
+        let (taken, limit) = (advised.choice.named(), advised.choice.limit());
+        // Its row without a limit is another one, and stays.
+        policies.retain(|policy| limit.is_some() || policy.text != taken.text);
+        results.replay_advised(&traces, &taken, Settings { cached_limit: limit, ..settings })?;
         results.replay(&traces, &policies, settings, false)?;
-        let sections = || results.sections(&traces, &policies, None);
+        let mut limited = vec![(&taken, limit)];
+        limited.extend(policies.iter().map(|policy| (policy, None)));
+        let sections = || {
+            let mut sections = vec![advice(&advised)];
+            sections.extend(results.sections(&traces, &limited));
+            sections
+        };
         output.report(typed, "Replays of traces", sections, &results.notes)?;
         Ok(format!("{}", self.out.display()))
     }

@@ -154,6 +154,7 @@ impl Contender for Here {
             ns_per_op_p99: 0.0,
             device_allocations: asked.allocations,
             device_frees: asked.frees,
+            device_handles: asked.handles,
             live_peak_bytes: 0,
             reserved_peak_bytes: asked.peak_bytes,
             page_faults: 0,

@@ -72,6 +72,8 @@ pub enum PageBlock {
         log_x: bool,
         /// Whether the vertical axis is logarithmic.
         log_y: bool,
+        /// The value at which the vertical axis ends, where a line goes on above it.
+        cut: Option<f64>,
     },
     /// Horizontal bars with intervals.
     Bars {
@@ -129,7 +131,7 @@ pub struct Series {
 }
 
 /// A bar of a plot.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Bar {
     /// The bars of one group stand together.
     pub group: String,
@@ -141,6 +143,10 @@ pub struct Bar {
     pub low: Option<f64>,
     /// The upper end of its interval.
     pub high: Option<f64>,
+    /// What stands behind the value, such as another figure.
+    pub note: String,
+    /// Whether it is drawn in grey: it is no contender, and the note says why.
+    pub is_grey: bool,
 }
 
 /// A memory map at one moment.

@@ -49,6 +49,9 @@ pub struct Outcome {
     pub ns_per_op: f64,
     #[serde(flatten)]
     pub streams: Option<OnStreams>,
+    /// Whether a report marks it as the advised policy.
+    #[serde(skip)]
+    pub is_advised: bool,
 }
 
 /// Additional results of a replay on streams.
@@ -68,8 +71,8 @@ pub struct OnStreams {
 ///
 /// # Errors
 ///
-/// Fails if the capacity is below the largest request, if the trace does not fit this machine's
-/// memory, or if the memory cannot be had or not be split for an arena.
+/// Fails if the capacity is below the largest request, or if the memory cannot be had or not be
+/// split for an arena.
 pub fn replay(trace: &Trace, spec: &NamedPolicy, settings: Settings) -> Result<Outcome, BadInput> {
     let capacity = capacity(trace, settings)?;
     let backend = settings.backend;
@@ -77,19 +80,24 @@ pub fn replay(trace: &Trace, spec: &NamedPolicy, settings: Settings) -> Result<O
         let what = format!("policy `{}` on {}: {why}", spec.text, backend.name());
         return Err(BadInput::new(what, "a policy without an arena"));
     }
-    let mut cached_limit = settings.cached_limit;
-    if !backend.is_simulated() {
-        let limit = cached_limit.unwrap_or(CachedLimit::OfPeak(0.25));
-        fits_this_machine(trace, limit)?;
-        // The memory of an arena is bounded by the peak of live bytes.
-        if !spec.has_arena() {
-            cached_limit = Some(limit);
-        }
-    }
-    let lanes = settings.lanes;
+    let (cached_limit, lanes) = (settings.cached_limit, settings.lanes);
     let pass = Pass { trace, spec, cached_limit, capacity, lanes, clock: backend.clock() };
     let tally = backend.replay(&pass).map_err(|why| absent(backend, &why))?;
     Ok(outcome(trace, &spec.text, backend, &tally))
+}
+
+/// Checks that a replay on real memory has room on this machine: the policy is replayed on a
+/// simulated device first.
+///
+/// # Errors
+///
+/// Fails if the policy reserves more there than half of the free memory.
+pub fn fits(trace: &Trace, spec: &NamedPolicy, settings: Settings) -> Result<(), BadInput> {
+    if settings.backend.is_simulated() {
+        return Ok(());
+    }
+    let simulated = replay(trace, spec, Settings { backend: Backend::SIM, ..settings })?;
+    fits_this_machine(trace, &spec.text, simulated.reserved_peak_bytes)
 }
 
 /// Replays a trace without a pool; `None` if `backend` has no such reference. That of host memory
@@ -100,7 +108,7 @@ pub fn replay(trace: &Trace, spec: &NamedPolicy, settings: Settings) -> Result<O
 /// Fails if the trace does not fit this machine's memory.
 pub fn replay_directly(trace: &Trace, backend: Backend) -> Result<Option<Outcome>, BadInput> {
     let Some(reference) = backend.reference() else { return Ok(None) };
-    fits_this_machine(trace, CachedLimit::Bytes(0))?;
+    fits_this_machine(trace, "direct", trace.live_peak_bytes)?;
     Ok(Some(outcome(trace, "direct", backend, &reference(trace))))
 }
 
@@ -144,16 +152,19 @@ pub(crate) fn outcome(trace: &Trace, policy: &str, backend: Backend, tally: &Tal
         device_handles: asked.handles,
         ns_per_op: *ns as f64 / trace.steps.len() as f64,
         streams: None,
+        is_advised: false,
     }
 }
 
-/// Checks that the trace and its cache fit in half of the free memory, before real memory is used.
-fn fits_this_machine(trace: &Trace, limit: CachedLimit) -> Result<(), BadInput> {
-    let needed = trace.live_peak_bytes.saturating_add(limit.bytes(trace.live_peak_bytes));
+/// Checks that what a policy reserves on a simulated device is at most half of the free memory,
+/// before real memory is used.
+fn fits_this_machine(trace: &Trace, policy: &str, needed: u64) -> Result<(), BadInput> {
     let half = free_memory().map_or(u64::MAX, |free| free / 2);
     if needed <= half {
         return Ok(());
     }
-    let what = format!("{} needs {} of host memory with its cache", trace.name, Bytes(needed));
-    Err(BadInput::new(what, format!("at most half of what is free, {}", Bytes(half))))
+    let what = format!("{} needs {} of host memory under `{policy}`", trace.name, Bytes(needed));
+    let expected =
+        format!("at most half of what is free, {}, such as with `--cached-limit 25%`", Bytes(half));
+    Err(BadInput::new(what, expected))
 }

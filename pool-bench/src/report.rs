@@ -30,6 +30,7 @@ pub fn replays(outcomes: &[Outcome]) -> String {
         "OOM",
         "evictions",
         "calls/1000",
+        "handles/1000",
         "ns/op",
     ]);
     for o in outcomes.iter().filter(|o| o.streams.is_none()) {
@@ -44,7 +45,8 @@ pub fn replays(outcomes: &[Outcome]) -> String {
             &o.bypasses.to_string(),
             &o.ooms.to_string(),
             &o.evictions.to_string(),
-            &calls_per_1000(o.device_allocations + o.device_frees, o.allocations),
+            &per_1000(o.device_allocations + o.device_frees, o.allocations),
+            &per_1000(o.device_handles, o.allocations),
             &format!("{:.0}", o.ns_per_op),
         ]));
     }
@@ -59,20 +61,22 @@ pub fn policies(outcomes: &[Outcome]) -> String {
     for o in outcomes.iter().filter(|o| o.streams.is_none() && o.live_peak_bytes > 0) {
         groups.entry((&o.policy, o.backend.name(), &o.cached_limit)).or_default().push(o);
     }
-    let mut rows: Vec<(f64, [String; 6])> = Vec::new();
+    let mut rows: Vec<(f64, [String; 7])> = Vec::new();
     for ((policy, backend, limit), of) in groups {
         let ratios = || of.iter().map(|o| o.reserved_peak_bytes as f64 / o.live_peak_bytes as f64);
         let (mean, worst) = (geometric_mean(ratios()), ratios().fold(0.0, f64::max));
         let calls = of.iter().map(|o| o.device_allocations + o.device_frees).sum();
         let allocations = of.iter().map(|o| o.allocations).sum();
         let (mean_text, worst) = (format!("{mean:.3}"), format!("{worst:.3}"));
-        let calls = calls_per_1000(calls, allocations);
+        let handles = per_1000(of.iter().map(|o| o.device_handles).sum(), allocations);
+        let calls = per_1000(calls, allocations);
         let names = [policy, backend, limit].map(str::to_owned);
         let [policy, backend, limit] = names;
-        rows.push((mean, [policy, backend, limit, mean_text, worst, calls]));
+        rows.push((mean, [policy, backend, limit, mean_text, worst, calls, handles]));
     }
     rows.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let columns = ["policy", "on", "cached limit", "over live, mean", "worst", "calls/1000"];
+    let columns =
+        ["policy", "on", "cached limit", "over live, mean", "worst", "calls/1000", "handles/1000"];
     let mut table = table(&columns);
     for (_, cells) in &rows {
         table.add_row(row(&cells.each_ref().map(String::as_str)));
@@ -92,6 +96,7 @@ pub fn on_streams(outcomes: &[Outcome]) -> String {
         "hit rate",
         "OOM",
         "calls/1000",
+        "handles/1000",
         "events/1000",
         "waits/1000",
         "violations",
@@ -105,9 +110,10 @@ pub fn on_streams(outcomes: &[Outcome]) -> String {
             &reserved_over_live(o.reserved_peak_bytes, o.live_peak_bytes),
             &percent(o.hit_rate),
             &o.ooms.to_string(),
-            &calls_per_1000(o.device_allocations + o.device_frees, o.allocations),
-            &calls_per_1000(on.events, o.allocations),
-            &calls_per_1000(on.waits, o.allocations),
+            &per_1000(o.device_allocations + o.device_frees, o.allocations),
+            &per_1000(o.device_handles, o.allocations),
+            &per_1000(on.events, o.allocations),
+            &per_1000(on.waits, o.allocations),
             &on.violations.to_string(),
         ]));
     }
@@ -125,6 +131,7 @@ pub fn standings(standings: &[Standing]) -> String {
         "ns/op p99",
         "hit rate",
         "calls/1000",
+        "handles/1000",
         "over live",
         "evictions",
         "page faults",
@@ -138,7 +145,8 @@ pub fn standings(standings: &[Standing]) -> String {
             &format!("{:.0}", s.ns_per_op_p50),
             &format!("{:.0}", s.ns_per_op_p99),
             &percent(s.hit_rate),
-            &calls_per_1000(s.device_allocations + s.device_frees, s.allocations),
+            &per_1000(s.device_allocations + s.device_frees, s.allocations),
+            &per_1000(s.device_handles, s.allocations),
             &reserved_over_live(s.reserved_peak_bytes, s.live_peak_bytes),
             &s.evictions.to_string(),
             &s.page_faults.to_string(),
@@ -266,8 +274,8 @@ fn reserved_over_live(reserved: u64, live: u64) -> String {
     if live == 0 { "-".into() } else { format!("{:.3}", reserved as f64 / live as f64) }
 }
 
-fn calls_per_1000(calls: u64, allocations: u64) -> String {
-    format!("{:.1}", 1000.0 * calls as f64 / allocations as f64)
+fn per_1000(count: u64, allocations: u64) -> String {
+    format!("{:.1}", 1000.0 * count as f64 / allocations as f64)
 }
 
 #[cfg(test)]
@@ -296,14 +304,14 @@ fn advice(advised: &Advised) -> Vec<String> {
         "capacity",
         "by",
     ]);
-    let mut rows: Vec<_> = advised.advice.iter().collect();
+    let (mut rows, choice): (Vec<_>, _) = (advised.advice.iter().collect(), &advised.choice);
     rows.sort_by(|a, b| {
         (&a.trace, a.over_live).partial_cmp(&(&b.trace, b.over_live)).unwrap_or(Equal)
     });
     for one in rows {
         policies.add_row(row(&[
             &one.trace,
-            &shortened(&one.policy),
+            &format!("{}{}", one.shown_policy(), if choice.is_of(one) { " <-" } else { "" }),
             &one.cached_limit,
             &format!("{:.3}", one.over_live),
             &format!("{:.1}", one.calls_per_1000),
@@ -323,15 +331,15 @@ fn advice(advised: &Advised) -> Vec<String> {
             &format!("{:.2}", one.whole_over_pow2),
         ]));
     }
-    vec![policies.to_string(), bounds.to_string()]
+    vec![policies.to_string(), LEGEND.into(), bounds.to_string(), BOUNDS_LEGEND.into()]
 }
 
-/// A policy without its many learned classes.
-fn shortened(policy: &str) -> String {
-    match policy.split_once(':') {
-        Some(("tiered", classes)) if classes.len() > 24 => {
-            format!("tiered: {} learned classes", classes.split('+').count())
-        }
-        _ => policy.to_owned(),
-    }
-}
+/// How the table of policies is read.
+const LEGEND: &str = "over live: reserved peak over live peak. calls, handles: of the device, per 1000 \
+                      allocations; one call may cover\nseveral pages with a handle each. capacity: \
+                      the smallest device without a refusal, of the three best with few calls.\n\
+                      <-: the policy to take.";
+/// How the table of bounds is read.
+const BOUNDS_LEGEND: &str = "plan over live: what a plan reserves that knows all of the trace beforehand. \
+                             classes over pow2: size classes\nlearned from the first half of the \
+                             trace, over powers of two, on its second half and on the whole.";

@@ -53,11 +53,13 @@ pub(crate) struct Results {
 }
 
 /// Reads all traces before the first is replayed, so that a bad file wastes no replay.
-fn read_all(files: &[PathBuf]) -> Result<Vec<Trace>, BadInput> {
+pub(crate) fn read_all(files: &[PathBuf]) -> Result<Vec<Trace>, BadInput> {
     files.iter().map(|file| trace::read(file)).collect()
 }
 
 impl Results {
+    /// Replays each trace under each policy. With `leave_out` a replay that this machine has no room
+    /// for becomes a note.
     pub(crate) fn replay(
         &mut self,
         files: &[PathBuf],
@@ -78,20 +80,31 @@ impl Results {
                 Err(bad) => return Err(bad.in_file(file.display())),
             }
             for policy in policies {
-                match replay::replay(trace, policy, settings) {
-                    Ok(outcome) => self.outcomes.push(outcome),
-                    // With several traces, one that does not fit this machine is left out for every
-                    // policy.
-                    Err(bad) if leave_out => {
-                        self.notes.push(format!("left out: {bad}"));
-                        break;
-                    }
-                    Err(bad) => return Err(bad.in_file(file.display())),
-                }
                 bar.inc(1);
+                let fits = replay::fits(trace, policy, settings);
+                if let (Err(bad), true) = (&fits, leave_out) {
+                    self.notes.push(format!("left out: {bad}"));
+                    continue;
+                }
+                let outcome = fits.and_then(|()| replay::replay(trace, policy, settings));
+                self.outcomes.push(outcome.map_err(|bad| bad.in_file(file.display()))?);
             }
         }
         bar.finish_and_clear();
+        Ok(())
+    }
+
+    /// Replays each trace under the policy that was advised, and marks it.
+    pub(crate) fn replay_advised(
+        &mut self,
+        files: &[PathBuf],
+        policy: &NamedPolicy,
+        settings: Settings,
+    ) -> Result<(), BadInput> {
+        let before = self.outcomes.len();
+        self.replay(files, std::slice::from_ref(policy), settings, false)?;
+        self.notes.clear(); // the other policies note the same
+        self.outcomes[before..].iter_mut().for_each(|outcome| outcome.is_advised = true);
         Ok(())
     }
 
@@ -139,8 +152,7 @@ impl Results {
     pub(crate) fn sections(
         &self,
         files: &[PathBuf],
-        policies: &[NamedPolicy],
-        limit: Option<CachedLimit>,
+        policies: &[(&NamedPolicy, Option<CachedLimit>)],
     ) -> Vec<Section> {
         let traces = read_all(files).unwrap_or_default();
         let bar = progress((traces.len() * policies.len()) as u64, "timelines");
@@ -148,9 +160,9 @@ impl Results {
         for trace in &traces {
             let watched: Vec<_> = policies
                 .iter()
-                .map(|policy| {
+                .map(|(policy, limit)| {
                     bar.inc(1);
-                    (policy, timeline::watch(trace, policy, limit))
+                    (*policy, timeline::watch(trace, policy, *limit))
                 })
                 .collect();
             sections.push(replays::trace(trace, &watched, &self.outcomes));

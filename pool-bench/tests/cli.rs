@@ -120,9 +120,24 @@ fn a_block_in_use_on_another_stream_is_free_when_its_free_completes() {
 #[test]
 fn a_replay_on_real_memory_counts_the_same_calls() {
     let lines = "a,0,600,0,0\nf,0,,0,0\na,1,600,0,0\nf,1,,0,0\n";
-    let host = replayed("host.ptrace.csv", lines, &["--policy", "exact", "--backend", "host"]);
-    assert_eq!((&host["backend"], &host["device_allocations"]), (&"host".into(), &2.into()));
-    assert_eq!(host["cached_limit"], "25%");
+    let on = |arguments: &[&str]| {
+        replayed(
+            "host.ptrace.csv",
+            lines,
+            &[&["--policy", "exact", "--backend"], arguments].concat(),
+        )
+    };
+    for (limit, calls) in [("none", 1), ("25%", 2)] {
+        let arguments = ["--cached-limit", limit];
+        let arguments = if limit == "none" { &[][..] } else { &arguments };
+        let [host, sim] = ["host", "sim"].map(|backend| on(&[&[backend], arguments].concat()));
+        assert_eq!(
+            (&host["backend"], &host["device_allocations"]),
+            (&"host".into(), &calls.into())
+        );
+        assert_eq!((&host["cached_limit"], &sim["cached_limit"]), (&limit.into(), &limit.into()));
+        assert_eq!(sim["device_allocations"], calls);
+    }
 }
 
 #[test]

@@ -122,6 +122,7 @@ impl Settings {
             b"background" => self.background = true,
             b"background=off" => self.background = false,
             b"stats" => self.stats = true,
+            b"silent" => tracing::be_silent(),
             b"huge" => self.huge_pages = true,
             _ => {
                 let equals = word.iter().position(|byte| *byte == b'=').ok_or(Wrong::Word)?;
@@ -156,7 +157,7 @@ impl Wrong {
         match self {
             Self::Word => {
                 "expected off, on, check, background, background=off, huge, stats, limit=SIZE, \
-                 lease=SIZE, decay=MILLISECONDS, or with the feature `trace` trace=FILE"
+                 lease=SIZE, decay=MILLISECONDS, or with the feature `trace` trace=FILE and silent"
             }
             Self::Size => "expected a size of 4096 bytes or more, or a number with K, M or G",
             Self::Time => "expected a number of milliseconds, 0 for never",

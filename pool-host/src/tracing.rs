@@ -37,6 +37,8 @@ static ON: AtomicBool = AtomicBool::new(false);
 static RING: OnceLock<Ring<&'static [RingSlot]>> = OnceLock::new();
 /// The name of the file, and how many bytes of it are used.
 static NAME: OnceLock<([u8; NAME_MOST], usize)> = OnceLock::new();
+/// Whether only faults are told.
+static IS_SILENT: AtomicBool = AtomicBool::new(false);
 /// The number of the writer's thread.
 static WRITER: AtomicU64 = AtomicU64::new(0);
 static ENDS: AtomicBool = AtomicBool::new(false);
@@ -52,6 +54,11 @@ pub(crate) fn name_file(name: &[u8]) -> bool {
     bytes[..name.len()].copy_from_slice(name);
     let named = (bytes, name.len());
     NAME.set(named).is_ok() || NAME.get() == Some(&named)
+}
+
+/// Has the writer say nothing about a file that is whole.
+pub(crate) fn be_silent() {
+    IS_SILENT.store(true, Relaxed);
 }
 
 /// Begins to record, if a file is named: maps the ring and requests the writer's thread. Returns
@@ -151,6 +158,7 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
     WRITER.store(thread(), SeqCst);
     system::name_thread(c"bucketpool-trace");
     match write() {
+        Ok(_) if IS_SILENT.load(Relaxed) => {}
         Ok(summary) => stderr::say_at_end(&[summary.as_bytes()]),
         Err(error) => {
             ON.store(false, SeqCst);

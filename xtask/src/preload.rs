@@ -110,7 +110,7 @@ pub(crate) fn record(root: &Path, file: &Path, args: &[String]) -> ExitCode {
     // there be no handler, they end this process too.
     let _ = ctrlc::set_handler(|| ());
     let words = std::env::var("BUCKETPOOL_HOST").map_or(String::new(), |words| words + ",");
-    let words = format!("{words}trace={}", part.display());
+    let words = format!("{words}silent,trace={}", part.display());
     let status = command(root, &library).args(args).env("BUCKETPOOL_HOST", words).status();
     let code = match status {
         Ok(status) => exit_code(status),

@@ -33,6 +33,8 @@ pub struct Standing {
     pub ns_per_op_p99: f64,
     pub device_allocations: u64,
     pub device_frees: u64,
+    /// Pieces of memory that these calls made and freed.
+    pub device_handles: u64,
     pub live_peak_bytes: u64,
     pub reserved_peak_bytes: u64,
     /// Page faults of the process during this contender's steps.
@@ -95,6 +97,7 @@ impl Standing {
         self.hit_rate = self.hits as f64 / self.allocations as f64;
         self.device_allocations += other.device_allocations;
         self.device_frees += other.device_frees;
+        self.device_handles += other.device_handles;
         self.live_peak_bytes = self.live_peak_bytes.max(other.live_peak_bytes);
         self.reserved_peak_bytes = self.reserved_peak_bytes.max(other.reserved_peak_bytes);
         self.page_faults += other.page_faults;

@@ -7,27 +7,23 @@ use serde_json::{Value, json};
 /// The advice: memory against device calls, and all figures.
 #[must_use]
 pub fn advice(advised: &Advised) -> Section {
-    let blocks =
-        vec![few_calls(&advised.advice), advised_figures(&advised.advice), bounds(advised)];
+    let blocks = vec![few_calls(&advised.advice), advised_figures(advised), bounds(advised)];
     Section { title: "Advice".into(), text: advised.choice.sentence(), blocks }
 }
 
 fn few_calls(advice: &[Advice]) -> PageBlock {
-    let short = |policy: &str| match policy.split_once(':') {
-        Some(("tiered", _)) => "tiered, learned".to_owned(),
-        _ => policy.to_owned(),
-    };
     let bar = |one: &Advice| Bar {
         group: one.trace.clone(),
         name: match one.cached_limit.as_str() {
-            "none" => short(&one.policy),
-            limit => format!("{}, {limit}", short(&one.policy)),
+            "none" => one.shown_policy(),
+            limit => format!("{}, {limit}", one.shown_policy()),
         },
         value: one.over_live,
-        low: None,
-        high: None,
+        note: format!("{:.1} calls/1000", one.calls_per_1000),
+        ..Bar::default()
     };
-    let few = advice.iter().filter(|one| one.calls_per_1000 <= CALLS_MOST);
+    let mut few: Vec<_> = advice.iter().filter(|one| one.calls_per_1000 <= CALLS_MOST).collect();
+    few.sort_by(|a, b| a.trace.cmp(&b.trace).then(a.over_live.total_cmp(&b.over_live)));
     PageBlock::Bars {
         title: "Policies with few device calls: reserved peak over live peak".into(),
         caption: "Only policies with at most 10 device calls per 1000 allocations. 1 is the least \
@@ -36,40 +32,48 @@ fn few_calls(advice: &[Advice]) -> PageBlock {
         value: Axis::new("reserved peak / live peak", ""),
         reference: Some(1.0),
         log: true,
-        bars: few.map(bar).collect(),
+        bars: few.into_iter().map(bar).collect(),
     }
 }
 
-fn advised_figures(advice: &[Advice]) -> PageBlock {
+fn advised_figures(advised: &Advised) -> PageBlock {
+    let choice = &advised.choice;
     let row = |one: &Advice| {
+        let policy = match choice.is_of(one) {
+            true => format!("{} (advised)", one.shown_policy()),
+            false => one.shown_policy(),
+        };
         vec![
-            json!(one.trace),
-            json!(one.policy),
-            json!(one.cached_limit),
+            json!(policy),
             rounded(one.over_live, 3),
             rounded(one.calls_per_1000, 1),
             rounded(one.handles_per_1000, 1),
+            json!(one.cached_limit),
             one.capacity_over_live.map_or(Value::Null, |over| rounded(over, 3)),
+            json!(one.trace),
             json!(one.by),
         ]
     };
+    let mut advice: Vec<_> = advised.advice.iter().collect();
+    advice.sort_by(|a, b| a.trace.cmp(&b.trace).then(a.over_live.total_cmp(&b.over_live)));
     PageBlock::Table {
         title: "All policies".into(),
-        caption: "Calls per 1000 allocations: where a range of pages is one call, and where each \
-                  page is one. Capacity is the smallest device without a refused request, over \
-                  the live peak."
+        caption: "Per 1000 allocations: calls of the device, and the handles that they made and \
+                  freed, since one call may cover several pages with a handle each. Capacity, of \
+                  the three best of each trace, is the smallest device without a refused request, \
+                  over the live peak."
             .into(),
         columns: vec![
-            Column::text("trace"),
             Column::text("policy"),
-            Column::text("cached limit"),
             Column::number("over live", ""),
             Column::number("calls/1000", ""),
             Column::number("handles/1000", ""),
+            Column::text("cached limit"),
             Column::number("capacity", ""),
+            Column::text("trace"),
             Column::text("by"),
         ],
-        rows: advice.iter().map(row).collect(),
+        rows: advice.into_iter().map(row).collect(),
     }
 }
 

@@ -5,8 +5,9 @@ use crate::replay::Outcome;
 use crate::spec::NamedPolicy;
 use crate::timeline::Timeline;
 use crate::trace::{Step, Trace};
-use bucketpool::{MemoryMap, RangeState};
+use bucketpool::{Bytes, MemoryMap, RangeState};
 use serde_json::json;
+use std::cmp::Ordering;
 
 /// Shares of the operations whose time a plot shows, in percent.
 const SHARES: [f64; 9] = [50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.99, 100.0];
@@ -14,7 +15,8 @@ const SHARES: [f64; 9] = [50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.99, 100.0
 /// Replays of one trace: memory over time, the map, times and figures of each policy.
 #[must_use]
 pub fn trace(trace: &Trace, watched: &[(&NamedPolicy, Timeline)], outcomes: &[Outcome]) -> Section {
-    let of: Vec<&Outcome> = outcomes.iter().filter(|one| one.trace == trace.name).collect();
+    let mut of: Vec<&Outcome> = outcomes.iter().filter(|one| one.trace == trace.name).collect();
+    of.sort_by(|a, b| by_memory(a, b));
     let mut blocks = Vec::new();
     blocks.extend(bytes_over_time(trace, watched));
     blocks.push(reserved_over_live(&of));
@@ -27,7 +29,7 @@ pub fn trace(trace: &Trace, watched: &[(&NamedPolicy, Timeline)], outcomes: &[Ou
          buffers.{}",
         trace.ops,
         trace.allocations,
-        bucketpool::Bytes(trace.live_peak_bytes),
+        Bytes(trace.live_peak_bytes),
         trace.slots,
         trace.missing().map_or_else(String::new, |missing| format!(" Of {missing}."))
     );
@@ -37,6 +39,13 @@ pub fn trace(trace: &Trace, watched: &[(&NamedPolicy, Timeline)], outcomes: &[Ou
 fn bytes_over_time(trace: &Trace, watched: &[(&NamedPolicy, Timeline)]) -> Option<PageBlock> {
     let (_, first) = watched.first()?;
     let values = |bytes: &[u64]| bytes.iter().map(|bytes| Some(*bytes as f64)).collect();
+    let peaks = watched.iter().map(|(spec, timeline)| {
+        (spec.text.as_str(), timeline.reserved.iter().copied().max().unwrap_or(0))
+    });
+    let cut = Cut::of(trace.live_peak_bytes, &peaks.collect::<Vec<_>>());
+    let caption = "The line `live` is what the program had requested; the others are what each \
+                   policy had from a simulated device of any size, on one stream. A point is the \
+                   highest value since the one before.";
     let mut series = vec![Series { name: "live".into(), values: values(&first.live) }];
     series.extend(watched.iter().map(|(spec, timeline)| Series {
         name: spec.text.clone(),
@@ -44,10 +53,10 @@ fn bytes_over_time(trace: &Trace, watched: &[(&NamedPolicy, Timeline)]) -> Optio
     }));
     Some(PageBlock::Lines {
         title: format!("{}: live and reserved bytes", trace.name),
-        caption: "The line `live` is what the program had requested; the others are what each \
-                  policy had from a simulated device of any size, on one stream. A point is the \
-                  highest value since the one before."
-            .into(),
+        caption: match &cut {
+            Some(cut) => format!("{caption} {}", cut.sentence),
+            None => caption.into(),
+        },
         x: Axis::new("operations", "count"),
         y: Axis::new("memory", "bytes"),
         x_values: first.at.iter().map(|at| *at as f64).collect(),
@@ -55,24 +64,95 @@ fn bytes_over_time(trace: &Trace, watched: &[(&NamedPolicy, Timeline)]) -> Optio
         steps: true,
         log_x: false,
         log_y: false,
+        cut: cut.map(|cut| cut.at as f64),
     })
 }
 
-fn reserved_over_live(outcomes: &[&Outcome]) -> PageBlock {
-    let bar = |one: &&Outcome| Bar {
-        group: one.cached_limit_text(),
-        name: one.contender(),
-        value: one.reserved_peak_bytes as f64 / one.live_peak_bytes.max(1) as f64,
-        low: None,
-        high: None,
+/// Where a vertical axis ends, so that a few policies with many bytes do not press all others onto
+/// the horizontal axis.
+struct Cut {
+    at: u64,
+    /// Says which lines go on above it.
+    sentence: String,
+}
+
+impl Cut {
+    /// Times the live peak that an axis shows, if more than half of the policies stay below.
+    const SHOWN: u64 = 4;
+    /// Times the live peak from which on a line presses the others onto the axis.
+    const FLATTENING: u64 = 6;
+
+    fn of(live_peak: u64, peaks: &[(&str, u64)]) -> Option<Self> {
+        let at = live_peak.saturating_mul(Self::SHOWN);
+        let above: Vec<_> = peaks.iter().filter(|(_, peak)| *peak > at).collect();
+        let flattening = live_peak.saturating_mul(Self::FLATTENING);
+        let is_flat = above.iter().any(|(_, peak)| *peak > flattening);
+        if !is_flat || 2 * above.len() >= peaks.len() {
+            return None;
+        }
+        let named = above.iter().map(|(name, peak)| format!("`{name}` {}", Bytes(*peak)));
+        let sentence = format!(
+            "The axis ends at {}, {} times the live peak; above it go {}.",
+            Bytes(at),
+            Self::SHOWN,
+            named.collect::<Vec<_>>().join(", ")
+        );
+        Some(Self { at, sentence })
+    }
+}
+
+/// The device calls of a replay, per 1000 allocations.
+fn calls_per_1000(one: &Outcome) -> f64 {
+    let calls = one.device_allocations + one.device_frees;
+    1000.0 * calls as f64 / one.allocations.max(1) as f64
+}
+
+/// The pieces of memory that these calls made and freed, per 1000 allocations.
+fn handles_per_1000(one: &Outcome) -> f64 {
+    1000.0 * one.device_handles as f64 / one.allocations.max(1) as f64
+}
+
+/// Whether a policy serves less than half of the requests from its cached memory: a bypass needs
+/// little memory, and is no policy.
+fn is_bypass(one: &Outcome) -> bool {
+    one.hit_rate < 0.5
+}
+
+/// The bars of replays: reserved over live peak, with the device calls.
+fn bars_of<'o>(
+    outcomes: impl Iterator<Item = &'o Outcome>,
+    group: impl Fn(&Outcome) -> String,
+) -> Vec<Bar> {
+    let bar = |one: &'o Outcome| {
+        let calls = format!("{:.1} calls/1000", calls_per_1000(one));
+        let is_grey = is_bypass(one);
+        let note = match is_grey {
+            true => format!("{calls}, serves {:.1} %", 100.0 * one.hit_rate),
+            false => calls,
+        };
+        let (value, name) = (over_live(one), one.named());
+        Bar { group: group(one), name, value, note, is_grey, ..Bar::default() }
     };
+    outcomes.map(bar).collect()
+}
+
+fn over_live(one: &Outcome) -> f64 {
+    one.reserved_peak_bytes as f64 / one.live_peak_bytes.max(1) as f64
+}
+
+/// How bars of replays are read.
+const BARS: &str = "1 is the least that any policy can need. Behind each value are the device calls \
+                    per 1000 allocations. Grey policies serve less than half of the requests from \
+                    cached memory: they need little memory because they keep little.";
+
+fn reserved_over_live(outcomes: &[&Outcome]) -> PageBlock {
     PageBlock::Bars {
         title: "Reserved peak over live peak".into(),
-        caption: "1 is the least that any policy can need. The line marks it.".into(),
+        caption: BARS.into(),
         value: Axis::new("reserved peak / live peak", ""),
         reference: Some(1.0),
         log: outcomes.iter().any(|one| one.reserved_peak_bytes > 8 * one.live_peak_bytes),
-        bars: outcomes.iter().map(bar).collect(),
+        bars: bars_of(outcomes.iter().copied(), |_| String::new()),
     }
 }
 
@@ -83,6 +163,7 @@ fn map_over_time(watched: &[(&NamedPolicy, Timeline)]) -> Option<PageBlock> {
         .maps
         .iter()
         .map(|(at, map)| Frame { label: format!("after {at} operations"), segments: segments(map) })
+        .filter(|frame| !frame.segments.is_empty())
         .collect();
     (!frames.is_empty()).then(|| PageBlock::Map {
         title: format!("Memory map under `{}`", spec.text),
@@ -136,6 +217,7 @@ fn latencies(watched: &[(&NamedPolicy, Timeline)]) -> PageBlock {
         steps: false,
         log_x: true,
         log_y: true,
+        cut: None,
     }
 }
 
@@ -165,8 +247,7 @@ fn peaks_by_lane(trace: &Trace) -> Option<PageBlock> {
         group: String::new(),
         name: format!("lane {lane}"),
         value: *bytes as f64,
-        low: None,
-        high: None,
+        ..Bar::default()
     };
     Some(PageBlock::Bars {
         title: "Live peak of each stream".into(),
@@ -181,30 +262,32 @@ fn peaks_by_lane(trace: &Trace) -> Option<PageBlock> {
 
 fn figures(outcomes: &[&Outcome]) -> PageBlock {
     let row = |one: &&Outcome| {
-        let calls = one.device_allocations + one.device_frees;
-        let per_1000 = 1000.0 * calls as f64 / one.allocations.max(1) as f64;
         vec![
             json!(one.contender()),
+            rounded(over_live(one), 3),
+            rounded(calls_per_1000(one), 1),
+            rounded(handles_per_1000(one), 1),
+            rounded(100.0 * one.hit_rate, 2),
             json!(one.cached_limit),
             json!(one.reserved_peak_bytes),
-            rounded(one.reserved_peak_bytes as f64 / one.live_peak_bytes.max(1) as f64, 3),
-            rounded(100.0 * one.hit_rate, 2),
             json!(one.ooms),
-            rounded(per_1000, 1),
             rounded(one.ns_per_op, 1),
         ]
     };
     PageBlock::Table {
         title: "All figures".into(),
-        caption: "Calls are those of the device, per 1000 allocations.".into(),
+        caption: "Per 1000 allocations: calls of the device, and the handles that they made and \
+                  freed, since one call may cover several pages with a handle each."
+            .into(),
         columns: vec![
             Column::text("policy"),
+            Column::number("over live", ""),
+            Column::number("calls/1000", ""),
+            Column::number("handles/1000", ""),
+            Column::number("hits, %", ""),
             Column::text("cached limit"),
             Column::number("reserved peak", "bytes"),
-            Column::number("over live", ""),
-            Column::number("hits, %", ""),
             Column::number("refused", "count"),
-            Column::number("calls/1000", ""),
             Column::number("time of an operation", "ns"),
         ],
         rows: outcomes.iter().map(row).collect(),
@@ -215,39 +298,36 @@ fn figures(outcomes: &[&Outcome]) -> PageBlock {
 #[must_use]
 pub fn across(outcomes: &[Outcome]) -> Option<Section> {
     let several = outcomes.iter().any(|one| one.trace != outcomes[0].trace);
-    let bar = |one: &Outcome| Bar {
-        group: one.trace.clone(),
-        name: one.named(),
-        value: one.reserved_peak_bytes as f64 / one.live_peak_bytes.max(1) as f64,
-        low: None,
-        high: None,
-    };
+    let mut sorted: Vec<&Outcome> = outcomes.iter().collect();
+    sorted.sort_by(|a, b| a.trace.cmp(&b.trace).then(by_memory(a, b)));
     several.then(|| Section {
         title: "All traces".into(),
         text: "Each policy on each trace. No policy is best in both memory and calls.".into(),
         blocks: vec![PageBlock::Bars {
             title: "Reserved peak over live peak".into(),
-            caption: "1 is the least that any policy can need.".into(),
+            caption: BARS.into(),
             value: Axis::new("reserved peak / live peak", ""),
             reference: Some(1.0),
             log: outcomes.iter().any(|one| one.reserved_peak_bytes > 8 * one.live_peak_bytes),
-            bars: outcomes.iter().map(bar).collect(),
+            bars: bars_of(sorted.iter().copied(), |one| one.trace.clone()),
         }],
     })
 }
 
-impl Outcome {
-    fn cached_limit_text(&self) -> String {
-        match self.cached_limit.as_str() {
-            "none" => "no cached limit".into(),
-            limit => format!("cached limit {limit}"),
-        }
-    }
+/// The order of policies on a page: the least memory first, bypasses last.
+fn by_memory(a: &Outcome, b: &Outcome) -> Ordering {
+    let key = |one: &Outcome| (is_bypass(one), over_live(one));
+    key(a).partial_cmp(&key(b)).unwrap_or(Ordering::Equal)
+}
 
+impl Outcome {
     /// The policy, with what else tells it from others of a page: how streams share pools, and
     /// which memory it was, unless it is simulated.
     fn contender(&self) -> String {
-        let mut name = self.policy.clone();
+        let mut name = match self.is_advised {
+            true => format!("{} (advised)", self.policy),
+            false => self.policy.clone(),
+        };
         if let Some(on) = &self.streams {
             name = format!("{name}, {}", on.arrangement);
         }
@@ -263,5 +343,45 @@ impl Outcome {
             "none" => self.contender(),
             limit => format!("{}, {limit}", self.contender()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Backend;
+    use crate::replay::{Settings, replay};
+    use std::path::Path;
+
+    #[test]
+    fn an_axis_that_few_policies_flatten_is_cut_and_says_which() {
+        let cut = Cut::of(10 << 20, &[("exact", 3 << 30), ("arena", 11 << 20), ("pow2", 20 << 20)]);
+        let sentence =
+            "The axis ends at 40.00 MiB, 4 times the live peak; above it go `exact` 3.00 GiB.";
+        assert_eq!(cut.map(|cut| (cut.at, cut.sentence)), Some((40 << 20, sentence.into())));
+        assert!(Cut::of(10, &[("exact", 50), ("arena", 11), ("pow2", 20)]).is_none(), "not flat");
+        assert!(Cut::of(10, &[("exact", 500), ("pow2", 400), ("arena", 11)]).is_none(), "most");
+    }
+
+    #[test]
+    fn policies_stand_by_memory_and_a_bypass_is_grey_and_last() {
+        let file = format!("{}/../traces/bert_embed.ptrace.csv.zst", env!("CARGO_MANIFEST_DIR"));
+        let read = crate::trace::read(Path::new(&file)).unwrap();
+        let settings =
+            Settings { backend: Backend::SIM, cached_limit: None, capacity: None, lanes: None };
+        let outcomes: Vec<_> = ["pow2", "tiered:16", "arena"]
+            .map(|text| NamedPolicy::from(text.parse::<bucketpool::PolicySpec>().unwrap()))
+            .map(|policy| replay(&read, &policy, settings).unwrap())
+            .into();
+        let section = trace(&read, &[], &outcomes);
+        let bars = section.blocks.iter().find_map(|block| match block {
+            PageBlock::Bars { bars, .. } => Some(bars),
+            _ => None,
+        });
+        let shown: Vec<_> =
+            bars.unwrap().iter().map(|bar| (bar.name.as_str(), bar.is_grey)).collect();
+        assert_eq!(shown, [("arena", false), ("pow2", false), ("tiered:16", true)]);
+        let note = &bars.unwrap()[2].note;
+        assert!(note.contains(" calls/1000, serves "), "{note}");
     }
 }

@@ -23,6 +23,7 @@ pub fn standings(standings: &[Standing]) -> Option<Section> {
                 value: ratio.median,
                 low: Some(ratio.low),
                 high: Some(ratio.high),
+                ..Bar::default()
             })
         });
         PageBlock::Bars {
@@ -61,6 +62,7 @@ pub fn peers(rows: &[Row]) -> Option<Section> {
             value: row.ns?,
             low: None,
             high: None,
+            ..Bar::default()
         })
     };
     let times = |row: &Row| {
@@ -72,6 +74,7 @@ pub fn peers(rows: &[Row]) -> Option<Section> {
                 value: ratio.median,
                 low: Some(ratio.low),
                 high: Some(ratio.high),
+                ..Bar::default()
             })
             .collect::<Vec<_>>()
     };

@@ -25,6 +25,7 @@ fn outcome(trace: &str, policy: &str) -> Outcome {
         device_frees: 1300,
         ns_per_op: 66.4,
         streams: None,
+        is_advised: false,
     }
 }
 
@@ -72,6 +73,7 @@ fn standing() -> Standing {
         hit_rate: 0.9991,
         device_allocations: 400,
         device_frees: 12,
+        device_handles: 412,
         live_peak_bytes: 1_000_000,
         reserved_peak_bytes: 1_555_000,
         evictions: 7,
