@@ -7,15 +7,16 @@
 use bucketpool::conformance;
 use bucketpool::{DeviceAllocator, DeviceError, Immediate, Memory, Request, Transfer, Why};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::{env, fs::File, io, os::unix::fs::FileExt, process};
+use std::{collections::BTreeMap, env, fs::File, io, os::unix::fs::FileExt, process, sync::Mutex};
 
 struct FileAllocator {
     file: File,
     end: AtomicU64,
+    free: Mutex<BTreeMap<u64, Vec<u64>>>, // the starts of freed ranges, by their length
 }
 
-/// A range of the file, named by its start. It is not `Clone`, so it cannot be freed twice.
-struct Range(u64);
+/// A range of the file: its start and length. It is not `Clone`, so it cannot be freed twice.
+struct Range(u64, u64);
 
 impl FileAllocator {
     fn new() -> io::Result<Self> {
@@ -24,7 +25,7 @@ impl FileAllocator {
         let path = env::temp_dir().join(name);
         let file = File::options().read(true).write(true).create_new(true).open(&path)?;
         std::fs::remove_file(path)?;
-        Ok(Self { file, end: AtomicU64::new(0) })
+        Ok(Self { file, end: AtomicU64::new(0), free: Mutex::default() })
     }
 }
 
@@ -33,7 +34,7 @@ impl DeviceAllocator for FileAllocator {
     type View<'b> = (&'b File, u64, u64); // (file, start, length)
     type Kind = (); // there is only one kind of file memory
     type Clock = Immediate; // no streams: a write is complete when it returns
-    const MEMORY: Memory = Memory::HOST; // fresh ranges are holes, which read as zeroes
+    const MEMORY: Memory = Memory { fresh_is_zeroed: false, ..Memory::HOST }; // freed ranges serve again
 
     fn clock(&self) -> &Immediate {
         &Immediate
@@ -45,14 +46,19 @@ impl DeviceAllocator for FileAllocator {
         if request.bytes > 1 << 40 {
             return Err(DeviceError::new(Why::TooLarge, "a range of a file", 0));
         }
+        let mut free = self.free.lock().expect("no panic under the lock");
+        if let Some(at) = free.get_mut(&request.bytes).and_then(Vec::pop) {
+            return Ok(Range(at, request.bytes));
+        }
         let at = self.end.fetch_add(request.bytes, Relaxed);
         let full = |_| DeviceError::new(Why::OutOfMemory, "write", 0);
         // Extends the file to the end of the range.
         self.file.write_all_at(&[0], at + request.bytes - 1).map_err(full)?;
-        Ok(Range(at))
+        Ok(Range(at, request.bytes))
     }
-    fn free(&self, _: Range, _: &[()]) -> Result<(), DeviceError> {
-        Ok(()) // a complete backend would punch a hole here
+    fn free(&self, Range(at, bytes): Range, _: &[()]) -> Result<(), DeviceError> {
+        self.free.lock().expect("no panic under the lock").entry(bytes).or_default().push(at);
+        Ok(())
     }
     fn view<'b>(&'b self, block: &'b Range, offset: u64, bytes: u64, (): &()) -> Self::View<'b> {
         (&self.file, block.0 + offset, bytes)

@@ -1,7 +1,7 @@
 //! One program for every memory: tiles of points on four threads, in a budget for two of them.
 #![expect(clippy::print_stdout, reason = "an example tells what it did")]
 
-use bucketpool::{BucketPool, Budget, MIB, PooledArray, Transfer, Why};
+use bucketpool::{BucketPool, Budget, Bytes, MIB, PoolStats, PooledArray, Transfer, Why};
 use std::{error::Error, thread, time::Duration};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -14,10 +14,13 @@ fn half<A: Transfer>(pool: &BucketPool<A>, points: &[f32]) -> Result<f32> {
     Ok(tile.to_vec()?.iter().sum())
 }
 
-/// Runs 40 tiles through a pool over any memory. Returns its statistics as JSON.
-pub(crate) fn run<A: Transfer>(memory: A) -> Result<String> {
+/// Runs 40 tiles through a pool over any memory. Returns its statistics.
+pub(crate) fn run<A: Transfer>(memory: A) -> Result<PoolStats> {
+    println!("Four threads take ten tiles each of 1.14 MiB, from a pool that may reserve 4 MiB.");
     let budget = Budget::new(4 * MIB);
-    budget.on_high_water(0.9, |now| println!("{} bytes are reserved", now.reserved_bytes));
+    budget.on_high_water(0.9, |now| {
+        println!("High water: {} of 4 MiB are reserved.", Bytes(now.reserved_bytes));
+    });
     let pool = BucketPool::builder(memory).budget(&budget).name("tiles").build();
     let patient = pool.waiting(Duration::from_mins(1));
     thread::scope(|scope| {
@@ -36,11 +39,12 @@ pub(crate) fn run<A: Transfer>(memory: A) -> Result<String> {
             .collect();
         threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| "a panic")?)
     })?;
+    println!("All sums are right. A request that cannot fit is refused, and says why:\n");
     match pool.allocate(5 * MIB) {
-        Err(refused) if refused.why() == Why::Limit => println!("5 MiB: {refused}"),
+        Err(refused) if refused.why() == Why::Limit => println!("{refused}\n"),
         other => return Err(format!("above the limit: {other:?}").into()),
     }
     let stats = pool.stats_exact();
     assert!(stats.failures == 1 && stats.hit_rate() > 0.5, "{stats}");
-    Ok(serde_json::to_string(&stats.snapshot())?)
+    Ok(stats)
 }

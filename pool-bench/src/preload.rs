@@ -90,7 +90,7 @@ pub(crate) fn run(
     let is_chosen = |name: &str| chosen.is_empty() || chosen.iter().any(|case| case == name);
     let mut cases = programs::cases(smoke, suite, is_chosen, notes)?;
     if is_chosen(numpy::NAME) {
-        cases.extend(numpy::case(smoke, notes));
+        cases.extend(numpy::cases(smoke, notes));
     }
     let mut rows = Vec::new();
     for case in &cases {
@@ -104,7 +104,7 @@ pub(crate) fn run(
 
 /// How many steps [`run`] tells at most.
 pub(crate) fn steps() -> u64 {
-    programs::names().count() as u64 + 1
+    programs::names().count() as u64 + 2
 }
 
 /// Runs a case under each malloc, in random order within each round.

@@ -26,7 +26,7 @@ pub fn replays(outcomes: &[Outcome]) -> String {
         "reserved peak",
         "over live",
         "hit rate",
-        "past pool",
+        "bypasses",
         "OOM",
         "evictions",
         "calls/1000",

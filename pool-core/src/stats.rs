@@ -185,7 +185,7 @@ impl fmt::Display for PoolStats {
         writeln!(f, "allocations  {} ({} hits)", self.allocations, percent(self.hit_rate()))?;
         writeln!(
             f,
-            "  hits {}, misses {}, past the pool {}, refused {}",
+            "  hits {}, misses {}, bypasses {}, refused {}",
             self.hits, self.misses, self.bypasses, self.failures
         )?;
         if self.waits > 0 {

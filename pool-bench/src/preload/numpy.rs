@@ -21,15 +21,27 @@ struct NumpyLine {
     resident_bytes: u64,
 }
 
-/// The case, if xtask has made a Python with NumPy.
-pub(super) fn case(smoke: bool, notes: &mut Vec<String>) -> Option<ProcessCase> {
+/// The names of the cases in tables, and whether a larger array is freed before each size, after
+/// which glibc keeps freed memory.
+const CASES: [(&str, bool); 2] = [
+    ("NumPy (a+b)*(a-b), f32", false),
+    ("NumPy (a+b)*(a-b), f32, after a larger array was freed", true),
+];
+
+/// The cases, if xtask has made a Python with NumPy.
+pub(super) fn cases(smoke: bool, notes: &mut Vec<String>) -> Vec<ProcessCase> {
     let Some(python) = std::env::var_os(PYTHON).map(PathBuf::from) else {
         notes.push("left out: NumPy, since there is no Python with it".into());
-        return None;
+        return Vec::new();
     };
+    CASES.map(|(name, larger_freed)| case(python.clone(), name, larger_freed, smoke)).into()
+}
+
+fn case(python: PathBuf, name: &str, larger_freed: bool, smoke: bool) -> ProcessCase {
     let run = move |malloc: &Malloc| {
         let mut arguments = vec!["-c", SCRIPT];
         arguments.extend(smoke.then_some("--smoke"));
+        arguments.extend(larger_freed.then_some("--larger-freed"));
         arguments.extend(malloc.handler.then_some("--install"));
         let (_, printed) = measure(malloc, &python, &arguments)?;
         let read = |line: &str| {
@@ -42,10 +54,5 @@ pub(super) fn case(smoke: bool, notes: &mut Vec<String>) -> Option<ProcessCase> 
         };
         printed.lines().map(read).collect()
     };
-    Some(ProcessCase {
-        is_numpy: true,
-        rounds: ROUNDS,
-        name: "NumPy (a+b)*(a-b), f32".into(),
-        run: Box::new(run),
-    })
+    ProcessCase { is_numpy: true, rounds: ROUNDS, name: name.into(), run: Box::new(run) }
 }

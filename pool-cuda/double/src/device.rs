@@ -160,6 +160,7 @@ fn text(error: Code) -> *const c_char {
         code::SUCCESS => c"CUDA_SUCCESS",
         code::OUT_OF_MEMORY => c"CUDA_ERROR_OUT_OF_MEMORY",
         code::NOT_READY => c"CUDA_ERROR_NOT_READY",
+        code::NOT_SUPPORTED => c"CUDA_ERROR_NOT_SUPPORTED: the double of libcuda has no kernels",
         _ => c"an error of the double",
     }
     .as_ptr()
