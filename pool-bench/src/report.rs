@@ -316,7 +316,7 @@ fn advice(advised: &Advised) -> Vec<String> {
             &format!("{:.3}", one.over_live),
             &format!("{:.1}", one.calls_per_1000),
             &format!("{:.1}", one.handles_per_1000),
-            &one.capacity_over_live.map_or_else(String::new, |over| format!("{over:.2}")),
+            &one.capacity_over_live.map_or_else(String::new, |over| format!("{over:.3}")),
             one.by,
         ]));
     }

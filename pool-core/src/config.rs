@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 /// # cached_limit = "64M"        # or 67108864 bytes
 /// # reserved_limit = "8G"
 /// # bucket_limit = 20           # cached blocks of one size
-/// # ahead = [[64, 16]]          # blocks that are allocated ahead: bytes, count
+/// # ahead = [["4K", 16]]        # blocks that are allocated ahead: bytes, count
 /// ```
 ///
 /// With `preset:NAME`, the other keys override what the preset sets.
@@ -43,7 +43,7 @@ pub struct PoolConfig {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bucket_limit: Option<usize>,
     /// Blocks that are allocated when the pool is made: bytes, and how many.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "number::blocks", skip_serializing_if = "Option::is_none")]
     pub ahead: Option<Vec<(u64, usize)>>,
 }
 
@@ -78,36 +78,25 @@ impl PoolConfig {
             _ => Ok(()),
         }
     }
-}
 
-impl<A: DeviceAllocator> PoolBuilder<A> {
-    /// Sets what a configuration sets.
-    ///
-    /// # Errors
-    ///
-    /// A key that contradicts another or the policy, or a share out of its range; and what
-    /// [`PoolBuilder::try_build`] refuses, set here or before.
-    ///
-    /// See [`BucketPool::from_config`] for an example.
-    pub fn config(self, config: &PoolConfig) -> Result<Self, ConfigError>
-    where
-        A: Sliceable,
-    {
-        config.check()?;
-        let mut builder = config.policy.set(self);
-        if let Some(bytes) = config.cached_limit {
+    /// Sets the limits over those of the policy, and checks the result.
+    fn set<A: DeviceAllocator>(
+        &self,
+        mut builder: PoolBuilder<A>,
+    ) -> Result<PoolBuilder<A>, ConfigError> {
+        if let Some(bytes) = self.cached_limit {
             builder = builder.cached_limit(bytes);
         }
-        if let Some(share) = config.cached_share {
+        if let Some(share) = self.cached_share {
             builder = builder.cached_limit(CachedLimit::OfPeak(share));
         }
-        if let Some(bytes) = config.reserved_limit {
+        if let Some(bytes) = self.reserved_limit {
             builder = builder.reserved_limit(bytes);
         }
-        if let Some(blocks) = config.bucket_limit {
+        if let Some(blocks) = self.bucket_limit {
             builder = builder.bucket_limit(blocks);
         }
-        if let Some(blocks) = &config.ahead {
+        if let Some(blocks) = &self.ahead {
             builder = builder.ahead(blocks);
         }
         builder.check()?;
@@ -115,7 +104,69 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     }
 }
 
+impl<A: DeviceAllocator> PoolBuilder<A> {
+    /// Sets what a configuration sets, for a device whose blocks cannot be split.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PoolBuilder::config`], and for a policy with an arena.
+    ///
+    /// See [`BucketPool::from_config_of_blocks`] for an example.
+    pub fn config_of_blocks(self, config: &PoolConfig) -> Result<Self, ConfigError> {
+        if config.policy.has_arena() {
+            let found = format!("policy `{}`", config.policy);
+            return Err(ConfigError::new(
+                found,
+                "one without an arena: these blocks are not split",
+            ));
+        }
+        config.check()?;
+        config.set(config.policy.set_blocks(self))
+    }
+
+    /// Sets what a configuration sets.
+    ///
+    /// # Errors
+    ///
+    /// A key that contradicts another or the policy, or a share out of its range; and what
+    /// [`PoolBuilder::try_build`] refuses, set here or before.
+    ///
+    /// Over a device whose blocks cannot be split use [`PoolBuilder::config_of_blocks`]. See
+    /// [`BucketPool::from_config`] for an example.
+    pub fn config(self, config: &PoolConfig) -> Result<Self, ConfigError>
+    where
+        A: Sliceable,
+    {
+        config.check()?;
+        config.set(config.policy.set(self))
+    }
+}
+
 impl<A: DeviceAllocator> BucketPool<A> {
+    /// Creates a pool with a configuration over a device whose blocks cannot be split, such as
+    /// `WgpuAllocator`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PoolBuilder::config_of_blocks`].
+    ///
+    /// ```
+    /// # use pool_core as bucketpool;
+    /// use bucketpool::{BucketPool, PoolConfig, sim::SimDevice};
+    ///
+    /// let config: PoolConfig = toml::from_str("policy = 'pow2'\nreserved_limit = '1G'")?;
+    /// let pool = BucketPool::from_config_of_blocks(SimDevice::new(), &config)?;
+    /// assert_eq!(pool.stats().reserved_limit_bytes, Some(1 << 30));
+    ///
+    /// let arena: PoolConfig = toml::from_str("policy = 'arena'")?;
+    /// let error = BucketPool::from_config_of_blocks(SimDevice::new(), &arena).unwrap_err();
+    /// assert!(error.to_string().starts_with("policy `arena`; expected one without an arena"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn from_config_of_blocks(device: A, config: &PoolConfig) -> Result<Self, ConfigError> {
+        Ok(Self::builder(device).config_of_blocks(config)?.build())
+    }
+
     /// Creates a pool with a configuration, such as `cargo xtask advise` writes it.
     ///
     /// # Errors

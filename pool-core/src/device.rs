@@ -259,7 +259,8 @@ impl Memory {
 /// ```
 #[diagnostic::on_unimplemented(
     message = "blocks of `{Self}` cannot be split, so its pools have no arena",
-    note = "leave out `.arena(..)`; of wgpu buffers, `WgpuSlabs` can be split"
+    note = "leave out `.arena(..)`, and take `from_config_of_blocks` for a file; of wgpu buffers, \
+            `WgpuSlabs` can be split"
 )]
 pub trait Sliceable: DeviceAllocator {
     /// Returns the granule of parts of a block, in bytes, which may be less than that of whole

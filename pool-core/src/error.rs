@@ -12,7 +12,7 @@ use thiserror::Error;
 ///
 /// It is small, `Copy` and needs no heap, because it is made when memory has run out, and inside a
 /// global allocator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[error("{call}: {why}{}", Numbers(self))]
 pub struct DeviceError {
     /// The kind of the error, on which a caller can act.
@@ -21,12 +21,13 @@ pub struct DeviceError {
     pub call: &'static str,
     /// The device's own error code, 0 if it has none. For [`Why::TooLarge`] the most bytes that are
     /// possible, for [`Why::OutOfRange`] the last byte that was requested, where known, for
-    /// [`Why::Unaligned`] the offset or the length, and for [`Why::WrongLength`] the elements that
-    /// were given.
+    /// [`Why::Unaligned`] the offset or the length, for [`Why::WrongLength`] the elements that were
+    /// given, and for [`Why::TimedOut`] the timeout in milliseconds.
     pub code: i64,
     /// The number that `code` should have kept to: for [`Why::OutOfRange`] the bytes of the buffer,
     /// 0 if unknown, for [`Why::WrongLength`] the elements of the array, and for an alignment that
-    /// is [`Why::Unsupported`] the largest one. Otherwise 0.
+    /// is [`Why::Unsupported`] the largest one, and for [`Why::OutOfMemory`] and [`Why::Limit`] the
+    /// most bytes, where known. Otherwise 0.
     pub expected: i64,
 }
 
@@ -151,6 +152,8 @@ impl fmt::Display for Numbers<'_> {
             (Why::Unsupported, alignment, most @ 1..) => {
                 write!(f, ": {alignment} B, expected a power of two up to {most}")
             }
+            (Why::OutOfMemory | Why::Limit, 0, most @ 1..) => write!(f, ", at most {most} B"),
+            (Why::TimedOut, ms @ 1.., _) => write!(f, ", after {ms} ms"),
             (_, 0, _) => Ok(()),
             (Why::TooLarge, most, _) => write!(f, ", at most {most} B"),
             (Why::OutOfRange, end, 0) => write!(f, ", at byte {end}"),
@@ -166,7 +169,9 @@ impl fmt::Display for Numbers<'_> {
 ///
 /// It is one pointer wide, so that a `Result` of it costs the hit path nothing. The error of the
 /// device is its [`source`](error::Error::source).
-#[derive(Debug)]
+///
+/// `{:?}` is the sentence of `{}`, which a `main` that returns the error prints; `{:#?}` has all
+/// figures.
 pub struct AllocError(Box<Figures>);
 
 impl AllocError {
@@ -206,6 +211,14 @@ impl AllocError {
     #[must_use]
     pub fn figures(&self) -> &Figures {
         &self.0
+    }
+}
+
+/// An error of a call that was not a request of this pool, with none of its figures.
+impl From<DeviceError> for AllocError {
+    #[cold]
+    fn from(cause: DeviceError) -> Self {
+        Self::new(Figures { verdict: Verdict::Refused, ..Figures::unknown(cause) })
     }
 }
 

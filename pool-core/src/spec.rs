@@ -45,7 +45,7 @@ const SLACK: f64 = 0.05;
 /// assert_eq!(pool.allocate(5000)?.allocated_size(), 65536);
 ///
 /// let error = "fit:0.5".parse::<PolicySpec>().unwrap_err().to_string();
-/// assert!(error.starts_with("policy `fit:0.5`: `0.5` is no factor of 1 or more; expected exact"));
+/// assert!(error.starts_with("policy `fit:0.5`: `0.5` is no factor of 1 or more; expected fit:2"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
@@ -89,11 +89,27 @@ pub enum Growth {
 
 /// A text that is no policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("policy `{text}`: {why}; expected {}", Self::EXPECTED)]
+#[error("policy `{text}`: {why}; expected {}", self.expected())]
 pub struct BadPolicy {
     text: String,
     why: String,
 }
+
+/// The texts of [`BadPolicy::EXPECTED`], one each.
+const FORMS: [&str; 12] = [
+    "exact[:round=1]",
+    "pow2[:min=512]",
+    "tiered:4K+16K+64K",
+    "fit:2[:round=512]",
+    "arena[:round=512]",
+    "arena:torch",
+    "arena:pages=64K[:slack=5%]",
+    "preset:tile_pipeline",
+    "preset:embedding",
+    "preset:caching",
+    "preset:ndarray",
+    "preset:small_tensors",
+];
 
 impl BadPolicy {
     /// The texts that a policy may have.
@@ -101,6 +117,18 @@ impl BadPolicy {
         fit:2[:round=512], arena[:round=512], arena:torch, arena:pages=64K[:slack=5%], \
         preset:tile_pipeline, preset:embedding, preset:caching, preset:ndarray or \
         preset:small_tensors";
+
+    /// Returns the texts that a policy of this name may have, or all if there is no such name.
+    fn expected(&self) -> String {
+        let name = self.text.split(':').next().unwrap_or_default();
+        let is_of = |form: &&str| form.split([':', '[']).next() == Some(name);
+        let forms: Vec<&str> = FORMS.into_iter().filter(is_of).collect();
+        let Some((last, others)) = forms.split_last() else { return Self::EXPECTED.to_owned() };
+        match others {
+            [] => (*last).to_owned(),
+            others => format!("{} or {last}", others.join(", ")),
+        }
+    }
 
     /// Returns what is wrong with the text, without the text and what was expected.
     #[must_use]

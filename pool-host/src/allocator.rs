@@ -42,6 +42,8 @@ pub struct HostAllocator {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Alignment(u32);
 
+/// The largest block in bytes: the addresses that Linux gives a process that asks for no more.
+const MAX_BYTES: u64 = 1 << 47;
 /// The largest alignment in bytes.
 const MAX_ALIGNMENT: u32 = 1 << 31;
 
@@ -172,8 +174,9 @@ impl DeviceAllocator for HostAllocator {
     }
 
     fn allocate(&self, request: Request<Alignment>, _on: &()) -> Result<HostBlock, DeviceError> {
-        let too_large = DeviceError::new(Why::TooLarge, "alloc", 0);
-        let bytes = usize::try_from(request.bytes.max(1)).map_err(|_| too_large)?;
+        let too_large = DeviceError::new(Why::TooLarge, "alloc", MAX_BYTES.cast_signed());
+        let bytes = Some(request.bytes.max(1)).filter(|bytes| *bytes <= MAX_BYTES);
+        let bytes = usize::try_from(bytes.ok_or(too_large)?).map_err(|_| too_large)?;
         let layout = HostBlock::layout(bytes, request.kind).ok_or(too_large)?;
         // SAFETY: the layout's size is not 0, because `bytes` is at least 1.
         let base = unsafe { alloc::alloc_zeroed(layout) };

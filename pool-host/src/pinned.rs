@@ -145,9 +145,9 @@ impl DeviceAllocator for PinnedAllocator {
         // programs for want of memory.
         let available = system::available_bytes().filter(|most| request.bytes > *most);
         if let (Some(available), AtLockLimit::Refuse) = (available, self.at_limit) {
-            let code = i64::try_from(available).unwrap_or(i64::MAX);
-            let call = "lock more than there is: MemAvailable in bytes";
-            return Err(DeviceError::new(Why::OutOfMemory, call, code));
+            let available = i64::try_from(available).unwrap_or(i64::MAX);
+            let refused = DeviceError::new(Why::OutOfMemory, "lock more than MemAvailable", 0);
+            return Err(refused.expected(available));
         }
         let (base, bytes) = virtual_memory::map(request.bytes.max(1))?;
         let block = PinnedBlock { base, bytes, locked: false };

@@ -14,8 +14,8 @@ use std::sync::OnceLock;
 /// second is for a process that may have few descriptors.
 const LEAST: [c_int; 2] = [900, 64];
 
-/// The stderr of the start of the process.
-static KEPT: OnceLock<Kept> = OnceLock::new();
+/// The stderr of the start of the process; `None` if it was closed then.
+static KEPT: OnceLock<Option<Kept>> = OnceLock::new();
 
 struct Kept {
     /// A second descriptor of it; `None` if the process may have no more.
@@ -42,21 +42,22 @@ impl File {
 /// Keeps the present stderr for lines that are written when the process ends. Further calls change
 /// nothing. A program that the process becomes (`exec`) does not get the descriptor.
 pub(crate) fn keep() {
-    let Some(file) = File::of(libc::STDERR_FILENO) else { return };
     KEPT.get_or_init(|| {
+        let file = File::of(libc::STDERR_FILENO)?;
         let duplicates = LEAST.into_iter().map(|least| {
             // SAFETY: `fcntl` takes numbers, and makes a new descriptor.
             unsafe { libc::fcntl(libc::STDERR_FILENO, libc::F_DUPFD_CLOEXEC, least) }
         });
         let descriptor = { duplicates }.find(|descriptor| *descriptor >= 0);
-        Kept { descriptor, file }
+        Some(Kept { descriptor, file })
     });
 }
 
 /// Returns a descriptor of the stderr of the start of the process, or of the present one if that
-/// was not kept; `None` if the program has closed it.
+/// was not kept; `None` if the program has closed it, or was started without it.
 fn at_end() -> Option<c_int> {
-    let Some(Kept { descriptor, file }) = KEPT.get() else { return Some(libc::STDERR_FILENO) };
+    let Some(kept) = KEPT.get() else { return Some(libc::STDERR_FILENO) };
+    let Kept { descriptor, file } = kept.as_ref()?;
     let descriptors = [*descriptor, Some(libc::STDERR_FILENO)].into_iter().flatten();
     { descriptors }.find(|descriptor| File::of(*descriptor) == Some(*file))
 }

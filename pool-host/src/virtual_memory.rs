@@ -148,7 +148,7 @@ pub(crate) unsafe fn lock(base: NonNull<u8>, bytes: usize) -> Result<(), DeviceE
     Err(match system::lock_limit_bytes() {
         Some(limit) if at_limit.contains(&refused.code) => {
             let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-            DeviceError::new(Why::Limit, "mlock beyond RLIMIT_MEMLOCK, of so many bytes", limit)
+            DeviceError::new(Why::Limit, "mlock beyond RLIMIT_MEMLOCK", 0).expected(limit)
         }
         _ => refused,
     })

@@ -170,7 +170,7 @@ fn a_request_above_the_available_memory_is_refused() {
     let error = pool.allocate(2 * machine).unwrap_err();
     assert_eq!(error.why(), Why::OutOfMemory);
     let said = error.to_string();
-    assert!(said.contains("lock more than there is: MemAvailable in bytes"), "{said}");
+    assert!(said.contains("lock more than MemAvailable: out of memory, at most "), "{said}");
     // `MemAvailable` is less than the machine's memory, because the kernel uses some of it, so the
     // block is not locked. The test maps addresses and touches none of them.
     let unlocked = BucketPool::builder(PinnedAllocator::at_limit(AtLockLimit::Unlocked))

@@ -282,7 +282,7 @@ fn the_environment_configures_the_tcache() {
         (vec![], active.as_str()),
         (vec![("BUCKETPOOL_HOST", "off")], "active false\nlimit 0, second false"),
         (vec![("BUCKETPOOL_HOST", "limit=8M,decay=0")], "active true\nlimit 8388608,"),
-        (vec![("BUCKETPOOL_HOST", "limt=8M")], "BUCKETPOOL_HOST: `limt=8M` is none of off, on,"),
+        (vec![("BUCKETPOOL_HOST", "limt=8M")], "BUCKETPOOL_HOST: `limt=8M`: expected off, on,"),
         // Valgrind sets `LD_PRELOAD` like this. The loader does not find the library, prints a
         // message and continues.
         (vec![("LD_PRELOAD", "vgpreload_none.so")], "active false"),

@@ -11,7 +11,7 @@ use crate::binding::Binding;
 use crate::clock::{Scopes, WgpuStream};
 use crate::view::sealed::{Bound, Part};
 use crate::view::{Bindable, BufferPart, Place, Usage, WgpuBlock, WgpuView};
-use pool_core::{DeviceAllocator, DeviceError, MarkOf, Memory, PageCalls, Request, Sliceable, Why};
+use pool_core::{DeviceAllocator, DeviceError, MarkOf, Memory, PageCalls, Request, Sliceable};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;

@@ -65,7 +65,7 @@ const TRACES: [&str; 2] = [".ptrace.csv.zst", ".ptrace.csv"];
 /// Returns whether the first word behind `record` is a file and no command: a trace, or a name by
 /// which a trace was meant.
 pub(crate) fn is_file(word: &str) -> bool {
-    [".csv", ".csv.zst", ".ptrace"].iter().any(|end| word.ends_with(end))
+    word.contains(".ptrace") || [".csv", ".zst"].iter().any(|end| word.ends_with(end))
 }
 
 /// Builds the library, runs a program with it, and keeps the trace of the process with the most
@@ -100,6 +100,7 @@ pub(crate) fn record(root: &Path, file: &Path, args: &[String]) -> ExitCode {
             return ExitCode::from(crate::BAD_INPUT);
         }
     };
+    let is_replaced = file.exists();
     let part = folder.join(format!("part{end}"));
     if part.to_str().is_none_or(|part| part.contains(',')) {
         let _ = fs::remove_dir_all(&folder);
@@ -134,7 +135,8 @@ pub(crate) fn record(root: &Path, file: &Path, args: &[String]) -> ExitCode {
     match &kept {
         Ok(()) => {
             let _ = fs::remove_dir_all(&folder);
-            eprintln!("recorded {}; next: cargo xtask advise {0}", file.display());
+            let before = if is_replaced { ", in place of the file before" } else { "" };
+            eprintln!("recorded {}{before}; next: cargo xtask advise {0}", file.display());
         }
         Err(why) => eprintln!("error: {why}"),
     }

@@ -29,9 +29,9 @@ fn few_calls(advice: &[Advice]) -> PageBlock {
         caption: "Only policies with at most 10 device calls per 1000 allocations. 1 is the least \
                   that any policy can need."
             .into(),
-        value: Axis::new("reserved peak / live peak", ""),
+        value: Axis::new("reserved peak / live peak", ".3"),
         reference: Some(1.0),
-        log: true,
+        log: few.iter().any(|one| one.over_live > 8.0),
         bars: few.into_iter().map(bar).collect(),
     }
 }
@@ -65,11 +65,11 @@ fn advised_figures(advised: &Advised) -> PageBlock {
             .into(),
         columns: vec![
             Column::text("policy"),
-            Column::number("over live", ""),
-            Column::number("calls/1000", ""),
-            Column::number("handles/1000", ""),
+            Column::number("over live", ".3"),
+            Column::number("calls/1000", ".1"),
+            Column::number("handles/1000", ".1"),
             Column::text("cached limit"),
-            Column::number("capacity", ""),
+            Column::number("capacity", ".3"),
             Column::text("trace"),
             Column::text("by"),
         ],

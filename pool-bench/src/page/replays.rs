@@ -149,7 +149,7 @@ fn reserved_over_live(outcomes: &[&Outcome]) -> PageBlock {
     PageBlock::Bars {
         title: "Reserved peak over live peak".into(),
         caption: BARS.into(),
-        value: Axis::new("reserved peak / live peak", ""),
+        value: Axis::new("reserved peak / live peak", ".3"),
         reference: Some(1.0),
         log: outcomes.iter().any(|one| one.reserved_peak_bytes > 8 * one.live_peak_bytes),
         bars: bars_of(outcomes.iter().copied(), |_| String::new()),
@@ -174,6 +174,7 @@ fn map_over_time(watched: &[(&NamedPolicy, Timeline)]) -> Option<PageBlock> {
     })
 }
 
+/// Memory that waits for its stream is drawn as free: no work was given to the stream of a replay.
 fn segments(map: &MemoryMap) -> Vec<Segment> {
     let segment = |segment: &bucketpool::SegmentMap| {
         // The addresses behind the last memory are no part of the picture.
@@ -186,7 +187,6 @@ fn segments(map: &MemoryMap) -> Vec<Segment> {
             state: match range.state {
                 RangeState::Used => "used",
                 RangeState::Private => "private",
-                RangeState::Pending => "pending",
                 RangeState::Hole => "hole",
                 _ => "free",
             },
@@ -281,10 +281,10 @@ fn figures(outcomes: &[&Outcome]) -> PageBlock {
             .into(),
         columns: vec![
             Column::text("policy"),
-            Column::number("over live", ""),
-            Column::number("calls/1000", ""),
-            Column::number("handles/1000", ""),
-            Column::number("hits, %", ""),
+            Column::number("over live", ".3"),
+            Column::number("calls/1000", ".1"),
+            Column::number("handles/1000", ".1"),
+            Column::number("hits, %", ".1"),
             Column::text("cached limit"),
             Column::number("reserved peak", "bytes"),
             Column::number("refused", "count"),
@@ -306,7 +306,7 @@ pub fn across(outcomes: &[Outcome]) -> Option<Section> {
         blocks: vec![PageBlock::Bars {
             title: "Reserved peak over live peak".into(),
             caption: BARS.into(),
-            value: Axis::new("reserved peak / live peak", ""),
+            value: Axis::new("reserved peak / live peak", ".3"),
             reference: Some(1.0),
             log: outcomes.iter().any(|one| one.reserved_peak_bytes > 8 * one.live_peak_bytes),
             bars: bars_of(sorted.iter().copied(), |one| one.trace.clone()),

@@ -1,13 +1,29 @@
 //! Sizes and shares in a file: a number, or text as people type it.
 
 use crate::size::{ShareText, SizeText};
-use serde::Deserializer;
 use serde::de::{Error, Visitor};
+use serde::{Deserialize, Deserializer};
 use std::fmt;
 
 /// Reads a size in bytes: `1073741824` or `"1G"`.
 pub(super) fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     deserializer.deserialize_any(SizeVisitor).map(Some)
+}
+
+/// Reads sizes with a count: `[[64, 16], ["4K", 2]]`.
+pub(super) fn blocks<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Vec<(u64, usize)>>, D::Error> {
+    let blocks = Vec::<(Size, usize)>::deserialize(deserializer)?;
+    Ok(Some(blocks.into_iter().map(|(Size(bytes), count)| (bytes, count)).collect()))
+}
+
+struct Size(u64);
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(SizeVisitor).map(Self)
+    }
 }
 
 /// Reads a share: `0.25` or `"25%"`.

@@ -15,6 +15,9 @@ pub(super) fn run<A: Transfer>(make: &impl Fn() -> A) {
         sizes_are_multiples_of_the_granule(&make());
     });
     promise("`allocate` returns blocks that do not overlap", || blocks_do_not_overlap(&make()));
+    promise("`view` of some bytes from an offset on is that part of the block", || {
+        a_view_begins_at_its_offset(&make());
+    });
     promise("`zero` fills the first bytes of a block with zeroes, and no others", || {
         zeroing_stops_where_it_was_told(&make());
     });
@@ -128,6 +131,24 @@ fn blocks_do_not_overlap<A: Transfer>(memory: &A) {
     for (_, block) in blocks {
         give(memory, block);
     }
+}
+
+fn a_view_begins_at_its_offset<A: Transfer>(memory: &A) {
+    let (bytes, half) = (some(memory), some(memory) / 2);
+    let block = take(memory, bytes);
+    write(memory, &block, 0..bytes, 4);
+    write(memory, &block, half..bytes, 6);
+    shows(memory, &block, 0..half, 4, "after a view of the second half was written");
+    let whole = read(memory, &block, 0..bytes);
+    let at = length(half);
+    assert!(
+        whole[at - 1] == 4 && whole[at] == 6,
+        "of bytes 0..{bytes}, bytes {} and {half} are {} and {}, expected 4 and 6",
+        half - 1,
+        whole[at - 1],
+        whole[at]
+    );
+    give(memory, block);
 }
 
 fn zeroing_stops_where_it_was_told<A: Transfer>(memory: &A) {

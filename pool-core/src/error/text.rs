@@ -1,7 +1,7 @@
 //! A refused request as text: what was requested, the cause, where the memory is, and what to do.
 
-use crate::error::AllocError;
 use crate::error::figures::{Figures, Verdict};
+use crate::error::{AllocError, DeviceError};
 use crate::size::{Bytes, KIB};
 use std::fmt;
 
@@ -28,6 +28,22 @@ impl fmt::Display for AllocError {
         f.write_str("; ")?;
         e.fmt_memory(f)?;
         write!(f, "; {}", e.advice())
+    }
+}
+
+impl fmt::Debug for AllocError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match f.alternate() {
+            true => f.debug_tuple("AllocError").field(&self.0).finish(),
+            false => fmt::Display::fmt(self, f),
+        }
+    }
+}
+
+/// The sentence of `Display`, which a `main` that returns the error prints.
+impl fmt::Debug for DeviceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -105,7 +105,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
             }
             match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
                 None => thread::park(),
-                Some(Duration::ZERO) => return request.time_out(),
+                Some(Duration::ZERO) => return request.time_out(timeout),
                 Some(left) => thread::park_timeout(left),
             }
         }
@@ -276,14 +276,15 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
 
     /// The time is over. Tries once more if it is the first: work that was not submitted when it
     /// tried last, so that memory behind it could not be had, may be submitted now.
-    fn time_out(mut self) -> Result<PooledBuffer<A>, AllocError> {
+    fn time_out(mut self, timeout: Duration) -> Result<PooledBuffer<A>, AllocError> {
         let is_first = self.place.is_some_and(|id| self.pool.budget().waiters().is_first(id));
         if is_first && let Some(done) = self.try_now() {
             self.leave();
             return done;
         }
         self.leave();
-        let cause = DeviceError::new(Why::TimedOut, "wait for memory", 0);
+        let timeout = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX);
+        let cause = DeviceError::new(Why::TimedOut, "wait for memory", timeout);
         let short = self.refused.take().unwrap_or_else(|| Short::early(cause, self.bytes));
         Err(self.pool.store().refuse(Short { cause, ..short }, self.bytes, self.pool.tag))
     }

@@ -19,6 +19,8 @@ enum Fault {
     ZeroesTooMuch,
     /// It refuses every block.
     Full,
+    /// Its views begin at the start of the block.
+    IgnoresOffset,
     /// It claims that fresh memory is zero.
     FalseClaim,
 }
@@ -63,6 +65,7 @@ impl<const FRESH_IS_ZEROED: bool> DeviceAllocator for Broken<FRESH_IS_ZEROED> {
         bytes: u64,
         on: &SimStream,
     ) -> SimView<'b> {
+        let offset = if matches!(self.1, Fault::IgnoresOffset) { 0 } else { offset };
         self.0.view(block, offset, bytes, on)
     }
 
@@ -115,6 +118,7 @@ fn the_suite_names_the_promise_that_a_backend_breaks() {
         report::<false>(Fault::OtherRefusal),
         report::<false>(Fault::ZeroesTooMuch),
         report::<false>(Fault::Full),
+        report::<false>(Fault::IgnoresOffset),
         report::<true>(Fault::FalseClaim),
     ];
     insta::assert_snapshot!(reports.join("\n"));

@@ -4,6 +4,7 @@ use pool_core::sim::SimDevice;
 use pool_core::{
     AllocError, ArenaConfig, BucketPool, Budget, GIB, KIB, MIB, PooledArray, Verdict, Why,
 };
+use std::time::Duration;
 
 fn lines(errors: &[AllocError]) -> String {
     let line = |error: &AllocError| format!("{:?}, {:?}: {error}\n", error.why(), error.verdict());
@@ -62,6 +63,26 @@ fn a_request_that_cannot_fit_alone_is_told_so() {
         assert!(!error.to_string().contains(" 0 B"), "{error}");
     }
     insta::assert_snapshot!(lines(&errors));
+}
+
+#[test]
+fn an_error_is_printed_as_its_sentence_and_its_figures_on_request() {
+    let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4 * KIB).build();
+    let error = pool.allocate(MIB).unwrap_err();
+    assert_eq!(format!("{error:?}"), error.to_string());
+    assert!(format!("{error:#?}").contains("reserved_limit_bytes: 4096"), "{error:#?}");
+    let cause = error.figures().cause;
+    assert_eq!(format!("{cause:?}"), cause.to_string());
+    let converted = AllocError::from(cause);
+    assert_eq!((converted.why(), converted.to_string()), (Why::Limit, cause.to_string()));
+}
+
+#[test]
+fn a_request_that_waited_says_how_long() {
+    let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4 * KIB).build();
+    let _live = pool.allocate(4096).unwrap();
+    let error = pool.allocate_timeout(4096, Duration::from_millis(2)).unwrap_err().to_string();
+    assert!(error.contains("wait for memory: no memory in time, after 2 ms; reserved"), "{error}");
 }
 
 #[test]

@@ -78,6 +78,12 @@ fn no_line_goes_into_a_file_of_the_program() {
     is_done(&output);
     assert_eq!(errors(&output), "");
     assert_eq!(std::fs::read(&own).unwrap(), b"");
+    // Started without stderr, a program may have its own file there from the start.
+    let program = compiled("closes.c", &[]);
+    let without = Path::new("exec \"$0\" \"$1\" 2>&-");
+    let output = run(Path::new("sh"), &[Path::new("-c"), without, &program, &own], "stats");
+    is_done(&output);
+    assert_eq!(std::fs::read(&own).unwrap(), b"");
 }
 
 #[test]

@@ -117,8 +117,8 @@ impl fmt::Display for MemoryMap {
         writeln!(f, ", fragmentation {:.2}", self.fragmentation())?;
         write!(
             f,
-            "one character is {} (# used  . free  ~ free behind work that is not done  p kept for \
-             a graph), a space is addresses without memory",
+            "one character is {} (# used  . free  ~ free, its last work not seen done  p kept for a \
+             graph), a space is addresses without memory",
             Bytes(unit)
         )
     }

@@ -442,7 +442,12 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// A kind whose blocks start at multiples of `alignment` bytes as well.
     pub(crate) fn aligned(&self, kind: A::Kind, alignment: u64) -> Result<A::Kind, DeviceError> {
-        let aligned = self.allocator.aligned(kind, alignment)?;
+        let most = i64::try_from(self.book.alignment).unwrap_or(i64::MAX);
+        let both = |refused: DeviceError| match refused.expected {
+            0 => refused,
+            expected => refused.expected(expected.min(most)),
+        };
+        let aligned = self.allocator.aligned(kind, alignment).map_err(both)?;
         DeviceError::check_alignment(alignment, self.book.alignment)?;
         // One kind for all ranges: segments are aligned to the granule.
         Ok(if self.book.blocks { aligned } else { kind })
