@@ -46,13 +46,13 @@ impl DeviceAllocator for FileAllocator {
         if request.bytes > 1 << 40 {
             return Err(DeviceError::new(Why::TooLarge, "a range of a file", 0));
         }
-        let mut free = self.free.lock().expect("no panic under the lock");
-        if let Some(at) = free.get_mut(&request.bytes).and_then(Vec::pop) {
+        let same_length = |free: &mut BTreeMap<u64, Vec<u64>>| free.get_mut(&request.bytes)?.pop();
+        let freed = same_length(&mut self.free.lock().expect("no panic under the lock"));
+        if let Some(at) = freed {
             return Ok(Range(at, request.bytes));
         }
         let at = self.end.fetch_add(request.bytes, Relaxed);
         let full = |_| DeviceError::new(Why::OutOfMemory, "write", 0);
-        // Extends the file to the end of the range.
         self.file.write_all_at(&[0], at + request.bytes - 1).map_err(full)?;
         Ok(Range(at, request.bytes))
     }

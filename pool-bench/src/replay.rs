@@ -92,12 +92,16 @@ pub fn replay(trace: &Trace, spec: &NamedPolicy, settings: Settings) -> Result<O
 /// # Errors
 ///
 /// Fails if the policy reserves more there than half of the free memory.
-pub fn fits(trace: &Trace, spec: &NamedPolicy, settings: Settings) -> Result<(), BadInput> {
+pub fn check_room(trace: &Trace, spec: &NamedPolicy, settings: Settings) -> Result<(), BadInput> {
     if settings.backend.is_simulated() {
         return Ok(());
     }
     let simulated = replay(trace, spec, Settings { backend: Backend::SIM, ..settings })?;
-    fits_this_machine(trace, &spec.text, simulated.reserved_peak_bytes)
+    let cure = match settings.cached_limit {
+        None if !spec.has_arena() => ", such as with `--cached-limit 25%`",
+        _ => "",
+    };
+    fits_this_machine(trace, &spec.text, simulated.reserved_peak_bytes, cure)
 }
 
 /// Replays a trace without a pool; `None` if `backend` has no such reference. That of host memory
@@ -108,7 +112,7 @@ pub fn fits(trace: &Trace, spec: &NamedPolicy, settings: Settings) -> Result<(),
 /// Fails if the trace does not fit this machine's memory.
 pub fn replay_directly(trace: &Trace, backend: Backend) -> Result<Option<Outcome>, BadInput> {
     let Some(reference) = backend.reference() else { return Ok(None) };
-    fits_this_machine(trace, "direct", trace.live_peak_bytes)?;
+    fits_this_machine(trace, "direct", trace.live_peak_bytes, "")?;
     Ok(Some(outcome(trace, "direct", backend, &reference(trace))))
 }
 
@@ -158,13 +162,12 @@ pub(crate) fn outcome(trace: &Trace, policy: &str, backend: Backend, tally: &Tal
 
 /// Checks that what a policy reserves on a simulated device is at most half of the free memory,
 /// before real memory is used.
-fn fits_this_machine(trace: &Trace, policy: &str, needed: u64) -> Result<(), BadInput> {
+fn fits_this_machine(trace: &Trace, policy: &str, needed: u64, cure: &str) -> Result<(), BadInput> {
     let half = free_memory().map_or(u64::MAX, |free| free / 2);
     if needed <= half {
         return Ok(());
     }
     let what = format!("{} needs {} of host memory under `{policy}`", trace.name, Bytes(needed));
-    let expected =
-        format!("at most half of what is free, {}, such as with `--cached-limit 25%`", Bytes(half));
+    let expected = format!("at most half of what is free, {}{cure}", Bytes(half));
     Err(BadInput::new(what, expected))
 }

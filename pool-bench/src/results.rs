@@ -81,12 +81,12 @@ impl Results {
             }
             for policy in policies {
                 bar.inc(1);
-                let fits = replay::fits(trace, policy, settings);
-                if let (Err(bad), true) = (&fits, leave_out) {
+                let room = replay::check_room(trace, policy, settings);
+                if let (Err(bad), true) = (&room, leave_out) {
                     self.notes.push(format!("left out: {bad}"));
                     continue;
                 }
-                let outcome = fits.and_then(|()| replay::replay(trace, policy, settings));
+                let outcome = room.and_then(|()| replay::replay(trace, policy, settings));
                 self.outcomes.push(outcome.map_err(|bad| bad.in_file(file.display()))?);
             }
         }
@@ -155,14 +155,25 @@ impl Results {
         policies: &[(&NamedPolicy, Option<CachedLimit>)],
     ) -> Vec<Section> {
         let traces = read_all(files).unwrap_or_default();
+        // The same policy with a limit and without are two lines of a plot.
+        let named: Vec<_> = policies
+            .iter()
+            .map(|(policy, limit)| match limit {
+                None => (*policy).clone(),
+                Some(limit) => {
+                    NamedPolicy { text: format!("{}, {limit}", policy.text), ..(*policy).clone() }
+                }
+            })
+            .collect();
         let bar = progress((traces.len() * policies.len()) as u64, "timelines");
         let mut sections: Vec<Section> = replays::across(&self.outcomes).into_iter().collect();
         for trace in &traces {
-            let watched: Vec<_> = policies
+            let watched: Vec<_> = named
                 .iter()
-                .map(|(policy, limit)| {
+                .zip(policies)
+                .map(|(named, (policy, limit))| {
                     bar.inc(1);
-                    (*policy, timeline::watch(trace, policy, *limit))
+                    (named, timeline::watch(trace, policy, *limit))
                 })
                 .collect();
             sections.push(replays::trace(trace, &watched, &self.outcomes));

@@ -12,7 +12,7 @@ use crate::spec::PolicySpec;
 use serde::{Deserialize, Serialize};
 
 /// The configuration of a pool, as `cargo xtask advise` writes it: TOML or any other format of
-/// serde.
+/// serde that describes itself.
 ///
 /// ```toml
 /// policy = "tiered:4K+64K"      # any text of a `PolicySpec`

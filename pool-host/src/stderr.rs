@@ -9,6 +9,7 @@ use std::ffi::{CStr, c_int};
 use std::fmt::{self, Write};
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
 /// The least number of the kept descriptor: shells and daemons use the low ones for their own. The
 /// second is for a process that may have few descriptors.
@@ -18,8 +19,8 @@ const LEAST: [c_int; 2] = [900, 64];
 static KEPT: OnceLock<Option<Kept>> = OnceLock::new();
 
 struct Kept {
-    /// A second descriptor of it; `None` if the process may have no more.
-    descriptor: Option<c_int>,
+    /// A second descriptor of it; negative if the process may have no more, and in a forked child.
+    descriptor: AtomicI32,
     file: File,
 }
 
@@ -40,7 +41,11 @@ impl File {
 }
 
 /// Keeps the present stderr for lines that are written when the process ends. Further calls change
-/// nothing. A program that the process becomes (`exec`) does not get the descriptor.
+/// nothing.
+///
+/// Who reads the stderr of this process waits for its end, also if the program closes its own.
+/// Neither a forked child nor a program that the process becomes (`exec`) has the descriptor: a
+/// daemon that a program leaves behind keeps nobody waiting.
 pub(crate) fn keep() {
     KEPT.get_or_init(|| {
         let file = File::of(libc::STDERR_FILENO)?;
@@ -49,8 +54,20 @@ pub(crate) fn keep() {
             unsafe { libc::fcntl(libc::STDERR_FILENO, libc::F_DUPFD_CLOEXEC, least) }
         });
         let descriptor = { duplicates }.find(|descriptor| *descriptor >= 0);
-        Some(Kept { descriptor, file })
+        // SAFETY: the handler closes a descriptor that is the library's own, which is legal in a
+        // forked child. If it cannot be registered, children keep the descriptor.
+        unsafe { libc::pthread_atfork(None, None, Some(close_in_child)) };
+        Some(Kept { descriptor: AtomicI32::new(descriptor.unwrap_or(-1)), file })
     });
+}
+
+extern "C" fn close_in_child() {
+    let Some(Some(kept)) = KEPT.get() else { return };
+    let descriptor = kept.descriptor.swap(-1, Relaxed);
+    if descriptor >= 0 && File::of(descriptor) == Some(kept.file) {
+        // SAFETY: the descriptor is the one that `keep` made, since it is still the same file.
+        unsafe { libc::close(descriptor) };
+    }
 }
 
 /// Returns a descriptor of the stderr of the start of the process, or of the present one if that
@@ -58,8 +75,8 @@ pub(crate) fn keep() {
 fn at_end() -> Option<c_int> {
     let Some(kept) = KEPT.get() else { return Some(libc::STDERR_FILENO) };
     let Kept { descriptor, file } = kept.as_ref()?;
-    let descriptors = [*descriptor, Some(libc::STDERR_FILENO)].into_iter().flatten();
-    { descriptors }.find(|descriptor| File::of(*descriptor) == Some(*file))
+    let descriptors = [descriptor.load(Relaxed), libc::STDERR_FILENO];
+    descriptors.into_iter().find(|descriptor| File::of(*descriptor) == Some(*file))
 }
 
 /// Writes text to stderr, one piece after the other.

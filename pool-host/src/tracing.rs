@@ -80,7 +80,9 @@ pub fn begin() -> bool {
     // SAFETY: the handler stores a flag, which is legal in a forked child. If it cannot be
     // registered, a child would fill a ring that nothing reads.
     unsafe { libc::pthread_atfork(None, None, Some(stop)) };
-    stderr::keep();
+    if !IS_SILENT.load(Relaxed) {
+        stderr::keep();
+    }
     system::at_exit(end);
     THREAD.request();
     ON.store(true, Release);
@@ -178,7 +180,7 @@ fn write() -> io::Result<String> {
     let (file, path) = created(Path::new(OsStr::from_bytes(&name[..*used])))?;
     confine(); // only the file may have needed privileges
     let source = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
-    let recorded = raw::write(RING.get().ok_or_else(none)?, (file, &path), source.trim(), &ENDS)?;
+    let recorded = raw::write(RING.get().ok_or_else(none)?, file, &path, source.trim(), &ENDS)?;
     let (operations, lost) = (recorded.operations, recorded.lost);
     let path = path.display();
     Ok(format!("bucketpool: {operations} operations in {path}, {lost} lost\n"))

@@ -7,6 +7,7 @@ use metrics::{Label, counter, gauge};
 use pool_core::{BucketPool, DeviceAllocator, PoolStats};
 
 /// Publishes the statistics of a pool under the name that its builder gave it, as the label `pool`.
+/// Pools without a name share the empty label, and the last one published is seen.
 ///
 /// - Counters of requests: `bucketpool_hits_total`, `bucketpool_misses_total`,
 ///   `bucketpool_bypasses_total`, `bucketpool_failures_total`, and of those that waited for memory

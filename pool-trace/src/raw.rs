@@ -52,14 +52,15 @@ fn words(kind: Kind, address: u64, bytes: u64, stream: u64) -> [u64; WORDS] {
 /// let file = folder.path().join("program.ptrace.csv.zst");
 /// let (ring, ends) = (Ring::new(slots(8)), AtomicBool::new(true)); // no more records follow
 /// assert!(ring.push(raw::allocated(0x1000, 64, 1)) && ring.push(raw::freed(0x1000, 1)));
-/// let recorded = raw::write(&ring, (File::create(&file)?, &file), "program", &ends)?;
+/// let recorded = raw::write(&ring, File::create(&file)?, &file, "program", &ends)?;
 /// assert_eq!((recorded.operations, recorded.lost), (2, 0));
-/// assert!(raw::write(&ring, (File::open(&file)?, &file), "program", &ends).is_err()); // not writable
+/// assert!(raw::write(&ring, File::open(&file)?, &file, "program", &ends).is_err()); // not writable
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn write<S: Deref<Target = [RingSlot]>>(
     ring: &Ring<S>,
-    (file, path): (File, &Path),
+    file: File,
+    path: &Path,
     source: &str,
     ends: &AtomicBool,
 ) -> io::Result<Recorded> {

@@ -153,7 +153,7 @@ fn an_address_whose_free_was_lost_ends_the_block_before() {
         assert!(ring.push(record));
     }
     let out = File::create(&file).unwrap();
-    raw::write(&ring, (out, &file), "test", &AtomicBool::new(true)).unwrap();
+    raw::write(&ring, out, &file, "test", &AtomicBool::new(true)).unwrap();
     let log = ptrace::read(File::open(&file).unwrap()).unwrap();
     let (allocate, free) = (Kind::Allocate, Kind::Free);
     let expected = [(allocate, 0, 64), (free, 0, 0), (allocate, 1, 32), (free, 1, 0)];

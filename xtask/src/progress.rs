@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 /// Time between two lines that say how far a build is.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// Runs a build of cargo. A build that has nothing to do prints nothing; another one says what is
-/// built, every ten seconds how many crates it has begun, and all that cargo says besides. Returns
-/// whether it succeeded.
+/// Runs a build of cargo. A build that has nothing to do prints nothing. Another one says what is
+/// built, at most every ten seconds how many crates it has begun, and what the compiler says.
+/// Returns whether it succeeded.
 pub(crate) fn build(what: &str, command: Command) -> bool {
     show(what, command, &mut |line| eprintln!("{line}")).unwrap_or_else(|error| {
         eprintln!("error: {what}: cargo did not start: {error}");
@@ -18,10 +18,14 @@ pub(crate) fn build(what: &str, command: Command) -> bool {
 }
 
 fn show(what: &str, mut command: Command, say: &mut dyn FnMut(&str)) -> io::Result<bool> {
-    let mut child = command.stderr(Stdio::piped()).spawn()?;
+    // Colours would stand in front of the words that are looked for.
+    command.env("CARGO_TERM_COLOR", "never").stderr(Stdio::piped());
+    let mut child = command.spawn()?;
     let (start, mut crates, mut said_at) = (Instant::now(), 0_u32, Instant::now());
-    for line in child.stderr.take().into_iter().flat_map(|stderr| BufReader::new(stderr).lines()) {
-        let line = line?;
+    for line in
+        child.stderr.take().into_iter().flat_map(|stderr| BufReader::new(stderr).split(b'\n'))
+    {
+        let line = String::from_utf8_lossy(&line.unwrap_or_default()).into_owned();
         if is_silent(&line) {
             continue;
         }

@@ -7,11 +7,13 @@ use serde_json::{Value, json};
 /// The advice: memory against device calls, and all figures.
 #[must_use]
 pub fn advice(advised: &Advised) -> Section {
-    let blocks = vec![few_calls(&advised.advice), advised_figures(advised), bounds(advised)];
+    let mut blocks: Vec<_> = few_calls(&advised.advice).into_iter().collect();
+    blocks.extend([advised_figures(advised), bounds(advised)]);
     Section { title: "Advice".into(), text: advised.choice.sentence(), blocks }
 }
 
-fn few_calls(advice: &[Advice]) -> PageBlock {
+/// `None` if no policy has few calls, as on a trace of a few allocations.
+fn few_calls(advice: &[Advice]) -> Option<PageBlock> {
     let bar = |one: &Advice| Bar {
         group: one.trace.clone(),
         name: match one.cached_limit.as_str() {
@@ -24,7 +26,7 @@ fn few_calls(advice: &[Advice]) -> PageBlock {
     };
     let mut few: Vec<_> = advice.iter().filter(|one| one.calls_per_1000 <= CALLS_MOST).collect();
     few.sort_by(|a, b| a.trace.cmp(&b.trace).then(a.over_live.total_cmp(&b.over_live)));
-    PageBlock::Bars {
+    (!few.is_empty()).then(|| PageBlock::Bars {
         title: "Policies with few device calls: reserved peak over live peak".into(),
         caption: "Only policies with at most 10 device calls per 1000 allocations. 1 is the least \
                   that any policy can need."
@@ -33,7 +35,7 @@ fn few_calls(advice: &[Advice]) -> PageBlock {
         reference: Some(1.0),
         log: few.iter().any(|one| one.over_live > 8.0),
         bars: few.into_iter().map(bar).collect(),
-    }
+    })
 }
 
 fn advised_figures(advised: &Advised) -> PageBlock {

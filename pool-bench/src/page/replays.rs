@@ -77,9 +77,9 @@ struct Cut {
 }
 
 impl Cut {
-    /// Times the live peak that an axis shows, if more than half of the policies stay below.
+    /// The highest value of a cut axis, as a multiple of the live peak.
     const SHOWN: u64 = 4;
-    /// Times the live peak from which on a line presses the others onto the axis.
+    /// A line above this multiple of the live peak presses the others onto the axis.
     const FLATTENING: u64 = 6;
 
     fn of(live_peak: u64, peaks: &[(&str, u64)]) -> Option<Self> {
@@ -112,8 +112,8 @@ fn handles_per_1000(one: &Outcome) -> f64 {
     1000.0 * one.device_handles as f64 / one.allocations.max(1) as f64
 }
 
-/// Whether a policy serves less than half of the requests from its cached memory: a bypass needs
-/// little memory, and is no policy.
+/// Whether a policy serves less than half of the requests from its cached memory, such as one that
+/// bypasses most: little memory is no merit then.
 fn is_bypass(one: &Outcome) -> bool {
     one.hit_rate < 0.5
 }
@@ -143,7 +143,7 @@ fn over_live(one: &Outcome) -> f64 {
 /// How bars of replays are read.
 const BARS: &str = "1 is the least that any policy can need. Behind each value are the device calls \
                     per 1000 allocations. Grey policies serve less than half of the requests from \
-                    cached memory: they need little memory because they keep little.";
+                    cached memory, so they save few calls.";
 
 fn reserved_over_live(outcomes: &[&Outcome]) -> PageBlock {
     PageBlock::Bars {

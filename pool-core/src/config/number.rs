@@ -7,15 +7,21 @@ use std::fmt;
 
 /// Reads a size in bytes: `1073741824` or `"1G"`.
 pub(super) fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
-    deserializer.deserialize_any(SizeVisitor).map(Some)
+    Ok(Option::<Size>::deserialize(deserializer)?.map(|Size(bytes)| bytes))
 }
 
 /// Reads sizes with a count: `[[64, 16], ["4K", 2]]`.
 pub(super) fn blocks<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<Vec<(u64, usize)>>, D::Error> {
-    let blocks = Vec::<(Size, usize)>::deserialize(deserializer)?;
-    Ok(Some(blocks.into_iter().map(|(Size(bytes), count)| (bytes, count)).collect()))
+    let blocks = Option::<Vec<(Size, usize)>>::deserialize(deserializer)?;
+    let in_bytes = |(Size(bytes), count)| (bytes, count);
+    Ok(blocks.map(|blocks| blocks.into_iter().map(in_bytes).collect()))
+}
+
+/// Reads a share: `0.25` or `"25%"`.
+pub(super) fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    Ok(Option::<Share>::deserialize(deserializer)?.map(|Share(share)| share))
 }
 
 struct Size(u64);
@@ -26,9 +32,12 @@ impl<'de> Deserialize<'de> for Size {
     }
 }
 
-/// Reads a share: `0.25` or `"25%"`.
-pub(super) fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
-    deserializer.deserialize_any(ShareVisitor).map(Some)
+struct Share(f64);
+
+impl<'de> Deserialize<'de> for Share {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ShareVisitor).map(Self)
+    }
 }
 
 struct SizeVisitor;

@@ -48,6 +48,12 @@ fn sizes_and_shares_are_numbers_or_text() {
     assert_eq!(limits(text), (Some(4096), None, Some(0.25)));
     assert_eq!(limits("policy = 'exact'\ncached_share = 1"), (None, None, Some(1.0)));
     assert_eq!(limits("policy = 'exact'"), (None, None, None));
+    let null =
+        r#"{ "policy": "exact", "reserved_limit": null, "cached_share": null, "ahead": null }"#;
+    assert_eq!(
+        serde_json::from_str::<PoolConfig>(null).unwrap(),
+        toml::from_str("policy = 'exact'").unwrap()
+    );
     let text = "policy = 'exact'\nahead = [[64, 16], ['4K', 2]]";
     let config: PoolConfig = toml::from_str(text).unwrap();
     assert_eq!(config.ahead, Some(vec![(64, 16), (4096, 2)]));

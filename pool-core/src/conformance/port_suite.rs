@@ -25,8 +25,8 @@ pub(super) fn run<A: Transfer>(make: &impl Fn() -> A) {
         fresh_memory_is_as_declared(&make());
     });
     promise(
-        "`aligned` refuses what is not a power of two with `Why::Unsupported`, and a kind that it \
-         returns has that alignment",
+        "`aligned` refuses what is not a power of two with `Why::Unsupported`, and lowers no \
+         alignment that `alignment_of` tells",
         || alignments_are_kept_or_refused(&make()),
     );
     promise("`allocate` refuses what the device cannot have, and then serves others", || {

@@ -1,9 +1,8 @@
-//! A setting of a pool that cannot be.
+//! The error of a setting of a pool.
 
 use std::fmt;
 
-/// A setting that has a value it cannot have, or that contradicts another: what it is, and what was
-/// expected.
+/// A setting that is out of its range, or contradicts another: what it is, and what was expected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError(String);
 

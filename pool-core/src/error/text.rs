@@ -110,32 +110,37 @@ impl Figures {
     /// Whether memory is reserved that neither a buffer nor the cache of this pool has.
     fn is_kept_elsewhere(&self) -> bool {
         let limit = self.reserved_limit_bytes.min(self.budget_limit_bytes);
-        let in_pool = self.cached_bytes < self.reserved_bytes;
+        let in_pool = self.cached_bytes.saturating_add(self.lost_bytes) < self.reserved_bytes;
         let in_budget = limit != u64::MAX && self.budget_reserved_bytes > self.reserved_bytes;
         self.allocated_bytes == 0 && (in_pool || in_budget) && self.rounded_bytes <= limit
     }
 
-    /// Whether the request would not fit if the pool had given back all that it has.
-    fn is_alone_too_large(&self) -> bool {
-        let limit = self.reserved_limit_bytes.min(self.budget_limit_bytes);
-        let device = self.device_free_bytes.map(|free| free.saturating_add(self.reserved_bytes));
-        self.rounded_bytes > limit || device.is_some_and(|bytes| self.rounded_bytes > bytes)
+    /// Whether the request needs more than the device has free and the pool could give back.
+    fn is_above_device(&self) -> bool {
+        let bytes = self.device_free_bytes.map(|free| free.saturating_add(self.reserved_bytes));
+        bytes.is_some_and(|bytes| self.rounded_bytes > bytes)
     }
 
     /// Returns the advice that the error displays; an empty string where the cause is clear without
     /// one.
     fn advice(&self) -> &'static str {
+        let limit = self.reserved_limit_bytes.min(self.budget_limit_bytes);
         match self.verdict {
+            Verdict::TruePeak | Verdict::Limit | Verdict::TimedOut
+                if self.rounded_bytes > limit =>
+            {
+                "this request alone is above the limit: raise the limit"
+            }
+            Verdict::TruePeak | Verdict::Limit | Verdict::TimedOut if self.is_above_device() => {
+                "this request alone needs more than the device has free"
+            }
             Verdict::TruePeak | Verdict::Limit if self.is_kept_elsewhere() => {
                 "no buffer has it: drop graphs that keep memory, or other pools"
             }
-            Verdict::TruePeak if self.allocated_bytes == 0 || self.is_alone_too_large() => {
+            Verdict::TruePeak if self.allocated_bytes == 0 => {
                 "this request alone needs more than the device has free"
             }
             Verdict::TruePeak => "a true peak: keep less alive at once, or take a larger device",
-            Verdict::Limit if self.is_alone_too_large() => {
-                "this request alone is above the limit: raise the limit"
-            }
             Verdict::Limit => "the limit: raise it, or keep less alive at once",
             Verdict::Rounding if self.in_pages => {
                 "rounding to whole pages: it would fit as requested; take smaller pages"

@@ -275,8 +275,8 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
 
     /// Makes the pool. Takes no memory from the device except for [`PoolBuilder::ahead`].
     ///
-    /// A setting that cannot be, such as a share of 7, is replaced by the nearest one that can;
-    /// [`PoolBuilder::try_build`] refuses it.
+    /// A setting out of its range is replaced by one that can be used, or ignored, such as a fraction
+    /// of 7 by 1; [`PoolBuilder::try_build`] refuses it.
     #[must_use]
     pub fn build(self) -> BucketPool<A> {
         let cached = self.bound_on_cached_bytes();

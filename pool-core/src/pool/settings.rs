@@ -12,14 +12,17 @@ use std::ops::RangeInclusive;
 pub(crate) const CACHED_SHARES: RangeInclusive<f64> = 0.0..=10.0;
 
 impl<A: DeviceAllocator> PoolBuilder<A> {
-    /// Makes the pool, or refuses settings that [`PoolBuilder::build`] would replace or ignore.
+    /// Makes the pool, or refuses settings that a program hardly means.
     ///
     /// # Errors
     ///
     /// [`ConfigError`] names the first such setting and what was expected: a factor of
-    /// [`BucketPolicy::Fit`] below 1, no class of [`BucketPolicy::Tiered`], a granule of 0, pages
-    /// or a granule of an arena that are not a power of two, a share out of its range, a window
-    /// without a size, or a bucket limit in a pool with an arena.
+    /// [`BucketPolicy::Fit`] below 1, a [`BucketPolicy::Tiered`] without a class, a granule of 0,
+    /// pages of an arena that are not a power of two from 4 KiB to 1 GiB, its granule if it is no
+    /// power of two, a slack or a share of the peak outside of 0 to 10, another share outside of 0
+    /// to 1, a window without a size, or a bucket limit in a pool with an arena. These are the
+    /// ranges of [`PolicySpec`](crate::PolicySpec) and [`PoolConfig`](crate::PoolConfig).
+    /// [`PoolBuilder::build`] replaces most of these values by one that it can use, or ignores them.
     ///
     /// ```
     /// # use pool_core as bucketpool;
@@ -37,7 +40,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         Ok(self.build())
     }
 
-    /// Refuses settings that [`PoolBuilder::build`] would replace or ignore.
+    /// Refuses what [`PoolBuilder::try_build`] refuses.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         if let Some(policy) = &self.policy {
             check_policy(policy)?;

@@ -1,6 +1,6 @@
 //! The texts of refused requests: what was wrong, with the values, and what was expected.
 
-use pool_core::sim::SimDevice;
+use pool_core::sim::{SimCall, SimDevice};
 use pool_core::{
     AllocError, ArenaConfig, BucketPool, Budget, GIB, KIB, MIB, PooledArray, Verdict, Why,
 };
@@ -83,6 +83,27 @@ fn a_request_that_waited_says_how_long() {
     let _live = pool.allocate(4096).unwrap();
     let error = pool.allocate_timeout(4096, Duration::from_millis(2)).unwrap_err().to_string();
     assert!(error.contains("wait for memory: no memory in time, after 2 ms; reserved"), "{error}");
+}
+
+#[test]
+fn a_wait_that_could_not_help_says_so() {
+    let pool = BucketPool::new(SimDevice::with_capacity(4 * MIB));
+    let _live = pool.allocate(MIB).unwrap();
+    let error = pool.allocate_timeout(8 * MIB, Duration::from_millis(2)).unwrap_err();
+    assert_eq!(error.why(), Why::TimedOut);
+    let advice = "this request alone needs more than the device has free";
+    assert!(error.to_string().ends_with(advice), "{error}");
+}
+
+#[test]
+fn lost_memory_is_no_others() {
+    let device = SimDevice::new();
+    let pool = BucketPool::builder(device.clone()).reserved_limit(4 * KIB).build();
+    drop(pool.allocate(4096).unwrap());
+    device.fail(SimCall::Free, 0, 1);
+    let _ = pool.clear();
+    let error = pool.allocate(4096).unwrap_err().to_string();
+    assert!(error.contains("lost 4.00 KiB; the limit: raise it"), "{error}");
 }
 
 #[test]

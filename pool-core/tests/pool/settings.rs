@@ -66,6 +66,9 @@ fn settings_that_can_be_are_accepted() {
     for preset in Preset::ALL {
         assert!(preset.set(builder.clone()).try_build().is_ok(), "{preset}");
     }
+    let corrected = ArenaConfig::pages(4096, 0.0).granule(48).granule(64);
+    let corrected = corrected.gc_threshold(80.0).gc_threshold(0.8);
+    assert!(builder.clone().arena(corrected).try_build().is_ok(), "the last value counts");
     let edges = builder.memory_fraction(1.0).window(1..=1).cached_limit(CachedLimit::OfPeak(0.0));
     assert!(edges.try_build().is_ok());
 }

@@ -87,6 +87,13 @@ fn no_line_goes_into_a_file_of_the_program() {
 }
 
 #[test]
+fn a_forked_child_does_not_keep_stderr_open() {
+    let output = run(&compiled("forks_daemon.c", &[]), &[], "stats");
+    is_done(&output);
+    assert!(errors(&output).ends_with("no large block, so the C library served all\n"));
+}
+
+#[test]
 fn off_leaves_all_to_the_c_library() {
     assert_eq!(said("off,stats"), "");
 }

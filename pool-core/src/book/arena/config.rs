@@ -25,8 +25,25 @@ pub struct ArenaConfig {
     pub(crate) max_split: u64,
     pub(crate) gc_threshold: Option<f64>,
     pub(crate) uncached: bool,
-    /// The first value that was replaced by one that can be.
-    wrong: Option<ConfigError>,
+    given: Given,
+}
+
+/// Values as they were given, which [`ArenaConfig::check`] judges; what is used is in range.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Given {
+    granule: u64,
+    source: GivenSource,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum GivenSource {
+    /// It has no numbers.
+    Fixed,
+    Segments(u64),
+    Pages {
+        bytes: u64,
+        slack: f64,
+    },
 }
 
 /// The source of an arena's memory.
@@ -95,15 +112,8 @@ impl ArenaConfig {
     pub fn pages(page_bytes: u64, slack: f64) -> Self {
         let most = 1.0 + OWN_SHARE_OF_SLACK * slack.max(0.0);
         let bytes = page_bytes.clamp(1, 1 << 40).next_power_of_two();
-        let is_page = page_bytes.is_power_of_two() && PAGES.contains(&page_bytes);
-        let config = Self::from(Source::Pages { bytes, most }).expect(is_page, || {
-            let setting = format!("`pages` of {page_bytes} B");
-            ConfigError::new(setting, "a power of two, 4 KiB to 1 GiB")
-        });
-        config.expect((0.0..=MAX_SLACK).contains(&slack), || {
-            let setting = format!("a slack of {slack}");
-            ConfigError::new(setting, "a share from 0 to 10; 0.05 is 5 %")
-        })
+        let source = GivenSource::Pages { bytes: page_bytes, slack };
+        Self::from(Source::Pages { bytes, most }).given(source)
     }
 
     /// Returns a configuration with the constants of `PyTorch`'s caching allocator.
@@ -120,9 +130,7 @@ impl ArenaConfig {
     /// Returns the configuration of an arena whose segments are multiples of `bytes` bytes, for
     /// memory without virtual addresses.
     pub fn segments(bytes: u64) -> Self {
-        Self::from(Source::Segments(bytes.max(KIB))).expect(bytes >= KIB, || {
-            ConfigError::new(format!("`segments` of {bytes} B"), "1 KiB or more")
-        })
+        Self::from(Source::Segments(bytes.max(KIB))).given(GivenSource::Segments(bytes))
     }
 
     /// Returns the configuration of a pool without an arena: blocks of the device, which are not
@@ -141,31 +149,53 @@ impl ArenaConfig {
             max_split: u64::MAX,
             gc_threshold: None,
             uncached: false,
-            wrong: None,
+            given: Given { granule: 512, source: GivenSource::Fixed },
         }
     }
 
-    /// Notes what is wrong with a value, if it is not as expected.
-    fn expect(self, is_valid: bool, wrong: impl FnOnce() -> ConfigError) -> Self {
-        let wrong = self.wrong.clone().or_else(|| (!is_valid).then(wrong));
-        Self { wrong, ..self }
+    fn given(self, source: GivenSource) -> Self {
+        Self { given: Given { source, ..self.given }, ..self }
     }
 
-    /// Refuses values that were replaced when they were set.
+    /// Refuses values that are out of range, and were replaced by others.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        self.wrong.clone().map_or(Ok(()), Err)
+        let Given { granule, source } = self.given;
+        match source {
+            GivenSource::Segments(bytes) if bytes < KIB => {
+                let setting = format!("`segments` of {bytes} B");
+                return Err(ConfigError::new(setting, "1 KiB or more"));
+            }
+            GivenSource::Pages { bytes, .. }
+                if !(bytes.is_power_of_two() && PAGES.contains(&bytes)) =>
+            {
+                let setting = format!("`pages` of {bytes} B");
+                return Err(ConfigError::new(setting, "a power of two, 4 KiB to 1 GiB"));
+            }
+            GivenSource::Pages { slack, .. } if !(0.0..=MAX_SLACK).contains(&slack) => {
+                let setting = format!("a slack of {slack}");
+                return Err(ConfigError::new(setting, "a share from 0 to 10; 0.05 is 5 %"));
+            }
+            _ => {}
+        }
+        if !granule.is_power_of_two() || granule > GIB {
+            let setting = format!("`granule` of {granule} B of an arena");
+            return Err(ConfigError::new(setting, "a power of two up to 1 GiB"));
+        }
+        match self.gc_threshold {
+            Some(share) if !(share > 0.0 && share < 1.0) => {
+                let setting = format!("`gc_threshold` of {share}");
+                Err(ConfigError::new(setting, "a share above 0 and below 1, such as 0.8"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Sets the granule in bytes: requests are rounded up to a multiple of it. The granule is
     /// rounded up to a power of two, is at least the device's own granule and alignment, and at
     /// most 1 GiB. 512 unless set.
     pub fn granule(self, bytes: u64) -> Self {
-        let is_valid = bytes.is_power_of_two() && bytes <= GIB;
-        let config = Self { granule: bytes.clamp(1, GIB).next_power_of_two(), ..self };
-        config.expect(is_valid, || {
-            let setting = format!("`granule` of {bytes} B of an arena");
-            ConfigError::new(setting, "a power of two up to 1 GiB")
-        })
+        let given = Given { granule: bytes, ..self.given };
+        Self { granule: bytes.clamp(1, GIB).next_power_of_two(), given, ..self }
     }
 
     /// Sets the limit, in bytes, on reserved memory. No limit unless set, here or by
@@ -192,10 +222,7 @@ impl ArenaConfig {
     /// segments, the least recently used first. Off unless set, and off without a limit over a
     /// device that does not tell its memory. (`PyTorch`: `garbage_collection_threshold`.)
     pub fn gc_threshold(self, share: f64) -> Self {
-        Self { gc_threshold: Some(share), ..self }.expect(share > 0.0 && share < 1.0, || {
-            let setting = format!("`gc_threshold` of {share}");
-            ConfigError::new(setting, "a share above 0 and below 1, such as 0.8")
-        })
+        Self { gc_threshold: Some(share), ..self }
     }
 
     /// Returns the bytes of the segment that is taken for a request; `None` for one that no address

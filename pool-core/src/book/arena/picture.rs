@@ -7,7 +7,7 @@ use std::fmt;
 
 /// Characters of a line.
 const WIDTH: usize = 64;
-/// Characters of a picture, beyond one for each segment.
+/// Characters of a picture that stand for memory, beyond one for each segment.
 const MAX_CELLS: usize = 4 * WIDTH;
 /// Segments that are drawn; of further ones the picture has the sums.
 const MAX_SEGMENTS: usize = 32;
@@ -48,7 +48,8 @@ fn cells(segment: &SegmentMap, unit: u64) -> BTreeMap<u64, Cell> {
     cells
 }
 
-/// Returns how many parts of `unit` bytes of a segment have memory, or a few more.
+/// Returns how many parts of `unit` bytes of a segment have memory. A part that holds several
+/// ranges counts once.
 fn count_cells(segment: &SegmentMap, unit: u64) -> usize {
     let (mut count, mut last) = (0, None);
     for one in segment.ranges.iter().filter(|one| one.state != RangeState::Hole && one.bytes() > 0)
@@ -79,13 +80,15 @@ fn lines(segment: &SegmentMap, unit: u64) -> Vec<(u64, String)> {
     for (number, bytes) in cells(segment, unit) {
         // Of several that are most, `max_by_key` takes the last.
         let most = (0..STATES.len()).rev().max_by_key(|state| bytes[*state]).unwrap_or(0);
-        let has_gap = last.is_some_and(|last| number > last + 1);
+        let has_gap = last.map_or(number > 0, |last| number > last + 1);
         last = Some(number);
         match lines.last_mut() {
             Some((_, line)) if line.len() + usize::from(has_gap) < WIDTH => {
                 line.extend(has_gap.then_some(RangeState::Hole.sign()));
                 line.push(STATES[most].sign());
             }
+            // The first line says nothing of its offset but by a space.
+            None if has_gap => lines.push((number * unit, format!(" {}", STATES[most].sign()))),
             _ => lines.push((number * unit, STATES[most].sign().into())),
         }
     }
@@ -152,7 +155,8 @@ mod tests {
             (MIB, Private),
             (46 * GIB, Hole),
         ]);
-        let map = MemoryMap { segments: vec![arena, segment(&[(64 * KIB, Free)])] };
+        let small = segment(&[(64 * KIB, Hole), (64 * KIB, Used), (GIB, Hole), (64 * KIB, Free)]);
+        let map = MemoryMap { segments: vec![arena, small] };
         insta::assert_snapshot!(map);
     }
 
