@@ -41,7 +41,7 @@ def test_without_a_program_it_prints_its_usage(arguments):
 def test_a_wrong_setting_is_one_line():
     out, err = run("run", "-c", "print(1)", settings="limit=lots", code=2)
     assert (out, err.count("\n")) == ("", 1)
-    assert "`limit=lots`: the limit is no size" in err
+    assert "`limit=lots`: expected a size of 4096 bytes or more" in err
 
 
 def test_a_program_that_is_missing_is_one_line():
