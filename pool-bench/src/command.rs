@@ -15,7 +15,7 @@ use crate::page::advice::advice;
 use crate::place::{RECORDS, root};
 use crate::replay::Settings;
 use crate::results::{Output, Results, progress, read_all};
-use crate::spec;
+use crate::spec::{self, NamedPolicy};
 use crate::trace::Trace;
 use crate::workload::Workload;
 use crate::{compare, environment, hit, record, sizes};
@@ -329,7 +329,10 @@ impl Report {
         let (taken, limit) = (advised.choice.named(), advised.choice.limit());
         // Its row without a limit is another one, and stays.
         policies.retain(|policy| limit.is_some() || policy.text != taken.text);
-        results.replay_advised(&traces, &taken, Settings { cached_limit: limit, ..settings })?;
+        let taken = NamedPolicy { text: format!("{} (advised)", taken.text), ..taken };
+        let with_limit = Settings { cached_limit: limit, ..settings };
+        results.replay(&traces, std::slice::from_ref(&taken), with_limit, false)?;
+        results.notes.clear(); // the other policies note the same
         results.replay(&traces, &policies, settings, false)?;
         let mut limited = vec![(&taken, limit)];
         limited.extend(policies.iter().map(|policy| (policy, None)));

@@ -112,8 +112,8 @@ pub enum PageBlock {
     },
 }
 
-/// An axis: its name, and the unit of its values (`bytes`, `ns`, `s`, `count`, `.1` to `.3` for a number
-/// of decimals, or none).
+/// An axis: its name, and the unit of its values (`bytes`, `ns`, `s`, `count`, `.1` to `.3` for a
+/// number of decimals, or none).
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Axis {
     /// The name.

@@ -49,9 +49,6 @@ pub struct Outcome {
     pub ns_per_op: f64,
     #[serde(flatten)]
     pub streams: Option<OnStreams>,
-    /// Whether a report marks it as the advised policy.
-    #[serde(skip)]
-    pub is_advised: bool,
 }
 
 /// Additional results of a replay on streams.
@@ -156,7 +153,6 @@ pub(crate) fn outcome(trace: &Trace, policy: &str, backend: Backend, tally: &Tal
         device_handles: asked.handles,
         ns_per_op: *ns as f64 / trace.steps.len() as f64,
         streams: None,
-        is_advised: false,
     }
 }
 

@@ -94,20 +94,6 @@ impl Results {
         Ok(())
     }
 
-    /// Replays each trace under the policy that was advised, and marks it.
-    pub(crate) fn replay_advised(
-        &mut self,
-        files: &[PathBuf],
-        policy: &NamedPolicy,
-        settings: Settings,
-    ) -> Result<(), BadInput> {
-        let before = self.outcomes.len();
-        self.replay(files, std::slice::from_ref(policy), settings, false)?;
-        self.notes.clear(); // the other policies note the same
-        self.outcomes[before..].iter_mut().for_each(|outcome| outcome.is_advised = true);
-        Ok(())
-    }
-
     pub(crate) fn replay_on_streams(
         &mut self,
         files: &[PathBuf],
@@ -155,25 +141,14 @@ impl Results {
         policies: &[(&NamedPolicy, Option<CachedLimit>)],
     ) -> Vec<Section> {
         let traces = read_all(files).unwrap_or_default();
-        // The same policy with a limit and without are two lines of a plot.
-        let named: Vec<_> = policies
-            .iter()
-            .map(|(policy, limit)| match limit {
-                None => (*policy).clone(),
-                Some(limit) => {
-                    NamedPolicy { text: format!("{}, {limit}", policy.text), ..(*policy).clone() }
-                }
-            })
-            .collect();
         let bar = progress((traces.len() * policies.len()) as u64, "timelines");
         let mut sections: Vec<Section> = replays::across(&self.outcomes).into_iter().collect();
         for trace in &traces {
-            let watched: Vec<_> = named
+            let watched: Vec<_> = policies
                 .iter()
-                .zip(policies)
-                .map(|(named, (policy, limit))| {
+                .map(|(policy, limit)| {
                     bar.inc(1);
-                    (named, timeline::watch(trace, policy, *limit))
+                    (*policy, timeline::watch(trace, policy, *limit))
                 })
                 .collect();
             sections.push(replays::trace(trace, &watched, &self.outcomes));

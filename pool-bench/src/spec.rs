@@ -44,7 +44,7 @@ impl NamedPolicy {
 pub fn list(text: &str) -> Result<Vec<NamedPolicy>, BadInput> {
     let one = |text: &str| {
         let spec = text.parse().map_err(|bad: BadPolicy| {
-            BadInput::new(format!("policy `{text}`: {}", bad.why()), BadPolicy::EXPECTED)
+            BadInput::new(format!("policy `{text}`: {}", bad.why()), bad.expected())
         })?;
         Ok(NamedPolicy { text: text.to_owned(), spec })
     };

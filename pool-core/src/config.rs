@@ -7,7 +7,6 @@ use crate::error::config::ConfigError;
 use crate::policy::limit::CachedLimit;
 use crate::pool::BucketPool;
 use crate::pool::builder::PoolBuilder;
-use crate::pool::settings::CACHED_SHARES;
 use crate::spec::PolicySpec;
 use serde::{Deserialize, Serialize};
 
@@ -61,29 +60,14 @@ impl PoolConfig {
         }
     }
 
-    /// Refuses keys that contradict each other or the policy, so that none is ignored.
-    fn check(&self) -> Result<(), ConfigError> {
-        if self.bucket_limit.is_some() && self.policy.has_arena() {
-            let found = format!("`bucket_limit` with policy `{}`", self.policy);
-            return Err(ConfigError::new(found, "it with policies without an arena only"));
-        }
-        if self.cached_limit.is_some() && self.cached_share.is_some() {
-            return Err(ConfigError::new("`cached_limit` and `cached_share`", "one of them"));
-        }
-        match self.cached_share {
-            Some(share) if !CACHED_SHARES.contains(&share) => {
-                let found = format!("`cached_share = {share}`");
-                Err(ConfigError::new(found, "a share from 0 to 10; 0.25 is 25 %"))
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Sets the limits over those of the policy, and checks the result.
     fn set<A: DeviceAllocator>(
         &self,
         mut builder: PoolBuilder<A>,
     ) -> Result<PoolBuilder<A>, ConfigError> {
+        if self.cached_limit.is_some() && self.cached_share.is_some() {
+            return Err(ConfigError::new("`cached_limit` and `cached_share`", "one of them"));
+        }
         if let Some(bytes) = self.cached_limit {
             builder = builder.cached_limit(bytes);
         }
@@ -120,7 +104,6 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
                 "one without an arena: these blocks are not split",
             ));
         }
-        config.check()?;
         config.set(config.policy.set_blocks(self))
     }
 
@@ -128,8 +111,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     ///
     /// # Errors
     ///
-    /// A key that contradicts another or the policy, or a share out of its range; and what
-    /// [`PoolBuilder::try_build`] refuses, set here or before.
+    /// Both a limit and a share, and what [`PoolBuilder::try_build`] refuses, set here or before.
     ///
     /// Over a device whose blocks cannot be split use [`PoolBuilder::config_of_blocks`]. See
     /// [`BucketPool::from_config`] for an example.
@@ -137,7 +119,6 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     where
         A: Sliceable,
     {
-        config.check()?;
         config.set(config.policy.set(self))
     }
 }
@@ -183,7 +164,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// let wrong: PoolConfig = toml::from_str("policy = 'arena'\nbucket_limit = 8")?;
     /// let error = BucketPool::from_config(SimDevice::new(), &wrong).unwrap_err().to_string();
-    /// assert!(error.starts_with("`bucket_limit` with policy `arena`; expected "), "{error}");
+    /// assert!(error.starts_with("`bucket_limit` or `large_bucket_limit` with an arena; "), "{error}");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn from_config(device: A, config: &PoolConfig) -> Result<Self, ConfigError>

@@ -10,7 +10,7 @@ mod model;
 pub(crate) mod private_pool;
 mod reference;
 mod report;
-pub(crate) mod settings;
+mod settings;
 mod stages;
 mod store;
 #[cfg(all(test, shuttle))]

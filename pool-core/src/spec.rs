@@ -95,8 +95,8 @@ pub struct BadPolicy {
     why: String,
 }
 
-/// The texts of [`BadPolicy::EXPECTED`], one each.
-const FORMS: [&str; 12] = [
+/// The texts that a policy may have, but those of presets.
+const FORMS: [&str; 7] = [
     "exact[:round=1]",
     "pow2[:min=512]",
     "tiered:4K+16K+64K",
@@ -104,29 +104,21 @@ const FORMS: [&str; 12] = [
     "arena[:round=512]",
     "arena:torch",
     "arena:pages=64K[:slack=5%]",
-    "preset:tile_pipeline",
-    "preset:embedding",
-    "preset:caching",
-    "preset:ndarray",
-    "preset:small_tensors",
 ];
 
 impl BadPolicy {
-    /// The texts that a policy may have.
-    pub const EXPECTED: &str = "exact[:round=1], pow2[:min=512], tiered:4K+16K+64K, \
-        fit:2[:round=512], arena[:round=512], arena:torch, arena:pages=64K[:slack=5%], \
-        preset:tile_pipeline, preset:embedding, preset:caching, preset:ndarray or \
-        preset:small_tensors";
-
     /// Returns the texts that a policy of this name may have, or all if there is no such name.
-    fn expected(&self) -> String {
+    #[must_use]
+    pub fn expected(&self) -> String {
+        let presets = Preset::ALL.map(|preset| format!("preset:{preset}"));
+        let all: Vec<String> = FORMS.map(str::to_owned).into_iter().chain(presets).collect();
         let name = self.text.split(':').next().unwrap_or_default();
-        let is_of = |form: &&str| form.split([':', '[']).next() == Some(name);
-        let forms: Vec<&str> = FORMS.into_iter().filter(is_of).collect();
-        let Some((last, others)) = forms.split_last() else { return Self::EXPECTED.to_owned() };
-        match others {
-            [] => (*last).to_owned(),
-            others => format!("{} or {last}", others.join(", ")),
+        let is_of = |form: &&String| form.split([':', '[']).next() == Some(name);
+        let of_name: Vec<String> = all.iter().filter(is_of).cloned().collect();
+        let forms = if of_name.is_empty() { all } else { of_name };
+        match forms.split_last() {
+            Some((last, others @ [_, ..])) => format!("{} or {last}", others.join(", ")),
+            _ => forms.concat(),
         }
     }
 

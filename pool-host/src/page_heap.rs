@@ -160,8 +160,9 @@ impl PageHeap {
     /// It does not start if a word is `off`, or if a sanitizer or Valgrind watches the program and
     /// no word is `on`. The other words are `background`, `background=off`, `huge` (advises the
     /// system to make huge pages), `stats` (prints [`PageHeap::stats`] on stderr when a process
-    /// exits, also if the program has closed its stderr by then), `limit=SIZE` and `decay=MILLISECONDS`. A line on stderr reports
-    /// an unknown word, and those that have no effect on a page heap: `check` and `lease`.
+    /// exits, also if the program has closed its stderr by then), `limit=SIZE` and
+    /// `decay=MILLISECONDS`. A line on stderr reports an unknown word, and those that have no
+    /// effect on a page heap: `check` and `lease`.
     ///
     /// In a set-user-ID, set-group-ID or otherwise privileged program (`AT_SECURE`) it reads no
     /// word, since a user without the privileges chooses the environment.

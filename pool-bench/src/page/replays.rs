@@ -324,10 +324,7 @@ impl Outcome {
     /// The policy, with what else tells it from others of a page: how streams share pools, and
     /// which memory it was, unless it is simulated.
     fn contender(&self) -> String {
-        let mut name = match self.is_advised {
-            true => format!("{} (advised)", self.policy),
-            false => self.policy.clone(),
-        };
+        let mut name = self.policy.clone();
         if let Some(on) = &self.streams {
             name = format!("{name}, {}", on.arrangement);
         }

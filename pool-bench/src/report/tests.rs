@@ -25,7 +25,6 @@ fn outcome(trace: &str, policy: &str) -> Outcome {
         device_frees: 1300,
         ns_per_op: 66.4,
         streams: None,
-        is_advised: false,
     }
 }
 

@@ -2,8 +2,7 @@
 #![expect(clippy::panic, reason = "a suite of tests: a panic is how it reports")]
 
 use super::subject::message;
-use crate::error::AllocError;
-use crate::{DeviceError, PooledBuffer, Transfer};
+use crate::{BucketPool, PooledBuffer, Transfer};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -28,13 +27,7 @@ pub(super) trait Served<T> {
     fn served(self, call: impl fmt::Display) -> T;
 }
 
-impl<T> Served<T> for Result<T, DeviceError> {
-    fn served(self, call: impl fmt::Display) -> T {
-        self.unwrap_or_else(|error| panic!("{call} was refused: {error}"))
-    }
-}
-
-impl<T> Served<T> for Result<T, AllocError> {
+impl<T, E: fmt::Display> Served<T> for Result<T, E> {
     fn served(self, call: impl fmt::Display) -> T {
         self.unwrap_or_else(|error| panic!("{call} was refused: {error}"))
     }
@@ -46,6 +39,6 @@ pub(super) fn contents<A: Transfer>(buffer: &PooledBuffer<A>) -> Vec<u8> {
 }
 
 /// Allocates a buffer.
-pub(super) fn allocate<A: Transfer>(pool: &crate::BucketPool<A>, bytes: u64) -> PooledBuffer<A> {
+pub(super) fn allocate<A: Transfer>(pool: &BucketPool<A>, bytes: u64) -> PooledBuffer<A> {
     pool.allocate(bytes).served(format_args!("a request of {bytes} B"))
 }

@@ -9,7 +9,7 @@ use crate::pool::builder::PoolBuilder;
 use std::ops::RangeInclusive;
 
 /// The share of the peak that cached bytes may have. A larger number was meant in per cent.
-pub(crate) const CACHED_SHARES: RangeInclusive<f64> = 0.0..=10.0;
+const CACHED_SHARES: RangeInclusive<f64> = 0.0..=10.0;
 
 impl<A: DeviceAllocator> PoolBuilder<A> {
     /// Makes the pool, or refuses settings that a program hardly means.
@@ -54,7 +54,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         }
         match self.cached_limit {
             Some(CachedLimit::OfPeak(share)) if !CACHED_SHARES.contains(&share) => {
-                let setting = format!("`cached_limit` of {share} times the peak");
+                let setting = format!("a cached limit of {share} times the peak");
                 return Err(ConfigError::new(setting, "a share from 0 to 10; 0.25 is 25 %"));
             }
             _ => {}

@@ -110,9 +110,3 @@ proptest! {
         prop_assert_eq!(spec, read);
     }
 }
-
-#[test]
-fn the_forms_are_those_of_the_whole_list() {
-    let (last, others) = FORMS.split_last().unwrap();
-    assert_eq!(format!("{} or {last}", others.join(", ")), BadPolicy::EXPECTED);
-}
