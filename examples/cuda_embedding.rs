@@ -2,6 +2,7 @@
 //! `cargo run --release --features cuda --example cuda_embedding`
 #![expect(clippy::print_stdout, reason = "an example tells what it did")]
 
+use bucketpool::PooledArray;
 use bucketpool::cuda::{CudaAllocator, CudaDevice};
 use bucketpool::{GIB, preset};
 use std::error::Error;
@@ -16,9 +17,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     for batch in 0..200_u16 {
         let rows = 1 + usize::from(batch) * 37 % 512;
         let vectors = vec![f32::from(batch); rows * DIMENSION];
-        let mut tokens = pool.allocate_array_on::<f32>(&on, [rows, DIMENSION])?;
+        let mut tokens = PooledArray::<f32, _>::new_on(&pool, &on, [rows, DIMENSION])?;
         tokens.write_on(&on, &vectors)?;
-        let hidden = pool.allocate_array_on::<f32>(&on, [rows, DIMENSION])?;
+        let hidden = PooledArray::<f32, _>::new_on(&pool, &on, [rows, DIMENSION])?;
         // cudarc's own calls take the memory in use on their stream.
         let (from, to) = (tokens.on(&on)?, hidden.on(&on)?);
         stream.memcpy_dtod(&from.typed::<f32>(), &mut to.typed())?;

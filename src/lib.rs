@@ -1,21 +1,9 @@
 #![doc = include_str!("../README.md")]
+#![deny(unsafe_code)]
 
-pub use pool_core::{
-    AllocError, AllocateAsync, Allocating, AnyBuffer, AnyPool, ArenaConfig, Arrival, BadPolicy,
-    BadSize, Breakdown, BucketPolicy, BucketPool, Budget, Bytes, CachedLimit, CommitCall,
-    ConfigError, Damage, DecommitCall, Detached, DeviceAllocator, DeviceError, DeviceStats,
-    EventDriver, EventKind, Figures, FullBucket, GIB, Growth, Handles, HostMemory, Immediate, KIB,
-    LeakTracker, LiveBuffer, MIB, Mark, MarkOf, Memory, MemoryMap, Misuse, Observer, Order,
-    PageCalls, PolicySpec, PoolBuilder, PoolConfig, PoolEvent, PoolStats, PoolStatsSnapshot,
-    PooledArray, PooledBuffer, Pressure, PrivatePool, RangeMap, RangeState, Reason, ReleaseCall,
-    Request, RequestCounts, Retention, RmmLog, SegmentMap, Shape, ShareText, SizeText, Sliceable,
-    Stages, Stat, StatArray, StealPolicy, Stream, StreamClock, StreamOf, Timeline, Transfer,
-    TransferLater, Use, Verdict, VirtualMemory, WholeBlocks, Why, ZeroPolicy, Zeroing, tag_name,
-};
-
-#[cfg(pool_counts)]
-pub use pool_core::counts;
-pub use pool_core::preset;
+pub use pool_array::{Pod, PooledArray, Shape};
+pub use pool_config::{AnyBuffer, AnyPool, Growth, PolicySpec, PoolConfig, preset};
+pub use pool_core::*;
 
 /// CUDA: VRAM of a GPU, through cudarc.
 #[cfg(feature = "cuda")]
@@ -26,6 +14,25 @@ pub mod cuda {
 /// Host memory.
 #[cfg(feature = "host")]
 pub mod host {
+    /// Elements that the CPU can reach:
+    ///
+    /// ```
+    /// use bucketpool::{BucketPool, Why};
+    /// use bucketpool::host::{HostAllocator, PooledArray};
+    ///
+    /// let pool = BucketPool::new(HostAllocator::new());
+    /// let ones = PooledArray::from_elem(&pool, [2, 3], 1.0_f32)?;
+    /// let twos = ones.map(|x| x + 1.0)?;
+    /// let sums = ones.zip_with(&twos, |a, b| a + b)?;
+    /// assert_eq!((sums.sum(), sums.try_clone()?.sum()), (18.0, 18.0));
+    ///
+    /// let other = PooledArray::from_elem(&pool, [3, 2], 1.0_f32)?;
+    /// assert_eq!(ones.zip_with(&other, |a, b| a + b).unwrap_err().why(), Why::ShapeMismatch);
+    /// # Ok::<(), bucketpool::AllocError>(())
+    /// ```
+    pub use pool_array::PooledArray;
+    #[cfg(feature = "ndarray")]
+    pub use pool_array::ndarray;
     pub use pool_host::*;
 }
 
@@ -41,9 +48,10 @@ pub mod trace {
     pub use pool_trace::*;
 }
 
-#[cfg(any(feature = "sim", feature = "conformance"))]
-pub use pool_core::TestThreads;
-#[cfg(feature = "conformance")]
-pub use pool_core::conformance;
+/// A simulated device that counts its calls, runs its streams late and fails on demand.
 #[cfg(feature = "sim")]
-pub use pool_core::sim;
+pub mod sim {
+    pub use pool_sim::*;
+}
+#[cfg(feature = "conformance")]
+pub use pool_sim::conformance;

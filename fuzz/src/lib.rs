@@ -3,10 +3,11 @@
 //! `cargo xtask ci` runs the saved inputs in `corpus` through them; `cargo xtask ci --deep` looks
 //! for new ones, five minutes for each target.
 
-use pool_core::conformance::{Script, Subject};
-use pool_core::sim::SimDevice;
-use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, MemoryMap, PolicySpec, PoolConfig};
+use pool_config::{PolicySpec, PoolConfig};
+use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, MemoryMap};
 use pool_host::HostAllocator;
+use pool_sim::SimDevice;
+use pool_sim::conformance::{Script, Subject};
 use pool_trace::{Log, Malformed};
 
 /// A script of operations, over whole blocks and arenas of host memory, and over the simulated
@@ -78,7 +79,7 @@ fn reads(bytes: &[u8], read: impl Fn(&[u8]) -> Result<Log, Malformed>, write: Op
 pub fn settings(bytes: &[u8]) {
     pool_host::fuzz_settings(bytes);
     if let Ok(text) = std::str::from_utf8(bytes) {
-        if let Err(error) = text.parse::<pool_core::preset::Caching>() {
+        if let Err(error) = text.parse::<pool_config::preset::Caching>() {
             assert!(!error.to_string().is_empty());
         }
     }
@@ -92,8 +93,11 @@ pub fn config(bytes: &[u8]) {
         assert_eq!(spec.to_string().parse(), Ok(spec), "{text}");
     }
     let Ok(config) = toml::from_str::<PoolConfig>(text) else { return };
-    match BucketPool::from_config(SimDevice::new(), &config) {
-        Ok(pool) => drop(pool.allocate(1000)),
+    match config.pool(SimDevice::new()) {
+        Ok(pool) => {
+            drop(pool.allocate(1000));
+            pool.check();
+        }
         Err(error) => assert_eq!(error.to_string().lines().count(), 1, "{error}"),
     }
 }
@@ -106,11 +110,11 @@ pub fn sizes(bytes: &[u8]) {
         u64::from_le_bytes(word)
     });
     let mut next = || words.next().unwrap_or(0);
-    let policy = match next() % 4 {
-        0 => BucketPolicy::Exact,
-        1 => BucketPolicy::PowerOfTwo,
-        2 => BucketPolicy::tiered(&[next(), next(), next()]),
-        _ => BucketPolicy::Fit { alpha: f64::from_bits(next()) },
+    let mut policies = BucketPolicy::examples();
+    let policy = match policies.swap_remove(next() as usize % policies.len()) {
+        BucketPolicy::Tiered(_) => BucketPolicy::tiered(&[next(), next(), next()]),
+        BucketPolicy::Fit { .. } => BucketPolicy::Fit { alpha: f64::from_bits(next()) },
+        other => other,
     };
     let builder = BucketPool::builder(SimDevice::new()).policy(policy).granule(next());
     let builder = builder.reserved_limit(next()).cached_limit(next());
@@ -128,6 +132,7 @@ pub fn sizes(bytes: &[u8]) {
         if next() % 2 == 0 {
             live.pop();
         }
+        assert_eq!(pool.check().live.blocks, live.len() as u64);
         let stats = pool.stats();
         assert!(stats.requested_bytes <= stats.allocated_bytes, "{stats}");
         assert!(stats.allocated_bytes <= stats.reserved_bytes, "{stats}");

@@ -380,6 +380,6 @@ impl Choice {
     #[must_use]
     pub fn toml(&self) -> String {
         let config = toml::to_string(&self.config).unwrap_or_default();
-        format!("# {}\n# BucketPool::from_config reads this file.\n{config}", self.sentence())
+        format!("# {}\n# PoolConfig::pool reads this file.\n{config}", self.sentence())
     }
 }

@@ -4,7 +4,9 @@ use crate::counted::{Asked, Counted};
 use crate::machine::Clock;
 use crate::spec::NamedPolicy;
 use crate::trace::{Step, Trace};
-use bucketpool::{CachedLimit, DeviceAllocator, PoolBuilder, PoolStats, TestThreads, ZeroPolicy};
+use bucketpool::{
+    CachedLimit, DeviceAllocator, PoolBuilder, PoolStats, ZeroPolicy, sim::TestThreads,
+};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 

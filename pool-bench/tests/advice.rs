@@ -63,7 +63,7 @@ fn the_configuration_is_that_of_the_choice() {
     let advised = advise::advise(std::slice::from_ref(&trace), || {}).unwrap();
     let config: bucketpool::PoolConfig = toml::from_str(&advised.choice.toml()).unwrap();
     let device = SimDevice::new();
-    let pool = bucketpool::BucketPool::from_config(device.clone(), &config).unwrap();
+    let pool = config.pool(device.clone()).unwrap();
     let mut slots: Vec<_> = std::iter::repeat_with(|| None).take(trace.slots).collect();
     for step in &trace.steps {
         match *step {

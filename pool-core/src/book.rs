@@ -10,7 +10,7 @@ mod ages;
 pub(crate) mod arena;
 mod bins;
 mod blocks;
-#[cfg(test)]
+#[cfg(feature = "check")]
 mod check;
 pub(crate) mod figures;
 pub(crate) mod find;
@@ -24,7 +24,7 @@ pub(crate) mod segment;
 #[cfg(test)]
 mod tests;
 mod tree;
-#[cfg(test)]
+#[cfg(all(feature = "check", debug_assertions))]
 mod visits;
 
 use crate::book::arena::ArenaConfig;
@@ -163,6 +163,12 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     #[inline]
     pub(crate) fn used(&self) -> u64 {
         self.used.saturating_sub_signed(self.in_caches)
+    }
+
+    /// Bytes that thread caches hold, as far as they have told.
+    #[cfg(feature = "check")]
+    pub(crate) fn in_caches(&self) -> i64 {
+        self.in_caches
     }
 
     /// Bytes of free memory that serves again: free ranges, and what thread caches hold.

@@ -26,7 +26,7 @@ use waiters::Waiters;
 /// # Examples
 ///
 /// ```
-/// # use pool_core as bucketpool;
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
 /// use bucketpool::{BucketPool, Budget, MIB, Why, sim::SimDevice};
 ///
 /// let budget = Budget::new(8 * MIB);
@@ -177,7 +177,7 @@ impl Budget {
     /// # Examples
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, Budget, MIB, sim::SimDevice};
     /// use std::sync::{Arc, atomic::{AtomicU64, Ordering::Relaxed}};
     ///

@@ -23,7 +23,7 @@ use std::ops::Range;
 /// # Examples
 ///
 /// ```
-/// # use pool_core as bucketpool;
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
 /// use bucketpool::{DeviceAllocator, Request, StreamClock, Why, sim::SimDevice};
 ///
 /// let device = SimDevice::with_capacity(4096);
@@ -244,7 +244,7 @@ impl Memory {
 /// # Examples
 ///
 /// ```
-/// # use pool_core as bucketpool;
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
 /// use bucketpool::{DeviceAllocator, Request, Sliceable, Why, sim::SimDevice};
 ///
 /// let device = SimDevice::with_capacity(1024);
@@ -259,7 +259,7 @@ impl Memory {
 /// ```
 #[diagnostic::on_unimplemented(
     message = "blocks of `{Self}` cannot be split, so its pools have no arena",
-    note = "leave out `.arena(..)`, and take `from_config_of_blocks` for a file; of wgpu buffers, \
+    note = "leave out `.arena(..)`, and take `PoolConfig::pool_of_blocks` for a file; of wgpu buffers, \
             `WgpuSlabs` can be split"
 )]
 pub trait Sliceable: DeviceAllocator {
@@ -303,7 +303,7 @@ pub trait Sliceable: DeviceAllocator {
 /// # Examples
 ///
 /// ```
-/// # use pool_core as bucketpool;
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
 /// use bucketpool::{VirtualMemory, Why, sim::SimDevice};
 ///
 /// let device = SimDevice::with_capacity(8192);
@@ -412,7 +412,7 @@ impl<A: VirtualMemory> PageCalls<A> {
     /// Returns the calls of an allocator.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{PageCalls, Sliceable, sim::SimDevice};
     ///
     /// let device = SimDevice::new();

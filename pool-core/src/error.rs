@@ -75,7 +75,7 @@ impl DeviceError {
     /// Returns the error with the number that `code` should have kept to.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{DeviceError, Why};
     ///
     /// let error = DeviceError::new(Why::OutOfRange, "write to a buffer", 40).expected(32);
@@ -94,7 +94,7 @@ impl DeviceError {
     /// [`Why::Unsupported`] for another number.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::DeviceError;
     ///
     /// assert!(DeviceError::check_alignment(256, 4096).is_ok());
@@ -188,9 +188,18 @@ impl AllocError {
         Self::new(Figures { cause, verdict, ..figures })
     }
 
-    /// The error of a call with an argument that is wrong, with what was expected.
+    /// Returns the error with the argument of the call that was wrong, and what was expected.
+    ///
+    /// ```
+    /// use pool_core::{AllocError, DeviceError, Why};
+    ///
+    /// let error = AllocError::from(DeviceError::new(Why::ShapeMismatch, "add arrays", 0));
+    /// let error = error.with_argument("shapes [2] and [3]; expected one shape");
+    /// assert!(error.to_string().contains("shapes [2] and [3]"));
+    /// ```
     #[cold]
-    pub(crate) fn with_argument(mut self, text: String) -> Self {
+    #[must_use]
+    pub fn with_argument(mut self, text: impl Into<Box<str>>) -> Self {
         self.0.wrong_argument = Some(text.into());
         self
     }

@@ -13,16 +13,15 @@ extern crate loom as checker;
 #[cfg(shuttle)]
 extern crate shuttle as checker;
 
-mod array;
 mod block;
 mod book;
 mod budget;
 mod cache;
-mod config;
+#[cfg(feature = "check")]
+pub mod check;
 #[cfg(pool_counts)]
 pub mod counts;
 mod device;
-mod erased;
 mod error;
 mod fork;
 #[cfg(not(any(loom, shuttle)))]
@@ -33,47 +32,30 @@ mod lock;
 mod observe;
 mod policy;
 mod pool;
-pub mod preset;
-pub mod ring;
 mod size;
-mod spec;
 mod stats;
 mod stream;
 mod sync;
 mod thread_number;
 
-#[cfg(feature = "conformance")]
-pub mod conformance;
-#[cfg(feature = "sim")]
-pub mod sim;
-#[cfg(any(feature = "sim", feature = "conformance"))]
-pub use thread_number::TestThreads;
-
-pub use array::PooledArray;
-pub use array::shape::Shape;
 pub use book::arena::{ArenaConfig, MemoryMap, RangeMap, RangeState, SegmentMap};
 pub use budget::{Budget, Pressure};
-pub use bytemuck::Pod;
-pub use config::PoolConfig;
 pub use device::transfer::{Arrival, Transfer, TransferLater};
 pub use device::zero::ZeroPolicy;
 pub use device::{
     Allocating, CommitCall, DecommitCall, DeviceAllocator, Handles, MarkOf, Memory, PageCalls,
     ReleaseCall, Request, Sliceable, StreamOf, VirtualMemory, WholeBlocks, Zeroing,
 };
-pub use erased::{AnyBuffer, AnyPool};
 pub use error::config::ConfigError;
 pub use error::figures::{Figures, Verdict};
 pub use error::{AllocError, DeviceError, Why};
 pub use fork::{forks, watch_forks};
-pub use observe::breakdown::{Breakdown, RequestCounts};
-pub use observe::leaks::{LeakTracker, LiveBuffer};
-pub use observe::rmm_log::RmmLog;
 pub use observe::tag::tag_name;
 pub use observe::{EventKind, Observer, PoolEvent, Reason};
 pub use policy::BucketPolicy;
 pub use policy::limit::{CachedLimit, FullBucket};
 pub use policy::retention::Retention;
+pub use policy::text::{BadPolicy, PolicyForm};
 pub use pool::BucketPool;
 pub use pool::buffer::{Detached, PooledBuffer, Use};
 pub use pool::builder::PoolBuilder;
@@ -82,7 +64,6 @@ pub use pool::host_memory::HostMemory;
 pub use pool::private_pool::PrivatePool;
 pub use pool::waiting::AllocateAsync;
 pub use size::{BadShare, BadSize, Bytes, GIB, KIB, MIB, ShareText, SizeText};
-pub use spec::{BadPolicy, Growth, PolicySpec};
 pub use stats::device_stats::{DeviceStats, Stat, StatArray};
 pub use stats::{PoolStats, PoolStatsSnapshot, Stages};
 pub use stream::clock::{Immediate, Order, StreamClock};

@@ -1,8 +1,5 @@
 //! Observers: what a pool tells about each request, free and eviction.
 
-pub(crate) mod breakdown;
-pub(crate) mod leaks;
-pub(crate) mod rmm_log;
 pub(crate) mod tag;
 
 use crate::error::Why;
@@ -28,7 +25,7 @@ use tag::Tag;
 /// # Examples
 ///
 /// ```
-/// # use pool_core as bucketpool;
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
 /// use bucketpool::{BucketPool, EventKind, PoolEvent, sim::SimDevice};
 /// use std::sync::{Arc, atomic::{AtomicU64, Ordering::Relaxed}};
 ///

@@ -2,6 +2,7 @@
 
 pub(crate) mod limit;
 pub(crate) mod retention;
+pub(crate) mod text;
 
 use crate::size::LARGEST;
 use std::ops::RangeInclusive;
@@ -34,7 +35,7 @@ impl BucketPolicy {
     /// dropped. With an empty list all requests bypass the pool.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPolicy, KIB};
     ///
     /// let policy = BucketPolicy::tiered(&[16 * KIB, 4 * KIB]);

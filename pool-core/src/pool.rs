@@ -13,11 +13,12 @@ mod report;
 mod settings;
 mod stages;
 mod store;
-#[cfg(all(test, shuttle))]
-mod tests;
 mod transfer;
 mod upkeep;
 pub(crate) mod waiting;
+
+#[cfg(feature = "check")]
+pub use store::{BlockSum, Checked};
 
 use crate::block::flags::{BOUND, OBSERVED};
 use crate::block::record::RecordOwner;
@@ -45,7 +46,7 @@ use std::time::Duration;
 /// cached blocks back to the device, and each buffer gives its block back when it is dropped.
 ///
 /// ```
-/// # use pool_core as bucketpool;
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
 /// use bucketpool::{BucketPolicy, BucketPool, MIB, sim::SimDevice};
 ///
 /// let pool = BucketPool::builder(SimDevice::new())
@@ -83,7 +84,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// if it has none.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, sim::SimDevice};
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).name("tiles").build();
@@ -101,8 +102,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     }
 
     /// Returns the granule: sizes of blocks are multiples of this many bytes, whatever the policy.
-    #[cfg(feature = "conformance")]
-    pub(crate) fn granule(&self) -> u64 {
+    #[must_use]
+    pub fn granule(&self) -> u64 {
         match self.store().book.is_blocks() {
             true => self.allocator().granule(),
             false => self.store().book.granule(),
@@ -123,7 +124,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// other error of the device.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, MIB, Why, sim::SimDevice};
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4 * MIB).build();
@@ -146,7 +147,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// [`PrivatePool`]: crate::PrivatePool
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, Why, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
@@ -173,7 +174,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// As for [`BucketPool::allocate`].
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, KIB, Why, sim::SimDevice};
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(KIB).build();
@@ -213,7 +214,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// power of two or that this memory does not offer.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, Why, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
@@ -231,8 +232,28 @@ impl<A: DeviceAllocator> BucketPool<A> {
         self.allocate_kind(self.allocator().clock().default_stream(), bytes, kind)
     }
 
-    /// Allocates a buffer for work on `stream` that starts at a multiple of `alignment` bytes.
-    pub(crate) fn allocate_for(
+    /// Allocates a buffer for work on `stream` that starts at a multiple of `alignment` bytes, such
+    /// as the alignment of an element. Memory that is aligned so anyway serves the request like any
+    /// other; [`BucketPool::allocate_aligned`] makes a kind of memory of its own. `zeroed`: the first
+    /// `bytes` bytes are zero.
+    ///
+    /// # Errors
+    ///
+    /// As for [`BucketPool::allocate_on`] and [`BucketPool::allocate_aligned`].
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, Why, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// drop(pool.allocate(4096)?);
+    /// let floats = pool.allocate_for(pool.default_stream(), 4096, align_of::<f32>() as u64, true)?;
+    /// assert_eq!((floats.size(), pool.stats().hits), (4096, 1));
+    /// let error = pool.allocate_for(pool.default_stream(), 4096, 3 << 20, false).unwrap_err();
+    /// assert_eq!(error.why(), Why::Unsupported);
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    pub fn allocate_for(
         &self,
         stream: &StreamOf<A>,
         bytes: u64,
@@ -267,7 +288,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// As for [`BucketPool::allocate_on`].
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, DeviceAllocator, Why, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::with_capacity(4096));
@@ -440,7 +461,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// process can have 65 535 tags; requests with further tags carry none.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{Breakdown, BucketPool, sim::SimDevice};
     /// use std::sync::Arc;
     ///
@@ -509,7 +530,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// as an array whose memory is not aligned. Counts as a refused request.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, DeviceError, Why, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());

@@ -17,7 +17,7 @@ pub(crate) const LARGEST: u64 = i64::MAX.unsigned_abs();
 /// Shows a number of bytes in the unit that fits it.
 ///
 /// ```
-/// # use pool_core as bucketpool;
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
 /// use bucketpool::{Bytes, MIB};
 ///
 /// assert_eq!(Bytes(3 * MIB / 2).to_string(), "1.50 MiB");
@@ -47,7 +47,7 @@ impl fmt::Display for Bytes {
 /// [`BadSize`] for other text, and for what does not fit 64 bits.
 ///
 /// ```
-/// # use pool_core as bucketpool;
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
 /// use bucketpool::{KIB, SizeText};
 ///
 /// assert_eq!("1.5K".parse(), Ok(SizeText(1536)));
@@ -114,7 +114,7 @@ impl fmt::Display for SizeText {
 /// [`BadShare`] for other text.
 ///
 /// ```
-/// # use pool_core as bucketpool;
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
 /// use bucketpool::ShareText;
 ///
 /// assert_eq!("5%".parse(), Ok(ShareText(0.05)));

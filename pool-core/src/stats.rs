@@ -29,7 +29,7 @@ use std::fmt;
 /// [`BucketPool::stats_exact`]: crate::BucketPool::stats_exact
 ///
 /// ```
-/// # use pool_core as bucketpool;
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
 /// use bucketpool::{BucketPool, sim::SimDevice};
 ///
 /// let pool = BucketPool::new(SimDevice::new());
@@ -151,7 +151,7 @@ impl PoolStats {
     /// Returns the figures with the two rates, for serde.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{PoolStats, PoolStatsSnapshot};
     ///
     /// let snapshot: PoolStatsSnapshot = PoolStats::default().snapshot();

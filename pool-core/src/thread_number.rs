@@ -51,16 +51,17 @@ pub(crate) mod modelled {
     pub(crate) fn get() -> usize {
         NUMBER.with(std::cell::Cell::get)
     }
-    pub(crate) fn set(number: usize) {
+    /// Gives the calling thread of a model its number.
+    pub fn set(number: usize) {
         NUMBER.with(|own| own.set(number));
     }
 }
 /// A checker has its own threads.
-#[cfg(all(any(feature = "conformance", feature = "sim"), any(loom, shuttle)))]
+#[cfg(all(feature = "check", any(loom, shuttle)))]
 #[expect(missing_docs, reason = "as below")]
 #[derive(Debug)]
 pub struct TestThreads;
-#[cfg(all(any(feature = "conformance", feature = "sim"), any(loom, shuttle)))]
+#[cfg(all(feature = "check", any(loom, shuttle)))]
 #[expect(missing_docs, reason = "as below")]
 impl TestThreads {
     #[must_use]
@@ -136,7 +137,7 @@ fn give_back(number: usize) {
 /// such as its thread-local variables, remains that of the thread that takes the place.
 ///
 /// ```
-/// # use pool_core as bucketpool;
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
 /// use bucketpool::{BucketPool, TestThreads, sim::SimDevice};
 ///
 /// let pool = BucketPool::new(SimDevice::new());
@@ -146,11 +147,11 @@ fn give_back(number: usize) {
 /// assert_eq!(pool.stats().cached_bytes, 4096);
 /// # Ok::<(), pool_core::AllocError>(())
 /// ```
-#[cfg(all(any(feature = "conformance", feature = "sim"), not(any(loom, shuttle))))]
+#[cfg(all(feature = "check", not(any(loom, shuttle))))]
 #[derive(Debug)]
 pub struct TestThreads(Vec<usize>);
 
-#[cfg(all(any(feature = "conformance", feature = "sim"), not(any(loom, shuttle))))]
+#[cfg(all(feature = "check", not(any(loom, shuttle))))]
 impl TestThreads {
     /// Returns this many threads, which do not run. Beyond about a thousand threads in the process
     /// they have no caches, like others.
@@ -178,7 +179,7 @@ impl TestThreads {
     }
 }
 
-#[cfg(all(any(feature = "conformance", feature = "sim"), not(any(loom, shuttle))))]
+#[cfg(all(feature = "check", not(any(loom, shuttle))))]
 impl Drop for TestThreads {
     fn drop(&mut self) {
         self.0.drain(..).for_each(give_back);

@@ -6,12 +6,11 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 #![cfg(not(any(miri, loom, shuttle)))]
 
-use pool_core::conformance::policies;
-use pool_core::sim::{SimCall, SimDevice, SimStream};
 use pool_core::{
-    ArenaConfig, BucketPool, DeviceAllocator, DeviceError, EventDriver, KIB, MIB, Mark, Memory,
-    PoolBuilder, PooledBuffer, PrivatePool, Request, Stream, Timeline,
+    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, EventDriver, KIB, MIB,
+    Mark, Memory, PoolBuilder, PooledBuffer, PrivatePool, Request, Stream, Timeline,
 };
+use pool_sim::{SimCall, SimDevice, SimStream};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -243,7 +242,7 @@ fn streams_that_end_leave_nothing(pool: &BucketPool<Bare>) {
 fn cycles_of_the_same_work_leave_the_same_bytes_in_use() {
     cycle_of_another_pool();
     streams_that_end_leave_nothing(&BucketPool::new(Bare(Timeline::new(BareDriver, ()))));
-    for policy in policies() {
+    for policy in BucketPolicy::examples() {
         let name = &format!("{policy:?}");
         stays_the_same((name, 0), |pool| pool.policy(policy.clone()));
     }

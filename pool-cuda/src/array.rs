@@ -44,14 +44,14 @@ impl<S: Source> Vram for CudaMemory<S> {
 /// let pool = BucketPool::new(CudaAllocator::new(0)?);
 /// let stream = pool.allocator().device().context().new_stream()?;
 /// let on = pool.allocator().device().stream(&stream)?;
-/// let sums = pool.allocate_array_on::<f32>(&on, [2, 3])?;
+/// let sums = PooledArray::<f32, _>::new_on(&pool, &on, [2, 3])?;
 /// stream.memcpy_htod(&[1.5; 6], &mut sums.on(&on)?.typed::<f32>())?;
 /// let shown = stream.clone_dtoh(&sums.on(&on)?.typed::<f32>())?;
 /// assert_eq!((sums.shape(), shown), (&[2, 3][..], vec![1.5; 6]));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// [`PooledArray::on`]: pool_core::PooledArray::on
+/// [`PooledArray::on`]: pool_array::PooledArray::on
 #[derive(Debug)]
 pub struct TypedView<'u, T> {
     view: &'u CudaView<'u>,

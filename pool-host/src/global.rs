@@ -6,7 +6,8 @@
 use crate::allocator::HostAllocator;
 use crate::limits;
 use once_cell::race::OnceBox;
-use pool_core::{BucketPolicy, BucketPool, preset};
+use pool_config::preset;
+use pool_core::{BucketPolicy, BucketPool};
 
 /// A cached block serves a request if it is at most this many times as large.
 const SLACK: f64 = 1.25;

@@ -49,24 +49,6 @@ pub use global::{global, global_small_tensors};
 #[cfg(not(loom))]
 pub use page_heap::{PageHeap, PageHeapStats};
 pub use pinned::{AtLockLimit, PinnedAllocator, PinnedBlock, PinnedView};
-/// Elements that the CPU can reach:
-///
-/// ```
-/// # mod bucketpool { pub use pool_core::*; pub mod host { pub use pool_host::*; } }
-/// use bucketpool::{BucketPool, Why};
-/// use bucketpool::host::{HostAllocator, PooledArray};
-///
-/// let pool = BucketPool::new(HostAllocator::new());
-/// let ones = PooledArray::from_elem(&pool, [2, 3], 1.0_f32)?;
-/// let twos = ones.map(|x| x + 1.0)?;
-/// let sums = ones.zip_with(&twos, |a, b| a + b)?;
-/// assert_eq!((sums.sum(), sums.try_clone()?.sum()), (18.0, 18.0));
-///
-/// let other = PooledArray::from_elem(&pool, [3, 2], 1.0_f32)?;
-/// assert_eq!(ones.zip_with(&other, |a, b| a + b).unwrap_err().why(), Why::ShapeMismatch);
-/// # Ok::<(), pool_core::AllocError>(())
-/// ```
-pub use pool_core::PooledArray;
 #[cfg(not(loom))]
 pub use tcache::{Tcache, TcacheStats};
 
@@ -80,6 +62,3 @@ pub fn fuzz_settings(words: &[u8]) {
 /// The `allocator-api2` crate whose `Allocator` [`InPool`] implements.
 #[cfg(all(feature = "allocator-api2", not(loom)))]
 pub use allocator_api2;
-/// The `ndarray` crate whose views [`PooledArray`] returns.
-#[cfg(feature = "ndarray")]
-pub use ndarray;

@@ -7,8 +7,8 @@
 
 use crate::background::{Background, confine};
 use crate::{stderr, system};
-use pool_core::ring::{Ring, RingSlot};
 use pool_trace::raw;
+use pool_trace::ring::{Ring, RingSlot};
 use std::ffi::{OsStr, c_int, c_void};
 use std::fs::File;
 use std::io;

@@ -2,15 +2,16 @@
 //!
 //! Both come from safe methods of a backend, so code that relies on them must check the memory that
 //! it gets.
-#![cfg(all(feature = "allocator-api2", feature = "ndarray"))]
+#![cfg(feature = "allocator-api2")]
 #![expect(unsafe_code, reason = "a backend of host memory")]
 
 use allocator_api2::alloc::{Allocator, Layout};
+use pool_array::PooledArray;
 use pool_core::{
     ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, HostMemory, Immediate,
     MarkOf, Memory, PageCalls, PoolBuilder, Request, Sliceable, Why,
 };
-use pool_host::{HostAllocator, InPool, PooledArray};
+use pool_host::{HostAllocator, InPool};
 use std::ops::Range;
 use std::ptr::NonNull;
 

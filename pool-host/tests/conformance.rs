@@ -1,8 +1,8 @@
 //! Conformance suite of `pool-core`, run on host memory and on locked memory.
 
-use pool_core::conformance;
 use pool_core::{ArenaConfig, BucketPool, KIB};
 use pool_host::{HostAllocator, PinnedAllocator};
+use pool_sim::conformance;
 
 #[test]
 fn host_memory_passes_the_conformance_suite() {

@@ -1,11 +1,12 @@
 //! Collections and arrays whose memory is pooled.
-#![cfg(all(feature = "allocator-api2", feature = "ndarray"))]
+#![cfg(feature = "allocator-api2")]
 
 use allocator_api2::alloc::{Allocator, Layout};
 use allocator_api2::vec::Vec;
 use ndarray::{Axis, Ix2, Ix3, Zip, array};
+use pool_array::PooledArray;
 use pool_core::{BucketPolicy, BucketPool, KIB, Why};
-use pool_host::{HostAllocator, InPool, PinnedAllocator, PooledArray, Tcache, global};
+use pool_host::{HostAllocator, InPool, PinnedAllocator, Tcache, global};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 static TCACHE: Tcache = Tcache::new();
@@ -136,13 +137,13 @@ type Bytes = PooledArray<u8, HostAllocator>;
 
 #[test]
 fn arrays_have_any_shape_that_fits_in_memory() {
-    let points = global().allocate_array::<u16>(&[4, 5, 6]).unwrap();
+    let points = PooledArray::<u16, _>::new(global(), &[4, 5, 6]).unwrap();
     assert_eq!((points.len(), points.view().ndim()), (120, 3));
-    let none = global().allocate_array::<u16>(&[4, 0, 6]).unwrap();
+    let none = PooledArray::<u16, _>::new(global(), &[4, 0, 6]).unwrap();
     assert_eq!((none.len(), none.view().dim()), (0, ndarray::IxDyn(&[4, 0, 6])));
-    let error = global().allocate_array::<u64>(&[usize::MAX, 2]).unwrap_err();
+    let error = PooledArray::<u64, _>::new(global(), &[usize::MAX, 2]).unwrap_err();
     assert_eq!(error.why(), Why::TooLarge, "{error}");
-    let error = global().allocate_array::<u64>(&[0, usize::MAX, 2]).unwrap_err();
+    let error = PooledArray::<u64, _>::new(global(), &[0, usize::MAX, 2]).unwrap_err();
     assert_eq!(error.why(), Why::TooLarge, "as `ndarray` sees it: {error}");
     assert!(global().stats().cached_bytes < 64 * KIB, "only small arrays were made");
 }

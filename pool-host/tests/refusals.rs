@@ -1,10 +1,10 @@
 //! No request is refused while memory is free, whatever other threads do meanwhile.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::conformance;
-use pool_core::sim::SimDevice;
 use pool_core::{AllocError, ArenaConfig, BucketPool, Budget, KIB, MIB, Sliceable, Transfer};
 use pool_host::HostAllocator;
+use pool_sim::SimDevice;
+use pool_sim::conformance;
 use std::hint::black_box;
 use std::thread;
 

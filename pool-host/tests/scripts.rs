@@ -10,9 +10,9 @@
 //! operations take one more: runs whose first seeds are nearer to each other run the same scripts.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests; a long run says what it did")]
 
-use pool_core::conformance::{Script, Subject, policies};
 use pool_core::{ArenaConfig, BucketPolicy, KIB};
 use pool_host::HostAllocator;
+use pool_sim::conformance::{Script, Subject};
 
 /// Steps of a script, and operations of each policy in a run of the tests.
 const STEPS: usize = 100;
@@ -42,7 +42,7 @@ fn run(name: &str, subject: &Subject<'_, HostAllocator>, policy: Option<&BucketP
 #[test]
 fn random_scripts_over_each_policy_agree_with_the_model() {
     std::thread::scope(|scope| {
-        for half in policies().chunks(2) {
+        for half in BucketPolicy::examples().chunks(2) {
             let half = half.to_vec();
             scope.spawn(move || {
                 for policy in half {

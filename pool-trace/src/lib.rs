@@ -3,10 +3,12 @@
 //! A [`Recorder`] observes pools and writes a `.ptrace.csv.zst` file, which `cargo xtask replay`
 //! and `cargo xtask advise` read. [`ptrace`] is that format, [`rmm`] the log of RMM's logging
 //! adaptor, [`torch`] the memory snapshot of `PyTorch`, and [`perfetto`] counters for Perfetto's
-//! viewer. Each becomes a [`Log`], or is written from one. This crate reads no clock of a device
-//! and makes no pool.
+//! viewer. Each becomes a [`Log`], or is written from one. [`Breakdown`], [`LeakTracker`] and
+//! [`RmmLog`] are further observers. This crate reads no clock of a device and makes no pool.
 #![deny(unsafe_code)]
 
+mod breakdown;
+mod leaks;
 mod lines;
 mod malformed;
 #[cfg(feature = "metrics")]
@@ -16,7 +18,9 @@ pub mod perfetto;
 pub mod ptrace;
 pub mod raw;
 mod recorder;
+pub mod ring;
 pub mod rmm;
+mod rmm_log;
 mod ticks;
 pub mod torch;
 #[cfg(feature = "tracing")]
@@ -24,9 +28,12 @@ mod tracing_events;
 
 use std::io::{BufRead, BufReader, Cursor, Read};
 
+pub use breakdown::{Breakdown, RequestCounts};
+pub use leaks::{LeakTracker, LiveBuffer};
 pub use malformed::Malformed;
 pub use operation::{Kind, Log, Operation};
 pub use recorder::{Recorded, Recorder, RecorderOptions};
+pub use rmm_log::RmmLog;
 #[cfg(feature = "tracing")]
 pub use tracing_events::TracingEvents;
 

@@ -36,7 +36,7 @@ pub fn publish<A: DeviceAllocator>(pool: &BucketPool<A>) {
     gauge!("bucketpool_waiting_requests", labels(pool.name())).set(pool.budget().waiting() as f64);
 }
 
-/// Publishes statistics under a name, such as those of a [`pool_core::AnyPool`]: all that
+/// Publishes statistics under a name, such as those of a [`pool_config::AnyPool`]: all that
 /// [`publish`] does but the requests that wait now.
 ///
 /// ```

@@ -5,8 +5,8 @@ use crate::operation::Kind;
 use crate::recorder::sink::Sink;
 use crate::recorder::writer::Writer;
 use crate::recorder::{Event, Recorded};
+use crate::ring::{Ring, RingSlot, WORDS};
 use crate::ticks;
-use pool_core::ring::{Ring, RingSlot, WORDS};
 use std::fs::File;
 use std::io;
 use std::ops::Deref;
@@ -44,7 +44,7 @@ fn words(kind: Kind, address: u64, bytes: u64, stream: u64) -> [u64; WORDS] {
 /// The error of the file.
 ///
 /// ```
-/// use pool_core::ring::{Ring, slots};
+/// use pool_trace::ring::{Ring, slots};
 /// use pool_trace::raw;
 /// use std::{fs::File, sync::atomic::AtomicBool};
 ///

@@ -5,8 +5,8 @@ pub(crate) mod sink;
 pub(crate) mod writer;
 
 use crate::operation::Kind;
+use crate::ring::{Ring, RingSlot, WORDS, slots};
 use crate::ticks;
-use pool_core::ring::{Ring, RingSlot, WORDS, slots};
 use pool_core::{EventKind, Observer, PoolEvent};
 use sink::Sink;
 use std::backtrace::Backtrace;

@@ -6,8 +6,8 @@
 //! callback resource, of three threads and five streams.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
-use pool_core::sim::SimDevice;
 use pool_core::{ArenaConfig, BucketPool, MIB};
+use pool_sim::SimDevice;
 use pool_trace::{Kind, Log, Operation, perfetto, ptrace, rmm, torch};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write as _;

@@ -1,9 +1,9 @@
 //! A recorder's file tells what the pool did.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
-use pool_core::ring::{Ring, slots};
-use pool_core::sim::SimDevice;
 use pool_core::{BucketPool, KIB, MIB, PooledBuffer};
+use pool_sim::SimDevice;
+use pool_trace::ring::{Ring, slots};
 use pool_trace::{Kind, Log, Recorder, RecorderOptions, ptrace, raw};
 use std::fs::File;
 use std::path::PathBuf;

@@ -2,8 +2,8 @@
 #![cfg(all(feature = "metrics", feature = "tracing"))]
 #![expect(clippy::unwrap_used, reason = "a test")]
 
-use pool_core::sim::SimDevice;
 use pool_core::{BucketPool, KIB, MIB};
+use pool_sim::SimDevice;
 use pool_trace::TracingEvents;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -4,11 +4,11 @@
 
 mod present;
 
-use pool_core::conformance;
+use pool_array::PooledArray;
 use pool_core::{
-    Arrival, BucketPool, DeviceAllocator, KIB, MIB, PooledArray, PooledBuffer, StreamClock, Why,
-    ZeroPolicy,
+    Arrival, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, StreamClock, Why, ZeroPolicy,
 };
+use pool_sim::conformance;
 use pool_wgpu::{Usage, WgpuAllocator};
 use present::{devices, noop, vulkan};
 use wgpu::BufferUsages;

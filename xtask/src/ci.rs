@@ -10,7 +10,8 @@ use std::process::{Command, ExitCode};
 const FEATURES: [&str; 4] = ["host", "cuda", "wgpu", "sim"];
 
 /// The doc tests that `cargo xtask test` leaves out.
-const OTHER_DOCUMENTED: &str = "test --locked --package pool-host --package pool-trace --package \
+const OTHER_DOCUMENTED: &str = "test --locked --package pool-sim --package pool-config --package \
+                                pool-array --package pool-host --package pool-trace --package \
                                 pool-cuda --package pool-wgpu --all-features --doc";
 /// The tests that `cargo xtask test` leaves out.
 const OTHER_TESTS: [&str; 4] = [
@@ -22,12 +23,14 @@ const OTHER_TESTS: [&str; 4] = [
 ];
 
 /// The protocols in all interleavings. Other flags mean another build of everything, elsewhere.
-const MODELS: &str =
-    "test --quiet --locked --release --package pool-core --package pool-host --lib model";
+const MODELS: &str = "test --quiet --locked --release --package pool-core --package pool-trace --package pool-host \
+     --lib model";
 
 /// Longer ways with more threads, in random orders.
-const LONG_MODELS: &str =
-    "test --quiet --locked --release --package pool-core --package pool-host --lib model_";
+const LONG_MODELS: [&str; 2] = [
+    "test --quiet --locked --release --package pool-core --test shuttle",
+    "test --quiet --locked --release --package pool-host --lib model_",
+];
 
 /// Programs beside ours that are workspaces of their own, and the command that fails where a lock
 /// file does not go with the manifests.
@@ -144,7 +147,7 @@ fn steps(root: &Path, deep: bool) -> Vec<Step> {
         several("licences and sources", deny(), Tool::Plain),
         several("packages", vec![words(&packages::line(root))], Tool::Packages),
         several("models, all orders", vec![words(MODELS)], Tool::Loom),
-        several("models, at random", vec![words(LONG_MODELS)], Tool::Shuttle),
+        several("models, at random", LONG_MODELS.map(words).to_vec(), Tool::Shuttle),
         several("Miri", under(outside::miri(deep)), Tool::Miri),
         several("ThreadSanitizer", under(outside::threads(deep)), Tool::ThreadSanitizer),
         several("AddressSanitizer", under(outside::addresses(deep)), Tool::AddressSanitizer),

@@ -13,9 +13,9 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Files of pool-core's tests that Miri ends within minutes; loops are shorter there
 /// (`cfg!(miri)`).
-const CORE: &str = "lives:: caching:: zeroing:: cpu_visible:: captures:: book::";
+const CORE: &str = "lives:: zeroing:: cpu_visible:: captures:: book::";
 /// More of them, for `--deep`, each of which takes many minutes.
-const CORE_DEEP: &str = "limits:: presets:: arena:: streams:: failures:: regressions:: \
+const CORE_DEEP: &str = "limits:: arena:: streams:: failures:: regressions:: \
                          regressions_arena:: regressions_faults::";
 /// Unit tests of pool-host without pages of the tcache, which Miri fills byte by byte.
 const HOST: &str = "depot::class";
@@ -42,6 +42,7 @@ pub(crate) fn miri(deep: bool) -> Vec<String> {
     let test = |what: &str| format!("miri test --locked --package {what}");
     let mut lines = vec![
         test(&format!("pool-core --test pool -- {CORE}")),
+        test("pool-config --test config -- caching::"),
         test(&format!("pool-host --lib {HOST}")),
     ];
     if deep {

@@ -125,9 +125,12 @@ pub(crate) fn staleness(record: &Path, now: &BTreeMap<String, String>) -> Option
 fn measured(command: &str) -> Vec<&'static str> {
     let names = |name: &str| command.contains(name);
     let only = names("--backend");
-    let mut crates = vec!["pool-core", "pool-bench"];
+    let mut crates = vec!["pool-core", "pool-config", "pool-bench"];
     if !only || names("host") {
         crates.push("pool-host");
+    }
+    if !only || names("sim") {
+        crates.push("pool-sim");
     }
     if names("programs") || names("numpy") {
         crates.push("pool-preload");
@@ -163,15 +166,22 @@ mod tests {
     fn a_record_is_stale_when_what_it_measures_changed() {
         let file = std::env::temp_dir().join(format!("xtask-record-{}", std::process::id()));
         let record = |command: &str| {
-            let sources =
-                json!({"pool-core": "a", "pool-host": "b", "pool-wgpu": "c", "pool-bench": "d"});
+            let sources = json!({"pool-core": "a", "pool-config": "e", "pool-sim": "f", "pool-host": "b",
+                       "pool-wgpu": "c", "pool-bench": "d"});
             let head = json!({"command": command, "sources": sources});
             fs::write(&file, format!("{head}\n")).unwrap();
         };
         let now = |core: &str, wgpu: &str| -> BTreeMap<String, String> {
-            [("pool-core", core), ("pool-host", "b"), ("pool-wgpu", wgpu), ("pool-bench", "d")]
-                .map(|(name, hash)| (name.to_owned(), hash.to_owned()))
-                .into()
+            [
+                ("pool-core", core),
+                ("pool-config", "e"),
+                ("pool-sim", "f"),
+                ("pool-host", "b"),
+                ("pool-wgpu", wgpu),
+                ("pool-bench", "d"),
+            ]
+            .map(|(name, hash)| (name.to_owned(), hash.to_owned()))
+            .into()
         };
         record("cargo xtask bench --peers --record");
         assert_eq!(staleness(&file, &now("a", "z")), None);

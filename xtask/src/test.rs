@@ -6,7 +6,8 @@ use std::process::ExitCode;
 
 /// All crates that build without wgpu and without Python, but that of the preload library: its
 /// tests build it first, in a profile of its own.
-const PACKAGES: &str = "--package pool-core --package pool-trace --package pool-host \
+const PACKAGES: &str = "--package pool-core --package pool-sim --package pool-config \
+                        --package pool-array --package pool-trace --package pool-host \
                         --package pool-cuda --package cuda-double --package pool-bench \
                         --package xtask --package bucketpool";
 /// The features of examples; with these, what the tests have built serves.
@@ -14,15 +15,15 @@ const EXAMPLES: &str =
     "--features cuda,sim,conformance,trace,metrics,tracing,ndarray,allocator-api2";
 /// The crates whose doc tests run here, with their features.
 const DOCUMENTED: &str = "--package pool-core --package bucketpool --features \
-                          pool-core/sim,pool-core/conformance,pool-core/ndarray,\
+                          pool-core/check,\
                           bucketpool/cuda,bucketpool/sim,bucketpool/conformance,bucketpool/trace,\
                           bucketpool/metrics,bucketpool/tracing,bucketpool/ndarray,\
                           bucketpool/allocator-api2";
 /// The test of what the compiler says of mistakes, which builds the core anew for each.
 pub(crate) const MISTAKES: &str = "the_compiler_says_what_is_wrong_and_what_to_do";
 /// Their features, without those that need wgpu.
-const FEATURES: &str = "--features pool-core/sim,pool-core/conformance,pool-core/ndarray,\
-                        pool-host/trace,pool-host/allocator-api2,pool-host/ndarray,\
+const FEATURES: &str = "--features pool-core/check,pool-array/ndarray,\
+                        pool-host/trace,pool-host/allocator-api2,\
                         pool-trace/metrics,pool-trace/tracing,bucketpool/cuda,bucketpool/sim,\
                         bucketpool/conformance,bucketpool/trace,bucketpool/metrics,\
                         bucketpool/tracing,bucketpool/ndarray,bucketpool/allocator-api2";

@@ -16,7 +16,7 @@ pub(super) struct Advise {
     /// Traces: .ptrace.csv, an RMM log, or a snapshot of PyTorch; plain or with .zst.
     #[arg(required = true)]
     trace: Vec<PathBuf>,
-    /// Write the configuration to this TOML file, which `BucketPool::from_config` loads. Unless
+    /// Write the configuration to this TOML file, which `PoolConfig::pool` loads. Unless
     /// named, it is printed behind the tables.
     #[arg(long)]
     config: Option<PathBuf>,

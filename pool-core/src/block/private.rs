@@ -194,6 +194,12 @@ impl<A: DeviceAllocator> Privates<A> {
         }
     }
 
+    /// Returns how many marks the memory of any pool is ordered after.
+    #[cfg(feature = "check")]
+    pub(crate) fn count_behind(&self) -> usize {
+        self.book.lock().pools.values().map(|pool| pool.behind.len()).sum()
+    }
+
     /// Returns the bytes of a pool's cached blocks.
     pub(crate) fn idle_bytes(&self, id: PrivateId) -> u64 {
         let book = self.book.lock();

@@ -6,5 +6,4 @@ mod map;
 mod picture;
 
 pub use config::ArenaConfig;
-pub(crate) use config::{MAX_SLACK, PAGES};
 pub use map::{MemoryMap, RangeMap, RangeState, SegmentMap};

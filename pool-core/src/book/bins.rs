@@ -203,7 +203,7 @@ impl SizeSteps {
     }
 
     /// Whether a step has its bit.
-    #[cfg(test)]
+    #[cfg(feature = "check")]
     pub(crate) fn is_set(&self, step: usize) -> bool {
         self.at_or_above(step) == Some(step)
     }

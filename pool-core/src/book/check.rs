@@ -1,4 +1,5 @@
 //! The invariants of a book, asserted range by range.
+#![expect(clippy::panic, clippy::expect_used, reason = "a check panics at what it finds")]
 
 use super::Book;
 use super::list::UsedBy;
@@ -11,6 +12,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BytesByState {
     pub(crate) live: u64,
+    pub(crate) live_ranges: u64,
     pub(crate) private: u64,
     pub(crate) free: u64,
     pub(crate) holes: u64,
@@ -40,7 +42,10 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
                 };
                 used += u32::from(list.is_none() && node.state != State::Deferred);
                 match node.state {
-                    State::Live => bytes.live += node.bytes,
+                    State::Live => {
+                        bytes.live += node.bytes;
+                        bytes.live_ranges += 1;
+                    }
                     State::Private => bytes.private += node.bytes,
                     State::Free(list) => {
                         *in_lists.entry(list).or_default() += node.bytes;

@@ -87,7 +87,7 @@ pub(crate) struct Nodes<M> {
     chunks: Vec<Box<[RangeNode<M>; CHUNK]>>,
     /// The first vacant number; the next is its `older`.
     vacant: u32,
-    #[cfg(test)]
+    #[cfg(all(feature = "check", debug_assertions))]
     pub(super) visits: super::visits::Visits,
 }
 
@@ -96,7 +96,7 @@ impl<M: Clone> Nodes<M> {
         Self {
             chunks: Vec::new(),
             vacant: NONE,
-            #[cfg(test)]
+            #[cfg(all(feature = "check", debug_assertions))]
             visits: super::visits::Visits::default(),
         }
     }
@@ -238,14 +238,14 @@ impl<M: Clone> Nodes<M> {
     }
 
     /// The vacant numbers from one on.
-    #[cfg(test)]
+    #[cfg(feature = "check")]
     pub(crate) fn list(&self, head: u32) -> impl Iterator<Item = u32> + '_ {
         let some = |id: u32| (id != NONE).then_some(id);
         std::iter::successors(some(head), move |id| some(self[*id].older))
     }
 
     /// How many numbers are vacant.
-    #[cfg(test)]
+    #[cfg(feature = "check")]
     pub(crate) fn count_vacant(&self) -> u32 {
         number(self.list(self.vacant).count())
     }
@@ -260,7 +260,7 @@ impl<M> Index<u32> for Nodes<M> {
     type Output = RangeNode<M>;
     #[inline]
     fn index(&self, id: u32) -> &RangeNode<M> {
-        #[cfg(test)]
+        #[cfg(all(feature = "check", debug_assertions))]
         self.visits.count();
         &self.chunks[(id >> CHUNK_BITS) as usize][id as usize % CHUNK]
     }
@@ -269,7 +269,7 @@ impl<M> Index<u32> for Nodes<M> {
 impl<M> IndexMut<u32> for Nodes<M> {
     #[inline]
     fn index_mut(&mut self, id: u32) -> &mut RangeNode<M> {
-        #[cfg(test)]
+        #[cfg(all(feature = "check", debug_assertions))]
         self.visits.count();
         &mut self.chunks[(id >> CHUNK_BITS) as usize][id as usize % CHUNK]
     }

@@ -64,7 +64,7 @@ impl<K> Segments<K> {
     }
 
     /// All segments with their numbers, for a check.
-    #[cfg(test)]
+    #[cfg(feature = "check")]
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &BookSegment<K>)> {
         let numbered = self.all.iter().enumerate();
         numbered.filter_map(|(at, segment)| Some((number(at), segment.as_ref()?)))

@@ -93,6 +93,23 @@ impl Ledger {
         self.peak.load(Relaxed)
     }
 
+    /// Returns what is wrong while no call of the device is under way.
+    #[cfg(feature = "check")]
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let (taken, reserved) = (self.reserved(), self.reserved.load(Relaxed));
+        if taken != reserved {
+            return Err(format!("{taken} bytes taken, {reserved} reserved, no call under way"));
+        }
+        if self.peak() < taken {
+            return Err(format!("{taken} bytes taken, above the peak of {}", self.peak()));
+        }
+        let of_budget = self.budget.reserved_bytes();
+        if of_budget < taken {
+            return Err(format!("{taken} bytes taken, {of_budget} of them in the budget"));
+        }
+        Ok(())
+    }
+
     pub(crate) fn reset_peak(&self) {
         self.peak.store(self.reserved(), Relaxed);
     }

@@ -11,7 +11,7 @@ use crate::error::DeviceError;
 /// # Examples
 ///
 /// ```
-/// # use pool_core as bucketpool;
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
 /// use bucketpool::{DeviceAllocator, Request, Transfer, Why, sim::SimDevice};
 ///
 /// let device = SimDevice::new();
@@ -83,7 +83,7 @@ pub trait Transfer: DeviceAllocator {
 /// # Examples
 ///
 /// ```
-/// # use pool_core as bucketpool;
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
 /// use bucketpool::{Arrival, DeviceAllocator, Request, TransferLater, Why, sim::SimDevice};
 ///
 /// let device = SimDevice::new();

@@ -7,7 +7,9 @@ use std::fmt;
 pub struct ConfigError(String);
 
 impl ConfigError {
-    pub(crate) fn new(setting: impl fmt::Display, expected: impl fmt::Display) -> Self {
+    /// Returns the error of a setting, with its value, and what was expected.
+    #[must_use]
+    pub fn new(setting: impl fmt::Display, expected: impl fmt::Display) -> Self {
         Self(format!("{setting}; expected {expected}"))
     }
 }

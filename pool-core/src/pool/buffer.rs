@@ -59,9 +59,23 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         (unsafe { store_at(store_address) }, part, marks.get_mut())
     }
 
-    /// Returns the buffer as a pointer without its type. The buffer is not dropped.
+    /// Returns the buffer as a pointer without its type, for code in another language. The buffer is
+    /// not dropped.
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, PooledBuffer, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let handle = pool.allocate(4096)?.into_raw();
+    /// // SAFETY: the handle is of this type, and is used once.
+    /// let buffer = unsafe { PooledBuffer::<SimDevice>::from_raw(handle) };
+    /// assert_eq!((buffer.size(), pool.stats().deallocations), (4096, 0));
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
     #[inline]
-    pub(crate) fn into_raw(self) -> NonNull<()> {
+    #[must_use = "the buffer is freed by `from_raw` alone"]
+    pub fn into_raw(self) -> NonNull<()> {
         // SAFETY: a transparent wrapper of one pointer, which is not null and not dropped.
         unsafe { std::mem::transmute(self) }
     }
@@ -72,7 +86,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     ///
     /// `raw` came from `into_raw` of this type, and no other code uses it.
     #[inline]
-    pub(crate) unsafe fn from_raw(raw: NonNull<()>) -> Self {
+    #[must_use]
+    pub unsafe fn from_raw(raw: NonNull<()>) -> Self {
         // SAFETY: as in `into_raw`, and as the caller promises.
         unsafe { std::mem::transmute(raw) }
     }
@@ -83,7 +98,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     ///
     /// `raw` came from `into_raw` of this type.
     #[inline]
-    pub(crate) unsafe fn of_raw(raw: &NonNull<()>) -> &Self {
+    #[must_use]
+    pub unsafe fn ref_of_raw(raw: &NonNull<()>) -> &Self {
         // SAFETY: as above; the buffer is a transparent wrapper of the pointer.
         unsafe { &*std::ptr::from_ref(raw).cast() }
     }
@@ -92,9 +108,9 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     ///
     /// # Safety
     ///
-    /// As for `of_raw`.
+    /// As for [`PooledBuffer::ref_of_raw`].
     #[inline]
-    pub(crate) unsafe fn of_raw_mut(raw: &mut NonNull<()>) -> &mut Self {
+    pub unsafe fn mut_of_raw(raw: &mut NonNull<()>) -> &mut Self {
         // SAFETY: as above.
         unsafe { &mut *std::ptr::from_mut(raw).cast() }
     }

@@ -65,7 +65,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// [`PoolBuilder::bucket_limit`] has no effect.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{ArenaConfig, BucketPool, MIB, sim::SimDevice};
     ///
     /// let device = SimDevice::new();
@@ -182,7 +182,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// closure holds. A closure that holds a clone of the pool keeps the pool open.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, sim::SimDevice};
     /// use std::sync::{Arc, Mutex};
     ///
@@ -212,7 +212,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// [`FullBucket::EvictOldest`] unless set.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, FullBucket, sim::SimDevice};
     ///
     /// let device = SimDevice::new();
@@ -242,7 +242,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// serves all requests from its segments, and counts the others as bypasses.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, MIB, sim::SimDevice};
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).window(1..=64 * MIB).build();

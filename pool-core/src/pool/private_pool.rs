@@ -21,7 +21,7 @@ use std::fmt;
 /// A backend builds its capture on this type; an example is `CudaCapture` in `pool-cuda`.
 ///
 /// ```
-/// # use pool_core as bucketpool;
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
 /// use bucketpool::{BucketPool, MIB, PrivatePool, sim::SimDevice};
 ///
 /// let pool = BucketPool::new(SimDevice::new());

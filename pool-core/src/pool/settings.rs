@@ -21,11 +21,11 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// pages of an arena that are not a power of two from 4 KiB to 1 GiB, its granule if it is no
     /// power of two, a slack or a share of the peak outside of 0 to 10, another share outside of 0
     /// to 1, a window without a size, or a bucket limit in a pool with an arena. These are the
-    /// ranges of [`PolicySpec`](crate::PolicySpec) and [`PoolConfig`](crate::PoolConfig).
+    /// ranges of the policies and configurations that programs read as text.
     /// [`PoolBuilder::build`] replaces most of these values by one that it can use, or ignores them.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{ArenaConfig, BucketPolicy, BucketPool, sim::SimDevice};
     ///
     /// let builder = BucketPool::builder(SimDevice::new());
@@ -36,12 +36,16 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// assert!(builder.try_build().is_ok());
     /// ```
     pub fn try_build(self) -> Result<BucketPool<A>, ConfigError> {
-        self.check()?;
+        self.validate()?;
         Ok(self.build())
     }
 
-    /// Refuses what [`PoolBuilder::try_build`] refuses.
-    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+    /// Refuses what [`PoolBuilder::try_build`] refuses, without making a pool.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PoolBuilder::try_build`], which has an example.
+    pub fn validate(&self) -> Result<(), ConfigError> {
         if let Some(policy) = &self.policy {
             check_policy(policy)?;
         }

@@ -14,8 +14,6 @@
 //! No lock is held across a call of the device, an observer or the program's own code.
 
 mod book;
-#[cfg(all(test, feature = "sim", not(any(loom, shuttle))))]
-mod tests;
 
 use crate::block::flags::{Flags, OBSERVED, ZEROES};
 use crate::block::private::{PrivateId, Privates};
@@ -40,6 +38,8 @@ use crate::sync::Mutex;
 use crate::sync::atomic::AtomicU32;
 use std::sync::Arc;
 
+#[cfg(feature = "check")]
+pub use book::{BlockSum, Checked};
 pub(crate) use book::{BookState, Effort, PoolBook, Returned};
 
 /// The settings of a pool that do not change.

@@ -33,7 +33,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Examples
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, Why, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
@@ -63,7 +63,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Examples
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, Why, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
@@ -103,7 +103,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Examples
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, Why, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
@@ -176,7 +176,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Examples
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{Arrival, BucketPool, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());

@@ -35,7 +35,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// that were allocated before the error stay.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, MIB, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
@@ -75,7 +75,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// device refused is lost, and counted in [`PoolStats::lost_bytes`].
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, MIB, Why, sim::{SimCall, SimDevice}};
     ///
     /// let device = SimDevice::new();
@@ -100,7 +100,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// As for [`BucketPool::shrink_to`].
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, MIB, Why, sim::{SimCall, SimDevice}};
     ///
     /// let device = SimDevice::new();
@@ -128,7 +128,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// As for [`BucketPool::shrink_to`].
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, MIB, Why, sim::SimDevice};
     ///
     /// let device = SimDevice::new();
@@ -151,7 +151,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// advance it.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, Retention, sim::SimDevice};
     /// use std::time::Duration;
     ///
@@ -196,7 +196,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// cached blocks.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, KIB, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
@@ -231,7 +231,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// Calls the driver. For the driver, memory that the pool has cached is not free.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, MIB, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::with_capacity(8 * MIB));
@@ -269,7 +269,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// As for [`BucketPool::shrink_to`]; the new limit holds nevertheless.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, MIB, Why, sim::SimDevice};
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4 * MIB).build();
@@ -308,7 +308,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// free a block are stopped for a moment.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
@@ -327,7 +327,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// without an arena.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{ArenaConfig, BucketPool, MIB, sim::SimDevice};
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::torch()).build();
@@ -348,7 +348,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// the number of ranges.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{ArenaConfig, BucketPool, MIB, RangeState, sim::SimDevice};
     ///
     /// let config = ArenaConfig::segments(2 * MIB);
@@ -380,7 +380,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// served. Peaks stay. (`PyTorch`: `reset_accumulated_memory_stats`.)
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, KIB, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
@@ -400,7 +400,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// `reset_peak_memory_stats`.)
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, KIB, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());

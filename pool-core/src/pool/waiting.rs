@@ -41,7 +41,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// # Examples
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, MIB, Why, sim::SimDevice};
     /// use std::time::Duration;
     ///
@@ -116,7 +116,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// too. They wait as [`BucketPool::allocate_timeout`] does.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, MIB, PooledArray, sim::SimDevice};
     /// use std::time::Duration;
     ///
@@ -147,7 +147,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// # Examples
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, MIB, sim::SimDevice};
     ///
     /// # pollster::block_on(async {

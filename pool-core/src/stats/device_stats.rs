@@ -63,7 +63,7 @@ impl StatArray {
 /// The figures of an arena, by the names of `PyTorch`'s `DeviceStats`.
 ///
 /// ```
-/// # use pool_core as bucketpool;
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
 /// use bucketpool::{ArenaConfig, BucketPool, MIB, sim::SimDevice};
 ///
 /// let pool = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::torch()).build();
@@ -114,7 +114,7 @@ impl DeviceStats {
     /// `allocated_bytes.all.current`.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{ArenaConfig, BucketPool, MIB, sim::SimDevice};
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::torch()).build();

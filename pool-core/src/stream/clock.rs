@@ -12,7 +12,7 @@ use std::fmt::Debug;
 /// # Examples
 ///
 /// ```
-/// # use pool_core as bucketpool;
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
 /// use bucketpool::{DeviceAllocator, Order, Request, StreamClock, Why, sim::SimDevice};
 ///
 /// let device = SimDevice::new();

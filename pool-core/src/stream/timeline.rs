@@ -32,7 +32,7 @@ const RETIRED_ASKED: usize = 4;
 /// # Examples
 ///
 /// ```
-/// # use pool_core as bucketpool;
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
 /// use bucketpool::{DeviceError, EventDriver, Why};
 ///
 /// /// A device with 2 streams, whose work is done when the call returns.
@@ -136,7 +136,7 @@ impl<D: EventDriver> Timeline<D> {
     /// Registers one of the device's streams. Register each raw stream once.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{DeviceAllocator, sim::SimDevice};
     ///
     /// let device = SimDevice::new();
@@ -159,7 +159,7 @@ impl<D: EventDriver> Timeline<D> {
     /// waited for.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, sim::SimDevice, DeviceAllocator};
     ///
     /// let device = SimDevice::new();

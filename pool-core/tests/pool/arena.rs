@@ -4,11 +4,11 @@
 //! add up. It reports out of memory only when there is no memory.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::sim::{MappedSim, SimCall, SimDevice, SimStream};
 use pool_core::{
     ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, RangeState,
     Retention, StealPolicy, StreamClock, Verdict, Why,
 };
+use pool_sim::{MappedSim, SimCall, SimDevice, SimStream};
 use std::time::Duration;
 
 fn bare(device: &SimDevice, config: ArenaConfig) -> BucketPool<SimDevice> {

@@ -1,11 +1,11 @@
 //! Behaviour of a pool with an arena at its edges: limits, captures, unsubmitted work, closing.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::sim::{SimDevice, SimStream};
 use pool_core::{
     ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, PrivatePool, Retention,
     StealPolicy, StreamClock, ZeroPolicy,
 };
+use pool_sim::{SimDevice, SimStream};
 use std::time::Duration;
 
 fn pool(device: &SimDevice, config: ArenaConfig) -> BucketPool<SimDevice> {

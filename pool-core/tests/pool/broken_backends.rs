@@ -1,11 +1,11 @@
 //! A backend that breaks a promise: the conformance suite says which one.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
 use pool_core::{
     DeviceAllocator, DeviceError, MarkOf, Memory, Request, StreamOf, Timeline, Transfer, Why,
-    conformance,
 };
+use pool_sim::conformance;
+use pool_sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What the backend does wrong.

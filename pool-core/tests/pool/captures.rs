@@ -1,11 +1,11 @@
 //! Graphs: blocks allocated in a capture belong to the graph and are ordered with its launches.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::sim::{Graph, SimDevice, SimStream};
 use pool_core::{
     ArenaConfig, BucketPool, DeviceAllocator, MIB, Mark, PooledBuffer, PrivatePool, StreamClock,
     Why,
 };
+use pool_sim::{Graph, SimDevice, SimStream};
 
 type Pool = BucketPool<SimDevice>;
 

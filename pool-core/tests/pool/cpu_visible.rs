@@ -1,7 +1,7 @@
 //! Memory that both the CPU and streams touch: the host cannot wait on a device.
 
-use pool_core::sim::{MappedSim, SimDevice};
 use pool_core::{BucketPool, DeviceAllocator, StreamClock};
+use pool_sim::{MappedSim, SimDevice};
 
 #[test]
 fn a_buffer_with_a_queued_copy_is_not_handed_out_before_the_copy_is_done() {

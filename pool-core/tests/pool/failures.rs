@@ -1,7 +1,7 @@
 //! A device that refuses: nothing is lost, and the next call works.
 
-use pool_core::sim::{SimCall, SimDevice};
 use pool_core::{BucketPolicy, BucketPool, KIB, MIB, Why};
+use pool_sim::{SimCall, SimDevice};
 
 /// A program of 60 allocations that keeps the last four; returns how many were refused.
 fn program(pool: &BucketPool<SimDevice>) -> u64 {

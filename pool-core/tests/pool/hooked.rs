@@ -1,10 +1,10 @@
 //! The simulated device with a hook at each call, and a program that makes every kind of call.
 
-use pool_core::sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
 use pool_core::{
     ArenaConfig, BucketPool, DeviceAllocator, DeviceError, Handles, KIB, MIB, MarkOf, Memory,
     PageCalls, PooledBuffer, Request, Sliceable, Timeline, VirtualMemory,
 };
+use pool_sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;

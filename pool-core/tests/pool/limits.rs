@@ -5,8 +5,8 @@ use crate::hooked::Hooked;
 use pool_core::{
     ArenaConfig, BucketPolicy, BucketPool, CachedLimit, DeviceAllocator, DeviceError, EventKind,
     FullBucket, KIB, MIB, MarkOf, Memory, PoolEvent, PooledBuffer, Request, StreamOf, Why,
-    sim::SimDevice,
 };
+use pool_sim::SimDevice;
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};

@@ -2,8 +2,8 @@
 //! another thread enters them.
 
 use crate::hooked::{Hooked, configs, program};
-use pool_core::sim::SimDevice;
 use pool_core::{BucketPool, MIB, Retention, StealPolicy};
+use pool_sim::SimDevice;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;

@@ -1,7 +1,7 @@
 //! Blocks that serve are found among many that do not, without an arena.
 
-use pool_core::sim::{MappedSim, SimDevice};
 use pool_core::{BucketPolicy, BucketPool, PooledBuffer, StealPolicy};
+use pool_sim::{MappedSim, SimDevice};
 
 #[test]
 fn blocks_that_are_done_are_found_behind_many_that_are_not() {

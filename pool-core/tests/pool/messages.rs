@@ -1,9 +1,8 @@
 //! The texts of refused requests: what was wrong, with the values, and what was expected.
 
-use pool_core::sim::{SimCall, SimDevice};
-use pool_core::{
-    AllocError, ArenaConfig, BucketPool, Budget, GIB, KIB, MIB, PooledArray, Verdict, Why,
-};
+use pool_array::PooledArray;
+use pool_core::{AllocError, ArenaConfig, BucketPool, Budget, GIB, KIB, MIB, Verdict, Why};
+use pool_sim::{SimCall, SimDevice};
 use std::time::Duration;
 
 fn lines(errors: &[AllocError]) -> String {

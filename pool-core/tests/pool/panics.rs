@@ -4,8 +4,8 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use crate::hooked::{Hooked, configs, outcome, program};
-use pool_core::sim::SimDevice;
 use pool_core::{ArenaConfig, BucketPool, Budget, MIB, PoolEvent, StealPolicy};
+use pool_sim::SimDevice;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

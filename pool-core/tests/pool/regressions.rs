@@ -4,11 +4,11 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use pool_core::StealPolicy::{self, Never, Ordered, Wait};
-use pool_core::sim::{MappedSim, SimDevice, SimDriver, SimStream, SimView};
 use pool_core::{
     ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, Sliceable,
     StreamClock, Timeline, VirtualMemory, Why,
 };
+use pool_sim::{MappedSim, SimDevice, SimDriver, SimStream, SimView};
 
 type Pool<A> = BucketPool<A>;
 

@@ -2,11 +2,11 @@
 //!
 //! Each test is named after the source of the fault, usually a project and its issue number.
 
-use pool_core::sim::{SimCall, SimDevice};
 use pool_core::{
     ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, StreamClock,
     Why, ZeroPolicy,
 };
+use pool_sim::{SimCall, SimDevice};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Barrier;

@@ -2,12 +2,12 @@
 //!
 //! Each test is named after the source of the fault, usually a project and its issue number.
 
-use pool_core::sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
 use pool_core::{
     ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, Handles, KIB, MIB, Mark,
     Memory, PageCalls, PooledBuffer, Request, Sliceable, StreamClock, Timeline, VirtualMemory, Why,
     ZeroPolicy,
 };
+use pool_sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};

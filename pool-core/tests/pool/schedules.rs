@@ -5,11 +5,11 @@
 //! 17; `BUCKETPOOL_SCHEDULES=10000000` makes a long run, which `cargo xtask record` records.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::sim::{MappedSim, SimCall, SimDevice, SimDriver, SimStream, SimView};
 use pool_core::{
     ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, PooledBuffer, RangeState,
-    Retention, StealPolicy, TestThreads, Timeline, VirtualMemory,
+    Retention, StealPolicy, Timeline, VirtualMemory,
 };
+use pool_sim::{MappedSim, SimCall, SimDevice, SimDriver, SimStream, SimView, TestThreads};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -229,6 +229,7 @@ impl<A: Simulated> Run<A> {
         assert_eq!(stats.allocated_bytes + stats.cached_bytes, used + free, "{stats:?}");
         let requested: u64 = self.live.iter().map(|(_, buffer)| buffer.size()).sum();
         assert_eq!(stats.requested_bytes, requested);
+        assert_eq!(self.pool.check().live.blocks, self.live.len() as u64);
         assert!(stats.allocated_bytes <= stats.active_bytes, "{stats:?}");
         assert!(stats.active_bytes + stats.lost_bytes <= stats.reserved_bytes, "{stats:?}");
         assert_eq!(self.device.hazards(), 0, "{:?}", self.device.hazard_report());

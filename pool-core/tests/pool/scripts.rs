@@ -5,9 +5,9 @@
 //! run from then on. `BUCKETPOOL_SEED` and `BUCKETPOOL_SCRIPTS` choose other scripts.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::conformance::{Script, Step, Subject, policies};
-use pool_core::sim::SimDevice;
-use pool_core::{ArenaConfig, KIB, ZeroPolicy};
+use pool_core::{ArenaConfig, BucketPolicy, KIB, ZeroPolicy};
+use pool_sim::SimDevice;
+use pool_sim::conformance::{Script, Step, Subject};
 use std::path::Path;
 
 fn subjects() -> Vec<Subject<'static, SimDevice>> {
@@ -78,7 +78,7 @@ fn random_scripts_reach_everything() {
     for zero in [ZeroPolicy::Never, ZeroPolicy::OnReturn, ZeroPolicy::OnAllocate] {
         assert!(settings().any(|settings| settings.zero == zero), "{zero:?}");
     }
-    for policy in policies() {
+    for policy in BucketPolicy::examples() {
         assert!(settings().any(|settings| settings.policy == policy), "{policy:?}");
     }
     assert!(settings().any(|settings| settings.reserved.is_some()));

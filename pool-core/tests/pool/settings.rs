@@ -1,12 +1,10 @@
 //! Settings that cannot be: `build` replaces them, `try_build` names them.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::preset::Preset;
-use pool_core::sim::SimDevice;
-use pool_core::{
-    ArenaConfig, BucketPolicy, BucketPool, CachedLimit, KIB, MIB, PolicySpec, PoolBuilder,
-    PoolConfig,
-};
+use pool_config::preset::Preset;
+use pool_config::{PolicySpec, PoolConfig};
+use pool_core::{ArenaConfig, BucketPolicy, BucketPool, CachedLimit, KIB, MIB, PoolBuilder};
+use pool_sim::SimDevice;
 
 type Builder = PoolBuilder<SimDevice>;
 
@@ -77,6 +75,6 @@ fn settings_that_can_be_are_accepted() {
 fn a_file_over_a_wrong_builder_is_refused() {
     let config: PoolConfig = toml::from_str("policy = 'arena'").unwrap();
     let builder = BucketPool::builder(SimDevice::new()).bucket_limit(8);
-    let error = builder.config(&config).unwrap_err().to_string();
+    let error = config.set(builder).unwrap_err().to_string();
     assert!(error.starts_with("`bucket_limit`"), "{error}");
 }

@@ -1,8 +1,8 @@
 //! The simulated device passes the suite, with an arena and without.
 
-use pool_core::conformance;
-use pool_core::sim::{SimCall, SimDevice};
 use pool_core::{ArenaConfig, BucketPool, KIB};
+use pool_sim::conformance;
+use pool_sim::{SimCall, SimDevice};
 
 #[test]
 fn simulated_memory_passes_the_suite() {

@@ -3,10 +3,10 @@
 
 use std::mem::ManuallyDrop;
 
-use pool_core::sim::{SimCall, SimDevice, SimStream};
 use pool_core::{
     ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, Request, StreamClock, Why,
 };
+use pool_sim::{SimCall, SimDevice, SimStream};
 
 fn kernel(device: &SimDevice, buffer: &PooledBuffer<SimDevice>, on: &SimStream) {
     device.kernel(on, &buffer.on(on).unwrap());

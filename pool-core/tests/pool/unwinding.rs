@@ -2,11 +2,11 @@
 //! lost with it but the block of that call.
 
 use crate::hooked::{Hooked, outcome};
-use pool_core::sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
 use pool_core::{
     ArenaConfig, BucketPool, Budget, CachedLimit, DeviceAllocator, DeviceError, MIB, MarkOf,
     Memory, PoolBuilder, PrivatePool, Request, StreamClock, Timeline, ZeroPolicy, Zeroing,
 };
+use pool_sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
 use std::future::Future;
 use std::panic::resume_unwind;
 use std::pin::pin;

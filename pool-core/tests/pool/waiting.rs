@@ -2,10 +2,10 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use crate::hooked::{Hooked, outcome};
-use pool_core::sim::{SimCall, SimDevice};
 use pool_core::{
     ArenaConfig, BucketPolicy, BucketPool, Budget, CachedLimit, MIB, PooledBuffer, Verdict, Why,
 };
+use pool_sim::{SimCall, SimDevice};
 use std::future::Future;
 use std::panic::resume_unwind;
 use std::pin::pin;

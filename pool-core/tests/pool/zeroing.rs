@@ -1,10 +1,10 @@
 //! Zeroing is work on a stream, and another stream may query or wait for it at any moment.
 
-use pool_core::sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
 use pool_core::{
     BucketPool, DeviceAllocator, DeviceError, Mark, Memory, Request, StreamClock, Timeline,
     ZeroPolicy,
 };
+use pool_sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
 
 /// A device that orders another stream after the zeroing stream just before it zeroes.
 struct Nosy {

@@ -6,5 +6,5 @@ fn pool<A: DeviceAllocator>(memory: A) -> BucketPool<A> {
 }
 
 fn main() {
-    pool(pool_core::sim::SimDevice::new());
+    pool(pool_sim::SimDevice::new());
 }

@@ -1,5 +1,6 @@
 //! A slice of memory that the CPU may not reach.
-use pool_core::{BucketPool, DeviceAllocator, PooledArray, HostMemory};
+use pool_array::PooledArray;
+use pool_core::{BucketPool, DeviceAllocator, HostMemory};
 
 fn zero<A: DeviceAllocator>(pool: &BucketPool<A>) {
     pool.allocate(8).unwrap().fill(0);
@@ -10,7 +11,7 @@ fn sum<A: HostMemory>(array: &PooledArray<f32, A>) -> f32 {
 }
 
 fn main() {
-    let pool = BucketPool::new(pool_core::sim::SimDevice::new());
+    let pool = BucketPool::new(pool_sim::SimDevice::new());
     zero(&pool);
-    sum(&pool.allocate_array(8).unwrap());
+    sum(&PooledArray::new(&pool, 8).unwrap());
 }

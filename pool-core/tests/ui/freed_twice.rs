@@ -1,5 +1,6 @@
 //! A buffer that is given back twice.
-use pool_core::{BucketPool, sim::SimDevice};
+use pool_core::BucketPool;
+use pool_sim::SimDevice;
 
 fn main() {
     let pool = BucketPool::new(SimDevice::new());

@@ -1,5 +1,7 @@
 //! Methods that need more of a memory than each one offers.
-use pool_core::{BucketPool, DeviceAllocator, PoolConfig, PooledArray, PooledBuffer};
+use pool_array::PooledArray;
+use pool_config::PoolConfig;
+use pool_core::{BucketPool, DeviceAllocator, PooledBuffer};
 
 fn copy<A: DeviceAllocator>(buffer: &mut PooledBuffer<A>) {
     buffer.write_at(0, b"copied").unwrap();
@@ -11,7 +13,7 @@ fn elements<A: DeviceAllocator>(array: &PooledArray<f32, A>) -> Vec<f32> {
 }
 
 fn from_file<A: DeviceAllocator>(memory: A, config: &PoolConfig) {
-    BucketPool::from_config(memory, config).unwrap();
+    config.pool(memory).unwrap();
 }
 
 fn whole<A: DeviceAllocator>(buffer: PooledBuffer<A>) {

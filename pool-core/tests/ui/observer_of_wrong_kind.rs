@@ -1,5 +1,6 @@
 //! An observer that takes no event.
-use pool_core::{BucketPool, sim::SimDevice};
+use pool_core::BucketPool;
+use pool_sim::SimDevice;
 use std::sync::Arc;
 
 fn main() {

@@ -1,5 +1,6 @@
 //! Memory that is used after its buffer was dropped.
-use pool_core::{BucketPool, sim::SimDevice};
+use pool_core::BucketPool;
+use pool_sim::SimDevice;
 
 fn main() {
     let pool = BucketPool::new(SimDevice::new());

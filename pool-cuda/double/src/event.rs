@@ -4,7 +4,7 @@
 use crate::code::{self, Code};
 use crate::pointer::Out;
 use crate::state::{Recorded, State, call, current, said};
-use pool_core::sim::engine::Event;
+use pool_sim::engine::Event;
 use std::ffi::c_uint;
 
 #[unsafe(no_mangle)]

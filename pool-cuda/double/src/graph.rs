@@ -5,7 +5,7 @@ use crate::capture::{MODE, RELAXED};
 use crate::code::{self, Code};
 use crate::pointer::{InOut, Out};
 use crate::state::{DEVICES, State, call, said};
-use pool_core::sim::engine::Graph;
+use pool_sim::engine::Graph;
 use std::ffi::{c_uint, c_ulonglong};
 use std::sync::Arc;
 use std::thread;

@@ -67,7 +67,7 @@ pub extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: Host, bytes: usize, stream
         let source = from.address()..from.address() + bytes as u64;
         if state.is_used_late(&source, on) {
             let uses = [(known(state, source), "copy from"), (range, "copy to")];
-            let copy = move |memory: &mut pool_core::sim::engine::Contents<'_>| {
+            let copy = move |memory: &mut pool_sim::engine::Contents<'_>| {
                 memory.write(to, &from.read(bytes));
             };
             state.engine.later(on.number, uses, copy);

@@ -8,7 +8,7 @@ use crate::script::{Gate, Script};
 use crate::store::Stores;
 use parking_lot::{Mutex, MutexGuard};
 use pool_core::DeviceError;
-use pool_core::sim::engine::{Engine, Event};
+use pool_sim::engine::{Engine, Event};
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;

@@ -8,7 +8,7 @@
 
 use crate::code::{self, Code};
 use crate::state::{CAPACITY, DEVICES, Origin, Owned, State, said};
-use pool_core::sim::engine::{Engine, Event};
+use pool_sim::engine::{Engine, Event};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 

@@ -6,6 +6,7 @@ mod memory;
 
 use crate::harness::{capture, count, double, fail, hazards, held, kernel, run};
 use cudarc::driver::sys::{self, CUstreamCaptureMode as Mode};
+use pool_array::PooledArray;
 use pool_core::{BucketPool, KIB, MIB, Why};
 use pool_cuda::{CudaAllocator, CudaDevice, PoolStream};
 use std::thread;
@@ -130,7 +131,7 @@ fn an_array_that_copies_have_used_keeps_no_stream_alive() {
     let raw = device.context().new_stream().unwrap();
     let on = device.stream(&raw).unwrap();
     let pool = BucketPool::new(CudaAllocator::on(device.clone()));
-    let array = pool.allocate_array_on::<u8>(&on, 16).unwrap();
+    let array = PooledArray::<u8, _>::new_on(&pool, &on, 16).unwrap();
     raw.memcpy_htod(&[1; 16], &mut array.on(&on).unwrap().typed::<u8>()).unwrap();
     drop((array, pool));
     device.retire(&on).unwrap();

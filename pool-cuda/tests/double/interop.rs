@@ -3,6 +3,7 @@
 use crate::harness::{capture, count, double, fail, hazards, held, kernel, kernel_at, mend, run};
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{DevicePtr, DevicePtrMut, DriverError, HostSlice, result};
+use pool_array::PooledArray;
 use pool_core::{ArenaConfig, Arrival, BucketPool, DeviceAllocator, KIB, StreamClock, Why};
 use pool_cuda::{
     CudaAllocator, CudaAsyncAllocator, CudaCapture, CudaDevice, CudaPinnedAllocator, PoolStream,
@@ -44,9 +45,9 @@ fn arrays_go_into_copies_on_any_stream_and_are_recorded() {
     let unknown = device.context().new_stream().unwrap();
     let pool = BucketPool::builder(CudaAllocator::on(device)).arena(ArenaConfig::torch()).build();
     for turn in 0..20_u8 {
-        let a = pool.allocate_array_on::<f32>(&on[0], [64, 4]).unwrap();
+        let a = PooledArray::<f32, _>::new_on(&pool, &on[0], [64, 4]).unwrap();
         assert_eq!((a.shape(), held() > 0), (&[64, 4][..], true));
-        let b = pool.allocate_array_on::<f32>(&on[1], 256).unwrap();
+        let b = PooledArray::<f32, _>::new_on(&pool, &on[1], 256).unwrap();
         let values = [f32::from(turn); 256];
         raw[0].memcpy_htod(&values, &mut a.on(&on[0]).unwrap().typed::<f32>()).unwrap();
         // Behind the copy on the first.
@@ -62,7 +63,10 @@ fn arrays_go_into_copies_on_any_stream_and_are_recorded() {
     }
     run();
     assert_eq!(hazards(), 0);
-    assert_eq!(pool.allocate_array::<f32>([usize::MAX, 2]).unwrap_err().why(), Why::TooLarge);
+    assert_eq!(
+        PooledArray::<f32, _>::new(&pool, [usize::MAX, 2]).unwrap_err().why(),
+        Why::TooLarge
+    );
 }
 
 #[test]
@@ -73,7 +77,7 @@ fn a_stream_of_another_device_waits_by_the_host() {
     let raw = device.context().new_stream().unwrap();
     let on = device.stream(&raw).unwrap();
     let pool = BucketPool::new(CudaAllocator::on(device));
-    let array = pool.allocate_array_on::<u8>(&on, 1024).unwrap();
+    let array = PooledArray::<u8, _>::new_on(&pool, &on, 1024).unwrap();
     let used = array.on(&on).unwrap();
     raw.memcpy_htod(&[7; 1024], &mut used.typed::<u8>()).unwrap();
     let stream = peer.context().new_stream().unwrap();
@@ -87,7 +91,7 @@ fn an_array_of_a_lost_device_is_refused_to_copies() {
     let _one = double();
     let device = CudaDevice::new(0).unwrap();
     let pool = BucketPool::new(CudaAllocator::on(device.clone()));
-    let mut array = pool.allocate_array::<u8>(16).unwrap();
+    let mut array = PooledArray::<u8, _>::new(&pool, 16).unwrap();
     crate::harness::lose(719);
     assert!(pool.allocate(1 << 20).is_err(), "finds out");
     mend();

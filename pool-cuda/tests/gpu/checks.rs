@@ -1,12 +1,13 @@
 //! Checks of the allocators, for a GPU and for the double.
 
 use cudarc::driver::result;
-use pool_core::conformance;
+use pool_array::PooledArray;
 use pool_core::{ArenaConfig, BucketPool, KIB, MIB};
 use pool_cuda::{
     CudaAllocator, CudaAsyncAllocator, CudaCapture, CudaDevice, CudaPinnedAllocator,
     CudaVmmAllocator, PinnedBytes, into_slice,
 };
+use pool_sim::conformance;
 use std::thread;
 
 /// A check and what it is called.
@@ -96,8 +97,8 @@ fn arrays(device: &CudaDevice) {
     let on: Vec<_> = raw.iter().map(|raw| device.stream(raw).unwrap()).collect();
     let pool = BucketPool::new(CudaAllocator::on(device.clone()));
     for turn in 0..50_u8 {
-        let a = pool.allocate_array_on::<f32>(&on[0], [64, 64]).unwrap();
-        let b = pool.allocate_array_on::<f32>(&on[1], 4096).unwrap();
+        let a = PooledArray::<f32, _>::new_on(&pool, &on[0], [64, 64]).unwrap();
+        let b = PooledArray::<f32, _>::new_on(&pool, &on[1], 4096).unwrap();
         let values = [f32::from(turn); 4096];
         raw[0].memcpy_htod(&values, &mut a.on(&on[0]).unwrap().typed::<f32>()).unwrap();
         let (from, to) = (a.on(&on[1]).unwrap(), b.on(&on[1]).unwrap());

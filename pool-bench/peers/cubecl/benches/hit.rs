@@ -22,8 +22,8 @@ use cubecl_runtime::memory_management::{
 };
 use cubecl_runtime::server::IoError;
 use cubecl_runtime::storage::{ComputeStorage, StorageHandle, StorageId, StorageUtilization};
-use pool_core::sim::SimDevice;
 use pool_core::{ArenaConfig, BucketPool, GIB, KIB};
+use pool_sim::SimDevice;
 use std::fmt::Debug;
 use std::hint::black_box;
 use std::sync::Arc;

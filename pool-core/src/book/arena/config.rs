@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 /// configurations are ready made; each number can be changed.
 ///
 /// ```
-/// # use pool_core as bucketpool;
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
 /// use bucketpool::{ArenaConfig, KIB};
 ///
 /// let config = ArenaConfig::pages(64 * KIB, 0.05).granule(256);
@@ -61,10 +61,6 @@ pub(crate) enum Source {
     Blocks,
 }
 
-/// The bytes that a page may have.
-pub(crate) const PAGES: RangeInclusive<u64> = 4 * KIB..=GIB;
-/// The largest slack: a larger number was meant in per cent.
-pub(crate) const MAX_SLACK: f64 = 10.0;
 /// The share of the slack that may be committed above the peak of allocated bytes. The rest is a
 /// reserve for pages that streams still use.
 const OWN_SHARE_OF_SLACK: f64 = 0.7;
@@ -94,6 +90,11 @@ const LARGE: u64 = 10 * MIB;
 const LARGE_STEP: u64 = 2 * MIB;
 
 impl ArenaConfig {
+    /// The bytes that a page of [`ArenaConfig::pages`] may have; also a power of two.
+    pub const PAGES: RangeInclusive<u64> = 4 * KIB..=GIB;
+    /// The most slack of [`ArenaConfig::pages`], as a share of the peak of live bytes.
+    pub const MAX_SLACK: f64 = 10.0;
+
     /// Returns the configuration of one arena that grows at its end. It grows in steps that follow
     /// its size, up to 12 % above the peak of allocated bytes. Before it would exceed that, it
     /// gives free pages back.
@@ -166,12 +167,12 @@ impl ArenaConfig {
                 return Err(ConfigError::new(setting, "1 KiB or more"));
             }
             GivenSource::Pages { bytes, .. }
-                if !(bytes.is_power_of_two() && PAGES.contains(&bytes)) =>
+                if !(bytes.is_power_of_two() && Self::PAGES.contains(&bytes)) =>
             {
                 let setting = format!("`pages` of {bytes} B");
                 return Err(ConfigError::new(setting, "a power of two, 4 KiB to 1 GiB"));
             }
-            GivenSource::Pages { slack, .. } if !(0.0..=MAX_SLACK).contains(&slack) => {
+            GivenSource::Pages { slack, .. } if !(0.0..=Self::MAX_SLACK).contains(&slack) => {
                 let setting = format!("a slack of {slack}");
                 return Err(ConfigError::new(setting, "a share from 0 to 10; 0.05 is 5 %"));
             }

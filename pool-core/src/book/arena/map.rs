@@ -9,7 +9,7 @@ use std::ops::Range;
 /// segment, all on one scale. A character shows what most of its bytes are.
 ///
 /// ```
-/// # use pool_core as bucketpool;
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
 /// use bucketpool::{ArenaConfig, BucketPool, MIB, sim::SimDevice};
 ///
 /// let config = ArenaConfig::segments(4 * MIB);

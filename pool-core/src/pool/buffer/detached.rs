@@ -39,7 +39,7 @@ impl<A: DeviceAllocator> Detached<A> {
     /// # Examples
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, MIB, Why, sim::{SimCall, SimDevice}};
     ///
     /// let device = SimDevice::new();
@@ -98,7 +98,7 @@ impl<A: DeviceAllocator> Detached<A> {
     /// # Examples
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{ArenaConfig, BucketPool, DeviceAllocator, MIB, sim::SimDevice};
     ///
     /// let device = SimDevice::new();

@@ -25,7 +25,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Examples
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
@@ -58,7 +58,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Examples
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, DeviceAllocator, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
@@ -87,7 +87,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Examples
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
@@ -121,7 +121,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Examples
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{BucketPool, Why, sim::{MappedSim, SimDevice}};
     ///
     /// let device = SimDevice::new();

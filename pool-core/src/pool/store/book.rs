@@ -4,6 +4,8 @@
 #![expect(unsafe_code, reason = "records are in slots of the book, blocks of segments in boxes")]
 
 mod blocks;
+#[cfg(feature = "check")]
+mod check;
 mod device;
 mod give_back;
 mod lease;
@@ -16,8 +18,6 @@ mod returned;
 mod search;
 mod segments;
 mod survey;
-#[cfg(test)]
-mod tests;
 mod warm;
 
 use super::{Grant, Store};
@@ -40,6 +40,8 @@ use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::collections::HashMap;
 use std::ops::Range;
 
+#[cfg(feature = "check")]
+pub use check::{BlockSum, Checked};
 use lease::PORTION;
 pub(crate) use returned::Returned;
 pub(crate) use search::Effort;
@@ -244,7 +246,7 @@ impl<A: DeviceAllocator> PoolBook<A> {
     #[inline]
     pub(crate) fn lock(&self) -> LockGuard<'_, BookState<A>> {
         let state = self.state.lock();
-        #[cfg(test)]
+        #[cfg(all(feature = "check", debug_assertions))]
         state.book.start_visits();
         state
     }
@@ -278,20 +280,6 @@ impl<A: DeviceAllocator> BookState<A> {
             closed: false,
             limit_at: (u64::MAX, 0),
         }
-    }
-
-    /// Bytes that all thread caches may hold, and the transfer cache.
-    #[cfg(test)]
-    pub(crate) fn leased(&self) -> u64 {
-        self.leased
-    }
-
-    /// Bytes in the transfer cache, which are all that its lease is for.
-    #[cfg(test)]
-    pub(crate) fn transfer_bytes(&self) -> u64 {
-        let Some(transfer) = &self.transfer else { return 0 };
-        assert_eq!(transfer.cached_bytes(), transfer.lease);
-        transfer.lease
     }
 
     /// Counts a buffer out; returns false in a closed store, which has one count for all.

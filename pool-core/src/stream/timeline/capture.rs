@@ -32,7 +32,7 @@ impl<D: EventDriver> Timeline<D> {
     /// under capture already, or the device's error.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{DeviceAllocator, Why, sim::SimDevice};
     ///
     /// let device = SimDevice::new();
@@ -87,7 +87,7 @@ impl<D: EventDriver> Timeline<D> {
     /// not under capture, or the device's error.
     ///
     /// ```
-    /// # use pool_core as bucketpool;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{DeviceAllocator, Why, sim::SimDevice};
     ///
     /// let device = SimDevice::new();

@@ -21,10 +21,10 @@ pub(crate) struct InUse {
 }
 
 /// Figures of one moment.
-struct Reading {
-    figures: BookFigures,
+pub(super) struct Reading {
+    pub(super) figures: BookFigures,
     /// Bytes that thread caches have, beyond those that the book knows of.
-    cached: i64,
+    pub(super) cached: i64,
     /// The most that was free and serves again.
     cached_peak: u64,
     /// Blocks that thread caches have.
@@ -32,7 +32,7 @@ struct Reading {
 }
 
 impl<A: DeviceAllocator> Store<A> {
-    fn reading(&self, state: &BookState<A>) -> Reading {
+    pub(super) fn reading(&self, state: &BookState<A>) -> Reading {
         let (figures, cached_peak) = (state.figures.clone(), state.book.cached_peak);
         let mut reading = Reading { figures, cached: 0, cached_peak, blocks: 0 };
         reading.blocks = state.transfer.as_ref().map_or(0, |transfer| transfer.blocks());

@@ -1,0 +1,6 @@
+//! Presets, and pools whose memory is chosen when the program runs, over the simulated device.
+#![cfg(not(any(loom, shuttle)))]
+
+mod any;
+mod caching;
+mod presets;

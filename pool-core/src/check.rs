@@ -1,0 +1,73 @@
+//! The full check of a pool, and threads that a test takes the place of. For tests alone.
+
+use crate::device::DeviceAllocator;
+use crate::pool::BucketPool;
+
+pub use crate::pool::{BlockSum, Checked};
+pub use crate::thread_number::TestThreads;
+#[cfg(any(loom, shuttle))]
+pub use crate::thread_number::modelled::set as set_thread_number;
+
+impl<A: DeviceAllocator> BucketPool<A> {
+    /// Checks everything that must hold in a pool while no thread is inside it: each list agrees
+    /// with its blocks, each figure with a sum over all blocks, every reserved byte is accounted
+    /// for, the limits hold, no free block is in use. Changes nothing.
+    ///
+    /// Cost: linear in the number of blocks.
+    ///
+    /// # Panics
+    ///
+    /// At the first thing that does not hold, with both values.
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let (kept, freed) = (pool.allocate(1000)?, pool.allocate(1000)?);
+    /// drop(freed);
+    /// let inside = pool.check();
+    /// assert_eq!((inside.live.blocks, inside.live.bytes), (1, 1024));
+    /// drop(kept);
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    #[expect(clippy::must_use_candidate, reason = "its panic is the result")]
+    pub fn check(&self) -> Checked {
+        let store = self.store();
+        if store.is_forked() { Checked::default() } else { store.check() }
+    }
+}
+
+/// A lock of a pool that [`BucketPool::while_held`] holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Held {
+    /// The lock of the lists that all threads share.
+    Book,
+    /// The cache of the calling thread.
+    OwnCache,
+    /// The clock of ages.
+    Ticks,
+}
+
+impl<A: DeviceAllocator> BucketPool<A> {
+    /// Does `work` while the calling thread holds a lock of the pool, as if it was inside of a call:
+    /// other threads that need the lock wait for it.
+    pub fn while_held<R>(&self, held: Held, work: impl FnOnce() -> R) -> R {
+        let store = self.store();
+        match held {
+            Held::Book => {
+                let _book = store.book.lock();
+                work()
+            }
+            Held::OwnCache => {
+                let _cache = store.caches.enter_own();
+                work()
+            }
+            Held::Ticks => {
+                let _ticks = store.ticks.lock();
+                work()
+            }
+        }
+    }
+}

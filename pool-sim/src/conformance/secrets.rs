@@ -1,0 +1,203 @@
+//! The promises of a `ZeroPolicy`: no byte of an owner reaches the next one, and where the policy
+//! says so none reaches the device. The rounding tail of a block is part of it.
+#![expect(clippy::naive_bytecount, reason = "a test: no need for speed")]
+#![expect(unsafe_code, reason = "the port's copies, of whole blocks that a call owns")]
+
+use super::promise::{Served, allocate, contents, promise};
+use pool_core::{
+    BucketPool, CachedLimit, DeviceAllocator, DeviceError, MarkOf, Memory, PoolBuilder, Request,
+    StreamClock, StreamOf, Transfer, ZeroPolicy, Zeroing,
+};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The byte that owners write.
+const CANARY: u8 = 0xC5;
+const NO_BYTE_OF_ANOTHER: &str = "`ZeroPolicy::OnReturn`: no owner reads a byte of another";
+/// Owners use less of a block of 1 KiB than all of it, and the next one uses more.
+const SIZES: [u64; 6] = [1024, 1, 700, 1023, 5, 1024];
+
+/// An allocator that counts canaries in every block that goes back to the device.
+struct Watched<A> {
+    inner: A,
+    found: Arc<AtomicU64>,
+}
+
+/// A block and its bytes.
+struct Sized<B>(B, u64);
+
+impl<A: Transfer> DeviceAllocator for Watched<A> {
+    type Block = Sized<A::Block>;
+    type View<'b> = A::View<'b>;
+    type Kind = A::Kind;
+    type Clock = A::Clock;
+    const MEMORY: Memory = A::MEMORY;
+
+    fn clock(&self) -> &A::Clock {
+        self.inner.clock()
+    }
+
+    fn granule(&self) -> u64 {
+        self.inner.granule()
+    }
+
+    fn largest(&self) -> u64 {
+        self.inner.largest()
+    }
+
+    fn aligned(&self, kind: A::Kind, alignment: u64) -> Result<A::Kind, DeviceError> {
+        self.inner.aligned(kind, alignment)
+    }
+
+    fn alignment_of(&self, kind: A::Kind) -> u64 {
+        self.inner.alignment_of(kind)
+    }
+
+    fn allocate(
+        &self,
+        request: Request<A::Kind>,
+        on: &StreamOf<Self>,
+    ) -> Result<Self::Block, DeviceError> {
+        self.inner.allocate(request, on).map(|block| Sized(block, request.bytes))
+    }
+
+    fn free(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
+        let on = self.clock().default_stream().clone();
+        let mut bytes = vec![0; usize::try_from(block.1).unwrap_or(usize::MAX)];
+        let whole = self.inner.view(&block.0, 0, block.1, &on);
+        for mark in after {
+            self.clock().synchronize(*mark)?;
+        }
+        // SAFETY: the view is the whole block, which the caller gave up; its last uses are done.
+        unsafe { self.inner.read(&whole, 0, &mut bytes, &on)? };
+        drop(whole);
+        let canaries = bytes.iter().filter(|byte| **byte == CANARY).count();
+        self.found.fetch_add(canaries as u64, Relaxed);
+        self.inner.free(block.0, after)
+    }
+
+    fn view<'b>(
+        &'b self,
+        block: &'b Self::Block,
+        offset: u64,
+        bytes: u64,
+        on: &StreamOf<Self>,
+    ) -> Self::View<'b> {
+        self.inner.view(&block.0, offset, bytes, on)
+    }
+
+    fn zero(
+        &self,
+        block: &mut Self::Block,
+        bytes: u64,
+        on: &StreamOf<Self>,
+    ) -> Result<(), DeviceError> {
+        self.inner.zero(&mut block.0, bytes, on)
+    }
+}
+
+impl<A: Transfer> Transfer for Watched<A> {
+    unsafe fn write(
+        &self,
+        to: &Self::View<'_>,
+        offset: u64,
+        from: &[u8],
+        on: &StreamOf<Self>,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller vouches for the same.
+        unsafe { self.inner.write(to, offset, from, on) }
+    }
+
+    unsafe fn read(
+        &self,
+        from: &Self::View<'_>,
+        offset: u64,
+        to: &mut [u8],
+        on: &StreamOf<Self>,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller vouches for the same.
+        unsafe { self.inner.read(from, offset, to, on) }
+    }
+}
+
+/// The policies that zero, over allocators that `make` makes.
+pub(super) fn run<A: Transfer>(make: &impl Fn() -> A) {
+    promise(NO_BYTE_OF_ANOTHER, || {
+        let hits = no_owner_sees_anothers_bytes(BucketPool::builder(make()));
+        assert!(hits > 3, "blocks were reused {hits} times, expected more than 3");
+    });
+    promise(
+        "`ZeroPolicy::OnAllocate`: `zero` fills all of a block, also its rounding tail",
+        || {
+            a_block_is_zeroed_whole_before_it_is_handed_out(make());
+        },
+    );
+    // Elsewhere a drop may not give the device work, and a block is zeroed when it serves again.
+    if A::MEMORY.free_in_drop && matches!(A::MEMORY.zeroing, Zeroing::AtOnce) {
+        promise("`ZeroPolicy::OnReturn`: no byte of an owner goes back to the device", || {
+            no_byte_reaches_the_device(make());
+        });
+    }
+}
+
+/// The same over pools with an arena, which `make` makes.
+pub(super) fn run_arena<A: Transfer>(make: impl Fn() -> PoolBuilder<A>) {
+    promise(NO_BYTE_OF_ANOTHER, || {
+        no_owner_sees_anothers_bytes(make());
+    });
+}
+
+fn watched<A: Transfer>(inner: A, zero: ZeroPolicy) -> (BucketPool<Watched<A>>, Arc<AtomicU64>) {
+    let found = Arc::new(AtomicU64::new(0));
+    let builder = BucketPool::builder(Watched { inner, found: found.clone() });
+    let pool = builder.zero(zero).cached_limit(CachedLimit::Unlimited).build();
+    (pool, found)
+}
+
+fn use_all<A: Transfer>(pool: &BucketPool<A>, bytes: u64) {
+    let mut buffer = allocate(pool, bytes);
+    let seen = contents(&buffer).into_iter().filter(|byte| *byte == CANARY).count();
+    assert_eq!(seen, 0, "{seen} of {bytes} bytes are another owner's");
+    let canaries = vec![CANARY; usize::try_from(bytes).unwrap_or(usize::MAX)];
+    buffer.write_at(0, &canaries).served(format_args!("a write of {bytes} bytes"));
+}
+
+/// Owners of all sizes follow each other; in a pool with an arena their blocks are split and
+/// coalesced. Returns how many were hits.
+fn no_owner_sees_anothers_bytes<A: Transfer>(builder: PoolBuilder<A>) -> u64 {
+    let pool = builder.zero(ZeroPolicy::OnReturn).cached_limit(CachedLimit::Unlimited).build();
+    for turn in 0..3 {
+        for bytes in SIZES.into_iter().chain([5000, 40_000]) {
+            use_all(&pool, bytes + turn);
+        }
+    }
+    pool.stats().hits
+}
+
+/// The first owner used all of the block; the second asks for one byte of it and detaches it, so
+/// that the device gets the whole block as it was handed out.
+fn a_block_is_zeroed_whole_before_it_is_handed_out<A: Transfer>(inner: A) {
+    let (pool, found) = watched(inner, ZeroPolicy::OnAllocate);
+    for bytes in SIZES {
+        use_all(&pool, bytes);
+    }
+    allocate(&pool, 1).detach().free().served("`free` of a detached block");
+    let found = found.load(Relaxed);
+    assert_eq!(found, 0, "{found} bytes of the first owner in the second's rounding tail");
+}
+
+fn no_byte_reaches_the_device<A: Transfer>(inner: A) {
+    let (pool, found) = watched(inner, ZeroPolicy::OnReturn);
+    for bytes in SIZES {
+        use_all(&pool, bytes);
+    }
+    let large = 9 * pool_core::MIB; // larger than what is kept
+    use_all(&pool, large);
+    let mut detached = allocate(&pool, 700);
+    detached.write_at(0, &[CANARY; 700]).served("a write of 700 bytes");
+    detached.detach().free().served("`free` of a detached block");
+    pool.clear().served("`clear`");
+    drop(pool);
+    let found = found.load(Relaxed);
+    assert_eq!(found, 0, "{found} bytes of an owner reached the device");
+}

@@ -1,0 +1,102 @@
+//! The observers of this crate over a pool of the simulated device.
+#![cfg(not(loom))]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use pool_core::{BucketPool, KIB, MIB, PoolBuilder, PooledBuffer};
+use pool_sim::SimDevice;
+use pool_trace::{Breakdown, LeakTracker, RmmLog};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+fn builder() -> PoolBuilder<SimDevice> {
+    BucketPool::builder(SimDevice::new())
+}
+
+/// Random operations, the same for the same seed.
+fn operate(pool: &BucketPool<SimDevice>, seed: u64) {
+    let (mut random, mut held) = (StdRng::seed_from_u64(seed), Vec::new());
+    let streams = [pool.allocator().stream(), pool.allocator().stream()];
+    for _ in 0..4000 {
+        let bytes = 1 << random.random_range(4..16);
+        match random.random_range(0..20) {
+            0..10 => {
+                let stream = &streams[random.random_range(0..2)];
+                held.extend(pool.allocate_on(stream, random.random_range(1..=bytes)));
+            }
+            10..19 if !held.is_empty() => {
+                drop(held.swap_remove(random.random_range(0..held.len())));
+            }
+            _ => drop(pool.trim(bytes)),
+        }
+    }
+}
+
+/// Replays a log in RMM's columns. Returns operations, and requested bytes.
+fn replay(log: &str, pool: &BucketPool<SimDevice>) -> (u64, u64) {
+    let (mut live, mut operations, mut bytes) = (HashMap::new(), 0, 0);
+    for line in log.lines().skip(1) {
+        let fields: Vec<&str> = line.split(',').collect();
+        let &[_, _, action, id, size, _] = fields.as_slice() else { panic!("{line}") };
+        let size: u64 = size.parse().unwrap();
+        operations += u64::from(action != "allocate failure");
+        match action {
+            "allocate" => {
+                bytes += size;
+                assert!(live.insert(id.to_owned(), pool.allocate(size).unwrap()).is_none());
+            }
+            "free" => assert_eq!(live.remove(id).unwrap().size(), size),
+            refused => assert_eq!(refused, "allocate failure"),
+        }
+    }
+    (operations, bytes)
+}
+
+#[test]
+fn the_log_replays_to_the_same_operations_and_bytes_with_all_observers_on() {
+    let log = Arc::new(RmmLog::new(Vec::new()).unwrap());
+    let (leaks, breakdown) = (Arc::new(LeakTracker::default()), Arc::new(Breakdown::default()));
+    let pool = builder()
+        .reserved_limit(MIB)
+        .observer(log.clone())
+        .observer(leaks.clone())
+        .observer(breakdown.clone())
+        .build();
+    operate(&pool, 11);
+    let stats = pool.stats_exact();
+    assert!(leaks.live().is_empty(), "{leaks}");
+    drop(pool);
+    assert_eq!(log.lost(), 0);
+    let log = Arc::into_inner(log).unwrap().into_inner().unwrap();
+    let replayed = builder().build();
+    let (operations, bytes) = replay(std::str::from_utf8(&log).unwrap(), &replayed);
+    let served = stats.allocations - stats.failures;
+    assert_eq!(operations, served + stats.deallocations);
+    assert_eq!(bytes, stats.from_device_bytes + stats.from_pool_bytes);
+    let again = replayed.stats_exact();
+    assert_eq!((again.allocations, again.deallocations), (served, stats.deallocations));
+    assert_eq!(again.from_device_bytes + again.from_pool_bytes, bytes);
+    let by_stream = breakdown.by_stream();
+    assert_eq!(by_stream.len(), 2);
+    assert_eq!(by_stream.values().map(|counts| counts.allocations).sum::<u64>(), served);
+    assert_eq!(breakdown.by_tag()[""].hits, stats.hits);
+}
+
+#[inline(never)]
+fn plant_a_leak(pool: &BucketPool<SimDevice>) -> PooledBuffer<SimDevice> {
+    pool.tagged("planted").allocate(3 * KIB).unwrap()
+}
+
+#[test]
+fn a_planted_leak_is_reported_with_its_backtrace() {
+    let leaks = Arc::new(LeakTracker::default());
+    let pool = builder().observer(leaks.clone()).build();
+    drop(pool.allocate(MIB).unwrap());
+    std::mem::forget(plant_a_leak(&pool));
+    let live = leaks.live();
+    assert_eq!((live.len(), live[0].bytes, live[0].tag), (1, 3 * KIB, "planted"));
+    let report = leaks.to_string();
+    assert!(report.starts_with("1 live buffers, 3.00 KiB\n1 buffers, 3.00 KiB, tag \"planted\""));
+    assert!(report.contains("plant_a_leak"), "{report}");
+}
