@@ -2,9 +2,10 @@
 //! `cargo run --release --features cuda --example cuda_embedding`
 #![expect(clippy::print_stdout, reason = "an example tells what it did")]
 
-use bucketpool::PooledArray;
+use bucketpool::GIB;
+use bucketpool::array::PooledArray;
+use bucketpool::config::preset;
 use bucketpool::cuda::{CudaAllocator, CudaDevice};
-use bucketpool::{GIB, preset};
 use std::error::Error;
 
 const DIMENSION: usize = 768;

@@ -6,8 +6,9 @@
 #[expect(dead_code, reason = "this program uses one of them")]
 mod kernels;
 
+use bucketpool::config::preset;
 use bucketpool::cuda::{CudaAllocator, CudaDevice, CudaPinnedAllocator, PinnedBytes};
-use bucketpool::{ArenaConfig, BucketPool, MIB, preset};
+use bucketpool::{ArenaConfig, BucketPool, MIB};
 use kernels::{Kernel, Kernels};
 use std::error::Error;
 

@@ -4,8 +4,8 @@
 #![expect(clippy::expect_used, clippy::print_stdout, reason = "an example that must not fail")]
 #![expect(clippy::cast_possible_truncation, reason = "buffers are read whole, into memory")]
 
-use bucketpool::conformance;
-use bucketpool::{DeviceAllocator, DeviceError, Immediate, Memory, Request, Transfer, Why};
+use bucketpool::port::{Immediate, Memory, Request};
+use bucketpool::{DeviceAllocator, DeviceError, Transfer, Why, conformance};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::{collections::BTreeMap, env, fs::File, io, os::unix::fs::FileExt, process, sync::Mutex};
 

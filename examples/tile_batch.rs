@@ -5,8 +5,9 @@
 //! aligned for a kernel, and one launch can work on all of them.
 #![expect(clippy::print_stdout, reason = "an example tells what it did")]
 
+use bucketpool::config::preset;
 use bucketpool::host::HostAllocator;
-use bucketpool::{AllocError, BucketPool, DeviceError, PooledBuffer, Transfer, preset};
+use bucketpool::{AllocError, BucketPool, DeviceError, PooledBuffer, Transfer};
 use std::error::Error;
 use std::ops::Range;
 

@@ -1,9 +1,26 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
-pub use pool_array::{Pod, PooledArray, Shape};
-pub use pool_config::{AnyBuffer, AnyPool, Growth, PolicySpec, PoolConfig, preset};
-pub use pool_core::*;
+pub use pool_core::{
+    AllocError, AllocateAsync, ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError,
+    GIB, KIB, MIB, PoolBuilder, PoolStats, PooledBuffer, PrivatePool, StreamClock, StreamOf,
+    Transfer, Why, ZeroPolicy,
+};
+
+#[cfg(pool_counts)]
+pub use pool_core::counts;
+pub use pool_core::{buffer, error, limits, observe, port, size, stream};
+
+/// Typed arrays in pooled buffers.
+pub mod array {
+    pub use pool_array::*;
+}
+
+/// Pools that are configured when a program runs: policies as text, presets, files, and pools whose
+/// memory is chosen then.
+pub mod config {
+    pub use pool_config::*;
+}
 
 /// CUDA: VRAM of a GPU, through cudarc.
 #[cfg(feature = "cuda")]
@@ -42,7 +59,7 @@ pub mod wgpu {
     pub use pool_wgpu::*;
 }
 
-/// Traces: a recorder, and the formats of other tools.
+/// Traces: a recorder, further observers, and the formats of other tools.
 #[cfg(feature = "trace")]
 pub mod trace {
     pub use pool_trace::*;

@@ -1,7 +1,10 @@
 //! One program for every memory: tiles of points on four threads, in a budget for two of them.
 #![expect(clippy::print_stdout, reason = "an example tells what it did")]
 
-use bucketpool::{BucketPool, Budget, Bytes, MIB, PoolStats, PooledArray, Transfer, Why};
+use bucketpool::array::PooledArray;
+use bucketpool::limits::Budget;
+use bucketpool::size::Bytes;
+use bucketpool::{BucketPool, MIB, PoolStats, Transfer, Why};
 use std::{error::Error, thread, time::Duration};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;

@@ -4,7 +4,8 @@
 //! for new ones, five minutes for each target.
 
 use pool_config::{PolicySpec, PoolConfig};
-use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, MemoryMap};
+use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB};
+use pool_core::observe::MemoryMap;
 use pool_host::HostAllocator;
 use pool_sim::SimDevice;
 use pool_sim::conformance::{Script, Subject};

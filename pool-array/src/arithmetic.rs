@@ -3,7 +3,7 @@
 
 use super::PooledArray;
 use bytemuck::Pod;
-use pool_core::HostMemory;
+use pool_core::port::HostMemory;
 use std::ops::{Add, AddAssign, Div, DivAssign, Mul, MulAssign, Neg, Sub, SubAssign};
 
 /// Implements an operator for `&a + &b`, `a + &b` (which reuses the memory of `a`), `&a + 1.0`,

@@ -2,7 +2,8 @@
 
 use super::{PooledArray, Shape};
 use bytemuck::Pod;
-use pool_core::{AllocError, BucketPool, DeviceAllocator, DeviceError, HostMemory, Why};
+use pool_core::port::HostMemory;
+use pool_core::{AllocError, BucketPool, DeviceAllocator, DeviceError, Why};
 use std::iter::Sum;
 use std::ops::{Deref, DerefMut, Index, IndexMut};
 use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};

@@ -11,9 +11,10 @@ pub use bytemuck::Pod;
 /// The `ndarray` crate whose views [`PooledArray`] returns.
 #[cfg(feature = "ndarray")]
 pub use ndarray;
+use pool_core::buffer::Use;
 use pool_core::{
     AllocError, BucketPool, DeviceAllocator, DeviceError, PooledBuffer, StreamClock, StreamOf,
-    Transfer, Use, Why,
+    Transfer, Why,
 };
 pub use shape::Shape;
 use std::fmt;
@@ -32,8 +33,8 @@ use std::marker::PhantomData;
 /// # Examples
 ///
 /// ```
-/// # mod bucketpool { pub use pool_core::*; pub use pool_array::*; pub use pool_sim as sim; }
-/// use bucketpool::{BucketPool, PooledArray, Transfer};
+/// # mod bucketpool { pub use pool_core::*; pub use pool_array as array; pub use pool_sim as sim; }
+/// use bucketpool::{BucketPool, Transfer, array::PooledArray};
 ///
 /// /// On any device.
 /// fn negate<A: Transfer>(pool: &BucketPool<A>) -> Result<Vec<f32>, Box<dyn std::error::Error>> {
@@ -64,8 +65,8 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     /// than `isize::MAX` bytes.
     ///
     /// ```
-    /// # mod bucketpool { pub use pool_core::*; pub use pool_array::*; pub use pool_sim as sim; }
-    /// use bucketpool::{BucketPool, PooledArray, Why, sim::SimDevice};
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_array as array; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, Why, array::PooledArray, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
     /// let points = PooledArray::<f32, _>::new(&pool, [100, 3])?;
@@ -85,8 +86,8 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     /// As for [`PooledArray::new`], and [`Why::Foreign`] for a stream of another device.
     ///
     /// ```
-    /// # mod bucketpool { pub use pool_core::*; pub use pool_array::*; pub use pool_sim as sim; }
-    /// use bucketpool::{BucketPool, PooledArray, Why, sim::SimDevice};
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_array as array; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, Why, array::PooledArray, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
     /// let stream = pool.allocator().stream();
@@ -114,8 +115,8 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     /// As for [`PooledArray::new`].
     ///
     /// ```
-    /// # mod bucketpool { pub use pool_core::*; pub use pool_array::*; pub use pool_sim as sim; }
-    /// use bucketpool::{BucketPool, PooledArray, Why, sim::SimDevice};
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_array as array; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, Why, array::PooledArray, sim::SimDevice};
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4096).build();
     /// let stream = pool.allocator().stream();
@@ -205,8 +206,8 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     /// As for [`PooledBuffer::on`].
     ///
     /// ```
-    /// # mod bucketpool { pub use pool_core::*; pub use pool_array::*; pub use pool_sim as sim; }
-    /// use bucketpool::{BucketPool, PooledArray, Why, sim::SimDevice};
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_array as array; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, Why, array::PooledArray, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
     /// let stream = pool.allocator().stream();
@@ -230,8 +231,8 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     /// [`PooledArray::new`] and [`PooledArray::write`].
     ///
     /// ```
-    /// # mod bucketpool { pub use pool_core::*; pub use pool_array::*; pub use pool_sim as sim; }
-    /// use bucketpool::{BucketPool, PooledArray, Why, sim::SimDevice};
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_array as array; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, Why, array::PooledArray, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
     /// let stream = pool.allocator().stream();
@@ -302,8 +303,8 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     /// As for [`PooledArray::write_on`].
     ///
     /// ```
-    /// # mod bucketpool { pub use pool_core::*; pub use pool_array::*; pub use pool_sim as sim; }
-    /// use bucketpool::{BucketPool, PooledArray, Why, sim::SimDevice};
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_array as array; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, Why, array::PooledArray, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
     /// let mut array = PooledArray::new(&pool, [2, 2])?;
@@ -345,8 +346,8 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     /// As for [`PooledArray::read_on`].
     ///
     /// ```
-    /// # mod bucketpool { pub use pool_core::*; pub use pool_array::*; pub use pool_sim as sim; }
-    /// use bucketpool::{BucketPool, PooledArray, Why, sim::SimDevice};
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_array as array; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, Why, array::PooledArray, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
     /// let array = PooledArray::from_slice(&pool, [3], &[1, 2, 3])?;

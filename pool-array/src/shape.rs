@@ -7,8 +7,8 @@ use std::ops::Deref;
 /// The number of elements of each axis. Up to four axes take no heap.
 ///
 /// ```
-/// # mod bucketpool { pub use pool_core::*; pub use pool_array::*; pub use pool_sim as sim; }
-/// use bucketpool::Shape;
+/// # mod bucketpool { pub use pool_core::*; pub use pool_array as array; pub use pool_sim as sim; }
+/// use bucketpool::array::Shape;
 ///
 /// assert_eq!(*Shape::from([2, 3]), [2, 3]);
 /// assert_eq!(Shape::from((2, 3)), Shape::from(&[2, 3][..]));

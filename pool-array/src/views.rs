@@ -6,7 +6,8 @@ use bytemuck::Pod;
 use ndarray::{
     ArrayRef, ArrayView, ArrayViewD, ArrayViewMut, ArrayViewMutD, Dimension, IntoNdProducer, IxDyn,
 };
-use pool_core::{AllocError, BucketPool, HostMemory};
+use pool_core::port::HostMemory;
+use pool_core::{AllocError, BucketPool};
 
 impl<T: Pod, A: HostMemory> PooledArray<T, A> {
     /// Allocates an array with the elements of a view, or of an array of `ndarray`.

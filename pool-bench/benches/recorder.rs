@@ -1,8 +1,9 @@
 //! The cost of a recorder: a hit and its free, and tensors of a trace whose bytes are written.
 #![expect(clippy::unwrap_used, reason = "a bench")]
 
+use bucketpool::BucketPool;
 use bucketpool::host::HostAllocator;
-use bucketpool::{BucketPool, Observer, PoolEvent};
+use bucketpool::observe::{Observer, PoolEvent};
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use pool_bench::trace::{self, Step, Trace};
 use pool_trace::{Recorder, RecorderOptions};

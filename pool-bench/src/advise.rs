@@ -9,7 +9,9 @@ use crate::input::BadInput;
 use crate::replay::{Settings, replay};
 use crate::spec::{self, NamedPolicy};
 use crate::trace::{Step, Trace};
-use bucketpool::{BucketPolicy, CachedLimit, PolicySpec, PoolConfig};
+use bucketpool::BucketPolicy;
+use bucketpool::config::{PolicySpec, PoolConfig};
+use bucketpool::limits::CachedLimit;
 use classes::{ReservedByClasses, class_of, learn, power_of_two, reserved};
 use serde::Serialize;
 

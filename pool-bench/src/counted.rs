@@ -1,10 +1,9 @@
 //! An allocator wrapper that counts the calls that reach the device.
 #![expect(unsafe_code, reason = "host memory stays host memory when it is counted")]
 
-use bucketpool::{
-    DeviceAllocator, DeviceError, DeviceStats, HostMemory, MarkOf, Memory, PageCalls, Request,
-    Sliceable, StreamOf, Why,
-};
+use bucketpool::observe::DeviceStats;
+use bucketpool::port::{HostMemory, MarkOf, Memory, PageCalls, Request, Sliceable};
+use bucketpool::{DeviceAllocator, DeviceError, StreamOf, Why};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -52,7 +52,7 @@ fn cases(smoke: bool, traces: &[(Trace, std::path::PathBuf)]) -> Vec<GpuCase> {
     let mut cases = Vec::new();
     for bytes in SIZES.into_iter().filter(|bytes| !smoke || *bytes <= 2 << 20) {
         for threads in THREADS.into_iter().filter(|t| *t == 1 || bytes * *t as u64 <= TOGETHER) {
-            let shown = bucketpool::Bytes(bytes);
+            let shown = bucketpool::size::Bytes(bytes);
             let each = if threads == 1 { "thread" } else { "threads" };
             let name = format!("pair, {shown}, {threads} {each}");
             cases.push(case(name, Question::Pair { bytes, threads, pairs: 1 }));

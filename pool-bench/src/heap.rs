@@ -2,7 +2,8 @@
 #![expect(unsafe_code, reason = "allocators are called directly")]
 
 use bucketpool::host::{HostAllocator, Tcache};
-use bucketpool::{BucketPool, DeviceAllocator, HostMemory, PooledBuffer};
+use bucketpool::port::HostMemory;
+use bucketpool::{BucketPool, DeviceAllocator, PooledBuffer};
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr::NonNull;
 

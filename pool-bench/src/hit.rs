@@ -1,11 +1,10 @@
 //! The hit paths, repeated: callgrind counts their instructions.
 
 use crate::input::BadInput;
+use bucketpool::config::{AnyPool, preset};
 use bucketpool::host::{HostAllocator, Tcache};
 use bucketpool::sim::SimDevice;
-use bucketpool::{
-    AnyPool, ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, PoolBuilder, preset,
-};
+use bucketpool::{ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, PoolBuilder};
 use std::alloc::{GlobalAlloc, Layout};
 use std::hint::black_box;
 

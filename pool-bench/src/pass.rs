@@ -4,9 +4,9 @@ use crate::counted::{Asked, Counted};
 use crate::machine::Clock;
 use crate::spec::NamedPolicy;
 use crate::trace::{Step, Trace};
-use bucketpool::{
-    CachedLimit, DeviceAllocator, PoolBuilder, PoolStats, ZeroPolicy, sim::TestThreads,
-};
+use bucketpool::limits::CachedLimit;
+use bucketpool::sim::TestThreads;
+use bucketpool::{DeviceAllocator, PoolBuilder, PoolStats, ZeroPolicy};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 

@@ -91,7 +91,7 @@ pub fn machine_and_date() -> (String, String) {
         (first_of("/proc/cpuinfo", "model name"), first_of("/proc/meminfo", "MemTotal"));
     let date = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     let kib = memory.split(' ').next().and_then(|kib| kib.parse::<u64>().ok());
-    let memory = kib.map_or(memory, |kib| bucketpool::Bytes(kib << 10).to_string());
+    let memory = kib.map_or(memory, |kib| bucketpool::size::Bytes(kib << 10).to_string());
     (format!("{processor}, {cores} cores, {memory}"), date)
 }
 

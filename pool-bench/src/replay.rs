@@ -6,7 +6,8 @@ use crate::machine::free_memory;
 use crate::pass::{Pass, Tally};
 use crate::spec::NamedPolicy;
 use crate::trace::Trace;
-use bucketpool::{Bytes, CachedLimit};
+use bucketpool::limits::CachedLimit;
+use bucketpool::size::Bytes;
 use serde::Serialize;
 
 /// Settings of a replay.

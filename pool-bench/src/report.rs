@@ -10,7 +10,7 @@ use crate::contest::Standing;
 use crate::replay::Outcome;
 use crate::rounds::Row;
 use crate::statistics::geometric_mean;
-use bucketpool::Bytes;
+use bucketpool::size::Bytes;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use std::cmp::Ordering::Equal;
 use std::collections::BTreeMap;

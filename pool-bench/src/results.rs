@@ -12,7 +12,7 @@ use crate::spec::NamedPolicy;
 use crate::streams::{self, Arrangement};
 use crate::trace::{self, Trace};
 use crate::{record, timeline};
-use bucketpool::CachedLimit;
+use bucketpool::limits::CachedLimit;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;

@@ -1,7 +1,8 @@
 //! Sizes as people type them: `4K`, `1.5G`, `25%`.
 
 use crate::input::BadInput;
-use bucketpool::{CachedLimit, ShareText, SizeText};
+use bucketpool::limits::CachedLimit;
+use bucketpool::size::{ShareText, SizeText};
 
 const EXPECTED: &str = "bytes such as 4096, or with K, M or G (binary) such as 64K";
 const EXPECTED_SHARE: &str = "bytes such as 64M, or a share of the peak such as 25% or 0.25";

@@ -5,9 +5,10 @@ use crate::machine::free_memory;
 use crate::pass::ToBuilder;
 use crate::spec::NamedPolicy;
 use crate::workload::{Done, Source, Workload};
+use bucketpool::limits::CachedLimit;
+use bucketpool::port::Request;
 use bucketpool::{
-    BucketPool, CachedLimit, DeviceAllocator, GIB, PoolBuilder, PoolStats, PooledBuffer, Request,
-    StreamClock, ZeroPolicy,
+    BucketPool, DeviceAllocator, GIB, PoolBuilder, PoolStats, PooledBuffer, StreamClock, ZeroPolicy,
 };
 use std::sync::Arc;
 

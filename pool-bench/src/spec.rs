@@ -1,7 +1,10 @@
 //! Policies of a command line, each with its text as the user typed it.
 
 use crate::input::BadInput;
-use bucketpool::{BadPolicy, BucketPool, DeviceAllocator, PolicySpec, PoolBuilder, Sliceable};
+use bucketpool::config::PolicySpec;
+use bucketpool::port::Sliceable;
+use bucketpool::size::BadPolicy;
+use bucketpool::{BucketPool, DeviceAllocator, PoolBuilder};
 
 /// A policy, with its text.
 #[derive(Clone, Debug, PartialEq)]

@@ -9,11 +9,10 @@ use crate::pass::Tally;
 use crate::replay::{OnStreams, Outcome, Settings, capacity, outcome};
 use crate::spec::NamedPolicy;
 use crate::trace::{Step, Trace};
+use bucketpool::observe::DeviceStats;
 use bucketpool::sim::{SimDevice, SimDriver, SimStream, SimView};
-use bucketpool::{
-    BucketPool, DeviceAllocator, DeviceStats, PoolBuilder, PoolStats, PooledBuffer, StealPolicy,
-    Timeline, ZeroPolicy,
-};
+use bucketpool::stream::{StealPolicy, Timeline};
+use bucketpool::{BucketPool, DeviceAllocator, PoolBuilder, PoolStats, PooledBuffer, ZeroPolicy};
 use std::collections::VecDeque;
 use std::sync::Arc;
 

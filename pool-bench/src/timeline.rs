@@ -4,8 +4,10 @@
 use crate::counted::Counted;
 use crate::spec::NamedPolicy;
 use crate::trace::{Step, Trace};
+use bucketpool::limits::CachedLimit;
+use bucketpool::observe::MemoryMap;
 use bucketpool::sim::SimDevice;
-use bucketpool::{BucketPool, CachedLimit, MemoryMap, PooledBuffer, ZeroPolicy};
+use bucketpool::{BucketPool, PooledBuffer, ZeroPolicy};
 use std::time::Instant;
 
 /// Moments at which bytes are read.
@@ -144,7 +146,8 @@ fn times(trace: &Trace, pool: &Pool) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bucketpool::{KIB, RangeState};
+    use bucketpool::KIB;
+    use bucketpool::observe::RangeState;
 
     #[test]
     fn the_last_moment_has_the_peak_since_the_one_before() {
@@ -172,6 +175,6 @@ mod tests {
         let map = map_at_live_peak(&trace, exact);
         let ranges = map.segments.iter().flat_map(|segment| &segment.ranges);
         let live = ranges.filter(|range| range.state == RangeState::Used);
-        assert_eq!(live.map(bucketpool::RangeMap::bytes).sum::<u64>(), 12 * KIB);
+        assert_eq!(live.map(bucketpool::observe::RangeMap::bytes).sum::<u64>(), 12 * KIB);
     }
 }

@@ -61,7 +61,7 @@ fn the_configuration_is_that_of_the_choice() {
     use bucketpool::sim::SimDevice;
     let trace = bundled("bert_embed");
     let advised = advise::advise(std::slice::from_ref(&trace), || {}).unwrap();
-    let config: bucketpool::PoolConfig = toml::from_str(&advised.choice.toml()).unwrap();
+    let config: bucketpool::config::PoolConfig = toml::from_str(&advised.choice.toml()).unwrap();
     let device = SimDevice::new();
     let pool = config.pool(device.clone()).unwrap();
     let mut slots: Vec<_> = std::iter::repeat_with(|| None).take(trace.slots).collect();

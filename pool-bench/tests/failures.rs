@@ -9,8 +9,9 @@
 //! ```
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests; a long run says what it did")]
 
+use bucketpool::limits::CachedLimit;
 use bucketpool::sim::{SimCall, SimDevice};
-use bucketpool::{BucketPool, CachedLimit, PooledBuffer, Why};
+use bucketpool::{BucketPool, PooledBuffer, Why};
 use pool_bench::spec::{self, NamedPolicy};
 use pool_bench::trace::{self, Step};
 use std::path::Path;

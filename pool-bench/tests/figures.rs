@@ -4,7 +4,7 @@
 //! same policies with independent code.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use bucketpool::CachedLimit;
+use bucketpool::limits::CachedLimit;
 use pool_bench::backend::Backend;
 use pool_bench::replay::{Outcome, Settings, replay};
 use pool_bench::streams::{self, Arrangement};

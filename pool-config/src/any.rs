@@ -1,9 +1,8 @@
 //! Pools and buffers without the type of their memory, for programs that choose it when they run.
 #![expect(unsafe_code, reason = "a buffer is one pointer, whose type is known by its calls")]
 
-use pool_core::{
-    AllocError, BucketPool, Budget, DeviceError, PoolStats, PooledBuffer, Transfer, Why,
-};
+use pool_core::limits::Budget;
+use pool_core::{AllocError, BucketPool, DeviceError, PoolStats, PooledBuffer, Transfer, Why};
 use std::any::{Any, TypeId, type_name};
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -18,8 +17,8 @@ use std::sync::Arc;
 /// # Examples
 ///
 /// ```
-/// # mod bucketpool { pub use pool_core::*; pub use pool_config::*; pub use pool_sim as sim; }
-/// use bucketpool::{AnyPool, BucketPool, KIB, sim::{MappedSim, SimDevice}};
+/// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; }
+/// use bucketpool::{BucketPool, KIB, config::AnyPool, sim::{MappedSim, SimDevice}};
 ///
 /// let mapped = std::env::args().count() > 5;
 /// let pool: AnyPool = match mapped {
@@ -126,8 +125,8 @@ impl AnyPool {
     /// As for [`BucketPool::allocate`].
     ///
     /// ```
-    /// # mod bucketpool { pub use pool_core::*; pub use pool_config::*; pub use pool_sim as sim; }
-    /// use bucketpool::{AnyPool, BucketPool, KIB, Why, sim::SimDevice};
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, KIB, Why, config::AnyPool, sim::SimDevice};
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(KIB).build();
     /// let pool = AnyPool::from(pool);
@@ -161,8 +160,8 @@ impl AnyPool {
     /// As for [`BucketPool::warm_up`].
     ///
     /// ```
-    /// # mod bucketpool { pub use pool_core::*; pub use pool_config::*; pub use pool_sim as sim; }
-    /// use bucketpool::{AnyPool, BucketPool, MIB, Why, sim::SimDevice};
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, MIB, Why, config::AnyPool, sim::SimDevice};
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(8 * MIB).build();
     /// let pool = AnyPool::from(pool);
@@ -297,8 +296,8 @@ impl AnyBuffer {
     /// As for [`PooledBuffer::write_at`].
     ///
     /// ```
-    /// # mod bucketpool { pub use pool_core::*; pub use pool_config::*; pub use pool_sim as sim; }
-    /// use bucketpool::{AnyPool, BucketPool, Why, sim::SimDevice};
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, Why, config::AnyPool, sim::SimDevice};
     ///
     /// let pool = AnyPool::from(BucketPool::new(SimDevice::new()));
     /// let mut buffer = pool.allocate(4)?;
@@ -372,8 +371,8 @@ impl AnyBuffer {
     /// Itself, if it is one of another memory.
     ///
     /// ```
-    /// # mod bucketpool { pub use pool_core::*; pub use pool_config::*; pub use pool_sim as sim; }
-    /// use bucketpool::{AnyPool, BucketPool, sim::{MappedSim, SimDevice}};
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, config::AnyPool, sim::{MappedSim, SimDevice}};
     ///
     /// let pool = AnyPool::from(BucketPool::new(SimDevice::new()));
     /// let buffer = pool.allocate(8)?;

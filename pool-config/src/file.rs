@@ -3,7 +3,10 @@
 mod number;
 
 use crate::spec::PolicySpec;
-use pool_core::{BucketPool, CachedLimit, ConfigError, DeviceAllocator, PoolBuilder, Sliceable};
+use pool_core::error::ConfigError;
+use pool_core::limits::CachedLimit;
+use pool_core::port::Sliceable;
+use pool_core::{BucketPool, DeviceAllocator, PoolBuilder};
 use serde::{Deserialize, Serialize};
 
 /// The configuration of a pool, as `cargo xtask advise` writes it: TOML or any other format of
@@ -63,8 +66,8 @@ impl PoolConfig {
     /// As for [`PoolConfig::set`].
     ///
     /// ```
-    /// # mod bucketpool { pub use pool_core::*; pub use pool_config::*; pub use pool_sim as sim; }
-    /// use bucketpool::{PoolConfig, sim::SimDevice};
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; }
+    /// use bucketpool::{config::PoolConfig, sim::SimDevice};
     ///
     /// let config: PoolConfig = toml::from_str("policy = 'tiered:4K+64K'")?;
     /// let pool = config.pool(SimDevice::new())?;
@@ -87,8 +90,8 @@ impl PoolConfig {
     /// As for [`PoolConfig::set_blocks`].
     ///
     /// ```
-    /// # mod bucketpool { pub use pool_core::*; pub use pool_config::*; pub use pool_sim as sim; }
-    /// use bucketpool::{PoolConfig, sim::SimDevice};
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; }
+    /// use bucketpool::{config::PoolConfig, sim::SimDevice};
     ///
     /// let config: PoolConfig = toml::from_str("policy = 'pow2'\nreserved_limit = '1G'")?;
     /// let pool = config.pool_of_blocks(SimDevice::new())?;

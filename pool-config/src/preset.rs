@@ -6,9 +6,10 @@
 mod caching;
 mod named;
 
+use pool_core::limits::FullBucket;
+use pool_core::port::Sliceable;
 use pool_core::{
-    BucketPolicy, BucketPool, DeviceAllocator, FullBucket, GIB, KIB, MIB, PoolBuilder, Sliceable,
-    ZeroPolicy,
+    BucketPolicy, BucketPool, DeviceAllocator, GIB, KIB, MIB, PoolBuilder, ZeroPolicy,
 };
 
 pub use caching::{BadSetting, Caching};
@@ -74,8 +75,8 @@ fn tiles_on<A: DeviceAllocator>(builder: PoolBuilder<A>, tiles: TileUse) -> Pool
 /// blocks back before it refuses a request.
 ///
 /// ```
-/// # mod bucketpool { pub use pool_core::*; pub use pool_config::*; pub use pool_sim as sim; }
-/// use bucketpool::{MIB, preset, sim::SimDevice};
+/// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; }
+/// use bucketpool::{MIB, config::preset, sim::SimDevice};
 ///
 /// let pool = preset::embedding(SimDevice::new()).build();
 /// let table = pool.allocate(47 * MIB)?; // past the pool
@@ -105,8 +106,8 @@ fn embedding_on<A: DeviceAllocator>(builder: PoolBuilder<A>) -> PoolBuilder<A> {
 /// of other streams' blocks; here that search is one stage of several.
 ///
 /// ```
-/// # mod bucketpool { pub use pool_core::*; pub use pool_config::*; pub use pool_sim as sim; }
-/// use bucketpool::{MIB, preset, sim::SimDevice};
+/// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; }
+/// use bucketpool::{MIB, config::preset, sim::SimDevice};
 ///
 /// let pool = preset::caching(SimDevice::new()).build();
 /// drop(pool.allocate(4 * MIB)?);
@@ -129,8 +130,8 @@ pub fn caching<A: Sliceable>(device: A) -> PoolBuilder<A> {
 /// the live peak. Here the bound is 256 MiB. Change it with [`PoolBuilder::cached_limit`].
 ///
 /// ```
-/// # mod bucketpool { pub use pool_core::*; pub use pool_config::*; pub use pool_sim as sim; }
-/// use bucketpool::{MIB, preset, sim::SimDevice};
+/// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; }
+/// use bucketpool::{MIB, config::preset, sim::SimDevice};
 ///
 /// let pool = preset::ndarray(SimDevice::new()).build();
 /// drop(pool.allocate(4000)?);
@@ -179,8 +180,8 @@ pub const SMALL_BLOCKS: [(u64, usize); 9] = [
 /// `global_small_tensors()` is such a pool for the process.
 ///
 /// ```
-/// # mod bucketpool { pub use pool_core::*; pub use pool_config::*; pub use pool_sim as sim; }
-/// use bucketpool::{preset, sim::SimDevice};
+/// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; }
+/// use bucketpool::{config::preset, sim::SimDevice};
 ///
 /// let pool = preset::small_tensors(SimDevice::new()).build();
 /// assert_eq!(pool.cached_buffers()[&64], 16);

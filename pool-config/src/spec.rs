@@ -4,10 +4,9 @@
 //! place that reads or writes the rest.
 
 use crate::preset::Preset;
-use pool_core::{
-    ArenaConfig, BadPolicy, BucketPolicy, DeviceAllocator, GIB, KIB, PolicyForm, PoolBuilder,
-    ShareText, SizeText, Sliceable,
-};
+use pool_core::port::Sliceable;
+use pool_core::size::{BadPolicy, PolicyForm, ShareText, SizeText};
+use pool_core::{ArenaConfig, BucketPolicy, DeviceAllocator, GIB, KIB, PoolBuilder};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
 use std::str::FromStr;
@@ -36,8 +35,8 @@ const SLACK: f64 = 0.05;
 /// [`BadPolicy`] for other text.
 ///
 /// ```
-/// # mod bucketpool { pub use pool_core::*; pub use pool_config::*; pub use pool_sim as sim; }
-/// use bucketpool::{BucketPolicy, BucketPool, PolicySpec, sim::SimDevice};
+/// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; }
+/// use bucketpool::{BucketPolicy, BucketPool, config::PolicySpec, sim::SimDevice};
 ///
 /// let spec: PolicySpec = "tiered:4096+65536".parse()?;
 /// assert_eq!(spec.to_string(), "tiered:4K+64K");

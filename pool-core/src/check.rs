@@ -1,12 +1,12 @@
 //! The full check of a pool, and threads that a test takes the place of. For tests alone.
 
-use crate::device::DeviceAllocator;
 use crate::pool::BucketPool;
+use crate::port::DeviceAllocator;
 
-pub use crate::pool::{BlockSum, Checked};
-pub use crate::thread_number::TestThreads;
+pub use crate::heap::store::{BlockSum, Checked};
+pub use crate::sys::thread_number::TestThreads;
 #[cfg(any(loom, shuttle))]
-pub use crate::thread_number::modelled::set as set_thread_number;
+pub use crate::sys::thread_number::modelled::set as set_thread_number;
 
 impl<A: DeviceAllocator> BucketPool<A> {
     /// Checks everything that must hold in a pool while no thread is inside it: each list agrees

@@ -13,59 +13,29 @@ extern crate loom as checker;
 #[cfg(shuttle)]
 extern crate shuttle as checker;
 
-mod block;
-mod book;
-mod budget;
-mod cache;
+pub mod buffer;
 #[cfg(feature = "check")]
 pub mod check;
-#[cfg(pool_counts)]
-pub mod counts;
-mod device;
-mod error;
-mod fork;
-#[cfg(not(any(loom, shuttle)))]
-mod lock;
-#[cfg(any(loom, shuttle))]
-#[path = "lock/modelled.rs"]
-mod lock;
-mod observe;
-mod policy;
+pub mod error;
+mod heap;
+pub mod limits;
+pub mod observe;
 mod pool;
-mod size;
-mod stats;
-mod stream;
-mod sync;
-mod thread_number;
+pub mod port;
+pub mod size;
+pub mod stream;
+mod sys;
 
-pub use book::arena::{ArenaConfig, MemoryMap, RangeMap, RangeState, SegmentMap};
-pub use budget::{Budget, Pressure};
-pub use device::transfer::{Arrival, Transfer, TransferLater};
-pub use device::zero::ZeroPolicy;
-pub use device::{
-    Allocating, CommitCall, DecommitCall, DeviceAllocator, Handles, MarkOf, Memory, PageCalls,
-    ReleaseCall, Request, Sliceable, StreamOf, VirtualMemory, WholeBlocks, Zeroing,
-};
-pub use error::config::ConfigError;
-pub use error::figures::{Figures, Verdict};
-pub use error::{AllocError, DeviceError, Why};
-pub use fork::{forks, watch_forks};
-pub use observe::tag::tag_name;
-pub use observe::{EventKind, Observer, PoolEvent, Reason};
-pub use policy::BucketPolicy;
-pub use policy::limit::{CachedLimit, FullBucket};
-pub use policy::retention::Retention;
-pub use policy::text::{BadPolicy, PolicyForm};
+pub use buffer::PooledBuffer;
+pub use error::AllocError;
+pub use heap::book::arena::ArenaConfig;
+pub use observe::PoolStats;
 pub use pool::BucketPool;
-pub use pool::buffer::{Detached, PooledBuffer, Use};
 pub use pool::builder::PoolBuilder;
-pub use pool::guards::{Damage, Misuse};
-pub use pool::host_memory::HostMemory;
 pub use pool::private_pool::PrivatePool;
 pub use pool::waiting::AllocateAsync;
-pub use size::{BadShare, BadSize, Bytes, GIB, KIB, MIB, ShareText, SizeText};
-pub use stats::device_stats::{DeviceStats, Stat, StatArray};
-pub use stats::{PoolStats, PoolStatsSnapshot, Stages};
-pub use stream::clock::{Immediate, Order, StreamClock};
-pub use stream::order::StealPolicy;
-pub use stream::timeline::{EventDriver, Mark, Stream, Timeline};
+pub use port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Transfer, Why, ZeroPolicy};
+pub use size::{BucketPolicy, GIB, KIB, MIB};
+#[cfg(pool_counts)]
+pub use sys::counts;
+pub use sys::fork::{forks, watch_forks};

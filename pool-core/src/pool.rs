@@ -1,39 +1,22 @@
 //! `BucketPool`, the main type of the crate.
 
-pub(crate) mod buffer;
 pub(crate) mod builder;
-mod cache;
-pub(crate) mod guards;
-pub(crate) mod host_memory;
-#[cfg(all(test, loom))]
-mod model;
 pub(crate) mod private_pool;
-mod reference;
-mod report;
 mod settings;
-mod stages;
-mod store;
-mod transfer;
 mod upkeep;
 pub(crate) mod waiting;
 
-#[cfg(feature = "check")]
-pub use store::{BlockSum, Checked};
-
-use crate::block::flags::{BOUND, OBSERVED};
-use crate::block::record::RecordOwner;
-use crate::block::request::{Key, PoolRequest};
-use crate::device::zero::ZeroPolicy;
-use crate::device::{DeviceAllocator, StreamOf, Zeroing};
-use crate::error::{AllocError, DeviceError, Why};
-use crate::observe::EventKind;
-use crate::observe::tag::Tag;
-use crate::pool::buffer::PooledBuffer;
-use crate::pool::reference::Owner;
-use crate::pool::stages::Short;
-use crate::pool::store::{Grant, Store};
+use crate::buffer::PooledBuffer;
+use crate::error::AllocError;
+use crate::heap::block::flags::{BOUND, OBSERVED};
+use crate::heap::block::record::RecordOwner;
+use crate::heap::block::request::{Key, PoolRequest};
+use crate::heap::reference::Owner;
+use crate::heap::stages::Short;
+use crate::heap::store::{Grant, Store};
+use crate::observe::{EventKind, Tag};
 use crate::pool::waiting::WakeAtEnd;
-use crate::stream::clock::StreamClock;
+use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why, ZeroPolicy, Zeroing};
 use std::fmt;
 use std::mem;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -457,19 +440,21 @@ impl<A: DeviceAllocator> BucketPool<A> {
     }
 
     /// Returns a handle to this pool whose requests carry a tag for observers
-    /// ([`PoolEvent::tag`](crate::PoolEvent::tag)). Clones of the handle have the tag too. A
+    /// ([`PoolEvent::tag`](crate::observe::PoolEvent::tag)). Clones of the handle have the tag too. A
     /// process can have 65 535 tags; requests with further tags carry none.
     ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
-    /// use bucketpool::{Breakdown, BucketPool, sim::SimDevice};
-    /// use std::sync::Arc;
+    /// use bucketpool::{BucketPool, observe::PoolEvent, sim::SimDevice};
+    /// use std::sync::{Arc, Mutex};
     ///
-    /// let by_tag = Arc::new(Breakdown::default());
-    /// let pool = BucketPool::builder(SimDevice::new()).observer(by_tag.clone()).build();
+    /// let tags = Arc::new(Mutex::new(Vec::new()));
+    /// let seen = tags.clone();
+    /// let observer = move |event: &PoolEvent<'_>| seen.lock().unwrap().push(event.tag);
+    /// let pool = BucketPool::builder(SimDevice::new()).observer(Arc::new(observer)).build();
     /// let loader = pool.tagged("loader");
     /// let batch = loader.allocate(4096)?;
-    /// assert_eq!(by_tag.by_tag()["loader"].live_bytes, batch.size());
+    /// assert_eq!(*tags.lock().unwrap(), ["loader"]);
     /// # Ok::<(), pool_core::AllocError>(())
     /// ```
     #[must_use]

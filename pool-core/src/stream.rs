@@ -1,6 +1,10 @@
-//! Streams: the order of a device's work, which marks memory waits for, and the events behind them.
+//! Streams: the last uses of a block, whether they are done, and which streams may use it next.
 
-pub(crate) mod clock;
-pub(crate) mod marks;
-pub(crate) mod order;
-pub(crate) mod timeline;
+mod marks;
+mod order;
+mod timeline;
+
+pub(crate) use marks::Marks;
+pub use order::StealPolicy;
+pub(crate) use order::{After, Taker};
+pub use timeline::{EventDriver, Mark, Stream, Timeline};

@@ -6,9 +6,11 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 #![cfg(not(any(miri, loom, shuttle)))]
 
+use pool_core::port::{Memory, Request};
+use pool_core::stream::{EventDriver, Mark, Stream, Timeline};
 use pool_core::{
-    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, EventDriver, KIB, MIB,
-    Mark, Memory, PoolBuilder, PooledBuffer, PrivatePool, Request, Stream, Timeline,
+    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, KIB, MIB, PoolBuilder,
+    PooledBuffer, PrivatePool,
 };
 use pool_sim::{SimCall, SimDevice, SimStream};
 use rand::rngs::StdRng;

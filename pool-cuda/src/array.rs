@@ -9,7 +9,9 @@ use bytemuck::Pod;
 use cudarc::driver::{
     CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop, sys,
 };
-use pool_core::{Detached, DeviceAllocator, DeviceError, StreamClock, Timeline, Why};
+use pool_core::buffer::Detached;
+use pool_core::stream::Timeline;
+use pool_core::{DeviceAllocator, DeviceError, StreamClock, Why};
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -37,9 +39,8 @@ impl<S: Source> Vram for CudaMemory<S> {
 /// ```
 /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
 /// # double::stand_in(); // in the place of the driver
-/// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
-/// use bucketpool::BucketPool;
-/// use bucketpool::cuda::CudaAllocator;
+/// # mod bucketpool { pub use pool_core::*; pub use pool_array as array; pub mod cuda { pub use pool_cuda::*; } }
+/// use bucketpool::{BucketPool, array::PooledArray, cuda::CudaAllocator};
 ///
 /// let pool = BucketPool::new(CudaAllocator::new(0)?);
 /// let stream = pool.allocator().device().context().new_stream()?;

@@ -6,7 +6,8 @@ use crate::device::CudaDevice;
 use crate::events::PoolStream;
 use crate::memory::{CudaMemory, Source, Whole};
 use cudarc::driver::{result, sys};
-use pool_core::{DeviceError, MarkOf, Memory, StreamClock};
+use pool_core::port::{MarkOf, Memory};
+use pool_core::{DeviceError, StreamClock};
 
 /// Device memory of one GPU by `cuMemAlloc` and `cuMemFree`. Both calls may stop the device for a
 /// moment; a pool keeps them rare.

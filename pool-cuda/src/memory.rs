@@ -9,10 +9,9 @@ use crate::pinned::CudaPinnedAllocator;
 use crate::sizes::{GRANULE, size};
 use crate::waiting::Waiting;
 use cudarc::driver::{result, sys};
-use pool_core::{
-    BucketPool, DeviceAllocator, DeviceError, MIB, MarkOf, Memory, PageCalls, Request, Sliceable,
-    Timeline, WholeBlocks, Why,
-};
+use pool_core::port::{MarkOf, Memory, PageCalls, Request, Sliceable, WholeBlocks};
+use pool_core::stream::Timeline;
+use pool_core::{BucketPool, DeviceAllocator, DeviceError, MIB, Why};
 use std::fmt;
 use std::ops::Range;
 use std::sync::OnceLock;

@@ -12,9 +12,8 @@ use crate::memory::{CudaMemory, Source};
 use crate::sizes::size;
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use pieces::Pieces;
-use pool_core::{
-    DeviceError, Handles, MIB, MarkOf, Memory, PageCalls, StreamClock, VirtualMemory, Why,
-};
+use pool_core::port::{Handles, MarkOf, Memory, PageCalls, VirtualMemory};
+use pool_core::{DeviceError, MIB, StreamClock, Why};
 use std::ops::Range;
 use std::sync::Arc;
 

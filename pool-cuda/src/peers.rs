@@ -6,9 +6,9 @@ use crate::device::CudaDevice;
 use crate::events::PoolStream;
 use crate::memory::{CudaMemory, Source};
 use cudarc::driver::sys;
+use pool_core::stream::EventDriver;
 use pool_core::{
-    AllocError, BucketPool, DeviceAllocator, DeviceError, EventDriver, PoolStats, PooledBuffer,
-    StreamClock, Why,
+    AllocError, BucketPool, DeviceAllocator, DeviceError, PoolStats, PooledBuffer, StreamClock, Why,
 };
 
 /// A pool for each of several devices. A buffer knows its device ([`PooledBuffer::allocator`]). A

@@ -8,10 +8,9 @@ use crate::events::{CudaDriver, PoolStream, ViewStream};
 use crate::sizes::{GRANULE, size};
 use crate::waiting::Waiting;
 use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop, result, sys};
-use pool_core::{
-    DeviceAllocator, DeviceError, Mark, MarkOf, Memory, PageCalls, PooledBuffer, Request,
-    Sliceable, StreamClock, Timeline, WholeBlocks, Why, Zeroing,
-};
+use pool_core::port::{MarkOf, Memory, PageCalls, Request, Sliceable, WholeBlocks, Zeroing};
+use pool_core::stream::{Mark, Timeline};
+use pool_core::{DeviceAllocator, DeviceError, PooledBuffer, StreamClock, Why};
 use std::alloc::{self, Layout};
 use std::fmt;
 use std::marker::PhantomData;

@@ -11,7 +11,9 @@ use crate::memory::{CudaMemory, Source, Whole};
 use crate::sizes::size;
 use cudarc::driver::{result, sys};
 use parking_lot::Mutex;
-use pool_core::{Allocating, DeviceError, Mark, MarkOf, Memory, Order, StreamClock, Why};
+use pool_core::port::{Allocating, MarkOf, Memory, Order};
+use pool_core::stream::Mark;
+use pool_core::{DeviceError, StreamClock, Why};
 use std::ptr;
 
 /// Device memory of one GPU from a private `cuMemPool`. The driver hands blocks out and takes them

@@ -7,9 +7,10 @@ use crate::memory::{CudaMemory, Source};
 use crate::pinned::{CudaPinnedAllocator, PinnedBytes, PinnedRange};
 use crate::sizes::size;
 use cudarc::driver::result;
+use pool_core::port::{Arrival, TransferLater};
+use pool_core::stream::Mark;
 use pool_core::{
-    AllocError, Arrival, DeviceAllocator, DeviceError, Mark, PooledBuffer, StreamClock, Transfer,
-    TransferLater, Why,
+    AllocError, DeviceAllocator, DeviceError, PooledBuffer, StreamClock, Transfer, Why,
 };
 use std::fmt;
 use std::slice;

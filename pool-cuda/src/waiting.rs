@@ -3,7 +3,8 @@
 
 use crate::events::CudaDriver;
 use parking_lot::Mutex;
-use pool_core::{DeviceError, Mark, StreamClock, Timeline, Why};
+use pool_core::stream::{Mark, Timeline};
+use pool_core::{DeviceError, StreamClock, Why};
 use std::collections::VecDeque;
 
 /// Blocks that an allocation looks at. Each look may ask the driver about each stream that used the

@@ -5,10 +5,11 @@
 use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use crate::system;
 use crate::virtual_memory as pages;
-use pool_core::{
-    DeviceAllocator, DeviceError, Handles, HostMemory, Immediate, MarkOf, Memory, PageCalls,
-    Request, Sliceable, StreamOf, Transfer, VirtualMemory, WholeBlocks, Why,
+use pool_core::port::{
+    Handles, HostMemory, Immediate, MarkOf, Memory, PageCalls, Request, Sliceable, VirtualMemory,
+    WholeBlocks,
 };
+use pool_core::{DeviceAllocator, DeviceError, StreamOf, Transfer, Why};
 use std::alloc::{self, Layout};
 use std::marker::PhantomData;
 use std::ops::Range;

@@ -2,7 +2,8 @@
 #![expect(unsafe_code, reason = "the trait of an allocator is unsafe")]
 
 use allocator_api2::alloc::{AllocError, Allocator, Layout};
-use pool_core::{BucketPool, HostMemory, PooledBuffer};
+use pool_core::port::HostMemory;
+use pool_core::{BucketPool, PooledBuffer};
 use std::alloc::GlobalAlloc;
 use std::fmt;
 use std::ptr::{self, NonNull};

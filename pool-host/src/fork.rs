@@ -1,6 +1,7 @@
 //! The clock of memory that only one process may use: it reports a fault after a fork.
 
-use pool_core::{DeviceError, Immediate, Order, StreamClock, Why, forks, watch_forks};
+use pool_core::port::{Immediate, Order};
+use pool_core::{DeviceError, StreamClock, Why, forks, watch_forks};
 
 /// The clock of memory whose guarantee does not survive `fork`, such as locked memory.
 ///

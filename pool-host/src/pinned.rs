@@ -4,10 +4,8 @@
 use crate::fork::ProcessClock;
 use crate::virtual_memory as pages;
 use crate::{system, virtual_memory};
-use pool_core::{
-    DeviceAllocator, DeviceError, HostMemory, MarkOf, Memory, PageCalls, Request, Sliceable,
-    StreamOf, Transfer, WholeBlocks, Why,
-};
+use pool_core::port::{HostMemory, MarkOf, Memory, PageCalls, Request, Sliceable, WholeBlocks};
+use pool_core::{DeviceAllocator, DeviceError, StreamOf, Transfer, Why};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;

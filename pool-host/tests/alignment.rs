@@ -7,9 +7,9 @@
 
 use allocator_api2::alloc::{Allocator, Layout};
 use pool_array::PooledArray;
+use pool_core::port::{HostMemory, Immediate, MarkOf, Memory, PageCalls, Request, Sliceable};
 use pool_core::{
-    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, HostMemory, Immediate,
-    MarkOf, Memory, PageCalls, PoolBuilder, Request, Sliceable, Why,
+    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, PoolBuilder, Why,
 };
 use pool_host::{HostAllocator, InPool};
 use std::ops::Range;

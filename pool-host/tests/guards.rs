@@ -2,9 +2,8 @@
 //! else.
 #![expect(unsafe_code, clippy::unwrap_used, reason = "tests write where a program must not")]
 
-use pool_core::{
-    ArenaConfig, BucketPolicy, BucketPool, Damage, KIB, Misuse, PoolBuilder, ZeroPolicy,
-};
+use pool_core::observe::{Damage, Misuse};
+use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, PoolBuilder, ZeroPolicy};
 use pool_host::HostAllocator;
 use std::sync::{Arc, Mutex};
 

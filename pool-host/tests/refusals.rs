@@ -1,7 +1,9 @@
 //! No request is refused while memory is free, whatever other threads do meanwhile.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::{AllocError, ArenaConfig, BucketPool, Budget, KIB, MIB, Sliceable, Transfer};
+use pool_core::limits::Budget;
+use pool_core::port::Sliceable;
+use pool_core::{AllocError, ArenaConfig, BucketPool, KIB, MIB, Transfer};
 use pool_host::HostAllocator;
 use pool_sim::SimDevice;
 use pool_sim::conformance;

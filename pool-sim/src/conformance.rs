@@ -21,7 +21,8 @@ mod subject;
 pub use script::{BadScript, Script, Settings, Step};
 pub use subject::Subject;
 
-use pool_core::{ArenaConfig, BucketPool, Sliceable, Transfer};
+use pool_core::port::Sliceable;
+use pool_core::{ArenaConfig, BucketPool, Transfer};
 
 /// Scripts of one run of the suite, and the steps of each.
 const SCRIPTS: u64 = if cfg!(miri) { 2 } else { 60 };

@@ -8,10 +8,11 @@ use crate::engine::{Engine, Event, Graph};
 use crate::memory::ALIGNMENT;
 use crate::script::{SimCall, SimCalls};
 use parking_lot::Mutex;
-use pool_core::{
-    DeviceAllocator, DeviceError, EventDriver, Handles, Mark, MarkOf, Memory, PageCalls, Request,
-    Sliceable, Stream, StreamClock, Timeline, VirtualMemory, WholeBlocks, Why,
+use pool_core::port::{
+    Handles, MarkOf, Memory, PageCalls, Request, Sliceable, VirtualMemory, WholeBlocks,
 };
+use pool_core::stream::{EventDriver, Mark, Stream, Timeline};
+use pool_core::{DeviceAllocator, DeviceError, StreamClock, Why};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;

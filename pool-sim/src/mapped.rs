@@ -1,10 +1,11 @@
 //! Simulated memory that the CPU can touch as well as streams: what page-locked memory is.
 
 use crate::device::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
-use pool_core::{
-    DeviceAllocator, DeviceError, Handles, MarkOf, Memory, PageCalls, Request, Sliceable, Timeline,
-    VirtualMemory, WholeBlocks,
+use pool_core::port::{
+    Handles, MarkOf, Memory, PageCalls, Request, Sliceable, VirtualMemory, WholeBlocks,
 };
+use pool_core::stream::Timeline;
+use pool_core::{DeviceAllocator, DeviceError};
 use std::ops::Range;
 
 /// Memory of a [`SimDevice`] that the CPU can touch without asking a stream, so that a pool may

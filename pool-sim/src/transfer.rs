@@ -5,9 +5,9 @@ use crate::device::{SimDevice, SimStream, SimView};
 use crate::engine::Contents;
 use crate::mapped::MappedSim;
 use parking_lot::Mutex;
-use pool_core::{
-    Arrival, DeviceAllocator, DeviceError, Mark, StreamClock, Transfer, TransferLater, Why,
-};
+use pool_core::port::{Arrival, TransferLater};
+use pool_core::stream::Mark;
+use pool_core::{DeviceAllocator, DeviceError, StreamClock, Transfer, Why};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;

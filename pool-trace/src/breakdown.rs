@@ -1,6 +1,6 @@
 //! Statistics by stream and by tag.
 
-use pool_core::{EventKind, Observer, PoolEvent};
+use pool_core::observe::{EventKind, Observer, PoolEvent};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

@@ -1,7 +1,7 @@
 //! Live buffers, and where each was allocated.
 
-use pool_core::Bytes;
-use pool_core::{EventKind, Observer, PoolEvent};
+use pool_core::observe::{EventKind, Observer, PoolEvent};
+use pool_core::size::Bytes;
 use std::backtrace::Backtrace;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;

@@ -41,7 +41,7 @@ pub fn publish<A: DeviceAllocator>(pool: &BucketPool<A>) {
 ///
 /// ```
 /// # mod bucketpool { pub use pool_core::*; pub use pool_trace as trace; }
-/// use bucketpool::{AnyPool, BucketPool, sim::SimDevice};
+/// use bucketpool::{BucketPool, config::AnyPool, sim::SimDevice};
 ///
 /// let pool = AnyPool::from(BucketPool::new(SimDevice::new()));
 /// bucketpool::trace::metrics::publish_stats("tiles", &pool.stats());

@@ -7,7 +7,7 @@ pub(crate) mod writer;
 use crate::operation::Kind;
 use crate::ring::{Ring, RingSlot, WORDS, slots};
 use crate::ticks;
-use pool_core::{EventKind, Observer, PoolEvent};
+use pool_core::observe::{EventKind, Observer, PoolEvent};
 use sink::Sink;
 use std::backtrace::Backtrace;
 use std::collections::HashMap;

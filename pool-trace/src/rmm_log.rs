@@ -1,6 +1,6 @@
 //! A log of requests and frees in the columns of RMM's logging adaptor.
 
-use pool_core::{EventKind, Observer, PoolEvent};
+use pool_core::observe::{EventKind, Observer, PoolEvent};
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

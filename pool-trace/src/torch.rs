@@ -8,7 +8,7 @@ use crate::malformed::Malformed;
 use crate::operation::{Kind, Log, Operation};
 use crate::ptrace::{LANES_MOST, SIZE_LIMIT};
 use pickle::Pickle;
-use pool_core::{MemoryMap, RangeMap, RangeState, SegmentMap};
+use pool_core::observe::{MemoryMap, RangeMap, RangeState, SegmentMap};
 use serde_pickle::{HashableValue, SerOptions, Value};
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Read, Write};

@@ -1,6 +1,6 @@
 //! Misses, evictions and refusals of a pool as events of the [`tracing`] facade.
 
-use pool_core::{EventKind, Observer, PoolEvent, Reason};
+use pool_core::observe::{EventKind, Observer, PoolEvent, Reason};
 use tracing::{debug, info, warn};
 
 /// Reports what a pool does besides hits and frees, to the subscriber of the program: an

@@ -98,7 +98,7 @@ fn the_time_of_what_is_no_operation_counts_to_the_next() {
     // A free that is completed next is one operation.
     let text = "op,id,size,lane,dt_ns\na,0,64,0,0\nf,0,,0,3000\nd,0,,0,5000\na,1,64,0,7000\n";
     let (log, mut pickle) = (ptrace::read(text.as_bytes()).unwrap(), Vec::new());
-    torch::write(&log, &pool_core::MemoryMap::default(), &mut pickle).unwrap();
+    torch::write(&log, &pool_core::observe::MemoryMap::default(), &mut pickle).unwrap();
     let log = torch::read(&pickle[..]).unwrap();
     assert_eq!(times(&log), [0, 3000, 12_000]);
     assert_eq!(log.operations.iter().map(|one| one.line).collect::<Vec<_>>(), [1, 2, 4]);
@@ -108,7 +108,7 @@ fn the_time_of_what_is_no_operation_counts_to_the_next() {
 fn times_that_add_up_to_more_than_a_number_holds_are_written() {
     let text = format!("op,id,size,lane,dt_ns\na,0,64,0,{0}\nf,0,,0,{0}\n", u64::MAX);
     let (log, mut out) = (ptrace::read(text.as_bytes()).unwrap(), Vec::new());
-    torch::write(&log, &pool_core::MemoryMap::default(), &mut out).unwrap();
+    torch::write(&log, &pool_core::observe::MemoryMap::default(), &mut out).unwrap();
     assert_eq!(torch::read(&out[..]).unwrap().operations.len(), 2);
     for write in [perfetto::write, rmm::write] {
         out.clear();
@@ -146,7 +146,7 @@ fn a_round_trip_through_each_format_keeps_operations_sizes_streams_and_order() {
     rmm::write(&log, &mut text).unwrap();
     assert_eq!(pool_trace::read(&text[..]).unwrap().without_lines().operations, log.operations);
     text.clear();
-    torch::write(&log, &pool_core::MemoryMap::default(), &mut text).unwrap();
+    torch::write(&log, &pool_core::observe::MemoryMap::default(), &mut text).unwrap();
     assert_eq!(pool_trace::read(&text[..]).unwrap().without_lines().operations, log.operations);
 }
 
@@ -154,7 +154,7 @@ fn a_round_trip_through_each_format_keeps_operations_sizes_streams_and_order() {
 fn what_other_tools_wrote_survives_a_round_trip() {
     let log = pool_trace::read(&sample("torch_cpp.pickle")[..]).unwrap();
     let mut pickle = Vec::new();
-    torch::write(&log, &pool_core::MemoryMap::default(), &mut pickle).unwrap();
+    torch::write(&log, &pool_core::observe::MemoryMap::default(), &mut pickle).unwrap();
     let again = pool_trace::read(&pickle[..]).unwrap();
     assert_eq!(again.without_lines().operations, log.without_lines().operations);
     let log = pool_trace::read(&sample("rmm.csv")[..]).unwrap();

@@ -10,10 +10,8 @@ use crate::shared::{Shared, ToZero, lost, now};
 use crate::staging::InFlight;
 use crate::uploads::{FrameData, Uploads};
 use crate::view::{Bindable, Usage, WgpuBlock, WgpuView};
-use pool_core::{
-    DeviceAllocator, DeviceError, MIB, MarkOf, Memory, Request, WholeBlocks, Why, ZeroPolicy,
-    Zeroing,
-};
+use pool_core::port::{MarkOf, Memory, Request, WholeBlocks, Zeroing};
+use pool_core::{DeviceAllocator, DeviceError, MIB, Why, ZeroPolicy};
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::ops::Range;

@@ -6,7 +6,8 @@ use crate::clock::WgpuStream;
 use crate::readback::ReadBack;
 use crate::slabs::{Role, SlabView, WgpuSlabs};
 use crate::view::WgpuView;
-use pool_core::{Arrival, DeviceError, Transfer, TransferLater, Why};
+use pool_core::port::{Arrival, TransferLater};
+use pool_core::{DeviceError, Transfer, Why};
 use std::fmt;
 use wgpu::COPY_BUFFER_ALIGNMENT;
 

@@ -2,7 +2,8 @@
 
 use crate::binding::Binding;
 use crate::clock::{Scopes, WgpuStream};
-use pool_core::{DeviceAllocator, DeviceError, StreamClock, Use, Why};
+use pool_core::buffer::Use;
+use pool_core::{DeviceAllocator, DeviceError, StreamClock, Why};
 use wgpu::{
     BindingResource, Buffer, BufferBinding, BufferUsages, COPY_BUFFER_ALIGNMENT, Sampler,
     TextureView,

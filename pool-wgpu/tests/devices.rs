@@ -5,8 +5,9 @@
 mod present;
 
 use pool_array::PooledArray;
+use pool_core::port::Arrival;
 use pool_core::{
-    Arrival, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, StreamClock, Why, ZeroPolicy,
+    BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, StreamClock, Why, ZeroPolicy,
 };
 use pool_sim::conformance;
 use pool_wgpu::{Usage, WgpuAllocator};

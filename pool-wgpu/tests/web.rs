@@ -3,8 +3,10 @@
 #![cfg(target_family = "wasm")]
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::{ArenaConfig, BucketPool, DeviceAllocator as _, KIB, MIB, StreamClock as _};
-use pool_core::{PooledBuffer, Why, ZeroPolicy};
+use pool_core::{
+    ArenaConfig, BucketPool, DeviceAllocator as _, KIB, MIB, PooledBuffer, StreamClock as _, Why,
+    ZeroPolicy,
+};
 use pool_wgpu::{ReadBacks, Uniform, Unpooled, WgpuAllocator, WgpuSlabs};
 use wasm_bindgen_test::wasm_bindgen_test;
 use wgpu::{BufferUsages, CommandEncoderDescriptor};

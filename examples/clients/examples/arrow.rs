@@ -5,8 +5,8 @@
 
 use arrow_array::Float64Array;
 use arrow_buffer::{Buffer, ScalarBuffer};
-use bucketpool::host::HostAllocator;
 use bucketpool::{AllocError, BucketPolicy, BucketPool, MIB, PooledBuffer};
+use bucketpool::host::HostAllocator;
 use bucketpool_clients::compare;
 use std::ptr::NonNull;
 use std::sync::Arc;

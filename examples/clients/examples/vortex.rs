@@ -2,8 +2,8 @@
 //!
 //! `cargo run --release --manifest-path examples/clients/Cargo.toml --example vortex`
 
-use bucketpool::host::{HostAllocator, InPool};
 use bucketpool::{BucketPolicy, BucketPool, MIB};
+use bucketpool::host::{HostAllocator, InPool};
 use bucketpool_clients::compare;
 use vortex_buffer::{Buffer, BufferAllocatorRef};
 

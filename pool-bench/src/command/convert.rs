@@ -4,7 +4,7 @@ use crate::input::BadInput;
 use crate::spec;
 use crate::timeline;
 use crate::trace::{self, Trace};
-use bucketpool::MemoryMap;
+use bucketpool::observe::MemoryMap;
 use clap::Args;
 use pool_trace::{Log, perfetto, ptrace, rmm, torch};
 use std::fs::File;

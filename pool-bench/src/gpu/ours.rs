@@ -3,7 +3,8 @@
 use super::contender::{Allocator, Contenders, Refused};
 use super::driver::Gpu;
 use bucketpool::cuda::{CudaAllocator, CudaDevice, CudaVmmAllocator, PoolStream, Vram};
-use bucketpool::{ArenaConfig, BucketPolicy, BucketPool, PoolBuilder, PooledBuffer, StealPolicy};
+use bucketpool::stream::StealPolicy;
+use bucketpool::{ArenaConfig, BucketPolicy, BucketPool, PoolBuilder, PooledBuffer};
 
 struct PooledVram<A: Vram> {
     gpu: Gpu,

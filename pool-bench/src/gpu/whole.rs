@@ -8,9 +8,10 @@ use super::driver::{Direct, Gpu};
 use super::kernels::{Kernel, Kernels};
 use crate::apart::Process;
 use crate::rounds::{Rounds, Row};
+use bucketpool::config::preset;
 use bucketpool::cuda::cudarc::driver::result;
 use bucketpool::cuda::{CudaAllocator, PoolStream};
-use bucketpool::{BucketPool, PooledBuffer, StreamClock, preset};
+use bucketpool::{BucketPool, PooledBuffer, StreamClock};
 use std::time::Instant;
 
 /// Bytes per point in each array of a tile: position, normal, 12 features, 20 neighbours.

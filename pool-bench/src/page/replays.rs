@@ -5,7 +5,8 @@ use crate::replay::Outcome;
 use crate::spec::NamedPolicy;
 use crate::timeline::Timeline;
 use crate::trace::{Step, Trace};
-use bucketpool::{Bytes, MemoryMap, RangeState};
+use bucketpool::observe::{MemoryMap, RangeState};
+use bucketpool::size::Bytes;
 use serde_json::json;
 use std::cmp::Ordering;
 
@@ -176,7 +177,7 @@ fn map_over_time(watched: &[(&NamedPolicy, Timeline)]) -> Option<PageBlock> {
 
 /// Memory that waits for its stream is drawn as free: no work was given to the stream of a replay.
 fn segments(map: &MemoryMap) -> Vec<Segment> {
-    let segment = |segment: &bucketpool::SegmentMap| {
+    let segment = |segment: &bucketpool::observe::SegmentMap| {
         // The addresses behind the last memory are no part of the picture.
         let end = segment.ranges.iter().rev().find(|range| range.state != RangeState::Hole);
         let end = end.map_or(0, |range| range.range.end);
@@ -367,7 +368,7 @@ mod tests {
         let settings =
             Settings { backend: Backend::SIM, cached_limit: None, capacity: None, lanes: None };
         let outcomes: Vec<_> = ["pow2", "tiered:16", "arena"]
-            .map(|text| NamedPolicy::from(text.parse::<bucketpool::PolicySpec>().unwrap()))
+            .map(|text| NamedPolicy::from(text.parse::<bucketpool::config::PolicySpec>().unwrap()))
             .map(|policy| replay(&read, &policy, settings).unwrap())
             .into();
         let section = trace(&read, &[], &outcomes);

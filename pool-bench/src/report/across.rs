@@ -6,7 +6,7 @@ use crate::backend::Backend;
 use crate::contest::Standing;
 use crate::statistics::{Ratio, geometric_mean};
 use crate::workload::Workload;
-use bucketpool::Bytes;
+use bucketpool::size::Bytes;
 
 /// Policies within this share of the fastest count as equally fast.
 const EQUAL: f64 = 0.05;

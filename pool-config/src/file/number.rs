@@ -1,6 +1,6 @@
 //! Sizes and shares in a file: a number, or text as people type it.
 
-use pool_core::{ShareText, SizeText};
+use pool_core::size::{ShareText, SizeText};
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::fmt;

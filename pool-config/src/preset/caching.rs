@@ -1,6 +1,7 @@
 //! A caching allocator like `PyTorch`'s: its constants, its settings, its uncached mode.
 
-use pool_core::{ArenaConfig, BucketPool, DeviceAllocator, MIB, PoolBuilder, Sliceable};
+use pool_core::port::Sliceable;
+use pool_core::{ArenaConfig, BucketPool, DeviceAllocator, MIB, PoolBuilder};
 use std::fmt;
 use std::str::FromStr;
 
@@ -24,8 +25,8 @@ use std::str::FromStr;
 /// [`BadSetting`] for a value that its key does not take.
 ///
 /// ```
-/// # mod bucketpool { pub use pool_core::*; pub use pool_config::*; pub use pool_sim as sim; }
-/// use bucketpool::preset::Caching;
+/// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; }
+/// use bucketpool::config::preset::Caching;
 ///
 /// let text = "max_split_size_mb:256,trace_malloc_mode:1,caching_allocator:False";
 /// let settings: Caching = text.parse()?;
@@ -103,8 +104,8 @@ impl Caching {
     /// [`BadSetting`] for a value that its key does not take, or for text that is not UTF-8.
     ///
     /// ```
-    /// # mod bucketpool { pub use pool_core::*; pub use pool_config::*; pub use pool_sim as sim; }
-    /// use bucketpool::preset::Caching;
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; }
+    /// use bucketpool::config::preset::Caching;
     ///
     /// let settings = Caching::from_env("MY_PROGRAM_ALLOC_CONF")?; // not set here
     /// assert_eq!(settings, Caching::default());
@@ -132,8 +133,8 @@ impl Caching {
     /// threshold or a fraction, where the device does not tell how much memory it has.
     ///
     /// ```
-    /// # mod bucketpool { pub use pool_core::*; pub use pool_config::*; pub use pool_sim as sim; }
-    /// use bucketpool::{GIB, preset::Caching, sim::SimDevice};
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; }
+    /// use bucketpool::{GIB, config::preset::Caching, sim::SimDevice};
     ///
     /// let settings: Caching = "garbage_collection_threshold:0.8".parse()?;
     /// assert_eq!(settings.warnings_over(&SimDevice::with_capacity(GIB)), [""; 0]);

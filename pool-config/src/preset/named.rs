@@ -1,7 +1,8 @@
 //! Presets by their names in files and on command lines.
 
 use super::{Caching, TileUse, embedding_on, ndarray_on, small_tensors_on, tiles_on};
-use pool_core::{DeviceAllocator, PoolBuilder, Sliceable};
+use pool_core::port::Sliceable;
+use pool_core::{DeviceAllocator, PoolBuilder};
 use std::fmt;
 use std::str::FromStr;
 
@@ -9,8 +10,8 @@ use std::str::FromStr;
 /// `embedding`, `ndarray`, `small_tensors` or `caching`.
 ///
 /// ```
-/// # mod bucketpool { pub use pool_core::*; pub use pool_config::*; pub use pool_sim as sim; }
-/// use bucketpool::{BucketPool, GIB, preset::Preset, sim::SimDevice};
+/// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; }
+/// use bucketpool::{BucketPool, GIB, config::preset::Preset, sim::SimDevice};
 ///
 /// let preset: Preset = "embedding".parse()?;
 /// let pool = preset.set(BucketPool::builder(SimDevice::new())).reserved_limit(8 * GIB).build();

@@ -1,6 +1,6 @@
 //! The figures of a pool when it refused a request, and the reason that follows from them.
 
-use crate::error::{DeviceError, Why};
+use crate::port::{DeviceError, Why};
 
 /// The figures of a pool when it refused a request. All sizes are bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct Figures {
     pub reserved_bytes: u64,
     /// The limit on reserved bytes; `u64::MAX` if there is none.
     pub reserved_limit_bytes: u64,
-    /// Bytes that all pools of the [`Budget`](crate::Budget) have reserved.
+    /// Bytes that all pools of the [`Budget`](crate::limits::Budget) have reserved.
     pub budget_reserved_bytes: u64,
     /// The limit of the budget; `u64::MAX` if there is none.
     pub budget_limit_bytes: u64,
@@ -38,7 +38,7 @@ pub struct Figures {
     /// The part of the cached bytes that waits for work that has not been submitted.
     pub unsubmitted_bytes: u64,
     /// The part of the cached bytes that only another stream could have used without a wait, where
-    /// the [`StealPolicy`](crate::StealPolicy) rules a wait out.
+    /// the [`StealPolicy`](crate::stream::StealPolicy) rules a wait out.
     pub stranded_bytes: u64,
     /// Bytes that the device has free for all programs, where its driver reports them and memory of
     /// the device was short.

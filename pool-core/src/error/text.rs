@@ -1,7 +1,7 @@
 //! A refused request as text: what was requested, the cause, where the memory is, and what to do.
 
-use crate::error::figures::{Figures, Verdict};
-use crate::error::{AllocError, DeviceError};
+use crate::error::{AllocError, Figures, Verdict};
+use crate::port::DeviceError;
 use crate::size::{Bytes, KIB};
 use std::fmt;
 

@@ -54,11 +54,11 @@ fn is_or_becomes(known: &Name, name: &'static str) -> bool {
 }
 
 /// Returns the name of the tag with a number
-/// ([`PoolEvent::tag_number`](crate::PoolEvent::tag_number)): empty for 0, and for a number that no
+/// ([`PoolEvent::tag_number`](crate::observe::PoolEvent::tag_number)): empty for 0, and for a number that no
 /// tag has.
 ///
 /// ```
-/// assert_eq!(pool_core::tag_name(0), "");
+/// assert_eq!(pool_core::observe::tag_name(0), "");
 /// ```
 #[must_use]
 pub fn tag_name(number: u16) -> &'static str {

@@ -1,19 +1,14 @@
 //! The builder of pools.
 
-use crate::book::arena::ArenaConfig;
-use crate::budget::Budget;
-use crate::budget::ledger::Ledger;
-use crate::device::zero::ZeroPolicy;
-use crate::device::{DeviceAllocator, Sliceable};
-use crate::observe::{Observer, Observers};
-use crate::policy::limit::{BucketLimit, CachedLimit, FullBucket};
-use crate::policy::retention::Retention;
-use crate::policy::{BucketPolicy, SizeClasses};
+use crate::heap::book::arena::ArenaConfig;
+use crate::heap::guards::Guards;
+use crate::heap::store::{Bounds, OnShortage, PoolBook, Store};
+use crate::limits::{BucketLimit, Budget, CachedLimit, FullBucket, Ledger, Retention};
+use crate::observe::{Damage, Observer, Observers};
 use crate::pool::BucketPool;
-use crate::pool::guards::{Damage, Guards};
-use crate::pool::host_memory::HostMemory;
-use crate::pool::store::{Bounds, OnShortage, PoolBook, Store};
-use crate::stream::order::StealPolicy;
+use crate::port::{DeviceAllocator, HostMemory, Sliceable, ZeroPolicy};
+use crate::size::{BucketPolicy, SizeClasses};
+use crate::stream::StealPolicy;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -61,7 +56,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// The pool then has one book of all its memory: free ranges are its cached blocks, and
     /// [`PoolBuilder::cached_limit`] bounds their sum. Memory above that bound goes back in whole
     /// pages or segments. Blocks are parts of segments, so
-    /// [`Detached::into_raw`](crate::Detached::into_raw) returns them as an error.
+    /// [`Detached::into_raw`](crate::buffer::Detached::into_raw) returns them as an error.
     /// [`PoolBuilder::bucket_limit`] has no effect.
     ///
     /// ```
@@ -213,7 +208,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
-    /// use bucketpool::{BucketPool, FullBucket, sim::SimDevice};
+    /// use bucketpool::{BucketPool, limits::FullBucket, sim::SimDevice};
     ///
     /// let device = SimDevice::new();
     /// let pool = BucketPool::builder(device.clone())
@@ -262,7 +257,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     }
 
     /// Sets when blocks are zeroed. Unless set, it is what the users of the memory expect
-    /// ([`Memory::default_zero`](crate::Memory::default_zero)).
+    /// ([`Memory::default_zero`](crate::port::Memory::default_zero)).
     pub fn zero(self, zero: ZeroPolicy) -> Self {
         Self { zero, ..self }
     }

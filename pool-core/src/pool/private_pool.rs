@@ -1,13 +1,11 @@
 //! Private pools: the memory of a graph is taken from a private pool, and stays in it while the
 //! graph lives.
 
-use crate::block::private::PrivateId;
-use crate::budget::transit::InTransit;
-use crate::device::{DeviceAllocator, MarkOf, StreamOf};
-use crate::error::{DeviceError, Why};
+use crate::heap::block::private::PrivateId;
+use crate::limits::InTransit;
 use crate::pool::BucketPool;
 use crate::pool::waiting::WakeAtEnd;
-use crate::stream::clock::{Order, StreamClock};
+use crate::port::{DeviceAllocator, DeviceError, MarkOf, Order, StreamClock, StreamOf, Why};
 use std::fmt;
 
 /// The part of a [`BucketPool`]'s memory that is kept for one graph.
@@ -101,7 +99,7 @@ impl<A: DeviceAllocator> PrivatePool<A> {
     /// Calls `work`, which gives a launch to `on`, ordered after the launches before it.
     ///
     /// Later work with the pool's buffers is ordered after the launch. For the other direction,
-    /// code that has a buffer that the graph uses holds a [`Use`](crate::Use) of it on `on`
+    /// code that has a buffer that the graph uses holds a [`Use`](crate::buffer::Use) of it on `on`
     /// meanwhile.
     ///
     /// # Errors

@@ -1,11 +1,11 @@
 //! Settings of a pool that [`PoolBuilder::try_build`] refuses.
 
-use crate::device::DeviceAllocator;
-use crate::error::config::ConfigError;
-use crate::policy::BucketPolicy;
-use crate::policy::limit::{BucketLimit, CachedLimit};
+use crate::error::ConfigError;
+use crate::limits::{BucketLimit, CachedLimit};
 use crate::pool::BucketPool;
 use crate::pool::builder::PoolBuilder;
+use crate::port::DeviceAllocator;
+use crate::size::BucketPolicy;
 use std::ops::RangeInclusive;
 
 /// The share of the peak that cached bytes may have. A larger number was meant in per cent.

@@ -1,19 +1,14 @@
 //! Operations of a pool other than requests: allocate ahead of time, give memory back, and read its
 //! figures.
 
-use super::BucketPool;
-use crate::block::request::PoolRequest;
-use crate::book::arena::MemoryMap;
-use crate::budget::Budget;
-use crate::device::DeviceAllocator;
-use crate::error::{AllocError, Why};
-use crate::observe::Reason;
-use crate::policy::retention::GivenBack;
-use crate::pool::store::{Goal, Store};
+use crate::error::AllocError;
+use crate::heap::block::request::PoolRequest;
+use crate::heap::store::{Goal, Store};
+use crate::limits::{Budget, GivenBack};
+use crate::observe::{DeviceStats, MemoryMap, PoolStats, Reason};
+use crate::pool::BucketPool;
 use crate::pool::waiting::WakeAtEnd;
-use crate::stats::PoolStats;
-use crate::stats::device_stats::DeviceStats;
-use crate::stream::clock::StreamClock;
+use crate::port::{DeviceAllocator, StreamClock, Why};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -145,14 +140,14 @@ impl<A: DeviceAllocator> BucketPool<A> {
     }
 
     /// Gives back memory that has been cached for longer than the pool's
-    /// [`Retention`](crate::Retention) allows. Returns the bytes given back.
+    /// [`Retention`](crate::limits::Retention) allows. Returns the bytes given back.
     ///
     /// `now` is the caller's own time, such as the time since the program began, so that a test can
     /// advance it.
     ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
-    /// use bucketpool::{BucketPool, Retention, sim::SimDevice};
+    /// use bucketpool::{BucketPool, limits::Retention, sim::SimDevice};
     /// use std::time::Duration;
     ///
     /// let minute = Retention { time: Some(Duration::from_secs(60)), ..Retention::default() };
@@ -349,7 +344,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
-    /// use bucketpool::{ArenaConfig, BucketPool, MIB, RangeState, sim::SimDevice};
+    /// use bucketpool::{ArenaConfig, BucketPool, MIB, observe::RangeState, sim::SimDevice};
     ///
     /// let config = ArenaConfig::segments(2 * MIB);
     /// let pool = BucketPool::builder(SimDevice::new()).arena(config).build();

@@ -1,13 +1,12 @@
 //! Requests that wait for memory instead of failing.
 
-use super::BucketPool;
-use crate::budget::waiters::Turn;
-use crate::device::{DeviceAllocator, StreamOf};
-use crate::error::{AllocError, DeviceError, Why};
+use crate::buffer::PooledBuffer;
+use crate::error::AllocError;
+use crate::heap::stages::Short;
+use crate::limits::Turn;
 use crate::observe::{About, EventKind};
-use crate::pool::buffer::PooledBuffer;
-use crate::pool::stages::Short;
-use crate::stream::clock::StreamClock;
+use crate::pool::BucketPool;
+use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -21,7 +20,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// `timeout` until there is memory for it.
     ///
     /// Requests that wait are served in the order of their arrival, over all pools of the
-    /// [`Budget`](crate::Budget). The first of them tries again when a buffer of these pools is
+    /// [`Budget`](crate::limits::Budget). The first of them tries again when a buffer of these pools is
     /// dropped, when memory goes back to the device (`trim`, `shrink_to`, `clear`, `tick`, a pool
     /// that is dropped), and when a limit rises. [`BucketPool::allocate`] does not wait, and may be
     /// served before them.
@@ -117,14 +116,14 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
-    /// use bucketpool::{BucketPool, MIB, PooledArray, sim::SimDevice};
+    /// use bucketpool::{BucketPool, MIB, sim::SimDevice};
     /// use std::time::Duration;
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(MIB).build();
     /// let patient = pool.waiting(Duration::MAX);
     /// std::thread::scope(|scope| {
     ///     for _ in 0..4 {
-    ///         scope.spawn(|| PooledArray::<f32, _>::zeros(&patient, [512, 512]).unwrap());
+    ///         scope.spawn(|| patient.allocate_zeroed(MIB).unwrap());
     ///     }
     /// });
     /// assert_eq!(pool.stats().failures, 0);

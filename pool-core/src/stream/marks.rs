@@ -1,6 +1,6 @@
 //! The last uses of a block, one for each stream that used it.
 
-use crate::stream::clock::StreamClock;
+use crate::port::StreamClock;
 use crate::stream::order::{After, Taker};
 
 /// The last use of a block on each stream. Each hit moves it, so it must be small.

@@ -4,8 +4,7 @@
 //! stream waits on the device, by an event that is recorded when a request needs it. Memory that
 //! the CPU touches waits for a query, since the host is a stream that cannot wait on a device.
 
-use crate::error::DeviceError;
-use crate::stream::clock::{Order, StreamClock};
+use crate::port::{DeviceError, Order, StreamClock};
 
 /// The condition under which a stream may take memory that another stream used last.
 ///

@@ -11,10 +11,9 @@
 mod capture;
 mod stream;
 
-use crate::error::{DeviceError, Why};
-use crate::stream::clock::{Order, StreamClock};
-use crate::sync::RwLock;
-use crate::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst};
+use crate::port::{DeviceError, Order, StreamClock, Why};
+use crate::sys::RwLock;
+use crate::sys::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst};
 use capture::not_submitted;
 use std::collections::HashMap;
 use std::fmt;
@@ -33,7 +32,7 @@ const RETIRED_ASKED: usize = 4;
 ///
 /// ```
 /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
-/// use bucketpool::{DeviceError, EventDriver, Why};
+/// use bucketpool::{DeviceError, Why, stream::EventDriver};
 ///
 /// /// A device with 2 streams, whose work is done when the call returns.
 /// struct TwoStreams;
@@ -155,12 +154,12 @@ impl<D: EventDriver> Timeline<D> {
     ///
     /// Call it before the device's own stream is destroyed, since it records an event on that
     /// stream. Other streams can reuse the stream's memory behind that event. No
-    /// [`Use`](crate::Use) on the stream may be open: work that is given to it afterwards is not
+    /// [`Use`](crate::buffer::Use) on the stream may be open: work that is given to it afterwards is not
     /// waited for.
     ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
-    /// use bucketpool::{BucketPool, sim::SimDevice, DeviceAllocator};
+    /// use bucketpool::{BucketPool, DeviceAllocator, sim::SimDevice};
     ///
     /// let device = SimDevice::new();
     /// let pool = BucketPool::new(device.clone());

@@ -4,9 +4,13 @@
 //! add up. It reports out of memory only when there is no memory.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+use pool_core::error::Verdict;
+use pool_core::limits::Retention;
+use pool_core::observe::RangeState;
+use pool_core::stream::StealPolicy;
 use pool_core::{
-    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, RangeState,
-    Retention, StealPolicy, StreamClock, Verdict, Why,
+    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, StreamClock,
+    Why,
 };
 use pool_sim::{MappedSim, SimCall, SimDevice, SimStream};
 use std::time::Duration;

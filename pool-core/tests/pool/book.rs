@@ -1,9 +1,11 @@
 //! Behaviour of a pool with an arena at its edges: limits, captures, unsubmitted work, closing.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+use pool_core::limits::Retention;
+use pool_core::stream::StealPolicy;
 use pool_core::{
-    ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, PrivatePool, Retention,
-    StealPolicy, StreamClock, ZeroPolicy,
+    ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, PrivatePool, StreamClock,
+    ZeroPolicy,
 };
 use pool_sim::{SimDevice, SimStream};
 use std::time::Duration;

@@ -1,9 +1,9 @@
 //! A backend that breaks a promise: the conformance suite says which one.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::{
-    DeviceAllocator, DeviceError, MarkOf, Memory, Request, StreamOf, Timeline, Transfer, Why,
-};
+use pool_core::port::{MarkOf, Memory, Request};
+use pool_core::stream::Timeline;
+use pool_core::{DeviceAllocator, DeviceError, StreamOf, Transfer, Why};
 use pool_sim::conformance;
 use pool_sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,6 +1,7 @@
 //! One limit for several pools.
 
-use pool_core::{ArenaConfig, BucketPool, Budget, MIB, Why};
+use pool_core::limits::Budget;
+use pool_core::{ArenaConfig, BucketPool, MIB, Why};
 use pool_sim::SimDevice;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};

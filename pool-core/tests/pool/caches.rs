@@ -2,9 +2,8 @@
 //! back or reads figures; and they go with the pool.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::{
-    AllocError, ArenaConfig, BucketPolicy, BucketPool, KIB, MIB, PooledBuffer, Retention,
-};
+use pool_core::limits::Retention;
+use pool_core::{AllocError, ArenaConfig, BucketPolicy, BucketPool, KIB, MIB, PooledBuffer};
 use pool_sim::SimDevice;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;

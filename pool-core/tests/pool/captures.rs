@@ -1,9 +1,9 @@
 //! Graphs: blocks allocated in a capture belong to the graph and are ordered with its launches.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+use pool_core::stream::Mark;
 use pool_core::{
-    ArenaConfig, BucketPool, DeviceAllocator, MIB, Mark, PooledBuffer, PrivatePool, StreamClock,
-    Why,
+    ArenaConfig, BucketPool, DeviceAllocator, MIB, PooledBuffer, PrivatePool, StreamClock, Why,
 };
 use pool_sim::{Graph, SimDevice, SimStream};
 

@@ -1,9 +1,8 @@
 //! The simulated device with a hook at each call, and a program that makes every kind of call.
 
-use pool_core::{
-    ArenaConfig, BucketPool, DeviceAllocator, DeviceError, Handles, KIB, MIB, MarkOf, Memory,
-    PageCalls, PooledBuffer, Request, Sliceable, Timeline, VirtualMemory,
-};
+use pool_core::port::{Handles, MarkOf, Memory, PageCalls, Request, Sliceable, VirtualMemory};
+use pool_core::stream::Timeline;
+use pool_core::{ArenaConfig, BucketPool, DeviceAllocator, DeviceError, KIB, MIB, PooledBuffer};
 use pool_sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};

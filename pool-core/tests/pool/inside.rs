@@ -1,11 +1,12 @@
 //! What happens inside a pool: how many ranges are looked at under the lock at once, what thread
 //! caches have, and what a lock that another thread holds does to a child.
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+#![expect(clippy::expect_used, reason = "tests")]
 
 use pool_core::check::{Checked, Held};
+use pool_core::limits::Retention;
+use pool_core::stream::StealPolicy;
 use pool_core::{
-    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, GIB, KIB, MIB, PrivatePool, Retention,
-    StealPolicy, Why,
+    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, GIB, KIB, MIB, PrivatePool, Why,
 };
 use pool_sim::{SimDevice, SimStream};
 use std::sync::mpsc;

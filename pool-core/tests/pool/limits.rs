@@ -2,9 +2,12 @@
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests; a seed replays a failure")]
 
 use crate::hooked::Hooked;
+use pool_core::limits::{CachedLimit, FullBucket};
+use pool_core::observe::{EventKind, PoolEvent};
+use pool_core::port::{MarkOf, Memory, Request};
 use pool_core::{
-    ArenaConfig, BucketPolicy, BucketPool, CachedLimit, DeviceAllocator, DeviceError, EventKind,
-    FullBucket, KIB, MIB, MarkOf, Memory, PoolEvent, PooledBuffer, Request, StreamOf, Why,
+    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, KIB, MIB, PooledBuffer,
+    StreamOf, Why,
 };
 use pool_sim::SimDevice;
 use std::any::Any;

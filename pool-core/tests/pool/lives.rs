@@ -1,6 +1,7 @@
 //! Pools, buffers and devices go in any order, on any thread.
 
-use pool_core::{BucketPool, Detached, KIB, PooledBuffer};
+use pool_core::buffer::Detached;
+use pool_core::{BucketPool, KIB, PooledBuffer};
 use pool_sim::SimDevice;
 use std::sync::{Arc, Mutex};
 use std::thread;

@@ -2,7 +2,9 @@
 //! another thread enters them.
 
 use crate::hooked::{Hooked, configs, program};
-use pool_core::{BucketPool, MIB, Retention, StealPolicy};
+use pool_core::limits::Retention;
+use pool_core::stream::StealPolicy;
+use pool_core::{BucketPool, MIB};
 use pool_sim::SimDevice;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};

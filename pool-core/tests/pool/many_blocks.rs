@@ -1,6 +1,7 @@
 //! Blocks that serve are found among many that do not, without an arena.
 
-use pool_core::{BucketPolicy, BucketPool, PooledBuffer, StealPolicy};
+use pool_core::stream::StealPolicy;
+use pool_core::{BucketPolicy, BucketPool, PooledBuffer};
 use pool_sim::{MappedSim, SimDevice};
 
 #[test]

@@ -1,7 +1,9 @@
 //! The texts of refused requests: what was wrong, with the values, and what was expected.
 
 use pool_array::PooledArray;
-use pool_core::{AllocError, ArenaConfig, BucketPool, Budget, GIB, KIB, MIB, Verdict, Why};
+use pool_core::error::Verdict;
+use pool_core::limits::Budget;
+use pool_core::{AllocError, ArenaConfig, BucketPool, GIB, KIB, MIB, Why};
 use pool_sim::{SimCall, SimDevice};
 use std::time::Duration;
 

@@ -1,10 +1,9 @@
 //! Events that observers are told.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
+#![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::{
-    ArenaConfig, BucketPool, EventKind, KIB, MIB, Observer, PoolBuilder, PoolEvent, PooledBuffer,
-    Reason, Retention, Why,
-};
+use pool_core::limits::Retention;
+use pool_core::observe::{EventKind, Observer, PoolEvent, Reason};
+use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PoolBuilder, PooledBuffer, Why};
 use pool_sim::SimDevice;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

@@ -4,7 +4,10 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use crate::hooked::{Hooked, configs, outcome, program};
-use pool_core::{ArenaConfig, BucketPool, Budget, MIB, PoolEvent, StealPolicy};
+use pool_core::limits::Budget;
+use pool_core::observe::PoolEvent;
+use pool_core::stream::StealPolicy;
+use pool_core::{ArenaConfig, BucketPool, MIB};
 use pool_sim::SimDevice;
 use std::panic::resume_unwind;
 use std::sync::Arc;

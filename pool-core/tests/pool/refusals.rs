@@ -1,7 +1,8 @@
 //! Each single call of a device refused, one after the other, under a pool with an arena: nothing
 //! is lost that the device did not keep, no use is out of order, and all figures agree.
 
-use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PooledBuffer, StealPolicy, Why};
+use pool_core::stream::StealPolicy;
+use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PooledBuffer, Why};
 use pool_sim::{SimCall, SimCalls, SimDevice};
 
 /// A kind of call, and how many of it there were.

@@ -3,10 +3,13 @@
 //! Each test is named after the source of the fault, usually a project and its issue number.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::StealPolicy::{self, Never, Ordered, Wait};
+use pool_core::port::{Sliceable, VirtualMemory};
+use pool_core::stream::{
+    StealPolicy, StealPolicy::Never, StealPolicy::Ordered, StealPolicy::Wait, Timeline,
+};
 use pool_core::{
-    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, Sliceable,
-    StreamClock, Timeline, VirtualMemory, Why,
+    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, StreamClock,
+    Why,
 };
 use pool_sim::{MappedSim, SimDevice, SimDriver, SimStream, SimView};
 

@@ -2,10 +2,11 @@
 //!
 //! Each test is named after the source of the fault, usually a project and its issue number.
 
+use pool_core::port::{Handles, Memory, PageCalls, Request, Sliceable, VirtualMemory};
+use pool_core::stream::{Mark, Timeline};
 use pool_core::{
-    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, Handles, KIB, MIB, Mark,
-    Memory, PageCalls, PooledBuffer, Request, Sliceable, StreamClock, Timeline, VirtualMemory, Why,
-    ZeroPolicy,
+    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, KIB, MIB, PooledBuffer,
+    StreamClock, Why, ZeroPolicy,
 };
 use pool_sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
 use std::ops::Range;

@@ -5,10 +5,11 @@
 //! 17; `BUCKETPOOL_SCHEDULES=10000000` makes a long run, which `cargo xtask record` records.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::{
-    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, PooledBuffer, RangeState,
-    Retention, StealPolicy, Timeline, VirtualMemory,
-};
+use pool_core::limits::Retention;
+use pool_core::observe::RangeState;
+use pool_core::port::VirtualMemory;
+use pool_core::stream::{StealPolicy, Timeline};
+use pool_core::{ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, PooledBuffer};
 use pool_sim::{MappedSim, SimCall, SimDevice, SimDriver, SimStream, SimView, TestThreads};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};

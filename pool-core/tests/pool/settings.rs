@@ -3,7 +3,8 @@
 
 use pool_config::preset::Preset;
 use pool_config::{PolicySpec, PoolConfig};
-use pool_core::{ArenaConfig, BucketPolicy, BucketPool, CachedLimit, KIB, MIB, PoolBuilder};
+use pool_core::limits::CachedLimit;
+use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, MIB, PoolBuilder};
 use pool_sim::SimDevice;
 
 type Builder = PoolBuilder<SimDevice>;

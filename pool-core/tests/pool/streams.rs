@@ -3,8 +3,9 @@
 
 use std::mem::ManuallyDrop;
 
+use pool_core::port::Request;
 use pool_core::{
-    ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, Request, StreamClock, Why,
+    ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, StreamClock, Why,
 };
 use pool_sim::{SimCall, SimDevice, SimStream};
 

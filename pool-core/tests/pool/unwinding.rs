@@ -2,9 +2,12 @@
 //! lost with it but the block of that call.
 
 use crate::hooked::{Hooked, outcome};
+use pool_core::limits::{Budget, CachedLimit};
+use pool_core::port::{MarkOf, Memory, Request, Zeroing};
+use pool_core::stream::Timeline;
 use pool_core::{
-    ArenaConfig, BucketPool, Budget, CachedLimit, DeviceAllocator, DeviceError, MIB, MarkOf,
-    Memory, PoolBuilder, PrivatePool, Request, StreamClock, Timeline, ZeroPolicy, Zeroing,
+    ArenaConfig, BucketPool, DeviceAllocator, DeviceError, MIB, PoolBuilder, PrivatePool,
+    StreamClock, ZeroPolicy,
 };
 use pool_sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
 use std::future::Future;

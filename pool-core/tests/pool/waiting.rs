@@ -2,9 +2,9 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use crate::hooked::{Hooked, outcome};
-use pool_core::{
-    ArenaConfig, BucketPolicy, BucketPool, Budget, CachedLimit, MIB, PooledBuffer, Verdict, Why,
-};
+use pool_core::error::Verdict;
+use pool_core::limits::{Budget, CachedLimit};
+use pool_core::{ArenaConfig, BucketPolicy, BucketPool, MIB, PooledBuffer, Why};
 use pool_sim::{SimCall, SimDevice};
 use std::future::Future;
 use std::panic::resume_unwind;

@@ -1,9 +1,8 @@
 //! Zeroing is work on a stream, and another stream may query or wait for it at any moment.
 
-use pool_core::{
-    BucketPool, DeviceAllocator, DeviceError, Mark, Memory, Request, StreamClock, Timeline,
-    ZeroPolicy,
-};
+use pool_core::port::{Memory, Request};
+use pool_core::stream::{Mark, Timeline};
+use pool_core::{BucketPool, DeviceAllocator, DeviceError, StreamClock, ZeroPolicy};
 use pool_sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
 
 /// A device that orders another stream after the zeroing stream just before it zeroes.

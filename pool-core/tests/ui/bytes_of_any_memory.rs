@@ -1,6 +1,7 @@
 //! A slice of memory that the CPU may not reach.
 use pool_array::PooledArray;
-use pool_core::{BucketPool, DeviceAllocator, HostMemory};
+use pool_core::{BucketPool, DeviceAllocator};
+use pool_core::port::HostMemory;
 
 fn zero<A: DeviceAllocator>(pool: &BucketPool<A>) {
     pool.allocate(8).unwrap().fill(0);

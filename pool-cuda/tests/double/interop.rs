@@ -4,7 +4,8 @@ use crate::harness::{capture, count, double, fail, hazards, held, kernel, kernel
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{DevicePtr, DevicePtrMut, DriverError, HostSlice, result};
 use pool_array::PooledArray;
-use pool_core::{ArenaConfig, Arrival, BucketPool, DeviceAllocator, KIB, StreamClock, Why};
+use pool_core::port::Arrival;
+use pool_core::{ArenaConfig, BucketPool, DeviceAllocator, KIB, StreamClock, Why};
 use pool_cuda::{
     CudaAllocator, CudaAsyncAllocator, CudaCapture, CudaDevice, CudaPinnedAllocator, PoolStream,
     into_slice,

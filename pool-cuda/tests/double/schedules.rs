@@ -3,7 +3,8 @@
 use crate::harness::{
     capture, count, double, expected_hazards, hazards, kernel, pretend, reset, seed, touch,
 };
-use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PoolBuilder, PooledBuffer, StealPolicy};
+use pool_core::stream::StealPolicy;
+use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PoolBuilder, PooledBuffer};
 use pool_cuda::{
     CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPinnedAllocator, CudaVmmAllocator,
     PinnedBytes, PoolStream, VmmConfig, Vram,

@@ -2,7 +2,7 @@
 
 use crate::pages::PagesStats;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use pool_core::Bytes;
+use pool_core::size::Bytes;
 use std::fmt;
 
 /// Counters of a page heap, and the bytes that it has.

@@ -2,7 +2,7 @@
 
 use super::cache::Cache;
 use crate::depot::Class;
-use pool_core::Bytes;
+use pool_core::size::Bytes;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;

@@ -5,9 +5,9 @@
 
 use super::script::{Script, Step};
 use pool_core::check::TestThreads;
+use pool_core::limits::CachedLimit;
 use pool_core::{
-    AllocError, BucketPolicy, BucketPool, CachedLimit, PoolStats, PooledBuffer, Transfer, Why,
-    ZeroPolicy,
+    AllocError, BucketPolicy, BucketPool, PoolStats, PooledBuffer, Transfer, Why, ZeroPolicy,
 };
 use std::collections::BTreeMap;
 use std::fmt;

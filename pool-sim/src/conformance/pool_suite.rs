@@ -2,9 +2,10 @@
 #![expect(clippy::panic, reason = "a suite of tests: a panic is how it reports")]
 
 use super::promise::{Served, allocate, contents, promise};
+use pool_core::limits::CachedLimit;
 use pool_core::{
-    AllocError, BucketPolicy, BucketPool, CachedLimit, KIB, MIB, PoolBuilder, PooledBuffer,
-    Transfer, Why, ZeroPolicy,
+    AllocError, BucketPolicy, BucketPool, KIB, MIB, PoolBuilder, PooledBuffer, Transfer, Why,
+    ZeroPolicy,
 };
 use std::{fmt, thread};
 

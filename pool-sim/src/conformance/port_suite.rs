@@ -3,7 +3,8 @@
 #![expect(unsafe_code, reason = "the port's copies, of whole blocks that the suite owns")]
 
 use super::promise::{Served, promise};
-use pool_core::{DeviceError, KIB, Order, Request, Sliceable, StreamClock, Transfer, Why};
+use pool_core::port::{Order, Request, Sliceable};
+use pool_core::{DeviceError, KIB, StreamClock, Transfer, Why};
 use std::ops::Range;
 
 /// The port of memory in whole blocks.

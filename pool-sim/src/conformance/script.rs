@@ -1,6 +1,7 @@
 //! Scripts: the settings of a pool and the operations on it, as text that people read and edit.
 
-use pool_core::{BucketPolicy, CachedLimit, KIB, ZeroPolicy};
+use pool_core::limits::CachedLimit;
+use pool_core::{BucketPolicy, KIB, ZeroPolicy};
 use std::fmt;
 use std::str::FromStr;
 

@@ -4,9 +4,11 @@
 #![expect(unsafe_code, reason = "the port's copies, of whole blocks that a call owns")]
 
 use super::promise::{Served, allocate, contents, promise};
+use pool_core::limits::CachedLimit;
+use pool_core::port::{MarkOf, Memory, Request, Zeroing};
 use pool_core::{
-    BucketPool, CachedLimit, DeviceAllocator, DeviceError, MarkOf, Memory, PoolBuilder, Request,
-    StreamClock, StreamOf, Transfer, ZeroPolicy, Zeroing,
+    BucketPool, DeviceAllocator, DeviceError, PoolBuilder, StreamClock, StreamOf, Transfer,
+    ZeroPolicy,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -180,7 +180,7 @@ impl Writer {
     }
 
     fn tag(&mut self, number: u16) -> u32 {
-        let name = pool_core::tag_name(number);
+        let name = pool_core::observe::tag_name(number);
         let (number, is_new) = self.tags.number(name);
         if is_new {
             ptrace::push_name(&mut self.text, "tag", number, name);

@@ -4,7 +4,8 @@ use super::{BYTES, Refused, Slow, blocking, failed, ordered};
 use crate::gpu::questions::{call, done};
 use bucketpool::cuda::cudarc::driver::{CudaContext, sys};
 use bucketpool::cuda::{CudaDevice, CudaVmmAllocator, into_slice};
-use bucketpool::{ArenaConfig, BucketPool, GIB, MIB, StreamClock, TransferLater, Why};
+use bucketpool::port::TransferLater;
+use bucketpool::{ArenaConfig, BucketPool, GIB, MIB, StreamClock, Why};
 use serde_json::{Map, Value, json};
 use std::time::Instant;
 

@@ -6,7 +6,8 @@ use bucketpool::cuda::cudarc::driver::sys;
 use bucketpool::cuda::{
     CudaCapture, CudaDevice, CudaPinnedAllocator, PinnedBytes, PoolStream, Vram, into_slice,
 };
-use bucketpool::{BucketPool, PoolBuilder, StealPolicy, StreamClock};
+use bucketpool::stream::StealPolicy;
+use bucketpool::{BucketPool, PoolBuilder, StreamClock};
 use serde_json::{Map, Value, json};
 use std::time::{Duration, Instant};
 

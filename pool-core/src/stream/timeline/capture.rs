@@ -5,10 +5,9 @@
 //! outside of its capture. The clock notes the marks that the captured work would have to wait for,
 //! and each launch waits for them.
 
-use super::stream::{Captured, Slot, Stream};
-use super::{EventDriver, Mark, Timeline};
-use crate::error::{DeviceError, Why};
-use crate::stream::clock::StreamClock;
+use crate::port::{DeviceError, StreamClock, Why};
+use crate::stream::timeline::stream::{Captured, Slot, Stream};
+use crate::stream::timeline::{EventDriver, Mark, Timeline};
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
 impl Captured {

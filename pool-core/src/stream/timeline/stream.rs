@@ -1,8 +1,8 @@
 //! One stream of a timeline: its epochs, its latest events, and the streams it is ordered after.
 
-use super::{EventDriver, Mark};
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire};
-use crate::sync::{Mutex, RwLock};
+use crate::stream::timeline::{EventDriver, Mark};
+use crate::sys::atomic::{AtomicBool, AtomicU64, Ordering::Acquire};
+use crate::sys::{Mutex, RwLock};
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;

@@ -7,9 +7,9 @@ use crate::harness::{
     run,
 };
 use cudarc::driver::sys::{self, CUstreamCaptureMode as Mode};
+use pool_core::port::VirtualMemory;
 use pool_core::{
-    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, StreamClock, VirtualMemory,
-    Why,
+    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, StreamClock, Why,
 };
 use pool_cuda::{
     BorrowedStream, CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPinnedAllocator,

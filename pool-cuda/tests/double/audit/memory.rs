@@ -3,9 +3,10 @@
 use super::{device, stream};
 use crate::harness::{capture, count, double, for_rdma, hazards, held, kernel, run, taken};
 use cudarc::driver::sys::{self, CUstreamCaptureMode as Mode};
+use pool_core::port::Request;
+use pool_core::stream::StealPolicy;
 use pool_core::{
-    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, Request, StealPolicy,
-    StreamClock, Why,
+    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, StreamClock, Why,
 };
 use pool_cuda::{CudaAllocator, CudaAsyncAllocator, CudaVmmAllocator, Exported, VmmConfig};
 

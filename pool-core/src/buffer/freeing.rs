@@ -1,0 +1,141 @@
+//! The drop of a buffer: into the thread's own cache, or into the book.
+#![expect(unsafe_code, reason = "moving the block out of a buffer that is being dropped")]
+
+use crate::buffer::pooled::PooledBuffer;
+use crate::heap::block::flags::{AWAITED, OBSERVED, ZEROES};
+use crate::heap::block::record::RecordOwner;
+use crate::heap::reference::{StoreReference, put};
+use crate::observe::EventKind;
+use crate::port::{DeviceAllocator, StreamClock, Zeroing};
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::thread;
+
+impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.drop_into_cache(OBSERVED | AWAITED | ZEROES) {
+            self.drop_slow();
+        }
+    }
+}
+
+impl<A: DeviceAllocator> PooledBuffer<A> {
+    /// Gives the block back to the thread's own cache. Returns false if the cache cannot keep it,
+    /// or if any of the flags `passes_cache` is set. Only `drop` calls it.
+    #[inline]
+    fn drop_into_cache(&mut self, passes_cache: u8) -> bool {
+        let (store, record) = (self.store(), &self.record);
+        let plain = record.pooled && record.private.is_none() && !store.has_lost_handles();
+        if !plain || !self.record.marks.get_mut().are_closed() {
+            return false;
+        }
+        // SAFETY: a buffer is dropped once, and if the cache takes the record, it is not used
+        // again.
+        let record = unsafe { ManuallyDrop::take(&mut self.record) };
+        // SAFETY: `new` filled the store address.
+        let Err(record) = (unsafe { put(record, passes_cache) }) else { return true };
+        self.record = ManuallyDrop::new(record);
+        false
+    }
+
+    /// Checks, before the block is zeroed for a request, that it was not written while it was free,
+    /// if the pool has guards. Returns false if it was. Ranges of an arena are not checked: they
+    /// are no freed buffers.
+    pub(crate) fn check_freed(&mut self, fresh: bool, zeroed: bool) -> bool {
+        let store = self.store();
+        let Some(guards) = &store.guards else { return true };
+        if fresh || !store.book.is_blocks() {
+            return true;
+        }
+        // SAFETY: the buffer is borrowed exclusively, so no code has a slice of its bytes.
+        unsafe { guards.check_freed(&store.allocator, &self.record, zeroed) }
+    }
+
+    /// Sets the guard of a buffer that a program receives, if the pool has guards.
+    pub(crate) fn guard(&mut self) {
+        let store = self.store();
+        if let Some(guards) = &store.guards {
+            // SAFETY: as in `check_freed`.
+            unsafe { guards.set(&store.allocator, &self.record) };
+        }
+    }
+
+    /// Checks the guard of a buffer that is freed, if the pool has guards.
+    #[cold]
+    pub(super) fn check_guard(&mut self) {
+        let store = self.store();
+        if let Some(guards) = &store.guards {
+            // SAFETY: as in `check_freed`.
+            unsafe { guards.free(&store.allocator, &self.record) };
+        }
+    }
+
+    /// Notifies the observers that the buffer is freed.
+    #[cold]
+    pub(super) fn tell_freed(&mut self) {
+        let (store, _, marks) = self.parts();
+        let stream = store.allocator.clock().stream_id(marks.own());
+        self.store().tell(EventKind::Free, self.record.about(stream));
+    }
+
+    /// Zeroes a block that is freed, if the pool zeroes freed blocks. Does so only if no stream can
+    /// still read the block and the call is legal anywhere. Returns whether the block is zeroed; or
+    /// a panic of the allocator, which the caller lets go on when the block is free.
+    #[inline]
+    pub(super) fn zero_on_return(&mut self) -> thread::Result<bool> {
+        if A::MEMORY.zeroing != Zeroing::AtOnce {
+            return Ok(false);
+        }
+        let (bytes, is_private) = (self.record.bytes, self.record.private.is_some());
+        let (store, part, marks) = self.parts();
+        if !store.bounds.zero_on_return || is_private {
+            return Ok(false); // a launch of the graph may use the memory, now or later
+        }
+        let clock = store.allocator.clock();
+        // A recorded use lasts until now.
+        marks.close(clock);
+        if !marks.all_are(|mark| clock.is_seen_done(mark)) {
+            return Ok(false);
+        }
+        let zero = || store.zero(part, bytes, clock.default_stream()).is_ok();
+        catch_unwind(AssertUnwindSafe(zero))
+    }
+
+    /// Frees a block that the thread's own cache did not keep. Only `drop` calls it.
+    #[inline(never)]
+    fn drop_slow(&mut self) {
+        if self.store().is_forked() {
+            return; // a thread that does not exist in this process may hold the locks
+        }
+        if self.store().flags.any(OBSERVED) {
+            self.tell_freed();
+            self.check_guard();
+            if self.drop_into_cache(AWAITED | ZEROES) {
+                return;
+            }
+        }
+        let zeroed = self.zero_on_return();
+        // SAFETY: a buffer is dropped once, and no use of it follows in this function.
+        let (reference, parts) = unsafe { self.take_parts() };
+        reference.release(|store| store.free_to_book(parts, matches!(zeroed, Ok(true))));
+        if let Err(panic) = zeroed {
+            resume_unwind(panic);
+        }
+    }
+
+    /// Moves the reference to the store and the record out of the buffer.
+    ///
+    /// # Safety
+    ///
+    /// The buffer is not used again, its `Drop` included.
+    #[inline]
+    pub(super) unsafe fn take_parts(&mut self) -> (StoreReference<A>, RecordOwner<A>) {
+        // SAFETY: the caller promises that the record is not taken a second time.
+        let mut record = unsafe { ManuallyDrop::take(&mut self.record) };
+        // SAFETY: `new` filled the store address, and the record is taken out once.
+        let reference = unsafe { StoreReference::taken_from(&record) };
+        record.marks.get_mut().close(reference.store().allocator.clock());
+        (reference, record)
+    }
+}

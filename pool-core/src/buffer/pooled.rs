@@ -1,0 +1,161 @@
+//! Pooled buffers: the type that a program uses, which returns its block when it is dropped.
+#![expect(unsafe_code, reason = "the store of a buffer, and buffers without their type")]
+
+use crate::heap::block::record::{Part, Record, RecordOwner};
+use crate::heap::reference::{Owner, store_at};
+use crate::heap::store::Store;
+use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf};
+use crate::stream::Marks;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::ptr::NonNull;
+
+/// A block in use, from a [`BucketPool`](crate::BucketPool). Dropping the buffer gives the block
+/// back; the drop never fails, and panics only if a call of the allocator does.
+///
+/// Buffers, pools and devices may be dropped in any order, on any thread: the last one frees what
+/// is left. A buffer of host memory derefs to a slice of its bytes. For other memory
+/// [`PooledBuffer::on`] returns the type that the device's own calls take.
+///
+/// A buffer contains what the last user of its block left in it, unless the pool zeroes its blocks
+/// ([`ZeroPolicy`](crate::ZeroPolicy)).
+#[repr(transparent)]
+pub struct PooledBuffer<A: DeviceAllocator> {
+    /// The block. Its record contains a counted reference to the store, which the buffer releases
+    /// together with the record.
+    pub(super) record: ManuallyDrop<RecordOwner<A>>,
+}
+
+impl<A: DeviceAllocator> PooledBuffer<A> {
+    /// Makes a buffer of a block that the owner's store has just counted as in use.
+    #[inline]
+    pub(crate) fn new(owner: &Owner<A>, mut record: RecordOwner<A>) -> Self {
+        owner.set_store(&mut record);
+        Self { record: ManuallyDrop::new(record) }
+    }
+
+    #[inline]
+    pub(super) fn store(&self) -> &Store<A> {
+        // SAFETY: `new` filled the store address, and the reference to the store leaves the buffer
+        // only together with the record.
+        unsafe { store_at(&self.record.store_address) }
+    }
+
+    /// Returns the store, the block and its marks, borrowed side by side.
+    #[inline]
+    pub(super) fn parts(&mut self) -> (&Store<A>, &mut Part<A>, &mut Marks<A::Clock>) {
+        let Record { store_address, part, marks, .. } = &mut **self.record;
+        // SAFETY: as in `store`.
+        (unsafe { store_at(store_address) }, part, marks.get_mut())
+    }
+
+    /// Returns the buffer as a pointer without its type, for code in another language. The buffer is
+    /// not dropped.
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, PooledBuffer, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let handle = pool.allocate(4096)?.into_raw();
+    /// // SAFETY: the handle is of this type, and is used once.
+    /// let buffer = unsafe { PooledBuffer::<SimDevice>::from_raw(handle) };
+    /// assert_eq!((buffer.size(), pool.stats().deallocations), (4096, 0));
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    #[inline]
+    #[must_use = "the buffer is freed by `from_raw` alone"]
+    pub fn into_raw(self) -> NonNull<()> {
+        // SAFETY: a transparent wrapper of one pointer, which is not null and not dropped.
+        unsafe { std::mem::transmute(self) }
+    }
+
+    /// Returns the buffer of a pointer from [`PooledBuffer::into_raw`].
+    ///
+    /// # Safety
+    ///
+    /// `raw` came from `into_raw` of this type, and no other code uses it.
+    #[inline]
+    #[must_use]
+    pub unsafe fn from_raw(raw: NonNull<()>) -> Self {
+        // SAFETY: as in `into_raw`, and as the caller promises.
+        unsafe { std::mem::transmute(raw) }
+    }
+
+    /// Borrows the buffer of a pointer from [`PooledBuffer::into_raw`].
+    ///
+    /// # Safety
+    ///
+    /// `raw` came from `into_raw` of this type.
+    #[inline]
+    #[must_use]
+    pub unsafe fn ref_of_raw(raw: &NonNull<()>) -> &Self {
+        // SAFETY: as above; the buffer is a transparent wrapper of the pointer.
+        unsafe { &*std::ptr::from_ref(raw).cast() }
+    }
+
+    /// Borrows the buffer of a pointer from [`PooledBuffer::into_raw`] exclusively.
+    ///
+    /// # Safety
+    ///
+    /// As for [`PooledBuffer::ref_of_raw`].
+    #[inline]
+    pub unsafe fn mut_of_raw(raw: &mut NonNull<()>) -> &mut Self {
+        // SAFETY: as above.
+        unsafe { &mut *std::ptr::from_mut(raw).cast() }
+    }
+
+    /// Returns the bytes that were requested.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.record.requested
+    }
+
+    /// Returns the bytes of the block, after rounding.
+    #[must_use]
+    pub fn allocated_size(&self) -> u64 {
+        self.record.bytes
+    }
+
+    /// Returns whether the block is kept for a graph ([`PrivatePool`](crate::PrivatePool)).
+    #[must_use]
+    pub fn is_private(&self) -> bool {
+        self.record.private.is_some()
+    }
+
+    /// Returns the kind of the memory.
+    #[must_use]
+    pub fn kind(&self) -> A::Kind {
+        self.record.kind
+    }
+
+    /// Returns the allocator that the block came from.
+    #[must_use]
+    pub fn allocator(&self) -> &A {
+        &self.store().allocator
+    }
+    /// Zeroes the first `bytes` bytes of the block, in the order of `on`. The buffer records it as
+    /// a use.
+    pub(crate) fn zero(&mut self, bytes: u64, on: &StreamOf<A>) -> Result<(), DeviceError> {
+        let (store, part, marks) = self.parts();
+        store.zero(part, bytes, on)?;
+        let clock = store.allocator.clock();
+        marks.end(clock, clock.mark(on));
+        Ok(())
+    }
+}
+
+/// A panic leaves no buffer and no pool in an inconsistent state: the pool calls no foreign code
+/// while it holds the book's lock, and puts back what it took out for a device call.
+impl<A: DeviceAllocator> UnwindSafe for PooledBuffer<A> {}
+impl<A: DeviceAllocator> RefUnwindSafe for PooledBuffer<A> {}
+impl<A: DeviceAllocator> fmt::Debug for PooledBuffer<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PooledBuffer")
+            .field("size", &self.size())
+            .field("allocated_size", &self.allocated_size())
+            .field("kind", &self.kind())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,232 @@
+//! Uses of a buffer on streams and by the CPU: the order before a use, and the mark after it.
+
+use crate::buffer::pooled::PooledBuffer;
+use crate::heap::block::private::PrivateId;
+use crate::port::{DeviceAllocator, DeviceError, MarkOf, Order, StreamClock, StreamOf, Why};
+use std::fmt;
+use std::ops::Deref;
+
+impl<A: DeviceAllocator> PooledBuffer<A> {
+    /// Returns the memory, for work that is given to `stream` while the [`Use`] lives.
+    ///
+    /// The call orders the stream after the buffer's allocation and after the uses of the buffer
+    /// that have ended on other streams, if necessary with waits on the device. When the `Use` is
+    /// dropped, the buffer records a mark of the stream, and the block serves no other request
+    /// before that mark is done.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Foreign`] if the stream belongs to another device or has ended, [`Why::NotSubmitted`]
+    /// if the buffer was allocated for, or used in, work that has not reached the device, or the
+    /// error of the device.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let (load, compute) = (pool.allocator().stream(), pool.allocator().stream());
+    /// let tile = pool.allocate_on(&load, 4096)?;
+    /// pool.allocator().kernel(&load, &*tile.on(&load)?);
+    /// pool.allocator().kernel(&compute, &*tile.on(&compute)?); // waits on the device, not here
+    /// assert_eq!(pool.allocator().hazards(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn on<'b>(&'b self, stream: &'b StreamOf<A>) -> Result<Use<'b, A>, DeviceError> {
+        self.use_until_drop(stream)?; // the drop of the `Use` ends it
+        Ok(Use { view: self.view(stream), stream, buffer: self })
+    }
+
+    /// Records that `stream` uses the buffer until it is dropped. Makes no device call.
+    ///
+    /// It is for code that orders its streams itself, as `torch.Tensor.record_stream` is: the
+    /// caller orders `stream` after the buffer's allocation and after its earlier uses.
+    /// [`PooledBuffer::on`] and [`PooledBuffer::use_until_drop`] do both. When another stream
+    /// requests the block after the drop, it waits for `stream` too. In a capture, use
+    /// [`PooledBuffer::on`], because only then a launch waits for the buffer's earlier uses.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Foreign`] if the stream belongs to another device or has ended,
+    /// [`Why::NotSubmitted`] for a page-locked buffer on a stream under capture, and the reason if
+    /// the device is lost.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, DeviceAllocator, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let (load, compute) = (pool.allocator().stream(), pool.allocator().stream());
+    /// let tile = pool.allocate_on(&load, 4096)?;
+    /// pool.allocator().kernel(&load, &*tile.on(&load)?);
+    /// let address = tile.on(&compute)?; // orders `compute` after `load`
+    /// tile.record_stream(&compute)?;
+    /// drop(address);
+    /// // A library keeps the address, and gives work to `compute` until the tile is dropped.
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn record_stream(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
+        self.may_use_on(stream)?;
+        self.begin_use(stream);
+        Ok(())
+    }
+
+    /// Orders `stream` as [`PooledBuffer::on`] does, and records that it uses the buffer until the
+    /// drop. It is for code that cannot tell when a use ends.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PooledBuffer::on`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let compute = pool.allocator().stream();
+    /// let tile = pool.allocate(4096)?;
+    /// tile.use_until_drop(&compute)?; // work that `compute` is given from here on may use it
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn use_until_drop(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
+        self.order(stream)?;
+        self.begin_use(stream);
+        Ok(())
+    }
+
+    fn begin_use(&self, stream: &StreamOf<A>) {
+        let clock = self.allocator().clock();
+        self.record.marks.lock().begin(clock, clock.mark(stream));
+    }
+
+    /// Returns the memory for the CPU. Blocks the host until all work with the buffer is done:
+    /// recorded uses, of which it waits for all that their streams were given so far, and launches
+    /// of a graph that the buffer was allocated for.
+    ///
+    /// Uses that last until the drop go on: give their streams no work with the buffer while the
+    /// CPU uses it.
+    ///
+    /// # Errors
+    ///
+    /// The error of the device; [`Why::NotSubmitted`] if the wait would never end.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, Why, sim::{MappedSim, SimDevice}};
+    ///
+    /// let device = SimDevice::new();
+    /// let pool = BucketPool::new(MappedSim(device.clone()));
+    /// let stream = device.stream();
+    /// let mut buffer = pool.allocate_on(&stream, 4096)?;
+    /// device.kernel(&stream, &*buffer.on(&stream)?);
+    /// device.touch(&buffer.on_cpu()?); // the kernel has run
+    /// assert_eq!(device.hazards(), 0);
+    /// device.lose_after(0);
+    /// device.kernel(&stream, &*buffer.on(&stream)?);
+    /// assert_eq!(buffer.on_cpu().unwrap_err().why, Why::Lost);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn on_cpu(&mut self) -> Result<A::View<'_>, DeviceError> {
+        if let Some(fault) = self.allocator().clock().fault() {
+            return Err(fault);
+        }
+        let private = self.record.private;
+        let launches = private.map_or(Ok(Vec::new()), |id| self.launches(id))?;
+        let (store, _, marks) = self.parts();
+        let clock = store.allocator.clock();
+        let uses = marks.until_now(clock, A::MEMORY.cpu_touches);
+        uses.iter().chain(&launches).try_for_each(|mark| clock.synchronize(*mark))?;
+        Ok(self.view(self.allocator().clock().default_stream()))
+    }
+
+    /// Returns the memory, for work on `stream`. Records no use.
+    #[inline]
+    pub(crate) fn view<'b>(&'b self, stream: &StreamOf<A>) -> A::View<'b> {
+        self.record.view(self.allocator(), self.record.requested, stream)
+    }
+
+    fn may_use_on(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
+        let clock = self.allocator().clock();
+        if let Some(fault) = clock.fault() {
+            return Err(fault);
+        }
+        if !clock.owns(stream) {
+            return Err(DeviceError::new(
+                Why::Foreign,
+                "use on a stream that this device does not have",
+                0,
+            ));
+        }
+        if A::MEMORY.cpu_touches && !clock.takes_work(stream) {
+            // A graph launch could access the memory at any later time, and the CPU could not know.
+            let call = "use memory that the CPU can touch in a capture";
+            return Err(DeviceError::new(Why::NotSubmitted, call, 0));
+        }
+        Ok(())
+    }
+
+    fn order(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
+        self.may_use_on(stream)?;
+        let clock = self.allocator().clock();
+        let mut behind = self.record.marks.lock().behind(clock, stream, A::MEMORY.cpu_touches);
+        if let Some(id) = self.record.private {
+            behind.extend(self.launches(id)?);
+        }
+        if behind.is_empty() || clock.order(stream, &behind)? == Order::Ordered {
+            return Ok(());
+        }
+        Err(DeviceError::new(Why::NotSubmitted, "use on another stream", 0))
+    }
+
+    /// Returns the marks of the launches that may use the buffer, which is kept for a graph.
+    #[cold]
+    fn launches(&self, id: PrivateId) -> Result<Vec<MarkOf<A>>, DeviceError> {
+        // In a forked child a thread that does not exist may hold the lock.
+        if let Some(fault) = self.store().fault() {
+            return Err(fault);
+        }
+        Ok(self.store().privates.behind(id))
+    }
+}
+
+/// A use of a buffer on a stream; derefs to the device's view of the buffer. It gives out shared
+/// references only: a view that was swapped with that of another use would outlive its own use.
+///
+/// Its drop takes the mark: the pool waits for all work that was given to the stream while the use
+/// lived before the block serves again. If a use is forgotten (`mem::forget`), the drop of the
+/// buffer detects it. Until then its stream counts as in use.
+pub struct Use<'b, A: DeviceAllocator> {
+    view: A::View<'b>,
+    stream: &'b StreamOf<A>,
+    buffer: &'b PooledBuffer<A>,
+}
+
+impl<'b, A: DeviceAllocator> Deref for Use<'b, A> {
+    type Target = A::View<'b>;
+    fn deref(&self) -> &A::View<'b> {
+        &self.view
+    }
+}
+
+impl<A: DeviceAllocator> Drop for Use<'_, A> {
+    fn drop(&mut self) {
+        let clock = self.buffer.allocator().clock();
+        if !self.buffer.store().is_forked() {
+            self.buffer.record.marks.lock().end(clock, clock.mark(self.stream));
+        }
+    }
+}
+
+impl<A: DeviceAllocator> fmt::Debug for Use<'_, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Use").field("buffer", self.buffer).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,19 @@
+//! Limits: how much a pool, or several of them, may take from a device and keep, and the requests
+//! that wait under a limit.
+
+mod budget;
+mod cached;
+mod ledger;
+mod retention;
+mod transit;
+mod waiters;
+
+pub use budget::{Budget, Pressure};
+pub(crate) use budget::{Member, WakeBudget};
+pub(crate) use cached::BucketLimit;
+pub use cached::{CachedLimit, FullBucket};
+pub(crate) use ledger::Ledger;
+pub use retention::Retention;
+pub(crate) use retention::{GivenBack, Ticks};
+pub(crate) use transit::{InTransit, Transit};
+pub(crate) use waiters::Turn;

@@ -1,0 +1,440 @@
+//! One limit for several pools, and the threads and tasks that wait for memory under it.
+
+use super::transit::Transit;
+use super::waiters::Waiters;
+use crate::port::{DeviceError, Why};
+use crate::size::{Bytes, LARGEST};
+use crate::sys::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
+use crate::sys::{Lock, Mutex};
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+/// A limit on the bytes that one or several pools take from their devices, which may change at any
+/// time. Clones are the same budget. Every pool has one; unless
+/// [`PoolBuilder::budget`](crate::PoolBuilder::budget) is called, one without a limit that it
+/// shares with no other pool.
+///
+/// When a pool is short of the budget, the other pools give cached memory back for it. Requests
+/// that wait ([`BucketPool::allocate_timeout`](crate::BucketPool::allocate_timeout)) are served in
+/// the order of their arrival, over all pools of the budget.
+///
+/// # Examples
+///
+/// ```
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+/// use bucketpool::{BucketPool, MIB, Why, limits::Budget, sim::SimDevice};
+///
+/// let budget = Budget::new(8 * MIB);
+/// let [weights, scratch] =
+///     [(); 2].map(|()| BucketPool::builder(SimDevice::new()).budget(&budget).build());
+/// let layer = weights.allocate(4 * MIB)?;
+/// drop(scratch.allocate(4 * MIB)?); // cached
+/// let next = weights.allocate(4 * MIB)?; // `scratch` gives its 4 MiB back
+/// assert_eq!(scratch.allocate(MIB).unwrap_err().why(), Why::Limit);
+/// budget.set_limit(12 * MIB);
+/// assert!(scratch.allocate(MIB).is_ok());
+/// # Ok::<(), pool_core::AllocError>(())
+/// ```
+#[derive(Clone)]
+pub struct Budget(Arc<Shared>);
+
+struct Shared {
+    limit: AtomicU64,
+    reserved: AtomicU64,
+    /// Reserved bytes from which on `marks` must be looked at.
+    lowest_mark: AtomicU64,
+    marks: Mutex<Vec<HighWater>>,
+    waiters: Waiters,
+    transit: Transit,
+    pools: Lock<Vec<Weak<dyn Member>>>,
+}
+
+/// A pool of a budget.
+pub(crate) trait Member: Send + Sync {
+    /// Sends each free of a block past the thread caches from the return of this call on, or no
+    /// more.
+    fn send_frees_past_caches(&self, on: bool);
+
+    /// Gives cached memory back, at least `bytes` bytes or all. Returns the bytes given back.
+    fn give_back(&self, bytes: u64) -> u64;
+
+    /// Bytes that its device did not take back, which no return of memory makes available.
+    fn lost_bytes(&self) -> u64;
+
+    /// Blocks that its buffers gave back, and that went from one cache to another. It never falls.
+    fn returned_blocks(&self) -> u64;
+
+    /// The address of its store, by which a pool finds itself.
+    fn address(&self) -> *const ();
+}
+
+/// A call at a share of the limit.
+struct HighWater {
+    share: f64,
+    call: Arc<OnPressure>,
+    /// Whether reserved bytes have been below the mark since its last call.
+    armed: bool,
+}
+
+type OnPressure = dyn Fn(&Pressure<'_>) + Send + Sync;
+
+/// The state of a [`Budget`] when its reserved bytes reach a high-water mark.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Pressure<'b> {
+    /// Bytes that the pools have taken from their devices, those of this request among them.
+    pub reserved_bytes: u64,
+    /// The limit.
+    pub limit_bytes: u64,
+    /// Bytes that are about to be taken from a device.
+    pub requested_bytes: u64,
+    budget: &'b Budget,
+}
+
+impl Pressure<'_> {
+    /// Gives back at least `bytes` bytes of cached memory of the budget's pools, or all there is.
+    /// Returns the bytes given back.
+    #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
+    pub fn trim(&self, bytes: u64) -> u64 {
+        self.budget.trim(bytes)
+    }
+}
+
+impl Budget {
+    /// A budget of `limit` bytes. `u64::MAX` is no limit.
+    #[must_use]
+    pub fn new(limit: u64) -> Self {
+        Self(Arc::new(Shared {
+            limit: AtomicU64::new(limit),
+            reserved: AtomicU64::new(0),
+            lowest_mark: AtomicU64::new(u64::MAX),
+            marks: Mutex::default(),
+            waiters: Waiters::new(),
+            transit: Transit::default(),
+            pools: Lock::new(Vec::new()),
+        }))
+    }
+
+    /// Returns the limit in bytes.
+    #[must_use]
+    pub fn limit(&self) -> u64 {
+        self.0.limit.load(Relaxed)
+    }
+
+    /// Returns the bytes that the pools have taken from their devices, and are about to take.
+    #[must_use]
+    pub fn reserved_bytes(&self) -> u64 {
+        self.0.reserved.load(Relaxed)
+    }
+
+    /// Returns how many requests wait for memory.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.0.waiters.count()
+    }
+
+    /// Changes the limit. A lower one takes effect at once: cached memory of the pools goes back
+    /// until at most `limit` bytes are reserved. What buffers have stays until they are dropped. A
+    /// higher one wakes the requests that wait. Returns the bytes given back.
+    ///
+    /// Calls the devices of the pools.
+    #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
+    pub fn set_limit(&self, limit: u64) -> u64 {
+        self.0.limit.store(limit, SeqCst);
+        {
+            let mut marks = self.0.marks.lock();
+            self.note_lowest_mark(&marks);
+            self.arm(&mut marks);
+        }
+        fence(SeqCst);
+        self.0.transit.note_return();
+        self.trim(self.reserved_bytes().saturating_sub(limit))
+    }
+
+    /// Gives back at least `bytes` bytes of cached memory of the pools, or all there is. Returns
+    /// the bytes given back.
+    #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
+    pub fn trim(&self, bytes: u64) -> u64 {
+        let _woken = WakeBudget(self.clone());
+        self.trim_but(bytes, std::ptr::null()).unwrap_or(0)
+    }
+
+    /// Calls `call` when a request would take reserved bytes to `share` of the limit, 0 to 1, or
+    /// beyond: on the thread of the request, before the device is called or the request is refused,
+    /// and with no lock held. `call` may drop buffers, trim, or tell the program to use less. It is
+    /// called again after memory has gone back that leaves reserved bytes below the mark, or after
+    /// the limit has changed to the same effect. Without a limit it is not called.
+    ///
+    /// A `call` that panics unwinds through the request, which takes nothing then. The budget keeps
+    /// `call` as long as it lives, so `call` must not hold a pool of this budget, or buffers of
+    /// one: use [`Pressure::trim`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, MIB, limits::Budget, sim::SimDevice};
+    /// use std::sync::{Arc, atomic::{AtomicU64, Ordering::Relaxed}};
+    ///
+    /// let (budget, seen) = (Budget::new(10 * MIB), Arc::new(AtomicU64::new(0)));
+    /// let note = seen.clone();
+    /// budget.on_high_water(0.9, move |pressure| note.store(pressure.reserved_bytes, Relaxed));
+    /// let pool = BucketPool::builder(SimDevice::new()).budget(&budget).build();
+    /// let buffers = [pool.allocate(8 * MIB)?, pool.allocate(MIB)?];
+    /// assert_eq!(seen.load(Relaxed), 9 * MIB);
+    /// # Ok::<(), pool_core::AllocError>(())
+    /// ```
+    pub fn on_high_water(&self, share: f64, call: impl Fn(&Pressure<'_>) + Send + Sync + 'static) {
+        let mut marks = self.0.marks.lock();
+        marks.push(HighWater { share, call: Arc::new(call), armed: true });
+        self.note_lowest_mark(&marks);
+    }
+
+    fn note_lowest_mark(&self, marks: &[HighWater]) {
+        let limit = self.limit();
+        let lowest = marks.iter().map(|mark| mark.bytes(limit)).min();
+        self.0.lowest_mark.store(lowest.unwrap_or(u64::MAX), Relaxed);
+    }
+
+    /// Reserves bytes for a call to a device, or leaves everything as it is.
+    pub(super) fn reserve(&self, bytes: u64) -> Result<(), DeviceError> {
+        match self.try_reserve(bytes) {
+            Ok(before) => {
+                // The bytes are given back if a call panics.
+                let back = Back { budget: self, bytes };
+                self.tell_pressure(before + bytes, bytes);
+                std::mem::forget(back);
+                // A thread that gave bytes back meanwhile may have looked before the marks were
+                // told.
+                self.arm_passed();
+                Ok(())
+            }
+            Err(before) => {
+                // The call may make room.
+                self.tell_pressure(before.saturating_add(bytes), bytes);
+                let refused = |_| DeviceError::new(Why::Limit, "limit of the budget", 0);
+                self.try_reserve(bytes).map(drop).map_err(refused)
+            }
+        }
+    }
+
+    /// Adds to the reserved bytes unless that exceeds the limit. Returns what they were before.
+    fn try_reserve(&self, bytes: u64) -> Result<u64, u64> {
+        let limit = self.limit().min(LARGEST);
+        let fits = |reserved: u64| reserved.checked_add(bytes).filter(|sum| *sum <= limit);
+        self.0.reserved.try_update(SeqCst, SeqCst, fits)
+    }
+
+    /// Calls what is due at a high-water mark.
+    fn tell_pressure(&self, reserved: u64, requested: u64) {
+        if reserved < self.0.lowest_mark.load(Relaxed) {
+            return;
+        }
+        let limit = self.limit();
+        let due: Vec<_> = {
+            let mut marks = self.0.marks.lock();
+            let reached = marks.iter_mut().filter(|mark| mark.bytes(limit) <= reserved);
+            let due = reached
+                .filter_map(|mark| std::mem::take(&mut mark.armed).then(|| mark.call.clone()));
+            due.collect()
+        };
+        let (reserved_bytes, limit_bytes, requested_bytes) = (reserved, limit, requested);
+        let pressure = Pressure { reserved_bytes, limit_bytes, requested_bytes, budget: self };
+        for call in due {
+            call(&pressure);
+        }
+    }
+
+    /// Bytes went back to a device, or were not taken.
+    pub(super) fn give_back(&self, bytes: u64) {
+        self.0.reserved.fetch_sub(bytes, SeqCst);
+        self.0.transit.note_return();
+        self.arm_passed();
+    }
+
+    /// Arms the marks above the reserved bytes, if there are any marks.
+    fn arm_passed(&self) {
+        if self.0.lowest_mark.load(Relaxed) < u64::MAX {
+            let mut marks = self.0.marks.lock();
+            self.arm(&mut marks);
+        }
+    }
+
+    /// Arms the marks above a number of reserved bytes.
+    fn arm(&self, marks: &mut [HighWater]) {
+        let (limit, reserved) = (self.limit(), self.0.reserved.load(SeqCst));
+        let passed = marks.iter_mut().filter(|mark| reserved < mark.bytes(limit));
+        passed.for_each(|mark| mark.armed = true);
+    }
+
+    /// Bytes that may still be reserved.
+    pub(super) fn available(&self) -> u64 {
+        self.limit().saturating_sub(self.reserved_bytes())
+    }
+
+    /// Trims all pools but the one at an address; `None` if there are no others.
+    pub(super) fn trim_but(&self, bytes: u64, but: *const ()) -> Option<u64> {
+        let pools: Vec<_> = self.0.pools.lock().iter().filter_map(Weak::upgrade).collect();
+        let mut others = pools.iter().filter(|pool| pool.address() != but).peekable();
+        others.peek()?;
+        Some(others.fold(0, |given_back, pool| {
+            let more = bytes.saturating_sub(given_back);
+            given_back + if more > 0 { pool.give_back(more) } else { 0 }
+        }))
+    }
+
+    /// Whether the pools have memory that could still come back from their programs or go back to
+    /// their devices.
+    pub(crate) fn may_get_memory_back(&self) -> bool {
+        let pools: Vec<_> = self.0.pools.lock().iter().filter_map(Weak::upgrade).collect();
+        let lost = pools.iter().map(|pool| pool.lost_bytes()).sum();
+        self.reserved_bytes() > lost
+    }
+
+    /// Blocks that the buffers of all pools gave back. It changes when a pool comes or goes, too.
+    pub(crate) fn returned_blocks(&self) -> u64 {
+        let pools: Vec<_> = self.0.pools.lock().iter().filter_map(Weak::upgrade).collect();
+        pools.iter().fold(0, |sum, pool| sum.wrapping_add(pool.returned_blocks()))
+    }
+
+    /// Adds a pool.
+    pub(crate) fn join(&self, pool: &Arc<impl Member + 'static>) {
+        let weak = Arc::downgrade(pool);
+        let mut pools = self.0.pools.lock();
+        pools.retain(|pool| pool.strong_count() > 0);
+        pools.push(weak);
+        pool.send_frees_past_caches(self.waiting() > 0);
+    }
+
+    /// Tells all pools whether a request waits.
+    fn tell_pools(&self) {
+        let pools = {
+            let pools = self.0.pools.lock();
+            let members: Vec<_> = pools.iter().filter_map(Weak::upgrade).collect();
+            let on = self.waiting() > 0;
+            for pool in &members {
+                pool.send_frees_past_caches(on);
+            }
+            members
+        };
+        // This may be the last reference to a pool, whose drop takes the lock.
+        drop(pools);
+    }
+
+    /// Adds a request to the end of those that wait. From its return on every free wakes the first.
+    pub(crate) fn begin_waiting(&self) -> u64 {
+        let (id, first) = self.0.waiters.join();
+        if first {
+            self.tell_pools();
+        }
+        id
+    }
+
+    /// Removes a request from those that wait: it was served, refused or given up.
+    pub(crate) fn end_waiting(&self, id: u64) {
+        let (is_last, _left) = self.0.waiters.leave(id);
+        if is_last {
+            self.tell_pools();
+        }
+    }
+
+    /// The memory of all its pools that is on its way to or from a device.
+    pub(crate) fn transit(&self) -> &Transit {
+        &self.0.transit
+    }
+
+    /// The requests that wait.
+    pub(crate) fn waiters(&self) -> &Waiters {
+        &self.0.waiters
+    }
+
+    /// Whether a request waits, for a thread that has just made memory available.
+    #[inline]
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.0.waiters.are_any()
+    }
+
+    /// Wakes the first request that waits, if there is one. Call it with no lock held.
+    #[inline]
+    pub(crate) fn wake(&self) {
+        if self.is_awaited() {
+            self.0.waiters.wake();
+        }
+    }
+
+    /// Whether a thread has any of its locks.
+    pub(crate) fn is_locked(&self) -> bool {
+        self.0.marks.is_locked() || self.0.pools.is_locked() || self.0.waiters.is_locked()
+    }
+}
+
+/// Wakes the first request that waits when it is dropped, also by a panic.
+pub(crate) struct WakeBudget(pub(crate) Budget);
+
+impl Drop for WakeBudget {
+    fn drop(&mut self) {
+        self.0.wake();
+    }
+}
+
+/// Bytes that go back when it is dropped.
+struct Back<'b> {
+    budget: &'b Budget,
+    bytes: u64,
+}
+
+impl Drop for Back<'_> {
+    fn drop(&mut self) {
+        self.budget.give_back(self.bytes);
+    }
+}
+
+impl HighWater {
+    /// The bytes of the mark; no bytes reach it without a limit.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a float cast saturates; a negative or NaN share gives 0"
+    )]
+    fn bytes(&self, limit: u64) -> u64 {
+        if limit == u64::MAX { u64::MAX } else { (limit as f64 * self.share) as u64 }
+    }
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self::new(u64::MAX)
+    }
+}
+
+impl fmt::Debug for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (reserved, limit) = (Bytes(self.reserved_bytes()), Bytes(self.limit()));
+        f.debug_struct("Budget")
+            .field("reserved", &format_args!("{reserved}"))
+            .field("limit", &format_args!("{limit}"))
+            .field("waiting", &self.waiting())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    /// A child made by `fork` asks this: a lock of a thread that it does not have stays locked.
+    #[test]
+    fn each_lock_of_a_budget_is_seen() {
+        let budget = Budget::new(1);
+        assert!(!budget.is_locked());
+        {
+            let _held = budget.0.marks.lock();
+            assert!(budget.is_locked());
+        }
+        {
+            let _held = budget.0.pools.lock();
+            assert!(budget.is_locked());
+        }
+        assert!(!budget.is_locked());
+    }
+}

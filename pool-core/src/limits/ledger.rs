@@ -1,0 +1,154 @@
+//! The bytes of one pool: reserved, in its own limit and in its budget.
+
+use crate::limits::budget::Budget;
+use crate::port::{DeviceError, Why};
+use crate::size::LARGEST;
+use crate::sys::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+
+/// Bytes taken from the device, never above the limit of the pool, nor above that of its budget.
+///
+/// Bytes are reserved by compare-and-swap BEFORE the device is called and given back if it
+/// refuses, so the limits hold at each call, not only between calls. Changes on misses only.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    limit: AtomicU64,
+    /// Taken, and about to be.
+    reserved: AtomicU64,
+    taken: AtomicU64,
+    peak: AtomicU64,
+    pub(crate) budget: Budget,
+}
+
+impl Ledger {
+    pub(crate) fn new(limit: u64, budget: Budget) -> Self {
+        let [reserved, taken, peak] = [0; 3].map(AtomicU64::new);
+        Self { limit: AtomicU64::new(limit), reserved, taken, peak, budget }
+    }
+
+    /// Reserves `bytes` for a call to the device, or leaves everything as it is.
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<Reservation<'_>, DeviceError> {
+        let limit = self.limit().min(LARGEST);
+        let fits = |reserved: u64| reserved.checked_add(bytes).filter(|sum| *sum <= limit);
+        if let Err(reserved) = self.reserved.try_update(SeqCst, SeqCst, fits) {
+            let is_possible = reserved.saturating_add(bytes) <= LARGEST;
+            let why = if is_possible { Why::Limit } else { Why::TooLarge };
+            return Err(DeviceError::new(why, "reserved limit", 0));
+        }
+        // Its drop gives back what the budget refuses.
+        let mut reservation = Reservation { ledger: self, bytes, in_budget: 0 };
+        self.budget.reserve(bytes)?;
+        reservation.in_budget = bytes;
+        Ok(reservation)
+    }
+
+    /// The device has it back.
+    pub(crate) fn give_back(&self, bytes: u64) {
+        self.taken.fetch_sub(bytes, Relaxed);
+        self.reserved.fetch_sub(bytes, SeqCst);
+        self.budget.give_back(bytes);
+    }
+
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit.load(Relaxed)
+    }
+
+    pub(crate) fn set_limit(&self, limit: u64) {
+        self.limit.store(limit, SeqCst);
+        self.budget.transit().note_return();
+    }
+
+    /// The limit of the pool itself, or what the budget leaves it where that is less.
+    pub(crate) fn limit_now(&self) -> u64 {
+        if self.budget.limit() == u64::MAX {
+            return self.limit();
+        }
+        let others = self.budget.reserved_bytes().saturating_sub(self.reserved.load(Relaxed));
+        self.limit().min(self.budget.limit().saturating_sub(others))
+    }
+
+    /// Bytes that must go back before `bytes` more can be reserved: in this pool, and in any pool
+    /// of the budget.
+    pub(crate) fn missing(&self, bytes: u64) -> (u64, u64) {
+        let needed = self.reserved().saturating_add(bytes);
+        let own = needed.saturating_sub(self.limit());
+        (own, bytes.saturating_sub(self.budget.available()))
+    }
+
+    /// Whether both limits are large enough for a request of `bytes` bytes alone.
+    pub(crate) fn could_hold(&self, bytes: u64) -> bool {
+        bytes <= self.limit().min(self.budget.limit()).min(LARGEST)
+    }
+
+    /// Gives back cached memory of the other pools of the budget; `None` if there are none. `own`:
+    /// the address of this pool's store.
+    pub(crate) fn trim_others(&self, own: *const (), bytes: u64) -> Option<u64> {
+        self.budget.trim_but(bytes, own)
+    }
+
+    pub(crate) fn reserved(&self) -> u64 {
+        self.taken.load(Relaxed)
+    }
+
+    pub(crate) fn peak(&self) -> u64 {
+        self.peak.load(Relaxed)
+    }
+
+    /// Returns what is wrong while no call of the device is under way.
+    #[cfg(feature = "check")]
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let (taken, reserved) = (self.reserved(), self.reserved.load(Relaxed));
+        if taken != reserved {
+            return Err(format!("{taken} bytes taken, {reserved} reserved, no call under way"));
+        }
+        if self.peak() < taken {
+            return Err(format!("{taken} bytes taken, above the peak of {}", self.peak()));
+        }
+        let of_budget = self.budget.reserved_bytes();
+        if of_budget < taken {
+            return Err(format!("{taken} bytes taken, {of_budget} of them in the budget"));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn reset_peak(&self) {
+        self.peak.store(self.reserved(), Relaxed);
+    }
+}
+
+/// The pool goes, and gives the device all that it still has.
+impl Drop for Ledger {
+    fn drop(&mut self) {
+        self.budget.give_back(*self.taken.get_mut());
+    }
+}
+
+/// Bytes that are reserved for a call to the device. Those that the device did not give when it is
+/// dropped, since it refused or panicked, are not reserved any more.
+#[derive(Debug)]
+pub(crate) struct Reservation<'l> {
+    ledger: &'l Ledger,
+    bytes: u64,
+    /// Those of them that the budget has reserved.
+    in_budget: u64,
+}
+
+impl Reservation<'_> {
+    /// The device gave this many of them.
+    pub(crate) fn took(&mut self, bytes: u64) {
+        self.bytes -= bytes;
+        self.in_budget -= bytes;
+        let taken = self.ledger.taken.fetch_add(bytes, Relaxed) + bytes;
+        self.ledger.peak.fetch_max(taken, Relaxed);
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        self.ledger.reserved.fetch_sub(self.bytes, SeqCst);
+        if self.in_budget > 0 {
+            self.ledger.budget.give_back(self.in_budget);
+        } else if self.bytes > 0 {
+            self.ledger.budget.transit().note_return();
+        }
+    }
+}

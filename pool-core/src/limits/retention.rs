@@ -1,0 +1,90 @@
+//! How long a pool keeps free memory, and which blocks are older than that.
+
+use crate::port::DeviceError;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// How long free memory is kept. What is older goes back to the device with the next
+/// [`BucketPool::tick`](crate::BucketPool::tick).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Retention {
+    /// Up to this many allocations after it was freed; without end if `None`.
+    pub allocations: Option<u64>,
+    /// Up to this time after it was freed, as the ticks tell, or one part in 64 longer where ticks
+    /// follow each other closely; without end if `None`.
+    pub time: Option<Duration>,
+}
+
+/// The retention time is kept to within one part in this many.
+const FINENESS: u32 = 64;
+
+/// Maps tick times to counts of allocations, so that `tick` can tell which memory is older than the
+/// retention time.
+#[derive(Debug, Default)]
+pub(crate) struct Ticks(VecDeque<(Duration, u64)>);
+
+impl Ticks {
+    /// A tick at `now`, when the count was at `at`. Returns the count at which what has to go had
+    /// come: all below it is too old. Time that runs backwards makes nothing older.
+    pub(crate) fn tick(&mut self, now: Duration, at: u64, retention: Retention) -> u64 {
+        let by_count = retention.allocations.map_or(0, |most| at.saturating_sub(most));
+        let Some(age) = retention.time else { return by_count };
+        self.note(now, at, age / FINENESS);
+        let is_old = |(then, _): &(Duration, u64)| then.saturating_add(age) <= now;
+        let old = self.0.iter().take_while(|tick| is_old(tick)).count();
+        // The last old one is needed for the next tick; those before it are not.
+        self.0.drain(..old.saturating_sub(1));
+        let by_time = if old > 0 { self.0.front().map_or(0, |(_, at)| *at) } else { 0 };
+        by_count.max(by_time)
+    }
+}
+
+impl Ticks {
+    /// Notes a tick. Of ticks that follow each other in less than `apart`, the first and the last
+    /// stay, so that there are never many.
+    fn note(&mut self, now: Duration, at: u64, apart: Duration) {
+        if self.0.back().is_some_and(|(last, _)| *last > now) {
+            return;
+        }
+        let mut newest = self.0.iter().rev().map(|(then, _)| *then);
+        if let (Some(last), before) = (newest.next(), newest.next())
+            && (last == now || before.is_some_and(|before| now.saturating_sub(before) < apart))
+        {
+            self.0.pop_back();
+        }
+        self.0.push_back((now, at));
+    }
+}
+
+/// Bytes given back to the device, and its first refusal. The rest went back all the same.
+pub(crate) type GivenBack = (u64, Option<DeviceError>);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_that_follow_each_other_closely_stay_few_and_keep_the_time() {
+        let minute = Retention { time: Some(Duration::from_mins(1)), ..Retention::default() };
+        let (mut ticks, mut most) = (Ticks::default(), 0);
+        for tick in 0..200_000_u64 {
+            let now = Duration::from_millis(tick);
+            let before = Duration::from_millis(ticks.tick(now, tick, minute));
+            most = most.max(ticks.0.len());
+            assert!(before + Duration::from_mins(1) <= now || before.is_zero(), "{now:?}");
+            let late = now.saturating_sub(before + Duration::from_mins(1));
+            assert!(now < Duration::from_secs(61) || late < Duration::from_secs(1), "{now:?}");
+        }
+        assert!(most < 2 * FINENESS as usize + 4, "{most} ticks");
+    }
+
+    #[test]
+    fn a_tick_at_the_same_time_and_one_that_runs_backwards_add_none() {
+        let never = Retention { time: Some(Duration::MAX), ..Retention::default() };
+        let mut ticks = Ticks::default();
+        for at in 0..1000 {
+            assert_eq!(ticks.tick(Duration::from_secs(at % 2), at, never), 0);
+        }
+        assert!(ticks.0.len() <= 2, "{ticks:?}");
+    }
+}

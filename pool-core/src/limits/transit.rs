@@ -1,0 +1,144 @@
+//! Memory on its way between the pools of a budget and their devices, or between two lists of a
+//! pool. No search sees it, so a request that is about to be refused waits for it.
+
+use crate::sys::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
+use crate::sys::forks;
+
+#[cfg(not(any(loom, shuttle)))]
+thread_local! {
+    /// Pieces that this thread has on their way, in any budget.
+    static PIECES_HERE: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+    /// How often memory came back by this thread, in any budget.
+    static RETURNS_HERE: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+#[cfg(any(loom, shuttle))]
+crate::checker::thread_local! {
+    static PIECES_HERE: std::cell::Cell<u64> = std::cell::Cell::new(0);
+    static RETURNS_HERE: std::cell::Cell<u64> = std::cell::Cell::new(0);
+}
+
+/// Counts of memory on its way, and of returns. They change on cold paths only.
+#[derive(Debug, Default)]
+pub(crate) struct Transit {
+    /// Blocks, ranges and reservations that a thread has outside of all lists, in the low half. In
+    /// the high half the number of forks: a child has none of the threads that its parent counted.
+    pieces: AtomicU64,
+    /// How often memory has come back: to a list of free memory, or to the limit.
+    returns: AtomicU64,
+}
+
+/// The pieces of this process in a value of [`Transit::pieces`].
+fn pieces_of(packed: u64) -> u64 {
+    if packed >> 32 == u64::from(forks()) { packed & u64::from(u32::MAX) } else { 0 }
+}
+
+fn packed(pieces: u64) -> u64 {
+    u64::from(forks()) << 32 | pieces
+}
+
+impl Transit {
+    /// Returns whether any memory is on its way.
+    pub(crate) fn is_any(&self) -> bool {
+        pieces_of(self.pieces.load(Acquire)) > 0
+    }
+
+    /// Returns whether other threads have memory on its way. The code that a device call or an
+    /// observer runs does not wait for its own thread.
+    pub(crate) fn is_any_of_others(&self) -> bool {
+        let here = PIECES_HERE.with(std::cell::Cell::get);
+        pieces_of(self.pieces.load(Acquire)) > here
+    }
+
+    /// Counts `count` pieces of memory that leave a list. Call it under the lock of that list.
+    pub(crate) fn begin(&self, count: usize) {
+        let count = count as u64;
+        PIECES_HERE.with(|here| here.set(here.get() + count));
+        self.change(|pieces| pieces + count);
+    }
+
+    /// Counts `count` pieces of memory that have arrived. Call it on the thread that began.
+    pub(crate) fn end(&self, count: usize) {
+        if count > 0 {
+            let count = count as u64;
+            PIECES_HERE.with(|here| here.set(here.get().saturating_sub(count)));
+            // First, so that a thread that sees no pieces sees the return.
+            self.note_return();
+            // The thread that forks may have begun in the parent, where this does not count.
+            self.change(|pieces| pieces.saturating_sub(count));
+        }
+    }
+
+    fn change(&self, to: impl Fn(u64) -> u64) {
+        self.pieces.update(Release, Acquire, |old| packed(to(pieces_of(old))));
+    }
+
+    /// Notes that memory came back without a transit.
+    pub(crate) fn note_return(&self) {
+        self.returns.fetch_add(1, Release);
+        RETURNS_HERE.with(|here| here.set(here.get().wrapping_add(1)));
+    }
+
+    /// Returns a number that changes when memory comes back by another thread.
+    pub(crate) fn returns_of_others(&self) -> u64 {
+        RETURNS_HERE.with(|here| self.returns.load(Acquire).wrapping_sub(here.get()))
+    }
+}
+
+/// One piece of memory on its way, until the drop.
+pub(crate) struct InTransit<'t>(&'t Transit);
+
+impl<'t> InTransit<'t> {
+    pub(crate) fn new(transit: &'t Transit) -> Self {
+        transit.begin(1);
+        Self(transit)
+    }
+}
+
+impl Drop for InTransit<'_> {
+    fn drop(&mut self) {
+        self.0.end(1);
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn only_what_other_threads_return_changes_the_number() {
+        let transit = Transit::default();
+        let before = transit.returns_of_others();
+        drop(InTransit::new(&transit));
+        transit.note_return();
+        assert_eq!(transit.returns_of_others(), before);
+        thread::scope(|scope| {
+            scope.spawn(|| drop(InTransit::new(&transit)));
+        });
+        assert_eq!(transit.returns_of_others(), before + 1);
+        assert!(!transit.is_any());
+    }
+
+    #[test]
+    fn a_thread_does_not_wait_for_its_own_pieces() {
+        let transit = Transit::default();
+        let _own = InTransit::new(&transit);
+        assert!(transit.is_any() && !transit.is_any_of_others());
+        thread::scope(|scope| {
+            scope.spawn(|| assert!(transit.is_any_of_others()));
+        });
+    }
+
+    /// As if a thread of the parent had begun, which the child does not have.
+    #[test]
+    fn pieces_of_a_parent_do_not_count_in_its_child() {
+        let transit = Transit::default();
+        transit.pieces.store((u64::from(forks()).wrapping_sub(1)) << 32 | 3, Release);
+        assert!(!transit.is_any());
+        let own = InTransit::new(&transit);
+        assert_eq!(pieces_of(transit.pieces.load(Acquire)), 1);
+        drop(own);
+        transit.end(1); // it began before the fork
+        assert!(!transit.is_any());
+    }
+}

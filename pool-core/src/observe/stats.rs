@@ -1,0 +1,254 @@
+//! Statistics of a pool: the counted figures, and their forms as text and for serde.
+
+use crate::size::Bytes;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// The figures of a pool at one moment. All sizes are bytes.
+///
+/// The figures are exact on one thread. With several threads, counts, bytes and the reserved peak
+/// are exact when no thread is inside the pool; otherwise each may be off by what the threads
+/// inside do meanwhile. The fields that say "at least" may miss blocks in the caches of other
+/// threads; [`BucketPool::stats_exact`] includes them.
+///
+/// Peaks of live and cached bytes are sums of each thread's peak since its cache last reported to
+/// the pool. These peaks need not have occurred at one moment. The sums are at most the reserved
+/// peak.
+///
+/// At rest, `requested <= allocated <= active <= reserved` holds. The peaks hold
+/// `requested <= allocated <= reserved`.
+///
+/// All figures are 0 in a forked child that cannot use the pool
+/// ([`Why::Forked`](crate::Why::Forked)).
+///
+/// A pool built without [`statistics`](crate::PoolBuilder::statistics) leaves the counts at 0.
+///
+/// [`BucketPool::stats_exact`]: crate::BucketPool::stats_exact
+///
+/// ```
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+/// use bucketpool::{BucketPool, sim::SimDevice};
+///
+/// let pool = BucketPool::new(SimDevice::new());
+/// for _ in 0..4 {
+///     pool.allocate(1000)?;
+/// }
+/// let stats = pool.stats();
+/// assert_eq!((stats.hits, stats.misses), (3, 1));
+/// assert_eq!(stats.hit_rate(), 0.75);
+/// # Ok::<(), pool_core::AllocError>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PoolStats {
+    /// Requests: `allocations = hits + misses + bypasses + failures`.
+    pub allocations: u64,
+    /// Requests served without taking memory from the device.
+    pub hits: u64,
+    /// Requests of a size class that the device served.
+    pub misses: u64,
+    /// Requests that fit no size class and bypassed the pool to the device.
+    pub bypasses: u64,
+    /// Requests that were refused, those whose timeout ended included.
+    pub failures: u64,
+    /// Requests that waited for memory: those that were served later, that timed out or were
+    /// cancelled, and that wait now.
+    pub waits: u64,
+    /// Requests that waited until their timeout ended: a part of `failures`.
+    pub timeouts: u64,
+    /// Buffers that were dropped, or that left the pool for good after `detach`.
+    pub deallocations: u64,
+    /// Deallocations whose block the pool cached at first.
+    pub returns: u64,
+    /// Hits on memory that may contain bytes other than zero: a buffer had it before, or the device
+    /// does not zero it.
+    pub reuses: u64,
+    /// Hits and misses that the request's own bucket did not serve, by stage.
+    pub served_by: Stages,
+    /// Cached blocks that went back to the device, for whatever reason, and blocks that a full
+    /// bucket refused.
+    pub evictions: u64,
+    /// Sizes that have cached blocks now; at least.
+    pub keys: u64,
+    /// Cached blocks now.
+    pub cached_buffers: u64,
+    /// Bytes that live buffers requested.
+    pub requested_bytes: u64,
+    /// Peak of `requested_bytes`: the live peak, the least that any pool must reserve.
+    pub requested_peak_bytes: u64,
+    /// Bytes of live buffers after rounding.
+    pub allocated_bytes: u64,
+    /// Peak of `allocated_bytes`.
+    pub allocated_peak_bytes: u64,
+    /// Allocated bytes, plus returned bytes that were not seen to be out of use by their streams;
+    /// at least.
+    pub active_bytes: u64,
+    /// Bytes of cached blocks, deferred frees included.
+    pub cached_bytes: u64,
+    /// The part of the cached bytes that goes back with the next call that may call the device.
+    pub deferred_bytes: u64,
+    /// Peak of the cached bytes that the pool keeps, without deferred frees.
+    pub peak_cached_bytes: u64,
+    /// Bytes taken from the device.
+    pub reserved_bytes: u64,
+    /// Peak of `reserved_bytes`.
+    pub reserved_peak_bytes: u64,
+    /// Requested bytes that the device served, over all requests.
+    pub from_device_bytes: u64,
+    /// Requested bytes that cached blocks served, over all requests.
+    pub from_pool_bytes: u64,
+    /// Bytes that were given back but that the device refused: still reserved, and out of reach.
+    pub lost_bytes: u64,
+    /// The limit on reserved bytes: that of the pool, or of its budget where that is lower; `None`
+    /// without a limit.
+    pub reserved_limit_bytes: Option<u64>,
+    /// The limit on cached bytes, at the current peak where it is a share of that; `None` without a
+    /// limit.
+    pub cached_limit_bytes: Option<u64>,
+    /// Reserved bytes that are cached for graphs ([`PrivatePool`](crate::PrivatePool)).
+    pub private_bytes: u64,
+}
+
+/// Requests by the stage that served them, without those served by the free lists of their own
+/// thread and stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Stages {
+    /// A ready block of another thread's cache, or of another stream.
+    pub elsewhere: u64,
+    /// A block behind an event, after a wait on the device or a query.
+    pub behind_event: u64,
+    /// A free range of an arena, after neighbours of several streams had coalesced.
+    pub coalesced: u64,
+    /// The device.
+    pub device: u64,
+    /// The device, after the missing amount of cached memory was given back.
+    pub trimmed: u64,
+    /// The device, after all cached memory was given back.
+    pub cleared: u64,
+    /// The device, after the program released something.
+    pub spared: u64,
+    /// The private pool that the stream is bound to.
+    pub private: u64,
+}
+
+impl PoolStats {
+    /// Returns `hits / allocations`, 0 to 1; 0 before the first allocation.
+    #[must_use]
+    pub fn hit_rate(&self) -> f64 {
+        share(self.hits, self.allocations)
+    }
+
+    /// Returns the bytes served by cached blocks divided by all bytes served, 0 to 1.
+    #[must_use]
+    pub fn efficiency(&self) -> f64 {
+        share(self.from_pool_bytes, self.from_pool_bytes + self.from_device_bytes)
+    }
+
+    /// Returns the figures with the two rates, for serde.
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+    /// use bucketpool::{PoolStats, observe::PoolStatsSnapshot};
+    ///
+    /// let snapshot: PoolStatsSnapshot = PoolStats::default().snapshot();
+    /// let json = serde_json::to_string(&snapshot)?;
+    /// assert_eq!(serde_json::from_str::<PoolStatsSnapshot>(&json)?, snapshot);
+    /// # Ok::<(), serde_json::Error>(())
+    /// ```
+    #[must_use]
+    pub fn snapshot(&self) -> PoolStatsSnapshot {
+        PoolStatsSnapshot { stats: *self, hit_rate: self.hit_rate(), efficiency: self.efficiency() }
+    }
+}
+
+fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+/// A number of things, with their name in the singular.
+struct Plural(u64, &'static str);
+
+impl fmt::Display for Plural {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(count, name) = self;
+        write!(f, "{count} {name}{}", if *count == 1 { "" } else { "s" })
+    }
+}
+
+impl fmt::Display for PoolStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let percent = |rate: f64| format!("{:.1} %", 100.0 * rate);
+        writeln!(f, "allocations  {} ({} hits)", self.allocations, percent(self.hit_rate()))?;
+        writeln!(
+            f,
+            "  hits {}, misses {}, bypasses {}, refused {}",
+            self.hits, self.misses, self.bypasses, self.failures
+        )?;
+        if self.waits > 0 {
+            writeln!(f, "waits        {}, {} of them timed out", self.waits, self.timeouts)?;
+        }
+        writeln!(
+            f,
+            "frees        {}: {} kept, {} reused, {} evicted",
+            self.deallocations, self.returns, self.reuses, self.evictions
+        )?;
+        let of_limit = |f: &mut fmt::Formatter<'_>, bytes, limit: Option<u64>| match limit {
+            Some(limit) => {
+                let used = percent(share(bytes, limit));
+                write!(f, ", {used} of the limit of {}", Bytes(limit))
+            }
+            None => Ok(()),
+        };
+        for (name, now, peak, limit) in [
+            ("requested", self.requested_bytes, self.requested_peak_bytes, None),
+            ("allocated", self.allocated_bytes, self.allocated_peak_bytes, None),
+            ("reserved", self.reserved_bytes, self.reserved_peak_bytes, self.reserved_limit_bytes),
+        ] {
+            write!(f, "{name:<12} {}, peak {}", Bytes(now), Bytes(peak))?;
+            of_limit(f, now, limit)?;
+            writeln!(f)?;
+        }
+        let kept = self.cached_bytes.saturating_sub(self.deferred_bytes);
+        write!(f, "cached       {}", Bytes(self.cached_bytes))?;
+        if self.cached_buffers > 0 {
+            write!(f, " in {}", Plural(self.cached_buffers, "block"))?;
+        }
+        if self.cached_buffers > 0 && self.keys > 0 {
+            write!(f, " of {}", Plural(self.keys, "size"))?;
+        }
+        if self.deferred_bytes > 0 {
+            write!(f, ", {} of it to be freed", Bytes(self.deferred_bytes))?;
+        }
+        of_limit(f, kept, self.cached_limit_bytes)?;
+        writeln!(f)?;
+        write!(
+            f,
+            "served       {} by the pool, {} by the device ({} reused)",
+            Bytes(self.from_pool_bytes),
+            Bytes(self.from_device_bytes),
+            percent(self.efficiency())
+        )?;
+        if self.lost_bytes > 0 {
+            write!(
+                f,
+                "\nlost         {} that the device would not take back",
+                Bytes(self.lost_bytes)
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// [`PoolStats`] with its rates, for programs to write and read: one flat object in JSON.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PoolStatsSnapshot {
+    /// The figures.
+    #[serde(flatten)]
+    pub stats: PoolStats,
+    /// [`PoolStats::hit_rate`].
+    pub hit_rate: f64,
+    /// [`PoolStats::efficiency`].
+    pub efficiency: f64,
+}

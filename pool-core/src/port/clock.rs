@@ -1,0 +1,222 @@
+//! The order of a device's work: streams, marks, and the order between them.
+//!
+//! A mark is a point in a stream: after everything given to the stream so far. Taking a mark costs
+//! nothing. Events are internal to a clock, which uses them to establish and check order.
+
+use crate::port::error::DeviceError;
+use std::fmt::Debug;
+
+/// The clock of one device. Wrappers pass on the clock of the allocator that they wrap, so that all
+/// pools over one device share its epochs.
+///
+/// # Examples
+///
+/// ```
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+/// use bucketpool::{DeviceAllocator, StreamClock, Why, port::{Order, Request}, sim::SimDevice};
+///
+/// let device = SimDevice::new();
+/// let (clock, load, compute) = (device.clock(), device.stream(), device.stream());
+/// let block = device.allocate(Request { bytes: 4, kind: () }, &load)?;
+/// device.kernel(&load, &device.view(&block, 0, 4, &load));
+/// let loaded = clock.mark(&load);
+/// assert!(!clock.is_done(loaded)?); // the kernel has not run
+/// assert_eq!(clock.order(&compute, &[loaded])?, Order::Ordered); // the host does not wait
+/// clock.synchronize(loaded)?;
+/// assert!(clock.is_done(loaded)?);
+/// let foreign = SimDevice::new().stream();
+/// assert_eq!(clock.order(&foreign, &[loaded]).unwrap_err().why, Why::Foreign);
+/// # Ok::<(), pool_core::DeviceError>(())
+/// ```
+pub trait StreamClock: Send + Sync + 'static {
+    /// An ordered queue of work.
+    type Stream: Clone + Send + Sync + 'static;
+    /// A point in a stream.
+    type Mark: Copy + Debug + Send + Sync + 'static;
+
+    /// True if a use lasts until its buffer is dropped. This is so where a program can keep what it
+    /// borrowed, such as a bind group, and use it again later in the same stream.
+    const UNTIL_DROP: bool = false;
+
+    /// Returns the stream that `allocate` uses when the caller names none, so that one program text
+    /// serves all devices.
+    fn default_stream(&self) -> &Self::Stream;
+
+    /// Returns whether `on` is a stream of this device. The pool refuses a stream of another
+    /// device.
+    fn owns(&self, on: &Self::Stream) -> bool;
+
+    /// Returns the reason why no call to the device can succeed any more: the device is lost, or
+    /// this process is a fork.
+    ///
+    /// The pool asks before each allocation, so that a hit does not hide the fault. Makes no device
+    /// call.
+    fn fault(&self) -> Option<DeviceError> {
+        None
+    }
+
+    /// Returns whether work given to `on` reaches the device by itself. False under a capture into
+    /// a graph, which runs the work later, and more than once. Makes no device call.
+    fn takes_work(&self, _on: &Self::Stream) -> bool {
+        true
+    }
+
+    /// Returns a stream for zeroing that runs ahead of the work that `on` is given from here on
+    /// ([`Zeroing::Ahead`](crate::port::Zeroing::Ahead)).
+    ///
+    /// Memory that the returned stream may use can be zeroed ahead. Makes no device call.
+    fn ahead_of(&self, _on: &Self::Stream) -> Self::Stream {
+        self.default_stream().clone()
+    }
+
+    /// Returns the point that `on` has reached: after everything given to it so far. Makes no
+    /// device call.
+    fn mark(&self, on: &Self::Stream) -> Self::Mark;
+
+    /// Returns the point that the stream of an earlier mark has reached now. Makes no device call.
+    fn latest(&self, mark: Self::Mark) -> Self::Mark;
+
+    /// Returns whether both marks lie in one stream.
+    fn same_stream(&self, a: Self::Mark, b: Self::Mark) -> bool;
+
+    /// Returns the later of two marks of one stream.
+    fn later(&self, a: Self::Mark, b: Self::Mark) -> Self::Mark;
+
+    /// Returns whether `a` is `b`, or a later point of the same stream.
+    fn is_later(&self, a: Self::Mark, b: Self::Mark) -> bool;
+
+    /// Returns whether a request on `on` must take memory that is ready ahead of its present work,
+    /// as [`StreamClock::ahead_of`] names it, although nothing is zeroed. Makes no device call.
+    #[inline]
+    fn reuses_ahead(&self, _on: &Self::Stream) -> bool {
+        false
+    }
+
+    /// Returns the stream id of a mark. A request tries cached blocks with its stream's id first.
+    fn stream_id(&self, mark: Self::Mark) -> u64;
+
+    /// Returns whether the work that `on` is given from here on already runs after `after`. Makes
+    /// no device call, so a pool may ask while it holds a lock.
+    fn is_ordered(&self, on: &Self::Stream, after: Self::Mark) -> bool;
+
+    /// Makes the work that `on` is given from here on run after all of `after`, on the device. The
+    /// host does not wait.
+    ///
+    /// # Errors
+    ///
+    /// The device's error if an event could not be recorded or waited for. Some marks of `after`
+    /// may be ordered by then, which does no harm.
+    fn order(&self, on: &Self::Stream, after: &[Self::Mark]) -> Result<Order, DeviceError>;
+
+    /// Returns whether the work before a mark has reached the device, so that it will complete
+    /// eventually. Makes no device call.
+    fn is_submitted(&self, _after: Self::Mark) -> bool {
+        true
+    }
+
+    /// Returns whether an earlier query has seen `after` done. Makes no device call.
+    fn is_seen_done(&self, after: Self::Mark) -> bool;
+
+    /// Returns whether an order behind `after` needs no new event: one exists already, or no work
+    /// is left to wait for. Makes no device call.
+    fn has_event(&self, after: Self::Mark) -> bool {
+        self.is_seen_done(after)
+    }
+
+    /// Returns whether the stream of a mark has ended, so that no later request on it can reuse its
+    /// memory. Makes no device call.
+    fn is_retired(&self, _mark: Self::Mark) -> bool {
+        false
+    }
+
+    /// Returns whether nothing has to be ordered behind the stream of a mark any more.
+    ///
+    /// The stream is given no more work, every other stream is ordered behind its work, and where
+    /// the CPU can touch the memory, that work was seen done. A buffer forgets such marks. Makes no
+    /// device call.
+    #[inline]
+    fn is_obsolete(&self, _mark: Self::Mark) -> bool {
+        false
+    }
+
+    /// Queries the device, and returns whether `after` is done.
+    ///
+    /// # Errors
+    ///
+    /// The device's error.
+    fn is_done(&self, after: Self::Mark) -> Result<bool, DeviceError>;
+
+    /// Blocks the host until `after` is done.
+    ///
+    /// # Errors
+    ///
+    /// The device's error; [`Why::NotSubmitted`](crate::Why::NotSubmitted) where the wait would
+    /// never end.
+    fn synchronize(&self, after: Self::Mark) -> Result<(), DeviceError>;
+}
+
+/// The result of an attempt to order a stream behind marks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// The work that the stream is given from here on runs after the marks.
+    Ordered,
+    /// The work behind a mark has not reached the device (an open command encoder, a graph
+    /// capture), so nothing can be ordered after it. The block stays where it is.
+    NotYet,
+}
+
+/// The clock of memory without streams: work is done when the call returns.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Immediate;
+
+impl StreamClock for Immediate {
+    type Stream = ();
+    type Mark = ();
+
+    #[inline]
+    fn default_stream(&self) -> &() {
+        &()
+    }
+    #[inline]
+    fn owns(&self, _on: &()) -> bool {
+        true
+    }
+    #[inline]
+    fn mark(&self, _on: &()) {}
+    #[inline]
+    fn latest(&self, _mark: ()) {}
+    #[inline]
+    fn same_stream(&self, _a: (), _b: ()) -> bool {
+        true
+    }
+    #[inline]
+    fn later(&self, _a: (), _b: ()) {}
+    #[inline]
+    fn is_later(&self, _a: (), _b: ()) -> bool {
+        true
+    }
+    #[inline]
+    fn stream_id(&self, _mark: ()) -> u64 {
+        0
+    }
+    #[inline]
+    fn is_ordered(&self, _on: &(), _after: ()) -> bool {
+        true
+    }
+    #[inline]
+    fn order(&self, _on: &(), _after: &[()]) -> Result<Order, DeviceError> {
+        Ok(Order::Ordered)
+    }
+    #[inline]
+    fn is_seen_done(&self, _after: ()) -> bool {
+        true
+    }
+    #[inline]
+    fn is_done(&self, _after: ()) -> Result<bool, DeviceError> {
+        Ok(true)
+    }
+    #[inline]
+    fn synchronize(&self, _after: ()) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}

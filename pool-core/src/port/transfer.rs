@@ -1,0 +1,170 @@
+//! Bytes into memory and out of it.
+
+use crate::port::allocator::{DeviceAllocator, StreamOf};
+use crate::port::error::DeviceError;
+
+/// Memory that a program can write to and read from, by copies in the order of a stream.
+///
+/// [`PooledBuffer::write_at`](crate::PooledBuffer::write_at) and
+/// `PooledArray` are made of it.
+///
+/// # Examples
+///
+/// ```
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+/// use bucketpool::{DeviceAllocator, Transfer, Why, port::Request, sim::SimDevice};
+///
+/// let device = SimDevice::new();
+/// let stream = device.stream();
+/// let block = device.allocate(Request { bytes: 4, kind: () }, &stream)?;
+/// let (view, mut to) = (device.view(&block, 0, 4, &stream), [0; 2]);
+/// // SAFETY: both ranges lie inside of the view, and no other code uses the block.
+/// unsafe {
+///     device.write(&view, 0, b"1234", &stream)?;
+///     Transfer::read(&device, &view, 1, &mut to, &stream)?;
+/// }
+/// assert_eq!(&to, b"23");
+/// device.begin_capture(&stream)?; // work of the stream does not run now
+/// // SAFETY: as above.
+/// let refused = unsafe { Transfer::read(&device, &view, 1, &mut to, &stream) };
+/// assert_eq!(refused.unwrap_err().why, Why::NotSubmitted);
+/// # Ok::<(), pool_core::DeviceError>(())
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "a program cannot write and read `{Self}` by copies",
+    note = "generic code asks for `A: Transfer`; a new kind of memory implements it beside \
+            `DeviceAllocator`"
+)]
+pub trait Transfer: DeviceAllocator {
+    /// Copies `from` into the view from byte `offset` on, in the order of `on`. `from` may be used
+    /// again when the call returns; work that `on` is given from then on sees the bytes.
+    ///
+    /// # Safety
+    ///
+    /// The bytes lie inside of the view, and no other code uses them meanwhile, other than by work
+    /// that `on` is ordered after.
+    ///
+    /// # Errors
+    ///
+    /// The error of the device; the contents are unknown then.
+    #[expect(unsafe_code, reason = "who calls it vouches for the bytes")]
+    unsafe fn write(
+        &self,
+        to: &Self::View<'_>,
+        offset: u64,
+        from: &[u8],
+        on: &StreamOf<Self>,
+    ) -> Result<(), DeviceError>;
+
+    /// Copies bytes of the view from `offset` on into `to`, after all work that `on` was given.
+    /// Blocks until they are there.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Transfer::write`].
+    ///
+    /// # Errors
+    ///
+    /// The error of the device; [`Why::NotSubmitted`](crate::Why::NotSubmitted) where waiting would
+    /// never end.
+    #[expect(unsafe_code, reason = "who calls it vouches for the bytes")]
+    unsafe fn read(
+        &self,
+        from: &Self::View<'_>,
+        offset: u64,
+        to: &mut [u8],
+        on: &StreamOf<Self>,
+    ) -> Result<(), DeviceError>;
+}
+
+/// Memory whose copies need not be waited for: the bytes go through staging memory that the device
+/// reaches by itself.
+///
+/// # Examples
+///
+/// ```
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+/// use bucketpool::{DeviceAllocator, Why, port::{Arrival, Request, TransferLater}, sim::SimDevice};
+///
+/// let device = SimDevice::new();
+/// let stream = device.stream();
+/// let block = device.allocate(Request { bytes: 4, kind: () }, &stream)?;
+/// let view = device.view(&block, 0, 4, &stream);
+/// // SAFETY: both ranges lie inside of the view, and no other code uses the block.
+/// let arrival = unsafe {
+///     device.write_later(&view, 0, b"1234", &stream)?;
+///     device.read_later(&view, 1, 2, &stream)?
+/// };
+/// assert!(!arrival.is_here()?); // the stream has not run yet
+/// assert_eq!(arrival.wait()?, b"23");
+/// // SAFETY: as above.
+/// let arrival = unsafe { device.read_later(&view, 1, 2, &stream)? };
+/// device.lose_after(0);
+/// assert_eq!(arrival.wait().unwrap_err().why, Why::Lost);
+/// # Ok::<(), pool_core::DeviceError>(())
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no staging memory, so its copies are waited for",
+    note = "use `write_at` and `read_at`"
+)]
+pub trait TransferLater: Transfer {
+    /// Bytes on their way to the program.
+    type Arrival: Arrival;
+
+    /// Copies `from` to staging memory, and from there into the view in the order of `on`. Does not
+    /// wait for the device.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Transfer::write`].
+    ///
+    /// # Errors
+    ///
+    /// The error of the device, also of the staging memory.
+    #[expect(unsafe_code, reason = "who calls it vouches for the bytes")]
+    unsafe fn write_later(
+        &self,
+        to: &Self::View<'_>,
+        offset: u64,
+        from: &[u8],
+        on: &StreamOf<Self>,
+    ) -> Result<(), DeviceError>;
+
+    /// Copies `bytes` bytes of the view from `offset` on to staging memory, after all work that
+    /// `on` was given. Does not wait for the device.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Transfer::write`].
+    ///
+    /// # Errors
+    ///
+    /// The error of the device, also of the staging memory.
+    #[expect(unsafe_code, reason = "who calls it vouches for the bytes")]
+    unsafe fn read_later(
+        &self,
+        from: &Self::View<'_>,
+        offset: u64,
+        bytes: u64,
+        on: &StreamOf<Self>,
+    ) -> Result<Self::Arrival, DeviceError>;
+}
+
+/// Bytes on their way to the program. Dropping it gives them up.
+///
+/// See [`TransferLater`] for an example.
+pub trait Arrival: Send {
+    /// Returns whether they are there. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// The error of the device.
+    fn is_here(&self) -> Result<bool, DeviceError>;
+
+    /// Blocks until they are there, and returns them.
+    ///
+    /// # Errors
+    ///
+    /// The error of the device.
+    fn wait(self) -> Result<Vec<u8>, DeviceError>;
+}

@@ -1,0 +1,287 @@
+//! Size classes: the block size that serves a request. This module is pure arithmetic.
+
+pub(crate) mod text;
+
+use crate::size::units::LARGEST;
+use std::ops::RangeInclusive;
+
+/// The rule by which requests are rounded to size classes.
+///
+/// Sizes of classes are multiples of the pool's granule
+/// ([`PoolBuilder::granule`](crate::PoolBuilder::granule)). The best policy depends on the sizes
+/// that a program requests: `cargo xtask replay` compares policies for a recorded trace.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum BucketPolicy {
+    /// A class for each size. No rounding; a block is reused only for requests of its size.
+    Exact,
+    /// The next power of two. Up to half of a block is unused; few classes, so few misses.
+    PowerOfTwo,
+    /// The smallest of these classes, in ascending order, that holds the request. A request above
+    /// the largest class bypasses the pool. Made by [`BucketPolicy::tiered`].
+    Tiered(Vec<u64>),
+    /// A class for each size. A request of `s` bytes takes the smallest cached block in
+    /// `[s, alpha * s]` without a split. `alpha` below 1 counts as 1.
+    Fit {
+        /// The largest ratio of block size to request; 2.0 wastes at most half of a block.
+        alpha: f64,
+    },
+}
+
+impl BucketPolicy {
+    /// Returns a policy with these classes, in bytes, in any order. Zeroes and duplicates are
+    /// dropped. With an empty list all requests bypass the pool.
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPolicy, KIB};
+    ///
+    /// let policy = BucketPolicy::tiered(&[16 * KIB, 4 * KIB]);
+    /// assert_eq!(policy, BucketPolicy::Tiered(vec![4 * KIB, 16 * KIB]));
+    /// ```
+    #[must_use]
+    pub fn tiered(classes: &[u64]) -> Self {
+        let mut classes: Vec<u64> = classes.iter().copied().filter(|c| *c > 0).collect();
+        classes.sort_unstable();
+        classes.dedup();
+        Self::Tiered(classes)
+    }
+
+    /// Returns the granule, in bytes, of a pool with this policy that sets none.
+    ///
+    /// It is 512 where blocks of different sizes meet in one class (the rounding of CUDA's own
+    /// allocator and of `PyTorch`), and 1 where every byte counts. A pool of exact sizes uses the
+    /// alignment of its memory, if that is more.
+    #[must_use]
+    pub fn default_granule(&self) -> u64 {
+        match self {
+            Self::Exact | Self::Tiered(_) => 1,
+            Self::PowerOfTwo | Self::Fit { .. } => 512,
+        }
+    }
+}
+
+/// The size classes of a pool: a policy for one device.
+#[derive(Clone, Debug)]
+pub(crate) struct SizeClasses {
+    policy: BucketPolicy,
+    granule: u64,
+    /// The device's granule, in bytes.
+    device_granule: u64,
+    /// The largest block of the device.
+    largest: u64,
+    /// The request sizes whose blocks are cached.
+    window: RangeInclusive<u64>,
+    quick: Quick,
+    /// The largest ratio of block size to class size.
+    alpha: f64,
+}
+
+/// The common policies in few steps, for requests of up to `most` bytes. Tests compare them with
+/// the general path.
+#[derive(Clone, Copy, Debug)]
+enum Quick {
+    /// The next power of two, from `least` on.
+    PowerOfTwo {
+        least: u64,
+        most: u64,
+    },
+    /// The next multiple of a power of two.
+    Multiple {
+        mask: u64,
+        most: u64,
+    },
+    Never,
+}
+
+/// The class of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Class {
+    /// The size of the block that the device allocates for the request.
+    pub(crate) bytes: u64,
+    /// The largest cached block that may serve the request; 0 if its blocks are not cached and the
+    /// request bypasses the pool. (The struct has only two words: a flag beside them would cost a
+    /// stalled copy.)
+    pub(crate) up_to: u64,
+}
+
+impl SizeClasses {
+    pub(crate) fn new(
+        policy: BucketPolicy,
+        granule: Option<u64>,
+        device_granule: u64,
+        largest: u64,
+    ) -> Self {
+        let device_granule = device_granule.max(1);
+        let granule = granule.unwrap_or_else(|| policy.default_granule()).max(1);
+        // The program can make a list without `tiered`, but the search needs it sorted.
+        let policy = match policy {
+            BucketPolicy::Tiered(classes) => BucketPolicy::tiered(&classes),
+            other => other,
+        };
+        let quick = Quick::of(&policy, granule.max(device_granule), largest);
+        // Powers of two are multiples of each other; other granules take the general path.
+        let plain = granule.is_power_of_two() && device_granule.is_power_of_two();
+        let quick = if plain { quick } else { Quick::Never };
+        let window = 0..=u64::MAX;
+        let alpha = match policy {
+            BucketPolicy::Fit { alpha } => alpha,
+            _ => 1.0,
+        };
+        Self { policy, granule, device_granule, largest, window, quick, alpha }
+    }
+
+    /// Restricts the classes to a window: requests of other sizes bypass the pool.
+    pub(crate) fn within(self, window: RangeInclusive<u64>) -> Self {
+        let quick = self.quick.within(&window);
+        Self { window, quick, ..self }
+    }
+
+    /// Returns the class of a request, or `None` if rounding would exceed [`LARGEST`]. A request of
+    /// no bytes gets the smallest class.
+    #[inline]
+    pub(crate) fn of(&self, requested: u64) -> Option<Class> {
+        match self.quick(requested) {
+            Some(bytes) if self.alpha <= 1.0 => Some(Class::of_bytes(bytes)),
+            Some(bytes) => Some(Class { bytes, up_to: scaled(bytes, self.alpha) }),
+            None => self.of_any(requested),
+        }
+    }
+
+    /// Returns the bytes of the class of a request, if the quick path can compute it.
+    #[inline]
+    pub(crate) fn quick(&self, requested: u64) -> Option<u64> {
+        match self.quick {
+            Quick::PowerOfTwo { least, most } if requested <= most => {
+                Some(requested.max(least).next_power_of_two())
+            }
+            Quick::Multiple { mask, most } if requested <= most => {
+                Some((requested.max(1) + mask) & !mask)
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the bytes of the class of a request for which [`SizeClasses::quick`] returns `None`;
+    /// `None` for a bypass. (One function for both costs a hit three instructions.)
+    #[inline(never)]
+    pub(crate) fn of_cached(&self, requested: u64) -> Option<u64> {
+        self.of_any(requested).filter(|class| class.pooled()).map(|class| class.bytes)
+    }
+
+    fn of_any(&self, requested: u64) -> Option<Class> {
+        let least = requested.max(1);
+        if !self.window.contains(&least) {
+            let exact = self.rounded(least).filter(|bytes| *bytes <= LARGEST);
+            return exact.map(Class::past_the_pool);
+        }
+        let class = self.rounded_by_policy(least).filter(|class| class.bytes <= LARGEST);
+        if class.is_some_and(|class| class.bytes <= self.largest) {
+            return class;
+        }
+        // The class does not exist on this device, but the request itself may fit.
+        let exact = self.on_device(least).filter(|bytes| *bytes <= self.largest.min(LARGEST));
+        exact.map(Class::past_the_pool).or(class)
+    }
+
+    #[inline]
+    fn rounded_by_policy(&self, least: u64) -> Option<Class> {
+        match &self.policy {
+            BucketPolicy::Exact => self.rounded(least).map(Class::of_bytes),
+            BucketPolicy::PowerOfTwo => {
+                let bytes = least.max(self.granule).checked_next_power_of_two()?;
+                self.on_device(bytes).map(Class::of_bytes)
+            }
+            BucketPolicy::Tiered(classes) => {
+                let at = classes.partition_point(|class| *class < least);
+                match classes.get(at) {
+                    Some(class) => self.rounded(*class).map(Class::of_bytes),
+                    None => self.rounded(least).map(Class::past_the_pool),
+                }
+            }
+            BucketPolicy::Fit { alpha } => {
+                let bytes = self.rounded(least)?;
+                Some(Class { bytes, up_to: scaled(bytes, *alpha) })
+            }
+        }
+    }
+
+    #[inline]
+    fn rounded(&self, bytes: u64) -> Option<u64> {
+        self.on_device(rounded_up(bytes, self.granule)?)
+    }
+
+    #[inline]
+    fn on_device(&self, bytes: u64) -> Option<u64> {
+        rounded_up(bytes, self.device_granule)
+    }
+}
+
+impl Quick {
+    /// Returns the quick path of a policy. `granule` is a power of two.
+    fn of(policy: &BucketPolicy, granule: u64, largest: u64) -> Self {
+        let most = largest.min(LARGEST);
+        if most < granule {
+            return Self::Never;
+        }
+        match policy {
+            BucketPolicy::PowerOfTwo => {
+                Self::PowerOfTwo { least: granule, most: 1 << most.ilog2() }
+            }
+            BucketPolicy::Exact | BucketPolicy::Fit { .. } => {
+                Self::Multiple { mask: granule - 1, most: most - granule }
+            }
+            BucketPolicy::Tiered(_) => Self::Never,
+        }
+    }
+
+    fn within(self, window: &RangeInclusive<u64>) -> Self {
+        if *window.start() > 1 || *window.end() == 0 {
+            return Self::Never;
+        }
+        let last = *window.end();
+        match self {
+            Self::PowerOfTwo { least, most } => Self::PowerOfTwo { least, most: most.min(last) },
+            Self::Multiple { mask, most } => Self::Multiple { mask, most: most.min(last) },
+            Self::Never => Self::Never,
+        }
+    }
+}
+
+/// Rounds up to the next multiple, without a division if `multiple` is a power of two.
+#[inline]
+fn rounded_up(bytes: u64, multiple: u64) -> Option<u64> {
+    if multiple.is_power_of_two() {
+        return Some(bytes.checked_add(multiple - 1)? & !(multiple - 1));
+    }
+    bytes.checked_next_multiple_of(multiple)
+}
+
+impl Class {
+    fn of_bytes(bytes: u64) -> Self {
+        Self { bytes, up_to: bytes }
+    }
+
+    fn past_the_pool(bytes: u64) -> Self {
+        Self { bytes, up_to: 0 }
+    }
+
+    /// Returns whether blocks of this class are cached.
+    #[inline]
+    pub(crate) fn pooled(self) -> bool {
+        self.up_to > 0
+    }
+}
+
+/// Returns `bytes * alpha`, at least `bytes`; saturates.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a float cast saturates, and negative and NaN factors give way to `bytes`"
+)]
+fn scaled(bytes: u64, alpha: f64) -> u64 {
+    ((bytes as f64 * alpha) as u64).max(bytes)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,16 @@
+//! What a pool needs of the system and of its threads: locks, forks, numbers of threads.
+
+#[cfg(pool_counts)]
+pub mod counts;
+pub(crate) mod fork;
+#[cfg(not(any(loom, shuttle)))]
+mod lock;
+#[cfg(any(loom, shuttle))]
+#[path = "sys/lock/modelled.rs"]
+mod lock;
+pub(crate) mod sync;
+pub(crate) mod thread_number;
+
+pub(crate) use fork::{ForkCheck, forks};
+pub(crate) use lock::{Lock, LockGuard};
+pub(crate) use sync::{Mutex, RwLock, Word, atomic};

@@ -1,0 +1,205 @@
+//! Small numbers for live threads. A thread's number identifies its thread cache.
+//!
+//! A thread that ends gives its number back, so programs with many short-lived threads use few
+//! numbers.
+//!
+//! Numbers are taken and given back without a lock, so a thread can have one while another forks,
+//! and so can a child.
+
+#[cfg(not(any(loom, shuttle)))]
+use std::cell::Cell;
+#[cfg(not(any(loom, shuttle)))]
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+/// The number of threads that found all others taken, and of threads that are ending.
+pub(crate) const NONE: usize = NUMBERS;
+/// Numbers that threads can have.
+const NUMBERS: usize = 64 * WORDS - 1;
+/// Words of the bit set, which has one bit for each number.
+const WORDS: usize = 16;
+/// The value before the thread's first [`get`].
+const UNKNOWN: usize = usize::MAX;
+
+/// A bit for each number that a thread has. The last bit is [`NONE`], which no thread takes.
+#[cfg(not(any(loom, shuttle)))]
+static TAKEN: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
+
+#[cfg(not(any(loom, shuttle)))]
+thread_local! {
+    // No destructor, so it can be read while a thread ends.
+    static NUMBER: Cell<usize> = const { Cell::new(UNKNOWN) };
+    static AT_EXIT: AtExit = const { AtExit };
+}
+
+#[cfg(not(any(loom, shuttle)))]
+struct AtExit;
+
+#[cfg(not(any(loom, shuttle)))]
+impl Drop for AtExit {
+    fn drop(&mut self) {
+        give_back(NUMBER.replace(NONE));
+    }
+}
+
+/// The number that a model gives to each thread. Threads of a checker are not threads of the
+/// system.
+#[cfg(any(loom, shuttle))]
+pub(crate) mod modelled {
+    crate::checker::thread_local! {
+        static NUMBER: std::cell::Cell<usize> = std::cell::Cell::new(0);
+    }
+    pub(crate) fn get() -> usize {
+        NUMBER.with(std::cell::Cell::get)
+    }
+    /// Gives the calling thread of a model its number.
+    pub fn set(number: usize) {
+        NUMBER.with(|own| own.set(number));
+    }
+}
+/// A checker has its own threads.
+#[cfg(all(feature = "check", any(loom, shuttle)))]
+#[expect(missing_docs, reason = "as below")]
+#[derive(Debug)]
+pub struct TestThreads;
+#[cfg(all(feature = "check", any(loom, shuttle)))]
+#[expect(missing_docs, reason = "as below")]
+impl TestThreads {
+    #[must_use]
+    pub fn new(_: usize) -> Self {
+        Self
+    }
+    pub fn as_thread<R>(&mut self, _: usize, work: impl FnOnce() -> R) -> R {
+        work()
+    }
+}
+
+#[cfg(any(loom, shuttle))]
+pub(crate) use modelled::{get, get as known};
+
+/// Returns this thread's number, the same for the thread's life, or [`NONE`] if it has none.
+#[cfg(not(any(loom, shuttle)))]
+#[inline]
+pub(crate) fn get() -> usize {
+    let number = NUMBER.get();
+    if number == UNKNOWN { take() } else { number }
+}
+
+/// Returns this thread's number, or a number that no thread has if [`get`] was not called yet.
+#[cfg(not(any(loom, shuttle)))]
+#[inline]
+pub(crate) fn known() -> usize {
+    NUMBER.get()
+}
+
+#[cfg(not(any(loom, shuttle)))]
+#[cold]
+fn take() -> usize {
+    // The calls below may re-enter this function; they then get `NONE`.
+    NUMBER.set(NONE);
+    if AT_EXIT.try_with(|_| ()).is_err() {
+        return NONE;
+    }
+    let taken = take_free();
+    if let Some(number) = taken {
+        NUMBER.set(number);
+    }
+    // A thread without a number keeps `NONE` for its life: a search on each call would read all
+    // words each time.
+    taken.unwrap_or(NONE)
+}
+
+/// Takes the lowest number that no thread has.
+#[cfg(not(any(loom, shuttle)))]
+fn take_free() -> Option<usize> {
+    TAKEN.iter().enumerate().find_map(|(word, taken)| {
+        // The last bit stands for no number.
+        let all = if word == WORDS - 1 { u64::MAX >> 1 } else { u64::MAX };
+        let with_first_free = |bits: u64| (bits != all).then(|| bits | (bits + 1));
+        let before = taken.fetch_update(Acquire, Relaxed, with_first_free).ok()?;
+        Some(64 * word + before.trailing_ones() as usize)
+    })
+}
+
+/// Gives a number back.
+#[cfg(not(any(loom, shuttle)))]
+fn give_back(number: usize) {
+    if number < NUMBERS {
+        // Release: this thread's work happens before the work of the next thread with this number,
+        // which `take_free` acquires.
+        TAKEN[number / 64].fetch_and(!(1 << (number % 64)), Release);
+    }
+}
+
+/// Threads of a test that do not run: one thread takes the place of each in turn, so that a seed
+/// decides which thread does what, and a failing test can be repeated.
+///
+/// In a pool, the thread caches of these threads are used. Anything else that belongs to a thread,
+/// such as its thread-local variables, remains that of the thread that takes the place.
+///
+/// ```
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+/// use bucketpool::{BucketPool, check::TestThreads, sim::SimDevice};
+///
+/// let pool = BucketPool::new(SimDevice::new());
+/// let mut threads = TestThreads::new(2);
+/// let buffer = threads.as_thread(0, || pool.allocate(4096))?;
+/// threads.as_thread(1, || drop(buffer)); // into the cache of the second thread
+/// assert_eq!(pool.stats().cached_bytes, 4096);
+/// # Ok::<(), pool_core::AllocError>(())
+/// ```
+#[cfg(all(feature = "check", not(any(loom, shuttle))))]
+#[derive(Debug)]
+pub struct TestThreads(Vec<usize>);
+
+#[cfg(all(feature = "check", not(any(loom, shuttle))))]
+impl TestThreads {
+    /// Returns this many threads, which do not run. Beyond about a thousand threads in the process
+    /// they have no caches, like others.
+    #[must_use]
+    pub fn new(count: usize) -> Self {
+        Self((0..count).map(|_| take_free().unwrap_or(NONE)).collect())
+    }
+
+    /// Does `work` in the place of thread `thread`, modulo the number of threads; without any, as
+    /// the calling thread.
+    ///
+    /// The exclusive reference is what makes it sound: no two threads have one number at once.
+    pub fn as_thread<R>(&mut self, thread: usize, work: impl FnOnce() -> R) -> R {
+        /// Sets the thread's own number again, also when `work` panics.
+        struct Own(usize);
+        impl Drop for Own {
+            fn drop(&mut self) {
+                NUMBER.set(self.0);
+            }
+        }
+        let Some(number) = self.0.get(thread % self.0.len().max(1)) else { return work() };
+        let _own = Own(get());
+        NUMBER.set(*number);
+        work()
+    }
+}
+
+#[cfg(all(feature = "check", not(any(loom, shuttle))))]
+impl Drop for TestThreads {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(give_back);
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn a_thread_keeps_its_number_and_gives_it_back() {
+        let own = get();
+        assert_eq!(get(), own);
+        for _ in 0..if cfg!(miri) { 20 } else { 1000 } {
+            let other = thread::spawn(|| (get(), get())).join().unwrap();
+            assert_eq!(other.0, other.1);
+            assert_ne!(other.0, own);
+            assert_ne!(other.0, NONE, "a thousand threads, a few at a time");
+        }
+    }
+}
