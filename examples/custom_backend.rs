@@ -44,7 +44,7 @@ impl DeviceAllocator for FileAllocator {
     }
     fn allocate(&self, request: Request<()>, (): &()) -> Result<Range, DeviceError> {
         if request.bytes > 1 << 40 {
-            return Err(DeviceError::new(Why::TooLarge, "a range of a file", 0));
+            return Err(DeviceError::new(Why::TooLarge, "a range of a file"));
         }
         let same_length = |free: &mut BTreeMap<u64, Vec<u64>>| free.get_mut(&request.bytes)?.pop();
         let freed = same_length(&mut self.free.lock().expect("no panic under the lock"));
@@ -52,7 +52,7 @@ impl DeviceAllocator for FileAllocator {
             return Ok(Range(at, request.bytes));
         }
         let at = self.end.fetch_add(request.bytes, Relaxed);
-        let full = |_| DeviceError::new(Why::OutOfMemory, "write", 0);
+        let full = |_| DeviceError::new(Why::OutOfMemory, "write");
         self.file.write_all_at(&[0], at + request.bytes - 1).map_err(full)?;
         Ok(Range(at, request.bytes))
     }
@@ -64,7 +64,7 @@ impl DeviceAllocator for FileAllocator {
         (&self.file, block.0 + offset, bytes)
     }
     fn zero(&self, block: &mut Range, bytes: u64, (): &()) -> Result<(), DeviceError> {
-        let failed = |_| DeviceError::new(Why::Other, "write", 0);
+        let failed = |_| DeviceError::new(Why::Other, "write");
         self.file.write_all_at(&vec![0; bytes as usize], block.0).map_err(failed)
     }
 }
@@ -77,7 +77,7 @@ impl Transfer for FileAllocator {
         from: &[u8],
         (): &(),
     ) -> Result<(), DeviceError> {
-        let failed = |_| DeviceError::new(Why::Other, "write", 0);
+        let failed = |_| DeviceError::new(Why::Other, "write");
         to.0.write_all_at(from, to.1 + offset).map_err(failed)
     }
 
@@ -88,7 +88,7 @@ impl Transfer for FileAllocator {
         to: &mut [u8],
         (): &(),
     ) -> Result<(), DeviceError> {
-        let failed = |_| DeviceError::new(Why::Other, "read", 0);
+        let failed = |_| DeviceError::new(Why::Other, "read");
         from.0.read_exact_at(to, from.1 + offset).map_err(failed)
     }
 }

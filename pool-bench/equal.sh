@@ -10,9 +10,6 @@ root=$(git rev-parse --show-toplevel)
 work=$root/target/equal
 before=$work/before
 mkdir -p "$work"
-[ -d "$before" ] || git -C "$root" worktree add --detach "$before" "$commit"
-git -C "$before" checkout --quiet --detach "$commit"
-trap 'git -C "$root" worktree remove --force "$before"' EXIT
 
 policies=exact,pow2,tiered:4K+64K+1M+16M,fit:1.25,fit:2,arena,arena:torch,arena:pages=64K
 policies=$policies,arena:pages=2M:slack=0%,arena:round=64,preset:tile_pipeline,preset:embedding
@@ -28,21 +25,31 @@ run() {
     done | sed -E 's/"(ns|[a-z_]*_ns|ns_[a-z_]*|[a-z_]*seconds[a-z_]*)":[^,}]*,?//g' >>"$work/$name.jsonl"
 }
 
-for name in before here; do
-    folder=$root
-    [ "$name" = here ] || folder=$before
+replays() {
+    name=$1
+    folder=$2
     cargo build --release --locked --package pool-bench --manifest-path "$folder/Cargo.toml" \
-        --target-dir "$work/$name-build"
+        --target-dir "$work/build"
     : >"$work/$name.jsonl"
-    program=$work/$name-build/release/pool-bench
+    program=$work/build/release/pool-bench
     run "$name" "$program"
     run "$name" "$program" --cached-limit 25%
     run "$name" "$program" --streams
     for seed in 1 2 3; do
         run "$name" "$program" --lanes 8 --seed "$seed"
     done
-done
-if diff "$work/before.jsonl" "$work/here.jsonl" >"$work/diff"; then
+}
+
+# What the earlier commit does is kept for the next run.
+name=$(git -C "$root" rev-parse "$commit")
+if [ ! -s "$work/$name.done" ]; then
+    git -C "$root" worktree add --force --detach "$before" "$commit"
+    trap 'git -C "$root" worktree remove --force "$before"' EXIT
+    replays "$name" "$before"
+    echo done >"$work/$name.done"
+fi
+replays here "$root"
+if diff "$work/$name.jsonl" "$work/here.jsonl" >"$work/diff"; then
     echo "equal: $(grep -c '^{' "$work/here.jsonl") replays do the same as at $commit"
 else
     head -20 "$work/diff"

@@ -44,7 +44,7 @@ pub(crate) fn run<A: Transfer>(memory: A) -> Result<PoolStats> {
     })?;
     println!("All sums are right. A request that cannot fit is refused, and says why:\n");
     match pool.allocate(5 * MIB) {
-        Err(refused) if refused.why() == Why::Limit => println!("{refused}\n"),
+        Err(refused) if matches!(refused.why(), Why::Limit(_)) => println!("{refused}\n"),
         other => return Err(format!("above the limit: {other:?}").into()),
     }
     let stats = pool.stats_exact();

@@ -41,7 +41,7 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
         }
         let call = "lay an array over a block that is shorter than requested, or not aligned as \
                     the backend says";
-        let cause = DeviceError::new(Why::Unsupported, call, 0);
+        let cause = DeviceError::new(Why::Unsupported, call);
         Err(self.pool.refusal(cause, self.buffer.size()))
     }
 
@@ -82,7 +82,7 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
                 "arrays of shapes {:?} and {:?}; expected two arrays of one shape",
                 self.shape, other.shape
             );
-            let cause = DeviceError::new(Why::ShapeMismatch, "combine arrays", 0);
+            let cause = DeviceError::new(Why::ShapeMismatch, "combine arrays");
             return Err(self.pool.refusal(cause, self.buffer.size()).with_argument(text));
         }
         let mut result = PooledArray::new(&self.pool, self.shape.clone())?.checked()?;

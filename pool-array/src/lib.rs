@@ -123,7 +123,7 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     /// assert_eq!(PooledArray::<f32, _>::zeros(&pool, [2, 2])?.to_vec()?, [0.0; 4]);
     /// assert_eq!(PooledArray::<f32, _>::zeros_on(&pool, &stream, [2, 2])?.to_vec()?, [0.0; 4]);
     /// let too_many = PooledArray::<f32, _>::zeros(&pool, [2000]);
-    /// assert_eq!(too_many.unwrap_err().why(), Why::Limit);
+    /// assert_eq!(too_many.unwrap_err().why(), Why::Limit(Limit::Reserved));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn zeros(pool: &BucketPool<A>, shape: impl Into<Shape>) -> Result<Self, AllocError> {
@@ -165,7 +165,7 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
             size_of::<T>(),
             isize::MAX
         );
-        let cause = DeviceError::new(Why::TooLarge, "a shape", isize::MAX as i64);
+        let cause = DeviceError::new(Why::TooLarge, "a shape").code(isize::MAX as i64);
         pool.refusal(cause, u64::MAX).with_argument(text)
     }
 
@@ -406,7 +406,7 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
 
 fn wrong_length(call: &'static str, given: usize, expected: usize) -> DeviceError {
     let [given, expected] = [given, expected].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
-    DeviceError::new(Why::WrongLength, call, given).expected(expected)
+    DeviceError::new(Why::WrongLength, call).code(given).expected(expected)
 }
 
 impl<T, A: DeviceAllocator> fmt::Debug for PooledArray<T, A> {

@@ -203,7 +203,7 @@ impl<A: Sliceable> Sliceable for Counted<A> {
 }
 
 fn no_pages() -> DeviceError {
-    DeviceError::new(Why::Unsupported, "virtual memory", 0)
+    DeviceError::new(Why::Unsupported, "virtual memory")
 }
 
 // SAFETY: blocks and views are those of the inner allocator, which makes the same promise.

@@ -134,7 +134,7 @@ impl AnyPool {
     /// assert_eq!(buffer.size(), 100);
     /// let zeroed = pool.allocate_zeroed(100)?;
     /// assert_eq!(zeroed.contents()?, [0; 100]);
-    /// assert_eq!(pool.allocate(2 * KIB).unwrap_err().why(), Why::Limit);
+    /// assert_eq!(pool.allocate(2 * KIB).unwrap_err().why(), Why::Limit(Limit::Reserved));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[inline]
@@ -169,7 +169,7 @@ impl AnyPool {
     /// assert_eq!(pool.trim(1)?, MIB); // one block is enough
     /// assert_eq!(pool.shrink_to(3 * MIB)?, 4 * MIB); // the largest first
     /// assert_eq!(pool.clear()?, 3 * MIB);
-    /// assert_eq!(pool.warm_up(&[(MIB, 9)]).unwrap_err().why(), Why::Limit);
+    /// assert_eq!(pool.warm_up(&[(MIB, 9)]).unwrap_err().why(), Why::Limit(Limit::Cached));
     /// # Ok::<(), pool_core::AllocError>(())
     /// ```
     pub fn warm_up(&self, classes: &[(u64, usize)]) -> Result<(), AllocError> {
@@ -334,7 +334,7 @@ impl AnyBuffer {
     ///
     /// See [`AnyBuffer::write_at`] for an example.
     pub fn contents(&self) -> Result<Vec<u8>, DeviceError> {
-        let too_large = |_| DeviceError::new(Why::TooLarge, "read from a buffer", 0);
+        let too_large = |_| DeviceError::new(Why::TooLarge, "read from a buffer");
         let mut bytes = vec![0; usize::try_from(self.size()).map_err(too_large)?];
         self.read_at(0, &mut bytes)?;
         Ok(bytes)

@@ -4,10 +4,10 @@ mod config;
 mod figures;
 mod text;
 
+pub use crate::port::{DeviceError, Limit, Why};
 pub use config::ConfigError;
 pub use figures::{Figures, Verdict};
 
-use crate::port::{DeviceError, Why};
 use std::error;
 
 /// The error of a pool that could not do what the caller requested, with the pool's figures at that
@@ -39,7 +39,7 @@ impl AllocError {
     /// ```
     /// use pool_core::{AllocError, DeviceError, Why};
     ///
-    /// let error = AllocError::from(DeviceError::new(Why::ShapeMismatch, "add arrays", 0));
+    /// let error = AllocError::from(DeviceError::new(Why::ShapeMismatch, "add arrays"));
     /// let error = error.with_argument("shapes [2] and [3]; expected one shape");
     /// assert!(error.to_string().contains("shapes [2] and [3]"));
     /// ```

@@ -13,6 +13,7 @@ pub use device_stats::{DeviceStats, Stat, StatArray};
 pub use map::{MemoryMap, RangeMap, RangeState, SegmentMap};
 pub(crate) use observer::{About, Observers};
 pub use observer::{EventKind, Observer, PoolEvent, Reason};
+pub(crate) use stats::Stage;
 pub use stats::{PoolStats, PoolStatsSnapshot, Stages};
 pub(crate) use tag::Tag;
 pub use tag::tag_name;

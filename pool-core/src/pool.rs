@@ -112,7 +112,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4 * MIB).build();
     /// let error = pool.allocate(5 * MIB).unwrap_err();
-    /// assert_eq!((error.why(), error.figures().rounded_bytes), (Why::Limit, 8 * MIB));
+    /// assert_eq!((error.why(), error.figures().rounded_bytes), (Why::Limit(Limit::Reserved), 8 * MIB));
     /// ```
     #[inline]
     pub fn allocate(&self, bytes: u64) -> Result<PooledBuffer<A>, AllocError> {
@@ -167,7 +167,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// assert_eq!(pool.allocate_zeroed(4)?.contents()?, [0; 4]); // the same block
     /// let stream = pool.allocator().stream();
     /// assert_eq!(pool.allocate_zeroed_on(&stream, 4)?.contents()?, [0; 4]);
-    /// assert_eq!(pool.allocate_zeroed(2 * KIB).unwrap_err().why(), Why::Limit);
+    /// assert_eq!(pool.allocate_zeroed(2 * KIB).unwrap_err().why(), Why::Limit(Limit::Reserved));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn allocate_zeroed(&self, bytes: u64) -> Result<PooledBuffer<A>, AllocError> {
@@ -494,7 +494,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         kind: A::Kind,
     ) -> DeviceError {
         let (store, clock) = (self.store(), self.allocator().clock());
-        let because = |why, call| DeviceError::new(why, call, 0);
+        let because = |why, call| DeviceError::new(why, call);
         if let Some(fault) = store.fault() {
             fault
         } else if !clock.owns(stream) {
@@ -519,7 +519,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// use bucketpool::{BucketPool, DeviceError, Why, sim::SimDevice};
     ///
     /// let pool = BucketPool::new(SimDevice::new());
-    /// let cause = DeviceError::new(Why::Unsupported, "alignment of an element", 0);
+    /// let cause = DeviceError::new(Why::Unsupported, "alignment of an element");
     /// let error = pool.refusal(cause, 4096);
     /// assert_eq!((error.why(), pool.stats().failures), (Why::Unsupported, 1));
     /// ```

@@ -16,7 +16,7 @@ pub use allocator::{
     ReleaseCall, Request, Sliceable, StreamOf, VirtualMemory, WholeBlocks, Zeroing,
 };
 pub use clock::{Immediate, Order, StreamClock};
-pub use error::{DeviceError, Why};
+pub use error::{DeviceError, Limit, Why};
 pub use host_memory::HostMemory;
 pub use transfer::{Arrival, Transfer, TransferLater};
 pub use zero::ZeroPolicy;

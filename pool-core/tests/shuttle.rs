@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use pool_core::check::set_thread_number as set_number;
+use pool_core::port::Limit;
 use pool_core::{
     ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, PoolBuilder, PooledBuffer, StreamClock, Why,
 };
@@ -67,7 +68,7 @@ fn step(pool: &Pool, table: &Mutex<Table>, own: &mut Vec<Buffer>) {
                     table.lock().unwrap().add(&buffer);
                     own.push(buffer);
                 }
-                Err(error) => assert_eq!(error.why(), Why::Limit, "{error}"),
+                Err(error) => assert_eq!(error.why(), Why::Limit(Limit::Reserved), "{error}"),
             }
         }
         7..=9 => own.pop().into_iter().for_each(drop_one),

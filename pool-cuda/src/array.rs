@@ -141,7 +141,7 @@ pub fn into_slice<T: Pod + DeviceRepr, S: Whole>(
     block: Detached<CudaMemory<S>>,
     stream: &Arc<CudaStream>,
 ) -> Result<CudaSlice<T>, DeviceError> {
-    let refused = |why| DeviceError::new(why, "into a CudaSlice", 0);
+    let refused = |why| DeviceError::new(why, "into a CudaSlice");
     let device = block.allocator().device().clone();
     let known = device.known(stream).ok_or(refused(Why::Foreign))?;
     let element = size_of::<T>().max(1) as u64;

@@ -76,7 +76,7 @@ impl CudaDevice {
     /// ```
     pub fn new(ordinal: usize) -> Result<Self, DeviceError> {
         if !is_present() {
-            return Err(DeviceError::new(Why::Unsupported, "no driver library (libcuda)", 0));
+            return Err(DeviceError::new(Why::Unsupported, "no driver library (libcuda)"));
         }
         if let Some(forked) = forked() {
             return Err(forked);
@@ -163,7 +163,7 @@ impl CudaDevice {
             return Err(fault);
         }
         if stream.context().cu_ctx() != self.context().cu_ctx() {
-            return Err(DeviceError::new(Why::Foreign, "a stream of another context", 0));
+            return Err(DeviceError::new(Why::Foreign, "a stream of another context"));
         }
         let key = key(stream);
         let mut streams = self.0.streams.lock();
@@ -237,7 +237,7 @@ impl CudaDevice {
         // One lock: of two threads that wrap a handle, one owns the registration.
         match self.0.streams.lock().entry(key) {
             Entry::Occupied(_) => {
-                Err(DeviceError::new(Why::Other, "wrap a stream that is known already", 0))
+                Err(DeviceError::new(Why::Other, "wrap a stream that is known already"))
             }
             Entry::Vacant(unknown) => {
                 let on = self.clock().register(RawStream::new(stream, key.1));

@@ -117,7 +117,9 @@ impl Driver {
         }
         match self.lost.load(Relaxed) {
             0 => None,
-            code => Some(DeviceError::new(Why::Lost, "an earlier call to the driver", code.into())),
+            code => {
+                Some(DeviceError::new(Why::Lost, "an earlier call to the driver").code(code.into()))
+            }
         }
     }
 
@@ -185,7 +187,7 @@ impl Driver {
     /// Unhandled Operations"). Captures that this crate has not begun are not known.
     pub(crate) fn synchronize(&self) -> Result<(), DeviceError> {
         let wait = || self.relaxed("cuCtxSynchronize", result::ctx::synchronize);
-        let refused = DeviceError::new(Why::NotSubmitted, "cuCtxSynchronize in a capture", 0);
+        let refused = DeviceError::new(Why::NotSubmitted, "cuCtxSynchronize in a capture");
         self.captures.without(wait).unwrap_or(Err(refused))
     }
 
@@ -264,12 +266,12 @@ pub(crate) fn refusal(call: &'static str, error: DriverError) -> DeviceError {
         | R::CUDA_ERROR_CAPTURED_EVENT => Why::NotSubmitted,
         _ => Why::Other,
     };
-    DeviceError::new(why, call, i64::from(error.0 as u32))
+    DeviceError::new(why, call).code(i64::from(error.0 as u32))
 }
 
 /// Returns the error of a process that was forked after a device was opened.
 pub(crate) fn forked() -> Option<DeviceError> {
-    let fault = DeviceError::new(Why::Forked, "a call to the driver", 0);
+    let fault = DeviceError::new(Why::Forked, "a call to the driver");
     FORKED.load(Relaxed).then_some(fault)
 }
 

@@ -42,7 +42,7 @@ impl RawStream {
     /// Returns the driver's handle, for work that this thread submits.
     pub(crate) fn handle(&self) -> Result<sys::CUstream, DeviceError> {
         let call = "the per-thread default stream of another thread";
-        let refused = DeviceError::new(Why::Foreign, call, 0);
+        let refused = DeviceError::new(Why::Foreign, call);
         if self.is_reachable() { Ok(self.cu_stream()) } else { Err(refused) }
     }
 
@@ -127,7 +127,7 @@ impl CudaDriver {
         call: &'static str,
     ) -> Result<(), DeviceError> {
         if on.is_legacy() && self.is_captured(on)? {
-            return Err(DeviceError::new(Why::NotSubmitted, call, 0));
+            return Err(DeviceError::new(Why::NotSubmitted, call));
         }
         Ok(())
     }
@@ -167,7 +167,7 @@ impl EventDriver for CudaDriver {
         if captured != Ok(false) {
             event.destroy();
             captured?;
-            return Err(DeviceError::new(Why::NotSubmitted, call, 0));
+            return Err(DeviceError::new(Why::NotSubmitted, call));
         }
         Ok(event)
     }

@@ -167,7 +167,7 @@ impl<A: Vram> CudaCapture<A> {
     pub fn fork(&mut self, on: &PoolStream, after: &PoolStream) -> Result<(), DeviceError> {
         let (clock, private) = (self.device.clock(), self.private.as_ref());
         if !self.has(after) {
-            return Err(DeviceError::new(Why::NotSubmitted, "fork behind no captured stream", 0));
+            return Err(DeviceError::new(Why::NotSubmitted, "fork behind no captured stream"));
         }
         clock.begin_capture(on)?;
         let bound = private.map_or(Ok(()), |private| private.bind(on));
@@ -198,7 +198,7 @@ impl<A: Vram> CudaCapture<A> {
         let others = [on, after].into_iter().filter(|stream| clock.owns(stream));
         if others.into_iter().any(|stream| !self.has(stream)) {
             let call = "join streams that are not both in this capture";
-            return Err(DeviceError::new(Why::NotSubmitted, call, 0));
+            return Err(DeviceError::new(Why::NotSubmitted, call));
         }
         clock.join_captured(on, after)
     }
@@ -221,7 +221,7 @@ impl<A: Vram> CudaCapture<A> {
         let ended = self.stop();
         joined?;
         let instance = ended?.instantiated()?;
-        let missing = DeviceError::new(Why::Other, "a capture that has ended", 0);
+        let missing = DeviceError::new(Why::Other, "a capture that has ended");
         Ok(CudaGraph { instance, private: self.private.take().ok_or(missing)? })
     }
 
@@ -300,12 +300,12 @@ impl<A: Vram> CudaGraph<A> {
     ) -> Result<(), DeviceError> {
         let Instance { device, ready, .. } = &self.instance;
         if !device.clock().owns(on) {
-            return Err(DeviceError::new(Why::Foreign, "launch on a stream of another device", 0));
+            return Err(DeviceError::new(Why::Foreign, "launch on a stream of another device"));
         }
         let stream = on.raw().handle()?;
         if device.clock().is_capturing(on) || device.events().is_captured(on.raw())? {
             let call = "cuGraphLaunch in or beside a capture";
-            return Err(DeviceError::new(Why::NotSubmitted, call, 0));
+            return Err(DeviceError::new(Why::NotSubmitted, call));
         }
         let _in_use: Vec<_> = uses.iter().map(|buffer| buffer.on(on)).collect::<Result<_, _>>()?;
         self.private.launch(on, || {

@@ -124,7 +124,7 @@ impl<S: Source> CudaMemory<S> {
         if block.owner == self.owner {
             return Ok(());
         }
-        Err(DeviceError::new(Why::Foreign, call, 0))
+        Err(DeviceError::new(Why::Foreign, call))
     }
 
     /// Returns the device of this memory.
@@ -199,7 +199,7 @@ impl<S: Source> DeviceAllocator for CudaMemory<S> {
     }
 
     fn allocate(&self, request: Request<()>, on: &PoolStream) -> Result<CudaBlock, DeviceError> {
-        let too_large = DeviceError::new(Why::TooLarge, "round up to a granule", 0);
+        let too_large = DeviceError::new(Why::TooLarge, "round up to a granule");
         let bytes = request.bytes.max(1).checked_next_multiple_of(self.source.granule());
         let bytes = bytes.ok_or(too_large)?;
         forked().map_or(Ok(()), Err)?;

@@ -151,12 +151,12 @@ impl CudaVmmAllocator {
     pub fn with(device: CudaDevice, config: &VmmConfig) -> Result<Self, DeviceError> {
         let needs = |attribute, what| match device.has_attribute(attribute)? {
             true => Ok(()),
-            false => Err(DeviceError::new(Why::Unsupported, what, 0)),
+            false => Err(DeviceError::new(Why::Unsupported, what)),
         };
         let supported = Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
         needs(supported, "virtual memory of the driver")?;
         if !has(&[b"cuMemAddressReserve\0", b"cuMemCreate\0", b"cuMemMap\0"]) {
-            return Err(DeviceError::new(Why::Unsupported, "virtual memory of the driver", 0));
+            return Err(DeviceError::new(Why::Unsupported, "virtual memory of the driver"));
         }
         let mut properties = Properties::on(DeviceLocation::of(device.ordinal()));
         for kind in &config.exported_as {
@@ -172,7 +172,7 @@ impl CudaVmmAllocator {
         let piece = config.piece_bytes;
         if !piece.is_power_of_two() || piece == 0 || !piece.is_multiple_of(granule) {
             let what = "`piece_bytes`: expected a power of two, at least the driver's granule";
-            return Err(DeviceError::new(Why::Unsupported, what, 0));
+            return Err(DeviceError::new(Why::Unsupported, what));
         }
         let who = std::iter::once(device.ordinal()).chain(config.peers.iter().copied());
         let access = who.map(|ordinal| Access::of(DeviceLocation::of(ordinal))).collect();

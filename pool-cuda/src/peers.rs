@@ -90,7 +90,7 @@ impl CudaDevice {
             unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, from, to) }.result()
         })?;
         if can == 0 {
-            return Err(DeviceError::new(Why::Unsupported, "access from one device to another", 0));
+            return Err(DeviceError::new(Why::Unsupported, "access from one device to another"));
         }
         Ok(())
     }
@@ -174,10 +174,10 @@ pub fn use_on_peer<A: Vram, R>(
 ) -> Result<R, DeviceError> {
     let here = buffer.allocator().cuda_device();
     if !device.clock().owns(stream) {
-        return Err(DeviceError::new(Why::Foreign, "use on a stream of another device", 0));
+        return Err(DeviceError::new(Why::Foreign, "use on a stream of another device"));
     }
     if here.clock().is_capturing(own) || device.clock().is_capturing(stream) {
-        return Err(DeviceError::new(Why::NotSubmitted, "use on a peer in a capture", 0));
+        return Err(DeviceError::new(Why::NotSubmitted, "use on a peer in a capture"));
     }
     let used = buffer.on(own)?;
     let before = here.events().record(own.raw())?;

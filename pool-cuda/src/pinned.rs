@@ -142,7 +142,7 @@ impl CudaPinnedAllocator {
         let layout = layout(bytes)?;
         // SAFETY: the layout has a size: sizes are rounded up to a granule.
         let at = NonNull::new(unsafe { alloc::alloc_zeroed(layout) });
-        let at = at.ok_or(DeviceError::new(Why::OutOfMemory, "host memory to register", 0))?;
+        let at = at.ok_or(DeviceError::new(Why::OutOfMemory, "host memory to register"))?;
         let register = || {
             let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
             // SAFETY: the memory was just allocated, and stays until it is unregistered.
@@ -161,7 +161,7 @@ const NO_MEMORY: cudarc::driver::DriverError =
     cudarc::driver::DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
 
 fn layout(bytes: usize) -> Result<Layout, DeviceError> {
-    let too_large = |_| DeviceError::new(Why::TooLarge, "host memory to register", 0);
+    let too_large = |_| DeviceError::new(Why::TooLarge, "host memory to register");
     Layout::from_size_align(bytes, PAGE).map_err(too_large)
 }
 
@@ -185,7 +185,7 @@ impl DeviceAllocator for CudaPinnedAllocator {
     }
 
     fn allocate(&self, request: Request<()>, _on: &PoolStream) -> Result<PinnedBlock, DeviceError> {
-        let too_large = DeviceError::new(Why::TooLarge, "cuMemHostAlloc", 0);
+        let too_large = DeviceError::new(Why::TooLarge, "cuMemHostAlloc");
         let bytes = request.bytes.max(1).checked_next_multiple_of(GRANULE).ok_or(too_large)?;
         let bytes = size(bytes)?;
         forked().map_or(Ok(()), Err)?;
@@ -198,7 +198,7 @@ impl DeviceAllocator for CudaPinnedAllocator {
     /// Waits for `after` on the host. The driver's call may wait for the device.
     fn free(&self, block: PinnedBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
         if block.owner != self.owner {
-            return Err(DeviceError::new(Why::Foreign, "free memory of another allocator", 0));
+            return Err(DeviceError::new(Why::Foreign, "free memory of another allocator"));
         }
         forked().map_or(Ok(()), Err)?;
         self.waiting.free(block, after, |block, after| self.give(block, after))

@@ -6,5 +6,5 @@ use pool_core::{DeviceError, Why};
 pub(crate) const GRANULE: u64 = 512;
 
 pub(crate) fn size(bytes: u64) -> Result<usize, DeviceError> {
-    usize::try_from(bytes).map_err(|_| DeviceError::new(Why::TooLarge, "a size on this machine", 0))
+    usize::try_from(bytes).map_err(|_| DeviceError::new(Why::TooLarge, "a size on this machine"))
 }

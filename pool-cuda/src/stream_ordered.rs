@@ -64,7 +64,7 @@ impl CudaAsyncAllocator {
         let supported = device.has_attribute(attribute)?
             && has(&[b"cuMemPoolCreate\0", b"cuMemAllocFromPoolAsync\0", b"cuMemFreeAsync\0"]);
         if !supported {
-            return Err(DeviceError::new(Why::Unsupported, "memory pools of the driver", 0));
+            return Err(DeviceError::new(Why::Unsupported, "memory pools of the driver"));
         }
         let (freeing, allocating) = (OwnStream::new(&device)?, OwnStream::new(&device)?);
         let properties = PoolProperties::on(DeviceLocation::of(device.ordinal()));
@@ -297,7 +297,7 @@ impl Source for StreamOrdered {
         }
         let freeing = &self.freeing.stream;
         if clock.order(freeing, after)? == Order::NotYet {
-            return Err(DeviceError::new(Why::NotSubmitted, "cuMemFreeAsync", 0));
+            return Err(DeviceError::new(Why::NotSubmitted, "cuMemFreeAsync"));
         }
         self.free_on(block, freeing)
     }

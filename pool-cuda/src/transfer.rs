@@ -30,7 +30,7 @@ impl<S: Source> CudaMemory<S> {
         if self.clock().takes_work(on) && !self.device().events().is_captured(on.raw())? {
             return Ok(());
         }
-        Err(DeviceError::new(Why::NotSubmitted, "copy bytes of the host in or beside a capture", 0))
+        Err(DeviceError::new(Why::NotSubmitted, "copy bytes of the host in or beside a capture"))
     }
 
     /// Gives a copy into device memory to a stream.

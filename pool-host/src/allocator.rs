@@ -175,13 +175,13 @@ impl DeviceAllocator for HostAllocator {
     }
 
     fn allocate(&self, request: Request<Alignment>, _on: &()) -> Result<HostBlock, DeviceError> {
-        let too_large = DeviceError::new(Why::TooLarge, "alloc", MAX_BYTES.cast_signed());
+        let too_large = DeviceError::new(Why::TooLarge, "alloc").code(MAX_BYTES.cast_signed());
         let bytes = Some(request.bytes.max(1)).filter(|bytes| *bytes <= MAX_BYTES);
         let bytes = usize::try_from(bytes.ok_or(too_large)?).map_err(|_| too_large)?;
         let layout = HostBlock::layout(bytes, request.kind).ok_or(too_large)?;
         // SAFETY: the layout's size is not 0, because `bytes` is at least 1.
         let base = unsafe { alloc::alloc_zeroed(layout) };
-        let base = NonNull::new(base).ok_or(DeviceError::new(Why::OutOfMemory, "alloc", 0))?;
+        let base = NonNull::new(base).ok_or(DeviceError::new(Why::OutOfMemory, "alloc"))?;
         Ok(HostBlock { base, bytes, alignment: request.kind, mapped: AtomicU32::new(0) })
     }
 
@@ -309,7 +309,7 @@ impl VirtualMemory for HostAllocator {
     ) -> Result<(), DeviceError> {
         let (offset, bytes) = pages::inside(block.bytes, &pages, "madvise")?;
         if !block.is_mapped() {
-            return Err(DeviceError::new(Why::Foreign, "madvise", 0));
+            return Err(DeviceError::new(Why::Foreign, "madvise"));
         }
         // SAFETY: `pages::inside` checked that the offset is at most `block.bytes`, and a mapped
         // block is one mapping of that size.

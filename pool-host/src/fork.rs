@@ -37,7 +37,7 @@ impl StreamClock for ProcessClock {
     }
     #[inline]
     fn fault(&self) -> Option<DeviceError> {
-        let fault = DeviceError::new(Why::Forked, "use locked memory of the parent process", 0);
+        let fault = DeviceError::new(Why::Forked, "use locked memory of the parent process");
         (self.forks != forks()).then_some(fault)
     }
     #[inline]

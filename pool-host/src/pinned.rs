@@ -144,7 +144,7 @@ impl DeviceAllocator for PinnedAllocator {
         let available = system::available_bytes().filter(|most| request.bytes > *most);
         if let (Some(available), AtLockLimit::Refuse) = (available, self.at_limit) {
             let available = i64::try_from(available).unwrap_or(i64::MAX);
-            let refused = DeviceError::new(Why::OutOfMemory, "lock more than MemAvailable", 0);
+            let refused = DeviceError::new(Why::OutOfMemory, "lock more than MemAvailable");
             return Err(refused.expected(available));
         }
         let (base, bytes) = virtual_memory::map(request.bytes.max(1))?;
@@ -156,7 +156,9 @@ impl DeviceAllocator for PinnedAllocator {
         let locked = unsafe { pages::lock(base, bytes) };
         match locked {
             Ok(()) => Ok(PinnedBlock { locked: true, ..block }),
-            Err(error) if error.why == Why::Limit && self.at_limit == AtLockLimit::Unlocked => {
+            Err(error)
+                if matches!(error.why, Why::Limit(_)) && self.at_limit == AtLockLimit::Unlocked =>
+            {
                 Ok(block)
             }
             Err(error) => {

@@ -4,24 +4,25 @@
 #![expect(unsafe_code, reason = "the system is called through C")]
 
 use crate::system;
+use pool_core::port::Limit;
 use pool_core::{DeviceError, Why};
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 
 fn refused(why: Why, call: &'static str) -> DeviceError {
     let code = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
-    DeviceError::new(why, call, code.into())
+    DeviceError::new(why, call).code(code.into())
 }
 
 /// Maps `bytes` bytes of readable and writable addresses, and returns the base and the size.
 ///
 /// A page costs memory when it is first written, and reads as zeroes before that.
 pub(crate) fn map(bytes: u64) -> Result<(NonNull<u8>, usize), DeviceError> {
-    let too_large = DeviceError::new(Why::TooLarge, "mmap", 0);
+    let too_large = DeviceError::new(Why::TooLarge, "mmap");
     let bytes = usize::try_from(bytes).map_err(|_| too_large)?;
     let base = map_pages(bytes).ok_or_else(|| {
         let refused = refused(Why::OutOfMemory, "mmap");
-        DeviceError::new(refused.why, reason(), refused.code)
+        DeviceError::new(refused.why, reason()).code(refused.code)
     })?;
     Ok((base, bytes))
 }
@@ -100,7 +101,7 @@ pub(crate) fn inside(
     range: &Range<u64>,
     call: &'static str,
 ) -> Result<(usize, usize), DeviceError> {
-    let outside = DeviceError::new(Why::Foreign, call, 0);
+    let outside = DeviceError::new(Why::Foreign, call);
     let start = usize::try_from(range.start).map_err(|_| outside)?;
     let end = usize::try_from(range.end).map_err(|_| outside)?;
     if start > end || end > bytes { Err(outside) } else { Ok((start, end - start)) }
@@ -148,7 +149,8 @@ pub(crate) unsafe fn lock(base: NonNull<u8>, bytes: usize) -> Result<(), DeviceE
     Err(match system::lock_limit_bytes() {
         Some(limit) if at_limit.contains(&refused.code) => {
             let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-            DeviceError::new(Why::Limit, "mlock beyond RLIMIT_MEMLOCK", 0).expected(limit)
+            DeviceError::new(Why::Limit(Limit::Device), "mlock beyond RLIMIT_MEMLOCK")
+                .expected(limit)
         }
         _ => refused,
     })

@@ -54,7 +54,7 @@ impl DeviceAllocator for Shifted {
             _ if self.lies => Ok(kind),
             0..=8 => Ok(kind),
             9..=64 => Ok(To(64)),
-            _ => Err(DeviceError::new(Why::Unsupported, "alignment above 64", 0)),
+            _ => Err(DeviceError::new(Why::Unsupported, "alignment above 64")),
         }
     }
     fn alignment_of(&self, kind: To) -> u64 {

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "a child process is made, so that limits are its own")]
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+use pool_core::port::Limit;
 use pool_core::{BucketPolicy, BucketPool, KIB, MIB, Why};
 use pool_host::{AtLockLimit, PinnedAllocator};
 
@@ -66,7 +67,7 @@ fn at_the_limit_the_error_names_it_and_its_value() {
             let pool = BucketPool::new(PinnedAllocator::new());
             let held = pool.allocate(128 * KIB).unwrap();
             let error = pool.allocate(256 * KIB).unwrap_err();
-            assert_eq!((error.why(), held.size()), (Why::Limit, 128 * KIB));
+            assert_eq!((error.why(), held.size()), (Why::Limit(Limit::Device), 128 * KIB));
             let text = error.to_string();
             assert!(text.contains("RLIMIT_MEMLOCK") && text.contains("262144"), "{text}");
             assert_eq!(pool.stats().reserved_bytes, 128 * KIB);

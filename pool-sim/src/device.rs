@@ -341,7 +341,7 @@ impl DeviceAllocator for SimDevice {
     /// Waits for `after`, as `cuMemFree` waits for the device.
     fn free(&self, block: SimBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
         if block.device != self.driver.0.lock().id() {
-            return Err(DeviceError::new(Why::Foreign, "free simulated memory", 0));
+            return Err(DeviceError::new(Why::Foreign, "free simulated memory"));
         }
         let freed = self.wait_for(after).and_then(|()| self.driver.0.lock().free(block.at));
         freed.inspect_err(|_| self.refused.lock().push(block.at))

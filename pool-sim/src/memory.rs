@@ -34,11 +34,11 @@ struct Block {
 }
 
 fn full(call: &'static str) -> DeviceError {
-    DeviceError::new(Why::OutOfMemory, call, 0)
+    DeviceError::new(Why::OutOfMemory, call)
 }
 
 fn unknown(call: &'static str) -> DeviceError {
-    DeviceError::new(Why::Foreign, call, 0)
+    DeviceError::new(Why::Foreign, call)
 }
 
 /// Converts an offset in a chunk to an index.
@@ -115,7 +115,7 @@ impl SimMemory {
     pub(super) fn commit(&mut self, pages: &Range<u64>) -> Result<(), DeviceError> {
         let committed = self.reservation(pages, "sim commit")?;
         if committed.range(..pages.end).next_back().is_some_and(|(_, end)| *end > pages.start) {
-            return Err(DeviceError::new(Why::Other, "sim commit of committed pages", 0));
+            return Err(DeviceError::new(Why::Other, "sim commit of committed pages"));
         }
         self.hold(pages.end - pages.start, "sim commit")?;
         self.reservation(pages, "sim commit")?.insert(pages.start, pages.end);
@@ -125,7 +125,7 @@ impl SimMemory {
     /// Decommits a range of a reservation, all of which is committed.
     pub(super) fn decommit(&mut self, pages: &Range<u64>) -> Result<(), DeviceError> {
         if !self.holds(pages) {
-            return Err(DeviceError::new(Why::Other, "sim decommit of missing pages", 0));
+            return Err(DeviceError::new(Why::Other, "sim decommit of missing pages"));
         }
         let committed = self.reservation(pages, "sim decommit")?;
         let below = committed.range(..pages.end).rev().map(|(start, end)| (*start, *end));

@@ -103,7 +103,7 @@ impl Faults {
         for fault in self.faults.iter_mut().filter(|fault| fault.call == call && fault.times > 0) {
             if fault.skip == 0 {
                 fault.times -= 1;
-                return Err(DeviceError::new(why, name, -1));
+                return Err(DeviceError::new(why, name).code(-1));
             }
             fault.skip -= 1;
         }
@@ -113,7 +113,7 @@ impl Faults {
     /// Counts a call, and returns an error once the device is lost.
     pub(super) fn count_toward_loss(&mut self, name: &'static str) -> Result<(), DeviceError> {
         match &mut self.calls_left {
-            Some(0) => return Err(DeviceError::new(Why::Lost, name, -2)),
+            Some(0) => return Err(DeviceError::new(Why::Lost, name).code(-2)),
             Some(left) => *left -= 1,
             None => {}
         }

@@ -39,7 +39,7 @@ impl Transfer for SimDevice {
         on: &SimStream,
     ) -> Result<(), DeviceError> {
         if !self.clock().takes_work(on) {
-            return Err(DeviceError::new(Why::NotSubmitted, "read in a capture", 0));
+            return Err(DeviceError::new(Why::NotSubmitted, "read in a capture"));
         }
         let bytes = part(from, offset, to.len() as u64);
         to.copy_from_slice(&self.driver.0.lock().read(*on.raw(), bytes));

@@ -95,7 +95,7 @@ impl WgpuAllocator {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn on_default_adapter() -> Result<Self, DeviceError> {
-        let refused = |call| DeviceError::new(Why::Unsupported, call, 0);
+        let refused = |call| DeviceError::new(Why::Unsupported, call);
         let descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
         let instance = wgpu::Instance::new(descriptor);
         let adapter = now(instance.request_adapter(&wgpu::RequestAdapterOptions::default()));
@@ -190,7 +190,7 @@ impl WgpuAllocator {
     /// scope.upload(&uploads, &Unpooled(&target), 0, &data)?;
     /// scope.upload(&uploads, &Unpooled(&target), 64 * KIB, &data)?;
     /// let refused = scope.upload(&uploads, &Unpooled(&target), 128 * KIB, &data);
-    /// assert_eq!(refused.unwrap_err().why, Why::Limit);
+    /// assert_eq!(refused.unwrap_err().why, Why::Limit(Limit::Device));
     /// # }
     /// # Ok::<(), pool_core::DeviceError>(())
     /// ```
@@ -258,7 +258,7 @@ impl WgpuAllocator {
     /// let mut scope = device.scope();
     /// let first = scope.place(&data, &[1; 40_000])?;
     /// let refused = scope.place(&data, &[2; 40_000]).unwrap_err(); // needs a second chunk
-    /// assert_eq!(refused.why, Why::Limit);
+    /// assert_eq!(refused.why, Why::Limit(Limit::Device));
     /// # scope.submit()?;
     /// # }
     /// # Ok::<(), pool_core::DeviceError>(())
@@ -272,7 +272,7 @@ impl WgpuAllocator {
     ) -> Result<FrameData, DeviceError> {
         if !self.device().features().contains(Features::MAPPABLE_PRIMARY_BUFFERS) {
             let call = "frame data without MAPPABLE_PRIMARY_BUFFERS";
-            return Err(DeviceError::new(Why::Unsupported, call, 0));
+            return Err(DeviceError::new(Why::Unsupported, call));
         }
         let sizes = (chunk_bytes, kept_bytes);
         Ok(FrameData::new(self.shared().clone(), usages, sizes, in_flight))
@@ -355,7 +355,7 @@ impl WgpuAllocator {
             .shared()
             .refused(ErrorFilter::Validation, || self.device().create_bind_group(&descriptor));
         if refused {
-            return Err(DeviceError::new(Why::Unsupported, "create_bind_group", 0));
+            return Err(DeviceError::new(Why::Unsupported, "create_bind_group"));
         }
         self.shared().groups.lock().insert(&key, group.clone());
         Ok(group)
@@ -371,7 +371,7 @@ impl WgpuAllocator {
         if self.clock.zero(on, ToZero::new(&block.buffer, bytes)) {
             return Ok(());
         }
-        Err(DeviceError::new(Why::Other, "clear_buffer", 0))
+        Err(DeviceError::new(Why::Other, "clear_buffer"))
     }
 
     /// Drops the bind groups that are cached for a buffer: for one that left its pool.
@@ -412,7 +412,7 @@ impl WgpuAllocator {
         shared.queue.submit([]);
         shared.device.poll(PollType::wait_indefinitely()).map_err(|_| lost())?;
         shared.living()?;
-        let unknown = DeviceError::new(Why::Unsupported, "report of kept clones", 0);
+        let unknown = DeviceError::new(Why::Unsupported, "report of kept clones");
         shared.leaked.alive(&shared.device).ok_or(unknown)
     }
 
@@ -480,11 +480,11 @@ impl DeviceAllocator for WgpuAllocator {
         let largest = self.largest();
         if request.bytes > largest {
             let code = i64::try_from(largest).unwrap_or(i64::MAX); // the most that is possible
-            return Err(DeviceError::new(Why::TooLarge, "max_buffer_size", code));
+            return Err(DeviceError::new(Why::TooLarge, "max_buffer_size").code(code));
         }
         if request.kind.flags().intersects(MAPPABLE) {
             // A mapped buffer must not be submitted, and the pool would not know that it is.
-            return Err(DeviceError::new(Why::Unsupported, "pool a buffer that can be mapped", 0));
+            return Err(DeviceError::new(Why::Unsupported, "pool a buffer that can be mapped"));
         }
         let label = leaked::label(&self.label, request.bytes);
         let buffer = self.shared().create(&wgpu::BufferDescriptor {

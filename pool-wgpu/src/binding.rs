@@ -25,7 +25,7 @@ impl Binding {
         bytes: u64,
         limits: &Limits,
     ) -> Result<Self, DeviceError> {
-        let refused = |call| DeviceError::new(Why::Unsupported, call, 0);
+        let refused = |call| DeviceError::new(Why::Unsupported, call);
         let most = match buffer.usage().contains(BufferUsages::STORAGE) {
             true => limits.max_storage_buffer_binding_size,
             false => limits.max_uniform_buffer_binding_size,
@@ -34,7 +34,7 @@ impl Binding {
         if words > most {
             let call = "bind more bytes than the device's limit for one binding (its code)";
             let code = i64::try_from(most).unwrap_or(i64::MAX);
-            return Err(DeviceError::new(Why::TooLarge, call, code));
+            return Err(DeviceError::new(Why::TooLarge, call).code(code));
         }
         let size = BufferSize::new(words).ok_or(refused("bind a buffer of 0 bytes"))?;
         Ok(Self::Buffer(buffer.clone(), offset, size))

@@ -197,7 +197,7 @@ impl StreamClock for Scopes {
     fn synchronize(&self, after: u64) -> Result<(), DeviceError> {
         if !self.is_submitted(after) {
             let code = i64::try_from(after).unwrap_or(-1);
-            return Err(DeviceError::new(Why::NotSubmitted, "wait for an open scope", code));
+            return Err(DeviceError::new(Why::NotSubmitted, "wait for an open scope").code(code));
         }
         self.0.shared.living()?;
         no_browser("wait in a browser, where a program must not block")?;
@@ -207,7 +207,7 @@ impl StreamClock for Scopes {
 
 fn no_browser(call: &'static str) -> Result<(), DeviceError> {
     match cfg!(target_family = "wasm") {
-        true => Err(DeviceError::new(Why::Unsupported, call, 0)),
+        true => Err(DeviceError::new(Why::Unsupported, call)),
         false => Ok(()),
     }
 }

@@ -50,7 +50,7 @@ impl WgpuAllocator {
     pub fn eager_uploads_pay(&self) -> Result<bool, DeviceError> {
         if cfg!(target_family = "wasm") {
             let call = "measure uploads in a browser, where a program must not block";
-            return Err(DeviceError::new(Why::Unsupported, call, 0));
+            return Err(DeviceError::new(Why::Unsupported, call));
         }
         let target = self.shared().create(&BufferDescriptor {
             label: Some("bucketpool measurement"),

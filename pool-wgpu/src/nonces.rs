@@ -76,7 +76,7 @@ impl Table {
         let first = reserve(IN_TABLE);
         let numbers: Vec<u8> = (first..first + IN_TABLE).flat_map(u64::to_le_bytes).collect();
         let mapped = buffer.get_mapped_range_mut(..);
-        let refused = DeviceError::new(Why::Other, "map a table of nonces", 0);
+        let refused = DeviceError::new(Why::Other, "map a table of nonces");
         mapped.map_err(|_| refused)?.slice(..).copy_from_slice(&numbers);
         match shared.unmap(&buffer) {
             true => Ok(Self { buffer, first, used: 0 }),

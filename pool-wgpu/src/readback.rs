@@ -69,13 +69,13 @@ impl ReadBack {
         shared.living()?;
         if cfg!(target_family = "wasm") {
             let call = "wait in a browser, where a program must not block: await it";
-            return Err(DeviceError::new(Why::Unsupported, call, 0));
+            return Err(DeviceError::new(Why::Unsupported, call));
         }
         if arrival.wait_for_device(&shared.device, true)?.is_some() {
             return Ok(());
         }
         let call = "wait for commands that are not submitted";
-        Err(DeviceError::new(Why::NotSubmitted, call, 0))
+        Err(DeviceError::new(Why::NotSubmitted, call))
     }
 
     /// Whether the bytes are there. Makes no device call; a submit or a poll makes it true.
@@ -87,7 +87,7 @@ impl ReadBack {
     /// As for [`ReadBack::wait`] where the outcome is known. Until then it is false, also while the
     /// commands are not submitted and on a lost device.
     pub fn is_here(&self) -> Result<bool, DeviceError> {
-        let refused = |why, call| Err(DeviceError::new(why, call, 0));
+        let refused = |why, call| Err(DeviceError::new(why, call));
         let shared = self.chunk.shared();
         match self.chunk.arrival.outcome() {
             None => Ok(false),
@@ -136,13 +136,13 @@ impl ReadBack {
     /// ```
     pub fn lend<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Result<R, DeviceError> {
         if !self.is_here()? {
-            return Err(DeviceError::new(Why::NotSubmitted, "read before the work is done", 0));
+            return Err(DeviceError::new(Why::NotSubmitted, "read before the work is done"));
         }
         self.chunk.shared().living()?;
         if self.bytes == 0 {
             return Ok(read(&[]));
         }
-        let refused = DeviceError::new(Why::Other, "Buffer::get_mapped_range", 0);
+        let refused = DeviceError::new(Why::Other, "Buffer::get_mapped_range");
         let buffer = self.chunk.buffer().ok_or(refused)?;
         let words = self.bytes.next_multiple_of(COPY_BUFFER_ALIGNMENT);
         let mapped = buffer.get_mapped_range(self.at..self.at + words).map_err(|_| refused)?;

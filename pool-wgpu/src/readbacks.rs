@@ -72,7 +72,7 @@ pub(crate) struct Filling {
 }
 
 fn refused(call: &'static str) -> DeviceError {
-    DeviceError::new(Why::Other, call, 0)
+    DeviceError::new(Why::Other, call)
 }
 
 impl ReadBacks {

@@ -53,7 +53,7 @@ impl Receipts {
             let mapped = chunk.arrival.outcome() == Some(Outcome::Mapped);
             if mapped && !shared.is_lost() && !(chunk.brought() && chunk.has_word(0)) {
                 let call = "a prologue that was left out, refused, or submitted too late";
-                shared.note(DeviceError::new(Why::NotSubmitted, call, 0));
+                shared.note(DeviceError::new(Why::NotSubmitted, call));
             }
         }
     }

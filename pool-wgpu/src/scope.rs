@@ -132,7 +132,7 @@ impl Scope {
         match place.on {
             Some(on) if on != self.stream() => {
                 let call = "a view of another stream: use the buffer on this scope";
-                Err(DeviceError::new(Why::Foreign, call, 0))
+                Err(DeviceError::new(Why::Foreign, call))
             }
             _ => Ok(()),
         }
@@ -175,7 +175,7 @@ impl Scope {
         let (from, to) = (from.place(), to.place());
         if from.buffer == to.buffer {
             let call = "copy inside of one wgpu buffer: take blocks of two pools";
-            return Err(DeviceError::new(Why::Unsupported, call, 0));
+            return Err(DeviceError::new(Why::Unsupported, call));
         }
         self.shared().living()?;
         self.may_use(&from)?;

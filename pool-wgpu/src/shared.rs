@@ -109,7 +109,7 @@ impl Shared {
         let mut faults = std::mem::take(&mut *self.faults.lock());
         if self.replaced.swap(false, Relaxed) {
             let call = "the device-lost callback was replaced: call `mark_lost` from the new one";
-            faults.push(DeviceError::new(Why::Other, call, 0));
+            faults.push(DeviceError::new(Why::Other, call));
         }
         faults
     }
@@ -125,8 +125,8 @@ impl Shared {
         });
         match (invalid, out) {
             (false, false) => Ok(buffer),
-            (_, true) => Err(DeviceError::new(Why::OutOfMemory, "create_buffer", 0)),
-            (true, false) => Err(DeviceError::new(Why::Unsupported, "create_buffer", 0)),
+            (_, true) => Err(DeviceError::new(Why::OutOfMemory, "create_buffer")),
+            (true, false) => Err(DeviceError::new(Why::Unsupported, "create_buffer")),
         }
     }
 
@@ -182,7 +182,7 @@ pub(crate) fn zero(encoder: &mut CommandEncoder, to_zero: &[ToZero]) {
 }
 
 pub(crate) fn lost() -> DeviceError {
-    DeviceError::new(Why::Lost, "the wgpu device", 0)
+    DeviceError::new(Why::Lost, "the wgpu device")
 }
 
 /// The value of a future that is ready at once, as those of native devices are here.

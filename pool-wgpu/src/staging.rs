@@ -4,6 +4,7 @@
 use crate::arrival::{Arrival, Outcome};
 use crate::shared::Shared;
 use parking_lot::Mutex;
+use pool_core::port::Limit;
 use pool_core::{DeviceError, Why};
 use std::ops::Range;
 use std::sync::Arc;
@@ -143,12 +144,14 @@ impl Staging {
 
     /// A new chunk, or one that the device gives back meanwhile, where a bound says so.
     fn make(&self, bytes: u64) -> Result<Buffer, DeviceError> {
-        let too_large = DeviceError::new(Why::TooLarge, "a staging buffer", 0);
+        let too_large = DeviceError::new(Why::TooLarge, "a staging buffer");
         let size = bytes.checked_next_multiple_of(MAP_ALIGNMENT).ok_or(too_large)?;
         let size = size.max(self.chunk_bytes);
         let most = self.in_flight.most();
-        let refused =
-            |call| Err(DeviceError::new(Why::Limit, call, i64::try_from(most).unwrap_or(i64::MAX)));
+        let refused = |call| {
+            Err(DeviceError::new(Why::Limit(Limit::Device), call)
+                .code(i64::try_from(most).unwrap_or(i64::MAX)))
+        };
         if size > most {
             return refused("a chunk of staging memory larger than its bound (the code)");
         }
@@ -316,7 +319,7 @@ impl Chunk {
         self.of.mapped_bytes.fetch_add(words - first, Relaxed);
         let mapped = self.buffer.get_mapped_range_mut(first..words);
         let mut mapped =
-            mapped.map_err(|_| DeviceError::new(Why::Other, "map a staging buffer", 0))?;
+            mapped.map_err(|_| DeviceError::new(Why::Other, "map a staging buffer"))?;
         Ok(Some((at, write(mapped.slice(inside(at - first, end - first))))))
     }
 

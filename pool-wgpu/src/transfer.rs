@@ -28,7 +28,9 @@ fn put(to: &WgpuView<'_>, offset: u64, from: &[u8]) -> Result<(), DeviceError> {
     let end = offset + from.len() as u64;
     if end != to.size() {
         let call = "write a part of a word, other than at the end of a buffer";
-        return Err(DeviceError::new(Why::Unaligned, call, i64::try_from(end).unwrap_or(i64::MAX)));
+        return Err(
+            DeviceError::new(Why::Unaligned, call).code(i64::try_from(end).unwrap_or(i64::MAX))
+        );
     }
     // The bytes up to the next word are the rounding tail.
     let mut words = from.to_vec();
@@ -47,7 +49,7 @@ impl WgpuAllocator {
     ) -> Result<WgpuArrival, DeviceError> {
         if !on.is_queue() {
             let call = "read in an open scope: Scope::read_back";
-            return Err(DeviceError::new(Why::NotSubmitted, call, 0));
+            return Err(DeviceError::new(Why::NotSubmitted, call));
         }
         let mut scope = self.scope();
         let (buffer, clock) = (from.buffer, from.clock);

@@ -160,7 +160,7 @@ impl Bound for Placed {
     fn bound(&self) -> Result<Binding, DeviceError> {
         if !self.clock.open_scopes().takes_work(self.on.scope()) {
             let call = "bind placed data after its scope";
-            return Err(DeviceError::new(Why::Foreign, call, 0));
+            return Err(DeviceError::new(Why::Foreign, call));
         }
         Binding::buffer(&self.buffer, self.offset, self.bytes, &self.clock.shared().limits)
     }

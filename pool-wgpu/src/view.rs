@@ -279,7 +279,7 @@ impl<'b> WgpuView<'b> {
         shared.living()?;
         if !self.on.is_queue() {
             let call = "write by the queue in a scope: upload in it";
-            return Err(DeviceError::new(Why::Unsupported, call, 0));
+            return Err(DeviceError::new(Why::Unsupported, call));
         }
         let place = sealed::Part::place(self);
         let (at, _) = place.range(BufferUsages::COPY_DST, offset, data.len() as u64, "write")?;
@@ -291,11 +291,11 @@ impl<'b> WgpuView<'b> {
     fn lend(&self) -> Result<(), DeviceError> {
         if self.on.is_queue() {
             let call = "a buffer of the queue's stream in an encoder: use it on a scope";
-            return Err(DeviceError::new(Why::Unsupported, call, 0));
+            return Err(DeviceError::new(Why::Unsupported, call));
         }
         if !self.clock.owns(&self.on) {
             let call = "a use that outlives its scope's submit: use the buffer on another scope";
-            return Err(DeviceError::new(Why::Foreign, call, 0));
+            return Err(DeviceError::new(Why::Foreign, call));
         }
         self.clock.open_scopes().lend(self.on.scope());
         Ok(())
@@ -314,11 +314,11 @@ impl Place<'_> {
     ) -> Result<(u64, u64), DeviceError> {
         let words = COPY_BUFFER_ALIGNMENT;
         if !self.buffer.usage().contains(usage) {
-            return Err(DeviceError::new(Why::Unsupported, "copy without COPY_SRC or COPY_DST", 0));
+            return Err(DeviceError::new(Why::Unsupported, "copy without COPY_SRC or COPY_DST"));
         }
         for count in [offset, bytes] {
             if !count.is_multiple_of(words) {
-                return Err(DeviceError::new(Why::Unaligned, call, value_of(count)));
+                return Err(DeviceError::new(Why::Unaligned, call).code(value_of(count)));
             }
         }
         let at = self.offset.checked_add(offset);
@@ -329,7 +329,7 @@ impl Place<'_> {
             (Some(at), Some(end)) if end <= most => Ok((at, end)),
             _ => {
                 let end = value_of(offset.saturating_add(bytes));
-                Err(DeviceError::new(Why::OutOfRange, call, end))
+                Err(DeviceError::new(Why::OutOfRange, call).code(end))
             }
         }
     }

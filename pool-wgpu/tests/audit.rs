@@ -4,6 +4,7 @@
 
 mod present;
 
+use pool_core::port::Limit;
 use pool_core::{BucketPool, DeviceAllocator, KIB, MIB, StreamClock, Why};
 use pool_wgpu::{InFlight, ReadWrite, Unpooled, WgpuAllocator, WgpuSlabs};
 use present::{devices, noop, uncleared, vulkan};
@@ -356,7 +357,7 @@ fn m9_chunks_at_rest_are_under_the_bound_too() {
         let mut scope = device.scope();
         scope.upload(&uploads, &Unpooled(&target), 0, &vec![2; 1024 * 1024]).unwrap();
         let refused = scope.upload(&uploads, &Unpooled(&target), 0, &[3; 4]).unwrap_err();
-        assert_eq!(refused.why, Why::Limit);
+        assert_eq!(refused.why, Why::Limit(Limit::Device));
     }
 }
 
@@ -388,7 +389,7 @@ fn m9_staging_memory_stays_under_its_bound_while_the_device_is_slow() {
     let refused = (0..10).filter_map(|_| frame(&refuses).err()).collect::<Vec<_>>();
     assert!(refuses.reserved_bytes() <= MIB, "{refuses:?}");
     assert!(!refused.is_empty(), "the device is behind");
-    assert!(refused.iter().all(|error| error.why == Why::Limit), "{refused:?}");
+    assert!(refused.iter().all(|error| error.why == Why::Limit(Limit::Device)), "{refused:?}");
 }
 
 #[test]
@@ -404,7 +405,10 @@ fn m9_a_bound_that_open_scopes_fill_is_refused_and_not_waited_for() {
         upload(&mut scope, 4 * KIB).unwrap();
         let refused = upload(&mut scope, 8 * KIB).unwrap_err();
         let call = "staging memory of open scopes over its bound (the code)";
-        assert_eq!((refused.why, refused.call, refused.code), (Why::Limit, call, 8 << 10));
+        assert_eq!(
+            (refused.why, refused.call, refused.code),
+            (Why::Limit(Limit::Device), call, 8 << 10)
+        );
         scope.flush().unwrap();
         upload(&mut scope, 8 * KIB).unwrap(); // waits for the copies
         scope.submit().unwrap();
@@ -460,7 +464,7 @@ fn the_adapter_tells_how_much_memory_there_is() {
     let fraction = 8.0 * MIB as f64 / total as f64;
     let pool = BucketPool::builder(device).memory_fraction(fraction).build();
     let _held = pool.allocate(4 * MIB).unwrap();
-    assert_eq!(pool.allocate(8 * MIB).unwrap_err().why(), Why::Limit);
+    assert_eq!(pool.allocate(8 * MIB).unwrap_err().why(), Why::Limit(Limit::Reserved));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Pools whose memory is chosen when the program runs.
 
 use pool_config::{AnyBuffer, AnyPool};
+use pool_core::port::Limit;
 use pool_core::{BucketPool, KIB, MIB, Why};
 use pool_sim::{MappedSim, SimDevice};
 
@@ -23,7 +24,7 @@ fn one_program_uses_pools_of_two_memories() {
         assert_eq!(pool.clear().unwrap(), KIB);
     }
     let [limited, _] = pools();
-    assert_eq!(limited.allocate(2 * MIB).unwrap_err().why(), Why::Limit);
+    assert_eq!(limited.allocate(2 * MIB).unwrap_err().why(), Why::Limit(Limit::Reserved));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use pool_config::preset::{self, BUCKET_SIZES, SMALL_BLOCKS, TileUse};
+use pool_core::port::Limit;
 use pool_core::{BucketPool, GIB, KIB, MIB, Why};
 use pool_sim::SimDevice;
 
@@ -74,7 +75,7 @@ fn the_seven_buckets_round_up_and_larger_requests_go_past_them() {
 fn the_limit_is_24_gib_and_shrinking_starts_with_the_largest() {
     let pool = preset::embedding(SimDevice::new()).build();
     assert_eq!(pool.available_bytes(), 24 * GIB);
-    assert_eq!(pool.allocate(25 * GIB).unwrap_err().why(), Why::Limit);
+    assert_eq!(pool.allocate(25 * GIB).unwrap_err().why(), Why::Limit(Limit::Reserved));
     pool.warm_up(&[(16 * MIB, 2), (MIB, 4), (4 * KIB, 8)]).unwrap();
     assert_eq!(pool.shrink_to(5 * MIB).unwrap(), 32 * MIB);
     assert_eq!(pool.cached_buffers(), [(4 * KIB, 8), (MIB, 4)].into());

@@ -17,7 +17,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         if end <= self.size() {
             return Ok(());
         }
-        Err(DeviceError::new(Why::OutOfRange, call, saturated(end))
+        Err(DeviceError::new(Why::OutOfRange, call)
+            .code(saturated(end))
             .expected(saturated(self.size())))
     }
 }
@@ -157,7 +158,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     where
         A: Transfer,
     {
-        let too_large = |_| DeviceError::new(Why::TooLarge, "read from a buffer", 0);
+        let too_large = |_| DeviceError::new(Why::TooLarge, "read from a buffer");
         let mut bytes = vec![0; usize::try_from(self.size()).map_err(too_large)?];
         self.read_at(0, &mut bytes)?;
         Ok(bytes)

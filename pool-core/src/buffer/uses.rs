@@ -162,13 +162,12 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
             return Err(DeviceError::new(
                 Why::Foreign,
                 "use on a stream that this device does not have",
-                0,
             ));
         }
         if A::MEMORY.cpu_touches && !clock.takes_work(stream) {
             // A graph launch could access the memory at any later time, and the CPU could not know.
             let call = "use memory that the CPU can touch in a capture";
-            return Err(DeviceError::new(Why::NotSubmitted, call, 0));
+            return Err(DeviceError::new(Why::NotSubmitted, call));
         }
         Ok(())
     }
@@ -183,7 +182,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         if behind.is_empty() || clock.order(stream, &behind)? == Order::Ordered {
             return Ok(());
         }
-        Err(DeviceError::new(Why::NotSubmitted, "use on another stream", 0))
+        Err(DeviceError::new(Why::NotSubmitted, "use on another stream"))
     }
 
     /// Returns the marks of the launches that may use the buffer, which is kept for a graph.

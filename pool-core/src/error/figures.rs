@@ -88,7 +88,7 @@ impl Verdict {
     pub(crate) fn of_cause(cause: DeviceError) -> Self {
         match cause.why {
             Why::OutOfMemory => Self::TruePeak,
-            Why::Limit => Self::Limit,
+            Why::Limit(_) => Self::Limit,
             Why::TimedOut => Self::TimedOut,
             _ => Self::Refused,
         }
@@ -133,7 +133,7 @@ impl Figures {
         let by_budget = self.budget_limit_bytes.saturating_sub(self.budget_reserved_bytes);
         let at_device = match (self.device_free_bytes, self.cause.why) {
             (Some(free), _) => free,
-            (None, Why::Limit) => u64::MAX,
+            (None, Why::Limit(_)) => u64::MAX,
             (None, _) => 0,
         };
         self.cached_bytes.saturating_add(by_limit.min(by_budget).min(at_device))

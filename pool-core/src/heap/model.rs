@@ -36,7 +36,7 @@ impl DeviceAllocator for Counting {
         &Immediate
     }
     fn aligned(&self, (): (), _: u64) -> Result<(), DeviceError> {
-        Err(DeviceError::new(Why::Unsupported, "alignment", 0))
+        Err(DeviceError::new(Why::Unsupported, "alignment"))
     }
     fn allocate(&self, _: Request<()>, (): &()) -> Result<(), DeviceError> {
         self.0.blocks.fetch_add(1, Relaxed);

@@ -22,7 +22,7 @@ use crate::checker::thread;
 use crate::error::{AllocError, Figures};
 use crate::heap::block::request::PoolRequest;
 use crate::heap::store::{Effort, Goal, Grant, Returned, Store};
-use crate::observe::{About, EventKind, Reason, Stages, Tag};
+use crate::observe::{About, EventKind, Reason, Stage, Tag};
 use crate::port::{DeviceAllocator, DeviceError, Why};
 #[cfg(not(any(loom, shuttle)))]
 use std::{thread, time::Duration};
@@ -39,9 +39,6 @@ const REST: Duration = Duration::from_micros(100);
 const MAX_REPEATS: u32 = if cfg!(loom) { 2 } else { 64 };
 /// How often the program is asked to spare something for one request.
 const MAX_SHORTAGE_CALLS: u32 = 8;
-
-/// The counter of the stage that served a request.
-type Stage = fn(&mut Stages) -> &mut u64;
 
 /// Why no stage served a request.
 #[derive(Debug)]
@@ -127,7 +124,7 @@ impl<A: DeviceAllocator> Store<A> {
             shortage_calls: MAX_SHORTAGE_CALLS,
             returned: None,
             figures: None,
-            stage: |stages| &mut stages.device,
+            stage: Stage::Device,
             effort: Effort::Bounded,
             refused: None,
         };
@@ -188,8 +185,8 @@ impl<A: DeviceAllocator> Store<A> {
             missing => missing,
         };
         *stage = match trim {
-            Trim::Missing | Trim::Others => |stages| &mut stages.trimmed,
-            Trim::All | Trim::AllOthers => |stages| &mut stages.cleared,
+            Trim::Missing | Trim::Others => Stage::Trimmed,
+            Trim::All | Trim::AllOthers => Stage::Cleared,
         };
         // Other pools cannot help a pool that is at its own limit.
         let by_others = own == 0 || of_budget > 0;
@@ -230,7 +227,7 @@ impl<A: DeviceAllocator> Store<A> {
         progress.refused = None;
         let private = request.private.and_then(|id| self.take_private(request, id));
         if let Some(grant) = private {
-            return Ok(self.served(|stages| &mut stages.private, grant));
+            return Ok(self.served(Stage::Private, grant));
         }
         let found = match self.book.is_blocks() {
             true => self.search_blocks(request, progress.effort),
@@ -258,7 +255,7 @@ impl<A: DeviceAllocator> Store<A> {
         }
         let gathered = self.gather(request, effort) || effort == Effort::All;
         if gathered && let Some(grant) = self.take_from_book(request) {
-            return Ok(Some((|stages| &mut stages.elsewhere, grant)));
+            return Ok(Some((Stage::Elsewhere, grant)));
         }
         self.search_streams(request, effort)
     }
@@ -279,12 +276,11 @@ impl<A: DeviceAllocator> Store<A> {
             }
             let own = (own_first || coalesced).then(|| self.take_from_book(request)).flatten();
             let found = match own {
-                Some(grant) => Some(((|stages| &mut stages.elsewhere) as Stage, grant)),
+                Some(grant) => Some((Stage::Elsewhere, grant)),
                 None => note(self.search_streams(request, effort), &mut refused),
             };
             if let Some((stage, grant)) = found {
-                let by_coalescing: Stage = |stages| &mut stages.coalesced;
-                return Ok(Some((if coalesced { by_coalescing } else { stage }, grant)));
+                return Ok(Some((if coalesced { Stage::Coalesced } else { stage }, grant)));
             }
         }
         refused.map_or(Ok(None), Err)
@@ -293,10 +289,10 @@ impl<A: DeviceAllocator> Store<A> {
     /// The stages 2 and 3: memory of other streams, and behind events.
     fn search_streams(&self, request: &PoolRequest<'_, A>, effort: Effort) -> Found<A> {
         if let Some(grant) = self.take_others_ready(request, effort) {
-            return Ok(Some((|stages| &mut stages.elsewhere, grant)));
+            return Ok(Some((Stage::Elsewhere, grant)));
         }
         let found = self.take_not_ready(request, effort)?;
-        Ok(found.map(|grant| ((|stages| &mut stages.behind_event) as Stage, grant)))
+        Ok(found.map(|grant| (Stage::BehindEvent, grant)))
     }
 
     /// Counts a block of the book that a private pool has from now on.
@@ -308,7 +304,7 @@ impl<A: DeviceAllocator> Store<A> {
 
     fn served(&self, stage: Stage, grant: Grant<A>) -> Grant<A> {
         if self.bounds.statistics {
-            *stage(&mut self.book.lock().counts.served_by) += 1;
+            self.book.lock().counts.served_by.count(stage);
         }
         grant
     }
@@ -350,7 +346,7 @@ impl<A: DeviceAllocator> Store<A> {
             return false;
         }
         progress.shortage_calls -= 1;
-        progress.stage = |stages| &mut stages.spared;
+        progress.stage = Stage::Spared;
         call(request.class.bytes)
     }
 

@@ -166,7 +166,7 @@ impl<A: DeviceAllocator> Store<A> {
     pub(crate) fn fault(&self) -> Option<DeviceError> {
         let broken = || {
             let call = "use a pool in which threads of the parent process were at the fork";
-            self.forks.is_broken(|| self.is_held()).then(|| DeviceError::new(Why::Forked, call, 0))
+            self.forks.is_broken(|| self.is_held()).then(|| DeviceError::new(Why::Forked, call))
         };
         self.allocator.clock().fault().or_else(broken)
     }

@@ -16,7 +16,7 @@ impl<A: DeviceAllocator> Store<A> {
     ) -> Result<(), DeviceError> {
         if !request.class.pooled() {
             let call = "warm up a size that goes past the pool";
-            return Err(DeviceError::new(Why::Unsupported, call, 0));
+            return Err(DeviceError::new(Why::Unsupported, call));
         }
         match self.book.is_blocks() {
             true => self.warm_up_blocks(request, count),

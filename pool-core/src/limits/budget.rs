@@ -2,7 +2,7 @@
 
 use super::transit::Transit;
 use super::waiters::Waiters;
-use crate::port::{DeviceError, Why};
+use crate::port::{DeviceError, Limit};
 use crate::size::{Bytes, LARGEST};
 use crate::sys::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
 use crate::sys::{Lock, Mutex};
@@ -30,7 +30,7 @@ use std::sync::{Arc, Weak};
 /// let layer = weights.allocate(4 * MIB)?;
 /// drop(scratch.allocate(4 * MIB)?); // cached
 /// let next = weights.allocate(4 * MIB)?; // `scratch` gives its 4 MiB back
-/// assert_eq!(scratch.allocate(MIB).unwrap_err().why(), Why::Limit);
+/// assert_eq!(scratch.allocate(MIB).unwrap_err().why(), Why::Limit(Limit::Reserved));
 /// budget.set_limit(12 * MIB);
 /// assert!(scratch.allocate(MIB).is_ok());
 /// # Ok::<(), pool_core::AllocError>(())
@@ -212,7 +212,7 @@ impl Budget {
             Err(before) => {
                 // The call may make room.
                 self.tell_pressure(before.saturating_add(bytes), bytes);
-                let refused = |_| DeviceError::new(Why::Limit, "limit of the budget", 0);
+                let refused = |_| DeviceError::limit(Limit::Budget);
                 self.try_reserve(bytes).map(drop).map_err(refused)
             }
         }

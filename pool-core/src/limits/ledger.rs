@@ -1,7 +1,7 @@
 //! The bytes of one pool: reserved, in its own limit and in its budget.
 
 use crate::limits::budget::Budget;
-use crate::port::{DeviceError, Why};
+use crate::port::{DeviceError, Limit, Why};
 use crate::size::LARGEST;
 use crate::sys::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
@@ -31,8 +31,10 @@ impl Ledger {
         let fits = |reserved: u64| reserved.checked_add(bytes).filter(|sum| *sum <= limit);
         if let Err(reserved) = self.reserved.try_update(SeqCst, SeqCst, fits) {
             let is_possible = reserved.saturating_add(bytes) <= LARGEST;
-            let why = if is_possible { Why::Limit } else { Why::TooLarge };
-            return Err(DeviceError::new(why, "reserved limit", 0));
+            return Err(match is_possible {
+                true => DeviceError::limit(Limit::Reserved),
+                false => DeviceError::new(Why::TooLarge, "sum of reserved bytes"),
+            });
         }
         // Its drop gives back what the budget refuses.
         let mut reservation = Reservation { ledger: self, bytes, in_budget: 0 };

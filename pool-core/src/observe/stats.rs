@@ -132,6 +132,35 @@ pub struct Stages {
     pub private: u64,
 }
 
+/// The stage that served a request: the counter of [`Stages`] for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Elsewhere,
+    BehindEvent,
+    Coalesced,
+    Device,
+    Trimmed,
+    Cleared,
+    Spared,
+    Private,
+}
+
+impl Stages {
+    /// Counts a request that this stage served.
+    pub(crate) fn count(&mut self, stage: Stage) {
+        *match stage {
+            Stage::Elsewhere => &mut self.elsewhere,
+            Stage::BehindEvent => &mut self.behind_event,
+            Stage::Coalesced => &mut self.coalesced,
+            Stage::Device => &mut self.device,
+            Stage::Trimmed => &mut self.trimmed,
+            Stage::Cleared => &mut self.cleared,
+            Stage::Spared => &mut self.spared,
+            Stage::Private => &mut self.private,
+        } += 1;
+    }
+}
+
 impl PoolStats {
     /// Returns `hits / allocations`, 0 to 1; 0 before the first allocation.
     #[must_use]

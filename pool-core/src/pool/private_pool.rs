@@ -64,13 +64,13 @@ impl<A: DeviceAllocator> PrivatePool<A> {
             return Err(fault);
         }
         if !clock.owns(stream) {
-            return Err(DeviceError::new(Why::Foreign, "bind a stream of another device", 0));
+            return Err(DeviceError::new(Why::Foreign, "bind a stream of another device"));
         }
         let stream_id = clock.stream_id(clock.mark(stream));
         if self.pool.store().privates.bind(stream_id, self.id, &self.pool.store().flags) {
             return Ok(());
         }
-        Err(DeviceError::new(Why::Other, "bind a stream that is bound already", 0))
+        Err(DeviceError::new(Why::Other, "bind a stream that is bound already"))
     }
 
     /// Unbinds one stream. Does nothing for a stream that is not bound to this private pool.
@@ -119,10 +119,10 @@ impl<A: DeviceAllocator> PrivatePool<A> {
             return Err(fault);
         }
         if !clock.takes_work(on) {
-            return Err(DeviceError::new(Why::NotSubmitted, "launch a graph in a capture", 0));
+            return Err(DeviceError::new(Why::NotSubmitted, "launch a graph in a capture"));
         }
         if clock.order(on, &privates.behind(self.id))? == Order::NotYet {
-            return Err(DeviceError::new(Why::NotSubmitted, "launch a graph", 0));
+            return Err(DeviceError::new(Why::NotSubmitted, "launch a graph"));
         }
         work()?;
         privates.put_behind(self.id, clock, clock.mark(on));

@@ -270,7 +270,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4 * MIB).build();
     /// drop(pool.allocate(4 * MIB)?);
     /// assert_eq!(pool.set_reserved_limit(MIB)?, 4 * MIB);
-    /// assert_eq!(pool.allocate(2 * MIB).unwrap_err().why(), Why::Limit);
+    /// assert_eq!(pool.allocate(2 * MIB).unwrap_err().why(), Why::Limit(Limit::Reserved));
     /// # Ok::<(), pool_core::AllocError>(())
     /// ```
     pub fn set_reserved_limit(&self, bytes: u64) -> Result<u64, AllocError> {

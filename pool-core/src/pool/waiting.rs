@@ -283,7 +283,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
         }
         self.leave();
         let timeout = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX);
-        let cause = DeviceError::new(Why::TimedOut, "wait for memory", timeout);
+        let cause = DeviceError::new(Why::TimedOut, "wait for memory").code(timeout);
         let short = self.refused.take().unwrap_or_else(|| Short::early(cause, self.bytes));
         Err(self.pool.store().refuse(Short { cause, ..short }, self.bytes, self.pool.tag))
     }

@@ -8,11 +8,12 @@ use thiserror::Error;
 /// It is small, `Copy` and needs no heap, because it is made when memory has run out, and inside a
 /// global allocator.
 #[derive(Clone, Copy, PartialEq, Eq, Error)]
-#[error("{call}: {why}{}", Numbers(self))]
+#[error("{}{why}{}", Call(call), Numbers(self))]
 pub struct DeviceError {
     /// The kind of the error, on which a caller can act.
     pub why: Why,
-    /// The name of the call that failed, as the device names it, such as `cuMemAlloc`.
+    /// What failed: a call as the device names it, such as `cuMemAlloc`, or an operation of the pool.
+    /// Empty where a limit refused before a call was made.
     pub call: &'static str,
     /// The device's own error code, 0 if it has none. For [`Why::TooLarge`] the most bytes that are
     /// possible, for [`Why::OutOfRange`] the last byte that was requested, where known, for
@@ -32,8 +33,8 @@ pub struct DeviceError {
 pub enum Why {
     /// The device has too little memory for the request. Giving cached blocks back may help.
     OutOfMemory,
-    /// The request would exceed a limit that the program set. Giving cached blocks back may help.
-    Limit,
+    /// The request would exceed a limit. Giving cached blocks back may help.
+    Limit(Limit),
     /// No device of this kind can serve the request: the size does not fit its address space.
     TooLarge,
     /// The device, or the way in which it is used, cannot do this at all.
@@ -60,11 +61,55 @@ pub enum Why {
     Other,
 }
 
+/// A limit that a request would exceed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Limit {
+    /// The limit on what the pool reserves
+    /// ([`PoolBuilder::reserved_limit`](crate::PoolBuilder::reserved_limit)).
+    Reserved,
+    /// The limit that several pools share ([`Budget`](crate::limits::Budget)).
+    Budget,
+    /// The limit on cached bytes ([`PoolBuilder::cached_limit`](crate::PoolBuilder::cached_limit)).
+    Cached,
+    /// The limit on cached blocks of one size
+    /// ([`PoolBuilder::bucket_limit`](crate::PoolBuilder::bucket_limit)).
+    Bucket,
+    /// A limit of the system or of the backend, such as `RLIMIT_MEMLOCK`.
+    Device,
+}
+
 impl DeviceError {
-    /// Returns an error of `call`, with the device's own `code`.
+    /// Returns an error of `call`.
+    ///
+    /// ```
+    /// use pool_core::{DeviceError, Why};
+    ///
+    /// let error = DeviceError::new(Why::OutOfMemory, "cuMemAlloc").code(2);
+    /// assert_eq!(error.to_string(), "cuMemAlloc: out of memory (code 2)");
+    /// ```
     #[must_use]
-    pub const fn new(why: Why, call: &'static str, code: i64) -> Self {
-        Self { why, call, code, expected: 0 }
+    pub const fn new(why: Why, call: &'static str) -> Self {
+        Self { why, call, code: 0, expected: 0 }
+    }
+
+    /// Returns the error of a limit that refused before a call was made.
+    ///
+    /// ```
+    /// use pool_core::{DeviceError, port::Limit};
+    ///
+    /// assert_eq!(DeviceError::limit(Limit::Reserved).to_string(), "over the reserved limit");
+    /// ```
+    #[must_use]
+    pub const fn limit(limit: Limit) -> Self {
+        Self::new(Why::Limit(limit), "")
+    }
+
+    /// Returns the error with the device's own code, or the number that [`DeviceError::code`]
+    /// (the field) has for its kind.
+    #[must_use]
+    pub const fn code(self, code: i64) -> Self {
+        Self { code, ..self }
     }
 
     /// Returns the error with the number that `code` should have kept to.
@@ -73,7 +118,7 @@ impl DeviceError {
     /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
     /// use bucketpool::{DeviceError, Why};
     ///
-    /// let error = DeviceError::new(Why::OutOfRange, "write to a buffer", 40).expected(32);
+    /// let error = DeviceError::new(Why::OutOfRange, "write to a buffer").code(40).expected(32);
     /// assert_eq!(error.to_string(), "write to a buffer: beyond the end, at byte 40 of 32");
     /// ```
     #[must_use]
@@ -101,12 +146,12 @@ impl DeviceError {
             return Ok(());
         }
         let [alignment, most] = [alignment, most].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
-        Err(Self::new(Why::Unsupported, "alignment", alignment).expected(most))
+        Err(Self::new(Why::Unsupported, "alignment").code(alignment).expected(most))
     }
 
     /// Returns whether the call could succeed after memory was given back.
     pub(crate) fn is_out_of_memory(self) -> bool {
-        matches!(self.why, Why::OutOfMemory | Why::Limit)
+        matches!(self.why, Why::OutOfMemory | Why::Limit(_))
     }
 
     /// Returns whether this process can no longer use any memory of the device.
@@ -119,7 +164,11 @@ impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::OutOfMemory => "out of memory",
-            Self::Limit => "over the limit",
+            Self::Limit(Limit::Reserved) => "over the reserved limit",
+            Self::Limit(Limit::Budget) => "over the limit of the budget",
+            Self::Limit(Limit::Cached) => "over the cached limit",
+            Self::Limit(Limit::Bucket) => "over the bucket limit",
+            Self::Limit(Limit::Device) => "over a limit of the system or of the backend",
             Self::TooLarge => "too large for any device of this kind",
             Self::Unsupported => "not supported",
             Self::Lost => "the device is lost",
@@ -136,6 +185,15 @@ impl fmt::Display for Why {
     }
 }
 
+/// The call of an error as it is displayed before its kind; nothing if there was none.
+struct Call<'e>(&'e str);
+
+impl fmt::Display for Call<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(f, "{}: ", self.0) }
+    }
+}
+
 /// The numbers of an error as they are displayed behind its kind; nothing if there are none.
 struct Numbers<'e>(&'e DeviceError);
 
@@ -147,7 +205,7 @@ impl fmt::Display for Numbers<'_> {
             (Why::Unsupported, alignment, most @ 1..) => {
                 write!(f, ": {alignment} B, expected a power of two up to {most}")
             }
-            (Why::OutOfMemory | Why::Limit, 0, most @ 1..) => write!(f, ", at most {most} B"),
+            (Why::OutOfMemory | Why::Limit(_), 0, most @ 1..) => write!(f, ", at most {most} B"),
             (Why::TimedOut, ms @ 1.., _) => write!(f, ", after {ms} ms"),
             (_, 0, _) => Ok(()),
             (Why::TooLarge, most, _) => write!(f, ", at most {most} B"),

@@ -94,5 +94,5 @@ fn part(
         return Ok(start..end);
     }
     let [end, bytes] = [end, bytes].map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
-    Err(DeviceError::new(Why::OutOfRange, call, end).expected(bytes))
+    Err(DeviceError::new(Why::OutOfRange, call).code(end).expected(bytes))
 }

@@ -41,7 +41,7 @@ const RETIRED_ASKED: usize = 4;
 ///     type Raw = u32;
 ///     type Event = ();
 ///     fn record(&self, on: &u32) -> Result<(), DeviceError> {
-///         if *on < 2 { Ok(()) } else { Err(DeviceError::new(Why::Foreign, "record", 0)) }
+///         if *on < 2 { Ok(()) } else { Err(DeviceError::new(Why::Foreign, "record")) }
 ///     }
 ///     fn wait(&self, _on: &u32, _event: &()) -> Result<(), DeviceError> { Ok(()) }
 ///     fn query(&self, _event: &()) -> Result<bool, DeviceError> { Ok(true) }
@@ -178,7 +178,7 @@ impl<D: EventDriver> Timeline<D> {
     /// stream, which does not end, or the device's error. After an error of the device the stream
     /// goes on.
     pub fn retire(&self, stream: &Stream<D>) -> Result<(), DeviceError> {
-        let refuse = |why| Err(DeviceError::new(why, "retire a stream", 0));
+        let refuse = |why| Err(DeviceError::new(why, "retire a stream"));
         let slot = &stream.0;
         if slot.timeline != self.id {
             return refuse(Why::Foreign);
@@ -231,7 +231,7 @@ impl<D: EventDriver> Timeline<D> {
     /// Returns the stream of a mark, or `None` if it is retired and done.
     fn slot(&self, mark: Mark) -> Result<Option<Arc<Slot<D>>>, DeviceError> {
         if mark.timeline != self.id || mark.stream >= self.next.load(SeqCst) {
-            return Err(DeviceError::new(Why::Foreign, "a mark of another device", 0));
+            return Err(DeviceError::new(Why::Foreign, "a mark of another device"));
         }
         Ok(self.slots.read().get(&mark.stream).cloned())
     }
@@ -412,7 +412,7 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
 
     fn order(&self, on: &Stream<D>, after: &[Mark]) -> Result<Order, DeviceError> {
         if !self.owns(on) {
-            return Err(DeviceError::new(Why::Foreign, "order a stream of another device", 0));
+            return Err(DeviceError::new(Why::Foreign, "order a stream of another device"));
         }
         for mark in after.iter().filter(|mark| !on.0.is_after(**mark)) {
             if !self.is_submitted(*mark) {

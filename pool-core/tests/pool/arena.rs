@@ -7,6 +7,7 @@
 use pool_core::error::Verdict;
 use pool_core::limits::Retention;
 use pool_core::observe::RangeState;
+use pool_core::port::Limit;
 use pool_core::stream::StealPolicy;
 use pool_core::{
     ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, StreamClock,
@@ -450,12 +451,16 @@ fn a_request_that_fits_only_without_its_pages_evicts_nothing() {
     drop(pool.allocate(900 * KIB).unwrap());
     let cached = pool.stats().cached_bytes;
     let error = pool.allocate(990 * KIB).unwrap_err();
-    assert_eq!((error.why(), error.verdict()), (Why::Limit, Verdict::Rounding), "{error}");
+    assert_eq!(
+        (error.why(), error.verdict()),
+        (Why::Limit(Limit::Reserved), Verdict::Rounding),
+        "{error}"
+    );
     assert_eq!(error.figures().rounded_bytes, 1024 * KIB);
     assert!(error.to_string().contains("smaller pages"), "{error}");
     assert_eq!(pool.stats().cached_bytes, cached);
     let waiting = pool.allocate_timeout(990 * KIB, Duration::MAX).unwrap_err();
-    assert_eq!(waiting.why(), Why::Limit, "no return of memory could serve it");
+    assert_eq!(waiting.why(), Why::Limit(Limit::Reserved), "no return of memory could serve it");
 }
 
 #[test]

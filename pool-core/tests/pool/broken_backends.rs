@@ -101,7 +101,7 @@ impl<const FRESH_IS_ZEROED: bool> Transfer for Broken<FRESH_IS_ZEROED> {
 }
 
 fn other() -> DeviceError {
-    DeviceError::new(Why::Other, "a broken call", 7)
+    DeviceError::new(Why::Other, "a broken call").code(7)
 }
 
 /// Returns the text of the panic of the suite.

@@ -1,6 +1,7 @@
 //! One limit for several pools.
 
 use pool_core::limits::Budget;
+use pool_core::port::Limit;
 use pool_core::{ArenaConfig, BucketPool, MIB, Why};
 use pool_sim::SimDevice;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -17,7 +18,7 @@ fn pools_of_several_devices_share_one_limit() {
     let [a, b] = pools(&budget);
     let held = (a.allocate(MIB).unwrap(), b.allocate(2 * MIB).unwrap());
     let refused = a.allocate(MIB).unwrap_err();
-    assert_eq!((refused.why(), budget.reserved_bytes()), (Why::Limit, 3 * MIB));
+    assert_eq!((refused.why(), budget.reserved_bytes()), (Why::Limit(Limit::Budget), 3 * MIB));
     insta::assert_snapshot!(refused);
     drop(held);
 }
@@ -67,7 +68,7 @@ fn a_lower_limit_gives_cached_memory_back_and_leaves_buffers_alone() {
     assert_eq!(budget.set_limit(3 * MIB), MIB);
     assert_eq!(budget.set_limit(MIB), MIB);
     assert_eq!((budget.reserved_bytes(), held.size()), (2 * MIB, 2 * MIB));
-    assert_eq!(b.allocate(4096).unwrap_err().why(), Why::Limit);
+    assert_eq!(b.allocate(4096).unwrap_err().why(), Why::Limit(Limit::Budget));
     drop(held);
     assert!(b.allocate(MIB).is_ok());
 }
@@ -97,7 +98,7 @@ fn a_refused_device_call_reserves_nothing_in_the_budget() {
 fn the_limit_of_a_pool_can_change_while_it_is_used() {
     let pool = BucketPool::builder(SimDevice::new()).reserved_limit(2 * MIB).build();
     let held = pool.allocate(2 * MIB).unwrap();
-    assert_eq!(pool.allocate(MIB).unwrap_err().why(), Why::Limit);
+    assert_eq!(pool.allocate(MIB).unwrap_err().why(), Why::Limit(Limit::Reserved));
     pool.set_reserved_limit(3 * MIB).unwrap();
     drop(pool.allocate(MIB).unwrap());
     assert_eq!(pool.set_reserved_limit(0).unwrap(), MIB);
@@ -214,7 +215,7 @@ fn pools_of_a_cloned_builder_share_the_budget_that_it_was_given() {
     let builder = BucketPool::builder(SimDevice::new()).budget(&budget);
     let [a, b] = [builder.clone().build(), builder.build()];
     let _live = a.allocate(2 * MIB).unwrap();
-    assert_eq!(b.allocate(MIB).unwrap_err().why(), Why::Limit);
+    assert_eq!(b.allocate(MIB).unwrap_err().why(), Why::Limit(Limit::Budget));
 }
 
 /// The program spares a buffer of another pool than the one that is short.

@@ -116,7 +116,7 @@ fn requests_at_the_ends_of_the_range() {
         for bytes in [i64::MAX.unsigned_abs(), u64::MAX - 1, u64::MAX] {
             let error = pool.allocate(bytes).unwrap_err();
             assert!(
-                matches!(error.why(), Why::OutOfMemory | Why::TooLarge | Why::Limit),
+                matches!(error.why(), Why::OutOfMemory | Why::TooLarge | Why::Limit(_)),
                 "{error}"
             );
         }

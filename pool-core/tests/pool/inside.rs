@@ -4,6 +4,7 @@
 
 use pool_core::check::{Checked, Held};
 use pool_core::limits::Retention;
+use pool_core::port::Limit;
 use pool_core::stream::StealPolicy;
 use pool_core::{
     ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, GIB, KIB, MIB, PrivatePool, Why,
@@ -110,7 +111,7 @@ fn a_request_that_is_refused_looks_at_a_bounded_number_of_ranges_at_once() {
         for steal in [StealPolicy::Never, StealPolicy::Wait] {
             let crowd = Crowd::new(config.clone(), 40, steal, 256 * MIB);
             let refused = crowd.pool.allocate(200 * MIB).expect_err("above the limit");
-            assert_eq!(refused.why(), Why::Limit, "{refused}");
+            assert_eq!(refused.why(), Why::Limit(Limit::Reserved), "{refused}");
             crowd.check("refuse");
         }
     }

@@ -4,7 +4,7 @@
 use crate::hooked::Hooked;
 use pool_core::limits::{CachedLimit, FullBucket};
 use pool_core::observe::{EventKind, PoolEvent};
-use pool_core::port::{MarkOf, Memory, Request};
+use pool_core::port::{Limit, MarkOf, Memory, Request};
 use pool_core::{
     ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, KIB, MIB, PooledBuffer,
     StreamOf, Why,
@@ -88,7 +88,7 @@ fn crowd(pool: &BucketPool<Ceiling>, seed: u64) -> u64 {
         match pool.allocate(random(64 * KIB)) {
             Ok(buffer) => live.push(buffer),
             Err(error) => {
-                assert_eq!(error.why(), Why::Limit, "{error}");
+                assert_eq!(error.why(), Why::Limit(Limit::Reserved), "{error}");
                 refused += 1;
             }
         }
@@ -120,8 +120,11 @@ fn a_request_above_the_limit_takes_no_cached_memory() {
         drop(freed);
         let before = (pool.stats().cached_bytes, pool.reserved_bytes(), device.calls());
         let error = pool.allocate(50 * MIB).unwrap_err();
-        assert_eq!((error.why(), error.figures().given_back_bytes), (Why::Limit, 0));
-        assert_eq!(pool.warm_up(&[(50 * MIB, 1)]).unwrap_err().why(), Why::Limit);
+        assert_eq!(
+            (error.why(), error.figures().given_back_bytes),
+            (Why::Limit(Limit::Reserved), 0)
+        );
+        assert_eq!(pool.warm_up(&[(50 * MIB, 1)]).unwrap_err().why(), Why::Limit(Limit::Reserved));
         let after = (pool.stats().cached_bytes, pool.reserved_bytes(), device.calls());
         assert!(before == after, "{arena:?}: {before:?} and then {after:?}");
     }
@@ -131,7 +134,7 @@ fn a_request_above_the_limit_takes_no_cached_memory() {
     let builder = builder.on_shortage(move |_| seen.fetch_add(1, SeqCst) < 3);
     let pool = builder.cached_limit(CachedLimit::Unlimited).build();
     drop(pool.allocate(MIB).unwrap());
-    assert_eq!(pool.allocate(5 * MIB).unwrap_err().why(), Why::Limit);
+    assert_eq!(pool.allocate(5 * MIB).unwrap_err().why(), Why::Limit(Limit::Reserved));
     assert_eq!((asked.load(SeqCst), pool.stats().cached_bytes), (4, MIB));
 }
 
@@ -274,9 +277,9 @@ fn warming_up_refuses_what_the_bounds_would_not_keep() {
         (refused, pool.cached_buffers().into_values().sum::<usize>())
     };
     assert_eq!(warm(CachedLimit::Bytes(1000), usize::MAX), (Ok(()), 5));
-    assert_eq!(warm(CachedLimit::Bytes(300), usize::MAX), (Err(Why::Limit), 3));
-    assert_eq!(warm(CachedLimit::OfPeak(0.25), usize::MAX), (Err(Why::Limit), 0));
-    assert_eq!(warm(CachedLimit::Unlimited, 3), (Err(Why::Limit), 3));
+    assert_eq!(warm(CachedLimit::Bytes(300), usize::MAX), (Err(Why::Limit(Limit::Cached)), 3));
+    assert_eq!(warm(CachedLimit::OfPeak(0.25), usize::MAX), (Err(Why::Limit(Limit::Cached)), 0));
+    assert_eq!(warm(CachedLimit::Unlimited, 3), (Err(Why::Limit(Limit::Bucket)), 3));
 }
 
 /// Room that a warm-up was promised before it called the device may be taken by then.
@@ -305,7 +308,7 @@ fn a_warm_up_that_finds_its_bucket_full_meanwhile_counts_no_return() {
     let pool = builder.bucket_limit(1).full_bucket(FullBucket::RefuseNewest).build();
     let one = pool.allocate(MIB).unwrap();
     live.lock().unwrap().push(Box::new(one));
-    assert_eq!(pool.warm_up(&[(MIB, 1)]).unwrap_err().why(), Why::Limit);
+    assert_eq!(pool.warm_up(&[(MIB, 1)]).unwrap_err().why(), Why::Limit(Limit::Cached));
     pool.trim(0).unwrap();
     let stats = pool.stats();
     assert_eq!((stats.deallocations, stats.returns, stats.cached_bytes), (1, 1, MIB), "{stats}");

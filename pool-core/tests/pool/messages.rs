@@ -3,6 +3,7 @@
 use pool_array::PooledArray;
 use pool_core::error::Verdict;
 use pool_core::limits::Budget;
+use pool_core::port::Limit;
 use pool_core::{AllocError, ArenaConfig, BucketPool, GIB, KIB, MIB, Why};
 use pool_sim::{SimCall, SimDevice};
 use std::time::Duration;
@@ -75,7 +76,10 @@ fn an_error_is_printed_as_its_sentence_and_its_figures_on_request() {
     let cause = error.figures().cause;
     assert_eq!(format!("{cause:?}"), cause.to_string());
     let converted = AllocError::from(cause);
-    assert_eq!((converted.why(), converted.to_string()), (Why::Limit, cause.to_string()));
+    assert_eq!(
+        (converted.why(), converted.to_string()),
+        (Why::Limit(Limit::Reserved), cause.to_string())
+    );
 }
 
 #[test]
@@ -112,6 +116,6 @@ fn a_small_request_is_shown_once() {
     let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4 * KIB).build();
     let _live = [pool.allocate(2048).unwrap(), pool.allocate(2000).unwrap()];
     let error = pool.allocate(100).unwrap_err();
-    assert_eq!(error.why(), Why::Limit);
+    assert_eq!(error.why(), Why::Limit(Limit::Reserved));
     insta::assert_snapshot!(lines(&[error]));
 }

@@ -3,6 +3,7 @@
 
 use pool_core::limits::Retention;
 use pool_core::observe::{EventKind, Observer, PoolEvent, Reason};
+use pool_core::port::Limit;
 use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PoolBuilder, PooledBuffer, Why};
 use pool_sim::SimDevice;
 use rand::rngs::StdRng;
@@ -47,7 +48,7 @@ fn each_event_is_told_with_its_name_tag_stream_and_sizes() {
     drop(pool.allocate_on(&stream, 5000).unwrap());
     drop(pool.allocate(2 * MIB).unwrap());
     drop(pool.allocate(4 * MIB).unwrap()); // all of the limit
-    assert_eq!(pool.allocate(5 * MIB).unwrap_err().why(), Why::Limit);
+    assert_eq!(pool.allocate(5 * MIB).unwrap_err().why(), Why::Limit(Limit::Reserved));
     drop(pool.allocate(100).unwrap().detach());
     pool.clear().unwrap();
     insta::assert_snapshot!(seen.take().join("\n"));

@@ -2,6 +2,7 @@
 //!
 //! Each test is named after the source of the fault, usually a project and its issue number.
 
+use pool_core::port::Limit;
 use pool_core::{
     ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, StreamClock,
     Why, ZeroPolicy,
@@ -47,7 +48,7 @@ fn pytorch_182446_the_round_up_cannot_wrap() {
         let before = (device.held_peak_bytes(), pool.device_stats().unwrap().allocated_bytes);
         for bytes in sizes() {
             let error = pool.allocate(bytes).unwrap_err();
-            let expected = [Why::TooLarge, Why::OutOfMemory, Why::Limit];
+            let expected = [Why::TooLarge, Why::OutOfMemory, Why::Limit(Limit::Reserved)];
             assert!(expected.contains(&error.why()), "{bytes} bytes, {config:?}: {error}");
         }
         let after = (device.held_peak_bytes(), pool.device_stats().unwrap().allocated_bytes);

@@ -40,10 +40,10 @@ impl<const CPU: bool> Fated<CPU> {
         let call = self.calls.fetch_add(1, SeqCst);
         match self.fate {
             Fate::Panics if call == self.at => resume_unwind(Box::new("a bug in the device")),
-            Fate::IsLost if call >= self.at => Err(DeviceError::new(Why::Lost, "fated", 0)),
+            Fate::IsLost if call >= self.at => Err(DeviceError::new(Why::Lost, "fated")),
             Fate::FinishesWork if call >= self.at => {
                 self.device.run();
-                Err(DeviceError::new(Why::OutOfMemory, "fated", 0))
+                Err(DeviceError::new(Why::OutOfMemory, "fated"))
             }
             _ => Ok(()),
         }

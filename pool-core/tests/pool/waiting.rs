@@ -4,6 +4,7 @@
 use crate::hooked::{Hooked, outcome};
 use pool_core::error::Verdict;
 use pool_core::limits::{Budget, CachedLimit};
+use pool_core::port::Limit;
 use pool_core::{ArenaConfig, BucketPolicy, BucketPool, MIB, PooledBuffer, Why};
 use pool_sim::{SimCall, SimDevice};
 use std::future::Future;
@@ -84,7 +85,7 @@ fn a_cancelled_request_leaks_nothing_and_passes_its_turn_on() {
 fn a_request_that_no_return_could_serve_is_refused_at_once() {
     let pool = pool_of(2);
     let refused = pool.allocate_timeout(3 * MIB, Duration::MAX).unwrap_err();
-    assert_eq!(refused.why(), Why::Limit);
+    assert_eq!(refused.why(), Why::Limit(Limit::Reserved));
     let small = BucketPool::new(SimDevice::with_capacity(MIB));
     let refused = small.allocate_timeout(2 * MIB, Duration::MAX).unwrap_err();
     assert_eq!((refused.why(), small.stats().failures), (Why::OutOfMemory, 1));
@@ -97,7 +98,7 @@ fn a_request_that_no_return_could_serve_is_refused_at_once_behind_others_too() {
     let mut first = pool.allocate_async(MIB);
     assert!(poll(&mut first, Waker::noop()).is_pending());
     let refused = pool.allocate_timeout(3 * MIB, Duration::MAX).unwrap_err();
-    assert_eq!((refused.why(), pool.budget().waiting()), (Why::Limit, 1));
+    assert_eq!((refused.why(), pool.budget().waiting()), (Why::Limit(Limit::Reserved), 1));
 }
 
 #[test]
@@ -265,7 +266,7 @@ fn sixty_four_tasks_on_two_threads_share_three_blocks_in_order() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
     let (pool, order) = (pool_of(3), Arc::new(Mutex::new(Vec::new())));
     let held = pool.allocate(3 * MIB).unwrap_err(); // rounds up to 4 MiB
-    assert_eq!(held.why(), Why::Limit);
+    assert_eq!(held.why(), Why::Limit(Limit::Reserved));
     let held: Vec<_> = (0..3).map(|_| pool.allocate(MIB).unwrap()).collect();
     let tasks: Vec<_> = (0..64)
         .map(|number| {

@@ -7,6 +7,7 @@ use cudarc::driver::DriverError;
 use cudarc::driver::sys::{
     CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode as Mode, CUstreamCaptureStatus,
 };
+use pool_core::port::Limit;
 use pool_core::{ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, StreamClock, Why};
 use pool_cuda::{
     CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPinnedAllocator, CudaVmmAllocator,
@@ -232,7 +233,7 @@ fn what_a_capture_lacks_comes_from_the_device_whatever_the_capture_forbids() {
     let captured = capture(&pool, &s).unwrap();
     // Idle blocks go back to make room: `cuMemFree` and `cuMemAlloc` under the capture.
     let buffers = [(); 3].map(|()| pool.allocate_on(&s, MIB).unwrap());
-    assert_eq!(pool.allocate_on(&s, 2 * MIB).unwrap_err().why(), Why::Limit);
+    assert_eq!(pool.allocate_on(&s, 2 * MIB).unwrap_err().why(), Why::Limit(Limit::Reserved));
     for buffer in &buffers {
         kernel(buffer, &s);
     }

@@ -6,6 +6,7 @@
 use super::script::{Script, Step};
 use pool_core::check::TestThreads;
 use pool_core::limits::CachedLimit;
+use pool_core::port::Limit;
 use pool_core::{
     AllocError, BucketPolicy, BucketPool, PoolStats, PooledBuffer, Transfer, Why, ZeroPolicy,
 };
@@ -227,7 +228,8 @@ impl<'s, A: Transfer> Run<'s, A> {
         if !self.has_arena && !self.has_faults {
             let live = self.live_bytes() + self.lost;
             expect!(
-                error.why() == Why::Limit && live.saturating_add(block) > self.limit,
+                error.why() == Why::Limit(Limit::Reserved)
+                    && live.saturating_add(block) > self.limit,
                 "refused with {live} bytes live, a block of {block}, a limit of {}: {error}",
                 self.limit
             );

@@ -3,6 +3,7 @@
 
 use super::promise::{Served, allocate, contents, promise};
 use pool_core::limits::CachedLimit;
+use pool_core::port::Limit;
 use pool_core::{
     AllocError, BucketPolicy, BucketPool, KIB, MIB, PoolBuilder, PooledBuffer, Transfer, Why,
     ZeroPolicy,
@@ -145,7 +146,10 @@ fn limits_hold<A: Transfer>(make: &impl Fn() -> PoolBuilder<A>) {
         let live: Vec<_> = std::iter::from_fn(|| pool.allocate(10 * unit).ok()).collect();
         assert!((4..=6).contains(&live.len()), "{} buffers under the limit", live.len());
         let error = refused(pool.allocate(10 * unit), "a request above the limit");
-        assert_eq!((error.why(), error.figures().requested_bytes), (Why::Limit, 10 * unit));
+        assert_eq!(
+            (error.why(), error.figures().requested_bytes),
+            (Why::Limit(Limit::Reserved), 10 * unit)
+        );
         drop(live);
         // All of it is cached and of other sizes; it goes back for the one that needs it.
         assert!(pool.allocate(60 * unit).is_ok(), "{:?}", pool.allocate(60 * unit));

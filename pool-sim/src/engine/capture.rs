@@ -29,7 +29,7 @@ pub(super) struct Captures {
 }
 
 fn refuse<T>(call: &'static str, code: i64) -> Result<T, DeviceError> {
-    Err(DeviceError::new(Why::NotSubmitted, call, code))
+    Err(DeviceError::new(Why::NotSubmitted, call).code(code))
 }
 
 impl Captures {

@@ -144,7 +144,9 @@ impl Engine {
         self.drift();
         self.faults.check(SimCall::Query, Why::Other, "sim query")?;
         if event.captured.is_some() {
-            return Err(DeviceError::new(Why::NotSubmitted, "sim query of a captured event", 907));
+            return Err(
+                DeviceError::new(Why::NotSubmitted, "sim query of a captured event").code(907)
+            );
         }
         self.calls.queries += 1;
         self.pass(event.stream);

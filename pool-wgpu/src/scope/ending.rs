@@ -127,7 +127,7 @@ impl Scope {
         drop(self);
         if late {
             let call = "submit a scope whose buffers are in another encoder: use its prologue";
-            return Err(DeviceError::new(Why::NotSubmitted, call, 0));
+            return Err(DeviceError::new(Why::NotSubmitted, call));
         }
         submitted
     }
@@ -171,7 +171,7 @@ impl Scope {
         self.shared().living()?;
         if self.table().has_recorded(self.id) || self.recording.has_commands() {
             let call = "a prologue of a scope that has its own commands: submit it";
-            return Err(DeviceError::new(Why::Unsupported, call, 0));
+            return Err(DeviceError::new(Why::Unsupported, call));
         }
         let receipt = self.clock.receipts().new_receipt()?;
         let mut prologue = self.shared().encoder("bucketpool prologue");
@@ -208,7 +208,7 @@ impl Drop for Scope {
         let may_be_used = !self.submitted && self.table().is_used_elsewhere(self.id);
         if cfg!(debug_assertions) && may_be_used {
             let call = "drop a scope whose buffers may be in another encoder: use its prologue";
-            self.shared().note(DeviceError::new(Why::NotSubmitted, call, 0));
+            self.shared().note(DeviceError::new(Why::NotSubmitted, call));
         }
         chunks.into_iter().for_each(Chunk::give_back);
         self.placed.drain(..).for_each(|chunk| chunk.map_again(None));

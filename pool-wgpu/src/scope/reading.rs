@@ -111,7 +111,7 @@ impl Scope {
         elsewhere: bool,
     ) -> Result<ReadBack, DeviceError> {
         if !through.is_of(self.shared()) {
-            return Err(DeviceError::new(Why::Foreign, "read back through another device's", 0));
+            return Err(DeviceError::new(Why::Foreign, "read back through another device's"));
         }
         self.shared().living()?;
         let place = from.place();
@@ -136,7 +136,7 @@ impl Scope {
             before = last.size();
         }
         let mut filling = through.fill(needed, before, elsewhere)?;
-        let none = DeviceError::new(Why::OutOfMemory, "room in a read-back buffer", 0);
+        let none = DeviceError::new(Why::OutOfMemory, "room in a read-back buffer");
         let at = filling.room(needed).ok_or(none)?;
         let back = back(&filling, at);
         reads.push(filling);

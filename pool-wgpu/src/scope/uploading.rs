@@ -93,7 +93,7 @@ impl Scope {
         write: impl FnOnce(WriteOnly<'_, [u8]>) -> R,
     ) -> Result<R, DeviceError> {
         if !Arc::ptr_eq(&through.0.shared, self.shared()) {
-            return Err(DeviceError::new(Why::Foreign, "upload through another device's", 0));
+            return Err(DeviceError::new(Why::Foreign, "upload through another device's"));
         }
         self.shared().living()?;
         let place = to.place();
@@ -144,7 +144,7 @@ impl Scope {
     /// ```
     pub fn place(&mut self, into: &FrameData, data: &[u8]) -> Result<Placed, DeviceError> {
         if !Arc::ptr_eq(&into.staging.shared, self.shared()) {
-            return Err(DeviceError::new(Why::Foreign, "place another device's data", 0));
+            return Err(DeviceError::new(Why::Foreign, "place another device's data"));
         }
         let bytes = data.len() as u64;
         let write = |mut memory: WriteOnly<'_, [u8]>| memory.copy_from_slice(data);
@@ -164,7 +164,7 @@ impl Scope {
         self.shared().living()?; // whose mapped memory would be gone
         let number = self.recording.chunk(through, bytes, alignment)?;
         let chunk = self.recording.chunk_mut(number);
-        let none = DeviceError::new(Why::OutOfMemory, "room in a staging buffer", 0);
+        let none = DeviceError::new(Why::OutOfMemory, "room in a staging buffer");
         let (at, written) = chunk.write(bytes, alignment, write)?.ok_or(none)?;
         Ok((number, at, written))
     }

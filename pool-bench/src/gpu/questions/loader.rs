@@ -92,7 +92,7 @@ impl Loader {
         }
         let start = Instant::now();
         let mut taken = self.host.allocate(bytes);
-        if taken.as_ref().is_err_and(|error| error.why() == Why::Limit) {
+        if taken.as_ref().is_err_and(|error| matches!(error.why(), Why::Limit(_))) {
             self.on.raw().synchronize()?;
             taken = self.host.allocate(bytes);
         }

@@ -123,7 +123,7 @@ impl<D: EventDriver> Timeline<D> {
         if let Some(fault) = self.fault() {
             return Err(fault);
         }
-        let refused = DeviceError::new(Why::Foreign, "capture a stream of another device", 0);
+        let refused = DeviceError::new(Why::Foreign, "capture a stream of another device");
         if self.owns(stream) { Ok(&stream.0) } else { Err(refused) }
     }
 }
@@ -141,5 +141,5 @@ impl<D: EventDriver> Slot<D> {
 }
 
 pub(super) fn not_submitted(call: &'static str) -> DeviceError {
-    DeviceError::new(Why::NotSubmitted, call, 0)
+    DeviceError::new(Why::NotSubmitted, call)
 }

@@ -10,7 +10,7 @@ use crate::heap::store::book::give_back::RemovedSegment;
 use crate::heap::store::{Bounds, Store};
 use crate::limits::{FullBucket, GivenBack, InTransit};
 use crate::observe::Reason;
-use crate::port::{DeviceAllocator, DeviceError, MarkOf, StreamClock, Why};
+use crate::port::{DeviceAllocator, DeviceError, Limit, MarkOf, StreamClock};
 use crate::stream::After;
 use crate::sys::LockGuard;
 
@@ -201,7 +201,7 @@ impl<A: DeviceAllocator> Store<A> {
         count: usize,
     ) -> Result<(), DeviceError> {
         let (bytes, clock) = (request.class.bytes, self.allocator.clock());
-        let refuse = |call| Err(DeviceError::new(Why::Limit, call, 0));
+        let refuse = |limit| Err(DeviceError::limit(limit));
         self.collect();
         for _ in 0..count {
             {
@@ -209,11 +209,11 @@ impl<A: DeviceAllocator> Store<A> {
                 let limit = state.cached_limit(self.bounds.cached);
                 let held = state.book.cached + state.leased;
                 if bytes > limit / 2 || held.saturating_add(bytes) > limit {
-                    return refuse("cached limit");
+                    return refuse(Limit::Cached);
                 }
             }
             if self.is_bucket_full(request) {
-                return refuse("bucket limit");
+                return refuse(Limit::Bucket);
             }
             let _in_transit = InTransit::new(self.transit()); // until it is free memory
             let id = self.grow_range(request)?;
@@ -229,7 +229,12 @@ impl<A: DeviceAllocator> Store<A> {
             }
             drop(self.free_deferred_in_drop(state));
             if !fits {
-                return refuse("cached or bucket limit, which other threads have reached");
+                // One of the two, which other threads have reached meanwhile.
+                return refuse(if self.is_bucket_full(request) {
+                    Limit::Bucket
+                } else {
+                    Limit::Cached
+                });
             }
         }
         Ok(())

@@ -71,7 +71,7 @@ impl<A: DeviceAllocator> Store<A> {
             // `commit` promises nothing of the contents.
             state.book.nodes[piece.id].unzeroed = true;
         }
-        let nothing = DeviceError::new(Why::Other, "a placement without a range", 0);
+        let nothing = DeviceError::new(Why::Other, "a placement without a range");
         let clock = self.allocator.clock();
         state.book.assemble(clock, &ids, &placement, &rest).ok_or(nothing)
     }
@@ -110,7 +110,7 @@ impl<A: DeviceAllocator> Store<A> {
         pages: &PageCalls<A>,
         request: &PoolRequest<'_, A>,
     ) -> Result<(), DeviceError> {
-        let too_large = DeviceError::new(Why::TooLarge, "reserve addresses", 0);
+        let too_large = DeviceError::new(Why::TooLarge, "reserve addresses");
         let book_request = self.book.book_request(request);
         let needed =
             book_request.bytes.checked_next_multiple_of(pages.page_bytes).ok_or(too_large)?;
@@ -157,7 +157,7 @@ fn ready<A: DeviceAllocator>(
 ) -> Result<(), DeviceError> {
     for mark in pieces.iter().flat_map(|piece| piece.after.marks()) {
         if !taker.is_ready(*mark) && taker.make_ready(*mark)? == Order::NotYet {
-            return Err(DeviceError::new(Why::NotSubmitted, "grow over a free range", 0));
+            return Err(DeviceError::new(Why::NotSubmitted, "grow over a free range"));
         }
     }
     Ok(())

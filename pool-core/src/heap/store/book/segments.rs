@@ -13,7 +13,7 @@ impl<A: DeviceAllocator> Store<A> {
     #[cold]
     pub(crate) fn grow(&self, request: &PoolRequest<'_, A>) -> Result<Grant<A>, DeviceError> {
         let id = self.grow_range(request)?;
-        let nothing = DeviceError::new(Why::Other, "no segment of a range", 0);
+        let nothing = DeviceError::new(Why::Other, "no segment of a range");
         let mut state = self.book.lock();
         let lent = state.lend(id, request, self.allocator.clock()).ok_or(nothing)?;
         state.count_miss(request, self.bounds.statistics);
@@ -36,7 +36,7 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     fn grow_segment(&self, request: &PoolRequest<'_, A>) -> Result<u32, DeviceError> {
-        let too_large = DeviceError::new(Why::TooLarge, "round up to a segment", 0);
+        let too_large = DeviceError::new(Why::TooLarge, "round up to a segment");
         let book_request = self.book.book_request(request);
         let segment =
             self.book.lock().book.config.segment_bytes(book_request.bytes).ok_or(too_large)?;

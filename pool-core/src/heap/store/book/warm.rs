@@ -3,7 +3,7 @@
 use crate::heap::block::request::PoolRequest;
 use crate::heap::store::Store;
 use crate::limits::InTransit;
-use crate::port::{DeviceAllocator, DeviceError, StreamClock, Why};
+use crate::port::{DeviceAllocator, DeviceError, Limit, StreamClock};
 use crate::stream::After;
 
 /// Live ranges that no buffer has. They are free when it is dropped, also by a panic of the device.
@@ -60,7 +60,7 @@ impl<A: DeviceAllocator> Store<A> {
         drop(ranges);
         let mut state = self.book.lock();
         if result.is_ok() && state.excess(self.bounds.cached) > 0 {
-            result = Err(DeviceError::new(Why::Limit, "cached limit", 0));
+            result = Err(DeviceError::limit(Limit::Cached));
         }
         drop(state);
         if result.is_err() {
