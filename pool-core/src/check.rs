@@ -34,7 +34,19 @@ impl<A: DeviceAllocator> BucketPool<A> {
     #[expect(clippy::must_use_candidate, reason = "its panic is the result")]
     pub fn check(&self) -> Checked {
         let store = self.store();
-        if store.is_forked() { Checked::default() } else { store.check() }
+        if store.is_unusable() { Checked::default() } else { store.check() }
+    }
+}
+
+impl<A: DeviceAllocator> BucketPool<A> {
+    /// Breaks an invariant inside of a call of this pool, so that a test sees what follows.
+    ///
+    /// # Panics
+    ///
+    /// In a build with debug assertions, as each broken invariant does. The pool is poisoned first.
+    pub fn break_invariant(&self) {
+        let _watch = self.store().watch();
+        invariant!(false, "no test breaks this");
     }
 }
 

@@ -13,6 +13,9 @@ extern crate loom as checker;
 #[cfg(shuttle)]
 extern crate shuttle as checker;
 
+#[macro_use]
+mod invariant;
+
 pub mod buffer;
 #[cfg(feature = "check")]
 pub mod check;

@@ -8,7 +8,7 @@ pub(crate) mod waiting;
 
 use crate::buffer::PooledBuffer;
 use crate::error::AllocError;
-use crate::heap::block::flags::{BOUND, OBSERVED};
+use crate::heap::block::flags::{BOUND, BROKEN, OBSERVED};
 use crate::heap::block::record::RecordOwner;
 use crate::heap::block::request::{Key, PoolRequest};
 use crate::heap::reference::Owner;
@@ -301,7 +301,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ) -> Result<PooledBuffer<A>, AllocError> {
         if !zeroed
             && self.zero == ZeroPolicy::Never
-            && let Some(record) = self.store().hit(stream, bytes, kind, BOUND | OBSERVED)
+            && let Some(record) = self.store().hit(stream, bytes, kind, BOUND | BROKEN | OBSERVED)
         {
             return Ok(PooledBuffer::new(&self.owner, record));
         }
@@ -319,7 +319,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         if !store.flags.any(OBSERVED) || store.guards.is_some() || self.zero != ZeroPolicy::Never {
             return None;
         }
-        let mut record = store.hit(stream, bytes, kind, BOUND)?;
+        let mut record = store.hit(stream, bytes, kind, BOUND | BROKEN)?;
         record.tag = self.tag;
         let own = record.marks.get_mut().own();
         store.tell(EventKind::Hit, record.about(self.allocator().clock().stream_id(own)));
@@ -378,6 +378,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         (kind, zeroed): (A::Kind, bool),
         joins_line: bool,
     ) -> Result<PooledBuffer<A>, Short> {
+        let _watch = self.store().watch();
         let woken_by_panic = WakeAtEnd(self);
         let lent = self.lend_now(stream, bytes, (kind, zeroed), joins_line);
         mem::forget(woken_by_panic);
@@ -406,6 +407,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
         if self.store().flags.any(OBSERVED) || (fresh && self.store().has_observers()) {
             self.tell_served(&request, &mut record, fresh);
         }
+        invariant!(record.bytes >= request.class.bytes.min(bytes), "a block holds its request");
+        invariant!(record.requested == bytes, "a block is counted with its request");
+        invariant!(record.kind == kind, "a block is of the kind that was requested");
         let mut buffer = PooledBuffer::new(&self.owner, record);
         let is_zeroed = buffer.check_freed(fresh, was_zeroed) && was_zeroed;
         let bytes_to_zero = match self.zero {

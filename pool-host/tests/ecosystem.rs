@@ -137,13 +137,13 @@ type Bytes = PooledArray<u8, HostAllocator>;
 
 #[test]
 fn arrays_have_any_shape_that_fits_in_memory() {
-    let points = PooledArray::<u16, _>::new(global(), &[4, 5, 6]).unwrap();
+    let points = PooledArray::<u16, _>::new(global(), [4, 5, 6]).unwrap();
     assert_eq!((points.len(), points.view().ndim()), (120, 3));
-    let none = PooledArray::<u16, _>::new(global(), &[4, 0, 6]).unwrap();
+    let none = PooledArray::<u16, _>::new(global(), [4, 0, 6]).unwrap();
     assert_eq!((none.len(), none.view().dim()), (0, ndarray::IxDyn(&[4, 0, 6])));
-    let error = PooledArray::<u64, _>::new(global(), &[usize::MAX, 2]).unwrap_err();
+    let error = PooledArray::<u64, _>::new(global(), [usize::MAX, 2]).unwrap_err();
     assert_eq!(error.why(), Why::TooLarge, "{error}");
-    let error = PooledArray::<u64, _>::new(global(), &[0, usize::MAX, 2]).unwrap_err();
+    let error = PooledArray::<u64, _>::new(global(), [0, usize::MAX, 2]).unwrap_err();
     assert_eq!(error.why(), Why::TooLarge, "as `ndarray` sees it: {error}");
     assert!(global().stats().cached_bytes < 64 * KIB, "only small arrays were made");
 }

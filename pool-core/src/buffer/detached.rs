@@ -54,7 +54,7 @@ impl<A: DeviceAllocator> Detached<A> {
     pub fn free(self) -> Result<(), DeviceError> {
         let mut buffer = ManuallyDrop::new(self.0);
         if let Some(fault) = buffer.store().fault()
-            && fault.why == Why::Forked
+            && matches!(fault.why, Why::Forked | Why::Broken)
         {
             return Err(fault);
         }
@@ -114,7 +114,7 @@ impl<A: DeviceAllocator> Detached<A> {
     where
         A: WholeBlocks,
     {
-        if !self.0.store().book.is_blocks() || self.0.store().is_forked() {
+        if !self.0.store().book.is_blocks() || self.0.store().is_unusable() {
             return Err(self);
         }
         let mut buffer = ManuallyDrop::new(self.0);

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "moving the block out of a buffer that is being dropped")]
 
 use crate::buffer::pooled::PooledBuffer;
-use crate::heap::block::flags::{AWAITED, OBSERVED, ZEROES};
+use crate::heap::block::flags::{AWAITED, BROKEN, OBSERVED, ZEROES};
 use crate::heap::block::record::RecordOwner;
 use crate::heap::reference::{StoreReference, put};
 use crate::observe::EventKind;
@@ -14,7 +14,7 @@ use std::thread;
 impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
     #[inline]
     fn drop(&mut self) {
-        if !self.drop_into_cache(OBSERVED | AWAITED | ZEROES) {
+        if !self.drop_into_cache(OBSERVED | AWAITED | BROKEN | ZEROES) {
             self.drop_slow();
         }
     }
@@ -105,16 +105,20 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// Frees a block that the thread's own cache did not keep. Only `drop` calls it.
     #[inline(never)]
     fn drop_slow(&mut self) {
-        if self.store().is_forked() {
+        if self.store().is_unusable() {
             return; // a thread that does not exist in this process may hold the locks
         }
         if self.store().flags.any(OBSERVED) {
             self.tell_freed();
             self.check_guard();
-            if self.drop_into_cache(AWAITED | ZEROES) {
+            if self.drop_into_cache(AWAITED | BROKEN | ZEROES) {
                 return;
             }
         }
+        invariant!(
+            self.record.requested <= self.record.bytes,
+            "a block is at least as large as its request"
+        );
         let zeroed = self.zero_on_return();
         // SAFETY: a buffer is dropped once, and no use of it follows in this function.
         let (reference, parts) = unsafe { self.take_parts() };

@@ -31,6 +31,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// Makes a buffer of a block that the owner's store has just counted as in use.
     #[inline]
     pub(crate) fn new(owner: &Owner<A>, mut record: RecordOwner<A>) -> Self {
+        debug_assert!(record.requested <= record.bytes, "a block is as large as its request");
         owner.set_store(&mut record);
         Self { record: ManuallyDrop::new(record) }
     }
@@ -138,6 +139,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// Zeroes the first `bytes` bytes of the block, in the order of `on`. The buffer records it as
     /// a use.
     pub(crate) fn zero(&mut self, bytes: u64, on: &StreamOf<A>) -> Result<(), DeviceError> {
+        invariant!(bytes <= self.record.bytes, "only bytes of the block are zeroed");
         let (store, part, marks) = self.parts();
         store.zero(part, bytes, on)?;
         let clock = store.allocator.clock();

@@ -180,6 +180,13 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
             behind.extend(self.launches(id)?);
         }
         if behind.is_empty() || clock.order(stream, &behind)? == Order::Ordered {
+            invariant!(
+                !clock.takes_work(stream)
+                    || behind.iter().all(|mark| {
+                        clock.is_ordered(stream, *mark) || clock.is_seen_done(*mark)
+                    }),
+                "a use is ordered after the uses before it"
+            );
             return Ok(());
         }
         Err(DeviceError::new(Why::NotSubmitted, "use on another stream"))
@@ -218,7 +225,7 @@ impl<'b, A: DeviceAllocator> Deref for Use<'b, A> {
 impl<A: DeviceAllocator> Drop for Use<'_, A> {
     fn drop(&mut self) {
         let clock = self.buffer.allocator().clock();
-        if !self.buffer.store().is_forked() {
+        if !self.buffer.store().is_unusable() {
             self.buffer.record.marks.lock().end(clock, clock.mark(self.stream));
         }
     }

@@ -7,6 +7,7 @@ use crate::checker::sync::atomic::AtomicI64;
 use crate::heap::block::flags::AWAITED;
 use crate::heap::block::record::{Record, RecordOwner, StoreAddress};
 use crate::heap::store::{BookState, Store};
+use crate::invariant;
 use crate::limits::{Member, WakeBudget};
 use crate::port::DeviceAllocator;
 use crate::sys::LockGuard;
@@ -103,7 +104,7 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
 
 impl<A: DeviceAllocator> Drop for Owner<A> {
     fn drop(&mut self) {
-        if self.store().is_forked() {
+        if self.store().is_unusable() {
             return; // a thread that does not exist in this process may hold the locks
         }
         let references = OPEN - self.store().close();
@@ -135,7 +136,7 @@ where
 {
     fn send_frees_past_caches(&self, on: bool) {
         let store = self.store();
-        if store.is_forked() {
+        if store.is_unusable() {
             return; // a thread that does not exist in this process may hold a cache
         }
         store.flags.set(AWAITED, on);
@@ -146,17 +147,17 @@ where
 
     fn give_back(&self, bytes: u64) -> u64 {
         let store = self.store();
-        if store.is_forked() { 0 } else { store.trim_short(bytes) }
+        if store.is_unusable() { 0 } else { store.trim_short(bytes) }
     }
 
     fn lost_bytes(&self) -> u64 {
         let store = self.store();
-        if store.is_forked() { 0 } else { store.lost_bytes() }
+        if store.is_unusable() { 0 } else { store.lost_bytes() }
     }
 
     fn returned_blocks(&self) -> u64 {
         let store = self.store();
-        if store.is_forked() { 0 } else { store.returned_blocks() }
+        if store.is_unusable() { 0 } else { store.returned_blocks() }
     }
 
     fn address(&self) -> *const () {
@@ -197,6 +198,9 @@ impl<A: DeviceAllocator> StoreReference<A> {
         // SAFETY: as in `store`. A panic of `work` drops `self`, which gives the reference up.
         let store_ref = unsafe { store.as_ref() };
         let mut book = work(store_ref);
+        if let Some(what) = invariant::take() {
+            store_ref.poison(what);
+        }
         std::mem::forget(self);
         let mut awaited = store_ref.awaited().map(WakeBudget);
         if book.give_up() {

@@ -23,7 +23,7 @@ impl<A: DeviceAllocator> Store<A> {
     /// memory was short.
     #[cold]
     pub(crate) fn figures(&self, cause: DeviceError, stream: Option<u64>) -> Figures {
-        if self.is_forked() {
+        if self.is_unusable() {
             return Figures::unknown(cause);
         }
         let (survey, in_use) = (self.survey(), self.in_use());

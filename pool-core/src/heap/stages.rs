@@ -367,7 +367,7 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     fn count_refusal(&self, cause: DeviceError) {
-        if self.bounds.statistics && !self.is_forked() {
+        if self.bounds.statistics && !self.is_unusable() {
             let counts = &mut self.book.lock().counts;
             counts.failures += 1;
             counts.timeouts += u64::from(cause.why == Why::TimedOut);
@@ -376,7 +376,7 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Counts a request that begins to wait.
     pub(crate) fn count_wait(&self) {
-        if self.bounds.statistics && !self.is_forked() {
+        if self.bounds.statistics && !self.is_unusable() {
             self.book.lock().counts.waits += 1;
         }
     }

@@ -15,13 +15,14 @@
 
 mod book;
 
-use crate::heap::block::flags::{Flags, OBSERVED, ZEROES};
+use crate::heap::block::flags::{BROKEN, Flags, OBSERVED, ZEROES};
 use crate::heap::block::private::{PrivateId, Privates};
 use crate::heap::block::record::{Record, RecordOwner};
 use crate::heap::block::request::PoolRequest;
 use crate::heap::cache::caches::ThreadCaches;
 use crate::heap::guards::{GUARD_BYTES, Guards};
 use crate::heap::reference::ReferenceCount;
+use crate::invariant;
 use crate::limits::{
     BucketLimit, Budget, CachedLimit, FullBucket, Ledger, Retention, Ticks, Transit,
 };
@@ -31,7 +32,7 @@ use crate::size::SizeClasses;
 use crate::stream::{StealPolicy, Taker};
 use crate::sys::atomic::AtomicU32;
 use crate::sys::{ForkCheck, Mutex};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 #[cfg(feature = "check")]
 pub use book::{BlockSum, Checked};
@@ -73,6 +74,8 @@ pub(crate) struct Store<A: DeviceAllocator> {
     pub(crate) guards: Option<Guards<A>>,
     pub(crate) references: ReferenceCount,
     forks: ForkCheck,
+    /// The invariant that was found broken.
+    broken: OnceLock<&'static str>,
     /// Dropped before the book, which owns the slots of its records.
     pub(crate) caches: ThreadCaches<A>,
     /// Dropped before the book, which owns the slots of its records.
@@ -131,6 +134,7 @@ impl<A: DeviceAllocator> Store<A> {
             on_shortage: Mutex::new(on_shortage),
             references: ReferenceCount::new(),
             forks: ForkCheck::new(),
+            broken: OnceLock::new(),
             privates: Privates::new(),
         }
     }
@@ -168,7 +172,26 @@ impl<A: DeviceAllocator> Store<A> {
             let call = "use a pool in which threads of the parent process were at the fork";
             self.forks.is_broken(|| self.is_held()).then(|| DeviceError::new(Why::Forked, call))
         };
+        if self.flags.any(BROKEN) {
+            return Some(DeviceError::new(
+                Why::Broken,
+                self.broken.get().copied().unwrap_or_default(),
+            ));
+        }
         self.allocator.clock().fault().or_else(broken)
+    }
+
+    /// Poisons the store when it is dropped if the thread has found an invariant broken until then.
+    #[inline]
+    pub(crate) fn watch(&self) -> Watch<'_, A> {
+        Watch(self)
+    }
+
+    /// Serves no more requests and takes no memory back, since an invariant is broken.
+    #[cold]
+    pub(crate) fn poison(&self, what: &'static str) {
+        let _ = self.broken.set(what); // the first one stays
+        self.flags.set(BROKEN, true);
     }
 
     /// Returns whether this process is a fork of the one that made the device's handles.
@@ -181,6 +204,13 @@ impl<A: DeviceAllocator> Store<A> {
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         self.fault().is_some_and(|fault| fault.why == Why::Forked)
+    }
+
+    /// Returns whether no call may touch the store: this process is a fork of one that had the
+    /// device's handles, or the locks, or an invariant is broken.
+    #[inline]
+    pub(crate) fn is_unusable(&self) -> bool {
+        self.fault().is_some_and(|fault| matches!(fault.why, Why::Forked | Why::Broken))
     }
 
     /// Returns whether any lock is held, except for those of single blocks.
@@ -279,6 +309,18 @@ impl<A: DeviceAllocator> Store<A> {
         drop(on_shortage);
         // The errors are ignored because no caller could receive them.
         let (_, _) = (self.free_deferred(), self.trim_book(Goal::all(Reason::Closed)));
+    }
+}
+
+/// A call of a store under way.
+pub(crate) struct Watch<'s, A: DeviceAllocator>(&'s Store<A>);
+
+impl<A: DeviceAllocator> Drop for Watch<'_, A> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(what) = invariant::take() {
+            self.0.poison(what);
+        }
     }
 }
 

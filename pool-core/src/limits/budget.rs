@@ -247,7 +247,8 @@ impl Budget {
 
     /// Bytes went back to a device, or were not taken.
     pub(super) fn give_back(&self, bytes: u64) {
-        self.0.reserved.fetch_sub(bytes, SeqCst);
+        let reserved = self.0.reserved.fetch_sub(bytes, SeqCst);
+        invariant!(reserved >= bytes, "a budget counts each reserved byte of its pools once");
         self.0.transit.note_return();
         self.arm_passed();
     }
@@ -324,6 +325,7 @@ impl Budget {
     /// Adds a request to the end of those that wait. From its return on every free wakes the first.
     pub(crate) fn begin_waiting(&self) -> u64 {
         let (id, first) = self.0.waiters.join();
+        invariant!(self.waiting() > 0, "a request that joined the line is counted");
         if first {
             self.tell_pools();
         }

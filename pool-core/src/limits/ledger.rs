@@ -45,8 +45,10 @@ impl Ledger {
 
     /// The device has it back.
     pub(crate) fn give_back(&self, bytes: u64) {
-        self.taken.fetch_sub(bytes, Relaxed);
-        self.reserved.fetch_sub(bytes, SeqCst);
+        let taken = self.taken.fetch_sub(bytes, Relaxed);
+        let reserved = self.reserved.fetch_sub(bytes, SeqCst);
+        invariant!(taken >= bytes, "a pool gives back what it took from the device, once");
+        invariant!(reserved >= bytes, "what a pool has taken is reserved");
         self.budget.give_back(bytes);
     }
 
@@ -137,6 +139,9 @@ pub(crate) struct Reservation<'l> {
 impl Reservation<'_> {
     /// The device gave this many of them.
     pub(crate) fn took(&mut self, bytes: u64) {
+        invariant!(bytes <= self.bytes, "the device gave at most what was reserved for it");
+        invariant!(self.bytes == self.in_budget, "a pool and its budget reserve the same bytes");
+        let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
         self.in_budget -= bytes;
         let taken = self.ledger.taken.fetch_add(bytes, Relaxed) + bytes;
@@ -146,7 +151,8 @@ impl Reservation<'_> {
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        self.ledger.reserved.fetch_sub(self.bytes, SeqCst);
+        let reserved = self.ledger.reserved.fetch_sub(self.bytes, SeqCst);
+        invariant!(reserved >= self.bytes, "a reservation is counted until it ends");
         if self.in_budget > 0 {
             self.ledger.budget.give_back(self.in_budget);
         } else if self.bytes > 0 {

@@ -34,7 +34,9 @@ impl Ticks {
         let old = self.0.iter().take_while(|tick| is_old(tick)).count();
         // The last old one is needed for the next tick; those before it are not.
         self.0.drain(..old.saturating_sub(1));
+        invariant!(self.0.iter().is_sorted(), "ticks are in the order of their time");
         let by_time = if old > 0 { self.0.front().map_or(0, |(_, at)| *at) } else { 0 };
+        invariant!(by_time <= at && by_count <= at, "no memory is freed in the future");
         by_count.max(by_time)
     }
 }

@@ -75,8 +75,11 @@ impl Waiters {
         let mut line = self.line.lock();
         let id = line.next;
         line.next += 1;
+        invariant!(line.waiting.back().is_none_or(|last| last.id < id), "a line is in order");
         line.waiting.push_back(Waiter { id, waker: None, called: true });
-        (id, self.count.fetch_add(1, SeqCst) == 0)
+        let before = self.count.fetch_add(1, SeqCst);
+        invariant!(before + 1 == line.waiting.len(), "each request in the line is counted");
+        (id, before == 0)
     }
 
     /// Removes a request, and wakes the next if it was the first. Returns whether none is left, and
@@ -87,7 +90,9 @@ impl Waiters {
             return (false, None);
         };
         let left = line.waiting.remove(at);
-        let last = self.count.fetch_sub(1, SeqCst) == 1;
+        let before = self.count.fetch_sub(1, SeqCst);
+        let last = before == 1;
+        invariant!(before == line.waiting.len() + 1, "each request in the line is counted");
         let next = if at == 0 { line.call_first() } else { None };
         drop(line);
         if let Some(next) = next {

@@ -46,7 +46,7 @@ impl<A: DeviceAllocator> PrivatePool<A> {
     pub fn new(pool: &BucketPool<A>) -> Self {
         let store = pool.store();
         // A thread that does not exist in a forked process may hold the lock.
-        let id = if store.is_forked() { PrivateId::MAX } else { store.privates.open() };
+        let id = if store.is_unusable() { PrivateId::MAX } else { store.privates.open() };
         Self { pool: pool.clone(), id }
     }
 
@@ -76,7 +76,7 @@ impl<A: DeviceAllocator> PrivatePool<A> {
     /// Unbinds one stream. Does nothing for a stream that is not bound to this private pool.
     pub fn unbind_one(&self, stream: &StreamOf<A>) {
         let (clock, store) = (self.pool.allocator().clock(), self.pool.store());
-        if !store.is_forked() && clock.owns(stream) {
+        if !store.is_unusable() && clock.owns(stream) {
             let stream_id = clock.stream_id(clock.mark(stream));
             store.privates.unbind_one(stream_id, self.id, &store.flags);
         }
@@ -86,7 +86,7 @@ impl<A: DeviceAllocator> PrivatePool<A> {
     /// included, after `after`, which are marks of this pool's device.
     pub fn end(&self, after: &[MarkOf<A>]) {
         let (clock, store) = (self.pool.allocator().clock(), self.pool.store());
-        if store.is_forked() {
+        if store.is_unusable() {
             return;
         }
         let privates = &store.privates;
@@ -134,14 +134,14 @@ impl<A: DeviceAllocator> PrivatePool<A> {
     #[must_use]
     pub fn cached_bytes(&self) -> u64 {
         let store = self.pool.store();
-        if store.is_forked() { 0 } else { store.privates.idle_bytes(self.id) }
+        if store.is_unusable() { 0 } else { store.privates.idle_bytes(self.id) }
     }
 }
 
 impl<A: DeviceAllocator> Drop for PrivatePool<A> {
     fn drop(&mut self) {
         let store = self.pool.store();
-        if store.is_forked() {
+        if store.is_unusable() {
             return;
         }
         let _woken = WakeAtEnd(&self.pool);

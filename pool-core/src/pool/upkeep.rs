@@ -50,7 +50,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
                 continue;
             }
             // A request that waits may use one of the blocks, or what was given back for them.
-            let woken = WakeAtEnd(self);
+            let (_watch, woken) = (self.store().watch(), WakeAtEnd(self));
             let request = self.pool_request((on, on), *bytes, A::Kind::default());
             let request = request.ok_or_else(|| self.cause((on, on), *bytes, A::Kind::default()));
             let request = request.map(|request| PoolRequest { private: None, ..request });
@@ -170,9 +170,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let (bytes, refusal) = match store.fault() {
             // Cached memory stays: a forked process cannot use it, and the memory of a lost device
             // is dropped with the pool.
-            Some(fault) if fault.why == Why::Forked => (0, Some(fault)),
+            Some(fault) if matches!(fault.why, Why::Forked | Why::Broken) => (0, Some(fault)),
             fault => {
-                let _woken = WakeAtEnd(self);
+                let (_watch, _woken) = (store.watch(), WakeAtEnd(self));
                 let (bytes, refusal) = work(store);
                 (bytes, fault.or(refusal))
             }
@@ -335,7 +335,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     #[must_use]
     pub fn device_stats(&self) -> Option<DeviceStats> {
         let store = self.store();
-        (!store.book.is_blocks() && !store.is_forked()).then(|| store.device_stats())
+        (!store.book.is_blocks() && !store.is_unusable()).then(|| store.device_stats())
     }
 
     /// Returns a map of all memory of the pool as it is now: segments and their ranges, with state,
@@ -357,7 +357,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     #[must_use]
     pub fn map(&self) -> MemoryMap {
         let store = self.store();
-        if store.is_forked() {
+        if store.is_unusable() {
             return MemoryMap::default();
         }
         store.collect();
@@ -416,7 +416,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// use it.
     fn store_to_reset(&self) -> Option<&Store<A>> {
         let store = self.store();
-        if store.is_forked() {
+        if store.is_unusable() {
             return None;
         }
         store.add_counts_of_caches(|_| {});

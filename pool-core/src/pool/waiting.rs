@@ -240,6 +240,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
             self.pool.store().tell(EventKind::Wait, about);
         }
         loop {
+            invariant!(self.place.is_some(), "a request that waits is in the line");
             let id = self.place.unwrap_or_default();
             if self.pool.budget().waiters().turn(id, waker) == Turn::Wait {
                 return Poll::Pending;

@@ -57,6 +57,9 @@ pub enum Why {
     ShapeMismatch,
     /// A request waited for memory until its timeout ended.
     TimedOut,
+    /// A fault of this library was noticed, and the pool serves no more requests. The call names
+    /// what does not hold, and where: report it.
+    Broken,
     /// Any other error; the code says more.
     Other,
 }
@@ -180,6 +183,7 @@ impl fmt::Display for Why {
             Self::WrongLength => "wrong number of elements",
             Self::ShapeMismatch => "the shapes differ",
             Self::TimedOut => "no memory in time",
+            Self::Broken => "an invariant of the pool is broken",
             Self::Other => "the device refused",
         })
     }

@@ -128,6 +128,7 @@ impl SizeClasses {
             BucketPolicy::Fit { alpha } => alpha,
             _ => 1.0,
         };
+        invariant!(granule > 0 && device_granule > 0, "sizes are multiples of some bytes");
         Self { policy, granule, device_granule, largest, window, quick, alpha }
     }
 
@@ -176,6 +177,17 @@ impl SizeClasses {
             return exact.map(Class::past_the_pool);
         }
         let class = self.rounded_by_policy(least).filter(|class| class.bytes <= LARGEST);
+        if let Some(class) = class {
+            invariant!(class.bytes >= least, "a block is at least as large as its request");
+            invariant!(
+                class.bytes.is_multiple_of(self.device_granule),
+                "the device has blocks of this size"
+            );
+            invariant!(
+                !class.pooled() || class.up_to >= class.bytes,
+                "a block serves its own class"
+            );
+        }
         if class.is_some_and(|class| class.bytes <= self.largest) {
             return class;
         }

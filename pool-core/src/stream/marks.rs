@@ -3,6 +3,9 @@
 use crate::port::StreamClock;
 use crate::stream::order::{After, Taker};
 
+/// The most uses that [`Marks::uses_are_distinct`] compares with each other.
+const MAX_CHECKED_USES: usize = 8;
+
 /// The last use of a block on each stream. Each hit moves it, so it must be small.
 #[derive(Debug)]
 #[expect(clippy::box_collection, reason = "one word instead of three in each block")]
@@ -43,7 +46,7 @@ impl<C: StreamClock> Marks<C> {
     /// Resets the marks for the next user of a block that one stream used.
     #[inline]
     pub(crate) fn restart_own(&mut self, own: C::Mark) {
-        debug_assert!(self.also.is_none());
+        debug_assert!(self.also.is_none(), "one stream used the block");
         self.own = Used { last: own, touched: false, open: 0 };
         self.own_is_newest = true;
     }
@@ -88,6 +91,7 @@ impl<C: StreamClock> Marks<C> {
         if also.is_empty() {
             self.also = None;
         }
+        invariant!(self.uses_are_distinct(clock), "a block has one last use on each stream");
     }
 
     /// Returns the marks of all uses so far, for a wait that ends none of them. The mark of an open
@@ -125,6 +129,7 @@ impl<C: StreamClock> Marks<C> {
             forget_obsolete(clock, also);
             also.push(Used { last: mark, touched: true, open: 0 });
         }
+        debug_assert!(also.last().is_some_and(|used| clock.same_stream(used.last, mark)));
         let newest = also.len() - 1;
         &mut also[newest]
     }
@@ -140,6 +145,19 @@ impl<C: StreamClock> Marks<C> {
         for used in also.chain([&mut self.own]).filter(lasts) {
             *used = Used { last: clock.latest(used.last), open: 0, ..*used };
         }
+        invariant!(self.uses_are_distinct(clock), "a block has one last use on each stream");
+        invariant!(self.newest_first().all(|used| used.open == 0), "a free ends each use");
+    }
+
+    /// Returns whether no two uses are on one stream.
+    fn uses_are_distinct(&self, clock: &C) -> bool {
+        let also = self.also.as_ref().map_or(&[][..], |also| also.as_slice());
+        let is_new = |(at, used): (usize, &Used<C::Mark>)| {
+            let before = also[..at].iter().chain([&self.own]);
+            !before.into_iter().any(|known| clock.same_stream(known.last, used.last))
+        };
+        // Beyond some streams the check would cost more than what it checks.
+        also.len() > MAX_CHECKED_USES || also.iter().enumerate().all(is_new)
     }
 
     /// Returns whether only one stream used the block, and a taker may have it as it is.

@@ -164,6 +164,11 @@ impl<M: Copy> After<M> {
                 None => joined.push(*mark),
             }
         }
+        invariant!(
+            joined.len() <= self.marks().len() + other.marks().len(),
+            "joined marks are one for each stream of either"
+        );
+        invariant!(!joined.is_empty(), "marks are joined where there are some");
         Self::of(&joined)
     }
 }

@@ -146,7 +146,8 @@ impl<D: EventDriver> Timeline<D> {
         self.forget_retired();
         let id = self.next.fetch_add(1, SeqCst);
         let slot = Arc::new(Slot::new(self.id, id, raw));
-        self.slots.write().insert(id, slot.clone());
+        let replaced = self.slots.write().insert(id, slot.clone());
+        invariant!(id > 0 && replaced.is_none(), "each stream of a device has a number of its own");
         Stream(slot)
     }
 
@@ -195,6 +196,8 @@ impl<D: EventDriver> Timeline<D> {
         // Without an event, all work of the stream is done. An epoch that another thread has begun
         // meanwhile has no event yet, so it does not count.
         let final_epoch = event.map_or(last.epoch + 1, |recorded| recorded.epoch);
+        invariant!(final_epoch > last.epoch, "the last event of a stream is after all its work");
+        invariant!(!slot.is_retired(), "a stream ends once");
         slot.last.store(final_epoch, SeqCst);
         // Calls that other threads make on the stream end before its owner may destroy it.
         drop(slot.calls.write());
@@ -213,6 +216,7 @@ impl<D: EventDriver> Timeline<D> {
         let last = self.last_queried.load(Relaxed);
         retired.sort_unstable_by_key(|slot| (slot.id <= last, slot.id));
         retired.truncate(RETIRED_ASKED);
+        invariant!(retired.iter().all(|slot| slot.id > 0), "the default stream never ends");
         if let Some(slot) = retired.last() {
             self.last_queried.store(slot.id, Relaxed);
         }
@@ -279,8 +283,11 @@ impl<D: EventDriver> Timeline<D> {
         let mut known = slot.known.lock();
         let events = &mut known.events;
         let at = events.partition_point(|recorded| recorded.epoch < epoch);
+        let next = events.get(at).map_or(u64::MAX, |recorded| recorded.epoch);
+        invariant!(next > epoch, "an epoch of a stream has one event");
         events.insert(at, new.clone());
         let oldest = if events.len() > EVENTS_KEPT { events.pop_front() } else { None };
+        invariant!(events.len() <= EVENTS_KEPT, "a stream keeps few events");
         drop(known);
         drop(oldest); // the device's own drop, so not under the lock
         Ok(Some(new))
@@ -289,8 +296,16 @@ impl<D: EventDriver> Timeline<D> {
     /// Notes that a query has seen an event pass.
     fn seen_done(&self, mark: Mark, recorded: &Recorded<D::Event>) -> Result<(), DeviceError> {
         let Some(slot) = self.slot(mark)? else { return Ok(()) };
+        invariant!(
+            recorded.epoch <= slot.epoch.load(SeqCst),
+            "what is done of a stream was given to it before"
+        );
         slot.done_before.fetch_max(recorded.epoch, SeqCst);
         let done = slot.known.lock().take_until(recorded.epoch);
+        invariant!(
+            done.iter().all(|event| event.epoch <= recorded.epoch),
+            "only events that are done are forgotten"
+        );
         drop(done); // the device's own drops, so not under the lock
         self.forget_done(&slot);
         Ok(())
@@ -301,6 +316,7 @@ impl<D: EventDriver> Timeline<D> {
         if !slot.is_retired() || !slot.known.lock().events.is_empty() {
             return;
         }
+        invariant!(slot.id > 0, "the default stream never ends");
         let mut slots = self.slots.write();
         slots.remove(&slot.id);
         for other in slots.values() {
@@ -336,6 +352,10 @@ impl<D: EventDriver> Timeline<D> {
         // A mark taken after the stream had ended is covered by its last event.
         let covered = recorded.epoch.max(mark.epoch.saturating_add(1));
         self.note_after(on, &recorded.clock, mark.stream, covered);
+        invariant!(
+            on.is_after(mark) || self.is_obsolete(mark),
+            "a stream that waited for a mark is ordered after it"
+        );
         Ok(())
     }
 

@@ -11,6 +11,7 @@ mod cpu_visible;
 mod failures;
 mod hooked;
 mod inside;
+mod invariants;
 mod limits;
 mod lives;
 mod locks;

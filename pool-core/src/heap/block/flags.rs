@@ -13,6 +13,8 @@ pub(crate) const BOUND: u8 = 8;
 pub(crate) const OBSERVED: u8 = 1;
 /// A request waits for memory.
 pub(crate) const AWAITED: u8 = 2;
+/// An invariant is broken, and the pool serves no more.
+pub(crate) const BROKEN: u8 = 16;
 /// Blocks are zeroed when they are freed.
 pub(crate) const ZEROES: u8 = 4;
 

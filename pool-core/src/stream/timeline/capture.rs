@@ -54,8 +54,11 @@ impl<D: EventDriver> Timeline<D> {
         // A launch on another stream must run after the stream's work and what that was ordered
         // after.
         let (clock, awaited) = (known.clock.clone(), vec![before]);
+        let from = slot.epoch.load(SeqCst);
+        invariant!(from > before.epoch, "an event covers the work before a capture");
+        invariant!(known.captured.is_none(), "a stream is in one capture");
         known.captured = Some(Captured { clock, awaited });
-        slot.captured_from.store(slot.epoch.load(SeqCst), SeqCst);
+        slot.captured_from.store(from, SeqCst);
         drop(known);
         // Calls that other threads make on the stream end before the capture begins.
         drop(slot.calls.write());
@@ -71,6 +74,7 @@ impl<D: EventDriver> Timeline<D> {
         slot.captured_from.store(0, SeqCst);
         let mut known = slot.known.lock();
         let Some(Captured { clock, awaited }) = known.captured.take() else { return Vec::new() };
+        invariant!(!awaited.is_empty(), "a launch waits for the stream of its capture at least");
         known.clock = clock;
         awaited
     }
@@ -110,6 +114,7 @@ impl<D: EventDriver> Timeline<D> {
         self.driver.wait(&on.raw, &event)?;
         let passed_on = after.known.lock().clock.clone();
         self.note_after(on, &passed_on, after.id, epoch);
+        invariant!(on.is_capturing() && after.is_capturing(), "no capture ends while it is joined");
         Ok(())
     }
 

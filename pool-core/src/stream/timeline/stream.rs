@@ -64,6 +64,10 @@ impl<E> Known<E> {
     /// Takes the events out that cover no epoch above `epoch`.
     pub(super) fn take_until(&mut self, epoch: u64) -> Vec<Arc<Recorded<E>>> {
         let end = self.events.partition_point(|event| event.epoch <= epoch);
+        invariant!(
+            self.events.range(end..).all(|event| event.epoch > epoch),
+            "the events of a stream are in the order of its epochs"
+        );
         self.events.drain(..end).collect()
     }
 }

@@ -63,7 +63,7 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Bytes of free memory.
     pub(crate) fn cached_bytes(&self) -> u64 {
-        if self.is_forked() {
+        if self.is_unusable() {
             return 0;
         }
         let state = self.book.lock();
@@ -73,7 +73,7 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Bytes of the blocks that buffers have.
     pub(crate) fn allocated_bytes(&self) -> u64 {
-        if self.is_forked() {
+        if self.is_unusable() {
             return 0;
         }
         let state = self.book.lock();
@@ -82,7 +82,7 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// The figures of this moment. `exact`: after a look into each thread cache.
     pub(crate) fn stats(&self, exact: bool) -> PoolStats {
-        if self.is_forked() {
+        if self.is_unusable() {
             return PoolStats::default();
         }
         let survey = if exact { self.survey() } else { self.survey_alone() };

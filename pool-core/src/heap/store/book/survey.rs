@@ -35,7 +35,7 @@ pub(crate) struct Survey {
 impl<A: DeviceAllocator> Store<A> {
     /// Reads all ranges, and what thread caches have of them.
     pub(crate) fn survey(&self) -> Survey {
-        if self.is_forked() {
+        if self.is_unusable() {
             return Survey::default();
         }
         let mut survey = self.survey_book();
