@@ -22,7 +22,7 @@ use std::sync::Arc;
 ///
 /// let mapped = std::env::args().count() > 5;
 /// let pool: AnyPool = match mapped {
-///     true => BucketPool::new(MappedSim(SimDevice::new())).into(),
+///     true => BucketPool::new(MappedSim::new(SimDevice::new())).into(),
 ///     false => BucketPool::new(SimDevice::new()).into(),
 /// };
 /// let mut buffer = pool.allocate(KIB)?;

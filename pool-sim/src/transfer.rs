@@ -3,7 +3,6 @@
 
 use crate::device::{SimDevice, SimStream, SimView};
 use crate::engine::Contents;
-use crate::mapped::MappedSim;
 use parking_lot::Mutex;
 use pool_core::port::{Arrival, TransferLater};
 use pool_core::stream::Mark;
@@ -75,30 +74,6 @@ impl TransferLater for SimDevice {
         let uses = [(range, "read"), (0..0, "read")];
         self.driver.0.lock().later(*on.raw(), uses, copy);
         Ok(SimArrival { device: self.clone(), arrived, mark: self.clock().mark(on) })
-    }
-}
-
-impl Transfer for MappedSim {
-    unsafe fn write(
-        &self,
-        to: &SimView<'_>,
-        offset: u64,
-        from: &[u8],
-        on: &SimStream,
-    ) -> Result<(), DeviceError> {
-        // SAFETY: as above.
-        unsafe { Transfer::write(&self.0, to, offset, from, on) }
-    }
-
-    unsafe fn read(
-        &self,
-        from: &SimView<'_>,
-        offset: u64,
-        to: &mut [u8],
-        on: &SimStream,
-    ) -> Result<(), DeviceError> {
-        // SAFETY: as above.
-        unsafe { Transfer::read(&self.0, from, offset, to, on) }
     }
 }
 

@@ -7,7 +7,7 @@ use pool_sim::{MappedSim, SimDevice};
 
 fn pools() -> [AnyPool; 2] {
     let builder = BucketPool::builder(SimDevice::new()).reserved_limit(MIB);
-    [builder.build().into(), BucketPool::new(MappedSim(SimDevice::new())).into()]
+    [builder.build().into(), BucketPool::new(MappedSim::new(SimDevice::new())).into()]
 }
 
 #[test]

@@ -123,7 +123,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// use bucketpool::{BucketPool, Why, sim::{MappedSim, SimDevice}};
     ///
     /// let device = SimDevice::new();
-    /// let pool = BucketPool::new(MappedSim(device.clone()));
+    /// let pool = BucketPool::new(MappedSim::new(device.clone()));
     /// let stream = device.stream();
     /// let mut buffer = pool.allocate_on(&stream, 4096)?;
     /// device.kernel(&stream, &*buffer.on(&stream)?);

@@ -123,7 +123,8 @@ fn neighbours_of_two_streams_become_one_for_a_request_that_needs_both() {
 #[test]
 fn memory_that_the_cpu_can_write_is_not_handed_out_before_a_queued_copy_is_done() {
     let device = SimDevice::new();
-    let pool = BucketPool::builder(MappedSim(device.clone())).arena(ArenaConfig::grow()).build();
+    let pool =
+        BucketPool::builder(MappedSim::new(device.clone())).arena(ArenaConfig::grow()).build();
     let s = device.stream();
     let buffer = pool.allocate_on(&s, MIB).unwrap();
     device.kernel(&s, &buffer.on(&s).unwrap());
@@ -178,8 +179,9 @@ fn each_way_to_run_out_of_memory_has_its_verdict() {
 #[test]
 fn what_waits_for_a_stream_is_said_to_wait() {
     let device = SimDevice::with_capacity(MIB);
-    let pool =
-        BucketPool::builder(MappedSim(device.clone())).arena(ArenaConfig::segments(MIB)).build();
+    let pool = BucketPool::builder(MappedSim::new(device.clone()))
+        .arena(ArenaConfig::segments(MIB))
+        .build();
     let s = device.stream();
     let (small, large) = (pool.allocate(512).unwrap(), pool.allocate(800 * KIB).unwrap());
     device.kernel(&s, &large.on(&s).unwrap());
@@ -306,7 +308,7 @@ fn nothing_is_recorded_on_a_stream_that_has_ended() {
 #[test]
 fn a_drop_queues_nothing_where_clearing_is_not_at_once() {
     let device = SimDevice::new();
-    let pool = BucketPool::builder(MappedSim(device.clone()))
+    let pool = BucketPool::builder(MappedSim::new(device.clone()))
         .arena(ArenaConfig::segments(MIB))
         .zero(pool_core::ZeroPolicy::OnReturn)
         .build();

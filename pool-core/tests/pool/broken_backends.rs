@@ -1,11 +1,10 @@
 //! A backend that breaks a promise: the conformance suite says which one.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::port::{MarkOf, Memory, Request};
-use pool_core::stream::Timeline;
-use pool_core::{DeviceAllocator, DeviceError, StreamOf, Transfer, Why};
+use pool_core::port::Memory;
+use pool_core::{DeviceAllocator, DeviceError, Why};
 use pool_sim::conformance;
-use pool_sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
+use pool_sim::{Call, Hooked, Hooks, SimDevice};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What the backend does wrong.
@@ -25,78 +24,33 @@ enum Fault {
     FalseClaim,
 }
 
-/// The simulated device with a fault.
-struct Broken<const FRESH_IS_ZEROED: bool>(SimDevice, Fault);
+/// The hooks of a simulated device with a fault.
+struct Broken<const FRESH_IS_ZEROED: bool>(Fault);
 
-impl<const FRESH_IS_ZEROED: bool> DeviceAllocator for Broken<FRESH_IS_ZEROED> {
-    type Block = SimBlock;
-    type View<'b> = SimView<'b>;
-    type Kind = ();
-    type Clock = Timeline<SimDriver>;
+impl<const FRESH_IS_ZEROED: bool> Hooks<SimDevice> for Broken<FRESH_IS_ZEROED> {
     const MEMORY: Memory = Memory { fresh_is_zeroed: FRESH_IS_ZEROED, ..Memory::DEVICE };
 
-    fn clock(&self) -> &Timeline<SimDriver> {
-        self.0.clock()
+    fn before(&self, _: &SimDevice, call: &Call<'_, SimDevice>) -> Result<(), DeviceError> {
+        match (self.0, call) {
+            (Fault::Full, Call::Allocate { .. }) => Err(other()),
+            _ => Ok(()),
+        }
     }
 
-    fn aligned(&self, kind: (), alignment: u64) -> Result<(), DeviceError> {
-        match self.1 {
+    fn aligned(&self, device: &SimDevice, kind: (), alignment: u64) -> Result<(), DeviceError> {
+        match self.0 {
             Fault::AnyAlignment => Ok(()),
-            Fault::OtherRefusal => self.0.aligned(kind, alignment).map_err(|_| other()),
-            _ => self.0.aligned(kind, alignment),
+            Fault::OtherRefusal => device.aligned(kind, alignment).map_err(|_| other()),
+            _ => device.aligned(kind, alignment),
         }
     }
 
-    fn allocate(&self, request: Request<()>, on: &SimStream) -> Result<SimBlock, DeviceError> {
-        match self.1 {
-            Fault::Full => Err(other()),
-            _ => self.0.allocate(request, on),
-        }
+    fn view_offset(&self, offset: u64) -> u64 {
+        if matches!(self.0, Fault::IgnoresOffset) { 0 } else { offset }
     }
 
-    fn free(&self, block: SimBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
-        self.0.free(block, after)
-    }
-
-    fn view<'b>(
-        &'b self,
-        block: &'b SimBlock,
-        offset: u64,
-        bytes: u64,
-        on: &SimStream,
-    ) -> SimView<'b> {
-        let offset = if matches!(self.1, Fault::IgnoresOffset) { 0 } else { offset };
-        self.0.view(block, offset, bytes, on)
-    }
-
-    fn zero(&self, block: &mut SimBlock, bytes: u64, on: &SimStream) -> Result<(), DeviceError> {
-        let bytes = if matches!(self.1, Fault::ZeroesTooMuch) { 2 * bytes } else { bytes };
-        self.0.zero(block, bytes, on)
-    }
-}
-
-#[expect(unsafe_code, reason = "the port's")]
-impl<const FRESH_IS_ZEROED: bool> Transfer for Broken<FRESH_IS_ZEROED> {
-    unsafe fn write(
-        &self,
-        to: &SimView<'_>,
-        offset: u64,
-        from: &[u8],
-        on: &StreamOf<Self>,
-    ) -> Result<(), DeviceError> {
-        // SAFETY: the caller promises what the device's own method demands.
-        unsafe { Transfer::write(&self.0, to, offset, from, on) }
-    }
-
-    unsafe fn read(
-        &self,
-        from: &SimView<'_>,
-        offset: u64,
-        to: &mut [u8],
-        on: &StreamOf<Self>,
-    ) -> Result<(), DeviceError> {
-        // SAFETY: as for `write`.
-        unsafe { Transfer::read(&self.0, from, offset, to, on) }
+    fn bytes_to_zero(&self, bytes: u64) -> u64 {
+        if matches!(self.0, Fault::ZeroesTooMuch) { 2 * bytes } else { bytes }
     }
 }
 
@@ -106,7 +60,8 @@ fn other() -> DeviceError {
 
 /// Returns the text of the panic of the suite.
 fn report<const FRESH_IS_ZEROED: bool>(fault: Fault) -> String {
-    let run = || conformance::run(|| Broken::<FRESH_IS_ZEROED>(SimDevice::new(), fault));
+    let run =
+        || conformance::run(|| Hooked::with(SimDevice::new(), Broken::<FRESH_IS_ZEROED>(fault)));
     let panic = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
     *panic.downcast::<String>().unwrap()
 }

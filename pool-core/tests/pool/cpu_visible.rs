@@ -6,7 +6,7 @@ use pool_sim::{MappedSim, SimDevice};
 #[test]
 fn a_buffer_with_a_queued_copy_is_not_handed_out_before_the_copy_is_done() {
     let device = SimDevice::new();
-    let pool = BucketPool::new(MappedSim(device.clone()));
+    let pool = BucketPool::new(MappedSim::new(device.clone()));
     let s = device.stream();
     let buffer = pool.allocate_on(&s, 4096).unwrap();
     device.kernel(&s, &buffer.on(&s).unwrap());
@@ -25,7 +25,7 @@ fn a_buffer_with_a_queued_copy_is_not_handed_out_before_the_copy_is_done() {
 #[test]
 fn a_buffer_of_a_recorded_stream_is_not_handed_out_before_its_last_copy_is_done() {
     let device = SimDevice::new();
-    let pool = BucketPool::new(MappedSim(device.clone()));
+    let pool = BucketPool::new(MappedSim::new(device.clone()));
     let s = device.stream();
     let mut buffer = pool.allocate_on(&s, 4096).unwrap();
     buffer.use_until_drop(&s).unwrap();
@@ -40,7 +40,7 @@ fn a_buffer_of_a_recorded_stream_is_not_handed_out_before_its_last_copy_is_done(
 #[test]
 fn a_pending_block_is_passed_over_for_one_that_is_done() {
     let device = SimDevice::new();
-    let pool = BucketPool::new(MappedSim(device.clone()));
+    let pool = BucketPool::new(MappedSim::new(device.clone()));
     let (s, t) = (device.stream(), device.stream());
     let (done, pending) = (pool.allocate_on(&t, 512).unwrap(), pool.allocate_on(&s, 512).unwrap());
     device.kernel(&t, &done.on(&t).unwrap());
@@ -56,7 +56,7 @@ fn a_pending_block_is_passed_over_for_one_that_is_done() {
 #[test]
 fn memory_behind_a_stream_that_is_never_idle_is_reused_all_the_same() {
     let device = SimDevice::new();
-    let pool = BucketPool::new(MappedSim(device.clone()));
+    let pool = BucketPool::new(MappedSim::new(device.clone()));
     let s = device.stream();
     for _ in 0..100 {
         let buffer = pool.allocate_on(&s, 4096).unwrap();
@@ -71,7 +71,7 @@ fn memory_behind_a_stream_that_is_never_idle_is_reused_all_the_same() {
 #[test]
 fn memory_that_no_stream_has_used_is_never_pending() {
     let device = SimDevice::new();
-    let pool = BucketPool::new(MappedSim(device.clone()));
+    let pool = BucketPool::new(MappedSim::new(device.clone()));
     let other = pool.allocate(4096).unwrap();
     let on = device.clock().default_stream();
     device.kernel(on, &other.on(on).unwrap());

@@ -1,126 +1,39 @@
-//! The simulated device with a hook at each call, and a program that makes every kind of call.
+//! A program that makes every kind of call, for devices with a hook at each call.
 
-use pool_core::port::{Handles, MarkOf, Memory, PageCalls, Request, Sliceable, VirtualMemory};
 use pool_core::stream::Timeline;
 use pool_core::{ArenaConfig, BucketPool, DeviceAllocator, DeviceError, KIB, MIB, PooledBuffer};
-use pool_sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
-use std::ops::Range;
+use pool_sim::{Call, Hooked, Hooks, SimDevice, SimDriver};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-/// The simulated device, with code that runs before or after each call that moves memory.
-pub(crate) struct Hooked<H> {
-    pub(crate) device: SimDevice,
-    pub(crate) hook: H,
-    /// The hook runs when the call has happened.
-    pub(crate) late: bool,
+/// Runs code before each call that moves memory, or after it.
+pub(crate) struct At<F> {
+    hook: F,
+    late: bool,
 }
 
-impl<H: Fn()> Hooked<H> {
-    fn call<T>(&self, call: impl FnOnce(&SimDevice) -> T) -> T {
+impl<F: Fn() + Send + Sync + 'static> Hooks<SimDevice> for At<F> {
+    fn before(&self, _: &SimDevice, _: &Call<'_, SimDevice>) -> Result<(), DeviceError> {
         if !self.late {
             (self.hook)();
         }
-        let outcome = call(&self.device);
+        Ok(())
+    }
+
+    fn after(&self, _: &SimDevice) {
         if self.late {
             (self.hook)();
         }
-        outcome
     }
 }
 
-impl<H: Fn() + Send + Sync + 'static> DeviceAllocator for Hooked<H> {
-    type Block = SimBlock;
-    type View<'b> = SimView<'b>;
-    type Kind = ();
-    type Clock = Timeline<SimDriver>;
-    const MEMORY: Memory = Memory::DEVICE;
-
-    fn clock(&self) -> &Timeline<SimDriver> {
-        self.device.clock()
-    }
-
-    fn aligned(&self, kind: (), alignment: u64) -> Result<(), DeviceError> {
-        self.device.aligned(kind, alignment)
-    }
-
-    fn allocate(&self, request: Request<()>, on: &SimStream) -> Result<SimBlock, DeviceError> {
-        self.call(|device| device.allocate(request, on))
-    }
-
-    fn free(&self, block: SimBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
-        self.call(|device| device.free(block, after))
-    }
-
-    fn release_kept(&self) -> Result<(), DeviceError> {
-        self.call(SimDevice::release_kept)
-    }
-
-    fn view<'b>(
-        &'b self,
-        block: &'b SimBlock,
-        offset: u64,
-        bytes: u64,
-        on: &SimStream,
-    ) -> SimView<'b> {
-        self.device.view(block, offset, bytes, on)
-    }
-
-    fn zero(&self, block: &mut SimBlock, bytes: u64, on: &SimStream) -> Result<(), DeviceError> {
-        self.call(|device| device.zero(block, bytes, on))
-    }
-}
-
-impl<H: Fn() + Send + Sync + 'static> Sliceable for Hooked<H> {
-    fn pages(&self) -> Option<PageCalls<Self>> {
-        Some(PageCalls::of(self))
-    }
-
-    #[expect(unsafe_code, reason = "the port's")]
-    unsafe fn zero_part(
-        &self,
-        block: &SimBlock,
-        bytes: Range<u64>,
-        on: &SimStream,
-    ) -> Result<(), DeviceError> {
-        // SAFETY: who calls this vouches for the bytes.
-        self.call(|device| unsafe { device.zero_part(block, bytes, on) })
-    }
-}
-
-impl<H: Fn() + Send + Sync + 'static> VirtualMemory for Hooked<H> {
-    fn page_bytes(&self) -> u64 {
-        self.device.page_bytes()
-    }
-
-    fn handles(&self) -> Handles {
-        self.device.handles()
-    }
-
-    fn address_space(&self) -> u64 {
-        self.device.address_space()
-    }
-
-    fn reserve(&self, bytes: u64) -> Result<SimBlock, DeviceError> {
-        self.call(|device| device.reserve(bytes))
-    }
-
-    fn commit(&self, block: &SimBlock, pages: Range<u64>) -> Result<(), DeviceError> {
-        self.call(|device| device.commit(block, pages))
-    }
-
-    fn decommit(
-        &self,
-        block: &SimBlock,
-        pages: Range<u64>,
-        after: &[MarkOf<Self>],
-    ) -> Result<(), DeviceError> {
-        self.call(|device| device.decommit(block, pages, after))
-    }
-
-    fn release(&self, block: SimBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
-        self.call(|device| device.release(block, after))
-    }
+/// A device that runs `hook` at each call. `late`: when the call has happened.
+pub(crate) fn hooked<F: Fn() + Send + Sync + 'static>(
+    device: &SimDevice,
+    hook: F,
+    late: bool,
+) -> Hooked<SimDevice, At<F>> {
+    Hooked::with(device.clone(), At { hook, late })
 }
 
 /// Whole blocks, and every kind of arena.

@@ -1,5 +1,4 @@
 //! A broken invariant is loud: the pool whose call met it serves no more.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use pool_core::limits::Budget;
 use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PoolBuilder, Why};

@@ -1,15 +1,12 @@
 //! Bounds hold at each call of the device, not only between calls.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests; a seed replays a failure")]
 
-use crate::hooked::Hooked;
+use crate::hooked::hooked;
 use pool_core::limits::{CachedLimit, FullBucket};
 use pool_core::observe::{EventKind, PoolEvent};
-use pool_core::port::{Limit, MarkOf, Memory, Request};
-use pool_core::{
-    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, KIB, MIB, PooledBuffer,
-    StreamOf, Why,
-};
-use pool_sim::SimDevice;
+use pool_core::port::{Limit, Memory};
+use pool_core::{ArenaConfig, BucketPolicy, BucketPool, DeviceError, KIB, MIB, PooledBuffer, Why};
+use pool_sim::{Call, Hooked, Hooks, SimDevice};
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -18,54 +15,26 @@ use std::time::Duration;
 
 /// Refuses nothing, and asserts at every call that no more is taken than the ceiling.
 struct Ceiling<const FREE_IN_DROP: bool = false> {
-    inner: SimDevice,
     held: Arc<AtomicU64>,
     most: u64,
 }
 
-impl<const FREE_IN_DROP: bool> DeviceAllocator for Ceiling<FREE_IN_DROP> {
-    type Block = (<SimDevice as DeviceAllocator>::Block, u64);
-    type View<'b> = <SimDevice as DeviceAllocator>::View<'b>;
-    type Kind = ();
-    type Clock = <SimDevice as DeviceAllocator>::Clock;
+/// A simulated device below a ceiling.
+type Below<const FREE_IN_DROP: bool = false> = Hooked<SimDevice, Ceiling<FREE_IN_DROP>>;
+
+impl<const FREE_IN_DROP: bool> Hooks<SimDevice> for Ceiling<FREE_IN_DROP> {
     const MEMORY: Memory = Memory { free_in_drop: FREE_IN_DROP, ..Memory::DEVICE };
 
-    fn clock(&self) -> &Self::Clock {
-        self.inner.clock()
-    }
-    fn aligned(&self, kind: (), alignment: u64) -> Result<(), DeviceError> {
-        self.inner.aligned(kind, alignment)
-    }
-    fn allocate(
-        &self,
-        request: Request<()>,
-        on: &StreamOf<Self>,
-    ) -> Result<Self::Block, DeviceError> {
-        let bytes = request.bytes;
-        let held = self.held.fetch_add(bytes, SeqCst) + bytes;
-        assert!(held <= self.most, "{held} bytes taken over a ceiling of {}", self.most);
-        self.inner.allocate(Request { bytes, kind: () }, on).map(|block| (block, bytes))
-    }
-    fn free(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
-        self.held.fetch_sub(block.1, SeqCst);
-        self.inner.free(block.0, after)
-    }
-    fn view<'b>(
-        &'b self,
-        block: &'b Self::Block,
-        offset: u64,
-        bytes: u64,
-        on: &StreamOf<Self>,
-    ) -> Self::View<'b> {
-        self.inner.view(&block.0, offset, bytes, on)
-    }
-    fn zero(
-        &self,
-        block: &mut Self::Block,
-        bytes: u64,
-        on: &StreamOf<Self>,
-    ) -> Result<(), DeviceError> {
-        self.inner.zero(&mut block.0, bytes, on)
+    fn before(&self, _: &SimDevice, call: &Call<'_, SimDevice>) -> Result<(), DeviceError> {
+        match call {
+            Call::Allocate { bytes } => {
+                let held = self.held.fetch_add(*bytes, SeqCst) + bytes;
+                assert!(held <= self.most, "{held} bytes taken over a ceiling of {}", self.most);
+            }
+            Call::Free { bytes, .. } => drop(self.held.fetch_sub(*bytes, SeqCst)),
+            _ => {}
+        }
+        Ok(())
     }
 }
 
@@ -81,7 +50,7 @@ fn random(seed: u64) -> impl FnMut(u64) -> u64 {
 
 /// One thread's program: 3000 allocations of up to 64 KiB, some two dozen alive, which alone
 /// is near the limit. Returns the refused ones.
-fn crowd(pool: &BucketPool<Ceiling>, seed: u64) -> u64 {
+fn crowd(pool: &BucketPool<Below>, seed: u64) -> u64 {
     println!("seed {seed}");
     let (mut random, mut live, mut refused) = (random(seed), Vec::new(), 0);
     for _ in 0..if cfg!(miri) { 60 } else { 3000 } {
@@ -141,8 +110,8 @@ fn a_request_above_the_limit_takes_no_cached_memory() {
 #[test]
 fn eight_threads_at_the_reserved_limit_never_pass_it() {
     let inner = SimDevice::new();
-    let device: Ceiling = Ceiling { inner, held: Arc::default(), most: MIB };
-    let held = device.held.clone();
+    let device: Below = Hooked::with(inner, Ceiling { held: Arc::default(), most: MIB });
+    let held = device.hooks.held.clone();
     let pool = BucketPool::builder(device)
         .policy(BucketPolicy::Exact)
         .reserved_limit(MIB)
@@ -250,7 +219,8 @@ fn a_drop_and_a_hit_never_call_the_device_and_the_next_miss_pays() {
 fn the_cached_limit_holds_while_a_thread_caches_more_and_more() {
     for limit in [CachedLimit::Bytes(4 * MIB), CachedLimit::OfPeak(0.8)] {
         let inner = SimDevice::new();
-        let device = Ceiling::<true> { inner, held: Arc::default(), most: u64::MAX };
+        let ceiling = Ceiling::<true> { held: Arc::default(), most: u64::MAX };
+        let device = Hooked::with(inner, ceiling);
         let pool = BucketPool::builder(device).cached_limit(limit).build();
         let large = [(); 5].map(|()| pool.allocate(MIB).unwrap());
         drop(large); // too large for a thread cache, and as much as the pool keeps
@@ -288,7 +258,7 @@ fn a_warm_up_keeps_the_cached_limit_while_others_free() {
     let live: Arc<Mutex<Vec<Box<dyn Any + Send>>>> = Arc::default();
     let freed = live.clone();
     let hook = move || drop(std::mem::take(&mut *freed.lock().unwrap()));
-    let allocator = Hooked { device: SimDevice::new(), hook, late: false };
+    let allocator = hooked(&SimDevice::new(), hook, false);
     let pool = BucketPool::builder(allocator).cached_limit(4 * MIB).build();
     let two = [pool.allocate(2 * MIB).unwrap(), pool.allocate(2 * MIB).unwrap()];
     live.lock().unwrap().extend(two.map(|buffer| Box::new(buffer) as Box<dyn Any + Send>));
@@ -303,7 +273,7 @@ fn a_warm_up_that_finds_its_bucket_full_meanwhile_counts_no_return() {
     let freed = live.clone();
     let hook = move || drop(std::mem::take(&mut *freed.lock().unwrap()));
     let device = SimDevice::new();
-    let allocator = Hooked { device: device.clone(), hook, late: false };
+    let allocator = hooked(&device, hook, false);
     let builder = BucketPool::builder(allocator).cached_limit(CachedLimit::Unlimited);
     let pool = builder.bucket_limit(1).full_bucket(FullBucket::RefuseNewest).build();
     let one = pool.allocate(MIB).unwrap();

@@ -1,7 +1,7 @@
 //! A pool is in no thread cache and holds no lock while it calls its allocator: at each call,
 //! another thread enters them.
 
-use crate::hooked::{Hooked, configs, program};
+use crate::hooked::{configs, hooked, program};
 use pool_core::limits::Retention;
 use pool_core::stream::StealPolicy;
 use pool_core::{BucketPool, MIB};
@@ -28,7 +28,7 @@ fn caches_and_book_are_open_while_the_allocator_is_called() {
             visit.unwrap()();
         };
         let device = SimDevice::new();
-        let allocator = Hooked { device: device.clone(), hook, late: false };
+        let allocator = hooked(&device, hook, false);
         let builder = BucketPool::builder(allocator).steal(StealPolicy::Wait);
         let builder = builder.reserved_limit(16 * MIB).cached_limit(12 * MIB);
         let builder = builder.retention(Retention { allocations: Some(8), time: None });

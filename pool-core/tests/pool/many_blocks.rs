@@ -8,7 +8,7 @@ use pool_sim::{MappedSim, SimDevice};
 fn blocks_that_are_done_are_found_behind_many_that_are_not() {
     for behind in [12, 32] {
         let device = SimDevice::new();
-        let pool = BucketPool::new(MappedSim(device.clone()));
+        let pool = BucketPool::new(MappedSim::new(device.clone()));
         let s = device.stream();
         for step in 0..2000 {
             let buffer = pool.allocate_on(&s, 4096).unwrap();

@@ -3,7 +3,7 @@
 //! observers.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use crate::hooked::{Hooked, configs, outcome, program};
+use crate::hooked::{configs, hooked, outcome, program};
 use pool_core::limits::Budget;
 use pool_core::observe::PoolEvent;
 use pool_core::stream::StealPolicy;
@@ -42,7 +42,7 @@ impl Fuse {
 fn run(name: &str, config: Option<&ArenaConfig>, at: u64, late: bool) -> u64 {
     let (device, fuse) = (SimDevice::new(), Fuse { at, ..Fuse::default() });
     let counted = fuse.clone();
-    let allocator = Hooked { device: device.clone(), hook: move || counted.count(), late };
+    let allocator = hooked(&device, move || counted.count(), late);
     let builder = BucketPool::builder(allocator).steal(StealPolicy::Wait);
     let builder = builder.reserved_limit(16 * MIB).cached_limit(12 * MIB);
     let pool = match config {

@@ -66,7 +66,7 @@ fn pytorch_183501_one_stuck_event_blocks_nobody_else() {
     for stuck_ones in [10, 40] {
         let device = SimDevice::new();
         let config = ArenaConfig::segments(4 * MIB);
-        let pool = bare(MappedSim(device.clone()), config, Wait);
+        let pool = bare(MappedSim::new(device.clone()), config, Wait);
         let (stuck, fine) = (device.stream(), device.stream());
         let (mut theirs, mut pins) = (Vec::new(), Vec::new());
         for kib in 0..stuck_ones {

@@ -2,14 +2,12 @@
 //!
 //! Each test is named after the source of the fault, usually a project and its issue number.
 
-use pool_core::port::{Handles, Memory, PageCalls, Request, Sliceable, VirtualMemory};
-use pool_core::stream::{Mark, Timeline};
+use pool_core::port::Memory;
 use pool_core::{
     ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, KIB, MIB, PooledBuffer,
     StreamClock, Why, ZeroPolicy,
 };
-use pool_sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
-use std::ops::Range;
+use pool_sim::{Call, Hooked, Hooks, SimDevice};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
@@ -25,36 +23,18 @@ enum Fate {
 /// A device with a fault at call `at`. Its fresh memory counts as zeroed. `CPU` says whether the
 /// CPU touches it.
 struct Fated<const CPU: bool> {
-    device: SimDevice,
     fate: Fate,
     at: u64,
     calls: AtomicU64,
 }
 
 impl<const CPU: bool> Fated<CPU> {
-    fn new(device: SimDevice, fate: Fate, at: u64) -> Self {
-        Self { device, fate, at, calls: AtomicU64::new(0) }
-    }
-
-    fn call(&self) -> Result<(), DeviceError> {
-        let call = self.calls.fetch_add(1, SeqCst);
-        match self.fate {
-            Fate::Panics if call == self.at => resume_unwind(Box::new("a bug in the device")),
-            Fate::IsLost if call >= self.at => Err(DeviceError::new(Why::Lost, "fated")),
-            Fate::FinishesWork if call >= self.at => {
-                self.device.run();
-                Err(DeviceError::new(Why::OutOfMemory, "fated"))
-            }
-            _ => Ok(()),
-        }
+    fn device(device: SimDevice, fate: Fate, at: u64) -> Hooked<SimDevice, Self> {
+        Hooked::with(device, Self { fate, at, calls: AtomicU64::new(0) })
     }
 }
 
-impl<const CPU: bool> DeviceAllocator for Fated<CPU> {
-    type Block = SimBlock;
-    type View<'b> = SimView<'b>;
-    type Kind = ();
-    type Clock = Timeline<SimDriver>;
+impl<const CPU: bool> Hooks<SimDevice> for Fated<CPU> {
     const MEMORY: Memory = Memory {
         fresh_is_zeroed: true,
         cpu_touches: CPU,
@@ -62,72 +42,24 @@ impl<const CPU: bool> DeviceAllocator for Fated<CPU> {
         ..Memory::DEVICE
     };
 
-    fn clock(&self) -> &Self::Clock {
-        self.device.clock()
-    }
-    fn aligned(&self, kind: (), alignment: u64) -> Result<(), DeviceError> {
-        self.device.aligned(kind, alignment)
-    }
-    fn allocate(&self, request: Request<()>, on: &SimStream) -> Result<SimBlock, DeviceError> {
-        self.call().and_then(|()| self.device.allocate(request, on))
-    }
-    fn free(&self, block: SimBlock, after: &[Mark]) -> Result<(), DeviceError> {
-        self.call().and_then(|()| self.device.free(block, after))
-    }
-    fn view<'b>(&'b self, b: &'b SimBlock, at: u64, bytes: u64, on: &SimStream) -> SimView<'b> {
-        self.device.view(b, at, bytes, on)
-    }
-    fn zero(&self, block: &mut SimBlock, bytes: u64, on: &SimStream) -> Result<(), DeviceError> {
-        self.device.zero(block, bytes, on)
+    fn before(&self, device: &SimDevice, call: &Call<'_, SimDevice>) -> Result<(), DeviceError> {
+        if matches!(call, Call::Zero { .. } | Call::ReleaseKept) {
+            return Ok(());
+        }
+        let call = self.calls.fetch_add(1, SeqCst);
+        match self.fate {
+            Fate::Panics if call == self.at => resume_unwind(Box::new("a bug in the device")),
+            Fate::IsLost if call >= self.at => Err(DeviceError::new(Why::Lost, "fated")),
+            Fate::FinishesWork if call >= self.at => {
+                device.run();
+                Err(DeviceError::new(Why::OutOfMemory, "fated"))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
-impl<const CPU: bool> Sliceable for Fated<CPU> {
-    fn pages(&self) -> Option<PageCalls<Self>> {
-        Some(PageCalls::of(self))
-    }
-
-    unsafe fn zero_part(
-        &self,
-        block: &SimBlock,
-        bytes: Range<u64>,
-        on: &SimStream,
-    ) -> Result<(), DeviceError> {
-        // SAFETY: passed on; simulated memory is no memory of this process.
-        unsafe { self.device.zero_part(block, bytes, on) }
-    }
-}
-
-impl<const CPU: bool> VirtualMemory for Fated<CPU> {
-    fn page_bytes(&self) -> u64 {
-        self.device.page_bytes()
-    }
-    fn handles(&self) -> Handles {
-        self.device.handles()
-    }
-    fn address_space(&self) -> u64 {
-        self.device.address_space()
-    }
-    fn reserve(&self, bytes: u64) -> Result<SimBlock, DeviceError> {
-        self.call().and_then(|()| self.device.reserve(bytes))
-    }
-    fn commit(&self, block: &SimBlock, pages: Range<u64>) -> Result<(), DeviceError> {
-        self.call().and_then(|()| self.device.commit(block, pages))
-    }
-    fn decommit(
-        &self,
-        block: &SimBlock,
-        pages: Range<u64>,
-        after: &[Mark],
-    ) -> Result<(), DeviceError> {
-        self.call().and_then(|()| self.device.decommit(block, pages, after))
-    }
-    fn release(&self, block: SimBlock, after: &[Mark]) -> Result<(), DeviceError> {
-        self.call().and_then(|()| self.device.release(block, after))
-    }
-}
-
-type Pool<const CPU: bool> = BucketPool<Fated<CPU>>;
+type Pool<const CPU: bool> = BucketPool<Hooked<SimDevice, Fated<CPU>>>;
 
 fn pool<const CPU: bool>(
     device: &SimDevice,
@@ -135,7 +67,7 @@ fn pool<const CPU: bool>(
     fate: Fate,
     at: u64,
 ) -> Pool<CPU> {
-    BucketPool::builder(Fated::new(device.clone(), fate, at))
+    BucketPool::builder(Fated::device(device.clone(), fate, at))
         .arena(config)
         .policy(BucketPolicy::Exact)
         .build()
@@ -161,7 +93,7 @@ fn program(pool: &Pool<false>, mut ended: impl FnMut(Result<(), Why>)) {
 fn calls(config: &ArenaConfig) -> u64 {
     let pool = pool(&SimDevice::new(), config.clone(), Fate::Panics, u64::MAX);
     program(&pool, |step| assert_eq!(step, Ok(())));
-    pool.allocator().calls.load(SeqCst)
+    pool.allocator().hooks.calls.load(SeqCst)
 }
 
 // A fitting block became free while the allocator looked for memory. The allocator did not search
@@ -177,7 +109,7 @@ fn pytorch_189504_a_block_that_comes_free_meanwhile_is_found() {
     drop(block); // becomes free when its kernel has run; its segment cannot go back
     assert_eq!(pool.allocate_on(&s, 600 * KIB).unwrap().size(), 600 * KIB);
     assert_eq!((device.calls().allocations, device.hazards()), (1, 0));
-    assert!(pool.allocator().calls.load(SeqCst) > 1, "the device was not asked");
+    assert!(pool.allocator().hooks.calls.load(SeqCst) > 1, "the device was not asked");
 }
 
 // A panic in the upstream allocator poisoned a lock, and blocks freed after that were freed twice.
@@ -211,7 +143,7 @@ fn a_panic_in_the_device_leaves_the_limit_as_it_was() {
     let arenas = [Some(ArenaConfig::segments(MIB)), Some(ArenaConfig::grow())];
     let cases = arenas.into_iter().flat_map(|config| [(config.clone(), 0), (config, 1)]);
     for (config, at) in cases.chain([(None, 0)]) {
-        let device = Fated::<false>::new(SimDevice::new(), Fate::Panics, at);
+        let device = Fated::<false>::device(SimDevice::new(), Fate::Panics, at);
         let builder = BucketPool::builder(device).reserved_limit(6 * MIB);
         let pool = match config.clone() {
             Some(config) => builder.arena(config).build(),

@@ -47,7 +47,7 @@ impl Simulated for SimDevice {
 
 impl Simulated for MappedSim {
     fn of(device: SimDevice) -> Self {
-        Self(device)
+        Self::new(device)
     }
     fn place(view: &SimView<'_>) -> Range<u64> {
         view.bytes()

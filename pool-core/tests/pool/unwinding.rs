@@ -1,15 +1,14 @@
 //! A panic of the allocator in a call that ends something, or that prepares something: nothing is
 //! lost with it but the block of that call.
 
-use crate::hooked::{Hooked, outcome};
+use crate::hooked::outcome;
 use pool_core::limits::{Budget, CachedLimit};
-use pool_core::port::{MarkOf, Memory, Request, Zeroing};
-use pool_core::stream::Timeline;
+use pool_core::port::{Memory, Zeroing};
 use pool_core::{
     ArenaConfig, BucketPool, DeviceAllocator, DeviceError, MIB, PoolBuilder, PrivatePool,
     StreamClock, ZeroPolicy,
 };
-use pool_sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
+use pool_sim::{Call, Hooked, Hooks, SimDevice};
 use std::future::Future;
 use std::panic::resume_unwind;
 use std::pin::pin;
@@ -28,11 +27,19 @@ fn burn(fuse: &Fuse) {
     }
 }
 
-fn builder(device: &SimDevice) -> (PoolBuilder<Hooked<impl Fn() + Send + Sync + 'static>>, Fuse) {
+/// A device each of whose calls may panic.
+struct Burns(Fuse);
+
+impl Hooks<SimDevice> for Burns {
+    fn before(&self, _: &SimDevice, _: &Call<'_, SimDevice>) -> Result<(), DeviceError> {
+        burn(&self.0);
+        Ok(())
+    }
+}
+
+fn builder(device: &SimDevice) -> (PoolBuilder<Hooked<SimDevice, Burns>>, Fuse) {
     let fuse = Fuse::default();
-    let counted = fuse.clone();
-    let hook = move || burn(&counted);
-    let allocator = Hooked { device: device.clone(), hook, late: false };
+    let allocator = Hooked::with(device.clone(), Burns(fuse.clone()));
     (BucketPool::builder(allocator).cached_limit(CachedLimit::Unlimited), fuse)
 }
 
@@ -105,41 +112,17 @@ fn a_buffer_whose_free_panics_gives_up_its_pool() {
 
 /// A device whose zeroing is done when the call returns, and which a drop may call. Both its
 /// zeroing and its free may panic.
-struct AtOnce(SimDevice, Fuse);
+struct AtOnce(Fuse);
 
-impl DeviceAllocator for AtOnce {
-    type Block = SimBlock;
-    type View<'b> = SimView<'b>;
-    type Kind = ();
-    type Clock = Timeline<SimDriver>;
+impl Hooks<SimDevice> for AtOnce {
     const MEMORY: Memory =
         Memory { zeroing: Zeroing::AtOnce, free_in_drop: true, ..Memory::DEVICE };
 
-    fn clock(&self) -> &Timeline<SimDriver> {
-        self.0.clock()
-    }
-    fn aligned(&self, kind: (), alignment: u64) -> Result<(), DeviceError> {
-        self.0.aligned(kind, alignment)
-    }
-    fn allocate(&self, request: Request<()>, on: &SimStream) -> Result<SimBlock, DeviceError> {
-        self.0.allocate(request, on)
-    }
-    fn free(&self, block: SimBlock, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
-        burn(&self.1);
-        self.0.free(block, after)
-    }
-    fn view<'b>(
-        &'b self,
-        block: &'b SimBlock,
-        offset: u64,
-        bytes: u64,
-        on: &SimStream,
-    ) -> SimView<'b> {
-        self.0.view(block, offset, bytes, on)
-    }
-    fn zero(&self, block: &mut SimBlock, bytes: u64, on: &SimStream) -> Result<(), DeviceError> {
-        burn(&self.1);
-        self.0.zero(block, bytes, on)
+    fn before(&self, _: &SimDevice, call: &Call<'_, SimDevice>) -> Result<(), DeviceError> {
+        if matches!(call, Call::Free { .. } | Call::Zero { .. }) {
+            burn(&self.0);
+        }
+        Ok(())
     }
 }
 
@@ -147,7 +130,7 @@ impl DeviceAllocator for AtOnce {
 fn a_buffer_whose_zeroing_panics_when_it_is_freed_is_free() {
     for is_detached in [false, true] {
         let (device, fuse) = (SimDevice::new(), Fuse::default());
-        let allocator = AtOnce(device.clone(), fuse.clone());
+        let allocator = Hooked::with(device.clone(), AtOnce(fuse.clone()));
         let pool = BucketPool::builder(allocator).zero(ZeroPolicy::OnReturn).build();
         let buffer = pool.allocate(MIB).unwrap();
         let clock = pool.allocator().clock();
@@ -210,7 +193,7 @@ fn an_arena_that_panics_while_it_warms_up_keeps_what_it_has() {
 fn a_private_pool_whose_blocks_panic_when_they_go_loses_only_those() {
     let (device, fuse) = (SimDevice::new(), Fuse::default());
     // Nothing is cached, so each block goes to the device.
-    let allocator = AtOnce(device, fuse.clone());
+    let allocator = Hooked::with(device, AtOnce(fuse.clone()));
     let pool = BucketPool::builder(allocator).cached_limit(0).build();
     let private = PrivatePool::new(&pool);
     private.bind(pool.default_stream()).unwrap();

@@ -1,12 +1,12 @@
 //! Requests that wait for memory: who is served when, and what wakes them.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use crate::hooked::{Hooked, outcome};
+use crate::hooked::{At, hooked, outcome};
 use pool_core::error::Verdict;
 use pool_core::limits::{Budget, CachedLimit};
 use pool_core::port::Limit;
 use pool_core::{ArenaConfig, BucketPolicy, BucketPool, MIB, PooledBuffer, Why};
-use pool_sim::{SimCall, SimDevice};
+use pool_sim::{Hooked, SimCall, SimDevice};
 use std::future::Future;
 use std::panic::resume_unwind;
 use std::pin::pin;
@@ -124,7 +124,7 @@ fn woken_after(arena: Option<ArenaConfig>, panics: bool, work: fn(&Hooking) -> b
             visit();
         }
     });
-    let allocator = Hooked { device: SimDevice::new(), hook, late: false };
+    let allocator = hooked(&SimDevice::new(), hook, false);
     let builder = BucketPool::builder(allocator).cached_limit(CachedLimit::Unlimited);
     let builder = builder.reserved_limit(MIB);
     let pool = match arena {
@@ -147,7 +147,7 @@ fn woken_after(arena: Option<ArenaConfig>, panics: bool, work: fn(&Hooking) -> b
 }
 
 type Hook = Box<dyn Fn() + Send + Sync>;
-type Hooking = BucketPool<Hooked<Hook>>;
+type Hooking = BucketPool<Hooked<SimDevice, At<Hook>>>;
 /// Code that runs at the next call of the allocator.
 type Visit = Arc<Mutex<Option<Hook>>>;
 
@@ -180,7 +180,7 @@ fn a_request_that_is_served_at_its_first_try_wakes_a_request() {
             visit();
         }
     });
-    let allocator = Hooked { device: SimDevice::new(), hook, late: false };
+    let allocator = hooked(&SimDevice::new(), hook, false);
     let builder = BucketPool::builder(allocator).cached_limit(CachedLimit::Unlimited);
     let pool = builder.policy(BucketPolicy::Exact).reserved_limit(8 * MIB).build();
     drop(pool.allocate(8 * MIB).unwrap());

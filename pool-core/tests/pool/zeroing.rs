@@ -1,50 +1,20 @@
 //! Zeroing is work on a stream, and another stream may query or wait for it at any moment.
 
-use pool_core::port::{Memory, Request};
-use pool_core::stream::{Mark, Timeline};
-use pool_core::{BucketPool, DeviceAllocator, DeviceError, StreamClock, ZeroPolicy};
-use pool_sim::{SimBlock, SimDevice, SimDriver, SimStream, SimView};
-
-/// A device that orders another stream after the zeroing stream just before it zeroes.
-struct Nosy {
-    device: SimDevice,
-    other: SimStream,
-}
-
-impl DeviceAllocator for Nosy {
-    type Block = SimBlock;
-    type View<'b> = SimView<'b>;
-    type Kind = ();
-    type Clock = Timeline<SimDriver>;
-    const MEMORY: Memory = Memory::DEVICE;
-
-    fn clock(&self) -> &Self::Clock {
-        self.device.clock()
-    }
-    fn aligned(&self, kind: (), alignment: u64) -> Result<(), DeviceError> {
-        self.device.aligned(kind, alignment)
-    }
-    fn allocate(&self, request: Request<()>, on: &SimStream) -> Result<SimBlock, DeviceError> {
-        self.device.allocate(request, on)
-    }
-    fn free(&self, block: SimBlock, after: &[Mark]) -> Result<(), DeviceError> {
-        self.device.free(block, after)
-    }
-    fn view<'b>(&'b self, b: &'b SimBlock, at: u64, bytes: u64, on: &SimStream) -> SimView<'b> {
-        self.device.view(b, at, bytes, on)
-    }
-    fn zero(&self, block: &mut SimBlock, bytes: u64, on: &SimStream) -> Result<(), DeviceError> {
-        self.clock().order(&self.other, &[self.clock().mark(on)])?;
-        self.device.zero(block, bytes, on)
-    }
-}
+use pool_core::{BucketPool, DeviceAllocator, StreamClock, ZeroPolicy};
+use pool_sim::{Call, Hooked, SimDevice};
 
 #[test]
 fn the_clearing_is_waited_for_though_the_allocation_was() {
     for zero in [ZeroPolicy::OnAllocate, ZeroPolicy::OnReturn, ZeroPolicy::Never] {
         let device = SimDevice::new();
         let (s, t) = (device.stream(), device.stream());
-        let nosy = Nosy { device: device.clone(), other: t.clone() };
+        // Another stream is ordered after the zeroing stream just before it zeroes.
+        let other = t.clone();
+        let nosy = move |device: &SimDevice, call: &Call<'_, SimDevice>| {
+            let Call::Zero { on } = call else { return Ok(()) };
+            device.clock().order(&other, &[device.clock().mark(on)]).map(drop)
+        };
+        let nosy = Hooked::with(device.clone(), nosy);
         let pool = BucketPool::builder(nosy).zero(zero).build();
         let allocate = || match zero {
             ZeroPolicy::Never => pool.allocate_zeroed_on(&s, 512),

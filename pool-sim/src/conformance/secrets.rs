@@ -4,12 +4,10 @@
 #![expect(unsafe_code, reason = "the port's copies, of whole blocks that a call owns")]
 
 use super::promise::{Served, allocate, contents, promise};
+use crate::hooked::{Call, Hooked, Hooks};
 use pool_core::limits::CachedLimit;
-use pool_core::port::{MarkOf, Memory, Request, Zeroing};
-use pool_core::{
-    BucketPool, DeviceAllocator, DeviceError, PoolBuilder, StreamClock, StreamOf, Transfer,
-    ZeroPolicy,
-};
+use pool_core::port::Zeroing;
+use pool_core::{BucketPool, DeviceError, PoolBuilder, StreamClock, Transfer, ZeroPolicy};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -19,106 +17,23 @@ const NO_BYTE_OF_ANOTHER: &str = "`ZeroPolicy::OnReturn`: no owner reads a byte 
 /// Owners use less of a block of 1 KiB than all of it, and the next one uses more.
 const SIZES: [u64; 6] = [1024, 1, 700, 1023, 5, 1024];
 
-/// An allocator that counts canaries in every block that goes back to the device.
-struct Watched<A> {
-    inner: A,
-    found: Arc<AtomicU64>,
-}
+/// Counts canaries in every block that goes back to the device.
+struct CountsCanaries(Arc<AtomicU64>);
 
-/// A block and its bytes.
-struct Sized<B>(B, u64);
-
-impl<A: Transfer> DeviceAllocator for Watched<A> {
-    type Block = Sized<A::Block>;
-    type View<'b> = A::View<'b>;
-    type Kind = A::Kind;
-    type Clock = A::Clock;
-    const MEMORY: Memory = A::MEMORY;
-
-    fn clock(&self) -> &A::Clock {
-        self.inner.clock()
-    }
-
-    fn granule(&self) -> u64 {
-        self.inner.granule()
-    }
-
-    fn largest(&self) -> u64 {
-        self.inner.largest()
-    }
-
-    fn aligned(&self, kind: A::Kind, alignment: u64) -> Result<A::Kind, DeviceError> {
-        self.inner.aligned(kind, alignment)
-    }
-
-    fn alignment_of(&self, kind: A::Kind) -> u64 {
-        self.inner.alignment_of(kind)
-    }
-
-    fn allocate(
-        &self,
-        request: Request<A::Kind>,
-        on: &StreamOf<Self>,
-    ) -> Result<Self::Block, DeviceError> {
-        self.inner.allocate(request, on).map(|block| Sized(block, request.bytes))
-    }
-
-    fn free(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError> {
-        let on = self.clock().default_stream().clone();
-        let mut bytes = vec![0; usize::try_from(block.1).unwrap_or(usize::MAX)];
-        let whole = self.inner.view(&block.0, 0, block.1, &on);
-        for mark in after {
-            self.clock().synchronize(*mark)?;
+impl<A: Transfer> Hooks<A> for CountsCanaries {
+    fn before(&self, inner: &A, call: &Call<'_, A>) -> Result<(), DeviceError> {
+        let Call::Free { block, bytes: size, after } = call else { return Ok(()) };
+        let on = inner.clock().default_stream().clone();
+        let mut bytes = vec![0; usize::try_from(*size).unwrap_or(usize::MAX)];
+        let whole = inner.view(block, 0, *size, &on);
+        for mark in *after {
+            inner.clock().synchronize(*mark)?;
         }
         // SAFETY: the view is the whole block, which the caller gave up; its last uses are done.
-        unsafe { self.inner.read(&whole, 0, &mut bytes, &on)? };
-        drop(whole);
+        unsafe { inner.read(&whole, 0, &mut bytes, &on)? };
         let canaries = bytes.iter().filter(|byte| **byte == CANARY).count();
-        self.found.fetch_add(canaries as u64, Relaxed);
-        self.inner.free(block.0, after)
-    }
-
-    fn view<'b>(
-        &'b self,
-        block: &'b Self::Block,
-        offset: u64,
-        bytes: u64,
-        on: &StreamOf<Self>,
-    ) -> Self::View<'b> {
-        self.inner.view(&block.0, offset, bytes, on)
-    }
-
-    fn zero(
-        &self,
-        block: &mut Self::Block,
-        bytes: u64,
-        on: &StreamOf<Self>,
-    ) -> Result<(), DeviceError> {
-        self.inner.zero(&mut block.0, bytes, on)
-    }
-}
-
-impl<A: Transfer> Transfer for Watched<A> {
-    unsafe fn write(
-        &self,
-        to: &Self::View<'_>,
-        offset: u64,
-        from: &[u8],
-        on: &StreamOf<Self>,
-    ) -> Result<(), DeviceError> {
-        // SAFETY: the caller vouches for the same.
-        unsafe { self.inner.write(to, offset, from, on) }
-    }
-
-    unsafe fn read(
-        &self,
-        from: &Self::View<'_>,
-        offset: u64,
-        to: &mut [u8],
-        on: &StreamOf<Self>,
-    ) -> Result<(), DeviceError> {
-        // SAFETY: the caller vouches for the same.
-        unsafe { self.inner.read(from, offset, to, on) }
+        self.0.fetch_add(canaries as u64, Relaxed);
+        Ok(())
     }
 }
 
@@ -149,9 +64,12 @@ pub(super) fn run_arena<A: Transfer>(make: impl Fn() -> PoolBuilder<A>) {
     });
 }
 
-fn watched<A: Transfer>(inner: A, zero: ZeroPolicy) -> (BucketPool<Watched<A>>, Arc<AtomicU64>) {
+fn watched<A: Transfer>(
+    inner: A,
+    zero: ZeroPolicy,
+) -> (BucketPool<Hooked<A, CountsCanaries>>, Arc<AtomicU64>) {
     let found = Arc::new(AtomicU64::new(0));
-    let builder = BucketPool::builder(Watched { inner, found: found.clone() });
+    let builder = BucketPool::builder(Hooked::with(inner, CountsCanaries(found.clone())));
     let pool = builder.zero(zero).cached_limit(CachedLimit::Unlimited).build();
     (pool, found)
 }
