@@ -116,7 +116,7 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_array as array; pub use pool_sim as sim; }
-    /// use bucketpool::{BucketPool, Why, array::PooledArray, sim::SimDevice};
+    /// use bucketpool::{BucketPool, Why, array::PooledArray, port::Limit, sim::SimDevice};
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4096).build();
     /// let stream = pool.allocator().stream();

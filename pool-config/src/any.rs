@@ -126,7 +126,7 @@ impl AnyPool {
     ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; }
-    /// use bucketpool::{BucketPool, KIB, Why, config::AnyPool, sim::SimDevice};
+    /// use bucketpool::{BucketPool, KIB, Why, config::AnyPool, port::Limit, sim::SimDevice};
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(KIB).build();
     /// let pool = AnyPool::from(pool);
@@ -161,7 +161,7 @@ impl AnyPool {
     ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; }
-    /// use bucketpool::{BucketPool, MIB, Why, config::AnyPool, sim::SimDevice};
+    /// use bucketpool::{BucketPool, MIB, Why, config::AnyPool, port::Limit, sim::SimDevice};
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(8 * MIB).build();
     /// let pool = AnyPool::from(pool);
@@ -169,7 +169,7 @@ impl AnyPool {
     /// assert_eq!(pool.trim(1)?, MIB); // one block is enough
     /// assert_eq!(pool.shrink_to(3 * MIB)?, 4 * MIB); // the largest first
     /// assert_eq!(pool.clear()?, 3 * MIB);
-    /// assert_eq!(pool.warm_up(&[(MIB, 9)]).unwrap_err().why(), Why::Limit(Limit::Cached));
+    /// assert_eq!(pool.warm_up(&[(MIB, 9)]).unwrap_err().why(), Why::Limit(Limit::Reserved));
     /// # Ok::<(), pool_core::AllocError>(())
     /// ```
     pub fn warm_up(&self, classes: &[(u64, usize)]) -> Result<(), AllocError> {

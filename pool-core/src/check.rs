@@ -1,4 +1,4 @@
-//! The full check of a pool, and threads that a test takes the place of. For tests alone.
+//! The full check of a pool's invariants, and simulated threads. For tests only.
 
 use crate::pool::BucketPool;
 use crate::port::DeviceAllocator;
@@ -56,15 +56,15 @@ impl<A: DeviceAllocator> BucketPool<A> {
 pub enum Held {
     /// The lock of the lists that all threads share.
     Book,
-    /// The cache of the calling thread.
+    /// The lock of the calling thread's cache.
     OwnCache,
-    /// The clock of ages.
+    /// The lock of the tick times, from which the pool computes the age of free memory.
     Ticks,
 }
 
 impl<A: DeviceAllocator> BucketPool<A> {
-    /// Does `work` while the calling thread holds a lock of the pool, as if it was inside of a call:
-    /// other threads that need the lock wait for it.
+    /// Runs `work` while the calling thread holds a lock of the pool, as it does inside of a call.
+    /// Other threads that need the lock wait.
     pub fn while_held<R>(&self, held: Held, work: impl FnOnce() -> R) -> R {
         let store = self.store();
         match held {

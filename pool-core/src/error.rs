@@ -26,8 +26,9 @@ impl AllocError {
         Self(Box::new(figures))
     }
 
-    /// An error of this cause. Its verdict follows from the figures and their own cause, which is
-    /// that of the last search. `cpu_touches`: the CPU may access the memory without a stream.
+    /// Returns an error with this cause. The verdict follows from `cause` and from `figures`, whose
+    /// own cause is the error of the last search. `cpu_touches`: the CPU may access the memory
+    /// without a stream.
     #[cold]
     pub(crate) fn judged(figures: Figures, cause: DeviceError, cpu_touches: bool) -> Self {
         let verdict = figures.judge(cause, cpu_touches);

@@ -1,4 +1,4 @@
-//! What a pool tells of itself: events as they happen, statistics, and a map of its memory.
+//! Observation of a pool: events as they happen, statistics, and a map of its memory.
 
 mod damage;
 mod device_stats;

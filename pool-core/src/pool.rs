@@ -108,7 +108,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
-    /// use bucketpool::{BucketPool, MIB, Why, sim::SimDevice};
+    /// use bucketpool::{BucketPool, MIB, Why, port::Limit, sim::SimDevice};
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4 * MIB).build();
     /// let error = pool.allocate(5 * MIB).unwrap_err();
@@ -158,7 +158,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
-    /// use bucketpool::{BucketPool, KIB, Why, sim::SimDevice};
+    /// use bucketpool::{BucketPool, KIB, Why, port::Limit, sim::SimDevice};
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(KIB).build();
     /// let mut used = pool.allocate(4)?;
@@ -216,9 +216,10 @@ impl<A: DeviceAllocator> BucketPool<A> {
     }
 
     /// Allocates a buffer for work on `stream` that starts at a multiple of `alignment` bytes, such
-    /// as the alignment of an element. Memory that is aligned so anyway serves the request like any
-    /// other; [`BucketPool::allocate_aligned`] makes a kind of memory of its own. `zeroed`: the first
-    /// `bytes` bytes are zero.
+    /// as the alignment of an element. If memory of the default kind has this alignment already,
+    /// its cached blocks serve the request. Otherwise, and always in
+    /// [`BucketPool::allocate_aligned`], the request is for the allocator's kind of memory with
+    /// this alignment. `zeroed`: the first `bytes` bytes are zero.
     ///
     /// # Errors
     ///
@@ -369,8 +370,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     }
 
     /// Serves a request, or returns why it cannot. Does not count a refusal. The caller wakes the
-    /// requests that wait; a panic does so here. `joins_line`: the caller waits in the line if the
-    /// request is refused.
+    /// requests that wait; after a panic this function wakes them. `joins_line`: the caller waits
+    /// in the line if the request is refused.
     fn try_lend(
         &self,
         stream: &StreamOf<A>,

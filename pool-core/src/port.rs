@@ -1,8 +1,8 @@
 //! The port: the device as traits, which each backend implements.
 //!
-//! [`DeviceAllocator`] gives blocks and takes them back. [`Sliceable`] memory can be split,
-//! [`VirtualMemory`] has addresses apart from memory, [`Transfer`] copies bytes, and
-//! [`StreamClock`] knows the order of the device's work. [`DeviceError`] is what they fail with.
+//! [`DeviceAllocator`] allocates and frees blocks. [`Sliceable`] memory can be split,
+//! [`VirtualMemory`] reserves addresses and commits memory to them, [`Transfer`] copies bytes, and
+//! [`StreamClock`] orders the device's work. All of them fail with a [`DeviceError`].
 
 mod allocator;
 mod clock;

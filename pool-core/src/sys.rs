@@ -1,4 +1,4 @@
-//! What a pool needs of the system and of its threads: locks, forks, numbers of threads.
+//! System support for a pool: locks, detection of forks, and numbers of threads.
 
 #[cfg(pool_counts)]
 pub mod counts;

@@ -8,6 +8,8 @@ use crate::script::{Faults, SimCall, SimCalls};
 use crate::shadow::{Shadow, ShadowUse, VectorClock};
 use capture::Captures;
 use pool_core::{DeviceError, Why};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -49,8 +51,8 @@ pub struct Engine {
     /// them.
     host: VectorClock,
     shadow: Shadow,
-    /// State of the random generator that lets queued work run between calls; 0 for none.
-    dice: u64,
+    /// State of the random generator that lets queued work run between calls; `None` if none does.
+    dice: Option<StdRng>,
     captures: Captures,
 }
 
@@ -67,26 +69,22 @@ impl Engine {
             streams: vec![Queue::default()],
             host: VectorClock::default(),
             shadow: Shadow::default(),
-            dice: 0,
+            dice: None,
             captures: Captures::default(),
         }
     }
 
     /// Makes queued work run now and then between calls. The seed determines the schedule.
     pub fn seed(&mut self, seed: u64) {
-        self.dice = seed | 1;
+        self.dice = Some(StdRng::seed_from_u64(seed));
     }
 
-    /// Runs one step of a randomly chosen stream, on about every other call (Marsaglia's xorshift).
+    /// Runs one step of a randomly chosen stream, on about every other call.
     fn drift(&mut self) {
-        if self.dice == 0 {
-            return;
-        }
-        self.dice ^= self.dice << 13;
-        self.dice ^= self.dice >> 7;
-        self.dice ^= self.dice << 17;
-        if self.dice & 1 == 0 {
-            self.step((self.dice >> 8) as usize % self.streams.len());
+        let Some(dice) = &mut self.dice else { return };
+        if dice.random() {
+            let stream = dice.random_range(0..self.streams.len());
+            self.step(stream);
         }
     }
 

@@ -173,7 +173,7 @@ impl WgpuAllocator {
     /// program that is faster than its device does not take more and more memory.
     ///
     /// ```
-    /// # use pool_core::{KIB, MIB, Why};
+    /// # use pool_core::{KIB, MIB, Why, port::Limit};
     /// # use pool_wgpu::{InFlight, Unpooled, WgpuAllocator, wgpu};
     /// # #[cfg(feature = "noop")] {
     /// # let (device, queue) = wgpu::Device::noop(&Default::default());
@@ -217,7 +217,7 @@ impl WgpuAllocator {
     /// # Examples
     ///
     /// ```
-    /// # use pool_core::{KIB, MIB, Why};
+    /// # use pool_core::{KIB, MIB, Why, port::Limit};
     /// # use pool_wgpu::{WgpuAllocator, wgpu};
     /// # #[cfg(feature = "noop")] {
     /// # let (device, queue) = wgpu::Device::noop(&Default::default());
@@ -246,7 +246,7 @@ impl WgpuAllocator {
     /// # Examples
     ///
     /// ```
-    /// # use pool_core::{KIB, MIB, Why};
+    /// # use pool_core::{KIB, MIB, Why, port::Limit};
     /// # use pool_wgpu::{InFlight, WgpuAllocator, wgpu};
     /// # #[cfg(feature = "noop")] {
     /// # let required_features = wgpu::Features::MAPPABLE_PRIMARY_BUFFERS;

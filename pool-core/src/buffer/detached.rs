@@ -9,7 +9,8 @@ use std::ops::Deref;
 use std::panic::resume_unwind;
 
 impl<A: DeviceAllocator> PooledBuffer<A> {
-    /// Removes the block from the cache for good: it goes back to the device, not to the pool.
+    /// Detaches the buffer from the pool: when it is dropped, its block is freed to the device and
+    /// not cached.
     ///
     /// It still comes from the pool's allocator and counts under the pool's limit until it is freed
     /// or taken by [`Detached::into_raw`].
@@ -20,8 +21,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     }
 }
 
-/// A block that was removed from the cache. Dropping it gives it back to the device: at once where
-/// a drop may do that, else with the pool's next miss or trim. [`Detached::free`] gives it back
+/// A buffer that was detached from its pool. Dropping it frees its block to the device: at once if
+/// a drop may call the device, else at the pool's next miss or trim. [`Detached::free`] frees it
 /// now.
 #[derive(Debug)]
 pub struct Detached<A: DeviceAllocator>(PooledBuffer<A>);
@@ -86,8 +87,9 @@ impl<A: DeviceAllocator> Detached<A> {
 impl<A: DeviceAllocator> Detached<A> {
     /// Returns the device's own allocation, for code that frees it with the device's own call.
     ///
-    /// The allocation no longer counts under the pool's limit. It may be written once all the marks
-    /// are done. If it was kept for a graph, it must live as long as the graph can be launched.
+    /// The allocation no longer counts under the pool's limit. The returned marks are its last
+    /// uses: it may be written once all of them are done. If it was kept for a graph, it must live
+    /// as long as the graph can be launched.
     ///
     /// # Errors
     ///

@@ -39,9 +39,9 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         false
     }
 
-    /// Checks, before the block is zeroed for a request, that it was not written while it was free,
-    /// if the pool has guards. Returns false if it was. Ranges of an arena are not checked: they
-    /// are no freed buffers.
+    /// If the pool has guards, checks that the block was not written while it was free. Returns
+    /// false if it was. Called before the block is zeroed for a request. Ranges of an arena are not
+    /// checked, because a range is not the block of one freed buffer.
     pub(crate) fn check_freed(&mut self, fresh: bool, zeroed: bool) -> bool {
         let store = self.store();
         let Some(guards) = &store.guards else { return true };
@@ -79,9 +79,10 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         self.store().tell(EventKind::Free, self.record.about(stream));
     }
 
-    /// Zeroes a block that is freed, if the pool zeroes freed blocks. Does so only if no stream can
-    /// still read the block and the call is legal anywhere. Returns whether the block is zeroed; or
-    /// a panic of the allocator, which the caller lets go on when the block is free.
+    /// Zeroes a block that is freed, if the pool zeroes freed blocks, no stream can still read the
+    /// block, and the zeroing takes effect at once, so that a drop may do it. Returns whether the
+    /// block is zeroed, or the panic of the allocator, which the caller resumes after it has freed
+    /// the block.
     #[inline]
     pub(super) fn zero_on_return(&mut self) -> thread::Result<bool> {
         if A::MEMORY.zeroing != Zeroing::AtOnce {

@@ -148,8 +148,9 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     }
 }
 
-/// A panic leaves no buffer and no pool in an inconsistent state: the pool calls no foreign code
-/// while it holds the book's lock, and puts back what it took out for a device call.
+/// A panic leaves buffers and pools in a consistent state: the pool calls no foreign code while it
+/// holds the book's lock, and a block that it removed from a list for a device call goes back into
+/// the list.
 impl<A: DeviceAllocator> UnwindSafe for PooledBuffer<A> {}
 impl<A: DeviceAllocator> RefUnwindSafe for PooledBuffer<A> {}
 impl<A: DeviceAllocator> fmt::Debug for PooledBuffer<A> {

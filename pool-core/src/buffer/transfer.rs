@@ -57,8 +57,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     ///
     /// # Errors
     ///
-    /// [`Why::OutOfRange`] if they do not fit, the errors of [`PooledBuffer::on`], or what the
-    /// device said.
+    /// [`Why::OutOfRange`] if the bytes do not fit, the errors of [`PooledBuffer::on`], or the
+    /// error of the device.
     ///
     /// # Examples
     ///
@@ -123,12 +123,12 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     }
 
     /// Copies bytes of the buffer from byte `offset` on into `to`, after all work that `stream` was
-    /// given. Blocks until they are there.
+    /// given. Blocks until the bytes are in `to`.
     ///
     /// # Errors
     ///
-    /// [`Why::OutOfRange`] if there are fewer, the errors of [`PooledBuffer::on`], or what the
-    /// device said.
+    /// [`Why::OutOfRange`] if the buffer has fewer bytes, the errors of [`PooledBuffer::on`], or
+    /// the error of the device.
     ///
     /// See [`PooledBuffer::write_at_on`] for an example.
     pub fn read_at_on(

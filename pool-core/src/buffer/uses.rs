@@ -105,12 +105,12 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         self.record.marks.lock().begin(clock, clock.mark(stream));
     }
 
-    /// Returns the memory for the CPU. Blocks the host until all work with the buffer is done:
-    /// recorded uses, of which it waits for all that their streams were given so far, and launches
-    /// of a graph that the buffer was allocated for.
+    /// Returns the memory for the CPU. Blocks the host until all work with the buffer is done: its
+    /// recorded uses, and the launches of a graph that the buffer was allocated for. For a use that
+    /// is still open it waits for all work that the stream was given so far.
     ///
-    /// Uses that last until the drop go on: give their streams no work with the buffer while the
-    /// CPU uses it.
+    /// A use that lasts until the drop stays open: give its stream no work with the buffer while
+    /// the CPU uses the buffer.
     ///
     /// # Errors
     ///
@@ -206,9 +206,9 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
 /// A use of a buffer on a stream; derefs to the device's view of the buffer. It gives out shared
 /// references only: a view that was swapped with that of another use would outlive its own use.
 ///
-/// Its drop takes the mark: the pool waits for all work that was given to the stream while the use
-/// lived before the block serves again. If a use is forgotten (`mem::forget`), the drop of the
-/// buffer detects it. Until then its stream counts as in use.
+/// Its drop records the mark of the last use: the pool reuses the block only after all work that
+/// the stream was given until then. If a `Use` is leaked (`mem::forget`), the use lasts until the
+/// buffer is dropped.
 pub struct Use<'b, A: DeviceAllocator> {
     view: A::View<'b>,
     stream: &'b StreamOf<A>,

@@ -37,11 +37,11 @@ pub struct Figures {
     pub pending_bytes: u64,
     /// The part of the cached bytes that waits for work that has not been submitted.
     pub unsubmitted_bytes: u64,
-    /// The part of the cached bytes that only another stream could have used without a wait, where
-    /// the [`StealPolicy`](crate::stream::StealPolicy) rules a wait out.
+    /// The part of the cached bytes that the [`StealPolicy`](crate::stream::StealPolicy) does not
+    /// let this request steal, because its stream would have to wait for another stream.
     pub stranded_bytes: u64,
-    /// Bytes that the device has free for all programs, where its driver reports them and memory of
-    /// the device was short.
+    /// Bytes that the device has free for all programs; `None` unless the device was out of memory
+    /// and its driver reports them.
     pub device_free_bytes: Option<u64>,
     /// The bytes of the largest cached block, or free range, that is left.
     pub largest_free_bytes: u64,
@@ -73,7 +73,8 @@ pub enum Verdict {
     /// Enough memory is free, but other streams used it last and the policy allows no wait for
     /// them.
     Stranded,
-    /// Enough memory is free, but a stream is not done with it, and the CPU may access it.
+    /// Enough memory is free, but streams are not done with it. The CPU can access it, so it cannot
+    /// be reused after a wait on the device.
     Pending,
     /// Enough memory is free, but it waits for work that was not submitted.
     Unsubmitted,
@@ -125,9 +126,9 @@ impl Figures {
         }
     }
 
-    /// Returns the bytes that would serve the request if all free memory were in one piece and
-    /// ready: those that are cached, and those that the limits and the device still have. A device
-    /// that does not report its memory, and was short of it, has none.
+    /// Returns the bytes that could serve the request if all free memory was contiguous and ready:
+    /// the cached bytes, plus the bytes that the limits and the device still allow. A device that
+    /// was out of memory and does not report its free memory counts as full.
     fn free_bytes(&self) -> u64 {
         let by_limit = self.reserved_limit_bytes.saturating_sub(self.reserved_bytes);
         let by_budget = self.budget_limit_bytes.saturating_sub(self.budget_reserved_bytes);

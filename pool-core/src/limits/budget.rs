@@ -14,15 +14,15 @@ use std::sync::{Arc, Weak};
 /// [`PoolBuilder::budget`](crate::PoolBuilder::budget) is called, one without a limit that it
 /// shares with no other pool.
 ///
-/// When a pool is short of the budget, the other pools give cached memory back for it. Requests
-/// that wait ([`BucketPool::allocate_timeout`](crate::BucketPool::allocate_timeout)) are served in
-/// the order of their arrival, over all pools of the budget.
+/// If a request would exceed the budget, the other pools release cached memory to their devices.
+/// Requests that wait ([`BucketPool::allocate_timeout`](crate::BucketPool::allocate_timeout)) are
+/// served in the order of their arrival, over all pools of the budget.
 ///
 /// # Examples
 ///
 /// ```
 /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
-/// use bucketpool::{BucketPool, MIB, Why, limits::Budget, sim::SimDevice};
+/// use bucketpool::{BucketPool, MIB, Why, limits::Budget, port::Limit, sim::SimDevice};
 ///
 /// let budget = Budget::new(8 * MIB);
 /// let [weights, scratch] =
@@ -30,7 +30,7 @@ use std::sync::{Arc, Weak};
 /// let layer = weights.allocate(4 * MIB)?;
 /// drop(scratch.allocate(4 * MIB)?); // cached
 /// let next = weights.allocate(4 * MIB)?; // `scratch` gives its 4 MiB back
-/// assert_eq!(scratch.allocate(MIB).unwrap_err().why(), Why::Limit(Limit::Reserved));
+/// assert_eq!(scratch.allocate(MIB).unwrap_err().why(), Why::Limit(Limit::Budget));
 /// budget.set_limit(12 * MIB);
 /// assert!(scratch.allocate(MIB).is_ok());
 /// # Ok::<(), pool_core::AllocError>(())
@@ -41,7 +41,8 @@ pub struct Budget(Arc<Shared>);
 struct Shared {
     limit: AtomicU64,
     reserved: AtomicU64,
-    /// Reserved bytes from which on `marks` must be looked at.
+    /// The lowest high-water mark in bytes. Below it no callback is due, so `marks` need not be
+    /// read.
     lowest_mark: AtomicU64,
     marks: Mutex<Vec<HighWater>>,
     waiters: Waiters,
@@ -51,24 +52,25 @@ struct Shared {
 
 /// A pool of a budget.
 pub(crate) trait Member: Send + Sync {
-    /// Sends each free of a block past the thread caches from the return of this call on, or no
-    /// more.
+    /// Makes frees bypass the thread caches if `on` is true, or use them again if it is false. The
+    /// change holds for each free that begins after this call returns.
     fn send_frees_past_caches(&self, on: bool);
 
     /// Gives cached memory back, at least `bytes` bytes or all. Returns the bytes given back.
     fn give_back(&self, bytes: u64) -> u64;
 
-    /// Bytes that its device did not take back, which no return of memory makes available.
+    /// Returns the bytes that the pool's device failed to free. They never become available again.
     fn lost_bytes(&self) -> u64;
 
-    /// Blocks that its buffers gave back, and that went from one cache to another. It never falls.
+    /// Returns the number of blocks that buffers of the pool have freed or that moved from one
+    /// cache to another. The number never decreases.
     fn returned_blocks(&self) -> u64;
 
-    /// The address of its store, by which a pool finds itself.
+    /// Returns the address of the pool's store, which identifies the pool.
     fn address(&self) -> *const ();
 }
 
-/// A call at a share of the limit.
+/// A high-water mark: a callback at a share of the limit.
 struct HighWater {
     share: f64,
     call: Arc<OnPressure>,
@@ -133,9 +135,10 @@ impl Budget {
         self.0.waiters.count()
     }
 
-    /// Changes the limit. A lower one takes effect at once: cached memory of the pools goes back
-    /// until at most `limit` bytes are reserved. What buffers have stays until they are dropped. A
-    /// higher one wakes the requests that wait. Returns the bytes given back.
+    /// Changes the limit. A lower limit takes effect at once: the pools release cached memory to
+    /// their devices until at most `limit` bytes are reserved. The memory of buffers stays reserved
+    /// until they are dropped. A higher limit wakes the requests that wait. Returns the bytes
+    /// released.
     ///
     /// Calls the devices of the pools.
     #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
@@ -159,11 +162,12 @@ impl Budget {
         self.trim_but(bytes, std::ptr::null()).unwrap_or(0)
     }
 
-    /// Calls `call` when a request would take reserved bytes to `share` of the limit, 0 to 1, or
-    /// beyond: on the thread of the request, before the device is called or the request is refused,
-    /// and with no lock held. `call` may drop buffers, trim, or tell the program to use less. It is
-    /// called again after memory has gone back that leaves reserved bytes below the mark, or after
-    /// the limit has changed to the same effect. Without a limit it is not called.
+    /// Registers `call`. A pool calls it when a request would raise the reserved bytes to `share`
+    /// of the limit, 0 to 1, or above: on the thread of the request, before the device is called or
+    /// the request is refused, and with no lock held. `call` may drop buffers, trim, or tell the
+    /// program to use less. After a call, the pools do not call it again until the reserved bytes
+    /// have been below the mark, because memory was freed or the limit changed. Without a limit
+    /// they never call it.
     ///
     /// A `call` that panics unwinds through the request, which takes nothing then. The budget keeps
     /// `call` as long as it lives, so `call` must not hold a pool of this budget, or buffers of
@@ -204,8 +208,8 @@ impl Budget {
                 let back = Back { budget: self, bytes };
                 self.tell_pressure(before + bytes, bytes);
                 std::mem::forget(back);
-                // A thread that gave bytes back meanwhile may have looked before the marks were
-                // told.
+                // Another thread may have freed bytes and run `arm_passed` before `tell_pressure`
+                // disarmed the marks.
                 self.arm_passed();
                 Ok(())
             }
@@ -225,7 +229,8 @@ impl Budget {
         self.0.reserved.try_update(SeqCst, SeqCst, fits)
     }
 
-    /// Calls what is due at a high-water mark.
+    /// Runs the callbacks of the armed high-water marks that `reserved` bytes reach, and disarms
+    /// them.
     fn tell_pressure(&self, reserved: u64, requested: u64) {
         if reserved < self.0.lowest_mark.load(Relaxed) {
             return;
@@ -245,7 +250,7 @@ impl Budget {
         }
     }
 
-    /// Bytes went back to a device, or were not taken.
+    /// Subtracts bytes that were freed to a device, or that were reserved and not allocated.
     pub(super) fn give_back(&self, bytes: u64) {
         let reserved = self.0.reserved.fetch_sub(bytes, SeqCst);
         invariant!(reserved >= bytes, "a budget counts each reserved byte of its pools once");
@@ -273,7 +278,8 @@ impl Budget {
         self.limit().saturating_sub(self.reserved_bytes())
     }
 
-    /// Trims all pools but the one at an address; `None` if there are no others.
+    /// Trims the pools other than the one at the address `but`, by `bytes` bytes in all. Returns
+    /// the bytes released; `None` if there are no other pools.
     pub(super) fn trim_but(&self, bytes: u64, but: *const ()) -> Option<u64> {
         let pools: Vec<_> = self.0.pools.lock().iter().filter_map(Weak::upgrade).collect();
         let mut others = pools.iter().filter(|pool| pool.address() != but).peekable();
@@ -284,8 +290,8 @@ impl Budget {
         }))
     }
 
-    /// Whether the pools have memory that could still come back from their programs or go back to
-    /// their devices.
+    /// Returns whether the pools have memory that could still be freed, by dropping buffers or by
+    /// trimming caches.
     pub(crate) fn may_get_memory_back(&self) -> bool {
         let pools: Vec<_> = self.0.pools.lock().iter().filter_map(Weak::upgrade).collect();
         let lost = pools.iter().map(|pool| pool.lost_bytes()).sum();
@@ -322,7 +328,8 @@ impl Budget {
         drop(pools);
     }
 
-    /// Adds a request to the end of those that wait. From its return on every free wakes the first.
+    /// Adds a request to the end of the queue of waiting requests, and returns its id. After this
+    /// call returns, every free wakes the first request of the queue.
     pub(crate) fn begin_waiting(&self) -> u64 {
         let (id, first) = self.0.waiters.join();
         invariant!(self.waiting() > 0, "a request that joined the line is counted");
@@ -350,7 +357,7 @@ impl Budget {
         &self.0.waiters
     }
 
-    /// Whether a request waits, for a thread that has just made memory available.
+    /// Returns whether a request waits. A thread that has just made memory available calls this.
     #[inline]
     pub(crate) fn is_awaited(&self) -> bool {
         self.0.waiters.are_any()
@@ -364,7 +371,7 @@ impl Budget {
         }
     }
 
-    /// Whether a thread has any of its locks.
+    /// Returns whether any lock of the budget is held.
     pub(crate) fn is_locked(&self) -> bool {
         self.0.marks.is_locked() || self.0.pools.is_locked() || self.0.waiters.is_locked()
     }
@@ -379,7 +386,7 @@ impl Drop for WakeBudget {
     }
 }
 
-/// Bytes that go back when it is dropped.
+/// Reserved bytes that the drop subtracts from the budget again.
 struct Back<'b> {
     budget: &'b Budget,
     bytes: u64,
@@ -392,7 +399,8 @@ impl Drop for Back<'_> {
 }
 
 impl HighWater {
-    /// The bytes of the mark; no bytes reach it without a limit.
+    /// Returns the mark in bytes. Without a limit it is `u64::MAX`, which reserved bytes never
+    /// reach.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -424,7 +432,8 @@ impl fmt::Debug for Budget {
 mod tests {
     use super::*;
 
-    /// A child made by `fork` asks this: a lock of a thread that it does not have stays locked.
+    /// A forked child checks this, because a lock that another thread of its parent held stays
+    /// locked.
     #[test]
     fn each_lock_of_a_budget_is_seen() {
         let budget = Budget::new(1);

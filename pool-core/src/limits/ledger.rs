@@ -12,7 +12,8 @@ use crate::sys::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 #[derive(Debug)]
 pub(crate) struct Ledger {
     limit: AtomicU64,
-    /// Taken, and about to be.
+    /// Bytes that were allocated from the device, and bytes that a call in progress is about to
+    /// allocate.
     reserved: AtomicU64,
     taken: AtomicU64,
     peak: AtomicU64,
@@ -36,14 +37,14 @@ impl Ledger {
                 false => DeviceError::new(Why::TooLarge, "sum of reserved bytes"),
             });
         }
-        // Its drop gives back what the budget refuses.
+        // If the budget refuses the bytes, the drop of the reservation subtracts them again.
         let mut reservation = Reservation { ledger: self, bytes, in_budget: 0 };
         self.budget.reserve(bytes)?;
         reservation.in_budget = bytes;
         Ok(reservation)
     }
 
-    /// The device has it back.
+    /// Subtracts bytes that were freed to the device, also from the budget.
     pub(crate) fn give_back(&self, bytes: u64) {
         let taken = self.taken.fetch_sub(bytes, Relaxed);
         let reserved = self.reserved.fetch_sub(bytes, SeqCst);
@@ -61,7 +62,8 @@ impl Ledger {
         self.budget.transit().note_return();
     }
 
-    /// The limit of the pool itself, or what the budget leaves it where that is less.
+    /// Returns the pool's own limit, or the bytes of the budget that the other pools leave to it,
+    /// whichever is less.
     pub(crate) fn limit_now(&self) -> u64 {
         if self.budget.limit() == u64::MAX {
             return self.limit();
@@ -70,8 +72,8 @@ impl Ledger {
         self.limit().min(self.budget.limit().saturating_sub(others))
     }
 
-    /// Bytes that must go back before `bytes` more can be reserved: in this pool, and in any pool
-    /// of the budget.
+    /// Returns how many bytes must be freed before `bytes` more can be reserved: by this pool for
+    /// its own limit, and by any pools of the budget for the budget's limit.
     pub(crate) fn missing(&self, bytes: u64) -> (u64, u64) {
         let needed = self.reserved().saturating_add(bytes);
         let own = needed.saturating_sub(self.limit());
@@ -97,7 +99,8 @@ impl Ledger {
         self.peak.load(Relaxed)
     }
 
-    /// Returns what is wrong while no call of the device is under way.
+    /// Checks the counters. Returns the first inconsistency as the error. Call it while no device
+    /// call is in progress.
     #[cfg(feature = "check")]
     pub(crate) fn check(&self) -> Result<(), String> {
         let (taken, reserved) = (self.reserved(), self.reserved.load(Relaxed));
@@ -119,15 +122,16 @@ impl Ledger {
     }
 }
 
-/// The pool goes, and gives the device all that it still has.
+/// The drop of a pool frees all its memory to the device, so this subtracts its bytes from the
+/// budget.
 impl Drop for Ledger {
     fn drop(&mut self) {
         self.budget.give_back(*self.taken.get_mut());
     }
 }
 
-/// Bytes that are reserved for a call to the device. Those that the device did not give when it is
-/// dropped, since it refused or panicked, are not reserved any more.
+/// Bytes that are reserved for a call to the device. The drop subtracts the bytes that the device
+/// did not allocate, because it refused or panicked.
 #[derive(Debug)]
 pub(crate) struct Reservation<'l> {
     ledger: &'l Ledger,
@@ -137,7 +141,7 @@ pub(crate) struct Reservation<'l> {
 }
 
 impl Reservation<'_> {
-    /// The device gave this many of them.
+    /// Counts `bytes` of the reservation as allocated by the device.
     pub(crate) fn took(&mut self, bytes: u64) {
         invariant!(bytes <= self.bytes, "the device gave at most what was reserved for it");
         invariant!(self.bytes == self.in_budget, "a pool and its budget reserve the same bytes");

@@ -4,14 +4,14 @@ use crate::port::DeviceError;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// How long free memory is kept. What is older goes back to the device with the next
-/// [`BucketPool::tick`](crate::BucketPool::tick).
+/// How long a pool keeps free memory. The next [`BucketPool::tick`](crate::BucketPool::tick)
+/// releases older memory to the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Retention {
-    /// Up to this many allocations after it was freed; without end if `None`.
+    /// The pool keeps memory for this many of its allocations after the free; for ever if `None`.
     pub allocations: Option<u64>,
-    /// Up to this time after it was freed, as the ticks tell, or one part in 64 longer where ticks
-    /// follow each other closely; without end if `None`.
+    /// The pool keeps memory for this time after the free, as measured by the times of its ticks;
+    /// up to 1/64 longer if ticks are frequent. For ever if `None`.
     pub time: Option<Duration>,
 }
 
@@ -24,8 +24,9 @@ const FINENESS: u32 = 64;
 pub(crate) struct Ticks(VecDeque<(Duration, u64)>);
 
 impl Ticks {
-    /// A tick at `now`, when the count was at `at`. Returns the count at which what has to go had
-    /// come: all below it is too old. Time that runs backwards makes nothing older.
+    /// Records a tick at the time `now`, when the pool's count of allocations is `at`. Returns a
+    /// count of allocations: memory that was freed before that count is too old to keep. If time
+    /// runs backwards, no memory becomes older.
     pub(crate) fn tick(&mut self, now: Duration, at: u64, retention: Retention) -> u64 {
         let by_count = retention.allocations.map_or(0, |most| at.saturating_sub(most));
         let Some(age) = retention.time else { return by_count };
@@ -42,8 +43,8 @@ impl Ticks {
 }
 
 impl Ticks {
-    /// Notes a tick. Of ticks that follow each other in less than `apart`, the first and the last
-    /// stay, so that there are never many.
+    /// Adds a tick to the queue. Of ticks that are less than `apart` apart it keeps only the first
+    /// and the last, so that the queue stays short.
     fn note(&mut self, now: Duration, at: u64, apart: Duration) {
         if self.0.back().is_some_and(|(last, _)| *last > now) {
             return;
@@ -58,7 +59,8 @@ impl Ticks {
     }
 }
 
-/// Bytes given back to the device, and its first refusal. The rest went back all the same.
+/// The bytes that were released to the device, and the first error of the device. The pool releases
+/// the other blocks in spite of an error.
 pub(crate) type GivenBack = (u64, Option<DeviceError>);
 
 #[cfg(test)]

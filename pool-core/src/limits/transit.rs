@@ -1,5 +1,6 @@
-//! Memory on its way between the pools of a budget and their devices, or between two lists of a
-//! pool. No search sees it, so a request that is about to be refused waits for it.
+//! Memory in transit: between the pools of a budget and their devices, or between two lists of a
+//! pool. A search does not find it, so a request that would be refused waits until that memory has
+//! arrived.
 
 use crate::sys::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
 use crate::sys::forks;
@@ -8,7 +9,7 @@ use crate::sys::forks;
 thread_local! {
     /// Pieces that this thread has on their way, in any budget.
     static PIECES_HERE: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
-    /// How often memory came back by this thread, in any budget.
+    /// The number of times that this thread made memory available again, in all budgets.
     static RETURNS_HERE: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 #[cfg(any(loom, shuttle))]
@@ -20,10 +21,12 @@ crate::checker::thread_local! {
 /// Counts of memory on its way, and of returns. They change on cold paths only.
 #[derive(Debug, Default)]
 pub(crate) struct Transit {
-    /// Blocks, ranges and reservations that a thread has outside of all lists, in the low half. In
-    /// the high half the number of forks: a child has none of the threads that its parent counted.
+    /// In the low 32 bits the number of blocks, ranges and reservations that threads have outside
+    /// of all lists. In the high 32 bits the number of forks, because a forked child has none of
+    /// the threads whose pieces its parent counted.
     pieces: AtomicU64,
-    /// How often memory has come back: to a list of free memory, or to the limit.
+    /// The number of times that memory became available again: in a list of free memory, or under a
+    /// limit.
     returns: AtomicU64,
 }
 
@@ -42,8 +45,8 @@ impl Transit {
         pieces_of(self.pieces.load(Acquire)) > 0
     }
 
-    /// Returns whether other threads have memory on its way. The code that a device call or an
-    /// observer runs does not wait for its own thread.
+    /// Returns whether other threads have memory in transit. Pieces of the calling thread do not
+    /// count, because code that a device call or an observer runs would wait for itself.
     pub(crate) fn is_any_of_others(&self) -> bool {
         let here = PIECES_HERE.with(std::cell::Cell::get);
         pieces_of(self.pieces.load(Acquire)) > here
@@ -61,9 +64,11 @@ impl Transit {
         if count > 0 {
             let count = count as u64;
             PIECES_HERE.with(|here| here.set(here.get().saturating_sub(count)));
-            // First, so that a thread that sees no pieces sees the return.
+            // The return is counted first: a thread that sees no pieces in transit must see the
+            // return.
             self.note_return();
-            // The thread that forks may have begun in the parent, where this does not count.
+            // The thread that forked may have begun this transit before the fork. The child's count
+            // does not include it, so the subtraction saturates.
             self.change(|pieces| pieces.saturating_sub(count));
         }
     }
@@ -78,7 +83,7 @@ impl Transit {
         RETURNS_HERE.with(|here| here.set(here.get().wrapping_add(1)));
     }
 
-    /// Returns a number that changes when memory comes back by another thread.
+    /// Returns a number that changes when another thread makes memory available again.
     pub(crate) fn returns_of_others(&self) -> u64 {
         RETURNS_HERE.with(|here| self.returns.load(Acquire).wrapping_sub(here.get()))
     }

@@ -1,7 +1,8 @@
 //! Requests that wait for memory, in the order of their arrival.
 //!
-//! A request joins, and then tries. A thread that makes memory available does that first, and then
-//! looks whether a request waits. So one of the two sees the other:
+//! A request first joins the queue and then tries to allocate. A thread that frees memory first
+//! makes it available and then checks whether a request waits. So at least one of the two sees the
+//! other:
 //!
 //! ```text
 //!   request                          thread that frees
@@ -34,7 +35,7 @@ struct Line {
 pub(crate) struct Waiter {
     id: u64,
     waker: Option<Waker>,
-    /// Whether memory was made available since it looked last.
+    /// Whether memory was made available since the last try of the request.
     called: bool,
 }
 
@@ -98,12 +99,13 @@ impl Waiters {
         if let Some(next) = next {
             next.wake();
         }
-        // Its waker is foreign code: not under the lock, and last, since its drop may panic.
+        // The caller drops the waker. It is foreign code whose drop may panic, so no lock is held
+        // then, and it is dropped last.
         (last, left)
     }
 
-    /// Lets a request try if it is the first and memory was made available since its last try.
-    /// Otherwise `waker` is called when that is so.
+    /// Returns whether a request may try: it is the first, and memory was made available since its
+    /// last try. Otherwise keeps `waker`, which is called when both are so.
     pub(crate) fn turn(&self, id: u64, waker: &Waker) -> Turn {
         let waker = waker.clone(); // foreign code, so not under the lock
         let mut line = self.line.lock();

@@ -1,4 +1,4 @@
-//! What guards tell of a program that writes where it must not.
+//! Writes outside of live buffers, as guards report them.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use std::fmt;
 pub struct Damage {
     /// The misuse.
     pub misuse: Misuse,
-    /// The tag of the buffer's request ([`BucketPool::tagged`](crate::BucketPool::tagged)); for
-    /// memory that is written after it was freed, of the request that is given it next.
+    /// The tag of the buffer's request ([`BucketPool::tagged`](crate::BucketPool::tagged)). For
+    /// memory that was written after its free, the tag of the next request that gets the memory.
     pub tag: &'static str,
     /// Bytes that this request has.
     pub requested_bytes: u64,

@@ -2,16 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
-/// One figure: now, at most, and all that came and went.
+/// One figure: its current value, its peak, and the sums of its increases and decreases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stat {
-    /// Now.
+    /// The current value.
     pub current: u64,
-    /// The most at once, since the last reset of the peaks.
+    /// The highest value since the last reset of the peaks.
     pub peak: u64,
-    /// All that came, since the last reset.
+    /// The sum of all increases since the last reset.
     pub allocated: u64,
-    /// All that went, since the last reset.
+    /// The sum of all decreases since the last reset.
     pub freed: u64,
 }
 
@@ -35,8 +35,9 @@ impl Stat {
 pub struct StatArray {
     /// All.
     pub all: Stat,
-    /// Requests of at most 1 MiB. Blocks are told apart under
-    /// [`ArenaConfig::torch`](crate::ArenaConfig::torch) only.
+    /// Requests of at most 1 MiB. Only a pool with
+    /// [`ArenaConfig::torch`](crate::ArenaConfig::torch) counts blocks separately as small and
+    /// large.
     pub small: Stat,
     /// Requests above.
     pub large: Stat,
@@ -78,7 +79,7 @@ impl StatArray {
 pub struct DeviceStats {
     /// Blocks handed out.
     pub allocation: StatArray,
-    /// Segments taken from the device. Where it commits pages, none is counted.
+    /// Segments allocated from the device; 0 in an arena that commits pages.
     pub segment: StatArray,
     /// Blocks handed out, and when read also free ranges that a stream still uses.
     pub active: StatArray,
@@ -102,10 +103,11 @@ pub struct DeviceStats {
     pub num_ooms: u64,
     /// Times that the host waited for streams, to give memory back.
     pub num_sync_all_streams: u64,
-    /// Calls that took memory from the device. Of pages with a handle each
-    /// ([`VirtualMemory::handles`](crate::port::VirtualMemory::handles)) each counts.
+    /// Calls that allocated memory from the device. If each page has a handle of its own
+    /// ([`VirtualMemory::handles`](crate::port::VirtualMemory::handles)), each page counts as one
+    /// call.
     pub num_device_alloc: u64,
-    /// Calls that gave some back, counted in the same way.
+    /// Calls that freed memory to the device, counted in the same way.
     pub num_device_free: u64,
 }
 
@@ -186,7 +188,8 @@ impl DeviceStats {
         self.each(|stat| stat.peak = stat.current);
     }
 
-    /// Sets all that came and went to 0; current figures and peaks stay.
+    /// Sets the sums of increases and decreases, and the counts, to 0. Current values and peaks
+    /// stay.
     pub(crate) fn reset_accumulated(&mut self) {
         self.each(|stat| (stat.allocated, stat.freed) = (0, 0));
         self.num_alloc_retries = 0;

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 /// All memory that a pool has from its device, at one moment.
 ///
-/// `Display` draws what has memory for a terminal, with its legend: one line or more for each
-/// segment, all on one scale. A character shows what most of its bytes are.
+/// `Display` draws the parts that have memory for a terminal, with a legend: one line or more for
+/// each segment, all on one scale. A character shows the state of most of its bytes.
 ///
 /// ```
 /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
@@ -51,12 +51,12 @@ pub struct RangeMap {
     pub range: Range<u64>,
     /// Its state.
     pub state: RangeState,
-    /// The number of the stream that used it last, while it is not used; `None` for none or
-    /// several.
+    /// The id of the stream that used the range last; `None` while the range is in use, and if no
+    /// stream or several streams used it.
     pub stream: Option<u64>,
-    /// The number by which events know its buffer ([`PoolEvent::id`](crate::observe::PoolEvent::id)), while
-    /// it is used: a `LeakTracker` has its tag and its requested bytes. Else
-    /// 0.
+    /// The id of the range's buffer in events ([`PoolEvent::id`](crate::observe::PoolEvent::id)),
+    /// by which a `LeakTracker` finds its tag and its requested bytes; 0 while the range is not in
+    /// use.
     pub id: u64,
     /// Allocations of the pool since it was freed; 0 while it is used.
     pub age: u64,

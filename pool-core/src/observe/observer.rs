@@ -12,13 +12,14 @@ use std::sync::Arc;
 ///
 /// The pool calls it on the thread of the request or free, with no lock held: after an allocation,
 /// before a free, after an eviction. Calls of several threads overlap, and the order of two of them
-/// need not be that of the two operations. A panic in it is caught and forgotten, since a drop may
-/// not panic. What it allocates and frees itself is not observed, so it must not free a buffer that
-/// other code allocated: a leak tracker would keep it.
+/// need not be that of the two operations. The pool catches a panic of the observer and goes on,
+/// since a drop may not panic. Allocations and frees by an observer are not observed, so it must
+/// not free a buffer that other code allocated: a leak tracker would count that buffer as live for
+/// ever.
 ///
-/// A hit and its free of a pool with an observer take some 20 nanoseconds more, and what the
-/// observer does. A pool without one, or with such that do not see hits ([`Observer::sees_hits`]),
-/// pays one load and one branch.
+/// With an observer, a hit and its free take some 20 nanoseconds longer, plus the time that the
+/// observer takes. Without one, or if no observer sees hits ([`Observer::sees_hits`]), they cost
+/// one more load and branch.
 ///
 /// # Examples
 ///
@@ -51,8 +52,8 @@ pub trait Observer: Send + Sync + 'static {
     /// Takes note of an event.
     fn event(&self, event: &PoolEvent<'_>);
 
-    /// Whether it is told of hits and frees. If no observer of a pool is, a hit pays nothing for
-    /// them. Asked once, when the pool is built.
+    /// Returns whether the observer receives hits and frees. If no observer of a pool does, a hit
+    /// has no cost for observers. The builder calls this once, when the observer is added.
     fn sees_hits(&self) -> bool {
         true
     }
@@ -179,7 +180,7 @@ impl Observers {
         let pool = &*self.name;
         let (tag, tag_number) = (tag.name(), tag.number());
         let event = PoolEvent { kind, pool, tag, tag_number, stream, id, requested_bytes, bytes };
-        // A thread whose locals are gone tells nothing.
+        // Events of a thread that has already dropped its thread-local variables are not reported.
         let entered = INSIDE.try_with(|inside| !inside.replace(true)).unwrap_or(false);
         if !entered {
             return;

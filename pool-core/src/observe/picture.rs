@@ -17,7 +17,7 @@ const MIN_UNIT: u64 = 512;
 const STATES: [RangeState; 4] =
     [RangeState::Used, RangeState::Private, RangeState::Free, RangeState::Pending];
 
-/// What a character of a picture stands for: the bytes of each of [`STATES`].
+/// The bytes of each of [`STATES`] that one character of a picture stands for.
 type Cell = [u64; STATES.len()];
 
 impl RangeState {
@@ -78,7 +78,8 @@ fn lines(segment: &SegmentMap, unit: u64) -> Vec<(u64, String)> {
     let mut lines: Vec<(u64, String)> = Vec::new();
     let mut last = None;
     for (number, bytes) in cells(segment, unit) {
-        // Of several that are most, `max_by_key` takes the last.
+        // If several states have the most bytes, `max_by_key` returns the last of them, and `rev`
+        // makes that the first of `STATES`.
         let most = (0..STATES.len()).rev().max_by_key(|state| bytes[*state]).unwrap_or(0);
         let has_gap = last.map_or(number > 0, |last| number > last + 1);
         last = Some(number);
@@ -87,7 +88,8 @@ fn lines(segment: &SegmentMap, unit: u64) -> Vec<(u64, String)> {
                 line.extend(has_gap.then_some(RangeState::Hole.sign()));
                 line.push(STATES[most].sign());
             }
-            // The first line says nothing of its offset but by a space.
+            // The first line is drawn without its offset. A space shows that a part without memory
+            // comes before it.
             None if has_gap => lines.push((number * unit, format!(" {}", STATES[most].sign()))),
             _ => lines.push((number * unit, STATES[most].sign().into())),
         }

@@ -80,8 +80,7 @@ pub struct PoolStats {
     pub allocated_bytes: u64,
     /// Peak of `allocated_bytes`.
     pub allocated_peak_bytes: u64,
-    /// Allocated bytes, plus returned bytes that were not seen to be out of use by their streams;
-    /// at least.
+    /// Allocated bytes, plus freed bytes whose last uses were not yet seen done; at least.
     pub active_bytes: u64,
     /// Bytes of cached blocks, deferred frees included.
     pub cached_bytes: u64,
@@ -97,7 +96,8 @@ pub struct PoolStats {
     pub from_device_bytes: u64,
     /// Requested bytes that cached blocks served, over all requests.
     pub from_pool_bytes: u64,
-    /// Bytes that were given back but that the device refused: still reserved, and out of reach.
+    /// Bytes that the pool tried to free and that the device refused to take. They stay reserved
+    /// and cannot be reused.
     pub lost_bytes: u64,
     /// The limit on reserved bytes: that of the pool, or of its budget where that is lower; `None`
     /// without a limit.

@@ -4,7 +4,7 @@
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Release};
 
-/// A tag. No tag is 0.
+/// The number of a tag; 0 stands for a request without a tag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tag(u16);
 
@@ -35,11 +35,12 @@ impl Tag {
 }
 
 fn read(known: &Name) -> Option<&'static str> {
-    // SAFETY: what is not null came from `Box::leak` in `is_or_becomes`, and nothing changes it.
+    // SAFETY: a pointer that is not null came from `Box::leak` in `is_or_becomes`, and no code
+    // writes or frees its target.
     NonNull::new(known.load(Acquire)).map(|name| unsafe { *name.as_ref() })
 }
 
-/// Whether a place has this name. A place without a name gets it.
+/// Returns whether an entry has the name `name`. An empty entry is set to `name` first.
 fn is_or_becomes(known: &Name, name: &'static str) -> bool {
     if let Some(known) = read(known) {
         return known == name;

@@ -32,15 +32,15 @@ pub struct PoolBuilder<A: DeviceAllocator> {
     retention: Retention,
     pub(super) fraction: Option<f64>,
     on_shortage: Option<OnShortage>,
-    /// `None` for one of each pool's own.
+    /// The budget that the pool shares with others; `None` if each pool that is built gets its own.
     budget: Option<Budget>,
     observers: Observers,
     guards: Option<Guards<A>>,
     pub(super) book: Option<MakeBook<A>>,
 }
 
-/// The configuration of an arena, and the function that makes its book. It is stored where the
-/// device is known to be sliceable.
+/// The configuration of an arena, and the function that makes its book. [`PoolBuilder::arena`]
+/// stores the function, because only there `A` is known to be [`Sliceable`].
 pub(super) type MakeBook<A> = (ArenaConfig, fn(&A, ArenaConfig) -> PoolBook<A>);
 
 impl<A: DeviceAllocator> PoolBuilder<A> {
@@ -134,9 +134,9 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// ([`CachedLimit::OfPeak`]). No limit unless set.
     ///
     /// Without an arena the pool evicts the oldest blocks first, and does not keep a block that
-    /// alone is more than half the limit. With an arena the limit applies to free ranges. What
-    /// exceeds it goes back in whole pages or segments: the pool takes the smallest that is enough
-    /// first.
+    /// alone is more than half the limit. With an arena the limit applies to free ranges. The pool
+    /// releases the excess in whole pages or segments, beginning with the smallest run of pages or
+    /// segment that is enough.
     pub fn cached_limit(self, limit: impl Into<CachedLimit>) -> Self {
         Self { cached_limit: Some(limit.into()), ..self }
     }
@@ -270,8 +270,8 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
 
     /// Makes the pool. Takes no memory from the device except for [`PoolBuilder::ahead`].
     ///
-    /// A setting out of its range is replaced by one that can be used, or ignored, such as a fraction
-    /// of 7 by 1; [`PoolBuilder::try_build`] refuses it.
+    /// Replaces a setting that is out of its range by one that can be used, such as a fraction of 7
+    /// by 1, or ignores it; [`PoolBuilder::try_build`] returns it as an error.
     #[must_use]
     pub fn build(self) -> BucketPool<A> {
         let cached = self.bound_on_cached_bytes();

@@ -96,11 +96,12 @@ impl<A: DeviceAllocator> PrivatePool<A> {
         }
     }
 
-    /// Calls `work`, which gives a launch to `on`, ordered after the launches before it.
+    /// Orders `on` after the earlier launches of the graph, and calls `work`, which launches the
+    /// graph on `on`.
     ///
-    /// Later work with the pool's buffers is ordered after the launch. For the other direction,
-    /// code that has a buffer that the graph uses holds a [`Use`](crate::buffer::Use) of it on `on`
-    /// meanwhile.
+    /// Later work with the private pool's buffers is ordered after the launch. To order the launch
+    /// after earlier work with a buffer that the graph uses, hold a [`Use`](crate::buffer::Use) of
+    /// the buffer on `on` during the call.
     ///
     /// # Errors
     ///

@@ -12,7 +12,8 @@ use std::ops::RangeInclusive;
 const CACHED_SHARES: RangeInclusive<f64> = 0.0..=10.0;
 
 impl<A: DeviceAllocator> PoolBuilder<A> {
-    /// Makes the pool, or refuses settings that a program hardly means.
+    /// Makes the pool, or returns an error for a setting that is out of its range or contradicts
+    /// another.
     ///
     /// # Errors
     ///
@@ -40,7 +41,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         Ok(self.build())
     }
 
-    /// Refuses what [`PoolBuilder::try_build`] refuses, without making a pool.
+    /// Checks the settings as [`PoolBuilder::try_build`] does, without making a pool.
     ///
     /// # Errors
     ///

@@ -12,7 +12,8 @@ use crate::port::{DeviceAllocator, StreamClock, Why};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Gives back the memory that the allocator keeps too, and adds its refusal.
+/// Also releases the memory that the allocator itself caches, and adds its error if `refusal` is
+/// `None`.
 fn with_kept<A: DeviceAllocator>(store: &Store<A>, (bytes, refusal): GivenBack) -> GivenBack {
     let kept = store.allocator.release_kept();
     (bytes, refusal.or(kept.err()))
@@ -44,12 +45,14 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let guarded = self.store().guards.is_some();
         for (bytes, count) in classes {
             if guarded {
-                // Guards recognise freed memory by its contents.
+                // Guards expect the fill pattern of freed memory in a cached block, so the blocks
+                // are allocated and freed as buffers.
                 let buffers = std::iter::repeat_with(|| self.allocate(*bytes)).take(*count);
                 buffers.collect::<Result<Vec<_>, _>>()?;
                 continue;
             }
-            // A request that waits may use one of the blocks, or what was given back for them.
+            // A request that waits may use one of the new blocks, or memory that was freed to make
+            // room for them.
             let (_watch, woken) = (self.store().watch(), WakeAtEnd(self));
             let request = self.pool_request((on, on), *bytes, A::Kind::default());
             let request = request.ok_or_else(|| self.cause((on, on), *bytes, A::Kind::default()));
@@ -265,7 +268,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
-    /// use bucketpool::{BucketPool, MIB, Why, sim::SimDevice};
+    /// use bucketpool::{BucketPool, MIB, Why, port::Limit, sim::SimDevice};
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4 * MIB).build();
     /// drop(pool.allocate(4 * MIB)?);
@@ -288,8 +291,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
         &self.store().ledger.budget
     }
 
-    /// Returns the current figures. Stops no thread that takes and frees blocks in its cache.
-    /// While such threads run, a figure may miss, or count too much of, what they do meanwhile.
+    /// Returns the current figures. Does not stop threads that allocate and free in their caches,
+    /// so a figure may be off, in either direction, by the work of such threads during the call.
     ///
     /// Takes the pool's lock for a portion of the ranges at a time. The cost is linear in the
     /// number of all blocks.
@@ -412,8 +415,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
         }
     }
 
-    /// The store, after each thread cache has told its counts; `None` in a forked child that cannot
-    /// use it.
+    /// Returns the store, after it has added the counts of each thread cache to its own; `None` in
+    /// a forked child that cannot use it.
     fn store_to_reset(&self) -> Option<&Store<A>> {
         let store = self.store();
         if store.is_unusable() {

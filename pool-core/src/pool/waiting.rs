@@ -27,15 +27,16 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// While a request waits, frees in these pools take the book's lock.
     ///
-    /// The submit of work wakes no request. So one that needs memory behind work that is not
-    /// submitted (an open scope of wgpu, a capture) waits for the next return of memory, or until
-    /// its time is over: submit before you wait.
+    /// The submission of work wakes no request. A request that needs memory whose last use is not
+    /// submitted (an open scope of wgpu, a capture) waits until other memory is freed or its
+    /// timeout ends: submit before you wait.
     ///
     /// # Errors
     ///
-    /// [`Why::TimedOut`] with the pool's figures when the time is over. At once, and as for
-    /// [`BucketPool::allocate`], for a request that no return of memory could serve: a size above
-    /// the limit, or a device that has no memory for it although these pools have none.
+    /// [`Why::TimedOut`] with the pool's figures when the timeout ends. The errors of
+    /// [`BucketPool::allocate`], without a wait, if no free in these pools could help the request:
+    /// its size is above the limit, or the device is out of memory although these pools have none
+    /// of it.
     ///
     /// # Examples
     ///
@@ -110,9 +111,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
         }
     }
 
-    /// Returns a handle of this pool whose requests wait for at most `timeout` where others would
-    /// be refused for want of memory: those for arrays, for zeroed or aligned memory, and of clones
-    /// too. They wait as [`BucketPool::allocate_timeout`] does.
+    /// Returns a handle of this pool whose requests wait for at most `timeout` instead of failing
+    /// for lack of memory, as [`BucketPool::allocate_timeout`] does. This includes requests for
+    /// arrays, for zeroed or aligned memory, and requests of clones of the handle.
     ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
@@ -172,7 +173,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// Whether a return of memory could turn a refusal into success.
     pub(super) fn may_wait(&self, short: &Short) -> bool {
         let (store, ledger) = (self.store(), &self.store().ledger);
-        // All that was reserved may have gone back since the search that failed.
+        // The pools may have freed all reserved memory since the failed search.
         let came_back = || short.returned.is_some_and(|before| before != store.returned());
         short.cause.is_out_of_memory()
             && ledger.could_hold(short.rounded)
@@ -211,26 +212,28 @@ pub struct AllocateAsync<A: DeviceAllocator> {
     bytes: u64,
     kind: A::Kind,
     zeroed: bool,
-    /// Its number among the requests that wait.
+    /// The id of the request in the queue of waiting requests; `None` before it joins the queue.
     place: Option<u64>,
     /// The refusal of its last try.
     refused: Option<Short>,
 }
 
 impl<A: DeviceAllocator> AllocateAsync<A> {
-    /// Tries, if it is its turn. `waker` is called when it should try again.
+    /// Tries to allocate if the queue allows it. Otherwise `waker` is called when the request
+    /// should try again.
     fn advance(&mut self, waker: &Waker) -> Poll<Result<PooledBuffer<A>, AllocError>> {
         if self.place.is_none() {
             if self.tries_before_it_waits()
                 && let Some(done) = self.try_now()
             {
-                // What the try gave back, and did not need, may serve a request that waits.
+                // The try may have freed more memory than it used, which may serve a request that
+                // waits.
                 drop(WakeAtEnd(&self.pool));
                 return Poll::Ready(done);
             }
             let budget = self.pool.budget();
             self.place = Some(budget.begin_waiting());
-            // What the try above gave back may serve a request that began to wait meanwhile.
+            // Memory that the try above freed may serve a request that began to wait meanwhile.
             budget.wake();
             self.pool.store().count_wait();
             let clock = self.pool.allocator().clock();
@@ -252,8 +255,8 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
         }
     }
 
-    /// Whether it tries before it waits: not behind requests that wait already, unless it could be
-    /// refused at once.
+    /// Returns whether the request tries before it joins the queue. It does so if no other request
+    /// waits and the caller has not tried yet, or if the pool would refuse it at once.
     fn tries_before_it_waits(&self) -> bool {
         if !self.pool.budget().is_awaited() {
             return self.refused.is_none();
@@ -274,8 +277,8 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
         }
     }
 
-    /// The time is over. Tries once more if it is the first: work that was not submitted when it
-    /// tried last, so that memory behind it could not be had, may be submitted now.
+    /// Handles the end of the timeout. The first request of the queue tries once more, because work
+    /// that its last try could not wait for may have been submitted since.
     fn time_out(mut self, timeout: Duration) -> Result<PooledBuffer<A>, AllocError> {
         let is_first = self.place.is_some_and(|id| self.pool.budget().waiters().is_first(id));
         if is_first && let Some(done) = self.try_now() {

@@ -14,8 +14,9 @@ use std::ops::Range;
 
 /// An allocator of blocks of one kind of memory.
 ///
-/// A call that panics counts as refused: a block that was to be freed is lost, as if the device had
-/// kept it, and the panic reaches the caller of the pool.
+/// If a call panics, the pool treats it as an error of the device, and the panic reaches the caller
+/// of the pool. A block whose free panics is lost: the pool counts it as if the device had refused
+/// to free it.
 ///
 /// # Examples
 ///
@@ -103,19 +104,19 @@ pub trait DeviceAllocator: Send + Sync + 'static {
         1
     }
 
-    /// Takes a block of at least `request.bytes` bytes from the device, for work on `on`.
+    /// Allocates a block of at least `request.bytes` bytes for work on `on`.
     ///
     /// # Errors
     ///
-    /// The error of the device; nothing was taken then.
+    /// The error of the device; nothing is allocated then.
     fn allocate(
         &self,
         request: Request<Self::Kind>,
         on: &StreamOf<Self>,
     ) -> Result<Self::Block, DeviceError>;
 
-    /// Gives a block back. Its memory may be reused once all of `after` is done. Until then the
-    /// allocator may keep it, but the pool counts it as given back.
+    /// Frees a block. The device may reuse its memory once all marks in `after` are done. Until
+    /// then the allocator may keep the block, but the pool already counts it as freed.
     ///
     /// # Errors
     ///
@@ -123,7 +124,7 @@ pub trait DeviceAllocator: Send + Sync + 'static {
     /// did not take it back, and the pool counts it as lost.
     fn free(&self, block: Self::Block, after: &[MarkOf<Self>]) -> Result<(), DeviceError>;
 
-    /// Gives back memory that the allocator itself keeps for its next calls, and that pools do not
+    /// Releases the memory that the allocator itself caches for later calls, which pools do not
     /// count. [`BucketPool::trim`](crate::BucketPool::trim), `shrink_to` and `clear` call it.
     ///
     /// # Errors
@@ -179,8 +180,9 @@ pub struct Memory {
     /// a query has found its marks done, because the host cannot wait on the device as a stream
     /// can.
     pub cpu_touches: bool,
-    /// True if a free is cheap, cannot fail and is legal anywhere, so that a drop may do it. If
-    /// false, the free in a drop is deferred to the next call that may call the device.
+    /// True if a free is cheap, cannot fail and is legal anywhere, so that the drop of a buffer may
+    /// call it. If false, the drop defers the free to the pool's next call that may call the
+    /// device.
     pub free_in_drop: bool,
     /// True if a block fresh from the device reads as zeroes.
     pub fresh_is_zeroed: bool,
@@ -266,10 +268,11 @@ pub trait Sliceable: DeviceAllocator {
         self.granule()
     }
 
-    /// Returns the calls of virtual memory, which an arena in pages needs: [`PageCalls::of`] for a
-    /// [`VirtualMemory`], else `None`. Without them an arena takes whole blocks.
+    /// Returns the functions of [`VirtualMemory`], which an arena that commits pages needs:
+    /// [`PageCalls::of`] if this allocator implements the trait, else `None`. With `None` an arena
+    /// allocates whole segments.
     ///
-    /// Required, so that a wrapper does not lose them by omission. A wrapper returns those of the
+    /// The method has no default, so that a wrapper cannot forget to return the functions of the
     /// allocator that it wraps.
     fn pages(&self) -> Option<PageCalls<Self>>
     where
@@ -356,7 +359,7 @@ pub trait VirtualMemory: Sliceable {
         after: &[MarkOf<Self>],
     ) -> Result<(), DeviceError>;
 
-    /// Gives the addresses back, and all memory that is still committed behind them.
+    /// Frees the reservation, and all memory that is still committed in it.
     ///
     /// # Errors
     ///

@@ -1,7 +1,8 @@
 //! The order of a device's work: streams, marks, and the order between them.
 //!
-//! A mark is a point in a stream: after everything given to the stream so far. Taking a mark costs
-//! nothing. Events are internal to a clock, which uses them to establish and check order.
+//! A mark is a point in a stream: the end of the work that the stream was given so far. It costs no
+//! call of the driver and no event. The clock records an event only when it has to order another
+//! stream after a mark, or to query a mark.
 
 use crate::port::error::DeviceError;
 use std::fmt::Debug;
@@ -34,8 +35,8 @@ pub trait StreamClock: Send + Sync + 'static {
     /// A point in a stream.
     type Mark: Copy + Debug + Send + Sync + 'static;
 
-    /// True if a use lasts until its buffer is dropped. This is so where a program can keep what it
-    /// borrowed, such as a bind group, and use it again later in the same stream.
+    /// True if each use lasts until its buffer is dropped, because a program can keep an object
+    /// that refers to the buffer, such as a bind group, and use it again later in the same stream.
     const UNTIL_DROP: bool = false;
 
     /// Returns the stream that `allocate` uses when the caller names none, so that one program text
@@ -61,10 +62,11 @@ pub trait StreamClock: Send + Sync + 'static {
         true
     }
 
-    /// Returns a stream for zeroing that runs ahead of the work that `on` is given from here on
-    /// ([`Zeroing::Ahead`](crate::port::Zeroing::Ahead)).
+    /// Returns a stream whose work runs before the work that `on` is given from here on, for
+    /// zeroing ([`Zeroing::Ahead`](crate::port::Zeroing::Ahead)).
     ///
-    /// Memory that the returned stream may use can be zeroed ahead. Makes no device call.
+    /// Memory can be zeroed ahead of `on` only if it is ready for the returned stream. Makes no
+    /// device call.
     fn ahead_of(&self, _on: &Self::Stream) -> Self::Stream {
         self.default_stream().clone()
     }
@@ -85,8 +87,8 @@ pub trait StreamClock: Send + Sync + 'static {
     /// Returns whether `a` is `b`, or a later point of the same stream.
     fn is_later(&self, a: Self::Mark, b: Self::Mark) -> bool;
 
-    /// Returns whether a request on `on` must take memory that is ready ahead of its present work,
-    /// as [`StreamClock::ahead_of`] names it, although nothing is zeroed. Makes no device call.
+    /// Returns whether a request on `on` needs memory that is ready for the stream of
+    /// [`StreamClock::ahead_of`], even if the memory is not zeroed. Makes no device call.
     #[inline]
     fn reuses_ahead(&self, _on: &Self::Stream) -> bool {
         false
@@ -117,8 +119,8 @@ pub trait StreamClock: Send + Sync + 'static {
     /// Returns whether an earlier query has seen `after` done. Makes no device call.
     fn is_seen_done(&self, after: Self::Mark) -> bool;
 
-    /// Returns whether an order behind `after` needs no new event: one exists already, or no work
-    /// is left to wait for. Makes no device call.
+    /// Returns whether the clock can order a stream after `after` without recording an event: an
+    /// event exists already, or the work is done. Makes no device call.
     fn has_event(&self, after: Self::Mark) -> bool {
         self.is_seen_done(after)
     }
@@ -129,10 +131,11 @@ pub trait StreamClock: Send + Sync + 'static {
         false
     }
 
-    /// Returns whether nothing has to be ordered behind the stream of a mark any more.
+    /// Returns whether no stream has to wait for the stream of a mark any more, so that a buffer
+    /// may forget the mark.
     ///
-    /// The stream is given no more work, every other stream is ordered behind its work, and where
-    /// the CPU can touch the memory, that work was seen done. A buffer forgets such marks. Makes no
+    /// This is the case if the stream is given no more work, every other stream is ordered after
+    /// its work, and, for memory that the CPU can access, a query has seen that work done. Makes no
     /// device call.
     #[inline]
     fn is_obsolete(&self, _mark: Self::Mark) -> bool {
@@ -160,8 +163,8 @@ pub trait StreamClock: Send + Sync + 'static {
 pub enum Order {
     /// The work that the stream is given from here on runs after the marks.
     Ordered,
-    /// The work behind a mark has not reached the device (an open command encoder, a graph
-    /// capture), so nothing can be ordered after it. The block stays where it is.
+    /// The work before a mark has not reached the device (an open command encoder, a graph
+    /// capture), so no stream can be ordered after it yet. A cached block stays cached.
     NotYet,
 }
 

@@ -12,18 +12,20 @@ use thiserror::Error;
 pub struct DeviceError {
     /// The kind of the error, on which a caller can act.
     pub why: Why,
-    /// What failed: a call as the device names it, such as `cuMemAlloc`, or an operation of the pool.
-    /// Empty where a limit refused before a call was made.
+    /// The call that failed, by the device's name for it, such as `cuMemAlloc`, or the operation of
+    /// the pool that failed. Empty if a limit refused the request before the device was called.
     pub call: &'static str,
-    /// The device's own error code, 0 if it has none. For [`Why::TooLarge`] the most bytes that are
-    /// possible, for [`Why::OutOfRange`] the last byte that was requested, where known, for
-    /// [`Why::Unaligned`] the offset or the length, for [`Why::WrongLength`] the elements that were
-    /// given, and for [`Why::TimedOut`] the timeout in milliseconds.
+    /// The device's own error code, 0 if it has none. These kinds store another number here:
+    /// [`Why::TooLarge`] the largest possible size in bytes; [`Why::OutOfRange`] the end of the
+    /// requested range in bytes, where known; [`Why::Unaligned`] the offset or the length in bytes;
+    /// an alignment that is [`Why::Unsupported`] the alignment in bytes; [`Why::WrongLength`] the
+    /// number of elements that were given; and [`Why::TimedOut`] the timeout in milliseconds.
     pub code: i64,
-    /// The number that `code` should have kept to: for [`Why::OutOfRange`] the bytes of the buffer,
-    /// 0 if unknown, for [`Why::WrongLength`] the elements of the array, and for an alignment that
-    /// is [`Why::Unsupported`] the largest one, and for [`Why::OutOfMemory`] and [`Why::Limit`] the
-    /// most bytes, where known. Otherwise 0.
+    /// The value that was expected in place of `code`, or the bound on it: for [`Why::OutOfRange`]
+    /// the bytes of the buffer, 0 if unknown; for [`Why::WrongLength`] the number of elements of
+    /// the array; for an alignment that is [`Why::Unsupported`] the largest supported alignment;
+    /// for [`Why::OutOfMemory`] and [`Why::Limit`] the largest possible size in bytes, where known.
+    /// Otherwise 0.
     pub expected: i64,
 }
 
@@ -41,7 +43,8 @@ pub enum Why {
     Unsupported,
     /// The device is lost. The program can only drop what the device handed out.
     Lost,
-    /// This process was forked from the one that made the device's handles, which it cannot use.
+    /// This process is a forked child of the process that made the device's handles, so it cannot
+    /// use them.
     Forked,
     /// The block, or the stream, belongs to another allocator or device.
     Foreign,
@@ -115,7 +118,7 @@ impl DeviceError {
         Self { code, ..self }
     }
 
-    /// Returns the error with the number that `code` should have kept to.
+    /// Returns the error with the value, or the bound, that was expected in place of `code`.
     ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }

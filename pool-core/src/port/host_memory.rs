@@ -12,14 +12,14 @@ use std::ptr::NonNull;
 /// # Safety
 ///
 /// [`HostMemory::bytes`] of a view returns at most as many bytes as [`DeviceAllocator::view`] was
-/// called with, and always the same ones for the same block, offset and size. Those at offset `o`
-/// begin `o` bytes after those at offset 0; only a view of no bytes may be anywhere. Until the
-/// block is freed, they are valid for reads and writes, initialised, and used by no other block.
-/// Initialised also when the block is fresh: bytes that were never written may not be read through
-/// a slice. In a forked child too: a live buffer keeps its contents there, and is the child's
-/// alone.
+/// called with, and always the same bytes for the same block, offset and size. The bytes of a view
+/// at offset `o` begin `o` bytes after the bytes of the view at offset 0; only a view of 0 bytes
+/// may have any address. Until the block is freed, the bytes are valid for reads and writes,
+/// initialised, and used by no other block. The bytes of a fresh block are initialised too, because
+/// a slice must not contain bytes that were never written. All this also holds in a forked child: a
+/// live buffer keeps its contents there, and the child does not share its bytes with the parent.
 ///
-/// The clock has no streams: work has happened when a call returns.
+/// The clock has no streams: the work of a call is done when the call returns.
 ///
 /// Sizes and alignments are not part of this promise. They come from safe methods, so code that
 /// needs them checks the slice that it gets.
@@ -81,7 +81,8 @@ pub unsafe trait HostMemory:
     }
 }
 
-/// The range of a part of `bytes` bytes, if it has one.
+/// Returns the range of `part` bytes from `offset` on, if it lies inside of `bytes` bytes; else an
+/// error of `call`.
 fn part(
     bytes: usize,
     offset: u64,

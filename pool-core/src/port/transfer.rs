@@ -1,4 +1,4 @@
-//! Bytes into memory and out of it.
+//! Copies of bytes into memory and out of it.
 
 use crate::port::allocator::{DeviceAllocator, StreamOf};
 use crate::port::error::DeviceError;
@@ -57,7 +57,7 @@ pub trait Transfer: DeviceAllocator {
     ) -> Result<(), DeviceError>;
 
     /// Copies bytes of the view from `offset` on into `to`, after all work that `on` was given.
-    /// Blocks until they are there.
+    /// Blocks until the bytes are in `to`.
     ///
     /// # Safety
     ///
@@ -77,8 +77,8 @@ pub trait Transfer: DeviceAllocator {
     ) -> Result<(), DeviceError>;
 }
 
-/// Memory whose copies need not be waited for: the bytes go through staging memory that the device
-/// reaches by itself.
+/// Memory with asynchronous copies: the bytes go through staging memory that the device accesses by
+/// itself, so the caller does not wait.
 ///
 /// # Examples
 ///
@@ -150,18 +150,18 @@ pub trait TransferLater: Transfer {
     ) -> Result<Self::Arrival, DeviceError>;
 }
 
-/// Bytes on their way to the program. Dropping it gives them up.
+/// A read that the device may not have finished. Dropping it discards the bytes.
 ///
 /// See [`TransferLater`] for an example.
 pub trait Arrival: Send {
-    /// Returns whether they are there. Does not wait.
+    /// Returns whether the bytes have arrived. Does not wait.
     ///
     /// # Errors
     ///
     /// The error of the device.
     fn is_here(&self) -> Result<bool, DeviceError>;
 
-    /// Blocks until they are there, and returns them.
+    /// Blocks until the bytes have arrived, and returns them.
     ///
     /// # Errors
     ///

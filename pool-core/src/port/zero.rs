@@ -14,9 +14,9 @@ pub enum ZeroPolicy {
     Never,
     /// Each block, with its rounding tail, is zeroed before it is handed out.
     OnAllocate,
-    /// Each block is zeroed when it is freed, so that cached memory has no old contents. Where a
-    /// drop must not call the device, the block is zeroed before it is handed out again instead. So
-    /// are blocks fresh from a device that does not zero them. No buffer shows old contents then,
-    /// but they stay in the cached block until that time.
+    /// Each block is zeroed when it is freed, so that cached memory has no old contents. If a drop
+    /// must not call the device, the pool zeroes the block when it hands it out again: then no
+    /// buffer shows old contents, but the cached block keeps them until then. The pool also zeroes
+    /// fresh blocks of a device that does not zero them.
     OnReturn,
 }

@@ -99,9 +99,9 @@ enum Quick {
 pub(crate) struct Class {
     /// The size of the block that the device allocates for the request.
     pub(crate) bytes: u64,
-    /// The largest cached block that may serve the request; 0 if its blocks are not cached and the
-    /// request bypasses the pool. (The struct has only two words: a flag beside them would cost a
-    /// stalled copy.)
+    /// The largest cached block, in bytes, that may serve the request; 0 if the request bypasses
+    /// the pool and its block is not cached. (There is no separate flag for this, because copies of
+    /// a struct of three words stall.)
     pub(crate) up_to: u64,
 }
 

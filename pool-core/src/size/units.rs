@@ -44,7 +44,7 @@ impl fmt::Display for Bytes {
 ///
 /// # Errors
 ///
-/// [`BadSize`] for other text, and for what does not fit 64 bits.
+/// [`BadSize`] for other text, and for a number that does not fit in 64 bits.
 ///
 /// ```
 /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
@@ -143,7 +143,7 @@ impl FromStr for ShareText {
 }
 
 impl fmt::Display for ShareText {
-    /// In per cent, if that is read as the same number.
+    /// Displays the share in per cent if that text parses to the same number, else as a fraction.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let per_cent = (self.0 * 1e10).round() / 1e8;
         #[expect(clippy::float_cmp, reason = "read again, it must be the same number")]

@@ -10,12 +10,12 @@ const MAX_CHECKED_USES: usize = 8;
 #[derive(Debug)]
 #[expect(clippy::box_collection, reason = "one word instead of three in each block")]
 pub(crate) struct Marks<C: StreamClock> {
-    /// The stream that the block was allocated for.
+    /// The last use on the stream that the block was allocated for.
     own: Used<C::Mark>,
-    /// Uses on other streams: few, and none in most programs, so that `None` costs one word.
+    /// The last uses on other streams, the oldest first. Most programs have none, and `None` takes
+    /// only one word.
     also: Option<Box<Vec<Used<C::Mark>>>>,
-    /// True if the block's own stream used it after all of `also`. `also` is in the order of the
-    /// uses.
+    /// True if `own` is newer than all uses in `also`.
     own_is_newest: bool,
 }
 
@@ -24,8 +24,9 @@ struct Used<M> {
     last: M,
     /// True if any use began. If none did, `last` is only the point of the allocation.
     touched: bool,
-    /// Uses that began and did not end. Any left at the drop mean that a `Use` was forgotten, or
-    /// that the stream was recorded: all work that the stream was given until then counts as use.
+    /// The number of uses that have begun and not ended. If it is not 0 when the buffer is dropped,
+    /// a `Use` was leaked or `record_stream` was called. Then all work that the stream was given
+    /// before the drop counts as a use.
     open: u32,
 }
 
@@ -68,8 +69,8 @@ impl<C: StreamClock> Marks<C> {
         self.own.last
     }
 
-    /// Returns the marks that a new use on `on` must be ordered behind and is not yet. The mark of
-    /// an open use is the stream's latest.
+    /// Returns the marks that `on` must be ordered after before a new use, and is not yet ordered
+    /// after. For an open use this is the latest mark of its stream.
     pub(crate) fn behind(&mut self, clock: &C, on: &C::Stream, cpu_touches: bool) -> Vec<C::Mark> {
         if self.also.is_some() {
             self.forget_ended(clock);
@@ -81,8 +82,8 @@ impl<C: StreamClock> Marks<C> {
         counted.map(now).filter(|mark| !clock.is_ordered(on, *mark)).collect()
     }
 
-    /// Forgets uses that nothing has to wait for any more. Without others the block fits a thread
-    /// cache again.
+    /// Forgets uses that no stream has to wait for any more. If no uses on other streams remain, a
+    /// thread cache can keep the block again.
     #[cold]
     #[inline(never)]
     fn forget_ended(&mut self, clock: &C) {
@@ -94,8 +95,8 @@ impl<C: StreamClock> Marks<C> {
         invariant!(self.uses_are_distinct(clock), "a block has one last use on each stream");
     }
 
-    /// Returns the marks of all uses so far, for a wait that ends none of them. The mark of an open
-    /// use is the stream's latest.
+    /// Returns the marks of all uses so far, and leaves open uses open. For an open use this is the
+    /// latest mark of its stream.
     pub(crate) fn until_now(&self, clock: &C, cpu_touches: bool) -> Vec<C::Mark> {
         let counted = self.newest_first().filter(|used| used.touched || !cpu_touches);
         let now = |used: &Used<C::Mark>| {
@@ -134,7 +135,8 @@ impl<C: StreamClock> Marks<C> {
         &mut also[newest]
     }
 
-    /// Ends the uses that no `Use` has ended, when the block is freed.
+    /// Ends the uses that are still open when the block is freed: they last until the latest mark
+    /// of their stream.
     #[inline]
     pub(crate) fn close(&mut self, clock: &C) {
         if self.are_closed() {
@@ -176,11 +178,11 @@ impl<C: StreamClock> Marks<C> {
         self.counted(taker.cpu_touches).all(|mark| taker.is_ready(mark))
     }
 
-    /// Returns the marks that count.
+    /// Returns the marks that the next user of the block must be ordered after.
     ///
-    /// Memory that the CPU touches was seen done when it was allocated, so only its real uses
-    /// count. For other memory the point of the allocation counts too: it is ordered after the uses
-    /// before it.
+    /// If the CPU can access the memory, all earlier work was seen done when the block was
+    /// allocated, so only uses that have begun count. For other memory the mark of the allocation
+    /// counts too, because it is ordered after the uses of earlier buffers.
     #[inline]
     fn counted(&self, cpu_touches: bool) -> impl Iterator<Item = C::Mark> + '_ {
         self.newest_first().filter(move |used| used.touched || !cpu_touches).map(|used| used.last)

@@ -1,35 +1,38 @@
 //! Stream order: the marks that memory waits for, and the conditions under which it may be reused.
 //!
-//! A free takes marks, the end of the last use on each stream, and records no event. A device
-//! stream waits on the device, by an event that is recorded when a request needs it. Memory that
-//! the CPU touches waits for a query, since the host is a stream that cannot wait on a device.
+//! A free records no event. The block keeps a mark for each stream that used it: the end of the
+//! last use. When a request on another stream needs the block, the clock records an event, and that
+//! stream waits for it on the device. Memory that the CPU can access is reused only after a query
+//! has seen its marks done, because the host cannot wait on the device.
 
 use crate::port::{DeviceError, Order, StreamClock};
 
-/// The condition under which a stream may take memory that another stream used last.
+/// The condition under which a request may steal memory that another stream used last.
 ///
-/// Each policy allows memory whose marks the taker is already ordered after, and the memory of a
-/// retired stream.
+/// Each policy allows memory whose last uses the stream of the request is already ordered after,
+/// and memory of a retired stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StealPolicy {
-    /// Takes no memory that costs a wait. Streams do not delay each other, and each has a separate
-    /// cache.
+    /// A request steals no memory that it would have to wait for. Streams do not delay each other,
+    /// and each has a separate cache.
     Never,
-    /// Takes memory at the cost of one wait on the device, if an event after the marks exists
-    /// already.
+    /// A request also steals memory that is ready after an event that was recorded already. It
+    /// costs one wait on the device.
     Ordered,
-    /// Also records an event now, instead of asking the device for memory. The taker then waits for
-    /// all work that the other stream has queued by now.
+    /// If there is no such event, the pool records one now, rather than allocate from the device.
+    /// The stream of the request then waits for all work that the other stream has queued until
+    /// now.
     #[default]
     Wait,
 }
 
 impl StealPolicy {
-    /// Returns whether a taker on `on` may have memory behind `mark`. Makes no device call.
+    /// Returns whether a request on `on` may use memory whose last use is `mark`. Makes no device
+    /// call.
     ///
-    /// In a capture, no wait happens before the launch, and the rest of a range that was split for
-    /// a capture must not look as if it had been waited for. A capture therefore takes no memory
-    /// that needs a wait.
+    /// A request in a capture gets no memory that needs a wait. The wait would run only at a launch
+    /// of the graph, but the remainder of a range that was split for the request would count as
+    /// ready at once.
     pub(crate) fn allows<C: StreamClock>(self, clock: &C, on: &C::Stream, mark: C::Mark) -> bool {
         if !clock.takes_work(on) {
             return clock.is_ordered(on, mark);
@@ -43,12 +46,13 @@ impl StealPolicy {
     }
 }
 
-/// The stream of a request, and the terms on which the request takes memory.
+/// The stream of a request, and the conditions under which the request may use memory.
 pub(crate) struct Taker<'r, C: StreamClock> {
     pub(crate) clock: &'r C,
     pub(crate) on: &'r C::Stream,
     pub(crate) steal: StealPolicy,
-    /// True if the CPU touches the memory. Its marks must then be seen done, on whichever stream.
+    /// True if the CPU can access the memory. Then a query must have seen all marks of a block
+    /// done, also those on the request's own stream.
     pub(crate) cpu_touches: bool,
 }
 
@@ -131,8 +135,9 @@ impl<M: Copy> After<M> {
         }
     }
 
-    /// Returns whether ranges behind these marks may coalesce. If work on one of them has not
-    /// reached the device, a stream that may have the other one would have to wait for that work.
+    /// Returns whether two ranges with these last uses may coalesce. They may not if work on one of
+    /// them has not reached the device: a stream that could use the other range at once would then
+    /// have to wait for that work.
     #[inline]
     pub(crate) fn may_coalesce<C: StreamClock<Mark = M>>(&self, clock: &C, other: &Self) -> bool {
         match (self, other) {

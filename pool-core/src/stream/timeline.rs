@@ -1,9 +1,9 @@
 //! Epochs and lazy events: the clock of a device that has streams and events.
 //!
 //! An epoch is the stretch of a stream between two events. The clock records an event when a caller
-//! asks about a mark that no event covers yet: at most one per epoch, and none if no caller asks. A
-//! stream remembers what it has waited for and passes this on with its events, so the clock never
-//! makes a wait that follows from earlier waits.
+//! asks about a mark that no event covers yet: at most one per epoch, and none if no caller asks.
+//! Each stream has a vector clock of the marks that it has waited for, and each event carries a
+//! copy of it, so the clock skips a wait that earlier waits imply.
 //!
 //! A stream that ends is retired: the clock records its last event while it can, and keeps the
 //! event until it is seen done. Then the clock forgets the stream, and its marks count as done.
@@ -21,9 +21,11 @@ use std::sync::Arc;
 pub use stream::Stream;
 use stream::{Recorded, Slot, VectorClock};
 
-/// Most events that are remembered per stream. Forgetting one costs a later event.
+/// The maximum number of events that are kept for each stream. A wait for a mark whose event was
+/// dropped uses a later event, and so waits for more work.
 const EVENTS_KEPT: usize = 16;
-/// Retired streams that are queried when another stream is registered or retired.
+/// The maximum number of retired streams that are queried when another stream is registered or
+/// retired.
 const RETIRED_ASKED: usize = 4;
 
 /// The device calls that stream order needs.
@@ -100,7 +102,8 @@ pub trait EventDriver: Send + Sync + 'static {
     }
 }
 
-/// A point in a stream: the work given to it while its epoch was at most the mark's.
+/// A point in a stream: after all work that the stream was given in the mark's epoch and in earlier
+/// epochs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     /// The timeline that the mark belongs to. Other timelines refuse it.
@@ -114,7 +117,8 @@ pub struct Timeline<D: EventDriver> {
     id: u32,
     driver: D,
     default: Stream<D>,
-    /// Ids below this were handed out. An id that is not in `slots` is retired and done.
+    /// The id of the next stream. A smaller id that is not in `slots` belongs to a stream that is
+    /// retired and done.
     next: AtomicU32,
     slots: RwLock<HashMap<u32, Arc<Slot<D>>>>,
     /// The retired stream that was queried last.
@@ -155,8 +159,8 @@ impl<D: EventDriver> Timeline<D> {
     ///
     /// Call it before the device's own stream is destroyed, since it records an event on that
     /// stream. Other streams can reuse the stream's memory behind that event. No
-    /// [`Use`](crate::buffer::Use) on the stream may be open: work that is given to it afterwards is not
-    /// waited for.
+    /// [`Use`](crate::buffer::Use) on the stream may be open: no stream waits for work that this
+    /// stream is given afterwards.
     ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
@@ -199,15 +203,16 @@ impl<D: EventDriver> Timeline<D> {
         invariant!(final_epoch > last.epoch, "the last event of a stream is after all its work");
         invariant!(!slot.is_retired(), "a stream ends once");
         slot.last.store(final_epoch, SeqCst);
-        // Calls that other threads make on the stream end before its owner may destroy it.
+        // Wait until the calls of other threads on the stream have ended, because its owner may
+        // destroy it after this function.
         drop(slot.calls.write());
         self.forget_done(slot);
         self.forget_retired();
         Ok(())
     }
 
-    /// Forgets retired streams that are done. Queries only a few, in turn, so that streams whose
-    /// work takes long hide no others.
+    /// Forgets retired streams that are done. Queries only a few of them, and others at the next
+    /// call, so that streams with long work do not keep the others from being queried.
     fn forget_retired(&self) {
         let mut retired: Vec<_> = {
             let slots = self.slots.read();
@@ -240,8 +245,8 @@ impl<D: EventDriver> Timeline<D> {
         Ok(self.slots.read().get(&mark.stream).cloned())
     }
 
-    /// Returns `says` of the stream of a mark, or `if_retired` if the stream is retired and done.
-    /// Returns `None` for a mark of another device.
+    /// Calls `says` with the stream of a mark and returns the result, or returns `if_retired` if
+    /// the stream is retired and done. Returns `None` for a mark of another device.
     fn of_stream<T>(
         &self,
         mark: Mark,
@@ -359,11 +364,12 @@ impl<D: EventDriver> Timeline<D> {
         Ok(())
     }
 
-    /// Notes that `on` is now after the marks of `stream` below `epoch`, and after what the clock
-    /// `passed_on` of an event says. Marks of streams that are retired and done count as done, so
-    /// these are left out: no stream keeps them.
+    /// Notes that `on` is now ordered after the marks of `stream` below `epoch`, and after the
+    /// marks in `passed_on`, the vector clock of an event. Leaves out streams that are retired and
+    /// done, because all their marks count as done.
     fn note_after(&self, on: &Slot<D>, passed_on: &VectorClock, stream: u32, epoch: u64) {
-        // Until the end, so that no stream is forgotten meanwhile: its id would stay for ever.
+        // Held until the end of this function. If a stream was forgotten meanwhile, its id would
+        // stay in the vector clock for ever.
         let slots = self.slots.read();
         let known = passed_on.iter().map(|(stream, epoch)| (*stream, *epoch));
         let known = known.chain([(stream, epoch)]).filter(|(id, _)| slots.contains_key(id));
@@ -469,7 +475,7 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
         self.of_stream(mark, true, Slot::is_retired).unwrap_or(false)
     }
 
-    /// A stream that is retired and done is forgotten.
+    /// True for a stream that the clock has forgotten because it is retired and done.
     fn is_obsolete(&self, mark: Mark) -> bool {
         self.of_stream(mark, true, |_| false).unwrap_or(false)
     }

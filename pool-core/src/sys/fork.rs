@@ -1,8 +1,9 @@
-//! Forks of the process. A child has the memory of its parent, and of the threads only the one that
-//! forked: what another thread had locked stays locked for ever.
+//! Forks of the process. A child has the memory of its parent, but only the thread that forked: a
+//! lock that another thread held stays locked for ever.
 //!
-//! A pool is looked at once in each child, by the first call that could wait: if no lock of it is
-//! held it works, else that call and all later ones say [`Why::Forked`](crate::Why::Forked).
+//! In each child, the first call of a pool that could block checks the pool's locks once. If none
+//! is held, the pool works in the child. Otherwise this call and all later ones fail with
+//! [`Why::Forked`](crate::Why::Forked).
 #![cfg_attr(
     all(unix, not(any(miri, loom, shuttle))),
     expect(unsafe_code, reason = "the system calls back around a fork")
@@ -13,9 +14,9 @@ use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Orderin
 /// Forks between the process that first made a pool and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// How many forks lie between the process that first called this, or made a pool, and this one. A
-/// backend whose memory or handles do not survive a fork compares it with what it was when they
-/// were made.
+/// Returns the number of forks between the process that first called [`watch_forks`] or made a
+/// pool, and this process. A backend whose memory or handles do not survive a fork stores the
+/// number when it makes them, and compares it later.
 ///
 /// A child that is made without the C library's `fork` (a bare `clone`) is not noticed.
 #[inline]
@@ -23,7 +24,7 @@ pub fn forks() -> u32 {
     FORKS.load(Relaxed)
 }
 
-/// From now on forks are counted.
+/// Starts to count the forks of this process.
 #[cfg(all(unix, not(any(miri, loom, shuttle))))]
 pub fn watch_forks() {
     use std::sync::atomic::AtomicBool;
@@ -51,7 +52,8 @@ pub(crate) struct ForkCheck {
     looked_at: AtomicU32,
 }
 
-/// How often a lock is looked at that may be a living thread's.
+/// The maximum number of checks whether a lock is held, since a living thread may hold it for a
+/// moment.
 const LOOKS: u32 = 100;
 /// A lock was held when the process was forked.
 const BROKEN: u32 = u32::MAX;
@@ -62,8 +64,8 @@ impl ForkCheck {
         Self { looked_at: AtomicU32::new(forks()) }
     }
 
-    /// Whether the pool cannot be used in this process. `is_held`: whether any of its locks is held
-    /// now; asked for in each child until there is an answer.
+    /// Returns whether the pool cannot be used in this process. `is_held` returns whether any lock
+    /// of the pool is held now. It is called in a child only, until the result is stored.
     #[inline]
     pub(crate) fn is_broken(&self, is_held: impl Fn() -> bool) -> bool {
         let looked_at = self.looked_at.load(Acquire);
@@ -75,7 +77,7 @@ impl ForkCheck {
         if looked_at == BROKEN {
             return true;
         }
-        // What a living thread holds, in its own cache, it gives up in a moment.
+        // A living thread releases a lock, such as that of its own cache, in a moment.
         let is_held = || {
             std::thread::yield_now();
             is_held()

@@ -3,15 +3,16 @@
 //! A thread that ends gives its number back, so programs with many short-lived threads use few
 //! numbers.
 //!
-//! Numbers are taken and given back without a lock, so a thread can have one while another forks,
-//! and so can a child.
+//! Threads take and release numbers without a lock, so a fork in the middle of that does no harm:
+//! threads of the child can still take numbers.
 
 #[cfg(not(any(loom, shuttle)))]
 use std::cell::Cell;
 #[cfg(not(any(loom, shuttle)))]
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-/// The number of threads that found all others taken, and of threads that are ending.
+/// The number of a thread that has none of its own: all numbers were taken, or the thread is
+/// ending.
 pub(crate) const NONE: usize = NUMBERS;
 /// Numbers that threads can have.
 const NUMBERS: usize = 64 * WORDS - 1;
@@ -130,11 +131,11 @@ fn give_back(number: usize) {
     }
 }
 
-/// Threads of a test that do not run: one thread takes the place of each in turn, so that a seed
+/// Simulated threads for a test: one real thread acts as each of them in turn, so that a seed
 /// decides which thread does what, and a failing test can be repeated.
 ///
-/// In a pool, the thread caches of these threads are used. Anything else that belongs to a thread,
-/// such as its thread-local variables, remains that of the thread that takes the place.
+/// A pool uses the thread caches of the simulated threads. Everything else that belongs to a
+/// thread, such as thread-local variables, is that of the real thread.
 ///
 /// ```
 /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
@@ -153,17 +154,17 @@ pub struct TestThreads(Vec<usize>);
 
 #[cfg(all(feature = "check", not(any(loom, shuttle))))]
 impl TestThreads {
-    /// Returns this many threads, which do not run. Beyond about a thousand threads in the process
-    /// they have no caches, like others.
+    /// Returns `count` simulated threads. If the process has more than about a thousand threads,
+    /// real and simulated, the later ones have no thread cache.
     #[must_use]
     pub fn new(count: usize) -> Self {
         Self((0..count).map(|_| take_free().unwrap_or(NONE)).collect())
     }
 
-    /// Does `work` in the place of thread `thread`, modulo the number of threads; without any, as
-    /// the calling thread.
+    /// Runs `work` as the simulated thread `thread`, modulo the number of simulated threads; as the
+    /// calling thread if there are none.
     ///
-    /// The exclusive reference is what makes it sound: no two threads have one number at once.
+    /// `&mut self` makes this sound: no two threads have the same number at once.
     pub fn as_thread<R>(&mut self, thread: usize, work: impl FnOnce() -> R) -> R {
         /// Sets the thread's own number again, also when `work` panics.
         struct Own(usize);

@@ -7,6 +7,8 @@ use pool_core::observe::{EventKind, PoolEvent};
 use pool_core::port::{Limit, Memory};
 use pool_core::{ArenaConfig, BucketPolicy, BucketPool, DeviceError, KIB, MIB, PooledBuffer, Why};
 use pool_sim::{Call, Hooked, Hooks, SimDevice};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -38,31 +40,21 @@ impl<const FREE_IN_DROP: bool> Hooks<SimDevice> for Ceiling<FREE_IN_DROP> {
     }
 }
 
-/// A pseudo-random sequence that its seed replays.
-fn random(seed: u64) -> impl FnMut(u64) -> u64 {
-    let mut state = seed;
-    move |below| {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) % below
-    }
-}
-
 /// One thread's program: 3000 allocations of up to 64 KiB, some two dozen alive, which alone
 /// is near the limit. Returns the refused ones.
 fn crowd(pool: &BucketPool<Below>, seed: u64) -> u64 {
     println!("seed {seed}");
-    let (mut random, mut live, mut refused) = (random(seed), Vec::new(), 0);
+    let (mut random, mut live, mut refused) = (StdRng::seed_from_u64(seed), Vec::new(), 0);
     for _ in 0..if cfg!(miri) { 60 } else { 3000 } {
-        match pool.allocate(random(64 * KIB)) {
+        match pool.allocate(random.random_range(0..64 * KIB)) {
             Ok(buffer) => live.push(buffer),
             Err(error) => {
                 assert_eq!(error.why(), Why::Limit(Limit::Reserved), "{error}");
                 refused += 1;
             }
         }
-        if live.len() as u64 > random(48) {
-            live.swap_remove(usize::try_from(random(live.len() as u64)).unwrap());
+        if live.len() > random.random_range(0..48) {
+            live.swap_remove(random.random_range(0..live.len()));
         }
     }
     refused
@@ -143,9 +135,9 @@ fn the_cached_bound_holds_over_all_threads_together() {
         for seed in 0..if cfg!(miri) { 2 } else { 8 } {
             let pool = &pool;
             scope.spawn(move || {
-                let mut random = random(seed);
+                let mut random = StdRng::seed_from_u64(seed);
                 for _ in 0..if cfg!(miri) { 40 } else { 2000 } {
-                    let _ = pool.allocate(1 + random(32 * KIB)).map(drop);
+                    let _ = pool.allocate(1 + random.random_range(0..32 * KIB)).map(drop);
                 }
             });
         }

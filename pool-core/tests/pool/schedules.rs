@@ -11,6 +11,8 @@ use pool_core::port::VirtualMemory;
 use pool_core::stream::{StealPolicy, Timeline};
 use pool_core::{ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, PooledBuffer};
 use pool_sim::{MappedSim, SimCall, SimDevice, SimDriver, SimStream, SimView, TestThreads};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -60,29 +62,9 @@ impl Simulated for MappedSim {
     }
 }
 
-/// Marsaglia's xorshift, spread over its seed.
-struct Dice(u64);
-
-impl Dice {
-    fn new(seed: u64) -> Self {
-        Self((seed + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    fn below(&mut self, most: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % most
-    }
-
-    fn index(&mut self, length: usize) -> usize {
-        usize::try_from(self.below(length as u64)).unwrap()
-    }
-}
-
 /// One schedule: the pool, its device, and what a program holds.
 struct Run<A: Simulated> {
-    dice: Dice,
+    dice: StdRng,
     device: SimDevice,
     pool: BucketPool<A>,
     streams: Vec<SimStream>,
@@ -91,8 +73,8 @@ struct Run<A: Simulated> {
     failures: bool,
 }
 
-fn config(dice: &mut Dice) -> ArenaConfig {
-    match dice.below(5) {
+fn config(dice: &mut StdRng) -> ArenaConfig {
+    match dice.random_range(0..5) {
         0 => ArenaConfig::segments(32 * KIB),
         1 => ArenaConfig::torch(),
         2 => ArenaConfig::pages(4 * KIB, 0.0),
@@ -103,18 +85,23 @@ fn config(dice: &mut Dice) -> ArenaConfig {
 
 impl<A: Simulated> Run<A> {
     fn new(seed: u64) -> Self {
-        let mut dice = Dice::new(seed);
-        let capacity = if dice.below(3) == 0 { (dice.below(64) + 8) * 64 * KIB } else { u64::MAX };
-        let device = SimDevice::with_capacity(capacity).seeded(dice.below(u64::MAX));
+        let mut dice = StdRng::seed_from_u64(seed);
+        let capacity = if dice.random_range(0..3) == 0 {
+            (dice.random_range(0..64) + 8) * 64 * KIB
+        } else {
+            u64::MAX
+        };
+        let device = SimDevice::with_capacity(capacity).seeded(dice.random_range(0..u64::MAX));
         let config = config(&mut dice);
-        let steal = [StealPolicy::Never, StealPolicy::Ordered, StealPolicy::Wait][dice.index(3)];
+        let steal =
+            [StealPolicy::Never, StealPolicy::Ordered, StealPolicy::Wait][dice.random_range(0..3)];
         let ages = Retention { allocations: Some(10), time: Some(Duration::from_secs(3)) };
         let builder = BucketPool::builder(A::of(device.clone()))
             .arena(config)
             .policy(BucketPolicy::Exact)
             .granule(512);
         let builder = builder.steal(steal).retention(ages);
-        let pool = match dice.below(3) {
+        let pool = match dice.random_range(0..3) {
             0 => builder.cached_limit(0).build(),
             1 => builder.reserved_limit(capacity.min(4 << 20)).build(),
             _ => builder.build(),
@@ -124,20 +111,20 @@ impl<A: Simulated> Run<A> {
     }
 
     fn stream(&mut self) -> SimStream {
-        self.streams[self.dice.index(self.streams.len())].clone()
+        self.streams[self.dice.random_range(0..self.streams.len())].clone()
     }
 
     fn step(&mut self, now: u64) {
-        match self.dice.below(32) {
+        match self.dice.random_range(0..32) {
             0..=11 => self.allocate(),
             12..=20 => self.drop_one(),
             21..=25 => self.use_one(),
             26 => self.end_a_stream(),
-            27 => drop(self.pool.trim(self.dice.below(256 * KIB))),
+            27 => drop(self.pool.trim(self.dice.random_range(0..256 * KIB))),
             28 => drop(self.pool.tick(Duration::from_secs(now / 4))),
             29 => self.fail_a_call(),
             30 => {
-                let (on, steps) = (self.stream(), self.dice.below(8));
+                let (on, steps) = (self.stream(), self.dice.random_range(0..8));
                 self.device.advance(&on, steps);
             }
             _ => drop(self.pool.clear()),
@@ -147,10 +134,10 @@ impl<A: Simulated> Run<A> {
     /// A buffer for a stream, which uses it at once. A refusal is fine; what it leaves is checked.
     fn allocate(&mut self) {
         let on = self.stream();
-        let bytes = match self.dice.below(4) {
-            0 => self.dice.below(1024),
-            1 | 2 => self.dice.below(48 * KIB),
-            _ => (1 + self.dice.below(4)) * 8 * KIB,
+        let bytes = match self.dice.random_range(0..4) {
+            0 => self.dice.random_range(0..1024),
+            1 | 2 => self.dice.random_range(0..48 * KIB),
+            _ => (1 + self.dice.random_range(0..4)) * 8 * KIB,
         };
         let Ok(buffer) = self.pool.allocate_on(&on, bytes) else { return };
         let Ok(used) = buffer.on(&on) else { return };
@@ -165,7 +152,7 @@ impl<A: Simulated> Run<A> {
 
     fn drop_one(&mut self) {
         if !self.live.is_empty() {
-            let at = self.dice.index(self.live.len());
+            let at = self.dice.random_range(0..self.live.len());
             drop(self.live.swap_remove(at));
         }
     }
@@ -176,7 +163,11 @@ impl<A: Simulated> Run<A> {
         if self.live.is_empty() {
             return;
         }
-        let (at, on, how) = (self.dice.index(self.live.len()), self.stream(), self.dice.below(6));
+        let (at, on, how) = (
+            self.dice.random_range(0..self.live.len()),
+            self.stream(),
+            self.dice.random_range(0..6),
+        );
         let (_, buffer) = &self.live[at];
         if how == 0 && buffer.record_stream(&on).is_err() {
             return;
@@ -190,14 +181,15 @@ impl<A: Simulated> Run<A> {
     }
 
     fn end_a_stream(&mut self) {
-        let at = self.dice.index(self.streams.len());
+        let at = self.dice.random_range(0..self.streams.len());
         if self.device.clock().retire(&self.streams[at]).is_ok() {
             self.streams[at] = self.device.stream();
         }
     }
 
     fn fail_a_call(&mut self) {
-        let (call, skip, times) = (SimCall::ALL[self.dice.index(8)], self.dice.below(4), 1);
+        let (call, skip, times) =
+            (SimCall::ALL[self.dice.random_range(0..8)], self.dice.random_range(0..4), 1);
         self.device.fail(call, skip, times);
         self.failures = true;
     }
@@ -248,8 +240,8 @@ fn schedule<A: Simulated>(seed: u64) {
     let mut run = Run::<A>::new(seed);
     let has_threads = seed.is_multiple_of(SEEDS_OF_ONE_WITH_THREADS);
     let mut threads = TestThreads::new(if has_threads { THREADS } else { 0 });
-    for now in 0..=run.dice.below(STEPS) {
-        let thread = run.dice.index(THREADS);
+    for now in 0..=run.dice.random_range(0..STEPS) {
+        let thread = run.dice.random_range(0..THREADS);
         threads.as_thread(thread, || run.step(now));
         run.check();
     }

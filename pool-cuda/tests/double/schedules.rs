@@ -9,23 +9,13 @@ use pool_cuda::{
     CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaPinnedAllocator, CudaVmmAllocator,
     PinnedBytes, PoolStream, VmmConfig, Vram,
 };
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 
 /// Schedules of each kind of memory; `SCHEDULES` says another number.
 const SCHEDULES: u64 = 5_000;
 /// Steps of one schedule.
 const STEPS: u64 = 40;
-
-/// Marsaglia's xorshift.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, below: u64) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % below).unwrap()
-    }
-}
 
 /// The kinds of steps of a schedule. Where the host learns that the device is done, by a query, a
 /// free or the end of a stream, a wait before that turns out to be unnecessary. A test that every
@@ -46,7 +36,7 @@ fn schedule<A: Vram>(
     what: What,
     make: impl Fn(CudaDevice) -> PoolBuilder<A>,
 ) -> usize {
-    let mut dice = Dice(number.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let mut dice = StdRng::seed_from_u64(number);
     seed(number);
     let calm = what != What::Everything;
     let device = CudaDevice::new(0).unwrap();
@@ -56,17 +46,18 @@ fn schedule<A: Vram>(
     let host = BucketPool::new(CudaPinnedAllocator::on(device.clone()));
     let mut live: Vec<PooledBuffer<A>> = Vec::new();
     for _ in 0..STEPS {
-        let on = &streams[dice.roll(4)];
-        match dice.roll(12) {
+        let on = &streams[dice.random_range(0..4)];
+        match dice.random_range(0..12) {
             0..=3 => {
-                let buffer = pool.allocate_on(on, [KIB, 2 * KIB, 4 * KIB][dice.roll(3)]).unwrap();
+                let buffer =
+                    pool.allocate_on(on, [KIB, 2 * KIB, 4 * KIB][dice.random_range(0..3)]).unwrap();
                 kernel(&buffer, on);
                 live.push(buffer);
             }
-            4..=6 if !live.is_empty() => kernel(&live[dice.roll(live.len() as u64)], on),
-            7..=8 if !live.is_empty() => drop(live.swap_remove(dice.roll(live.len() as u64))),
+            4..=6 if !live.is_empty() => kernel(&live[dice.random_range(0..live.len())], on),
+            7..=8 if !live.is_empty() => drop(live.swap_remove(dice.random_range(0..live.len()))),
             9 if what != What::StreamsOnly && !live.is_empty() => {
-                let target = &live[dice.roll(live.len() as u64)];
+                let target = &live[dice.random_range(0..live.len())];
                 let mut source = host.allocate(target.size()).unwrap();
                 let bytes = source.bytes().unwrap();
                 touch(bytes);
@@ -74,12 +65,14 @@ fn schedule<A: Vram>(
                 let source = source.on(on).unwrap();
                 on.raw().memcpy_htod(&*source, &mut &*target.on(on).unwrap()).unwrap();
             }
-            10 if !calm && dice.roll(4) == 0 => {
-                let at = dice.roll(4);
+            10 if !calm && dice.random_range(0..4) == 0 => {
+                let at = dice.random_range(0..4);
                 let ended = std::mem::replace(&mut streams[at], new(0));
                 device.retire(&ended).unwrap();
             }
-            11 if !calm && dice.roll(2) == 0 => graph(&pool, &live, on, &mut dice, &streams),
+            11 if !calm && dice.random_range(0..2) == 0 => {
+                graph(&pool, &live, on, &mut dice, &streams)
+            }
             11 if !calm => {
                 pool.trim(4 * KIB).unwrap();
             }
@@ -97,20 +90,20 @@ fn graph<A: Vram>(
     pool: &BucketPool<A>,
     live: &[PooledBuffer<A>],
     on: &PoolStream,
-    dice: &mut Dice,
+    dice: &mut StdRng,
     streams: &[PoolStream],
 ) {
-    let Some(input) = live.get(dice.roll(4)) else { return };
+    let Some(input) = live.get(dice.random_range(0..4)) else { return };
     let captured = capture(pool, on).unwrap();
     let result = pool.allocate_on(on, KIB).unwrap();
     kernel(&result, on);
     kernel(&pool.allocate_on(on, 2 * KIB).unwrap(), on);
     kernel(input, on);
     let mut graph = captured.end().unwrap();
-    for _ in 0..dice.roll(3) {
-        graph.launch(&streams[dice.roll(4)], &[input, &result]).unwrap();
-        kernel(&result, &streams[dice.roll(4)]);
-        kernel(input, &streams[dice.roll(4)]);
+    for _ in 0..dice.random_range(0..3) {
+        graph.launch(&streams[dice.random_range(0..4)], &[input, &result]).unwrap();
+        kernel(&result, &streams[dice.random_range(0..4)]);
+        kernel(input, &streams[dice.random_range(0..4)]);
     }
 }
 

@@ -5,6 +5,8 @@
 #![expect(clippy::expect_used, reason = "tests")]
 
 use super::*;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use std::collections::VecDeque;
 use std::sync::{Barrier, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread;
@@ -46,17 +48,13 @@ impl Block {
 struct Worker<'p> {
     pages: &'p Pages,
     seed: u64,
-    random: u64,
+    random: StdRng,
     live: VecDeque<Block>,
 }
 
 impl Worker<'_> {
-    /// Returns a number below `end`, by Marsaglia's xorshift.
     fn choose(&mut self, end: usize) -> usize {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        usize::try_from(self.random % end as u64).unwrap_or(0)
+        self.random.random_range(0..end)
     }
 
     fn take(&mut self) {
@@ -130,13 +128,13 @@ fn random_blocks_of_threads_keep_what_is_in_them() {
             for thread in 1..4_u64 {
                 let (pages, left) = (&pages, &left);
                 scope.spawn(move || {
-                    let random = (seed << 8 | thread).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                    let random = StdRng::seed_from_u64(seed << 8 | thread);
                     Worker { pages, seed, random, live: VecDeque::new() }.work(left);
                 });
             }
         });
         let live = left.into_inner().expect("no panic").into();
-        let mut last = Worker { pages: &pages, seed, random: seed, live };
+        let mut last = Worker { pages: &pages, seed, random: StdRng::seed_from_u64(seed), live };
         while !last.live.is_empty() {
             last.free();
         }

@@ -2,6 +2,8 @@
 
 use pool_core::limits::CachedLimit;
 use pool_core::{BucketPolicy, KIB, ZeroPolicy};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use std::fmt;
 use std::str::FromStr;
 
@@ -132,16 +134,8 @@ impl Script {
     /// A random script of this many steps, the same for the same seed.
     #[must_use]
     pub fn random(seed: u64, steps: usize) -> Self {
-        // SplitMix64 (Steele, Lea and Flood 2014).
-        let mut state = seed.wrapping_mul(0xA076_1D64_78BD_642F);
-        let mut bytes = Vec::with_capacity(5 + 3 * steps + 8);
-        while bytes.len() < 5 + 3 * steps {
-            state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-            let mixed = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-            bytes.extend((mixed ^ (mixed >> 31)).to_le_bytes());
-        }
-        bytes.truncate(5 + 3 * steps);
+        let mut bytes = vec![0; 5 + 3 * steps];
+        StdRng::seed_from_u64(seed).fill(&mut bytes[..]);
         Self::decode(&bytes)
     }
 }

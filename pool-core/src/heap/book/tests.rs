@@ -7,6 +7,8 @@ use crate::heap::book::{Book, BookRequest};
 use crate::port::{DeviceError, Order, StreamClock};
 use crate::size::{KIB, MIB};
 use crate::stream::{After, StealPolicy, Taker};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use std::ops::Range;
 
 /// Streams that wait for each other never: work of a stream is ordered after its own only. They
@@ -86,21 +88,6 @@ fn taker(on: &u64) -> Taker<'_, Apart> {
     Taker { clock: &Apart, on, steal: StealPolicy::Never, cpu_touches: false }
 }
 
-/// A sequence that its seed replays (Knuth's MMIX generator).
-struct Random(u64);
-
-impl Random {
-    fn at(&mut self, len: usize) -> usize {
-        usize::try_from(self.below(len as u64)).unwrap()
-    }
-
-    fn below(&mut self, below: u64) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % below
-    }
-}
-
 /// A live block: its range and its stream.
 struct Block {
     id: u32,
@@ -109,13 +96,13 @@ struct Block {
 
 /// Runs `steps` random allocations and frees; grows by segments of 4 MiB.
 fn run(config: ArenaConfig, seed: u64, steps: u64, streams: u64) {
-    let (mut book, mut random) = (Book::<Apart, u8>::new(config), Random(seed));
+    let (mut book, mut random) = (Book::<Apart, u8>::new(config), StdRng::seed_from_u64(seed));
     let (mut live, mut reserved): (Vec<Block>, u64) = (Vec::new(), 0);
     for time in 0..steps {
-        if random.below(2) == 0 || live.is_empty() {
-            let stream = random.below(streams);
-            let size = [64, 5000, 60_000, 600_000][random.at(4)];
-            let request = request(1 + random.below(size), stream);
+        if random.random_range(0..2) == 0 || live.is_empty() {
+            let stream = random.random_range(0..streams);
+            let size = [64, 5000, 60_000, 600_000][random.random_range(0..4)];
+            let request = request(1 + random.random_range(0..size), stream);
             let id = book.lend(&request, &taker(&stream)).unwrap_or_else(|| {
                 let bytes = request.bytes.next_multiple_of(4 * MIB);
                 let whole = book.add_segment(ONE, bytes);
@@ -129,9 +116,9 @@ fn run(config: ArenaConfig, seed: u64, steps: u64, streams: u64) {
             assert!(node.marks.marks().iter().all(|mark| mark.0 == stream), "another stream's");
             live.push(Block { id, stream });
         } else {
-            let Block { id, stream } = live.swap_remove(random.at(live.len()));
-            let other = random.below(streams);
-            let marks = match random.below(8) {
+            let Block { id, stream } = live.swap_remove(random.random_range(0..live.len()));
+            let other = random.random_range(0..streams);
+            let marks = match random.random_range(0..8) {
                 0 if other != stream => After::of(&[(stream, time), (other, time)]),
                 _ => After::One((stream, time)),
             };
@@ -224,21 +211,21 @@ impl Paged {
 }
 
 fn run_paged(seed: u64, steps: u64, streams: u64) {
-    let (mut paged, mut random) = (Paged::new(), Random(seed));
+    let (mut paged, mut random) = (Paged::new(), StdRng::seed_from_u64(seed));
     let mut live: Vec<Block> = Vec::new();
     for time in 0..steps {
-        match random.below(20) {
-            0 => paged.give_back(random.below(10 * PAGE)),
+        match random.random_range(0..20) {
+            0 => paged.give_back(random.random_range(0..10 * PAGE)),
             1..11 => {
-                let stream = random.below(streams);
-                let size = [64, 5000, 200_000][random.at(3)];
-                let request = request(1 + random.below(size), stream);
-                let id = paged.allocate(&request, random.below(3) * PAGE);
+                let stream = random.random_range(0..streams);
+                let size = [64, 5000, 200_000][random.random_range(0..3)];
+                let request = request(1 + random.random_range(0..size), stream);
+                let id = paged.allocate(&request, random.random_range(0..3) * PAGE);
                 live.push(Block { id, stream });
             }
             _ if live.is_empty() => {}
             _ => {
-                let at = random.at(live.len());
+                let at = random.random_range(0..live.len());
                 let Block { id, stream } = live.swap_remove(at);
                 paged.book.free(&Apart, id, After::One((stream, time)), false);
             }

@@ -135,7 +135,7 @@ proptest! {
         if let (Some(s), Some(l)) = (classes.of(small), classes.of(large)) {
             prop_assert!(s.bytes >= small && s.bytes % device == 0);
             prop_assert!(!s.pooled() || s.up_to >= s.bytes);
-            // What goes past the pool has its own size, be there a larger class or not.
+            // A request that bypasses the pool keeps its own size, even if a larger class exists.
             prop_assert!(!l.pooled() || s.bytes <= l.bytes);
         }
         prop_assert!(classes.of(large).is_none() || classes.of(small).is_some());

@@ -1,7 +1,7 @@
 //! The table of policies, and a policy as text.
 //!
-//! Everything that lists policies goes through [`BucketPolicy::FORMS`]: the texts that files and
-//! command lines may have, what an error says was expected, the policies of random scripts.
+//! All code that lists policies reads [`BucketPolicy::FORMS`]: the parsers of files and command
+//! lines, the error messages, and the generators of random test scripts.
 
 use crate::size::policy::BucketPolicy;
 use crate::size::units::SizeText;
@@ -24,8 +24,8 @@ pub struct PolicyForm {
 }
 
 impl BucketPolicy {
-    /// All policies, one row each. A script of random bytes has the number of a row, so that new
-    /// rows come last.
+    /// All policies, one row each. Random test scripts store the index of a row, so new rows are
+    /// added at the end.
     pub const FORMS: [PolicyForm; 4] = [
         PolicyForm {
             name: "exact",
@@ -95,7 +95,7 @@ impl PolicyForm {
     ///
     /// # Errors
     ///
-    /// What is wrong with the argument, as a sentence without the text.
+    /// The reason why the argument is wrong, as a sentence that does not repeat the whole text.
     ///
     /// ```
     /// use pool_core::BucketPolicy;
@@ -142,8 +142,8 @@ pub struct BadPolicy {
 }
 
 impl BadPolicy {
-    /// Returns the error for a text, with what is wrong and the forms that it may have. Only the
-    /// forms that begin with the name in the text are shown, if there are any.
+    /// Returns the error for `text`, with the reason `why` and the expected forms. If any form
+    /// begins with the name in the text, the error shows only such forms.
     pub fn new<'f>(
         text: &str,
         why: impl Into<String>,
@@ -167,7 +167,7 @@ impl BadPolicy {
         &self.expected
     }
 
-    /// Returns what is wrong with the text, without the text and what was expected.
+    /// Returns the reason why the text is wrong, without the text itself and the expected forms.
     #[must_use]
     pub fn why(&self) -> &str {
         &self.why

@@ -67,8 +67,8 @@ impl<D: EventDriver> Timeline<D> {
 
     /// Ends the capture of `stream` on this clock.
     ///
-    /// Returns the marks that each launch must be ordered behind: the work that the stream was
-    /// given before, and the marks that the captured work asked for.
+    /// Returns the marks that each launch must be ordered after: the end of the stream's work
+    /// before the capture, and the marks that the captured work had to be ordered after.
     pub fn end_capture(&self, stream: &Stream<D>) -> Vec<Mark> {
         let slot = &stream.0;
         slot.captured_from.store(0, SeqCst);

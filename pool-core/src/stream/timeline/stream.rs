@@ -23,9 +23,9 @@ pub(super) struct Slot<D: EventDriver> {
     /// Epoch of the stream's final event; 0 while the stream lives. Marks taken after retirement
     /// are clamped to it.
     pub(super) last: AtomicU64,
-    /// Held shared during calls that a pool makes on a stream for another stream: events and frees.
-    /// Retirement and captures wait for these calls. Calls for the taker's own stream do not hold
-    /// it.
+    /// Held as a reader during calls on this stream that a pool makes for another stream: events
+    /// and frees. The end of the stream and the begin of a capture take it as a writer, and so wait
+    /// for these calls. Calls for requests on this stream do not hold it.
     pub(super) calls: RwLock<()>,
     /// Marks of this epoch and later ones lie in a capture that has not ended; 0 without one.
     pub(super) captured_from: AtomicU64,
@@ -46,7 +46,8 @@ pub(super) struct Known<E> {
 
 /// The state of a stream from before its capture, and the marks that the capture waits for.
 pub(super) struct Captured {
-    /// The marks that the stream was ordered after. Edges of a graph order nothing outside of it.
+    /// The vector clock from before the capture. It is restored when the capture ends, because
+    /// edges of a graph order nothing outside of the graph.
     pub(super) clock: VectorClock,
     /// The marks that captured work asked to be ordered behind. A launch waits for them.
     pub(super) awaited: Vec<Mark>,
@@ -61,7 +62,7 @@ impl<E> Known<E> {
         }
     }
 
-    /// Takes the events out that cover no epoch above `epoch`.
+    /// Removes the events of epochs up to `epoch`, and returns them.
     pub(super) fn take_until(&mut self, epoch: u64) -> Vec<Arc<Recorded<E>>> {
         let end = self.events.partition_point(|event| event.epoch <= epoch);
         invariant!(

@@ -1,6 +1,8 @@
 //! Tests of runs, against a naive model with one entry for each page.
 
 use super::*;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 
 const MOST: u32 = 3000;
 
@@ -11,16 +13,18 @@ struct Model {
     pages: Vec<(PageState, u32)>,
     used: Vec<(u32, u32)>,
     seed: u64,
+    random: StdRng,
 }
 
 impl Model {
     fn new(seed: u64) -> Self {
         let map = Box::leak((0..MOST).map(|_| Page::default()).collect::<Box<[_]>>());
         let mut runs = Runs::new();
+        let random = StdRng::seed_from_u64(seed);
         runs.extend(&map[..1000]);
         let mut pages = vec![(PageState::Clean, 0); 1000];
         pages[0] = (PageState::Used, 0);
-        let mut model = Self { runs, pages, used: Vec::new(), seed };
+        let mut model = Self { runs, pages, used: Vec::new(), seed, random };
         model.check();
         let more = model.choose(2000);
         model.runs.extend(&map[..1000 + more as usize]);
@@ -28,12 +32,8 @@ impl Model {
         model
     }
 
-    /// Returns a number below `end`, by Marsaglia's xorshift.
     fn choose(&mut self, end: u32) -> u32 {
-        self.seed ^= self.seed << 13;
-        self.seed ^= self.seed >> 7;
-        self.seed ^= self.seed << 17;
-        u32::try_from(self.seed % u64::from(end)).unwrap_or(0)
+        self.random.random_range(0..end)
     }
 
     fn fill(&mut self, first: u32, pages: u32, state: PageState) {

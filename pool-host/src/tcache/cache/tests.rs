@@ -12,6 +12,8 @@ use super::super::stats::TcacheStats;
 use super::*;
 use crate::depot::MAGAZINE;
 use crate::pages::PAGE;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -112,37 +114,23 @@ fn check(cache: &Cache, below: &Below, live: usize) -> TcacheStats {
     stats
 }
 
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-    fn below(&mut self, most: usize) -> usize {
-        usize::try_from(self.next() >> 11).unwrap() % most
-    }
-}
-
 /// Compares random requests with a list of the live blocks. Three thread caches and a thread
 /// without one take part. No two blocks overlap, each block keeps the bytes that were written to
 /// it, and the bound holds at each step.
 #[test]
 fn no_block_has_two_owners_and_the_bound_holds_at_each_step() {
-    let seed = std::env::var("SEED").map_or(88_172_645_463_325_252, |seed| seed.parse().unwrap());
+    let seed = std::env::var("SEED").map_or(7, |seed| seed.parse().unwrap());
     println!("SEED={seed}");
-    let mut random = Random(seed);
+    let mut random = StdRng::seed_from_u64(seed);
     let below = Below::new(usize::MAX);
     let cache = cache(3 * MIB, 256 * KIB);
     let thread_caches: Vec<_> = (0..3).map(|_| cache.thread_caches.enter().unwrap()).collect();
     let mut live: BTreeMap<usize, (usize, u8)> = BTreeMap::new();
     let mut sum = 0;
     for step in 0..if cfg!(miri) { 600 } else { 60_000 } {
-        let local = thread_caches.get(random.below(4)).copied();
-        if live.len() > 200 || (random.below(2) == 0 && !live.is_empty()) {
-            let at = *live.keys().nth(random.below(live.len())).unwrap();
+        let local = thread_caches.get(random.random_range(0..4)).copied();
+        if live.len() > 200 || (random.random_range(0..2) == 0 && !live.is_empty()) {
+            let at = *live.keys().nth(random.random_range(0..live.len())).unwrap();
             let (bytes, mark) = live.remove(&at).unwrap();
             let block = std::ptr::with_exposed_provenance_mut::<u8>(at);
             for byte in [0, bytes / 2, bytes - 1] {
@@ -151,19 +139,19 @@ fn no_block_has_two_owners_and_the_bound_holds_at_each_step() {
             free(&cache, local, bytes, block, &below);
             sum -= held(bytes);
         } else {
-            let most = [100, 2000, 300 * KIB, 2 * MIB][random.below(4)];
-            let bytes = random.below(most) + 1;
+            let most = [100, 2000, 300 * KIB, 2 * MIB][random.random_range(0..4)];
+            let bytes = random.random_range(0..most) + 1;
             let block = allocate(&cache, local, bytes, &below);
             let at = block.expose_provenance();
             let before = live.range(..=at).next_back();
             assert!(before.is_none_or(|(start, (bytes, _))| start + held(*bytes) <= at));
             assert!(live.range(at..).next().is_none_or(|(next, _)| at + held(bytes) <= *next));
-            let mark = u8::try_from(random.below(256)).unwrap();
+            let mark = u8::try_from(random.random_range(0..256)).unwrap();
             unsafe { block.write_bytes(mark, bytes) };
             live.insert(at, (bytes, mark));
             sum += held(bytes);
         }
-        if random.below(500) == 0 {
+        if random.random_range(0..500) == 0 {
             cache.look(step / 10, local, &below.inner());
         }
         check(&cache, &below, sum);
@@ -585,9 +573,9 @@ fn blocks_freed_by_another_thread_stay_intact_and_none_is_lost() {
         let (cache, below, done) = (&cache, &below, &done);
         scope.spawn(move || {
             let local = cache.thread_caches.enter().unwrap();
-            let mut random = Random(7);
+            let mut random = StdRng::seed_from_u64(7);
             for _ in 0..if cfg!(miri) { 300 } else { 60_000 } {
-                let bytes = [64, 4 * KIB, 64 * KIB, 300 * KIB][random.below(4)];
+                let bytes = [64, 4 * KIB, 64 * KIB, 300 * KIB][random.random_range(0..4)];
                 let block = allocate(cache, Some(local), bytes, below);
                 unsafe { block.write(1) };
                 to_other.send((block.expose_provenance(), bytes)).unwrap();
