@@ -25,7 +25,7 @@ pub(crate) fn run<A: Transfer>(memory: A) -> Result<PoolStats> {
         println!("High water: {} of 4 MiB are reserved.", Bytes(now.reserved_bytes));
     });
     let pool = BucketPool::builder(memory).budget(&budget).name("tiles").build();
-    let patient = pool.waiting(Duration::from_mins(1));
+    let patient = pool.with_timeout(Duration::from_mins(1));
     thread::scope(|scope| {
         let threads: Vec<_> = (0..4_u8)
             .map(|thread| {

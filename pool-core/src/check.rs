@@ -50,10 +50,10 @@ impl<A: DeviceAllocator> BucketPool<A> {
     }
 }
 
-/// A lock of a pool that [`BucketPool::while_held`] holds.
+/// A lock of a pool that [`BucketPool::with_lock_held`] holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Held {
+pub enum PoolLock {
     /// The lock of the lists that all threads share.
     Book,
     /// The lock of the calling thread's cache.
@@ -65,18 +65,18 @@ pub enum Held {
 impl<A: DeviceAllocator> BucketPool<A> {
     /// Runs `work` while the calling thread holds a lock of the pool, as it does inside of a call.
     /// Other threads that need the lock wait.
-    pub fn while_held<R>(&self, held: Held, work: impl FnOnce() -> R) -> R {
+    pub fn with_lock_held<R>(&self, held: PoolLock, work: impl FnOnce() -> R) -> R {
         let store = self.store();
         match held {
-            Held::Book => {
+            PoolLock::Book => {
                 let _book = store.book.lock();
                 work()
             }
-            Held::OwnCache => {
+            PoolLock::OwnCache => {
                 let _cache = store.caches.enter_own();
                 work()
             }
-            Held::Ticks => {
+            PoolLock::Ticks => {
                 let _ticks = store.ticks.lock();
                 work()
             }

@@ -6,7 +6,7 @@ mod text;
 
 pub use crate::port::{DeviceError, Limit, Why};
 pub use config::ConfigError;
-pub use figures::{Figures, Verdict};
+pub use figures::{CachedOnStream, Figures, Verdict};
 
 use std::error;
 

@@ -11,7 +11,7 @@ mod tag;
 pub use damage::{Damage, Misuse};
 pub use device_stats::{DeviceStats, Stat, StatArray};
 pub use map::{MemoryMap, RangeMap, RangeState, SegmentMap};
-pub(crate) use observer::{About, Observers};
+pub(crate) use observer::{EventFields, Observers};
 pub use observer::{EventKind, Observer, PoolEvent, Reason};
 pub(crate) use stats::Stage;
 pub use stats::{PoolStats, PoolStatsSnapshot, Stages};

@@ -46,7 +46,7 @@ pub struct BucketPool<A: DeviceAllocator> {
     zero: ZeroPolicy,
     tag: Tag,
     /// The timeout of requests of this handle that wait for memory.
-    patience: Option<Duration>,
+    wait_timeout: Option<Duration>,
 }
 
 impl<A: DeviceAllocator> BucketPool<A> {
@@ -54,7 +54,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     pub(crate) fn over(store: Store<A>, zero: ZeroPolicy) -> Self {
         let owner = Arc::new(Owner::new(store));
         owner.store().ledger.budget.join(&owner);
-        Self { owner, zero, tag: Tag::default(), patience: None }
+        Self { owner, zero, tag: Tag::default(), wait_timeout: None }
     }
 
     /// Returns the pool's allocator.
@@ -171,7 +171,12 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn allocate_zeroed(&self, bytes: u64) -> Result<PooledBuffer<A>, AllocError> {
-        self.lend(self.allocator().clock().default_stream(), bytes, A::Kind::default(), true)
+        self.allocate_any(
+            self.allocator().clock().default_stream(),
+            bytes,
+            A::Kind::default(),
+            true,
+        )
     }
 
     /// Allocates a buffer for work on `stream` whose first `bytes` bytes are zero.
@@ -186,7 +191,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         stream: &StreamOf<A>,
         bytes: u64,
     ) -> Result<PooledBuffer<A>, AllocError> {
-        self.lend(stream, bytes, A::Kind::default(), true)
+        self.allocate_any(stream, bytes, A::Kind::default(), true)
     }
 
     /// Allocates a buffer that starts at a multiple of `alignment` bytes.
@@ -246,9 +251,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ) -> Result<PooledBuffer<A>, AllocError> {
         let kind = A::Kind::default();
         if alignment <= self.allocator().alignment_of(kind) {
-            return self.lend(stream, bytes, kind, zeroed);
+            return self.allocate_any(stream, bytes, kind, zeroed);
         }
-        self.lend(stream, bytes, self.kind_aligned(alignment, bytes)?, zeroed)
+        self.allocate_any(stream, bytes, self.kind_aligned(alignment, bytes)?, zeroed)
     }
 
     /// Returns the kind of memory whose blocks start at multiples of `alignment` bytes.
@@ -289,11 +294,11 @@ impl<A: DeviceAllocator> BucketPool<A> {
         bytes: u64,
         kind: A::Kind,
     ) -> Result<PooledBuffer<A>, AllocError> {
-        self.lend(stream, bytes, kind, false)
+        self.allocate_any(stream, bytes, kind, false)
     }
 
     #[inline]
-    fn lend(
+    fn allocate_any(
         &self,
         stream: &StreamOf<A>,
         bytes: u64,
@@ -306,7 +311,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         {
             return Ok(PooledBuffer::new(&self.owner, record));
         }
-        self.lend_slow(stream, bytes, kind, zeroed)
+        self.allocate_slow(stream, bytes, kind, zeroed)
     }
 
     /// Serves a request from the thread's own cache, in a pool that has observers and no guards.
@@ -323,13 +328,13 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let mut record = store.hit(stream, bytes, kind, BOUND | BROKEN)?;
         record.tag = self.tag;
         let own = record.marks.get_mut().own();
-        store.tell(EventKind::Hit, record.about(self.allocator().clock().stream_id(own)));
+        store.notify(EventKind::Hit, record.event_fields(self.allocator().clock().stream_id(own)));
         Some(PooledBuffer::new(&self.owner, record))
     }
 
     /// Serves a request that is not a hit in the thread's own cache, or that must be zeroed.
     #[inline(never)]
-    fn lend_slow(
+    fn allocate_slow(
         &self,
         stream: &StreamOf<A>,
         bytes: u64,
@@ -339,14 +344,14 @@ impl<A: DeviceAllocator> BucketPool<A> {
         if !zeroed && let Some(buffer) = self.hit_observed(stream, bytes, kind) {
             return Ok(buffer);
         }
-        if let Some(timeout) = self.patience
-            && self.budget().is_awaited()
+        if let Some(timeout) = self.wait_timeout
+            && self.budget().has_waiters()
         {
             // The request must not overtake the requests that wait already.
             return self.wait_for(stream, bytes, (kind, zeroed), timeout, None);
         }
-        let joins_line = self.patience.is_some();
-        let lent = self.try_lend(stream, bytes, (kind, zeroed), joins_line);
+        let joins_line = self.wait_timeout.is_some();
+        let lent = self.try_allocate(stream, bytes, (kind, zeroed), joins_line);
         let short = match lent {
             Ok(buffer) => {
                 // The request may have given more memory back than it needed.
@@ -361,7 +366,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
                 short
             }
         };
-        if let Some(timeout) = self.patience
+        if let Some(timeout) = self.wait_timeout
             && self.may_wait(&short)
         {
             return self.wait_for(stream, bytes, (kind, zeroed), timeout, Some(short));
@@ -372,7 +377,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// Serves a request, or returns why it cannot. Does not count a refusal. The caller wakes the
     /// requests that wait; after a panic this function wakes them. `joins_line`: the caller waits
     /// in the line if the request is refused.
-    fn try_lend(
+    fn try_allocate(
         &self,
         stream: &StreamOf<A>,
         bytes: u64,
@@ -381,12 +386,12 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ) -> Result<PooledBuffer<A>, Short> {
         let _watch = self.store().watch();
         let woken_by_panic = WakeAtEnd(self);
-        let lent = self.lend_now(stream, bytes, (kind, zeroed), joins_line);
+        let lent = self.allocate_now(stream, bytes, (kind, zeroed), joins_line);
         mem::forget(woken_by_panic);
         lent
     }
 
-    fn lend_now(
+    fn allocate_now(
         &self,
         stream: &StreamOf<A>,
         bytes: u64,
@@ -406,7 +411,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let request = PoolRequest { joins_line, ..request };
         let Grant { mut record, fresh, zeroed: was_zeroed } = self.store().allocate(&request)?;
         if self.store().flags.any(OBSERVED) || (fresh && self.store().has_observers()) {
-            self.tell_served(&request, &mut record, fresh);
+            self.notify_served(&request, &mut record, fresh);
         }
         invariant!(record.bytes >= request.class.bytes.min(bytes), "a block holds its request");
         invariant!(record.requested == bytes, "a block is counted with its request");
@@ -433,15 +438,20 @@ impl<A: DeviceAllocator> BucketPool<A> {
 
     /// Notifies the observers of a request that was served.
     #[cold]
-    fn tell_served(&self, request: &PoolRequest<'_, A>, record: &mut RecordOwner<A>, fresh: bool) {
+    fn notify_served(
+        &self,
+        request: &PoolRequest<'_, A>,
+        record: &mut RecordOwner<A>,
+        fresh: bool,
+    ) {
         record.tag = self.tag;
-        let kind = match (fresh, request.class.pooled()) {
+        let kind = match (fresh, request.class.is_cached()) {
             (true, true) => EventKind::Miss,
             (true, false) => EventKind::Bypass,
             (false, _) => EventKind::Hit,
         };
         let own = record.marks.get_mut().own();
-        self.store().tell(kind, record.about(self.allocator().clock().stream_id(own)));
+        self.store().notify(kind, record.event_fields(self.allocator().clock().stream_id(own)));
     }
 
     /// Returns a handle to this pool whose requests carry a tag for observers
@@ -545,8 +555,8 @@ impl<A: DeviceAllocator> RefUnwindSafe for BucketPool<A> {}
 
 impl<A: DeviceAllocator> Clone for BucketPool<A> {
     fn clone(&self) -> Self {
-        let Self { zero, tag, patience, .. } = *self;
-        Self { owner: self.owner.clone(), zero, tag, patience }
+        let Self { zero, tag, wait_timeout, .. } = *self;
+        Self { owner: self.owner.clone(), zero, tag, wait_timeout }
     }
 }
 

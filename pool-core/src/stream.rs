@@ -1,10 +1,10 @@
 //! Streams: the last uses of a block, whether they are done, and which streams may use it next.
 
-mod marks;
+mod last_uses;
 mod order;
 mod timeline;
 
-pub(crate) use marks::Marks;
+pub(crate) use last_uses::LastUses;
 pub use order::StealPolicy;
-pub(crate) use order::{After, Taker};
+pub(crate) use order::{Pending, Requester};
 pub use timeline::{EventDriver, Mark, Stream, Timeline};

@@ -235,13 +235,13 @@ fn in_a_child_no_request_waits_behind_one_of_the_parent() {
     let held = pool.allocate(MIB).unwrap();
     thread::scope(|scope| {
         let waits = scope.spawn(|| pool.allocate_timeout(MIB, Duration::MAX).map(drop));
-        while pool.budget().waiting() == 0 {
+        while pool.budget().waiter_count() == 0 {
             thread::yield_now();
         }
         let status = fork_to(|| {
             let refusals = [
                 pool.allocate_timeout(MIB, Duration::MAX).unwrap_err(),
-                pool.waiting(Duration::MAX).allocate(MIB).unwrap_err(),
+                pool.with_timeout(Duration::MAX).allocate(MIB).unwrap_err(),
                 pool.allocate(MIB).unwrap_err(),
             ];
             let well = refusals.iter().all(|refusal| refusal.why() == Why::Forked);

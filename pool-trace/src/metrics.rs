@@ -33,7 +33,8 @@ use pool_core::{BucketPool, DeviceAllocator, PoolStats};
 /// ```
 pub fn publish<A: DeviceAllocator>(pool: &BucketPool<A>) {
     publish_stats(pool.name(), &pool.stats());
-    gauge!("bucketpool_waiting_requests", labels(pool.name())).set(pool.budget().waiting() as f64);
+    gauge!("bucketpool_waiting_requests", labels(pool.name()))
+        .set(pool.budget().waiter_count() as f64);
 }
 
 /// Publishes statistics under a name, such as those of a [`pool_config::AnyPool`]: all that

@@ -25,6 +25,7 @@ mod progress;
 mod selection;
 mod shape;
 mod shown;
+mod size;
 mod source;
 mod sources;
 mod step;
@@ -56,6 +57,7 @@ cargo xtask api [--write]              the public items beside their listings in
 cargo xtask mutants [--shard K/N | --since [REV]]  changes in the code that no test sees
 cargo xtask gpu-bundle [--try]         what a machine with a GPU needs for its tests and benches
 cargo xtask web                        the WebGPU tests in Node; fetches what they need
+cargo xtask size [--root FOLDER]        lines of code, the largest type, the ways of a request
 cargo xtask tidy [--release] [--commits RANGE]  layers, names, links, lengths, commits
 
 `cargo xtask TASK --help` lists the OPTIONS of a task that has them.";
@@ -97,6 +99,7 @@ fn main() -> ExitCode {
         Some("gpu-bundle") => bundle::run(&root, &args[1..]),
         Some("web") => web::run(&root),
         Some("wheel") => wheel::run(&root),
+        Some("size") => size::run(&root, &args[1..]),
         Some("tidy") => tidy::run(&root, &args[1..]),
         None | Some("help" | "--help" | "-h") => {
             println!("{USAGE}");
@@ -104,7 +107,7 @@ fn main() -> ExitCode {
         }
         Some(other) => {
             let tasks = "bench, replay, advise, report, convert, record, compare, soak, run, \
-                         install, programs, wheel, test, ci, api, mutants, gpu-bundle, web, tidy";
+                         install, programs, wheel, test, ci, api, mutants, gpu-bundle, web, size, tidy";
             eprintln!("error: task `{other}`; expected one of {tasks}");
             ExitCode::from(BAD_INPUT)
         }

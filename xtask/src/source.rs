@@ -92,7 +92,29 @@ fn is_for_tests(attributes: &[Attribute]) -> bool {
     })
 }
 
+/// Whether something is compiled with the feature `check`, which tests alone use.
+fn is_for_checks(attributes: &[Attribute]) -> bool {
+    let cfgs = attributes.iter().filter(|attribute| attribute.path().is_ident("cfg"));
+    cfgs.filter_map(|cfg| cfg.meta.require_list().ok())
+        .any(|condition| condition.tokens.to_string().contains("feature = \"check\""))
+}
+
 impl Modules {
+    /// The files that `file` declares as modules of its tests, or of checks for tests.
+    pub(crate) fn declared_for_tests(file: &Path) -> Vec<PathBuf> {
+        let items = parse(file);
+        let modules = items.iter().filter_map(|item| match item {
+            Item::Mod(module)
+                if module.content.is_none()
+                    && (is_for_tests(&module.attrs) || is_for_checks(&module.attrs)) =>
+            {
+                Some(place_of(file, module))
+            }
+            _ => None,
+        });
+        modules.collect()
+    }
+
     /// Reads the crate whose root is `src/lib.rs` or `src/main.rs`.
     pub(crate) fn of(src: &Path) -> Self {
         let mut modules = Self(BTreeMap::new());

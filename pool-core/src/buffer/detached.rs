@@ -64,12 +64,12 @@ impl<A: DeviceAllocator> Detached<A> {
             return Ok(());
         }
         if buffer.store().flags.any(OBSERVED) {
-            buffer.tell_freed();
+            buffer.notify_freed();
             buffer.check_guard();
         }
         let zeroed = buffer.zero_on_return();
         // SAFETY: the buffer is not dropped and not used again.
-        let (reference, record) = unsafe { buffer.take_parts() };
+        let (reference, record) = unsafe { buffer.move_out() };
         let mut refusal = None;
         if reference.store().book.is_blocks() {
             refusal = reference.store().free_detached(record);
@@ -121,10 +121,10 @@ impl<A: DeviceAllocator> Detached<A> {
         }
         let mut buffer = ManuallyDrop::new(self.0);
         if buffer.store().flags.any(OBSERVED) {
-            buffer.tell_freed();
+            buffer.notify_freed();
         }
         // SAFETY: the buffer is not dropped and not used again.
-        let (reference, mut record) = unsafe { buffer.take_parts() };
+        let (reference, mut record) = unsafe { buffer.move_out() };
         reference.store().privates.release(reference.store().allocator.clock(), &mut record);
         let raw = reference.store().take_raw(record);
         drop(reference);

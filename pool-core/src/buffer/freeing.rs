@@ -22,9 +22,9 @@ impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
 
 impl<A: DeviceAllocator> PooledBuffer<A> {
     /// Gives the block back to the thread's own cache. Returns false if the cache cannot keep it,
-    /// or if any of the flags `passes_cache` is set. Only `drop` calls it.
+    /// or if any of the flags `bypass_flags` is set. Only `drop` calls it.
     #[inline]
-    fn drop_into_cache(&mut self, passes_cache: u8) -> bool {
+    fn drop_into_cache(&mut self, bypass_flags: u8) -> bool {
         let (store, record) = (self.store(), &self.record);
         let plain = record.pooled && record.private.is_none() && !store.has_lost_handles();
         if !plain || !self.record.marks.get_mut().are_closed() {
@@ -34,7 +34,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         // again.
         let record = unsafe { ManuallyDrop::take(&mut self.record) };
         // SAFETY: `new` filled the store address.
-        let Err(record) = (unsafe { put(record, passes_cache) }) else { return true };
+        let Err(record) = (unsafe { put(record, bypass_flags) }) else { return true };
         self.record = ManuallyDrop::new(record);
         false
     }
@@ -73,10 +73,10 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
 
     /// Notifies the observers that the buffer is freed.
     #[cold]
-    pub(super) fn tell_freed(&mut self) {
+    pub(super) fn notify_freed(&mut self) {
         let (store, _, marks) = self.parts();
         let stream = store.allocator.clock().stream_id(marks.own());
-        self.store().tell(EventKind::Free, self.record.about(stream));
+        self.store().notify(EventKind::Free, self.record.event_fields(stream));
     }
 
     /// Zeroes a block that is freed, if the pool zeroes freed blocks, no stream can still read the
@@ -110,7 +110,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
             return; // a thread that does not exist in this process may hold the locks
         }
         if self.store().flags.any(OBSERVED) {
-            self.tell_freed();
+            self.notify_freed();
             self.check_guard();
             if self.drop_into_cache(AWAITED | BROKEN | ZEROES) {
                 return;
@@ -122,7 +122,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         );
         let zeroed = self.zero_on_return();
         // SAFETY: a buffer is dropped once, and no use of it follows in this function.
-        let (reference, parts) = unsafe { self.take_parts() };
+        let (reference, parts) = unsafe { self.move_out() };
         reference.release(|store| store.free_to_book(parts, matches!(zeroed, Ok(true))));
         if let Err(panic) = zeroed {
             resume_unwind(panic);
@@ -135,7 +135,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     ///
     /// The buffer is not used again, its `Drop` included.
     #[inline]
-    pub(super) unsafe fn take_parts(&mut self) -> (StoreReference<A>, RecordOwner<A>) {
+    pub(super) unsafe fn move_out(&mut self) -> (StoreReference<A>, RecordOwner<A>) {
         // SAFETY: the caller promises that the record is not taken a second time.
         let mut record = unsafe { ManuallyDrop::take(&mut self.record) };
         // SAFETY: `new` filled the store address, and the record is taken out once.

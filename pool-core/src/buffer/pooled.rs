@@ -5,7 +5,7 @@ use crate::heap::block::record::{Part, Record, RecordOwner};
 use crate::heap::reference::{Owner, store_at};
 use crate::heap::store::Store;
 use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf};
-use crate::stream::Marks;
+use crate::stream::LastUses;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -45,7 +45,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
 
     /// Returns the store, the block and its marks, borrowed side by side.
     #[inline]
-    pub(super) fn parts(&mut self) -> (&Store<A>, &mut Part<A>, &mut Marks<A::Clock>) {
+    pub(super) fn parts(&mut self) -> (&Store<A>, &mut Part<A>, &mut LastUses<A::Clock>) {
         let Record { store_address, part, marks, .. } = &mut **self.record;
         // SAFETY: as in `store`.
         (unsafe { store_at(store_address) }, part, marks.get_mut())

@@ -50,7 +50,7 @@ pub struct Figures {
     /// The cached bytes by the id of the stream that used them last
     /// ([`StreamClock::stream_id`](crate::StreamClock::stream_id)), the most first; `None` where no
     /// stream, or several, used them.
-    pub cached_by_stream: Vec<(Option<u64>, u64)>,
+    pub cached_by_stream: Vec<CachedOnStream>,
     /// True for an arena in pages, which gives memory back by the page.
     pub in_pages: bool,
     /// The reason of the failure.
@@ -82,6 +82,16 @@ pub enum Verdict {
     TimedOut,
     /// The cause was not a lack of memory.
     Refused,
+}
+
+/// Cached bytes that one stream used last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CachedOnStream {
+    /// The number of the stream; `None` for memory that no stream used last.
+    pub stream_id: Option<u64>,
+    /// Its cached bytes.
+    pub bytes: u64,
 }
 
 impl Verdict {

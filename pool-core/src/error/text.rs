@@ -96,11 +96,11 @@ impl Figures {
         fmt_bytes(f, ", stranded ", self.stranded_bytes)?;
         if self.cached_by_stream.len() > 1 {
             f.write_str("; by stream")?;
-            for (at, (stream_id, bytes)) in self.cached_by_stream.iter().enumerate() {
+            for (at, cached) in self.cached_by_stream.iter().enumerate() {
                 f.write_str(if at == 0 { " " } else { ", " })?;
-                match stream_id {
-                    Some(stream_id) => write!(f, "{stream_id}: {}", Bytes(*bytes))?,
-                    None => write!(f, "none: {}", Bytes(*bytes))?,
+                match cached.stream_id {
+                    Some(stream_id) => write!(f, "{stream_id}: {}", Bytes(cached.bytes))?,
+                    None => write!(f, "none: {}", Bytes(cached.bytes))?,
                 }
             }
         }

@@ -30,7 +30,7 @@ mod visits;
 use crate::heap::book::arena::ArenaConfig;
 use crate::heap::change::Change;
 use crate::port::StreamClock;
-use crate::stream::{After, Taker};
+use crate::stream::{Pending, Requester};
 use ages::Ages;
 use list::{Group, RangeLists};
 use listed::SplitFigures;
@@ -128,8 +128,12 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// Serves a request from ranges that need no call to the device: a part of a free range of the
     /// same stream, or of no stream.
     #[inline]
-    pub(crate) fn take(&mut self, request: &BookRequest<K>, taker: &Taker<'_, C>) -> Option<u32> {
-        let id = self.find_own(request, taker)?;
+    pub(crate) fn take(
+        &mut self,
+        request: &BookRequest<K>,
+        requester: &Requester<'_, C>,
+    ) -> Option<u32> {
+        let id = self.find_own(request, requester)?;
         Some(self.take_part(id, request.bytes))
     }
 
@@ -206,7 +210,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         &mut self,
         clock: &C,
         range: u32,
-        marks: After<C::Mark>,
+        marks: Pending<C::Mark>,
         (unzeroed, freed_at): (bool, u64),
     ) {
         self.in_caches -= self.nodes[range].bytes.cast_signed();
@@ -216,7 +220,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// Takes a block back. A new owner must be ordered after all of `marks`. `unzeroed`: whether
     /// old contents may show.
     #[inline]
-    pub(crate) fn free(&mut self, clock: &C, range: u32, marks: After<C::Mark>, unzeroed: bool) {
+    pub(crate) fn free(&mut self, clock: &C, range: u32, marks: Pending<C::Mark>, unzeroed: bool) {
         self.free_at(clock, range, marks, (unzeroed, self.turn));
     }
 
@@ -225,7 +229,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         &mut self,
         clock: &C,
         id: u32,
-        marks: After<C::Mark>,
+        marks: Pending<C::Mark>,
         (unzeroed, freed_at): (bool, u64),
     ) {
         let node = &mut self.nodes[id];

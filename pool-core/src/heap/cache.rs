@@ -12,7 +12,7 @@ pub(crate) mod tally;
 use crate::heap::block::record::RecordOwner;
 use crate::heap::block::request::Key;
 use crate::port::DeviceAllocator;
-use crate::stream::Marks;
+use crate::stream::LastUses;
 use bins::Bins;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -74,7 +74,7 @@ impl<A: DeviceAllocator> ThreadCache<A> {
         key: Key<A::Kind>,
         bytes: u64,
         requested: u64,
-        ready: impl FnOnce(&Marks<A::Clock>) -> bool,
+        ready: impl FnOnce(&LastUses<A::Clock>) -> bool,
     ) -> Option<RecordOwner<A>> {
         let bin = self.bins.find(key, bytes)?;
         if !ready(bin.top()?.marks.get_mut()) {

@@ -61,7 +61,7 @@ impl<A: DeviceAllocator> Guards<A> {
         // caller that no other code uses them.
         let block = unsafe { self.block(allocator, record).as_ref() };
         let Some(at) = block.iter().position(|byte| *byte != left) else { return true };
-        self.tell(Misuse::WrittenAfterFree, record.tag.name(), record.requested, at);
+        self.notify(Misuse::WrittenAfterFree, record.tag.name(), record.requested, at);
         false
     }
 
@@ -93,11 +93,11 @@ impl<A: DeviceAllocator> Guards<A> {
         let written = guard.iter().position(|byte| *byte != GUARD);
         block.fill(FREED);
         if let Some(at) = written {
-            self.tell(Misuse::WrittenBehindEnd, tag, requested_bytes, end + at);
+            self.notify(Misuse::WrittenBehindEnd, tag, requested_bytes, end + at);
         }
     }
 
-    fn tell(&self, misuse: Misuse, tag: &'static str, requested_bytes: u64, at: usize) {
+    fn notify(&self, misuse: Misuse, tag: &'static str, requested_bytes: u64, at: usize) {
         let damage = Damage { misuse, tag, requested_bytes, at: at as u64 };
         // The panic hook has reported it; a drop may not panic.
         let _ = catch_unwind(AssertUnwindSafe(|| (self.report)(&damage)));

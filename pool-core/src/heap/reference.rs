@@ -76,7 +76,7 @@ pub(crate) unsafe fn store_at<A: DeviceAllocator>(address: &StoreAddress) -> &St
 }
 
 /// Keeps a freed block in the thread's own cache, which counts the returned reference. Returns the
-/// block if the cache cannot keep it, or if any of the flags `passes_cache` is set.
+/// block if the cache cannot keep it, or if any of the flags `bypass_flags` is set.
 ///
 /// # Safety
 ///
@@ -84,7 +84,7 @@ pub(crate) unsafe fn store_at<A: DeviceAllocator>(address: &StoreAddress) -> &St
 #[inline]
 pub(crate) unsafe fn put<A: DeviceAllocator>(
     mut record: RecordOwner<A>,
-    passes_cache: u8,
+    bypass_flags: u8,
 ) -> Result<(), RecordOwner<A>> {
     let store: *const Store<A> = record.store_address.0.load(Relaxed).cast();
     // SAFETY: as in `store_at`, up to the end of `put_cached`, which takes the reference.
@@ -92,7 +92,7 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
     let Some(mut cache) = store.caches.enter_own() else { return Err(record) };
     // The flags are read inside the cache: a request that begins to wait enters each cache once
     // after it sets its flag. Either it finds the block in the cache, or this read sees the flag.
-    if store.flags.any(passes_cache) {
+    if store.flags.any(bypass_flags) {
         return Err(record);
     }
     record.unzeroed = true;
@@ -134,7 +134,7 @@ impl<A: DeviceAllocator> Member for Owner<A>
 where
     Store<A>: Send + Sync,
 {
-    fn send_frees_past_caches(&self, on: bool) {
+    fn set_cache_bypass(&self, on: bool) {
         let store = self.store();
         if store.is_unusable() {
             return; // a thread that does not exist in this process may hold a cache
@@ -145,7 +145,7 @@ where
         }
     }
 
-    fn give_back(&self, bytes: u64) -> u64 {
+    fn trim_short(&self, bytes: u64) -> u64 {
         let store = self.store();
         if store.is_unusable() { 0 } else { store.trim_short(bytes) }
     }

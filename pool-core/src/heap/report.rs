@@ -1,6 +1,6 @@
 //! The figures of a pool around a refusal.
 
-use crate::error::{AllocError, Figures, Verdict};
+use crate::error::{AllocError, CachedOnStream, Figures, Verdict};
 use crate::heap::store::Store;
 use crate::port::{DeviceAllocator, DeviceError, Why};
 
@@ -28,8 +28,10 @@ impl<A: DeviceAllocator> Store<A> {
         }
         let (survey, in_use) = (self.survey(), self.in_use());
         let stranded_bytes = stream.map_or(0, |id| self.stranded(id, self.bounds.steal));
-        let mut cached_by_stream: Vec<_> = survey.by_stream.into_iter().collect();
-        cached_by_stream.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        let by_stream = survey.by_stream.into_iter();
+        let mut cached_by_stream: Vec<_> =
+            by_stream.map(|(stream_id, bytes)| CachedOnStream { stream_id, bytes }).collect();
+        cached_by_stream.sort_by_key(|cached| std::cmp::Reverse(cached.bytes));
         Figures {
             cause,
             wrong_argument: None,

@@ -22,7 +22,8 @@ use crate::checker::thread;
 use crate::error::{AllocError, Figures};
 use crate::heap::block::request::PoolRequest;
 use crate::heap::store::{Effort, Goal, Grant, Returned, Store};
-use crate::observe::{About, EventKind, Reason, Stage, Tag};
+use crate::limits::Shortfall;
+use crate::observe::{EventFields, EventKind, Reason, Stage, Tag};
 use crate::port::{DeviceAllocator, DeviceError, Why};
 #[cfg(not(any(loom, shuttle)))]
 use std::{thread, time::Duration};
@@ -179,7 +180,7 @@ impl<A: DeviceAllocator> Store<A> {
     /// try in this step.
     fn trim_for(&self, request: &PoolRequest<'_, A>, trim: Trim, stage: &mut Stage) -> Option<u64> {
         let bytes = self.book.bytes_to_grow(request.class.bytes);
-        let (own, of_budget) = self.ledger.missing(bytes);
+        let Shortfall { of_pool: own, of_budget } = self.ledger.shortfall(bytes);
         let missing = match own.max(of_budget) {
             0 => bytes, // the device is short, not a limit
             missing => missing,
@@ -245,7 +246,7 @@ impl<A: DeviceAllocator> Store<A> {
     /// Whether free memory may serve a request: not where it goes past a pool without an arena. A
     /// private pool is searched before.
     fn searches(&self, request: &PoolRequest<'_, A>) -> bool {
-        request.private.is_none() && (request.class.pooled() || !self.book.is_blocks())
+        request.private.is_none() && (request.class.is_cached() || !self.book.is_blocks())
     }
 
     /// The stages 2 and 3 without an arena.
@@ -320,9 +321,9 @@ impl<A: DeviceAllocator> Store<A> {
     ) -> bool {
         let is_same = |progress: &Progress| progress.returned == Some(self.returned());
         // A request that joins the line is woken by what it would wait for here.
-        let waits = !request.joins_line && self.transit().is_any_of_others();
+        let waits = !request.joins_line && self.transit().others_have_pieces();
         if waits && progress.waits > 0 {
-            while progress.waits > 0 && self.transit().is_any_of_others() && is_same(progress) {
+            while progress.waits > 0 && self.transit().others_have_pieces() && is_same(progress) {
                 progress.waits -= 1;
                 rest(MAX_WAITS - progress.waits);
             }
@@ -355,8 +356,9 @@ impl<A: DeviceAllocator> Store<A> {
     pub(crate) fn refuse(&self, short: Short, requested: u64, tag: Tag) -> AllocError {
         let Short { cause, given_back, rounded, stream, figures, .. } = short;
         self.count_refusal(cause);
-        let about = About { stream: stream.unwrap_or(0), requested, tag, ..About::default() };
-        self.tell(EventKind::Refuse(cause.why), about);
+        let fields =
+            EventFields { stream: stream.unwrap_or(0), requested, tag, ..EventFields::default() };
+        self.notify(EventKind::Refuse(cause.why), fields);
         let mut figures = *figures.unwrap_or_else(|| Box::new(self.figures(cause, stream)));
         (figures.requested_bytes, figures.rounded_bytes) = (requested, rounded);
         figures.given_back_bytes = given_back;

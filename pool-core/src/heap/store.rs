@@ -26,10 +26,10 @@ use crate::invariant;
 use crate::limits::{
     BucketLimit, Budget, CachedLimit, FullBucket, Ledger, Retention, Ticks, Transit,
 };
-use crate::observe::{About, EventKind, Observers, Reason};
+use crate::observe::{EventFields, EventKind, Observers, Reason};
 use crate::port::{DeviceAllocator, DeviceError, MarkOf, StreamClock, StreamOf, Why};
 use crate::size::SizeClasses;
-use crate::stream::{StealPolicy, Taker};
+use crate::stream::{Requester, StealPolicy};
 use crate::sys::atomic::AtomicU32;
 use crate::sys::{ForkCheck, Mutex};
 use std::sync::{Arc, OnceLock};
@@ -124,7 +124,7 @@ impl<A: DeviceAllocator> Store<A> {
             ledger,
             flags: Flags::new(
                 if bounds.zero_on_return { ZEROES } else { 0 }
-                    | if observers.see_hits() || guards.is_some() { OBSERVED } else { 0 },
+                    | if observers.any_sees_hits() || guards.is_some() { OBSERVED } else { 0 },
             ),
             observers,
             guards,
@@ -140,26 +140,26 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// Serves a request from the thread's own cache. Returns `None` for requests that need the slow
-    /// path, and if any of the flags `passes_cache` is set.
+    /// path, and if any of the flags `bypass_flags` is set.
     #[inline]
     pub(crate) fn hit(
         &self,
         stream: &StreamOf<A>,
         requested: u64,
         kind: A::Kind,
-        passes_cache: u8,
+        bypass_flags: u8,
     ) -> Option<RecordOwner<A>> {
         let clock = self.allocator.clock();
         let plain = clock.owns(stream)
             && clock.fault().is_none()
             && clock.takes_work(stream)
             && !clock.reuses_ahead(stream);
-        if !plain || self.flags.any(passes_cache) {
+        if !plain || self.flags.any(bypass_flags) {
             return None;
         }
-        let bytes = match self.classes.quick(requested) {
+        let bytes = match self.classes.fast(requested) {
             Some(bytes) => bytes,
-            None => self.classes.of_cached(requested)?,
+            None => self.classes.slow_cached(requested)?,
         };
         // A bin contains only sizes and kinds that the pool offers.
         self.take_cached(stream, kind, (bytes, requested))
@@ -170,7 +170,9 @@ impl<A: DeviceAllocator> Store<A> {
     pub(crate) fn fault(&self) -> Option<DeviceError> {
         let broken = || {
             let call = "use a pool in which threads of the parent process were at the fork";
-            self.forks.is_broken(|| self.is_held()).then(|| DeviceError::new(Why::Forked, call))
+            self.forks
+                .is_unusable_after_fork(|| self.is_held())
+                .then(|| DeviceError::new(Why::Forked, call))
         };
         if self.flags.any(BROKEN) {
             return Some(DeviceError::new(
@@ -221,7 +223,7 @@ impl<A: DeviceAllocator> Store<A> {
             || self.on_shortage.is_locked()
             || self.caches.is_any_entered()
             || self.ledger.budget.is_locked()
-            || self.ledger.budget.is_awaited() // by a thread that does not exist in this process
+            || self.ledger.budget.has_waiters() // by a thread that does not exist in this process
     }
 
     /// Returns the address by which a budget tells its pools apart.
@@ -231,9 +233,9 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Returns the stream that requests a block, with the rules for the blocks that it may take.
     #[inline]
-    pub(crate) fn taker<'r>(&'r self, request: &PoolRequest<'r, A>) -> Taker<'r, A::Clock> {
+    pub(crate) fn requester<'r>(&'r self, request: &PoolRequest<'r, A>) -> Requester<'r, A::Clock> {
         let (clock, steal) = (self.allocator.clock(), self.bounds.steal);
-        Taker { clock, on: request.on, steal, cpu_touches: A::MEMORY.cpu_touches }
+        Requester { clock, on: request.on, steal, cpu_touches: A::MEMORY.cpu_touches }
     }
 
     /// Returns the bytes that each request needs in addition to those of the buffer.
@@ -244,14 +246,14 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Returns whether there are observers. Observers that do not see hits set no flag.
     pub(crate) fn has_observers(&self) -> bool {
-        self.observers.are_any()
+        self.observers.has_any()
     }
 
     /// Notifies the observers of an event, if there are any. The caller holds no lock.
     #[inline]
-    pub(crate) fn tell(&self, kind: EventKind, about: About) {
-        if self.observers.are_any() {
-            self.observers.tell(kind, about);
+    pub(crate) fn notify(&self, kind: EventKind, fields: EventFields) {
+        if self.observers.has_any() {
+            self.observers.notify(kind, fields);
         }
     }
 
@@ -261,8 +263,8 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// Notifies the observers that cached memory went back to the device.
-    pub(crate) fn tell_eviction(&self, reason: Reason, bytes: u64) {
-        self.tell(EventKind::Evict(reason), About { bytes, ..About::default() });
+    pub(crate) fn notify_eviction(&self, reason: Reason, bytes: u64) {
+        self.notify(EventKind::Evict(reason), EventFields { bytes, ..EventFields::default() });
     }
 
     /// Returns the budget if a request waits under it. The caller asks after it has made memory
@@ -270,7 +272,7 @@ impl<A: DeviceAllocator> Store<A> {
     #[inline]
     pub(crate) fn awaited(&self) -> Option<Budget> {
         let budget = &self.ledger.budget;
-        budget.is_awaited().then(|| budget.clone())
+        budget.has_waiters().then(|| budget.clone())
     }
 
     /// Takes a block of the private pool that the stream is bound to: a hit in stream order.
@@ -279,13 +281,13 @@ impl<A: DeviceAllocator> Store<A> {
         request: &PoolRequest<'_, A>,
         id: PrivateId,
     ) -> Option<Grant<A>> {
-        let taker = self.taker(request);
+        let requester = self.requester(request);
         // What the CPU touches, it may touch only when no launch uses it.
-        let is_done = |mark: &MarkOf<A>| taker.clock.is_done(*mark) == Ok(true);
-        if taker.cpu_touches && !self.privates.behind(id).iter().all(is_done) {
+        let is_done = |mark: &MarkOf<A>| requester.clock.is_done(*mark) == Ok(true);
+        if requester.cpu_touches && !self.privates.behind(id).iter().all(is_done) {
             return None;
         }
-        let ready = |record: &mut Record<A>| record.marks.get_mut().is_ready(&taker);
+        let ready = |record: &mut Record<A>| record.marks.get_mut().is_ready(&requester);
         let record = self.privates.take(id, request, ready)?;
         Some(self.lend_private(request, record))
     }

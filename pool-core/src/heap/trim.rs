@@ -14,7 +14,7 @@ impl<A: DeviceAllocator> Store<A> {
         request: &PoolRequest<'_, A>,
         count: usize,
     ) -> Result<(), DeviceError> {
-        if !request.class.pooled() {
+        if !request.class.is_cached() {
             let call = "warm up a size that goes past the pool";
             return Err(DeviceError::new(Why::Unsupported, call));
         }

@@ -1,7 +1,7 @@
 //! One limit for several pools, and the threads and tasks that wait for memory under it.
 
 use super::transit::Transit;
-use super::waiters::Waiters;
+use super::waiters::{Joined, Waiters};
 use crate::port::{DeviceError, Limit};
 use crate::size::{Bytes, LARGEST};
 use crate::sys::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
@@ -43,8 +43,8 @@ struct Shared {
     reserved: AtomicU64,
     /// The lowest high-water mark in bytes. Below it no callback is due, so `marks` need not be
     /// read.
-    lowest_mark: AtomicU64,
-    marks: Mutex<Vec<HighWater>>,
+    lowest_mark_bytes: AtomicU64,
+    marks: Mutex<Vec<HighWaterMark>>,
     waiters: Waiters,
     transit: Transit,
     pools: Lock<Vec<Weak<dyn Member>>>,
@@ -54,10 +54,10 @@ struct Shared {
 pub(crate) trait Member: Send + Sync {
     /// Makes frees bypass the thread caches if `on` is true, or use them again if it is false. The
     /// change holds for each free that begins after this call returns.
-    fn send_frees_past_caches(&self, on: bool);
+    fn set_cache_bypass(&self, on: bool);
 
     /// Gives cached memory back, at least `bytes` bytes or all. Returns the bytes given back.
-    fn give_back(&self, bytes: u64) -> u64;
+    fn trim_short(&self, bytes: u64) -> u64;
 
     /// Returns the bytes that the pool's device failed to free. They never become available again.
     fn lost_bytes(&self) -> u64;
@@ -71,7 +71,7 @@ pub(crate) trait Member: Send + Sync {
 }
 
 /// A high-water mark: a callback at a share of the limit.
-struct HighWater {
+struct HighWaterMark {
     share: f64,
     call: Arc<OnPressure>,
     /// Whether reserved bytes have been below the mark since its last call.
@@ -109,7 +109,7 @@ impl Budget {
         Self(Arc::new(Shared {
             limit: AtomicU64::new(limit),
             reserved: AtomicU64::new(0),
-            lowest_mark: AtomicU64::new(u64::MAX),
+            lowest_mark_bytes: AtomicU64::new(u64::MAX),
             marks: Mutex::default(),
             waiters: Waiters::new(),
             transit: Transit::default(),
@@ -131,7 +131,7 @@ impl Budget {
 
     /// Returns how many requests wait for memory.
     #[must_use]
-    pub fn waiting(&self) -> usize {
+    pub fn waiter_count(&self) -> usize {
         self.0.waiters.count()
     }
 
@@ -146,7 +146,7 @@ impl Budget {
         self.0.limit.store(limit, SeqCst);
         {
             let mut marks = self.0.marks.lock();
-            self.note_lowest_mark(&marks);
+            self.update_lowest_mark(&marks);
             self.arm(&mut marks);
         }
         fence(SeqCst);
@@ -159,7 +159,7 @@ impl Budget {
     #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
     pub fn trim(&self, bytes: u64) -> u64 {
         let _woken = WakeBudget(self.clone());
-        self.trim_but(bytes, std::ptr::null()).unwrap_or(0)
+        self.trim_others(bytes, std::ptr::null()).unwrap_or(0)
     }
 
     /// Registers `call`. A pool calls it when a request would raise the reserved bytes to `share`
@@ -190,14 +190,14 @@ impl Budget {
     /// ```
     pub fn on_high_water(&self, share: f64, call: impl Fn(&Pressure<'_>) + Send + Sync + 'static) {
         let mut marks = self.0.marks.lock();
-        marks.push(HighWater { share, call: Arc::new(call), armed: true });
-        self.note_lowest_mark(&marks);
+        marks.push(HighWaterMark { share, call: Arc::new(call), armed: true });
+        self.update_lowest_mark(&marks);
     }
 
-    fn note_lowest_mark(&self, marks: &[HighWater]) {
+    fn update_lowest_mark(&self, marks: &[HighWaterMark]) {
         let limit = self.limit();
         let lowest = marks.iter().map(|mark| mark.bytes(limit)).min();
-        self.0.lowest_mark.store(lowest.unwrap_or(u64::MAX), Relaxed);
+        self.0.lowest_mark_bytes.store(lowest.unwrap_or(u64::MAX), Relaxed);
     }
 
     /// Reserves bytes for a call to a device, or leaves everything as it is.
@@ -205,17 +205,17 @@ impl Budget {
         match self.try_reserve(bytes) {
             Ok(before) => {
                 // The bytes are given back if a call panics.
-                let back = Back { budget: self, bytes };
-                self.tell_pressure(before + bytes, bytes);
+                let back = UnreserveOnDrop { budget: self, bytes };
+                self.run_high_water_callbacks(before + bytes, bytes);
                 std::mem::forget(back);
-                // Another thread may have freed bytes and run `arm_passed` before `tell_pressure`
+                // Another thread may have freed bytes and run `arm_passed` before `run_high_water_callbacks`
                 // disarmed the marks.
                 self.arm_passed();
                 Ok(())
             }
             Err(before) => {
                 // The call may make room.
-                self.tell_pressure(before.saturating_add(bytes), bytes);
+                self.run_high_water_callbacks(before.saturating_add(bytes), bytes);
                 let refused = |_| DeviceError::limit(Limit::Budget);
                 self.try_reserve(bytes).map(drop).map_err(refused)
             }
@@ -231,8 +231,8 @@ impl Budget {
 
     /// Runs the callbacks of the armed high-water marks that `reserved` bytes reach, and disarms
     /// them.
-    fn tell_pressure(&self, reserved: u64, requested: u64) {
-        if reserved < self.0.lowest_mark.load(Relaxed) {
+    fn run_high_water_callbacks(&self, reserved: u64, requested: u64) {
+        if reserved < self.0.lowest_mark_bytes.load(Relaxed) {
             return;
         }
         let limit = self.limit();
@@ -251,7 +251,7 @@ impl Budget {
     }
 
     /// Subtracts bytes that were freed to a device, or that were reserved and not allocated.
-    pub(super) fn give_back(&self, bytes: u64) {
+    pub(super) fn unreserve(&self, bytes: u64) {
         let reserved = self.0.reserved.fetch_sub(bytes, SeqCst);
         invariant!(reserved >= bytes, "a budget counts each reserved byte of its pools once");
         self.0.transit.note_return();
@@ -260,14 +260,14 @@ impl Budget {
 
     /// Arms the marks above the reserved bytes, if there are any marks.
     fn arm_passed(&self) {
-        if self.0.lowest_mark.load(Relaxed) < u64::MAX {
+        if self.0.lowest_mark_bytes.load(Relaxed) < u64::MAX {
             let mut marks = self.0.marks.lock();
             self.arm(&mut marks);
         }
     }
 
     /// Arms the marks above a number of reserved bytes.
-    fn arm(&self, marks: &mut [HighWater]) {
+    fn arm(&self, marks: &mut [HighWaterMark]) {
         let (limit, reserved) = (self.limit(), self.0.reserved.load(SeqCst));
         let passed = marks.iter_mut().filter(|mark| reserved < mark.bytes(limit));
         passed.for_each(|mark| mark.armed = true);
@@ -280,13 +280,13 @@ impl Budget {
 
     /// Trims the pools other than the one at the address `but`, by `bytes` bytes in all. Returns
     /// the bytes released; `None` if there are no other pools.
-    pub(super) fn trim_but(&self, bytes: u64, but: *const ()) -> Option<u64> {
+    pub(super) fn trim_others(&self, bytes: u64, but: *const ()) -> Option<u64> {
         let pools: Vec<_> = self.0.pools.lock().iter().filter_map(Weak::upgrade).collect();
         let mut others = pools.iter().filter(|pool| pool.address() != but).peekable();
         others.peek()?;
         Some(others.fold(0, |given_back, pool| {
             let more = bytes.saturating_sub(given_back);
-            given_back + if more > 0 { pool.give_back(more) } else { 0 }
+            given_back + if more > 0 { pool.trim_short(more) } else { 0 }
         }))
     }
 
@@ -310,17 +310,17 @@ impl Budget {
         let mut pools = self.0.pools.lock();
         pools.retain(|pool| pool.strong_count() > 0);
         pools.push(weak);
-        pool.send_frees_past_caches(self.waiting() > 0);
+        pool.set_cache_bypass(self.waiter_count() > 0);
     }
 
     /// Tells all pools whether a request waits.
-    fn tell_pools(&self) {
+    fn set_cache_bypass_of_pools(&self) {
         let pools = {
             let pools = self.0.pools.lock();
             let members: Vec<_> = pools.iter().filter_map(Weak::upgrade).collect();
-            let on = self.waiting() > 0;
+            let on = self.waiter_count() > 0;
             for pool in &members {
-                pool.send_frees_past_caches(on);
+                pool.set_cache_bypass(on);
             }
             members
         };
@@ -331,19 +331,19 @@ impl Budget {
     /// Adds a request to the end of the queue of waiting requests, and returns its id. After this
     /// call returns, every free wakes the first request of the queue.
     pub(crate) fn begin_waiting(&self) -> u64 {
-        let (id, first) = self.0.waiters.join();
-        invariant!(self.waiting() > 0, "a request that joined the line is counted");
-        if first {
-            self.tell_pools();
+        let Joined { id, is_only } = self.0.waiters.join();
+        invariant!(self.waiter_count() > 0, "a request that joined the line is counted");
+        if is_only {
+            self.set_cache_bypass_of_pools();
         }
         id
     }
 
     /// Removes a request from those that wait: it was served, refused or given up.
     pub(crate) fn end_waiting(&self, id: u64) {
-        let (is_last, _left) = self.0.waiters.leave(id);
-        if is_last {
-            self.tell_pools();
+        let left = self.0.waiters.leave(id);
+        if left.was_last {
+            self.set_cache_bypass_of_pools();
         }
     }
 
@@ -359,14 +359,14 @@ impl Budget {
 
     /// Returns whether a request waits. A thread that has just made memory available calls this.
     #[inline]
-    pub(crate) fn is_awaited(&self) -> bool {
-        self.0.waiters.are_any()
+    pub(crate) fn has_waiters(&self) -> bool {
+        self.0.waiters.has_any()
     }
 
     /// Wakes the first request that waits, if there is one. Call it with no lock held.
     #[inline]
     pub(crate) fn wake(&self) {
-        if self.is_awaited() {
+        if self.has_waiters() {
             self.0.waiters.wake();
         }
     }
@@ -387,18 +387,18 @@ impl Drop for WakeBudget {
 }
 
 /// Reserved bytes that the drop subtracts from the budget again.
-struct Back<'b> {
+struct UnreserveOnDrop<'b> {
     budget: &'b Budget,
     bytes: u64,
 }
 
-impl Drop for Back<'_> {
+impl Drop for UnreserveOnDrop<'_> {
     fn drop(&mut self) {
-        self.budget.give_back(self.bytes);
+        self.budget.unreserve(self.bytes);
     }
 }
 
-impl HighWater {
+impl HighWaterMark {
     /// Returns the mark in bytes. Without a limit it is `u64::MAX`, which reserved bytes never
     /// reach.
     #[expect(
@@ -423,7 +423,7 @@ impl fmt::Debug for Budget {
         f.debug_struct("Budget")
             .field("reserved", &format_args!("{reserved}"))
             .field("limit", &format_args!("{limit}"))
-            .field("waiting", &self.waiting())
+            .field("waiting", &self.waiter_count())
             .finish_non_exhaustive()
     }
 }

@@ -6,19 +6,19 @@ use std::fmt;
 /// The limit on the number of cached blocks in one free list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BucketLimit {
-    pub(crate) most: usize,
-    /// The size, in bytes, from which `most_large` is the limit.
-    pub(crate) large_from: u64,
-    pub(crate) most_large: usize,
+    pub(crate) max_blocks: usize,
+    /// The size, in bytes, from which `max_large_blocks` is the limit.
+    pub(crate) large_min_bytes: u64,
+    pub(crate) max_large_blocks: usize,
 }
 
 impl BucketLimit {
     pub(crate) const NONE: Self =
-        Self { most: usize::MAX, large_from: u64::MAX, most_large: usize::MAX };
+        Self { max_blocks: usize::MAX, large_min_bytes: u64::MAX, max_large_blocks: usize::MAX };
 
     #[inline]
     pub(crate) fn of(self, bytes: u64) -> usize {
-        if bytes < self.large_from { self.most } else { self.most_large }
+        if bytes < self.large_min_bytes { self.max_blocks } else { self.max_large_blocks }
     }
 }
 

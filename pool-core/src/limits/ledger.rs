@@ -14,24 +14,34 @@ pub(crate) struct Ledger {
     limit: AtomicU64,
     /// Bytes that were allocated from the device, and bytes that a call in progress is about to
     /// allocate.
+    claimed: AtomicU64,
+    /// Bytes that were allocated from the device.
     reserved: AtomicU64,
-    taken: AtomicU64,
     peak: AtomicU64,
     pub(crate) budget: Budget,
 }
 
+/// Bytes that must go back to the device before a request fits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shortfall {
+    /// In this pool, because of its own limit.
+    pub(crate) of_pool: u64,
+    /// In any pool of the budget, because of its limit.
+    pub(crate) of_budget: u64,
+}
+
 impl Ledger {
     pub(crate) fn new(limit: u64, budget: Budget) -> Self {
-        let [reserved, taken, peak] = [0; 3].map(AtomicU64::new);
-        Self { limit: AtomicU64::new(limit), reserved, taken, peak, budget }
+        let [claimed, reserved, peak] = [0; 3].map(AtomicU64::new);
+        Self { limit: AtomicU64::new(limit), claimed, reserved, peak, budget }
     }
 
     /// Reserves `bytes` for a call to the device, or leaves everything as it is.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<Reservation<'_>, DeviceError> {
         let limit = self.limit().min(LARGEST);
         let fits = |reserved: u64| reserved.checked_add(bytes).filter(|sum| *sum <= limit);
-        if let Err(reserved) = self.reserved.try_update(SeqCst, SeqCst, fits) {
-            let is_possible = reserved.saturating_add(bytes) <= LARGEST;
+        if let Err(claimed) = self.claimed.try_update(SeqCst, SeqCst, fits) {
+            let is_possible = claimed.saturating_add(bytes) <= LARGEST;
             return Err(match is_possible {
                 true => DeviceError::limit(Limit::Reserved),
                 false => DeviceError::new(Why::TooLarge, "sum of reserved bytes"),
@@ -45,12 +55,12 @@ impl Ledger {
     }
 
     /// Subtracts bytes that were freed to the device, also from the budget.
-    pub(crate) fn give_back(&self, bytes: u64) {
-        let taken = self.taken.fetch_sub(bytes, Relaxed);
-        let reserved = self.reserved.fetch_sub(bytes, SeqCst);
-        invariant!(taken >= bytes, "a pool gives back what it took from the device, once");
-        invariant!(reserved >= bytes, "what a pool has taken is reserved");
-        self.budget.give_back(bytes);
+    pub(crate) fn note_freed(&self, bytes: u64) {
+        let reserved = self.reserved.fetch_sub(bytes, Relaxed);
+        let claimed = self.claimed.fetch_sub(bytes, SeqCst);
+        invariant!(reserved >= bytes, "a pool gives back what it took from the device, once");
+        invariant!(claimed >= bytes, "what a pool has taken is counted with its claims");
+        self.budget.unreserve(bytes);
     }
 
     pub(crate) fn limit(&self) -> u64 {
@@ -68,16 +78,18 @@ impl Ledger {
         if self.budget.limit() == u64::MAX {
             return self.limit();
         }
-        let others = self.budget.reserved_bytes().saturating_sub(self.reserved.load(Relaxed));
+        let others = self.budget.reserved_bytes().saturating_sub(self.claimed.load(Relaxed));
         self.limit().min(self.budget.limit().saturating_sub(others))
     }
 
     /// Returns how many bytes must be freed before `bytes` more can be reserved: by this pool for
     /// its own limit, and by any pools of the budget for the budget's limit.
-    pub(crate) fn missing(&self, bytes: u64) -> (u64, u64) {
+    pub(crate) fn shortfall(&self, bytes: u64) -> Shortfall {
         let needed = self.reserved().saturating_add(bytes);
-        let own = needed.saturating_sub(self.limit());
-        (own, bytes.saturating_sub(self.budget.available()))
+        Shortfall {
+            of_pool: needed.saturating_sub(self.limit()),
+            of_budget: bytes.saturating_sub(self.budget.available()),
+        }
     }
 
     /// Whether both limits are large enough for a request of `bytes` bytes alone.
@@ -88,11 +100,11 @@ impl Ledger {
     /// Gives back cached memory of the other pools of the budget; `None` if there are none. `own`:
     /// the address of this pool's store.
     pub(crate) fn trim_others(&self, own: *const (), bytes: u64) -> Option<u64> {
-        self.budget.trim_but(bytes, own)
+        self.budget.trim_others(bytes, own)
     }
 
     pub(crate) fn reserved(&self) -> u64 {
-        self.taken.load(Relaxed)
+        self.reserved.load(Relaxed)
     }
 
     pub(crate) fn peak(&self) -> u64 {
@@ -103,16 +115,16 @@ impl Ledger {
     /// call is in progress.
     #[cfg(feature = "check")]
     pub(crate) fn check(&self) -> Result<(), String> {
-        let (taken, reserved) = (self.reserved(), self.reserved.load(Relaxed));
-        if taken != reserved {
-            return Err(format!("{taken} bytes taken, {reserved} reserved, no call under way"));
+        let (reserved, claimed) = (self.reserved(), self.claimed.load(Relaxed));
+        if reserved != claimed {
+            return Err(format!("{reserved} bytes reserved, {claimed} claimed, no call under way"));
         }
-        if self.peak() < taken {
-            return Err(format!("{taken} bytes taken, above the peak of {}", self.peak()));
+        if self.peak() < reserved {
+            return Err(format!("{reserved} bytes reserved, above the peak of {}", self.peak()));
         }
         let of_budget = self.budget.reserved_bytes();
-        if of_budget < taken {
-            return Err(format!("{taken} bytes taken, {of_budget} of them in the budget"));
+        if of_budget < reserved {
+            return Err(format!("{reserved} bytes reserved, {of_budget} of them in the budget"));
         }
         Ok(())
     }
@@ -126,7 +138,7 @@ impl Ledger {
 /// budget.
 impl Drop for Ledger {
     fn drop(&mut self) {
-        self.budget.give_back(*self.taken.get_mut());
+        self.budget.unreserve(*self.reserved.get_mut());
     }
 }
 
@@ -142,23 +154,23 @@ pub(crate) struct Reservation<'l> {
 
 impl Reservation<'_> {
     /// Counts `bytes` of the reservation as allocated by the device.
-    pub(crate) fn took(&mut self, bytes: u64) {
+    pub(crate) fn note_allocated(&mut self, bytes: u64) {
         invariant!(bytes <= self.bytes, "the device gave at most what was reserved for it");
         invariant!(self.bytes == self.in_budget, "a pool and its budget reserve the same bytes");
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
         self.in_budget -= bytes;
-        let taken = self.ledger.taken.fetch_add(bytes, Relaxed) + bytes;
-        self.ledger.peak.fetch_max(taken, Relaxed);
+        let reserved = self.ledger.reserved.fetch_add(bytes, Relaxed) + bytes;
+        self.ledger.peak.fetch_max(reserved, Relaxed);
     }
 }
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        let reserved = self.ledger.reserved.fetch_sub(self.bytes, SeqCst);
-        invariant!(reserved >= self.bytes, "a reservation is counted until it ends");
+        let claimed = self.ledger.claimed.fetch_sub(self.bytes, SeqCst);
+        invariant!(claimed >= self.bytes, "a reservation is counted until it ends");
         if self.in_budget > 0 {
-            self.ledger.budget.give_back(self.in_budget);
+            self.ledger.budget.unreserve(self.in_budget);
         } else if self.bytes > 0 {
             self.ledger.budget.transit().note_return();
         }

@@ -16,46 +16,61 @@ pub struct Retention {
 }
 
 /// The retention time is kept to within one part in this many.
-const FINENESS: u32 = 64;
+const TICKS_PER_RETENTION: u32 = 64;
+
+/// A tick that a pool remembers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Tick {
+    ticked_at: Duration,
+    /// How many allocations the pool had served by then.
+    allocation_count: u64,
+}
 
 /// Maps tick times to counts of allocations, so that `tick` can tell which memory is older than the
 /// retention time.
 #[derive(Debug, Default)]
-pub(crate) struct Ticks(VecDeque<(Duration, u64)>);
+pub(crate) struct Ticks(VecDeque<Tick>);
 
 impl Ticks {
-    /// Records a tick at the time `now`, when the pool's count of allocations is `at`. Returns a
-    /// count of allocations: memory that was freed before that count is too old to keep. If time
-    /// runs backwards, no memory becomes older.
-    pub(crate) fn tick(&mut self, now: Duration, at: u64, retention: Retention) -> u64 {
-        let by_count = retention.allocations.map_or(0, |most| at.saturating_sub(most));
+    /// Records a tick at the time `now`, when the pool had served `allocation_count` allocations.
+    /// Returns a count of allocations: memory that was freed before that count is too old to keep.
+    /// If time runs backwards, no memory becomes older.
+    pub(crate) fn tick(
+        &mut self,
+        now: Duration,
+        allocation_count: u64,
+        retention: Retention,
+    ) -> u64 {
+        let too_old = |most| allocation_count.saturating_sub(most);
+        let by_count = retention.allocations.map_or(0, too_old);
         let Some(age) = retention.time else { return by_count };
-        self.note(now, at, age / FINENESS);
-        let is_old = |(then, _): &(Duration, u64)| then.saturating_add(age) <= now;
-        let old = self.0.iter().take_while(|tick| is_old(tick)).count();
+        let tick = Tick { ticked_at: now, allocation_count };
+        self.note(tick, age / TICKS_PER_RETENTION);
+        let is_old = |tick: &&Tick| tick.ticked_at.saturating_add(age) <= now;
+        let old = self.0.iter().take_while(is_old).count();
         // The last old one is needed for the next tick; those before it are not.
         self.0.drain(..old.saturating_sub(1));
         invariant!(self.0.iter().is_sorted(), "ticks are in the order of their time");
-        let by_time = if old > 0 { self.0.front().map_or(0, |(_, at)| *at) } else { 0 };
-        invariant!(by_time <= at && by_count <= at, "no memory is freed in the future");
+        let oldest = self.0.front().filter(|_| old > 0);
+        let by_time = oldest.map_or(0, |tick| tick.allocation_count);
         by_count.max(by_time)
     }
-}
 
-impl Ticks {
-    /// Adds a tick to the queue. Of ticks that are less than `apart` apart it keeps only the first
-    /// and the last, so that the queue stays short.
-    fn note(&mut self, now: Duration, at: u64, apart: Duration) {
-        if self.0.back().is_some_and(|(last, _)| *last > now) {
+    /// Adds a tick to the queue. Of ticks that are less than `min_spacing` apart it keeps only the
+    /// first and the last, so that the queue stays short.
+    fn note(&mut self, tick: Tick, min_spacing: Duration) {
+        let now = tick.ticked_at;
+        if self.0.back().is_some_and(|last| last.ticked_at > now) {
             return;
         }
-        let mut newest = self.0.iter().rev().map(|(then, _)| *then);
+        let mut newest = self.0.iter().rev().map(|tick| tick.ticked_at);
         if let (Some(last), before) = (newest.next(), newest.next())
-            && (last == now || before.is_some_and(|before| now.saturating_sub(before) < apart))
+            && (last == now
+                || before.is_some_and(|before| now.saturating_sub(before) < min_spacing))
         {
             self.0.pop_back();
         }
-        self.0.push_back((now, at));
+        self.0.push_back(tick);
     }
 }
 
@@ -79,7 +94,7 @@ mod tests {
             let late = now.saturating_sub(before + Duration::from_mins(1));
             assert!(now < Duration::from_secs(61) || late < Duration::from_secs(1), "{now:?}");
         }
-        assert!(most < 2 * FINENESS as usize + 4, "{most} ticks");
+        assert!(most < 2 * TICKS_PER_RETENTION as usize + 4, "{most} ticks");
     }
 
     #[test]

@@ -8,14 +8,14 @@ use crate::sys::forks;
 #[cfg(not(any(loom, shuttle)))]
 thread_local! {
     /// Pieces that this thread has on their way, in any budget.
-    static PIECES_HERE: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+    static OWN_PIECES: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
     /// The number of times that this thread made memory available again, in all budgets.
-    static RETURNS_HERE: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+    static OWN_RETURNS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 #[cfg(any(loom, shuttle))]
 crate::checker::thread_local! {
-    static PIECES_HERE: std::cell::Cell<u64> = std::cell::Cell::new(0);
-    static RETURNS_HERE: std::cell::Cell<u64> = std::cell::Cell::new(0);
+    static OWN_PIECES: std::cell::Cell<u64> = std::cell::Cell::new(0);
+    static OWN_RETURNS: std::cell::Cell<u64> = std::cell::Cell::new(0);
 }
 
 /// Counts of memory on its way, and of returns. They change on cold paths only.
@@ -41,21 +41,21 @@ fn packed(pieces: u64) -> u64 {
 
 impl Transit {
     /// Returns whether any memory is on its way.
-    pub(crate) fn is_any(&self) -> bool {
+    pub(crate) fn has_pieces(&self) -> bool {
         pieces_of(self.pieces.load(Acquire)) > 0
     }
 
     /// Returns whether other threads have memory in transit. Pieces of the calling thread do not
     /// count, because code that a device call or an observer runs would wait for itself.
-    pub(crate) fn is_any_of_others(&self) -> bool {
-        let here = PIECES_HERE.with(std::cell::Cell::get);
+    pub(crate) fn others_have_pieces(&self) -> bool {
+        let here = OWN_PIECES.with(std::cell::Cell::get);
         pieces_of(self.pieces.load(Acquire)) > here
     }
 
     /// Counts `count` pieces of memory that leave a list. Call it under the lock of that list.
     pub(crate) fn begin(&self, count: usize) {
         let count = count as u64;
-        PIECES_HERE.with(|here| here.set(here.get() + count));
+        OWN_PIECES.with(|here| here.set(here.get() + count));
         self.change(|pieces| pieces + count);
     }
 
@@ -63,7 +63,7 @@ impl Transit {
     pub(crate) fn end(&self, count: usize) {
         if count > 0 {
             let count = count as u64;
-            PIECES_HERE.with(|here| here.set(here.get().saturating_sub(count)));
+            OWN_PIECES.with(|here| here.set(here.get().saturating_sub(count)));
             // The return is counted first: a thread that sees no pieces in transit must see the
             // return.
             self.note_return();
@@ -80,12 +80,12 @@ impl Transit {
     /// Notes that memory came back without a transit.
     pub(crate) fn note_return(&self) {
         self.returns.fetch_add(1, Release);
-        RETURNS_HERE.with(|here| here.set(here.get().wrapping_add(1)));
+        OWN_RETURNS.with(|here| here.set(here.get().wrapping_add(1)));
     }
 
     /// Returns a number that changes when another thread makes memory available again.
     pub(crate) fn returns_of_others(&self) -> u64 {
-        RETURNS_HERE.with(|here| self.returns.load(Acquire).wrapping_sub(here.get()))
+        OWN_RETURNS.with(|here| self.returns.load(Acquire).wrapping_sub(here.get()))
     }
 }
 
@@ -121,16 +121,16 @@ mod tests {
             scope.spawn(|| drop(InTransit::new(&transit)));
         });
         assert_eq!(transit.returns_of_others(), before + 1);
-        assert!(!transit.is_any());
+        assert!(!transit.has_pieces());
     }
 
     #[test]
     fn a_thread_does_not_wait_for_its_own_pieces() {
         let transit = Transit::default();
         let _own = InTransit::new(&transit);
-        assert!(transit.is_any() && !transit.is_any_of_others());
+        assert!(transit.has_pieces() && !transit.others_have_pieces());
         thread::scope(|scope| {
-            scope.spawn(|| assert!(transit.is_any_of_others()));
+            scope.spawn(|| assert!(transit.others_have_pieces()));
         });
     }
 
@@ -139,11 +139,11 @@ mod tests {
     fn pieces_of_a_parent_do_not_count_in_its_child() {
         let transit = Transit::default();
         transit.pieces.store((u64::from(forks()).wrapping_sub(1)) << 32 | 3, Release);
-        assert!(!transit.is_any());
+        assert!(!transit.has_pieces());
         let own = InTransit::new(&transit);
         assert_eq!(pieces_of(transit.pieces.load(Acquire)), 1);
         drop(own);
         transit.end(1); // it began before the fork
-        assert!(!transit.is_any());
+        assert!(!transit.has_pieces());
     }
 }

@@ -36,12 +36,28 @@ pub(crate) struct Waiter {
     id: u64,
     waker: Option<Waker>,
     /// Whether memory was made available since the last try of the request.
-    called: bool,
+    may_try: bool,
+}
+
+/// A request that has joined the line.
+pub(crate) struct Joined {
+    pub(crate) id: u64,
+    /// No other request waits.
+    pub(crate) is_only: bool,
+}
+
+/// A request that has left the line.
+pub(crate) struct Left {
+    /// No request waits any more.
+    pub(crate) was_last: bool,
+    /// The request, whose waker is foreign code: drop it under no lock.
+    #[expect(dead_code, reason = "it is dropped, and not read")]
+    pub(crate) waiter: Option<Waiter>,
 }
 
 /// The next step of a request that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum NextStep {
     /// It tries to allocate.
     Try,
     /// Its waker is called when it is its turn.
@@ -58,7 +74,7 @@ impl Waiters {
     }
 
     #[inline]
-    pub(crate) fn are_any(&self) -> bool {
+    pub(crate) fn has_any(&self) -> bool {
         self.count() > 0
     }
 
@@ -72,58 +88,58 @@ impl Waiters {
     }
 
     /// Adds a request. Returns its number, and whether no other waits.
-    pub(crate) fn join(&self) -> (u64, bool) {
+    pub(crate) fn join(&self) -> Joined {
         let mut line = self.line.lock();
         let id = line.next;
         line.next += 1;
         invariant!(line.waiting.back().is_none_or(|last| last.id < id), "a line is in order");
-        line.waiting.push_back(Waiter { id, waker: None, called: true });
+        line.waiting.push_back(Waiter { id, waker: None, may_try: true });
         let before = self.count.fetch_add(1, SeqCst);
         invariant!(before + 1 == line.waiting.len(), "each request in the line is counted");
-        (id, before == 0)
+        Joined { id, is_only: before == 0 }
     }
 
     /// Removes a request, and wakes the next if it was the first. Returns whether none is left, and
     /// the request with its waker, which the caller drops when it holds no lock.
-    pub(crate) fn leave(&self, id: u64) -> (bool, Option<Waiter>) {
+    pub(crate) fn leave(&self, id: u64) -> Left {
         let mut line = self.line.lock();
         let Some(at) = line.waiting.iter().position(|waiter| waiter.id == id) else {
-            return (false, None);
+            return Left { was_last: false, waiter: None };
         };
-        let left = line.waiting.remove(at);
+        let waiter = line.waiting.remove(at);
         let before = self.count.fetch_sub(1, SeqCst);
-        let last = before == 1;
+        let was_last = before == 1;
         invariant!(before == line.waiting.len() + 1, "each request in the line is counted");
-        let next = if at == 0 { line.call_first() } else { None };
+        let next = if at == 0 { line.let_first_try() } else { None };
         drop(line);
         if let Some(next) = next {
             next.wake();
         }
         // The caller drops the waker. It is foreign code whose drop may panic, so no lock is held
         // then, and it is dropped last.
-        (last, left)
+        Left { was_last, waiter }
     }
 
     /// Returns whether a request may try: it is the first, and memory was made available since its
     /// last try. Otherwise keeps `waker`, which is called when both are so.
-    pub(crate) fn turn(&self, id: u64, waker: &Waker) -> Turn {
+    pub(crate) fn next_step(&self, id: u64, waker: &Waker) -> NextStep {
         let waker = waker.clone(); // foreign code, so not under the lock
         let mut line = self.line.lock();
         let Some(at) = line.waiting.iter().position(|waiter| waiter.id == id) else {
-            return Turn::Try;
+            return NextStep::Try;
         };
         let waiter = &mut line.waiting[at];
-        let tries = at == 0 && std::mem::take(&mut waiter.called);
+        let tries = at == 0 && std::mem::take(&mut waiter.may_try);
         let unused = if tries { Some(waker) } else { waiter.waker.replace(waker) };
         drop(line);
         drop(unused);
-        if tries { Turn::Try } else { Turn::Wait }
+        if tries { NextStep::Try } else { NextStep::Wait }
     }
 
     /// Lets the first request try.
     #[cold]
     pub(crate) fn wake(&self) {
-        let waker = self.line.lock().call_first();
+        let waker = self.line.lock().let_first_try();
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -131,9 +147,9 @@ impl Waiters {
 }
 
 impl Line {
-    fn call_first(&mut self) -> Option<Waker> {
+    fn let_first_try(&mut self) -> Option<Waker> {
         let first = self.waiting.front_mut()?;
-        first.called = true;
+        first.may_try = true;
         first.waker.take()
     }
 }
@@ -145,12 +161,13 @@ mod tests {
     #[test]
     fn requests_count_from_when_they_join_until_they_leave() {
         let waiters = Waiters::new();
-        assert!(!waiters.are_any());
-        let ((first, is_alone), (second, is_second_alone)) = (waiters.join(), waiters.join());
-        assert!(is_alone && !is_second_alone && waiters.are_any());
-        assert!(!waiters.leave(first).0, "the second waits");
-        assert!(waiters.are_any() && waiters.is_first(second));
-        assert!(waiters.leave(second).0 && !waiters.are_any());
-        assert!(!waiters.leave(second).0, "it has left");
+        assert!(!waiters.has_any());
+        let (one, other) = (waiters.join(), waiters.join());
+        assert!(one.is_only && !other.is_only && waiters.has_any());
+        let (first, second) = (one.id, other.id);
+        assert!(!waiters.leave(first).was_last, "the second waits");
+        assert!(waiters.has_any() && waiters.is_first(second));
+        assert!(waiters.leave(second).was_last && !waiters.has_any());
+        assert!(!waiters.leave(second).was_last, "it has left");
     }
 }

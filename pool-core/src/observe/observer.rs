@@ -145,7 +145,7 @@ struct Listener {
 
 /// The fields of an event that are not the pool's own.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct About {
+pub(crate) struct EventFields {
     pub(crate) tag: Tag,
     pub(crate) stream: u64,
     pub(crate) id: u64,
@@ -164,19 +164,19 @@ impl Observers {
         self.all.push(Listener { observer, sees_hits });
     }
 
-    pub(crate) fn are_any(&self) -> bool {
+    pub(crate) fn has_any(&self) -> bool {
         !self.all.is_empty()
     }
 
     /// Whether any is told of hits and frees.
-    pub(crate) fn see_hits(&self) -> bool {
+    pub(crate) fn any_sees_hits(&self) -> bool {
         self.all.iter().any(|listener| listener.sees_hits)
     }
 
     /// Calls the observers that see this kind of event. Call it with no lock held.
     #[cold]
-    pub(crate) fn tell(&self, kind: EventKind, about: About) {
-        let About { tag, stream, id, requested: requested_bytes, bytes } = about;
+    pub(crate) fn notify(&self, kind: EventKind, fields: EventFields) {
+        let EventFields { tag, stream, id, requested: requested_bytes, bytes } = fields;
         let pool = &*self.name;
         let (tag, tag_number) = (tag.name(), tag.number());
         let event = PoolEvent { kind, pool, tag, tag_number, stream, id, requested_bytes, bytes };

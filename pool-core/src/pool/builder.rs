@@ -199,7 +199,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// Thread caches lease their part of the limit. The pool may therefore refuse a block, or evict
     /// the oldest, although another thread's cache does not use its whole part.
     pub fn bucket_limit(mut self, blocks: usize) -> Self {
-        self.bucket_limit.most = blocks;
+        self.bucket_limit.max_blocks = blocks;
         self
     }
 
@@ -227,8 +227,11 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// Sets the limit on cached blocks for sizes from `from_bytes` on, whatever
     /// [`PoolBuilder::bucket_limit`] says.
     pub fn large_bucket_limit(mut self, from_bytes: u64, blocks: usize) -> Self {
-        self.bucket_limit =
-            BucketLimit { large_from: from_bytes, most_large: blocks, ..self.bucket_limit };
+        self.bucket_limit = BucketLimit {
+            large_min_bytes: from_bytes,
+            max_large_blocks: blocks,
+            ..self.bucket_limit
+        };
         self
     }
 

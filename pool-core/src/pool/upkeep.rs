@@ -14,7 +14,10 @@ use std::time::Duration;
 
 /// Also releases the memory that the allocator itself caches, and adds its error if `refusal` is
 /// `None`.
-fn with_kept<A: DeviceAllocator>(store: &Store<A>, (bytes, refusal): GivenBack) -> GivenBack {
+fn and_allocator_cache<A: DeviceAllocator>(
+    store: &Store<A>,
+    (bytes, refusal): GivenBack,
+) -> GivenBack {
     let kept = store.allocator.release_kept();
     (bytes, refusal.or(kept.err()))
 }
@@ -86,7 +89,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// # Ok::<(), pool_core::AllocError>(())
     /// ```
     pub fn shrink_to(&self, reserved: u64) -> Result<u64, AllocError> {
-        self.giving_back(|store| with_kept(store, store.shrink_to(reserved)))
+        self.release_and_report(|store| and_allocator_cache(store, store.shrink_to(reserved)))
     }
 
     /// Gives back at least `bytes` cached bytes, oldest first, or all if there are fewer. Returns
@@ -112,9 +115,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// ```
     pub fn trim(&self, bytes: u64) -> Result<u64, AllocError> {
         let goal = Goal { bytes, reason: Reason::Asked };
-        self.giving_back(|store| match bytes {
+        self.release_and_report(|store| match bytes {
             0 => store.trim(goal),
-            _ => with_kept(store, store.trim(goal)),
+            _ => and_allocator_cache(store, store.trim(goal)),
         })
     }
 
@@ -139,7 +142,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// # Ok::<(), pool_core::AllocError>(())
     /// ```
     pub fn clear(&self) -> Result<u64, AllocError> {
-        self.giving_back(|store| with_kept(store, store.clear()))
+        self.release_and_report(|store| and_allocator_cache(store, store.clear()))
     }
 
     /// Gives back memory that has been cached for longer than the pool's
@@ -165,10 +168,10 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// As for [`BucketPool::shrink_to`].
     pub fn tick(&self, now: Duration) -> Result<u64, AllocError> {
-        self.giving_back(|store| store.tick(now))
+        self.release_and_report(|store| store.tick(now))
     }
 
-    fn giving_back(&self, work: impl Fn(&Store<A>) -> GivenBack) -> Result<u64, AllocError> {
+    fn release_and_report(&self, work: impl Fn(&Store<A>) -> GivenBack) -> Result<u64, AllocError> {
         let store = self.store();
         let (bytes, refusal) = match store.fault() {
             // Cached memory stays: a forked process cannot use it, and the memory of a lost device
@@ -278,7 +281,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// ```
     pub fn set_reserved_limit(&self, bytes: u64) -> Result<u64, AllocError> {
         self.store().ledger.set_limit(bytes);
-        self.giving_back(|store| match store.ledger.reserved() > bytes {
+        self.release_and_report(|store| match store.ledger.reserved() > bytes {
             true => store.shrink_to(bytes),
             false => (0, None),
         })

@@ -3,8 +3,8 @@
 use crate::buffer::PooledBuffer;
 use crate::error::AllocError;
 use crate::heap::stages::Short;
-use crate::limits::Turn;
-use crate::observe::{About, EventKind};
+use crate::limits::NextStep;
+use crate::observe::{EventFields, EventKind};
 use crate::pool::BucketPool;
 use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why};
 use std::fmt;
@@ -94,13 +94,13 @@ impl<A: DeviceAllocator> BucketPool<A> {
         let mut request = self.request(stream, bytes, what);
         request.refused = refused;
         // A request that need not wait needs no waker.
-        if let Poll::Ready(done) = request.advance(Waker::noop()) {
+        if let Poll::Ready(done) = request.poll_once(Waker::noop()) {
             return done;
         }
         let deadline = Instant::now().checked_add(timeout);
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
         loop {
-            if let Poll::Ready(done) = request.advance(&waker) {
+            if let Poll::Ready(done) = request.poll_once(&waker) {
                 return done;
             }
             match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
@@ -121,7 +121,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// use std::time::Duration;
     ///
     /// let pool = BucketPool::builder(SimDevice::new()).reserved_limit(MIB).build();
-    /// let patient = pool.waiting(Duration::MAX);
+    /// let patient = pool.with_timeout(Duration::MAX);
     /// std::thread::scope(|scope| {
     ///     for _ in 0..4 {
     ///         scope.spawn(|| patient.allocate_zeroed(MIB).unwrap());
@@ -130,8 +130,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// assert_eq!(pool.stats().failures, 0);
     /// ```
     #[must_use]
-    pub fn waiting(&self, timeout: Duration) -> Self {
-        Self { patience: Some(timeout), ..self.clone() }
+    pub fn with_timeout(&self, timeout: Duration) -> Self {
+        Self { wait_timeout: Some(timeout), ..self.clone() }
     }
 
     /// Returns a future of a buffer of `bytes` bytes for the device's default stream, for any
@@ -187,7 +187,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         (kind, zeroed): (A::Kind, bool),
     ) -> AllocateAsync<A> {
         let (pool, stream) = (self.clone(), stream.clone());
-        AllocateAsync { pool, stream, bytes, kind, zeroed, place: None, refused: None }
+        AllocateAsync { pool, stream, bytes, kind, zeroed, waiter_id: None, refused: None }
     }
 }
 
@@ -198,7 +198,7 @@ pub(super) struct WakeAtEnd<'p, A: DeviceAllocator>(pub(super) &'p BucketPool<A>
 impl<A: DeviceAllocator> Drop for WakeAtEnd<'_, A> {
     fn drop(&mut self) {
         // A thread that does not exist in this process may hold the lock of the requests that wait.
-        if self.0.budget().is_awaited() && !self.0.store().is_forked() {
+        if self.0.budget().has_waiters() && !self.0.store().is_forked() {
             self.0.budget().wake();
         }
     }
@@ -213,7 +213,7 @@ pub struct AllocateAsync<A: DeviceAllocator> {
     kind: A::Kind,
     zeroed: bool,
     /// The id of the request in the queue of waiting requests; `None` before it joins the queue.
-    place: Option<u64>,
+    waiter_id: Option<u64>,
     /// The refusal of its last try.
     refused: Option<Short>,
 }
@@ -221,8 +221,8 @@ pub struct AllocateAsync<A: DeviceAllocator> {
 impl<A: DeviceAllocator> AllocateAsync<A> {
     /// Tries to allocate if the queue allows it. Otherwise `waker` is called when the request
     /// should try again.
-    fn advance(&mut self, waker: &Waker) -> Poll<Result<PooledBuffer<A>, AllocError>> {
-        if self.place.is_none() {
+    fn poll_once(&mut self, waker: &Waker) -> Poll<Result<PooledBuffer<A>, AllocError>> {
+        if self.waiter_id.is_none() {
             if self.tries_before_it_waits()
                 && let Some(done) = self.try_now()
             {
@@ -232,20 +232,20 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
                 return Poll::Ready(done);
             }
             let budget = self.pool.budget();
-            self.place = Some(budget.begin_waiting());
+            self.waiter_id = Some(budget.begin_waiting());
             // Memory that the try above freed may serve a request that began to wait meanwhile.
             budget.wake();
             self.pool.store().count_wait();
             let clock = self.pool.allocator().clock();
             let stream = clock.stream_id(clock.mark(&self.stream));
             let (tag, requested) = (self.pool.tag, self.bytes);
-            let about = About { tag, stream, requested, ..About::default() };
-            self.pool.store().tell(EventKind::Wait, about);
+            let fields = EventFields { tag, stream, requested, ..EventFields::default() };
+            self.pool.store().notify(EventKind::Wait, fields);
         }
         loop {
-            invariant!(self.place.is_some(), "a request that waits is in the line");
-            let id = self.place.unwrap_or_default();
-            if self.pool.budget().waiters().turn(id, waker) == Turn::Wait {
+            invariant!(self.waiter_id.is_some(), "a request that waits is in the line");
+            let id = self.waiter_id.unwrap_or_default();
+            if self.pool.budget().waiters().next_step(id, waker) == NextStep::Wait {
                 return Poll::Pending;
             }
             if let Some(done) = self.try_now() {
@@ -258,7 +258,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
     /// Returns whether the request tries before it joins the queue. It does so if no other request
     /// waits and the caller has not tried yet, or if the pool would refuse it at once.
     fn tries_before_it_waits(&self) -> bool {
-        if !self.pool.budget().is_awaited() {
+        if !self.pool.budget().has_waiters() {
             return self.refused.is_none();
         }
         let request = self.pool.pool_request((&self.stream, &self.stream), self.bytes, self.kind);
@@ -267,7 +267,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
 
     /// Allocates, or returns `None` if a return of memory could serve the request.
     fn try_now(&mut self) -> Option<Result<PooledBuffer<A>, AllocError>> {
-        match self.pool.try_lend(&self.stream, self.bytes, (self.kind, self.zeroed), true) {
+        match self.pool.try_allocate(&self.stream, self.bytes, (self.kind, self.zeroed), true) {
             Ok(buffer) => Some(Ok(buffer)),
             Err(short) if self.pool.may_wait(&short) => {
                 self.refused = Some(short);
@@ -280,7 +280,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
     /// Handles the end of the timeout. The first request of the queue tries once more, because work
     /// that its last try could not wait for may have been submitted since.
     fn time_out(mut self, timeout: Duration) -> Result<PooledBuffer<A>, AllocError> {
-        let is_first = self.place.is_some_and(|id| self.pool.budget().waiters().is_first(id));
+        let is_first = self.waiter_id.is_some_and(|id| self.pool.budget().waiters().is_first(id));
         if is_first && let Some(done) = self.try_now() {
             self.leave();
             return done;
@@ -293,7 +293,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
     }
 
     fn leave(&mut self) {
-        if let Some(id) = self.place.take() {
+        if let Some(id) = self.waiter_id.take() {
             self.pool.budget().end_waiting(id);
         }
     }
@@ -303,7 +303,7 @@ impl<A: DeviceAllocator> Future for AllocateAsync<A> {
     type Output = Result<PooledBuffer<A>, AllocError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.advance(context.waker())
+        self.poll_once(context.waker())
     }
 }
 
@@ -320,7 +320,7 @@ impl<A: DeviceAllocator> Drop for AllocateAsync<A> {
 
 impl<A: DeviceAllocator> fmt::Debug for AllocateAsync<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let waits = self.place.is_some();
+        let waits = self.waiter_id.is_some();
         f.debug_struct("AllocateAsync")
             .field("bytes", &self.bytes)
             .field("waits", &waits)

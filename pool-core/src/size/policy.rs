@@ -72,7 +72,7 @@ pub(crate) struct SizeClasses {
     largest: u64,
     /// The request sizes whose blocks are cached.
     window: RangeInclusive<u64>,
-    quick: Quick,
+    fast: FastPath,
     /// The largest ratio of block size to class size.
     alpha: f64,
 }
@@ -80,7 +80,7 @@ pub(crate) struct SizeClasses {
 /// The common policies in few steps, for requests of up to `most` bytes. Tests compare them with
 /// the general path.
 #[derive(Clone, Copy, Debug)]
-enum Quick {
+enum FastPath {
     /// The next power of two, from `least` on.
     PowerOfTwo {
         least: u64,
@@ -102,7 +102,7 @@ pub(crate) struct Class {
     /// The largest cached block, in bytes, that may serve the request; 0 if the request bypasses
     /// the pool and its block is not cached. (There is no separate flag for this, because copies of
     /// a struct of three words stall.)
-    pub(crate) up_to: u64,
+    pub(crate) max_block_bytes: u64,
 }
 
 impl SizeClasses {
@@ -119,62 +119,62 @@ impl SizeClasses {
             BucketPolicy::Tiered(classes) => BucketPolicy::tiered(&classes),
             other => other,
         };
-        let quick = Quick::of(&policy, granule.max(device_granule), largest);
+        let fast = FastPath::of(&policy, granule.max(device_granule), largest);
         // Powers of two are multiples of each other; other granules take the general path.
         let plain = granule.is_power_of_two() && device_granule.is_power_of_two();
-        let quick = if plain { quick } else { Quick::Never };
+        let fast = if plain { fast } else { FastPath::Never };
         let window = 0..=u64::MAX;
         let alpha = match policy {
             BucketPolicy::Fit { alpha } => alpha,
             _ => 1.0,
         };
         invariant!(granule > 0 && device_granule > 0, "sizes are multiples of some bytes");
-        Self { policy, granule, device_granule, largest, window, quick, alpha }
+        Self { policy, granule, device_granule, largest, window, fast, alpha }
     }
 
     /// Restricts the classes to a window: requests of other sizes bypass the pool.
     pub(crate) fn within(self, window: RangeInclusive<u64>) -> Self {
-        let quick = self.quick.within(&window);
-        Self { window, quick, ..self }
+        let fast = self.fast.within(&window);
+        Self { window, fast, ..self }
     }
 
     /// Returns the class of a request, or `None` if rounding would exceed [`LARGEST`]. A request of
     /// no bytes gets the smallest class.
     #[inline]
     pub(crate) fn of(&self, requested: u64) -> Option<Class> {
-        match self.quick(requested) {
+        match self.fast(requested) {
             Some(bytes) if self.alpha <= 1.0 => Some(Class::of_bytes(bytes)),
-            Some(bytes) => Some(Class { bytes, up_to: scaled(bytes, self.alpha) }),
-            None => self.of_any(requested),
+            Some(bytes) => Some(Class { bytes, max_block_bytes: scaled(bytes, self.alpha) }),
+            None => self.slow(requested),
         }
     }
 
     /// Returns the bytes of the class of a request, if the quick path can compute it.
     #[inline]
-    pub(crate) fn quick(&self, requested: u64) -> Option<u64> {
-        match self.quick {
-            Quick::PowerOfTwo { least, most } if requested <= most => {
+    pub(crate) fn fast(&self, requested: u64) -> Option<u64> {
+        match self.fast {
+            FastPath::PowerOfTwo { least, most } if requested <= most => {
                 Some(requested.max(least).next_power_of_two())
             }
-            Quick::Multiple { mask, most } if requested <= most => {
+            FastPath::Multiple { mask, most } if requested <= most => {
                 Some((requested.max(1) + mask) & !mask)
             }
             _ => None,
         }
     }
 
-    /// Returns the bytes of the class of a request for which [`SizeClasses::quick`] returns `None`;
+    /// Returns the bytes of the class of a request for which [`SizeClasses::fast`] returns `None`;
     /// `None` for a bypass. (One function for both costs a hit three instructions.)
     #[inline(never)]
-    pub(crate) fn of_cached(&self, requested: u64) -> Option<u64> {
-        self.of_any(requested).filter(|class| class.pooled()).map(|class| class.bytes)
+    pub(crate) fn slow_cached(&self, requested: u64) -> Option<u64> {
+        self.slow(requested).filter(|class| class.is_cached()).map(|class| class.bytes)
     }
 
-    fn of_any(&self, requested: u64) -> Option<Class> {
+    fn slow(&self, requested: u64) -> Option<Class> {
         let least = requested.max(1);
         if !self.window.contains(&least) {
             let exact = self.rounded(least).filter(|bytes| *bytes <= LARGEST);
-            return exact.map(Class::past_the_pool);
+            return exact.map(Class::bypass);
         }
         let class = self.rounded_by_policy(least).filter(|class| class.bytes <= LARGEST);
         if let Some(class) = class {
@@ -184,7 +184,7 @@ impl SizeClasses {
                 "the device has blocks of this size"
             );
             invariant!(
-                !class.pooled() || class.up_to >= class.bytes,
+                !class.is_cached() || class.max_block_bytes >= class.bytes,
                 "a block serves its own class"
             );
         }
@@ -193,7 +193,7 @@ impl SizeClasses {
         }
         // The class does not exist on this device, but the request itself may fit.
         let exact = self.on_device(least).filter(|bytes| *bytes <= self.largest.min(LARGEST));
-        exact.map(Class::past_the_pool).or(class)
+        exact.map(Class::bypass).or(class)
     }
 
     #[inline]
@@ -208,12 +208,12 @@ impl SizeClasses {
                 let at = classes.partition_point(|class| *class < least);
                 match classes.get(at) {
                     Some(class) => self.rounded(*class).map(Class::of_bytes),
-                    None => self.rounded(least).map(Class::past_the_pool),
+                    None => self.rounded(least).map(Class::bypass),
                 }
             }
             BucketPolicy::Fit { alpha } => {
                 let bytes = self.rounded(least)?;
-                Some(Class { bytes, up_to: scaled(bytes, *alpha) })
+                Some(Class { bytes, max_block_bytes: scaled(bytes, *alpha) })
             }
         }
     }
@@ -229,7 +229,7 @@ impl SizeClasses {
     }
 }
 
-impl Quick {
+impl FastPath {
     /// Returns the quick path of a policy. `granule` is a power of two.
     fn of(policy: &BucketPolicy, granule: u64, largest: u64) -> Self {
         let most = largest.min(LARGEST);
@@ -271,17 +271,17 @@ fn rounded_up(bytes: u64, multiple: u64) -> Option<u64> {
 
 impl Class {
     fn of_bytes(bytes: u64) -> Self {
-        Self { bytes, up_to: bytes }
+        Self { bytes, max_block_bytes: bytes }
     }
 
-    fn past_the_pool(bytes: u64) -> Self {
-        Self { bytes, up_to: 0 }
+    fn bypass(bytes: u64) -> Self {
+        Self { bytes, max_block_bytes: 0 }
     }
 
     /// Returns whether blocks of this class are cached.
     #[inline]
-    pub(crate) fn pooled(self) -> bool {
-        self.up_to > 0
+    pub(crate) fn is_cached(self) -> bool {
+        self.max_block_bytes > 0
     }
 }
 

@@ -47,7 +47,7 @@ impl StealPolicy {
 }
 
 /// The stream of a request, and the conditions under which the request may use memory.
-pub(crate) struct Taker<'r, C: StreamClock> {
+pub(crate) struct Requester<'r, C: StreamClock> {
     pub(crate) clock: &'r C,
     pub(crate) on: &'r C::Stream,
     pub(crate) steal: StealPolicy,
@@ -56,15 +56,15 @@ pub(crate) struct Taker<'r, C: StreamClock> {
     pub(crate) cpu_touches: bool,
 }
 
-impl<C: StreamClock> Clone for Taker<'_, C> {
+impl<C: StreamClock> Clone for Requester<'_, C> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<C: StreamClock> Copy for Taker<'_, C> {}
+impl<C: StreamClock> Copy for Requester<'_, C> {}
 
-impl<C: StreamClock> Taker<'_, C> {
+impl<C: StreamClock> Requester<'_, C> {
     /// Returns whether memory behind `mark` may be taken as it is. Makes no device call.
     #[inline]
     pub(crate) fn is_ready(&self, mark: C::Mark) -> bool {
@@ -77,22 +77,22 @@ impl<C: StreamClock> Taker<'_, C> {
     /// Returns whether memory behind all of these marks may be taken as it is. Makes no device
     /// call.
     #[inline]
-    pub(crate) fn are_ready(&self, after: &After<C::Mark>) -> bool {
+    pub(crate) fn are_ready(&self, after: &Pending<C::Mark>) -> bool {
         match after {
-            After::One(mark) => self.is_ready(*mark),
-            After::Nothing => true,
-            After::Many(marks) => marks.iter().all(|mark| self.is_ready(*mark)),
+            Pending::One(mark) => self.is_ready(*mark),
+            Pending::Nothing => true,
+            Pending::Many(marks) => marks.iter().all(|mark| self.is_ready(*mark)),
         }
     }
 
     /// Returns whether the taker may query or wait for `mark`. Makes no device call.
-    pub(crate) fn may_ask(&self, mark: C::Mark) -> bool {
+    pub(crate) fn may_query(&self, mark: C::Mark) -> bool {
         self.cpu_touches || self.steal.allows(self.clock, self.on, mark)
     }
 
     /// Returns whether memory behind `mark` is ready, and queries the device if needed. Does not
     /// wait.
-    pub(crate) fn see_done(&self, mark: C::Mark) -> Result<Order, DeviceError> {
+    pub(crate) fn query_done(&self, mark: C::Mark) -> Result<Order, DeviceError> {
         let done = self.is_ready(mark) || self.clock.is_done(mark)?;
         Ok(if done { Order::Ordered } else { Order::NotYet })
     }
@@ -110,14 +110,14 @@ impl<C: StreamClock> Taker<'_, C> {
 /// The marks that must be done before memory is reused: the last use on each stream that used it.
 /// Most programs have one mark, which needs no heap.
 #[derive(Clone, Debug, Default)]
-pub(crate) enum After<M> {
+pub(crate) enum Pending<M> {
     #[default]
     Nothing,
     One(M),
     Many(Box<[M]>),
 }
 
-impl<M: Copy> After<M> {
+impl<M: Copy> Pending<M> {
     pub(crate) fn of(marks: &[M]) -> Self {
         match marks {
             [] => Self::Nothing,

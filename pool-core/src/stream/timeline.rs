@@ -23,10 +23,10 @@ use stream::{Recorded, Slot, VectorClock};
 
 /// The maximum number of events that are kept for each stream. A wait for a mark whose event was
 /// dropped uses a later event, and so waits for more work.
-const EVENTS_KEPT: usize = 16;
+const MAX_EVENTS_PER_STREAM: usize = 16;
 /// The maximum number of retired streams that are queried when another stream is registered or
 /// retired.
-const RETIRED_ASKED: usize = 4;
+const MAX_RETIRED_QUERIES: usize = 4;
 
 /// The device calls that stream order needs.
 ///
@@ -202,7 +202,7 @@ impl<D: EventDriver> Timeline<D> {
         let final_epoch = event.map_or(last.epoch + 1, |recorded| recorded.epoch);
         invariant!(final_epoch > last.epoch, "the last event of a stream is after all its work");
         invariant!(!slot.is_retired(), "a stream ends once");
-        slot.last.store(final_epoch, SeqCst);
+        slot.final_epoch.store(final_epoch, SeqCst);
         // Wait until the calls of other threads on the stream have ended, because its owner may
         // destroy it after this function.
         drop(slot.calls.write());
@@ -220,7 +220,7 @@ impl<D: EventDriver> Timeline<D> {
         };
         let last = self.last_queried.load(Relaxed);
         retired.sort_unstable_by_key(|slot| (slot.id <= last, slot.id));
-        retired.truncate(RETIRED_ASKED);
+        retired.truncate(MAX_RETIRED_QUERIES);
         invariant!(retired.iter().all(|slot| slot.id > 0), "the default stream never ends");
         if let Some(slot) = retired.last() {
             self.last_queried.store(slot.id, Relaxed);
@@ -232,7 +232,7 @@ impl<D: EventDriver> Timeline<D> {
                 && self.driver.query(&last.event) == Ok(true)
             {
                 // This is only cleanup: if it fails, the stream stays until the next call.
-                let _ = self.seen_done(mark, &last);
+                let _ = self.note_done(mark, &last);
             }
         }
     }
@@ -291,22 +291,22 @@ impl<D: EventDriver> Timeline<D> {
         let next = events.get(at).map_or(u64::MAX, |recorded| recorded.epoch);
         invariant!(next > epoch, "an epoch of a stream has one event");
         events.insert(at, new.clone());
-        let oldest = if events.len() > EVENTS_KEPT { events.pop_front() } else { None };
-        invariant!(events.len() <= EVENTS_KEPT, "a stream keeps few events");
+        let oldest = if events.len() > MAX_EVENTS_PER_STREAM { events.pop_front() } else { None };
+        invariant!(events.len() <= MAX_EVENTS_PER_STREAM, "a stream keeps few events");
         drop(known);
         drop(oldest); // the device's own drop, so not under the lock
         Ok(Some(new))
     }
 
     /// Notes that a query has seen an event pass.
-    fn seen_done(&self, mark: Mark, recorded: &Recorded<D::Event>) -> Result<(), DeviceError> {
+    fn note_done(&self, mark: Mark, recorded: &Recorded<D::Event>) -> Result<(), DeviceError> {
         let Some(slot) = self.slot(mark)? else { return Ok(()) };
         invariant!(
             recorded.epoch <= slot.epoch.load(SeqCst),
             "what is done of a stream was given to it before"
         );
         slot.done_before.fetch_max(recorded.epoch, SeqCst);
-        let done = slot.known.lock().take_until(recorded.epoch);
+        let done = slot.known.lock().pop_until(recorded.epoch);
         invariant!(
             done.iter().all(|event| event.epoch <= recorded.epoch),
             "only events that are done are forgotten"
@@ -356,22 +356,19 @@ impl<D: EventDriver> Timeline<D> {
         // count as ordered before the wait is in the stream.
         // A mark taken after the stream had ended is covered by its last event.
         let covered = recorded.epoch.max(mark.epoch.saturating_add(1));
+        invariant!(covered > mark.epoch, "an event covers the mark that it was recorded for");
         self.note_after(on, &recorded.clock, mark.stream, covered);
-        invariant!(
-            on.is_after(mark) || self.is_obsolete(mark),
-            "a stream that waited for a mark is ordered after it"
-        );
         Ok(())
     }
 
     /// Notes that `on` is now ordered after the marks of `stream` below `epoch`, and after the
-    /// marks in `passed_on`, the vector clock of an event. Leaves out streams that are retired and
+    /// marks in `event_clock`, the vector clock of an event. Leaves out streams that are retired and
     /// done, because all their marks count as done.
-    fn note_after(&self, on: &Slot<D>, passed_on: &VectorClock, stream: u32, epoch: u64) {
+    fn note_after(&self, on: &Slot<D>, event_clock: &VectorClock, stream: u32, epoch: u64) {
         // Held until the end of this function. If a stream was forgotten meanwhile, its id would
         // stay in the vector clock for ever.
         let slots = self.slots.read();
-        let known = passed_on.iter().map(|(stream, epoch)| (*stream, *epoch));
+        let known = event_clock.iter().map(|(stream, epoch)| (*stream, *epoch));
         let known = known.chain([(stream, epoch)]).filter(|(id, _)| slots.contains_key(id));
         on.known.lock().note_after(known);
     }
@@ -490,7 +487,7 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
         let Some(recorded) = self.event_after(after)? else { return Ok(true) };
         let done = self.driver.query(&recorded.event)?;
         if done {
-            self.seen_done(after, &recorded)?;
+            self.note_done(after, &recorded)?;
         }
         Ok(done)
     }
@@ -501,7 +498,7 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
         }
         let Some(recorded) = self.event_after(after)? else { return Ok(()) };
         self.driver.synchronize(&recorded.event)?;
-        self.seen_done(after, &recorded)
+        self.note_done(after, &recorded)
     }
 }
 

@@ -48,33 +48,33 @@ pub fn watch_forks() {}
 /// The answer of a pool in this process: whether it can be used.
 #[derive(Debug)]
 pub(crate) struct ForkCheck {
-    /// The number of forks when it was looked at last; [`BROKEN`] if it cannot be used here.
-    looked_at: AtomicU32,
+    /// The number of forks when it was looked at last; [`UNUSABLE`] if it cannot be used here.
+    forks_at_check: AtomicU32,
 }
 
 /// The maximum number of checks whether a lock is held, since a living thread may hold it for a
 /// moment.
-const LOOKS: u32 = 100;
+const MAX_LOCK_CHECKS: u32 = 100;
 /// A lock was held when the process was forked.
-const BROKEN: u32 = u32::MAX;
+const UNUSABLE: u32 = u32::MAX;
 
 impl ForkCheck {
     pub(crate) fn new() -> Self {
         watch_forks();
-        Self { looked_at: AtomicU32::new(forks()) }
+        Self { forks_at_check: AtomicU32::new(forks()) }
     }
 
     /// Returns whether the pool cannot be used in this process. `is_held` returns whether any lock
     /// of the pool is held now. It is called in a child only, until the result is stored.
     #[inline]
-    pub(crate) fn is_broken(&self, is_held: impl Fn() -> bool) -> bool {
-        let looked_at = self.looked_at.load(Acquire);
-        looked_at != forks() && self.look(looked_at, is_held)
+    pub(crate) fn is_unusable_after_fork(&self, is_held: impl Fn() -> bool) -> bool {
+        let forks_at_check = self.forks_at_check.load(Acquire);
+        forks_at_check != forks() && self.check(forks_at_check, is_held)
     }
 
     #[cold]
-    fn look(&self, looked_at: u32, is_held: impl Fn() -> bool) -> bool {
-        if looked_at == BROKEN {
+    fn check(&self, forks_at_check: u32, is_held: impl Fn() -> bool) -> bool {
+        if forks_at_check == UNUSABLE {
             return true;
         }
         // A living thread releases a lock, such as that of its own cache, in a moment.
@@ -82,11 +82,11 @@ impl ForkCheck {
             std::thread::yield_now();
             is_held()
         };
-        let now = if (0..LOOKS).all(|_| is_held()) { BROKEN } else { forks() };
+        let now = if (0..MAX_LOCK_CHECKS).all(|_| is_held()) { UNUSABLE } else { forks() };
         // Other locks are taken only after the answer is stored, and the first answer stands.
-        match self.looked_at.compare_exchange(looked_at, now, Release, Acquire) {
-            Ok(_) => now == BROKEN,
-            Err(stored) => stored == BROKEN,
+        match self.forks_at_check.compare_exchange(forks_at_check, now, Release, Acquire) {
+            Ok(_) => now == UNUSABLE,
+            Err(stored) => stored == UNUSABLE,
         }
     }
 }
@@ -97,12 +97,15 @@ mod tests {
 
     #[test]
     fn a_pool_is_looked_at_once_in_each_child() {
-        let of_parent = || ForkCheck { looked_at: AtomicU32::new(forks() + 1) };
+        let of_parent = || ForkCheck { forks_at_check: AtomicU32::new(forks() + 1) };
         let check = of_parent();
-        assert!(!check.is_broken(|| false));
-        assert!(!check.is_broken(|| true), "a lock that is held now is held by a living thread");
+        assert!(!check.is_unusable_after_fork(|| false));
+        assert!(
+            !check.is_unusable_after_fork(|| true),
+            "a lock that is held now is held by a living thread"
+        );
         let check = of_parent();
-        assert!(check.is_broken(|| true));
-        assert!(check.is_broken(|| false), "nobody will give it up");
+        assert!(check.is_unusable_after_fork(|| true));
+        assert!(check.is_unusable_after_fork(|| false), "nobody will give it up");
     }
 }

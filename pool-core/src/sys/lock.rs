@@ -19,12 +19,12 @@ pub(crate) type Lock<T> = lock_api::Mutex<Swap, T>;
 pub(crate) type LockGuard<'l, T> = lock_api::MutexGuard<'l, Swap, T>;
 
 /// Pauses before the second read of a lock that is held. The pauses double with each read, up to
-/// [`PAUSES_MOST`]; from then on the waiting thread yields between reads.
-const PAUSES: u32 = 4;
-const PAUSES_MOST: u32 = 64;
+/// [`MAX_PAUSES`]; from then on the waiting thread yields between reads.
+const MIN_PAUSES: u32 = 4;
+const MAX_PAUSES: u32 = 64;
 /// Yields before the waiting thread sleeps. Without the sleep a waiting thread of higher priority
 /// could prevent the lock's holder on the same processor from ever running.
-const TURNS: u32 = 256;
+const MAX_YIELDS: u32 = 256;
 const SLEEP: Duration = Duration::from_micros(50);
 
 pub(crate) struct Swap(AtomicBool);
@@ -86,7 +86,7 @@ impl Swap {
 /// How long a thread waits between two reads of a lock.
 struct Pace {
     pauses: u32,
-    turns: u32,
+    yields: u32,
 }
 
 /// The rest of a waiting thread after a read that found the lock held.
@@ -99,14 +99,14 @@ enum Rest {
 }
 
 impl Pace {
-    const START: Self = Self { pauses: PAUSES, turns: 0 };
+    const START: Self = Self { pauses: MIN_PAUSES, yields: 0 };
 
     fn next(&mut self) -> Rest {
-        if self.pauses < PAUSES_MOST {
+        if self.pauses < MAX_PAUSES {
             self.pauses *= 2;
             Rest::None
-        } else if self.turns < TURNS {
-            self.turns += 1;
+        } else if self.yields < MAX_YIELDS {
+            self.yields += 1;
             Rest::Yield
         } else {
             Rest::Sleep
@@ -124,6 +124,6 @@ mod tests {
         let mut pace = Pace::START;
         let rests: Vec<Rest> = (0..=300).map(|_| pace.next()).collect();
         assert_eq!(rests[0], Rest::None);
-        assert!(rests[300] == Rest::Sleep && pace.pauses == PAUSES_MOST, "{:?}", rests[300]);
+        assert!(rests[300] == Rest::Sleep && pace.pauses == MAX_PAUSES, "{:?}", rests[300]);
     }
 }

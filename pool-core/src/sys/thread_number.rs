@@ -23,7 +23,7 @@ const UNKNOWN: usize = usize::MAX;
 
 /// A bit for each number that a thread has. The last bit is [`NONE`], which no thread takes.
 #[cfg(not(any(loom, shuttle)))]
-static TAKEN: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
+static IN_USE: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 
 #[cfg(not(any(loom, shuttle)))]
 thread_local! {
@@ -38,7 +38,7 @@ struct AtExit;
 #[cfg(not(any(loom, shuttle)))]
 impl Drop for AtExit {
     fn drop(&mut self) {
-        give_back(NUMBER.replace(NONE));
+        release(NUMBER.replace(NONE));
     }
 }
 
@@ -82,7 +82,7 @@ pub(crate) use modelled::{get, get as known};
 #[inline]
 pub(crate) fn get() -> usize {
     let number = NUMBER.get();
-    if number == UNKNOWN { take() } else { number }
+    if number == UNKNOWN { assign() } else { number }
 }
 
 /// Returns this thread's number, or a number that no thread has if [`get`] was not called yet.
@@ -94,13 +94,13 @@ pub(crate) fn known() -> usize {
 
 #[cfg(not(any(loom, shuttle)))]
 #[cold]
-fn take() -> usize {
+fn assign() -> usize {
     // The calls below may re-enter this function; they then get `NONE`.
     NUMBER.set(NONE);
     if AT_EXIT.try_with(|_| ()).is_err() {
         return NONE;
     }
-    let taken = take_free();
+    let taken = acquire_lowest();
     if let Some(number) = taken {
         NUMBER.set(number);
     }
@@ -111,8 +111,8 @@ fn take() -> usize {
 
 /// Takes the lowest number that no thread has.
 #[cfg(not(any(loom, shuttle)))]
-fn take_free() -> Option<usize> {
-    TAKEN.iter().enumerate().find_map(|(word, taken)| {
+fn acquire_lowest() -> Option<usize> {
+    IN_USE.iter().enumerate().find_map(|(word, taken)| {
         // The last bit stands for no number.
         let all = if word == WORDS - 1 { u64::MAX >> 1 } else { u64::MAX };
         let with_first_free = |bits: u64| (bits != all).then(|| bits | (bits + 1));
@@ -123,11 +123,11 @@ fn take_free() -> Option<usize> {
 
 /// Gives a number back.
 #[cfg(not(any(loom, shuttle)))]
-fn give_back(number: usize) {
+fn release(number: usize) {
     if number < NUMBERS {
         // Release: this thread's work happens before the work of the next thread with this number,
-        // which `take_free` acquires.
-        TAKEN[number / 64].fetch_and(!(1 << (number % 64)), Release);
+        // which `acquire_lowest` acquires.
+        IN_USE[number / 64].fetch_and(!(1 << (number % 64)), Release);
     }
 }
 
@@ -158,7 +158,7 @@ impl TestThreads {
     /// real and simulated, the later ones have no thread cache.
     #[must_use]
     pub fn new(count: usize) -> Self {
-        Self((0..count).map(|_| take_free().unwrap_or(NONE)).collect())
+        Self((0..count).map(|_| acquire_lowest().unwrap_or(NONE)).collect())
     }
 
     /// Runs `work` as the simulated thread `thread`, modulo the number of simulated threads; as the
@@ -183,7 +183,7 @@ impl TestThreads {
 #[cfg(all(feature = "check", not(any(loom, shuttle))))]
 impl Drop for TestThreads {
     fn drop(&mut self) {
-        self.0.drain(..).for_each(give_back);
+        self.0.drain(..).for_each(release);
     }
 }
 

@@ -2,7 +2,7 @@
 //! caches have, and what a lock that another thread holds does to a child.
 #![expect(clippy::expect_used, reason = "tests")]
 
-use pool_core::check::{Checked, Held};
+use pool_core::check::{Checked, PoolLock};
 use pool_core::limits::Retention;
 use pool_core::port::Limit;
 use pool_core::stream::StealPolicy;
@@ -159,7 +159,7 @@ fn figures_are_read_while_a_thread_is_inside_its_cache() {
         let of_thread = pool.clone();
         scope.spawn(move || {
             drop(of_thread.allocate(KIB));
-            of_thread.while_held(Held::OwnCache, || {
+            of_thread.with_lock_held(PoolLock::OwnCache, || {
                 let _ = inside.send(());
                 let _ = wait_done.recv();
             });
@@ -214,7 +214,7 @@ fn in_child(work: impl FnOnce() -> bool) -> bool {
 #[test]
 #[cfg(not(miri))]
 fn a_child_of_a_process_whose_threads_were_inside_is_refused_and_never_waits() {
-    for held in [Held::Book, Held::OwnCache, Held::Ticks] {
+    for held in [PoolLock::Book, PoolLock::OwnCache, PoolLock::Ticks] {
         let pool = BucketPool::new(SimDevice::new());
         let live = pool.allocate(GIB).expect("there is room");
         let (inside, wait_inside) = mpsc::channel();
@@ -223,7 +223,7 @@ fn a_child_of_a_process_whose_threads_were_inside_is_refused_and_never_waits() {
             let of_thread = pool.clone();
             scope.spawn(move || {
                 drop(of_thread.allocate(KIB));
-                of_thread.while_held(held, || {
+                of_thread.with_lock_held(held, || {
                     let _ = inside.send(());
                     let _ = wait_done.recv();
                 });

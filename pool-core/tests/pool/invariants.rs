@@ -58,6 +58,6 @@ fn a_poisoned_pool_holds_no_other_pool_of_its_budget() {
     break_invariant(&poisoned);
     drop(live);
     drop(waiting);
-    assert_eq!(budget.waiting(), 0);
+    assert_eq!(budget.waiter_count(), 0);
     assert!(other.allocate_timeout(2 * MIB, Duration::MAX).is_ok());
 }

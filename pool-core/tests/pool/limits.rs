@@ -1,5 +1,5 @@
 //! Bounds hold at each call of the device, not only between calls.
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests; a seed replays a failure")]
+#![expect(clippy::print_stdout, reason = "a seed replays a failure")]
 
 use crate::hooked::hooked;
 use pool_core::limits::{CachedLimit, FullBucket};

@@ -41,7 +41,7 @@ fn a_request_that_is_served_at_once_waits_for_nothing() {
     let pool = pool_of(1);
     assert_eq!(pool.allocate_timeout(MIB, Duration::ZERO).unwrap().size(), MIB);
     assert_eq!(pollster::block_on(pool.allocate_async(MIB)).unwrap().size(), MIB);
-    assert_eq!(pool.budget().waiting(), 0);
+    assert_eq!(pool.budget().waiter_count(), 0);
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_dropped_buffer_wakes_the_first_request_and_no_other() {
     for (request, waker) in requests.iter_mut().zip(&wakers) {
         assert!(poll(request, waker).is_pending());
     }
-    assert_eq!(pool.budget().waiting(), 2);
+    assert_eq!(pool.budget().waiter_count(), 2);
     drop(held);
     assert_eq!(calls.clone().map(|calls| calls.0.load(SeqCst)), [1, 0]);
     // The second may not take what the first was woken for.
@@ -61,7 +61,7 @@ fn a_dropped_buffer_wakes_the_first_request_and_no_other() {
     let Poll::Ready(Ok(first)) = poll(&mut requests[0], &wakers[0]) else { panic!("not served") };
     drop(first);
     assert!(poll(&mut requests[1], &wakers[1]).is_ready());
-    assert_eq!((pool.budget().waiting(), pool.stats().failures), (0, 0));
+    assert_eq!((pool.budget().waiter_count(), pool.stats().failures), (0, 0));
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_cancelled_request_leaks_nothing_and_passes_its_turn_on() {
     assert_eq!(calls.0.load(SeqCst), 1);
     assert!(poll(&mut second, &waker).is_ready());
     drop(second);
-    assert_eq!((pool.budget().waiting(), pool.allocated_bytes()), (0, 0));
+    assert_eq!((pool.budget().waiter_count(), pool.allocated_bytes()), (0, 0));
     assert!(pool.allocate(MIB).is_ok());
 }
 
@@ -98,7 +98,7 @@ fn a_request_that_no_return_could_serve_is_refused_at_once_behind_others_too() {
     let mut first = pool.allocate_async(MIB);
     assert!(poll(&mut first, Waker::noop()).is_pending());
     let refused = pool.allocate_timeout(3 * MIB, Duration::MAX).unwrap_err();
-    assert_eq!((refused.why(), pool.budget().waiting()), (Why::Limit(Limit::Reserved), 1));
+    assert_eq!((refused.why(), pool.budget().waiter_count()), (Why::Limit(Limit::Reserved), 1));
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn a_handle_that_waits_does_not_pass_requests_that_wait_already() {
     let mut first = pool.allocate_async(MIB);
     assert!(poll(&mut first, Waker::noop()).is_pending());
     drop(held);
-    let refused = pool.waiting(Duration::from_micros(1)).allocate(MIB).unwrap_err();
+    let refused = pool.with_timeout(Duration::from_micros(1)).allocate(MIB).unwrap_err();
     assert_eq!(refused.why(), Why::TimedOut);
     assert!(poll(&mut first, Waker::noop()).is_ready());
 }
@@ -215,7 +215,7 @@ fn a_request_whose_time_is_over_says_so_with_figures() {
     let refused = pool.allocate_timeout(MIB, Duration::from_micros(1)).unwrap_err();
     assert_eq!(refused.why(), Why::TimedOut);
     assert_eq!(refused.figures().reserved_bytes, MIB);
-    assert_eq!((pool.budget().waiting(), pool.stats().failures), (0, 1));
+    assert_eq!((pool.budget().waiter_count(), pool.stats().failures), (0, 1));
     insta::assert_snapshot!(refused);
 }
 
@@ -257,7 +257,7 @@ fn frees_into_other_threads_caches_are_seen() {
                 (0..8).map(|_| pool.allocate_timeout(MIB, Duration::MAX).unwrap()).collect();
             assert_eq!(mine.len(), 8);
         });
-        assert_eq!(pool.budget().waiting(), 0);
+        assert_eq!(pool.budget().waiter_count(), 0);
     }
 }
 
@@ -299,7 +299,7 @@ fn sixty_four_tasks_on_two_threads_share_three_blocks_in_order() {
         // Of those that were served before it, two may not have noted it yet.
         assert!(at.abs_diff(place) <= 2, "{number} at {at}: {order:?}");
     }
-    assert_eq!((pool.budget().waiting(), pool.allocated_bytes()), (0, 0));
+    assert_eq!((pool.budget().waiter_count(), pool.allocated_bytes()), (0, 0));
     assert_eq!(pool.stats().failures, 1);
 }
 
@@ -315,7 +315,7 @@ fn one_block_is_handed_on_strictly_in_order() {
                 order.lock().unwrap().push(number);
                 drop(buffer);
             });
-            while pool.budget().waiting() <= number {
+            while pool.budget().waiter_count() <= number {
                 std::thread::yield_now();
             }
         }
@@ -339,7 +339,7 @@ fn a_waker_whose_task_has_a_buffer_goes_without_a_lock() {
     assert!(poll(&mut request, &waker).is_pending());
     drop(waker); // only the line has it now
     drop(request);
-    assert_eq!((pool.budget().waiting(), pool.stats().allocated_bytes), (0, 0));
+    assert_eq!((pool.budget().waiter_count(), pool.stats().allocated_bytes), (0, 0));
 }
 
 /// The first request that waits is cancelled, and its waker's drop panics.

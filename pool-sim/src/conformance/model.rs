@@ -304,6 +304,7 @@ impl<'s, A: Transfer> Run<'s, A> {
 
     /// Compares all figures.
     fn compare(&mut self) -> Result<(), String> {
+        self.check_inside();
         let s = self.pool.stats();
         let requested: u64 = self.live.iter().map(|live| live.buffer.size()).sum();
         let live = self.live_bytes();
@@ -334,7 +335,6 @@ impl<'s, A: Transfer> Run<'s, A> {
         expect!(s.reserved_bytes <= most, "{} reserved of {most} allowed", s.reserved_bytes);
         self.ceiling = self.limit.max(most.min(s.reserved_bytes));
         self.cached_blocks_fit(&s)?;
-        self.check_inside();
         self.stats = s;
         self.cached = self.pool.cached_buffers();
         Ok(())

@@ -5,9 +5,9 @@
 
 use crate::heap::block::private::PrivateId;
 use crate::heap::block::request::PoolRequest;
-use crate::observe::{About, Tag};
+use crate::observe::{EventFields, Tag};
 use crate::port::{DeviceAllocator, MarkOf, StreamOf};
-use crate::stream::Marks;
+use crate::stream::LastUses;
 use crate::sys::Mutex;
 use crate::sys::atomic::AtomicPtr;
 use std::ops::{Deref, DerefMut};
@@ -22,7 +22,7 @@ pub(crate) struct StoreAddress(pub(crate) AtomicPtr<()>);
 #[repr(align(64))]
 pub(crate) struct Record<A: DeviceAllocator> {
     pub(crate) part: Part<A>,
-    pub(crate) marks: Mutex<Marks<A::Clock>>,
+    pub(crate) marks: Mutex<LastUses<A::Clock>>,
     pub(crate) kind: A::Kind,
     pub(crate) store_address: StoreAddress,
     pub(crate) bytes: u64,
@@ -88,12 +88,12 @@ impl<A: DeviceAllocator> Record<A> {
     ) -> Self {
         Self {
             part,
-            marks: Mutex::new(Marks::new(mark)),
+            marks: Mutex::new(LastUses::new(mark)),
             kind: request.key.kind,
             store_address: StoreAddress::default(),
             bytes,
             requested: request.requested,
-            pooled: request.class.pooled(),
+            pooled: request.class.is_cached(),
             unzeroed: false,
             tag: Tag::default(),
             turn: 0,
@@ -115,8 +115,8 @@ impl<A: DeviceAllocator> Record<A> {
     }
 
     /// Returns the fields of an event of this block, of the stream with this number.
-    pub(crate) fn about(&self, stream: u64) -> About {
-        About {
+    pub(crate) fn event_fields(&self, stream: u64) -> EventFields {
+        EventFields {
             tag: self.tag,
             stream,
             id: std::ptr::from_ref(self) as u64,
@@ -127,7 +127,7 @@ impl<A: DeviceAllocator> Record<A> {
 
     /// Whether it has the size and the kind of a request.
     pub(crate) fn serves(&self, request: &PoolRequest<'_, A>) -> bool {
-        let kept = self.pooled == request.class.pooled(); // what was detached is not lent again
+        let kept = self.pooled == request.class.is_cached(); // what was detached is not lent again
         kept && request.sizes().contains(&self.bytes) && self.kind == request.key.kind
     }
 

@@ -39,6 +39,6 @@ impl<A: DeviceAllocator> Copy for PoolRequest<'_, A> {}
 impl<A: DeviceAllocator> PoolRequest<'_, A> {
     /// The sizes of blocks that may serve.
     pub(crate) fn sizes(&self) -> RangeInclusive<u64> {
-        self.class.bytes..=self.class.up_to
+        self.class.bytes..=self.class.max_block_bytes
     }
 }

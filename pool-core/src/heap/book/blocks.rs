@@ -6,12 +6,12 @@ use crate::heap::book::node::State;
 use crate::heap::book::segment::BookSegment;
 use crate::heap::book::tree::RangeKey;
 use crate::port::StreamClock;
-use crate::stream::After;
+use crate::stream::Pending;
 use std::collections::HashMap;
 
 impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// Makes a live block one that goes back to the device, behind `marks`.
-    pub(crate) fn defer_live(&mut self, id: u32, marks: After<C::Mark>) {
+    pub(crate) fn defer_live(&mut self, id: u32, marks: Pending<C::Mark>) {
         let node = &mut self.nodes[id];
         (node.marks, node.freed_at) = (marks, self.turn);
         let (segment, bytes) = (node.segment, node.bytes);
@@ -95,8 +95,8 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// behind.
     pub(crate) fn pop_deferred(
         &mut self,
-        goes: impl FnMut(&After<C::Mark>) -> bool,
-    ) -> Option<(u32, BookSegment<K>, After<C::Mark>)> {
+        goes: impl FnMut(&Pending<C::Mark>) -> bool,
+    ) -> Option<(u32, BookSegment<K>, Pending<C::Mark>)> {
         let mut goes = goes;
         let at = self.deferred.iter().rposition(|id| goes(&self.nodes[*id].marks))?;
         let id = self.deferred.swap_remove(at);

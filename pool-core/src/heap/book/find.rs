@@ -7,7 +7,7 @@ use crate::heap::book::node::{NONE, Nodes, RangeNode, State};
 use crate::heap::book::tree::RangeKey;
 use crate::heap::book::{Book, BookRequest};
 use crate::port::StreamClock;
-use crate::stream::Taker;
+use crate::stream::Requester;
 
 /// Ranges of one step that are looked at.
 const LOOKS: usize = 8;
@@ -22,10 +22,10 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     pub(crate) fn find_own(
         &mut self,
         request: &BookRequest<K>,
-        taker: &Taker<'_, C>,
+        requester: &Requester<'_, C>,
     ) -> Option<u32> {
         // Streams of one number need not be ordered after each other: open scopes of wgpu are not.
-        let ready = |node: &RangeNode<_>| taker.are_ready(&node.marks);
+        let ready = |node: &RangeNode<_>| requester.are_ready(&node.marks);
         let exact = self.config.is_ordered();
         let search = Search { nodes: &self.nodes, config: &self.config, up_to: request.up_to };
         let mut best = None;

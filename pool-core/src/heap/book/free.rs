@@ -4,13 +4,13 @@ use crate::heap::book::Book;
 use crate::heap::book::list::UsedBy;
 use crate::heap::book::node::{Extent, NONE, RangeNode, State};
 use crate::port::StreamClock;
-use crate::stream::After;
+use crate::stream::Pending;
 
 impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// Makes a range free that is in no list: coalesces it with its neighbours and puts it in the
     /// list of who used it last.
     #[inline(never)]
-    pub(crate) fn release(&mut self, clock: &C, id: u32, marks: After<C::Mark>, freed_at: u64) {
+    pub(crate) fn release(&mut self, clock: &C, id: u32, marks: Pending<C::Mark>, freed_at: u64) {
         let used_by = UsedBy::of_marks(clock, marks.marks());
         let node = &mut self.nodes[id];
         (node.marks, node.freed_at) = (marks, freed_at);
@@ -48,7 +48,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
             self.note_first(at, into);
         }
         // Streams of one number may be several.
-        if let After::Many(marks) = &self.nodes[into].marks {
+        if let Pending::Many(marks) = &self.nodes[into].marks {
             used_by = UsedBy::of_marks(clock, marks);
         }
         let own = self.lists.number(group, used_by);

@@ -5,7 +5,7 @@ use crate::heap::book::node::{NONE, State, number};
 use crate::heap::book::segment::BookSegment;
 use crate::heap::book::{Book, BookRequest};
 use crate::port::StreamClock;
-use crate::stream::After;
+use crate::stream::Pending;
 use std::ops::Range;
 
 /// Ranges of a list that are looked at, from the size that is enough on, and from the largest on.
@@ -86,7 +86,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     }
 
     /// Removes the segment that a free range is all of. Returns it, and what it is behind.
-    pub(crate) fn remove_segment(&mut self, id: u32) -> Option<(BookSegment<K>, After<C::Mark>)> {
+    pub(crate) fn remove_segment(&mut self, id: u32) -> Option<(BookSegment<K>, Pending<C::Mark>)> {
         let (at, bytes) = (self.nodes[id].segment, self.nodes[id].bytes);
         let list = self.list_of(id)?;
         if self.returnable(id, None).is_empty() {

@@ -3,7 +3,7 @@
 //! Nodes are in chunks that never move, so growth copies nothing. A number names a node; a vacant
 //! number serves again.
 
-use crate::stream::After;
+use crate::stream::Pending;
 use std::ops::{Index, IndexMut, Range};
 
 /// No node.
@@ -65,7 +65,7 @@ pub(crate) struct RangeNode<M> {
     /// Its number among the blocks that came; 0 if it came from no buffer since it was lent.
     pub(crate) freed_nth: u64,
     /// The marks that a new owner must be ordered after, while the range is not live.
-    pub(crate) marks: After<M>,
+    pub(crate) marks: Pending<M>,
 }
 
 impl<M> RangeNode<M> {
@@ -152,7 +152,7 @@ impl<M: Clone> Nodes<M> {
                 freed_before: NONE,
                 freed_after: NONE,
                 freed_nth: 0,
-                marks: After::Nothing,
+                marks: Pending::Nothing,
             }
         };
         self.chunks.push(Box::new(std::array::from_fn(vacant)));
@@ -166,7 +166,7 @@ impl<M: Clone> Nodes<M> {
         let node = &mut self[id];
         node.state = State::Vacant;
         node.older = vacant;
-        node.marks = After::Nothing;
+        node.marks = Pending::Nothing;
         self.vacant = id;
     }
 
@@ -204,7 +204,7 @@ impl<M: Clone> Nodes<M> {
         &mut self,
         into: u32,
         from: u32,
-        join: impl FnOnce(&mut After<M>, After<M>),
+        join: impl FnOnce(&mut Pending<M>, Pending<M>),
     ) {
         let vacant = std::mem::replace(&mut self.vacant, from);
         let absorbed = &mut self[from];

@@ -5,7 +5,7 @@ use crate::heap::book::list::UsedBy;
 use crate::heap::book::node::{Extent, NONE, RangeNode, State, number};
 use crate::heap::book::{Book, BookRequest};
 use crate::port::StreamClock;
-use crate::stream::{After, Taker};
+use crate::stream::{Pending, Requester};
 use std::ops::Range;
 
 /// Holes that are looked at: from the smallest on, and from the size of the request on; of the
@@ -48,7 +48,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     pub(crate) fn place(
         &self,
         request: &BookRequest<K>,
-        taker: &Taker<'_, C>,
+        requester: &Requester<'_, C>,
         page: u64,
     ) -> Option<Placement> {
         let holes = |list: &&super::list::RangeList<K>| {
@@ -69,7 +69,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
                 continue;
             }
             parts.clear();
-            self.neighbourhood(hole, taker, &mut parts);
+            self.neighbourhood(hole, requester, &mut parts);
             seen.extend(parts.iter().filter(|part| part.hole).map(|part| part.id));
             let (Some(first), Some(last)) = (parts.first(), parts.last()) else { continue };
             let all = first.bytes.start..last.bytes.end;
@@ -97,11 +97,11 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     }
 
     /// Adds the free ranges and holes around a hole that a taker may have, by address.
-    fn neighbourhood(&self, hole: u32, taker: &Taker<'_, C>, parts: &mut Vec<Neighbour>) {
+    fn neighbourhood(&self, hole: u32, requester: &Requester<'_, C>, parts: &mut Vec<Neighbour>) {
         let mut first = hole;
         for _ in 0..BESIDE {
             let before = self.nodes[first].before;
-            if before == NONE || !self.may_have(before, taker) {
+            if before == NONE || !self.may_have(before, requester) {
                 break;
             }
             first = before;
@@ -109,7 +109,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         let mut past = 0;
         let mut is_near = |id: &u32| {
             past += usize::from(self.nodes[*id].offset > self.nodes[hole].offset);
-            past <= BESIDE && self.may_have(*id, taker)
+            past <= BESIDE && self.may_have(*id, requester)
         };
         let near = self.nodes.walk(first).take_while(|id| is_near(id));
         let neighbour =
@@ -118,10 +118,12 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     }
 
     /// Whether a range is free, and ready for the taker or can be made so for certain.
-    fn may_have(&self, id: u32, taker: &Taker<'_, C>) -> bool {
+    fn may_have(&self, id: u32, requester: &Requester<'_, C>) -> bool {
         let can = |mark| {
-            taker.is_ready(mark)
-                || !taker.cpu_touches && taker.may_ask(mark) && taker.clock.is_submitted(mark)
+            requester.is_ready(mark)
+                || !requester.cpu_touches
+                    && requester.may_query(mark)
+                    && requester.clock.is_submitted(mark)
         };
         let node = &self.nodes[id];
         let free = matches!(node.state, State::Free(_));
@@ -238,7 +240,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         clock: &C,
         id: u32,
         bytes: u64,
-        rest: After<C::Mark>,
+        rest: Pending<C::Mark>,
     ) -> u32 {
         let whole = self.nodes[id].bytes;
         if whole <= bytes || !self.config.splits(whole, bytes) {
@@ -260,7 +262,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         clock: &C,
         pieces: &[u32],
         placement: &Placement,
-        rest: &After<C::Mark>,
+        rest: &Pending<C::Mark>,
     ) -> Option<u32> {
         let (whole, others) = pieces.split_first()?;
         let (whole, block) = (*whole, &placement.block);
@@ -268,7 +270,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
             self.nodes.absorb(whole, *other, |_, _| {});
         }
         let at = self.nodes[whole].segment;
-        self.nodes[whole].marks = After::Nothing;
+        self.nodes[whole].marks = Pending::Nothing;
         let place = self.nodes[whole].range();
         let below =
             (place.start < block.start).then(|| self.split_low(whole, block.start - place.start));
@@ -292,7 +294,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     /// Puts a range that is in no list among the holes.
     pub(crate) fn put_hole(&mut self, clock: &C, id: u32) {
         let node = &mut self.nodes[id];
-        (node.marks, node.unzeroed) = (After::Nothing, false);
+        (node.marks, node.unzeroed) = (Pending::Nothing, false);
         self.put_free(clock, id, UsedBy::Hole);
     }
 

@@ -6,7 +6,7 @@ use crate::heap::book::node::{RangeNode, State};
 use crate::heap::book::{Book, BookRequest};
 use crate::port::{DeviceError, Order, StreamClock};
 use crate::size::{KIB, MIB};
-use crate::stream::{After, StealPolicy, Taker};
+use crate::stream::{Pending, Requester, StealPolicy};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::ops::Range;
@@ -71,8 +71,8 @@ impl<const ONE: bool> StreamClock for Streams<ONE> {
 
 impl<C: StreamClock> Book<C, u8> {
     /// Takes a range and counts it, as a pool does.
-    fn lend(&mut self, request: &BookRequest<u8>, taker: &Taker<'_, C>) -> Option<u32> {
-        let id = self.take(request, taker)?;
+    fn lend(&mut self, request: &BookRequest<u8>, requester: &Requester<'_, C>) -> Option<u32> {
+        let id = self.take(request, requester)?;
         self.count_out(self.nodes[id].bytes);
         Some(id)
     }
@@ -84,8 +84,8 @@ fn request(bytes: u64, stream: u64) -> BookRequest<u8> {
     BookRequest { bytes: bytes.next_multiple_of(512), up_to: u64::MAX, group: ONE, stream }
 }
 
-fn taker(on: &u64) -> Taker<'_, Apart> {
-    Taker { clock: &Apart, on, steal: StealPolicy::Never, cpu_touches: false }
+fn requester(on: &u64) -> Requester<'_, Apart> {
+    Requester { clock: &Apart, on, steal: StealPolicy::Never, cpu_touches: false }
 }
 
 /// A live block: its range and its stream.
@@ -103,12 +103,12 @@ fn run(config: ArenaConfig, seed: u64, steps: u64, streams: u64) {
             let stream = random.random_range(0..streams);
             let size = [64, 5000, 60_000, 600_000][random.random_range(0..4)];
             let request = request(1 + random.random_range(0..size), stream);
-            let id = book.lend(&request, &taker(&stream)).unwrap_or_else(|| {
+            let id = book.lend(&request, &requester(&stream)).unwrap_or_else(|| {
                 let bytes = request.bytes.next_multiple_of(4 * MIB);
                 let whole = book.add_segment(ONE, bytes);
                 reserved += bytes;
-                book.release(&Apart, whole, After::Nothing, 0);
-                book.lend(&request, &taker(&stream)).expect("a fresh segment has room")
+                book.release(&Apart, whole, Pending::Nothing, 0);
+                book.lend(&request, &requester(&stream)).expect("a fresh segment has room")
             });
             let node = &book.nodes[id];
             assert_eq!(node.state, State::Live);
@@ -119,8 +119,8 @@ fn run(config: ArenaConfig, seed: u64, steps: u64, streams: u64) {
             let Block { id, stream } = live.swap_remove(random.random_range(0..live.len()));
             let other = random.random_range(0..streams);
             let marks = match random.random_range(0..8) {
-                0 if other != stream => After::of(&[(stream, time), (other, time)]),
-                _ => After::One((stream, time)),
+                0 if other != stream => Pending::of(&[(stream, time), (other, time)]),
+                _ => Pending::One((stream, time)),
             };
             book.free(&Apart, id, marks, false);
         }
@@ -132,7 +132,7 @@ fn run(config: ArenaConfig, seed: u64, steps: u64, streams: u64) {
         }
     }
     for Block { id, stream } in live {
-        book.free(&Apart, id, After::One((stream, steps)), false);
+        book.free(&Apart, id, Pending::One((stream, steps)), false);
     }
     let bytes = book.check(&Apart);
     assert_eq!((bytes.live, bytes.free), (0, reserved));
@@ -161,11 +161,11 @@ impl Paged {
     }
 
     fn allocate(&mut self, request: &BookRequest<u8>, ahead: u64) -> u32 {
-        let taker = taker(&request.stream);
-        if let Some(id) = self.book.lend(request, &taker) {
+        let requester = requester(&request.stream);
+        if let Some(id) = self.book.lend(request, &requester) {
             return id;
         }
-        let place = self.book.place(request, &taker, PAGE).expect("the reservation is large");
+        let place = self.book.place(request, &requester, PAGE).expect("the reservation is large");
         let pieces = self.book.take_out(&place, PAGE, ahead);
         let mut fresh = 0;
         for id in &pieces {
@@ -178,7 +178,7 @@ impl Paged {
         }
         assert!((place.missing..=place.missing + ahead).contains(&fresh), "{fresh}");
         self.committed += fresh;
-        let rest = After::One((request.stream, 0));
+        let rest = Pending::One((request.stream, 0));
         let id = self.book.assemble(&Apart, &pieces, &place, &rest).unwrap();
         assert_eq!(self.book.nodes[id].range(), place.block);
         self.book.count_out(self.book.nodes[id].bytes);
@@ -227,7 +227,7 @@ fn run_paged(seed: u64, steps: u64, streams: u64) {
             _ => {
                 let at = random.random_range(0..live.len());
                 let Block { id, stream } = live.swap_remove(at);
-                paged.book.free(&Apart, id, After::One((stream, time)), false);
+                paged.book.free(&Apart, id, Pending::One((stream, time)), false);
             }
         }
         if time % 64 == 0 {
@@ -236,7 +236,7 @@ fn run_paged(seed: u64, steps: u64, streams: u64) {
         }
     }
     for Block { id, stream } in live {
-        paged.book.free(&Apart, id, After::One((stream, steps)), false);
+        paged.book.free(&Apart, id, Pending::One((stream, steps)), false);
     }
     let before = paged.book.check(&Apart);
     while !paged.book.pick_returnable(1, Some(PAGE)).is_empty() {
@@ -276,15 +276,15 @@ fn random_operations_keep_the_invariants() {
 fn one_segment(config: ArenaConfig, bytes: u64) -> Book<Apart, u8> {
     let mut book = Book::new(config);
     let whole = book.add_segment(ONE, bytes);
-    book.release(&Apart, whole, After::Nothing, 0);
+    book.release(&Apart, whole, Pending::Nothing, 0);
     book
 }
 
 #[test]
 fn a_block_that_goes_back_to_the_device_is_used_no_more() {
     let mut book = one_segment(ArenaConfig::blocks(), MIB);
-    let block = book.lend(&request(MIB, 1), &taker(&1)).unwrap();
-    book.defer_live(block, After::One((1, 1)));
+    let block = book.lend(&request(MIB, 1), &requester(&1)).unwrap();
+    book.defer_live(block, Pending::One((1, 1)));
     let bytes = book.check(&Apart);
     assert_eq!((bytes.live, bytes.deferred, book.used()), (0, MIB, 0));
 }
@@ -293,9 +293,9 @@ fn a_block_that_goes_back_to_the_device_is_used_no_more() {
 fn a_block_lies_over_free_pages_between_holes() {
     let mut paged = Paged::new();
     let block = paged.allocate_pages(12);
-    paged.book.free(&Apart, block, After::One((1, 1)), true);
+    paged.book.free(&Apart, block, Pending::One((1, 1)), true);
     paged.make_hole(0..10);
-    let place = paged.book.place(&request(3 * PAGE, 1), &taker(&1), PAGE).unwrap();
+    let place = paged.book.place(&request(3 * PAGE, 1), &requester(&1), PAGE).unwrap();
     assert_eq!(place.missing, PAGE);
     paged.book.check(&Apart);
 }
@@ -305,22 +305,22 @@ fn of_placements_that_lack_the_same_the_one_with_fewer_calls_is_taken() {
     let mut paged = Paged::new();
     let [first, _live, second] = [4, 1, 3].map(|pages| paged.allocate_pages(pages));
     for block in [first, second] {
-        paged.book.free(&Apart, block, After::One((1, 1)), true);
+        paged.book.free(&Apart, block, Pending::One((1, 1)), true);
     }
     // Holes and free pages: `h ff h L h ff hhh..`. The first place for 4 pages lacks two holes.
     for pages in [0..1, 3..4, 5..6] {
         paged.make_hole(pages);
     }
-    let place = paged.book.place(&request(4 * PAGE, 1), &taker(&1), PAGE).unwrap();
+    let place = paged.book.place(&request(4 * PAGE, 1), &requester(&1), PAGE).unwrap();
     assert_eq!((place.missing, place.block), (2 * PAGE, 6 * PAGE..10 * PAGE));
 }
 
 #[test]
 fn of_equal_ranges_the_one_that_is_split_changes_its_place() {
     let mut book = one_segment(ArenaConfig::torch(), 2 * MIB);
-    let ids = [(); 6].map(|()| book.lend(&request(8 * KIB, 1), &taker(&1)).unwrap());
+    let ids = [(); 6].map(|()| book.lend(&request(8 * KIB, 1), &requester(&1)).unwrap());
     for id in [ids[0], ids[2], ids[4]] {
-        book.free(&Apart, id, After::One((1, 1)), false);
+        book.free(&Apart, id, Pending::One((1, 1)), false);
     }
     let part = book.take_part(ids[4], 512);
     book.count_out(512);
@@ -331,8 +331,8 @@ fn of_equal_ranges_the_one_that_is_split_changes_its_place() {
 #[test]
 fn parts_of_a_range_that_several_streams_used_become_one_again() {
     let mut book = one_segment(ArenaConfig::grow(), MIB);
-    let whole = book.lend(&request(MIB, 1), &taker(&1)).unwrap();
-    let marks = || After::of(&[(1, 5), (2, 6)]);
+    let whole = book.lend(&request(MIB, 1), &requester(&1)).unwrap();
+    let marks = || Pending::of(&[(1, 5), (2, 6)]);
     book.free(&Apart, whole, marks(), false);
     let part = book.take_part(whole, 64 * KIB);
     book.count_out(64 * KIB);
@@ -354,10 +354,11 @@ fn a_stream_owns_its_ranges_and_those_of_no_stream() {
 fn of_several_streams_ranges_the_smallest_serves() {
     for sizes in [[32, 64], [64, 32]] {
         let mut book = one_segment(ArenaConfig::grow(), MIB);
-        let ids = [(1, sizes[0]), (9, 4), (2, sizes[1]), (9, 4)]
-            .map(|(stream, kib)| book.lend(&request(kib * KIB, stream), &taker(&stream)).unwrap());
-        book.free(&Apart, ids[0], After::One((1, 1)), false);
-        book.free(&Apart, ids[2], After::One((2, 1)), false);
+        let ids = [(1, sizes[0]), (9, 4), (2, sizes[1]), (9, 4)].map(|(stream, kib)| {
+            book.lend(&request(kib * KIB, stream), &requester(&stream)).unwrap()
+        });
+        book.free(&Apart, ids[0], Pending::One((1, 1)), false);
+        book.free(&Apart, ids[2], Pending::One((2, 1)), false);
         let used = |node: &RangeNode<(u64, u64)>| !node.marks.marks().is_empty();
         let found = book.find(&request(4 * KIB, 3), |_| true, used).unwrap();
         assert_eq!(book.nodes[found].bytes, 32 * KIB, "{sizes:?}");
@@ -368,19 +369,19 @@ fn of_several_streams_ranges_the_smallest_serves() {
 fn a_large_free_range_does_not_become_young_with_a_small_one() {
     let mut book = one_segment(ArenaConfig::torch(), 20 * MIB);
     let ids: Vec<u32> =
-        (0..3).map(|_| book.lend(&request(4 * KIB, 1), &taker(&1)).unwrap()).collect();
-    book.free(&Apart, ids[2], After::One((1, 1)), false); // joins the rest of the segment
+        (0..3).map(|_| book.lend(&request(4 * KIB, 1), &requester(&1)).unwrap()).collect();
+    book.free(&Apart, ids[2], Pending::One((1, 1)), false); // joins the rest of the segment
     let rest = book.nodes.walk(book.segments.get(0).unwrap().first).last().unwrap();
     let age = book.nodes[rest].freed_at;
     for _ in 0..100 {
-        let id = book.lend(&request(4 * KIB, 1), &taker(&1)).unwrap();
-        book.free(&Apart, id, After::One((1, 2)), false);
+        let id = book.lend(&request(4 * KIB, 1), &requester(&1)).unwrap();
+        book.free(&Apart, id, Pending::One((1, 2)), false);
     }
     let rest = book.nodes.walk(book.segments.get(0).unwrap().first).last().unwrap();
     assert_eq!(book.nodes[rest].freed_at, age);
     assert!(book.turn > 100);
-    book.free(&Apart, ids[0], After::One((1, 2)), false);
-    book.free(&Apart, ids[1], After::One((1, 2)), false); // between that one and the rest
+    book.free(&Apart, ids[0], Pending::One((1, 2)), false);
+    book.free(&Apart, ids[1], Pending::One((1, 2)), false); // between that one and the rest
     let ranges: Vec<u32> = book.nodes.walk(book.segments.get(0).unwrap().first).collect();
     assert_eq!((&ranges[..], book.nodes[ranges[0]].freed_at), (&[rest][..], age));
 }
@@ -388,9 +389,9 @@ fn a_large_free_range_does_not_become_young_with_a_small_one() {
 #[test]
 fn a_part_of_a_range_keeps_the_marks_of_the_whole() {
     let mut book = one_segment(ArenaConfig::torch(), 2 * MIB);
-    let whole = book.lend(&request(2 * MIB, 1), &taker(&1)).unwrap();
-    book.free(&Apart, whole, After::of(&[(1, 7), (2, 9)]), false);
-    assert_eq!(book.lend(&request(512, 1), &taker(&1)), None, "two streams used it");
+    let whole = book.lend(&request(2 * MIB, 1), &requester(&1)).unwrap();
+    book.free(&Apart, whole, Pending::of(&[(1, 7), (2, 9)]), false);
+    assert_eq!(book.lend(&request(512, 1), &requester(&1)), None, "two streams used it");
     let low = book.take_part(whole, 512);
     assert_eq!(book.nodes[low].marks.marks(), [(1, 7), (2, 9)]);
     assert_eq!(book.nodes[book.nodes[low].after].marks.marks(), [(1, 7), (2, 9)]);
@@ -400,11 +401,11 @@ fn a_part_of_a_range_keeps_the_marks_of_the_whole() {
 fn old_contents_stay_noted_through_splits_and_coalescing() {
     let mut book = one_segment(ArenaConfig::torch(), 2 * MIB);
     let ids: Vec<u32> =
-        (0..2).map(|_| book.lend(&request(4 * KIB, 1), &taker(&1)).unwrap()).collect();
-    book.free(&Apart, ids[1], After::One((1, 1)), false);
-    book.free(&Apart, ids[0], After::One((1, 2)), true);
+        (0..2).map(|_| book.lend(&request(4 * KIB, 1), &requester(&1)).unwrap()).collect();
+    book.free(&Apart, ids[1], Pending::One((1, 1)), false);
+    book.free(&Apart, ids[0], Pending::One((1, 2)), true);
     for offset in [0, 512] {
-        let part = book.lend(&request(512, 1), &taker(&1)).unwrap();
+        let part = book.lend(&request(512, 1), &requester(&1)).unwrap();
         assert_eq!((book.nodes[part].offset, book.nodes[part].unzeroed), (offset, true));
     }
 }
@@ -413,12 +414,12 @@ fn old_contents_stay_noted_through_splits_and_coalescing() {
 fn a_segment_that_several_streams_used_becomes_one_range_behind_all() {
     let mut book = one_segment(ArenaConfig::torch(), 2 * MIB);
     let (a, b) = (request(512, 1), request(512, 2));
-    let first = book.lend(&a, &taker(&1)).unwrap();
-    let second = book.lend(&b, &taker(&2)).unwrap();
-    book.free(&Apart, first, After::One((1, 5)), false);
+    let first = book.lend(&a, &requester(&1)).unwrap();
+    let second = book.lend(&b, &requester(&2)).unwrap();
+    book.free(&Apart, first, Pending::One((1, 5)), false);
     book.coalesce_free_segments(&Apart, &mut 0, 1, 9);
     assert!(book.aged(0, u32::MAX, None).0.is_empty(), "a block of it is live");
-    book.free(&Apart, second, After::One((2, 6)), false);
+    book.free(&Apart, second, Pending::One((2, 6)), false);
     assert!(book.aged(0, u32::MAX, None).0.is_empty());
     book.coalesce_free_segments(&Apart, &mut 0, 1, 9);
     let (aged, more) = book.aged(0, u32::MAX, None);
@@ -431,16 +432,17 @@ fn a_segment_that_several_streams_used_becomes_one_range_behind_all() {
 fn streams_of_one_number_are_not_ordered_after_each_other() {
     let (clock, mut book) = (Streams::<true>, Book::new(ArenaConfig::torch()));
     let whole = book.add_segment(ONE, 2 * MIB);
-    book.release(&clock, whole, After::Nothing, 0);
-    let taker = |on| Taker { clock: &clock, on, steal: StealPolicy::Never, cpu_touches: false };
-    let first = book.lend(&request(512, 0), &taker(&5)).unwrap();
-    let second = book.lend(&request(512, 0), &taker(&6)).unwrap();
-    book.free(&clock, second, After::One((6, 1)), false);
-    let third = book.lend(&request(512, 0), &taker(&5)).expect("the rest is untouched");
+    book.release(&clock, whole, Pending::Nothing, 0);
+    let requester =
+        |on| Requester { clock: &clock, on, steal: StealPolicy::Never, cpu_touches: false };
+    let first = book.lend(&request(512, 0), &requester(&5)).unwrap();
+    let second = book.lend(&request(512, 0), &requester(&6)).unwrap();
+    book.free(&clock, second, Pending::One((6, 1)), false);
+    let third = book.lend(&request(512, 0), &requester(&5)).expect("the rest is untouched");
     assert_eq!(book.nodes[third].offset, 1024);
-    book.free(&clock, first, After::One((5, 1)), false);
+    book.free(&clock, first, Pending::One((5, 1)), false);
     book.check(&clock);
-    let again = book.lend(&request(512, 0), &taker(&6));
+    let again = book.lend(&request(512, 0), &requester(&6));
     assert_eq!(again, Some(second), "not the one that the other scope used");
 }
 
@@ -448,11 +450,12 @@ fn streams_of_one_number_are_not_ordered_after_each_other() {
 fn a_free_segment_behind_unsubmitted_work_stays_in_parts() {
     let (clock, mut book) = (Streams::<true>, Book::new(ArenaConfig::torch()));
     let whole = book.add_segment(ONE, 1024);
-    book.release(&clock, whole, After::Nothing, 0);
-    let taker = Taker { clock: &clock, on: &5, steal: StealPolicy::Never, cpu_touches: false };
-    let ids = [(); 2].map(|()| book.lend(&request(512, 0), &taker).unwrap());
-    book.free(&clock, ids[0], After::One((5, 1)), false);
-    book.free(&clock, ids[1], After::One((6, 1)), false);
+    book.release(&clock, whole, Pending::Nothing, 0);
+    let requester =
+        Requester { clock: &clock, on: &5, steal: StealPolicy::Never, cpu_touches: false };
+    let ids = [(); 2].map(|()| book.lend(&request(512, 0), &requester).unwrap());
+    book.free(&clock, ids[0], Pending::One((5, 1)), false);
+    book.free(&clock, ids[1], Pending::One((6, 1)), false);
     book.coalesce_free_segments(&clock, &mut 0, 1, 9);
     assert_eq!(book.nodes.walk(book.segments.get(0).unwrap().first).count(), 2);
 }
@@ -461,20 +464,21 @@ fn a_free_segment_behind_unsubmitted_work_stays_in_parts() {
 fn neighbours_beyond_the_first_portion_are_not_forgotten() {
     let (clock, mut book) = (Streams::<true>, Book::new(ArenaConfig::torch()));
     let whole = book.add_segment(ONE, 300 * 512);
-    book.release(&clock, whole, After::Nothing, 0);
-    let taker = Taker { clock: &clock, on: &5, steal: StealPolicy::Never, cpu_touches: false };
+    book.release(&clock, whole, Pending::Nothing, 0);
+    let requester =
+        Requester { clock: &clock, on: &5, steal: StealPolicy::Never, cpu_touches: false };
     let mut ids: Vec<u32> =
-        (0..300).map(|_| book.lend(&request(512, 0), &taker).unwrap()).collect();
+        (0..300).map(|_| book.lend(&request(512, 0), &requester).unwrap()).collect();
     ids.sort_unstable();
     let [.., first, second] = ids[..] else { panic!("300 ranges") };
     assert_eq!(book.nodes[first].after, second);
-    book.free(&clock, first, After::One((5, 1)), false);
-    book.free(&clock, second, After::One((6, 1)), false);
+    book.free(&clock, first, Pending::One((5, 1)), false);
+    book.free(&clock, second, Pending::One((6, 1)), false);
     assert!(book.may_be_apart(&request(1024, 0)));
     assert_eq!(book.coalesce_streams(&clock, 0, 256, |_| true), (false, Some(256)));
     assert!(book.may_be_apart(&request(1024, 0)), "they are still there");
     assert!(book.coalesce_streams(&clock, 256, 256, |_| true).0);
-    assert_eq!(book.lend(&request(1024, 0), &taker), None, "two streams used it");
+    assert_eq!(book.lend(&request(1024, 0), &requester), None, "two streams used it");
     book.check(&clock);
 }
 
@@ -482,7 +486,7 @@ fn neighbours_beyond_the_first_portion_are_not_forgotten() {
 fn a_block_over_old_and_fresh_memory_may_show_old_contents() {
     let mut paged = Paged::new();
     let first = paged.allocate(&request(PAGE / 2, 1), 0);
-    paged.book.free(&Apart, first, After::One((1, 1)), true);
+    paged.book.free(&Apart, first, Pending::One((1, 1)), true);
     let second = paged.allocate(&request(3 * PAGE, 1), 0);
     assert_eq!((paged.book.nodes[second].offset, paged.book.nodes[second].unzeroed), (0, true));
 }
@@ -532,12 +536,12 @@ fn a_placement_that_lacks_no_less_is_looked_at_for_its_calls() {
     let mut paged = Paged::new();
     let [first, _live, second, _end] = [4, 1, 4, 1].map(|pages| paged.allocate_pages(pages));
     for block in [first, second] {
-        paged.book.free(&Apart, block, After::One((1, 1)), true);
+        paged.book.free(&Apart, block, Pending::One((1, 1)), true);
     }
     // Holes and free pages: `h ff h L hh ff L`. The smallest holes are looked at first.
     for pages in [0..1, 3..4, 5..7] {
         paged.make_hole(pages);
     }
-    let place = paged.book.place(&request(4 * PAGE, 1), &taker(&1), PAGE).unwrap();
+    let place = paged.book.place(&request(4 * PAGE, 1), &requester(&1), PAGE).unwrap();
     assert_eq!((place.missing, place.block), (2 * PAGE, 5 * PAGE..9 * PAGE));
 }

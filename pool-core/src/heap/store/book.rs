@@ -33,7 +33,7 @@ use crate::observe::{DeviceStats, PoolStats};
 use crate::port::{
     Allocating, DeviceAllocator, DeviceError, MarkOf, PageCalls, Sliceable, StreamClock, StreamOf,
 };
-use crate::stream::After;
+use crate::stream::Pending;
 use crate::sys::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::sys::{Lock, LockGuard};
 use std::collections::HashMap;
@@ -254,7 +254,7 @@ impl<A: DeviceAllocator> PoolBook<A> {
     fn book_request(&self, request: &PoolRequest<'_, A>) -> BookRequest<A::Kind> {
         let bytes = request.class.bytes;
         let group = Group { kind: request.key.kind, small: bytes <= self.apart_above };
-        let up_to = if self.blocks { request.class.up_to } else { u64::MAX };
+        let up_to = if self.blocks { request.class.max_block_bytes } else { u64::MAX };
         BookRequest { bytes, up_to, group, stream: request.key.stream_id }
     }
 }
@@ -338,10 +338,10 @@ impl<A: DeviceAllocator> Store<A> {
         if self.book.uncached {
             return None;
         }
-        let (taker, book_request) = (self.taker(request), self.book.book_request(request));
+        let (requester, book_request) = (self.requester(request), self.book.book_request(request));
         let mut own = self.caches.wait_for_own();
         // What thread caches have is no private pool's.
-        let shared = request.private.is_none() && request.class.pooled();
+        let shared = request.private.is_none() && request.class.is_cached();
         if let Some(cache) = own.as_mut().filter(|_| shared)
             && let Some(grant) = self.take_cached_in(cache, request)
         {
@@ -351,11 +351,11 @@ impl<A: DeviceAllocator> Store<A> {
         let id = match &mut own {
             Some(cache) => {
                 state.add_counts(cache);
-                if request.class.up_to > request.class.bytes {
+                if request.class.max_block_bytes > request.class.bytes {
                     // The smallest block that serves may be one of them.
-                    state.take_back_like(taker.clock, cache, request);
+                    state.take_back_like(requester.clock, cache, request);
                     state.drain_transfer_cache(|state, transfer| {
-                        state.take_back_like(taker.clock, transfer, request)
+                        state.take_back_like(requester.clock, transfer, request)
                     });
                 } else if shared
                     && state.take_from_transfer_cache(cache, (request.key, request.class.bytes))
@@ -364,16 +364,16 @@ impl<A: DeviceAllocator> Store<A> {
                     return Some(grant);
                 }
                 cache.taken += 1; // a range of the book, or else a block of the device
-                let found = state.book.take(&book_request, &taker);
+                let found = state.book.take(&book_request, &requester);
                 // What this thread freed a moment ago may coalesce to what it needs.
                 let may = found.is_none() && !self.book.blocks;
                 let more =
-                    may && state.take_back(taker.clock, cache, PORTION, ThreadCache::pop) > 0;
-                if more { state.book.take(&book_request, &taker) } else { found }
+                    may && state.take_back(requester.clock, cache, PORTION, ThreadCache::pop) > 0;
+                if more { state.book.take(&book_request, &requester) } else { found }
             }
-            None => state.book.take(&book_request, &taker),
+            None => state.book.take(&book_request, &requester),
         }?;
-        let lent = state.lend_hit(id, request, taker.clock, self.bounds.statistics)?;
+        let lent = state.lend_hit(id, request, requester.clock, self.bounds.statistics)?;
         self.book.show_turn(state.book.turn);
         drop(state);
         drop(own);
@@ -463,10 +463,10 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// The marks that guard the unused rest of fresh memory.
-    fn fresh_marks(&self, on: &StreamOf<A>) -> After<MarkOf<A>> {
+    fn fresh_marks(&self, on: &StreamOf<A>) -> Pending<MarkOf<A>> {
         match A::MEMORY.allocating {
-            Allocating::InOrder => After::One(self.allocator.clock().mark(on)),
-            Allocating::AtOnce => After::Nothing,
+            Allocating::InOrder => Pending::One(self.allocator.clock().mark(on)),
+            Allocating::AtOnce => Pending::Nothing,
         }
     }
 }

@@ -14,9 +14,9 @@ fn each_policy_rounds_as_it_says() {
     assert_eq!(classes(BucketPolicy::PowerOfTwo).of(3 * MIB).unwrap().bytes, 4 * MIB);
     assert_eq!(tiers.of(4 * KIB).unwrap().bytes, 4 * KIB);
     assert_eq!(tiers.of(4 * KIB + 1).unwrap().bytes, 64 * KIB);
-    assert_eq!(tiers.of(64 * KIB + 1).unwrap(), Class { bytes: 65537, up_to: 0 });
+    assert_eq!(tiers.of(64 * KIB + 1).unwrap(), Class { bytes: 65537, max_block_bytes: 0 });
     let fit = classes(BucketPolicy::Fit { alpha: 2.0 }).of(1001).unwrap();
-    assert_eq!((fit.bytes, fit.up_to), (1024, 2048));
+    assert_eq!((fit.bytes, fit.max_block_bytes), (1024, 2048));
 }
 
 #[test]
@@ -41,18 +41,18 @@ fn the_granule_is_the_users_choice_and_the_devices() {
 fn nonsense_factors_count_as_one_and_huge_ones_saturate() {
     for alpha in [f64::NAN, -3.0, 0.0, 0.5] {
         let class = classes(BucketPolicy::Fit { alpha }).of(512).unwrap();
-        assert_eq!(class.up_to, 512, "alpha {alpha}");
+        assert_eq!(class.max_block_bytes, 512, "alpha {alpha}");
     }
     let class = classes(BucketPolicy::Fit { alpha: f64::INFINITY }).of(512).unwrap();
-    assert_eq!(class.up_to, u64::MAX);
+    assert_eq!(class.max_block_bytes, u64::MAX);
 }
 
 #[test]
 fn a_class_that_the_device_does_not_have_gives_way_to_the_request() {
     let classes = SizeClasses::new(BucketPolicy::PowerOfTwo, None, 4, 1000);
-    assert_eq!(classes.of(500).unwrap(), Class { bytes: 512, up_to: 512 });
-    assert_eq!(classes.of(601).unwrap(), Class { bytes: 604, up_to: 0 });
-    assert!(classes.of(1001).unwrap().pooled(), "refused by the device, in its own words");
+    assert_eq!(classes.of(500).unwrap(), Class { bytes: 512, max_block_bytes: 512 });
+    assert_eq!(classes.of(601).unwrap(), Class { bytes: 604, max_block_bytes: 0 });
+    assert!(classes.of(1001).unwrap().is_cached(), "refused by the device, in its own words");
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn nothing_wraps_near_the_end() {
 fn a_request_below_the_window_goes_past_the_pool() {
     for policy in [BucketPolicy::Exact, BucketPolicy::PowerOfTwo] {
         let classes = SizeClasses::new(policy, None, 1, LARGEST).within(1000..=2000);
-        let pooled = [999, 1000, 2000, 2001].map(|bytes| classes.of(bytes).map(Class::pooled));
+        let pooled = [999, 1000, 2000, 2001].map(|bytes| classes.of(bytes).map(Class::is_cached));
         assert_eq!(pooled, [Some(false), Some(true), Some(true), Some(false)]);
     }
 }
@@ -102,7 +102,7 @@ proptest! {
         let policy = if exact { BucketPolicy::Exact } else { BucketPolicy::PowerOfTwo };
         let classes = SizeClasses::new(policy, Some(1 << granule), 1 << device_granule, largest);
         let classes = classes.within(first..=last);
-        prop_assert_eq!(classes.of(requested), classes.of_any(requested));
+        prop_assert_eq!(classes.of(requested), classes.slow(requested));
     }
 }
 
@@ -118,8 +118,8 @@ proptest! {
         requested in size(),
     ) {
         let classes = SizeClasses::new(policy, Some(granule), device, largest).within(first..=last);
-        let class = classes.of(requested).filter(|class| class.pooled());
-        let asked = classes.quick(requested).or_else(|| classes.of_cached(requested));
+        let class = classes.of(requested).filter(|class| class.is_cached());
+        let asked = classes.fast(requested).or_else(|| classes.slow_cached(requested));
         prop_assert_eq!(asked, class.map(|class| class.bytes));
     }
 }
@@ -134,9 +134,9 @@ proptest! {
         let (small, large) = (a.min(b), a.max(b));
         if let (Some(s), Some(l)) = (classes.of(small), classes.of(large)) {
             prop_assert!(s.bytes >= small && s.bytes % device == 0);
-            prop_assert!(!s.pooled() || s.up_to >= s.bytes);
+            prop_assert!(!s.is_cached() || s.max_block_bytes >= s.bytes);
             // A request that bypasses the pool keeps its own size, even if a larger class exists.
-            prop_assert!(!l.pooled() || s.bytes <= l.bytes);
+            prop_assert!(!l.is_cached() || s.bytes <= l.bytes);
         }
         prop_assert!(classes.of(large).is_none() || classes.of(small).is_some());
     }

@@ -56,7 +56,9 @@ impl<D: EventDriver> Timeline<D> {
         let (clock, awaited) = (known.clock.clone(), vec![before]);
         let from = slot.epoch.load(SeqCst);
         invariant!(from > before.epoch, "an event covers the work before a capture");
-        invariant!(known.captured.is_none(), "a stream is in one capture");
+        if known.captured.is_some() {
+            return Err(not_submitted("begin a second capture of a stream")); // by another thread
+        }
         known.captured = Some(Captured { clock, awaited });
         slot.captured_from.store(from, SeqCst);
         drop(known);
@@ -112,9 +114,9 @@ impl<D: EventDriver> Timeline<D> {
         let epoch = after.epoch.fetch_add(1, SeqCst) + 1;
         let event = self.driver.record_edge(&after.raw)?;
         self.driver.wait(&on.raw, &event)?;
-        let passed_on = after.known.lock().clock.clone();
-        self.note_after(on, &passed_on, after.id, epoch);
-        invariant!(on.is_capturing() && after.is_capturing(), "no capture ends while it is joined");
+        let event_clock = after.known.lock().clock.clone();
+        self.note_after(on, &event_clock, after.id, epoch);
+        invariant!(epoch > 0, "an edge of a graph begins an epoch");
         Ok(())
     }
 

@@ -22,20 +22,20 @@ pub(super) struct Slot<D: EventDriver> {
     pub(super) ended: AtomicBool,
     /// Epoch of the stream's final event; 0 while the stream lives. Marks taken after retirement
     /// are clamped to it.
-    pub(super) last: AtomicU64,
+    pub(super) final_epoch: AtomicU64,
     /// Held as a reader during calls on this stream that a pool makes for another stream: events
     /// and frees. The end of the stream and the begin of a capture take it as a writer, and so wait
     /// for these calls. Calls for requests on this stream do not hold it.
     pub(super) calls: RwLock<()>,
     /// Marks of this epoch and later ones lie in a capture that has not ended; 0 without one.
     pub(super) captured_from: AtomicU64,
-    pub(super) known: Mutex<Known<D::Event>>,
+    pub(super) known: Mutex<SyncState<D::Event>>,
 }
 
 /// For each stream, the epoch below which all its marks are covered.
 pub(super) type VectorClock = HashMap<u32, u64>;
 
-pub(super) struct Known<E> {
+pub(super) struct SyncState<E> {
     /// The latest events, oldest first. Those that are seen done are dropped.
     pub(super) events: VecDeque<Arc<Recorded<E>>>,
     /// The marks that the stream is ordered after.
@@ -53,7 +53,7 @@ pub(super) struct Captured {
     pub(super) awaited: Vec<Mark>,
 }
 
-impl<E> Known<E> {
+impl<E> SyncState<E> {
     /// Notes that the stream is now after the marks of these streams below these epochs.
     pub(super) fn note_after(&mut self, known: impl Iterator<Item = (u32, u64)>) {
         for (stream, epoch) in known {
@@ -63,7 +63,7 @@ impl<E> Known<E> {
     }
 
     /// Removes the events of epochs up to `epoch`, and returns them.
-    pub(super) fn take_until(&mut self, epoch: u64) -> Vec<Arc<Recorded<E>>> {
+    pub(super) fn pop_until(&mut self, epoch: u64) -> Vec<Arc<Recorded<E>>> {
         let end = self.events.partition_point(|event| event.epoch <= epoch);
         invariant!(
             self.events.range(end..).all(|event| event.epoch > epoch),
@@ -91,20 +91,20 @@ impl<D: EventDriver> Slot<D> {
             epoch: AtomicU64::new(0),
             done_before: AtomicU64::new(0),
             ended: AtomicBool::new(false),
-            last: AtomicU64::new(0),
+            final_epoch: AtomicU64::new(0),
             calls: RwLock::new(()),
             captured_from: AtomicU64::new(0),
-            known: Mutex::new(Known { events, clock, captured: None }),
+            known: Mutex::new(SyncState { events, clock, captured: None }),
         }
     }
 
     pub(super) fn is_retired(&self) -> bool {
-        self.last.load(Acquire) > 0
+        self.final_epoch.load(Acquire) > 0
     }
 
     /// Returns the epoch of a mark. For a stream that has ended, the last event covers the result.
     pub(super) fn epoch_of(&self, mark: Mark) -> u64 {
-        match self.last.load(Acquire) {
+        match self.final_epoch.load(Acquire) {
             0 => mark.epoch,
             last => mark.epoch.min(last - 1),
         }

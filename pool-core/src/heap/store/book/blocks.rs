@@ -11,7 +11,7 @@ use crate::heap::store::{Bounds, Store};
 use crate::limits::{FullBucket, GivenBack, InTransit};
 use crate::observe::Reason;
 use crate::port::{DeviceAllocator, DeviceError, Limit, MarkOf, StreamClock};
-use crate::stream::After;
+use crate::stream::Pending;
 use crate::sys::LockGuard;
 
 /// Blocks that are evicted for one at most.
@@ -140,7 +140,7 @@ impl<A: DeviceAllocator> Store<A> {
         loop {
             let mut state = self.book.lock();
             let any = A::MEMORY.free_in_drop || state.closed;
-            let goes = |after: &After<MarkOf<A>>| {
+            let goes = |after: &Pending<MarkOf<A>>| {
                 any || after.marks().iter().all(|mark| clock.is_submitted(*mark))
             };
             let Some((number, segment, after)) = state.book.pop_deferred(goes) else { break };
@@ -158,7 +158,7 @@ impl<A: DeviceAllocator> Store<A> {
     /// pool of the budget, which counts as lost for as long.
     pub(crate) fn lost_bytes(&self) -> u64 {
         let state = self.book.lock();
-        if self.transit().is_any() { 0 } else { state.counts.lost_bytes }
+        if self.transit().has_pieces() { 0 } else { state.counts.lost_bytes }
     }
 
     /// Frees a detached block on the device now. Returns its refusal.
@@ -172,7 +172,7 @@ impl<A: DeviceAllocator> Store<A> {
     pub(crate) fn take_raw(&self, record: RecordOwner<A>) -> Option<(A::Block, Vec<MarkOf<A>>)> {
         let (RemovedSegment { block, bytes, after, .. }, _in_transit) = self.remove_live(record)?;
         self.book.lock().counts.lost_bytes -= bytes;
-        self.ledger.give_back(bytes);
+        self.ledger.note_freed(bytes);
         // SAFETY: `remove_live` took the only range of the segment out of the book, and its record
         // with it.
         Some((unsafe { block.into_inner() }, after.marks().to_vec()))
@@ -183,7 +183,7 @@ impl<A: DeviceAllocator> Store<A> {
         &self,
         mut record: RecordOwner<A>,
     ) -> Option<(RemovedSegment<A>, InTransit<'_>)> {
-        let after = record.marks.get_mut().after(A::MEMORY.cpu_touches);
+        let after = record.marks.get_mut().pending(A::MEMORY.cpu_touches);
         let (range, bytes, requested) = (record.part.range, record.bytes, record.requested);
         let mut state = self.with_own_counts();
         record.vacate();

@@ -7,7 +7,7 @@ use crate::heap::store::book::BookState;
 use crate::limits::GivenBack;
 use crate::observe::Reason;
 use crate::port::{DeviceAllocator, DeviceError, MarkOf, PageCalls, StreamClock};
-use crate::stream::After;
+use crate::stream::Pending;
 use std::ops::Range;
 use std::ptr::NonNull;
 
@@ -16,7 +16,7 @@ pub(super) struct Piece<A: DeviceAllocator> {
     pub(super) id: u32,
     block: NonNull<A::Block>,
     pub(super) range: Range<u64>,
-    pub(super) after: After<MarkOf<A>>,
+    pub(super) after: Pending<MarkOf<A>>,
     freed_at: u64,
     /// Whether there is no memory behind it.
     pub(super) hole: bool,
@@ -133,14 +133,14 @@ impl<A: DeviceAllocator> Store<A> {
             state.calls.num_sync_all_streams += u64::from(waits);
             // A lost device has nothing.
             if outcome.is_ok() || outcome.is_err_and(DeviceError::is_end_of_device) {
-                self.ledger.give_back(piece.bytes());
+                self.ledger.note_freed(piece.bytes());
                 state.calls.reserved_bytes.down(false, piece.bytes());
                 state.calls.num_device_free += pages.calls_for(piece.bytes());
                 given_back += if outcome.is_ok() { piece.bytes() } else { 0 };
                 piece.hole = true;
                 drop(state);
                 if let Some(reason) = reason {
-                    self.tell_eviction(reason, piece.bytes());
+                    self.notify_eviction(reason, piece.bytes());
                 }
             }
         }

@@ -10,7 +10,7 @@ use crate::heap::store::{Goal, Store};
 use crate::limits::{GivenBack, InTransit};
 use crate::observe::Reason;
 use crate::port::{DeviceAllocator, MarkOf, PageCalls};
-use crate::stream::After;
+use crate::stream::Pending;
 use crate::sys::LockGuard;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
@@ -34,7 +34,7 @@ pub(super) struct RemovedSegment<A: DeviceAllocator> {
     pub(super) block: SegmentBlock<A>,
     pub(super) bytes: u64,
     small: bool,
-    pub(super) after: After<MarkOf<A>>,
+    pub(super) after: Pending<MarkOf<A>>,
 }
 
 impl<A: DeviceAllocator> Store<A> {
@@ -277,10 +277,10 @@ impl<A: DeviceAllocator> Store<A> {
                 state.calls.segment.down(small, 1);
                 state.calls.reserved_bytes.down(small, bytes);
                 state.calls.num_device_free += 1;
-                self.ledger.give_back(bytes);
+                self.ledger.note_freed(bytes);
                 drop(state);
                 if let Some(reason) = reason {
-                    self.tell_eviction(reason, bytes);
+                    self.notify_eviction(reason, bytes);
                 }
                 (if freed.is_ok() { bytes } else { 0 }, freed.err())
             }
@@ -328,7 +328,7 @@ impl<A: DeviceAllocator> BookState<A> {
         &mut self,
         at: u32,
         segment: &BookSegment<A::Kind>,
-        after: After<MarkOf<A>>,
+        after: Pending<MarkOf<A>>,
     ) -> Option<RemovedSegment<A>> {
         let block = self.blocks.get_mut(at as usize)?.take()?;
         // Lost until the device has accepted it: it stays so if the device refuses, or panics.

@@ -11,7 +11,7 @@ use crate::heap::store::{Bounds, Effort, Grant, Store};
 use crate::limits::CachedLimit;
 use crate::port::{DeviceAllocator, StreamClock, StreamOf};
 use crate::size::MIB;
-use crate::stream::{Marks, Taker};
+use crate::stream::{LastUses, Requester};
 use crate::sys::{LockGuard, thread_number};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -49,9 +49,9 @@ impl<A: DeviceAllocator> Store<A> {
         let now = clock.mark(stream);
         let key = Key { kind, stream_id: clock.stream_id(now) };
         let (steal, cpu_touches) = (self.bounds.steal, A::MEMORY.cpu_touches);
-        let taker = Taker { clock, on: stream, steal, cpu_touches };
-        let ready = |marks: &Marks<A::Clock>| {
-            (!cpu_touches && marks.are_of(clock, now)) || marks.is_one_and_ready(&taker)
+        let requester = Requester { clock, on: stream, steal, cpu_touches };
+        let ready = |marks: &LastUses<A::Clock>| {
+            (!cpu_touches && marks.are_all_on(clock, now)) || marks.is_one_and_ready(&requester)
         };
         let mut cache = self.caches.enter_own()?;
         let mut record = cache.take(key, bytes, requested, ready)?;
@@ -67,11 +67,11 @@ impl<A: DeviceAllocator> Store<A> {
         cache: &mut ThreadCache<A>,
         request: &PoolRequest<'_, A>,
     ) -> Option<Grant<A>> {
-        let taker = self.taker(request);
-        let ready = |marks: &Marks<A::Clock>| marks.is_ready(&taker);
+        let requester = self.requester(request);
+        let ready = |marks: &LastUses<A::Clock>| marks.is_ready(&requester);
         let mut record = cache.take(request.key, request.class.bytes, request.requested, ready)?;
         record.requested = request.requested;
-        record.marks.get_mut().restart(taker.clock.mark(request.stream));
+        record.marks.get_mut().restart(requester.clock.mark(request.stream));
         let zeroed = !record.unzeroed;
         Some(Grant { record, fresh: false, zeroed })
     }
@@ -357,7 +357,7 @@ impl<A: DeviceAllocator> BookState<A> {
         mut record: RecordOwner<A>,
         bounds: &Bounds,
     ) -> u32 {
-        let marks = record.marks.get_mut().after(A::MEMORY.cpu_touches);
+        let marks = record.marks.get_mut().pending(A::MEMORY.cpu_touches);
         let (range, unzeroed, pooled) = (record.part.range, record.unzeroed, record.pooled);
         let key =
             Key { kind: record.kind, stream_id: clock.stream_id(record.marks.get_mut().own()) };

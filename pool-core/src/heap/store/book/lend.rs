@@ -73,8 +73,8 @@ impl<A: DeviceAllocator> BookState<A> {
         statistics: bool,
     ) {
         // The rest follows from the figures (`counted`).
-        if statistics && (zeroed || !request.class.pooled()) {
-            let pooled = request.class.pooled();
+        if statistics && (zeroed || !request.class.is_cached()) {
+            let pooled = request.class.is_cached();
             *(if pooled { &mut self.untouched_hits } else { &mut self.counts.bypasses }) += 1;
         }
     }
@@ -85,7 +85,7 @@ impl<A: DeviceAllocator> BookState<A> {
             return;
         }
         let counts = &mut self.counts;
-        *(if request.class.pooled() { &mut counts.misses } else { &mut counts.bypasses }) += 1;
+        *(if request.class.is_cached() { &mut counts.misses } else { &mut counts.bypasses }) += 1;
         counts.from_device_bytes = counts.from_device_bytes.saturating_add(request.requested);
     }
 }

@@ -28,7 +28,7 @@ impl<A: DeviceAllocator> BookState<A> {
         records.sort_unstable_by_key(|record| record.stamp);
         let (count, mut bytes) = (records.len(), 0);
         for mut record in records {
-            let marks = record.marks.get_mut().after(A::MEMORY.cpu_touches);
+            let marks = record.marks.get_mut().pending(A::MEMORY.cpu_touches);
             let when = (record.unzeroed, record.turn);
             let range = record.part.range;
             bytes += record.bytes;

@@ -9,7 +9,7 @@ use crate::heap::store::book::device::{Moving, Piece};
 use crate::observe::Reason;
 use crate::port::{DeviceAllocator, DeviceError, Order, PageCalls, Why};
 use crate::size::{LARGEST, MIB};
-use crate::stream::{StealPolicy, Taker};
+use crate::stream::{Requester, StealPolicy};
 
 /// Committed bytes may pass the limit of the configuration by one part in this many, and by this
 /// many bytes, before the host waits for streams that use free pages.
@@ -33,15 +33,17 @@ impl<A: DeviceAllocator> Store<A> {
         pages: &PageCalls<A>,
         request: &PoolRequest<'_, A>,
     ) -> Result<u32, DeviceError> {
-        let taker = self.taker(request);
-        match self.grow_by(pages, request, &taker, true) {
+        let requester = self.requester(request);
+        match self.grow_by(pages, request, &requester, true) {
             // What the device lacks with the pages that would be committed ahead, it may have
             // without.
-            Err(error) if error.is_out_of_memory() => self.grow_by(pages, request, &taker, false),
+            Err(error) if error.is_out_of_memory() => {
+                self.grow_by(pages, request, &requester, false)
+            }
             // Where an event fails, what is not behind one will do.
             Err(_) => {
-                let taker = Taker { steal: StealPolicy::Never, ..taker };
-                self.grow_by(pages, request, &taker, true)
+                let requester = Requester { steal: StealPolicy::Never, ..requester };
+                self.grow_by(pages, request, &requester, true)
             }
             grown => grown,
         }
@@ -51,17 +53,17 @@ impl<A: DeviceAllocator> Store<A> {
         &self,
         pages: &PageCalls<A>,
         request: &PoolRequest<'_, A>,
-        taker: &Taker<'_, A::Clock>,
+        requester: &Requester<'_, A::Clock>,
         ahead: bool,
     ) -> Result<u32, DeviceError> {
         let Plan { placement, mut pieces, spare, wait } = loop {
-            match self.plan(pages, request, taker, ahead) {
+            match self.plan(pages, request, requester, ahead) {
                 Some(plan) => break plan,
                 None => self.reserve_addresses(pages, request)?,
             }
         };
         self.decommit(pages, spare, wait, Reason::Bound);
-        let ready = ready(taker, &pieces.pieces);
+        let ready = ready(requester, &pieces.pieces);
         ready.and_then(|()| self.commit(pages, &mut pieces.pieces))?;
         let rest = self.fresh_marks(request.on);
         let mut state = self.book.lock();
@@ -81,12 +83,12 @@ impl<A: DeviceAllocator> Store<A> {
         &'s self,
         pages: &PageCalls<A>,
         request: &PoolRequest<'_, A>,
-        taker: &Taker<'_, A::Clock>,
+        requester: &Requester<'_, A::Clock>,
         ahead: bool,
     ) -> Option<Plan<'s, A>> {
         let (page, book_request) = (pages.page_bytes, self.book.book_request(request));
         let mut state = self.book.lock();
-        let placement = state.book.place(&book_request, taker, page)?;
+        let placement = state.book.place(&book_request, requester, page)?;
         let limit = self.ledger.limit_now();
         let used = state.book.used().saturating_add(book_request.bytes);
         let peak = state.book.used_peak.max(used);
@@ -136,7 +138,7 @@ impl<A: DeviceAllocator> Store<A> {
                 refusal = Some(error);
                 break;
             }
-            reservation.took(piece.bytes());
+            reservation.note_allocated(piece.bytes());
             let mut state = self.book.lock();
             state.calls.reserved_bytes.up(false, piece.bytes());
             state.calls.num_device_alloc += pages.calls_for(piece.bytes());
@@ -152,11 +154,11 @@ impl<A: DeviceAllocator> Store<A> {
 
 /// Orders the taker behind the marks of free pieces.
 fn ready<A: DeviceAllocator>(
-    taker: &Taker<'_, A::Clock>,
+    requester: &Requester<'_, A::Clock>,
     pieces: &[Piece<A>],
 ) -> Result<(), DeviceError> {
     for mark in pieces.iter().flat_map(|piece| piece.after.marks()) {
-        if !taker.is_ready(*mark) && taker.make_ready(*mark)? == Order::NotYet {
+        if !requester.is_ready(*mark) && requester.make_ready(*mark)? == Order::NotYet {
             return Err(DeviceError::new(Why::NotSubmitted, "grow over a free range"));
         }
     }

@@ -7,7 +7,7 @@ use crate::heap::store::book::BookState;
 use crate::heap::store::{Grant, Store};
 use crate::limits::InTransit;
 use crate::port::{DeviceAllocator, StreamClock};
-use crate::stream::Marks;
+use crate::stream::LastUses;
 use crate::sys::LockGuard;
 
 impl<A: DeviceAllocator> Store<A> {
@@ -20,7 +20,7 @@ impl<A: DeviceAllocator> Store<A> {
         let mut state = self.with_own_counts();
         state.book.nodes[record.part.range].state = State::Live;
         record.requested = request.requested;
-        *record.marks.get_mut() = Marks::new(self.allocator.clock().mark(request.stream));
+        *record.marks.get_mut() = LastUses::new(self.allocator.clock().mark(request.stream));
         state.figures.out(record.bytes, request.requested);
         let zeroed = !record.unzeroed;
         state.count_hit(request, zeroed, self.bounds.statistics);

@@ -10,7 +10,7 @@ use crate::heap::store::book::give_back::NODES;
 use crate::heap::store::book::{BookState, PoolBook};
 use crate::heap::store::{Grant, Store};
 use crate::port::{DeviceAllocator, DeviceError, MarkOf, Order, StreamClock};
-use crate::stream::{After, StealPolicy, Taker};
+use crate::stream::{Pending, Requester, StealPolicy};
 use crate::sys::LockGuard;
 
 /// Streams that are asked about for one request, unless it would be refused.
@@ -35,11 +35,11 @@ impl<A: DeviceAllocator> Store<A> {
         request: &PoolRequest<'_, A>,
         effort: Effort,
     ) -> Option<Grant<A>> {
-        let (taker, book_request) = (self.taker(request), self.book.book_request(request));
+        let (requester, book_request) = (self.requester(request), self.book.book_request(request));
         let of = |user: UsedBy| effort == Effort::All || !user.is_own(book_request.stream);
-        let ready = |marks: &After<MarkOf<A>>| taker.are_ready(marks);
+        let ready = |marks: &Pending<MarkOf<A>>| requester.are_ready(marks);
         let (mut state, id) = self.book.take_accepted(&book_request, of, ready, effort)?;
-        let lent = state.lend_hit(id, request, taker.clock, self.bounds.statistics)?;
+        let lent = state.lend_hit(id, request, requester.clock, self.bounds.statistics)?;
         Some(lent.grant(request))
     }
 
@@ -56,12 +56,13 @@ impl<A: DeviceAllocator> Store<A> {
         request: &PoolRequest<'_, A>,
         effort: Effort,
     ) -> Result<Option<Grant<A>>, DeviceError> {
-        let taker = self.taker(request);
+        let requester = self.requester(request);
         let mut refusal = None;
-        if !taker.cpu_touches && taker.steal > StealPolicy::Never {
+        if !requester.cpu_touches && requester.steal > StealPolicy::Never {
             // Work that waits for the taker's next kernel must not make the taker wait.
-            let known = Taker { steal: StealPolicy::Ordered, ..taker };
-            match self.ask(request, &known, (Effort::Bounded, QUERIED), |mark| known.see_done(mark))
+            let known = Requester { steal: StealPolicy::Ordered, ..requester };
+            match self
+                .ask(request, &known, (Effort::Bounded, QUERIED), |mark| known.query_done(mark))
             {
                 Ok(None) => {}
                 Ok(found) => return Ok(found),
@@ -70,9 +71,9 @@ impl<A: DeviceAllocator> Store<A> {
         }
         let steps = [StealPolicy::Never, StealPolicy::Ordered, StealPolicy::Wait];
         // Whatever the CPU touches is asked about once: the host waits for no event.
-        let last = |step: &StealPolicy| !taker.cpu_touches || *step == taker.steal;
-        for steal in steps.into_iter().filter(|step| *step <= taker.steal).filter(last) {
-            let step = Taker { steal, ..taker };
+        let last = |step: &StealPolicy| !requester.cpu_touches || *step == requester.steal;
+        for steal in steps.into_iter().filter(|step| *step <= requester.steal).filter(last) {
+            let step = Requester { steal, ..requester };
             match self.ask(request, &step, (effort, STREAMS), |mark| step.make_ready(mark)) {
                 Ok(None) => {}
                 Ok(found) => return Ok(found),
@@ -87,13 +88,13 @@ impl<A: DeviceAllocator> Store<A> {
     fn ask(
         &self,
         request: &PoolRequest<'_, A>,
-        taker: &Taker<'_, A::Clock>,
+        requester: &Requester<'_, A::Clock>,
         (effort, streams): (Effort, usize),
         make_ready: impl Fn(MarkOf<A>) -> Result<Order, DeviceError>,
     ) -> Result<Option<Grant<A>>, DeviceError> {
         let (mut refused, mut refusal) = (Vec::new(), None);
         while effort == Effort::All || refused.len() < streams {
-            let asked = self.take_out(request, taker, &refused, effort);
+            let asked = self.take_out(request, requester, &refused, effort);
             let Some(mut asked) = asked else { break };
             let mut behind = None;
             for mark in asked.pieces.iter().flat_map(|piece| piece.after.marks()) {
@@ -113,7 +114,7 @@ impl<A: DeviceAllocator> Store<A> {
             let mut state = self.book.lock();
             let Some(piece) = asked.take_over().pop() else { break };
             state.book.nodes[piece.id].state = State::Live;
-            let lent = state.lend_hit(piece.id, request, taker.clock, self.bounds.statistics);
+            let lent = state.lend_hit(piece.id, request, requester.clock, self.bounds.statistics);
             return Ok(lent.map(|lent| lent.grant(request)));
         }
         refusal.map_or(Ok(None), Err)
@@ -124,15 +125,15 @@ impl<A: DeviceAllocator> Store<A> {
     fn take_out<'s>(
         &'s self,
         request: &PoolRequest<'_, A>,
-        taker: &Taker<'_, A::Clock>,
+        requester: &Requester<'_, A::Clock>,
         refused: &[MarkOf<A>],
         effort: Effort,
     ) -> Option<Moving<'s, A>> {
-        let (clock, book_request) = (taker.clock, self.book.book_request(request));
+        let (clock, book_request) = (requester.clock, self.book.book_request(request));
         let behind = |mark: &MarkOf<A>| refused.iter().any(|old| clock.is_later(*mark, *old));
-        let may = |after: &After<MarkOf<A>>| {
+        let may = |after: &Pending<MarkOf<A>>| {
             let marks = after.marks();
-            !marks.iter().any(behind) && marks.iter().all(|mark| taker.may_ask(*mark))
+            !marks.iter().any(behind) && marks.iter().all(|mark| requester.may_query(*mark))
         };
         let (mut state, id) = self.book.take_accepted(&book_request, |_| true, may, effort)?;
         state.book.nodes[id].state = State::Moving { hole: false };
@@ -144,9 +145,10 @@ impl<A: DeviceAllocator> Store<A> {
     /// that may be waited for. Returns whether that made any range larger.
     #[cold]
     pub(crate) fn coalesce_book(&self, request: &PoolRequest<'_, A>, effort: Effort) -> bool {
-        let taker = self.taker(request);
+        let requester = self.requester(request);
         let mut any = self.collect();
-        let can = |mark: &MarkOf<A>| taker.may_ask(*mark) && taker.clock.is_submitted(*mark);
+        let can =
+            |mark: &MarkOf<A>| requester.may_query(*mark) && requester.clock.is_submitted(*mark);
         let may = |marks: &[MarkOf<A>]| marks.iter().all(can);
         let book_request = self.book.book_request(request);
         if !self.book.lock().book.may_be_apart(&book_request) {
@@ -158,7 +160,7 @@ impl<A: DeviceAllocator> Store<A> {
         };
         loop {
             let mut state = self.book.lock();
-            let (coalesced, next) = state.book.coalesce_streams(taker.clock, from, NODES, may);
+            let (coalesced, next) = state.book.coalesce_streams(requester.clock, from, NODES, may);
             state.book.cursor = next.unwrap_or(0);
             any |= coalesced;
             match next {
@@ -178,7 +180,7 @@ impl<A: DeviceAllocator> PoolBook<A> {
         &self,
         book_request: &BookRequest<A::Kind>,
         of: impl Fn(UsedBy) -> bool,
-        accept: impl Fn(&After<MarkOf<A>>) -> bool,
+        accept: impl Fn(&Pending<MarkOf<A>>) -> bool,
         effort: Effort,
     ) -> Option<(LockGuard<'_, BookState<A>>, u32)> {
         let accept = |node: &RangeNode<MarkOf<A>>| accept(&node.marks);

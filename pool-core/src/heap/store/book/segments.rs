@@ -71,7 +71,7 @@ impl<A: DeviceAllocator> Store<A> {
         let kind = if self.book.is_blocks() { None } else { aligned() };
         let upstream = Request { bytes, kind: kind.unwrap_or(request.key.kind) };
         let block = self.allocator.allocate(upstream, request.on)?;
-        reservation.took(bytes);
+        reservation.note_allocated(bytes);
         Ok(block)
     }
 }

@@ -198,7 +198,7 @@ impl Survey {
                 self.live.remove(&bytes);
             }
         }
-        let after = record.marks.lock().after(A::MEMORY.cpu_touches);
+        let after = record.marks.lock().pending(A::MEMORY.cpu_touches);
         self.add_pending(clock, after.marks(), bytes);
         self.add_free(clock, after.marks(), bytes);
     }

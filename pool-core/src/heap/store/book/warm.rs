@@ -4,7 +4,7 @@ use crate::heap::block::request::PoolRequest;
 use crate::heap::store::Store;
 use crate::limits::InTransit;
 use crate::port::{DeviceAllocator, DeviceError, Limit, StreamClock};
-use crate::stream::After;
+use crate::stream::Pending;
 
 /// Live ranges that no buffer has. They are free when it is dropped, also by a panic of the device.
 struct Taken<'s, A: DeviceAllocator> {
@@ -45,7 +45,7 @@ impl<A: DeviceAllocator> Store<A> {
                     if is_fresh && !A::MEMORY.cpu_touches {
                         // The device, and the streams that used parts of it, were waited for on the
                         // stream of the request only.
-                        node.marks = After::One(self.allocator.clock().mark(request.on));
+                        node.marks = Pending::One(self.allocator.clock().mark(request.on));
                     }
                     let bytes = node.bytes;
                     state.book.count_out(bytes);
@@ -72,7 +72,7 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// A live range out of free memory, which is not lent.
     fn free_range(&self, request: &PoolRequest<'_, A>) -> Option<u32> {
-        let taker = self.taker(request);
-        self.book.lock().book.take(&self.book.book_request(request), &taker)
+        let requester = self.requester(request);
+        self.book.lock().book.take(&self.book.book_request(request), &requester)
     }
 }

@@ -1,21 +1,21 @@
 //! The last uses of a block, one for each stream that used it.
 
 use crate::port::StreamClock;
-use crate::stream::order::{After, Taker};
+use crate::stream::order::{Pending, Requester};
 
-/// The most uses that [`Marks::uses_are_distinct`] compares with each other.
+/// The most uses that [`LastUses::uses_are_distinct`] compares with each other.
 const MAX_CHECKED_USES: usize = 8;
 
 /// The last use of a block on each stream. Each hit moves it, so it must be small.
 #[derive(Debug)]
 #[expect(clippy::box_collection, reason = "one word instead of three in each block")]
-pub(crate) struct Marks<C: StreamClock> {
+pub(crate) struct LastUses<C: StreamClock> {
     /// The last use on the stream that the block was allocated for.
     own: Used<C::Mark>,
     /// The last uses on other streams, the oldest first. Most programs have none, and `None` takes
     /// only one word.
-    also: Option<Box<Vec<Used<C::Mark>>>>,
-    /// True if `own` is newer than all uses in `also`.
+    others: Option<Box<Vec<Used<C::Mark>>>>,
+    /// True if `own` is newer than all uses in `others`.
     own_is_newest: bool,
 }
 
@@ -23,45 +23,49 @@ pub(crate) struct Marks<C: StreamClock> {
 struct Used<M> {
     last: M,
     /// True if any use began. If none did, `last` is only the point of the allocation.
-    touched: bool,
+    has_begun: bool,
     /// The number of uses that have begun and not ended. If it is not 0 when the buffer is dropped,
     /// a `Use` was leaked or `record_stream` was called. Then all work that the stream was given
     /// before the drop counts as a use.
-    open: u32,
+    open_uses: u32,
 }
 
-impl<C: StreamClock> Marks<C> {
+impl<C: StreamClock> LastUses<C> {
     #[inline]
     pub(crate) fn new(own: C::Mark) -> Self {
-        Self { own: Used { last: own, touched: false, open: 0 }, also: None, own_is_newest: true }
+        Self {
+            own: Used { last: own, has_begun: false, open_uses: 0 },
+            others: None,
+            own_is_newest: true,
+        }
     }
 
     /// Resets the marks for the next user of a block that is ready.
     #[inline]
     pub(crate) fn restart(&mut self, own: C::Mark) {
-        self.also = None;
-        self.own = Used { last: own, touched: false, open: 0 };
+        self.others = None;
+        self.own = Used { last: own, has_begun: false, open_uses: 0 };
         self.own_is_newest = true;
     }
 
     /// Resets the marks for the next user of a block that one stream used.
     #[inline]
     pub(crate) fn restart_own(&mut self, own: C::Mark) {
-        debug_assert!(self.also.is_none(), "one stream used the block");
-        self.own = Used { last: own, touched: false, open: 0 };
+        debug_assert!(self.others.is_none(), "one stream used the block");
+        self.own = Used { last: own, has_begun: false, open_uses: 0 };
         self.own_is_newest = true;
     }
 
     /// Returns whether all uses are on one stream, the stream of this mark.
     #[inline]
-    pub(crate) fn are_of(&self, clock: &C, mark: C::Mark) -> bool {
-        self.also.is_none() && clock.same_stream(self.own.last, mark)
+    pub(crate) fn are_all_on(&self, clock: &C, mark: C::Mark) -> bool {
+        self.others.is_none() && clock.same_stream(self.own.last, mark)
     }
 
     /// Returns whether one stream alone used the block, and each use has ended.
     #[inline]
     pub(crate) fn are_closed(&self) -> bool {
-        self.also.is_none() && self.own.open == 0 && !C::UNTIL_DROP
+        self.others.is_none() && self.own.open_uses == 0 && !C::UNTIL_DROP
     }
 
     #[inline]
@@ -71,15 +75,20 @@ impl<C: StreamClock> Marks<C> {
 
     /// Returns the marks that `on` must be ordered after before a new use, and is not yet ordered
     /// after. For an open use this is the latest mark of its stream.
-    pub(crate) fn behind(&mut self, clock: &C, on: &C::Stream, cpu_touches: bool) -> Vec<C::Mark> {
-        if self.also.is_some() {
+    pub(crate) fn unordered_marks(
+        &mut self,
+        clock: &C,
+        on: &C::Stream,
+        cpu_touches: bool,
+    ) -> Vec<C::Mark> {
+        if self.others.is_some() {
             self.forget_ended(clock);
         }
-        let counted = self.newest_first().filter(|used| used.touched || !cpu_touches);
+        let relevant = self.newest_first().filter(|used| used.has_begun || !cpu_touches);
         let now = |used: &Used<C::Mark>| {
-            if used.open > 0 || C::UNTIL_DROP { clock.latest(used.last) } else { used.last }
+            if used.open_uses > 0 || C::UNTIL_DROP { clock.latest(used.last) } else { used.last }
         };
-        counted.map(now).filter(|mark| !clock.is_ordered(on, *mark)).collect()
+        relevant.map(now).filter(|mark| !clock.is_ordered(on, *mark)).collect()
     }
 
     /// Forgets uses that no stream has to wait for any more. If no uses on other streams remain, a
@@ -87,34 +96,34 @@ impl<C: StreamClock> Marks<C> {
     #[cold]
     #[inline(never)]
     fn forget_ended(&mut self, clock: &C) {
-        let Some(also) = &mut self.also else { return };
-        forget_obsolete(clock, also);
-        if also.is_empty() {
-            self.also = None;
+        let Some(others) = &mut self.others else { return };
+        forget_obsolete(clock, others);
+        if others.is_empty() {
+            self.others = None;
         }
         invariant!(self.uses_are_distinct(clock), "a block has one last use on each stream");
     }
 
     /// Returns the marks of all uses so far, and leaves open uses open. For an open use this is the
     /// latest mark of its stream.
-    pub(crate) fn until_now(&self, clock: &C, cpu_touches: bool) -> Vec<C::Mark> {
-        let counted = self.newest_first().filter(|used| used.touched || !cpu_touches);
+    pub(crate) fn current_marks(&self, clock: &C, cpu_touches: bool) -> Vec<C::Mark> {
+        let relevant = self.newest_first().filter(|used| used.has_begun || !cpu_touches);
         let now = |used: &Used<C::Mark>| {
-            if used.open > 0 || C::UNTIL_DROP { clock.latest(used.last) } else { used.last }
+            if used.open_uses > 0 || C::UNTIL_DROP { clock.latest(used.last) } else { used.last }
         };
-        counted.map(now).collect()
+        relevant.map(now).collect()
     }
 
     pub(crate) fn begin(&mut self, clock: &C, mark: C::Mark) {
         let used = self.of_stream(clock, mark);
-        used.touched = true;
-        used.open = used.open.saturating_add(1);
+        used.has_begun = true;
+        used.open_uses = used.open_uses.saturating_add(1);
     }
 
     pub(crate) fn end(&mut self, clock: &C, mark: C::Mark) {
         let used = self.of_stream(clock, mark);
-        used.touched = true;
-        used.open = used.open.saturating_sub(1);
+        used.has_begun = true;
+        used.open_uses = used.open_uses.saturating_sub(1);
         used.last = clock.later(used.last, mark);
     }
 
@@ -123,16 +132,16 @@ impl<C: StreamClock> Marks<C> {
         if self.own_is_newest {
             return &mut self.own;
         }
-        let also = self.also.get_or_insert_default();
-        if let Some(at) = also.iter().position(|used| clock.same_stream(used.last, mark)) {
-            also[at..].rotate_left(1);
+        let others = self.others.get_or_insert_default();
+        if let Some(at) = others.iter().position(|used| clock.same_stream(used.last, mark)) {
+            others[at..].rotate_left(1);
         } else {
-            forget_obsolete(clock, also);
-            also.push(Used { last: mark, touched: true, open: 0 });
+            forget_obsolete(clock, others);
+            others.push(Used { last: mark, has_begun: true, open_uses: 0 });
         }
-        debug_assert!(also.last().is_some_and(|used| clock.same_stream(used.last, mark)));
-        let newest = also.len() - 1;
-        &mut also[newest]
+        debug_assert!(others.last().is_some_and(|used| clock.same_stream(used.last, mark)));
+        let newest = others.len() - 1;
+        &mut others[newest]
     }
 
     /// Ends the uses that are still open when the block is freed: they last until the latest mark
@@ -142,40 +151,41 @@ impl<C: StreamClock> Marks<C> {
         if self.are_closed() {
             return;
         }
-        let also = self.also.iter_mut().flat_map(|also| also.iter_mut());
-        let lasts = |used: &&mut Used<C::Mark>| used.open > 0 || C::UNTIL_DROP;
-        for used in also.chain([&mut self.own]).filter(lasts) {
-            *used = Used { last: clock.latest(used.last), open: 0, ..*used };
+        let others = self.others.iter_mut().flat_map(|others| others.iter_mut());
+        let lasts = |used: &&mut Used<C::Mark>| used.open_uses > 0 || C::UNTIL_DROP;
+        for used in others.chain([&mut self.own]).filter(lasts) {
+            *used = Used { last: clock.latest(used.last), open_uses: 0, ..*used };
         }
         invariant!(self.uses_are_distinct(clock), "a block has one last use on each stream");
-        invariant!(self.newest_first().all(|used| used.open == 0), "a free ends each use");
+        invariant!(self.newest_first().all(|used| used.open_uses == 0), "a free ends each use");
     }
 
     /// Returns whether no two uses are on one stream.
     fn uses_are_distinct(&self, clock: &C) -> bool {
-        let also = self.also.as_ref().map_or(&[][..], |also| also.as_slice());
+        let others = self.others.as_ref().map_or(&[][..], |others| others.as_slice());
         let is_new = |(at, used): (usize, &Used<C::Mark>)| {
-            let before = also[..at].iter().chain([&self.own]);
+            let before = others[..at].iter().chain([&self.own]);
             !before.into_iter().any(|known| clock.same_stream(known.last, used.last))
         };
         // Beyond some streams the check would cost more than what it checks.
-        also.len() > MAX_CHECKED_USES || also.iter().enumerate().all(is_new)
+        others.len() > MAX_CHECKED_USES || others.iter().enumerate().all(is_new)
     }
 
     /// Returns whether only one stream used the block, and a taker may have it as it is.
     #[inline]
-    pub(crate) fn is_one_and_ready(&self, taker: &Taker<'_, C>) -> bool {
-        self.also.is_none()
-            && ((taker.cpu_touches && !self.own.touched) || taker.is_ready(self.own.last))
+    pub(crate) fn is_one_and_ready(&self, requester: &Requester<'_, C>) -> bool {
+        self.others.is_none()
+            && ((requester.cpu_touches && !self.own.has_begun) || requester.is_ready(self.own.last))
     }
 
     /// Returns whether a taker may have the block as it is. Makes no device call.
     #[inline]
-    pub(crate) fn is_ready(&self, taker: &Taker<'_, C>) -> bool {
-        if self.also.is_none() {
-            return (taker.cpu_touches && !self.own.touched) || taker.is_ready(self.own.last);
+    pub(crate) fn is_ready(&self, requester: &Requester<'_, C>) -> bool {
+        if self.others.is_none() {
+            return (requester.cpu_touches && !self.own.has_begun)
+                || requester.is_ready(self.own.last);
         }
-        self.counted(taker.cpu_touches).all(|mark| taker.is_ready(mark))
+        self.relevant(requester.cpu_touches).all(|mark| requester.is_ready(mark))
     }
 
     /// Returns the marks that the next user of the block must be ordered after.
@@ -184,8 +194,8 @@ impl<C: StreamClock> Marks<C> {
     /// allocated, so only uses that have begun count. For other memory the mark of the allocation
     /// counts too, because it is ordered after the uses of earlier buffers.
     #[inline]
-    fn counted(&self, cpu_touches: bool) -> impl Iterator<Item = C::Mark> + '_ {
-        self.newest_first().filter(move |used| used.touched || !cpu_touches).map(|used| used.last)
+    fn relevant(&self, cpu_touches: bool) -> impl Iterator<Item = C::Mark> + '_ {
+        self.newest_first().filter(move |used| used.has_begun || !cpu_touches).map(|used| used.last)
     }
 
     /// Returns the uses, the newest first: a stream that is ordered after the newest is often
@@ -193,8 +203,8 @@ impl<C: StreamClock> Marks<C> {
     #[inline]
     fn newest_first(&self) -> impl Iterator<Item = &Used<C::Mark>> + '_ {
         let own = |is_its_turn: bool| is_its_turn.then_some(&self.own).into_iter();
-        let also = self.also.iter().flat_map(|also| also.iter().rev());
-        own(self.own_is_newest).chain(also).chain(own(!self.own_is_newest))
+        let others = self.others.iter().flat_map(|others| others.iter().rev());
+        own(self.own_is_newest).chain(others).chain(own(!self.own_is_newest))
     }
 
     /// Returns whether `is` holds for all marks.
@@ -204,17 +214,17 @@ impl<C: StreamClock> Marks<C> {
 
     /// Returns the marks that the memory must be behind before it is reused.
     #[inline]
-    pub(crate) fn after(&self, cpu_touches: bool) -> After<C::Mark> {
-        match (&self.also, self.own.touched || !cpu_touches) {
-            (None, true) => After::One(self.own.last),
-            (None, false) => After::Nothing,
-            (Some(_), _) => self.after_several(cpu_touches),
+    pub(crate) fn pending(&self, cpu_touches: bool) -> Pending<C::Mark> {
+        match (&self.others, self.own.has_begun || !cpu_touches) {
+            (None, true) => Pending::One(self.own.last),
+            (None, false) => Pending::Nothing,
+            (Some(_), _) => self.pending_several(cpu_touches),
         }
     }
 
     #[cold]
-    fn after_several(&self, cpu_touches: bool) -> After<C::Mark> {
-        After::of(&self.counted(cpu_touches).collect::<Vec<_>>())
+    fn pending_several(&self, cpu_touches: bool) -> Pending<C::Mark> {
+        Pending::of(&self.relevant(cpu_touches).collect::<Vec<_>>())
     }
 }
 
