@@ -71,7 +71,7 @@ fn schedule<A: Vram>(
                 device.retire(&ended).unwrap();
             }
             11 if !calm && dice.random_range(0..2) == 0 => {
-                graph(&pool, &live, on, &mut dice, &streams)
+                graph(&pool, &live, on, &mut dice, &streams);
             }
             11 if !calm => {
                 pool.trim(4 * KIB).unwrap();

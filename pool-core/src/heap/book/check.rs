@@ -25,6 +25,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
     pub(crate) fn check(&self, clock: &C) -> BytesByState {
         let mut bytes = BytesByState::default();
         let mut in_lists: BTreeMap<u16, u64> = BTreeMap::new();
+        let mut by_size: BTreeMap<(u64, u16), usize> = BTreeMap::new();
         let mut ranges = 0;
         for (at, segment) in self.segments.iter() {
             let (mut end, mut used, mut last, mut before) = (0, 0, None, super::node::NONE);
@@ -49,6 +50,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
                     State::Private => bytes.private += node.bytes,
                     State::Free(list) => {
                         *in_lists.entry(list).or_default() += node.bytes;
+                        *by_size.entry((node.bytes, list)).or_default() += 1;
                         self.check_free(clock, id, (list, last), &mut bytes);
                     }
                     State::Moving { .. } => bytes.moving += node.bytes,
@@ -66,6 +68,11 @@ impl<C: StreamClock, K: Copy + Eq + Default> Book<C, K> {
         assert_eq!(bytes.live + bytes.private, self.used);
         assert_eq!((bytes.free, bytes.deferred), (self.cached, self.deferred_bytes));
         assert_eq!(ranges + self.nodes.count_vacant(), self.nodes.len(), "a number is lost");
+        if let Some(counts) = &self.counts {
+            let counted = counts.iter().filter(|(_, count)| **count > 0);
+            let counted: BTreeMap<_, _> = counted.map(|(key, count)| (*key, *count)).collect();
+            assert_eq!(counted, by_size, "free blocks of each size in each list");
+        }
         bytes
     }
 
