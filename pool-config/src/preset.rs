@@ -173,7 +173,7 @@ pub const SMALL_BLOCKS: [(u64, usize); 9] = [
 ///
 /// The pool has the nine classes of [`SMALL_BLOCKS`], filled ahead of time. Requests above 16 KiB
 /// bypass the pool. At most 16 MiB are cached;
-/// [`PoolStats::peak_cached_bytes`](crate::PoolStats::peak_cached_bytes) is the peak.
+/// [`PoolStats::peak_cached_bytes`](pool_core::PoolStats::peak_cached_bytes) is the peak.
 ///
 /// The original system needed a pool for the whole process and a cache for each thread, and its
 /// language had neither. Here every pool has thread caches, and on the host

@@ -32,7 +32,7 @@ impl<S: Source> Vram for CudaMemory<S> {
 
 /// The elements of an array in VRAM that is in use on a stream, as cudarc's copies and fills take
 /// them. A copy on another stream waits for the use's stream, except in a capture
-/// ([`CudaView`]); [`PooledArray::on`] with that stream is cheaper.
+/// ([`CudaView`]); `PooledArray::on` with that stream is cheaper.
 ///
 /// For a kernel, `builder.arg(&*array.on(&stream)?)`.
 ///
@@ -51,8 +51,6 @@ impl<S: Source> Vram for CudaMemory<S> {
 /// assert_eq!((sums.shape(), shown), (&[2, 3][..], vec![1.5; 6]));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-///
-/// [`PooledArray::on`]: pool_array::PooledArray::on
 #[derive(Debug)]
 pub struct TypedView<'u, T> {
     view: &'u CudaView<'u>,

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 /// Counts requests and bytes by stream and by tag: an [`Observer`].
 ///
 /// ```
-/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; pub use pool_trace as trace; }
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; pub mod trace { pub use pool_trace::*; } }
 /// use bucketpool::{BucketPool, KIB, sim::SimDevice, trace::Breakdown};
 /// use std::sync::Arc;
 ///

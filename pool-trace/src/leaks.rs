@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 /// tables (`debug = "line-tables-only"` in the profile).
 ///
 /// ```
-/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; pub use pool_trace as trace; }
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; pub mod trace { pub use pool_trace::*; } }
 /// use bucketpool::{BucketPool, sim::SimDevice, trace::LeakTracker};
 /// use std::sync::Arc;
 ///

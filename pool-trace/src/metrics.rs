@@ -23,7 +23,7 @@ use pool_core::{BucketPool, DeviceAllocator, PoolStats};
 ///   `bucketpool_waiting_requests`.
 ///
 /// ```
-/// # mod bucketpool { pub use pool_core::*; pub use pool_trace as trace; }
+/// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; pub mod trace { pub use pool_trace::*; } }
 /// use bucketpool::{BucketPool, sim::SimDevice};
 ///
 /// let pool = BucketPool::builder(SimDevice::new()).name("tiles").build();
@@ -37,11 +37,11 @@ pub fn publish<A: DeviceAllocator>(pool: &BucketPool<A>) {
         .set(pool.budget().waiter_count() as f64);
 }
 
-/// Publishes statistics under a name, such as those of a [`pool_config::AnyPool`]: all that
+/// Publishes statistics under a name, such as those of a `AnyPool`: all that
 /// [`publish`] does but the requests that wait now.
 ///
 /// ```
-/// # mod bucketpool { pub use pool_core::*; pub use pool_trace as trace; }
+/// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; pub mod trace { pub use pool_trace::*; } }
 /// use bucketpool::{BucketPool, config::AnyPool, sim::SimDevice};
 ///
 /// let pool = AnyPool::from(BucketPool::new(SimDevice::new()));

@@ -37,7 +37,7 @@ use writer::Writer;
 /// # Examples
 ///
 /// ```
-/// # mod bucketpool { pub use pool_core::*; pub use pool_trace as trace; }
+/// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; pub mod trace { pub use pool_trace::*; } }
 /// use bucketpool::trace::{Recorder, ptrace};
 /// use bucketpool::{BucketPool, MIB, sim::SimDevice};
 /// use std::sync::Arc;
@@ -184,7 +184,7 @@ impl Recorder {
     /// The error of the file, or of the start of the writer's thread.
     ///
     /// ```
-    /// # mod bucketpool { pub use pool_core::*; pub use pool_trace as trace; }
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; pub mod trace { pub use pool_trace::*; } }
     /// use bucketpool::trace::Recorder;
     /// use std::io::ErrorKind;
     ///
@@ -205,7 +205,7 @@ impl Recorder {
     /// As for [`Recorder::create`].
     ///
     /// ```
-    /// # mod bucketpool { pub use pool_core::*; pub use pool_trace as trace; }
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; pub mod trace { pub use pool_trace::*; } }
     /// use bucketpool::trace::{Recorder, RecorderOptions, ptrace};
     ///
     /// let folder = tempfile::tempdir()?;
@@ -261,7 +261,7 @@ impl Recorder {
     /// [`io::ErrorKind::NotFound`] if the recorder has ended already, or in a child after `fork`.
     ///
     /// ```
-    /// # mod bucketpool { pub use pool_core::*; pub use pool_trace as trace; }
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; pub mod trace { pub use pool_trace::*; } }
     /// use bucketpool::trace::Recorder;
     /// use std::io::ErrorKind;
     ///

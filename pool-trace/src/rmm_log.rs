@@ -19,7 +19,7 @@ use std::time::{Duration, SystemTime};
 /// buffered: [`RmmLog::flush`], or the drop of the writer, writes what is left.
 ///
 /// ```
-/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; pub use pool_trace as trace; }
+/// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; pub mod trace { pub use pool_trace::*; } }
 /// use bucketpool::{BucketPool, sim::SimDevice, trace::RmmLog};
 /// use std::sync::Arc;
 ///

@@ -241,7 +241,7 @@ impl Reading {
 /// The error of the writer.
 ///
 /// ```
-/// # mod bucketpool { pub use pool_core::*; pub use pool_trace as trace; }
+/// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; pub mod trace { pub use pool_trace::*; } }
 /// use bucketpool::trace::{ptrace, torch};
 /// use bucketpool::{ArenaConfig, BucketPool, MIB, sim::SimDevice};
 /// use std::io::ErrorKind;

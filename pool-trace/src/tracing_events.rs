@@ -16,7 +16,7 @@ use tracing::{debug, info, warn};
 /// It does not see hits and frees, which pay nothing for it.
 ///
 /// ```
-/// # mod bucketpool { pub use pool_core::*; pub use pool_trace as trace; }
+/// # mod bucketpool { pub use pool_core::*; pub use pool_config as config; pub use pool_sim as sim; pub mod trace { pub use pool_trace::*; } }
 /// use bucketpool::trace::TracingEvents;
 /// use bucketpool::{BucketPool, sim::SimDevice};
 /// use std::sync::Arc;
