@@ -4,7 +4,7 @@
 
 use crate::pool::BucketPool;
 use crate::port::{DeviceAllocator, DeviceError, Immediate, Memory, Request, Why};
-use crate::sys::set as set_number;
+use crate::sys::thread_number::modelled::set as set_number;
 use loom::thread;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};

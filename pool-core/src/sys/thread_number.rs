@@ -59,16 +59,16 @@ pub(crate) mod modelled {
 }
 /// A checker has its own threads.
 #[cfg(all(feature = "check", any(loom, shuttle)))]
-#[expect(missing_docs, reason = "as below")]
 #[derive(Debug)]
 pub struct TestThreads;
 #[cfg(all(feature = "check", any(loom, shuttle)))]
-#[expect(missing_docs, reason = "as below")]
 impl TestThreads {
+    /// Makes no threads: the checker has them.
     #[must_use]
     pub fn new(_: usize) -> Self {
         Self
     }
+    /// Does `work` on the calling thread.
     pub fn as_thread<R>(&mut self, _: usize, work: impl FnOnce() -> R) -> R {
         work()
     }
