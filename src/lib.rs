@@ -3,7 +3,7 @@
 
 pub use pool_core::{
     AllocError, AllocateAsync, ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError,
-    GIB, KIB, MIB, PoolBuilder, PoolStats, PooledBuffer, PrivatePool, StreamClock, StreamOf,
+    GIB, KIB, Limit, MIB, PoolBuilder, PoolStats, PooledBuffer, PrivatePool, StreamClock, StreamOf,
     Transfer, Why, ZeroPolicy,
 };
 
@@ -72,3 +72,9 @@ pub mod sim {
 }
 #[cfg(feature = "conformance")]
 pub use pool_sim::conformance;
+
+/// The full check of a pool, for tests.
+#[cfg(any(feature = "sim", feature = "conformance"))]
+pub mod check {
+    pub use pool_core::check::*;
+}

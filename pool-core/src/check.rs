@@ -11,7 +11,7 @@ pub use crate::sys::thread_number::modelled::set as set_thread_number;
 impl<A: DeviceAllocator> BucketPool<A> {
     /// Checks everything that must hold in a pool while no thread is inside it: each list agrees
     /// with its blocks, each figure with a sum over all blocks, every reserved byte is accounted
-    /// for, the limits hold, no free block is in use. Changes nothing.
+    /// for, the limits of bytes hold, no free block is in use. Changes nothing.
     ///
     /// Cost: linear in the number of blocks.
     ///
@@ -39,6 +39,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
 }
 
 impl<A: DeviceAllocator> BucketPool<A> {
+    #[doc(hidden)]
     /// Breaks an invariant inside of a call of this pool, so that a test sees what follows.
     ///
     /// # Panics

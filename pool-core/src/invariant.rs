@@ -4,8 +4,9 @@
 //! in a build with debug assertions. In every build, the pool whose call met it is poisoned: its
 //! later requests fail with [`Why::Broken`](crate::Why::Broken) and the text of the invariant, and
 //! buffers that are dropped later keep their memory, because its records can no longer be trusted.
-//! Code far from any pool, such as a stream's clock, only notes the fault; the pool that the thread
-//! is in finds the note when it leaves ([`take`]).
+//! Code far from any pool, such as a stream's clock, only notes the fault; the pool whose call the
+//! thread is in finds the note when the call ends ([`take`]). Outside of any call, as between two
+//! uses of a device's clock, nobody takes the note.
 
 use std::cell::Cell;
 
@@ -32,7 +33,28 @@ pub(crate) fn broken(what: &'static str) {
     assert!(!cfg!(debug_assertions) || std::thread::panicking(), "broken invariant: {what}");
 }
 
+/// A call of a pool, which may run inside a call of another pool. It puts the note of the outer call
+/// aside until it is dropped.
+pub(crate) struct Scope {
+    outer: Option<&'static str>,
+}
+
+impl Scope {
+    #[inline]
+    pub(crate) fn enter() -> Self {
+        Self { outer: take() }
+    }
+}
+
+impl Drop for Scope {
+    #[inline]
+    fn drop(&mut self) {
+        let _ = BROKEN.try_with(|note| note.set(self.outer));
+    }
+}
+
 /// Takes the note of this thread, if there is one.
+#[inline]
 pub(crate) fn take() -> Option<&'static str> {
     BROKEN.try_with(Cell::take).ok().flatten()
 }

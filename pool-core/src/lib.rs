@@ -37,7 +37,9 @@ pub use pool::BucketPool;
 pub use pool::builder::PoolBuilder;
 pub use pool::private_pool::PrivatePool;
 pub use pool::waiting::AllocateAsync;
-pub use port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Transfer, Why, ZeroPolicy};
+pub use port::{
+    DeviceAllocator, DeviceError, Limit, StreamClock, StreamOf, Transfer, Why, ZeroPolicy,
+};
 pub use size::{BucketPolicy, GIB, KIB, MIB};
 #[cfg(pool_counts)]
 pub use sys::counts;

@@ -384,10 +384,15 @@ impl<A: DeviceAllocator> BucketPool<A> {
         (kind, zeroed): (A::Kind, bool),
         joins_line: bool,
     ) -> Result<PooledBuffer<A>, Short> {
-        let _watch = self.store().watch();
-        let woken_by_panic = WakeAtEnd(self);
+        let (watch, woken_by_panic) = (self.store().watch(), WakeAtEnd(self));
         let lent = self.allocate_now(stream, bytes, (kind, zeroed), joins_line);
         mem::forget(woken_by_panic);
+        drop(watch);
+        if self.store().is_broken()
+            && let Some(fault) = self.store().fault()
+        {
+            return Err(Short::early(fault, bytes)); // the block may be another buffer's too
+        }
         lent
     }
 

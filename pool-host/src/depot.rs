@@ -408,7 +408,7 @@ impl Depot {
 
     /// Runs `work` while the free list of a class is locked.
     #[cfg(test)]
-    pub(crate) fn with_lock_held(&self, class: Class, work: impl FnOnce()) {
+    pub(crate) fn while_held(&self, class: Class, work: impl FnOnce()) {
         assert!(self.list(class).enter(class, |_| work()).is_some(), "the lock was had");
     }
 }

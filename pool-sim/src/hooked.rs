@@ -230,7 +230,11 @@ impl<A: WholeBlocks, H: Hooks<A>> WholeBlocks for Hooked<A, H> {}
 
 impl<A: VirtualMemory + Sliceable, H: Hooks<A>> Sliceable for Hooked<A, H> {
     fn pages(&self) -> Option<PageCalls<Self>> {
-        Some(PageCalls::of(self))
+        self.inner.pages().map(|_| PageCalls::of(self))
+    }
+
+    fn part_granule(&self) -> u64 {
+        self.inner.part_granule()
     }
 
     unsafe fn zero_part(
@@ -239,7 +243,8 @@ impl<A: VirtualMemory + Sliceable, H: Hooks<A>> Sliceable for Hooked<A, H> {
         bytes: Range<u64>,
         on: &StreamOf<Self>,
     ) -> Result<(), DeviceError> {
-        // SAFETY: the caller promises what the inner method demands.
+        let bytes = bytes.start..bytes.start + self.hooks.bytes_to_zero(bytes.end - bytes.start);
+        // SAFETY: the caller promises what the inner method demands of the whole range.
         self.call(&Call::Zero { on }, || unsafe { self.inner.zero_part(&block.block, bytes, on) })
     }
 }

@@ -18,17 +18,17 @@ pub(crate) type Key = Arc<(BindGroupLayout, Vec<(u32, Binding)>)>;
 pub(crate) struct Groups {
     cached: LruCache<Key, BindGroup>,
     /// The groups that bind a buffer, or a view of a texture.
-    of: HashMap<PoolLock, HashSet<Key>>,
+    of: HashMap<Held, HashSet<Key>>,
 }
 
 /// A resource that goes before the groups that bind it would.
 #[derive(Clone, PartialEq, Eq, Hash)]
-enum PoolLock {
+enum Held {
     Buffer(Buffer),
     Texture(TextureView),
 }
 
-impl PoolLock {
+impl Held {
     fn of(binding: &Binding) -> Option<Self> {
         match binding {
             Binding::Buffer(buffer, ..) => Some(Self::Buffer(buffer.clone())),
@@ -44,8 +44,8 @@ impl Default for Groups {
     }
 }
 
-fn held(key: &Key) -> impl Iterator<Item = PoolLock> {
-    key.1.iter().filter_map(|(_, binding)| PoolLock::of(binding))
+fn held(key: &Key) -> impl Iterator<Item = Held> {
+    key.1.iter().filter_map(|(_, binding)| Held::of(binding))
 }
 
 impl Groups {
@@ -67,17 +67,17 @@ impl Groups {
 
     /// A buffer goes: its groups go first.
     pub(crate) fn forget_buffer(&mut self, buffer: &Buffer) {
-        self.forget_held(&PoolLock::Buffer(buffer.clone()));
+        self.forget_held(&Held::Buffer(buffer.clone()));
     }
 
     /// A resource goes: its groups go first.
     pub(crate) fn forget(&mut self, binding: &Binding) {
-        if let Some(held) = PoolLock::of(binding) {
+        if let Some(held) = Held::of(binding) {
             self.forget_held(&held);
         }
     }
 
-    fn forget_held(&mut self, held: &PoolLock) {
+    fn forget_held(&mut self, held: &Held) {
         for key in self.of.remove(held).into_iter().flatten() {
             self.cached.pop(&key);
             self.unlink(&key);

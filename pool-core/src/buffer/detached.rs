@@ -3,6 +3,7 @@
 
 use crate::buffer::pooled::PooledBuffer;
 use crate::heap::block::flags::OBSERVED;
+use crate::invariant::Scope;
 use crate::port::{DeviceAllocator, DeviceError, MarkOf, WholeBlocks, Why};
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -67,6 +68,7 @@ impl<A: DeviceAllocator> Detached<A> {
             buffer.notify_freed();
             buffer.check_guard();
         }
+        let _scope = Scope::enter(); // the release of the reference takes the note of this call
         let zeroed = buffer.zero_on_return();
         // SAFETY: the buffer is not dropped and not used again.
         let (reference, record) = unsafe { buffer.move_out() };
@@ -94,7 +96,7 @@ impl<A: DeviceAllocator> Detached<A> {
     /// # Errors
     ///
     /// Returns `self` if the block is a part of a segment, as in a pool with an arena, because the
-    /// device cannot free a part. Also returns `self` in a forked child that cannot use the pool.
+    /// device cannot free a part. Also returns `self` if the pool is broken, or in a forked child that cannot use it.
     ///
     /// # Examples
     ///
@@ -123,6 +125,7 @@ impl<A: DeviceAllocator> Detached<A> {
         if buffer.store().flags.any(OBSERVED) {
             buffer.notify_freed();
         }
+        let _scope = Scope::enter(); // as in `free`
         // SAFETY: the buffer is not dropped and not used again.
         let (reference, mut record) = unsafe { buffer.move_out() };
         reference.store().privates.release(reference.store().allocator.clock(), &mut record);

@@ -5,6 +5,7 @@ use crate::buffer::pooled::PooledBuffer;
 use crate::heap::block::flags::{AWAITED, BROKEN, OBSERVED, ZEROES};
 use crate::heap::block::record::RecordOwner;
 use crate::heap::reference::{StoreReference, put};
+use crate::invariant::Scope;
 use crate::observe::EventKind;
 use crate::port::{DeviceAllocator, StreamClock, Zeroing};
 use std::mem::ManuallyDrop;
@@ -107,8 +108,11 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     #[inline(never)]
     fn drop_slow(&mut self) {
         if self.store().is_unusable() {
-            return; // a thread that does not exist in this process may hold the locks
+            // A thread that does not exist in this process may hold the locks, or the records of the
+            // pool are wrong.
+            return;
         }
+        let _scope = Scope::enter(); // the release of the reference takes the note of this call
         if self.store().flags.any(OBSERVED) {
             self.notify_freed();
             self.check_guard();
@@ -116,14 +120,13 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
                 return;
             }
         }
-        invariant!(
-            self.record.requested <= self.record.bytes,
-            "a block is at least as large as its request"
-        );
         let zeroed = self.zero_on_return();
         // SAFETY: a buffer is dropped once, and no use of it follows in this function.
-        let (reference, parts) = unsafe { self.move_out() };
-        reference.release(|store| store.free_to_book(parts, matches!(zeroed, Ok(true))));
+        let (reference, record) = unsafe { self.move_out() };
+        reference.release(|store| {
+            invariant!(record.requested <= record.bytes, "a block is as large as its request");
+            store.free_to_book(record, matches!(zeroed, Ok(true)))
+        });
         if let Err(panic) = zeroed {
             resume_unwind(panic);
         }
@@ -137,9 +140,10 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     #[inline]
     pub(super) unsafe fn move_out(&mut self) -> (StoreReference<A>, RecordOwner<A>) {
         // SAFETY: the caller promises that the record is not taken a second time.
-        let mut record = unsafe { ManuallyDrop::take(&mut self.record) };
+        let record = unsafe { ManuallyDrop::take(&mut self.record) };
         // SAFETY: `new` filled the store address, and the record is taken out once.
         let reference = unsafe { StoreReference::taken_from(&record) };
+        let mut record = record; // dropped before the reference if the clock panics
         record.marks.get_mut().close(reference.store().allocator.clock());
         (reference, record)
     }

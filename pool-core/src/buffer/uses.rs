@@ -140,10 +140,13 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         }
         let private = self.record.private;
         let launches = private.map_or(Ok(Vec::new()), |id| self.launches(id))?;
-        let (store, _, marks) = self.parts();
-        let clock = store.allocator.clock();
-        let uses = marks.current_marks(clock, A::MEMORY.cpu_touches);
-        uses.iter().chain(&launches).try_for_each(|mark| clock.synchronize(*mark))?;
+        {
+            let (store, _, marks) = self.parts();
+            let _watch = store.watch();
+            let clock = store.allocator.clock();
+            let uses = marks.current_marks(clock, A::MEMORY.cpu_touches);
+            uses.iter().chain(&launches).try_for_each(|mark| clock.synchronize(*mark))?;
+        }
         Ok(self.view(self.allocator().clock().default_stream()))
     }
 
@@ -174,6 +177,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
 
     fn order(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
         self.may_use_on(stream)?;
+        let _watch = self.store().watch();
         let clock = self.allocator().clock();
         let mut behind =
             self.record.marks.lock().unordered_marks(clock, stream, A::MEMORY.cpu_touches);

@@ -107,9 +107,11 @@ impl<A: DeviceAllocator> Drop for Owner<A> {
         if self.store().is_unusable() {
             return; // a thread that does not exist in this process may hold the locks
         }
+        let watch = self.store().watch();
         let references = OPEN - self.store().close();
         let closed = Closed { store: self.0, references };
         self.store().give_all_back();
+        drop(watch); // before the store may be freed
         drop(closed);
     }
 }
@@ -147,7 +149,11 @@ where
 
     fn trim_short(&self, bytes: u64) -> u64 {
         let store = self.store();
-        if store.is_unusable() { 0 } else { store.trim_short(bytes) }
+        if store.is_unusable() {
+            return 0;
+        }
+        let _watch = store.watch();
+        store.trim_short(bytes)
     }
 
     fn lost_bytes(&self) -> u64 {
@@ -233,7 +239,10 @@ fn release_closed<A: DeviceAllocator>(store: NonNull<Store<A>>, references: i64)
     if unsafe { count.as_ref() }.fetch_sub(references, AcqRel) == references {
         // SAFETY: the count reaches zero once, with Acquire ordering after all accesses of the
         // other threads, so no other thread has the pointer. It came from a box in `Owner::new`.
-        drop(unsafe { Box::from_raw(store.as_ptr()) });
+        let store = unsafe { Box::from_raw(store.as_ptr()) };
+        if store.is_broken() {
+            Box::leak(store); // its records do not tell what may go back to the device
+        }
     }
 }
 

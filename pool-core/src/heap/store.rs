@@ -22,7 +22,7 @@ use crate::heap::block::request::PoolRequest;
 use crate::heap::cache::caches::ThreadCaches;
 use crate::heap::guards::{GUARD_BYTES, Guards};
 use crate::heap::reference::ReferenceCount;
-use crate::invariant;
+use crate::invariant::{self, Scope};
 use crate::limits::{
     BucketLimit, Budget, CachedLimit, FullBucket, Ledger, Retention, Ticks, Transit,
 };
@@ -168,32 +168,44 @@ impl<A: DeviceAllocator> Store<A> {
     /// Returns the reason why no call can succeed that needs more than the thread's own cache.
     #[inline]
     pub(crate) fn fault(&self) -> Option<DeviceError> {
-        let broken = || {
+        if self.is_broken() {
+            let what = self.broken.get().copied().unwrap_or_default();
+            return Some(DeviceError::new(Why::Broken, what));
+        }
+        self.fault_of_device_or_fork()
+    }
+
+    #[inline]
+    fn fault_of_device_or_fork(&self) -> Option<DeviceError> {
+        let forked = || {
             let call = "use a pool in which threads of the parent process were at the fork";
             self.forks
                 .is_unusable_after_fork(|| self.is_held())
                 .then(|| DeviceError::new(Why::Forked, call))
         };
-        if self.flags.any(BROKEN) {
-            return Some(DeviceError::new(
-                Why::Broken,
-                self.broken.get().copied().unwrap_or_default(),
-            ));
-        }
-        self.allocator.clock().fault().or_else(broken)
+        self.allocator.clock().fault().or_else(forked)
+    }
+
+    /// Returns whether an invariant was found broken.
+    #[inline]
+    pub(crate) fn is_broken(&self) -> bool {
+        self.flags.any(BROKEN)
     }
 
     /// Poisons the store when it is dropped if the thread has found an invariant broken until then.
     #[inline]
     pub(crate) fn watch(&self) -> Watch<'_, A> {
-        Watch(self)
+        Watch { store: self, _scope: Scope::enter() }
     }
 
     /// Serves no more requests and takes no memory back, since an invariant is broken.
     #[cold]
     pub(crate) fn poison(&self, what: &'static str) {
-        let _ = self.broken.set(what); // the first one stays
+        let is_first = self.broken.set(what).is_ok();
         self.flags.set(BROKEN, true);
+        if is_first {
+            self.ledger.note_never_freed();
+        }
     }
 
     /// Returns whether this process is a fork of the one that made the device's handles.
@@ -205,7 +217,7 @@ impl<A: DeviceAllocator> Store<A> {
     /// Returns whether this process is a fork of one that had the device's handles, or the locks.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
-        self.fault().is_some_and(|fault| fault.why == Why::Forked)
+        self.fault_of_device_or_fork().is_some_and(|fault| fault.why == Why::Forked)
     }
 
     /// Returns whether no call may touch the store: this process is a fork of one that had the
@@ -314,14 +326,20 @@ impl<A: DeviceAllocator> Store<A> {
     }
 }
 
-/// A call of a store under way.
-pub(crate) struct Watch<'s, A: DeviceAllocator>(&'s Store<A>);
+/// A call of a store under way, on a thread that holds none of its locks.
+pub(crate) struct Watch<'s, A: DeviceAllocator> {
+    store: &'s Store<A>,
+    /// Dropped after the store has taken the note of this call.
+    _scope: Scope,
+}
 
 impl<A: DeviceAllocator> Drop for Watch<'_, A> {
     #[inline]
     fn drop(&mut self) {
         if let Some(what) = invariant::take() {
-            self.0.poison(what);
+            self.store.poison(what);
+            // A request that waits for memory of this store may never get any.
+            self.store.ledger.budget.wake();
         }
     }
 }

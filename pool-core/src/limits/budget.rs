@@ -41,6 +41,8 @@ pub struct Budget(Arc<Shared>);
 struct Shared {
     limit: AtomicU64,
     reserved: AtomicU64,
+    /// Those of the reserved bytes that broken pools will never free.
+    never_freed: AtomicU64,
     /// The lowest high-water mark in bytes. Below it no callback is due, so `marks` need not be
     /// read.
     lowest_mark_bytes: AtomicU64,
@@ -109,6 +111,7 @@ impl Budget {
         Self(Arc::new(Shared {
             limit: AtomicU64::new(limit),
             reserved: AtomicU64::new(0),
+            never_freed: AtomicU64::new(0),
             lowest_mark_bytes: AtomicU64::new(u64::MAX),
             marks: Mutex::default(),
             waiters: Waiters::new(),
@@ -253,9 +256,13 @@ impl Budget {
     /// Subtracts bytes that were freed to a device, or that were reserved and not allocated.
     pub(super) fn unreserve(&self, bytes: u64) {
         let reserved = self.0.reserved.fetch_sub(bytes, SeqCst);
-        invariant!(reserved >= bytes, "a budget counts each reserved byte of its pools once");
+        if reserved < bytes {
+            // The count stays one of bytes, so that the other pools can go on.
+            self.0.reserved.fetch_add(bytes - reserved, SeqCst);
+        }
         self.0.transit.note_return();
         self.arm_passed();
+        invariant!(reserved >= bytes, "a budget counts each reserved byte of its pools once");
     }
 
     /// Arms the marks above the reserved bytes, if there are any marks.
@@ -294,8 +301,14 @@ impl Budget {
     /// trimming caches.
     pub(crate) fn may_get_memory_back(&self) -> bool {
         let pools: Vec<_> = self.0.pools.lock().iter().filter_map(Weak::upgrade).collect();
-        let lost = pools.iter().map(|pool| pool.lost_bytes()).sum();
-        self.reserved_bytes() > lost
+        let lost: u64 = pools.iter().map(|pool| pool.lost_bytes()).sum();
+        self.reserved_bytes() > lost.saturating_add(self.0.never_freed.load(SeqCst))
+    }
+
+    /// Notes that `bytes` of the reserved bytes stay reserved for good, since their pool is broken.
+    pub(super) fn note_never_freed(&self, bytes: u64) {
+        self.0.never_freed.fetch_add(bytes, SeqCst);
+        self.0.transit.note_return();
     }
 
     /// Blocks that the buffers of all pools gave back. It changes when a pool comes or goes, too.

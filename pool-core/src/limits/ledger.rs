@@ -58,9 +58,14 @@ impl Ledger {
     pub(crate) fn note_freed(&self, bytes: u64) {
         let reserved = self.reserved.fetch_sub(bytes, Relaxed);
         let claimed = self.claimed.fetch_sub(bytes, SeqCst);
+        self.budget.unreserve(bytes);
         invariant!(reserved >= bytes, "a pool gives back what it took from the device, once");
         invariant!(claimed >= bytes, "what a pool has taken is counted with its claims");
-        self.budget.unreserve(bytes);
+    }
+
+    /// Notes that what is reserved will never be freed, since the pool is broken.
+    pub(crate) fn note_never_freed(&self) {
+        self.budget.note_never_freed(self.reserved());
     }
 
     pub(crate) fn limit(&self) -> u64 {
@@ -119,9 +124,6 @@ impl Ledger {
         if reserved != claimed {
             return Err(format!("{reserved} bytes reserved, {claimed} claimed, no call under way"));
         }
-        if self.peak() < reserved {
-            return Err(format!("{reserved} bytes reserved, above the peak of {}", self.peak()));
-        }
         let of_budget = self.budget.reserved_bytes();
         if of_budget < reserved {
             return Err(format!("{reserved} bytes reserved, {of_budget} of them in the budget"));
@@ -168,11 +170,11 @@ impl Reservation<'_> {
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         let claimed = self.ledger.claimed.fetch_sub(self.bytes, SeqCst);
-        invariant!(claimed >= self.bytes, "a reservation is counted until it ends");
         if self.in_budget > 0 {
             self.ledger.budget.unreserve(self.in_budget);
         } else if self.bytes > 0 {
             self.ledger.budget.transit().note_return();
         }
+        invariant!(claimed >= self.bytes, "a reservation is counted until it ends");
     }
 }

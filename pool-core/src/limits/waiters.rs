@@ -109,12 +109,13 @@ impl Waiters {
         let waiter = line.waiting.remove(at);
         let before = self.count.fetch_sub(1, SeqCst);
         let was_last = before == 1;
-        invariant!(before == line.waiting.len() + 1, "each request in the line is counted");
+        let is_counted = before == line.waiting.len() + 1;
         let next = if at == 0 { line.let_first_try() } else { None };
         drop(line);
         if let Some(next) = next {
             next.wake();
         }
+        invariant!(is_counted, "each request in the line is counted");
         // The caller drops the waker. It is foreign code whose drop may panic, so no lock is held
         // then, and it is dropped last.
         Left { was_last, waiter }

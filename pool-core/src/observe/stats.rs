@@ -19,7 +19,7 @@ use std::fmt;
 /// `requested <= allocated <= reserved`.
 ///
 /// All figures are 0 in a forked child that cannot use the pool
-/// ([`Why::Forked`](crate::Why::Forked)).
+/// ([`Why::Forked`](crate::Why::Forked)), and for a broken pool ([`Why::Broken`](crate::Why::Broken)).
 ///
 /// A pool built without [`statistics`](crate::PoolBuilder::statistics) leaves the counts at 0.
 ///

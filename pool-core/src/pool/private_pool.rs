@@ -89,6 +89,7 @@ impl<A: DeviceAllocator> PrivatePool<A> {
         if store.is_unusable() {
             return;
         }
+        let _watch = store.watch();
         let privates = &store.privates;
         privates.unbind(self.id, &store.flags);
         for mark in after {
@@ -122,6 +123,7 @@ impl<A: DeviceAllocator> PrivatePool<A> {
         if !clock.takes_work(on) {
             return Err(DeviceError::new(Why::NotSubmitted, "launch a graph in a capture"));
         }
+        let _watch = self.pool.store().watch();
         if clock.order(on, &privates.behind(self.id))? == Order::NotYet {
             return Err(DeviceError::new(Why::NotSubmitted, "launch a graph"));
         }
@@ -130,8 +132,8 @@ impl<A: DeviceAllocator> PrivatePool<A> {
         Ok(())
     }
 
-    /// Returns the bytes of the cached blocks of this private pool; 0 in a forked child that cannot
-    /// use the pool.
+    /// Returns the bytes of the cached blocks of this private pool; 0 if the pool is broken, or in a
+    /// forked child that cannot use it.
     #[must_use]
     pub fn cached_bytes(&self) -> u64 {
         let store = self.pool.store();
@@ -145,7 +147,7 @@ impl<A: DeviceAllocator> Drop for PrivatePool<A> {
         if store.is_unusable() {
             return;
         }
-        let _woken = WakeAtEnd(&self.pool);
+        let (_watch, _woken) = (store.watch(), WakeAtEnd(&self.pool));
         let in_transit = InTransit::new(store.transit());
         let records = store.privates.close(self.id, store.allocator.clock(), &store.flags);
         store.free_private_blocks(records, in_transit);

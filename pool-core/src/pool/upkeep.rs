@@ -174,8 +174,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     fn release_and_report(&self, work: impl Fn(&Store<A>) -> GivenBack) -> Result<u64, AllocError> {
         let store = self.store();
         let (bytes, refusal) = match store.fault() {
-            // Cached memory stays: a forked process cannot use it, and the memory of a lost device
-            // is dropped with the pool.
+            // Cached memory stays: a forked process and a broken pool cannot use it, and the memory
+            // of a lost device is dropped with the pool.
             Some(fault) if matches!(fault.why, Why::Forked | Why::Broken) => (0, Some(fault)),
             fault => {
                 let (_watch, _woken) = (store.watch(), WakeAtEnd(self));
@@ -419,7 +419,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     }
 
     /// Returns the store, after it has added the counts of each thread cache to its own; `None` in
-    /// a forked child that cannot use it.
+    /// a forked child that cannot use it, or if the pool is broken.
     fn store_to_reset(&self) -> Option<&Store<A>> {
         let store = self.store();
         if store.is_unusable() {

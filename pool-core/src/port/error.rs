@@ -61,7 +61,8 @@ pub enum Why {
     /// A request waited for memory until its timeout ended.
     TimedOut,
     /// A fault of this library was noticed, and the pool serves no more requests. The call names
-    /// what does not hold, and where: report it.
+    /// what does not hold, and where: report it. Buffers that the program has go on; their memory
+    /// is not reused.
     Broken,
     /// Any other error; the code says more.
     Other,

@@ -1,10 +1,13 @@
 //! A broken invariant is loud: the pool whose call met it serves no more.
 
 use pool_core::limits::Budget;
-use pool_core::{ArenaConfig, BucketPool, KIB, MIB, PoolBuilder, Why};
+use pool_core::{ArenaConfig, BucketPool, KIB, Limit, MIB, PoolBuilder, Why};
 use pool_sim::SimDevice;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::{Context, Poll, Wake};
 use std::time::Duration;
 
 /// Breaks an invariant inside of the pool; a build with debug assertions panics there.
@@ -48,16 +51,82 @@ fn a_poisoned_pool_refuses_each_call_and_keeps_its_memory() {
 
 #[test]
 fn a_poisoned_pool_holds_no_other_pool_of_its_budget() {
-    let budget = Budget::new(2 * MIB);
+    let budget = Budget::new(4 * MIB);
     let [poisoned, other] =
         [(); 2].map(|()| BucketPool::builder(SimDevice::new()).budget(&budget).build());
+    let kept = poisoned.allocate(2 * MIB).unwrap(); // stays reserved for good
     let live = other.allocate(2 * MIB).unwrap();
-    let mut waiting = Box::pin(poisoned.allocate_async(MIB));
-    let context = &mut std::task::Context::from_waker(std::task::Waker::noop());
+    let mut waiting = Box::pin(poisoned.allocate_async(2 * MIB));
+    let context = &mut Context::from_waker(std::task::Waker::noop());
     assert!(waiting.as_mut().poll(context).is_pending());
     break_invariant(&poisoned);
     drop(live);
     drop(waiting);
     assert_eq!(budget.waiter_count(), 0);
     assert!(other.allocate_timeout(2 * MIB, Duration::MAX).is_ok());
+    for dropped in [None, Some((kept, poisoned))] {
+        drop(dropped);
+        let refused = other.allocate_timeout(4 * MIB, Duration::MAX).unwrap_err();
+        assert_eq!(refused.why(), Why::Limit(Limit::Budget), "it would wait without end");
+        assert_eq!(budget.reserved_bytes(), 2 * MIB);
+    }
+}
+
+/// A request that waits for memory which only the broken pool has is refused when the pool breaks.
+#[test]
+fn a_request_that_waits_for_a_pool_is_refused_when_the_pool_breaks() {
+    let budget = Budget::new(2 * MIB);
+    let [poisoned, other] =
+        [(); 2].map(|()| BucketPool::builder(SimDevice::new()).budget(&budget).build());
+    let _live = poisoned.allocate(2 * MIB).unwrap();
+    let woken = Arc::new(Woken(AtomicBool::new(false)));
+    let waker = woken.clone().into();
+    let context = &mut Context::from_waker(&waker);
+    let mut waiting = Box::pin(other.allocate_async(MIB));
+    assert!(waiting.as_mut().poll(context).is_pending());
+    break_invariant(&poisoned);
+    assert!(woken.0.load(Relaxed));
+    let Poll::Ready(Err(refused)) = waiting.as_mut().poll(context) else {
+        panic!("no memory can come back");
+    };
+    assert_eq!(refused.why(), Why::Limit(Limit::Budget));
+}
+
+/// The note of a fault belongs to the pool whose call met it, also if that call runs inside of a
+/// call of another pool.
+#[test]
+fn a_call_inside_of_another_pools_call_poisons_its_own_pool() {
+    let [outer, inner] = [(); 2].map(|()| BucketPool::new(SimDevice::new()));
+    let inside = inner.clone();
+    let shortage = BucketPool::builder(SimDevice::with_capacity(MIB))
+        .on_shortage(move |_| {
+            break_invariant(&inside);
+            false
+        })
+        .build();
+    assert_eq!(shortage.allocate(2 * MIB).unwrap_err().why(), Why::OutOfMemory);
+    assert!(shortage.allocate(4 * KIB).is_ok());
+    assert!(outer.allocate(4 * KIB).is_ok());
+    assert_eq!(inner.allocate(4 * KIB).unwrap_err().why(), Why::Broken);
+}
+
+/// Memory of a pool that breaks after its owner is gone never goes back to the device.
+#[test]
+fn a_closed_pool_that_breaks_gives_nothing_back() {
+    let pool = BucketPool::new(SimDevice::new());
+    let device = pool.allocator().clone();
+    let live = pool.allocate(64 * KIB).unwrap();
+    break_invariant(&pool);
+    let held = device.held_bytes();
+    drop(pool);
+    drop(live);
+    assert_eq!(device.held_bytes(), held);
+}
+
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Relaxed);
+    }
 }

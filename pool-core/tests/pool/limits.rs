@@ -270,7 +270,7 @@ fn a_warm_up_that_finds_its_bucket_full_meanwhile_counts_no_return() {
     let pool = builder.bucket_limit(1).full_bucket(FullBucket::RefuseNewest).build();
     let one = pool.allocate(MIB).unwrap();
     live.lock().unwrap().push(Box::new(one));
-    assert_eq!(pool.warm_up(&[(MIB, 1)]).unwrap_err().why(), Why::Limit(Limit::Cached));
+    assert_eq!(pool.warm_up(&[(MIB, 1)]).unwrap_err().why(), Why::Limit(Limit::Bucket));
     pool.trim(0).unwrap();
     let stats = pool.stats();
     assert_eq!((stats.deallocations, stats.returns, stats.cached_bytes), (1, 1, MIB), "{stats}");

@@ -124,7 +124,7 @@ impl Vacant {
 
     /// Runs `work` while the list is locked.
     #[cfg(test)]
-    pub(crate) fn with_lock_held(&self, work: impl FnOnce()) {
+    pub(crate) fn while_held(&self, work: impl FnOnce()) {
         assert!(self.0.enter(|_| work()).is_some(), "the lock was had");
     }
 

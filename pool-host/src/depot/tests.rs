@@ -10,7 +10,7 @@ fn no_empty_magazine_is_lost_while_the_shared_list_is_locked() {
     for _ in 0..3 {
         push().unwrap();
     }
-    depot.vacant.with_lock_held(|| {
+    depot.vacant.while_held(|| {
         while depot.pop(class, 1).is_some() {}
         for number in 0..3 {
             assert!(push().is_ok(), "magazine {number} is lost");

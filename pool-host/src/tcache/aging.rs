@@ -7,7 +7,7 @@
 
 use super::barrier;
 use super::cache::{Cache, count};
-use super::held::{AT_ONCE, Closed, PoolLock, can_take_back};
+use super::held::{AT_ONCE, Closed, Held, can_take_back};
 use super::inner::Inner;
 use super::thread_cache::ThreadCache;
 use crate::depot::{Class, MAGAZINE};
@@ -254,7 +254,7 @@ impl Cache {
     ///
     /// Blocks that the depot does not take go to the inner allocator. Must be called after a
     /// successful `barrier::heavy`.
-    fn take_back<A: GlobalAlloc>(&self, held: &PoolLock<'_>, closed: Closed, inner: &Inner<'_, A>) {
+    fn take_back<A: GlobalAlloc>(&self, held: &Held<'_>, closed: Closed, inner: &Inner<'_, A>) {
         let (blocks, fewer) = held.take_closed(closed);
         let mut moved = 0;
         for start in (0..blocks).step_by(MAGAZINE) {

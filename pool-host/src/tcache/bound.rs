@@ -4,7 +4,7 @@
 
 use super::aging::LITTLE;
 use super::cache::{Cache, count};
-use super::held::PoolLock;
+use super::held::Held;
 use super::inner::Inner;
 use crate::depot::{Batch, Class, Refused};
 use crate::system;
@@ -25,7 +25,7 @@ impl Cache {
     #[cold]
     pub(super) fn widen<A: GlobalAlloc>(
         &self,
-        held: &PoolLock<'_>,
+        held: &Held<'_>,
         class: Class,
         inner: &Inner<'_, A>,
     ) {
@@ -106,7 +106,7 @@ impl Cache {
                     continue;
                 }
                 // SAFETY: `pages.has` says that the block is on the pages. The program freed it,
-                // and the caller took it out of a bin (`PoolLock::take_oldest`, `PoolLock::take_closed`),
+                // and the caller took it out of a bin (`Held::take_oldest`, `Held::take_closed`),
                 // so no other thread has it.
                 unsafe { self.pages.give(block) };
             }

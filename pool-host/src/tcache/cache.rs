@@ -12,7 +12,7 @@
 //! from there.
 #![expect(unsafe_code, reason = "blocks are given back to where they came from")]
 
-use super::held::PoolLock;
+use super::held::Held;
 use super::inner::Inner;
 use super::thread_cache::ThreadCache;
 use super::thread_caches::ThreadCaches;
@@ -189,7 +189,7 @@ impl Cache {
         &self,
         local: Option<&'f ThreadCache>,
         class: Class,
-    ) -> Option<PoolLock<'f>> {
+    ) -> Option<Held<'f>> {
         let held = local?.hold()?;
         self.compact(&held, class);
         Some(held)
@@ -199,7 +199,7 @@ impl Cache {
     ///
     /// A block that the owner was putting in while the class was closed has no lease. It is leased
     /// here, even if the sum of leases then exceeds its bound by that block.
-    pub(super) fn compact(&self, held: &PoolLock<'_>, class: Class) {
+    pub(super) fn compact(&self, held: &Held<'_>, class: Class) {
         let excess = held.compact(class);
         if excess > 0 {
             let bytes = excess * class.bytes();
@@ -215,7 +215,7 @@ impl Cache {
     /// others into the bin.
     fn refill<A: GlobalAlloc>(
         &self,
-        held: &PoolLock<'_>,
+        held: &Held<'_>,
         class: Class,
         inner: &Inner<'_, A>,
     ) -> Option<*mut u8> {
@@ -284,12 +284,7 @@ impl Cache {
     }
 
     /// Counts a request that the slow path serves.
-    fn count_allocation(
-        &self,
-        local: Option<&ThreadCache>,
-        held: Option<&PoolLock<'_>>,
-        class: Class,
-    ) {
+    fn count_allocation(&self, local: Option<&ThreadCache>, held: Option<&Held<'_>>, class: Class) {
         match (local, held) {
             (Some(local), Some(held)) => {
                 let turns = local.next_turns(self.is_much_idle.load(Relaxed));
@@ -300,7 +295,7 @@ impl Cache {
     }
 
     /// Counts a block that the slow path takes back.
-    pub(super) fn count_free(&self, held: Option<&PoolLock<'_>>, class: Class) {
+    pub(super) fn count_free(&self, held: Option<&Held<'_>>, class: Class) {
         match held {
             Some(held) => held.count_free(class),
             None => self.depot.count_free(class),

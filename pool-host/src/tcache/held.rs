@@ -134,10 +134,10 @@ impl ThreadCache {
     }
 
     /// Holds the thread cache; `None` if it stays held for [`LOOKS`] attempts.
-    pub(crate) fn hold(&self) -> Option<PoolLock<'_>> {
+    pub(crate) fn hold(&self) -> Option<Held<'_>> {
         for _ in 0..LOOKS {
             if self.held.compare_exchange(false, true, Acquire, Relaxed).is_ok() {
-                return Some(PoolLock(self));
+                return Some(Held(self));
             }
             std::hint::spin_loop();
         }
@@ -166,9 +166,9 @@ impl ThreadCache {
 /// A thread cache that the current thread holds. No other thread works on it, but if the current
 /// thread is a visitor, the owner still takes and puts blocks on the hot path.
 #[derive(Debug)]
-pub(crate) struct PoolLock<'f>(&'f ThreadCache);
+pub(crate) struct Held<'f>(&'f ThreadCache);
 
-impl Drop for PoolLock<'_> {
+impl Drop for Held<'_> {
     fn drop(&mut self) {
         self.0.held.store(false, Release);
     }
@@ -182,7 +182,7 @@ pub(super) struct Closed {
     limit: u16,
 }
 
-impl PoolLock<'_> {
+impl Held<'_> {
     fn bin(&self, class: Class) -> &Bin {
         self.0.bin(class)
     }
@@ -285,7 +285,7 @@ impl PoolLock<'_> {
         self.limit(class).saturating_sub(self.raw_len(class))
     }
 
-    /// Takes the newest block out of a bin. Only the owner may call this, after [`PoolLock::compact`].
+    /// Takes the newest block out of a bin. Only the owner may call this, after [`Held::compact`].
     pub(crate) fn pop(&self, class: Class) -> Option<*mut u8> {
         let last = self.raw_len(class).checked_sub(1)?;
         let block = self.slots(class)[last % SLOTS].load(Relaxed);
@@ -382,8 +382,8 @@ impl PoolLock<'_> {
     ///
     /// A closed class has the limit 0 and a floor at its length, so an owner that sees both puts no
     /// block in and takes none out. After `barrier::heavy` the owner sees both. A put or a take
-    /// that loaded them earlier may still complete; [`PoolLock::compact`] handles it. After the barrier
-    /// [`PoolLock::take_closed`] takes the blocks; if the barrier fails, [`PoolLock::open_again`] opens the
+    /// that loaded them earlier may still complete; [`Held::compact`] handles it. After the barrier
+    /// [`Held::take_closed`] takes the blocks; if the barrier fails, [`Held::open_again`] opens the
     /// class. Unused classes that do not fit into `closed` are left for the next visit.
     pub(super) fn close_idle(&self, closed: &mut [Option<Closed>; AT_ONCE]) -> usize {
         let mut count = 0;

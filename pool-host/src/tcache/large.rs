@@ -6,7 +6,7 @@
 
 use super::aging::LITTLE;
 use super::cache::{Cache, count};
-use super::held::PoolLock;
+use super::held::Held;
 use super::inner::Inner;
 use super::thread_cache::ThreadCache;
 use crate::depot::Class;
@@ -167,7 +167,7 @@ impl Cache {
     }
 
     /// Counts a request that moved no block into or out of a thread cache.
-    fn count_resized(&self, held: Option<&PoolLock<'_>>, class: Class) {
+    fn count_resized(&self, held: Option<&Held<'_>>, class: Class) {
         match held {
             // This does not set the bin's turns, which the hot path counts down.
             Some(held) => held.count_resized(class),

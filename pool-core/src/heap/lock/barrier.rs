@@ -42,7 +42,7 @@ pub(crate) fn is_available() -> bool {
 pub(crate) fn everywhere() {
     fence(SeqCst);
     #[cfg(pool_counts)]
-    crate::sys::barrier();
+    crate::sys::counts::barrier();
     #[cfg(all(target_os = "linux", not(any(miri, loom, shuttle, single_fence))))]
     {
         // `is_available` has registered the process; a child of `fork` inherits that.

@@ -26,7 +26,7 @@ pub struct PolicyForm {
 impl BucketPolicy {
     /// All policies, one row each. Random test scripts store the index of a row, so new rows are
     /// added at the end.
-    pub const FORMS: [PolicyForm; 4] = [
+    pub const FORMS: &[PolicyForm] = &[
         PolicyForm {
             name: "exact",
             form: "exact[:round=1]",
@@ -66,14 +66,12 @@ impl BucketPolicy {
     /// ```
     #[must_use]
     pub fn form(&self) -> &'static PolicyForm {
-        const FORMS: [PolicyForm; 4] = BucketPolicy::FORMS;
-        let [exact, pow2, tiered, fit] = const { &FORMS };
-        match self {
-            Self::Exact => exact,
-            Self::PowerOfTwo => pow2,
-            Self::Tiered(_) => tiered,
-            Self::Fit { .. } => fit,
-        }
+        &Self::FORMS[match self {
+            Self::Exact => 0,
+            Self::PowerOfTwo => 1,
+            Self::Tiered(_) => 2,
+            Self::Fit { .. } => 3,
+        }]
     }
 
     /// Returns an example of each policy.

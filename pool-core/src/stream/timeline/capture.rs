@@ -55,7 +55,12 @@ impl<D: EventDriver> Timeline<D> {
         // after.
         let (clock, awaited) = (known.clock.clone(), vec![before]);
         let from = slot.epoch.load(SeqCst);
-        invariant!(from > before.epoch, "an event covers the work before a capture");
+        if slot.is_retired() || from <= before.epoch {
+            return Err(DeviceError::new(
+                Why::Foreign,
+                "begin a capture of a stream that has ended",
+            ));
+        }
         if known.captured.is_some() {
             return Err(not_submitted("begin a second capture of a stream")); // by another thread
         }

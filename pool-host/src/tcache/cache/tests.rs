@@ -497,7 +497,7 @@ fn leave_unflushed(cache: &Cache, below: &Below) -> *mut u8 {
     let local = cache.thread_caches.enter().unwrap();
     let block = allocate(cache, Some(local), 64, below);
     free(cache, Some(local), 64, block, below);
-    cache.depot.with_lock_held(class(64), || cache.leave(local));
+    cache.depot.while_held(class(64), || cache.leave(local));
     assert_eq!(check(cache, below, 0).thread_cache_bytes, 64);
     block
 }
@@ -532,7 +532,7 @@ fn a_free_list_that_stays_locked_is_skipped() {
     let cache = cache(64 * MIB, 0);
     let block = allocate(&cache, None, 64, &below);
     free(&cache, None, 64, block, &below);
-    cache.depot.with_lock_held(class(64), || {
+    cache.depot.while_held(class(64), || {
         let calls = below.calls.load(Relaxed);
         let other = allocate(&cache, None, 64, &below);
         assert_eq!(below.calls.load(Relaxed), calls + 1);

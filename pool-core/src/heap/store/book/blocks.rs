@@ -212,7 +212,7 @@ impl<A: DeviceAllocator> Store<A> {
                     return refuse(Limit::Cached);
                 }
             }
-            if self.is_bucket_full(request) {
+            if self.is_bucket_full(request, false) {
                 return refuse(Limit::Bucket);
             }
             let _in_transit = InTransit::new(self.transit()); // until it is free memory
@@ -230,24 +230,23 @@ impl<A: DeviceAllocator> Store<A> {
             drop(self.free_deferred_in_drop(state));
             if !fits {
                 // One of the two, which other threads have reached meanwhile.
-                return refuse(if self.is_bucket_full(request) {
-                    Limit::Bucket
-                } else {
-                    Limit::Cached
-                });
+                let bucket = self.is_bucket_full(request, true);
+                return refuse(if bucket { Limit::Bucket } else { Limit::Cached });
             }
         }
         Ok(())
     }
 
-    /// Whether there are as many free blocks of a request's size as the pool keeps.
-    fn is_bucket_full(&self, request: &PoolRequest<'_, A>) -> bool {
-        let most = self.bounds.bucket.of(request.class.bytes);
+    /// Whether there are as many free blocks of a request's size as the pool keeps, those included
+    /// that thread caches have room for if `with_leases` is true.
+    fn is_bucket_full(&self, request: &PoolRequest<'_, A>, with_leases: bool) -> bool {
+        let (key, bytes) = (request.key, request.class.bytes);
+        let most = self.bounds.bucket.of(bytes);
         if most == usize::MAX {
             return false;
         }
         let state = self.book.lock();
-        state.book.count_of((request.key.kind, request.key.stream_id), request.class.bytes).0
-            >= most
+        let leased = if with_leases { state.bin_leases_of(key, bytes) } else { 0 };
+        state.book.count_of((key.kind, key.stream_id), bytes).0 + leased >= most
     }
 }

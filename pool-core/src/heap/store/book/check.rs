@@ -108,7 +108,7 @@ impl<A: DeviceAllocator> Store<A> {
 
 /// A block of a thread cache is free for any request of its size.
 fn check_cached<A: DeviceAllocator>(record: &RecordOwner<A>, inside: &mut Checked) {
-    assert!(record.marks.lock().are_closed(), "a cached block is in use");
+    assert!(!record.marks.lock().has_open_uses(), "a cached block is in use");
     assert!(record.private.is_none() && record.pooled, "no block for a thread cache");
     inside.in_caches.bytes += record.bytes;
     inside.in_caches.blocks += 1;

@@ -261,7 +261,7 @@ impl<A: DeviceAllocator> Store<A> {
 fn count_look(number: usize, blocks: usize) {
     #[cfg(pool_counts)]
     if number != thread_number::get() {
-        crate::sys::look(blocks > 0);
+        crate::sys::counts::look(blocks > 0);
     }
     #[cfg(not(pool_counts))]
     let _ = (number, blocks);
