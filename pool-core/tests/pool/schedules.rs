@@ -196,6 +196,8 @@ impl<A: Simulated> Run<A> {
 
     /// The map tiles its segments, and all counters are those recomputed from it.
     fn check(&self) {
+        // First, because the readings below bring the counts of thread caches into the book.
+        assert_eq!(self.pool.check().live.blocks, self.live.len() as u64);
         let map = self.pool.map();
         let (mut used, mut free, mut held) = (0, 0, 0);
         for segment in &map.segments {
@@ -222,7 +224,6 @@ impl<A: Simulated> Run<A> {
         assert_eq!(stats.allocated_bytes + stats.cached_bytes, used + free, "{stats:?}");
         let requested: u64 = self.live.iter().map(|(_, buffer)| buffer.size()).sum();
         assert_eq!(stats.requested_bytes, requested);
-        assert_eq!(self.pool.check().live.blocks, self.live.len() as u64);
         assert!(stats.allocated_bytes <= stats.active_bytes, "{stats:?}");
         assert!(stats.active_bytes + stats.lost_bytes <= stats.reserved_bytes, "{stats:?}");
         assert_eq!(self.device.hazards(), 0, "{:?}", self.device.hazard_report());
