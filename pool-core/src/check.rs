@@ -17,7 +17,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ///
     /// # Panics
     ///
-    /// At the first thing that does not hold, with both values.
+    /// At the first thing that does not hold, with both values; for a broken pool, with what broke.
     ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
@@ -31,10 +31,17 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// drop(kept);
     /// # Ok::<(), pool_core::AllocError>(())
     /// ```
-    #[expect(clippy::must_use_candidate, reason = "its panic is the result")]
     pub fn check(&self) -> Checked {
         let store = self.store();
-        if store.is_unusable() { Checked::default() } else { store.check() }
+        if store.is_forked() {
+            return Checked::default();
+        }
+        assert!(
+            !store.is_broken(),
+            "{}",
+            store.fault().map_or_else(String::new, |it| it.to_string())
+        );
+        store.check()
     }
 }
 

@@ -4,29 +4,32 @@
 //! in a build with debug assertions. In every build, the pool whose call met it is poisoned: its
 //! later requests fail with [`Why::Broken`](crate::Why::Broken) and the text of the invariant, and
 //! buffers that are dropped later keep their memory, because its records can no longer be trusted.
-//! Code far from any pool, such as a stream's clock, only notes the fault; the pool whose call the
-//! thread is in finds the note when the call ends ([`take`]). Outside of any call, as between two
-//! uses of a device's clock, nobody takes the note.
+//! Code far from any pool, such as a stream's clock, leaves a note for the thread; the pool whose
+//! call the thread is in finds it when the call ends ([`take`]). If a program uses a device's clock
+//! outside of such a call, no pool finds the note.
 
 use std::cell::Cell;
 
+/// The text of a broken invariant, as one pointer: calls put it aside and back.
+pub(crate) type Note = Option<&'static &'static str>;
+
 thread_local! {
     /// The invariant that this thread found broken, until a pool takes the note.
-    static BROKEN: Cell<Option<&'static str>> = const { Cell::new(None) };
+    static BROKEN: Cell<Note> = const { Cell::new(None) };
 }
 
 /// Checks an invariant; the text says what should hold.
 macro_rules! invariant {
     ($holds:expr, $what:literal) => {
         if !$holds {
-            $crate::invariant::broken(concat!($what, ", at ", file!(), ":", line!()));
+            $crate::invariant::broken(&concat!($what, ", at ", file!(), ":", line!()));
         }
     };
 }
 /// Notes a broken invariant.
 #[cold]
 #[inline(never)]
-pub(crate) fn broken(what: &'static str) {
+pub(crate) fn broken(what: &'static &'static str) {
     // A thread that ends has no note any more, and its pools are going.
     let _ = BROKEN.try_with(|note| note.set(Some(what)));
     // A second panic would end the process.
@@ -36,7 +39,7 @@ pub(crate) fn broken(what: &'static str) {
 /// A call of a pool, which may run inside a call of another pool. It puts the note of the outer call
 /// aside until it is dropped.
 pub(crate) struct Scope {
-    outer: Option<&'static str>,
+    outer: Note,
 }
 
 impl Scope {
@@ -55,6 +58,6 @@ impl Drop for Scope {
 
 /// Takes the note of this thread, if there is one.
 #[inline]
-pub(crate) fn take() -> Option<&'static str> {
+pub(crate) fn take() -> Note {
     BROKEN.try_with(Cell::take).ok().flatten()
 }

@@ -177,14 +177,17 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
 
     fn order(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
         self.may_use_on(stream)?;
-        let _watch = self.store().watch();
         let clock = self.allocator().clock();
         let mut behind =
             self.record.marks.lock().unordered_marks(clock, stream, A::MEMORY.cpu_touches);
         if let Some(id) = self.record.private {
             behind.extend(self.launches(id)?);
         }
-        if behind.is_empty() || clock.order(stream, &behind)? == Order::Ordered {
+        if behind.is_empty() {
+            return Ok(());
+        }
+        let _watch = self.store().watch();
+        if clock.order(stream, &behind)? == Order::Ordered {
             return Ok(());
         }
         Err(DeviceError::new(Why::NotSubmitted, "use on another stream"))

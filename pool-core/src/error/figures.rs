@@ -101,7 +101,18 @@ impl Verdict {
             Why::OutOfMemory => Self::TruePeak,
             Why::Limit(_) => Self::Limit,
             Why::TimedOut => Self::TimedOut,
-            _ => Self::Refused,
+            Why::TooLarge
+            | Why::Unsupported
+            | Why::Lost
+            | Why::Forked
+            | Why::Foreign
+            | Why::NotSubmitted
+            | Why::OutOfRange
+            | Why::Unaligned
+            | Why::WrongLength
+            | Why::ShapeMismatch
+            | Why::Broken
+            | Why::Other => Self::Refused,
         }
     }
 }

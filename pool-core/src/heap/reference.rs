@@ -7,9 +7,9 @@ use crate::checker::sync::atomic::AtomicI64;
 use crate::heap::block::flags::AWAITED;
 use crate::heap::block::record::{Record, RecordOwner, StoreAddress};
 use crate::heap::store::{BookState, Store};
-use crate::invariant;
+use crate::invariant::{self, Scope};
 use crate::limits::{Member, WakeBudget};
-use crate::port::DeviceAllocator;
+use crate::port::{DeviceAllocator, Why};
 use crate::sys::LockGuard;
 #[cfg(not(any(loom, shuttle)))]
 use crate::sys::atomic::AtomicI64;
@@ -104,15 +104,21 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
 
 impl<A: DeviceAllocator> Drop for Owner<A> {
     fn drop(&mut self) {
-        if self.store().is_unusable() {
+        let store = self.store();
+        if store.is_forked() {
             return; // a thread that does not exist in this process may hold the locks
         }
-        let watch = self.store().watch();
-        let references = OPEN - self.store().close();
-        let closed = Closed { store: self.0, references };
-        self.store().give_all_back();
-        drop(watch); // before the store may be freed
-        drop(closed);
+        if store.is_broken() {
+            store.drop_on_shortage();
+            store.ledger.note_never_freed();
+            return;
+        }
+        let _scope = Scope::enter(); // for the last free of the memory, after the store's own calls
+        // Declared first, so that a panic of the allocator drops it last: the store may be freed.
+        let _closed;
+        let _watch = store.watch();
+        _closed = Closed { store: self.0, references: OPEN - store.close() };
+        store.give_all_back();
     }
 }
 
@@ -125,9 +131,15 @@ struct Closed<A: DeviceAllocator> {
 
 impl<A: DeviceAllocator> Drop for Closed<A> {
     fn drop(&mut self) {
-        // SAFETY: the references are still counted. The budget is woken after the release: memory
-        // that the store still has goes back to it then.
-        let _woken = WakeBudget(unsafe { self.store.as_ref() }.ledger.budget.clone());
+        // SAFETY: the references are still counted. The Rust reference ends before the release.
+        let ledger = &unsafe { self.store.as_ref() }.ledger;
+        // The budget is woken after the release: memory that the store still has goes back to it
+        // then.
+        let _woken = WakeBudget(ledger.budget.clone());
+        // SAFETY: as above.
+        if unsafe { self.store.as_ref() }.is_broken() {
+            ledger.note_never_freed();
+        }
         release_closed(self.store, self.references);
     }
 }
@@ -158,7 +170,11 @@ where
 
     fn lost_bytes(&self) -> u64 {
         let store = self.store();
-        if store.is_unusable() { 0 } else { store.lost_bytes() }
+        match store.fault() {
+            Some(fault) if fault.why == Why::Forked => 0,
+            Some(fault) if fault.why == Why::Broken => store.ledger.reserved(),
+            _ => store.lost_bytes(),
+        }
     }
 
     fn returned_blocks(&self) -> u64 {
@@ -206,6 +222,9 @@ impl<A: DeviceAllocator> StoreReference<A> {
         let mut book = work(store_ref);
         if let Some(what) = invariant::take() {
             store_ref.poison(what);
+            if book.closed {
+                store_ref.ledger.note_never_freed(); // its owner cannot tell any more
+            }
         }
         std::mem::forget(self);
         let mut awaited = store_ref.awaited().map(WakeBudget);

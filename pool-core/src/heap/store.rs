@@ -168,11 +168,14 @@ impl<A: DeviceAllocator> Store<A> {
     /// Returns the reason why no call can succeed that needs more than the thread's own cache.
     #[inline]
     pub(crate) fn fault(&self) -> Option<DeviceError> {
-        if self.is_broken() {
-            let what = self.broken.get().copied().unwrap_or_default();
-            return Some(DeviceError::new(Why::Broken, what));
+        let fault = self.fault_of_device_or_fork();
+        if !self.is_broken() {
+            return fault;
         }
-        self.fault_of_device_or_fork()
+        let what = self.broken.get().copied().unwrap_or_default();
+        // In a forked child not even the waiting requests may be touched.
+        let forked = fault.filter(|fault| fault.why == Why::Forked);
+        forked.or(Some(DeviceError::new(Why::Broken, what)))
     }
 
     #[inline]
@@ -201,11 +204,8 @@ impl<A: DeviceAllocator> Store<A> {
     /// Serves no more requests and takes no memory back, since an invariant is broken.
     #[cold]
     pub(crate) fn poison(&self, what: &'static str) {
-        let is_first = self.broken.set(what).is_ok();
+        let _ = self.broken.set(what); // the first one stays
         self.flags.set(BROKEN, true);
-        if is_first {
-            self.ledger.note_never_freed();
-        }
     }
 
     /// Returns whether this process is a fork of the one that made the device's handles.
@@ -316,11 +316,16 @@ impl<A: DeviceAllocator> Store<A> {
         self.close_book()
     }
 
-    /// Gives all free memory of a closed store back to the device.
-    pub(crate) fn give_all_back(&self) {
+    /// Drops the program's function for a shortage, which may hold buffers of any pool.
+    pub(crate) fn drop_on_shortage(&self) {
         // The lock is released before the drop, which may return buffers to this store.
         let on_shortage = self.on_shortage.lock().take();
         drop(on_shortage);
+    }
+
+    /// Gives all free memory of a closed store back to the device.
+    pub(crate) fn give_all_back(&self) {
+        self.drop_on_shortage();
         // The errors are ignored because no caller could receive them.
         let (_, _) = (self.free_deferred(), self.trim_book(Goal::all(Reason::Closed)));
     }

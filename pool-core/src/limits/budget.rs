@@ -1,5 +1,6 @@
 //! One limit for several pools, and the threads and tasks that wait for memory under it.
 
+use super::ledger::subtract;
 use super::transit::Transit;
 use super::waiters::{Joined, Waiters};
 use crate::port::{DeviceError, Limit};
@@ -41,7 +42,7 @@ pub struct Budget(Arc<Shared>);
 struct Shared {
     limit: AtomicU64,
     reserved: AtomicU64,
-    /// Those of the reserved bytes that broken pools will never free.
+    /// Those of the reserved bytes that broken pools had which are gone: nobody will free them.
     never_freed: AtomicU64,
     /// The lowest high-water mark in bytes. Below it no callback is due, so `marks` need not be
     /// read.
@@ -255,14 +256,10 @@ impl Budget {
 
     /// Subtracts bytes that were freed to a device, or that were reserved and not allocated.
     pub(super) fn unreserve(&self, bytes: u64) {
-        let reserved = self.0.reserved.fetch_sub(bytes, SeqCst);
-        if reserved < bytes {
-            // The count stays one of bytes, so that the other pools can go on.
-            self.0.reserved.fetch_add(bytes - reserved, SeqCst);
-        }
+        let were_reserved = subtract(&self.0.reserved, bytes);
         self.0.transit.note_return();
         self.arm_passed();
-        invariant!(reserved >= bytes, "a budget counts each reserved byte of its pools once");
+        invariant!(were_reserved, "a budget counts each reserved byte of its pools once");
     }
 
     /// Arms the marks above the reserved bytes, if there are any marks.
@@ -305,7 +302,7 @@ impl Budget {
         self.reserved_bytes() > lost.saturating_add(self.0.never_freed.load(SeqCst))
     }
 
-    /// Notes that `bytes` of the reserved bytes stay reserved for good, since their pool is broken.
+    /// Notes that nobody will free `bytes` of the reserved bytes: their pool was broken and is gone.
     pub(super) fn note_never_freed(&self, bytes: u64) {
         self.0.never_freed.fetch_add(bytes, SeqCst);
         self.0.transit.note_return();
@@ -345,7 +342,6 @@ impl Budget {
     /// call returns, every free wakes the first request of the queue.
     pub(crate) fn begin_waiting(&self) -> u64 {
         let Joined { id, is_only } = self.0.waiters.join();
-        invariant!(self.waiter_count() > 0, "a request that joined the line is counted");
         if is_only {
             self.set_cache_bypass_of_pools();
         }

@@ -18,6 +18,8 @@ pub(crate) struct Ledger {
     /// Bytes that were allocated from the device.
     reserved: AtomicU64,
     peak: AtomicU64,
+    /// 1 once the budget knows that the reserved bytes will never be freed, else 0.
+    never_freed: AtomicU64,
     pub(crate) budget: Budget,
 }
 
@@ -32,8 +34,8 @@ pub(crate) struct Shortfall {
 
 impl Ledger {
     pub(crate) fn new(limit: u64, budget: Budget) -> Self {
-        let [claimed, reserved, peak] = [0; 3].map(AtomicU64::new);
-        Self { limit: AtomicU64::new(limit), claimed, reserved, peak, budget }
+        let [claimed, reserved, peak, never_freed] = [0; 4].map(AtomicU64::new);
+        Self { limit: AtomicU64::new(limit), claimed, reserved, peak, never_freed, budget }
     }
 
     /// Reserves `bytes` for a call to the device, or leaves everything as it is.
@@ -56,16 +58,19 @@ impl Ledger {
 
     /// Subtracts bytes that were freed to the device, also from the budget.
     pub(crate) fn note_freed(&self, bytes: u64) {
-        let reserved = self.reserved.fetch_sub(bytes, Relaxed);
-        let claimed = self.claimed.fetch_sub(bytes, SeqCst);
+        let were_reserved = subtract(&self.reserved, bytes);
+        let were_claimed = subtract(&self.claimed, bytes);
         self.budget.unreserve(bytes);
-        invariant!(reserved >= bytes, "a pool gives back what it took from the device, once");
-        invariant!(claimed >= bytes, "what a pool has taken is counted with its claims");
+        invariant!(were_reserved, "a pool gives back what it took from the device, once");
+        invariant!(were_claimed, "what a pool has taken is counted with its claims");
     }
 
-    /// Notes that what is reserved will never be freed, since the pool is broken.
+    /// Notes that what is reserved will never be freed: the pool is broken, and no member of its
+    /// budget any more. Further calls do nothing.
     pub(crate) fn note_never_freed(&self) {
-        self.budget.note_never_freed(self.reserved());
+        if self.never_freed.swap(1, SeqCst) == 0 {
+            self.budget.note_never_freed(self.reserved());
+        }
     }
 
     pub(crate) fn limit(&self) -> u64 {
@@ -136,6 +141,12 @@ impl Ledger {
     }
 }
 
+/// Subtracts from a count, which stays at 0 or above. Returns false if it was too small.
+pub(super) fn subtract(count: &AtomicU64, bytes: u64) -> bool {
+    let less = |count: u64| Some(count.saturating_sub(bytes));
+    count.try_update(SeqCst, SeqCst, less).is_ok_and(|before| before >= bytes)
+}
+
 /// The drop of a pool frees all its memory to the device, so this subtracts its bytes from the
 /// budget.
 impl Drop for Ledger {
@@ -169,12 +180,12 @@ impl Reservation<'_> {
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        let claimed = self.ledger.claimed.fetch_sub(self.bytes, SeqCst);
+        let were_claimed = subtract(&self.ledger.claimed, self.bytes);
         if self.in_budget > 0 {
             self.ledger.budget.unreserve(self.in_budget);
         } else if self.bytes > 0 {
             self.ledger.budget.transit().note_return();
         }
-        invariant!(claimed >= self.bytes, "a reservation is counted until it ends");
+        invariant!(were_claimed, "a reservation is counted until it ends");
     }
 }

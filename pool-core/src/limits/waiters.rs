@@ -91,11 +91,12 @@ impl Waiters {
     pub(crate) fn join(&self) -> Joined {
         let mut line = self.line.lock();
         let id = line.next;
-        line.next += 1;
+        // Before the request joins: it would stay in the line for good if this panics.
         invariant!(line.waiting.back().is_none_or(|last| last.id < id), "a line is in order");
+        invariant!(self.count() == line.waiting.len(), "each request in the line is counted");
+        line.next += 1;
         line.waiting.push_back(Waiter { id, waker: None, may_try: true });
         let before = self.count.fetch_add(1, SeqCst);
-        invariant!(before + 1 == line.waiting.len(), "each request in the line is counted");
         Joined { id, is_only: before == 0 }
     }
 

@@ -232,7 +232,10 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
                 return Poll::Ready(done);
             }
             let budget = self.pool.budget();
-            self.waiter_id = Some(budget.begin_waiting());
+            self.waiter_id = Some({
+                let _watch = self.pool.store().watch();
+                budget.begin_waiting()
+            });
             // Memory that the try above freed may serve a request that began to wait meanwhile.
             budget.wake();
             self.pool.store().count_wait();
@@ -243,7 +246,6 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
             self.pool.store().notify(EventKind::Wait, fields);
         }
         loop {
-            invariant!(self.waiter_id.is_some(), "a request that waits is in the line");
             let id = self.waiter_id.unwrap_or_default();
             if self.pool.budget().waiters().next_step(id, waker) == NextStep::Wait {
                 return Poll::Pending;
@@ -294,6 +296,7 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
 
     fn leave(&mut self) {
         if let Some(id) = self.waiter_id.take() {
+            let _watch = self.pool.store().watch();
             self.pool.budget().end_waiting(id);
         }
     }

@@ -145,7 +145,11 @@ impl SizeClasses {
         match self.fast(requested) {
             Some(bytes) if self.alpha <= 1.0 => Some(Class::of_bytes(bytes)),
             Some(bytes) => Some(Class { bytes, max_block_bytes: scaled(bytes, self.alpha) }),
-            None => self.slow(requested),
+            None => self.slow(requested).inspect(|class| {
+                invariant!(class.bytes >= requested, "a block is as large as its request");
+                let most = class.max_block_bytes;
+                invariant!(!class.is_cached() || most >= class.bytes, "a block fits its own class");
+            }),
         }
     }
 
@@ -177,17 +181,6 @@ impl SizeClasses {
             return exact.map(Class::bypass);
         }
         let class = self.rounded_by_policy(least).filter(|class| class.bytes <= LARGEST);
-        if let Some(class) = class {
-            invariant!(class.bytes >= least, "a block is at least as large as its request");
-            invariant!(
-                class.bytes.is_multiple_of(self.device_granule),
-                "the device has blocks of this size"
-            );
-            invariant!(
-                !class.is_cached() || class.max_block_bytes >= class.bytes,
-                "a block serves its own class"
-            );
-        }
         if class.is_some_and(|class| class.bytes <= self.largest) {
             return class;
         }

@@ -106,7 +106,6 @@ impl<C: StreamClock> LastUses<C> {
         if others.is_empty() {
             self.others = None;
         }
-        invariant!(self.uses_are_distinct(clock), "a block has one last use on each stream");
     }
 
     /// Returns the marks of all uses so far, and leaves open uses open. For an open use this is the

@@ -41,6 +41,7 @@ fn a_poisoned_pool_refuses_each_call_and_keeps_its_memory() {
         assert_eq!(pool.warm_up(&[(KIB, 1)]).unwrap_err().why(), Why::Broken);
         assert_eq!(detached.detach().free().unwrap_err().why, Why::Broken);
         assert_eq!(pool.stats().reserved_bytes, 0, "no figure can be trusted");
+        assert!(catch_unwind(AssertUnwindSafe(|| pool.check())).is_err(), "it is broken");
         let calls = device.calls();
         drop((live, pool));
         assert_eq!((device.held_bytes(), device.calls()), (held, calls), "nothing is given back");
@@ -121,6 +122,18 @@ fn a_closed_pool_that_breaks_gives_nothing_back() {
     drop(pool);
     drop(live);
     assert_eq!(device.held_bytes(), held);
+}
+
+/// What a broken pool was given to spare goes back to the other pool that it is of.
+#[test]
+fn a_broken_pool_drops_what_it_was_given() {
+    let other = BucketPool::new(SimDevice::new());
+    let spare = other.allocate(64 * KIB).unwrap();
+    let keep = move |_| spare.size() == 0;
+    let pool = BucketPool::builder(SimDevice::new()).on_shortage(keep).build();
+    break_invariant(&pool);
+    drop(pool);
+    assert_eq!(other.allocated_bytes(), 0);
 }
 
 struct Woken(AtomicBool);

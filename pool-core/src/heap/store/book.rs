@@ -110,7 +110,7 @@ pub(crate) struct BookState<A: DeviceAllocator> {
     /// Blocks of a size that bins of thread caches may have, under a bucket limit.
     bin_leases: HashMap<(Key<A::Kind>, u64), usize>,
     /// The pool is closed: free memory goes back, and the store counts the holds.
-    closed: bool,
+    pub(crate) closed: bool,
     /// The peak that the cached limit was computed from last, and the limit.
     limit_at: (u64, u64),
 }
