@@ -1,6 +1,5 @@
 //! One limit for several pools, and the threads and tasks that wait for memory under it.
 
-use super::ledger::subtract;
 use super::transit::Transit;
 use super::waiters::{Joined, Waiters};
 use crate::port::{DeviceError, Limit};
@@ -384,6 +383,12 @@ impl Budget {
     pub(crate) fn is_locked(&self) -> bool {
         self.0.marks.is_locked() || self.0.pools.is_locked() || self.0.waiters.is_locked()
     }
+}
+
+/// Subtracts from a count, which stays at 0 or above. Returns false if it was too small.
+pub(super) fn subtract(count: &AtomicU64, bytes: u64) -> bool {
+    let less = |count: u64| Some(count.saturating_sub(bytes));
+    count.try_update(SeqCst, SeqCst, less).is_ok_and(|before| before >= bytes)
 }
 
 /// Wakes the first request that waits when it is dropped, also by a panic.

@@ -1,6 +1,6 @@
 //! The bytes of one pool: reserved, in its own limit and in its budget.
 
-use crate::limits::budget::Budget;
+use crate::limits::budget::{Budget, subtract};
 use crate::port::{DeviceError, Limit, Why};
 use crate::size::LARGEST;
 use crate::sys::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -139,12 +139,6 @@ impl Ledger {
     pub(crate) fn reset_peak(&self) {
         self.peak.store(self.reserved(), Relaxed);
     }
-}
-
-/// Subtracts from a count, which stays at 0 or above. Returns false if it was too small.
-pub(super) fn subtract(count: &AtomicU64, bytes: u64) -> bool {
-    let less = |count: u64| Some(count.saturating_sub(bytes));
-    count.try_update(SeqCst, SeqCst, less).is_ok_and(|before| before >= bytes)
 }
 
 /// The drop of a pool frees all its memory to the device, so this subtracts its bytes from the
