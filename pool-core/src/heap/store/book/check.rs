@@ -46,7 +46,7 @@ impl<A: DeviceAllocator> Store<A> {
         for number in self.caches.numbers() {
             let Some(cache) = self.caches.enter(number) else { continue };
             let (bytes, blocks) = (inside.in_caches.bytes, inside.in_caches.blocks);
-            cache.each(|record| self.check_cached(record, &mut inside));
+            cache.each(|record| check_cached(record, &mut inside));
             let (bytes, blocks) =
                 (inside.in_caches.bytes - bytes, inside.in_caches.blocks - blocks);
             assert_eq!((cache.cached_bytes(), cache.blocks()), (bytes, blocks), "cache {number}");
@@ -58,7 +58,7 @@ impl<A: DeviceAllocator> Store<A> {
         let mut state = self.book.lock();
         if let Some(transfer) = &state.transfer {
             let before = inside.in_caches.bytes;
-            transfer.each(|record| self.check_cached(record, &mut inside));
+            transfer.each(|record| check_cached(record, &mut inside));
             inside.in_transfer_cache = inside.in_caches.bytes - before;
             assert_eq!(transfer.lease, inside.in_transfer_cache, "the transfer cache's lease");
             assert_eq!(transfer.cached_bytes(), inside.in_transfer_cache, "the transfer cache");
@@ -104,15 +104,13 @@ impl<A: DeviceAllocator> Store<A> {
             assert!(kept <= limit, "{kept} bytes free or leased, of {limit}");
         }
     }
+}
 
-    /// A block of a thread cache is free for any request of its size.
-    fn check_cached(&self, record: &RecordOwner<A>, inside: &mut Checked) {
-        assert!(!record.marks.lock().has_open_uses(), "a cached block is in use");
-        assert!(record.private.is_none() && record.pooled, "no block for a thread cache");
-        let granule = self.allocator.granule();
-        assert!(record.bytes.is_multiple_of(granule), "{} bytes: {granule}", record.bytes);
-        inside.in_caches.bytes += record.bytes;
-        inside.in_caches.blocks += 1;
-        *inside.cached_by_size.entry(record.bytes).or_default() += 1;
-    }
+/// A block of a thread cache is free for any request of its size.
+fn check_cached<A: DeviceAllocator>(record: &RecordOwner<A>, inside: &mut Checked) {
+    assert!(!record.marks.lock().has_open_uses(), "a cached block is in use");
+    assert!(record.private.is_none() && record.pooled, "no block for a thread cache");
+    inside.in_caches.bytes += record.bytes;
+    inside.in_caches.blocks += 1;
+    *inside.cached_by_size.entry(record.bytes).or_default() += 1;
 }
