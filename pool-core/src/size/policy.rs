@@ -147,8 +147,6 @@ impl SizeClasses {
             Some(bytes) => Some(Class { bytes, max_block_bytes: scaled(bytes, self.alpha) }),
             None => self.slow(requested).inspect(|class| {
                 invariant!(class.bytes >= requested, "a block is as large as its request");
-                let is_on_device = class.bytes.is_multiple_of(self.device_granule);
-                invariant!(is_on_device, "the device has blocks of this size");
                 let most = class.max_block_bytes;
                 invariant!(!class.is_cached() || most >= class.bytes, "a block fits its own class");
             }),
