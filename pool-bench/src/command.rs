@@ -141,8 +141,8 @@ struct Replay {
     /// The size of the simulated device.
     #[arg(long, allow_hyphen_values = true)]
     capacity: Option<String>,
-    /// Threads that take turns of 1 to 8 steps: they have caches of their own, and hand buffers to
-    /// each other. The order is the same for the same `--seed`.
+    /// Threads that take turns of 1 to 8 steps, and hand buffers to each other. The order is the same
+    /// for the same `--seed`.
     #[arg(long, value_parser = lanes, conflicts_with = "streams")]
     lanes: Option<usize>,
     /// The seed of the order of `--lanes`.

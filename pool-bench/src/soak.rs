@@ -90,12 +90,7 @@ impl Pools {
 
     /// The exact figures of each.
     fn stats(&self) -> [PoolStats; 4] {
-        [
-            self.buckets.stats_exact(),
-            self.pages.stats_exact(),
-            self.faulty.stats_exact(),
-            self.faulty_arena.stats_exact(),
-        ]
+        [self.buckets.stats(), self.pages.stats(), self.faulty.stats(), self.faulty_arena.stats()]
     }
 
     /// Bytes that all of them hold. What the device refused to take back is not growth of a pool.

@@ -176,7 +176,7 @@ pub const SMALL_BLOCKS: [(u64, usize); 9] = [
 /// [`PoolStats::peak_cached_bytes`](pool_core::PoolStats::peak_cached_bytes) is the peak.
 ///
 /// The original system needed a pool for the whole process and a cache for each thread, and its
-/// language had neither. Here every pool has thread caches, and on the host
+/// language had neither. Here threads share a pool through its shards, and on the host
 /// `global_small_tensors()` is such a pool for the process.
 ///
 /// ```

@@ -3,7 +3,7 @@
 use crate::pool::BucketPool;
 use crate::port::DeviceAllocator;
 
-pub use crate::heap::store::{BlockSum, Checked};
+pub use crate::store::{BlockSum, Checked};
 pub use crate::sys::thread_number::TestThreads;
 #[cfg(any(loom, shuttle))]
 pub use crate::sys::thread_number::modelled::set as set_thread_number;
@@ -62,10 +62,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PoolLock {
-    /// The lock of the lists that all threads share.
-    Book,
-    /// The lock of the calling thread's cache.
-    OwnCache,
+    /// The lock of the first shard.
+    Shard,
     /// The lock of the tick times, from which the pool computes the age of free memory.
     Ticks,
 }
@@ -76,12 +74,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     pub fn with_lock_held<R>(&self, held: PoolLock, work: impl FnOnce() -> R) -> R {
         let store = self.store();
         match held {
-            PoolLock::Book => {
-                let _book = store.book.lock();
-                work()
-            }
-            PoolLock::OwnCache => {
-                let _cache = store.caches.enter_own();
+            PoolLock::Shard => {
+                let _state = store.shards.lock(0);
                 work()
             }
             PoolLock::Ticks => {

@@ -3,7 +3,7 @@
 //! A [`BucketPool`] keeps freed blocks warm and hands them out again. It runs over a
 //! [`DeviceAllocator`] and never looks into a block: bookkeeping is out of band, so CUDA pointers,
 //! `wgpu` buffers and host pages run through the same code. ARCHITECTURE.md follows a request
-//! through these modules; `cache.rs` is the hot path.
+//! through these modules; `shard/lend.rs` and `shard/keeping.rs` are the hot path.
 #![deny(unsafe_code)]
 #![cfg_attr(any(loom, shuttle), allow(dead_code, reason = "the models give threads their numbers"))]
 
@@ -16,22 +16,26 @@ extern crate shuttle as checker;
 #[macro_use]
 mod invariant;
 
+mod block;
+mod blocks;
 pub mod buffer;
+mod by_size;
 #[cfg(feature = "check")]
 pub mod check;
 pub mod error;
-mod heap;
 pub mod limits;
 pub mod observe;
 mod pool;
 pub mod port;
+mod ranges;
+mod shard;
 pub mod size;
+mod store;
 pub mod stream;
 mod sys;
 
 pub use buffer::PooledBuffer;
 pub use error::AllocError;
-pub use heap::book::arena::ArenaConfig;
 pub use observe::PoolStats;
 pub use pool::BucketPool;
 pub use pool::builder::PoolBuilder;
@@ -40,6 +44,7 @@ pub use pool::waiting::AllocateAsync;
 pub use port::{
     DeviceAllocator, DeviceError, Limit, StreamClock, StreamOf, Transfer, Why, ZeroPolicy,
 };
+pub use ranges::arena::ArenaConfig;
 pub use size::{BucketPolicy, GIB, KIB, MIB};
 #[cfg(pool_counts)]
 pub use sys::counts;

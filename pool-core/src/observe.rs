@@ -2,6 +2,7 @@
 
 mod damage;
 mod device_stats;
+pub(crate) mod levels;
 mod map;
 mod observer;
 mod picture;
@@ -10,6 +11,7 @@ mod tag;
 
 pub use damage::{Damage, Misuse};
 pub use device_stats::{DeviceStats, Stat, StatArray};
+pub(crate) use levels::Accounts;
 pub use map::{MemoryMap, RangeMap, RangeState, SegmentMap};
 pub(crate) use observer::{EventFields, Observers};
 pub use observer::{EventKind, Observer, PoolEvent, Reason};

@@ -6,17 +6,18 @@ mod settings;
 mod upkeep;
 pub(crate) mod waiting;
 
+use crate::block::record::RecordOwner;
+use crate::block::request::{Key, PoolRequest};
 use crate::buffer::PooledBuffer;
 use crate::error::AllocError;
-use crate::heap::block::flags::{BOUND, BROKEN, OBSERVED};
-use crate::heap::block::record::RecordOwner;
-use crate::heap::block::request::{Key, PoolRequest};
-use crate::heap::reference::Owner;
-use crate::heap::stages::Short;
-use crate::heap::store::{Grant, Store};
 use crate::observe::{EventKind, Tag};
 use crate::pool::waiting::WakeAtEnd;
 use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why, ZeroPolicy, Zeroing};
+use crate::shard::Grant;
+use crate::store::Store;
+use crate::store::flags::{AWAITED, BOUND, BROKEN, OBSERVED};
+use crate::store::reference::Owner;
+use crate::store::stages::Short;
 use std::fmt;
 use std::mem;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -87,9 +88,9 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// Returns the granule: sizes of blocks are multiples of this many bytes, whatever the policy.
     #[must_use]
     pub fn granule(&self) -> u64 {
-        match self.store().book.is_blocks() {
-            true => self.allocator().granule(),
-            false => self.store().book.granule(),
+        match self.store().shape.is_arena() {
+            false => self.allocator().granule(),
+            true => self.store().shape.granule(),
         }
     }
 
@@ -307,32 +308,37 @@ impl<A: DeviceAllocator> BucketPool<A> {
     ) -> Result<PooledBuffer<A>, AllocError> {
         if !zeroed
             && self.zero == ZeroPolicy::Never
-            && let Some(record) = self.store().hit(stream, bytes, kind, BOUND | BROKEN | OBSERVED)
+            && let Some(record) = self.hit(stream, bytes, kind)
         {
             return Ok(PooledBuffer::new(&self.owner, record));
         }
         self.allocate_slow(stream, bytes, kind, zeroed)
     }
 
-    /// Serves a request from the thread's own cache, in a pool that has observers and no guards.
-    fn hit_observed(
-        &self,
-        stream: &StreamOf<A>,
-        bytes: u64,
-        kind: A::Kind,
-    ) -> Option<PooledBuffer<A>> {
-        let store = self.store();
-        if !store.flags.any(OBSERVED) || store.guards.is_some() || self.zero != ZeroPolicy::Never {
+    /// Serves a request by one lock: a block of its stream that is free and ready. Returns `None` for
+    /// requests that need more than that.
+    #[inline]
+    fn hit(&self, stream: &StreamOf<A>, requested: u64, kind: A::Kind) -> Option<RecordOwner<A>> {
+        let (store, clock) = (self.store(), self.allocator().clock());
+        // A handle whose requests wait does not overtake those that wait already.
+        let awaited = if self.wait_timeout.is_some() { AWAITED } else { 0 };
+        let plain = clock.owns(stream)
+            && !store.flags.any(BOUND | BROKEN | OBSERVED | awaited)
+            && store.fault_of_device_or_fork().is_none()
+            && clock.takes_work(stream)
+            && !clock.reuses_ahead(stream);
+        if !plain {
             return None;
         }
-        let mut record = store.hit(stream, bytes, kind, BOUND | BROKEN)?;
-        record.tag = self.tag;
-        let own = record.marks.get_mut().own();
-        store.notify(EventKind::Hit, record.event_fields(self.allocator().clock().stream_id(own)));
-        Some(PooledBuffer::new(&self.owner, record))
+        let bytes = match store.classes.fast(requested) {
+            Some(bytes) => bytes,
+            None => store.classes.slow_cached(requested)?,
+        };
+        // Only sizes and kinds that the pool offers have free blocks.
+        store.hit(stream, kind, (bytes, requested))
     }
 
-    /// Serves a request that is not a hit in the thread's own cache, or that must be zeroed.
+    /// Serves a request that is no plain hit.
     #[inline(never)]
     fn allocate_slow(
         &self,
@@ -341,9 +347,6 @@ impl<A: DeviceAllocator> BucketPool<A> {
         kind: A::Kind,
         zeroed: bool,
     ) -> Result<PooledBuffer<A>, AllocError> {
-        if !zeroed && let Some(buffer) = self.hit_observed(stream, bytes, kind) {
-            return Ok(buffer);
-        }
         if let Some(timeout) = self.wait_timeout
             && self.budget().has_waiters()
         {

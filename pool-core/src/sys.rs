@@ -13,4 +13,4 @@ pub(crate) mod thread_number;
 
 pub(crate) use fork::{ForkCheck, forks};
 pub(crate) use lock::{Lock, LockGuard};
-pub(crate) use sync::{Mutex, RwLock, Word, atomic};
+pub(crate) use sync::{Mutex, RwLock, atomic};

@@ -140,7 +140,7 @@ fn stays_the_same(
     assert_eq!(IN_USE.load(Relaxed), before, "{name}: bytes in use when the pool has ended");
 }
 
-/// Makes all that a program makes once, such as the list of all thread caches.
+/// Makes all that a program makes once, such as the number of its thread.
 fn cycle_of_another_pool() {
     let device = SimDevice::new();
     let streams = [device.stream(), device.stream()];

@@ -26,6 +26,7 @@ impl ProcessClock {
 impl StreamClock for ProcessClock {
     type Stream = ();
     type Mark = ();
+    const HAS_STREAMS: bool = false;
 
     #[inline]
     fn default_stream(&self) -> &() {

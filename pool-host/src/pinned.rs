@@ -114,7 +114,7 @@ impl DeviceAllocator for PinnedAllocator {
     type View<'b> = PinnedView<'b>;
     type Kind = ();
     type Clock = ProcessClock;
-    const MEMORY: Memory = Memory::HOST;
+    const MEMORY: Memory = Memory { is_cheap: false, ..Memory::HOST };
 
     #[inline]
     fn clock(&self) -> &ProcessClock {

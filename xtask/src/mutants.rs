@@ -1,5 +1,5 @@
-//! `cargo xtask mutants`: changes the book, the caches and the bounds in one place after the other,
-//! and runs the tests. A change that no test sees is printed. `.cargo/mutants.toml` says which
+//! `cargo xtask mutants`: changes files of pool-core in one place after the other, and runs the
+//! tests. A change that no test sees is printed. `.cargo/mutants.toml` says which
 //! files and which tests.
 
 use std::path::Path;

@@ -144,7 +144,7 @@ impl Tool {
             }
             Self::ThreadSanitizer => {
                 let mut cargo = outside::nightly();
-                cargo.env("RUSTFLAGS", "-Zsanitizer=thread --cfg single_fence");
+                cargo.env("RUSTFLAGS", "-Zsanitizer=thread");
                 cargo.env("INSTA_WORKSPACE_ROOT", root);
                 target(&mut cargo, "thread-sanitizer");
                 cargo

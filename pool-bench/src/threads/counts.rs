@@ -40,14 +40,14 @@ pub struct Counted1000 {
     pub contender: String,
     /// Accesses to a lock or a shared word whose last writer was another thread.
     pub transfers: f64,
-    /// Looks at what another thread's cache holds.
+    /// Looks at what another shard, or another thread's cache of the tcache, holds.
     pub looks: f64,
     /// Looks that found nothing.
     pub failed_looks: f64,
     /// Calls of the device; for the tcache, of the allocator below it; for `global()`, misses,
     /// bypasses and evictions.
     pub device_calls: f64,
-    /// Calls of `membarrier`.
+    /// Calls of `membarrier`, which the tcache makes.
     pub barriers: f64,
 }
 

@@ -2,9 +2,9 @@
 #![expect(unsafe_code, reason = "moving the block out of a buffer that is not dropped")]
 
 use crate::buffer::pooled::PooledBuffer;
-use crate::heap::block::flags::OBSERVED;
 use crate::invariant::Scope;
 use crate::port::{DeviceAllocator, DeviceError, MarkOf, WholeBlocks, Why};
+use crate::store::flags::OBSERVED;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::panic::resume_unwind;
@@ -73,12 +73,14 @@ impl<A: DeviceAllocator> Detached<A> {
         // SAFETY: the buffer is not dropped and not used again.
         let (reference, record) = unsafe { buffer.move_out() };
         let mut refusal = None;
-        if reference.store().book.is_blocks() {
-            refusal = reference.store().free_detached(record);
-            drop(reference);
-        } else {
-            reference.release(|store| store.free_to_book(record, matches!(zeroed, Ok(true))));
-        }
+        reference.release(|store| {
+            if !store.shape.is_arena() {
+                let (at, refused) = store.free_detached(record);
+                refusal = refused;
+                return at;
+            }
+            store.free(record, matches!(zeroed, Ok(true)))
+        });
         if let Err(panic) = zeroed {
             resume_unwind(panic);
         }
@@ -118,7 +120,7 @@ impl<A: DeviceAllocator> Detached<A> {
     where
         A: WholeBlocks,
     {
-        if !self.0.store().book.is_blocks() || self.0.store().is_unusable() {
+        if self.0.store().shape.is_arena() || self.0.store().is_unusable() {
             return Err(self);
         }
         let mut buffer = ManuallyDrop::new(self.0);
@@ -129,8 +131,12 @@ impl<A: DeviceAllocator> Detached<A> {
         // SAFETY: the buffer is not dropped and not used again.
         let (reference, mut record) = unsafe { buffer.move_out() };
         reference.store().privates.release(reference.store().allocator.clock(), &mut record);
-        let raw = reference.store().take_raw(record);
-        drop(reference);
+        let mut raw = None;
+        reference.release(|store| {
+            let (at, block) = store.take_raw(record);
+            raw = block;
+            at
+        });
         match raw {
             Some(raw) => Ok(raw),
             None => unreachable!("a live block has a segment"),

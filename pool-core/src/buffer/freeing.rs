@@ -1,13 +1,13 @@
-//! The drop of a buffer: into the thread's own cache, or into the book.
+//! The drop of a buffer: a push under the lock of one shard, or the slow way.
 #![expect(unsafe_code, reason = "moving the block out of a buffer that is being dropped")]
 
+use crate::block::record::RecordOwner;
 use crate::buffer::pooled::PooledBuffer;
-use crate::heap::block::flags::{AWAITED, BROKEN, OBSERVED, ZEROES};
-use crate::heap::block::record::RecordOwner;
-use crate::heap::reference::{StoreReference, put};
 use crate::invariant::Scope;
 use crate::observe::EventKind;
 use crate::port::{DeviceAllocator, StreamClock, Zeroing};
+use crate::store::flags::{AWAITED, BROKEN, OBSERVED, ZEROES};
+use crate::store::reference::{StoreReference, put};
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
@@ -15,23 +15,22 @@ use std::thread;
 impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
     #[inline]
     fn drop(&mut self) {
-        if !self.drop_into_cache(OBSERVED | AWAITED | BROKEN | ZEROES) {
+        if !self.drop_into_shard(OBSERVED | AWAITED | BROKEN | ZEROES) {
             self.drop_slow();
         }
     }
 }
 
 impl<A: DeviceAllocator> PooledBuffer<A> {
-    /// Gives the block back to the thread's own cache. Returns false if the cache cannot keep it,
-    /// or if any of the flags `bypass_flags` is set. Only `drop` calls it.
+    /// Gives the block back to its shard. Returns false if that takes more than one lock, or if any of the flags `bypass_flags` is set. Only `drop` calls it.
     #[inline]
-    fn drop_into_cache(&mut self, bypass_flags: u8) -> bool {
+    fn drop_into_shard(&mut self, bypass_flags: u8) -> bool {
         let (store, record) = (self.store(), &self.record);
-        let plain = record.pooled && record.private.is_none() && !store.has_lost_handles();
+        let plain = record.pooled && record.private.is_none() && !store.is_forked();
         if !plain || !self.record.marks.get_mut().are_closed() {
             return false;
         }
-        // SAFETY: a buffer is dropped once, and if the cache takes the record, it is not used
+        // SAFETY: a buffer is dropped once, and if the shard takes the record, it is not used
         // again.
         let record = unsafe { ManuallyDrop::take(&mut self.record) };
         // SAFETY: `new` filled the store address.
@@ -46,7 +45,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     pub(crate) fn check_freed(&mut self, fresh: bool, zeroed: bool) -> bool {
         let store = self.store();
         let Some(guards) = &store.guards else { return true };
-        if fresh || !store.book.is_blocks() {
+        if fresh || store.shape.is_arena() {
             return true;
         }
         // SAFETY: the buffer is borrowed exclusively, so no code has a slice of its bytes.
@@ -90,7 +89,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
             return Ok(false);
         }
         let (bytes, is_private) = (self.record.bytes, self.record.private.is_some());
-        let (store, part, marks) = self.parts();
+        let (store, place, marks) = self.parts();
         if !store.bounds.zero_on_return || is_private {
             return Ok(false); // a launch of the graph may use the memory, now or later
         }
@@ -100,11 +99,11 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         if !marks.all_are(|mark| clock.is_seen_done(mark)) {
             return Ok(false);
         }
-        let zero = || store.zero(part, bytes, clock.default_stream()).is_ok();
+        let zero = || store.zero(place, bytes, clock.default_stream()).is_ok();
         catch_unwind(AssertUnwindSafe(zero))
     }
 
-    /// Frees a block that the thread's own cache did not keep. Only `drop` calls it.
+    /// Frees a block that its shard did not keep at once. Only `drop` calls it.
     #[inline(never)]
     fn drop_slow(&mut self) {
         if self.store().is_unusable() {
@@ -116,7 +115,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         if self.store().flags.any(OBSERVED) {
             self.notify_freed();
             self.check_guard();
-            if self.drop_into_cache(AWAITED | BROKEN | ZEROES) {
+            if self.drop_into_shard(AWAITED | BROKEN | ZEROES) {
                 return;
             }
         }
@@ -125,7 +124,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         let (reference, record) = unsafe { self.move_out() };
         reference.release(|store| {
             invariant!(record.requested <= record.bytes, "a block is as large as its request");
-            store.free_to_book(record, matches!(zeroed, Ok(true)))
+            store.free(record, matches!(zeroed, Ok(true)))
         });
         if let Err(panic) = zeroed {
             resume_unwind(panic);

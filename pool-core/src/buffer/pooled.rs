@@ -1,10 +1,10 @@
 //! Pooled buffers: the type that a program uses, which returns its block when it is dropped.
 #![expect(unsafe_code, reason = "the store of a buffer, and buffers without their type")]
 
-use crate::heap::block::record::{Part, Record, RecordOwner};
-use crate::heap::reference::{Owner, store_at};
-use crate::heap::store::Store;
+use crate::block::record::{Place, Record, RecordOwner};
 use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf};
+use crate::store::Store;
+use crate::store::reference::{Owner, store_of};
 use crate::stream::LastUses;
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -40,15 +40,18 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     pub(super) fn store(&self) -> &Store<A> {
         // SAFETY: `new` filled the store address, and the reference to the store leaves the buffer
         // only together with the record.
-        unsafe { store_at(&self.record.store_address) }
+        unsafe { store_of(&self.record) }
     }
 
     /// Returns the store, the block and its marks, borrowed side by side.
     #[inline]
-    pub(super) fn parts(&mut self) -> (&Store<A>, &mut Part<A>, &mut LastUses<A::Clock>) {
-        let Record { store_address, part, marks, .. } = &mut **self.record;
-        // SAFETY: as in `store`.
-        (unsafe { store_at(store_address) }, part, marks.get_mut())
+    pub(super) fn parts(&mut self) -> (&Store<A>, &mut Place<A>, &mut LastUses<A::Clock>) {
+        // SAFETY: as in `store`. The store is no part of the record, and lives as long as the buffer.
+        let store = std::ptr::from_ref(unsafe { store_of(&self.record) });
+        // SAFETY: as above.
+        let store = unsafe { &*store };
+        let Record { place, marks, .. } = &mut **self.record;
+        (store, place, marks.get_mut())
     }
 
     /// Returns the buffer as a pointer without its type, for code in another language. The buffer is
@@ -140,8 +143,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// a use.
     pub(crate) fn zero(&mut self, bytes: u64, on: &StreamOf<A>) -> Result<(), DeviceError> {
         invariant!(bytes <= self.record.bytes, "only bytes of the block are zeroed");
-        let (store, part, marks) = self.parts();
-        store.zero(part, bytes, on)?;
+        let (store, place, marks) = self.parts();
+        store.zero(place, bytes, on)?;
         let clock = store.allocator.clock();
         marks.end(clock, clock.mark(on));
         Ok(())
@@ -149,7 +152,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
 }
 
 /// A panic leaves buffers and pools in a consistent state: the pool calls no foreign code while it
-/// holds the book's lock, and a block that it removed from a list for a device call goes back into
+/// holds a lock, and a block that it removed from a list for a device call goes back into
 /// the list.
 impl<A: DeviceAllocator> UnwindSafe for PooledBuffer<A> {}
 impl<A: DeviceAllocator> RefUnwindSafe for PooledBuffer<A> {}

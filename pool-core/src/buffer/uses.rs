@@ -1,7 +1,7 @@
 //! Uses of a buffer on streams and by the CPU: the order before a use, and the mark after it.
 
+use crate::block::request::PrivateId;
 use crate::buffer::pooled::PooledBuffer;
-use crate::heap::block::private::PrivateId;
 use crate::port::{DeviceAllocator, DeviceError, MarkOf, Order, StreamClock, StreamOf, Why};
 use std::fmt;
 use std::ops::Deref;

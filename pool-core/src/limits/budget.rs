@@ -54,19 +54,15 @@ struct Shared {
 
 /// A pool of a budget.
 pub(crate) trait Member: Send + Sync {
-    /// Makes frees bypass the thread caches if `on` is true, or use them again if it is false. The
-    /// change holds for each free that begins after this call returns.
-    fn set_cache_bypass(&self, on: bool);
+    /// Notes whether a request waits, whom each free wakes then. The change holds for each free that
+    /// begins after this call returns.
+    fn set_awaited(&self, on: bool);
 
     /// Gives cached memory back, at least `bytes` bytes or all. Returns the bytes given back.
     fn trim_short(&self, bytes: u64) -> u64;
 
     /// Returns the bytes that the pool's device failed to free. They never become available again.
     fn lost_bytes(&self) -> u64;
-
-    /// Returns the number of blocks that buffers of the pool have freed or that moved from one
-    /// cache to another. The number never decreases.
-    fn returned_blocks(&self) -> u64;
 
     /// Returns the address of the pool's store, which identifies the pool.
     fn address(&self) -> *const ();
@@ -307,29 +303,23 @@ impl Budget {
         self.0.transit.note_return();
     }
 
-    /// Blocks that the buffers of all pools gave back. It changes when a pool comes or goes, too.
-    pub(crate) fn returned_blocks(&self) -> u64 {
-        let pools: Vec<_> = self.0.pools.lock().iter().filter_map(Weak::upgrade).collect();
-        pools.iter().fold(0, |sum, pool| sum.wrapping_add(pool.returned_blocks()))
-    }
-
     /// Adds a pool.
     pub(crate) fn join(&self, pool: &Arc<impl Member + 'static>) {
         let weak = Arc::downgrade(pool);
         let mut pools = self.0.pools.lock();
         pools.retain(|pool| pool.strong_count() > 0);
         pools.push(weak);
-        pool.set_cache_bypass(self.waiter_count() > 0);
+        pool.set_awaited(self.waiter_count() > 0);
     }
 
     /// Tells all pools whether a request waits.
-    fn set_cache_bypass_of_pools(&self) {
+    fn set_awaited_of_pools(&self) {
         let pools = {
             let pools = self.0.pools.lock();
             let members: Vec<_> = pools.iter().filter_map(Weak::upgrade).collect();
             let on = self.waiter_count() > 0;
             for pool in &members {
-                pool.set_cache_bypass(on);
+                pool.set_awaited(on);
             }
             members
         };
@@ -342,7 +332,7 @@ impl Budget {
     pub(crate) fn begin_waiting(&self) -> u64 {
         let Joined { id, is_only } = self.0.waiters.join();
         if is_only {
-            self.set_cache_bypass_of_pools();
+            self.set_awaited_of_pools();
         }
         id
     }
@@ -351,7 +341,7 @@ impl Budget {
     pub(crate) fn end_waiting(&self, id: u64) {
         let left = self.0.waiters.leave(id);
         if left.was_last {
-            self.set_cache_bypass_of_pools();
+            self.set_awaited_of_pools();
         }
     }
 

@@ -6,14 +6,14 @@ use std::fmt;
 
 /// The figures of a pool at one moment. All sizes are bytes.
 ///
-/// The figures are exact on one thread. With several threads, counts, bytes and the reserved peak
-/// are exact when no thread is inside the pool; otherwise each may be off by what the threads
-/// inside do meanwhile. The fields that say "at least" may miss blocks in the caches of other
-/// threads; [`BucketPool::stats_exact`] includes them.
+/// The figures are exact when no thread is inside the pool. Counts, and bytes of buffers and cached
+/// blocks, are sums over all shards under all their locks, so they are of one moment. The pool reads
+/// `keys`, `cached_buffers`, `active_bytes`, `private_bytes` and the reserved bytes apart from that:
+/// they may be off by what other threads do meanwhile.
 ///
-/// Peaks of live and cached bytes are sums of each thread's peak since its cache last reported to
-/// the pool. These peaks need not have occurred at one moment. The sums are at most the reserved
-/// peak.
+/// The peak of reserved bytes is exact, and with one shard all peaks are. A pool with several shards
+/// adds them up when it takes memory from the device and when figures are read, so its other peaks
+/// may miss what lay between two such calls.
 ///
 /// At rest, `requested <= allocated <= active <= reserved` holds. The peaks hold
 /// `requested <= allocated <= reserved`.
@@ -22,8 +22,6 @@ use std::fmt;
 /// ([`Why::Forked`](crate::Why::Forked)), and for a broken pool ([`Why::Broken`](crate::Why::Broken)).
 ///
 /// A pool built without [`statistics`](crate::PoolBuilder::statistics) leaves the counts at 0.
-///
-/// [`BucketPool::stats_exact`]: crate::BucketPool::stats_exact
 ///
 /// ```
 /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
@@ -68,7 +66,7 @@ pub struct PoolStats {
     /// Cached blocks that went back to the device, for whatever reason, and blocks that a full
     /// bucket refused.
     pub evictions: u64,
-    /// Sizes that have cached blocks now; at least.
+    /// Sizes that have cached blocks now.
     pub keys: u64,
     /// Cached blocks now.
     pub cached_buffers: u64,
@@ -80,7 +78,7 @@ pub struct PoolStats {
     pub allocated_bytes: u64,
     /// Peak of `allocated_bytes`.
     pub allocated_peak_bytes: u64,
-    /// Allocated bytes, plus freed bytes whose last uses were not yet seen done; at least.
+    /// Allocated bytes, plus freed bytes whose last uses were not yet seen done.
     pub active_bytes: u64,
     /// Bytes of cached blocks, deferred frees included.
     pub cached_bytes: u64,
@@ -110,11 +108,11 @@ pub struct PoolStats {
 }
 
 /// Requests by the stage that served them, without those served by the free lists of their own
-/// thread and stream.
+/// shard and stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Stages {
-    /// A ready block of another thread's cache, or of another stream.
+    /// A ready block of another stream, or of another shard.
     pub elsewhere: u64,
     /// A block behind an event, after a wait on the device or a query.
     pub behind_event: u64,
@@ -145,7 +143,33 @@ pub(crate) enum Stage {
     Private,
 }
 
+impl PoolStats {
+    /// Adds the cold counts of another shard.
+    pub(crate) fn add_counts(&mut self, other: &Self) {
+        self.misses += other.misses;
+        self.bypasses += other.bypasses;
+        self.failures += other.failures;
+        self.waits += other.waits;
+        self.timeouts += other.timeouts;
+        self.evictions += other.evictions;
+        self.from_device_bytes = self.from_device_bytes.saturating_add(other.from_device_bytes);
+        self.lost_bytes += other.lost_bytes;
+        self.served_by.add(&other.served_by);
+    }
+}
+
 impl Stages {
+    fn add(&mut self, other: &Self) {
+        self.elsewhere += other.elsewhere;
+        self.behind_event += other.behind_event;
+        self.coalesced += other.coalesced;
+        self.device += other.device;
+        self.trimmed += other.trimmed;
+        self.cleared += other.cleared;
+        self.spared += other.spared;
+        self.private += other.private;
+    }
+
     /// Counts a request that this stage served.
     pub(crate) fn count(&mut self, stage: Stage) {
         *match stage {

@@ -1,13 +1,14 @@
 //! The builder of pools.
 
-use crate::heap::book::arena::ArenaConfig;
-use crate::heap::guards::Guards;
-use crate::heap::store::{Bounds, OnShortage, PoolBook, Store};
+use crate::block::guards::Guards;
 use crate::limits::{BucketLimit, Budget, CachedLimit, FullBucket, Ledger, Retention};
 use crate::observe::{Damage, Observer, Observers};
 use crate::pool::BucketPool;
 use crate::port::{DeviceAllocator, HostMemory, Sliceable, ZeroPolicy};
+use crate::ranges::arena::ArenaConfig;
+use crate::shard::Keeping;
 use crate::size::{BucketPolicy, SizeClasses};
+use crate::store::{Bounds, OnShortage, Shape, Store};
 use crate::stream::StealPolicy;
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -36,12 +37,13 @@ pub struct PoolBuilder<A: DeviceAllocator> {
     budget: Option<Budget>,
     observers: Observers,
     guards: Option<Guards<A>>,
-    pub(super) book: Option<MakeBook<A>>,
+    shards: Option<usize>,
+    pub(super) arena: Option<MakeShape<A>>,
 }
 
-/// The configuration of an arena, and the function that makes its book. [`PoolBuilder::arena`]
+/// The configuration of an arena, and the function that makes its shape. [`PoolBuilder::arena`]
 /// stores the function, because only there `A` is known to be [`Sliceable`].
-pub(super) type MakeBook<A> = (ArenaConfig, fn(&A, ArenaConfig) -> PoolBook<A>);
+pub(super) type MakeShape<A> = (ArenaConfig, fn(&A, ArenaConfig) -> Shape<A>);
 
 impl<A: DeviceAllocator> PoolBuilder<A> {
     /// Sets how requests are rounded to size classes. Unless set, powers of two without an arena,
@@ -53,7 +55,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// Gives the pool an arena, which splits blocks out of large ones and coalesces free
     /// neighbours.
     ///
-    /// The pool then has one book of all its memory: free ranges are its cached blocks, and
+    /// The pool then splits all its memory: free ranges are its cached blocks, and
     /// [`PoolBuilder::cached_limit`] bounds their sum. Memory above that bound goes back in whole
     /// pages or segments. Blocks are parts of segments, so
     /// [`Detached::into_raw`](crate::buffer::Detached::into_raw) returns them as an error.
@@ -75,7 +77,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     where
         A: Sliceable,
     {
-        Self { book: Some((config, PoolBook::new)), ..self }
+        Self { arena: Some((config, Shape::of_arena)), ..self }
     }
 
     /// Detects writes beyond the end of a buffer, and writes to freed memory.
@@ -196,8 +198,6 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
 
     /// Sets the limit on the number of cached blocks of one size, kind and stream in the whole
     /// pool. [`PoolBuilder::full_bucket`] sets what happens to further blocks. No limit unless set.
-    /// Thread caches lease their part of the limit. The pool may therefore refuse a block, or evict
-    /// the oldest, although another thread's cache does not use its whole part.
     pub fn bucket_limit(mut self, blocks: usize) -> Self {
         self.bucket_limit.max_blocks = blocks;
         self
@@ -222,6 +222,15 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     /// ```
     pub fn full_bucket(self, full_bucket: FullBucket) -> Self {
         Self { full_bucket, ..self }
+    }
+
+    /// Sets how many shards the pool has: parts with a lock each, of which a thread (or a stream, for
+    /// memory that has them) begins with one. At most 64; 0 counts as 1. Pools under
+    /// [`ArenaConfig::torch`] and [`ArenaConfig::uncached`] have one.
+    ///
+    /// With one shard, the pool is one heap whose figures and limits are exact at each moment.
+    pub fn shards(self, count: usize) -> Self {
+        Self { shards: Some(count.max(1)), ..self }
     }
 
     /// Sets the limit on cached blocks for sizes from `from_bytes` on, whatever
@@ -281,19 +290,19 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         let limit = self.reserved_limit.min(self.share_of_device());
         let (mut granule, mut largest) = (self.allocator.granule(), self.allocator.largest());
         let (mut limit, mut steal) = (limit, self.steal);
-        let policy = self.policy.unwrap_or(match &self.book {
+        let policy = self.policy.unwrap_or(match &self.arena {
             Some(_) => BucketPolicy::Exact,
             None => BucketPolicy::PowerOfTwo,
         });
-        let book = match self.book {
+        let shape = match self.arena {
             Some((config, make)) => {
                 (limit, steal) = (limit.min(config.reserved_limit), steal.min(config.steal));
-                let book = make(&self.allocator, config);
-                granule = book.granule();
-                largest = if book.has_pages() { u64::MAX } else { largest };
-                book
+                let shape = make(&self.allocator, config);
+                granule = shape.granule();
+                largest = if shape.has_pages() { u64::MAX } else { largest };
+                shape
             }
-            None => PoolBook::of_blocks(self.bucket_limit != BucketLimit::NONE),
+            None => Shape::of_blocks(),
         };
         let own = self.granule.or_else(|| {
             let aligned = || self.allocator.alignment_of(A::Kind::default());
@@ -302,8 +311,12 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         let classes = SizeClasses::new(policy, own, granule, largest).within(self.window);
         let bounds = Bounds {
             cached,
-            bucket: self.bucket_limit,
-            full_bucket: self.full_bucket,
+            keeping: Keeping {
+                bucket: self.bucket_limit,
+                limits_buckets: self.bucket_limit != BucketLimit::NONE,
+                full_bucket: self.full_bucket,
+                statistics: self.statistics,
+            },
             statistics: self.statistics,
             zero_on_return: self.zero == ZeroPolicy::OnReturn,
             steal,
@@ -311,11 +324,12 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
         };
         let ledger = Ledger::new(limit, self.budget.unwrap_or_default());
         let store = Store::new(
-            (self.allocator, book),
+            (self.allocator, shape),
             classes,
             bounds,
             ledger,
             (self.on_shortage, self.observers, self.guards),
+            self.shards,
         );
         let pool = BucketPool::over(store, self.zero);
         for blocks in self.ahead {
@@ -375,7 +389,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
             budget: None,
             observers: Observers::default(),
             guards: None,
-            book: None,
+            shards: None,
+            arena: None,
         }
     }
 }

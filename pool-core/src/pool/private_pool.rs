@@ -1,7 +1,7 @@
 //! Private pools: the memory of a graph is taken from a private pool, and stays in it while the
 //! graph lives.
 
-use crate::heap::block::private::PrivateId;
+use crate::block::request::PrivateId;
 use crate::limits::InTransit;
 use crate::pool::BucketPool;
 use crate::pool::waiting::WakeAtEnd;

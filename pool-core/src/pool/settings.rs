@@ -68,7 +68,7 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
             let setting = format!("`window` of {:?} B", self.window);
             return Err(ConfigError::new(setting, "its first size before its last"));
         }
-        let Some((arena, _)) = &self.book else { return Ok(()) };
+        let Some((arena, _)) = &self.arena else { return Ok(()) };
         if self.bucket_limit != BucketLimit::NONE {
             let setting = "`bucket_limit` or `large_bucket_limit` with an arena";
             return Err(ConfigError::new(setting, "them in pools without an arena only"));

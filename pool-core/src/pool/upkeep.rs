@@ -1,14 +1,14 @@
 //! Operations of a pool other than requests: allocate ahead of time, give memory back, and read its
 //! figures.
 
+use crate::block::request::PoolRequest;
 use crate::error::AllocError;
-use crate::heap::block::request::PoolRequest;
-use crate::heap::store::{Goal, Store};
 use crate::limits::{Budget, GivenBack};
 use crate::observe::{DeviceStats, MemoryMap, PoolStats, Reason};
 use crate::pool::BucketPool;
 use crate::pool::waiting::WakeAtEnd;
 use crate::port::{DeviceAllocator, StreamClock, Why};
+use crate::store::{Goal, Store};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -294,34 +294,14 @@ impl<A: DeviceAllocator> BucketPool<A> {
         &self.store().ledger.budget
     }
 
-    /// Returns the current figures. Does not stop threads that allocate and free in their caches,
-    /// so a figure may be off, in either direction, by the work of such threads during the call.
+    /// Returns the current figures. They are exact when no thread is inside the pool; otherwise a
+    /// figure may be off, in either direction, by the work of other threads during the call.
     ///
-    /// Takes the pool's lock for a portion of the ranges at a time. The cost is linear in the
-    /// number of all blocks.
+    /// Takes each lock of the pool for a moment, or for a portion of the ranges at a time. The cost is
+    /// linear in the number of all blocks.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
-        self.store().stats(false)
-    }
-
-    /// Returns the current figures, which are exact when no thread is inside the pool. Reads the
-    /// cache of each thread, which costs some microseconds for each thread. Threads that take or
-    /// free a block are stopped for a moment.
-    ///
-    /// ```
-    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
-    /// use bucketpool::{BucketPool, sim::SimDevice};
-    ///
-    /// let pool = BucketPool::new(SimDevice::new());
-    /// std::thread::scope(|scope| {
-    ///     scope.spawn(|| drop(pool.allocate(4096)));
-    /// });
-    /// assert_eq!(pool.stats_exact().keys, 1); // its size is known to its cache alone
-    /// assert_eq!(pool.stats().cached_buffers, 1);
-    /// ```
-    #[must_use]
-    pub fn stats_exact(&self) -> PoolStats {
-        self.store().stats(true)
+        self.store().stats()
     }
 
     /// Returns the figures of the arena by the names of `PyTorch`'s `DeviceStats`; `None` in a pool
@@ -341,12 +321,11 @@ impl<A: DeviceAllocator> BucketPool<A> {
     #[must_use]
     pub fn device_stats(&self) -> Option<DeviceStats> {
         let store = self.store();
-        (!store.book.is_blocks() && !store.is_unusable()).then(|| store.device_stats())
+        (store.shape.is_arena() && !store.is_unusable()).then(|| store.device_stats())
     }
 
     /// Returns a map of all memory of the pool as it is now: segments and their ranges, with state,
-    /// stream and age. Moves the blocks of all thread caches into the book. The cost is linear in
-    /// the number of ranges.
+    /// stream and age. The cost is linear in the number of ranges.
     ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
@@ -366,8 +345,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
         if store.is_unusable() {
             return MemoryMap::default();
         }
-        store.collect();
-        store.book.map(store.allocator.clock())
+        store.map()
     }
 
     /// Sets all counts to 0 and restarts the peaks from the current bytes:
@@ -393,7 +371,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// ```
     pub fn reset_counts(&self) {
         if let Some(store) = self.store_to_reset() {
-            store.book.reset_counts();
+            store.reset_counts();
         }
     }
 
@@ -413,19 +391,13 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// ```
     pub fn reset_peaks(&self) {
         if let Some(store) = self.store_to_reset() {
-            store.book.reset_peaks();
-            store.ledger.reset_peak();
+            store.reset_peaks();
         }
     }
 
-    /// Returns the store, after it has added the counts of each thread cache to its own; `None` in
-    /// a forked child that cannot use it, or if the pool is broken.
+    /// Returns the store; `None` in a forked child that cannot use it, or if the pool is broken.
     fn store_to_reset(&self) -> Option<&Store<A>> {
         let store = self.store();
-        if store.is_unusable() {
-            return None;
-        }
-        store.add_counts_of_caches(|_| {});
-        Some(store)
+        (!store.is_unusable()).then_some(store)
     }
 }

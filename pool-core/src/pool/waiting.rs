@@ -2,11 +2,11 @@
 
 use crate::buffer::PooledBuffer;
 use crate::error::AllocError;
-use crate::heap::stages::Short;
 use crate::limits::NextStep;
 use crate::observe::{EventFields, EventKind};
 use crate::pool::BucketPool;
 use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why};
+use crate::store::stages::Short;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -25,7 +25,7 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// that is dropped), and when a limit rises. [`BucketPool::allocate`] does not wait, and may be
     /// served before them.
     ///
-    /// While a request waits, frees in these pools take the book's lock.
+    /// While a request waits, a free in these pools takes longer.
     ///
     /// The submission of work wakes no request. A request that needs memory whose last use is not
     /// submitted (an open scope of wgpu, a capture) waits until other memory is freed or its
@@ -174,7 +174,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
     pub(super) fn may_wait(&self, short: &Short) -> bool {
         let (store, ledger) = (self.store(), &self.store().ledger);
         // The pools may have freed all reserved memory since the failed search.
-        let came_back = || short.returned.is_some_and(|before| before != store.returned());
+        let came_back =
+            || short.returned.is_some_and(|before| before != store.transit().returns_of_others());
         short.cause.is_out_of_memory()
             && ledger.could_hold(short.rounded)
             && (ledger.budget.may_get_memory_back() || came_back())

@@ -174,6 +174,7 @@ pub struct Request<K> {
 }
 
 /// The behaviour of a kind of memory, known at compile time.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about the memory")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
     /// True if the CPU can access a block without a stream. The pool reuses such a block only after
@@ -186,6 +187,10 @@ pub struct Memory {
     pub free_in_drop: bool,
     /// True if a block fresh from the device reads as zeroes.
     pub fresh_is_zeroed: bool,
+    /// True if the device makes a block in about a microsecond. Then the shards of a pool each have
+    /// blocks of their own; otherwise a request takes what any shard has ready before it asks the
+    /// device.
+    pub is_cheap: bool,
     /// The time from which a fresh block may be used.
     pub allocating: Allocating,
     /// The time at which [`DeviceAllocator::zero`] takes effect.
@@ -223,6 +228,7 @@ impl Memory {
         cpu_touches: false,
         free_in_drop: false,
         fresh_is_zeroed: false,
+        is_cheap: false,
         allocating: Allocating::AtOnce,
         zeroing: Zeroing::InOrder,
         default_zero: ZeroPolicy::Never,
@@ -232,6 +238,7 @@ impl Memory {
         cpu_touches: true,
         free_in_drop: true,
         fresh_is_zeroed: true,
+        is_cheap: true,
         zeroing: Zeroing::AtOnce,
         ..Self::DEVICE
     };

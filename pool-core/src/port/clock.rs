@@ -39,6 +39,10 @@ pub trait StreamClock: Send + Sync + 'static {
     /// that refers to the buffer, such as a bind group, and use it again later in the same stream.
     const UNTIL_DROP: bool = false;
 
+    /// False for memory without streams, whose work is done when a call returns. A pool over it
+    /// divides requests between its shards by thread, and not by stream.
+    const HAS_STREAMS: bool = true;
+
     /// Returns the stream that `allocate` uses when the caller names none, so that one program text
     /// serves all devices.
     fn default_stream(&self) -> &Self::Stream;
@@ -175,6 +179,7 @@ pub struct Immediate;
 impl StreamClock for Immediate {
     type Stream = ();
     type Mark = ();
+    const HAS_STREAMS: bool = false;
 
     #[inline]
     fn default_stream(&self) -> &() {

@@ -132,6 +132,16 @@ impl SizeClasses {
         Self { policy, granule, device_granule, largest, window, fast, alpha }
     }
 
+    /// Whether blocks of other sizes than its own class may serve a request.
+    pub(crate) fn has_larger_blocks(&self) -> bool {
+        self.alpha > 1.0
+    }
+
+    /// The largest block that may serve a request of a class of `bytes` bytes.
+    pub(crate) fn largest_for(&self, bytes: u64) -> u64 {
+        scaled(bytes, self.alpha)
+    }
+
     /// Restricts the classes to a window: requests of other sizes bypass the pool.
     pub(crate) fn within(self, window: RangeInclusive<u64>) -> Self {
         let fast = self.fast.within(&window);

@@ -17,6 +17,8 @@ pub(crate) struct LastUses<C: StreamClock> {
     others: Option<Box<Vec<Used<C::Mark>>>>,
     /// True if `own` is newer than all uses in `others`.
     own_is_newest: bool,
+    /// True if no stream had the block: each may have it as it is.
+    is_nobodys: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -37,23 +39,24 @@ impl<C: StreamClock> LastUses<C> {
             own: Used { last: own, has_begun: false, open_uses: 0 },
             others: None,
             own_is_newest: true,
+            is_nobodys: false,
         }
     }
 
     /// Resets the marks for the next user of a block that is ready.
     #[inline]
     pub(crate) fn restart(&mut self, own: C::Mark) {
-        self.others = None;
+        if self.others.is_some() {
+            self.others = None;
+        }
+        self.is_nobodys = false;
         self.own = Used { last: own, has_begun: false, open_uses: 0 };
         self.own_is_newest = true;
     }
 
-    /// Resets the marks for the next user of a block that one stream used.
-    #[inline]
-    pub(crate) fn restart_own(&mut self, own: C::Mark) {
-        debug_assert!(self.others.is_none(), "one stream used the block");
-        self.own = Used { last: own, has_begun: false, open_uses: 0 };
-        self.own_is_newest = true;
+    /// Notes that no stream had the block, which is fresh and ready for all.
+    pub(crate) fn belong_to_nobody(&mut self) {
+        self.is_nobodys = true;
     }
 
     /// Returns whether all uses are on one stream, the stream of this mark.
@@ -97,7 +100,7 @@ impl<C: StreamClock> LastUses<C> {
     }
 
     /// Forgets uses that no stream has to wait for any more. If no uses on other streams remain, a
-    /// thread cache can keep the block again.
+    /// drop can free the block under one lock again.
     #[cold]
     #[inline(never)]
     fn forget_ended(&mut self, clock: &C) {
@@ -175,18 +178,12 @@ impl<C: StreamClock> LastUses<C> {
         others.len() > MAX_CHECKED_USES || others.iter().enumerate().all(is_new)
     }
 
-    /// Returns whether only one stream used the block, and a taker may have it as it is.
-    #[inline]
-    pub(crate) fn is_one_and_ready(&self, requester: &Requester<'_, C>) -> bool {
-        self.others.is_none()
-            && ((requester.cpu_touches && !self.own.has_begun) || requester.is_ready(self.own.last))
-    }
-
     /// Returns whether a taker may have the block as it is. Makes no device call.
     #[inline]
     pub(crate) fn is_ready(&self, requester: &Requester<'_, C>) -> bool {
         if self.others.is_none() {
             return (requester.cpu_touches && !self.own.has_begun)
+                || self.is_nobodys
                 || requester.is_ready(self.own.last);
         }
         self.relevant(requester.cpu_touches).all(|mark| requester.is_ready(mark))
@@ -219,7 +216,8 @@ impl<C: StreamClock> LastUses<C> {
     /// Returns the marks that the memory must be behind before it is reused.
     #[inline]
     pub(crate) fn pending(&self, cpu_touches: bool) -> Pending<C::Mark> {
-        match (&self.others, self.own.has_begun || !cpu_touches) {
+        let is_used = self.own.has_begun || !(cpu_touches || self.is_nobodys);
+        match (&self.others, is_used) {
             (None, true) => Pending::One(self.own.last),
             (None, false) => Pending::Nothing,
             (Some(_), _) => self.pending_several(cpu_touches),

@@ -33,11 +33,12 @@ pub struct SharingCounts {
     /// Accesses to a lock or a shared word whose last writer was another thread, the first of each
     /// thread since then.
     pub transfers: u64,
-    /// Times that a thread looked at what another thread's cache holds.
+    /// Times that a pool tried to take blocks over from another shard, or that the tcache looked at
+    /// what another thread's cache holds.
     pub looks: u64,
     /// Those that found nothing to take.
     pub failed_looks: u64,
-    /// Calls of `membarrier`.
+    /// Calls of `membarrier`, which the tcache makes.
     pub barriers: u64,
 }
 
@@ -64,7 +65,7 @@ pub fn thread() -> usize {
     THREAD.get().into()
 }
 
-/// Counts a look at what another thread's cache holds.
+/// Counts a look at what another shard, or another thread's cache of the tcache, holds.
 pub fn look(found: bool) {
     if THREAD.get() > 0 {
         LOOKS.fetch_add(1, Relaxed);

@@ -77,7 +77,7 @@ impl ForkCheck {
         if forks_at_check == UNUSABLE {
             return true;
         }
-        // A living thread releases a lock, such as that of its own cache, in a moment.
+        // A living thread releases a lock in a moment.
         let is_held = || {
             std::thread::yield_now();
             is_held()

@@ -1,4 +1,4 @@
-//! Small numbers for live threads. A thread's number identifies its thread cache.
+//! Small numbers for live threads. A thread's number decides which shard of a pool it begins with.
 //!
 //! A thread that ends gives its number back, so programs with many short-lived threads use few
 //! numbers.
@@ -29,6 +29,8 @@ static IN_USE: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 thread_local! {
     // No destructor, so it can be read while a thread ends.
     static NUMBER: Cell<usize> = const { Cell::new(UNKNOWN) };
+    /// How far the thread has moved on from the shard of its number.
+    static MOVED: Cell<usize> = const { Cell::new(0) };
     static AT_EXIT: AtExit = const { AtExit };
 }
 
@@ -75,7 +77,11 @@ impl TestThreads {
 }
 
 #[cfg(any(loom, shuttle))]
-pub(crate) use modelled::{get, get as known};
+pub(crate) use modelled::{get, get as home};
+
+/// A thread of a model stays where it is.
+#[cfg(any(loom, shuttle))]
+pub(crate) fn move_home(_: usize) {}
 
 /// Returns this thread's number, the same for the thread's life, or [`NONE`] if it has none.
 #[cfg(not(any(loom, shuttle)))]
@@ -85,11 +91,17 @@ pub(crate) fn get() -> usize {
     if number == UNKNOWN { assign() } else { number }
 }
 
-/// Returns this thread's number, or a number that no thread has if [`get`] was not called yet.
+/// Returns the number of the shard that this thread begins with, modulo the shards of the pool.
 #[cfg(not(any(loom, shuttle)))]
 #[inline]
-pub(crate) fn known() -> usize {
-    NUMBER.get()
+pub(crate) fn home() -> usize {
+    get().wrapping_add(MOVED.get())
+}
+
+/// Lets this thread begin with a later shard from now on.
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) fn move_home(steps: usize) {
+    MOVED.set(MOVED.get().wrapping_add(steps));
 }
 
 #[cfg(not(any(loom, shuttle)))]
@@ -134,8 +146,9 @@ fn release(number: usize) {
 /// Simulated threads for a test: one real thread acts as each of them in turn, so that a seed
 /// decides which thread does what, and a failing test can be repeated.
 ///
-/// A pool uses the thread caches of the simulated threads. Everything else that belongs to a
-/// thread, such as thread-local variables, is that of the real thread.
+/// In memory without streams, the number of the simulated thread decides which shard of a pool a
+/// request begins with. Everything else that belongs to a thread, such as thread-local variables,
+/// is that of the real thread.
 ///
 /// ```
 /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
@@ -144,7 +157,7 @@ fn release(number: usize) {
 /// let pool = BucketPool::new(SimDevice::new());
 /// let mut threads = TestThreads::new(2);
 /// let buffer = threads.as_thread(0, || pool.allocate(4096))?;
-/// threads.as_thread(1, || drop(buffer)); // into the cache of the second thread
+/// threads.as_thread(1, || drop(buffer)); // freed by the second thread
 /// assert_eq!(pool.stats().cached_bytes, 4096);
 /// # Ok::<(), pool_core::AllocError>(())
 /// ```
@@ -155,7 +168,7 @@ pub struct TestThreads(Vec<usize>);
 #[cfg(all(feature = "check", not(any(loom, shuttle))))]
 impl TestThreads {
     /// Returns `count` simulated threads. If the process has more than about a thousand threads,
-    /// real and simulated, the later ones have no thread cache.
+    /// real and simulated, the later ones have no number of their own.
     #[must_use]
     pub fn new(count: usize) -> Self {
         Self((0..count).map(|_| acquire_lowest().unwrap_or(NONE)).collect())

@@ -12,7 +12,7 @@ use std::time::Duration;
 type Pool = BucketPool<SimDevice>;
 type Buffer = PooledBuffer<SimDevice>;
 
-/// Pools with thread caches: without an arena, and with one.
+/// Pools without an arena, and with one.
 fn pools(device: &SimDevice) -> [(&'static str, Pool); 2] {
     let arena = BucketPool::builder(device.clone()).arena(ArenaConfig::grow()).build();
     [("blocks", BucketPool::new(device.clone())), ("arena", arena)]
@@ -39,7 +39,7 @@ impl Parked {
         wait.recv().unwrap();
     }
 
-    /// Lets the thread cache a block of each size; one of 8 MiB stays live, so that the arena's
+    /// Lets the pool cache a block of each size; one of 8 MiB stays live, so that the arena's
     /// cache may hold the others.
     fn cache(&self, pool: &Pool, sizes: &'static [u64]) -> Buffer {
         let large = pool.allocate(8 * MIB).unwrap();
@@ -266,7 +266,7 @@ fn peaks_on_one_thread_are_exact_behind_a_hit_that_was_not_told() {
         drop(pool.allocate(64 * KIB).unwrap());
         pool.reset_stats();
         let hit = pool.allocate(64 * KIB).unwrap();
-        drop(other); // tells the book of both
+        drop(other);
         let most = 96 * MIB + 64 * KIB;
         let stats = pool.stats();
         assert_eq!(
@@ -306,7 +306,7 @@ fn what_a_parked_thread_freed_last_is_not_the_oldest() {
     let parked = Parked::new();
     let _large = parked.cache(&pool, &[2 * MIB]);
     for at in 0..100 {
-        drop(pool.allocate((16 + at) * MIB).unwrap()); // each a call to the book
+        drop(pool.allocate((16 + at) * MIB).unwrap());
     }
     let again = pool.clone();
     parked.run(move || drop(again.allocate(2 * MIB).unwrap()));
@@ -355,7 +355,7 @@ fn more_sizes_than_a_cache_has_bins_for_are_hits_all_the_same() {
 fn a_peak_that_hits_reach_is_counted() {
     let [_, (_, pool)] = pools(&SimDevice::new());
     let take_all = || [(); 3].map(|()| pool.allocate(KIB).unwrap());
-    let _large = pool.allocate(64 * MIB).unwrap(); // thread caches get a share of the peak
+    let _large = pool.allocate(64 * MIB).unwrap();
     drop(take_all());
     pool.reset_stats();
     drop(take_all());

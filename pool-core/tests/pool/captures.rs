@@ -38,7 +38,7 @@ fn launch(pool: &Pool, (private, graph): &(PrivatePool<SimDevice>, Graph), on: &
 }
 
 #[test]
-fn a_graph_gets_no_block_of_a_thread_cache() {
+fn a_graph_gets_what_it_frees_again() {
     let arena = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::grow()).build();
     for pool in [arena, Pool::new(SimDevice::new())] {
         let (s, other) = (pool.allocator().stream(), pool.allocator().stream());

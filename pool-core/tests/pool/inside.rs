@@ -6,9 +6,7 @@ use pool_core::check::{Checked, PoolLock};
 use pool_core::limits::Retention;
 use pool_core::port::Limit;
 use pool_core::stream::StealPolicy;
-use pool_core::{
-    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, GIB, KIB, MIB, PrivatePool, Why,
-};
+use pool_core::{ArenaConfig, BucketPool, DeviceAllocator, GIB, KIB, MIB, PrivatePool, Why};
 use pool_sim::{SimDevice, SimStream};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -133,61 +131,6 @@ fn free_ranges_that_a_request_may_not_have_are_not_all_looked_at_at_once() {
     }
 }
 
-#[test]
-fn to_look_at_the_figures_empties_no_cache() {
-    let arena = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::grow());
-    for builder in [arena, BucketPool::builder(SimDevice::new())] {
-        let pool = builder.build();
-        let large = pool.allocate(8 * MIB).expect("there is room");
-        drop(pool.allocate(4 * KIB).expect("there is room"));
-        let cached = || pool.check().cached_by_size.get(&(4 * KIB)).copied().unwrap_or(0);
-        assert_eq!(cached(), 1);
-        assert_eq!((pool.stats().deallocations, cached()), (1, 1));
-        assert_eq!((pool.cached_buffers().get(&(4 * KIB)), cached()), (Some(&1), 1));
-        assert_eq!((pool.outstanding_buffers(), cached()), ([(8 * MIB, 1)].into(), 1));
-        assert_eq!((pool.trim(0).expect("the device takes it"), cached()), (0, 1));
-        drop(large);
-    }
-}
-
-#[test]
-fn figures_are_read_while_a_thread_is_inside_its_cache() {
-    let pool = BucketPool::new(SimDevice::new());
-    let (inside, wait_inside) = mpsc::channel();
-    let (done, wait_done) = mpsc::channel::<()>();
-    std::thread::scope(|scope| {
-        let of_thread = pool.clone();
-        scope.spawn(move || {
-            drop(of_thread.allocate(KIB));
-            of_thread.with_lock_held(PoolLock::OwnCache, || {
-                let _ = inside.send(());
-                let _ = wait_done.recv();
-            });
-        });
-        assert_eq!(wait_inside.recv(), Ok(()));
-        // To enter the cache would be to wait for ever.
-        let stats = pool.stats();
-        assert_eq!((stats.cached_buffers, stats.deallocations), (1, 1));
-        assert_eq!((stats.cached_bytes, pool.allocated_bytes()), (KIB, 0));
-        drop(done);
-    });
-}
-
-#[test]
-fn a_lease_of_a_thread_that_ended_is_not_in_the_way_for_ever() {
-    let pool = BucketPool::builder(SimDevice::new()).arena(ArenaConfig::grow()).build();
-    let taken: Vec<_> = (0..1000).map(|_| pool.allocate(4 * KIB)).collect();
-    std::thread::spawn(|| drop(taken)).join().expect("the thread ends");
-    let leased = || pool.check().leased_bytes;
-    let most = leased();
-    assert!(most > 100 * KIB, "{most} bytes of leases");
-    // A thread of another number, since this one lives.
-    for _ in 0..5000 {
-        drop(pool.allocate(4 * KIB).expect("there is room"));
-    }
-    assert!(leased() < most / 2, "{} of {most} bytes", leased());
-}
-
 /// Runs `work` in a forked child; true if it said true there. A child that waits for ever is ended
 /// by a signal.
 #[cfg(not(miri))]
@@ -214,7 +157,7 @@ fn in_child(work: impl FnOnce() -> bool) -> bool {
 #[test]
 #[cfg(not(miri))]
 fn a_child_of_a_process_whose_threads_were_inside_is_refused_and_never_waits() {
-    for held in [PoolLock::Book, PoolLock::OwnCache, PoolLock::Ticks] {
+    for held in [PoolLock::Shard, PoolLock::Ticks] {
         let pool = BucketPool::new(SimDevice::new());
         let live = pool.allocate(GIB).expect("there is room");
         let (inside, wait_inside) = mpsc::channel();
@@ -232,7 +175,7 @@ fn a_child_of_a_process_whose_threads_were_inside_is_refused_and_never_waits() {
             let is_refused = in_child(|| {
                 let refused = pool.allocate(MIB).is_err_and(|error| error.why() == Why::Forked);
                 let cleared = pool.clear().is_err_and(|error| error.why() == Why::Forked);
-                let figures = (pool.stats(), pool.stats_exact(), pool.map(), pool.cached_buffers());
+                let figures = (pool.stats(), pool.map(), pool.cached_buffers());
                 drop(live);
                 refused && cleared && figures.0.allocations == 0
             });
@@ -240,97 +183,6 @@ fn a_child_of_a_process_whose_threads_were_inside_is_refused_and_never_waits() {
             assert!(is_refused, "{held:?} is held");
         });
     }
-}
-
-#[test]
-fn passed_on_blocks_go_through_the_transfer_cache() {
-    let pool = BucketPool::new(SimDevice::new());
-    let transfer_bytes = || pool.check().in_transfer_cache;
-    let (mut in_transfer, mut most) = (0, 0);
-    for round in 0..50 {
-        let take = |_| pool.allocate(4 * KIB).expect("there is room");
-        let taken: Vec<_> = (0..200).map(take).collect();
-        most = most.max(pool.stats().reserved_bytes);
-        std::thread::scope(|scope| scope.spawn(|| drop(taken)).join()).expect("the thread ends");
-        in_transfer = in_transfer.max(transfer_bytes());
-        let stats = [pool.stats(), pool.stats_exact()];
-        for stats in stats {
-            assert_eq!(stats.cached_bytes, stats.reserved_bytes, "round {round}");
-            assert_eq!(stats.cached_buffers * 4 * KIB, stats.cached_bytes, "round {round}");
-        }
-        assert_eq!(pool.cached_buffers(), [(4 * KIB, 200)].into(), "round {round}");
-        assert!(pool.outstanding_buffers().is_empty(), "round {round}");
-    }
-    assert!(in_transfer > 0);
-    assert_eq!(most, 200 * 4 * KIB, "what lies in the transfer cache is used again");
-    assert!(pool.trim(u64::MAX).is_ok());
-    assert_eq!((transfer_bytes(), pool.stats().reserved_bytes), (0, 0));
-}
-
-#[test]
-fn another_stream_finds_what_lies_in_the_transfer_cache() {
-    let device = SimDevice::new();
-    let other = device.stream();
-    let pool = BucketPool::new(device);
-    let taken: Vec<_> = (0..200).map(|_| pool.allocate(4 * KIB).expect("there is room")).collect();
-    std::thread::scope(|scope| scope.spawn(|| drop(taken)).join()).expect("the thread ends");
-    assert!(pool.check().in_transfer_cache > 100 * 4 * KIB);
-    let on_other: Vec<_> = (0..200).map(|_| pool.allocate_on(&other, 4 * KIB)).collect();
-    assert!(on_other.iter().all(Result::is_ok));
-    assert_eq!(pool.stats().reserved_bytes, 200 * 4 * KIB);
-}
-
-#[test]
-fn a_thread_keeps_many_sizes_that_it_takes_and_frees_itself() {
-    let pool = BucketPool::new(SimDevice::new());
-    let sizes = (1..=500).map(|at| at * KIB);
-    let taken: Vec<_> = sizes.clone().map(|bytes| pool.allocate(bytes)).collect();
-    assert!(taken.iter().all(Result::is_ok));
-    drop(taken);
-    for bytes in sizes.clone().chain(sizes) {
-        drop(pool.allocate(bytes));
-    }
-    assert_eq!(pool.check().in_caches.blocks, 500);
-}
-
-#[test]
-fn the_smallest_block_that_fits_may_lie_in_the_transfer_cache() {
-    let fit = BucketPolicy::Fit { alpha: 2.0 };
-    let pool = BucketPool::builder(SimDevice::new()).policy(fit).build();
-    let taken: Vec<_> = (0..200).map(|_| pool.allocate(KIB).expect("there is room")).collect();
-    std::thread::scope(|scope| scope.spawn(|| drop(taken)).join()).expect("the thread ends");
-    assert!(pool.check().in_transfer_cache > 0);
-    drop(pool.allocate(2 * KIB).expect("there is room"));
-    assert!(pool.trim(0).is_ok());
-    let smallest = pool.allocate(KIB).expect("there is room");
-    assert_eq!(smallest.allocated_size(), KIB);
-}
-
-/// Each policy, granule and window hits in the thread's own cache.
-#[test]
-fn a_freed_block_is_in_the_threads_own_cache_for_its_class() {
-    let builder = || BucketPool::builder(SimDevice::new());
-    let pools = [
-        builder().build(),
-        builder().policy(BucketPolicy::tiered(&[4 * KIB, 64 * KIB])).build(),
-        builder().policy(BucketPolicy::Fit { alpha: 2.0 }).granule(48).build(),
-        builder().policy(BucketPolicy::Exact).granule(48).build(),
-        builder().window(2..=u64::MAX).build(),
-    ];
-    for pool in pools {
-        let bytes = pool.allocate(3000).unwrap().allocated_size();
-        let in_caches = || pool.check().cached_by_size;
-        assert_eq!(in_caches(), [(bytes, 1)].into(), "{pool:?}");
-        let hit = pool.allocate(3000).unwrap();
-        assert_eq!((hit.allocated_size(), in_caches()), (bytes, [].into()), "{pool:?}");
-        drop(hit);
-        let larger = pool.allocate(bytes + 1).unwrap();
-        assert_eq!(in_caches(), [(bytes, 1)].into(), "{pool:?}, {larger:?}");
-    }
-    let windowed = builder().window(1000..=2000).build();
-    drop(windowed.allocate(1000).unwrap());
-    drop(windowed.allocate(999).unwrap());
-    assert_eq!((windowed.stats().bypasses, windowed.stats().hits), (1, 0));
 }
 
 #[test]

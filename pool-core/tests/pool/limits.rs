@@ -215,7 +215,7 @@ fn the_cached_limit_holds_while_a_thread_caches_more_and_more() {
         let device = Hooked::with(inner, ceiling);
         let pool = BucketPool::builder(device).cached_limit(limit).build();
         let large = [(); 5].map(|()| pool.allocate(MIB).unwrap());
-        drop(large); // too large for a thread cache, and as much as the pool keeps
+        drop(large); // as much as the pool keeps
         for small in 1..50_u64 {
             drop(pool.allocate(small * 4 * KIB).unwrap());
             let stats = pool.stats();

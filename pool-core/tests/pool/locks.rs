@@ -1,4 +1,4 @@
-//! A pool is in no thread cache and holds no lock while it calls its allocator: at each call,
+//! A pool holds no lock while it calls its allocator: at each call,
 //! another thread enters them.
 
 use crate::hooked::{configs, hooked, program};
@@ -42,10 +42,10 @@ fn caches_and_book_are_open_while_the_allocator_is_called() {
                 return;
             }
             let (pool, (done, end)) = (visited.clone(), mpsc::channel());
-            // The figures enter all thread caches and the book, the map the book, a tick its times.
+            // The figures and the map lock all shards, a tick its times.
             thread::spawn(move || {
                 let ticked = pool.tick(Duration::ZERO);
-                done.send((pool.stats_exact(), pool.map(), ticked)).unwrap();
+                done.send((pool.stats(), pool.map(), ticked)).unwrap();
             });
             let ended = end.recv_timeout(FOR_EVER);
             stuck.store(ended.is_err(), Relaxed);

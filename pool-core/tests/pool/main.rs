@@ -26,6 +26,7 @@ mod regressions_faults;
 mod schedules;
 mod scripts;
 mod settings;
+mod shards;
 mod sim;
 mod streams;
 mod unwinding;

@@ -21,9 +21,8 @@ use std::time::Duration;
 const SCHEDULES: u64 = 200_000;
 /// Threads that take turns in a schedule.
 const THREADS: usize = 4;
-/// One schedule of this many has several threads: each look into the cache of another is a system
-/// call.
-const SEEDS_OF_ONE_WITH_THREADS: u64 = 20;
+/// One schedule of this many has several threads.
+const SEEDS_OF_ONE_WITH_THREADS: u64 = 4;
 /// Steps of a schedule at most.
 const STEPS: u64 = 40;
 
@@ -101,6 +100,8 @@ impl<A: Simulated> Run<A> {
             .policy(BucketPolicy::Exact)
             .granule(512);
         let builder = builder.steal(steal).retention(ages);
+        // A stream has a shard.
+        let builder = builder.shards(dice.random_range(1..5));
         let pool = match dice.random_range(0..3) {
             0 => builder.cached_limit(0).build(),
             1 => builder.reserved_limit(capacity.min(4 << 20)).build(),
@@ -196,7 +197,6 @@ impl<A: Simulated> Run<A> {
 
     /// The map tiles its segments, and all counters are those recomputed from it.
     fn check(&self) {
-        // First, because the readings below bring the counts of thread caches into the book.
         assert_eq!(self.pool.check().live.blocks, self.live.len() as u64);
         let map = self.pool.map();
         let (mut used, mut free, mut held) = (0, 0, 0);

@@ -232,7 +232,7 @@ fn the_cleared_and_the_freed_are_waited_for() {
 #[test]
 fn uses_at_the_same_time_are_all_waited_for() {
     let device = SimDevice::new();
-    // All that there is, and too large for a thread cache: it goes through the book.
+    // All that there is.
     let arena = ArenaConfig::segments(MIB);
     let pool = BucketPool::builder(device.clone()).arena(arena).build();
     let (s, t) = (device.stream(), device.stream());

@@ -191,7 +191,7 @@ impl<'s, A: Transfer> Run<'s, A> {
         expect!(size == bytes, "a request of {bytes} bytes got {size}");
         expect!(block >= bytes.max(1), "a request of {bytes} bytes got a block of {block}");
         if !self.has_arena && !self.has_faults && Self::REUSES_AT_ONCE {
-            // The smallest block that fits may be in the cache of another thread.
+            // The smallest block that fits may be in another shard.
             let is_any =
                 self.has_threads && matches!(self.script.settings.policy, BucketPolicy::Fit { .. });
             let range = if is_any { bytes.max(1)..=2 * expected } else { expected..=expected };

@@ -107,24 +107,6 @@ proptest! {
 }
 
 proptest! {
-    /// A hit in a thread cache and one in the book are of the same size, and a bypass hits neither.
-    #[test]
-    fn a_thread_cache_is_asked_for_the_class_of_the_request(
-        policy in any_policy(),
-        granule in 1u64..5000,
-        device in 1u64..5000,
-        largest in prop_oneof![Just(LARGEST), 0_u64..100_000],
-        (first, last) in (0_u64..2000, prop_oneof![Just(u64::MAX), 0_u64..100_000]),
-        requested in size(),
-    ) {
-        let classes = SizeClasses::new(policy, Some(granule), device, largest).within(first..=last);
-        let class = classes.of(requested).filter(|class| class.is_cached());
-        let asked = classes.fast(requested).or_else(|| classes.slow_cached(requested));
-        prop_assert_eq!(asked, class.map(|class| class.bytes));
-    }
-}
-
-proptest! {
     #[test]
     fn a_class_holds_its_request_and_grows_with_it(
         policy in any_policy(), granule in 1u64..5000, device in 1u64..5000,

@@ -1,0 +1,5 @@
+//! Blocks: a request, and the record of the block that serves it.
+
+pub(crate) mod guards;
+pub(crate) mod record;
+pub(crate) mod request;

@@ -1,0 +1,270 @@
+//! Entries by size: a bit for each step of sizes that has any, so that no search is needed.
+//!
+//! ```text
+//!   rows:    a bit for each power of two that has an entry
+//!   columns: in each row 32 steps, 1/32 of the power apart, a bit for each that has an entry
+//!   heads:   for each step a list of entries, the newest first; or a tree of them in order
+//! ```
+//!
+//! Two-level segregated fit (Masmano et al., ECRTS 2004).
+
+use crate::by_size::tree::{self, SizeKey};
+use crate::by_size::{Entries, NONE, SizeLinks};
+
+/// Steps of a row, as a power of two.
+const STEP_BITS: u32 = 5;
+const STEPS: usize = 1 << STEP_BITS;
+/// Rows: sizes below 2^63 units.
+const ROWS: usize = 64 - STEP_BITS as usize;
+
+/// The free ranges of one list, by size.
+#[derive(Debug)]
+pub(crate) struct SizeSteps {
+    rows: u64,
+    columns: [u32; ROWS],
+    heads: Box<[u32]>,
+    /// Sizes are counted in units of 2 to this power.
+    unit_bits: u32,
+    /// Whether the ranges of a step are a tree in order, not a list.
+    ordered: bool,
+    bytes: u64,
+}
+
+impl SizeSteps {
+    pub(crate) fn new(unit_bits: u32, ordered: bool) -> Self {
+        let heads = vec![NONE; ROWS * STEPS].into_boxed_slice();
+        Self { rows: 0, columns: [0; ROWS], heads, unit_bits, ordered, bytes: 0 }
+    }
+
+    /// The sum of all sizes.
+    #[inline]
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The step of a size: exact up to 32 units, then 1/32 of a power of two wide.
+    #[inline]
+    pub(crate) fn step(&self, bytes: u64) -> usize {
+        let units = bytes >> self.unit_bits;
+        let shift = (units | STEPS as u64).ilog2() - STEP_BITS;
+        ((shift as usize) << STEP_BITS) + index(units >> shift)
+    }
+
+    /// Adds a range as the newest of its step.
+    #[inline]
+    pub(crate) fn insert<E: Entries>(&mut self, nodes: &mut E, id: u32) {
+        let bytes = nodes.key(id).bytes;
+        self.bytes += bytes;
+        self.add(nodes, id, self.step(bytes));
+    }
+
+    /// Takes a range out whose extent was `was` when it was added.
+    #[inline]
+    pub(crate) fn remove<E: Entries>(&mut self, nodes: &mut E, id: u32, was: SizeKey) {
+        self.bytes -= was.bytes;
+        self.unlink(nodes, id, was);
+    }
+
+    /// Follows a range that was `was` and has changed. In a list it keeps its place if its step is
+    /// the same, so most splits and coalesces touch no list.
+    #[inline]
+    pub(crate) fn resize<E: Entries>(&mut self, nodes: &mut E, id: u32, was: SizeKey) {
+        let bytes = nodes.key(id).bytes;
+        if !self.stays(nodes.links(id).step, was.bytes, bytes) {
+            self.relink(nodes, id, was);
+        }
+    }
+
+    /// Follows a range in a step that had `was` bytes and has `bytes` now. Returns whether it keeps
+    /// its place; else call [`SizeSteps::relink`].
+    #[inline]
+    pub(crate) fn stays(&mut self, step: u16, was: u64, bytes: u64) -> bool {
+        self.bytes = self.bytes.wrapping_add(bytes).wrapping_sub(was);
+        !self.ordered && self.step(bytes) == usize::from(step)
+    }
+
+    /// Moves a range that was `was` to the step of its size.
+    #[inline(never)]
+    pub(crate) fn relink<E: Entries>(&mut self, nodes: &mut E, id: u32, was: SizeKey) {
+        let SizeLinks { step: own, older, newer } = nodes.links(id);
+        let step = self.step(nodes.key(id).bytes);
+        let alone = (older, newer) == (NONE, NONE) && self.heads[step] == id;
+        if !alone || step != usize::from(own) {
+            self.unlink(nodes, id, was);
+            self.add(nodes, id, step);
+        }
+    }
+
+    #[inline]
+    fn add<E: Entries>(&mut self, nodes: &mut E, id: u32, step: usize) {
+        let head = &mut self.heads[step];
+        nodes.links_mut(id).step = short(step);
+        if self.ordered {
+            tree::insert(nodes, head, id);
+        } else {
+            let older = std::mem::replace(head, id);
+            let links = nodes.links_mut(id);
+            (links.older, links.newer) = (older, NONE);
+            if older != NONE {
+                nodes.links_mut(older).newer = id;
+            }
+        }
+        self.rows |= 1 << (step >> STEP_BITS);
+        self.columns[step >> STEP_BITS] |= 1 << (step & (STEPS - 1));
+    }
+
+    #[inline]
+    fn unlink<E: Entries>(&mut self, nodes: &mut E, id: u32, was: SizeKey) {
+        let SizeLinks { older, newer, step } = nodes.links(id);
+        let step = usize::from(step);
+        let head = &mut self.heads[step];
+        if self.ordered {
+            tree::remove(nodes, head, id, was);
+        } else {
+            if older != NONE {
+                nodes.links_mut(older).newer = newer;
+            }
+            match newer {
+                NONE => *head = older,
+                newer => nodes.links_mut(newer).older = older,
+            }
+        }
+        if *head == NONE {
+            let row = step >> STEP_BITS;
+            self.columns[row] &= !(1 << (step & (STEPS - 1)));
+            if self.columns[row] == 0 {
+                self.rows &= !(1 << row);
+            }
+        }
+    }
+
+    /// The first range in order from a key on, of steps that are trees.
+    pub(crate) fn first_from<E: Entries>(&self, nodes: &E, key: SizeKey) -> Option<u32> {
+        let own = self.step(key.bytes);
+        let step = self.at_or_above(own)?;
+        if let Some(id) = tree::first_from(nodes, self.heads[step], key) {
+            return Some(id);
+        }
+        let step = self.at_or_above(own + 1)?;
+        tree::first_from(nodes, self.heads[step], key)
+    }
+
+    /// Ranges from a size on: in order if steps are trees, else step by step.
+    pub(crate) fn ascending<'s, E: Entries>(
+        &'s self,
+        nodes: &'s E,
+        bytes: u64,
+    ) -> impl Iterator<Item = u32> + 's {
+        let (mut key, mut step, mut at) = (SizeKey::least(bytes), self.step(bytes), NONE);
+        std::iter::from_fn(move || {
+            if self.ordered {
+                let id = self.first_from(nodes, key)?;
+                key = nodes.key(id).above();
+                return Some(id);
+            }
+            if at == NONE {
+                let found = self.at_or_above(step)?;
+                (step, at) = (found + 1, self.heads[found]);
+            }
+            let id = at;
+            at = nodes.links(id).older;
+            Some(id)
+        })
+    }
+
+    /// Ranges of larger steps first; in order if steps are trees.
+    pub(crate) fn descending<'s, E: Entries>(
+        &'s self,
+        nodes: &'s E,
+    ) -> impl Iterator<Item = u32> + 's {
+        let (mut key, mut at) = (SizeKey::least(u64::MAX), NONE);
+        let mut step = self.at_or_below(ROWS * STEPS - 1);
+        std::iter::from_fn(move || {
+            if self.ordered {
+                let id = self.last_below(nodes, key, &mut step)?;
+                key = nodes.key(id);
+                return Some(id);
+            }
+            if at == NONE {
+                at = self.heads[step?];
+                step = step?.checked_sub(1).and_then(|below| self.at_or_below(below));
+            }
+            let id = at;
+            at = nodes.links(id).older;
+            Some(id)
+        })
+    }
+
+    /// Whether a step has its bit.
+    #[cfg(feature = "check")]
+    pub(crate) fn is_set(&self, step: usize) -> bool {
+        self.at_or_above(step) == Some(step)
+    }
+
+    /// The first step from `step` on that has a range.
+    #[inline]
+    pub(crate) fn at_or_above(&self, step: usize) -> Option<usize> {
+        let row = step >> STEP_BITS;
+        let in_row = self.columns.get(row)? & (u32::MAX << (step & (STEPS - 1)));
+        if in_row != 0 {
+            return Some((row << STEP_BITS) | in_row.trailing_zeros() as usize);
+        }
+        // Two shifts, since the last row leaves none.
+        let above = self.rows & (u64::MAX << row << 1);
+        if above == 0 {
+            return None;
+        }
+        let row = above.trailing_zeros() as usize;
+        Some((row << STEP_BITS) | self.columns[row].trailing_zeros() as usize)
+    }
+
+    /// The newest range of a step.
+    #[inline]
+    pub(crate) fn head(&self, step: usize) -> u32 {
+        self.heads[step]
+    }
+
+    /// The last range in order below a key, in a step or those below it.
+    fn last_below<E: Entries>(
+        &self,
+        nodes: &E,
+        key: SizeKey,
+        step: &mut Option<usize>,
+    ) -> Option<u32> {
+        loop {
+            let at = (*step)?;
+            let found = tree::last_below(nodes, self.heads[at], key);
+            if found.is_some() {
+                return found;
+            }
+            *step = self.at_or_below(at.checked_sub(1)?);
+        }
+    }
+
+    /// The last step up to `step` that has a range.
+    pub(crate) fn at_or_below(&self, step: usize) -> Option<usize> {
+        let row = step >> STEP_BITS;
+        let in_row = self.columns.get(row)? & (u32::MAX >> (STEPS - 1 - (step & (STEPS - 1))));
+        if in_row != 0 {
+            return Some((row << STEP_BITS) | in_row.ilog2() as usize);
+        }
+        let below = self.rows & ((1 << row) - 1);
+        if below == 0 {
+            return None;
+        }
+        let row = below.ilog2() as usize;
+        Some((row << STEP_BITS) | self.columns[row].ilog2() as usize)
+    }
+}
+
+/// A number below 64.
+#[expect(clippy::cast_possible_truncation, reason = "of at most six bits")]
+fn index(units: u64) -> usize {
+    units as usize
+}
+
+/// A number of a step; there are fewer than 2^11.
+#[expect(clippy::cast_possible_truncation, reason = "below 2^11")]
+fn short(step: usize) -> u16 {
+    step as u16
+}

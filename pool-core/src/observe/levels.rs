@@ -1,0 +1,220 @@
+//! Accounts of a shard: a few additions for each block, and the peaks as they happen.
+
+use crate::observe::{Stat, StatArray};
+use crate::size::MIB;
+
+/// The largest request of the small class, as `PyTorch` counts.
+const SMALL: u64 = MIB;
+
+/// A figure of small and large blocks, and of both.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Count {
+    all: Level,
+    /// Small, large.
+    classes: [Level; 2],
+}
+
+impl Count {
+    #[inline]
+    pub(crate) fn up(&mut self, class: BlockClass, by: u64) {
+        self.all.up(by);
+        self.classes[class.0].up(by);
+    }
+
+    #[inline]
+    pub(crate) fn down(&mut self, class: BlockClass, by: u64) {
+        self.all.down(by);
+        self.classes[class.0].down(by);
+    }
+
+    /// The figure as it is read.
+    pub(crate) fn stat(&self) -> StatArray {
+        class_stats(&self.all, &self.classes)
+    }
+
+    /// Sets the peaks to the current figures.
+    pub(crate) fn reset_peaks(&mut self) {
+        self.all.reset_peak();
+        self.classes.iter_mut().for_each(Level::reset_peak);
+    }
+
+    /// Sets the sums of what was counted up and down to 0.
+    pub(crate) fn reset_counts(&mut self) {
+        self.all.reset_counts();
+        self.classes.iter_mut().for_each(Level::reset_counts);
+    }
+}
+
+fn class_stats(all: &Level, [small, large]: &[Level; 2]) -> StatArray {
+    StatArray { all: all.stat(), small: small.stat(), large: large.stat() }
+}
+
+/// Small or large, as an index.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockClass(usize);
+
+impl BlockClass {
+    #[inline]
+    pub(crate) fn small_if(small: bool) -> Self {
+        Self(usize::from(!small))
+    }
+
+    pub(crate) fn index(self) -> usize {
+        self.0
+    }
+
+    #[inline]
+    pub(crate) fn of(bytes: u64) -> Self {
+        Self(usize::from(bytes > SMALL))
+    }
+}
+
+/// A figure that goes up and down.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Level {
+    /// Negative for a moment where one thread freed what another took, and was told of first.
+    now: i64,
+    peak: i64,
+    total: u64,
+    /// The values of `total`, and of what was counted down, at the last reset.
+    before: (u64, u64),
+}
+
+impl Level {
+    #[inline]
+    pub(crate) fn up(&mut self, by: u64) {
+        self.now = self.now.wrapping_add_unsigned(by);
+        self.total = self.total.wrapping_add(by);
+        if self.now > self.peak {
+            self.peak = self.now;
+        }
+    }
+
+    #[inline]
+    pub(crate) fn down(&mut self, by: u64) {
+        self.now = self.now.wrapping_sub_unsigned(by);
+    }
+
+    /// Adds the figure of another shard, but for the peak.
+    fn add(&mut self, other: &Self) {
+        self.now = self.now.wrapping_add(other.now);
+        self.total = self.total.wrapping_add(other.total);
+        self.before.0 = self.before.0.wrapping_add(other.before.0);
+        self.before.1 = self.before.1.wrapping_add(other.before.1);
+    }
+
+    pub(crate) fn set_peak(&mut self, peak: u64) {
+        self.peak = peak.cast_signed();
+    }
+
+    /// The figure now, of a shard alone.
+    pub(crate) fn signed(&self) -> i64 {
+        self.now
+    }
+
+    /// The figure now, and at most.
+    pub(crate) fn now(&self) -> (u64, u64) {
+        (self.now.max(0).cast_unsigned(), self.peak.max(0).cast_unsigned())
+    }
+
+    /// The figure as it is read.
+    pub(crate) fn stat(&self) -> Stat {
+        let (current, peak) = self.now();
+        Stat {
+            current,
+            peak,
+            allocated: self.total.saturating_sub(self.before.0),
+            // A reader of several threads' counts may see a buffer before its allocation.
+            freed: self.total.saturating_sub(current).saturating_sub(self.before.1),
+        }
+    }
+
+    fn reset_peak(&mut self) {
+        self.peak = self.now;
+    }
+
+    fn reset_counts(&mut self) {
+        self.before = (self.total, self.total.wrapping_sub(self.now().0));
+    }
+}
+
+/// Buffers of a shard, and their bytes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Accounts {
+    /// Buffers; the freed ones are counted when the free has ended.
+    pub(crate) live: Level,
+    /// Bytes that live buffers were requested with.
+    pub(crate) requested: Level,
+    /// Bytes of their blocks.
+    pub(crate) allocated: Level,
+    /// The three for small and large blocks; under `PyTorch`'s rules only.
+    classes: Option<Box<[[Level; 2]; 3]>>,
+}
+
+impl Accounts {
+    /// Counts that tell small and large blocks apart, or not.
+    pub(crate) fn new(classes: bool) -> Self {
+        Self { classes: classes.then(Box::default), ..Self::default() }
+    }
+
+    /// Adds the figures of another shard of a pool that does not tell small and large blocks apart.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.live.add(&other.live);
+        self.requested.add(&other.requested);
+        self.allocated.add(&other.allocated);
+    }
+
+    /// Sets the peaks to the current figures.
+    pub(crate) fn reset_peaks(&mut self) {
+        self.levels().for_each(Level::reset_peak);
+    }
+
+    /// Sets the sums to 0.
+    pub(crate) fn reset_counts(&mut self) {
+        self.levels().for_each(Level::reset_counts);
+    }
+
+    fn levels(&mut self) -> impl Iterator<Item = &mut Level> {
+        let classes = self.classes.iter_mut().flat_map(|classes| classes.as_flattened_mut());
+        [&mut self.live, &mut self.requested, &mut self.allocated].into_iter().chain(classes)
+    }
+
+    /// Counts a block out.
+    #[inline]
+    pub(crate) fn out(&mut self, bytes: u64, requested: u64) {
+        self.live.up(1);
+        self.requested.up(requested);
+        self.allocated.up(bytes);
+        if let Some(classes) = &mut self.classes {
+            for (levels, by) in classes.iter_mut().zip([1, requested, bytes]) {
+                levels[BlockClass::of(bytes).0].up(by);
+            }
+        }
+    }
+
+    /// Counts a block that is freed, but for the buffer.
+    #[inline]
+    pub(crate) fn freed(&mut self, bytes: u64, requested: u64) {
+        self.requested.down(requested);
+        self.allocated.down(bytes);
+        if let Some(classes) = &mut self.classes {
+            for (levels, by) in classes.iter_mut().zip([1, requested, bytes]) {
+                levels[BlockClass::of(bytes).0].down(by);
+            }
+        }
+    }
+
+    /// Whether small and large requests are counted apart.
+    pub(crate) fn are_by_class(&self) -> bool {
+        self.classes.is_some()
+    }
+
+    /// Blocks, bytes requested and bytes allocated as they are read.
+    pub(crate) fn stats(&self) -> [StatArray; 3] {
+        let all = [&self.live, &self.requested, &self.allocated];
+        match &self.classes {
+            Some(classes) => [0, 1, 2].map(|at| class_stats(all[at], &classes[at])),
+            None => all.map(|all| StatArray { all: all.stat(), ..StatArray::default() }),
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Free lists: one for each group of ranges and each stream that used them last.
+
+use crate::by_size::SizeSteps;
+use crate::port::StreamClock;
+
+/// The ranges that may serve the same requests and coalesce.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Group<K> {
+    pub(crate) kind: K,
+    /// Whether it is apart from larger requests (`PyTorch`'s small pool).
+    pub(crate) small: bool,
+}
+
+/// Who used a free range last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UsedBy {
+    /// No stream has used it.
+    NoStream,
+    /// The stream of this number.
+    Stream(u64),
+    /// More than one stream.
+    Several,
+    /// There is no memory behind it.
+    Hole,
+}
+
+impl UsedBy {
+    /// The streams of a range that is behind these marks.
+    #[inline]
+    pub(crate) fn of_marks<C: StreamClock>(clock: &C, marks: &[C::Mark]) -> Self {
+        match marks {
+            [] => Self::NoStream,
+            [one] => Self::Stream(clock.stream_id(*one)),
+            [first, rest @ ..] => match rest.iter().all(|mark| clock.same_stream(*first, *mark)) {
+                true => Self::Stream(clock.stream_id(*first)),
+                false => Self::Several,
+            },
+        }
+    }
+
+    /// Whether a stream of this number may have it without another stream's consent.
+    #[inline]
+    pub(crate) fn is_own(self, stream: u64) -> bool {
+        self == Self::NoStream || self == Self::Stream(stream)
+    }
+
+    /// The owner of a range that consists of both; `None` if they do not coalesce.
+    #[inline]
+    pub(crate) fn coalesced(self, other: Self) -> Option<Self> {
+        match (self, other) {
+            (Self::Several, _) | (_, Self::Several) => None,
+            (own, other) if own == other => Some(own),
+            (Self::Hole, _) | (_, Self::Hole) => None,
+            (Self::NoStream, used_by) | (used_by, Self::NoStream) => Some(used_by),
+            _ => None,
+        }
+    }
+}
+
+/// Lists that are searched for what goes back, at once.
+const PORTION: usize = 16;
+/// Lists at most. Streams beyond that share the list of several streams, in which nothing
+/// coalesces.
+const LISTS_MOST: usize = 512;
+
+/// The free ranges of one group and stream.
+#[derive(Debug)]
+pub(crate) struct RangeList<K> {
+    pub(crate) group: Group<K>,
+    pub(crate) used_by: UsedBy,
+    pub(crate) bins: SizeSteps,
+}
+
+/// All free lists of a shard.
+#[derive(Debug)]
+pub(crate) struct RangeLists<K> {
+    all: Vec<RangeList<K>>,
+    /// The list that was asked for last.
+    last: u16,
+    /// The list of untouched ranges that was asked for last.
+    last_untouched: u16,
+    /// The first list of the next portion.
+    portion: usize,
+    unit_bits: u32,
+    /// Whether the ranges of a step are in order.
+    ordered: bool,
+}
+
+impl<K: Copy + Eq> RangeLists<K> {
+    /// Lists whose sizes are told apart in units of 2 to the power of `unit_bits`, and whose ranges
+    /// are in order, or not.
+    pub(crate) fn new(unit_bits: u32, ordered: bool) -> Self {
+        Self { all: Vec::new(), last: 0, last_untouched: 0, portion: 0, unit_bits, ordered }
+    }
+
+    /// The number of the list of a group and stream.
+    #[inline]
+    pub(crate) fn number(&mut self, group: Group<K>, used_by: UsedBy) -> u16 {
+        match self.all.get(usize::from(self.last)) {
+            Some(last) if last.used_by == used_by && last.group == group => {}
+            _ => self.last = self.find_or_add(group, used_by),
+        }
+        self.last
+    }
+
+    /// The list of a group and stream, or of a group and no stream, if there is one.
+    #[inline]
+    pub(crate) fn known(&mut self, group: Group<K>, used_by: UsedBy) -> Option<&RangeList<K>> {
+        let last = match used_by {
+            UsedBy::NoStream => &mut self.last_untouched,
+            _ => &mut self.last,
+        };
+        let is = |list: &RangeList<K>| list.used_by == used_by && list.group == group;
+        if !self.all.get(usize::from(*last)).is_some_and(is) {
+            *last = number(self.all.iter().position(is)?);
+        }
+        self.all.get(usize::from(*last))
+    }
+
+    /// An empty list serves again under another name, so that streams that come and go leave
+    /// nothing behind.
+    fn find_or_add(&mut self, group: Group<K>, used_by: UsedBy) -> u16 {
+        let known = |list: &RangeList<K>| list.group == group && list.used_by == used_by;
+        if let Some(at) = self.all.iter().position(known) {
+            return number(at);
+        }
+        if let Some(at) = self.all.iter().position(|list| list.bins.bytes() == 0) {
+            (self.all[at].group, self.all[at].used_by) = (group, used_by);
+            return number(at);
+        }
+        if self.all.len() >= LISTS_MOST && matches!(used_by, UsedBy::Stream(_)) {
+            return self.find_or_add(group, UsedBy::Several);
+        }
+        self.all.push(RangeList {
+            group,
+            used_by,
+            bins: SizeSteps::new(self.unit_bits, self.ordered),
+        });
+        number(self.all.len() - 1)
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, at: u16) -> &RangeList<K> {
+        &self.all[usize::from(at)]
+    }
+
+    #[inline]
+    pub(crate) fn bins(&mut self, at: u16) -> &mut SizeSteps {
+        &mut self.all[usize::from(at)].bins
+    }
+
+    /// After this many portions all lists have had their turn.
+    pub(crate) fn portions(&self) -> usize {
+        self.all.len().div_ceil(PORTION)
+    }
+
+    /// The numbers of lists with free memory, a portion of them; other ones with each call, so that
+    /// all have their turn.
+    pub(crate) fn next_portion(&mut self) -> impl Iterator<Item = u16> + use<'_, K> {
+        let (len, first, count) = (self.all.len(), self.portion, PORTION);
+        let numbers = (0..len).map(move |at| (first + at) % len);
+        let full = |list: &RangeList<K>| list.used_by != UsedBy::Hole && list.bins.bytes() > 0;
+        self.portion = numbers.clone().filter(|at| full(&self.all[*at])).nth(count).unwrap_or(0);
+        numbers.filter(move |at| full(&self.all[*at])).take(count).map(number)
+    }
+
+    /// All lists with their numbers, from one on and round.
+    #[inline]
+    pub(crate) fn from(&self, first: usize) -> impl Iterator<Item = (usize, &RangeList<K>)> {
+        let (before, after) = self.all.split_at(first.min(self.all.len()));
+        let from = |first: usize| move |(at, list)| (first + at, list);
+        let after = after.iter().enumerate().map(from(first));
+        after.chain(before.iter().enumerate().map(from(0)))
+    }
+
+    /// All lists, in the order of their numbers.
+    #[inline]
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &RangeList<K>> {
+        self.all.iter()
+    }
+}
+
+fn number(at: usize) -> u16 {
+    u16::try_from(at).unwrap_or(u16::MAX)
+}

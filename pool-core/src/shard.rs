@@ -1,0 +1,223 @@
+//! A shard: a lock over free memory, with the exact accounts of what is under it.
+//!
+//! Methods of [`State`] run under the lock. They call no device, no observer and no code of the
+//! program: what is to be done there, they return.
+#![expect(unsafe_code, reason = "records are in slots, blocks of segments in boxes")]
+
+mod accounts;
+mod keeping;
+mod lend;
+mod published;
+mod shards;
+
+use crate::block::record::{Record, RecordOwner, SegmentBlock, Slab};
+use crate::block::request::Key;
+use crate::blocks::Blocks;
+use crate::observe::{Accounts, PoolStats};
+use crate::port::{DeviceAllocator, MarkOf, StreamClock};
+use crate::ranges::Ranges;
+use crate::ranges::arena::ArenaConfig;
+use crate::ranges::list::Group;
+use crate::ranges::segment::Segment;
+use crate::stream::Pending;
+pub(crate) use accounts::Sum;
+pub(crate) use keeping::Keeping;
+pub(crate) use lend::{Grant, Taken};
+pub(crate) use published::Round;
+pub(crate) use published::RoundEnd;
+pub(crate) use shards::{Homes, Shards};
+
+/// What a shard has. One of `blocks` and `ranges` is empty for ever: a pool with an arena splits its
+/// memory, one without lends whole blocks.
+pub(crate) struct State<A: DeviceAllocator> {
+    /// The number of the shard.
+    pub(crate) number: u32,
+    pub(crate) blocks: Blocks<A>,
+    pub(crate) ranges: Ranges<A::Clock, A::Kind>,
+    /// The block of each segment of `ranges`, by number.
+    pub(crate) segments: Vec<Option<SegmentBlock<A>>>,
+    pub(crate) slots: Slab<Record<A>>,
+    /// Whole blocks that go back to the device with the next call that may call it, and their bytes.
+    pub(crate) deferred: Vec<RecordOwner<A>>,
+    pub(crate) deferred_bytes: u64,
+    /// Buffers, and bytes of them. Negative where buffers were taken in one shard and freed in
+    /// another: only the sum over all shards means something.
+    pub(crate) accounts: Accounts,
+    /// Cold counts; the others follow from the accounts.
+    pub(crate) counts: PoolStats,
+    /// Hits on memory that no buffer had before.
+    pub(crate) untouched_hits: u64,
+    /// Frees of blocks that became no free memory of the pool's.
+    pub(crate) not_kept: u64,
+    /// The time of the shard: allocations so far, or what slow paths have seen elsewhere.
+    pub(crate) turn: u64,
+    /// The most bytes that were allocated at once, until the peaks were reset last.
+    pub(crate) allocated_peak: u64,
+    /// The most free bytes at once, of whole blocks.
+    pub(crate) blocks_peak: u64,
+    /// Bytes of whole blocks that may be free here.
+    pub(crate) lease: u64,
+    /// Larger blocks are not kept.
+    pub(crate) largest: u64,
+    pub(crate) round: Round,
+    /// The shard that blocks were taken over from last.
+    pub(crate) served_by: usize,
+    /// The pool is closed: free memory goes back, and a free looks at all shards.
+    pub(crate) closed: bool,
+    /// 1 in the first shard while the pool has an owner, else 0.
+    pub(crate) owners: i64,
+}
+
+impl<A: DeviceAllocator> State<A> {
+    /// An empty shard. `arena`: how memory is split; `None` for whole blocks. `by_size`: larger
+    /// blocks may serve. `lease`: bytes of whole blocks that may be free here.
+    pub(crate) fn new(number: u32, arena: Option<&ArenaConfig>, by_size: bool, lease: u64) -> Self {
+        let is_torch = arena.is_some_and(ArenaConfig::is_torch);
+        Self {
+            number,
+            blocks: Blocks::new(by_size),
+            ranges: Ranges::new(arena.cloned().unwrap_or_else(ArenaConfig::grow)),
+            segments: Vec::new(),
+            slots: Slab::new(),
+            deferred: Vec::new(),
+            deferred_bytes: 0,
+            accounts: Accounts::new(is_torch),
+            counts: PoolStats::default(),
+            untouched_hits: 0,
+            not_kept: 0,
+            turn: 0,
+            allocated_peak: 0,
+            blocks_peak: 0,
+            lease,
+            largest: lease / 2,
+            round: Round::default(),
+            served_by: 0,
+            closed: false,
+            owners: i64::from(number == 0),
+        }
+    }
+
+    /// Bytes of free memory that serves again.
+    pub(crate) fn kept(&self) -> u64 {
+        self.blocks.bytes + self.ranges.cached
+    }
+
+    /// The most bytes that were allocated at once.
+    pub(crate) fn highest_allocated(&self) -> u64 {
+        self.allocated_peak.max(self.accounts.allocated.now().1)
+    }
+
+    /// The most bytes that were free at once.
+    pub(crate) fn cached_peak(&self) -> u64 {
+        self.blocks_peak.max(self.ranges.cached_peak)
+    }
+
+    /// Lets the peaks start again from the current figures.
+    pub(crate) fn reset_peaks(&mut self) {
+        self.allocated_peak = self.highest_allocated();
+        self.accounts.reset_peaks();
+        self.blocks_peak = self.blocks.bytes;
+        self.ranges.reset_cached_peak();
+        if let Some(split) = &mut self.ranges.split {
+            split.ranges.reset_peaks();
+            split.bytes.reset_peaks();
+        }
+    }
+
+    /// Sets all counts to 0.
+    pub(crate) fn reset_counts(&mut self) {
+        let lost_bytes = self.counts.lost_bytes;
+        self.counts = PoolStats { lost_bytes, ..Default::default() };
+        (self.untouched_hits, self.not_kept) = (0, 0);
+        self.accounts.reset_counts();
+        if let Some(split) = &mut self.ranges.split {
+            split.ranges.reset_counts();
+            split.bytes.reset_counts();
+        }
+    }
+
+    /// The address of the record of a live range.
+    pub(crate) fn record_address(&self, range: u32) -> u64 {
+        self.slots.address(range)
+    }
+
+    /// The block of a range's segment.
+    pub(crate) fn segment_of(&self, range: u32) -> Option<&SegmentBlock<A>> {
+        self.segments.get(self.ranges.nodes[range].segment as usize)?.as_ref()
+    }
+
+    /// Adds a segment whose only range is live. Returns that range.
+    pub(crate) fn add_segment(
+        &mut self,
+        block: SegmentBlock<A>,
+        group: Group<A::Kind>,
+        bytes: u64,
+    ) -> u32 {
+        let id = self.ranges.add_segment(group, bytes);
+        let at = self.ranges.nodes[id].segment as usize;
+        if self.segments.len() <= at {
+            self.segments.resize_with(at + 1, || None);
+        }
+        self.segments[at] = Some(block);
+        id
+    }
+
+    /// Takes a segment out that a free range is all of.
+    pub(crate) fn remove_segment(&mut self, id: u32) -> Option<Removed<A>> {
+        let at = self.ranges.nodes[id].segment;
+        let (Segment { bytes, group, .. }, after) = self.ranges.remove_segment(id)?;
+        let block = self.segments.get_mut(at as usize)?.take()?;
+        // SAFETY: all of the segment was free, and its ranges are gone.
+        let block = unsafe { block.into_inner() };
+        Some(self.lose(Removed { block, bytes, small: group.small, after }))
+    }
+
+    /// Notes that a block is lost until the device has accepted it: it stays so if the device
+    /// refuses, or panics.
+    fn lose(&mut self, removed: Removed<A>) -> Removed<A> {
+        self.counts.lost_bytes += removed.bytes;
+        removed
+    }
+
+    /// Takes a whole block out of the pool's hands. Returns it, and what it is behind.
+    pub(crate) fn remove_block(&mut self, mut record: RecordOwner<A>) -> Option<Removed<A>> {
+        let (after, bytes) = (record.marks.get_mut().pending(A::MEMORY.cpu_touches), record.bytes);
+        let block = record.into_block()?;
+        Some(self.lose(Removed { block, bytes, small: false, after }))
+    }
+
+    /// Takes all memory out, of a pool that ends: segments with the marks of their ranges, and whole
+    /// blocks.
+    pub(crate) fn remove_all(&mut self) -> (Vec<MarkedBlock<A>>, Vec<Removed<A>>) {
+        let (mut segments, mut blocks) = (Vec::new(), Vec::new());
+        for at in 0..self.segments.len() {
+            let Some(block) = self.segments[at].take() else { continue };
+            // SAFETY: the pool ends, after the last buffer, so no range is lent.
+            segments.push((unsafe { block.into_inner() }, self.ranges.marks_of_segment(at)));
+        }
+        let deferred = std::mem::take(&mut self.deferred);
+        let free = std::iter::from_fn(|| self.blocks.take_oldest(u64::MAX, |_| true));
+        for record in deferred.into_iter().chain(free.collect::<Vec<_>>()) {
+            blocks.extend(self.remove_block(record));
+        }
+        (segments, blocks)
+    }
+
+    /// The bin that a block belongs in.
+    #[inline]
+    pub(crate) fn key_of(clock: &A::Clock, record: &mut Record<A>) -> Key<A::Kind> {
+        let stream_id = clock.stream_id(record.marks.get_mut().own());
+        Key { kind: record.kind, stream_id }
+    }
+}
+
+/// Memory of the device, and what it is behind.
+pub(crate) type MarkedBlock<A> = (<A as DeviceAllocator>::Block, Vec<MarkOf<A>>);
+
+/// Memory that goes back to the device: no list has it any more.
+pub(crate) struct Removed<A: DeviceAllocator> {
+    pub(crate) block: A::Block,
+    pub(crate) bytes: u64,
+    pub(crate) small: bool,
+    pub(crate) after: Pending<MarkOf<A>>,
+}

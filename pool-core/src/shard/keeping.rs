@@ -1,0 +1,172 @@
+//! Blocks that are freed: which of them stay, and which go back to the device.
+
+use crate::block::record::RecordOwner;
+use crate::block::request::Key;
+use crate::limits::{BucketLimit, FullBucket};
+use crate::port::DeviceAllocator;
+use crate::port::MarkOf;
+use crate::shard::State;
+use crate::stream::Pending;
+
+/// Blocks that are evicted for one at most.
+pub(crate) const EVICTIONS: usize = 64;
+
+/// What a shard needs of a pool's settings to keep a block or not.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Keeping {
+    pub(crate) bucket: BucketLimit,
+    /// Whether that is a limit.
+    pub(crate) limits_buckets: bool,
+    pub(crate) full_bucket: FullBucket,
+    pub(crate) statistics: bool,
+}
+
+impl<A: DeviceAllocator> State<A> {
+    /// Frees a block that a buffer gives back, if it stays without any other going: this is the hit
+    /// of a free. Returns it otherwise.
+    #[expect(clippy::inline_always, reason = "a hit is one function: no calls and no spills")]
+    #[inline(always)]
+    pub(crate) fn put(
+        &mut self,
+        clock: &A::Clock,
+        mut record: RecordOwner<A>,
+        keeping: &Keeping,
+    ) -> Result<(), RecordOwner<A>> {
+        let (bytes, requested) = (record.bytes, record.requested);
+        record.freed_at = self.turn;
+        if record.part().is_some() {
+            return self.put_range(clock, record);
+        }
+        let key = Self::key_of(clock, &mut record);
+        let fits = self.blocks.bytes + bytes <= self.lease && bytes <= self.largest;
+        if !fits || (keeping.limits_buckets && self.is_bucket_full(key, bytes, keeping)) {
+            return Err(record);
+        }
+        self.keep(key, record);
+        self.accounts.freed(bytes, requested);
+        self.accounts.live.down(1);
+        Ok(())
+    }
+
+    /// As [`State::put`], of a part of a segment.
+    #[inline(never)]
+    fn put_range(
+        &mut self,
+        clock: &A::Clock,
+        record: RecordOwner<A>,
+    ) -> Result<(), RecordOwner<A>> {
+        let (bytes, requested) = (record.bytes, record.requested);
+        if self.ranges.cached + bytes > self.lease {
+            return Err(record);
+        }
+        self.free_range(clock, record);
+        self.accounts.freed(bytes, requested);
+        self.accounts.live.down(1);
+        Ok(())
+    }
+
+    /// Makes the range of a block free.
+    pub(crate) fn free_range(&mut self, clock: &A::Clock, mut record: RecordOwner<A>) {
+        let after: Pending<MarkOf<A>> = record.marks.get_mut().pending(A::MEMORY.cpu_touches);
+        let (unzeroed, freed_at) = (record.unzeroed, record.freed_at);
+        let Some(range) = record.part().map(|part| part.range) else { return };
+        // Before the range is free: from then on its slot may be another owner's.
+        record.vacate();
+        self.ranges.free(clock, range, after, (unzeroed, freed_at));
+    }
+
+    /// Keeps a whole block that has room in the lease and needs no other judgement.
+    #[inline]
+    pub(crate) fn keep(&mut self, key: Key<A::Kind>, record: RecordOwner<A>) {
+        self.blocks.push(key, record);
+        if self.blocks.bytes > self.blocks_peak {
+            self.blocks_peak = self.blocks.bytes;
+        }
+    }
+
+    /// Keeps a whole block if the limits allow it, for which it evicts others; else defers its free.
+    /// Returns whether it stays. `limit`: bytes that may be free in
+    /// the pool.
+    pub(crate) fn keep_or_defer(
+        &mut self,
+        key: Key<A::Kind>,
+        record: RecordOwner<A>,
+        limit: u64,
+        keeping: &Keeping,
+    ) -> bool {
+        let bytes = record.bytes;
+        if self.closed || !record.pooled {
+            self.defer(record);
+            return false;
+        }
+        let stays = bytes <= (limit / 2).min(self.lease)
+            && self.makes_room_in_bucket(key, bytes, keeping)
+            && self.evict_down_to(self.lease - bytes, keeping);
+        if stays {
+            self.keep(key, record);
+        } else {
+            self.evict(record, keeping);
+        }
+        stays
+    }
+
+    /// Whether a bucket has as many blocks as its limit.
+    fn is_bucket_full(&mut self, key: Key<A::Kind>, bytes: u64, keeping: &Keeping) -> bool {
+        let most = keeping.bucket.of(bytes);
+        most != usize::MAX && self.blocks.count_of(key, bytes) >= most
+    }
+
+    /// Whether a bucket has room for one block more, or gets it.
+    fn makes_room_in_bucket(&mut self, key: Key<A::Kind>, bytes: u64, keeping: &Keeping) -> bool {
+        if !self.is_bucket_full(key, bytes, keeping) {
+            return true;
+        }
+        if keeping.full_bucket == FullBucket::RefuseNewest {
+            return false;
+        }
+        let oldest = self.blocks.take_oldest_of(key, bytes);
+        let found = oldest.is_some();
+        if let Some(oldest) = oldest {
+            self.evict(oldest, keeping);
+        }
+        found
+    }
+
+    /// Evicts, oldest first, until free blocks have at most `bytes` bytes. Evicts none and returns
+    /// false if a bounded number of evictions is not enough.
+    pub(crate) fn evict_down_to(&mut self, bytes: u64, keeping: &Keeping) -> bool {
+        let excess = self.blocks.bytes.saturating_sub(bytes);
+        if excess > 0 && excess > self.blocks.bytes_of_oldest(EVICTIONS) {
+            return false;
+        }
+        while self.blocks.bytes > bytes
+            && let Some(oldest) = self.blocks.take_oldest(u64::MAX, |_| true)
+        {
+            self.evict(oldest, keeping);
+        }
+        true
+    }
+
+    /// Notes that a free block goes back to the device, since others need its room.
+    pub(crate) fn evict(&mut self, record: RecordOwner<A>, keeping: &Keeping) {
+        self.counts.evictions += u64::from(keeping.statistics);
+        self.defer(record);
+    }
+
+    /// Notes that a block is to go back to the device.
+    pub(crate) fn defer(&mut self, record: RecordOwner<A>) {
+        self.deferred_bytes += record.bytes;
+        self.deferred.push(record);
+    }
+
+    /// Takes a deferred block out of which `goes` says that it may go now.
+    pub(crate) fn pop_deferred(
+        &mut self,
+        mut goes: impl FnMut(&mut RecordOwner<A>) -> bool,
+    ) -> Option<RecordOwner<A>> {
+        let at = self.deferred.iter_mut().rposition(&mut goes)?;
+        let record = self.deferred.swap_remove(at);
+        self.deferred_bytes -= record.bytes;
+        Some(record)
+    }
+}

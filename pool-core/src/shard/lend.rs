@@ -1,0 +1,187 @@
+//! Memory that is lent: the accounts under the lock, then the record without it.
+
+use crate::block::record::{Part, Place, Record, RecordOwner};
+use crate::block::request::{Key, PoolRequest};
+use crate::port::{DeviceAllocator, StreamClock};
+use crate::shard::State;
+use crate::stream::Requester;
+use std::ops::RangeInclusive;
+use std::ptr::NonNull;
+
+/// A block that serves a request.
+pub(crate) struct Grant<A: DeviceAllocator> {
+    pub(crate) record: RecordOwner<A>,
+    /// Whether the block is fresh from the device.
+    pub(crate) fresh: bool,
+    /// Whether all bytes of the block are zero.
+    pub(crate) zeroed: bool,
+}
+
+/// Memory that is counted as lent. [`Taken::grant`] writes its record, which needs no lock.
+#[must_use]
+pub(crate) enum Taken<A: DeviceAllocator> {
+    /// A whole block.
+    Whole(RecordOwner<A>),
+    /// A live range, and the slot for its record.
+    Part { part: Part<A>, bytes: u64, unzeroed: bool, slot: NonNull<Record<A>> },
+}
+
+impl<A: DeviceAllocator> Taken<A> {
+    /// Returns the block for the requester. Call it after the last device call for a request, since
+    /// the record gets the mark that its stream has reached.
+    #[inline]
+    pub(crate) fn grant(self, request: &PoolRequest<'_, A>, clock: &A::Clock) -> Grant<A> {
+        let mark = clock.mark(request.stream);
+        match self {
+            Self::Whole(mut record) => {
+                // It is kept by the pool, and no private pool's, as each free block.
+                record.requested = request.requested;
+                record.marks.get_mut().restart(mark);
+                let zeroed = !record.unzeroed;
+                Grant { record, fresh: false, zeroed }
+            }
+            Self::Part { part, bytes, unzeroed, slot } => {
+                let record = Record::new(Place::Part(part), bytes, request, mark);
+                // SAFETY: slots do not move. The range is live and was not lent before, so no code
+                // has the record of its number, and none gets it before the owner frees the range.
+                let record = unsafe { RecordOwner::in_slot(slot, record) };
+                Grant { record, fresh: false, zeroed: !unzeroed }
+            }
+        }
+    }
+}
+
+impl<A: DeviceAllocator> State<A> {
+    /// Serves a request from the free whole block of its size and stream that came last, or a few
+    /// below it, and counts it as lent: the hit of a request.
+    #[expect(clippy::inline_always, reason = "a hit is one function: no calls and no spills")]
+    #[inline(always)]
+    pub(crate) fn take_hit(
+        &mut self,
+        key: Key<A::Kind>,
+        (bytes, requested): (u64, u64),
+        requester: &Requester<'_, A::Clock>,
+        statistics: bool,
+    ) -> Option<RecordOwner<A>> {
+        let now = requester.clock.mark(requester.on);
+        let ready = |record: &mut Record<A>| {
+            let marks = record.marks.get_mut();
+            (!requester.cpu_touches && marks.are_all_on(requester.clock, now))
+                || marks.is_ready(requester)
+        };
+        let record = self.blocks.take(key, bytes, ready)?;
+        self.turn += 1;
+        self.accounts.out(bytes, requested);
+        if statistics && !record.unzeroed {
+            self.untouched_hits += 1;
+        }
+        Some(record)
+    }
+
+    /// Serves a request from a free whole block of its stream, or of no stream, that is ready
+    /// without a call to the device, and counts it as lent.
+    #[inline]
+    pub(crate) fn take_block(
+        &mut self,
+        request: &PoolRequest<'_, A>,
+        requester: &Requester<'_, A::Clock>,
+        statistics: bool,
+    ) -> Option<RecordOwner<A>> {
+        let (bytes, up_to) = (request.class.bytes, request.class.max_block_bytes);
+        let sizes = (bytes, request.requested);
+        let record = self.take_hit(request.key, sizes, requester, statistics);
+        if record.is_some() || up_to == bytes {
+            return record;
+        }
+        let sizes = bytes..=up_to;
+        self.take_in_range(request.key, &sizes, request.requested, requester, statistics)
+    }
+
+    /// Serves a request from the smallest free whole block of its stream that has one of these sizes.
+    pub(crate) fn take_in_range(
+        &mut self,
+        key: Key<A::Kind>,
+        sizes: &RangeInclusive<u64>,
+        requested: u64,
+        requester: &Requester<'_, A::Clock>,
+        statistics: bool,
+    ) -> Option<RecordOwner<A>> {
+        let ready = |record: &mut Record<A>| record.marks.get_mut().is_ready(requester);
+        let record = self.blocks.take_in_range(key, sizes, ready)?;
+        self.count_out(record.bytes, requested);
+        if statistics && !record.unzeroed {
+            self.untouched_hits += 1;
+        }
+        Some(record)
+    }
+
+    /// Counts a free whole block as lent.
+    #[inline]
+    pub(crate) fn lend_block(
+        &mut self,
+        record: RecordOwner<A>,
+        request: &PoolRequest<'_, A>,
+        statistics: bool,
+    ) -> Taken<A> {
+        self.count_out(record.bytes, request.requested);
+        self.count_hit(request, !record.unzeroed, statistics);
+        Taken::Whole(record)
+    }
+
+    /// Counts a block that a buffer has from now on.
+    #[inline]
+    pub(crate) fn count_out(&mut self, bytes: u64, requested: u64) {
+        self.turn += 1;
+        self.accounts.out(bytes, requested);
+    }
+
+    /// Lends a live range.
+    #[inline]
+    pub(crate) fn lend_range(&mut self, id: u32, request: &PoolRequest<'_, A>) -> Option<Taken<A>> {
+        let node = &self.ranges.nodes[id];
+        let (bytes, unzeroed, offset) = (node.bytes, node.unzeroed, node.offset);
+        let part = Part::new(self.segment_of(id)?, offset, (id, self.number));
+        self.ranges.count_out(bytes);
+        self.count_out(bytes, request.requested);
+        Some(Taken::Part { part, bytes, unzeroed, slot: self.slots.slot(id) })
+    }
+
+    /// Lends a live range that was free memory.
+    #[inline]
+    pub(crate) fn lend_free_range(
+        &mut self,
+        id: u32,
+        request: &PoolRequest<'_, A>,
+        statistics: bool,
+    ) -> Option<Taken<A>> {
+        let unzeroed = self.ranges.nodes[id].unzeroed;
+        let taken = self.lend_range(id, request)?;
+        self.count_hit(request, !unzeroed, statistics);
+        Some(taken)
+    }
+
+    /// Counts a request that free memory served.
+    #[inline]
+    pub(crate) fn count_hit(
+        &mut self,
+        request: &PoolRequest<'_, A>,
+        zeroed: bool,
+        statistics: bool,
+    ) {
+        // The rest follows from the accounts.
+        if statistics && (zeroed || !request.class.is_cached()) {
+            let pooled = request.class.is_cached();
+            *(if pooled { &mut self.untouched_hits } else { &mut self.counts.bypasses }) += 1;
+        }
+    }
+
+    /// Counts a request that the device served.
+    pub(crate) fn count_miss(&mut self, request: &PoolRequest<'_, A>, statistics: bool) {
+        if !statistics {
+            return;
+        }
+        let counts = &mut self.counts;
+        *(if request.class.is_cached() { &mut counts.misses } else { &mut counts.bypasses }) += 1;
+        counts.from_device_bytes = counts.from_device_bytes.saturating_add(request.requested);
+    }
+}

@@ -1,0 +1,166 @@
+//! The shards of a pool, and which of them a request begins with.
+
+use crate::block::request::Key;
+use crate::port::DeviceAllocator;
+use crate::shard::State;
+use crate::shard::published::Published;
+use crate::sys::atomic::{AtomicU32, Ordering::Acquire, Ordering::Release};
+use crate::sys::{Lock, LockGuard, thread_number};
+use std::sync::OnceLock;
+
+/// Shards of a pool at most.
+pub(crate) const MAX_SHARDS: usize = if cfg!(any(loom, shuttle)) { 4 } else { 64 };
+
+/// What decides where a request begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Homes {
+    /// All begin with the first shard.
+    First,
+    /// The number of the thread: memory without streams.
+    Thread,
+    /// The stream, so that any number of threads on one stream have one heap.
+    Stream,
+    /// The size, so that limits on blocks of a size are kept in one shard.
+    Size,
+}
+
+/// A shard alone on its cache lines (two of them: processors fetch them in pairs).
+#[repr(align(128))]
+struct Shard<A: DeviceAllocator> {
+    state: Lock<State<A>>,
+    published: Published,
+}
+
+/// All shards of a pool.
+pub(crate) struct Shards<A: DeviceAllocator> {
+    first: Box<Shard<A>>,
+    /// The others, those that were made before those that were not.
+    others: Box<[OnceLock<Box<Shard<A>>>]>,
+    /// How many there are.
+    count: AtomicU32,
+    homes: Homes,
+}
+
+impl<A: DeviceAllocator> Shards<A> {
+    /// `count` shards, which may become `most`.
+    pub(crate) fn new(homes: Homes, most: usize, first: State<A>) -> Self {
+        Self {
+            first: Self::shard(first),
+            others: (1..most.clamp(1, MAX_SHARDS)).map(|_| OnceLock::new()).collect(),
+            count: AtomicU32::new(1),
+            homes,
+        }
+    }
+
+    fn shard(state: State<A>) -> Box<Shard<A>> {
+        Box::new(Shard { state: Lock::new(state), published: Published::default() })
+    }
+
+    /// Adds shards, as `make` makes the state of each number, until there are `count` or as many as
+    /// there may be. The caller has the lock of the first shard, so no two threads do this at once.
+    pub(crate) fn grow(&self, count: usize, make: impl Fn(u32) -> State<A>) {
+        let most = count.min(self.others.len() + 1);
+        for at in self.count()..most {
+            let number = u32::try_from(at).unwrap_or(u32::MAX);
+            let _ = self.others[at - 1].set(Self::shard(make(number)));
+            self.count.store(number + 1, Release);
+        }
+    }
+
+    /// How many there are.
+    #[inline]
+    pub(crate) fn count(&self) -> usize {
+        self.count.load(Acquire) as usize
+    }
+
+    /// How many there may be.
+    pub(crate) fn most(&self) -> usize {
+        self.others.len() + 1
+    }
+
+    /// Where a request or a whole block that is freed begins.
+    #[inline]
+    pub(crate) fn home<K>(&self, key: &Key<K>, bytes: u64) -> usize {
+        let count = self.count();
+        if count == 1 { 0 } else { self.home_of_several(key, bytes, count) }
+    }
+
+    #[inline(never)]
+    #[expect(clippy::cast_possible_truncation, reason = "any number will do")]
+    fn home_of_several<K>(&self, key: &Key<K>, bytes: u64, count: usize) -> usize {
+        let number = match self.homes {
+            Homes::First => 0,
+            Homes::Thread => thread_number::home(),
+            Homes::Stream => key.stream_id as usize,
+            Homes::Size => (bytes.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize,
+        };
+        number % count
+    }
+
+    #[inline]
+    fn get(&self, at: usize) -> &Shard<A> {
+        let other = at.checked_sub(1).and_then(|at| self.others.get(at)).and_then(OnceLock::get);
+        other.unwrap_or(&self.first)
+    }
+
+    /// What a shard lets the others know.
+    pub(crate) fn published(&self, at: usize) -> &Published {
+        &self.get(at).published
+    }
+
+    /// Locks a shard. No device, observer or code of the program is called until the guard goes, and
+    /// no other lock of a shard is waited for.
+    #[inline]
+    pub(crate) fn lock(&self, at: usize) -> LockGuard<'_, State<A>> {
+        Self::entered(self.get(at).state.lock())
+    }
+
+    /// Begins to count looks at ranges, in a build that does.
+    #[inline]
+    fn entered(state: LockGuard<'_, State<A>>) -> LockGuard<'_, State<A>> {
+        #[cfg(all(feature = "check", debug_assertions))]
+        state.ranges.start_visits();
+        state
+    }
+
+    /// Locks the home of a hit or of a whole block that is freed. In memory without streams, where
+    /// the home is locked, this takes the next shard that is not, and the thread stays there.
+    #[inline]
+    pub(crate) fn lock_home(&self, at: usize) -> LockGuard<'_, State<A>> {
+        match self.get(at).state.try_lock() {
+            Some(state) => Self::entered(state),
+            None => self.lock_busy(at),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn lock_busy(&self, at: usize) -> LockGuard<'_, State<A>> {
+        let count = self.count();
+        let others = if self.homes == Homes::Thread { 1..count } else { 1..1 };
+        for step in others {
+            if let Some(state) = self.get((at + step) % count).state.try_lock() {
+                thread_number::move_home(step);
+                return state;
+            }
+        }
+        self.lock(at)
+    }
+
+    /// Locks a shard if no thread is in it.
+    pub(crate) fn try_lock(&self, at: usize) -> Option<LockGuard<'_, State<A>>> {
+        self.get(at).state.try_lock()
+    }
+
+    /// Locks all shards, in the order of their numbers.
+    pub(crate) fn lock_all(&self) -> Vec<LockGuard<'_, State<A>>> {
+        let mut all = vec![self.lock(0)]; // no shard is added from now on
+        all.extend((1..self.count()).map(|at| self.lock(at)));
+        all
+    }
+
+    /// Whether a thread has the lock of any.
+    pub(crate) fn is_any_locked(&self) -> bool {
+        (0..self.count()).any(|at| self.get(at).state.is_locked())
+    }
+}

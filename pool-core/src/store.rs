@@ -1,0 +1,455 @@
+//! A pool behind its handles: its shards, its limits, and the control flow of a request and a free.
+//!
+//! ```text
+//!   BucketPool::allocate     pool.rs
+//!     Store::take_own        here                one lock: a free block or range (shard/lend.rs)
+//!     Store::allocate        stages.rs           the stages of a miss, in order
+//!       Store::search        search.rs           other streams, other shards, behind an event
+//!       Store::grow          grow.rs, pages.rs   reserve the bytes, then the device
+//!   PooledBuffer::drop       buffer/freeing.rs
+//!     put                    reference.rs        one lock: the block is free
+//!     Store::free            free.rs             what passes a limit goes back
+//! ```
+//!
+//! No lock is held across a call of the device, an observer or the program's own code. Two places
+//! hold the locks of several shards: the end of a closed pool (reference.rs), and the last search
+//! before a refusal (refusal.rs).
+
+mod ask;
+#[cfg(feature = "check")]
+mod check;
+pub(crate) mod flags;
+mod free;
+mod give_back;
+mod give_blocks;
+mod grow;
+mod leases;
+#[cfg(all(test, loom))]
+mod model;
+mod moving;
+mod owned;
+mod pages;
+mod private;
+pub(crate) mod privates;
+mod reading;
+pub(crate) mod reference;
+mod refusal;
+mod search;
+mod shape;
+mod spread;
+pub(crate) mod stages;
+mod steal;
+mod survey;
+mod trim;
+mod warm;
+
+use crate::block::guards::{GUARD_BYTES, Guards};
+use crate::block::record::RecordOwner;
+use crate::block::request::{Key, PoolRequest};
+use crate::invariant::{self, Scope};
+use crate::limits::{Budget, CachedLimit, Ledger, Retention, Ticks, Transit};
+use crate::observe::{DeviceStats, EventFields, EventKind, Observers, Reason};
+use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why};
+use crate::shard::{Grant, Homes, Keeping, Shards, State, Taken};
+use crate::size::SizeClasses;
+use crate::store::flags::{BROKEN, Flags, OBSERVED, ZEROES};
+use crate::store::owned::Owned;
+use crate::store::privates::Privates;
+use crate::store::spread::Peaks;
+use crate::stream::{Requester, StealPolicy};
+use crate::sys::atomic::{AtomicU32, AtomicU64};
+use crate::sys::{ForkCheck, Mutex, thread_number};
+use std::sync::{Arc, OnceLock};
+
+#[cfg(feature = "check")]
+pub use check::{BlockSum, Checked};
+pub(crate) use shape::Shape;
+
+/// The settings of a pool that do not change.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) cached: CachedLimit,
+    pub(crate) keeping: Keeping,
+    pub(crate) statistics: bool,
+    /// True if blocks are zeroed when they are freed.
+    pub(crate) zero_on_return: bool,
+    pub(crate) steal: StealPolicy,
+    pub(crate) retention: Retention,
+}
+
+/// A function that the pool calls with the bytes that a request lacks, before it refuses the
+/// request. It returns true if the pool should try again.
+pub(crate) type OnShortage = Arc<dyn Fn(u64) -> bool + Send + Sync>;
+
+/// All of a pool but its handles.
+pub(crate) struct Store<A: DeviceAllocator> {
+    pub(crate) allocator: A,
+    pub(crate) classes: SizeClasses,
+    pub(crate) bounds: Bounds,
+    pub(crate) shape: Shape<A>,
+    pub(crate) ledger: Ledger,
+    /// Flags that send requests and frees the slow way.
+    pub(crate) flags: Flags,
+    /// Whether a block of a larger class may serve.
+    larger_blocks_serve: bool,
+    pub(crate) ticks: Mutex<Ticks>,
+    /// Dropped when the pool is closed, because it may hold buffers, which keep the store alive.
+    pub(crate) on_shortage: Mutex<Option<OnShortage>>,
+    observers: Observers,
+    pub(crate) guards: Option<Guards<A>>,
+    forks: ForkCheck,
+    /// The invariant that was found broken.
+    broken: OnceLock<&'static str>,
+    /// The epoch, by which shards know what nobody uses.
+    epoch: AtomicU32,
+    /// The latest time that a slow path has seen, by which shards know what is old.
+    turn: AtomicU64,
+    /// Bytes of the cached limit that shards have leased, where there are several.
+    leased: AtomicU64,
+    /// Peaks of the sums over several shards.
+    peaks: Mutex<Peaks>,
+    /// The calls to the device, and segments.
+    calls: Mutex<DeviceStats>,
+    /// The whole blocks that the pool has from the device.
+    owned: Mutex<Owned>,
+    /// Dropped before the shards, which own the slots of its records.
+    pub(crate) privates: Privates<A>,
+    pub(crate) shards: Shards<A>,
+}
+
+/// The bytes of cached memory that are to be given back, and the reason.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Goal {
+    pub(crate) bytes: u64,
+    pub(crate) reason: Reason,
+}
+
+impl Goal {
+    /// Returns the goal to give back all cached memory.
+    pub(crate) fn all(reason: Reason) -> Self {
+        Self { bytes: u64::MAX, reason }
+    }
+}
+
+impl<A: DeviceAllocator> Store<A> {
+    pub(crate) fn new(
+        (allocator, shape): (A, Shape<A>),
+        classes: SizeClasses,
+        bounds: Bounds,
+        ledger: Ledger,
+        (on_shortage, observers, guards): (Option<OnShortage>, Observers, Option<Guards<A>>),
+        shards: Option<usize>,
+    ) -> Self {
+        let by_size = classes.has_larger_blocks();
+        let homes = match () {
+            () if shape.uncached || shape.is_torch() => Homes::First,
+            () if bounds.keeping.limits_buckets => Homes::Size,
+            () if A::Clock::HAS_STREAMS => Homes::Stream,
+            () => Homes::Thread,
+        };
+        let most = if homes == Homes::First { 1 } else { shards.unwrap_or_else(spread::most) };
+        let first = State::new(0, shape.arena.as_ref(), by_size, bounds.cached.bytes(0));
+        let store = Self {
+            shards: Shards::new(homes, most, first),
+            allocator,
+            shape,
+            classes,
+            bounds,
+            ledger,
+            larger_blocks_serve: by_size,
+            flags: Flags::new(
+                if bounds.zero_on_return { ZEROES } else { 0 }
+                    | if observers.any_sees_hits() || guards.is_some() { OBSERVED } else { 0 },
+            ),
+            observers,
+            guards,
+            ticks: Mutex::default(),
+            on_shortage: Mutex::new(on_shortage),
+            forks: ForkCheck::new(),
+            broken: OnceLock::new(),
+            epoch: AtomicU32::new(0),
+            turn: AtomicU64::new(0),
+            leased: AtomicU64::new(0),
+            peaks: Mutex::default(),
+            calls: Mutex::default(),
+            owned: Mutex::default(),
+            privates: Privates::new(),
+        };
+        if let Some(count) = shards {
+            store.spread_to(count);
+        }
+        store
+    }
+
+    /// Serves a plain request from free memory of its own shard and stream, or of no stream, that
+    /// needs no call to the device. **The hot path**: one lock, a look into a table, a few additions.
+    #[inline]
+    pub(crate) fn hit(
+        &self,
+        stream: &StreamOf<A>,
+        kind: A::Kind,
+        (bytes, requested): (u64, u64),
+    ) -> Option<RecordOwner<A>> {
+        let clock = self.allocator.clock();
+        let now = clock.mark(stream);
+        let key = Key { kind, stream_id: clock.stream_id(now) };
+        if self.shape.is_arena() {
+            return self.hit_range(stream, key, requested);
+        }
+        let (steal, cpu_touches) = (self.bounds.steal, A::MEMORY.cpu_touches);
+        let requester = Requester { clock, on: stream, steal, cpu_touches };
+        let at = self.shards.home(&key, bytes);
+        let thread = thread_number::get();
+        let (record, is_crowded) = {
+            let state = &mut *self.shards.lock_home(at);
+            state.note_thread(thread);
+            let mut record =
+                state.take_hit(key, (bytes, requested), &requester, self.bounds.statistics);
+            if record.is_none() && self.larger_blocks_serve {
+                record = self.take_larger(state, key, (bytes, requested), &requester);
+            }
+            (record, state.is_round_over() && self.end_round(state))
+        };
+        if is_crowded {
+            self.spread();
+        }
+        let mut record = record?;
+        record.requested = requested;
+        record.marks.get_mut().restart(now);
+        Some(record)
+    }
+
+    /// The end of a hit where a larger block may serve.
+    #[inline(never)]
+    fn take_larger(
+        &self,
+        state: &mut State<A>,
+        key: Key<A::Kind>,
+        (bytes, requested): (u64, u64),
+        requester: &Requester<'_, A::Clock>,
+    ) -> Option<RecordOwner<A>> {
+        let sizes = bytes..=self.classes.largest_for(bytes);
+        state.take_in_range(key, &sizes, requested, requester, self.bounds.statistics)
+    }
+
+    /// As [`Store::hit`], where memory is split.
+    #[inline(never)]
+    fn hit_range(
+        &self,
+        stream: &StreamOf<A>,
+        key: Key<A::Kind>,
+        requested: u64,
+    ) -> Option<RecordOwner<A>> {
+        if self.shape.uncached {
+            return None;
+        }
+        let class = self.classes.of(requested).filter(|class| class.is_cached())?;
+        let (on, private, joins_line) = (stream, None, false);
+        let request = PoolRequest { on, stream, key, class, requested, private, joins_line };
+        self.take_own(&request).map(|grant| grant.record)
+    }
+
+    /// As [`Store::hit`], for any request.
+    pub(crate) fn take_own(&self, request: &PoolRequest<'_, A>) -> Option<Grant<A>> {
+        let at = self.shards.home(&request.key, request.class.bytes);
+        let requester = self.requester(request);
+        let statistics = self.bounds.statistics;
+        let (taken, is_crowded) = {
+            let is_arena = self.shape.is_arena();
+            let mut state = match is_arena {
+                false => self.shards.lock_home(at),
+                true => self.shards.lock(at),
+            };
+            let state = &mut *state;
+            state.note_thread(thread_number::get());
+            let taken = if is_arena {
+                let id = state.ranges.take(&self.shape.range_request(request), &requester);
+                id.and_then(|id| state.lend_free_range(id, request, statistics))
+            } else {
+                state.take_block(request, &requester, statistics).map(Taken::Whole)
+            };
+            (taken, state.is_round_over() && self.end_round(state))
+        };
+        if is_crowded {
+            self.spread();
+        }
+        Some(taken?.grant(request, requester.clock))
+    }
+
+    /// Returns the reason why no call can succeed: the device is lost, this process is a fork, or an
+    /// invariant is broken.
+    #[inline]
+    pub(crate) fn fault(&self) -> Option<DeviceError> {
+        let fault = self.fault_of_device_or_fork();
+        if !self.is_broken() {
+            return fault;
+        }
+        let what = self.broken.get().copied().unwrap_or_default();
+        // In a forked child not even the waiting requests may be touched.
+        let forked = fault.filter(|fault| fault.why == Why::Forked);
+        forked.or(Some(DeviceError::new(Why::Broken, what)))
+    }
+
+    #[inline]
+    pub(crate) fn fault_of_device_or_fork(&self) -> Option<DeviceError> {
+        let forked = || {
+            let call = "use a pool in which threads of the parent process were at the fork";
+            self.forks
+                .is_unusable_after_fork(|| self.is_held())
+                .then(|| DeviceError::new(Why::Forked, call))
+        };
+        self.allocator.clock().fault().or_else(forked)
+    }
+
+    /// Returns whether an invariant was found broken.
+    #[inline]
+    pub(crate) fn is_broken(&self) -> bool {
+        self.flags.any(BROKEN)
+    }
+
+    /// Poisons the store when it is dropped if the thread has found an invariant broken until then.
+    #[inline]
+    pub(crate) fn watch(&self) -> Watch<'_, A> {
+        Watch { store: self, _scope: Scope::enter() }
+    }
+
+    /// Serves no more requests and takes no memory back, since an invariant is broken.
+    #[cold]
+    pub(crate) fn poison(&self, what: &'static str) {
+        let _ = self.broken.set(what); // the first one stays
+        self.flags.set(BROKEN, true);
+    }
+
+    /// Returns whether this process is a fork of one that had the device's handles, or the locks.
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        self.fault_of_device_or_fork().is_some_and(|fault| fault.why == Why::Forked)
+    }
+
+    /// Returns whether no call may touch the store: this process is a fork of one that had the
+    /// device's handles, or the locks, or an invariant is broken.
+    #[inline]
+    pub(crate) fn is_unusable(&self) -> bool {
+        self.fault().is_some_and(|fault| matches!(fault.why, Why::Forked | Why::Broken))
+    }
+
+    /// Returns whether any lock is held, except for those of single blocks.
+    fn is_held(&self) -> bool {
+        self.shards.is_any_locked()
+            || self.privates.is_locked()
+            || self.ticks.is_locked()
+            || self.on_shortage.is_locked()
+            || self.calls.is_locked()
+            || self.owned.is_locked()
+            || self.peaks.is_locked()
+            || self.ledger.budget.is_locked()
+            || self.ledger.budget.has_waiters() // by a thread that does not exist in this process
+    }
+
+    /// Returns the address by which a budget tells its pools apart.
+    pub(crate) fn address(&self) -> *const () {
+        std::ptr::from_ref(self).cast()
+    }
+
+    /// Returns the bound on free bytes at this moment.
+    pub(crate) fn cached_limit(&self) -> u64 {
+        match self.bounds.cached {
+            CachedLimit::OfPeak(_) => self.bounds.cached.bytes(self.allocated_peak()),
+            limit => limit.bytes(0),
+        }
+    }
+
+    /// Returns the stream that requests a block, with the rules for the blocks that it may take.
+    #[inline]
+    pub(crate) fn requester<'r>(&'r self, request: &PoolRequest<'r, A>) -> Requester<'r, A::Clock> {
+        let (clock, steal) = (self.allocator.clock(), self.bounds.steal);
+        Requester { clock, on: request.on, steal, cpu_touches: A::MEMORY.cpu_touches }
+    }
+
+    /// Returns the bytes that each request needs in addition to those of the buffer.
+    #[inline]
+    pub(crate) fn guard_bytes(&self) -> u64 {
+        if self.guards.is_some() { GUARD_BYTES } else { 0 }
+    }
+
+    /// Returns whether there are observers. Observers that do not see hits set no flag.
+    pub(crate) fn has_observers(&self) -> bool {
+        self.observers.has_any()
+    }
+
+    /// Notifies the observers of an event, if there are any. The caller holds no lock.
+    #[inline]
+    pub(crate) fn notify(&self, kind: EventKind, fields: EventFields) {
+        if self.observers.has_any() {
+            self.observers.notify(kind, fields);
+        }
+    }
+
+    /// Returns the name that the builder gave the pool.
+    pub(crate) fn name(&self) -> &str {
+        &self.observers.name
+    }
+
+    /// Notifies the observers that cached memory went back to the device.
+    pub(crate) fn notify_eviction(&self, reason: Reason, bytes: u64) {
+        self.notify(EventKind::Evict(reason), EventFields { bytes, ..EventFields::default() });
+    }
+
+    /// Returns the budget if a request waits under it. The caller asks after it has made memory
+    /// available, and wakes the budget when it holds no lock.
+    #[inline]
+    pub(crate) fn awaited(&self) -> Option<Budget> {
+        let budget = &self.ledger.budget;
+        budget.has_waiters().then(|| budget.clone())
+    }
+
+    /// Returns the memory that threads have outside of all lists, in all pools of the budget.
+    pub(crate) fn transit(&self) -> &Transit {
+        self.ledger.budget.transit()
+    }
+
+    /// Closes the store when its owner is dropped: it keeps no more blocks.
+    pub(crate) fn close(&self) {
+        for at in 0..self.shards.count() {
+            self.shards.lock(at).closed = true;
+        }
+    }
+
+    /// Drops the program's function for a shortage, which may hold buffers of any pool.
+    pub(crate) fn drop_on_shortage(&self) {
+        // The lock is released before the drop, which may return buffers to this store.
+        let on_shortage = self.on_shortage.lock().take();
+        drop(on_shortage);
+    }
+
+    /// Gives all free memory of a closed store back to the device.
+    pub(crate) fn give_all_back(&self) {
+        self.drop_on_shortage();
+        // The errors are ignored because no caller could receive them.
+        let (_, _) = (self.free_deferred(), self.give_back(Goal::all(Reason::Closed)));
+    }
+}
+
+/// A call of a store under way, on a thread that holds none of its locks.
+pub(crate) struct Watch<'s, A: DeviceAllocator> {
+    store: &'s Store<A>,
+    /// Dropped after the store has taken the note of this call.
+    _scope: Scope,
+}
+
+impl<A: DeviceAllocator> Drop for Watch<'_, A> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(what) = invariant::take() {
+            self.store.poison(what);
+            // A request that waits for memory of this store may never get any.
+            self.store.ledger.budget.wake();
+        }
+    }
+}
+
+impl<A: DeviceAllocator> Drop for Store<A> {
+    fn drop(&mut self) {
+        self.release_all();
+    }
+}

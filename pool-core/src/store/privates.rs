@@ -1,0 +1,239 @@
+//! Private pools: the streams that are bound to each pool, and the cached blocks of each pool.
+//!
+//! Work that is captured into a graph runs again with each launch, at the same addresses. Memory
+//! that a capture allocates therefore comes from a private pool, goes back to it, and serves no
+//! other requests as long as the graph can be launched. None of this is on the hot path, which
+//! reads one flag.
+
+use crate::block::record::{Record, RecordOwner};
+use crate::block::request::{PoolRequest, PrivateId};
+use crate::port::{DeviceAllocator, MarkOf, StreamClock};
+use crate::store::flags::{BOUND, Flags};
+use crate::sys::Mutex;
+use crate::sys::atomic::{AtomicBool, Ordering::Relaxed};
+use std::collections::HashMap;
+
+pub(crate) struct Privates<A: DeviceAllocator> {
+    /// Whether any stream is bound.
+    bound: AtomicBool,
+    book: Mutex<PrivateBook<A>>,
+}
+
+struct PrivateBook<A: DeviceAllocator> {
+    next: PrivateId,
+    /// The pool of each bound stream, by stream id.
+    by_stream: HashMap<u64, PrivateId>,
+    pools: HashMap<PrivateId, Private<A>>,
+}
+
+struct Private<A: DeviceAllocator> {
+    /// Cached blocks, the newest last.
+    cached: Vec<RecordOwner<A>>,
+    /// Number of blocks in use.
+    out: usize,
+    /// Marks that all memory of the pool is ordered after, besides the marks of each block: those
+    /// that the captured work was ordered after, and the last launch on each stream. At most one of
+    /// each stream, the latest.
+    behind: Vec<MarkOf<A>>,
+    /// True once the owner was dropped. Blocks that are freed then may serve all requests once the
+    /// launches are done.
+    closed: bool,
+}
+
+impl<A: DeviceAllocator> Privates<A> {
+    pub(crate) fn new() -> Self {
+        let book =
+            PrivateBook { next: PrivateId::MIN, by_stream: HashMap::new(), pools: HashMap::new() };
+        Self { bound: AtomicBool::new(false), book: Mutex::new(book) }
+    }
+
+    /// Opens a pool and returns its number.
+    pub(crate) fn open(&self) -> PrivateId {
+        let book = &mut *self.book.lock();
+        let id = book.next;
+        book.next = id.saturating_add(1); // no program opens 2^32 pools
+        let (cached, behind) = (Vec::new(), Vec::new());
+        book.pools.insert(id, Private { cached, out: 0, behind, closed: false });
+        id
+    }
+
+    /// Binds a stream to a pool; returns false if it is bound already.
+    pub(crate) fn bind(&self, stream_id: u64, id: PrivateId, flags: &Flags) -> bool {
+        let book = &mut *self.book.lock();
+        let free = !book.by_stream.contains_key(&stream_id);
+        if free {
+            book.by_stream.insert(stream_id, id);
+            self.note_bound(book, flags);
+        }
+        free
+    }
+
+    /// Unbinds a stream of a pool.
+    pub(crate) fn unbind_one(&self, stream_id: u64, id: PrivateId, flags: &Flags) {
+        let book = &mut *self.book.lock();
+        if book.by_stream.get(&stream_id) == Some(&id) {
+            book.by_stream.remove(&stream_id);
+            self.note_bound(book, flags);
+        }
+    }
+
+    /// Unbinds all streams of a pool.
+    pub(crate) fn unbind(&self, id: PrivateId, flags: &Flags) {
+        let book = &mut *self.book.lock();
+        book.by_stream.retain(|_, of| *of != id);
+        self.note_bound(book, flags);
+    }
+
+    /// Stores whether any stream is bound. The caller holds the lock.
+    fn note_bound(&self, book: &PrivateBook<A>, flags: &Flags) {
+        let any = !book.by_stream.is_empty();
+        self.bound.store(any, Relaxed);
+        flags.set(BOUND, any);
+    }
+
+    /// Returns whether a thread holds the lock.
+    pub(crate) fn is_locked(&self) -> bool {
+        self.book.is_locked()
+    }
+
+    /// Returns whether any stream is bound.
+    #[inline]
+    pub(crate) fn are_bound(&self) -> bool {
+        self.bound.load(Relaxed)
+    }
+
+    /// Returns the pool that a stream is bound to.
+    #[inline]
+    pub(crate) fn of(&self, stream_id: u64) -> Option<PrivateId> {
+        // The thread that binds a stream also gives the work to it: it is this thread, or its work
+        // comes after that of this thread.
+        if self.are_bound() { self.bound_to(stream_id) } else { None }
+    }
+
+    #[cold]
+    fn bound_to(&self, stream_id: u64) -> Option<PrivateId> {
+        self.book.lock().by_stream.get(&stream_id).copied()
+    }
+
+    /// Takes the newest cached block that serves the request and for which `ready` returns true.
+    pub(crate) fn take(
+        &self,
+        id: PrivateId,
+        request: &PoolRequest<'_, A>,
+        mut ready: impl FnMut(&mut Record<A>) -> bool,
+    ) -> Option<RecordOwner<A>> {
+        let book = &mut *self.book.lock();
+        let pool = book.pools.get_mut(&id)?;
+        let serves = |record: &mut RecordOwner<A>| record.serves(request) && ready(record);
+        let at = pool.cached.iter_mut().rposition(serves)?;
+        pool.out += 1;
+        Some(pool.cached.remove(at))
+    }
+
+    /// Counts a block that comes from outside the pool and is in use at once.
+    pub(crate) fn count_out(&self, id: PrivateId) {
+        if let Some(pool) = self.book.lock().pools.get_mut(&id) {
+            pool.out += 1;
+        }
+    }
+
+    /// Keeps a block that is freed. Returns the block if its pool is closed, so that it can serve
+    /// all requests.
+    pub(crate) fn keep(
+        &self,
+        clock: &A::Clock,
+        mut record: RecordOwner<A>,
+    ) -> Option<RecordOwner<A>> {
+        let book = &mut *self.book.lock();
+        let id = record.private?;
+        let Some(pool) = book.pools.get_mut(&id) else { return Some(record) };
+        pool.out -= 1;
+        if !pool.closed {
+            pool.cached.push(record);
+            return None;
+        }
+        record.leave_private(clock, &pool.behind);
+        if pool.out == 0 {
+            book.pools.remove(&id);
+        }
+        Some(record)
+    }
+
+    /// Removes a block in use from its pool and from the cache for good.
+    pub(crate) fn release(&self, clock: &A::Clock, record: &mut Record<A>) {
+        let book = &mut *self.book.lock();
+        let Some(id) = record.private else { return };
+        let Some(pool) = book.pools.get_mut(&id) else { return };
+        record.leave_private(clock, &pool.behind);
+        pool.out -= 1;
+        if pool.closed && pool.out == 0 {
+            book.pools.remove(&id);
+        }
+    }
+
+    /// Returns the marks that all memory of a pool is ordered after, besides the marks of each
+    /// block.
+    pub(crate) fn behind(&self, id: PrivateId) -> Vec<MarkOf<A>> {
+        self.book.lock().pools.get(&id).map(|pool| pool.behind.clone()).unwrap_or_default()
+    }
+
+    /// Adds a mark that all memory of the pool is ordered after, such as the end of a launch. Keeps
+    /// the later mark of each stream: the marks of a capture come in the order in which its work
+    /// used the buffers.
+    pub(crate) fn put_behind(&self, id: PrivateId, clock: &A::Clock, mark: MarkOf<A>) {
+        let book = &mut *self.book.lock();
+        let Some(pool) = book.pools.get_mut(&id) else { return };
+        pool.behind.retain(|known| !clock.is_obsolete(*known));
+        match pool.behind.iter_mut().find(|known| clock.same_stream(**known, mark)) {
+            Some(known) => *known = clock.later(*known, mark),
+            None => pool.behind.push(mark),
+        }
+    }
+
+    /// Returns how many marks the memory of any pool is ordered after.
+    #[cfg(feature = "check")]
+    pub(crate) fn count_behind(&self) -> usize {
+        self.book.lock().pools.values().map(|pool| pool.behind.len()).sum()
+    }
+
+    /// Returns the bytes of a pool's cached blocks.
+    pub(crate) fn idle_bytes(&self, id: PrivateId) -> u64 {
+        let book = self.book.lock();
+        book.pools.get(&id).map_or(0, |pool| pool.cached.iter().map(|record| record.bytes).sum())
+    }
+
+    /// Calls `look` with each cached block of each pool.
+    pub(crate) fn each(&self, mut look: impl FnMut(&Record<A>)) {
+        let book = self.book.lock();
+        book.pools.values().flat_map(|pool| &pool.cached).for_each(|record| look(record));
+    }
+
+    /// Returns the bytes of the cached blocks of all pools.
+    pub(crate) fn all_idle_bytes(&self) -> u64 {
+        let book = self.book.lock();
+        let cached = book.pools.values().flat_map(|pool| &pool.cached);
+        cached.map(|record| record.bytes).sum()
+    }
+
+    /// Closes a pool whose owner is dropped. Returns its cached blocks, which may serve all
+    /// requests once the launches are done.
+    pub(crate) fn close(
+        &self,
+        id: PrivateId,
+        clock: &A::Clock,
+        flags: &Flags,
+    ) -> Vec<RecordOwner<A>> {
+        self.unbind(id, flags);
+        let book = &mut *self.book.lock();
+        let Some(pool) = book.pools.get_mut(&id) else { return Vec::new() };
+        pool.closed = true;
+        let mut cached = std::mem::take(&mut pool.cached);
+        for record in &mut cached {
+            record.leave_private(clock, &pool.behind);
+        }
+        if pool.out == 0 {
+            book.pools.remove(&id);
+        }
+        cached
+    }
+}

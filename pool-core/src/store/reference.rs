@@ -1,0 +1,291 @@
+//! References to a store: the pointers that keep it alive, and the only unsafe code about its
+//! lifetime.
+#![expect(unsafe_code, reason = "a buffer must not touch a reference count that threads share")]
+
+use crate::block::record::{Record, RecordOwner};
+use crate::invariant::{self, Scope};
+use crate::limits::{Budget, Member, WakeBudget};
+use crate::port::{DeviceAllocator, Why};
+use crate::store::Store;
+use crate::store::flags::AWAITED;
+use std::ptr::NonNull;
+
+/// The only owner of an open store. Dropping it closes the store.
+///
+/// A store lives as long as its owner or any buffer. Each shard counts, under its lock, the buffers
+/// that were taken in it less those that were freed into it, and the first shard the owner too. A
+/// free of an open store counts in one shard and looks at no other. Once the owner has closed all
+/// shards, each free takes all locks and adds up: the thread whose sum is zero frees the store.
+pub(crate) struct Owner<A: DeviceAllocator>(NonNull<Store<A>>);
+
+/// A counted reference to a store, taken out of the record of a block that is freed. Its drop
+/// releases it, also by a panic; [`StoreReference::release`] frees the block first.
+pub(crate) struct StoreReference<A: DeviceAllocator>(NonNull<Store<A>>);
+
+impl<A: DeviceAllocator> Owner<A> {
+    pub(crate) fn new(store: Store<A>) -> Self {
+        Self(NonNull::from(Box::leak(Box::new(store))))
+    }
+
+    #[inline]
+    pub(crate) fn store(&self) -> &Store<A> {
+        // SAFETY: the box lives until the sum of all counts is zero. The owner's own count, which
+        // only `drop` takes back, keeps it above zero.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Stores the reference of a block in its record, so that a buffer is one pointer. The store
+    /// has just counted the block as in use.
+    #[inline]
+    pub(crate) fn set_store(&self, record: &mut Record<A>) {
+        record.store = Some(self.0.cast());
+    }
+}
+
+/// Returns the store of a block in use.
+///
+/// # Safety
+///
+/// [`Owner::set_store`] has set the address in the record, and no [`StoreReference`] was taken
+/// since.
+#[inline]
+pub(crate) unsafe fn store_of<A: DeviceAllocator>(record: &Record<A>) -> &Store<A> {
+    // SAFETY: the caller promises what this function asks for.
+    let store = unsafe { address_of(record) };
+    // SAFETY: this is the address of a store of this type. The buffer is counted in the store, so
+    // the store is not freed.
+    unsafe { store.as_ref() }
+}
+
+/// The address of the store of a block in use.
+///
+/// # Safety
+///
+/// As for [`store_of`].
+#[inline]
+unsafe fn address_of<A: DeviceAllocator>(record: &Record<A>) -> NonNull<Store<A>> {
+    // SAFETY: `set_store` has put an address there.
+    unsafe { record.store.unwrap_unchecked() }.cast()
+}
+
+/// Frees a block into its shard, which counts the buffer as freed. Returns the block if that cannot
+/// be done under the lock of one shard, or if any of the flags `bypass_flags` is set.
+///
+/// # Safety
+///
+/// As for [`store_of`].
+#[inline]
+pub(crate) unsafe fn put<A: DeviceAllocator>(
+    mut record: RecordOwner<A>,
+    bypass_flags: u8,
+) -> Result<(), RecordOwner<A>> {
+    // SAFETY: as in `store_of`, until the shard counts the buffer as freed.
+    let store = unsafe { address_of(&record) };
+    // SAFETY: as in `store_of`, until the shard counts the buffer as freed.
+    let store: &Store<A> = unsafe { store.as_ref() };
+    let at = store.shard_of(&mut record);
+    let mut state = match record.part() {
+        None => store.shards.lock_home(at),
+        Some(_) => store.shards.lock(at),
+    };
+    // The flags are read under the lock: a request that begins to wait takes each lock once after
+    // it sets its flag. Either it finds the block in the shard, or this read sees the flag.
+    if state.closed || store.flags.any(bypass_flags) {
+        return Err(record);
+    }
+    record.unzeroed = true;
+    store.publish(&mut state, record.bytes);
+    // The store may be freed as soon as this thread unlocks the shard. No reference into the store
+    // is used after that here, and the lock is not accessed after the write that unlocks it
+    // (sys/lock.rs, `unlock`).
+    state.put(store.allocator.clock(), record, &store.bounds.keeping)
+}
+
+impl<A: DeviceAllocator> Drop for Owner<A> {
+    fn drop(&mut self) {
+        let store = self.store();
+        if store.is_forked() {
+            return; // a thread that does not exist in this process may hold the locks
+        }
+        if store.is_broken() {
+            store.drop_on_shortage();
+            store.ledger.note_never_freed();
+            return;
+        }
+        let _scope = Scope::enter(); // for the last free of the memory, after the store's own calls
+        // Declared first, so that a panic of the allocator drops it last: the store may be freed.
+        let _closed;
+        let _watch = store.watch();
+        store.close();
+        _closed = Closed { store: self.0 };
+        store.give_all_back();
+    }
+}
+
+/// The owner's count of a closed store. It is taken back when this is dropped, also by a panic of
+/// the allocator.
+struct Closed<A: DeviceAllocator> {
+    store: NonNull<Store<A>>,
+}
+
+impl<A: DeviceAllocator> Drop for Closed<A> {
+    fn drop(&mut self) {
+        // SAFETY: the owner is still counted. The Rust reference ends before the release.
+        let ledger = &unsafe { self.store.as_ref() }.ledger;
+        // The budget is woken after the release: memory that the store still has goes back to it
+        // then.
+        let _woken = WakeBudget(ledger.budget.clone());
+        // SAFETY: as above.
+        if unsafe { self.store.as_ref() }.is_broken() {
+            ledger.note_never_freed();
+        }
+        // SAFETY: the store is closed, and this is the owner's count.
+        unsafe { release_closed(self.store, CountedAs::Owner) };
+    }
+}
+
+impl<A: DeviceAllocator> Member for Owner<A>
+where
+    Store<A>: Send + Sync,
+{
+    fn set_awaited(&self, on: bool) {
+        let store = self.store();
+        if store.is_unusable() {
+            return; // a thread that does not exist in this process may hold a lock
+        }
+        store.flags.set(AWAITED, on);
+        if on {
+            // Every free that did not see the flag has ended, or sees it under its lock.
+            (0..store.shards.count()).for_each(|at| drop(store.shards.lock(at)));
+        }
+    }
+
+    fn trim_short(&self, bytes: u64) -> u64 {
+        let store = self.store();
+        if store.is_unusable() {
+            return 0;
+        }
+        let _watch = store.watch();
+        store.trim_short(bytes)
+    }
+
+    fn lost_bytes(&self) -> u64 {
+        let store = self.store();
+        match store.fault() {
+            Some(fault) if fault.why == Why::Forked => 0,
+            Some(fault) if fault.why == Why::Broken => store.ledger.reserved(),
+            _ => store.lost_bytes(),
+        }
+    }
+
+    fn address(&self) -> *const () {
+        self.store().address()
+    }
+}
+
+impl<A: DeviceAllocator> StoreReference<A> {
+    #[inline]
+    pub(crate) fn store(&self) -> &Store<A> {
+        // SAFETY: the store counts this reference until `give_up`, so it is not freed yet.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Takes the reference out of a record.
+    ///
+    /// # Safety
+    ///
+    /// As for [`store_of`].
+    #[inline]
+    pub(crate) unsafe fn taken_from(record: &Record<A>) -> Self {
+        // This is the pointer from the box, not one made from a `&Store`: the last `StoreReference`
+        // frees the store through it, which a pointer from a shared borrow must not do.
+        // SAFETY: as the caller promises.
+        Self(unsafe { address_of(record) })
+    }
+
+    /// Frees the block by `work`, which returns the shard that counts the buffer as freed. Wakes a
+    /// request that waits for the memory.
+    #[inline]
+    pub(crate) fn release(self, work: impl FnOnce(&Store<A>) -> usize) {
+        let store = self.0;
+        // SAFETY: as in `store`. A panic of `work` drops `self`, which gives the reference up.
+        let store_ref = unsafe { store.as_ref() };
+        let at = work(store_ref);
+        let broken = invariant::take();
+        if let Some(what) = broken {
+            store_ref.poison(what);
+        }
+        std::mem::forget(self);
+        let mut awaited = store_ref.awaited().map(WakeBudget);
+        let mut state = store_ref.shards.lock(at);
+        if state.closed {
+            drop(state);
+            let budget: Budget = store_ref.ledger.budget.clone();
+            if broken.is_some() {
+                store_ref.ledger.note_never_freed(); // its owner cannot tell any more
+            }
+            // The budget is woken after the release, as in the owner's drop.
+            awaited = Some(WakeBudget(budget));
+            // SAFETY: the store is closed, and the buffer's count is this thread's to take back.
+            unsafe { release_closed(store, CountedAs::In(at)) };
+        } else {
+            state.accounts.live.down(1);
+            // The store may be freed as soon as this thread unlocks the shard (`put`).
+            drop(state);
+        }
+        drop(awaited);
+    }
+}
+
+impl<A: DeviceAllocator> Drop for StoreReference<A> {
+    fn drop(&mut self) {
+        Self(self.0).release(|_| 0);
+    }
+}
+
+/// A count that keeps a closed store alive.
+#[derive(Clone, Copy)]
+enum CountedAs {
+    /// A buffer, in this shard.
+    In(usize),
+    Owner,
+}
+
+/// Takes a count of a closed store back, and frees the store if it was the last.
+///
+/// # Safety
+///
+/// The store is closed. The count is the caller's, who does not use the store again.
+unsafe fn release_closed<A: DeviceAllocator>(store: NonNull<Store<A>>, count: CountedAs) {
+    let sum = {
+        // SAFETY: the count keeps the store alive. When it is taken back, the locks of all shards
+        // do, which a thread that frees the store must take: the Rust reference is not used after
+        // the last of them is unlocked.
+        let mut all = unsafe { store.as_ref() }.shards.lock_all();
+        match (count, all.get_mut(0)) {
+            (CountedAs::Owner, Some(first)) => first.owners -= 1,
+            (CountedAs::In(at), _) => all[at].accounts.live.down(1),
+            (CountedAs::Owner, None) => {}
+        }
+        all.iter().map(|state| state.accounts.live.signed() + state.owners).sum::<i64>()
+    };
+    if sum == 0 {
+        // SAFETY: the sum reaches zero once, under all locks, so no other thread has the pointer or
+        // will lock a shard. It came from a box in `Owner::new`.
+        let store = unsafe { Box::from_raw(store.as_ptr()) };
+        if store.is_broken() {
+            Box::leak(store); // its records do not tell what may go back to the device
+        }
+    }
+}
+
+// SAFETY: an owner is a pointer to a store, which is Sync: an allocator is Send and Sync, blocks
+// are Send, and the rest is atomics and locks. The last thread frees the store, which can be any
+// thread, so the store must be Send too, and is.
+unsafe impl<A: DeviceAllocator> Send for Owner<A> where Store<A>: Send + Sync {}
+// SAFETY: as above.
+unsafe impl<A: DeviceAllocator> Sync for Owner<A> where Store<A>: Send + Sync {}
+// SAFETY: as for `Owner`.
+unsafe impl<A: DeviceAllocator> Send for StoreReference<A> where Store<A>: Send + Sync {}
+// SAFETY: as for `Owner`.
+unsafe impl<A: DeviceAllocator> Sync for StoreReference<A> where Store<A>: Send + Sync {}

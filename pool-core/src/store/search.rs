@@ -1,0 +1,227 @@
+//! The search of a request that its own free list does not serve: memory of other streams and other
+//! shards, memory behind an event, and neighbours that coalesce.
+
+use crate::block::record::Record;
+use crate::block::request::PoolRequest;
+use crate::blocks::Effort;
+use crate::observe::{Reason, Stage};
+use crate::port::{DeviceAllocator, DeviceError, MarkOf, StreamClock};
+use crate::ranges::list::UsedBy;
+use crate::ranges::node::RangeNode;
+use crate::shard::{Grant, State, Taken};
+use crate::store::{Goal, Store};
+use crate::stream::Pending;
+use crate::sys::atomic::Ordering::Relaxed;
+
+/// Nodes that are looked at in one section under a lock.
+pub(super) const NODES: u32 = 256;
+
+/// A grant, and the stage that served it.
+pub(super) type Found<A> = Result<Option<(Stage, Grant<A>)>, DeviceError>;
+
+impl<A: DeviceAllocator> Store<A> {
+    /// The shards in which a request is searched, from its home on and round. Where memory is cheap to
+    /// make, other shards are searched before a refusal, and by an arena that may not grow; for whole
+    /// blocks see `steal.rs`.
+    pub(super) fn shards_for(
+        &self,
+        request: &PoolRequest<'_, A>,
+        effort: Effort,
+    ) -> impl Iterator<Item = usize> + use<A> {
+        let (home, count) = (self.home(request), self.shards.count());
+        let own_alone = A::MEMORY.is_cheap
+            && effort == Effort::Bounded
+            && count > 1
+            && (!self.shape.is_arena() || self.may_grow_alone(home, request));
+        let others = if own_alone { 0 } else { count - 1 };
+        (0..=others).map(move |step| (home + step) % count)
+    }
+
+    /// The shard that a request begins with.
+    pub(super) fn home(&self, request: &PoolRequest<'_, A>) -> usize {
+        self.shards.home(&request.key, request.class.bytes)
+    }
+
+    /// Whether a shard of an arena takes memory from the device rather than from other shards: within
+    /// the bounds of the arena, and while the others are in use.
+    fn may_grow_alone(&self, home: usize, request: &PoolRequest<'_, A>) -> bool {
+        let (Some(arena), now) = (&self.shape.arena, self.epoch.load(Relaxed)) else {
+            return false;
+        };
+        let mut others = (0..self.shards.count()).filter(|at| *at != home);
+        match self.shape.page_bytes() {
+            None => !others.any(|at| self.shards.published(at).is_idle(now)),
+            Some(page) => {
+                let missing = self.shape.bytes_to_grow(request.class.bytes);
+                let most = arena.committed_limit(self.used().1, page);
+                self.ledger.reserved().saturating_add(missing) <= most
+            }
+        }
+    }
+
+    /// Whether free memory may serve a request: not where it goes past a pool without an arena. A
+    /// private pool is searched before.
+    pub(super) fn searches(&self, request: &PoolRequest<'_, A>) -> bool {
+        self.shape.is_arena() || (request.private.is_none() && request.class.is_cached())
+    }
+
+    /// The stages 2 to 4. The request's own free list was searched, unless the effort is `All`.
+    pub(super) fn search(&self, request: &PoolRequest<'_, A>, effort: Effort) -> Found<A> {
+        if !self.searches(request) {
+            return Ok(None);
+        }
+        if self.shape.uncached {
+            // What frees left is the device's; a refusal is counted there.
+            let _ = self.give_back(Goal::all(Reason::Bound));
+            return Ok(None);
+        }
+        // A request with a private pool has not searched the memory of all.
+        let own_first = request.private.is_some() || effort == Effort::All;
+        let mut refused = None;
+        for coalesced in [false, true] {
+            if coalesced && !self.coalesce(request, effort) {
+                break;
+            }
+            let own = if own_first || coalesced { self.take_own(request) } else { None };
+            let found = match own {
+                Some(grant) => Some((Stage::Elsewhere, grant)),
+                None => note(self.search_streams(request, effort), &mut refused),
+            };
+            if let Some((stage, grant)) = found {
+                return Ok(Some((if coalesced { Stage::Coalesced } else { stage }, grant)));
+            }
+        }
+        refused.map_or(Ok(None), Err)
+    }
+
+    /// The stages 2 and 3: memory of other streams and shards, and behind events.
+    fn search_streams(&self, request: &PoolRequest<'_, A>, effort: Effort) -> Found<A> {
+        let home = self.home(request);
+        for at in self.shards_for(request, effort) {
+            let own_was_searched = at == home && effort == Effort::Bounded;
+            if let Some(grant) = self.take_ready(at, request, own_was_searched, effort) {
+                return Ok(Some((Stage::Elsewhere, grant)));
+            }
+        }
+        if self.shards.count() > 1
+            && A::MEMORY.is_cheap
+            && !self.shape.is_arena()
+            && let Some(record) = self.steal(request)
+        {
+            let grant = Taken::Whole(record).grant(request, self.allocator.clock());
+            return Ok(Some((Stage::Elsewhere, grant)));
+        }
+        let found = self.take_not_ready(request, effort)?;
+        Ok(found.map(|grant| (Stage::BehindEvent, grant)))
+    }
+
+    /// Serves a request with memory of a shard that is ready as it is.
+    #[cold]
+    fn take_ready(
+        &self,
+        at: usize,
+        request: &PoolRequest<'_, A>,
+        own_was_searched: bool,
+        effort: Effort,
+    ) -> Option<Grant<A>> {
+        let (requester, statistics) = (self.requester(request), self.bounds.statistics);
+        let taken = if self.shape.is_arena() {
+            let of = |user: UsedBy| !own_was_searched || !user.is_own(request.key.stream_id);
+            let ready = |after: &Pending<MarkOf<A>>| requester.are_ready(after);
+            self.take_range(at, request, of, ready, effort, |state, id| {
+                state.lend_free_range(id, request, statistics)
+            })
+        } else {
+            let ready = |record: &mut Record<A>| record.marks.get_mut().is_ready(&requester);
+            let state = &mut *self.shards.lock(at);
+            let sizes = request.sizes();
+            let record = state.blocks.take_of_any(request.key.kind, &sizes, effort, ready)?;
+            Some(state.lend_block(record, request, statistics))
+        }?;
+        Some(taken.grant(request, requester.clock))
+    }
+
+    /// Makes a free range live whose marks `accept` takes, split to the request, and does `work` with
+    /// it under the lock: one of a bounded number in the lists that `of` names, or with all effort
+    /// one of all ranges, of which a portion is looked at under the lock at a time.
+    pub(super) fn take_range<R>(
+        &self,
+        at: usize,
+        request: &PoolRequest<'_, A>,
+        of: impl Fn(UsedBy) -> bool,
+        accept: impl Fn(&Pending<MarkOf<A>>) -> bool,
+        effort: Effort,
+        work: impl FnOnce(&mut State<A>, u32) -> Option<R>,
+    ) -> Option<R> {
+        let accept = |node: &RangeNode<MarkOf<A>>| accept(&node.marks);
+        let wanted = self.shape.range_request(request);
+        let mut next = (effort == Effort::All).then_some(0);
+        {
+            let state = &mut *self.shards.lock(at);
+            if let Some(id) = state.ranges.find(&wanted, of, accept) {
+                let id = state.ranges.take_part(id, wanted.bytes);
+                return work(state, id);
+            }
+        }
+        while let Some(from) = next {
+            let state = &mut *self.shards.lock(at);
+            let (found, more) = state.ranges.scan(&wanted, from, NODES, accept);
+            if let Some(id) = found {
+                let id = state.ranges.take_part(id, wanted.bytes);
+                return work(state, id);
+            }
+            next = more;
+        }
+        None
+    }
+
+    /// Coalesces neighbours of several streams that may be waited for. Returns whether that made any
+    /// range larger.
+    fn coalesce(&self, request: &PoolRequest<'_, A>, effort: Effort) -> bool {
+        let mut any = false;
+        if self.shape.is_arena() {
+            for at in self.shards_for(request, effort) {
+                any |= self.coalesce_in(at, request, effort);
+            }
+        }
+        any
+    }
+
+    #[cold]
+    fn coalesce_in(&self, at: usize, request: &PoolRequest<'_, A>, effort: Effort) -> bool {
+        let (requester, mut any) = (self.requester(request), false);
+        let can =
+            |mark: &MarkOf<A>| requester.may_query(*mark) && requester.clock.is_submitted(*mark);
+        let may = |marks: &[MarkOf<A>]| marks.iter().all(can);
+        let wanted = self.shape.range_request(request);
+        let mut from = {
+            let state = &mut *self.shards.lock(at);
+            if !state.ranges.may_be_apart(&wanted) {
+                return false;
+            }
+            if effort == Effort::Bounded { state.ranges.cursor } else { 0 }
+        };
+        loop {
+            let state = &mut *self.shards.lock(at);
+            let (coalesced, next) =
+                state.ranges.coalesce_streams(requester.clock, from, NODES, may);
+            state.ranges.cursor = next.unwrap_or(0);
+            any |= coalesced;
+            match next {
+                Some(next) if effort == Effort::All => from = next,
+                _ => return any,
+            }
+        }
+    }
+}
+
+/// Keeps an error for the case that the device refuses too. Returns what was found.
+pub(super) fn note<T>(
+    found: Result<Option<T>, DeviceError>,
+    refused: &mut Option<DeviceError>,
+) -> Option<T> {
+    found.unwrap_or_else(|error| {
+        *refused = Some(error);
+        None
+    })
+}

@@ -1,0 +1,188 @@
+//! How the memory of a pool is divided: constants of its arena and of its device.
+#![expect(unsafe_code, reason = "parts of segments are zeroed")]
+
+use crate::block::record::Place;
+use crate::block::request::PoolRequest;
+use crate::port::{
+    Allocating, DeviceAllocator, DeviceError, MarkOf, PageCalls, Sliceable, StreamClock, StreamOf,
+};
+use crate::ranges::RangeRequest;
+use crate::ranges::arena::ArenaConfig;
+use crate::ranges::list::Group;
+use crate::store::Store;
+use crate::stream::Pending;
+use std::ops::Range;
+
+/// How memory is divided.
+pub(crate) struct Shape<A: DeviceAllocator> {
+    /// `None` where blocks are lent whole.
+    pub(crate) arena: Option<ArenaConfig>,
+    /// `None` where segments are whole blocks of the device.
+    pub(crate) pages: Option<PageCalls<A>>,
+    /// `None` where blocks are lent whole.
+    zero_part: Option<ZeroPart<A>>,
+    granule: u64,
+    /// Alignment of all ranges in their segment, and of blocks of the default kind in memory.
+    alignment_in_segment: u64,
+    pub(crate) alignment: u64,
+    /// Requests up to this many bytes are apart from larger ones.
+    apart_above: u64,
+    /// Nothing is reused (`PyTorch`: `caching_allocator:False`).
+    pub(crate) uncached: bool,
+}
+
+/// [`Sliceable::zero_part`].
+type ZeroPart<A> = unsafe fn(
+    &A,
+    &<A as DeviceAllocator>::Block,
+    Range<u64>,
+    &StreamOf<A>,
+) -> Result<(), DeviceError>;
+
+impl<A: Sliceable> Shape<A> {
+    /// Memory that is split as an arena says.
+    pub(crate) fn of_arena(allocator: &A, config: ArenaConfig) -> Self {
+        let least = allocator.part_granule().max(allocator.alignment_of(A::Kind::default()));
+        let granule = config.granule.max(least);
+        let config = config.granule(granule);
+        let granule = config.granule;
+        let device_pages = config.page_bytes().and_then(|bytes| Some((bytes, allocator.pages()?)));
+        let alignment_in_segment = match &device_pages {
+            Some((_, pages)) => granule.min(pages.page_bytes),
+            None => granule,
+        };
+        let whole = A::Kind::default();
+        let refused = device_pages.is_none() && allocator.aligned(whole, granule).is_err();
+        let alignment = match refused {
+            true => best_alignment(allocator, granule),
+            false => alignment_in_segment,
+        };
+        let pages = device_pages.map(|(bytes, pages)| PageCalls {
+            page_bytes: bytes.max(pages.page_bytes).max(granule),
+            ..pages
+        });
+        Self {
+            pages,
+            zero_part: Some(A::zero_part),
+            granule,
+            alignment_in_segment,
+            alignment,
+            apart_above: config.apart_above,
+            uncached: config.uncached,
+            arena: Some(config),
+        }
+    }
+}
+
+/// Returns the largest alignment up to `most`, a power of two, that segments can have.
+fn best_alignment<A: DeviceAllocator>(allocator: &A, most: u64) -> u64 {
+    let whole = A::Kind::default();
+    let mut alignments = std::iter::successors(Some(most), |alignment| Some(alignment / 2));
+    let offered = |alignment: &u64| *alignment <= 1 || allocator.aligned(whole, *alignment).is_ok();
+    let best = alignments.find(offered).unwrap_or(1);
+    best.max(most.min(allocator.alignment_of(whole)))
+}
+
+impl<A: DeviceAllocator> Shape<A> {
+    /// Whole blocks.
+    pub(crate) fn of_blocks() -> Self {
+        Self {
+            arena: None,
+            pages: None,
+            zero_part: None,
+            granule: 1,
+            alignment_in_segment: u64::MAX,
+            alignment: u64::MAX,
+            apart_above: 0,
+            uncached: false,
+        }
+    }
+
+    /// Whether memory is split.
+    #[inline]
+    pub(crate) fn is_arena(&self) -> bool {
+        self.arena.is_some()
+    }
+
+    /// Whether the arena has `PyTorch`'s constants.
+    pub(crate) fn is_torch(&self) -> bool {
+        self.arena.as_ref().is_some_and(ArenaConfig::is_torch)
+    }
+
+    /// Sizes of blocks are multiples of this many bytes.
+    pub(crate) fn granule(&self) -> u64 {
+        self.granule
+    }
+
+    /// The bytes that the device must give for a request of this many: whole pages, if it has any.
+    pub(crate) fn bytes_to_grow(&self, bytes: u64) -> u64 {
+        let page = self.page_bytes().unwrap_or(1);
+        bytes.checked_next_multiple_of(page).unwrap_or(bytes)
+    }
+
+    /// Bytes of a page; `None` where segments are whole blocks of the device.
+    pub(crate) fn page_bytes(&self) -> Option<u64> {
+        self.pages.as_ref().map(|pages| pages.page_bytes)
+    }
+
+    /// Whether a block may be larger than any single allocation of the device.
+    pub(crate) fn has_pages(&self) -> bool {
+        self.pages.is_some()
+    }
+
+    /// A request, as a search of ranges needs it.
+    #[inline]
+    pub(crate) fn range_request(&self, request: &PoolRequest<'_, A>) -> RangeRequest<A::Kind> {
+        let bytes = request.class.bytes;
+        let group = Group { kind: request.key.kind, small: bytes <= self.apart_above };
+        RangeRequest { bytes, group, stream: request.key.stream_id }
+    }
+}
+
+impl<A: DeviceAllocator> Store<A> {
+    /// A kind whose blocks start at multiples of `alignment` bytes as well.
+    pub(crate) fn aligned(&self, kind: A::Kind, alignment: u64) -> Result<A::Kind, DeviceError> {
+        let most = i64::try_from(self.shape.alignment).unwrap_or(i64::MAX);
+        let both = |refused: DeviceError| match refused.expected {
+            0 => refused,
+            expected => refused.expected(expected.min(most)),
+        };
+        let aligned = self.allocator.aligned(kind, alignment).map_err(both)?;
+        DeviceError::check_alignment(alignment, self.shape.alignment)?;
+        // One kind for all ranges: segments are aligned to the granule.
+        Ok(if self.shape.is_arena() { kind } else { aligned })
+    }
+
+    /// Whether the pool's blocks have the alignment of a kind.
+    #[inline]
+    pub(crate) fn offers(&self, kind: A::Kind) -> bool {
+        self.allocator.alignment_of(kind) <= self.shape.alignment_in_segment
+    }
+
+    /// Fills the first `bytes` bytes of a block with zeroes, in the order of `on`.
+    pub(crate) fn zero(
+        &self,
+        place: &mut Place<A>,
+        bytes: u64,
+        on: &StreamOf<A>,
+    ) -> Result<(), DeviceError> {
+        match (place, self.shape.zero_part) {
+            (Place::Whole(block), _) => self.allocator.zero(block, bytes, on),
+            (Place::Part(part), Some(zero_part)) => {
+                let range = part.offset..part.offset + bytes;
+                // SAFETY: the range is borrowed alone, and ranges that are lent do not overlap
+                // (ranges/check.rs; `tests/pool/schedules.rs`).
+                unsafe { zero_part(&self.allocator, part.segment(), range, on) }
+            }
+            (Place::Part(_), None) => unreachable!("only an arena has parts of segments"),
+        }
+    }
+
+    /// The marks that guard the unused rest of fresh memory.
+    pub(crate) fn fresh_marks(&self, on: &StreamOf<A>) -> Pending<MarkOf<A>> {
+        match A::MEMORY.allocating {
+            Allocating::InOrder => Pending::One(self.allocator.clock().mark(on)),
+            Allocating::AtOnce => Pending::Nothing,
+        }
+    }
+}

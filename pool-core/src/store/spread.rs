@@ -1,0 +1,122 @@
+//! More shards: a pool begins with one, and takes more where threads take turns in it often.
+
+use crate::port::DeviceAllocator;
+use crate::shard::{RoundEnd, State, Sum};
+use crate::size::MIB;
+use crate::store::Store;
+use crate::sys::atomic::{Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::AtomicUsize;
+use std::thread;
+
+/// Reserved bytes for each shard of an arena: a small one stays one heap.
+const BYTES_OF_SHARD: u64 = 4 * MIB;
+
+/// Peaks of sums over several shards, in bytes but for `live`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Peaks {
+    live: u64,
+    requested: u64,
+    allocated: u64,
+    /// Not reset: limits are a share of it.
+    highest_allocated: u64,
+    cached: u64,
+    used: u64,
+}
+
+/// How many shards a pool takes at most: twice the processors.
+pub(super) fn most() -> usize {
+    // No `OnceLock`: a forked child would wait for ever where a thread of its parent was in it.
+    static MOST: AtomicUsize = AtomicUsize::new(0);
+    let known = MOST.load(Relaxed);
+    if known > 0 {
+        return known;
+    }
+    let most = 2 * thread::available_parallelism().map_or(1, usize::from);
+    MOST.store(most, Relaxed);
+    most
+}
+
+impl<A: DeviceAllocator> Store<A> {
+    /// Ends a round of a shard, under its lock. Returns whether the pool should take more shards.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn end_round(&self, state: &mut State<A>) -> bool {
+        let RoundEnd { is_crowded, ends_epoch } = state.end_round();
+        if ends_epoch {
+            self.epoch.fetch_add(1, Relaxed);
+        }
+        self.keep_time(state);
+        if self.shards.count() > 1 {
+            let published = self.shards.published(state.number as usize);
+            state.publish_all(published, self.epoch.load(Relaxed));
+        }
+        is_crowded && self.shards.count() < self.shards.most()
+    }
+
+    /// Brings the time of a shard and that of the pool to the later of the two.
+    pub(super) fn keep_time(&self, state: &mut State<A>) {
+        let latest = self.turn.fetch_max(state.turn, Relaxed);
+        state.turn = state.turn.max(latest);
+    }
+
+    /// Takes twice as many shards.
+    #[cold]
+    pub(super) fn spread(&self) {
+        let count = self.shards.count() as u64;
+        if self.shape.is_arena() && self.ledger.reserved() < count * BYTES_OF_SHARD {
+            return;
+        }
+        self.spread_to(2 * self.shards.count());
+    }
+
+    /// Takes shards until there are `count`.
+    pub(super) fn spread_to(&self, count: usize) {
+        let by_size = self.classes.has_larger_blocks();
+        let first = &mut *self.shards.lock(0);
+        let is_limited = !self.is_unlimited();
+        if self.shards.count() == 1 {
+            self.leased.store(if is_limited { first.lease } else { 0 }, SeqCst);
+            *self.peaks.lock() = Peaks {
+                live: first.accounts.live.now().1,
+                requested: first.accounts.requested.now().1,
+                allocated: first.accounts.allocated.now().1,
+                highest_allocated: first.highest_allocated(),
+                cached: first.cached_peak(),
+                used: first.ranges.used_peak,
+            };
+        }
+        let lease = if is_limited { 0 } else { u64::MAX };
+        let closed = first.closed;
+        self.shards.grow(count, |number| {
+            let state = State::new(number, self.shape.arena.as_ref(), by_size, lease);
+            State { turn: first.turn, closed, ..state }
+        });
+    }
+
+    /// Takes the peaks of several shards from their sum, and gives it those that there were.
+    pub(super) fn note_peaks(&self, sum: &mut Sum) {
+        let peaks = &mut *self.peaks.lock();
+        let higher = |peak: &mut u64, now: u64| {
+            *peak = now.max(*peak);
+            *peak
+        };
+        sum.accounts.live.set_peak(higher(&mut peaks.live, sum.accounts.live.now().0));
+        let requested = sum.accounts.requested.now().0;
+        sum.accounts.requested.set_peak(higher(&mut peaks.requested, requested));
+        let allocated = sum.accounts.allocated.now().0;
+        sum.accounts.allocated.set_peak(higher(&mut peaks.allocated, allocated));
+        sum.allocated_peak = higher(&mut peaks.highest_allocated, allocated);
+        sum.cached_peak = higher(&mut peaks.cached, sum.kept);
+        sum.used_peak = higher(&mut peaks.used, sum.used);
+    }
+
+    /// Lets the peaks of several shards start again from the current figures.
+    pub(super) fn reset_summed_peaks(&self) {
+        {
+            let peaks = &mut *self.peaks.lock();
+            let Peaks { highest_allocated, used, .. } = *peaks;
+            *peaks = Peaks { highest_allocated, used, ..Peaks::default() };
+        }
+        self.sum();
+    }
+}

@@ -1,0 +1,143 @@
+//! Memory taken ahead of time.
+
+use crate::block::request::PoolRequest;
+use crate::limits::InTransit;
+use crate::port::{Allocating, DeviceAllocator, DeviceError, Limit, StreamClock, Why};
+use crate::shard::State;
+use crate::store::Store;
+use crate::store::free::Freed;
+use crate::stream::Pending;
+
+/// Live ranges that no buffer has. They are free when it is dropped, also by a panic of the device.
+struct WarmRanges<'s, A: DeviceAllocator> {
+    store: &'s Store<A>,
+    /// Their shard.
+    at: usize,
+    ids: Vec<u32>,
+    /// A request that finds none of them waits until they are free.
+    _in_transit: InTransit<'s>,
+}
+
+impl<A: DeviceAllocator> Drop for WarmRanges<'_, A> {
+    fn drop(&mut self) {
+        let state = &mut *self.store.shards.lock(self.at);
+        for id in std::mem::take(&mut self.ids) {
+            let node = &mut state.ranges.nodes[id];
+            let (marks, unzeroed) = (std::mem::take(&mut node.marks), node.unzeroed);
+            let when = (unzeroed, state.turn);
+            state.ranges.free(self.store.allocator.clock(), id, marks, when);
+        }
+    }
+}
+
+impl<A: DeviceAllocator> Store<A> {
+    /// Allocates `count` free blocks of a request's size from the device ahead of time. Counts no
+    /// request.
+    pub(crate) fn warm_up(
+        &self,
+        request: &PoolRequest<'_, A>,
+        count: usize,
+    ) -> Result<(), DeviceError> {
+        if !request.class.is_cached() {
+            let call = "warm up a size that goes past the pool";
+            return Err(DeviceError::new(Why::Unsupported, call));
+        }
+        match self.shape.is_arena() {
+            false => (0..count).try_for_each(|_| self.warm_up_block(request)),
+            true => self.warm_up_ranges(request, count),
+        }
+    }
+
+    fn warm_up_block(&self, request: &PoolRequest<'_, A>) -> Result<(), DeviceError> {
+        let at = self.home(request);
+        let bytes = request.class.bytes;
+        self.has_room(at, request)?;
+        let _in_transit = InTransit::new(self.transit()); // until it is free memory
+        let mut record = self.new_block(request)?;
+        if A::MEMORY.allocating == Allocating::AtOnce {
+            record.marks.get_mut().belong_to_nobody();
+        }
+        let limit = self.cached_limit();
+        self.make_lease(at, bytes, limit);
+        let stays = {
+            let state = &mut *self.shards.lock(at);
+            state.turn += 1;
+            record.freed_at = state.turn;
+            // Other threads may have filled the room while the device was called.
+            state.keep_or_defer(request.key, record, limit, &self.bounds.keeping)
+        };
+        self.give_back_in_drop(Freed { at, segment: None });
+        if stays {
+            return Ok(());
+        }
+        // One of the two, which other threads have reached meanwhile.
+        let state = &mut *self.shards.lock(at);
+        let most = self.bounds.keeping.bucket.of(bytes);
+        let is_full = state.blocks.count_of(request.key, bytes) >= most;
+        Err(DeviceError::limit(if is_full { Limit::Bucket } else { Limit::Cached }))
+    }
+
+    /// Whether a free block more stays under the limits.
+    fn has_room(&self, at: usize, request: &PoolRequest<'_, A>) -> Result<(), DeviceError> {
+        let (bytes, limit) = (request.class.bytes, self.cached_limit());
+        if bytes > limit / 2 || self.sum().kept.saturating_add(bytes) > limit {
+            return Err(DeviceError::limit(Limit::Cached));
+        }
+        let state: &mut State<A> = &mut self.shards.lock(at);
+        let most = self.bounds.keeping.bucket.of(bytes);
+        if state.blocks.count_of(request.key, bytes) >= most {
+            return Err(DeviceError::limit(Limit::Bucket));
+        }
+        Ok(())
+    }
+
+    /// Takes memory until `count` ranges of a request's size fit at once.
+    fn warm_up_ranges(
+        &self,
+        request: &PoolRequest<'_, A>,
+        count: usize,
+    ) -> Result<(), DeviceError> {
+        let at = self.home(request);
+        let in_transit = InTransit::new(self.transit());
+        let mut taken = WarmRanges { store: self, at, ids: Vec::new(), _in_transit: in_transit };
+        let mut result = Ok(());
+        for _ in 0..count {
+            let free = self.free_range(at, request);
+            let is_fresh = free.is_none();
+            match free.map_or_else(|| self.grow_range(at, request), Ok) {
+                Ok(id) => {
+                    let state = &mut *self.shards.lock(at);
+                    let node = &mut state.ranges.nodes[id];
+                    if is_fresh && !A::MEMORY.cpu_touches {
+                        // The device, and the streams that used parts of it, were waited for on the
+                        // stream of the request only.
+                        node.marks = Pending::One(self.allocator.clock().mark(request.on));
+                    }
+                    let bytes = node.bytes;
+                    state.turn += 1;
+                    state.ranges.count_out(bytes);
+                    taken.ids.push(id);
+                }
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        drop(taken);
+        if result.is_ok() && self.shards.lock(at).kept() > self.cached_limit() {
+            result = Err(DeviceError::limit(Limit::Cached));
+        }
+        if result.is_err() {
+            // What passes the limit goes back with the next call that may; here that is this one.
+            let _ = self.give_back_to_limit();
+        }
+        result
+    }
+
+    /// A live range out of free memory, which is not lent.
+    fn free_range(&self, at: usize, request: &PoolRequest<'_, A>) -> Option<u32> {
+        let (requester, wanted) = (self.requester(request), self.shape.range_request(request));
+        self.shards.lock(at).ranges.take(&wanted, &requester)
+    }
+}
