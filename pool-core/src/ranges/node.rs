@@ -12,7 +12,7 @@ pub(crate) use crate::by_size::NONE;
 const CHUNK_BITS: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 8 };
 const CHUNK: usize = 1 << CHUNK_BITS;
 
-/// NodeState of a range.
+/// What a range is to the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NodeState {
     /// The number names no range.
