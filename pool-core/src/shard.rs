@@ -91,7 +91,7 @@ impl<A: DeviceAllocator> State<A> {
             lease,
             largest: lease / 2,
             round: Round::default(),
-            served_by: 0,
+            served_by: number as usize,
             closed: false,
             owners: i64::from(number == 0),
         }

@@ -106,6 +106,10 @@ pub(crate) struct Store<A: DeviceAllocator> {
     turn: AtomicU64,
     /// Bytes of the cached limit that shards have leased, where there are several.
     leased: AtomicU64,
+    /// Bytes of the pool when its shards were last summed up for a peak, and requests that are no
+    /// hits so far.
+    summed: AtomicU64,
+    slow_requests: AtomicU32,
     /// Peaks of the sums over several shards.
     peaks: Mutex<Peaks>,
     /// The calls to the device, and segments.
@@ -170,6 +174,8 @@ impl<A: DeviceAllocator> Store<A> {
             epoch: AtomicU32::new(0),
             turn: AtomicU64::new(0),
             leased: AtomicU64::new(0),
+            summed: AtomicU64::new(0),
+            slow_requests: AtomicU32::new(0),
             peaks: Mutex::default(),
             calls: Mutex::default(),
             owned: Mutex::default(),

@@ -118,7 +118,7 @@ impl<A: DeviceAllocator> Store<A> {
     /// Gives back all ranges that are above the cached limit.
     pub(super) fn give_back_to_limit(&self) -> GivenBack {
         let (mut given_back, mut refusal) = (0, None);
-        if !self.shape.is_arena() {
+        if !self.shape.is_arena() || self.is_unlimited() {
             return (0, None); // no block is kept above it
         }
         for at in 0..self.shards.count() {

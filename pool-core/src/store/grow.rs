@@ -38,7 +38,7 @@ impl<A: DeviceAllocator> Store<A> {
     fn note_slow(&self, at: usize) {
         if self.shards.count() > 1 {
             self.keep_time(&mut self.shards.lock(at));
-            self.sum();
+            self.watch_peaks();
         }
     }
 

@@ -34,12 +34,20 @@ impl<A: DeviceAllocator> Store<A> {
     /// shards, what each had at most lately, if that is more together: what one has free, another
     /// does not split.
     pub(super) fn used(&self) -> (u64, u64) {
+        if self.shards.count() > 1 {
+            self.watch_peaks();
+            return self.last_used();
+        }
         let sum = self.sum();
         (sum.used, sum.used_peak.max(sum.recent_peaks))
     }
 
     /// The most bytes that were allocated at once.
     pub(super) fn allocated_peak(&self) -> u64 {
+        if self.shards.count() > 1 {
+            self.watch_peaks();
+            return self.last_allocated_peak();
+        }
         let sum = self.sum();
         if self.shape.is_arena() { sum.used_peak } else { sum.allocated_peak }
     }

@@ -11,6 +11,11 @@ use std::thread;
 /// Reserved bytes for each shard of an arena: a small one stays one heap.
 const BYTES_OF_SHARD: u64 = 4 * MIB;
 
+/// Peaks are summed up when the pool's bytes have grown by one part in this many, or after so many
+/// requests that are no hits.
+const PART_OF_PEAK: u64 = 32;
+const REQUESTS_OF_SUM: u32 = 64;
+
 /// Peaks of sums over several shards, in bytes but for `live`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Peaks {
@@ -21,6 +26,9 @@ pub(super) struct Peaks {
     highest_allocated: u64,
     cached: u64,
     used: u64,
+    /// Not peaks: what was used at the last sum, and what each shard used at most lately.
+    used_now: u64,
+    used_lately: u64,
 }
 
 /// How many shards a pool takes at most: twice the processors.
@@ -83,6 +91,8 @@ impl<A: DeviceAllocator> Store<A> {
                 highest_allocated: first.highest_allocated(),
                 cached: first.cached_peak(),
                 used: first.ranges.used_peak,
+                used_now: first.ranges.used(),
+                used_lately: 0,
             };
         }
         let lease = if is_limited { 0 } else { u64::MAX };
@@ -108,6 +118,34 @@ impl<A: DeviceAllocator> Store<A> {
         sum.allocated_peak = higher(&mut peaks.highest_allocated, allocated);
         sum.cached_peak = higher(&mut peaks.cached, sum.kept);
         sum.used_peak = higher(&mut peaks.used, sum.used);
+        (peaks.used_now, peaks.used_lately) = (sum.used, sum.recent_peaks);
+    }
+
+    /// Takes the peaks of several shards on a slow path, where they may be new ones: the pool has
+    /// more from the device than at the last sum, or some requests have passed since. A sum takes all
+    /// locks, so that not each request may make one.
+    pub(super) fn watch_peaks(&self) {
+        if self.shards.count() == 1 {
+            return;
+        }
+        let (reserved, known) = (self.ledger.reserved(), self.summed.load(Relaxed));
+        let passed = self.slow_requests.fetch_add(1, Relaxed).wrapping_add(1);
+        if reserved > known + known / PART_OF_PEAK || passed.is_multiple_of(REQUESTS_OF_SUM) {
+            self.summed.store(reserved, Relaxed);
+            self.sum();
+        }
+    }
+
+    /// Bytes that several shards use of ranges, and the most of that, as of the last sum.
+    pub(super) fn last_used(&self) -> (u64, u64) {
+        let peaks = &*self.peaks.lock();
+        (peaks.used_now, peaks.used.max(peaks.used_lately))
+    }
+
+    /// The most bytes that several shards lent at once, as of the sums so far.
+    pub(super) fn last_allocated_peak(&self) -> u64 {
+        let peaks = &*self.peaks.lock();
+        if self.shape.is_arena() { peaks.used } else { peaks.highest_allocated }
     }
 
     /// Lets the peaks of several shards start again from the current figures.

@@ -231,18 +231,19 @@ impl<A: DeviceAllocator> Store<A> {
         progress: &mut Progress,
     ) -> Result<Grant<A>, DeviceError> {
         progress.refused = None;
+        let home = self.home(request);
         let private = request.private.and_then(|id| self.take_private(request, id));
         if let Some(grant) = private {
-            return Ok(self.served(Stage::Private, grant));
+            return Ok(self.served(home, Stage::Private, grant));
         }
         let found = self.search(request, progress.effort);
         if let Some((stage, grant)) = note(found, &mut progress.refused) {
             self.count_out_of_private(request);
-            return Ok(self.served(stage, grant));
+            return Ok(self.served(home, stage, grant));
         }
-        progress.given_back += self.free_deferred_and_excess().0;
+        progress.given_back += self.free_before_growing(home, progress.effort).0;
         let fresh = self.grow(request).inspect(|_| self.count_out_of_private(request));
-        fresh.map(|fresh| self.served(progress.stage, fresh))
+        fresh.map(|fresh| self.served(home, progress.stage, fresh))
     }
 
     /// Counts a shared block that a private pool has from now on.
@@ -252,9 +253,9 @@ impl<A: DeviceAllocator> Store<A> {
         }
     }
 
-    fn served(&self, stage: Stage, grant: Grant<A>) -> Grant<A> {
+    fn served(&self, at: usize, stage: Stage, grant: Grant<A>) -> Grant<A> {
         if self.bounds.statistics {
-            self.shards.lock(0).counts.served_by.count(stage);
+            self.shards.lock(at).counts.served_by.count(stage);
         }
         grant
     }

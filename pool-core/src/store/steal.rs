@@ -13,12 +13,15 @@ use std::hint;
 
 /// Blocks that are taken over at once.
 const MOST: u32 = 32;
-/// How often a shard whose lock is busy is tried again.
+/// How often the shard that served last is tried again if its lock is busy.
 const TRIES: u32 = if cfg!(any(loom, shuttle)) { 2 } else { 256 };
+/// Other shards that are looked at for one request at most: with all of them, threads that all lack
+/// memory would hinder each other.
+const LOOKS: u32 = 4;
 
 impl<A: DeviceAllocator> Store<A> {
-    /// Takes blocks over from another shard, and serves a request with one of them. First those are
-    /// asked whose lock is free, then the others.
+    /// Takes blocks over from another shard, and serves a request with one of them. The one that
+    /// served last is waited for, if its threads free what this shard lends; the others are not.
     pub(super) fn steal(&self, request: &PoolRequest<'_, A>) -> Option<RecordOwner<A>> {
         let (home, bytes) = (self.home(request), request.class.bytes);
         let (count, now) = (self.shards.count(), self.epoch.load(Relaxed));
@@ -26,14 +29,16 @@ impl<A: DeviceAllocator> Store<A> {
             let own = self.shards.lock(home);
             (own.is_drained(), own.served_by)
         };
-        for tries in [1, TRIES] {
-            for at in (0..count).map(|step| (first + step) % count).filter(|at| *at != home) {
-                if !self.shards.published(at).may_have(bytes, now, eager) {
-                    continue;
-                }
-                if let Some(record) = self.steal_from(at, home, request, (eager, tries)) {
-                    return Some(record);
-                }
+        let mut looks = 0;
+        for at in (0..count).map(|step| (first + step) % count).filter(|at| *at != home) {
+            if !self.shards.published(at).may_have(bytes, now, eager) {
+                continue;
+            }
+            let tries = if eager && at == first { TRIES } else { 1 };
+            let stolen = self.steal_from(at, home, request, (eager, tries));
+            looks += 1;
+            if stolen.is_some() || looks == LOOKS {
+                return stolen;
             }
         }
         None

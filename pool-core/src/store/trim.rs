@@ -1,5 +1,6 @@
 //! Explicit operations on the cache, which also run when memory is short: fill, trim and clear it.
 
+use crate::blocks::Effort;
 use crate::limits::GivenBack;
 use crate::observe::Reason;
 use crate::port::DeviceAllocator;
@@ -10,6 +11,15 @@ impl<A: DeviceAllocator> Store<A> {
     /// Does the frees that drops deferred, and gives back cached memory above the cached limit.
     pub(crate) fn free_deferred_and_excess(&self) -> GivenBack {
         and(self.free_deferred(), || self.give_back_to_limit())
+    }
+
+    /// As [`Store::free_deferred_and_excess`], for a request that needs the device. Where drops free
+    /// at once, the other shards have nothing of this as a rule, and their locks are left alone.
+    pub(super) fn free_before_growing(&self, home: usize, effort: Effort) -> GivenBack {
+        if A::MEMORY.free_in_drop && !self.shape.is_arena() && effort == Effort::Bounded {
+            return self.free_deferred_of(home);
+        }
+        self.free_deferred_and_excess()
     }
 
     /// Does the frees that drops deferred, and gives back free memory, oldest first, until it has
