@@ -41,15 +41,15 @@ replays() {
 }
 
 # What the earlier commit does is kept for the next run.
-name=$(git -C "$root" rev-parse "$commit")
-if [ ! -s "$work/$name.done" ]; then
+earlier=$(git -C "$root" rev-parse "$commit")
+if [ ! -s "$work/$earlier.done" ]; then
     git -C "$root" worktree add --force --detach "$before" "$commit"
     trap 'git -C "$root" worktree remove --force "$before"' EXIT
-    replays "$name" "$before"
-    echo done >"$work/$name.done"
+    replays "$earlier" "$before"
+    echo done >"$work/$earlier.done"
 fi
 replays here "$root"
-if diff "$work/$name.jsonl" "$work/here.jsonl" >"$work/diff"; then
+if diff "$work/$earlier.jsonl" "$work/here.jsonl" >"$work/diff"; then
     echo "equal: $(grep -c '^{' "$work/here.jsonl") replays do the same as at $commit"
 else
     head -20 "$work/diff"
