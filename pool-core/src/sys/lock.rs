@@ -2,7 +2,7 @@
 //! can put threads to sleep. It is for sections of a few dozen instructions that are mostly
 //! uncontended.
 //!
-//! The lock is not fair. A thread that waits spins for a moment, then yields, and finally sleeps.
+//! The lock is not fair. A thread that waits spins for a moment, yields, and then sleeps for moments.
 #![expect(unsafe_code, reason = "`lock_api` asks for a promise")]
 
 use crate::sys::sync::atomic::{
@@ -19,12 +19,13 @@ pub(crate) type Lock<T> = lock_api::Mutex<Swap, T>;
 pub(crate) type LockGuard<'l, T> = lock_api::MutexGuard<'l, Swap, T>;
 
 /// Pauses before the second read of a lock that is held. The pauses double with each read, up to
-/// [`MAX_PAUSES`]; from then on the waiting thread yields between reads.
+/// [`MAX_PAUSES`]; then the waiting thread yields a few times, and from then on it sleeps between
+/// reads. More yields would do harm: where processors are idle they come back at once, so each unlock
+/// meets a thread that takes the lock, and all memory under it, to its own processor
+/// (`docs/decisions/041-shards.md` has figures). The sleep also lets a holder of lower priority run.
 const MIN_PAUSES: u32 = 4;
-const MAX_PAUSES: u32 = 64;
-/// Yields before the waiting thread sleeps. Without the sleep a waiting thread of higher priority
-/// could prevent the lock's holder on the same processor from ever running.
-const MAX_YIELDS: u32 = 256;
+const MAX_PAUSES: u32 = 256;
+const MAX_YIELDS: u32 = 8;
 const SLEEP: Duration = Duration::from_micros(50);
 
 pub(crate) struct Swap(AtomicBool);
@@ -66,51 +67,36 @@ impl Swap {
     /// lock, together with the data that this thread writes next, so reads are few.
     #[cold]
     fn wait(&self) {
-        let mut pace = Pace::START;
+        let mut reads = 0_u32;
         loop {
-            for _ in 0..pace.pauses {
-                hint::spin_loop();
+            match rest(reads) {
+                Rest::Spin(pauses) => (0..pauses).for_each(|_| hint::spin_loop()),
+                Rest::Yield => thread::yield_now(),
+                Rest::Sleep => thread::sleep(SLEEP),
             }
             if !self.0.load(Relaxed) && !self.0.swap(true, Acquire) {
                 return;
             }
-            match pace.next() {
-                Rest::None => {}
-                Rest::Yield => thread::yield_now(),
-                Rest::Sleep => thread::sleep(SLEEP),
-            }
+            reads = reads.saturating_add(1);
         }
     }
 }
 
-/// How long a thread waits between two reads of a lock.
-struct Pace {
-    pauses: u32,
-    yields: u32,
-}
-
-/// The rest of a waiting thread after a read that found the lock held.
+/// What a waiting thread does before it reads the lock again.
 #[derive(Debug, PartialEq, Eq)]
 enum Rest {
-    None,
+    Spin(u32),
     Yield,
-    /// Lets a thread of lower priority run, which a real-time thread that yields does not.
     Sleep,
 }
 
-impl Pace {
-    const START: Self = Self { pauses: MIN_PAUSES, yields: 0 };
-
-    fn next(&mut self) -> Rest {
-        if self.pauses < MAX_PAUSES {
-            self.pauses *= 2;
-            Rest::None
-        } else if self.yields < MAX_YIELDS {
-            self.yields += 1;
-            Rest::Yield
-        } else {
-            Rest::Sleep
-        }
+/// What a thread does that has read the lock `reads` times in vain since it began to wait.
+fn rest(reads: u32) -> Rest {
+    const SPINS: u32 = (MAX_PAUSES / MIN_PAUSES).ilog2() + 1;
+    match reads {
+        0..SPINS => Rest::Spin(MIN_PAUSES << reads),
+        _ if reads - SPINS < MAX_YIELDS => Rest::Yield,
+        _ => Rest::Sleep,
     }
 }
 
@@ -121,9 +107,22 @@ mod tests {
     /// A thread of real-time priority that only yields would starve the thread that has the lock.
     #[test]
     fn a_long_wait_sleeps() {
-        let mut pace = Pace::START;
-        let rests: Vec<Rest> = (0..=300).map(|_| pace.next()).collect();
-        assert_eq!(rests[0], Rest::None);
-        assert!(rests[300] == Rest::Sleep && pace.pauses == MAX_PAUSES, "{:?}", rests[300]);
+        let all: Vec<Rest> = (0..20).map(rest).collect();
+        assert_eq!((&all[0], &all[6]), (&Rest::Spin(MIN_PAUSES), &Rest::Spin(MAX_PAUSES)));
+        assert!(all[7..15].iter().all(|rest| *rest == Rest::Yield), "{all:?}");
+        assert!(all[15..].iter().all(|rest| *rest == Rest::Sleep), "{all:?}");
+        assert_eq!(rest(u32::MAX), Rest::Sleep);
+    }
+
+    #[test]
+    fn threads_that_wait_all_get_the_lock() {
+        let lock = Lock::new(0_u64);
+        let turns = if cfg!(miri) { 20 } else { 20_000 };
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..turns).for_each(|_| *lock.lock() += 1));
+            }
+        });
+        assert_eq!(*lock.lock(), 4 * turns);
     }
 }
