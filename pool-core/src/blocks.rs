@@ -5,7 +5,7 @@
 //!   Table      a class for each size and kind        (table.rs)
 //!     Bin      its blocks that one stream used last, the newest on top
 //!   Ages       all blocks, the oldest first          (lists.rs)
-//!   SizeSteps  classes with blocks by size, where a larger block may serve (by_size.rs)
+//!   SizeSteps  classes by size, where a larger block may serve (by_size.rs)
 //! ```
 //!
 //! [`Blocks::take`] and [`Blocks::push`] are **the hot path** of a pool without an arena.
@@ -37,7 +37,8 @@ const STREAMS: usize = 16;
 pub(crate) struct Blocks<A: DeviceAllocator> {
     table: Table<A>,
     ages: Ages<A>,
-    /// Classes with blocks by size, for each kind; `None` if a block serves its own size only.
+    /// Classes by size, for each kind: those with blocks, and some that have none any more. `None` if
+    /// a block serves its own size only.
     by_size: Option<Vec<(A::Kind, SizeSteps)>>,
     /// Bytes of all blocks.
     pub(crate) bytes: u64,
@@ -92,11 +93,7 @@ impl<A: DeviceAllocator> Blocks<A> {
         if class.count < class.low || class.epoch != self.epoch {
             class.note_low(self.epoch);
         }
-        let is_last = class.count == 0;
         self.bytes -= bytes;
-        if is_last && self.by_size.is_some() {
-            self.unlist(at);
-        }
         // SAFETY: it is in no list any more.
         Some(unsafe { RecordOwner::of_address(address) })
     }
@@ -121,18 +118,23 @@ impl<A: DeviceAllocator> Blocks<A> {
         sizes: &RangeInclusive<u64>,
         ready: impl Fn(&mut Record<A>) -> bool,
     ) -> Option<RecordOwner<A>> {
-        let mut least = SizeKey::least(*sizes.start());
-        for _ in 0..CLASSES {
+        let (mut least, mut looks) = (SizeKey::least(*sizes.start()), 0);
+        while looks < CLASSES {
             let steps = self.by_size.iter().flatten().find(|(kind, _)| *kind == key.kind);
             let at = steps?.1.first_from(&self.table, least)? as usize;
-            let bytes = self.table.class(at).bytes;
+            let class = self.table.class(at);
+            let (bytes, is_empty) = (class.bytes, class.count == 0);
             if bytes > *sizes.end() {
                 return None;
             }
-            if let Some(record) = self.take_in(at, key.stream_id, &ready) {
-                return Some(record);
-            }
             least = SizeKey::least(bytes).above();
+            if is_empty {
+                self.unlist(at);
+            } else if let Some(record) = self.take_in(at, key.stream_id, &ready) {
+                return Some(record);
+            } else {
+                looks += 1;
+            }
         }
         None
     }
@@ -195,9 +197,9 @@ impl<A: DeviceAllocator> Blocks<A> {
         let steps = by_size.iter().find(|(of, _)| *of == kind).map(|(_, steps)| steps);
         let all = steps.into_iter().flat_map(|steps| steps.ascending(&self.table, *sizes.start()));
         let most = if effort == Effort::All { usize::MAX } else { CLASSES };
-        let is_small =
-            |at: &usize| self.table.get(*at).is_some_and(|class| class.bytes <= *sizes.end());
-        all.map(|id| id as usize).take_while(is_small).take(most).collect()
+        let all = all.filter_map(|id| Some((id as usize, self.table.get(id as usize)?)));
+        let all = all.take_while(|(_, class)| class.bytes <= *sizes.end());
+        all.filter(|(_, class)| class.count > 0).map(|(at, _)| at).take(most).collect()
     }
 
     #[inline]
@@ -236,9 +238,6 @@ impl<A: DeviceAllocator> Blocks<A> {
         class.count -= 1;
         class.note_low(self.epoch);
         self.bytes -= class.bytes;
-        if class.count == 0 && self.by_size.is_some() {
-            self.unlist(at);
-        }
         // SAFETY: it is in no list any more.
         unsafe { RecordOwner::of_address(address) }
     }
@@ -259,22 +258,33 @@ impl<A: DeviceAllocator> Blocks<A> {
         }
         class.bin.count += 1;
         class.count += 1;
-        let is_first = class.count == 1;
+        let is_listed = class.is_listed;
         let address = record.into_address();
         // SAFETY: the record had an owner, so it was in no list; `self` is borrowed alone.
         unsafe { class.bin.blocks.push(address) };
         // SAFETY: as above; this list links records by other fields.
         unsafe { self.ages.push(address) };
         self.bytes += bytes;
-        if is_first && self.by_size.is_some() {
+        if !is_listed && self.by_size.is_some() {
             self.list(at);
         }
     }
 
-    /// Puts a block back that was taken out, where it was by age, as far as a bounded number of looks
-    /// tells: it is as old as it was.
+    /// Notes that a block that was just taken out may come back: its room stays taken.
+    pub(crate) fn hold_room(&mut self, record: &RecordOwner<A>) {
+        self.bytes += record.bytes;
+    }
+
+    /// Frees the room of a block that was to come back.
+    pub(crate) fn leave_room(&mut self, record: &RecordOwner<A>) {
+        self.bytes -= record.bytes;
+    }
+
+    /// Puts a block back whose room was held, where it was by age, as far as a bounded number of
+    /// looks tells: it is as old as it was.
     pub(crate) fn put_back(&mut self, key: Key<A::Kind>, record: RecordOwner<A>) {
         let freed_at = record.freed_at;
+        self.leave_room(&record);
         self.push(key, record);
         let Some(at) = self.ages.newest() else { return };
         let mut older = self.ages.oldest;
@@ -323,9 +333,12 @@ impl<A: DeviceAllocator> Blocks<A> {
     }
 
     /// Adds a class to those by size.
+    #[inline(never)]
     fn list(&mut self, at: usize) {
-        let kind = self.table.class(at).kind;
         let Some(by_size) = &mut self.by_size else { return };
+        let class = self.table.class(at);
+        class.is_listed = true;
+        let kind = class.kind;
         let known = by_size.iter().position(|(of, _)| *of == kind);
         let index = known.unwrap_or_else(|| {
             by_size.push((kind, SizeSteps::new(0, true)));
@@ -334,9 +347,11 @@ impl<A: DeviceAllocator> Blocks<A> {
         by_size[index].1.insert(&mut self.table, number(at));
     }
 
-    /// Takes a class out of those by size.
+    /// Takes a class without blocks out of those by size. A search does this where it meets one, not
+    /// the hit that takes the last block: as a rule the class has blocks again soon.
     fn unlist(&mut self, at: usize) {
         let class = self.table.class(at);
+        class.is_listed = false;
         let (kind, key) = (class.kind, SizeKey::least(class.bytes));
         let by_size = self.by_size.iter_mut().flatten();
         if let Some((_, steps)) = by_size.into_iter().find(|(of, _)| *of == kind) {
@@ -516,6 +531,8 @@ impl<A: DeviceAllocator> Blocks<A> {
             let listed: Vec<u64> = steps
                 .ascending(&self.table, 0)
                 .filter_map(|id| self.table.get(id as usize))
+                .inspect(|class| assert!(class.is_listed, "{} bytes are listed", class.bytes))
+                .filter(|class| class.count > 0)
                 .map(|class| class.bytes)
                 .collect();
             let with = self.table.iter().map(|(_, class)| class);

@@ -149,6 +149,11 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         self.recent_peaks[0].max(self.recent_peaks[1])
     }
 
+    /// Bytes of all ranges that have memory behind them.
+    pub(crate) fn committed(&self) -> u64 {
+        self.used + self.cached
+    }
+
     /// Bytes that buffers and private pools have.
     #[inline]
     pub(crate) fn used(&self) -> u64 {

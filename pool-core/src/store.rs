@@ -206,7 +206,7 @@ impl<A: DeviceAllocator> Store<A> {
         let requester = Requester { clock, on: stream, steal, cpu_touches };
         let at = self.shards.home(&key, bytes);
         let thread = thread_number::get();
-        let (record, is_crowded) = {
+        let (record, crowded) = {
             let state = &mut *self.shards.lock_home(at);
             state.note_thread(thread);
             let mut record =
@@ -214,10 +214,10 @@ impl<A: DeviceAllocator> Store<A> {
             if record.is_none() && self.larger_blocks_serve {
                 record = self.take_larger(state, key, (bytes, requested), &requester);
             }
-            (record, state.is_round_over() && self.end_round(state))
+            (record, self.ended_round(state))
         };
-        if is_crowded {
-            self.spread();
+        if let Some(count) = crowded {
+            self.spread(count);
         }
         let mut record = record?;
         record.requested = requested;
@@ -260,7 +260,7 @@ impl<A: DeviceAllocator> Store<A> {
         let at = self.shards.home(&request.key, request.class.bytes);
         let requester = self.requester(request);
         let statistics = self.bounds.statistics;
-        let (taken, is_crowded) = {
+        let (taken, crowded) = {
             let is_arena = self.shape.is_arena();
             let mut state = match is_arena {
                 false => self.shards.lock_home(at),
@@ -274,10 +274,10 @@ impl<A: DeviceAllocator> Store<A> {
             } else {
                 state.take_block(request, &requester, statistics).map(Taken::Whole)
             };
-            (taken, state.is_round_over() && self.end_round(state))
+            (taken, self.ended_round(state))
         };
-        if is_crowded {
-            self.spread();
+        if let Some(count) = crowded {
+            self.spread(count);
         }
         Some(taken?.grant(request, requester.clock))
     }

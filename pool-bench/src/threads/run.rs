@@ -15,8 +15,11 @@ use std::time::{Duration, Instant};
 const REFERENCE: &str = "mimalloc";
 /// Rounds of each load on each number of threads.
 const ROUNDS: usize = 5;
-/// How long a contender runs in a round; before that, a quarter as long to warm up.
+/// How long a contender runs in a round.
 const TIME: Duration = Duration::from_millis(30);
+/// Operations of each thread before that, if they take no longer than four times [`TIME`]: a pool is
+/// new in each round, while a global allocator has been warm since the first.
+const TO_WARM_UP: u64 = 100_000;
 /// Operations between two looks at the clock.
 const BETWEEN: u32 = 16;
 /// A round is tried this often until two threads have two cores.
@@ -137,7 +140,7 @@ impl OnHeap for FreeRun {
         let work = |number: usize| {
             let mut worker = Worker::new(heap, self.load, &mail, number);
             (0..2 * self.load.live).for_each(|_| worker.operation());
-            run_for(&mut worker, between, self.time / 4, &AtomicBool::new(false));
+            warm_up(&mut worker, between, 4 * self.time);
             // All threads are timed at once: from here until the first has had its time.
             start.wait();
             run_for(&mut worker, between, self.time, &stop)
@@ -153,6 +156,16 @@ impl OnHeap for FreeRun {
             (time + took.as_nanos() as f64, operations + ops)
         });
         time / operations as f64
+    }
+}
+
+/// Runs operations until there were enough of them, or for this long; `between` of them between two
+/// looks at the clock.
+fn warm_up<H: Heap>(worker: &mut Worker<'_, H>, between: u32, time: Duration) {
+    let (start, mut operations) = (Instant::now(), 0);
+    while operations < TO_WARM_UP && start.elapsed() < time {
+        (0..between).for_each(|_| worker.operation());
+        operations += u64::from(between);
     }
 }
 

@@ -36,7 +36,8 @@ pub(super) struct ClassBin<A: DeviceAllocator> {
     pub(super) low: u32,
     spare: u32,
     pub(super) epoch: u32,
-    /// Its links among the classes by size, if that has blocks.
+    /// Whether it is among the classes by size, and its links there.
+    pub(super) is_listed: bool,
     links: SizeLinks,
 }
 
@@ -57,6 +58,7 @@ impl<A: DeviceAllocator> ClassBin<A> {
             low: 0,
             spare: 0,
             epoch: 0,
+            is_listed: false,
             links: SizeLinks::NONE,
         }
     }

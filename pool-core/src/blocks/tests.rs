@@ -151,6 +151,7 @@ fn put_back_one(blocks: &mut Blocks<Nothing>, model: &[Known]) {
     let taken = blocks.take_of_any(key.0, &(bytes..=bytes), Effort::All, |_| true);
     let record = taken.expect("the model has one of this size");
     let known = model.iter().find(|known| known.freed_at == record.freed_at).unwrap();
+    blocks.hold_room(&record);
     blocks.put_back(own_key(known.key), record);
     if before.len() < 64 {
         assert_eq!(ages(blocks), before, "by age");

@@ -8,7 +8,9 @@ use std::time::Duration;
 /// releases older memory to the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Retention {
-    /// The pool keeps memory for this many of its allocations after the free; for ever if `None`.
+    /// The pool keeps memory for this many of its allocations after the free; for ever if `None`. In
+    /// a pool with several shards the allocations of one shard count, so it keeps memory longer, and
+    /// what was freed since the last tick it keeps in any case.
     pub allocations: Option<u64>,
     /// The pool keeps memory for this time after the free, as measured by the times of its ticks;
     /// up to 1/64 longer if ticks are frequent. For ever if `None`.
@@ -29,7 +31,11 @@ struct Tick {
 /// Maps tick times to counts of allocations, so that `tick` can tell which memory is older than the
 /// retention time.
 #[derive(Debug, Default)]
-pub(crate) struct Ticks(VecDeque<Tick>);
+pub(crate) struct Ticks {
+    kept: VecDeque<Tick>,
+    /// The count of allocations at the last tick.
+    last: u64,
+}
 
 impl Ticks {
     /// Records a tick at the time `now`, when the pool had served `allocation_count` allocations.
@@ -47,30 +53,35 @@ impl Ticks {
         let tick = Tick { ticked_at: now, allocation_count };
         self.note(tick, age / TICKS_PER_RETENTION);
         let is_old = |tick: &&Tick| tick.ticked_at.saturating_add(age) <= now;
-        let old = self.0.iter().take_while(is_old).count();
+        let old = self.kept.iter().take_while(is_old).count();
         // The last old one is needed for the next tick; those before it are not.
-        self.0.drain(..old.saturating_sub(1));
-        invariant!(self.0.iter().is_sorted(), "ticks are in the order of their time");
-        let oldest = self.0.front().filter(|_| old > 0);
+        self.kept.drain(..old.saturating_sub(1));
+        invariant!(self.kept.iter().is_sorted(), "ticks are in the order of their time");
+        let oldest = self.kept.front().filter(|_| old > 0);
         let by_time = oldest.map_or(0, |tick| tick.allocation_count);
         by_count.max(by_time)
+    }
+
+    /// Notes how many allocations there were at a tick. Returns how many at the one before.
+    pub(crate) fn note_last(&mut self, allocation_count: u64) -> u64 {
+        std::mem::replace(&mut self.last, allocation_count)
     }
 
     /// Adds a tick to the queue. Of ticks that are less than `min_spacing` apart it keeps only the
     /// first and the last, so that the queue stays short.
     fn note(&mut self, tick: Tick, min_spacing: Duration) {
         let now = tick.ticked_at;
-        if self.0.back().is_some_and(|last| last.ticked_at > now) {
+        if self.kept.back().is_some_and(|last| last.ticked_at > now) {
             return;
         }
-        let mut newest = self.0.iter().rev().map(|tick| tick.ticked_at);
+        let mut newest = self.kept.iter().rev().map(|tick| tick.ticked_at);
         if let (Some(last), before) = (newest.next(), newest.next())
             && (last == now
                 || before.is_some_and(|before| now.saturating_sub(before) < min_spacing))
         {
-            self.0.pop_back();
+            self.kept.pop_back();
         }
-        self.0.push_back(tick);
+        self.kept.push_back(tick);
     }
 }
 
@@ -89,7 +100,7 @@ mod tests {
         for tick in 0..200_000_u64 {
             let now = Duration::from_millis(tick);
             let before = Duration::from_millis(ticks.tick(now, tick, minute));
-            most = most.max(ticks.0.len());
+            most = most.max(ticks.kept.len());
             assert!(before + Duration::from_mins(1) <= now || before.is_zero(), "{now:?}");
             let late = now.saturating_sub(before + Duration::from_mins(1));
             assert!(now < Duration::from_secs(61) || late < Duration::from_secs(1), "{now:?}");
@@ -104,6 +115,6 @@ mod tests {
         for at in 0..1000 {
             assert_eq!(ticks.tick(Duration::from_secs(at % 2), at, never), 0);
         }
-        assert!(ticks.0.len() <= 2, "{ticks:?}");
+        assert!(ticks.kept.len() <= 2, "{ticks:?}");
     }
 }

@@ -123,10 +123,14 @@ impl Level {
         Stat {
             current,
             peak,
-            allocated: self.total.saturating_sub(self.before.0),
-            // A reader of several threads' counts may see a buffer before its allocation.
-            freed: self.total.saturating_sub(current).saturating_sub(self.before.1),
+            allocated: self.total.wrapping_sub(self.before.0),
+            freed: self.freed().wrapping_sub(self.before.1),
         }
+    }
+
+    /// All that went. Wraps in a shard alone into which more was freed than was taken there.
+    fn freed(&self) -> u64 {
+        self.total.wrapping_sub(self.now.cast_unsigned())
     }
 
     fn reset_peak(&mut self) {
@@ -134,7 +138,7 @@ impl Level {
     }
 
     fn reset_counts(&mut self) {
-        self.before = (self.total, self.total.wrapping_sub(self.now().0));
+        self.before = (self.total, self.freed());
     }
 }
 

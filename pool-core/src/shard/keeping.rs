@@ -33,7 +33,6 @@ impl<A: DeviceAllocator> State<A> {
         keeping: &Keeping,
     ) -> Result<(), RecordOwner<A>> {
         let (bytes, requested) = (record.bytes, record.requested);
-        record.freed_at = self.turn;
         if record.part().is_some() {
             return self.put_range(clock, record);
         }
@@ -108,6 +107,38 @@ impl<A: DeviceAllocator> State<A> {
             self.evict(record, keeping);
         }
         stays
+    }
+
+    /// Puts a block back that the device was asked about, unless the limit on blocks of its size was
+    /// reached meanwhile, or the pool is closed.
+    pub(crate) fn put_back(
+        &mut self,
+        key: Key<A::Kind>,
+        record: RecordOwner<A>,
+        keeping: &Keeping,
+    ) {
+        if self.closed || self.is_bucket_full(key, record.bytes, keeping) {
+            self.blocks.leave_room(&record);
+            self.evict(record, keeping);
+        } else {
+            self.blocks.put_back(key, record);
+        }
+    }
+
+    /// Whether a whole block that is freed may stay if there is room for it.
+    pub(crate) fn may_stay(
+        &mut self,
+        clock: &A::Clock,
+        record: &mut RecordOwner<A>,
+        limit: u64,
+        keeping: &Keeping,
+    ) -> bool {
+        let (bytes, key) = (record.bytes, Self::key_of(clock, record));
+        let refuses = keeping.full_bucket == FullBucket::RefuseNewest;
+        record.pooled
+            && !self.closed
+            && bytes <= limit / 2
+            && !(refuses && self.is_bucket_full(key, bytes, keeping))
     }
 
     /// Whether a bucket has as many blocks as its limit.

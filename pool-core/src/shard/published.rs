@@ -59,8 +59,10 @@ pub(crate) struct Round {
     /// The thread that took a block last, and how often that was another one than before.
     thread: usize,
     passes: u64,
-    /// Rounds so far.
+    /// Rounds so far, of them those in the present epoch, and that.
     number: u32,
+    of_epoch: u32,
+    epoch: u32,
     /// Whether others freed what the shard lent, in the round before.
     is_drained: bool,
     /// The sizes that the others know of.
@@ -92,14 +94,18 @@ impl<A: DeviceAllocator> State<A> {
         self.turn >= self.round.ends
     }
 
-    /// Begins a round.
-    pub(crate) fn end_round(&mut self) -> RoundEnd {
+    /// Begins a round. An epoch ends where a shard has had so many rounds in it.
+    pub(crate) fn end_round(&mut self, epoch: u32) -> RoundEnd {
         let lent = self.accounts.live.signed();
         let round = &mut self.round;
         let is_first = round.number == 0;
+        if round.epoch != epoch {
+            (round.epoch, round.of_epoch) = (epoch, 0);
+        }
+        round.of_epoch += u32::from(!is_first);
         let end = RoundEnd {
             is_crowded: !is_first && round.passes * PASSES_TO_SPREAD > ROUND,
-            ends_epoch: !is_first && round.number.is_multiple_of(ROUNDS_OF_EPOCH),
+            ends_epoch: round.of_epoch >= ROUNDS_OF_EPOCH,
         };
         round.is_drained = !is_first && lent - round.lent > LENT;
         round.number = round.number.wrapping_add(1).max(1);

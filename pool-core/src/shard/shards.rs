@@ -124,7 +124,7 @@ impl<A: DeviceAllocator> Shards<A> {
     }
 
     /// Locks the home of a hit or of a whole block that is freed. In memory without streams, where
-    /// the home is locked, this takes the next shard that is not, and the thread stays there.
+    /// the home is locked, this takes the next shard that is not; if that repeats, the thread stays there.
     #[inline]
     pub(crate) fn lock_home(&self, at: usize) -> LockGuard<'_, State<A>> {
         match self.get(at).state.try_lock() {
@@ -140,7 +140,7 @@ impl<A: DeviceAllocator> Shards<A> {
         let others = if self.homes == Homes::Thread { 1..count } else { 1..1 };
         for step in others {
             if let Some(state) = self.get((at + step) % count).state.try_lock() {
-                thread_number::move_home(step);
+                thread_number::hop_by(step);
                 return state;
             }
         }

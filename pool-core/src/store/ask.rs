@@ -34,7 +34,8 @@ impl<A: DeviceAllocator> Drop for AskedBlock<'_, A> {
     fn drop(&mut self) {
         if let Some(mut record) = self.record.take() {
             let key = State::key_of(self.store.allocator.clock(), &mut record);
-            self.store.shards.lock(self.at).blocks.put_back(key, record);
+            let state = &mut *self.store.shards.lock(self.at);
+            state.put_back(key, record, &self.store.bounds.keeping);
         }
     }
 }
@@ -159,6 +160,7 @@ impl<A: DeviceAllocator> Store<A> {
         let state = &mut *self.shards.lock(at);
         let sizes = request.sizes();
         let record = state.blocks.take_of_any(request.key.kind, &sizes, effort, may)?;
+        state.blocks.hold_room(&record);
         let transit = InTransit::new(self.transit());
         Some(Asked::Block(AskedBlock {
             store: self,
@@ -182,6 +184,7 @@ impl<A: DeviceAllocator> Store<A> {
             match &mut asked {
                 Asked::Block(block) => {
                     let record = block.record.take()?;
+                    state.blocks.leave_room(&record);
                     Some(state.lend_block(record, request, statistics))
                 }
                 Asked::Range(moving) => {

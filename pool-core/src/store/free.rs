@@ -17,6 +17,8 @@ pub(super) struct Freed {
     pub(super) at: usize,
     /// The segment that it is a part of.
     pub(super) segment: Option<u32>,
+    /// Blocks of other shards were evicted for it.
+    pub(super) evicted: bool,
 }
 
 impl<A: DeviceAllocator> Store<A> {
@@ -36,24 +38,30 @@ impl<A: DeviceAllocator> Store<A> {
     pub(super) fn free_shared(&self, mut record: RecordOwner<A>, counts: bool) -> Freed {
         let limit = self.cached_limit();
         let (bytes, requested) = (record.bytes, record.requested);
-        let at = self.shard_of(&mut record);
-        self.make_lease(at, bytes, limit);
-        let state = &mut *self.shards.lock(at);
+        let (mut evicted, clock) = (false, self.allocator.clock());
+        let (at, mut state) = loop {
+            let at = self.shard_of(&mut record);
+            evicted |= self.make_lease(at, &mut record, limit);
+            let state = self.shards.lock(at);
+            if !self.has_moved(&mut record, at) {
+                break (at, state);
+            }
+        };
+        let state = &mut *state;
         if counts {
             state.accounts.freed(bytes, requested);
         }
-        record.freed_at = state.turn;
-        let clock = self.allocator.clock();
+        record.freed_at = self.time_of(state);
         let Some(part) = record.part() else {
             let key = State::key_of(clock, &mut record);
             let stays = state.keep_or_defer(key, record, limit, &self.bounds.keeping);
             state.not_kept += u64::from(counts && !stays);
             self.publish(state, bytes);
-            return Freed { at, segment: None };
+            return Freed { at, segment: None, evicted };
         };
         let segment = Some(state.ranges.nodes[part.range].segment);
         state.free_range(clock, record);
-        Freed { at, segment }
+        Freed { at, segment, evicted }
     }
 
     /// The shard that a block is freed into: that of its last use, or of its segment.
@@ -67,7 +75,7 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// After a free: gives back what passes the limits, if a drop may.
-    pub(super) fn give_back_in_drop(&self, Freed { at, segment }: Freed) {
+    pub(super) fn give_back_in_drop(&self, Freed { at, segment, evicted }: Freed) {
         let (deferred, closed) = {
             let state = self.shards.lock(at);
             (!state.deferred.is_empty(), state.closed)
@@ -76,7 +84,9 @@ impl<A: DeviceAllocator> Store<A> {
             return;
         }
         // What the device refuses is counted as lost, or stays free memory.
-        if deferred {
+        if evicted {
+            let _ = self.free_deferred();
+        } else if deferred {
             let _ = self.free_deferred_of(at);
         }
         if self.shape.is_arena()

@@ -9,6 +9,7 @@ use crate::shard::{Removed, State};
 use crate::store::moving::Piece;
 use crate::store::search::NODES;
 use crate::store::{Goal, Store};
+use crate::sys::atomic::Ordering::Relaxed;
 use std::cell::Cell;
 use std::cmp::Reverse;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -28,7 +29,8 @@ impl<A: DeviceAllocator> Store<A> {
     /// Gives free memory back, the oldest first, until at least `bytes` bytes went.
     pub(super) fn give_back(&self, goal: Goal) -> GivenBack {
         match self.shape.is_arena() {
-            false => self.give_back_blocks(goal, u64::MAX),
+            // Not what is freed meanwhile: other threads may free without end.
+            false => self.give_back_blocks(goal, self.advance()),
             true => self.give_back_coalesced(goal, |goal| self.give_back_older(goal, u64::MAX)),
         }
     }
@@ -65,7 +67,12 @@ impl<A: DeviceAllocator> Store<A> {
     pub(super) fn give_back_by_age(&self, now: Duration) -> GivenBack {
         let turn = self.advance();
         // In its own statement, so that the lock is not held over the calls to the device.
-        let before = self.ticks.lock().tick(now, turn, self.bounds.retention);
+        let (before, last) = {
+            let ticks = &mut *self.ticks.lock();
+            (ticks.tick(now, turn, self.bounds.retention), ticks.note_last(turn))
+        };
+        // A shard knows the time of the others as of their last round, or as of the last tick.
+        let before = if self.shards.count() > 1 { before.min(last) } else { before };
         let goal = Goal::all(Reason::Age);
         match before {
             0 => (0, None),
@@ -77,7 +84,8 @@ impl<A: DeviceAllocator> Store<A> {
     /// Advances the time of all shards, by which they tell what is old. Returns the time.
     fn advance(&self) -> u64 {
         let turns = (0..self.shards.count()).map(|at| self.shards.lock(at).turn);
-        let turn = turns.max().unwrap_or(0) + 1;
+        let turn = turns.max().unwrap_or(0).max(self.turn.load(Relaxed)) + 1;
+        self.turn.fetch_max(turn, Relaxed);
         for at in 0..self.shards.count() {
             let state = &mut *self.shards.lock(at);
             state.turn = state.turn.max(turn);
@@ -107,12 +115,10 @@ impl<A: DeviceAllocator> Store<A> {
         first.map_or((0, None), |id| self.give_back_range(at, id, Goal::all(Reason::Bound), None))
     }
 
-    /// What the other shards leave to one of the cached limit.
+    /// Bytes that may be free in a shard.
     fn limit_of(&self, at: usize) -> u64 {
         let limit = self.cached_limit();
-        let others = (0..self.shards.count()).filter(|other| *other != at);
-        let cached: u64 = others.map(|other| self.shards.lock(other).ranges.cached).sum();
-        limit.saturating_sub(cached)
+        if self.shards.count() == 1 { limit } else { self.shards.lock(at).lease.min(limit) }
     }
 
     /// Gives back all ranges that are above the cached limit.

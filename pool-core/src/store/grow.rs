@@ -15,26 +15,28 @@ impl<A: DeviceAllocator> Store<A> {
         let at = self.home(request);
         if !self.shape.is_arena() {
             let record = self.new_block(request)?;
+            {
+                let state = &mut *self.shards.lock(at);
+                state.count_out(record.bytes, request.requested);
+                state.count_miss(request, statistics);
+            }
             self.note_slow(at);
-            let state = &mut *self.shards.lock(at);
-            state.count_out(record.bytes, request.requested);
-            state.count_miss(request, statistics);
             let zeroed = !record.unzeroed;
             return Ok(Grant { record, fresh: true, zeroed });
         }
         let id = self.grow_range(at, request)?;
-        self.note_slow(at);
         let taken = {
             let state = &mut *self.shards.lock(at);
             state.count_miss(request, statistics);
             state.lend_range(id, request)
         };
+        self.note_slow(at);
         let nothing = DeviceError::new(Why::Other, "no segment of a range");
         let grant = taken.ok_or(nothing)?.grant(request, clock);
         Ok(Grant { fresh: true, ..grant })
     }
 
-    /// Takes the peaks of several shards, and the time, on a slow path.
+    /// Takes the peaks of several shards, and the time, when a slow path has lent memory.
     fn note_slow(&self, at: usize) {
         if self.shards.count() > 1 {
             self.keep_time(&mut self.shards.lock(at));

@@ -1,7 +1,9 @@
 //! The limit on cached bytes over several shards: each leases a part of it, and the parts are never
 //! more than the limit. A free that has no room in the lease of its shard takes more of the limit,
-//! then what others leased and do not use, then what the oldest blocks of all fill.
+//! then what others leased and do not use, then what the oldest blocks of all fill. What an arena has
+//! above its leases goes back.
 
+use crate::block::record::RecordOwner;
 use crate::limits::CachedLimit;
 use crate::port::DeviceAllocator;
 use crate::shard::State;
@@ -20,20 +22,20 @@ impl<A: DeviceAllocator> Store<A> {
         matches!(self.bounds.cached, CachedLimit::Unlimited)
     }
 
-    /// Gives a shard room for `bytes` bytes more under the cached limit, if it can. The caller adds
-    /// what is returned to its lease.
-    fn lease(&self, at: usize, bytes: u64, limit: u64) -> u64 {
+    /// Finds room for `bytes` bytes more under the cached limit, which the caller adds to the lease of
+    /// a shard. Returns it, and whether blocks were evicted for it.
+    fn lease(&self, at: usize, bytes: u64, limit: u64) -> (u64, bool) {
         let step = bytes.max(limit / PARTS);
         if let Some(leased) = [step, bytes].into_iter().find(|step| self.lease_more(*step, limit)) {
-            return leased;
+            return (leased, false);
         }
-        let mut got = 0;
+        let (mut got, mut evicted) = (0, false);
         for other in (0..self.shards.count()).filter(|other| *other != at) {
             if got >= bytes {
-                return got;
+                return (got, evicted);
             }
             let state = &mut *self.shards.lock(other);
-            let spare = (state.lease - state.blocks.bytes.min(state.lease)).min(step);
+            let spare = (state.lease - state.kept().min(state.lease)).min(step);
             state.lease -= spare;
             got += spare;
         }
@@ -41,10 +43,11 @@ impl<A: DeviceAllocator> Store<A> {
             if got >= bytes {
                 break;
             }
-            let Some(freed) = self.evict_oldest(at) else { break };
-            got += freed;
+            let Some(room) = self.evict_oldest(at) else { break };
+            got += room;
+            evicted = true;
         }
-        got
+        (got, evicted)
     }
 
     fn lease_more(&self, bytes: u64, limit: u64) -> bool {
@@ -52,25 +55,30 @@ impl<A: DeviceAllocator> Store<A> {
         self.leased.try_update(SeqCst, SeqCst, fits).is_ok()
     }
 
-    /// Gives a shard room for a block of `bytes` bytes under the cached limit, if it can.
-    pub(super) fn make_lease(&self, at: usize, bytes: u64, limit: u64) {
+    /// Gives a shard room for a block under the cached limit, if it can and the block may stay. Returns
+    /// whether blocks of any shard were evicted for it: they are deferred frees.
+    pub(super) fn make_lease(&self, at: usize, record: &mut RecordOwner<A>, limit: u64) -> bool {
+        let bytes = record.bytes;
         let missing = {
             let state = &mut *self.shards.lock(at);
-            let count = self.shards.count() as u64;
             state.largest = limit / 2;
-            if count == 1 || self.shape.is_arena() || self.is_unlimited() {
-                state.lease = if count == 1 || limit == u64::MAX { limit } else { limit / count };
-                return;
+            if self.shards.count() == 1 || self.is_unlimited() {
+                state.lease = limit;
+                return false;
             }
-            self.keep_time(state);
-            (state.blocks.bytes + bytes).saturating_sub(state.lease)
+            if record.part().is_none()
+                && !state.may_stay(self.allocator.clock(), record, limit, &self.bounds.keeping)
+            {
+                return false;
+            }
+            (state.kept() + bytes).saturating_sub(state.lease)
         };
-        if missing > 0 && bytes <= limit / 2 {
-            let got = self.lease(at, missing, limit);
-            let state = &mut *self.shards.lock(at);
-            self.keep_time(state); // what is freed now is younger than all that was compared
-            state.lease += got;
+        if missing == 0 {
+            return false;
         }
+        let (got, evicted) = self.lease(at, missing, limit);
+        self.shards.lock(at).lease += got;
+        evicted
     }
 
     /// Lets other shards know of a block of this size.
@@ -82,25 +90,19 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// Evicts the oldest block of all shards, of equally old ones one that is not in the shard `of`.
-    /// Returns its bytes, which its shard does not lease any more.
+    /// Returns the room that its shard does not lease any more.
     fn evict_oldest(&self, of: usize) -> Option<u64> {
         let age = |at: &usize| {
             let state = &mut *self.shards.lock(*at);
-            self.keep_time(state);
+            self.keep_time(state); // what is freed next is younger than all that is compared
             (state.blocks.oldest().map_or(u64::MAX, |record| record.freed_at), *at == of)
         };
         let oldest = (0..self.shards.count()).min_by_key(age)?;
-        let bytes = {
-            let state: &mut State<A> = &mut self.shards.lock(oldest);
-            let record = state.blocks.take_oldest(u64::MAX, |_| true)?;
-            let bytes = record.bytes;
-            state.evict(record, &self.bounds.keeping);
-            state.lease -= bytes.min(state.lease);
-            bytes
-        };
-        if A::MEMORY.free_in_drop {
-            let _ = self.free_deferred_of(oldest); // what the device refuses is counted as lost
-        }
-        Some(bytes)
+        let state: &mut State<A> = &mut self.shards.lock(oldest);
+        let record = state.blocks.take_oldest(u64::MAX, |_| true)?;
+        let room = record.bytes.min(state.lease);
+        state.evict(record, &self.bounds.keeping);
+        state.lease -= room;
+        Some(room)
     }
 }

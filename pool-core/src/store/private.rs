@@ -47,14 +47,13 @@ impl<A: DeviceAllocator> Store<A> {
         {
             let state = &mut *self.shards.lock(at);
             state.accounts.freed(record.bytes, record.requested);
-            state.not_kept += 1;
             if let Some(part) = record.part() {
                 state.ranges.nodes[part.range].state = NodeState::Private;
             }
         }
-        if let Some(anybodys) = self.privates.keep(self.allocator.clock(), record) {
-            self.shards.lock(at).not_kept -= 1;
-            self.give_back_in_drop(self.free_shared(anybodys, false));
+        match self.privates.keep(self.allocator.clock(), record) {
+            Some(anybodys) => self.give_back_in_drop(self.free_shared(anybodys, false)),
+            None => self.shards.lock(at).not_kept += 1,
         }
         at
     }

@@ -93,7 +93,11 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
     if state.closed || store.flags.any(bypass_flags) {
         return Err(record);
     }
+    if store.has_moved(&mut record, at) {
+        return Err(record);
+    }
     record.unzeroed = true;
+    record.freed_at = store.time_of(&state);
     store.publish(&mut state, record.bytes);
     // The store may be freed as soon as this thread unlocks the shard. No reference into the store
     // is used after that here, and the lock is not accessed after the write that unlocks it

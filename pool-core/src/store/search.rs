@@ -16,25 +16,39 @@ use crate::sys::atomic::Ordering::Relaxed;
 /// Nodes that are looked at in one section under a lock.
 pub(super) const NODES: u32 = 256;
 
+/// The shards that are searched.
+#[derive(Clone, Copy)]
+enum Reach {
+    All,
+    /// The home of a request, and shards that nobody uses.
+    Idle,
+    Home,
+}
+
 /// A grant, and the stage that served it.
 pub(super) type Found<A> = Result<Option<(Stage, Grant<A>)>, DeviceError>;
 
 impl<A: DeviceAllocator> Store<A> {
     /// The shards in which a request is searched, from its home on and round. Where memory is cheap to
-    /// make, other shards are searched before a refusal, and by an arena that may not grow; for whole
-    /// blocks see `steal.rs`.
+    /// make, a bounded search leaves shards that are in use alone; for whole blocks see `steal.rs`.
     pub(super) fn shards_for(
         &self,
         request: &PoolRequest<'_, A>,
         effort: Effort,
-    ) -> impl Iterator<Item = usize> + use<A> {
+    ) -> impl Iterator<Item = usize> {
         let (home, count) = (self.home(request), self.shards.count());
-        let own_alone = A::MEMORY.is_cheap
-            && effort == Effort::Bounded
-            && count > 1
-            && (!self.shape.is_arena() || self.may_grow_alone(home, request));
-        let others = if own_alone { 0 } else { count - 1 };
-        (0..=others).map(move |step| (home + step) % count)
+        let reach = match () {
+            () if !A::MEMORY.is_cheap || effort == Effort::All || count == 1 => Reach::All,
+            () if !self.shape.is_arena() => Reach::Home,
+            () if self.may_grow_alone(home, request) => Reach::Idle,
+            () => Reach::All,
+        };
+        let now = self.epoch.load(Relaxed);
+        (0..count).map(move |step| (home + step) % count).filter(move |at| match reach {
+            Reach::All => true,
+            Reach::Home => *at == home,
+            Reach::Idle => *at == home || self.shards.published(*at).is_idle(now),
+        })
     }
 
     /// The shard that a request begins with.
@@ -42,21 +56,21 @@ impl<A: DeviceAllocator> Store<A> {
         self.shards.home(&request.key, request.class.bytes)
     }
 
-    /// Whether a shard of an arena takes memory from the device rather than from other shards: within
-    /// the bounds of the arena, and while the others are in use.
+    /// Whether a shard of an arena takes memory from the device rather than from shards that are in
+    /// use. Where the arena bounds what it has from the device: within the bounds, or while the shard
+    /// has less than its part of that. What others have too much goes back then.
     fn may_grow_alone(&self, home: usize, request: &PoolRequest<'_, A>) -> bool {
-        let (Some(arena), now) = (&self.shape.arena, self.epoch.load(Relaxed)) else {
-            return false;
+        let (Some(arena), Some(page)) = (&self.shape.arena, self.shape.page_bytes()) else {
+            return self.shape.is_arena();
         };
-        let mut others = (0..self.shards.count()).filter(|at| *at != home);
-        match self.shape.page_bytes() {
-            None => !others.any(|at| self.shards.published(at).is_idle(now)),
-            Some(page) => {
-                let missing = self.shape.bytes_to_grow(request.class.bytes);
-                let most = arena.committed_limit(self.used().1, page);
-                self.ledger.reserved().saturating_add(missing) <= most
-            }
-        }
+        let (missing, now) =
+            (self.shape.bytes_to_grow(request.class.bytes), self.epoch.load(Relaxed));
+        let most = arena.committed_limit(self.used().1, page);
+        let others = (0..self.shards.count()).filter(|at| *at != home);
+        let in_use = others.filter(|at| !self.shards.published(*at).is_idle(now)).count() + 1;
+        let own = self.shards.lock(home).ranges.committed();
+        self.ledger.reserved().saturating_add(missing) <= most
+            || own.saturating_add(missing) <= most / in_use as u64
     }
 
     /// Whether free memory may serve a request: not where it goes past a pool without an arena. A
@@ -106,6 +120,7 @@ impl<A: DeviceAllocator> Store<A> {
         if self.shards.count() > 1
             && A::MEMORY.is_cheap
             && !self.shape.is_arena()
+            && !self.bounds.keeping.limits_buckets
             && let Some(record) = self.steal(request)
         {
             let grant = Taken::Whole(record).grant(request, self.allocator.clock());

@@ -1,15 +1,17 @@
 //! More shards: a pool begins with one, and takes more where threads take turns in it often.
 
+use crate::block::record::RecordOwner;
 use crate::port::DeviceAllocator;
 use crate::shard::{RoundEnd, State, Sum};
 use crate::size::MIB;
 use crate::store::Store;
+use crate::sys::LockGuard;
 use crate::sys::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::atomic::AtomicUsize;
 use std::thread;
 
 /// Reserved bytes for each shard of an arena: a small one stays one heap.
-const BYTES_OF_SHARD: u64 = 4 * MIB;
+const BYTES_OF_SHARD: u64 = MIB;
 
 /// Peaks are summed up when the pool's bytes have grown by one part in this many, or after so many
 /// requests that are no hits.
@@ -44,21 +46,39 @@ pub(super) fn most() -> usize {
     most
 }
 
+/// One of the shards that there were and those that came.
+fn state_of<'s, A: DeviceAllocator>(
+    before: &'s mut [LockGuard<'_, State<A>>],
+    after: &'s mut [LockGuard<'_, State<A>>],
+    at: usize,
+) -> &'s mut State<A> {
+    let count = before.len();
+    if at < count { &mut before[at] } else { &mut after[at - count] }
+}
+
 impl<A: DeviceAllocator> Store<A> {
-    /// Ends a round of a shard, under its lock. Returns whether the pool should take more shards.
+    /// Ends the round of a shard if it is over, under its lock. Returns how many shards there are, if
+    /// the pool should take more.
+    #[inline]
+    pub(super) fn ended_round(&self, state: &mut State<A>) -> Option<usize> {
+        if state.is_round_over() { self.end_round(state) } else { None }
+    }
+
     #[cold]
     #[inline(never)]
-    pub(super) fn end_round(&self, state: &mut State<A>) -> bool {
-        let RoundEnd { is_crowded, ends_epoch } = state.end_round();
+    fn end_round(&self, state: &mut State<A>) -> Option<usize> {
+        let epoch = self.epoch.load(Relaxed);
+        let RoundEnd { is_crowded, ends_epoch } = state.end_round(epoch);
         if ends_epoch {
-            self.epoch.fetch_add(1, Relaxed);
+            let _ = self.epoch.compare_exchange(epoch, epoch.wrapping_add(1), Relaxed, Relaxed);
         }
         self.keep_time(state);
         if self.shards.count() > 1 {
             let published = self.shards.published(state.number as usize);
             state.publish_all(published, self.epoch.load(Relaxed));
         }
-        is_crowded && self.shards.count() < self.shards.most()
+        let count = self.shards.count();
+        (is_crowded && count < self.shards.most()).then_some(count)
     }
 
     /// Brings the time of a shard and that of the pool to the later of the two.
@@ -67,22 +87,34 @@ impl<A: DeviceAllocator> Store<A> {
         state.turn = state.turn.max(latest);
     }
 
-    /// Takes twice as many shards.
+    /// The time at which a block is freed into a shard: allocations of the shard that has most, as far
+    /// as other shards know of it.
+    #[inline]
+    pub(super) fn time_of(&self, state: &State<A>) -> u64 {
+        if self.shards.count() > 1 { state.turn.max(self.turn.load(Relaxed)) } else { state.turn }
+    }
+
+    /// Takes twice as many shards as the pool had when it was crowded.
     #[cold]
-    pub(super) fn spread(&self) {
-        let count = self.shards.count() as u64;
-        if self.shape.is_arena() && self.ledger.reserved() < count * BYTES_OF_SHARD {
+    pub(super) fn spread(&self, crowded: usize) {
+        if self.shape.is_arena() && self.ledger.reserved() < crowded as u64 * BYTES_OF_SHARD {
             return;
         }
-        self.spread_to(2 * self.shards.count());
+        self.spread_to(2 * crowded);
     }
 
     /// Takes shards until there are `count`.
     pub(super) fn spread_to(&self, count: usize) {
         let by_size = self.classes.has_larger_blocks();
-        let first = &mut *self.shards.lock(0);
-        let is_limited = !self.is_unlimited();
-        if self.shards.count() == 1 {
+        let mut all = self.shards.lock_all();
+        let (before, is_limited) = (all.len(), !self.is_unlimited());
+        let count = count.min(self.shards.most());
+        if count <= before {
+            return;
+        }
+        let first = &mut *all[0];
+        if before == 1 {
+            first.publish_all(self.shards.published(0), self.epoch.load(Relaxed));
             self.leased.store(if is_limited { first.lease } else { 0 }, SeqCst);
             *self.peaks.lock() = Peaks {
                 live: first.accounts.live.now().1,
@@ -95,12 +127,49 @@ impl<A: DeviceAllocator> Store<A> {
                 used_lately: 0,
             };
         }
+        let (turn, closed) = (first.turn, first.closed);
         let lease = if is_limited { 0 } else { u64::MAX };
-        let closed = first.closed;
         self.shards.grow(count, |number| {
             let state = State::new(number, self.shape.arena.as_ref(), by_size, lease);
-            State { turn: first.turn, closed, ..state }
+            State { turn, closed, ..state }
         });
+        if self.bounds.keeping.limits_buckets {
+            self.move_sizes_home(all);
+        }
+    }
+
+    /// Moves each block to the shard that its size has now, so that a limit on blocks of a size holds.
+    /// The caller has the locks of the shards that there were before.
+    fn move_sizes_home(&self, mut before: Vec<LockGuard<'_, State<A>>>) {
+        let is_limited = !self.is_unlimited();
+        let mut after: Vec<_> =
+            (before.len()..self.shards.count()).map(|at| self.shards.lock(at)).collect();
+        let mut blocks = Vec::new();
+        for state in &mut before {
+            let from = state.number;
+            let taken = std::iter::from_fn(|| state.blocks.take_oldest(u64::MAX, |_| true));
+            blocks.extend(taken.map(|record| (record.freed_at, from, record)));
+        }
+        blocks.sort_by_key(|(freed_at, ..)| *freed_at);
+        for (_, from, mut record) in blocks {
+            let key = State::key_of(self.allocator.clock(), &mut record);
+            let (at, from) = (self.shards.home(&key, record.bytes), from as usize);
+            if is_limited {
+                let bytes = record.bytes.min(before[from].lease);
+                before[from].lease -= bytes;
+                state_of(&mut before, &mut after, at).lease += bytes;
+            }
+            let state = state_of(&mut before, &mut after, at);
+            state.publish(self.shards.published(at), record.bytes);
+            state.keep(key, record);
+        }
+    }
+
+    /// Whether a block that is freed into a shard belongs in another one: the pool has taken shards
+    /// since this one was chosen, and has a limit on blocks of a size.
+    #[inline]
+    pub(super) fn has_moved(&self, record: &mut RecordOwner<A>, at: usize) -> bool {
+        self.bounds.keeping.limits_buckets && self.shard_of(record) != at
     }
 
     /// Takes the peaks of several shards from their sum, and gives it those that there were.
@@ -155,6 +224,7 @@ impl<A: DeviceAllocator> Store<A> {
             let Peaks { highest_allocated, used, .. } = *peaks;
             *peaks = Peaks { highest_allocated, used, ..Peaks::default() };
         }
+        self.summed.store(self.ledger.reserved(), Relaxed);
         self.sum();
     }
 }

@@ -92,8 +92,6 @@ struct Progress {
     shortage_calls: u32,
     /// How much other threads had given back before the last trims and search.
     returned: Option<u64>,
-    /// Whether free memory was seen, and none of it could be given back.
-    is_stuck: bool,
     /// The figures of the pool at the last search, for the error.
     figures: Option<Box<Figures>>,
     /// The counter of a request that the device serves now.
@@ -126,7 +124,6 @@ impl<A: DeviceAllocator> Store<A> {
             repeats: MAX_REPEATS,
             shortage_calls: MAX_SHORTAGE_CALLS,
             returned: None,
-            is_stuck: false,
             figures: None,
             stage: Stage::Device,
             effort: Effort::Bounded,
@@ -150,9 +147,7 @@ impl<A: DeviceAllocator> Store<A> {
                 {
                     // The program may have raised the limit.
                     let fits = self.could_hold(request.class.bytes);
-                    let given = if fits { self.trim_all(request, &mut progress.stage) } else { 0 };
-                    progress.is_stuck = given == 0;
-                    Some(given)
+                    Some(if fits { self.trim_all(request, &mut progress.stage) } else { 0 })
                 }
                 None => break,
             };
@@ -280,8 +275,7 @@ impl<A: DeviceAllocator> Store<A> {
             progress.waits = progress.waits.saturating_sub(1);
             return true;
         }
-        let is_free = !progress.is_stuck && self.has_free();
-        if progress.repeats > 0 && (is_free || !progress.is_same(self)) {
+        if progress.repeats > 0 && (self.has_free() || !progress.is_same(self)) {
             progress.repeats -= 1;
             return true;
         }

@@ -49,8 +49,7 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     fn warm_up_block(&self, request: &PoolRequest<'_, A>) -> Result<(), DeviceError> {
-        let at = self.home(request);
-        let bytes = request.class.bytes;
+        let (at, bytes) = (self.home(request), request.class.bytes);
         self.has_room(at, request)?;
         let _in_transit = InTransit::new(self.transit()); // until it is free memory
         let mut record = self.new_block(request)?;
@@ -58,15 +57,15 @@ impl<A: DeviceAllocator> Store<A> {
             record.marks.get_mut().belong_to_nobody();
         }
         let limit = self.cached_limit();
-        self.make_lease(at, bytes, limit);
+        let evicted = self.make_lease(at, &mut record, limit);
         let stays = {
             let state = &mut *self.shards.lock(at);
             state.turn += 1;
-            record.freed_at = state.turn;
+            record.freed_at = self.time_of(state);
             // Other threads may have filled the room while the device was called.
             state.keep_or_defer(request.key, record, limit, &self.bounds.keeping)
         };
-        self.give_back_in_drop(Freed { at, segment: None });
+        self.give_back_in_drop(Freed { at, segment: None, evicted });
         if stays {
             return Ok(());
         }
@@ -125,7 +124,8 @@ impl<A: DeviceAllocator> Store<A> {
             }
         }
         drop(taken);
-        if result.is_ok() && self.shards.lock(at).kept() > self.cached_limit() {
+        let kept = self.shards.lock(at).kept(); // the limit may take all locks
+        if result.is_ok() && kept > self.cached_limit() {
             result = Err(DeviceError::limit(Limit::Cached));
         }
         if result.is_err() {

@@ -18,9 +18,9 @@ pub(crate) type Lock<T> = lock_api::Mutex<Swap, T>;
 /// The guard of a [`Lock`].
 pub(crate) type LockGuard<'l, T> = lock_api::MutexGuard<'l, Swap, T>;
 
-/// Pauses before the second read of a lock that is held. The pauses double with each read, up to
+/// Pauses before the second try of a lock that is held. The pauses double with each try, up to
 /// [`MAX_PAUSES`]; then the waiting thread yields a few times, and from then on it sleeps between
-/// reads. More yields would do harm: where processors are idle they come back at once, so each unlock
+/// tries. More yields would do harm: where processors are idle they come back at once, so each unlock
 /// meets a thread that takes the lock, and all memory under it, to its own processor
 /// (`docs/decisions/041-shards.md` has figures). The sleep also lets a holder of lower priority run.
 const MIN_PAUSES: u32 = 4;
@@ -63,26 +63,27 @@ unsafe impl RawMutex for Swap {
 }
 
 impl Swap {
-    /// Waits for the lock, and takes it. A read takes the cache line from the thread that holds the
-    /// lock, together with the data that this thread writes next, so reads are few.
+    /// Waits for the lock, and takes it. Each try takes the cache line from the thread that holds the
+    /// lock, together with the data that this thread writes next, so tries are few. A read before
+    /// the swap would save nothing, and lose the lock to a thread that locks it again at once.
     #[cold]
     fn wait(&self) {
-        let mut reads = 0_u32;
+        let mut tries = 0_u32;
         loop {
-            match rest(reads) {
+            match rest(tries) {
                 Rest::Spin(pauses) => (0..pauses).for_each(|_| hint::spin_loop()),
                 Rest::Yield => thread::yield_now(),
                 Rest::Sleep => thread::sleep(SLEEP),
             }
-            if !self.0.load(Relaxed) && !self.0.swap(true, Acquire) {
+            if !self.0.swap(true, Acquire) {
                 return;
             }
-            reads = reads.saturating_add(1);
+            tries = tries.saturating_add(1);
         }
     }
 }
 
-/// What a waiting thread does before it reads the lock again.
+/// What a waiting thread does before it tries again.
 #[derive(Debug, PartialEq, Eq)]
 enum Rest {
     Spin(u32),
@@ -90,12 +91,12 @@ enum Rest {
     Sleep,
 }
 
-/// What a thread does that has read the lock `reads` times in vain since it began to wait.
-fn rest(reads: u32) -> Rest {
+/// What a thread does that has tried `tries` times in vain since it began to wait.
+fn rest(tries: u32) -> Rest {
     const SPINS: u32 = (MAX_PAUSES / MIN_PAUSES).ilog2() + 1;
-    match reads {
-        0..SPINS => Rest::Spin(MIN_PAUSES << reads),
-        _ if reads - SPINS < MAX_YIELDS => Rest::Yield,
+    match tries {
+        0..SPINS => Rest::Spin(MIN_PAUSES << tries),
+        _ if tries - SPINS < MAX_YIELDS => Rest::Yield,
         _ => Rest::Sleep,
     }
 }

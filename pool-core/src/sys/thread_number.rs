@@ -16,6 +16,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Orderin
 pub(crate) const NONE: usize = NUMBERS;
 /// Numbers that threads can have.
 const NUMBERS: usize = 64 * WORDS - 1;
+/// A thread moves on with one in this many shards that it finds locked. More often would leave the
+/// blocks that it has warmed behind each time.
+#[cfg(not(any(loom, shuttle)))]
+const HOPS_TO_MOVE: u32 = 16;
 /// Words of the bit set, which has one bit for each number.
 const WORDS: usize = 16;
 /// The value before the thread's first [`get`].
@@ -31,6 +35,8 @@ thread_local! {
     static NUMBER: Cell<usize> = const { Cell::new(UNKNOWN) };
     /// How far the thread has moved on from the shard of its number.
     static MOVED: Cell<usize> = const { Cell::new(0) };
+    /// How many shards it has found locked.
+    static HOPS: Cell<u32> = const { Cell::new(0) };
     static AT_EXIT: AtExit = const { AtExit };
 }
 
@@ -81,7 +87,7 @@ pub(crate) use modelled::{get, get as home};
 
 /// A thread of a model stays where it is.
 #[cfg(any(loom, shuttle))]
-pub(crate) fn move_home(_: usize) {}
+pub(crate) fn hop_by(_: usize) {}
 
 /// Returns this thread's number, the same for the thread's life, or [`NONE`] if it has none.
 #[cfg(not(any(loom, shuttle)))]
@@ -98,10 +104,15 @@ pub(crate) fn home() -> usize {
     get().wrapping_add(MOVED.get())
 }
 
-/// Lets this thread begin with a later shard from now on.
+/// Notes that this thread found its shard locked, and used one that many steps on. If that repeats,
+/// the thread begins with that one from now on.
 #[cfg(not(any(loom, shuttle)))]
-pub(crate) fn move_home(steps: usize) {
-    MOVED.set(MOVED.get().wrapping_add(steps));
+pub(crate) fn hop_by(steps: usize) {
+    let hops = HOPS.get().wrapping_add(1);
+    HOPS.set(hops);
+    if hops.is_multiple_of(HOPS_TO_MOVE) {
+        MOVED.set(MOVED.get().wrapping_add(steps));
+    }
 }
 
 #[cfg(not(any(loom, shuttle)))]

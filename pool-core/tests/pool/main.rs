@@ -27,6 +27,7 @@ mod schedules;
 mod scripts;
 mod settings;
 mod shards;
+mod shards_faults;
 mod sim;
 mod streams;
 mod unwinding;

@@ -20,7 +20,7 @@ use std::thread;
 
 /// Memory without streams, whose blocks are numbers.
 #[derive(Clone, Default)]
-struct Plain(Arc<Counts>);
+pub(crate) struct Plain(Arc<Counts>);
 
 #[derive(Default)]
 struct Counts {
@@ -33,7 +33,7 @@ impl Plain {
     fn held(&self) -> usize {
         self.0.held.lock().unwrap().len()
     }
-    fn allocations(&self) -> u64 {
+    pub(crate) fn allocations(&self) -> u64 {
         self.0.allocations.load(Relaxed)
     }
 }
@@ -69,10 +69,10 @@ impl DeviceAllocator for Plain {
     }
 }
 
-type Pool = BucketPool<Plain>;
+pub(crate) type Pool = BucketPool<Plain>;
 type Buffer = PooledBuffer<Plain>;
 
-fn build(
+pub(crate) fn build(
     shards: usize,
     of: impl FnOnce(PoolBuilder<Plain>) -> PoolBuilder<Plain>,
 ) -> (Plain, Pool) {

@@ -1,0 +1,343 @@
+//! What was wrong in pools with several shards, each as the program that showed it.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use crate::hooked::outcome;
+use crate::shards::build;
+use pool_core::check::TestThreads;
+use pool_core::limits::{CachedLimit, Retention};
+use pool_core::port::{Limit, Memory, Order, Request};
+use pool_core::{
+    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, KIB, MIB, PooledBuffer,
+    StreamClock, Why,
+};
+use pool_sim::{Call, Hooked, Hooks, SimDevice};
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::Duration;
+
+/// A thread that waits for itself is found by its silence: the one time that a test takes.
+const SILENCE: Duration = Duration::from_secs(30);
+
+#[test]
+fn an_arena_with_a_share_of_the_peak_warms_up() {
+    let (done, end) = mpsc::channel();
+    thread::spawn(move || {
+        let pool = BucketPool::builder(SimDevice::new())
+            .arena(ArenaConfig::segments(MIB))
+            .cached_limit(CachedLimit::OfPeak(0.5))
+            .build();
+        drop(pool.allocate(MIB));
+        let refused = pool.warm_up(&[(KIB, 1)]).unwrap_err();
+        let _ = done.send(refused.why()); // a segment is more than half of the peak
+    });
+    let refused = end.recv_timeout(SILENCE);
+    assert_eq!(refused, Ok(Why::Limit(Limit::Cached)), "the thread waits for its own lock");
+}
+
+/// A device on which a drop may free, and whose next free panics if it is told to.
+struct Frees(Arc<AtomicU64>);
+
+impl Hooks<SimDevice> for Frees {
+    const MEMORY: Memory = Memory { free_in_drop: true, ..Memory::DEVICE };
+
+    fn before(&self, _: &SimDevice, call: &Call<'_, SimDevice>) -> Result<(), DeviceError> {
+        if matches!(call, Call::Free { .. }) && self.0.swap(0, SeqCst) == 1 {
+            resume_unwind(Box::new("on purpose"));
+        }
+        Ok(())
+    }
+}
+
+/// Streams of consecutive numbers, so that they begin with different shards.
+fn streams(device: &SimDevice) -> [pool_core::StreamOf<SimDevice>; 2] {
+    [device.stream(), device.stream()]
+}
+
+#[test]
+fn a_panic_where_room_is_made_loses_no_other_block() {
+    let (device, fuse) = (SimDevice::new(), Arc::new(AtomicU64::new(0)));
+    let pool = BucketPool::builder(Hooked::with(device.clone(), Frees(fuse.clone())))
+        .policy(BucketPolicy::Exact)
+        .cached_limit(4 * MIB)
+        .shards(64)
+        .build();
+    let [one, two] = streams(&device);
+    let full = [(); 2].map(|()| pool.allocate_on(&one, 2 * MIB).unwrap());
+    let last = pool.allocate_on(&two, 2 * MIB).unwrap();
+    drop(full); // the limit and the leases are full
+    fuse.store(1, SeqCst);
+    assert!(outcome(|| drop(last)).is_none(), "the panic reaches the caller");
+    let stats = pool.stats();
+    assert_eq!((stats.allocated_bytes, stats.cached_bytes), (0, 4 * MIB), "{stats}");
+    pool.check();
+}
+
+#[test]
+fn peaks_have_the_block_that_made_them() {
+    for shards in [1, 4] {
+        let (plain, pool) = build(shards, |b| b.cached_limit(CachedLimit::OfPeak(1.0)));
+        for _ in 0..100 {
+            drop([pool.allocate(MIB).unwrap(), pool.allocate(MIB).unwrap()]);
+        }
+        assert!(plain.allocations() <= 4, "{shards} shards: {} calls", plain.allocations());
+        let (_, pool) = build(shards, |b| b);
+        drop(pool.allocate(MIB).unwrap());
+        assert_eq!(pool.stats().allocated_peak_bytes, MIB, "{shards} shards");
+    }
+}
+
+#[test]
+fn peaks_that_were_reset_follow_a_smaller_pool() {
+    let (_, pool) = build(4, |b| b);
+    let many = |count: usize| {
+        drop((0..count).map(|_| pool.allocate(MIB).unwrap()).collect::<Vec<_>>());
+    };
+    many(64);
+    pool.clear().unwrap();
+    pool.reset_peaks();
+    many(32);
+    let peak = pool.stats().allocated_peak_bytes;
+    assert!(peak >= 31 * MIB, "{} MiB", peak / MIB);
+}
+
+#[test]
+fn a_bucket_limit_holds_when_the_pool_takes_shards() {
+    let plain = crate::shards::Plain::default();
+    let pool = BucketPool::builder(plain).policy(BucketPolicy::Exact).bucket_limit(3).build();
+    let sizes: Vec<u64> = (1..=16).map(|step| step * 4 * KIB).collect();
+    let of_size = |bytes: &u64| (0..6).map(|_| pool.allocate(*bytes).unwrap()).collect();
+    let mut live: Vec<Vec<_>> = sizes.iter().map(of_size).collect();
+    for of in &mut live {
+        of.truncate(3); // three of each are free
+    }
+    let mut threads = TestThreads::new(2);
+    for turn in 0..20_000 {
+        threads.as_thread(turn % 2, || drop(pool.allocate(100).unwrap()));
+    }
+    drop(live);
+    assert!(pool.check().free_by_shard.len() > 1, "the pool took shards");
+    let counts = pool.cached_buffers();
+    assert!(counts.values().all(|count| *count <= 3), "{counts:?}");
+    assert_eq!(counts.values().sum::<usize>(), 3 * 16 + 1);
+    pool.check();
+}
+
+#[test]
+fn a_block_that_another_thread_frees_late_serves_a_request_that_would_be_refused() {
+    type Late = Mutex<Option<PooledBuffer<Hooked<SimDevice, FreesLate>>>>;
+    struct FreesLate(Arc<AtomicU64>, Arc<Late>);
+    impl Hooks<SimDevice> for FreesLate {
+        fn before(&self, _: &SimDevice, call: &Call<'_, SimDevice>) -> Result<(), DeviceError> {
+            if matches!(call, Call::Allocate { .. }) && self.0.load(SeqCst) == 1 {
+                let buffer = self.1.lock().unwrap().take();
+                thread::spawn(move || drop(buffer)).join().unwrap();
+            }
+            Ok(())
+        }
+    }
+    let (asked, late) = (Arc::new(AtomicU64::new(0)), Arc::new(Late::default()));
+    let hooks = FreesLate(asked.clone(), late.clone());
+    let pool = BucketPool::builder(Hooked::with(SimDevice::with_capacity(4 * MIB), hooks))
+        .policy(BucketPolicy::Exact)
+        .on_shortage(move |_| asked.fetch_add(1, SeqCst) == 0)
+        .build();
+    *late.lock().unwrap() = Some(pool.allocate(4 * MIB).unwrap());
+    assert!(pool.allocate(4 * MIB).is_ok(), "all of the device is free");
+}
+
+#[test]
+fn a_block_that_is_not_kept_evicts_none() {
+    let (_, pool) = build(64, |b| b.policy(BucketPolicy::Exact).cached_limit(8 * MIB));
+    let mut threads = TestThreads::new(2);
+    threads.as_thread(0, || drop([(); 8].map(|()| pool.allocate(MIB).unwrap())));
+    threads.as_thread(1, || drop(pool.allocate(3 * MIB).unwrap().detach()));
+    assert_eq!(pool.cached_buffers().get(&MIB), Some(&8));
+}
+
+#[test]
+fn a_block_that_was_just_freed_is_not_old() {
+    let keep = Retention { allocations: Some(1000), time: None };
+    let (_, pool) = build(64, |b| b.retention(keep));
+    let mut threads = TestThreads::new(2);
+    let buffer = threads.as_thread(1, || pool.allocate(MIB).unwrap());
+    let churn = || (0..20_000).for_each(|_| drop(pool.allocate(KIB).unwrap()));
+    threads.as_thread(0, churn);
+    threads.as_thread(1, || drop(buffer));
+    pool.tick(Duration::ZERO).unwrap();
+    assert!(pool.cached_buffers().contains_key(&MIB), "freed just now");
+    threads.as_thread(0, churn);
+    pool.tick(Duration::ZERO).unwrap();
+    pool.tick(Duration::ZERO).unwrap();
+    assert!(!pool.cached_buffers().contains_key(&MIB), "freed 20 000 allocations ago");
+}
+
+#[test]
+fn the_shards_of_an_arena_keep_one_limit() {
+    for order in [[0, 1], [1, 0]] {
+        let device = SimDevice::new();
+        let pool = BucketPool::builder(Hooked::with(device.clone(), Frees(Arc::default())))
+            .arena(ArenaConfig::segments(MIB))
+            .cached_limit(8 * MIB)
+            .shards(2)
+            .build();
+        let streams = streams(&device);
+        let ten = |stream| (0..10).map(|_| pool.allocate_on(stream, MIB).unwrap()).collect();
+        let mut live: Vec<Vec<_>> = streams.iter().map(ten).collect();
+        for at in order {
+            live[at].clear();
+        }
+        let cached = pool.stats().cached_bytes;
+        assert!(cached <= 8 * MIB, "{order:?}: {} MiB", cached / MIB);
+    }
+}
+
+#[test]
+fn counts_that_were_reset_begin_with_zero() {
+    let (_, pool) = build(64, |b| b);
+    let mut threads = TestThreads::new(2);
+    let three = threads.as_thread(0, || [(); 3].map(|()| pool.allocate(KIB).unwrap()));
+    threads.as_thread(1, || drop(three));
+    pool.reset_counts();
+    let stats = pool.stats();
+    assert_eq!((stats.deallocations, stats.returns, stats.allocations), (0, 0, 0));
+    drop(threads.as_thread(0, || pool.allocate(KIB).unwrap()));
+    assert_eq!((pool.stats().deallocations, pool.stats().returns), (1, 1));
+}
+
+#[test]
+fn a_clear_ends_while_others_free() {
+    type Slot<H> = Mutex<Option<BucketPool<Hooked<SimDevice, H>>>>;
+    struct Refills(Arc<Slot<Self>>);
+    impl Hooks<SimDevice> for Refills {
+        fn before(&self, _: &SimDevice, call: &Call<'_, SimDevice>) -> Result<(), DeviceError> {
+            if matches!(call, Call::Free { .. }) {
+                let pool = self.0.lock().unwrap().clone();
+                drop(pool.map(|pool| pool.allocate(KIB)));
+            }
+            Ok(())
+        }
+    }
+    let slot = Arc::default();
+    let pool = BucketPool::new(Hooked::with(SimDevice::new(), Refills(Arc::clone(&slot))));
+    drop(pool.allocate(MIB).unwrap());
+    *slot.lock().unwrap() = Some(pool.clone());
+    let (done, end) = mpsc::channel();
+    let clear = thread::spawn(move || {
+        let _ = done.send(pool.clear().is_ok());
+        pool
+    });
+    assert_eq!(end.recv_timeout(SILENCE), Ok(true), "it gives back what came meanwhile, for ever");
+    *slot.lock().unwrap() = None;
+    drop(clear.join().unwrap());
+}
+
+/// Memory with streams that are numbers. Nothing is ever seen done, and a question whether it is
+/// first frees the buffer that lies ready.
+#[derive(Clone, Default)]
+struct Asked(Arc<AskedClock>);
+
+#[derive(Default)]
+struct AskedClock {
+    stream: u64,
+    /// Dropped when the device is asked.
+    ready: Mutex<Option<PooledBuffer<Asked>>>,
+}
+
+impl StreamClock for AskedClock {
+    type Stream = u64;
+    type Mark = u64;
+    fn default_stream(&self) -> &u64 {
+        &self.stream
+    }
+    fn owns(&self, _: &u64) -> bool {
+        true
+    }
+    fn mark(&self, on: &u64) -> u64 {
+        *on
+    }
+    fn latest(&self, mark: u64) -> u64 {
+        mark
+    }
+    fn same_stream(&self, a: u64, b: u64) -> bool {
+        a == b
+    }
+    fn later(&self, a: u64, _: u64) -> u64 {
+        a
+    }
+    fn is_later(&self, _: u64, _: u64) -> bool {
+        false
+    }
+    fn stream_id(&self, mark: u64) -> u64 {
+        mark
+    }
+    fn is_ordered(&self, on: &u64, after: u64) -> bool {
+        *on == after
+    }
+    fn order(&self, _: &u64, _: &[u64]) -> Result<Order, DeviceError> {
+        Ok(Order::NotYet)
+    }
+    fn is_seen_done(&self, _: u64) -> bool {
+        false
+    }
+    fn has_event(&self, _: u64) -> bool {
+        true
+    }
+    fn is_done(&self, _: u64) -> Result<bool, DeviceError> {
+        let buffer = self.ready.lock().unwrap().take();
+        drop(buffer);
+        Ok(false)
+    }
+    fn synchronize(&self, _: u64) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+impl DeviceAllocator for Asked {
+    type Block = u64;
+    type View<'b> = u64;
+    type Kind = ();
+    type Clock = AskedClock;
+    const MEMORY: Memory = Memory::DEVICE;
+
+    fn clock(&self) -> &AskedClock {
+        &self.0
+    }
+    fn aligned(&self, (): (), _: u64) -> Result<(), DeviceError> {
+        Err(DeviceError::new(Why::Unsupported, "alignment"))
+    }
+    fn allocate(&self, request: Request<()>, _: &u64) -> Result<u64, DeviceError> {
+        Ok(request.bytes)
+    }
+    fn free(&self, _: u64, _: &[u64]) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn view<'b>(&'b self, block: &'b u64, _: u64, _: u64, _: &u64) -> u64 {
+        *block
+    }
+    fn zero(&self, _: &mut u64, _: u64, _: &u64) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_block_that_the_device_is_asked_about_keeps_its_room() {
+    for shards in [1, 4] {
+        let allocator = Asked::default();
+        let pool = BucketPool::builder(allocator.clone())
+            .policy(BucketPolicy::Exact)
+            .cached_limit(4 * MIB)
+            .shards(shards)
+            .build();
+        let on = |stream: u64| pool.allocate_on(&stream, 2 * MIB).unwrap();
+        let (one, two, late) = (on(1), on(2), on(2));
+        drop((one, two)); // 4 MiB are free
+        *allocator.0.ready.lock().unwrap() = Some(late);
+        let _third = on(3);
+        assert!(allocator.0.ready.lock().unwrap().is_none(), "the device was asked");
+        let cached = pool.stats().cached_bytes - pool.stats().deferred_bytes;
+        assert!(cached <= 4 * MIB, "{shards} shards: {} MiB", cached / MIB);
+        pool.check();
+    }
+}
