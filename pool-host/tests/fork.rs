@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "child processes are made")]
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+use pool_core::check::PoolLock;
 use pool_core::{AllocError, ArenaConfig, BucketPolicy, BucketPool, KIB, MIB, PrivatePool, Why};
 use pool_host::HostAllocator;
 use std::sync::Barrier;
@@ -280,4 +281,41 @@ fn a_thread_begins_to_use_a_pool_while_another_forks() {
     assert_eq!(fork(&pool), 0);
     // SAFETY: as above.
     unsafe { libc::alarm(0) };
+}
+
+/// What a child finds: 0 if the pool of the process works, and is as `same` says that of its parent.
+fn uses(get: fn() -> &'static Pool, parents: &'static Pool, same: bool) -> i32 {
+    let own = get();
+    let works = churn(own, 1).is_ok_and(|is_right| is_right);
+    i32::from(!works || std::ptr::eq(own, parents) != same || !std::ptr::eq(own, get()))
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no `fork`")]
+fn the_pools_of_the_process_serve_a_child_whoever_was_in_them() {
+    if ran_alone("the_pools_of_the_process_serve_a_child_whoever_was_in_them") {
+        return;
+    }
+    for get in [pool_host::global as fn() -> &'static Pool, pool_host::global_small_tensors] {
+        let pool = get();
+        assert_eq!(fork_to(|| uses(get, pool, true)), 0, "nobody was in it");
+        let (held, forked) = (Barrier::new(2), Barrier::new(2));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                pool.with_lock_held(PoolLock::Shard, || {
+                    held.wait();
+                    forked.wait();
+                });
+            });
+            held.wait();
+            let status = fork_to(|| {
+                let own = uses(get, pool, false);
+                let child = get();
+                own + fork_to(|| uses(get, child, true)) // and the children of the child
+            });
+            forked.wait();
+            assert_eq!(status, 0, "a thread was in it");
+        });
+        assert_eq!(uses(get, pool, true), 0, "the parent keeps its own");
+    }
 }
