@@ -16,7 +16,7 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 const CORE: &str = "lives:: zeroing:: cpu_visible:: captures:: book::";
 /// More of them, for `--deep`, each of which takes many minutes.
 const CORE_DEEP: &str = "limits:: arena:: streams:: failures:: regressions:: \
-                         regressions_arena:: regressions_faults::";
+                         regressions_arena:: regressions_faults:: shards_faults::";
 /// Unit tests of pool-host without pages of the tcache, which Miri fills byte by byte.
 const HOST: &str = "depot::class";
 
@@ -57,7 +57,7 @@ pub(crate) fn miri(deep: bool) -> Vec<String> {
 pub(crate) fn threads(deep: bool) -> Vec<String> {
     let test = |what: &str| format!("test --locked -Zbuild-std --target {TARGET} {what}");
     let mut lines = vec![
-        test("--package pool-core --test pool -- lives:: limits::"),
+        test("--package pool-core --test pool -- lives:: limits:: shards::"),
         test("--package pool-host --lib -- depot tcache random_blocks"),
     ];
     if deep {

@@ -18,7 +18,8 @@ const ROUNDS: usize = 5;
 /// How long a contender runs in a round.
 const TIME: Duration = Duration::from_millis(30);
 /// Operations of each thread before that, if they take no longer than four times [`TIME`]: a pool is
-/// new in each round, while a global allocator has been warm since the first.
+/// new in each round. A global allocator has been warm since the first round, and runs for a quarter
+/// of [`TIME`].
 const TO_WARM_UP: u64 = 100_000;
 /// Operations between two looks at the clock.
 const BETWEEN: u32 = 16;
@@ -140,7 +141,10 @@ impl OnHeap for FreeRun {
         let work = |number: usize| {
             let mut worker = Worker::new(heap, self.load, &mail, number);
             (0..2 * self.load.live).for_each(|_| worker.operation());
-            warm_up(&mut worker, between, 4 * self.time);
+            match self.load.group {
+                HeapGroup::Pools => warm_up(&mut worker, between, 4 * self.time),
+                HeapGroup::Allocators => warm_up(&mut worker, between, self.time / 4),
+            }
             // All threads are timed at once: from here until the first has had its time.
             start.wait();
             run_for(&mut worker, between, self.time, &stop)
