@@ -89,9 +89,10 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
     /// submitted work; as far as a bounded search tells.
     pub(crate) fn has_returnable(&self, clock: &C, page: Option<u64>) -> bool {
         let Some(page) = page else {
-            let free = self.segments.iter().filter(|(_, segment)| segment.used == 0);
-            let mut firsts = free.map(|(_, segment)| segment.first);
-            return firsts.any(|id| self.is_submitted(clock, id));
+            let mut free = self.segments.iter().filter(|(_, segment)| segment.used == 0);
+            return free.any(|(_, segment)| {
+                self.nodes.walk(segment.first).all(|id| self.is_submitted(clock, id))
+            });
         };
         let full = |list: &&super::list::RangeList<K>| {
             list.used_by != UsedBy::Hole && list.bins.bytes() >= page

@@ -57,14 +57,22 @@ impl<A: DeviceAllocator> Shards<A> {
     }
 
     /// Adds shards, as `make` makes the state of each number, until there are `count` or as many as
-    /// there may be. The caller has the lock of the first shard, so no two threads do this at once.
-    pub(crate) fn grow(&self, count: usize, make: impl Fn(u32) -> State<A>) {
-        let most = count.min(self.others.len() + 1);
-        for at in self.count()..most {
-            let number = u32::try_from(at).unwrap_or(u32::MAX);
-            let _ = self.others[at - 1].set(Self::shard(make(number)));
-            self.count.store(number + 1, Release);
+    /// there may be. Returns them locked, so that nobody uses one before the caller lets it go. The
+    /// caller has the lock of the first shard, so no two threads do this at once.
+    pub(crate) fn grow(
+        &self,
+        count: usize,
+        make: impl Fn(u32) -> State<A>,
+    ) -> Vec<LockGuard<'_, State<A>>> {
+        let new = self.count()..count.min(self.most());
+        let mut last = self.count.load(Acquire);
+        for at in new.clone() {
+            let _ = self.others[at - 1].set(Self::shard(make(last)));
+            last += 1;
         }
+        let locked = new.map(|at| self.lock(at)).collect();
+        self.count.store(last, Release);
+        locked
     }
 
     /// How many there are.

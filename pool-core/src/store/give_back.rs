@@ -115,10 +115,24 @@ impl<A: DeviceAllocator> Store<A> {
         first.map_or((0, None), |id| self.give_back_range(at, id, Goal::all(Reason::Bound), None))
     }
 
-    /// Bytes that may be free in a shard.
+    /// Bytes that may be free in a shard of an arena. What became free without a free, such as the rest
+    /// of a new segment, takes its lease here.
     fn limit_of(&self, at: usize) -> u64 {
         let limit = self.cached_limit();
-        if self.shards.count() == 1 { limit } else { self.shards.lock(at).lease.min(limit) }
+        if self.shards.count() == 1 || self.is_unlimited() {
+            return limit;
+        }
+        let (kept, lease) = {
+            let state = self.shards.lock(at);
+            (state.kept(), state.lease)
+        };
+        if kept <= lease {
+            return lease;
+        }
+        let (got, _) = self.lease(at, kept - lease, limit);
+        let state = &mut *self.shards.lock(at);
+        state.lease += got;
+        state.lease
     }
 
     /// Gives back all ranges that are above the cached limit.

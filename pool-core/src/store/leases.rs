@@ -24,7 +24,7 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Finds room for `bytes` bytes more under the cached limit, which the caller adds to the lease of
     /// a shard. Returns it, and whether blocks were evicted for it.
-    fn lease(&self, at: usize, bytes: u64, limit: u64) -> (u64, bool) {
+    pub(super) fn lease(&self, at: usize, bytes: u64, limit: u64) -> (u64, bool) {
         let step = bytes.max(limit / PARTS);
         if let Some(leased) = [step, bytes].into_iter().find(|step| self.lease_more(*step, limit)) {
             return (leased, false);

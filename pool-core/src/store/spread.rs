@@ -129,21 +129,23 @@ impl<A: DeviceAllocator> Store<A> {
         }
         let (turn, closed) = (first.turn, first.closed);
         let lease = if is_limited { 0 } else { u64::MAX };
-        self.shards.grow(count, |number| {
+        let new = self.shards.grow(count, |number| {
             let state = State::new(number, self.shape.arena.as_ref(), by_size, lease);
             State { turn, closed, ..state }
         });
         if self.bounds.keeping.limits_buckets {
-            self.move_sizes_home(all);
+            self.move_sizes_home(all, new);
         }
     }
 
     /// Moves each block to the shard that its size has now, so that a limit on blocks of a size holds.
-    /// The caller has the locks of the shards that there were before.
-    fn move_sizes_home(&self, mut before: Vec<LockGuard<'_, State<A>>>) {
+    /// `before`: the shards that there were; `after`: those that came.
+    fn move_sizes_home(
+        &self,
+        mut before: Vec<LockGuard<'_, State<A>>>,
+        mut after: Vec<LockGuard<'_, State<A>>>,
+    ) {
         let is_limited = !self.is_unlimited();
-        let mut after: Vec<_> =
-            (before.len()..self.shards.count()).map(|at| self.shards.lock(at)).collect();
         let mut blocks = Vec::new();
         for state in &mut before {
             let from = state.number;

@@ -40,6 +40,8 @@ const MAX_YIELDS: u32 = 100;
 const REST: Duration = Duration::from_micros(100);
 /// How often it searches again because memory is free after its search.
 const MAX_REPEATS: u32 = if cfg!(loom) { 2 } else { 64 };
+/// How often in a row it sees free memory of which none can be given back.
+const MAX_IN_VAIN: u32 = 4;
 /// How often the program is asked to spare something for one request.
 const MAX_SHORTAGE_CALLS: u32 = 8;
 
@@ -92,6 +94,10 @@ struct Progress {
     shortage_calls: u32,
     /// How much other threads had given back before the last trims and search.
     returned: Option<u64>,
+    /// Whether the last look under all locks saw free memory, and how often in a row none of that could
+    /// be given back.
+    saw_free: bool,
+    in_vain: u32,
     /// The figures of the pool at the last search, for the error.
     figures: Option<Box<Figures>>,
     /// The counter of a request that the device serves now.
@@ -124,6 +130,8 @@ impl<A: DeviceAllocator> Store<A> {
             repeats: MAX_REPEATS,
             shortage_calls: MAX_SHORTAGE_CALLS,
             returned: None,
+            saw_free: false,
+            in_vain: 0,
             figures: None,
             stage: Stage::Device,
             effort: Effort::Bounded,
@@ -152,6 +160,8 @@ impl<A: DeviceAllocator> Store<A> {
                 None => break,
             };
             let Some(given_back) = given_back else { continue };
+            let was_in_vain = std::mem::take(&mut progress.saw_free) && given_back == 0;
+            progress.in_vain = if was_in_vain { progress.in_vain + 1 } else { 0 };
             progress.given_back += given_back;
             self.calls.lock().num_alloc_retries += 1;
             progress.effort = Effort::All;
@@ -275,7 +285,8 @@ impl<A: DeviceAllocator> Store<A> {
             progress.waits = progress.waits.saturating_sub(1);
             return true;
         }
-        if progress.repeats > 0 && (self.has_free() || !progress.is_same(self)) {
+        progress.saw_free = progress.in_vain < MAX_IN_VAIN && self.has_free();
+        if progress.repeats > 0 && (progress.saw_free || !progress.is_same(self)) {
             progress.repeats -= 1;
             return true;
         }

@@ -57,13 +57,22 @@ impl<A: DeviceAllocator> Store<A> {
             record.marks.get_mut().belong_to_nobody();
         }
         let limit = self.cached_limit();
-        let evicted = self.make_lease(at, &mut record, limit);
-        let stays = {
-            let state = &mut *self.shards.lock(at);
+        let mut evicted = false;
+        let (at, stays) = {
+            // The pool may have taken shards while the device was called.
+            let (at, mut state) = loop {
+                let at = self.shard_of(&mut record);
+                evicted |= self.make_lease(at, &mut record, limit);
+                let state = self.shards.lock(at);
+                if !self.has_moved(&mut record, at) {
+                    break (at, state);
+                }
+            };
+            let state = &mut *state;
             state.turn += 1;
             record.freed_at = self.time_of(state);
             // Other threads may have filled the room while the device was called.
-            state.keep_or_defer(request.key, record, limit, &self.bounds.keeping)
+            (at, state.keep_or_defer(request.key, record, limit, &self.bounds.keeping))
         };
         self.give_back_in_drop(Freed { at, segment: None, evicted });
         if stays {

@@ -10,7 +10,7 @@ use pool_core::{
     ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, DeviceError, KIB, MIB, PooledBuffer,
     StreamClock, Why,
 };
-use pool_sim::{Call, Hooked, Hooks, SimDevice};
+use pool_sim::{Call, Hooked, Hooks, MappedSim, SimDevice};
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, mpsc};
@@ -190,6 +190,24 @@ fn the_shards_of_an_arena_keep_one_limit() {
         }
         let cached = pool.stats().cached_bytes;
         assert!(cached <= 8 * MIB, "{order:?}: {} MiB", cached / MIB);
+    }
+}
+
+/// What becomes free without a free, in each of the shards.
+#[test]
+fn an_arena_keeps_pages_that_were_committed_ahead() {
+    let device = SimDevice::new();
+    let pool = BucketPool::builder(MappedSim::new(device.clone()))
+        .arena(ArenaConfig::pages(64 * KIB, 0.5))
+        .cached_limit(64 * MIB)
+        .shards(2)
+        .build();
+    for stream in streams(&device) {
+        let _live = pool.allocate_on(&stream, MIB).unwrap();
+        let before = pool.stats().cached_bytes;
+        assert!(before > 0, "pages are committed ahead");
+        pool.tick(Duration::ZERO).unwrap();
+        assert_eq!(pool.stats().cached_bytes, before);
     }
 }
 
