@@ -6,6 +6,7 @@ use crate::observe::Reason;
 use crate::port::{DeviceAllocator, DeviceError, StreamClock};
 use crate::shard::{MarkedBlock, Removed, State};
 use crate::store::Store;
+use crate::sys::LockGuard;
 
 /// A live block that went: the shard that counts its buffer, the memory, and a note that it is on its
 /// way.
@@ -38,15 +39,8 @@ impl<A: DeviceAllocator> Store<A> {
     pub(super) fn free_shared(&self, mut record: RecordOwner<A>, counts: bool) -> Freed {
         let limit = self.cached_limit();
         let (bytes, requested) = (record.bytes, record.requested);
-        let (mut evicted, clock) = (false, self.allocator.clock());
-        let (at, mut state) = loop {
-            let at = self.shard_of(&mut record);
-            evicted |= self.make_lease(at, &mut record, limit);
-            let state = self.shards.lock(at);
-            if !self.has_moved(&mut record, at) {
-                break (at, state);
-            }
-        };
+        let clock = self.allocator.clock();
+        let (at, mut state, evicted) = self.lock_with_room(&mut record, limit);
         let state = &mut *state;
         if counts {
             state.accounts.freed(bytes, requested);
@@ -62,6 +56,24 @@ impl<A: DeviceAllocator> Store<A> {
         let segment = Some(state.ranges.nodes[part.range].segment);
         state.free_range(clock, record);
         Freed { at, segment, evicted }
+    }
+
+    /// Locks the shard that a free block belongs in, with room for it under the cached limit if there
+    /// is any. The pool may take shards meanwhile. Returns whether blocks were evicted for it.
+    pub(super) fn lock_with_room(
+        &self,
+        record: &mut RecordOwner<A>,
+        limit: u64,
+    ) -> (usize, LockGuard<'_, State<A>>, bool) {
+        let mut evicted = false;
+        loop {
+            let at = self.shard_of(record);
+            evicted |= self.make_lease(at, record, limit);
+            let state = self.shards.lock(at);
+            if !self.has_moved(record, at) {
+                return (at, state, evicted);
+            }
+        }
     }
 
     /// The shard that a block is freed into: that of its last use, or of its segment.

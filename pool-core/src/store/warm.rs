@@ -57,22 +57,14 @@ impl<A: DeviceAllocator> Store<A> {
             record.marks.get_mut().belong_to_nobody();
         }
         let limit = self.cached_limit();
-        let mut evicted = false;
-        let (at, stays) = {
-            // The pool may have taken shards while the device was called.
-            let (at, mut state) = loop {
-                let at = self.shard_of(&mut record);
-                evicted |= self.make_lease(at, &mut record, limit);
-                let state = self.shards.lock(at);
-                if !self.has_moved(&mut record, at) {
-                    break (at, state);
-                }
-            };
+        let (at, stays, evicted) = {
+            let (at, mut state, evicted) = self.lock_with_room(&mut record, limit);
             let state = &mut *state;
             state.turn += 1;
             record.freed_at = self.time_of(state);
             // Other threads may have filled the room while the device was called.
-            (at, state.keep_or_defer(request.key, record, limit, &self.bounds.keeping))
+            let stays = state.keep_or_defer(request.key, record, limit, &self.bounds.keeping);
+            (at, stays, evicted)
         };
         self.give_back_in_drop(Freed { at, segment: None, evicted });
         if stays {
