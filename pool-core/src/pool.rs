@@ -417,7 +417,8 @@ impl<A: DeviceAllocator> BucketPool<A> {
             return Err(Short::early(self.cause((stream, on), bytes, kind), bytes));
         };
         let request = PoolRequest { joins_line, ..request };
-        let Grant { mut record, fresh, zeroed: was_zeroed } = self.store().allocate(&request)?;
+        let Grant { mut record, fresh } = self.store().allocate(&request)?;
+        let was_zeroed = !record.unzeroed;
         if self.store().flags.any(OBSERVED) || (fresh && self.store().has_observers()) {
             self.notify_served(&request, &mut record, fresh);
         }

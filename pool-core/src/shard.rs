@@ -22,7 +22,7 @@ use crate::ranges::segment::Segment;
 use crate::stream::Pending;
 pub(crate) use accounts::Sum;
 pub(crate) use keeping::Keeping;
-pub(crate) use lend::{Grant, Taken};
+pub(crate) use lend::Grant;
 pub(crate) use published::Round;
 pub(crate) use published::RoundEnd;
 pub(crate) use shards::{Homes, Shards};

@@ -50,7 +50,7 @@ use crate::invariant::{self, Scope};
 use crate::limits::{Budget, CachedLimit, Ledger, Retention, Ticks, Transit};
 use crate::observe::{DeviceStats, EventFields, EventKind, Observers, Reason};
 use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why};
-use crate::shard::{Grant, Homes, Keeping, Shards, State, Taken};
+use crate::shard::{Grant, Homes, Keeping, Shards, State};
 use crate::size::SizeClasses;
 use crate::store::flags::{BROKEN, Flags, OBSERVED, ZEROES};
 use crate::store::owned::Owned;
@@ -270,16 +270,17 @@ impl<A: DeviceAllocator> Store<A> {
             state.note_thread(thread_number::get());
             let taken = if is_arena {
                 let id = state.ranges.take(&self.shape.range_request(request), &requester);
-                id.and_then(|id| state.lend_free_range(id, request, statistics))
+                let mark = requester.clock.mark(request.stream);
+                id.and_then(|id| state.lend_free_range(id, request, mark, statistics))
             } else {
-                state.take_block(request, &requester, statistics).map(Taken::Whole)
+                state.take_block(request, &requester, statistics)
             };
             (taken, self.ended_round(state))
         };
         if let Some(count) = crowded {
             self.spread(count);
         }
-        Some(taken?.grant(request, requester.clock))
+        Some(Grant::new(taken?, request, requester.clock, false))
     }
 
     /// Returns the reason why no call can succeed: the device is lost, this process is a fork, or an

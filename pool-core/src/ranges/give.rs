@@ -151,8 +151,8 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         count: u32,
         may: impl Fn(&[C::Mark]) -> bool,
     ) -> (bool, Option<u32>) {
-        self.coalesce_pairs(clock, from, count, |book, id, next| {
-            may(book.nodes[id].marks.marks()) && may(book.nodes[next].marks.marks())
+        self.coalesce_pairs(clock, from, count, |ranges, id, next| {
+            may(ranges.nodes[id].marks.marks()) && may(ranges.nodes[next].marks.marks())
         })
     }
 
@@ -165,7 +165,8 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         count: u32,
         page: u64,
     ) -> Option<u32> {
-        let may = |book: &Self, id: u32, next: u32| book.shares_free_page(clock, id, next, page);
+        let may =
+            |ranges: &Self, id: u32, next: u32| ranges.shares_free_page(clock, id, next, page);
         self.coalesce_pairs(clock, from, count, may).1
     }
 

@@ -96,21 +96,21 @@ struct Block {
 
 /// Runs `steps` random allocations and frees; grows by segments of 4 MiB.
 fn run(config: ArenaConfig, seed: u64, steps: u64, streams: u64) {
-    let (mut book, mut random) = (Ranges::<Apart, u8>::new(config), StdRng::seed_from_u64(seed));
+    let (mut ranges, mut random) = (Ranges::<Apart, u8>::new(config), StdRng::seed_from_u64(seed));
     let (mut live, mut reserved): (Vec<Block>, u64) = (Vec::new(), 0);
     for time in 0..steps {
         if random.random_range(0..2) == 0 || live.is_empty() {
             let stream = random.random_range(0..streams);
             let size = [64, 5000, 60_000, 600_000][random.random_range(0..4)];
             let request = request(1 + random.random_range(0..size), stream);
-            let id = book.lend(&request, &requester(&stream)).unwrap_or_else(|| {
+            let id = ranges.lend(&request, &requester(&stream)).unwrap_or_else(|| {
                 let bytes = request.bytes.next_multiple_of(4 * MIB);
-                let whole = book.add_segment(ONE, bytes);
+                let whole = ranges.add_segment(ONE, bytes);
                 reserved += bytes;
-                book.release(&Apart, whole, Pending::Nothing, 0);
-                book.lend(&request, &requester(&stream)).expect("a fresh segment has room")
+                ranges.release(&Apart, whole, Pending::Nothing, 0);
+                ranges.lend(&request, &requester(&stream)).expect("a fresh segment has room")
             });
-            let node = &book.nodes[id];
+            let node = &ranges.nodes[id];
             assert_eq!(node.state, NodeState::Live);
             assert!(node.bytes >= request.bytes, "{} for {}", node.bytes, request.bytes);
             assert!(node.marks.marks().iter().all(|mark| mark.0 == stream), "another stream's");
@@ -122,31 +122,35 @@ fn run(config: ArenaConfig, seed: u64, steps: u64, streams: u64) {
                 0 if other != stream => Pending::of(&[(stream, time), (other, time)]),
                 _ => Pending::One((stream, time)),
             };
-            book.free(&Apart, id, marks, (false, 0));
+            ranges.free(&Apart, id, marks, (false, 0));
         }
         if time % 64 == 0 {
-            let bytes = book.check(&Apart);
+            if time % 128 == 0 {
+                ranges.coalesce_loose(&Apart);
+            }
+            let bytes = ranges.check(&Apart);
             assert_eq!(bytes.live + bytes.free, reserved);
-            let held: u64 = live.iter().map(|block| book.nodes[block.id].bytes).sum();
+            let held: u64 = live.iter().map(|block| ranges.nodes[block.id].bytes).sum();
             assert_eq!(held, bytes.live);
         }
     }
     for Block { id, stream } in live {
-        book.free(&Apart, id, Pending::One((stream, steps)), (false, 0));
+        ranges.free(&Apart, id, Pending::One((stream, steps)), (false, 0));
     }
-    let bytes = book.check(&Apart);
+    ranges.coalesce_loose(&Apart);
+    let bytes = ranges.check(&Apart);
     assert_eq!((bytes.live, bytes.free), (0, reserved));
-    assert!(book.segments.iter().all(|(_, segment)| segment.used == 0));
+    assert!(ranges.segments.iter().all(|(_, segment)| segment.used == 0));
     if streams == 1 {
         // All neighbours are one range again.
         let first = |(_, segment): (u32, &super::segment::Segment<u8>)| segment.first;
-        assert!(book.segments.iter().map(first).all(|id| book.nodes.walk(id).count() == 1));
+        assert!(ranges.segments.iter().map(first).all(|id| ranges.nodes.walk(id).count() == 1));
     }
 }
 
 /// Ranges over pages: what is committed and given back is counted here, page by page.
 struct Paged {
-    book: Ranges<Apart, u8>,
+    ranges: Ranges<Apart, u8>,
     committed: u64,
 }
 
@@ -154,22 +158,22 @@ const PAGE: u64 = 64 * KIB;
 
 impl Paged {
     fn new() -> Self {
-        let mut book = Ranges::new(ArenaConfig::pages(PAGE, 0.05));
-        let whole = book.add_segment(ONE, 4096 * PAGE);
-        book.put_hole(&Apart, whole);
-        Self { book, committed: 0 }
+        let mut ranges = Ranges::new(ArenaConfig::pages(PAGE, 0.05));
+        let whole = ranges.add_segment(ONE, 4096 * PAGE);
+        ranges.put_hole(&Apart, whole);
+        Self { ranges, committed: 0 }
     }
 
     fn allocate(&mut self, request: &RangeRequest<u8>, ahead: u64) -> u32 {
         let requester = requester(&request.stream);
-        if let Some(id) = self.book.lend(request, &requester) {
+        if let Some(id) = self.ranges.lend(request, &requester) {
             return id;
         }
-        let place = self.book.place(request, &requester, PAGE).expect("the reservation is large");
-        let pieces = self.book.take_out(&place, PAGE, ahead);
+        let place = self.ranges.place(request, &requester, PAGE).expect("the reservation is large");
+        let pieces = self.ranges.take_out(&place, PAGE, ahead);
         let mut fresh = 0;
         for id in &pieces {
-            let node = &self.book.nodes[*id];
+            let node = &self.ranges.nodes[*id];
             assert!(node.marks.marks().iter().all(|mark| mark.0 == request.stream));
             if node.state == (NodeState::Moving { hole: true }) {
                 assert_eq!((node.offset % PAGE, node.bytes % PAGE), (0, 0), "a hole of pages");
@@ -179,9 +183,9 @@ impl Paged {
         assert!((place.missing..=place.missing + ahead).contains(&fresh), "{fresh}");
         self.committed += fresh;
         let rest = Pending::One((request.stream, 0));
-        let id = self.book.assemble(&Apart, &pieces, &place, (&rest, 0)).unwrap();
-        assert_eq!(self.book.nodes[id].range(), place.block);
-        self.book.count_out(self.book.nodes[id].bytes);
+        let id = self.ranges.assemble(&Apart, &pieces, &place, (&rest, 0)).unwrap();
+        assert_eq!(self.ranges.nodes[id].range(), place.block);
+        self.ranges.count_out(self.ranges.nodes[id].bytes);
         id
     }
 
@@ -193,18 +197,19 @@ impl Paged {
     /// Gives pages of a free range back, by their numbers.
     fn make_hole(&mut self, pages: Range<u64>) {
         let part = pages.start * PAGE..pages.end * PAGE;
-        let first = self.book.segments.get(0).unwrap().first;
-        let holds = |id: &u32| self.book.nodes[*id].range().contains(&part.start);
-        let id = self.book.nodes.walk(first).find(holds).unwrap();
-        let piece = self.book.carve(id, &part);
-        self.book.put_hole(&Apart, piece);
+        let first = self.ranges.segments.get(0).unwrap().first;
+        let holds = |id: &u32| self.ranges.nodes[*id].range().contains(&part.start);
+        let id = self.ranges.nodes.walk(first).find(holds).unwrap();
+        let piece = self.ranges.carve(id, &part);
+        self.ranges.put_hole(&Apart, piece);
         self.committed -= part.end - part.start;
     }
 
     fn give_back(&mut self, bytes: u64) {
-        for found in self.book.pick_returnable(bytes, Some(PAGE)) {
-            let piece = self.book.carve(found.id, &found.part);
-            self.book.put_hole(&Apart, piece);
+        self.ranges.coalesce_loose(&Apart);
+        for found in self.ranges.pick_returnable(bytes, Some(PAGE)) {
+            let piece = self.ranges.carve(found.id, &found.part);
+            self.ranges.put_hole(&Apart, piece);
             self.committed -= found.part.end - found.part.start;
         }
     }
@@ -227,22 +232,23 @@ fn run_paged(seed: u64, steps: u64, streams: u64) {
             _ => {
                 let at = random.random_range(0..live.len());
                 let Block { id, stream } = live.swap_remove(at);
-                paged.book.free(&Apart, id, Pending::One((stream, time)), (false, 0));
+                paged.ranges.free(&Apart, id, Pending::One((stream, time)), (false, 0));
             }
         }
         if time % 64 == 0 {
-            let bytes = paged.book.check(&Apart);
+            let bytes = paged.ranges.check(&Apart);
             assert_eq!(bytes.live + bytes.free, paged.committed);
         }
     }
     for Block { id, stream } in live {
-        paged.book.free(&Apart, id, Pending::One((stream, steps)), (false, 0));
+        paged.ranges.free(&Apart, id, Pending::One((stream, steps)), (false, 0));
     }
-    let before = paged.book.check(&Apart);
-    while !paged.book.pick_returnable(1, Some(PAGE)).is_empty() {
+    let before = paged.ranges.check(&Apart);
+    paged.ranges.coalesce_loose(&Apart);
+    while !paged.ranges.pick_returnable(1, Some(PAGE)).is_empty() {
         paged.give_back(1);
     }
-    let after = paged.book.check(&Apart);
+    let after = paged.ranges.check(&Apart);
     assert_eq!(after.free, paged.committed);
     // What several streams used is not one range, so pages between them may stay.
     assert!(after.free < before.free / 2 || before.free < 4 * PAGE, "{before:?} {after:?}");
@@ -274,21 +280,21 @@ fn random_operations_keep_the_invariants() {
 
 /// Ranges of one free segment of this many bytes.
 fn one_segment(config: ArenaConfig, bytes: u64) -> Ranges<Apart, u8> {
-    let mut book = Ranges::new(config);
-    let whole = book.add_segment(ONE, bytes);
-    book.release(&Apart, whole, Pending::Nothing, 0);
-    book
+    let mut ranges = Ranges::new(config);
+    let whole = ranges.add_segment(ONE, bytes);
+    ranges.release(&Apart, whole, Pending::Nothing, 0);
+    ranges
 }
 
 #[test]
 fn a_block_lies_over_free_pages_between_holes() {
     let mut paged = Paged::new();
     let block = paged.allocate_pages(12);
-    paged.book.free(&Apart, block, Pending::One((1, 1)), (true, 0));
+    paged.ranges.free(&Apart, block, Pending::One((1, 1)), (true, 0));
     paged.make_hole(0..10);
-    let place = paged.book.place(&request(3 * PAGE, 1), &requester(&1), PAGE).unwrap();
+    let place = paged.ranges.place(&request(3 * PAGE, 1), &requester(&1), PAGE).unwrap();
     assert_eq!(place.missing, PAGE);
-    paged.book.check(&Apart);
+    paged.ranges.check(&Apart);
 }
 
 #[test]
@@ -296,42 +302,42 @@ fn of_placements_that_lack_the_same_the_one_with_fewer_calls_is_taken() {
     let mut paged = Paged::new();
     let [first, _live, second] = [4, 1, 3].map(|pages| paged.allocate_pages(pages));
     for block in [first, second] {
-        paged.book.free(&Apart, block, Pending::One((1, 1)), (true, 0));
+        paged.ranges.free(&Apart, block, Pending::One((1, 1)), (true, 0));
     }
     // Holes and free pages: `h ff h L h ff hhh..`. The first place for 4 pages lacks two holes.
     for pages in [0..1, 3..4, 5..6] {
         paged.make_hole(pages);
     }
-    let place = paged.book.place(&request(4 * PAGE, 1), &requester(&1), PAGE).unwrap();
+    let place = paged.ranges.place(&request(4 * PAGE, 1), &requester(&1), PAGE).unwrap();
     assert_eq!((place.missing, place.block), (2 * PAGE, 6 * PAGE..10 * PAGE));
 }
 
 #[test]
 fn of_equal_ranges_the_one_that_is_split_changes_its_place() {
-    let mut book = one_segment(ArenaConfig::torch(), 2 * MIB);
-    let ids = [(); 6].map(|()| book.lend(&request(8 * KIB, 1), &requester(&1)).unwrap());
+    let mut ranges = one_segment(ArenaConfig::torch(), 2 * MIB);
+    let ids = [(); 6].map(|()| ranges.lend(&request(8 * KIB, 1), &requester(&1)).unwrap());
     for id in [ids[0], ids[2], ids[4]] {
-        book.free(&Apart, id, Pending::One((1, 1)), (false, 0));
+        ranges.free(&Apart, id, Pending::One((1, 1)), (false, 0));
     }
-    let part = book.take_part(ids[4], 512);
-    book.count_out(512);
-    assert_eq!(book.nodes[part].offset, 4 * 8 * KIB);
-    book.check(&Apart);
+    let part = ranges.take_part(ids[4], 512);
+    ranges.count_out(512);
+    assert_eq!(ranges.nodes[part].offset, 4 * 8 * KIB);
+    ranges.check(&Apart);
 }
 
 #[test]
 fn parts_of_a_range_that_several_streams_used_become_one_again() {
-    let mut book = one_segment(ArenaConfig::grow(), MIB);
-    let whole = book.lend(&request(MIB, 1), &requester(&1)).unwrap();
+    let mut ranges = one_segment(ArenaConfig::grow(), MIB);
+    let whole = ranges.lend(&request(MIB, 1), &requester(&1)).unwrap();
     let marks = || Pending::of(&[(1, 5), (2, 6)]);
-    book.free(&Apart, whole, marks(), (false, 0));
-    let part = book.take_part(whole, 64 * KIB);
-    book.count_out(64 * KIB);
-    book.free(&Apart, part, marks(), (false, 0));
-    assert_eq!(book.nodes.walk(part).count(), 2);
-    book.rejoin(&Apart, part);
-    assert_eq!(book.nodes.walk(part).count(), 1);
-    book.check(&Apart);
+    ranges.free(&Apart, whole, marks(), (false, 0));
+    let part = ranges.take_part(whole, 64 * KIB);
+    ranges.count_out(64 * KIB);
+    ranges.free(&Apart, part, marks(), (false, 0));
+    assert_eq!(ranges.nodes.walk(part).count(), 2);
+    ranges.rejoin(&Apart, part);
+    assert_eq!(ranges.nodes.walk(part).count(), 1);
+    ranges.check(&Apart);
 }
 
 #[test]
@@ -344,141 +350,141 @@ fn a_stream_owns_its_ranges_and_those_of_no_stream() {
 #[test]
 fn of_several_streams_ranges_the_smallest_serves() {
     for sizes in [[32, 64], [64, 32]] {
-        let mut book = one_segment(ArenaConfig::grow(), MIB);
+        let mut ranges = one_segment(ArenaConfig::grow(), MIB);
         let ids = [(1, sizes[0]), (9, 4), (2, sizes[1]), (9, 4)].map(|(stream, kib)| {
-            book.lend(&request(kib * KIB, stream), &requester(&stream)).unwrap()
+            ranges.lend(&request(kib * KIB, stream), &requester(&stream)).unwrap()
         });
-        book.free(&Apart, ids[0], Pending::One((1, 1)), (false, 0));
-        book.free(&Apart, ids[2], Pending::One((2, 1)), (false, 0));
+        ranges.free(&Apart, ids[0], Pending::One((1, 1)), (false, 0));
+        ranges.free(&Apart, ids[2], Pending::One((2, 1)), (false, 0));
         let used = |node: &RangeNode<(u64, u64)>| !node.marks.marks().is_empty();
-        let found = book.find(&request(4 * KIB, 3), |_| true, used).unwrap();
-        assert_eq!(book.nodes[found].bytes, 32 * KIB, "{sizes:?}");
+        let found = ranges.find(&request(4 * KIB, 3), |_| true, used).unwrap();
+        assert_eq!(ranges.nodes[found].bytes, 32 * KIB, "{sizes:?}");
     }
 }
 
 #[test]
 fn a_large_free_range_does_not_become_young_with_a_small_one() {
-    let mut book = one_segment(ArenaConfig::torch(), 20 * MIB);
+    let mut ranges = one_segment(ArenaConfig::torch(), 20 * MIB);
     let ids: Vec<u32> =
-        (0..3).map(|_| book.lend(&request(4 * KIB, 1), &requester(&1)).unwrap()).collect();
-    book.free(&Apart, ids[2], Pending::One((1, 1)), (false, 0)); // joins the rest of the segment
-    let rest = book.nodes.walk(book.segments.get(0).unwrap().first).last().unwrap();
-    let age = book.nodes[rest].freed_at;
+        (0..3).map(|_| ranges.lend(&request(4 * KIB, 1), &requester(&1)).unwrap()).collect();
+    ranges.free(&Apart, ids[2], Pending::One((1, 1)), (false, 0)); // joins the rest of the segment
+    let rest = ranges.nodes.walk(ranges.segments.get(0).unwrap().first).last().unwrap();
+    let age = ranges.nodes[rest].freed_at;
     for turn in 1..100 {
-        let id = book.lend(&request(4 * KIB, 1), &requester(&1)).unwrap();
-        book.free(&Apart, id, Pending::One((1, 2)), (false, turn));
+        let id = ranges.lend(&request(4 * KIB, 1), &requester(&1)).unwrap();
+        ranges.free(&Apart, id, Pending::One((1, 2)), (false, turn));
     }
-    let rest = book.nodes.walk(book.segments.get(0).unwrap().first).last().unwrap();
-    assert_eq!(book.nodes[rest].freed_at, age);
-    book.free(&Apart, ids[0], Pending::One((1, 2)), (false, 0));
-    book.free(&Apart, ids[1], Pending::One((1, 2)), (false, 0)); // between that one and the rest
-    let ranges: Vec<u32> = book.nodes.walk(book.segments.get(0).unwrap().first).collect();
-    assert_eq!((&ranges[..], book.nodes[ranges[0]].freed_at), (&[rest][..], age));
+    let rest = ranges.nodes.walk(ranges.segments.get(0).unwrap().first).last().unwrap();
+    assert_eq!(ranges.nodes[rest].freed_at, age);
+    ranges.free(&Apart, ids[0], Pending::One((1, 2)), (false, 0));
+    ranges.free(&Apart, ids[1], Pending::One((1, 2)), (false, 0)); // between that one and the rest
+    let all: Vec<u32> = ranges.nodes.walk(ranges.segments.get(0).unwrap().first).collect();
+    assert_eq!((&all[..], ranges.nodes[rest].freed_at), (&[rest][..], age));
 }
 
 #[test]
 fn a_part_of_a_range_keeps_the_marks_of_the_whole() {
-    let mut book = one_segment(ArenaConfig::torch(), 2 * MIB);
-    let whole = book.lend(&request(2 * MIB, 1), &requester(&1)).unwrap();
-    book.free(&Apart, whole, Pending::of(&[(1, 7), (2, 9)]), (false, 0));
-    assert_eq!(book.lend(&request(512, 1), &requester(&1)), None, "two streams used it");
-    let low = book.take_part(whole, 512);
-    assert_eq!(book.nodes[low].marks.marks(), [(1, 7), (2, 9)]);
-    assert_eq!(book.nodes[book.nodes[low].after].marks.marks(), [(1, 7), (2, 9)]);
+    let mut ranges = one_segment(ArenaConfig::torch(), 2 * MIB);
+    let whole = ranges.lend(&request(2 * MIB, 1), &requester(&1)).unwrap();
+    ranges.free(&Apart, whole, Pending::of(&[(1, 7), (2, 9)]), (false, 0));
+    assert_eq!(ranges.lend(&request(512, 1), &requester(&1)), None, "two streams used it");
+    let low = ranges.take_part(whole, 512);
+    assert_eq!(ranges.nodes[low].marks.marks(), [(1, 7), (2, 9)]);
+    assert_eq!(ranges.nodes[ranges.nodes[low].after].marks.marks(), [(1, 7), (2, 9)]);
 }
 
 #[test]
 fn old_contents_stay_noted_through_splits_and_coalescing() {
-    let mut book = one_segment(ArenaConfig::torch(), 2 * MIB);
+    let mut ranges = one_segment(ArenaConfig::torch(), 2 * MIB);
     let ids: Vec<u32> =
-        (0..2).map(|_| book.lend(&request(4 * KIB, 1), &requester(&1)).unwrap()).collect();
-    book.free(&Apart, ids[1], Pending::One((1, 1)), (false, 0));
-    book.free(&Apart, ids[0], Pending::One((1, 2)), (true, 0));
+        (0..2).map(|_| ranges.lend(&request(4 * KIB, 1), &requester(&1)).unwrap()).collect();
+    ranges.free(&Apart, ids[1], Pending::One((1, 1)), (false, 0));
+    ranges.free(&Apart, ids[0], Pending::One((1, 2)), (true, 0));
     for offset in [0, 512] {
-        let part = book.lend(&request(512, 1), &requester(&1)).unwrap();
-        assert_eq!((book.nodes[part].offset, book.nodes[part].unzeroed), (offset, true));
+        let part = ranges.lend(&request(512, 1), &requester(&1)).unwrap();
+        assert_eq!((ranges.nodes[part].offset, ranges.nodes[part].unzeroed), (offset, true));
     }
 }
 
 #[test]
 fn a_segment_that_several_streams_used_becomes_one_range_behind_all() {
-    let mut book = one_segment(ArenaConfig::torch(), 2 * MIB);
+    let mut ranges = one_segment(ArenaConfig::torch(), 2 * MIB);
     let (a, b) = (request(512, 1), request(512, 2));
-    let first = book.lend(&a, &requester(&1)).unwrap();
-    let second = book.lend(&b, &requester(&2)).unwrap();
-    book.free(&Apart, first, Pending::One((1, 5)), (false, 0));
-    book.coalesce_free_segments(&Apart, &mut 0, 1, 9);
-    assert!(book.aged(0, u32::MAX, None).0.is_empty(), "a block of it is live");
-    book.free(&Apart, second, Pending::One((2, 6)), (false, 0));
-    assert!(book.aged(0, u32::MAX, None).0.is_empty());
-    book.coalesce_free_segments(&Apart, &mut 0, 1, 9);
-    let (aged, more) = book.aged(0, u32::MAX, None);
+    let first = ranges.lend(&a, &requester(&1)).unwrap();
+    let second = ranges.lend(&b, &requester(&2)).unwrap();
+    ranges.free(&Apart, first, Pending::One((1, 5)), (false, 0));
+    ranges.coalesce_free_segments(&Apart, &mut 0, 1, 9);
+    assert!(ranges.aged(0, u32::MAX, None).0.is_empty(), "a block of it is live");
+    ranges.free(&Apart, second, Pending::One((2, 6)), (false, 0));
+    assert!(ranges.aged(0, u32::MAX, None).0.is_empty());
+    ranges.coalesce_free_segments(&Apart, &mut 0, 1, 9);
+    let (aged, more) = ranges.aged(0, u32::MAX, None);
     assert_eq!((aged.len(), more), (1, None));
-    assert_eq!(book.nodes[aged[0].1].marks.marks(), [(1, 5), (2, 6)]);
-    book.check(&Apart);
+    assert_eq!(ranges.nodes[aged[0].1].marks.marks(), [(1, 5), (2, 6)]);
+    ranges.check(&Apart);
 }
 
 #[test]
 fn streams_of_one_number_are_not_ordered_after_each_other() {
-    let (clock, mut book) = (Streams::<true>, Ranges::new(ArenaConfig::torch()));
-    let whole = book.add_segment(ONE, 2 * MIB);
-    book.release(&clock, whole, Pending::Nothing, 0);
+    let (clock, mut ranges) = (Streams::<true>, Ranges::new(ArenaConfig::torch()));
+    let whole = ranges.add_segment(ONE, 2 * MIB);
+    ranges.release(&clock, whole, Pending::Nothing, 0);
     let requester =
         |on| Requester { clock: &clock, on, steal: StealPolicy::Never, cpu_touches: false };
-    let first = book.lend(&request(512, 0), &requester(&5)).unwrap();
-    let second = book.lend(&request(512, 0), &requester(&6)).unwrap();
-    book.free(&clock, second, Pending::One((6, 1)), (false, 0));
-    let third = book.lend(&request(512, 0), &requester(&5)).expect("the rest is untouched");
-    assert_eq!(book.nodes[third].offset, 1024);
-    book.free(&clock, first, Pending::One((5, 1)), (false, 0));
-    book.check(&clock);
-    let again = book.lend(&request(512, 0), &requester(&6));
+    let first = ranges.lend(&request(512, 0), &requester(&5)).unwrap();
+    let second = ranges.lend(&request(512, 0), &requester(&6)).unwrap();
+    ranges.free(&clock, second, Pending::One((6, 1)), (false, 0));
+    let third = ranges.lend(&request(512, 0), &requester(&5)).expect("the rest is untouched");
+    assert_eq!(ranges.nodes[third].offset, 1024);
+    ranges.free(&clock, first, Pending::One((5, 1)), (false, 0));
+    ranges.check(&clock);
+    let again = ranges.lend(&request(512, 0), &requester(&6));
     assert_eq!(again, Some(second), "not the one that the other scope used");
 }
 
 #[test]
 fn a_free_segment_behind_unsubmitted_work_stays_in_parts() {
-    let (clock, mut book) = (Streams::<true>, Ranges::new(ArenaConfig::torch()));
-    let whole = book.add_segment(ONE, 1024);
-    book.release(&clock, whole, Pending::Nothing, 0);
+    let (clock, mut ranges) = (Streams::<true>, Ranges::new(ArenaConfig::torch()));
+    let whole = ranges.add_segment(ONE, 1024);
+    ranges.release(&clock, whole, Pending::Nothing, 0);
     let requester =
         Requester { clock: &clock, on: &5, steal: StealPolicy::Never, cpu_touches: false };
-    let ids = [(); 2].map(|()| book.lend(&request(512, 0), &requester).unwrap());
-    book.free(&clock, ids[0], Pending::One((5, 1)), (false, 0));
-    book.free(&clock, ids[1], Pending::One((6, 1)), (false, 0));
-    book.coalesce_free_segments(&clock, &mut 0, 1, 9);
-    assert_eq!(book.nodes.walk(book.segments.get(0).unwrap().first).count(), 2);
+    let ids = [(); 2].map(|()| ranges.lend(&request(512, 0), &requester).unwrap());
+    ranges.free(&clock, ids[0], Pending::One((5, 1)), (false, 0));
+    ranges.free(&clock, ids[1], Pending::One((6, 1)), (false, 0));
+    ranges.coalesce_free_segments(&clock, &mut 0, 1, 9);
+    assert_eq!(ranges.nodes.walk(ranges.segments.get(0).unwrap().first).count(), 2);
 }
 
 #[test]
 fn neighbours_beyond_the_first_portion_are_not_forgotten() {
-    let (clock, mut book) = (Streams::<true>, Ranges::new(ArenaConfig::torch()));
-    let whole = book.add_segment(ONE, 300 * 512);
-    book.release(&clock, whole, Pending::Nothing, 0);
+    let (clock, mut ranges) = (Streams::<true>, Ranges::new(ArenaConfig::torch()));
+    let whole = ranges.add_segment(ONE, 300 * 512);
+    ranges.release(&clock, whole, Pending::Nothing, 0);
     let requester =
         Requester { clock: &clock, on: &5, steal: StealPolicy::Never, cpu_touches: false };
     let mut ids: Vec<u32> =
-        (0..300).map(|_| book.lend(&request(512, 0), &requester).unwrap()).collect();
+        (0..300).map(|_| ranges.lend(&request(512, 0), &requester).unwrap()).collect();
     ids.sort_unstable();
     let [.., first, second] = ids[..] else { panic!("300 ranges") };
-    assert_eq!(book.nodes[first].after, second);
-    book.free(&clock, first, Pending::One((5, 1)), (false, 0));
-    book.free(&clock, second, Pending::One((6, 1)), (false, 0));
-    assert!(book.may_be_apart(&request(1024, 0)));
-    assert_eq!(book.coalesce_streams(&clock, 0, 256, |_| true), (false, Some(256)));
-    assert!(book.may_be_apart(&request(1024, 0)), "they are still there");
-    assert!(book.coalesce_streams(&clock, 256, 256, |_| true).0);
-    assert_eq!(book.lend(&request(1024, 0), &requester), None, "two streams used it");
-    book.check(&clock);
+    assert_eq!(ranges.nodes[first].after, second);
+    ranges.free(&clock, first, Pending::One((5, 1)), (false, 0));
+    ranges.free(&clock, second, Pending::One((6, 1)), (false, 0));
+    assert!(ranges.may_be_apart(&request(1024, 0)));
+    assert_eq!(ranges.coalesce_streams(&clock, 0, 256, |_| true), (false, Some(256)));
+    assert!(ranges.may_be_apart(&request(1024, 0)), "they are still there");
+    assert!(ranges.coalesce_streams(&clock, 256, 256, |_| true).0);
+    assert_eq!(ranges.lend(&request(1024, 0), &requester), None, "two streams used it");
+    ranges.check(&clock);
 }
 
 #[test]
 fn a_block_over_old_and_fresh_memory_may_show_old_contents() {
     let mut paged = Paged::new();
     let first = paged.allocate(&request(PAGE / 2, 1), 0);
-    paged.book.free(&Apart, first, Pending::One((1, 1)), (true, 0));
+    paged.ranges.free(&Apart, first, Pending::One((1, 1)), (true, 0));
     let second = paged.allocate(&request(3 * PAGE, 1), 0);
-    assert_eq!((paged.book.nodes[second].offset, paged.book.nodes[second].unzeroed), (0, true));
+    assert_eq!((paged.ranges.nodes[second].offset, paged.ranges.nodes[second].unzeroed), (0, true));
 }
 
 #[test]
@@ -526,12 +532,73 @@ fn a_placement_that_lacks_no_less_is_looked_at_for_its_calls() {
     let mut paged = Paged::new();
     let [first, _live, second, _end] = [4, 1, 4, 1].map(|pages| paged.allocate_pages(pages));
     for block in [first, second] {
-        paged.book.free(&Apart, block, Pending::One((1, 1)), (true, 0));
+        paged.ranges.free(&Apart, block, Pending::One((1, 1)), (true, 0));
     }
     // Holes and free pages: `h ff h L hh ff L`. The smallest holes are looked at first.
     for pages in [0..1, 3..4, 5..7] {
         paged.make_hole(pages);
     }
-    let place = paged.book.place(&request(4 * PAGE, 1), &requester(&1), PAGE).unwrap();
+    let place = paged.ranges.place(&request(4 * PAGE, 1), &requester(&1), PAGE).unwrap();
     assert_eq!((place.missing, place.block), (2 * PAGE, 5 * PAGE..9 * PAGE));
+}
+
+#[test]
+fn a_size_that_was_freed_serves_again_without_a_split() {
+    let mut ranges = one_segment(ArenaConfig::segments(MIB), MIB);
+    let (taker, size) = (requester(&1), request(8 * KIB, 1));
+    let ids = [(); 4].map(|()| ranges.lend(&size, &taker).unwrap());
+    for id in [ids[1], ids[2]] {
+        ranges.free(&Apart, id, Pending::One((1, 1)), (false, 0));
+    }
+    assert_eq!(ranges.lend(&size, &taker), Some(ids[2]), "as it was freed");
+    ranges.free(&Apart, ids[2], Pending::One((1, 2)), (false, 0));
+    assert!(ranges.coalesce_loose(&Apart));
+    assert!(!ranges.coalesce_loose(&Apart), "none is left");
+    let both = ranges.lend(&request(16 * KIB, 1), &taker).unwrap();
+    assert_eq!(ranges.nodes[both].range(), 8 * KIB..24 * KIB);
+    ranges.check(&Apart);
+}
+
+#[test]
+fn a_request_that_finds_nothing_coalesces_first() {
+    let mut ranges = one_segment(ArenaConfig::segments(MIB), MIB);
+    let (taker, half) = (requester(&1), request(512 * KIB, 1));
+    let ids = [(); 2].map(|()| ranges.lend(&half, &taker).unwrap());
+    for id in ids {
+        ranges.free(&Apart, id, Pending::One((1, 1)), (false, 0));
+    }
+    assert!(ranges.lend(&request(MIB, 1), &taker).is_some());
+}
+
+#[test]
+fn many_requests_of_other_sizes_coalesce() {
+    let mut ranges = one_segment(ArenaConfig::segments(MIB), MIB);
+    let (taker, size) = (requester(&1), request(64 * KIB, 1));
+    let ids = [(); 8].map(|()| ranges.lend(&size, &taker).unwrap());
+    for id in ids {
+        ranges.free(&Apart, id, Pending::One((1, 1)), (false, 0));
+    }
+    for _ in 0..super::loose::MISFITS_MOST {
+        ranges.lend(&request(512, 1), &taker).unwrap();
+    }
+    let first = ranges.segments.get(0).unwrap().first;
+    let free = ranges.nodes.walk(first).filter(|id| ranges.is_free(*id));
+    assert_eq!(free.count(), 2, "what is below and above the small ones");
+    ranges.check(&Apart);
+}
+
+#[test]
+fn what_is_left_of_a_loose_range_is_loose() {
+    let mut ranges = one_segment(ArenaConfig::segments(MIB), MIB);
+    let taker = requester(&1);
+    let ids = [(); 3].map(|()| ranges.lend(&request(64 * KIB, 1), &taker).unwrap());
+    ranges.free(&Apart, ids[0], Pending::One((1, 1)), (false, 0));
+    ranges.coalesce_loose(&Apart);
+    ranges.free(&Apart, ids[1], Pending::One((1, 1)), (false, 0));
+    let upper = ranges.carve(ids[1], &(96 * KIB..128 * KIB));
+    ranges.check(&Apart);
+    ranges.release(&Apart, upper, Pending::One((1, 1)), 0);
+    ranges.coalesce_loose(&Apart);
+    ranges.check(&Apart);
+    assert_eq!(ranges.nodes[ids[0]].range(), 0..128 * KIB);
 }

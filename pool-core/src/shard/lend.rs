@@ -1,53 +1,32 @@
-//! Memory that is lent: the accounts under the lock, then the record without it.
+//! Memory that is lent: the accounts, and the record.
 
 use crate::block::record::{Part, Place, Record, RecordOwner};
 use crate::block::request::{Key, PoolRequest};
-use crate::port::{DeviceAllocator, StreamClock};
+use crate::port::{DeviceAllocator, MarkOf, StreamClock};
 use crate::shard::State;
 use crate::stream::Requester;
 use std::ops::RangeInclusive;
-use std::ptr::NonNull;
 
 /// A block that serves a request.
 pub(crate) struct Grant<A: DeviceAllocator> {
     pub(crate) record: RecordOwner<A>,
     /// Whether the block is fresh from the device.
     pub(crate) fresh: bool,
-    /// Whether all bytes of the block are zero.
-    pub(crate) zeroed: bool,
 }
 
-/// Memory that is counted as lent. [`Taken::grant`] writes its record, which needs no lock.
-#[must_use]
-pub(crate) enum Taken<A: DeviceAllocator> {
-    /// A whole block.
-    Whole(RecordOwner<A>),
-    /// A live range, and the slot for its record.
-    Part { part: Part<A>, bytes: u64, unzeroed: bool, slot: NonNull<Record<A>> },
-}
-
-impl<A: DeviceAllocator> Taken<A> {
-    /// Returns the block for the requester. Call it after the last device call for a request, since
-    /// the record gets the mark that its stream has reached.
+impl<A: DeviceAllocator> Grant<A> {
+    /// Grants a block that is counted as lent. Call it after the last device call for a request,
+    /// since the record gets the mark that its stream has reached.
     #[inline]
-    pub(crate) fn grant(self, request: &PoolRequest<'_, A>, clock: &A::Clock) -> Grant<A> {
-        let mark = clock.mark(request.stream);
-        match self {
-            Self::Whole(mut record) => {
-                // It is kept by the pool, and no private pool's, as each free block.
-                record.requested = request.requested;
-                record.marks.get_mut().restart(mark);
-                let zeroed = !record.unzeroed;
-                Grant { record, fresh: false, zeroed }
-            }
-            Self::Part { part, bytes, unzeroed, slot } => {
-                let record = Record::new(Place::Part(part), bytes, request, mark);
-                // SAFETY: slots do not move. The range is live and was not lent before, so no code
-                // has the record of its number, and none gets it before the owner frees the range.
-                let record = unsafe { RecordOwner::in_slot(slot, record) };
-                Grant { record, fresh: false, zeroed: !unzeroed }
-            }
-        }
+    pub(crate) fn new(
+        mut record: RecordOwner<A>,
+        request: &PoolRequest<'_, A>,
+        clock: &A::Clock,
+        fresh: bool,
+    ) -> Self {
+        record.requested = request.requested;
+        record.marks.get_mut().restart(clock.mark(request.stream));
+        Self { record, fresh }
     }
 }
 
@@ -122,10 +101,10 @@ impl<A: DeviceAllocator> State<A> {
         record: RecordOwner<A>,
         request: &PoolRequest<'_, A>,
         statistics: bool,
-    ) -> Taken<A> {
+    ) -> RecordOwner<A> {
         self.count_out(record.bytes, request.requested);
         self.count_hit(request, !record.unzeroed, statistics);
-        Taken::Whole(record)
+        record
     }
 
     /// Counts a block that a buffer has from now on.
@@ -135,15 +114,23 @@ impl<A: DeviceAllocator> State<A> {
         self.accounts.out(bytes, requested);
     }
 
-    /// Lends a live range.
+    /// Lends a live range: writes its record, as of `mark`.
     #[inline]
-    pub(crate) fn lend_range(&mut self, id: u32, request: &PoolRequest<'_, A>) -> Option<Taken<A>> {
+    pub(crate) fn lend_range(
+        &mut self,
+        id: u32,
+        request: &PoolRequest<'_, A>,
+        mark: MarkOf<A>,
+    ) -> Option<RecordOwner<A>> {
         let node = &self.ranges.nodes[id];
         let (bytes, unzeroed, offset) = (node.bytes, node.unzeroed, node.offset);
         let part = Part::new(self.segment_of(id)?, offset, (id, self.number));
         self.ranges.count_out(bytes);
         self.count_out(bytes, request.requested);
-        Some(Taken::Part { part, bytes, unzeroed, slot: self.slots.slot(id) })
+        let record = Record { unzeroed, ..Record::new(Place::Part(part), bytes, request, mark) };
+        // SAFETY: slots do not move. The range is live and was not lent before, so no code has the
+        // record of its number, and none gets it before the owner frees the range.
+        Some(unsafe { RecordOwner::in_slot(self.slots.slot(id), record) })
     }
 
     /// Lends a live range that was free memory.
@@ -152,12 +139,12 @@ impl<A: DeviceAllocator> State<A> {
         &mut self,
         id: u32,
         request: &PoolRequest<'_, A>,
+        mark: MarkOf<A>,
         statistics: bool,
-    ) -> Option<Taken<A>> {
-        let unzeroed = self.ranges.nodes[id].unzeroed;
-        let taken = self.lend_range(id, request)?;
-        self.count_hit(request, !unzeroed, statistics);
-        Some(taken)
+    ) -> Option<RecordOwner<A>> {
+        let record = self.lend_range(id, request, mark)?;
+        self.count_hit(request, !record.unzeroed, statistics);
+        Some(record)
     }
 
     /// Counts a request that free memory served.

@@ -196,10 +196,11 @@ impl<A: DeviceAllocator> Store<A> {
                 Asked::Range(moving) => {
                     let id = moving.take_over().pop()?.id;
                     state.ranges.nodes[id].state = NodeState::Live;
-                    state.lend_free_range(id, request, statistics)
+                    let mark = requester.clock.mark(request.stream);
+                    state.lend_free_range(id, request, mark, statistics)
                 }
             }
         };
-        taken.map(|taken| taken.grant(request, requester.clock))
+        taken.map(|record| Grant::new(record, request, requester.clock, false))
     }
 }

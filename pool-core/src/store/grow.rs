@@ -21,19 +21,17 @@ impl<A: DeviceAllocator> Store<A> {
                 state.count_miss(request, statistics);
             }
             self.note_slow(at);
-            let zeroed = !record.unzeroed;
-            return Ok(Grant { record, fresh: true, zeroed });
+            return Ok(Grant { record, fresh: true });
         }
         let id = self.grow_range(at, request)?;
         let taken = {
             let state = &mut *self.shards.lock(at);
             state.count_miss(request, statistics);
-            state.lend_range(id, request)
+            state.lend_range(id, request, clock.mark(request.stream))
         };
         self.note_slow(at);
         let nothing = DeviceError::new(Why::Other, "no segment of a range");
-        let grant = taken.ok_or(nothing)?.grant(request, clock);
-        Ok(Grant { fresh: true, ..grant })
+        Ok(Grant::new(taken.ok_or(nothing)?, request, clock, true))
     }
 
     /// Takes the peaks of several shards, and the time, when a slow path has lent memory.

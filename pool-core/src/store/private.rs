@@ -32,9 +32,8 @@ impl<A: DeviceAllocator> Store<A> {
         record.requested = request.requested;
         *record.marks.get_mut() = LastUses::new(requester.clock.mark(request.stream));
         state.accounts.out(record.bytes, request.requested);
-        let zeroed = !record.unzeroed;
-        state.count_hit(request, zeroed, self.bounds.statistics);
-        Some(Grant { record, fresh: false, zeroed })
+        state.count_hit(request, !record.unzeroed, self.bounds.statistics);
+        Some(Grant { record, fresh: false })
     }
 
     /// Frees a block into the private pool that it belongs to, or into the shards if that is gone.

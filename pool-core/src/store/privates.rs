@@ -16,10 +16,10 @@ use std::collections::HashMap;
 pub(crate) struct Privates<A: DeviceAllocator> {
     /// Whether any stream is bound.
     bound: AtomicBool,
-    book: Mutex<PrivateBook<A>>,
+    inner: Mutex<Bound<A>>,
 }
 
-struct PrivateBook<A: DeviceAllocator> {
+struct Bound<A: DeviceAllocator> {
     next: PrivateId,
     /// The pool of each bound stream, by stream id.
     by_stream: HashMap<u64, PrivateId>,
@@ -42,58 +42,58 @@ struct Private<A: DeviceAllocator> {
 
 impl<A: DeviceAllocator> Privates<A> {
     pub(crate) fn new() -> Self {
-        let book =
-            PrivateBook { next: PrivateId::MIN, by_stream: HashMap::new(), pools: HashMap::new() };
-        Self { bound: AtomicBool::new(false), book: Mutex::new(book) }
+        let inner =
+            Bound { next: PrivateId::MIN, by_stream: HashMap::new(), pools: HashMap::new() };
+        Self { bound: AtomicBool::new(false), inner: Mutex::new(inner) }
     }
 
     /// Opens a pool and returns its number.
     pub(crate) fn open(&self) -> PrivateId {
-        let book = &mut *self.book.lock();
-        let id = book.next;
-        book.next = id.saturating_add(1); // no program opens 2^32 pools
+        let inner = &mut *self.inner.lock();
+        let id = inner.next;
+        inner.next = id.saturating_add(1); // no program opens 2^32 pools
         let (cached, behind) = (Vec::new(), Vec::new());
-        book.pools.insert(id, Private { cached, out: 0, behind, closed: false });
+        inner.pools.insert(id, Private { cached, out: 0, behind, closed: false });
         id
     }
 
     /// Binds a stream to a pool; returns false if it is bound already.
     pub(crate) fn bind(&self, stream_id: u64, id: PrivateId, flags: &Flags) -> bool {
-        let book = &mut *self.book.lock();
-        let free = !book.by_stream.contains_key(&stream_id);
+        let inner = &mut *self.inner.lock();
+        let free = !inner.by_stream.contains_key(&stream_id);
         if free {
-            book.by_stream.insert(stream_id, id);
-            self.note_bound(book, flags);
+            inner.by_stream.insert(stream_id, id);
+            self.note_bound(inner, flags);
         }
         free
     }
 
     /// Unbinds a stream of a pool.
     pub(crate) fn unbind_one(&self, stream_id: u64, id: PrivateId, flags: &Flags) {
-        let book = &mut *self.book.lock();
-        if book.by_stream.get(&stream_id) == Some(&id) {
-            book.by_stream.remove(&stream_id);
-            self.note_bound(book, flags);
+        let inner = &mut *self.inner.lock();
+        if inner.by_stream.get(&stream_id) == Some(&id) {
+            inner.by_stream.remove(&stream_id);
+            self.note_bound(inner, flags);
         }
     }
 
     /// Unbinds all streams of a pool.
     pub(crate) fn unbind(&self, id: PrivateId, flags: &Flags) {
-        let book = &mut *self.book.lock();
-        book.by_stream.retain(|_, of| *of != id);
-        self.note_bound(book, flags);
+        let inner = &mut *self.inner.lock();
+        inner.by_stream.retain(|_, of| *of != id);
+        self.note_bound(inner, flags);
     }
 
     /// Stores whether any stream is bound. The caller holds the lock.
-    fn note_bound(&self, book: &PrivateBook<A>, flags: &Flags) {
-        let any = !book.by_stream.is_empty();
+    fn note_bound(&self, inner: &Bound<A>, flags: &Flags) {
+        let any = !inner.by_stream.is_empty();
         self.bound.store(any, Relaxed);
         flags.set(BOUND, any);
     }
 
     /// Returns whether a thread holds the lock.
     pub(crate) fn is_locked(&self) -> bool {
-        self.book.is_locked()
+        self.inner.is_locked()
     }
 
     /// Returns whether any stream is bound.
@@ -112,7 +112,7 @@ impl<A: DeviceAllocator> Privates<A> {
 
     #[cold]
     fn bound_to(&self, stream_id: u64) -> Option<PrivateId> {
-        self.book.lock().by_stream.get(&stream_id).copied()
+        self.inner.lock().by_stream.get(&stream_id).copied()
     }
 
     /// Takes the newest cached block that serves the request and for which `ready` returns true.
@@ -122,8 +122,8 @@ impl<A: DeviceAllocator> Privates<A> {
         request: &PoolRequest<'_, A>,
         mut ready: impl FnMut(&mut Record<A>) -> bool,
     ) -> Option<RecordOwner<A>> {
-        let book = &mut *self.book.lock();
-        let pool = book.pools.get_mut(&id)?;
+        let inner = &mut *self.inner.lock();
+        let pool = inner.pools.get_mut(&id)?;
         let serves = |record: &mut RecordOwner<A>| record.serves(request) && ready(record);
         let at = pool.cached.iter_mut().rposition(serves)?;
         pool.out += 1;
@@ -132,7 +132,7 @@ impl<A: DeviceAllocator> Privates<A> {
 
     /// Counts a block that comes from outside the pool and is in use at once.
     pub(crate) fn count_out(&self, id: PrivateId) {
-        if let Some(pool) = self.book.lock().pools.get_mut(&id) {
+        if let Some(pool) = self.inner.lock().pools.get_mut(&id) {
             pool.out += 1;
         }
     }
@@ -144,9 +144,9 @@ impl<A: DeviceAllocator> Privates<A> {
         clock: &A::Clock,
         mut record: RecordOwner<A>,
     ) -> Option<RecordOwner<A>> {
-        let book = &mut *self.book.lock();
+        let inner = &mut *self.inner.lock();
         let id = record.private?;
-        let Some(pool) = book.pools.get_mut(&id) else { return Some(record) };
+        let Some(pool) = inner.pools.get_mut(&id) else { return Some(record) };
         pool.out -= 1;
         if !pool.closed {
             pool.cached.push(record);
@@ -154,35 +154,35 @@ impl<A: DeviceAllocator> Privates<A> {
         }
         record.leave_private(clock, &pool.behind);
         if pool.out == 0 {
-            book.pools.remove(&id);
+            inner.pools.remove(&id);
         }
         Some(record)
     }
 
     /// Removes a block in use from its pool and from the cache for good.
     pub(crate) fn release(&self, clock: &A::Clock, record: &mut Record<A>) {
-        let book = &mut *self.book.lock();
+        let inner = &mut *self.inner.lock();
         let Some(id) = record.private else { return };
-        let Some(pool) = book.pools.get_mut(&id) else { return };
+        let Some(pool) = inner.pools.get_mut(&id) else { return };
         record.leave_private(clock, &pool.behind);
         pool.out -= 1;
         if pool.closed && pool.out == 0 {
-            book.pools.remove(&id);
+            inner.pools.remove(&id);
         }
     }
 
     /// Returns the marks that all memory of a pool is ordered after, besides the marks of each
     /// block.
     pub(crate) fn behind(&self, id: PrivateId) -> Vec<MarkOf<A>> {
-        self.book.lock().pools.get(&id).map(|pool| pool.behind.clone()).unwrap_or_default()
+        self.inner.lock().pools.get(&id).map(|pool| pool.behind.clone()).unwrap_or_default()
     }
 
     /// Adds a mark that all memory of the pool is ordered after, such as the end of a launch. Keeps
     /// the later mark of each stream: the marks of a capture come in the order in which its work
     /// used the buffers.
     pub(crate) fn put_behind(&self, id: PrivateId, clock: &A::Clock, mark: MarkOf<A>) {
-        let book = &mut *self.book.lock();
-        let Some(pool) = book.pools.get_mut(&id) else { return };
+        let inner = &mut *self.inner.lock();
+        let Some(pool) = inner.pools.get_mut(&id) else { return };
         pool.behind.retain(|known| !clock.is_obsolete(*known));
         match pool.behind.iter_mut().find(|known| clock.same_stream(**known, mark)) {
             Some(known) => *known = clock.later(*known, mark),
@@ -193,25 +193,25 @@ impl<A: DeviceAllocator> Privates<A> {
     /// Returns how many marks the memory of any pool is ordered after.
     #[cfg(feature = "check")]
     pub(crate) fn count_behind(&self) -> usize {
-        self.book.lock().pools.values().map(|pool| pool.behind.len()).sum()
+        self.inner.lock().pools.values().map(|pool| pool.behind.len()).sum()
     }
 
     /// Returns the bytes of a pool's cached blocks.
     pub(crate) fn idle_bytes(&self, id: PrivateId) -> u64 {
-        let book = self.book.lock();
-        book.pools.get(&id).map_or(0, |pool| pool.cached.iter().map(|record| record.bytes).sum())
+        let inner = self.inner.lock();
+        inner.pools.get(&id).map_or(0, |pool| pool.cached.iter().map(|record| record.bytes).sum())
     }
 
     /// Calls `look` with each cached block of each pool.
     pub(crate) fn each(&self, mut look: impl FnMut(&Record<A>)) {
-        let book = self.book.lock();
-        book.pools.values().flat_map(|pool| &pool.cached).for_each(|record| look(record));
+        let inner = self.inner.lock();
+        inner.pools.values().flat_map(|pool| &pool.cached).for_each(|record| look(record));
     }
 
     /// Returns the bytes of the cached blocks of all pools.
     pub(crate) fn all_idle_bytes(&self) -> u64 {
-        let book = self.book.lock();
-        let cached = book.pools.values().flat_map(|pool| &pool.cached);
+        let inner = self.inner.lock();
+        let cached = inner.pools.values().flat_map(|pool| &pool.cached);
         cached.map(|record| record.bytes).sum()
     }
 
@@ -224,15 +224,15 @@ impl<A: DeviceAllocator> Privates<A> {
         flags: &Flags,
     ) -> Vec<RecordOwner<A>> {
         self.unbind(id, flags);
-        let book = &mut *self.book.lock();
-        let Some(pool) = book.pools.get_mut(&id) else { return Vec::new() };
+        let inner = &mut *self.inner.lock();
+        let Some(pool) = inner.pools.get_mut(&id) else { return Vec::new() };
         pool.closed = true;
         let mut cached = std::mem::take(&mut pool.cached);
         for record in &mut cached {
             record.leave_private(clock, &pool.behind);
         }
         if pool.out == 0 {
-            book.pools.remove(&id);
+            inner.pools.remove(&id);
         }
         cached
     }

@@ -8,14 +8,16 @@ use crate::store::Store;
 use crate::store::stages::Short;
 
 impl<A: DeviceAllocator> Store<A> {
-    /// Whether any shard has memory that could serve a request after it went back to the device. Holds all locks, so that no block can move from a shard that was looked at to one
-    /// that was not.
+    /// Whether any shard has memory that could serve a request after it went back to the device.
+    /// Holds all locks, so that no block can move from a shard that was looked at to one that was
+    /// not.
     pub(super) fn has_free(&self) -> bool {
         let clock = self.allocator.clock();
         let goes =
             |record: &Record<A>| record.marks.lock().all_are(|mark| clock.is_submitted(mark));
         let page = self.shape.page_bytes();
-        self.shards.lock_all().iter().any(|state| {
+        self.shards.lock_all().iter_mut().any(|state| {
+            state.ranges.coalesce_loose(clock);
             state.blocks.iter().any(goes)
                 || !state.deferred.is_empty() && state.deferred.iter().any(|record| goes(record))
                 || state.ranges.has_returnable(clock, page)

@@ -8,7 +8,7 @@ use crate::observe::{Reason, Stage};
 use crate::port::{DeviceAllocator, DeviceError, MarkOf, StreamClock};
 use crate::ranges::list::UsedBy;
 use crate::ranges::node::RangeNode;
-use crate::shard::{Grant, State, Taken};
+use crate::shard::{Grant, State};
 use crate::store::{Goal, Store};
 use crate::stream::Pending;
 use crate::sys::atomic::Ordering::Relaxed;
@@ -123,7 +123,7 @@ impl<A: DeviceAllocator> Store<A> {
             && !self.bounds.keeping.limits_buckets
             && let Some(record) = self.steal(request)
         {
-            let grant = Taken::Whole(record).grant(request, self.allocator.clock());
+            let grant = Grant::new(record, request, self.allocator.clock(), false);
             return Ok(Some((Stage::Elsewhere, grant)));
         }
         let found = self.take_not_ready(request, effort)?;
@@ -143,8 +143,9 @@ impl<A: DeviceAllocator> Store<A> {
         let taken = if self.shape.is_arena() {
             let of = |user: UsedBy| !own_was_searched || !user.is_own(request.key.stream_id);
             let ready = |after: &Pending<MarkOf<A>>| requester.are_ready(after);
+            let mark = requester.clock.mark(request.stream);
             self.take_range(at, request, of, ready, effort, |state, id| {
-                state.lend_free_range(id, request, statistics)
+                state.lend_free_range(id, request, mark, statistics)
             })
         } else {
             let ready = |record: &mut Record<A>| record.marks.get_mut().is_ready(&requester);
@@ -153,7 +154,7 @@ impl<A: DeviceAllocator> Store<A> {
             let record = state.blocks.take_of_any(request.key.kind, &sizes, effort, ready)?;
             Some(state.lend_block(record, request, statistics))
         }?;
-        Some(taken.grant(request, requester.clock))
+        Some(Grant::new(taken, request, requester.clock, false))
     }
 
     /// Makes a free range live whose marks `accept` takes, split to the request, and does `work` with
@@ -173,6 +174,7 @@ impl<A: DeviceAllocator> Store<A> {
         let mut next = (effort == Effort::All).then_some(0);
         {
             let state = &mut *self.shards.lock(at);
+            state.ranges.coalesce_loose(self.allocator.clock());
             if let Some(id) = state.ranges.find(&wanted, of, accept) {
                 let id = state.ranges.take_part(id, wanted.bytes);
                 return work(state, id);

@@ -2,7 +2,6 @@
 //! one file of them.
 
 mod arena;
-mod book;
 mod broken_backends;
 mod budgets;
 mod caches;
@@ -19,6 +18,7 @@ mod many_blocks;
 mod messages;
 mod observers;
 mod panics;
+mod ranges;
 mod refusals;
 mod regressions;
 mod regressions_arena;
