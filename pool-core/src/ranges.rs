@@ -13,7 +13,6 @@ mod free;
 mod give;
 pub(crate) mod list;
 mod listed;
-mod loose;
 pub(crate) mod node;
 pub(crate) mod place;
 pub(crate) mod segment;
@@ -25,9 +24,8 @@ mod visits;
 use crate::port::StreamClock;
 use crate::ranges::arena::ArenaConfig;
 use crate::stream::{Pending, Requester};
-use list::{Group, RangeLists, UsedBy};
+use list::{Group, RangeLists};
 use listed::SplitFigures;
-use loose::Loose;
 use node::{NodeState, Nodes};
 use segment::Segments;
 
@@ -57,7 +55,6 @@ pub(crate) struct Ranges<C: StreamClock, K> {
     pub(crate) cursor: u32,
     /// The list that the next search of other streams' ranges begins with.
     find_from: usize,
-    loose: Loose,
 }
 
 /// A request, with all that a search needs.
@@ -87,7 +84,6 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
             apart: false,
             cursor: 0,
             find_from: 0,
-            loose: Loose::default(),
             config,
         }
     }
@@ -104,19 +100,14 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
     }
 
     /// Serves a request from ranges that need no call to the device: a part of a free range of the
-    /// same stream, or of no stream, of its size where one is loose.
+    /// same stream, or of no stream.
     #[inline]
     pub(crate) fn take(
         &mut self,
         request: &RangeRequest<K>,
         requester: &Requester<'_, C>,
     ) -> Option<u32> {
-        let found = self.find_own(request, requester);
-        let id = match found {
-            Some(id) if self.may_misfit(id, request.bytes) => id,
-            _ if self.coalesce_loose(requester.clock) => self.find_own(request, requester)?,
-            _ => return None,
-        };
+        let id = self.find_own(request, requester)?;
         Some(self.take_part(id, request.bytes))
     }
 
@@ -188,11 +179,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         let bytes = node.bytes;
         node.unzeroed = unzeroed;
         self.used -= bytes;
-        let used_by = UsedBy::of_marks(clock, marks.marks());
-        match self.config.is_ordered() || used_by == UsedBy::Several {
-            true => self.release(clock, id, marks, freed_at),
-            false => self.put_loose(clock, id, (used_by, marks), freed_at),
-        }
+        self.release(clock, id, marks, freed_at);
     }
 
     /// Counts a range of this many bytes that became free.

@@ -260,6 +260,7 @@ impl<A: DeviceAllocator> Store<A> {
         let at = self.shards.home(&request.key, request.class.bytes);
         let requester = self.requester(request);
         let statistics = self.bounds.statistics;
+        let mark = requester.clock.mark(request.stream);
         let (taken, crowded) = {
             let is_arena = self.shape.is_arena();
             let mut state = match is_arena {
@@ -270,7 +271,6 @@ impl<A: DeviceAllocator> Store<A> {
             state.note_thread(thread_number::get());
             let taken = if is_arena {
                 let id = state.ranges.take(&self.shape.range_request(request), &requester);
-                let mark = requester.clock.mark(request.stream);
                 id.and_then(|id| state.lend_free_range(id, request, mark, statistics))
             } else {
                 state.take_block(request, &requester, statistics)

@@ -29,6 +29,8 @@ const FAULTS: [SimCall; 8] = [
     SimCall::Commit,
     SimCall::Decommit,
 ];
+/// Bytes of the program that a new pool has, but for its device.
+const MOST_OF_AN_EMPTY_POOL: usize = 8 * 1024;
 /// Cycles until each list has the length that it needs.
 const WARM: usize = 4;
 /// Cycles whose most bytes are compared with the most of as many before them.
@@ -240,9 +242,41 @@ fn streams_that_end_leave_nothing(pool: &BucketPool<Bare>) {
     assert!(second.iter().max() <= first.iter().max(), "short streams: {counts:?} bytes");
 }
 
+/// A pool that nothing was requested from takes few bytes, whatever it may become.
+fn an_empty_pool_is_small() {
+    let arenas = [ArenaConfig::grow(), ArenaConfig::segments(MIB), ArenaConfig::torch()];
+    let builders = arenas.map(|arena| BucketPool::builder(SimDevice::new()).arena(arena));
+    let policies = BucketPolicy::examples();
+    let policies = policies.into_iter().map(|it| BucketPool::builder(SimDevice::new()).policy(it));
+    for builder in builders.into_iter().chain(policies) {
+        let before = IN_USE.load(Relaxed);
+        let pool = builder.build();
+        let bytes = IN_USE.load(Relaxed).saturating_sub(before);
+        assert!(bytes <= MOST_OF_AN_EMPTY_POOL, "{bytes} bytes, {pool:?}");
+    }
+}
+
+/// Threads that come and go leave nothing in a pool of several shards.
+fn threads_that_end_leave_nothing(pool: &BucketPool<Bare>) {
+    let counts: Vec<usize> = (0..WARM + 2 * COMPARED)
+        .map(|_| {
+            for turn in 0..4000 / (WARM + 2 * COMPARED) as u64 {
+                let work = || drop(pool.allocate((1 + turn % 8) * 4096).unwrap());
+                std::thread::scope(|scope| scope.spawn(work).join().unwrap());
+            }
+            IN_USE.load(Relaxed)
+        })
+        .collect();
+    let (first, second) = counts[WARM..].split_at(COMPARED);
+    assert!(second.iter().max() <= first.iter().max(), "threads: {counts:?} bytes");
+}
+
 #[test]
 fn cycles_of_the_same_work_leave_the_same_bytes_in_use() {
+    an_empty_pool_is_small();
     cycle_of_another_pool();
+    let bare = || BucketPool::builder(Bare(Timeline::new(BareDriver, ())));
+    threads_that_end_leave_nothing(&bare().shards(8).build());
     streams_that_end_leave_nothing(&BucketPool::new(Bare(Timeline::new(BareDriver, ()))));
     for policy in BucketPolicy::examples() {
         let name = &format!("{policy:?}");

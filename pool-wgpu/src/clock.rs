@@ -114,6 +114,7 @@ impl StreamClock for Scopes {
     type Stream = WgpuStream;
     type Mark = u64;
     const UNTIL_DROP: bool = true;
+    const HAS_STREAMS: bool = false;
 
     fn default_stream(&self) -> &WgpuStream {
         &self.0.queue_stream

@@ -9,6 +9,7 @@ use pool_wgpu::{ReadWrite, Uniform, Unpooled, Usage, WgpuAllocator, WgpuSlabs};
 use present::{devices, of_the_queue, uncleared};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
+use std::thread;
 use wgpu::{BufferUsages, PollType};
 
 #[test]
@@ -39,6 +40,26 @@ fn clears_go_with_the_frame_and_ahead_of_its_work() {
             }
         }
         assert!(pool.stats().hits >= 16, "{:?}", pool.stats());
+    }
+}
+
+#[test]
+fn threads_serve_each_other_what_their_scopes_freed() {
+    for device in devices() {
+        // Scopes have no number of their own: a request begins in the shard of its thread.
+        let pool = BucketPool::builder(device.clone()).shards(8).zero(ZeroPolicy::Never).build();
+        for _ in 0..16 {
+            let frame = || {
+                let scope = device.scope();
+                let on = scope.stream();
+                let buffers =
+                    [KIB, 2 * KIB, MIB].map(|bytes| pool.allocate_on(&on, bytes).unwrap());
+                drop(buffers);
+                scope.submit().unwrap();
+            };
+            thread::scope(|threads| threads.spawn(frame).join().unwrap());
+        }
+        assert_eq!(pool.stats().misses, 3, "{}", pool.stats());
     }
 }
 

@@ -39,8 +39,9 @@ pub trait StreamClock: Send + Sync + 'static {
     /// that refers to the buffer, such as a bind group, and use it again later in the same stream.
     const UNTIL_DROP: bool = false;
 
-    /// False for memory without streams, whose work is done when a call returns. A pool over it
-    /// divides requests between its shards by thread, and not by stream.
+    /// Whether [`StreamClock::stream_id`] tells streams apart. If not, a pool divides requests between
+    /// its shards by thread, and not by stream: so do memory without streams, and memory of command
+    /// encoders, each of which is a stream and is gone soon.
     const HAS_STREAMS: bool = true;
 
     /// Returns the stream that `allocate` uses when the caller names none, so that one program text

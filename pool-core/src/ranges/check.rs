@@ -4,7 +4,7 @@
 use crate::port::StreamClock;
 use crate::ranges::Ranges;
 use crate::ranges::list::UsedBy;
-use crate::ranges::node::{NodeState, RangeNode};
+use crate::ranges::node::NodeState;
 use std::collections::BTreeMap;
 
 /// Bytes by state.
@@ -63,8 +63,6 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         }
         assert_eq!(bytes.live + bytes.private, self.used);
         assert_eq!(bytes.free, self.cached);
-        let loose = (0..self.nodes.len()).filter(|id| self.nodes[*id].loose);
-        assert!(loose.eq(self.loose.numbers()), "loose ranges are listed");
         assert_eq!(ranges + self.nodes.count_vacant(), self.nodes.len(), "a number is lost");
         bytes
     }
@@ -81,11 +79,9 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         let (node, of) = (&self.nodes[id], self.lists.get(list));
         let segment = self.segments.get(node.segment).expect("a range has a segment");
         assert!(of.group == segment.group, "range {id} in a list of another group");
+        let before = || &self.nodes[node.before].marks;
         let alone = last != Some(list) || of.used_by == UsedBy::Several;
-        let may = |before: &RangeNode<C::Mark>| {
-            !(before.loose || node.loose) && before.marks.may_coalesce(clock, &node.marks)
-        };
-        let apart = alone || !may(&self.nodes[node.before]);
+        let apart = alone || !before().may_coalesce(clock, &node.marks);
         assert!(apart, "range {id} and the one before it are not coalesced");
         if of.used_by == UsedBy::Hole {
             bytes.holes += node.bytes;

@@ -145,9 +145,6 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
     /// Takes a neighbour by address into a range, behind the marks of both.
     #[inline]
     pub(super) fn absorb(&mut self, clock: &C, into: u32, from: u32) {
-        if self.nodes[from].loose {
-            self.note_loose(into);
-        }
         self.nodes.absorb(into, from, |own, other| own.join(clock, other));
     }
 

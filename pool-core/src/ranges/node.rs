@@ -45,8 +45,6 @@ pub(crate) struct RangeNode<M> {
     pub(crate) state: NodeState,
     /// Whether the contents may be other than zeroes.
     pub(crate) unzeroed: bool,
-    /// Whether it is listed as a loose range (`loose.rs`).
-    pub(crate) loose: bool,
     /// Allocations so far when the larger part of the range was freed.
     pub(crate) freed_at: u64,
     /// The marks that a new owner must be ordered after, while the range is not live.
@@ -130,7 +128,6 @@ impl<M: Clone> Nodes<M> {
                 born: 0,
                 state: NodeState::Vacant,
                 unzeroed: false,
-                loose: false,
                 freed_at: 0,
                 marks: Pending::Nothing,
             }

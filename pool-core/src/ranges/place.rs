@@ -174,9 +174,6 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
             }
             self.nodes[low].state = NodeState::Free(list);
             self.insert(list, low);
-            if self.nodes[id].loose {
-                self.note_loose(low);
-            }
         }
         let taken = self.take_low(id, list, part.end - part.start);
         let hole = self.lists.get(list).used_by == UsedBy::Hole;

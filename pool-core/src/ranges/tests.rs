@@ -125,9 +125,6 @@ fn run(config: ArenaConfig, seed: u64, steps: u64, streams: u64) {
             ranges.free(&Apart, id, marks, (false, 0));
         }
         if time % 64 == 0 {
-            if time % 128 == 0 {
-                ranges.coalesce_loose(&Apart);
-            }
             let bytes = ranges.check(&Apart);
             assert_eq!(bytes.live + bytes.free, reserved);
             let held: u64 = live.iter().map(|block| ranges.nodes[block.id].bytes).sum();
@@ -137,7 +134,6 @@ fn run(config: ArenaConfig, seed: u64, steps: u64, streams: u64) {
     for Block { id, stream } in live {
         ranges.free(&Apart, id, Pending::One((stream, steps)), (false, 0));
     }
-    ranges.coalesce_loose(&Apart);
     let bytes = ranges.check(&Apart);
     assert_eq!((bytes.live, bytes.free), (0, reserved));
     assert!(ranges.segments.iter().all(|(_, segment)| segment.used == 0));
@@ -206,7 +202,6 @@ impl Paged {
     }
 
     fn give_back(&mut self, bytes: u64) {
-        self.ranges.coalesce_loose(&Apart);
         for found in self.ranges.pick_returnable(bytes, Some(PAGE)) {
             let piece = self.ranges.carve(found.id, &found.part);
             self.ranges.put_hole(&Apart, piece);
@@ -244,7 +239,6 @@ fn run_paged(seed: u64, steps: u64, streams: u64) {
         paged.ranges.free(&Apart, id, Pending::One((stream, steps)), (false, 0));
     }
     let before = paged.ranges.check(&Apart);
-    paged.ranges.coalesce_loose(&Apart);
     while !paged.ranges.pick_returnable(1, Some(PAGE)).is_empty() {
         paged.give_back(1);
     }
@@ -540,65 +534,4 @@ fn a_placement_that_lacks_no_less_is_looked_at_for_its_calls() {
     }
     let place = paged.ranges.place(&request(4 * PAGE, 1), &requester(&1), PAGE).unwrap();
     assert_eq!((place.missing, place.block), (2 * PAGE, 5 * PAGE..9 * PAGE));
-}
-
-#[test]
-fn a_size_that_was_freed_serves_again_without_a_split() {
-    let mut ranges = one_segment(ArenaConfig::segments(MIB), MIB);
-    let (taker, size) = (requester(&1), request(8 * KIB, 1));
-    let ids = [(); 4].map(|()| ranges.lend(&size, &taker).unwrap());
-    for id in [ids[1], ids[2]] {
-        ranges.free(&Apart, id, Pending::One((1, 1)), (false, 0));
-    }
-    assert_eq!(ranges.lend(&size, &taker), Some(ids[2]), "as it was freed");
-    ranges.free(&Apart, ids[2], Pending::One((1, 2)), (false, 0));
-    assert!(ranges.coalesce_loose(&Apart));
-    assert!(!ranges.coalesce_loose(&Apart), "none is left");
-    let both = ranges.lend(&request(16 * KIB, 1), &taker).unwrap();
-    assert_eq!(ranges.nodes[both].range(), 8 * KIB..24 * KIB);
-    ranges.check(&Apart);
-}
-
-#[test]
-fn a_request_that_finds_nothing_coalesces_first() {
-    let mut ranges = one_segment(ArenaConfig::segments(MIB), MIB);
-    let (taker, half) = (requester(&1), request(512 * KIB, 1));
-    let ids = [(); 2].map(|()| ranges.lend(&half, &taker).unwrap());
-    for id in ids {
-        ranges.free(&Apart, id, Pending::One((1, 1)), (false, 0));
-    }
-    assert!(ranges.lend(&request(MIB, 1), &taker).is_some());
-}
-
-#[test]
-fn many_requests_of_other_sizes_coalesce() {
-    let mut ranges = one_segment(ArenaConfig::segments(MIB), MIB);
-    let (taker, size) = (requester(&1), request(64 * KIB, 1));
-    let ids = [(); 8].map(|()| ranges.lend(&size, &taker).unwrap());
-    for id in ids {
-        ranges.free(&Apart, id, Pending::One((1, 1)), (false, 0));
-    }
-    for _ in 0..super::loose::MISFITS_MOST {
-        ranges.lend(&request(512, 1), &taker).unwrap();
-    }
-    let first = ranges.segments.get(0).unwrap().first;
-    let free = ranges.nodes.walk(first).filter(|id| ranges.is_free(*id));
-    assert_eq!(free.count(), 2, "what is below and above the small ones");
-    ranges.check(&Apart);
-}
-
-#[test]
-fn what_is_left_of_a_loose_range_is_loose() {
-    let mut ranges = one_segment(ArenaConfig::segments(MIB), MIB);
-    let taker = requester(&1);
-    let ids = [(); 3].map(|()| ranges.lend(&request(64 * KIB, 1), &taker).unwrap());
-    ranges.free(&Apart, ids[0], Pending::One((1, 1)), (false, 0));
-    ranges.coalesce_loose(&Apart);
-    ranges.free(&Apart, ids[1], Pending::One((1, 1)), (false, 0));
-    let upper = ranges.carve(ids[1], &(96 * KIB..128 * KIB));
-    ranges.check(&Apart);
-    ranges.release(&Apart, upper, Pending::One((1, 1)), 0);
-    ranges.coalesce_loose(&Apart);
-    ranges.check(&Apart);
-    assert_eq!(ranges.nodes[ids[0]].range(), 0..128 * KIB);
 }

@@ -185,6 +185,7 @@ impl<A: DeviceAllocator> Store<A> {
         mut asked: Asked<'_, A>,
     ) -> Option<Grant<A>> {
         let statistics = self.bounds.statistics;
+        let mark = requester.clock.mark(request.stream);
         let taken = {
             let state = &mut *self.shards.lock(at);
             match &mut asked {
@@ -196,7 +197,6 @@ impl<A: DeviceAllocator> Store<A> {
                 Asked::Range(moving) => {
                     let id = moving.take_over().pop()?.id;
                     state.ranges.nodes[id].state = NodeState::Live;
-                    let mark = requester.clock.mark(request.stream);
                     state.lend_free_range(id, request, mark, statistics)
                 }
             }

@@ -104,7 +104,6 @@ impl<A: DeviceAllocator> Store<A> {
             if excess == 0 {
                 return (0, None);
             }
-            state.ranges.coalesce_loose(clock);
             if let Some(mut segment) = near.filter(|_| self.shape.pages.is_none()) {
                 let end = segment + 1;
                 state.ranges.coalesce_free_segments(clock, &mut segment, end, NODES);
@@ -229,11 +228,9 @@ impl<A: DeviceAllocator> Store<A> {
         }
     }
 
-    /// Coalesces loose ranges, and all segments of a shard that are wholly free, a portion under the
-    /// lock at a time.
+    /// Coalesces all segments of a shard that are wholly free, a portion under the lock at a time.
     fn coalesce_free_segments(&self, at: usize) {
         let (clock, mut segment) = (self.allocator.clock(), 0);
-        self.shards.lock(at).ranges.coalesce_loose(clock);
         let mut more = self.shape.pages.is_none();
         while more {
             let ranges = &mut self.shards.lock(at).ranges;

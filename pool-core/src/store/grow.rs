@@ -24,10 +24,11 @@ impl<A: DeviceAllocator> Store<A> {
             return Ok(Grant { record, fresh: true });
         }
         let id = self.grow_range(at, request)?;
+        let mark = clock.mark(request.stream);
         let taken = {
             let state = &mut *self.shards.lock(at);
             state.count_miss(request, statistics);
-            state.lend_range(id, request, clock.mark(request.stream))
+            state.lend_range(id, request, mark)
         };
         self.note_slow(at);
         let nothing = DeviceError::new(Why::Other, "no segment of a range");

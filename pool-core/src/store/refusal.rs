@@ -16,8 +16,7 @@ impl<A: DeviceAllocator> Store<A> {
         let goes =
             |record: &Record<A>| record.marks.lock().all_are(|mark| clock.is_submitted(mark));
         let page = self.shape.page_bytes();
-        self.shards.lock_all().iter_mut().any(|state| {
-            state.ranges.coalesce_loose(clock);
+        self.shards.lock_all().iter().any(|state| {
             state.blocks.iter().any(goes)
                 || !state.deferred.is_empty() && state.deferred.iter().any(|record| goes(record))
                 || state.ranges.has_returnable(clock, page)

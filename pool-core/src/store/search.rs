@@ -174,7 +174,6 @@ impl<A: DeviceAllocator> Store<A> {
         let mut next = (effort == Effort::All).then_some(0);
         {
             let state = &mut *self.shards.lock(at);
-            state.ranges.coalesce_loose(self.allocator.clock());
             if let Some(id) = state.ranges.find(&wanted, of, accept) {
                 let id = state.ranges.take_part(id, wanted.bytes);
                 return work(state, id);
