@@ -402,12 +402,12 @@ impl<A: DeviceAllocator> Store<A> {
         self.notify(EventKind::Evict(reason), EventFields { bytes, ..EventFields::default() });
     }
 
-    /// Returns the budget if a request waits under it. The caller asks after it has made memory
-    /// available, and wakes the budget when it holds no lock.
+    /// Returns the budget if a return of memory calls a request that waits under it. The caller asks
+    /// after it has made memory available, and wakes the budget when it holds no lock.
     #[inline]
     pub(crate) fn awaited(&self) -> Option<Budget> {
         let budget = &self.ledger.budget;
-        budget.has_waiters().then(|| budget.clone())
+        budget.has_calls().then(|| budget.clone())
     }
 
     /// Returns the memory that threads have outside of all lists, in all pools of the budget.

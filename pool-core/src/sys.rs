@@ -11,6 +11,6 @@ mod lock;
 pub(crate) mod sync;
 pub(crate) mod thread_number;
 
-pub(crate) use fork::{ForkCheck, forks};
+pub(crate) use fork::{ForkCheck, forks, watch_forks};
 pub(crate) use lock::{Lock, LockGuard};
 pub(crate) use sync::{Mutex, RwLock, atomic};

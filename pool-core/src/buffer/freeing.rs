@@ -6,7 +6,7 @@ use crate::buffer::pooled::PooledBuffer;
 use crate::invariant::Scope;
 use crate::observe::EventKind;
 use crate::port::{DeviceAllocator, StreamClock, Zeroing};
-use crate::store::flags::{AWAITED, BROKEN, OBSERVED, ZEROES};
+use crate::store::flags::{BROKEN, OBSERVED, ZEROES};
 use crate::store::reference::{StoreReference, put};
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -15,7 +15,7 @@ use std::thread;
 impl<A: DeviceAllocator> Drop for PooledBuffer<A> {
     #[inline]
     fn drop(&mut self) {
-        if !self.drop_into_shard(OBSERVED | AWAITED | BROKEN | ZEROES) {
+        if !self.drop_into_shard(OBSERVED | BROKEN | ZEROES) {
             self.drop_slow();
         }
     }
@@ -115,7 +115,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         if self.store().flags.any(OBSERVED) {
             self.notify_freed();
             self.check_guard();
-            if self.drop_into_shard(AWAITED | BROKEN | ZEROES) {
+            if self.drop_into_shard(BROKEN | ZEROES) {
                 return;
             }
         }

@@ -3,8 +3,10 @@
 use crate::block::request::PrivateId;
 use crate::buffer::pooled::PooledBuffer;
 use crate::port::{DeviceAllocator, DeviceError, MarkOf, Order, StreamClock, StreamOf, Why};
+use crate::store::privates::Launching;
 use std::fmt;
 use std::ops::Deref;
+use std::sync::Arc;
 
 impl<A: DeviceAllocator> PooledBuffer<A> {
     /// Returns the memory, for work that is given to `stream` while the [`Use`] lives.
@@ -180,6 +182,12 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         let clock = self.allocator().clock();
         let mut behind =
             self.record.marks.lock().unordered_marks(clock, stream, A::MEMORY.cpu_touches);
+        // No graph is launched until the stream is ordered.
+        let launching = match self.record.private {
+            Some(id) => Some(self.launching(id)?),
+            None => None,
+        };
+        let _launching = launching.as_ref().map(|launching| launching.lock());
         if let Some(id) = self.record.private {
             behind.extend(self.launches(id)?);
         }
@@ -191,6 +199,16 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
             return Ok(());
         }
         Err(DeviceError::new(Why::NotSubmitted, "use on another stream"))
+    }
+
+    /// Returns the lock of the launches of the graph that the buffer is kept for.
+    #[cold]
+    fn launching(&self, id: PrivateId) -> Result<Arc<Launching>, DeviceError> {
+        // In a forked child a thread that does not exist may hold the lock.
+        if let Some(fault) = self.store().fault() {
+            return Err(fault);
+        }
+        Ok(self.store().privates.launching(id))
     }
 
     /// Returns the marks of the launches that may use the buffer, which is kept for a graph.

@@ -1,7 +1,7 @@
 //! One limit for several pools, and the threads and tasks that wait for memory under it.
 
 use super::transit::Transit;
-use super::waiters::{Joined, Waiters};
+use super::waiters::{Joined, Kind, Waiters};
 use crate::port::{DeviceError, Limit};
 use crate::size::{Bytes, LARGEST};
 use crate::sys::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
@@ -329,8 +329,8 @@ impl Budget {
 
     /// Adds a request to the end of the queue of waiting requests, and returns its id. After this
     /// call returns, every free wakes the first request of the queue.
-    pub(crate) fn begin_waiting(&self) -> u64 {
-        let Joined { id, is_only } = self.0.waiters.join();
+    pub(crate) fn begin_waiting(&self, kind: Kind) -> u64 {
+        let Joined { id, is_only } = self.0.waiters.join(kind);
         if is_only {
             self.set_awaited_of_pools();
         }
@@ -361,10 +361,16 @@ impl Budget {
         self.0.waiters.has_any()
     }
 
-    /// Wakes the first request that waits, if there is one. Call it with no lock held.
+    /// Whether a return of memory is to be followed by [`Budget::wake`] ([`Waiters::has_calls`]).
+    #[inline]
+    pub(crate) fn has_calls(&self) -> bool {
+        self.0.waiters.has_calls()
+    }
+
+    /// Calls the requests that may be served now, if any wait. Call it with no lock held.
     #[inline]
     pub(crate) fn wake(&self) {
-        if self.has_waiters() {
+        if self.has_calls() {
             self.0.waiters.wake();
         }
     }

@@ -1,28 +1,37 @@
 //! Requests that wait for memory, in the order of their arrival.
 //!
-//! A request first joins the queue and then tries to allocate. A thread that frees memory first
-//! makes it available and then checks whether a request waits. So at least one of the two sees the
-//! other:
+//! A request first joins the line and then tries to allocate. A thread that frees memory first makes
+//! it available and then looks whether a request is to be called. So at least one of the two sees
+//! the other:
 //!
 //! ```text
 //!   request                          thread that frees
-//!     count += 1                       the block is free, or its bytes are given back
-//!     all pools: frees past caches     count > 0? wake the first request
-//!     allocate
+//!     joins, or begins a try           the block is free, or its bytes are given back
+//!     allocates                        is a request to be called? call it
 //! ```
+//!
+//! A request that was called and has not come holds nobody up if it is a task: the task may be polled
+//! late, or never. So tasks are called together, up to the first thread, and one that comes before
+//! those ahead of it gives them some more chances, and then tries. A thread that was called comes for
+//! certain, so nobody passes it. No clock is read, since not each platform has one.
 
 #[cfg(any(loom, shuttle))]
-use crate::checker::sync::atomic::AtomicUsize;
+use crate::checker::sync::atomic::{AtomicBool, AtomicUsize};
 use crate::sys::Lock;
 #[cfg(not(any(loom, shuttle)))]
-use crate::sys::atomic::AtomicUsize;
+use crate::sys::atomic::{AtomicBool, AtomicUsize};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::SeqCst;
 use std::task::Waker;
 
+/// Tasks that are called for one return of memory.
+const CALLED_MOST: usize = 16;
+
 /// The requests that wait under one budget.
 pub(crate) struct Waiters {
     count: AtomicUsize,
+    /// Whether a return of memory calls a request, or lets one try again that tries now.
+    calls: AtomicBool,
     line: Lock<Line>,
 }
 
@@ -32,11 +41,37 @@ struct Line {
     waiting: VecDeque<Waiter>,
 }
 
+/// Who waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A thread, which comes when it is called.
+    Thread,
+    /// A task, which is polled when its executor has time, or never.
+    Task,
+}
+
+impl Kind {
+    /// How often it lets those ahead of it come first: about 10 ms of naps, or of polls of a busy
+    /// executor.
+    fn most_yields(self) -> u32 {
+        match self {
+            Self::Thread => 10,
+            Self::Task => 1000,
+        }
+    }
+}
+
 pub(crate) struct Waiter {
     id: u64,
+    kind: Kind,
+    /// How to call it; `None` while it is called, and has not come.
     waker: Option<Waker>,
-    /// Whether memory was made available since the last try of the request.
+    /// Whether memory was made available since its last try began.
     may_try: bool,
+    /// How often it has let those ahead of it come first, since it last waited.
+    yields: u32,
+    /// Whether another has passed it, after it was called and did not come.
+    is_passed: bool,
 }
 
 /// A request that has joined the line.
@@ -60,13 +95,19 @@ pub(crate) struct Left {
 pub(crate) enum NextStep {
     /// It tries to allocate.
     Try,
+    /// Tasks ahead of it were called and have not come. It comes again soon, by itself.
+    Yield,
     /// Its waker is called when it is its turn.
     Wait,
 }
 
 impl Waiters {
     pub(crate) fn new() -> Self {
-        Self { count: AtomicUsize::new(0), line: Lock::new(Line::default()) }
+        Self {
+            count: AtomicUsize::new(0),
+            calls: AtomicBool::new(false),
+            line: Lock::new(Line::default()),
+        }
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -78,81 +119,149 @@ impl Waiters {
         self.count() > 0
     }
 
+    /// Whether a return of memory is to be followed by [`Waiters::wake`]. If the return was under the
+    /// lock of a shard, ask under that lock: a request that begins a try later takes it.
+    #[inline]
+    pub(crate) fn has_calls(&self) -> bool {
+        self.calls.load(SeqCst)
+    }
+
     pub(crate) fn is_locked(&self) -> bool {
         self.line.is_locked()
     }
 
-    /// Whether a request is the first.
+    /// Whether a request is the first, or the first but for those that others have passed.
     pub(crate) fn is_first(&self, id: u64) -> bool {
-        self.line.lock().waiting.front().is_some_and(|waiter| waiter.id == id)
+        let line = self.line.lock();
+        let mut ahead = line.waiting.iter().take_while(|waiter| waiter.id != id);
+        ahead.all(|waiter| waiter.is_away() && waiter.is_passed)
     }
 
     /// Adds a request. Returns its number, and whether no other waits.
-    pub(crate) fn join(&self) -> Joined {
+    pub(crate) fn join(&self, kind: Kind) -> Joined {
         let mut line = self.line.lock();
         let id = line.next;
         // Before the request joins: it would stay in the line for good if this panics.
         invariant!(line.waiting.back().is_none_or(|last| last.id < id), "a line is in order");
         invariant!(self.count() == line.waiting.len(), "each request in the line is counted");
         line.next += 1;
-        line.waiting.push_back(Waiter { id, waker: None, may_try: true });
+        line.waiting.push_back(Waiter {
+            id,
+            kind,
+            waker: None,
+            may_try: true,
+            yields: 0,
+            is_passed: false,
+        });
         let before = self.count.fetch_add(1, SeqCst);
         Joined { id, is_only: before == 0 }
     }
 
-    /// Removes a request, and wakes the next if it was the first. Returns whether none is left, and
-    /// the request with its waker, which the caller drops when it holds no lock.
+    /// Removes a request, and calls the next if nobody was ahead of it. Returns whether none is left,
+    /// and the request with its waker, which the caller drops when it holds no lock.
     pub(crate) fn leave(&self, id: u64) -> Left {
         let mut line = self.line.lock();
         let Some(at) = line.waiting.iter().position(|waiter| waiter.id == id) else {
             return Left { was_last: false, waiter: None };
         };
+        let was_first = line.waiting.iter().take(at).all(Waiter::is_away);
         let waiter = line.waiting.remove(at);
         let before = self.count.fetch_sub(1, SeqCst);
         let was_last = before == 1;
         let is_counted = before == line.waiting.len() + 1;
-        let next = if at == 0 { line.let_first_try() } else { None };
+        let called = if was_first { line.call() } else { Vec::new() };
+        self.calls.store(line.has_calls(), SeqCst);
         drop(line);
-        if let Some(next) = next {
-            next.wake();
-        }
+        called.into_iter().for_each(Waker::wake);
         invariant!(is_counted, "each request in the line is counted");
         // The caller drops the waker. It is foreign code whose drop may panic, so no lock is held
         // then, and it is dropped last.
         Left { was_last, waiter }
     }
 
-    /// Returns whether a request may try: it is the first, and memory was made available since its
-    /// last try. Otherwise keeps `waker`, which is called when both are so.
+    /// Returns whether a request may try: memory was made available since its last try, and nobody is
+    /// ahead of it who would come. Otherwise keeps `waker`, which is called when both may be so.
     pub(crate) fn next_step(&self, id: u64, waker: &Waker) -> NextStep {
         let waker = waker.clone(); // foreign code, so not under the lock
         let mut line = self.line.lock();
         let Some(at) = line.waiting.iter().position(|waiter| waiter.id == id) else {
             return NextStep::Try;
         };
+        let is_turn = line.waiting.iter().take(at).all(Waiter::is_away);
+        let passes = line.waiting.iter().take(at).any(|ahead| !ahead.is_passed);
         let waiter = &mut line.waiting[at];
-        let tries = at == 0 && std::mem::take(&mut waiter.may_try);
-        let unused = if tries { Some(waker) } else { waiter.waker.replace(waker) };
+        waiter.is_passed = false;
+        let (step, unused) = if !is_turn || !waiter.may_try {
+            waiter.yields = 0;
+            (NextStep::Wait, waiter.waker.replace(waker))
+        } else if passes && waiter.yields < waiter.kind.most_yields() {
+            waiter.yields += 1;
+            (NextStep::Yield, Some(waker))
+        } else {
+            (waiter.may_try, waiter.yields) = (false, 0);
+            line.waiting.iter_mut().take(at).for_each(|ahead| ahead.is_passed = true);
+            (NextStep::Try, Some(waker))
+        };
+        self.calls.store(line.has_calls(), SeqCst);
         drop(line);
         drop(unused);
-        if tries { NextStep::Try } else { NextStep::Wait }
+        step
     }
 
-    /// Lets the first request try.
+    /// Lets a request try at its next step, if nobody is ahead of it who would come.
+    pub(crate) fn let_try(&self, id: u64) {
+        let mut line = self.line.lock();
+        if let Some(waiter) = line.waiting.iter_mut().find(|waiter| waiter.id == id) {
+            waiter.may_try = true;
+        }
+        self.calls.store(line.has_calls(), SeqCst);
+    }
+
+    /// Calls those that may be served by memory that was made available.
     #[cold]
     pub(crate) fn wake(&self) {
-        let waker = self.line.lock().let_first_try();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        let called = {
+            let mut line = self.line.lock();
+            let called = line.call();
+            self.calls.store(line.has_calls(), SeqCst);
+            called
+        };
+        called.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Waiter {
+    /// Whether it is a task that was called and has not come.
+    fn is_away(&self) -> bool {
+        self.kind == Kind::Task && self.waker.is_none() && self.may_try
     }
 }
 
 impl Line {
-    fn let_first_try(&mut self) -> Option<Waker> {
-        let first = self.waiting.front_mut()?;
-        first.may_try = true;
-        first.waker.take()
+    /// Lets requests try, from the first to the first thread. Returns how to call them.
+    fn call(&mut self) -> Vec<Waker> {
+        let mut called = Vec::new();
+        for waiter in &mut self.waiting {
+            waiter.may_try = true;
+            called.extend(waiter.waker.take());
+            if waiter.kind == Kind::Thread || called.len() == CALLED_MOST {
+                break;
+            }
+        }
+        called
+    }
+
+    /// Whether [`Line::call`] would change anything.
+    fn has_calls(&self) -> bool {
+        for waiter in &self.waiting {
+            if !waiter.may_try || waiter.waker.is_some() {
+                return true;
+            }
+            if waiter.kind == Kind::Thread {
+                return false;
+            }
+        }
+        false
     }
 }
 
@@ -164,7 +273,7 @@ mod tests {
     fn requests_count_from_when_they_join_until_they_leave() {
         let waiters = Waiters::new();
         assert!(!waiters.has_any());
-        let (one, other) = (waiters.join(), waiters.join());
+        let (one, other) = (waiters.join(Kind::Task), waiters.join(Kind::Task));
         assert!(one.is_only && !other.is_only && waiters.has_any());
         let (first, second) = (one.id, other.id);
         assert!(!waiters.leave(first).was_last, "the second waits");

@@ -2,6 +2,7 @@
 
 use super::tag::Tag;
 use crate::port::Why;
+use crate::sys::{forks, watch_forks};
 use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,6 +17,8 @@ use std::sync::Arc;
 /// since a drop may not panic. Allocations and frees by an observer are not observed, so it must
 /// not free a buffer that other code allocated: a leak tracker would count that buffer as live for
 /// ever.
+///
+/// In a forked child it is told nothing: a thread that does not exist there may hold its lock.
 ///
 /// With an observer, a hit and its free take some 20 nanoseconds longer, plus the time that the
 /// observer takes. Without one, or if no observer sees hits ([`Observer::sees_hits`]), they cost
@@ -140,6 +143,9 @@ pub(crate) struct Observers {
 #[derive(Clone)]
 struct Listener {
     observer: Arc<dyn Observer>,
+    /// The forks of the process when it was added. In a child of that, a thread that does not exist
+    /// may hold a lock of the observer, so it is told nothing.
+    forks: u32,
     sees_hits: bool,
 }
 
@@ -161,7 +167,8 @@ thread_local! {
 impl Observers {
     pub(crate) fn add(&mut self, observer: Arc<dyn Observer>) {
         let sees_hits = observer.sees_hits();
-        self.all.push(Listener { observer, sees_hits });
+        watch_forks();
+        self.all.push(Listener { observer, forks: forks(), sees_hits });
     }
 
     pub(crate) fn has_any(&self) -> bool {
@@ -186,7 +193,9 @@ impl Observers {
             return;
         }
         let is_seldom = !matches!(kind, EventKind::Hit | EventKind::Free);
-        for listener in self.all.iter().filter(|listener| is_seldom || listener.sees_hits) {
+        let hears = |listener: &&Listener| is_seldom || listener.sees_hits;
+        let here = forks();
+        for listener in self.all.iter().filter(hears).filter(|listener| listener.forks == here) {
             // The panic hook has reported it.
             let _ = catch_unwind(AssertUnwindSafe(|| listener.observer.event(&event)));
         }

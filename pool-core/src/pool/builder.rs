@@ -173,7 +173,8 @@ impl<A: DeviceAllocator> PoolBuilder<A> {
     ///
     /// The pool calls it at most eight times for a request, on the thread that made the request,
     /// with no lock held. For a request that waits ([`BucketPool::allocate_timeout`]), the pool
-    /// calls it at most eight times at each of its tries.
+    /// calls it at most eight times at each of its tries. It is not called for requests that it makes
+    /// itself, of any pool: those are refused.
     ///
     /// The pool drops the closure when its last clone is dropped, and with it the buffers that the
     /// closure holds. A closure that holds a clone of the pool keeps the pool open.

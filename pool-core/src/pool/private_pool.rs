@@ -100,7 +100,10 @@ impl<A: DeviceAllocator> PrivatePool<A> {
     /// Orders `on` after the earlier launches of the graph, and calls `work`, which launches the
     /// graph on `on`.
     ///
-    /// Later work with the private pool's buffers is ordered after the launch. To order the launch
+    /// Later work with the private pool's buffers is ordered after the launch. Launches of one private
+    /// pool by several threads run one after the other: `work` of one ends before that of another
+    /// begins, and `on` of a buffer of the private pool waits for it too. So `work` may use this
+    /// private pool, and no other that another thread launches then. To order the launch
     /// after earlier work with a buffer that the graph uses, hold a [`Use`](crate::buffer::Use) of
     /// the buffer on `on` during the call.
     ///
@@ -124,6 +127,8 @@ impl<A: DeviceAllocator> PrivatePool<A> {
             return Err(DeviceError::new(Why::NotSubmitted, "launch a graph in a capture"));
         }
         let _watch = self.pool.store().watch();
+        let launching = privates.launching(self.id);
+        let _launching = launching.lock();
         if clock.order(on, &privates.behind(self.id))? == Order::NotYet {
             return Err(DeviceError::new(Why::NotSubmitted, "launch a graph"));
         }

@@ -2,7 +2,7 @@
 
 use crate::buffer::PooledBuffer;
 use crate::error::AllocError;
-use crate::limits::NextStep;
+use crate::limits::{Kind, NextStep};
 use crate::observe::{EventFields, EventKind};
 use crate::pool::BucketPool;
 use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Why};
@@ -22,14 +22,12 @@ impl<A: DeviceAllocator> BucketPool<A> {
     /// Requests that wait are served in the order of their arrival, over all pools of the
     /// [`Budget`](crate::limits::Budget). The first of them tries again when a buffer of these pools is
     /// dropped, when memory goes back to the device (`trim`, `shrink_to`, `clear`, `tick`, a pool
-    /// that is dropped), and when a limit rises. [`BucketPool::allocate`] does not wait, and may be
-    /// served before them.
+    /// that is dropped), and when a limit rises; after some tries in vain once in a millisecond.
+    /// [`BucketPool::allocate`] does not wait, and may be served before them. So may requests behind a
+    /// future that was called and is not polled.
     ///
-    /// While a request waits, a free in these pools takes longer.
-    ///
-    /// The submission of work wakes no request. A request that needs memory whose last use is not
-    /// submitted (an open scope of wgpu, a capture) waits until other memory is freed or its
-    /// timeout ends: submit before you wait.
+    /// Where the pool has free memory that device work keeps, a thread that waits looks after 1 to 16
+    /// milliseconds whether that has ended; a future does not, and is called by the next free or `tick`.
     ///
     /// # Errors
     ///
@@ -92,21 +90,33 @@ impl<A: DeviceAllocator> BucketPool<A> {
         refused: Option<Short>,
     ) -> Result<PooledBuffer<A>, AllocError> {
         let mut request = self.request(stream, bytes, what);
-        request.refused = refused;
-        // A request that need not wait needs no waker.
-        if let Poll::Ready(done) = request.poll_once(Waker::noop()) {
-            return done;
-        }
-        let deadline = Instant::now().checked_add(timeout);
+        (request.refused, request.kind_of_waiter) = (refused, Kind::Thread);
+        let began = Instant::now();
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let (mut tries, mut for_work) = (0_u32, Duration::ZERO);
         loop {
-            if let Poll::Ready(done) = request.poll_once(&waker) {
-                return done;
+            let step = request.advance(&waker);
+            let looks_at_work = matches!(step, Step::Wait) && request.is_behind_work();
+            let nap = match step {
+                Step::Done(done) => return done,
+                // Frees may call it in vain without end. Those of a millisecond call it once.
+                Step::Again if tries >= QUICK_TRIES => NAP,
+                Step::Again => Duration::ZERO,
+                Step::Yield => NAP,
+                Step::Wait if looks_at_work => {
+                    for_work = (for_work * 2).clamp(NAP, NAP_FOR_WORK);
+                    for_work
+                }
+                Step::Wait => Duration::MAX,
+            };
+            tries = tries.saturating_add(1);
+            let left = timeout.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return request.time_out(timeout);
             }
-            match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
-                None => thread::park(),
-                Some(Duration::ZERO) => return request.time_out(timeout),
-                Some(left) => thread::park_timeout(left),
+            thread::park_timeout(nap.min(left));
+            if looks_at_work {
+                request.look_again();
             }
         }
     }
@@ -188,7 +198,16 @@ impl<A: DeviceAllocator> BucketPool<A> {
         (kind, zeroed): (A::Kind, bool),
     ) -> AllocateAsync<A> {
         let (pool, stream) = (self.clone(), stream.clone());
-        AllocateAsync { pool, stream, bytes, kind, zeroed, waiter_id: None, refused: None }
+        AllocateAsync {
+            pool,
+            stream,
+            bytes,
+            kind,
+            zeroed,
+            kind_of_waiter: Kind::Task,
+            waiter_id: None,
+            refused: None,
+        }
     }
 }
 
@@ -213,6 +232,7 @@ pub struct AllocateAsync<A: DeviceAllocator> {
     bytes: u64,
     kind: A::Kind,
     zeroed: bool,
+    kind_of_waiter: Kind,
     /// The id of the request in the queue of waiting requests; `None` before it joins the queue.
     waiter_id: Option<u64>,
     /// The refusal of its last try.
@@ -220,9 +240,8 @@ pub struct AllocateAsync<A: DeviceAllocator> {
 }
 
 impl<A: DeviceAllocator> AllocateAsync<A> {
-    /// Tries to allocate if the queue allows it. Otherwise `waker` is called when the request
-    /// should try again.
-    fn poll_once(&mut self, waker: &Waker) -> Poll<Result<PooledBuffer<A>, AllocError>> {
+    /// Joins the line, and tries to allocate once if it is its turn.
+    fn advance(&mut self, waker: &Waker) -> Step<A> {
         if self.waiter_id.is_none() {
             if self.tries_before_it_waits()
                 && let Some(done) = self.try_now()
@@ -230,12 +249,12 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
                 // The try may have freed more memory than it used, which may serve a request that
                 // waits.
                 drop(WakeAtEnd(&self.pool));
-                return Poll::Ready(done);
+                return Step::Done(done);
             }
             let budget = self.pool.budget();
             self.waiter_id = Some({
                 let _watch = self.pool.store().watch();
-                budget.begin_waiting()
+                budget.begin_waiting(self.kind_of_waiter)
             });
             // Memory that the try above freed may serve a request that began to wait meanwhile.
             budget.wake();
@@ -246,15 +265,31 @@ impl<A: DeviceAllocator> AllocateAsync<A> {
             let fields = EventFields { tag, stream, requested, ..EventFields::default() };
             self.pool.store().notify(EventKind::Wait, fields);
         }
-        loop {
-            let id = self.waiter_id.unwrap_or_default();
-            if self.pool.budget().waiters().next_step(id, waker) == NextStep::Wait {
-                return Poll::Pending;
-            }
-            if let Some(done) = self.try_now() {
+        let id = self.waiter_id.unwrap_or_default();
+        match self.pool.budget().waiters().next_step(id, waker) {
+            NextStep::Wait => return Step::Wait,
+            NextStep::Yield => return Step::Yield,
+            NextStep::Try => {}
+        }
+        match self.try_now() {
+            Some(done) => {
                 self.leave();
-                return Poll::Ready(done);
+                Step::Done(done)
             }
+            None => Step::Again,
+        }
+    }
+
+    /// Whether free memory waited for device work at its last try: nobody tells when that ends.
+    fn is_behind_work(&self) -> bool {
+        let figures = self.refused.as_ref().and_then(|short| short.figures.as_ref());
+        figures.is_some_and(|figures| figures.pending_bytes > 0)
+    }
+
+    /// Lets it try although no memory came back that anybody told of.
+    fn look_again(&self) {
+        if let Some(id) = self.waiter_id {
+            self.pool.budget().waiters().let_try(id);
         }
     }
 
@@ -307,7 +342,18 @@ impl<A: DeviceAllocator> Future for AllocateAsync<A> {
     type Output = Result<PooledBuffer<A>, AllocError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.poll_once(context.waker())
+        // A poll tries twice at most: code that frees in a try would let it try again without end.
+        for _ in 0..2 {
+            match self.advance(context.waker()) {
+                Step::Done(done) => return Poll::Ready(done),
+                Step::Wait => return Poll::Pending,
+                Step::Yield => break,
+                // The next step keeps the waker, or sees that memory came back during the try.
+                Step::Again => {}
+            }
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
     }
 }
 
@@ -331,6 +377,24 @@ impl<A: DeviceAllocator> fmt::Debug for AllocateAsync<A> {
             .finish_non_exhaustive()
     }
 }
+
+/// What came of a step of a request that waits.
+enum Step<A: DeviceAllocator> {
+    Done(Result<PooledBuffer<A>, AllocError>),
+    /// It has tried. The next step tells whether memory came back meanwhile.
+    Again,
+    /// Tasks ahead of it were called and have not come. It comes again soon, by itself.
+    Yield,
+    /// Its waker is called when it is its turn.
+    Wait,
+}
+
+/// How long a thread rests between two tries in vain.
+const NAP: Duration = Duration::from_millis(1);
+/// How long it rests at most while device work keeps memory.
+const NAP_FOR_WORK: Duration = Duration::from_millis(16);
+/// Tries without a rest between them.
+const QUICK_TRIES: u32 = 8;
 
 /// Wakes a thread that waits.
 struct Unpark(Thread);

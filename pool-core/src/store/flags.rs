@@ -33,6 +33,12 @@ impl Flags {
         self.0.load(Relaxed) & of != 0
     }
 
+    /// All flags that are set.
+    #[inline]
+    pub(crate) fn get(&self) -> u8 {
+        self.0.load(Relaxed)
+    }
+
     pub(crate) fn set(&self, flag: u8, on: bool) {
         match on {
             true => self.0.fetch_or(flag, SeqCst),

@@ -12,6 +12,9 @@ use crate::store::flags::{BOUND, Flags};
 use crate::sys::Mutex;
 use crate::sys::atomic::{AtomicBool, Ordering::Relaxed};
 use std::collections::HashMap;
+use std::sync::Arc;
+
+pub(crate) type Launching = parking_lot::ReentrantMutex<()>;
 
 pub(crate) struct Privates<A: DeviceAllocator> {
     /// Whether any stream is bound.
@@ -35,6 +38,7 @@ struct Private<A: DeviceAllocator> {
     /// that the captured work was ordered after, and the last launch on each stream. At most one of
     /// each stream, the latest.
     behind: Vec<MarkOf<A>>,
+    launching: Arc<Launching>,
     /// True once the owner was dropped. Blocks that are freed then may serve all requests once the
     /// launches are done.
     closed: bool,
@@ -52,8 +56,8 @@ impl<A: DeviceAllocator> Privates<A> {
         let inner = &mut *self.inner.lock();
         let id = inner.next;
         inner.next = id.saturating_add(1); // no program opens 2^32 pools
-        let (cached, behind) = (Vec::new(), Vec::new());
-        inner.pools.insert(id, Private { cached, out: 0, behind, closed: false });
+        let (cached, behind, launching) = (Vec::new(), Vec::new(), Arc::default());
+        inner.pools.insert(id, Private { cached, out: 0, behind, launching, closed: false });
         id
     }
 
@@ -91,9 +95,17 @@ impl<A: DeviceAllocator> Privates<A> {
         flags.set(BOUND, any);
     }
 
-    /// Returns whether a thread holds the lock.
+    /// Returns whether a thread holds a lock.
     pub(crate) fn is_locked(&self) -> bool {
-        self.inner.is_locked()
+        let Some(inner) = self.inner.try_lock() else { return true };
+        inner.pools.values().any(|pool| pool.launching.is_locked())
+    }
+
+    /// Returns the lock under which a graph is launched, or put in order with its launches. It is
+    /// held while the program's code launches, which may launch again on the same thread.
+    pub(crate) fn launching(&self, id: PrivateId) -> Arc<Launching> {
+        let inner = self.inner.lock();
+        inner.pools.get(&id).map(|pool| pool.launching.clone()).unwrap_or_default()
     }
 
     /// Returns whether any stream is bound.

@@ -6,8 +6,10 @@ use crate::block::record::{Record, RecordOwner};
 use crate::invariant::{self, Scope};
 use crate::limits::{Budget, Member, WakeBudget};
 use crate::port::{DeviceAllocator, Why};
+use crate::shard::State;
 use crate::store::Store;
 use crate::store::flags::AWAITED;
+use crate::sys::LockGuard;
 use std::ptr::NonNull;
 
 /// The only owner of an open store. Dropping it closes the store.
@@ -90,7 +92,8 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
     };
     // The flags are read under the lock: a request that begins to wait takes each lock once after
     // it sets its flag. Either it finds the block in the shard, or this read sees the flag.
-    if state.closed || store.flags.any(bypass_flags) {
+    let flags = store.flags.get();
+    if state.closed || flags & bypass_flags != 0 {
         return Err(record);
     }
     if store.has_moved(&mut record, at) {
@@ -102,7 +105,20 @@ pub(crate) unsafe fn put<A: DeviceAllocator>(
     // The store may be freed as soon as this thread unlocks the shard. No reference into the store
     // is used after that here, and the lock is not accessed after the write that unlocks it
     // (sys/lock.rs, `unlock`).
-    state.put(store.allocator.clock(), record, &store.bounds.keeping)
+    let kept = state.put(store.allocator.clock(), record, &store.bounds.keeping);
+    if flags & AWAITED != 0 && kept.is_ok() {
+        call_waiters(store.awaited(), state);
+    }
+    kept
+}
+
+/// After a free while a request waits, if that is to be called.
+#[cold]
+#[inline(never)]
+fn call_waiters<A: DeviceAllocator>(awaited: Option<Budget>, state: LockGuard<'_, State<A>>) {
+    let awaited = awaited.map(WakeBudget);
+    drop(state);
+    drop(awaited);
 }
 
 impl<A: DeviceAllocator> Drop for Owner<A> {

@@ -27,6 +27,7 @@ use crate::port::{DeviceAllocator, DeviceError};
 use crate::shard::Grant;
 use crate::store::search::note;
 use crate::store::{Goal, Store};
+use std::cell::Cell;
 #[cfg(not(any(loom, shuttle)))]
 use std::{thread, time::Duration};
 
@@ -300,9 +301,37 @@ impl<A: DeviceAllocator> Store<A> {
         if progress.shortage_calls == 0 {
             return false;
         }
+        // What the program requests inside of the call is refused without another.
+        let Some(_inside) = InShortage::enter() else { return false };
         progress.shortage_calls -= 1;
         progress.stage = Stage::Spared;
         call(request.class.bytes)
+    }
+}
+
+#[cfg(not(any(loom, shuttle)))]
+thread_local! {
+    /// Whether this thread is inside of a call of `on_shortage`.
+    static IN_SHORTAGE: Cell<bool> = const { Cell::new(false) };
+}
+#[cfg(any(loom, shuttle))]
+crate::checker::thread_local! {
+    static IN_SHORTAGE: Cell<bool> = Cell::new(false);
+}
+
+/// A call of the program for a shortage, until the drop.
+struct InShortage;
+
+impl InShortage {
+    /// `None` if this thread is inside of one.
+    fn enter() -> Option<Self> {
+        IN_SHORTAGE.with(|inside| !inside.replace(true)).then_some(Self)
+    }
+}
+
+impl Drop for InShortage {
+    fn drop(&mut self) {
+        IN_SHORTAGE.with(|inside| inside.set(false));
     }
 }
 

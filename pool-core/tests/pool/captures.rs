@@ -6,6 +6,8 @@ use pool_core::{
     ArenaConfig, BucketPool, DeviceAllocator, MIB, PooledBuffer, PrivatePool, StreamClock, Why,
 };
 use pool_sim::{Graph, SimDevice, SimStream};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc;
 
 type Pool = BucketPool<SimDevice>;
 
@@ -419,4 +421,40 @@ fn memory_that_a_graph_keeps_is_in_the_error() {
     let error = pool.allocate(MIB).unwrap_err();
     assert_eq!(error.figures().private_bytes, 4 * MIB);
     insta::assert_snapshot!(error);
+}
+
+// The order, the launch and its mark were three steps, and another thread came between them.
+#[test]
+fn two_threads_that_launch_one_graph_launch_one_after_the_other() {
+    let pool = Pool::new(SimDevice::new());
+    let [capture, first, second] = [(); 3].map(|()| pool.allocator().stream());
+    let (private, graph) = captured(&pool, &capture, |pool| {
+        kernel(&pool.allocate_on(&capture, MIB).unwrap(), &capture);
+    });
+    let device = pool.allocator();
+    let (inside, wait_inside) = mpsc::channel();
+    let (has_launched, private, graph, second) =
+        (&AtomicBool::new(false), &private, &graph, &second);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            wait_inside.recv().unwrap();
+            let launched = private.launch(second, || {
+                device.launch(graph, second);
+                has_launched.store(true, SeqCst);
+                Ok(())
+            });
+            launched.unwrap();
+        });
+        let launched = private.launch(&first, || {
+            inside.send(()).unwrap();
+            // Time for the other thread, which may not launch yet.
+            (0..2000).for_each(|_| std::thread::yield_now());
+            assert!(!has_launched.load(SeqCst));
+            device.launch(graph, &first);
+            private.launch(&first, || Ok(()))
+        });
+        launched.unwrap();
+    });
+    device.run();
+    assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
 }

@@ -4,11 +4,13 @@
 
 use pool_core::check::{Checked, PoolLock};
 use pool_core::limits::Retention;
+use pool_core::observe::PoolEvent;
 use pool_core::port::Limit;
 use pool_core::stream::StealPolicy;
 use pool_core::{ArenaConfig, BucketPool, DeviceAllocator, GIB, KIB, MIB, PrivatePool, Why};
 use pool_sim::{SimDevice, SimStream};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 /// Looks at nodes: 256 in a portion of an explicit call, up to 16 each where one is taken out or
@@ -198,4 +200,27 @@ fn a_private_pool_keeps_few_marks_of_streams_that_ended() {
     }
     let marks = pool.check().marks_of_private_pools;
     assert!(marks <= 3, "{marks} marks of 1000 streams");
+}
+
+/// An observer that a thread of the parent is inside of, with its lock.
+#[test]
+#[cfg(not(miri))]
+fn a_child_tells_an_observer_of_its_parent_nothing() {
+    let (events, seen) = (Arc::new(Mutex::new(0_u32)), Arc::new(AtomicU32::new(0)));
+    let (of_observer, count) = (events.clone(), seen.clone());
+    let pool = BucketPool::builder(SimDevice::new())
+        .observer(Arc::new(move |_: &PoolEvent<'_>| {
+            *of_observer.lock().expect("no panic under the lock") += 1;
+            count.fetch_add(1, SeqCst);
+        }))
+        .build();
+    drop(pool.allocate(KIB));
+    let before = seen.load(SeqCst);
+    assert!(before > 0);
+    let _held = events.lock();
+    let is_silent = in_child(|| {
+        let served = pool.allocate(KIB).is_ok();
+        served && seen.load(SeqCst) == before
+    });
+    assert!(is_silent, "the child is served, and waits for no lock");
 }

@@ -6,7 +6,7 @@ use pool_core::error::Verdict;
 use pool_core::limits::{Budget, CachedLimit};
 use pool_core::port::Limit;
 use pool_core::{ArenaConfig, BucketPolicy, BucketPool, MIB, PooledBuffer, Why};
-use pool_sim::{Hooked, SimCall, SimDevice};
+use pool_sim::{Hooked, MappedSim, SimCall, SimDevice};
 use std::future::Future;
 use std::panic::resume_unwind;
 use std::pin::pin;
@@ -45,7 +45,7 @@ fn a_request_that_is_served_at_once_waits_for_nothing() {
 }
 
 #[test]
-fn a_dropped_buffer_wakes_the_first_request_and_no_other() {
+fn a_dropped_buffer_is_for_the_first_request_as_long_as_that_comes() {
     let (pool, calls) = (pool_of(1), [Arc::new(Calls::default()), Arc::new(Calls::default())]);
     let wakers = calls.clone().map(Waker::from);
     let held = pool.allocate(MIB).unwrap();
@@ -55,8 +55,8 @@ fn a_dropped_buffer_wakes_the_first_request_and_no_other() {
     }
     assert_eq!(pool.budget().waiter_count(), 2);
     drop(held);
-    assert_eq!(calls.clone().map(|calls| calls.0.load(SeqCst)), [1, 0]);
-    // The second may not take what the first was woken for.
+    assert_eq!(calls.clone().map(|calls| calls.0.load(SeqCst)), [1, 1]);
+    // The second lets the first come.
     assert!(poll(&mut requests[1], &wakers[1]).is_pending());
     let Poll::Ready(Ok(first)) = poll(&mut requests[0], &wakers[0]) else { panic!("not served") };
     drop(first);
@@ -375,4 +375,128 @@ fn a_request_whose_time_is_over_has_the_verdict_of_one_that_does_not_wait() {
     let _live = pool.allocate(MIB).unwrap();
     let refused = pool.allocate_timeout(11 * MIB, Duration::from_millis(1)).unwrap_err();
     assert_eq!((refused.why(), refused.verdict()), (Why::TimedOut, Verdict::Fragmentation));
+}
+
+/// A closure that takes a buffer of the pool and frees it, and so lets the request try again.
+fn frees_in_a_shortage() -> Pool {
+    let own: Arc<Mutex<Option<Pool>>> = Arc::default();
+    let of_closure = own.clone();
+    let device = BucketPool::builder(SimDevice::new()).reserved_limit(4 * MIB);
+    let pool = device
+        .on_shortage(move |_| {
+            let pool = of_closure.lock().unwrap().clone();
+            drop(pool.map(|pool| pool.allocate(4096)));
+            false
+        })
+        .build();
+    *own.lock().unwrap() = Some(pool.clone());
+    pool
+}
+
+// It tried again without end, since each try freed something.
+#[test]
+fn a_request_ends_in_time_although_each_of_its_tries_frees() {
+    let pool = frees_in_a_shortage();
+    let _held = pool.allocate(2 * MIB).unwrap();
+    let refused = pool.allocate_timeout(3 * MIB, Duration::from_millis(10)).unwrap_err();
+    assert_eq!(refused.why(), Why::TimedOut);
+}
+
+#[test]
+fn a_poll_ends_although_each_try_frees_and_is_called_again() {
+    let (pool, calls) = (frees_in_a_shortage(), Arc::new(Calls::default()));
+    let _held = pool.allocate(2 * MIB).unwrap();
+    let mut request = pool.allocate_async(3 * MIB);
+    assert!(poll(&mut request, &Waker::from(calls.clone())).is_pending());
+    assert_eq!(calls.0.load(SeqCst), 1, "memory came back during the try");
+}
+
+// It called the closure again, and again, until the stack was full.
+#[test]
+fn a_request_inside_of_a_shortage_is_refused_without_another_call() {
+    let (own, calls) = (Arc::new(Mutex::new(None::<Pool>)), Arc::new(Calls::default()));
+    let (of_closure, counted) = (own.clone(), calls.clone());
+    let pool = BucketPool::builder(SimDevice::new())
+        .reserved_limit(MIB)
+        .on_shortage(move |bytes| {
+            counted.0.fetch_add(1, SeqCst);
+            let pool = of_closure.lock().unwrap().clone();
+            pool.is_some_and(|pool| pool.allocate(bytes).is_ok())
+        })
+        .build();
+    *own.lock().unwrap() = Some(pool.clone());
+    let _held = pool.allocate(MIB).unwrap();
+    for _ in 0..2 {
+        assert!(pool.allocate(MIB).is_err());
+    }
+    assert_eq!(calls.0.load(SeqCst), 2);
+    drop(own.lock().unwrap().take());
+}
+
+// A future that was called and not polled held up all that came after it.
+#[test]
+fn a_future_that_is_not_polled_holds_nobody() {
+    let pool = pool_of(4);
+    let held = pool.allocate(4 * MIB).unwrap();
+    let mut kept = pool.allocate_async(4 * MIB);
+    let mut forgotten = Box::new(pool.allocate_async(4 * MIB));
+    for request in [&mut kept, &mut *forgotten] {
+        assert!(poll(request, Waker::noop()).is_pending());
+    }
+    std::mem::forget(forgotten);
+    drop(held);
+    let first = pool.allocate_timeout(MIB, Duration::MAX).unwrap();
+    let second = pollster::block_on(pool.allocate_async(MIB)).unwrap();
+    std::thread::scope(|scope| {
+        let third = scope.spawn(|| pool.allocate_timeout(4 * MIB, Duration::MAX).unwrap().size());
+        while pool.budget().waiter_count() < 3 {
+            std::thread::yield_now();
+        }
+        drop((first, second));
+        assert_eq!(third.join().unwrap(), 4 * MIB);
+    });
+    assert!(poll(&mut kept, Waker::noop()).is_ready());
+}
+
+// Only a free called it, and none follows the end of the work.
+#[test]
+fn a_request_sees_that_device_work_has_ended() {
+    let device = SimDevice::new();
+    let builder = BucketPool::builder(MappedSim::new(device.clone()));
+    let pool = builder.arena(ArenaConfig::segments(2 * MIB)).reserved_limit(2 * MIB).build();
+    let stream = device.stream();
+    let _live = pool.allocate_on(&stream, MIB).unwrap();
+    let used = pool.allocate_on(&stream, MIB).unwrap();
+    device.kernel(&stream, &used.on(&stream).unwrap());
+    drop(used);
+    assert_eq!(pool.allocate(MIB).unwrap_err().verdict(), Verdict::Pending);
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| pool.allocate_timeout(MIB, Duration::MAX).unwrap().size());
+        while pool.budget().waiter_count() == 0 {
+            std::thread::yield_now();
+        }
+        device.run();
+        assert_eq!(waits.join().unwrap(), MIB);
+    });
+}
+
+// Each free let the request that waits empty all caches.
+#[test]
+fn a_request_that_waits_leaves_the_others_their_cache() {
+    let pool = pool_of(8);
+    let held = pool.allocate(4 * MIB).unwrap();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| pool.allocate_timeout(8 * MIB, Duration::MAX).unwrap().size());
+        while pool.budget().waiter_count() == 0 {
+            std::thread::yield_now();
+        }
+        let before = pool.stats();
+        for _ in 0..100_000 {
+            drop(pool.allocate(MIB).unwrap());
+        }
+        let misses = pool.stats().misses - before.misses;
+        assert!(misses < 10_000, "{misses} of 100 000 requests missed");
+        drop(held);
+        assert_eq!(waits.join().unwrap(), 8 * MIB);
+    });
 }
