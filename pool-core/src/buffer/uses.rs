@@ -141,7 +141,14 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
             return Err(fault);
         }
         let private = self.record.private;
-        let launches = private.map_or(Ok(Vec::new()), |id| self.launches(id))?;
+        let launches = match private {
+            Some(id) => {
+                let launching = self.launching(id)?;
+                let _launching = launching.lock(); // one that is under way has its mark then
+                self.launches(id)?
+            }
+            None => Vec::new(),
+        };
         {
             let (store, _, marks) = self.parts();
             let _watch = store.watch();
@@ -180,14 +187,14 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     fn order(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
         self.may_use_on(stream)?;
         let clock = self.allocator().clock();
-        let mut behind =
-            self.record.marks.lock().unordered_marks(clock, stream, A::MEMORY.cpu_touches);
         // No graph is launched until the stream is ordered.
         let launching = match self.record.private {
             Some(id) => Some(self.launching(id)?),
             None => None,
         };
         let _launching = launching.as_ref().map(|launching| launching.lock());
+        let mut behind =
+            self.record.marks.lock().unordered_marks(clock, stream, A::MEMORY.cpu_touches);
         if let Some(id) = self.record.private {
             behind.extend(self.launches(id)?);
         }

@@ -21,11 +21,9 @@ use crate::sys::Lock;
 #[cfg(not(any(loom, shuttle)))]
 use crate::sys::atomic::{AtomicBool, AtomicUsize};
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::Ordering::SeqCst;
 use std::task::Waker;
-
-/// Tasks that are called for one return of memory.
-const CALLED_MOST: usize = 16;
 
 /// The requests that wait under one budget.
 pub(crate) struct Waiters {
@@ -131,11 +129,11 @@ impl Waiters {
         self.line.is_locked()
     }
 
-    /// Whether a request is the first, or the first but for those that others have passed.
+    /// Whether a request is the first, but for tasks that were called and have not come.
     pub(crate) fn is_first(&self, id: u64) -> bool {
         let line = self.line.lock();
         let mut ahead = line.waiting.iter().take_while(|waiter| waiter.id != id);
-        ahead.all(|waiter| waiter.is_away() && waiter.is_passed)
+        ahead.all(Waiter::is_away)
     }
 
     /// Adds a request. Returns its number, and whether no other waits.
@@ -173,7 +171,7 @@ impl Waiters {
         let called = if was_first { line.call() } else { Vec::new() };
         self.calls.store(line.has_calls(), SeqCst);
         drop(line);
-        called.into_iter().for_each(Waker::wake);
+        call_all(called);
         invariant!(is_counted, "each request in the line is counted");
         // The caller drops the waker. It is foreign code whose drop may panic, so no lock is held
         // then, and it is dropped last.
@@ -209,15 +207,6 @@ impl Waiters {
         step
     }
 
-    /// Lets a request try at its next step, if nobody is ahead of it who would come.
-    pub(crate) fn let_try(&self, id: u64) {
-        let mut line = self.line.lock();
-        if let Some(waiter) = line.waiting.iter_mut().find(|waiter| waiter.id == id) {
-            waiter.may_try = true;
-        }
-        self.calls.store(line.has_calls(), SeqCst);
-    }
-
     /// Calls those that may be served by memory that was made available.
     #[cold]
     pub(crate) fn wake(&self) {
@@ -227,7 +216,18 @@ impl Waiters {
             self.calls.store(line.has_calls(), SeqCst);
             called
         };
-        called.into_iter().for_each(Waker::wake);
+        call_all(called);
+    }
+}
+
+/// Calls requests, all of them also if one of these calls panics.
+fn call_all(called: Vec<Waker>) {
+    let mut panic = None;
+    for waker in called {
+        panic = catch_unwind(AssertUnwindSafe(|| waker.wake())).err().or(panic);
+    }
+    if let Some(panic) = panic {
+        resume_unwind(panic);
     }
 }
 
@@ -245,7 +245,7 @@ impl Line {
         for waiter in &mut self.waiting {
             waiter.may_try = true;
             called.extend(waiter.waker.take());
-            if waiter.kind == Kind::Thread || called.len() == CALLED_MOST {
+            if waiter.kind == Kind::Thread {
                 break;
             }
         }

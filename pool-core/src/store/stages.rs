@@ -325,7 +325,7 @@ struct InShortage;
 impl InShortage {
     /// `None` if this thread is inside of one.
     fn enter() -> Option<Self> {
-        IN_SHORTAGE.with(|inside| !inside.replace(true)).then_some(Self)
+        IN_SHORTAGE.with(|inside| !inside.replace(true)).then(|| Self)
     }
 }
 

@@ -198,13 +198,15 @@ fn a_request_that_is_served_at_its_first_try_wakes_a_request() {
 
 #[test]
 fn a_handle_that_waits_does_not_pass_requests_that_wait_already() {
-    let pool = pool_of(1);
-    let held = pool.allocate(MIB).unwrap();
-    let mut first = pool.allocate_async(MIB);
+    let pool = pool_of(2);
+    let [one, other] = [(); 2].map(|()| pool.allocate(MIB).unwrap());
+    let mut first = pool.allocate_async(2 * MIB);
     assert!(poll(&mut first, Waker::noop()).is_pending());
-    drop(held);
+    drop(one);
+    assert!(poll(&mut first, Waker::noop()).is_pending(), "it came, and lacks the other half");
     let refused = pool.with_timeout(Duration::from_micros(1)).allocate(MIB).unwrap_err();
     assert_eq!(refused.why(), Why::TimedOut);
+    drop(other);
     assert!(poll(&mut first, Waker::noop()).is_ready());
 }
 
@@ -421,7 +423,8 @@ fn a_request_inside_of_a_shortage_is_refused_without_another_call() {
         .on_shortage(move |bytes| {
             counted.0.fetch_add(1, SeqCst);
             let pool = of_closure.lock().unwrap().clone();
-            pool.is_some_and(|pool| pool.allocate(bytes).is_ok())
+            // Twice: the refusal of the first is not the end of the call.
+            pool.is_some_and(|pool| (0..2).any(|_| pool.allocate(bytes).is_ok()))
         })
         .build();
     *own.lock().unwrap() = Some(pool.clone());
