@@ -129,11 +129,11 @@ impl Waiters {
         self.line.is_locked()
     }
 
-    /// Whether a request is the first, but for tasks that were called and have not come.
+    /// Whether a request is the first, but for those that others have passed.
     pub(crate) fn is_first(&self, id: u64) -> bool {
         let line = self.line.lock();
         let mut ahead = line.waiting.iter().take_while(|waiter| waiter.id != id);
-        ahead.all(Waiter::is_away)
+        ahead.all(|waiter| waiter.is_away() && waiter.is_passed)
     }
 
     /// Adds a request. Returns its number, and whether no other waits.
