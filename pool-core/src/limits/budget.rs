@@ -328,7 +328,7 @@ impl Budget {
     }
 
     /// Adds a request to the end of the queue of waiting requests, and returns its id. After this
-    /// call returns, every free wakes the first request of the queue.
+    /// call returns, every free calls those that it may serve.
     pub(crate) fn begin_waiting(&self, kind: Kind) -> u64 {
         let Joined { id, is_only } = self.0.waiters.join(kind);
         if is_only {

@@ -19,10 +19,10 @@ pub(crate) type Launching = parking_lot::ReentrantMutex<()>;
 pub(crate) struct Privates<A: DeviceAllocator> {
     /// Whether any stream is bound.
     bound: AtomicBool,
-    inner: Mutex<Bound<A>>,
+    inner: Mutex<PrivateState<A>>,
 }
 
-struct Bound<A: DeviceAllocator> {
+struct PrivateState<A: DeviceAllocator> {
     next: PrivateId,
     /// The pool of each bound stream, by stream id.
     by_stream: HashMap<u64, PrivateId>,
@@ -47,7 +47,7 @@ struct Private<A: DeviceAllocator> {
 impl<A: DeviceAllocator> Privates<A> {
     pub(crate) fn new() -> Self {
         let inner =
-            Bound { next: PrivateId::MIN, by_stream: HashMap::new(), pools: HashMap::new() };
+            PrivateState { next: PrivateId::MIN, by_stream: HashMap::new(), pools: HashMap::new() };
         Self { bound: AtomicBool::new(false), inner: Mutex::new(inner) }
     }
 
@@ -89,7 +89,7 @@ impl<A: DeviceAllocator> Privates<A> {
     }
 
     /// Stores whether any stream is bound. The caller holds the lock.
-    fn note_bound(&self, inner: &Bound<A>, flags: &Flags) {
+    fn note_bound(&self, inner: &PrivateState<A>, flags: &Flags) {
         let any = !inner.by_stream.is_empty();
         self.bound.store(any, Relaxed);
         flags.set(BOUND, any);
