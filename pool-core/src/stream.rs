@@ -4,7 +4,7 @@ mod last_uses;
 mod order;
 mod timeline;
 
-pub(crate) use last_uses::LastUses;
+pub(crate) use last_uses::{Access, LastUses};
 pub use order::StealPolicy;
 pub(crate) use order::{Pending, Requester};
 pub use timeline::{EventDriver, Mark, Stream, Timeline};

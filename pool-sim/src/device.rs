@@ -111,6 +111,11 @@ impl SimDevice {
         self.driver.0.lock().kernel(*on.raw(), view.bytes());
     }
 
+    /// Queues a kernel on `on` that reads all bytes of `view` and writes none.
+    pub fn reading_kernel(&self, on: &SimStream, view: &SimView<'_>) {
+        self.driver.0.lock().reading_kernel(*on.raw(), view.bytes());
+    }
+
     /// Uses all bytes of `view` on the CPU now.
     pub fn touch(&self, view: &SimView<'_>) {
         self.driver.0.lock().touch(view.bytes());

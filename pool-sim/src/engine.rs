@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use streams::{Op, Queue};
 
+pub use crate::shadow::Access;
 pub use capture::Graph;
 pub use streams::Event;
 
@@ -209,30 +210,36 @@ impl Engine {
     /// Queues writing `bytes` at an address.
     pub fn write(&mut self, on: usize, at: u64, bytes: Vec<u8>) {
         let range = at..at + bytes.len() as u64;
-        self.give_use(on, range, "write", Op::Write { at, bytes });
+        self.give_use(on, range, Access::writing("write"), Op::Write { at, bytes });
     }
 
     /// Queues filling a range with a byte.
     pub fn fill(&mut self, on: usize, bytes: Range<u64>, byte: u8) {
-        self.give_use(on, bytes.clone(), "fill", Op::Fill { bytes, byte });
+        self.give_use(on, bytes.clone(), Access::writing("fill"), Op::Fill { bytes, byte });
     }
 
     /// Returns the contents of a range after everything given to `on` so far has run.
     pub fn read(&mut self, on: usize, bytes: Range<u64>) -> Vec<u8> {
-        self.give_use(on, bytes.clone(), "read", Op::Work);
+        self.give_use(on, bytes.clone(), Access::reading("read"), Op::Work);
         self.synchronize_stream(on);
         self.memory.read(&bytes)
     }
 
     /// Queues work of which only the use of these bytes matters.
     pub fn kernel(&mut self, on: usize, bytes: Range<u64>) {
-        self.give_use(on, bytes, "kernel", Op::Work);
+        self.give_use(on, bytes, Access::writing("kernel"), Op::Work);
+    }
+
+    /// Queues work that reads these bytes, of which only that matters.
+    pub fn reading_kernel(&mut self, on: usize, bytes: Range<u64>) {
+        self.give_use(on, bytes, Access::reading("reading kernel"), Op::Work);
     }
 
     /// Uses these bytes on the CPU now.
     pub fn touch(&mut self, bytes: Range<u64>) {
         let after = self.host.clone();
-        let host = ShadowUse { stream: usize::MAX, operation: 0, what: "the CPU", after };
+        let access = Access::writing("the CPU");
+        let host = ShadowUse { stream: usize::MAX, operation: 0, access, after };
         self.shadow.uses(bytes, host);
     }
 
@@ -240,22 +247,22 @@ impl Engine {
     pub fn later(
         &mut self,
         on: usize,
-        uses: [(Range<u64>, &'static str); 2],
+        uses: [(Range<u64>, Access); 2],
         effect: impl Fn(&mut Contents<'_>) + Send + Sync + 'static,
     ) {
-        let [(first, what), (second, what_else)] = uses;
-        self.give_use(on, first, what, Op::Work);
-        self.give_use(on, second, what_else, Op::Effect(Arc::new(effect)));
+        let [(first, access), (second, access_else)] = uses;
+        self.give_use(on, first, access, Op::Work);
+        self.give_use(on, second, access_else, Op::Effect(Arc::new(effect)));
     }
 
-    fn give_use(&mut self, on: usize, bytes: Range<u64>, what: &'static str, op: Op) {
+    fn give_use(&mut self, on: usize, bytes: Range<u64>, access: Access, op: Op) {
         self.drift();
-        if self.captures.takes(on, &op, &bytes, what) {
+        if self.captures.takes(on, &op, &bytes, access) {
             return;
         }
         let operation = self.give(on, op);
         let after = self.streams[on].clock.clone();
-        self.shadow.uses(bytes, ShadowUse { stream: on, operation, what, after });
+        self.shadow.uses(bytes, ShadowUse { stream: on, operation, access, after });
     }
 
     /// Returns whether all of a range is memory that is handed out, in one block.

@@ -1,7 +1,7 @@
-//! The last use of each byte, and the operations that the use was ordered after.
+//! The last write of each byte and the reads since, and the operations that each was ordered after.
 //!
-//! A use that is not ordered after the use before it is a hazard, even if it did no damage this
-//! time.
+//! A read that is not ordered after the write before it is a hazard, and so is a write that is not
+//! ordered after the uses before it, even if it did no damage this time.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,19 +34,40 @@ impl VectorClock {
     }
 }
 
+/// What an operation does with memory, and what reports call it.
+#[derive(Clone, Copy, Debug)]
+pub struct Access {
+    pub(super) what: &'static str,
+    writes: bool,
+}
+
+impl Access {
+    /// An operation that writes, and may read.
+    #[must_use]
+    pub const fn writing(what: &'static str) -> Self {
+        Self { what, writes: true }
+    }
+
+    /// An operation that only reads.
+    #[must_use]
+    pub const fn reading(what: &'static str) -> Self {
+        Self { what, writes: false }
+    }
+}
+
 /// One operation of a stream that touched memory.
 #[derive(Debug)]
 pub(super) struct ShadowUse {
     pub(super) stream: usize,
     pub(super) operation: u64,
-    pub(super) what: &'static str,
+    pub(super) access: Access,
     /// Operations that the use is ordered after, itself included.
     pub(super) after: VectorClock,
 }
 
 impl fmt::Display for ShadowUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (operation {} of stream {}", self.what, self.operation, self.stream)?;
+        write!(f, "{} (operation {} of stream {}", self.access.what, self.operation, self.stream)?;
         let others = (0..self.after.0.len()).filter(|stream| *stream != self.stream);
         let known: Vec<_> = others.filter(|stream| self.after.of(*stream) > 0).collect();
         if known.is_empty() {
@@ -59,16 +80,42 @@ impl fmt::Display for ShadowUse {
     }
 }
 
-/// The last use of each byte. Ranges do not overlap; each has its end and its use.
+/// The last write of some bytes, and the last read of each stream since.
+#[derive(Clone, Debug, Default)]
+struct Uses {
+    write: Option<Arc<ShadowUse>>,
+    reads: Vec<Arc<ShadowUse>>,
+}
+
+impl Uses {
+    /// The uses that a new one must be ordered after.
+    fn before(&self, access: Access) -> impl Iterator<Item = &Arc<ShadowUse>> {
+        let reads = if access.writes { self.reads.as_slice() } else { &[] };
+        self.write.iter().chain(reads)
+    }
+
+    /// The uses after a new one.
+    fn followed_by(mut self, now: &Arc<ShadowUse>) -> Self {
+        if now.access.writes {
+            return Self { write: Some(now.clone()), reads: Vec::new() };
+        }
+        self.reads.retain(|read| read.stream != now.stream);
+        self.reads.push(now.clone());
+        self
+    }
+}
+
+/// The uses of each byte. Ranges do not overlap; each has its end and its uses.
 #[derive(Debug, Default)]
 pub(super) struct Shadow {
-    uses: BTreeMap<u64, (u64, Arc<ShadowUse>)>,
+    uses: BTreeMap<u64, (u64, Uses)>,
     pub(super) hazards: Vec<String>,
 }
 
 impl Shadow {
-    /// Removes and returns the uses of a range. Uses that reach beyond the range are split.
-    fn take(&mut self, bytes: &Range<u64>) -> Vec<(Range<u64>, Arc<ShadowUse>)> {
+    /// Removes and returns the uses of a range, the last bytes first. Uses that reach beyond the
+    /// range are split.
+    fn take(&mut self, bytes: &Range<u64>) -> Vec<(Range<u64>, Uses)> {
         let mut taken = Vec::new();
         while let Some((start, (end, by))) = self.uses.range(..bytes.end).next_back() {
             let (start, end, by) = (*start, *end, by.clone());
@@ -92,22 +139,40 @@ impl Shadow {
         if bytes.is_empty() {
             return;
         }
+        let now = Arc::new(now);
+        let mut rest = bytes.end; // bytes from here on are recorded
         for (part, before) in self.take(&bytes) {
-            if now.after.of(before.stream) < before.operation {
-                let Range { start, end } = part;
-                self.hazards.push(format!("bytes {start}..{end}: {now} is not after {before}"));
+            let Range { start, end } = part;
+            for before in before.before(now.access) {
+                if now.after.of(before.stream) < before.operation {
+                    self.hazards.push(format!("bytes {start}..{end}: {now} is not after {before}"));
+                }
             }
+            if now.access.writes {
+                continue;
+            }
+            self.put(end..rest, Uses::default().followed_by(&now));
+            self.put(start..end, before.followed_by(&now));
+            rest = start;
         }
-        self.uses.insert(bytes.start, (bytes.end, Arc::new(now)));
+        self.put(bytes.start..rest, Uses::default().followed_by(&now));
+    }
+
+    fn put(&mut self, bytes: Range<u64>, uses: Uses) {
+        if !bytes.is_empty() {
+            self.uses.insert(bytes.start, (bytes.end, uses));
+        }
     }
 
     /// Records that a range is freed after operations up to `done` of each stream have run. Freeing
     /// memory that a stream still uses is a hazard, as a use out of order is.
     pub(super) fn freed(&mut self, bytes: &Range<u64>, done: impl Fn(usize) -> u64) {
         for (part, before) in self.take(bytes) {
-            if done(before.stream) < before.operation {
-                let Range { start, end } = part;
-                self.hazards.push(format!("bytes {start}..{end}: given back before {before} ran"));
+            let Range { start, end } = part;
+            for before in before.before(Access::writing("free")) {
+                if done(before.stream) < before.operation {
+                    self.hazards.push(format!("bytes {start}..{end}: given back before {before} ran"));
+                }
             }
         }
     }

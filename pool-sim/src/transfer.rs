@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "the port's; nothing here is unsafe")]
 
 use crate::device::{SimDevice, SimStream, SimView};
-use crate::engine::Contents;
+use crate::engine::{Access, Contents};
 use parking_lot::Mutex;
 use pool_core::port::{Arrival, TransferLater};
 use pool_core::stream::Mark;
@@ -71,7 +71,7 @@ impl TransferLater for SimDevice {
         let arrived = Arc::new(Mutex::new(None));
         let (to, shown) = (arrived.clone(), range.clone());
         let copy = move |memory: &mut Contents<'_>| *to.lock() = Some(memory.read(&shown));
-        let uses = [(range, "read"), (0..0, "read")];
+        let uses = [(range, Access::reading("read")), (0..0, Access::reading("read"))];
         self.driver.0.lock().later(*on.raw(), uses, copy);
         Ok(SimArrival { device: self.clone(), arrived, mark: self.clock().mark(on) })
     }

@@ -7,7 +7,7 @@
 use crate::block::request::{PoolRequest, PrivateId};
 use crate::observe::{EventFields, Tag};
 use crate::port::{DeviceAllocator, MarkOf, StreamOf};
-use crate::stream::LastUses;
+use crate::stream::{Access, LastUses};
 use crate::sys::Mutex;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -174,7 +174,7 @@ impl<A: DeviceAllocator> Record<A> {
         self.private = None;
         let marks = self.marks.get_mut();
         for mark in behind {
-            marks.end(clock, *mark);
+            marks.end(clock, *mark, Access::Write);
         }
     }
 }

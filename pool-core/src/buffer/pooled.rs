@@ -5,7 +5,7 @@ use crate::block::record::{Place, Record, RecordOwner};
 use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf};
 use crate::store::Store;
 use crate::store::reference::{Owner, store_of};
-use crate::stream::LastUses;
+use crate::stream::{Access, LastUses};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -146,7 +146,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         let (store, place, marks) = self.parts();
         store.zero(place, bytes, on)?;
         let clock = store.allocator.clock();
-        marks.end(clock, clock.mark(on));
+        marks.end(clock, clock.mark(on), Access::Write);
         Ok(())
     }
 }

@@ -141,9 +141,9 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         A: Transfer,
     {
         self.holds(offset, to.len(), "read from a buffer")?;
-        let used = self.on(stream)?;
+        let used = self.read_on(stream)?;
         // SAFETY: inside of the buffer, as just checked; it is borrowed, so the program does not
-        // write it, and `on` has ordered the stream behind its earlier uses.
+        // write it, and `read_on` has ordered the stream behind its earlier writes.
         unsafe { self.allocator().read(&used, offset, to, stream) }
     }
 
@@ -222,7 +222,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         A: TransferLater,
     {
         self.holds(offset, bytes, "read from a buffer")?;
-        let used = self.on(stream)?;
+        let used = self.read_on(stream)?;
         // SAFETY: as in `read_at_on`.
         unsafe { self.allocator().read_later(&used, offset, bytes as u64, stream) }
     }

@@ -4,12 +4,14 @@ use crate::block::request::PrivateId;
 use crate::buffer::pooled::PooledBuffer;
 use crate::port::{DeviceAllocator, DeviceError, MarkOf, Order, StreamClock, StreamOf, Why};
 use crate::store::privates::Launching;
+use crate::stream::Access;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
 impl<A: DeviceAllocator> PooledBuffer<A> {
-    /// Returns the memory, for work that is given to `stream` while the [`Use`] lives.
+    /// Returns the memory, for work that reads and writes it and that is given to `stream` while the
+    /// [`Use`] lives. For work that only reads there is [`PooledBuffer::read_on`].
     ///
     /// The call orders the stream after the buffer's allocation and after the uses of the buffer
     /// that have ended on other streams, if necessary with waits on the device. When the `Use` is
@@ -19,8 +21,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Errors
     ///
     /// [`Why::Foreign`] if the stream belongs to another device or has ended, [`Why::NotSubmitted`]
-    /// if the buffer was allocated for, or used in, work that has not reached the device, or the
-    /// error of the device.
+    /// if the buffer was allocated for, or used in, work that has not reached the device (the
+    /// error tells whether that work only reads it), or the error of the device.
     ///
     /// # Examples
     ///
@@ -37,11 +39,50 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn on<'b>(&'b self, stream: &'b StreamOf<A>) -> Result<Use<'b, A>, DeviceError> {
-        self.use_until_drop(stream)?; // the drop of the `Use` ends it
-        Ok(Use { view: self.view(stream), stream, buffer: self })
+        self.begin(stream, Access::Write)?; // the drop of the `Use` ends it
+        Ok(Use { view: self.view(stream), stream, buffer: self, access: Access::Write })
     }
 
-    /// Records that `stream` uses the buffer until it is dropped. Makes no device call.
+    /// Returns the memory, for work that only reads it and that is given to `stream` while the
+    /// [`Use`] lives.
+    ///
+    /// The call orders the stream after the buffer's allocation and after the writes that have ended
+    /// on other streams, but not after reads: streams that share weights do not wait for each
+    /// other. A later write waits for all of them. Work that writes through this use is ordered
+    /// with nothing. Beyond 32 streams that read and are not known to be done, a read waits for the
+    /// oldest of them.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PooledBuffer::on`]. Work that only reads and has not reached the device, such as
+    /// that of a capture, refuses no read elsewhere.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, DeviceAllocator, sim::SimDevice};
+    ///
+    /// let device = SimDevice::new();
+    /// let pool = BucketPool::new(device.clone());
+    /// let (first, second) = (device.stream(), device.stream());
+    /// let weights = pool.allocate(4096)?;
+    /// for stream in [&first, &second, &first, &second] {
+    ///     device.reading_kernel(stream, &*weights.read_on(stream)?);
+    /// }
+    /// assert_eq!(device.calls().waits, 2); // each stream once, for the allocation
+    /// device.kernel(&first, &*weights.on(&first)?); // behind the reads of both
+    /// assert_eq!((device.calls().waits, device.hazards()), (3, 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn read_on<'b>(&'b self, stream: &'b StreamOf<A>) -> Result<Use<'b, A>, DeviceError> {
+        self.begin(stream, Access::Read)?;
+        let view = A::reading(self.view(stream));
+        Ok(Use { view, stream, buffer: self, access: Access::Read })
+    }
+
+    /// Records that `stream` uses the buffer, and may write it, until it is dropped. Makes no device
+    /// call.
     ///
     /// It is for code that orders its streams itself, as `torch.Tensor.record_stream` is: the
     /// caller orders `stream` after the buffer's allocation and after its earlier uses.
@@ -73,7 +114,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// ```
     pub fn record_stream(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
         self.may_use_on(stream)?;
-        self.begin_use(stream);
+        let clock = self.allocator().clock();
+        self.record.marks.lock().begin(clock, clock.mark(stream), Access::Write);
         Ok(())
     }
 
@@ -97,19 +139,26 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn use_until_drop(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
-        self.order(stream)?;
-        self.begin_use(stream);
+        self.begin(stream, Access::Write)
+    }
+
+    /// Orders `stream` for a new use, and begins it.
+    fn begin(&self, stream: &StreamOf<A>, access: Access) -> Result<(), DeviceError> {
+        let joined = self.order(stream, access)?;
+        let clock = self.allocator().clock();
+        let mut marks = self.record.marks.lock();
+        marks.begin(clock, clock.mark(stream), access);
+        if access == Access::Write {
+            marks.join(clock, stream, None);
+        } else if !joined.is_empty() {
+            marks.join(clock, stream, Some(&joined));
+        }
         Ok(())
     }
 
-    fn begin_use(&self, stream: &StreamOf<A>) {
-        let clock = self.allocator().clock();
-        self.record.marks.lock().begin(clock, clock.mark(stream));
-    }
-
-    /// Returns the memory for the CPU. Blocks the host until all work with the buffer is done: its
-    /// recorded uses, and the launches of a graph that the buffer was allocated for. For a use that
-    /// is still open it waits for all work that the stream was given so far.
+    /// Returns the memory for the CPU, to read and to write. Blocks the host until all work with the
+    /// buffer is done: its recorded uses, and the launches of a graph that the buffer was allocated
+    /// for. For a use that is still open it waits for all work that the stream was given so far.
     ///
     /// A use that lasts until the drop stays open: give its stream no work with the buffer while
     /// the CPU uses the buffer.
@@ -137,6 +186,39 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn on_cpu(&mut self) -> Result<A::View<'_>, DeviceError> {
+        self.wait_for_uses(Access::Write)?;
+        Ok(self.view(self.allocator().clock().default_stream()))
+    }
+
+    /// Returns the memory for the CPU, to read. Blocks the host until all work that writes the buffer
+    /// is done, and not for work that reads it. Otherwise it is as [`PooledBuffer::on_cpu`]. The
+    /// buffer is borrowed exclusively, so that no stream is given work that writes it meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PooledBuffer::on_cpu`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, sim::{MappedSim, SimDevice}};
+    ///
+    /// let device = SimDevice::new();
+    /// let pool = BucketPool::new(MappedSim::new(device.clone()));
+    /// let stream = device.stream();
+    /// let mut buffer = pool.allocate_on(&stream, 4096)?;
+    /// device.reading_kernel(&stream, &*buffer.read_on(&stream)?);
+    /// buffer.read_on_cpu()?; // beside the kernel
+    /// assert_eq!(device.calls().records, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn read_on_cpu(&mut self) -> Result<A::View<'_>, DeviceError> {
+        self.wait_for_uses(Access::Read)?;
+        Ok(A::reading(self.view(self.allocator().clock().default_stream())))
+    }
+
+    fn wait_for_uses(&mut self, access: Access) -> Result<(), DeviceError> {
         if let Some(fault) = self.allocator().clock().fault() {
             return Err(fault);
         }
@@ -149,14 +231,18 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
             }
             None => Vec::new(),
         };
-        {
-            let (store, _, marks) = self.parts();
-            let _watch = store.watch();
-            let clock = store.allocator.clock();
-            let uses = marks.current_marks(clock, A::MEMORY.cpu_touches);
-            uses.iter().chain(&launches).try_for_each(|mark| clock.synchronize(*mark))?;
-        }
-        Ok(self.view(self.allocator().clock().default_stream()))
+        let (store, _, marks) = self.parts();
+        let _watch = store.watch();
+        let clock = store.allocator.clock();
+        let uses = marks.current_marks(clock, access, A::MEMORY.cpu_touches);
+        uses.iter().chain(&launches).try_for_each(|mark| clock.synchronize(*mark))
+    }
+
+    /// Returns on how many streams, besides the one of its allocation, the buffer has last uses.
+    #[cfg(feature = "check")]
+    #[must_use]
+    pub fn uses_on_other_streams(&self) -> usize {
+        self.record.marks.lock().count_others()
     }
 
     /// Returns the memory, for work on `stream`. Records no use.
@@ -184,7 +270,13 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         Ok(())
     }
 
-    fn order(&self, stream: &StreamOf<A>) -> Result<(), DeviceError> {
+    /// Orders `stream` after the uses that a new one must be after. Returns the uses that it was
+    /// ordered after because there were too many.
+    fn order(
+        &self,
+        stream: &StreamOf<A>,
+        access: Access,
+    ) -> Result<Vec<MarkOf<A>>, DeviceError> {
         self.may_use_on(stream)?;
         let clock = self.allocator().clock();
         // No graph is launched until the stream is ordered.
@@ -193,19 +285,37 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
             None => None,
         };
         let _launching = launching.as_ref().map(|launching| launching.lock());
-        let mut behind =
-            self.record.marks.lock().unordered_marks(clock, stream, A::MEMORY.cpu_touches);
+        let cpu_touches = A::MEMORY.cpu_touches;
+        let (mut behind, mut joined) = {
+            let mut marks = self.record.marks.lock();
+            (marks.unordered_marks(clock, stream, access, cpu_touches), marks.too_many())
+        };
         if let Some(id) = self.record.private {
             behind.extend(self.launches(id)?);
         }
-        if behind.is_empty() {
-            return Ok(());
+        if behind.is_empty() && joined.is_empty() {
+            return Ok(joined);
         }
         let _watch = self.store().watch();
-        if clock.order(stream, &behind)? == Order::Ordered {
-            return Ok(());
+        joined.retain(|mark| clock.takes_work(stream) && clock.is_submitted(*mark));
+        for mark in &joined {
+            // What a query sees done is forgotten; the stream waits for the others.
+            if !clock.is_ordered(stream, *mark) && !clock.is_done(*mark)? {
+                behind.push(*mark);
+            }
         }
-        Err(DeviceError::new(Why::NotSubmitted, "use on another stream"))
+        if clock.order(stream, &behind)? == Order::Ordered {
+            return Ok(joined);
+        }
+        let writes = self.record.marks.lock().current_marks(clock, Access::Read, cpu_touches);
+        let is_reader = access == Access::Write
+            && writes.iter().all(|mark| clock.is_ordered(stream, *mark) || clock.is_submitted(*mark));
+        let call = if is_reader {
+            "write memory that a capture or an open encoder reads"
+        } else {
+            "use on another stream"
+        };
+        Err(DeviceError::new(Why::NotSubmitted, call))
     }
 
     /// Returns the lock of the launches of the graph that the buffer is kept for.
@@ -239,6 +349,7 @@ pub struct Use<'b, A: DeviceAllocator> {
     view: A::View<'b>,
     stream: &'b StreamOf<A>,
     buffer: &'b PooledBuffer<A>,
+    access: Access,
 }
 
 impl<'b, A: DeviceAllocator> Deref for Use<'b, A> {
@@ -252,7 +363,7 @@ impl<A: DeviceAllocator> Drop for Use<'_, A> {
     fn drop(&mut self) {
         let clock = self.buffer.allocator().clock();
         if !self.buffer.store().is_unusable() {
-            self.buffer.record.marks.lock().end(clock, clock.mark(self.stream));
+            self.buffer.record.marks.lock().end(clock, clock.mark(self.stream), self.access);
         }
     }
 }

@@ -145,6 +145,14 @@ pub trait DeviceAllocator: Send + Sync + 'static {
         on: &StreamOf<Self>,
     ) -> Self::View<'b>;
 
+    /// Returns a view as [`PooledBuffer::read_on`](crate::PooledBuffer::read_on) gives it out: for
+    /// work that only reads. A backend whose views are written by safe calls that the CPU would
+    /// notice returns one that refuses them.
+    #[must_use]
+    fn reading(view: Self::View<'_>) -> Self::View<'_> {
+        view
+    }
+
     /// Fills the first `bytes` bytes of a block with zeroes, in the order of `on`. The block is
     /// borrowed exclusively, so no other code accesses it meanwhile.
     ///

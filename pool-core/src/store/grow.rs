@@ -3,7 +3,7 @@
 use crate::block::record::{Place, Record, RecordOwner, SegmentBlock};
 use crate::block::request::PoolRequest;
 use crate::limits::InTransit;
-use crate::port::{DeviceAllocator, DeviceError, Request, StreamClock, Why};
+use crate::port::{Allocating, DeviceAllocator, DeviceError, Request, StreamClock, Why};
 use crate::shard::Grant;
 use crate::store::Store;
 
@@ -32,7 +32,12 @@ impl<A: DeviceAllocator> Store<A> {
         };
         self.note_slow(at);
         let nothing = DeviceError::new(Why::Other, "no segment of a range");
-        Ok(Grant::new(taken.ok_or(nothing)?, request, clock, true))
+        let mut grant = Grant::new(taken.ok_or(nothing)?, request, clock, true);
+        // With pages it may be in part a range that other streams had.
+        if self.shape.pages.is_none() && A::MEMORY.allocating == Allocating::AtOnce {
+            grant.record.marks.get_mut().be_fresh();
+        }
+        Ok(grant)
     }
 
     /// Takes the peaks of several shards, and the time, when a slow path has lent memory.
@@ -54,7 +59,10 @@ impl<A: DeviceAllocator> Store<A> {
         let block = self.allocate_on_device(request, bytes)?;
         let mark = self.allocator.clock().mark(request.stream);
         let record = Record::new(Place::Whole(block), bytes, request, mark);
-        let record = Record { unzeroed: !A::MEMORY.fresh_is_zeroed, ..record };
+        let mut record = Record { unzeroed: !A::MEMORY.fresh_is_zeroed, ..record };
+        if A::MEMORY.allocating == Allocating::AtOnce {
+            record.marks.get_mut().be_fresh();
+        }
         let record = RecordOwner::boxed(record);
         self.owned.lock().add(&record);
         self.count_allocation(false, bytes);

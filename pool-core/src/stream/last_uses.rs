@@ -1,10 +1,25 @@
 //! The last uses of a block, one for each stream that used it.
+//!
+//! A use reads or writes. A read comes after the last write on each stream, and a write after all
+//! uses, so streams that read one buffer do not wait for each other.
 
 use crate::port::StreamClock;
 use crate::stream::order::{Pending, Requester};
 
 /// The most uses that [`LastUses::uses_are_distinct`] compares with each other.
 const MAX_CHECKED_USES: usize = 8;
+/// The most streams whose uses a block has, besides its own, while it can be ordered behind them.
+const MAX_STREAMS: usize = 32;
+/// The streams that are joined into another at once, so that not each use beyond the most joins one.
+const JOINED_AT_ONCE: usize = 8;
+
+/// What a use does with the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    /// It may read, too.
+    Write,
+}
 
 /// The last use of a block on each stream. Each hit moves it, so it must be small.
 #[derive(Debug)]
@@ -17,29 +32,125 @@ pub(crate) struct LastUses<C: StreamClock> {
     others: Option<Box<Vec<Used<C::Mark>>>>,
     /// True if `own` is newer than all uses in `others`.
     own_is_newest: bool,
-    /// True if no stream had the block: each may have it as it is.
-    is_nobodys: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Used<M> {
     last: M,
-    /// True if any use began. If none did, `last` is only the point of the allocation.
+    /// The last use that wrote, as `writes` says.
+    written: M,
+    writes: Writes,
+    /// True if any use began. If none did, `last` is the point of the allocation, as `writes` says.
     has_begun: bool,
-    /// The number of uses that have begun and not ended. If it is not 0 when the buffer is dropped,
-    /// a `Use` was leaked or `record_stream` was called. Then all work that the stream was given
-    /// before the drop counts as a use.
-    open_uses: u32,
+    open_reads: OpenUses,
+    open_writes: OpenUses,
+}
+
+/// What the mark `written` of a stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Writes {
+    /// Nothing: the stream only read, or no stream has the block.
+    None,
+    /// The point of the allocation of a fresh block, which no earlier buffer wrote: a read waits for
+    /// nothing. What follows all uses is behind it, as behind `Allocated`.
+    Fresh,
+    /// The point of the allocation. If the CPU can access the memory, all earlier work was seen
+    /// done then, and it counts as nothing. For other memory it counts as a write, because it is
+    /// ordered after the uses of earlier buffers.
+    Allocated,
+    Written,
+}
+
+/// The number of uses that have begun and not ended. If it is not 0 when the buffer is dropped, a
+/// `Use` was leaked or `record_stream` was called. Then all work that the stream was given before
+/// the drop counts as a use. Once it is at its most, some stay open until then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct OpenUses(u16);
+
+impl OpenUses {
+    fn begin(&mut self) {
+        self.0 = self.0.saturating_add(1);
+    }
+
+    fn end(&mut self) {
+        if self.0 < u16::MAX {
+            self.0 = self.0.saturating_sub(1);
+        }
+    }
+}
+
+impl<M: Copy> Used<M> {
+    #[inline]
+    fn new(mark: M, writes: Writes, has_begun: bool) -> Self {
+        let [open_reads, open_writes] = [OpenUses::default(); 2];
+        Self { last: mark, written: mark, writes, has_begun, open_reads, open_writes }
+    }
+
+    fn open(&mut self, access: Access) -> &mut OpenUses {
+        match access {
+            Access::Read => &mut self.open_reads,
+            Access::Write => &mut self.open_writes,
+        }
+    }
+
+    #[inline]
+    fn is_open(&self) -> bool {
+        self.open_reads != OpenUses(0) || self.open_writes != OpenUses(0)
+    }
+
+    /// Returns whether what comes after all uses must be behind this one.
+    #[inline]
+    fn counts(&self, cpu_touches: bool) -> bool {
+        match self.writes {
+            Writes::None => self.has_begun,
+            Writes::Fresh | Writes::Allocated => self.has_begun || !cpu_touches,
+            Writes::Written => true,
+        }
+    }
+
+    #[inline]
+    fn has_written(&self, cpu_touches: bool) -> bool {
+        match self.writes {
+            Writes::None | Writes::Fresh => false,
+            Writes::Allocated => !cpu_touches,
+            Writes::Written => true,
+        }
+    }
+
+    /// Returns the mark that a new use on another stream must be ordered after, if any. For an open
+    /// use it is the latest mark of the stream.
+    fn before<C: StreamClock<Mark = M>>(
+        &self,
+        clock: &C,
+        access: Access,
+        cpu_touches: bool,
+    ) -> Option<M> {
+        let (counts, mark, is_open) = match access {
+            Access::Write => (self.counts(cpu_touches), self.last, self.is_open()),
+            Access::Read => {
+                let is_open = self.open_writes != OpenUses(0);
+                (self.has_written(cpu_touches), self.written, is_open)
+            }
+        };
+        let lasts = is_open || C::UNTIL_DROP;
+        counts.then(|| if lasts { clock.latest(mark) } else { mark })
+    }
+
+    /// Notes a write that ends at `mark`.
+    fn write<C: StreamClock<Mark = M>>(&mut self, clock: &C, mark: M) {
+        let is_later = self.writes == Writes::Written;
+        self.written = if is_later { clock.later(self.written, mark) } else { mark };
+        self.writes = Writes::Written;
+    }
 }
 
 impl<C: StreamClock> LastUses<C> {
     #[inline]
     pub(crate) fn new(own: C::Mark) -> Self {
         Self {
-            own: Used { last: own, has_begun: false, open_uses: 0 },
+            own: Used::new(own, Writes::Allocated, false),
             others: None,
             own_is_newest: true,
-            is_nobodys: false,
         }
     }
 
@@ -49,14 +160,18 @@ impl<C: StreamClock> LastUses<C> {
         if self.others.is_some() {
             self.others = None;
         }
-        self.is_nobodys = false;
-        self.own = Used { last: own, has_begun: false, open_uses: 0 };
+        self.own = Used::new(own, Writes::Allocated, false);
         self.own_is_newest = true;
+    }
+
+    /// Notes that the block is fresh, and that each stream may read it at once.
+    pub(crate) fn be_fresh(&mut self) {
+        self.own.writes = Writes::Fresh;
     }
 
     /// Notes that no stream had the block, which is fresh and ready for all.
     pub(crate) fn belong_to_nobody(&mut self) {
-        self.is_nobodys = true;
+        self.own.writes = Writes::None;
     }
 
     /// Returns whether all uses are on one stream, the stream of this mark.
@@ -68,12 +183,12 @@ impl<C: StreamClock> LastUses<C> {
     /// Returns whether one stream alone used the block, and each use has ended.
     #[inline]
     pub(crate) fn are_closed(&self) -> bool {
-        self.others.is_none() && self.own.open_uses == 0 && !C::UNTIL_DROP
+        self.others.is_none() && !self.own.is_open() && !C::UNTIL_DROP
     }
 
     /// Returns whether any use has begun and not ended.
     pub(crate) fn has_open_uses(&self) -> bool {
-        self.newest_first().any(|used| used.open_uses > 0)
+        self.newest_first().any(Used::is_open)
     }
 
     #[inline]
@@ -82,56 +197,113 @@ impl<C: StreamClock> LastUses<C> {
     }
 
     /// Returns the marks that `on` must be ordered after before a new use, and is not yet ordered
-    /// after. For an open use this is the latest mark of its stream.
+    /// after.
     pub(crate) fn unordered_marks(
         &mut self,
         clock: &C,
         on: &C::Stream,
+        access: Access,
         cpu_touches: bool,
     ) -> Vec<C::Mark> {
         if self.others.is_some() {
-            self.forget_ended(clock);
+            self.forget_done(clock);
         }
-        let relevant = self.newest_first().filter(|used| used.has_begun || !cpu_touches);
-        let now = |used: &Used<C::Mark>| {
-            if used.open_uses > 0 || C::UNTIL_DROP { clock.latest(used.last) } else { used.last }
-        };
-        relevant.map(now).filter(|mark| !clock.is_ordered(on, *mark)).collect()
+        let mut marks = self.current_marks(clock, access, cpu_touches);
+        marks.retain(|mark| !clock.is_ordered(on, *mark));
+        marks
+    }
+
+    /// Returns the marks that a new use must be ordered after, on whatever stream.
+    pub(crate) fn current_marks(
+        &self,
+        clock: &C,
+        access: Access,
+        cpu_touches: bool,
+    ) -> Vec<C::Mark> {
+        self.newest_first().filter_map(|used| used.before(clock, access, cpu_touches)).collect()
     }
 
     /// Forgets uses that no stream has to wait for any more. If no uses on other streams remain, a
     /// drop can free the block under one lock again.
     #[cold]
     #[inline(never)]
-    fn forget_ended(&mut self, clock: &C) {
+    fn forget_done(&mut self, clock: &C) {
+        let is_over = |used: &Used<C::Mark>| {
+            let has_ended = !used.is_open() && !C::UNTIL_DROP;
+            clock.is_obsolete(used.last) || (has_ended && clock.is_seen_done(used.last))
+        };
+        self.forget(is_over);
+    }
+
+    fn forget(&mut self, is_over: impl Fn(&Used<C::Mark>) -> bool) {
         let Some(others) = &mut self.others else { return };
-        forget_obsolete(clock, others);
+        others.retain(|used| !is_over(used));
         if others.is_empty() {
             self.others = None;
         }
     }
 
-    /// Returns the marks of all uses so far, and leaves open uses open. For an open use this is the
-    /// latest mark of its stream.
-    pub(crate) fn current_marks(&self, clock: &C, cpu_touches: bool) -> Vec<C::Mark> {
-        let relevant = self.newest_first().filter(|used| used.has_begun || !cpu_touches);
-        let now = |used: &Used<C::Mark>| {
-            if used.open_uses > 0 || C::UNTIL_DROP { clock.latest(used.last) } else { used.last }
+    /// Returns the last uses on the streams that used the block first and no longer do, if the
+    /// block has uses on too many streams: `on` is to be ordered after them, so that one use
+    /// is left of them all ([`LastUses::join`]).
+    pub(crate) fn too_many(&self) -> Vec<C::Mark> {
+        let others = self.others.as_ref().map_or(&[][..], |others| others.as_slice());
+        if others.len() < MAX_STREAMS || C::UNTIL_DROP {
+            return Vec::new();
+        }
+        let ended = others.iter().filter(|used| !used.is_open());
+        ended.map(|used| used.last).take(JOINED_AT_ONCE).collect()
+    }
+
+    /// Forgets uses on other streams which the new use on `on` has been ordered after: what is
+    /// behind it is behind them. Call it with all uses after a write, which is behind all, and with
+    /// those of [`LastUses::too_many`] after a read. The new use must have begun.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn join(&mut self, clock: &C, on: &C::Stream, these: Option<&[C::Mark]>) {
+        if self.others.is_none() || C::UNTIL_DROP {
+            return;
+        }
+        let now = clock.mark(on);
+        let is_joined = |used: &Used<C::Mark>| {
+            let is_meant = these.is_none_or(|these| {
+                these.iter().any(|mark| clock.is_later(*mark, used.last))
+            });
+            is_meant
+                && !used.is_open()
+                && !clock.same_stream(used.last, now)
+                && clock.is_ordered(on, used.last)
         };
-        relevant.map(now).collect()
+        let others = self.others.iter().flat_map(|others| others.iter());
+        let has_written = others.filter(|used| is_joined(used)).any(|used| used.has_written(false));
+        self.forget(is_joined);
+        if has_written {
+            self.of_stream(clock, now).write(clock, now);
+        }
     }
 
-    pub(crate) fn begin(&mut self, clock: &C, mark: C::Mark) {
-        let used = self.of_stream(clock, mark);
-        used.has_begun = true;
-        used.open_uses = used.open_uses.saturating_add(1);
+    #[cfg(feature = "check")]
+    pub(crate) fn count_others(&self) -> usize {
+        self.others.as_ref().map_or(0, |others| others.len())
     }
 
-    pub(crate) fn end(&mut self, clock: &C, mark: C::Mark) {
+    pub(crate) fn begin(&mut self, clock: &C, mark: C::Mark, access: Access) {
         let used = self.of_stream(clock, mark);
         used.has_begun = true;
-        used.open_uses = used.open_uses.saturating_sub(1);
+        used.open(access).begin();
+        if access == Access::Write {
+            used.write(clock, mark);
+        }
+    }
+
+    pub(crate) fn end(&mut self, clock: &C, mark: C::Mark, access: Access) {
+        let used = self.of_stream(clock, mark);
+        used.has_begun = true;
+        used.open(access).end();
         used.last = clock.later(used.last, mark);
+        if access == Access::Write {
+            used.write(clock, mark);
+        }
     }
 
     fn of_stream(&mut self, clock: &C, mark: C::Mark) -> &mut Used<C::Mark> {
@@ -143,8 +315,8 @@ impl<C: StreamClock> LastUses<C> {
         if let Some(at) = others.iter().position(|used| clock.same_stream(used.last, mark)) {
             others[at..].rotate_left(1);
         } else {
-            forget_obsolete(clock, others);
-            others.push(Used { last: mark, has_begun: true, open_uses: 0 });
+            others.retain(|used| !clock.is_obsolete(used.last));
+            others.push(Used::new(mark, Writes::None, true));
         }
         debug_assert!(others.last().is_some_and(|used| clock.same_stream(used.last, mark)));
         let newest = others.len() - 1;
@@ -159,9 +331,10 @@ impl<C: StreamClock> LastUses<C> {
             return;
         }
         let others = self.others.iter_mut().flat_map(|others| others.iter_mut());
-        let lasts = |used: &&mut Used<C::Mark>| used.open_uses > 0 || C::UNTIL_DROP;
+        let lasts = |used: &&mut Used<C::Mark>| used.is_open() || C::UNTIL_DROP;
         for used in others.chain([&mut self.own]).filter(lasts) {
-            *used = Used { last: clock.latest(used.last), open_uses: 0, ..*used };
+            let [open_reads, open_writes] = [OpenUses::default(); 2];
+            *used = Used { last: clock.latest(used.last), open_reads, open_writes, ..*used };
         }
         invariant!(self.uses_are_distinct(clock), "a block has one last use on each stream");
         invariant!(!self.has_open_uses(), "a free ends each use");
@@ -182,21 +355,15 @@ impl<C: StreamClock> LastUses<C> {
     #[inline]
     pub(crate) fn is_ready(&self, requester: &Requester<'_, C>) -> bool {
         if self.others.is_none() {
-            return (requester.cpu_touches && !self.own.has_begun)
-                || self.is_nobodys
-                || requester.is_ready(self.own.last);
+            return !self.own.counts(requester.cpu_touches) || requester.is_ready(self.own.last);
         }
         self.relevant(requester.cpu_touches).all(|mark| requester.is_ready(mark))
     }
 
     /// Returns the marks that the next user of the block must be ordered after.
-    ///
-    /// If the CPU can access the memory, all earlier work was seen done when the block was
-    /// allocated, so only uses that have begun count. For other memory the mark of the allocation
-    /// counts too, because it is ordered after the uses of earlier buffers.
     #[inline]
     fn relevant(&self, cpu_touches: bool) -> impl Iterator<Item = C::Mark> + '_ {
-        self.newest_first().filter(move |used| used.has_begun || !cpu_touches).map(|used| used.last)
+        self.newest_first().filter(move |used| used.counts(cpu_touches)).map(|used| used.last)
     }
 
     /// Returns the uses, the newest first: a stream that is ordered after the newest is often
@@ -216,8 +383,7 @@ impl<C: StreamClock> LastUses<C> {
     /// Returns the marks that the memory must be behind before it is reused.
     #[inline]
     pub(crate) fn pending(&self, cpu_touches: bool) -> Pending<C::Mark> {
-        let is_used = self.own.has_begun || !(cpu_touches || self.is_nobodys);
-        match (&self.others, is_used) {
+        match (&self.others, self.own.counts(cpu_touches)) {
             (None, true) => Pending::One(self.own.last),
             (None, false) => Pending::Nothing,
             (Some(_), _) => self.pending_several(cpu_touches),
@@ -228,10 +394,4 @@ impl<C: StreamClock> LastUses<C> {
     fn pending_several(&self, cpu_touches: bool) -> Pending<C::Mark> {
         Pending::of(&self.relevant(cpu_touches).collect::<Vec<_>>())
     }
-}
-
-/// Forgets the uses that nothing has to wait for any more. Otherwise a buffer that lives long would
-/// have a mark of each stream that has ended: wgpu has a stream for each frame.
-fn forget_obsolete<C: StreamClock>(clock: &C, uses: &mut Vec<Used<C::Mark>>) {
-    uses.retain(|used| !clock.is_obsolete(used.last));
 }

@@ -19,6 +19,7 @@ mod messages;
 mod observers;
 mod panics;
 mod ranges;
+mod readers;
 mod refusals;
 mod regressions;
 mod regressions_arena;

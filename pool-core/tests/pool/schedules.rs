@@ -32,6 +32,8 @@ trait Simulated: VirtualMemory<Clock = Timeline<SimDriver>, Kind = ()> {
     fn place(view: &Self::View<'_>) -> Range<u64>;
     /// A program gives a kernel to a stream; where the CPU can, it writes first.
     fn work(device: &SimDevice, on: &SimStream, view: &Self::View<'_>, fresh: bool);
+    /// It gives a stream a kernel that only reads.
+    fn read(device: &SimDevice, on: &SimStream, view: &Self::View<'_>);
 }
 
 impl Simulated for SimDevice {
@@ -43,6 +45,9 @@ impl Simulated for SimDevice {
     }
     fn work(device: &SimDevice, on: &SimStream, view: &SimView<'_>, _fresh: bool) {
         device.kernel(on, view);
+    }
+    fn read(device: &SimDevice, on: &SimStream, view: &SimView<'_>) {
+        device.reading_kernel(on, view);
     }
 }
 
@@ -58,6 +63,9 @@ impl Simulated for MappedSim {
             device.touch(view);
         }
         device.kernel(on, view);
+    }
+    fn read(device: &SimDevice, on: &SimStream, view: &SimView<'_>) {
+        device.reading_kernel(on, view);
     }
 }
 
@@ -158,8 +166,9 @@ impl<A: Simulated> Run<A> {
         }
     }
 
-    /// A live buffer is used on some stream: in a `Use`, by a stream that was recorded, or in a
-    /// `Use` that is forgotten. After that one it is dropped: only the drop knows of it.
+    /// A live buffer is used on some stream: read or written in a `Use`, by a stream that was
+    /// recorded, or in a `Use` that is forgotten. After that one it is dropped: only the drop knows of
+    /// it. Or the CPU has it.
     fn use_one(&mut self) {
         if self.live.is_empty() {
             return;
@@ -167,9 +176,22 @@ impl<A: Simulated> Run<A> {
         let (at, on, how) = (
             self.dice.random_range(0..self.live.len()),
             self.stream(),
-            self.dice.random_range(0..6),
+            self.dice.random_range(0..12),
         );
+        if how == 11 {
+            let buffer = &mut self.live[at].1;
+            let _ = if self.dice.random() { buffer.on_cpu() } else { buffer.read_on_cpu() };
+            return;
+        }
         let (_, buffer) = &self.live[at];
+        if how >= 6 {
+            let Ok(used) = buffer.read_on(&on) else { return };
+            A::read(&self.device, &on, &used);
+            if how == 6 {
+                std::mem::forget(used); // what is read later is before the drop all the same
+            }
+            return;
+        }
         if how == 0 && buffer.record_stream(&on).is_err() {
             return;
         }

@@ -6,6 +6,7 @@ use crate::cost::SETS;
 use crate::pointer::Name;
 use crate::script::Fault;
 use crate::state::{DEVICES, State, call, state};
+use pool_sim::engine::Access;
 
 /// Starts a new machine: no memory handed out, no calls counted, no script. Earlier streams and
 /// events are invalid.
@@ -31,7 +32,8 @@ pub extern "C" fn cuda_double_kernel(stream: usize, at: u64, bytes: usize) -> Co
             state.engine.kernel(on.number, range);
             return Ok(());
         }
-        let (lost, uses) = (state.lost.clone(), [(0..0, "stray kernel"), (0..0, "stray kernel")]);
+        let stray = Access::writing("stray kernel");
+        let (lost, uses) = (state.lost.clone(), [(0..0, stray), (0..0, stray)]);
         state.engine.later(on.number, uses, move |_| lost.lose(on.device, code::ILLEGAL_ADDRESS));
         Ok(())
     })

@@ -4,6 +4,7 @@
 use crate::code::{self, Code};
 use crate::pointer::{Host, Out};
 use crate::state::{Origin, State, Stream, call, current, said};
+use pool_sim::engine::Access;
 use std::ops::Range;
 
 #[unsafe(no_mangle)]
@@ -51,6 +52,10 @@ impl State {
     }
 }
 
+/// What a copy does with its source, and with its target.
+const FROM: Access = Access::reading("copy from");
+const TO: Access = Access::writing("copy to");
+
 /// The range of host memory that a copy uses, as the shadow of uses knows it. Nothing is known of
 /// memory that is not page-locked.
 fn known(state: &State, host: Range<u64>) -> Range<u64> {
@@ -66,7 +71,7 @@ pub extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: Host, bytes: usize, stream
         let range = state.copied(to, bytes, on.device)?;
         let source = from.address()..from.address() + bytes as u64;
         if state.is_used_late(&source, on) {
-            let uses = [(known(state, source), "copy from"), (range, "copy to")];
+            let uses = [(known(state, source), FROM), (range, TO)];
             let copy = move |memory: &mut pool_sim::engine::Contents<'_>| {
                 memory.write(to, &from.read(bytes));
             };
@@ -87,7 +92,7 @@ pub extern "C" fn cuMemcpyDtoHAsync_v2(to: Host, from: u64, bytes: usize, stream
         let range = state.copied(from, bytes, on.device)?;
         let target = to.address()..to.address() + bytes as u64;
         if state.is_used_late(&target, on) {
-            let uses = [(range.clone(), "copy from"), (known(state, target), "copy to")];
+            let uses = [(range.clone(), FROM), (known(state, target), TO)];
             state.engine.later(on.number, uses, move |memory| to.write(&memory.read(&range)));
         } else {
             to.write(&state.engine.read(on.number, range));
@@ -102,7 +107,7 @@ pub extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream:
         let on = state.stream(stream)?;
         let source = state.copied(from, bytes, on.device)?;
         let target = state.copied(to, bytes, on.device)?;
-        let uses = [(source.clone(), "copy from"), (target, "copy to")];
+        let uses = [(source.clone(), FROM), (target, TO)];
         state.engine.later(on.number, uses, move |memory| {
             let bytes = memory.read(&source);
             memory.write(to, &bytes);

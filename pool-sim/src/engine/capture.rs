@@ -1,7 +1,7 @@
 //! Captures: what a stream is given goes into a graph instead of its queue, and runs with each
 //! launch. Each stream of a capture is a branch; events between them are the edges.
 
-use super::{DeviceError, Engine, Event, Op, Range, VectorClock, Why};
+use super::{Access, DeviceError, Engine, Event, Op, Range, VectorClock, Why};
 use std::collections::HashMap;
 
 /// Work that was captured, with its edges.
@@ -14,7 +14,7 @@ pub struct Graph {
 
 #[derive(Clone, Debug)]
 enum GraphStep {
-    Use { op: Op, bytes: Range<u64>, what: &'static str },
+    Use { op: Op, bytes: Range<u64>, access: Access },
     Record(usize),
     Wait(usize),
 }
@@ -44,10 +44,10 @@ impl Captures {
         on: usize,
         op: &Op,
         bytes: &Range<u64>,
-        what: &'static str,
+        access: Access,
     ) -> bool {
         let Some((_, branch, graph)) = self.branch(on) else { return false };
-        let step = GraphStep::Use { op: op.clone(), bytes: bytes.clone(), what };
+        let step = GraphStep::Use { op: op.clone(), bytes: bytes.clone(), access };
         graph.steps.push((branch, step));
         true
     }
@@ -169,8 +169,8 @@ impl Engine {
         for (branch, step) in &graph.steps {
             let stream = streams[*branch];
             match step {
-                GraphStep::Use { op, bytes, what } => {
-                    self.give_use(stream, bytes.clone(), what, op.clone());
+                GraphStep::Use { op, bytes, access } => {
+                    self.give_use(stream, bytes.clone(), *access, op.clone());
                 }
                 GraphStep::Record(number) => {
                     events.insert(*number, self.event(stream));
