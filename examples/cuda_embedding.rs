@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         tokens.write_on(&on, &vectors)?;
         let hidden = PooledArray::<f32, _>::new_on(&pool, &on, [rows, DIMENSION])?;
         // cudarc's own calls take the memory in use on their stream.
-        let (from, to) = (tokens.on(&on)?, hidden.on(&on)?);
+        let (from, to) = (tokens.read_on(&on)?, hidden.on(&on)?);
         stream.memcpy_dtod(&from.typed::<f32>(), &mut to.typed())?;
         drop((from, to));
         if hidden.to_vec()? != vectors {

@@ -33,7 +33,7 @@ fn throw(
 }
 
 fn pi(inside: &PooledBuffer<CudaAllocator>, on: &PoolStream) -> Result<f64, Box<dyn Error>> {
-    let counts = on.raw().clone_dtoh(&*inside.on(on)?)?;
+    let counts = on.raw().clone_dtoh(&*inside.read_on(on)?)?;
     on.raw().synchronize()?;
     let number =
         |bytes: &[u8]| f64::from(u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));

@@ -30,20 +30,20 @@ fn main() -> Result<(), Box<dyn Error>> {
         let points = 200_000 + u32::from(tile) % 8 * 7_919;
         let bytes = u64::from(points) * 12;
         let mut source = staging.allocate(bytes)?;
-        source.bytes()?.fill(tile);
+        source.bytes_mut()?.fill(tile);
         let positions = vram.allocate_on(&load, bytes)?;
-        streams[0].memcpy_htod(&*source.on(&load)?, &mut &*positions.on(&load)?)?;
+        streams[0].memcpy_htod(&*source.read_on(&load)?, &mut &*positions.on(&load)?)?;
         // `source` goes back here, and serves again once its copy is seen done.
 
         let features = vram.allocate_on(&compute, bytes)?;
-        let (from, to) = (positions.on(&compute)?, features.on(&compute)?); // after the copy
+        let (from, to) = (positions.read_on(&compute)?, features.on(&compute)?); // after the copy
         let (to_at, from_at) = (to.as_ptr(), from.as_ptr());
         let add = Kernel::Add { to: to_at, from: from_at, value: 1, count: points * 3 };
         kernels.launch(&streams[1], add)?;
         drop((from, to));
 
         let back = staging.allocate(bytes)?;
-        let (from, to) = (features.on(&compute)?, back.on(&compute)?);
+        let (from, to) = (features.read_on(&compute)?, back.on(&compute)?);
         streams[1].memcpy_dtoh(&*from, &mut &*to)?;
         drop((from, to));
         results.push((tile, back));

@@ -18,6 +18,9 @@ struct FileAllocator {
 /// A range of the file: its start and length. It is not `Clone`, so it cannot be freed twice.
 struct Range(u64, u64);
 
+/// Bytes of a block in use: their start and length. It is not `Clone`, so it does not outlive its `Use`.
+struct View<'b>(&'b File, u64, u64);
+
 impl FileAllocator {
     fn new() -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -31,7 +34,7 @@ impl FileAllocator {
 
 impl DeviceAllocator for FileAllocator {
     type Block = Range;
-    type View<'b> = (&'b File, u64, u64); // (file, start, length)
+    type View<'b> = View<'b>;
     type Kind = (); // there is only one kind of file memory
     type Clock = Immediate; // no streams: a write is complete when it returns
     const MEMORY: Memory = Memory { fresh_is_zeroed: false, ..Memory::HOST }; // freed ranges serve again
@@ -61,7 +64,7 @@ impl DeviceAllocator for FileAllocator {
         Ok(())
     }
     fn view<'b>(&'b self, block: &'b Range, offset: u64, bytes: u64, (): &()) -> Self::View<'b> {
-        (&self.file, block.0 + offset, bytes)
+        View(&self.file, block.0 + offset, bytes)
     }
     fn zero(&self, block: &mut Range, bytes: u64, (): &()) -> Result<(), DeviceError> {
         let failed = |_| DeviceError::new(Why::Other, "write");

@@ -73,13 +73,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         scope.upload(&uploads, &current.on(&on)?, 0, &numbers)?;
         for _ in 0..STEPS {
             let next = pool.allocate_on(&on, bytes)?;
-            let (from, to) = (current.on(&on)?, next.on(&on)?);
+            let (from, to) = (current.read_on(&on)?, next.on(&on)?);
             step.run(&device, &mut scope, (&from, &to))?;
             drop((from, to));
             current = next;
             scope.end_step(); // what was dropped serves the next steps
         }
-        let back = scope.read_back(&backs, &current.on(&on)?, 0, bytes)?;
+        let back = scope.read_back(&backs, &current.read_on(&on)?, 0, bytes)?;
         scope.submit()?;
         // 2 x + 1, four times.
         let expected = (16.0 * f32::from(frame) + 15.0).to_ne_bytes();

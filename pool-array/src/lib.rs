@@ -94,7 +94,7 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     /// let mut array = PooledArray::<u32, _>::new_on(&pool, &stream, [2])?;
     /// array.write_on(&stream, &[1, 2])?;
     /// let mut elements = [0; 2];
-    /// array.read_on(&stream, &mut elements)?;
+    /// array.read_into_on(&stream, &mut elements)?;
     /// assert_eq!(elements, [1, 2]);
     /// let foreign = SimDevice::new().stream();
     /// assert_eq!(array.write_on(&foreign, &[3, 4]).unwrap_err().why, Why::Foreign);
@@ -220,6 +220,30 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     pub fn on<'b>(&'b self, stream: &'b StreamOf<A>) -> Result<Use<'b, A>, DeviceError> {
         self.buffer.on(stream)
     }
+
+    /// Returns the memory for work on `stream` that only reads it: streams that read one array do not
+    /// wait for each other ([`PooledBuffer::read_on`]).
+    ///
+    /// # Errors
+    ///
+    /// As for [`PooledBuffer::read_on`].
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_array as array; pub use pool_sim as sim; }
+    /// use bucketpool::{BucketPool, array::PooledArray, sim::SimDevice};
+    ///
+    /// let pool = BucketPool::new(SimDevice::new());
+    /// let streams = [pool.allocator().stream(), pool.allocator().stream()];
+    /// let weights = PooledArray::<f32, _>::new(&pool, [1024])?;
+    /// for stream in &streams {
+    ///     pool.allocator().reading_kernel(stream, &*weights.read_on(stream)?);
+    /// }
+    /// assert_eq!(pool.allocator().calls().waits, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn read_on<'b>(&'b self, stream: &'b StreamOf<A>) -> Result<Use<'b, A>, DeviceError> {
+        self.buffer.read_on(stream)
+    }
 }
 
 impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
@@ -343,7 +367,7 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     ///
     /// # Errors
     ///
-    /// As for [`PooledArray::read_on`].
+    /// As for [`PooledArray::read_into_on`].
     ///
     /// ```
     /// # mod bucketpool { pub use pool_core::*; pub use pool_array as array; pub use pool_sim as sim; }
@@ -352,16 +376,16 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     /// let pool = BucketPool::new(SimDevice::new());
     /// let array = PooledArray::from_slice(&pool, [3], &[1, 2, 3])?;
     /// let mut elements = [0; 3];
-    /// array.read(&mut elements)?;
+    /// array.read_into(&mut elements)?;
     /// assert_eq!(elements, [1, 2, 3]);
-    /// assert_eq!(array.read(&mut [0; 2]).unwrap_err().why, Why::WrongLength);
+    /// assert_eq!(array.read_into(&mut [0; 2]).unwrap_err().why, Why::WrongLength);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn read(&self, to: &mut [T]) -> Result<(), DeviceError>
+    pub fn read_into(&self, to: &mut [T]) -> Result<(), DeviceError>
     where
         A: Transfer,
     {
-        self.read_on(self.buffer.allocator().clock().default_stream(), to)
+        self.read_into_on(self.buffer.allocator().clock().default_stream(), to)
     }
 
     /// Reads all elements, after all work that `stream` was given. Blocks until they are there.
@@ -372,7 +396,7 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     /// [`PooledBuffer::read_at_on`].
     ///
     /// See [`PooledArray::new_on`] for an example.
-    pub fn read_on(&self, stream: &StreamOf<A>, to: &mut [T]) -> Result<(), DeviceError>
+    pub fn read_into_on(&self, stream: &StreamOf<A>, to: &mut [T]) -> Result<(), DeviceError>
     where
         A: Transfer,
     {
@@ -384,7 +408,7 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
     ///
     /// # Errors
     ///
-    /// As for [`PooledArray::read`].
+    /// As for [`PooledArray::read_into`].
     ///
     /// See [`PooledArray::write`] for an example.
     pub fn to_vec(&self) -> Result<Vec<T>, DeviceError>
@@ -392,7 +416,7 @@ impl<T: Pod, A: DeviceAllocator> PooledArray<T, A> {
         A: Transfer,
     {
         let mut elements = vec![T::zeroed(); self.elements()];
-        self.read(&mut elements)?;
+        self.read_into(&mut elements)?;
         Ok(elements)
     }
 

@@ -150,6 +150,9 @@ impl<A: DeviceAllocator> DeviceAllocator for Counted<A> {
     ) -> A::View<'b> {
         self.inner.view(&block.block, offset, bytes, on)
     }
+    fn reading(view: A::View<'_>) -> A::View<'_> {
+        A::reading(view)
+    }
     fn zero(
         &self,
         block: &mut Self::Block,

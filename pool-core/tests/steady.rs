@@ -35,6 +35,8 @@ const MOST_OF_AN_EMPTY_POOL: usize = 8 * 1024;
 const WARM: usize = 4;
 /// Cycles whose most bytes are compared with the most of as many before them.
 const COMPARED: usize = 10;
+/// Streams that use one buffer, one after the other.
+const STREAMS_OF_A_BUFFER: usize = 100_000;
 /// Bytes by which the records of the simulated device differ under an arena: it has a list for each
 /// size of a segment, and trees of pages, whose nodes are as full as it happens.
 const OF_DEVICE: usize = 1024;
@@ -242,6 +244,27 @@ fn streams_that_end_leave_nothing(pool: &BucketPool<Bare>) {
     assert!(second.iter().max() <= first.iter().max(), "short streams: {counts:?} bytes");
 }
 
+/// One buffer is used on many streams, one after the other, which end; other buffers and a graph are
+/// used beside it.
+fn a_buffer_of_many_streams_stays_small(pool: &BucketPool<Bare>) {
+    let (clock, private) = (pool.allocator().clock(), PrivatePool::new(pool));
+    let weights = pool.allocate(MIB).unwrap();
+    let bytes = [STREAMS_OF_A_BUFFER / 10, STREAMS_OF_A_BUFFER].map(|count| {
+        for turn in 0..count {
+            let short = clock.register(());
+            match turn % 4 {
+                0 => drop(weights.on(&short).unwrap()),
+                1 => private.launch(&short, || Ok(())).unwrap(),
+                _ => drop(weights.read_on(&short).unwrap()),
+            }
+            drop(pool.allocate_on(&short, 4096).unwrap());
+            clock.retire(&short).unwrap();
+        }
+        IN_USE.load(Relaxed)
+    });
+    assert!(bytes[1] <= bytes[0], "{bytes:?} bytes after a part of the streams and after all");
+}
+
 /// A pool that nothing was requested from takes few bytes, whatever it may become.
 fn an_empty_pool_is_small() {
     let arenas = [ArenaConfig::grow(), ArenaConfig::segments(MIB), ArenaConfig::torch()];
@@ -278,6 +301,7 @@ fn cycles_of_the_same_work_leave_the_same_bytes_in_use() {
     let bare = || BucketPool::builder(Bare(Timeline::new(BareDriver, ())));
     threads_that_end_leave_nothing(&bare().shards(8).build());
     streams_that_end_leave_nothing(&BucketPool::new(Bare(Timeline::new(BareDriver, ()))));
+    a_buffer_of_many_streams_stays_small(&bare().build());
     for policy in BucketPolicy::examples() {
         let name = &format!("{policy:?}");
         stays_the_same((name, 0), |pool| pool.policy(policy.clone()));

@@ -47,7 +47,7 @@ impl<S: Source> Vram for CudaMemory<S> {
 /// let on = pool.allocator().device().stream(&stream)?;
 /// let sums = PooledArray::<f32, _>::new_on(&pool, &on, [2, 3])?;
 /// stream.memcpy_htod(&[1.5; 6], &mut sums.on(&on)?.typed::<f32>())?;
-/// let shown = stream.clone_dtoh(&sums.on(&on)?.typed::<f32>())?;
+/// let shown = stream.clone_dtoh(&sums.read_on(&on)?.typed::<f32>())?;
 /// assert_eq!((sums.shape(), shown), (&[2, 3][..], vec![1.5; 6]));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -298,6 +298,24 @@ impl<A: Vram> CudaGraph<A> {
         on: &PoolStream,
         uses: &[&PooledBuffer<A>],
     ) -> Result<(), DeviceError> {
+        self.launch_reading(on, &[], uses)
+    }
+
+    /// Launches the graph as [`CudaGraph::launch`] does. It reads the buffers of `reads` and does not
+    /// write them, such as weights: launches of several graphs on several streams that read them do
+    /// not wait for each other ([`PooledBuffer::read_on`]).
+    ///
+    /// # Errors
+    ///
+    /// As for [`CudaGraph::launch`].
+    ///
+    /// See [`CudaGraph::launch`] for an example.
+    pub fn launch_reading(
+        &mut self,
+        on: &PoolStream,
+        reads: &[&PooledBuffer<A>],
+        uses: &[&PooledBuffer<A>],
+    ) -> Result<(), DeviceError> {
         let Instance { device, ready, .. } = &self.instance;
         if !device.clock().owns(on) {
             return Err(DeviceError::new(Why::Foreign, "launch on a stream of another device"));
@@ -307,7 +325,9 @@ impl<A: Vram> CudaGraph<A> {
             let call = "cuGraphLaunch in or beside a capture";
             return Err(DeviceError::new(Why::NotSubmitted, call));
         }
-        let _in_use: Vec<_> = uses.iter().map(|buffer| buffer.on(on)).collect::<Result<_, _>>()?;
+        let reads = reads.iter().map(|buffer| buffer.read_on(on));
+        let in_use = reads.chain(uses.iter().map(|buffer| buffer.on(on)));
+        let _in_use: Vec<_> = in_use.collect::<Result<_, _>>()?;
         self.private.launch(on, || {
             device.driver().call("cuGraphLaunch", || {
                 // SAFETY: the instance lives as long as `self`, borrowed alone; the stream is kept

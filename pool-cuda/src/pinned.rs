@@ -46,9 +46,9 @@ const ALIGNMENT: u64 = GRANULE;
 /// let vram = BucketPool::new(CudaAllocator::on(device));
 ///
 /// let mut source = host.allocate(KIB)?;
-/// source.bytes()?.fill(7);
+/// source.bytes_mut()?.fill(7);
 /// let target = vram.allocate_on(&on, KIB)?;
-/// stream.memcpy_htod(&*source.on(&on)?, &mut &*target.on(&on)?)?;
+/// stream.memcpy_htod(&*source.read_on(&on)?, &mut &*target.on(&on)?)?;
 /// drop(source); // its copy has not run yet, so the CPU gets another block
 /// host.allocate(KIB)?;
 /// assert_eq!(host.stats().misses, 2);
@@ -223,7 +223,12 @@ impl DeviceAllocator for CudaPinnedAllocator {
         // SAFETY: the part lies inside the block, as just checked.
         let at = unsafe { block.at.add(inside(part.start)) };
         let bytes = inside(part.end - part.start);
-        PinnedRange { at, bytes, stream: on.raw().of_view(), block: PhantomData }
+        PinnedRange { at, bytes, may_write: true, stream: on.raw().of_view(), block: PhantomData }
+    }
+
+    /// A copy into it panics: the CPU may be reading the bytes ([`PinnedBytes::bytes`]).
+    fn reading(view: Self::View<'_>) -> Self::View<'_> {
+        PinnedRange { may_write: false, ..view }
     }
 
     /// Zeroes by the CPU: a query has found all uses of a block done before it is handed out.
@@ -281,7 +286,8 @@ impl fmt::Debug for CudaPinnedAllocator {
 
 /// Access of the CPU to page-locked buffers.
 pub trait PinnedBytes {
-    /// Waits until every copy from or to the buffer is done, and returns the requested bytes.
+    /// Waits until every copy to the buffer is done, and returns the requested bytes. Copies from the
+    /// buffer may go on, if they use it through [`PooledBuffer::read_on`].
     ///
     /// # Errors
     ///
@@ -304,22 +310,38 @@ pub trait PinnedBytes {
     /// let source = vram.allocate_on(&on, KIB)?;
     /// let mut target = host.allocate(KIB)?;
     /// # stream.memset_zeros(&mut &*source.on(&on)?)?;
-    /// stream.memcpy_dtoh(&*source.on(&on)?, &mut &*target.on(&on)?)?;
+    /// stream.memcpy_dtoh(&*source.read_on(&on)?, &mut &*target.on(&on)?)?;
     /// assert_eq!(target.bytes()?, [0; 1024]); // waits for the copy
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    fn bytes(&mut self) -> Result<&mut [u8], DeviceError>;
+    fn bytes(&mut self) -> Result<&[u8], DeviceError>;
+
+    /// Waits until every copy from or to the buffer is done, and returns the requested bytes, to
+    /// write them.
+    ///
+    /// # Errors
+    ///
+    /// The driver's refusal.
+    ///
+    /// See [`CudaPinnedAllocator`] for an example.
+    fn bytes_mut(&mut self) -> Result<&mut [u8], DeviceError>;
 }
 
 impl<A> PinnedBytes for PooledBuffer<A>
 where
     A: for<'b> DeviceAllocator<View<'b> = PinnedRange<'b>>,
 {
-    fn bytes(&mut self) -> Result<&mut [u8], DeviceError> {
+    fn bytes(&mut self) -> Result<&[u8], DeviceError> {
+        let PinnedRange { at, bytes, .. } = self.read_on_cpu()?;
+        // SAFETY: inside the block (`CudaPinnedAllocator::view`); the buffer is borrowed alone, no
+        // stream is writing it any more, and none can be given work with it while it is borrowed;
+        // the memory is the driver's, or was zeroed when it was allocated.
+        Ok(unsafe { slice::from_raw_parts(at.as_ptr(), bytes) })
+    }
+
+    fn bytes_mut(&mut self) -> Result<&mut [u8], DeviceError> {
         let PinnedRange { at, bytes, .. } = self.on_cpu()?;
-        // SAFETY: inside the block (`CudaPinnedAllocator::view`); the buffer is borrowed alone and
-        // no stream is working on it any more, nor can be given work while it is; the memory is the
-        // driver's, or was zeroed when it was allocated.
+        // SAFETY: as above, and no stream is reading it any more.
         Ok(unsafe { slice::from_raw_parts_mut(at.as_ptr(), bytes) })
     }
 }
@@ -329,10 +351,17 @@ where
 ///
 /// The CPU does not read or write through it, since a copy may be going on;
 /// [`PinnedBytes::bytes`](crate::PinnedBytes::bytes) waits for the copies.
+///
+/// # Panics
+///
+/// A copy into a range from [`PooledBuffer::read_on`] panics, because the CPU may read the bytes
+/// meanwhile.
 #[derive(Debug)]
 pub struct PinnedRange<'b> {
     at: NonNull<u8>,
     bytes: usize,
+    /// False for a use that only reads.
+    may_write: bool,
     stream: ViewStream,
     block: PhantomData<&'b PinnedBlock>,
 }
@@ -363,6 +392,11 @@ impl PinnedRange<'_> {
         self.bytes == 0
     }
 
+    /// cudarc takes no error here, and the copy must not begin.
+    fn check_write(&self) {
+        assert!(self.may_write, "a copy into page-locked memory that `read_on` lent; take `on`");
+    }
+
     /// Orders a call of cudarc's on another stream than the use's, which is slow. cudarc takes no
     /// error here.
     fn guard<'a>(&'a self, on: &'a CudaStream) -> SyncOnDrop<'a> {
@@ -388,6 +422,7 @@ impl HostSlice<u8> for PinnedRange<'_> {
         &'a mut self,
         stream: &'a CudaStream,
     ) -> (&'a mut [u8], SyncOnDrop<'a>) {
+        self.check_write();
         // SAFETY: as above.
         (unsafe { slice::from_raw_parts_mut(self.at.as_ptr(), self.bytes) }, self.guard(stream))
     }
@@ -411,6 +446,7 @@ impl HostSlice<u8> for &PinnedRange<'_> {
         &'a mut self,
         stream: &'a CudaStream,
     ) -> (&'a mut [u8], SyncOnDrop<'a>) {
+        self.check_write();
         // SAFETY: the bytes are not part of the range but what it points to; the caller gives them
         // to `stream` only, whose copies run one after the other.
         (unsafe { slice::from_raw_parts_mut(self.at.as_ptr(), self.bytes) }, self.guard(stream))

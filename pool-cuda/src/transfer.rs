@@ -125,8 +125,8 @@ impl<S: Source> TransferLater for CudaMemory<S> {
     ) -> Result<(), DeviceError> {
         self.takes_copies(on)?;
         let mut staged = self.stage(from.len() as u64, on)?;
-        staged.bytes()?.copy_from_slice(from);
-        let used = staged.on(on)?;
+        staged.bytes_mut()?.copy_from_slice(from);
+        let used = staged.read_on(on)?;
         // SAFETY: the buffer is borrowed by its use, and the CPU writes it no more.
         let bytes = unsafe { slice::from_raw_parts(used.as_ptr().as_ptr(), used.len()) };
         // SAFETY: inside of the view, as the caller promises. The staged buffer serves again once

@@ -121,6 +121,12 @@ impl SimDevice {
         self.driver.0.lock().touch(view.bytes());
     }
 
+    /// Returns whether any work is queued.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.driver.0.lock().is_busy()
+    }
+
     /// Runs all queued work.
     pub fn run(&self) {
         self.driver.0.lock().run();

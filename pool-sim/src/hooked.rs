@@ -215,6 +215,10 @@ impl<A: DeviceAllocator, H: Hooks<A>> DeviceAllocator for Hooked<A, H> {
         self.inner.view(&block.block, self.hooks.view_offset(offset), bytes, on)
     }
 
+    fn reading(view: Self::View<'_>) -> Self::View<'_> {
+        A::reading(view)
+    }
+
     fn zero(
         &self,
         block: &mut Self::Block,

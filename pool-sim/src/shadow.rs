@@ -171,7 +171,8 @@ impl Shadow {
             let Range { start, end } = part;
             for before in before.before(Access::writing("free")) {
                 if done(before.stream) < before.operation {
-                    self.hazards.push(format!("bytes {start}..{end}: given back before {before} ran"));
+                    self.hazards
+                        .push(format!("bytes {start}..{end}: given back before {before} ran"));
                 }
             }
         }

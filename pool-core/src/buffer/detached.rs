@@ -130,7 +130,12 @@ impl<A: DeviceAllocator> Detached<A> {
         let _scope = Scope::enter(); // as in `free`
         // SAFETY: the buffer is not dropped and not used again.
         let (reference, mut record) = unsafe { buffer.move_out() };
-        reference.store().privates.release(reference.store().allocator.clock(), &mut record);
+        if let Some(id) = record.private {
+            let store = reference.store();
+            let launching = store.privates.launching(id);
+            let _launching = launching.lock(); // a launch that is under way has its mark then
+            store.privates.release(store.allocator.clock(), &mut record);
+        }
         let mut raw = None;
         reference.release(|store| {
             let (at, block) = store.take_raw(record);

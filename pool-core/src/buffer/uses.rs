@@ -272,11 +272,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
 
     /// Orders `stream` after the uses that a new one must be after. Returns the uses that it was
     /// ordered after because there were too many.
-    fn order(
-        &self,
-        stream: &StreamOf<A>,
-        access: Access,
-    ) -> Result<Vec<MarkOf<A>>, DeviceError> {
+    fn order(&self, stream: &StreamOf<A>, access: Access) -> Result<Vec<MarkOf<A>>, DeviceError> {
         self.may_use_on(stream)?;
         let clock = self.allocator().clock();
         // No graph is launched until the stream is ordered.
@@ -309,7 +305,9 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         }
         let writes = self.record.marks.lock().current_marks(clock, Access::Read, cpu_touches);
         let is_reader = access == Access::Write
-            && writes.iter().all(|mark| clock.is_ordered(stream, *mark) || clock.is_submitted(*mark));
+            && writes
+                .iter()
+                .all(|mark| clock.is_ordered(stream, *mark) || clock.is_submitted(*mark));
         let call = if is_reader {
             "write memory that a capture or an open encoder reads"
         } else {

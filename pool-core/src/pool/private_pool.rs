@@ -73,11 +73,13 @@ impl<A: DeviceAllocator> PrivatePool<A> {
         Err(DeviceError::new(Why::Other, "bind a stream that is bound already"))
     }
 
-    /// Unbinds one stream. Does nothing for a stream that is not bound to this private pool.
+    /// Unbinds one stream, which may have ended. Does nothing for a stream that is not bound to this
+    /// private pool.
     pub fn unbind_one(&self, stream: &StreamOf<A>) {
         let (clock, store) = (self.pool.allocator().clock(), self.pool.store());
-        if !store.is_unusable() && clock.owns(stream) {
-            let stream_id = clock.stream_id(clock.mark(stream));
+        let mark = clock.mark(stream);
+        if !store.is_unusable() && (clock.owns(stream) || clock.is_retired(mark)) {
+            let stream_id = clock.stream_id(mark);
             store.privates.unbind_one(stream_id, self.id, &store.flags);
         }
     }
@@ -133,7 +135,7 @@ impl<A: DeviceAllocator> PrivatePool<A> {
             return Err(DeviceError::new(Why::NotSubmitted, "launch a graph"));
         }
         work()?;
-        privates.put_behind(self.id, clock, clock.mark(on));
+        privates.launched(self.id, clock, on);
         Ok(())
     }
 

@@ -17,6 +17,8 @@ pub struct Checked {
     pub free_by_shard: Vec<BlockSum>,
     /// Marks that all memory of some private pool is ordered after.
     pub marks_of_private_pools: usize,
+    /// Streams that are bound to private pools: while there are any, each request looks for its own.
+    pub bound_streams: usize,
     /// The most ranges that a call looked at under one lock since the last check; 0 in a build
     /// without debug assertions, which does not count them.
     pub most_visits: usize,
@@ -42,8 +44,8 @@ impl BlockSum {
 impl<A: DeviceAllocator> Store<A> {
     /// Panics at the first thing that is wrong, if no other thread is inside the store.
     pub(crate) fn check(&self) -> Checked {
-        let mut inside =
-            Checked { marks_of_private_pools: self.privates.count_behind(), ..Checked::default() };
+        let (marks_of_private_pools, bound_streams) = self.privates.count_marks_and_streams();
+        let mut inside = Checked { marks_of_private_pools, bound_streams, ..Checked::default() };
         let (mut private, mut has) = (BlockSum::default(), 0);
         for (_, bytes) in self.owned.lock().iter() {
             inside.live.add(1, bytes); // those that are not live are taken out below

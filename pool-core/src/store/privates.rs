@@ -7,7 +7,7 @@
 
 use crate::block::record::{Record, RecordOwner};
 use crate::block::request::{PoolRequest, PrivateId};
-use crate::port::{DeviceAllocator, MarkOf, StreamClock};
+use crate::port::{DeviceAllocator, MarkOf, StreamClock, StreamOf};
 use crate::store::flags::{BOUND, Flags};
 use crate::sys::Mutex;
 use crate::sys::atomic::{AtomicBool, Ordering::Relaxed};
@@ -189,9 +189,8 @@ impl<A: DeviceAllocator> Privates<A> {
         self.inner.lock().pools.get(&id).map(|pool| pool.behind.clone()).unwrap_or_default()
     }
 
-    /// Adds a mark that all memory of the pool is ordered after, such as the end of a launch. Keeps
-    /// the later mark of each stream: the marks of a capture come in the order in which its work
-    /// used the buffers.
+    /// Adds a mark that all memory of the pool is ordered after. Keeps the later mark of each stream:
+    /// the marks of a capture come in the order in which its work used the buffers.
     pub(crate) fn put_behind(&self, id: PrivateId, clock: &A::Clock, mark: MarkOf<A>) {
         let inner = &mut *self.inner.lock();
         let Some(pool) = inner.pools.get_mut(&id) else { return };
@@ -202,10 +201,21 @@ impl<A: DeviceAllocator> Privates<A> {
         }
     }
 
-    /// Returns how many marks the memory of any pool is ordered after.
+    /// Notes a launch on `on`, which was ordered after all marks of the pool: what is behind the
+    /// launch is behind them. The caller holds the lock of the launches.
+    pub(crate) fn launched(&self, id: PrivateId, clock: &A::Clock, on: &StreamOf<A>) {
+        let inner = &mut *self.inner.lock();
+        let Some(pool) = inner.pools.get_mut(&id) else { return };
+        let is_over = |mark: MarkOf<A>| clock.is_ordered(on, mark) || clock.is_seen_done(mark);
+        pool.behind.retain(|known| !is_over(*known));
+        pool.behind.push(clock.mark(on));
+    }
+
+    /// Returns how many marks the memory of any pool is ordered after, and how many streams are bound.
     #[cfg(feature = "check")]
-    pub(crate) fn count_behind(&self) -> usize {
-        self.inner.lock().pools.values().map(|pool| pool.behind.len()).sum()
+    pub(crate) fn count_marks_and_streams(&self) -> (usize, usize) {
+        let inner = self.inner.lock();
+        (inner.pools.values().map(|pool| pool.behind.len()).sum(), inner.by_stream.len())
     }
 
     /// Returns the bytes of a pool's cached blocks.

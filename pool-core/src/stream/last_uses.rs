@@ -147,11 +147,7 @@ impl<M: Copy> Used<M> {
 impl<C: StreamClock> LastUses<C> {
     #[inline]
     pub(crate) fn new(own: C::Mark) -> Self {
-        Self {
-            own: Used::new(own, Writes::Allocated, false),
-            others: None,
-            own_is_newest: true,
-        }
+        Self { own: Used::new(own, Writes::Allocated, false), others: None, own_is_newest: true }
     }
 
     /// Resets the marks for the next user of a block that is ready.
@@ -266,9 +262,8 @@ impl<C: StreamClock> LastUses<C> {
         }
         let now = clock.mark(on);
         let is_joined = |used: &Used<C::Mark>| {
-            let is_meant = these.is_none_or(|these| {
-                these.iter().any(|mark| clock.is_later(*mark, used.last))
-            });
+            let is_meant =
+                these.is_none_or(|these| these.iter().any(|mark| clock.is_later(*mark, used.last)));
             is_meant
                 && !used.is_open()
                 && !clock.same_stream(used.last, now)

@@ -411,6 +411,18 @@ fn a_private_pool_unbinds_only_its_own_streams() {
     assert!(!pool.allocate_on(&on, MIB).unwrap().is_private());
 }
 
+// A stream that had ended stayed bound, and each request of the pool looked for its private pool.
+#[test]
+fn a_stream_that_has_ended_is_unbound() {
+    let pool = Pool::new(SimDevice::new());
+    let (on, private) = (pool.allocator().stream(), PrivatePool::new(&pool));
+    private.bind(&on).unwrap();
+    pool.allocator().clock().retire(&on).unwrap();
+    assert_eq!(pool.check().bound_streams, 1);
+    private.unbind_one(&on);
+    assert_eq!(pool.check().bound_streams, 0);
+}
+
 #[test]
 fn memory_that_a_graph_keeps_is_in_the_error() {
     let pool = BucketPool::builder(SimDevice::new()).reserved_limit(4 * MIB).build();

@@ -202,6 +202,29 @@ fn a_private_pool_keeps_few_marks_of_streams_that_ended() {
     assert!(marks <= 3, "{marks} marks of 1000 streams");
 }
 
+#[test]
+fn a_launch_is_behind_the_launches_before_it_and_stands_for_them() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(device.clone());
+    let (captured, private) = (device.stream(), PrivatePool::new(&pool));
+    private.bind(&captured).unwrap();
+    let buffer = pool.allocate_on(&captured, MIB).unwrap();
+    private.end(&[]);
+    for _ in 0..100 {
+        let lives_on = device.stream();
+        let view = |on: &SimStream| device.kernel(on, &buffer.on(on).unwrap());
+        private.launch(&lives_on, || Ok(view(&lives_on))).unwrap();
+    }
+    assert!(device.is_busy());
+    let checked = pool.check();
+    let uses = buffer.uses_on_other_streams();
+    assert_eq!((checked.marks_of_private_pools, uses), (1, 1), "of 100 streams");
+    drop((private, buffer));
+    let again = pool.allocate_on(&captured, MIB).unwrap();
+    device.kernel(&captured, &again.on(&captured).unwrap());
+    assert_eq!((pool.stats().misses, device.hazards()), (1, 0), "{:?}", device.hazard_report());
+}
+
 /// An observer that a thread of the parent is inside of, with its lock.
 #[test]
 #[cfg(not(miri))]

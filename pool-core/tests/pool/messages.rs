@@ -41,8 +41,8 @@ fn an_array_names_both_lengths() {
     let mut buffer = pool.allocate(32).unwrap();
     let errors = [
         array.write(&[0.0; 8]).unwrap_err(),
-        array.read(&mut [0.0; 10]).unwrap_err(),
-        PooledArray::<f32, _>::zeros(&pool, 0).unwrap().read(&mut [0.0; 2]).unwrap_err(),
+        array.read_into(&mut [0.0; 10]).unwrap_err(),
+        PooledArray::<f32, _>::zeros(&pool, 0).unwrap().read_into(&mut [0.0; 2]).unwrap_err(),
         buffer.write_at(30, &[0; 3]).unwrap_err(),
         buffer.read_at(u64::MAX, &mut [0]).unwrap_err(),
     ];

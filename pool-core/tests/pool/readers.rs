@@ -73,14 +73,18 @@ fn a_write_is_behind_all_readers() {
     let pool = BucketPool::new(device.clone());
     let [writer, readers @ ..]: [_; 4] = streams(&device);
     let buffer = pool.allocate_on(&writer, MIB).unwrap();
-    readers.iter().for_each(|on| read(&device, &buffer, on));
+    for on in &readers {
+        read(&device, &buffer, on);
+    }
     write(&device, &buffer, &writer);
     assert_eq!(order_calls(&device), (3, 3));
     // The next is behind the write, which is behind the readers.
     write(&device, &buffer, &readers[0]);
     assert_eq!(order_calls(&device), (4, 4));
     assert_no_hazard(&device);
-    readers.iter().for_each(|on| read(&device, &buffer, on));
+    for on in &readers {
+        read(&device, &buffer, on);
+    }
     let own = readers[0].clone();
     drop(buffer);
     let again = pool.allocate_on(&own, MIB).unwrap();
@@ -164,7 +168,7 @@ fn the_cpu_reads_beside_streams_that_read() {
     let mut buffer = pool.allocate(KIB).unwrap();
     device.kernel(&writer, &buffer.on(&writer).unwrap());
     device.reading_kernel(&reader, &buffer.read_on(&reader).unwrap());
-    drop(buffer.read_on_cpu().unwrap());
+    let _ = buffer.read_on_cpu().unwrap();
     assert_eq!(device.calls().records, 1, "the reader waits for the writer, and the CPU too");
     device.touch(&buffer.on_cpu().unwrap());
     assert_eq!(device.calls().records, 2, "and now for the reader");

@@ -19,19 +19,19 @@ fn a_buffer_whose_copy_is_pending_is_not_handed_out() {
     let target = vram.allocate_on(&on, KIB).unwrap();
 
     let mut source = host.allocate(KIB).unwrap();
-    source.bytes().unwrap().fill(1);
+    source.bytes_mut().unwrap().fill(1);
     raw.memcpy_htod(&*source.on(&on).unwrap(), &mut &*target.on(&on).unwrap()).unwrap();
     drop(source); // the copy has not run
 
     let mut next = host.allocate(KIB).unwrap();
     assert_eq!((host.stats().misses, host.stats().hits), (2, 0));
-    let bytes = next.bytes().unwrap();
+    let bytes = next.bytes_mut().unwrap();
     touch(bytes);
     bytes.fill(2);
     run();
     drop(next);
     let mut first = host.allocate(KIB).unwrap();
-    touch(first.bytes().unwrap());
+    touch(first.bytes_mut().unwrap());
     assert_eq!((host.stats().misses, host.stats().hits), (2, 1), "now that it has run");
 
     let mut shown = vec![0; 1024];
@@ -53,7 +53,47 @@ fn the_cpu_waits_for_a_read_back() {
     raw.memcpy_dtoh(&*source.on(&on).unwrap(), &mut &*back.on(&on).unwrap()).unwrap();
     let bytes = back.bytes().unwrap();
     touch(bytes);
-    assert_eq!((&*bytes, hazards()), (&[7; 1024][..], 0));
+    assert_eq!((bytes, hazards()), (&[7; 1024][..], 0));
+}
+
+#[test]
+fn the_cpu_reads_beside_a_copy_that_reads() {
+    let _one = double();
+    let device = CudaDevice::new(0).unwrap();
+    let raw = device.context().new_stream().unwrap();
+    let on = device.stream(&raw).unwrap();
+    let host = BucketPool::new(CudaPinnedAllocator::on(device.clone()));
+    let vram = BucketPool::new(CudaAllocator::on(device.clone()));
+    let target = vram.allocate_on(&on, KIB).unwrap();
+    let mut source = host.allocate(KIB).unwrap();
+    source.bytes_mut().unwrap().fill(5);
+    raw.memcpy_htod(&*source.read_on(&on).unwrap(), &mut &*target.on(&on).unwrap()).unwrap();
+    assert_eq!(source.bytes().unwrap(), [5; 1024]);
+    let is_done = |on| device.clock().is_done(device.clock().mark(on)).unwrap();
+    assert!(!is_done(&on), "the copy has not run");
+    touch(source.bytes_mut().unwrap());
+    assert!(is_done(&on), "it has now");
+    assert_eq!(hazards(), 0);
+}
+
+#[test]
+fn a_copy_into_memory_that_is_lent_for_reading_does_not_begin() {
+    let _one = double();
+    let device = CudaDevice::new(0).unwrap();
+    let raw = device.context().new_stream().unwrap();
+    let on = device.stream(&raw).unwrap();
+    let host = BucketPool::new(CudaPinnedAllocator::on(device.clone()));
+    let vram = BucketPool::new(CudaAllocator::on(device));
+    let source = vram.allocate_on(&on, KIB).unwrap();
+    let back = host.allocate(KIB).unwrap();
+    let copy = || {
+        let lent = back.read_on(&on).unwrap();
+        raw.memcpy_dtoh(&*source.read_on(&on).unwrap(), &mut &*lent)
+    };
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(copy)).unwrap_err();
+    let said = panic.downcast_ref::<String>().map(String::as_str);
+    let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap();
+    assert_eq!(said, "a copy into page-locked memory that `read_on` lent; take `on`");
 }
 
 #[test]
@@ -112,14 +152,14 @@ fn a_buffer_of_a_recorded_stream_is_not_handed_out_while_a_late_copy_is_pending(
     let mut source = host.allocate(KIB).unwrap();
     source.record_stream(&library.stream).unwrap();
     for byte in [1, 2] {
-        let bytes = source.bytes().unwrap(); // waits for the copy before
+        let bytes = source.bytes_mut().unwrap(); // waits for the copy before
         touch(bytes);
         bytes.fill(byte);
         library.copies(bytes.as_ptr());
     }
     drop(source);
     let mut next = host.allocate(KIB).unwrap();
-    next.bytes().unwrap().fill(3);
+    next.bytes_mut().unwrap().fill(3);
     assert_eq!((host.stats().misses, host.stats().hits), (2, 0), "the copy is pending");
     assert_eq!(library.copied()[..4], [2; 4]);
     assert_eq!(hazards(), 0);
@@ -132,7 +172,7 @@ fn a_freed_buffer_of_a_recorded_stream_is_not_zeroed_while_a_late_copy_is_pendin
     let host = BucketPool::builder(CudaPinnedAllocator::on(device.clone()));
     let (host, library) = (host.zero(ZeroPolicy::OnReturn).build(), Library::new(&device));
     let mut source = host.allocate(KIB).unwrap();
-    let bytes = source.bytes().unwrap();
+    let bytes = source.bytes_mut().unwrap();
     bytes.fill(7);
     let at = bytes.as_ptr();
     source.record_stream(&library.stream).unwrap();
@@ -154,7 +194,7 @@ fn memory_of_a_private_pool_is_not_zeroed_while_a_launch_reads_it() {
         let private = PrivatePool::new(&host);
         private.bind(host.default_stream()).unwrap();
         let mut source = host.allocate(KIB).unwrap();
-        let bytes = source.bytes().unwrap();
+        let bytes = source.bytes_mut().unwrap();
         bytes.fill(7);
         let at = bytes.as_ptr();
         private

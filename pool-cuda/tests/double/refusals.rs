@@ -28,7 +28,7 @@ fn embedding<A: Vram>(
             let bytes = bytes + batch * 8 * KIB;
             let buffer = pool.allocate_on(&on, bytes)?;
             let mut staging = host.allocate(bytes)?;
-            staging.bytes()?.fill(1);
+            staging.bytes_mut()?.fill(1);
             raw.memcpy_htod(&*staging.on(&on)?, &mut &*buffer.on(&on)?)?;
             kept.push(buffer);
         }
@@ -49,7 +49,7 @@ fn tiles<A: Vram>(
     for tile in 0..6_u64 {
         let bytes = 256 * KIB - tile % 3 * 10 * KIB;
         let mut staging = host.allocate(bytes)?;
-        staging.bytes()?.fill(2);
+        staging.bytes_mut()?.fill(2);
         let input = pool.allocate_on(&load, bytes)?;
         streams[0].memcpy_htod(&*staging.on(&load)?, &mut &*input.on(&load)?)?;
         let output = pool.allocate_on(&compute, bytes)?;

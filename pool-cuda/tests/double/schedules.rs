@@ -59,10 +59,10 @@ fn schedule<A: Vram>(
             9 if what != What::StreamsOnly && !live.is_empty() => {
                 let target = &live[dice.random_range(0..live.len())];
                 let mut source = host.allocate(target.size()).unwrap();
-                let bytes = source.bytes().unwrap();
+                let bytes = source.bytes_mut().unwrap();
                 touch(bytes);
                 bytes.fill(1);
-                let source = source.on(on).unwrap();
+                let source = source.read_on(on).unwrap();
                 on.raw().memcpy_htod(&*source, &mut &*target.on(on).unwrap()).unwrap();
             }
             10 if !calm && dice.random_range(0..4) == 0 => {

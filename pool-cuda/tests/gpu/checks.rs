@@ -72,7 +72,7 @@ fn hand_over(device: &CudaDevice) {
         let byte = turn.to_le_bytes()[0];
         let [a, b, c] = [0, 1, 2].map(|i| (turn as usize + i) % 3);
         let mut source = host.allocate(MIB).unwrap();
-        source.bytes().unwrap().fill(byte);
+        source.bytes_mut().unwrap().fill(byte);
         let first = pool.allocate_on(&on[a], MIB).unwrap();
         raw[a].memcpy_htod(&*source.on(&on[a]).unwrap(), &mut &*first.on(&on[a]).unwrap()).unwrap();
         let second = pool.allocate_on(&on[b], MIB).unwrap();

@@ -39,13 +39,7 @@ impl Captures {
     }
 
     /// Whether a stream is under capture, and if so, takes the work.
-    pub(super) fn takes(
-        &mut self,
-        on: usize,
-        op: &Op,
-        bytes: &Range<u64>,
-        access: Access,
-    ) -> bool {
+    pub(super) fn takes(&mut self, on: usize, op: &Op, bytes: &Range<u64>, access: Access) -> bool {
         let Some((_, branch, graph)) = self.branch(on) else { return false };
         let step = GraphStep::Use { op: op.clone(), bytes: bytes.clone(), access };
         graph.steps.push((branch, step));

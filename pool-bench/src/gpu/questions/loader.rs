@@ -108,8 +108,8 @@ impl Loader {
 
     /// Writes a byte on the CPU, and gives the copy to the stream.
     fn copy(&self, buffer: &mut Staged) -> Result<(), Refused> {
-        buffer.bytes()?[0] = 1;
-        let (from, to) = (buffer.on(&self.on)?, self.target.on(&self.on)?);
+        buffer.bytes_mut()?[0] = 1;
+        let (from, to) = (buffer.read_on(&self.on)?, self.target.on(&self.on)?);
         Ok(self.on.raw().memcpy_htod(&*from, &mut &*to)?)
     }
 

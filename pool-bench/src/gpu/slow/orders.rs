@@ -154,7 +154,7 @@ impl Slow {
         let s = &self.on[0];
         let mut buffer = pool.allocate_on(s, BYTES).map_err(|e| failed(&e))?;
         buffer.record_stream(s)?;
-        let place = buffer.bytes()?.as_ptr();
+        let place = buffer.bytes_mut()?.as_ptr();
         let mut source = 0;
         done(call!(cuMemAlloc_v2(&raw mut source, 4 << 20)), "cuMemAlloc")?;
         let none = std::ptr::null_mut();
@@ -170,7 +170,7 @@ impl Slow {
         done(copied, "cuMemcpyDtoHAsync")?;
         drop(buffer);
         let mut next = pool.allocate_on(&self.on[1], BYTES).map_err(|e| failed(&e))?;
-        let bytes = next.bytes()?;
+        let bytes = next.bytes_mut()?;
         bytes.fill(0);
         let same = std::ptr::eq(place, bytes.as_ptr());
         done(call!(cuCtxSynchronize()), "cuCtxSynchronize")?;
