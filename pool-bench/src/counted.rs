@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "host memory stays host memory when it is counted")]
 
 use bucketpool::observe::DeviceStats;
-use bucketpool::port::{HostMemory, MarkOf, Memory, PageCalls, Request, Sliceable};
+use bucketpool::port::{HostMemory, Lent, MarkOf, Memory, PageCalls, Request, Sliceable};
 use bucketpool::{DeviceAllocator, DeviceError, StreamOf, Why};
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -150,8 +150,8 @@ impl<A: DeviceAllocator> DeviceAllocator for Counted<A> {
     ) -> A::View<'b> {
         self.inner.view(&block.block, offset, bytes, on)
     }
-    fn reading(view: A::View<'_>) -> A::View<'_> {
-        A::reading(view)
+    fn lend(view: A::View<'_>, to: Lent) -> A::View<'_> {
+        A::lend(view, to)
     }
     fn zero(
         &self,

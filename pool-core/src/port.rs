@@ -12,8 +12,8 @@ mod transfer;
 mod zero;
 
 pub use allocator::{
-    Allocating, CommitCall, DecommitCall, DeviceAllocator, Handles, MarkOf, Memory, PageCalls,
-    ReleaseCall, Request, Sliceable, StreamOf, VirtualMemory, WholeBlocks, Zeroing,
+    Allocating, CommitCall, DecommitCall, DeviceAllocator, Handles, Lent, MarkOf, Memory,
+    PageCalls, ReleaseCall, Request, Sliceable, StreamOf, VirtualMemory, WholeBlocks, Zeroing,
 };
 pub use clock::{Immediate, Order, StreamClock};
 pub use error::{DeviceError, Limit, Why};

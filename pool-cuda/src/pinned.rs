@@ -8,7 +8,7 @@ use crate::events::{CudaDriver, PoolStream, ViewStream};
 use crate::sizes::{GRANULE, size};
 use crate::waiting::Waiting;
 use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop, result, sys};
-use pool_core::port::{MarkOf, Memory, PageCalls, Request, Sliceable, WholeBlocks, Zeroing};
+use pool_core::port::{Lent, MarkOf, Memory, PageCalls, Request, Sliceable, WholeBlocks, Zeroing};
 use pool_core::stream::{Mark, Timeline};
 use pool_core::{DeviceAllocator, DeviceError, PooledBuffer, StreamClock, Why};
 use std::alloc::{self, Layout};
@@ -223,12 +223,12 @@ impl DeviceAllocator for CudaPinnedAllocator {
         // SAFETY: the part lies inside the block, as just checked.
         let at = unsafe { block.at.add(inside(part.start)) };
         let bytes = inside(part.end - part.start);
-        PinnedRange { at, bytes, may_write: true, stream: on.raw().of_view(), block: PhantomData }
+        PinnedRange { at, bytes, lent: None, stream: on.raw().of_view(), block: PhantomData }
     }
 
-    /// A copy into it panics: the CPU may be reading the bytes ([`PinnedBytes::bytes`]).
-    fn reading(view: Self::View<'_>) -> Self::View<'_> {
-        PinnedRange { may_write: false, ..view }
+    /// A copy that `to` does not cover panics: the CPU may have the bytes ([`PinnedBytes`]).
+    fn lend(view: Self::View<'_>, to: Lent) -> Self::View<'_> {
+        PinnedRange { lent: Some(to), ..view }
     }
 
     /// Zeroes by the CPU: a query has found all uses of a block done before it is handed out.
@@ -355,13 +355,13 @@ where
 /// # Panics
 ///
 /// A copy into a range from [`PooledBuffer::read_on`] panics, because the CPU may read the bytes
-/// meanwhile.
+/// meanwhile; so does each copy of a range from [`PooledBuffer::on_cpu`] or `read_on_cpu`.
 #[derive(Debug)]
 pub struct PinnedRange<'b> {
     at: NonNull<u8>,
     bytes: usize,
-    /// False for a use that only reads.
-    may_write: bool,
+    /// What it was lent for; `None` for all work on its stream.
+    lent: Option<Lent>,
     stream: ViewStream,
     block: PhantomData<&'b PinnedBlock>,
 }
@@ -394,7 +394,17 @@ impl PinnedRange<'_> {
 
     /// cudarc takes no error here, and the copy must not begin.
     fn check_write(&self) {
-        assert!(self.may_write, "a copy into page-locked memory that `read_on` lent; take `on`");
+        self.check_read();
+        let is_to_read = self.lent == Some(Lent::ToRead);
+        assert!(!is_to_read, "a copy into page-locked memory that `read_on` lent; take `on`");
+    }
+
+    fn check_read(&self) {
+        let is_to_cpu = self.lent == Some(Lent::ToCpu);
+        assert!(
+            !is_to_cpu,
+            "a copy of page-locked memory that the CPU has; take `on` or `read_on`"
+        );
     }
 
     /// Orders a call of cudarc's on another stream than the use's, which is slow. cudarc takes no
@@ -413,6 +423,7 @@ impl HostSlice<u8> for PinnedRange<'_> {
         &'a self,
         stream: &'a CudaStream,
     ) -> (&'a [u8], SyncOnDrop<'a>) {
+        self.check_read();
         // SAFETY: inside the block (`CudaPinnedAllocator::view`), which is borrowed; the memory is
         // the driver's, or was zeroed when it was allocated. The caller gives it to `stream` only.
         (unsafe { slice::from_raw_parts(self.at.as_ptr(), self.bytes) }, self.guard(stream))

@@ -121,6 +121,11 @@ impl SimDevice {
         self.driver.0.lock().touch(view.bytes());
     }
 
+    /// Reads all bytes of `view` on the CPU now.
+    pub fn look_at(&self, view: &SimView<'_>) {
+        self.driver.0.lock().look_at(view.bytes());
+    }
+
     /// Returns whether any work is queued.
     #[must_use]
     pub fn is_busy(&self) -> bool {

@@ -237,8 +237,16 @@ impl Engine {
 
     /// Uses these bytes on the CPU now.
     pub fn touch(&mut self, bytes: Range<u64>) {
+        self.use_on_cpu(bytes, Access::writing("the CPU"));
+    }
+
+    /// Reads these bytes on the CPU now.
+    pub fn look_at(&mut self, bytes: Range<u64>) {
+        self.use_on_cpu(bytes, Access::reading("the CPU"));
+    }
+
+    fn use_on_cpu(&mut self, bytes: Range<u64>, access: Access) {
         let after = self.host.clone();
-        let access = Access::writing("the CPU");
         let host = ShadowUse { stream: usize::MAX, operation: 0, access, after };
         self.shadow.uses(bytes, host);
     }

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "the port's calls, passed on as they are")]
 
 use pool_core::port::{
-    Handles, MarkOf, Memory, PageCalls, Request, Sliceable, TransferLater, VirtualMemory,
+    Handles, Lent, MarkOf, Memory, PageCalls, Request, Sliceable, TransferLater, VirtualMemory,
     WholeBlocks,
 };
 use pool_core::{DeviceAllocator, DeviceError, StreamOf, Transfer};
@@ -215,8 +215,8 @@ impl<A: DeviceAllocator, H: Hooks<A>> DeviceAllocator for Hooked<A, H> {
         self.inner.view(&block.block, self.hooks.view_offset(offset), bytes, on)
     }
 
-    fn reading(view: Self::View<'_>) -> Self::View<'_> {
-        A::reading(view)
+    fn lend(view: Self::View<'_>, to: Lent) -> Self::View<'_> {
+        A::lend(view, to)
     }
 
     fn zero(

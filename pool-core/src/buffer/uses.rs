@@ -2,7 +2,7 @@
 
 use crate::block::request::PrivateId;
 use crate::buffer::pooled::PooledBuffer;
-use crate::port::{DeviceAllocator, DeviceError, MarkOf, Order, StreamClock, StreamOf, Why};
+use crate::port::{DeviceAllocator, DeviceError, Lent, MarkOf, Order, StreamClock, StreamOf, Why};
 use crate::store::privates::Launching;
 use crate::stream::Access;
 use std::fmt;
@@ -49,8 +49,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// The call orders the stream after the buffer's allocation and after the writes that have ended
     /// on other streams, but not after reads: streams that share weights do not wait for each
     /// other. A later write waits for all of them. Work that writes through this use is ordered
-    /// with nothing. Beyond 32 streams that read and are not known to be done, a read waits for the
-    /// oldest of them.
+    /// with nothing. Beyond 32 other streams that read and are not known to be done, the first read
+    /// of a further stream waits for the oldest of them.
     ///
     /// # Errors
     ///
@@ -77,7 +77,7 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// ```
     pub fn read_on<'b>(&'b self, stream: &'b StreamOf<A>) -> Result<Use<'b, A>, DeviceError> {
         self.begin(stream, Access::Read)?;
-        let view = A::reading(self.view(stream));
+        let view = A::lend(self.view(stream), Lent::ToRead);
         Ok(Use { view, stream, buffer: self, access: Access::Read })
     }
 
@@ -187,12 +187,13 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// ```
     pub fn on_cpu(&mut self) -> Result<A::View<'_>, DeviceError> {
         self.wait_for_uses(Access::Write)?;
-        Ok(self.view(self.allocator().clock().default_stream()))
+        Ok(self.cpu_view())
     }
 
     /// Returns the memory for the CPU, to read. Blocks the host until all work that writes the buffer
-    /// is done, and not for work that reads it. Otherwise it is as [`PooledBuffer::on_cpu`]. The
-    /// buffer is borrowed exclusively, so that no stream is given work that writes it meanwhile.
+    /// is done, launches of its graph included, and not for uses by [`PooledBuffer::read_on`].
+    /// Otherwise it is as [`PooledBuffer::on_cpu`]. The buffer is borrowed exclusively, so that no
+    /// stream is given work that writes it meanwhile.
     ///
     /// # Errors
     ///
@@ -215,7 +216,11 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// ```
     pub fn read_on_cpu(&mut self) -> Result<A::View<'_>, DeviceError> {
         self.wait_for_uses(Access::Read)?;
-        Ok(A::reading(self.view(self.allocator().clock().default_stream())))
+        Ok(self.cpu_view())
+    }
+
+    fn cpu_view(&self) -> A::View<'_> {
+        A::lend(self.view(self.allocator().clock().default_stream()), Lent::ToCpu)
     }
 
     fn wait_for_uses(&mut self, access: Access) -> Result<(), DeviceError> {
@@ -284,7 +289,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         let cpu_touches = A::MEMORY.cpu_touches;
         let (mut behind, mut joined) = {
             let mut marks = self.record.marks.lock();
-            (marks.unordered_marks(clock, stream, access, cpu_touches), marks.too_many())
+            let behind = marks.unordered_marks(clock, stream, access, cpu_touches);
+            (behind, marks.too_many(clock, stream, access))
         };
         if let Some(id) = self.record.private {
             behind.extend(self.launches(id)?);
@@ -293,27 +299,21 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
             return Ok(joined);
         }
         let _watch = self.store().watch();
-        joined.retain(|mark| clock.takes_work(stream) && clock.is_submitted(*mark));
-        for mark in &joined {
-            // What a query sees done is forgotten; the stream waits for the others.
-            if !clock.is_ordered(stream, *mark) && !clock.is_done(*mark)? {
-                behind.push(*mark);
-            }
+        if clock.order(stream, &behind)? == Order::NotYet {
+            let is_read = self.record.marks.lock().are_unsubmitted_reads(clock);
+            let call = match is_read {
+                true => "write memory that a capture or an open encoder reads",
+                false => "use on another stream",
+            };
+            return Err(DeviceError::new(Why::NotSubmitted, call));
         }
-        if clock.order(stream, &behind)? == Order::Ordered {
-            return Ok(joined);
-        }
-        let writes = self.record.marks.lock().current_marks(clock, Access::Read, cpu_touches);
-        let is_reader = access == Access::Write
-            && writes
-                .iter()
-                .all(|mark| clock.is_ordered(stream, *mark) || clock.is_submitted(*mark));
-        let call = if is_reader {
-            "write memory that a capture or an open encoder reads"
-        } else {
-            "use on another stream"
-        };
-        Err(DeviceError::new(Why::NotSubmitted, call))
+        // No read needs them, so none is refused for them.
+        joined.retain(|mark| {
+            clock.takes_work(stream)
+                && (clock.is_done(*mark) == Ok(true)
+                    || clock.order(stream, &[*mark]) == Ok(Order::Ordered))
+        });
+        Ok(joined)
     }
 
     /// Returns the lock of the launches of the graph that the buffer is kept for.

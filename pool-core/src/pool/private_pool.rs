@@ -77,8 +77,11 @@ impl<A: DeviceAllocator> PrivatePool<A> {
     /// private pool.
     pub fn unbind_one(&self, stream: &StreamOf<A>) {
         let (clock, store) = (self.pool.allocator().clock(), self.pool.store());
+        if store.is_unusable() {
+            return;
+        }
         let mark = clock.mark(stream);
-        if !store.is_unusable() && (clock.owns(stream) || clock.is_retired(mark)) {
+        if clock.owns(stream) || clock.is_retired(mark) {
             let stream_id = clock.stream_id(mark);
             store.privates.unbind_one(stream_id, self.id, &store.flags);
         }
@@ -104,8 +107,9 @@ impl<A: DeviceAllocator> PrivatePool<A> {
     ///
     /// Later work with the private pool's buffers is ordered after the launch. Launches of one private
     /// pool by several threads run one after the other: `work` of one ends before that of another
-    /// begins, and `on` of a buffer of the private pool waits for it too. So `work` may use this
-    /// private pool, and no other that another thread launches then. To order the launch
+    /// begins, and `on` and [`Detached::into_raw`](crate::buffer::Detached::into_raw) of a buffer of
+    /// the private pool wait for it too. So `work` may use this private pool, and no other that
+    /// another thread launches then. To order the launch
     /// after earlier work with a buffer that the graph uses, hold a [`Use`](crate::buffer::Use) of
     /// the buffer on `on` during the call.
     ///

@@ -145,11 +145,11 @@ pub trait DeviceAllocator: Send + Sync + 'static {
         on: &StreamOf<Self>,
     ) -> Self::View<'b>;
 
-    /// Returns a view as [`PooledBuffer::read_on`](crate::PooledBuffer::read_on) gives it out: for
-    /// work that only reads. A backend whose views are written by safe calls that the CPU would
-    /// notice returns one that refuses them.
+    /// Returns a view that is lent for less than work on its stream. A backend whose views safe
+    /// calls give to late copies, which the CPU would notice, returns one that refuses those that
+    /// `to` does not cover.
     #[must_use]
-    fn reading(view: Self::View<'_>) -> Self::View<'_> {
+    fn lend(view: Self::View<'_>, _to: Lent) -> Self::View<'_> {
         view
     }
 
@@ -165,6 +165,16 @@ pub trait DeviceAllocator: Send + Sync + 'static {
         bytes: u64,
         on: &StreamOf<Self>,
     ) -> Result<(), DeviceError>;
+}
+
+/// What a view is lent for, if not for any work on its stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "the uses of a buffer but one")]
+pub enum Lent {
+    /// Work on its stream that reads ([`PooledBuffer::read_on`](crate::PooledBuffer::read_on)).
+    ToRead,
+    /// The CPU, and no stream ([`PooledBuffer::on_cpu`](crate::PooledBuffer::on_cpu)).
+    ToCpu,
 }
 
 /// A stream of an allocator's device.

@@ -8,9 +8,10 @@ use crate::stream::order::{Pending, Requester};
 
 /// The most uses that [`LastUses::uses_are_distinct`] compares with each other.
 const MAX_CHECKED_USES: usize = 8;
-/// The most streams whose uses a block has, besides its own, while it can be ordered behind them.
+/// The most other streams with a last use of a block, unless some write, have an open use, or are
+/// under capture.
 const MAX_STREAMS: usize = 32;
-/// The streams that are joined into another at once, so that not each use beyond the most joins one.
+/// The reads that another is ordered after at once, so that not each beyond the most is.
 const JOINED_AT_ONCE: usize = 8;
 
 /// What a use does with the memory.
@@ -239,42 +240,50 @@ impl<C: StreamClock> LastUses<C> {
         }
     }
 
-    /// Returns the last uses on the streams that used the block first and no longer do, if the
-    /// block has uses on too many streams: `on` is to be ordered after them, so that one use
-    /// is left of them all ([`LastUses::join`]).
-    pub(crate) fn too_many(&self) -> Vec<C::Mark> {
+    /// Returns the oldest reads that have ended, if the block has uses on too many streams for a new
+    /// one on `on`: what is ordered after them stands for them.
+    pub(crate) fn too_many(&self, clock: &C, on: &C::Stream, access: Access) -> Vec<C::Mark> {
         let others = self.others.as_ref().map_or(&[][..], |others| others.as_slice());
-        if others.len() < MAX_STREAMS || C::UNTIL_DROP {
+        if access == Access::Write || others.len() < MAX_STREAMS || C::UNTIL_DROP {
             return Vec::new();
         }
-        let ended = others.iter().filter(|used| !used.is_open());
-        ended.map(|used| used.last).take(JOINED_AT_ONCE).collect()
+        let now = clock.mark(on);
+        if self.newest_first().any(|used| clock.same_stream(used.last, now)) {
+            return Vec::new();
+        }
+        let is_over = |used: &&Used<C::Mark>| {
+            used.writes == Writes::None && !used.is_open() && clock.is_submitted(used.last)
+        };
+        others.iter().filter(is_over).map(|used| used.last).take(JOINED_AT_ONCE).collect()
     }
 
-    /// Forgets uses on other streams which the new use on `on` has been ordered after: what is
-    /// behind it is behind them. Call it with all uses after a write, which is behind all, and with
-    /// those of [`LastUses::too_many`] after a read. The new use must have begun.
+    /// Returns whether work that has not reached the device reads the block, and none writes it.
+    pub(crate) fn are_unsubmitted_reads(&self, clock: &C) -> bool {
+        let is_late = |mark| !clock.is_submitted(mark);
+        let reads = self.newest_first().any(|used| used.has_begun && is_late(used.last));
+        let writes = |used: &Used<C::Mark>| used.writes != Writes::None && is_late(used.written);
+        reads && !self.newest_first().any(writes)
+    }
+
+    /// Forgets uses on other streams that the new use on `on` was ordered after: what is behind it
+    /// is behind them. Call it with all uses (`None`) after a write has begun, which is behind all,
+    /// and with those of [`LastUses::too_many`] after a read has.
     #[cold]
     #[inline(never)]
     pub(crate) fn join(&mut self, clock: &C, on: &C::Stream, these: Option<&[C::Mark]>) {
-        if self.others.is_none() || C::UNTIL_DROP {
+        // What a capture is ordered after, only its launches are.
+        if self.others.is_none() || C::UNTIL_DROP || !clock.takes_work(on) {
             return;
         }
         let now = clock.mark(on);
-        let is_joined = |used: &Used<C::Mark>| {
+        self.forget(|used| {
             let is_meant =
                 these.is_none_or(|these| these.iter().any(|mark| clock.is_later(*mark, used.last)));
             is_meant
                 && !used.is_open()
                 && !clock.same_stream(used.last, now)
-                && clock.is_ordered(on, used.last)
-        };
-        let others = self.others.iter().flat_map(|others| others.iter());
-        let has_written = others.filter(|used| is_joined(used)).any(|used| used.has_written(false));
-        self.forget(is_joined);
-        if has_written {
-            self.of_stream(clock, now).write(clock, now);
-        }
+                && (clock.is_ordered(on, used.last) || clock.is_seen_done(used.last))
+        });
     }
 
     #[cfg(feature = "check")]

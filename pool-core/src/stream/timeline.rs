@@ -400,7 +400,7 @@ impl<D: EventDriver> StreamClock for Timeline<D> {
 
     #[inline]
     fn mark(&self, on: &Stream<D>) -> Mark {
-        Mark { timeline: self.id, stream: on.0.id, epoch: on.0.epoch.load(SeqCst) }
+        Mark { timeline: on.0.timeline, stream: on.0.id, epoch: on.0.epoch.load(SeqCst) }
     }
 
     fn latest(&self, mark: Mark) -> Mark {

@@ -58,14 +58,15 @@ fn memory_behind_a_stream_that_is_never_idle_is_reused_all_the_same() {
     let device = SimDevice::new();
     let pool = BucketPool::new(MappedSim::new(device.clone()));
     let s = device.stream();
-    for _ in 0..100 {
+    let turns = if cfg!(miri) { 20 } else { 100 };
+    for _ in 0..turns {
         let buffer = pool.allocate_on(&s, 4096).unwrap();
         device.kernel(&s, &buffer.on(&s).unwrap());
         drop(buffer);
         device.advance(&s, 2); // the device is behind, always, and never done with everything
     }
     let stats = pool.stats();
-    assert!(stats.hits > 80, "{stats}");
+    assert!(stats.hits > turns * 8 / 10, "{stats}");
 }
 
 #[test]

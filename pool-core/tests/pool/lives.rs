@@ -50,7 +50,7 @@ fn a_pool_that_goes_first_gives_its_idle_blocks_back_at_once() {
 
 #[test]
 fn buffers_that_outlive_their_pool_go_on_other_threads() {
-    for round in 0..if cfg!(miri) { 6 } else { 300 } {
+    for round in 0..if cfg!(miri) { 2 } else { 300 } {
         let device = SimDevice::new();
         let pool = BucketPool::new(device.clone());
         let mut here: Vec<_> = (0..64).map(|i| pool.allocate(64 << (i % 8))).collect();

@@ -2,7 +2,9 @@
 //! buffer does not grow with the streams that used it.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use pool_core::{ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, Why};
+use pool_core::{
+    ArenaConfig, BucketPool, DeviceAllocator, KIB, MIB, PooledBuffer, PrivatePool, Why,
+};
 use pool_sim::{MappedSim, SimDevice, SimStream};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -147,6 +149,65 @@ fn a_capture_that_reads_closes_nothing_for_readers() {
     assert_no_hazard(&device);
 }
 
+// An edge of a graph orders nothing outside of the graph: what the buffer was used for before stays
+// known when the captures have ended.
+#[test]
+fn a_write_in_a_capture_stands_for_no_other_use() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(device.clone());
+    let clock = device.clock();
+    let [first, second]: [_; 2] = streams(&device);
+    let buffer = pool.allocate_on(&first, MIB).unwrap();
+    write(&device, &buffer, &second); // it has not run
+    device.begin_capture(&first).unwrap();
+    clock.begin_capture(&second).unwrap();
+    clock.join_captured(&second, &first).unwrap();
+    clock.join_captured(&first, &second).unwrap();
+    write(&device, &buffer, &first);
+    clock.end_capture(&second);
+    device.end_capture(&first).unwrap(); // the graph is not launched
+    drop(buffer);
+    let again = pool.allocate_on(&first, MIB).unwrap();
+    write(&device, &again, &first);
+    assert_eq!((pool.stats().misses, device.hazards()), (1, 0), "{:?}", device.hazard_report());
+}
+
+#[test]
+fn memory_of_a_capture_is_refused_elsewhere_for_the_allocation() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(device.clone());
+    let [captured, other]: [_; 2] = streams(&device);
+    let private = PrivatePool::new(&pool);
+    device.begin_capture(&captured).unwrap();
+    private.bind(&captured).unwrap();
+    let buffer = pool.allocate_on(&captured, MIB).unwrap();
+    let refused = buffer.on(&other).unwrap_err();
+    assert_eq!((refused.why, refused.call), (Why::NotSubmitted, "use on another stream"));
+}
+
+/// A stream that has a use waits for no other reader, however many there are.
+#[test]
+fn many_readers_do_not_wait_for_each_other_again_and_again() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(device.clone());
+    let weights = pool.allocate(MIB).unwrap();
+    let loader = device.stream();
+    write(&device, &weights, &loader);
+    let readers: [_; 60] = streams(&device);
+    for on in &readers {
+        read(&device, &weights, on);
+    }
+    let waits = device.calls().waits;
+    // Each waits for the write; the 33rd and some others for up to 8 readers.
+    assert!((60..=60 + 40).contains(&waits), "{waits} waits");
+    for turn in 0..10 {
+        read(&device, &weights, &readers[59 - turn]); // it has a use
+    }
+    assert_eq!(device.calls().waits, waits);
+    write(&device, &weights, &loader);
+    assert_no_hazard(&device);
+}
+
 #[test]
 fn a_capture_that_writes_refuses_readers_elsewhere() {
     let device = SimDevice::new();
@@ -168,7 +229,7 @@ fn the_cpu_reads_beside_streams_that_read() {
     let mut buffer = pool.allocate(KIB).unwrap();
     device.kernel(&writer, &buffer.on(&writer).unwrap());
     device.reading_kernel(&reader, &buffer.read_on(&reader).unwrap());
-    let _ = buffer.read_on_cpu().unwrap();
+    device.look_at(&buffer.read_on_cpu().unwrap());
     assert_eq!(device.calls().records, 1, "the reader waits for the writer, and the CPU too");
     device.touch(&buffer.on_cpu().unwrap());
     assert_eq!(device.calls().records, 2, "and now for the reader");

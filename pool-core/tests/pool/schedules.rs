@@ -34,6 +34,8 @@ trait Simulated: VirtualMemory<Clock = Timeline<SimDriver>, Kind = ()> {
     fn work(device: &SimDevice, on: &SimStream, view: &Self::View<'_>, fresh: bool);
     /// It gives a stream a kernel that only reads.
     fn read(device: &SimDevice, on: &SimStream, view: &Self::View<'_>);
+    /// The CPU has it, to read or to write.
+    fn on_cpu(device: &SimDevice, view: &Self::View<'_>, writes: bool);
 }
 
 impl Simulated for SimDevice {
@@ -48,6 +50,9 @@ impl Simulated for SimDevice {
     }
     fn read(device: &SimDevice, on: &SimStream, view: &SimView<'_>) {
         device.reading_kernel(on, view);
+    }
+    fn on_cpu(device: &SimDevice, view: &SimView<'_>, writes: bool) {
+        if writes { device.touch(view) } else { device.look_at(view) }
     }
 }
 
@@ -66,6 +71,9 @@ impl Simulated for MappedSim {
     }
     fn read(device: &SimDevice, on: &SimStream, view: &SimView<'_>) {
         device.reading_kernel(on, view);
+    }
+    fn on_cpu(device: &SimDevice, view: &SimView<'_>, writes: bool) {
+        if writes { device.touch(view) } else { device.look_at(view) }
     }
 }
 
@@ -179,8 +187,11 @@ impl<A: Simulated> Run<A> {
             self.dice.random_range(0..12),
         );
         if how == 11 {
-            let buffer = &mut self.live[at].1;
-            let _ = if self.dice.random() { buffer.on_cpu() } else { buffer.read_on_cpu() };
+            let (buffer, writes) = (&mut self.live[at].1, self.dice.random());
+            let lent = if writes { buffer.on_cpu() } else { buffer.read_on_cpu() };
+            if let Ok(view) = lent {
+                A::on_cpu(&self.device, &view, writes);
+            }
             return;
         }
         let (_, buffer) = &self.live[at];
