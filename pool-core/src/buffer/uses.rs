@@ -70,9 +70,9 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// for stream in [&first, &second, &first, &second] {
     ///     device.reading_kernel(stream, &*weights.read_on(stream)?);
     /// }
-    /// assert_eq!(device.calls().waits, 2); // each stream once, for the allocation
-    /// device.kernel(&first, &*weights.on(&first)?); // behind the reads of both
-    /// assert_eq!((device.calls().waits, device.hazards()), (3, 0));
+    /// assert_eq!(device.calls().waits, 0); // the memory is fresh, and no reader waits for another
+    /// device.kernel(&first, &*weights.on(&first)?); // behind all of them
+    /// assert_eq!((device.calls().waits > 0, device.hazards()), (true, 0));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn read_on<'b>(&'b self, stream: &'b StreamOf<A>) -> Result<Use<'b, A>, DeviceError> {
