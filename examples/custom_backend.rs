@@ -18,8 +18,8 @@ struct FileAllocator {
 /// A range of the file: its start and length. It is not `Clone`, so it cannot be freed twice.
 struct Range(u64, u64);
 
-/// Bytes of a block in use: their start and length. It is not `Clone`, so it does not outlive its `Use`.
-struct View<'b>(&'b File, u64, u64);
+/// The start of a block in use. It is not `Clone`, so it does not outlive its `Use`.
+struct View<'b>(&'b File, u64);
 
 impl FileAllocator {
     fn new() -> io::Result<Self> {
@@ -63,8 +63,8 @@ impl DeviceAllocator for FileAllocator {
         self.free.lock().expect("no panic under the lock").entry(bytes).or_default().push(at);
         Ok(())
     }
-    fn view<'b>(&'b self, block: &'b Range, offset: u64, bytes: u64, (): &()) -> Self::View<'b> {
-        View(&self.file, block.0 + offset, bytes)
+    fn view<'b>(&'b self, block: &'b Range, offset: u64, _: u64, (): &()) -> Self::View<'b> {
+        View(&self.file, block.0 + offset)
     }
     fn zero(&self, block: &mut Range, bytes: u64, (): &()) -> Result<(), DeviceError> {
         let failed = |_| DeviceError::new(Why::Other, "write");

@@ -33,4 +33,5 @@ mod sim;
 mod streams;
 mod unwinding;
 mod waiting;
+mod waits_at_random;
 mod zeroing;
