@@ -144,6 +144,27 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
 
     /// Orders `stream` for a new use, and begins it.
     fn begin(&self, stream: &StreamOf<A>, access: Access) -> Result<(), DeviceError> {
+        self.may_use_on(stream)?;
+        if self.record.private.is_some() {
+            return self.begin_in_order(stream, access);
+        }
+        let clock = self.allocator().clock();
+        {
+            let marks = &mut *self.record.marks.lock();
+            let behind = marks.unordered_marks(clock, stream, access, A::MEMORY.cpu_touches);
+            if behind.is_empty() && marks.too_many(clock, stream, access).is_empty() {
+                marks.begin(clock, clock.mark(stream), access);
+                if access == Access::Write {
+                    marks.join(clock, stream, None);
+                }
+                return Ok(());
+            }
+        }
+        self.begin_in_order(stream, access)
+    }
+
+    #[cold]
+    fn begin_in_order(&self, stream: &StreamOf<A>, access: Access) -> Result<(), DeviceError> {
         let joined = self.order(stream, access)?;
         let clock = self.allocator().clock();
         let mut marks = self.record.marks.lock();

@@ -205,9 +205,8 @@ impl<C: StreamClock> LastUses<C> {
         if self.others.is_some() {
             self.forget_done(clock);
         }
-        let mut marks = self.current_marks(clock, access, cpu_touches);
-        marks.retain(|mark| !clock.is_ordered(on, *mark));
-        marks
+        let marks = self.newest_first().filter_map(|used| used.before(clock, access, cpu_touches));
+        marks.filter(|mark| !clock.is_ordered(on, *mark)).collect()
     }
 
     /// Returns the marks that a new use must be ordered after, on whatever stream.
@@ -268,13 +267,16 @@ impl<C: StreamClock> LastUses<C> {
     /// Forgets uses on other streams that the new use on `on` was ordered after: what is behind it
     /// is behind them. Call it with all uses (`None`) after a write has begun, which is behind all,
     /// and with those of [`LastUses::too_many`] after a read has.
-    #[cold]
-    #[inline(never)]
+    #[inline]
     pub(crate) fn join(&mut self, clock: &C, on: &C::Stream, these: Option<&[C::Mark]>) {
         // What a capture is ordered after, only its launches are.
-        if self.others.is_none() || C::UNTIL_DROP || !clock.takes_work(on) {
-            return;
+        if self.others.is_some() && !C::UNTIL_DROP && clock.takes_work(on) {
+            self.join_others(clock, on, these);
         }
+    }
+
+    #[cold]
+    fn join_others(&mut self, clock: &C, on: &C::Stream, these: Option<&[C::Mark]>) {
         let now = clock.mark(on);
         self.forget(|used| {
             let is_meant =
