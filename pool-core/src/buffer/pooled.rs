@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "the store of a buffer, and buffers without their type")]
 
 use crate::block::record::{Place, Record, RecordOwner};
-use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf};
+use crate::port::{DeviceAllocator, DeviceError, StreamClock, StreamOf, Zeroing};
 use crate::store::Store;
 use crate::store::reference::{Owner, store_of};
 use crate::stream::{Access, LastUses};
@@ -140,13 +140,15 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         &self.store().allocator
     }
     /// Zeroes the first `bytes` bytes of the block, in the order of `on`. The buffer records it as
-    /// a use.
+    /// a use, unless the zeroes are there when the call returns.
     pub(crate) fn zero(&mut self, bytes: u64, on: &StreamOf<A>) -> Result<(), DeviceError> {
         invariant!(bytes <= self.record.bytes, "only bytes of the block are zeroed");
         let (store, place, marks) = self.parts();
         store.zero(place, bytes, on)?;
-        let clock = store.allocator.clock();
-        marks.end(clock, clock.mark(on), Access::Write);
+        if A::MEMORY.zeroing != Zeroing::AtOnce {
+            let clock = store.allocator.clock();
+            marks.end(clock, clock.mark(on), Access::Write);
+        }
         Ok(())
     }
 }

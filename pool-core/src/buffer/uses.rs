@@ -46,9 +46,9 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     /// Returns the memory, for work that only reads it and that is given to `stream` while the
     /// [`Use`] lives.
     ///
-    /// The call orders the stream after the buffer's allocation and after the writes that have ended
-    /// on other streams, but not after reads: streams that share weights do not wait for each
-    /// other. A later write waits for all of them. Work that writes through this use is ordered
+    /// The call orders the stream after the work of earlier buffers with the memory and after the
+    /// writes that have ended on other streams, but not after reads: streams that share weights do
+    /// not wait for each other. A later write waits for all of them. Work that writes through this use is ordered
     /// with nothing. Beyond 32 other streams that read and are not known to be done, the first read
     /// of a further stream waits for the oldest of them.
     ///
@@ -321,8 +321,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         }
         let _watch = self.store().watch();
         if clock.order(stream, &behind)? == Order::NotYet {
-            let is_read = self.record.marks.lock().are_unsubmitted_reads(clock);
-            let call = match is_read {
+            let are_reads = || self.record.marks.lock().are_unsubmitted_reads(clock, cpu_touches);
+            let call = match access == Access::Write && are_reads() {
                 true => "write memory that a capture or an open encoder reads",
                 false => "use on another stream",
             };
@@ -331,7 +331,8 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
         // No read needs them, so none is refused for them.
         joined.retain(|mark| {
             clock.takes_work(stream)
-                && (clock.is_done(*mark) == Ok(true)
+                && (clock.is_ordered(stream, *mark)
+                    || clock.is_done(*mark) == Ok(true)
                     || clock.order(stream, &[*mark]) == Ok(Order::Ordered))
         });
         Ok(joined)

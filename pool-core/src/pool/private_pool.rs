@@ -6,7 +6,7 @@ use crate::limits::InTransit;
 use crate::pool::BucketPool;
 use crate::pool::waiting::WakeAtEnd;
 use crate::port::{DeviceAllocator, DeviceError, MarkOf, Order, StreamClock, StreamOf, Why};
-use std::fmt;
+use std::{fmt, mem};
 
 /// The part of a [`BucketPool`]'s memory that is kept for one graph.
 ///
@@ -109,9 +109,9 @@ impl<A: DeviceAllocator> PrivatePool<A> {
     /// pool by several threads run one after the other: `work` of one ends before that of another
     /// begins, and `on` and [`Detached::into_raw`](crate::buffer::Detached::into_raw) of a buffer of
     /// the private pool wait for it too. So `work` may use this private pool, and no other that
-    /// another thread launches then. To order the launch
-    /// after earlier work with a buffer that the graph uses, hold a [`Use`](crate::buffer::Use) of
-    /// the buffer on `on` during the call.
+    /// another thread launches then; after its launch it uses no buffer of the pool. To order the
+    /// launch after earlier work with a buffer that the graph uses, hold a
+    /// [`Use`](crate::buffer::Use) of the buffer on `on` during the call.
     ///
     /// # Errors
     ///
@@ -138,9 +138,8 @@ impl<A: DeviceAllocator> PrivatePool<A> {
         if clock.order(on, &privates.behind(self.id))? == Order::NotYet {
             return Err(DeviceError::new(Why::NotSubmitted, "launch a graph"));
         }
-        work()?;
-        privates.launched(self.id, clock, on);
-        Ok(())
+        let launched = Launched { pool: self, on };
+        work().inspect_err(|_| mem::forget(launched))
     }
 
     /// Returns the bytes of the cached blocks of this private pool; 0 if the pool is broken, or in a
@@ -149,6 +148,19 @@ impl<A: DeviceAllocator> PrivatePool<A> {
     pub fn cached_bytes(&self) -> u64 {
         let store = self.pool.store();
         if store.is_unusable() { 0 } else { store.privates.idle_bytes(self.id) }
+    }
+}
+
+/// Notes a launch when it is dropped, also by a panic behind the launch.
+struct Launched<'l, A: DeviceAllocator> {
+    pool: &'l PrivatePool<A>,
+    on: &'l StreamOf<A>,
+}
+
+impl<A: DeviceAllocator> Drop for Launched<'_, A> {
+    fn drop(&mut self) {
+        let store = self.pool.pool.store();
+        store.privates.launched(self.pool.id, store.allocator.clock(), self.on);
     }
 }
 

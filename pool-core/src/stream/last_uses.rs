@@ -1,15 +1,16 @@
 //! The last uses of a block, one for each stream that used it.
 //!
 //! A use reads or writes. A read comes after the last write on each stream, and a write after all
-//! uses, so streams that read one buffer do not wait for each other.
+//! uses, so streams that read one buffer do not wait for each other. A use that the program orders
+//! itself (`record_stream`) counts as a write.
 
 use crate::port::StreamClock;
 use crate::stream::order::{Pending, Requester};
 
 /// The most uses that [`LastUses::uses_are_distinct`] compares with each other.
 const MAX_CHECKED_USES: usize = 8;
-/// The most other streams with a last use of a block, unless some write, have an open use, or are
-/// under capture.
+/// A block keeps the last uses of at most so many other streams. Those that wrote, are open or under
+/// capture, and those that the device refused to order, come on top.
 const MAX_STREAMS: usize = 32;
 /// The reads that another is ordered after at once, so that not each beyond the most is.
 const JOINED_AT_ONCE: usize = 8;
@@ -256,12 +257,15 @@ impl<C: StreamClock> LastUses<C> {
         others.iter().filter(is_over).map(|used| used.last).take(JOINED_AT_ONCE).collect()
     }
 
-    /// Returns whether work that has not reached the device reads the block, and none writes it.
-    pub(crate) fn are_unsubmitted_reads(&self, clock: &C) -> bool {
-        let is_late = |mark| !clock.is_submitted(mark);
-        let reads = self.newest_first().any(|used| used.has_begun && is_late(used.last));
-        let writes = |used: &Used<C::Mark>| used.writes != Writes::None && is_late(used.written);
-        reads && !self.newest_first().any(writes)
+    /// Returns whether the block was used in work that has not reached the device, and that work only
+    /// reads it.
+    pub(crate) fn are_unsubmitted_reads(&self, clock: &C, cpu_touches: bool) -> bool {
+        let is_late = |used: &Used<C::Mark>, access| {
+            let mark = used.before(clock, access, cpu_touches);
+            mark.is_some_and(|mark| !clock.is_submitted(mark))
+        };
+        let used = self.newest_first().any(|used| used.has_begun && is_late(used, Access::Write));
+        used && !self.newest_first().any(|used| is_late(used, Access::Read))
     }
 
     /// Forgets uses on other streams that the new use on `on` was ordered after: what is behind it
@@ -279,8 +283,11 @@ impl<C: StreamClock> LastUses<C> {
     fn join_others(&mut self, clock: &C, on: &C::Stream, these: Option<&[C::Mark]>) {
         let now = clock.mark(on);
         self.forget(|used| {
-            let is_meant =
-                these.is_none_or(|these| these.iter().any(|mark| clock.is_later(*mark, used.last)));
+            // Another thread may have written on the stream since.
+            let is_meant = these.is_none_or(|these| {
+                let is_known = these.iter().any(|mark| clock.is_later(*mark, used.last));
+                used.writes == Writes::None && is_known
+            });
             is_meant
                 && !used.is_open()
                 && !clock.same_stream(used.last, now)

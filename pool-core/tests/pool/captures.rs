@@ -6,6 +6,7 @@ use pool_core::{
     ArenaConfig, BucketPool, DeviceAllocator, MIB, PooledBuffer, PrivatePool, StreamClock, Why,
 };
 use pool_sim::{Graph, SimDevice, SimStream};
+use std::panic;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc;
 
@@ -409,6 +410,26 @@ fn a_private_pool_unbinds_only_its_own_streams() {
     assert!(pool.allocate_on(&on, MIB).unwrap().is_private());
     own.unbind_one(&on);
     assert!(!pool.allocate_on(&on, MIB).unwrap().is_private());
+}
+
+#[test]
+fn a_launch_whose_caller_panics_behind_it_is_known() {
+    let pool = Pool::new(SimDevice::new());
+    let [capture, first, second] = [(); 3].map(|()| pool.allocator().stream());
+    let (private, graph) = captured(&pool, &capture, |pool| {
+        kernel(&pool.allocate_on(&capture, MIB).unwrap(), &capture);
+    });
+    let device = pool.allocator();
+    let panicking = || {
+        private.launch(&first, || {
+            device.launch(&graph, &first);
+            panic::panic_any("behind the launch")
+        })
+    };
+    assert!(panic::catch_unwind(panic::AssertUnwindSafe(panicking)).is_err());
+    launch(&pool, &(private, graph), &second);
+    device.run();
+    assert_eq!(device.hazards(), 0, "{:?}", device.hazard_report());
 }
 
 // A stream that had ended stayed bound, and each request of the pool looked for its private pool.

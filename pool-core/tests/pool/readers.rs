@@ -185,6 +185,20 @@ fn memory_of_a_capture_is_refused_elsewhere_for_the_allocation() {
     assert_eq!((refused.why, refused.call), (Why::NotSubmitted, "use on another stream"));
 }
 
+#[test]
+fn a_read_behind_a_write_that_is_open_in_a_capture_is_refused_for_the_write() {
+    let device = SimDevice::new();
+    let pool = BucketPool::new(device.clone());
+    let [writer, reader]: [_; 2] = streams(&device);
+    let buffer = pool.allocate(MIB).unwrap();
+    buffer.use_until_drop(&writer).unwrap();
+    device.begin_capture(&writer).unwrap();
+    read(&device, &buffer, &writer);
+    for refused in [buffer.read_on(&reader).unwrap_err(), buffer.on(&reader).unwrap_err()] {
+        assert_eq!((refused.why, refused.call), (Why::NotSubmitted, "use on another stream"));
+    }
+}
+
 /// A stream that has a use waits for no other reader, however many there are.
 #[test]
 fn many_readers_do_not_wait_for_each_other_again_and_again() {

@@ -29,8 +29,9 @@ const SIZES: [u64; 5] = [64 * KIB, 300 * KIB, MIB, 3 * MIB, 5 * MIB];
 const STALL: Duration = Duration::from_mins(1);
 /// How much longer than its timeout a request may take.
 const LATE: Duration = Duration::from_millis(20);
-/// One future of this many is forgotten: each keeps its place in the line, and a pool.
-const FORGOTTEN: u64 = 500;
+/// One request in 16 times this many is a future that is forgotten: each keeps its place in the line,
+/// and a pool.
+const FORGOTTEN: u64 = 20;
 
 type Buffer = PooledBuffer<SimDevice>;
 type Pool = BucketPool<SimDevice>;
@@ -60,10 +61,11 @@ struct Worker<'r> {
     /// Buffers that a shortage frees.
     spare: &'r Mutex<Vec<Buffer>>,
     late: u64,
+    forgotten: u64,
 }
 
 impl Worker<'_> {
-    fn request(&mut self, number: u64) {
+    fn request(&mut self) {
         let pool = &self.pools[self.dice.random_range(0..2)];
         let bytes = SIZES[self.dice.random_range(0..SIZES.len())];
         match self.dice.random_range(0..16) {
@@ -95,10 +97,11 @@ impl Worker<'_> {
                     finish(future);
                 }
             }
-            14 if number.is_multiple_of(FORGOTTEN) => {
+            14 if self.dice.random_range(0..FORGOTTEN) == 0 => {
                 let mut future = pool.allocate_async(bytes);
                 if poll(&mut future).is_pending() {
                     std::mem::forget(future);
+                    self.forgotten += 1;
                 }
             }
             _ => {
@@ -138,22 +141,30 @@ fn each_request_ends() {
         })
     };
     let pools = [build().build(), build().arena(ArenaConfig::segments(MIB)).build()];
+    // The first in the line are forgotten.
+    let held = pools[0].allocate(BUDGET).unwrap();
+    for pool in &pools {
+        let mut future = pool.allocate_async(BUDGET);
+        assert!(poll(&mut future).is_pending());
+        std::mem::forget(future);
+    }
+    drop(held);
     let (ended, seen) = mpsc::channel();
-    let late: u64 = thread::scope(|scope| {
+    let [late, forgotten] = thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
             .map(|at| {
                 let (pools, moved, spare, ended) = (&pools, &moved, &*spare, ended.clone());
                 scope.spawn(move || {
                     let dice = StdRng::seed_from_u64(seed * THREADS + at);
-                    let mut worker = Worker { dice, pools, moved, spare, late: 0 };
-                    for number in 0..requests / THREADS {
-                        worker.request(number);
+                    let mut worker = Worker { dice, pools, moved, spare, late: 0, forgotten: 0 };
+                    for _ in 0..requests / THREADS {
+                        worker.request();
                         ended.send(()).unwrap();
                     }
                     // What the others had begun to wait for is not waited for any more.
                     moved.lock().clear();
                     spare.lock().clear();
-                    worker.late
+                    [worker.late, worker.forgotten]
                 })
             })
             .collect();
@@ -169,11 +180,15 @@ fn each_request_ends() {
                 }
             }
         }
-        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        let counts = threads.into_iter().map(|thread| thread.join().unwrap());
+        counts.fold([0; 2], |sum, of| [sum[0] + of[0], sum[1] + of[1]])
     });
     moved.lock().clear();
     spare.lock().clear();
-    println!("{requests} requests ended, {late} more than 20 ms after their timeout; seed {seed}");
+    println!(
+        "{requests} requests ended, {late} more than 20 ms after their timeout, {forgotten} futures \
+         forgotten; seed {seed}"
+    );
     for pool in &pools {
         assert_eq!(pool.stats().allocated_bytes, 0);
         pool.check();
