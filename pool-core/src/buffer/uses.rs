@@ -48,9 +48,9 @@ impl<A: DeviceAllocator> PooledBuffer<A> {
     ///
     /// The call orders the stream after the work of earlier buffers with the memory and after the
     /// writes that have ended on other streams, but not after reads: streams that share weights do
-    /// not wait for each other. A later write waits for all of them. Work that writes through this use is ordered
-    /// with nothing. Beyond 32 other streams that read and are not known to be done, the first read
-    /// of a further stream waits for the oldest of them.
+    /// not wait for each other. A later write waits for all of them. Work that writes through this
+    /// use is ordered with nothing. Beyond 32 other streams that read and are not known to be done,
+    /// the first read of a further stream waits for the oldest of them.
     ///
     /// # Errors
     ///

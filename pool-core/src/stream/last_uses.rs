@@ -328,6 +328,7 @@ impl<C: StreamClock> LastUses<C> {
         if let Some(at) = others.iter().position(|used| clock.same_stream(used.last, mark)) {
             others[at..].rotate_left(1);
         } else {
+            // A buffer that lives long outlives streams: wgpu has one for each frame.
             others.retain(|used| !clock.is_obsolete(used.last));
             others.push(Used::new(mark, Writes::None, true));
         }
