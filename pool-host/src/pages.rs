@@ -26,7 +26,10 @@ mod deferred;
 mod give_back;
 mod heap;
 pub(crate) mod lock;
+mod mapping;
 mod need;
+mod page;
+mod resize;
 mod runs;
 mod slots;
 mod space;
@@ -34,14 +37,16 @@ mod space;
 pub(crate) mod tests;
 
 use crate::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
+    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
     Ordering::Release,
 };
-use crate::system;
+use crate::{stderr, system};
 use deferred::{Deferral, Deferred};
 use heap::Heap;
 use lock::ForkLock;
-use runs::{Page, PageState, Run};
+use mapping::Mapping;
+use page::{Page, PageState};
+use runs::Run;
 use slots::Slots;
 use space::Space;
 use std::ptr;
@@ -49,14 +54,12 @@ use std::ptr;
 /// Page size of this module in bytes. At least the system's page size, because the system takes
 /// memory back in its own pages.
 pub(crate) const PAGE: usize = if cfg!(target_arch = "x86_64") { 4 << 10 } else { 64 << 10 };
-/// Bytes by which the usable part of the range grows: a multiple of this.
+/// Bytes by which the mapped part of the range grows: a multiple of this.
 const STEP: usize = 64 << 20;
 /// Largest request in bytes. The map keeps the length of a run, in pages, in 30 bits.
 const LARGEST: usize = 1 << 38;
 /// Largest alignment in bytes.
 const MOST_ALIGN: usize = 2 << 20;
-/// Size in bytes from which a block that must move to grow is placed in a long run.
-const ROOMY: usize = 1 << 20;
 
 /// Base address before the range is reserved.
 ///
@@ -91,8 +94,15 @@ pub(crate) struct Pages {
     fresh: AtomicU64,
     /// Pages that were returned to the system.
     returned: AtomicU64,
-    /// Whether the range may use huge pages.
-    huge: AtomicBool,
+    /// How the system is called.
+    mapping: Mapping,
+    /// Number of pages that have entries in the map.
+    end: AtomicU32,
+    /// Whether the memory of a freed block goes back at once.
+    is_unmapping: AtomicBool,
+    /// Number of pages from which on the system may take the memory of freed blocks when it is
+    /// short.
+    lends_from: AtomicU64,
     /// The most bytes of addresses that the range may have.
     most: AtomicUsize,
 }
@@ -139,7 +149,10 @@ impl Pages {
             next_look: AtomicU64::new(0),
             fresh: AtomicU64::new(0),
             returned: AtomicU64::new(0),
-            huge: AtomicBool::new(false),
+            mapping: Mapping::new(),
+            end: AtomicU32::new(0),
+            is_unmapping: AtomicBool::new(false),
+            lends_from: AtomicU64::new(u64::MAX),
             most: AtomicUsize::new(usize::MAX),
         }
     }
@@ -191,10 +204,10 @@ impl Pages {
     fn do_deferred(&self, inside: &mut Heap) {
         for (first, what) in self.deferred.take(|first| self.page(first as usize)) {
             let Run { pages, .. } = inside.runs.at(first);
-            if what == Deferral::Freed {
+            if what.is_live() {
                 inside.need.down(pages);
             }
-            inside.runs.release(Run { first, pages, state: what.state() });
+            self.release(inside, first, what.state());
         }
         if let Some((limit, decay)) = self.deferred.take_settings() {
             inside.need.configure((limit / PAGE) as u64, decay);
@@ -209,9 +222,37 @@ impl Pages {
         self.deferred.push(first, self.page(first as usize), what);
     }
 
-    /// Permits huge pages. Has no effect after the first request.
+    /// Releases a used run in this state.
+    fn release(&self, inside: &mut Heap, first: u32, state: PageState) {
+        let Run { pages, .. } = inside.runs.at(first);
+        if state == PageState::Clean {
+            inside.release_clean(first, pages, &self.mapping);
+        } else {
+            inside.runs.release(Run { first, pages, state });
+        }
+    }
+
+    /// Permits huge pages in what is taken from the system from now on.
     pub(crate) fn use_huge_pages(&self) {
-        self.huge.store(true, Relaxed);
+        self.mapping.use_huge_pages();
+    }
+
+    /// Calls the system by `mmap` and `mremap` only from now on, for a program that limits its
+    /// calls to what another allocator needs.
+    pub(crate) fn be_quiet(&self) {
+        self.mapping.be_quiet();
+    }
+
+    /// Gives the memory of a freed block back at once, and with it all that the program did to its
+    /// pages.
+    pub(crate) fn unmap_freed_blocks(&self) {
+        self.is_unmapping.store(true, Relaxed);
+    }
+
+    /// Permits the system to take the memory of blocks that are freed from now on when it is short,
+    /// while these pages have more than `bytes` bytes.
+    pub(crate) fn lend_from(&self, bytes: usize) {
+        self.lends_from.store((bytes / PAGE) as u64, Relaxed);
     }
 
     /// Limits the addresses that are reserved. Has no effect after the first request.
@@ -270,7 +311,7 @@ impl Pages {
         if let Some(block) = self.take_recent(bytes, align) {
             return Some(Taken { block, zeroed: false });
         }
-        self.take_run(Self::pages_of(bytes)?, Self::align_of(align)?, false)
+        self.take_run(Self::pages_of(bytes)?, Self::align_of(align)?)
     }
 
     /// Takes a block as [`Pages::take`] does, if one of this length was freed a moment ago.
@@ -278,7 +319,9 @@ impl Pages {
     pub(crate) fn take_recent(&self, bytes: usize, align: usize) -> Option<*mut u8> {
         debug_assert!(bytes > 0, "a run of no pages");
         let (pages, align) = (Self::pages_of(bytes)?, Self::align_of(align)?);
-        self.slots.take(pages, align, own_shard()).map(|first| self.address(first))
+        let first = self.slots.take(pages, align, own_shard())?;
+        self.page(first as usize).take();
+        Some(self.address(first))
     }
 
     /// Rounds bytes up to pages; `None` above [`LARGEST`].
@@ -293,33 +336,38 @@ impl Pages {
         (align as usize * PAGE <= MOST_ALIGN).then_some(align)
     }
 
-    /// Takes a run under the lock. With `roomy` it comes from a long run, if there is one, so that
-    /// the block can grow in place.
+    /// Takes a run under the lock. If there is no memory, gives all free memory back to the system
+    /// and tries once more.
     #[cold]
-    fn take_run(&self, pages: u32, align: u32, roomy: bool) -> Option<Taken> {
+    fn take_run(&self, pages: u32, align: u32) -> Option<Taken> {
+        let taken = self.try_take_run(pages, align);
+        taken.or_else(|| (self.trim(usize::MAX) > 0).then(|| self.try_take_run(pages, align))?)
+    }
+
+    fn try_take_run(&self, pages: u32, align: u32) -> Option<Taken> {
         if !self.is_ready() {
             return None;
         }
         let now = system::coarse_milliseconds();
         let taken = self.enter(|inside| {
-            let mut found = inside.take_dirty(pages, align, roomy);
+            let mut found = inside.take_dirty(pages, align);
             // Runs in slots that were just freed serve before clean pages do.
             if found.is_none() && self.sweep(inside) {
-                found = inside.take_dirty(pages, align, roomy);
+                found = inside.take_dirty(pages, align);
             }
-            let (first, state) = found.or_else(|| inside.take_clean(pages, align, roomy))?;
+            let found = found.or_else(|| inside.take_span(pages, align, &self.mapping));
+            let found = found.or_else(|| inside.take_clean(pages, align, &self.mapping));
+            self.end.store(inside.runs.end(), Relaxed);
+            let (first, state) = found?;
             inside.need.up(pages);
-            let zeroed = state == PageState::Clean;
-            if zeroed {
+            if state == PageState::Clean {
                 self.fresh.fetch_add(1, Relaxed);
+                return Some((first, true, self.turn(inside, now, pages)));
             }
-            if zeroed {
-                return Some((first, zeroed, self.turn(inside, now, pages)));
-            }
-            // A dirty run served, so the number of dirty pages did not rise and no page need
-            // return to the system.
+            // Dirty pages served, so their number did not rise and no page need return to the
+            // system.
             self.note(inside, now);
-            Some((first, zeroed, 0))
+            Some((first, false, 0))
         });
         let (first, zeroed, budget) = taken??;
         self.give_back(budget);
@@ -328,14 +376,19 @@ impl Pages {
 
     /// Takes back a block. Returns its bytes.
     ///
+    /// At an address where no block begins, or where the block is free already, it ends the program
+    /// if it finds that out.
+    ///
     /// # Safety
     ///
     /// The block must come from these pages, the caller must own it, and no thread may use it
     /// again.
     #[inline]
     pub(crate) unsafe fn give(&self, block: *mut u8) -> usize {
-        let (first, pages) = self.run_of(block);
-        if !self.slots.put(first, pages, own_shard()) {
+        let Some((first, pages)) = self.freed_run(block) else { end_for(block) };
+        if self.is_unmapping.load(Relaxed) {
+            self.give_emptied(first, pages);
+        } else if !self.slots.put(first, pages, own_shard()) {
             self.give_run(first, pages);
         } else if self.is_wet.load(Relaxed) {
             self.look();
@@ -343,9 +396,29 @@ impl Pages {
         pages as usize * PAGE
     }
 
+    /// Marks a block as freed by the program. Returns its first page and its number of pages;
+    /// `None` if no block begins here, or if it is free already.
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "the range has fewer than 2^30 pages")]
+    fn freed_run(&self, block: *mut u8) -> Option<(u32, u32)> {
+        let from_base = block.addr().wrapping_sub(self.base.load(Relaxed).addr());
+        let (first, end) = ((from_base / PAGE) as u32, self.end.load(Relaxed));
+        let is_page = from_base.is_multiple_of(PAGE) && first < end;
+        let last = |further| {
+            let last = first.checked_add(further).filter(|last| *last < end)?;
+            Some(self.page(last as usize))
+        };
+        let pages = is_page.then(|| self.page(first as usize).free(last))?;
+        pages.map(|pages| (first, pages))
+    }
+
     /// Frees a run under the lock, or later if another thread forks.
     #[cold]
     fn give_run(&self, first: u32, pages: u32) {
+        if self.used.load(Relaxed) + self.dirty.load(Relaxed) >= self.lends_from.load(Relaxed) {
+            // SAFETY: the program freed the run, and this thread owns it until `release` below.
+            unsafe { self.mapping.lend(self.address(first), pages as usize * PAGE) };
+        }
         let now = system::coarse_milliseconds();
         let budget = self.enter(|inside| {
             inside.need.down(pages);
@@ -356,82 +429,6 @@ impl Pages {
             Some(budget) => self.give_back(budget),
             None => self.defer(first, Deferral::Freed),
         }
-    }
-
-    /// Resizes a block in place to at least `bytes` bytes. Returns false if that is not possible;
-    /// the block is then unchanged. A block that would shrink by little keeps its pages, and so
-    /// does one that would shrink while another thread forks.
-    ///
-    /// # Safety
-    ///
-    /// The block must come from these pages, the caller must own it, and no thread may use the
-    /// bytes behind its new end.
-    pub(crate) unsafe fn resize(&self, block: *mut u8, bytes: usize) -> bool {
-        let (first, pages) = self.run_of(block);
-        let Some(wanted) = Self::pages_of(bytes).filter(|wanted| *wanted > 0) else { return false };
-        // To free a few pages is not worth taking the lock.
-        let less = pages.saturating_sub(wanted);
-        if wanted <= pages && less < (pages / 8).clamp(1, 64) {
-            return true;
-        }
-        let now = system::coarse_milliseconds();
-        let entered = self.enter(|inside| {
-            if wanted > pages {
-                let done = inside.extend(first, pages, wanted, false)
-                    || (self.sweep(inside) && inside.extend(first, pages, wanted, false))
-                    || inside.extend(first, pages, wanted, true);
-                return (done, self.turn(inside, now, wanted - pages));
-            }
-            inside.runs.use_up(first, wanted);
-            inside.need.down(less);
-            inside.runs.release(Run {
-                first: first + wanted,
-                pages: less,
-                state: PageState::Dirty,
-            });
-            (true, self.turn(inside, now, less))
-        });
-        let Some((done, budget)) = entered else { return wanted <= pages };
-        self.give_back(budget);
-        done
-    }
-
-    /// Resizes a block to at least `bytes` bytes, in place or else by moving its first `kept` bytes
-    /// to a block that is aligned to `align` and has room for more growth.
-    ///
-    /// Returns the resized block; `None` if that is not possible, and then the block is unchanged.
-    ///
-    /// # Safety
-    ///
-    /// The block must come from these pages, the caller must own it, and both it and the result
-    /// must hold `kept` bytes. Unless the result is `None`, the caller may use only the result.
-    pub(crate) unsafe fn resize_or_move(
-        &self,
-        block: *mut u8,
-        kept: usize,
-        bytes: usize,
-        align: usize,
-    ) -> Option<*mut u8> {
-        // SAFETY: the caller guarantees that the block is its own. When it shrinks, the caller uses
-        // no bytes behind the new end.
-        if unsafe { self.resize(block, bytes) } {
-            return Some(block);
-        }
-        let moved = self.take_to_grow(bytes, align)?.block;
-        // SAFETY: the caller guarantees that both blocks hold `kept` bytes. They do not overlap,
-        // since both are in use.
-        unsafe { moved.copy_from_nonoverlapping(block, kept) };
-        // SAFETY: the caller owns the block and uses only the result.
-        unsafe { self.give(block) };
-        Some(moved)
-    }
-
-    /// Takes a block to which the contents of a block that cannot grow in place will move.
-    ///
-    /// From [`ROOMY`] bytes on it comes from a long run, if there is one, so that the next growth
-    /// need not move it again.
-    pub(crate) fn take_to_grow(&self, bytes: usize, align: usize) -> Option<Taken> {
-        self.take_run(Self::pages_of(bytes)?, Self::align_of(align)?, bytes >= ROOMY)
     }
 
     /// Returns about how many bytes are cached: dirty runs and runs in slots.
@@ -475,8 +472,7 @@ impl Pages {
             if inside.space.is_some() {
                 return true;
             }
-            let Some(space) = Space::reserve(self.most.load(Relaxed), self.huge.load(Relaxed))
-            else {
+            let Some(space) = Space::reserve(self.most.load(Relaxed), &self.mapping) else {
                 return false;
             };
             self.base.store(space.base, Relaxed);
@@ -505,6 +501,15 @@ impl Pages {
     pub(crate) fn in_child(&self) {
         self.inside.in_child(|inside| self.do_deferred(inside));
     }
+}
+
+/// Ends the program, which has freed an address that is no block of its own.
+#[cold]
+fn end_for(block: *mut u8) -> ! {
+    stderr::say(&[b"bucketpool: free of a large block that is free already, or of no block\n"]);
+    // In a core dump, the address is this function's argument.
+    std::hint::black_box(block);
+    std::process::abort()
 }
 
 /// Returns a number that differs between most threads.

@@ -10,7 +10,7 @@
 //! child's head names is linked. A run that is in the child's list is free there, because the
 //! thread that pushed it had freed it.
 
-use super::runs::{Page, PageState};
+use super::page::{Page, PageState};
 use crate::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
     Ordering::Release,
@@ -25,18 +25,25 @@ const NONE: u32 = 0;
 pub(super) enum Deferral {
     /// The program freed it.
     Freed,
-    /// Its memory was returned to the system.
+    /// The program freed it, and its memory went back or elsewhere.
+    Emptied,
+    /// It was free, and its memory went back.
     Returned,
-    /// Its memory was to be returned, and the system refused.
+    /// It was free, and its memory was to go back, which the system refused.
     Refused,
 }
 
 impl Deferral {
+    /// Returns whether the run counts as used until it is released.
+    pub(super) fn is_live(self) -> bool {
+        matches!(self, Self::Freed | Self::Emptied)
+    }
+
     /// Returns the state in which the run is to be released.
     pub(super) fn state(self) -> PageState {
         match self {
             Self::Freed | Self::Refused => PageState::Dirty,
-            Self::Returned => PageState::Clean,
+            Self::Emptied | Self::Returned => PageState::Clean,
         }
     }
 }
@@ -96,7 +103,7 @@ impl Deferred {
             let first = Some(at).filter(|at| *at != NONE)?;
             let (next, what) = page(first).deferred();
             at = next;
-            let all = [Deferral::Freed, Deferral::Returned, Deferral::Refused];
+            let all = [Deferral::Freed, Deferral::Emptied, Deferral::Returned, Deferral::Refused];
             let what = all.into_iter().find(|one| *one as u32 == what);
             Some((first, what.unwrap_or(Deferral::Refused)))
         })

@@ -7,8 +7,9 @@
 use super::deferred::Deferral;
 use super::heap::Heap;
 use super::need::Need;
-use super::runs::{PageState, Run};
-use super::{PAGE, Pages, space};
+use super::page::PageState;
+use super::runs::Run;
+use super::{PAGE, Pages};
 use crate::system;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -39,6 +40,22 @@ impl Pages {
         }
         self.enter(|inside| self.note(inside, system::coarse_milliseconds()));
         went
+    }
+
+    /// Frees a run after its memory has gone back, or moved to another run, and with it all that the
+    /// program did to the pages.
+    #[cold]
+    pub(super) fn give_emptied(&self, first: u32, pages: u32) {
+        // SAFETY: the program freed the run, and this thread owns it until `release` below.
+        let clean = unsafe { self.mapping.forget(self.address(first), pages as usize * PAGE) };
+        let what = if clean { Deferral::Emptied } else { Deferral::Freed };
+        let done = self.enter(|inside| {
+            inside.need.down(pages);
+            self.release(inside, first, what.state());
+        });
+        if done.is_none() {
+            self.defer(first, what);
+        }
     }
 
     /// Returns pages beyond the recent need to the system, if it is time to.
@@ -117,8 +134,14 @@ impl Pages {
     /// there were any.
     pub(super) fn sweep(&self, inside: &mut Heap) -> bool {
         let mut any = false;
+        let lends = inside.need.live + inside.runs.dirty >= self.lends_from.load(Relaxed);
         for (first, pages) in self.slots.drain() {
             any = true;
+            if lends {
+                // SAFETY: the program freed the run, and `drain` made it this thread's, until
+                // `release` below.
+                unsafe { self.mapping.lend(self.address(first), pages as usize * PAGE) };
+            }
             inside.need.down(pages);
             inside.runs.release(Run { first, pages, state: PageState::Dirty });
         }
@@ -153,13 +176,12 @@ impl Pages {
         let (first, pages) = oldest??;
         // SAFETY: `take_oldest` returned pages of the range that were free, and marked them as used
         // under the lock, so no other thread takes them until `release` below.
-        let clean = unsafe { space::forget(self.address(first), pages as usize * PAGE) };
+        let clean = unsafe { self.mapping.forget(self.address(first), pages as usize * PAGE) };
         if clean {
             self.returned.fetch_add(pages.into(), Relaxed);
         }
         let what = if clean { Deferral::Returned } else { Deferral::Refused };
-        let run = Run { first, pages, state: what.state() };
-        if self.enter(|inside| inside.runs.release(run)).is_none() {
+        if self.enter(|inside| self.release(inside, first, what.state())).is_none() {
             self.defer(first, what);
         }
         Some(if clean { pages } else { 0 })

@@ -1,9 +1,12 @@
 //! The state under the lock of the pages: it chooses the run for a request, and grows blocks in
 //! place.
 
+use super::mapping::Mapping;
 use super::need::Need;
-use super::runs::{PageState, Run, Runs};
+use super::page::PageState;
+use super::runs::{Run, Runs};
 use super::space::Space;
+use std::ops::Range;
 
 /// The reserved range, its runs, and the recent need for pages.
 #[derive(Debug)]
@@ -19,61 +22,84 @@ impl Heap {
         Self { space: None, runs: Runs::new(), need: Need::new() }
     }
 
-    /// Takes dirty pages. With `roomy` they come from a long run, if there is one.
-    pub(super) fn take_dirty(
-        &mut self,
-        pages: u32,
-        align: u32,
-        roomy: bool,
-    ) -> Option<(u32, PageState)> {
-        let long = if roomy { self.take_roomy(pages, align, PageState::Dirty) } else { None };
-        let first = long.or_else(|| self.runs.take(pages, align, PageState::Dirty))?;
+    /// Takes dirty pages.
+    pub(super) fn take_dirty(&mut self, pages: u32, align: u32) -> Option<(u32, PageState)> {
+        let first = self.runs.take(pages, align, PageState::Dirty)?;
         Some((first, PageState::Dirty))
     }
 
-    /// Takes clean pages, and grows the range if necessary. With `roomy` they come from a long run,
-    /// if there is one.
+    /// Takes dirty and clean pages that follow each other, at a long dirty run.
+    pub(super) fn take_span(
+        &mut self,
+        pages: u32,
+        align: u32,
+        mapping: &Mapping,
+    ) -> Option<(u32, PageState)> {
+        let (span, first) = self.runs.find_span(pages, align)?;
+        self.open(first..first + pages, mapping).then(|| {
+            self.runs.take_span(span, first, pages);
+            (first, PageState::Dirty)
+        })
+    }
+
+    /// Takes clean pages, and grows the range if necessary.
     ///
     /// If the range cannot grow, it takes pages of either state; the result tells which.
     pub(super) fn take_clean(
         &mut self,
         pages: u32,
         align: u32,
-        roomy: bool,
+        mapping: &Mapping,
     ) -> Option<(u32, PageState)> {
-        let long = if roomy { self.take_roomy(pages, align, PageState::Clean) } else { None };
-        let found = long.or_else(|| self.runs.take(pages, align, PageState::Clean));
-        if let Some(first) = found {
-            return Some((first, PageState::Clean));
+        if let Some(first) = self.runs.take(pages, align, PageState::Clean) {
+            return self.opened(first, pages, mapping);
         }
         let needed = pages.checked_add(align - 1)?;
         // The first page of the range is never free.
         let have = self.runs.clean_at_end().map_or(0, |run| run.pages);
         let lacking = needed.saturating_sub(have) + u32::from(self.runs.end() == 0);
-        if self.grow(lacking).is_some()
+        if self.grow(lacking, mapping).is_some()
             && let Some(run) = self.runs.clean_at_end().filter(|run| run.pages >= needed)
         {
-            return Some((self.runs.take_from(run, pages, align), PageState::Clean));
+            let first = self.runs.take_from(run, pages, align);
+            return self.opened(first, pages, mapping);
         }
         // Last: a search of all runs of about this length, beyond the few that `take` examines.
-        [PageState::Dirty, PageState::Clean]
-            .into_iter()
-            .find_map(|state| self.runs.take_any(pages, align, state).map(|first| (first, state)))
+        if let Some(first) = self.runs.take_any(pages, align, PageState::Dirty) {
+            return Some((first, PageState::Dirty));
+        }
+        let first = self.runs.take_any(pages, align, PageState::Clean)?;
+        self.opened(first, pages, mapping)
     }
 
-    /// Takes pages from the longest list of runs, if its first run is at least four times as long
-    /// as the request.
-    fn take_roomy(&mut self, pages: u32, align: u32, state: PageState) -> Option<u32> {
-        let is_long = |run: &Run| run.pages / 4 >= pages.saturating_add(align);
-        let run = self.runs.long_run(state).filter(is_long)?;
-        Some(self.runs.take_from(run, pages, align))
+    /// Opens clean pages that were just taken; frees them again if the system has too little
+    /// memory.
+    fn opened(&mut self, first: u32, pages: u32, mapping: &Mapping) -> Option<(u32, PageState)> {
+        if self.open(first..first + pages, mapping) {
+            return Some((first, PageState::Clean));
+        }
+        self.runs.release(Run { first, pages, state: PageState::Clean });
+        None
     }
 
-    /// Grows the usable range by at least `pages` pages; does nothing for 0. Returns `None` if
+    /// Makes the memory of free pages accessible. Returns false if the system has too little.
+    fn open(&mut self, pages: Range<u32>, mapping: &Mapping) -> bool {
+        self.space.as_mut().is_some_and(|space| space.open(pages, mapping))
+    }
+
+    /// Frees a used run whose pages read as zeroes. What it makes whole is closed.
+    pub(super) fn release_clean(&mut self, first: u32, pages: u32, mapping: &Mapping) {
+        let clean = self.runs.release(Run { first, pages, state: PageState::Clean });
+        if let Some(space) = &mut self.space {
+            space.close(first..first + pages, clean, mapping);
+        }
+    }
+
+    /// Extends the range by at least `pages` pages; does nothing for 0. Returns `None` if
     /// there are no addresses or no memory.
-    fn grow(&mut self, pages: u32) -> Option<()> {
+    fn grow(&mut self, pages: u32, mapping: &Mapping) -> Option<()> {
         if pages > 0 {
-            let map = self.space.as_mut()?.grow(pages as usize)?;
+            let map = self.space.as_mut()?.grow(pages as usize, mapping)?;
             self.runs.extend(map);
         }
         Some(())
@@ -83,7 +109,14 @@ impl Heap {
     ///
     /// Those are at most two runs, one of each state. With `grows`, it also grows the range if the
     /// free pages end there. Returns false, with the block unchanged, if that is not enough.
-    pub(super) fn extend(&mut self, first: u32, pages: u32, wanted: u32, grows: bool) -> bool {
+    pub(super) fn extend(
+        &mut self,
+        first: u32,
+        pages: u32,
+        wanted: u32,
+        grows: bool,
+        mapping: &Mapping,
+    ) -> bool {
         let mut lacking = wanted - pages;
         let [next, further] = self.free_behind(first);
         let end = further.or(next).map_or(first + pages, Run::end);
@@ -94,8 +127,11 @@ impl Heap {
             return grows
                 && fits
                 && end == self.runs.end()
-                && self.grow(lacking - free).is_some()
-                && self.extend(first, pages, wanted, false);
+                && self.grow(lacking - free, mapping).is_some()
+                && self.extend(first, pages, wanted, false, mapping);
+        }
+        if !self.open(first + pages..first + wanted, mapping) {
+            return false;
         }
         for run in [next, further].into_iter().flatten() {
             let taken = run.pages.min(lacking);

@@ -6,26 +6,17 @@
 //! neighbours from it, in constant time. Nothing here touches the pages themselves, allocates, or
 //! calls the system.
 
-use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use super::page::{Page, PageState};
+use crate::sync::atomic::Ordering::Relaxed;
 
 /// End of a list. Page 0 is always used and no block has it, so no free run begins there.
 const NONE: u32 = 0;
 /// Number of free lists of one state: eight for each doubling of the length.
 const LISTS: usize = 256;
 const WORDS: usize = LISTS / 64;
-/// Runs of a list that [`Runs::take`] examines for the shortest that serves.
+/// Runs of a list that [`Runs::take`] examines for the shortest that serves, and long dirty runs
+/// that [`Runs::find_span`] does.
 const LOOKS: usize = 8;
-
-/// The state of the pages of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PageState {
-    /// In use: the pages of a block, in a slot, or being returned to the system.
-    Used,
-    /// Free, with old contents and memory behind them.
-    Dirty,
-    /// Free, without memory behind them. They read as zeroes.
-    Clean,
-}
 
 /// Consecutive pages of one state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +24,13 @@ pub(super) struct Run {
     pub(super) first: u32,
     pub(super) pages: u32,
     pub(super) state: PageState,
+}
+
+/// Consecutive pages of free runs, of either state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) first: u32,
+    pub(super) end: u32,
 }
 
 impl Run {
@@ -43,60 +41,6 @@ impl Run {
 
     fn used(first: u32, pages: u32) -> Self {
         Self { first, pages, state: PageState::Used }
-    }
-}
-
-/// The map's entry of a page.
-///
-/// Without the lock, a thread uses only the entry of the first page of a run that it owns: it reads
-/// the tag, to which no other thread writes, and links the run when it frees it during a fork. All
-/// other accesses are under the lock.
-#[derive(Debug, Default)]
-pub(super) struct Page {
-    /// Length of the run that begins or ends at this page, shifted left by two, and its state in
-    /// the low two bits.
-    tag: AtomicU32,
-    /// Next run of the free list, if this is the first page of a free run.
-    next: AtomicU32,
-    /// Previous run of the free list, if this is the first page of a free run.
-    previous: AtomicU32,
-    /// Next older run, if this is the first page of a dirty run.
-    older: AtomicU32,
-    /// Next newer run, if this is the first page of a dirty run.
-    newer: AtomicU32,
-}
-
-impl Page {
-    fn run(&self) -> (u32, PageState) {
-        let tag = self.tag.load(Relaxed);
-        let state = match tag & 3 {
-            1 => PageState::Dirty,
-            2 => PageState::Clean,
-            _ => PageState::Used,
-        };
-        (tag >> 2, state)
-    }
-
-    /// Returns the length in pages of the run that begins or ends at this page.
-    #[inline]
-    pub(super) fn pages(&self) -> u32 {
-        self.tag.load(Relaxed) >> 2
-    }
-
-    /// Links the used run that begins at this page to the next one of the list of deferred runs,
-    /// with what is to be done with it. A used run is in no free list, so its links are free.
-    pub(super) fn defer(&self, next: u32, what: u32) {
-        self.next.store(next, Relaxed);
-        self.previous.store(what, Relaxed);
-    }
-
-    /// Returns what [`Page::defer`] stored.
-    pub(super) fn deferred(&self) -> (u32, u32) {
-        (self.next.load(Relaxed), self.previous.load(Relaxed))
-    }
-
-    fn set(&self, pages: u32, state: PageState) {
-        self.tag.store(pages << 2 | state as u32, Relaxed);
     }
 }
 
@@ -120,10 +64,13 @@ impl Lists {
         })
     }
 
-    /// Returns the last list that is not empty.
-    fn last_filled(&self) -> Option<usize> {
-        let word = (0..WORDS).rev().find(|word| self.filled[*word] != 0)?;
-        Some(64 * word + 63 - self.filled[word].leading_zeros() as usize)
+    /// Returns the lists that are not empty, the last one first.
+    fn filled_from_last(&self) -> impl Iterator<Item = usize> {
+        (0..WORDS).rev().flat_map(|word| {
+            let next = |left: &u64| left.checked_ilog2().map(|top| left & !(1 << top));
+            let left = std::iter::successors(Some(self.filled[word]), next);
+            left.map_while(u64::checked_ilog2).map(move |top| 64 * word + top as usize)
+        })
     }
 }
 
@@ -240,9 +187,10 @@ impl Runs {
         self.page(run.end() - 1).set(run.pages, run.state);
     }
 
-    /// Marks pages as one used run. They must be in no list.
+    /// Marks pages as one used run, without room. They must be in no list.
     pub(super) fn use_up(&self, first: u32, pages: u32) {
         self.set(Run::used(first, pages));
+        self.page(first).set_room(0);
     }
 
     /// Adds a free run that has no neighbour of the same state.
@@ -312,12 +260,14 @@ impl Runs {
         }
     }
 
-    /// Frees a run, coalesced with its neighbours of the same state. A dirty run becomes the
-    /// newest.
-    pub(super) fn release(&mut self, mut run: Run) {
+    /// Frees a run, coalesced with its neighbours of the same state, and returns the whole. A dirty
+    /// run becomes the newest.
+    pub(super) fn release(&mut self, mut run: Run) -> Run {
         let below = self.ending_at(run.first - 1);
         if below.state == run.state {
             self.remove(below);
+            // A free of the block that began here is an error from now on.
+            self.page(run.first).set(0, run.state);
             run = Run { first: below.first, pages: below.pages + run.pages, ..run };
         }
         if let Some(above) = self.behind(run).filter(|above| above.state == run.state) {
@@ -325,6 +275,7 @@ impl Runs {
             run.pages += above.pages;
         }
         self.insert(run, false);
+        run
     }
 
     /// Takes `pages` pages at a multiple of `align` pages from a free run of this state, and marks
@@ -368,6 +319,58 @@ impl Runs {
         }
     }
 
+    /// Takes pages of a free span, as [`Runs::find_span`] found it, and marks them as used.
+    pub(super) fn take_span(&mut self, span: Span, first: u32, pages: u32) {
+        let mut at = span.first;
+        while at < span.end {
+            let run = self.at(at);
+            self.remove(run);
+            at = run.end();
+            let before = Run { pages: first.min(run.end()).saturating_sub(run.first), ..run };
+            let behind = (first + pages).max(run.first);
+            let after = Run { first: behind, pages: run.end().saturating_sub(behind), ..run };
+            for rest in [before, after].into_iter().filter(|rest| rest.pages > 0) {
+                self.insert(rest, false);
+            }
+        }
+        self.use_up(first, pages);
+    }
+
+    /// Returns free pages around one of the longest dirty runs, and the first of `pages` pages among
+    /// them that begin at a multiple of `align`.
+    ///
+    /// A block that is freed when much is cached loses the memory of its end, so that neither its
+    /// dirty nor its clean part can serve the next block of its length. Together they can.
+    pub(super) fn find_span(&self, pages: u32, align: u32) -> Option<(Span, u32)> {
+        let long = self.dirty_lists.filled_from_last().take(LOOKS);
+        let long = long.flat_map(|list| self.list(self.dirty_lists.heads[list])).take(LOOKS);
+        long.map(|run| (self.span_of(run), run)).find_map(|(span, dirty)| {
+            let last = span.end.checked_sub(pages)? / align * align;
+            // Near the start of the dirty run, so that most of it serves.
+            let down = dirty.first / align * align;
+            let starts = [down, down + align].map(|first| first.min(last));
+            let serves = |first: &u32| {
+                *first >= span.first && *first < dirty.end() && first + pages > dirty.first
+            };
+            starts.into_iter().find(serves).map(|first| (span, first))
+        })
+    }
+
+    /// Returns the free runs around a free run, at most [`LOOKS`] on each side.
+    fn span_of(&self, run: Run) -> Span {
+        let (mut first, mut end) = (run, run);
+        for _ in 0..LOOKS {
+            let below = self.ending_at(first.first - 1);
+            let above = self.behind(end).filter(|above| above.state != PageState::Used);
+            if below.state == PageState::Used && above.is_none() {
+                break;
+            }
+            first = if below.state == PageState::Used { first } else { below };
+            end = above.unwrap_or(end);
+        }
+        Span { first: first.first, end: end.end() }
+    }
+
     /// Returns a free run that has `pages` pages at a multiple of `align`.
     ///
     /// That is the shortest one that serves among the first `looks` runs of a list of about this
@@ -393,12 +396,6 @@ impl Runs {
     fn list(&self, head: u32) -> impl Iterator<Item = Run> {
         let next = |at: &u32| Some(self.page(*at).next.load(Relaxed)).filter(|next| *next != NONE);
         std::iter::successors(Some(head).filter(|head| *head != NONE), next).map(|at| self.at(at))
-    }
-
-    /// Returns one of the longest free runs of this state: the first of the last list.
-    pub(super) fn long_run(&self, state: PageState) -> Option<Run> {
-        let lists = self.lists(state)?;
-        Some(self.at(lists.heads[lists.last_filled()?]))
     }
 
     /// Takes at most `most` pages at the end of the oldest dirty run, and marks them as used.

@@ -1,10 +1,13 @@
-//! The reserved range of addresses, of which a growing part is usable, from its start on.
-#![expect(unsafe_code, reason = "the system is called through C")]
+//! The reserved range of addresses. A growing part of it has a map of its pages; of that part, the
+//! chunks in which memory is are open.
+#![expect(unsafe_code, reason = "addresses are mapped")]
 
-use super::runs::Page;
+use super::mapping::Mapping;
+use super::page::Page;
+use super::runs::Run;
 use super::{PAGE, STEP};
 use crate::system;
-use std::ptr;
+use std::ops::Range;
 
 /// Bytes to reserve: the first of these sizes that the system has addresses for.
 const SIZES: [usize; 5] = [1 << 40, 1 << 36, 1 << 33, 1 << 30, 1 << 28];
@@ -12,124 +15,157 @@ const SIZES: [usize; 5] = [1 << 40, 1 << 36, 1 << 33, 1 << 30, 1 << 28];
 /// of the program needs addresses too.
 const PART_OF_LIMIT: u64 = 4;
 /// Alignment of the range's start in bytes.
-const ALIGN: usize = 2 << 20;
+const ALIGN: usize = CHUNK;
+/// Bytes that are opened and closed together. Each call takes about 1 us, and to touch the pages of
+/// a chunk for the first time takes 100 us and more.
+const CHUNK: usize = 2 << 20;
+/// Pages of a chunk.
+#[expect(clippy::cast_possible_truncation, reason = "512, or 32 with pages of 64 KiB")]
+const CHUNK_PAGES: u32 = (CHUNK / PAGE) as u32;
 
 /// A reserved range of addresses, and another for the map of its pages.
 ///
-/// Both stay reserved until the process ends.
+/// Both stay reserved until the process ends. What is not open counts neither as memory of the
+/// process (`RLIMIT_DATA`) nor as memory that the system has promised (`vm.overcommit_memory=2`).
 #[derive(Debug)]
 pub(super) struct Space {
     pub(super) base: *mut u8,
     pub(super) bytes: usize,
     pub(super) map: *mut Page,
-    /// Number of usable pages, in the range and in the map.
+    /// Number of pages that have entries in the map.
     usable: usize,
+    /// One bit for each chunk, set if it is open. It lies behind the map.
+    open: &'static mut [u64],
 }
 
 // SAFETY: the pointers are addresses of mappings that belong to no thread and are never unmapped.
-// The end moves in `grow` only, which needs `&mut self`.
+// They change in methods only that need `&mut self`.
 unsafe impl Send for Space {}
 
 impl Space {
     /// Reserves the addresses. Returns `None` if the system has too few, for instance under
-    /// `RLIMIT_AS`. The range has at most `most` bytes. With `huge` it may use huge pages.
-    pub(super) fn reserve(most: usize, huge: bool) -> Option<Self> {
+    /// `RLIMIT_AS`. The range has at most `most` bytes.
+    pub(super) fn reserve(most: usize, mapping: &Mapping) -> Option<Self> {
         if cfg!(miri) {
             return None; // Miri cannot map addresses without access
         }
-        let part = system::address_limit_bytes().map(|limit| limit / PART_OF_LIMIT);
+        // A program may lower the limit until here, and may have forbidden itself to ask for it.
+        let limit = if mapping.is_quiet() { None } else { system::address_limit_bytes() };
+        let part = limit.map(|limit| limit / PART_OF_LIMIT);
         let may =
             |bytes: &&usize| **bytes <= most && part.is_none_or(|part| **bytes as u64 <= part);
         SIZES.iter().filter(may).find_map(|bytes| {
-            let base = reserve(bytes + ALIGN)?;
-            let map_bytes = bytes / PAGE * size_of::<Page>();
-            let Some(map) = reserve(map_bytes) else {
+            let base = mapping.reserve(bytes + ALIGN)?;
+            let (map, open) = Self::reserve_map(*bytes, mapping).or_else(|| {
                 // SAFETY: `reserve` just mapped these bytes, and no other code has their address.
                 unsafe { libc::munmap(base.cast(), bytes + ALIGN) };
-                return None;
-            };
+                None
+            })?;
             let base = base.map_addr(|address| address.next_multiple_of(ALIGN));
-            // With huge pages, a clean run may have memory behind it: 657 MiB instead of 163 MiB
-            // with candle. A system that does not know the advice has no huge pages, so its error
-            // is ignored.
-            let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
-            // SAFETY: `reserve` mapped `bytes + ALIGN` bytes, so `bytes` bytes from the aligned
-            // base are inside the mapping. This advice changes no contents.
-            let _ = unsafe { libc::madvise(base.cast(), *bytes, advice) };
-            Some(Self { base, bytes: *bytes, map: map.cast(), usable: 0 })
+            Some(Self { base, bytes: *bytes, map, usable: 0, open })
         })
     }
 
-    /// Makes at least `pages` more pages usable. Returns the map of all usable pages, or `None` if
-    /// there are no addresses or no memory.
-    pub(super) fn grow(&mut self, pages: usize) -> Option<&'static [Page]> {
+    /// Reserves the map of so many bytes, and makes the bits behind it usable.
+    fn reserve_map(bytes: usize, mapping: &Mapping) -> Option<(*mut Page, &'static mut [u64])> {
+        let map_bytes = (bytes / PAGE * size_of::<Page>()).next_multiple_of(PAGE);
+        let words = (bytes / CHUNK).div_ceil(64);
+        let open_bytes = (words * size_of::<u64>()).next_multiple_of(PAGE);
+        let map = mapping.reserve(map_bytes + open_bytes)?;
+        let open = map.wrapping_add(map_bytes);
+        // SAFETY: these are the last pages of what was just reserved.
+        if !unsafe { mapping.open(open, open_bytes) } {
+            // SAFETY: `reserve` just mapped these bytes, and no other code has their address.
+            unsafe { libc::munmap(map.cast(), map_bytes + open_bytes) };
+            return None;
+        }
+        // SAFETY: `open` made these bytes readable and writable, and they are never unmapped. They
+        // begin at a page, and any bytes are a `u64`. No other reference to them exists.
+        Some((map.cast(), unsafe { std::slice::from_raw_parts_mut(open.cast(), words) }))
+    }
+
+    /// Extends the map by at least `pages` pages, all closed. Returns the map of all pages, or
+    /// `None` if there are no addresses or no memory.
+    pub(super) fn grow(&mut self, pages: usize, mapping: &Mapping) -> Option<&'static [Page]> {
         let usable = self.usable.checked_add(pages.checked_next_multiple_of(STEP / PAGE)?)?;
         if usable > self.bytes / PAGE {
             return None;
         }
-        let map = self.map.cast::<u8>();
         let entries = |pages: usize| (pages * size_of::<Page>()).next_multiple_of(PAGE);
-        allow(map, entries(self.usable)..entries(usable))?;
-        allow(self.base, self.usable * PAGE..usable * PAGE)?;
+        let (from, to) = (entries(self.usable), entries(usable));
+        let more = self.map.cast::<u8>().wrapping_add(from);
+        // SAFETY: these are pages of the reserved map, behind those that have entries, so no code
+        // uses them.
+        if to > from && !unsafe { mapping.open(more, to - from) } {
+            return None;
+        }
         self.usable = usable;
-        // SAFETY: `allow` made `usable` entries of the map readable and writable, and they are
-        // never unmapped. Their bytes are zero or were written as entries, and zero bytes are a
-        // valid `Page`. All fields are atomic, so shared references may be written through. The map
-        // is aligned to a page.
+        // SAFETY: `open` made `usable` entries of the map readable and writable, and they are never
+        // unmapped. Their bytes are zero or were written as entries, and zero bytes are a valid
+        // `Page`. All fields are atomic, so shared references may be written through. The map is
+        // aligned to a page.
         Some(unsafe { std::slice::from_raw_parts(self.map, usable) })
     }
-}
 
-/// Reserves addresses that no code may touch yet.
-///
-/// They do not count as memory, even under strict overcommit. The part that [`allow`] makes usable
-/// counts, so the system can refuse it there. Core dumps leave them out: gdb's `gcore` would write
-/// them all, 1 TiB.
-fn reserve(bytes: usize) -> Option<*mut u8> {
-    let how = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: the address is null and `MAP_FIXED` is not set, so the system chooses unused
-    // addresses and no existing mapping changes.
-    let base = unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_NONE, how, -1, 0) };
-    if base == libc::MAP_FAILED {
-        return None;
+    /// Opens all chunks of these pages, so that code may touch them. Returns false if the system
+    /// has too little memory.
+    pub(super) fn open(&mut self, pages: Range<u32>, mapping: &Mapping) -> bool {
+        let chunks = pages.start / CHUNK_PAGES..pages.end.div_ceil(CHUNK_PAGES);
+        self.change(chunks, true, |start, bytes| {
+            // SAFETY: `change` passes whole closed chunks of the range, whose contents no code can
+            // use.
+            unsafe { mapping.open(start, bytes) }
+        })
     }
-    // A refusal makes core dumps larger, and is ignored.
-    // SAFETY: `mmap` just mapped these bytes. This advice changes no contents.
-    let _ = unsafe { libc::madvise(base, bytes, libc::MADV_DONTDUMP) };
-    Some(base.cast())
-}
 
-/// Makes a part of the addresses from `base` readable and writable, and puts it into core dumps.
-fn allow(base: *mut u8, part: std::ops::Range<usize>) -> Option<()> {
-    if part.is_empty() {
-        return Some(());
+    /// Closes the chunks in which some of these clean pages are, and no page that is not in
+    /// `clean`, the clean run to which they belong.
+    pub(super) fn close(&mut self, pages: Range<u32>, clean: Run, mapping: &Mapping) {
+        let first = (pages.start / CHUNK_PAGES).max(clean.first.div_ceil(CHUNK_PAGES));
+        let end = pages.end.div_ceil(CHUNK_PAGES).min(clean.end() / CHUNK_PAGES);
+        // What the system refuses to close stays open.
+        self.change(first..end, false, |start, bytes| {
+            // SAFETY: `change` passes whole chunks of the range. All of their pages are in a clean
+            // run, so no code uses their contents until a request has opened them again.
+            unsafe { mapping.close(start, bytes) }
+        });
     }
-    let start = base.wrapping_add(part.start).cast();
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: the callers pass parts of a range from `reserve` that no code uses yet, so no
-    // reference is affected.
-    let done = unsafe { libc::mprotect(start, part.len(), access) };
-    if done != 0 {
-        return None;
-    }
-    // SAFETY: as above; this advice changes no contents. The system refuses it only where it has
-    // refused that of `reserve`, and then the part was never left out.
-    let _ = unsafe { libc::madvise(start, part.len(), libc::MADV_DODUMP) };
-    Some(())
-}
 
-/// Returns the memory behind addresses to the system.
-///
-/// The result is true if they then read as zeroes; false if the system refuses, as it does for
-/// locked memory. The thread's `errno` is unchanged, because a program does not expect a free to
-/// change it.
-///
-/// # Safety
-///
-/// The addresses must be whole usable pages of a [`Space`], and no thread may use their contents.
-pub(super) unsafe fn forget(start: *mut u8, bytes: usize) -> bool {
-    // SAFETY: the caller guarantees that these are pages of a `Space`, whose contents no thread
-    // uses.
-    let give = || unsafe { libc::madvise(start.cast(), bytes, libc::MADV_DONTNEED) == 0 };
-    system::keeping_errno(give)
+    /// Calls `call` with the address and the bytes of each stretch of chunks that are not `open`,
+    /// and notes that they are if it returns true. Stops when it returns false, and then returns
+    /// false.
+    fn change(
+        &mut self,
+        chunks: Range<u32>,
+        open: bool,
+        call: impl Fn(*mut u8, usize) -> bool,
+    ) -> bool {
+        let mut chunk = chunks.start;
+        while chunk < chunks.end {
+            let differ = (chunk..chunks.end).take_while(|chunk| self.is_open(*chunk) != open);
+            let end = chunk + u32::try_from(differ.count()).unwrap_or(0);
+            if end > chunk {
+                let start = self.base.wrapping_add(chunk as usize * CHUNK);
+                if !call(start, (end - chunk) as usize * CHUNK) {
+                    return false;
+                }
+                (chunk..end).for_each(|chunk| self.note(chunk, open));
+            }
+            chunk = end + 1;
+        }
+        true
+    }
+
+    fn is_open(&self, chunk: u32) -> bool {
+        self.open[chunk as usize / 64] >> (chunk % 64) & 1 == 1
+    }
+
+    fn note(&mut self, chunk: u32, open: bool) {
+        let (word, bit) = (&mut self.open[chunk as usize / 64], 1 << (chunk % 64));
+        if open {
+            *word |= bit;
+        } else {
+            *word &= !bit;
+        }
+    }
 }

@@ -61,13 +61,13 @@ impl Worker<'_> {
         let most = [16 * PAGE, 64 * PAGE, 4 * MIB][self.choose(3)];
         let (bytes, align) = (1 + self.choose(most), 1 << self.choose(22));
         let byte = u8::try_from(self.choose(255)).expect("a byte") + 1;
-        let taken = match self.choose(4) {
-            0 => self.pages.take_to_grow(bytes, align),
-            _ => self.pages.take(bytes, align),
+        let (taken, room) = match self.choose(4) {
+            0 => (self.pages.take_to_grow(bytes, align), bytes / 8),
+            _ => (self.pages.take(bytes, align), 0),
         };
         let Taken { block, zeroed } = taken.expect("there is memory");
         assert_eq!((block.addr() % align, self.pages.has(block)), (0, true));
-        assert_eq!(self.pages.bytes_of(block), bytes.next_multiple_of(PAGE));
+        assert_eq!(self.pages.bytes_of(block), (bytes + room).next_multiple_of(PAGE));
         let block = Block { start: block, bytes, byte };
         if zeroed {
             // SAFETY: `at` is inside the block, which this thread owns.
@@ -288,24 +288,164 @@ fn what_cannot_be_is_refused() {
     assert!(pages.has(block) && !pages.has(block.wrapping_sub(1 << 41)));
 }
 
-#[test]
-fn locked_memory_stays_and_does_not_stop_a_trim() {
-    let pages = Pages::new();
-    let take = || pages.take(4 * MIB, 1).expect("there is memory").block;
-    let (locked, between, other) = (take(), take(), take());
-    // SAFETY: the test owns the blocks, writes inside them, and does not use `locked` and `other`
-    // after `give`.
-    unsafe {
-        other.write_bytes(1, 4 * MIB);
-        assert_eq!(libc::mlock(locked.cast(), PAGE), 0);
-        pages.give(locked);
-        pages.give(other);
+/// Returns the first and the last address of a line of proc_pid_maps(5).
+fn mapped(line: &str) -> Option<(usize, usize)> {
+    let (start, end) = line.split(' ').next()?.split_once('-')?;
+    let hex = |text| usize::from_str_radix(text, 16).ok();
+    Some((hex(start)?, hex(end)?))
+}
+
+/// Returns how many bytes of these pages may be written, which is what counts under `RLIMIT_DATA`,
+/// and as promised where the system promises no more than it has.
+fn writable(pages: &Pages) -> usize {
+    let text = std::fs::read_to_string("/proc/self/maps").expect("a process");
+    let lines = text.lines().filter(|line| line.contains(" rw-p ")).filter_map(mapped);
+    let base = pages.base.load(Relaxed).addr();
+    let (first, last) = (base, base + pages.bytes.load(Relaxed));
+    lines.map(|(start, end)| end.clamp(first, last) - start.clamp(first, last)).sum()
+}
+
+/// Returns the flags of the mapping of an address (`VmFlags` of proc_pid_smaps(5)).
+fn flags(address: *mut u8) -> Vec<String> {
+    let text = std::fs::read_to_string("/proc/self/smaps").expect("a process");
+    let mut is_here = false;
+    for line in text.lines() {
+        if let Some((start, end)) = mapped(line) {
+            is_here = (start..end).contains(&address.addr());
+        }
+        if let Some(flags) = line.strip_prefix("VmFlags:").filter(|_| is_here) {
+            return flags.split_whitespace().map(str::to_owned).collect();
+        }
     }
-    assert!(pages.trim(usize::MAX) >= 4 * MIB);
-    assert_eq!(resident(other, 4 * MIB), 0);
-    let again = pages.take(4 * MIB, 1).expect("there is memory");
-    assert_eq!(again, Taken { block: locked, zeroed: false }, "it may hold old bytes");
-    assert!(pages.has(between));
+    Vec::new()
+}
+
+#[test]
+fn what_a_program_did_to_its_pages_ends_when_they_go_back() {
+    let pages = Pages::new();
+    let take = |bytes| pages.take(bytes, 1).expect("there is memory").block;
+    let plain = flags(take(MIB));
+    assert!(plain.contains(&"rd".to_owned()), "{plain:?}");
+    let advices =
+        [libc::MADV_DONTFORK, libc::MADV_WIPEONFORK, libc::MADV_DONTDUMP, libc::MADV_HUGEPAGE];
+    for what in 0..7 {
+        let bytes = (what + 2) * MIB;
+        let block = take(bytes);
+        // SAFETY: the test owns the block, writes inside it, and does not use it after `give`.
+        let done = unsafe {
+            block.write_bytes(1, bytes);
+            let done = match what {
+                0 => libc::mlock(block.cast(), bytes),
+                1 => libc::mprotect(block.cast(), bytes, libc::PROT_NONE),
+                2 => libc::mprotect(block.cast(), bytes, 7),
+                _ => libc::madvise(block.cast(), bytes, advices[what - 3]),
+            };
+            pages.give(block);
+            done
+        };
+        assert_eq!((done, pages.trim(usize::MAX)), (0, bytes), "{what}");
+        let again = pages.take(bytes, 1).expect("there is memory");
+        assert_eq!(again, Taken { block, zeroed: true }, "{what}");
+        assert_eq!(flags(block), plain, "{what}");
+    }
+}
+
+#[test]
+fn what_went_back_counts_no_more() {
+    let pages = Pages::new();
+    let blocks: Vec<_> = (0..128).map(|_| pages.take(4 * MIB, 1).expect("memory").block).collect();
+    assert_eq!(writable(&pages) / (4 * MIB), 128);
+    for (number, block) in blocks.into_iter().enumerate() {
+        if number % 32 != 5 {
+            // SAFETY: the test owns the block, writes inside it, and does not use it after `give`.
+            unsafe {
+                block.write(1);
+                pages.give(block);
+            }
+        }
+    }
+    pages.trim(usize::MAX);
+    // The two ends of each of four blocks may lie inside of chunks of 2 MiB.
+    let after = writable(&pages);
+    assert!((16 * MIB..=4 * 8 * MIB).contains(&after), "{after}");
+}
+
+#[test]
+fn a_block_above_the_limit_serves_the_next_one_of_its_length() {
+    let pages = Pages::new();
+    pages.configure(8 * MIB, 1000);
+    let mut ends = Vec::new();
+    for _ in 0..6 {
+        let block = pages.take(100 * MIB, 1).expect("there is memory").block;
+        // SAFETY: the test owns the block, writes inside it, and does not use it after `give`.
+        unsafe {
+            block.write_bytes(1, 100 * MIB);
+            pages.give(block);
+        }
+        for _ in 0..200 {
+            pages.give_back_beyond_limit(MIB);
+        }
+        assert!(pages.idle_bytes() <= 8 * MIB);
+        ends.push(pages.enter(|inside| inside.runs.end()));
+    }
+    assert!(ends.iter().all(|end| *end == ends[0]), "the range grows: {ends:?}");
+}
+
+#[test]
+fn a_block_that_must_move_takes_its_memory_along() {
+    let pages = Pages::new();
+    let take = |bytes| pages.take(bytes, 1).expect("there is memory").block;
+    let mut block = take(8 * MIB);
+    let wall = |block: *mut u8| {
+        let end = block.wrapping_add(pages.bytes_of(block));
+        while take(MIB) != end {}
+    };
+    wall(block);
+    // SAFETY: the test owns the block; it writes inside of it.
+    unsafe { block.add(5 * MIB).write(7) };
+    for mib in [32, 128, 512] {
+        // SAFETY: the test owns the block, and uses the result from now on.
+        let moved = unsafe { pages.resize_or_move(block, mib / 4 * MIB, mib * MIB, 1) };
+        let moved = moved.expect("there are addresses");
+        assert_ne!(moved, block, "the wall is in the way");
+        assert_eq!(resident(block, mib / 4 * MIB), 0);
+        block = moved;
+        // SAFETY: the block has that byte.
+        assert_eq!(unsafe { block.add(5 * MIB).read() }, 7);
+        let few = resident(block, mib * MIB);
+        assert!(few <= 2, "{few} pages of a block of which one was written");
+        if mib < 512 {
+            wall(block);
+        }
+    }
+    assert_eq!(pages.bytes_of(block), 576 * MIB, "with room of an eighth");
+    // SAFETY: the test owns the block. Nothing uses the bytes behind its end.
+    let in_place =
+        unsafe { [575 * MIB, 576 * MIB, 576 * MIB - PAGE].map(|bytes| pages.resize(block, bytes)) };
+    assert_eq!((in_place, pages.bytes_of(block)), ([true; 3], 576 * MIB));
+    // SAFETY: as above.
+    assert!(unsafe { pages.resize(block, 100 * MIB) });
+    assert_eq!(pages.bytes_of(block), 100 * MIB, "the room goes too");
+}
+
+#[test]
+fn arrays_that_grow_in_turns_copy_little() {
+    let pages = Pages::new();
+    let take = || pages.take(64 << 10, 1).expect("there is memory").block;
+    let mut blocks: Vec<_> = (0..20).map(|_| take()).collect();
+    let mut moves = 0;
+    for bytes in (2..=64).map(|step| step * (64 << 10)) {
+        for block in &mut blocks {
+            // SAFETY: the test owns the block, and uses the result from now on.
+            let grown = unsafe { pages.resize_or_move(*block, bytes - (64 << 10), bytes, 1) };
+            let grown = grown.expect("there is memory");
+            // SAFETY: the block has these bytes.
+            unsafe { grown.add(bytes - 1).write(1) };
+            moves += usize::from(grown != *block);
+            *block = grown;
+        }
+    }
+    assert!(moves < 20 * 63 / 2, "{moves} of {} calls have moved a block", 20 * 63);
 }
 
 #[test]

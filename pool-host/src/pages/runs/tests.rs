@@ -58,6 +58,25 @@ impl Model {
         self.used.push((first, pages));
     }
 
+    /// Takes pages of both states that follow each other.
+    fn take_span(&mut self) {
+        let (pages, align) = (1 + self.choose(60), 1 << self.choose(4));
+        let Some((span, first)) = self.runs.find_span(pages, align) else {
+            // Of a few long dirty runs none has enough free pages around it.
+            let enough = pages + align;
+            assert!(self.longest(PageState::Dirty) < enough, "{enough} pages are there");
+            return;
+        };
+        assert_eq!(first % align, 0);
+        let free = &self.pages[span.first as usize..span.end as usize];
+        assert!(free.iter().all(|page| page.0 != PageState::Used));
+        let range = first as usize..(first + pages) as usize;
+        assert!(self.pages[range].iter().any(|page| page.0 == PageState::Dirty), "{span:?}");
+        self.runs.take_span(span, first, pages);
+        self.fill(first, pages, PageState::Used);
+        self.used.push((first, pages));
+    }
+
     fn longest(&self, state: PageState) -> u32 {
         let groups = self.pages.chunk_by(|a, b| a == b);
         let lens = groups.filter(|group| group[0].0 == state).map(<[_]>::len);
@@ -108,7 +127,8 @@ fn random_runs_are_what_a_naive_map_says() {
         println!("seed {seed}");
         let mut model = Model::new(seed);
         for _ in 0..if cfg!(miri) { 100 } else { 1000 } {
-            match model.choose(8) {
+            match model.choose(9) {
+                8 => model.take_span(),
                 0..=1 => model.take(PageState::Dirty),
                 2..=3 => model.take(PageState::Clean),
                 4..=6 => model.free(),

@@ -1,0 +1,109 @@
+//! The map's entry of a page: what is known of the run that begins or ends there.
+
+use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// The state of the pages of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PageState {
+    /// In use: the pages of a block, in a slot, or being returned to the system.
+    Used = 0,
+    /// Free, with old contents and memory behind them.
+    Dirty,
+    /// Free, without memory behind them. They read as zeroes.
+    Clean,
+}
+
+/// The map's entry of a page.
+///
+/// Without the lock, a thread uses only the entry of the first page of a run that it owns: it reads
+/// the tag, to which no other thread writes, and links the run when it frees it during a fork. All
+/// other accesses are under the lock.
+#[derive(Debug, Default)]
+pub(super) struct Page {
+    /// Length of the run that begins or ends at this page, shifted left by two, and its state in
+    /// the low two bits: [`PageState`], or [`FREED`] at the first page of a used run that the
+    /// program has freed.
+    tag: AtomicU32,
+    /// Next run of the free list, if this is the first page of a free run.
+    pub(super) next: AtomicU32,
+    /// Previous run of the free list, if this is the first page of a free run.
+    pub(super) previous: AtomicU32,
+    /// Next older run, if this is the first page of a dirty run.
+    pub(super) older: AtomicU32,
+    /// Next newer run, if this is the first page of a dirty run. If it is that of a used run: the
+    /// number of pages at its end that the program did not ask for ([`Page::room`]).
+    pub(super) newer: AtomicU32,
+}
+
+/// State in a tag of a used run that the program has freed: in a slot, or deferred.
+const FREED: u32 = 3;
+
+impl Page {
+    /// Returns the length and the state of the run that begins or ends at this page.
+    pub(super) fn run(&self) -> (u32, PageState) {
+        let tag = self.tag.load(Relaxed);
+        let state = match tag & 3 {
+            1 => PageState::Dirty,
+            2 => PageState::Clean,
+            _ => PageState::Used,
+        };
+        (tag >> 2, state)
+    }
+
+    /// Returns the length in pages of the run that begins or ends at this page.
+    #[inline]
+    pub(super) fn pages(&self) -> u32 {
+        self.tag.load(Relaxed) >> 2
+    }
+
+    /// Notes that the program frees the used run that begins at this page. Returns its length, or
+    /// `None` if no block begins here or the program has freed it already. `last` returns the entry
+    /// of the page so many pages further.
+    ///
+    /// It does not find all of that: old tags stay inside of runs.
+    #[inline]
+    pub(super) fn free<'p>(&self, last: impl FnOnce(u32) -> Option<&'p Self>) -> Option<u32> {
+        let tag = self.tag.load(Relaxed);
+        let pages = tag >> 2;
+        let is_used = tag & 3 == PageState::Used as u32 && pages > 0;
+        let is_whole = pages == 1 || is_used && last(pages - 1)?.tag.load(Relaxed) == tag;
+        (is_used && is_whole).then(|| {
+            self.tag.store(tag | FREED, Relaxed);
+            pages
+        })
+    }
+
+    /// Notes that the program has the used run again that begins at this page.
+    #[inline]
+    pub(super) fn take(&self) {
+        self.tag.store(self.tag.load(Relaxed) & !FREED, Relaxed);
+        self.set_room(0);
+    }
+
+    /// Returns the number of pages at the end of a block that the program did not ask for, or 0.
+    pub(super) fn room(&self) -> u32 {
+        self.newer.load(Relaxed)
+    }
+
+    /// Sets what [`Page::room`] returns, for the block that begins at this page.
+    pub(super) fn set_room(&self, pages: u32) {
+        self.newer.store(pages, Relaxed);
+    }
+
+    /// Links the used run that begins at this page to the next one of the list of deferred runs,
+    /// with what is to be done with it. A used run is in no free list, so its links are free.
+    pub(super) fn defer(&self, next: u32, what: u32) {
+        self.next.store(next, Relaxed);
+        self.previous.store(what, Relaxed);
+    }
+
+    /// Returns what [`Page::defer`] stored.
+    pub(super) fn deferred(&self) -> (u32, u32) {
+        (self.next.load(Relaxed), self.previous.load(Relaxed))
+    }
+
+    /// Sets the length and the state of the run that begins or ends at this page.
+    pub(super) fn set(&self, pages: u32, state: PageState) {
+        self.tag.store(pages << 2 | state as u32, Relaxed);
+    }
+}
