@@ -9,27 +9,40 @@ mod thread;
 
 pub(crate) use thread::confine;
 
-use crate::{stderr, system};
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use crate::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed,
+    Ordering::Release,
+};
+use crate::{process, system};
+use std::time::Duration;
 
-/// Milliseconds of sleep between two reads of the clock while the cached bytes change.
-const SOON: u32 = 50;
-/// Milliseconds of sleep between two reads of the clock while the cached bytes do not change.
-const LATER: u32 = 500;
+/// Sleep between two reads of the clock while the cached bytes change.
+const SOON: Duration = Duration::from_millis(50);
+/// Sleep between two reads of the clock while the cached bytes do not change.
+const LATER: Duration = Duration::from_millis(500);
 /// Consecutive reads with unchanged cached bytes, after which the thread sleeps for [`LATER`].
 const SAME: u32 = 40;
+/// Milliseconds after which a thread that the system refused is tried again.
+const AGAIN: u64 = 10_000;
+/// No thread, in place of the generation of the process that has one.
+const NONE: u32 = 0;
 
-const NOT_REQUESTED: u8 = 0;
-const REQUESTED: u8 = 1;
-const THERE: u8 = 2;
-
-/// Stack in bytes of a thread that calls [`look_again`].
+/// Stack in bytes of a thread that calls [`Background::look_again`].
 pub(crate) const LOOKING_STACK: usize = 128 << 10;
 
 /// Whether a background thread is wanted, and whether it is there.
 #[derive(Debug)]
 pub(crate) struct Background {
-    state: AtomicU8,
+    is_wanted: AtomicBool,
+    /// [`process::generation`] of the process in which the thread is, or is being made; [`NONE`]
+    /// if there is none. A child does not inherit the thread, and has another generation.
+    there: AtomicU32,
+    /// Number of the thread; 0 before it has run.
+    number: AtomicI32,
+    /// Time in milliseconds before which no call tries to make the thread.
+    not_before: AtomicU64,
+    /// Changes when the thread is to end.
+    ends: AtomicU32,
     /// Bytes of its stack, beside the thread-local variables of the program.
     stack: usize,
 }
@@ -37,7 +50,14 @@ pub(crate) struct Background {
 impl Background {
     /// Creates the state of a thread that no code has requested, with a stack of that many bytes.
     pub(crate) const fn new(stack: usize) -> Self {
-        Self { state: AtomicU8::new(NOT_REQUESTED), stack }
+        Self {
+            is_wanted: AtomicBool::new(false),
+            there: AtomicU32::new(NONE),
+            number: AtomicI32::new(0),
+            not_before: AtomicU64::new(0),
+            ends: AtomicU32::new(0),
+            stack,
+        }
     }
 
     /// Requests the thread. The next call of [`Background::start`] starts it.
@@ -45,58 +65,89 @@ impl Background {
     /// It calls `dlsym`, which may allocate.
     pub(crate) fn request(&self) {
         thread::find_least_stack();
-        // Another thread may have come here at once, and may have started it.
-        let _ = self.state.compare_exchange(NOT_REQUESTED, REQUESTED, Relaxed, Relaxed);
+        process::watch();
+        self.is_wanted.store(true, Relaxed);
     }
 
-    /// Returns whether the thread was requested and is not yet started.
+    /// Returns whether the thread was requested and is not in this process.
     #[inline]
     pub(crate) fn is_requested(&self) -> bool {
-        self.state.load(Relaxed) == REQUESTED
+        self.is_wanted.load(Relaxed) && self.there.load(Relaxed) != process::generation()
     }
 
-    /// Notes that the thread ends, or that this is a forked child, which does not inherit it. A
-    /// later call of [`Background::start`] starts it again.
-    pub(crate) fn end(&self) {
-        let _ = self.state.compare_exchange(THERE, REQUESTED, Relaxed, Relaxed);
-    }
-
-    /// Takes [`Background::end`] back. Returns false if another thread was started since.
-    pub(crate) fn stay(&self) -> bool {
-        self.state.compare_exchange(REQUESTED, THERE, Relaxed, Relaxed).is_ok()
-    }
-
-    /// Starts the thread if it was requested and is not yet started. It runs `run`.
+    /// Starts the thread if it was requested and is not in this process. It runs `run`.
     ///
     /// Allocations that starting the thread causes are served as usual: the state no longer
-    /// requests the thread. If the system cannot create it, a line on stderr says so, and no call
-    /// tries again. Returns false if this call could not create it.
+    /// requests the thread. If the system does not make it, later calls try again, not before ten
+    /// seconds have passed. In a child of `vfork` there is none, since the parent would take it for
+    /// its own. Returns whether there is a thread.
     #[cold]
     pub(crate) fn start(&self, run: thread::Run) -> bool {
-        if self.state.compare_exchange(REQUESTED, THERE, Relaxed, Relaxed).is_err() {
-            return true;
-        }
-        if !thread::create(run, self.stack) {
-            stderr::say(&[b"bucketpool: the system makes no background thread\n"]);
+        let (there, generation) = (self.there.load(Relaxed), process::generation());
+        let now = system::coarse_milliseconds();
+        if now < self.not_before.load(Relaxed) {
             return false;
         }
-        true
+        let is_first = there != generation
+            && self.there.compare_exchange(there, generation, Relaxed, Relaxed).is_ok();
+        if !is_first {
+            return true;
+        }
+        self.number.store(0, Relaxed);
+        let made = !cfg!(miri) && !process::is_borrowed() && thread::create(run, self.stack);
+        if !made {
+            self.not_before.store(now + AGAIN, Relaxed);
+            self.there.store(NONE, Relaxed);
+        }
+        made
     }
-}
 
-/// Reads the clock again and again. `look` runs the work that is due and returns the cached
-/// bytes.
-///
-/// Returns once the cached bytes have not changed for a while and `ends` says so. The thread has
-/// its name once it is confined.
-pub(crate) fn look_again(mut look: impl FnMut() -> usize, mut ends: impl FnMut() -> bool) {
-    confine();
-    system::name_thread(c"bucketpool");
-    let (mut idle, mut same) = (0, 0);
-    while same < SAME || !ends() {
-        system::sleep_milliseconds(if same < SAME { SOON } else { LATER });
-        let now = look();
-        same = if now == idle { same + 1 } else { 0 };
-        idle = now;
+    /// Has the thread end, waits for that, at most about a second, and starts it no more.
+    pub(crate) fn forbid(&self) {
+        self.is_wanted.store(false, Relaxed);
+        self.ends.fetch_add(1, Release);
+        system::wake(&self.ends, i32::MAX);
+        let is_there = || self.there.load(Acquire) == process::generation();
+        for _ in 0..1000 {
+            if !is_there() && !system::has_thread(self.number.load(Relaxed)) {
+                return;
+            }
+            system::sleep_milliseconds(1);
+        }
+    }
+
+    /// Reads the clock again and again, in the thread. `look` runs the work that is due and returns
+    /// the cached bytes.
+    ///
+    /// Returns once the cached bytes have not changed for a while and `is_idle` says so, or the
+    /// thread is forbidden. The thread has its name once it is confined.
+    pub(crate) fn look_again(
+        &self,
+        mut look: impl FnMut() -> usize,
+        mut is_idle: impl FnMut() -> bool,
+    ) {
+        let ends = self.ends.load(Acquire);
+        self.number.store(system::thread_number(), Relaxed);
+        confine();
+        system::name_thread(c"bucketpool");
+        let (mut idle, mut same) = (0, 0);
+        loop {
+            system::wait(&self.ends, ends, Some(if same < SAME { SOON } else { LATER }));
+            if self.ends.load(Acquire) != ends || !self.is_wanted.load(Relaxed) {
+                return self.there.store(NONE, Release);
+            }
+            let now = look();
+            same = if now == idle { same + 1 } else { 0 };
+            idle = now;
+            if same >= SAME && is_idle() {
+                self.there.store(NONE, Release);
+                // Memory that came meanwhile did not start a thread.
+                let (none, own) = (NONE, process::generation());
+                let stays = || self.there.compare_exchange(none, own, Relaxed, Relaxed).is_ok();
+                if is_idle() || !stays() {
+                    return;
+                }
+            }
+        }
     }
 }

@@ -79,7 +79,7 @@ pub fn global() -> &'static BucketPool<HostAllocator> {
     let make = || {
         let builder = BucketPool::builder(HostAllocator::new());
         let builder = builder.policy(BucketPolicy::Fit { alpha: SLACK });
-        builder.cached_limit(limits::usual_cached_limit()).build()
+        builder.cached_limit(limits::Memory::read().cached_limit()).build()
     };
     POOL.get_or_init(|| Box::new(Shared::new(make()))).get(make)
 }

@@ -25,6 +25,8 @@ mod pages;
 mod pinned;
 #[cfg(not(loom))]
 mod pressure;
+#[cfg_attr(any(miri, loom, shuttle), path = "process/modelled.rs")]
+mod process;
 #[cfg(not(loom))]
 mod settings;
 #[cfg(not(loom))]

@@ -18,6 +18,7 @@ mod tests;
 
 pub use stats::PageHeapStats;
 
+use crate::limits::Memory;
 use crate::pages::{Pages, Taken, own_shard};
 use crate::settings::Settings;
 use crate::sync::atomic::{
@@ -122,12 +123,12 @@ impl PageHeap {
         self
     }
 
-    /// Has a thread look after the heap, so that pages return to the system while the program
-    /// sleeps or takes no large block. All heaps of the process share one thread. It starts when a
-    /// heap has 8 MiB of pages, and ends when none has. It runs as the main thread does, never in
+    /// Whether a thread looks after the heap, so that pages return to the system while the program
+    /// sleeps or takes no large block: it does by default. All heaps of the process share one
+    /// thread. It starts when a heap has 8 MiB of pages, and ends when none has. If the system
+    /// makes none, a call after ten seconds tries again. It runs as the main thread does, never in
     /// real time, with a stack of 128 KiB and of all capabilities with `CAP_SETUID` and
-    /// `CAP_SETGID` only; if a seccomp filter is in force it keeps what it inherits. Off by
-    /// default.
+    /// `CAP_SETGID` only; if a seccomp filter is in force it keeps what it inherits.
     ///
     /// Without it, calls of this heap do that work, and a program that makes none keeps its pages,
     /// unless another heap of the process has requested the thread.
@@ -189,9 +190,14 @@ impl PageHeap {
         if settings.huge_pages {
             self.pages.use_huge_pages();
         }
-        // The limit is read from files, now rather than with the first request: later a program may
-        // have forbidden itself to open files.
-        self.apply(settings);
+        if settings.unmaps {
+            self.pages.unmap_freed_blocks();
+        }
+        // The limits are read from files, now rather than with the first request: later a program
+        // may have forbidden itself to open files.
+        let memory = Memory::read();
+        self.pages.lend_from(memory.lent_from());
+        self.apply(settings, memory);
         let added = heaps::add(self, settings.background);
         self.started.store(added, Release);
         self.starts.store(added, Relaxed);
@@ -216,19 +222,31 @@ impl PageHeap {
         heaps::request_thread();
     }
 
+    /// Prepares for a filter of system calls (seccomp) that permits what another allocator needs.
+    ///
+    /// From then on the heap calls the system by `mmap` and `mremap` only; `munmap`, `brk` and
+    /// `futex`, which the C library needs, it does not need. The background thread of all heaps
+    /// ends, which this waits for, and starts no more, so pages go back in calls of the program
+    /// only. Call it before the filter is in force.
+    pub fn enter_sandbox(&'static self) {
+        heaps::forbid_thread();
+        self.pages.be_quiet();
+    }
+
     /// Changes the limit on cached bytes and the decay of a heap that serves requests. `None`
     /// stands for the default limit, and for pages that never go back.
     ///
     /// What is beyond the new limit goes back with the next calls.
     pub fn configure(&self, cached_limit: Option<u64>, decay: Option<Duration>) {
+        let is_set = cached_limit.is_some();
         let cached_limit = cached_limit.map_or(0, |bytes| bytes.max(1));
         let decay = Settings::milliseconds(decay);
         let settings = Settings { cached_limit, decay, ..Settings::DEFAULT };
-        self.apply(&settings);
+        self.apply(&settings, if is_set { Memory::default() } else { Memory::read() });
     }
 
-    fn apply(&self, settings: &Settings) {
-        let limit = settings.limit();
+    fn apply(&self, settings: &Settings, memory: Memory) {
+        let limit = settings.limit(memory);
         self.limit.store(limit, Relaxed);
         self.pages.configure(limit, settings.decay);
     }

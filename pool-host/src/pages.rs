@@ -61,6 +61,9 @@ const LARGEST: usize = 1 << 38;
 /// Largest alignment in bytes.
 const MOST_ALIGN: usize = 2 << 20;
 
+/// Cached bytes from which on a forked child gives them back.
+const CHILD_DROPS_FROM: usize = 1 << 20;
+
 /// Base address before the range is reserved.
 ///
 /// It is so far from all blocks that [`Pages::has`] is false for each of them, in whichever order
@@ -251,8 +254,8 @@ impl Pages {
 
     /// Permits the system to take the memory of blocks that are freed from now on when it is short,
     /// while these pages have more than `bytes` bytes.
-    pub(crate) fn lend_from(&self, bytes: usize) {
-        self.lends_from.store((bytes / PAGE) as u64, Relaxed);
+    pub(crate) fn lend_from(&self, bytes: u64) {
+        self.lends_from.store(bytes / PAGE as u64, Relaxed);
     }
 
     /// Limits the addresses that are reserved. Has no effect after the first request.
@@ -437,6 +440,12 @@ impl Pages {
         usize::try_from(pages).unwrap_or(usize::MAX).saturating_mul(PAGE)
     }
 
+    /// Returns about how many bytes are used or dirty.
+    #[inline]
+    pub(crate) fn recent_bytes(&self) -> u64 {
+        (self.used.load(Relaxed) + self.dirty.load(Relaxed)) * PAGE as u64
+    }
+
     /// Returns the current figures; while another thread forks, some of them are those that
     /// [`Pages::note`] published last.
     pub(crate) fn stats(&self) -> PagesStats {
@@ -498,8 +507,14 @@ impl Pages {
 
     /// Releases the lock after a fork, in the child. If it was not held for the fork and another
     /// thread had it, requests that need it are refused from now on.
+    ///
+    /// What is cached goes back: a child that goes on to use it would have to copy it, and one that
+    /// idles would keep it.
     pub(crate) fn in_child(&self) {
         self.inside.in_child(|inside| self.do_deferred(inside));
+        if self.idle_bytes() >= CHILD_DROPS_FROM {
+            self.trim(usize::MAX);
+        }
     }
 }
 

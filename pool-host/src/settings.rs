@@ -1,6 +1,7 @@
 //! The settings of an allocator: those of its builder, and those that the environment overrides.
 
-use crate::{limits, stderr, system, tracing};
+use crate::limits::Memory;
+use crate::{stderr, system, tracing};
 use std::time::Duration;
 
 /// Name of the environment variable. Each allocator reads it once.
@@ -17,6 +18,8 @@ pub(crate) struct Settings {
     pub(crate) decay: u64,
     /// Whether large blocks are aligned for huge pages.
     pub(crate) huge_pages: bool,
+    /// Whether the memory of a freed large block goes back at once.
+    pub(crate) unmaps: bool,
     /// Whether a background thread gives unneeded memory back while the program sleeps.
     pub(crate) background: bool,
     /// Whether a summary goes to stderr when the process exits.
@@ -45,7 +48,8 @@ impl Settings {
         thread_lease: 1 << 20,
         decay: 1000,
         huge_pages: false,
-        background: false,
+        unmaps: false,
+        background: true,
         stats: false,
         mode: Mode::Auto,
     };
@@ -61,10 +65,10 @@ impl Settings {
         }
     }
 
-    /// Returns the cached limit in bytes.
-    pub(crate) fn limit(&self) -> usize {
+    /// Returns the cached limit in bytes, in a process that has this memory.
+    pub(crate) fn limit(&self, memory: Memory) -> usize {
         let is_set = self.cached_limit > 0;
-        let limit = if is_set { self.cached_limit } else { limits::usual_cached_limit() };
+        let limit = if is_set { self.cached_limit } else { memory.cached_limit() };
         usize::try_from(limit).unwrap_or(usize::MAX)
     }
 
@@ -124,6 +128,7 @@ impl Settings {
             b"stats" => self.stats = true,
             b"silent" => tracing::be_silent(),
             b"huge" => self.huge_pages = true,
+            b"unmap" => self.unmaps = true,
             _ => {
                 let equals = word.iter().position(|byte| *byte == b'=').ok_or(Wrong::Word)?;
                 let (name, value) = (&word[..equals], &word[equals + 1..]);
@@ -156,7 +161,7 @@ impl Wrong {
     fn expected(self) -> &'static str {
         match self {
             Self::Word => {
-                "expected off, on, check, background, background=off, huge, stats, limit=SIZE, \
+                "expected off, on, check, background, background=off, huge, unmap, stats, limit=SIZE, \
                  lease=SIZE, decay=MILLISECONDS, or with the feature `trace` trace=FILE and silent"
             }
             Self::Size => "expected a size of 4096 bytes or more, or a number with K, M or G",

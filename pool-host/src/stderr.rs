@@ -5,6 +5,7 @@
 //! library keeps a second descriptor of stderr, and writes to no file but that one.
 #![expect(unsafe_code, reason = "the system is called through C")]
 
+use crate::system;
 use std::ffi::{CStr, c_int};
 use std::fmt::{self, Write};
 use std::mem::MaybeUninit;
@@ -106,7 +107,7 @@ fn write_to(descriptor: c_int, pieces: &[&[u8]]) {
 pub(crate) fn summarize(summary: &dyn fmt::Display) {
     let (mut line, mut name) = (Line { bytes: [0; 512], used: 0 }, [0_u8; 16]);
     // SAFETY: `PR_GET_NAME` writes at most 16 bytes, with a zero byte at the end.
-    unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+    unsafe { system::prctl(libc::PR_GET_NAME, name.as_mut_ptr().expose_provenance()) };
     let name = CStr::from_bytes_until_nul(&name).ok().and_then(|name| name.to_str().ok());
     let name = name.unwrap_or("?");
     // SAFETY: `getpid` has no preconditions.

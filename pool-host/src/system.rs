@@ -4,7 +4,9 @@
 //! them.
 #![expect(unsafe_code, reason = "the system is called through C")]
 
-use std::ffi::CStr;
+use crate::sync::atomic::AtomicU32;
+use std::ffi::{CStr, c_int, c_long};
+use std::time::Duration;
 
 /// Returns a monotonic time in milliseconds, as of the last tick of the system's clock (1 to 10 ms
 /// ago).
@@ -67,7 +69,7 @@ pub(crate) fn all_signals() -> libc::sigset_t {
 }
 
 /// Returns a set of signals that `fill` has initialized.
-fn signals(fill: unsafe extern "C" fn(*mut libc::sigset_t) -> libc::c_int) -> libc::sigset_t {
+fn signals(fill: unsafe extern "C" fn(*mut libc::sigset_t) -> c_int) -> libc::sigset_t {
     let mut set = std::mem::MaybeUninit::zeroed();
     // SAFETY: `sigemptyset` and `sigfillset` write one `sigset_t`, and `set` has room for one.
     unsafe { fill(set.as_mut_ptr()) };
@@ -124,7 +126,18 @@ pub(crate) fn at_exit(function: extern "C" fn()) {
 /// Names the calling thread, for those who list threads. At most 15 bytes.
 pub(crate) fn name_thread(name: &CStr) {
     // SAFETY: `PR_SET_NAME` reads a string that ends with a zero byte.
-    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+    unsafe { prctl(libc::PR_SET_NAME, name.as_ptr().expose_provenance()) };
+}
+
+/// Makes the system call `prctl`. Not by the C library's function, which the preloaded library
+/// replaces to learn what the program asks for.
+///
+/// # Safety
+///
+/// As for the call: if the argument is an address, it may be used as the call does.
+pub(crate) unsafe fn prctl(what: c_int, argument: usize) -> c_long {
+    // SAFETY: as the caller says. The other arguments must be 0 for some calls.
+    unsafe { libc::syscall(libc::SYS_prctl, what, argument, 0, 0, 0) }
 }
 
 /// Returns the memory of the machine in bytes.
@@ -149,7 +162,7 @@ pub(crate) fn page_bytes() -> u64 {
 }
 
 /// Returns a value of `sysconf`; `None` if the system does not know it or has no limit.
-fn setting(name: libc::c_int) -> Option<u64> {
+fn setting(name: c_int) -> Option<u64> {
     // SAFETY: `sysconf` takes a number and returns a number.
     let value = unsafe { libc::sysconf(name) };
     u64::try_from(value).ok()
@@ -168,11 +181,54 @@ pub(crate) fn address_limit_bytes() -> Option<u64> {
     limit_by(|limit| unsafe { libc::getrlimit(libc::RLIMIT_AS, limit) })
 }
 
+/// Returns how many bytes of data this process may have (`RLIMIT_DATA`); `None` if there is no
+/// limit.
+pub(crate) fn data_limit_bytes() -> Option<u64> {
+    // SAFETY: `getrlimit` writes one `rlimit` to `limit`, a valid reference.
+    limit_by(|limit| unsafe { libc::getrlimit(libc::RLIMIT_DATA, limit) })
+}
+
 /// Returns the soft limit that `read` writes.
 ///
 /// `read` is a closure because the type of a resource's number differs between C libraries.
-fn limit_by(read: impl FnOnce(&mut libc::rlimit) -> libc::c_int) -> Option<u64> {
+fn limit_by(read: impl FnOnce(&mut libc::rlimit) -> c_int) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     let known = read(&mut limit) == 0;
     (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// Sleeps until [`wake`] is called for the word, a signal arrives, or `time` is over; not at all if
+/// the word is not `value`.
+///
+/// Not the function `nanosleep`: a thread that is to be cancelled would end in it, and `malloc`
+/// must not end a thread. It does not change `errno`.
+pub(crate) fn wait(word: &AtomicU32, value: u32, time: Option<Duration>) {
+    let seconds = |time: Duration| libc::timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(time.subsec_nanos()),
+    };
+    let time = time.map(seconds);
+    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    let how = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the system reads the word, and `time` if it is not null; both live through the call.
+    keeping_errno(|| unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), how, value, time) });
+}
+
+/// Wakes threads that sleep in [`wait`] for a word, at most so many.
+pub(crate) fn wake(word: &AtomicU32, threads: i32) {
+    let how = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the system uses the address of the word only to find who sleeps.
+    keeping_errno(|| unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), how, threads) });
+}
+
+/// Returns the number of the calling thread.
+pub(crate) fn thread_number() -> i32 {
+    // SAFETY: `gettid` has no preconditions.
+    unsafe { libc::gettid() }
+}
+
+/// Returns whether this process has a thread of that number.
+pub(crate) fn has_thread(number: i32) -> bool {
+    // SAFETY: signal 0 is not sent; the call only looks for the thread.
+    number > 0 && unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), number, 0) == 0 }
 }

@@ -142,8 +142,9 @@ impl<A> Tcache<A> {
     ///
     /// The calls of the program do that, a bounded part in each: at most 16 MiB of pages and 16 384
     /// blocks in a call that comes 100 ms after the last, about 3 ms, and then glibc's
-    /// `malloc_trim`. A program that calls the allocator no more keeps what it has;
-    /// [`background`](Tcache::background), [`Tcache::trim`] and [`Tcache::clear`] are for that.
+    /// `malloc_trim`. A program that calls the allocator no more leaves it to the thread of
+    /// [`background`](Tcache::background); without one it keeps what it has, until
+    /// [`Tcache::trim`] or [`Tcache::clear`].
     #[must_use]
     pub const fn decay(mut self, time: Option<Duration>) -> Self {
         self.settings.decay = Settings::milliseconds(time);
@@ -163,11 +164,12 @@ impl<A> Tcache<A> {
         self
     }
 
-    /// Starts a thread with the first miss, which gives memory back while the program sleeps. It
-    /// looks every 50 ms, and every 500 ms when nothing changes. It is made as that of
+    /// Whether a thread gives memory back while the program sleeps: it does by default. It starts
+    /// when 8 MiB of pages are used or cached, or of small blocks cached, and ends when they are
+    /// fewer. It looks every 50 ms, and every 500 ms when nothing changes. It is made as that of
     /// [`PageHeap::background`](crate::PageHeap::background), so frees of the inner allocator get
-    /// 128 KiB of stack there. Off by default. Nothing happens, and a line on stderr says so, over
-    /// an inner allocator with fields: the thread has no reference to one.
+    /// 128 KiB of stack there. Over an inner allocator with fields there is none, since it would
+    /// have no reference to one.
     #[must_use]
     pub const fn background(mut self, on: bool) -> Self {
         self.settings.background = on;

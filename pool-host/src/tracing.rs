@@ -134,6 +134,7 @@ fn push(words: impl FnOnce(u64) -> [u64; 7]) {
         ring.push(words(thread));
     }
     if THREAD.is_requested() && !THREAD.start(run) {
+        stderr::say(&[b"bucketpool: the system makes no thread for the trace\n"]);
         stop(); // no thread will ever read the ring
     }
 }

@@ -21,7 +21,7 @@ fn malloc_plain(bytes: usize) -> *mut u8 {
         return malloc_large(bytes);
     }
     // SAFETY: the C library's `malloc` takes any size.
-    unsafe { __libc_malloc(bytes) }
+    heap::or_trim(|| unsafe { __libc_malloc(bytes) })
 }
 
 #[cold]
@@ -129,7 +129,7 @@ fn calloc_plain(count: usize, each: usize) -> *mut u8 {
         }
     }
     // SAFETY: the C library's `calloc` takes any sizes, and reports a product that overflows.
-    unsafe { __libc_calloc(count, each) }
+    heap::or_trim(|| unsafe { __libc_calloc(count, each) })
 }
 
 /// Resizes a block, in place or by moving what it holds; null with `errno` if there is no memory,
@@ -214,8 +214,12 @@ unsafe fn realloc_small(block: *mut u8, bytes: usize) -> *mut u8 {
             return moved;
         }
     }
-    // SAFETY: as the caller says.
-    unsafe { __libc_realloc(block, bytes) }
+    if bytes == 0 {
+        // SAFETY: as the caller says. This frees the block and returns null.
+        return unsafe { __libc_realloc(block, bytes) };
+    }
+    // SAFETY: as the caller says. A request that is refused leaves the block as it is.
+    heap::or_trim(|| unsafe { __libc_realloc(block, bytes) })
 }
 
 /// Returns how many bytes a block holds; 0 for null.

@@ -4,7 +4,7 @@ use pool_host::PageHeap;
 use std::ptr::{self, NonNull};
 
 /// The heap of the process.
-pub(crate) static HEAP: PageHeap = PageHeap::new().background(true);
+pub(crate) static HEAP: PageHeap = PageHeap::new();
 
 /// Size in bytes from which requests are for the heap. A smaller block is never in it.
 pub(crate) const LARGE: usize = 64 << 10;
@@ -34,4 +34,22 @@ pub(crate) fn allocate_zeroed(bytes: usize) -> *mut u8 {
 pub(crate) fn own(block: *mut u8) -> Option<NonNull<u8>> {
     // SAFETY: the heap is not at address 0.
     HEAP.has(block).then(|| unsafe { NonNull::new_unchecked(block) })
+}
+
+/// Returns what a request of the C library returns. If that has no memory, what the heap has cached
+/// goes back to the system, and the request is made once more.
+#[inline]
+pub(crate) fn or_trim(request: impl Fn() -> *mut u8) -> *mut u8 {
+    let block = request();
+    if block.is_null() { after_trim(&request) } else { block }
+}
+
+#[cold]
+#[inline(never)]
+fn after_trim(request: &dyn Fn() -> *mut u8) -> *mut u8 {
+    // `trim` keeps `errno`, which the refusal has set.
+    if HEAP.trim(u64::MAX) == 0 {
+        return ptr::null_mut();
+    }
+    request()
 }

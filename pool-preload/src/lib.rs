@@ -12,6 +12,7 @@
 //!   cpp.rs        operator new and delete, in all forms
 //!   heap.rs       which requests the heap serves; HOT: one comparison for a small block
 //!   libc_next.rs  the C library's own functions
+//!   sandbox.rs    prctl, by which a program tells that it limits its system calls
 //!   start.rs      reads the settings when the library is loaded
 //! ```
 //!
@@ -25,6 +26,7 @@ mod c;
 mod cpp;
 mod heap;
 mod libc_next;
+mod sandbox;
 mod start;
 
 // For the link above.

@@ -98,12 +98,12 @@ fn create_with(run: Run, attributes: &libc::pthread_attr_t) -> bool {
 /// kill a process for a call that it does not know, this makes no other call than
 /// `prctl(PR_GET_SECCOMP)`.
 pub(crate) fn confine() {
-    const FILTERED: c_int = 2;
+    const FILTERED: c_long = 2;
     if cfg!(miri) {
         return;
     }
     // SAFETY: `PR_GET_SECCOMP` takes no argument, and touches no memory.
-    if unsafe { libc::prctl(libc::PR_GET_SECCOMP) } == FILTERED {
+    if unsafe { system::prctl(libc::PR_GET_SECCOMP, 0) } == FILTERED {
         return;
     }
     system::keeping_errno(|| {
@@ -174,7 +174,7 @@ fn give_up_privileges() {
     const CAP_SETGID: u32 = 1 << 6;
     const CAP_SETUID: u32 = 1 << 7;
     // SAFETY: `PR_SET_NO_NEW_PRIVS` takes numbers, and touches no memory.
-    unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    unsafe { system::prctl(libc::PR_SET_NO_NEW_PRIVS, 1) };
     let mut header = Header { version: VERSION, thread: 0 };
     let mut sets = [Capabilities { effective: 0, permitted: 0, inheritable: 0 }; 2];
     // SAFETY: both live through the call, which writes two of `Capabilities` for this version.

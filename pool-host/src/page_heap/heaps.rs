@@ -1,10 +1,10 @@
 //! All page heaps of the process: what happens to them on a fork, and their background thread.
 
 use super::{PageHeap, THREAD_FROM};
-use crate::background::{Background, LOOKING_STACK, look_again};
+use crate::background::{Background, LOOKING_STACK};
 use crate::pages::Pages;
 use crate::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-use crate::{stderr, system};
+use crate::{process, stderr, system};
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::OnceLock;
@@ -25,6 +25,7 @@ static THREAD: Background = Background::new(LOOKING_STACK);
 ///
 /// Returns false if the C library cannot register the handlers for a fork.
 pub(super) fn add(heap: &'static PageHeap, background: bool) -> bool {
+    process::watch();
     if !WATCHES_FORKS.get_or_init(watch_forks) {
         return false;
     }
@@ -67,25 +68,22 @@ pub(super) fn wake_thread(pages: &Pages) {
 }
 
 /// Returns whether there are enough pages for a thread to look after them.
+#[inline]
 fn is_much(pages: &Pages) -> bool {
-    let stats = pages.stats();
-    stats.used + stats.dirty >= THREAD_FROM
+    pages.recent_bytes() >= THREAD_FROM
 }
 
 /// Looks after all heaps, and ends when none has many pages: a process whose main thread has ended
 /// lives as long as its other threads.
 extern "C" fn run(_: *mut c_void) -> *mut c_void {
-    let is_any_much = || all().any(|heap| is_much(&heap.pages));
-    let ends = || {
-        if is_any_much() {
-            return false;
-        }
-        THREAD.end();
-        // A heap that grew meanwhile did not start a thread.
-        !(is_any_much() && THREAD.stay())
-    };
-    look_again(|| all().map(PageHeap::look).sum(), ends);
+    let look = || all().map(PageHeap::look).sum();
+    THREAD.look_again(look, || !all().any(|heap| is_much(&heap.pages)));
     ptr::null_mut()
+}
+
+/// Ends the background thread, and starts it no more.
+pub(super) fn forbid_thread() {
+    THREAD.forbid();
 }
 
 /// Registers handlers that hold the locks of all heaps over a fork, so that the child finds them
@@ -98,8 +96,8 @@ fn watch_forks() -> bool {
         all().for_each(|heap| heap.pages.after_fork());
     }
     extern "C" fn in_child() {
+        process::in_child();
         all().for_each(|heap| heap.pages.in_child());
-        THREAD.end();
     }
     #[expect(unsafe_code, reason = "the system is called through C")]
     // SAFETY: the three functions have the signature that `pthread_atfork` asks for, live as long

@@ -6,18 +6,20 @@
 #![expect(unsafe_code, reason = "a lock hands out what it guards")]
 
 use crate::sync::atomic::{
-    AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+    AtomicU32, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    Ordering::Release,
 };
-use crate::system;
+use crate::{process, system};
 use std::cell::UnsafeCell;
 
-/// Looks at a held lock before the first yield of the processor.
-const LOOKS: u32 = 64;
-/// Yields before the thread sleeps. Without sleep, a waiting thread of higher priority could keep
-/// the thread that holds the lock from ever running on the same processor.
-const TURNS: u32 = 64;
-/// Duration of one sleep in nanoseconds.
-const SLEEP_NS: i64 = 50_000;
+/// Looks at a held lock before the thread sleeps.
+const LOOKS: u32 = 256;
+
+// The states of the lock (Drepper, "Futexes Are Tricky", 2011).
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+/// Held, and a thread may sleep until it is free.
+const AWAITED: u32 = 2;
 
 /// Thread number that stands for no thread.
 const NOBODY: usize = 0;
@@ -31,13 +33,16 @@ const LOST: usize = usize::MAX;
 /// program.
 #[derive(Debug)]
 pub(crate) struct ForkLock<T> {
-    held: AtomicBool,
+    /// [`FREE`], [`HELD`] or [`AWAITED`].
+    state: AtomicU32,
     /// Number of the thread that holds the lock during a fork; [`NOBODY`] otherwise. In the child
     /// it remains until `in_child` runs there. That thread may enter meanwhile, because other fork
     /// handlers allocate. [`LOST`] in a child that can never have the lock.
     forking: AtomicUsize,
     /// Forks that the thread which forks makes in its fork handlers, one inside the other.
     nested: AtomicUsize,
+    /// [`process::generation`] when a thread last entered; 0 before.
+    generation: AtomicU32,
     value: UnsafeCell<T>,
 }
 
@@ -48,50 +53,87 @@ unsafe impl<T: Send> Sync for ForkLock<T> {}
 impl<T> ForkLock<T> {
     /// Creates an unlocked value.
     pub(crate) const fn new(value: T) -> Self {
-        let (forking, nested) = (AtomicUsize::new(NOBODY), AtomicUsize::new(0));
-        Self { held: AtomicBool::new(false), forking, nested, value: UnsafeCell::new(value) }
+        Self {
+            state: AtomicU32::new(FREE),
+            forking: AtomicUsize::new(NOBODY),
+            nested: AtomicUsize::new(0),
+            generation: AtomicU32::new(0),
+            value: UnsafeCell::new(value),
+        }
     }
 
     /// Runs `work` on the value under the lock. Returns `None`, without waiting, if another thread
     /// holds the lock for a fork. `work` must not enter the lock again and must not panic: the lock
     /// would stay held.
     pub(crate) fn enter<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+        let generation = process::generation();
+        if self.generation.load(Acquire) != generation {
+            self.enter_process(generation);
+        }
         let hold = if self.try_hold() { Hold::Taken } else { self.wait()? };
         // SAFETY: this thread holds the lock: it took it above and releases it below, or it took it
         // in `before_fork` and releases it in `after_fork`. So no other thread refers to the value.
         // No other reference of this thread exists, because `work` does not enter again.
         let result = work(unsafe { &mut *self.value.get() });
         if hold == Hold::Taken {
-            self.held.store(false, Release);
+            self.release();
         }
         Some(result)
     }
 
+    /// Notes that threads of this process enter. In a child that no handler of a fork has seen, a
+    /// lock that is held is lost: the thread that had it is not here.
+    #[cold]
+    fn enter_process(&self, generation: u32) {
+        let before = self.generation.load(Acquire);
+        // Before the exchange: the threads of this process take the lock after it.
+        let is_held = self.state.load(Acquire) != FREE && self.forking.load(Relaxed) != own_number();
+        let is_first = self.generation.compare_exchange(before, generation, AcqRel, Relaxed).is_ok();
+        if before != 0 && before != generation && is_first && is_held {
+            self.forking.store(LOST, Relaxed);
+        }
+    }
+
     /// Tries to take the lock. Returns whether it did; it may fail spuriously.
     fn try_hold(&self) -> bool {
-        self.held.compare_exchange_weak(false, true, Acquire, Relaxed).is_ok()
+        self.state.compare_exchange_weak(FREE, HELD, Acquire, Relaxed).is_ok()
+    }
+
+    /// Frees the lock, and wakes a thread that sleeps until then.
+    fn release(&self) {
+        if self.state.swap(FREE, Release) == AWAITED {
+            system::wake(&self.state, 1);
+        }
     }
 
     /// Waits for the lock and takes it, unless this thread already holds it for a fork. Returns
     /// `None`, without waiting, if another thread does.
     #[cold]
     fn wait(&self) -> Option<Hold> {
-        let (own, mut looks) = (own_number(), 0_u32);
-        loop {
+        let own = own_number();
+        for _ in 0..LOOKS {
             if self.try_hold() {
                 return Some(Hold::Taken);
             }
             match self.forking.load(Relaxed) {
-                NOBODY => pause(&mut looks),
+                NOBODY => std::hint::spin_loop(),
                 forking => return (forking == own).then_some(Hold::ForFork),
             }
         }
+        // AcqRel: a thread that reads the state which `before_fork` left sees who forks.
+        while self.state.swap(AWAITED, AcqRel) != FREE {
+            match self.forking.load(Relaxed) {
+                NOBODY => system::wait(&self.state, AWAITED, None),
+                forking => return (forking == own).then_some(Hold::ForFork),
+            }
+        }
+        Some(Hold::Taken)
     }
 
     /// Takes the lock before a fork, for the calling thread. Waits for forks of other threads.
     pub(crate) fn before_fork(&self) {
-        let (own, mut looks) = (own_number(), 0);
-        while !self.try_hold() {
+        let own = own_number();
+        while self.state.swap(AWAITED, AcqRel) != FREE {
             match self.forking.load(Relaxed) {
                 LOST => return,
                 forking if forking == own => {
@@ -99,10 +141,13 @@ impl<T> ForkLock<T> {
                     self.nested.fetch_add(1, Relaxed);
                     return;
                 }
-                _ => pause(&mut looks),
+                _ => system::wait(&self.state, AWAITED, None),
             }
         }
         self.forking.store(own, Relaxed);
+        // Whoever was about to sleep finds another state, and then who forks.
+        self.state.swap(HELD, AcqRel);
+        system::wake(&self.state, i32::MAX);
     }
 
     /// Runs `work` on the value, and releases the lock after a fork, in parent and child. Does
@@ -119,16 +164,19 @@ impl<T> ForkLock<T> {
             // thread refers to the value. This thread is in no `work`.
             work(unsafe { &mut *self.value.get() });
             self.forking.store(NOBODY, Relaxed);
-            self.held.store(false, Release);
+            self.release();
+            // Threads that wait to fork have seen the state that it had during the fork.
+            system::wake(&self.state, i32::MAX);
         }
     }
 
     /// Does what [`ForkLock::after_fork`] does, in the child. If another thread of the parent had
     /// the lock, no thread of the child ever gets it.
     pub(crate) fn in_child(&self, work: impl FnOnce(&mut T)) {
+        self.generation.store(process::generation(), Relaxed);
         if self.forking.load(Relaxed) == own_number() {
             self.after_fork(work);
-        } else if self.held.load(Relaxed) {
+        } else if self.state.load(Relaxed) != FREE {
             self.forking.store(LOST, Relaxed);
         }
     }
@@ -143,30 +191,9 @@ enum Hold {
     ForFork,
 }
 
-/// Waits for a moment, the longer the more `looks` there were.
-fn pause(looks: &mut u32) {
-    *looks = looks.saturating_add(1);
-    match *looks {
-        ..=LOOKS => std::hint::spin_loop(),
-        looks if looks <= LOOKS + TURNS => std::thread::yield_now(),
-        _ => sleep(),
-    }
-}
-
 /// Returns a number of this thread. The thread's copy in a forked child has the same number.
 fn own_number() -> usize {
     // SAFETY: `pthread_self` has no preconditions.
     let number = unsafe { libc::pthread_self() };
     usize::try_from(number).unwrap_or(NOBODY)
-}
-
-/// Sleeps for [`SLEEP_NS`] nanoseconds, or until a signal arrives.
-fn sleep() {
-    let time = libc::timespec { tv_sec: 0, tv_nsec: SLEEP_NS };
-    let rest = std::ptr::null_mut::<libc::timespec>();
-    // Not the function `nanosleep`: a thread that is to be cancelled would end in it, and `malloc`
-    // must not end a thread.
-    // SAFETY: `time` is a valid `timespec` during the call, and the second pointer may be null.
-    let sleep = || unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, rest) };
-    system::keeping_errno(sleep);
 }

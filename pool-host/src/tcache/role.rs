@@ -3,6 +3,7 @@
 use super::checked::CHECKED;
 use super::thread::{CACHE, watch_forks};
 use super::{Tcache, background};
+use crate::limits::Memory;
 use crate::settings::Mode;
 use crate::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use crate::{stderr, system, tracing};
@@ -62,7 +63,12 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
         if serves {
             let lease = usize::try_from(settings.thread_lease).unwrap_or(usize::MAX);
             let now = system::coarse_milliseconds();
-            CACHE.configure(settings.limit(), lease, settings.decay, now);
+            let memory = Memory::read();
+            CACHE.configure(settings.limit(memory), lease, settings.decay, now);
+            CACHE.pages.lend_from(memory.lent_from());
+            if settings.unmaps {
+                CACHE.pages.unmap_freed_blocks();
+            }
             if settings.huge_pages {
                 CACHE.use_huge_pages();
             }

@@ -3,9 +3,9 @@
 //! The pointer is never null. It points to a static, empty thread cache before the thread has its
 //! own and after the thread has left it, so a hit needs no check for null.
 
-use super::background;
 use super::cache::Cache;
 use super::thread_cache::ThreadCache;
+use crate::process;
 use std::cell::Cell;
 use std::ptr;
 
@@ -56,13 +56,14 @@ pub(super) fn watch_forks() -> bool {
         CACHE.pages.after_fork();
     }
     extern "C" fn in_child() {
+        process::in_child();
         CACHE.pages.in_child();
         CACHE.in_child(THREAD_CACHE.get());
-        background::THREAD.end();
     }
     if cfg!(miri) {
         return true;
     }
+    process::watch();
     #[expect(unsafe_code, reason = "the system is called through C")]
     // SAFETY: the three functions have the signature that `pthread_atfork` asks for, live as long
     // as the process, and call no code of the program.

@@ -1,0 +1,45 @@
+//! Files of the system, read without an allocation.
+#![expect(unsafe_code, reason = "files are read through C")]
+
+use std::ffi::CStr;
+
+/// Bytes of a path, with its final zero byte. A longer path is not read.
+pub(super) const PATH: usize = 512;
+
+/// A path that ends with a zero byte, without an allocation.
+pub(crate) struct Path([u8; PATH]);
+
+impl Path {
+    /// Concatenates the parts; `None` if they are too long.
+    pub(crate) fn of(parts: &[&[u8]]) -> Option<Self> {
+        let (mut path, mut end) = ([0; PATH], 0);
+        for part in parts {
+            path.get_mut(end..end + part.len())?.copy_from_slice(part);
+            end += part.len();
+        }
+        (end < PATH).then_some(Self(path))
+    }
+}
+
+/// Reads the first bytes of a file, at most as many as `text` has; `None` if it cannot be opened.
+pub(crate) fn read<'t>(path: &Path, text: &'t mut [u8]) -> Option<&'t [u8]> {
+    let path = CStr::from_bytes_until_nul(&path.0).ok()?;
+    // SAFETY: `path` is a `CStr`, so it ends with a zero byte.
+    let file = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    if file < 0 {
+        return None;
+    }
+    let mut len = 0;
+    while len < text.len() {
+        let rest = &mut text[len..];
+        // SAFETY: `rest` is a mutable slice, so `read` may write `rest.len()` bytes to it.
+        let read = unsafe { libc::read(file, rest.as_mut_ptr().cast(), rest.len()) };
+        match usize::try_from(read) {
+            Ok(0) | Err(_) => break,
+            Ok(read) => len += read,
+        }
+    }
+    // SAFETY: `open` returned this descriptor above, and it is not used after this call.
+    unsafe { libc::close(file) };
+    Some(&text[..len])
+}
