@@ -113,7 +113,11 @@ pub(crate) fn is_watched() -> bool {
     // and not used.
     let has = |name: &CStr| !unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }.is_null();
     let preloaded = variable(c"LD_PRELOAD").unwrap_or_default();
-    watchers.into_iter().any(has) || preloaded.windows(9).any(|part| part == b"vgpreload")
+    let is_sanitized = watchers.into_iter().any(has);
+    // What was not found left an error, which the program would take for its own.
+    // SAFETY: `dlerror` has no preconditions.
+    unsafe { libc::dlerror() };
+    is_sanitized || preloaded.windows(9).any(|part| part == b"vgpreload")
 }
 
 /// Has the C library call a function when the process exits. If it cannot, nothing happens.

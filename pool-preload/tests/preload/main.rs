@@ -1,5 +1,6 @@
 //! Programs with `libbucketpool.so` preloaded.
 
+mod citizen;
 mod programs;
 mod script;
 mod settings;

@@ -59,6 +59,11 @@ pub(crate) fn run(program: &Path, arguments: &[&Path], settings: &str) -> Output
     command.output().unwrap()
 }
 
+/// Runs a program without the library.
+pub(crate) fn run_plain(program: &Path, arguments: &[&Path]) -> Output {
+    Command::new(program).args(arguments).env_remove("LD_PRELOAD").output().unwrap()
+}
+
 /// Returns what a program wrote to stderr.
 pub(crate) fn errors(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()

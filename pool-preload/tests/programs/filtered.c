@@ -1,5 +1,5 @@
-// A program whose seccomp filter ends it at calls that it does not know. The library's thread starts under
-// the filter.
+// A program whose seccomp filter ends it at calls that it does not know, and which installs it past the C
+// library. The library's thread starts under the filter.
 #define _GNU_SOURCE
 #include "tasks.h"
 #include <linux/filter.h>
@@ -20,8 +20,8 @@ int main(void) {
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
-    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+    CHECK(syscall(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(syscall(SYS_prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
     CHECK(wait_for_thread() != getpid());
     return puts("done") < 0;
 }
