@@ -94,9 +94,12 @@ impl Background {
             return true;
         }
         self.number.store(0, Relaxed);
-        let made = !cfg!(miri) && !process::is_borrowed() && thread::create(run, self.stack);
-        if !made {
+        let may = !cfg!(miri) && !process::is_borrowed();
+        let made = may && thread::create(run, self.stack);
+        if may && !made {
             self.not_before.store(now + AGAIN, Relaxed);
+        }
+        if !made {
             self.there.store(NONE, Relaxed);
         }
         made

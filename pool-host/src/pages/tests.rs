@@ -8,6 +8,7 @@ use super::*;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::{Barrier, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread;
 
@@ -305,19 +306,30 @@ fn writable(pages: &Pages) -> usize {
     lines.map(|(start, end)| end.clamp(first, last) - start.clamp(first, last)).sum()
 }
 
-/// Returns the flags of the mapping of an address (`VmFlags` of proc_pid_smaps(5)).
-fn flags(address: *mut u8) -> Vec<String> {
+/// Returns a line of each mapping of these pages, as proc_pid_smaps(5) has it.
+fn lines_of(pages: &Pages, name: &str) -> Vec<String> {
+    let base = pages.base.load(Relaxed).addr();
+    lines_of_range(base..base + pages.bytes.load(Relaxed), name)
+}
+
+/// Returns a line of each mapping that overlaps a range.
+fn lines_of_range(range: Range<usize>, name: &str) -> Vec<String> {
     let text = std::fs::read_to_string("/proc/self/smaps").expect("a process");
-    let mut is_here = false;
+    let (mut is_here, mut found) = (false, Vec::new());
     for line in text.lines() {
         if let Some((start, end)) = mapped(line) {
-            is_here = (start..end).contains(&address.addr());
+            is_here = start < range.end && range.start < end;
         }
-        if let Some(flags) = line.strip_prefix("VmFlags:").filter(|_| is_here) {
-            return flags.split_whitespace().map(str::to_owned).collect();
+        if let Some(line) = line.strip_prefix(name).filter(|_| is_here) {
+            found.push(line.trim().to_owned());
         }
     }
-    Vec::new()
+    found
+}
+
+/// Returns the flags of the mapping of an address.
+fn flags(address: *mut u8) -> String {
+    lines_of_range(address.addr()..address.addr() + 1, "VmFlags:").concat()
 }
 
 #[test]
@@ -325,7 +337,7 @@ fn what_a_program_did_to_its_pages_ends_when_they_go_back() {
     let pages = Pages::new();
     let take = |bytes| pages.take(bytes, 1).expect("there is memory").block;
     let plain = flags(take(MIB));
-    assert!(plain.contains(&"rd".to_owned()), "{plain:?}");
+    assert!(plain.contains("rd wr"), "{plain}");
     let advices =
         [libc::MADV_DONTFORK, libc::MADV_WIPEONFORK, libc::MADV_DONTDUMP, libc::MADV_HUGEPAGE];
     for what in 0..7 {
@@ -368,6 +380,33 @@ fn what_went_back_counts_no_more() {
     // The two ends of each of four blocks may lie inside of chunks of 2 MiB.
     let after = writable(&pages);
     assert!((16 * MIB..=4 * 8 * MIB).contains(&after), "{after}");
+}
+
+/// A container of 400 MiB, in which 360 MiB of blocks were freed, and 360 MiB of other memory are
+/// wanted at once: 50 MiB may be cached, and from 100 MiB on the system may take what is.
+#[test]
+fn the_system_may_take_what_a_container_has_cached() {
+    let pages = Pages::new();
+    pages.configure(50 * MIB, 1000);
+    pages.lend_from(100 << 20);
+    let take = || pages.take(2 * MIB, 1).expect("memory").block;
+    for round in 0..2 {
+        let blocks: Vec<_> = (0..180).map(|_| take()).collect();
+        for block in &blocks {
+            // SAFETY: the test owns the block, which has that many bytes.
+            unsafe { block.write_bytes(1, 2 * MIB) };
+        }
+        for block in blocks {
+            // SAFETY: the test owns the block and does not use it again.
+            unsafe { pages.give(block) };
+        }
+        let sum = |name| {
+            let lines = lines_of(&pages, name).into_iter();
+            lines.filter_map(|line| line.strip_suffix(" kB")?.parse::<usize>().ok()).sum::<usize>()
+        };
+        let (resident, lent) = (sum("Rss:"), sum("LazyFree:"));
+        assert!(resident - lent < 30 << 10, "{resident} KiB, {lent} of them lent, {round}");
+    }
 }
 
 #[test]

@@ -34,7 +34,9 @@ fn memory_goes_back_in_each_sort_of_child() {
 
 #[test]
 fn a_child_that_borrows_the_memory_takes_no_thread_away() {
-    as_without("borrowed.c", &["decay=50"]);
+    let program = compiled("borrowed.c", &[]);
+    is_done(&run_plain(&program, &[Path::new("without")]));
+    is_done(&run(&program, &[], "decay=50"));
 }
 
 #[test]

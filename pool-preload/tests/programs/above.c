@@ -4,7 +4,7 @@
 
 int main(void) {
     for (int round = 0; round < 8; round++) {
-        char *block = malloc(65 << 20);
+        char *volatile block = malloc(65 << 20); // or the compiler drops what is written to it
         CHECK(block);
         memset(block, 1, 65 << 20);
         CHECK(resident_kib() < 80 << 10);
