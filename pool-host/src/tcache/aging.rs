@@ -14,7 +14,7 @@ use crate::depot::{Class, MAGAZINE};
 use crate::{pressure, system};
 use std::alloc::GlobalAlloc;
 use std::ptr;
-use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Slow-path calls of a thread between two reads of the clock.
 const TURNS: u32 = 64;
@@ -344,8 +344,7 @@ impl Cache {
                 self.return_lease(held.set_limit(class, 0), 0);
             }
         }
-        // Release: the next owner, whose exchange acquires, sees these changes.
-        local.in_use.store(false, Release);
+        self.thread_caches.leave(local);
     }
 }
 

@@ -4,11 +4,15 @@
 //! owner does not use. A visitor writes limits, floors, leases and `watched`. Only the owner writes
 //! to `state`, `base`, `balance` and the slots. On the hot path the owner does so without holding
 //! the thread cache.
+#![expect(unsafe_code, reason = "pages are given back by their addresses")]
 
 use super::barrier;
 use super::thread_cache::{Bin, CALLED, LEN, SLOTS, TURNS, ThreadCache};
 use crate::depot::{Batch, CLASSES, Class, LARGEST, MAGAZINE};
+use crate::pages::PAGE;
 use crate::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use crate::{system, virtual_memory};
+use std::ptr::NonNull;
 
 /// Requests larger than all classes between two reads of the clock. Programs use their blocks for
 /// longer.
@@ -142,6 +146,24 @@ impl ThreadCache {
             std::hint::spin_loop();
         }
         None
+    }
+
+    /// Gives the memory of the slots back to the system, if no block is in them. The caller owns the
+    /// thread cache, which is in memory of its own.
+    pub(super) fn forget_slots(&self) {
+        let Some(_held) = self.hold() else { return };
+        let is_empty = |bin: &Bin| bin.state.load(Relaxed) & LEN == 0;
+        if cfg!(miri) || !self.bins.iter().all(is_empty) {
+            return;
+        }
+        let slots = std::ptr::from_ref(&self.slots).cast::<u8>().cast_mut();
+        let skipped = slots.align_offset(PAGE);
+        let bytes = size_of_val(&self.slots).saturating_sub(skipped) / PAGE * PAGE;
+        let Some(start) = NonNull::new(slots.wrapping_add(skipped)) else { return };
+        // SAFETY: these are pages of a mapping of `ThreadCaches::add`. They hold slots only, which
+        // no code reads while their bins are empty, and this thread holds the thread cache, so no
+        // other fills a bin. Zero bytes are valid slots. A refusal leaves them as they are.
+        let _ = system::keeping_errno(|| unsafe { virtual_memory::forget(start, bytes) });
     }
 
     /// Returns the counters of a class.

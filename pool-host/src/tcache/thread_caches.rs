@@ -4,12 +4,17 @@
 //! cache is never unmapped, so their number is the peak number of threads alive at the same time.
 
 use super::thread_cache::ThreadCache;
-use crate::sync::atomic::{AtomicPtr, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
+use crate::sync::atomic::{
+    AtomicPtr, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    Ordering::Release,
+};
 use crate::virtual_memory;
 use std::ptr;
 
 /// The most thread caches that one call of [`ThreadCaches::next_leased`] looks at.
 const LOOKS: usize = 1 << 12;
+/// Thread caches without an owner whose slots stay warm for new threads.
+const WARM: usize = 16;
 
 /// A linked list of all thread caches. Thread caches are added to it and never removed.
 #[derive(Debug)]
@@ -17,12 +22,18 @@ pub(crate) struct ThreadCaches {
     first: AtomicPtr<ThreadCache>,
     /// The thread cache at which the next visit starts; null for the first.
     cursor: AtomicPtr<ThreadCache>,
+    /// Number of thread caches without an owner.
+    free: AtomicUsize,
 }
 
 impl ThreadCaches {
     /// Creates an empty list.
     pub(crate) const fn new() -> Self {
-        Self { first: AtomicPtr::new(ptr::null_mut()), cursor: AtomicPtr::new(ptr::null_mut()) }
+        Self {
+            first: AtomicPtr::new(ptr::null_mut()),
+            cursor: AtomicPtr::new(ptr::null_mut()),
+            free: AtomicUsize::new(0),
+        }
     }
 
     /// Returns a thread cache that only the calling thread owns: a free one, or else a new one.
@@ -33,7 +44,22 @@ impl ThreadCaches {
             !local.in_use.load(Relaxed)
                 && local.in_use.compare_exchange(false, true, Acquire, Relaxed).is_ok()
         };
-        self.iter().find(free).or_else(|| self.add())
+        let found = self.iter().find(free);
+        if found.is_some() {
+            // A forked child frees caches that are not counted, so this does not go below 0.
+            let _ = self.free.fetch_update(Relaxed, Relaxed, |free| free.checked_sub(1));
+        }
+        found.or_else(|| self.add())
+    }
+
+    /// Makes a thread cache that the calling thread owns available to new threads. If many are, the
+    /// memory of its slots goes back to the system.
+    pub(crate) fn leave(&self, local: &ThreadCache) {
+        if self.free.fetch_add(1, Relaxed) >= WARM {
+            local.forget_slots();
+        }
+        // Release: the next owner, whose exchange acquires, sees the changes of this one.
+        local.in_use.store(false, Release);
     }
 
     /// Maps a thread cache and adds it to the front of the list.
