@@ -11,6 +11,8 @@ fn main() -> io::Result<()> {
         let folder = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
         fs::write(folder.join("libgcc_s.so"), "GROUP ( -lgcc_eh -lgcc )\n")?;
         println!("cargo::rustc-link-search=native={}", folder.display());
+        // The library's thread runs its code, so a program that loads it later must not unload it.
+        println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
     }
     Ok(())
 }

@@ -5,8 +5,10 @@ the package is built from a checkout of the whole repository.
 """
 
 import os
+import re
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 import maturin
@@ -26,6 +28,8 @@ __all__ = [
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pool-python/python/bucketpool"
+# The versions of symbols that a library asks for, in the table of their names.
+GLIBC = re.compile(rb"GLIBC_(\d+)\.(\d+)")
 
 
 def _add_library() -> None:
@@ -40,9 +44,30 @@ def _add_library() -> None:
         os.replace(copy, PACKAGE / file.name)
 
 
-def build_wheel(*arguments: object, **named: object) -> str:
+def _check_libraries(wheel: Path) -> None:
+    """Raises if the library needs a newer glibc than the module, by which the wheel is tagged."""
+    with zipfile.ZipFile(wheel) as files:
+        needed = {
+            name: max(
+                (tuple(map(int, version)) for version in GLIBC.findall(files.read(name))),
+                default=(0, 0),
+            )
+            for name in files.namelist()
+            if name.endswith(".so")
+        }
+    module = max(version for name, version in needed.items() if "_bucketpool" in name)
+    library = max(version for name, version in needed.items() if "libbucketpool" in name)
+    if library > module:
+        raise RuntimeError(
+            f"libbucketpool.so needs glibc {library}; expected at most {module}, as the module does"
+        )
+
+
+def build_wheel(wheel_directory: str, *arguments: object, **named: object) -> str:
     _add_library()
-    return maturin.build_wheel(*arguments, **named)
+    wheel = maturin.build_wheel(wheel_directory, *arguments, **named)
+    _check_libraries(Path(wheel_directory) / wheel)
+    return wheel
 
 
 def build_editable(*arguments: object, **named: object) -> str:

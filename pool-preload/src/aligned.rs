@@ -1,7 +1,7 @@
 //! The functions of C that return aligned blocks.
 
 use crate::heap::{self, ALIGN};
-use crate::libc_next::{__libc_memalign, errno, set_errno};
+use crate::libc_next::{self, __libc_memalign, errno, set_errno};
 use libc::c_int;
 use pool_host::tracing;
 use std::ptr;
@@ -38,10 +38,18 @@ fn memalign_plain(align: usize, bytes: usize) -> *mut u8 {
     heap::or_trim(|| unsafe { __libc_memalign(align, bytes) })
 }
 
-/// Returns a block that is aligned to `align`, as [`memalign`] does.
+/// Returns a block that is aligned to `align`, as [`memalign`] does. What the C library makes of an
+/// alignment that is no power of two depends on its version.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn aligned_alloc(align: usize, bytes: usize) -> *mut u8 {
-    memalign(align, bytes)
+    if align.is_power_of_two() {
+        return memalign(align, bytes);
+    }
+    let block = libc_next::aligned_alloc(align, bytes);
+    if tracing::is_on() {
+        tracing::allocated(block, bytes);
+    }
+    block
 }
 
 /// Stores a block that is aligned to `align` at `result`, and returns 0; otherwise returns the

@@ -14,6 +14,7 @@
 //!   libc_next.rs  the C library's own functions
 //!   sandbox.rs    prctl, by which a program tells that it limits its system calls
 //!   start.rs      reads the settings when the library is loaded
+//!   unwinder.rs   for glibc 2.34
 //! ```
 //!
 //! No request and no free uses a thread-local variable, so no thread needs memory for one. Until
@@ -28,6 +29,7 @@ mod heap;
 mod libc_next;
 mod sandbox;
 mod start;
+mod unwinder;
 
 // For the link above.
 #[expect(unused_imports, reason = "the documentation names it")]

@@ -84,12 +84,27 @@ fn is_in(address: *const c_void, library: &CStr) -> bool {
 const C: &[&CStr] = &[c"libc.so.6"];
 static USABLE_SIZE: Own = Own::new(C, c"malloc_usable_size");
 static TRIM: Own = Own::new(C, c"malloc_trim");
+static ALIGNED_ALLOC: Own = Own::new(C, c"aligned_alloc");
 
 /// Looks the functions up. Later calls might have to wait for the lock of the dynamic linker, which
 /// a thread holds while constructors of a library run.
 pub(crate) fn find() {
     USABLE_SIZE.address();
     TRIM.address();
+    ALIGNED_ALLOC.address();
+}
+
+/// Returns what the C library's `aligned_alloc` does: it refuses an alignment that is no power of
+/// two since 2.38, and rounds it up before.
+pub(crate) fn aligned_alloc(align: usize, bytes: usize) -> *mut u8 {
+    let function = ALIGNED_ALLOC.address();
+    if function.is_null() {
+        // SAFETY: the C library's `memalign` takes any alignment and size.
+        return unsafe { __libc_memalign(align, bytes) };
+    }
+    // SAFETY: the C library's `aligned_alloc` has this signature.
+    let function: extern "C" fn(usize, usize) -> *mut u8 = unsafe { mem::transmute(function) };
+    function(align, bytes)
 }
 
 /// Returns the bytes that a block of the C library holds.

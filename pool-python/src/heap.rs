@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "the system is called through C")]
 
 use pool_host::{PageHeap, PageHeapStats};
+use pyo3::Python;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -50,7 +51,7 @@ impl Heap {
     ) -> Option<Arc<Self>> {
         let unused = heaps().unused.pop();
         let pages = unused.unwrap_or_else(|| {
-            let heap = PageHeap::new().addresses(addresses());
+            let heap = PageHeap::new().addresses(addresses()).background(false);
             let heap: &'static PageHeap = Box::leak(Box::new(heap));
             heaps().all.push(heap);
             heap
@@ -90,7 +91,11 @@ impl Drop for Heap {
             let limit = self.pages.stats().cached_limit_bytes;
             self.pages.configure(Some(limit), Some(Duration::from_secs(1)));
         } else {
-            self.pages.trim(u64::MAX);
+            // This takes about 100 ms for 1 GiB, and other threads of Python may run meanwhile.
+            let trim = || self.pages.trim(u64::MAX);
+            if Python::try_attach(|py| py.detach(trim)).is_none() {
+                trim();
+            }
         }
         heaps().unused.push(self.pages);
     }

@@ -221,6 +221,28 @@ def test_a_thread_that_does_not_start_is_as_before(monkeypatch):
     assert names == [NUMPYS]
 
 
+def test_a_thread_whose_run_is_a_property_warns_and_runs():
+    class Property(threading.Thread):
+        @property
+        def run(self):
+            return lambda: names.append(get_handler_name(numpy.ones(100_000)))
+
+        @run.setter
+        def run(self, _):
+            raise AttributeError
+
+    names = []
+    bucketpool.numpy.install()
+    try:
+        thread = Property()
+        with pytest.warns(RuntimeWarning, match="Property are not pooled: its `run` is a property"):
+            thread.start()
+        thread.join()
+    finally:
+        bucketpool.numpy.uninstall()
+    assert names == [NUMPYS]
+
+
 def test_a_block_that_ends_inside_of_another_warns():
     def generator():
         with bucketpool.numpy.pooled():

@@ -11,6 +11,7 @@ stay open in the code that uses the generator.
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 import warnings
 from collections.abc import Iterator
@@ -134,6 +135,14 @@ def _wrap_starts() -> None:
     def start_pooled(thread: threading.Thread, *arguments: Any, **named: Any) -> None:
         pool = _installed
         if pool is None:
+            return start(thread, *arguments, **named)
+        if hasattr(inspect.getattr_static(type(thread), "run", None), "__set__"):
+            name = type(thread).__qualname__
+            warnings.warn(
+                f"threads of {name} are not pooled: its `run` is a property, expected a method",
+                RuntimeWarning,
+                stacklevel=2,
+            )
             return start(thread, *arguments, **named)
         own = thread.__dict__.get("run")
 
