@@ -246,6 +246,11 @@ impl Pages {
         self.mapping.be_quiet();
     }
 
+    /// Returns whether the program limits its calls to what another allocator needs.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.mapping.is_quiet()
+    }
+
     /// Gives the memory of a freed block back at once, and with it all that the program did to its
     /// pages.
     pub(crate) fn unmap_freed_blocks(&self) {

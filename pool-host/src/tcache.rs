@@ -234,6 +234,20 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
         if self.serves() { CACHE.clear(&self.inner()) as u64 } else { 0 }
     }
 
+    /// Prepares for a filter of system calls (seccomp) that permits what the inner allocator needs.
+    ///
+    /// From then on blocks from 64 KiB need `mmap`, `mremap` and `futex` only, smaller ones what the
+    /// inner allocator calls. The background thread ends, which this waits for, and starts no more;
+    /// the system's memory pressure is not read, blocks of parked threads stay with them, and glibc
+    /// is not asked to trim. Memory goes back in calls of the program only. Call it before the
+    /// filter is in force.
+    pub fn enter_sandbox(&self) {
+        if self.serves() {
+            background::THREAD.forbid();
+            CACHE.enter_sandbox();
+        }
+    }
+
     /// Returns what it has counted, and the bytes that it has; all zero for one that passes
     /// through.
     #[must_use]

@@ -87,8 +87,10 @@ impl<T> ForkLock<T> {
     fn enter_process(&self, generation: u32) {
         let before = self.generation.load(Acquire);
         // Before the exchange: the threads of this process take the lock after it.
-        let is_held = self.state.load(Acquire) != FREE && self.forking.load(Relaxed) != own_number();
-        let is_first = self.generation.compare_exchange(before, generation, AcqRel, Relaxed).is_ok();
+        let is_held =
+            self.state.load(Acquire) != FREE && self.forking.load(Relaxed) != own_number();
+        let is_first =
+            self.generation.compare_exchange(before, generation, AcqRel, Relaxed).is_ok();
         if before != 0 && before != generation && is_first && is_held {
             self.forking.store(LOST, Relaxed);
         }

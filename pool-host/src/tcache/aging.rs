@@ -79,6 +79,7 @@ impl Cache {
         }
         let felt = self.felt_at.load(Relaxed);
         if self.decay_every.load(Relaxed) > 0
+            && !self.pages.is_quiet()
             && now.saturating_sub(felt) >= FEEL_EVERY
             && self.felt_at.compare_exchange(felt, now, Relaxed, Relaxed).is_ok()
         {
@@ -132,6 +133,12 @@ impl Cache {
         }
     }
 
+    /// Makes no system call from now on that allocators do not need.
+    pub(super) fn enter_sandbox(&self) {
+        barrier::do_without();
+        self.pages.be_quiet();
+    }
+
     /// Returns the cached bytes: those on pages, and those that thread caches and the depot have
     /// leased, whether they hold blocks or not.
     pub(super) fn idle_bytes(&self) -> usize {
@@ -171,6 +178,9 @@ impl Cache {
     /// Calls glibc's `malloc_trim`, whatever the inner allocator is; with another C library, does
     /// nothing. Cost: one step for each free block of a page and more.
     fn trim_inner(&self, least: usize) {
+        if self.pages.is_quiet() {
+            return;
+        }
         if self.untrimmed.load(Relaxed) < least {
             return;
         }
@@ -344,7 +354,7 @@ impl Cache {
                 self.return_lease(held.set_limit(class, 0), 0);
             }
         }
-        self.thread_caches.leave(local);
+        self.thread_caches.leave(local, self.pages.is_quiet());
     }
 }
 

@@ -63,6 +63,11 @@ pub(super) fn is_there() -> bool {
     STATE.load(Relaxed) == THERE
 }
 
+/// Never calls the system again: there is no barrier from now on.
+pub(super) fn do_without() {
+    STATE.store(MISSING, Relaxed);
+}
+
 /// Calls `membarrier(2)`. Returns whether it succeeded.
 fn call(command: libc::c_int) -> bool {
     // SAFETY: `membarrier` takes three numbers (command, flags, processor) and no pointer, so it

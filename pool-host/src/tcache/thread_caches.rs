@@ -53,9 +53,9 @@ impl ThreadCaches {
     }
 
     /// Makes a thread cache that the calling thread owns available to new threads. If many are, the
-    /// memory of its slots goes back to the system.
-    pub(crate) fn leave(&self, local: &ThreadCache) {
-        if self.free.fetch_add(1, Relaxed) >= WARM {
+    /// memory of its slots goes back to the system, unless `keeps`.
+    pub(crate) fn leave(&self, local: &ThreadCache, keeps: bool) {
+        if self.free.fetch_add(1, Relaxed) >= WARM && !keeps {
             local.forget_slots();
         }
         // Release: the next owner, whose exchange acquires, sees the changes of this one.
