@@ -190,7 +190,7 @@ fn resident() -> usize {
 fn the_background_thread_gives_memory_back_while_the_program_sleeps() {
     if !is_alone() {
         let test = "the_background_thread_gives_memory_back_while_the_program_sleeps";
-        let output = again(test, "background,decay=50", None);
+        let output = again(test, "decay=50", None);
         assert!(output.status.success(), "{output:?}");
         return;
     }

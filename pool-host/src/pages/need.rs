@@ -1,10 +1,15 @@
 //! The recent need for pages, which bounds the dirty pages that are kept.
 //!
 //! `excess = live + dirty - (peak + peak / 4 + 1 MiB)`, where `peak` is the peak of `live` in this
-//! window and the one before; at least `dirty - limit`, and between 0 and `dirty`.
+//! window and the one before; at least `dirty - limit`, and between 0 and `dirty`. After four
+//! windows in which no run was taken or freed it is `peak / 16`.
 
 /// Divisor of the recent peak: `peak / SLACK_PART` pages are kept beyond it.
 const SLACK_PART: u64 = 4;
+/// The same, for a program that pauses.
+const PAUSED_PART: u64 = 16;
+/// Windows without a change after which a program pauses.
+const PAUSED_FROM: u32 = 4;
 /// Further pages that are kept: 1 MiB.
 const FLOOR: u64 = (1 << 20) / super::PAGE as u64;
 /// Bytes that may return to the system for each elapsed millisecond. This takes about 2 % of a
@@ -35,6 +40,10 @@ pub(super) struct Need {
     peak: u64,
     /// Peak of `live` in the window before.
     before: u64,
+    /// Whether `live` changed in this window.
+    has_changed: bool,
+    /// Windows before this one in which it did not.
+    still: u32,
     /// Time in milliseconds at which this window began.
     window_began: u64,
     /// Time in milliseconds of the last call of [`Need::budget`].
@@ -55,6 +64,8 @@ impl Need {
             most: 0,
             peak: 0,
             before: 0,
+            has_changed: false,
+            still: 0,
             window_began: 0,
             paid: 0,
             window: 500,
@@ -73,6 +84,7 @@ impl Need {
     /// Adds live pages.
     pub(super) fn up(&mut self, pages: u32) {
         self.live += u64::from(pages);
+        self.has_changed = true;
         self.peak = self.peak.max(self.live);
         self.most = self.most.max(self.live);
     }
@@ -80,12 +92,14 @@ impl Need {
     /// Subtracts live pages.
     pub(super) fn down(&mut self, pages: u32) {
         self.live -= u64::from(pages);
+        self.has_changed = true;
     }
 
     /// Returns how many of the dirty pages exceed those to keep (the formula at the top).
     pub(super) fn excess(&self, dirty: u64) -> u64 {
         let peak = self.peak.max(self.before);
-        let unneeded = (self.live + dirty).saturating_sub(peak + peak / SLACK_PART + FLOOR);
+        let part = if self.still >= PAUSED_FROM { PAUSED_PART } else { SLACK_PART };
+        let unneeded = (self.live + dirty).saturating_sub(peak + peak / part + FLOOR);
         unneeded.min(dirty).max(dirty.saturating_sub(self.limit))
     }
 
@@ -105,6 +119,8 @@ impl Need {
         let passed = now.saturating_sub(self.window_began);
         self.before = if passed < 2 * self.window / self.haste { self.peak } else { self.live };
         (self.peak, self.window_began) = (self.live, now);
+        self.still = if self.has_changed { 0 } else { self.still.saturating_add(1) };
+        self.has_changed = false;
     }
 
     /// Returns how many pages this call may return to the system.

@@ -253,6 +253,31 @@ fn what_was_not_needed_lately_goes_back_in_bounded_steps() {
 }
 
 #[test]
+fn a_program_that_pauses_keeps_less() {
+    let pages = Pages::new();
+    pages.configure(usize::MAX, 60_000);
+    let blocks: Vec<_> = (0..64).map(|_| pages.take(4 * MIB, 1).expect("memory").block).collect();
+    for block in &blocks[..16] {
+        // SAFETY: the test owns the block and does not use it after `give`.
+        unsafe { pages.give(*block) };
+    }
+    // The test supplies the time: each window is 31 s long.
+    let after_windows = |windows: u64| {
+        let now = system::coarse_milliseconds();
+        for window in 1..=windows {
+            for _ in 0..20 {
+                let at = now + 31_000 * window;
+                let budget = pages.enter(|inside| pages.turn(inside, at, u32::MAX)).unwrap_or(0);
+                pages.give_back(budget);
+            }
+        }
+        pages.stats().dirty / (1 << 20)
+    };
+    assert_eq!(after_windows(3), 192 / 4 + 1);
+    assert_eq!(after_windows(8), 192 / 16 + 1);
+}
+
+#[test]
 fn a_block_grows_where_it_is_into_what_is_free_behind_it() {
     let pages = Pages::new();
     let take = |bytes| pages.take(bytes, 1).expect("there is memory").block;
