@@ -25,7 +25,10 @@ mod pages;
 mod pinned;
 #[cfg(not(loom))]
 mod pressure;
-#[cfg_attr(any(miri, loom, shuttle), path = "process/modelled.rs")]
+#[cfg(not(any(miri, loom, shuttle)))]
+mod process;
+#[cfg(any(miri, loom, shuttle))]
+#[path = "process/modelled.rs"]
 mod process;
 #[cfg(not(loom))]
 mod settings;
