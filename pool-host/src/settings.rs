@@ -9,6 +9,7 @@ const VARIABLE: &std::ffi::CStr = c"BUCKETPOOL_HOST";
 
 /// The settings of a [`Tcache`](crate::Tcache) or a [`PageHeap`](crate::PageHeap).
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a word of its own")]
 pub(crate) struct Settings {
     /// The cached limit in bytes; 0 for the default that `limits` computes.
     pub(crate) cached_limit: u64,

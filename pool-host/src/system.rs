@@ -233,6 +233,8 @@ pub(crate) fn thread_number() -> i32 {
 
 /// Returns whether this process has a thread of that number.
 pub(crate) fn has_thread(number: i32) -> bool {
+    // SAFETY: `getpid` has no preconditions.
+    let process = unsafe { libc::getpid() };
     // SAFETY: signal 0 is not sent; the call only looks for the thread.
-    number > 0 && unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), number, 0) == 0 }
+    number > 0 && unsafe { libc::syscall(libc::SYS_tgkill, process, number, 0) == 0 }
 }

@@ -11,9 +11,9 @@ static ALLOCATOR: Tcache = Tcache::new();
 
 /// Permits what glibc's `malloc` calls, the clock, and the end.
 fn filter() -> libc::c_long {
-    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-    const IS: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    let is = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    let ends = libc::BPF_RET | libc::BPF_K;
     let permitted = [
         libc::SYS_brk,
         libc::SYS_mmap,
@@ -25,20 +25,25 @@ fn filter() -> libc::c_long {
         libc::SYS_getrandom,
         libc::SYS_exit_group,
     ];
-    let line = |code, k, jf| libc::sock_filter { code, jt: 0, jf, k };
-    let mut program = vec![line(LOAD, 0, 0)]; // the number of the call
+    let line = |code: u32, k, jf| {
+        let code = u16::try_from(code).unwrap();
+        libc::sock_filter { code, jt: 0, jf, k }
+    };
+    let mut program = vec![line(load, 0, 0)]; // the number of the call
     for call in permitted {
-        program.push(line(IS, u32::try_from(call).unwrap(), 1));
-        program.push(line(RETURN, libc::SECCOMP_RET_ALLOW, 0));
+        program.push(line(is, u32::try_from(call).unwrap(), 1));
+        program.push(line(ends, libc::SECCOMP_RET_ALLOW, 0));
     }
-    program.push(line(RETURN, libc::SECCOMP_RET_KILL_PROCESS, 0));
+    program.push(line(ends, libc::SECCOMP_RET_KILL_PROCESS, 0));
     let len = u16::try_from(program.len()).unwrap();
     let program = libc::sock_fprog { len, filter: program.as_mut_ptr() };
-    // SAFETY: the first call takes numbers, and the second reads the program, which lives through it.
-    unsafe {
-        libc::syscall(libc::SYS_prctl, libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-            | libc::syscall(libc::SYS_prctl, libc::PR_SET_SECCOMP, 2, &raw const program, 0, 0)
-    }
+    // SAFETY: the call takes numbers.
+    let limited = unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    // SAFETY: the call reads the program, which lives through it.
+    let filtered = unsafe {
+        libc::syscall(libc::SYS_prctl, libc::PR_SET_SECCOMP, 2, &raw const program, 0, 0)
+    };
+    limited | filtered
 }
 
 /// Allocates, grows and frees blocks of all sizes up to 16 MiB. Returns whether they kept what was

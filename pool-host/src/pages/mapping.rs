@@ -133,7 +133,7 @@ impl Mapping {
     ///
     /// As for [`Mapping::open`], for both places, but for the contents of `from`. They do not
     /// overlap.
-    pub(super) unsafe fn transfer(&self, from: *mut u8, to: *mut u8, bytes: usize) -> bool {
+    pub(super) unsafe fn transfer(from: *mut u8, to: *mut u8, bytes: usize) -> bool {
         // Beside `MREMAP_DONTUNMAP`, no other thread gets a mapping at the addresses that are left.
         let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
         // SAFETY: as the caller says; no existing mapping but these two changes.

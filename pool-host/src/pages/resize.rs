@@ -5,6 +5,7 @@
 //! that were never touched stay so.
 #![expect(unsafe_code, reason = "blocks are addresses in a range that the system reserved")]
 
+use super::mapping::Mapping;
 use super::page::PageState;
 use super::runs::Run;
 use super::{LARGEST, PAGE, Pages, Taken};
@@ -14,9 +15,9 @@ use std::slice;
 
 /// Divisor of a block's bytes: a block that moves gets that part as room.
 const ROOM_PART: usize = 8;
-/// Pages from which on the memory of a block is moved. To move 1 MiB takes about 10 us, and to copy
+/// Bytes from which on the memory of a block is moved. To move 1 MiB takes about 10 us, and to copy
 /// it into fresh pages 200 us.
-const MOVES_FROM: u32 = ((1 << 20) / PAGE) as u32;
+const MOVES_FROM: usize = 1 << 20;
 
 impl Pages {
     /// Resizes a block in place to at least `bytes` bytes. Returns false if that is not possible;
@@ -85,11 +86,11 @@ impl Pages {
         }
         let to = self.take_to_grow(bytes, align)?;
         let (first, pages) = self.run_of(block);
-        let moves = pages >= MOVES_FROM && pages <= self.run_of(to.block).1;
+        let moves = pages as usize * PAGE >= MOVES_FROM && pages <= self.run_of(to.block).1;
         // SAFETY: the caller owns both blocks, and uses the old one no more. The new one has at
         // least as many pages, and no contents that are needed. Both are in use, so they do not
         // overlap.
-        if moves && unsafe { self.mapping.transfer(block, to.block, pages as usize * PAGE) } {
+        if moves && unsafe { Mapping::transfer(block, to.block, pages as usize * PAGE) } {
             self.give_emptied(first, pages);
         } else {
             // SAFETY: the caller guarantees that both blocks hold `kept` bytes. They do not

@@ -314,7 +314,7 @@ fn what_cannot_be_is_refused() {
     assert!(pages.has(block) && !pages.has(block.wrapping_sub(1 << 41)));
 }
 
-/// Returns the first and the last address of a line of proc_pid_maps(5).
+/// Returns the first and the last address of a line of `/proc/PID/maps`.
 fn mapped(line: &str) -> Option<(usize, usize)> {
     let (start, end) = line.split(' ').next()?.split_once('-')?;
     let hex = |text| usize::from_str_radix(text, 16).ok();
@@ -331,7 +331,7 @@ fn writable(pages: &Pages) -> usize {
     lines.map(|(start, end)| end.clamp(first, last) - start.clamp(first, last)).sum()
 }
 
-/// Returns a line of each mapping of these pages, as proc_pid_smaps(5) has it.
+/// Returns a line of each mapping of these pages, as `/proc/PID/smaps` has it.
 fn lines_of(pages: &Pages, name: &str) -> Vec<String> {
     let base = pages.base.load(Relaxed).addr();
     lines_of_range(base..base + pages.bytes.load(Relaxed), name)
