@@ -206,11 +206,7 @@ impl Pages {
     #[cold]
     fn do_deferred(&self, inside: &mut Heap) {
         for (first, what) in self.deferred.take(|first| self.page(first as usize)) {
-            let Run { pages, .. } = inside.runs.at(first);
-            if what.is_live() {
-                inside.need.down(pages);
-            }
-            self.release(inside, first, what.state());
+            self.release(inside, first, what);
         }
         if let Some((limit, decay)) = self.deferred.take_settings() {
             inside.need.configure((limit / PAGE) as u64, decay);
@@ -225,13 +221,20 @@ impl Pages {
         self.deferred.push(first, self.page(first as usize), what);
     }
 
-    /// Releases a used run in this state.
-    fn release(&self, inside: &mut Heap, first: u32, state: PageState) {
+    /// Releases a used run.
+    fn release(&self, inside: &mut Heap, first: u32, what: Deferral) {
         let Run { pages, .. } = inside.runs.at(first);
-        if state == PageState::Clean {
-            inside.release_clean(first, pages, &self.mapping);
-        } else {
-            inside.runs.release(Run { first, pages, state });
+        if what.is_live() {
+            inside.need.down(pages);
+        }
+        if what.is_closed() {
+            inside.note_closed(first, pages);
+        }
+        match what.state() {
+            PageState::Clean => inside.release_clean(first, pages, &self.mapping),
+            state => {
+                inside.runs.release(Run { first, pages, state });
+            }
         }
     }
 

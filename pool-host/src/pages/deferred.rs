@@ -10,6 +10,7 @@
 //! child's head names is linked. A run that is in the child's list is free there, because the
 //! thread that pushed it had freed it.
 
+use super::mapping::Forgotten;
 use super::page::{Page, PageState};
 use crate::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
@@ -27,23 +28,59 @@ pub(super) enum Deferral {
     Freed,
     /// The program freed it, and its memory went back or elsewhere.
     Emptied,
+    /// The same, and its addresses are closed.
+    EmptiedClosed,
     /// It was free, and its memory went back.
     Returned,
+    /// The same, and its addresses are closed.
+    ReturnedClosed,
     /// It was free, and its memory was to go back, which the system refused.
     Refused,
 }
 
 impl Deferral {
+    const ALL: [Self; 6] = [
+        Self::Freed,
+        Self::Emptied,
+        Self::EmptiedClosed,
+        Self::Returned,
+        Self::ReturnedClosed,
+        Self::Refused,
+    ];
+
     /// Returns whether the run counts as used until it is released.
     pub(super) fn is_live(self) -> bool {
-        matches!(self, Self::Freed | Self::Emptied)
+        matches!(self, Self::Freed | Self::Emptied | Self::EmptiedClosed)
+    }
+
+    /// Returns whether the pages must be opened before they are used again.
+    pub(super) fn is_closed(self) -> bool {
+        matches!(self, Self::EmptiedClosed | Self::ReturnedClosed)
+    }
+
+    /// Returns how a run that the program freed is released after this.
+    pub(super) fn emptied(how: Forgotten) -> Self {
+        match how {
+            Forgotten::Open => Self::Emptied,
+            Forgotten::Closed => Self::EmptiedClosed,
+            Forgotten::Not => Self::Freed,
+        }
+    }
+
+    /// Returns how a free run is released after this.
+    pub(super) fn returned(how: Forgotten) -> Self {
+        match how {
+            Forgotten::Open => Self::Returned,
+            Forgotten::Closed => Self::ReturnedClosed,
+            Forgotten::Not => Self::Refused,
+        }
     }
 
     /// Returns the state in which the run is to be released.
     pub(super) fn state(self) -> PageState {
         match self {
             Self::Freed | Self::Refused => PageState::Dirty,
-            Self::Emptied | Self::Returned => PageState::Clean,
+            _ => PageState::Clean,
         }
     }
 }
@@ -103,7 +140,7 @@ impl Deferred {
             let first = Some(at).filter(|at| *at != NONE)?;
             let (next, what) = page(first).deferred();
             at = next;
-            let all = [Deferral::Freed, Deferral::Emptied, Deferral::Returned, Deferral::Refused];
+            let all = Deferral::ALL;
             let what = all.into_iter().find(|one| *one as u32 == what);
             Some((first, what.unwrap_or(Deferral::Refused)))
         })

@@ -6,6 +6,7 @@
 
 use super::deferred::Deferral;
 use super::heap::Heap;
+use super::mapping::Forgotten;
 use super::need::Need;
 use super::page::PageState;
 use super::runs::Run;
@@ -47,13 +48,13 @@ impl Pages {
     #[cold]
     pub(super) fn give_emptied(&self, first: u32, pages: u32) {
         // SAFETY: the program freed the run, and this thread owns it until `release` below.
-        let clean = unsafe { self.mapping.forget(self.address(first), pages as usize * PAGE) };
-        let what = if clean { Deferral::Emptied } else { Deferral::Freed };
-        let done = self.enter(|inside| {
-            inside.need.down(pages);
-            self.release(inside, first, what.state());
-        });
-        if done.is_none() {
+        let how = unsafe { self.mapping.forget(self.address(first), pages as usize * PAGE) };
+        self.release_later(first, Deferral::emptied(how));
+    }
+
+    /// Releases a run, now or if another thread forks later.
+    pub(super) fn release_later(&self, first: u32, what: Deferral) {
+        if self.enter(|inside| self.release(inside, first, what)).is_none() {
             self.defer(first, what);
         }
     }
@@ -176,14 +177,12 @@ impl Pages {
         let (first, pages) = oldest??;
         // SAFETY: `take_oldest` returned pages of the range that were free, and marked them as used
         // under the lock, so no other thread takes them until `release` below.
-        let clean = unsafe { self.mapping.forget(self.address(first), pages as usize * PAGE) };
-        if clean {
-            self.returned.fetch_add(pages.into(), Relaxed);
+        let how = unsafe { self.mapping.forget(self.address(first), pages as usize * PAGE) };
+        self.release_later(first, Deferral::returned(how));
+        if how == Forgotten::Not {
+            return Some(0);
         }
-        let what = if clean { Deferral::Returned } else { Deferral::Refused };
-        if self.enter(|inside| self.release(inside, first, what.state())).is_none() {
-            self.defer(first, what);
-        }
-        Some(if clean { pages } else { 0 })
+        self.returned.fetch_add(pages.into(), Relaxed);
+        Some(pages)
     }
 }

@@ -52,7 +52,7 @@ impl Heap {
         mapping: &Mapping,
     ) -> Option<(u32, PageState)> {
         if let Some(first) = self.runs.take(pages, align, PageState::Clean) {
-            return self.opened(first, pages, mapping);
+            return self.opened(first, pages, align, mapping);
         }
         let needed = pages.checked_add(align - 1)?;
         // The first page of the range is never free.
@@ -62,29 +62,43 @@ impl Heap {
             && let Some(run) = self.runs.clean_at_end().filter(|run| run.pages >= needed)
         {
             let first = self.runs.take_from(run, pages, align);
-            return self.opened(first, pages, mapping);
+            return self.opened(first, pages, align, mapping);
         }
         // Last: a search of all runs of about this length, beyond the few that `take` examines.
         if let Some(first) = self.runs.take_any(pages, align, PageState::Dirty) {
             return Some((first, PageState::Dirty));
         }
         let first = self.runs.take_any(pages, align, PageState::Clean)?;
-        self.opened(first, pages, mapping)
+        self.opened(first, pages, align, mapping)
     }
 
-    /// Opens clean pages that were just taken; frees them again if the system has too little
-    /// memory.
-    fn opened(&mut self, first: u32, pages: u32, mapping: &Mapping) -> Option<(u32, PageState)> {
+    /// Opens clean pages that were just taken. If the system has too little memory, it frees them
+    /// again and takes dirty ones, if there are any.
+    fn opened(
+        &mut self,
+        first: u32,
+        pages: u32,
+        align: u32,
+        mapping: &Mapping,
+    ) -> Option<(u32, PageState)> {
         if self.open(first..first + pages, mapping) {
             return Some((first, PageState::Clean));
         }
-        self.runs.release(Run { first, pages, state: PageState::Clean });
-        None
+        self.release_clean(first, pages, mapping);
+        let first = self.runs.take_any(pages, align, PageState::Dirty)?;
+        Some((first, PageState::Dirty))
     }
 
     /// Makes the memory of free pages accessible. Returns false if the system has too little.
     fn open(&mut self, pages: Range<u32>, mapping: &Mapping) -> bool {
         self.space.as_mut().is_some_and(|space| space.open(pages, mapping))
+    }
+
+    /// Notes that pages of a used run must be opened before they are used again.
+    pub(super) fn note_closed(&mut self, first: u32, pages: u32) {
+        if let Some(space) = &mut self.space {
+            space.note_closed(first..first + pages);
+        }
     }
 
     /// Frees a used run whose pages read as zeroes. What it makes whole is closed.

@@ -66,10 +66,7 @@ impl<T> ForkLock<T> {
     /// holds the lock for a fork. `work` must not enter the lock again and must not panic: the lock
     /// would stay held.
     pub(crate) fn enter<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
-        let generation = process::generation();
-        if self.generation.load(Acquire) != generation {
-            self.enter_process(generation);
-        }
+        self.note_process();
         let hold = if self.try_hold() { Hold::Taken } else { self.wait()? };
         // SAFETY: this thread holds the lock: it took it above and releases it below, or it took it
         // in `before_fork` and releases it in `after_fork`. So no other thread refers to the value.
@@ -81,8 +78,17 @@ impl<T> ForkLock<T> {
         Some(result)
     }
 
-    /// Notes that threads of this process enter. In a child that no handler of a fork has seen, a
-    /// lock that is held is lost: the thread that had it is not here.
+    /// Notes that threads of this process enter.
+    #[inline]
+    fn note_process(&self) {
+        let generation = process::generation();
+        if self.generation.load(Acquire) != generation {
+            self.enter_process(generation);
+        }
+    }
+
+    /// In a child that no handler of a fork has seen, a lock that is held is lost: the thread that
+    /// had it is not here.
     #[cold]
     fn enter_process(&self, generation: u32) {
         let before = self.generation.load(Acquire);
@@ -134,8 +140,11 @@ impl<T> ForkLock<T> {
 
     /// Takes the lock before a fork, for the calling thread. Waits for forks of other threads.
     pub(crate) fn before_fork(&self) {
+        self.note_process();
         let own = own_number();
-        while self.state.swap(AWAITED, AcqRel) != FREE {
+        // Only the first try may leave the state HELD: later, others may sleep.
+        let is_held = self.try_hold();
+        while !is_held && self.state.swap(AWAITED, AcqRel) != FREE {
             match self.forking.load(Relaxed) {
                 LOST => return,
                 forking if forking == own => {
@@ -148,8 +157,9 @@ impl<T> ForkLock<T> {
         }
         self.forking.store(own, Relaxed);
         // Whoever was about to sleep finds another state, and then who forks.
-        self.state.swap(HELD, AcqRel);
-        system::wake(&self.state, i32::MAX);
+        if self.state.swap(HELD, AcqRel) == AWAITED {
+            system::wake(&self.state, i32::MAX);
+        }
     }
 
     /// Runs `work` on the value, and releases the lock after a fork, in parent and child. Does
@@ -167,8 +177,6 @@ impl<T> ForkLock<T> {
             work(unsafe { &mut *self.value.get() });
             self.forking.store(NOBODY, Relaxed);
             self.release();
-            // Threads that wait to fork have seen the state that it had during the fork.
-            system::wake(&self.state, i32::MAX);
         }
     }
 

