@@ -11,7 +11,7 @@ pub(crate) use thread::confine;
 
 use crate::sync::atomic::{
     AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed,
-    Ordering::Release,
+    Ordering::Release, Ordering::SeqCst,
 };
 use crate::{process, system};
 use std::time::Duration;
@@ -34,6 +34,8 @@ pub(crate) const LOOKING_STACK: usize = 128 << 10;
 #[derive(Debug)]
 pub(crate) struct Background {
     is_wanted: AtomicBool,
+    /// Whether it is wanted no more, for good.
+    is_forbidden: AtomicBool,
     /// [`process::generation`] of the process in which the thread is, or is being made; [`NONE`]
     /// if there is none. A child does not inherit the thread, and has another generation.
     there: AtomicU32,
@@ -52,6 +54,7 @@ impl Background {
     pub(crate) const fn new(stack: usize) -> Self {
         Self {
             is_wanted: AtomicBool::new(false),
+            is_forbidden: AtomicBool::new(false),
             there: AtomicU32::new(NONE),
             number: AtomicI32::new(0),
             not_before: AtomicU64::new(0),
@@ -60,10 +63,13 @@ impl Background {
         }
     }
 
-    /// Requests the thread. The next call of [`Background::start`] starts it.
+    /// Requests the thread, unless it is forbidden. The next call of [`Background::start`] starts it.
     ///
     /// It calls `dlsym`, which may allocate.
     pub(crate) fn request(&self) {
+        if self.is_forbidden.load(SeqCst) {
+            return;
+        }
         thread::find_least_stack();
         process::watch();
         self.is_wanted.store(true, Relaxed);
@@ -72,7 +78,9 @@ impl Background {
     /// Returns whether the thread was requested and is not in this process.
     #[inline]
     pub(crate) fn is_requested(&self) -> bool {
-        self.is_wanted.load(Relaxed) && self.there.load(Relaxed) != process::generation()
+        self.is_wanted.load(Relaxed)
+            && self.there.load(Relaxed) != process::generation()
+            && !self.is_forbidden.load(Relaxed)
     }
 
     /// Starts the thread if it was requested and is not in this process. It runs `run`.
@@ -89,34 +97,48 @@ impl Background {
             return false;
         }
         let is_first = there != generation
-            && self.there.compare_exchange(there, generation, Relaxed, Relaxed).is_ok();
+            && self.there.compare_exchange(there, generation, SeqCst, Relaxed).is_ok();
         if !is_first {
             return true;
         }
         self.number.store(0, Relaxed);
-        let may = !cfg!(miri) && !process::is_borrowed();
+        // Either this sees that the thread is forbidden, or who forbids it sees that it is there.
+        let may = !cfg!(miri) && !self.is_forbidden.load(SeqCst) && !process::is_borrowed();
         let made = may && thread::create(run, self.stack);
         if may && !made {
             self.not_before.store(now + AGAIN, Relaxed);
         }
         if !made {
-            self.there.store(NONE, Relaxed);
+            self.there.store(NONE, Release);
         }
         made
     }
 
-    /// Has the thread end, waits for that, at most about a second, and starts it no more.
+    /// Returns whether the thread is forbidden.
+    pub(crate) fn is_forbidden(&self) -> bool {
+        self.is_forbidden.load(SeqCst)
+    }
+
+    /// Has the thread end, waits for that, at most about a second, and starts it no more. The
+    /// thread's `errno` is unchanged. A second call changes nothing, and makes no system call.
     pub(crate) fn forbid(&self) {
-        self.is_wanted.store(false, Relaxed);
-        self.ends.fetch_add(1, Release);
-        system::wake(&self.ends, i32::MAX);
-        let is_there = || self.there.load(Acquire) == process::generation();
-        for _ in 0..1000 {
-            if !is_there() && !system::has_thread(self.number.load(Relaxed)) {
-                return;
-            }
-            system::sleep_milliseconds(1);
+        if self.is_forbidden.swap(true, SeqCst) {
+            return;
         }
+        let ends = self.ends.fetch_add(1, Release) + 1;
+        let is_there = || self.there.load(SeqCst) == process::generation();
+        if !is_there() && self.number.load(Relaxed) == 0 {
+            return;
+        }
+        system::wake(&self.ends, i32::MAX);
+        system::keeping_errno(|| {
+            let mut looks = 0..1000;
+            while (is_there() || system::has_thread(self.number.load(Relaxed)))
+                && looks.next().is_some()
+            {
+                system::wait(&self.ends, ends, Some(Duration::from_millis(1)));
+            }
+        });
     }
 
     /// Reads the clock again and again, in the thread. `look` runs the work that is due and returns
@@ -131,12 +153,15 @@ impl Background {
     ) {
         let ends = self.ends.load(Acquire);
         self.number.store(system::thread_number(), Relaxed);
+        if self.is_forbidden.load(SeqCst) {
+            return self.there.store(NONE, Release);
+        }
         confine();
         system::name_thread(c"bucketpool");
         let (mut idle, mut same) = (0, 0);
         loop {
             system::wait(&self.ends, ends, Some(if same < SAME { SOON } else { LATER }));
-            if self.ends.load(Acquire) != ends || !self.is_wanted.load(Relaxed) {
+            if self.ends.load(Acquire) != ends || self.is_forbidden.load(SeqCst) {
                 return self.there.store(NONE, Release);
             }
             let now = look();

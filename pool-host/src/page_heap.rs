@@ -24,7 +24,7 @@ use crate::settings::Settings;
 use crate::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
-use crate::system;
+use crate::{process, system};
 use stats::ShardCounts;
 use std::ptr::{self, NonNull};
 use std::time::Duration;
@@ -103,8 +103,9 @@ impl PageHeap {
         }
     }
 
-    /// Sets how many bytes may be cached. By default an eighth of the memory that the process may
-    /// use, by its control groups and `RLIMIT_AS` too, and at most 1 GiB.
+    /// Sets how many bytes may be cached. By default an eighth of what its control groups leave
+    /// the process when the heap starts, of the machine's memory, `RLIMIT_AS` and `RLIMIT_DATA`, and
+    /// at most 1 GiB.
     ///
     /// A thread looks at it after each 16 MiB that it frees, and gives back up to twice what it
     /// freed. So a block of 4 GiB goes back at once, as it does in glibc.
@@ -186,6 +187,8 @@ impl PageHeap {
         if self.starts.swap(true, Relaxed) {
             return self.is_started_soon();
         }
+        // Before the first entry into the lock.
+        process::watch();
         self.pages.reserve_at_most(usize::try_from(self.addresses).unwrap_or(usize::MAX));
         if settings.huge_pages {
             self.pages.use_huge_pages();
@@ -198,7 +201,8 @@ impl PageHeap {
         let memory = Memory::read();
         self.pages.lend_from(memory.lent_from());
         self.apply(settings, memory);
-        let added = heaps::add(self, settings.background);
+        // Without decay, a thread would have nothing to do.
+        let added = heaps::add(self, settings.background && settings.decay > 0);
         self.started.store(added, Release);
         self.starts.store(added, Relaxed);
         added
@@ -222,15 +226,15 @@ impl PageHeap {
         heaps::request_thread();
     }
 
-    /// Prepares for a filter of system calls (seccomp) that permits what another allocator needs.
+    /// Prepares all heaps of the process for a filter of system calls (seccomp) that permits what
+    /// another allocator needs. Call it before the filter is in force. Later calls change nothing,
+    /// nor does one of a child of `vfork`, whose memory is its parent's.
     ///
-    /// From then on the heap calls the system by `mmap` and `mremap` only; `munmap`, `brk` and
-    /// `futex`, which the C library needs, it does not need. The background thread of all heaps
-    /// ends, which this waits for, and starts no more, so pages go back in calls of the program
-    /// only. Call it before the filter is in force.
-    pub fn enter_sandbox(&'static self) {
-        heaps::forbid_thread();
-        self.pages.be_quiet();
+    /// From then on the heaps call the system by `mmap`, `mremap` and `futex` only. The background
+    /// thread ends, which this waits for, at most about a second, and starts no more, so pages go
+    /// back in calls of the program only.
+    pub fn enter_sandbox() {
+        heaps::enter_sandbox();
     }
 
     /// Changes the limit on cached bytes and the decay of a heap that serves requests. `None`

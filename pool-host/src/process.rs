@@ -17,7 +17,7 @@ const BYTES: usize = 64 << 10;
 struct Here {
     /// The number that [`generation`] returns.
     generation: AtomicU32,
-    /// The number of the process.
+    /// The number of the process; 0 in a child that has not asked for it.
     process: AtomicU32,
 }
 
@@ -41,7 +41,6 @@ pub(crate) fn generation() -> u32 {
 /// Begins a generation, in a process that looks for the first time.
 #[cold]
 fn begin(here: &Here) -> u32 {
-    here.process.store(number(), Relaxed);
     // Of two threads that come here at once, the first decides.
     let next = LAST.fetch_add(1, Relaxed) + 1;
     let first = here.generation.compare_exchange(0, next, AcqRel, Acquire);
@@ -52,7 +51,10 @@ fn begin(here: &Here) -> u32 {
 /// system call.
 pub(crate) fn is_borrowed() -> bool {
     let Some(here) = here() else { return false };
-    generation() != 0 && here.process.load(Relaxed) != number()
+    let own = number();
+    // A child that asks for the first time is taken for no child of `vfork`.
+    let known = here.process.compare_exchange(0, own, Relaxed, Relaxed);
+    known.is_err_and(|known| known != own)
 }
 
 /// Notes that this is a child, where the system does not clear the page. For handlers of a fork.
@@ -82,6 +84,7 @@ pub(crate) fn watch() {
         unsafe { libc::munmap(page, BYTES) };
     }
     generation();
+    is_borrowed(); // notes the number
 }
 
 fn here() -> Option<&'static Here> {

@@ -49,15 +49,6 @@ pub(crate) fn keeping_errno<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Sleeps for `time` milliseconds, or until a signal arrives.
-pub(crate) fn sleep_milliseconds(time: u32) {
-    let (seconds, rest) = (i64::from(time / 1000), i64::from(time % 1000));
-    let time = libc::timespec { tv_sec: seconds, tv_nsec: rest * 1_000_000 };
-    // SAFETY: `nanosleep` reads `time`, which lives through the call. With a null pointer it does
-    // not report the remaining time.
-    unsafe { libc::nanosleep(&raw const time, std::ptr::null_mut()) };
-}
-
 /// Returns the empty set of signals.
 pub(crate) fn no_signals() -> libc::sigset_t {
     signals(libc::sigemptyset)

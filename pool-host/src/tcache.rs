@@ -33,6 +33,7 @@ mod thread_caches;
 pub use stats::TcacheStats;
 
 use crate::depot::Class;
+use crate::process;
 use crate::settings::{Mode, Settings};
 use crate::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use inner::Inner;
@@ -119,8 +120,9 @@ impl<A> Tcache<A> {
     }
 
     /// Sets how many bytes may be cached, in all threads together; at most half of them are of
-    /// blocks below 64 KiB. By default an eighth of the memory that the process may use, by its
-    /// control groups and `RLIMIT_AS` too, and at most 1 GiB.
+    /// blocks below 64 KiB. By default an eighth of what its control groups leave the
+    /// process at its first request, of the machine's memory, `RLIMIT_AS` and `RLIMIT_DATA`, and at
+    /// most 1 GiB.
     #[must_use]
     pub const fn cached_limit(mut self, bytes: u64) -> Self {
         // 0 in the settings is the default.
@@ -237,12 +239,12 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
     /// Prepares for a filter of system calls (seccomp) that permits what the inner allocator needs.
     ///
     /// From then on blocks from 64 KiB need `mmap`, `mremap` and `futex` only, smaller ones what the
-    /// inner allocator calls. The background thread ends, which this waits for, and starts no more;
-    /// the system's memory pressure is not read, blocks of parked threads stay with them, and glibc
+    /// inner allocator calls. The background thread ends, which this waits for, at most about a
+    /// second, and starts no more; the system's memory pressure is not read, blocks of parked threads stay with them, and glibc
     /// is not asked to trim. Memory goes back in calls of the program only. Call it before the
     /// filter is in force.
     pub fn enter_sandbox(&self) {
-        if self.serves() {
+        if self.serves() && !background::THREAD.is_forbidden() && !process::is_borrowed() {
             background::THREAD.forbid();
             CACHE.enter_sandbox();
         }

@@ -35,7 +35,7 @@ fn memalign_plain(align: usize, bytes: usize) -> *mut u8 {
         }
     }
     // SAFETY: the C library's `memalign` takes any alignment and size.
-    heap::or_trim(|| unsafe { __libc_memalign(align, bytes) })
+    heap::or_trim(bytes, || unsafe { __libc_memalign(align, bytes) })
 }
 
 /// Returns a block that is aligned to `align`, as [`memalign`] does. What the C library makes of an

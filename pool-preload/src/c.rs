@@ -21,7 +21,7 @@ fn malloc_plain(bytes: usize) -> *mut u8 {
         return malloc_large(bytes);
     }
     // SAFETY: the C library's `malloc` takes any size.
-    heap::or_trim(|| unsafe { __libc_malloc(bytes) })
+    heap::or_trim(bytes, || unsafe { __libc_malloc(bytes) })
 }
 
 #[cold]
@@ -129,7 +129,7 @@ fn calloc_plain(count: usize, each: usize) -> *mut u8 {
         }
     }
     // SAFETY: the C library's `calloc` takes any sizes, and reports a product that overflows.
-    heap::or_trim(|| unsafe { __libc_calloc(count, each) })
+    heap::or_trim(count.saturating_mul(each), || unsafe { __libc_calloc(count, each) })
 }
 
 /// Resizes a block, in place or by moving what it holds; null with `errno` if there is no memory,
@@ -180,7 +180,11 @@ unsafe fn realloc_plain(block: *mut u8, bytes: usize) -> *mut u8 {
         }
     }
     // SAFETY: the C library's `malloc` takes any size.
-    let resized = unsafe { __libc_malloc(bytes) };
+    let resized = heap::or_trim(bytes, || unsafe { __libc_malloc(bytes) });
+    // SAFETY: as the caller says; the block is in the heap.
+    if resized.is_null() && bytes <= unsafe { HEAP.usable_bytes(own) } {
+        return block; // it is no smaller, and there is no memory for another
+    }
     if !resized.is_null() {
         // SAFETY: as the caller says; the block is in the heap.
         let kept = unsafe { HEAP.usable_bytes(own) }.min(bytes);
@@ -219,7 +223,7 @@ unsafe fn realloc_small(block: *mut u8, bytes: usize) -> *mut u8 {
         return unsafe { __libc_realloc(block, bytes) };
     }
     // SAFETY: as the caller says. A request that is refused leaves the block as it is.
-    heap::or_trim(|| unsafe { __libc_realloc(block, bytes) })
+    heap::or_trim(bytes, || unsafe { __libc_realloc(block, bytes) })
 }
 
 /// Returns how many bytes a block holds; 0 for null.

@@ -36,19 +36,22 @@ pub(crate) fn own(block: *mut u8) -> Option<NonNull<u8>> {
     HEAP.has(block).then(|| unsafe { NonNull::new_unchecked(block) })
 }
 
-/// Returns what a request of the C library returns. If that has no memory, what the heap has cached
-/// goes back to the system, and the request is made once more.
+/// Largest request in bytes for which [`or_trim`] tries twice. The heap's own are no larger.
+const LARGEST: usize = 1 << 38;
+
+/// Returns what a request of the C library for so many bytes returns. If that has no memory, what the
+/// heap has cached goes back to the system, and the request is made once more.
 #[inline]
-pub(crate) fn or_trim(request: impl Fn() -> *mut u8) -> *mut u8 {
+pub(crate) fn or_trim(bytes: usize, request: impl Fn() -> *mut u8) -> *mut u8 {
     let block = request();
-    if block.is_null() { after_trim(&request) } else { block }
+    if block.is_null() { after_trim(bytes, &request) } else { block }
 }
 
 #[cold]
 #[inline(never)]
-fn after_trim(request: &dyn Fn() -> *mut u8) -> *mut u8 {
+fn after_trim(bytes: usize, request: &dyn Fn() -> *mut u8) -> *mut u8 {
     // `trim` keeps `errno`, which the refusal has set.
-    if HEAP.trim(u64::MAX) == 0 {
+    if bytes > LARGEST || HEAP.trim(u64::MAX) == 0 {
         return ptr::null_mut();
     }
     request()

@@ -6,6 +6,9 @@ use super::file::{Path, read};
 /// Bytes of `/proc/self/cgroup` and of `memory.stat` that are read.
 const TEXT: usize = 4096;
 
+/// Divisor of a limit: that part of it counts as left in any case.
+const LEAST_PART: u64 = 8;
+
 /// The files of a group's memory, in one version.
 struct Files {
     /// Where the groups of this version are mounted.
@@ -14,9 +17,10 @@ struct Files {
     /// down beyond the second.
     limits: &'static [&'static [u8]],
     usage: &'static [u8],
-    /// The word of `memory.stat` before the part of the usage that the system can take back: pages
-    /// of files.
-    reclaimable: &'static [u8],
+    /// The words of `memory.stat` before the parts of the usage that the system can take back: pages
+    /// of files that are no memory shared by processes. In the first version, those of the groups
+    /// below count too.
+    reclaimable: [&'static [u8]; 2],
 }
 
 impl Files {
@@ -25,7 +29,7 @@ impl Files {
             mount,
             limits: &[b"memory.max", b"memory.high"],
             usage: b"memory.current",
-            reclaimable: b"file ",
+            reclaimable: [b"inactive_file ", b"active_file "],
         }
     }
 }
@@ -36,7 +40,7 @@ const FIRST: [Files; 1] = [Files {
     mount: b"/sys/fs/cgroup/memory",
     limits: &[b"memory.limit_in_bytes"],
     usage: b"memory.usage_in_bytes",
-    reclaimable: b"cache ",
+    reclaimable: [b"total_inactive_file ", b"total_active_file "],
 }];
 
 /// The least limit of all groups, and what the group with the least left leaves, in bytes; `None`
@@ -88,8 +92,10 @@ impl Room {
             if let Some(limit) = limit {
                 let usage = in_group(files.usage).unwrap_or(0);
                 let stat = [root, files.mount, group, b"/memory.stat"];
-                let reclaimable = word_in(&stat, files.reclaimable).unwrap_or(0);
+                let reclaimable = sum_in(&stat, &files.reclaimable);
                 let left = limit.saturating_sub(usage.saturating_sub(reclaimable));
+                // What others use now they may free.
+                let left = left.max(limit / LEAST_PART);
                 self.limit = Some(self.limit.map_or(limit, |least| least.min(limit)));
                 self.left = Some(self.left.map_or(left, |least| least.min(left)));
             }
@@ -105,11 +111,14 @@ fn number_in(path: &[&[u8]]) -> Option<u64> {
     number(read(&Path::of(path)?, &mut text)?)
 }
 
-/// Returns the number behind a word at the start of a line of a file.
-fn word_in(path: &[&[u8]], word: &[u8]) -> Option<u64> {
+/// Returns the sum of the numbers behind these words, each at the start of a line of a file.
+fn sum_in(path: &[&[u8]], words: &[&[u8]]) -> u64 {
     let mut text = [0; TEXT];
-    let mut lines = read(&Path::of(path)?, &mut text)?.split(|byte| *byte == b'\n');
-    lines.find_map(|line| number(line.strip_prefix(word)?))
+    let text = Path::of(path).and_then(|path| read(&path, &mut text)).unwrap_or_default();
+    let lines = text.split(|byte| *byte == b'\n');
+    let numbers = lines
+        .filter_map(|line| words.iter().find_map(|word| line.strip_prefix(*word)).and_then(number));
+    numbers.fold(0, u64::saturating_add)
 }
 
 fn number(text: &[u8]) -> Option<u64> {

@@ -40,21 +40,27 @@ fn the_limit_is_of_what_is_left() {
         groups,
         ("sys/fs/cgroup/memory.max", "536870912\n"),
         high,
-        ("sys/fs/cgroup/memory.current", "377487360\n"),
-        ("sys/fs/cgroup/memory.stat", "anon 367001600\nfile 10485760\nkernel 0\n"),
+        ("sys/fs/cgroup/memory.current", "314572800\n"),
+        (
+            "sys/fs/cgroup/memory.stat",
+            "anon 367001600\nfile 99999999\nshmem 9\ninactive_file 8388608\nactive_file 2097152\n",
+        ),
     ];
-    // 400 MiB where the system slows down, 360 in use, 10 of them files.
-    assert_eq!(found_in(&files), Memory { left: Some(50 << 20), group: Some(400 << 20) });
-    assert_eq!(found_in(&files[..4]).left, Some(40 << 20));
+    // 400 MiB where the system slows down, 300 in use, 10 of them files.
+    assert_eq!(found_in(&files), Memory { left: Some(110 << 20), group: Some(400 << 20) });
+    assert_eq!(found_in(&files[..4]).left, Some(100 << 20));
     let first = [
         ("proc/self/cgroup", "4:memory:/\n"),
         ("sys/fs/cgroup/memory/memory.limit_in_bytes", "536870912\n"),
         ("sys/fs/cgroup/memory/memory.usage_in_bytes", "637534208\n"),
-        ("sys/fs/cgroup/memory/memory.stat", "cache 104857600\nrss 532676608\n"),
+        (
+            "sys/fs/cgroup/memory/memory.stat",
+            "cache 1\ninactive_file 1\ntotal_inactive_file 104857600\ntotal_active_file 104857600\n",
+        ),
     ];
-    assert_eq!(found_in(&first).left, Some(4 << 20));
-    let more = ("sys/fs/cgroup/memory/memory.stat", "cache 0\n");
-    assert_eq!(found_in(&[first[0], first[1], first[2], more]).left, Some(0));
+    assert_eq!(found_in(&first).left, Some(104 << 20));
+    let least = Some((512 << 20) / 8);
+    assert_eq!(found_in(&first[..3]).left, least, "more in use than may be");
 }
 
 #[test]

@@ -42,6 +42,9 @@ pub(super) fn add(heap: &'static PageHeap, background: bool) -> bool {
     if background {
         request_thread();
     }
+    if THREAD.is_forbidden() {
+        heap.pages.be_quiet();
+    }
     true
 }
 
@@ -81,9 +84,15 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
     ptr::null_mut()
 }
 
-/// Ends the background thread, and starts it no more.
-pub(super) fn forbid_thread() {
+/// Ends the background thread, starts it no more, and has all heaps call the system by what
+/// allocators need.
+pub(super) fn enter_sandbox() {
+    // The second question is a system call, which the filter of a sandbox may not permit.
+    if THREAD.is_forbidden() || process::is_borrowed() {
+        return;
+    }
     THREAD.forbid();
+    all().for_each(|heap| heap.pages.be_quiet());
 }
 
 /// Registers handlers that hold the locks of all heaps over a fork, so that the child finds them

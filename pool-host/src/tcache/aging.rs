@@ -5,11 +5,11 @@
 //! `clear` take as long as they need.
 #![expect(unsafe_code, reason = "blocks are given back to where they came from")]
 
-use super::barrier;
-use super::cache::{Cache, count};
+use super::cache::{Cache, LITTLE, count};
 use super::held::{AT_ONCE, Closed, Held, can_take_back};
 use super::inner::Inner;
 use super::thread_cache::ThreadCache;
+use super::{background, barrier};
 use crate::depot::{Class, MAGAZINE};
 use crate::{pressure, system};
 use std::alloc::GlobalAlloc;
@@ -20,15 +20,6 @@ use std::sync::atomic::Ordering::Relaxed;
 const TURNS: u32 = 64;
 /// Growth in bytes below which [`Cache::make_way`] does nothing.
 const GROWN_LEAST: usize = 64 << 10;
-/// Cached bytes up to which a program counts as small.
-///
-/// Up to this bound [`Cache::make_way`] gives blocks back while the program grows. Beyond it,
-/// threads read the clock more often ([`Cache::much_is_idle`]).
-///
-/// Measured: with `make_way` 1.4 times the live peak is resident on a compiler's run, without it
-/// 1.6 times. Without this bound on it, two of the loads in `cache/tests/loads.rs` hit 86 % and
-/// 66 % instead of 96 % and 68 %.
-pub(super) const LITTLE: usize = 16 << 20;
 /// Decayed blocks that are given back for each elapsed millisecond. This takes about 1 % of a
 /// thread's time.
 const PER_MILLISECOND: u64 = 160;
@@ -146,10 +137,11 @@ impl Cache {
     }
 
     /// Notes that more than [`LITTLE`] bytes are cached, and has some threads read the clock with
-    /// their next request and then more often.
+    /// their next request and then more often. Starts the background thread if it is wanted.
     ///
     /// A thread that makes few requests, all of them hits, would otherwise read the clock late.
     pub(super) fn much_is_idle(&self) {
+        background::wake();
         if !self.is_much_idle.swap(true, Relaxed) {
             let some = self.thread_caches.next_leased(CACHES);
             some.filter_map(ThreadCache::hold).for_each(|held| held.call());

@@ -1,7 +1,7 @@
 //! The background thread of a tcache, for as long as there is much that it can give back.
 #![expect(unsafe_code, reason = "the thread makes a reference to an inner allocator of no size")]
 
-use super::aging::LITTLE;
+use super::cache::LITTLE;
 use super::inner::Inner;
 use super::thread::CACHE;
 use crate::background::{Background, LOOKING_STACK};
@@ -9,25 +9,36 @@ use std::alloc::GlobalAlloc;
 use std::ffi::c_void;
 use std::mem::needs_drop;
 use std::ptr::{self, NonNull};
+use std::sync::OnceLock;
 
 /// The thread of the process's tcache.
 pub(super) static THREAD: Background = Background::new(LOOKING_STACK);
+/// What the thread runs; it depends on the type of the inner allocator.
+static RUN: OnceLock<extern "C" fn(*mut c_void) -> *mut c_void> = OnceLock::new();
 
 /// Requests the background thread, which starts once much is cached.
 ///
 /// The thread needs an inner allocator of type `A` without a reference to the program's one, so `A`
 /// must have no size and no destructor. Otherwise there is no thread.
-pub(super) fn request<A>() {
+pub(super) fn request<A: GlobalAlloc + Sync + 'static>() {
     if size_of::<A>() == 0 && !needs_drop::<A>() {
+        RUN.get_or_init(|| run::<A>);
         THREAD.request();
     }
 }
 
-/// Starts the thread if much is cached.
+/// Starts the thread if it is requested and not there, and much is used or cached.
+#[inline]
+pub(super) fn wake() {
+    if THREAD.is_requested() && is_much() {
+        start();
+    }
+}
+
 #[cold]
-pub(super) fn start<A: GlobalAlloc + Sync + 'static>() {
-    if is_much() {
-        THREAD.start(run::<A>);
+fn start() {
+    if let Some(run) = RUN.get() {
+        THREAD.start(*run);
     }
 }
 

@@ -2,8 +2,7 @@
 //! oldest blocks of the depot to make leases possible.
 #![expect(unsafe_code, reason = "blocks are given back to where they came from")]
 
-use super::aging::LITTLE;
-use super::cache::{Cache, count};
+use super::cache::{Cache, LITTLE, count};
 use super::held::Held;
 use super::inner::Inner;
 use crate::depot::{Batch, Class, Refused};

@@ -21,6 +21,15 @@ use crate::pages::{Pages, Taken};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::alloc::{GlobalAlloc, Layout};
 
+/// Cached bytes up to which a program counts as small.
+///
+/// Up to this bound `make_way` gives blocks back while the program grows. Beyond it,
+/// threads read the clock more often (`much_is_idle`).
+///
+/// Measured: with `make_way` 1.4 times the live peak is resident on a compiler's run, without it
+/// 1.6 times. Without this bound on it, two of the loads in `cache/tests/loads.rs` hit 86 % and
+/// 66 % instead of 96 % and 68 %.
+pub(super) const LITTLE: usize = 16 << 20;
 /// A cache of freed blocks: the thread caches, the depot and the pages.
 #[derive(Debug)]
 pub(crate) struct Cache {
@@ -43,7 +52,7 @@ pub(crate) struct Cache {
     pub(super) paid_at: AtomicU64,
     /// Time at which unused leases of other threads were last reclaimed, in milliseconds.
     pub(super) asked_at: AtomicU64,
-    /// Whether many bytes are cached (`aging::LITTLE`). Threads then read the clock more often.
+    /// Whether many bytes are cached ([`LITTLE`]). Threads then read the clock more often.
     pub(super) is_much_idle: AtomicBool,
     /// Bytes allocated from the inner allocator since growth last caused a decay step.
     pub(super) grown: AtomicUsize,

@@ -4,8 +4,7 @@
 //! [`Cache::take_large`], the hot path of large blocks.
 #![expect(unsafe_code, reason = "blocks are given back to where they came from")]
 
-use super::aging::LITTLE;
-use super::cache::{Cache, count};
+use super::cache::{Cache, LITTLE, count};
 use super::held::Held;
 use super::inner::Inner;
 use super::thread_cache::ThreadCache;

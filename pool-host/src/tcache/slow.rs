@@ -29,9 +29,7 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
 
     /// Allocates what the thread cache does not have.
     fn allocate_slow(&self, layout: Layout, zeroed: bool) -> *mut u8 {
-        if background::THREAD.is_requested() {
-            background::start::<A>();
-        }
+        background::wake();
         let taken = match Class::of(layout) {
             Some(class) => CACHE.allocate(own_thread_cache(), class, zeroed, &self.inner()),
             None => CACHE.allocate_large(own_thread_cache(), layout, zeroed, &self.inner()),
