@@ -196,6 +196,7 @@ impl PageHeap {
         if settings.unmaps {
             self.pages.unmap_freed_blocks();
         }
+        self.pages.heed_data_limit();
         // The limits are read from files, now rather than with the first request: later a program
         // may have forbidden itself to open files.
         let memory = Memory::read();
@@ -321,6 +322,7 @@ impl PageHeap {
     /// in slots, which the pages do not count as free, may be more than the limit.
     #[cold]
     fn check_limit(&self, freed: usize) {
+        self.pages.heed_data_limit();
         if self.pages.idle_bytes() > self.limit.load(Relaxed) {
             self.pages.give_back_beyond_limit(freed.saturating_mul(2));
         }

@@ -260,6 +260,16 @@ impl Pages {
         self.is_unmapping.store(true, Relaxed);
     }
 
+    /// Gives the memory of freed blocks back at once if the process may have so many bytes of data
+    /// only (`RLIMIT_DATA`): what is cached would count, and the C library's `brk` be refused.
+    pub(crate) fn heed_data_limit(&self) {
+        let is_unmapping = self.is_unmapping.load(Relaxed);
+        if !is_unmapping && !self.is_quiet() && system::data_limit_bytes().is_some() {
+            self.unmap_freed_blocks();
+            self.trim(usize::MAX);
+        }
+    }
+
     /// Permits the system to take the memory of blocks that are freed from now on when it is short,
     /// while these pages have more than `bytes` bytes.
     pub(crate) fn lend_from(&self, bytes: u64) {

@@ -83,6 +83,7 @@ impl Cache {
     /// Gives back what is beyond the limit, and has threads read the clock soon if much is cached.
     #[cold]
     fn sum_up(&self) {
+        self.pages.heed_data_limit();
         if self.idle_bytes() > self.limit.load(Relaxed) {
             // Runs in slots count as used until they are swept.
             self.pages.give_back_slots();

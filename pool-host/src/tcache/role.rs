@@ -69,6 +69,7 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
             if settings.unmaps {
                 CACHE.pages.unmap_freed_blocks();
             }
+            CACHE.pages.heed_data_limit();
             if settings.huge_pages {
                 CACHE.use_huge_pages();
             }

@@ -20,13 +20,18 @@ int main(void) {
     struct rlimit limit = {100 << 20, 100 << 20};
     CHECK(setrlimit(RLIMIT_DATA, &limit) == 0);
     for (int round = 0; round < 3; round++) {
-        int count = allocate(2000, 4 << 20);
-        CHECK(count >= 20 && count <= 25);
-        release(count);
+        // Not until a refusal: with two threads, that moves a thread of the C library to another arena,
+        // whose memory counts for good.
+        CHECK(allocate(20, 4 << 20) == 20);
+        release(20);
         CHECK(allocate(1600, 50000) == 1600);
         release(1600);
         CHECK(allocate(1, 70 << 20) == 1);
         release(1);
     }
+    int count = allocate(2000, 4 << 20);
+    CHECK(count >= 20 && count <= 25);
+    release(count);
+    CHECK(allocate(1600, 50000) == 1600);
     return puts("done") < 0;
 }
