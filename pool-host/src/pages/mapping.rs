@@ -12,9 +12,12 @@
 use super::PAGE;
 use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use crate::{stderr, system};
-use libc::{c_int, c_void};
+use libc::c_int;
 use std::ptr;
 
+/// The most mappings of a block that are moved. Each move of a block that grows adds one; a copy
+/// makes them one again.
+const PIECES: usize = 8;
 const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 /// What became of memory that was to go back.
@@ -30,15 +33,11 @@ pub(super) enum Forgotten {
 
 /// What became of memory that was to move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Transfer {
-    /// It has moved.
-    Done,
-    /// It is in several mappings, or the system does not know how. Nothing has changed.
-    None,
-    /// It has not moved, and the destination reads as zeroes.
-    Lost,
-    /// It has not moved, and the destination must be opened before it is used.
-    Closed,
+pub(super) struct Transfer {
+    /// The bytes that have moved, the first ones.
+    pub(super) moved: usize,
+    /// The bytes of the destination behind them that must be opened before they are used.
+    pub(super) closed: usize,
 }
 
 /// How addresses are mapped.
@@ -211,36 +210,36 @@ impl Mapping {
         system::keeping_errno(|| unsafe { self.advise(start, bytes, libc::MADV_FREE) });
     }
 
-    /// Moves the memory behind open addresses to other open addresses. Those that it leaves are
-    /// open and read as zeroes. The thread's `errno` may change.
+    /// Moves the memory behind open addresses to other open addresses. What it leaves is open and
+    /// reads as zeroes. The thread's `errno` may change.
     ///
     /// # Safety
     ///
     /// As for [`Mapping::open`], for both places, but for the contents of `from`. They do not
     /// overlap, and other pages of the reservation follow `from`.
     pub(super) unsafe fn transfer(&self, from: *mut u8, to: *mut u8, bytes: usize) -> Transfer {
-        // A move of several mappings fails before Linux 6.17 when the destination is gone already.
-        // To grow in place fails with another error for one mapping than for several, and never
-        // succeeds here.
-        // SAFETY: there is no room behind `from`, so nothing changes.
-        unsafe { libc::mremap(from.cast(), bytes, bytes + PAGE, 0) };
-        if error() != Some(libc::ENOMEM) {
-            return Transfer::None;
-        }
-        // Beside `MREMAP_DONTUNMAP`, no other thread gets a mapping at the addresses that are left.
-        let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
-        // SAFETY: as the caller says; no existing mapping but these two changes.
-        let moved = unsafe { libc::mremap(from.cast(), bytes, bytes, how, to.cast::<c_void>()) };
-        if moved != libc::MAP_FAILED {
-            return Transfer::Done;
-        }
-        if error() == Some(libc::EINVAL) {
-            return Transfer::None; // before Linux 5.7
-        }
+        let mut moved = 0;
         // SAFETY: as the caller says.
-        unsafe { self.reserve_again(to, bytes, true) };
-        // SAFETY: as the caller says.
-        if unsafe { self.open(to, bytes) } { Transfer::Lost } else { Transfer::Closed }
+        let (pieces, count) = unsafe { pieces(from, bytes) };
+        for piece in &pieces[..count] {
+            let (from, to) = (from.wrapping_add(moved), to.wrapping_add(moved));
+            // Beside `MREMAP_DONTUNMAP`, no other thread gets a mapping at what is left.
+            let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+            // SAFETY: as the caller says; no existing mapping but these two changes.
+            let done = unsafe { libc::mremap(from.cast(), *piece, *piece, how, to) };
+            if done != libc::MAP_FAILED {
+                moved += piece;
+                continue;
+            }
+            // Before Linux 5.7 nothing has changed; else the destination is gone.
+            let is_gone = error() != Some(libc::EINVAL);
+            if is_gone {
+                // SAFETY: as the caller says.
+                unsafe { self.reserve_again(to, *piece, true) };
+            }
+            return Transfer { moved, closed: if is_gone { *piece } else { 0 } };
+        }
+        Transfer { moved, closed: 0 }
     }
 
     /// Gives advice, unless the system is called by `mmap` and `mremap` only. Returns whether it was taken.
@@ -264,6 +263,45 @@ unsafe fn map(start: *mut u8, bytes: usize, access: c_int, how: c_int) -> Option
     // SAFETY: as the caller says.
     let base = unsafe { libc::mmap(start.cast(), bytes, access, how, -1, 0) };
     (base != libc::MAP_FAILED).then_some(base.cast())
+}
+
+/// Returns the lengths of the mappings in which these addresses are, and how many they are; 0 if
+/// they are more than [`PIECES`], or the system does not tell.
+///
+/// Before Linux 6.17 a move of several mappings is refused when the destination is gone already, so
+/// they move one by one. To grow in place is refused with another error for one mapping than for
+/// several, and never succeeds here.
+///
+/// # Safety
+///
+/// The addresses are open, and other pages of the reservation follow them.
+unsafe fn pieces(from: *mut u8, bytes: usize) -> ([usize; PIECES], usize) {
+    let is_one = |at: usize, length: usize| {
+        let start = from.wrapping_add(at).cast();
+        // SAFETY: there is no room behind these addresses, so nothing changes.
+        unsafe { libc::mremap(start, length, length + PAGE, 0) };
+        error() == Some(libc::ENOMEM)
+    };
+    let (mut pieces, mut at) = ([0; PIECES], 0);
+    for count in 0..PIECES {
+        let rest = bytes - at;
+        // The longest length that is one mapping: `short` is, and `long` is not.
+        let (mut short, mut long) = (0, rest / PAGE);
+        if is_one(at, rest) {
+            pieces[count] = rest;
+            return (pieces, count + 1);
+        }
+        while long - short > 1 {
+            let middle = usize::midpoint(short, long);
+            if is_one(at, middle * PAGE) { short = middle } else { long = middle }
+        }
+        if short == 0 {
+            break;
+        }
+        pieces[count] = short * PAGE;
+        at += short * PAGE;
+    }
+    (pieces, 0)
 }
 
 /// Returns the number of the last error of a system call.

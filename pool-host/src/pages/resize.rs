@@ -95,30 +95,37 @@ impl Pages {
         let to = self.take_to_grow(bytes, align)?;
         let ((first, pages), (to_first, to_pages)) = (self.run_of(block), self.run_of(to.block));
         let length = pages as usize * PAGE;
-        let transfer = if length >= MOVES_FROM && pages <= to_pages {
-            // SAFETY: the caller owns both blocks, and uses the old one no more if this succeeds.
-            // The new one has at least as many pages, and no contents that are needed. Both are in
-            // use, so they do not overlap. The range ends with reserved addresses.
-            unsafe { self.mapping.transfer(block, to.block, length) }
-        } else {
-            Transfer::None
-        };
-        match transfer {
-            Transfer::Done => {
-                self.give_emptied(first, pages);
-                return Some(to.block);
-            }
-            Transfer::Closed => {
+        let mut transfer = Transfer { moved: 0, closed: 0 };
+        if length >= MOVES_FROM && pages <= to_pages {
+            // SAFETY: the caller owns both blocks, and uses the old one no more unless nothing has
+            // moved. The new one has at least as many pages, and no contents that are needed. Both
+            // are in use, so they do not overlap. The range ends with reserved addresses.
+            transfer = unsafe { self.mapping.transfer(block, to.block, length) };
+        }
+        let Transfer { moved, closed } = transfer;
+        let rest = to.block.wrapping_add(moved);
+        // SAFETY: the new block is the caller's, and its contents from here on are not needed.
+        if closed > 0 && !unsafe { self.mapping.open(rest, closed) } {
+            self.trim(usize::MAX);
+            // SAFETY: as above.
+            if !unsafe { self.mapping.open(rest, closed) } {
+                assert_eq!(moved, 0, "no memory for the rest of a block of which a part has moved");
                 self.give_emptied(to_first, to_pages);
                 return None;
             }
-            Transfer::Lost | Transfer::None => {}
         }
-        // SAFETY: the caller guarantees that both blocks hold `kept` bytes. They do not overlap,
-        // since both are in use.
-        unsafe { copy(block, to, kept) };
-        // SAFETY: the caller owns the block and uses only the result.
-        unsafe { self.give(block) };
+        if moved < kept {
+            let to = Taken { block: rest, ..to };
+            // SAFETY: the caller guarantees that both blocks hold `kept` bytes. They do not
+            // overlap, since both are in use.
+            unsafe { copy(block.wrapping_add(moved), to, kept - moved) };
+        }
+        if moved > 0 {
+            self.give_emptied(first, pages);
+        } else {
+            // SAFETY: the caller owns the block and uses only the result.
+            unsafe { self.give(block) };
+        }
         Some(to.block)
     }
 
