@@ -72,8 +72,7 @@ impl Mapping {
 
     /// Reserves addresses that no code may touch yet.
     ///
-    /// They do not count as memory, even under strict overcommit and `RLIMIT_DATA`. Core dumps
-    /// leave them out: gdb's `gcore` would write them all, 1 TiB.
+    /// They do not count as memory, even under strict overcommit and `RLIMIT_DATA`.
     pub(super) fn reserve(&self, bytes: usize) -> Option<*mut u8> {
         // SAFETY: the address is null and `MAP_FIXED` is not set, so the system chooses unused
         // addresses and no existing mapping changes.
@@ -85,20 +84,30 @@ impl Mapping {
         base
     }
 
-    /// Gives the advice for reserved addresses. Core dumps leave them out, and unless `huge` was
-    /// asked for they will have no huge pages: with them a clean run may have memory behind it,
-    /// which took 657 MiB instead of 163 MiB with candle.
+    /// Gives the advice for reserved addresses. Core dumps leave them out: gdb's `gcore` would write
+    /// them all, 1 TiB.
     ///
     /// # Safety
     ///
     /// The addresses are mapped without access.
     unsafe fn advise_reserved(&self, start: *mut u8, bytes: usize) {
+        // SAFETY: as the caller says; there are no contents.
+        unsafe { self.advise(start, bytes, libc::MADV_DONTDUMP) };
+        // SAFETY: as above.
+        unsafe { self.advise_pages(start, bytes) };
+    }
+
+    /// Advises huge pages, or that there be none: with them a clean run may have memory behind it,
+    /// which took 657 MiB instead of 163 MiB with candle.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Mapping::advise_reserved`].
+    unsafe fn advise_pages(&self, start: *mut u8, bytes: usize) {
         let huge = self.huge.load(Relaxed);
-        let pages = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
-        for advice in [libc::MADV_DONTDUMP, pages] {
-            // SAFETY: as the caller says; there are no contents.
-            unsafe { self.advise(start, bytes, advice) };
-        }
+        let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+        // SAFETY: as the caller says; there are no contents.
+        unsafe { self.advise(start, bytes, advice) };
     }
 
     /// Reserves addresses again that a refused call may have left without a mapping; with `is_gone` it
@@ -129,17 +138,27 @@ impl Mapping {
     ///
     /// The addresses are whole pages of a reservation, and no thread uses their contents.
     pub(super) unsafe fn open(&self, start: *mut u8, bytes: usize) -> bool {
-        if self.is_quiet() {
-            // SAFETY: as the caller says.
-            return unsafe { self.open_quietly(start, bytes) };
-        }
         // SAFETY: as the caller says.
-        let is_open = unsafe { libc::mprotect(start.cast(), bytes, READ_WRITE) == 0 };
+        let is_open = unsafe { self.permit(start, bytes) };
         if is_open {
             // SAFETY: these bytes are mapped, and the advice changes no contents.
             unsafe { self.advise(start, bytes, libc::MADV_DODUMP) };
         }
         is_open
+    }
+
+    /// Does what [`Mapping::open`] does, for addresses that core dumps have.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Mapping::open`].
+    unsafe fn permit(&self, start: *mut u8, bytes: usize) -> bool {
+        if self.is_quiet() {
+            // SAFETY: as the caller says.
+            return unsafe { self.open_quietly(start, bytes) };
+        }
+        // SAFETY: as the caller says.
+        unsafe { libc::mprotect(start.cast(), bytes, READ_WRITE) == 0 }
     }
 
     /// Does what [`Mapping::open`] does by `mmap`. The memory is not promised, so that the system
@@ -193,9 +212,14 @@ impl Mapping {
                 return if advised { Forgotten::Open } else { Forgotten::Not };
             }
             // SAFETY: `map` just mapped these bytes.
-            unsafe { self.advise_reserved(start, bytes) };
+            unsafe { self.advise_pages(start, bytes) };
             // SAFETY: as the caller says.
-            if unsafe { self.open(start, bytes) } { Forgotten::Open } else { Forgotten::Closed }
+            if unsafe { self.permit(start, bytes) } {
+                return Forgotten::Open;
+            }
+            // SAFETY: as above.
+            unsafe { self.advise(start, bytes, libc::MADV_DONTDUMP) };
+            Forgotten::Closed
         })
     }
 
