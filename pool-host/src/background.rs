@@ -9,11 +9,10 @@ mod thread;
 
 pub(crate) use thread::confine;
 
-use crate::sync::atomic::{
-    AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed,
-    Ordering::Release, Ordering::SeqCst,
-};
+use crate::sync::atomic::AtomicU32;
 use crate::{process, system};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32 as Generation, AtomicU64};
 use std::time::Duration;
 
 /// Sleep between two reads of the clock while the cached bytes change.
@@ -38,7 +37,7 @@ pub(crate) struct Background {
     is_forbidden: AtomicBool,
     /// [`process::generation`] of the process in which the thread is, or is being made; [`NONE`]
     /// if there is none. A child does not inherit the thread, and has another generation.
-    there: AtomicU32,
+    there: Generation,
     /// Number of the thread; 0 before it has run.
     number: AtomicI32,
     /// Time in milliseconds before which no call tries to make the thread.
@@ -55,7 +54,7 @@ impl Background {
         Self {
             is_wanted: AtomicBool::new(false),
             is_forbidden: AtomicBool::new(false),
-            there: AtomicU32::new(NONE),
+            there: Generation::new(NONE),
             number: AtomicI32::new(0),
             not_before: AtomicU64::new(0),
             ends: AtomicU32::new(0),
@@ -67,7 +66,8 @@ impl Background {
     ///
     /// It calls `dlsym`, which may allocate.
     pub(crate) fn request(&self) {
-        if self.is_forbidden.load(SeqCst) {
+        // A count must be the same each time.
+        if cfg!(pool_counts) || self.is_forbidden.load(SeqCst) {
             return;
         }
         thread::find_least_stack();

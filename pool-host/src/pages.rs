@@ -378,7 +378,7 @@ impl Pages {
             }
             let found = found.or_else(|| inside.take_span(pages, align, &self.mapping));
             let found = found.or_else(|| inside.take_clean(pages, align, &self.mapping));
-            self.end.store(inside.runs.end(), Relaxed);
+            self.note_end(inside);
             let (first, state) = found?;
             inside.need.up(pages);
             if state == PageState::Clean {
@@ -393,6 +393,14 @@ impl Pages {
         let (first, zeroed, budget) = taken??;
         self.give_back(budget);
         Some(Taken { block: self.address(first), zeroed })
+    }
+
+    /// Publishes the number of pages for those that free.
+    fn note_end(&self, inside: &Heap) {
+        let end = inside.runs.end();
+        if self.end.load(Relaxed) != end {
+            self.end.store(end, Relaxed);
+        }
     }
 
     /// Takes back a block. Returns its bytes.
@@ -436,7 +444,11 @@ impl Pages {
     /// Frees a run under the lock, or later if another thread forks.
     #[cold]
     fn give_run(&self, first: u32, pages: u32) {
-        if self.used.load(Relaxed) + self.dirty.load(Relaxed) >= self.lends_from.load(Relaxed) {
+        let lends_from = self.lends_from.load(Relaxed);
+        // Not outside of containers: other threads write these figures.
+        let lends = lends_from < u64::MAX / PAGE as u64
+            && self.used.load(Relaxed) + self.dirty.load(Relaxed) >= lends_from;
+        if lends {
             // SAFETY: the program freed the run, and this thread owns it until `release` below.
             unsafe { self.mapping.lend(self.address(first), pages as usize * PAGE) };
         }

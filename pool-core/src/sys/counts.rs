@@ -140,6 +140,13 @@ impl<A: Default> Default for Counted<A> {
     }
 }
 
+impl Counted<std::sync::atomic::AtomicU32> {
+    /// Returns the address of the word, for the system. What is done there is not counted.
+    pub fn as_ptr(&self) -> *mut u32 {
+        self.value.as_ptr()
+    }
+}
+
 /// Atomics as in the standard library.
 pub mod atomic {
     use super::Counted;

@@ -77,7 +77,9 @@ impl Page {
     #[inline]
     pub(super) fn take(&self) {
         self.tag.store(self.tag.load(Relaxed) & !FREED, Relaxed);
-        self.set_room(0);
+        if self.room() > 0 {
+            self.set_room(0);
+        }
     }
 
     /// Returns the number of pages at the end of a block that the program did not ask for, or 0.

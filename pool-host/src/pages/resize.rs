@@ -57,7 +57,7 @@ impl Pages {
                     || (self.sweep(inside)
                         && inside.extend(first, pages, wanted, false, &self.mapping))
                     || inside.extend(first, pages, wanted, true, &self.mapping);
-                self.end.store(inside.runs.end(), Relaxed);
+                self.note_end(inside);
                 return (done, self.turn(inside, now, wanted - pages));
             }
             let less = pages - wanted;
