@@ -341,7 +341,7 @@ impl Pages {
         debug_assert!(bytes > 0, "a run of no pages");
         let (pages, align) = (Self::pages_of(bytes)?, Self::align_of(align)?);
         let first = self.slots.take(pages, align, own_shard())?;
-        self.page(first as usize).take();
+        self.page(first as usize).take(pages);
         Some(self.address(first))
     }
 
@@ -431,14 +431,16 @@ impl Pages {
     #[expect(clippy::cast_possible_truncation, reason = "the range has fewer than 2^30 pages")]
     fn freed_run(&self, block: *mut u8) -> Option<(u32, u32)> {
         let from_base = block.addr().wrapping_sub(self.base.load(Relaxed).addr());
-        let (first, end) = ((from_base / PAGE) as u32, self.end.load(Relaxed));
-        let is_page = from_base.is_multiple_of(PAGE) && first < end;
+        // An address inside of a page becomes a number above all pages.
+        let (number, end) = (from_base.rotate_right(PAGE.trailing_zeros()), self.end.load(Relaxed));
+        if number >= end as usize {
+            return None;
+        }
         let last = |further| {
-            let last = first.checked_add(further).filter(|last| *last < end)?;
-            Some(self.page(last as usize))
+            let last = number + further as usize;
+            (last < end as usize).then(|| self.page(last))
         };
-        let pages = is_page.then(|| self.page(first as usize).free(last))?;
-        pages.map(|pages| (first, pages))
+        Some((number as u32, self.page(number).free(last)?))
     }
 
     /// Frees a run under the lock, or later if another thread forks.

@@ -73,13 +73,11 @@ impl Page {
         })
     }
 
-    /// Notes that the program has the used run again that begins at this page.
+    /// Notes that the program has the used run of so many pages again that begins at this page. It
+    /// may have room from its last use, which no more than keeps pages that could go.
     #[inline]
-    pub(super) fn take(&self) {
-        self.tag.store(self.tag.load(Relaxed) & !FREED, Relaxed);
-        if self.room() > 0 {
-            self.set_room(0);
-        }
+    pub(super) fn take(&self, pages: u32) {
+        self.set(pages, PageState::Used);
     }
 
     /// Returns the number of pages at the end of a block that the program did not ask for, or 0.
