@@ -4,7 +4,9 @@
 //!   Pages::take      here          rounds the request up to pages
 //!     Slots::take    slots.rs      HOT: one exchange, for a run of this length that was just freed
 //!     Runs::take     runs.rs       under the lock: a dirty run, if need be after the slots are
-//!                                  emptied; else a clean run; else the range grows
+//!                                  emptied; else one with clean pages around it; else a clean run;
+//!                                  else the range grows
+//!     Space::open    space.rs      makes the chunks of clean pages accessible
 //!   Pages::give      here
 //!     Slots::put     slots.rs      HOT: one exchange
 //!     Runs::release  runs.rs       under the lock: coalesces the run with its free neighbours
@@ -228,7 +230,9 @@ impl Pages {
             inside.need.down(pages);
         }
         if what.is_closed() {
-            inside.note_closed(first, pages);
+            // The rest of a chunk may be in use, and to open it once more might lose that. So the
+            // addresses stay used for good: the system promises no memory for them.
+            return;
         }
         match what.state() {
             PageState::Clean => inside.release_clean(first, pages, &self.mapping),

@@ -53,7 +53,7 @@ impl Deferral {
         matches!(self, Self::Freed | Self::Emptied | Self::EmptiedClosed)
     }
 
-    /// Returns whether the pages must be opened before they are used again.
+    /// Returns whether the pages are closed in a chunk that may be in use otherwise.
     pub(super) fn is_closed(self) -> bool {
         matches!(self, Self::EmptiedClosed | Self::ReturnedClosed)
     }

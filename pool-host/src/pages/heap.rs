@@ -94,13 +94,6 @@ impl Heap {
         self.space.as_mut().is_some_and(|space| space.open(pages, mapping))
     }
 
-    /// Notes that pages of a used run must be opened before they are used again.
-    pub(super) fn note_closed(&mut self, first: u32, pages: u32) {
-        if let Some(space) = &mut self.space {
-            space.note_closed(first..first + pages);
-        }
-    }
-
     /// Frees a used run whose pages read as zeroes. What it makes whole is closed.
     pub(super) fn release_clean(&mut self, first: u32, pages: u32, mapping: &Mapping) {
         let clean = self.runs.release(Run { first, pages, state: PageState::Clean });

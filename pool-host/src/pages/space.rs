@@ -137,13 +137,6 @@ impl Space {
         ((start.addr() - self.base.addr()) / CHUNK) as u32
     }
 
-    /// Notes that pages which are in use by no code must be opened again. The rest of their chunks
-    /// may be in use: to open it once more changes nothing there.
-    pub(super) fn note_closed(&mut self, pages: Range<u32>) {
-        let chunks = pages.start / CHUNK_PAGES..pages.end.div_ceil(CHUNK_PAGES);
-        chunks.for_each(|chunk| self.note(chunk, false));
-    }
-
     /// Closes the chunks in which some of these clean pages are, and no page that is not in
     /// `clean`, the clean run to which they belong.
     pub(super) fn close(&mut self, pages: Range<u32>, clean: Run, mapping: &Mapping) {
