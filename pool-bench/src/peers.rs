@@ -77,7 +77,7 @@ const TUNING: [(&str, &str); 5] = [
 
 /// Returns the variables that the bench may set for a contender.
 pub(crate) fn set_by_us() -> Vec<(&'static str, &'static str)> {
-    TUNING.into_iter().chain([service::BACKGROUND, service::BOUND]).collect()
+    TUNING.into_iter().chain([service::BOUND]).collect()
 }
 
 /// Contenders that the others are compared with, where they run.

@@ -21,8 +21,6 @@ use std::alloc::Layout;
 const CASES: [&str; 5] = ["beside-parked", "worst", "freed-large", "idle", "asleep"];
 /// Allocators whose slowest calls are measured. Each takes some minutes.
 const WORST: [Peer; 2] = [Peer::Tcache, Peer::Jemalloc];
-/// Variable that starts the tcache's background thread, which a program must request.
-pub(super) const BACKGROUND: (&str, &str) = ("BUCKETPOOL_HOST", "background");
 /// Variable that limits the tcache's cached bytes, so that these cases fill the cache.
 pub(super) const BOUND: (&str, &str) = ("BUCKETPOOL_HOST", "limit=64M");
 
@@ -46,8 +44,7 @@ pub(crate) fn run(smoke: bool, spread: &Spread, tick: impl Fn(&str)) -> Result<V
     for case in CASES {
         tick(case);
         let variables: &[(&str, &str)] = match case {
-            "asleep" => &[BACKGROUND],
-            "idle" => &[],
+            "asleep" | "idle" => &[],
             _ => &[BOUND],
         };
         // A case that takes minutes has one process for each allocator. `worst` makes its five runs
