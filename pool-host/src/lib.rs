@@ -5,56 +5,48 @@
 //! another language, which frees them by their address alone.
 #![deny(unsafe_code)]
 #![cfg_attr(
-    any(loom, shuttle),
-    allow(dead_code, unused_imports, reason = "the model needs the depot only")
+    shuttle,
+    allow(dead_code, unused_imports, reason = "the models need the thread caches only")
 )]
 
 mod allocator;
-#[cfg(not(loom))]
 mod background;
-#[cfg(all(feature = "allocator-api2", not(loom)))]
+mod class;
+#[cfg(feature = "allocator-api2")]
 mod collections;
 mod depot;
 mod fork;
 mod global;
 mod limits;
-#[cfg(not(loom))]
 mod page_heap;
-#[cfg(not(loom))]
 mod pages;
 mod pinned;
-#[cfg(not(loom))]
 mod pressure;
-#[cfg(not(any(miri, loom, shuttle)))]
+#[cfg(not(any(miri, shuttle)))]
 mod process;
-#[cfg(any(miri, loom, shuttle))]
+#[cfg(any(miri, shuttle))]
 #[path = "process/modelled.rs"]
 mod process;
-#[cfg(not(loom))]
 mod settings;
-#[cfg(not(loom))]
 mod stderr;
 mod sync;
 mod system;
-#[cfg(not(loom))]
 mod tcache;
-#[cfg(all(feature = "trace", not(any(loom, shuttle))))]
+#[cfg(all(feature = "trace", not(shuttle)))]
 #[doc(hidden)]
 pub mod tracing;
-#[cfg(not(all(feature = "trace", not(any(loom, shuttle)))))]
+#[cfg(not(all(feature = "trace", not(shuttle))))]
 #[path = "tracing/absent.rs"]
 mod tracing;
 mod virtual_memory;
 
 pub use allocator::{Alignment, HostAllocator, HostBlock, HostView};
-#[cfg(all(feature = "allocator-api2", not(loom)))]
+#[cfg(feature = "allocator-api2")]
 pub use collections::InPool;
 pub use fork::ProcessClock;
 pub use global::{global, global_small_tensors};
-#[cfg(not(loom))]
 pub use page_heap::{PageHeap, PageHeapStats};
 pub use pinned::{AtLockLimit, PinnedAllocator, PinnedBlock, PinnedView};
-#[cfg(not(loom))]
 pub use tcache::{Tcache, TcacheStats};
 
 /// Parses the words of `BUCKETPOOL_HOST`, for the fuzz target of that name.
@@ -65,5 +57,5 @@ pub fn fuzz_settings(words: &[u8]) {
 }
 
 /// The `allocator-api2` crate whose `Allocator` [`InPool`] implements.
-#[cfg(all(feature = "allocator-api2", not(loom)))]
+#[cfg(feature = "allocator-api2")]
 pub use allocator_api2;

@@ -52,5 +52,5 @@ impl Memory {
     }
 }
 
-#[cfg(all(test, not(any(miri, loom, shuttle))))]
+#[cfg(all(test, not(any(miri, shuttle))))]
 mod tests;

@@ -190,17 +190,10 @@ impl PageHeap {
         // Before the first entry into the lock.
         process::watch();
         self.pages.reserve_at_most(usize::try_from(self.addresses).unwrap_or(usize::MAX));
-        if settings.huge_pages {
-            self.pages.use_huge_pages();
-        }
-        if settings.unmaps {
-            self.pages.unmap_freed_blocks();
-        }
-        self.pages.heed_data_limit();
         // The limits are read from files, now rather than with the first request: later a program
         // may have forbidden itself to open files.
         let memory = Memory::read();
-        self.pages.lend_from(memory.lent_from());
+        self.pages.start(settings, memory);
         self.apply(settings, memory);
         // Without decay, a thread would have nothing to do.
         let added = heaps::add(self, settings.background && settings.decay > 0);

@@ -1,4 +1,4 @@
-//! Large blocks on pages: one reserved range of addresses that is divided into runs of pages.
+//! Blocks on pages: one reserved range of addresses that is divided into runs of pages.
 //!
 //! ```text
 //!   Pages::take      here          rounds the request up to pages
@@ -12,6 +12,7 @@
 //!     Runs::release  runs.rs       under the lock: coalesces the run with its free neighbours
 //!     give_back      give_back.rs  returns pages beyond the recent need to the system, the oldest
 //!                                  first, a bounded number of pages in a call
+//!   Spans::take      span.rs       a run divided into blocks of one class, for blocks below 64 KiB
 //! ```
 //!
 //! A free run is dirty (it holds old contents and has memory behind it) or clean (it has no memory
@@ -33,9 +34,11 @@ mod need;
 mod page;
 mod resize;
 mod runs;
+mod setup;
 mod slots;
 mod space;
-#[cfg(all(test, not(any(miri, loom, shuttle))))]
+pub(crate) mod span;
+#[cfg(all(test, not(any(miri, shuttle))))]
 pub(crate) mod tests;
 
 use crate::sync::atomic::{
@@ -58,7 +61,7 @@ use std::ptr;
 pub(crate) const PAGE: usize = if cfg!(target_arch = "x86_64") { 4 << 10 } else { 64 << 10 };
 /// Bytes by which the mapped part of the range grows: a multiple of this.
 const STEP: usize = 64 << 20;
-/// Largest request in bytes. The map keeps the length of a run, in pages, in 30 bits.
+/// Largest request in bytes. The map keeps the length of a run, in pages, in 29 bits.
 const LARGEST: usize = 1 << 38;
 /// Largest alignment in bytes.
 const MOST_ALIGN: usize = 2 << 20;
@@ -84,6 +87,8 @@ pub(crate) struct Pages {
     bytes: AtomicUsize,
     /// Entry of the range's first page.
     map: AtomicPtr<Page>,
+    /// The marks of free blocks ([`Space::marks`]).
+    marks: AtomicPtr<AtomicU64>,
     /// Whether the system refused to reserve addresses. All requests then fail.
     refused: AtomicBool,
     /// Whether enough pages are dirty that a free into a slot also calls [`Pages::look`].
@@ -146,6 +151,7 @@ impl Pages {
             base: AtomicPtr::new(NOWHERE),
             bytes: AtomicUsize::new(0),
             map: AtomicPtr::new(ptr::null_mut()),
+            marks: AtomicPtr::new(ptr::null_mut()),
             refused: AtomicBool::new(false),
             is_wet: AtomicBool::new(false),
             dirty: AtomicU64::new(0),
@@ -159,38 +165,6 @@ impl Pages {
             is_unmapping: AtomicBool::new(false),
             lends_from: AtomicU64::new(u64::MAX),
             most: AtomicUsize::new(usize::MAX),
-        }
-    }
-
-    /// Sets the bound on dirty bytes, and the retention time in milliseconds.
-    ///
-    /// Dirty pages that no request needed for `decay` milliseconds return to the system; 0 turns
-    /// this off.
-    pub(crate) fn configure(&self, limit: usize, decay: u64) {
-        let configure = |inside: &mut Heap| inside.need.configure((limit / PAGE) as u64, decay);
-        if self.enter(configure).is_none() {
-            self.deferred.set(limit, decay);
-        }
-        // It was computed with the retention time before this one.
-        self.next_look.store(0, Relaxed);
-    }
-
-    /// Sets the high-water mark of the used bytes to what is used now.
-    pub(crate) fn reset_peak(&self) {
-        if self.enter(|inside| inside.need.most = inside.need.live).is_none() {
-            self.deferred.reset_peak();
-        }
-    }
-
-    /// Sets the bound on dirty bytes, and the factor by which the retention time is shortened.
-    /// `haste` must be at least 1. Callers call it again and again; while another thread forks it
-    /// does nothing.
-    pub(crate) fn adjust(&self, limit: usize, haste: u64) {
-        if self.is_there() {
-            self.enter(|inside| {
-                inside.need.limit = (limit / PAGE) as u64;
-                inside.need.haste = haste;
-            });
         }
     }
 
@@ -240,49 +214,6 @@ impl Pages {
                 inside.runs.release(Run { first, pages, state });
             }
         }
-    }
-
-    /// Permits huge pages in what is taken from the system from now on.
-    pub(crate) fn use_huge_pages(&self) {
-        self.mapping.use_huge_pages();
-    }
-
-    /// Calls the system by `mmap` and `mremap` only from now on, for a program that limits its
-    /// calls to what another allocator needs.
-    pub(crate) fn be_quiet(&self) {
-        self.mapping.be_quiet();
-    }
-
-    /// Returns whether the program limits its calls to what another allocator needs.
-    pub(crate) fn is_quiet(&self) -> bool {
-        self.mapping.is_quiet()
-    }
-
-    /// Gives the memory of a freed block back at once, and with it all that the program did to its
-    /// pages.
-    pub(crate) fn unmap_freed_blocks(&self) {
-        self.is_unmapping.store(true, Relaxed);
-    }
-
-    /// Gives the memory of freed blocks back at once if the process may have so many bytes of data
-    /// only (`RLIMIT_DATA`): what is cached would count, and the C library's `brk` be refused.
-    pub(crate) fn heed_data_limit(&self) {
-        let is_unmapping = self.is_unmapping.load(Relaxed);
-        if !is_unmapping && !self.is_quiet() && system::data_limit_bytes().is_some() {
-            self.unmap_freed_blocks();
-            self.trim(usize::MAX);
-        }
-    }
-
-    /// Permits the system to take the memory of blocks that are freed from now on when it is short,
-    /// while these pages have more than `bytes` bytes.
-    pub(crate) fn lend_from(&self, bytes: u64) {
-        self.lends_from.store(bytes / PAGE as u64, Relaxed);
-    }
-
-    /// Limits the addresses that are reserved. Has no effect after the first request.
-    pub(crate) fn reserve_at_most(&self, bytes: usize) {
-        self.most.store(bytes, Relaxed);
     }
 
     /// Returns whether the range is reserved. The first request reserves it.
@@ -522,6 +453,7 @@ impl Pages {
             };
             self.base.store(space.base, Relaxed);
             self.map.store(space.map, Relaxed);
+            self.marks.store(space.marks, Relaxed);
             self.bytes.store(space.bytes, Release);
             inside.space = Some(space);
             true
@@ -557,7 +489,7 @@ impl Pages {
 /// Ends the program, which has freed an address that is no block of its own.
 #[cold]
 fn end_for(block: *mut u8) -> ! {
-    stderr::say(&[b"bucketpool: free of a large block that is free already, or of no block\n"]);
+    stderr::say(&[b"bucketpool: free of a block that is free already, or of no block\n"]);
     // In a core dump, the address is this function's argument.
     std::hint::black_box(block);
     std::process::abort()

@@ -36,7 +36,7 @@ fn waited_in(root: &[u8], file: &[u8]) -> Option<u64> {
     Some(100 * whole + hundredths)
 }
 
-#[cfg(all(test, not(any(miri, loom, shuttle))))]
+#[cfg(all(test, not(any(miri, shuttle))))]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 

@@ -46,7 +46,7 @@ impl Settings {
     /// The settings of an allocator whose builder sets nothing.
     pub(crate) const DEFAULT: Self = Self {
         cached_limit: 0,
-        thread_lease: 1 << 20,
+        thread_lease: 32 << 20,
         decay: 1000,
         huge_pages: false,
         unmaps: false,
@@ -189,7 +189,7 @@ fn size(text: &[u8]) -> Option<u64> {
     number(digits)?.checked_mul(unit)
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

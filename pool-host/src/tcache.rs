@@ -4,23 +4,22 @@
 //!   Tcache::alloc            here               size class, this thread's cache
 //!     ThreadCache::take      thread_cache.rs    HOT: a pop; no lock, no line that others write
 //!     Cache::allocate        cache.rs           the thread cache has none
-//!       Depot::pop           depot.rs           free lists of all threads, a lock for each class
+//!       Depot::take          depot.rs           a batch of what all threads share
+//!         Spans::take        pages/span.rs      blocks of pages
 //!       Pages::take          pages.rs           from 64 KiB: a run of pages
-//!       Inner::allocate      inner.rs           below: a miss
+//!       Inner::allocate      inner.rs           where there are no addresses or no memory
 //!   Tcache::dealloc          here
 //!     ThreadCache::put       thread_cache.rs    HOT: a push
-//!     Cache::keep            bound.rs           to the depot, within what is leased; evicts
-//!   Cache::look              aging.rs           decay, and blocks that threads do not use
+//!     Cache::free            cache.rs           the bin is full: a batch goes to the depot
+//!   Cache::look              decay.rs           what no request needs goes back with time
 //! ```
 #![expect(unsafe_code, reason = "the trait of an allocator is unsafe")]
 
-mod aging;
 mod background;
 mod barrier;
-mod bound;
 mod cache;
 mod checked;
-mod held;
+mod decay;
 mod inner;
 mod large;
 mod role;
@@ -32,7 +31,7 @@ mod thread_caches;
 
 pub use stats::TcacheStats;
 
-use crate::depot::Class;
+use crate::class::Class;
 use crate::process;
 use crate::settings::{Mode, Settings};
 use crate::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
@@ -227,7 +226,7 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
     /// stays.
     pub fn trim(&self, bytes: u64) -> u64 {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        if self.serves() { CACHE.trim(bytes, &self.inner()) as u64 } else { 0 }
+        if self.serves() { CACHE.trim(bytes) as u64 } else { 0 }
     }
 
     /// Gives all cached memory back, also what other threads have cached and do not use meanwhile.
@@ -317,7 +316,8 @@ unsafe impl<A: GlobalAlloc + Sync + 'static> GlobalAlloc for Tcache<A> {
                 self.resized(old, new_bytes, || block);
                 return block;
             }
-            let on_pages = new_class.is_none_or(Class::is_paged) && CACHE.pages.has(block);
+            let is_run = |class: Option<Class>| class.is_none_or(Class::is_paged);
+            let on_pages = is_run(old_class) && is_run(new_class) && CACHE.pages.has(block);
             // SAFETY: as the caller says, and the block is on pages.
             let resize = || unsafe { CACHE.resize(own_thread_cache(), block, layout, new) };
             let resize = || resize().unwrap_or(ptr::null_mut());

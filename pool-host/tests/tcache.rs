@@ -188,7 +188,7 @@ fn blocks_exchanged_between_ten_threads_stay_intact() {
         }
     });
     let stats = ALLOCATOR.stats();
-    assert!(stats.leased_peak_bytes <= 64 << 20, "{stats}");
+    assert!(stats.thread_cache_bytes <= 64 << 20, "{stats}");
 }
 
 #[test]

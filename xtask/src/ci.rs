@@ -23,8 +23,8 @@ const OTHER_TESTS: [&str; 4] = [
 ];
 
 /// The protocols in all interleavings. Other flags mean another build of everything, elsewhere.
-const MODELS: &str = "test --quiet --locked --release --package pool-core --package pool-trace --package pool-host \
-     --lib model";
+const MODELS: &str =
+    "test --quiet --locked --release --package pool-core --package pool-trace --lib model";
 
 /// Longer ways with more threads, in random orders.
 const LONG_MODELS: [&str; 2] = [

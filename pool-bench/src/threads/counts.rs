@@ -65,7 +65,7 @@ pub fn all(policies: &[NamedPolicy]) -> Vec<Counted1000> {
         }
         let calls = || {
             let stats = host::global().stats();
-            stats.misses + stats.bypasses + stats.evictions
+            stats.misses + stats.bypasses
         };
         let global = ThreadContender::GlobalPool;
         rows.push(row(load, &global.name(), global.with(Baton { load, calls: &calls })));

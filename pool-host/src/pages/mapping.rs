@@ -223,6 +223,18 @@ impl Mapping {
         })
     }
 
+    /// Takes the memory behind open addresses, which stay open and read as zeroes. Returns whether the
+    /// system did; it refuses pages that the program has locked. What the program did to them
+    /// otherwise stays. The thread's `errno` is unchanged.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Mapping::open`].
+    pub(super) unsafe fn empty(&self, start: *mut u8, bytes: usize) -> bool {
+        // SAFETY: as the caller says.
+        system::keeping_errno(|| unsafe { self.advise(start, bytes, libc::MADV_DONTNEED) })
+    }
+
     /// Permits the system to take the memory behind open addresses when it is short, until a thread
     /// writes there again. Until then they read as what was written last, or as zeroes.
     ///

@@ -1,5 +1,6 @@
 //! The map's entry of a page: what is known of the run that begins or ends there.
 
+use crate::class::{CLASSES, Class};
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// The state of the pages of a run.
@@ -16,13 +17,14 @@ pub(super) enum PageState {
 /// The map's entry of a page.
 ///
 /// Without the lock, a thread uses only the entry of the first page of a run that it owns: it reads
-/// the tag, to which no other thread writes, and links the run when it frees it during a fork. All
-/// other accesses are under the lock.
+/// the tag, to which no other thread writes, and links the run when it frees it during a fork. The
+/// entries of a span belong to the free list of its class (`span.rs`), but for the tags, which do not
+/// change while a block of the span is in use. All other accesses are under the lock.
 #[derive(Debug, Default)]
 pub(super) struct Page {
-    /// Length of the run that begins or ends at this page, shifted left by two, and its state in
-    /// the low two bits: [`PageState`], or [`FREED`] at the first page of a used run that the
-    /// program has freed.
+    /// Length of the run that begins or ends at this page, shifted left by [`STATE_BITS`], and its
+    /// state: [`PageState`], or [`FREED`] at the first page of a used run that the program has freed.
+    /// In a span: [`SPAN`], the class, and how many pages of the span are before this one.
     tag: AtomicU32,
     /// Next run of the free list, if this is the first page of a free run.
     pub(super) next: AtomicU32,
@@ -37,23 +39,50 @@ pub(super) struct Page {
 
 /// State in a tag of a used run that the program has freed: in a slot, or deferred.
 const FREED: u32 = 3;
+/// State in the tag of a page of a span.
+const SPAN: u32 = 4;
+/// Bits of a tag that hold the state.
+const STATE_BITS: u32 = 3;
+const STATE: u32 = (1 << STATE_BITS) - 1;
+/// Bits of the tag of a span's page that hold the class.
+const CLASS_BITS: u32 = CLASSES.ilog2();
 
 impl Page {
-    /// Returns the length and the state of the run that begins or ends at this page.
+    /// Returns the length and the state of the run that begins or ends at this page. A page of a span
+    /// counts as a used run of its own.
     pub(super) fn run(&self) -> (u32, PageState) {
         let tag = self.tag.load(Relaxed);
-        let state = match tag & 3 {
+        if tag & STATE == SPAN {
+            return (1, PageState::Used);
+        }
+        let state = match tag & STATE {
             1 => PageState::Dirty,
             2 => PageState::Clean,
             _ => PageState::Used,
         };
-        (tag >> 2, state)
+        (tag >> STATE_BITS, state)
     }
 
     /// Returns the length in pages of the run that begins or ends at this page.
     #[inline]
     pub(super) fn pages(&self) -> u32 {
-        self.tag.load(Relaxed) >> 2
+        self.tag.load(Relaxed) >> STATE_BITS
+    }
+
+    /// Returns the class of the span to which this page belongs, and how many of its pages are before
+    /// this one; `None` for a page of no span.
+    #[inline]
+    pub(super) fn span(&self) -> Option<(Class, u32)> {
+        let tag = self.tag.load(Relaxed);
+        let class = || Class::numbered((tag >> STATE_BITS) as usize % CLASSES);
+        (tag & STATE == SPAN).then(|| (class(), tag >> (STATE_BITS + CLASS_BITS)))
+    }
+
+    /// Makes this the page of a span of that class behind so many others.
+    #[expect(clippy::cast_possible_truncation, reason = "CLASSES fits")]
+    pub(super) fn set_span(&self, class: Class, before: u32) {
+        let class = class.number() as u32;
+        self.tag.store((before << CLASS_BITS | class) << STATE_BITS | SPAN, Relaxed);
     }
 
     /// Notes that the program frees the used run that begins at this page. Returns its length, or
@@ -64,8 +93,8 @@ impl Page {
     #[inline]
     pub(super) fn free<'p>(&self, last: impl FnOnce(u32) -> Option<&'p Self>) -> Option<u32> {
         let tag = self.tag.load(Relaxed);
-        let pages = tag >> 2;
-        let is_used = tag & 3 == PageState::Used as u32 && pages > 0;
+        let pages = tag >> STATE_BITS;
+        let is_used = tag & STATE == PageState::Used as u32 && pages > 0;
         let is_whole = pages == 1 || is_used && last(pages - 1)?.tag.load(Relaxed) == tag;
         (is_used && is_whole).then(|| {
             self.tag.store(tag | FREED, Relaxed);
@@ -104,6 +133,6 @@ impl Page {
 
     /// Sets the length and the state of the run that begins or ends at this page.
     pub(super) fn set(&self, pages: u32, state: PageState) {
-        self.tag.store(pages << 2 | state as u32, Relaxed);
+        self.tag.store(pages << STATE_BITS | state as u32, Relaxed);
     }
 }

@@ -28,7 +28,7 @@ pub(super) struct Run {
 
 /// Consecutive pages of free runs, of either state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Span {
+pub(super) struct FreeSpan {
     pub(super) first: u32,
     pub(super) end: u32,
 }
@@ -320,7 +320,7 @@ impl Runs {
     }
 
     /// Takes pages of a free span, as [`Runs::find_span`] found it, and marks them as used.
-    pub(super) fn take_span(&mut self, span: Span, first: u32, pages: u32) {
+    pub(super) fn take_span(&mut self, span: FreeSpan, first: u32, pages: u32) {
         let mut at = span.first;
         while at < span.end {
             let run = self.at(at);
@@ -341,7 +341,7 @@ impl Runs {
     ///
     /// A block that is freed when much is cached loses the memory of its end, so that neither its
     /// dirty nor its clean part can serve the next block of its length. Together they can.
-    pub(super) fn find_span(&self, pages: u32, align: u32) -> Option<(Span, u32)> {
+    pub(super) fn find_span(&self, pages: u32, align: u32) -> Option<(FreeSpan, u32)> {
         let long = self.dirty_lists.filled_from_last().take(LOOKS);
         let long = long.flat_map(|list| self.list(self.dirty_lists.heads[list])).take(LOOKS);
         long.map(|run| (self.span_of(run), run)).find_map(|(span, dirty)| {
@@ -357,7 +357,7 @@ impl Runs {
     }
 
     /// Returns the free runs around a free run, at most [`LOOKS`] on each side.
-    fn span_of(&self, run: Run) -> Span {
+    fn span_of(&self, run: Run) -> FreeSpan {
         let (mut first, mut end) = (run, run);
         for _ in 0..LOOKS {
             let below = self.ending_at(first.first - 1);
@@ -368,7 +368,7 @@ impl Runs {
             first = if below.state == PageState::Used { first } else { below };
             end = above.unwrap_or(end);
         }
-        Span { first: first.first, end: end.end() }
+        FreeSpan { first: first.first, end: end.end() }
     }
 
     /// Returns a free run that has `pages` pages at a multiple of `align`.
@@ -413,5 +413,5 @@ impl Runs {
     }
 }
 
-#[cfg(all(test, not(any(loom, shuttle))))]
+#[cfg(all(test, not(shuttle)))]
 mod tests;

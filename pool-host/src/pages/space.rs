@@ -6,6 +6,7 @@ use super::mapping::Mapping;
 use super::page::Page;
 use super::runs::Run;
 use super::{PAGE, STEP};
+use crate::sync::atomic::AtomicU64;
 use crate::system;
 use std::ops::Range;
 
@@ -23,6 +24,11 @@ const CHUNK: usize = 2 << 20;
 #[expect(clippy::cast_possible_truncation, reason = "512, or 32 with pages of 64 KiB")]
 const CHUNK_PAGES: u32 = (CHUNK / PAGE) as u32;
 
+/// Bytes of the range for which the marks of free blocks have one bit. Blocks of spans begin at multiples of it.
+pub(super) const PER_MARK: usize = 16;
+/// Bytes of the range for which they have one word.
+const PER_WORD: usize = PER_MARK * u64::BITS as usize;
+
 /// A reserved range of addresses, and another for the map of its pages.
 ///
 /// Both stay reserved until the process ends. What is not open counts neither as memory of the
@@ -36,6 +42,8 @@ pub(super) struct Space {
     usable: usize,
     /// One bit for each chunk, set if it is open. It lies behind the map.
     open: &'static mut [u64],
+    /// One bit for every [`PER_MARK`] bytes of the range, set if a free block of a span begins there.
+    pub(super) marks: *mut AtomicU64,
 }
 
 // SAFETY: the pointers are addresses of mappings that belong to no thread and are never unmapped.
@@ -56,32 +64,39 @@ impl Space {
             |bytes: &&usize| **bytes <= most && part.is_none_or(|part| **bytes as u64 <= part);
         SIZES.iter().filter(may).find_map(|bytes| {
             let base = mapping.reserve(bytes + ALIGN)?;
-            let (map, open) = Self::reserve_map(*bytes, mapping).or_else(|| {
+            let (map, open, marks) = Self::reserve_map(*bytes, mapping).or_else(|| {
                 // SAFETY: `reserve` just mapped these bytes, and no other code has their address.
                 unsafe { libc::munmap(base.cast(), bytes + ALIGN) };
                 None
             })?;
             let base = base.map_addr(|address| address.next_multiple_of(ALIGN));
-            Some(Self { base, bytes: *bytes, map, usable: 0, open })
+            Some(Self { base, bytes: *bytes, map, usable: 0, open, marks })
         })
     }
 
-    /// Reserves the map of so many bytes, and makes the bits behind it usable.
-    fn reserve_map(bytes: usize, mapping: &Mapping) -> Option<(*mut Page, &'static mut [u64])> {
+    /// Reserves the map of so many bytes, the bits behind it, which become usable, and the marks.
+    fn reserve_map(
+        bytes: usize,
+        mapping: &Mapping,
+    ) -> Option<(*mut Page, &'static mut [u64], *mut AtomicU64)> {
         let map_bytes = (bytes / PAGE * size_of::<Page>()).next_multiple_of(PAGE);
         let words = (bytes / CHUNK).div_ceil(64);
         let open_bytes = (words * size_of::<u64>()).next_multiple_of(PAGE);
-        let map = mapping.reserve(map_bytes + open_bytes)?;
+        let mark_bytes = bytes / PER_WORD * size_of::<AtomicU64>();
+        let all_bytes = map_bytes + open_bytes + mark_bytes;
+        let map = mapping.reserve(all_bytes)?;
         let open = map.wrapping_add(map_bytes);
-        // SAFETY: these are the last pages of what was just reserved.
+        // SAFETY: these are pages of what was just reserved.
         if !unsafe { mapping.open(open, open_bytes) } {
             // SAFETY: `reserve` just mapped these bytes, and no other code has their address.
-            unsafe { libc::munmap(map.cast(), map_bytes + open_bytes) };
+            unsafe { libc::munmap(map.cast(), all_bytes) };
             return None;
         }
+        let marks = open.wrapping_add(open_bytes).cast();
         // SAFETY: `open` made these bytes readable and writable, and they are never unmapped. They
         // begin at a page, and any bytes are a `u64`. No other reference to them exists.
-        Some((map.cast(), unsafe { std::slice::from_raw_parts_mut(open.cast(), words) }))
+        let open = unsafe { std::slice::from_raw_parts_mut(open.cast(), words) };
+        Some((map.cast(), open, marks))
     }
 
     /// Extends the map by at least `pages` pages, all closed. Returns the map of all pages, or
@@ -97,6 +112,13 @@ impl Space {
         // SAFETY: these are pages of the reserved map, behind those that have entries, so no code
         // uses them.
         if to > from && !unsafe { mapping.open(more, to - from) } {
+            return None;
+        }
+        let words = |pages: usize| pages * PAGE / PER_WORD * size_of::<AtomicU64>();
+        let (from, to) = (words(self.usable), words(usable));
+        // SAFETY: these are whole pages of the reserved marks, since `STEP` bytes have 512 KiB of
+        // them. They are behind those that are open, so no code uses them.
+        if !unsafe { mapping.open(self.marks.cast::<u8>().wrapping_add(from), to - from) } {
             return None;
         }
         self.usable = usable;

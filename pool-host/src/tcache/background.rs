@@ -1,7 +1,6 @@
 //! The background thread of a tcache, for as long as there is much that it can give back.
 #![expect(unsafe_code, reason = "the thread makes a reference to an inner allocator of no size")]
 
-use super::cache::LITTLE;
 use super::inner::Inner;
 use super::thread::CACHE;
 use crate::background::{Background, LOOKING_STACK};
@@ -10,6 +9,9 @@ use std::ffi::c_void;
 use std::mem::needs_drop;
 use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
+
+/// Bytes of pages from which there is a thread.
+const MUCH: u64 = 8 << 20;
 
 /// The thread of the process's tcache.
 pub(super) static THREAD: Background = Background::new(LOOKING_STACK);
@@ -44,7 +46,7 @@ fn start() {
 
 /// Returns whether there is enough memory for a thread to look after it.
 fn is_much() -> bool {
-    CACHE.pages.recent_bytes() + CACHE.depot.leases.leased() as u64 >= LITTLE as u64 / 2
+    CACHE.pages.recent_bytes() >= MUCH
 }
 
 /// Reads the clock again and again, and has the cache run the work that is due.

@@ -13,7 +13,7 @@
 
 mod book;
 
-use crate::depot::TryLock;
+use crate::pages::lock::ForkLock;
 use crate::{stderr, system, virtual_memory};
 use book::{Book, Entry, State};
 use std::alloc::{GlobalAlloc, Layout};
@@ -34,7 +34,7 @@ const RESTING_BYTES: usize = 64 << 20;
 /// The state of the checked mode, behind one lock.
 #[derive(Debug)]
 pub(super) struct Checked {
-    inside: TryLock<CheckedInside>,
+    inside: ForkLock<CheckedInside>,
 }
 
 /// The book, and the freed blocks that rest.
@@ -52,7 +52,7 @@ struct CheckedInside {
 
 /// The checked mode of the process.
 pub(super) static CHECKED: Checked = Checked {
-    inside: TryLock::new(CheckedInside {
+    inside: ForkLock::new(CheckedInside {
         book: Book::new(),
         resting: [0; RESTING],
         first: 0,

@@ -1,7 +1,7 @@
 //! The inner allocator of a tcache, which serves its misses in whole blocks of a class.
 #![expect(unsafe_code, reason = "an allocator is called through pointers")]
 
-use crate::depot::Class;
+use crate::class::Class;
 use std::alloc::{GlobalAlloc, Layout};
 
 /// The inner allocator of a cache, with the layouts of its blocks.

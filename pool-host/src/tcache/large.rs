@@ -4,14 +4,18 @@
 //! [`Cache::take_large`], the hot path of large blocks.
 #![expect(unsafe_code, reason = "blocks are given back to where they came from")]
 
-use super::cache::{Cache, LITTLE, count};
-use super::held::Held;
+use super::background;
+use super::cache::{Cache, count};
 use super::inner::Inner;
 use super::thread_cache::ThreadCache;
-use crate::depot::Class;
+use crate::class::Class;
 use crate::pages::Taken;
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::Ordering::Relaxed;
+
+/// Bytes that a thread frees between two looks at the limit: the larger of this, and this part of it.
+const CHECKED_EVERY: usize = 16 << 20;
+const CHECKED_PART: usize = 16;
 
 impl Cache {
     /// Takes a block larger than all classes that was freed a moment ago. `None` if there is none,
@@ -58,9 +62,7 @@ impl Cache {
         zeroed: bool,
         inner: &Inner<'_, A>,
     ) -> Taken {
-        if local.is_some_and(|local| local.is_due(None)) {
-            self.turn(local, None, inner);
-        }
+        self.turn(local, inner);
         self.count_large(local, false);
         let taken = self.fresh(layout, true, zeroed, inner);
         if taken.block.is_null() {
@@ -70,27 +72,24 @@ impl Cache {
         taken
     }
 
-    /// Notes that the thread of `own` freed a large block of this size. If many bytes are cached
-    /// now, has threads read the clock soon.
+    /// Notes that the thread of `own` freed a large block of this size. Now and then, gives back what
+    /// is beyond the limit.
     #[inline]
     pub(super) fn freed_large(&self, own: &ThreadCache, bytes: usize) {
-        // `idle_bytes` takes 150 ns, so it is called after 16 MiB, 32 MiB, 64 MiB and so on.
-        if own.frees(bytes, LITTLE) {
-            self.sum_up();
+        let every = self.limit.load(Relaxed) / CHECKED_PART;
+        if own.frees(bytes, every.max(CHECKED_EVERY)) {
+            self.check_limit();
         }
     }
 
-    /// Gives back what is beyond the limit, and has threads read the clock soon if much is cached.
     #[cold]
-    fn sum_up(&self) {
+    fn check_limit(&self) {
         self.pages.heed_data_limit();
         if self.idle_bytes() > self.limit.load(Relaxed) {
             // Runs in slots count as used until they are swept.
             self.pages.give_back_slots();
         }
-        if self.idle_bytes() > LITTLE {
-            self.much_is_idle();
-        }
+        background::wake();
     }
 
     /// Counts a request larger than all classes, or with `freed` a free of such a block.
@@ -154,23 +153,21 @@ impl Cache {
         // The old block holds `old.size()` bytes, and the new one `bytes`, which is at least
         // `new.size()`.
         let block = unsafe { self.pages.resize_or_move(block, kept, bytes, align) }?;
-        let held = local.and_then(ThreadCache::hold);
         match Class::of(old) {
-            Some(old) => self.count_free(held.as_ref(), old),
+            Some(old) => self.count_free(local, old),
             None => self.count_large(local, true),
         }
         match class {
-            Some(class) => self.count_resized(held.as_ref(), class),
+            Some(class) => self.count_resized(local, class),
             None => self.count_large(local, false),
         }
         Some(block)
     }
 
     /// Counts a request that moved no block into or out of a thread cache.
-    fn count_resized(&self, held: Option<&Held<'_>>, class: Class) {
-        match held {
-            // This does not set the bin's turns, which the hot path counts down.
-            Some(held) => held.count_resized(class),
+    fn count_resized(&self, local: Option<&ThreadCache>, class: Class) {
+        match local.and_then(ThreadCache::hold) {
+            Some(held) => held.count_allocation(class),
             None => self.depot.count_allocation(class),
         }
     }

@@ -65,11 +65,7 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
             let now = system::coarse_milliseconds();
             let memory = Memory::read();
             CACHE.configure(settings.limit(memory), lease, settings.decay, now);
-            CACHE.pages.lend_from(memory.lent_from());
-            if settings.unmaps {
-                CACHE.pages.unmap_freed_blocks();
-            }
-            CACHE.pages.heed_data_limit();
+            CACHE.pages.start(&settings, memory);
             if settings.huge_pages {
                 CACHE.use_huge_pages();
             }

@@ -4,7 +4,7 @@
 use super::checked::CHECKED;
 use super::thread::{CACHE, own_thread_cache, thread_cache};
 use super::{Tcache, background};
-use crate::depot::Class;
+use crate::class::Class;
 use crate::tracing;
 use std::alloc::{GlobalAlloc, Layout};
 

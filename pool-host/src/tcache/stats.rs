@@ -1,7 +1,7 @@
 //! The statistics of a tcache.
 
 use super::cache::Cache;
-use crate::depot::Class;
+use crate::class::Class;
 use pool_core::size::Bytes;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -25,8 +25,8 @@ pub struct TcacheStats {
     pub failures: u64,
     /// Requests that were served with cached memory: `allocations - misses - bypasses - failures`.
     pub hits: u64,
-    /// Requests that went to the inner allocator for a block of a class, or that got pages without
-    /// old contents from the system.
+    /// Requests that got pages without old contents from the system, or a block of a class from the
+    /// inner allocator.
     pub misses: u64,
     /// Requests for large blocks that went past the cache to the inner allocator: those aligned to
     /// more than 2 MiB, and those for which the pages have no addresses or no memory.
@@ -35,27 +35,16 @@ pub struct TcacheStats {
     pub refills: u64,
     /// Batches that moved out of a full thread cache.
     pub flushes: u64,
-    /// Blocks given back to the inner allocator because of the limit.
-    pub evictions: u64,
-    /// Blocks of the depot given back because no request needed them for a while. Pages that decay
-    /// are not counted.
-    pub decayed: u64,
     /// Bytes of blocks that the program holds, without large blocks of the inner allocator (see
     /// `bypasses`).
     pub live_bytes: u64,
     /// Cached bytes in thread caches.
     pub thread_cache_bytes: u64,
-    /// Cached bytes in the depot, which all threads share.
+    /// Free blocks below 64 KiB that all threads share, in bytes. Pages of them may have gone back to
+    /// the system.
     pub depot_bytes: u64,
     /// Cached bytes in pages: free pages with memory behind them.
     pub page_bytes: u64,
-    /// Bytes that thread caches and the depot have leased: the sum of what they may hold.
-    ///
-    /// It is never less than they hold. It is at most half of the limit, plus single blocks that a
-    /// thread put into its thread cache while another thread took blocks back from there.
-    pub leased_bytes: u64,
-    /// High-water mark of `leased_bytes`.
-    pub leased_peak_bytes: u64,
     /// The cached limit.
     pub cached_limit_bytes: u64,
     /// Thread caches that exist: the largest number of threads that used the tcache at once.
@@ -106,11 +95,7 @@ impl Cache {
             failures: self.counts.failures.load(Relaxed),
             refills: self.counts.refills.load(Relaxed),
             flushes: self.counts.flushes.load(Relaxed),
-            evictions: self.counts.evicted.load(Relaxed),
-            decayed: self.counts.decayed.load(Relaxed),
             page_bytes: pages.dirty + pages.slots,
-            leased_bytes: self.depot.leases.leased() as u64,
-            leased_peak_bytes: self.depot.leases.peak() as u64,
             cached_limit_bytes: self.limit.load(Relaxed) as u64,
             ..TcacheStats::default()
         };
@@ -126,7 +111,8 @@ impl Cache {
         let mut on_pages = pages.used.saturating_sub(pages.slots);
         for class in Class::all() {
             let [mut allocations, mut frees] = self.depot.cacheless(class);
-            stats.depot_bytes += self.depot.bytes(class) as u64;
+            stats.depot_bytes += self.depot.free_bytes(class) as u64;
+            on_pages = on_pages.saturating_sub(self.depot.span_bytes(class) as u64);
             for local in self.thread_caches.iter() {
                 let counted = local.counted(class);
                 let idle = (counted.blocks * class.bytes()) as u64;

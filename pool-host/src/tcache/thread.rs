@@ -5,7 +5,8 @@
 
 use super::cache::Cache;
 use super::thread_cache::ThreadCache;
-use crate::process;
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::{process, system};
 use std::cell::Cell;
 use std::ptr;
 
@@ -39,8 +40,8 @@ thread_local! {
 
 /// Registers handlers that the C library calls before and after each fork.
 ///
-/// The lock of the pages is held over the fork, so that the child finds them consistent. Requests
-/// of other threads that need it go to the inner allocator meanwhile. In the child the thread
+/// The locks of the depot and of the pages are held over the fork, so that the child finds them
+/// consistent. Requests of other threads that need one go to the inner allocator meanwhile. In the child the thread
 /// caches of the other threads become free to use, except one that a thread held during the fork.
 ///
 /// The handlers are registered with the first request. Those before a fork run in reverse order of
@@ -50,15 +51,22 @@ thread_local! {
 /// False if the C library has no memory for that: a child could then wait for ever.
 pub(super) fn watch_forks() -> bool {
     extern "C" fn before() {
+        CACHE.depot.before_fork();
         CACHE.pages.before_fork();
     }
     extern "C" fn in_parent() {
         CACHE.pages.after_fork();
+        CACHE.depot.after_fork();
     }
     extern "C" fn in_child() {
         process::in_child();
-        CACHE.pages.in_child();
-        CACHE.in_child(THREAD_CACHE.get());
+        let own = THREAD_CACHE.get();
+        if matches!(STAGE.get(), Stage::Entered) && own.is_torn() {
+            // Another thread was taking back what this one did not use.
+            THREAD_CACHE.set(&EMPTY);
+            STAGE.set(Stage::New);
+        }
+        CACHE.in_child(own);
     }
     if cfg!(miri) {
         return true;
@@ -113,6 +121,7 @@ fn enter() -> Option<&'static ThreadCache> {
     let entered = if registered { CACHE.thread_caches.enter() } else { None };
     match entered {
         Some(local) => {
+            local.looked_at.store(system::coarse_milliseconds(), Relaxed);
             THREAD_CACHE.set(local);
             STAGE.set(Stage::Entered);
         }

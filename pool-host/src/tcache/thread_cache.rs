@@ -1,165 +1,434 @@
-//! THE HOT PATH of the tcache: [`ThreadCache::take`] and [`ThreadCache::put`].
+//! THE HOT PATH of the tcache: [`ThreadCache::take`] and [`ThreadCache::put`], and what the slow path
+//! does with a thread's blocks.
 //!
 //! A thread cache belongs to one thread at a time, its owner. A hit is a few plain loads and stores
-//! of the owner. For everything else a thread holds the thread cache (`held.rs`): the owner, or
-//! another thread.
+//! of the owner.
 //!
 //! ```text
-//!   bins   |len floor limit|  one for each class; the bytes of `limit` blocks are leased
-//!   slots  |x x|p p . . . .|  pointers to cached blocks, the newest last
-//!          floor    len   limit
+//!   bins   |state cap|  one for each class; `state` is its length and a count of requests
+//!   slots  |x x x x .|  pointers to free blocks, the newest last
+//!                len
 //! ```
 //!
-//! Another thread takes blocks back by raising the floor: the owner takes no block below it. This
-//! is the steal of a work-stealing deque (Chase and Lev, Dynamic circular work-stealing deque,
-//! 2005). The owner stores the new length and then loads the floor; the other thread stores the
-//! floor and then loads the length. Each has a barrier between the two (`barrier.rs`).
+//! Another thread takes a thread's blocks back when that thread does not use them. The owner notes
+//! that it is busy and then looks whether it is stopped; the other notes that it is stopped and then
+//! looks whether it is busy. Each has a barrier between the two (`barrier.rs`), so at most one of
+//! them works on the blocks (Dekker's algorithm). The other's barrier reaches all threads and is
+//! dear, so only threads that have made no request for a while are stopped.
+#![expect(unsafe_code, reason = "pages are given back by their addresses")]
 
 use super::barrier;
-use crate::depot::{CLASSES, Class};
+use crate::class::{CLASSES, Class};
+use crate::depot::{BATCH, Batch};
+use crate::pages::PAGE;
 use crate::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed,
-    Ordering::Release,
+    AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire,
+    Ordering::Relaxed, Ordering::Release,
 };
-use crate::virtual_memory::Zeroed;
-use std::ptr;
+use crate::system;
+use crate::virtual_memory::{self, Zeroed};
+use std::ptr::{self, NonNull};
 
 /// Slots of a bin. The class decides how many of them are used.
 pub(super) const SLOTS: usize = 64;
+/// The most bytes that a bin of more than one block may hold.
+const BIN_BYTES: usize = 2 << 20;
+/// The first capacity of a bin, in blocks. Bins with blocks of at most [`SMALL`] bytes start with
+/// four times as many.
+const FIRST: usize = 4;
+const SMALL: usize = 1024;
+/// Looks at a stopped thread cache before its owner does without it.
+const LOOKS: u32 = 64;
+/// Requests larger than all classes between two reads of the clock.
+const LARGE_TURNS: u64 = 1 << 8;
 
-/// The cached blocks of one class in a thread cache, without their slots.
+/// The free blocks of one class in a thread cache, without their slots.
 #[derive(Debug)]
-pub(super) struct Bin {
-    /// The length, in blocks, in the low 16 bits, and in the high 16 bits the turns: requests that
-    /// the bin may serve before the next read of the clock. One subtraction lowers both.
-    pub(super) state: AtomicU32,
-    /// The most blocks that the bin may hold. Their bytes are leased.
-    pub(super) limit: AtomicU16,
-    /// The number of blocks, in the first slots, that the owner must not take, or [`CALLED`].
-    pub(super) floor: AtomicU16,
-    /// The low 32 bits of the number of requests when the cursor last passed the class.
-    pub(super) seen: AtomicU32,
-    /// The low 32 bits of the number of requests at the last visit.
-    pub(super) watched: AtomicU32,
-    /// `base = requests + turns`. The hot path leaves it unchanged.
-    pub(super) base: AtomicU64,
-    /// `balance = requests + length - frees`. A take and a put leave it unchanged, so only the slow
-    /// path writes it, and a put need not count a free.
-    pub(super) balance: AtomicU64,
+struct Bin {
+    /// The length, in blocks, in the low 16 bits, and above them the number of requests.
+    state: AtomicU64,
+    /// `requests + length - frees`. A take and a put leave it unchanged, so only the slow path
+    /// writes it, and a put need not count a free.
+    balance: AtomicU64,
+    /// The most blocks that the bin may hold.
+    cap: AtomicU16,
+    /// The low 32 bits of the number of requests at the last look.
+    seen: AtomicU32,
 }
 
 /// Mask of the length in a bin's state.
-pub(super) const LEN: u32 = 0xffff;
-/// The amount that a take subtracts from a bin's state: one turn and one block.
-const TAKEN: u32 = (1 << 16) + 1;
-/// The most requests of a class between two reads of the clock.
-pub(super) const TURNS: u32 = 0x0fff;
-/// A floor above every length. The owner takes the slow path, reads the clock, and lowers the
-/// floor.
-pub(super) const CALLED: u16 = u16::MAX;
+const LEN: u64 = 0xffff;
+/// One request in a bin's state.
+const REQUEST: u64 = LEN + 1;
+/// Requests of a class after which one takes the slow path, which may read the clock.
+const TURNS: u64 = 256 * REQUEST;
 
-/// The cached blocks that one thread reaches without a lock.
+/// The free blocks that one thread reaches without a lock.
 #[derive(Debug)]
 pub(crate) struct ThreadCache {
-    pub(super) bins: [Bin; CLASSES],
+    /// Whether the owner works on the bins.
+    busy: AtomicBool,
+    /// Whether another thread does, or wants to.
+    stopped: AtomicBool,
+    bins: [Bin; CLASSES],
     /// Requests larger than all classes, and frees of such blocks.
     pub(super) large: [AtomicU64; 2],
-    /// Leased bytes of all bins together.
-    pub(super) leased: AtomicUsize,
-    /// Number of the class that gives up leased bytes next, unless it was used lately.
-    pub(super) cursor: AtomicUsize,
-    /// Slow-path calls of the owner; every so often one of them reads the clock (`aging.rs`).
+    /// The bytes that all bins together may hold.
+    room: AtomicUsize,
+    /// Slow-path calls of the owner; every so often one of them reads the clock.
     pub(super) turns: AtomicU32,
     /// Time at which the owner last read the clock, in milliseconds.
     pub(super) looked_at: AtomicU64,
-    /// Whether that was long after the read before.
-    pub(super) is_calm: AtomicBool,
-    /// Bytes of large blocks that the owner freed since then.
-    pub(super) freed: AtomicUsize,
-    /// Value of `freed` at which the owner next sums up the cached bytes.
-    pub(super) freed_most: AtomicUsize,
+    /// Time at which the blocks last aged, in milliseconds.
+    pub(super) aged_at: AtomicU64,
+    /// Bytes of large blocks that the owner freed since it last summed up what is cached.
+    freed: AtomicUsize,
     /// Whether a thread owns the thread cache.
     pub(super) in_use: AtomicBool,
-    /// Whether a thread, the owner or another, works on the bins on the slow path.
-    pub(super) held: AtomicBool,
     /// The next in the list of all thread caches.
     pub(super) next: AtomicPtr<ThreadCache>,
     /// The blocks of each bin, the oldest first.
-    pub(super) slots: [[AtomicPtr<u8>; SLOTS]; CLASSES],
+    slots: [[AtomicPtr<u8>; SLOTS]; CLASSES],
+}
+
+/// Counters of one class of a thread cache, and its free blocks.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counted {
+    pub(crate) allocations: u64,
+    pub(crate) frees: u64,
+    pub(crate) blocks: usize,
+}
+
+/// Returns the largest capacity of a bin.
+const fn largest_cap(class: Class) -> usize {
+    let fit = BIN_BYTES / class.bytes();
+    if fit > SLOTS { SLOTS } else { fit }
 }
 
 impl ThreadCache {
-    /// A thread cache with no blocks and with limits of 0. Each request takes the slow path.
+    /// The thread cache of threads without one: it is stopped for good, so that each request takes
+    /// the slow path.
     #[expect(clippy::declare_interior_mutable_const, reason = "the value of one static")]
     #[expect(clippy::large_stack_arrays, reason = "made by the compiler, in a static")]
     pub(crate) const EMPTY: Self = Self {
+        busy: AtomicBool::new(false),
+        stopped: AtomicBool::new(true),
         bins: [const {
             Bin {
-                state: AtomicU32::new(0),
-                limit: AtomicU16::new(0),
-                floor: AtomicU16::new(0),
-                seen: AtomicU32::new(0),
-                watched: AtomicU32::new(0),
-                base: AtomicU64::new(0),
+                state: AtomicU64::new(0),
                 balance: AtomicU64::new(0),
+                cap: AtomicU16::new(0),
+                seen: AtomicU32::new(0),
             }
         }; CLASSES],
         large: [const { AtomicU64::new(0) }; 2],
-        leased: AtomicUsize::new(0),
-        cursor: AtomicUsize::new(0),
+        room: AtomicUsize::new(0),
         turns: AtomicU32::new(0),
         looked_at: AtomicU64::new(0),
-        is_calm: AtomicBool::new(false),
+        aged_at: AtomicU64::new(0),
         freed: AtomicUsize::new(0),
-        freed_most: AtomicUsize::new(0),
         in_use: AtomicBool::new(false),
-        held: AtomicBool::new(false),
         next: AtomicPtr::new(ptr::null_mut()),
         slots: [const { [const { AtomicPtr::new(ptr::null_mut()) }; SLOTS] }; CLASSES],
     };
 
-    /// Takes the newest block of a class.
+    /// Takes the newest block of a class. Only the owner may call this.
     ///
-    /// `None` if the bin is empty, if its turns are used up, so that the slow path reads the clock,
-    /// or if the newest block is below the floor. Only the owner may call this.
+    /// `None` if the bin is empty, for one request in 256, so that the slow path can read the clock,
+    /// and while another thread works on the blocks.
     #[inline]
     pub(crate) fn take(&self, class: Class) -> Option<*mut u8> {
-        let bin = self.bins.get(class.number())?;
+        if !self.begin() {
+            return None;
+        }
+        let bin = &self.bins[class.number() % CLASSES];
         let state = bin.state.load(Relaxed);
-        // No turns, or no blocks: nothing is stored, since a visitor would see a length below 0.
-        // There are no turns in the static, empty thread cache either, which threads without one
-        // share and must not write to.
-        if state <= LEN || state & LEN == 0 {
-            return None;
-        }
-        let taken = state.wrapping_sub(TAKEN);
-        bin.state.store(taken, Relaxed);
-        barrier::light();
-        if state & LEN <= u32::from(bin.floor.load(Relaxed)) {
-            bin.state.store(state, Relaxed);
-            return None;
-        }
-        Some(self.slots[class.number()][(taken & LEN) as usize % SLOTS].load(Relaxed))
+        let taken = state.wrapping_add(REQUEST - 1);
+        let hits = state & LEN != 0 && taken & (TURNS - REQUEST) != 0;
+        let block = hits.then(|| {
+            bin.state.store(taken, Relaxed);
+            self.slots[class.number() % CLASSES][(taken & LEN) as usize % SLOTS].load(Relaxed)
+        });
+        self.end();
+        block
     }
 
-    /// Puts a block into the bin of its class if the limit allows it. Returns whether it did. Only
-    /// the owner may call this.
+    /// Puts a block into the bin of its class, if there is room. Returns whether it did. Only the
+    /// owner may call this.
     #[inline]
     pub(crate) fn put(&self, class: Class, block: *mut u8) -> bool {
-        let Some(bin) = self.bins.get(class.number()) else { return false };
-        let state = bin.state.load(Relaxed);
-        let len = state & LEN;
-        if len >= u32::from(bin.limit.load(Relaxed)) {
+        if !self.begin() {
             return false;
         }
-        self.slots[class.number()][len as usize % SLOTS].store(block, Relaxed);
-        // Release: a thread that takes the block back sees it in its slot.
-        bin.state.store(state + 1, Release);
+        let bin = &self.bins[class.number() % CLASSES];
+        let state = bin.state.load(Relaxed);
+        let fits = state & LEN < u64::from(bin.cap.load(Relaxed));
+        if fits {
+            self.slots[class.number() % CLASSES][(state & LEN) as usize % SLOTS]
+                .store(block, Relaxed);
+            // Release: a thread that takes the block back sees what was written to it.
+            bin.state.store(state + 1, Release);
+        }
+        self.end();
+        fits
+    }
+
+    /// Begins work of the owner. Returns false if another thread works on the blocks.
+    #[inline]
+    fn begin(&self) -> bool {
+        self.busy.store(true, Relaxed);
+        barrier::light();
+        // Acquire: the owner sees what the other thread did before it let go.
+        if self.stopped.load(Acquire) {
+            self.end();
+            return false;
+        }
         true
+    }
+
+    /// Ends work of the owner.
+    #[inline]
+    fn end(&self) {
+        self.busy.store(false, Release);
+    }
+
+    /// Begins longer work of the owner. `None` if another thread keeps working on the blocks.
+    ///
+    /// Until it is dropped, nothing may allocate that could come back to this thread cache.
+    pub(super) fn hold(&self) -> Option<Held<'_>> {
+        for _ in 0..LOOKS {
+            if self.begin() {
+                return Some(Held { local: self, is_owner: true });
+            }
+            barrier::switch();
+            std::hint::spin_loop();
+        }
+        None
+    }
+
+    /// Stops the owner, for another thread. `None` if the owner is at work, if a third thread has
+    /// stopped it, or if the system has no barrier.
+    pub(super) fn stop(&self) -> Option<Held<'_>> {
+        if !barrier::is_there()
+            || self.stopped.compare_exchange(false, true, Acquire, Relaxed).is_err()
+        {
+            return None;
+        }
+        let held = Held { local: self, is_owner: false };
+        // Dropped, and so let go, if the owner is at work.
+        (barrier::heavy() && !self.busy.load(Acquire)).then_some(held)
+    }
+
+    /// Returns whether a thread may have been at work when this process was made.
+    pub(super) fn is_torn(&self) -> bool {
+        self.busy.load(Relaxed) || self.stopped.load(Relaxed)
+    }
+
+    /// Returns whether the hot path may count a large request, or with `freed` a free.
+    ///
+    /// It may not count the first, because a thread without a thread cache has the empty one, which
+    /// no thread counts in; nor one in [`LARGE_TURNS`], which reads the clock.
+    #[inline]
+    pub(crate) fn may_count_large(&self, freed: bool) -> bool {
+        let count = self.large[usize::from(freed)].load(Relaxed);
+        count > 0 && count % LARGE_TURNS != LARGE_TURNS - 1
+    }
+
+    /// Counts a request larger than all classes, or with `freed` a free of such a block. Only the
+    /// owner may call this.
+    #[inline]
+    pub(crate) fn count_large(&self, freed: bool) {
+        let counter = &self.large[usize::from(freed)];
+        counter.store(counter.load(Relaxed) + 1, Relaxed);
+    }
+
+    /// Notes that the owner freed a large block. Returns whether so many bytes were freed since it
+    /// last returned true.
+    #[inline]
+    pub(super) fn frees(&self, bytes: usize, most: usize) -> bool {
+        let freed = self.freed.load(Relaxed).saturating_add(bytes);
+        let is_time = freed >= most;
+        self.freed.store(if is_time { 0 } else { freed }, Relaxed);
+        is_time
+    }
+
+    /// Returns the counters of a class. While the owner works, they may be inconsistent.
+    pub(crate) fn counted(&self, class: Class) -> Counted {
+        let bin = &self.bins[class.number()];
+        let state = bin.state.load(Relaxed);
+        let (allocations, blocks) = (state / REQUEST, state & LEN);
+        #[expect(clippy::cast_possible_truncation, reason = "16 bits")]
+        let len = blocks as usize;
+        let frees = (allocations + blocks).wrapping_sub(bin.balance.load(Relaxed));
+        let frees = frees.cast_signed().max(0).cast_unsigned();
+        Counted { allocations, frees, blocks: len }
+    }
+
+    /// Returns the bytes of the free blocks.
+    pub(crate) fn bytes(&self) -> usize {
+        Class::all().map(|class| self.counted(class).blocks * class.bytes()).sum()
+    }
+
+    /// Returns whether the thread cache may hold blocks.
+    pub(super) fn has_room(&self) -> bool {
+        self.room.load(Relaxed) > 0
+    }
+
+    /// Gives the memory of the slots back to the system, if no block is in them. The caller owns the
+    /// thread cache, which is in memory of its own.
+    pub(super) fn forget_slots(&self) {
+        let Some(_held) = self.hold() else { return };
+        if cfg!(miri) || Class::all().any(|class| self.counted(class).blocks > 0) {
+            return;
+        }
+        let slots = ptr::from_ref(&self.slots).cast::<u8>().cast_mut();
+        let skipped = slots.align_offset(PAGE);
+        let bytes = size_of_val(&self.slots).saturating_sub(skipped) / PAGE * PAGE;
+        let Some(start) = NonNull::new(slots.wrapping_add(skipped)) else { return };
+        // SAFETY: these are pages of a mapping of `ThreadCaches::add`. They hold slots only, which
+        // no code reads while their bins are empty, and this thread holds the thread cache, so no
+        // other fills a bin. Zero bytes are valid slots. A refusal leaves them as they are.
+        let _ = system::keeping_errno(|| unsafe { virtual_memory::forget(start, bytes) });
+    }
+}
+
+/// A thread cache on which the current thread works, and no other.
+#[derive(Debug)]
+pub(super) struct Held<'f> {
+    local: &'f ThreadCache,
+    is_owner: bool,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if self.is_owner {
+            self.local.end();
+        } else {
+            self.local.stopped.store(false, Release);
+        }
+    }
+}
+
+impl Held<'_> {
+    fn bin(&self, class: Class) -> &Bin {
+        &self.local.bins[class.number()]
+    }
+
+    fn slots(&self, class: Class) -> &[AtomicPtr<u8>; SLOTS] {
+        &self.local.slots[class.number()]
+    }
+
+    fn len(&self, class: Class) -> usize {
+        (self.bin(class).state.load(Acquire) & LEN) as usize
+    }
+
+    /// Returns how many blocks a bin may hold.
+    pub(super) fn cap(&self, class: Class) -> usize {
+        self.bin(class).cap.load(Relaxed).into()
+    }
+
+    /// Returns whether a bin holds as many blocks as it may.
+    pub(super) fn is_full(&self, class: Class) -> bool {
+        self.len(class) >= self.cap(class)
+    }
+
+    fn shift_balance(&self, class: Class, by: i64) {
+        let balance = &self.bin(class).balance;
+        balance.store(balance.load(Relaxed).wrapping_add_signed(by), Relaxed);
+    }
+
+    /// Sets the length of a bin after blocks were moved in or out, which counts as no request and no
+    /// free.
+    fn set_len(&self, class: Class, len: usize) {
+        let (state, len) = (&self.bin(class).state, len as u64);
+        let before = state.load(Relaxed);
+        self.shift_balance(class, len.wrapping_sub(before & LEN).cast_signed());
+        state.store(before & !LEN | len, Release);
+    }
+
+    /// Counts a request that the slow path serves.
+    pub(super) fn count_allocation(&self, class: Class) {
+        let state = &self.bin(class).state;
+        state.store(state.load(Relaxed).wrapping_add(REQUEST), Relaxed);
+        self.shift_balance(class, 1);
+    }
+
+    /// Counts a free that the slow path serves.
+    pub(super) fn count_free(&self, class: Class) {
+        self.shift_balance(class, -1);
+    }
+
+    /// Takes the newest block out of a bin. Counts no request.
+    pub(super) fn pop(&self, class: Class) -> Option<*mut u8> {
+        let last = self.len(class).checked_sub(1)?;
+        let block = self.slots(class)[last % SLOTS].load(Relaxed);
+        self.set_len(class, last);
+        Some(block)
+    }
+
+    /// Moves blocks of the batch into a bin, as many as it may hold. Counts no free.
+    pub(super) fn fill(&self, class: Class, batch: &mut Batch) {
+        let (mut len, cap) = (self.len(class), self.cap(class));
+        while len < cap
+            && let Some(block) = batch.pop()
+        {
+            self.slots(class)[len % SLOTS].store(block, Relaxed);
+            len += 1;
+        }
+        self.set_len(class, len);
+    }
+
+    /// Takes the oldest blocks out of a bin, at most `most` and at most a batch of them. Counts no
+    /// request.
+    pub(super) fn take_oldest(&self, class: Class, most: usize) -> Batch {
+        let (slots, len) = (self.slots(class), self.len(class));
+        let taken = most.min(len).min(BATCH);
+        let mut batch = Batch::EMPTY;
+        slots[..taken].iter().for_each(|slot| batch.add(slot.load(Relaxed)));
+        for at in taken..len {
+            slots[at - taken].store(slots[at].load(Relaxed), Relaxed);
+        }
+        self.set_len(class, len - taken);
+        batch
+    }
+
+    /// Lets a bin hold more blocks, twice as many, unless the thread would hold more than `most`
+    /// bytes.
+    pub(super) fn widen(&self, class: Class, most: usize) {
+        let (cap, room) = (self.cap(class), &self.local.room);
+        let first = if class.bytes() <= SMALL { 4 * FIRST } else { FIRST };
+        let next = (2 * cap).max(first).min(largest_cap(class));
+        let wanted = room.load(Relaxed) + next.saturating_sub(cap) * class.bytes();
+        if wanted <= most {
+            self.set_cap(class, next);
+        }
+    }
+
+    fn set_cap(&self, class: Class, cap: usize) {
+        let (before, room) = (self.cap(class), &self.local.room);
+        let bytes = room.load(Relaxed) + cap * class.bytes();
+        room.store(bytes - before * class.bytes(), Relaxed);
+        self.bin(class).cap.store(u16::try_from(cap).unwrap_or(0), Relaxed);
+    }
+
+    /// Returns how many blocks of a class no request needed since the last call.
+    ///
+    /// So many requests can have needed that many blocks at most, so the others were not needed.
+    pub(super) fn unneeded(&self, class: Class) -> usize {
+        let bin = self.bin(class);
+        #[expect(clippy::cast_possible_truncation, reason = "a difference counts")]
+        let requests = (bin.state.load(Relaxed) / REQUEST) as u32;
+        let since = requests.wrapping_sub(bin.seen.load(Relaxed)) as usize;
+        bin.seen.store(requests, Relaxed);
+        self.len(class).saturating_sub(since)
+    }
+
+    /// Lets a bin hold half as many blocks, and at least those that it has.
+    pub(super) fn narrow(&self, class: Class) {
+        self.set_cap(class, (self.cap(class) / 2).max(self.len(class)));
     }
 }
 
 // SAFETY: all fields are atomic numbers, flags and pointers, or arrays of them, for which zero
 // bytes are valid values: 0, false and null. The alignment is 8 bytes, less than a page.
-#[expect(unsafe_code, reason = "a promise about zero bytes")]
 unsafe impl Zeroed for ThreadCache {}

@@ -11,7 +11,7 @@ use crate::sync::atomic::{
 use crate::virtual_memory;
 use std::ptr;
 
-/// The most thread caches that one call of [`ThreadCaches::next_leased`] looks at.
+/// The most thread caches that one call of [`ThreadCaches::next_with_room`] looks at.
 const LOOKS: usize = 1 << 12;
 /// Thread caches without an owner whose slots stay warm for new threads.
 const WARM: usize = 16;
@@ -24,6 +24,8 @@ pub(crate) struct ThreadCaches {
     cursor: AtomicPtr<ThreadCache>,
     /// Number of thread caches without an owner.
     free: AtomicUsize,
+    /// Number of thread caches with one.
+    owners: AtomicUsize,
 }
 
 impl ThreadCaches {
@@ -33,6 +35,7 @@ impl ThreadCaches {
             first: AtomicPtr::new(ptr::null_mut()),
             cursor: AtomicPtr::new(ptr::null_mut()),
             free: AtomicUsize::new(0),
+            owners: AtomicUsize::new(0),
         }
     }
 
@@ -49,12 +52,15 @@ impl ThreadCaches {
             // A forked child frees caches that are not counted, so this does not go below 0.
             let _ = self.free.fetch_update(Relaxed, Relaxed, |free| free.checked_sub(1));
         }
-        found.or_else(|| self.add())
+        let entered = found.or_else(|| self.add());
+        self.owners.fetch_add(usize::from(entered.is_some()), Relaxed);
+        entered
     }
 
     /// Makes a thread cache that the calling thread owns available to new threads. If many are, the
     /// memory of its slots goes back to the system, unless `keeps`.
     pub(crate) fn leave(&self, local: &ThreadCache, keeps: bool) {
+        self.owners.fetch_sub(1, Relaxed);
         if self.free.fetch_add(1, Relaxed) >= WARM && !keeps {
             local.forget_slots();
         }
@@ -81,24 +87,25 @@ impl ThreadCaches {
     /// Makes all thread caches but `own` available to new threads. Called in a forked child, where
     /// the owners of the others do not exist.
     ///
-    /// A thread cache that a thread held during the fork may be inconsistent, so it stays in use
-    /// for good. Its blocks are lost to the child.
+    /// A thread cache on which a thread worked during the fork may be inconsistent, so it stays in
+    /// use for good. Its blocks are lost to the child.
     pub(crate) fn keep_alone(&self, own: &ThreadCache) {
-        // Only another thread can have held it: it was taking back what this one did not use.
-        if own.held.load(Relaxed) {
-            own.held.store(false, Relaxed);
-        }
         let others = self.iter().filter(|local| !ptr::eq(*local, own));
-        let is_whole = |local: &&ThreadCache| !local.held.load(Relaxed);
-        others.filter(is_whole).for_each(|local| local.in_use.store(false, Relaxed));
+        let whole = others.filter(|local| !local.is_torn());
+        whole.for_each(|local| local.in_use.store(false, Relaxed));
+        self.owners.store(usize::from(own.in_use.load(Relaxed)), Relaxed);
     }
 
-    /// Returns the next thread caches that have leased bytes, at most `most`, and each at most
-    /// once.
+    /// Returns how many threads own one.
+    pub(crate) fn owners(&self) -> usize {
+        self.owners.load(Relaxed)
+    }
+
+    /// Returns the next thread caches that may hold blocks, at most `most`, and each at most once.
     ///
     /// Each call continues where the last one stopped, and looks at no more than [`LOOKS`] thread
     /// caches.
-    pub(crate) fn next_leased(&self, most: usize) -> impl Iterator<Item = &'static ThreadCache> {
+    pub(crate) fn next_with_room(&self, most: usize) -> impl Iterator<Item = &'static ThreadCache> {
         let start = at(&self.cursor);
         let from_cursor = std::iter::successors(start, |local| at(&local.next));
         let stop = start.map_or(ptr::null(), ptr::from_ref);
@@ -106,7 +113,7 @@ impl ThreadCaches {
         let looked_at = from_cursor.chain(before).take(LOOKS).inspect(|local| {
             self.cursor.store(local.next.load(Relaxed), Relaxed);
         });
-        looked_at.filter(|local| local.leased() > 0).take(most)
+        looked_at.filter(|local| local.has_room()).take(most)
     }
 
     /// Returns all thread caches, the newest first.

@@ -1,20 +1,13 @@
 //! The size class of a layout: a pure function that each allocation and each free calls.
 //!
-//! ```text
-//!   0..128     align to 16 bytes   one class for every 16 bytes up to 1 KiB; above, eight classes
-//!                                  for each doubling of the size
-//!   111..128   from 64 KiB         whole pages, aligned to a page (4096 bytes)
-//!   128..192   align up to 4096    the sizes above, up to 64 KiB, that are multiples of 64, less
-//!                                  16 bytes
-//! ```
+//! There is one class for every 16 bytes up to 1 KiB, and above eight for each doubling of the size.
+//! Rounding adds at most one eighth to the size of a request, or at most 15 bytes to a small one. All
+//! requests of a class get blocks of the class's full size, so a cached block serves each of them.
 //!
-//! Rounding adds at most one eighth to the size of a request, or at most 15 bytes to a small one.
-//! All requests of a class get blocks of the class's full size, so a cached block serves each of
-//! them.
-//!
-//! The size of an aligned block is 16 bytes less than a multiple of its alignment. glibc keeps 16
-//! bytes between two blocks, so these blocks are adjacent in its heap; blocks of the full multiple
-//! would leave a gap after each block.
+//! Blocks of a class lie one behind the other from the start of a page on, so each begins at a
+//! multiple of the largest power of two that divides their size. A request that is aligned to more
+//! than 16 bytes is rounded up to a multiple of its alignment, and that size has a class of the same
+//! alignment: the sizes between two powers of two are multiples of an eighth of the lower one.
 
 use std::alloc::Layout;
 
@@ -23,7 +16,7 @@ use std::alloc::Layout;
 pub(crate) struct Class(u16);
 
 /// Bytes between the sizes of two neighbouring classes up to [`FINE`], and the alignment of blocks.
-pub(crate) const STEP: usize = 16;
+const STEP: usize = 16;
 /// Size in bytes up to which there is one class for every [`STEP`] bytes.
 const FINE: usize = 1024;
 const FINE_CLASSES: usize = FINE / STEP;
@@ -31,17 +24,10 @@ const FINE_CLASSES: usize = FINE / STEP;
 const PER_DOUBLING: usize = 8;
 /// Size in bytes of the largest class.
 pub(crate) const LARGEST: usize = 256 << 10;
-/// Number of plain classes: their blocks are aligned to [`STEP`] only, or are whole pages.
-const PLAIN: usize = 128;
 /// Size in bytes from which a block is whole pages.
 const PAGED_FROM: usize = 64 << 10;
 /// Largest alignment of a class, in bytes.
 const MOST_ALIGN: usize = 4096;
-/// Bytes between two neighbouring aligned classes up to [`FINE`].
-const ALIGNED_STEP: usize = 64;
-const ALIGNED_FINE_CLASSES: usize = FINE / ALIGNED_STEP;
-/// Bytes that glibc keeps between two blocks.
-const BETWEEN: usize = 16;
 /// Table of the classes of sizes above 1 KiB. A look-up takes half the time of a computation.
 ///
 /// It has one byte for every 128 bytes of size up to 32 KiB, and then one byte for every 4 KiB:
@@ -52,7 +38,7 @@ const FINE_TABLED: usize = 32 << 10;
 const COARSE_ENTRY: usize = 4096;
 const COARSE_FROM: usize = FINE_TABLED / FINE_ENTRY;
 
-#[expect(clippy::cast_possible_truncation, reason = "plain classes are less than 128")]
+#[expect(clippy::cast_possible_truncation, reason = "classes are fewer than 256")]
 const fn table() -> [u8; COARSE_FROM + LARGEST / COARSE_ENTRY] {
     let mut table = [0; COARSE_FROM + LARGEST / COARSE_ENTRY];
     let mut at = 0;
@@ -67,18 +53,28 @@ const fn table() -> [u8; COARSE_FROM + LARGEST / COARSE_ENTRY] {
     table
 }
 
-/// Number of classes. A loom model has 3, because each class costs it time.
-pub(crate) const CLASSES: usize = if cfg!(loom) { 3 } else { 192 };
+/// Number of classes.
+pub(crate) const CLASSES: usize = 128;
 
 impl Class {
     /// Returns the class of a layout; `None` for a size of 0 or above 256 KiB, and for an alignment
     /// above 4096 bytes.
     #[inline]
     pub(crate) const fn of(layout: Layout) -> Option<Self> {
-        let last = layout.size().wrapping_sub(1);
-        if layout.align() > STEP {
-            return Self::of_aligned(layout);
+        let (bytes, align) = (layout.size(), layout.align());
+        if align <= STEP {
+            return Self::of_size(bytes);
         }
+        if bytes > LARGEST || align > MOST_ALIGN {
+            return None;
+        }
+        Self::of_size((bytes + align - 1) & !(align - 1))
+    }
+
+    /// Returns the class of blocks of so many bytes.
+    #[inline]
+    const fn of_size(bytes: usize) -> Option<Self> {
+        let last = bytes.wrapping_sub(1);
         let number = if last < FINE {
             last / STEP
         } else if last < FINE_TABLED {
@@ -90,30 +86,10 @@ impl Class {
         };
         // The remainder does not change the number; it lets the compiler omit bounds checks on
         // arrays of bins.
-        Some(Self::numbered(number % PLAIN))
+        Some(Self::numbered(number % CLASSES))
     }
 
-    /// Returns the class of a layout whose alignment is above 16 bytes.
-    const fn of_aligned(layout: Layout) -> Option<Self> {
-        let (bytes, align) = (layout.size(), layout.align());
-        if bytes == 0 || bytes > LARGEST || align > MOST_ALIGN {
-            return None;
-        }
-        let step = if align < ALIGNED_STEP { ALIGNED_STEP } else { align };
-        let held = (bytes + BETWEEN).next_multiple_of(step);
-        if held >= PAGED_FROM {
-            let last = if bytes < PAGED_FROM { PAGED_FROM - 1 } else { bytes - 1 };
-            return Some(Self::reckoned(last));
-        }
-        let number = if held <= FINE {
-            held / ALIGNED_STEP - 1
-        } else {
-            ALIGNED_FINE_CLASSES + Self::reckoned(held - 1).number() - FINE_CLASSES
-        };
-        Some(Self::numbered(PLAIN + number))
-    }
-
-    /// Computes the plain class of a size above 1 KiB. `last` is the size less one.
+    /// Computes the class of a size above 1 KiB. `last` is the size less one.
     #[expect(clippy::cast_possible_truncation, reason = "CLASSES fits")]
     #[inline]
     const fn reckoned(last: usize) -> Self {
@@ -146,46 +122,29 @@ impl Class {
     #[inline]
     pub(crate) const fn bytes(self) -> usize {
         let number = self.number();
-        if number >= PLAIN { aligned_size(number - PLAIN) - BETWEEN } else { plain_size(number) }
+        if number < FINE_CLASSES {
+            return (number + 1) * STEP;
+        }
+        let (doubling, eighth) =
+            ((number - FINE_CLASSES) / PER_DOUBLING, (number - FINE_CLASSES) % PER_DOUBLING);
+        (PER_DOUBLING + eighth + 1) << (doubling + FINE.ilog2() as usize - 3)
     }
 
-    /// Returns the least alignment of the class's blocks in bytes.
+    /// Returns the alignment of the class's blocks in bytes, at most 4096.
     pub(crate) const fn align(self) -> usize {
-        if self.number() < PLAIN {
-            return if self.is_paged() { MOST_ALIGN } else { STEP };
-        }
-        let most = 1 << aligned_size(self.number() - PLAIN).trailing_zeros();
+        let most = 1 << self.bytes().trailing_zeros();
         if most > MOST_ALIGN { MOST_ALIGN } else { most }
     }
 
-    /// Returns whether the class's blocks are whole pages.
+    /// Returns whether the class's blocks are runs of pages. All others are parts of a span.
     #[inline]
     pub(crate) const fn is_paged(self) -> bool {
-        self.number() < PLAIN && self.bytes() >= PAGED_FROM
+        self.bytes() >= PAGED_FROM
     }
 }
 
-/// Returns the size of a plain class's blocks in bytes.
-const fn plain_size(number: usize) -> usize {
-    if number < FINE_CLASSES {
-        return (number + 1) * STEP;
-    }
-    let (doubling, eighth) =
-        ((number - FINE_CLASSES) / PER_DOUBLING, (number - FINE_CLASSES) % PER_DOUBLING);
-    (PER_DOUBLING + eighth + 1) << (doubling + FINE.ilog2() as usize - 3)
-}
-
-/// Returns the size of an aligned class's blocks and of the [`BETWEEN`] bytes behind each.
-const fn aligned_size(number: usize) -> usize {
-    if number < ALIGNED_FINE_CLASSES {
-        return (number + 1) * ALIGNED_STEP;
-    }
-    plain_size(number - ALIGNED_FINE_CLASSES + FINE_CLASSES)
-}
-
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test")]
 
     use super::*;
 
@@ -195,20 +154,14 @@ mod tests {
 
     #[test]
     fn each_class_is_that_of_its_own_size_and_of_nothing_larger() {
-        for number in 0..PLAIN {
+        for number in 0..CLASSES {
             let bytes = Class::numbered(number).bytes();
             assert_eq!(of(bytes, 1), Some(Class::numbered(number)), "{bytes}");
-            if number + 1 < PLAIN {
+            if number + 1 < CLASSES {
                 assert_eq!(of(bytes + 1, 1), Some(Class::numbered(number + 1)), "{bytes}");
             }
         }
-        assert_eq!(Class::numbered(PLAIN - 1).bytes(), LARGEST);
-        for number in PLAIN..CLASSES {
-            let class = Class::numbered(number);
-            if class.bytes() + BETWEEN < PAGED_FROM {
-                assert_eq!(of(class.bytes(), class.align()), Some(class));
-            }
-        }
+        assert_eq!(Class::numbered(CLASSES - 1).bytes(), LARGEST);
     }
 
     #[test]
@@ -230,7 +183,7 @@ mod tests {
                 let class = of(bytes, align).unwrap();
                 assert!(class.bytes() >= bytes, "{bytes}, {align}: {class:?}");
                 assert!(class.align() >= align, "{bytes}, {align}: {class:?}");
-                let whole = (bytes + BETWEEN).next_multiple_of(align.max(ALIGNED_STEP));
+                let whole = bytes.next_multiple_of(align.max(STEP));
                 assert!(class.bytes() <= whole + whole / 8, "{bytes}, {align}: {class:?}");
             }
         }

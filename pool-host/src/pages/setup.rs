@@ -1,0 +1,97 @@
+//! What programs set: limits, times, and how the system is called.
+
+use super::heap::Heap;
+use super::{PAGE, Pages};
+use crate::limits::Memory;
+use crate::settings::Settings;
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::system;
+
+impl Pages {
+    /// Applies the settings that do not change after the start, and the limits of the process.
+    pub(crate) fn start(&self, settings: &Settings, memory: Memory) {
+        if settings.huge_pages {
+            self.use_huge_pages();
+        }
+        if settings.unmaps {
+            self.unmap_freed_blocks();
+        }
+        self.lend_from(memory.lent_from());
+        self.heed_data_limit();
+    }
+
+    /// Sets the bound on dirty bytes, and the retention time in milliseconds.
+    ///
+    /// Dirty pages that no request needed for `decay` milliseconds return to the system; 0 turns
+    /// this off.
+    pub(crate) fn configure(&self, limit: usize, decay: u64) {
+        let configure = |inside: &mut Heap| inside.need.configure((limit / PAGE) as u64, decay);
+        if self.enter(configure).is_none() {
+            self.deferred.set(limit, decay);
+        }
+        // It was computed with the retention time before this one.
+        self.next_look.store(0, Relaxed);
+    }
+
+    /// Sets the high-water mark of the used bytes to what is used now.
+    pub(crate) fn reset_peak(&self) {
+        if self.enter(|inside| inside.need.most = inside.need.live).is_none() {
+            self.deferred.reset_peak();
+        }
+    }
+
+    /// Sets the bound on dirty bytes, and the factor by which the retention time is shortened.
+    /// `haste` must be at least 1. Callers call it again and again; while another thread forks it
+    /// does nothing.
+    pub(crate) fn adjust(&self, limit: usize, haste: u64) {
+        if self.is_there() {
+            self.enter(|inside| {
+                inside.need.limit = (limit / PAGE) as u64;
+                inside.need.haste = haste;
+            });
+        }
+    }
+
+    /// Permits huge pages in what is taken from the system from now on.
+    pub(crate) fn use_huge_pages(&self) {
+        self.mapping.use_huge_pages();
+    }
+
+    /// Calls the system by `mmap` and `mremap` only from now on, for a program that limits its
+    /// calls to what another allocator needs.
+    pub(crate) fn be_quiet(&self) {
+        self.mapping.be_quiet();
+    }
+
+    /// Returns whether the program limits its calls to what another allocator needs.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.mapping.is_quiet()
+    }
+
+    /// Gives the memory of a freed block back at once, and with it all that the program did to its
+    /// pages.
+    pub(crate) fn unmap_freed_blocks(&self) {
+        self.is_unmapping.store(true, Relaxed);
+    }
+
+    /// Gives the memory of freed blocks back at once if the process may have so many bytes of data
+    /// only (`RLIMIT_DATA`): what is cached would count, and the C library's `brk` be refused.
+    pub(crate) fn heed_data_limit(&self) {
+        let is_unmapping = self.is_unmapping.load(Relaxed);
+        if !is_unmapping && !self.is_quiet() && system::data_limit_bytes().is_some() {
+            self.unmap_freed_blocks();
+            self.trim(usize::MAX);
+        }
+    }
+
+    /// Permits the system to take the memory of blocks that are freed from now on when it is short,
+    /// while these pages have more than `bytes` bytes.
+    pub(crate) fn lend_from(&self, bytes: u64) {
+        self.lends_from.store(bytes / PAGE as u64, Relaxed);
+    }
+
+    /// Limits the addresses that are reserved. Has no effect after the first request.
+    pub(crate) fn reserve_at_most(&self, bytes: usize) {
+        self.most.store(bytes, Relaxed);
+    }
+}

@@ -1,0 +1,309 @@
+//! Spans: runs of pages that are divided into blocks of one class, for blocks below 64 KiB.
+//!
+//! ```text
+//!   pages   |span of a class                    |run of a large block |
+//!   map     |class,0|class,1|class,2|class,3|...|length|.|.|.|.|length|
+//!   marks   |..1.1.1|1...1.1|.......|1.1.1.1|...  one bit for every 16 bytes, set where a free block
+//!                                                 of a span begins
+//! ```
+//!
+//! A block has no header: from its address follow the page, from the page's entry the class and the
+//! first page of the span. Free blocks are marked beside the pages and not in them, so a write to a
+//! freed block breaks nothing here, and a page whose blocks are all free can lose its memory.
+//!
+//! The [`Spans`] of a class are those that have a free block, in a list. Whoever works on them has the
+//! lock of the class; other threads only read which class a page has. A span whose blocks are all
+//! free goes back to the pages at once.
+#![expect(unsafe_code, reason = "blocks are addresses in pages")]
+
+use super::page::{Page, PageState};
+use super::space::PER_MARK;
+use super::{PAGE, Pages, end_for};
+use crate::class::Class;
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// End of the list. Page 0 is in no span.
+const NONE: u32 = 0;
+/// Marks in a word.
+const BITS: usize = u64::BITS as usize;
+/// Bits of [`Page::older`] of a span's first page that hold the first word to search.
+const WORD_BITS: u32 = 12;
+
+/// Returns the bytes of the spans of a class.
+///
+/// A span has at least nine blocks. What is behind the last one is never touched.
+pub(crate) const fn span_bytes(class: Class) -> usize {
+    match class.bytes() {
+        0..=1024 => 64 << 10,
+        1025..=8192 => 128 << 10,
+        _ => 512 << 10,
+    }
+}
+
+/// Returns how many blocks a span has.
+pub(crate) const fn span_blocks(class: Class) -> usize {
+    span_bytes(class) / class.bytes()
+}
+
+/// The spans of a class that have a free block.
+#[derive(Debug)]
+pub(crate) struct Spans {
+    /// The first page of the first span: of those that have become not full, the newest.
+    first: u32,
+    /// How many spans there are, those without a free block included.
+    pub(crate) count: usize,
+    /// Free blocks in them.
+    pub(crate) free: usize,
+}
+
+/// What the entry of a span's first page holds of the span.
+///
+/// `next` and `previous` link the list, `older` is the number of free blocks and the first word of
+/// marks that may have one, and `newer` the number of looks since a block was taken or came back.
+impl Page {
+    fn free_blocks(&self) -> usize {
+        (self.older.load(Relaxed) >> WORD_BITS) as usize
+    }
+
+    fn first_word(&self) -> usize {
+        (self.older.load(Relaxed) & ((1 << WORD_BITS) - 1)) as usize
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "a span has at most 4096 blocks")]
+    fn set_free_blocks(&self, blocks: usize, first_word: usize) {
+        self.older.store((blocks as u32) << WORD_BITS | first_word as u32, Relaxed);
+        self.newer.store(0, Relaxed);
+    }
+}
+
+impl Spans {
+    /// Without spans.
+    pub(crate) const fn new() -> Self {
+        Self { first: NONE, count: 0, free: 0 }
+    }
+
+    /// Takes free blocks, at most as many as `blocks` has places, and makes a span if there is none.
+    /// Returns how many. 0 if there are no pages for a span.
+    pub(crate) fn take(&mut self, class: Class, blocks: &mut [*mut u8], pages: &Pages) -> usize {
+        if self.first == NONE && !self.add(class, pages) {
+            return 0;
+        }
+        let mut taken = 0;
+        while taken < blocks.len() && self.first != NONE {
+            taken += self.take_of(self.first, class, &mut blocks[taken..], pages);
+        }
+        self.free -= taken;
+        taken
+    }
+
+    /// Takes free blocks of the first span of the list, those at the lowest addresses.
+    fn take_of(
+        &mut self,
+        first: u32,
+        class: Class,
+        blocks: &mut [*mut u8],
+        pages: &Pages,
+    ) -> usize {
+        let span = pages.page(first as usize);
+        let (free, marks) = (span.free_blocks(), pages.marks_of(first, span_bytes(class)));
+        let (base, most) = (pages.address(first), free.min(blocks.len()));
+        let (mut taken, mut word) = (0, span.first_word());
+        while taken < most {
+            let Some(place) = marks.get(word) else { end_for(base) };
+            let mut left = place.load(Relaxed);
+            while left != 0 && taken < most {
+                let bit = left.trailing_zeros() as usize;
+                left &= left - 1;
+                blocks[taken] = base.wrapping_add((word * BITS + bit) * PER_MARK);
+                taken += 1;
+            }
+            place.store(left, Relaxed);
+            word += usize::from(left == 0);
+        }
+        span.set_free_blocks(free - taken, word);
+        if taken == free {
+            self.unlink(first, pages);
+        }
+        taken
+    }
+
+    /// Makes a span. Returns false if there are no pages for it.
+    #[cold]
+    fn add(&mut self, class: Class, pages: &Pages) -> bool {
+        let bytes = span_bytes(class);
+        let Some(run) = pages.take(bytes, PAGE) else { return false };
+        let (first, count) = pages.run_of(run.block);
+        for before in 0..count {
+            pages.page((first + before) as usize).set_span(class, before);
+        }
+        let (marks, stride) = (pages.marks_of(first, bytes), class.bytes());
+        for block in 0..span_blocks(class) {
+            let at = block * stride / PER_MARK;
+            let word = &marks[at / BITS];
+            word.store(word.load(Relaxed) | 1 << (at % BITS), Relaxed);
+        }
+        pages.page(first as usize).set_free_blocks(span_blocks(class), 0);
+        self.count += 1;
+        self.free += span_blocks(class);
+        self.link(first, pages);
+        true
+    }
+
+    /// Takes back a block.
+    ///
+    /// Ends the program if no block of this class begins there, as far as it finds that out, or if it
+    /// is free already.
+    pub(crate) fn put(&mut self, class: Class, block: *mut u8, pages: &Pages) {
+        let Some((its_class, first)) = pages.span_at(block) else { end_for(block) };
+        let from_first = block.addr() - pages.address(first).addr();
+        let at = from_first / PER_MARK;
+        let place = &pages.marks_of(first, span_bytes(class))[at / BITS];
+        let (word, mark) = (place.load(Relaxed), 1 << (at % BITS));
+        if its_class != class || word & mark != 0 || !from_first.is_multiple_of(class.bytes()) {
+            end_for(block);
+        }
+        place.store(word | mark, Relaxed);
+        let span = pages.page(first as usize);
+        let free = span.free_blocks() + 1;
+        span.set_free_blocks(free, span.first_word().min(at / BITS));
+        self.free += 1;
+        if free == 1 {
+            self.link(first, pages);
+        }
+        if free == span_blocks(class) {
+            self.remove(first, class, pages);
+        }
+    }
+
+    /// Gives a span back whose blocks are all free.
+    #[cold]
+    fn remove(&mut self, first: u32, class: Class, pages: &Pages) {
+        self.unlink(first, pages);
+        self.count -= 1;
+        self.free -= span_blocks(class);
+        pages.marks_of(first, span_bytes(class)).iter().for_each(|word| word.store(0, Relaxed));
+        pages.make_run(first, span_bytes(class) / PAGE);
+        // SAFETY: this is a used run again, and no thread has a block of it.
+        unsafe { pages.give(pages.address(first)) };
+    }
+
+    /// Gives back the memory of pages that have free blocks only, of spans of which no block was
+    /// taken or came back since so many calls: of `most` spans at most.
+    ///
+    /// Costs a look at each span that has a free block, and a system call for each stretch of pages.
+    pub(crate) fn give_back(&self, class: Class, calls: u32, mut most: usize, pages: &Pages) {
+        let next = |at: &u32| Some(pages.page(*at as usize).next.load(Relaxed));
+        let list = std::iter::successors(Some(self.first), next).take_while(|at| *at != NONE);
+        for first in list {
+            let span = pages.page(first as usize);
+            // Above `calls` for one whose memory has gone back.
+            let idle = span.newer.load(Relaxed);
+            if idle >= calls && idle < u32::MAX && most > 0 {
+                give_back_of(first, class, pages);
+                most -= 1;
+                span.newer.store(u32::MAX, Relaxed);
+            } else {
+                span.newer.store(idle.saturating_add(1), Relaxed);
+            }
+        }
+    }
+
+    /// Adds a span to the front of the list.
+    fn link(&mut self, first: u32, pages: &Pages) {
+        let (span, next) = (pages.page(first as usize), self.first);
+        span.next.store(next, Relaxed);
+        span.previous.store(NONE, Relaxed);
+        if next != NONE {
+            pages.page(next as usize).previous.store(first, Relaxed);
+        }
+        self.first = first;
+    }
+
+    /// Takes a span out of the list.
+    fn unlink(&mut self, first: u32, pages: &Pages) {
+        let span = pages.page(first as usize);
+        let (next, previous) = (span.next.load(Relaxed), span.previous.load(Relaxed));
+        if next != NONE {
+            pages.page(next as usize).previous.store(previous, Relaxed);
+        }
+        match previous {
+            NONE => self.first = next,
+            previous => pages.page(previous as usize).next.store(next, Relaxed),
+        }
+    }
+}
+
+/// Gives back the memory of those pages of a span that have free blocks only.
+fn give_back_of(first: u32, class: Class, pages: &Pages) {
+    let (bytes, stride) = (span_bytes(class), class.bytes());
+    let marks = pages.marks_of(first, bytes);
+    let is_free = |block: usize| {
+        let at = block * stride / PER_MARK;
+        marks[at / BITS].load(Relaxed) >> (at % BITS) & 1 == 1
+    };
+    // The bytes from the last block that is in use on, up to the next one.
+    let mut start = 0_usize;
+    for block in 0..=span_blocks(class) {
+        let end = if block < span_blocks(class) { block * stride } else { bytes };
+        if end < bytes && is_free(block) {
+            continue;
+        }
+        let (from, to) = (start.next_multiple_of(PAGE), end / PAGE * PAGE);
+        if from < to {
+            // SAFETY: these pages of a span have no byte of a block that is in use, and the caller
+            // has the lock of the class, so no thread gets one.
+            unsafe { pages.empty(first, from, to - from) };
+        }
+        start = (block + 1) * stride;
+    }
+}
+
+impl Pages {
+    /// Returns the class of the span to which a block belongs, and the first page of the span; `None`
+    /// for a block of no span. The address must be one of the range.
+    #[inline]
+    fn span_at(&self, block: *mut u8) -> Option<(Class, u32)> {
+        let number = self.page_at(block)?;
+        let (class, before) = self.page(number as usize).span()?;
+        Some((class, number - before))
+    }
+
+    /// Returns the marks of so many bytes from a page on.
+    fn marks_of(&self, first: u32, bytes: usize) -> &[AtomicU64] {
+        let word = first as usize * PAGE / PER_MARK / BITS;
+        let start = self.marks.load(Relaxed).wrapping_add(word);
+        // SAFETY: `Space::grow` made the marks of all pages that have entries readable and writable
+        // for good, and the caller owns these pages. Zero bytes are valid numbers.
+        unsafe { std::slice::from_raw_parts(start, bytes / PER_MARK / BITS) }
+    }
+
+    /// Returns the number of the page in which a block begins; `None` if it is in no page of these.
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "the range has fewer than 2^30 pages")]
+    fn page_at(&self, block: *mut u8) -> Option<u32> {
+        let number = block.addr().wrapping_sub(self.base.load(Relaxed).addr()) / PAGE;
+        (number < self.end.load(Relaxed) as usize).then_some(number as u32)
+    }
+
+    /// Returns the memory of free pages of a span to the system, if it takes it.
+    ///
+    /// # Safety
+    ///
+    /// So many bytes, so far behind the first page of the span, are whole pages, and no thread needs
+    /// their contents or uses them meanwhile.
+    unsafe fn empty(&self, first: u32, from: usize, bytes: usize) {
+        // SAFETY: as the caller says.
+        if unsafe { self.mapping.empty(self.address(first).wrapping_add(from), bytes) } {
+            self.returned.fetch_add((bytes / PAGE) as u64, Relaxed);
+        }
+    }
+
+    /// Makes the pages of a span a used run.
+    #[expect(clippy::cast_possible_truncation, reason = "a span has fewer pages than 2^29")]
+    fn make_run(&self, first: u32, pages: usize) {
+        for page in [first as usize, first as usize + pages - 1] {
+            self.page(page).set(pages as u32, PageState::Used);
+        }
+        self.page(first as usize).set_room(0);
+    }
+}

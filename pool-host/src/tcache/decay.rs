@@ -1,0 +1,271 @@
+//! All clocks of the tcache: what no request needs for a while goes from the thread caches to the
+//! depot, from there to spans, and from the pages to the system.
+//!
+//! ```text
+//!   Cache::turn         on each slow call       now and then, and for one hit in 256: reads the clock
+//!   Cache::look_now     also the background thread
+//!     age               a tenth of the decay time has passed
+//!       own             half of what its thread did not need
+//!       others          all that threads did not need which have not read the clock meanwhile
+//!       Depot::age      half of what no thread needed
+//!     Pages::look       pages beyond the recent need, on a clock of their own
+//! ```
+//!
+//! Each step is bounded; the next call continues where one stopped. [`Cache::trim`] and
+//! [`Cache::clear`] take as long as they need.
+#![expect(unsafe_code, reason = "blocks are given back to where they came from")]
+
+use super::barrier;
+use super::cache::Cache;
+use super::inner::Inner;
+use super::thread_cache::{SLOTS, ThreadCache};
+use crate::class::Class;
+use crate::depot::BATCH;
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use crate::{pressure, system};
+use std::alloc::GlobalAlloc;
+use std::ptr;
+
+/// Steps of one decay time.
+const STEPS: u64 = 10;
+/// Steps after which a thread that has not read the clock is taken for one that makes no request.
+const PARKED_AFTER: u64 = 2;
+/// Slow-path calls of a thread between two reads of the clock.
+const TURNS: u32 = 16;
+/// The most thread caches of others from which one step takes blocks back.
+const CACHES: usize = 16;
+/// Milliseconds between two reads of the system's memory pressure.
+const FEEL_EVERY: u64 = 1000;
+/// Factor by which decay is faster while memory is short.
+const HASTE: u64 = 4;
+
+/// Times in milliseconds, and what was found then.
+#[derive(Debug)]
+pub(super) struct Clocks {
+    /// From one step to the next; 0 for no decay.
+    every: AtomicU64,
+    /// The last step.
+    stepped_at: AtomicU64,
+    /// When memory pressure was last read.
+    felt_at: AtomicU64,
+    /// Factor by which decay is faster while memory is short; 1 otherwise.
+    haste: AtomicU64,
+    /// Bytes of free blocks below 64 KiB at the last step, and in thread caches.
+    small_bytes: AtomicUsize,
+}
+
+impl Clocks {
+    pub(super) const fn new() -> Self {
+        Self {
+            every: AtomicU64::new(0),
+            stepped_at: AtomicU64::new(0),
+            felt_at: AtomicU64::new(0),
+            haste: AtomicU64::new(1),
+            small_bytes: AtomicUsize::new(0),
+        }
+    }
+
+    /// Sets the decay time and the time now.
+    pub(super) fn set(&self, decay: u64, now: u64) {
+        self.every.store(decay.div_ceil(STEPS), Relaxed);
+        self.stepped_at.store(now, Relaxed);
+    }
+
+    /// Returns whether it is time for a step, for one caller.
+    fn steps(&self, now: u64) -> bool {
+        let every = self.every.load(Relaxed).div_ceil(self.haste.load(Relaxed));
+        let before = self.stepped_at.load(Relaxed);
+        every > 0
+            && now.saturating_sub(before) >= every
+            && self.stepped_at.compare_exchange(before, now, Relaxed, Relaxed).is_ok()
+    }
+
+    /// Returns whether it is time to read the memory pressure, for one caller.
+    fn feels(&self, now: u64) -> bool {
+        let before = self.felt_at.load(Relaxed);
+        self.every.load(Relaxed) > 0
+            && now.saturating_sub(before) >= FEEL_EVERY
+            && self.felt_at.compare_exchange(before, now, Relaxed, Relaxed).is_ok()
+    }
+}
+
+impl Cache {
+    /// Counts a slow-path call of a thread, and every so often reads the clock.
+    ///
+    /// Does nothing for a thread without a thread cache.
+    pub(super) fn turn<A: GlobalAlloc>(&self, local: Option<&ThreadCache>, inner: &Inner<'_, A>) {
+        let Some(local) = local else { return };
+        let turns = local.turns.load(Relaxed).wrapping_add(1);
+        local.turns.store(turns, Relaxed);
+        if turns % TURNS == 0 {
+            self.look_now(Some(local), inner);
+        }
+    }
+
+    /// Reads the clock and runs the work that is due. Also reads the system's memory pressure, at
+    /// most once in [`FEEL_EVERY`] milliseconds.
+    ///
+    /// `own` is the calling thread's thread cache.
+    pub(super) fn look_now<A: GlobalAlloc>(&self, own: Option<&ThreadCache>, inner: &Inner<'_, A>) {
+        let now = system::coarse_milliseconds();
+        if !self.pages.is_quiet() && self.clocks.feels(now) {
+            let is_short = !cfg!(miri) && system::keeping_errno(pressure::is_memory_short);
+            self.clocks.haste.store(if is_short { HASTE } else { 1 }, Relaxed);
+        }
+        self.look(now, own, inner);
+    }
+
+    /// Runs the work that is due at the time `now`, in milliseconds: a bounded part of it.
+    pub(crate) fn look<A: GlobalAlloc>(
+        &self,
+        now: u64,
+        own: Option<&ThreadCache>,
+        inner: &Inner<'_, A>,
+    ) {
+        let every = self.clocks.every.load(Relaxed);
+        if let Some(own) = own {
+            own.looked_at.store(now, Relaxed);
+            if every > 0 && now.saturating_sub(own.aged_at.load(Relaxed)) >= every {
+                own.aged_at.store(now, Relaxed);
+                self.age(own, inner);
+            }
+        }
+        if self.clocks.steps(now) {
+            self.visit_parked(now.saturating_sub(PARKED_AFTER * every), own, inner);
+            self.depot.age(&self.pages);
+            let small = self.small_bytes();
+            self.clocks.small_bytes.store(small, Relaxed);
+            let limit = self.limit.load(Relaxed).saturating_sub(small);
+            self.pages.adjust(limit, self.clocks.haste.load(Relaxed));
+        }
+        self.pages.look();
+    }
+
+    /// Moves half of the blocks that the calling thread did not need since the last call out of its
+    /// thread cache.
+    fn age<A: GlobalAlloc>(&self, own: &ThreadCache, inner: &Inner<'_, A>) {
+        for class in Class::all() {
+            // Held for each class: the inner allocator may come back to this thread cache.
+            let Some(held) = own.hold() else { return };
+            if held.cap(class) == 0 {
+                continue;
+            }
+            let unneeded = held.unneeded(class);
+            let batch = held.take_oldest(class, unneeded.div_ceil(2));
+            if unneeded > 0 {
+                held.narrow(class);
+            }
+            drop(held);
+            // SAFETY: as in `Cache::free`; no thread cache has these blocks any more.
+            unsafe { self.put_back(class, &batch, inner) };
+        }
+    }
+
+    /// Takes back what the next [`CACHES`] threads did not need which have not read the clock since
+    /// `before`. What a thread needs that makes a request now and then stays.
+    fn visit_parked<A: GlobalAlloc>(
+        &self,
+        before: u64,
+        own: Option<&ThreadCache>,
+        inner: &Inner<'_, A>,
+    ) {
+        let is_other = |local: &&ThreadCache| own.is_none_or(|own| !ptr::eq(*local, own));
+        let parked = |local: &&ThreadCache| local.looked_at.load(Relaxed) < before;
+        let others = self.thread_caches.next_with_room(CACHES);
+        others.filter(is_other).filter(parked).for_each(|local| self.visit(local, inner));
+    }
+
+    /// Takes back the blocks of a thread cache that its thread did not need since the last visit.
+    /// Does nothing if the thread is at work.
+    fn visit<A: GlobalAlloc>(&self, local: &ThreadCache, inner: &Inner<'_, A>) {
+        let held = local.stop();
+        #[cfg(pool_counts)]
+        pool_core::counts::look(held.is_some());
+        let Some(held) = held else { return };
+        for class in Class::all() {
+            let mut unneeded = held.unneeded(class);
+            while unneeded > 0
+                && let batch = held.take_oldest(class, unneeded)
+                && !batch.as_slice().is_empty()
+            {
+                unneeded -= batch.as_slice().len();
+                // SAFETY: as in `Cache::free`; no thread cache has these blocks any more.
+                unsafe { self.put_back(class, &batch, inner) };
+            }
+            held.narrow(class);
+        }
+    }
+
+    /// Returns the bytes of free blocks below 64 KiB, and of all in thread caches.
+    fn small_bytes(&self) -> usize {
+        let in_depot: usize = Class::all().map(|class| self.depot.free_bytes(class)).sum();
+        in_depot + self.thread_caches.iter().map(ThreadCache::bytes).sum::<usize>()
+    }
+
+    /// Returns the cached bytes; of blocks in thread caches and in the depot, those at the last step.
+    pub(super) fn idle_bytes(&self) -> usize {
+        self.clocks.small_bytes.load(Relaxed) + self.pages.idle_bytes()
+    }
+
+    /// Makes no system call from now on that allocators do not need.
+    pub(super) fn enter_sandbox(&self) {
+        barrier::do_without();
+        self.pages.be_quiet();
+    }
+
+    /// Gives cached memory back, the oldest first: pages, and then blocks that threads share, until at
+    /// least `bytes` bytes are given back or none are left. Returns the bytes.
+    ///
+    /// Blocks in thread caches stay.
+    pub(crate) fn trim(&self, bytes: usize) -> usize {
+        let went = self.pages.trim(bytes);
+        if went >= bytes {
+            return went;
+        }
+        let returned = || usize::try_from(self.pages.stats().returned).unwrap_or(usize::MAX);
+        let before = returned();
+        self.depot.clear(&self.pages);
+        self.pages.trim(bytes - went);
+        went + returned().saturating_sub(before)
+    }
+
+    /// Gives back all cached memory: thread caches of all threads, depot and pages. Returns the
+    /// bytes.
+    ///
+    /// Blocks stay in the thread caches of threads that are at work meanwhile, and in all but `own`
+    /// if the system has no `membarrier`.
+    pub(crate) fn clear<A: GlobalAlloc>(&self, inner: &Inner<'_, A>) -> usize {
+        for local in self.thread_caches.iter().filter(|local| local.has_room()) {
+            // The second visit finds that nothing was needed since the first.
+            self.visit(local, inner);
+            self.visit(local, inner);
+        }
+        self.trim(usize::MAX)
+    }
+
+    /// Takes over what the threads had that a forked child does not have.
+    pub(crate) fn in_child(&self, own: &ThreadCache) {
+        self.depot.in_child();
+        self.pages.in_child();
+        self.thread_caches.keep_alone(own);
+    }
+
+    /// Gives up the thread cache of a thread that ends. Its blocks go back.
+    ///
+    /// Blocks of the inner allocator stay for the next thread that owns it, and all if another thread
+    /// works on it.
+    pub(crate) fn leave(&self, local: &ThreadCache) {
+        if let Some(held) = local.hold() {
+            for class in Class::all() {
+                for _ in 0..SLOTS.div_ceil(BATCH) {
+                    let batch = held.take_oldest(class, BATCH);
+                    // SAFETY: as in `Cache::free`; no thread cache has these blocks any more.
+                    let mut others = unsafe { self.put_on_pages(class, &batch) };
+                    held.fill(class, &mut others);
+                }
+                held.narrow(class);
+            }
+        }
+        self.thread_caches.leave(local, self.pages.is_quiet());
+    }
+}
