@@ -13,8 +13,8 @@ const VARIABLE: &std::ffi::CStr = c"BUCKETPOOL_HOST";
 pub(crate) struct Settings {
     /// The cached limit in bytes; 0 for the default that `limits` computes.
     pub(crate) cached_limit: u64,
-    /// The most bytes that a thread cache may lease. A page heap has no thread caches.
-    pub(crate) thread_lease: u64,
+    /// The most bytes that a thread cache may hold. A page heap has no thread caches.
+    pub(crate) thread_limit: u64,
     /// Milliseconds until unneeded cached memory has been given back; 0 for never.
     pub(crate) decay: u64,
     /// Whether large blocks are aligned for huge pages.
@@ -46,7 +46,7 @@ impl Settings {
     /// The settings of an allocator whose builder sets nothing.
     pub(crate) const DEFAULT: Self = Self {
         cached_limit: 0,
-        thread_lease: 32 << 20,
+        thread_limit: 64 << 20,
         decay: 1000,
         huge_pages: false,
         unmaps: false,
@@ -82,8 +82,8 @@ impl Settings {
     /// Reports words that a page heap does not use, on stderr.
     pub(crate) fn report_ineffective(&self) {
         let check = (self.mode == Mode::Checked).then_some("check");
-        let lease = (self.thread_lease != Self::DEFAULT.thread_lease).then_some("lease");
-        for word in [check, lease].into_iter().flatten() {
+        let thread = (self.thread_limit != Self::DEFAULT.thread_limit).then_some("thread");
+        for word in [check, thread].into_iter().flatten() {
             stderr::say(&[
                 b"bucketpool: BUCKETPOOL_HOST: `",
                 word.as_bytes(),
@@ -135,7 +135,7 @@ impl Settings {
                 let (name, value) = (&word[..equals], &word[equals + 1..]);
                 match name {
                     b"limit" => self.cached_limit = size(value).ok_or(Wrong::Size)?.max(1),
-                    b"lease" => self.thread_lease = size(value).ok_or(Wrong::Size)?,
+                    b"thread" => self.thread_limit = size(value).ok_or(Wrong::Size)?,
                     b"decay" => self.decay = number(value).ok_or(Wrong::Time)?,
                     b"trace" if tracing::name_file(value) => {}
                     _ => return Err(Wrong::Word),
@@ -163,7 +163,7 @@ impl Wrong {
         match self {
             Self::Word => {
                 "expected off, on, check, background, background=off, huge, unmap, stats, limit=SIZE, \
-                 lease=SIZE, decay=MILLISECONDS, or with the feature `trace` trace=FILE and silent"
+                 thread=SIZE, decay=MILLISECONDS, or with the feature `trace` trace=FILE and silent"
             }
             Self::Size => "expected a size of 4096 bytes or more, or a number with K, M or G",
             Self::Time => "expected a number of milliseconds, 0 for never",
@@ -196,14 +196,15 @@ mod tests {
     #[test]
     fn words_of_the_environment() {
         let mut settings = Settings::DEFAULT;
-        for word in ["off", "limit=512M", "lease=64K", "decay=250", "background", "huge", "stats"] {
+        for word in ["off", "limit=512M", "thread=64K", "decay=250", "background", "huge", "stats"]
+        {
             assert_eq!(settings.apply(word.as_bytes()), Ok(()), "{word}");
         }
         assert!(settings.mode == Mode::Off && settings.background && settings.huge_pages);
         assert!(settings.stats);
         assert!(settings.apply(b"background=off").is_ok() && !settings.background);
         assert_eq!(
-            (settings.cached_limit, settings.thread_lease, settings.decay),
+            (settings.cached_limit, settings.thread_limit, settings.decay),
             (512 << 20, 64 << 10, 250)
         );
         for word in [
@@ -215,11 +216,11 @@ mod tests {
             "background=on",
             "limit=-1",
             "limit=64",
-            "lease=4095",
+            "thread=4095",
             "limit=99999999999G",
             "x=1",
         ] {
-            let expected = if word.contains("limit=") || word.contains("lease=") {
+            let expected = if word.contains("limit=") || word.contains("thread=") {
                 Wrong::Size
             } else {
                 Wrong::Word

@@ -60,14 +60,16 @@ use thread::{CACHE, own_thread_cache, thread_cache};
 /// assert_eq!(again.as_ptr(), address); // the same memory, warm
 /// ```
 ///
-/// Blocks below 64 KiB come from the inner allocator, [`System`] unless another is given, and have
-/// no header. Larger blocks are pages of the tcache's own, which go back to the system. Each thread
-/// caches blocks up to 256 KiB for itself, at most [`thread_lease`](Tcache::thread_lease) bytes;
-/// all threads share the rest. At most [`cached_limit`](Tcache::cached_limit) bytes are cached, the
-/// oldest are evicted first, and what no request needs goes back after [`decay`](Tcache::decay).
+/// Blocks are parts of pages of its own, which go back to the system; none has a header. The inner
+/// allocator, [`System`] unless another is given, serves where those have no addresses or no memory,
+/// and what is aligned to more than 2 MiB. Each thread caches blocks up to 256 KiB for itself, as many
+/// as it needs again and at most [`thread_limit`](Tcache::thread_limit) bytes; all threads share the
+/// rest. At most [`cached_limit`](Tcache::cached_limit) bytes are cached, the oldest go back first,
+/// and what no request needs goes back after [`decay`](Tcache::decay).
 ///
-/// Up to an alignment of 4 KiB a request costs up to 16 bytes more than its size; pages serve
-/// alignments up to 2 MiB. The inner allocator serves what is aligned to more.
+/// A block has at least the bytes that were asked for, and at most an eighth and 15 bytes more. The
+/// blocks below 64 KiB share pages with others of about their size; from there on pages serve
+/// alignments up to 2 MiB.
 ///
 /// There is one cache in a process. The first `Tcache` that is asked for memory owns it, for good;
 /// another passes everything to its own inner allocator, and says so on stderr.
@@ -83,7 +85,7 @@ use thread::{CACHE, own_thread_cache, thread_cache};
 /// `off`, `on` (even under a sanitizer or Valgrind, where it otherwise passes through), `check`
 /// ([`Tcache::checked`]), `background` and `background=off` ([`Tcache::background`]), `huge`
 /// ([`Tcache::huge_pages`]), `stats` (a summary on stderr when the process exits), `limit=SIZE`,
-/// `lease=SIZE`, `decay=MILLISECONDS` (0 for never), and with the feature `trace` `trace=FILE`,
+/// `thread=SIZE`, `decay=MILLISECONDS` (0 for never), and with the feature `trace` `trace=FILE`,
 /// which records all requests and frees to a `.ptrace.csv.zst` file. A set-user-ID, set-group-ID or
 /// otherwise privileged program (`AT_SECURE`) does not read it.
 #[derive(Debug)]
@@ -118,10 +120,13 @@ impl<A> Tcache<A> {
         Self { inner, settings: Settings::DEFAULT, role, id }
     }
 
-    /// Sets how many bytes may be cached, in all threads together; at most half of them are of
-    /// blocks below 64 KiB. By default an eighth of what its control groups leave the
+    /// Sets how many bytes may be cached. By default an eighth of what its control groups leave the
     /// process at its first request, of the machine's memory, `RLIMIT_AS` and `RLIMIT_DATA`, and at
     /// most 1 GiB.
+    ///
+    /// Pages keep to it with each 16 MiB, or sixteenth of it, that a thread frees. What threads cache
+    /// counts as of the last tenth of the [`decay`](Tcache::decay); free parts of pages of which other
+    /// parts are in use count too, but go back only when the whole page is free.
     #[must_use]
     pub const fn cached_limit(mut self, bytes: u64) -> Self {
         // 0 in the settings is the default.
@@ -129,23 +134,27 @@ impl<A> Tcache<A> {
         self
     }
 
-    /// Sets how many bytes a thread may cache for itself, within the limit; 1 MiB by default. Other
-    /// threads take back what it does not use for two steps of the decay.
+    /// Sets how many bytes of blocks up to 256 KiB a thread may cache for itself; 64 MiB by default,
+    /// and no more than its part of half of the [`cached_limit`](Tcache::cached_limit) if all threads
+    /// cached as much.
+    ///
+    /// A thread begins with a few blocks of each size and may cache more when it has to ask for more.
+    /// Each tenth of the [`decay`](Tcache::decay) half of what it did not need goes, and all after two
+    /// if it makes no request.
     #[must_use]
-    pub const fn thread_lease(mut self, bytes: u64) -> Self {
-        self.settings.thread_lease = bytes;
+    pub const fn thread_limit(mut self, bytes: u64) -> Self {
+        self.settings.thread_limit = bytes;
         self
     }
 
     /// Sets after how long memory that no request needs has gone back; 1 s by default, `None` for
-    /// never. Pages keep what the peaks of the last such time needed, and a quarter of it; of small
-    /// blocks half goes in each tenth of the time.
+    /// never. Pages keep what the peaks of the last such time needed, and a quarter of it; of blocks
+    /// in thread caches and of those that threads share, half goes in each tenth of the time.
     ///
-    /// The calls of the program do that, a bounded part in each: at most 16 MiB of pages and 16 384
-    /// blocks in a call that comes 100 ms after the last, about 3 ms, and then glibc's
-    /// `malloc_trim`. A program that calls the allocator no more leaves it to the thread of
-    /// [`background`](Tcache::background); without one it keeps what it has, until
-    /// [`Tcache::trim`] or [`Tcache::clear`].
+    /// The calls of the program do that, a bounded part in each: at most 16 MiB of pages. A program
+    /// that calls the allocator no more leaves it to the thread of
+    /// [`background`](Tcache::background); without one it keeps what it has, until [`Tcache::trim`]
+    /// or [`Tcache::clear`].
     #[must_use]
     pub const fn decay(mut self, time: Option<Duration>) -> Self {
         self.settings.decay = Settings::milliseconds(time);
@@ -166,8 +175,7 @@ impl<A> Tcache<A> {
     }
 
     /// Whether a thread gives memory back while the program sleeps: it does by default. It starts
-    /// when 8 MiB of pages are used or cached, or of small blocks cached, and ends when they are
-    /// fewer. It looks every 50 ms, and every 500 ms when nothing changes. It is made as that of
+    /// when 8 MiB of pages are used or cached, and ends when they are fewer. It looks every 50 ms, and every 500 ms when nothing changes. It is made as that of
     /// [`PageHeap::background`](crate::PageHeap::background), so frees of the inner allocator get
     /// 128 KiB of stack there. Over an inner allocator with fields there is none, since it would
     /// have no reference to one.
@@ -221,8 +229,8 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
         unsafe { self.free_otherwise(block, layout) }
     }
 
-    /// Gives cached memory back, pages first and then blocks, oldest first, until at least `bytes`
-    /// bytes went or none is left. Returns the bytes that went. What threads cache for themselves
+    /// Gives cached memory back, pages first and then free parts of pages, oldest first, until at least
+    /// `bytes` bytes went or none is left. Returns the bytes that went. What threads cache for themselves
     /// stays.
     pub fn trim(&self, bytes: u64) -> u64 {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -230,18 +238,17 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
     }
 
     /// Gives all cached memory back, also what other threads have cached and do not use meanwhile.
-    /// Returns the bytes that went. Asks the C library to give its free memory back too.
+    /// Returns the bytes that went.
     pub fn clear(&self) -> u64 {
         if self.serves() { CACHE.clear(&self.inner()) as u64 } else { 0 }
     }
 
     /// Prepares for a filter of system calls (seccomp) that permits what the inner allocator needs.
     ///
-    /// From then on blocks from 64 KiB need `mmap`, `mremap` and `futex` only, smaller ones what the
-    /// inner allocator calls. The background thread ends, which this waits for, at most about a
-    /// second, and starts no more; the system's memory pressure is not read, blocks of parked threads stay with them, and glibc
-    /// is not asked to trim. Memory goes back in calls of the program only. Call it before the
-    /// filter is in force.
+    /// From then on blocks need `mmap`, `mremap` and `futex` only, beside what the inner allocator
+    /// calls. The background thread ends, which this waits for, at most about a second, and starts no
+    /// more; the system's memory pressure is not read, and blocks of parked threads stay with them.
+    /// Memory goes back in calls of the program only. Call it before the filter is in force.
     pub fn enter_sandbox(&self) {
         if self.serves() && !background::THREAD.is_forbidden() && !process::is_borrowed() {
             background::THREAD.forbid();
@@ -264,7 +271,7 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
     }
 }
 
-// SAFETY: a block comes from the inner allocator or is a run of pages, is at least as large and as
+// SAFETY: a block comes from the inner allocator, or is a run of pages or a part of one, is at least as large and as
 // aligned as the layout that was asked for (`Class::of`, `Pages::take`), and leaves the thread
 // cache, the free list or the pages when it is handed out. The same pure function of the layout
 // finds its class on the way in and out.

@@ -23,7 +23,7 @@ const THREADS: usize = 8;
 /// Operations in one turn at most.
 const MAX_TURN: u32 = 8;
 /// Turns that are not counted, and those that are.
-const WARM: usize = 4000;
+const WARM: usize = 20_000;
 const COUNTED: usize = 4000;
 /// The seed of the order.
 const SEED: u64 = 39;

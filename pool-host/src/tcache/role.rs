@@ -61,10 +61,10 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
         let settings = self.settings.with_environment();
         let serves = !settings.is_off() && self.take_cache() && watch_forks();
         if serves {
-            let lease = usize::try_from(settings.thread_lease).unwrap_or(usize::MAX);
+            let of_thread = usize::try_from(settings.thread_limit).unwrap_or(usize::MAX);
             let now = system::coarse_milliseconds();
             let memory = Memory::read();
-            CACHE.configure(settings.limit(memory), lease, settings.decay, now);
+            CACHE.configure(settings.limit(memory), of_thread, settings.decay, now);
             CACHE.pages.start(&settings, memory);
             if settings.huge_pages {
                 CACHE.use_huge_pages();

@@ -126,7 +126,7 @@ fn a_trace_has_all_requests_and_frees() {
 
 #[test]
 fn words_for_a_tcache_have_no_effect_and_say_so() {
-    insta::assert_snapshot!(said("check,lease=2M"));
+    insta::assert_snapshot!(said("check,thread=2M"));
 }
 
 /// A user who starts a privileged program chooses its environment, and must not choose files that
