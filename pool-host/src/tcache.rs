@@ -19,6 +19,7 @@ mod background;
 mod barrier;
 mod cache;
 mod checked;
+mod clocks;
 mod decay;
 mod inner;
 mod large;

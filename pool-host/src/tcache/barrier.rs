@@ -13,6 +13,7 @@ use crate::system;
 const MODELLED: bool = cfg!(any(miri, shuttle));
 
 /// Lets another thread run, in a shuttle model. Does nothing otherwise.
+#[inline]
 pub(super) fn switch() {
     #[cfg(shuttle)]
     shuttle::thread::yield_now();

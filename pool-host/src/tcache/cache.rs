@@ -12,7 +12,7 @@
 //! goes to the next place on its path.
 #![expect(unsafe_code, reason = "blocks are given back to where they came from")]
 
-use super::decay::Clocks;
+use super::clocks::Clocks;
 use super::inner::Inner;
 use super::thread_cache::ThreadCache;
 use super::thread_caches::ThreadCaches;

@@ -21,73 +21,19 @@ use super::inner::Inner;
 use super::thread_cache::{SLOTS, ThreadCache};
 use crate::class::Class;
 use crate::depot::BATCH;
-use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use crate::sync::atomic::Ordering::Relaxed;
 use crate::{pressure, system};
 use std::alloc::GlobalAlloc;
 use std::ptr;
 
-/// Steps of one decay time.
-const STEPS: u64 = 10;
 /// Steps after which a thread that has not read the clock is taken for one that makes no request.
 const PARKED_AFTER: u64 = 2;
 /// Slow-path calls of a thread between two reads of the clock.
 const TURNS: u32 = 16;
 /// The most thread caches of others from which one step takes blocks back.
 const CACHES: usize = 16;
-/// Milliseconds between two reads of the system's memory pressure.
-const FEEL_EVERY: u64 = 1000;
 /// Factor by which decay is faster while memory is short.
 const HASTE: u64 = 4;
-
-/// Times in milliseconds, and what was found then.
-#[derive(Debug)]
-pub(super) struct Clocks {
-    /// From one step to the next; 0 for no decay.
-    every: AtomicU64,
-    /// The last step.
-    stepped_at: AtomicU64,
-    /// When memory pressure was last read.
-    felt_at: AtomicU64,
-    /// Factor by which decay is faster while memory is short; 1 otherwise.
-    haste: AtomicU64,
-    /// Bytes of free blocks below 64 KiB at the last step, and in thread caches.
-    small_bytes: AtomicUsize,
-}
-
-impl Clocks {
-    pub(super) const fn new() -> Self {
-        Self {
-            every: AtomicU64::new(0),
-            stepped_at: AtomicU64::new(0),
-            felt_at: AtomicU64::new(0),
-            haste: AtomicU64::new(1),
-            small_bytes: AtomicUsize::new(0),
-        }
-    }
-
-    /// Sets the decay time and the time now.
-    pub(super) fn set(&self, decay: u64, now: u64) {
-        self.every.store(decay.div_ceil(STEPS), Relaxed);
-        self.stepped_at.store(now, Relaxed);
-    }
-
-    /// Returns whether it is time for a step, for one caller.
-    fn steps(&self, now: u64) -> bool {
-        let every = self.every.load(Relaxed).div_ceil(self.haste.load(Relaxed));
-        let before = self.stepped_at.load(Relaxed);
-        every > 0
-            && now.saturating_sub(before) >= every
-            && self.stepped_at.compare_exchange(before, now, Relaxed, Relaxed).is_ok()
-    }
-
-    /// Returns whether it is time to read the memory pressure, for one caller.
-    fn feels(&self, now: u64) -> bool {
-        let before = self.felt_at.load(Relaxed);
-        self.every.load(Relaxed) > 0
-            && now.saturating_sub(before) >= FEEL_EVERY
-            && self.felt_at.compare_exchange(before, now, Relaxed, Relaxed).is_ok()
-    }
-}
 
 impl Cache {
     /// Counts a slow-path call of a thread, and every so often reads the clock.
@@ -103,7 +49,7 @@ impl Cache {
     }
 
     /// Reads the clock and runs the work that is due. Also reads the system's memory pressure, at
-    /// most once in [`FEEL_EVERY`] milliseconds.
+    /// most once a second.
     ///
     /// `own` is the calling thread's thread cache.
     pub(super) fn look_now<A: GlobalAlloc>(&self, own: Option<&ThreadCache>, inner: &Inner<'_, A>) {

@@ -145,6 +145,7 @@ impl ThreadCache {
         let state = bin.state.load(Relaxed);
         let taken = state.wrapping_add(REQUEST - 1);
         let hits = state & LEN != 0 && taken & (TURNS - REQUEST) != 0;
+        barrier::switch();
         let block = hits.then(|| {
             bin.state.store(taken, Relaxed);
             self.slots[class.number() % CLASSES][(taken & LEN) as usize % SLOTS].load(Relaxed)
@@ -163,6 +164,7 @@ impl ThreadCache {
         let bin = &self.bins[class.number() % CLASSES];
         let state = bin.state.load(Relaxed);
         let fits = state & LEN < u64::from(bin.cap.load(Relaxed));
+        barrier::switch();
         if fits {
             self.slots[class.number() % CLASSES][(state & LEN) as usize % SLOTS]
                 .store(block, Relaxed);
@@ -362,6 +364,7 @@ impl Held<'_> {
     pub(super) fn pop(&self, class: Class) -> Option<*mut u8> {
         let last = self.len(class).checked_sub(1)?;
         let block = self.slots(class)[last % SLOTS].load(Relaxed);
+        barrier::switch();
         self.set_len(class, last);
         Some(block)
     }

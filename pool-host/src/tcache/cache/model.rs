@@ -12,7 +12,7 @@ use std::alloc::Layout;
 use std::collections::HashSet;
 
 /// Number of schedules that each model runs.
-const SCHEDULES: usize = 300;
+const SCHEDULES: usize = 3000;
 
 fn check(model: impl Fn() + Send + Sync + 'static) {
     let mut config = shuttle::Config::new();

@@ -1,0 +1,58 @@
+//! When it is time for what `decay.rs` does.
+
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+/// Steps of one decay time.
+const STEPS: u64 = 10;
+/// Milliseconds between two reads of the system's memory pressure.
+const FEEL_EVERY: u64 = 1000;
+
+/// Times in milliseconds, and what was found then.
+#[derive(Debug)]
+pub(super) struct Clocks {
+    /// From one step to the next; 0 for no decay.
+    pub(super) every: AtomicU64,
+    /// The last step.
+    stepped_at: AtomicU64,
+    /// When memory pressure was last read.
+    felt_at: AtomicU64,
+    /// Factor by which decay is faster while memory is short; 1 otherwise.
+    pub(super) haste: AtomicU64,
+    /// Bytes of free blocks below 64 KiB at the last step, and in thread caches.
+    pub(super) small_bytes: AtomicUsize,
+}
+
+impl Clocks {
+    pub(super) const fn new() -> Self {
+        Self {
+            every: AtomicU64::new(0),
+            stepped_at: AtomicU64::new(0),
+            felt_at: AtomicU64::new(0),
+            haste: AtomicU64::new(1),
+            small_bytes: AtomicUsize::new(0),
+        }
+    }
+
+    /// Sets the decay time and the time now.
+    pub(super) fn set(&self, decay: u64, now: u64) {
+        self.every.store(decay.div_ceil(STEPS), Relaxed);
+        self.stepped_at.store(now, Relaxed);
+    }
+
+    /// Returns whether it is time for a step, for one caller.
+    pub(super) fn steps(&self, now: u64) -> bool {
+        let every = self.every.load(Relaxed).div_ceil(self.haste.load(Relaxed));
+        let before = self.stepped_at.load(Relaxed);
+        every > 0
+            && now.saturating_sub(before) >= every
+            && self.stepped_at.compare_exchange(before, now, Relaxed, Relaxed).is_ok()
+    }
+
+    /// Returns whether it is time to read the memory pressure, for one caller.
+    pub(super) fn feels(&self, now: u64) -> bool {
+        let before = self.felt_at.load(Relaxed);
+        self.every.load(Relaxed) > 0
+            && now.saturating_sub(before) >= FEEL_EVERY
+            && self.felt_at.compare_exchange(before, now, Relaxed, Relaxed).is_ok()
+    }
+}
