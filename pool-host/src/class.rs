@@ -24,6 +24,8 @@ const FINE_CLASSES: usize = FINE / STEP;
 const PER_DOUBLING: usize = 8;
 /// Size in bytes of the largest class.
 pub(crate) const LARGEST: usize = 256 << 10;
+/// Size in bytes of the largest class whose blocks are parts of a span.
+pub(crate) const LARGEST_PART: usize = 60 << 10;
 /// Size in bytes from which a block is whole pages.
 const PAGED_FROM: usize = 64 << 10;
 /// Largest alignment of a class, in bytes.
@@ -55,6 +57,17 @@ const fn table() -> [u8; COARSE_FROM + LARGEST / COARSE_ENTRY] {
 
 /// Number of classes.
 pub(crate) const CLASSES: usize = 128;
+
+/// For each class, 2^64 divided by its size, rounded up.
+static INVERSES: [u64; CLASSES] = {
+    let mut inverses = [0; CLASSES];
+    let mut number = 0;
+    while number < CLASSES {
+        inverses[number] = u64::MAX / Class::numbered(number).bytes() as u64 + 1;
+        number += 1;
+    }
+    inverses
+};
 
 impl Class {
     /// Returns the class of a layout; `None` for a size of 0 or above 256 KiB, and for an alignment
@@ -130,6 +143,16 @@ impl Class {
         (PER_DOUBLING + eighth + 1) << (doubling + FINE.ilog2() as usize - 3)
     }
 
+    /// Returns whether so many bytes are a multiple of the class's size.
+    ///
+    /// It multiplies instead of dividing (Lemire, Kaser and Kurz, Faster remainder by direct
+    /// computation, 2019), exact below 2^32.
+    #[inline]
+    pub(crate) fn divides(self, bytes: u32) -> bool {
+        let inverse = INVERSES[self.number() % CLASSES];
+        u64::from(bytes).wrapping_mul(inverse) < inverse
+    }
+
     /// Returns the alignment of the class's blocks in bytes, at most 4096.
     pub(crate) const fn align(self) -> usize {
         let most = 1 << self.bytes().trailing_zeros();
@@ -162,6 +185,20 @@ mod tests {
             }
         }
         assert_eq!(Class::numbered(CLASSES - 1).bytes(), LARGEST);
+    }
+
+    #[test]
+    fn multiples_of_a_size_are_told_from_other_numbers() {
+        for class in Class::all() {
+            let bytes = u32::try_from(class.bytes()).unwrap();
+            for count in [0, 1, 2, 3, 100] {
+                assert!(class.divides(count * bytes), "{class:?}");
+                assert!(!class.divides(count * bytes + 1), "{class:?}");
+                assert!(!class.divides(count * bytes + bytes - 1), "{class:?}");
+            }
+        }
+        assert_eq!(of(LARGEST_PART + 1, 1).map(Class::is_paged), Some(true));
+        assert_eq!(of(LARGEST_PART, 1).map(Class::is_paged), Some(false));
     }
 
     #[test]

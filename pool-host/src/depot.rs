@@ -102,7 +102,9 @@ struct ClassList {
     inside: ForkLock<Contents>,
     /// Blocks that came back while another thread forked, linked through their first bytes.
     late: AtomicPtr<u8>,
-    /// Free blocks, as of the last call under the lock.
+    /// Recent blocks, as of the last call under the lock.
+    recent: AtomicUsize,
+    /// Free blocks of spans, as of the last call under the lock.
     free: AtomicUsize,
     /// Spans, as of the last call under the lock.
     spans: AtomicUsize,
@@ -169,6 +171,7 @@ impl ClassList {
         Self {
             inside: ForkLock::new(inside),
             late: AtomicPtr::new(ptr::null_mut()),
+            recent: AtomicUsize::new(0),
             free: AtomicUsize::new(0),
             spans: AtomicUsize::new(0),
             cacheless: [AtomicU64::new(0), AtomicU64::new(0)],
@@ -187,7 +190,8 @@ impl ClassList {
                 self.take_late(class, inside, pages);
             }
             let result = work(inside);
-            self.free.store(inside.len + inside.spans.free, Relaxed);
+            self.recent.store(inside.len, Relaxed);
+            self.free.store(inside.spans.free, Relaxed);
             self.spans.store(inside.spans.count, Relaxed);
             result
         })
@@ -281,10 +285,18 @@ impl Depot {
     /// Returns the classes that have free blocks.
     fn in_use(&self) -> impl Iterator<Item = (Class, &ClassList)> {
         let all = Class::all().zip(&self.lists);
-        all.filter(|(_, list)| list.free.load(Relaxed) > 0 || !list.late.load(Relaxed).is_null())
+        all.filter(|(_, list)| {
+            let free = list.recent.load(Relaxed) + list.free.load(Relaxed);
+            free > 0 || !list.late.load(Relaxed).is_null()
+        })
     }
 
-    /// Returns the bytes of the free blocks of a class.
+    /// Returns the bytes of the recent blocks of a class.
+    pub(crate) fn recent_bytes(&self, class: Class) -> usize {
+        self.list(class).recent.load(Relaxed) * class.bytes()
+    }
+
+    /// Returns the bytes of the free blocks of spans of a class.
     pub(crate) fn free_bytes(&self, class: Class) -> usize {
         self.list(class).free.load(Relaxed) * class.bytes()
     }

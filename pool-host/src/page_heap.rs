@@ -164,7 +164,7 @@ impl PageHeap {
     /// system to make huge pages), `stats` (prints [`PageHeap::stats`] on stderr when a process
     /// exits, also if the program has closed its stderr by then), `limit=SIZE` and
     /// `decay=MILLISECONDS`. A line on stderr reports an unknown word, and those that have no
-    /// effect on a page heap: `check` and `lease`.
+    /// effect on a page heap: `check` and `thread`.
     ///
     /// In a set-user-ID, set-group-ID or otherwise privileged program (`AT_SECURE`) it reads no
     /// word, since a user without the privileges chooses the environment.
@@ -172,7 +172,7 @@ impl PageHeap {
     /// It reads the environment with `getenv`, and calls `dlsym`, which may allocate.
     pub fn start_by_environment(&'static self) -> bool {
         let settings = self.settings.with_environment();
-        settings.report_ineffective();
+        settings.report_ineffective(false);
         if settings.is_off() {
             return false;
         }

@@ -488,7 +488,7 @@ impl Pages {
 
 /// Ends the program, which has freed an address that is no block of its own.
 #[cold]
-fn end_for(block: *mut u8) -> ! {
+pub(crate) fn end_for(block: *mut u8) -> ! {
     stderr::say(&[b"bucketpool: free of a block that is free already, or of no block\n"]);
     // In a core dump, the address is this function's argument.
     std::hint::black_box(block);

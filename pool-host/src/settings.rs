@@ -79,10 +79,12 @@ impl Settings {
         self.mode == Mode::Off || self.mode == Mode::Auto && system::is_watched()
     }
 
-    /// Reports words that a page heap does not use, on stderr.
-    pub(crate) fn report_ineffective(&self) {
+    /// Reports words that a heap of blocks without a layout does not use, on stderr: `check`, and
+    /// where threads cache nothing, `thread`.
+    pub(crate) fn report_ineffective(&self, have_caches: bool) {
         let check = (self.mode == Mode::Checked).then_some("check");
-        let thread = (self.thread_limit != Self::DEFAULT.thread_limit).then_some("thread");
+        let is_set = self.thread_limit != Self::DEFAULT.thread_limit;
+        let thread = (is_set && !have_caches).then_some("thread");
         for word in [check, thread].into_iter().flatten() {
             stderr::say(&[
                 b"bucketpool: BUCKETPOOL_HOST: `",

@@ -17,6 +17,7 @@
 
 mod background;
 mod barrier;
+mod c_heap;
 mod cache;
 mod checked;
 mod clocks;
@@ -30,6 +31,7 @@ mod thread;
 mod thread_cache;
 mod thread_caches;
 
+pub use c_heap::CHeap;
 pub use stats::TcacheStats;
 
 use crate::class::Class;
@@ -222,7 +224,7 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
     unsafe fn free_large(&self, block: *mut u8, layout: Layout) {
         if self.role.load(Relaxed) == SERVING
             // SAFETY: as the caller says.
-            && unsafe { CACHE.put_large(thread_cache(), block, layout) }
+            && unsafe { CACHE.put_large(thread_cache(), block) }
         {
             return;
         }

@@ -26,9 +26,7 @@ pub(crate) extern "C" fn memalign(align: usize, bytes: usize) -> *mut u8 {
 }
 
 fn memalign_plain(align: usize, bytes: usize) -> *mut u8 {
-    if heap::wants(bytes)
-        && let Some(align) = align.checked_next_power_of_two()
-    {
+    if let Some(align) = align.checked_next_power_of_two() {
         let block = heap::allocate(bytes, align.max(ALIGN));
         if !block.is_null() {
             return block;

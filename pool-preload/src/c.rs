@@ -4,7 +4,10 @@ use crate::heap::{self, ALIGN, HEAP};
 use crate::libc_next::{self, __libc_calloc, __libc_free, __libc_malloc, __libc_realloc};
 use libc::c_int;
 use pool_host::tracing;
-use std::ptr::{self, NonNull};
+use std::ptr;
+
+/// Size in bytes from which a block of the C library that grows moves to the heap.
+const LARGE: usize = 64 << 10;
 
 /// Returns a block of at least `bytes` bytes; null with `errno` if there is no memory.
 #[unsafe(no_mangle)]
@@ -17,9 +20,17 @@ pub(crate) extern "C" fn malloc(bytes: usize) -> *mut u8 {
 
 #[inline]
 fn malloc_plain(bytes: usize) -> *mut u8 {
-    if heap::wants(bytes) {
-        return malloc_large(bytes);
+    let block = heap::allocate(bytes, ALIGN);
+    if !block.is_null() {
+        return block;
     }
+    malloc_next(bytes)
+}
+
+/// Allocates from the C library.
+#[cold]
+#[inline(never)]
+extern "C" fn malloc_next(bytes: usize) -> *mut u8 {
     // SAFETY: the C library's `malloc` takes any size.
     heap::or_trim(bytes, || unsafe { __libc_malloc(bytes) })
 }
@@ -30,17 +41,6 @@ extern "C" fn malloc_traced(bytes: usize) -> *mut u8 {
     let block = malloc_plain(bytes);
     tracing::allocated(block, bytes);
     block
-}
-
-/// Allocates from the heap. A function, so that [`malloc`] saves no register for it.
-#[inline(never)]
-extern "C" fn malloc_large(bytes: usize) -> *mut u8 {
-    let block = heap::allocate(bytes, ALIGN);
-    if !block.is_null() {
-        return block;
-    }
-    // SAFETY: the C library's `malloc` takes any size.
-    unsafe { __libc_malloc(bytes) }
 }
 
 /// Frees a block; nothing happens for null. `errno` stays as it is.
@@ -64,25 +64,12 @@ pub(crate) unsafe extern "C" fn free(block: *mut u8) {
 /// As for [`free`].
 #[inline]
 unsafe fn free_plain(block: *mut u8) {
-    if HEAP.has(block) {
+    match heap::own(block) {
         // SAFETY: as the caller says; the block is in the heap.
-        return unsafe { free_large(block) };
+        Some(block) => unsafe { HEAP.free(block) },
+        // SAFETY: as the caller says; what is not in the heap is the C library's.
+        None => unsafe { __libc_free(block) },
     }
-    // SAFETY: as the caller says; what is not in the heap is the C library's.
-    unsafe { __libc_free(block) };
-}
-
-/// Frees a block of the heap. A function, so that [`free`] saves no register for it.
-///
-/// # Safety
-///
-/// As for [`free`]; the block is in the heap.
-#[inline(never)]
-unsafe extern "C" fn free_large(block: *mut u8) {
-    // SAFETY: the heap is not at address 0.
-    let block = unsafe { NonNull::new_unchecked(block) };
-    // SAFETY: as the caller says.
-    unsafe { HEAP.free(block) };
 }
 
 /// Frees a block as [`free`] does. The size is not needed.
@@ -120,9 +107,7 @@ pub(crate) extern "C" fn calloc(count: usize, each: usize) -> *mut u8 {
 }
 
 fn calloc_plain(count: usize, each: usize) -> *mut u8 {
-    if let Some(bytes) = count.checked_mul(each)
-        && heap::wants(bytes)
-    {
+    if let Some(bytes) = count.checked_mul(each) {
         let block = heap::allocate_zeroed(bytes);
         if !block.is_null() {
             return block;
@@ -166,18 +151,16 @@ pub(crate) unsafe extern "C" fn realloc(block: *mut u8, bytes: usize) -> *mut u8
 unsafe fn realloc_plain(block: *mut u8, bytes: usize) -> *mut u8 {
     let Some(own) = heap::own(block) else {
         // SAFETY: as the caller says; the block is the C library's, or null.
-        return unsafe { realloc_small(block, bytes) };
+        return unsafe { realloc_next(block, bytes) };
     };
     if bytes == 0 {
         // SAFETY: as the caller says.
         unsafe { free_plain(block) };
         return ptr::null_mut();
     }
-    if heap::wants(bytes) {
-        // SAFETY: as the caller says; the block is in the heap.
-        if let Some(resized) = unsafe { HEAP.resize(own, bytes, ALIGN) } {
-            return resized.as_ptr();
-        }
+    // SAFETY: as the caller says; the block is in the heap.
+    if let Some(resized) = unsafe { HEAP.resize(own, bytes, ALIGN) } {
+        return resized.as_ptr();
     }
     // SAFETY: the C library's `malloc` takes any size.
     let resized = heap::or_trim(bytes, || unsafe { __libc_malloc(bytes) });
@@ -196,18 +179,20 @@ unsafe fn realloc_plain(block: *mut u8, bytes: usize) -> *mut u8 {
     resized
 }
 
-/// Resizes a block of the C library, or allocates for null. A block that grows large moves to the
-/// heap; what the heap refuses stays with the C library, which may move pages instead of bytes.
+/// Resizes a block of the C library, or allocates for null.
+///
+/// A block that grows large moves to the heap: there its pages move instead of its bytes. What the
+/// heap refuses stays with the C library.
 ///
 /// # Safety
 ///
 /// As for [`realloc`]; the block is the C library's, or null.
-unsafe fn realloc_small(block: *mut u8, bytes: usize) -> *mut u8 {
-    if heap::wants(bytes) {
+unsafe fn realloc_next(block: *mut u8, bytes: usize) -> *mut u8 {
+    if block.is_null() {
+        return malloc_plain(bytes);
+    }
+    if bytes >= LARGE {
         let moved = heap::allocate(bytes, ALIGN);
-        if !moved.is_null() && block.is_null() {
-            return moved;
-        }
         if !moved.is_null() {
             // SAFETY: as the caller says.
             let kept = unsafe { libc_next::usable_bytes(block) }.min(bytes);

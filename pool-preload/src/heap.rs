@@ -1,29 +1,21 @@
-//! The heap of large blocks, and which requests it serves.
+//! The heap of the process, and the alignment of its blocks.
 
-use pool_host::PageHeap;
+use pool_host::CHeap;
 use std::ptr::{self, NonNull};
 
 /// The heap of the process.
-pub(crate) static HEAP: PageHeap = PageHeap::new();
+pub(crate) static HEAP: CHeap = CHeap::new();
 
-/// Size in bytes from which requests are for the heap. A smaller block is never in it.
-pub(crate) const LARGE: usize = 64 << 10;
 /// Alignment in bytes of a block whose request names none (`alignof(max_align_t)`).
 pub(crate) const ALIGN: usize = 16;
 
-/// Returns whether a request of this size is for the heap, which refuses it until it is started.
-#[inline]
-pub(crate) fn wants(bytes: usize) -> bool {
-    bytes >= LARGE
-}
-
-/// Returns a block of the heap; null if there is no memory.
+/// Returns a block of the heap; null if it has none, and until it is started.
 #[inline]
 pub(crate) fn allocate(bytes: usize, align: usize) -> *mut u8 {
     HEAP.allocate(bytes, align).map_or(ptr::null_mut(), NonNull::as_ptr)
 }
 
-/// Returns a block of the heap that reads as zeroes; null if there is no memory.
+/// Returns a block of the heap that reads as zeroes; null if it has none, and until it is started.
 #[inline]
 pub(crate) fn allocate_zeroed(bytes: usize) -> *mut u8 {
     HEAP.allocate_zeroed(bytes, ALIGN).map_or(ptr::null_mut(), NonNull::as_ptr)
@@ -41,7 +33,7 @@ const LARGEST: usize = 1 << 38;
 
 /// Returns what a request of the C library for so many bytes returns. If that has no memory, what the
 /// heap has cached goes back to the system, and the request is made once more.
-#[inline]
+#[cold]
 pub(crate) fn or_trim(bytes: usize, request: impl Fn() -> *mut u8) -> *mut u8 {
     let block = request();
     if block.is_null() { after_trim(bytes, &request) } else { block }

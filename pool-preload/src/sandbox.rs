@@ -1,7 +1,7 @@
 //! Notices that the program is about to limit its system calls.
 
+use crate::heap::HEAP;
 use libc::{c_int, c_ulong};
-use pool_host::PageHeap;
 
 /// Does what the C library's function does: one system call. Before the program gives up further
 /// privileges, which it must before it installs a filter of system calls unless it is privileged,
@@ -21,7 +21,7 @@ pub(crate) unsafe extern "C" fn prctl(
     // A filter at address 0 is a question whether there are filters.
     let is_filter = what == libc::PR_SET_SECCOMP && (second == 1 || third != 0);
     if is_filter || what == libc::PR_SET_NO_NEW_PRIVS && second == 1 {
-        PageHeap::enter_sandbox();
+        HEAP.enter_sandbox();
     }
     // SAFETY: as the caller says. The C library's function has a variable number of arguments, all
     // of which are words, and passes four on as this does.

@@ -154,12 +154,11 @@ impl Spans {
     /// Ends the program if no block of this class begins there, as far as it finds that out, or if it
     /// is free already.
     pub(crate) fn put(&mut self, class: Class, block: *mut u8, pages: &Pages) {
-        let Some((its_class, first)) = pages.span_at(block) else { end_for(block) };
-        let from_first = block.addr() - pages.address(first).addr();
-        let at = from_first / PER_MARK;
+        let Some((its_class, first, from_first)) = pages.span_at(block) else { end_for(block) };
+        let at = from_first as usize / PER_MARK;
         let place = &pages.marks_of(first, span_bytes(class))[at / BITS];
         let (word, mark) = (place.load(Relaxed), 1 << (at % BITS));
-        if its_class != class || word & mark != 0 || !from_first.is_multiple_of(class.bytes()) {
+        if its_class != class || word & mark != 0 || !class.divides(from_first) {
             end_for(block);
         }
         place.store(word | mark, Relaxed);
@@ -259,13 +258,29 @@ fn give_back_of(first: u32, class: Class, pages: &Pages) {
 }
 
 impl Pages {
-    /// Returns the class of the span to which a block belongs, and the first page of the span; `None`
-    /// for a block of no span. The address must be one of the range.
+    /// Returns the class of a block of a span; `None` for one of no span. Ends the program at an
+    /// address inside of a span where no block begins.
     #[inline]
-    fn span_at(&self, block: *mut u8) -> Option<(Class, u32)> {
+    pub(crate) fn part_at(&self, block: *mut u8) -> Option<Class> {
+        let (class, _, from_first) = self.span_at(block)?;
+        if !class.divides(from_first) {
+            end_for(block);
+        }
+        Some(class)
+    }
+
+    /// Returns the class of the span in which an address is, the first page of the span, and the bytes
+    /// from there to the address; `None` for an address in no span.
+    #[inline]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a page and a span have fewer than 2^32 bytes"
+    )]
+    fn span_at(&self, block: *mut u8) -> Option<(Class, u32, u32)> {
         let number = self.page_at(block)?;
         let (class, before) = self.page(number as usize).span()?;
-        Some((class, number - before))
+        let in_page = (block.addr() % PAGE) as u32;
+        Some((class, number - before, before * PAGE as u32 + in_page))
     }
 
     /// Returns the marks of so many bytes from a page on.

@@ -132,6 +132,22 @@ impl Cache {
         taken
     }
 
+    /// Returns a part of a span; `None` if there is no memory, and while another thread forks.
+    pub(crate) fn take_part<A: GlobalAlloc>(
+        &self,
+        local: Option<&ThreadCache>,
+        class: Class,
+        inner: &Inner<'_, A>,
+    ) -> Option<Taken> {
+        self.turn(local, inner);
+        let block = self.take_cached(local, class);
+        if block.is_none() {
+            self.count_free(local, class);
+            count(&self.counts.failures, 1);
+        }
+        Some(Taken { block: block?, zeroed: false })
+    }
+
     /// Counts a request, and takes a block of the thread cache or of the depot, of which the thread
     /// cache gets more.
     fn take_cached(&self, local: Option<&ThreadCache>, class: Class) -> Option<*mut u8> {
@@ -155,9 +171,8 @@ impl Cache {
         let mut batch = self.depot.take(class, most, &self.pages)?;
         count(&self.counts.refills, 1);
         let block = batch.pop();
+        // The bin was empty and has room for as many.
         held.fill(class, &mut batch);
-        drop(held);
-        self.depot.put(class, &batch, &self.pages);
         block
     }
 

@@ -18,7 +18,7 @@ pub(super) struct Clocks {
     felt_at: AtomicU64,
     /// Factor by which decay is faster while memory is short; 1 otherwise.
     pub(super) haste: AtomicU64,
-    /// Bytes of free blocks below 64 KiB at the last step, and in thread caches.
+    /// Bytes of blocks in thread caches and in the depot at the last step.
     pub(super) small_bytes: AtomicUsize,
 }
 

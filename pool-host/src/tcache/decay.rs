@@ -142,9 +142,9 @@ impl Cache {
         }
     }
 
-    /// Returns the bytes of free blocks below 64 KiB, and of all in thread caches.
+    /// Returns the bytes of blocks in thread caches, and of those that threads share.
     fn small_bytes(&self) -> usize {
-        let in_depot: usize = Class::all().map(|class| self.depot.free_bytes(class)).sum();
+        let in_depot: usize = Class::all().map(|class| self.depot.recent_bytes(class)).sum();
         in_depot + self.thread_caches.iter().map(ThreadCache::bytes).sum::<usize>()
     }
 

@@ -37,20 +37,69 @@ impl Cache {
     ///
     /// As for [`Cache::free_large`].
     #[inline]
-    pub(crate) unsafe fn put_large(
-        &self,
-        local: &ThreadCache,
-        block: *mut u8,
-        layout: Layout,
-    ) -> bool {
+    pub(crate) unsafe fn put_large(&self, local: &ThreadCache, block: *mut u8) -> bool {
         if !local.may_count_large(true) || !self.pages.has(block) {
             return false;
         }
         local.count_large(true);
         // SAFETY: the block is on the pages, and the caller guarantees that it is not used again.
-        unsafe { self.pages.give(block) };
-        self.freed_large(local, layout.size());
+        let bytes = unsafe { self.pages.give(block) };
+        self.freed_large(local, bytes);
         true
+    }
+
+    /// Returns a run of pages; `None` if there is no memory, and while another thread forks.
+    pub(crate) fn take_run<A: GlobalAlloc>(
+        &self,
+        local: Option<&ThreadCache>,
+        layout: Layout,
+        inner: &Inner<'_, A>,
+    ) -> Option<Taken> {
+        self.turn(local, inner);
+        let taken = self.pages.take(layout.size(), self.align_of(layout));
+        self.count_large(local, false);
+        if taken.is_none() {
+            self.count_large(local, true);
+            count(&self.counts.failures, 1);
+        }
+        taken
+    }
+
+    /// Frees a run of pages.
+    ///
+    /// # Safety
+    ///
+    /// The block is a run of pages, and is not used again.
+    pub(crate) unsafe fn free_run(&self, local: Option<&ThreadCache>, block: *mut u8) {
+        self.count_large(local, true);
+        // SAFETY: as the caller says.
+        let bytes = unsafe { self.pages.give(block) };
+        if let Some(local) = local {
+            self.freed_large(local, bytes);
+        }
+    }
+
+    /// Resizes a run of pages, in place or else by moving its contents to a place with room for more
+    /// growth. Returns the resized block; `None` if that is not possible, and then the block is
+    /// unchanged.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Cache::resize`].
+    pub(crate) unsafe fn resize_run(
+        &self,
+        local: Option<&ThreadCache>,
+        block: *mut u8,
+        old: Layout,
+        new: Layout,
+    ) -> Option<*mut u8> {
+        let (kept, align) = (old.size().min(new.size()), self.align_of(new));
+        // SAFETY: the caller guarantees that the block is on the pages and uses only the result. Both
+        // hold `kept` bytes.
+        let block = unsafe { self.pages.resize_or_move(block, kept, new.size(), align) }?;
+        self.count_large(local, true);
+        self.count_large(local, false);
+        Some(block)
     }
 
     /// Returns a block larger than all classes, or aligned to more than 4096 bytes; a null block if

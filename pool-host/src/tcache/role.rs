@@ -4,7 +4,7 @@ use super::checked::CHECKED;
 use super::thread::{CACHE, watch_forks};
 use super::{Tcache, background};
 use crate::limits::Memory;
-use crate::settings::Mode;
+use crate::settings::{Mode, Settings};
 use crate::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use crate::{stderr, system, tracing};
 use std::alloc::GlobalAlloc;
@@ -14,7 +14,7 @@ pub(super) const UNDECIDED: u8 = 0;
 /// It owns the cache.
 pub(super) const SERVING: u8 = 1;
 /// All goes to the inner allocator.
-const PASSING: u8 = 2;
+pub(super) const PASSING: u8 = 2;
 /// It looks for mistakes, and caches nothing.
 const CHECKING: u8 = 3;
 /// It serves, and records each request and free.
@@ -59,24 +59,7 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
     #[cold]
     fn decide(&self) -> bool {
         let settings = self.settings.with_environment();
-        let serves = !settings.is_off() && self.take_cache() && watch_forks();
-        if serves {
-            let of_thread = usize::try_from(settings.thread_limit).unwrap_or(usize::MAX);
-            let now = system::coarse_milliseconds();
-            let memory = Memory::read();
-            CACHE.configure(settings.limit(memory), of_thread, settings.decay, now);
-            CACHE.pages.start(&settings, memory);
-            if settings.huge_pages {
-                CACHE.use_huge_pages();
-            }
-            if settings.background {
-                background::request::<A>();
-            }
-            if settings.stats {
-                stderr::keep();
-                system::at_exit(print_stats);
-            }
-        }
+        let serves = !settings.is_off() && self.set_up(&settings, print_stats);
         let role = match settings.mode {
             Mode::Checked if serves => {
                 system::at_exit(check_resting);
@@ -91,6 +74,30 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
             Ok(_) => [SERVING, TRACING].contains(&role),
             Err(first) => [SERVING, TRACING].contains(&first),
         }
+    }
+
+    /// Sets the cache up, if this one owns it. Returns whether it does. `print_stats` runs when the
+    /// process ends, with the word `stats`.
+    pub(super) fn set_up(&self, settings: &Settings, print_stats: extern "C" fn()) -> bool {
+        if !self.take_cache() || !watch_forks() {
+            return false;
+        }
+        let of_thread = usize::try_from(settings.thread_limit).unwrap_or(usize::MAX);
+        let now = system::coarse_milliseconds();
+        let memory = Memory::read();
+        CACHE.configure(settings.limit(memory), of_thread, settings.decay, now);
+        CACHE.pages.start(settings, memory);
+        if settings.huge_pages {
+            CACHE.use_huge_pages();
+        }
+        if settings.background {
+            background::request::<A>();
+        }
+        if settings.stats {
+            stderr::keep();
+            system::at_exit(print_stats);
+        }
+        true
     }
 
     /// Whether this one owns the cache. The owner never changes: the blocks belong to one inner

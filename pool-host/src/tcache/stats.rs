@@ -40,9 +40,11 @@ pub struct TcacheStats {
     pub live_bytes: u64,
     /// Cached bytes in thread caches.
     pub thread_cache_bytes: u64,
-    /// Free blocks below 64 KiB that all threads share, in bytes. Pages of them may have gone back to
-    /// the system.
+    /// Cached bytes in the depot, which all threads share.
     pub depot_bytes: u64,
+    /// Bytes of free blocks between blocks in use, in pages of both. Some have no memory behind them:
+    /// blocks that no request ever had, and pages that have gone back. They are not counted as cached.
+    pub span_bytes: u64,
     /// Cached bytes in pages: free pages with memory behind them.
     pub page_bytes: u64,
     /// The cached limit.
@@ -111,7 +113,8 @@ impl Cache {
         let mut on_pages = pages.used.saturating_sub(pages.slots);
         for class in Class::all() {
             let [mut allocations, mut frees] = self.depot.cacheless(class);
-            stats.depot_bytes += self.depot.free_bytes(class) as u64;
+            stats.depot_bytes += self.depot.recent_bytes(class) as u64;
+            stats.span_bytes += self.depot.free_bytes(class) as u64;
             on_pages = on_pages.saturating_sub(self.depot.span_bytes(class) as u64);
             for local in self.thread_caches.iter() {
                 let counted = local.counted(class);

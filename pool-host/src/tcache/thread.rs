@@ -7,36 +7,21 @@ use super::cache::Cache;
 use super::thread_cache::ThreadCache;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::{process, system};
-use std::cell::Cell;
 use std::ptr;
 
 /// The cache of the process.
 pub(crate) static CACHE: Cache = Cache::new();
 
-/// The empty thread cache. It has no blocks and no capacity, so no thread writes to it.
-static EMPTY: ThreadCache = ThreadCache::EMPTY;
+/// The thread cache of a thread that has made no request yet. It is stopped for good, so each request
+/// takes the slow path.
+static NEW: ThreadCache = ThreadCache::EMPTY;
+/// That of a thread which is getting its thread cache. The depot serves its requests meanwhile.
+static ENTERING: ThreadCache = ThreadCache::EMPTY;
+/// That of a thread which is ending and has given up its own. The depot serves requests of its last
+/// destructors.
+static LEFT: ThreadCache = ThreadCache::EMPTY;
 
-/// The stage of a thread's life.
-#[derive(Clone, Copy)]
-enum Stage {
-    /// It has made no request yet.
-    New,
-    /// It is getting its thread cache. The depot serves its requests meanwhile.
-    Entering,
-    /// It owns a thread cache.
-    Entered,
-    /// It is ending and has given up its thread cache. The depot serves requests of its last
-    /// destructors.
-    Left,
-}
-
-thread_local! {
-    // `THREAD_CACHE` and `STAGE` have no destructor, so they can be read at any time in the life of
-    // a thread.
-    static THREAD_CACHE: Cell<&'static ThreadCache> = const { Cell::new(&EMPTY) };
-    static STAGE: Cell<Stage> = const { Cell::new(Stage::New) };
-    static AT_EXIT: AtExit = const { AtExit };
-}
+thread_local!(static AT_EXIT: AtExit = const { AtExit });
 
 /// Registers handlers that the C library calls before and after each fork.
 ///
@@ -60,11 +45,10 @@ pub(super) fn watch_forks() -> bool {
     }
     extern "C" fn in_child() {
         process::in_child();
-        let own = THREAD_CACHE.get();
-        if matches!(STAGE.get(), Stage::Entered) && own.is_torn() {
+        let own = thread_cache();
+        if is_own(own) && own.is_torn() {
             // Another thread was taking back what this one did not use.
-            THREAD_CACHE.set(&EMPTY);
-            STAGE.set(Stage::New);
+            slot::set(&NEW);
         }
         CACHE.in_child(own);
     }
@@ -85,18 +69,23 @@ struct AtExit;
 
 impl Drop for AtExit {
     fn drop(&mut self) {
-        STAGE.set(Stage::Left);
-        let local = THREAD_CACHE.replace(&EMPTY);
-        if !ptr::eq(local, &raw const EMPTY) {
+        let local = thread_cache();
+        slot::set(&LEFT);
+        if is_own(local) {
             CACHE.leave(local);
         }
     }
 }
 
-/// Returns this thread's thread cache, or the empty one.
+/// Returns this thread's thread cache, or one that is empty and stopped.
 #[inline]
 pub(crate) fn thread_cache() -> &'static ThreadCache {
-    THREAD_CACHE.get()
+    slot::get()
+}
+
+/// Returns whether this is the thread cache of a thread.
+fn is_own(local: &ThreadCache) -> bool {
+    ![&NEW, &ENTERING, &LEFT].iter().any(|empty| ptr::eq(*empty, local))
 }
 
 /// Returns this thread's thread cache, and gets one if the thread has none.
@@ -104,29 +93,100 @@ pub(crate) fn thread_cache() -> &'static ThreadCache {
 /// `None` while the thread gets one, if the system has no memory for one, and after the thread has
 /// given it up.
 pub(crate) fn own_thread_cache() -> Option<&'static ThreadCache> {
-    match STAGE.get() {
-        Stage::Entered => Some(thread_cache()),
-        Stage::New => enter(),
-        Stage::Entering | Stage::Left => None,
+    let local = thread_cache();
+    match ptr::eq(local, &raw const NEW) {
+        true => enter(),
+        false => is_own(local).then_some(local),
     }
 }
 
 /// Gets a thread cache for this thread, and registers the destructor that gives it up.
 #[cold]
 fn enter() -> Option<&'static ThreadCache> {
-    STAGE.set(Stage::Entering);
-    // Registers the destructor. The standard library does not use the global allocator for that; if
-    // it did, the stage `Entering` would send the request to the depot.
+    slot::set(&ENTERING);
+    // This may allocate.
     let registered = AT_EXIT.try_with(|_| ()).is_ok();
     let entered = if registered { CACHE.thread_caches.enter() } else { None };
     match entered {
         Some(local) => {
             local.looked_at.store(system::coarse_milliseconds(), Relaxed);
-            THREAD_CACHE.set(local);
-            STAGE.set(Stage::Entered);
+            slot::set(local);
         }
-        None if registered => STAGE.set(Stage::New), // no memory: the next request tries again
-        None => STAGE.set(Stage::Left),
+        None if registered => slot::set(&NEW), // no memory: the next request tries again
+        None => slot::set(&LEFT),
     }
     entered
+}
+
+/// Where a thread keeps the address of its thread cache.
+///
+/// In a library that is loaded when a program starts, a thread-local variable of Rust is found by a
+/// call of the dynamic linker, which may allocate. So the variable is declared for the model in which
+/// its place is fixed when the program starts (initial exec: Drepper, ELF Handling For Thread-Local
+/// Storage, 2013), for which stable Rust has no word.
+#[cfg(all(target_arch = "x86_64", target_os = "linux", not(any(miri, shuttle))))]
+#[expect(unsafe_code, reason = "a thread-local variable in assembly")]
+mod slot {
+    use super::{NEW, ThreadCache};
+    use std::arch::{asm, global_asm};
+
+    global_asm!(
+        ".pushsection .tdata.bucketpool_thread_cache, \"awT\", @progbits",
+        ".p2align 3",
+        ".globl bucketpool_thread_cache",
+        ".hidden bucketpool_thread_cache",
+        ".type bucketpool_thread_cache, @object",
+        ".size bucketpool_thread_cache, 8",
+        "bucketpool_thread_cache: .quad {new}",
+        ".popsection",
+        new = sym NEW,
+    );
+
+    #[inline]
+    pub(super) fn get() -> &'static ThreadCache {
+        let local: *const ThreadCache;
+        // SAFETY: loads the variable, whose offset from the thread's control block is in the global
+        // offset table.
+        unsafe {
+            asm!(
+                "mov {local}, qword ptr [rip + bucketpool_thread_cache@GOTTPOFF]",
+                "mov {local}, qword ptr fs:[{local}]",
+                local = out(reg) local,
+                options(nostack, preserves_flags, pure, readonly),
+            );
+        }
+        // SAFETY: the variable begins with the address of a static, and `set` stores only references
+        // that live as long.
+        unsafe { &*local }
+    }
+
+    pub(super) fn set(local: &'static ThreadCache) {
+        // SAFETY: stores to the variable, which only this thread uses.
+        unsafe {
+            asm!(
+                "mov {place}, qword ptr [rip + bucketpool_thread_cache@GOTTPOFF]",
+                "mov qword ptr fs:[{place}], {local}",
+                place = out(reg) _,
+                local = in(reg) std::ptr::from_ref(local),
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+}
+
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux", not(any(miri, shuttle)))))]
+mod slot {
+    use super::{NEW, ThreadCache};
+    use std::cell::Cell;
+
+    thread_local!(static SLOT: Cell<&'static ThreadCache> = const { Cell::new(&NEW) });
+
+    #[inline]
+    pub(super) fn get() -> &'static ThreadCache {
+        SLOT.get()
+    }
+
+    pub(super) fn set(local: &'static ThreadCache) {
+        SLOT.set(local);
+    }
 }

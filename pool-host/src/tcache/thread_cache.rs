@@ -20,7 +20,7 @@
 use super::barrier;
 use crate::class::{CLASSES, Class};
 use crate::depot::{BATCH, Batch};
-use crate::pages::PAGE;
+use crate::pages::{PAGE, end_for};
 use crate::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire,
     Ordering::Relaxed, Ordering::Release,
@@ -173,6 +173,18 @@ impl ThreadCache {
         }
         self.end();
         fits
+    }
+
+    /// Puts a block as [`ThreadCache::put`] does, and ends the program if it is the one that was put
+    /// last.
+    #[inline]
+    pub(crate) fn put_new(&self, class: Class, block: *mut u8) -> bool {
+        let len = self.bins[class.number() % CLASSES].state.load(Relaxed) & LEN;
+        let last = &self.slots[class.number() % CLASSES][len.wrapping_sub(1) as usize % SLOTS];
+        if len > 0 && last.load(Relaxed) == block {
+            end_for(block);
+        }
+        self.put(class, block)
     }
 
     /// Begins work of the owner. Returns false if another thread works on the blocks.

@@ -125,7 +125,8 @@ fn check(cache: &Cache, below: &Below, live: usize) -> TcacheStats {
     let (stats, pages) = (cache.stats(), cache.pages.stats());
     assert_eq!(stats.live_bytes, live as u64, "{stats:?}");
     let all = below.live() as u64 + pages.used + pages.dirty;
-    let known = stats.live_bytes + stats.cached_bytes() + between_blocks(cache) as u64;
+    let free = stats.cached_bytes() + stats.span_bytes;
+    let known = stats.live_bytes + free + between_blocks(cache) as u64;
     assert_eq!(all, known, "{stats:?}");
     stats
 }
@@ -253,13 +254,14 @@ fn blocks_that_no_request_needs_decay_to_none() {
     for block in blocks {
         free(&cache, None, 1000, block, &below);
     }
-    let idle = || cache.stats().depot_bytes;
+    let idle = || cache.stats().depot_bytes + cache.stats().span_bytes;
     let before = idle();
     let look = |now| cache.look(now, None, &below.inner());
     look(999);
     assert_eq!(idle(), before, "not before a tenth of the time");
     (1..=12).for_each(|second| look(1000 * second));
-    assert_eq!(check(&cache, &below, 0).depot_bytes, 0);
+    check(&cache, &below, 0);
+    assert_eq!(idle(), 0);
 }
 
 /// A span of which one block is in use loses the memory of its free pages.
@@ -445,6 +447,29 @@ fn a_visit_leaves_a_thread_what_it_uses() {
         cache.look(1000 * second, local, &below.inner());
         assert_eq!(check(&cache, &below, 0).thread_cache_bytes, 64, "after {second} s");
     }
+}
+
+/// A thread that reads the clock gives up what it did not need since it last did.
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no pages of ours")]
+fn what_a_thread_does_not_need_leaves_its_cache() {
+    let below = Below::new(usize::MAX);
+    let cache = cache(64 * MIB, MIB);
+    let local = cache.thread_caches.enter();
+    let blocks: Vec<_> = (0..16).map(|_| allocate(&cache, local, 1000, &below)).collect();
+    blocks.into_iter().for_each(|block| free(&cache, local, 1000, block, &below));
+    let blocks = || check(&cache, &below, 0).thread_cache_bytes / held(1000) as u64;
+    let before = blocks();
+    assert!(before >= 8, "{before}");
+    for second in 1..10 {
+        let block = allocate(&cache, local, 64, &below);
+        free(&cache, local, 64, block, &below);
+        cache.look(1000 * second, local, &below.inner());
+        if second == 1 {
+            assert!(blocks() >= 16, "as many were just needed");
+        }
+    }
+    assert_eq!(blocks(), 0);
 }
 
 /// Without decay too, runs that were freed a moment ago are part of the bound.

@@ -1,0 +1,313 @@
+//! [`CHeap`]: the tcache for an allocator in C, whose `free` knows the address alone.
+#![expect(unsafe_code, reason = "blocks of an allocator are pointers")]
+
+use super::inner::Inner;
+use super::role::SERVING;
+use super::stats::TcacheStats;
+use super::thread::{CACHE, own_thread_cache, thread_cache};
+use super::{Tcache, background, role};
+use crate::class::{Class, LARGEST_PART};
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::{stderr, system};
+use std::alloc::{GlobalAlloc, Layout};
+use std::ptr::{self, NonNull};
+
+/// The heap of a `malloc` that is written in another language.
+///
+/// It is the cache of the process as [`Tcache`] is, with its settings, but for the inner allocator:
+/// what it cannot serve it refuses, for the caller to serve otherwise. A block is freed by its address
+/// alone, and [`CHeap::has`] tells whether it is one of this heap. A process has one: a second, and a
+/// `Tcache` beside it, serve nothing.
+///
+/// No function but [`CHeap::start_by_environment`] allocates, but for making the background thread and
+/// for registering what runs at the end of a thread, and none changes `errno`; so a `malloc` may call
+/// them at any time. Like `malloc` it may not be called from a signal handler. A child after `fork`
+/// may use it. While a thread forks, requests of other threads are refused that need a lock.
+///
+/// ```
+/// # mod bucketpool { pub use pool_core::*; pub mod host { pub use pool_host::*; } }
+/// use bucketpool::host::CHeap;
+///
+/// static HEAP: CHeap = CHeap::new();
+///
+/// assert!(HEAP.allocate(100, 16).is_none()); // not started
+/// assert!(HEAP.start_by_environment());
+/// let block = HEAP.allocate(100, 16).ok_or("no memory")?;
+/// assert!(HEAP.has(block.as_ptr()));
+/// // SAFETY: `block` came from this heap, and is not used again.
+/// unsafe { HEAP.free(block) };
+/// assert_eq!(HEAP.allocate(100, 16), Some(block)); // the same memory, warm
+/// # Ok::<(), &str>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct CHeap {
+    tcache: Tcache<Nothing>,
+}
+
+/// An inner allocator that has no memory.
+#[derive(Debug, Default)]
+struct Nothing;
+
+// SAFETY: it returns no block.
+unsafe impl GlobalAlloc for Nothing {
+    unsafe fn alloc(&self, _: Layout) -> *mut u8 {
+        ptr::null_mut()
+    }
+    unsafe fn dealloc(&self, _: *mut u8, _: Layout) {}
+}
+
+impl Default for Tcache<Nothing> {
+    fn default() -> Self {
+        Self::over(Nothing)
+    }
+}
+
+const NOTHING: Inner<'static, Nothing> = Inner(&Nothing);
+
+/// Prints the summary when the process ends.
+extern "C" fn print_stats() {
+    stderr::summarize(&CACHE.stats());
+}
+
+impl CHeap {
+    /// Creates a heap that is not started.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { tcache: Tcache::over(Nothing) }
+    }
+
+    /// Starts the heap, so that it serves requests, with the words of the environment variable
+    /// `BUCKETPOOL_HOST` ([`Tcache`]). Returns whether it does.
+    ///
+    /// It does not start if a word is `off`, if a sanitizer or Valgrind watches the program and no
+    /// word is `on`, if a `Tcache` of the program was first, or if the C library cannot register
+    /// handlers for `fork`. A line on stderr reports an unknown word, and `check`, which has no effect.
+    ///
+    /// In a set-user-ID, set-group-ID or otherwise privileged program (`AT_SECURE`) it reads no
+    /// word, since a user without the privileges chooses the environment.
+    ///
+    /// It reads the environment with `getenv`, and calls `dlsym`, which may allocate.
+    pub fn start_by_environment(&'static self) -> bool {
+        let settings = self.tcache.settings.with_environment();
+        settings.report_ineffective(true);
+        let serves = !settings.is_off() && self.tcache.set_up(&settings, print_stats);
+        if serves {
+            self.tcache.role.store(SERVING, Relaxed);
+        } else {
+            self.tcache.role.store(role::PASSING, Relaxed);
+        }
+        serves
+    }
+
+    #[inline]
+    fn serves(&self) -> bool {
+        self.tcache.role.load(Relaxed) == SERVING
+    }
+
+    /// Returns a block of at least `bytes` bytes; its contents are not specified.
+    ///
+    /// Returns `None` if there are no addresses or no memory, for more than 256 GiB, for an
+    /// alignment that is no power of two or above 2 MiB, while another thread forks if a lock is
+    /// needed, and if the heap is not started.
+    #[inline]
+    pub fn allocate(&self, bytes: usize, align: usize) -> Option<NonNull<u8>> {
+        let class = part_class(bytes, align);
+        if self.serves() {
+            let recent = match class {
+                Some(class) => thread_cache().take(class),
+                None if align.is_power_of_two() => {
+                    CACHE.take_large(thread_cache(), layout(bytes, align)?)
+                }
+                None => return None,
+            };
+            if let Some(block) = recent {
+                return NonNull::new(block);
+            }
+        }
+        self.allocate_slow(class, bytes, align).map(|(block, _)| block)
+    }
+
+    /// Returns a block of at least `bytes` bytes that read as zeroes; otherwise as
+    /// [`CHeap::allocate`]. Pages that come from the system are not written.
+    #[inline]
+    pub fn allocate_zeroed(&self, bytes: usize, align: usize) -> Option<NonNull<u8>> {
+        let class = part_class(bytes, align);
+        let recent = class.filter(|_| self.serves()).and_then(|class| thread_cache().take(class));
+        let (block, is_zero) = match recent {
+            Some(block) => (NonNull::new(block)?, false),
+            None => self.allocate_slow(class, bytes, align)?,
+        };
+        if !is_zero {
+            // SAFETY: the block holds at least that many bytes, and this thread owns it.
+            unsafe { block.write_bytes(0, bytes) };
+        }
+        Some(block)
+    }
+
+    /// Returns a block, and whether it reads as zeroes.
+    #[cold]
+    #[inline(never)]
+    fn allocate_slow(
+        &self,
+        class: Option<Class>,
+        bytes: usize,
+        align: usize,
+    ) -> Option<(NonNull<u8>, bool)> {
+        if !self.serves() {
+            return None;
+        }
+        let layout = layout(bytes, align)?;
+        system::keeping_errno(|| {
+            background::wake();
+            let local = own_thread_cache();
+            let taken = match class {
+                Some(class) => CACHE.take_part(local, class, &NOTHING)?,
+                None => CACHE.take_run(local, layout, &NOTHING)?,
+            };
+            Some((NonNull::new(taken.block)?, taken.zeroed))
+        })
+    }
+
+    /// Frees a block. It does not change `errno`.
+    ///
+    /// At an address where no block begins it ends the program; at a block that is free already, if it
+    /// finds that out: always for one of 60 KiB and more, else for the one that the thread freed last,
+    /// and for one whose page has no other block in use any more.
+    ///
+    /// # Safety
+    ///
+    /// The block must come from this heap and must not be used again.
+    #[inline]
+    pub unsafe fn free(&self, block: NonNull<u8>) {
+        let block = block.as_ptr();
+        match CACHE.pages.part_at(block) {
+            Some(class) if thread_cache().put_new(class, block) => {}
+            // SAFETY: as the caller says.
+            None if unsafe { CACHE.put_large(thread_cache(), block) } => {}
+            // SAFETY: as the caller says.
+            class => unsafe { free_slow(class, block) },
+        }
+    }
+
+    /// Returns whether an address is in this heap.
+    ///
+    /// It costs two loads and a comparison.
+    #[inline]
+    #[must_use]
+    pub fn has(&self, address: *const u8) -> bool {
+        CACHE.pages.has(address.cast_mut())
+    }
+
+    /// Returns how many bytes a block holds, which is at least what was asked for.
+    ///
+    /// # Safety
+    ///
+    /// The block must come from this heap and must be in use.
+    #[inline]
+    #[must_use]
+    pub unsafe fn usable_bytes(&self, block: NonNull<u8>) -> usize {
+        let block = block.as_ptr();
+        CACHE.pages.part_at(block).map_or_else(|| CACHE.pages.bytes_of(block), Class::bytes)
+    }
+
+    /// Resizes a block to at least `bytes` bytes, in place or by moving what it holds. Returns the
+    /// resized block, which is aligned to `align`; `None` if there is no memory, and for a block
+    /// that would grow while another thread forks, and then the block is unchanged.
+    ///
+    /// A block below 64 KiB stays in place if it has no more than twice the bytes. A larger one that
+    /// moves gets a place with room for more growth; one that shrinks by less than an eighth and
+    /// 256 KiB keeps its pages.
+    ///
+    /// # Safety
+    ///
+    /// The block must come from this heap with this alignment, and must be in use. Unless the
+    /// result is `None`, only the result may be used from then on.
+    #[must_use]
+    pub unsafe fn resize(
+        &self,
+        block: NonNull<u8>,
+        bytes: usize,
+        align: usize,
+    ) -> Option<NonNull<u8>> {
+        // SAFETY: as the caller says.
+        let held = unsafe { self.usable_bytes(block) };
+        let is_part = CACHE.pages.part_at(block.as_ptr()).is_some();
+        if is_part && bytes <= held && bytes >= held / 2 {
+            return Some(block);
+        }
+        let (old, new) = (layout(held, align)?, layout(bytes, align)?);
+        if !is_part && part_class(bytes, align).is_none() {
+            return system::keeping_errno(|| {
+                background::wake();
+                // SAFETY: as the caller says; the block is a run, and stays one.
+                let resized =
+                    unsafe { CACHE.resize_run(own_thread_cache(), block.as_ptr(), old, new) };
+                NonNull::new(resized?)
+            });
+        }
+        let moved = self.allocate(bytes, align)?;
+        // SAFETY: both hold that many bytes, and they are two blocks.
+        unsafe { moved.copy_from_nonoverlapping(block, held.min(bytes)) };
+        // SAFETY: as the caller says.
+        unsafe { self.free(block) };
+        Some(moved)
+    }
+
+    /// Gives cached memory back to the system, at least `bytes` bytes or all that can be reached.
+    /// Returns the bytes that went: 0 while another thread forks.
+    pub fn trim(&self, bytes: u64) -> u64 {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let trim = || if bytes == usize::MAX { CACHE.clear(&NOTHING) } else { CACHE.trim(bytes) };
+        system::keeping_errno(|| if self.serves() { trim() as u64 } else { 0 })
+    }
+
+    /// Prepares for a filter of system calls, as [`Tcache::enter_sandbox`] does. A child of `vfork`
+    /// changes nothing.
+    pub fn enter_sandbox(&self) {
+        if self.serves() {
+            self.tcache.enter_sandbox();
+        }
+    }
+
+    /// Returns what it has counted, and the bytes that it has.
+    #[must_use]
+    pub fn stats(&self) -> TcacheStats {
+        if self.serves() { CACHE.stats() } else { TcacheStats::default() }
+    }
+}
+
+/// Returns the layout of a request; `None` for an alignment that is no power of two, and a size that
+/// overflows with it.
+fn layout(bytes: usize, align: usize) -> Option<Layout> {
+    Layout::from_size_align(bytes.max(1), align).ok()
+}
+
+/// Returns the class of a request that a part of a span serves; `None` for a larger one.
+#[inline]
+fn part_class(bytes: usize, align: usize) -> Option<Class> {
+    if bytes > LARGEST_PART || align > LARGEST_PART || !align.is_power_of_two() {
+        return None;
+    }
+    // SAFETY: the alignment is a power of two, and both are far below the largest size.
+    let layout = unsafe { Layout::from_size_align_unchecked(bytes.max(1), align) };
+    Class::of(layout).filter(|class| !class.is_paged())
+}
+
+/// Frees a block that the thread cache does not take.
+///
+/// # Safety
+///
+/// As for [`CHeap::free`].
+#[cold]
+#[inline(never)]
+unsafe fn free_slow(class: Option<Class>, block: *mut u8) {
+    let local = own_thread_cache();
+    match class {
+        // SAFETY: as the caller says; the block is one of this class.
+        Some(class) => system::keeping_errno(|| unsafe {
+            CACHE.free(local, class, block, &NOTHING);
+        }),
+        // SAFETY: as the caller says.
+        None => unsafe { CACHE.free_run(local, block) },
+    }
+}
