@@ -84,6 +84,18 @@ impl Class {
         Self::of_size((bytes + align - 1) & !(align - 1))
     }
 
+    /// Returns the class of a request that a part of a span serves; `None` for a larger one, and for
+    /// an alignment that is no power of two.
+    #[inline]
+    pub(crate) const fn of_part(bytes: usize, align: usize) -> Option<Self> {
+        if bytes > LARGEST_PART || align > MOST_ALIGN || !align.is_power_of_two() {
+            return None;
+        }
+        let bytes = if bytes == 0 { 1 } else { bytes };
+        let bytes = if align <= STEP { bytes } else { (bytes + align - 1) & !(align - 1) };
+        if bytes > LARGEST_PART { None } else { Self::of_size(bytes) }
+    }
+
     /// Returns the class of blocks of so many bytes.
     #[inline]
     const fn of_size(bytes: usize) -> Option<Self> {

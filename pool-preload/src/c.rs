@@ -20,17 +20,19 @@ pub(crate) extern "C" fn malloc(bytes: usize) -> *mut u8 {
 
 #[inline]
 fn malloc_plain(bytes: usize) -> *mut u8 {
+    match HEAP.allocate_cached(bytes, ALIGN) {
+        Some(block) => block.as_ptr(),
+        None => malloc_slow(bytes),
+    }
+}
+
+/// Allocates what the thread has not cached. A function, so that [`malloc`] saves no register for it.
+#[inline(never)]
+extern "C" fn malloc_slow(bytes: usize) -> *mut u8 {
     let block = heap::allocate(bytes, ALIGN);
     if !block.is_null() {
         return block;
     }
-    malloc_next(bytes)
-}
-
-/// Allocates from the C library.
-#[cold]
-#[inline(never)]
-extern "C" fn malloc_next(bytes: usize) -> *mut u8 {
     // SAFETY: the C library's `malloc` takes any size.
     heap::or_trim(bytes, || unsafe { __libc_malloc(bytes) })
 }
@@ -51,8 +53,22 @@ extern "C" fn malloc_traced(bytes: usize) -> *mut u8 {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn free(block: *mut u8) {
     if tracing::is_on() {
-        tracing::freed(block);
+        // SAFETY: as the caller says.
+        return unsafe { free_traced(block) };
     }
+    // SAFETY: as the caller says.
+    unsafe { free_plain(block) };
+}
+
+/// Frees a block as [`free`] does, and records it.
+///
+/// # Safety
+///
+/// As for [`free`].
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn free_traced(block: *mut u8) {
+    tracing::freed(block);
     // SAFETY: as the caller says.
     unsafe { free_plain(block) };
 }
@@ -64,11 +80,24 @@ pub(crate) unsafe extern "C" fn free(block: *mut u8) {
 /// As for [`free`].
 #[inline]
 unsafe fn free_plain(block: *mut u8) {
-    match heap::own(block) {
-        // SAFETY: as the caller says; the block is in the heap.
-        Some(block) => unsafe { HEAP.free(block) },
+    // SAFETY: as the caller says.
+    if !unsafe { HEAP.free_cached(block) } {
+        // SAFETY: as the caller says.
+        unsafe { free_slow(block) };
+    }
+}
+
+/// Frees a block that the thread does not cache. A function, so that [`free`] saves no register for it.
+///
+/// # Safety
+///
+/// As for [`free`].
+#[inline(never)]
+unsafe extern "C" fn free_slow(block: *mut u8) {
+    // SAFETY: as the caller says.
+    if !unsafe { HEAP.free(block) } {
         // SAFETY: as the caller says; what is not in the heap is the C library's.
-        None => unsafe { __libc_free(block) },
+        unsafe { __libc_free(block) };
     }
 }
 

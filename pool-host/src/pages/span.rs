@@ -258,15 +258,11 @@ fn give_back_of(first: u32, class: Class, pages: &Pages) {
 }
 
 impl Pages {
-    /// Returns the class of a block of a span; `None` for one of no span. Ends the program at an
-    /// address inside of a span where no block begins.
+    /// Returns the class of a block of a span; `None` for one of no span.
     #[inline]
     pub(crate) fn part_at(&self, block: *mut u8) -> Option<Class> {
-        let (class, _, from_first) = self.span_at(block)?;
-        if !class.divides(from_first) {
-            end_for(block);
-        }
-        Some(class)
+        let number = self.page_at(block)?;
+        Some(self.page(number as usize).span()?.0)
     }
 
     /// Returns the class of the span in which an address is, the first page of the span, and the bytes

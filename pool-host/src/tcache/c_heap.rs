@@ -6,7 +6,7 @@ use super::role::SERVING;
 use super::stats::TcacheStats;
 use super::thread::{CACHE, own_thread_cache, thread_cache};
 use super::{Tcache, background, role};
-use crate::class::{Class, LARGEST_PART};
+use crate::class::Class;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::{stderr, system};
 use std::alloc::{GlobalAlloc, Layout};
@@ -35,7 +35,7 @@ use std::ptr::{self, NonNull};
 /// let block = HEAP.allocate(100, 16).ok_or("no memory")?;
 /// assert!(HEAP.has(block.as_ptr()));
 /// // SAFETY: `block` came from this heap, and is not used again.
-/// unsafe { HEAP.free(block) };
+/// assert!(unsafe { HEAP.free(block.as_ptr()) });
 /// assert_eq!(HEAP.allocate(100, 16), Some(block)); // the same memory, warm
 /// # Ok::<(), &str>(())
 /// ```
@@ -66,7 +66,12 @@ const NOTHING: Inner<'static, Nothing> = Inner(&Nothing);
 
 /// Prints the summary when the process ends.
 extern "C" fn print_stats() {
-    stderr::summarize(&CACHE.stats());
+    let stats = CACHE.stats();
+    if stats.failures > 0 && stats.allocations == stats.failures {
+        stderr::summarize(&"no addresses for pages, so the C library served all");
+    } else {
+        stderr::summarize(&stats);
+    }
 }
 
 impl CHeap {
@@ -104,6 +109,16 @@ impl CHeap {
         self.tcache.role.load(Relaxed) == SERVING
     }
 
+    /// Returns a block of at most 60 KiB that this thread has cached, as [`CHeap::allocate`] does first.
+    ///
+    /// For a `malloc` that wants this part inlined, and the rest behind a call.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a call costs as much as the rest")]
+    pub fn allocate_cached(&self, bytes: usize, align: usize) -> Option<NonNull<u8>> {
+        // Before the heap is started, no thread has a cache.
+        NonNull::new(thread_cache().take(Class::of_part(bytes, align)?)?)
+    }
+
     /// Returns a block of at least `bytes` bytes; its contents are not specified.
     ///
     /// Returns `None` if there are no addresses or no memory, for more than 256 GiB, for an
@@ -111,31 +126,17 @@ impl CHeap {
     /// needed, and if the heap is not started.
     #[inline]
     pub fn allocate(&self, bytes: usize, align: usize) -> Option<NonNull<u8>> {
-        let class = part_class(bytes, align);
-        if self.serves() {
-            let recent = match class {
-                Some(class) => thread_cache().take(class),
-                None if align.is_power_of_two() => {
-                    CACHE.take_large(thread_cache(), layout(bytes, align)?)
-                }
-                None => return None,
-            };
-            if let Some(block) = recent {
-                return NonNull::new(block);
-            }
-        }
-        self.allocate_slow(class, bytes, align).map(|(block, _)| block)
+        let cached = self.allocate_cached(bytes, align);
+        cached.or_else(|| self.allocate_slow(bytes, align).map(|(block, _)| block))
     }
 
     /// Returns a block of at least `bytes` bytes that read as zeroes; otherwise as
     /// [`CHeap::allocate`]. Pages that come from the system are not written.
     #[inline]
     pub fn allocate_zeroed(&self, bytes: usize, align: usize) -> Option<NonNull<u8>> {
-        let class = part_class(bytes, align);
-        let recent = class.filter(|_| self.serves()).and_then(|class| thread_cache().take(class));
-        let (block, is_zero) = match recent {
-            Some(block) => (NonNull::new(block)?, false),
-            None => self.allocate_slow(class, bytes, align)?,
+        let (block, is_zero) = match self.allocate_cached(bytes, align) {
+            Some(block) => (block, false),
+            None => self.allocate_slow(bytes, align)?,
         };
         if !is_zero {
             // SAFETY: the block holds at least that many bytes, and this thread owns it.
@@ -145,18 +146,18 @@ impl CHeap {
     }
 
     /// Returns a block, and whether it reads as zeroes.
-    #[cold]
     #[inline(never)]
-    fn allocate_slow(
-        &self,
-        class: Option<Class>,
-        bytes: usize,
-        align: usize,
-    ) -> Option<(NonNull<u8>, bool)> {
+    fn allocate_slow(&self, bytes: usize, align: usize) -> Option<(NonNull<u8>, bool)> {
+        let layout = layout(bytes, align)?;
         if !self.serves() {
             return None;
         }
-        let layout = layout(bytes, align)?;
+        let class = Class::of_part(bytes, align);
+        if class.is_none()
+            && let Some(block) = CACHE.take_large(thread_cache(), layout)
+        {
+            return Some((NonNull::new(block)?, false));
+        }
         system::keeping_errno(|| {
             background::wake();
             let local = own_thread_cache();
@@ -168,25 +169,45 @@ impl CHeap {
         })
     }
 
-    /// Frees a block. It does not change `errno`.
-    ///
-    /// At an address where no block begins it ends the program; at a block that is free already, if it
-    /// finds that out: always for one of 60 KiB and more, else for the one that the thread freed last,
-    /// and for one whose page has no other block in use any more.
+    /// Frees a block of at most 60 KiB into the cache of this thread, as [`CHeap::free`] does first.
+    /// Returns false if it does not, and then nothing is done.
     ///
     /// # Safety
     ///
-    /// The block must come from this heap and must not be used again.
-    #[inline]
-    pub unsafe fn free(&self, block: NonNull<u8>) {
-        let block = block.as_ptr();
+    /// A block of this heap must not be used again, unless the result is false.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a call costs as much as the rest")]
+    pub unsafe fn free_cached(&self, block: *mut u8) -> bool {
+        CACHE.pages.part_at(block).is_some_and(|class| thread_cache().put_new(class, block))
+    }
+
+    /// Frees a block of this heap; returns false for one that is not, and then nothing is done. It does
+    /// not change `errno`.
+    ///
+    /// It ends the program at a block that is free already, and at an address of this heap where no
+    /// block begins, if it finds that out: of blocks from 60 KiB always; of smaller ones when they go
+    /// back to their pages, and for the one that the thread freed last.
+    ///
+    /// # Safety
+    ///
+    /// A block of this heap must not be used again.
+    pub unsafe fn free(&self, block: *mut u8) -> bool {
+        // SAFETY: as the caller says.
+        if unsafe { self.free_cached(block) } {
+            return true;
+        }
         match CACHE.pages.part_at(block) {
-            Some(class) if thread_cache().put_new(class, block) => {}
+            // SAFETY: as the caller says; the block is one of this class.
+            Some(class) => system::keeping_errno(|| unsafe {
+                CACHE.free(own_thread_cache(), class, block, &NOTHING);
+            }),
+            None if !CACHE.pages.has(block) => return false,
             // SAFETY: as the caller says.
             None if unsafe { CACHE.put_large(thread_cache(), block) } => {}
             // SAFETY: as the caller says.
-            class => unsafe { free_slow(class, block) },
+            None => unsafe { CACHE.free_run(own_thread_cache(), block) },
         }
+        true
     }
 
     /// Returns whether an address is in this heap.
@@ -236,7 +257,7 @@ impl CHeap {
             return Some(block);
         }
         let (old, new) = (layout(held, align)?, layout(bytes, align)?);
-        if !is_part && part_class(bytes, align).is_none() {
+        if !is_part && Class::of_part(bytes, align).is_none() {
             return system::keeping_errno(|| {
                 background::wake();
                 // SAFETY: as the caller says; the block is a run, and stays one.
@@ -249,7 +270,7 @@ impl CHeap {
         // SAFETY: both hold that many bytes, and they are two blocks.
         unsafe { moved.copy_from_nonoverlapping(block, held.min(bytes)) };
         // SAFETY: as the caller says.
-        unsafe { self.free(block) };
+        unsafe { self.free(block.as_ptr()) };
         Some(moved)
     }
 
@@ -280,34 +301,4 @@ impl CHeap {
 /// overflows with it.
 fn layout(bytes: usize, align: usize) -> Option<Layout> {
     Layout::from_size_align(bytes.max(1), align).ok()
-}
-
-/// Returns the class of a request that a part of a span serves; `None` for a larger one.
-#[inline]
-fn part_class(bytes: usize, align: usize) -> Option<Class> {
-    if bytes > LARGEST_PART || align > LARGEST_PART || !align.is_power_of_two() {
-        return None;
-    }
-    // SAFETY: the alignment is a power of two, and both are far below the largest size.
-    let layout = unsafe { Layout::from_size_align_unchecked(bytes.max(1), align) };
-    Class::of(layout).filter(|class| !class.is_paged())
-}
-
-/// Frees a block that the thread cache does not take.
-///
-/// # Safety
-///
-/// As for [`CHeap::free`].
-#[cold]
-#[inline(never)]
-unsafe fn free_slow(class: Option<Class>, block: *mut u8) {
-    let local = own_thread_cache();
-    match class {
-        // SAFETY: as the caller says; the block is one of this class.
-        Some(class) => system::keeping_errno(|| unsafe {
-            CACHE.free(local, class, block, &NOTHING);
-        }),
-        // SAFETY: as the caller says.
-        None => unsafe { CACHE.free_run(local, block) },
-    }
 }

@@ -116,7 +116,7 @@ fn below_an_address_limit_the_c_library_serves() {
     let output = command.output().expect("a shell");
     is_done(&output);
     let text = errors(&output);
-    assert!(text.ends_with("no large block, so the C library served all\n"), "{text}");
+    assert!(text.ends_with("no addresses for pages, so the C library served all\n"), "{text}");
 }
 
 #[test]

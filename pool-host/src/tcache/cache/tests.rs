@@ -457,7 +457,9 @@ fn what_a_thread_does_not_need_leaves_its_cache() {
     let cache = cache(64 * MIB, MIB);
     let local = cache.thread_caches.enter();
     let blocks: Vec<_> = (0..16).map(|_| allocate(&cache, local, 1000, &below)).collect();
-    blocks.into_iter().for_each(|block| free(&cache, local, 1000, block, &below));
+    for block in blocks {
+        free(&cache, local, 1000, block, &below);
+    }
     let blocks = || check(&cache, &below, 0).thread_cache_bytes / held(1000) as u64;
     let before = blocks();
     assert!(before >= 8, "{before}");
