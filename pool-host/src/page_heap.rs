@@ -153,37 +153,7 @@ impl PageHeap {
     ///
     /// It does not if the C library cannot register handlers for `fork`.
     pub fn start(&'static self) -> bool {
-        self.start_with(&self.settings)
-    }
-
-    /// Starts the heap as [`PageHeap::start`] does, with the words of the environment variable
-    /// `BUCKETPOOL_HOST` over the settings.
-    ///
-    /// It does not start if a word is `off`, or if a sanitizer or Valgrind watches the program and
-    /// no word is `on`. The other words are `background`, `background=off`, `huge` (advises the
-    /// system to make huge pages), `stats` (prints [`PageHeap::stats`] on stderr when a process
-    /// exits, also if the program has closed its stderr by then), `limit=SIZE` and
-    /// `decay=MILLISECONDS`. A line on stderr reports an unknown word, and those that have no
-    /// effect on a page heap: `check` and `thread`.
-    ///
-    /// In a set-user-ID, set-group-ID or otherwise privileged program (`AT_SECURE`) it reads no
-    /// word, since a user without the privileges chooses the environment.
-    ///
-    /// It reads the environment with `getenv`, and calls `dlsym`, which may allocate.
-    pub fn start_by_environment(&'static self) -> bool {
-        let settings = self.settings.with_environment();
-        settings.report_ineffective(false);
-        if settings.is_off() {
-            return false;
-        }
-        let started = self.start_with(&settings);
-        if started && settings.stats {
-            heaps::print_at_exit();
-        }
-        started
-    }
-
-    fn start_with(&'static self, settings: &Settings) -> bool {
+        let settings = &self.settings;
         if self.starts.swap(true, Relaxed) {
             return self.is_started_soon();
         }

@@ -79,17 +79,12 @@ impl Settings {
         self.mode == Mode::Off || self.mode == Mode::Auto && system::is_watched()
     }
 
-    /// Reports words that a heap of blocks without a layout does not use, on stderr: `check`, and
-    /// where threads cache nothing, `thread`.
-    pub(crate) fn report_ineffective(&self, have_caches: bool) {
-        let check = (self.mode == Mode::Checked).then_some("check");
-        let is_set = self.thread_limit != Self::DEFAULT.thread_limit;
-        let thread = (is_set && !have_caches).then_some("thread");
-        for word in [check, thread].into_iter().flatten() {
+    /// Reports on stderr that `check` has no effect, where blocks are freed without a layout.
+    pub(crate) fn report_ineffective(&self) {
+        if self.mode == Mode::Checked {
             stderr::say(&[
-                b"bucketpool: BUCKETPOOL_HOST: `",
-                word.as_bytes(),
-                b"` is for programs that have a Tcache; it has no effect here\n",
+                b"bucketpool: BUCKETPOOL_HOST: `check` is for programs that have a Tcache; it has no \
+                  effect here\n",
             ]);
         }
     }

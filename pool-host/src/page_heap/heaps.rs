@@ -3,8 +3,8 @@
 use super::{PageHeap, THREAD_FROM};
 use crate::background::{Background, LOOKING_STACK};
 use crate::pages::Pages;
+use crate::process;
 use crate::sync::atomic::{AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-use crate::{process, stderr, system};
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::OnceLock;
@@ -14,8 +14,6 @@ use std::sync::OnceLock;
 static LAST: AtomicPtr<PageHeap> = AtomicPtr::new(ptr::null_mut());
 /// Whether the handlers for a fork are registered.
 static WATCHES_FORKS: OnceLock<bool> = OnceLock::new();
-/// Whether the statistics are printed when the process exits.
-static PRINTS: OnceLock<()> = OnceLock::new();
 
 /// The thread that looks after all heaps that want it.
 static THREAD: Background = Background::new(LOOKING_STACK);
@@ -114,20 +112,4 @@ fn watch_forks() -> bool {
     let registered =
         unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) == 0 };
     registered
-}
-
-/// Has each heap that served a request print its statistics when the process exits, once. Without
-/// one the process says so.
-pub(super) fn print_at_exit() {
-    extern "C" fn print() {
-        let used = || all().map(PageHeap::stats).filter(|stats| stats.allocations > 0);
-        used().for_each(|stats| stderr::summarize(&stats));
-        if used().next().is_none() {
-            stderr::summarize(&"no large block, so the C library served all");
-        }
-    }
-    PRINTS.get_or_init(|| {
-        stderr::keep();
-        system::at_exit(print);
-    });
 }

@@ -94,7 +94,7 @@ impl CHeap {
     /// It reads the environment with `getenv`, and calls `dlsym`, which may allocate.
     pub fn start_by_environment(&'static self) -> bool {
         let settings = self.tcache.settings.with_environment();
-        settings.report_ineffective(true);
+        settings.report_ineffective();
         let serves = !settings.is_off() && self.tcache.set_up(&settings, print_stats);
         if serves {
             self.tcache.role.store(SERVING, Relaxed);
@@ -274,12 +274,12 @@ impl CHeap {
         Some(moved)
     }
 
-    /// Gives cached memory back to the system, at least `bytes` bytes or all that can be reached.
-    /// Returns the bytes that went: 0 while another thread forks.
+    /// Gives cached memory back to the system, the oldest first, until at least `bytes` bytes went or
+    /// none is left. Returns the bytes that went: 0 while another thread forks. What threads cache for
+    /// themselves stays.
     pub fn trim(&self, bytes: u64) -> u64 {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let trim = || if bytes == usize::MAX { CACHE.clear(&NOTHING) } else { CACHE.trim(bytes) };
-        system::keeping_errno(|| if self.serves() { trim() as u64 } else { 0 })
+        system::keeping_errno(|| if self.serves() { CACHE.trim(bytes) as u64 } else { 0 })
     }
 
     /// Prepares for a filter of system calls, as [`Tcache::enter_sandbox`] does. A child of `vfork`

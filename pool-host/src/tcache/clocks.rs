@@ -1,6 +1,6 @@
 //! When it is time for what `decay.rs` does.
 
-use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// Steps of one decay time.
 const STEPS: u64 = 10;
@@ -14,7 +14,9 @@ pub(super) struct Clocks {
     pub(super) every: AtomicU64,
     /// The last step.
     stepped_at: AtomicU64,
-    /// When memory pressure was last read.
+    /// Whether memory pressure is read, for which a file is opened.
+    feels: AtomicBool,
+    /// When it was last read.
     felt_at: AtomicU64,
     /// Factor by which decay is faster while memory is short; 1 otherwise.
     pub(super) haste: AtomicU64,
@@ -27,6 +29,7 @@ impl Clocks {
         Self {
             every: AtomicU64::new(0),
             stepped_at: AtomicU64::new(0),
+            feels: AtomicBool::new(false),
             felt_at: AtomicU64::new(0),
             haste: AtomicU64::new(1),
             small_bytes: AtomicUsize::new(0),
@@ -37,6 +40,11 @@ impl Clocks {
     pub(super) fn set(&self, decay: u64, now: u64) {
         self.every.store(decay.div_ceil(STEPS), Relaxed);
         self.stepped_at.store(now, Relaxed);
+    }
+
+    /// Has the memory pressure read from now on.
+    pub(super) fn feel(&self) {
+        self.feels.store(true, Relaxed);
     }
 
     /// Returns whether it is time for a step, for one caller.
@@ -51,7 +59,8 @@ impl Clocks {
     /// Returns whether it is time to read the memory pressure, for one caller.
     pub(super) fn feels(&self, now: u64) -> bool {
         let before = self.felt_at.load(Relaxed);
-        self.every.load(Relaxed) > 0
+        self.feels.load(Relaxed)
+            && self.every.load(Relaxed) > 0
             && now.saturating_sub(before) >= FEEL_EVERY
             && self.felt_at.compare_exchange(before, now, Relaxed, Relaxed).is_ok()
     }

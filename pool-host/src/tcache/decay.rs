@@ -6,7 +6,8 @@
 //!   Cache::look_now     also the background thread
 //!     age               a tenth of the decay time has passed
 //!       own             half of what its thread did not need
-//!       others          all that threads did not need which have not read the clock meanwhile
+//!       visit_parked    in the background thread: all that threads did not need which have not read
+//!                       the clock meanwhile
 //!       Depot::age      half of what no thread needed
 //!     Pages::look       pages beyond the recent need, on a clock of their own
 //! ```
@@ -24,7 +25,6 @@ use crate::depot::BATCH;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::{pressure, system};
 use std::alloc::GlobalAlloc;
-use std::ptr;
 
 /// Steps after which a thread that has not read the clock is taken for one that makes no request.
 const PARKED_AFTER: u64 = 2;
@@ -51,7 +51,7 @@ impl Cache {
     /// Reads the clock and runs the work that is due. Also reads the system's memory pressure, at
     /// most once a second.
     ///
-    /// `own` is the calling thread's thread cache.
+    /// `own` is the calling thread's thread cache; `None` for the background thread.
     pub(super) fn look_now<A: GlobalAlloc>(&self, own: Option<&ThreadCache>, inner: &Inner<'_, A>) {
         let now = system::coarse_milliseconds();
         if !self.pages.is_quiet() && self.clocks.feels(now) {
@@ -77,7 +77,11 @@ impl Cache {
             }
         }
         if self.clocks.steps(now) {
-            self.visit_parked(now.saturating_sub(PARKED_AFTER * every), own, inner);
+            // A program that limits its system calls need not permit this one: the background
+            // thread makes it, which a filter of a program that begins later does not reach.
+            if own.is_none() {
+                self.visit_parked(now.saturating_sub(PARKED_AFTER * every), inner);
+            }
             self.depot.age(&self.pages);
             let small = self.small_bytes();
             self.clocks.small_bytes.store(small, Relaxed);
@@ -109,16 +113,10 @@ impl Cache {
 
     /// Takes back what the next [`CACHES`] threads did not need which have not read the clock since
     /// `before`. What a thread needs that makes a request now and then stays.
-    fn visit_parked<A: GlobalAlloc>(
-        &self,
-        before: u64,
-        own: Option<&ThreadCache>,
-        inner: &Inner<'_, A>,
-    ) {
-        let is_other = |local: &&ThreadCache| own.is_none_or(|own| !ptr::eq(*local, own));
+    fn visit_parked<A: GlobalAlloc>(&self, before: u64, inner: &Inner<'_, A>) {
         let parked = |local: &&ThreadCache| local.looked_at.load(Relaxed) < before;
-        let others = self.thread_caches.next_with_room(CACHES);
-        others.filter(is_other).filter(parked).for_each(|local| self.visit(local, inner));
+        let caches = self.thread_caches.next_with_room(CACHES);
+        caches.filter(parked).for_each(|local| self.visit(local, inner));
     }
 
     /// Takes back the blocks of a thread cache that its thread did not need since the last visit.

@@ -60,6 +60,9 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
     fn decide(&self) -> bool {
         let settings = self.settings.with_environment();
         let serves = !settings.is_off() && self.set_up(&settings, print_stats);
+        if serves {
+            CACHE.clocks.feel();
+        }
         let role = match settings.mode {
             Mode::Checked if serves => {
                 system::at_exit(check_resting);
