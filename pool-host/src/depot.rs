@@ -36,7 +36,8 @@ const RECENT: usize = 2 * BATCH;
 const RECENT_BYTES: usize = 2 * BATCH_BYTES;
 /// Calls of [`Depot::age`] after which a span that nobody used loses the memory of its free pages.
 const CALLS: u32 = 10;
-/// The most spans of a class that lose memory in one call.
+/// The most spans of a class that one call looks at, and that lose memory in it.
+const LOOKS: usize = 256;
 const SPANS: usize = 16;
 
 /// Returns how many blocks of a class move at once.
@@ -267,7 +268,7 @@ impl Depot {
             list.enter(class, pages, |inside| {
                 inside.retire(class, inside.low.div_ceil(2), pages);
                 inside.low = inside.len;
-                inside.spans.give_back(class, CALLS, SPANS, pages);
+                inside.spans.give_back(class, CALLS, (LOOKS, SPANS), pages);
             });
         }
     }
@@ -277,7 +278,7 @@ impl Depot {
         for (class, list) in self.in_use() {
             list.enter(class, pages, |inside| {
                 inside.retire(class, inside.len, pages);
-                inside.spans.give_back(class, 0, usize::MAX, pages);
+                inside.spans.give_back(class, 0, (usize::MAX, usize::MAX), pages);
             });
         }
     }
@@ -332,7 +333,13 @@ impl Depot {
     }
 
     /// Releases the locks after a fork, in the child.
+    ///
+    /// Blocks that came during the fork are lost to it: the program may have told the system to give
+    /// a child not the pages through which they are linked.
     pub(crate) fn in_child(&self) {
-        self.lists.iter().for_each(|list| list.inside.in_child(|_| ()));
+        for list in &self.lists {
+            list.late.store(ptr::null_mut(), Relaxed);
+            list.inside.in_child(|_| ());
+        }
     }
 }

@@ -128,8 +128,8 @@ impl<A> Tcache<A> {
     /// most 1 GiB.
     ///
     /// Pages keep to it with each 16 MiB, or sixteenth of it, that a thread frees. What threads cache
-    /// counts as of the last tenth of the [`decay`](Tcache::decay); free parts of pages of which other
-    /// parts are in use count too, but go back only when the whole page is free.
+    /// counts as of the last tenth of the [`decay`](Tcache::decay). Free parts of pages of which other
+    /// parts are in use do not count.
     #[must_use]
     pub const fn cached_limit(mut self, bytes: u64) -> Self {
         // 0 in the settings is the default.
@@ -243,7 +243,7 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
     /// Gives all cached memory back, also what other threads have cached and do not use meanwhile.
     /// Returns the bytes that went.
     pub fn clear(&self) -> u64 {
-        if self.serves() { CACHE.clear(&self.inner()) as u64 } else { 0 }
+        if self.serves() { CACHE.clear(own_thread_cache(), &self.inner()) as u64 } else { 0 }
     }
 
     /// Prepares for a filter of system calls (seccomp) that permits what the inner allocator needs.

@@ -28,10 +28,12 @@ const NONE: u32 = 0;
 const BITS: usize = u64::BITS as usize;
 /// Bits of [`Page::older`] of a span's first page that hold the first word to search.
 const WORD_BITS: u32 = 12;
+/// In place of a call: the memory of the span's free pages has gone back.
+const GONE: u32 = u32::MAX;
 
 /// Returns the bytes of the spans of a class.
 ///
-/// A span has at least nine blocks. What is behind the last one is never touched.
+/// A span has at least eight blocks. What is behind the last one is never touched.
 pub(crate) const fn span_bytes(class: Class) -> usize {
     match class.bytes() {
         0..=1024 => 64 << 10,
@@ -54,12 +56,17 @@ pub(crate) struct Spans {
     pub(crate) count: usize,
     /// Free blocks in them.
     pub(crate) free: usize,
+    /// Where [`Spans::give_back`] goes on; [`NONE`] for the first span.
+    cursor: u32,
+    /// The calls of [`Spans::give_back`].
+    now: u32,
 }
 
 /// What the entry of a span's first page holds of the span.
 ///
 /// `next` and `previous` link the list, `older` is the number of free blocks and the first word of
-/// marks that may have one, and `newer` the number of looks since a block was taken or came back.
+/// marks that may have one, and `newer` the call of [`Spans::give_back`] before which a block was last
+/// taken or came back, or [`GONE`].
 impl Page {
     fn free_blocks(&self) -> usize {
         (self.older.load(Relaxed) >> WORD_BITS) as usize
@@ -70,16 +77,16 @@ impl Page {
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "a span has at most 4096 blocks")]
-    fn set_free_blocks(&self, blocks: usize, first_word: usize) {
+    fn set_free_blocks(&self, blocks: usize, first_word: usize, now: u32) {
         self.older.store((blocks as u32) << WORD_BITS | first_word as u32, Relaxed);
-        self.newer.store(0, Relaxed);
+        self.newer.store(now, Relaxed);
     }
 }
 
 impl Spans {
     /// Without spans.
     pub(crate) const fn new() -> Self {
-        Self { first: NONE, count: 0, free: 0 }
+        Self { first: NONE, count: 0, free: 0, cursor: NONE, now: 0 }
     }
 
     /// Takes free blocks, at most as many as `blocks` has places, and makes a span if there is none.
@@ -120,7 +127,7 @@ impl Spans {
             place.store(left, Relaxed);
             word += usize::from(left == 0);
         }
-        span.set_free_blocks(free - taken, word);
+        span.set_free_blocks(free - taken, word, self.now);
         if taken == free {
             self.unlink(first, pages);
         }
@@ -142,7 +149,7 @@ impl Spans {
             let word = &marks[at / BITS];
             word.store(word.load(Relaxed) | 1 << (at % BITS), Relaxed);
         }
-        pages.page(first as usize).set_free_blocks(span_blocks(class), 0);
+        pages.page(first as usize).set_free_blocks(span_blocks(class), 0, self.now);
         self.count += 1;
         self.free += span_blocks(class);
         self.link(first, pages);
@@ -164,7 +171,7 @@ impl Spans {
         place.store(word | mark, Relaxed);
         let span = pages.page(first as usize);
         let free = span.free_blocks() + 1;
-        span.set_free_blocks(free, span.first_word().min(at / BITS));
+        span.set_free_blocks(free, span.first_word().min(at / BITS), self.now);
         self.free += 1;
         if free == 1 {
             self.link(first, pages);
@@ -187,24 +194,35 @@ impl Spans {
     }
 
     /// Gives back the memory of pages that have free blocks only, of spans of which no block was
-    /// taken or came back since so many calls: of `most` spans at most.
+    /// taken or came back in the last `calls` calls. Looks at `looks` spans at most, where the last
+    /// call stopped, and gives back of `most`.
     ///
-    /// Costs a look at each span that has a free block, and a system call for each stretch of pages.
-    pub(crate) fn give_back(&self, class: Class, calls: u32, mut most: usize, pages: &Pages) {
-        let next = |at: &u32| Some(pages.page(*at as usize).next.load(Relaxed));
-        let list = std::iter::successors(Some(self.first), next).take_while(|at| *at != NONE);
-        for first in list {
-            let span = pages.page(first as usize);
-            // Above `calls` for one whose memory has gone back.
-            let idle = span.newer.load(Relaxed);
-            if idle >= calls && idle < u32::MAX && most > 0 {
-                give_back_of(first, class, pages);
-                most -= 1;
-                span.newer.store(u32::MAX, Relaxed);
-            } else {
-                span.newer.store(idle.saturating_add(1), Relaxed);
+    /// Costs a look at each of these, and a system call for each stretch of pages.
+    pub(crate) fn give_back(
+        &mut self,
+        class: Class,
+        calls: u32,
+        (looks, mut most): (usize, usize),
+        pages: &Pages,
+    ) {
+        self.now = self.now.wrapping_add(1);
+        let mut at = if self.cursor == NONE { self.first } else { self.cursor };
+        for _ in 0..looks {
+            if at == NONE {
+                break;
             }
+            let span = pages.page(at as usize);
+            let used_at = span.newer.load(Relaxed);
+            let is_idle = used_at != GONE && self.now.wrapping_sub(used_at) > calls;
+            if is_idle && most > 0 {
+                most -= 1;
+                if give_back_of(at, class, pages) {
+                    span.newer.store(GONE, Relaxed);
+                }
+            }
+            at = span.next.load(Relaxed);
         }
+        self.cursor = at;
     }
 
     /// Adds a span to the front of the list.
@@ -222,6 +240,9 @@ impl Spans {
     fn unlink(&mut self, first: u32, pages: &Pages) {
         let span = pages.page(first as usize);
         let (next, previous) = (span.next.load(Relaxed), span.previous.load(Relaxed));
+        if self.cursor == first {
+            self.cursor = next;
+        }
         if next != NONE {
             pages.page(next as usize).previous.store(previous, Relaxed);
         }
@@ -232,8 +253,9 @@ impl Spans {
     }
 }
 
-/// Gives back the memory of those pages of a span that have free blocks only.
-fn give_back_of(first: u32, class: Class, pages: &Pages) {
+/// Gives back the memory of those pages of a span that have free blocks only. Returns false if the
+/// system has refused any.
+fn give_back_of(first: u32, class: Class, pages: &Pages) -> bool {
     let (bytes, stride) = (span_bytes(class), class.bytes());
     let marks = pages.marks_of(first, bytes);
     let is_free = |block: usize| {
@@ -241,7 +263,7 @@ fn give_back_of(first: u32, class: Class, pages: &Pages) {
         marks[at / BITS].load(Relaxed) >> (at % BITS) & 1 == 1
     };
     // The bytes from the last block that is in use on, up to the next one.
-    let mut start = 0_usize;
+    let (mut start, mut went) = (0_usize, true);
     for block in 0..=span_blocks(class) {
         let end = if block < span_blocks(class) { block * stride } else { bytes };
         if end < bytes && is_free(block) {
@@ -251,10 +273,11 @@ fn give_back_of(first: u32, class: Class, pages: &Pages) {
         if from < to {
             // SAFETY: these pages of a span have no byte of a block that is in use, and the caller
             // has the lock of the class, so no thread gets one.
-            unsafe { pages.empty(first, from, to - from) };
+            went &= unsafe { pages.empty(first, from, to - from) };
         }
         start = (block + 1) * stride;
     }
+    went
 }
 
 impl Pages {
@@ -275,6 +298,9 @@ impl Pages {
     fn span_at(&self, block: *mut u8) -> Option<(Class, u32, u32)> {
         let number = self.page_at(block)?;
         let (class, before) = self.page(number as usize).span()?;
+        if self.page((number - before) as usize).span() != Some((class, 0)) {
+            end_for(block);
+        }
         let in_page = (block.addr() % PAGE) as u32;
         Some((class, number - before, before * PAGE as u32 + in_page))
     }
@@ -296,23 +322,28 @@ impl Pages {
         (number < self.end.load(Relaxed) as usize).then_some(number as u32)
     }
 
-    /// Returns the memory of free pages of a span to the system, if it takes it.
+    /// Returns the memory of free pages of a span to the system. Returns whether it took it.
     ///
     /// # Safety
     ///
     /// So many bytes, so far behind the first page of the span, are whole pages, and no thread needs
     /// their contents or uses them meanwhile.
-    unsafe fn empty(&self, first: u32, from: usize, bytes: usize) {
+    unsafe fn empty(&self, first: u32, from: usize, bytes: usize) -> bool {
         // SAFETY: as the caller says.
-        if unsafe { self.mapping.empty(self.address(first).wrapping_add(from), bytes) } {
+        let went = unsafe { self.mapping.empty(self.address(first).wrapping_add(from), bytes) };
+        if went {
             self.returned.fetch_add((bytes / PAGE) as u64, Relaxed);
         }
+        went
     }
 
     /// Makes the pages of a span a used run.
     #[expect(clippy::cast_possible_truncation, reason = "a span has fewer pages than 2^29")]
     fn make_run(&self, first: u32, pages: usize) {
-        for page in [first as usize, first as usize + pages - 1] {
+        let (first_page, last) = (first as usize, first as usize + pages - 1);
+        // A free of a block that was here is an error from now on.
+        (first_page..last).for_each(|page| self.page(page).set(0, PageState::Used));
+        for page in [first_page, last] {
             self.page(page).set(pages as u32, PageState::Used);
         }
         self.page(first as usize).set_room(0);

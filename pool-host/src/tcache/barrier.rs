@@ -59,7 +59,9 @@ pub(super) fn is_there() -> bool {
         // A process registers once, and a forked child inherits that. Two threads may both register
         // here; the second registration changes nothing.
         let there = call(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
-        STATE.store(if there { THERE } else { MISSING }, Relaxed);
+        let found = if there { THERE } else { MISSING };
+        // Another thread may have decided to do without meanwhile.
+        let _ = STATE.compare_exchange(UNKNOWN, found, Relaxed, Relaxed);
     }
     STATE.load(Relaxed) == THERE
 }

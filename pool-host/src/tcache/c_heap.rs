@@ -115,8 +115,9 @@ impl CHeap {
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call costs as much as the rest")]
     pub fn allocate_cached(&self, bytes: usize, align: usize) -> Option<NonNull<u8>> {
-        // Before the heap is started, no thread has a cache.
-        NonNull::new(thread_cache().take(Class::of_part(bytes, align)?)?)
+        let class = Class::of_part(bytes, align)?;
+        // Threads without a cache would write to one line, of a static.
+        self.serves().then(|| NonNull::new(thread_cache().take(class)?))?
     }
 
     /// Returns a block of at least `bytes` bytes; its contents are not specified.
@@ -205,7 +206,7 @@ impl CHeap {
             // SAFETY: as the caller says.
             None if unsafe { CACHE.put_large(thread_cache(), block) } => {}
             // SAFETY: as the caller says.
-            None => unsafe { CACHE.free_run(own_thread_cache(), block) },
+            None => system::keeping_errno(|| unsafe { CACHE.free_run(own_thread_cache(), block) }),
         }
         true
     }

@@ -103,7 +103,7 @@ impl Cache {
 
     /// Returns how many bytes the bins of a thread may hold: its part of the limit if all threads
     /// held as many, and at most what is set for a thread.
-    fn most_of_thread(&self) -> usize {
+    pub(super) fn most_of_thread(&self) -> usize {
         let part = self.limit.load(Relaxed) / PART_OF_THREADS / self.thread_caches.owners().max(1);
         part.min(self.thread_limit.load(Relaxed))
     }
@@ -123,7 +123,8 @@ impl Cache {
         if let Some(block) = self.take_cached(local, class) {
             return Taken { block, zeroed: false };
         }
-        let taken = self.fresh(Inner::<A>::layout(class), class.is_paged(), zeroed, inner);
+        let layout = Inner::<A>::layout(class);
+        let taken = self.fresh(local, layout, class.is_paged(), zeroed, inner);
         if taken.block.is_null() {
             // The program did not get a block, so the request must not count as a live block.
             self.count_free(local, class);
@@ -182,6 +183,7 @@ impl Cache {
     /// asked a second time.
     pub(super) fn fresh<A: GlobalAlloc>(
         &self,
+        local: Option<&ThreadCache>,
         layout: Layout,
         on_pages: bool,
         zeroed: bool,
@@ -198,7 +200,7 @@ impl Cache {
             return taken;
         }
         // Out of memory: give back all cached memory, and ask again.
-        self.clear(inner);
+        self.clear(local, inner);
         ask()
     }
 

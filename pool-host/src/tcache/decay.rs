@@ -30,6 +30,8 @@ use std::alloc::GlobalAlloc;
 const PARKED_AFTER: u64 = 2;
 /// Slow-path calls of a thread between two reads of the clock.
 const TURNS: u32 = 16;
+/// The most thread caches whose bytes one step adds up.
+const SUMMED: usize = 1 << 10;
 /// The most thread caches of others from which one step takes blocks back.
 const CACHES: usize = 16;
 /// Factor by which decay is faster while memory is short.
@@ -92,22 +94,42 @@ impl Cache {
     }
 
     /// Moves half of the blocks that the calling thread did not need since the last call out of its
-    /// thread cache.
+    /// thread cache; half of all blocks, if it may hold more than its part.
     fn age<A: GlobalAlloc>(&self, own: &ThreadCache, inner: &Inner<'_, A>) {
+        let is_over = own.room_bytes() > self.most_of_thread();
+        self.shed(own, inner, |blocks, unneeded| {
+            let half = if is_over { blocks.div_ceil(2) } else { 0 };
+            half.max(unneeded.div_ceil(2))
+        });
+    }
+
+    /// Moves blocks out of the calling thread's cache: of each class as many as `count` says of its
+    /// blocks, and of those that were not needed.
+    fn shed<A: GlobalAlloc>(
+        &self,
+        own: &ThreadCache,
+        inner: &Inner<'_, A>,
+        count: impl Fn(usize, usize) -> usize,
+    ) {
         for class in Class::all() {
-            // Held for each class: the inner allocator may come back to this thread cache.
-            let Some(held) = own.hold() else { return };
-            if held.cap(class) == 0 {
-                continue;
-            }
-            let unneeded = held.unneeded(class);
-            let batch = held.take_oldest(class, unneeded.div_ceil(2));
-            if unneeded > 0 {
+            let mut most = None;
+            for _ in 0..SLOTS.div_ceil(BATCH) {
+                // Held for each batch: the inner allocator may come back to this thread cache.
+                let Some(held) = own.hold() else { return };
+                if held.cap(class) == 0 {
+                    break;
+                }
+                let left = most.unwrap_or_else(|| count(held.len(class), held.unneeded(class)));
+                if left == 0 {
+                    break;
+                }
+                let batch = held.take_oldest(class, left);
                 held.narrow(class);
+                drop(held);
+                most = Some(left.saturating_sub(BATCH));
+                // SAFETY: as in `Cache::free`; no thread cache has these blocks any more.
+                unsafe { self.put_back(class, &batch, inner) };
             }
-            drop(held);
-            // SAFETY: as in `Cache::free`; no thread cache has these blocks any more.
-            unsafe { self.put_back(class, &batch, inner) };
         }
     }
 
@@ -140,10 +162,12 @@ impl Cache {
         }
     }
 
-    /// Returns the bytes of blocks in thread caches, and of those that threads share.
+    /// Returns the bytes of blocks in thread caches, of [`SUMMED`] at most, and of those that threads
+    /// share.
     fn small_bytes(&self) -> usize {
         let in_depot: usize = Class::all().map(|class| self.depot.recent_bytes(class)).sum();
-        in_depot + self.thread_caches.iter().map(ThreadCache::bytes).sum::<usize>()
+        let caches = self.thread_caches.iter().filter(|local| local.has_room());
+        in_depot + caches.take(SUMMED).map(ThreadCache::bytes).sum::<usize>()
     }
 
     /// Returns the cached bytes; of blocks in thread caches and in the depot, those at the last step.
@@ -178,7 +202,14 @@ impl Cache {
     ///
     /// Blocks stay in the thread caches of threads that are at work meanwhile, and in all but `own`
     /// if the system has no `membarrier`.
-    pub(crate) fn clear<A: GlobalAlloc>(&self, inner: &Inner<'_, A>) -> usize {
+    pub(crate) fn clear<A: GlobalAlloc>(
+        &self,
+        own: Option<&ThreadCache>,
+        inner: &Inner<'_, A>,
+    ) -> usize {
+        if let Some(own) = own {
+            self.shed(own, inner, |blocks, _| blocks);
+        }
         for local in self.thread_caches.iter().filter(|local| local.has_room()) {
             // The second visit finds that nothing was needed since the first.
             self.visit(local, inner);

@@ -10,6 +10,7 @@ use super::inner::Inner;
 use super::thread_cache::ThreadCache;
 use crate::class::Class;
 use crate::pages::Taken;
+use crate::system;
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -113,7 +114,7 @@ impl Cache {
     ) -> Taken {
         self.turn(local, inner);
         self.count_large(local, false);
-        let taken = self.fresh(layout, true, zeroed, inner);
+        let taken = self.fresh(local, layout, true, zeroed, inner);
         if taken.block.is_null() {
             self.count_large(local, true);
             count(&self.counts.failures, 1);
@@ -133,12 +134,14 @@ impl Cache {
 
     #[cold]
     fn check_limit(&self) {
-        self.pages.heed_data_limit();
-        if self.idle_bytes() > self.limit.load(Relaxed) {
-            // Runs in slots count as used until they are swept.
-            self.pages.give_back_slots();
-        }
-        background::wake();
+        system::keeping_errno(|| {
+            self.pages.heed_data_limit();
+            if self.idle_bytes() > self.limit.load(Relaxed) {
+                // Runs in slots count as used until they are swept.
+                self.pages.give_back_slots();
+            }
+            background::wake();
+        });
     }
 
     /// Counts a request larger than all classes, or with `freed` a free of such a block.

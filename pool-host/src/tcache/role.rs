@@ -1,7 +1,7 @@
 //! The part of a [`Tcache`] in the process: it owns the cache, passes through, or finds mistakes.
 
 use super::checked::CHECKED;
-use super::thread::{CACHE, watch_forks};
+use super::thread::{CACHE, watch_ends, watch_forks};
 use super::{Tcache, background};
 use crate::limits::Memory;
 use crate::settings::{Mode, Settings};
@@ -82,7 +82,7 @@ impl<A: GlobalAlloc + Sync + 'static> Tcache<A> {
     /// Sets the cache up, if this one owns it. Returns whether it does. `print_stats` runs when the
     /// process ends, with the word `stats`.
     pub(super) fn set_up(&self, settings: &Settings, print_stats: extern "C" fn()) -> bool {
-        if !self.take_cache() || !watch_forks() {
+        if !self.take_cache() || !watch_forks() || !watch_ends() {
             return false;
         }
         let of_thread = usize::try_from(settings.thread_limit).unwrap_or(usize::MAX);

@@ -7,7 +7,9 @@ use super::cache::Cache;
 use super::thread_cache::ThreadCache;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::{process, system};
+use std::ffi::c_void;
 use std::ptr;
+use std::sync::OnceLock;
 
 /// The cache of the process.
 pub(crate) static CACHE: Cache = Cache::new();
@@ -21,7 +23,43 @@ static ENTERING: ThreadCache = ThreadCache::EMPTY;
 /// destructors.
 static LEFT: ThreadCache = ThreadCache::EMPTY;
 
-thread_local!(static AT_EXIT: AtExit = const { AtExit });
+/// The key by which the C library calls [`at_exit`] when a thread ends, once it is made.
+static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
+
+/// Makes the key. Returns whether there is one.
+///
+/// A thread-local variable of Rust with a destructor would not do: glibc registers those under a lock
+/// that `dlopen` holds while constructors run, and one of them may wait for a thread that allocates.
+#[expect(unsafe_code, reason = "the system is called through C")]
+pub(super) fn watch_ends() -> bool {
+    let key = KEY.get_or_init(|| {
+        let mut key = 0;
+        // SAFETY: `key` is a local variable that may be written, and `at_exit` has the signature that
+        // the function asks for.
+        let made = unsafe { libc::pthread_key_create(&raw mut key, Some(at_exit)) } == 0;
+        made.then_some(key)
+    });
+    key.is_some()
+}
+
+/// Gives up the thread cache of a thread that ends.
+extern "C" fn at_exit(_: *mut c_void) {
+    let local = thread_cache();
+    slot::set(&LEFT);
+    if is_own(local) {
+        CACHE.leave(local);
+    }
+}
+
+/// Has [`at_exit`] called when this thread ends, also if it is ending already. Returns false if the
+/// system has no memory for that.
+#[expect(unsafe_code, reason = "the system is called through C")]
+fn register(local: &'static ThreadCache) -> bool {
+    let value = ptr::from_ref(local).cast::<c_void>();
+    // SAFETY: the key was made by `watch_ends`, which never deletes it.
+    let set = |key| unsafe { libc::pthread_setspecific(key, value) == 0 };
+    KEY.get().copied().flatten().is_some_and(set)
+}
 
 /// Registers handlers that the C library calls before and after each fork.
 ///
@@ -64,19 +102,6 @@ pub(super) fn watch_forks() -> bool {
     }
 }
 
-/// Gives up the thread cache when the thread ends.
-struct AtExit;
-
-impl Drop for AtExit {
-    fn drop(&mut self) {
-        let local = thread_cache();
-        slot::set(&LEFT);
-        if is_own(local) {
-            CACHE.leave(local);
-        }
-    }
-}
-
 /// Returns this thread's thread cache, or one that is empty and stopped.
 #[inline]
 pub(crate) fn thread_cache() -> &'static ThreadCache {
@@ -100,22 +125,22 @@ pub(crate) fn own_thread_cache() -> Option<&'static ThreadCache> {
     }
 }
 
-/// Gets a thread cache for this thread, and registers the destructor that gives it up.
+/// Gets a thread cache for this thread, and has it given up when the thread ends.
 #[cold]
 fn enter() -> Option<&'static ThreadCache> {
     slot::set(&ENTERING);
+    let entered = CACHE.thread_caches.enter();
     // This may allocate.
-    let registered = AT_EXIT.try_with(|_| ()).is_ok();
-    let entered = if registered { CACHE.thread_caches.enter() } else { None };
-    match entered {
-        Some(local) => {
-            local.looked_at.store(system::coarse_milliseconds(), Relaxed);
-            slot::set(local);
-        }
-        None if registered => slot::set(&NEW), // no memory: the next request tries again
-        None => slot::set(&LEFT),
+    let registered = entered.filter(|local| register(local));
+    if let (Some(local), None) = (entered, registered) {
+        CACHE.thread_caches.leave(local, true);
     }
-    entered
+    if let Some(local) = registered {
+        local.looked_at.store(system::coarse_milliseconds(), Relaxed);
+    }
+    // Without memory, the next request tries again.
+    slot::set(registered.unwrap_or(&NEW));
+    registered
 }
 
 /// Where a thread keeps the address of its thread cache.
@@ -123,8 +148,14 @@ fn enter() -> Option<&'static ThreadCache> {
 /// In a library that is loaded when a program starts, a thread-local variable of Rust is found by a
 /// call of the dynamic linker, which may allocate. So the variable is declared for the model in which
 /// its place is fixed when the program starts (initial exec: Drepper, ELF Handling For Thread-Local
-/// Storage, 2013), for which stable Rust has no word.
-#[cfg(all(target_arch = "x86_64", target_os = "linux", not(any(miri, shuttle))))]
+/// Storage, 2013), for which stable Rust has no word. Only the library to preload asks for it: one that
+/// is loaded later may find no place.
+#[cfg(all(
+    feature = "static-tls",
+    target_arch = "x86_64",
+    target_os = "linux",
+    not(any(miri, shuttle))
+))]
 #[expect(unsafe_code, reason = "a thread-local variable in assembly")]
 mod slot {
     use super::{NEW, ThreadCache};
@@ -174,7 +205,12 @@ mod slot {
     }
 }
 
-#[cfg(not(all(target_arch = "x86_64", target_os = "linux", not(any(miri, shuttle)))))]
+#[cfg(not(all(
+    feature = "static-tls",
+    target_arch = "x86_64",
+    target_os = "linux",
+    not(any(miri, shuttle))
+)))]
 mod slot {
     use super::{NEW, ThreadCache};
     use std::cell::Cell;

@@ -283,9 +283,14 @@ impl ThreadCache {
         Class::all().map(|class| self.counted(class).blocks * class.bytes()).sum()
     }
 
+    /// Returns the bytes that all bins together may hold.
+    pub(super) fn room_bytes(&self) -> usize {
+        self.room.load(Relaxed)
+    }
+
     /// Returns whether the thread cache may hold blocks.
     pub(super) fn has_room(&self) -> bool {
-        self.room.load(Relaxed) > 0
+        self.room_bytes() > 0
     }
 
     /// Gives the memory of the slots back to the system, if no block is in them. The caller owns the
@@ -332,7 +337,8 @@ impl Held<'_> {
         &self.local.slots[class.number()]
     }
 
-    fn len(&self, class: Class) -> usize {
+    /// Returns how many blocks a bin holds.
+    pub(super) fn len(&self, class: Class) -> usize {
         (self.bin(class).state.load(Acquire) & LEN) as usize
     }
 
@@ -426,7 +432,8 @@ impl Held<'_> {
         self.bin(class).cap.store(u16::try_from(cap).unwrap_or(0), Relaxed);
     }
 
-    /// Returns how many blocks of a class no request needed since the last call.
+    /// Returns how many blocks of a class no request needed since the last call. If there was no
+    /// request, the bin may hold half as many from now on.
     ///
     /// So many requests can have needed that many blocks at most, so the others were not needed.
     pub(super) fn unneeded(&self, class: Class) -> usize {
@@ -435,6 +442,9 @@ impl Held<'_> {
         let requests = (bin.state.load(Relaxed) / REQUEST) as u32;
         let since = requests.wrapping_sub(bin.seen.load(Relaxed)) as usize;
         bin.seen.store(requests, Relaxed);
+        if since == 0 {
+            self.narrow(class);
+        }
         self.len(class).saturating_sub(since)
     }
 

@@ -56,7 +56,15 @@ fn threads_exchange_blocks_end_and_fork() {
 #[test]
 fn fork_handlers_and_constructors_may_allocate() {
     let late = compiled("late.c", &["-shared", "-fPIC"]);
-    check("handlers.c", &[&late]);
+    let thread = compiled("late_thread.c", &["-shared", "-fPIC"]);
+    check("handlers.c", &[&late, &thread]);
+}
+
+#[test]
+fn a_thread_that_only_frees_at_its_end_leaves_its_cache_to_the_next() {
+    let output = run(&compiled("last.c", &[]), &[], "stats,background=off");
+    is_done(&output);
+    assert!(errors(&output).contains(" in 2 thread caches, "), "{}", errors(&output));
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn a_program_runs_with_the_library_and_its_status_is_the_scripts() {
     let program = program.display().to_string();
     let output = run_with(&library(), "stats", &["--", &program]);
     crate::setup::is_done(&output);
-    assert!(errors(&output).contains("66 allocations, "), "{}", errors(&output));
+    assert!(errors(&output).contains("65 allocations, "), "{}", errors(&output));
     let output = run_with(&library(), "", &["sh", "-c", "exit 3"]);
     assert_eq!((output.status.code(), errors(&output)), (Some(3), String::new()));
 }

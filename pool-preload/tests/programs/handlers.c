@@ -1,5 +1,5 @@
-// Allocates in fork handlers, in a child of `fork`, and in the constructor of a library that is loaded
-// late; a child of `vfork` starts another program.
+// Allocates in fork handlers, in a child of `fork`, and in the constructors of libraries that are loaded
+// late, one of which waits for a thread; a child of `vfork` starts another program.
 #define _GNU_SOURCE
 #include "check.h"
 #include <dlfcn.h>
@@ -26,7 +26,8 @@ __attribute__((constructor)) static void early(void) {
 }
 
 int main(int count, char **arguments) {
-    CHECK(count > 1 && dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL));
+    CHECK(count > 2 && dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL));
+    CHECK(dlopen(arguments[2], RTLD_NOW | RTLD_LOCAL));
     CHECK(pthread_atfork(allocate, allocate, allocate) == 0);
     for (int i = 0; i < 5; i++) {
         pid_t child = fork();

@@ -81,7 +81,7 @@ impl World {
 
     /// Clears the cache after all threads ended, and checks that no block is left.
     fn check(&self) {
-        self.cache.clear(&self.inner());
+        self.cache.clear(None, &self.inner());
         assert!(self.numbers.0.lock().unwrap().1.is_empty(), "nothing is lost");
     }
 }
@@ -160,7 +160,7 @@ fn model_taking_blocks_back_from_working_threads_loses_none() {
         for second in 1..12 {
             world.cache.look(1000 * second, None, &world.inner());
             if second % 4 == 0 {
-                world.cache.clear(&world.inner());
+                world.cache.clear(None, &world.inner());
             }
         }
         owners.into_iter().for_each(|owner| owner.join().unwrap());

@@ -183,7 +183,7 @@ fn no_block_has_two_owners_and_all_bytes_are_counted_at_each_step() {
         cache.leave(local);
     }
     assert_eq!(check(&cache, &below, 0).thread_cache_bytes, 0);
-    cache.clear(&below.inner());
+    cache.clear(None, &below.inner());
     assert_eq!(check(&cache, &below, 0).cached_bytes(), 0);
 }
 
@@ -365,7 +365,7 @@ fn no_block_is_taken_from_a_thread_at_work() {
     free(&cache, Some(local), 64, block, &below);
     let at_work = local.hold().unwrap();
     assert!(local.stop().is_none());
-    cache.clear(&below.inner());
+    cache.clear(None, &below.inner());
     drop(at_work);
     assert_eq!(cache.stats().thread_cache_bytes, 64);
     let stopped = local.stop().unwrap();
@@ -431,7 +431,7 @@ fn a_thousand_short_threads_leave_no_block_behind() {
     let stats = check(&cache, &below, 0);
     assert_eq!(stats.thread_cache_bytes, 0, "{stats:?}");
     assert!(stats.thread_caches <= 2, "{stats:?}");
-    cache.clear(&below.inner());
+    cache.clear(None, &below.inner());
     assert_eq!(check(&cache, &below, 0).cached_bytes(), 0);
 }
 
@@ -588,6 +588,6 @@ fn blocks_freed_by_another_thread_stay_intact_and_none_is_lost() {
         });
     });
     check(&cache, &below, 0);
-    cache.clear(&below.inner());
+    cache.clear(None, &below.inner());
     assert_eq!(check(&cache, &below, 0).cached_bytes(), 0);
 }
