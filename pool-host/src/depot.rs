@@ -32,8 +32,8 @@ pub(crate) const BATCH: usize = 32;
 /// The most bytes of a batch of more than one block.
 const BATCH_BYTES: usize = 256 << 10;
 /// The most recent blocks of a class, and their most bytes.
-const RECENT: usize = 2 * BATCH;
-const RECENT_BYTES: usize = 2 * BATCH_BYTES;
+const RECENT: usize = 16 * BATCH;
+const RECENT_BYTES: usize = 8 * BATCH_BYTES;
 /// Calls of [`Depot::age`] after which a span that nobody used loses the memory of its free pages.
 const CALLS: u32 = 10;
 /// The most spans of a class that one call looks at, and that lose memory in it.

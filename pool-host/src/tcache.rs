@@ -127,7 +127,7 @@ impl<A> Tcache<A> {
     /// process at its first request, of the machine's memory, `RLIMIT_AS` and `RLIMIT_DATA`, and at
     /// most 1 GiB.
     ///
-    /// Pages keep to it with each 16 MiB, or sixteenth of it, that a thread frees. What threads cache
+    /// Pages keep to it when a thread has freed 16 MiB since it read the clock, 32 MiB and so on. What threads cache
     /// counts as of the last tenth of the [`decay`](Tcache::decay). Free parts of pages of which other
     /// parts are in use do not count.
     #[must_use]

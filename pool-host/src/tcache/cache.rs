@@ -255,9 +255,11 @@ impl Cache {
         batch.add(block);
         if let Some(held) = local.and_then(ThreadCache::hold) {
             held.count_free(class);
-            if held.cap(class) == 0 {
+            if held.is_full(class) && held.cap(class) < 2 * batch_len(class) {
+                // So that a thread which only frees moves whole batches, too.
                 held.widen(class, self.most_of_thread());
-            } else if held.is_full(class) {
+            }
+            if held.is_full(class) {
                 spilt = held.take_oldest(class, batch_len(class));
                 count(&self.counts.flushes, 1);
             }

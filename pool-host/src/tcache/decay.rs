@@ -72,7 +72,7 @@ impl Cache {
     ) {
         let every = self.clocks.every.load(Relaxed);
         if let Some(own) = own {
-            own.looked_at.store(now, Relaxed);
+            own.looks(now);
             if every > 0 && now.saturating_sub(own.aged_at.load(Relaxed)) >= every {
                 own.aged_at.store(now, Relaxed);
                 self.age(own, inner);

@@ -14,9 +14,9 @@ use crate::system;
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Bytes that a thread frees between two looks at the limit: the larger of this, and this part of it.
-const CHECKED_EVERY: usize = 16 << 20;
-const CHECKED_PART: usize = 16;
+/// Bytes that a thread frees until it looks at the limit. From then on it looks each time that they have
+/// doubled, until it reads the clock.
+const CHECKED_FROM: usize = 16 << 20;
 
 impl Cache {
     /// Takes a block larger than all classes that was freed a moment ago. `None` if there is none,
@@ -126,8 +126,7 @@ impl Cache {
     /// is beyond the limit.
     #[inline]
     pub(super) fn freed_large(&self, own: &ThreadCache, bytes: usize) {
-        let every = self.limit.load(Relaxed) / CHECKED_PART;
-        if own.frees(bytes, every.max(CHECKED_EVERY)) {
+        if own.frees(bytes, CHECKED_FROM) {
             self.check_limit();
         }
     }

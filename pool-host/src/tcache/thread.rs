@@ -145,16 +145,15 @@ fn enter() -> Option<&'static ThreadCache> {
 
 /// Where a thread keeps the address of its thread cache.
 ///
-/// In a library that is loaded when a program starts, a thread-local variable of Rust is found by a
-/// call of the dynamic linker, which may allocate. So the variable is declared for the model in which
-/// its place is fixed when the program starts (initial exec: Drepper, ELF Handling For Thread-Local
-/// Storage, 2013), for which stable Rust has no word. Only the library to preload asks for it: one that
-/// is loaded later may find no place.
+/// In a library, a thread-local variable of Rust is found by a call of the dynamic linker, which may
+/// allocate, and for which a hit would save registers in programs too. So the variable is declared for
+/// the model in which its place is fixed when the program starts (initial exec: Drepper, ELF Handling
+/// For Thread-Local Storage, 2013), for which stable Rust has no word. A library that is loaded late
+/// and has many thread-local variables may find no place: the feature `dynamic-tls` is for it.
 #[cfg(all(
-    feature = "static-tls",
     target_arch = "x86_64",
     target_os = "linux",
-    not(any(miri, shuttle))
+    not(any(feature = "dynamic-tls", miri, shuttle))
 ))]
 #[expect(unsafe_code, reason = "a thread-local variable in assembly")]
 mod slot {
@@ -206,10 +205,9 @@ mod slot {
 }
 
 #[cfg(not(all(
-    feature = "static-tls",
     target_arch = "x86_64",
     target_os = "linux",
-    not(any(miri, shuttle))
+    not(any(feature = "dynamic-tls", miri, shuttle))
 )))]
 mod slot {
     use super::{NEW, ThreadCache};

@@ -81,8 +81,10 @@ pub(crate) struct ThreadCache {
     pub(super) looked_at: AtomicU64,
     /// Time at which the blocks last aged, in milliseconds.
     pub(super) aged_at: AtomicU64,
-    /// Bytes of large blocks that the owner freed since it last summed up what is cached.
+    /// Bytes of large blocks that the owner freed since it read the clock.
     freed: AtomicUsize,
+    /// Value of `freed` at which the owner next looks at the limit.
+    freed_most: AtomicUsize,
     /// Whether a thread owns the thread cache.
     pub(super) in_use: AtomicBool,
     /// The next in the list of all thread caches.
@@ -127,6 +129,7 @@ impl ThreadCache {
         looked_at: AtomicU64::new(0),
         aged_at: AtomicU64::new(0),
         freed: AtomicUsize::new(0),
+        freed_most: AtomicUsize::new(0),
         in_use: AtomicBool::new(false),
         next: AtomicPtr::new(ptr::null_mut()),
         slots: [const { [const { AtomicPtr::new(ptr::null_mut()) }; SLOTS] }; CLASSES],
@@ -256,13 +259,25 @@ impl ThreadCache {
         counter.store(counter.load(Relaxed) + 1, Relaxed);
     }
 
-    /// Notes that the owner freed a large block. Returns whether so many bytes were freed since it
-    /// last returned true.
+    /// Notes that the owner reads the clock at this time, in milliseconds.
+    pub(super) fn looks(&self, now: u64) {
+        if self.looked_at.swap(now, Relaxed) < now {
+            self.freed.store(0, Relaxed);
+            self.freed_most.store(0, Relaxed);
+        }
+    }
+
+    /// Notes that the owner freed a large block. Returns whether it should look at the limit: when the
+    /// bytes that it freed since it read the clock reach `first`, and then each time that they have
+    /// doubled.
     #[inline]
-    pub(super) fn frees(&self, bytes: usize, most: usize) -> bool {
+    pub(super) fn frees(&self, bytes: usize, first: usize) -> bool {
         let freed = self.freed.load(Relaxed).saturating_add(bytes);
-        let is_time = freed >= most;
-        self.freed.store(if is_time { 0 } else { freed }, Relaxed);
+        self.freed.store(freed, Relaxed);
+        let is_time = freed >= self.freed_most.load(Relaxed).max(first);
+        if is_time {
+            self.freed_most.store(freed.saturating_mul(2), Relaxed);
+        }
         is_time
     }
 
