@@ -5,6 +5,10 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
+/// Bytes of stack of each test under a sanitizer. A cache of the tcache has 600 KB, and is made on the
+/// stack, in frames that sanitizers make larger.
+const SANITIZED_STACK: &str = "16777216";
+
 /// A step: a name, and the cargo commands that must all pass.
 pub(crate) struct Step {
     pub(crate) name: &'static str,
@@ -145,6 +149,7 @@ impl Tool {
             Self::ThreadSanitizer => {
                 let mut cargo = outside::nightly();
                 cargo.env("RUSTFLAGS", "-Zsanitizer=thread");
+                cargo.env("RUST_MIN_STACK", SANITIZED_STACK);
                 cargo.env("INSTA_WORKSPACE_ROOT", root);
                 target(&mut cargo, "thread-sanitizer");
                 cargo
@@ -152,6 +157,7 @@ impl Tool {
             Self::AddressSanitizer => {
                 let mut cargo = outside::nightly();
                 cargo.env("RUSTFLAGS", "-Zsanitizer=address");
+                cargo.env("RUST_MIN_STACK", SANITIZED_STACK);
                 cargo.env("ASAN_OPTIONS", outside::ASAN_OPTIONS);
                 cargo.env("INSTA_WORKSPACE_ROOT", root);
                 target(&mut cargo, "address-sanitizer");

@@ -288,39 +288,39 @@ fn a_span_that_nobody_uses_gives_back_its_free_pages() {
     check(&cache, &below, 64 * held(1000));
 }
 
-/// Runs `work` in a forked child, and returns the signal that ended it, if one did.
-fn signal_of(work: impl FnOnce()) -> Option<i32> {
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        work();
-        unsafe { libc::_exit(0) };
-    }
-    let mut status = 0;
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status))
-}
-
 /// A block that is back in its span, an address inside of a block, and a block of another class end
-/// the program when they are freed.
+/// the program when they are freed. Each case has a process of its own, in which this test frees.
 #[test]
-#[cfg_attr(miri, ignore = "Miri has no pages of ours")]
+#[cfg_attr(miri, ignore = "Miri has no pages of ours, and no processes")]
 fn a_free_of_no_block_of_a_span_ends_the_program() {
+    let Ok(case) = std::env::var("FREES") else {
+        let name = "tcache::cache::tests::a_free_of_no_block_of_a_span_ends_the_program";
+        for (case, ends) in
+            [("once", false), ("inside", true), ("other class", true), ("twice", true)]
+        {
+            let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+            let output = command.args(["--exact", name]).env("FREES", case).output().unwrap();
+            let signal = std::os::unix::process::ExitStatusExt::signal(&output.status);
+            assert_eq!(signal, ends.then_some(libc::SIGABRT), "{case}: {output:?}");
+            assert_eq!(output.status.success(), !ends, "{case}: {output:?}");
+        }
+        return;
+    };
     let below = Below::new(usize::MAX);
     let cache = cache(64 * MIB, MIB);
-    let [block, other] = [(); 2].map(|()| allocate(&cache, None, 1000, &below));
+    let [block, _kept] = [(); 2].map(|()| allocate(&cache, None, 1000, &below));
     let frees = |bytes: usize, block: *mut u8| {
         let mut batch = Batch::EMPTY;
         batch.add(block);
         cache.depot.put(class(bytes), &batch, &cache.pages);
         cache.depot.clear(&cache.pages);
     };
-    let ends = |bytes, block| signal_of(|| frees(bytes, block)) == Some(libc::SIGABRT);
-    assert!(ends(1000, block.wrapping_add(16)));
-    assert!(ends(2000, block));
-    assert!(!ends(1000, block), "the child frees it, as it may");
-    frees(1000, block);
-    assert!(ends(1000, block));
-    assert!(!ends(1000, other));
+    match case.as_str() {
+        "inside" => frees(1000, block.wrapping_add(16)),
+        "other class" => frees(2000, block),
+        "twice" => (0..2).for_each(|_| frees(1000, block)),
+        _ => frees(1000, block),
+    }
 }
 
 /// Blocks that a thread does not request again are taken back from its thread cache, and another
