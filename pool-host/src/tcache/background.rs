@@ -59,6 +59,8 @@ extern "C" fn run<A: GlobalAlloc>(_: *mut c_void) -> *mut c_void {
         CACHE.look_now(None, &inner);
         CACHE.idle_bytes()
     };
-    THREAD.look_again(look, || !is_much());
+    // A process whose last thread has ended, as that of a child of `fork`, ends when this one does.
+    let is_alone = || CACHE.thread_caches.owners() == 0;
+    THREAD.look_again(look, || !is_much() || is_alone());
     ptr::null_mut()
 }
