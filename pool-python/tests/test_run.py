@@ -21,7 +21,7 @@ def test_a_script_runs_with_the_library(tmp_path):
     out, err = run("run", str(script), "a b", settings="stats")
     assert out == f"['a b'] {10 << 20}\n"
     assert err.startswith("bucketpool: ")
-    assert "large blocks" in err
+    assert " allocations, " in err
 
 
 def test_options_of_python_and_other_programs_are_passed_on():
