@@ -39,13 +39,13 @@ use std::ptr::{self, NonNull};
 /// assert_eq!(HEAP.allocate(100, 16), Some(block)); // the same memory, warm
 /// # Ok::<(), &str>(())
 /// ```
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct CHeap {
     tcache: Tcache<Nothing>,
 }
 
 /// An inner allocator that has no memory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Nothing;
 
 // SAFETY: it returns no block.
@@ -56,9 +56,9 @@ unsafe impl GlobalAlloc for Nothing {
     unsafe fn dealloc(&self, _: *mut u8, _: Layout) {}
 }
 
-impl Default for Tcache<Nothing> {
+impl Default for CHeap {
     fn default() -> Self {
-        Self::over(Nothing)
+        Self::new()
     }
 }
 

@@ -164,15 +164,12 @@ impl Cache {
         layout: Layout,
         inner: &Inner<'_, A>,
     ) {
-        self.count_large(local, true);
         if self.pages.has(block) {
             // SAFETY: the block is on the pages, and the caller guarantees that it is not used
             // again.
-            unsafe { self.pages.give(block) };
-            if let Some(local) = local {
-                self.freed_large(local, layout.size());
-            }
+            unsafe { self.free_run(local, block) };
         } else {
+            self.count_large(local, true);
             // SAFETY: the caller guarantees that this cache allocated the block with this layout.
             // It is not on the pages, so `ask_inner` got it from `inner` with this layout, or
             // `Tcache::realloc` had `inner` resize it to this layout.

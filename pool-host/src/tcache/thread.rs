@@ -64,8 +64,9 @@ fn register(local: &'static ThreadCache) -> bool {
 /// Registers handlers that the C library calls before and after each fork.
 ///
 /// The locks of the depot and of the pages are held over the fork, so that the child finds them
-/// consistent. Requests of other threads that need one go to the inner allocator meanwhile. In the child the thread
-/// caches of the other threads become free to use, except one that a thread held during the fork.
+/// consistent. Requests of other threads that need one go to the inner allocator meanwhile. In the
+/// child the thread caches of the other threads become free to use, except one on which a thread
+/// worked during the fork.
 ///
 /// The handlers are registered with the first request. Those before a fork run in reverse order of
 /// registration and those after it in order, so these are the last to run before a fork and the
@@ -88,7 +89,7 @@ pub(super) fn watch_forks() -> bool {
             // Another thread was taking back what this one did not use.
             slot::set(&NEW);
         }
-        CACHE.in_child(own);
+        CACHE.in_child(thread_cache());
     }
     if cfg!(miri) {
         return true;
