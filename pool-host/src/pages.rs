@@ -81,14 +81,7 @@ pub(crate) struct Pages {
     inside: ForkLock<Heap>,
     deferred: Deferred,
     slots: Slots,
-    /// Start of the reserved range; [`NOWHERE`] before the first request.
-    base: AtomicPtr<u8>,
-    /// Bytes of the reserved range; 0 before the first request.
-    bytes: AtomicUsize,
-    /// Entry of the range's first page.
-    map: AtomicPtr<Page>,
-    /// The marks of free blocks ([`Space::marks`]).
-    marks: AtomicPtr<AtomicU64>,
+    range: PageRange,
     /// Whether the system refused to reserve addresses. All requests then fail.
     refused: AtomicBool,
     /// Whether enough pages are dirty that a free into a slot also calls [`Pages::look`].
@@ -106,8 +99,6 @@ pub(crate) struct Pages {
     returned: AtomicU64,
     /// How the system is called.
     mapping: Mapping,
-    /// Number of pages that have entries in the map.
-    end: AtomicU32,
     /// Whether the memory of a freed block goes back at once.
     is_unmapping: AtomicBool,
     /// Number of pages from which on the system may take the memory of freed blocks when it is
@@ -115,6 +106,23 @@ pub(crate) struct Pages {
     lends_from: AtomicU64,
     /// The most bytes of addresses that the range may have.
     most: AtomicUsize,
+}
+
+/// Where the range and its map are. Each free reads this, and it changes with the range only: it has
+/// cache lines of its own, so that the figures beside it take none of them away.
+#[derive(Debug)]
+#[repr(align(128))]
+struct PageRange {
+    /// Start of the reserved range; [`NOWHERE`] before the first request.
+    base: AtomicPtr<u8>,
+    /// Bytes of the reserved range; 0 before the first request.
+    bytes: AtomicUsize,
+    /// Entry of the range's first page.
+    map: AtomicPtr<Page>,
+    /// The marks of free blocks ([`Space::marks`]).
+    marks: AtomicPtr<AtomicU64>,
+    /// Number of pages that have entries in the map.
+    end: AtomicU32,
 }
 
 /// A block, with a flag that is true if all of its bytes are zero.
@@ -148,10 +156,13 @@ impl Pages {
             inside: ForkLock::new(Heap::new()),
             deferred: Deferred::new(),
             slots: Slots::new(),
-            base: AtomicPtr::new(NOWHERE),
-            bytes: AtomicUsize::new(0),
-            map: AtomicPtr::new(ptr::null_mut()),
-            marks: AtomicPtr::new(ptr::null_mut()),
+            range: PageRange {
+                base: AtomicPtr::new(NOWHERE),
+                bytes: AtomicUsize::new(0),
+                map: AtomicPtr::new(ptr::null_mut()),
+                marks: AtomicPtr::new(ptr::null_mut()),
+                end: AtomicU32::new(0),
+            },
             refused: AtomicBool::new(false),
             is_wet: AtomicBool::new(false),
             dirty: AtomicU64::new(0),
@@ -161,7 +172,6 @@ impl Pages {
             fresh: AtomicU64::new(0),
             returned: AtomicU64::new(0),
             mapping: Mapping::new(),
-            end: AtomicU32::new(0),
             is_unmapping: AtomicBool::new(false),
             lends_from: AtomicU64::new(u64::MAX),
             most: AtomicUsize::new(usize::MAX),
@@ -218,14 +228,14 @@ impl Pages {
 
     /// Returns whether the range is reserved. The first request reserves it.
     fn is_there(&self) -> bool {
-        self.bytes.load(Relaxed) > 0
+        self.range.bytes.load(Relaxed) > 0
     }
 
     /// Returns whether an address is in the reserved range, as each block from here is.
     #[inline]
     pub(crate) fn has(&self, block: *mut u8) -> bool {
-        let from_base = block.addr().wrapping_sub(self.base.load(Relaxed).addr());
-        from_base < self.bytes.load(Relaxed)
+        let from_base = block.addr().wrapping_sub(self.range.base.load(Relaxed).addr());
+        from_base < self.range.bytes.load(Relaxed)
     }
 
     /// Returns the bytes of a block from here. The caller must own it.
@@ -239,7 +249,7 @@ impl Pages {
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "the range has fewer than 2^30 pages")]
     fn run_of(&self, block: *mut u8) -> (u32, u32) {
-        let first = (block.addr() - self.base.load(Relaxed).addr()) / PAGE;
+        let first = (block.addr() - self.range.base.load(Relaxed).addr()) / PAGE;
         (first as u32, self.page(first).pages())
     }
 
@@ -250,13 +260,13 @@ impl Pages {
         // for good, and a run has usable pages only. The stores of `base` and `map` happen before
         // this load: they precede the lock or slot from which the run came, and the caller owns the
         // run. The entry is atomic, and its tag changes only in calls of the run's owner.
-        unsafe { &*self.map.load(Relaxed).wrapping_add(first) }
+        unsafe { &*self.range.map.load(Relaxed).wrapping_add(first) }
     }
 
     /// Returns the address of a page.
     #[inline]
     fn address(&self, first: u32) -> *mut u8 {
-        self.base.load(Relaxed).wrapping_add(first as usize * PAGE)
+        self.range.base.load(Relaxed).wrapping_add(first as usize * PAGE)
     }
 
     /// Takes a block of at least `bytes` bytes, which must not be 0.
@@ -333,8 +343,8 @@ impl Pages {
     /// Publishes the number of pages for those that free.
     fn note_end(&self, inside: &Heap) {
         let end = inside.runs.end();
-        if self.end.load(Relaxed) != end {
-            self.end.store(end, Relaxed);
+        if self.range.end.load(Relaxed) != end {
+            self.range.end.store(end, Relaxed);
         }
     }
 
@@ -365,9 +375,10 @@ impl Pages {
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "the range has fewer than 2^30 pages")]
     fn freed_run(&self, block: *mut u8) -> Option<(u32, u32)> {
-        let from_base = block.addr().wrapping_sub(self.base.load(Relaxed).addr());
+        let from_base = block.addr().wrapping_sub(self.range.base.load(Relaxed).addr());
         // An address inside of a page becomes a number above all pages.
-        let (number, end) = (from_base.rotate_right(PAGE.trailing_zeros()), self.end.load(Relaxed));
+        let (number, end) =
+            (from_base.rotate_right(PAGE.trailing_zeros()), self.range.end.load(Relaxed));
         if number >= end as usize {
             return None;
         }
@@ -434,7 +445,7 @@ impl Pages {
     /// Returns whether the range is reserved. The first call reserves it, unless another thread
     /// forks.
     fn is_ready(&self) -> bool {
-        self.bytes.load(Acquire) > 0 || self.reserve()
+        self.range.bytes.load(Acquire) > 0 || self.reserve()
     }
 
     /// Reserves the range. Returns whether it is reserved; after a refusal no later call tries
@@ -451,10 +462,10 @@ impl Pages {
             let Some(space) = Space::reserve(self.most.load(Relaxed), &self.mapping) else {
                 return false;
             };
-            self.base.store(space.base, Relaxed);
-            self.map.store(space.map, Relaxed);
-            self.marks.store(space.marks, Relaxed);
-            self.bytes.store(space.bytes, Release);
+            self.range.base.store(space.base, Relaxed);
+            self.range.map.store(space.map, Relaxed);
+            self.range.marks.store(space.marks, Relaxed);
+            self.range.bytes.store(space.bytes, Release);
             inside.space = Some(space);
             true
         });

@@ -308,7 +308,7 @@ impl Pages {
     /// Returns the marks of so many bytes from a page on.
     fn marks_of(&self, first: u32, bytes: usize) -> &[AtomicU64] {
         let word = first as usize * PAGE / PER_MARK / BITS;
-        let start = self.marks.load(Relaxed).wrapping_add(word);
+        let start = self.range.marks.load(Relaxed).wrapping_add(word);
         // SAFETY: `Space::grow` made the marks of all pages that have entries readable and writable
         // for good, and the caller owns these pages. Zero bytes are valid numbers.
         unsafe { std::slice::from_raw_parts(start, bytes / PER_MARK / BITS) }
@@ -318,8 +318,8 @@ impl Pages {
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "the range has fewer than 2^30 pages")]
     fn page_at(&self, block: *mut u8) -> Option<u32> {
-        let number = block.addr().wrapping_sub(self.base.load(Relaxed).addr()) / PAGE;
-        (number < self.end.load(Relaxed) as usize).then_some(number as u32)
+        let number = block.addr().wrapping_sub(self.range.base.load(Relaxed).addr()) / PAGE;
+        (number < self.range.end.load(Relaxed) as usize).then_some(number as u32)
     }
 
     /// Returns the memory of free pages of a span to the system. Returns whether it took it.

@@ -326,15 +326,15 @@ fn mapped(line: &str) -> Option<(usize, usize)> {
 fn writable(pages: &Pages) -> usize {
     let text = std::fs::read_to_string("/proc/self/maps").expect("a process");
     let lines = text.lines().filter(|line| line.contains(" rw-p ")).filter_map(mapped);
-    let base = pages.base.load(Relaxed).addr();
-    let (first, last) = (base, base + pages.bytes.load(Relaxed));
+    let base = pages.range.base.load(Relaxed).addr();
+    let (first, last) = (base, base + pages.range.bytes.load(Relaxed));
     lines.map(|(start, end)| end.clamp(first, last) - start.clamp(first, last)).sum()
 }
 
 /// Returns a line of each mapping of these pages, as `/proc/PID/smaps` has it.
 fn lines_of(pages: &Pages, name: &str) -> Vec<String> {
-    let base = pages.base.load(Relaxed).addr();
-    lines_of_range(base..base + pages.bytes.load(Relaxed), name)
+    let base = pages.range.base.load(Relaxed).addr();
+    lines_of_range(base..base + pages.range.bytes.load(Relaxed), name)
 }
 
 /// Returns a line of each mapping that overlaps a range.
@@ -608,7 +608,7 @@ fn no_thread_waits_for_another_that_forks() {
     let pages = Pages::new();
     assert!(while_this_thread_forks(&pages, || pages.take(MIB, 1).is_none()), "no range yet");
     let block = pages.take(MIB, 1).expect("the refusal was not for good").block.addr();
-    let at = |address: usize| pages.base.load(Relaxed).with_addr(address);
+    let at = |address: usize| pages.range.base.load(Relaxed).with_addr(address);
     while_this_thread_forks(&pages, || {
         assert!(pages.take(2 * MIB, 1).is_none() && pages.take_to_grow(MIB, 1).is_none());
         // SAFETY: the test owns the block; it uses no byte of it.
