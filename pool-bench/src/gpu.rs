@@ -7,6 +7,7 @@
 mod child;
 mod contender;
 mod driver;
+mod expandable;
 #[path = "../../examples/shared/kernels.rs"]
 mod kernels;
 mod ours;

@@ -38,5 +38,6 @@ pub mod streams;
 pub mod threads;
 pub mod timeline;
 pub mod trace;
+pub mod training;
 pub mod tree;
 pub mod workload;

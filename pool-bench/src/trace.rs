@@ -1,6 +1,7 @@
 //! Traces as a replay uses them: buffers in slots, and the totals needed before a replay starts.
 
 use crate::input::BadInput;
+use crate::training;
 use pool_trace::{Kind, Log, Operation};
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -62,7 +63,8 @@ pub enum Step {
     },
 }
 
-/// Reads a trace: a `.ptrace.csv` file, a log of RMM, or a snapshot of `PyTorch`.
+/// Reads a trace: a `.ptrace.csv` file, a log of RMM, or a snapshot of `PyTorch`; or makes up that of
+/// a training, for `training:SEED`.
 ///
 /// # Errors
 ///
@@ -82,6 +84,10 @@ pub fn read(path: &Path) -> Result<Trace, BadInput> {
 ///
 /// Fails as [`read`] does.
 pub fn read_log(path: &Path) -> Result<Log, BadInput> {
+    if let Some(seed) = path.to_str().and_then(|path| path.strip_prefix("training:")) {
+        let found = || BadInput::new(format!("`training:{seed}`"), "a whole number, `training:1`");
+        return Ok(training::log(training::STEPS, seed.parse().map_err(|_| found())?));
+    }
     let file = path.display();
     let unreadable = |error: io::Error| {
         BadInput::new(format!("{file}: {error}"), "a readable .ptrace.csv or .ptrace.csv.zst file")
@@ -100,6 +106,14 @@ pub fn read_log(path: &Path) -> Result<Log, BadInput> {
 }
 
 impl Trace {
+    /// The requests of a training, which are made up ([`training`](crate::training)).
+    #[must_use]
+    pub fn of_training(steps: u32, seed: u64) -> Self {
+        let mut trace = Self::of(&training::log(steps, seed)).unwrap_or_default();
+        "training".clone_into(&mut trace.name);
+        trace
+    }
+
     /// Describes which operations of the program are missing from the trace; `None` if none are.
     #[must_use]
     pub fn missing(&self) -> Option<String> {
@@ -245,5 +259,19 @@ impl Reader {
             Some(Block::Pending { .. } | Block::Freed) => "freed already",
         };
         BadInput::new(format!("{what} of id {id}, which is {state}"), expected)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_live_peak_of_a_training_is_nine_and_a_half_gib_within_a_tenth() {
+        for seed in 1..=3 {
+            let peak = Trace::of_training(training::STEPS, seed).live_peak_bytes as f64
+                / (1_u64 << 30) as f64;
+            assert!((8.55..10.45).contains(&peak), "seed {seed}: {peak} GiB");
+        }
     }
 }

@@ -6,6 +6,7 @@
 //! `docs/decisions/027-the-book.md` has the invariants; `check.rs` asserts them.
 
 pub(crate) mod arena;
+pub(crate) mod backing;
 #[cfg(feature = "check")]
 mod check;
 pub(crate) mod find;
@@ -23,6 +24,7 @@ mod visits;
 
 use crate::port::StreamClock;
 use crate::ranges::arena::ArenaConfig;
+use crate::ranges::backing::Backing;
 use crate::stream::{Pending, Requester};
 use list::{Group, RangeLists};
 use listed::SplitFigures;
@@ -33,6 +35,7 @@ use segment::Segments;
 #[derive(Debug)]
 pub(crate) struct Ranges<C: StreamClock, K> {
     pub(crate) config: ArenaConfig,
+    pub(crate) backing: Backing,
     pub(crate) nodes: Nodes<C::Mark>,
     pub(crate) segments: Segments<K>,
     pub(crate) lists: RangeLists<K>,
@@ -68,7 +71,7 @@ pub(crate) struct RangeRequest<K> {
 }
 
 impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
-    pub(crate) fn new(config: ArenaConfig) -> Self {
+    pub(crate) fn new(config: ArenaConfig, backing: Backing) -> Self {
         let unit_bits = config.granule.trailing_zeros();
         Self {
             nodes: Nodes::new(),
@@ -85,6 +88,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
             cursor: 0,
             find_from: 0,
             config,
+            backing,
         }
     }
 

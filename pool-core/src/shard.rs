@@ -17,6 +17,7 @@ use crate::observe::{Accounts, PoolStats};
 use crate::port::{DeviceAllocator, MarkOf, StreamClock};
 use crate::ranges::Ranges;
 use crate::ranges::arena::ArenaConfig;
+use crate::ranges::backing::Backing;
 use crate::ranges::list::Group;
 use crate::ranges::segment::Segment;
 use crate::stream::Pending;
@@ -69,14 +70,20 @@ pub(crate) struct State<A: DeviceAllocator> {
 }
 
 impl<A: DeviceAllocator> State<A> {
-    /// An empty shard. `arena`: how memory is split; `None` for whole blocks. `by_size`: larger
+    /// An empty shard. `split`: how memory is split; `None` for whole blocks. `by_size`: larger
     /// blocks may serve. `lease`: bytes of whole blocks that may be free here.
-    pub(crate) fn new(number: u32, arena: Option<&ArenaConfig>, by_size: bool, lease: u64) -> Self {
-        let is_torch = arena.is_some_and(ArenaConfig::is_torch);
+    pub(crate) fn new(
+        number: u32,
+        split: Option<(ArenaConfig, Backing)>,
+        by_size: bool,
+        lease: u64,
+    ) -> Self {
+        let (arena, backing) = split.unwrap_or((ArenaConfig::grow(), Backing::Block));
+        let is_torch = arena.is_torch();
         Self {
             number,
             blocks: Blocks::new(by_size),
-            ranges: Ranges::new(arena.cloned().unwrap_or_else(ArenaConfig::grow)),
+            ranges: Ranges::new(arena, backing),
             segments: Vec::new(),
             slots: Slab::new(),
             deferred: Vec::new(),

@@ -152,7 +152,7 @@ impl<A: DeviceAllocator> Store<A> {
             () => Homes::Thread,
         };
         let most = if homes == Homes::First { 1 } else { shards.unwrap_or_else(spread::most) };
-        let first = State::new(0, shape.arena.as_ref(), by_size, bounds.cached.bytes(0));
+        let first = State::new(0, shape.split(), by_size, bounds.cached.bytes(0));
         let store = Self {
             shards: Shards::new(homes, most, first),
             allocator,

@@ -13,46 +13,37 @@ use crate::sizes::size;
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use pieces::Pieces;
 use pool_core::port::{Handles, MarkOf, Memory, PageCalls, VirtualMemory};
-use pool_core::{DeviceError, MIB, StreamClock, Why};
+use pool_core::{DeviceError, StreamClock, Why};
 use std::ops::Range;
 use std::sync::Arc;
 
 /// How many times the device's memory an arena may reserve addresses for. Addresses cost nothing
 /// else.
 const ADDRESSES_PER_BYTE: u64 = 8;
-/// Number of unmapped pieces that an allocator keeps unless its configuration says otherwise.
-const KEPT: usize = 2;
 
 /// Device memory of one GPU in pieces that are mapped at reserved addresses, for an arena in pages
-/// ([`PoolBuilder::arena`](pool_core::PoolBuilder::arena)): the arena's page is one piece.
+/// ([`PoolBuilder::arena`](pool_core::PoolBuilder::arena)).
 ///
-/// Without an arena it hands out blocks of whole granules of the driver, most often 2 MiB. Each
-/// block is one piece.
+/// Each growth of the arena is one piece, of what is missing and at least
+/// [`ArenaConfig::least_growth`](pool_core::ArenaConfig::least_growth), in whole granules of the driver, most
+/// often 2 MiB: the driver's calls cost time by their number and hardly by their size. Pieces go
+/// back whole: by a trim, a limit, a tick, or where the device has no memory for a request, but not
+/// to serve a request while it has.
+///
+/// Without an arena it hands out blocks of whole granules. Each block is one piece.
 pub type CudaVmmAllocator = CudaMemory<Pages>;
 
 /// How a [`CudaVmmAllocator`] makes its memory.
 ///
 /// ```
 /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
-/// use bucketpool::MIB;
 /// use bucketpool::cuda::VmmConfig;
 ///
-/// let config = VmmConfig { piece_bytes: 2 * MIB, peers: vec![1], ..VmmConfig::default() };
+/// let config = VmmConfig { peers: vec![1], ..VmmConfig::default() };
 /// assert!(!config.rdma);
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VmmConfig {
-    /// Bytes of one physical piece: a power of two, at least the driver's granule. 32 MiB by
-    /// default.
-    ///
-    /// The driver's calls cost time for each piece: to create, map, set access and unmap one of 2
-    /// MiB took 193, 1.5, 36 and 26 us on an A100, and 7.6, 1, 21 and 11 us on another machine.
-    /// Smaller pieces give memory back in smaller parts.
-    pub piece_bytes: u64,
-    /// Number of unmapped pieces that stay for the next mapping, so that the arena can move memory
-    /// without creating it anew. 2 by default. The pool does not count them as reserved;
-    /// [`BucketPool::trim`](pool_core::BucketPool::trim), `shrink_to` and `clear` give them back.
-    pub kept_pieces: usize,
     /// Ordinals of other devices that may use the memory. None by default.
     pub peers: Vec<usize>,
     /// The kinds of handle that the memory can be exported as. None by default. The kind is fixed
@@ -78,21 +69,12 @@ pub enum Exported {
     Fabric,
 }
 
-impl Default for VmmConfig {
-    fn default() -> Self {
-        let (peers, exported_as) = (Vec::new(), Vec::new());
-        Self { piece_bytes: 32 * MIB, kept_pieces: KEPT, peers, exported_as, rdma: false }
-    }
-}
-
 /// Memory by `cuMemCreate` and `cuMemMap`.
 #[derive(Debug)]
 pub struct Pages {
     device: CudaDevice,
     /// The driver's granule.
     granule: u64,
-    /// Bytes of a piece, which is the page of an arena.
-    piece: u64,
     pieces: Pieces,
 }
 
@@ -117,7 +99,7 @@ impl CudaVmmAllocator {
     /// let memory = CudaVmmAllocator::new(CudaDevice::new(0)?, &[1])?; // device 1 can use it too
     /// let pool = BucketPool::builder(memory).arena(ArenaConfig::grow()).build();
     /// let buffer = pool.allocate(48 * MIB)?;
-    /// assert_eq!(pool.stats().reserved_bytes, 64 * MIB); // two pieces of 32 MiB
+    /// assert_eq!(pool.stats().reserved_bytes, 48 * MIB); // one piece
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn new(device: CudaDevice, peers: &[usize]) -> Result<Self, DeviceError> {
@@ -129,8 +111,7 @@ impl CudaVmmAllocator {
     /// # Errors
     ///
     /// [`Why::Unsupported`] if the driver or the device has no virtual memory, cannot export it as
-    /// the configuration demands or open it to RDMA, or if the piece is no power of two of the
-    /// driver's granules; or the driver's refusal.
+    /// the configuration demands or open it to RDMA; or the driver's refusal.
     ///
     /// # Examples
     ///
@@ -138,14 +119,14 @@ impl CudaVmmAllocator {
     /// # mod double { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/double/stand_in.rs")); }
     /// # double::stand_in(); // in the place of the driver
     /// # mod bucketpool { pub use pool_core::*; pub mod cuda { pub use pool_cuda::*; } }
-    /// use bucketpool::{MIB, Why};
-    /// use bucketpool::cuda::{CudaDevice, CudaVmmAllocator, VmmConfig};
+    /// use bucketpool::Why;
+    /// use bucketpool::cuda::{CudaDevice, CudaVmmAllocator, Exported, VmmConfig};
     ///
     /// let device = CudaDevice::new(0)?;
-    /// let config = VmmConfig { piece_bytes: 2 * MIB, ..VmmConfig::default() };
+    /// let config = VmmConfig { exported_as: vec![Exported::File], ..VmmConfig::default() };
     /// let memory = CudaVmmAllocator::with(device.clone(), &config)?;
-    /// let odd = VmmConfig { piece_bytes: 3 * MIB, ..config };
-    /// assert_eq!(CudaVmmAllocator::with(device, &odd).unwrap_err().why, Why::Unsupported);
+    /// let fabric = VmmConfig { exported_as: vec![Exported::Fabric], ..config };
+    /// assert_eq!(CudaVmmAllocator::with(device, &fabric).unwrap_err().why, Why::Unsupported);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn with(device: CudaDevice, config: &VmmConfig) -> Result<Self, DeviceError> {
@@ -169,23 +150,19 @@ impl CudaVmmAllocator {
             properties.allow_rdma();
         }
         let granule = granule(&device, &properties)?;
-        let piece = config.piece_bytes;
-        if !piece.is_power_of_two() || piece == 0 || !piece.is_multiple_of(granule) {
-            let what = "`piece_bytes`: expected a power of two, at least the driver's granule";
-            return Err(DeviceError::new(Why::Unsupported, what));
-        }
         let who = std::iter::once(device.ordinal()).chain(config.peers.iter().copied());
         let access = who.map(|ordinal| Access::of(DeviceLocation::of(ordinal))).collect();
-        let pieces = Pieces::new(properties, access, piece, config.kept_pieces);
-        Ok(Self::from(device.clone(), Pages { device, granule, piece, pieces }))
+        let pieces = Pieces::new(properties, access);
+        Ok(Self::from(device.clone(), Pages { device, granule, pieces }))
     }
 
-    /// Returns the bytes of unmapped pieces that the allocator keeps, and of those that the driver
-    /// refused to take back.
+    /// Returns the bytes of pieces that the driver refused to take back. The next call that maps or
+    /// unmaps, or [`DeviceAllocator::release_kept`](pool_core::DeviceAllocator::release_kept), offers
+    /// them again.
     #[must_use]
-    pub fn kept_bytes(&self) -> u64 {
+    pub fn refused_bytes(&self) -> u64 {
         // In a forked child a thread that is not there may hold the lock.
-        if forked().is_some() { 0 } else { self.source().pieces.kept_bytes() }
+        if forked().is_some() { 0 } else { self.source().pieces.refused_bytes() }
     }
 
     /// Calls `watcher` before a range of addresses loses its memory, which other memory may replace
@@ -269,9 +246,9 @@ impl Pages {
         Ok(at)
     }
 
-    fn map(&self, at: u64, bytes: u64, piece: u64) -> Result<(), DeviceError> {
+    fn map(&self, at: u64, bytes: u64) -> Result<(), DeviceError> {
         let call = "cuMemCreate, cuMemMap or cuMemSetAccess";
-        self.device.driver().relaxed(call, || self.pieces.map(at, bytes, piece))
+        self.device.driver().relaxed(call, || self.pieces.map(at, bytes))
     }
 
     fn unmap(&self, range: Range<u64>) -> Result<(), DeviceError> {
@@ -294,7 +271,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        if !self.pieces.keeps_nothing() {
+        if !self.pieces.refused_nothing() {
             // If the device is lost, so is its memory.
             let _ = self.release_kept();
         }
@@ -315,7 +292,7 @@ impl Source for Pages {
         _on: &PoolStream,
     ) -> Result<sys::CUdeviceptr, DeviceError> {
         let at = self.reserve(bytes)?;
-        self.map(at, bytes as u64, bytes as u64).inspect_err(|_| self.unreserve(at, bytes))?;
+        self.map(at, bytes as u64).inspect_err(|_| self.unreserve(at, bytes))?;
         Ok(at)
     }
 
@@ -346,7 +323,7 @@ impl Source for Pages {
     }
 
     fn release_kept(&self) -> Result<(), DeviceError> {
-        self.device.driver().relaxed("cuMemRelease", || self.pieces.release_kept())
+        self.device.driver().relaxed("cuMemRelease", || self.pieces.offer_again())
     }
 
     fn pages(memory: &CudaVmmAllocator) -> Option<PageCalls<CudaVmmAllocator>> {
@@ -356,11 +333,11 @@ impl Source for Pages {
 
 impl VirtualMemory for CudaVmmAllocator {
     fn page_bytes(&self) -> u64 {
-        self.source().piece
+        self.source().granule
     }
 
     fn handles(&self) -> Handles {
-        Handles::Bytes(self.page_bytes())
+        Handles::Commit
     }
 
     fn address_space(&self) -> u64 {
@@ -376,7 +353,7 @@ impl VirtualMemory for CudaVmmAllocator {
     fn commit(&self, block: &CudaBlock, pages: Range<u64>) -> Result<(), DeviceError> {
         self.check(block, "cuMemMap of another allocator's addresses")?;
         let (at, bytes) = (block.at + pages.start, pages.end - pages.start);
-        self.source().map(at, bytes, self.page_bytes())
+        self.source().map(at, bytes)
     }
 
     fn decommit(

@@ -41,6 +41,9 @@ pub struct SimDevice {
     pub(crate) driver: SimDriver,
     /// Addresses of blocks that it did not take back.
     refused: Arc<Mutex<Vec<u64>>>,
+    /// The bytes of a page.
+    page: u64,
+    handles: Handles,
 }
 
 /// The name of [`SimDevice`] beside `HostAllocator`, `CudaAllocator` and `WgpuAllocator`.
@@ -88,7 +91,13 @@ impl SimDevice {
     #[must_use]
     pub fn with_capacity(bytes: u64) -> Self {
         let driver = SimDriver(Arc::new(Mutex::new(Engine::new(bytes))));
-        Self { clock: Arc::new(Timeline::new(driver.clone(), 0)), driver, refused: Arc::default() }
+        Self {
+            clock: Arc::new(Timeline::new(driver.clone(), 0)),
+            driver,
+            refused: Arc::default(),
+            page: ALIGNMENT,
+            handles: Handles::Page,
+        }
     }
 
     /// Makes queued work run now and then between calls. The same seed gives the same schedule.
@@ -96,6 +105,29 @@ impl SimDevice {
     pub fn seeded(self, seed: u64) -> Self {
         self.driver.0.lock().seed(seed);
         self
+    }
+
+    /// Makes it a device with handles, such as CUDA's virtual memory: it commits in multiples of
+    /// `page` bytes, rounded up to a power of two of at least 4096, and what one call has committed
+    /// it takes back whole ([`Handles::Commit`]). Call it before the device is cloned.
+    ///
+    /// ```
+    /// # mod bucketpool { pub use pool_core::*; pub use pool_sim as sim; }
+    /// use bucketpool::{MIB, Why, port::VirtualMemory, sim::SimDevice};
+    ///
+    /// let device = SimDevice::new().with_handles(2 * MIB);
+    /// let block = device.reserve(8 * MIB)?;
+    /// device.commit(&block, 0..4 * MIB)?;
+    /// assert_eq!(device.decommit(&block, 0..2 * MIB, &[]).unwrap_err().why, Why::Other);
+    /// device.decommit(&block, 0..4 * MIB, &[])?;
+    /// # device.release(block, &[])?;
+    /// # Ok::<(), pool_core::DeviceError>(())
+    /// ```
+    #[must_use]
+    pub fn with_handles(self, page: u64) -> Self {
+        self.driver.0.lock().has_handles = true;
+        let page = page.clamp(ALIGNMENT, 1 << 40).next_power_of_two();
+        Self { page, handles: Handles::Commit, ..self }
     }
 
     /// Creates a stream. Its work stays queued until a caller synchronizes or calls
@@ -400,11 +432,11 @@ impl Sliceable for SimDevice {
 
 impl VirtualMemory for SimDevice {
     fn page_bytes(&self) -> u64 {
-        ALIGNMENT
+        self.page
     }
 
     fn handles(&self) -> Handles {
-        Handles::Page
+        self.handles
     }
 
     /// Returns 2^48 bytes. Simulated addresses are plentiful, so one reservation is enough.

@@ -45,6 +45,8 @@ impl Contents<'_> {
 pub struct Engine {
     id: u64,
     memory: SimMemory,
+    /// What one call has committed goes back whole.
+    pub(crate) has_handles: bool,
     calls: SimCalls,
     faults: Faults,
     streams: Vec<Queue>,
@@ -65,6 +67,7 @@ impl Engine {
         Self {
             id: NEXT.fetch_add(1, Relaxed),
             memory: SimMemory::new(capacity),
+            has_handles: false,
             calls: SimCalls::default(),
             faults: Faults::default(),
             streams: vec![Queue::default()],
@@ -190,12 +193,13 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Why::Other`] if a page is not committed, or if the script makes the call fail.
+    /// [`Why::Other`] if a page is not committed, if a commit would go in part on a device with
+    /// handles, or if the script makes the call fail.
     ///
     /// See [`Engine::reserve`] for an example.
     pub fn decommit(&mut self, pages: &Range<u64>) -> Result<(), DeviceError> {
         self.faults.check(SimCall::Decommit, Why::Other, "sim decommit")?;
-        self.memory.decommit(pages)?;
+        self.memory.decommit(pages, self.has_handles)?;
         self.freed(pages);
         self.calls.decommits += 1;
         Ok(())

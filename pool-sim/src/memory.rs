@@ -122,14 +122,18 @@ impl SimMemory {
         Ok(())
     }
 
-    /// Decommits a range of a reservation, all of which is committed.
-    pub(super) fn decommit(&mut self, pages: &Range<u64>) -> Result<(), DeviceError> {
+    /// Decommits a range of a reservation, all of which is committed; `whole`: by whole commits.
+    pub(super) fn decommit(&mut self, pages: &Range<u64>, whole: bool) -> Result<(), DeviceError> {
         if !self.holds(pages) {
             return Err(DeviceError::new(Why::Other, "sim decommit of missing pages"));
         }
         let committed = self.reservation(pages, "sim decommit")?;
         let below = committed.range(..pages.end).rev().map(|(start, end)| (*start, *end));
         let overlapping: Vec<_> = below.take_while(|(_, end)| *end > pages.start).collect();
+        if whole && overlapping.iter().any(|(start, end)| *start < pages.start || *end > pages.end)
+        {
+            return Err(DeviceError::new(Why::Other, "sim decommit of a part of a commit"));
+        }
         for (start, end) in overlapping {
             committed.remove(&start);
             if start < pages.start {

@@ -419,8 +419,13 @@ pub enum Handles {
     None,
     /// One object for each page of the arena, whatever the page size.
     Page,
-    /// One object for each part of this many bytes.
-    Bytes(u64),
+    /// One object for each commit. Each decommit is of whole commits, which are neighbours.
+    ///
+    /// An arena commits rarely then, since such calls cost time by their number and hardly by their
+    /// size: at least
+    /// [`ArenaConfig::least_growth`](crate::ArenaConfig::least_growth). It gives
+    /// memory back only when it is told to or when memory is short, not to serve a request.
+    Commit,
 }
 
 /// The type of [`PageCalls::commit`].
@@ -463,9 +468,8 @@ impl<A: DeviceAllocator> PageCalls<A> {
     /// them.
     pub(crate) fn calls_for(&self, bytes: u64) -> u64 {
         match self.handles {
-            Handles::None => 1,
+            Handles::None | Handles::Commit => 1,
             Handles::Page => bytes / self.page_bytes,
-            Handles::Bytes(each) => bytes / each,
         }
     }
 }

@@ -23,6 +23,7 @@ pub struct ArenaConfig {
     pub(crate) reserved_limit: u64,
     pub(crate) steal: StealPolicy,
     pub(crate) max_split: u64,
+    least_growth: (f64, u64),
     pub(crate) gc_threshold: Option<f64>,
     pub(crate) uncached: bool,
     given: Given,
@@ -32,6 +33,8 @@ pub struct ArenaConfig {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Given {
     granule: u64,
+    /// Of the least growth.
+    share: f64,
     source: GivenSource,
 }
 
@@ -64,6 +67,10 @@ pub(crate) enum Source {
 const OWN_SHARE_OF_SLACK: f64 = 0.7;
 /// The slack of [`ArenaConfig::grow`].
 const SLACK_TO_GROW: f64 = 0.12;
+/// The least growth over memory with handles: a share of what is committed, and bytes. Of the
+/// bundled traces and a training, shares of 1/16 to 1/64 and 2 to 16 MiB, these reserve least for
+/// their calls (docs/decisions/045-handles.md).
+const LEAST_GROWTH: (f64, u64) = (1.0 / 32.0, 8 * MIB);
 /// The page size of [`ArenaConfig::grow`], unless the device has larger pages.
 const PAGE_TO_GROW: u64 = 64 * KIB;
 /// Determines the free bytes that an arena in pages always keeps, so that it does not give back
@@ -137,9 +144,10 @@ impl ArenaConfig {
             reserved_limit: u64::MAX,
             steal: StealPolicy::default(),
             max_split: u64::MAX,
+            least_growth: LEAST_GROWTH,
             gc_threshold: None,
             uncached: false,
-            given: Given { granule: 512, source: GivenSource::Fixed },
+            given: Given { granule: 512, share: LEAST_GROWTH.0, source: GivenSource::Fixed },
         }
     }
 
@@ -149,7 +157,7 @@ impl ArenaConfig {
 
     /// Refuses values that are out of range, and were replaced by others.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        let Given { granule, source } = self.given;
+        let Given { granule, share, source } = self.given;
         match source {
             GivenSource::Segments(bytes) if bytes < KIB => {
                 let setting = format!("`segments` of {bytes} B");
@@ -170,6 +178,10 @@ impl ArenaConfig {
         if !granule.is_power_of_two() || granule > GIB {
             let setting = format!("`granule` of {granule} B of an arena");
             return Err(ConfigError::new(setting, "a power of two up to 1 GiB"));
+        }
+        if !(0.0..=1.0).contains(&share) {
+            let setting = format!("a `least_growth` of {share}");
+            return Err(ConfigError::new(setting, "a share from 0 to 1; 0.03125 is 1/32"));
         }
         match self.gc_threshold {
             Some(share) if !(share > 0.0 && share < 1.0) => {
@@ -198,6 +210,15 @@ impl ArenaConfig {
     /// set.
     pub fn steal(self, steal: StealPolicy) -> Self {
         Self { steal, ..self }
+    }
+
+    /// Sets the least growth over memory with handles
+    /// ([`Handles::Commit`](crate::port::Handles::Commit)): a share of what the arena has committed,
+    /// and bytes, whichever is more. CUDA's calls cost time by their number and hardly by their size.
+    /// 1/32 and 8 MiB unless set; less takes less memory ahead of requests, and more calls.
+    pub fn least_growth(self, share: f64, bytes: u64) -> Self {
+        let given = Given { share, ..self.given };
+        Self { least_growth: (share.clamp(0.0, 1.0), bytes), given, ..self }
     }
 
     /// Sets the size, in bytes, above which free ranges are never split. These ranges serve only
@@ -284,6 +305,18 @@ impl ArenaConfig {
         let Source::Pages { most, .. } = self.source else { return u64::MAX };
         let kept = KEPT_MOST.min((used_peak / KEPT_SHARE).max(2 * page_bytes));
         ((used_peak as f64 * most) as u64).max(used_peak.saturating_add(kept))
+    }
+
+    /// Returns the bytes that one call should commit over memory with handles, given what is
+    /// committed and how much is missing.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a float cast saturates, and the share is at most 1"
+    )]
+    pub(crate) fn growth(&self, committed: u64, missing: u64) -> u64 {
+        let (share, bytes) = self.least_growth;
+        missing.max((committed as f64 * share) as u64).max(bytes)
     }
 
     /// Returns whether a free range of `range` bytes may serve a request of `bytes` bytes.

@@ -3,8 +3,10 @@
 
 use crate::port::StreamClock;
 use crate::ranges::Ranges;
+use crate::ranges::backing::Backing;
 use crate::ranges::list::UsedBy;
 use crate::ranges::node::NodeState;
+use crate::ranges::segment::Segment;
 use std::collections::BTreeMap;
 
 /// Bytes by state.
@@ -56,6 +58,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
                 last = list;
             }
             assert_eq!((end, used), (segment.bytes, segment.used), "segment {at}");
+            self.check_commits(segment);
         }
         for (at, list) in (0..).zip(self.lists.iter()) {
             assert_eq!(list.bins.bytes(), in_lists.remove(&at).unwrap_or(0), "list {at}");
@@ -65,6 +68,31 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         assert_eq!(bytes.free, self.cached);
         assert_eq!(ranges + self.nodes.count_vacant(), self.nodes.len(), "a number is lost");
         bytes
+    }
+
+    /// Asserts that each byte of a segment that is no hole lies in one commit, and no other does.
+    /// What is `Moving` may be either.
+    fn check_commits(&self, segment: &Segment<K>) {
+        let mut last = 0;
+        for part in segment.commits.iter() {
+            assert!(last <= part.start && part.start < part.end, "commits overlap at {part:?}");
+            last = part.end;
+        }
+        for id in self.nodes.walk(segment.first) {
+            let (place, node) = (self.nodes[id].range(), &self.nodes[id]);
+            if matches!(node.state, NodeState::Moving { .. }) {
+                continue;
+            }
+            let has_memory = matches!(self.backing, Backing::Commits(_)) && !self.is_hole(id);
+            let mut at = place.start;
+            while has_memory && at < place.end {
+                let part = segment.commits.around(at);
+                assert!(!part.is_empty(), "range {id} has no memory at {at}");
+                at = part.end;
+            }
+            let begins = segment.commits.iter().any(|part| place.contains(&part.start));
+            assert!(has_memory || !begins, "the hole {id} has memory");
+        }
     }
 
     /// Asserts that a free range is in the list of its group and streams, and is coalesced with the

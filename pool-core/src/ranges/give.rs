@@ -1,6 +1,7 @@
 //! Free memory that can go back to the device: which, and in which order.
 
 use crate::port::StreamClock;
+use crate::ranges::backing::Backing;
 use crate::ranges::list::UsedBy;
 use crate::ranges::node::{NONE, NodeState, number};
 use crate::ranges::segment::Segment;
@@ -32,26 +33,44 @@ impl Returnable {
 pub(crate) type Aged = (u64, u32);
 
 impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
-    /// The bytes of a range that can go back: with pages, those that lie wholly inside; else all of
-    /// it, if it is a whole segment.
-    pub(crate) fn returnable(&self, id: u32, page: Option<u64>) -> Range<u64> {
+    /// The bytes of a free range that can go back: the whole segments, pages or commits inside of it.
+    pub(crate) fn returnable(&self, id: u32) -> Range<u64> {
         let node = &self.nodes[id];
-        let is_whole =
-            || self.segments.get(node.segment).is_some_and(|segment| segment.bytes == node.bytes);
-        match page {
-            Some(page) => self.whole_pages(id, page),
-            None if is_whole() => node.range(),
-            None => node.offset..node.offset,
+        let (place, nothing) = (node.range(), node.offset..node.offset);
+        let Some(segment) = self.segments.get(node.segment) else { return nothing };
+        match self.backing {
+            Backing::Block if segment.bytes == node.bytes => place,
+            Backing::Block => nothing,
+            Backing::Pages(page) => {
+                let start = place.start.next_multiple_of(page);
+                start..(place.end / page * page).max(start)
+            }
+            Backing::Commits(_) => segment.commits.whole(&place),
         }
+    }
+
+    /// The end of what can go back of a free range: as much of it as holds `bytes` bytes, or all.
+    pub(crate) fn returnable_end(&self, id: u32, bytes: u64) -> Range<u64> {
+        let all = self.returnable(id);
+        let start = all.start.max(all.end.saturating_sub(bytes));
+        if start == all.start {
+            return all;
+        }
+        let start = match (self.backing, self.segments.get(self.nodes[id].segment)) {
+            (Backing::Pages(page), _) => start / page * page,
+            (Backing::Commits(_), Some(segment)) => segment.commits.around(start).start,
+            _ => all.start,
+        };
+        start..all.end
     }
 
     /// Free ranges whose returnable bytes together are `bytes` or more: the one that has the fewest
     /// of those that have enough, else those that have the most. Among a bounded number of ranges,
     /// of other lists with each call. A device call costs the same for any length, so all of them
     /// go.
-    pub(crate) fn pick_returnable(&mut self, bytes: u64, page: Option<u64>) -> Vec<Returnable> {
+    pub(crate) fn pick_returnable(&mut self, bytes: u64) -> Vec<Returnable> {
         let lists: Vec<u16> = self.lists.next_portion().collect();
-        let part = |id: u32| Returnable { id, part: self.returnable(id, page) };
+        let part = |id: u32| Returnable { id, part: self.returnable(id) };
         let bins = || lists.iter().map(|list| &self.lists.get(*list).bins);
         let enough = bins().flat_map(|bins| bins.ascending(&self.nodes, bytes).take(LOOKS));
         let enough = enough.map(part).filter(|found| found.bytes() >= bytes);
@@ -71,35 +90,29 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
     }
 
     /// The free ranges that can go back among `count` nodes from number `from` on, and the number
-    /// to carry on with; `None` at the end. With pages, those that hold a whole page; else those
-    /// that are a whole segment.
-    pub(crate) fn aged(
-        &self,
-        from: u32,
-        count: u32,
-        page: Option<u64>,
-    ) -> (Vec<Aged>, Option<u32>) {
+    /// to carry on with; `None` at the end.
+    pub(crate) fn aged(&self, from: u32, count: u32) -> (Vec<Aged>, Option<u32>) {
         let end = from.saturating_add(count).min(self.nodes.len());
-        let can_go = |id: &u32| self.is_free(*id) && !self.returnable(*id, page).is_empty();
+        let can_go = |id: &u32| self.is_free(*id) && !self.returnable(*id).is_empty();
         let aged = (from..end).filter(can_go).map(|id| (self.nodes[id].freed_at, id)).collect();
         (aged, (end < self.nodes.len()).then_some(end))
     }
 
-    /// Whether a free segment, or with pages a free range that holds one, can go back, behind
-    /// submitted work; as far as a bounded search tells.
-    pub(crate) fn has_returnable(&self, clock: &C, page: Option<u64>) -> bool {
-        let Some(page) = page else {
+    /// Whether anything that is free can go back, behind submitted work; as far as a bounded search
+    /// tells.
+    pub(crate) fn has_returnable(&self, clock: &C) -> bool {
+        if self.backing == Backing::Block {
             let mut free = self.segments.iter().filter(|(_, segment)| segment.used == 0);
             return free.any(|(_, segment)| {
                 self.nodes.walk(segment.first).all(|id| self.is_submitted(clock, id))
             });
-        };
+        }
         let full = |list: &&super::list::RangeList<K>| {
-            list.used_by != UsedBy::Hole && list.bins.bytes() >= page
+            list.used_by != UsedBy::Hole && list.bins.bytes() >= self.backing.page()
         };
         let lists = self.lists.iter().filter(full).take(LOOKS);
         let mut largest = lists.flat_map(|list| list.bins.descending(&self.nodes).take(LOOKS));
-        let has = |id: u32| !self.whole_pages(id, page).is_empty();
+        let has = |id: u32| !self.returnable(id).is_empty();
         largest.any(|id| has(id) && self.is_submitted(clock, id))
     }
 
@@ -107,7 +120,7 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
     pub(crate) fn remove_segment(&mut self, id: u32) -> Option<(Segment<K>, Pending<C::Mark>)> {
         let (at, bytes) = (self.nodes[id].segment, self.nodes[id].bytes);
         let list = self.list_of(id)?;
-        if self.returnable(id, None).is_empty() {
+        if self.returnable(id).is_empty() {
             return None;
         }
         self.take_low(id, list, bytes);
@@ -156,30 +169,31 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         })
     }
 
-    /// Coalesces free neighbours of any streams that share a page of which all is free. Returns the
-    /// number to carry on with.
-    pub(crate) fn coalesce_pages(
-        &mut self,
-        clock: &C,
-        from: u32,
-        count: u32,
-        page: u64,
-    ) -> Option<u32> {
-        let may =
-            |ranges: &Self, id: u32, next: u32| ranges.shares_free_page(clock, id, next, page);
+    /// Coalesces free neighbours of any streams that share a page, or a commit, of which all is free.
+    /// Returns the number to carry on with.
+    pub(crate) fn coalesce_pages(&mut self, clock: &C, from: u32, count: u32) -> Option<u32> {
+        let may = |ranges: &Self, id: u32, next: u32| ranges.shares_free_page(clock, id, next);
         self.coalesce_pairs(clock, from, count, may).1
     }
 
-    /// Whether all of the page in which two neighbours meet is free memory behind submitted work,
-    /// in a bounded number of ranges.
-    fn shares_free_page(&self, clock: &C, id: u32, next: u32, page: u64) -> bool {
-        let start = self.nodes[next].offset / page * page;
+    /// Whether all of the page or commit in which two neighbours meet is free memory behind submitted
+    /// work, in a bounded number of ranges.
+    fn shares_free_page(&self, clock: &C, id: u32, next: u32) -> bool {
+        let at = self.nodes[next].offset;
+        let (start, end) = match (self.backing, self.segments.get(self.nodes[next].segment)) {
+            (Backing::Pages(page), _) => (at / page * page, at / page * page + page),
+            (Backing::Commits(_), Some(segment)) => {
+                let part = segment.commits.around(at);
+                (part.start, part.end)
+            }
+            _ => return false,
+        };
         let goes = |id: u32| id != NONE && self.is_free(id) && self.is_submitted(clock, id);
         let (mut low, mut high, mut left) = (id, next, SHARERS);
         while goes(low) && self.nodes[low].offset > start && left > 0 {
             (low, left) = (self.nodes[low].before, left - 1);
         }
-        while goes(high) && self.nodes[high].range().end < start + page && left > 0 {
+        while goes(high) && self.nodes[high].range().end < end && left > 0 {
             (high, left) = (self.nodes[high].after, left - 1);
         }
         goes(low) && goes(high) && left > 0 && self.nodes[next].offset > start

@@ -3,6 +3,7 @@
 
 use crate::by_size::SizeKey;
 use crate::port::StreamClock;
+use crate::ranges::backing::Backing;
 use crate::ranges::list::UsedBy;
 use crate::ranges::node::{NONE, NodeState, RangeNode, number};
 use crate::ranges::{RangeRequest, Ranges};
@@ -50,8 +51,8 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
         &self,
         request: &RangeRequest<K>,
         requester: &Requester<'_, C>,
-        page: u64,
     ) -> Option<Placement> {
+        let page = self.backing.page();
         let holes = |list: &&super::list::RangeList<K>| {
             list.group == request.group && list.used_by == UsedBy::Hole && list.bins.bytes() > 0
         };
@@ -140,8 +141,8 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
     /// Takes out what a placement needs, by address: the free parts that the block lies in, and
     /// the pages of holes. Where the block ends in a hole, up to `ahead` bytes more of that hole,
     /// since the call that commits them is made anyway. Each is `Moving` then.
-    pub(crate) fn take_out(&mut self, placement: &Placement, page: u64, ahead: u64) -> Vec<u32> {
-        let (block, mut pieces) = (&placement.block, Vec::new());
+    pub(crate) fn take_out(&mut self, placement: &Placement, ahead: u64) -> Vec<u32> {
+        let (block, page, mut pieces) = (&placement.block, self.backing.page(), Vec::new());
         let mut next = placement.first;
         while next != NONE && self.nodes[next].offset < block.end {
             let (id, place) = (next, self.nodes[next].range());
@@ -296,14 +297,22 @@ impl<C: StreamClock, K: Copy + Eq + Default> Ranges<C, K> {
     pub(crate) fn put_hole(&mut self, clock: &C, id: u32) {
         let node = &mut self.nodes[id];
         (node.marks, node.unzeroed) = (Pending::Nothing, false);
+        let (segment, place) = (node.segment, node.range());
+        if let Some(segment) = self.segments.get_mut(segment) {
+            segment.commits.remove(&place);
+        }
         self.put_free(clock, id, UsedBy::Hole);
     }
 
-    /// The pages that lie wholly inside a range.
-    pub(crate) fn whole_pages(&self, id: u32, page: u64) -> Range<u64> {
-        let place = self.nodes[id].range();
-        let start = place.start.next_multiple_of(page);
-        start..(place.end / page * page).max(start)
+    /// Notes that one call has committed memory behind all of a range that is in no list. `commit`
+    /// promises nothing of the contents.
+    pub(crate) fn note_committed(&mut self, id: u32) {
+        self.nodes[id].unzeroed = true;
+        let (segment, place) = (self.nodes[id].segment, self.nodes[id].range());
+        if let (Backing::Commits(_), Some(segment)) = (self.backing, self.segments.get_mut(segment))
+        {
+            segment.commits.add(place);
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Segments: blocks of the device that are divided into ranges.
 
+use crate::ranges::backing::Commits;
 use crate::ranges::list::Group;
 use crate::ranges::node::{NONE, number};
 
@@ -14,6 +15,8 @@ pub(crate) struct Segment<K> {
     pub(crate) born: u32,
     /// Ranges of it that are not in a free list. At 0 it can go back to the device.
     pub(crate) used: u32,
+    /// Where what one call committed goes back whole.
+    pub(crate) commits: Commits,
 }
 
 /// All segments of a shard, by number.
@@ -31,7 +34,8 @@ impl<K> Segments<K> {
 
     /// Adds a segment without ranges. Returns its number.
     pub(crate) fn add(&mut self, group: Group<K>, bytes: u64) -> u32 {
-        let segment = Segment { group, bytes, first: NONE, born: self.born, used: 0 };
+        let (first, commits) = (NONE, Commits::default());
+        let segment = Segment { group, bytes, first, born: self.born, used: 0, commits };
         self.born = self.born.wrapping_add(1);
         let at = self.vacant.pop().unwrap_or_else(|| {
             self.all.push(None);

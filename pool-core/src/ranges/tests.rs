@@ -2,6 +2,7 @@
 
 use crate::port::{DeviceError, Order, StreamClock};
 use crate::ranges::arena::ArenaConfig;
+use crate::ranges::backing::Backing;
 use crate::ranges::list::{Group, UsedBy};
 use crate::ranges::node::{NodeState, RangeNode};
 use crate::ranges::{RangeRequest, Ranges};
@@ -96,7 +97,8 @@ struct Block {
 
 /// Runs `steps` random allocations and frees; grows by segments of 4 MiB.
 fn run(config: ArenaConfig, seed: u64, steps: u64, streams: u64) {
-    let (mut ranges, mut random) = (Ranges::<Apart, u8>::new(config), StdRng::seed_from_u64(seed));
+    let (mut ranges, mut random) =
+        (Ranges::<Apart, u8>::new(config, Backing::Block), StdRng::seed_from_u64(seed));
     let (mut live, mut reserved): (Vec<Block>, u64) = (Vec::new(), 0);
     for time in 0..steps {
         if random.random_range(0..2) == 0 || live.is_empty() {
@@ -154,7 +156,7 @@ const PAGE: u64 = 64 * KIB;
 
 impl Paged {
     fn new() -> Self {
-        let mut ranges = Ranges::new(ArenaConfig::pages(PAGE, 0.05));
+        let mut ranges = Ranges::new(ArenaConfig::pages(PAGE, 0.05), Backing::Pages(PAGE));
         let whole = ranges.add_segment(ONE, 4096 * PAGE);
         ranges.put_hole(&Apart, whole);
         Self { ranges, committed: 0 }
@@ -165,8 +167,8 @@ impl Paged {
         if let Some(id) = self.ranges.lend(request, &requester) {
             return id;
         }
-        let place = self.ranges.place(request, &requester, PAGE).expect("the reservation is large");
-        let pieces = self.ranges.take_out(&place, PAGE, ahead);
+        let place = self.ranges.place(request, &requester).expect("the reservation is large");
+        let pieces = self.ranges.take_out(&place, ahead);
         let mut fresh = 0;
         for id in &pieces {
             let node = &self.ranges.nodes[*id];
@@ -202,7 +204,7 @@ impl Paged {
     }
 
     fn give_back(&mut self, bytes: u64) {
-        for found in self.ranges.pick_returnable(bytes, Some(PAGE)) {
+        for found in self.ranges.pick_returnable(bytes) {
             let piece = self.ranges.carve(found.id, &found.part);
             self.ranges.put_hole(&Apart, piece);
             self.committed -= found.part.end - found.part.start;
@@ -239,7 +241,7 @@ fn run_paged(seed: u64, steps: u64, streams: u64) {
         paged.ranges.free(&Apart, id, Pending::One((stream, steps)), (false, 0));
     }
     let before = paged.ranges.check(&Apart);
-    while !paged.ranges.pick_returnable(1, Some(PAGE)).is_empty() {
+    while !paged.ranges.pick_returnable(1).is_empty() {
         paged.give_back(1);
     }
     let after = paged.ranges.check(&Apart);
@@ -274,7 +276,7 @@ fn random_operations_keep_the_invariants() {
 
 /// Ranges of one free segment of this many bytes.
 fn one_segment(config: ArenaConfig, bytes: u64) -> Ranges<Apart, u8> {
-    let mut ranges = Ranges::new(config);
+    let mut ranges = Ranges::new(config, Backing::Block);
     let whole = ranges.add_segment(ONE, bytes);
     ranges.release(&Apart, whole, Pending::Nothing, 0);
     ranges
@@ -286,7 +288,7 @@ fn a_block_lies_over_free_pages_between_holes() {
     let block = paged.allocate_pages(12);
     paged.ranges.free(&Apart, block, Pending::One((1, 1)), (true, 0));
     paged.make_hole(0..10);
-    let place = paged.ranges.place(&request(3 * PAGE, 1), &requester(&1), PAGE).unwrap();
+    let place = paged.ranges.place(&request(3 * PAGE, 1), &requester(&1)).unwrap();
     assert_eq!(place.missing, PAGE);
     paged.ranges.check(&Apart);
 }
@@ -302,7 +304,7 @@ fn of_placements_that_lack_the_same_the_one_with_fewer_calls_is_taken() {
     for pages in [0..1, 3..4, 5..6] {
         paged.make_hole(pages);
     }
-    let place = paged.ranges.place(&request(4 * PAGE, 1), &requester(&1), PAGE).unwrap();
+    let place = paged.ranges.place(&request(4 * PAGE, 1), &requester(&1)).unwrap();
     assert_eq!((place.missing, place.block), (2 * PAGE, 6 * PAGE..10 * PAGE));
 }
 
@@ -408,11 +410,11 @@ fn a_segment_that_several_streams_used_becomes_one_range_behind_all() {
     let second = ranges.lend(&b, &requester(&2)).unwrap();
     ranges.free(&Apart, first, Pending::One((1, 5)), (false, 0));
     ranges.coalesce_free_segments(&Apart, &mut 0, 1, 9);
-    assert!(ranges.aged(0, u32::MAX, None).0.is_empty(), "a block of it is live");
+    assert!(ranges.aged(0, u32::MAX).0.is_empty(), "a block of it is live");
     ranges.free(&Apart, second, Pending::One((2, 6)), (false, 0));
-    assert!(ranges.aged(0, u32::MAX, None).0.is_empty());
+    assert!(ranges.aged(0, u32::MAX).0.is_empty());
     ranges.coalesce_free_segments(&Apart, &mut 0, 1, 9);
-    let (aged, more) = ranges.aged(0, u32::MAX, None);
+    let (aged, more) = ranges.aged(0, u32::MAX);
     assert_eq!((aged.len(), more), (1, None));
     assert_eq!(ranges.nodes[aged[0].1].marks.marks(), [(1, 5), (2, 6)]);
     ranges.check(&Apart);
@@ -420,7 +422,7 @@ fn a_segment_that_several_streams_used_becomes_one_range_behind_all() {
 
 #[test]
 fn streams_of_one_number_are_not_ordered_after_each_other() {
-    let (clock, mut ranges) = (Streams::<true>, Ranges::new(ArenaConfig::torch()));
+    let (clock, mut ranges) = (Streams::<true>, Ranges::new(ArenaConfig::torch(), Backing::Block));
     let whole = ranges.add_segment(ONE, 2 * MIB);
     ranges.release(&clock, whole, Pending::Nothing, 0);
     let requester =
@@ -438,7 +440,7 @@ fn streams_of_one_number_are_not_ordered_after_each_other() {
 
 #[test]
 fn a_free_segment_behind_unsubmitted_work_stays_in_parts() {
-    let (clock, mut ranges) = (Streams::<true>, Ranges::new(ArenaConfig::torch()));
+    let (clock, mut ranges) = (Streams::<true>, Ranges::new(ArenaConfig::torch(), Backing::Block));
     let whole = ranges.add_segment(ONE, 1024);
     ranges.release(&clock, whole, Pending::Nothing, 0);
     let requester =
@@ -452,7 +454,7 @@ fn a_free_segment_behind_unsubmitted_work_stays_in_parts() {
 
 #[test]
 fn neighbours_beyond_the_first_portion_are_not_forgotten() {
-    let (clock, mut ranges) = (Streams::<true>, Ranges::new(ArenaConfig::torch()));
+    let (clock, mut ranges) = (Streams::<true>, Ranges::new(ArenaConfig::torch(), Backing::Block));
     let whole = ranges.add_segment(ONE, 300 * 512);
     ranges.release(&clock, whole, Pending::Nothing, 0);
     let requester =
@@ -532,6 +534,6 @@ fn a_placement_that_lacks_no_less_is_looked_at_for_its_calls() {
     for pages in [0..1, 3..4, 5..7] {
         paged.make_hole(pages);
     }
-    let place = paged.ranges.place(&request(4 * PAGE, 1), &requester(&1), PAGE).unwrap();
+    let place = paged.ranges.place(&request(4 * PAGE, 1), &requester(&1)).unwrap();
     assert_eq!((place.missing, place.block), (2 * PAGE, 5 * PAGE..9 * PAGE));
 }

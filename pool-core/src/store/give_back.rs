@@ -4,7 +4,7 @@
 use crate::limits::GivenBack;
 use crate::limits::InTransit;
 use crate::observe::Reason;
-use crate::port::{DeviceAllocator, DeviceError, PageCalls};
+use crate::port::{DeviceAllocator, DeviceError, Handles};
 use crate::shard::{Removed, State};
 use crate::store::moving::Piece;
 use crate::store::search::NODES;
@@ -50,15 +50,15 @@ impl<A: DeviceAllocator> Store<A> {
     /// Gives ranges back by `give_back`. Where that is not enough, pages that several streams have
     /// used go too.
     fn give_back_coalesced(&self, goal: Goal, give_back: impl Fn(Goal) -> GivenBack) -> GivenBack {
-        let (page, all) = (self.shape.page_bytes(), goal.bytes >= self.ledger.reserved());
-        if let Some(page) = page.filter(|_| all) {
-            self.coalesce_pages(page);
+        let (has_pages, all) = (self.shape.pages.is_some(), goal.bytes >= self.ledger.reserved());
+        if has_pages && all {
+            self.coalesce_pages();
         }
         let (given_back, refusal) = give_back(goal);
-        let Some(page) = page.filter(|_| !all && given_back < goal.bytes) else {
+        if !has_pages || all || given_back >= goal.bytes {
             return (given_back, refusal);
-        };
-        self.coalesce_pages(page);
+        }
+        self.coalesce_pages();
         let (more, refused) = give_back(Goal { bytes: goal.bytes - given_back, ..goal });
         (given_back + more, refusal.or(refused))
     }
@@ -108,7 +108,7 @@ impl<A: DeviceAllocator> Store<A> {
                 let end = segment + 1;
                 state.ranges.coalesce_free_segments(clock, &mut segment, end, NODES);
             }
-            let found = state.ranges.pick_returnable(excess, self.shape.page_bytes());
+            let found = state.ranges.pick_returnable(excess);
             let mut ids = found.iter().map(|found| found.id);
             ids.find(|id| state.ranges.is_submitted(clock, *id))
         };
@@ -209,21 +209,24 @@ impl<A: DeviceAllocator> Store<A> {
             if !state.may_go(self.allocator.clock(), id, freed_at) {
                 return (0, None);
             }
-            let Some(piece) = state.take_pages(pages, id, goal.bytes) else { return (0, None) };
+            let Some(piece) = state.take_pages(id, goal.bytes) else { return (0, None) };
             state.counts.evictions += evicted;
             self.moving(at, vec![piece])
         };
-        self.decommit(pages, moving, true, goal.reason)
+        // A limit is kept when the work is done; only want of memory and the program's call wait.
+        let in_time = matches!(goal.reason, Reason::Bound | Reason::Age);
+        let wait = !(in_time && pages.handles == Handles::Commit);
+        self.decommit(pages, moving, wait, goal.reason)
     }
 
     /// Coalesces free neighbours that share a page, a portion under the lock at a time: what two
     /// streams used of one page goes back with it.
-    fn coalesce_pages(&self, page: u64) {
+    fn coalesce_pages(&self) {
         let clock = self.allocator.clock();
         for at in 0..self.shards.count() {
             let mut next = Some(0);
             while let Some(from) = next {
-                next = self.shards.lock(at).ranges.coalesce_pages(clock, from, NODES / 8, page);
+                next = self.shards.lock(at).ranges.coalesce_pages(clock, from, NODES / 8);
             }
         }
     }
@@ -240,13 +243,13 @@ impl<A: DeviceAllocator> Store<A> {
 
     /// Finds the free ranges that can go back: with pages those that hold one, else whole segments.
     fn candidates(&self) -> Vec<Candidate> {
-        let (page, mut found) = (self.shape.page_bytes(), Vec::new());
+        let mut found = Vec::new();
         for shard in 0..self.shards.count() {
             self.coalesce_free_segments(shard);
             let mut next = Some(0);
             while let Some(from) = next {
                 let state = self.shards.lock(shard);
-                let (aged, more) = state.ranges.aged(from, NODES, page);
+                let (aged, more) = state.ranges.aged(from, NODES);
                 found.extend(aged.into_iter().map(|(freed_at, id)| {
                     let bytes = state.ranges.nodes[id].bytes;
                     Candidate { shard, id, freed_at, bytes }
@@ -331,14 +334,12 @@ impl<A: DeviceAllocator> State<A> {
     }
 
     /// Takes pages out of the end of a free range: as many as hold `bytes` bytes, or all.
-    fn take_pages(&mut self, pages: &PageCalls<A>, id: u32, bytes: u64) -> Option<Piece<A>> {
-        let run = self.ranges.whole_pages(id, pages.page_bytes);
-        let wanted = bytes.checked_next_multiple_of(pages.page_bytes).unwrap_or(u64::MAX);
-        let start = run.start.max(run.end.saturating_sub(wanted));
-        if start >= run.end {
+    fn take_pages(&mut self, id: u32, bytes: u64) -> Option<Piece<A>> {
+        let part = self.ranges.returnable_end(id, bytes);
+        if part.is_empty() {
             return None;
         }
-        let id = self.ranges.carve(id, &(start..run.end));
+        let id = self.ranges.carve(id, &part);
         self.piece(id)
     }
 }

@@ -48,9 +48,8 @@ impl<A: DeviceAllocator> State<A> {
     }
 
     /// Takes out free pages, at least `bytes` bytes or all that a bounded search finds.
-    pub(super) fn spare_pages(&mut self, page: u64, bytes: u64) -> Vec<Piece<A>> {
-        let found =
-            if bytes > 0 { self.ranges.pick_returnable(bytes, Some(page)) } else { Vec::new() };
+    pub(super) fn spare_pages(&mut self, bytes: u64) -> Vec<Piece<A>> {
+        let found = if bytes > 0 { self.ranges.pick_returnable(bytes) } else { Vec::new() };
         let ids = found.into_iter().map(|found| self.ranges.carve(found.id, &found.part));
         let ids = ids.collect::<Vec<_>>();
         ids.into_iter().filter_map(|id| self.piece(id)).collect()
@@ -87,7 +86,9 @@ impl<A: DeviceAllocator> Drop for Moving<'_, A> {
             if piece.hole {
                 state.ranges.put_hole(clock, piece.id);
             } else {
-                state.ranges.nodes[piece.id].unzeroed |= piece.fresh;
+                if piece.fresh {
+                    state.ranges.note_committed(piece.id);
+                }
                 state.ranges.release(clock, piece.id, piece.after, piece.freed_at);
                 state.ranges.rejoin(clock, piece.id);
             }

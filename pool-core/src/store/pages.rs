@@ -1,10 +1,13 @@
 //! Growth over virtual memory. A free range has memory behind all of it, or is a hole, which begins
-//! and ends at pages. Free pages go back before more are committed than the configuration allows.
+//! and ends at pages. Where pages go back alone, free ones do before more are committed than the
+//! configuration allows. Where what one call commits goes back whole, nothing goes back for growth,
+//! and a call commits more than is missing.
 
 use crate::block::record::SegmentBlock;
 use crate::block::request::PoolRequest;
 use crate::observe::Reason;
 use crate::port::{DeviceAllocator, DeviceError, Order, PageCalls, Why};
+use crate::ranges::backing::Backing;
 use crate::ranges::place::Placement;
 use crate::size::{LARGEST, MIB};
 use crate::store::Store;
@@ -61,7 +64,7 @@ impl<A: DeviceAllocator> Store<A> {
         ahead: bool,
     ) -> Result<u32, DeviceError> {
         let Plan { placement, mut pieces, spare, excess, wait } = loop {
-            match self.plan(at, pages, request, requester, ahead) {
+            match self.plan(at, pages.page_bytes, request, requester, ahead) {
                 Some(plan) => break plan,
                 None => self.reserve_addresses(at, pages, request)?,
             }
@@ -75,8 +78,7 @@ impl<A: DeviceAllocator> Store<A> {
         let pieces = pieces.take_over();
         let ids: Vec<u32> = pieces.iter().map(|piece| piece.id).collect();
         for piece in pieces.iter().filter(|piece| piece.fresh) {
-            // `commit` promises nothing of the contents.
-            state.ranges.nodes[piece.id].unzeroed = true;
+            state.ranges.note_committed(piece.id);
         }
         let nothing = DeviceError::new(Why::Other, "a placement without a range");
         let (clock, turn) = (self.allocator.clock(), state.turn);
@@ -87,28 +89,36 @@ impl<A: DeviceAllocator> Store<A> {
     fn plan<'s>(
         &'s self,
         at: usize,
-        pages: &PageCalls<A>,
+        page: u64,
         request: &PoolRequest<'_, A>,
         requester: &Requester<'_, A::Clock>,
         ahead: bool,
     ) -> Option<Plan<'s, A>> {
-        let (page, wanted) = (pages.page_bytes, self.shape.range_request(request));
+        let wanted = self.shape.range_request(request);
         // Bytes that buffers have, and their peak, are those of the whole pool.
         let (used, used_peak) = self.used();
         let state = &mut *self.shards.lock(at);
-        let placement = state.ranges.place(&wanted, requester, page)?;
-        let limit = self.ledger.limit_now();
-        let peak = used_peak.max(used.saturating_add(wanted.bytes));
-        let most = state.ranges.config.committed_limit(peak, page).min(limit);
-        let needed = self.ledger.reserved().saturating_add(placement.missing);
-        let ahead_limit = state.ranges.config.ahead_limit(peak, page).min(limit);
-        let ahead = if ahead { ahead_limit.saturating_sub(needed) } else { 0 };
-        let ids = state.ranges.take_out(&placement, page, ahead);
+        let placement = state.ranges.place(&wanted, requester)?;
+        let (limit, missing) = (self.ledger.limit_now(), placement.missing);
+        let needed = self.ledger.reserved().saturating_add(missing);
+        let (config, committed) = (&state.ranges.config, state.ranges.committed());
+        let (most, extra) = match state.ranges.backing {
+            Backing::Commits(_) => {
+                let extra = config.growth(committed, missing) - missing;
+                (u64::MAX, extra.min(limit.saturating_sub(needed)))
+            }
+            Backing::Pages(_) | Backing::Block => {
+                let peak = used_peak.max(used.saturating_add(wanted.bytes));
+                let most = config.committed_limit(peak, page).min(limit);
+                (most, config.ahead_limit(peak, page).min(limit).saturating_sub(needed))
+            }
+        };
+        let ids = state.ranges.take_out(&placement, if ahead { extra } else { 0 });
         let pieces = ids.into_iter().filter_map(|id| state.piece(id)).collect::<Vec<_>>();
-        let spare = state.spare_pages(page, needed.saturating_sub(most));
+        let spare = state.spare_pages(needed.saturating_sub(most));
         // A stream that is behind is waited for only if that gets out of hand.
         let behind = (most / BEHIND_PART).max(BEHIND_LEAST);
-        let wait = needed > limit.min(most.saturating_add(behind));
+        let wait = most < u64::MAX && needed > limit.min(most.saturating_add(behind));
         let spared: u64 = spare.iter().map(Piece::bytes).sum();
         let excess = needed.saturating_sub(most).saturating_sub(spared);
         let (pieces, spare) = (self.moving(at, pieces), self.moving(at, spare));
@@ -124,7 +134,7 @@ impl<A: DeviceAllocator> Store<A> {
             }
             let spare = {
                 let state = &mut *self.shards.lock(other);
-                let spare = state.spare_pages(pages.page_bytes, missing);
+                let spare = state.spare_pages(missing);
                 self.moving(other, spare)
             };
             missing = missing.saturating_sub(self.decommit(pages, spare, false, Reason::Bound).0);

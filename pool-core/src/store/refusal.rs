@@ -15,11 +15,10 @@ impl<A: DeviceAllocator> Store<A> {
         let clock = self.allocator.clock();
         let goes =
             |record: &Record<A>| record.marks.lock().all_are(|mark| clock.is_submitted(mark));
-        let page = self.shape.page_bytes();
         self.shards.lock_all().iter().any(|state| {
             state.blocks.iter().any(goes)
                 || !state.deferred.is_empty() && state.deferred.iter().any(|record| goes(record))
-                || state.ranges.has_returnable(clock, page)
+                || state.ranges.has_returnable(clock)
         })
     }
 

@@ -4,10 +4,12 @@
 use crate::block::record::Place;
 use crate::block::request::PoolRequest;
 use crate::port::{
-    Allocating, DeviceAllocator, DeviceError, MarkOf, PageCalls, Sliceable, StreamClock, StreamOf,
+    Allocating, DeviceAllocator, DeviceError, Handles, MarkOf, PageCalls, Sliceable, StreamClock,
+    StreamOf,
 };
 use crate::ranges::RangeRequest;
 use crate::ranges::arena::ArenaConfig;
+use crate::ranges::backing::Backing;
 use crate::ranges::list::Group;
 use crate::store::Store;
 use crate::stream::Pending;
@@ -102,6 +104,17 @@ impl<A: DeviceAllocator> Shape<A> {
     #[inline]
     pub(crate) fn is_arena(&self) -> bool {
         self.arena.is_some()
+    }
+
+    /// How memory is split, for a shard; `None` where blocks are lent whole.
+    pub(crate) fn split(&self) -> Option<(ArenaConfig, Backing)> {
+        let arena = self.arena.clone()?;
+        let backing = match &self.pages {
+            None => Backing::Block,
+            Some(pages) if pages.handles == Handles::Commit => Backing::Commits(pages.page_bytes),
+            Some(pages) => Backing::Pages(pages.page_bytes),
+        };
+        Some((arena, backing))
     }
 
     /// Whether the arena has `PyTorch`'s constants.

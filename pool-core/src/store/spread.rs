@@ -130,7 +130,7 @@ impl<A: DeviceAllocator> Store<A> {
         let (turn, closed) = (first.turn, first.closed);
         let lease = if is_limited { 0 } else { u64::MAX };
         let new = self.shards.grow(count, |number| {
-            let state = State::new(number, self.shape.arena.as_ref(), by_size, lease);
+            let state = State::new(number, self.shape.split(), by_size, lease);
             State { turn, closed, ..state }
         });
         if self.bounds.keeping.limits_buckets {

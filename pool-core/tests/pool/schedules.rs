@@ -23,6 +23,8 @@ const SCHEDULES: u64 = 200_000;
 const THREADS: usize = 4;
 /// One schedule of this many has several threads.
 const SEEDS_OF_ONE_WITH_THREADS: u64 = 4;
+/// One schedule of this many has a device that takes back whole commits.
+const SEEDS_OF_ONE_WITH_HANDLES: u64 = 3;
 /// Steps of a schedule at most.
 const STEPS: u64 = 40;
 
@@ -108,6 +110,10 @@ impl<A: Simulated> Run<A> {
         };
         let device = SimDevice::with_capacity(capacity).seeded(dice.random_range(0..u64::MAX));
         let config = config(&mut dice);
+        let (device, config) = match seed % SEEDS_OF_ONE_WITH_HANDLES {
+            0 => (device.with_handles(4 * KIB), config.least_growth(0.125, 16 * KIB)),
+            _ => (device, config),
+        };
         let steal =
             [StealPolicy::Never, StealPolicy::Ordered, StealPolicy::Wait][dice.random_range(0..3)];
         let ages = Retention { allocations: Some(10), time: Some(Duration::from_secs(3)) };

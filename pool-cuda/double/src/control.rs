@@ -113,7 +113,7 @@ pub extern "C" fn cuda_double_count(name: Name) -> u64 {
     state().script.count(&name.get())
 }
 
-/// Returns the nanoseconds of the calls of virtual memory so far, by one of two sets of published
+/// Returns the nanoseconds of the calls of virtual memory so far, by one of three sets of
 /// costs.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuda_double_cost(set: usize) -> u64 {

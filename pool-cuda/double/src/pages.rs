@@ -198,6 +198,7 @@ pub extern "C" fn cuMemCreate(
         let memory = Memory { bytes, device: of, held: 1, mappings: 0, handles, rdma };
         pages.memory.insert(number, memory);
         handle.put(number);
+        state.script.add("MiB: created", bytes >> 20);
         Ok(())
     })
 }
@@ -207,7 +208,9 @@ pub extern "C" fn cuMemRelease(handle: u64) -> Code {
     call("cuMemRelease", |state| {
         state.unsafe_call()?;
         let memory = state.pages.memory.get_mut(&handle).filter(|memory| memory.held > 0);
-        memory.ok_or(code::INVALID_VALUE)?.held -= 1;
+        let memory = memory.ok_or(code::INVALID_VALUE)?;
+        memory.held -= 1;
+        state.script.add("MiB: released", memory.bytes >> 20);
         state.pages.forget_unused(handle);
         Ok(())
     })

@@ -75,7 +75,7 @@ impl Script {
     /// Returns how often a name was called, refused calls included; all calls for an empty name.
     pub(crate) fn count(&self, name: &str) -> u64 {
         if name.is_empty() {
-            let calls = self.counts.iter().filter(|(name, _)| !name.starts_with("handles"));
+            let calls = self.counts.iter().filter(|(name, _)| !name.contains(':'));
             return calls.map(|(_, count)| count).sum();
         }
         self.counts.get(name).copied().unwrap_or(0)

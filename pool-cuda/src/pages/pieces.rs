@@ -1,9 +1,9 @@
 //! Physical pieces of memory, and the addresses that they are mapped at.
 //!
-//! Each piece has a handle, and each driver call costs time for each handle that it touches, so
-//! pieces are large, and a few that are unmapped stay for the next mapping. Setting access and
-//! unmapping may wait for the device. An open pool makes both calls in a miss and in a trim, where
-//! a wait is acceptable, and in no drop. No lock is held during a driver call.
+//! A piece is what one mapping needs, with one handle: the driver's calls cost time by their number
+//! and hardly by their size (docs/gpu.md, question 2). Setting access and unmapping may wait for the
+//! device. An open pool sets access in a miss and unmaps in a trim, where a wait is acceptable, and
+//! does neither in a drop. No lock is held during a driver call.
 #![expect(unsafe_code, reason = "the driver is called through C")]
 
 use crate::abi::{Access, Properties};
@@ -20,10 +20,6 @@ pub(super) struct Pieces {
     properties: Properties,
     /// The devices that may use the memory: its own first, then the peers.
     access: Vec<Access>,
-    /// Bytes of a piece that can be kept.
-    piece: u64,
-    /// Number of pieces that are kept.
-    most_kept: usize,
     watchers: Watchers,
     state: Mutex<State>,
 }
@@ -39,8 +35,6 @@ struct Watchers(Mutex<Vec<Watcher>>);
 struct State {
     /// Mapped pieces, by address. The thread that unmaps a range has its pieces meanwhile.
     mapped: BTreeMap<u64, Piece>,
-    /// Unmapped pieces, for the next mapping.
-    kept: Vec<u64>,
     /// Memory and addresses that the driver refused to take back. The next call offers them again.
     refused: Vec<Refused>,
 }
@@ -62,13 +56,6 @@ enum Refused {
     Addresses(u64, usize),
 }
 
-/// Where pieces go that are unmapped.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Unmapped {
-    Kept,
-    Released,
-}
-
 impl fmt::Debug for Watchers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Watchers").field(&self.0.lock().len()).finish()
@@ -86,14 +73,8 @@ fn size(bytes: u64) -> usize {
 }
 
 impl Pieces {
-    pub(super) fn new(
-        properties: Properties,
-        access: Vec<Access>,
-        piece: u64,
-        most_kept: usize,
-    ) -> Self {
-        let (watchers, state) = (Watchers::default(), Mutex::default());
-        Self { properties, access, piece, most_kept, watchers, state }
+    pub(super) fn new(properties: Properties, access: Vec<Access>) -> Self {
+        Self { properties, access, watchers: Watchers::default(), state: Mutex::default() }
     }
 
     /// Adds a watcher.
@@ -101,36 +82,28 @@ impl Pieces {
         self.watchers.0.lock().push(watcher);
     }
 
-    /// Maps memory at all of a range, in pieces of `piece` bytes, or at none of it.
-    pub(super) fn map(&self, at: u64, bytes: u64, piece: u64) -> Result<(), DriverError> {
+    /// Maps one piece of memory at a range.
+    pub(super) fn map(&self, at: u64, bytes: u64) -> Result<(), DriverError> {
         // A refusal stays for the next call.
         let _ = self.offer_again();
-        let mut end = at;
-        let mut all = || {
-            while end < at + bytes {
-                self.map_piece(end, piece)?;
-                end += piece;
-            }
-            // SAFETY: all of the range is mapped by now; the descriptions have the driver's layout
-            // (abi.rs) and live through the call.
-            let access = unsafe {
-                sys::cuMemSetAccess(at, size(bytes), Access::first(&self.access), self.access.len())
-            };
-            access.result()
+        self.map_piece(at, bytes)?;
+        // SAFETY: all of the range is mapped by now; the descriptions have the driver's layout
+        // (abi.rs) and live through the call.
+        let access = unsafe {
+            sys::cuMemSetAccess(at, size(bytes), Access::first(&self.access), self.access.len())
         };
-        let done = all();
+        let done = access.result();
         // The memory goes back to the device, which another program may need.
-        if done.is_err() && end > at && self.unmap_stretch(at..end, Unmapped::Released).is_err() {
-            self.state.lock().refused.push(Refused::Mapped(at..end));
+        if done.is_err() && self.unmap_stretch(at..at + bytes).is_err() {
+            self.state.lock().refused.push(Refused::Mapped(at..at + bytes));
         }
         done
     }
 
     fn map_piece(&self, at: u64, bytes: u64) -> Result<(), DriverError> {
-        let kept = if bytes == self.piece { self.state.lock().kept.pop() } else { None };
-        let handle = kept.map_or_else(|| self.create(bytes), Ok)?;
+        let handle = self.create(bytes)?;
         // SAFETY: the addresses are reserved and nothing is mapped there, as the callers guarantee;
-        // the handle is of a piece of this size, which is mapped nowhere.
+        // the handle is of a piece of this size, which was just made.
         let mapped = unsafe { sys::cuMemMap(at, size(bytes), 0, handle, 0) }.result();
         match mapped {
             Ok(()) => {
@@ -142,31 +115,20 @@ impl Pieces {
         mapped
     }
 
-    /// Makes a piece. Kept pieces go back if the device has no memory left.
     fn create(&self, bytes: u64) -> Result<u64, DriverError> {
-        let mut handle = 0;
-        let mut create = || {
-            let properties = self.properties.as_ptr();
-            // SAFETY: the properties have the driver's layout (abi.rs) and live through the call.
-            unsafe { sys::cuMemCreate(&raw mut handle, size(bytes), properties, 0) }.result()
-        };
-        let created = create();
-        let is_full = created.is_err_and(|e| e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-        if is_full && self.give_kept_back() != Ok(0) {
-            create()?;
-        } else {
-            created?;
-        }
+        let (mut handle, properties) = (0, self.properties.as_ptr());
+        // SAFETY: the properties have the driver's layout (abi.rs) and live through the call.
+        unsafe { sys::cuMemCreate(&raw mut handle, size(bytes), properties, 0) }.result()?;
         Ok(handle)
     }
 
-    /// Unmaps all of a range, which is mapped, in one call. Its pieces are kept or go back.
+    /// Unmaps all of a range, which is mapped, in one call. Its pieces go back to the device.
     pub(super) fn unmap(&self, range: Range<u64>) -> Result<(), DriverError> {
         let _ = self.offer_again();
-        self.unmap_stretch(range, Unmapped::Kept)
+        self.unmap_stretch(range)
     }
 
-    fn unmap_stretch(&self, range: Range<u64>, pieces: Unmapped) -> Result<(), DriverError> {
+    fn unmap_stretch(&self, range: Range<u64>) -> Result<(), DriverError> {
         // A watcher may call the allocator, so no lock is held.
         let watchers = self.watchers.0.lock().clone();
         for watcher in watchers {
@@ -186,8 +148,7 @@ impl Pieces {
             self.state.lock().mapped.extend(stretch);
             return Err(refused);
         }
-        let given_up = self.keep_some(stretch, pieces);
-        for Piece { bytes, handle } in given_up {
+        for Piece { bytes, handle } in stretch.into_values() {
             // What the driver refuses is offered again.
             let _ = self.release(handle, bytes);
         }
@@ -201,25 +162,8 @@ impl Pieces {
             Refused::Mapped(mapped) => !range.contains(&mapped.start),
             Refused::Handle(..) | Refused::Addresses(..) => true,
         });
-        let mut taken = state.mapped.split_off(&range.start);
-        let mut above = taken.split_off(&range.end);
-        state.mapped.append(&mut above);
-        taken
-    }
-
-    /// Keeps as many of the unmapped pieces as it may, and returns the others.
-    fn keep_some(&self, unmapped: BTreeMap<u64, Piece>, pieces: Unmapped) -> Vec<Piece> {
-        let state = &mut *self.state.lock();
-        let mut released = Vec::new();
-        for piece in unmapped.into_values() {
-            let room = state.kept.len() < self.most_kept;
-            if pieces == Unmapped::Kept && room && piece.bytes == self.piece {
-                state.kept.push(piece.handle);
-            } else {
-                released.push(piece);
-            }
-        }
-        released
+        let inside: Vec<u64> = state.mapped.range(range.clone()).map(|(at, _)| *at).collect();
+        inside.into_iter().filter_map(|at| state.mapped.remove_entry(&at)).collect()
     }
 
     /// Unmaps whatever is mapped in a range, in one call for each stretch.
@@ -237,36 +181,18 @@ impl Pieces {
             }
         }
         let mut all = stretches.into_iter();
-        all.try_for_each(|stretch| self.unmap_stretch(stretch, Unmapped::Kept))
+        all.try_for_each(|stretch| self.unmap_stretch(stretch))
     }
 
-    /// Gives the kept pieces back to the device, and what it refused before.
-    pub(super) fn release_kept(&self) -> Result<(), DriverError> {
-        let released = self.give_kept_back();
-        released.and(self.offer_again())
-    }
-
-    /// Gives the kept pieces back. Returns how many there were, or the first refusal.
-    fn give_kept_back(&self) -> Result<usize, DriverError> {
-        let kept = std::mem::take(&mut self.state.lock().kept);
-        let count = kept.len();
-        let mut done = Ok(count);
-        for handle in kept {
-            let released = self.release(handle, self.piece);
-            done = done.and(released.map(|()| count));
-        }
-        done
-    }
-
-    /// Returns the bytes of the kept pieces, and of those that the driver refused to take back.
-    pub(super) fn kept_bytes(&self) -> u64 {
+    /// Returns the bytes of the pieces that the driver refused to take back.
+    pub(super) fn refused_bytes(&self) -> u64 {
         let state = self.state.lock();
         let refused = state.refused.iter().map(|refused| match refused {
             Refused::Handle(_, bytes) => *bytes,
             Refused::Mapped(range) => state.mapped_bytes(range.clone()),
             Refused::Addresses(..) => 0,
         });
-        state.kept.len() as u64 * self.piece + refused.sum::<u64>()
+        refused.sum()
     }
 
     /// Returns the bytes of the pieces that are mapped in a range.
@@ -286,14 +212,13 @@ impl Pieces {
         self.state.lock().refused.extend(refused);
     }
 
-    /// Returns whether [`Pieces::release_kept`] has nothing to do.
-    pub(super) fn keeps_nothing(&mut self) -> bool {
-        let State { kept, refused, .. } = self.state.get_mut();
-        kept.is_empty() && refused.is_empty()
+    /// Returns whether [`Pieces::offer_again`] has nothing to do.
+    pub(super) fn refused_nothing(&mut self) -> bool {
+        self.state.get_mut().refused.is_empty()
     }
 
     /// Offers the driver once more what it refused to take back. Returns its first refusal.
-    fn offer_again(&self) -> Result<(), DriverError> {
+    pub(super) fn offer_again(&self) -> Result<(), DriverError> {
         let refused = std::mem::take(&mut self.state.lock().refused);
         let mut done = Ok(());
         for refused in refused {

@@ -116,7 +116,7 @@ fn in_order(device: CudaDevice) -> Result<PoolBuilder<CudaAsyncAllocator>, Devic
 }
 
 fn pages(device: CudaDevice) -> Result<PoolBuilder<CudaVmmAllocator>, DeviceError> {
-    let config = VmmConfig { piece_bytes: 2 * MIB, ..VmmConfig::default() };
+    let config = VmmConfig::default();
     let memory = CudaVmmAllocator::with(device, &config)?;
     Ok(BucketPool::builder(memory).arena(ArenaConfig::grow()))
 }

@@ -122,7 +122,7 @@ fn plain(device: CudaDevice) -> PoolBuilder<CudaAllocator> {
 }
 
 fn pages(device: CudaDevice) -> PoolBuilder<CudaVmmAllocator> {
-    let config = VmmConfig { piece_bytes: 2 * MIB, ..VmmConfig::default() };
+    let config = VmmConfig::default();
     let memory = CudaVmmAllocator::with(device, &config).unwrap();
     BucketPool::builder(memory).arena(ArenaConfig::grow())
 }

@@ -378,20 +378,18 @@ fn buffers_pools_and_streams_go_in_any_order() {
 }
 
 /// A step of putting memory behind addresses fails, once and for good: all is as it was.
-fn failed_steps_are_undone<A: Vram>(make: impl Fn(CudaDevice) -> PoolBuilder<A>, skip: u64) {
+fn failed_steps_are_undone<A: Vram>(make: impl Fn(CudaDevice) -> PoolBuilder<A>) {
     for step in ["cuMemCreate", "cuMemMap", "cuMemRelease", "cuMemSetAccess", "cuMemAddressFree"] {
         let _one = double();
         let pool = make(device()).policy(BucketPolicy::Exact).build();
-        // Access is set, and addresses go back, in one call.
-        let skip = if step.ends_with("Access") || step.ends_with("Free") { 0 } else { skip };
-        fail(step, skip, 1, 2);
+        fail(step, 0, 1, 2);
         let buffer = pool.allocate(10 * MIB).unwrap();
         assert_eq!(held(), 10 * MIB, "{step}");
         drop(buffer);
         pool.clear().unwrap();
         assert_eq!((held(), pool.stats().reserved_bytes), (0, 0), "{step}");
         if !matches!(step, "cuMemRelease" | "cuMemAddressFree") {
-            fail(step, skip, u64::MAX, 2);
+            fail(step, 0, u64::MAX, 2);
             let error = pool.allocate(10 * MIB).unwrap_err();
             pool.clear().unwrap();
             assert_eq!(
@@ -408,36 +406,32 @@ fn failed_steps_are_undone<A: Vram>(make: impl Fn(CudaDevice) -> PoolBuilder<A>,
 #[test]
 fn whole_blocks_in_pages_come_and_go_whole() {
     let make = |device| BucketPool::builder(CudaVmmAllocator::new(device, &[]).unwrap());
-    failed_steps_are_undone(make, 0);
+    failed_steps_are_undone(make);
 }
 
 #[test]
-fn pages_go_back_where_one_of_them_fails() {
-    let make =
-        |device| BucketPool::builder(small_pieces(device)).arena(ArenaConfig::pages(2 * MIB, 0.0));
-    failed_steps_are_undone(make, 2);
-}
-
-/// Virtual memory in pieces of the driver's granule.
-fn small_pieces(device: CudaDevice) -> CudaVmmAllocator {
-    let config = VmmConfig { piece_bytes: 2 * MIB, ..VmmConfig::default() };
-    CudaVmmAllocator::with(device, &config).unwrap()
+fn a_growth_that_fails_leaves_nothing() {
+    let make = |device| {
+        let memory = CudaVmmAllocator::new(device, &[]).unwrap();
+        BucketPool::builder(memory).arena(ArenaConfig::pages(2 * MIB, 0.0))
+    };
+    failed_steps_are_undone(make);
 }
 
 #[test]
-fn an_arena_gives_single_pages_back() {
+fn an_arena_gives_single_handles_back() {
     let _one = double();
     let device = device();
     let on = device.clock().default_stream().clone();
-    let pool = BucketPool::builder(small_pieces(device));
-    let pool = pool.arena(ArenaConfig::pages(2 * MIB, 0.05)).build();
+    let pool = BucketPool::builder(CudaVmmAllocator::new(device, &[]).unwrap());
+    let pool = pool.arena(ArenaConfig::pages(2 * MIB, 0.05).least_growth(0.0, 0)).build();
     let buffers: Vec<_> = (0..8).map(|_| pool.allocate(2 * MIB).unwrap()).collect();
     for buffer in &buffers {
         kernel(buffer, &on);
     }
     let kept: Vec<_> = buffers.into_iter().step_by(2).collect();
     pool.clear().unwrap();
-    assert_eq!(held(), 8 * MIB, "every other page");
+    assert_eq!(held(), 8 * MIB, "every other handle");
     drop(kept);
     drop(pool);
     assert_eq!((held(), leftovers(), hazards()), (0, 0, 0));

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "the port's copies, of whole blocks that the suite owns")]
 
 use super::promise::{Served, promise};
-use pool_core::port::{Order, Request, Sliceable};
+use pool_core::port::{Handles, Order, Request, Sliceable};
 use pool_core::{DeviceError, KIB, StreamClock, Transfer, Why};
 use std::ops::Range;
 
@@ -257,7 +257,11 @@ fn pages_come_and_go<A: Sliceable + Transfer>(memory: &A) {
         decommitted.served(format_args!("`decommit` of bytes {bytes:?}"));
     };
     for _ in 0..2 {
-        commit(page..3 * page);
+        match pages.handles {
+            // Each goes back as it was committed.
+            Handles::Commit => [page..2 * page, 2 * page..3 * page].map(commit),
+            Handles::None | Handles::Page => [commit(page..3 * page), ()],
+        };
         commit(4 * page..5 * page);
         write(memory, &block, page..3 * page, 1);
         write(memory, &block, 4 * page..5 * page, 2);

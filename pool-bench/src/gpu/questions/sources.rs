@@ -1,22 +1,24 @@
 //! Question 11: what the traces cost in driver calls, by how the pool takes its memory.
 //!
 //! On a GPU the answer has times. On the double, which knows no time, it has the number of calls
-//! instead, and what the calls of virtual memory would take by two sets of published costs.
+//! instead, and what the calls of virtual memory would take by three sets of costs.
 
 use super::{Inquiry, Refused};
+use crate::gpu::expandable;
 use crate::trace::{self, Step, Trace};
+use crate::training;
 use bucketpool::cuda::cudarc::driver::sys;
-use bucketpool::cuda::{
-    CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaVmmAllocator, VmmConfig, Vram,
-};
+use bucketpool::cuda::{CudaAllocator, CudaAsyncAllocator, CudaDevice, CudaVmmAllocator, Vram};
 use bucketpool::{ArenaConfig, BucketPool, PoolBuilder, PooledBuffer};
 use serde_json::{Map, Value, json};
 use std::ffi::CString;
 use std::time::Instant;
 
 const MIB: u64 = 1 << 20;
+/// The seed of the training that is replayed beside the bundled traces.
+const SEED: u64 = 1;
 /// Calls that take memory or give it back, and pieces that such calls touch.
-const CALLS: [&str; 10] = [
+const CALLS: [&str; 11] = [
     "cuMemAlloc_v2",
     "cuMemFree_v2",
     "cuMemAllocFromPoolAsync",
@@ -27,6 +29,7 @@ const CALLS: [&str; 10] = [
     "handles: access",
     "cuMemUnmap",
     "handles: unmap",
+    "cuMemRelease",
 ];
 
 /// Replays each trace over each kind of memory.
@@ -34,11 +37,16 @@ pub(super) fn traces_by_source(asked: &Inquiry<'_>) -> Result<Value, Refused> {
     let refused = |bad: crate::input::BadInput| Refused(bad.to_string());
     let files = crate::place::traces(asked.process.smoke).map_err(refused)?;
     let mut answers = Map::new();
+    let mut traces = Vec::new();
     for file in files {
         let trace = trace::read(&file).map_err(refused)?;
         if trace.name != crate::gpu::NOT_OF_A_DEVICE {
-            answers.insert(trace.name.clone(), of_trace(&asked.gpu.device, &trace));
+            traces.push(trace);
         }
+    }
+    traces.push(Trace::of_training(if asked.process.smoke { 1 } else { training::STEPS }, SEED));
+    for trace in traces {
+        answers.insert(trace.name.clone(), of_trace(&asked.gpu.device, &trace));
     }
     Ok(answers.into())
 }
@@ -53,15 +61,16 @@ fn of_trace(device: &CudaDevice, trace: &Trace) -> Value {
     };
     add("torch's constants", replay(alloc().arena(ArenaConfig::torch()), trace));
     add("segments of 32 MiB", replay(alloc().arena(ArenaConfig::segments(32 * MIB)), trace));
-    for (piece, kept) in [(2, 0), (2, 2), (8, 2), (16, 2), (32, 0), (32, 2), (64, 2)] {
-        let config =
-            VmmConfig { piece_bytes: piece * MIB, kept_pieces: kept, ..VmmConfig::default() };
-        let pages = CudaVmmAllocator::with(device.clone(), &config).map_err(Refused::from);
-        let pages = pages.and_then(|memory| {
-            replay(BucketPool::builder(memory).arena(ArenaConfig::grow()), trace)
-        });
-        add(&format!("pieces of {piece} MiB, {kept} kept"), pages);
+    for (part, mib) in [(16, 8), (32, 8), (64, 8), (32, 2), (32, 16)] {
+        let arena = ArenaConfig::grow().least_growth(1.0 / f64::from(part), mib * MIB);
+        let memory = CudaVmmAllocator::new(device.clone(), &[]).map_err(Refused::from);
+        let handles =
+            memory.and_then(|memory| replay(BucketPool::builder(memory).arena(arena), trace));
+        add(&format!("a handle for each growth, of 1/{part} and {mib} MiB or more"), handles);
     }
+    let expandable::Taken { bytes, handles, growths } = expandable::replay(trace);
+    let simulated = json!({ "reserved_peak_bytes": bytes, "handles": handles, "growths": growths });
+    add("PyTorch's expandable segments, simulated", Ok(simulated));
     for (name, threshold) in [("the driver's pool, all kept", u64::MAX), ("the same, 0 kept", 0)] {
         add(name, drivers_pool(device, threshold, trace));
     }
@@ -119,7 +128,7 @@ fn steps<A: Vram>(
 }
 
 /// Calls and costs that the double has counted; none on a GPU.
-struct Counts(Option<([u64; CALLS.len()], [u64; 2])>);
+struct Counts(Option<([u64; CALLS.len()], [u64; 3])>);
 
 impl Counts {
     #[expect(unsafe_code, reason = "the double's control functions are called through C")]
@@ -140,7 +149,7 @@ impl Counts {
         };
         // SAFETY: takes a number.
         let cost = |set| unsafe { cost(set) };
-        Self(Some((CALLS.map(count), [cost(0), cost(1)])))
+        Self(Some((CALLS.map(count), [cost(0), cost(1), cost(2)])))
     }
 
     fn since(&self, before: &Self) -> Self {

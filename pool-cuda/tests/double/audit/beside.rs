@@ -125,7 +125,7 @@ fn threads_that_map_where_a_rollback_was_refused_share_no_piece() {
         });
         VirtualMemory::release(&memory, block, &[]).unwrap();
         memory.release_kept().unwrap();
-        assert_eq!((memory.kept_bytes(), held()), (0, 0));
+        assert_eq!((memory.refused_bytes(), held()), (0, 0));
     }
 }
 
@@ -235,11 +235,11 @@ fn pieces_that_the_driver_refuses_are_told_and_counted() {
     drop(pool.allocate(64 * MIB).unwrap());
     fail("cuMemRelease", 0, 100, 999);
     assert!(pool.clear().is_err());
-    assert_eq!(pool.allocator().kept_bytes(), held());
+    assert_eq!(pool.allocator().refused_bytes(), held());
     assert!(held() > 0);
     mend();
     pool.clear().unwrap();
-    assert_eq!((pool.allocator().kept_bytes(), held()), (0, 0));
+    assert_eq!((pool.allocator().refused_bytes(), held()), (0, 0));
 }
 
 #[test]

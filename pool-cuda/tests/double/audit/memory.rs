@@ -3,17 +3,9 @@
 use super::{device, stream};
 use crate::harness::{capture, count, double, for_rdma, hazards, held, kernel, run, taken};
 use cudarc::driver::sys::{self, CUstreamCaptureMode as Mode};
-use pool_core::port::Request;
 use pool_core::stream::StealPolicy;
-use pool_core::{
-    ArenaConfig, BucketPolicy, BucketPool, DeviceAllocator, KIB, MIB, StreamClock, Why,
-};
+use pool_core::{ArenaConfig, BucketPolicy, BucketPool, KIB, MIB, StreamClock, Why};
 use pool_cuda::{CudaAllocator, CudaAsyncAllocator, CudaVmmAllocator, Exported, VmmConfig};
-
-/// Virtual memory in pieces of the driver's granule.
-fn small_pieces() -> VmmConfig {
-    VmmConfig { piece_bytes: 2 * MIB, ..VmmConfig::default() }
-}
 
 #[test]
 fn b10_a_block_is_not_freed_in_another_librarys_capture() {
@@ -35,49 +27,35 @@ fn b10_a_block_is_not_freed_in_another_librarys_capture() {
 }
 
 #[test]
-fn b7_an_arena_has_a_handle_for_32_mib_and_maps_unmapped_pieces_again() {
+fn b7_an_arena_has_a_handle_for_each_growth() {
     let _one = double();
     let memory = CudaVmmAllocator::with(device(), &VmmConfig::default()).unwrap();
     let pool = BucketPool::builder(memory).arena(ArenaConfig::grow()).build();
     drop(pool.allocate(256 * MIB).unwrap());
-    assert_eq!(count("cuMemCreate"), 8);
+    assert_eq!((count("cuMemCreate"), held()), (1, 256 * MIB));
+    let _more = pool.allocate(257 * MIB).unwrap();
+    assert_eq!((count("cuMemCreate"), held()), (2, 264 * MIB), "1/32 of what it has");
     pool.clear().unwrap();
-    assert_eq!((held(), pool.allocator().kept_bytes()), (0, 0), "a clear gives all back");
-
-    let memory = CudaVmmAllocator::with(device(), &small_pieces()).unwrap();
-    let arena = ArenaConfig::pages(2 * MIB, 0.0);
-    let pool = BucketPool::builder(memory).policy(BucketPolicy::Exact).arena(arena).build();
-    let before = count("cuMemCreate");
-    let blocks: Vec<_> = (0..16).map(|_| pool.allocate(2 * MIB).unwrap()).collect();
-    drop(blocks.into_iter().step_by(2).collect::<Vec<_>>());
-    // No stretch of free pages is long enough: pages move.
-    let _large = pool.allocate(16 * MIB).unwrap();
-    let created = count("cuMemCreate") - before;
-    assert!(created < 24, "{created} pieces were made for at most 24 pages");
+    assert_eq!(held(), 264 * MIB, "a block lies over both handles");
 }
 
 #[test]
-fn b7_kept_pieces_go_back_before_the_device_is_full() {
+fn nothing_is_unmapped_to_serve_a_miss_while_the_device_has_memory() {
     let _one = double();
-    let config = VmmConfig { kept_pieces: 8, ..VmmConfig::default() };
-    let memory = CudaVmmAllocator::with(device(), &config).unwrap();
-    let on = memory.device().clock().default_stream().clone();
-    let request = |bytes| Request { bytes, kind: () };
-    // Blocks of one piece each, which stay when they are freed.
-    let blocks = [(); 8].map(|()| memory.allocate(request(32 * MIB), &on).unwrap());
-    for block in blocks {
-        memory.free(block, &[]).unwrap();
-    }
-    assert_eq!((memory.kept_bytes(), held()), (256 * MIB, 256 * MIB));
-    let large = memory.allocate(request(1000 * MIB), &on).unwrap();
-    assert_eq!((memory.kept_bytes(), held()), (0, 1000 * MIB));
-    memory.free(large, &[]).unwrap();
+    let memory = CudaVmmAllocator::with(device(), &VmmConfig::default()).unwrap();
+    let arena = ArenaConfig::pages(2 * MIB, 0.0).least_growth(0.0, 0);
+    let pool = BucketPool::builder(memory).policy(BucketPolicy::Exact).arena(arena).build();
+    let blocks: Vec<_> = (0..16).map(|_| pool.allocate(2 * MIB).unwrap()).collect();
+    drop(blocks.into_iter().step_by(2).collect::<Vec<_>>());
+    // No stretch of free memory is long enough.
+    let _large = pool.allocate(16 * MIB).unwrap();
+    assert_eq!((count("cuMemUnmap"), count("cuEventSynchronize")), (0, 0));
 }
 
 #[test]
 fn b8_a_drop_makes_no_call_that_may_wait_for_the_device() {
     let _one = double();
-    let memory = CudaVmmAllocator::with(device(), &small_pieces()).unwrap();
+    let memory = CudaVmmAllocator::with(device(), &VmmConfig::default()).unwrap();
     let arena = ArenaConfig::pages(2 * MIB, 0.0);
     let pool = BucketPool::builder(memory).arena(arena).cached_limit(2 * MIB).build();
     let on = pool.allocator().device().clock().default_stream().clone();
@@ -94,7 +72,7 @@ fn b8_a_drop_makes_no_call_that_may_wait_for_the_device() {
 #[test]
 fn b9_growth_of_a_page_at_a_time_gives_no_page_back() {
     let _one = double();
-    let memory = CudaVmmAllocator::with(device(), &small_pieces()).unwrap();
+    let memory = CudaVmmAllocator::with(device(), &VmmConfig::default()).unwrap();
     let pool = BucketPool::builder(memory).arena(ArenaConfig::grow()).build();
     let (first, second) = (pool.allocate(2 * MIB).unwrap(), pool.allocate(2 * MIB).unwrap());
     drop(first);
@@ -247,11 +225,9 @@ fn b15_memory_is_exported_as_it_was_made() {
         (done as u32, for_rdma())
     };
     assert_eq!(exported(&VmmConfig::default()), (1, 0));
-    let open = VmmConfig { exported_as: vec![Exported::File], rdma: true, ..small_pieces() };
+    let open = VmmConfig { exported_as: vec![Exported::File], rdma: true, ..VmmConfig::default() };
     assert_eq!(exported(&open), (0, 1));
-    let fabric = VmmConfig { exported_as: vec![Exported::Fabric], ..small_pieces() };
+    let fabric = VmmConfig { exported_as: vec![Exported::Fabric], ..VmmConfig::default() };
     let error = CudaVmmAllocator::with(device(), &fabric).unwrap_err();
     assert_eq!(error.why, Why::Unsupported);
-    let odd = VmmConfig { piece_bytes: 3 * MIB, ..VmmConfig::default() };
-    assert_eq!(CudaVmmAllocator::with(device(), &odd).unwrap_err().why, Why::Unsupported);
 }
