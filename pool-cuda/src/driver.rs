@@ -235,15 +235,27 @@ pub(crate) fn refusal(call: &'static str, error: DriverError) -> DeviceError {
     use CUresult as R;
     let why = match error.0 {
         R::CUDA_ERROR_OUT_OF_MEMORY => Why::OutOfMemory,
+        // Those from the stub on say what this machine lacks: a driver in place of the toolkit's stub, its
+        // fabric manager, a driver as new as its parts, a server of MPS, a permission.
         R::CUDA_ERROR_NO_DEVICE
         | R::CUDA_ERROR_INVALID_DEVICE
         | R::CUDA_ERROR_NOT_SUPPORTED
-        | R::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED => Why::Unsupported,
+        | R::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED
+        | R::CUDA_ERROR_STUB_LIBRARY
+        | R::CUDA_ERROR_SYSTEM_NOT_READY
+        | R::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
+        | R::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE
+        | R::CUDA_ERROR_MPS_CONNECTION_FAILED
+        | R::CUDA_ERROR_MPS_SERVER_NOT_READY
+        | R::CUDA_ERROR_MPS_MAX_CLIENTS_REACHED
+        | R::CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED
+        | R::CUDA_ERROR_NOT_PERMITTED => Why::Unsupported,
         // After these no call of the context succeeds. The first comes at the end of the process,
         // when the driver is unloaded before our last drops.
         R::CUDA_ERROR_DEINITIALIZED
         | R::CUDA_ERROR_CONTEXT_IS_DESTROYED
-        | R::CUDA_ERROR_DEVICE_UNAVAILABLE
+        | R::CUDA_ERROR_INVALID_CONTEXT
+        | R::CUDA_ERROR_MPS_RPC_FAILURE
         | R::CUDA_ERROR_ILLEGAL_ADDRESS
         | R::CUDA_ERROR_ILLEGAL_INSTRUCTION
         | R::CUDA_ERROR_MISALIGNED_ADDRESS
@@ -310,6 +322,24 @@ fn notice_forks() {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn codes_of_a_machine_that_lacks_something_are_no_loss() {
+        let why = |code| refusal("a call", DriverError(code)).why;
+        for code in [
+            CUresult::CUDA_ERROR_STUB_LIBRARY,
+            CUresult::CUDA_ERROR_SYSTEM_NOT_READY,
+            CUresult::CUDA_ERROR_MPS_SERVER_NOT_READY,
+            CUresult::CUDA_ERROR_NOT_PERMITTED,
+        ] {
+            assert_eq!(why(code), Why::Unsupported, "{code:?}");
+        }
+        // Another process has the device for itself.
+        assert_eq!(why(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE), Why::Other);
+        // Another library has reset the device.
+        assert_eq!(why(CUresult::CUDA_ERROR_INVALID_CONTEXT), Why::Lost);
+        assert_eq!(why(CUresult::CUDA_ERROR_MPS_RPC_FAILURE), Why::Lost);
+    }
 
     #[test]
     fn codes_of_captures_say_that_the_work_is_not_submitted() {

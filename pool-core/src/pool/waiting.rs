@@ -186,13 +186,13 @@ impl<A: DeviceAllocator> BucketPool<A> {
 
     /// Whether a return of memory could turn a refusal into success.
     pub(super) fn may_wait(&self, short: &Short) -> bool {
-        let (store, ledger) = (self.store(), &self.store().ledger);
+        let store = self.store();
         // The pools may have freed all reserved memory since the failed search.
         let came_back =
             || short.returned.is_some_and(|before| before != store.transit().returns_of_others());
         short.cause.is_out_of_memory()
-            && ledger.could_hold(short.rounded)
-            && (ledger.budget.may_get_memory_back() || came_back())
+            && store.could_hold(short.rounded)
+            && (store.ledger.budget.may_get_memory_back() || came_back())
     }
 
     fn request(

@@ -8,6 +8,9 @@ use crate::shard::{MarkedBlock, Removed, State};
 use crate::store::Store;
 use crate::sys::LockGuard;
 
+/// Deferred frees of a shard that a miss asks about.
+const ASKED: usize = 8;
+
 /// A live block that went: the shard that counts its buffer, the memory, and a note that it is on its
 /// way.
 type Gone<'s, A> = (usize, Option<Removed<A>>, InTransit<'s>);
@@ -99,7 +102,7 @@ impl<A: DeviceAllocator> Store<A> {
         if evicted {
             let _ = self.free_deferred();
         } else if deferred {
-            let _ = self.free_deferred_of(at);
+            let _ = self.free_deferred_of(at, true);
         }
         if self.shape.is_arena()
             && (closed || !matches!(self.bounds.cached, CachedLimit::Unlimited))
@@ -112,23 +115,49 @@ impl<A: DeviceAllocator> Store<A> {
     pub(crate) fn free_deferred(&self) -> GivenBack {
         let (mut given_back, mut refusal) = (0, None);
         for at in 0..self.shards.count() {
-            let (went, refused) = self.free_deferred_of(at);
+            let (went, refused) = self.free_deferred_of(at, true);
             given_back += went;
             refusal = refusal.or(refused);
         }
         (given_back, refusal)
     }
 
-    /// Executes the deferred frees of a shard. What is behind work that is not submitted waits for a
-    /// later call, unless it may be freed anywhere, or the pool is closed.
-    pub(super) fn free_deferred_of(&self, at: usize) -> GivenBack {
+    /// Executes the deferred frees that wait for no work: of those that were deferred last, the ones
+    /// that queries find done.
+    pub(super) fn free_deferred_done(&self) -> GivenBack {
+        let clock = self.allocator.clock();
+        let (mut given_back, mut refusal) = (0, None);
+        for at in 0..self.shards.count() {
+            let mut asked = Vec::new();
+            for record in self.shards.lock(at).deferred.iter_mut().rev().take(ASKED) {
+                record.marks.get_mut().all_are(|mark| {
+                    asked.push(mark);
+                    true
+                });
+            }
+            for mark in asked.into_iter().filter(|mark| clock.is_submitted(*mark)) {
+                // What a query finds done is seen done from then on. A refusal says nothing of it.
+                let _ = clock.is_done(mark);
+            }
+            let (went, refused) = self.free_deferred_of(at, false);
+            given_back += went;
+            refusal = refusal.or(refused);
+        }
+        (given_back, refusal)
+    }
+
+    /// Executes the deferred frees of a shard; without `wait`, those alone whose work was seen done.
+    /// What is behind work that is not submitted waits for a later call, unless it may be freed
+    /// anywhere, or the pool is closed.
+    pub(super) fn free_deferred_of(&self, at: usize, wait: bool) -> GivenBack {
         let (mut given_back, mut refusal, clock) = (0, None, self.allocator.clock());
         loop {
             let (removed, _in_transit) = {
                 let state = &mut *self.shards.lock(at);
                 let any = A::MEMORY.free_in_drop || state.closed;
                 let goes = |record: &mut RecordOwner<A>| {
-                    any || record.marks.get_mut().all_are(|mark| clock.is_submitted(mark))
+                    let may = |mark| clock.is_submitted(mark) && (wait || clock.is_seen_done(mark));
+                    any || record.marks.get_mut().all_are(may)
                 };
                 let Some(record) = state.pop_deferred(goes) else { break };
                 (self.remove(state, record), InTransit::new(self.transit()))

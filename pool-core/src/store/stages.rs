@@ -181,10 +181,12 @@ impl<A: DeviceAllocator> Store<A> {
         Err(Short { cause, given_back, rounded, stream, figures, returned })
     }
 
-    /// Whether the limits are large enough for a request of `bytes` bytes alone, in whole pages
-    /// where the device has pages.
+    /// Whether the limits and the device are large enough for a request of `bytes` bytes alone, in
+    /// whole pages where the device has pages.
     pub(crate) fn could_hold(&self, bytes: u64) -> bool {
-        self.ledger.could_hold(self.shape.bytes_to_grow(bytes))
+        let bytes = self.shape.bytes_to_grow(bytes);
+        let fits = |total| bytes <= total;
+        self.ledger.could_hold(bytes) && self.allocator.total_bytes().is_none_or(fits)
     }
 
     /// Gives cached memory back for a request. Returns the bytes, or `None` if there is nothing to

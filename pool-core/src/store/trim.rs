@@ -3,7 +3,7 @@
 use crate::blocks::Effort;
 use crate::limits::GivenBack;
 use crate::observe::Reason;
-use crate::port::DeviceAllocator;
+use crate::port::{Allocating, DeviceAllocator};
 use crate::store::{Goal, Store};
 use std::time::Duration;
 
@@ -14,10 +14,14 @@ impl<A: DeviceAllocator> Store<A> {
     }
 
     /// As [`Store::free_deferred_and_excess`], for a request that needs the device. Where drops free
-    /// at once, the other shards have nothing of this as a rule, and their locks are left alone.
+    /// at once, the other shards have nothing of this as a rule, and their locks are left alone. Where
+    /// a free would wait for work, only what is done goes while the device may have memory.
     pub(super) fn free_before_growing(&self, home: usize, effort: Effort) -> GivenBack {
         if A::MEMORY.free_in_drop && !self.shape.is_arena() && effort == Effort::Bounded {
-            return self.free_deferred_of(home);
+            return self.free_deferred_of(home, true);
+        }
+        if A::MEMORY.allocating == Allocating::AtOnce && effort == Effort::Bounded {
+            return and(self.free_deferred_done(), || self.give_back_to_limit());
         }
         self.free_deferred_and_excess()
     }

@@ -390,7 +390,7 @@ impl<C: StreamClock> LastUses<C> {
     }
 
     /// Returns whether `is` holds for all marks.
-    pub(crate) fn all_are(&self, is: impl Fn(C::Mark) -> bool) -> bool {
+    pub(crate) fn all_are(&self, mut is: impl FnMut(C::Mark) -> bool) -> bool {
         self.newest_first().all(|used| is(used.last))
     }
 

@@ -2,6 +2,7 @@
 //! section A here, section B beside.
 
 mod beside;
+mod findings;
 mod memory;
 
 use crate::harness::{capture, count, double, fail, hazards, held, kernel, run};
