@@ -94,7 +94,7 @@ fn a_request_that_waited_says_how_long() {
 fn a_wait_that_could_not_help_is_not_begun() {
     let pool = BucketPool::new(SimDevice::with_capacity(4 * MIB));
     let _live = pool.allocate(MIB).unwrap();
-    let error = pool.allocate_timeout(8 * MIB, Duration::from_secs(3600)).unwrap_err();
+    let error = pool.allocate_timeout(8 * MIB, Duration::from_hours(1)).unwrap_err();
     assert_eq!(error.why(), Why::OutOfMemory);
     let advice = "this request alone needs more than the device has free";
     assert!(error.to_string().ends_with(advice), "{error}");
